@@ -1,0 +1,12 @@
+//! bbolt's file format: a reader that trusts nothing and a writer that lays a file out afresh.
+//!
+//! It knows pages, B+trees and buckets, and nothing of etcd. `mvcc` and `job` call it. The format
+//! is drawn byte by byte in ARCHITECTURE.md; etcd's `go.etcd.io/bbolt` is its source.
+
+pub mod page;
+pub mod reader;
+pub mod writer;
+
+pub use page::PageId;
+pub use reader::{Bucket, Cursor, Database, ReadAt};
+pub use writer::{BucketValue, TreeBuilder, Writer};

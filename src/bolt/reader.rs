@@ -1,0 +1,492 @@
+//! Reads a bbolt file page by page, in order, holding one page per level of the tree.
+//!
+//! It trusts nothing in the file: every page number, count, offset and the order of all keys is
+//! checked, so loops and wild offsets end in an error. It does not write, and it does not look at
+//! the freelist. `mvcc` and `job` call it.
+
+use super::page::*;
+use crate::error::{Error, Result};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+/// Deeper trees than this do not exist: 4 KiB pages hold at least two children each.
+const MAX_DEPTH: usize = 64;
+
+/// Bytes that can be read at any place; what a [`Database`] stands on.
+pub trait ReadAt {
+    /// Fills `buf` from `offset`.
+    ///
+    /// # Errors
+    /// The operating system's, or `UnexpectedEof`.
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()>;
+    /// Bytes in all.
+    ///
+    /// # Errors
+    /// The operating system's.
+    fn size(&self) -> io::Result<u64>;
+}
+
+impl ReadAt for File {
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        FileExt::read_exact_at(self, buf, offset)
+    }
+    fn size(&self) -> io::Result<u64> {
+        Ok(self.metadata()?.len())
+    }
+}
+
+impl ReadAt for Vec<u8> {
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        let from = usize::try_from(offset).map_err(|_| io::ErrorKind::UnexpectedEof)?;
+        let to = from.checked_add(buf.len()).ok_or(io::ErrorKind::UnexpectedEof)?;
+        buf.copy_from_slice(self.get(from..to).ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+    fn size(&self) -> io::Result<u64> {
+        Ok(self.len() as u64)
+    }
+}
+
+impl<T: ReadAt + ?Sized> ReadAt for &T {
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        (**self).read_exact_at(buf, offset)
+    }
+    fn size(&self) -> io::Result<u64> {
+        (**self).size()
+    }
+}
+
+/// An open bbolt file.
+#[derive(Debug)]
+pub struct Database<R> {
+    src: R,
+    meta: Meta,
+}
+
+/// Where a bucket's tree begins.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Bucket {
+    root: Root,
+    /// bbolt's auto-increment counter of the bucket; etcd does not use it.
+    pub sequence: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Root {
+    Page(PageId),
+    /// A small bucket lives in its parent's leaf: a page of its own in the value.
+    Inline(Vec<u8>),
+}
+
+impl<R: ReadAt> Database<R> {
+    /// Opens the file at its newest valid meta; one bad meta of the two is survived, as bbolt does.
+    ///
+    /// # Errors
+    /// `CorruptSnapshot` where no meta is valid or the file is shorter than the meta says; `Io`.
+    pub fn open(src: R) -> Result<Self> {
+        let size = src.size().map_err(|e| Error::io("read the database file", e))?;
+        let read_meta = |offset: u64| -> Result<Result<Meta, &'static str>> {
+            let mut b = [0u8; PAGE_HEADER_SIZE + META_SIZE];
+            if offset + b.len() as u64 > size {
+                return Ok(Err("it is beyond the end of the file"));
+            }
+            src.read_exact_at(&mut b, offset)
+                .map_err(|e| Error::io("read the database's meta page", e))?;
+            Ok(Meta::decode(&b[PAGE_HEADER_SIZE..]))
+        };
+        let first = read_meta(0)?;
+        let second = match &first {
+            Ok(m) => read_meta(u64::from(m.page_size))?,
+            // The first meta cannot tell the page size: look where the second may be.
+            Err(_) => {
+                let mut found = Err("it was found at no page size");
+                let mut at = *PAGE_SIZES.start();
+                while found.is_err() && at <= *PAGE_SIZES.end() {
+                    found = read_meta(at as u64)?.and_then(|m| {
+                        if m.page_size as usize == at {
+                            Ok(m)
+                        } else {
+                            Err("it is at the wrong place")
+                        }
+                    });
+                    at *= 2;
+                }
+                found
+            }
+        };
+        let meta = match (first, second) {
+            (Ok(a), Ok(b)) if b.page_size == a.page_size && b.txid > a.txid => b,
+            (Ok(a), _) => a,
+            (Err(_), Ok(b)) => b,
+            (Err(a), Err(b)) => {
+                return Err(Error::corrupt(format!(
+                    "not a bbolt database: of the first meta page, {a}; of the second, {b}"
+                )));
+            }
+        };
+        let pages = size / u64::from(meta.page_size);
+        if meta.high_water.0 > pages {
+            return Err(Error::corrupt(format!(
+                "the bbolt database is cut short: {} pages of {} bytes are in use, the file has {pages}",
+                meta.high_water, meta.page_size
+            )));
+        }
+        Ok(Database { src, meta })
+    }
+
+    /// The meta that counts.
+    pub fn meta(&self) -> &Meta {
+        &self.meta
+    }
+
+    /// Bytes of a page.
+    pub fn page_size(&self) -> usize {
+        self.meta.page_size as usize
+    }
+
+    /// The bucket that holds all others.
+    pub fn root(&self) -> Bucket {
+        Bucket {
+            root: Root::Page(self.meta.root),
+            sequence: self.meta.sequence,
+        }
+    }
+
+    /// A top-level bucket by name.
+    ///
+    /// # Errors
+    /// `CorruptSnapshot`, `Io`.
+    pub fn bucket(&self, name: &[u8]) -> Result<Option<Bucket>> {
+        let mut c = self.cursor(&self.root());
+        while let Some(e) = c.next()? {
+            if e.key == name && e.is_bucket() {
+                return Bucket::decode(e.value).map(Some);
+            }
+        }
+        Ok(None)
+    }
+
+    /// The bucket's last key, or `None` where it is empty.
+    ///
+    /// # Errors
+    /// `CorruptSnapshot`, `Io`.
+    pub fn last_key(&self, bucket: &Bucket) -> Result<Option<Vec<u8>>> {
+        let mut c = self.cursor(bucket);
+        c.push_root()?;
+        while let Some((page, _)) = c.stack.last() {
+            let Some(last) = page.count.checked_sub(1) else {
+                return Ok(None);
+            };
+            if page.leaf {
+                return Ok(Some(page.key(last).to_vec()));
+            }
+            let child = page.child(last);
+            c.push(child)?;
+        }
+        Ok(None)
+    }
+
+    /// A cursor before the bucket's first entry.
+    pub fn cursor(&self, bucket: &Bucket) -> Cursor<'_, R> {
+        Cursor {
+            db: self,
+            stack: Vec::new(),
+            root: Some(bucket.root.clone()),
+            spare: Vec::new(),
+            last_key: Vec::new(),
+            started: false,
+        }
+    }
+
+    /// Reads and checks a page with what follows it.
+    fn load(&self, id: PageId, mut buf: Vec<u8>) -> Result<Page> {
+        let size = self.page_size();
+        if id.0 < 2 || id.0 >= self.meta.high_water.0 {
+            return Err(Error::corrupt(format!(
+                "bbolt page {id} does not exist (the file has {} pages)",
+                self.meta.high_water
+            )));
+        }
+        let offset = id.0 * size as u64;
+        buf.resize(size, 0);
+        let io = |e| Error::io(format!("read bbolt page {id}"), e);
+        self.src.read_exact_at(&mut buf, offset).map_err(io)?;
+        let header = PageHeader::decode(&buf)
+            .ok_or_else(|| Error::corrupt(format!("bbolt page {id} has no header")))?;
+        if header.id != id {
+            return Err(Error::corrupt(format!(
+                "bbolt page {id} says that it is page {}",
+                header.id
+            )));
+        }
+        if header.overflow > 0 {
+            let pages = u64::from(header.overflow) + 1;
+            if id.0 + pages > self.meta.high_water.0 {
+                return Err(Error::corrupt(format!(
+                    "bbolt page {id} goes on for {pages} pages, past the end of the file"
+                )));
+            }
+            buf.resize(size * pages as usize, 0);
+            self.src
+                .read_exact_at(&mut buf[size..], offset + size as u64)
+                .map_err(io)?;
+        }
+        Page::check(buf, id, header)
+    }
+}
+
+impl Bucket {
+    /// Reads a bucket from the value of its entry.
+    ///
+    /// # Errors
+    /// `CorruptSnapshot` where the value is too short.
+    pub fn decode(value: &[u8]) -> Result<Self> {
+        let bad = || Error::corrupt("a bbolt bucket's header is cut short");
+        let root = u64_at(value, 0).ok_or_else(bad)?;
+        let sequence = u64_at(value, 8).ok_or_else(bad)?;
+        let root = if root == 0 {
+            Root::Inline(value[BUCKET_HEADER_SIZE..].to_vec())
+        } else {
+            Root::Page(PageId(root))
+        };
+        Ok(Bucket { root, sequence })
+    }
+}
+
+/// A page whose elements have been checked to lie within it.
+#[derive(Debug)]
+struct Page {
+    buf: Vec<u8>,
+    id: PageId,
+    leaf: bool,
+    count: usize,
+}
+
+impl Page {
+    fn check(buf: Vec<u8>, id: PageId, header: PageHeader) -> Result<Self> {
+        let leaf = match header.flags {
+            LEAF_PAGE_FLAG => true,
+            BRANCH_PAGE_FLAG => false,
+            other => {
+                return Err(Error::corrupt(format!(
+                    "bbolt page {id} is no tree page (flags {other:#06x})"
+                )));
+            }
+        };
+        let count = usize::from(header.count);
+        if !leaf && count == 0 {
+            return Err(Error::corrupt(format!("bbolt branch page {id} is empty")));
+        }
+        // Leaf and branch elements have the same size; keys and values come after all of them.
+        let data = PAGE_HEADER_SIZE + count * LEAF_ELEMENT_SIZE;
+        for i in 0..count {
+            let at = PAGE_HEADER_SIZE + i * LEAF_ELEMENT_SIZE;
+            let span = if leaf {
+                (u32_at(&buf, at + 4), u32_at(&buf, at + 8), u32_at(&buf, at + 12))
+            } else {
+                (u32_at(&buf, at), u32_at(&buf, at + 4), Some(0))
+            };
+            let fits = match span {
+                (Some(pos), Some(ksize), Some(vsize)) => {
+                    let from = at as u64 + u64::from(pos);
+                    from >= data as u64
+                        && from + u64::from(ksize) + u64::from(vsize) <= buf.len() as u64
+                }
+                _ => false,
+            };
+            if !fits {
+                return Err(Error::corrupt(format!(
+                    "element {i} of bbolt page {id} lies outside of the page"
+                )));
+            }
+        }
+        Ok(Page {
+            buf,
+            id,
+            leaf,
+            count,
+        })
+    }
+
+    // The offsets below were checked by `check`.
+    fn u32(&self, at: usize) -> usize {
+        u32_at(&self.buf, at).unwrap_or(0) as usize
+    }
+
+    fn key(&self, i: usize) -> &[u8] {
+        let at = PAGE_HEADER_SIZE + i * LEAF_ELEMENT_SIZE;
+        let (pos, ksize) = if self.leaf {
+            (self.u32(at + 4), self.u32(at + 8))
+        } else {
+            (self.u32(at), self.u32(at + 4))
+        };
+        &self.buf[at + pos..at + pos + ksize]
+    }
+
+    fn entry(&self, i: usize) -> Entry<'_> {
+        let at = PAGE_HEADER_SIZE + i * LEAF_ELEMENT_SIZE;
+        let (pos, ksize, vsize) = (self.u32(at + 4), self.u32(at + 8), self.u32(at + 12));
+        let key = at + pos;
+        Entry {
+            flags: u32_at(&self.buf, at).unwrap_or(0),
+            key: &self.buf[key..key + ksize],
+            value: &self.buf[key + ksize..key + ksize + vsize],
+        }
+    }
+
+    fn child(&self, i: usize) -> PageId {
+        let at = PAGE_HEADER_SIZE + i * BRANCH_ELEMENT_SIZE;
+        PageId(u64_at(&self.buf, at + 8).unwrap_or(0))
+    }
+}
+
+/// One entry of a bucket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Entry<'a> {
+    /// [`BUCKET_LEAF_FLAG`] or 0.
+    pub flags: u32,
+    /// The key.
+    pub key: &'a [u8],
+    /// The value, or a bucket's header.
+    pub value: &'a [u8],
+}
+
+impl Entry<'_> {
+    /// Whether the value is a bucket.
+    pub fn is_bucket(&self) -> bool {
+        self.flags & BUCKET_LEAF_FLAG != 0
+    }
+}
+
+/// Walks a bucket's entries in the order of their keys.
+pub struct Cursor<'d, R> {
+    db: &'d Database<R>,
+    /// The pages from the root to the current leaf, each with the element to visit next.
+    stack: Vec<(Page, usize)>,
+    root: Option<Root>,
+    spare: Vec<Vec<u8>>,
+    last_key: Vec<u8>,
+    started: bool,
+}
+
+impl<R: ReadAt> Cursor<'_, R> {
+    fn push(&mut self, id: PageId) -> Result<()> {
+        if self.stack.len() >= MAX_DEPTH {
+            return Err(Error::corrupt(format!(
+                "the bbolt tree is deeper than {MAX_DEPTH} pages at page {id}: it loops"
+            )));
+        }
+        let page = self.db.load(id, self.spare.pop().unwrap_or_default())?;
+        // Only the root of an empty bucket has nothing in it.
+        if page.leaf && page.count == 0 && !self.stack.is_empty() {
+            return Err(Error::corrupt(format!("bbolt leaf page {id} is empty")));
+        }
+        self.stack.push((page, 0));
+        Ok(())
+    }
+
+    fn push_root(&mut self) -> Result<()> {
+        match self.root.take() {
+            Some(Root::Page(id)) => self.push(id),
+            Some(Root::Inline(bytes)) => {
+                // The id of an inline page is written as 0 and means nothing.
+                let header = PageHeader::decode(&bytes)
+                    .ok_or_else(|| Error::corrupt("an inline bbolt bucket is cut short"))?;
+                if header.flags != LEAF_PAGE_FLAG {
+                    return Err(Error::corrupt("an inline bbolt bucket is no leaf page"));
+                }
+                let page = Page::check(bytes, PageId(0), header)?;
+                self.stack.push((page, 0));
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Moves to the first entry whose key is not below `key`; the next call of
+    /// [`next`](Self::next) returns it. Only a fresh cursor can seek.
+    ///
+    /// # Errors
+    /// `CorruptSnapshot`, `Io`; `Internal` on a used cursor.
+    pub fn seek(&mut self, key: &[u8]) -> Result<()> {
+        if self.root.is_none() {
+            return Err(Error::internal("seek on a used bbolt cursor"));
+        }
+        self.push_root()?;
+        while let Some((page, next)) = self.stack.last_mut() {
+            // The number of elements at or below `key`, by binary search.
+            let (mut lo, mut hi) = (0, page.count);
+            while lo < hi {
+                let mid = (lo + hi) / 2;
+                let below = if page.leaf {
+                    page.key(mid) < key
+                } else {
+                    page.key(mid) <= key
+                };
+                if below { lo = mid + 1 } else { hi = mid }
+            }
+            if page.leaf {
+                *next = lo;
+                return Ok(());
+            }
+            let i = lo.saturating_sub(1);
+            *next = i + 1;
+            let child = page.child(i);
+            self.push(child)?;
+        }
+        Ok(())
+    }
+
+    /// The next entry, or `None` after the last.
+    ///
+    /// # Errors
+    /// `CorruptSnapshot` where a page is damaged or the keys are not in ascending order; `Io`.
+    #[allow(clippy::should_implement_trait)] // it lends: an Iterator cannot
+    pub fn next(&mut self) -> Result<Option<Entry<'_>>> {
+        if self.root.is_some() {
+            self.push_root()?;
+        }
+        loop {
+            let Some((page, next)) = self.stack.last_mut() else {
+                return Ok(None);
+            };
+            if *next >= page.count {
+                if let Some((page, _)) = self.stack.pop() {
+                    self.spare.push(page.buf);
+                }
+                continue;
+            }
+            let i = *next;
+            *next += 1;
+            if page.leaf {
+                break;
+            }
+            let (child, id) = (page.child(i), page.id);
+            let first = page.key(i).to_vec();
+            self.push(child)?;
+            // No key of a child lies below the one its branch names: this binds a page to its place.
+            if let Some((p, _)) = self.stack.last()
+                && p.key(0) < first.as_slice()
+            {
+                return Err(Error::corrupt(format!(
+                    "bbolt page {child} begins below the key that page {id} names for it"
+                )));
+            }
+        }
+        let Some((page, next)) = self.stack.last() else {
+            return Ok(None);
+        };
+        let entry = page.entry(*next - 1);
+        if self.started && entry.key <= self.last_key.as_slice() {
+            return Err(Error::corrupt(format!(
+                "the keys of bbolt page {} are not in ascending order",
+                page.id
+            )));
+        }
+        self.started = true;
+        self.last_key.clear();
+        self.last_key.extend_from_slice(entry.key);
+        Ok(Some(entry))
+    }
+}

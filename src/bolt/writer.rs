@@ -1,0 +1,410 @@
+//! Writes a bbolt file in one pass: full pages, in key order, nothing free in between.
+//!
+//! Entries must come in ascending order of their keys. One leaf page and one branch page per level
+//! are held in memory. The two meta pages are written last, so a file cut short has none. It does
+//! not modify existing files. `mvcc` and `job` call it.
+
+use super::page::*;
+use crate::error::{Error, Result};
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::os::unix::fs::FileExt;
+
+/// bbolt keeps a bucket inside its parent's page up to this fraction of a page.
+const INLINE_FRACTION: usize = 4;
+
+/// A bbolt file that is being written, page after page.
+#[derive(Debug)]
+pub struct Writer {
+    out: BufWriter<File>,
+    page_size: usize,
+    next: PageId,
+}
+
+impl Writer {
+    /// Starts a file with pages of `page_size` bytes (a power of two from 1 KiB to 64 KiB).
+    ///
+    /// # Errors
+    /// `Io`, `NoSpace`.
+    pub fn new(file: File, page_size: usize) -> Result<Self> {
+        if !page_size.is_power_of_two() || !PAGE_SIZES.contains(&page_size) {
+            return Err(Error::internal(format!("bbolt page size {page_size}")));
+        }
+        let mut w = Writer {
+            out: BufWriter::with_capacity(1 << 20, file),
+            page_size,
+            next: PageId(2),
+        };
+        // Two metas, put in at the end, and an empty freelist: nothing is free.
+        w.write(&vec![0; 2 * page_size])?;
+        let mut freelist = vec![0; page_size];
+        let id = w.allocate(1);
+        PageHeader {
+            id,
+            flags: FREELIST_PAGE_FLAG,
+            count: 0,
+            overflow: 0,
+        }
+        .encode(&mut freelist);
+        w.write(&freelist)?;
+        Ok(w)
+    }
+
+    fn allocate(&mut self, pages: u64) -> PageId {
+        let id = self.next;
+        self.next.0 += pages;
+        id
+    }
+
+    fn write(&mut self, b: &[u8]) -> Result<()> {
+        self.out
+            .write_all(b)
+            .map_err(|e| Error::io("write the new database to the temporary directory", e))
+    }
+
+    /// Bytes written so far, the metas included.
+    pub fn bytes(&self) -> u64 {
+        self.next.0 * self.page_size as u64
+    }
+
+    /// Ends the file with `root` as its root bucket and gives the file back.
+    ///
+    /// # Errors
+    /// `Io`, `NoSpace`.
+    pub fn finish(mut self, root: TreeBuilder) -> Result<File> {
+        let freelist = PageId(2);
+        let (root, sequence) = root.finish_as_pages(&mut self)?;
+        let (page_size, high_water) = (self.page_size, self.next);
+        let what = "write the new database to the temporary directory";
+        let file = self
+            .out
+            .into_inner()
+            .map_err(|e| Error::io(what, e.into_error()))?;
+        let mut pages = vec![0; 2 * page_size];
+        for (i, page) in pages.chunks_exact_mut(page_size).enumerate() {
+            PageHeader {
+                id: PageId(i as u64),
+                flags: META_PAGE_FLAG,
+                count: 0,
+                overflow: 0,
+            }
+            .encode(page);
+            // As bbolt's own copy does: both valid, the second one transaction older.
+            Meta {
+                page_size: page_size as u32,
+                root,
+                sequence,
+                freelist,
+                high_water,
+                txid: 1 - i as u64,
+            }
+            .encode(&mut page[PAGE_HEADER_SIZE..]);
+        }
+        file.write_all_at(&pages, 0)
+            .map_err(|e| Error::io(what, e))?;
+        Ok(file)
+    }
+}
+
+/// The finished value of a bucket's entry in its parent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BucketValue(Vec<u8>);
+
+/// Builds one bucket's tree from entries in ascending order.
+#[derive(Debug)]
+pub struct TreeBuilder {
+    sequence: u64,
+    leaf: PageBuffer,
+    /// Only a bucket without buckets in it may live inside its parent.
+    has_buckets: bool,
+    last_key: Vec<u8>,
+    /// The branch levels above the leaves, lowest first.
+    levels: Vec<Vec<(Vec<u8>, PageId)>>,
+}
+
+/// The elements of one page and the bytes they point to.
+#[derive(Debug, Default)]
+struct PageBuffer {
+    /// flags (leaf) or child (branch), key size, value size.
+    elements: Vec<(u64, u32, u32)>,
+    data: Vec<u8>,
+    first_key: Vec<u8>,
+}
+
+impl PageBuffer {
+    fn size(&self) -> usize {
+        PAGE_HEADER_SIZE + self.elements.len() * LEAF_ELEMENT_SIZE + self.data.len()
+    }
+
+    fn push(&mut self, tag: u64, key: &[u8], value: &[u8]) -> Result<()> {
+        let size = |b: &[u8]| {
+            u32::try_from(b.len())
+                .map_err(|_| Error::corrupt("a key or value is longer than bbolt can hold (4 GiB)"))
+        };
+        if self.elements.is_empty() {
+            self.first_key.clear();
+            self.first_key.extend_from_slice(key);
+        }
+        self.elements.push((tag, size(key)?, size(value)?));
+        self.data.extend_from_slice(key);
+        self.data.extend_from_slice(value);
+        Ok(())
+    }
+
+    fn clear(&mut self) {
+        self.elements.clear();
+        self.data.clear();
+    }
+
+    /// The page with its header, without padding.
+    fn encode(&self, id: PageId, flags: u16, overflow: u32) -> Result<Vec<u8>> {
+        let mut page = vec![0; PAGE_HEADER_SIZE];
+        page.reserve_exact(self.size() - PAGE_HEADER_SIZE);
+        PageHeader {
+            id,
+            flags,
+            count: u16::try_from(self.elements.len())
+                .map_err(|_| Error::internal("too many elements for a bbolt page"))?,
+            overflow,
+        }
+        .encode(&mut page);
+        // `pos` counts from the element itself to its key.
+        let mut pos = (self.elements.len() * LEAF_ELEMENT_SIZE) as u64;
+        for &(tag, ksize, vsize) in &self.elements {
+            let p = u32::try_from(pos)
+                .map_err(|_| Error::internal("a bbolt page of more than 4 GiB"))?;
+            if flags == LEAF_PAGE_FLAG {
+                page.extend_from_slice(&(tag as u32).to_le_bytes());
+                page.extend_from_slice(&p.to_le_bytes());
+                page.extend_from_slice(&ksize.to_le_bytes());
+                page.extend_from_slice(&vsize.to_le_bytes());
+            } else {
+                page.extend_from_slice(&p.to_le_bytes());
+                page.extend_from_slice(&ksize.to_le_bytes());
+                page.extend_from_slice(&tag.to_le_bytes());
+            }
+            pos = pos + u64::from(ksize) + u64::from(vsize) - LEAF_ELEMENT_SIZE as u64;
+        }
+        page.extend_from_slice(&self.data);
+        Ok(page)
+    }
+
+    /// Writes the page, with overflow pages where it is larger than one.
+    fn write(&self, w: &mut Writer, flags: u16) -> Result<PageId> {
+        let pages = self.size().div_ceil(w.page_size).max(1);
+        let overflow = u32::try_from(pages - 1)
+            .map_err(|_| Error::corrupt("a value is longer than bbolt can hold"))?;
+        let id = w.allocate(pages as u64);
+        let mut page = self.encode(id, flags, overflow)?;
+        page.resize(pages * w.page_size, 0);
+        w.write(&page)?;
+        Ok(id)
+    }
+}
+
+impl TreeBuilder {
+    /// An empty bucket with the given sequence.
+    pub fn new(sequence: u64) -> Self {
+        TreeBuilder {
+            sequence,
+            leaf: PageBuffer::default(),
+            has_buckets: false,
+            last_key: Vec::new(),
+            levels: Vec::new(),
+        }
+    }
+
+    /// Adds an entry; `key` must be above all before it.
+    ///
+    /// # Errors
+    /// `Internal` for a key out of order; `Io`, `NoSpace`.
+    pub fn push(&mut self, w: &mut Writer, key: &[u8], value: &[u8]) -> Result<()> {
+        self.push_flagged(w, 0, key, value)
+    }
+
+    /// Adds a finished bucket under `name`.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    pub fn push_bucket(&mut self, w: &mut Writer, name: &[u8], bucket: &BucketValue) -> Result<()> {
+        self.has_buckets = true;
+        self.push_flagged(w, BUCKET_LEAF_FLAG, name, &bucket.0)
+    }
+
+    fn push_flagged(&mut self, w: &mut Writer, flags: u32, key: &[u8], value: &[u8]) -> Result<()> {
+        let empty = self.levels.is_empty() && self.leaf.elements.is_empty();
+        if !empty && key <= self.last_key.as_slice() {
+            return Err(Error::internal("bbolt entries were written out of order"));
+        }
+        self.last_key.clear();
+        self.last_key.extend_from_slice(key);
+        let with = self.leaf.size() + LEAF_ELEMENT_SIZE + key.len() + value.len();
+        if !self.leaf.elements.is_empty() && with > w.page_size {
+            self.flush_leaf(w)?;
+        }
+        self.leaf.push(u64::from(flags), key, value)
+    }
+
+    fn flush_leaf(&mut self, w: &mut Writer) -> Result<()> {
+        let id = self.leaf.write(w, LEAF_PAGE_FLAG)?;
+        let key = std::mem::take(&mut self.leaf.first_key);
+        self.leaf.clear();
+        self.push_child(w, 0, key, id)
+    }
+
+    /// Puts a child into a branch level. Two more children than fit are held back, so that the last
+    /// branch page of a level never has a single child (bbolt wants two keys in a page).
+    fn push_child(&mut self, w: &mut Writer, level: usize, key: Vec<u8>, id: PageId) -> Result<()> {
+        if self.levels.len() == level {
+            self.levels.push(Vec::new());
+        }
+        let pending = &mut self.levels[level];
+        pending.push((key, id));
+        let fit = Self::fitting(pending, w.page_size);
+        if pending.len() >= fit + 2 {
+            let rest = pending.split_off(fit);
+            let full = std::mem::replace(pending, rest);
+            let (key, id) = Self::write_branch(w, full)?;
+            self.push_child(w, level + 1, key, id)?;
+        }
+        Ok(())
+    }
+
+    /// How many of the first `children` fit into one page; at least two.
+    fn fitting(children: &[(Vec<u8>, PageId)], page_size: usize) -> usize {
+        let mut size = PAGE_HEADER_SIZE;
+        let n = children
+            .iter()
+            .take_while(|(key, _)| {
+                size += BRANCH_ELEMENT_SIZE + key.len();
+                size <= page_size
+            })
+            .count();
+        n.max(2)
+    }
+
+    fn write_branch(
+        w: &mut Writer,
+        children: Vec<(Vec<u8>, PageId)>,
+    ) -> Result<(Vec<u8>, PageId)> {
+        let mut page = PageBuffer::default();
+        for (key, id) in &children {
+            page.push(id.0, key, &[])?;
+        }
+        let id = page.write(w, BRANCH_PAGE_FLAG)?;
+        Ok((page.first_key, id))
+    }
+
+    /// Ends the bucket: its value for the parent's entry.
+    ///
+    /// # Errors
+    /// `Io`, `NoSpace`.
+    pub fn finish(self, w: &mut Writer) -> Result<BucketValue> {
+        let inline = self.levels.is_empty()
+            && !self.has_buckets
+            && self.leaf.size() <= w.page_size / INLINE_FRACTION;
+        let sequence = self.sequence;
+        let (root, body) = if inline {
+            (PageId(0), self.leaf.encode(PageId(0), LEAF_PAGE_FLAG, 0)?)
+        } else {
+            (self.finish_as_pages(w)?.0, Vec::new())
+        };
+        let mut value = Vec::with_capacity(BUCKET_HEADER_SIZE + body.len());
+        value.extend_from_slice(&root.0.to_le_bytes());
+        value.extend_from_slice(&sequence.to_le_bytes());
+        value.extend_from_slice(&body);
+        Ok(BucketValue(value))
+    }
+
+    /// Ends the bucket on pages of its own: its root page and sequence.
+    fn finish_as_pages(mut self, w: &mut Writer) -> Result<(PageId, u64)> {
+        if self.levels.is_empty() {
+            return Ok((self.leaf.write(w, LEAF_PAGE_FLAG)?, self.sequence));
+        }
+        if !self.leaf.elements.is_empty() {
+            self.flush_leaf(w)?;
+        }
+        let mut level = 0;
+        loop {
+            let mut pending = std::mem::take(&mut self.levels[level]);
+            let top = level + 1 == self.levels.len();
+            if top && pending.len() == 1 {
+                return Ok((pending[0].1, self.sequence));
+            }
+            let fit = Self::fitting(&pending, w.page_size);
+            let rest = if pending.len() > fit {
+                pending.split_off(pending.len() / 2)
+            } else {
+                Vec::new()
+            };
+            for children in [pending, rest] {
+                if !children.is_empty() {
+                    let (key, id) = Self::write_branch(w, children)?;
+                    self.push_child(w, level + 1, key, id)?;
+                }
+            }
+            level += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::reader::Database;
+    use super::*;
+
+    fn build(page_size: usize, entries: &[(Vec<u8>, Vec<u8>)]) -> File {
+        let mut w = Writer::new(tempfile::tempfile().unwrap(), page_size).unwrap();
+        let mut tree = TreeBuilder::new(7);
+        for (k, v) in entries {
+            tree.push(&mut w, k, v).unwrap();
+        }
+        let mut root = TreeBuilder::new(0);
+        let value = tree.finish(&mut w).unwrap();
+        root.push_bucket(&mut w, b"b", &value).unwrap();
+        w.finish(root).unwrap()
+    }
+
+    #[test]
+    fn what_is_written_is_read_back_at_every_size() {
+        for page_size in [1024, 4096, 65536] {
+            for n in [0usize, 1, 2, 3, 40, 41, 100, 2_000, 20_000] {
+                let entries: Vec<_> = (0..n)
+                    .map(|i| {
+                        let len = if i % 97 == 5 { 3 * page_size } else { i % 50 };
+                        (format!("{i:017}").into_bytes(), vec![i as u8; len])
+                    })
+                    .collect();
+                let db = Database::open(build(page_size, &entries)).unwrap();
+                let bucket = db.bucket(b"b").unwrap().unwrap();
+                assert_eq!(bucket.sequence, 7);
+                let mut c = db.cursor(&bucket);
+                for (k, v) in &entries {
+                    let e = c.next().unwrap().unwrap();
+                    assert_eq!((e.key, e.value), (k.as_slice(), v.as_slice()));
+                }
+                assert!(c.next().unwrap().is_none());
+                for i in (0..n).step_by(37) {
+                    let mut c = db.cursor(&bucket);
+                    c.seek(&entries[i].0).unwrap();
+                    assert_eq!(c.next().unwrap().unwrap().key, entries[i].0);
+                    let mut c = db.cursor(&bucket);
+                    let mut between = entries[i].0.clone();
+                    between.push(b'!');
+                    c.seek(&between).unwrap();
+                    let expected = entries.get(i + 1).map(|e| e.0.as_slice());
+                    assert_eq!(c.next().unwrap().map(|e| e.key), expected);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn entries_out_of_order_are_refused() {
+        let mut w = Writer::new(tempfile::tempfile().unwrap(), 4096).unwrap();
+        let mut tree = TreeBuilder::new(0);
+        tree.push(&mut w, b"b", b"").unwrap();
+        assert!(tree.push(&mut w, b"b", b"").is_err());
+        assert!(tree.push(&mut w, b"a", b"").is_err());
+    }
+}

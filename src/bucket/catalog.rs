@@ -1,0 +1,149 @@
+//! A listing of a store prefix, sorted into snapshots, marks and foreign objects.
+//!
+//! It decides from names alone. Both layouts are read: `v2/<name>` and `v1/Backup-<unix>/<name>`.
+
+use crate::bucket::name::{Kind, SnapshotName};
+use crate::mvcc::Revision;
+use std::collections::HashSet;
+
+/// The folder of the layout that is written.
+pub const V2: &str = "v2";
+/// The folder of the old layout, which is only read.
+pub const V1: &str = "v1";
+/// `<name>.exclude` beside a snapshot excludes it where the store has no tags.
+pub const EXCLUDE_SUFFIX: &str = ".exclude";
+/// Where our unfinished objects wait, beside the layouts' folders: `<prefix>/deltafold-staging/`.
+pub const STAGING: &str = "deltafold-staging";
+
+/// One object of a listing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listed {
+    /// Below the store's prefix, with `/` between folders.
+    pub path: String,
+    /// Size in the store.
+    pub bytes: u64,
+}
+
+/// A snapshot in the store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Snapshot {
+    /// What its name says.
+    pub name: SnapshotName,
+    /// Below the store's prefix.
+    pub path: String,
+    /// Size in the store.
+    pub bytes: u64,
+    /// Tagged `x-etcd-snapshot-exclude=true`, or marked so: not to be used.
+    pub excluded: bool,
+}
+
+/// All that a prefix holds.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Catalog {
+    /// In order of creation; of one second deltas come before fulls, lower revisions first.
+    pub snapshots: Vec<Snapshot>,
+    /// Objects that are none of ours and left alone.
+    pub foreign: Vec<String>,
+}
+
+impl Catalog {
+    /// Sorts a listing.
+    pub fn from_listing(listing: Vec<Listed>) -> Self {
+        let mut catalog = Catalog::default();
+        let mut marks = HashSet::new();
+        for object in listing {
+            match snapshot_name(&object.path) {
+                Some(name) => catalog.snapshots.push(Snapshot {
+                    name,
+                    path: object.path,
+                    bytes: object.bytes,
+                    excluded: false,
+                }),
+                None => match object.path.strip_suffix(EXCLUDE_SUFFIX) {
+                    Some(path) if snapshot_name(path).is_some() => {
+                        marks.insert(path.to_owned());
+                    }
+                    _ => catalog.foreign.push(object.path),
+                },
+            }
+        }
+        for s in &mut catalog.snapshots {
+            s.excluded = marks.contains(&s.path);
+        }
+        catalog.foreign.sort();
+        catalog.snapshots.sort_by(|a, b| {
+            let order = |s: &Snapshot| {
+                let full = s.name.kind == Kind::Full;
+                (s.name.created, full, s.name.last, s.name.start)
+            };
+            order(a).cmp(&order(b)).then_with(|| a.path.cmp(&b.path))
+        });
+        catalog
+    }
+
+    /// The snapshots that may be used, as indexes, in order of creation.
+    pub fn usable(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.snapshots.len()).filter(|&i| !self.snapshots[i].excluded)
+    }
+
+    /// The newest revision that a usable snapshot's name promises.
+    pub fn latest_revision(&self) -> Option<Revision> {
+        self.usable().map(|i| self.snapshots[i].name.last).max()
+    }
+}
+
+/// The name of the snapshot at `path`, in either layout.
+fn snapshot_name(path: &str) -> Option<SnapshotName> {
+    let mut parts = path.split('/');
+    let name = match (parts.next()?, parts.next()?, parts.next()) {
+        (V2, name, None) => name,
+        (V1, backup, Some(name)) => {
+            let seconds = backup.strip_prefix("Backup-")?;
+            if seconds.is_empty() || !seconds.bytes().all(|b| b.is_ascii_digit()) {
+                return None;
+            }
+            name
+        }
+        _ => return None,
+    };
+    match parts.next() {
+        None => name.parse().ok(),
+        Some(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listing_is_sorted_into_snapshots_marks_and_strangers() {
+        let paths = [
+            "v2/Incr-00000011-00000020-200",
+            "v2/Full-00000000-00000020-200",
+            "v2/Full-00000000-00000010-100.gz",
+            "v2/Full-00000000-00000010-100.gz.exclude",
+            "v1/Backup-50/Full-00000000-00000001-50",
+            "v1/Backup-x/Full-00000000-00000001-50",
+            "v1/Full-00000000-00000001-50",
+            "v2/notes.txt",
+            "v2/notes.exclude",
+            "v2/sub/Full-00000000-00000010-100",
+        ];
+        let listing = paths.map(|p| Listed { path: p.to_owned(), bytes: 1 }).to_vec();
+        let c = Catalog::from_listing(listing);
+        let order: Vec<_> = c.snapshots.iter().map(|s| (s.path.as_str(), s.excluded)).collect();
+        assert_eq!(
+            order,
+            [
+                ("v1/Backup-50/Full-00000000-00000001-50", false),
+                ("v2/Full-00000000-00000010-100.gz", true),
+                ("v2/Incr-00000011-00000020-200", false),
+                ("v2/Full-00000000-00000020-200", false),
+            ]
+        );
+        assert_eq!(c.foreign.len(), 5);
+        assert_eq!(c.latest_revision(), Some(Revision(20)));
+        assert_eq!(c.usable().collect::<Vec<_>>(), [0, 2, 3]);
+    }
+}

@@ -1,0 +1,347 @@
+//! The chain: which full and which deltas after it lead to a revision.
+//!
+//! A pure function of the catalog, a timeline and what is known of the fulls' true revisions. Any
+//! set of deltas that covers every revision will do: streams of two snapshotters may overlap.
+
+use crate::bucket::catalog::Catalog;
+use crate::bucket::name::Kind;
+use crate::bucket::timeline::{Member, Timeline};
+use crate::error::{Error, Reason, Result};
+use crate::mvcc::{Base, Revision};
+use std::collections::HashMap;
+
+/// What was read from fulls, by index in the catalog.
+pub type KnownBases = HashMap<usize, Base>;
+
+/// A full and the deltas to fold into it, in order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Chain {
+    /// Index of the full.
+    pub base: usize,
+    /// Indexes of the deltas.
+    pub deltas: Vec<usize>,
+    /// The revision it leads to.
+    pub target: Revision,
+}
+
+/// What choosing a chain came to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Choice {
+    /// A chain.
+    Found(Chain),
+    /// It depends on what this full holds beyond its name: read it, then choose again.
+    Look(usize),
+}
+
+/// Revisions from the first to the last, both included.
+pub type Range = (Revision, Revision);
+
+/// Chooses the chain with the newest base that leads to `target`, or to the newest revision that
+/// any snapshot of the timeline names.
+///
+/// # Errors
+/// `NoSnapshots` without a full; `OutOfRange` where the target is outside of what is covered;
+/// `RevisionGap`, with the missing revisions, where deltas are missing on the way.
+pub fn choose(
+    catalog: &Catalog,
+    timeline: &Timeline,
+    target: Option<Revision>,
+    known: &KnownBases,
+) -> Result<Choice> {
+    let bases = bases(catalog, timeline);
+    if bases.is_empty() {
+        return Err(Error::new(
+            Reason::NoSnapshots,
+            "there is no full snapshot to start from: take one first",
+        ));
+    }
+    let end_of = |m: &Member| {
+        let named = catalog.snapshots[m.snapshot].name.last;
+        let true_last = known.get(&m.snapshot).map_or(named, |b| b.revision.max(named));
+        true_last.min(m.until)
+    };
+    let newest = timeline.members.iter().map(end_of).max().unwrap_or_default();
+    let goal = target.unwrap_or(newest);
+    let name = |i: usize| &catalog.snapshots[i].name;
+
+    let mut gap = None;
+    for &base in bases.iter().filter(|&&b| name(b).last <= goal) {
+        let at = known.get(&base).map_or(name(base).last, |b| b.revision.max(name(base).last));
+        let (deltas, reached) = walk(catalog, timeline, at, goal);
+        if reached >= goal {
+            return Ok(Choice::Found(Chain {
+                base,
+                deltas,
+                target: goal,
+            }));
+        }
+        // The full may reach over the gap that seems to follow it.
+        if !known.contains_key(&base) && reached == at {
+            return Ok(Choice::Look(base));
+        }
+        gap.get_or_insert(at);
+    }
+    if let Some(from) = gap {
+        if goal > newest {
+            return Err(out_of_range(catalog, timeline, known, goal));
+        }
+        return Err(Error::new(
+            Reason::RevisionGap,
+            format!(
+                "the snapshots between revision {from} and {goal} have a gap: missing are {}; take a full snapshot, or use --revision up to {}",
+                show_ranges(&missing(catalog, timeline, from, goal)),
+                walk(catalog, timeline, from, goal).1
+            ),
+        ));
+    }
+    // No full ends at or before the goal. One that ends later may still hold its history.
+    for &base in bases.iter().rev() {
+        match known.get(&base) {
+            None => return Ok(Choice::Look(base)),
+            Some(b) if b.first_revision() <= goal => {
+                return Ok(Choice::Found(Chain {
+                    base,
+                    deltas: Vec::new(),
+                    target: goal,
+                }));
+            }
+            Some(_) => {}
+        }
+    }
+    Err(out_of_range(catalog, timeline, known, goal))
+}
+
+/// The fulls of a timeline that can be a base: those that end before it forks off. Newest first.
+pub fn bases(catalog: &Catalog, timeline: &Timeline) -> Vec<usize> {
+    let mut bases: Vec<usize> = timeline
+        .members
+        .iter()
+        .map(|m| (m, &catalog.snapshots[m.snapshot].name))
+        .filter(|(m, n)| n.kind == Kind::Full && n.last <= m.until)
+        .map(|(m, _)| m.snapshot)
+        .collect();
+    bases.sort_by_key(|&i| {
+        let n = &catalog.snapshots[i].name;
+        std::cmp::Reverse((n.last, n.created, i))
+    });
+    bases
+}
+
+/// Follows deltas from `at` as far as they lead towards `goal`, each time with the one that reaches
+/// farthest; of equals the one created last.
+pub fn walk(
+    catalog: &Catalog,
+    timeline: &Timeline,
+    at: Revision,
+    goal: Revision,
+) -> (Vec<usize>, Revision) {
+    let (mut deltas, mut reached) = (Vec::new(), at);
+    while reached < goal {
+        let next = timeline
+            .members
+            .iter()
+            .map(|m| (m, &catalog.snapshots[m.snapshot].name))
+            .filter(|(_, n)| n.kind == Kind::Incr && n.start <= reached.next())
+            .map(|(m, n)| (n.last.min(m.until), n.created, m.snapshot))
+            .filter(|&(last, ..)| last > reached)
+            .max();
+        let Some((last, _, snapshot)) = next else {
+            break;
+        };
+        deltas.push(snapshot);
+        reached = last;
+    }
+    (deltas, reached)
+}
+
+/// The revisions above `from` up to `goal` that no delta holds.
+pub fn missing(catalog: &Catalog, timeline: &Timeline, from: Revision, goal: Revision) -> Vec<Range> {
+    let (mut holes, mut at) = (Vec::new(), from);
+    while at < goal {
+        let (_, reached) = walk(catalog, timeline, at, goal);
+        if reached >= goal {
+            break;
+        }
+        let next = timeline
+            .members
+            .iter()
+            .map(|m| &catalog.snapshots[m.snapshot].name)
+            .filter(|n| n.kind == Kind::Incr && n.start > reached.next() && n.start <= goal)
+            .map(|n| n.start)
+            .min();
+        let last = next.map_or(goal, Revision::previous);
+        holes.push((reached.next(), last));
+        at = last;
+    }
+    holes
+}
+
+/// The revisions of a timeline that can be restored, by what is known of it.
+pub fn restorable(catalog: &Catalog, timeline: &Timeline, known: &KnownBases) -> Vec<Range> {
+    let mut ranges: Vec<Range> = Vec::new();
+    for base in bases(catalog, timeline).into_iter().rev() {
+        let named = catalog.snapshots[base].name.last;
+        let (first, at) = match known.get(&base) {
+            Some(b) => (b.first_revision().min(named), b.revision.max(named)),
+            None => (named, named),
+        };
+        let (_, last) = walk(catalog, timeline, at, Revision(i64::MAX));
+        match ranges.last_mut() {
+            Some(r) if first <= r.1.next() => {
+                r.0 = r.0.min(first);
+                r.1 = r.1.max(last);
+            }
+            _ => ranges.push((first, last)),
+        }
+    }
+    ranges
+}
+
+/// Ranges as text: `5 to 9, 12`.
+pub fn show_ranges(ranges: &[Range]) -> String {
+    let show = |&(a, b): &Range| match a == b {
+        true => a.to_string(),
+        false => format!("{a} to {b}"),
+    };
+    ranges.iter().map(show).collect::<Vec<_>>().join(", ")
+}
+
+/// The error for a revision outside of what there is.
+fn out_of_range(
+    catalog: &Catalog,
+    timeline: &Timeline,
+    known: &KnownBases,
+    goal: Revision,
+) -> Error {
+    Error::new(
+        Reason::OutOfRange,
+        format!(
+            "revision {goal} is not covered on timeline {}; covered are {}",
+            timeline.id,
+            show_ranges(&restorable(catalog, timeline, known))
+        ),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bucket::catalog::Listed;
+    use crate::bucket::timeline::{NamesOnly, Timelines};
+
+    fn bucket(names: &[&str]) -> (Catalog, Timeline) {
+        let listing = names
+            .iter()
+            .map(|n| Listed { path: format!("v2/{n}"), bytes: 1 })
+            .collect();
+        let catalog = Catalog::from_listing(listing);
+        let timeline = Timelines::build(&catalog, &NamesOnly).unwrap().all.remove(0);
+        (catalog, timeline)
+    }
+
+    fn chosen(b: &(Catalog, Timeline), target: Option<i64>, known: &KnownBases) -> Vec<String> {
+        match choose(&b.0, &b.1, target.map(Revision), known).unwrap() {
+            Choice::Found(c) => std::iter::once(c.base)
+                .chain(c.deltas)
+                .map(|i| b.0.snapshots[i].name.to_string())
+                .collect(),
+            Choice::Look(i) => vec![format!("look {}", b.0.snapshots[i].name)],
+        }
+    }
+
+    fn base(revision: i64, compact: i64) -> Base {
+        Base {
+            revision: Revision(revision),
+            compact_revision: Revision(compact),
+            compaction_finished: true,
+        }
+    }
+
+    #[test]
+    fn overlapping_streams_are_crossed() {
+        let b = bucket(&[
+            "Full-00000000-00000010-100",
+            "Incr-00000011-00000020-110",
+            "Incr-00000015-00000025-111",
+            "Incr-00000021-00000024-120",
+            "Incr-00000026-00000030-130",
+        ]);
+        assert_eq!(
+            chosen(&b, None, &KnownBases::new()),
+            [
+                "Full-00000000-00000010-100",
+                "Incr-00000011-00000020-110",
+                "Incr-00000015-00000025-111",
+                "Incr-00000026-00000030-130"
+            ]
+        );
+        assert_eq!(chosen(&b, Some(12), &KnownBases::new()).len(), 2);
+        assert_eq!(chosen(&b, Some(10), &KnownBases::new()), ["Full-00000000-00000010-100"]);
+    }
+
+    #[test]
+    fn an_older_base_leads_around_a_gap() {
+        let b = bucket(&[
+            "Full-00000000-00000010-100",
+            "Incr-00000011-00000025-110",
+            "Full-00000000-00000020-115",
+            "Incr-00000026-00000030-120",
+        ]);
+        let known = KnownBases::from([(2, base(20, 20))]);
+        assert_eq!(
+            chosen(&b, None, &known),
+            ["Full-00000000-00000020-115", "Incr-00000011-00000025-110", "Incr-00000026-00000030-120"]
+        );
+        let b = bucket(&[
+            "Full-00000000-00000010-100",
+            "Incr-00000011-00000030-110",
+            "Full-00000000-00000005-115",
+        ]);
+        assert_eq!(chosen(&b, None, &KnownBases::new()).len(), 2);
+    }
+
+    #[test]
+    fn a_gap_names_what_is_missing_unless_the_full_reaches_over_it() {
+        let b = bucket(&[
+            "Full-00000000-00000010-100",
+            "Incr-00000013-00000020-110",
+            "Incr-00000025-00000030-120",
+        ]);
+        let none = KnownBases::new();
+        assert_eq!(chosen(&b, Some(20), &none), ["look Full-00000000-00000010-100"]);
+        assert_eq!(chosen(&b, Some(20), &KnownBases::from([(0, base(12, 5))])).len(), 2);
+        let known = KnownBases::from([(0, base(10, 5))]);
+        let e = choose(&b.0, &b.1, None, &known).unwrap_err();
+        assert_eq!(e.reason(), Reason::RevisionGap);
+        assert!(e.to_string().contains("missing are 11 to 12, 21 to 24;"), "{e}");
+        assert_eq!(
+            missing(&b.0, &b.1, Revision(10), Revision(30)),
+            [(Revision(11), Revision(12)), (Revision(21), Revision(24))]
+        );
+        assert_eq!(restorable(&b.0, &b.1, &known), [(Revision(5), Revision(10))]);
+    }
+
+    #[test]
+    fn a_full_serves_its_own_history() {
+        let b = bucket(&["Full-00000000-00000020-100", "Full-00000000-00000030-110"]);
+        let none = KnownBases::new();
+        assert_eq!(chosen(&b, Some(15), &none), ["look Full-00000000-00000020-100"]);
+        let known = KnownBases::from([(0, base(20, 12)), (1, base(30, 30))]);
+        assert_eq!(chosen(&b, Some(15), &known), ["Full-00000000-00000020-100"]);
+        for out in [5, 31] {
+            let e = choose(&b.0, &b.1, Some(Revision(out)), &known).unwrap_err();
+            assert_eq!(e.reason(), Reason::OutOfRange, "{out}: {e}");
+        }
+        assert_eq!(
+            restorable(&b.0, &b.1, &known),
+            [(Revision(12), Revision(20)), (Revision(30), Revision(30))]
+        );
+    }
+
+    #[test]
+    fn without_a_full_there_is_nothing_to_start_from() {
+        let b = bucket(&["Incr-00000013-00000020-110"]);
+        let e = choose(&b.0, &b.1, None, &KnownBases::new()).unwrap_err();
+        assert_eq!(e.reason(), Reason::NoSnapshots);
+    }
+}

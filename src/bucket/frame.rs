@@ -1,0 +1,188 @@
+//! A snapshot's frame: the payload, then 32 bytes of SHA-256 over it.
+//!
+//! It neither compresses nor understands the payload.
+
+use crate::error::Error;
+use sha2::{Digest, Sha256};
+use std::io::{self, Read, Write};
+
+/// Bytes of the hash behind the payload.
+pub const HASH_SIZE: usize = 32;
+const CHUNK: usize = 256 << 10;
+
+/// Gives out the payload and checks the hash behind it when the end is reached.
+///
+/// Payload is given out before it is known to be whole: whoever reads must not act on it until
+/// `read` has returned 0.
+pub struct FrameReader<R> {
+    inner: R,
+    hash: Sha256,
+    /// Bytes read and not yet given out; the last 32 of them may be the hash.
+    buf: Vec<u8>,
+    at: usize,
+    payload_bytes: u64,
+    state: State,
+}
+
+#[derive(PartialEq)]
+enum State {
+    Reading,
+    Verified,
+    Failed,
+}
+
+impl<R: Read> FrameReader<R> {
+    /// Reads a frame from uncompressed bytes.
+    pub fn new(inner: R) -> Self {
+        FrameReader {
+            inner,
+            hash: Sha256::new(),
+            buf: Vec::with_capacity(CHUNK + HASH_SIZE),
+            at: 0,
+            payload_bytes: 0,
+            state: State::Reading,
+        }
+    }
+
+    /// Bytes of payload given out so far.
+    pub fn payload_bytes(&self) -> u64 {
+        self.payload_bytes
+    }
+
+    fn fill(&mut self) -> io::Result<()> {
+        self.buf.drain(..self.at);
+        self.at = 0;
+        while self.buf.len() <= HASH_SIZE {
+            let had = self.buf.len();
+            self.buf.resize(had + CHUNK, 0);
+            let n = loop {
+                match self.inner.read(&mut self.buf[had..]) {
+                    Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                    other => break other,
+                }
+            };
+            self.buf.truncate(had + n.as_ref().copied().unwrap_or(0));
+            if n? == 0 {
+                return self.verify();
+            }
+        }
+        Ok(())
+    }
+
+    fn verify(&mut self) -> io::Result<()> {
+        self.state = State::Failed;
+        if self.buf.len() < HASH_SIZE {
+            return Err(Error::corrupt(format!(
+                "it is cut short: {} bytes are too few for the SHA-256 at its end",
+                self.buf.len()
+            ))
+            .into());
+        }
+        if self.hash.finalize_reset().as_slice() != self.buf.as_slice() {
+            return Err(Error::corrupt(
+                "its SHA-256 does not match: the object is damaged or cut short",
+            )
+            .into());
+        }
+        self.state = State::Verified;
+        Ok(())
+    }
+}
+
+impl<R: Read> Read for FrameReader<R> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        match self.state {
+            State::Verified => return Ok(0),
+            State::Failed => return Err(io::Error::other("read after a failed frame")),
+            State::Reading => {}
+        }
+        if out.is_empty() {
+            return Ok(0);
+        }
+        if self.buf.len() - self.at <= HASH_SIZE {
+            self.fill()?;
+            if self.state == State::Verified {
+                return Ok(0);
+            }
+        }
+        let ready = &self.buf[self.at..self.buf.len() - HASH_SIZE];
+        let n = ready.len().min(out.len());
+        out[..n].copy_from_slice(&ready[..n]);
+        self.hash.update(&out[..n]);
+        self.at += n;
+        self.payload_bytes += n as u64;
+        Ok(n)
+    }
+}
+
+/// Writes payload through and puts the hash behind it.
+pub struct FrameWriter<W> {
+    inner: W,
+    hash: Sha256,
+}
+
+impl<W: Write> FrameWriter<W> {
+    /// Writes a frame to `inner`.
+    pub fn new(inner: W) -> Self {
+        FrameWriter {
+            inner,
+            hash: Sha256::new(),
+        }
+    }
+
+    /// Ends the frame and gives `inner` back.
+    ///
+    /// # Errors
+    /// What `inner` returns.
+    pub fn finish(mut self) -> io::Result<W> {
+        self.inner.write_all(self.hash.finalize().as_slice())?;
+        Ok(self.inner)
+    }
+}
+
+impl<W: Write> Write for FrameWriter<W> {
+    fn write(&mut self, b: &[u8]) -> io::Result<usize> {
+        let n = self.inner.write(b)?;
+        self.hash.update(&b[..n]);
+        Ok(n)
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        self.inner.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Gives one byte at a time, so that every boundary is met.
+    struct Slow<'a>(&'a [u8]);
+    impl Read for Slow<'_> {
+        fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+            self.0.read(&mut out[..1.min(self.0.len())])
+        }
+    }
+
+    #[test]
+    fn every_cut_and_every_flip_is_found() {
+        for len in [0, 1, 31, 32, 33, 100] {
+            let payload: Vec<u8> = (0..len as u8).collect();
+            let mut w = FrameWriter::new(Vec::new());
+            w.write_all(&payload).unwrap();
+            let framed = w.finish().unwrap();
+            let read = |b: &[u8]| {
+                let mut out = Vec::new();
+                FrameReader::new(Slow(b)).read_to_end(&mut out).map(|_| out)
+            };
+            assert_eq!(read(&framed).unwrap(), payload);
+            for cut in 0..framed.len() {
+                assert!(read(&framed[..cut]).is_err());
+            }
+            for i in 0..framed.len() {
+                let mut flipped = framed.clone();
+                flipped[i] ^= 1;
+                assert!(read(&flipped).is_err());
+            }
+        }
+    }
+}

@@ -1,0 +1,17 @@
+//! The snapshots of one store prefix: their names, their bytes, and how they hang together.
+//!
+//! `name`, `catalog`, `chain` and `timeline` decide from data alone; `codec`, `frame`, `delta` and
+//! `survey` read contents from any `Read`. None of them speaks to a store; `job` does.
+
+pub mod catalog;
+pub mod chain;
+pub mod codec;
+pub mod delta;
+pub mod frame;
+pub mod name;
+pub mod survey;
+pub mod timeline;
+
+pub use catalog::{Catalog, Listed, Snapshot};
+pub use codec::Compression;
+pub use name::{Kind, SnapshotName};

@@ -1,0 +1,146 @@
+//! Names of snapshots: read, and written as the de-facto backup tool (etcd-backup-restore) does.
+
+use crate::bucket::codec::Compression;
+use crate::mvcc::Revision;
+use chrono::{DateTime, Utc};
+use std::fmt;
+use std::str::FromStr;
+
+/// Whether a snapshot holds a whole store or the events after another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    /// A full snapshot: etcd's database.
+    Full,
+    /// A delta snapshot: the events of a range of revisions.
+    Incr,
+}
+
+impl Kind {
+    /// As in names: `Full` or `Incr`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Kind::Full => "Full",
+            Kind::Incr => "Incr",
+        }
+    }
+}
+
+/// `Full|Incr-<start>-<last>-<unix seconds>[.gz|.zlib|.Z|.zst][.final]`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct SnapshotName {
+    /// Full or delta.
+    pub kind: Kind,
+    /// The first revision of a delta; 0 for a full.
+    pub start: Revision,
+    /// The last revision.
+    pub last: Revision,
+    /// When it was taken, in seconds since 1970.
+    pub created: i64,
+    /// Told by the suffix.
+    pub compression: Compression,
+    /// The last snapshot of a cluster that was given up.
+    pub is_final: bool,
+}
+
+impl SnapshotName {
+    /// The time it was taken; the epoch where the seconds are out of chrono's range.
+    pub fn created_at(&self) -> DateTime<Utc> {
+        DateTime::from_timestamp(self.created, 0).unwrap_or_default()
+    }
+}
+
+impl fmt::Display for SnapshotName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{}-{:08}-{:08}-{}{}{}",
+            self.kind.as_str(),
+            self.start.0,
+            self.last.0,
+            self.created,
+            self.compression.suffix(),
+            if self.is_final { ".final" } else { "" }
+        )
+    }
+}
+
+/// The text is not the name of a snapshot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NotASnapshot;
+
+impl FromStr for SnapshotName {
+    type Err = NotASnapshot;
+
+    fn from_str(s: &str) -> Result<Self, NotASnapshot> {
+        let (s, is_final) = match s.strip_suffix(".final") {
+            Some(rest) => (rest, true),
+            None => (s, false),
+        };
+        let (s, compression) = match s.find('.') {
+            Some(dot) => (
+                &s[..dot],
+                Compression::from_suffix(&s[dot..]).ok_or(NotASnapshot)?,
+            ),
+            None => (s, Compression::None),
+        };
+        let mut parts = s.split('-');
+        let kind = match parts.next() {
+            Some("Full") => Kind::Full,
+            Some("Incr") => Kind::Incr,
+            _ => return Err(NotASnapshot),
+        };
+        let mut number = || {
+            let p = parts.next().filter(|p| p.bytes().all(|b| b.is_ascii_digit()));
+            p.and_then(|p| p.parse::<i64>().ok()).ok_or(NotASnapshot)
+        };
+        let (start, last, created) = (Revision(number()?), Revision(number()?), number()?);
+        let ordered = match kind {
+            Kind::Full => start.0 == 0,
+            Kind::Incr => start.0 > 0 && start <= last,
+        };
+        if parts.next().is_some() || !ordered {
+            return Err(NotASnapshot);
+        }
+        Ok(SnapshotName {
+            kind,
+            start,
+            last,
+            created,
+            compression,
+            is_final,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_come_back_as_they_were() {
+        for s in [
+            "Full-00000000-00000746-1795224681.gz",
+            "Incr-00000747-00001499-1795224687",
+            "Incr-00001502-00002254-1795224740.Z",
+            "Full-00000000-123456789012-1795224740.zlib.final",
+            "Full-00000000-00000001-1.zst",
+            "Incr-00000001-00000001-1.final",
+        ] {
+            assert_eq!(s.parse::<SnapshotName>().unwrap().to_string(), s);
+        }
+    }
+
+    #[test]
+    fn other_objects_are_not_snapshots() {
+        for s in [
+            "", "Full", "README.md", "Full-00000000-00000746-1795224681.bz2",
+            "Full-00000001-00000746-1795224681", "Incr-00000000-00000746-1795224681",
+            "Incr-00000748-00000747-1795224681", "Incr-+0000747-00000748-1795224681",
+            "Full-00000000-00000746-1795224681-1", "Full-00000000-00000746-1795224681.gz.tmp",
+            "Full-00000000-00000746", "full-00000000-00000746-1795224681",
+            "Full-00000000-99999999999999999999-1795224681", "Full-00000000-00000746-1795224681.gz#1",
+        ] {
+            assert!(s.parse::<SnapshotName>().is_err(), "{s}");
+        }
+    }
+}

@@ -1,0 +1,576 @@
+//! Timelines: which snapshots tell one history, and which history is the newest.
+//!
+//! After a restore to an older revision a prefix holds two histories with the same revision
+//! numbers. Names alone do not tell them apart; contents do: two snapshots that both hold a
+//! revision agree on it, or they belong to two timelines. Contents are only needed where names
+//! leave doubt ([`doubtful`]). All here is a pure function of the catalog and the [`Evidence`].
+
+use crate::bucket::catalog::Catalog;
+use crate::bucket::name::Kind;
+use crate::bucket::survey::Continuity;
+use crate::error::{Error, Reason, Result};
+use crate::mvcc::Revision;
+
+/// The ID of the timeline that the oldest snapshot is on.
+pub const MAIN: &str = "main";
+
+/// What contents say; indexes are those of the catalog.
+pub trait Evidence {
+    /// The first revision about which two snapshots disagree; `None` too where either was not
+    /// surveyed.
+    ///
+    /// # Errors
+    /// `Io`.
+    fn conflict(&self, a: usize, b: usize) -> Result<Option<Revision>>;
+    /// Whether `after`'s events follow the state at the end of `before`.
+    ///
+    /// # Errors
+    /// `Io`.
+    fn continuity(&self, before: usize, after: usize) -> Result<Continuity>;
+    /// A short name for what a snapshot holds at a revision.
+    ///
+    /// # Errors
+    /// `Io`.
+    fn fingerprint(&self, snapshot: usize, revision: Revision) -> Result<String>;
+    /// The newest revision that a snapshot really holds, where it is known.
+    fn last(&self, snapshot: usize) -> Option<Revision>;
+    /// Whether the snapshot was found to be unreadable, so that it cannot be placed.
+    fn is_unreadable(&self, snapshot: usize) -> bool;
+}
+
+/// No contents were read: names are believed.
+pub struct NamesOnly;
+
+impl Evidence for NamesOnly {
+    fn conflict(&self, _: usize, _: usize) -> Result<Option<Revision>> {
+        Ok(None)
+    }
+    fn continuity(&self, _: usize, _: usize) -> Result<Continuity> {
+        Ok(Continuity::Unknown)
+    }
+    fn fingerprint(&self, _: usize, _: Revision) -> Result<String> {
+        Ok(String::new())
+    }
+    fn last(&self, _: usize) -> Option<Revision> {
+        None
+    }
+    fn is_unreadable(&self, _: usize) -> bool {
+        false
+    }
+}
+
+/// A snapshot on a timeline.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Member {
+    /// Index in the catalog.
+    pub snapshot: usize,
+    /// Up to here it tells this timeline's history; `i64::MAX` where all of it does.
+    pub until: Revision,
+    /// Whether it was the first to hold its newest revision here. One that only repeats (a
+    /// compacted full, a second stream) is no sign of a cluster at work.
+    extends: bool,
+}
+
+/// One history.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Timeline {
+    /// [`MAIN`], or `r<first own revision>-<fingerprint of what it holds there>`. It stays the same
+    /// as long as the snapshots that show the fork are there.
+    pub id: String,
+    /// In order of creation.
+    pub members: Vec<Member>,
+    /// The forks on the way from the first timeline: (which fork, its first own revision).
+    lineage: Vec<(usize, Revision)>,
+}
+
+impl Timeline {
+    /// The newest revision a member's name, or content where known, reaches.
+    pub fn last(&self, catalog: &Catalog, evidence: &dyn Evidence) -> Option<Revision> {
+        let of = |m: &Member| m.until.min(last_of(catalog, evidence, m.snapshot));
+        self.members.iter().map(of).max()
+    }
+
+    /// The first revision that is this timeline's own, if it branched off.
+    pub fn forked_at(&self) -> Option<Revision> {
+        self.lineage.last().map(|f| f.1)
+    }
+}
+
+fn last_of(catalog: &Catalog, evidence: &dyn Evidence, i: usize) -> Revision {
+    let named = catalog.snapshots[i].name.last;
+    evidence.last(i).map_or(named, |l| l.max(named))
+}
+
+/// The snapshots whose contents are needed to tell the timelines, by names alone.
+///
+/// In order of creation a single snapshotter's revisions only grow. A full with everything older
+/// below it and everything newer above it is a clean cut: what lies between two cuts can be judged
+/// by itself, and is in doubt only where its revisions do not grow.
+pub fn doubtful(catalog: &Catalog) -> Vec<usize> {
+    let order: Vec<usize> = catalog.usable().collect();
+    let name = |i: usize| &catalog.snapshots[i].name;
+    // The highest revision before, and the lowest that is told, after each place.
+    let mut above = vec![Revision(i64::MAX); order.len() + 1];
+    for (at, &i) in order.iter().enumerate().rev() {
+        let told_from = match name(i).kind {
+            Kind::Full => name(i).last,
+            // A delta's first revision must be above the cut, a full may repeat it.
+            Kind::Incr => name(i).start.previous(),
+        };
+        above[at] = above[at + 1].min(told_from);
+    }
+    let mut doubts = Vec::new();
+    let mut segment = Vec::new();
+    let mut grows = true;
+    let mut highest = Revision(-1);
+    for (at, &i) in order.iter().enumerate() {
+        let n = name(i);
+        grows &= match n.kind {
+            Kind::Full => n.last >= highest,
+            Kind::Incr => n.start > highest,
+        };
+        highest = highest.max(n.last);
+        segment.push(i);
+        let is_cut = n.kind == Kind::Full && n.last >= highest && above[at + 1] >= n.last;
+        if is_cut || at + 1 == order.len() {
+            if !grows {
+                doubts.append(&mut segment);
+                doubts.dedup();
+            }
+            segment = if is_cut { vec![i] } else { Vec::new() };
+            grows = true;
+        }
+    }
+    doubts
+}
+
+/// All timelines of a prefix.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Timelines {
+    /// In order of their first own snapshot.
+    pub all: Vec<Timeline>,
+}
+
+impl Timelines {
+    /// Sorts the catalog's usable snapshots into timelines, in order of creation: a snapshot joins
+    /// the timeline that it does not contradict, or founds one.
+    ///
+    /// # Errors
+    /// What `evidence` returns.
+    pub fn build(catalog: &Catalog, evidence: &dyn Evidence) -> Result<Self> {
+        let mut all: Vec<Timeline> = Vec::new();
+        for x in catalog.usable() {
+            if evidence.is_unreadable(x) {
+                continue;
+            }
+            let x_last = last_of(catalog, evidence, x);
+            if all.is_empty() {
+                all.push(Timeline {
+                    id: MAIN.to_owned(),
+                    members: Vec::new(),
+                    lineage: Vec::new(),
+                });
+            }
+            // Where each timeline and x first disagree.
+            let mut conflicts = Vec::with_capacity(all.len());
+            for t in &all {
+                let mut first: Option<Revision> = None;
+                for m in &t.members {
+                    if let Some(r) = evidence.conflict(m.snapshot, x)?
+                        && r <= m.until
+                    {
+                        first = Some(first.map_or(r, |f| f.min(r)));
+                    }
+                }
+                conflicts.push(first);
+            }
+            let compatible: Vec<usize> =
+                (0..all.len()).filter(|&t| conflicts[t].is_none()).collect();
+            if compatible.is_empty() {
+                let found = Self::fork(catalog, evidence, &all, &conflicts, x)?;
+                all.push(found);
+                continue;
+            }
+            let chosen = match compatible.as_slice() {
+                [only] => *only,
+                several => Self::best(catalog, evidence, &all, several, x)?,
+            };
+            // What lies below a fork belongs to both branches.
+            let sharing: Vec<usize> = compatible
+                .into_iter()
+                .filter(|&t| {
+                    t == chosen
+                        || divergence(&all[t], &all[chosen]).is_some_and(|fork| x_last < fork)
+                })
+                .collect();
+            for t in sharing {
+                let extends = all[t].last(catalog, evidence).is_none_or(|l| x_last > l);
+                all[t].members.push(Member {
+                    snapshot: x,
+                    until: Revision(i64::MAX),
+                    extends,
+                });
+            }
+        }
+        Ok(Timelines { all })
+    }
+
+    /// A new timeline for `x`, branching off where it agrees the longest.
+    fn fork(
+        catalog: &Catalog,
+        evidence: &dyn Evidence,
+        all: &[Timeline],
+        conflicts: &[Option<Revision>],
+        x: usize,
+    ) -> Result<Timeline> {
+        // Of equals the one that was written to last.
+        let (parent, fork) = conflicts
+            .iter()
+            .enumerate()
+            .filter_map(|(t, r)| r.map(|r| (t, r)))
+            .max_by_key(|&(t, r)| (r, activity(catalog, &all[t])))
+            .ok_or_else(|| Error::internal("a fork without a parent"))?;
+        let shared = fork.previous();
+        let mut members: Vec<Member> = Vec::new();
+        for m in &all[parent].members {
+            let name = &catalog.snapshots[m.snapshot].name;
+            let holds_shared = match name.kind {
+                // A full tells its last revision, and what it holds of its history: only a full
+                // that ends before the fork is a base here.
+                Kind::Full => last_of(catalog, evidence, m.snapshot) <= shared,
+                Kind::Incr => name.start <= shared,
+            };
+            if holds_shared {
+                members.push(Member {
+                    until: m.until.min(shared),
+                    ..*m
+                });
+            }
+        }
+        members.push(Member {
+            snapshot: x,
+            until: Revision(i64::MAX),
+            extends: true,
+        });
+        let mut lineage = all[parent].lineage.clone();
+        lineage.retain(|f| f.1 <= fork);
+        lineage.push((all.len(), fork));
+        Ok(Timeline {
+            id: format!("r{fork}-{}", evidence.fingerprint(x, fork)?),
+            members,
+            lineage,
+        })
+    }
+
+    /// The timeline that `x` continues, of several that it does not contradict.
+    fn best(
+        catalog: &Catalog,
+        evidence: &dyn Evidence,
+        all: &[Timeline],
+        several: &[usize],
+        x: usize,
+    ) -> Result<usize> {
+        let name = &catalog.snapshots[x].name;
+        let before = name.start.previous();
+        let mut best = None;
+        for &t in several {
+            let mut continuity = Continuity::Unknown;
+            if name.kind == Kind::Incr {
+                for m in &all[t].members {
+                    let p = &catalog.snapshots[m.snapshot].name;
+                    let ends_at = m.until.min(last_of(catalog, evidence, m.snapshot));
+                    if p.last <= m.until && ends_at == before {
+                        continuity = evidence.continuity(m.snapshot, x)?;
+                        if continuity != Continuity::Unknown {
+                            break;
+                        }
+                    }
+                }
+            }
+            let adjacent = name.kind == Kind::Full
+                || all[t].last(catalog, evidence) == Some(before);
+            let rank = (continuity, adjacent, activity(catalog, &all[t]), t);
+            if best.is_none_or(|b| rank > b) {
+                best = Some(rank);
+            }
+        }
+        best.map(|b| b.3)
+            .ok_or_else(|| Error::internal("no timeline to choose from"))
+    }
+
+    /// The timeline with this ID.
+    ///
+    /// # Errors
+    /// `NoSuchTimeline`.
+    pub fn by_id(&self, id: &str) -> Result<&Timeline> {
+        self.all.iter().find(|t| t.id == id).ok_or_else(|| {
+            let ids: Vec<&str> = self.all.iter().map(|t| t.id.as_str()).collect();
+            Error::new(
+                Reason::NoSuchTimeline,
+                format!("there is no timeline \"{id}\"; there are: {}", ids.join(", ")),
+            )
+        })
+    }
+
+    /// The newest timeline: since its fork from each other one, all of its snapshots were created
+    /// after all of the other's.
+    ///
+    /// # Errors
+    /// `NoSnapshots` where there is none; `InterleavedTimelines` where none is the newest.
+    pub fn newest(&self, catalog: &Catalog) -> Result<&Timeline> {
+        let mut interleaved = None;
+        for t in &self.all {
+            let rival = self
+                .all
+                .iter()
+                .find(|u| u.id != t.id && !was_written_after(catalog, t, u));
+            match rival {
+                None => return Ok(t),
+                Some(u) if !was_written_after(catalog, u, t) => interleaved = Some((t, u)),
+                Some(_) => {}
+            }
+        }
+        let Some((t, u)) = interleaved else {
+            return Err(Error::new(
+                Reason::NoSnapshots,
+                "there is no snapshot that can be used",
+            ));
+        };
+        let names = |a: &Timeline, b: &Timeline| {
+            let own: Vec<String> = own_members(catalog, a, b)
+                .map(|i| catalog.snapshots[i].path.clone())
+                .collect();
+            own.join(", ")
+        };
+        Err(Error::new(
+            Reason::InterleavedTimelines,
+            format!(
+                "two clusters write to this prefix: from revision {} on, timeline {} ({}) and timeline {} ({}) differ, and neither was written wholly after the other; \
+                 stop one of the writers, see `deltafold list --deep`, and choose with --timeline",
+                divergence(t, u).unwrap_or_default(),
+                t.id,
+                names(t, u),
+                u.id,
+                names(u, t)
+            ),
+        ))
+    }
+}
+
+/// The first revision at which two timelines differ.
+fn divergence(a: &Timeline, b: &Timeline) -> Option<Revision> {
+    let same = a.lineage.iter().zip(&b.lineage).take_while(|(x, y)| x == y).count();
+    let next = |t: &Timeline| t.lineage.get(same).map(|f| f.1);
+    match (next(a), next(b)) {
+        (Some(x), Some(y)) => Some(x.min(y)),
+        (x, y) => x.or(y),
+    }
+}
+
+/// When a timeline was last written to.
+fn activity(catalog: &Catalog, t: &Timeline) -> Option<(i64, usize)> {
+    t.members
+        .iter()
+        .filter(|m| m.until.0 == i64::MAX)
+        .map(|m| (catalog.snapshots[m.snapshot].name.created, m.snapshot))
+        .max()
+}
+
+/// The snapshots that show a cluster at work on `a` and not on `b`.
+fn own_members<'a>(
+    catalog: &'a Catalog,
+    a: &'a Timeline,
+    b: &'a Timeline,
+) -> impl Iterator<Item = usize> + 'a {
+    let fork = divergence(a, b).unwrap_or(Revision(i64::MAX));
+    a.members
+        .iter()
+        .filter(move |m| {
+            m.extends && m.until.0 == i64::MAX && catalog.snapshots[m.snapshot].name.last >= fork
+        })
+        .map(|m| m.snapshot)
+}
+
+fn was_written_after(catalog: &Catalog, a: &Timeline, b: &Timeline) -> bool {
+    let created = |i: usize| catalog.snapshots[i].name.created;
+    let first = own_members(catalog, a, b).map(created).min();
+    let last = own_members(catalog, b, a).map(created).max();
+    match (first, last) {
+        (Some(first), Some(last)) => first > last,
+        // Nothing was ever written on the other branch since the fork.
+        (_, None) => true,
+        (None, Some(_)) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bucket::catalog::Listed;
+    use std::collections::HashMap;
+
+    /// A bucket told in letters: name, and for each revision a letter that stands for its content.
+    struct Told {
+        catalog: Catalog,
+        content: Vec<HashMap<i64, char>>,
+    }
+
+    impl Told {
+        /// `(name, first revision of `letters`, letters)`.
+        fn new(told: &[(&str, i64, &str)]) -> Self {
+            let listing = told
+                .iter()
+                .map(|(name, ..)| Listed { path: format!("v2/{name}"), bytes: 1 })
+                .collect();
+            let catalog = Catalog::from_listing(listing);
+            let content = catalog
+                .snapshots
+                .iter()
+                .map(|s| {
+                    let t = told.iter().find(|t| format!("v2/{}", t.0) == s.path).unwrap();
+                    t.2.chars().enumerate().map(|(i, c)| (t.1 + i as i64, c)).collect()
+                })
+                .collect();
+            Told { catalog, content }
+        }
+
+        fn newest(&self) -> Result<String> {
+            let t = Timelines::build(&self.catalog, self)?;
+            Ok(t.newest(&self.catalog)?.id.clone())
+        }
+    }
+
+    impl Evidence for Told {
+        fn conflict(&self, a: usize, b: usize) -> Result<Option<Revision>> {
+            let other = &self.content[b];
+            let differs = |(r, c): (&i64, &char)| {
+                other.get(r).is_some_and(|d| d != c).then_some(Revision(*r))
+            };
+            Ok(self.content[a].iter().filter_map(differs).min())
+        }
+        fn continuity(&self, _: usize, _: usize) -> Result<Continuity> {
+            Ok(Continuity::Unknown)
+        }
+        fn fingerprint(&self, s: usize, r: Revision) -> Result<String> {
+            Ok(self.content[s].get(&r.0).map(char::to_string).unwrap_or_default())
+        }
+        fn last(&self, _: usize) -> Option<Revision> {
+            None
+        }
+        fn is_unreadable(&self, _: usize) -> bool {
+            false
+        }
+    }
+
+    fn names(told: &Told, which: &[usize]) -> Vec<String> {
+        which.iter().map(|&i| told.catalog.snapshots[i].name.to_string()).collect()
+    }
+
+    #[test]
+    fn growing_revisions_need_no_contents() {
+        let t = Told::new(&[
+            ("Full-00000000-00000010-100", 10, "a"),
+            ("Incr-00000011-00000020-110", 11, ""),
+            ("Full-00000000-00000020-111", 20, "a"),
+            ("Full-00000000-00000020-112", 20, "a"),
+            ("Incr-00000021-00000022-120", 21, ""),
+        ]);
+        assert!(doubtful(&t.catalog).is_empty());
+        assert_eq!(t.newest().unwrap(), "main");
+    }
+
+    #[test]
+    fn only_the_part_that_does_not_grow_is_doubtful() {
+        let t = Told::new(&[
+            ("Full-00000000-00000010-100", 10, "a"),
+            ("Incr-00000011-00000020-110", 11, ""),
+            ("Full-00000000-00000020-111", 20, "a"),
+            ("Incr-00000021-00000030-120", 21, ""),
+            ("Incr-00000025-00000040-130", 25, ""),
+            ("Full-00000000-00000040-140", 40, "a"),
+            ("Incr-00000041-00000042-150", 41, ""),
+        ]);
+        assert_eq!(
+            names(&t, &doubtful(&t.catalog)),
+            [
+                "Full-00000000-00000020-111",
+                "Incr-00000021-00000030-120",
+                "Incr-00000025-00000040-130",
+                "Full-00000000-00000040-140"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_restore_to_an_older_revision_makes_the_later_branch_the_newest() {
+        let t = Told::new(&[
+            ("Full-00000000-00000010-100", 10, "a"),
+            ("Incr-00000011-00000014-110", 11, "aaaa"),
+            ("Incr-00000015-00000018-120", 15, "aaaa"),
+            ("Incr-00000013-00000015-130", 13, "bbb"),
+            ("Incr-00000016-00000017-140", 16, "bb"),
+        ]);
+        assert_eq!(doubtful(&t.catalog).len(), 5);
+        assert_eq!(t.newest().unwrap(), "r13-b");
+        let all = Timelines::build(&t.catalog, &t).unwrap();
+        let b = all.by_id("r13-b").unwrap();
+        assert_eq!(b.last(&t.catalog, &t), Some(Revision(17)));
+        assert_eq!(b.forked_at(), Some(Revision(13)));
+        // The old delta counts up to the fork.
+        assert_eq!(b.members.iter().map(|m| m.until.0.min(99)).collect::<Vec<_>>(), [12, 12, 99, 99]);
+        assert!(all.by_id("main").is_ok());
+        assert_eq!(all.by_id("x").unwrap_err().reason(), Reason::NoSuchTimeline);
+    }
+
+    #[test]
+    fn two_writers_at_once_are_refused() {
+        let t = Told::new(&[
+            ("Full-00000000-00000010-100", 10, "a"),
+            ("Incr-00000011-00000014-110", 11, "aaaa"),
+            ("Incr-00000011-00000014-115", 11, "bbbb"),
+            ("Incr-00000015-00000018-120", 15, "aaaa"),
+            ("Incr-00000015-00000018-125", 15, "bbbb"),
+        ]);
+        let e = t.newest().unwrap_err();
+        assert_eq!(e.reason(), Reason::InterleavedTimelines);
+        assert!(e.to_string().contains("from revision 11 on"), "{e}");
+    }
+
+    #[test]
+    fn streams_that_agree_are_one_timeline() {
+        let t = Told::new(&[
+            ("Full-00000000-00000010-100", 10, "a"),
+            ("Incr-00000011-00000014-110", 11, "aaaa"),
+            ("Incr-00000011-00000012-111", 11, "aa"),
+            ("Incr-00000013-00000018-120", 13, "aaaaaa"),
+            ("Incr-00000015-00000018-125", 15, "aaaa"),
+        ]);
+        assert_eq!(Timelines::build(&t.catalog, &t).unwrap().all.len(), 1);
+    }
+
+    #[test]
+    fn a_late_compacted_full_of_the_old_branch_does_not_count_as_a_writer() {
+        let t = Told::new(&[
+            ("Full-00000000-00000010-100", 10, "a"),
+            ("Incr-00000011-00000014-110", 11, "aaaa"),
+            ("Incr-00000013-00000015-130", 13, "bbb"),
+            ("Full-00000000-00000014-140", 14, "a"),
+            ("Incr-00000016-00000016-150", 16, "b"),
+        ]);
+        assert_eq!(t.newest().unwrap(), "r13-b");
+    }
+
+    #[test]
+    fn three_restores_in_a_row_have_a_newest() {
+        let t = Told::new(&[
+            ("Full-00000000-00000010-100", 10, "a"),
+            ("Incr-00000011-00000020-110", 11, "aaaaaaaaaa"),
+            ("Incr-00000015-00000018-120", 15, "bbbb"),
+            ("Incr-00000012-00000013-130", 12, "cc"),
+            ("Incr-00000013-00000019-140", 13, "ddddddd"),
+        ]);
+        assert_eq!(t.newest().unwrap(), "r13-d");
+        let ids: Vec<_> = Timelines::build(&t.catalog, &t).unwrap().all.iter().map(|t| t.id.clone()).collect();
+        assert_eq!(ids, ["main", "r15-b", "r12-c", "r13-d"]);
+    }
+}

@@ -1,0 +1,227 @@
+//! The one error of the program.
+//!
+//! Every failure has a [`Reason`]: a stable CamelCase name, an exit code and whether a retry can
+//! help. It does not say how a failure is printed; `cli` does. Everything returns it.
+
+use std::fmt;
+
+/// Why something failed. The names and codes are a contract (`docs/exit-codes.md`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Reason {
+    /// The command line or an environment variable cannot be understood.
+    Usage,
+    /// A snapshot's bytes are damaged: checksum, compression, bbolt page, JSON or record.
+    CorruptSnapshot,
+    /// Revisions are missing between the base and the target.
+    RevisionGap,
+    /// A snapshot's name promises revisions that its content does not have.
+    NameMismatch,
+    /// A delta does not continue the history before it.
+    HistoryMismatch,
+    /// Two timelines were written at the same time: two clusters share one prefix.
+    InterleavedTimelines,
+    /// There is no snapshot to start from.
+    NoSnapshots,
+    /// The revision or time asked for is not covered.
+    OutOfRange,
+    /// No timeline has the ID asked for.
+    NoSuchTimeline,
+    /// The store does not answer, or answers with server errors.
+    StoreUnreachable,
+    /// A bug in deltafold: something it checks of itself did not hold.
+    Internal,
+    /// What is to be written exists already, with other content.
+    TargetExists,
+    /// Reading or writing a local file failed.
+    Io,
+    /// There is not enough room on a local disk.
+    NoSpace,
+    /// The listing changed during the run; a new run sees the new state.
+    SnapshotVanished,
+    /// The store or the file system refuses the operation.
+    PermissionDenied,
+    /// The store does not accept the credentials.
+    Unauthenticated,
+    /// A setting of the store is wrong or missing.
+    Configuration,
+    /// SIGTERM or SIGINT ended the run.
+    Terminated,
+}
+
+impl Reason {
+    /// Every reason, in the order of the exit codes.
+    pub const ALL: [Reason; 19] = [
+        Reason::Usage,
+        Reason::CorruptSnapshot,
+        Reason::RevisionGap,
+        Reason::NameMismatch,
+        Reason::HistoryMismatch,
+        Reason::InterleavedTimelines,
+        Reason::NoSnapshots,
+        Reason::OutOfRange,
+        Reason::NoSuchTimeline,
+        Reason::StoreUnreachable,
+        Reason::Internal,
+        Reason::TargetExists,
+        Reason::Io,
+        Reason::NoSpace,
+        Reason::SnapshotVanished,
+        Reason::PermissionDenied,
+        Reason::Unauthenticated,
+        Reason::Configuration,
+        Reason::Terminated,
+    ];
+
+    /// The stable CamelCase name.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Reason::Usage => "Usage",
+            Reason::CorruptSnapshot => "CorruptSnapshot",
+            Reason::RevisionGap => "RevisionGap",
+            Reason::NameMismatch => "NameMismatch",
+            Reason::HistoryMismatch => "HistoryMismatch",
+            Reason::InterleavedTimelines => "InterleavedTimelines",
+            Reason::NoSnapshots => "NoSnapshots",
+            Reason::OutOfRange => "OutOfRange",
+            Reason::NoSuchTimeline => "NoSuchTimeline",
+            Reason::StoreUnreachable => "StoreUnreachable",
+            Reason::Internal => "Internal",
+            Reason::TargetExists => "TargetExists",
+            Reason::Io => "Io",
+            Reason::NoSpace => "NoSpace",
+            Reason::SnapshotVanished => "SnapshotVanished",
+            Reason::PermissionDenied => "PermissionDenied",
+            Reason::Unauthenticated => "Unauthenticated",
+            Reason::Configuration => "Configuration",
+            Reason::Terminated => "Terminated",
+        }
+    }
+
+    /// The process exit code, after BSD's sysexits.h; 143 is 128 + SIGTERM.
+    pub fn exit_code(self) -> u8 {
+        match self {
+            Reason::Usage => 64,
+            Reason::CorruptSnapshot
+            | Reason::RevisionGap
+            | Reason::NameMismatch
+            | Reason::HistoryMismatch
+            | Reason::InterleavedTimelines => 65,
+            Reason::NoSnapshots | Reason::OutOfRange | Reason::NoSuchTimeline => 66,
+            Reason::StoreUnreachable => 69,
+            Reason::Internal => 70,
+            Reason::TargetExists => 73,
+            Reason::Io | Reason::NoSpace => 74,
+            Reason::SnapshotVanished => 75,
+            Reason::PermissionDenied | Reason::Unauthenticated => 77,
+            Reason::Configuration => 78,
+            Reason::Terminated => 143,
+        }
+    }
+
+    /// Whether the same command can succeed later without anything being mended by hand.
+    pub fn is_retryable(self) -> bool {
+        matches!(self.exit_code(), 69 | 74 | 75)
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// A failure: a [`Reason`] and a sentence that says what, where and what to do.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct Error {
+    reason: Reason,
+    message: String,
+}
+
+/// What everything here returns.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    /// A failure with `reason`; the message is lower case, without a full stop.
+    pub fn new(reason: Reason, message: impl Into<String>) -> Self {
+        Error {
+            reason,
+            message: message.into(),
+        }
+    }
+
+    /// Damaged bytes.
+    pub fn corrupt(message: impl Into<String>) -> Self {
+        Error::new(Reason::CorruptSnapshot, message)
+    }
+
+    /// A bug of ours.
+    pub fn internal(message: impl Into<String>) -> Self {
+        Error::new(
+            Reason::Internal,
+            format!("{} (this is a bug in deltafold: please report it)", message.into()),
+        )
+    }
+
+    /// A local file operation that failed; `what` names the operation and the file.
+    ///
+    /// An error that one of our own readers passed through `std::io` keeps its reason.
+    pub fn io(what: impl fmt::Display, e: std::io::Error) -> Self {
+        use std::io::ErrorKind;
+        match e.downcast::<Error>() {
+            Ok(own) => own,
+            Err(e) => {
+                let reason = match e.kind() {
+                    ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Reason::NoSpace,
+                    ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
+                        Reason::PermissionDenied
+                    }
+                    _ => Reason::Io,
+                };
+                Error::new(reason, format!("{what}: {e}"))
+            }
+        }
+    }
+
+    /// Puts `where_` before the message, keeping the reason.
+    pub fn at(mut self, where_: impl fmt::Display) -> Self {
+        self.message = format!("{where_}: {}", self.message);
+        self
+    }
+
+    /// Why it failed.
+    pub fn reason(&self) -> Reason {
+        self.reason
+    }
+}
+
+/// So that our readers can stand behind `std::io::Read` without losing the reason.
+impl From<Error> for std::io::Error {
+    fn from(e: Error) -> Self {
+        std::io::Error::other(e)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reason_survives_std_io() {
+        let e = Error::corrupt("page 7 is torn");
+        let back = Error::io("read x", std::io::Error::from(e));
+        assert_eq!(back.reason(), Reason::CorruptSnapshot);
+        assert_eq!(back.to_string(), "page 7 is torn");
+    }
+
+    #[test]
+    fn only_unreachable_io_and_partly_done_are_worth_a_retry() {
+        for r in Reason::ALL {
+            assert_eq!(
+                r.is_retryable(),
+                [69, 74, 75].contains(&r.exit_code()),
+                "{r}"
+            );
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! etcd's HashKV, computed by us: over a finished file, or along the way while one is folded.
+//!
+//! Source: etcd's `server/storage/mvcc/hash.go` and `kvstore.go`; the rule is in ARCHITECTURE.md.
+
+use crate::bolt::{Database, ReadAt};
+use crate::error::{Error, Reason, Result};
+use crate::mvcc::history::{Base, KEY_BUCKET, key_bucket};
+use crate::mvcc::record::KeyValue;
+use crate::mvcc::revision::{RecordKey, Revision, encode_revision};
+use crc_fast::{CrcAlgorithm, Digest};
+use hashbrown::HashMap;
+
+/// The sum that etcd's HashKV would give.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HashKv {
+    /// CRC-32C over the bucket's name and the counted records.
+    pub hash: u32,
+    /// The compacted revision it depends on; −1 if never compacted.
+    pub compact_revision: Revision,
+    /// Keys alive at the revision asked for.
+    pub live_keys: u64,
+}
+
+/// Sums records in order, whatever they come from.
+#[derive(Debug)]
+pub(crate) struct Hasher {
+    counted: Digest,
+    /// Where no key is alive etcd's set of records to keep is empty, and then it skips none.
+    all: Digest,
+}
+
+impl Hasher {
+    pub(crate) fn new() -> Self {
+        let mut d = Digest::new(CrcAlgorithm::Crc32Iscsi);
+        d.update(KEY_BUCKET);
+        Hasher { counted: d, all: d }
+    }
+
+    /// Adds the raw key and value of a record; `counts` is false for a record at or below the
+    /// compacted revision that is not its key's newest, or is a tombstone.
+    pub(crate) fn add(&mut self, key: &[u8], value: &[u8], counts: bool) {
+        if counts {
+            self.counted.update(key);
+            self.counted.update(value);
+        }
+        self.all.update(key);
+        self.all.update(value);
+    }
+
+    pub(crate) fn finish(self, compact_revision: Revision, live_keys: u64) -> HashKv {
+        let digest = if live_keys == 0 { self.all } else { self.counted };
+        HashKv {
+            hash: digest.finalize() as u32,
+            compact_revision,
+            live_keys,
+        }
+    }
+}
+
+/// HashKV of a database file at `revision`, or at its newest where that is `None`.
+///
+/// Reads the bucket once, and the history above the compacted revision twice; memory grows with
+/// the keys of that history only.
+///
+/// # Errors
+/// `OutOfRange` for a revision that the file does not hold; `CorruptSnapshot`; `Io`.
+pub fn hash_kv<R: ReadAt>(db: &Database<R>, revision: Option<Revision>) -> Result<HashKv> {
+    let base = Base::read(db)?;
+    let at = revision.unwrap_or(base.revision);
+    if at < base.compact_revision || at > base.revision {
+        return Err(Error::new(
+            Reason::OutOfRange,
+            format!(
+                "the snapshot holds revisions {} to {}, not {at}",
+                base.first_revision(),
+                base.revision
+            ),
+        ));
+    }
+    let bucket = key_bucket(db)?;
+    let compact = base.compact_revision;
+
+    // The newest record of every key that has one above the compacted revision. Below it a
+    // finished compaction left one record a key; an unfinished one did not.
+    let mut newest: HashMap<Box<[u8]>, RecordKey> = HashMap::new();
+    let mut c = db.cursor(&bucket);
+    if base.compaction_finished {
+        c.seek(&encode_revision(compact.next().max(Revision(0)), 0))?;
+    }
+    while let Some(e) = c.next()? {
+        let rk = RecordKey::decode(e.key)?;
+        if rk.main > at {
+            break;
+        }
+        let key = KeyValue::decode(e.value)?.key;
+        match newest.get_mut(key) {
+            Some(n) => *n = rk,
+            None => {
+                newest.insert(key.into(), rk);
+            }
+        }
+    }
+    let mut live_keys = newest.values().filter(|rk| !rk.tombstone).count() as u64;
+
+    let mut hasher = Hasher::new();
+    let mut c = db.cursor(&bucket);
+    while let Some(e) = c.next()? {
+        let rk = RecordKey::decode(e.key)?;
+        if rk.main > at {
+            break;
+        }
+        let counts = if rk.main > compact {
+            true
+        } else {
+            match newest.get(KeyValue::decode(e.value)?.key) {
+                Some(n) => *n == rk && !rk.tombstone,
+                None => {
+                    live_keys += u64::from(!rk.tombstone);
+                    !rk.tombstone
+                }
+            }
+        };
+        hasher.add(e.key, e.value, counts);
+    }
+    Ok(hasher.finish(compact, live_keys))
+}

@@ -1,0 +1,17 @@
+//! etcd's multi-version store inside bbolt: revisions, records, what compaction keeps, HashKV, and
+//! the fold that turns a full snapshot and the events after it into a new one.
+//!
+//! It knows nothing of buckets, names or compression. `job` calls it; `bolt` carries it.
+
+pub mod fold;
+pub mod hash_kv;
+pub mod history;
+mod log;
+pub mod record;
+pub mod revision;
+
+pub use fold::{Change, Fold, FoldOptions, Folded};
+pub use hash_kv::{HashKv, hash_kv};
+pub use history::{Base, KeepHistory};
+pub use record::KeyValue;
+pub use revision::{RecordKey, Revision};

@@ -1,0 +1,170 @@
+//! The record of a change: etcd's protobuf `mvccpb.KeyValue`.
+//!
+//! Written byte for byte as etcd writes it (fields in number order, zero fields left out), since
+//! HashKV runs over these bytes. Source: etcd's `api/mvccpb/kv.proto`.
+
+use crate::error::{Error, Result};
+use crate::mvcc::Revision;
+
+/// One version of a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct KeyValue<'a> {
+    /// The key; never empty.
+    pub key: &'a [u8],
+    /// The revision in which the key came into being; 0 in a tombstone.
+    pub create_revision: Revision,
+    /// The revision of this version; 0 in a tombstone.
+    pub mod_revision: Revision,
+    /// 1 at creation, one more with every change; 0 in a tombstone.
+    pub version: i64,
+    /// The value; may be empty.
+    pub value: &'a [u8],
+    /// The lease that the key is attached to, or 0.
+    pub lease: i64,
+}
+
+const KEY: u64 = 1;
+const CREATE_REVISION: u64 = 2;
+const MOD_REVISION: u64 = 3;
+const VERSION: u64 = 4;
+const VALUE: u64 = 5;
+const LEASE: u64 = 6;
+
+const WIRE_VARINT: u64 = 0;
+const WIRE_FIXED64: u64 = 1;
+const WIRE_BYTES: u64 = 2;
+const WIRE_FIXED32: u64 = 5;
+
+impl<'a> KeyValue<'a> {
+    /// The record of a deletion: only the key.
+    pub fn tombstone(key: &'a [u8]) -> Self {
+        KeyValue {
+            key,
+            ..KeyValue::default()
+        }
+    }
+
+    /// Appends the protobuf bytes.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        out.reserve(self.key.len() + self.value.len() + 64);
+        put_bytes(out, KEY, self.key);
+        put_varint(out, CREATE_REVISION, self.create_revision.0);
+        put_varint(out, MOD_REVISION, self.mod_revision.0);
+        put_varint(out, VERSION, self.version);
+        put_bytes(out, VALUE, self.value);
+        put_varint(out, LEASE, self.lease);
+    }
+
+    /// Reads the protobuf bytes; unknown fields are passed over.
+    ///
+    /// # Errors
+    /// `CorruptSnapshot` where they are no `mvccpb.KeyValue`.
+    pub fn decode(b: &'a [u8]) -> Result<Self> {
+        Self::parse(b).ok_or_else(|| {
+            Error::corrupt("a record in the bucket \"key\" is no mvccpb.KeyValue")
+        })
+    }
+
+    fn parse(mut b: &'a [u8]) -> Option<Self> {
+        let mut kv = KeyValue::default();
+        while !b.is_empty() {
+            let tag = take_varint(&mut b)?;
+            let (field, wire) = (tag >> 3, tag & 7);
+            match (field, wire) {
+                (KEY, WIRE_BYTES) => kv.key = take_bytes(&mut b)?,
+                (VALUE, WIRE_BYTES) => kv.value = take_bytes(&mut b)?,
+                (CREATE_REVISION, WIRE_VARINT) => {
+                    kv.create_revision = Revision(take_varint(&mut b)? as i64);
+                }
+                (MOD_REVISION, WIRE_VARINT) => {
+                    kv.mod_revision = Revision(take_varint(&mut b)? as i64);
+                }
+                (VERSION, WIRE_VARINT) => kv.version = take_varint(&mut b)? as i64,
+                (LEASE, WIRE_VARINT) => kv.lease = take_varint(&mut b)? as i64,
+                (KEY..=LEASE, _) | (0, _) => return None,
+                (_, WIRE_VARINT) => {
+                    take_varint(&mut b)?;
+                }
+                (_, WIRE_FIXED64) => b = b.get(8..)?,
+                (_, WIRE_FIXED32) => b = b.get(4..)?,
+                (_, WIRE_BYTES) => {
+                    take_bytes(&mut b)?;
+                }
+                _ => return None,
+            }
+        }
+        Some(kv)
+    }
+}
+
+fn write_varint(out: &mut Vec<u8>, mut n: u64) {
+    while n >= 0x80 {
+        out.push(n as u8 | 0x80);
+        n >>= 7;
+    }
+    out.push(n as u8);
+}
+
+fn put_varint(out: &mut Vec<u8>, field: u64, n: i64) {
+    if n != 0 {
+        write_varint(out, field << 3 | WIRE_VARINT);
+        write_varint(out, n as u64);
+    }
+}
+
+fn put_bytes(out: &mut Vec<u8>, field: u64, b: &[u8]) {
+    if !b.is_empty() {
+        write_varint(out, field << 3 | WIRE_BYTES);
+        write_varint(out, b.len() as u64);
+        out.extend_from_slice(b);
+    }
+}
+
+fn take_varint(b: &mut &[u8]) -> Option<u64> {
+    let mut n = 0u64;
+    for (i, &x) in b.iter().enumerate().take(10) {
+        n |= u64::from(x & 0x7f) << (7 * i);
+        if x < 0x80 {
+            *b = &b[i + 1..];
+            return Some(n);
+        }
+    }
+    None
+}
+
+fn take_bytes<'a>(b: &mut &'a [u8]) -> Option<&'a [u8]> {
+    let n = usize::try_from(take_varint(b)?).ok()?;
+    let (bytes, rest) = b.split_at_checked(n)?;
+    *b = rest;
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_come_back_and_garbage_does_not() {
+        let kv = KeyValue {
+            key: b"/registry/pods/a",
+            create_revision: Revision(300),
+            mod_revision: Revision(1 << 40),
+            version: 2,
+            value: b"",
+            lease: i64::MIN + 5,
+        };
+        let mut b = Vec::new();
+        kv.encode(&mut b);
+        assert_eq!(KeyValue::decode(&b).unwrap(), kv);
+        // etcd's own bytes: 0a 01 61 is a tombstone of "a".
+        let mut t = Vec::new();
+        KeyValue::tombstone(b"a").encode(&mut t);
+        assert_eq!(t, b"\x0a\x01a");
+        for cut in 1..b.len() {
+            if let Ok(short) = KeyValue::decode(&b[..cut]) {
+                assert_ne!(short, kv);
+            }
+        }
+        assert!(KeyValue::decode(b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\x7f").is_err());
+    }
+}
