@@ -159,7 +159,10 @@ impl Error {
     pub fn internal(message: impl Into<String>) -> Self {
         Error::new(
             Reason::Internal,
-            format!("{} (this is a bug in deltafold: please report it)", message.into()),
+            format!(
+                "{} (this is a bug in deltafold: please report it)",
+                message.into()
+            ),
         )
     }
 

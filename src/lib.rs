@@ -2,22 +2,22 @@
 //!
 //! The map, from the command line down; each room calls only those below it.
 //!
-//! - [`cli`] — one file a command: its arguments and how its outcome is printed; progress.
+//! - [`cli`] — one file a command: its arguments and how its outcome is printed.
 //! - [`job`] — one file for each thing a Job does: options → run → outcome.
 //! - [`bucket`] — the snapshots of a prefix: names, catalog, timelines, chains; frame, codec, delta.
 //! - [`mvcc`] — etcd's store inside bbolt: revisions, records, the fold, HashKV.
 //! - [`bolt`] — bbolt's pages: a reader and a writer.
 //! - [`store`] — object stores: opening, listing, fetching, publishing.
-//! - [`telemetry`] — logs, and what the process has used.
+//! - [`telemetry`] — logs, progress, and what the process has used.
 //! - [`error`] — the one error: reasons and exit codes.
 
 pub mod bolt;
 pub mod bucket;
-//pub mod cli;
+pub mod cli;
 pub mod error;
-//pub mod job;
+pub mod job;
 pub mod mvcc;
-//pub mod store;
-//pub mod telemetry;
+pub mod store;
+pub mod telemetry;
 
 pub use error::{Error, Reason, Result};

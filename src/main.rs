@@ -1,1 +1,5 @@
-fn main() {}
+//! Parse, run, exit code; nothing else.
+
+fn main() -> std::process::ExitCode {
+    deltafold::cli::main()
+}

@@ -39,7 +39,9 @@ impl ReadAt for File {
 impl ReadAt for Vec<u8> {
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
         let from = usize::try_from(offset).map_err(|_| io::ErrorKind::UnexpectedEof)?;
-        let to = from.checked_add(buf.len()).ok_or(io::ErrorKind::UnexpectedEof)?;
+        let to = from
+            .checked_add(buf.len())
+            .ok_or(io::ErrorKind::UnexpectedEof)?;
         buf.copy_from_slice(self.get(from..to).ok_or(io::ErrorKind::UnexpectedEof)?);
         Ok(())
     }
@@ -85,7 +87,9 @@ impl<R: ReadAt> Database<R> {
     /// # Errors
     /// `CorruptSnapshot` where no meta is valid or the file is shorter than the meta says; `Io`.
     pub fn open(src: R) -> Result<Self> {
-        let size = src.size().map_err(|e| Error::io("read the database file", e))?;
+        let size = src
+            .size()
+            .map_err(|e| Error::io("read the database file", e))?;
         let read_meta = |offset: u64| -> Result<Result<Meta, &'static str>> {
             let mut b = [0u8; PAGE_HEADER_SIZE + META_SIZE];
             if offset + b.len() as u64 > size {
@@ -283,7 +287,11 @@ impl Page {
         for i in 0..count {
             let at = PAGE_HEADER_SIZE + i * LEAF_ELEMENT_SIZE;
             let span = if leaf {
-                (u32_at(&buf, at + 4), u32_at(&buf, at + 8), u32_at(&buf, at + 12))
+                (
+                    u32_at(&buf, at + 4),
+                    u32_at(&buf, at + 8),
+                    u32_at(&buf, at + 12),
+                )
             } else {
                 (u32_at(&buf, at), u32_at(&buf, at + 4), Some(0))
             };

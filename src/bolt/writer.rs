@@ -283,10 +283,7 @@ impl TreeBuilder {
         n.max(2)
     }
 
-    fn write_branch(
-        w: &mut Writer,
-        children: Vec<(Vec<u8>, PageId)>,
-    ) -> Result<(Vec<u8>, PageId)> {
+    fn write_branch(w: &mut Writer, children: Vec<(Vec<u8>, PageId)>) -> Result<(Vec<u8>, PageId)> {
         let mut page = PageBuffer::default();
         for (key, id) in &children {
             page.push(id.0, key, &[])?;

@@ -12,8 +12,6 @@ pub const V2: &str = "v2";
 pub const V1: &str = "v1";
 /// `<name>.exclude` beside a snapshot excludes it where the store has no tags.
 pub const EXCLUDE_SUFFIX: &str = ".exclude";
-/// Where our unfinished objects wait, beside the layouts' folders: `<prefix>/deltafold-staging/`.
-pub const STAGING: &str = "deltafold-staging";
 
 /// One object of a listing.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -130,9 +128,18 @@ mod tests {
             "v2/notes.exclude",
             "v2/sub/Full-00000000-00000010-100",
         ];
-        let listing = paths.map(|p| Listed { path: p.to_owned(), bytes: 1 }).to_vec();
+        let listing = paths
+            .map(|p| Listed {
+                path: p.to_owned(),
+                bytes: 1,
+            })
+            .to_vec();
         let c = Catalog::from_listing(listing);
-        let order: Vec<_> = c.snapshots.iter().map(|s| (s.path.as_str(), s.excluded)).collect();
+        let order: Vec<_> = c
+            .snapshots
+            .iter()
+            .map(|s| (s.path.as_str(), s.excluded))
+            .collect();
         assert_eq!(
             order,
             [

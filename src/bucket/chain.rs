@@ -18,10 +18,19 @@ pub type KnownBases = HashMap<usize, Base>;
 pub struct Chain {
     /// Index of the full.
     pub base: usize,
-    /// Indexes of the deltas.
-    pub deltas: Vec<usize>,
+    /// The deltas.
+    pub deltas: Vec<Link>,
     /// The revision it leads to.
     pub target: Revision,
+}
+
+/// A delta of a chain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Link {
+    /// Index in the catalog.
+    pub snapshot: usize,
+    /// Its events up to here are this timeline's.
+    pub until: Revision,
 }
 
 /// What choosing a chain came to.
@@ -57,16 +66,29 @@ pub fn choose(
     }
     let end_of = |m: &Member| {
         let named = catalog.snapshots[m.snapshot].name.last;
-        let true_last = known.get(&m.snapshot).map_or(named, |b| b.revision.max(named));
+        let true_last = known
+            .get(&m.snapshot)
+            .map_or(named, |b| b.revision.max(named));
         true_last.min(m.until)
     };
-    let newest = timeline.members.iter().map(end_of).max().unwrap_or_default();
+    let newest = timeline
+        .members
+        .iter()
+        .map(end_of)
+        .max()
+        .unwrap_or_default();
     let goal = target.unwrap_or(newest);
     let name = |i: usize| &catalog.snapshots[i].name;
 
     let mut gap = None;
     for &base in bases.iter().filter(|&&b| name(b).last <= goal) {
-        let at = known.get(&base).map_or(name(base).last, |b| b.revision.max(name(base).last));
+        // What it holds beyond its name may have been compacted past the goal.
+        if known.get(&base).is_some_and(|b| b.first_revision() > goal) {
+            continue;
+        }
+        let at = known
+            .get(&base)
+            .map_or(name(base).last, |b| b.revision.max(name(base).last));
         let (deltas, reached) = walk(catalog, timeline, at, goal);
         if reached >= goal {
             return Ok(Choice::Found(Chain {
@@ -134,7 +156,7 @@ pub fn walk(
     timeline: &Timeline,
     at: Revision,
     goal: Revision,
-) -> (Vec<usize>, Revision) {
+) -> (Vec<Link>, Revision) {
     let (mut deltas, mut reached) = (Vec::new(), at);
     while reached < goal {
         let next = timeline
@@ -145,17 +167,22 @@ pub fn walk(
             .map(|(m, n)| (n.last.min(m.until), n.created, m.snapshot))
             .filter(|&(last, ..)| last > reached)
             .max();
-        let Some((last, _, snapshot)) = next else {
+        let Some((until, _, snapshot)) = next else {
             break;
         };
-        deltas.push(snapshot);
-        reached = last;
+        deltas.push(Link { snapshot, until });
+        reached = until;
     }
     (deltas, reached)
 }
 
 /// The revisions above `from` up to `goal` that no delta holds.
-pub fn missing(catalog: &Catalog, timeline: &Timeline, from: Revision, goal: Revision) -> Vec<Range> {
+pub fn missing(
+    catalog: &Catalog,
+    timeline: &Timeline,
+    from: Revision,
+    goal: Revision,
+) -> Vec<Range> {
     let (mut holes, mut at) = (Vec::new(), from);
     while at < goal {
         let (_, reached) = walk(catalog, timeline, at, goal);
@@ -232,17 +259,23 @@ mod tests {
     fn bucket(names: &[&str]) -> (Catalog, Timeline) {
         let listing = names
             .iter()
-            .map(|n| Listed { path: format!("v2/{n}"), bytes: 1 })
+            .map(|n| Listed {
+                path: format!("v2/{n}"),
+                bytes: 1,
+            })
             .collect();
         let catalog = Catalog::from_listing(listing);
-        let timeline = Timelines::build(&catalog, &NamesOnly).unwrap().all.remove(0);
+        let timeline = Timelines::build(&catalog, &NamesOnly)
+            .unwrap()
+            .all
+            .remove(0);
         (catalog, timeline)
     }
 
     fn chosen(b: &(Catalog, Timeline), target: Option<i64>, known: &KnownBases) -> Vec<String> {
         match choose(&b.0, &b.1, target.map(Revision), known).unwrap() {
             Choice::Found(c) => std::iter::once(c.base)
-                .chain(c.deltas)
+                .chain(c.deltas.iter().map(|l| l.snapshot))
                 .map(|i| b.0.snapshots[i].name.to_string())
                 .collect(),
             Choice::Look(i) => vec![format!("look {}", b.0.snapshots[i].name)],
@@ -276,7 +309,10 @@ mod tests {
             ]
         );
         assert_eq!(chosen(&b, Some(12), &KnownBases::new()).len(), 2);
-        assert_eq!(chosen(&b, Some(10), &KnownBases::new()), ["Full-00000000-00000010-100"]);
+        assert_eq!(
+            chosen(&b, Some(10), &KnownBases::new()),
+            ["Full-00000000-00000010-100"]
+        );
     }
 
     #[test]
@@ -290,7 +326,11 @@ mod tests {
         let known = KnownBases::from([(2, base(20, 20))]);
         assert_eq!(
             chosen(&b, None, &known),
-            ["Full-00000000-00000020-115", "Incr-00000011-00000025-110", "Incr-00000026-00000030-120"]
+            [
+                "Full-00000000-00000020-115",
+                "Incr-00000011-00000025-110",
+                "Incr-00000026-00000030-120"
+            ]
         );
         let b = bucket(&[
             "Full-00000000-00000010-100",
@@ -308,24 +348,39 @@ mod tests {
             "Incr-00000025-00000030-120",
         ]);
         let none = KnownBases::new();
-        assert_eq!(chosen(&b, Some(20), &none), ["look Full-00000000-00000010-100"]);
-        assert_eq!(chosen(&b, Some(20), &KnownBases::from([(0, base(12, 5))])).len(), 2);
+        assert_eq!(
+            chosen(&b, Some(20), &none),
+            ["look Full-00000000-00000010-100"]
+        );
+        assert_eq!(
+            chosen(&b, Some(20), &KnownBases::from([(0, base(12, 5))])).len(),
+            2
+        );
         let known = KnownBases::from([(0, base(10, 5))]);
         let e = choose(&b.0, &b.1, None, &known).unwrap_err();
         assert_eq!(e.reason(), Reason::RevisionGap);
-        assert!(e.to_string().contains("missing are 11 to 12, 21 to 24;"), "{e}");
+        assert!(
+            e.to_string().contains("missing are 11 to 12, 21 to 24;"),
+            "{e}"
+        );
         assert_eq!(
             missing(&b.0, &b.1, Revision(10), Revision(30)),
             [(Revision(11), Revision(12)), (Revision(21), Revision(24))]
         );
-        assert_eq!(restorable(&b.0, &b.1, &known), [(Revision(5), Revision(10))]);
+        assert_eq!(
+            restorable(&b.0, &b.1, &known),
+            [(Revision(5), Revision(10))]
+        );
     }
 
     #[test]
     fn a_full_serves_its_own_history() {
         let b = bucket(&["Full-00000000-00000020-100", "Full-00000000-00000030-110"]);
         let none = KnownBases::new();
-        assert_eq!(chosen(&b, Some(15), &none), ["look Full-00000000-00000020-100"]);
+        assert_eq!(
+            chosen(&b, Some(15), &none),
+            ["look Full-00000000-00000020-100"]
+        );
         let known = KnownBases::from([(0, base(20, 12)), (1, base(30, 30))]);
         assert_eq!(chosen(&b, Some(15), &known), ["Full-00000000-00000020-100"]);
         for out in [5, 31] {

@@ -126,7 +126,9 @@ impl FromStr for CompressionChoice {
         let bad = |why: &str| {
             Error::new(
                 Reason::Usage,
-                format!("\"{s}\" is no compression ({why}): use same, none, gzip, zlib, lzw, zstd or zstd:LEVEL (1 to 22)"),
+                format!(
+                    "\"{s}\" is no compression ({why}): use same, none, gzip, zlib, lzw, zstd or zstd:LEVEL (1 to 22)"
+                ),
             )
         };
         if s == "same" {
@@ -203,11 +205,16 @@ struct Decoder<D> {
 impl<D: Read> Read for Decoder<D> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         self.inner.read(out).map_err(|e| {
-            let of_source = e.raw_os_error().is_some() || e.get_ref().is_some_and(|i| i.is::<Error>());
+            let of_source =
+                e.raw_os_error().is_some() || e.get_ref().is_some_and(|i| i.is::<Error>());
             if of_source {
                 return e;
             }
-            Error::corrupt(format!("its {} compression is damaged: {e}", self.compression)).into()
+            Error::corrupt(format!(
+                "its {} compression is damaged: {e}",
+                self.compression
+            ))
+            .into()
         })
     }
 }
@@ -244,7 +251,9 @@ impl<R: BufRead> Read for LzwDecoder<R> {
             if self.ended {
                 return match input.len() {
                     0 => Ok(0),
-                    n => Err(io::Error::other(format!("{n} bytes or more follow its end"))),
+                    n => Err(io::Error::other(format!(
+                        "{n} bytes or more follow its end"
+                    ))),
                 };
             }
             let at_end = input.is_empty();
@@ -443,7 +452,11 @@ fn compress_block(encoding: Encoding, block: &[u8], last: bool) -> io::Result<Ve
         return frame.compress(block);
     }
     let mut deflate = Compress::new(flate2::Compression::new(DEFLATE_LEVEL), false);
-    let flush = if last { FlushCompress::Finish } else { FlushCompress::Full };
+    let flush = if last {
+        FlushCompress::Finish
+    } else {
+        FlushCompress::Full
+    };
     let mut out = Vec::with_capacity(block.len() / 2 + 64);
     loop {
         let consumed = deflate.total_in() as usize;
@@ -549,7 +562,11 @@ mod tests {
         (0..len)
             .map(|i| {
                 x = x.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-                if i % 3 == 0 { (x >> 24) as u8 } else { b'a' + (i / 1000 % 26) as u8 }
+                if i % 3 == 0 {
+                    (x >> 24) as u8
+                } else {
+                    b'a' + (i / 1000 % 26) as u8
+                }
             })
             .collect()
     }
@@ -588,7 +605,10 @@ mod tests {
             for cut in 0..packed.len() {
                 // A frame's hash guards what a decoder lets pass; none may invent bytes.
                 if let Ok(got) = decompress(c, &packed[..cut]) {
-                    assert!(data.starts_with(&got) && got.len() < data.len() || cut == 0, "{c} {cut}");
+                    assert!(
+                        data.starts_with(&got) && got.len() < data.len() || cut == 0,
+                        "{c} {cut}"
+                    );
                 }
             }
             let mut tail = packed.clone();
@@ -603,7 +623,10 @@ mod tests {
         assert_eq!(parse("same").unwrap(), CompressionChoice::Same);
         assert_eq!(
             parse("zstd:19").unwrap(),
-            CompressionChoice::Chosen(Encoding { compression: Compression::Zstd, level: 19 })
+            CompressionChoice::Chosen(Encoding {
+                compression: Compression::Zstd,
+                level: 19
+            })
         );
         for bad in ["", "gz", "gzip:9", "zstd:0", "zstd:23", "zstd:x"] {
             assert_eq!(parse(bad).unwrap_err().reason(), Reason::Usage, "{bad}");

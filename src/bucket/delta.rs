@@ -107,7 +107,9 @@ pub struct DeltaReader<R> {
 enum Position {
     BeforeArray,
     /// Before the first element, or behind one.
-    InArray { first: bool },
+    InArray {
+        first: bool,
+    },
     Ended,
 }
 
@@ -264,7 +266,10 @@ impl<R: Read> DeltaReader<R> {
                 return Err(if self.events == 0 {
                     Error::new(
                         Reason::NameMismatch,
-                        format!("its name promises revisions {} to {}, it holds no event", self.start, self.last),
+                        format!(
+                            "its name promises revisions {} to {}, it holds no event",
+                            self.start, self.last
+                        ),
                     )
                 } else {
                     self.mismatch(&format!("it ends at revision {}", self.current))
@@ -309,12 +314,16 @@ impl<R: Read> DeltaReader<R> {
         let base64 = |what: &str, text: &str, out: &mut Vec<u8>| {
             out.clear();
             STANDARD.decode_vec(text, out).map_err(|e| {
-                Error::corrupt(format!("the {what} of an event at revision {main} is no base64: {e}"))
+                Error::corrupt(format!(
+                    "the {what} of an event at revision {main} is no base64: {e}"
+                ))
             })
         };
         base64("key", &kv.key, &mut self.key)?;
         if self.key.is_empty() {
-            return Err(Error::corrupt(format!("an event at revision {main} has no key")));
+            return Err(Error::corrupt(format!(
+                "an event at revision {main} has no key"
+            )));
         }
         let put = match wire.event.kind {
             TYPE_PUT => true,
@@ -437,11 +446,24 @@ mod tests {
             (format!("[{},{},{}]", e(5), e(6), e(7)), NameMismatch),
             (format!("[{},{}]", e(5), e(7)), NameMismatch),
             (format!("[{},{},{}]", e(5), e(6), e(5)), CorruptSnapshot),
-            (format!("[{},{}]", e(5), e(6)).replace("YQ==", "Y"), CorruptSnapshot),
-            (format!("[{},{}]", e(5), e(6)).replace("YQ==", ""), CorruptSnapshot),
-            (format!("[{},{}]", e(5), e(6)).replace("{\"kv", "{\"type\":2,\"kv"), CorruptSnapshot),
+            (
+                format!("[{},{}]", e(5), e(6)).replace("YQ==", "Y"),
+                CorruptSnapshot,
+            ),
+            (
+                format!("[{},{}]", e(5), e(6)).replace("YQ==", ""),
+                CorruptSnapshot,
+            ),
+            (
+                format!("[{},{}]", e(5), e(6)).replace("{\"kv", "{\"type\":2,\"kv"),
+                CorruptSnapshot,
+            ),
         ] {
-            assert_eq!(read_all(json.as_bytes(), 5, 6).unwrap_err().reason(), reason, "{json}");
+            assert_eq!(
+                read_all(json.as_bytes(), 5, 6).unwrap_err().reason(),
+                reason,
+                "{json}"
+            );
         }
     }
 }

@@ -90,7 +90,9 @@ impl FromStr for SnapshotName {
             _ => return Err(NotASnapshot),
         };
         let mut number = || {
-            let p = parts.next().filter(|p| p.bytes().all(|b| b.is_ascii_digit()));
+            let p = parts
+                .next()
+                .filter(|p| p.bytes().all(|b| b.is_ascii_digit()));
             p.and_then(|p| p.parse::<i64>().ok()).ok_or(NotASnapshot)
         };
         let (start, last, created) = (Revision(number()?), Revision(number()?), number()?);
@@ -133,12 +135,20 @@ mod tests {
     #[test]
     fn other_objects_are_not_snapshots() {
         for s in [
-            "", "Full", "README.md", "Full-00000000-00000746-1795224681.bz2",
-            "Full-00000001-00000746-1795224681", "Incr-00000000-00000746-1795224681",
-            "Incr-00000748-00000747-1795224681", "Incr-+0000747-00000748-1795224681",
-            "Full-00000000-00000746-1795224681-1", "Full-00000000-00000746-1795224681.gz.tmp",
-            "Full-00000000-00000746", "full-00000000-00000746-1795224681",
-            "Full-00000000-99999999999999999999-1795224681", "Full-00000000-00000746-1795224681.gz#1",
+            "",
+            "Full",
+            "README.md",
+            "Full-00000000-00000746-1795224681.bz2",
+            "Full-00000001-00000746-1795224681",
+            "Incr-00000000-00000746-1795224681",
+            "Incr-00000748-00000747-1795224681",
+            "Incr-+0000747-00000748-1795224681",
+            "Full-00000000-00000746-1795224681-1",
+            "Full-00000000-00000746-1795224681.gz.tmp",
+            "Full-00000000-00000746",
+            "full-00000000-00000746-1795224681",
+            "Full-00000000-99999999999999999999-1795224681",
+            "Full-00000000-00000746-1795224681.gz#1",
         ] {
             assert!(s.parse::<SnapshotName>().is_err(), "{s}");
         }

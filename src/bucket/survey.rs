@@ -128,7 +128,10 @@ impl SurveyFile {
     pub fn new(temp_dir: &Path) -> Result<Self> {
         let file = tempfile::tempfile_in(temp_dir).map_err(|e| {
             Error::io(
-                format!("create a file in the temporary directory {}", temp_dir.display()),
+                format!(
+                    "create a file in the temporary directory {}",
+                    temp_dir.display()
+                ),
                 e,
             )
         })?;
@@ -239,6 +242,11 @@ impl SurveyFile {
     /// # Errors
     /// `Io`.
     pub fn conflict(&self, a: &Survey, b: &Survey) -> Result<Option<Revision>> {
+        // A delta shares nothing with what ends before it.
+        let apart = |x: &Survey, y: &Survey| y.base.is_none() && x.last < y.complete_from;
+        if apart(a, b) || apart(b, a) {
+            return Ok(None);
+        }
         let complete = |s: &Survey, e: &Entry| e.main >= s.complete_from && e.main <= s.last;
         let (mut left, mut right) = (self.entries(a), self.entries(b));
         let (mut l, mut r) = (left.next()?, right.next()?);
@@ -319,7 +327,10 @@ impl SurveyFile {
                 hash.update(e.encode());
             }
         }
-        Ok(hash.finalize()[..4].iter().map(|b| format!("{b:02x}")).collect())
+        Ok(hash.finalize()[..4]
+            .iter()
+            .map(|b| format!("{b:02x}"))
+            .collect())
     }
 }
 

@@ -287,8 +287,8 @@ impl Timelines {
                     }
                 }
             }
-            let adjacent = name.kind == Kind::Full
-                || all[t].last(catalog, evidence) == Some(before);
+            let adjacent =
+                name.kind == Kind::Full || all[t].last(catalog, evidence) == Some(before);
             let rank = (continuity, adjacent, activity(catalog, &all[t]), t);
             if best.is_none_or(|b| rank > b) {
                 best = Some(rank);
@@ -307,7 +307,10 @@ impl Timelines {
             let ids: Vec<&str> = self.all.iter().map(|t| t.id.as_str()).collect();
             Error::new(
                 Reason::NoSuchTimeline,
-                format!("there is no timeline \"{id}\"; there are: {}", ids.join(", ")),
+                format!(
+                    "there is no timeline \"{id}\"; there are: {}",
+                    ids.join(", ")
+                ),
             )
         })
     }
@@ -359,7 +362,12 @@ impl Timelines {
 
 /// The first revision at which two timelines differ.
 fn divergence(a: &Timeline, b: &Timeline) -> Option<Revision> {
-    let same = a.lineage.iter().zip(&b.lineage).take_while(|(x, y)| x == y).count();
+    let same = a
+        .lineage
+        .iter()
+        .zip(&b.lineage)
+        .take_while(|(x, y)| x == y)
+        .count();
     let next = |t: &Timeline| t.lineage.get(same).map(|f| f.1);
     match (next(a), next(b)) {
         (Some(x), Some(y)) => Some(x.min(y)),
@@ -420,15 +428,24 @@ mod tests {
         fn new(told: &[(&str, i64, &str)]) -> Self {
             let listing = told
                 .iter()
-                .map(|(name, ..)| Listed { path: format!("v2/{name}"), bytes: 1 })
+                .map(|(name, ..)| Listed {
+                    path: format!("v2/{name}"),
+                    bytes: 1,
+                })
                 .collect();
             let catalog = Catalog::from_listing(listing);
             let content = catalog
                 .snapshots
                 .iter()
                 .map(|s| {
-                    let t = told.iter().find(|t| format!("v2/{}", t.0) == s.path).unwrap();
-                    t.2.chars().enumerate().map(|(i, c)| (t.1 + i as i64, c)).collect()
+                    let t = told
+                        .iter()
+                        .find(|t| format!("v2/{}", t.0) == s.path)
+                        .unwrap();
+                    t.2.chars()
+                        .enumerate()
+                        .map(|(i, c)| (t.1 + i as i64, c))
+                        .collect()
                 })
                 .collect();
             Told { catalog, content }
@@ -452,7 +469,10 @@ mod tests {
             Ok(Continuity::Unknown)
         }
         fn fingerprint(&self, s: usize, r: Revision) -> Result<String> {
-            Ok(self.content[s].get(&r.0).map(char::to_string).unwrap_or_default())
+            Ok(self.content[s]
+                .get(&r.0)
+                .map(char::to_string)
+                .unwrap_or_default())
         }
         fn last(&self, _: usize) -> Option<Revision> {
             None
@@ -463,7 +483,10 @@ mod tests {
     }
 
     fn names(told: &Told, which: &[usize]) -> Vec<String> {
-        which.iter().map(|&i| told.catalog.snapshots[i].name.to_string()).collect()
+        which
+            .iter()
+            .map(|&i| told.catalog.snapshots[i].name.to_string())
+            .collect()
     }
 
     #[test]
@@ -517,7 +540,13 @@ mod tests {
         assert_eq!(b.last(&t.catalog, &t), Some(Revision(17)));
         assert_eq!(b.forked_at(), Some(Revision(13)));
         // The old delta counts up to the fork.
-        assert_eq!(b.members.iter().map(|m| m.until.0.min(99)).collect::<Vec<_>>(), [12, 12, 99, 99]);
+        assert_eq!(
+            b.members
+                .iter()
+                .map(|m| m.until.0.min(99))
+                .collect::<Vec<_>>(),
+            [12, 12, 99, 99]
+        );
         assert!(all.by_id("main").is_ok());
         assert_eq!(all.by_id("x").unwrap_err().reason(), Reason::NoSuchTimeline);
     }
@@ -570,7 +599,12 @@ mod tests {
             ("Incr-00000013-00000019-140", 13, "ddddddd"),
         ]);
         assert_eq!(t.newest().unwrap(), "r13-d");
-        let ids: Vec<_> = Timelines::build(&t.catalog, &t).unwrap().all.iter().map(|t| t.id.clone()).collect();
+        let ids: Vec<_> = Timelines::build(&t.catalog, &t)
+            .unwrap()
+            .all
+            .iter()
+            .map(|t| t.id.clone())
+            .collect();
         assert_eq!(ids, ["main", "r15-b", "r12-c", "r13-d"]);
     }
 }

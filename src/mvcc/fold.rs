@@ -220,7 +220,11 @@ impl Fold {
             {
                 return Err(Error::corrupt(format!(
                     "the record of key {} at revision {} contradicts itself (create_revision {}, mod_revision {}, version {})",
-                    show_key(key), rk.main, kv.create_revision, kv.mod_revision, kv.version
+                    show_key(key),
+                    rk.main,
+                    kv.create_revision,
+                    kv.mod_revision,
+                    kv.version
                 )));
             }
         }
@@ -348,12 +352,7 @@ fn is_kept(
 
 /// HashKV passes over the records at or below the compacted revision that are not their key's
 /// newest, and over tombstones there.
-fn counts(
-    slots: &HashMap<Box<[u8]>, Slot>,
-    compact: Revision,
-    rk: &RecordKey,
-    key: &[u8],
-) -> bool {
+fn counts(slots: &HashMap<Box<[u8]>, Slot>, compact: Revision, rk: &RecordKey, key: &[u8]) -> bool {
     rk.main > compact || (!rk.tombstone && slots.get(key).is_none_or(|s| !s.touched_after))
 }
 

@@ -48,7 +48,11 @@ impl Hasher {
     }
 
     pub(crate) fn finish(self, compact_revision: Revision, live_keys: u64) -> HashKv {
-        let digest = if live_keys == 0 { self.all } else { self.counted };
+        let digest = if live_keys == 0 {
+            self.all
+        } else {
+            self.counted
+        };
         HashKv {
             hash: digest.finalize() as u32,
             compact_revision,

@@ -38,9 +38,9 @@ impl Base {
     /// `CorruptSnapshot` where a bucket is missing or damaged; `Io`.
     pub fn read<R: ReadAt>(db: &Database<R>) -> Result<Base> {
         let key = key_bucket(db)?;
-        let meta = db
-            .bucket(META_BUCKET)?
-            .ok_or_else(|| Error::corrupt("the snapshot has no bucket \"meta\": it is not etcd's"))?;
+        let meta = db.bucket(META_BUCKET)?.ok_or_else(|| {
+            Error::corrupt("the snapshot has no bucket \"meta\": it is not etcd's")
+        })?;
         let (mut scheduled, mut finished) = (Revision::NONE, Revision::NONE);
         let mut c = db.cursor(&meta);
         while let Some(e) = c.next()? {
@@ -130,9 +130,11 @@ impl KeepHistory {
         let wish = match self {
             KeepHistory::Latest => target,
             KeepHistory::All => Revision::NONE,
-            KeepHistory::Revisions(n) => {
-                Revision(target.0.saturating_sub(i64::try_from(n).unwrap_or(i64::MAX)))
-            }
+            KeepHistory::Revisions(n) => Revision(
+                target
+                    .0
+                    .saturating_sub(i64::try_from(n).unwrap_or(i64::MAX)),
+            ),
             KeepHistory::Age(_) => cutoff.unwrap_or(Revision::NONE),
         };
         // Revisions below 1 hold nothing: compacting there is not compacting.
@@ -149,7 +151,9 @@ pub fn parse_duration(s: &str) -> Option<Duration> {
         let digits = rest.find(|c: char| !c.is_ascii_digit())?;
         let n: u64 = rest[..digits].parse().ok()?;
         rest = &rest[digits..];
-        let unit = rest.find(|c: char| c.is_ascii_digit()).unwrap_or(rest.len());
+        let unit = rest
+            .find(|c: char| c.is_ascii_digit())
+            .unwrap_or(rest.len());
         let part = match &rest[..unit] {
             "d" => Duration::from_secs(n.checked_mul(86_400)?),
             "h" => Duration::from_secs(n.checked_mul(3_600)?),
@@ -200,9 +204,15 @@ mod tests {
         assert_eq!(at(KeepHistory::Revisions(0), None), 200);
         assert_eq!(at(KeepHistory::Revisions(10), None), 190);
         assert_eq!(at(KeepHistory::Revisions(u64::MAX), None), 40);
-        assert_eq!(at(KeepHistory::Age(Duration::ZERO), Some(Revision(150))), 150);
+        assert_eq!(
+            at(KeepHistory::Age(Duration::ZERO), Some(Revision(150))),
+            150
+        );
         assert_eq!(at(KeepHistory::Age(Duration::MAX), None), 40);
-        let fresh = Base { compact_revision: Revision::NONE, ..base };
+        let fresh = Base {
+            compact_revision: Revision::NONE,
+            ..base
+        };
         let all = KeepHistory::Revisions(500).compact_revision(&fresh, Revision(200), None);
         assert_eq!(all, Revision::NONE);
     }

@@ -130,7 +130,10 @@ impl ChangeLog {
     fn temp_file(&self) -> Result<File> {
         tempfile::tempfile_in(&self.temp_dir).map_err(|e| {
             Error::io(
-                format!("create a file in the temporary directory {}", self.temp_dir.display()),
+                format!(
+                    "create a file in the temporary directory {}",
+                    self.temp_dir.display()
+                ),
                 e,
             )
         })

@@ -60,9 +60,8 @@ impl<'a> KeyValue<'a> {
     /// # Errors
     /// `CorruptSnapshot` where they are no `mvccpb.KeyValue`.
     pub fn decode(b: &'a [u8]) -> Result<Self> {
-        Self::parse(b).ok_or_else(|| {
-            Error::corrupt("a record in the bucket \"key\" is no mvccpb.KeyValue")
-        })
+        Self::parse(b)
+            .ok_or_else(|| Error::corrupt("a record in the bucket \"key\" is no mvccpb.KeyValue"))
     }
 
     fn parse(mut b: &'a [u8]) -> Option<Self> {

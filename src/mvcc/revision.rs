@@ -108,10 +108,20 @@ mod tests {
 
     #[test]
     fn record_keys_sort_as_their_bytes_and_come_back() {
-        let keys = [(0, 0, false), (1, 0, false), (1, 1, true), (2, 0, true), (1 << 40, 3, false)];
+        let keys = [
+            (0, 0, false),
+            (1, 0, false),
+            (1, 1, true),
+            (2, 0, true),
+            (1 << 40, 3, false),
+        ];
         let mut last = Vec::new();
         for (main, sub, tombstone) in keys {
-            let k = RecordKey { main: Revision(main), sub, tombstone };
+            let k = RecordKey {
+                main: Revision(main),
+                sub,
+                tombstone,
+            };
             let mut b = Vec::new();
             k.encode(&mut b);
             assert_eq!(b.len(), 17 + usize::from(tombstone));

@@ -1,0 +1,28 @@
+//! `deltafold completions`: completions for shells.
+
+use super::{Cli, print};
+use crate::error::{Error, Result};
+use clap::{Args, CommandFactory};
+use clap_complete::Shell;
+
+/// Print completions for a shell
+#[derive(Debug, Args)]
+#[command(after_long_help = "\
+Examples:
+  deltafold completions bash > /etc/bash_completion.d/deltafold
+  deltafold completions zsh > \"${fpath[1]}/_deltafold\"
+  deltafold completions fish > ~/.config/fish/completions/deltafold.fish")]
+pub(super) struct CompletionsArgs {
+    /// Which shell
+    shell: Shell,
+}
+
+impl CompletionsArgs {
+    pub(super) fn run(&self) -> Result<()> {
+        let mut script = Vec::new();
+        clap_complete::generate(self.shell, &mut Cli::command(), "deltafold", &mut script);
+        let script = String::from_utf8(script)
+            .map_err(|_| Error::internal("a completion script that is no text"))?;
+        print(&script)
+    }
+}

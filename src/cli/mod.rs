@@ -1,0 +1,307 @@
+//! The command line: one file a command, its arguments and how its outcome is printed.
+//!
+//! Outcomes go to standard output, everything else to standard error.
+
+mod compact;
+mod completions;
+mod list;
+
+use crate::error::{Error, Reason, Result};
+use crate::job::Context;
+use crate::store;
+use crate::telemetry::logs::{self, LogFormat};
+use clap::error::ErrorKind;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde::Serialize;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Backup and snapshot compaction for etcd, with no etcd
+///
+/// deltafold reads and writes the buckets of etcd-backup-restore: full snapshots and the delta
+/// snapshots after them.
+#[derive(Debug, Parser)]
+#[command(name = "deltafold", version, max_term_width = 100, after_long_help = EXAMPLES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+    #[command(flatten)]
+    global: Global,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  What does the bucket hold, and what can be restored from it?
+      deltafold list --store s3://backups/etcd-main
+  Fold the deltas into a new full snapshot:
+      deltafold compact --store s3://backups/etcd-main
+  Exit codes, settings of stores and the JSON that is printed are in docs/.";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Compact(compact::CompactArgs),
+    List(list::ListArgs),
+    Completions(completions::CompletionsArgs),
+}
+
+/// How the outcome is printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Output {
+    /// For people
+    Text,
+    /// One JSON object on standard output
+    Json,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Output")]
+struct Global {
+    /// How the outcome is printed on standard output
+    #[arg(
+        long,
+        global = true,
+        env = "DELTAFOLD_OUTPUT",
+        default_value = "text",
+        value_name = "FORMAT"
+    )]
+    output: Output,
+    /// How log lines look [default: json in a Pod, else text]
+    #[arg(
+        long,
+        global = true,
+        env = "DELTAFOLD_LOG_FORMAT",
+        value_name = "FORMAT"
+    )]
+    log_format: Option<LogFormat>,
+    /// error, warn, info, debug or trace, or a filter such as "deltafold=debug,object_store=info"
+    #[arg(
+        long,
+        global = true,
+        env = "DELTAFOLD_LOG_LEVEL",
+        default_value = "info",
+        value_name = "LEVEL"
+    )]
+    log_level: String,
+}
+
+/// Where the snapshots are, and what a Job may use.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Store")]
+struct StoreArgs {
+    /// The folder that holds v2/ (or v1/): s3://bucket/prefix, gs://…, az://…, file:///dir or a path
+    #[arg(long, env = "DELTAFOLD_STORE", value_name = "URL")]
+    store: String,
+    /// A setting of the store, such as endpoint=http://minio:9000; may be given again
+    ///
+    /// In the environment: one setting a line. The providers' usual variables (AWS_ACCESS_KEY_ID,
+    /// GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME, …) are read too; these win.
+    #[arg(
+        long,
+        env = "DELTAFOLD_STORE_OPTION",
+        value_name = "KEY=VALUE",
+        hide_env_values = true
+    )]
+    store_option: Vec<String>,
+    /// For what does not fit into memory [default: the system's]
+    #[arg(long, env = "DELTAFOLD_TEMP_DIR", value_name = "DIR")]
+    temp_dir: Option<PathBuf>,
+    /// Threads that compress and upload [default: as many as processors]
+    #[arg(long, env = "DELTAFOLD_THREADS", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    threads: Option<u16>,
+}
+
+impl StoreArgs {
+    fn options(&self) -> Result<Vec<(String, String)>> {
+        let lines = self.store_option.iter().flat_map(|o| o.lines());
+        lines
+            .map(str::trim)
+            .filter(|l| !l.is_empty())
+            .map(|l| match l.split_once('=') {
+                Some((key, value)) if !key.is_empty() => {
+                    Ok((key.trim().to_owned(), value.to_owned()))
+                }
+                // It may be a secret: it is not shown.
+                _ => Err(Error::new(
+                    Reason::Usage,
+                    "a --store-option is not of the form KEY=VALUE",
+                )),
+            })
+            .collect()
+    }
+
+    fn context(&self) -> Result<Context> {
+        let temp_dir = self.temp_dir.clone().unwrap_or_else(std::env::temp_dir);
+        if !temp_dir.is_dir() {
+            return Err(Error::new(
+                Reason::Usage,
+                format!("--temp-dir {} is no folder", temp_dir.display()),
+            ));
+        }
+        let handle = tokio::runtime::Handle::current();
+        let threads = match self.threads {
+            Some(n) => usize::from(n),
+            None => std::thread::available_parallelism().map_or(1, usize::from),
+        };
+        Ok(Context {
+            store: store::open(&self.store, &self.options()?, handle)?,
+            temp_dir,
+            threads,
+        })
+    }
+}
+
+/// Runs the program: parses the command line, runs the command, prints, and says how it ended.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(e) => return refuse(&e),
+    };
+    let format = cli.global.log_format.unwrap_or_else(LogFormat::detect);
+    if let Err(e) = logs::init(format, &cli.global.log_level) {
+        let e = Error::new(Reason::Usage, format!("--log-level: {e}"));
+        return fail(&e, cli.global.output);
+    }
+    let output = cli.global.output;
+    match run(cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => fail(&e, output),
+    }
+}
+
+fn run(cli: Cli) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .map_err(|e| Error::io("start the runtime", e))?;
+    let _entered = runtime.enter();
+    let output = cli.global.output;
+    let result = match cli.command {
+        Command::Compact(args) => with_signals(&args.store, |ctx| args.run(ctx, output)),
+        Command::List(args) => with_signals(&args.store, |ctx| args.run(ctx, output)),
+        Command::Completions(args) => args.run(),
+    };
+    // A transfer that hangs must not keep the process.
+    drop(_entered);
+    runtime.shutdown_timeout(Duration::from_millis(200));
+    result
+}
+
+/// Runs a job that SIGTERM and SIGINT end: at once, but for what it has to clean up.
+fn with_signals(store: &StoreArgs, job: impl FnOnce(&Context) -> Result<()>) -> Result<()> {
+    let ctx = store.context()?;
+    let cancel = ctx.store.cancel().clone();
+    let signals = |kind| signal(kind).map_err(|e| Error::io("listen for signals", e));
+    let (mut term, mut int) = (
+        signals(SignalKind::terminate())?,
+        signals(SignalKind::interrupt())?,
+    );
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = term.recv() => {}
+            _ = int.recv() => {}
+        }
+        cancel.cancel();
+    });
+    job(&ctx)
+}
+
+/// Prints the outcome of a command on standard output.
+fn print(text: &str) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        // Whoever reads may have seen enough.
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        other => other.map_err(|e| Error::io("write to standard output", e)),
+    }
+}
+
+fn print_json(value: &impl Serialize) -> Result<()> {
+    let text = serde_json::to_string_pretty(value)
+        .map_err(|e| Error::internal(format!("an outcome that is no JSON: {e}")))?;
+    print(&(text + "\n"))
+}
+
+/// What is printed on failure. The fields are a contract.
+#[derive(Serialize)]
+struct Failure<'a> {
+    status: &'static str,
+    code: u8,
+    reason: &'a str,
+    message: String,
+}
+
+fn fail(e: &Error, output: Output) -> ExitCode {
+    let code = e.reason().exit_code();
+    eprintln!("error: {e} [{}]", e.reason());
+    if output == Output::Json {
+        let failure = Failure {
+            status: "Failed",
+            code,
+            reason: e.reason().as_str(),
+            message: e.to_string(),
+        };
+        // There is no other way left to complain.
+        let _ = print_json(&failure);
+    }
+    ExitCode::from(code)
+}
+
+/// The command line could not be parsed, or asked for help.
+fn refuse(e: &clap::Error) -> ExitCode {
+    // Nowhere to complain if this fails.
+    let _ = e.print();
+    match e.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => ExitCode::SUCCESS,
+        _ => {
+            let args: Vec<String> = std::env::args().collect();
+            let json = args.iter().any(|a| a == "--output=json")
+                || args.windows(2).any(|w| w == ["--output", "json"])
+                || std::env::var("DELTAFOLD_OUTPUT").is_ok_and(|v| v == "json");
+            if json {
+                let message = e.render().to_string();
+                let first = message.lines().next().unwrap_or_default();
+                let failure = Failure {
+                    status: "Failed",
+                    code: Reason::Usage.exit_code(),
+                    reason: Reason::Usage.as_str(),
+                    message: first.trim_start_matches("error: ").to_owned(),
+                };
+                let _ = print_json(&failure);
+            }
+            ExitCode::from(Reason::Usage.exit_code())
+        }
+    }
+}
+
+/// A size for people.
+fn size(bytes: u64) -> String {
+    indicatif::HumanBytes(bytes).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn every_flag_has_its_environment_variable() {
+        Cli::command().debug_assert();
+        fn check(command: &clap::Command) {
+            for arg in command.get_arguments() {
+                let Some(long) = arg.get_long() else { continue };
+                if ["help", "version"].contains(&long) {
+                    continue;
+                }
+                let expected = format!("DELTAFOLD_{}", long.replace('-', "_").to_uppercase());
+                let env = arg.get_env().map(|e| e.to_string_lossy().into_owned());
+                assert_eq!(env, Some(expected), "{} --{long}", command.get_name());
+            }
+            command.get_subcommands().for_each(check);
+        }
+        check(&Cli::command());
+    }
+}

@@ -1,0 +1,710 @@
+//! Compaction: the newest full and the deltas after it become one new full.
+//!
+//! scan → choose a timeline and a chain → fold → lay out → verify → compress → publish.
+
+use crate::bolt::{Bucket, BucketValue, Database, ReadAt, TreeBuilder, Writer};
+use crate::bucket::catalog::V2;
+use crate::bucket::chain::{self, Chain, Choice, KnownBases};
+use crate::bucket::codec::{self, CompressionChoice};
+use crate::bucket::frame::FrameWriter;
+use crate::bucket::timeline::Timeline;
+use crate::bucket::{Kind, SnapshotName};
+use crate::error::{Error, Reason, Result};
+use crate::job::Context;
+use crate::job::scan::{Depth, Scan, scan};
+use crate::mvcc::history::{FINISHED_COMPACT, KEY_BUCKET, META_BUCKET, SCHEDULED_COMPACT};
+use crate::mvcc::revision::encode_revision;
+use crate::mvcc::{Base, Fold, FoldOptions, Folded, HashKv, KeepHistory, Revision, hash_kv};
+use crate::store::{Published, Upload};
+use crate::telemetry::memory::peak_memory_bytes;
+use crate::telemetry::progress::Step;
+use chrono::{DateTime, TimeDelta, Utc};
+use serde::Serialize;
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::File;
+use std::io::{self, Seek, Write};
+use std::time::Instant;
+
+/// Changes held in memory before they go to the temporary directory.
+const CHANGE_BUFFER_BYTES: usize = 24 << 20;
+/// Names that are tried when a name is taken: as many seconds after the newest input.
+const NAMES_TRIED: i64 = 3600;
+
+/// The point to fold to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Target {
+    /// The newest revision there is.
+    Newest,
+    /// A revision.
+    Revision(Revision),
+    /// The last event whose time is not after this.
+    Time(DateTime<Utc>),
+}
+
+/// What to compact, and how.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Up to where.
+    pub target: Target,
+    /// The timeline's ID; the newest where `None`.
+    pub timeline: Option<String>,
+    /// How much history to keep.
+    pub keep_history: KeepHistory,
+    /// How to compress the result.
+    pub compression: CompressionChoice,
+    /// Only say what would be done.
+    pub dry_run: bool,
+}
+
+/// How it ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum Status {
+    /// A new full is there (or would be, in a dry run).
+    Succeeded,
+    /// Nothing is newer than the base.
+    NothingToDo,
+}
+
+/// What was done. The fields are a contract: `docs/compact-result.schema.json`.
+#[derive(Debug, Clone, Serialize)]
+pub struct Outcome {
+    /// How it ended.
+    pub status: Status,
+    /// The full that now holds `revision`; `None` in a dry run.
+    pub snapshot: Option<String>,
+    /// The full it was folded from.
+    pub base: String,
+    /// The deltas folded into it, in order.
+    pub deltas: Vec<String>,
+    /// Events of the deltas that were folded; `None` in a dry run.
+    pub events: Option<u64>,
+    /// The revision folded to.
+    pub revision: Revision,
+    /// The compacted revision of `snapshot`; −1 where it holds all history.
+    pub compact_revision: Option<Revision>,
+    /// Keys alive at `revision`.
+    pub live_keys: Option<u64>,
+    /// etcd's HashKV of `snapshot` at `revision`.
+    pub hash_kv: Option<u32>,
+    /// The timeline's ID.
+    pub timeline: String,
+    /// Bytes read from the store.
+    pub bytes_read: u64,
+    /// Size of `snapshot` in the store, if it was written now.
+    pub bytes_written: u64,
+    /// Wall-clock time.
+    pub seconds: f64,
+    /// The most memory that was resident at once.
+    pub peak_memory_bytes: Option<u64>,
+    /// Users, roles, members, alarms and leases are as of this revision: deltas hold only keys.
+    pub metadata_revision: Revision,
+    /// The compression of `snapshot`.
+    pub compression: &'static str,
+    /// Whether only a plan was made.
+    pub dry_run: bool,
+    /// What an operator should know.
+    pub warnings: Vec<String>,
+}
+
+/// Runs a compaction.
+///
+/// # Errors
+/// Any reason but `Usage`; nothing is visible in the store then but, at worst, a staging object.
+pub fn run(ctx: &Context, options: &Options) -> Result<Outcome> {
+    Run {
+        ctx,
+        options,
+        started: Instant::now(),
+        warnings: Vec::new(),
+    }
+    .run()
+}
+
+struct Run<'a> {
+    ctx: &'a Context,
+    options: &'a Options,
+    started: Instant,
+    warnings: Vec<String>,
+}
+
+/// A chain whose full has been opened.
+struct Opened {
+    chain: Chain,
+    db: Database<File>,
+    base: Base,
+}
+
+impl Run<'_> {
+    fn run(mut self) -> Result<Outcome> {
+        let scan = scan(self.ctx, Depth::Doubtful)?;
+        self.warn_about(&scan);
+        let timeline = match &self.options.timeline {
+            Some(id) => scan.timelines.by_id(id)?,
+            None => scan.timelines.newest(&scan.catalog)?,
+        };
+        if scan.timelines.all.len() > 1 && self.options.timeline.is_none() {
+            self.warn(format!(
+                "the snapshots tell {} histories that fork; the newest, timeline {}, was taken (it has its own history from revision {} on)",
+                scan.timelines.all.len(),
+                timeline.id,
+                timeline.forked_at().unwrap_or(Revision(1))
+            ));
+        }
+        let mut known = scan.contents.known_bases();
+        let target = match self.options.target {
+            Target::Newest => None,
+            Target::Revision(r) => Some(r),
+            Target::Time(t) => Some(self.revision_at(&scan, timeline, &known, t)?),
+        };
+        let name = |i: usize| &scan.catalog.snapshots[i].name;
+
+        if self.options.dry_run {
+            let chain = loop {
+                match chain::choose(&scan.catalog, timeline, target, &known) {
+                    Ok(Choice::Found(chain)) => break chain,
+                    Ok(Choice::Look(i)) => {
+                        known.insert(i, self.ctx.full(&scan.catalog.snapshots[i])?.1);
+                    }
+                    Err(e) => return Err(self.explain(&scan, e)),
+                }
+            };
+            let done = chain.deltas.is_empty() && name(chain.base).last == chain.target;
+            let encoding = self.resolve_compression(&scan, &chain);
+            let mut outcome = self.outcome(&scan, timeline, &chain, encoding);
+            outcome.status = if done {
+                Status::NothingToDo
+            } else {
+                Status::Succeeded
+            };
+            outcome.metadata_revision = known
+                .get(&chain.base)
+                .map_or(name(chain.base).last, |b| b.revision);
+            return Ok(outcome);
+        }
+
+        let opened = self.open_chain(&scan, timeline, target, known)?;
+        let Opened { chain, db, base } = &opened;
+        if chain.deltas.is_empty() && base.revision == chain.target {
+            let hash =
+                hash_kv(db, None).map_err(self.ctx.at(&scan.catalog.snapshots[chain.base]))?;
+            let compression = name(chain.base).compression.into();
+            let mut outcome = self.outcome(&scan, timeline, chain, compression);
+            outcome.status = Status::NothingToDo;
+            outcome.snapshot = Some(name(chain.base).to_string());
+            outcome.events = Some(0);
+            outcome.metadata_revision = base.revision;
+            self.fill(&mut outcome, &hash);
+            return Ok(outcome);
+        }
+
+        let encoding = self.resolve_compression(&scan, chain);
+        let cutoff = match self.options.keep_history {
+            KeepHistory::Age(age) => self.too_old(&scan, &opened, age)?,
+            _ => None,
+        };
+        let compact = self
+            .options
+            .keep_history
+            .compact_revision(base, chain.target, cutoff);
+        let (file, events, folded) = self.fold(&scan, &opened, compact)?;
+        self.verify(&file, chain.target, &folded)?;
+
+        let mut new_name = SnapshotName {
+            kind: Kind::Full,
+            start: Revision(0),
+            last: chain.target,
+            created: self.newest_input(&scan, chain) + 1,
+            compression: encoding.compression,
+            is_final: self.newest_name(&scan, chain).is_final,
+        };
+        let bytes = self.publish(file, &mut new_name, encoding)?;
+
+        let mut outcome = self.outcome(&scan, timeline, chain, encoding);
+        outcome.snapshot = Some(new_name.to_string());
+        outcome.events = Some(events);
+        outcome.metadata_revision = base.revision;
+        outcome.bytes_written = bytes;
+        self.fill(&mut outcome, &folded.hash);
+        Ok(outcome)
+    }
+
+    fn warn(&mut self, message: String) {
+        tracing::warn!("{message}");
+        self.warnings.push(message);
+    }
+
+    fn warn_about(&mut self, scan: &Scan) {
+        if !scan.catalog.foreign.is_empty() {
+            self.warn(format!(
+                "left alone, for their names are not those of snapshots: {}",
+                scan.catalog.foreign.join(", ")
+            ));
+        }
+        for (&i, e) in &scan.contents.unreadable {
+            self.warn(format!(
+                "{} is not used: {e}",
+                scan.catalog.snapshots[i].path
+            ));
+        }
+    }
+
+    fn resolve_compression(&mut self, scan: &Scan, chain: &Chain) -> codec::Encoding {
+        let newest = self.newest_name(scan, chain).compression;
+        let encoding = self.options.compression.resolve(newest);
+        if !encoding.compression.is_read_by_others() {
+            self.warn(format!(
+                "{} is deltafold's own addition to the format: etcd-backup-restore cannot read this snapshot",
+                encoding.compression
+            ));
+        }
+        encoding
+    }
+
+    /// The last snapshot of the chain.
+    fn newest_name<'s>(&self, scan: &'s Scan, chain: &Chain) -> &'s SnapshotName {
+        let newest = chain.deltas.last().map_or(chain.base, |l| l.snapshot);
+        &scan.catalog.snapshots[newest].name
+    }
+
+    /// When the newest of all inputs was taken, in seconds since 1970.
+    fn newest_input(&self, scan: &Scan, chain: &Chain) -> i64 {
+        let inputs = chain.deltas.iter().map(|l| l.snapshot).chain([chain.base]);
+        let created = inputs.map(|i| scan.catalog.snapshots[i].name.created);
+        created.max().unwrap_or_default()
+    }
+
+    fn outcome(
+        &self,
+        scan: &Scan,
+        timeline: &Timeline,
+        chain: &Chain,
+        encoding: codec::Encoding,
+    ) -> Outcome {
+        let name = |i: usize| scan.catalog.snapshots[i].name.to_string();
+        Outcome {
+            status: Status::Succeeded,
+            snapshot: None,
+            base: name(chain.base),
+            deltas: chain.deltas.iter().map(|l| name(l.snapshot)).collect(),
+            events: None,
+            revision: chain.target,
+            compact_revision: None,
+            live_keys: None,
+            hash_kv: None,
+            timeline: timeline.id.clone(),
+            bytes_read: self.ctx.store.bytes_read(),
+            bytes_written: 0,
+            seconds: self.started.elapsed().as_secs_f64(),
+            peak_memory_bytes: peak_memory_bytes(),
+            metadata_revision: Revision(0),
+            compression: encoding.compression.as_str(),
+            dry_run: self.options.dry_run,
+            warnings: self.warnings.clone(),
+        }
+    }
+
+    fn fill(&self, outcome: &mut Outcome, hash: &HashKv) {
+        outcome.hash_kv = Some(hash.hash);
+        outcome.live_keys = Some(hash.live_keys);
+        outcome.compact_revision = Some(hash.compact_revision);
+    }
+
+    /// A gap may be there because a snapshot could not be read: say so.
+    fn explain(&self, scan: &Scan, e: Error) -> Error {
+        let unreadable: Vec<String> = scan
+            .contents
+            .unreadable
+            .values()
+            .map(Error::to_string)
+            .collect();
+        if e.reason() != Reason::RevisionGap || unreadable.is_empty() {
+            return e;
+        }
+        Error::new(
+            e.reason(),
+            format!("{e}; not used were: {}", unreadable.join("; ")),
+        )
+    }
+
+    /// Chooses the chain, looking into fulls as far as the choice depends on it.
+    fn open_chain(
+        &self,
+        scan: &Scan,
+        timeline: &Timeline,
+        target: Option<Revision>,
+        mut known: KnownBases,
+    ) -> Result<Opened> {
+        let mut open = None;
+        loop {
+            let choice = chain::choose(&scan.catalog, timeline, target, &known)
+                .map_err(|e| self.explain(scan, e))?;
+            let look_at = match &choice {
+                Choice::Look(i) => *i,
+                Choice::Found(chain) => chain.base,
+            };
+            let (db, base) = match open.take() {
+                Some((i, db, base)) if i == look_at => (db, base),
+                _ => self.ctx.full(&scan.catalog.snapshots[look_at])?,
+            };
+            match choice {
+                Choice::Found(chain) if known.contains_key(&look_at) => {
+                    return Ok(Opened { chain, db, base });
+                }
+                // What the full holds beyond its name may change the choice.
+                _ => {
+                    known.insert(look_at, base);
+                    open = Some((look_at, db, base));
+                }
+            }
+        }
+    }
+
+    /// The revision of the last event whose time is not after `time`.
+    fn revision_at(
+        &self,
+        scan: &Scan,
+        timeline: &Timeline,
+        known: &KnownBases,
+        time: DateTime<Utc>,
+    ) -> Result<Revision> {
+        let all = timeline
+            .last(&scan.catalog, &scan.contents)
+            .unwrap_or_default();
+        for base in chain::bases(&scan.catalog, timeline) {
+            let name = &scan.catalog.snapshots[base].name;
+            let at = known
+                .get(&base)
+                .map_or(name.last, |b| b.revision.max(name.last));
+            // A full holds nothing that happened after it was made. One that was made later, by a
+            // compaction, may still end before `time`: its first event after tells.
+            let mut is_before = name.created_at() <= time;
+            let mut found = at;
+            let (links, reached) = chain::walk(&scan.catalog, timeline, at, Revision(i64::MAX));
+            let mut done = at;
+            let mut now = DateTime::<Utc>::MIN_UTC;
+            'links: for link in links {
+                let snapshot = &scan.catalog.snapshots[link.snapshot];
+                let at_delta = self.ctx.at(snapshot);
+                let mut events = self.ctx.delta(snapshot)?;
+                while let Some(e) = events.next().map_err(&at_delta)? {
+                    if e.main <= done || e.main > link.until {
+                        continue;
+                    }
+                    now = now.max(e.instant().map_err(&at_delta)?);
+                    if now > time {
+                        if is_before {
+                            return Ok(found);
+                        }
+                        break 'links;
+                    }
+                    is_before = true;
+                    found = e.main;
+                }
+                done = link.until;
+            }
+            if is_before && now <= time {
+                if reached < all
+                    && !chain::missing(&scan.catalog, timeline, reached, all).is_empty()
+                {
+                    return Err(Error::new(
+                        Reason::RevisionGap,
+                        format!(
+                            "whether the last event up to {time} is at revision {reached} cannot be told: missing are {}",
+                            chain::show_ranges(&chain::missing(
+                                &scan.catalog,
+                                timeline,
+                                reached,
+                                all
+                            ))
+                        ),
+                    ));
+                }
+                return Ok(found);
+            }
+        }
+        let oldest = chain::bases(&scan.catalog, timeline).pop();
+        let Some(oldest) = oldest else {
+            return Err(Error::new(
+                Reason::NoSnapshots,
+                "there is no full snapshot to start from: take one first",
+            ));
+        };
+        Err(Error::new(
+            Reason::OutOfRange,
+            format!(
+                "{} is before the oldest state on timeline {}: that is {}, of {}",
+                time.to_rfc3339(),
+                timeline.id,
+                scan.catalog.snapshots[oldest].name,
+                scan.catalog.snapshots[oldest]
+                    .name
+                    .created_at()
+                    .to_rfc3339()
+            ),
+        ))
+    }
+
+    /// Calls `each` for every event that the fold takes, in order.
+    fn for_each_event(
+        &self,
+        scan: &Scan,
+        opened: &Opened,
+        mut each: impl FnMut(&crate::bucket::delta::Event<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let Opened { chain, base, .. } = opened;
+        let mut done = base.revision;
+        let mut next = None;
+        for (n, link) in chain.deltas.iter().enumerate() {
+            let snapshot = &scan.catalog.snapshots[link.snapshot];
+            let at = self.ctx.at(snapshot);
+            let mut delta = match next.take() {
+                Some(d) => d,
+                None => self.ctx.delta(snapshot)?,
+            };
+            // The next one is fetched while this one is folded.
+            if let Some(following) = chain.deltas.get(n + 1) {
+                next = Some(
+                    self.ctx
+                        .delta(&scan.catalog.snapshots[following.snapshot])?,
+                );
+            }
+            while let Some(e) = delta.next().map_err(&at)? {
+                if e.main > done && e.main <= link.until.min(chain.target) {
+                    each(&e).map_err(&at)?;
+                }
+            }
+            done = done.max(link.until);
+        }
+        Ok(())
+    }
+
+    /// The newest revision whose events are at least `age` older than the last event.
+    fn too_old(
+        &self,
+        scan: &Scan,
+        opened: &Opened,
+        age: std::time::Duration,
+    ) -> Result<Option<Revision>> {
+        let age = TimeDelta::from_std(age).unwrap_or(TimeDelta::MAX);
+        let mut now = DateTime::<Utc>::MIN_UTC;
+        // The revisions that are young enough so far, by the time they were seen.
+        let mut young: VecDeque<(DateTime<Utc>, Revision)> = VecDeque::new();
+        let mut cutoff = None;
+        let old_at = |now: DateTime<Utc>| now.checked_sub_signed(age);
+        self.for_each_event(scan, opened, |e| {
+            now = now.max(e.instant()?);
+            match young.back_mut() {
+                Some(back) if back.0 == now => back.1 = e.main,
+                _ => young.push_back((now, e.main)),
+            }
+            while let Some(&(seen, revision)) = young.front()
+                && old_at(now).is_some_and(|old| seen <= old)
+            {
+                cutoff = Some(revision);
+                young.pop_front();
+            }
+            Ok(())
+        })?;
+        if cutoff.is_none() && now > DateTime::<Utc>::MIN_UTC {
+            // The base's events have no times, but they are older than the base.
+            let made = scan.catalog.snapshots[opened.chain.base].name.created_at();
+            if old_at(now).is_some_and(|old| made <= old) {
+                cutoff = Some(opened.base.revision);
+            }
+        }
+        Ok(cutoff)
+    }
+
+    /// Folds the chain into a new database file.
+    fn fold(&self, scan: &Scan, opened: &Opened, compact: Revision) -> Result<(File, u64, Folded)> {
+        let Opened { chain, db, base } = opened;
+        let at_base = self.ctx.at(&scan.catalog.snapshots[chain.base]);
+        let options = FoldOptions {
+            target: chain.target,
+            compact,
+            base: *base,
+            temp_dir: self.ctx.temp_dir.clone(),
+            buffer_bytes: CHANGE_BUFFER_BYTES,
+        };
+        let mut fold = Fold::new(options, db).map_err(&at_base)?;
+        let mut events = 0;
+        self.for_each_event(scan, opened, |e| {
+            events += u64::from(fold.apply(e.main, e.sub, &e.change)?);
+            Ok(())
+        })?;
+
+        let step = Step::new("write the new snapshot", None);
+        let mut writer = Writer::new(self.ctx.temp_file()?, db.page_size())?;
+        let mut root = TreeBuilder::new(db.meta().sequence);
+        let mut fold = Some(fold);
+        let mut folded = None;
+        let mut buckets = db.cursor(&db.root());
+        while let Some(e) = buckets.next().map_err(&at_base)? {
+            if !e.is_bucket() {
+                root.push(&mut writer, e.key, e.value)?;
+                continue;
+            }
+            let bucket = Bucket::decode(e.value).map_err(&at_base)?;
+            let value = match (e.key, fold.take()) {
+                (KEY_BUCKET, Some(fold)) => {
+                    let mut tree = TreeBuilder::new(bucket.sequence);
+                    let cancel = self.ctx.store.cancel();
+                    let done = fold.finish(db, |key, record| {
+                        step.add((key.len() + record.len()) as u64);
+                        cancel.check()?;
+                        tree.push(&mut writer, key, record)
+                    });
+                    folded = Some(done.map_err(&at_base)?);
+                    tree.finish(&mut writer)?
+                }
+                (name, waiting) => {
+                    fold = waiting;
+                    if name == META_BUCKET {
+                        rewrite_meta(db, &bucket, compact, &mut writer).map_err(&at_base)?
+                    } else {
+                        copy_bucket(db, &bucket, &mut writer, 0).map_err(&at_base)?
+                    }
+                }
+            };
+            root.push_bucket(&mut writer, e.key, &value)?;
+        }
+        let folded = folded.ok_or_else(|| Error::internal("the fold was not run"))?;
+        Ok((writer.finish(root)?, events, folded))
+    }
+
+    /// Reads the new file as a stranger would: every page, its revisions, and HashKV.
+    fn verify(&self, file: &File, target: Revision, folded: &Folded) -> Result<()> {
+        let _step = Step::new("verify the new snapshot", None);
+        let db = Database::open(file)?;
+        let base = Base::read(&db)?;
+        let hash = hash_kv(&db, None)?;
+        let entries = count_entries(&db, &db.root(), 0)?;
+        if base.revision != target || !base.compaction_finished || hash != folded.hash {
+            return Err(Error::internal(format!(
+                "the new file is not what was folded: it ends at revision {} with {hash:?}, folded were {target} and {:?}",
+                base.revision, folded.hash
+            )));
+        }
+        if entries < folded.records {
+            return Err(Error::internal(format!(
+                "the new file has {entries} entries, {} records were folded",
+                folded.records
+            )));
+        }
+        Ok(())
+    }
+
+    /// Compresses and uploads the file, and gives it the first free name from `name` on. Returns
+    /// the object's size.
+    fn publish(
+        &self,
+        mut file: File,
+        name: &mut SnapshotName,
+        encoding: codec::Encoding,
+    ) -> Result<u64> {
+        let io = |e| Error::io("read the new snapshot back from the temporary directory", e);
+        let size = file.metadata().map_err(io)?.len();
+        file.rewind().map_err(io)?;
+        let upload = Upload::new(&self.ctx.store, &name.to_string(), self.ctx.threads);
+        let packed = codec::encoder(encoding, self.ctx.threads, upload)
+            .map_err(|e| Error::io("write the new snapshot", e))?;
+        let mut framed = FrameWriter::new(packed);
+        let step = Step::new(format!("write {name}"), Some(size));
+        let copied = io::copy(
+            &mut step.reader(io::BufReader::with_capacity(1 << 20, file)),
+            &mut framed,
+        );
+        copied.map_err(|e| Error::io("write the new snapshot", e))?;
+        framed
+            .flush()
+            .map_err(|e| Error::io("write the new snapshot", e))?;
+        let packed = framed.finish();
+        let upload = packed
+            .and_then(codec::Encoder::finish)
+            .map_err(|e| Error::io("write the new snapshot", e))?;
+        let staged = upload.finish()?;
+        let first = name.created;
+        while name.created < first + NAMES_TRIED {
+            match staged.publish(&format!("{V2}/{name}"))? {
+                Published::Created => return Ok(staged.bytes()),
+                Published::Identical => {
+                    tracing::info!(snapshot = %name, "the very same snapshot was there already");
+                    return Ok(staged.bytes());
+                }
+                Published::Taken => name.created += 1,
+            }
+        }
+        name.created = first;
+        Err(Error::new(
+            Reason::TargetExists,
+            format!(
+                "{} and the {NAMES_TRIED} names after it are taken by other snapshots",
+                self.ctx.store.name(&format!("{V2}/{name}"))
+            ),
+        ))
+    }
+}
+
+/// Nesting of buckets beyond which a file is damaged; etcd nests none.
+const MAX_NESTING: usize = 16;
+
+fn copy_bucket<R: ReadAt>(
+    db: &Database<R>,
+    bucket: &Bucket,
+    writer: &mut Writer,
+    depth: usize,
+) -> Result<BucketValue> {
+    if depth > MAX_NESTING {
+        return Err(Error::corrupt("buckets are nested without end"));
+    }
+    let mut tree = TreeBuilder::new(bucket.sequence);
+    let mut c = db.cursor(bucket);
+    while let Some(e) = c.next()? {
+        if e.is_bucket() {
+            let nested = copy_bucket(db, &Bucket::decode(e.value)?, writer, depth + 1)?;
+            tree.push_bucket(writer, e.key, &nested)?;
+        } else {
+            tree.push(writer, e.key, e.value)?;
+        }
+    }
+    tree.finish(writer)
+}
+
+/// The base's `meta` with the new compacted revision.
+fn rewrite_meta<R: ReadAt>(
+    db: &Database<R>,
+    bucket: &Bucket,
+    compact: Revision,
+    writer: &mut Writer,
+) -> Result<BucketValue> {
+    let mut entries = BTreeMap::new();
+    let mut c = db.cursor(bucket);
+    while let Some(e) = c.next()? {
+        entries.insert(e.key.to_vec(), e.value.to_vec());
+    }
+    if compact != Revision::NONE {
+        for key in [SCHEDULED_COMPACT, FINISHED_COMPACT] {
+            entries.insert(key.to_vec(), encode_revision(compact, 0).to_vec());
+        }
+    }
+    let mut tree = TreeBuilder::new(bucket.sequence);
+    for (key, value) in entries {
+        tree.push(writer, &key, &value)?;
+    }
+    tree.finish(writer)
+}
+
+fn count_entries<R: ReadAt>(db: &Database<R>, bucket: &Bucket, depth: usize) -> Result<u64> {
+    if depth > MAX_NESTING {
+        return Err(Error::corrupt("buckets are nested without end"));
+    }
+    let mut n = 0;
+    let mut c = db.cursor(bucket);
+    while let Some(e) = c.next()? {
+        n += 1;
+        if e.is_bucket() {
+            n += count_entries(db, &Bucket::decode(e.value)?, depth + 1)?;
+        }
+    }
+    Ok(n)
+}

@@ -1,0 +1,129 @@
+//! One file for each thing a Job does: options → run → outcome.
+//!
+//! Here stands the I/O around the decisions of `bucket` and `mvcc`. `cli` calls it; a program that
+//! uses deltafold as a library can as well. Everything blocks: call it outside of async code.
+
+pub mod compact;
+pub mod list;
+pub mod scan;
+
+use crate::bolt::Database;
+use crate::bucket::delta::DeltaReader;
+use crate::bucket::frame::FrameReader;
+use crate::bucket::{Snapshot, codec};
+use crate::error::{Error, Reason, Result};
+use crate::mvcc::Base;
+use crate::store::Store;
+use crate::telemetry::progress::Step;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::PathBuf;
+
+/// What every Job needs.
+#[derive(Clone)]
+pub struct Context {
+    /// Where the snapshots are.
+    pub store: Store,
+    /// For what does not fit into memory; files there have no names and vanish with the process.
+    pub temp_dir: PathBuf,
+    /// Threads that compress and upload; 1 or more. Results do not depend on it.
+    pub threads: usize,
+}
+
+/// A snapshot's uncompressed payload.
+pub type Payload = FrameReader<Box<dyn Read + Send>>;
+
+impl Context {
+    /// Starts to read a snapshot's payload.
+    ///
+    /// # Errors
+    /// `CorruptSnapshot`; the rest comes while reading.
+    pub fn payload(&self, snapshot: &Snapshot) -> Result<Payload> {
+        let object = self.store.read(&snapshot.path);
+        let step = Step::new(format!("read {}", snapshot.name), Some(snapshot.bytes));
+        let plain = codec::decoder(snapshot.name.compression, step.reader(object))
+            .map_err(|e| self.at(snapshot)(Error::io("read", e)))?;
+        Ok(FrameReader::new(plain))
+    }
+
+    /// Starts to read a delta.
+    ///
+    /// # Errors
+    /// As [`payload`](Self::payload).
+    pub fn delta(&self, snapshot: &Snapshot) -> Result<DeltaReader<Payload>> {
+        Ok(DeltaReader::new(self.payload(snapshot)?, &snapshot.name))
+    }
+
+    /// Fetches a full into an unnamed temporary file, checks it and opens it.
+    ///
+    /// # Errors
+    /// `CorruptSnapshot`; `NameMismatch` where it holds less than its name promises; the store's;
+    /// `Io`, `NoSpace`.
+    pub fn full(&self, snapshot: &Snapshot) -> Result<(Database<File>, Base)> {
+        let at = self.at(snapshot);
+        let mut payload = self.payload(snapshot)?;
+        let mut file = self.temp_file()?;
+        let mut buf = vec![0; 256 << 10];
+        loop {
+            let n = payload
+                .read(&mut buf)
+                .map_err(|e| at(Error::io("read", e)))?;
+            if n == 0 {
+                break;
+            }
+            file.write_all(&buf[..n])
+                .map_err(|e| Error::io(format!("write to {}", self.temp_dir.display()), e))?;
+        }
+        let db = Database::open(file).map_err(&at)?;
+        if payload.payload_bytes() % db.page_size() as u64 != 0 {
+            return Err(at(Error::corrupt(format!(
+                "its {} bytes are not a multiple of its pages of {} bytes",
+                payload.payload_bytes(),
+                db.page_size()
+            ))));
+        }
+        let base = Base::read(&db).map_err(&at)?;
+        if base.revision < snapshot.name.last {
+            return Err(at(Error::new(
+                Reason::NameMismatch,
+                format!(
+                    "its name promises revision {}, it ends at {}",
+                    snapshot.name.last, base.revision
+                ),
+            )));
+        }
+        Ok((db, base))
+    }
+
+    /// An unnamed file in the temporary directory.
+    ///
+    /// # Errors
+    /// `Io`, `NoSpace`, `PermissionDenied`.
+    pub fn temp_file(&self) -> Result<File> {
+        tempfile::tempfile_in(&self.temp_dir).map_err(|e| {
+            Error::io(
+                format!(
+                    "create a file in the temporary directory {} (choose another with --temp-dir)",
+                    self.temp_dir.display()
+                ),
+                e,
+            )
+        })
+    }
+
+    /// Puts the snapshot's full name before an error's message.
+    pub fn at<'a>(&'a self, snapshot: &'a Snapshot) -> impl Fn(Error) -> Error + 'a {
+        |e| match e.reason() {
+            // These name the place themselves, or have none.
+            Reason::Terminated
+            | Reason::SnapshotVanished
+            | Reason::StoreUnreachable
+            | Reason::PermissionDenied
+            | Reason::Unauthenticated
+            | Reason::NoSnapshots
+            | Reason::NoSpace
+            | Reason::Io => e,
+            _ => e.at(self.store.name(&snapshot.path)),
+        }
+    }
+}

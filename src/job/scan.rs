@@ -1,0 +1,197 @@
+//! Looks at a prefix: lists it, finds out what is excluded, reads contents where names leave
+//! doubt (or all of them), and sorts the snapshots into timelines.
+
+use crate::bucket::catalog::{V1, V2};
+use crate::bucket::chain::KnownBases;
+use crate::bucket::survey::{Continuity, Survey, SurveyFile};
+use crate::bucket::timeline::{self, Evidence, NamesOnly, Timelines};
+use crate::bucket::{Catalog, Kind, Listed, Snapshot, SnapshotName};
+use crate::error::{Error, Reason, Result};
+use crate::job::Context;
+use crate::mvcc::Revision;
+use std::collections::{BTreeMap, HashMap};
+
+/// How much of the contents to read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Depth {
+    /// None: names are believed.
+    Names,
+    /// Of snapshots whose names leave doubt about their timeline.
+    Doubtful,
+    /// Of all.
+    All,
+}
+
+/// What a prefix holds.
+pub struct Scan {
+    /// The snapshots.
+    pub catalog: Catalog,
+    /// Their timelines.
+    pub timelines: Timelines,
+    /// Those whose names leave doubt about their timeline, by index.
+    pub doubtful: Vec<usize>,
+    /// What was found out by reading, by index.
+    pub contents: Contents,
+}
+
+/// What was read of snapshots.
+#[derive(Default)]
+pub struct Contents {
+    file: Option<SurveyFile>,
+    /// By index in the catalog.
+    pub surveys: BTreeMap<usize, Survey>,
+    /// Why a snapshot could not be read.
+    pub unreadable: BTreeMap<usize, Error>,
+    /// First disagreements of the doubtful, by pair.
+    conflicts: HashMap<(usize, usize), Option<Revision>>,
+}
+
+impl Contents {
+    /// The fulls that were read.
+    pub fn known_bases(&self) -> KnownBases {
+        let bases = self.surveys.iter();
+        bases.filter_map(|(&i, s)| Some((i, s.base?))).collect()
+    }
+
+    /// Where the contents of two snapshots that were read first disagree, in doubt or not.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn disagreement(&self, a: usize, b: usize) -> Result<Option<Revision>> {
+        match self.pair(a, b) {
+            Some((file, a, b)) => file.conflict(a, b),
+            None => Ok(None),
+        }
+    }
+
+    fn pair(&self, a: usize, b: usize) -> Option<(&SurveyFile, &Survey, &Survey)> {
+        Some((
+            self.file.as_ref()?,
+            self.surveys.get(&a)?,
+            self.surveys.get(&b)?,
+        ))
+    }
+}
+
+impl Evidence for Contents {
+    fn conflict(&self, a: usize, b: usize) -> Result<Option<Revision>> {
+        Ok(self.conflicts.get(&(a.min(b), a.max(b))).copied().flatten())
+    }
+
+    fn continuity(&self, before: usize, after: usize) -> Result<Continuity> {
+        match self.pair(before, after) {
+            Some((file, before, after)) => file.continuity(before, after),
+            None => Ok(Continuity::Unknown),
+        }
+    }
+
+    fn fingerprint(&self, snapshot: usize, revision: Revision) -> Result<String> {
+        match (&self.file, self.surveys.get(&snapshot)) {
+            (Some(file), Some(s)) => file.fingerprint(s, revision),
+            _ => Err(Error::internal("a fork at a snapshot that was not read")),
+        }
+    }
+
+    fn last(&self, snapshot: usize) -> Option<Revision> {
+        self.surveys.get(&snapshot).map(|s| s.last)
+    }
+
+    fn is_unreadable(&self, snapshot: usize) -> bool {
+        self.unreadable.contains_key(&snapshot)
+    }
+}
+
+/// Scans the context's prefix.
+///
+/// # Errors
+/// `NoSnapshots` where there is none; the store's; `Io`, `NoSpace`. A damaged snapshot is no error
+/// here: it is told in [`Contents::unreadable`].
+pub fn scan(ctx: &Context, depth: Depth) -> Result<Scan> {
+    let listing = ctx.store.list(&[V2, V1])?;
+    let listing = listing
+        .into_iter()
+        .map(|(path, bytes)| Listed { path, bytes })
+        .collect();
+    let mut catalog = Catalog::from_listing(listing);
+    if catalog.snapshots.is_empty() {
+        return Err(nothing_there(ctx, &catalog));
+    }
+    let paths: Vec<String> = catalog.snapshots.iter().map(|s| s.path.clone()).collect();
+    let tagged = ctx.store.excluded_by_tag(&paths)?;
+    for (s, tagged) in catalog.snapshots.iter_mut().zip(tagged) {
+        s.excluded |= tagged;
+    }
+
+    let doubtful = timeline::doubtful(&catalog);
+    let to_read: Vec<usize> = match depth {
+        Depth::Names => Vec::new(),
+        Depth::Doubtful => doubtful.clone(),
+        Depth::All => catalog.usable().collect(),
+    };
+    let mut contents = Contents::default();
+    if !to_read.is_empty() {
+        let mut file = SurveyFile::new(&ctx.temp_dir)?;
+        for i in to_read {
+            let snapshot = &catalog.snapshots[i];
+            match survey(ctx, snapshot, &mut file) {
+                Ok(s) => {
+                    contents.surveys.insert(i, s);
+                }
+                Err(e) if e.reason().exit_code() == Reason::CorruptSnapshot.exit_code() => {
+                    contents.unreadable.insert(i, e);
+                }
+                Err(e) => return Err(e),
+            }
+        }
+        contents.file = Some(file);
+        // Only pairs in doubt make timelines, so that these do not depend on the depth.
+        for (n, &a) in doubtful.iter().enumerate() {
+            for &b in &doubtful[..n] {
+                let conflict = contents.disagreement(a, b)?;
+                contents.conflicts.insert((a.min(b), a.max(b)), conflict);
+            }
+        }
+    }
+    let evidence: &dyn Evidence = match depth {
+        Depth::Names => &NamesOnly,
+        _ => &contents,
+    };
+    let timelines = Timelines::build(&catalog, evidence)?;
+    Ok(Scan {
+        catalog,
+        timelines,
+        doubtful,
+        contents,
+    })
+}
+
+fn survey(ctx: &Context, snapshot: &Snapshot, file: &mut SurveyFile) -> Result<Survey> {
+    let at = ctx.at(snapshot);
+    match snapshot.name.kind {
+        Kind::Full => file.full(&ctx.full(snapshot)?.0).map_err(at),
+        Kind::Incr => file.delta(ctx.delta(snapshot)?).map_err(at),
+    }
+}
+
+/// The error for a prefix without snapshots, with a hint at what is there instead.
+fn nothing_there(ctx: &Context, catalog: &Catalog) -> Error {
+    let url = ctx.store.url();
+    let is_snapshot = |n: &String| n.parse::<SnapshotName>().is_ok();
+    let message = if !catalog.foreign.is_empty() {
+        format!(
+            "{url} holds {} objects in {V1}/ and {V2}/ and none is a snapshot",
+            catalog.foreign.len()
+        )
+    } else if ctx
+        .store
+        .list_directly()
+        .is_ok_and(|names| names.iter().any(is_snapshot))
+    {
+        format!(
+            "{url} holds snapshots directly: name the folder above it, the one that holds {V2}/"
+        )
+    } else {
+        format!("{url} holds no snapshots (looked for {V2}/ and {V1}/ below it): check --store")
+    };
+    Error::new(Reason::NoSnapshots, message)
+}

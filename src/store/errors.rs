@@ -1,0 +1,100 @@
+//! What a store's complaint means for the user: a reason, and the cause that helps.
+
+use crate::error::{Error, Reason};
+use std::error::Error as StdError;
+
+/// Turns a store's error into ours; `what` says what was tried, on what.
+pub fn store_error(what: impl std::fmt::Display, e: object_store::Error) -> Error {
+    use object_store::Error as E;
+    let text = redact(&innermost(&e));
+    let reason = match &e {
+        E::NotFound { .. } => Reason::NoSnapshots,
+        E::AlreadyExists { .. } | E::Precondition { .. } => Reason::TargetExists,
+        E::PermissionDenied { .. } => Reason::PermissionDenied,
+        E::Unauthenticated { .. } => Reason::Unauthenticated,
+        E::NotSupported { .. } | E::NotImplemented { .. } | E::UnknownConfigurationKey { .. } => {
+            Reason::Configuration
+        }
+        E::InvalidPath { .. } => Reason::Usage,
+        _ => match io_cause(&e) {
+            Some(io) => Error::io("", std::io::Error::from(io)).reason(),
+            // What a retry cannot mend: the request itself is wrong.
+            None if text.contains("status code: 4") && !text.contains("status code: 429") => {
+                Reason::Configuration
+            }
+            None => Reason::StoreUnreachable,
+        },
+    };
+    let advice = match reason {
+        Reason::PermissionDenied | Reason::Unauthenticated => {
+            "; check the credentials and what they allow"
+        }
+        Reason::Configuration => "; check the URL and --store-option",
+        _ => "",
+    };
+    Error::new(reason, format!("cannot {what}: {text}{advice}"))
+}
+
+/// The error and those below it that say something new, outermost first.
+fn innermost(e: &object_store::Error) -> String {
+    let mut parts: Vec<String> = Vec::new();
+    let mut next: Option<&dyn StdError> = Some(e);
+    while let Some(e) = next {
+        let text = e.to_string();
+        // Most errors repeat their source's text.
+        parts.retain(|p| !p.contains(&text) || *p == text);
+        if !parts.iter().any(|p| p.contains(&text)) {
+            parts.push(text);
+        }
+        next = e.source();
+    }
+    parts.join(": ")
+}
+
+/// The local file system's error at the bottom, if that is what failed.
+fn io_cause(e: &object_store::Error) -> Option<std::io::ErrorKind> {
+    let object_store::Error::Generic { store, .. } = e else {
+        return None;
+    };
+    if *store != "LocalFileSystem" {
+        return None;
+    }
+    let mut next = e.source();
+    while let Some(e) = next {
+        if let Some(io) = e.downcast_ref::<std::io::Error>() {
+            return Some(io.kind());
+        }
+        next = e.source();
+    }
+    None
+}
+
+/// Cuts the query off every URL: signatures and tokens stand there.
+pub(super) fn redact(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for (i, word) in text.split(' ').enumerate() {
+        if i > 0 {
+            out.push(' ');
+        }
+        match word.find("://").and_then(|_| word.find('?')) {
+            Some(q) => {
+                out.push_str(&word[..q]);
+                out.push_str("?…");
+            }
+            None => out.push_str(word),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_in_urls_never_show() {
+        let shown = redact("GET https://a.example/b/c?sig=SECRET&x=1 failed (http://b/?t=SECRET)");
+        assert!(!shown.contains("SECRET"), "{shown}");
+        assert!(shown.contains("https://a.example/b/c?…"), "{shown}");
+    }
+}

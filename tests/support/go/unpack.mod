@@ -1,0 +1,3 @@
+module deltafold.test/unpack
+
+go 1.21

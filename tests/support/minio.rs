@@ -1,0 +1,187 @@
+//! A real S3 server.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use object_store::aws::{AmazonS3, AmazonS3Builder};
+use object_store::path::Path;
+use object_store::signer::{Method, SignedUrlOptions, Signer as _};
+use tempfile::TempDir;
+
+use super::etcd::{Process, free_port, http};
+use super::tools::{self, tail};
+
+const ACCESS_KEY: &str = "deltafold-test";
+const SECRET_KEY: &str = "deltafold-test-secret";
+const REGION: &str = "us-east-1";
+const START_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A running MinIO with a folder of its own, killed when dropped.
+#[derive(Debug)]
+pub struct Minio {
+    endpoint: String,
+    _process: Process,
+    log: PathBuf,
+    // After the process: the folder goes when it has ended.
+    _folder: TempDir,
+}
+
+impl Minio {
+    pub fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    /// With further environment variables, such as MINIO_KMS_SECRET_KEY.
+    pub fn start_with(env: &[(&str, &str)]) -> Self {
+        let program = tools::minio();
+        let folder = TempDir::with_prefix("minio-").expect("a folder for MinIO");
+        let log = folder.path().join("minio.log");
+        // A port is free when asked for and may be taken a moment later by somebody else's.
+        for attempt in 1.. {
+            let port = free_port();
+            let address = format!("127.0.0.1:{port}");
+            let mut command = Command::new(&program);
+            tools::forget_env(&mut command, &["MINIO_"]);
+            command
+                .arg("server")
+                .arg(folder.path().join("data"))
+                .args(["--address", &address])
+                // Certificates must not come from the user's home.
+                .arg("--certs-dir")
+                .arg(folder.path().join("certs"))
+                .env("MINIO_ROOT_USER", ACCESS_KEY)
+                .env("MINIO_ROOT_PASSWORD", SECRET_KEY)
+                .env("MINIO_UPDATE", "off")
+                .env("MINIO_BROWSER", "off")
+                .envs(env.iter().copied());
+            let mut process =
+                Process::spawn(&mut command, &log).unwrap_or_else(|err| panic!("{err}"));
+            let ready = process.wait_until(START_TIMEOUT, || {
+                // Its own word first: somebody else's server on the port could answer.
+                let text = std::fs::read_to_string(&log).unwrap_or_default();
+                text.contains(&address)
+                    && http(port, "GET", "/minio/health/ready", "")
+                        .is_some_and(|answer| answer.starts_with("HTTP/1.0 200"))
+            });
+            match ready {
+                Ok(()) => {
+                    return Self {
+                        endpoint: format!("http://{address}"),
+                        _process: process,
+                        log,
+                        _folder: folder,
+                    };
+                }
+                Err(_) if attempt < 3 && tail(&log).contains("in use") => {}
+                Err(err) => panic!("MinIO: {err}; the end of its log:\n{}", tail(&log)),
+            }
+        }
+        unreachable!("the loop ends by returning")
+    }
+
+    pub fn endpoint(&self) -> &str {
+        &self.endpoint
+    }
+
+    pub fn access_key(&self) -> &'static str {
+        ACCESS_KEY
+    }
+
+    pub fn secret_key(&self) -> &'static str {
+        SECRET_KEY
+    }
+
+    /// All that MinIO has logged so far.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// What a program that uses the object_store crate needs in its environment to come here.
+    pub fn env(&self) -> Vec<(String, String)> {
+        [
+            ("AWS_ENDPOINT_URL", self.endpoint()),
+            ("AWS_REGION", REGION),
+            ("AWS_ACCESS_KEY_ID", ACCESS_KEY),
+            ("AWS_SECRET_ACCESS_KEY", SECRET_KEY),
+            ("AWS_ALLOW_HTTP", "true"),
+        ]
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .to_vec()
+    }
+
+    pub fn store(&self, bucket: &str) -> Arc<AmazonS3> {
+        let store = AmazonS3Builder::new()
+            .with_endpoint(self.endpoint())
+            .with_region(REGION)
+            .with_access_key_id(ACCESS_KEY)
+            .with_secret_access_key(SECRET_KEY)
+            .with_allow_http(true)
+            .with_bucket_name(bucket)
+            .build()
+            .expect("a client for MinIO");
+        Arc::new(store)
+    }
+
+    pub async fn create_bucket(&self, name: &str) {
+        self.signed(Method::PUT, name, "", "", String::new()).await;
+    }
+
+    /// The tags of an object.
+    pub async fn tags(&self, bucket: &str, key: &str) -> Vec<(String, String)> {
+        let xml = self
+            .signed(Method::GET, bucket, key, "tagging", String::new())
+            .await;
+        let element = |xml: &str, name: &str| {
+            let rest = xml.split_once(&format!("<{name}>"))?.1;
+            Some(rest.split_once(&format!("</{name}>"))?.0.to_owned())
+        };
+        xml.split("<Tag>")
+            .skip(1)
+            .map(|tag| (element(tag, "Key"), element(tag, "Value")))
+            .map(|(key, value)| (key.expect("a tag's key"), value.expect("a tag's value")))
+            .collect()
+    }
+
+    /// Sets the one tag of an object, in place of all it had.
+    pub async fn set_tag(&self, bucket: &str, key: &str, tag: &str, value: &str) {
+        let xml = format!(
+            "<Tagging><TagSet><Tag><Key>{tag}</Key><Value>{value}</Value></Tag></TagSet></Tagging>"
+        );
+        self.signed(Method::PUT, bucket, key, "tagging", xml).await;
+    }
+
+    /// For what the object_store crate has no call: it signs the URL, a plain client sends it.
+    async fn signed(
+        &self,
+        method: Method,
+        bucket: &str,
+        key: &str,
+        query: &str,
+        body: String,
+    ) -> String {
+        let mut options = SignedUrlOptions::new();
+        if !query.is_empty() {
+            options = options.with_query([(query, "")]);
+        }
+        let url = self
+            .store(bucket)
+            .signed_url_opts(
+                method.clone(),
+                &Path::from(key),
+                Duration::from_secs(60),
+                &options,
+            )
+            .await
+            .expect("sign a URL");
+        let port = url.port().expect("MinIO's port");
+        let target = &url[url::Position::BeforePath..];
+        let answer = http(port, method.as_str(), target, &body).expect("an answer from MinIO");
+        assert!(
+            answer.starts_with("HTTP/1.0 2") || answer.starts_with("HTTP/1.1 2"),
+            "{method} {bucket}/{key}?{query}: {answer}"
+        );
+        answer
+    }
+}

@@ -1,0 +1,115 @@
+//! What the tests share: real servers, real tools, recorded and random histories.
+
+// Each test binary uses a part of this.
+#![allow(dead_code)]
+
+pub mod etcd;
+pub mod history;
+pub mod minio;
+pub mod tools;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde::Deserialize;
+use tempfile::TempDir;
+
+/// NAME.expected.json: what the etcd that a fixture comes from said of itself.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Expected {
+    pub etcd_version: String,
+    pub compression: String,
+    pub last_revision: i64,
+    pub hash_kv: Vec<ExpectedHash>,
+    pub compacted_at_last_revision: ExpectedCompacted,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub struct ExpectedHash {
+    pub revision: i64,
+    pub compact_revision: i64,
+    pub hash: u32,
+    pub live_keys: u64,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub struct ExpectedCompacted {
+    pub compact_revision: i64,
+    pub hash: u32,
+    pub live_keys: u64,
+}
+
+pub fn fixtures_dir() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures")
+}
+
+/// The fixtures' names, sorted.
+pub fn fixture_names() -> Vec<String> {
+    let mut names: Vec<String> = fs::read_dir(fixtures_dir())
+        .expect("the fixtures")
+        .map(|entry| entry.expect("a fixture"))
+        .filter(|entry| entry.path().is_dir())
+        .map(|entry| entry.file_name().into_string().expect("a plain name"))
+        .collect();
+    names.sort();
+    assert!(!names.is_empty(), "no fixtures");
+    names
+}
+
+pub fn expected(name: &str) -> Expected {
+    let path = fixtures_dir().join(format!("{name}.expected.json"));
+    let bytes = fs::read(&path).unwrap_or_else(|err| panic!("{}: {err}", path.display()));
+    serde_json::from_slice(&bytes).unwrap_or_else(|err| panic!("{}: {err}", path.display()))
+}
+
+/// A copy of a fixture to work on: the folder is the store's prefix, with `v2` in it.
+pub fn copy_fixture(name: &str) -> TempDir {
+    let copy = TempDir::with_prefix("fixture-").expect("a folder for the fixture");
+    copy_dir(&fixtures_dir().join(name), copy.path());
+    copy
+}
+
+fn copy_dir(from: &Path, to: &Path) {
+    for entry in fs::read_dir(from).unwrap_or_else(|err| panic!("{}: {err}", from.display())) {
+        let from = entry.expect("a folder's entry").path();
+        let to = to.join(from.file_name().expect("a name"));
+        if from.is_dir() {
+            fs::create_dir(&to).expect("create a folder");
+            copy_dir(&from, &to);
+        } else {
+            // The content alone: a fixture may be read-only.
+            fs::write(&to, fs::read(&from).expect("read a fixture")).expect("write a fixture");
+        }
+    }
+}
+
+/// The program under test, with nothing of the caller's own settings and credentials.
+pub fn deltafold() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_deltafold"));
+    tools::forget_env(&mut command, &["DELTAFOLD_", "AWS_", "GOOGLE_", "AZURE_"]);
+    command.stdin(Stdio::null());
+    command
+}
+
+/// Runs to the end: the exit code, the JSON on stdout (null where there is none) and stderr.
+pub fn run_json(command: &mut Command) -> (i32, serde_json::Value, String) {
+    let output = command.output().expect("run the command");
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    let code = output
+        .status
+        .code()
+        .unwrap_or_else(|| panic!("{:?} ended with {}\n{stderr}", command, output.status));
+    let stdout = output.stdout.trim_ascii();
+    let json = if stdout.is_empty() {
+        serde_json::Value::Null
+    } else {
+        serde_json::from_slice(stdout).unwrap_or_else(|err| {
+            panic!(
+                "not JSON ({err}) from {command:?}:\n{}\n{stderr}",
+                String::from_utf8_lossy(stdout)
+            )
+        })
+    };
+    (code, json, stderr)
+}

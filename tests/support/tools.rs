@@ -1,0 +1,270 @@
+//! The servers and tools the tests run against, built by name from the Go module proxy.
+//!
+//! Each is built once per user into a cache and found there from then on; a file's name carries its
+//! version, so another version is another file.
+
+use std::env;
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use sha2::{Digest as _, Sha256};
+
+const BBOLT: &str = "1.4.3";
+const MINIO: &str = "0.0.0-20260212201848-7aac2a2c5b7c";
+
+const ETCD_MOD: &str = include_str!("go/etcd.mod");
+const UNPACK_MOD: &str = include_str!("go/unpack.mod");
+const UNPACK_GO: &str = include_str!("go/unpack.go");
+
+/// The etcd releases the tests run against.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum EtcdVersion {
+    V3_5,
+    V3_6,
+    V3_7,
+}
+
+impl EtcdVersion {
+    pub const ALL: [Self; 3] = [Self::V3_5, Self::V3_6, Self::V3_7];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::V3_5 => "3.5.35",
+            Self::V3_6 => "3.6.16",
+            Self::V3_7 => "3.7.3",
+        }
+    }
+}
+
+impl std::fmt::Display for EtcdVersion {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// The etcd server of that version.
+pub fn etcd(version: EtcdVersion) -> PathBuf {
+    etcd_module(version, "etcd", "go.etcd.io/etcd/server/v3")
+}
+
+/// The etcdutl of that version.
+pub fn etcdutl(version: EtcdVersion) -> PathBuf {
+    etcd_module(version, "etcdutl", "go.etcd.io/etcd/etcdutl/v3")
+}
+
+/// bbolt's own command line tool.
+pub fn bbolt() -> PathBuf {
+    cached(&format!("bbolt-{BBOLT}"), "some seconds", |build| {
+        build.install("go.etcd.io/bbolt/cmd/bbolt", BBOLT, "bbolt")
+    })
+}
+
+/// The MinIO server.
+pub fn minio() -> PathBuf {
+    cached(&format!("minio-{MINIO}"), "3 to 10 minutes", |build| {
+        build.install("github.com/minio/minio", MINIO, "minio")
+    })
+}
+
+/// `unpack gzip|zlib|lzw`: Go's own decompressors from stdin to stdout.
+pub fn unpack() -> PathBuf {
+    let source = Sha256::digest([UNPACK_MOD, UNPACK_GO].concat());
+    let name: String = source.iter().take(6).map(|b| format!("{b:02x}")).collect();
+    cached(&format!("unpack-{name}"), "some seconds", |build| {
+        build.write("go.mod", UNPACK_MOD);
+        build.write("unpack.go", UNPACK_GO);
+        build.go(&["build", "-o", "unpack", "."]);
+        build.dir.join("unpack")
+    })
+}
+
+/// Both programs come from one module of ours that requires etcd's, because `go install` refuses a
+/// module with replace directives.
+fn etcd_module(version: EtcdVersion, name: &str, package: &str) -> PathBuf {
+    cached(&format!("{name}-{version}"), "about a minute", |build| {
+        build.write("go.mod", &ETCD_MOD.replace("VERSION", version.as_str()));
+        // -mod=mod lets Go fill in the indirect requirements and go.sum.
+        build.go(&["build", "-mod=mod", "-o", name, package]);
+        build.dir.join(name)
+    })
+}
+
+/// The cache's folder.
+pub fn cache_dir() -> PathBuf {
+    let set = |name| env::var_os(name).filter(|value| !value.is_empty());
+    if let Some(dir) = set("DELTAFOLD_TEST_CACHE") {
+        return PathBuf::from(dir);
+    }
+    set("XDG_CACHE_HOME")
+        .map(PathBuf::from)
+        .or_else(|| set("HOME").map(|home| Path::new(&home).join(".cache")))
+        .expect("set DELTAFOLD_TEST_CACHE: neither XDG_CACHE_HOME nor HOME is set")
+        .join("deltafold-test")
+}
+
+fn cached(name: &str, time: &str, build: impl FnOnce(&Build) -> PathBuf) -> PathBuf {
+    let cache = cache_dir();
+    let path = cache.join(name);
+    if path.exists() {
+        return path;
+    }
+    fs::create_dir_all(&cache).unwrap_or_else(|err| panic!("{}: {err}", cache.display()));
+    // One lock for all: a second heavy build at the same time would only slow both down.
+    let lock = File::create(cache.join("lock")).expect("create the cache's lock file");
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("lock the cache");
+    if path.exists() {
+        return path;
+    }
+    // What a killed build left; nobody else builds while the lock is held.
+    for left in fs::read_dir(&cache).into_iter().flatten().flatten() {
+        if left.file_name().to_string_lossy().starts_with("build-") {
+            let _ = fs::remove_dir_all(left.path());
+        }
+    }
+    say(&format!(
+        "building {name} into {} (once; usually {time})",
+        cache.display()
+    ));
+    let started = Instant::now();
+    let build_dir = tempfile::Builder::new()
+        .prefix(&format!("build-{name}-"))
+        .tempdir_in(&cache)
+        .expect("create a folder to build in");
+    let built = build(&Build {
+        dir: build_dir.path().to_owned(),
+        log: cache.join(format!("{name}.log")),
+        name: name.to_owned(),
+    });
+    // Renamed into place: a build that is killed leaves nothing half-made under the final name.
+    fs::rename(&built, &path).expect("move the built program into the cache");
+    say(&format!(
+        "built {name} in {} s",
+        started.elapsed().as_secs()
+    ));
+    path
+}
+
+struct Build {
+    dir: PathBuf,
+    log: PathBuf,
+    name: String,
+}
+
+impl Build {
+    fn write(&self, name: &str, text: &str) {
+        fs::write(self.dir.join(name), text).expect("write a file of the module");
+    }
+
+    fn install(&self, package: &str, version: &str, name: &str) -> PathBuf {
+        self.go(&["install", "-mod=mod", &format!("{package}@v{version}")]);
+        self.dir.join(name)
+    }
+
+    fn go(&self, args: &[&str]) {
+        let log = File::create(&self.log).expect("create the build's log");
+        let (verb, rest) = args.split_first().expect("a go command");
+        let status = Command::new("go")
+            .arg(verb)
+            // The cache may lie in somebody's git repository; this is no build of it. Flags given
+            // here win over the same ones in GOFLAGS and leave the others of it in force.
+            .arg("-buildvcs=false")
+            .args(rest)
+            .current_dir(&self.dir)
+            .env("GOBIN", &self.dir)
+            .env("GOWORK", "off")
+            // What is built runs here, whatever the user cross-compiles for.
+            .env_remove("GOOS")
+            .env_remove("GOARCH")
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().expect("clone the log's handle"))
+            .stderr(log)
+            .status()
+            .unwrap_or_else(|err| {
+                panic!(
+                    "cannot run `go`, which the tests need to build {}: {err}",
+                    self.name
+                )
+            });
+        assert!(
+            status.success(),
+            "`go {}` for {} failed ({status}); the end of {}:\n{}",
+            args.join(" "),
+            self.name,
+            self.log.display(),
+            tail(&self.log)
+        );
+    }
+}
+
+/// Straight to the process's stderr: the test runner would hold `eprintln!` back for the minutes
+/// that a build takes.
+fn say(text: &str) {
+    let _ = writeln!(std::io::stderr(), "[deltafold tests] {text}");
+}
+
+/// The last lines of a log.
+pub fn tail(log: &Path) -> String {
+    let bytes = fs::read(log).unwrap_or_default();
+    let text = String::from_utf8_lossy(&bytes);
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(30)..].join("\n")
+}
+
+/// What Go's own reader (`gzip`, `zlib` or `lzw`) makes of the bytes.
+pub fn unpacked(format: &str, packed: &[u8]) -> Result<Vec<u8>, String> {
+    let mut child = Command::new(unpack())
+        .arg(format)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("start unpack");
+    let mut stdin = child.stdin.take().expect("its stdin");
+    let output = std::thread::scope(|scope| {
+        // It may refuse before it has read all.
+        scope.spawn(move || {
+            let _ = stdin.write_all(packed);
+        });
+        child.wait_with_output().expect("the end of unpack")
+    });
+    if output.status.success() {
+        return Ok(output.stdout);
+    }
+    Err(String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+/// Hides the variables whose names start so from a command.
+pub fn forget_env(command: &mut Command, prefixes: &[&str]) {
+    for (name, _) in env::vars_os() {
+        let text = name.to_string_lossy();
+        if prefixes.iter().any(|prefix| text.starts_with(prefix)) {
+            command.env_remove(&name);
+        }
+    }
+}
+
+/// Runs a tool to its end: its stdout, or what it said on failing.
+pub fn run<S: AsRef<OsStr>>(
+    tool: &Path,
+    args: impl IntoIterator<Item = S>,
+) -> Result<Vec<u8>, String> {
+    let output = Command::new(tool)
+        .args(args)
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|err| format!("{}: {err}", tool.display()))?;
+    if output.status.success() {
+        return Ok(output.stdout);
+    }
+    Err(format!(
+        "{} failed ({}):\n{}{}",
+        tool.display(),
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    ))
+}
