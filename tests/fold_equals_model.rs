@@ -1,0 +1,296 @@
+//! The fold against a plain model of etcd's multi-version store: thousands of random histories,
+//! every record and HashKV compared. No server.
+
+use deltafold::bolt::{Database, TreeBuilder, Writer};
+use deltafold::mvcc::{
+    Base, Change, Fold, FoldOptions, KeyValue, RecordKey, Revision, hash_kv,
+};
+use std::collections::BTreeMap;
+use std::fs::File;
+
+/// A record as the model keeps it: (main, sub), tombstone, key, raw value.
+#[derive(Clone, Debug, PartialEq)]
+struct Record {
+    rk: RecordKey,
+    key: Vec<u8>,
+    raw: Vec<u8>,
+}
+
+/// Every change that was ever made, and what each key is now.
+#[derive(Default)]
+struct Model {
+    records: Vec<Record>,
+    /// create_revision and version of the keys alive.
+    alive: BTreeMap<Vec<u8>, (i64, i64)>,
+    revision: i64,
+}
+
+impl Model {
+    fn new() -> Self {
+        Model {
+            revision: 1,
+            ..Model::default()
+        }
+    }
+
+    fn record(&mut self, main: i64, sub: u32, tombstone: bool, key: &[u8], kv: KeyValue<'_>) {
+        let mut raw = Vec::new();
+        kv.encode(&mut raw);
+        let rk = RecordKey {
+            main: Revision(main),
+            sub,
+            tombstone,
+        };
+        self.records.push(Record {
+            rk,
+            key: key.to_vec(),
+            raw,
+        });
+    }
+
+    /// One transaction of puts and deletes of distinct keys.
+    fn transaction(&mut self, rng: &mut fastrand::Rng, keys: &[Vec<u8>]) {
+        let main = self.revision + 1;
+        let mut chosen = keys.to_vec();
+        rng.shuffle(&mut chosen);
+        let size = if rng.u8(..8) == 0 {
+            rng.usize(1..=keys.len())
+        } else {
+            1
+        };
+        let mut sub = 0;
+        for key in chosen.into_iter().take(size) {
+            let before = self.alive.get(&key).copied();
+            if before.is_some() && rng.u8(..3) == 0 {
+                self.alive.remove(&key);
+                self.record(main, sub, true, &key, KeyValue::tombstone(&key));
+            } else {
+                let (create, version) = before.map_or((main, 1), |(c, v)| (c, v + 1));
+                self.alive.insert(key.clone(), (create, version));
+                let value = vec![rng.u8(..); rng.usize(..40)];
+                let kv = KeyValue {
+                    key: &key,
+                    create_revision: Revision(create),
+                    mod_revision: Revision(main),
+                    version,
+                    value: &value,
+                    lease: if rng.u8(..4) == 0 { rng.i64(1..) } else { 0 },
+                };
+                self.record(main, sub, false, &key, kv);
+            }
+            sub += 1;
+        }
+        self.revision = main;
+    }
+
+    /// What is on disk at `at` after a compaction at `compact`, by the rule in words: above it all;
+    /// of the rest each key's newest, a tombstone only at exactly that revision.
+    fn on_disk(&self, compact: i64, at: i64) -> Vec<Record> {
+        let until = |r: &&Record| r.rk.main.0 <= at;
+        let mut newest: BTreeMap<&[u8], RecordKey> = BTreeMap::new();
+        for r in self.records.iter().filter(|r| r.rk.main.0 <= compact) {
+            newest.insert(&r.key, r.rk);
+        }
+        let kept = |r: &&Record| {
+            r.rk.main.0 > compact
+                || (newest[r.key.as_slice()] == r.rk && (!r.rk.tombstone || r.rk.main.0 == compact))
+        };
+        self.records.iter().filter(until).filter(kept).cloned().collect()
+    }
+
+    /// (HashKV, live keys) of those records.
+    fn hash(&self, compact: i64, at: i64) -> (u32, u64) {
+        let mut newest: BTreeMap<&[u8], RecordKey> = BTreeMap::new();
+        for r in self.records.iter().filter(|r| r.rk.main.0 <= at) {
+            newest.insert(&r.key, r.rk);
+        }
+        let live = newest.values().filter(|rk| !rk.tombstone).count() as u64;
+        let mut bytes = b"key".to_vec();
+        for r in self.on_disk(compact, at) {
+            let is_newest = newest[r.key.as_slice()] == r.rk && !r.rk.tombstone;
+            if r.rk.main.0 > compact || live == 0 || is_newest {
+                r.rk.encode(&mut bytes);
+                bytes.extend_from_slice(&r.raw);
+            }
+        }
+        (crc_fast::crc32_iscsi(&bytes), live)
+    }
+
+    fn database(&self, compact: i64, at: i64, scheduled_only: bool) -> Database<File> {
+        let mut w = Writer::new(tempfile::tempfile().unwrap(), 4096).unwrap();
+        let mut key = TreeBuilder::new(0);
+        let records = if scheduled_only {
+            self.on_disk(-1, at)
+        } else {
+            self.on_disk(compact, at)
+        };
+        for r in records {
+            let mut k = Vec::new();
+            r.rk.encode(&mut k);
+            key.push(&mut w, &k, &r.raw).unwrap();
+        }
+        let mut meta = TreeBuilder::new(0);
+        if compact > 0 {
+            let at = deltafold::mvcc::revision::encode_revision(Revision(compact), 0);
+            if !scheduled_only {
+                meta.push(&mut w, b"finishedCompactRev", &at).unwrap();
+            }
+            meta.push(&mut w, b"scheduledCompactRev", &at).unwrap();
+        }
+        let mut root = TreeBuilder::new(0);
+        let value = key.finish(&mut w).unwrap();
+        root.push_bucket(&mut w, b"key", &value).unwrap();
+        let value = meta.finish(&mut w).unwrap();
+        root.push_bucket(&mut w, b"meta", &value).unwrap();
+        Database::open(w.finish(root).unwrap()).unwrap()
+    }
+}
+
+fn one_history(seed: u64) {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let keys: Vec<Vec<u8>> = (0..rng.usize(1..12))
+        .map(|i| format!("key/{i}").into_bytes())
+        .collect();
+    let mut model = Model::new();
+    for _ in 0..rng.usize(1..80) {
+        model.transaction(&mut rng, &keys);
+    }
+    if rng.u8(..6) == 0 {
+        // The last transaction may leave nothing alive.
+        let main = model.revision + 1;
+        for (sub, key) in std::mem::take(&mut model.alive).into_keys().enumerate() {
+            model.record(main, sub as u32, true, &key, KeyValue::tombstone(&key));
+            model.revision = main;
+        }
+    }
+    let last = model.revision;
+    let base_at = rng.i64(1..=last);
+    let base_compact = if rng.bool() { -1 } else { rng.i64(1..=base_at) };
+    let scheduled_only = base_compact > 0 && rng.u8(..5) == 0;
+    let target = rng.i64(base_at.min(base_compact.max(1))..=last).max(base_compact.max(1));
+    let compact = match rng.u8(..4) {
+        0 => target,
+        1 => base_compact,
+        _ => rng.i64(base_compact.max(1)..=target),
+    };
+    let what = format!(
+        "seed {seed}: base at {base_at} compacted at {base_compact} (unfinished: {scheduled_only}), target {target}, compact {compact}, last {last}"
+    );
+
+    let db = model.database(base_compact, base_at, scheduled_only);
+    let base = Base::read(&db).unwrap();
+    assert_eq!(base.revision.0, base_at, "{what}");
+    let options = FoldOptions {
+        target: Revision(target),
+        compact: Revision(compact),
+        base,
+        temp_dir: std::env::temp_dir(),
+        // Small enough that most histories are spilled and thinned out.
+        buffer_bytes: rng.usize(1..2000),
+    };
+    let mut fold = Fold::new(options, &db).unwrap();
+    // Deltas that overlap the base, and go on past the target.
+    let from = rng.i64(1..=base_at + 1);
+    for r in model.records.iter().filter(|r| r.rk.main.0 >= from) {
+        let change = if r.rk.tombstone {
+            Change::Delete { key: &r.key }
+        } else {
+            Change::Put(KeyValue::decode(&r.raw).unwrap())
+        };
+        let taken = fold.apply(r.rk.main, r.rk.sub, &change).unwrap();
+        assert_eq!(taken, r.rk.main.0 > base_at && r.rk.main.0 <= target, "{what}");
+    }
+    let mut records = Vec::new();
+    let folded = fold
+        .finish(&db, |key, raw| {
+            records.push(Record {
+                rk: RecordKey::decode(key)?,
+                key: KeyValue::decode(raw)?.key.to_vec(),
+                raw: raw.to_vec(),
+            });
+            Ok(())
+        })
+        .unwrap();
+    assert_eq!(records, model.on_disk(compact, target), "{what}");
+    let expected = model.hash(compact, target);
+    assert_eq!((folded.hash.hash, folded.hash.live_keys), expected, "{what}");
+
+    // And over finished files, at any revision that they hold.
+    let file = model.database(compact, target, false);
+    let at = rng.i64(compact.max(1)..=target);
+    let hash = hash_kv(&file, Some(Revision(at))).unwrap();
+    assert_eq!((hash.hash, hash.live_keys), model.hash(compact, at), "{what}, hash at {at}");
+}
+
+#[test]
+fn thousands_of_random_histories() {
+    let first = std::env::var("DELTAFOLD_TEST_SEED").ok().map(|s| s.parse().expect("a seed"));
+    let first: u64 = first.unwrap_or_else(|| fastrand::u64(..1 << 48));
+    println!("seeds from {first} on (DELTAFOLD_TEST_SEED={first} runs them again)");
+    for seed in first..first + 4000 {
+        one_history(seed);
+    }
+}
+
+#[test]
+fn a_change_that_does_not_follow_is_refused() {
+    let mut model = Model::new();
+    let mut rng = fastrand::Rng::with_seed(1);
+    let keys = [b"a".to_vec()];
+    while model.alive.is_empty() || model.revision < 5 {
+        model.transaction(&mut rng, &keys);
+    }
+    let (create, version) = model.alive[&keys[0]];
+    let at = model.revision;
+    let put = |create: i64, version: i64| {
+        Change::Put(KeyValue {
+            key: b"a",
+            create_revision: Revision(create),
+            mod_revision: Revision(at + 1),
+            version,
+            value: b"",
+            lease: 0,
+        })
+    };
+    let new = KeyValue {
+        key: b"b",
+        create_revision: Revision(at + 1),
+        mod_revision: Revision(at + 1),
+        version: 1,
+        ..KeyValue::default()
+    };
+    for compact in [-1, at] {
+        let run = |changes: &[Change<'_>]| {
+            let db = model.database(compact, at, false);
+            let options = FoldOptions {
+                target: Revision(at + 1),
+                compact: Revision(at + 1),
+                base: Base::read(&db)?,
+                temp_dir: std::env::temp_dir(),
+                buffer_bytes: 1 << 20,
+            };
+            let mut fold = Fold::new(options, &db)?;
+            for (sub, c) in changes.iter().enumerate() {
+                fold.apply(Revision(at + 1), sub as u32, c)?;
+            }
+            fold.finish(&db, |_, _| Ok(())).map(|_| ())
+        };
+        use deltafold::Reason;
+        let reason = |c: &[Change<'_>]| run(c).map_err(|e| e.reason());
+        assert_eq!(reason(&[put(create, version + 1)]), Ok(()));
+        assert_eq!(reason(&[Change::Delete { key: b"a" }]), Ok(()));
+        assert_eq!(reason(&[Change::Put(new)]), Ok(()));
+        for bad in [
+            put(create, version + 2),
+            put(create - 1, version + 1),
+            put(at + 1, 1),
+            Change::Delete { key: b"b" },
+        ] {
+            assert_eq!(reason(&[bad]), Err(Reason::HistoryMismatch), "{bad:?}");
+        }
+        let twice = [Change::Delete { key: b"a" }, Change::Delete { key: b"a" }];
+        assert_eq!(reason(&twice), Err(Reason::HistoryMismatch));
+        assert_eq!(reason(&[put(create, 0)]), Err(Reason::CorruptSnapshot));
+        assert_eq!(reason(&[put(at + 2, 1)]), Err(Reason::CorruptSnapshot));
+    }
+}
