@@ -91,9 +91,10 @@ pub struct DeltaReader<R> {
     src: R,
     start: Revision,
     last: Revision,
+    /// `buf[at..end]` was read and not yet given out.
     buf: Vec<u8>,
-    /// `buf[at..]` has not been given out.
     at: usize,
+    end: usize,
     position: Position,
     current: Revision,
     sub: u32,
@@ -122,6 +123,7 @@ impl<R: Read> DeltaReader<R> {
             last: name.last,
             buf: Vec::new(),
             at: 0,
+            end: 0,
             position: Position::BeforeArray,
             current: name.start.previous(),
             sub: 0,
@@ -139,28 +141,32 @@ impl<R: Read> DeltaReader<R> {
 
     /// Reads more; false at the end of the payload.
     fn fill(&mut self) -> Result<bool> {
-        self.buf.drain(..self.at);
+        self.buf.copy_within(self.at..self.end, 0);
+        self.end -= self.at;
         self.at = 0;
-        if self.buf.len() > LONGEST_EVENT {
+        if self.end > LONGEST_EVENT {
             return Err(Error::corrupt("an event is longer than 3 GiB"));
         }
-        let had = self.buf.len();
-        // Doubling, so that a long event is not copied again for each chunk.
-        self.buf.resize(had + CHUNK.max(had), 0);
-        let n = loop {
-            match self.src.read(&mut self.buf[had..]) {
+        if self.end == self.buf.len() {
+            // Doubling, so that a long event is not copied again for each chunk.
+            self.buf.resize((2 * self.end).max(CHUNK), 0);
+        }
+        loop {
+            match self.src.read(&mut self.buf[self.end..]) {
+                Ok(n) => {
+                    self.end += n;
+                    return Ok(n > 0);
+                }
                 Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
-                other => break other,
+                Err(e) => return Err(Error::io("read", e)),
             }
-        };
-        self.buf.truncate(had + n.as_ref().copied().unwrap_or(0));
-        Ok(n.map_err(|e| Error::io("read", e))? > 0)
+        }
     }
 
     /// The next byte that is not white space, left in place; `None` at the end.
     fn peek(&mut self) -> Result<Option<u8>> {
         loop {
-            while let Some(&b) = self.buf.get(self.at) {
+            while let Some(&b) = self.buf[..self.end].get(self.at) {
                 if !matches!(b, b' ' | b'\t' | b'\r' | b'\n') {
                     return Ok(Some(b));
                 }
@@ -215,7 +221,7 @@ impl<R: Read> DeltaReader<R> {
 
         let (mut i, mut depth, mut in_string) = (0usize, 0u32, false);
         loop {
-            let rest = &self.buf[self.at + i..];
+            let rest = &self.buf[self.at + i..self.end];
             if in_string {
                 match memchr2(b'"', b'\\', rest) {
                     Some(n) if rest[n] == b'"' => {

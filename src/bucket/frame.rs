@@ -17,9 +17,10 @@ const CHUNK: usize = 256 << 10;
 pub struct FrameReader<R> {
     inner: R,
     hash: Sha256,
-    /// Bytes read and not yet given out; the last 32 of them may be the hash.
+    /// `buf[at..end]` was read and not yet given out; the last 32 bytes of it may be the hash.
     buf: Vec<u8>,
     at: usize,
+    end: usize,
     payload_bytes: u64,
     state: State,
 }
@@ -37,8 +38,9 @@ impl<R: Read> FrameReader<R> {
         FrameReader {
             inner,
             hash: Sha256::new(),
-            buf: Vec::with_capacity(CHUNK + HASH_SIZE),
+            buf: vec![0; CHUNK + HASH_SIZE],
             at: 0,
+            end: 0,
             payload_bytes: 0,
             state: State::Reading,
         }
@@ -50,20 +52,15 @@ impl<R: Read> FrameReader<R> {
     }
 
     fn fill(&mut self) -> io::Result<()> {
-        self.buf.drain(..self.at);
+        self.buf.copy_within(self.at..self.end, 0);
+        self.end -= self.at;
         self.at = 0;
-        while self.buf.len() <= HASH_SIZE {
-            let had = self.buf.len();
-            self.buf.resize(had + CHUNK, 0);
-            let n = loop {
-                match self.inner.read(&mut self.buf[had..]) {
-                    Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                    other => break other,
-                }
-            };
-            self.buf.truncate(had + n.as_ref().copied().unwrap_or(0));
-            if n? == 0 {
-                return self.verify();
+        while self.end <= HASH_SIZE {
+            match self.inner.read(&mut self.buf[self.end..]) {
+                Ok(0) => return self.verify(),
+                Ok(n) => self.end += n,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
             }
         }
         Ok(())
@@ -71,14 +68,15 @@ impl<R: Read> FrameReader<R> {
 
     fn verify(&mut self) -> io::Result<()> {
         self.state = State::Failed;
-        if self.buf.len() < HASH_SIZE {
+        let hash = &self.buf[self.at..self.end];
+        if hash.len() < HASH_SIZE {
             return Err(Error::corrupt(format!(
                 "it is cut short: {} bytes are too few for the SHA-256 at its end",
-                self.buf.len()
+                hash.len()
             ))
             .into());
         }
-        if self.hash.finalize_reset().as_slice() != self.buf.as_slice() {
+        if self.hash.finalize_reset().as_slice() != hash {
             return Err(Error::corrupt(
                 "its SHA-256 does not match: the object is damaged or cut short",
             )
@@ -99,13 +97,13 @@ impl<R: Read> Read for FrameReader<R> {
         if out.is_empty() {
             return Ok(0);
         }
-        if self.buf.len() - self.at <= HASH_SIZE {
+        if self.end - self.at <= HASH_SIZE {
             self.fill()?;
             if self.state == State::Verified {
                 return Ok(0);
             }
         }
-        let ready = &self.buf[self.at..self.buf.len() - HASH_SIZE];
+        let ready = &self.buf[self.at..self.end - HASH_SIZE];
         let n = ready.len().min(out.len());
         out[..n].copy_from_slice(&ready[..n]);
         self.hash.update(&out[..n]);
