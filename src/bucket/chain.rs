@@ -103,6 +103,20 @@ pub fn choose(
         }
         gap.get_or_insert(at);
     }
+    // A full that ends after the goal may still hold its history.
+    for &base in bases.iter().rev().filter(|&&b| name(b).last > goal) {
+        match known.get(&base) {
+            None => return Ok(Choice::Look(base)),
+            Some(b) if b.first_revision() <= goal => {
+                return Ok(Choice::Found(Chain {
+                    base,
+                    deltas: Vec::new(),
+                    target: goal,
+                }));
+            }
+            Some(_) => {}
+        }
+    }
     if let Some(from) = gap {
         if goal > newest {
             return Err(out_of_range(catalog, timeline, known, goal));
@@ -115,20 +129,6 @@ pub fn choose(
                 walk(catalog, timeline, from, goal).1
             ),
         ));
-    }
-    // No full ends at or before the goal. One that ends later may still hold its history.
-    for &base in bases.iter().rev() {
-        match known.get(&base) {
-            None => return Ok(Choice::Look(base)),
-            Some(b) if b.first_revision() <= goal => {
-                return Ok(Choice::Found(Chain {
-                    base,
-                    deltas: Vec::new(),
-                    target: goal,
-                }));
-            }
-            Some(_) => {}
-        }
     }
     Err(out_of_range(catalog, timeline, known, goal))
 }

@@ -6,7 +6,7 @@ use std::error::Error as StdError;
 /// Turns a store's error into ours; `what` says what was tried, on what.
 pub fn store_error(what: impl std::fmt::Display, e: object_store::Error) -> Error {
     use object_store::Error as E;
-    let text = redact(&innermost(&e));
+    let text = tidy(&redact(&innermost(&e)));
     let reason = match &e {
         E::NotFound { .. } => Reason::NoSnapshots,
         E::AlreadyExists { .. } | E::Precondition { .. } => Reason::TargetExists,
@@ -18,11 +18,16 @@ pub fn store_error(what: impl std::fmt::Display, e: object_store::Error) -> Erro
         E::InvalidPath { .. } => Reason::Usage,
         _ => match io_cause(&e) {
             Some(io) => Error::io("", std::io::Error::from(io)).reason(),
-            // What a retry cannot mend: the request itself is wrong.
-            None if text.contains("status code: 4") && !text.contains("status code: 429") => {
-                Reason::Configuration
-            }
-            None => Reason::StoreUnreachable,
+            // Listings do not come with a kind, only with the answer's status in words.
+            None => match status_in(&text) {
+                Some(401) => Reason::Unauthenticated,
+                Some(403) => Reason::PermissionDenied,
+                Some(404) => Reason::NoSnapshots,
+                Some(408 | 429) => Reason::StoreUnreachable,
+                // A retry cannot mend what is wrong with the request.
+                Some(300..=499) => Reason::Configuration,
+                _ => Reason::StoreUnreachable,
+            },
         },
     };
     let advice = match reason {
@@ -33,6 +38,28 @@ pub fn store_error(what: impl std::fmt::Display, e: object_store::Error) -> Erro
         _ => "",
     };
     Error::new(reason, format!("cannot {what}: {text}{advice}"))
+}
+
+/// The HTTP status that object_store writes into its messages.
+fn status_in(text: &str) -> Option<u16> {
+    let at = text.find("status code: ")? + "status code: ".len();
+    text.get(at..at + 3)?.parse().ok()
+}
+
+/// One line; of a server's XML only its code and message.
+fn tidy(text: &str) -> String {
+    let within = |tag: &str| {
+        let from = text.find(&format!("<{tag}>"))? + tag.len() + 2;
+        let to = text[from..].find(&format!("</{tag}>"))? + from;
+        Some(&text[from..to])
+    };
+    let said = match (text.find("<?xml"), within("Code"), within("Message")) {
+        (Some(xml), Some(code), Some(message)) => {
+            format!("{}{code}: {message}", &text[..xml])
+        }
+        _ => text.to_owned(),
+    };
+    said.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 /// The error and those below it that say something new, outermost first.
@@ -90,6 +117,14 @@ pub(super) fn redact(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_servers_answer_becomes_one_line_and_a_status() {
+        let text = tidy("status code: 403 Forbidden: <?xml version=\"1.0\"?>\n<Error><Code>No</Code><Message>Not\nyou.</Message><Id>7</Id></Error>");
+        assert_eq!(text, "status code: 403 Forbidden: No: Not you.");
+        assert_eq!(status_in(&text), Some(403));
+        assert_eq!(status_in("connection refused"), None);
+    }
 
     #[test]
     fn tokens_in_urls_never_show() {

@@ -3,6 +3,7 @@
 // Each test binary uses a part of this.
 #![allow(dead_code)]
 
+pub mod buckets;
 pub mod etcd;
 pub mod history;
 pub mod minio;

@@ -1,0 +1,149 @@
+//! Buckets made by hand out of the fixtures' events: cut anew, altered, put under other names.
+
+use super::history::{Compression, with_checksum};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use serde_json::Value;
+use std::fs;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+/// The fixture that most buckets are made of: gzip, base at 746, deltas to 1499 and 2252.
+pub const FIXTURE: &str = "etcd35-gzip";
+pub const BASE: i64 = 746;
+pub const LAST: i64 = 2252;
+/// When the base was taken.
+pub const T0: i64 = 1_795_224_681;
+
+/// Every event of the fixture's deltas, in order.
+pub fn fixture_events() -> Vec<Value> {
+    let mut paths: Vec<PathBuf> = fs::read_dir(super::fixtures_dir().join(FIXTURE).join("v2"))
+        .expect("the fixture")
+        .map(|e| e.expect("an entry").path())
+        .filter(|p| p.to_string_lossy().contains("/Incr-"))
+        .collect();
+    paths.sort();
+    let mut events = Vec::new();
+    for path in paths {
+        let mut plain = Vec::new();
+        flate2::read::GzDecoder::new(fs::File::open(path).expect("a delta"))
+            .read_to_end(&mut plain)
+            .expect("gzip");
+        plain.truncate(plain.len() - 32);
+        let part: Vec<Value> = serde_json::from_slice(&plain).expect("JSON");
+        events.extend(part);
+    }
+    events
+}
+
+pub fn revision(event: &Value) -> i64 {
+    event["etcdEvent"]["kv"]["mod_revision"].as_i64().expect("a revision")
+}
+
+/// A bucket on the local disk.
+pub struct Bucket {
+    folder: tempfile::TempDir,
+    pub events: Vec<Value>,
+}
+
+impl Bucket {
+    /// Only the fixture's base.
+    pub fn with_base() -> Self {
+        let bucket = Bucket {
+            folder: tempfile::TempDir::with_prefix("bucket-").expect("a folder"),
+            events: fixture_events(),
+        };
+        let name = format!("Full-00000000-{BASE:08}-{T0}.gz");
+        let base = super::fixtures_dir().join(FIXTURE).join("v2").join(&name);
+        bucket.put(&format!("v2/{name}"), &fs::read(base).expect("the base"));
+        bucket
+    }
+
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    pub fn put(&self, path: &str, bytes: &[u8]) {
+        let path = self.path().join(path);
+        fs::create_dir_all(path.parent().expect("a folder")).expect("create the folder");
+        fs::write(path, bytes).expect("write an object");
+    }
+
+    /// The events of some revisions.
+    pub fn events(&self, start: i64, last: i64) -> Vec<Value> {
+        let within = |e: &&Value| (start..=last).contains(&revision(e));
+        self.events.iter().filter(within).cloned().collect()
+    }
+
+    /// A delta of the fixture's own events, `after` seconds after the base.
+    pub fn delta(&self, start: i64, last: i64, after: i64) -> String {
+        self.delta_of(start, last, after, &self.events(start, last))
+    }
+
+    /// A delta of the fixture's events with other values: another history.
+    pub fn altered_delta(&self, start: i64, last: i64, after: i64) -> String {
+        self.delta_of(start, last, after, &alter(self.events(start, last), b"another history"))
+    }
+
+    /// A delta of any events.
+    pub fn delta_of(&self, start: i64, last: i64, after: i64, events: &[Value]) -> String {
+        let name = format!("Incr-{start:08}-{last:08}-{}.gz", T0 + after);
+        let json = serde_json::to_vec(events).expect("JSON");
+        let packed = Compression::Gzip.pack(&with_checksum(&json));
+        self.put(&format!("v2/{name}"), &packed);
+        name
+    }
+
+    /// The names in v2, sorted.
+    pub fn names(&self) -> Vec<String> {
+        let mut names: Vec<String> = fs::read_dir(self.path().join("v2"))
+            .expect("v2")
+            .map(|e| e.expect("an entry").file_name().into_string().expect("a name"))
+            .collect();
+        names.sort();
+        names
+    }
+
+    /// Runs a command on the bucket: exit code, JSON, standard error.
+    pub fn run(&self, command: &str, args: &[&str]) -> (i32, Value, String) {
+        let mut c = super::deltafold();
+        c.args([command, "--output", "json", "--store"]).arg(self.path()).args(args);
+        super::run_json(&mut c)
+    }
+
+    /// Compacts, which must succeed.
+    pub fn compact(&self, args: &[&str]) -> Value {
+        let (code, json, stderr) = self.run("compact", args);
+        assert_eq!(code, 0, "{args:?}: {stderr}");
+        json
+    }
+
+    /// Compacts, which must fail with this code and reason and write nothing. Returns the message.
+    pub fn refuses(&self, args: &[&str], code: i32, reason: &str) -> String {
+        let before = self.names();
+        let (got, json, stderr) = self.run("compact", args);
+        assert_eq!((got, json["reason"].as_str()), (code, Some(reason)), "{args:?}: {stderr}");
+        assert_eq!((json["status"].as_str(), json["code"].as_i64()), (Some("Failed"), Some(code.into())));
+        assert_eq!(self.names(), before, "{args:?}");
+        json["message"].as_str().expect("a message").to_owned()
+    }
+
+    pub fn list(&self, args: &[&str]) -> Value {
+        let (code, json, stderr) = self.run("list", args);
+        assert_eq!(code, 0, "{stderr}");
+        json
+    }
+}
+
+/// Appends to every value.
+pub fn alter(mut events: Vec<Value>, with: &[u8]) -> Vec<Value> {
+    for e in &mut events {
+        if e["etcdEvent"]["type"].as_i64() == Some(1) {
+            continue;
+        }
+        let kv = &mut e["etcdEvent"]["kv"];
+        let old = BASE64.decode(kv["value"].as_str().unwrap_or_default()).expect("base64");
+        kv["value"] = BASE64.encode([&old, with].concat()).into();
+    }
+    events
+}
