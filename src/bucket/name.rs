@@ -43,7 +43,7 @@ pub struct SnapshotName {
 }
 
 impl SnapshotName {
-    /// The time it was taken; the epoch where the seconds are out of chrono's range.
+    /// The time it was taken.
     pub fn created_at(&self) -> DateTime<Utc> {
         DateTime::from_timestamp(self.created, 0).unwrap_or_default()
     }
@@ -100,7 +100,9 @@ impl FromStr for SnapshotName {
             Kind::Full => start.0 == 0,
             Kind::Incr => start.0 > 0 && start <= last,
         };
-        if parts.next().is_some() || !ordered {
+        // So that revisions and times can be counted on without an overflow.
+        let sane = last.0 < i64::MAX && DateTime::from_timestamp(created, 0).is_some();
+        if parts.next().is_some() || !ordered || !sane {
             return Err(NotASnapshot);
         }
         Ok(SnapshotName {
@@ -148,6 +150,8 @@ mod tests {
             "Full-00000000-00000746",
             "full-00000000-00000746-1795224681",
             "Full-00000000-99999999999999999999-1795224681",
+            "Full-00000000-9223372036854775807-1795224681",
+            "Full-00000000-00000746-9223372036854775807",
             "Full-00000000-00000746-1795224681.gz#1",
         ] {
             assert!(s.parse::<SnapshotName>().is_err(), "{s}");
