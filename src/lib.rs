@@ -11,6 +11,9 @@
 //! - [`telemetry`] — logs, progress, and what the process has used.
 //! - [`error`] — the one error: reasons and exit codes.
 
+#![warn(missing_docs)]
+#![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::expect_used))]
+
 pub mod bolt;
 pub mod bucket;
 pub mod cli;

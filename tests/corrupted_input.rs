@@ -24,7 +24,9 @@ fn seed() -> u64 {
 fn small_database() -> Vec<u8> {
     let path = fixtures_dir().join("kubernetes/v2/Full-00000000-00000275-1795228239.gz");
     let mut db = Vec::new();
-    flate2::read::GzDecoder::new(fs::File::open(path).unwrap()).read_to_end(&mut db).unwrap();
+    flate2::read::GzDecoder::new(fs::File::open(path).unwrap())
+        .read_to_end(&mut db)
+        .unwrap();
     db.truncate(db.len() - 32);
     db
 }
@@ -37,14 +39,27 @@ fn damage_anywhere_is_refused_or_of_no_consequence() {
         let store = copy_fixture("kubernetes");
         let v2 = store.path().join("v2");
         // The fixture in this compression.
-        for entry in fs::read_dir(&v2).unwrap().map(|e| e.unwrap().path()).collect::<Vec<_>>() {
+        for entry in fs::read_dir(&v2)
+            .unwrap()
+            .map(|e| e.unwrap().path())
+            .collect::<Vec<_>>()
+        {
             let mut plain = Vec::new();
-            flate2::read::GzDecoder::new(fs::File::open(&entry).unwrap()).read_to_end(&mut plain).unwrap();
+            flate2::read::GzDecoder::new(fs::File::open(&entry).unwrap())
+                .read_to_end(&mut plain)
+                .unwrap();
             fs::remove_file(&entry).unwrap();
             let name = entry.file_stem().unwrap().to_str().unwrap();
-            fs::write(v2.join(format!("{name}{}", compression.suffix())), compression.pack(&plain)).unwrap();
+            fs::write(
+                v2.join(format!("{name}{}", compression.suffix())),
+                compression.pack(&plain),
+            )
+            .unwrap();
         }
-        let mut names: Vec<_> = fs::read_dir(&v2).unwrap().map(|e| e.unwrap().file_name()).collect();
+        let mut names: Vec<_> = fs::read_dir(&v2)
+            .unwrap()
+            .map(|e| e.unwrap().file_name())
+            .collect();
         names.sort();
         for which in [0, 4] {
             let path = v2.join(&names[which]);
@@ -59,13 +74,30 @@ fn damage_anywhere_is_refused_or_of_no_consequence() {
                 }
                 fs::write(&path, &bad).unwrap();
                 let mut c = deltafold();
-                let (code, json, stderr) = run_json(c.args(["compact", "--output", "json", "--compression", "none", "--store"]).arg(store.path()));
-                let what = format!("{compression:?} {:?}, case {i} at {at}: {stderr}", names[which]);
+                let (code, json, stderr) = run_json(
+                    c.args([
+                        "compact",
+                        "--output",
+                        "json",
+                        "--compression",
+                        "none",
+                        "--store",
+                    ])
+                    .arg(store.path()),
+                );
+                let what = format!(
+                    "{compression:?} {:?}, case {i} at {at}: {stderr}",
+                    names[which]
+                );
                 if code == 0 {
                     assert_eq!(json["hash_kv"], want, "{what}");
                     fs::remove_file(v2.join(json["snapshot"].as_str().unwrap())).unwrap();
                 } else {
-                    assert_eq!((code, json["reason"].as_str()), (65, Some("CorruptSnapshot")), "{what}");
+                    assert_eq!(
+                        (code, json["reason"].as_str()),
+                        (65, Some("CorruptSnapshot")),
+                        "{what}"
+                    );
                     assert!(stderr.contains(names[which].to_str().unwrap()), "{what}");
                 }
                 assert_eq!(fs::read_dir(&v2).unwrap().count(), names.len(), "{what}");
@@ -92,7 +124,11 @@ fn whole_but_senseless_snapshots_have_their_reasons() {
         b.put(&name, &content);
         b.refuses(&[], 65, reason);
     }
-    for content in [with_checksum(b""), with_checksum(&[0; 8192]), with_checksum(&small_database()[..8192])] {
+    for content in [
+        with_checksum(b""),
+        with_checksum(&[0; 8192]),
+        with_checksum(&small_database()[..8192]),
+    ] {
         let b = Bucket::with_base();
         b.put("v2/Full-00000000-00000800-1795224690", &content);
         b.refuses(&[], 65, "CorruptSnapshot");
@@ -151,7 +187,9 @@ fn a_damaged_delta_never_panics_the_parser() {
     let mut rng = fastrand::Rng::with_seed(seed());
     let b = Bucket::with_base();
     let good = serde_json::to_vec(&b.events(BASE + 1, BASE + 30)).unwrap();
-    let name: SnapshotName = format!("Incr-{:08}-{:08}-1", BASE + 1, BASE + 30).parse().unwrap();
+    let name: SnapshotName = format!("Incr-{:08}-{:08}-1", BASE + 1, BASE + 30)
+        .parse()
+        .unwrap();
     let read = |json: &[u8]| {
         let mut delta = DeltaReader::new(json, &name);
         while delta.next()?.is_some() {}

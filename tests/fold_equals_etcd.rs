@@ -14,7 +14,10 @@ use tempfile::TempDir;
 
 fn compact(store: &Path, args: &[&str]) -> Value {
     let mut command = deltafold();
-    command.args(["compact", "--output", "json", "--store"]).arg(store).args(args);
+    command
+        .args(["compact", "--output", "json", "--store"])
+        .arg(store)
+        .args(args);
     let (code, json, stderr) = run_json(&mut command);
     assert_eq!(code, 0, "{stderr}");
     assert_eq!(json["status"], "Succeeded", "{json}");
@@ -34,7 +37,10 @@ fn proof(result: &Value) -> (u64, i64, u64) {
 fn unpacked(store: &Path, result: &Value, into: &Path) -> PathBuf {
     let name = result["snapshot"].as_str().unwrap();
     let packed = fs::read(store.join("v2").join(name)).unwrap();
-    assert_eq!(packed.len() as u64, result["bytes_written"].as_u64().unwrap());
+    assert_eq!(
+        packed.len() as u64,
+        result["bytes_written"].as_u64().unwrap()
+    );
     let plain = match result["compression"].as_str().unwrap() {
         "none" => packed,
         "zstd" => zstd::decode_all(packed.as_slice()).unwrap(),
@@ -60,7 +66,11 @@ fn every_fixture_at_every_listed_revision() {
         let last = e.compacted_at_last_revision;
         let store = copy_fixture(&name);
         let result = compact(store.path(), &[]);
-        assert_eq!(proof(&result), (last.hash.into(), last.compact_revision, last.live_keys), "{name}");
+        assert_eq!(
+            proof(&result),
+            (last.hash.into(), last.compact_revision, last.live_keys),
+            "{name}"
+        );
         assert_eq!(result["revision"], e.last_revision, "{name}");
         assert_eq!(result["compression"], e.compression, "{name}");
 
@@ -68,7 +78,14 @@ fn every_fixture_at_every_listed_revision() {
             let store = copy_fixture(&name);
             let revision = row.revision.to_string();
             let mut command = deltafold();
-            command.args(["compact", "--output", "json", "--keep-history", "all", "--store"]);
+            command.args([
+                "compact",
+                "--output",
+                "json",
+                "--keep-history",
+                "all",
+                "--store",
+            ]);
             command.arg(store.path()).args(["--revision", &revision]);
             let (code, result, stderr) = run_json(&mut command);
             assert_eq!(code, 0, "{name} at {revision}: {stderr}");
@@ -95,7 +112,10 @@ fn etcds_own_tools_accept_every_result() {
             etcd::bbolt_check(&file).unwrap_or_else(|err| panic!("{name} {keep}: {err}"));
             for &version in that_start_on(&e.etcd_version) {
                 let status = etcd::etcdutl_status(version, &file);
-                assert_eq!(status["revision"], e.last_revision, "{name} {keep} {version}");
+                assert_eq!(
+                    status["revision"], e.last_revision,
+                    "{name} {keep} {version}"
+                );
             }
         }
     }
@@ -118,22 +138,43 @@ async fn real_etcds_serve_every_result() {
                 let last = e.compacted_at_last_revision;
                 if keep == "latest" {
                     let hash = etcd.hash_kv(e.last_revision).await;
-                    assert_eq!((hash.hash, hash.compact_revision), (last.hash, last.compact_revision), "{what}");
+                    assert_eq!(
+                        (hash.hash, hash.compact_revision),
+                        (last.hash, last.compact_revision),
+                        "{what}"
+                    );
                 } else {
                     for row in &e.hash_kv {
                         let hash = etcd.hash_kv(row.revision).await;
                         let want = (row.hash, row.compact_revision);
-                        assert_eq!((hash.hash, hash.compact_revision), want, "{what} at {}", row.revision);
-                        assert_eq!(etcd.live_keys_at(row.revision).await, row.live_keys, "{what}");
+                        assert_eq!(
+                            (hash.hash, hash.compact_revision),
+                            want,
+                            "{what} at {}",
+                            row.revision
+                        );
+                        assert_eq!(
+                            etcd.live_keys_at(row.revision).await,
+                            row.live_keys,
+                            "{what}"
+                        );
                     }
                 }
-                assert_eq!(etcd.live_keys_at(e.last_revision).await, last.live_keys, "{what}");
+                assert_eq!(
+                    etcd.live_keys_at(e.last_revision).await,
+                    last.live_keys,
+                    "{what}"
+                );
                 // It can be written to, compacted and defragmented like any other.
                 let mut client = etcd.client().await;
                 client.put("after", "the fold", None).await.unwrap();
                 etcd.compact(e.last_revision + 1).await;
                 client.defragment().await.unwrap();
-                assert_eq!(etcd.live_keys_at(e.last_revision + 1).await, last.live_keys + 1, "{what}");
+                assert_eq!(
+                    etcd.live_keys_at(e.last_revision + 1).await,
+                    last.live_keys + 1,
+                    "{what}"
+                );
             }
         }
     }
@@ -142,7 +183,9 @@ async fn real_etcds_serve_every_result() {
 /// Random histories recorded on real etcds, folded, and compared with those etcds.
 #[tokio::test(flavor = "multi_thread")]
 async fn random_histories_of_real_etcds() {
-    let seed = std::env::var("DELTAFOLD_TEST_SEED").ok().map(|s| s.parse().expect("a seed"));
+    let seed = std::env::var("DELTAFOLD_TEST_SEED")
+        .ok()
+        .map(|s| s.parse().expect("a seed"));
     let first: u64 = seed.unwrap_or_else(|| fastrand::u64(..1 << 48));
     println!("seeds from {first} on (DELTAFOLD_TEST_SEED={first} runs them again)");
     for (n, version) in EtcdVersion::ALL.into_iter().cycle().take(6).enumerate() {
@@ -167,13 +210,26 @@ async fn random_histories_of_real_etcds() {
 
         let (hash, live) = history.compacted;
         let result = compact(&bucket("latest"), &[]);
-        assert_eq!(proof(&result), (hash.hash.into(), history.last_revision, live), "{what}");
+        assert_eq!(
+            proof(&result),
+            (hash.hash.into(), history.last_revision, live),
+            "{what}"
+        );
 
         for (i, &(revision, hash, live)) in history.hash_kv.iter().enumerate() {
             let store = bucket(&format!("at-{i}"));
             let mut command = deltafold();
-            command.args(["compact", "--output", "json", "--keep-history", "all", "--store"]);
-            command.arg(&store).args(["--revision", &revision.to_string()]);
+            command.args([
+                "compact",
+                "--output",
+                "json",
+                "--keep-history",
+                "all",
+                "--store",
+            ]);
+            command
+                .arg(&store)
+                .args(["--revision", &revision.to_string()]);
             let (code, result, stderr) = run_json(&mut command);
             assert_eq!(code, 0, "{what} at {revision}: {stderr}");
             let want = (hash.hash.into(), hash.compact_revision, live);

@@ -2,9 +2,7 @@
 //! every record and HashKV compared. No server.
 
 use deltafold::bolt::{Database, TreeBuilder, Writer};
-use deltafold::mvcc::{
-    Base, Change, Fold, FoldOptions, KeyValue, RecordKey, Revision, hash_kv,
-};
+use deltafold::mvcc::{Base, Change, Fold, FoldOptions, KeyValue, RecordKey, Revision, hash_kv};
 use std::collections::BTreeMap;
 use std::fs::File;
 
@@ -58,8 +56,8 @@ impl Model {
         } else {
             1
         };
-        let mut sub = 0;
-        for key in chosen.into_iter().take(size) {
+        for (sub, key) in chosen.into_iter().take(size).enumerate() {
+            let sub = sub as u32;
             let before = self.alive.get(&key).copied();
             if before.is_some() && rng.u8(..3) == 0 {
                 self.alive.remove(&key);
@@ -78,7 +76,6 @@ impl Model {
                 };
                 self.record(main, sub, false, &key, kv);
             }
-            sub += 1;
         }
         self.revision = main;
     }
@@ -95,7 +92,12 @@ impl Model {
             r.rk.main.0 > compact
                 || (newest[r.key.as_slice()] == r.rk && (!r.rk.tombstone || r.rk.main.0 == compact))
         };
-        self.records.iter().filter(until).filter(kept).cloned().collect()
+        self.records
+            .iter()
+            .filter(until)
+            .filter(kept)
+            .cloned()
+            .collect()
     }
 
     /// (HashKV, live keys) of those records.
@@ -142,7 +144,7 @@ impl Model {
         root.push_bucket(&mut w, b"key", &value).unwrap();
         let value = meta.finish(&mut w).unwrap();
         root.push_bucket(&mut w, b"meta", &value).unwrap();
-        Database::open(w.finish(root).unwrap()).unwrap()
+        Database::open(w.finish(root, "").unwrap()).unwrap()
     }
 }
 
@@ -167,7 +169,9 @@ fn one_history(seed: u64) {
     let base_at = rng.i64(1..=last);
     let base_compact = if rng.bool() { -1 } else { rng.i64(1..=base_at) };
     let scheduled_only = base_compact > 0 && rng.u8(..5) == 0;
-    let target = rng.i64(base_at.min(base_compact.max(1))..=last).max(base_compact.max(1));
+    let target = rng
+        .i64(base_at.min(base_compact.max(1))..=last)
+        .max(base_compact.max(1));
     let compact = match rng.u8(..4) {
         0 => target,
         1 => base_compact,
@@ -198,7 +202,11 @@ fn one_history(seed: u64) {
             Change::Put(KeyValue::decode(&r.raw).unwrap())
         };
         let taken = fold.apply(r.rk.main, r.rk.sub, &change).unwrap();
-        assert_eq!(taken, r.rk.main.0 > base_at && r.rk.main.0 <= target, "{what}");
+        assert_eq!(
+            taken,
+            r.rk.main.0 > base_at && r.rk.main.0 <= target,
+            "{what}"
+        );
     }
     let mut records = Vec::new();
     let folded = fold
@@ -213,18 +221,28 @@ fn one_history(seed: u64) {
         .unwrap();
     assert_eq!(records, model.on_disk(compact, target), "{what}");
     let expected = model.hash(compact, target);
-    assert_eq!((folded.hash.hash, folded.hash.live_keys), expected, "{what}");
+    assert_eq!(
+        (folded.hash.hash, folded.hash.live_keys),
+        expected,
+        "{what}"
+    );
 
     // And over finished files, at any revision that they hold.
     let file = model.database(compact, target, false);
     let at = rng.i64(compact.max(1)..=target);
     let hash = hash_kv(&file, Some(Revision(at))).unwrap();
-    assert_eq!((hash.hash, hash.live_keys), model.hash(compact, at), "{what}, hash at {at}");
+    assert_eq!(
+        (hash.hash, hash.live_keys),
+        model.hash(compact, at),
+        "{what}, hash at {at}"
+    );
 }
 
 #[test]
 fn thousands_of_random_histories() {
-    let first = std::env::var("DELTAFOLD_TEST_SEED").ok().map(|s| s.parse().expect("a seed"));
+    let first = std::env::var("DELTAFOLD_TEST_SEED")
+        .ok()
+        .map(|s| s.parse().expect("a seed"));
     let first: u64 = first.unwrap_or_else(|| fastrand::u64(..1 << 48));
     println!("seeds from {first} on (DELTAFOLD_TEST_SEED={first} runs them again)");
     for seed in first..first + 4000 {

@@ -8,7 +8,10 @@ use support::expected;
 
 /// The hash of the fixture's own history, compacted at its end.
 fn own_hash() -> u64 {
-    expected(support::buckets::FIXTURE).compacted_at_last_revision.hash.into()
+    expected(support::buckets::FIXTURE)
+        .compacted_at_last_revision
+        .hash
+        .into()
 }
 
 /// The old branch, A: two deltas, 6 and 9 seconds after the base.
@@ -59,7 +62,10 @@ fn the_branch_written_wholly_after_the_other_is_taken() {
     assert_eq!(result["deltas"].as_array().unwrap().len(), 4);
     let warning = result["warnings"][0].as_str().unwrap();
     assert!(warning.contains("from revision 1600 on"), "{warning}");
-    assert!(result["timeline"].as_str().unwrap().starts_with("r1600-"), "{result}");
+    assert!(
+        result["timeline"].as_str().unwrap().starts_with("r1600-"),
+        "{result}"
+    );
 
     // The result is on the same timeline, and nothing is newer.
     let again = b.compact(&[]);
@@ -73,7 +79,10 @@ fn the_branch_written_wholly_after_the_other_is_taken() {
 fn every_timeline_can_be_chosen_and_its_id_is_stable() {
     let b = with_fork();
     let list = b.list(&["--deep"]);
-    let first = ids(&list).into_iter().map(str::to_owned).collect::<Vec<_>>();
+    let first = ids(&list)
+        .into_iter()
+        .map(str::to_owned)
+        .collect::<Vec<_>>();
     assert_eq!(first.len(), 2);
     assert_eq!(first[0], "main");
     assert_eq!(list["latest_revision"], 2100);
@@ -86,13 +95,19 @@ fn every_timeline_can_be_chosen_and_its_id_is_stable() {
     let newer = b.compact(&["--timeline", &first[1]]);
     assert_eq!(newer["revision"], 2100);
     let message = b.refuses(&["--timeline", "r1-00000000"], 66, "NoSuchTimeline");
-    assert!(message.contains("main") && message.contains(&first[1]), "{message}");
+    assert!(
+        message.contains("main") && message.contains(&first[1]),
+        "{message}"
+    );
 
     // More snapshots on either branch do not change an ID.
     b.altered_delta(2101, 2200, 120);
     assert_eq!(ids(&b.list(&["--deep"])), first);
     let result = b.compact(&[]);
-    assert_eq!((result["timeline"].as_str(), result["revision"].as_i64()), (Some(first[1].as_str()), Some(2200)));
+    assert_eq!(
+        (result["timeline"].as_str(), result["revision"].as_i64()),
+        (Some(first[1].as_str()), Some(2200))
+    );
 }
 
 #[test]
@@ -102,7 +117,11 @@ fn points_in_time_are_those_of_the_newest_branch() {
     for at in ["1400", "1599", "1600", "1700", "1950"] {
         let keep = ["--revision", at, "--keep-history", "all"];
         let (got, want) = (b.compact(&keep), alone.compact(&keep));
-        assert_eq!((&got["hash_kv"], &got["revision"]), (&want["hash_kv"], &want["revision"]), "{at}");
+        assert_eq!(
+            (&got["hash_kv"], &got["revision"]),
+            (&want["hash_kv"], &want["revision"]),
+            "{at}"
+        );
     }
     b.refuses(&["--revision", "2101"], 66, "OutOfRange");
 }
@@ -123,7 +142,10 @@ fn a_new_branch_may_begin_with_a_full() {
     b.put(&format!("v2/{name}"), &bytes);
     b.altered_delta(1701, 1800, 30);
     let got = b.compact(&[]);
-    assert_eq!((&got["base"], &got["revision"]), (&full["snapshot"], &want["revision"]));
+    assert_eq!(
+        (&got["base"], &got["revision"]),
+        (&full["snapshot"], &want["revision"])
+    );
     assert_eq!(got["hash_kv"], want["hash_kv"]);
     assert_eq!(b.compact(&["--timeline", "main"])["hash_kv"], own_hash());
 }
@@ -136,7 +158,10 @@ fn two_clusters_on_one_prefix_are_refused() {
     b.delta(1500, 1800, 9);
     b.altered_delta(1401, 1700, 10);
     let message = b.refuses(&[], 65, "InterleavedTimelines");
-    assert!(message.contains("from revision 747 on") && message.contains("--timeline"), "{message}");
+    assert!(
+        message.contains("from revision 747 on") && message.contains("--timeline"),
+        "{message}"
+    );
     let list = b.list(&["--deep"]);
     assert_eq!(list["problems"][0]["reason"], "InterleavedTimelines");
     assert_eq!(ids(&list).len(), 2);
@@ -205,7 +230,13 @@ fn a_compacted_full_made_late_is_no_second_history() {
     b.delta(1801, LAST, 20);
     let result = b.compact(&[]);
     assert_eq!(result["hash_kv"], own_hash());
-    assert_eq!((&result["timeline"], result["deltas"].as_array().unwrap().len()), (&"main".into(), 2));
+    assert_eq!(
+        (
+            &result["timeline"],
+            result["deltas"].as_array().unwrap().len()
+        ),
+        (&"main".into(), 2)
+    );
 }
 
 #[test]
@@ -217,7 +248,10 @@ fn two_restores_in_a_row() {
     alone.delta(BASE + 1, 1499, 6);
     alone.delta_of(1500, 1700, 200, &third);
     let (got, want) = (b.compact(&[]), alone.compact(&[]));
-    assert_eq!((&got["hash_kv"], &got["snapshot"]), (&want["hash_kv"], &want["snapshot"]));
+    assert_eq!(
+        (&got["hash_kv"], &got["snapshot"]),
+        (&want["hash_kv"], &want["snapshot"])
+    );
     assert_eq!(ids(&b.list(&["--deep"])).len(), 3);
     assert_eq!(revision(third.last().unwrap()), 1700);
 }

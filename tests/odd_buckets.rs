@@ -25,7 +25,10 @@ fn full_named(b: &Bucket, holds: i64, says: i64, after: i64, keep: &str) -> Stri
     let source = two_deltas();
     let at = holds.to_string();
     let made = source.compact(&["--revision", &at, "--keep-history", keep]);
-    let made = source.path().join("v2").join(made["snapshot"].as_str().unwrap());
+    let made = source
+        .path()
+        .join("v2")
+        .join(made["snapshot"].as_str().unwrap());
     let name = format!("Full-00000000-{says:08}-{}.gz", T0 + after);
     b.put(&format!("v2/{name}"), &fs::read(made).unwrap());
     name
@@ -33,7 +36,10 @@ fn full_named(b: &Bucket, holds: i64, says: i64, after: i64, keep: &str) -> Stri
 
 fn reasons(list: &Value) -> Vec<&str> {
     let problems = list["problems"].as_array().unwrap();
-    problems.iter().map(|p| p["reason"].as_str().unwrap()).collect()
+    problems
+        .iter()
+        .map(|p| p["reason"].as_str().unwrap())
+        .collect()
 }
 
 #[test]
@@ -65,7 +71,11 @@ fn a_full_may_hold_more_than_its_name_says() {
             b.delta(start, last, 6 + i as i64);
         }
         let result = b.compact(&[]);
-        assert_eq!((&result["hash_kv"], &result["base"]), (&own_hash().into(), &full.into()), "{deltas:?}");
+        assert_eq!(
+            (&result["hash_kv"], &result["base"]),
+            (&own_hash().into(), &full.into()),
+            "{deltas:?}"
+        );
         let events = b.events.iter().filter(|e| revision(e) > 1450).count();
         assert_eq!(result["events"], events, "{deltas:?}");
     }
@@ -74,7 +84,10 @@ fn a_full_may_hold_more_than_its_name_says() {
     full_named(&b, 1450, 1400, 5, "latest");
     b.delta(1401, 1430, 6);
     let result = b.compact(&[]);
-    assert_eq!((result["status"].as_str(), result["revision"].as_i64()), (Some("NothingToDo"), Some(1450)));
+    assert_eq!(
+        (result["status"].as_str(), result["revision"].as_i64()),
+        (Some("NothingToDo"), Some(1450))
+    );
     assert_eq!(b.list(&["--deep"])["latest_revision"], 1450);
     // It must never hold less.
     let b = Bucket::with_base();
@@ -87,7 +100,11 @@ fn a_full_with_history_serves_revisions_before_its_end() {
     let b = Bucket::with_base();
     fs::remove_file(b.path().join(format!("v2/Full-00000000-{BASE:08}-{T0}.gz"))).unwrap();
     full_named(&b, 1800, 1800, 5, "all");
-    for row in expected(FIXTURE).hash_kv.iter().filter(|r| r.revision < 1800) {
+    for row in expected(FIXTURE)
+        .hash_kv
+        .iter()
+        .filter(|r| r.revision < 1800)
+    {
         let at = row.revision.to_string();
         let result = b.compact(&["--revision", &at, "--keep-history", "all"]);
         assert_eq!(result["status"], "Succeeded");
@@ -107,8 +124,16 @@ fn excluded_snapshots_are_counted_and_not_used() {
     b.put(&format!("v2/{bad}.exclude"), b"");
     let list = b.list(&[]);
     assert_eq!(list["snapshots"].as_array().unwrap().len(), 4);
-    let listed = list["snapshots"].as_array().unwrap().iter().find(|s| s["name"] == bad).unwrap();
-    assert_eq!((&listed["excluded"], &listed["in_chain"]), (&true.into(), &false.into()));
+    let listed = list["snapshots"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|s| s["name"] == bad)
+        .unwrap();
+    assert_eq!(
+        (&listed["excluded"], &listed["in_chain"]),
+        (&true.into(), &false.into())
+    );
     assert_eq!(b.compact(&[])["hash_kv"], own_hash());
     // Without the mark it is in the way.
     fs::remove_file(b.path().join(format!("v2/{bad}.exclude"))).unwrap();
@@ -144,10 +169,19 @@ fn the_old_layout_is_read_and_the_new_one_written() {
     // Both layouts at once: what stands in both is one snapshot twice.
     let b = two_deltas();
     for name in b.names() {
-        b.put(&format!("v1/Backup-{T0}/{name}"), &fs::read(b.path().join("v2").join(&name)).unwrap());
+        b.put(
+            &format!("v1/Backup-{T0}/{name}"),
+            &fs::read(b.path().join("v2").join(&name)).unwrap(),
+        );
     }
     let result = b.compact(&[]);
-    assert_eq!((&result["hash_kv"], result["deltas"].as_array().unwrap().len()), (&own_hash().into(), 2));
+    assert_eq!(
+        (
+            &result["hash_kv"],
+            result["deltas"].as_array().unwrap().len()
+        ),
+        (&own_hash().into(), 2)
+    );
 }
 
 #[test]
@@ -155,21 +189,37 @@ fn a_final_chain_stays_final_and_compression_stays_the_same() {
     let b = Bucket::with_base();
     b.delta(BASE + 1, 1499, 6);
     let last = b.delta(1500, LAST, 9);
-    fs::rename(b.path().join("v2").join(&last), b.path().join("v2").join(format!("{last}.final"))).unwrap();
+    fs::rename(
+        b.path().join("v2").join(&last),
+        b.path().join("v2").join(format!("{last}.final")),
+    )
+    .unwrap();
     let result = b.compact(&[]);
     let name = format!("Full-00000000-{LAST:08}-{}.gz.final", T0 + 10);
     assert_eq!(result["snapshot"], name);
     assert_eq!(b.compact(&[])["status"], "NothingToDo");
 
-    for (method, suffix) in [("none", ""), ("gzip", ".gz"), ("zlib", ".zlib"), ("lzw", ".Z"), ("zstd:9", ".zst")] {
+    for (method, suffix) in [
+        ("none", ""),
+        ("gzip", ".gz"),
+        ("zlib", ".zlib"),
+        ("lzw", ".Z"),
+        ("zstd:9", ".zst"),
+    ] {
         let b = two_deltas();
         let result = b.compact(&["--compression", method]);
-        assert_eq!(result["snapshot"], format!("Full-00000000-{LAST:08}-{}{suffix}", T0 + 10));
+        assert_eq!(
+            result["snapshot"],
+            format!("Full-00000000-{LAST:08}-{}{suffix}", T0 + 10)
+        );
         let warned = result["warnings"].as_array().unwrap().len();
         assert_eq!(warned, usize::from(suffix == ".zst"), "{result}");
         // It is a base like any other.
         let again = b.compact(&[]);
-        assert_eq!((again["status"].as_str(), again["hash_kv"].as_u64()), (Some("NothingToDo"), Some(own_hash())));
+        assert_eq!(
+            (again["status"].as_str(), again["hash_kv"].as_u64()),
+            (Some("NothingToDo"), Some(own_hash()))
+        );
     }
 }
 
@@ -177,7 +227,12 @@ fn a_final_chain_stays_final_and_compression_stays_the_same() {
 fn a_name_that_is_taken_leads_to_the_next_free_second() {
     let b = two_deltas();
     let first = b.compact(&[]);
-    let bytes = fs::read(b.path().join("v2").join(first["snapshot"].as_str().unwrap())).unwrap();
+    let bytes = fs::read(
+        b.path()
+            .join("v2")
+            .join(first["snapshot"].as_str().unwrap()),
+    )
+    .unwrap();
     let b = two_deltas();
     let name = |after: i64| format!("Full-00000000-{LAST:08}-{}.gz", T0 + after);
     // Another's snapshot stands there, excluded so that it is no base; then the very same one.
@@ -190,7 +245,10 @@ fn a_name_that_is_taken_leads_to_the_next_free_second() {
     let names = b.names();
     assert_eq!(b.compact(&[])["snapshot"], name(12));
     assert_eq!(b.names(), names, "nothing was written");
-    assert_eq!(fs::read(b.path().join("v2").join(name(10))).unwrap(), b"another's");
+    assert_eq!(
+        fs::read(b.path().join("v2").join(name(10))).unwrap(),
+        b"another's"
+    );
 }
 
 #[test]
@@ -208,11 +266,20 @@ fn history_is_kept_as_asked() {
     ] {
         let result = two_deltas().compact(&["--keep-history", keep]);
         assert_eq!(result["compact_revision"], compacted, "{keep}");
-        assert_eq!(result["live_keys"], expected(FIXTURE).compacted_at_last_revision.live_keys);
+        assert_eq!(
+            result["live_keys"],
+            expected(FIXTURE).compacted_at_last_revision.live_keys
+        );
     }
     // With a revision, the last N are counted from there.
     let result = two_deltas().compact(&["--keep-history", "100", "--revision", "1400"]);
-    assert_eq!((result["compact_revision"].as_i64(), result["revision"].as_i64()), (Some(1300), Some(1400)));
+    assert_eq!(
+        (
+            result["compact_revision"].as_i64(),
+            result["revision"].as_i64()
+        ),
+        (Some(1300), Some(1400))
+    );
 }
 
 /// (revision, running maximum of the times) of every event.
@@ -246,7 +313,10 @@ fn a_point_in_time_is_the_last_event_not_after_it() {
         }
     }
     // Long after the last event, and before anything.
-    assert_eq!(b.compact(&["--time", "2100-01-01T00:00:00Z", "--dry-run"])["revision"], LAST);
+    assert_eq!(
+        b.compact(&["--time", "2100-01-01T00:00:00Z", "--dry-run"])["revision"],
+        LAST
+    );
     let message = b.refuses(&["--time", "2001-01-01T00:00:00+02:00"], 66, "OutOfRange");
     assert!(message.contains("2000-12-31T22:00:00"), "{message}");
     // The state is the one of that revision.
@@ -267,17 +337,24 @@ fn clocks_that_run_backward_count_as_standing_still() {
         let r = revision(e);
         // An hour back in the middle, for a while.
         let back = if (1200..1400).contains(&r) { 3600 } else { 0 };
-        e["time"] = (noon + chrono::TimeDelta::seconds(r - 1000 - back)).to_rfc3339().into();
+        e["time"] = (noon + chrono::TimeDelta::seconds(r - 1000 - back))
+            .to_rfc3339()
+            .into();
     }
     b.delta_of(BASE + 1, LAST, 9, &events);
-    let at = |s: &str| b.compact(&["--time", s, "--dry-run"])["revision"].as_i64().unwrap();
+    let at = |s: &str| {
+        b.compact(&["--time", s, "--dry-run"])["revision"]
+            .as_i64()
+            .unwrap()
+    };
     assert_eq!(at("2030-01-01T12:00:00Z"), 1000);
     assert_eq!(at("2030-01-01T12:03:18Z"), 1198);
     assert_eq!(at("2030-01-01T12:03:19Z"), 1399);
     assert_eq!(at("2030-01-01T12:06:40Z"), 1400);
     // A duration counts back on the same clock.
     let kept = |d: &str| {
-        let (code, json, stderr) = b.run("compact", &["--keep-history", d, "--compression", "none"]);
+        let (code, json, stderr) =
+            b.run("compact", &["--keep-history", d, "--compression", "none"]);
         assert_eq!(code, 0, "{stderr}");
         fs::remove_file(b.path().join("v2").join(json["snapshot"].as_str().unwrap())).unwrap();
         json["compact_revision"].as_i64().unwrap()
@@ -296,23 +373,38 @@ fn nothing_newer_is_success_and_nothing_at_all_is_not() {
     let result = b.compact(&[]);
     let row = expected(FIXTURE).hash_kv[0];
     assert_eq!(result["status"], "NothingToDo");
-    assert_eq!((&result["hash_kv"], &result["live_keys"]), (&row.hash.into(), &row.live_keys.into()));
+    assert_eq!(
+        (&result["hash_kv"], &result["live_keys"]),
+        (&row.hash.into(), &row.live_keys.into())
+    );
     assert_eq!(b.names().len(), 1);
 
     let empty = tempfile::TempDir::new().unwrap();
     let run = |store: &std::path::Path| {
         let mut c = deltafold();
-        c.args(["compact", "--output", "json", "--store"]).arg(store);
+        c.args(["compact", "--output", "json", "--store"])
+            .arg(store);
         let (code, json, _) = run_json(&mut c);
-        (code, json["message"].as_str().unwrap_or_default().to_owned())
+        (
+            code,
+            json["message"].as_str().unwrap_or_default().to_owned(),
+        )
     };
     assert_eq!(run(empty.path()).0, 66);
     assert_eq!(run(&empty.path().join("missing")).0, 66);
     let (code, message) = run(&b.path().join("v2"));
-    assert!(code == 66 && message.contains("the folder above it"), "{message}");
+    assert!(
+        code == 66 && message.contains("the folder above it"),
+        "{message}"
+    );
     let only_deltas = Bucket::with_base();
     only_deltas.delta(BASE + 1, 1499, 6);
-    fs::remove_file(only_deltas.path().join(format!("v2/Full-00000000-{BASE:08}-{T0}.gz"))).unwrap();
+    fs::remove_file(
+        only_deltas
+            .path()
+            .join(format!("v2/Full-00000000-{BASE:08}-{T0}.gz")),
+    )
+    .unwrap();
     only_deltas.refuses(&[], 66, "NoSnapshots");
 }
 
@@ -322,18 +414,32 @@ fn the_list_tells_what_is_there() {
         let store = copy_fixture(&name);
         for args in [&[][..], &["--deep"]] {
             let mut c = deltafold();
-            c.args(["list", "--output", "json", "--store"]).arg(store.path()).args(args);
+            c.args(["list", "--output", "json", "--store"])
+                .arg(store.path())
+                .args(args);
             let (code, list, stderr) = run_json(&mut c);
             assert_eq!(code, 0, "{stderr}");
             let e = expected(&name);
             assert_eq!(list["latest_revision"], e.last_revision, "{name}");
-            assert_eq!(list["problems"].as_array().unwrap().len(), 0, "{name}: {list}");
+            assert_eq!(
+                list["problems"].as_array().unwrap().len(),
+                0,
+                "{name}: {list}"
+            );
             let snapshots = list["snapshots"].as_array().unwrap();
-            assert!(snapshots.iter().all(|s| s["in_chain"] == true && s["timeline"] == "main"));
+            assert!(
+                snapshots
+                    .iter()
+                    .all(|s| s["in_chain"] == true && s["timeline"] == "main")
+            );
             assert!(snapshots.iter().all(|s| s["compression"] == e.compression));
             let range = &list["restorable"][0];
             let compacted = e.hash_kv[0].compact_revision.max(1);
-            let first = if args.is_empty() { e.hash_kv[0].revision } else { compacted };
+            let first = if args.is_empty() {
+                e.hash_kv[0].revision
+            } else {
+                compacted
+            };
             assert_eq!(range["first_revision"], first, "{name}");
             assert_eq!(range["last_revision"], e.last_revision, "{name}");
         }
@@ -346,10 +452,26 @@ fn a_dry_run_writes_nothing() {
     let before = b.names();
     let plan = b.compact(&["--dry-run"]);
     assert_eq!(b.names(), before);
-    assert_eq!((plan["dry_run"].as_bool(), plan["status"].as_str()), (Some(true), Some("Succeeded")));
+    assert_eq!(
+        (plan["dry_run"].as_bool(), plan["status"].as_str()),
+        (Some(true), Some("Succeeded"))
+    );
     let done = b.compact(&[]);
     for field in ["base", "deltas", "revision", "timeline", "compression"] {
         assert_eq!(plan[field], done[field], "{field}");
     }
     assert_eq!(b.compact(&["--dry-run"])["status"], "NothingToDo");
+}
+
+#[test]
+fn what_deltas_do_not_hold_is_as_of_the_first_base() {
+    let b = Bucket::with_base();
+    b.delta(BASE + 1, 1499, 6);
+    let first = b.compact(&["--compression", "lzw"]);
+    assert_eq!(first["metadata_revision"], BASE);
+    assert_eq!(b.compact(&[])["metadata_revision"], BASE);
+    b.delta(1500, LAST, 9);
+    let second = b.compact(&[]);
+    assert_eq!(second["base"], first["snapshot"]);
+    assert_eq!(second["metadata_revision"], BASE);
 }

@@ -30,7 +30,13 @@ async fn objects(minio: &Minio, bucket: &str) -> BTreeMap<String, Vec<u8>> {
     let listed: Vec<_> = store.list(None).try_collect().await.unwrap();
     let mut all = BTreeMap::new();
     for object in listed {
-        let bytes = store.get(&object.location).await.unwrap().bytes().await.unwrap();
+        let bytes = store
+            .get(&object.location)
+            .await
+            .unwrap()
+            .bytes()
+            .await
+            .unwrap();
         all.insert(object.location.to_string(), bytes.to_vec());
     }
     all
@@ -39,7 +45,8 @@ async fn objects(minio: &Minio, bucket: &str) -> BTreeMap<String, Vec<u8>> {
 fn run(minio: &Minio, command: &str, url: &str, args: &[&str]) -> (i32, Value, String) {
     let mut c = deltafold();
     c.envs(minio.env());
-    c.args([command, "--output", "json", "--store", url]).args(args);
+    c.args([command, "--output", "json", "--store", url])
+        .args(args);
     run_json(&mut c)
 }
 
@@ -53,14 +60,22 @@ async fn every_fixture_on_minio() {
         let url = format!("s3://backups/{name}");
         let e = expected(&name);
         let (code, list, stderr) = run(&minio, "list", &url, &["--deep"]);
-        assert_eq!((code, list["latest_revision"].as_i64()), (0, Some(e.last_revision)), "{stderr}");
+        assert_eq!(
+            (code, list["latest_revision"].as_i64()),
+            (0, Some(e.last_revision)),
+            "{stderr}"
+        );
         let (code, result, stderr) = run(&minio, "compact", &url, &[]);
         assert_eq!(code, 0, "{name}: {stderr}");
-        assert_eq!(result["hash_kv"], e.compacted_at_last_revision.hash, "{name}");
+        assert_eq!(
+            result["hash_kv"], e.compacted_at_last_revision.hash,
+            "{name}"
+        );
 
         // The same bytes as on a local disk.
         let mut c = deltafold();
-        c.args(["compact", "--output", "json", "--store"]).arg(local.path());
+        c.args(["compact", "--output", "json", "--store"])
+            .arg(local.path());
         let (_, on_disk, _) = run_json(&mut c);
         assert_eq!(on_disk["snapshot"], result["snapshot"]);
         let snapshot = result["snapshot"].as_str().unwrap();
@@ -72,7 +87,12 @@ async fn every_fixture_on_minio() {
         assert_eq!((code, again["status"].as_str()), (0, Some("NothingToDo")));
         assert_eq!(objects(&minio, "backups").await.len(), all.len());
     }
-    assert!(objects(&minio, "backups").await.keys().all(|k| !k.contains("staging")));
+    assert!(
+        objects(&minio, "backups")
+            .await
+            .keys()
+            .all(|k| !k.contains("staging"))
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -87,7 +107,9 @@ async fn a_large_snapshot_is_uploaded_in_parts_and_named_at_the_end() {
         .map(|i| {
             use base64::Engine as _;
             let base64 = base64::engine::general_purpose::STANDARD;
-            let value: Vec<u8> = std::iter::repeat_with(|| rng.u8(..)).take(500_000).collect();
+            let value: Vec<u8> = std::iter::repeat_with(|| rng.u8(..))
+                .take(500_000)
+                .collect();
             let revision = LAST + i;
             json!({"etcdEvent": {"kv": {
                 "key": base64.encode(format!("large/{i}")), "create_revision": revision,
@@ -100,25 +122,49 @@ async fn a_large_snapshot_is_uploaded_in_parts_and_named_at_the_end() {
     // The name that it would have is taken by something else.
     let taken = format!("v2/Full-00000000-{:08}-{}.gz", LAST + 60, T0 + 13);
     let store = minio.store("large");
-    store.put(&Path::from(format!("p/{taken}")), "another's".into()).await.unwrap();
-    store.put(&Path::from(format!("p/{taken}.exclude")), "".into()).await.unwrap();
+    store
+        .put(&Path::from(format!("p/{taken}")), "another's".into())
+        .await
+        .unwrap();
+    store
+        .put(&Path::from(format!("p/{taken}.exclude")), "".into())
+        .await
+        .unwrap();
 
     let (code, result, stderr) = run(&minio, "compact", "s3://large/p", &[]);
     assert_eq!(code, 0, "{stderr}");
-    assert!(result["bytes_written"].as_u64().unwrap() > 25 << 20, "{result}");
+    assert!(
+        result["bytes_written"].as_u64().unwrap() > 25 << 20,
+        "{result}"
+    );
     let snapshot = result["snapshot"].as_str().unwrap();
-    assert_eq!(snapshot, format!("Full-00000000-{:08}-{}.gz", LAST + 60, T0 + 14));
+    assert_eq!(
+        snapshot,
+        format!("Full-00000000-{:08}-{}.gz", LAST + 60, T0 + 14)
+    );
     let on_disk = local.compact(&[]);
     assert_eq!(on_disk["hash_kv"], result["hash_kv"]);
-    let on_disk = fs::read(local.path().join("v2").join(on_disk["snapshot"].as_str().unwrap())).unwrap();
+    let on_disk = fs::read(
+        local
+            .path()
+            .join("v2")
+            .join(on_disk["snapshot"].as_str().unwrap()),
+    )
+    .unwrap();
     let all = objects(&minio, "large").await;
     assert!(all[&format!("p/v2/{snapshot}")] == on_disk);
     assert_eq!(all[&format!("p/{taken}")], b"another's");
     // Base, two deltas, the taken name with its mark, the result: nothing else is left.
     assert_eq!(all.len(), 6, "{:?}", all.keys());
-    let local_names = fs::read_dir(local.path()).unwrap().map(|e| e.unwrap().file_name());
+    let local_names = fs::read_dir(local.path())
+        .unwrap()
+        .map(|e| e.unwrap().file_name());
     for name in local_names.filter(|n| n != "v2") {
-        assert_eq!(fs::read_dir(local.path().join(&name)).unwrap().count(), 0, "{name:?}");
+        assert_eq!(
+            fs::read_dir(local.path().join(&name)).unwrap().count(),
+            0,
+            "{name:?}"
+        );
     }
 }
 
@@ -133,14 +179,27 @@ async fn a_tagged_snapshot_is_not_used() {
     upload(&minio, "tags", "p", local.path()).await;
     assert_eq!(run(&minio, "compact", "s3://tags/p", &[]).0, 65);
     let key = format!("p/{bad}");
-    minio.set_tag("tags", &key, "x-etcd-snapshot-exclude", "false").await;
+    minio
+        .set_tag("tags", &key, "x-etcd-snapshot-exclude", "false")
+        .await;
     assert_eq!(run(&minio, "compact", "s3://tags/p", &[]).0, 65);
-    minio.set_tag("tags", &key, "x-etcd-snapshot-exclude", "true").await;
+    minio
+        .set_tag("tags", &key, "x-etcd-snapshot-exclude", "true")
+        .await;
     let (_, list, _) = run(&minio, "list", "s3://tags/p", &[]);
-    let excluded: Vec<_> = list["snapshots"].as_array().unwrap().iter().map(|s| s["excluded"].as_bool().unwrap()).collect();
+    let excluded: Vec<_> = list["snapshots"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|s| s["excluded"].as_bool().unwrap())
+        .collect();
     assert_eq!(excluded, [false, false, true]);
     let (code, result, stderr) = run(&minio, "compact", "s3://tags/p", &[]);
-    assert_eq!((code, result["revision"].as_i64()), (0, Some(LAST)), "{stderr}");
+    assert_eq!(
+        (code, result["revision"].as_i64()),
+        (0, Some(LAST)),
+        "{stderr}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -152,28 +211,54 @@ async fn failures_of_the_store_have_their_codes_and_show_no_secret() {
     let with = |url: &str, env: &[(&str, &str)], args: &[&str]| {
         let mut c = deltafold();
         c.envs(minio.env()).envs(env.iter().copied());
-        c.args(["compact", "--output", "json", "--store", url]).args(args);
+        c.args(["compact", "--output", "json", "--store", url])
+            .args(args);
         let (code, json, stderr) = run_json(&mut c);
         for shown in [json.to_string(), stderr] {
-            assert!(!shown.contains(minio.secret_key()) && !shown.contains("SECRET"), "{shown}");
+            assert!(
+                !shown.contains(minio.secret_key()) && !shown.contains("SECRET"),
+                "{shown}"
+            );
         }
         (code, json["reason"].as_str().unwrap_or_default().to_owned())
     };
     let reason = |code: i32, reason: &str| (code, reason.to_owned());
     let wrong_key = [("AWS_SECRET_ACCESS_KEY", "SECRET-but-wrong")];
-    assert_eq!(with("s3://one/p", &wrong_key, &[]), reason(77, "PermissionDenied"));
+    assert_eq!(
+        with("s3://one/p", &wrong_key, &[]),
+        reason(77, "PermissionDenied")
+    );
     assert_eq!(with("s3://two/p", &[], &[]), reason(66, "NoSnapshots"));
     assert_eq!(with("s3://one/empty", &[], &[]), reason(66, "NoSnapshots"));
     assert_eq!(
-        with("s3://one/p", &[], &["--store-option", "no_such_setting=SECRET"]),
+        with(
+            "s3://one/p",
+            &[],
+            &["--store-option", "no_such_setting=SECRET"]
+        ),
         reason(78, "Configuration")
     );
-    assert_eq!(with("s3://one/p", &[], &["--store-option", "SECRET"]), reason(64, "Usage"));
-    assert_eq!(with("s3://user:SECRET@one/p", &[], &[]), reason(64, "Usage"));
+    assert_eq!(
+        with("s3://one/p", &[], &["--store-option", "SECRET"]),
+        reason(64, "Usage")
+    );
+    assert_eq!(
+        with("s3://user:SECRET@one/p", &[], &[]),
+        reason(64, "Usage")
+    );
     assert_eq!(with("ftp://one/p", &[], &[]), reason(64, "Usage"));
     let nobody = format!("http://127.0.0.1:{}", support::etcd::free_port());
     assert_eq!(
-        with("s3://one/p", &[], &["--store-option", &format!("endpoint={nobody}"), "--store-option", "max_retries=1"]),
+        with(
+            "s3://one/p",
+            &[],
+            &[
+                "--store-option",
+                &format!("endpoint={nobody}"),
+                "--store-option",
+                "max_retries=1"
+            ]
+        ),
         reason(69, "StoreUnreachable")
     );
     // And without any of that it works, all settings given as options.
@@ -185,8 +270,18 @@ async fn failures_of_the_store_have_their_codes_and_show_no_secret() {
         "DELTAFOLD_STORE_OPTION",
         "ignored=for the command line wins",
     );
-    c.args(["--store-option", &format!("access_key_id={}", minio.access_key())]);
-    c.args(["--store-option", &format!("secret_access_key={}", minio.secret_key())]);
+    c.args([
+        "--store-option",
+        &format!("access_key_id={}", minio.access_key()),
+    ]);
+    c.args([
+        "--store-option",
+        &format!("secret_access_key={}", minio.secret_key()),
+    ]);
     let (code, result, stderr) = run_json(&mut c);
-    assert_eq!((code, result["status"].as_str()), (0, Some("Succeeded")), "{stderr}");
+    assert_eq!(
+        (code, result["status"].as_str()),
+        (0, Some("Succeeded")),
+        "{stderr}"
+    );
 }

@@ -16,7 +16,13 @@ fn threads_and_reruns_give_the_same_bytes() {
                 let store = copy_fixture(&name);
                 let mut c = deltafold();
                 c.args(["compact", "--output", "json", "--threads", threads]);
-                c.args(["--compression", compression, "--keep-history", "all", "--store"]);
+                c.args([
+                    "--compression",
+                    compression,
+                    "--keep-history",
+                    "all",
+                    "--store",
+                ]);
                 let (code, json, stderr) = run_json(c.arg(store.path()));
                 assert_eq!(code, 0, "{stderr}");
                 let snapshot = json["snapshot"].as_str().unwrap().to_owned();
@@ -39,27 +45,49 @@ fn jobs_at_once_leave_one_valid_result() {
     for round in 0..5 {
         let start = |keep: &str| {
             let mut c = deltafold();
-            c.args(["compact", "--output", "json", "--keep-history", keep, "--store"]);
-            c.arg(b.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
+            c.args([
+                "compact",
+                "--output",
+                "json",
+                "--keep-history",
+                keep,
+                "--store",
+            ]);
+            c.arg(b.path())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped());
             c.spawn().unwrap()
         };
         // Four alike, and two that make something else of the same input.
-        let jobs: Vec<_> = ["latest", "all", "latest", "latest", "all", "latest"].map(start).into_iter().collect();
+        let jobs: Vec<_> = ["latest", "all", "latest", "latest", "all", "latest"]
+            .map(start)
+            .into_iter()
+            .collect();
         for job in jobs {
             let out = job.wait_with_output().unwrap();
             let stderr = String::from_utf8_lossy(&out.stderr);
             assert!(out.status.success(), "round {round}: {stderr}");
         }
-        let fulls: Vec<String> = b.names().into_iter().filter(|n| n.contains(&format!("-{LAST:08}-")) && n.starts_with("Full")).collect();
+        let fulls: Vec<String> = b
+            .names()
+            .into_iter()
+            .filter(|n| n.contains(&format!("-{LAST:08}-")) && n.starts_with("Full"))
+            .collect();
         // One of each kind at most (none of the second where the first was already a base).
         assert!((1..=2).contains(&fulls.len()), "round {round}: {fulls:?}");
         assert_eq!(b.names().len(), 3 + fulls.len());
         let last = b.compact(&[]);
         assert_eq!(last["status"], "NothingToDo");
         for full in fulls {
-            assert!(full.contains(&(T0 + 10).to_string()) || full.contains(&(T0 + 11).to_string()), "{full}");
+            assert!(
+                full.contains(&(T0 + 10).to_string()) || full.contains(&(T0 + 11).to_string()),
+                "{full}"
+            );
             fs::remove_file(b.path().join("v2").join(full)).unwrap();
         }
-        assert_eq!(last["live_keys"], expected("etcd35-gzip").compacted_at_last_revision.live_keys);
+        assert_eq!(
+            last["live_keys"],
+            expected("etcd35-gzip").compacted_at_last_revision.live_keys
+        );
     }
 }

@@ -39,6 +39,9 @@ pub const MAGIC: u32 = 0xED0C_DAED;
 pub const VERSION: u32 = 2;
 /// Bytes of a meta, its checksum included.
 pub const META_SIZE: usize = 64;
+/// Where a note may stand in the first meta page: behind the meta. bbolt leaves these bytes zero,
+/// never reads them, and zeroes them again with its next transaction or copy.
+pub const NOTE_AT: usize = PAGE_HEADER_SIZE + META_SIZE;
 /// Page sizes that bbolt can write: the operating system's, a power of two.
 pub const PAGE_SIZES: std::ops::RangeInclusive<usize> = 1024..=65536;
 

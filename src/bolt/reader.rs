@@ -144,6 +144,21 @@ impl<R: ReadAt> Database<R> {
         &self.meta
     }
 
+    /// The note behind the first meta, as [`Writer::finish`](super::Writer::finish) wrote it; empty
+    /// where there is none.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn note(&self) -> Result<String> {
+        let mut b = vec![0; self.page_size() - NOTE_AT];
+        self.src
+            .read_exact_at(&mut b, NOTE_AT as u64)
+            .map_err(|e| Error::io("read the database's meta page", e))?;
+        let end = b.iter().position(|&x| x == 0).unwrap_or(b.len());
+        b.truncate(end);
+        Ok(String::from_utf8(b).unwrap_or_default())
+    }
+
     /// Bytes of a page.
     pub fn page_size(&self) -> usize {
         self.meta.page_size as usize

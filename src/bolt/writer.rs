@@ -67,11 +67,20 @@ impl Writer {
         self.next.0 * self.page_size as u64
     }
 
-    /// Ends the file with `root` as its root bucket and gives the file back.
+    /// Ends the file with `root` as its root bucket and gives the file back. `note` goes into the
+    /// unused end of the first meta page, where only [`Database::note`] looks; it must fit there
+    /// and hold no zero byte.
+    ///
+    /// [`Database::note`]: super::Database::note
     ///
     /// # Errors
-    /// `Io`, `NoSpace`.
-    pub fn finish(mut self, root: TreeBuilder) -> Result<File> {
+    /// `Internal` for a note that does not fit; `Io`, `NoSpace`.
+    pub fn finish(mut self, root: TreeBuilder, note: &str) -> Result<File> {
+        if note.len() >= self.page_size - NOTE_AT || note.contains('\0') {
+            return Err(Error::internal(
+                "a note that does not fit into a bbolt page",
+            ));
+        }
         let freelist = PageId(2);
         let (root, sequence) = root.finish_as_pages(&mut self)?;
         let (page_size, high_water) = (self.page_size, self.next);
@@ -100,6 +109,7 @@ impl Writer {
             }
             .encode(&mut page[PAGE_HEADER_SIZE..]);
         }
+        pages[NOTE_AT..NOTE_AT + note.len()].copy_from_slice(note.as_bytes());
         file.write_all_at(&pages, 0)
             .map_err(|e| Error::io(what, e))?;
         Ok(file)
@@ -359,7 +369,7 @@ mod tests {
         let mut root = TreeBuilder::new(0);
         let value = tree.finish(&mut w).unwrap();
         root.push_bucket(&mut w, b"b", &value).unwrap();
-        w.finish(root).unwrap()
+        w.finish(root, "a note").unwrap()
     }
 
     #[test]
@@ -373,6 +383,7 @@ mod tests {
                     })
                     .collect();
                 let db = Database::open(build(page_size, &entries)).unwrap();
+                assert_eq!(db.note().unwrap(), "a note");
                 let bucket = db.bucket(b"b").unwrap().unwrap();
                 assert_eq!(bucket.sequence, 7);
                 let mut c = db.cursor(&bucket);

@@ -287,6 +287,7 @@ mod tests {
             revision: Revision(revision),
             compact_revision: Revision(compact),
             compaction_finished: true,
+            metadata_revision: Revision(revision),
         }
     }
 

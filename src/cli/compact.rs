@@ -108,11 +108,12 @@ fn in_words(o: &Outcome) -> String {
             "  holds     {live} live keys, compacted at {compact}, HashKV {hash}"
         );
     }
-    let _ = writeln!(
-        s,
-        "  users, roles, members, alarms and leases are as of revision {}",
-        o.metadata_revision
-    );
+    if let Some(revision) = o.metadata_revision {
+        let _ = writeln!(
+            s,
+            "  users, roles, members, alarms and leases are as of revision {revision}"
+        );
+    }
     if let Some(events) = o.events.filter(|&n| n > 0) {
         let _ = writeln!(
             s,

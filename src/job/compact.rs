@@ -12,7 +12,9 @@ use crate::bucket::{Kind, SnapshotName};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
 use crate::job::scan::{Depth, Scan, scan};
-use crate::mvcc::history::{FINISHED_COMPACT, KEY_BUCKET, META_BUCKET, SCHEDULED_COMPACT};
+use crate::mvcc::history::{
+    FINISHED_COMPACT, KEY_BUCKET, META_BUCKET, SCHEDULED_COMPACT, metadata_note,
+};
 use crate::mvcc::revision::encode_revision;
 use crate::mvcc::{Base, Fold, FoldOptions, Folded, HashKv, KeepHistory, Revision, hash_kv};
 use crate::store::{Published, Upload};
@@ -97,7 +99,8 @@ pub struct Outcome {
     /// The most memory that was resident at once.
     pub peak_memory_bytes: Option<u64>,
     /// Users, roles, members, alarms and leases are as of this revision: deltas hold only keys.
-    pub metadata_revision: Revision,
+    /// `None` in a dry run that did not have to look into the base.
+    pub metadata_revision: Option<Revision>,
     /// The compression of `snapshot`.
     pub compression: &'static str,
     /// Whether only a plan was made.
@@ -176,9 +179,7 @@ impl Run<'_> {
             } else {
                 Status::Succeeded
             };
-            outcome.metadata_revision = known
-                .get(&chain.base)
-                .map_or(name(chain.base).last, |b| b.revision);
+            outcome.metadata_revision = known.get(&chain.base).map(|b| b.metadata_revision);
             return Ok(outcome);
         }
 
@@ -192,7 +193,7 @@ impl Run<'_> {
             outcome.status = Status::NothingToDo;
             outcome.snapshot = Some(name(chain.base).to_string());
             outcome.events = Some(0);
-            outcome.metadata_revision = base.revision;
+            outcome.metadata_revision = Some(base.metadata_revision);
             self.fill(&mut outcome, &hash);
             return Ok(outcome);
         }
@@ -222,7 +223,7 @@ impl Run<'_> {
         let mut outcome = self.outcome(&scan, timeline, chain, encoding);
         outcome.snapshot = Some(new_name.to_string());
         outcome.events = Some(events);
-        outcome.metadata_revision = base.revision;
+        outcome.metadata_revision = Some(base.metadata_revision);
         outcome.bytes_written = bytes;
         self.fill(&mut outcome, &folded.hash);
         Ok(outcome)
@@ -296,7 +297,7 @@ impl Run<'_> {
             bytes_written: 0,
             seconds: self.started.elapsed().as_secs_f64(),
             peak_memory_bytes: peak_memory_bytes(),
-            metadata_revision: Revision(0),
+            metadata_revision: None,
             compression: encoding.compression.as_str(),
             dry_run: self.options.dry_run,
             warnings: self.warnings.clone(),
@@ -569,7 +570,11 @@ impl Run<'_> {
             root.push_bucket(&mut writer, e.key, &value)?;
         }
         let folded = folded.ok_or_else(|| Error::internal("the fold was not run"))?;
-        Ok((writer.finish(root)?, events, folded))
+        Ok((
+            writer.finish(root, &metadata_note(base.metadata_revision))?,
+            events,
+            folded,
+        ))
     }
 
     /// Reads the new file as a stranger would: every page, its revisions, and HashKV.

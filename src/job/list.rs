@@ -22,7 +22,7 @@ pub struct Options {
 pub struct Outcome {
     /// In order of creation.
     pub snapshots: Vec<Listed>,
-    /// The newest revision of the newest timeline.
+    /// The newest revision of the newest timeline; where none is the newest, of all.
     pub latest_revision: Option<Revision>,
     /// What can be restored, by timeline.
     pub restorable: Vec<Restorable>,
@@ -142,7 +142,10 @@ pub fn run(ctx: &Context, options: Options) -> Result<Outcome> {
     }
     Ok(Outcome {
         snapshots,
-        latest_revision: newest.and_then(|t| t.last(&scan.catalog, &scan.contents)),
+        latest_revision: match newest {
+            Some(t) => t.last(&scan.catalog, &scan.contents),
+            None => scan.catalog.latest_revision(),
+        },
         restorable,
         problems,
     })

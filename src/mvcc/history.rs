@@ -29,6 +29,17 @@ pub struct Base {
     /// False where etcd was killed between scheduling and finishing a compaction: records at or
     /// below the compacted revision may still be there that etcd would remove at its start.
     pub compaction_finished: bool,
+    /// Users, roles, members, alarms and leases are as of this revision. Of a full from a running
+    /// etcd that is `revision`; one that was folded says so in its note.
+    pub metadata_revision: Revision,
+}
+
+/// What a folded snapshot's note begins with; a revision follows.
+const METADATA_NOTE: &str = "deltafold/1 metadata_revision=";
+
+/// The note of a snapshot whose other buckets are as of `metadata_revision`.
+pub fn metadata_note(metadata_revision: Revision) -> String {
+    format!("{METADATA_NOTE}{metadata_revision}")
 }
 
 impl Base {
@@ -58,8 +69,14 @@ impl Base {
             None => Revision(1),
         };
         let compact_revision = scheduled.max(finished);
+        let revision = last.max(compact_revision);
+        let noted = db.note()?;
+        let noted = noted
+            .strip_prefix(METADATA_NOTE)
+            .and_then(|n| n.parse().ok());
         Ok(Base {
-            revision: last.max(compact_revision),
+            metadata_revision: noted.map_or(revision, |n| Revision(n).min(revision)),
+            revision,
             compact_revision,
             compaction_finished: scheduled <= finished,
         })
@@ -197,6 +214,7 @@ mod tests {
             revision: Revision(100),
             compact_revision: Revision(40),
             compaction_finished: true,
+            metadata_revision: Revision(100),
         };
         let at = |k: KeepHistory, cutoff| k.compact_revision(&base, Revision(200), cutoff).0;
         assert_eq!(at(KeepHistory::Latest, None), 200);

@@ -120,7 +120,9 @@ mod tests {
 
     #[test]
     fn a_servers_answer_becomes_one_line_and_a_status() {
-        let text = tidy("status code: 403 Forbidden: <?xml version=\"1.0\"?>\n<Error><Code>No</Code><Message>Not\nyou.</Message><Id>7</Id></Error>");
+        let text = tidy(
+            "status code: 403 Forbidden: <?xml version=\"1.0\"?>\n<Error><Code>No</Code><Message>Not\nyou.</Message><Id>7</Id></Error>",
+        );
         assert_eq!(text, "status code: 403 Forbidden: No: Not you.");
         assert_eq!(status_in(&text), Some(403));
         assert_eq!(status_in("connection refused"), None);

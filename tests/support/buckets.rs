@@ -37,7 +37,9 @@ pub fn fixture_events() -> Vec<Value> {
 }
 
 pub fn revision(event: &Value) -> i64 {
-    event["etcdEvent"]["kv"]["mod_revision"].as_i64().expect("a revision")
+    event["etcdEvent"]["kv"]["mod_revision"]
+        .as_i64()
+        .expect("a revision")
 }
 
 /// A bucket on the local disk.
@@ -82,7 +84,12 @@ impl Bucket {
 
     /// A delta of the fixture's events with other values: another history.
     pub fn altered_delta(&self, start: i64, last: i64, after: i64) -> String {
-        self.delta_of(start, last, after, &alter(self.events(start, last), b"another history"))
+        self.delta_of(
+            start,
+            last,
+            after,
+            &alter(self.events(start, last), b"another history"),
+        )
     }
 
     /// A delta of any events.
@@ -98,7 +105,12 @@ impl Bucket {
     pub fn names(&self) -> Vec<String> {
         let mut names: Vec<String> = fs::read_dir(self.path().join("v2"))
             .expect("v2")
-            .map(|e| e.expect("an entry").file_name().into_string().expect("a name"))
+            .map(|e| {
+                e.expect("an entry")
+                    .file_name()
+                    .into_string()
+                    .expect("a name")
+            })
             .collect();
         names.sort();
         names
@@ -107,7 +119,9 @@ impl Bucket {
     /// Runs a command on the bucket: exit code, JSON, standard error.
     pub fn run(&self, command: &str, args: &[&str]) -> (i32, Value, String) {
         let mut c = super::deltafold();
-        c.args([command, "--output", "json", "--store"]).arg(self.path()).args(args);
+        c.args([command, "--output", "json", "--store"])
+            .arg(self.path())
+            .args(args);
         super::run_json(&mut c)
     }
 
@@ -122,8 +136,15 @@ impl Bucket {
     pub fn refuses(&self, args: &[&str], code: i32, reason: &str) -> String {
         let before = self.names();
         let (got, json, stderr) = self.run("compact", args);
-        assert_eq!((got, json["reason"].as_str()), (code, Some(reason)), "{args:?}: {stderr}");
-        assert_eq!((json["status"].as_str(), json["code"].as_i64()), (Some("Failed"), Some(code.into())));
+        assert_eq!(
+            (got, json["reason"].as_str()),
+            (code, Some(reason)),
+            "{args:?}: {stderr}"
+        );
+        assert_eq!(
+            (json["status"].as_str(), json["code"].as_i64()),
+            (Some("Failed"), Some(code.into()))
+        );
         assert_eq!(self.names(), before, "{args:?}");
         json["message"].as_str().expect("a message").to_owned()
     }
@@ -142,7 +163,9 @@ pub fn alter(mut events: Vec<Value>, with: &[u8]) -> Vec<Value> {
             continue;
         }
         let kv = &mut e["etcdEvent"]["kv"];
-        let old = BASE64.decode(kv["value"].as_str().unwrap_or_default()).expect("base64");
+        let old = BASE64
+            .decode(kv["value"].as_str().unwrap_or_default())
+            .expect("base64");
         kv["value"] = BASE64.encode([&old, with].concat()).into();
     }
     events
