@@ -212,3 +212,23 @@ fn a_damaged_delta_never_panics_the_parser() {
         }
     }
 }
+
+#[test]
+fn a_damaged_end_is_not_passed_over_where_streams_overlap() {
+    let b = Bucket::with_base();
+    b.delta(BASE + 1, 1499, 6);
+    b.delta(1400, 1800, 7);
+    let last = b.delta(1700, LAST, 8);
+    b.put(&format!("v2/{last}"), b"damaged");
+    let message = b.refuses(&[], 65, "CorruptSnapshot");
+    assert!(
+        message.contains(&last) && message.contains("--revision"),
+        "{message}"
+    );
+    let result = b.compact(&["--revision", "1800"]);
+    assert_eq!(result["revision"], 1800);
+    assert!(
+        result["warnings"][0].as_str().unwrap().contains(&last),
+        "{result}"
+    );
+}

@@ -13,7 +13,7 @@ use crate::telemetry::logs::{self, LogFormat};
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -77,14 +77,9 @@ struct Global {
     )]
     log_format: Option<LogFormat>,
     /// error, warn, info, debug or trace, or a filter such as "deltafold=debug,object_store=info"
-    #[arg(
-        long,
-        global = true,
-        env = "DELTAFOLD_LOG_LEVEL",
-        default_value = "info",
-        value_name = "LEVEL"
-    )]
-    log_level: String,
+    /// [default: warn on a terminal, else info]
+    #[arg(long, global = true, env = "DELTAFOLD_LOG_LEVEL", value_name = "LEVEL")]
+    log_level: Option<String>,
 }
 
 /// Where the snapshots are, and what a Job may use.
@@ -160,7 +155,13 @@ pub fn main() -> ExitCode {
         Err(e) => return refuse(&e),
     };
     let format = cli.global.log_format.unwrap_or_else(LogFormat::detect);
-    if let Err(e) = logs::init(format, &cli.global.log_level) {
+    let level = match &cli.global.log_level {
+        Some(level) => level,
+        // On a terminal the bars and the outcome tell enough.
+        None if std::io::stderr().is_terminal() => "warn",
+        None => "info",
+    };
+    if let Err(e) = logs::init(format, level) {
         let e = Error::new(Reason::Usage, format!("--log-level: {e}"));
         return fail(&e, cli.global.output);
     }

@@ -153,6 +153,9 @@ impl Run<'_> {
                 timeline.forked_at().unwrap_or(Revision(1))
             ));
         }
+        if self.options.target == Target::Newest {
+            refuse_a_lost_end(&scan, timeline)?;
+        }
         let mut known = scan.contents.known_bases();
         let target = match self.options.target {
             Target::Newest => None,
@@ -185,6 +188,14 @@ impl Run<'_> {
 
         let opened = self.open_chain(&scan, timeline, target, known)?;
         let Opened { chain, db, base } = &opened;
+        tracing::info!(
+            base = %name(chain.base),
+            base_revision = base.revision.0,
+            deltas = chain.deltas.len(),
+            revision = chain.target.0,
+            timeline = timeline.id,
+            "chose what to fold"
+        );
         if chain.deltas.is_empty() && base.revision == chain.target {
             let hash =
                 hash_kv(db, None).map_err(self.ctx.at(&scan.catalog.snapshots[chain.base]))?;
@@ -220,6 +231,14 @@ impl Run<'_> {
         };
         let bytes = self.publish(file, &mut new_name, encoding)?;
 
+        tracing::info!(
+            snapshot = %new_name,
+            revision = chain.target.0,
+            events,
+            hash_kv = folded.hash.hash,
+            bytes,
+            "wrote a full snapshot"
+        );
         let mut outcome = self.outcome(&scan, timeline, chain, encoding);
         outcome.snapshot = Some(new_name.to_string());
         outcome.events = Some(events);
@@ -648,6 +667,24 @@ impl Run<'_> {
             ),
         ))
     }
+}
+
+/// A damaged snapshot that is newer than all others and promises more revisions than they hold was
+/// the end of the history: without being told, a fold must not stop before it.
+fn refuse_a_lost_end(scan: &Scan, timeline: &Timeline) -> Result<()> {
+    let name = |i: usize| &scan.catalog.snapshots[i].name;
+    let members = || timeline.members.iter().map(|m| m.snapshot);
+    let newest = members().map(|i| name(i).created).max();
+    let last = timeline.last(&scan.catalog, &scan.contents);
+    for (&i, e) in &scan.contents.unreadable {
+        if Some(name(i).created) >= newest && Some(name(i).last) > last {
+            return Err(Error::new(
+                e.reason(),
+                format!("{e}; exclude it, or say with --revision how far to fold"),
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Nesting of buckets beyond which a file is damaged; etcd nests none.
