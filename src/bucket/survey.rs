@@ -102,6 +102,15 @@ fn short_hash(b: &[u8]) -> u64 {
     u64::from_le_bytes(w)
 }
 
+/// What two snapshots say of each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Comparison {
+    /// The first revision about which they disagree.
+    pub conflict: Option<Revision>,
+    /// The newest revision before that of which both hold the same change.
+    pub agreed: Option<Revision>,
+}
+
 /// Whether a delta's events follow the state that another snapshot ends with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Continuity {
@@ -234,18 +243,19 @@ impl SurveyFile {
         }
     }
 
-    /// The first revision about which two snapshots disagree, if there is one.
+    /// Compares what two snapshots hold, revision by revision, up to where they disagree.
     ///
     /// They disagree about a change that both hold with different content, and about one that the
     /// first holds and the second lacks although it holds every change of that revision.
     ///
     /// # Errors
     /// `Io`.
-    pub fn conflict(&self, a: &Survey, b: &Survey) -> Result<Option<Revision>> {
+    pub fn compare(&self, a: &Survey, b: &Survey) -> Result<Comparison> {
+        let mut found = Comparison::default();
         // A delta shares nothing with what ends before it.
         let apart = |x: &Survey, y: &Survey| y.base.is_none() && x.last < y.complete_from;
         if apart(a, b) || apart(b, a) {
-            return Ok(None);
+            return Ok(found);
         }
         let complete = |s: &Survey, e: &Entry| e.main >= s.complete_from && e.main <= s.last;
         let (mut left, mut right) = (self.entries(a), self.entries(b));
@@ -254,52 +264,68 @@ impl SurveyFile {
             match (l, r) {
                 (Some(x), Some(y)) if x.order() == y.order() => {
                     if (x.digest, x.tombstone) != (y.digest, y.tombstone) {
-                        return Ok(Some(x.main));
+                        found.conflict = Some(x.main);
+                        break;
                     }
+                    found.agreed = Some(x.main);
                     (l, r) = (left.next()?, right.next()?);
                 }
                 (Some(x), y) if y.is_none_or(|y| x.order() < y.order()) => {
                     if complete(b, &x) {
-                        return Ok(Some(x.main));
+                        found.conflict = Some(x.main);
+                        break;
                     }
                     l = left.next()?;
                 }
                 (_, Some(y)) => {
                     if complete(a, &y) {
-                        return Ok(Some(y.main));
+                        found.conflict = Some(y.main);
+                        break;
                     }
                     r = right.next()?;
                 }
-                _ => return Ok(None),
+                _ => break,
             }
         }
+        // Of a transaction that differs, its first changes may be the same.
+        if found.agreed == found.conflict {
+            found.agreed = found.agreed.map(Revision::previous);
+        }
+        Ok(found)
     }
 
-    /// Whether the events of `after` above the end of `before` follow its state, judged by the
-    /// versions of the keys in both.
+    /// Whether the events of `after` above `until` follow the state that `before` has there, judged
+    /// by the versions of the keys in both.
     ///
     /// # Errors
     /// `Io`.
-    pub fn continuity(&self, before: &Survey, after: &Survey) -> Result<Continuity> {
+    pub fn continuity(
+        &self,
+        before: &Survey,
+        until: Revision,
+        after: &Survey,
+    ) -> Result<Continuity> {
         let mut firsts: HashMap<u64, Entry> = HashMap::new();
         let mut entries = self.entries(after);
         while let Some(e) = entries.next()? {
-            if e.main > before.last {
+            if e.main > until {
                 firsts.entry(e.key).or_insert(e);
             }
         }
         let mut states: HashMap<u64, Entry> = HashMap::new();
         let mut entries = self.entries(before);
-        while let Some(e) = entries.next()? {
+        while let Some(e) = entries.next()?.filter(|e| e.main <= until) {
             if firsts.contains_key(&e.key) {
                 states.insert(e.key, e);
             }
         }
+        // A full that can tell the state there holds every key that is alive; a delta only those
+        // that it changed.
+        let tells_all = before.base.is_some_and(|b| b.compact_revision <= until);
         let mut verdict = Continuity::Unknown;
         for (key, first) in &firsts {
             let follows = match states.get(key) {
-                // A full holds every key that is alive; a delta only those that it changed.
-                None if before.base.is_some() => !first.tombstone && first.version == 1,
+                None if tells_all => !first.tombstone && first.version == 1,
                 None => continue,
                 Some(s) if s.tombstone => !first.tombstone && first.version == 1,
                 Some(s) => {

@@ -7,7 +7,7 @@
 
 use crate::bucket::catalog::Catalog;
 use crate::bucket::name::Kind;
-use crate::bucket::survey::Continuity;
+use crate::bucket::survey::{Comparison, Continuity};
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
 
@@ -16,17 +16,16 @@ pub const MAIN: &str = "main";
 
 /// What contents say; indexes are those of the catalog.
 pub trait Evidence {
-    /// The first revision about which two snapshots disagree; `None` too where either was not
-    /// surveyed.
+    /// Where two snapshots agree and disagree; nothing where either was not surveyed.
     ///
     /// # Errors
     /// `Io`.
-    fn conflict(&self, a: usize, b: usize) -> Result<Option<Revision>>;
-    /// Whether `after`'s events follow the state at the end of `before`.
+    fn compare(&self, a: usize, b: usize) -> Result<Comparison>;
+    /// Whether `after`'s events follow the state that `before` has at `until`.
     ///
     /// # Errors
     /// `Io`.
-    fn continuity(&self, before: usize, after: usize) -> Result<Continuity>;
+    fn continuity(&self, before: usize, until: Revision, after: usize) -> Result<Continuity>;
     /// A short name for what a snapshot holds at a revision.
     ///
     /// # Errors
@@ -42,10 +41,10 @@ pub trait Evidence {
 pub struct NamesOnly;
 
 impl Evidence for NamesOnly {
-    fn conflict(&self, _: usize, _: usize) -> Result<Option<Revision>> {
-        Ok(None)
+    fn compare(&self, _: usize, _: usize) -> Result<Comparison> {
+        Ok(Comparison::default())
     }
-    fn continuity(&self, _: usize, _: usize) -> Result<Continuity> {
+    fn continuity(&self, _: usize, _: Revision, _: usize) -> Result<Continuity> {
         Ok(Continuity::Unknown)
     }
     fn fingerprint(&self, _: usize, _: Revision) -> Result<String> {
@@ -151,92 +150,174 @@ pub struct Timelines {
     pub all: Vec<Timeline>,
 }
 
+/// How well a snapshot fits a timeline; the greatest is the best.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Fit {
+    /// The newest revision of which both hold the same change: what tells most.
+    agreed: Option<Revision>,
+    /// The timeline holds the revision before a delta's first, and nothing speaks against the delta
+    /// following it.
+    connected: bool,
+    /// They never disagree: the snapshot joins, else it forks off.
+    joins: bool,
+    /// The versions of keys show that the delta follows.
+    confirmed: bool,
+    /// The delta begins where the timeline ends.
+    adjacent: bool,
+    /// When the timeline was last written to.
+    activity: Option<(i64, usize)>,
+    timeline: usize,
+}
+
 impl Timelines {
-    /// Sorts the catalog's usable snapshots into timelines, in order of creation: a snapshot joins
-    /// the timeline that it does not contradict, or founds one.
+    /// Sorts the catalog's usable snapshots into timelines, in order of creation: each goes where it
+    /// fits best, and joins that timeline or forks off it.
     ///
     /// # Errors
     /// What `evidence` returns.
     pub fn build(catalog: &Catalog, evidence: &dyn Evidence) -> Result<Self> {
-        let mut all: Vec<Timeline> = Vec::new();
+        let mut all = vec![Timeline {
+            id: MAIN.to_owned(),
+            members: Vec::new(),
+            lineage: Vec::new(),
+        }];
         for x in catalog.usable() {
             if evidence.is_unreadable(x) {
                 continue;
             }
-            let x_last = last_of(catalog, evidence, x);
-            if all.is_empty() {
-                all.push(Timeline {
-                    id: MAIN.to_owned(),
-                    members: Vec::new(),
-                    lineage: Vec::new(),
-                });
-            }
-            // Where each timeline and x first disagree.
             let mut conflicts = Vec::with_capacity(all.len());
-            for t in &all {
-                let mut first: Option<Revision> = None;
-                for m in &t.members {
-                    if let Some(r) = evidence.conflict(m.snapshot, x)?
-                        && r <= m.until
-                    {
-                        first = Some(first.map_or(r, |f| f.min(r)));
-                    }
+            let mut best = None;
+            for t in 0..all.len() {
+                let (fit, conflict) = Self::fit(catalog, evidence, &all, t, x)?;
+                conflicts.push(conflict);
+                best = best.max(Some(fit));
+            }
+            let chosen = best
+                .ok_or_else(|| Error::internal("no timeline to choose from"))?
+                .timeline;
+            let chosen = match conflicts[chosen] {
+                None => {
+                    let last = all[chosen].last(catalog, evidence);
+                    all[chosen].members.push(Member {
+                        snapshot: x,
+                        until: Revision(i64::MAX),
+                        extends: last.is_none_or(|l| last_of(catalog, evidence, x) > l),
+                    });
+                    chosen
                 }
-                conflicts.push(first);
-            }
-            let compatible: Vec<usize> =
-                (0..all.len()).filter(|&t| conflicts[t].is_none()).collect();
-            if compatible.is_empty() {
-                let found = Self::fork(catalog, evidence, &all, &conflicts, x)?;
-                all.push(found);
-                continue;
-            }
-            let chosen = match compatible.as_slice() {
-                [only] => *only,
-                several => Self::best(catalog, evidence, &all, several, x)?,
+                Some(fork) => {
+                    let new = Self::fork(catalog, evidence, &all, chosen, fork, x)?;
+                    all.push(new);
+                    all.len() - 1
+                }
             };
-            // What lies below a fork belongs to both branches.
-            let sharing: Vec<usize> = compatible
-                .into_iter()
-                .filter(|&t| {
-                    t == chosen
-                        || divergence(&all[t], &all[chosen]).is_some_and(|fork| x_last < fork)
-                })
-                .collect();
-            for t in sharing {
-                let extends = all[t].last(catalog, evidence).is_none_or(|l| x_last > l);
-                all[t].members.push(Member {
-                    snapshot: x,
-                    until: Revision(i64::MAX),
-                    extends,
-                });
-            }
+            Self::share(catalog, evidence, &mut all, chosen, &conflicts, x);
         }
         Ok(Timelines { all })
     }
 
-    /// A new timeline for `x`, branching off where it agrees the longest.
+    /// How well `x` fits timeline `t`, and where they first disagree.
+    fn fit(
+        catalog: &Catalog,
+        evidence: &dyn Evidence,
+        all: &[Timeline],
+        t: usize,
+        x: usize,
+    ) -> Result<(Fit, Option<Revision>)> {
+        let (mut conflict, mut agreed) = (None::<Revision>, None);
+        for m in &all[t].members {
+            let c = evidence.compare(m.snapshot, x)?;
+            if let Some(r) = c.conflict.filter(|&r| r <= m.until) {
+                conflict = Some(conflict.map_or(r, |first| first.min(r)));
+            }
+            agreed = agreed.max(c.agreed.map(|r| r.min(m.until)));
+        }
+        let name = &catalog.snapshots[x].name;
+        let before = name.start.previous();
+        let mut connected = name.kind == Kind::Full;
+        let mut confirmed = false;
+        if name.kind == Kind::Incr {
+            for m in &all[t].members {
+                let p = &catalog.snapshots[m.snapshot].name;
+                let ends = m.until.min(last_of(catalog, evidence, m.snapshot));
+                let holds = match p.kind {
+                    Kind::Full => p.last <= m.until && p.last <= before && before <= ends,
+                    Kind::Incr => p.start <= before && before <= ends,
+                };
+                if !holds {
+                    continue;
+                }
+                match evidence.continuity(m.snapshot, before, x)? {
+                    Continuity::Contradicted => {
+                        connected = false;
+                        break;
+                    }
+                    Continuity::Confirmed => (connected, confirmed) = (true, true),
+                    Continuity::Unknown => connected = true,
+                }
+            }
+        }
+        let fit = Fit {
+            agreed: agreed.map(|a| conflict.map_or(a, |c| a.min(c.previous()))),
+            connected,
+            joins: conflict.is_none(),
+            confirmed,
+            adjacent: all[t].last(catalog, evidence) == Some(before),
+            activity: activity(catalog, &all[t]),
+            timeline: t,
+        };
+        Ok((fit, conflict))
+    }
+
+    /// What lies below a fork belongs to both branches: gives `x`, which is on timeline `on`, to the
+    /// others as far as they share it.
+    fn share(
+        catalog: &Catalog,
+        evidence: &dyn Evidence,
+        all: &mut [Timeline],
+        on: usize,
+        conflicts: &[Option<Revision>],
+        x: usize,
+    ) {
+        let name = &catalog.snapshots[x].name;
+        let last = last_of(catalog, evidence, x);
+        for t in (0..all.len()).filter(|&t| t != on) {
+            let Some(mut fork) = divergence(&all[t], &all[on]) else {
+                continue;
+            };
+            if let Some(Some(c)) = conflicts.get(t) {
+                fork = fork.min(*c);
+            }
+            let until = if last < fork {
+                Revision(i64::MAX)
+            } else if name.kind == Kind::Incr && name.start < fork {
+                fork.previous()
+            } else {
+                continue;
+            };
+            all[t].members.push(Member {
+                snapshot: x,
+                until,
+                extends: false,
+            });
+        }
+    }
+
+    /// A new timeline for `x`, branching off `parent` at its first own revision, `fork`.
     fn fork(
         catalog: &Catalog,
         evidence: &dyn Evidence,
         all: &[Timeline],
-        conflicts: &[Option<Revision>],
+        parent: usize,
+        fork: Revision,
         x: usize,
     ) -> Result<Timeline> {
-        // Of equals the one that was written to last.
-        let (parent, fork) = conflicts
-            .iter()
-            .enumerate()
-            .filter_map(|(t, r)| r.map(|r| (t, r)))
-            .max_by_key(|&(t, r)| (r, activity(catalog, &all[t])))
-            .ok_or_else(|| Error::internal("a fork without a parent"))?;
         let shared = fork.previous();
         let mut members: Vec<Member> = Vec::new();
         for m in &all[parent].members {
             let name = &catalog.snapshots[m.snapshot].name;
             let holds_shared = match name.kind {
-                // A full tells its last revision, and what it holds of its history: only a full
-                // that ends before the fork is a base here.
+                // Only a full that ends before the fork is a base here.
                 Kind::Full => last_of(catalog, evidence, m.snapshot) <= shared,
                 Kind::Incr => name.start <= shared,
             };
@@ -260,42 +341,6 @@ impl Timelines {
             members,
             lineage,
         })
-    }
-
-    /// The timeline that `x` continues, of several that it does not contradict.
-    fn best(
-        catalog: &Catalog,
-        evidence: &dyn Evidence,
-        all: &[Timeline],
-        several: &[usize],
-        x: usize,
-    ) -> Result<usize> {
-        let name = &catalog.snapshots[x].name;
-        let before = name.start.previous();
-        let mut best = None;
-        for &t in several {
-            let mut continuity = Continuity::Unknown;
-            if name.kind == Kind::Incr {
-                for m in &all[t].members {
-                    let p = &catalog.snapshots[m.snapshot].name;
-                    let ends_at = m.until.min(last_of(catalog, evidence, m.snapshot));
-                    if p.last <= m.until && ends_at == before {
-                        continuity = evidence.continuity(m.snapshot, x)?;
-                        if continuity != Continuity::Unknown {
-                            break;
-                        }
-                    }
-                }
-            }
-            let adjacent =
-                name.kind == Kind::Full || all[t].last(catalog, evidence) == Some(before);
-            let rank = (continuity, adjacent, activity(catalog, &all[t]), t);
-            if best.is_none_or(|b| rank > b) {
-                best = Some(rank);
-            }
-        }
-        best.map(|b| b.3)
-            .ok_or_else(|| Error::internal("no timeline to choose from"))
     }
 
     /// The timeline with this ID.
@@ -458,14 +503,18 @@ mod tests {
     }
 
     impl Evidence for Told {
-        fn conflict(&self, a: usize, b: usize) -> Result<Option<Revision>> {
-            let other = &self.content[b];
-            let differs = |(r, c): (&i64, &char)| {
-                other.get(r).is_some_and(|d| d != c).then_some(Revision(*r))
-            };
-            Ok(self.content[a].iter().filter_map(differs).min())
+        fn compare(&self, a: usize, b: usize) -> Result<Comparison> {
+            let both = self.content[a]
+                .iter()
+                .filter_map(|(r, c)| Some((Revision(*r), self.content[b].get(r)? == c)));
+            let conflict = both.clone().filter(|x| !x.1).map(|x| x.0).min();
+            let agreed = both
+                .filter(|x| x.1 && conflict.is_none_or(|c| x.0 < c))
+                .map(|x| x.0)
+                .max();
+            Ok(Comparison { conflict, agreed })
         }
-        fn continuity(&self, _: usize, _: usize) -> Result<Continuity> {
+        fn continuity(&self, _: usize, _: Revision, _: usize) -> Result<Continuity> {
             Ok(Continuity::Unknown)
         }
         fn fingerprint(&self, s: usize, r: Revision) -> Result<String> {
@@ -606,5 +655,50 @@ mod tests {
             .map(|t| t.id.clone())
             .collect();
         assert_eq!(ids, ["main", "r15-b", "r12-c", "r13-d"]);
+    }
+
+    #[test]
+    fn a_restore_past_the_end_of_the_first_branch_forks_off_the_second() {
+        let t = Told::new(&[
+            ("Full-00000000-00000010-100", 10, "a"),
+            ("Incr-00000011-00000014-110", 11, "aaaa"),
+            ("Incr-00000013-00000020-120", 13, "bbbbbbbb"),
+            ("Incr-00000018-00000022-130", 18, "ccccc"),
+        ]);
+        assert_eq!(t.newest().unwrap(), "r18-c");
+        let all = Timelines::build(&t.catalog, &t).unwrap();
+        let c = all.by_id("r18-c").unwrap();
+        let until: Vec<_> = c.members.iter().map(|m| m.until.0.min(99)).collect();
+        assert_eq!(until, [12, 12, 17, 99]);
+    }
+
+    #[test]
+    fn a_late_full_goes_where_its_newest_change_is_known() {
+        // Nothing that it still holds speaks against the newer, shorter branch.
+        let t = Told::new(&[
+            ("Full-00000000-00000010-100", 10, "a"),
+            ("Incr-00000011-00000020-110", 11, "aaaaaaaaaa"),
+            ("Incr-00000013-00000014-120", 13, "bb"),
+            ("Full-00000000-00000020-130", 20, "a"),
+            ("Incr-00000015-00000016-140", 15, "bb"),
+        ]);
+        let all = Timelines::build(&t.catalog, &t).unwrap();
+        let newest = all.newest(&t.catalog).unwrap();
+        assert_eq!(newest.id, "r13-b");
+        assert_eq!(newest.last(&t.catalog, &t), Some(Revision(16)));
+    }
+
+    #[test]
+    fn what_lies_below_a_fork_is_shared_both_ways() {
+        // The branch that was listed first has a hole, which the other one's delta fills.
+        let t = Told::new(&[
+            ("Full-00000000-00000010-100", 10, "a"),
+            ("Incr-00000013-00000014-105", 13, "bb"),
+            ("Incr-00000011-00000016-106", 11, "aaaaaa"),
+        ]);
+        let all = Timelines::build(&t.catalog, &t).unwrap();
+        let main = all.by_id(MAIN).unwrap();
+        let until: Vec<_> = main.members.iter().map(|m| m.until.0.min(99)).collect();
+        assert_eq!(until, [99, 99, 12]);
     }
 }

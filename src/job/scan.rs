@@ -3,7 +3,7 @@
 
 use crate::bucket::catalog::{V1, V2};
 use crate::bucket::chain::KnownBases;
-use crate::bucket::survey::{Continuity, Survey, SurveyFile};
+use crate::bucket::survey::{Comparison, Continuity, Survey, SurveyFile};
 use crate::bucket::timeline::{self, Evidence, NamesOnly, Timelines};
 use crate::bucket::{Catalog, Kind, Listed, Snapshot, SnapshotName};
 use crate::error::{Error, Reason, Result};
@@ -42,8 +42,8 @@ pub struct Contents {
     pub surveys: BTreeMap<usize, Survey>,
     /// Why a snapshot could not be read.
     pub unreadable: BTreeMap<usize, Error>,
-    /// First disagreements of the doubtful, by pair.
-    conflicts: HashMap<(usize, usize), Option<Revision>>,
+    /// What the doubtful say of each other, by pair.
+    compared: HashMap<(usize, usize), Comparison>,
 }
 
 impl Contents {
@@ -59,7 +59,7 @@ impl Contents {
     /// `Io`.
     pub fn disagreement(&self, a: usize, b: usize) -> Result<Option<Revision>> {
         match self.pair(a, b) {
-            Some((file, a, b)) => file.conflict(a, b),
+            Some((file, a, b)) => Ok(file.compare(a, b)?.conflict),
             None => Ok(None),
         }
     }
@@ -74,13 +74,14 @@ impl Contents {
 }
 
 impl Evidence for Contents {
-    fn conflict(&self, a: usize, b: usize) -> Result<Option<Revision>> {
-        Ok(self.conflicts.get(&(a.min(b), a.max(b))).copied().flatten())
+    fn compare(&self, a: usize, b: usize) -> Result<Comparison> {
+        let pair = (a.min(b), a.max(b));
+        Ok(self.compared.get(&pair).copied().unwrap_or_default())
     }
 
-    fn continuity(&self, before: usize, after: usize) -> Result<Continuity> {
+    fn continuity(&self, before: usize, until: Revision, after: usize) -> Result<Continuity> {
         match self.pair(before, after) {
-            Some((file, before, after)) => file.continuity(before, after),
+            Some((file, before, after)) => file.continuity(before, until, after),
             None => Ok(Continuity::Unknown),
         }
     }
@@ -147,8 +148,10 @@ pub fn scan(ctx: &Context, depth: Depth) -> Result<Scan> {
         // Only pairs in doubt make timelines, so that these do not depend on the depth.
         for (n, &a) in doubtful.iter().enumerate() {
             for &b in &doubtful[..n] {
-                let conflict = contents.disagreement(a, b)?;
-                contents.conflicts.insert((a.min(b), a.max(b)), conflict);
+                if let Some((file, x, y)) = contents.pair(b, a) {
+                    let compared = file.compare(x, y)?;
+                    contents.compared.insert((b, a), compared);
+                }
             }
         }
     }

@@ -1,0 +1,628 @@
+//! The documents say what the program does: exit codes, schemas, flags, settings, commands.
+
+mod support;
+
+use deltafold::Reason;
+use jsonschema::Validator;
+use object_store::ClientConfigKey;
+use object_store::aws::AmazonS3ConfigKey;
+use object_store::azure::AzureConfigKey;
+use object_store::gcp::GoogleConfigKey;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use support::buckets::{BASE, Bucket, LAST, T0};
+use support::{copy_fixture, deltafold, fixture_names, run_json};
+
+/// What people read.
+const DOCUMENTS: [&str; 4] = [
+    "README.md",
+    "ARCHITECTURE.md",
+    "docs/exit-codes.md",
+    "docs/stores.md",
+];
+
+fn path(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
+}
+
+fn read(name: &str) -> String {
+    fs::read_to_string(path(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
+}
+
+/// Runs to the end: exit code, standard output, standard error.
+fn run(args: &[&str]) -> (i32, String, String) {
+    let out = deltafold().args(args).output().unwrap();
+    let text = |b: Vec<u8>| String::from_utf8(b).unwrap();
+    let code = out.status.code().unwrap();
+    (code, text(out.stdout), text(out.stderr))
+}
+
+/// The cells of a Markdown table's rows, wherever one stands in the text.
+fn rows(text: &str) -> Vec<Vec<&str>> {
+    let lines = text.lines().filter_map(|l| l.strip_prefix('|'));
+    lines
+        .map(|l| l.trim_end_matches('|').split('|').map(str::trim).collect())
+        .collect()
+}
+
+/// The commands in a text's blocks of shell.
+fn shell_blocks(text: &str) -> Vec<&str> {
+    let blocks = text.split("```sh\n").skip(1);
+    blocks
+        .map(|b| b.split("```").next().unwrap().trim())
+        .collect()
+}
+
+#[test]
+fn every_reason_is_documented_with_its_code() {
+    let text = read("docs/exit-codes.md");
+    let documented: Vec<(String, String, String)> = rows(&text)
+        .iter()
+        .filter(|cells| cells[0].parse::<u8>().is_ok_and(|code| code > 0))
+        .map(|cells| {
+            assert!(cells[3].len() > 10 && cells[4].len() > 10, "{cells:?}");
+            let reason = cells[1].trim_matches('`');
+            (cells[0].to_owned(), reason.to_owned(), cells[2].to_owned())
+        })
+        .collect();
+    let real: Vec<_> = Reason::ALL
+        .iter()
+        .map(|r| {
+            let retry = if r.is_retryable() { "yes" } else { "no" };
+            (r.exit_code().to_string(), r.to_string(), retry.to_owned())
+        })
+        .collect();
+    assert_eq!(documented, real);
+}
+
+#[test]
+fn jobs_fail_at_once_on_what_a_retry_cannot_mend() {
+    // A process that a signal ended is not judged by its code.
+    let real: BTreeSet<u8> = Reason::ALL
+        .iter()
+        .filter(|r| !r.is_retryable() && **r != Reason::Terminated)
+        .map(|r| r.exit_code())
+        .collect();
+    for name in ["docs/exit-codes.md", "jobs/compact.yaml"] {
+        let text = read(name);
+        let rule = text.split_once("action: FailJob").unwrap().1;
+        let values = rule.split_once("values: [").unwrap().1;
+        let values = values.split_once(']').unwrap().0;
+        let told: BTreeSet<u8> = values.split(", ").map(|v| v.parse().unwrap()).collect();
+        assert_eq!(told, real, "{name}");
+    }
+}
+
+fn schema(name: &str) -> Value {
+    serde_json::from_str(&read(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
+}
+
+fn validator(name: &str) -> Validator {
+    let schema = schema(name);
+    jsonschema::draft202012::meta::validate(&schema).unwrap_or_else(|e| panic!("{name}: {e}"));
+    jsonschema::draft202012::options()
+        .should_validate_formats(true)
+        .build(&schema)
+        .unwrap_or_else(|e| panic!("{name}: {e}"))
+}
+
+fn compact_schema() -> Validator {
+    validator("docs/compact-result.schema.json")
+}
+
+fn list_schema() -> Validator {
+    validator("docs/list-result.schema.json")
+}
+
+fn assert_valid(schema: &Validator, result: &Value) {
+    let errors: Vec<String> = schema
+        .iter_errors(result)
+        .map(|e| format!("{}: {e}", e.instance_path()))
+        .collect();
+    assert!(errors.is_empty(), "{errors:#?}\n{result:#}");
+}
+
+/// Every object with named fields describes them all, needs them all and takes no other.
+#[test]
+fn schemas_describe_every_field() {
+    fn check(value: &Value, at: &str) {
+        if let Some(properties) = value.get("properties").and_then(Value::as_object) {
+            if value.get("type") == Some(&json!("object")) {
+                assert_eq!(value["additionalProperties"], false, "{at}");
+                let required: BTreeSet<&str> = value["required"]
+                    .as_array()
+                    .unwrap()
+                    .iter()
+                    .map(|r| r.as_str().unwrap())
+                    .collect();
+                let named: BTreeSet<&str> = properties.keys().map(String::as_str).collect();
+                assert_eq!(required, named, "{at}");
+                for (name, field) in properties {
+                    let description = field["description"].as_str().unwrap_or_default();
+                    assert!(description.len() > 5, "{at}: {name}");
+                }
+            }
+        }
+        let children: Vec<(String, &Value)> = match value {
+            Value::Object(o) => o.iter().map(|(k, v)| (format!("{at}/{k}"), v)).collect(),
+            Value::Array(a) => a.iter().map(|v| (at.to_owned(), v)).collect(),
+            _ => Vec::new(),
+        };
+        for (at, child) in children {
+            check(child, &at);
+        }
+    }
+    let (compact, list) = (
+        schema("docs/compact-result.schema.json"),
+        schema("docs/list-result.schema.json"),
+    );
+    check(&compact, "compact");
+    check(&list, "list");
+    assert_eq!(compact["$defs"]["failure"], list["$defs"]["failure"]);
+    let reasons = &compact["$defs"]["failure"]["properties"]["reason"]["enum"];
+    let real: Vec<&str> = Reason::ALL.iter().map(|r| r.as_str()).collect();
+    assert_eq!(*reasons, json!(real));
+}
+
+#[test]
+fn results_of_compact_are_as_documented() {
+    let schema = compact_schema();
+    let title = |result: &Value| {
+        assert_valid(&schema, result);
+        (
+            result["status"].as_str().unwrap().to_owned(),
+            result["dry_run"].as_bool().unwrap(),
+        )
+    };
+    let is = |status: &str, dry_run: bool| (status.to_owned(), dry_run);
+    for name in fixture_names() {
+        for keep in ["latest", "all", "1h"] {
+            let store = copy_fixture(&name);
+            let compact = |args: &[&str]| {
+                let mut c = deltafold();
+                c.args(["compact", "--output", "json", "--store"]);
+                c.arg(store.path())
+                    .args(["--keep-history", keep])
+                    .args(args);
+                let (code, result, stderr) = run_json(&mut c);
+                assert_eq!(code, 0, "{stderr}");
+                result
+            };
+            assert_eq!(title(&compact(&["--dry-run"])), is("Succeeded", true));
+            assert_eq!(title(&compact(&[])), is("Succeeded", false));
+            assert_eq!(title(&compact(&[])), is("NothingToDo", false));
+            assert_eq!(title(&compact(&["--dry-run"])), is("NothingToDo", true));
+        }
+    }
+    // Warnings, a suffix of our own, a timeline that is not the first.
+    let b = Bucket::with_base();
+    b.delta(BASE + 1, LAST, 6);
+    b.altered_delta(1600, 1900, 100);
+    b.put("v2/notes.txt", b"hello");
+    let result = b.compact(&["--compression", "zstd"]);
+    assert_eq!(title(&result), is("Succeeded", false));
+    assert_eq!(result["warnings"].as_array().unwrap().len(), 3, "{result}");
+    assert!(result["timeline"].as_str().unwrap().starts_with('r'));
+}
+
+#[test]
+fn results_of_list_are_as_documented() {
+    let schema = list_schema();
+    for name in fixture_names() {
+        let store = copy_fixture(&name);
+        for args in [&[][..], &["--deep"]] {
+            let mut c = deltafold();
+            c.args(["list", "--output", "json", "--store"]);
+            c.arg(store.path()).args(args);
+            let (code, result, stderr) = run_json(&mut c);
+            assert_eq!(code, 0, "{stderr}");
+            assert_valid(&schema, &result);
+        }
+    }
+    // Everything that can be wrong at once.
+    let b = Bucket::with_base();
+    b.delta(BASE + 1, 1499, 6);
+    b.altered_delta(BASE + 1, 1400, 7);
+    b.delta(1500, 1800, 9);
+    b.altered_delta(1401, 1700, 10);
+    b.put("v2/notes.txt", b"hello");
+    b.put("v2/Incr-00001801-00001802-1795224800.gz", b"damaged");
+    b.put(&format!("v2/Full-00000000-00001499-{}", T0 + 8), b"");
+    b.put(
+        &format!("v2/Full-00000000-00001499-{}.exclude", T0 + 8),
+        b"",
+    );
+    for args in [&[][..], &["--deep"]] {
+        let result = b.list(args);
+        assert_valid(&schema, &result);
+        let problems = result["problems"].as_array().unwrap();
+        assert!(problems.len() >= 2, "{result}");
+    }
+    // A gap, and a full without a name's promise.
+    let b = Bucket::with_base();
+    b.delta(1601, LAST, 9);
+    let base = fs::read(b.path().join(format!("v2/Full-00000000-{BASE:08}-{T0}.gz")));
+    let base = base.unwrap();
+    b.put(&format!("v2/Full-00000000-00000700-{}.gz", T0 - 5), &base);
+    b.put(&format!("v2/Full-00000000-00000800-{}.gz", T0 + 5), &base);
+    for args in [&[][..], &["--deep"]] {
+        assert_valid(&schema, &b.list(args));
+    }
+    // Nothing that can be used.
+    let b = Bucket::with_base();
+    b.put(&format!("v2/Full-00000000-{BASE:08}-{T0}.gz.exclude"), b"");
+    let result = b.list(&[]);
+    assert_valid(&schema, &result);
+    assert_eq!(result["latest_revision"], Value::Null);
+}
+
+#[test]
+fn failures_are_as_documented() {
+    let (compact, list) = (compact_schema(), list_schema());
+    let empty = tempfile::TempDir::new().unwrap();
+    let gap = Bucket::with_base();
+    gap.delta(1601, LAST, 9);
+    let damaged = Bucket::with_base();
+    damaged.put("v2/Incr-00000747-00000748-1795224690.gz", b"damaged");
+    let usual = copy_fixture("kubernetes");
+    let [empty, gap, damaged, usual] =
+        [empty.path(), gap.path(), damaged.path(), usual.path()].map(|p| p.to_str().unwrap());
+    for (args, code, reason) in [
+        (&["compact"][..], 64, "Usage"),
+        (&["compact", "--no-such-flag"], 64, "Usage"),
+        (&["no-such-command"], 64, "Usage"),
+        (
+            &["compact", "--store", usual, "--revision", "0"],
+            64,
+            "Usage",
+        ),
+        (
+            &["compact", "--store", usual, "--time", "noon"],
+            64,
+            "Usage",
+        ),
+        (
+            &["compact", "--store", usual, "--keep-history", "some"],
+            64,
+            "Usage",
+        ),
+        (
+            &["compact", "--store", usual, "--compression", "gzip:9"],
+            64,
+            "Usage",
+        ),
+        (
+            &["compact", "--store", usual, "--temp-dir", "/dev/null"],
+            64,
+            "Usage",
+        ),
+        (&["compact", "--store", "ftp://host/dir"], 64, "Usage"),
+        (&["list", "--store", ""], 64, "Usage"),
+        (
+            &["list", "--store", usual, "--log-level", "a=b=c"],
+            64,
+            "Usage",
+        ),
+        (&["compact", "--store", gap], 65, "RevisionGap"),
+        (&["compact", "--store", damaged], 65, "CorruptSnapshot"),
+        (&["compact", "--store", empty], 66, "NoSnapshots"),
+        (&["list", "--store", empty], 66, "NoSnapshots"),
+        (
+            &["compact", "--store", usual, "--revision", "9999"],
+            66,
+            "OutOfRange",
+        ),
+        (
+            &["compact", "--store", usual, "--timeline", "r1-00000000"],
+            66,
+            "NoSuchTimeline",
+        ),
+        (
+            &["list", "--store", usual, "--store-option", "a=b"],
+            78,
+            "Configuration",
+        ),
+    ] {
+        for json_by in [&["--output", "json"][..], &["--output=json"]] {
+            let mut c = deltafold();
+            c.args(args).args(json_by);
+            let (got, result, stderr) = run_json(&mut c);
+            let told = result["reason"].as_str().unwrap_or_default();
+            assert_eq!((got, told), (code, reason), "{args:?}: {stderr}");
+            assert_eq!(result["code"], code, "{args:?}");
+            assert_valid(&compact, &result);
+            assert_valid(&list, &result);
+            assert!(stderr.starts_with("error: "), "{args:?}: {stderr}");
+        }
+        // Without --output json nothing but the outcome's code and a line for people.
+        let (got, stdout, stderr) = run(args);
+        assert_eq!((got, stdout.as_str()), (code, ""), "{args:?}");
+        assert!(stderr.contains("error: "), "{args:?}: {stderr}");
+    }
+}
+
+/// The schemas are not so wide that anything passes.
+#[test]
+fn schemas_refuse_what_is_not_documented() {
+    let schema = compact_schema();
+    let b = Bucket::with_base();
+    b.delta(BASE + 1, LAST, 6);
+    let good = b.compact(&[]);
+    assert_valid(&schema, &good);
+    for field in good.as_object().unwrap().keys() {
+        let mut bad = good.clone();
+        bad.as_object_mut().unwrap().remove(field);
+        assert!(!schema.is_valid(&bad), "without {field}");
+    }
+    for (field, value) in [
+        ("more", json!(1)),
+        ("status", json!("NothingToDo")),
+        ("status", json!("Failed")),
+        ("snapshot", json!(null)),
+        ("snapshot", json!("Incr-00000001-00000002-3")),
+        ("hash_kv", json!(null)),
+        ("hash_kv", json!(4_294_967_296_u64)),
+        ("dry_run", json!(true)),
+        ("bytes_written", json!(0)),
+        ("compression", json!("brotli")),
+    ] {
+        let mut bad = good.clone();
+        bad[field] = value;
+        assert!(!schema.is_valid(&bad), "{field}: {}", bad[field]);
+    }
+    let failure = |code: u8, reason: &str| json!({"status": "Failed", "code": code, "reason": reason, "message": "it failed"});
+    assert!(schema.is_valid(&failure(65, "RevisionGap")));
+    assert!(!schema.is_valid(&failure(66, "RevisionGap")));
+    assert!(!schema.is_valid(&failure(65, "Other")));
+}
+
+#[test]
+fn help_and_version_succeed() {
+    for args in [
+        &["--help"][..],
+        &["-h"],
+        &["help"],
+        &["compact", "--help"],
+        &["list", "--help"],
+        &["completions", "--help"],
+    ] {
+        let (code, stdout, stderr) = run(args);
+        assert_eq!((code, stderr.as_str()), (0, ""), "{args:?}");
+        assert!(stdout.contains("Usage: deltafold"), "{args:?}: {stdout}");
+        if args.contains(&"--help") {
+            assert!(stdout.contains("Examples:"), "{args:?}: {stdout}");
+        }
+    }
+    for flag in ["--version", "-V"] {
+        let (code, stdout, _) = run(&[flag]);
+        let version = concat!("deltafold ", env!("CARGO_PKG_VERSION"), "\n");
+        assert_eq!((code, stdout.as_str()), (0, version));
+    }
+    // No command at all: the help, as an error.
+    let (code, stdout, stderr) = run(&[]);
+    assert_eq!((code, stdout.as_str()), (64, ""));
+    assert!(stderr.contains("Usage: deltafold"));
+}
+
+#[test]
+fn completions_know_the_commands() {
+    let readme = read("README.md");
+    for shell in ["bash", "zsh", "fish"] {
+        let command = format!("deltafold completions {shell} > ");
+        assert!(readme.contains(&command), "{command}");
+        let (code, script, stderr) = run(&["completions", shell]);
+        assert_eq!((code, stderr.as_str()), (0, ""), "{shell}");
+        for word in ["compact", "list", "completions", "keep-history"] {
+            assert!(script.contains(word), "{shell}: {word}");
+        }
+    }
+    assert_eq!(run(&["completions", "tcsh"]).0, 64);
+}
+
+fn help() -> String {
+    let commands = [&["--help"][..], &["compact", "--help"], &["list", "--help"]];
+    commands.map(|c| run(c).1).join("\n")
+}
+
+/// The `--flags` in a text.
+fn flags(text: &str) -> BTreeSet<&str> {
+    let is_flag_char = |c: char| c.is_ascii_lowercase() || c == '-';
+    let starts = text.match_indices("--").filter(|(at, _)| {
+        let before = text[..*at].chars().next_back();
+        before.is_none_or(|c| !c.is_ascii_alphanumeric() && c != '-' && c != '<')
+    });
+    starts
+        .map(|(at, _)| {
+            let flag = &text[at..];
+            let end = flag.find(|c| !is_flag_char(c)).unwrap_or(flag.len());
+            flag[..end].trim_end_matches('-')
+        })
+        .filter(|flag| flag.len() > 2)
+        .collect()
+}
+
+#[test]
+fn every_flag_that_is_mentioned_exists() {
+    /// Those of cargo and etcd's tools.
+    const OTHERS: [&str; 3] = ["--release", "--rev", "--data-dir"];
+    let help = help();
+    let real = flags(&help);
+    for name in DOCUMENTS {
+        let text = read(name);
+        for flag in flags(&text) {
+            assert!(
+                real.contains(flag) || OTHERS.contains(&flag),
+                "{name}: {flag}"
+            );
+        }
+    }
+    let readme = read("README.md");
+    let told = flags(&readme);
+    for flag in real.iter().filter(|f| !["--help", "--version"].contains(f)) {
+        assert!(told.contains(flag), "README.md does not mention {flag}");
+    }
+    let job = read("jobs/compact.yaml");
+    let args = job
+        .lines()
+        .find(|l| l.trim_start().starts_with("args:"))
+        .unwrap();
+    let used = flags(args);
+    assert!(used.len() >= 2 && used.is_subset(&real), "{used:?}");
+}
+
+#[test]
+fn every_variable_that_is_mentioned_exists() {
+    let help = help();
+    let mut documents: Vec<String> = DOCUMENTS.map(read).to_vec();
+    documents.push(read("jobs/compact.yaml"));
+    let mut seen = 0;
+    for text in documents {
+        for (at, _) in text.match_indices("DELTAFOLD_") {
+            let name = &text[at..];
+            let end = name.find(|c: char| !c.is_ascii_uppercase() && c != '_');
+            let name = &name[..end.unwrap_or(name.len())];
+            // `DELTAFOLD_…` for all of them, and the tests' own.
+            if name == "DELTAFOLD_" || name.starts_with("DELTAFOLD_TEST_") {
+                continue;
+            }
+            seen += 1;
+            let told = [format!("[env: {name}="), format!("[env: {name}]")];
+            assert!(told.iter().any(|t| help.contains(t)), "{name}");
+        }
+    }
+    assert!(seen > 5);
+}
+
+#[test]
+fn every_setting_of_a_store_exists() {
+    let text = read("docs/stores.md");
+    let keys = |section: &str| -> Vec<String> {
+        let section = text.split_once(&format!("### {section}\n")).unwrap().1;
+        let section = section.split("\n#").next().unwrap();
+        let keys = rows(section).into_iter().map(|cells| cells[0].to_owned());
+        let keys = keys.filter_map(|k| Some(k.strip_prefix('`')?.strip_suffix('`')?.to_owned()));
+        keys.collect()
+    };
+    let s3 = keys("S3 settings");
+    let google = keys("Google Cloud Storage settings");
+    let azure = keys("Azure settings");
+    let every = keys("Settings of every object store");
+    assert!(s3.len() > 10 && google.len() > 3 && azure.len() > 5 && every.len() > 5);
+    for key in &s3 {
+        assert!(key.parse::<AmazonS3ConfigKey>().is_ok(), "{key}");
+        let prefixed = format!("aws_{key}").parse::<AmazonS3ConfigKey>();
+        assert!(prefixed.is_ok(), "aws_{key}");
+    }
+    for key in &google {
+        assert!(key.parse::<GoogleConfigKey>().is_ok(), "{key}");
+    }
+    for key in &azure {
+        assert!(key.parse::<AzureConfigKey>().is_ok(), "{key}");
+    }
+    let (own, client): (Vec<&String>, Vec<&String>) = every
+        .iter()
+        .partition(|k| ["max_retries", "retry_timeout"].contains(&k.as_str()));
+    assert_eq!(own.len(), 2);
+    for key in client {
+        assert!(key.parse::<ClientConfigKey>().is_ok(), "{key}");
+    }
+    // The program takes them: what it complains of is something else, later.
+    for key in s3.iter().chain(&every) {
+        let setting = format!("{key}=");
+        let args = ["list", "--store", "s3://b/p", "--store-option", &setting];
+        let (code, _, stderr) = run(&args);
+        assert_ne!(code, 0);
+        assert!(!stderr.contains("no such setting"), "{key}: {stderr}");
+    }
+    let args = ["list", "--store", "s3://b/p", "--store-option", "nope="];
+    let (code, _, stderr) = run(&args);
+    assert!(
+        code == 78 && stderr.contains("no such setting"),
+        "{code}: {stderr}"
+    );
+}
+
+#[test]
+fn the_two_commands_are_what_ci_runs() {
+    let readme = read("README.md");
+    let quick_start = readme.split_once("## Quick start").unwrap().1;
+    let quick_start = quick_start.split("\n## ").next().unwrap();
+    let commands = shell_blocks(quick_start);
+    assert_eq!(commands.len(), 2, "{commands:?}");
+    assert!(commands[0].ends_with("cargo run --release -- compact --store target/demo"));
+    assert!(commands.iter().all(|c| !c.contains('\n')), "{commands:?}");
+    assert_eq!(commands[1], "cargo test");
+    let ci = read(".ci/run");
+    let lines: Vec<&str> = ci.lines().collect();
+    assert!(lines.contains(&"set -euo pipefail"));
+    for command in commands.into_iter().chain([
+        "cargo fmt --check",
+        "cargo clippy --all-targets --locked -- -D warnings",
+    ]) {
+        assert!(lines.contains(&command), ".ci/run does not run: {command}");
+    }
+    use std::os::unix::fs::PermissionsExt;
+    let mode = fs::metadata(path(".ci/run")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o111, 0o111, "{mode:o}");
+}
+
+/// What the README shows of the main job is what the main job says, but for the time it took.
+#[test]
+fn the_readme_shows_what_the_main_job_says() {
+    let store = copy_fixture("kubernetes");
+    let store = store.path().to_str().unwrap();
+    let steady = |text: &str| text.split(" read, in ").next().unwrap().trim().to_owned();
+    let readme = read("README.md");
+    let (code, said, stderr) = run(&["compact", "--store", store]);
+    assert_eq!(code, 0, "{stderr}");
+    assert!(readme.contains(&steady(&said)), "{said}");
+    let (code, said, stderr) = run(&["list", "--store", store]);
+    assert_eq!(code, 0, "{stderr}");
+    assert!(readme.contains(said.trim()), "{said}");
+}
+
+#[test]
+fn links_and_paths_lead_somewhere() {
+    let mut links = 0;
+    for name in DOCUMENTS.into_iter().chain(["CHANGELOG.md"]) {
+        let text = read(name);
+        let folder = path(name).parent().unwrap().to_owned();
+        for (at, _) in text.match_indices("](") {
+            let target = text[at + 2..].split(')').next().unwrap();
+            if target.contains("://") {
+                continue;
+            }
+            links += 1;
+            let (file, anchor) = target.split_once('#').unwrap_or((target, ""));
+            let file = match file {
+                "" => path(name),
+                file => folder.join(file),
+            };
+            assert!(file.exists(), "{name}: {target}");
+            if !anchor.is_empty() {
+                let linked = fs::read_to_string(&file).unwrap();
+                let headings = linked.lines().filter(|l| l.starts_with('#'));
+                let anchors = headings.map(|h| {
+                    let h = h.trim_start_matches('#').trim().to_lowercase();
+                    let kept = h
+                        .chars()
+                        .filter(|c| c.is_alphanumeric() || " -".contains(*c));
+                    kept.collect::<String>().replace(' ', "-")
+                });
+                assert!(anchors.into_iter().any(|a| a == anchor), "{name}: {target}");
+            }
+        }
+        for (at, _) in text.match_indices('`') {
+            let quoted = text[at + 1..].split('`').next().unwrap();
+            let is_path = ["src/", "tests/", "docs/", "jobs/", "fixtures/", "tools/"]
+                .iter()
+                .any(|p| quoted.starts_with(p));
+            if is_path && !quoted.contains([' ', '*', '\n', '<']) {
+                assert!(path(quoted).exists(), "{name}: {quoted}");
+            }
+        }
+    }
+    assert!(links > 20);
+}
