@@ -220,12 +220,14 @@ fn a_damaged_end_is_not_passed_over_where_streams_overlap() {
     b.delta(1400, 1800, 7);
     let last = b.delta(1700, LAST, 8);
     b.put(&format!("v2/{last}"), b"damaged");
-    let message = b.refuses(&[], 65, "CorruptSnapshot");
-    assert!(
-        message.contains(&last) && message.contains("--revision"),
-        "{message}"
-    );
-    let result = b.compact(&["--revision", "1800"]);
+    for args in [&[][..], &["--revision", "1800"]] {
+        let message = b.refuses(args, 65, "CorruptSnapshot");
+        assert!(
+            message.contains(&last) && message.contains("--timeline"),
+            "{message}"
+        );
+    }
+    let result = b.compact(&["--timeline", "main"]);
     assert_eq!(result["revision"], 1800);
     assert!(
         result["warnings"][0].as_str().unwrap().contains(&last),

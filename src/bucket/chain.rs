@@ -97,8 +97,9 @@ pub fn choose(
                 target: goal,
             }));
         }
-        // The full may reach over the gap that seems to follow it.
-        if !known.contains_key(&base) && reached == at {
+        // What the full holds beyond its name may reach over the gap, or past all names: then only
+        // the newest full can, and the others need not be read.
+        if !known.contains_key(&base) && (goal <= newest || base == bases[0]) {
             return Ok(Choice::Look(base));
         }
         gap.get_or_insert(at);
@@ -157,23 +158,52 @@ pub fn walk(
     at: Revision,
     goal: Revision,
 ) -> (Vec<Link>, Revision) {
+    let mut ahead: Vec<(Revision, Revision, i64, usize)> = timeline
+        .members
+        .iter()
+        .map(|m| (m, &catalog.snapshots[m.snapshot].name))
+        .filter(|(_, n)| n.kind == Kind::Incr)
+        .map(|(m, n)| (n.start, n.last.min(m.until), n.created, m.snapshot))
+        .collect();
+    ahead.sort_unstable();
+    let mut ahead = ahead.into_iter().peekable();
     let (mut deltas, mut reached) = (Vec::new(), at);
+    let mut farthest: Option<(Revision, i64, usize)> = None;
     while reached < goal {
-        let next = timeline
-            .members
-            .iter()
-            .map(|m| (m, &catalog.snapshots[m.snapshot].name))
-            .filter(|(_, n)| n.kind == Kind::Incr && n.start <= reached.next())
-            .map(|(m, n)| (n.last.min(m.until), n.created, m.snapshot))
-            .filter(|&(last, ..)| last > reached)
-            .max();
-        let Some((until, _, snapshot)) = next else {
+        while let Some((_, last, created, snapshot)) =
+            ahead.next_if(|&(start, ..)| start <= reached.next())
+        {
+            farthest = farthest.max(Some((last, created, snapshot)));
+        }
+        let Some((until, _, snapshot)) = farthest.filter(|f| f.0 > reached) else {
             break;
         };
         deltas.push(Link { snapshot, until });
         reached = until;
     }
     (deltas, reached)
+}
+
+/// All deltas of a timeline that add a revision, in order, across gaps.
+pub fn all_links(catalog: &Catalog, timeline: &Timeline) -> Vec<Link> {
+    let mut starts: Vec<Revision> = timeline
+        .members
+        .iter()
+        .map(|m| &catalog.snapshots[m.snapshot].name)
+        .filter(|n| n.kind == Kind::Incr)
+        .map(|n| n.start)
+        .collect();
+    starts.sort_unstable();
+    let (mut links, mut reached) = (Vec::new(), Revision(-1));
+    for start in starts {
+        if start > reached {
+            let from = reached.max(start.previous());
+            let (more, to) = walk(catalog, timeline, from, Revision(i64::MAX));
+            links.extend(more);
+            reached = to;
+        }
+    }
+    links
 }
 
 /// The revisions above `from` up to `goal` that no delta holds.
@@ -212,7 +242,11 @@ pub fn restorable(catalog: &Catalog, timeline: &Timeline, known: &KnownBases) ->
             Some(b) => (b.first_revision().min(named), b.revision.max(named)),
             None => (named, named),
         };
-        let (_, last) = walk(catalog, timeline, at, Revision(i64::MAX));
+        // From within a range the walk ends where the range does.
+        let last = match ranges.last() {
+            Some(r) if at <= r.1 => r.1,
+            _ => walk(catalog, timeline, at, Revision(i64::MAX)).1,
+        };
         match ranges.last_mut() {
             Some(r) if first <= r.1.next() => {
                 r.0 = r.0.min(first);

@@ -102,6 +102,8 @@ pub struct DeltaReader<R> {
     key: Vec<u8>,
     value: Vec<u8>,
     time: String,
+    /// Create revision, version and lease of a put.
+    put: Option<(Revision, i64, i64)>,
 }
 
 #[derive(PartialEq)]
@@ -131,6 +133,7 @@ impl<R: Read> DeltaReader<R> {
             key: Vec::new(),
             value: Vec::new(),
             time: String::new(),
+            put: None,
         }
     }
 
@@ -267,6 +270,61 @@ impl<R: Read> DeltaReader<R> {
     /// `CorruptSnapshot`, `NameMismatch`; what the source returns.
     #[allow(clippy::should_implement_trait)] // it lends: an Iterator cannot
     pub fn next(&mut self) -> Result<Option<Event<'_>>> {
+        match self.advance() {
+            Ok(false) => Ok(None),
+            Ok(true) => Ok(Some(self.event())),
+            Err(e) => Err(self.explain(e)),
+        }
+    }
+
+    /// Says of an error about this delta's events whether damaged bytes are the cause: reads on to
+    /// the end, where the source checks its hash.
+    pub fn explain(&mut self, e: Error) -> Error {
+        if e.reason().exit_code() != Reason::CorruptSnapshot.exit_code() {
+            return e;
+        }
+        let mut rest = vec![0; CHUNK];
+        loop {
+            match self.src.read(&mut rest) {
+                Ok(0) => return e,
+                Ok(_) => {}
+                Err(damage) if damage.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(damage) => {
+                    let damage = Error::io("read", damage);
+                    // A second read of what has failed before says nothing new.
+                    return if damage.reason() == Reason::Io {
+                        e
+                    } else {
+                        damage
+                    };
+                }
+            }
+        }
+    }
+
+    /// The event that was read last.
+    fn event(&self) -> Event<'_> {
+        let change = match self.put {
+            Some((create_revision, version, lease)) => Change::Put(KeyValue {
+                key: &self.key,
+                create_revision,
+                mod_revision: self.current,
+                version,
+                value: &self.value,
+                lease,
+            }),
+            None => Change::Delete { key: &self.key },
+        };
+        Event {
+            main: self.current,
+            sub: self.sub,
+            change,
+            time: &self.time,
+        }
+    }
+
+    /// Reads the next event into `self`; false at the end.
+    fn advance(&mut self) -> Result<bool> {
         let Some(len) = self.next_object()? else {
             if self.current != self.last {
                 return Err(if self.events == 0 {
@@ -281,7 +339,7 @@ impl<R: Read> DeltaReader<R> {
                     self.mismatch(&format!("it ends at revision {}", self.current))
                 });
             }
-            return Ok(None);
+            return Ok(false);
         };
         let object = self.at..self.at + len;
         self.at = object.end;
@@ -345,28 +403,10 @@ impl<R: Read> DeltaReader<R> {
         }
         self.time.clear();
         self.time.push_str(&wire.time);
-        let (create_revision, version, lease) = (kv.create_revision, kv.version, kv.lease);
-
+        self.put = put.then_some((Revision(kv.create_revision), kv.version, kv.lease));
         self.current = main;
         self.events += 1;
-        let change = if put {
-            Change::Put(KeyValue {
-                key: &self.key,
-                create_revision: Revision(create_revision),
-                mod_revision: main,
-                version,
-                value: &self.value,
-                lease,
-            })
-        } else {
-            Change::Delete { key: &self.key }
-        };
-        Ok(Some(Event {
-            main,
-            sub: self.sub,
-            change,
-            time: &self.time,
-        }))
+        Ok(true)
     }
 
     fn mismatch(&self, is: &str) -> Error {

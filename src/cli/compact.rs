@@ -57,7 +57,7 @@ pub(super) struct CompactArgs {
     )]
     compression: CompressionChoice,
     /// Only say what would be done
-    #[arg(long, env = "DELTAFOLD_DRY_RUN")]
+    #[arg(long, env = "DELTAFOLD_DRY_RUN", value_parser = clap::builder::FalseyValueParser::new())]
     dry_run: bool,
 }
 
@@ -108,12 +108,11 @@ fn in_words(o: &Outcome) -> String {
             "  holds     {live} live keys, compacted at {compact}, HashKV {hash}"
         );
     }
-    if let Some(revision) = o.metadata_revision {
-        let _ = writeln!(
-            s,
-            "  users, roles, members, alarms and leases are as of revision {revision}"
-        );
-    }
+    let _ = writeln!(
+        s,
+        "  users, roles, members, alarms and leases are as of revision {}",
+        o.metadata_revision
+    );
     if let Some(events) = o.events.filter(|&n| n > 0) {
         let _ = writeln!(
             s,

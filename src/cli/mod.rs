@@ -14,6 +14,7 @@ use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 use std::io::{IsTerminal, Write};
+use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -163,12 +164,24 @@ pub fn main() -> ExitCode {
     };
     if let Err(e) = logs::init(format, level) {
         let e = Error::new(Reason::Usage, format!("--log-level: {e}"));
-        return fail(&e, cli.global.output);
+        return fail(&e, cli.global.output, true);
     }
     let output = cli.global.output;
-    match run(cli) {
+    // The panic's own message has gone to standard error by then.
+    let ended = std::panic::catch_unwind(AssertUnwindSafe(|| run(cli)))
+        .unwrap_or_else(|_| Err(Error::internal("it panicked")));
+    match ended {
         Ok(()) => ExitCode::SUCCESS,
-        Err(e) => fail(&e, output),
+        Err(e) => {
+            if format == LogFormat::Json {
+                tracing::error!(
+                    reason = e.reason().as_str(),
+                    code = e.reason().exit_code(),
+                    "{e}"
+                );
+            }
+            fail(&e, output, format == LogFormat::Text)
+        }
     }
 }
 
@@ -235,9 +248,12 @@ struct Failure<'a> {
     message: String,
 }
 
-fn fail(e: &Error, output: Output) -> ExitCode {
+fn fail(e: &Error, output: Output, say: bool) -> ExitCode {
     let code = e.reason().exit_code();
-    eprintln!("error: {e} [{}]", e.reason());
+    if say {
+        // Nowhere to complain if this fails; the exit code tells.
+        let _ = writeln!(std::io::stderr(), "error: {e} [{}]", e.reason());
+    }
     if output == Output::Json {
         let failure = Failure {
             status: "Failed",
@@ -264,12 +280,15 @@ fn refuse(e: &clap::Error) -> ExitCode {
                 || std::env::var("DELTAFOLD_OUTPUT").is_ok_and(|v| v == "json");
             if json {
                 let message = e.render().to_string();
-                let first = message.lines().next().unwrap_or_default();
+                // Up to the usage, on one line.
+                let said = message.split("\n\nUsage:").next().unwrap_or_default();
+                let said: Vec<&str> = said.split_whitespace().collect();
+                let said = said.join(" ");
                 let failure = Failure {
                     status: "Failed",
                     code: Reason::Usage.exit_code(),
                     reason: Reason::Usage.as_str(),
-                    message: first.trim_start_matches("error: ").to_owned(),
+                    message: said.trim_start_matches("error: ").to_owned(),
                 };
                 let _ = print_json(&failure);
             }

@@ -11,18 +11,20 @@ use crate::bucket::timeline::Timeline;
 use crate::bucket::{Kind, SnapshotName};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
-use crate::job::scan::{Depth, Scan, scan};
+use crate::job::scan::{Depth, Scan, TAGS_UNREADABLE, scan};
 use crate::mvcc::history::{
-    FINISHED_COMPACT, KEY_BUCKET, META_BUCKET, SCHEDULED_COMPACT, metadata_note,
+    FINISHED_COMPACT, KEY_BUCKET, META_BUCKET, SCHEDULED_COMPACT, key_bucket, metadata_note,
 };
 use crate::mvcc::revision::encode_revision;
-use crate::mvcc::{Base, Fold, FoldOptions, Folded, HashKv, KeepHistory, Revision, hash_kv};
+use crate::mvcc::{
+    Base, Fold, FoldOptions, Folded, HashKv, KeepHistory, KeyValue, RecordKey, Revision, hash_kv,
+};
 use crate::store::{Published, Upload};
 use crate::telemetry::memory::peak_memory_bytes;
 use crate::telemetry::progress::Step;
 use chrono::{DateTime, TimeDelta, Utc};
 use serde::Serialize;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::fs::File;
 use std::io::{self, Seek, Write};
 use std::time::Instant;
@@ -92,15 +94,14 @@ pub struct Outcome {
     pub timeline: String,
     /// Bytes read from the store.
     pub bytes_read: u64,
-    /// Size of `snapshot` in the store, if it was written now.
+    /// Size of `snapshot` in the store; 0 where nothing had to be written.
     pub bytes_written: u64,
     /// Wall-clock time.
     pub seconds: f64,
     /// The most memory that was resident at once.
     pub peak_memory_bytes: Option<u64>,
     /// Users, roles, members, alarms and leases are as of this revision: deltas hold only keys.
-    /// `None` in a dry run that did not have to look into the base.
-    pub metadata_revision: Option<Revision>,
+    pub metadata_revision: Revision,
     /// The compression of `snapshot`.
     pub compression: &'static str,
     /// Whether only a plan was made.
@@ -141,6 +142,18 @@ impl Run<'_> {
     fn run(mut self) -> Result<Outcome> {
         let scan = scan(self.ctx, Depth::Doubtful)?;
         self.warn_about(&scan);
+        // Where names leave doubt, a damaged snapshot may be the very one that tells the histories
+        // apart, or the newest.
+        if let Some(e) = scan.contents.unreadable.values().next()
+            && self.options.timeline.is_none()
+        {
+            return Err(Error::new(
+                e.reason(),
+                format!(
+                    "{e}; the histories cannot be told apart without it: exclude it, or choose with --timeline after `deltafold list --deep`"
+                ),
+            ));
+        }
         let timeline = match &self.options.timeline {
             Some(id) => scan.timelines.by_id(id)?,
             None => scan.timelines.newest(&scan.catalog)?,
@@ -153,38 +166,13 @@ impl Run<'_> {
                 timeline.forked_at().unwrap_or(Revision(1))
             ));
         }
-        if self.options.target == Target::Newest {
-            refuse_a_lost_end(&scan, timeline)?;
-        }
-        let mut known = scan.contents.known_bases();
+        let known = scan.contents.known_bases();
         let target = match self.options.target {
             Target::Newest => None,
             Target::Revision(r) => Some(r),
-            Target::Time(t) => Some(self.revision_at(&scan, timeline, &known, t)?),
+            Target::Time(t) => Some(self.revision_at(&scan, timeline, t)?),
         };
         let name = |i: usize| &scan.catalog.snapshots[i].name;
-
-        if self.options.dry_run {
-            let chain = loop {
-                match chain::choose(&scan.catalog, timeline, target, &known) {
-                    Ok(Choice::Found(chain)) => break chain,
-                    Ok(Choice::Look(i)) => {
-                        known.insert(i, self.ctx.full(&scan.catalog.snapshots[i])?.1);
-                    }
-                    Err(e) => return Err(self.explain(&scan, e)),
-                }
-            };
-            let done = chain.deltas.is_empty() && name(chain.base).last == chain.target;
-            let encoding = self.resolve_compression(&scan, &chain);
-            let mut outcome = self.outcome(&scan, timeline, &chain, encoding);
-            outcome.status = if done {
-                Status::NothingToDo
-            } else {
-                Status::Succeeded
-            };
-            outcome.metadata_revision = known.get(&chain.base).map(|b| b.metadata_revision);
-            return Ok(outcome);
-        }
 
         let opened = self.open_chain(&scan, timeline, target, known)?;
         let Opened { chain, db, base } = &opened;
@@ -204,12 +192,17 @@ impl Run<'_> {
             outcome.status = Status::NothingToDo;
             outcome.snapshot = Some(name(chain.base).to_string());
             outcome.events = Some(0);
-            outcome.metadata_revision = Some(base.metadata_revision);
+            outcome.metadata_revision = base.metadata_revision;
             self.fill(&mut outcome, &hash);
             return Ok(outcome);
         }
 
         let encoding = self.resolve_compression(&scan, chain);
+        if self.options.dry_run {
+            let mut outcome = self.outcome(&scan, timeline, chain, encoding);
+            outcome.metadata_revision = base.metadata_revision;
+            return Ok(outcome);
+        }
         let cutoff = match self.options.keep_history {
             KeepHistory::Age(age) => self.too_old(&scan, &opened, age)?,
             _ => None,
@@ -219,7 +212,7 @@ impl Run<'_> {
             .keep_history
             .compact_revision(base, chain.target, cutoff);
         let (file, events, folded) = self.fold(&scan, &opened, compact)?;
-        self.verify(&file, chain.target, &folded)?;
+        self.verify(&file, &opened, &folded)?;
 
         let mut new_name = SnapshotName {
             kind: Kind::Full,
@@ -242,7 +235,7 @@ impl Run<'_> {
         let mut outcome = self.outcome(&scan, timeline, chain, encoding);
         outcome.snapshot = Some(new_name.to_string());
         outcome.events = Some(events);
-        outcome.metadata_revision = Some(base.metadata_revision);
+        outcome.metadata_revision = base.metadata_revision;
         outcome.bytes_written = bytes;
         self.fill(&mut outcome, &folded.hash);
         Ok(outcome)
@@ -254,6 +247,9 @@ impl Run<'_> {
     }
 
     fn warn_about(&mut self, scan: &Scan) {
+        if self.ctx.store.hides_tags() {
+            self.warn(TAGS_UNREADABLE.to_owned());
+        }
         if !scan.catalog.foreign.is_empty() {
             self.warn(format!(
                 "left alone, for their names are not those of snapshots: {}",
@@ -316,7 +312,7 @@ impl Run<'_> {
             bytes_written: 0,
             seconds: self.started.elapsed().as_secs_f64(),
             peak_memory_bytes: peak_memory_bytes(),
-            metadata_revision: None,
+            metadata_revision: Revision(0),
             compression: encoding.compression.as_str(),
             dry_run: self.options.dry_run,
             warnings: self.warnings.clone(),
@@ -380,86 +376,73 @@ impl Run<'_> {
     }
 
     /// The revision of the last event whose time is not after `time`.
+    ///
+    /// Events tell, from the oldest delta on, since clocks that run backward count from there.
+    /// Where no event is left, a full tells by when it was made.
     fn revision_at(
         &self,
         scan: &Scan,
         timeline: &Timeline,
-        known: &KnownBases,
         time: DateTime<Utc>,
     ) -> Result<Revision> {
-        let all = timeline
-            .last(&scan.catalog, &scan.contents)
-            .unwrap_or_default();
-        for base in chain::bases(&scan.catalog, timeline) {
-            let name = &scan.catalog.snapshots[base].name;
-            let at = known
-                .get(&base)
-                .map_or(name.last, |b| b.revision.max(name.last));
-            // A full holds nothing that happened after it was made. One that was made later, by a
-            // compaction, may still end before `time`: its first event after tells.
-            let mut is_before = name.created_at() <= time;
-            let mut found = at;
-            let (links, reached) = chain::walk(&scan.catalog, timeline, at, Revision(i64::MAX));
-            let mut done = at;
-            let mut now = DateTime::<Utc>::MIN_UTC;
-            'links: for link in links {
-                let snapshot = &scan.catalog.snapshots[link.snapshot];
-                let at_delta = self.ctx.at(snapshot);
-                let mut events = self.ctx.delta(snapshot)?;
-                while let Some(e) = events.next().map_err(&at_delta)? {
-                    if e.main <= done || e.main > link.until {
-                        continue;
-                    }
-                    now = now.max(e.instant().map_err(&at_delta)?);
-                    if now > time {
-                        if is_before {
-                            return Ok(found);
-                        }
-                        break 'links;
-                    }
-                    is_before = true;
-                    found = e.main;
+        let catalog = &scan.catalog;
+        let mut now = DateTime::<Utc>::MIN_UTC;
+        let mut found = None;
+        let mut first_after = None;
+        'links: for link in chain::all_links(catalog, timeline) {
+            let snapshot = &catalog.snapshots[link.snapshot];
+            let at = self.ctx.at(snapshot);
+            let mut events = self.ctx.delta(snapshot)?;
+            while let Some(e) = events.next().map_err(&at)? {
+                if e.main > link.until || found.is_some_and(|f| e.main < f) {
+                    continue;
                 }
-                done = link.until;
-            }
-            if is_before && now <= time {
-                if reached < all
-                    && !chain::missing(&scan.catalog, timeline, reached, all).is_empty()
-                {
-                    return Err(Error::new(
-                        Reason::RevisionGap,
-                        format!(
-                            "whether the last event up to {time} is at revision {reached} cannot be told: missing are {}",
-                            chain::show_ranges(&chain::missing(
-                                &scan.catalog,
-                                timeline,
-                                reached,
-                                all
-                            ))
-                        ),
-                    ));
+                now = now.max(e.instant().map_err(&at)?);
+                if now > time {
+                    first_after = (found != Some(e.main)).then_some(e.main);
+                    first_after = first_after.or(Some(e.main.next()));
+                    break 'links;
                 }
-                return Ok(found);
+                found = Some(e.main);
             }
         }
-        let oldest = chain::bases(&scan.catalog, timeline).pop();
-        let Some(oldest) = oldest else {
+        let by_full = chain::bases(catalog, timeline)
+            .into_iter()
+            .map(|i| &catalog.snapshots[i].name)
+            .filter(|n| n.created_at() <= time && first_after.is_none_or(|after| n.last < after))
+            .map(|n| n.last)
+            .max();
+        let Some(revision) = found.max(by_full) else {
+            let Some(&oldest) = chain::bases(catalog, timeline).last() else {
+                return Err(Error::new(
+                    Reason::NoSnapshots,
+                    "there is no full snapshot to start from: take one first",
+                ));
+            };
             return Err(Error::new(
-                Reason::NoSnapshots,
-                "there is no full snapshot to start from: take one first",
+                Reason::OutOfRange,
+                format!(
+                    "{} is before the oldest state on timeline {}: that is {}, of {}",
+                    time.to_rfc3339(),
+                    timeline.id,
+                    catalog.snapshots[oldest].name,
+                    catalog.snapshots[oldest].name.created_at().to_rfc3339()
+                ),
             ));
         };
+        let known_to = first_after
+            .map(Revision::previous)
+            .or(timeline.last(catalog, &scan.contents));
+        let holes = chain::missing(catalog, timeline, revision, known_to.unwrap_or(revision));
+        if holes.is_empty() {
+            return Ok(revision);
+        }
         Err(Error::new(
-            Reason::OutOfRange,
+            Reason::RevisionGap,
             format!(
-                "{} is before the oldest state on timeline {}: that is {}, of {}",
+                "whether the last event up to {} is at revision {revision} cannot be told: missing are {}",
                 time.to_rfc3339(),
-                timeline.id,
-                scan.catalog.snapshots[oldest].name,
-                scan.catalog.snapshots[oldest]
-                    .name
-                    .created_at()
-                    .to_rfc3339()
+                chain::show_ranges(&holes)
             ),
         ))
     }
@@ -489,8 +472,11 @@ impl Run<'_> {
                 );
             }
             while let Some(e) = delta.next().map_err(&at)? {
-                if e.main > done && e.main <= link.until.min(chain.target) {
-                    each(&e).map_err(&at)?;
+                if e.main > done
+                    && e.main <= link.until.min(chain.target)
+                    && let Err(e) = each(&e)
+                {
+                    return Err(at(delta.explain(e)));
                 }
             }
             done = done.max(link.until);
@@ -574,7 +560,11 @@ impl Run<'_> {
                         cancel.check()?;
                         tree.push(&mut writer, key, record)
                     });
-                    folded = Some(done.map_err(&at_base)?);
+                    folded = Some(done.map_err(|e| match e.reason() {
+                        // It names the deltas, not the base.
+                        Reason::HistoryMismatch => e,
+                        _ => at_base(e),
+                    })?);
                     tree.finish(&mut writer)?
                 }
                 (name, waiting) => {
@@ -597,13 +587,15 @@ impl Run<'_> {
     }
 
     /// Reads the new file as a stranger would: every page, its revisions, and HashKV.
-    fn verify(&self, file: &File, target: Revision, folded: &Folded) -> Result<()> {
+    fn verify(&self, file: &File, opened: &Opened, folded: &Folded) -> Result<()> {
+        let target = opened.chain.target;
         let _step = Step::new("verify the new snapshot", None);
         let db = Database::open(file)?;
         let base = Base::read(&db)?;
         let hash = hash_kv(&db, None)?;
         let entries = count_entries(&db, &db.root(), 0)?;
         if base.revision != target || !base.compaction_finished || hash != folded.hash {
+            check_compacted(&opened.db)?;
             return Err(Error::internal(format!(
                 "the new file is not what was folded: it ends at revision {} with {hash:?}, folded were {target} and {:?}",
                 base.revision, folded.hash
@@ -669,19 +661,22 @@ impl Run<'_> {
     }
 }
 
-/// A damaged snapshot that is newer than all others and promises more revisions than they hold was
-/// the end of the history: without being told, a fold must not stop before it.
-fn refuse_a_lost_end(scan: &Scan, timeline: &Timeline) -> Result<()> {
-    let name = |i: usize| &scan.catalog.snapshots[i].name;
-    let members = || timeline.members.iter().map(|m| m.snapshot);
-    let newest = members().map(|i| name(i).created).max();
-    let last = timeline.last(&scan.catalog, &scan.contents);
-    for (&i, e) in &scan.contents.unreadable {
-        if Some(name(i).created) >= newest && Some(name(i).last) > last {
-            return Err(Error::new(
-                e.reason(),
-                format!("{e}; exclude it, or say with --revision how far to fold"),
-            ));
+/// A base that says it is compacted holds one record a key up to there. The fold relies on that;
+/// whether it is so is only looked at when something does not add up.
+fn check_compacted<R: ReadAt>(db: &Database<R>) -> Result<()> {
+    let base = Base::read(db)?;
+    let mut keys = HashSet::new();
+    let mut c = db.cursor(&key_bucket(db)?);
+    while let Some(e) = c.next()? {
+        let rk = RecordKey::decode(e.key)?;
+        if rk.main > base.compact_revision || !base.compaction_finished {
+            break;
+        }
+        if !keys.insert(KeyValue::decode(e.value)?.key.to_vec()) {
+            return Err(Error::corrupt(format!(
+                "the base says that it was compacted at revision {}, and holds a key twice below",
+                base.compact_revision
+            )));
         }
     }
     Ok(())

@@ -5,7 +5,7 @@ use crate::bucket::timeline::Timeline;
 use crate::bucket::{Kind, Snapshot};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
-use crate::job::scan::{Depth, Scan, scan};
+use crate::job::scan::{Depth, Scan, TAGS_UNREADABLE, scan};
 use crate::mvcc::Revision;
 use chrono::{DateTime, Utc};
 use serde::Serialize;
@@ -99,6 +99,13 @@ pub fn run(ctx: &Context, options: Options) -> Result<Outcome> {
     let scan = scan(ctx, depth)?;
     let known = scan.contents.known_bases();
     let mut problems = problems(&scan, options.deep)?;
+    if ctx.store.hides_tags() {
+        problems.push(Problem {
+            reason: "TagsUnreadable",
+            message: TAGS_UNREADABLE.to_owned(),
+            snapshots: Vec::new(),
+        });
+    }
 
     // Where no timeline is the newest, none is taken.
     let newest = match scan.timelines.newest(&scan.catalog) {

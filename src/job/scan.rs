@@ -11,6 +11,9 @@ use crate::job::Context;
 use crate::mvcc::Revision;
 use std::collections::{BTreeMap, HashMap};
 
+/// What is said where the store does not tell tags.
+pub const TAGS_UNREADABLE: &str = "the store does not tell object tags: snapshots that are excluded by a tag are not known as such (allow s3:GetObjectTagging)";
+
 /// How much of the contents to read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Depth {

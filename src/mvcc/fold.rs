@@ -11,7 +11,7 @@
 
 use crate::bolt::{Database, ReadAt};
 use crate::error::{Error, Reason, Result};
-use crate::mvcc::hash_kv::{HashKv, Hasher};
+use crate::mvcc::hash_kv::{HashKv, Hasher, is_alive};
 use crate::mvcc::history::{Base, key_bucket};
 use crate::mvcc::log::ChangeLog;
 use crate::mvcc::record::KeyValue;
@@ -188,6 +188,25 @@ impl Fold {
             sub,
             tombstone,
         };
+        let key = change.key();
+        if let Change::Put(kv) = change {
+            let born_now = kv.create_revision == rk.main;
+            if kv.mod_revision != rk.main
+                || kv.create_revision > rk.main
+                || kv.create_revision.0 < 1
+                || kv.version < 1
+                || (kv.version == 1) != born_now
+            {
+                return Err(Error::corrupt(format!(
+                    "the record of key {} at revision {} contradicts itself (create_revision {}, mod_revision {}, version {})",
+                    show_key(key),
+                    rk.main,
+                    kv.create_revision,
+                    kv.mod_revision,
+                    kv.version
+                )));
+            }
+        }
         self.note(rk, change)?;
         let (slots, compact) = (&self.slots, self.options.compact);
         self.log.append(
@@ -210,24 +229,6 @@ impl Fold {
         }
         self.last = Some((rk.main, rk.sub));
         let key = change.key();
-        if let Change::Put(kv) = change {
-            let born_now = kv.create_revision == rk.main;
-            if kv.mod_revision != rk.main
-                || kv.create_revision > rk.main
-                || kv.create_revision.0 < 1
-                || kv.version < 1
-                || (kv.version == 1) != born_now
-            {
-                return Err(Error::corrupt(format!(
-                    "the record of key {} at revision {} contradicts itself (create_revision {}, mod_revision {}, version {})",
-                    show_key(key),
-                    rk.main,
-                    kv.create_revision,
-                    kv.mod_revision,
-                    kv.version
-                )));
-            }
-        }
         let state = State::of(change);
         let after = rk.main > self.options.compact;
         if let Some(slot) = self.slots.get_mut(key) {
@@ -289,7 +290,7 @@ impl Fold {
                     State::of(&Change::Put(key))
                 };
                 match slot {
-                    None => live_keys += u64::from(!rk.tombstone),
+                    None => live_keys += u64::from(is_alive(&rk, key.key)),
                     Some(slot) => {
                         if !slot.first.follows(state) {
                             return Err(mismatch(key.key, base.revision.next(), slot.first, state));
@@ -311,7 +312,10 @@ impl Fold {
                 }
             }
         }
-        live_keys += slots.values().filter(|s| s.newest != State::Gone).count() as u64;
+        live_keys += slots
+            .iter()
+            .filter(|(key, s)| s.newest != State::Gone && !key.is_empty())
+            .count() as u64;
 
         let mut raw_key = Vec::new();
         self.log.drain(|rk, record| {

@@ -15,7 +15,8 @@ pub fn store_error(what: impl std::fmt::Display, e: object_store::Error) -> Erro
         E::NotSupported { .. } | E::NotImplemented { .. } | E::UnknownConfigurationKey { .. } => {
             Reason::Configuration
         }
-        E::InvalidPath { .. } => Reason::Usage,
+        // An object's name that the client library cannot take fails the whole listing.
+        E::InvalidPath { .. } => Reason::Configuration,
         _ => match io_cause(&e) {
             Some(io) => Error::io("", std::io::Error::from(io)).reason(),
             // Listings do not come with a kind, only with the answer's status in words.
@@ -31,6 +32,9 @@ pub fn store_error(what: impl std::fmt::Display, e: object_store::Error) -> Erro
         },
     };
     let advice = match reason {
+        _ if matches!(e, E::InvalidPath { .. }) => {
+            "; rename or delete that object, or use another prefix"
+        }
         Reason::PermissionDenied | Reason::Unauthenticated => {
             "; check the credentials and what they allow"
         }

@@ -32,7 +32,7 @@ enum Kind {
     S3 {
         signer: Arc<AmazonS3>,
         http: HttpClient,
-        /// One refusal is warned of once; further requests are not made.
+        /// After one refusal no further requests are made.
         refused: Arc<AtomicBool>,
     },
 }
@@ -79,6 +79,14 @@ impl ExcludeTags {
 
     pub(super) fn can_tell(&self) -> bool {
         !matches!(self.0, Kind::None)
+    }
+
+    /// Whether the store would not tell: then nothing counts as excluded by a tag.
+    pub(super) fn was_refused(&self) -> bool {
+        match &self.0 {
+            Kind::S3 { refused, .. } => refused.load(Ordering::Relaxed),
+            _ => false,
+        }
     }
 
     pub(super) async fn is_excluded(
@@ -128,12 +136,7 @@ impl ExcludeTags {
                     404 => Ok(false),
                     _ => {
                         // Many backup roles may not read tags, some servers have none.
-                        if !refused.swap(true, Ordering::Relaxed) {
-                            tracing::warn!(
-                                status,
-                                "the store does not tell object tags: snapshots tagged {EXCLUDE_TAG} are not recognised (allow s3:GetObjectTagging)"
-                            );
-                        }
+                        refused.store(true, Ordering::Relaxed);
                         Ok(false)
                     }
                 }

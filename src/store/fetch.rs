@@ -8,6 +8,7 @@ use object_store::ObjectStoreExt;
 use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
@@ -22,6 +23,7 @@ pub struct ObjectReader {
     transfer: JoinHandle<()>,
     bytes_read: Arc<AtomicU64>,
     cancel: Cancel,
+    handle: Handle,
 }
 
 impl Store {
@@ -59,6 +61,7 @@ impl Store {
             transfer,
             bytes_read: Arc::clone(&self.bytes_read),
             cancel: self.cancel.clone(),
+            handle: self.handle.clone(),
         }
     }
 }
@@ -66,8 +69,8 @@ impl Store {
 impl Read for ObjectReader {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         while self.current.is_empty() {
-            self.cancel.check()?;
-            match self.chunks.blocking_recv() {
+            let next = self.handle.block_on(self.cancel.or(self.chunks.recv()))?;
+            match next {
                 Some(Ok(chunk)) => {
                     self.bytes_read
                         .fetch_add(chunk.len() as u64, Ordering::Relaxed);

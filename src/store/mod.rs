@@ -18,18 +18,27 @@ use exclude::ExcludeTags;
 use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 use tokio::runtime::Handle;
+use tokio::sync::watch;
 
-/// Set once to end a run early; every loop over data looks at it.
-#[derive(Debug, Clone, Default)]
-pub struct Cancel(Arc<AtomicBool>);
+/// Set once to end a run early; every loop over data looks at it, every wait ends with it.
+#[derive(Debug, Clone)]
+pub struct Cancel(watch::Sender<bool>);
+
+impl Default for Cancel {
+    fn default() -> Self {
+        Cancel(watch::Sender::new(false))
+    }
+}
 
 impl Cancel {
-    /// Asks everything that looks to stop.
+    /// Asks everything that looks or waits to stop.
     pub fn cancel(&self) {
-        self.0.store(true, Ordering::Relaxed);
+        self.0.send_replace(true);
     }
 
     /// Fails once cancelled.
@@ -37,10 +46,24 @@ impl Cancel {
     /// # Errors
     /// `Terminated`.
     pub fn check(&self) -> Result<()> {
-        if self.0.load(Ordering::Relaxed) {
+        if *self.0.borrow() {
             return Err(Error::new(Reason::Terminated, "ended by a signal"));
         }
         Ok(())
+    }
+
+    /// Waits for `f`, unless cancelled first.
+    ///
+    /// # Errors
+    /// `Terminated`.
+    async fn or<F: Future>(&self, f: F) -> Result<F::Output> {
+        let mut cancelled = self.0.subscribe();
+        tokio::select! {
+            biased;
+            // The sender lives as long as `self`: this ends with a true or not at all.
+            _ = cancelled.wait_for(|&c| c) => Err(Error::new(Reason::Terminated, "ended by a signal")),
+            done = f => Ok(done),
+        }
     }
 }
 
@@ -53,6 +76,8 @@ pub struct Store {
     prefix: Path,
     url: String,
     tags: ExcludeTags,
+    /// Of a local folder: object_store refuses a whole listing for one name that it cannot take.
+    local_root: Option<PathBuf>,
     handle: Handle,
     cancel: Cancel,
     bytes_read: Arc<AtomicU64>,
@@ -72,10 +97,17 @@ impl Store {
             prefix,
             url,
             tags,
+            local_root: None,
             handle,
             cancel: Cancel::default(),
             bytes_read: Arc::default(),
         }
+    }
+
+    /// The same store, listed through the file system: `root` is the folder that it keeps.
+    pub fn with_local_root(mut self, root: PathBuf) -> Self {
+        self.local_root = Some(root);
+        self
     }
 
     /// Its URL, without secrets.
@@ -102,8 +134,22 @@ impl Store {
             .collect()
     }
 
-    fn block_on<F: Future>(&self, f: F) -> F::Output {
-        self.handle.block_on(f)
+    /// Waits for a request, unless cancelled first.
+    fn block_on<F: Future>(&self, f: F) -> Result<F::Output> {
+        self.handle.block_on(self.cancel.or(f))
+    }
+
+    /// Waits for a request that cleans up, cancelled or not, for a few seconds.
+    fn clean_up<T>(&self, f: impl Future<Output = object_store::Result<T>>) -> Result<(), String> {
+        const PATIENCE: Duration = Duration::from_secs(5);
+        let done = self
+            .handle
+            .block_on(async { tokio::time::timeout(PATIENCE, f).await });
+        match done {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(e)) => Err(store_error("clean up", e).to_string()),
+            Err(_) => Err("the store did not answer in time".to_owned()),
+        }
     }
 
     /// All objects in some folders below the prefix: path below the prefix, and size.
@@ -112,6 +158,13 @@ impl Store {
     /// `StoreUnreachable`, `PermissionDenied`, `Unauthenticated`, `Configuration`, `NoSnapshots`
     /// where the bucket does not exist.
     pub fn list(&self, folders: &[&str]) -> Result<Vec<(String, u64)>> {
+        if let Some(root) = &self.local_root {
+            let mut objects = Vec::new();
+            for folder in folders {
+                list_local(root, folder, 0, &mut objects)?;
+            }
+            return Ok(objects);
+        }
         self.block_on(async {
             let mut objects = Vec::new();
             for folder in folders {
@@ -121,7 +174,6 @@ impl Store {
                     .await
                     .map_err(|e| store_error(format!("list {}", self.url), e))?
                 {
-                    self.cancel.check()?;
                     if let Some(below) = object.location.prefix_match(&self.prefix) {
                         let parts: Vec<String> = below.map(|p| p.as_ref().to_owned()).collect();
                         objects.push((parts.join("/"), object.size));
@@ -129,7 +181,7 @@ impl Store {
                 }
             }
             Ok(objects)
-        })
+        })?
     }
 
     /// The names of the objects directly at the prefix, a few at most: for hints.
@@ -147,7 +199,7 @@ impl Store {
             Ok(names
                 .filter_map(|o| o.location.filename().map(str::to_owned))
                 .collect())
-        })
+        })?
     }
 
     /// For each path whether the object is tagged as excluded; asks many at once. A store that
@@ -163,14 +215,16 @@ impl Store {
         }
         self.block_on(async {
             futures::stream::iter(paths)
-                .map(|p| async move {
-                    self.cancel.check()?;
-                    self.tags.is_excluded(&self.inner, &self.path(p)).await
-                })
+                .map(|p| async move { self.tags.is_excluded(&self.inner, &self.path(p)).await })
                 .buffered(AT_ONCE)
                 .try_collect()
                 .await
-        })
+        })?
+    }
+
+    /// Whether the store refused to tell tags, so that snapshots excluded by one are not known.
+    pub fn hides_tags(&self) -> bool {
+        self.tags.was_refused()
     }
 
     /// Whether an object is there, and its size.
@@ -178,7 +232,7 @@ impl Store {
     /// # Errors
     /// As [`list`](Self::list).
     pub fn size(&self, below: &str) -> Result<Option<u64>> {
-        match self.block_on(self.inner.head(&self.path(below))) {
+        match self.block_on(self.inner.head(&self.path(below)))? {
             Ok(meta) => Ok(Some(meta.size)),
             Err(object_store::Error::NotFound { .. }) => Ok(None),
             Err(e) => Err(store_error(format!("look at {}", self.name(below)), e)),
@@ -189,4 +243,38 @@ impl Store {
     pub fn name(&self, below: &str) -> String {
         format!("{}/{below}", self.url.trim_end_matches('/'))
     }
+}
+
+/// Folders below a listed one; the old layout has one level.
+const DEEPEST: usize = 4;
+
+/// The files below `root/below`: whatever their names are, one that is none of ours harms nothing.
+fn list_local(
+    root: &std::path::Path,
+    below: &str,
+    depth: usize,
+    objects: &mut Vec<(String, u64)>,
+) -> Result<()> {
+    let folder = root.join(below);
+    let failed = |e| Error::io(format!("list {}", folder.display()), e);
+    let entries = match std::fs::read_dir(&folder) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(e) => return Err(failed(e)),
+    };
+    for entry in entries {
+        let entry = entry.map_err(failed)?;
+        let name = entry.file_name();
+        let path = format!("{below}/{}", name.to_string_lossy());
+        // A file that vanishes meanwhile, or a link to nowhere, is none.
+        let Ok(meta) = std::fs::metadata(entry.path()) else {
+            continue;
+        };
+        if meta.is_file() {
+            objects.push((path, meta.len()));
+        } else if meta.is_dir() && depth < DEEPEST && name.to_str().is_some() {
+            list_local(root, &path, depth + 1, objects)?;
+        }
+    }
+    Ok(())
 }

@@ -156,7 +156,8 @@ fn open_local(dir: &str, url: &str, options: &[(String, String)], handle: Handle
         url.to_owned(),
         ExcludeTags::none(),
         handle,
-    ))
+    )
+    .with_local_root(dir.into()))
 }
 
 /// Whatever a builder complains of, a retry does not mend.

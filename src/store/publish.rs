@@ -100,7 +100,7 @@ impl Upload {
         self.store.cancel.check()?;
         if self.multipart.is_none() {
             let path = self.store.path(&self.staging);
-            let started = self.store.block_on(self.store.inner.put_multipart(&path));
+            let started = self.store.block_on(self.store.inner.put_multipart(&path))?;
             self.multipart = Some(started.map_err(|e| self.error(e))?);
         }
         while self.in_flight.len() >= self.threads {
@@ -116,7 +116,7 @@ impl Upload {
     }
 
     fn wait_for_one(&mut self) -> Result<()> {
-        match self.store.handle.block_on(self.in_flight.join_next()) {
+        match self.store.block_on(self.in_flight.join_next())? {
             None => Ok(()),
             Some(Ok(sent)) => sent.map_err(|e| self.error(e)),
             Some(Err(e)) => Err(Error::internal(format!("an upload's task ended: {e}"))),
@@ -139,7 +139,7 @@ impl Upload {
                 self.wait_for_one()?;
             }
             if let Some(mut multipart) = self.multipart.take() {
-                let completed = self.store.block_on(multipart.complete());
+                let completed = self.store.block_on(multipart.complete())?;
                 completed.map_err(|e| self.error(e))?;
             }
             Content::Large(self.staging.clone())
@@ -185,9 +185,8 @@ impl Drop for Upload {
     fn drop(&mut self) {
         if let Some(mut multipart) = self.multipart.take() {
             self.in_flight.abort_all();
-            let aborted = self.store.block_on(multipart.abort());
-            if let Err(e) = aborted {
-                tracing::warn!(staging = %self.staging, "an unfinished upload could not be aborted: {}", self.error(e));
+            if let Err(e) = self.store.clean_up(multipart.abort()) {
+                tracing::warn!(staging = %self.staging, "an unfinished upload could not be aborted: {e}");
             }
         }
     }
@@ -215,13 +214,13 @@ impl Staged {
                 let options = PutOptions::from(PutMode::Create);
                 let payload = PutPayload::from(bytes.clone());
                 store
-                    .block_on(store.inner.put_opts(&path, payload, options))
+                    .block_on(store.inner.put_opts(&path, payload, options))?
                     .map(|_| ())
             }
             Content::Large(staging) => {
                 let options = CopyOptions::new().with_mode(CopyMode::Create);
                 let from = store.path(staging);
-                store.block_on(store.inner.copy_opts(&from, &path, options))
+                store.block_on(store.inner.copy_opts(&from, &path, options))?
             }
         };
         match named {
@@ -282,12 +281,8 @@ impl Drop for Staged {
     fn drop(&mut self) {
         if let Content::Large(staging) = &self.content {
             let store = &self.store;
-            let deleted = store.block_on(store.inner.delete(&store.path(staging)));
-            if let Err(e) = deleted {
-                tracing::warn!(
-                    "a staging object is left behind: {}",
-                    store_error(format!("delete {}", store.name(staging)), e)
-                );
+            if let Err(e) = store.clean_up(store.inner.delete(&store.path(staging))) {
+                tracing::warn!(staging = %staging, "a staging object is left behind: {e}");
             }
         }
     }
