@@ -255,3 +255,53 @@ fn two_restores_in_a_row() {
     assert_eq!(ids(&b.list(&["--deep"])).len(), 3);
     assert_eq!(revision(third.last().unwrap()), 1700);
 }
+
+#[test]
+fn a_second_restore_may_lie_past_the_end_of_the_first_branch() {
+    let third = |b: &Bucket| alter(alter(b.events(1551, 1650), b"another history"), b" and on");
+    let b = Bucket::with_base();
+    b.delta(BASE + 1, 1499, 6);
+    b.altered_delta(1201, 1600, 100);
+    b.delta_of(1551, 1650, 200, &third(&b));
+    let alone = Bucket::with_base();
+    alone.delta(BASE + 1, 1200, 6);
+    alone.altered_delta(1201, 1550, 100);
+    alone.delta_of(1551, 1650, 200, &third(&alone));
+    let (got, want) = (b.compact(&[]), alone.compact(&[]));
+    assert_eq!(got["revision"], 1650);
+    assert_eq!(got["hash_kv"], want["hash_kv"]);
+    assert!(got["timeline"].as_str().unwrap().starts_with("r1551-"));
+}
+
+#[test]
+fn a_late_full_of_the_old_branch_is_no_base_of_the_new_one() {
+    // A short new branch, and nothing in the late full that speaks against it: what it holds of
+    // those revisions has been overwritten since.
+    let json = |revision: i64, version: i64, value: &str| {
+        serde_json::json!({"etcdEvent": {"kv": {
+            "key": "aG90", "create_revision": BASE + 1, "mod_revision": revision,
+            "version": version, "value": value,
+        }}, "time": "2026-11-21T00:00:00Z"})
+    };
+    let events = |first: i64, last: i64, value: &str| -> Vec<Value> {
+        (first..=last).map(|r| json(r, r - BASE, value)).collect()
+    };
+    let b = Bucket::with_base();
+    b.delta_of(BASE + 1, 1499, 6, &events(BASE + 1, 1499, "YQ=="));
+    let made = b.compact(&[]);
+    let v2 = b.path().join("v2");
+    let late = format!("Full-00000000-00001499-{}.gz", support::buckets::T0 + 150);
+    std::fs::rename(v2.join(made["snapshot"].as_str().unwrap()), v2.join(late)).unwrap();
+    b.delta_of(1201, 1230, 100, &events(1201, 1230, "Yg=="));
+    b.delta_of(1231, 1300, 200, &events(1231, 1300, "Yg=="));
+    let result = b.compact(&[]);
+    assert_eq!(
+        (result["status"].as_str(), result["revision"].as_i64()),
+        (Some("Succeeded"), Some(1300))
+    );
+    assert!(
+        result["timeline"].as_str().unwrap().starts_with("r1201-"),
+        "{result}"
+    );
+    assert_eq!(b.compact(&["--timeline", "main"])["revision"], 1499);
+}

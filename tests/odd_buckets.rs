@@ -79,6 +79,20 @@ fn a_full_may_hold_more_than_its_name_says() {
         let events = b.events.iter().filter(|e| revision(e) > 1450).count();
         assert_eq!(result["events"], events, "{deltas:?}");
     }
+    // It reaches over a gap behind a first delta, and past all names.
+    let b = Bucket::with_base();
+    let full = full_named(&b, 1600, 1300, 5, "all");
+    b.delta(1301, 1400, 6);
+    b.delta(1601, LAST, 7);
+    let result = b.compact(&["--dry-run"]);
+    assert_eq!(
+        (&result["base"], &result["revision"]),
+        (&full.clone().into(), &LAST.into())
+    );
+    assert_eq!(b.compact(&[])["hash_kv"], own_hash());
+    let b = Bucket::with_base();
+    full_named(&b, 1600, 1300, 5, "all");
+    assert_eq!(b.compact(&["--revision", "1500"])["revision"], 1500);
     // Nothing is newer than what it really holds: there is nothing to do.
     let b = Bucket::with_base();
     full_named(&b, 1450, 1400, 5, "latest");
@@ -148,6 +162,8 @@ fn foreign_objects_are_named_and_left_alone() {
     let b = two_deltas();
     b.put("v2/notes.txt", b"hello");
     b.put("v2/Full-00000000-00009999-1.gz.part", b"half");
+    b.put("v2/tab\there", b"any name");
+    b.put("v2/Incr-00000747-00001499-9223372036854775807", b"no time");
     b.put("elsewhere/Full-00000000-00009999-1", b"not ours");
     let result = b.compact(&[]);
     assert_eq!(result["hash_kv"], own_hash());
@@ -365,6 +381,10 @@ fn clocks_that_run_backward_count_as_standing_still() {
     assert_eq!(kept(&seconds_back(1400)), 1400);
     assert_eq!(kept(&seconds_back(1199)), 1399);
     assert_eq!(kept(&seconds_back(1198)), 1198);
+    // Fulls made since, at times of another clock, change nothing.
+    b.compact(&["--revision", "1300"]);
+    assert_eq!(at("2030-01-01T12:03:18Z"), 1198);
+    assert_eq!(at("2030-01-01T12:06:40Z"), 1400);
 }
 
 #[test]

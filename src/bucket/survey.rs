@@ -198,13 +198,15 @@ impl SurveyFile {
     /// `CorruptSnapshot`, `NameMismatch`; what the source returns; `Io`, `NoSpace`.
     pub fn delta<R: Read>(&mut self, mut delta: DeltaReader<R>) -> Result<Survey> {
         let (mut first, mut last) = (None, Revision(0));
-        let (mut first_time, mut last_time) = (None, None::<DateTime<Utc>>);
+        let (mut first_time, mut last_time) = (None, None);
         let mut record = Vec::new();
         let (offset, entries) = self.write(|put| {
             while let Some(e) = delta.next()? {
-                let time = e.instant()?;
-                first_time.get_or_insert(time);
-                last_time = Some(last_time.map_or(time, |t| t.max(time)));
+                // Only who asks for a time needs one.
+                if let Ok(time) = e.instant() {
+                    first_time.get_or_insert(time);
+                    last_time = last_time.max(Some(time));
+                }
                 first.get_or_insert(e.main);
                 last = e.main;
                 let (kv, tombstone) = match e.change {
