@@ -132,21 +132,21 @@ fn assert_valid(schema: &Validator, result: &Value) {
 #[test]
 fn schemas_describe_every_field() {
     fn check(value: &Value, at: &str) {
-        if let Some(properties) = value.get("properties").and_then(Value::as_object) {
-            if value.get("type") == Some(&json!("object")) {
-                assert_eq!(value["additionalProperties"], false, "{at}");
-                let required: BTreeSet<&str> = value["required"]
-                    .as_array()
-                    .unwrap()
-                    .iter()
-                    .map(|r| r.as_str().unwrap())
-                    .collect();
-                let named: BTreeSet<&str> = properties.keys().map(String::as_str).collect();
-                assert_eq!(required, named, "{at}");
-                for (name, field) in properties {
-                    let description = field["description"].as_str().unwrap_or_default();
-                    assert!(description.len() > 5, "{at}: {name}");
-                }
+        if let Some(properties) = value.get("properties").and_then(Value::as_object)
+            && value.get("type") == Some(&json!("object"))
+        {
+            assert_eq!(value["additionalProperties"], false, "{at}");
+            let required: BTreeSet<&str> = value["required"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|r| r.as_str().unwrap())
+                .collect();
+            let named: BTreeSet<&str> = properties.keys().map(String::as_str).collect();
+            assert_eq!(required, named, "{at}");
+            for (name, field) in properties {
+                let description = field["description"].as_str().unwrap_or_default();
+                assert!(description.len() > 5, "{at}: {name}");
             }
         }
         let children: Vec<(String, &Value)> = match value {

@@ -139,6 +139,11 @@ impl<R: ReadAt> Database<R> {
         Ok(Database { src, meta })
     }
 
+    /// Gives back what it stands on.
+    pub fn into_inner(self) -> R {
+        self.src
+    }
+
     /// The meta that counts.
     pub fn meta(&self) -> &Meta {
         &self.meta

@@ -10,8 +10,8 @@ use crate::bucket::frame::FrameWriter;
 use crate::bucket::timeline::Timeline;
 use crate::bucket::{Kind, SnapshotName};
 use crate::error::{Error, Reason, Result};
-use crate::job::Context;
 use crate::job::scan::{Depth, Scan, TAGS_UNREADABLE, scan};
+use crate::job::{Context, Spool};
 use crate::mvcc::history::{
     FINISHED_COMPACT, KEY_BUCKET, META_BUCKET, SCHEDULED_COMPACT, key_bucket, metadata_note,
 };
@@ -134,7 +134,7 @@ struct Run<'a> {
 /// A chain whose full has been opened.
 struct Opened {
     chain: Chain,
-    db: Database<File>,
+    db: Database<Spool>,
     base: Base,
 }
 
@@ -212,7 +212,7 @@ impl Run<'_> {
             .keep_history
             .compact_revision(base, chain.target, cutoff);
         let (file, events, folded) = self.fold(&scan, &opened, compact)?;
-        self.verify(&file, &opened, &folded)?;
+        let file = self.verify(file, &opened, &folded)?;
 
         let mut new_name = SnapshotName {
             kind: Kind::Full,
@@ -389,11 +389,23 @@ impl Run<'_> {
         let mut now = DateTime::<Utc>::MIN_UTC;
         let mut found = None;
         let mut first_after = None;
+        // Damage is only in the way where it hides the answer: no event after it counts as before
+        // `time`.
+        let mut lost = None;
         'links: for link in chain::all_links(catalog, timeline) {
             let snapshot = &catalog.snapshots[link.snapshot];
             let at = self.ctx.at(snapshot);
             let mut events = self.ctx.delta(snapshot)?;
-            while let Some(e) = events.next().map_err(&at)? {
+            loop {
+                let e = match events.next() {
+                    Ok(Some(e)) => e,
+                    Ok(None) => continue 'links,
+                    Err(e) if e.reason().exit_code() == Reason::CorruptSnapshot.exit_code() => {
+                        lost = Some(at(e));
+                        continue 'links;
+                    }
+                    Err(e) => return Err(at(e)),
+                };
                 if e.main > link.until || found.is_some_and(|f| e.main < f) {
                     continue;
                 }
@@ -404,7 +416,11 @@ impl Run<'_> {
                     break 'links;
                 }
                 found = Some(e.main);
+                lost = None;
             }
+        }
+        if let Some(e) = lost {
+            return Err(e);
         }
         let by_full = chain::bases(catalog, timeline)
             .into_iter()
@@ -587,10 +603,10 @@ impl Run<'_> {
     }
 
     /// Reads the new file as a stranger would: every page, its revisions, and HashKV.
-    fn verify(&self, file: &File, opened: &Opened, folded: &Folded) -> Result<()> {
+    fn verify(&self, file: File, opened: &Opened, folded: &Folded) -> Result<File> {
         let target = opened.chain.target;
         let _step = Step::new("verify the new snapshot", None);
-        let db = Database::open(file)?;
+        let db = Database::open(self.ctx.spool(file))?;
         let base = Base::read(&db)?;
         let hash = hash_kv(&db, None)?;
         let entries = count_entries(&db, &db.root(), 0)?;
@@ -607,7 +623,7 @@ impl Run<'_> {
                 folded.records
             )));
         }
-        Ok(())
+        Ok(db.into_inner().file)
     }
 
     /// Compresses and uploads the file, and gives it the first free name from `name` on. Returns
@@ -645,7 +661,7 @@ impl Run<'_> {
                 Published::Created => return Ok(staged.bytes()),
                 Published::Identical => {
                     tracing::info!(snapshot = %name, "the very same snapshot was there already");
-                    return Ok(staged.bytes());
+                    return Ok(0);
                 }
                 Published::Taken => name.created += 1,
             }

@@ -126,7 +126,13 @@ pub fn run(ctx: &Context, options: Options) -> Result<Outcome> {
             Ok(Choice::Look(i)) => problems.push(Problem {
                 reason: Reason::RevisionGap.as_str(),
                 message: format!(
-                    "no delta follows {} directly; whether it reaches over the gap needs --deep",
+                    "by names, revisions {} are missing after {}; whether it holds more than its name says needs --deep",
+                    chain::show_ranges(&chain::missing(
+                        &scan.catalog,
+                        t,
+                        scan.catalog.snapshots[i].name.last,
+                        t.last(&scan.catalog, &scan.contents).unwrap_or_default(),
+                    )),
                     path(&scan, i)
                 ),
                 snapshots: vec![path(&scan, i)],

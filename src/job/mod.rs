@@ -7,13 +7,13 @@ pub mod compact;
 pub mod list;
 pub mod scan;
 
-use crate::bolt::Database;
+use crate::bolt::{Database, ReadAt};
 use crate::bucket::delta::DeltaReader;
 use crate::bucket::frame::FrameReader;
 use crate::bucket::{Snapshot, codec};
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Base;
-use crate::store::Store;
+use crate::store::{Cancel, Store};
 use crate::telemetry::progress::Step;
 use std::fs::File;
 use std::io::{Read, Write};
@@ -28,6 +28,23 @@ pub struct Context {
     pub temp_dir: PathBuf,
     /// Threads that compress and upload; 1 or more. Results do not depend on it.
     pub threads: usize,
+}
+
+/// A database file in the temporary directory; reading it ends when the Job is cancelled.
+#[derive(Debug)]
+pub struct Spool {
+    file: File,
+    cancel: Cancel,
+}
+
+impl ReadAt for Spool {
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> std::io::Result<()> {
+        self.cancel.check()?;
+        ReadAt::read_exact_at(&self.file, buf, offset)
+    }
+    fn size(&self) -> std::io::Result<u64> {
+        self.file.size()
+    }
 }
 
 /// A snapshot's uncompressed payload.
@@ -59,7 +76,7 @@ impl Context {
     /// # Errors
     /// `CorruptSnapshot`; `NameMismatch` where it holds less than its name promises; the store's;
     /// `Io`, `NoSpace`.
-    pub fn full(&self, snapshot: &Snapshot) -> Result<(Database<File>, Base)> {
+    pub fn full(&self, snapshot: &Snapshot) -> Result<(Database<Spool>, Base)> {
         let at = self.at(snapshot);
         let mut payload = self.payload(snapshot)?;
         let mut file = self.temp_file()?;
@@ -74,7 +91,7 @@ impl Context {
             file.write_all(&buf[..n])
                 .map_err(|e| Error::io(format!("write to {}", self.temp_dir.display()), e))?;
         }
-        let db = Database::open(file).map_err(&at)?;
+        let db = Database::open(self.spool(file)).map_err(&at)?;
         if payload.payload_bytes() % db.page_size() as u64 != 0 {
             return Err(at(Error::corrupt(format!(
                 "its {} bytes are not a multiple of its pages of {} bytes",
@@ -93,6 +110,14 @@ impl Context {
             )));
         }
         Ok((db, base))
+    }
+
+    /// Puts a database file behind the Job's switch.
+    fn spool(&self, file: File) -> Spool {
+        Spool {
+            file,
+            cancel: self.store.cancel().clone(),
+        }
     }
 
     /// An unnamed file in the temporary directory.

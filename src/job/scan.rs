@@ -153,7 +153,10 @@ pub fn scan(ctx: &Context, depth: Depth) -> Result<Scan> {
             for &b in &doubtful[..n] {
                 if let Some((file, x, y)) = contents.pair(b, a) {
                     let compared = file.compare(x, y)?;
-                    contents.compared.insert((b, a), compared);
+                    // Most pairs share nothing.
+                    if compared != Comparison::default() {
+                        contents.compared.insert((b, a), compared);
+                    }
                 }
             }
         }

@@ -75,7 +75,7 @@ impl Base {
             .strip_prefix(METADATA_NOTE)
             .and_then(|n| n.parse().ok());
         Ok(Base {
-            metadata_revision: noted.map_or(revision, |n| Revision(n).min(revision)),
+            metadata_revision: noted.map_or(revision, Revision),
             revision,
             compact_revision,
             compaction_finished: scheduled <= finished,

@@ -25,6 +25,19 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// No byte for this long is a failure; a whole transfer may take as long as it needs.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// The settings of a connection that decide whether it comes about.
+const CLIENT_KEYS: [ClientConfigKey; 9] = [
+    ClientConfigKey::AllowHttp,
+    ClientConfigKey::AllowInvalidCertificates,
+    ClientConfigKey::NoSystemCertificates,
+    ClientConfigKey::ConnectTimeout,
+    ClientConfigKey::ReadTimeout,
+    ClientConfigKey::Timeout,
+    ClientConfigKey::ProxyUrl,
+    ClientConfigKey::ProxyCaCertificate,
+    ClientConfigKey::ProxyExcludes,
+];
+
 /// A setting of ours: how often a request is tried again.
 const OPTION_MAX_RETRIES: &str = "max_retries";
 /// A setting of ours: for how many seconds a request is tried again.
@@ -41,7 +54,12 @@ pub fn open(url: &str, options: &[(String, String)], handle: Handle) -> Result<S
         Ok(u) if url.contains("://") => u,
         _ => return open_local(url, url, &options, handle),
     };
-    if !parsed.username().is_empty() || parsed.password().is_some() || parsed.query().is_some() {
+    // abfss://container@account.… is Azure's own form.
+    let is_azure = parsed.scheme().starts_with("abfs");
+    if (!parsed.username().is_empty() && !is_azure)
+        || parsed.password().is_some()
+        || parsed.query().is_some()
+    {
         return Err(Error::new(
             Reason::Usage,
             "--store takes no user, password or query in its URL: give secrets by environment variables or --store-option",
@@ -65,27 +83,36 @@ pub fn open(url: &str, options: &[(String, String)], handle: Handle) -> Result<S
                 .with_url(url)
                 .with_retry(retry)
                 .with_copy_if_not_exists(S3CopyIfNotExists::Multipart);
-            let mut client = ClientOptions::new();
             for (key, value) in with_timeouts(&options) {
-                let key = config_key::<AmazonS3ConfigKey>(&key)?;
-                if let AmazonS3ConfigKey::Client(key) = key {
-                    client = client.with_config(key, value.clone());
-                }
-                builder = builder.with_config(key, value);
+                builder = builder.with_config(config_key::<AmazonS3ConfigKey>(&key)?, value);
             }
-            let plain_http = builder
-                .get_config_value(&AmazonS3ConfigKey::Endpoint)
+            let setting = |builder: &AmazonS3Builder, key| builder.get_config_value(&key);
+            let plain_http = setting(&builder, AmazonS3ConfigKey::S3Endpoint)
+                .or_else(|| setting(&builder, AmazonS3ConfigKey::Endpoint))
                 .is_some_and(|e| e.starts_with("http://"));
             if plain_http {
-                let key = ClientConfigKey::AllowHttp;
-                builder = builder.with_config(AmazonS3ConfigKey::Client(key), "true");
-                client = client.with_config(key, "true");
+                let key = AmazonS3ConfigKey::Client(ClientConfigKey::AllowHttp);
+                builder = builder.with_config(key, "true");
             }
+            // Requests for tags go the same way as all others, whoever set it.
+            let mut client = ClientOptions::new();
+            for key in CLIENT_KEYS {
+                if let Some(value) = setting(&builder, AmazonS3ConfigKey::Client(key)) {
+                    client = client.with_config(key, value);
+                }
+            }
+            let unsigned =
+                setting(&builder, AmazonS3ConfigKey::SkipSignature).as_deref() == Some("true");
             let store = Arc::new(builder.build().map_err(|e| misconfigured(&what, e))?);
             let http = ReqwestConnector::default()
                 .connect(&client)
                 .map_err(|e| misconfigured(&what, e))?;
-            (store.clone(), prefix, ExcludeTags::s3(store, http))
+            let tags = if unsigned {
+                ExcludeTags::none()
+            } else {
+                ExcludeTags::s3(store.clone(), http)
+            };
+            (store, prefix, tags)
         }
         "gs" => {
             let mut builder = GoogleCloudStorageBuilder::from_env()

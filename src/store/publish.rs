@@ -20,7 +20,7 @@ use tokio::task::JoinSet;
 pub const STAGING: &str = "deltafold-staging";
 /// Bytes of a part; S3 wants at least 5 MiB for all but the last.
 const PART: usize = 8 << 20;
-/// S3 takes 10,000 parts; with growing parts 5 TiB fit.
+/// S3 takes 10,000 parts: they grow by 8 MiB after each so many, so that 250 GB fit.
 const PARTS_OF_ONE_SIZE: u64 = 2_000;
 
 /// An upload under way.
