@@ -110,7 +110,8 @@ impl Model {
         let mut bytes = b"key".to_vec();
         for r in self.on_disk(compact, at) {
             let is_newest = newest[r.key.as_slice()] == r.rk && !r.rk.tombstone;
-            if r.rk.main.0 > compact || live == 0 || is_newest {
+            let at_compaction = r.rk.tombstone && r.rk.main.0 == compact;
+            if r.rk.main.0 > compact || (live == 0 && !at_compaction) || is_newest {
                 r.rk.encode(&mut bytes);
                 bytes.extend_from_slice(&r.raw);
             }

@@ -149,6 +149,16 @@ fn excluded_snapshots_are_counted_and_not_used() {
         (&true.into(), &false.into())
     );
     assert_eq!(b.compact(&[])["hash_kv"], own_hash());
+    // The same by a file's URL.
+    let mut c = deltafold();
+    c.args([
+        "compact",
+        "--output",
+        "json",
+        "--store",
+        &format!("file://{}", b.path().display()),
+    ]);
+    assert_eq!(run_json(&mut c).1["status"], "NothingToDo");
     // Without the mark it is in the way.
     fs::remove_file(b.path().join(format!("v2/{bad}.exclude"))).unwrap();
     assert_eq!(b.compact(&["--timeline", "main"])["status"], "NothingToDo");

@@ -285,3 +285,65 @@ async fn failures_of_the_store_have_their_codes_and_show_no_secret() {
         "{stderr}"
     );
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prefix_may_be_the_whole_bucket_and_the_endpoint_s3s_own() {
+    let minio = Minio::start();
+    minio.create_bucket("whole").await;
+    let local = copy_fixture("kubernetes");
+    let store = minio.store("whole");
+    for entry in fs::read_dir(local.path().join("v2")).unwrap() {
+        let file = entry.unwrap();
+        let path = Path::from(format!("v2/{}", file.file_name().to_str().unwrap()));
+        let bytes = PutPayload::from(fs::read(file.path()).unwrap());
+        store.put(&path, bytes).await.unwrap();
+    }
+    for url in ["s3://whole", "s3://whole/"] {
+        let mut c = deltafold();
+        c.envs(minio.env());
+        c.env_remove("AWS_ALLOW_HTTP")
+            .env_remove("AWS_ENDPOINT_URL")
+            .env_remove("AWS_ENDPOINT");
+        c.env("AWS_ENDPOINT_URL_S3", minio.endpoint());
+        c.args(["compact", "--output", "json", "--store", url]);
+        let (code, result, stderr) = run_json(&mut c);
+        assert_eq!(code, 0, "{stderr}");
+        assert_eq!(result["revision"], 628);
+        assert_eq!(result["warnings"].as_array().unwrap().len(), 0, "{result}");
+    }
+    assert_eq!(objects(&minio, "whole").await.len(), 7);
+}
+
+#[test]
+fn a_signal_ends_a_job_whose_store_hangs() {
+    use std::io::Read;
+    // It takes connections and never answers.
+    let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut c = deltafold();
+    c.args(["compact", "--output", "json", "--store", "s3://bucket/p"]);
+    c.args([
+        "--store-option",
+        &format!("endpoint=http://{}", server.local_addr().unwrap()),
+    ]);
+    c.args([
+        "--store-option",
+        "access_key_id=a",
+        "--store-option",
+        "secret_access_key=b",
+    ]);
+    c.stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped());
+    let mut job = c.spawn().unwrap();
+    let (mut asked, _) = server.accept().unwrap();
+    asked.read_exact(&mut [0; 3]).unwrap();
+    let pid = rustix::process::Pid::from_child(&job);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert_eq!(job.wait().unwrap().code(), Some(143));
+    let mut out = String::new();
+    job.stdout.take().unwrap().read_to_string(&mut out).unwrap();
+    let json: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(
+        (&json["reason"], &json["code"]),
+        (&json!("Terminated"), &json!(143))
+    );
+}

@@ -273,7 +273,7 @@ impl Fold {
         let mut slots = self.slots;
         let mut live_keys = 0;
         let mut records = 0;
-        let mut hasher = Hasher::new();
+        let mut hasher = Hasher::new(compact);
 
         let mut c = db.cursor(&key_bucket(db)?);
         while let Some(e) = c.next()? {
@@ -300,7 +300,7 @@ impl Fold {
                 }
             }
             if is_kept(&slots, compact, &rk, e.value)? {
-                hasher.add(e.key, e.value, counts(&slots, compact, &rk, key.key));
+                hasher.add(&rk, e.key, e.value, is_newest(&slots, key.key));
                 each(e.key, e.value)?;
                 records += 1;
             }
@@ -325,12 +325,12 @@ impl Fold {
             raw_key.clear();
             rk.encode(&mut raw_key);
             let key = KeyValue::decode(record)?.key;
-            hasher.add(&raw_key, record, counts(&slots, compact, &rk, key));
+            hasher.add(&rk, &raw_key, record, is_newest(&slots, key));
             records += 1;
             each(&raw_key, record)
         })?;
         Ok(Folded {
-            hash: hasher.finish(compact, live_keys),
+            hash: hasher.finish(live_keys),
             records,
         })
     }
@@ -354,10 +354,9 @@ fn is_kept(
     Ok(slot.is_none_or(|s| s.kept.is_none_or(|kept| kept == *rk)))
 }
 
-/// HashKV passes over the records at or below the compacted revision that are not their key's
-/// newest, and over tombstones there.
-fn counts(slots: &HashMap<Box<[u8]>, Slot>, compact: Revision, rk: &RecordKey, key: &[u8]) -> bool {
-    rk.main > compact || (!rk.tombstone && slots.get(key).is_none_or(|s| !s.touched_after))
+/// Whether the record that is kept of a key at or below the compacted revision is its newest.
+fn is_newest(slots: &HashMap<Box<[u8]>, Slot>, key: &[u8]) -> bool {
+    slots.get(key).is_none_or(|s| !s.touched_after)
 }
 
 /// A key as it may be shown: printable, and not longer than a line.

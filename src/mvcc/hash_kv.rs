@@ -24,22 +24,32 @@ pub struct HashKv {
 /// Sums records in order, whatever they come from.
 #[derive(Debug)]
 pub(crate) struct Hasher {
+    compact: Revision,
     counted: Digest,
     /// Where no key is alive etcd's set of records to keep is empty, and then it skips none.
     all: Digest,
 }
 
 impl Hasher {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(compact_revision: Revision) -> Self {
         let mut d = Digest::new(CrcAlgorithm::Crc32Iscsi);
         d.update(KEY_BUCKET);
-        Hasher { counted: d, all: d }
+        Hasher {
+            compact: compact_revision,
+            counted: d,
+            all: d,
+        }
     }
 
-    /// Adds the raw key and value of a record; `counts` is false for a record at or below the
-    /// compacted revision that is not its key's newest, or is a tombstone.
-    pub(crate) fn add(&mut self, key: &[u8], value: &[u8], counts: bool) {
-        if counts {
+    /// Adds the raw key and value of a record; `is_newest` matters at or below the compacted
+    /// revision only: whether it is its key's newest.
+    pub(crate) fn add(&mut self, rk: &RecordKey, key: &[u8], value: &[u8], is_newest: bool) {
+        // Older versions remove a tombstone at exactly the compacted revision, newer ones keep it:
+        // so that both have the same hash it never counts.
+        if rk.tombstone && rk.main == self.compact {
+            return;
+        }
+        if rk.main > self.compact || (is_newest && !rk.tombstone) {
             self.counted.update(key);
             self.counted.update(value);
         }
@@ -47,7 +57,7 @@ impl Hasher {
         self.all.update(value);
     }
 
-    pub(crate) fn finish(self, compact_revision: Revision, live_keys: u64) -> HashKv {
+    pub(crate) fn finish(self, live_keys: u64) -> HashKv {
         let digest = if live_keys == 0 {
             self.all
         } else {
@@ -55,7 +65,7 @@ impl Hasher {
         };
         HashKv {
             hash: digest.finalize() as u32,
-            compact_revision,
+            compact_revision: self.compact,
             live_keys,
         }
     }
@@ -112,26 +122,22 @@ pub fn hash_kv<R: ReadAt>(db: &Database<R>, revision: Option<Revision>) -> Resul
     }
     let mut live_keys = newest.iter().filter(|(key, rk)| is_alive(rk, key)).count() as u64;
 
-    let mut hasher = Hasher::new();
+    let mut hasher = Hasher::new(compact);
     let mut c = db.cursor(&bucket);
     while let Some(e) = c.next()? {
         let rk = RecordKey::decode(e.key)?;
         if rk.main > at {
             break;
         }
-        let counts = if rk.main > compact {
-            true
-        } else {
+        let mut is_newest = true;
+        if rk.main <= compact {
             let key = KeyValue::decode(e.value)?.key;
             match newest.get(key) {
-                Some(n) => *n == rk && !rk.tombstone,
-                None => {
-                    live_keys += u64::from(is_alive(&rk, key));
-                    !rk.tombstone
-                }
+                Some(n) => is_newest = *n == rk,
+                None => live_keys += u64::from(is_alive(&rk, key)),
             }
-        };
-        hasher.add(e.key, e.value, counts);
+        }
+        hasher.add(&rk, e.key, e.value, is_newest);
     }
-    Ok(hasher.finish(compact, live_keys))
+    Ok(hasher.finish(live_keys))
 }
