@@ -68,6 +68,19 @@ pub struct Member {
     /// Whether it was the first to hold its newest revision here. One that only repeats (a
     /// compacted full, a second stream) is no sign of a cluster at work.
     extends: bool,
+    /// Whether it was placed on this timeline, and is not shared from another.
+    own: bool,
+}
+
+/// Where a snapshot would go on a timeline.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Place {
+    /// It joins.
+    Join,
+    /// It joins, and shows that the timeline forked off earlier than was known: at this revision.
+    JoinForkedAt(Revision),
+    /// It forks off at this revision.
+    Fork(Revision),
 }
 
 /// One history.
@@ -188,50 +201,99 @@ impl Timelines {
             let mut conflicts = Vec::with_capacity(all.len());
             let mut best = None;
             for t in 0..all.len() {
-                let (fit, conflict) = Self::fit(catalog, evidence, &all, t, x)?;
-                conflicts.push(conflict);
-                best = best.max(Some(fit));
+                let (fit, place) = Self::fit(catalog, evidence, &all, t, x)?;
+                conflicts.push(match place {
+                    Place::Fork(r) => Some(r),
+                    _ => None,
+                });
+                best = best.max(Some((fit, place)));
             }
-            let chosen = best
-                .ok_or_else(|| Error::internal("no timeline to choose from"))?
-                .timeline;
-            let chosen = match conflicts[chosen] {
-                None => {
-                    let last = all[chosen].last(catalog, evidence);
-                    all[chosen].members.push(Member {
-                        snapshot: x,
-                        until: Revision(i64::MAX),
-                        extends: last.is_none_or(|l| last_of(catalog, evidence, x) > l),
-                    });
-                    chosen
-                }
-                Some(fork) => {
+            let (fit, place) = best.ok_or_else(|| Error::internal("no timeline to choose from"))?;
+            let mut chosen = fit.timeline;
+            match place {
+                Place::Fork(fork) => {
                     let new = Self::fork(catalog, evidence, &all, chosen, fork, x)?;
                     all.push(new);
-                    all.len() - 1
+                    chosen = all.len() - 1;
                 }
-            };
+                Place::JoinForkedAt(fork) => {
+                    Self::lower_fork(catalog, evidence, &mut all, chosen, fork);
+                    Self::join(catalog, evidence, &mut all[chosen], x);
+                }
+                Place::Join => Self::join(catalog, evidence, &mut all[chosen], x),
+            }
             Self::share(catalog, evidence, &mut all, chosen, &conflicts, x);
         }
         Ok(Timelines { all })
     }
 
-    /// How well `x` fits timeline `t`, and where they first disagree.
+    fn join(catalog: &Catalog, evidence: &dyn Evidence, timeline: &mut Timeline, x: usize) {
+        let last = timeline.last(catalog, evidence);
+        timeline.members.push(Member {
+            snapshot: x,
+            until: Revision(i64::MAX),
+            extends: last.is_none_or(|l| last_of(catalog, evidence, x) > l),
+            own: true,
+        });
+    }
+
+    /// Takes back what timeline `t` shares from `fork` on: its own history begins there.
+    fn lower_fork(
+        catalog: &Catalog,
+        evidence: &dyn Evidence,
+        all: &mut [Timeline],
+        t: usize,
+        fork: Revision,
+    ) {
+        all[t]
+            .members
+            .retain_mut(|m| m.own || share_below(catalog, evidence, m, fork));
+        let Some(&(which, _)) = all[t].lineage.last() else {
+            return;
+        };
+        for timeline in all {
+            for f in timeline.lineage.iter_mut().filter(|f| f.0 == which) {
+                f.1 = f.1.min(fork);
+            }
+        }
+    }
+
+    /// How well `x` fits timeline `t`, and how it would go there.
     fn fit(
         catalog: &Catalog,
         evidence: &dyn Evidence,
         all: &[Timeline],
         t: usize,
         x: usize,
-    ) -> Result<(Fit, Option<Revision>)> {
-        let (mut conflict, mut agreed) = (None::<Revision>, None);
+    ) -> Result<(Fit, Place)> {
+        // With what was placed here, and with what is shared.
+        let (mut own, mut shared) = (Comparison::default(), Comparison::default());
         for m in &all[t].members {
             let c = evidence.compare(m.snapshot, x)?;
+            let with = if m.own { &mut own } else { &mut shared };
             if let Some(r) = c.conflict.filter(|&r| r <= m.until) {
-                conflict = Some(conflict.map_or(r, |first| first.min(r)));
+                with.conflict = Some(with.conflict.map_or(r, |first| first.min(r)));
             }
-            agreed = agreed.max(c.agreed.map(|r| r.min(m.until)));
+            with.agreed = with.agreed.max(c.agreed.map(|r| r.min(m.until)));
         }
+        // It agrees with the timeline's own history later than it disagrees with what is shared:
+        // less is shared than was thought.
+        let forked_at = shared.conflict.filter(|&r| {
+            own.agreed >= Some(r)
+                && own.conflict.is_none_or(|c| c > r)
+                && all[t].forked_at().is_some_and(|fork| r < fork)
+        });
+        let conflict = match (own.conflict, shared.conflict) {
+            (c, _) if forked_at.is_some() => c,
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        };
+        let place = match (conflict, forked_at) {
+            (Some(r), _) => Place::Fork(r),
+            (None, Some(r)) => Place::JoinForkedAt(r),
+            (None, None) => Place::Join,
+        };
+        let agreed = own.agreed.max(shared.agreed);
         let name = &catalog.snapshots[x].name;
         let before = name.start.previous();
         let mut connected = name.kind == Kind::Full;
@@ -266,7 +328,7 @@ impl Timelines {
             activity: activity(catalog, &all[t]),
             timeline: t,
         };
-        Ok((fit, conflict))
+        Ok((fit, place))
     }
 
     /// What lies below a fork belongs to both branches: gives `x`, which is on timeline `on`, to the
@@ -299,6 +361,7 @@ impl Timelines {
                 snapshot: x,
                 until,
                 extends: false,
+                own: false,
             });
         }
     }
@@ -312,26 +375,16 @@ impl Timelines {
         fork: Revision,
         x: usize,
     ) -> Result<Timeline> {
-        let shared = fork.previous();
-        let mut members: Vec<Member> = Vec::new();
-        for m in &all[parent].members {
-            let name = &catalog.snapshots[m.snapshot].name;
-            let holds_shared = match name.kind {
-                // Only a full that ends before the fork is a base here.
-                Kind::Full => last_of(catalog, evidence, m.snapshot) <= shared,
-                Kind::Incr => name.start <= shared,
-            };
-            if holds_shared {
-                members.push(Member {
-                    until: m.until.min(shared),
-                    ..*m
-                });
-            }
-        }
+        let mut members = all[parent].members.clone();
+        members.retain_mut(|m| {
+            m.own = false;
+            share_below(catalog, evidence, m, fork)
+        });
         members.push(Member {
             snapshot: x,
             until: Revision(i64::MAX),
             extends: true,
+            own: true,
         });
         let mut lineage = all[parent].lineage.clone();
         lineage.retain(|f| f.1 <= fork);
@@ -402,6 +455,17 @@ impl Timelines {
                 names(u, t)
             ),
         ))
+    }
+}
+
+/// Cuts a member to what it tells below `fork`; false where that is nothing.
+fn share_below(catalog: &Catalog, evidence: &dyn Evidence, m: &mut Member, fork: Revision) -> bool {
+    let name = &catalog.snapshots[m.snapshot].name;
+    m.until = m.until.min(fork.previous());
+    match name.kind {
+        // Only a full that ends before the fork is a base there.
+        Kind::Full => last_of(catalog, evidence, m.snapshot) < fork,
+        Kind::Incr => name.start < fork,
     }
 }
 
@@ -700,5 +764,25 @@ mod tests {
         let main = all.by_id(MAIN).unwrap();
         let until: Vec<_> = main.members.iter().map(|m| m.until.0.min(99)).collect();
         assert_eq!(until, [99, 99, 12]);
+    }
+
+    #[test]
+    fn a_fork_that_was_seen_late_is_moved_to_where_it_was() {
+        // The new branch's first snapshot is compacted: it shows the fork only at its end.
+        let t = Told::new(&[
+            ("Full-00000000-00000010-100", 10, "a"),
+            ("Incr-00000011-00000020-110", 11, "aaaaaaaaaa"),
+            ("Full-00000000-00000018-120", 18, "b"),
+            ("Incr-00000014-00000019-130", 14, "bbbbbb"),
+        ]);
+        let all = Timelines::build(&t.catalog, &t).unwrap();
+        assert_eq!(all.all.len(), 2);
+        let b = all.newest(&t.catalog).unwrap();
+        assert_eq!(
+            (b.id.as_str(), b.forked_at()),
+            ("r18-b", Some(Revision(14)))
+        );
+        let until: Vec<_> = b.members.iter().map(|m| m.until.0.min(99)).collect();
+        assert_eq!(until, [13, 13, 99, 99]);
     }
 }
