@@ -505,3 +505,64 @@ fn what_deltas_do_not_hold_is_as_of_the_first_base() {
     assert_eq!(second["base"], first["snapshot"]);
     assert_eq!(second["metadata_revision"], BASE);
 }
+
+#[test]
+fn logs_that_nobody_takes_do_no_harm() {
+    let b = two_deltas();
+    let full = fs::OpenOptions::new()
+        .write(true)
+        .open("/dev/full")
+        .unwrap();
+    let mut c = deltafold();
+    c.args([
+        "compact",
+        "--output",
+        "json",
+        "--log-level",
+        "trace",
+        "--store",
+    ])
+    .arg(b.path());
+    let out = c.stderr(full).output().unwrap();
+    assert!(out.status.success(), "{:?}", out.status);
+    let json: Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert_eq!(json["hash_kv"], own_hash());
+    // An error's exit code and JSON come through as well.
+    let full = fs::OpenOptions::new()
+        .write(true)
+        .open("/dev/full")
+        .unwrap();
+    let mut c = deltafold();
+    c.args(["compact", "--output", "json", "--store"])
+        .arg(b.path().join("missing"));
+    let out = c.stderr(full).output().unwrap();
+    assert_eq!(out.status.code(), Some(66));
+    assert!(String::from_utf8_lossy(&out.stdout).contains("NoSnapshots"));
+}
+
+#[test]
+fn a_chain_that_damage_stops_is_none() {
+    let b = two_deltas();
+    let last = b
+        .names()
+        .into_iter()
+        .find(|n| n.starts_with("Incr-00001500"))
+        .unwrap();
+    b.put(&format!("v2/{last}"), b"damaged");
+    let list = b.list(&["--deep"]);
+    assert_eq!(reasons(&list), ["CorruptSnapshot"]);
+    let in_chain = |s: &Value| s["in_chain"] == true;
+    assert!(
+        !list["snapshots"].as_array().unwrap().iter().any(in_chain),
+        "{list}"
+    );
+    b.refuses(&[], 65, "CorruptSnapshot");
+    // What is left out by a mark is said, if it is the newest.
+    b.put(&format!("v2/{last}.exclude"), b"");
+    let result = b.compact(&[]);
+    assert_eq!(result["revision"], 1499);
+    assert!(
+        result["warnings"][0].as_str().unwrap().contains(&last),
+        "{result}"
+    );
+}

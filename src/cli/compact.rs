@@ -35,7 +35,7 @@ pub(super) struct CompactArgs {
     #[arg(long, env = "DELTAFOLD_REVISION", value_name = "N", conflicts_with = "time", value_parser = clap::value_parser!(i64).range(1..))]
     revision: Option<i64>,
     /// Fold up to the last event whose time is not after this
-    #[arg(long, env = "DELTAFOLD_TIME", value_name = "RFC3339")]
+    #[arg(long, env = "DELTAFOLD_TIME", value_name = "RFC3339", value_parser = parse_time)]
     time: Option<DateTime<Utc>>,
     /// Take this timeline, by its ID in `deltafold list --deep` [default: the newest]
     #[arg(long, env = "DELTAFOLD_TIMELINE", value_name = "ID")]
@@ -83,15 +83,26 @@ impl CompactArgs {
     }
 }
 
+fn parse_time(s: &str) -> Result<DateTime<Utc>, String> {
+    DateTime::parse_from_rfc3339(s)
+        .map(|t| t.with_timezone(&Utc))
+        .map_err(|e| {
+            format!("{e}; give date, time and zone, such as 2026-11-20T12:00:00Z or 2026-11-20T13:00:00+01:00")
+        })
+}
+
 fn in_words(o: &Outcome) -> String {
     let mut s = String::new();
     // Writing to a String cannot fail.
     let _ = match (o.status, &o.snapshot) {
         (Status::NothingToDo, _) => writeln!(
             s,
-            "nothing to do: {} holds revision {}, and nothing is newer",
+            "nothing to do: {} holds revision {} already",
             o.base, o.revision
         ),
+        (Status::Succeeded, Some(name)) if o.bytes_written == 0 => {
+            writeln!(s, "the very same {name} was there already")
+        }
         (Status::Succeeded, Some(name)) => writeln!(s, "wrote {name} ({})", size(o.bytes_written)),
         (Status::Succeeded, None) => writeln!(s, "would fold up to revision {}", o.revision),
     };
@@ -103,9 +114,13 @@ fn in_words(o: &Outcome) -> String {
     }
     let _ = writeln!(s, "  revision  {} on timeline {}", o.revision, o.timeline);
     if let (Some(hash), Some(live), Some(compact)) = (o.hash_kv, o.live_keys, o.compact_revision) {
+        let compacted = match compact {
+            Revision::NONE => "never compacted".to_owned(),
+            at => format!("compacted at {at}"),
+        };
         let _ = writeln!(
             s,
-            "  holds     {live} live keys, compacted at {compact}, HashKV {hash}"
+            "  holds     {live} live keys, {compacted}, HashKV {hash}"
         );
     }
     let _ = writeln!(

@@ -16,7 +16,9 @@ Examples:
   Reading every snapshot: checksums, true revisions, timelines:
       deltafold list --store s3://backups/etcd-main --deep
   The newest revision that can be restored:
-      deltafold list --store /backups/etcd-main --output json | jq .latest_revision")]
+      deltafold list --store /backups/etcd-main --output json | jq '[.restorable[].last_revision] | max'
+
+It ends with 0 whatever is wrong with the snapshots: that stands under problems.")]
 pub(super) struct ListArgs {
     #[command(flatten)]
     pub(super) store: StoreArgs,

@@ -274,14 +274,14 @@ fn refuse(e: &clap::Error) -> ExitCode {
     match e.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => ExitCode::SUCCESS,
         _ => {
-            let args: Vec<String> = std::env::args().collect();
-            let json = args.iter().any(|a| a == "--output=json")
-                || args.windows(2).any(|w| w == ["--output", "json"])
-                || std::env::var("DELTAFOLD_OUTPUT").is_ok_and(|v| v == "json");
-            if json {
+            if wants_json() {
                 let message = e.render().to_string();
                 // Up to the usage, on one line.
                 let said = message.split("\n\nUsage:").next().unwrap_or_default();
+                let said = said
+                    .split("\n\nFor more information")
+                    .next()
+                    .unwrap_or_default();
                 let said: Vec<&str> = said.split_whitespace().collect();
                 let said = said.join(" ");
                 let failure = Failure {
@@ -294,6 +294,19 @@ fn refuse(e: &clap::Error) -> ExitCode {
             }
             ExitCode::from(Reason::Usage.exit_code())
         }
+    }
+}
+
+/// Whether `--output json` was asked for on a command line that could not be parsed.
+fn wants_json() -> bool {
+    let args: Vec<String> = std::env::args().collect();
+    let given = args.iter().enumerate().rev().find_map(|(i, a)| {
+        a.strip_prefix("--output=")
+            .or_else(|| (i > 0 && args[i - 1] == "--output").then_some(a.as_str()))
+    });
+    match given {
+        Some(format) => format == "json",
+        None => std::env::var("DELTAFOLD_OUTPUT").is_ok_and(|v| v == "json"),
     }
 }
 

@@ -184,6 +184,20 @@ impl Run<'_> {
             timeline = timeline.id,
             "chose what to fold"
         );
+        let left_out: Vec<&str> = scan
+            .catalog
+            .snapshots
+            .iter()
+            .filter(|s| s.excluded && s.name.last > chain.target && target.is_none())
+            .map(|s| s.path.as_str())
+            .collect();
+        if !left_out.is_empty() {
+            self.warn(format!(
+                "excluded, though newer than revision {}: {}",
+                chain.target,
+                left_out.join(", ")
+            ));
+        }
         if chain.deltas.is_empty() && base.revision == chain.target {
             let hash =
                 hash_kv(db, None).map_err(self.ctx.at(&scan.catalog.snapshots[chain.base]))?;
@@ -223,15 +237,25 @@ impl Run<'_> {
             is_final: self.newest_name(&scan, chain).is_final,
         };
         let bytes = self.publish(file, &mut new_name, encoding)?;
-
         tracing::info!(
             snapshot = %new_name,
             revision = chain.target.0,
             events,
             hash_kv = folded.hash.hash,
             bytes,
-            "wrote a full snapshot"
+            "{}",
+            if bytes == 0 { "the very same full snapshot was there already" } else { "wrote a full snapshot" }
         );
+        if scan
+            .catalog
+            .snapshots
+            .iter()
+            .any(|s| s.excluded && s.name == new_name)
+        {
+            self.warn(format!(
+                "{new_name} was there already and is excluded: it is not used, and the next run folds the same again"
+            ));
+        }
         let mut outcome = self.outcome(&scan, timeline, chain, encoding);
         outcome.snapshot = Some(new_name.to_string());
         outcome.events = Some(events);
@@ -380,7 +404,7 @@ impl Run<'_> {
     /// Events tell, from the oldest delta on, since clocks that run backward count from there.
     /// Where no event is left, a full tells by when it was made.
     fn revision_at(
-        &self,
+        &mut self,
         scan: &Scan,
         timeline: &Timeline,
         time: DateTime<Utc>,
@@ -451,6 +475,13 @@ impl Run<'_> {
             .or(timeline.last(catalog, &scan.contents));
         let holes = chain::missing(catalog, timeline, revision, known_to.unwrap_or(revision));
         if holes.is_empty() {
+            if first_after.is_none() && found == Some(revision) {
+                self.warn(format!(
+                    "the last event is of {}: what happened from then to {} is in no snapshot",
+                    now.to_rfc3339(),
+                    time.to_rfc3339()
+                ));
+            }
             return Ok(revision);
         }
         Err(Error::new(
@@ -659,10 +690,7 @@ impl Run<'_> {
         while name.created < first + NAMES_TRIED {
             match staged.publish(&format!("{V2}/{name}"))? {
                 Published::Created => return Ok(staged.bytes()),
-                Published::Identical => {
-                    tracing::info!(snapshot = %name, "the very same snapshot was there already");
-                    return Ok(0);
-                }
+                Published::Identical => return Ok(0),
                 Published::Taken => name.created += 1,
             }
         }

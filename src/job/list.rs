@@ -1,7 +1,7 @@
 //! The list: what a prefix holds, which of it makes a chain, what can be restored, what is wrong.
 
 use crate::bucket::chain::{self, Choice, Range};
-use crate::bucket::timeline::Timeline;
+use crate::bucket::timeline::{NamesOnly, Timeline, Timelines};
 use crate::bucket::{Kind, Snapshot};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
@@ -116,7 +116,9 @@ pub fn run(ctx: &Context, options: Options) -> Result<Outcome> {
         }
     };
     let mut in_chain = Vec::new();
-    if let Some(t) = newest {
+    // Damage that `compact` would meet is a problem already; without it there is no chain.
+    let newest_usable = newest.filter(|_| !is_blocked(&scan));
+    if let Some(t) = newest_usable {
         match chain::choose(&scan.catalog, t, None, &known) {
             Ok(Choice::Found(c)) => {
                 in_chain.push(c.base);
@@ -126,7 +128,7 @@ pub fn run(ctx: &Context, options: Options) -> Result<Outcome> {
             Ok(Choice::Look(i)) => problems.push(Problem {
                 reason: Reason::RevisionGap.as_str(),
                 message: format!(
-                    "by names, revisions {} are missing after {}; whether it holds more than its name says needs --deep",
+                    "by names, revisions {} are missing; whether {} holds them, past its name, needs --deep",
                     chain::show_ranges(&chain::missing(
                         &scan.catalog,
                         t,
@@ -162,6 +164,27 @@ pub fn run(ctx: &Context, options: Options) -> Result<Outcome> {
         restorable,
         problems,
     })
+}
+
+/// Whether a damaged snapshot would stop `compact`: it needs all that are in doubt, and its chain.
+fn is_blocked(scan: &Scan) -> bool {
+    let unreadable = &scan.contents.unreadable;
+    if unreadable.keys().any(|i| scan.doubtful.contains(i)) {
+        return true;
+    }
+    // The chain that it would choose before it reads.
+    let chosen = Timelines::build(&scan.catalog, &NamesOnly).map(|by_names| {
+        let timeline = by_names.newest(&scan.catalog)?;
+        chain::choose(&scan.catalog, timeline, None, &scan.contents.known_bases())
+    });
+    match chosen {
+        Ok(Ok(Choice::Found(c))) => {
+            let links = c.deltas.iter().map(|l| l.snapshot);
+            links.chain([c.base]).any(|i| unreadable.contains_key(&i))
+        }
+        Ok(Ok(Choice::Look(i))) => unreadable.contains_key(&i),
+        _ => false,
+    }
 }
 
 fn path(scan: &Scan, i: usize) -> String {

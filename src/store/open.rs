@@ -67,6 +67,15 @@ pub fn open(url: &str, options: &[(String, String)], handle: Handle) -> Result<S
     }
     let prefix = Path::from_url_path(parsed.path())
         .map_err(|e| Error::new(Reason::Usage, format!("--store {url}: {e}")))?;
+    if parsed.scheme() != "file" && parsed.host_str().unwrap_or_default().is_empty() {
+        return Err(Error::new(
+            Reason::Usage,
+            format!(
+                "--store {url} names no bucket: use {}://bucket/prefix",
+                parsed.scheme()
+            ),
+        ));
+    }
     let what = format!("open {url}");
     let (inner, prefix, tags): (Arc<dyn ObjectStore>, Path, ExcludeTags) = match parsed.scheme() {
         "file" => {
