@@ -118,6 +118,11 @@ impl Reason {
         }
     }
 
+    /// Whether snapshots, not their surroundings, are what is wrong.
+    pub fn is_bad_data(self) -> bool {
+        self.exit_code() == 65
+    }
+
     /// Whether the same command can succeed later without anything being mended by hand.
     pub fn is_retryable(self) -> bool {
         matches!(self.exit_code(), 69 | 74 | 75)

@@ -14,16 +14,28 @@ use support::tools::{self, EtcdVersion};
 use support::{copy_fixture, deltafold, expected, fixture_names, run_json};
 use tempfile::TempDir;
 
-fn compact(store: &Path, args: &[&str]) -> Value {
+/// Compacts, which may find nothing to do.
+fn compact_or_not(store: &Path, args: &[&str]) -> Value {
     let mut command = deltafold();
     command
         .args(["compact", "--output", "json", "--store"])
         .arg(store)
         .args(args);
     let (code, json, stderr) = run_json(&mut command);
-    assert_eq!(code, 0, "{stderr}");
+    assert_eq!(code, 0, "{} {args:?}: {stderr}", store.display());
+    json
+}
+
+fn compact(store: &Path, args: &[&str]) -> Value {
+    let json = compact_or_not(store, args);
     assert_eq!(json["status"], "Succeeded", "{json}");
     json
+}
+
+/// With all history, at a revision.
+fn history_at(store: &Path, revision: i64) -> Value {
+    let revision = revision.to_string();
+    compact_or_not(store, &["--keep-history", "all", "--revision", &revision])
 }
 
 /// The hash, the compacted revision and the number of live keys in a result.
@@ -78,19 +90,8 @@ fn every_fixture_at_every_listed_revision() {
 
         for row in &e.hash_kv {
             let store = copy_fixture(&name);
-            let revision = row.revision.to_string();
-            let mut command = deltafold();
-            command.args([
-                "compact",
-                "--output",
-                "json",
-                "--keep-history",
-                "all",
-                "--store",
-            ]);
-            command.arg(store.path()).args(["--revision", &revision]);
-            let (code, result, stderr) = run_json(&mut command);
-            assert_eq!(code, 0, "{name} at {revision}: {stderr}");
+            let revision = row.revision;
+            let result = history_at(store.path(), row.revision);
             let want = (row.hash.into(), row.compact_revision, row.live_keys);
             assert_eq!(proof(&result), want, "{name} at {revision}");
             assert_eq!(result["revision"], row.revision);
@@ -220,20 +221,7 @@ async fn random_histories_of_real_etcds() {
 
         for (i, &(revision, hash, live)) in history.hash_kv.iter().enumerate() {
             let store = bucket(&format!("at-{i}"));
-            let mut command = deltafold();
-            command.args([
-                "compact",
-                "--output",
-                "json",
-                "--keep-history",
-                "all",
-                "--store",
-            ]);
-            command
-                .arg(&store)
-                .args(["--revision", &revision.to_string()]);
-            let (code, result, stderr) = run_json(&mut command);
-            assert_eq!(code, 0, "{what} at {revision}: {stderr}");
+            let result = history_at(&store, revision);
             let want = (hash.hash.into(), hash.compact_revision, live);
             assert_eq!(proof(&result), want, "{what} at {revision}");
         }

@@ -222,11 +222,7 @@ fn one_history(seed: u64) {
         .unwrap();
     assert_eq!(records, model.on_disk(compact, target), "{what}");
     let expected = model.hash(compact, target);
-    assert_eq!(
-        (folded.hash.hash, folded.hash.live_keys),
-        expected,
-        "{what}"
-    );
+    assert_eq!((folded.hash, folded.live_keys), expected, "{what}");
 
     // And over finished files, at any revision that they hold.
     let file = model.database(compact, target, false);

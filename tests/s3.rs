@@ -291,13 +291,7 @@ async fn a_prefix_may_be_the_whole_bucket_and_the_endpoint_s3s_own() {
     let minio = Minio::start();
     minio.create_bucket("whole").await;
     let local = copy_fixture("kubernetes");
-    let store = minio.store("whole");
-    for entry in fs::read_dir(local.path().join("v2")).unwrap() {
-        let file = entry.unwrap();
-        let path = Path::from(format!("v2/{}", file.file_name().to_str().unwrap()));
-        let bytes = PutPayload::from(fs::read(file.path()).unwrap());
-        store.put(&path, bytes).await.unwrap();
-    }
+    upload(&minio, "whole", "", local.path()).await;
     for url in ["s3://whole", "s3://whole/"] {
         let mut c = deltafold();
         c.envs(minio.env());

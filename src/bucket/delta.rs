@@ -280,7 +280,7 @@ impl<R: Read> DeltaReader<R> {
     /// Says of an error about this delta's events whether damaged bytes are the cause: reads on to
     /// the end, where the source checks its hash.
     pub fn explain(&mut self, e: Error) -> Error {
-        if e.reason().exit_code() != Reason::CorruptSnapshot.exit_code() {
+        if !e.reason().is_bad_data() {
             return e;
         }
         let mut rest = vec![0; CHUNK];

@@ -15,7 +15,6 @@ use sha2::{Digest, Sha256};
 use std::fs::File;
 use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
-use std::path::Path;
 
 /// Bytes of an [`Entry`] on disk.
 const ENTRY: usize = 48;
@@ -29,8 +28,6 @@ pub struct Survey {
     pub last: Revision,
     /// Of a full.
     pub base: Option<Base>,
-    /// The first event's time, of a delta.
-    pub first_time: Option<DateTime<Utc>>,
     /// The newest event's time, of a delta.
     pub last_time: Option<DateTime<Utc>>,
     offset: u64,
@@ -130,21 +127,9 @@ pub struct SurveyFile {
 }
 
 impl SurveyFile {
-    /// Opens an unnamed file in `temp_dir`.
-    ///
-    /// # Errors
-    /// `Io`, `NoSpace`, `PermissionDenied`.
-    pub fn new(temp_dir: &Path) -> Result<Self> {
-        let file = tempfile::tempfile_in(temp_dir).map_err(|e| {
-            Error::io(
-                format!(
-                    "create a file in the temporary directory {}",
-                    temp_dir.display()
-                ),
-                e,
-            )
-        })?;
-        Ok(SurveyFile { file, end: 0 })
+    /// Keeps fingerprints in `file`, which is empty.
+    pub fn new(file: File) -> Self {
+        SurveyFile { file, end: 0 }
     }
 
     fn write(
@@ -185,7 +170,6 @@ impl SurveyFile {
             complete_from: base.compact_revision.next().max(Revision(1)),
             last: base.revision,
             base: Some(base),
-            first_time: None,
             last_time: None,
             offset,
             entries,
@@ -198,13 +182,12 @@ impl SurveyFile {
     /// `CorruptSnapshot`, `NameMismatch`; what the source returns; `Io`, `NoSpace`.
     pub fn delta<R: Read>(&mut self, mut delta: DeltaReader<R>) -> Result<Survey> {
         let (mut first, mut last) = (None, Revision(0));
-        let (mut first_time, mut last_time) = (None, None);
+        let mut last_time = None;
         let mut record = Vec::new();
         let (offset, entries) = self.write(|put| {
             while let Some(e) = delta.next()? {
                 // Only who asks for a time needs one.
                 if let Ok(time) = e.instant() {
-                    first_time.get_or_insert(time);
                     last_time = last_time.max(Some(time));
                 }
                 first.get_or_insert(e.main);
@@ -228,7 +211,6 @@ impl SurveyFile {
             complete_from: first.unwrap_or_default(),
             last,
             base: None,
-            first_time,
             last_time,
             offset,
             entries,

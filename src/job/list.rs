@@ -169,6 +169,9 @@ pub fn run(ctx: &Context, options: Options) -> Result<Outcome> {
 /// Whether a damaged snapshot would stop `compact`: it needs all that are in doubt, and its chain.
 fn is_blocked(scan: &Scan) -> bool {
     let unreadable = &scan.contents.unreadable;
+    if unreadable.is_empty() {
+        return false;
+    }
     if unreadable.keys().any(|i| scan.doubtful.contains(i)) {
         return true;
     }

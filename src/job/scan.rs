@@ -134,14 +134,14 @@ pub fn scan(ctx: &Context, depth: Depth) -> Result<Scan> {
     };
     let mut contents = Contents::default();
     if !to_read.is_empty() {
-        let mut file = SurveyFile::new(&ctx.temp_dir)?;
+        let mut file = SurveyFile::new(ctx.temp_file()?);
         for i in to_read {
             let snapshot = &catalog.snapshots[i];
             match survey(ctx, snapshot, &mut file) {
                 Ok(s) => {
                     contents.surveys.insert(i, s);
                 }
-                Err(e) if e.reason().exit_code() == Reason::CorruptSnapshot.exit_code() => {
+                Err(e) if e.reason().is_bad_data() => {
                     contents.unreadable.insert(i, e);
                 }
                 Err(e) => return Err(e),

@@ -113,15 +113,6 @@ pub struct Fold {
     last: Option<(Revision, u32)>,
 }
 
-/// What a fold has made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Folded {
-    /// HashKV at the target revision.
-    pub hash: HashKv,
-    /// Records handed out.
-    pub records: u64,
-}
-
 impl Fold {
     /// Starts a fold with the base's own history, read from its database.
     ///
@@ -215,7 +206,7 @@ impl Fold {
                 Change::Put(kv) => kv.encode(out),
                 Change::Delete { key } => KeyValue::tombstone(key).encode(out),
             },
-            |rk, record| is_kept(slots, compact, rk, record),
+            |rk, record| Ok(is_kept(slots, compact, rk, KeyValue::decode(record)?.key)),
         )?;
         Ok(true)
     }
@@ -253,7 +244,8 @@ impl Fold {
         Ok(())
     }
 
-    /// Hands every record of the result to `each`, as raw key and value in order.
+    /// Hands every record of the result to `each`, as raw key and value in order, and gives HashKV
+    /// of them at the target revision.
     ///
     /// # Errors
     /// `HistoryMismatch` where the changes do not continue the base; `CorruptSnapshot`; what `each`
@@ -262,7 +254,7 @@ impl Fold {
         self,
         db: &Database<R>,
         mut each: impl FnMut(&[u8], &[u8]) -> Result<()>,
-    ) -> Result<Folded> {
+    ) -> Result<HashKv> {
         let history_from = self.history_from();
         let FoldOptions {
             target,
@@ -272,7 +264,6 @@ impl Fold {
         } = self.options;
         let mut slots = self.slots;
         let mut live_keys = 0;
-        let mut records = 0;
         let mut hasher = Hasher::new(compact);
 
         let mut c = db.cursor(&key_bucket(db)?);
@@ -281,28 +272,27 @@ impl Fold {
             if rk.main > target {
                 break;
             }
-            let key = KeyValue::decode(e.value)?;
-            let slot = slots.get_mut(key.key);
+            let kv = KeyValue::decode(e.value)?;
+            let slot = slots.get_mut(kv.key);
             if history_from.is_some_and(|from| rk.main < from) {
                 let state = if rk.tombstone {
                     State::Gone
                 } else {
-                    State::of(&Change::Put(key))
+                    State::of(&Change::Put(kv))
                 };
                 match slot {
-                    None => live_keys += u64::from(is_alive(&rk, key.key)),
+                    None => live_keys += u64::from(is_alive(&rk, kv.key)),
                     Some(slot) => {
                         if !slot.first.follows(state) {
-                            return Err(mismatch(key.key, base.revision.next(), slot.first, state));
+                            return Err(mismatch(kv.key, base.revision.next(), slot.first, state));
                         }
                         slot.alive_in_base = !rk.tombstone;
                     }
                 }
             }
-            if is_kept(&slots, compact, &rk, e.value)? {
-                hasher.add(&rk, e.key, e.value, is_newest(&slots, key.key));
+            if is_kept(&slots, compact, &rk, kv.key) {
+                hasher.add(&rk, e.key, e.value, is_newest(&slots, kv.key));
                 each(e.key, e.value)?;
-                records += 1;
             }
         }
         if base.compaction_finished {
@@ -319,20 +309,16 @@ impl Fold {
 
         let mut raw_key = Vec::new();
         self.log.drain(|rk, record| {
-            if !is_kept(&slots, compact, &rk, record)? {
+            let key = KeyValue::decode(record)?.key;
+            if !is_kept(&slots, compact, &rk, key) {
                 return Ok(());
             }
             raw_key.clear();
             rk.encode(&mut raw_key);
-            let key = KeyValue::decode(record)?.key;
             hasher.add(&rk, &raw_key, record, is_newest(&slots, key));
-            records += 1;
             each(&raw_key, record)
         })?;
-        Ok(Folded {
-            hash: hasher.finish(live_keys),
-            records,
-        })
+        Ok(hasher.finish(live_keys))
     }
 }
 
@@ -342,16 +328,16 @@ fn is_kept(
     slots: &HashMap<Box<[u8]>, Slot>,
     compact: Revision,
     rk: &RecordKey,
-    record: &[u8],
-) -> Result<bool> {
+    key: &[u8],
+) -> bool {
     if rk.main > compact {
-        return Ok(true);
+        return true;
     }
     if rk.tombstone && rk.main != compact {
-        return Ok(false);
+        return false;
     }
-    let slot = slots.get(KeyValue::decode(record)?.key);
-    Ok(slot.is_none_or(|s| s.kept.is_none_or(|kept| kept == *rk)))
+    let slot = slots.get(key);
+    slot.is_none_or(|s| s.kept.is_none_or(|kept| kept == *rk))
 }
 
 /// Whether the record that is kept of a key at or below the compacted revision is its newest.

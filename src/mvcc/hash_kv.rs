@@ -19,6 +19,8 @@ pub struct HashKv {
     pub compact_revision: Revision,
     /// Keys alive at the revision asked for.
     pub live_keys: u64,
+    /// Records at or below the revision asked for, counted by the sum or not.
+    pub records: u64,
 }
 
 /// Sums records in order, whatever they come from.
@@ -28,6 +30,7 @@ pub(crate) struct Hasher {
     counted: Digest,
     /// Where no key is alive etcd's set of records to keep is empty, and then it skips none.
     all: Digest,
+    records: u64,
 }
 
 impl Hasher {
@@ -38,12 +41,14 @@ impl Hasher {
             compact: compact_revision,
             counted: d,
             all: d,
+            records: 0,
         }
     }
 
     /// Adds the raw key and value of a record; `is_newest` matters at or below the compacted
     /// revision only: whether it is its key's newest.
     pub(crate) fn add(&mut self, rk: &RecordKey, key: &[u8], value: &[u8], is_newest: bool) {
+        self.records += 1;
         // Older versions remove a tombstone at exactly the compacted revision, newer ones keep it:
         // so that both have the same hash it never counts.
         if rk.tombstone && rk.main == self.compact {
@@ -67,6 +72,7 @@ impl Hasher {
             hash: digest.finalize() as u32,
             compact_revision: self.compact,
             live_keys,
+            records: self.records,
         }
     }
 }

@@ -10,7 +10,7 @@ mod log;
 pub mod record;
 pub mod revision;
 
-pub use fold::{Change, Fold, FoldOptions, Folded};
+pub use fold::{Change, Fold, FoldOptions};
 pub use hash_kv::{HashKv, hash_kv};
 pub use history::{Base, KeepHistory};
 pub use record::KeyValue;

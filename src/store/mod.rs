@@ -47,9 +47,13 @@ impl Cancel {
     /// `Terminated`.
     pub fn check(&self) -> Result<()> {
         if *self.0.borrow() {
-            return Err(Error::new(Reason::Terminated, "ended by a signal"));
+            return Err(Self::terminated());
         }
         Ok(())
+    }
+
+    fn terminated() -> Error {
+        Error::new(Reason::Terminated, "ended by a signal")
     }
 
     /// Waits for `f`, unless cancelled first.
@@ -61,7 +65,7 @@ impl Cancel {
         tokio::select! {
             biased;
             // The sender lives as long as `self`: this ends with a true or not at all.
-            _ = cancelled.wait_for(|&c| c) => Err(Error::new(Reason::Terminated, "ended by a signal")),
+            _ = cancelled.wait_for(|&c| c) => Err(Self::terminated()),
             done = f => Ok(done),
         }
     }
@@ -227,14 +231,14 @@ impl Store {
         self.tags.was_refused()
     }
 
-    /// Whether an object is there, and its size.
+    /// Whether an object is there.
     ///
     /// # Errors
     /// As [`list`](Self::list).
-    pub fn size(&self, below: &str) -> Result<Option<u64>> {
+    pub fn exists(&self, below: &str) -> Result<bool> {
         match self.block_on(self.inner.head(&self.path(below)))? {
-            Ok(meta) => Ok(Some(meta.size)),
-            Err(object_store::Error::NotFound { .. }) => Ok(None),
+            Ok(_) => Ok(true),
+            Err(object_store::Error::NotFound { .. }) => Ok(false),
             Err(e) => Err(store_error(format!("look at {}", self.name(below)), e)),
         }
     }

@@ -65,19 +65,10 @@ impl Upload {
     /// Starts an upload; `hint` becomes a part of the staging object's name. At most `threads` parts
     /// are under way at once.
     pub fn new(store: &Store, hint: &str, threads: usize) -> Self {
-        // Two Jobs at once must not share a staging object.
-        let mut random = Sha256::new();
-        random.update(std::process::id().to_le_bytes());
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        random.update(now.unwrap_or_default().as_nanos().to_le_bytes());
-        random.update(rand_word().to_le_bytes());
-        let tag: String = random.finalize()[..8]
-            .iter()
-            .map(|b| format!("{b:02x}"))
-            .collect();
         Upload {
             store: store.clone(),
-            staging: format!("{STAGING}/{hint}.{tag}"),
+            // Two Jobs at once must not share a staging object.
+            staging: format!("{STAGING}/{hint}.{:016x}", rand_word()),
             threads: threads.max(1),
             part: Vec::new(),
             parts: 0,
@@ -205,7 +196,7 @@ impl Staged {
     pub fn publish(&self, below: &str) -> Result<Published> {
         let store = &self.store;
         // Some servers take the condition and ignore it: look first.
-        if store.size(below)?.is_some() {
+        if store.exists(below)? {
             return self.compare(below);
         }
         let path = store.path(below);
