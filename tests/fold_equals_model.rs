@@ -1,7 +1,7 @@
 //! The fold against a plain model of etcd's multi-version store: thousands of random histories,
 //! every record and HashKV compared. No server.
 
-use deltafold::bolt::{Database, TreeBuilder, Writer};
+use deltafold::bolt::{Database, TreeBuilder, write_file};
 use deltafold::mvcc::{Base, Change, Fold, FoldOptions, KeyValue, RecordKey, Revision, hash_kv};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -120,32 +120,33 @@ impl Model {
     }
 
     fn database(&self, compact: i64, at: i64, scheduled_only: bool) -> Database<File> {
-        let mut w = Writer::new(tempfile::tempfile().unwrap(), 4096).unwrap();
-        let mut key = TreeBuilder::new(0);
-        let records = if scheduled_only {
-            self.on_disk(-1, at)
-        } else {
-            self.on_disk(compact, at)
+        let records = match scheduled_only {
+            true => self.on_disk(-1, at),
+            false => self.on_disk(compact, at),
         };
-        for r in records {
-            let mut k = Vec::new();
-            r.rk.encode(&mut k);
-            key.push(&mut w, &k, &r.raw).unwrap();
-        }
-        let mut meta = TreeBuilder::new(0);
-        if compact > 0 {
-            let at = deltafold::mvcc::revision::encode_revision(Revision(compact), 0);
-            if !scheduled_only {
-                meta.push(&mut w, b"finishedCompactRev", &at).unwrap();
+        let file = write_file(tempfile::tempfile().unwrap(), 4096, "", |w| {
+            let mut key = TreeBuilder::new(0);
+            for r in &records {
+                let mut k = Vec::new();
+                r.rk.encode(&mut k);
+                key.push(w, &k, &r.raw)?;
             }
-            meta.push(&mut w, b"scheduledCompactRev", &at).unwrap();
-        }
-        let mut root = TreeBuilder::new(0);
-        let value = key.finish(&mut w).unwrap();
-        root.push_bucket(&mut w, b"key", &value).unwrap();
-        let value = meta.finish(&mut w).unwrap();
-        root.push_bucket(&mut w, b"meta", &value).unwrap();
-        Database::open(w.finish(root, "").unwrap()).unwrap()
+            let mut meta = TreeBuilder::new(0);
+            if compact > 0 {
+                let at = deltafold::mvcc::revision::encode_revision(Revision(compact), 0);
+                if !scheduled_only {
+                    meta.push(w, b"finishedCompactRev", &at)?;
+                }
+                meta.push(w, b"scheduledCompactRev", &at)?;
+            }
+            let mut root = TreeBuilder::new(0);
+            let value = key.finish(w)?;
+            root.push_bucket(w, b"key", &value)?;
+            let value = meta.finish(w)?;
+            root.push_bucket(w, b"meta", &value)?;
+            Ok(root)
+        });
+        Database::open(file.unwrap()).unwrap()
     }
 }
 

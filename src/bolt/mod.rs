@@ -9,4 +9,4 @@ pub mod writer;
 
 pub use page::PageId;
 pub use reader::{Bucket, Cursor, Database, ReadAt};
-pub use writer::{BucketValue, TreeBuilder, Writer};
+pub use writer::{BucketValue, Layout, TreeBuilder, Writer, write_file};

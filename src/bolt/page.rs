@@ -7,6 +7,13 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageId(pub u64);
 
+impl PageId {
+    /// The page behind this one.
+    pub fn next(self) -> PageId {
+        PageId(self.0 + 1)
+    }
+}
+
 impl std::fmt::Display for PageId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}", self.0)

@@ -1,53 +1,166 @@
 //! Writes a bbolt file in one pass: full pages, in key order, nothing free in between.
 //!
-//! Entries must come in ascending order of their keys. One leaf page and one branch page per level
-//! are held in memory. The two meta pages are written last, so a file cut short has none. It does
-//! not modify existing files. `mvcc` and `job` call it.
+//! A file begins with the meta pages, which say where the tree ends: so its content is laid out
+//! twice, first by sizes only ([`Writer::measuring`]), then as a stream of bytes
+//! ([`Writer::writing`]) that can be hashed and compressed while it comes about. Entries must come
+//! in ascending order of their keys. One leaf page and one branch page per level are held in memory.
+//! It does not modify existing files. `mvcc` and `job` call it.
 
 use super::page::*;
 use crate::error::{Error, Result};
 use std::fs::File;
 use std::io::{BufWriter, Write};
-use std::os::unix::fs::FileExt;
 
 /// bbolt keeps a bucket inside its parent's page up to this fraction of a page.
 const INLINE_FRACTION: usize = 4;
+/// Where the freelist is: behind the metas. Nothing is free.
+const FREELIST: PageId = PageId(2);
 
-/// A bbolt file that is being written, page after page.
-#[derive(Debug)]
-pub struct Writer {
-    out: BufWriter<File>,
+/// A bbolt file that is being measured or written, page after page.
+pub struct Writer<'w> {
+    /// `None` while measuring.
+    out: Option<&'w mut dyn Write>,
     page_size: usize,
     next: PageId,
+    page: Vec<u8>,
 }
 
-impl Writer {
-    /// Starts a file with pages of `page_size` bytes (a power of two from 1 KiB to 64 KiB).
+/// Where everything of a file will be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layout {
+    meta: Meta,
+    note: String,
+}
+
+impl Layout {
+    /// Bytes of the file.
+    pub fn bytes(&self) -> u64 {
+        self.meta.high_water.0 * u64::from(self.meta.page_size)
+    }
+}
+
+/// Lays `build`'s content out, twice, into `file`; gives the file back. `note` is as in
+/// [`Writer::layout`].
+///
+/// # Errors
+/// What `build` returns; `Internal` where it does not do the same twice; `Io`, `NoSpace`.
+pub fn write_file(
+    file: File,
+    page_size: usize,
+    note: &str,
+    mut build: impl FnMut(&mut Writer<'_>) -> Result<TreeBuilder>,
+) -> Result<File> {
+    let mut w = Writer::measuring(page_size)?;
+    let root = build(&mut w)?;
+    let layout = w.layout(root, note)?;
+    let mut out = BufWriter::with_capacity(1 << 20, file);
+    let mut w = Writer::writing(&layout, &mut out)?;
+    let root = build(&mut w)?;
+    w.finish(root, &layout)?;
+    out.into_inner()
+        .map_err(|e| Error::io("write the new database", e.into_error()))
+}
+
+impl<'w> Writer<'w> {
+    /// Starts to measure a file with pages of `page_size` bytes (a power of two from 1 KiB to
+    /// 64 KiB).
     ///
     /// # Errors
-    /// `Io`, `NoSpace`.
-    pub fn new(file: File, page_size: usize) -> Result<Self> {
+    /// `Internal` for another size.
+    pub fn measuring(page_size: usize) -> Result<Self> {
         if !page_size.is_power_of_two() || !PAGE_SIZES.contains(&page_size) {
             return Err(Error::internal(format!("bbolt page size {page_size}")));
         }
-        let mut w = Writer {
-            out: BufWriter::with_capacity(1 << 20, file),
+        Ok(Writer {
+            out: None,
             page_size,
-            next: PageId(2),
-        };
-        // Two metas, put in at the end, and an empty freelist: nothing is free.
-        w.write(&vec![0; 2 * page_size])?;
-        let mut freelist = vec![0; page_size];
-        let id = w.allocate(1);
-        PageHeader {
-            id,
-            flags: FREELIST_PAGE_FLAG,
-            count: 0,
-            overflow: 0,
+            next: FREELIST.next(),
+            page: Vec::new(),
+        })
+    }
+
+    /// Whether sizes are enough: see [`TreeBuilder::push_len`].
+    pub fn is_measuring(&self) -> bool {
+        self.out.is_none()
+    }
+
+    /// Ends the measuring. `note` goes into the unused end of the first meta page, where only
+    /// [`Database::note`] looks; it must fit there and hold no zero byte.
+    ///
+    /// [`Database::note`]: super::Database::note
+    ///
+    /// # Errors
+    /// `Internal` for a note that does not fit.
+    pub fn layout(mut self, root: TreeBuilder, note: &str) -> Result<Layout> {
+        if note.len() >= self.page_size - NOTE_AT || note.contains('\0') {
+            return Err(Error::internal(
+                "a note that does not fit into a bbolt page",
+            ));
         }
-        .encode(&mut freelist);
-        w.write(&freelist)?;
+        let (root, sequence) = root.finish_as_pages(&mut self)?;
+        Ok(Layout {
+            meta: Meta {
+                page_size: self.page_size as u32,
+                root,
+                sequence,
+                freelist: FREELIST,
+                high_water: self.next,
+                txid: 1,
+            },
+            note: note.to_owned(),
+        })
+    }
+
+    /// Starts to write a file that was measured, with its metas.
+    ///
+    /// # Errors
+    /// `Io`, `NoSpace`, or what else `out` returns.
+    pub fn writing(layout: &Layout, out: &'w mut dyn Write) -> Result<Self> {
+        let page_size = layout.meta.page_size as usize;
+        let mut w = Writer {
+            out: Some(out),
+            page_size,
+            next: FREELIST.next(),
+            page: Vec::new(),
+        };
+        let mut pages = vec![0; 3 * page_size];
+        let heads = [META_PAGE_FLAG, META_PAGE_FLAG, FREELIST_PAGE_FLAG];
+        for (i, flags) in heads.into_iter().enumerate() {
+            let page = &mut pages[i * page_size..];
+            PageHeader {
+                id: PageId(i as u64),
+                flags,
+                count: 0,
+                overflow: 0,
+            }
+            .encode(page);
+            // As bbolt's own copy does: both valid, the second one transaction older.
+            if flags == META_PAGE_FLAG {
+                let meta = Meta {
+                    txid: layout.meta.txid - i as u64,
+                    ..layout.meta
+                };
+                meta.encode(&mut page[PAGE_HEADER_SIZE..]);
+            }
+        }
+        pages[NOTE_AT..NOTE_AT + layout.note.len()].copy_from_slice(layout.note.as_bytes());
+        w.write(&pages)?;
         Ok(w)
+    }
+
+    /// Ends the writing.
+    ///
+    /// # Errors
+    /// `Internal` where something else was written than was measured; `Io`, `NoSpace`.
+    pub fn finish(mut self, root: TreeBuilder, layout: &Layout) -> Result<()> {
+        let (root, sequence) = root.finish_as_pages(&mut self)?;
+        let meta = &layout.meta;
+        if (root, sequence, self.next) != (meta.root, meta.sequence, meta.high_water) {
+            return Err(Error::internal(
+                "a database came out otherwise than it was measured",
+            ));
+        }
+        Ok(())
     }
 
     fn allocate(&mut self, pages: u64) -> PageId {
@@ -57,62 +170,12 @@ impl Writer {
     }
 
     fn write(&mut self, b: &[u8]) -> Result<()> {
-        self.out
-            .write_all(b)
-            .map_err(|e| Error::io("write the new database to the temporary directory", e))
-    }
-
-    /// Bytes written so far, the metas included.
-    pub fn bytes(&self) -> u64 {
-        self.next.0 * self.page_size as u64
-    }
-
-    /// Ends the file with `root` as its root bucket and gives the file back. `note` goes into the
-    /// unused end of the first meta page, where only [`Database::note`] looks; it must fit there
-    /// and hold no zero byte.
-    ///
-    /// [`Database::note`]: super::Database::note
-    ///
-    /// # Errors
-    /// `Internal` for a note that does not fit; `Io`, `NoSpace`.
-    pub fn finish(mut self, root: TreeBuilder, note: &str) -> Result<File> {
-        if note.len() >= self.page_size - NOTE_AT || note.contains('\0') {
-            return Err(Error::internal(
-                "a note that does not fit into a bbolt page",
-            ));
+        match &mut self.out {
+            Some(out) => out
+                .write_all(b)
+                .map_err(|e| Error::io("write the new database", e)),
+            None => Ok(()),
         }
-        let freelist = PageId(2);
-        let (root, sequence) = root.finish_as_pages(&mut self)?;
-        let (page_size, high_water) = (self.page_size, self.next);
-        let what = "write the new database to the temporary directory";
-        let file = self
-            .out
-            .into_inner()
-            .map_err(|e| Error::io(what, e.into_error()))?;
-        let mut pages = vec![0; 2 * page_size];
-        for (i, page) in pages.chunks_exact_mut(page_size).enumerate() {
-            PageHeader {
-                id: PageId(i as u64),
-                flags: META_PAGE_FLAG,
-                count: 0,
-                overflow: 0,
-            }
-            .encode(page);
-            // As bbolt's own copy does: both valid, the second one transaction older.
-            Meta {
-                page_size: page_size as u32,
-                root,
-                sequence,
-                freelist,
-                high_water,
-                txid: 1 - i as u64,
-            }
-            .encode(&mut page[PAGE_HEADER_SIZE..]);
-        }
-        pages[NOTE_AT..NOTE_AT + note.len()].copy_from_slice(note.as_bytes());
-        file.write_all_at(&pages, 0)
-            .map_err(|e| Error::io(what, e))?;
-        Ok(file)
     }
 }
 
@@ -137,39 +200,47 @@ pub struct TreeBuilder {
 struct PageBuffer {
     /// flags (leaf) or child (branch), key size, value size.
     elements: Vec<(u64, u32, u32)>,
+    /// Keys and values; empty while measuring.
     data: Vec<u8>,
+    /// Bytes of keys and values.
+    data_len: usize,
     first_key: Vec<u8>,
 }
 
 impl PageBuffer {
     fn size(&self) -> usize {
-        PAGE_HEADER_SIZE + self.elements.len() * LEAF_ELEMENT_SIZE + self.data.len()
+        PAGE_HEADER_SIZE + self.elements.len() * LEAF_ELEMENT_SIZE + self.data_len
     }
 
-    fn push(&mut self, tag: u64, key: &[u8], value: &[u8]) -> Result<()> {
-        let size = |b: &[u8]| {
-            u32::try_from(b.len())
+    /// `value` is empty where only sizes are wanted.
+    fn push(&mut self, tag: u64, key: &[u8], len: usize, value: Option<&[u8]>) -> Result<()> {
+        let size = |n: usize| {
+            u32::try_from(n)
                 .map_err(|_| Error::corrupt("a key or value is longer than bbolt can hold (4 GiB)"))
         };
         if self.elements.is_empty() {
             self.first_key.clear();
             self.first_key.extend_from_slice(key);
         }
-        self.elements.push((tag, size(key)?, size(value)?));
-        self.data.extend_from_slice(key);
-        self.data.extend_from_slice(value);
+        self.elements.push((tag, size(key.len())?, size(len)?));
+        self.data_len += key.len() + len;
+        if let Some(value) = value {
+            self.data.extend_from_slice(key);
+            self.data.extend_from_slice(value);
+        }
         Ok(())
     }
 
     fn clear(&mut self) {
         self.elements.clear();
         self.data.clear();
+        self.data_len = 0;
     }
 
-    /// The page with its header, without padding.
-    fn encode(&self, id: PageId, flags: u16, overflow: u32) -> Result<Vec<u8>> {
-        let mut page = vec![0; PAGE_HEADER_SIZE];
-        page.reserve_exact(self.size() - PAGE_HEADER_SIZE);
+    /// Puts the page with its header into `page`, without padding.
+    fn encode(&self, id: PageId, flags: u16, overflow: u32, page: &mut Vec<u8>) -> Result<()> {
+        page.clear();
+        page.resize(PAGE_HEADER_SIZE, 0);
         PageHeader {
             id,
             flags,
@@ -177,7 +248,7 @@ impl PageBuffer {
                 .map_err(|_| Error::internal("too many elements for a bbolt page"))?,
             overflow,
         }
-        .encode(&mut page);
+        .encode(page);
         // `pos` counts from the element itself to its key.
         let mut pos = (self.elements.len() * LEAF_ELEMENT_SIZE) as u64;
         for &(tag, ksize, vsize) in &self.elements {
@@ -196,18 +267,25 @@ impl PageBuffer {
             pos = pos + u64::from(ksize) + u64::from(vsize) - LEAF_ELEMENT_SIZE as u64;
         }
         page.extend_from_slice(&self.data);
-        Ok(page)
+        Ok(())
     }
 
     /// Writes the page, with overflow pages where it is larger than one.
-    fn write(&self, w: &mut Writer, flags: u16) -> Result<PageId> {
+    fn write(&self, w: &mut Writer<'_>, flags: u16) -> Result<PageId> {
         let pages = self.size().div_ceil(w.page_size).max(1);
         let overflow = u32::try_from(pages - 1)
             .map_err(|_| Error::corrupt("a value is longer than bbolt can hold"))?;
         let id = w.allocate(pages as u64);
-        let mut page = self.encode(id, flags, overflow)?;
+        if w.is_measuring() {
+            return Ok(id);
+        }
+        let mut page = std::mem::take(&mut w.page);
+        self.encode(id, flags, overflow, &mut page)?;
         page.resize(pages * w.page_size, 0);
         w.write(&page)?;
+        // One long value must not keep its memory.
+        page.shrink_to(64 * w.page_size);
+        w.page = page;
         Ok(id)
     }
 }
@@ -228,34 +306,58 @@ impl TreeBuilder {
     ///
     /// # Errors
     /// `Internal` for a key out of order; `Io`, `NoSpace`.
-    pub fn push(&mut self, w: &mut Writer, key: &[u8], value: &[u8]) -> Result<()> {
-        self.push_flagged(w, 0, key, value)
+    pub fn push(&mut self, w: &mut Writer<'_>, key: &[u8], value: &[u8]) -> Result<()> {
+        self.push_flagged(w, 0, key, value.len(), Some(value))
+    }
+
+    /// Adds an entry of which only the length of the value is known: enough while measuring.
+    ///
+    /// # Errors
+    /// `Internal` for a key out of order, or when writing.
+    pub fn push_len(&mut self, w: &mut Writer<'_>, key: &[u8], len: usize) -> Result<()> {
+        self.push_flagged(w, 0, key, len, None)
     }
 
     /// Adds a finished bucket under `name`.
     ///
     /// # Errors
     /// As [`push`](Self::push).
-    pub fn push_bucket(&mut self, w: &mut Writer, name: &[u8], bucket: &BucketValue) -> Result<()> {
+    pub fn push_bucket(
+        &mut self,
+        w: &mut Writer<'_>,
+        name: &[u8],
+        bucket: &BucketValue,
+    ) -> Result<()> {
         self.has_buckets = true;
-        self.push_flagged(w, BUCKET_LEAF_FLAG, name, &bucket.0)
+        self.push_flagged(w, BUCKET_LEAF_FLAG, name, bucket.0.len(), Some(&bucket.0))
     }
 
-    fn push_flagged(&mut self, w: &mut Writer, flags: u32, key: &[u8], value: &[u8]) -> Result<()> {
+    fn push_flagged(
+        &mut self,
+        w: &mut Writer<'_>,
+        flags: u32,
+        key: &[u8],
+        len: usize,
+        value: Option<&[u8]>,
+    ) -> Result<()> {
+        if value.is_none() && !w.is_measuring() {
+            return Err(Error::internal("a bbolt entry was written without a value"));
+        }
         let empty = self.levels.is_empty() && self.leaf.elements.is_empty();
         if !empty && key <= self.last_key.as_slice() {
             return Err(Error::internal("bbolt entries were written out of order"));
         }
         self.last_key.clear();
         self.last_key.extend_from_slice(key);
-        let with = self.leaf.size() + LEAF_ELEMENT_SIZE + key.len() + value.len();
+        let with = self.leaf.size() + LEAF_ELEMENT_SIZE + key.len() + len;
         if !self.leaf.elements.is_empty() && with > w.page_size {
             self.flush_leaf(w)?;
         }
-        self.leaf.push(u64::from(flags), key, value)
+        let value = value.filter(|_| !w.is_measuring());
+        self.leaf.push(u64::from(flags), key, len, value)
     }
 
-    fn flush_leaf(&mut self, w: &mut Writer) -> Result<()> {
+    fn flush_leaf(&mut self, w: &mut Writer<'_>) -> Result<()> {
         let id = self.leaf.write(w, LEAF_PAGE_FLAG)?;
         let key = std::mem::take(&mut self.leaf.first_key);
         self.leaf.clear();
@@ -264,7 +366,13 @@ impl TreeBuilder {
 
     /// Puts a child into a branch level. Two more children than fit are held back, so that the last
     /// branch page of a level never has a single child (bbolt wants two keys in a page).
-    fn push_child(&mut self, w: &mut Writer, level: usize, key: Vec<u8>, id: PageId) -> Result<()> {
+    fn push_child(
+        &mut self,
+        w: &mut Writer<'_>,
+        level: usize,
+        key: Vec<u8>,
+        id: PageId,
+    ) -> Result<()> {
         if self.levels.len() == level {
             self.levels.push(Vec::new());
         }
@@ -293,10 +401,13 @@ impl TreeBuilder {
         n.max(2)
     }
 
-    fn write_branch(w: &mut Writer, children: Vec<(Vec<u8>, PageId)>) -> Result<(Vec<u8>, PageId)> {
+    fn write_branch(
+        w: &mut Writer<'_>,
+        children: Vec<(Vec<u8>, PageId)>,
+    ) -> Result<(Vec<u8>, PageId)> {
         let mut page = PageBuffer::default();
         for (key, id) in &children {
-            page.push(id.0, key, &[])?;
+            page.push(id.0, key, 0, (!w.is_measuring()).then_some(&[]))?;
         }
         let id = page.write(w, BRANCH_PAGE_FLAG)?;
         Ok((page.first_key, id))
@@ -306,15 +417,19 @@ impl TreeBuilder {
     ///
     /// # Errors
     /// `Io`, `NoSpace`.
-    pub fn finish(self, w: &mut Writer) -> Result<BucketValue> {
+    pub fn finish(self, w: &mut Writer<'_>) -> Result<BucketValue> {
         let inline = self.levels.is_empty()
             && !self.has_buckets
             && self.leaf.size() <= w.page_size / INLINE_FRACTION;
         let sequence = self.sequence;
-        let (root, body) = if inline {
-            (PageId(0), self.leaf.encode(PageId(0), LEAF_PAGE_FLAG, 0)?)
+        let mut body = Vec::new();
+        let root = if inline {
+            self.leaf.encode(PageId(0), LEAF_PAGE_FLAG, 0, &mut body)?;
+            // What was not there to be encoded still counts.
+            body.resize(self.leaf.size(), 0);
+            PageId(0)
         } else {
-            (self.finish_as_pages(w)?.0, Vec::new())
+            self.finish_as_pages(w)?.0
         };
         let mut value = Vec::with_capacity(BUCKET_HEADER_SIZE + body.len());
         value.extend_from_slice(&root.0.to_le_bytes());
@@ -324,7 +439,7 @@ impl TreeBuilder {
     }
 
     /// Ends the bucket on pages of its own: its root page and sequence.
-    fn finish_as_pages(mut self, w: &mut Writer) -> Result<(PageId, u64)> {
+    fn finish_as_pages(mut self, w: &mut Writer<'_>) -> Result<(PageId, u64)> {
         if self.levels.is_empty() {
             return Ok((self.leaf.write(w, LEAF_PAGE_FLAG)?, self.sequence));
         }
@@ -361,15 +476,20 @@ mod tests {
     use super::*;
 
     fn build(page_size: usize, entries: &[(Vec<u8>, Vec<u8>)]) -> File {
-        let mut w = Writer::new(tempfile::tempfile().unwrap(), page_size).unwrap();
-        let mut tree = TreeBuilder::new(7);
-        for (k, v) in entries {
-            tree.push(&mut w, k, v).unwrap();
-        }
-        let mut root = TreeBuilder::new(0);
-        let value = tree.finish(&mut w).unwrap();
-        root.push_bucket(&mut w, b"b", &value).unwrap();
-        w.finish(root, "a note").unwrap()
+        write_file(tempfile::tempfile().unwrap(), page_size, "a note", |w| {
+            let mut tree = TreeBuilder::new(7);
+            for (k, v) in entries {
+                match w.is_measuring() {
+                    true => tree.push_len(w, k, v.len())?,
+                    false => tree.push(w, k, v)?,
+                }
+            }
+            let mut root = TreeBuilder::new(0);
+            let value = tree.finish(w)?;
+            root.push_bucket(w, b"b", &value)?;
+            Ok(root)
+        })
+        .unwrap()
     }
 
     #[test]
@@ -409,7 +529,7 @@ mod tests {
 
     #[test]
     fn entries_out_of_order_are_refused() {
-        let mut w = Writer::new(tempfile::tempfile().unwrap(), 4096).unwrap();
+        let mut w = Writer::measuring(4096).unwrap();
         let mut tree = TreeBuilder::new(0);
         tree.push(&mut w, b"b", b"").unwrap();
         assert!(tree.push(&mut w, b"b", b"").is_err());

@@ -1,12 +1,12 @@
 //! Compression of snapshots, read as streams and written as streams of fixed blocks.
 //!
 //! What is written depends on the input, the method and the level alone: never on the number of
-//! threads, the sizes of writes or the time of day. gzip and zlib are one stream whose blocks of
-//! 1 MiB are compressed apart and end on a byte boundary (a full flush), zstd is a frame for every
+//! threads, the sizes of writes or the time of day. gzip is a member for every 1 MiB (RFC 1952 has
+//! members follow one another, and readers take them as one stream), zlib one stream whose blocks
+//! of 1 MiB are compressed apart and end on a byte boundary (a full flush), zstd a frame for every
 //! 4 MiB, so that threads can work side by side; LZW cannot be cut.
 
 use crate::error::{Error, Reason};
-use crc_fast::{CrcAlgorithm, Digest};
 use flate2::{Compress, FlushCompress, Status};
 use std::collections::VecDeque;
 use std::fmt;
@@ -282,8 +282,10 @@ pub fn encoder<W: Write>(encoding: Encoding, threads: usize, out: W) -> io::Resu
 /// Bytes of input that are compressed apart.
 const DEFLATE_BLOCK: usize = 1 << 20;
 const ZSTD_BLOCK: usize = 4 << 20;
-/// zlib's default, as in Go's compress/gzip.
-const DEFLATE_LEVEL: u32 = 6;
+/// zlib's default, as in Go's compress/zlib.
+const ZLIB_LEVEL: u32 = 6;
+/// libdeflate's level whose results are as small as those of zlib's default.
+const GZIP_LEVEL: i32 = 5;
 
 /// See [`encoder`].
 pub struct Encoder<W> {
@@ -292,19 +294,15 @@ pub struct Encoder<W> {
     block: Vec<u8>,
     workers: Workers,
     lzw: Option<weezl::encode::Encoder>,
-    crc: Digest,
     adler: Adler32,
     bytes: u64,
 }
 
 impl<W: Write> Encoder<W> {
     fn new(encoding: Encoding, threads: usize, mut out: W) -> io::Result<Self> {
-        match encoding.compression {
-            // Method deflate, no flags, no time, no extra flags, unknown system.
-            Compression::Gzip => out.write_all(&[0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255])?,
+        if encoding.compression == Compression::Zlib {
             // 32 KiB window, default level, no dictionary.
-            Compression::Zlib => out.write_all(&[0x78, 0x9c])?,
-            _ => {}
+            out.write_all(&[0x78, 0x9c])?;
         }
         let lzw = (encoding.compression == Compression::Lzw)
             .then(|| weezl::encode::Encoder::new(weezl::BitOrder::Lsb, 8));
@@ -312,9 +310,8 @@ impl<W: Write> Encoder<W> {
             out,
             encoding,
             block: Vec::new(),
-            workers: Workers::new(encoding, threads),
+            workers: Workers::new(encoding, threads)?,
             lzw,
-            crc: Digest::new(CrcAlgorithm::Crc32IsoHdlc),
             adler: Adler32::new(),
             bytes: 0,
         })
@@ -351,10 +348,8 @@ impl<W: Write> Encoder<W> {
     fn send(&mut self, last: bool) -> io::Result<()> {
         let next = Vec::with_capacity(self.block_size());
         let block = std::mem::replace(&mut self.block, next);
-        match self.encoding.compression {
-            Compression::Gzip => self.crc.update(&block),
-            Compression::Zlib => self.adler.update(&block),
-            _ => {}
+        if self.encoding.compression == Compression::Zlib {
+            self.adler.update(&block);
         }
         self.bytes += block.len() as u64;
         self.workers.push(block, last, &mut self.out)
@@ -369,16 +364,12 @@ impl<W: Write> Encoder<W> {
             Compression::None => {}
             Compression::Lzw => self.lzw(&[], true)?,
             method => {
-                // An empty stream still needs a block; so does the end of a deflate stream.
-                if method != Compression::Zstd || !self.block.is_empty() || self.bytes == 0 {
+                // An empty stream still needs a block; so does the end of zlib's.
+                if method == Compression::Zlib || !self.block.is_empty() || self.bytes == 0 {
                     self.send(true)?;
                 }
                 self.workers.drain(&mut self.out)?;
-                if method == Compression::Gzip {
-                    let crc = self.crc.finalize() as u32;
-                    self.out.write_all(&crc.to_le_bytes())?;
-                    self.out.write_all(&(self.bytes as u32).to_le_bytes())?;
-                } else if method == Compression::Zlib {
+                if method == Compression::Zlib {
                     self.out.write_all(&self.adler.value().to_be_bytes())?;
                 }
             }
@@ -445,13 +436,49 @@ impl Adler32 {
     }
 }
 
-fn compress_block(encoding: Encoding, block: &[u8], last: bool) -> io::Result<Vec<u8>> {
-    if encoding.compression == Compression::Zstd {
-        let mut frame = zstd::bulk::Compressor::new(encoding.level)?;
-        frame.include_checksum(true)?;
-        return frame.compress(block);
+/// Compresses blocks, each by itself.
+enum Packer {
+    Gzip(libdeflater::Compressor),
+    Zlib,
+    Zstd(zstd::bulk::Compressor<'static>),
+}
+
+impl Packer {
+    fn new(encoding: Encoding) -> io::Result<Self> {
+        Ok(match encoding.compression {
+            Compression::Gzip => {
+                let level = libdeflater::CompressionLvl::new(GZIP_LEVEL)
+                    .map_err(|e| io::Error::other(format!("{e:?}")))?;
+                Packer::Gzip(libdeflater::Compressor::new(level))
+            }
+            Compression::Zstd => {
+                let mut frames = zstd::bulk::Compressor::new(encoding.level)?;
+                frames.include_checksum(true)?;
+                Packer::Zstd(frames)
+            }
+            _ => Packer::Zlib,
+        })
     }
-    let mut deflate = Compress::new(flate2::Compression::new(DEFLATE_LEVEL), false);
+
+    fn pack(&mut self, block: &[u8], last: bool) -> io::Result<Vec<u8>> {
+        match self {
+            Packer::Gzip(members) => {
+                let mut out = vec![0; members.gzip_compress_bound(block.len())];
+                let n = members
+                    .gzip_compress(block, &mut out)
+                    .map_err(io::Error::other)?;
+                out.truncate(n);
+                Ok(out)
+            }
+            Packer::Zlib => deflate(block, last),
+            Packer::Zstd(frames) => frames.compress(block),
+        }
+    }
+}
+
+/// A piece of a deflate stream that ends on a byte boundary.
+fn deflate(block: &[u8], last: bool) -> io::Result<Vec<u8>> {
+    let mut deflate = Compress::new(flate2::Compression::new(ZLIB_LEVEL), false);
     let flush = if last {
         FlushCompress::Finish
     } else {
@@ -479,23 +506,25 @@ type Job = (Vec<u8>, bool, mpsc::SyncSender<io::Result<Vec<u8>>>);
 
 /// Threads that compress blocks; results come back in order.
 struct Workers {
-    encoding: Encoding,
+    packer: Packer,
     jobs: Option<mpsc::Sender<Job>>,
     pending: VecDeque<mpsc::Receiver<io::Result<Vec<u8>>>>,
     most_pending: usize,
 }
 
 impl Workers {
-    fn new(encoding: Encoding, threads: usize) -> Self {
+    fn new(encoding: Encoding, threads: usize) -> io::Result<Self> {
         let cuts = matches!(
             encoding.compression,
             Compression::Gzip | Compression::Zlib | Compression::Zstd
         );
-        let jobs = (threads > 1 && cuts).then(|| {
+        let mut jobs = None;
+        if threads > 1 && cuts {
             let (send, receive) = mpsc::channel::<Job>();
             let receive = Arc::new(Mutex::new(receive));
             for _ in 0..threads {
                 let receive = Arc::clone(&receive);
+                let mut packer = Packer::new(encoding)?;
                 std::thread::spawn(move || {
                     loop {
                         // The lock is held while waiting: whoever has it gets the next block.
@@ -507,23 +536,23 @@ impl Workers {
                             return;
                         };
                         // A writer that has given up no longer listens.
-                        let _ = reply.send(compress_block(encoding, &block, last));
+                        let _ = reply.send(packer.pack(&block, last));
                     }
                 });
             }
-            send
-        });
-        Workers {
-            encoding,
+            jobs = Some(send);
+        }
+        Ok(Workers {
+            packer: Packer::new(encoding)?,
             jobs,
             pending: VecDeque::new(),
             most_pending: 2 * threads,
-        }
+        })
     }
 
     fn push(&mut self, block: Vec<u8>, last: bool, out: &mut impl Write) -> io::Result<()> {
         let Some(jobs) = &self.jobs else {
-            return out.write_all(&compress_block(self.encoding, &block, last)?);
+            return out.write_all(&self.packer.pack(&block, last)?);
         };
         let (send, receive) = mpsc::sync_channel(1);
         jobs.send((block, last, send))

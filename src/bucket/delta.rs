@@ -9,19 +9,19 @@
 use crate::bucket::name::SnapshotName;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::{Change, KeyValue, Revision};
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
+use base64_simd::STANDARD;
 use chrono::{DateTime, Utc};
-use memchr::{memchr2, memchr3};
+use memchr::{memchr, memchr2, memchr3};
 use serde::Deserialize;
 use std::borrow::Cow;
 use std::io::Read;
+use std::ops::Range;
 
 /// The longest event that is read, in bytes of JSON; bbolt cannot hold a value of 2 GiB.
 const LONGEST_EVENT: usize = 3 << 30;
 const CHUNK: usize = 256 << 10;
 
-/// One event of a delta.
+/// One event of a delta. The value of a put is still base64: what is not kept is not decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Event<'a> {
     /// The transaction that made the change.
@@ -86,6 +86,95 @@ struct WireKeyValue<'a> {
 const TYPE_PUT: i64 = 0;
 const TYPE_DELETE: i64 = 1;
 
+/// An event as it stands in the buffer.
+#[derive(Debug, Default, PartialEq)]
+struct Found {
+    kind: i64,
+    key: Range<usize>,
+    create_revision: i64,
+    mod_revision: i64,
+    version: i64,
+    value: Range<usize>,
+    lease: i64,
+    time: Range<usize>,
+    /// Where the next byte is.
+    end: usize,
+}
+
+/// Reads an event in the one spelling that Go's encoding/json gives it. `None` where it is spelled
+/// in another way, or goes on behind the end of `b`: then the general parser has to see to it.
+struct Scan<'a> {
+    b: &'a [u8],
+    at: usize,
+}
+
+impl Scan<'_> {
+    fn literal(&mut self, text: &[u8]) -> Option<()> {
+        self.b
+            .get(self.at..)?
+            .starts_with(text)
+            .then(|| self.at += text.len())
+    }
+
+    /// What stands up to the next quote, which is passed over.
+    fn text(&mut self) -> Option<Range<usize>> {
+        let from = self.at;
+        let to = from + memchr(b'"', self.b.get(from..)?)?;
+        self.at = to + 1;
+        Some(from..to)
+    }
+
+    /// A number of up to 18 digits after `name`, or 0 where that is not there.
+    fn number(&mut self, name: &[u8]) -> Option<i64> {
+        if self.literal(name).is_none() {
+            return Some(0);
+        }
+        let negative = self.literal(b"-").is_some();
+        let from = self.at;
+        let mut n = 0i64;
+        while let Some(d) = self
+            .b
+            .get(self.at)
+            .map(|d| d.wrapping_sub(b'0'))
+            .filter(|&d| d <= 9)
+        {
+            n = n.checked_mul(10)?.checked_add(i64::from(d))?;
+            self.at += 1;
+        }
+        let plain = self.at > from && (self.b[from] != b'0' || self.at == from + 1);
+        plain.then_some(if negative { -n } else { n })
+    }
+
+    fn event(mut self) -> Option<Found> {
+        let mut found = Found::default();
+        self.literal(b"{\"etcdEvent\":{")?;
+        if self.literal(b"\"type\":1,").is_some() {
+            found.kind = TYPE_DELETE;
+        }
+        self.literal(b"\"kv\":{\"key\":\"")?;
+        found.key = self.text()?;
+        found.create_revision = self.number(b",\"create_revision\":")?;
+        found.mod_revision = self.number(b",\"mod_revision\":")?;
+        found.version = self.number(b",\"version\":")?;
+        if self.literal(b",\"value\":\"").is_some() {
+            found.value = self.text()?;
+        }
+        found.lease = self.number(b",\"lease\":")?;
+        self.literal(b"}},\"time\":\"")?;
+        found.time = self.text()?;
+        self.literal(b"}")?;
+        found.end = self.at;
+        // An escape ends nothing and means something else: only the general parser knows what.
+        let odd = |r: &Range<usize>| {
+            self.b[r.clone()]
+                .iter()
+                .any(|&x| x == b'\\' || !(b' '..=b'~').contains(&x))
+        };
+        let escaped = memchr(b'\\', &self.b[found.value.clone()]).is_some();
+        (!escaped && !odd(&found.key) && !odd(&found.time)).then_some(found)
+    }
+}
+
 /// Reads the events of one delta from its payload.
 pub struct DeltaReader<R> {
     src: R,
@@ -100,7 +189,9 @@ pub struct DeltaReader<R> {
     sub: u32,
     events: u64,
     key: Vec<u8>,
-    value: Vec<u8>,
+    /// The value's base64: where it stands in `buf`, or itself where it had escapes.
+    value: Range<usize>,
+    unescaped: Vec<u8>,
     time: String,
     /// Create revision, version and lease of a put.
     put: Option<(Revision, i64, i64)>,
@@ -131,7 +222,8 @@ impl<R: Read> DeltaReader<R> {
             sub: 0,
             events: 0,
             key: Vec::new(),
-            value: Vec::new(),
+            value: 0..0,
+            unescaped: Vec::new(),
             time: String::new(),
             put: None,
         }
@@ -188,8 +280,8 @@ impl<R: Read> DeltaReader<R> {
         ))
     }
 
-    /// Finds the next event's object: its length from `self.at`, or `None` at the array's end.
-    fn next_object(&mut self) -> Result<Option<usize>> {
+    /// Moves to the next event's first byte; false at the array's end.
+    fn next_element(&mut self) -> Result<bool> {
         if self.position == Position::BeforeArray {
             match self.peek()? {
                 Some(b'[') => self.at += 1,
@@ -199,14 +291,14 @@ impl<R: Read> DeltaReader<R> {
             self.position = Position::InArray { first: true };
         }
         let Position::InArray { first } = self.position else {
-            return Ok(None);
+            return Ok(false);
         };
         match (self.peek()?, first) {
             (Some(b']'), _) => {
                 self.at += 1;
                 self.position = Position::Ended;
                 return match self.peek()? {
-                    None => Ok(None),
+                    None => Ok(false),
                     Some(_) => Err(self.not_json("bytes follow the array's end")),
                 };
             }
@@ -221,7 +313,11 @@ impl<R: Read> DeltaReader<R> {
             _ => return Err(self.not_json("something else than an object stands there")),
         }
         self.position = Position::InArray { first: false };
+        Ok(true)
+    }
 
+    /// The length of the object that begins at `self.at`.
+    fn object(&mut self) -> Result<usize> {
         let (mut i, mut depth, mut in_string) = (0usize, 0u32, false);
         loop {
             let rest = &self.buf[self.at + i..self.end];
@@ -250,7 +346,7 @@ impl<R: Read> DeltaReader<R> {
                             _ => depth -= 1,
                         }
                         if depth == 0 {
-                            return Ok(Some(i));
+                            return Ok(i);
                         }
                         continue;
                     }
@@ -305,12 +401,15 @@ impl<R: Read> DeltaReader<R> {
     /// The event that was read last.
     fn event(&self) -> Event<'_> {
         let change = match self.put {
-            Some((create_revision, version, lease)) => Change::Put(KeyValue {
+            Some((create_revision, version, lease)) => Change::PutBase64(KeyValue {
                 key: &self.key,
                 create_revision,
                 mod_revision: self.current,
                 version,
-                value: &self.value,
+                value: match self.unescaped.is_empty() {
+                    true => &self.buf[self.value.clone()],
+                    false => &self.unescaped,
+                },
                 lease,
             }),
             None => Change::Delete { key: &self.key },
@@ -325,7 +424,7 @@ impl<R: Read> DeltaReader<R> {
 
     /// Reads the next event into `self`; false at the end.
     fn advance(&mut self) -> Result<bool> {
-        let Some(len) = self.next_object()? else {
+        if !self.next_element()? {
             if self.current != self.last {
                 return Err(if self.events == 0 {
                     Error::new(
@@ -340,13 +439,27 @@ impl<R: Read> DeltaReader<R> {
                 });
             }
             return Ok(false);
+        }
+        let scan = Scan {
+            b: &self.buf[..self.end],
+            at: self.at,
         };
-        let object = self.at..self.at + len;
-        self.at = object.end;
-        let wire: WireEvent<'_> = serde_json::from_slice(&self.buf[object.clone()])
-            .map_err(|e| self.not_json(&format!("an event cannot be read: {e}")))?;
-        let kv = wire.event.kv;
-        let main = Revision(kv.mod_revision);
+        let found = match scan.event() {
+            Some(found) => {
+                self.unescaped.clear();
+                self.time.clear();
+                // Only ASCII passed the scan.
+                self.time
+                    .extend(self.buf[found.time.clone()].iter().map(|&b| char::from(b)));
+                self.key.clear();
+                self.key.extend_from_slice(&self.buf[found.key.clone()]);
+                found
+            }
+            None => self.parse()?,
+        };
+        self.at = found.end;
+        self.value = found.value;
+        let main = Revision(found.mod_revision);
 
         if main == self.current && self.events > 0 {
             self.sub = self
@@ -375,21 +488,21 @@ impl<R: Read> DeltaReader<R> {
             self.sub = 0;
         }
 
-        let base64 = |what: &str, text: &str, out: &mut Vec<u8>| {
-            out.clear();
-            STANDARD.decode_vec(text, out).map_err(|e| {
-                Error::corrupt(format!(
-                    "the {what} of an event at revision {main} is no base64: {e}"
-                ))
-            })
+        let len = match STANDARD.decode_inplace(&mut self.key) {
+            Ok(key) => key.len(),
+            Err(e) => {
+                return Err(Error::corrupt(format!(
+                    "the key of an event at revision {main} is no base64: {e}"
+                )));
+            }
         };
-        base64("key", &kv.key, &mut self.key)?;
+        self.key.truncate(len);
         if self.key.is_empty() {
             return Err(Error::corrupt(format!(
                 "an event at revision {main} has no key"
             )));
         }
-        let put = match wire.event.kind {
+        let put = match found.kind {
             TYPE_PUT => true,
             TYPE_DELETE => false,
             other => {
@@ -398,15 +511,34 @@ impl<R: Read> DeltaReader<R> {
                 )));
             }
         };
-        if put {
-            base64("value", &kv.value, &mut self.value)?;
-        }
-        self.time.clear();
-        self.time.push_str(&wire.time);
-        self.put = put.then_some((Revision(kv.create_revision), kv.version, kv.lease));
+        self.put = put.then_some((Revision(found.create_revision), found.version, found.lease));
         self.current = main;
         self.events += 1;
         Ok(true)
+    }
+
+    /// The general parser: any spelling that is JSON. Key and time are put into `self`.
+    fn parse(&mut self) -> Result<Found> {
+        let len = self.object()?;
+        let object = self.at..self.at + len;
+        let wire: WireEvent<'_> = serde_json::from_slice(&self.buf[object.clone()])
+            .map_err(|e| self.not_json(&format!("an event cannot be read: {e}")))?;
+        let kv = wire.event.kv;
+        self.key.clear();
+        self.key.extend_from_slice(kv.key.as_bytes());
+        self.time.clear();
+        self.time.push_str(&wire.time);
+        self.unescaped.clear();
+        self.unescaped.extend_from_slice(kv.value.as_bytes());
+        Ok(Found {
+            kind: wire.event.kind,
+            create_revision: kv.create_revision,
+            mod_revision: kv.mod_revision,
+            version: kv.version,
+            lease: kv.lease,
+            end: object.end,
+            ..Found::default()
+        })
     }
 
     fn mismatch(&self, is: &str) -> Error {
@@ -436,13 +568,12 @@ mod tests {
         let mut r = DeltaReader::new(Slow(json), &name);
         let mut out = Vec::new();
         while let Some(e) = r.next()? {
+            let mut value = Vec::new();
+            e.change.append_value(e.main, &mut value)?;
+            let key = String::from_utf8_lossy(e.change.key());
             let text = match e.change {
-                Change::Put(kv) => format!(
-                    "put {}={}",
-                    String::from_utf8_lossy(kv.key),
-                    String::from_utf8_lossy(kv.value)
-                ),
-                Change::Delete { key } => format!("delete {}", String::from_utf8_lossy(key)),
+                Change::Delete { .. } => format!("delete {key}"),
+                _ => format!("put {key}={}", String::from_utf8_lossy(&value)),
             };
             out.push((e.main.0, e.sub, text));
         }

@@ -183,7 +183,7 @@ impl SurveyFile {
     pub fn delta<R: Read>(&mut self, mut delta: DeltaReader<R>) -> Result<Survey> {
         let (mut first, mut last) = (None, Revision(0));
         let mut last_time = None;
-        let mut record = Vec::new();
+        let (mut record, mut value) = (Vec::new(), Vec::new());
         let (offset, entries) = self.write(|put| {
             while let Some(e) = delta.next()? {
                 // Only who asks for a time needs one.
@@ -192,8 +192,13 @@ impl SurveyFile {
                 }
                 first.get_or_insert(e.main);
                 last = e.main;
+                value.clear();
+                e.change.append_value(e.main, &mut value)?;
                 let (kv, tombstone) = match e.change {
-                    Change::Put(kv) => (kv, false),
+                    Change::Put(kv) | Change::PutBase64(kv) => {
+                        let value = value.as_slice();
+                        (KeyValue { value, ..kv }, false)
+                    }
                     Change::Delete { key } => (KeyValue::tombstone(key), true),
                 };
                 record.clear();

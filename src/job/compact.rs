@@ -1,8 +1,8 @@
 //! Compaction: the newest full and the deltas after it become one new full.
 //!
-//! scan → choose a timeline and a chain → fold → lay out → verify → compress → publish.
+//! scan → choose a timeline and a chain → fold → lay out, compress and upload → verify → publish.
 
-use crate::bolt::{Bucket, BucketValue, Database, ReadAt, TreeBuilder, Writer};
+use crate::bolt::{Bucket, BucketValue, Database, Layout, ReadAt, TreeBuilder, Writer};
 use crate::bucket::catalog::V2;
 use crate::bucket::chain::{self, Chain, Choice, KnownBases};
 use crate::bucket::codec::{self, CompressionChoice};
@@ -10,8 +10,9 @@ use crate::bucket::frame::FrameWriter;
 use crate::bucket::timeline::Timeline;
 use crate::bucket::{Kind, SnapshotName};
 use crate::error::{Error, Reason, Result};
+use crate::job::replay::{self, replay};
 use crate::job::scan::{Depth, Scan, TAGS_UNREADABLE, scan};
-use crate::job::{Context, Spool};
+use crate::job::{Context, Spool, space};
 use crate::mvcc::history::{
     FINISHED_COMPACT, KEY_BUCKET, META_BUCKET, SCHEDULED_COMPACT, key_bucket, metadata_note,
 };
@@ -19,18 +20,18 @@ use crate::mvcc::revision::encode_revision;
 use crate::mvcc::{
     Base, Fold, FoldOptions, HashKv, KeepHistory, KeyValue, RecordKey, Revision, hash_kv,
 };
-use crate::store::{Published, Upload};
+use crate::store::{Published, Staged, Upload};
 use crate::telemetry::memory::peak_memory_bytes;
 use crate::telemetry::progress::Step;
 use chrono::{DateTime, TimeDelta, Utc};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::fs::File;
-use std::io::{self, Seek};
+use std::io::{self, BufWriter, Write};
 use std::time::Instant;
 
 /// Changes held in memory before they go to the temporary directory.
-const CHANGE_BUFFER_BYTES: usize = 24 << 20;
+const CHANGE_BUFFER_BYTES: usize = 20 << 20;
 /// Names that are tried when a name is taken: as many seconds after the newest input.
 const NAMES_TRIED: i64 = 3600;
 
@@ -222,9 +223,7 @@ impl Run<'_> {
             .options
             .keep_history
             .compact_revision(base, chain.target, cutoff);
-        let (file, events, folded) = self.fold(&scan, &opened, compact)?;
-        let file = self.verify(file, &opened, &folded)?;
-
+        let (fold, events) = self.fold(&scan, &opened, compact)?;
         let mut new_name = SnapshotName {
             kind: Kind::Full,
             start: Revision(0),
@@ -233,7 +232,8 @@ impl Run<'_> {
             compression: encoding.compression,
             is_final: self.newest_name(&scan, chain).is_final,
         };
-        let bytes = self.publish(file, &mut new_name, encoding)?;
+        let (staged, folded) = self.write(&scan, &opened, compact, fold, &new_name, encoding)?;
+        let bytes = self.publish(&staged, &mut new_name)?;
         tracing::info!(
             snapshot = %new_name,
             revision = chain.target.0,
@@ -491,6 +491,22 @@ impl Run<'_> {
         ))
     }
 
+    /// The deltas of the chain, each with the revisions that are taken of it.
+    fn steps<'s>(&self, scan: &'s Scan, opened: &Opened) -> Vec<replay::Step<'s>> {
+        let Opened { chain, base, .. } = opened;
+        let mut done = base.revision;
+        let steps = chain.deltas.iter().map(|link| {
+            let after = done;
+            done = done.max(link.until);
+            replay::Step {
+                snapshot: &scan.catalog.snapshots[link.snapshot],
+                after,
+                until: link.until.min(chain.target),
+            }
+        });
+        steps.collect()
+    }
+
     /// Calls `each` for every event that the fold takes, in order.
     fn for_each_event(
         &self,
@@ -498,32 +514,17 @@ impl Run<'_> {
         opened: &Opened,
         mut each: impl FnMut(&crate::bucket::delta::Event<'_>) -> Result<()>,
     ) -> Result<()> {
-        let Opened { chain, base, .. } = opened;
-        let mut done = base.revision;
-        let mut next = None;
-        for (n, link) in chain.deltas.iter().enumerate() {
-            let snapshot = &scan.catalog.snapshots[link.snapshot];
-            let at = self.ctx.at(snapshot);
-            let mut delta = match next.take() {
-                Some(d) => d,
-                None => self.ctx.delta(snapshot)?,
-            };
-            // The next one is fetched while this one is folded.
-            if let Some(following) = chain.deltas.get(n + 1) {
-                next = Some(
-                    self.ctx
-                        .delta(&scan.catalog.snapshots[following.snapshot])?,
-                );
-            }
+        for step in self.steps(scan, opened) {
+            let at = self.ctx.at(step.snapshot);
+            let mut delta = self.ctx.delta(step.snapshot)?;
             while let Some(e) = delta.next().map_err(&at)? {
-                if e.main > done
-                    && e.main <= link.until.min(chain.target)
+                if e.main > step.after
+                    && e.main <= step.until
                     && let Err(e) = each(&e)
                 {
                     return Err(at(delta.explain(e)));
                 }
             }
-            done = done.max(link.until);
         }
         Ok(())
     }
@@ -565,10 +566,9 @@ impl Run<'_> {
         Ok(cutoff)
     }
 
-    /// Folds the chain into a new database file.
-    fn fold(&self, scan: &Scan, opened: &Opened, compact: Revision) -> Result<(File, u64, HashKv)> {
+    /// Folds the chain. Gives the number of events that were taken, too.
+    fn fold(&self, scan: &Scan, opened: &Opened, compact: Revision) -> Result<(Fold, u64)> {
         let Opened { chain, db, base } = opened;
-        let at_base = self.ctx.at(&scan.catalog.snapshots[chain.base]);
         let options = FoldOptions {
             target: chain.target,
             compact,
@@ -576,62 +576,85 @@ impl Run<'_> {
             temp_dir: self.ctx.temp_dir.clone(),
             buffer_bytes: CHANGE_BUFFER_BYTES,
         };
-        let mut fold = Fold::new(options, db).map_err(&at_base)?;
-        let mut events = 0;
-        self.for_each_event(scan, opened, |e| {
-            events += u64::from(fold.apply(e.main, e.sub, &e.change)?);
-            Ok(())
-        })?;
+        let fold = Fold::new(options.clone(), db)
+            .map_err(self.ctx.at(&scan.catalog.snapshots[chain.base]))?;
+        replay(self.ctx, &self.steps(scan, opened), &options, fold)
+    }
 
-        let step = Step::new("write the new snapshot", None);
-        let mut writer = Writer::new(self.ctx.temp_file()?, db.page_size())?;
-        let mut root = TreeBuilder::new(db.meta().sequence);
+    /// Lays the new database out, compresses and uploads it on the way, and verifies it.
+    fn write(
+        &self,
+        scan: &Scan,
+        opened: &Opened,
+        compact: Revision,
+        mut fold: Fold,
+        name: &SnapshotName,
+        encoding: codec::Encoding,
+    ) -> Result<(Staged, HashKv)> {
+        let Opened { chain, db, base } = opened;
+        let at_base = self.ctx.at(&scan.catalog.snapshots[chain.base]);
+        let layout = {
+            let step = Step::new("measure the new snapshot", None);
+            let mut w = Writer::measuring(db.page_size())?;
+            let root = build(opened, compact, &mut w, &at_base, |w, tree| {
+                fold.measure(db, |key, len| {
+                    step.add((key.len() + len) as u64);
+                    self.ctx.store.cancel().check()?;
+                    tree.push_len(w, key, len)
+                })
+            })?;
+            w.layout(root, &metadata_note(base.metadata_revision))?
+        };
+        space::check(&self.ctx.temp_dir, layout.bytes(), "the new database")?;
+
+        let failed = |e| Error::io("write the new snapshot", e);
+        let upload = Upload::new(&self.ctx.store, &name.to_string(), self.ctx.threads);
+        let packed = codec::encoder(encoding, self.ctx.threads, upload).map_err(failed)?;
+        let mut both = Both {
+            file: BufWriter::with_capacity(256 << 10, self.ctx.temp_file()?),
+            stream: FrameWriter::new(packed),
+            step: Step::new(format!("write {name}"), Some(layout.bytes())),
+        };
         let mut fold = Some(fold);
         let mut folded = None;
-        let mut buckets = db.cursor(&db.root());
-        while let Some(e) = buckets.next().map_err(&at_base)? {
-            if !e.is_bucket() {
-                root.push(&mut writer, e.key, e.value)?;
-                continue;
-            }
-            let bucket = Bucket::decode(e.value).map_err(&at_base)?;
-            let value = match (e.key, fold.take()) {
-                (KEY_BUCKET, Some(fold)) => {
-                    let mut tree = TreeBuilder::new(bucket.sequence);
-                    let cancel = self.ctx.store.cancel();
-                    let done = fold.finish(db, |key, record| {
-                        step.add((key.len() + record.len()) as u64);
-                        cancel.check()?;
-                        tree.push(&mut writer, key, record)
-                    });
-                    folded = Some(done.map_err(|e| match e.reason() {
-                        // It names the deltas, not the base.
-                        Reason::HistoryMismatch => e,
-                        _ => at_base(e),
-                    })?);
-                    tree.finish(&mut writer)?
-                }
-                (name, waiting) => {
-                    fold = waiting;
-                    if name == META_BUCKET {
-                        rewrite_meta(db, &bucket, compact, &mut writer).map_err(&at_base)?
-                    } else {
-                        copy_bucket(db, &bucket, &mut writer, 0).map_err(&at_base)?
-                    }
-                }
-            };
-            root.push_bucket(&mut writer, e.key, &value)?;
-        }
+        let mut w = Writer::writing(&layout, &mut both)?;
+        let root = build(opened, compact, &mut w, &at_base, |w, tree| {
+            let fold = fold
+                .take()
+                .ok_or_else(|| Error::corrupt("the snapshot has two buckets \"key\""))?;
+            folded = Some(fold.finish(db, |key, record| {
+                self.ctx.store.cancel().check()?;
+                tree.push(w, key, record)
+            })?);
+            Ok(())
+        })?;
+        w.finish(root, &layout)?;
         let folded = folded.ok_or_else(|| Error::internal("the fold was not run"))?;
-        Ok((
-            writer.finish(root, &metadata_note(base.metadata_revision))?,
-            events,
-            folded,
-        ))
+
+        let Both { file, stream, step } = both;
+        let file = file.into_inner().map_err(|e| failed(e.into_error()))?;
+        let verify = || self.verify(file, opened, &folded, &layout);
+        let stage = || {
+            let packed = stream.finish().map_err(failed)?;
+            packed.finish().map_err(failed)?.finish()
+        };
+        let (verified, staged) = if self.ctx.threads > 1 {
+            std::thread::scope(|s| {
+                let verified = s.spawn(verify);
+                let staged = stage();
+                let panicked = |_| Err(Error::internal("the verification panicked"));
+                (verified.join().unwrap_or_else(panicked), staged)
+            })
+        } else {
+            (verify(), stage())
+        };
+        drop(step);
+        verified?;
+        Ok((staged?, folded))
     }
 
     /// Reads the new file as a stranger would: every page, its revisions, and HashKV.
-    fn verify(&self, file: File, opened: &Opened, folded: &HashKv) -> Result<File> {
+    fn verify(&self, file: File, opened: &Opened, folded: &HashKv, layout: &Layout) -> Result<()> {
         let target = opened.chain.target;
         let _step = Step::new("verify the new snapshot", None);
         let db = Database::open(self.ctx.spool(file))?;
@@ -639,37 +662,25 @@ impl Run<'_> {
         let hash = hash_kv(&db, None)?;
         // HashKV has read all of the `key` bucket.
         read_all(&db, &db.root(), 0, |name| name != KEY_BUCKET)?;
-        if base.revision != target || !base.compaction_finished || hash != *folded {
+        let bytes = db.into_inner().size();
+        let bytes = bytes.map_err(|e| Error::io("read the new database", e))?;
+        if base.revision != target
+            || !base.compaction_finished
+            || hash != *folded
+            || bytes != layout.bytes()
+        {
             check_compacted(&opened.db)?;
             return Err(Error::internal(format!(
                 "the new file is not what was folded: it ends at revision {} with {hash:?}, folded were {target} and {:?}",
                 base.revision, folded
             )));
         }
-        Ok(db.into_inner().file)
+        Ok(())
     }
 
-    /// Compresses and uploads the file, and gives it the first free name from `name` on. Returns
-    /// the object's size.
-    fn publish(
-        &self,
-        mut file: File,
-        name: &mut SnapshotName,
-        encoding: codec::Encoding,
-    ) -> Result<u64> {
-        let io = |e| Error::io("read the new snapshot back from the temporary directory", e);
-        let size = file.metadata().map_err(io)?.len();
-        file.rewind().map_err(io)?;
-        let write = |e| Error::io("write the new snapshot", e);
-        let upload = Upload::new(&self.ctx.store, &name.to_string(), self.ctx.threads);
-        let packed = codec::encoder(encoding, self.ctx.threads, upload).map_err(write)?;
-        let mut framed = FrameWriter::new(packed);
-        let step = Step::new(format!("write {name}"), Some(size));
-        let mut plain = step.reader(io::BufReader::with_capacity(1 << 20, file));
-        io::copy(&mut plain, &mut framed).map_err(write)?;
-        let packed = framed.finish().map_err(write)?;
-        let upload = packed.finish().map_err(write)?;
-        let staged = upload.finish()?;
+    /// Gives the staged object the first free name from `name` on. Returns its size, or 0 where it
+    /// was there already.
+    fn publish(&self, staged: &Staged, name: &mut SnapshotName) -> Result<u64> {
         let first = name.created;
         while name.created < first + NAMES_TRIED {
             match staged.publish(&format!("{V2}/{name}"))? {
@@ -687,6 +698,66 @@ impl Run<'_> {
             ),
         ))
     }
+}
+
+/// Where the new database goes: into a file to be verified, and on its way into the store.
+struct Both<W> {
+    file: BufWriter<File>,
+    stream: W,
+    step: Step,
+}
+
+impl<W: Write> Write for Both<W> {
+    fn write(&mut self, b: &[u8]) -> io::Result<usize> {
+        self.file.write_all(b).map_err(|e| {
+            Error::io(
+                "write the new database to the temporary directory (choose another with --temp-dir)",
+                e,
+            )
+        })?;
+        self.stream.write_all(b)?;
+        self.step.add(b.len() as u64);
+        Ok(b.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
+}
+
+/// Builds the new database out of the base's buckets; `records` fills the one of records.
+fn build(
+    opened: &Opened,
+    compact: Revision,
+    w: &mut Writer<'_>,
+    at_base: impl Fn(Error) -> Error,
+    mut records: impl FnMut(&mut Writer<'_>, &mut TreeBuilder) -> Result<()>,
+) -> Result<TreeBuilder> {
+    let db = &opened.db;
+    let mut root = TreeBuilder::new(db.meta().sequence);
+    let mut buckets = db.cursor(&db.root());
+    while let Some(e) = buckets.next().map_err(&at_base)? {
+        if !e.is_bucket() {
+            root.push(w, e.key, e.value)?;
+            continue;
+        }
+        let bucket = Bucket::decode(e.value).map_err(&at_base)?;
+        let value = match e.key {
+            KEY_BUCKET => {
+                let mut tree = TreeBuilder::new(bucket.sequence);
+                records(w, &mut tree).map_err(|e| match e.reason() {
+                    // It names the deltas, not the base.
+                    Reason::HistoryMismatch => e,
+                    _ => at_base(e),
+                })?;
+                tree.finish(w)?
+            }
+            META_BUCKET => rewrite_meta(db, &bucket, compact, w).map_err(&at_base)?,
+            _ => copy_bucket(db, &bucket, w, 0).map_err(&at_base)?,
+        };
+        root.push_bucket(w, e.key, &value)?;
+    }
+    Ok(root)
 }
 
 /// A base that says it is compacted holds one record a key up to there. The fold relies on that;
@@ -716,7 +787,7 @@ const MAX_NESTING: usize = 16;
 fn copy_bucket<R: ReadAt>(
     db: &Database<R>,
     bucket: &Bucket,
-    writer: &mut Writer,
+    writer: &mut Writer<'_>,
     depth: usize,
 ) -> Result<BucketValue> {
     if depth > MAX_NESTING {
@@ -740,7 +811,7 @@ fn rewrite_meta<R: ReadAt>(
     db: &Database<R>,
     bucket: &Bucket,
     compact: Revision,
-    writer: &mut Writer,
+    writer: &mut Writer<'_>,
 ) -> Result<BucketValue> {
     let mut entries = BTreeMap::new();
     let mut c = db.cursor(bucket);

@@ -3,17 +3,21 @@
 //! Here stands the I/O around the decisions of `bucket` and `mvcc`. `cli` calls it; a program that
 //! uses deltafold as a library can as well. Everything blocks: call it outside of async code.
 
+mod ahead;
 pub mod compact;
 pub mod list;
+mod replay;
 pub mod scan;
+mod space;
 
 use crate::bolt::{Database, ReadAt};
 use crate::bucket::delta::DeltaReader;
 use crate::bucket::frame::FrameReader;
-use crate::bucket::{Snapshot, codec};
+use crate::bucket::{Compression, Snapshot, codec};
 use crate::error::{Error, Reason, Result};
+use crate::job::ahead::Ahead;
 use crate::mvcc::Base;
-use crate::store::{Cancel, Store};
+use crate::store::{Cancel, ObjectReader, Store};
 use crate::telemetry::progress::Step;
 use std::fs::File;
 use std::io::{Read, Write};
@@ -56,11 +60,20 @@ impl Context {
     /// # Errors
     /// `CorruptSnapshot`; the rest comes while reading.
     pub fn payload(&self, snapshot: &Snapshot) -> Result<Payload> {
-        let object = self.store.read(&snapshot.path);
+        self.payload_from(self.store.read(&snapshot.path), snapshot)
+    }
+
+    /// The payload of a snapshot whose transfer has begun.
+    fn payload_from(&self, object: ObjectReader, snapshot: &Snapshot) -> Result<Payload> {
         let step = Step::new(format!("read {}", snapshot.name), Some(snapshot.bytes));
         let plain = codec::decoder(snapshot.name.compression, step.reader(object))
             .map_err(|e| self.at(snapshot)(Error::io("read", e)))?;
-        Ok(FrameReader::new(plain))
+        // What is not compressed comes as fast as it can be hashed.
+        let ahead = self.threads > 1 && snapshot.name.compression != Compression::None;
+        Ok(FrameReader::new(match ahead {
+            true => Box::new(Ahead::new(plain)),
+            false => plain,
+        }))
     }
 
     /// Starts to read a delta.
@@ -68,7 +81,17 @@ impl Context {
     /// # Errors
     /// As [`payload`](Self::payload).
     pub fn delta(&self, snapshot: &Snapshot) -> Result<DeltaReader<Payload>> {
-        Ok(DeltaReader::new(self.payload(snapshot)?, &snapshot.name))
+        self.delta_from(self.store.read(&snapshot.path), snapshot)
+    }
+
+    /// A delta whose transfer has begun.
+    fn delta_from(
+        &self,
+        object: ObjectReader,
+        snapshot: &Snapshot,
+    ) -> Result<DeltaReader<Payload>> {
+        let payload = self.payload_from(object, snapshot)?;
+        Ok(DeltaReader::new(payload, &snapshot.name))
     }
 
     /// Fetches a full into an unnamed temporary file, checks it and opens it.
@@ -78,6 +101,8 @@ impl Context {
     /// `Io`, `NoSpace`.
     pub fn full(&self, snapshot: &Snapshot) -> Result<(Database<Spool>, Base)> {
         let at = self.at(snapshot);
+        // Nothing is smaller decompressed.
+        space::check(&self.temp_dir, snapshot.bytes, &snapshot.path)?;
         let mut payload = self.payload(snapshot)?;
         let mut file = self.temp_file()?;
         let mut buf = vec![0; 256 << 10];

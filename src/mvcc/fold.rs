@@ -1,22 +1,24 @@
 //! The fold: a full snapshot and the changes after it become the records of a new one.
 //!
 //! Changes come in revision order: first the base's own history above its compacted revision, then
-//! the events of the deltas. For each key touched one [`Slot`] is kept; what may have to be written
-//! waits in the change log. At the end the base's records and the log are walked in order and every
-//! record that etcd's compaction would keep is handed to the caller. It reads no deltas and writes
-//! no file; `job::compact` calls it.
+//! the events of the deltas. For each key touched one slot is kept (`keys`); what may have to be
+//! written waits in the change log (`log`). At the end the base's records and the log are walked in
+//! order and every record that etcd's compaction would keep is handed to the caller. A [`Part`]
+//! folds changes whose turn has not come: several deltas are read at once. It reads no deltas and
+//! writes no file; `job` calls it.
 //!
 //! On the way it checks that the changes continue one another and the base: etcd counts versions,
 //! so a delta of another history is found out by its counting.
 
+use super::keys::{Keys, Slot, SlotId};
 use crate::bolt::{Database, ReadAt};
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::hash_kv::{HashKv, Hasher, is_alive};
 use crate::mvcc::history::{Base, key_bucket};
-use crate::mvcc::log::ChangeLog;
+use crate::mvcc::log::{ChangeLog, Entry};
 use crate::mvcc::record::KeyValue;
 use crate::mvcc::revision::{RecordKey, Revision, encode_revision};
-use hashbrown::HashMap;
+use base64_simd::STANDARD;
 use std::path::PathBuf;
 
 /// What a fold shall make.
@@ -39,6 +41,8 @@ pub struct FoldOptions {
 pub enum Change<'a> {
     /// The key has this record now; `mod_revision` is the change's own.
     Put(KeyValue<'a>),
+    /// As `Put`, with the value still in base64 (the standard alphabet, with padding).
+    PutBase64(KeyValue<'a>),
     /// The key is gone.
     Delete {
         /// Which.
@@ -50,28 +54,33 @@ impl Change<'_> {
     /// The key that changed.
     pub fn key(&self) -> &[u8] {
         match self {
-            Change::Put(kv) => kv.key,
+            Change::Put(kv) | Change::PutBase64(kv) => kv.key,
             Change::Delete { key } => key,
         }
     }
-}
 
-/// What is remembered of a key that was touched above the base's compacted revision.
-#[derive(Debug)]
-struct Slot {
-    /// Its newest change at or below the new compacted revision: only that one is kept of those.
-    kept: Option<RecordKey>,
-    newest: State,
-    /// What the first change said, to be compared with the base's record.
-    first: State,
-    /// Changed above the new compacted revision too: its kept record is not its newest.
-    touched_after: bool,
-    alive_in_base: bool,
+    /// Appends the value, decoded; nothing for a deletion. `main` is for the message.
+    ///
+    /// # Errors
+    /// `CorruptSnapshot` where it is no base64.
+    pub fn append_value(&self, main: Revision, out: &mut Vec<u8>) -> Result<()> {
+        match self {
+            Change::Put(kv) => out.extend_from_slice(kv.value),
+            // The decoder is as fast as a copy would be.
+            Change::PutBase64(kv) => STANDARD.decode_append(kv.value, out).map_err(|e| {
+                Error::corrupt(format!(
+                    "the value of an event at revision {main} is no base64: {e}"
+                ))
+            })?,
+            Change::Delete { .. } => {}
+        }
+        Ok(())
+    }
 }
 
 /// What a change says of its key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+pub(super) enum State {
     Alive { create: Revision, version: i64 },
     Gone,
 }
@@ -79,7 +88,7 @@ enum State {
 impl State {
     fn of(change: &Change<'_>) -> State {
         match change {
-            Change::Put(kv) => State::Alive {
+            Change::Put(kv) | Change::PutBase64(kv) => State::Alive {
                 create: kv.create_revision,
                 version: kv.version,
             },
@@ -104,13 +113,206 @@ impl State {
     }
 }
 
+/// The changes of a stretch of history: a slot for each key, and what may have to be written.
+#[derive(Debug)]
+struct Changes {
+    keys: Keys,
+    log: ChangeLog,
+    last: Option<(Revision, u32)>,
+}
+
+impl Changes {
+    fn new(options: &FoldOptions, buffer_bytes: usize) -> Self {
+        Changes {
+            keys: Keys::default(),
+            log: ChangeLog::new(buffer_bytes, &options.temp_dir),
+            last: None,
+        }
+    }
+
+    fn apply(
+        &mut self,
+        options: &FoldOptions,
+        main: Revision,
+        sub: u32,
+        change: &Change<'_>,
+    ) -> Result<bool> {
+        if main <= options.base.revision || main > options.target {
+            return Ok(false);
+        }
+        let tombstone = matches!(change, Change::Delete { .. });
+        let rk = RecordKey {
+            main,
+            sub,
+            tombstone,
+        };
+        let mut entry = Entry {
+            rk,
+            slot: SlotId(0),
+            create_revision: Revision(0),
+            version: 0,
+            lease: 0,
+            len: 0,
+        };
+        if let Change::Put(kv) | Change::PutBase64(kv) = change {
+            let born_now = kv.create_revision == rk.main;
+            if kv.mod_revision != rk.main
+                || kv.create_revision > rk.main
+                || kv.create_revision.0 < 1
+                || kv.version < 1
+                || (kv.version == 1) != born_now
+            {
+                return Err(Error::corrupt(format!(
+                    "the record of key {} at revision {} contradicts itself (create_revision {}, mod_revision {}, version {})",
+                    show_key(kv.key),
+                    rk.main,
+                    kv.create_revision,
+                    kv.mod_revision,
+                    kv.version
+                )));
+            }
+            entry.create_revision = kv.create_revision;
+            entry.version = kv.version;
+            entry.lease = kv.lease;
+        }
+        entry.slot = self.note(options, rk, change.key(), State::of(change))?;
+        let (keys, compact) = (&self.keys, options.compact);
+        self.log.append(
+            entry,
+            |out| change.append_value(main, out),
+            |e| Slot::keeps(Some(keys.at(e.slot)), compact, &e.rk),
+        )?;
+        Ok(true)
+    }
+
+    fn note(
+        &mut self,
+        options: &FoldOptions,
+        rk: RecordKey,
+        key: &[u8],
+        state: State,
+    ) -> Result<SlotId> {
+        if self.last.is_some_and(|last| (rk.main, rk.sub) <= last) {
+            return Err(Error::internal(format!(
+                "change {}_{} was folded out of order",
+                rk.main, rk.sub
+            )));
+        }
+        self.last = Some((rk.main, rk.sub));
+        let id = match self.keys.find(key) {
+            Some(id) => {
+                let newest = self.keys.at(id).newest;
+                if !state.follows(newest) {
+                    return Err(mismatch(key, rk.main, state, newest));
+                }
+                id
+            }
+            None => self.insert(key, state)?,
+        };
+        let slot = self.keys.at_mut(id);
+        slot.newest = state;
+        if rk.main > options.compact {
+            slot.touched_after = true;
+        } else {
+            slot.keep(rk.main, rk.sub);
+        }
+        Ok(id)
+    }
+
+    fn insert(&mut self, key: &[u8], first: State) -> Result<SlotId> {
+        self.keys.insert(key, first).ok_or_else(|| {
+            Error::new(
+                Reason::Configuration,
+                "the deltas touch more keys than one run can fold (4 billion)",
+            )
+        })
+    }
+
+    /// Takes over the changes that follow; `after` is a revision between, for messages.
+    fn absorb(&mut self, options: &FoldOptions, part: Changes, after: Revision) -> Result<()> {
+        let Changes {
+            keys,
+            mut log,
+            last,
+        } = part;
+        let mut ids = Vec::with_capacity(keys.len());
+        for (key, theirs) in keys.iter() {
+            let id = match self.keys.find(key) {
+                Some(id) => {
+                    let newest = self.keys.at(id).newest;
+                    if !theirs.first.follows(newest) {
+                        return Err(mismatch(key, after, theirs.first, newest));
+                    }
+                    id
+                }
+                None => self.insert(key, theirs.first)?,
+            };
+            let slot = self.keys.at_mut(id);
+            slot.newest = theirs.newest;
+            slot.touched_after |= theirs.touched_after;
+            if let Some((main, sub)) = theirs.kept() {
+                slot.keep(main, sub);
+            }
+            ids.push(id);
+        }
+        drop(keys);
+        let (keys, compact) = (&self.keys, options.compact);
+        let live = |e: &Entry| Slot::keeps(Some(keys.at(e.slot)), compact, &e.rk);
+        log.for_each(true, |e, value| {
+            let e = Entry {
+                slot: ids[e.slot.0 as usize],
+                ..*e
+            };
+            if !live(&e) {
+                return Ok(());
+            }
+            let append = |out: &mut Vec<u8>| {
+                out.extend_from_slice(value);
+                Ok(())
+            };
+            self.log.append(e, append, live)
+        })?;
+        self.last = last.or(self.last);
+        Ok(())
+    }
+}
+
 /// A fold under way.
 #[derive(Debug)]
 pub struct Fold {
     options: FoldOptions,
-    slots: HashMap<Box<[u8]>, Slot>,
-    log: ChangeLog,
-    last: Option<(Revision, u32)>,
+    changes: Changes,
+}
+
+/// Changes that follow others which have not been folded yet.
+#[derive(Debug)]
+pub struct Part {
+    options: FoldOptions,
+    changes: Changes,
+}
+
+impl Part {
+    /// Starts a part of the fold that `options` describe; up to `buffer_bytes` of changes are held
+    /// in memory.
+    pub fn new(options: FoldOptions, buffer_bytes: usize) -> Self {
+        Part {
+            changes: Changes::new(&options, buffer_bytes),
+            options,
+        }
+    }
+
+    /// As [`Fold::apply`].
+    ///
+    /// # Errors
+    /// As [`Fold::apply`].
+    pub fn apply(&mut self, main: Revision, sub: u32, change: &Change<'_>) -> Result<bool> {
+        self.changes.apply(&self.options, main, sub, change)
+    }
+
+    /// Bytes of memory that its keys take.
+    pub fn key_memory(&self) -> usize {
+        self.changes.keys.memory()
+    }
 }
 
 impl Fold {
@@ -129,119 +331,54 @@ impl Fold {
                 ),
             ));
         }
-        let log = ChangeLog::new(options.buffer_bytes, &options.temp_dir);
-        let mut fold = Fold {
-            slots: HashMap::new(),
-            log,
-            last: None,
-            options,
-        };
+        let mut changes = Changes::new(&options, options.buffer_bytes);
+        let fold = |options, changes| Fold { options, changes };
         let mut c = db.cursor(&key_bucket(db)?);
-        if let Some(from) = fold.history_from() {
+        if let Some(from) = history_from(&options) {
             c.seek(&encode_revision(from, 0))?;
         }
         while let Some(e) = c.next()? {
             let rk = RecordKey::decode(e.key)?;
-            if rk.main > fold.options.target {
+            if rk.main > options.target {
                 break;
             }
             let kv = KeyValue::decode(e.value)?;
-            let change = if rk.tombstone {
-                Change::Delete { key: kv.key }
-            } else {
-                Change::Put(kv)
-            };
-            fold.note(rk, &change)?;
+            changes.note(&options, rk, kv.key, state_of(&rk, kv))?;
         }
-        Ok(fold)
-    }
-
-    /// The first revision of the base that counts as history: below it each key has one record.
-    /// `None` where the base's compaction was not finished, so that all of it is history.
-    fn history_from(&self) -> Option<Revision> {
-        let base = &self.options.base;
-        base.compaction_finished
-            .then(|| base.compact_revision.next().max(Revision(0)))
+        Ok(fold(options, changes))
     }
 
     /// Adds an event of a delta. Revisions that the base holds, and those past the target, are
     /// passed over. Says whether it was taken.
     ///
     /// # Errors
-    /// `HistoryMismatch` where it cannot follow what came before; `Io`, `NoSpace`.
+    /// `HistoryMismatch` where it cannot follow what came before; `CorruptSnapshot` where it
+    /// contradicts itself; `Io`, `NoSpace`.
     pub fn apply(&mut self, main: Revision, sub: u32, change: &Change<'_>) -> Result<bool> {
-        if main <= self.options.base.revision || main > self.options.target {
-            return Ok(false);
-        }
-        let tombstone = matches!(change, Change::Delete { .. });
-        let rk = RecordKey {
-            main,
-            sub,
-            tombstone,
-        };
-        let key = change.key();
-        if let Change::Put(kv) = change {
-            let born_now = kv.create_revision == rk.main;
-            if kv.mod_revision != rk.main
-                || kv.create_revision > rk.main
-                || kv.create_revision.0 < 1
-                || kv.version < 1
-                || (kv.version == 1) != born_now
-            {
-                return Err(Error::corrupt(format!(
-                    "the record of key {} at revision {} contradicts itself (create_revision {}, mod_revision {}, version {})",
-                    show_key(key),
-                    rk.main,
-                    kv.create_revision,
-                    kv.mod_revision,
-                    kv.version
-                )));
-            }
-        }
-        self.note(rk, change)?;
-        let (slots, compact) = (&self.slots, self.options.compact);
-        self.log.append(
-            rk,
-            |out| match change {
-                Change::Put(kv) => kv.encode(out),
-                Change::Delete { key } => KeyValue::tombstone(key).encode(out),
-            },
-            |rk, record| Ok(is_kept(slots, compact, rk, KeyValue::decode(record)?.key)),
-        )?;
-        Ok(true)
+        self.changes.apply(&self.options, main, sub, change)
     }
 
-    fn note(&mut self, rk: RecordKey, change: &Change<'_>) -> Result<()> {
-        if self.last.is_some_and(|last| (rk.main, rk.sub) <= last) {
-            return Err(Error::internal(format!(
-                "change {}_{} was folded out of order",
-                rk.main, rk.sub
-            )));
-        }
-        self.last = Some((rk.main, rk.sub));
-        let key = change.key();
-        let state = State::of(change);
-        let after = rk.main > self.options.compact;
-        if let Some(slot) = self.slots.get_mut(key) {
-            if !state.follows(slot.newest) {
-                return Err(mismatch(key, rk.main, state, slot.newest));
-            }
-            slot.newest = state;
-            slot.touched_after |= after;
-            if !after {
-                slot.kept = Some(rk);
-            }
-        } else {
-            let slot = Slot {
-                kept: (!after).then_some(rk),
-                newest: state,
-                first: state,
-                touched_after: after,
-                alive_in_base: false,
-            };
-            self.slots.insert(key.into(), slot);
-        }
-        Ok(())
+    /// Adds a part whose changes follow those that were added before; `from` is its first revision,
+    /// for messages.
+    ///
+    /// # Errors
+    /// As [`apply`](Self::apply).
+    pub fn absorb(&mut self, part: Part, from: Revision) -> Result<()> {
+        self.changes.absorb(&self.options, part.changes, from)
+    }
+
+    /// Hands the key and the record's length in bytes of every record of the result to `each`, in
+    /// order, without reading values. [`finish`](Self::finish) can follow.
+    ///
+    /// # Errors
+    /// As [`finish`](Self::finish).
+    pub fn measure<R: ReadAt>(
+        &mut self,
+        db: &Database<R>,
+        mut each: impl FnMut(&[u8], usize) -> Result<()>,
+    ) -> Result<()> {
+        self.walk(db, false, |_, key, len, _, _| each(key, len))
+            .map(|_| ())
     }
 
     /// Hands every record of the result to `each`, as raw key and value in order, and gives HashKV
@@ -251,20 +388,37 @@ impl Fold {
     /// `HistoryMismatch` where the changes do not continue the base; `CorruptSnapshot`; what `each`
     /// returns; `Io`.
     pub fn finish<R: ReadAt>(
-        self,
+        mut self,
         db: &Database<R>,
         mut each: impl FnMut(&[u8], &[u8]) -> Result<()>,
     ) -> Result<HashKv> {
-        let history_from = self.history_from();
+        let mut hasher = Hasher::new(self.options.compact);
+        let live_keys = self.walk(db, true, |rk, key, _, record, is_newest| {
+            hasher.add(rk, key, record, is_newest);
+            each(key, record)
+        })?;
+        Ok(hasher.finish(live_keys))
+    }
+
+    /// Walks the records of the result: revision, raw key, length, the record itself (only
+    /// `with_values`), and whether it is its key's newest. Gives the number of live keys.
+    fn walk<R: ReadAt>(
+        &mut self,
+        db: &Database<R>,
+        with_values: bool,
+        mut each: impl FnMut(&RecordKey, &[u8], usize, &[u8], bool) -> Result<()>,
+    ) -> Result<u64> {
+        let history_from = history_from(&self.options);
         let FoldOptions {
             target,
             compact,
             base,
             ..
         } = self.options;
-        let mut slots = self.slots;
+        let Changes { keys, log, .. } = &mut self.changes;
+        // Whether the record that is kept of a key at or below the compacted revision is its newest.
+        let is_newest = |slot: Option<&Slot>| slot.is_none_or(|s| !s.touched_after);
         let mut live_keys = 0;
-        let mut hasher = Hasher::new(compact);
 
         let mut c = db.cursor(&key_bucket(db)?);
         while let Some(e) = c.next()? {
@@ -273,16 +427,12 @@ impl Fold {
                 break;
             }
             let kv = KeyValue::decode(e.value)?;
-            let slot = slots.get_mut(kv.key);
+            let id = keys.find(kv.key);
             if history_from.is_some_and(|from| rk.main < from) {
-                let state = if rk.tombstone {
-                    State::Gone
-                } else {
-                    State::of(&Change::Put(kv))
-                };
-                match slot {
+                match id.map(|id| keys.at_mut(id)) {
                     None => live_keys += u64::from(is_alive(&rk, kv.key)),
                     Some(slot) => {
+                        let state = state_of(&rk, kv);
                         if !slot.first.follows(state) {
                             return Err(mismatch(kv.key, base.revision.next(), slot.first, state));
                         }
@@ -290,59 +440,62 @@ impl Fold {
                     }
                 }
             }
-            if is_kept(&slots, compact, &rk, kv.key) {
-                hasher.add(&rk, e.key, e.value, is_newest(&slots, kv.key));
-                each(e.key, e.value)?;
+            let slot = id.map(|id| keys.at(id));
+            if Slot::keeps(slot, compact, &rk) {
+                each(&rk, e.key, e.value.len(), e.value, is_newest(slot))?;
             }
         }
-        if base.compaction_finished {
-            for (key, slot) in &slots {
-                if !slot.alive_in_base && !slot.first.follows(State::Gone) {
-                    return Err(mismatch(key, base.revision.next(), slot.first, State::Gone));
-                }
+        for (key, slot) in keys.iter() {
+            if base.compaction_finished && !slot.alive_in_base && !slot.first.follows(State::Gone) {
+                return Err(mismatch(key, base.revision.next(), slot.first, State::Gone));
             }
+            live_keys += u64::from(slot.newest != State::Gone && !key.is_empty());
         }
-        live_keys += slots
-            .iter()
-            .filter(|(key, s)| s.newest != State::Gone && !key.is_empty())
-            .count() as u64;
 
-        let mut raw_key = Vec::new();
-        self.log.drain(|rk, record| {
-            let key = KeyValue::decode(record)?.key;
-            if !is_kept(&slots, compact, &rk, key) {
+        let (mut raw_key, mut record) = (Vec::new(), Vec::new());
+        log.for_each(with_values, |e, value| {
+            let slot = keys.at(e.slot);
+            if !Slot::keeps(Some(slot), compact, &e.rk) {
                 return Ok(());
             }
             raw_key.clear();
-            rk.encode(&mut raw_key);
-            hasher.add(&rk, &raw_key, record, is_newest(&slots, key));
-            each(&raw_key, record)
+            e.rk.encode(&mut raw_key);
+            let mut kv = KeyValue::tombstone(keys.key(e.slot));
+            if !e.rk.tombstone {
+                kv.create_revision = e.create_revision;
+                kv.mod_revision = e.rk.main;
+                kv.version = e.version;
+                kv.lease = e.lease;
+            }
+            record.clear();
+            let len = if with_values {
+                kv.value = value;
+                kv.encode(&mut record);
+                record.len()
+            } else {
+                kv.encoded_len(e.len)
+            };
+            each(&e.rk, &raw_key, len, &record, is_newest(Some(slot)))
         })?;
-        Ok(hasher.finish(live_keys))
+        Ok(live_keys)
     }
 }
 
-/// etcd's compaction: above the compacted revision everything stays; of what is at or below it each
-/// key's newest record, and a tombstone only at exactly the compacted revision.
-fn is_kept(
-    slots: &HashMap<Box<[u8]>, Slot>,
-    compact: Revision,
-    rk: &RecordKey,
-    key: &[u8],
-) -> bool {
-    if rk.main > compact {
-        return true;
-    }
-    if rk.tombstone && rk.main != compact {
-        return false;
-    }
-    let slot = slots.get(key);
-    slot.is_none_or(|s| s.kept.is_none_or(|kept| kept == *rk))
+/// The first revision of the base that counts as history: below it each key has one record.
+/// `None` where the base's compaction was not finished, so that all of it is history.
+fn history_from(options: &FoldOptions) -> Option<Revision> {
+    let base = &options.base;
+    base.compaction_finished
+        .then(|| base.compact_revision.next().max(Revision(0)))
 }
 
-/// Whether the record that is kept of a key at or below the compacted revision is its newest.
-fn is_newest(slots: &HashMap<Box<[u8]>, Slot>, key: &[u8]) -> bool {
-    slots.get(key).is_none_or(|s| !s.touched_after)
+/// What a record of the base says of its key.
+fn state_of(rk: &RecordKey, kv: KeyValue<'_>) -> State {
+    if rk.tombstone {
+        State::Gone
+    } else {
+        State::of(&Change::Put(kv))
+    }
 }
 
 /// A key as it may be shown: printable, and not longer than a line.

@@ -1,202 +1,274 @@
 //! The changes that are still worth writing, in revision order: in memory up to a limit, then in
-//! an unnamed file of the temporary directory.
+//! two unnamed files of the temporary directory (one of entries, one of values).
 //!
 //! It does not know which changes are live: `fold`, its only caller, tells.
 
+use super::keys::SlotId;
 use crate::error::{Error, Result};
 use crate::mvcc::revision::{RecordKey, Revision};
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
-/// main 8, sub 4, tombstone 4, record length 8.
-const HEADER: usize = 24;
+/// Bytes of an [`Entry`] on disk.
+const ENTRY: usize = 48;
+/// A spilled file is not worth rewriting before it is this large.
+const THIN_AT_LEAST: u64 = 256 << 20;
+const BUFFER: usize = 256 << 10;
 
-#[derive(Debug)]
-pub(super) struct ChangeLog {
-    memory: Vec<u8>,
-    limit: usize,
-    temp_dir: PathBuf,
-    spilled: Option<File>,
-    spilled_bytes: u64,
-    /// The spilled file is thinned out when it reaches this size.
-    thin_at: u64,
+/// A change; its value stands apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Entry {
+    pub(super) rk: RecordKey,
+    pub(super) slot: SlotId,
+    pub(super) create_revision: Revision,
+    pub(super) version: i64,
+    pub(super) lease: i64,
+    /// Bytes of the value.
+    pub(super) len: usize,
 }
 
-struct Header {
-    key: RecordKey,
-    len: usize,
-}
+impl Entry {
+    const TOMBSTONE: u64 = 1 << 63;
 
-impl Header {
-    fn encode(&self) -> [u8; HEADER] {
-        let mut b = [0; HEADER];
-        b[..8].copy_from_slice(&self.key.main.0.to_le_bytes());
-        b[8..12].copy_from_slice(&self.key.sub.to_le_bytes());
-        b[12] = u8::from(self.key.tombstone);
-        b[16..].copy_from_slice(&(self.len as u64).to_le_bytes());
+    fn encode(&self) -> [u8; ENTRY] {
+        let mark = if self.rk.tombstone {
+            Self::TOMBSTONE
+        } else {
+            0
+        };
+        let mut b = [0; ENTRY];
+        b[..8].copy_from_slice(&self.rk.main.0.to_le_bytes());
+        b[8..12].copy_from_slice(&self.rk.sub.to_le_bytes());
+        b[12..16].copy_from_slice(&self.slot.0.to_le_bytes());
+        b[16..24].copy_from_slice(&self.create_revision.0.to_le_bytes());
+        b[24..32].copy_from_slice(&self.version.to_le_bytes());
+        b[32..40].copy_from_slice(&self.lease.to_le_bytes());
+        b[40..].copy_from_slice(&(self.len as u64 | mark).to_le_bytes());
         b
     }
 
-    fn decode(b: &[u8; HEADER]) -> Self {
-        let mut eight = [0; 8];
-        eight.copy_from_slice(&b[..8]);
-        let main = Revision(i64::from_le_bytes(eight));
-        eight.copy_from_slice(&b[16..]);
-        let len = u64::from_le_bytes(eight) as usize;
-        let mut four = [0; 4];
-        four.copy_from_slice(&b[8..12]);
-        Header {
-            key: RecordKey {
-                main,
-                sub: u32::from_le_bytes(four),
-                tombstone: b[12] != 0,
+    fn decode(b: &[u8; ENTRY]) -> Self {
+        let word = |at: usize| {
+            let mut w = [0; 8];
+            w.copy_from_slice(&b[at..at + 8]);
+            u64::from_le_bytes(w)
+        };
+        Entry {
+            rk: RecordKey {
+                main: Revision(word(0) as i64),
+                sub: word(8) as u32,
+                tombstone: word(40) & Self::TOMBSTONE != 0,
             },
-            len,
+            slot: SlotId((word(8) >> 32) as u32),
+            create_revision: Revision(word(16) as i64),
+            version: word(24) as i64,
+            lease: word(32) as i64,
+            len: (word(40) & !Self::TOMBSTONE) as usize,
         }
     }
+}
+
+#[derive(Debug)]
+pub(super) struct ChangeLog {
+    entries: Vec<Entry>,
+    /// The values of `entries`, one after the other.
+    values: Vec<u8>,
+    limit: usize,
+    temp_dir: PathBuf,
+    spilled: Option<Spilled>,
+    /// The files are thinned out when they reach this size.
+    thin_at: u64,
+}
+
+#[derive(Debug)]
+struct Spilled {
+    entries: BufWriter<File>,
+    values: BufWriter<File>,
+    bytes: u64,
+}
+
+impl Spilled {
+    fn append(&mut self, entry: &Entry, value: &[u8]) -> Result<()> {
+        self.entries
+            .write_all(&entry.encode())
+            .and_then(|()| self.values.write_all(value))
+            .map_err(failed)?;
+        self.bytes += (ENTRY + value.len()) as u64;
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.entries
+            .flush()
+            .and_then(|()| self.values.flush())
+            .map_err(failed)
+    }
+}
+
+fn failed(e: std::io::Error) -> Error {
+    Error::io(
+        "write changes to the temporary directory (choose another with --temp-dir)",
+        e,
+    )
 }
 
 impl ChangeLog {
     /// Holds up to `limit` bytes in memory.
     pub(super) fn new(limit: usize, temp_dir: &Path) -> Self {
         ChangeLog {
-            memory: Vec::new(),
+            entries: Vec::new(),
+            values: Vec::new(),
             limit,
             temp_dir: temp_dir.to_owned(),
             spilled: None,
-            spilled_bytes: 0,
-            thin_at: 4 * limit as u64,
+            thin_at: THIN_AT_LEAST,
         }
     }
 
-    fn error(e: std::io::Error) -> Error {
-        Error::io("write changes to the temporary directory", e)
-    }
-
-    /// Adds a change; `write` appends the record. When memory is full, what `live` no longer wants
-    /// is dropped, and what remains goes to the file if it is more than half.
+    /// Adds a change; `write` appends the value. When memory is full, what `live` no longer wants
+    /// is dropped, and what remains goes to the files if it is more than half.
     pub(super) fn append(
         &mut self,
-        key: RecordKey,
-        write: impl FnOnce(&mut Vec<u8>),
-        live: impl Fn(&RecordKey, &[u8]) -> Result<bool>,
+        mut entry: Entry,
+        write: impl FnOnce(&mut Vec<u8>) -> Result<()>,
+        live: impl Fn(&Entry) -> bool,
     ) -> Result<()> {
-        if self.memory.len() >= self.limit {
-            self.collect(&live)?;
-            if self.memory.len() > self.limit / 2 {
-                self.spill()?;
-                if self.spilled_bytes >= self.thin_at {
-                    self.thin(&live)?;
-                }
+        if self.values.len() + self.entries.len() * size_of::<Entry>() >= self.limit {
+            self.collect(&live);
+            if self.values.len() + self.entries.len() * size_of::<Entry>() > self.limit / 2 {
+                self.spill(&live)?;
             }
+            // One long value must not keep its memory.
+            self.values.shrink_to(self.limit);
         }
-        let at = self.memory.len();
-        self.memory.extend_from_slice(&[0; HEADER]);
-        write(&mut self.memory);
-        let len = self.memory.len() - at - HEADER;
-        self.memory[at..at + HEADER].copy_from_slice(&Header { key, len }.encode());
+        let at = self.values.len();
+        write(&mut self.values)?;
+        entry.len = self.values.len() - at;
+        self.entries.push(entry);
         Ok(())
     }
 
     /// Drops from memory what is no longer live.
-    fn collect(&mut self, live: &impl Fn(&RecordKey, &[u8]) -> Result<bool>) -> Result<()> {
+    fn collect(&mut self, live: &impl Fn(&Entry) -> bool) {
         let (mut from, mut to) = (0, 0);
-        while let Some(head) = self.memory[from..].first_chunk::<HEADER>() {
-            let h = Header::decode(head);
-            let end = from + HEADER + h.len;
-            if live(&h.key, &self.memory[from + HEADER..end])? {
-                self.memory.copy_within(from..end, to);
-                to += end - from;
+        let values = &mut self.values;
+        self.entries.retain(|e| {
+            let this = from..from + e.len;
+            from = this.end;
+            let stays = live(e);
+            if stays {
+                values.copy_within(this, to);
+                to += e.len;
             }
-            from = end;
-        }
-        self.memory.truncate(to);
-        Ok(())
+            stays
+        });
+        values.truncate(to);
     }
 
-    fn spill(&mut self) -> Result<()> {
-        let mut file = match self.spilled.take() {
-            Some(f) => f,
-            None => self.temp_file()?,
+    fn spill(&mut self, live: &impl Fn(&Entry) -> bool) -> Result<()> {
+        let mut spilled = match self.spilled.take() {
+            Some(s) => s,
+            None => self.files()?,
         };
-        file.write_all(&self.memory).map_err(Self::error)?;
-        self.spilled = Some(file);
-        self.spilled_bytes += self.memory.len() as u64;
-        self.memory.clear();
+        let mut rest = self.values.as_slice();
+        for e in &self.entries {
+            let (value, tail) = rest.split_at(e.len);
+            spilled.append(e, value)?;
+            rest = tail;
+        }
+        self.values.clear();
+        self.entries.clear();
+        if spilled.bytes >= self.thin_at {
+            spilled = self.thin(spilled, live)?;
+        }
+        self.spilled = Some(spilled);
         Ok(())
     }
 
-    fn temp_file(&self) -> Result<File> {
-        tempfile::tempfile_in(&self.temp_dir).map_err(|e| {
-            Error::io(
-                format!(
-                    "create a file in the temporary directory {}",
-                    self.temp_dir.display()
-                ),
-                e,
-            )
+    fn files(&self) -> Result<Spilled> {
+        let new = || {
+            let file = tempfile::tempfile_in(&self.temp_dir).map_err(|e| {
+                Error::io(
+                    format!(
+                        "create a file in the temporary directory {}",
+                        self.temp_dir.display()
+                    ),
+                    e,
+                )
+            })?;
+            Ok(BufWriter::with_capacity(BUFFER, file))
+        };
+        Ok(Spilled {
+            entries: new()?,
+            values: new()?,
+            bytes: 0,
         })
     }
 
-    /// Rewrites the file without what is no longer live, so that it stays within a constant times
+    /// Rewrites the files without what is no longer live, so that they stay within a constant times
     /// the live changes.
-    fn thin(&mut self, live: &impl Fn(&RecordKey, &[u8]) -> Result<bool>) -> Result<()> {
-        let Some(old) = self.spilled.take() else {
-            return Ok(());
-        };
-        let mut new = BufWriter::with_capacity(1 << 20, self.temp_file()?);
-        let mut bytes = 0u64;
-        read_file(old, |key, record| {
-            if live(&key, record)? {
-                let len = record.len();
-                new.write_all(&Header { key, len }.encode())
-                    .and_then(|()| new.write_all(record))
-                    .map_err(Self::error)?;
-                bytes += (HEADER + len) as u64;
-            }
-            Ok(())
+    fn thin(&mut self, mut old: Spilled, live: &impl Fn(&Entry) -> bool) -> Result<Spilled> {
+        let mut new = self.files()?;
+        old.flush()?;
+        read_files(&mut old, true, |e, value| match live(e) {
+            true => new.append(e, value),
+            false => Ok(()),
         })?;
-        self.spilled = Some(new.into_inner().map_err(|e| Self::error(e.into_error()))?);
-        self.spilled_bytes = bytes;
-        self.thin_at = 2 * bytes + 4 * self.limit as u64;
-        Ok(())
+        self.thin_at = (2 * new.bytes).max(THIN_AT_LEAST) + new.bytes;
+        Ok(new)
     }
 
-    /// Gives every change back, in the order in which they were added.
-    pub(super) fn drain(
-        mut self,
-        mut each: impl FnMut(RecordKey, &[u8]) -> Result<()>,
+    /// Gives every change, in the order in which they were added; without values where these are
+    /// not wanted.
+    pub(super) fn for_each(
+        &mut self,
+        with_values: bool,
+        mut each: impl FnMut(&Entry, &[u8]) -> Result<()>,
     ) -> Result<()> {
-        if let Some(file) = self.spilled.take() {
-            read_file(file, &mut each)?;
+        if let Some(spilled) = &mut self.spilled {
+            spilled.flush()?;
+            read_files(spilled, with_values, &mut each)?;
         }
-        let mut rest = self.memory.as_slice();
-        while let Some((head, tail)) = rest.split_first_chunk::<HEADER>() {
-            let h = Header::decode(head);
-            let (record, tail) = tail.split_at(h.len);
-            each(h.key, record)?;
+        let mut rest = self.values.as_slice();
+        for e in &self.entries {
+            let (value, tail) = rest.split_at(e.len);
+            each(e, if with_values { value } else { &[] })?;
             rest = tail;
         }
         Ok(())
     }
 }
 
-fn read_file(mut file: File, mut each: impl FnMut(RecordKey, &[u8]) -> Result<()>) -> Result<()> {
+/// Reads the files from their beginning, and leaves them at their end.
+fn read_files(
+    files: &mut Spilled,
+    with_values: bool,
+    mut each: impl FnMut(&Entry, &[u8]) -> Result<()>,
+) -> Result<()> {
     let io = |e| Error::io("read changes back from the temporary directory", e);
-    file.rewind().map_err(io)?;
-    let mut r = BufReader::with_capacity(1 << 20, file);
-    let mut head = [0; HEADER];
-    let mut record = Vec::new();
-    loop {
-        match r.read_exact(&mut head) {
-            Ok(()) => {}
-            Err(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(()),
-            Err(e) => return Err(io(e)),
-        }
-        let h = Header::decode(&head);
-        record.resize(h.len, 0);
-        r.read_exact(&mut record).map_err(io)?;
-        each(h.key, &record)?;
+    let mut count = {
+        let file = files.entries.get_mut();
+        let end = file.stream_position().map_err(io)?;
+        file.rewind().map_err(io)?;
+        end / ENTRY as u64
+    };
+    if with_values {
+        files.values.get_mut().rewind().map_err(io)?;
     }
+    let mut entries = BufReader::with_capacity(BUFFER, files.entries.get_mut());
+    let mut values = BufReader::with_capacity(BUFFER, files.values.get_mut());
+    let mut head = [0; ENTRY];
+    let mut value = Vec::new();
+    while count > 0 {
+        count -= 1;
+        entries.read_exact(&mut head).map_err(io)?;
+        let e = Entry::decode(&head);
+        if with_values {
+            value.resize(e.len, 0);
+            values.read_exact(&mut value).map_err(io)?;
+        }
+        each(&e, &value)?;
+    }
+    Ok(())
 }

@@ -6,11 +6,12 @@
 pub mod fold;
 pub mod hash_kv;
 pub mod history;
+mod keys;
 mod log;
 pub mod record;
 pub mod revision;
 
-pub use fold::{Change, Fold, FoldOptions};
+pub use fold::{Change, Fold, FoldOptions, Part};
 pub use hash_kv::{HashKv, hash_kv};
 pub use history::{Base, KeepHistory};
 pub use record::KeyValue;

@@ -55,6 +55,24 @@ impl<'a> KeyValue<'a> {
         put_varint(out, LEASE, self.lease);
     }
 
+    /// Bytes that [`encode`](Self::encode) would append if the value had `value_len` bytes.
+    pub fn encoded_len(&self, value_len: usize) -> usize {
+        let bytes = |n: usize| match n {
+            0 => 0,
+            n => 1 + varint_len(n as u64) + n,
+        };
+        let varint = |n: i64| match n {
+            0 => 0,
+            n => 1 + varint_len(n as u64),
+        };
+        bytes(self.key.len())
+            + varint(self.create_revision.0)
+            + varint(self.mod_revision.0)
+            + varint(self.version)
+            + bytes(value_len)
+            + varint(self.lease)
+    }
+
     /// Reads the protobuf bytes; unknown fields are passed over.
     ///
     /// # Errors
@@ -102,6 +120,10 @@ fn write_varint(out: &mut Vec<u8>, mut n: u64) {
         n >>= 7;
     }
     out.push(n as u8);
+}
+
+fn varint_len(n: u64) -> usize {
+    (64 - (n | 1).leading_zeros() as usize).div_ceil(7)
 }
 
 fn put_varint(out: &mut Vec<u8>, field: u64, n: i64) {
@@ -155,6 +177,17 @@ mod tests {
         let mut b = Vec::new();
         kv.encode(&mut b);
         assert_eq!(KeyValue::decode(&b).unwrap(), kv);
+        assert_eq!(kv.encoded_len(0), b.len());
+        for len in [1, 127, 128, 20_000] {
+            let value = vec![7; len];
+            let mut b = Vec::new();
+            KeyValue {
+                value: &value,
+                ..kv
+            }
+            .encode(&mut b);
+            assert_eq!(kv.encoded_len(len), b.len());
+        }
         // etcd's own bytes: 0a 01 61 is a tombstone of "a".
         let mut t = Vec::new();
         KeyValue::tombstone(b"a").encode(&mut t);

@@ -4,7 +4,8 @@ use super::{Cancel, Store, store_error};
 use crate::error::{Error, Reason, Result};
 use bytes::{Buf, Bytes};
 use futures::StreamExt;
-use object_store::ObjectStoreExt;
+use object_store::{GetResultPayload, ObjectStoreExt};
+use std::fs::File;
 use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,12 +19,21 @@ const CHUNKS_AHEAD: usize = 16;
 /// The bytes of an object. The transfer starts at once and goes on by itself; dropping this ends
 /// it.
 pub struct ObjectReader {
-    chunks: mpsc::Receiver<Result<Bytes>>,
+    chunks: mpsc::Receiver<Result<Chunk>>,
     current: Bytes,
+    /// Of a local folder.
+    file: Option<File>,
+    name: String,
     transfer: JoinHandle<()>,
     bytes_read: Arc<AtomicU64>,
     cancel: Cancel,
     handle: Handle,
+}
+
+enum Chunk {
+    Bytes(Bytes),
+    /// All there is: reading it needs no transfer.
+    File(File),
 }
 
 impl Store {
@@ -32,25 +42,33 @@ impl Store {
         let (send, chunks) = mpsc::channel(CHUNKS_AHEAD);
         let (store, path) = (Arc::clone(&self.inner), self.path(below));
         let name = self.name(below);
+        let shown = name.clone();
         let transfer = self.handle.spawn(async move {
             let failed = |e| match e {
                 object_store::Error::NotFound { .. } => Error::new(
                     Reason::SnapshotVanished,
-                    format!("{name} was listed and is gone: it was deleted meanwhile; run again"),
+                    format!("{shown} was listed and is gone: it was deleted meanwhile; run again"),
                 ),
-                e => store_error(format!("read {name}"), e),
+                e => store_error(format!("read {shown}"), e),
             };
+            // Whoever no longer listens does not miss what is sent.
             let mut stream = match store.get(&path).await {
-                Ok(object) => object.into_stream(),
+                Ok(object) => match object.payload {
+                    GetResultPayload::File(file, _) => {
+                        let _ = send.send(Ok(Chunk::File(file))).await;
+                        return;
+                    }
+                    GetResultPayload::Stream(stream) => stream,
+                },
                 Err(e) => {
-                    // Whoever no longer listens does not miss it.
                     let _ = send.send(Err(failed(e))).await;
                     return;
                 }
             };
             while let Some(chunk) = stream.next().await {
                 let end = chunk.is_err();
-                if send.send(chunk.map_err(failed)).await.is_err() || end {
+                let chunk = chunk.map(Chunk::Bytes).map_err(failed);
+                if send.send(chunk).await.is_err() || end {
                     return;
                 }
             }
@@ -58,6 +76,8 @@ impl Store {
         ObjectReader {
             chunks,
             current: Bytes::new(),
+            file: None,
+            name,
             transfer,
             bytes_read: Arc::clone(&self.bytes_read),
             cancel: self.cancel.clone(),
@@ -68,14 +88,26 @@ impl Store {
 
 impl Read for ObjectReader {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        while self.current.is_empty() {
+        loop {
+            if let Some(file) = &mut self.file {
+                self.cancel.check()?;
+                let n = file
+                    .read(out)
+                    .map_err(|e| Error::io(format!("read {}", self.name), e))?;
+                self.bytes_read.fetch_add(n as u64, Ordering::Relaxed);
+                return Ok(n);
+            }
+            if !self.current.is_empty() {
+                break;
+            }
             let next = self.handle.block_on(self.cancel.or(self.chunks.recv()))?;
             match next {
-                Some(Ok(chunk)) => {
+                Some(Ok(Chunk::Bytes(chunk))) => {
                     self.bytes_read
                         .fetch_add(chunk.len() as u64, Ordering::Relaxed);
                     self.current = chunk;
                 }
+                Some(Ok(Chunk::File(file))) => self.file = Some(file),
                 Some(Err(e)) => return Err(e.into()),
                 None => return Ok(0),
             }

@@ -11,7 +11,7 @@ pub mod publish;
 pub use errors::store_error;
 pub use fetch::ObjectReader;
 pub use open::open;
-pub use publish::{Published, Upload};
+pub use publish::{Published, Staged, Upload};
 
 use crate::error::{Error, Reason, Result};
 use exclude::ExcludeTags;

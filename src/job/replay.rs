@@ -1,0 +1,291 @@
+//! Applies the deltas of a chain to a fold: one after the other with one thread, several at once
+//! with more.
+//!
+//! The first delta that is under way holds the fold; those after it fold into parts of their own,
+//! and hand these over when their turn comes. Their results, and the error if there is one, are
+//! those of one thread.
+
+use crate::bucket::Snapshot;
+use crate::error::{Error, Result};
+use crate::job::Context;
+use crate::mvcc::{Change, Fold, FoldOptions, Part, Revision};
+use crate::store::ObjectReader;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Changes that a part holds in memory: what an upload's part takes later.
+const PART_BUFFER_BYTES: usize = 6 << 20;
+/// Keys that all parts together hold in memory; one that has more waits for its turn.
+const PARTS_KEY_BYTES: usize = 12 << 20;
+
+/// A delta and the revisions that are taken of it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Step<'a> {
+    pub(super) snapshot: &'a Snapshot,
+    /// Later than this one.
+    pub(super) after: Revision,
+    /// And not later than this one.
+    pub(super) until: Revision,
+}
+
+/// Applies the deltas in order. Gives the fold back, and the number of events it took.
+///
+/// # Errors
+/// Those of the first delta that has one: `CorruptSnapshot`, `NameMismatch`, `HistoryMismatch`; the
+/// store's; `Io`, `NoSpace`, `Terminated`.
+pub(super) fn replay(
+    ctx: &Context,
+    steps: &[Step<'_>],
+    options: &FoldOptions,
+    fold: Fold,
+) -> Result<(Fold, u64)> {
+    let threads = ctx.threads.clamp(1, steps.len().max(1));
+    let run = Run {
+        ctx,
+        steps,
+        options,
+        threads,
+        taken: AtomicUsize::new(0),
+        events: AtomicU64::new(0),
+        transfers: Mutex::default(),
+        turn: Mutex::new(Turn {
+            next: 0,
+            fold: Some(fold),
+            failed: None,
+        }),
+        passed: Condvar::new(),
+        stop_at: AtomicUsize::new(usize::MAX),
+    };
+    if threads == 1 {
+        run.work();
+    } else {
+        std::thread::scope(|s| {
+            for _ in 0..threads {
+                s.spawn(|| run.work());
+            }
+        });
+    }
+    let turn = run
+        .turn
+        .into_inner()
+        .unwrap_or_else(PoisonError::into_inner);
+    match (turn.failed, turn.fold) {
+        (Some((_, e)), _) => Err(e),
+        (None, Some(fold)) => Ok((fold, run.events.into_inner())),
+        (None, None) => Err(Error::internal("the fold was lost")),
+    }
+}
+
+struct Run<'a> {
+    ctx: &'a Context,
+    steps: &'a [Step<'a>],
+    options: &'a FoldOptions,
+    threads: usize,
+    /// Steps that a thread has taken.
+    taken: AtomicUsize,
+    events: AtomicU64,
+    /// Transfers that were begun before their step was taken.
+    transfers: Mutex<HashMap<usize, ObjectReader>>,
+    turn: Mutex<Turn>,
+    passed: Condvar,
+    /// Steps from this one on are not worth going on with.
+    stop_at: AtomicUsize,
+}
+
+struct Turn {
+    /// The step that may have the fold.
+    next: usize,
+    fold: Option<Fold>,
+    /// The first step that failed.
+    failed: Option<(usize, Error)>,
+}
+
+/// Where a step's events go.
+enum Taker {
+    Whole(Box<Fold>),
+    Part(Box<Part>),
+}
+
+impl Taker {
+    fn apply(&mut self, main: Revision, sub: u32, change: &Change<'_>) -> Result<bool> {
+        match self {
+            Taker::Whole(fold) => fold.apply(main, sub, change),
+            Taker::Part(part) => part.apply(main, sub, change),
+        }
+    }
+}
+
+impl Run<'_> {
+    fn work(&self) {
+        loop {
+            let i = self.taken.fetch_add(1, Ordering::Relaxed);
+            if i >= self.steps.len() || i > self.stop_at.load(Ordering::Relaxed) {
+                return;
+            }
+            // A panic is told to those that wait, and then goes on.
+            let guard = Panicked(self, i);
+            if let Err(e) = self.step(i) {
+                self.fail(i, e);
+            }
+            std::mem::forget(guard);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Turn> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn fail(&self, i: usize, e: Error) {
+        let mut turn = self.lock();
+        if turn.failed.as_ref().is_none_or(|(first, _)| i < *first) {
+            turn.failed = Some((i, e));
+            self.stop_at.fetch_min(i, Ordering::Relaxed);
+        }
+        self.passed.notify_all();
+    }
+
+    /// Whether a step before this one has failed.
+    fn is_in_vain(&self, i: usize) -> bool {
+        self.stop_at.load(Ordering::Relaxed) < i
+    }
+
+    /// The fold, if it is this step's turn.
+    fn take(&self, i: usize) -> Option<Fold> {
+        let mut turn = self.lock();
+        if turn.next == i {
+            turn.fold.take()
+        } else {
+            None
+        }
+    }
+
+    /// Waits for the fold; `None` where a step before this one has failed.
+    fn wait(&self, i: usize) -> Result<Option<Fold>> {
+        /// How long a signal may go unnoticed.
+        const LOOK: Duration = Duration::from_millis(50);
+        let mut turn = self.lock();
+        loop {
+            if self.is_in_vain(i) {
+                return Ok(None);
+            }
+            if turn.next == i
+                && let Some(fold) = turn.fold.take()
+            {
+                return Ok(Some(fold));
+            }
+            self.ctx.store.cancel().check()?;
+            let waited = self.passed.wait_timeout(turn, LOOK);
+            turn = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn pass(&self, i: usize, fold: Fold) {
+        let mut turn = self.lock();
+        turn.next = i + 1;
+        turn.fold = Some(fold);
+        self.passed.notify_all();
+    }
+
+    /// The transfer of a step's object, and a beginning of the one that this thread may do next.
+    fn transfer(&self, i: usize) -> ObjectReader {
+        let start = |i: usize| self.ctx.store.read(&self.steps[i].snapshot.path);
+        let mut begun = self
+            .transfers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let this = begun.remove(&i).unwrap_or_else(|| start(i));
+        let next = i + self.threads;
+        if next < self.steps.len() {
+            begun.entry(next).or_insert_with(|| start(next));
+        }
+        this
+    }
+
+    fn step(&self, i: usize) -> Result<()> {
+        let Step {
+            snapshot,
+            after,
+            until,
+        } = self.steps[i];
+        let at = self.ctx.at(snapshot);
+        let mut delta = self.ctx.delta_from(self.transfer(i), snapshot)?;
+        let mut events = 0;
+        let mut key_bytes = 0;
+        let mut taker = match self.take(i) {
+            Some(fold) => Taker::Whole(Box::new(fold)),
+            None => {
+                let part = Part::new(self.options.clone(), PART_BUFFER_BYTES);
+                Taker::Part(Box::new(part))
+            }
+        };
+        let mut n = 0u32;
+        loop {
+            let Some(e) = delta.next().map_err(&at)? else {
+                break;
+            };
+            if e.main <= after || e.main > until {
+                continue;
+            }
+            match taker.apply(e.main, e.sub, &e.change) {
+                Ok(taken) => events += u64::from(taken),
+                Err(e) => return Err(at(delta.explain(e))),
+            }
+            n = n.wrapping_add(1);
+            if n % 256 != 0 {
+                continue;
+            }
+            if self.is_in_vain(i) {
+                return Ok(());
+            }
+            if let Taker::Part(part) = &taker {
+                key_bytes = part.key_memory().max(key_bytes);
+                let mut whole = self.take(i);
+                if whole.is_none() && key_bytes > PARTS_KEY_BYTES / self.threads {
+                    match self.wait(i)? {
+                        Some(fold) => whole = Some(fold),
+                        None => return Ok(()),
+                    }
+                }
+                if let Some(fold) = whole {
+                    taker = match self.join(fold, taker, after) {
+                        Ok(fold) => Taker::Whole(Box::new(fold)),
+                        Err(e) => return Err(at(delta.explain(e))),
+                    };
+                }
+            }
+        }
+        let whole = match &taker {
+            Taker::Whole(_) => None,
+            Taker::Part(_) => match self.wait(i)? {
+                Some(fold) => Some(fold),
+                None => return Ok(()),
+            },
+        };
+        let fold = match (whole, taker) {
+            (Some(fold), part) => self.join(fold, part, after).map_err(&at)?,
+            (None, Taker::Whole(fold)) => *fold,
+            (None, Taker::Part(_)) => return Err(Error::internal("a part without a fold")),
+        };
+        self.events.fetch_add(events, Ordering::Relaxed);
+        self.pass(i, fold);
+        Ok(())
+    }
+
+    fn join(&self, mut fold: Fold, part: Taker, after: Revision) -> Result<Fold> {
+        if let Taker::Part(part) = part {
+            fold.absorb(*part, after.next())?;
+        }
+        Ok(fold)
+    }
+}
+
+/// Ends the waiting of other threads when one panics.
+struct Panicked<'r, 'a>(&'r Run<'a>, usize);
+
+impl Drop for Panicked<'_, '_> {
+    fn drop(&mut self) {
+        self.0.fail(self.1, Error::internal("a thread panicked"));
+    }
+}
