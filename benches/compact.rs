@@ -1,12 +1,17 @@
 //! How far `compact` is from what cannot be avoided: ratios, measured in one run.
 //!
 //! The floor decompresses and hashes the inputs, hashes and compresses the output, with the same
-//! libraries and number of threads. `cargo bench` prints the table of the README.
+//! libraries and number of threads. `cargo bench` prints the tables of the README; a part of it can
+//! be named: `cargo bench -- lease`, `churn`, `insert`, `memory`, `large` (needs 45 GB of disk) or
+//! `s3`. `large` is only run when named.
 
 mod generate;
+#[path = "../tests/support/mod.rs"]
+mod support;
 
 use deltafold::bucket::{Compression, codec, frame};
 use generate::Shape;
+use object_store::{ObjectStoreExt, WriteMultipart};
 use sha2::{Digest, Sha256};
 use std::fs::{self, File};
 use std::io::{self, BufReader, Read, Write};
@@ -14,12 +19,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
+use support::minio::Minio;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 /// Every figure is the best of so many rounds; floor and program take turns.
 const ROUNDS: usize = 3;
 const THREADS: [usize; 2] = [1, 2];
+const MIB: u64 = 1 << 20;
 
 fn main() -> Result<()> {
     let data = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("buckets");
@@ -27,12 +34,37 @@ fn main() -> Result<()> {
         .skip(1)
         .filter(|a| !a.starts_with('-'))
         .collect();
-    let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|w| w == name);
-    println!("| bucket | threads | floor | compact | ratio | peak anonymous memory |");
-    println!("|---|---|---|---|---|---|");
-    for shape in [generate::LEASE, generate::CHURN, generate::INSERT] {
+    let named = |name: &str| wanted.iter().any(|w| w == name);
+    let is_wanted = |name: &str| wanted.is_empty() || named(name);
+    let shapes = [generate::LEASE, generate::CHURN, generate::INSERT];
+    if shapes.iter().any(|s| is_wanted(s.name)) {
+        println!("\n| bucket | threads | floor | compact | ratio | goal |");
+        println!("|---|---|---|---|---|---|");
+    }
+    for shape in &shapes {
         if is_wanted(shape.name) {
-            ratios(&data, &shape)?;
+            ratios(&data, shape)?;
+        }
+    }
+    if is_wanted("memory") || named("large") {
+        println!("\n| bucket | deltas | threads | compact | peak anonymous memory | limit |");
+        println!("|---|---|---|---|---|---|");
+    }
+    if is_wanted("memory") {
+        memory(&data, &generate::STEADY, &[])?;
+        memory(&data, &generate::STEADY.times(10, "steady × 10"), &[])?;
+        memory(&data, &generate::INSERT, &[])?;
+    }
+    if named("large") {
+        memory(&data, &generate::LARGE, &["--compression", "zstd:1"])?;
+    }
+    if is_wanted("s3") {
+        println!(
+            "\n| bucket | threads | local | transfer alone | S3 | (S3 − transfer) ÷ local | goal |"
+        );
+        println!("|---|---|---|---|---|---|---|");
+        for shape in &shapes {
+            s3(&data, shape)?;
         }
     }
     Ok(())
@@ -41,19 +73,26 @@ fn main() -> Result<()> {
 struct Run {
     seconds: f64,
     anonymous: u64,
-    outcome: serde_json::Value,
+    snapshot: String,
 }
 
 /// Runs the program on a bucket and takes the result away again, to `keep` if given.
 fn compact(bucket: &Path, threads: usize, more: &[&str], keep: Option<&Path>) -> Result<Run> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_deltafold"));
+    command.args(["compact", "--store"]).arg(bucket);
+    let run = measure(command.arg("--temp-dir").arg(bucket).args(more), threads)?;
+    let written = bucket.join("v2").join(&run.snapshot);
+    match keep {
+        Some(to) => fs::rename(written, to)?,
+        None => fs::remove_file(written)?,
+    }
+    Ok(run)
+}
+
+fn measure(command: &mut Command, threads: usize) -> Result<Run> {
     let started = Instant::now();
-    let mut child = Command::new(env!("CARGO_BIN_EXE_deltafold"))
-        .args(["compact", "--output", "json", "--store"])
-        .arg(bucket)
-        .arg("--temp-dir")
-        .arg(bucket)
-        .args(["--threads", &threads.to_string()])
-        .args(more)
+    let mut child = command
+        .args(["--output", "json", "--threads", &threads.to_string()])
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()?;
@@ -72,16 +111,14 @@ fn compact(bucket: &Path, threads: usize, more: &[&str], keep: Option<&Path>) ->
     if outcome["status"] != "Succeeded" {
         return Err(format!("compact failed: {said}").into());
     }
-    let name = outcome["snapshot"].as_str().ok_or("no snapshot")?;
-    let written = bucket.join("v2").join(name);
-    match keep {
-        Some(to) => fs::rename(written, to)?,
-        None => fs::remove_file(written)?,
-    }
+    let snapshot = outcome["snapshot"]
+        .as_str()
+        .ok_or("no snapshot")?
+        .to_owned();
     Ok(Run {
         seconds,
         anonymous,
-        outcome,
+        snapshot,
     })
 }
 
@@ -150,15 +187,20 @@ fn floor(inputs: &[PathBuf], output: &Path, threads: usize) -> Result<f64> {
     Ok(started.elapsed().as_secs_f64())
 }
 
+/// The objects of a bucket, the oldest first.
+fn objects(bucket: &Path) -> Result<Vec<PathBuf>> {
+    let mut paths = Vec::new();
+    for entry in fs::read_dir(bucket.join("v2"))? {
+        paths.push(entry?.path());
+    }
+    paths.sort();
+    Ok(paths)
+}
+
 fn ratios(data: &Path, shape: &Shape) -> Result<()> {
     let bucket = data.join(shape.name);
     generate::bucket(&bucket, shape)?;
-    let mut inputs = Vec::new();
-    for entry in fs::read_dir(bucket.join("v2"))? {
-        inputs.push(entry?.path());
-    }
-    // Taken from the end: the largest first would be best, names are close to it.
-    inputs.sort();
+    let inputs = objects(&bucket)?;
     let packed = bucket.join("result.gz");
     compact(&bucket, 2, &[], Some(&packed))?;
     let plain = bucket.join("result");
@@ -166,21 +208,97 @@ fn ratios(data: &Path, shape: &Shape) -> Result<()> {
     decompress(&packed, |b| out.write_all(b))?;
     for threads in THREADS {
         let (mut least, mut best) = (f64::MAX, f64::MAX);
-        let mut anonymous = 0;
         for _ in 0..ROUNDS {
             least = least.min(floor(&inputs, &plain, threads)?);
-            let run = compact(&bucket, threads, &[], None)?;
-            best = best.min(run.seconds);
-            anonymous = anonymous.max(run.anonymous);
+            best = best.min(compact(&bucket, threads, &[], None)?.seconds);
         }
         println!(
-            "| {} | {threads} | {least:.2} s | {best:.2} s | {:.2} | {} MiB |",
+            "| {} | {threads} | {least:.2} s | {best:.2} s | {:.2} | 1.5 |",
             shape.name,
             best / least,
-            anonymous >> 20
         );
     }
     fs::remove_file(plain)?;
     fs::remove_file(packed)?;
+    Ok(())
+}
+
+/// The most anonymous memory that a run had, next to the most it may have.
+fn memory(data: &Path, shape: &Shape, more: &[&str]) -> Result<()> {
+    let bucket = data.join(format!("{}-{}", shape.name, shape.changes));
+    let (keys, key_bytes) = generate::bucket(&bucket, shape)?;
+    let inputs = objects(&bucket)?;
+    for threads in THREADS {
+        let run = compact(&bucket, threads, more, None)?;
+        let event = shape.value_bytes.end() * 4 / 3;
+        let limit = 64 * MIB + 128 * keys + key_bytes + event as u64 + 8 * MIB * threads as u64;
+        println!(
+            "| {} | {} | {threads} | {:.2} s | {} MiB | {} MiB |",
+            shape.name,
+            inputs.len() - 1,
+            run.seconds,
+            run.anonymous / MIB,
+            limit / MIB
+        );
+    }
+    // Tens of gigabytes are not kept.
+    fs::remove_dir_all(bucket)?;
+    Ok(())
+}
+
+/// The same on a real S3 server, beside which the transfer alone is measured.
+fn s3(data: &Path, shape: &Shape) -> Result<()> {
+    let local = data.join(shape.name);
+    generate::bucket(&local, shape)?;
+    let runtime = tokio::runtime::Runtime::new()?;
+    let minio = Minio::start();
+    runtime.block_on(minio.create_bucket("bench"));
+    let store = minio.store("bench");
+    let mut inputs = Vec::new();
+    for path in objects(&local)? {
+        let name = path.file_name().ok_or("no name")?.to_string_lossy();
+        let object = object_store::path::Path::from(format!("v2/{name}"));
+        runtime.block_on(async {
+            let mut upload = WriteMultipart::new(store.put_multipart(&object).await?);
+            upload.write(&fs::read(&path)?);
+            upload.finish().await?;
+            Ok::<_, Box<dyn std::error::Error + Send + Sync>>(())
+        })?;
+        inputs.push(object);
+    }
+    for threads in THREADS {
+        let (mut near, mut far, mut alone) = (f64::MAX, f64::MAX, f64::MAX);
+        for _ in 0..ROUNDS {
+            near = near.min(compact(&local, threads, &[], None)?.seconds);
+            let mut command = Command::new(env!("CARGO_BIN_EXE_deltafold"));
+            command.args(["compact", "--store", "s3://bench", "--temp-dir"]);
+            let run = measure(command.arg(&local).envs(minio.env()), threads)?;
+            far = far.min(run.seconds);
+            let written = object_store::path::Path::from(format!("v2/{}", run.snapshot));
+            alone = alone.min(runtime.block_on(async {
+                let result = store.get(&written).await?.bytes().await?;
+                store.delete(&written).await?;
+                let started = Instant::now();
+                for input in &inputs {
+                    let mut stream = store.get(input).await?.into_stream();
+                    while let Some(chunk) = futures::StreamExt::next(&mut stream).await {
+                        chunk?;
+                    }
+                }
+                let upload = store.put_multipart(&written).await?;
+                let mut upload = WriteMultipart::new_with_chunk_size(upload, 8 << 20);
+                upload.put(result);
+                upload.finish().await?;
+                let seconds = started.elapsed().as_secs_f64();
+                store.delete(&written).await?;
+                Ok::<_, object_store::Error>(seconds)
+            })?);
+        }
+        println!(
+            "| {} | {threads} | {near:.2} s | {alone:.2} s | {far:.2} s | {:.2} | 1.2 |",
+            shape.name,
+            (far - alone) / near,
+        );
+    }
     Ok(())
 }

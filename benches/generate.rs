@@ -14,7 +14,7 @@ use std::path::Path;
 /// Bytes of values after which a delta ends, as etcd-backup-restore has it.
 const DELTA_VALUES: u64 = 100 << 20;
 /// Counted up when what is made changes.
-const GENERATOR: u32 = 2;
+const GENERATOR: u32 = 3;
 const T0: i64 = 1_795_224_681;
 
 /// What a bucket is made of.
@@ -55,6 +55,13 @@ pub const CHURN: Shape = Shape {
     deletes: 10,
     transactions: 5,
     packed_base: true,
+};
+/// As `churn`, on keys that stay.
+pub const STEADY: Shape = Shape {
+    name: "steady",
+    inserts: 0,
+    deletes: 0,
+    ..CHURN
 };
 /// Mostly new keys.
 pub const INSERT: Shape = Shape {
@@ -211,13 +218,18 @@ fn compress_alone(plain: &Path, packed: &Path) -> io::Result<()> {
     fs::remove_file(plain)
 }
 
-/// Makes the bucket in `dir`, unless it is there.
-pub fn bucket(dir: &Path, shape: &Shape) -> deltafold::Result<()> {
+/// Makes the bucket in `dir`, unless it is there. Gives the number of keys that its deltas touch,
+/// and their bytes.
+pub fn bucket(dir: &Path, shape: &Shape) -> deltafold::Result<(u64, u64)> {
     let io = |e| deltafold::Error::io("generate a bucket", e);
     let done = dir.join("made");
     let made_of = format!("{GENERATOR} {shape:?}");
-    if fs::read_to_string(&done).is_ok_and(|m| m == made_of) {
-        return Ok(());
+    if let Ok(made) = fs::read_to_string(&done)
+        && let Some(touched) = made.strip_prefix(&made_of)
+        && let Some((keys, bytes)) = touched.trim().split_once(' ')
+        && let (Ok(keys), Ok(bytes)) = (keys.parse(), bytes.parse())
+    {
+        return Ok((keys, bytes));
     }
     eprintln!("making the bucket {} …", shape.name);
     let _ = fs::remove_dir_all(dir);
@@ -295,6 +307,7 @@ pub fn bucket(dir: &Path, shape: &Shape) -> deltafold::Result<()> {
 
     // A delta is written plain first, so that several are compressed at once.
     let mut waiting: Vec<std::thread::JoinHandle<io::Result<()>>> = Vec::new();
+    let mut touched_numbers = std::collections::HashSet::new();
     let (mut made, mut next_number, mut delta) = (0, shape.keys_in_base, 0);
     while made < shape.changes {
         delta += 1;
@@ -350,6 +363,7 @@ pub fn bucket(dir: &Path, shape: &Shape) -> deltafold::Result<()> {
                     }
                 };
                 values += 1;
+                touched_numbers.extend(touched.last().copied());
                 if let Some(at) = event {
                     let len = pick(&mut rng);
                     value(&mut rng, len, &mut text);
@@ -382,7 +396,13 @@ pub fn bucket(dir: &Path, shape: &Shape) -> deltafold::Result<()> {
     for w in waiting {
         join(w)?;
     }
-    fs::write(done, made_of).map_err(io)
+    let keys = touched_numbers.len() as u64;
+    let bytes = touched_numbers
+        .iter()
+        .map(|&n| key_name(shape, n).len() as u64)
+        .sum();
+    fs::write(done, format!("{made_of} {keys} {bytes}")).map_err(io)?;
+    Ok((keys, bytes))
 }
 
 fn join(w: std::thread::JoinHandle<io::Result<()>>) -> deltafold::Result<()> {

@@ -164,14 +164,9 @@ impl Scan<'_> {
         found.time = self.text()?;
         self.literal(b"}")?;
         found.end = self.at;
-        // An escape ends nothing and means something else: only the general parser knows what.
-        let odd = |r: &Range<usize>| {
-            self.b[r.clone()]
-                .iter()
-                .any(|&x| x == b'\\' || !(b' '..=b'~').contains(&x))
-        };
-        let escaped = memchr(b'\\', &self.b[found.value.clone()]).is_some();
-        (!escaped && !odd(&found.key) && !odd(&found.time)).then_some(found)
+        // An escape means something else, which only the general parser knows.
+        let plain = |r: &Range<usize>| memchr(b'\\', &self.b[r.clone()]).is_none();
+        (plain(&found.key) && plain(&found.value) && plain(&found.time)).then_some(found)
     }
 }
 
@@ -446,11 +441,11 @@ impl<R: Read> DeltaReader<R> {
         };
         let found = match scan.event() {
             Some(found) => {
-                self.unescaped.clear();
+                let time = std::str::from_utf8(&self.buf[found.time.clone()])
+                    .map_err(|_| Error::corrupt("the time of an event is no text"))?;
                 self.time.clear();
-                // Only ASCII passed the scan.
-                self.time
-                    .extend(self.buf[found.time.clone()].iter().map(|&b| char::from(b)));
+                self.time.push_str(time);
+                self.unescaped.clear();
                 self.key.clear();
                 self.key.extend_from_slice(&self.buf[found.key.clone()]);
                 found

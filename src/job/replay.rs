@@ -221,10 +221,7 @@ impl Run<'_> {
             }
         };
         let mut n = 0u32;
-        loop {
-            let Some(e) = delta.next().map_err(&at)? else {
-                break;
-            };
+        while let Some(e) = delta.next().map_err(&at)? {
             if e.main <= after || e.main > until {
                 continue;
             }
@@ -233,7 +230,7 @@ impl Run<'_> {
                 Err(e) => return Err(at(delta.explain(e))),
             }
             n = n.wrapping_add(1);
-            if n % 256 != 0 {
+            if !n.is_multiple_of(256) {
                 continue;
             }
             if self.is_in_vain(i) {
