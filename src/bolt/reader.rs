@@ -1,14 +1,17 @@
 //! Reads a bbolt file page by page, in order, holding one page per level of the tree.
 //!
 //! It trusts nothing in the file: every page number, count, offset and the order of all keys is
-//! checked, so loops and wild offsets end in an error. It does not write, and it does not look at
-//! the freelist. `mvcc` and `job` call it.
+//! checked, so loops and wild offsets end in an error. A walk never loads more pages than the file
+//! has, so neither its time nor its memory outgrows the file. It does not write, and it does not
+//! look at the freelist. `mvcc` and `job` call it.
 
 use super::page::*;
 use crate::error::{Error, Result};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Deeper trees than this do not exist: 4 KiB pages hold at least two children each.
 const MAX_DEPTH: usize = 64;
@@ -213,8 +216,21 @@ impl<R: ReadAt> Database<R> {
 
     /// A cursor before the bucket's first entry.
     pub fn cursor(&self, bucket: &Bucket) -> Cursor<'_, R> {
+        self.cursor_within(bucket, &self.page_budget())
+    }
+
+    /// What one pass over any number of buckets may load: as many pages as the file has.
+    pub fn page_budget(&self) -> PageBudget {
+        PageBudget(Arc::new(AtomicU64::new(self.meta.high_water.0)))
+    }
+
+    /// A cursor that shares `budget` with others. A pass over buckets within buckets needs it:
+    /// where two of them name the same pages, each alone stays within the file, and all of them
+    /// together take time without end.
+    pub fn cursor_within(&self, bucket: &Bucket, budget: &PageBudget) -> Cursor<'_, R> {
         Cursor {
             db: self,
+            budget: budget.clone(),
             stack: Vec::new(),
             root: Some(bucket.root.clone()),
             spare: Vec::new(),
@@ -224,7 +240,7 @@ impl<R: ReadAt> Database<R> {
     }
 
     /// Reads and checks a page with what follows it.
-    fn load(&self, id: PageId, mut buf: Vec<u8>) -> Result<Page> {
+    fn load(&self, id: PageId, budget: &PageBudget, mut buf: Vec<u8>) -> Result<Page> {
         let size = self.page_size();
         if id.0 < 2 || id.0 >= self.meta.high_water.0 {
             return Err(Error::corrupt(format!(
@@ -244,19 +260,37 @@ impl<R: ReadAt> Database<R> {
                 header.id
             )));
         }
+        let pages = u64::from(header.overflow) + 1;
+        if id.0 + pages > self.meta.high_water.0 {
+            return Err(Error::corrupt(format!(
+                "bbolt page {id} goes on for {pages} pages, past the end of the file"
+            )));
+        }
+        budget.take(id, pages)?;
         if header.overflow > 0 {
-            let pages = u64::from(header.overflow) + 1;
-            if id.0 + pages > self.meta.high_water.0 {
-                return Err(Error::corrupt(format!(
-                    "bbolt page {id} goes on for {pages} pages, past the end of the file"
-                )));
-            }
             buf.resize(size * pages as usize, 0);
             self.src
                 .read_exact_at(&mut buf[size..], offset + size as u64)
                 .map_err(io)?;
         }
         Page::check(buf, id, header)
+    }
+}
+
+/// How many pages a pass may still load; see [`Database::page_budget`].
+#[derive(Debug, Clone)]
+pub struct PageBudget(Arc<AtomicU64>);
+
+impl PageBudget {
+    fn take(&self, id: PageId, pages: u64) -> Result<()> {
+        let left = self.0.load(Ordering::Relaxed);
+        let left = left.checked_sub(pages).ok_or_else(|| {
+            Error::corrupt(format!(
+                "bbolt page {id} is one too many: pages of its tree overlap, or stand in it twice"
+            ))
+        })?;
+        self.0.store(left, Ordering::Relaxed);
+        Ok(())
     }
 }
 
@@ -303,7 +337,7 @@ impl Page {
             return Err(Error::corrupt(format!("bbolt branch page {id} is empty")));
         }
         // Leaf and branch elements have the same size; keys and values come after all of them.
-        let data = PAGE_HEADER_SIZE + count * LEAF_ELEMENT_SIZE;
+        let mut free = (PAGE_HEADER_SIZE + count * LEAF_ELEMENT_SIZE) as u64;
         for i in 0..count {
             let at = PAGE_HEADER_SIZE + i * LEAF_ELEMENT_SIZE;
             let span = if leaf {
@@ -315,19 +349,21 @@ impl Page {
             } else {
                 (u32_at(&buf, at), u32_at(&buf, at + 4), Some(0))
             };
-            let fits = match span {
+            // bbolt lays them out one after the other. Were they allowed to overlap, a page of some
+            // elements could hold many times its size.
+            let end = match span {
                 (Some(pos), Some(ksize), Some(vsize)) => {
                     let from = at as u64 + u64::from(pos);
-                    from >= data as u64
-                        && from + u64::from(ksize) + u64::from(vsize) <= buf.len() as u64
+                    let end = from + u64::from(ksize) + u64::from(vsize);
+                    (from >= free && end <= buf.len() as u64).then_some(end)
                 }
-                _ => false,
+                _ => None,
             };
-            if !fits {
-                return Err(Error::corrupt(format!(
-                    "element {i} of bbolt page {id} lies outside of the page"
-                )));
-            }
+            free = end.ok_or_else(|| {
+                Error::corrupt(format!(
+                    "element {i} of bbolt page {id} lies outside of the page, or over the one before it"
+                ))
+            })?;
         }
         Ok(Page {
             buf,
@@ -390,6 +426,7 @@ impl Entry<'_> {
 /// Walks a bucket's entries in the order of their keys.
 pub struct Cursor<'d, R> {
     db: &'d Database<R>,
+    budget: PageBudget,
     /// The pages from the root to the current leaf, each with the element to visit next.
     stack: Vec<(Page, usize)>,
     root: Option<Root>,
@@ -405,7 +442,8 @@ impl<R: ReadAt> Cursor<'_, R> {
                 "the bbolt tree is deeper than {MAX_DEPTH} pages at page {id}: it loops"
             )));
         }
-        let page = self.db.load(id, self.spare.pop().unwrap_or_default())?;
+        let spare = self.spare.pop().unwrap_or_default();
+        let page = self.db.load(id, &self.budget, spare)?;
         // Only the root of an empty bucket has nothing in it.
         if page.leaf && page.count == 0 && !self.stack.is_empty() {
             return Err(Error::corrupt(format!("bbolt leaf page {id} is empty")));
@@ -492,6 +530,12 @@ impl<R: ReadAt> Cursor<'_, R> {
             }
             let (child, id) = (page.child(i), page.id);
             let first = page.key(i).to_vec();
+            // Nor does one before it reach up to that key: `seek` would pass over what does.
+            if self.started && self.last_key >= first {
+                return Err(Error::corrupt(format!(
+                    "what comes before bbolt page {child} reaches the key that page {id} names for it"
+                )));
+            }
             self.push(child)?;
             // No key of a child lies below the one its branch names: this binds a page to its place.
             if let Some((p, _)) = self.stack.last()
