@@ -51,10 +51,11 @@ fn good_result(runner: &InProcess, good: &Objects) -> (Outcome, Vec<u8>) {
     (outcome, made.expect("a result"))
 }
 
-/// What was done to an object, and what came of it.
+/// What was done to an object, and its bytes after it.
 type Variant = (String, Vec<u8>);
 
-/// How many variants were refused, and how many were of no consequence: each variant of each object is refused as corrupt, or gives the same result to the byte.
+/// Each variant of each object is refused as corrupt, or gives the same result to the byte: how many
+/// of each.
 fn refused_or_identical(variants: fn(&[u8]) -> Vec<Variant>) -> [u32; 2] {
     let runner = InProcess::new();
     let mut counts = [0, 0];
