@@ -1,14 +1,17 @@
 //! Reads a bbolt file page by page, in order, holding one page per level of the tree.
 //!
 //! It trusts nothing in the file: every page number, count, offset and the order of all keys is
-//! checked, so loops and wild offsets end in an error. It does not write, and it does not look at
-//! the freelist. `mvcc` and `job` call it.
+//! checked, so loops and wild offsets end in an error. A walk never loads more pages than the file
+//! has, so neither its time nor its memory outgrows the file. It does not write, and it does not
+//! look at the freelist. `mvcc` and `job` call it.
 
 use super::page::*;
 use crate::error::{Error, Result};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Deeper trees than this do not exist: 4 KiB pages hold at least two children each.
 const MAX_DEPTH: usize = 64;
@@ -198,33 +201,44 @@ impl<R: ReadAt> Database<R> {
     pub fn last_key(&self, bucket: &Bucket) -> Result<Option<Vec<u8>>> {
         let mut c = self.cursor(bucket);
         c.push_root()?;
-        while let Some((page, _)) = c.stack.last() {
+        while let Some(level) = c.stack.last() {
+            let page = &level.page;
             let Some(last) = page.count.checked_sub(1) else {
                 return Ok(None);
             };
             if page.leaf {
                 return Ok(Some(page.key(last).to_vec()));
             }
-            let child = page.child(last);
-            c.push(child)?;
+            c.descend(last)?;
         }
         Ok(None)
     }
 
     /// A cursor before the bucket's first entry.
     pub fn cursor(&self, bucket: &Bucket) -> Cursor<'_, R> {
+        self.cursor_within(bucket, &self.page_budget())
+    }
+
+    /// What one pass over any number of buckets may load: as many pages as the file has.
+    pub fn page_budget(&self) -> PageBudget {
+        PageBudget(Arc::new(AtomicU64::new(self.meta.high_water.0)))
+    }
+
+    /// A cursor that shares `budget` with others. A pass over buckets within buckets needs it:
+    /// where two of them name the same pages, each alone stays within the file, and all of them
+    /// together take time without end.
+    pub fn cursor_within(&self, bucket: &Bucket, budget: &PageBudget) -> Cursor<'_, R> {
         Cursor {
             db: self,
+            budget: budget.clone(),
             stack: Vec::new(),
             root: Some(bucket.root.clone()),
             spare: Vec::new(),
-            last_key: Vec::new(),
-            started: false,
         }
     }
 
     /// Reads and checks a page with what follows it.
-    fn load(&self, id: PageId, mut buf: Vec<u8>) -> Result<Page> {
+    fn load(&self, id: PageId, budget: &PageBudget, mut buf: Vec<u8>) -> Result<Page> {
         let size = self.page_size();
         if id.0 < 2 || id.0 >= self.meta.high_water.0 {
             return Err(Error::corrupt(format!(
@@ -244,19 +258,37 @@ impl<R: ReadAt> Database<R> {
                 header.id
             )));
         }
+        let pages = u64::from(header.overflow) + 1;
+        if id.0 + pages > self.meta.high_water.0 {
+            return Err(Error::corrupt(format!(
+                "bbolt page {id} goes on for {pages} pages, past the end of the file"
+            )));
+        }
+        budget.take(id, pages)?;
         if header.overflow > 0 {
-            let pages = u64::from(header.overflow) + 1;
-            if id.0 + pages > self.meta.high_water.0 {
-                return Err(Error::corrupt(format!(
-                    "bbolt page {id} goes on for {pages} pages, past the end of the file"
-                )));
-            }
             buf.resize(size * pages as usize, 0);
             self.src
                 .read_exact_at(&mut buf[size..], offset + size as u64)
                 .map_err(io)?;
         }
         Page::check(buf, id, header)
+    }
+}
+
+/// How many pages a pass may still load; see [`Database::page_budget`].
+#[derive(Debug, Clone)]
+pub struct PageBudget(Arc<AtomicU64>);
+
+impl PageBudget {
+    fn take(&self, id: PageId, pages: u64) -> Result<()> {
+        let left = self.0.load(Ordering::Relaxed);
+        let left = left.checked_sub(pages).ok_or_else(|| {
+            Error::corrupt(format!(
+                "bbolt page {id} is one too many: pages of its tree overlap, or stand in it twice"
+            ))
+        })?;
+        self.0.store(left, Ordering::Relaxed);
+        Ok(())
     }
 }
 
@@ -298,12 +330,18 @@ impl Page {
                 )));
             }
         };
+        let outside = |i: usize| {
+            Error::corrupt(format!(
+                "element {i} of bbolt page {id} lies outside of the page, or over the one before it"
+            ))
+        };
         let count = usize::from(header.count);
         if !leaf && count == 0 {
             return Err(Error::corrupt(format!("bbolt branch page {id} is empty")));
         }
         // Leaf and branch elements have the same size; keys and values come after all of them.
-        let data = PAGE_HEADER_SIZE + count * LEAF_ELEMENT_SIZE;
+        let mut free = (PAGE_HEADER_SIZE + count * LEAF_ELEMENT_SIZE) as u64;
+        let mut last_key: Option<&[u8]> = None;
         for i in 0..count {
             let at = PAGE_HEADER_SIZE + i * LEAF_ELEMENT_SIZE;
             let span = if leaf {
@@ -315,19 +353,24 @@ impl Page {
             } else {
                 (u32_at(&buf, at), u32_at(&buf, at + 4), Some(0))
             };
-            let fits = match span {
-                (Some(pos), Some(ksize), Some(vsize)) => {
-                    let from = at as u64 + u64::from(pos);
-                    from >= data as u64
-                        && from + u64::from(ksize) + u64::from(vsize) <= buf.len() as u64
-                }
-                _ => false,
+            // bbolt lays them out one after the other. Were they allowed to overlap, a page of some
+            // elements could hold many times its size.
+            let (Some(pos), Some(ksize), Some(vsize)) = span else {
+                return Err(outside(i));
             };
-            if !fits {
+            let from = at as u64 + u64::from(pos);
+            let end = from + u64::from(ksize) + u64::from(vsize);
+            if from < free || end > buf.len() as u64 {
+                return Err(outside(i));
+            }
+            free = end;
+            let key = &buf[from as usize..][..ksize as usize];
+            if last_key.is_some_and(|last| key <= last) {
                 return Err(Error::corrupt(format!(
-                    "element {i} of bbolt page {id} lies outside of the page"
+                    "the keys of bbolt page {id} are not in ascending order"
                 )));
             }
+            last_key = Some(key);
         }
         Ok(Page {
             buf,
@@ -390,33 +433,69 @@ impl Entry<'_> {
 /// Walks a bucket's entries in the order of their keys.
 pub struct Cursor<'d, R> {
     db: &'d Database<R>,
-    /// The pages from the root to the current leaf, each with the element to visit next.
-    stack: Vec<(Page, usize)>,
+    budget: PageBudget,
+    /// From the root to the current leaf.
+    stack: Vec<Level>,
     root: Option<Root>,
     spare: Vec<Vec<u8>>,
-    last_key: Vec<u8>,
-    started: bool,
+}
+
+/// A page on the way to the current entry.
+struct Level {
+    page: Page,
+    /// The element to visit next.
+    next: usize,
+    /// All keys of the page are below this one; `None` at the right edge of the tree.
+    end: Option<Vec<u8>>,
 }
 
 impl<R: ReadAt> Cursor<'_, R> {
-    fn push(&mut self, id: PageId) -> Result<()> {
-        if self.stack.len() >= MAX_DEPTH {
+    /// Puts the `i`th child of the lowest page, a branch, onto the stack.
+    ///
+    /// Keys ascend within a page, and a child's lie between the key that its branch names for it and
+    /// the next one. So they ascend over the whole tree, and no page can be visited twice.
+    fn descend(&mut self, i: usize) -> Result<()> {
+        let depth = self.stack.len();
+        let Some(Level {
+            page: above, end, ..
+        }) = self.stack.last()
+        else {
+            return Ok(());
+        };
+        let id = above.child(i);
+        if depth >= MAX_DEPTH {
             return Err(Error::corrupt(format!(
                 "the bbolt tree is deeper than {MAX_DEPTH} pages at page {id}: it loops"
             )));
         }
-        let page = self.db.load(id, self.spare.pop().unwrap_or_default())?;
+        let end = match i + 1 < above.count {
+            true => Some(above.key(i + 1).to_vec()),
+            false => end.clone(),
+        };
+        let spare = self.spare.pop().unwrap_or_default();
+        let page = self.db.load(id, &self.budget, spare)?;
         // Only the root of an empty bucket has nothing in it.
-        if page.leaf && page.count == 0 && !self.stack.is_empty() {
+        let Some(last) = page.count.checked_sub(1) else {
             return Err(Error::corrupt(format!("bbolt leaf page {id} is empty")));
+        };
+        if page.key(0) < above.key(i) {
+            return Err(Error::corrupt(format!(
+                "bbolt page {id} begins below the key that page {} names for it",
+                above.id
+            )));
         }
-        self.stack.push((page, 0));
+        if end.as_deref().is_some_and(|end| page.key(last) >= end) {
+            return Err(Error::corrupt(format!(
+                "bbolt page {id} reaches the key that is named for the page behind it"
+            )));
+        }
+        self.stack.push(Level { page, next: 0, end });
         Ok(())
     }
 
     fn push_root(&mut self) -> Result<()> {
-        match self.root.take() {
-            Some(Root::Page(id)) => self.push(id),
+        let page = match self.root.take() {
+            Some(Root::Page(id)) => self.db.load(id, &self.budget, Vec::new())?,
             Some(Root::Inline(bytes)) => {
                 // The id of an inline page is written as 0 and means nothing.
                 let header = PageHeader::decode(&bytes)
@@ -424,12 +503,16 @@ impl<R: ReadAt> Cursor<'_, R> {
                 if header.flags != LEAF_PAGE_FLAG {
                     return Err(Error::corrupt("an inline bbolt bucket is no leaf page"));
                 }
-                let page = Page::check(bytes, PageId(0), header)?;
-                self.stack.push((page, 0));
-                Ok(())
+                Page::check(bytes, PageId(0), header)?
             }
-            None => Ok(()),
-        }
+            None => return Ok(()),
+        };
+        self.stack.push(Level {
+            page,
+            next: 0,
+            end: None,
+        });
+        Ok(())
     }
 
     /// Moves to the first entry whose key is not below `key`; the next call of
@@ -442,7 +525,7 @@ impl<R: ReadAt> Cursor<'_, R> {
             return Err(Error::internal("seek on a used bbolt cursor"));
         }
         self.push_root()?;
-        while let Some((page, next)) = self.stack.last_mut() {
+        while let Some(Level { page, next, .. }) = self.stack.last_mut() {
             // The number of elements at or below `key`, by binary search.
             let (mut lo, mut hi) = (0, page.count);
             while lo < hi {
@@ -460,8 +543,7 @@ impl<R: ReadAt> Cursor<'_, R> {
             }
             let i = lo.saturating_sub(1);
             *next = i + 1;
-            let child = page.child(i);
-            self.push(child)?;
+            self.descend(i)?;
         }
         Ok(())
     }
@@ -476,12 +558,12 @@ impl<R: ReadAt> Cursor<'_, R> {
             self.push_root()?;
         }
         loop {
-            let Some((page, next)) = self.stack.last_mut() else {
+            let Some(Level { page, next, .. }) = self.stack.last_mut() else {
                 return Ok(None);
             };
             if *next >= page.count {
-                if let Some((page, _)) = self.stack.pop() {
-                    self.spare.push(page.buf);
+                if let Some(level) = self.stack.pop() {
+                    self.spare.push(level.page.buf);
                 }
                 continue;
             }
@@ -490,31 +572,9 @@ impl<R: ReadAt> Cursor<'_, R> {
             if page.leaf {
                 break;
             }
-            let (child, id) = (page.child(i), page.id);
-            let first = page.key(i).to_vec();
-            self.push(child)?;
-            // No key of a child lies below the one its branch names: this binds a page to its place.
-            if let Some((p, _)) = self.stack.last()
-                && p.key(0) < first.as_slice()
-            {
-                return Err(Error::corrupt(format!(
-                    "bbolt page {child} begins below the key that page {id} names for it"
-                )));
-            }
+            self.descend(i)?;
         }
-        let Some((page, next)) = self.stack.last() else {
-            return Ok(None);
-        };
-        let entry = page.entry(*next - 1);
-        if self.started && entry.key <= self.last_key.as_slice() {
-            return Err(Error::corrupt(format!(
-                "the keys of bbolt page {} are not in ascending order",
-                page.id
-            )));
-        }
-        self.started = true;
-        self.last_key.clear();
-        self.last_key.extend_from_slice(entry.key);
-        Ok(Some(entry))
+        let current = self.stack.last();
+        Ok(current.map(|level| level.page.entry(level.next - 1)))
     }
 }

@@ -238,22 +238,22 @@ pub fn restorable(catalog: &Catalog, timeline: &Timeline, known: &KnownBases) ->
     let mut ranges: Vec<Range> = Vec::new();
     for base in bases(catalog, timeline).into_iter().rev() {
         let named = catalog.snapshots[base].name.last;
-        let (first, at) = match known.get(&base) {
-            Some(b) => (b.first_revision().min(named), b.revision.max(named)),
+        let (mut first, at) = match known.get(&base) {
+            // It may have been compacted past its name.
+            Some(b) => (b.first_revision(), b.revision.max(named)),
             None => (named, named),
         };
         // From within a range the walk ends where the range does.
-        let last = match ranges.last() {
+        let mut last = match ranges.last() {
             Some(r) if at <= r.1 => r.1,
             _ => walk(catalog, timeline, at, Revision(i64::MAX)).1,
         };
-        match ranges.last_mut() {
-            Some(r) if first <= r.1.next() => {
-                r.0 = r.0.min(first);
-                r.1 = r.1.max(last);
-            }
-            _ => ranges.push((first, last)),
+        // One that holds much history may close the holes between several.
+        while let Some(r) = ranges.pop_if(|r| first <= r.1.next()) {
+            first = first.min(r.0);
+            last = last.max(r.1);
         }
+        ranges.push((first, last));
     }
     ranges
 }
@@ -425,6 +425,17 @@ mod tests {
         assert_eq!(
             restorable(&b.0, &b.1, &known),
             [(Revision(12), Revision(20)), (Revision(30), Revision(30))]
+        );
+        // Compacted past its name; and with history that closes a hole.
+        let past = KnownBases::from([(0, base(25, 24)), (1, base(30, 30))]);
+        assert_eq!(
+            restorable(&b.0, &b.1, &past),
+            [(Revision(24), Revision(25)), (Revision(30), Revision(30))]
+        );
+        let closing = KnownBases::from([(0, base(20, 12)), (1, base(30, 10))]);
+        assert_eq!(
+            restorable(&b.0, &b.1, &closing),
+            [(Revision(10), Revision(30))]
         );
     }
 

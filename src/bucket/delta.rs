@@ -17,8 +17,9 @@ use std::borrow::Cow;
 use std::io::Read;
 use std::ops::Range;
 
-/// The longest event that is read, in bytes of JSON; bbolt cannot hold a value of 2 GiB.
-const LONGEST_EVENT: usize = 3 << 30;
+/// The longest event that is read, in bytes of JSON: a small object may hold an event without end.
+/// etcd takes requests of 1.5 MiB by default, and warns where more than 10 MiB are allowed.
+const LONGEST_EVENT: usize = 256 << 20;
 const CHUNK: usize = 256 << 10;
 
 /// One event of a delta. The value of a put is still base64: what is not kept is not decoded.
@@ -235,11 +236,11 @@ impl<R: Read> DeltaReader<R> {
         self.end -= self.at;
         self.at = 0;
         if self.end > LONGEST_EVENT {
-            return Err(Error::corrupt("an event is longer than 3 GiB"));
+            return Err(Error::corrupt("an event is longer than 256 MiB"));
         }
         if self.end == self.buf.len() {
-            // Doubling, so that a long event is not copied again for each chunk.
-            self.buf.resize((2 * self.end).max(CHUNK), 0);
+            // By half, so that a long event is not copied again for each chunk.
+            self.buf.resize((self.end + self.end / 2).max(CHUNK), 0);
         }
         loop {
             match self.src.read(&mut self.buf[self.end..]) {

@@ -86,8 +86,8 @@ enum Place {
 /// One history.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Timeline {
-    /// [`MAIN`], or `r<first own revision>-<fingerprint of what it holds there>`. It stays the same
-    /// as long as the snapshots that show the fork are there.
+    /// [`MAIN`], or `r<first own revision>-<fingerprint of what it holds there>`; a second one of that
+    /// name ends with `-2`. It stays the same as long as the snapshots that show the fork are there.
     pub id: String,
     /// In order of creation.
     pub members: Vec<Member>,
@@ -389,8 +389,16 @@ impl Timelines {
         let mut lineage = all[parent].lineage.clone();
         lineage.retain(|f| f.1 <= fork);
         lineage.push((all.len(), fork));
+        let mut id = format!("r{fork}-{}", evidence.fingerprint(x, fork)?);
+        // Histories that are the same there may differ elsewhere.
+        let more = format!("{id}-");
+        let twins = all.iter().filter(|t| t.id == id || t.id.starts_with(&more));
+        match twins.count() {
+            0 => {}
+            n => id = format!("{more}{}", n + 1),
+        }
         Ok(Timeline {
-            id: format!("r{fork}-{}", evidence.fingerprint(x, fork)?),
+            id,
             members,
             lineage,
         })
@@ -417,9 +425,9 @@ impl Timelines {
     /// after all of the other's.
     ///
     /// # Errors
-    /// `NoSnapshots` where there is none; `InterleavedTimelines` where none is the newest.
+    /// `InterleavedTimelines` where none is the newest.
     pub fn newest(&self, catalog: &Catalog) -> Result<&Timeline> {
-        let mut interleaved = None;
+        let mut at_odds = None;
         for t in &self.all {
             let rival = self
                 .all
@@ -427,16 +435,15 @@ impl Timelines {
                 .find(|u| u.id != t.id && !was_written_after(catalog, t, u));
             match rival {
                 None => return Ok(t),
-                Some(u) if !was_written_after(catalog, u, t) => interleaved = Some((t, u)),
+                // Two that interleave say more than two of a circle, in which each was written after
+                // the next.
+                Some(u) if at_odds.is_none() || !was_written_after(catalog, u, t) => {
+                    at_odds = Some((t, u));
+                }
                 Some(_) => {}
             }
         }
-        let Some((t, u)) = interleaved else {
-            return Err(Error::new(
-                Reason::NoSnapshots,
-                "there is no snapshot that can be used",
-            ));
-        };
+        let (t, u) = at_odds.ok_or_else(|| Error::internal("no timeline to choose from"))?;
         let names = |a: &Timeline, b: &Timeline| {
             let own: Vec<String> = own_members(catalog, a, b)
                 .map(|i| catalog.snapshots[i].path.clone())
@@ -446,7 +453,7 @@ impl Timelines {
         Err(Error::new(
             Reason::InterleavedTimelines,
             format!(
-                "two clusters write to this prefix: from revision {} on, timeline {} ({}) and timeline {} ({}) differ, and neither was written wholly after the other; \
+                "two clusters write to this prefix: from revision {} on, timeline {} ({}) and timeline {} ({}) differ, and no history was written wholly after all others; \
                  stop one of the writers, see `deltafold list --deep`, and choose with --timeline",
                 divergence(t, u).unwrap_or_default(),
                 t.id,

@@ -2,7 +2,7 @@
 //!
 //! scan → choose a timeline and a chain → fold → lay out, compress and upload → verify → publish.
 
-use crate::bolt::{Bucket, BucketValue, Database, Layout, ReadAt, TreeBuilder, Writer};
+use crate::bolt::{Bucket, BucketValue, Database, Layout, PageBudget, ReadAt, TreeBuilder, Writer};
 use crate::bucket::catalog::V2;
 use crate::bucket::chain::{self, Chain, Choice, KnownBases};
 use crate::bucket::codec::{self, CompressionChoice};
@@ -735,7 +735,8 @@ fn build(
 ) -> Result<TreeBuilder> {
     let db = &opened.db;
     let mut root = TreeBuilder::new(db.meta().sequence);
-    let mut buckets = db.cursor(&db.root());
+    let budget = db.page_budget();
+    let mut buckets = db.cursor_within(&db.root(), &budget);
     while let Some(e) = buckets.next().map_err(&at_base)? {
         if !e.is_bucket() {
             root.push(w, e.key, e.value)?;
@@ -753,7 +754,7 @@ fn build(
                 tree.finish(w)?
             }
             META_BUCKET => rewrite_meta(db, &bucket, compact, w).map_err(&at_base)?,
-            _ => copy_bucket(db, &bucket, w, 0).map_err(&at_base)?,
+            _ => copy_bucket(db, &bucket, &budget, w, 0).map_err(&at_base)?,
         };
         root.push_bucket(w, e.key, &value)?;
     }
@@ -787,6 +788,7 @@ const MAX_NESTING: usize = 16;
 fn copy_bucket<R: ReadAt>(
     db: &Database<R>,
     bucket: &Bucket,
+    budget: &PageBudget,
     writer: &mut Writer<'_>,
     depth: usize,
 ) -> Result<BucketValue> {
@@ -794,10 +796,10 @@ fn copy_bucket<R: ReadAt>(
         return Err(Error::corrupt("buckets are nested without end"));
     }
     let mut tree = TreeBuilder::new(bucket.sequence);
-    let mut c = db.cursor(bucket);
+    let mut c = db.cursor_within(bucket, budget);
     while let Some(e) = c.next()? {
         if e.is_bucket() {
-            let nested = copy_bucket(db, &Bucket::decode(e.value)?, writer, depth + 1)?;
+            let nested = copy_bucket(db, &Bucket::decode(e.value)?, budget, writer, depth + 1)?;
             tree.push_bucket(writer, e.key, &nested)?;
         } else {
             tree.push(writer, e.key, e.value)?;

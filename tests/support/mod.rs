@@ -7,6 +7,7 @@ pub mod buckets;
 pub mod etcd;
 pub mod history;
 pub mod minio;
+pub mod small;
 pub mod tools;
 
 use std::fs;

@@ -1,0 +1,549 @@
+//! What the fuzzers (tests/fuzz) and `cargo test` (tests/fuzz_corpus.rs) run on any bytes.
+//!
+//! Each target takes the bytes as they come and asserts what must hold whatever they are.
+
+// Each fuzzer uses one target.
+#![allow(dead_code)]
+
+use deltafold::bolt::page::{Meta, PAGE_HEADER_SIZE};
+use deltafold::bolt::{
+    Bucket, BucketValue, Database, PageBudget, PageId, ReadAt, TreeBuilder, Writer, write_file,
+};
+use deltafold::bucket::chain::{self, Choice, KnownBases};
+use deltafold::bucket::delta::DeltaReader;
+use deltafold::bucket::frame::{FrameReader, FrameWriter};
+use deltafold::bucket::survey::{Comparison, Continuity};
+use deltafold::bucket::timeline::{self, Evidence, NamesOnly, Timeline, Timelines};
+use deltafold::bucket::{Catalog, Compression, Kind, Listed, SnapshotName, codec};
+use deltafold::mvcc::{Base, Revision, hash_kv};
+use deltafold::{Error, Reason, Result};
+use std::cell::Cell;
+use std::io::{self, Read, Write};
+
+/// Pages of the files that the reader gets: the smallest there are, so that inputs stay small.
+const PAGE: usize = 1024;
+
+/// Bytes that count how many of them were read.
+struct Counted {
+    bytes: Vec<u8>,
+    read: Cell<usize>,
+}
+
+impl ReadAt for Counted {
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        self.read.set(self.read.get() + buf.len());
+        self.bytes.read_exact_at(buf, offset)
+    }
+    fn size(&self) -> io::Result<u64> {
+        self.bytes.size()
+    }
+}
+
+/// A byte of switches, then a bbolt file: opens it, reads all that `compact` reads, and rewrites it.
+pub fn bbolt_reader(data: &[u8]) {
+    let Some((&switches, file)) = data.split_first() else {
+        return;
+    };
+    let mut bytes = file[..file.len().min(48 * PAGE)].to_vec();
+    // A mutation never hits a checksum, and seldom a page's number: mended, the rest is looked at.
+    if switches & 1 != 0 {
+        mend(&mut bytes, switches & 2 != 0, switches & 4 != 0);
+    }
+    let size = bytes.len();
+    let read = Cell::new(0);
+    let src = Counted { bytes, read };
+    let Ok(db) = Database::open(&src) else {
+        return;
+    };
+    let sum = hash_kv(&db, None);
+    if let Ok(base) = Base::read(&db) {
+        // A revision within, which is another way through the keys.
+        let within = (base.first_revision().0 / 2).saturating_add(base.revision.0 / 2);
+        let _ = hash_kv(&db, Some(Revision(within)));
+    }
+    let mut entries = Vec::new();
+    let walked = walk(&db, &db.root(), &db.page_budget(), 0, &mut entries);
+    let copied = rewrite(&db);
+    // No walk reads a page twice: the sum of those above is a small multiple of the file.
+    let most = 32 * size + 4096;
+    assert!(src.read.get() <= most, "{} of {size}", src.read.get());
+    let held: usize = entries.iter().map(Entry::bytes).sum();
+    assert!(held <= size, "{held} bytes of entries in a file of {size}");
+    let copy = match (walked, copied) {
+        (Ok(()), Ok(copy)) => copy,
+        (Err(a), Err(b)) => {
+            assert_eq!(
+                (a.reason(), b.reason()),
+                (Reason::CorruptSnapshot, Reason::CorruptSnapshot)
+            );
+            return;
+        }
+        (a, b) => panic!("walked: {a:?}, rewritten: {:?}", b.err()),
+    };
+    let copy = Database::open(copy).expect("what was written opens");
+    let mut again = Vec::new();
+    walk(&copy, &copy.root(), &copy.page_budget(), 0, &mut again).expect("and is read");
+    assert!(entries == again, "the copy holds something else");
+    match (sum, hash_kv(&copy, None)) {
+        (Ok(a), Ok(b)) => assert_eq!(a, b),
+        (Err(a), Err(b)) => assert_eq!(a.reason(), b.reason()),
+        (a, b) => panic!("HashKV was {a:?}, of the copy it is {b:?}"),
+    }
+}
+
+/// Makes both metas valid; on demand the size that they tell, too, and all pages' numbers.
+fn mend(bytes: &mut Vec<u8>, size: bool, numbers: bool) {
+    bytes.resize(bytes.len().next_multiple_of(PAGE).max(4 * PAGE), 0);
+    let pages = bytes.len() / PAGE;
+    for page in bytes.chunks_exact_mut(PAGE).take(2) {
+        let at = |i: usize| {
+            let word = page[PAGE_HEADER_SIZE + i..][..8].try_into();
+            u64::from_le_bytes(word.expect("8 bytes"))
+        };
+        let high_water = if size { pages as u64 } else { at(40) };
+        let meta = Meta {
+            page_size: PAGE as u32,
+            root: PageId(at(16)),
+            sequence: at(24),
+            freelist: PageId(at(32)),
+            high_water: PageId(high_water),
+            txid: at(48),
+        };
+        meta.encode(&mut page[PAGE_HEADER_SIZE..]);
+    }
+    if numbers {
+        for (i, page) in bytes.chunks_exact_mut(PAGE).enumerate().skip(2) {
+            page[..8].copy_from_slice(&(i as u64).to_le_bytes());
+        }
+    }
+}
+
+#[derive(PartialEq)]
+enum Entry {
+    Value(usize, Vec<u8>, Vec<u8>),
+    /// With its sequence.
+    Bucket(usize, Vec<u8>, u64),
+}
+
+impl Entry {
+    fn bytes(&self) -> usize {
+        match self {
+            Entry::Value(_, key, value) => key.len() + value.len(),
+            Entry::Bucket(_, key, _) => key.len(),
+        }
+    }
+}
+
+/// As deep as `compact` follows buckets within buckets.
+const MAX_NESTING: usize = 16;
+
+fn too_deep(depth: usize) -> Result<()> {
+    match depth > MAX_NESTING {
+        true => Err(Error::corrupt("buckets are nested without end")),
+        false => Ok(()),
+    }
+}
+
+fn walk<R: ReadAt>(
+    db: &Database<R>,
+    bucket: &Bucket,
+    budget: &PageBudget,
+    depth: usize,
+    entries: &mut Vec<Entry>,
+) -> Result<()> {
+    too_deep(depth)?;
+    let mut c = db.cursor_within(bucket, budget);
+    while let Some(e) = c.next()? {
+        if e.is_bucket() {
+            let bucket = Bucket::decode(e.value)?;
+            entries.push(Entry::Bucket(depth, e.key.to_vec(), bucket.sequence));
+            walk(db, &bucket, budget, depth + 1, entries)?;
+        } else {
+            entries.push(Entry::Value(depth, e.key.to_vec(), e.value.to_vec()));
+        }
+    }
+    Ok(())
+}
+
+fn rewrite<R: ReadAt>(db: &Database<R>) -> Result<std::fs::File> {
+    let file = tempfile::tempfile().expect("a temporary file");
+    write_file(file, PAGE, "", |w| {
+        let mut root = TreeBuilder::new(db.meta().sequence);
+        fill(db, &db.root(), &db.page_budget(), w, 0, &mut root)?;
+        Ok(root)
+    })
+}
+
+fn fill<R: ReadAt>(
+    db: &Database<R>,
+    bucket: &Bucket,
+    budget: &PageBudget,
+    writer: &mut Writer<'_>,
+    depth: usize,
+    tree: &mut TreeBuilder,
+) -> Result<()> {
+    too_deep(depth)?;
+    let mut c = db.cursor_within(bucket, budget);
+    while let Some(e) = c.next()? {
+        if !e.is_bucket() {
+            tree.push(writer, e.key, e.value)?;
+            continue;
+        }
+        let nested = Bucket::decode(e.value)?;
+        let mut below = TreeBuilder::new(nested.sequence);
+        fill(db, &nested, budget, writer, depth + 1, &mut below)?;
+        let value: BucketValue = below.finish(writer)?;
+        tree.push_bucket(writer, e.key, &value)?;
+    }
+    Ok(())
+}
+
+/// Switches, the name's first revision and how many, a place to damage; then a delta's payload: reads
+/// it as it is, as compressed bytes, and compressed by ourselves, whole and damaged.
+pub fn delta_parser(data: &[u8]) {
+    let Some(([switches, start, more, at, bit], payload)) = data.split_first_chunk() else {
+        return;
+    };
+    let compression = Compression::ALL[usize::from(switches % 5)];
+    let start = 1 + i64::from(*start);
+    let name = SnapshotName {
+        kind: Kind::Incr,
+        start: Revision(start),
+        last: Revision(start + i64::from(*more)),
+        created: 1,
+        compression,
+        is_final: false,
+    };
+    let plain = drain(payload, &name);
+    // The buffer is filled by a few bytes at a time: every boundary is met.
+    assert_eq!(
+        drain(Slow(payload, 1 + usize::from(switches >> 5)), &name),
+        plain
+    );
+
+    let unpack = |packed: &[u8]| -> Result<u64, String> {
+        let src = codec::decoder(compression, packed).map_err(|e| e.to_string())?;
+        drain(FrameReader::new(src), &name)
+    };
+    let _ = unpack(payload);
+    let packed = codec::encoder(compression.into(), 1, Vec::new()).expect("an encoder");
+    let mut framed = FrameWriter::new(packed);
+    framed.write_all(payload).expect("to memory");
+    let packed = framed.finish().and_then(codec::Encoder::finish);
+    let mut packed = packed.expect("to memory");
+    assert_eq!(unpack(&packed), plain);
+    let at = usize::from(*at) * packed.len() / 256;
+    packed[at] ^= 1 << (bit % 8);
+    if let Ok(events) = unpack(&packed) {
+        assert_eq!(Ok(events), plain, "a flipped bit at {at} went by unseen");
+    }
+}
+
+struct Slow<'a>(&'a [u8], usize);
+
+impl Read for Slow<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let n = out.len().min(self.1);
+        self.0.read(&mut out[..n])
+    }
+}
+
+/// The number of events, or what is wrong.
+fn drain(src: impl Read, name: &SnapshotName) -> Result<u64, String> {
+    let mut delta = DeltaReader::new(src, name);
+    let mut events = 0;
+    let mut next = || Ok::<_, Error>(delta.next()?.is_some());
+    loop {
+        match next() {
+            Ok(true) => events += 1,
+            Ok(false) => return Ok(events),
+            Err(e) => {
+                assert!(e.reason().is_bad_data(), "{}: {e}", e.reason());
+                return Err(e.to_string());
+            }
+        }
+    }
+}
+
+/// Takes small numbers from the input; zeros when it is used up.
+struct Bytes<'a>(&'a [u8]);
+
+impl Bytes<'_> {
+    fn below(&mut self, n: u8) -> u8 {
+        match self.0.split_first() {
+            Some((&b, rest)) => {
+                self.0 = rest;
+                b % n
+            }
+            None => 0,
+        }
+    }
+
+    fn up_to(&mut self, n: i64) -> i64 {
+        i64::from(self.below(n as u8 + 1))
+    }
+}
+
+/// What snapshots say of each other: each tells one of some histories, which fork off one another.
+struct Histories {
+    /// The history before, and the first own revision.
+    forks: Vec<(usize, i64)>,
+    /// By index in the catalog: which history, from which revision on all is held, the last one.
+    told: Vec<(usize, i64, i64)>,
+    unreadable: Vec<bool>,
+}
+
+impl Histories {
+    /// The history that `h` shares at a revision.
+    fn at(&self, mut h: usize, revision: i64) -> usize {
+        while h > 0 && revision < self.forks[h].1 {
+            h = self.forks[h].0;
+        }
+        h
+    }
+}
+
+impl Evidence for Histories {
+    fn compare(&self, a: usize, b: usize) -> Result<Comparison> {
+        let ((x, from_x, to_x), (y, from_y, to_y)) = (self.told[a], self.told[b]);
+        let mut found = Comparison::default();
+        for r in from_x.max(from_y)..=to_x.min(to_y) {
+            if self.at(x, r) != self.at(y, r) {
+                found.conflict = Some(Revision(r));
+                break;
+            }
+            found.agreed = Some(Revision(r));
+        }
+        Ok(found)
+    }
+    fn continuity(&self, before: usize, until: Revision, after: usize) -> Result<Continuity> {
+        let (x, y) = (self.told[before].0, self.told[after].0);
+        Ok(match self.at(x, until.0) == self.at(y, until.0) {
+            true => Continuity::Confirmed,
+            false => Continuity::Contradicted,
+        })
+    }
+    fn fingerprint(&self, snapshot: usize, revision: Revision) -> Result<String> {
+        Ok(self.at(self.told[snapshot].0, revision.0).to_string())
+    }
+    fn last(&self, snapshot: usize) -> Option<Revision> {
+        Some(Revision(self.told[snapshot].2))
+    }
+    fn is_unreadable(&self, snapshot: usize) -> bool {
+        self.unreadable[snapshot]
+    }
+}
+
+/// A catalog in numbers, then a name: sorts timelines, and builds chains to every revision.
+pub fn chain_builder(data: &[u8]) {
+    let mut bytes = Bytes(data);
+    let mut forks = vec![(0, 0)];
+    for h in 1..=usize::from(bytes.below(4)) {
+        forks.push((usize::from(bytes.below(h as u8)), 1 + bytes.up_to(30)));
+    }
+    let mut listing = Vec::new();
+    // By path: history, revisions beyond the name, compacted how far before the end, readable.
+    let mut facts = std::collections::HashMap::new();
+    for _ in 0..bytes.below(16) {
+        let (switches, last, created) = (bytes.below(64), bytes.up_to(40), bytes.up_to(30));
+        let full = switches & 3 == 0;
+        let name = SnapshotName {
+            kind: if full { Kind::Full } else { Kind::Incr },
+            start: Revision(if full {
+                0
+            } else {
+                (last - bytes.up_to(12)).max(1)
+            }),
+            last: Revision(last.max(1)),
+            created,
+            compression: Compression::ALL[usize::from(bytes.below(5))],
+            is_final: switches & 4 != 0,
+        };
+        let path = match switches & 8 {
+            0 => format!("v2/{name}"),
+            _ => format!("v1/Backup-{created}/{name}"),
+        };
+        let beyond = if full { bytes.up_to(8) } else { 0 };
+        let fact = (
+            bytes.below(forks.len() as u8),
+            beyond,
+            bytes.up_to(20),
+            switches & 48 != 48,
+        );
+        if facts.insert(path.clone(), fact).is_none() {
+            listing.push(path);
+        }
+    }
+    if bytes.below(4) == 0
+        && let Some(path) = listing.first()
+    {
+        listing.push(format!("{path}.exclude"));
+    }
+    if let Ok(text) = std::str::from_utf8(bytes.0) {
+        if let Ok(name) = text.parse::<SnapshotName>() {
+            assert_eq!(name.to_string().parse(), Ok(name), "{text}");
+        }
+        listing.push(text.to_owned());
+    }
+    let objects = listing.into_iter().map(|path| Listed { path, bytes: 1 });
+    let catalog = Catalog::from_listing(objects.collect());
+
+    let mut bases = KnownBases::new();
+    let (mut told, mut unreadable) = (Vec::new(), Vec::new());
+    for (i, s) in catalog.snapshots.iter().enumerate() {
+        // The name at the input's end tells the first history.
+        let (history, beyond, compacted, readable) =
+            facts.get(&s.path).copied().unwrap_or((0, 0, 0, true));
+        let history = usize::from(history);
+        unreadable.push(!readable);
+        if s.name.kind == Kind::Incr {
+            told.push((history, s.name.start.0, s.name.last.0));
+            continue;
+        }
+        // An empty store is at 1.
+        let last = s.name.last.0.saturating_add(beyond).max(1);
+        let compact = last.saturating_sub(compacted);
+        told.push((history, compact.max(1), last));
+        let base = Base {
+            revision: Revision(last),
+            compact_revision: Revision(compact),
+            compaction_finished: true,
+            metadata_revision: Revision(last),
+        };
+        bases.insert(i, base);
+    }
+    // The numbers are small but for the last name's: nothing counts up to those.
+    let small = told.iter().all(|t| t.2 < 1000);
+    let histories = Histories {
+        forks,
+        told,
+        unreadable,
+    };
+    let doubtful = timeline::doubtful(&catalog);
+    assert!(doubtful.is_sorted() && doubtful.iter().all(|i| catalog.usable().any(|u| u == *i)));
+    let evidence: [&dyn Evidence; 2] = [&NamesOnly, &histories];
+    for evidence in evidence.into_iter().take(1 + usize::from(small)) {
+        timelines(&catalog, evidence, &bases);
+    }
+}
+
+fn timelines(catalog: &Catalog, evidence: &dyn Evidence, bases: &KnownBases) {
+    let timelines = Timelines::build(catalog, evidence).expect("evidence never fails here");
+    for i in catalog.usable().filter(|&i| !evidence.is_unreadable(i)) {
+        let on = |t: &&Timeline| t.members.iter().any(|m| m.snapshot == i);
+        assert!(
+            timelines.all.iter().any(|t| on(&t)),
+            "{i} is on no timeline"
+        );
+    }
+    if let Err(e) = timelines.newest(catalog) {
+        assert_eq!(e.reason(), Reason::InterleavedTimelines, "{e}");
+    }
+    for t in &timelines.all {
+        let same = timelines.by_id(&t.id).is_ok_and(|found| found == t);
+        assert!(same, "two timelines have the ID {}", t.id);
+        for m in &t.members {
+            assert!(!catalog.snapshots[m.snapshot].excluded && !evidence.is_unreadable(m.snapshot));
+        }
+        choose(catalog, t, None, bases);
+        for target in 0..60 {
+            choose(catalog, t, Some(Revision(target)), bases);
+        }
+        for target in [i64::MAX - 1, i64::MAX] {
+            choose(catalog, t, Some(Revision(target)), bases);
+        }
+        let ranges = chain::restorable(catalog, t, bases);
+        for pair in ranges.windows(2) {
+            assert!(pair[0].1.next() < pair[1].0, "{ranges:?}");
+        }
+        for (first, last) in ranges {
+            for r in [first, last] {
+                let choice = chain::choose(catalog, t, Some(r), bases);
+                assert!(
+                    matches!(choice, Ok(Choice::Found(_))),
+                    "{r} of {t:?}: {choice:?}"
+                );
+            }
+        }
+    }
+}
+
+/// Chooses as `compact` does, and checks the chain link by link; where there is none, that there is
+/// none.
+fn choose(catalog: &Catalog, t: &Timeline, target: Option<Revision>, bases: &KnownBases) {
+    let name = |i: usize| &catalog.snapshots[i].name;
+    let mut known = KnownBases::new();
+    let choice = loop {
+        match chain::choose(catalog, t, target, &known) {
+            Ok(Choice::Look(i)) => {
+                assert!(
+                    known.insert(i, bases[&i]).is_none(),
+                    "looks at {i} without end"
+                );
+            }
+            Ok(Choice::Found(chain)) => {
+                if known.insert(chain.base, bases[&chain.base]).is_some() {
+                    break Ok(chain);
+                }
+            }
+            Err(e) => break Err(e),
+        }
+    };
+    let chain = match choice {
+        Ok(chain) => chain,
+        Err(e) => {
+            let reasons = [Reason::NoSnapshots, Reason::OutOfRange, Reason::RevisionGap];
+            assert!(reasons.contains(&e.reason()), "{}: {e}", e.reason());
+            if let Some(goal) = target {
+                let all = chain::bases(catalog, t);
+                let reached = all.iter().any(|b| reaches(catalog, t, &bases[b], goal));
+                // Past all names only the newest full is looked into.
+                let named = |m: &timeline::Member| name(m.snapshot).last.min(m.until);
+                let by_name = t.members.iter().any(|m| goal <= named(m));
+                assert!(
+                    !reached || !by_name,
+                    "revision {goal} can be had from {t:?}: {e}"
+                );
+                let with_all = chain::choose(catalog, t, target, bases);
+                assert_eq!(reached, with_all.is_ok(), "{goal} of {t:?}: {with_all:?}");
+            }
+            return;
+        }
+    };
+    assert!(target.is_none_or(|r| r == chain.target));
+    assert_eq!(name(chain.base).kind, Kind::Full);
+    assert!(t.members.iter().any(|m| m.snapshot == chain.base));
+    let base = bases[&chain.base];
+    assert!(base.first_revision() <= chain.target);
+    let mut at = base.revision;
+    for link in &chain.deltas {
+        let n = name(link.snapshot);
+        let member = t.members.iter().find(|m| m.snapshot == link.snapshot);
+        assert_eq!(n.kind, Kind::Incr);
+        assert!(member.is_some_and(|m| link.until <= m.until) && link.until <= n.last);
+        assert!(n.start <= at.next(), "a gap before {n}");
+        assert!(link.until > at, "{n} adds nothing");
+        at = link.until;
+    }
+    assert!(
+        at >= chain.target,
+        "it ends at {at}, before {}",
+        chain.target
+    );
+}
+
+/// Whether some deltas lead from a full to a revision: any that holds the next one, again and again.
+fn reaches(catalog: &Catalog, t: &Timeline, base: &Base, goal: Revision) -> bool {
+    let mut at = base.revision;
+    while at < goal {
+        let holds = |m: &&timeline::Member| {
+            let n = &catalog.snapshots[m.snapshot].name;
+            n.kind == Kind::Incr && n.start <= at.next() && at < n.last.min(m.until)
+        };
+        match t.members.iter().find(holds) {
+            Some(m) => at = catalog.snapshots[m.snapshot].name.last.min(m.until),
+            None => return false,
+        }
+    }
+    base.first_revision() <= goal
+}
