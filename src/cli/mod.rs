@@ -206,13 +206,13 @@ fn run(cli: Cli) -> Result<()> {
 
 /// Runs a job that SIGTERM and SIGINT end: at once, but for what it has to clean up.
 fn with_signals(store: &StoreArgs, job: impl FnOnce(&Context) -> Result<()>) -> Result<()> {
-    let ctx = store.context()?;
-    let cancel = ctx.store.cancel().clone();
     let signals = |kind| signal(kind).map_err(|e| Error::io("listen for signals", e));
     let (mut term, mut int) = (
         signals(SignalKind::terminate())?,
         signals(SignalKind::interrupt())?,
     );
+    let ctx = store.context()?;
+    let cancel = ctx.store.cancel().clone();
     tokio::spawn(async move {
         tokio::select! {
             _ = term.recv() => {}

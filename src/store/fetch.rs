@@ -40,19 +40,35 @@ impl Store {
                 ),
                 e => store_error(format!("read {name}"), e),
             };
-            let mut stream = match store.get(&path).await {
-                Ok(object) => object.into_stream(),
+            let (size, mut stream) = match store.get(&path).await {
+                Ok(object) => (object.meta.size, object.into_stream()),
                 Err(e) => {
                     // Whoever no longer listens does not miss it.
                     let _ = send.send(Err(failed(e))).await;
                     return;
                 }
             };
+            let mut got = 0;
             while let Some(chunk) = stream.next().await {
-                let end = chunk.is_err();
+                let end = match &chunk {
+                    // Of a local file that is cut short meanwhile object_store reads nothing, for ever.
+                    Ok(bytes) if bytes.is_empty() => break,
+                    Ok(bytes) => {
+                        got += bytes.len() as u64;
+                        false
+                    }
+                    Err(_) => true,
+                };
                 if send.send(chunk.map_err(failed)).await.is_err() || end {
                     return;
                 }
+            }
+            if got != size {
+                let e = Error::new(
+                    Reason::StoreUnreachable,
+                    format!("{name} ended after {got} of {size} bytes: run again; if it stays so, check the store"),
+                );
+                let _ = send.send(Err(e)).await;
             }
         });
         ObjectReader {

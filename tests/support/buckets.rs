@@ -101,6 +101,25 @@ impl Bucket {
         name
     }
 
+    /// A delta after the fixture's last that puts keys of half a megabyte of noise, so that the
+    /// result is uploaded in parts. Returns the last revision.
+    pub fn noise_delta(&self, keys: i64) -> i64 {
+        let mut rng = fastrand::Rng::with_seed(7);
+        let events: Vec<Value> = (1..=keys)
+            .map(|i| {
+                let mut value = vec![0; 500_000];
+                rng.fill(&mut value);
+                let revision = LAST + i;
+                serde_json::json!({"etcdEvent": {"kv": {
+                    "key": BASE64.encode(format!("noise/{i}")), "create_revision": revision,
+                    "mod_revision": revision, "version": 1, "value": BASE64.encode(value),
+                }}, "time": "2026-11-21T00:00:00Z"})
+            })
+            .collect();
+        self.delta_of(LAST + 1, LAST + keys, 12, &events);
+        LAST + keys
+    }
+
     /// The names in v2, sorted.
     pub fn names(&self) -> Vec<String> {
         let mut names: Vec<String> = fs::read_dir(self.path().join("v2"))
