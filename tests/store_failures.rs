@@ -37,7 +37,7 @@ struct Sample {
 
 impl Sample {
     fn new(bucket: &Bucket, compression: &'static str) -> Self {
-        let objects = objects_in(bucket.path());
+        let objects = bucket.objects();
         let outcome = bucket.compact(&["--compression", compression]);
         let path = format!("v2/{}", outcome["snapshot"].as_str().unwrap());
         Sample {
@@ -87,24 +87,6 @@ impl Sample {
     }
 }
 
-/// Every file below a folder, by its path.
-fn objects_in(root: &std::path::Path) -> Objects {
-    let mut all = Objects::new();
-    let mut folders = vec![root.to_owned()];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                folders.push(path);
-            } else {
-                let below = path.strip_prefix(root).unwrap().to_str().unwrap();
-                all.insert(below.to_owned(), fs::read(&path).unwrap());
-            }
-        }
-    }
-    all
-}
-
 fn put(rt: &Runtime, store: &dyn ObjectStore, path: &str, bytes: &[u8]) {
     let path = Path::from(path);
     rt.block_on(store.put(&path, bytes.to_vec().into()))
@@ -114,7 +96,7 @@ fn put(rt: &Runtime, store: &dyn ObjectStore, path: &str, bytes: &[u8]) {
 /// Where a bucket is.
 enum Place {
     Memory(Arc<InMemory>),
-    Folder(TempDir),
+    Folder(Bucket),
 }
 
 impl Place {
@@ -127,20 +109,14 @@ impl Place {
     }
 
     fn folder(_: &Runtime, objects: &Objects) -> Self {
-        let folder = TempDir::with_prefix("bucket-").unwrap();
-        for (path, bytes) in objects {
-            let path = folder.path().join(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, bytes).unwrap();
-        }
-        Place::Folder(folder)
+        Place::Folder(Bucket::of(objects))
     }
 
     fn inner(&self) -> Arc<dyn ObjectStore> {
         match self {
             Place::Memory(store) => store.clone(),
-            Place::Folder(folder) => {
-                let store = LocalFileSystem::new_with_prefix(folder.path()).unwrap();
+            Place::Folder(bucket) => {
+                let store = LocalFileSystem::new_with_prefix(bucket.path()).unwrap();
                 Arc::new(store.with_fsync(true))
             }
         }
@@ -148,7 +124,7 @@ impl Place {
 
     fn objects(&self, rt: &Runtime) -> Objects {
         match self {
-            Place::Folder(folder) => objects_in(folder.path()),
+            Place::Folder(bucket) => bucket.objects(),
             Place::Memory(store) => rt.block_on(async {
                 let mut all = Objects::new();
                 let listed: Vec<_> = store.list(None).try_collect().await.unwrap();
@@ -172,7 +148,7 @@ impl Place {
         let store = Store::new(inner, Path::default(), url, tags, rt.handle().clone());
         match self {
             Place::Memory(_) => store,
-            Place::Folder(folder) => store.with_local_root(folder.path().to_owned()),
+            Place::Folder(bucket) => store.with_local_root(bucket.path().to_owned()),
         }
     }
 

@@ -4,6 +4,7 @@ use super::history::{Compression, with_checksum};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -58,6 +59,18 @@ impl Bucket {
         let name = format!("Full-00000000-{BASE:08}-{T0}.gz");
         let base = super::fixtures_dir().join(FIXTURE).join("v2").join(&name);
         bucket.put(&format!("v2/{name}"), &fs::read(base).expect("the base"));
+        bucket
+    }
+
+    /// These very objects.
+    pub fn of(objects: &BTreeMap<String, Vec<u8>>) -> Self {
+        let bucket = Bucket {
+            folder: tempfile::TempDir::with_prefix("bucket-").expect("a folder"),
+            events: Vec::new(),
+        };
+        for (path, bytes) in objects {
+            bucket.put(path, bytes);
+        }
         bucket
     }
 
@@ -133,6 +146,25 @@ impl Bucket {
             .collect();
         names.sort();
         names
+    }
+
+    /// All files, each with its path below the bucket.
+    pub fn objects(&self) -> BTreeMap<String, Vec<u8>> {
+        let mut all = BTreeMap::new();
+        let mut folders = vec![self.path().to_owned()];
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(folder).expect("a folder") {
+                let path = entry.expect("an entry").path();
+                if path.is_dir() {
+                    folders.push(path);
+                } else {
+                    let below = path.strip_prefix(self.path()).expect("a path below");
+                    let below = below.to_str().expect("a plain name").to_owned();
+                    all.insert(below, fs::read(&path).expect("an object"));
+                }
+            }
+        }
+        all
     }
 
     /// Runs a command on the bucket: exit code, JSON, standard error.
