@@ -9,20 +9,17 @@ use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-use support::buckets::{BASE, Bucket, LAST};
+use std::time::{Duration, Instant, SystemTime};
+use support::buckets::{BASE, Bucket, LAST, Objects};
 use support::minio::Minio;
 use support::{deltafold, run_json, seed};
 use tokio::runtime::Runtime;
 
 const STAGING: &str = "deltafold-staging/";
-
-type Objects = BTreeMap<String, Vec<u8>>;
 
 /// A bucket whose result is uploaded in two parts.
 fn bucket() -> Bucket {
@@ -176,6 +173,57 @@ fn killed_and_run_again(site: &Site, rounds: usize, signal: Signal) {
     if signal == Signal::KILL && matches!(site, Site::Folder(_)) {
         assert!(debris > 0, "no job was killed while it uploaded");
     }
+}
+
+#[test]
+fn what_the_next_run_removes_and_what_not() {
+    let site = Site::Folder(bucket());
+    let Site::Folder(bucket) = &site else {
+        unreachable!()
+    };
+    let staging = bucket.path().join(STAGING);
+    let names = || {
+        let mut names: Vec<String> = fs::read_dir(&staging)
+            .unwrap()
+            .map(|e| e.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    };
+    // Killed as soon as there is something.
+    let mut job = site.command().stderr(Stdio::null()).spawn().unwrap();
+    while !staging.exists() || names().is_empty() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    job.kill().unwrap();
+    job.wait().unwrap();
+    let killed = names();
+    assert_eq!(killed.len(), 1, "{killed:?}");
+    // The same of another machine, whose processes cannot be seen.
+    let holder = killed[0].rsplit('.').nth(3).unwrap();
+    let elsewhere = killed[0].replace(holder, "0123456789abcdef");
+    let (fresh, old) = (elsewhere.clone(), format!("{elsewhere}9"));
+    for (name, hours) in [(&fresh, 23), (&old, 25)] {
+        let file = fs::File::create(staging.join(name)).unwrap();
+        let age = Duration::from_secs(hours * 3600);
+        file.set_modified(SystemTime::now() - age).unwrap();
+    }
+
+    let before = names();
+    assert_eq!(before.len(), 3);
+    for look in [&["compact", "--dry-run"][..], &["list", "--deep"]] {
+        let (code, _, stderr) = run_json(
+            deltafold()
+                .args(look)
+                .args(["--output", "json", "--store"])
+                .arg(bucket.path()),
+        );
+        assert_eq!(code, 0, "{stderr}");
+        assert_eq!(names(), before, "{look:?}");
+    }
+    let (code, _, stderr) = run_json(&mut site.command());
+    assert_eq!(code, 0, "{stderr}");
+    assert_eq!(names(), [fresh], "{stderr}");
 }
 
 #[test]

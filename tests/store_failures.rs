@@ -17,13 +17,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Read;
 use std::sync::Arc;
-use support::buckets::{BASE, Bucket, LAST, T0};
+use support::buckets::{BASE, Bucket, LAST, Objects, T0};
 use support::expected;
 use support::faults::{Call, Fault, FaultStore, Strike};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
-
-type Objects = BTreeMap<String, Vec<u8>>;
 
 /// A bucket, and what is known of its result.
 struct Sample {
@@ -267,6 +265,16 @@ fn every_call_fails(
                         e.reason()
                     );
                 }
+            }
+            if result.is_err()
+                && fault != Fault::Flipped
+                && matches!(call, Call::Part | Call::Complete)
+            {
+                let mut calls = faults.calls().into_iter();
+                assert!(
+                    calls.any(|(c, _)| c == Call::Abort),
+                    "{what} was not given up"
+                );
             }
             let mut left = place.objects(&rt);
             left.retain(|path, _| !path.starts_with("deltafold-staging"));

@@ -43,6 +43,28 @@ pub fn revision(event: &Value) -> i64 {
         .expect("a revision")
 }
 
+/// Contents by path.
+pub type Objects = BTreeMap<String, Vec<u8>>;
+
+/// Every file below a folder.
+pub fn objects_in(root: &Path) -> Objects {
+    let mut all = Objects::new();
+    let mut folders = vec![root.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                let below = path.strip_prefix(root).expect("a path below");
+                let below = below.to_str().expect("a plain name").to_owned();
+                all.insert(below, fs::read(&path).expect("an object"));
+            }
+        }
+    }
+    all
+}
+
 /// A bucket on the local disk.
 pub struct Bucket {
     folder: tempfile::TempDir,
@@ -63,7 +85,7 @@ impl Bucket {
     }
 
     /// These very objects.
-    pub fn of(objects: &BTreeMap<String, Vec<u8>>) -> Self {
+    pub fn of(objects: &Objects) -> Self {
         let bucket = Bucket {
             folder: tempfile::TempDir::with_prefix("bucket-").expect("a folder"),
             events: Vec::new(),
@@ -148,23 +170,9 @@ impl Bucket {
         names
     }
 
-    /// All files, each with its path below the bucket.
-    pub fn objects(&self) -> BTreeMap<String, Vec<u8>> {
-        let mut all = BTreeMap::new();
-        let mut folders = vec![self.path().to_owned()];
-        while let Some(folder) = folders.pop() {
-            for entry in fs::read_dir(folder).expect("a folder") {
-                let path = entry.expect("an entry").path();
-                if path.is_dir() {
-                    folders.push(path);
-                } else {
-                    let below = path.strip_prefix(self.path()).expect("a path below");
-                    let below = below.to_str().expect("a plain name").to_owned();
-                    all.insert(below, fs::read(&path).expect("an object"));
-                }
-            }
-        }
-        all
+    /// All that is there.
+    pub fn objects(&self) -> Objects {
+        objects_in(self.path())
     }
 
     /// Runs a command on the bucket: exit code, JSON, standard error.
