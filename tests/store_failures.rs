@@ -9,6 +9,7 @@ use deltafold::store::Store;
 use deltafold::store::exclude::ExcludeTags;
 use deltafold::{Error, Reason};
 use futures::TryStreamExt;
+use object_store::aws::AmazonS3;
 use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
 use object_store::path::Path;
@@ -18,8 +19,9 @@ use std::fs;
 use std::io::Read;
 use std::sync::Arc;
 use support::buckets::{BASE, Bucket, LAST, Objects, T0};
-use support::expected;
-use support::faults::{Call, Fault, FaultStore, Strike};
+use support::faults::{Call, Fault, FaultStore, LossyProxy, Strike};
+use support::minio::Minio;
+use support::{deltafold, expected, run_json};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
@@ -95,6 +97,7 @@ fn put(rt: &Runtime, store: &dyn ObjectStore, path: &str, bytes: &[u8]) {
 enum Place {
     Memory(Arc<InMemory>),
     Folder(Bucket),
+    Server(Arc<AmazonS3>),
 }
 
 impl Place {
@@ -113,6 +116,7 @@ impl Place {
     fn inner(&self) -> Arc<dyn ObjectStore> {
         match self {
             Place::Memory(store) => store.clone(),
+            Place::Server(store) => store.clone(),
             Place::Folder(bucket) => {
                 let store = LocalFileSystem::new_with_prefix(bucket.path()).unwrap();
                 Arc::new(store.with_fsync(true))
@@ -123,7 +127,8 @@ impl Place {
     fn objects(&self, rt: &Runtime) -> Objects {
         match self {
             Place::Folder(bucket) => bucket.objects(),
-            Place::Memory(store) => rt.block_on(async {
+            Place::Memory(_) | Place::Server(_) => rt.block_on(async {
+                let store = self.inner();
                 let mut all = Objects::new();
                 let listed: Vec<_> = store.list(None).try_collect().await.unwrap();
                 for object in listed {
@@ -139,13 +144,13 @@ impl Place {
     fn store(&self, rt: &Runtime, faults: &FaultStore) -> Store {
         let tags = match self {
             Place::Memory(_) => ExcludeTags::metadata(),
-            Place::Folder(_) => ExcludeTags::none(),
+            Place::Folder(_) | Place::Server(_) => ExcludeTags::none(),
         };
         let inner = Arc::new(faults.clone());
         let url = "test://bucket".to_owned();
         let store = Store::new(inner, Path::default(), url, tags, rt.handle().clone());
         match self {
-            Place::Memory(_) => store,
+            Place::Memory(_) | Place::Server(_) => store,
             Place::Folder(bucket) => store.with_local_root(bucket.path().to_owned()),
         }
     }
@@ -434,4 +439,50 @@ fn a_result_that_the_store_cannot_copy_is_refused_while_it_is_written() {
         .with_largest_copy(sample.full.len() as u64);
     compact(store, &sample.options()).unwrap();
     here.is(&rt, &sample.with_result(), "just small enough");
+}
+
+/// The client's own retries, on a real server: what took effect must not stand in its own way.
+#[test]
+fn every_answer_of_minio_is_lost_once() {
+    let rt = runtime();
+    let minio = Minio::start();
+    for (name, sample) in [("small", Sample::small()), ("large", Sample::large())] {
+        rt.block_on(minio.create_bucket(name));
+        let store = minio.store(name);
+        for (path, bytes) in &sample.objects {
+            put(&rt, &*store, path, bytes);
+        }
+        let here = Place::Server(store.clone());
+        let proxy = LossyProxy::start(minio.endpoint().trim_start_matches("http://"));
+        let run = || {
+            let mut c = deltafold();
+            c.envs(minio.env())
+                .env("AWS_ENDPOINT_URL", proxy.endpoint());
+            c.args(["compact", "--compression", sample.compression]);
+            c.args(["--output", "json", "--store", &format!("s3://{name}")]);
+            run_json(&mut c)
+        };
+        let (mut nth, mut requests) = (None, Vec::new());
+        while nth.is_none_or(|n| n < requests.len()) {
+            proxy.lose(nth);
+            let (code, json, stderr) = run();
+            let seen = proxy.lose(None);
+            let what = match nth {
+                None => "a clean run".to_owned(),
+                Some(n) => format!("the answer lost to {}", seen[n]),
+            };
+            assert_eq!(code, 0, "{what}: {stderr}");
+            assert_eq!(json["hash_kv"], sample.hash, "{what}");
+            assert_eq!(json["bytes_written"], sample.full.len(), "{what}");
+            here.is(&rt, &sample.with_result(), &what);
+            rt.block_on(store.delete(&Path::from(sample.path.as_str())))
+                .unwrap();
+            if nth.is_none() {
+                requests = seen;
+            }
+            nth = Some(nth.map_or(0, |n| n + 1));
+        }
+        println!("{} answers were lost", requests.len());
+        assert!(requests.len() > 15, "{requests:?}");
+    }
 }
