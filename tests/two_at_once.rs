@@ -2,10 +2,12 @@
 
 mod support;
 
+use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::process::Stdio;
+use std::time::Duration;
 use support::buckets::{Bucket, LAST, T0};
-use support::{copy_fixture, deltafold, expected, fixture_names, run_json};
+use support::{copy_fixture, deltafold, expected, fixture_names, run_json, seed};
 
 #[test]
 fn threads_and_reruns_give_the_same_bytes() {
@@ -90,4 +92,52 @@ fn jobs_at_once_leave_one_valid_result() {
             expected("etcd35-gzip").compacted_at_last_revision.live_keys
         );
     }
+}
+
+/// Each Job cleans what killed ones left, while others are alive.
+#[test]
+fn jobs_at_once_some_of_which_are_killed() {
+    let b = Bucket::with_base();
+    b.delta(747, LAST, 6);
+    b.noise_delta(18);
+    let inputs = b.objects();
+    let clean = b.compact(&["--compression", "none"]);
+    let path = format!("v2/{}", clean["snapshot"].as_str().unwrap());
+    let with_result = b.objects();
+    let whole = clean["seconds"].as_f64().unwrap();
+    let mut rng = fastrand::Rng::with_seed(seed());
+    let (mut killed, mut debris) = (0, 0);
+    for round in 0..12 {
+        fs::remove_file(b.path().join(&path)).unwrap();
+        let mut jobs = Vec::new();
+        for _ in 0..4 {
+            let mut c = deltafold();
+            c.args(["compact", "--compression", "none", "--store"]);
+            c.arg(b.path()).stdout(Stdio::null()).stderr(Stdio::piped());
+            jobs.push(c.spawn().unwrap());
+            std::thread::sleep(Duration::from_secs_f64(whole * rng.f64() / 2.0));
+        }
+        for (job, signal) in jobs.iter().zip([Signal::KILL, Signal::TERM]) {
+            // Not waited for until now, so the ID still is this child's.
+            let _ = kill_process(Pid::from_child(job), signal);
+            std::thread::sleep(Duration::from_secs_f64(whole * rng.f64() / 2.0));
+        }
+        for (i, job) in jobs.into_iter().enumerate() {
+            let out = job.wait_with_output().unwrap();
+            let stderr = String::from_utf8_lossy(&out.stderr);
+            let was_killed = !out.status.success();
+            assert!(!was_killed || i < 2, "round {round}, job {i}: {stderr}");
+            killed += usize::from(was_killed);
+        }
+        let mut left = b.objects();
+        left.retain(|path, _| !path.starts_with("deltafold-staging/"));
+        debris += b.objects().len() - left.len();
+        assert!(left == with_result, "round {round}: {:?}", left.keys());
+        assert_eq!(b.compact(&[])["status"], "NothingToDo");
+        let left = b.objects();
+        assert!(left == with_result, "round {round}: {:?}", left.keys());
+    }
+    assert_eq!(with_result.len(), inputs.len() + 1);
+    println!("{killed} jobs were killed, {debris} staging objects were left at the end of a round");
+    assert!(killed > 2, "hardly a job was killed");
 }

@@ -20,6 +20,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 
+/// "File size limit exceeded", on Linux and the BSDs.
+const SIGXFSZ: i32 = 25;
+
 /// Backup and snapshot compaction for etcd, with no etcd
 ///
 /// deltafold reads and writes the buckets of etcd-backup-restore: full snapshots and the delta
@@ -206,13 +209,15 @@ fn run(cli: Cli) -> Result<()> {
 
 /// Runs a job that SIGTERM and SIGINT end: at once, but for what it has to clean up.
 fn with_signals(store: &StoreArgs, job: impl FnOnce(&Context) -> Result<()>) -> Result<()> {
-    let ctx = store.context()?;
-    let cancel = ctx.store.cancel().clone();
     let signals = |kind| signal(kind).map_err(|e| Error::io("listen for signals", e));
     let (mut term, mut int) = (
         signals(SignalKind::terminate())?,
         signals(SignalKind::interrupt())?,
     );
+    // With a handler, a limit on the size of files fails the write and does not end the process.
+    let _ = signals(SignalKind::from_raw(SIGXFSZ))?;
+    let ctx = store.context()?;
+    let cancel = ctx.store.cancel().clone();
     tokio::spawn(async move {
         tokio::select! {
             _ = term.recv() => {}

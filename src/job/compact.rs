@@ -142,6 +142,9 @@ struct Opened {
 impl Run<'_> {
     fn run(mut self) -> Result<Outcome> {
         let scan = scan(self.ctx, Depth::Doubtful)?;
+        if !self.options.dry_run {
+            self.ctx.store.clean_staging(Utc::now());
+        }
         self.warn_about(&scan);
         // Where names leave doubt, a damaged snapshot may be the very one that tells the histories
         // apart, or the newest.

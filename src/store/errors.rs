@@ -83,7 +83,7 @@ fn innermost(e: &object_store::Error) -> String {
 }
 
 /// The local file system's error at the bottom, if that is what failed.
-fn io_cause(e: &object_store::Error) -> Option<std::io::ErrorKind> {
+pub(super) fn io_cause(e: &object_store::Error) -> Option<std::io::ErrorKind> {
     let object_store::Error::Generic { store, .. } = e else {
         return None;
     };

@@ -21,8 +21,8 @@ const CHUNKS_AHEAD: usize = 16;
 pub struct ObjectReader {
     chunks: mpsc::Receiver<Result<Chunk>>,
     current: Bytes,
-    /// Of a local folder.
-    file: Option<File>,
+    /// Of a local folder, with the bytes still to come.
+    file: Option<(File, u64)>,
     name: String,
     transfer: JoinHandle<()>,
     bytes_read: Arc<AtomicU64>,
@@ -32,8 +32,17 @@ pub struct ObjectReader {
 
 enum Chunk {
     Bytes(Bytes),
-    /// All there is: reading it needs no transfer.
-    File(File),
+    /// All there is, and its size: reading it needs no transfer.
+    File(File, u64),
+}
+
+fn cut_short(name: &str, got: u64, size: u64) -> Error {
+    Error::new(
+        Reason::StoreUnreachable,
+        format!(
+            "{name} ended after {got} of {size} bytes: run again; if it stays so, check the store"
+        ),
+    )
 }
 
 impl Store {
@@ -44,7 +53,7 @@ impl Store {
         let name = self.name(below);
         let shown = name.clone();
         let transfer = self.handle.spawn(async move {
-            let failed = |e| match e {
+            let failed = |e: object_store::Error| match e {
                 object_store::Error::NotFound { .. } => Error::new(
                     Reason::SnapshotVanished,
                     format!("{shown} was listed and is gone: it was deleted meanwhile; run again"),
@@ -52,25 +61,34 @@ impl Store {
                 e => store_error(format!("read {shown}"), e),
             };
             // Whoever no longer listens does not miss what is sent.
-            let mut stream = match store.get(&path).await {
+            let (size, mut stream) = match store.get(&path).await {
                 Ok(object) => match object.payload {
                     GetResultPayload::File(file, _) => {
-                        let _ = send.send(Ok(Chunk::File(file))).await;
+                        let _ = send.send(Ok(Chunk::File(file, object.meta.size))).await;
                         return;
                     }
-                    GetResultPayload::Stream(stream) => stream,
+                    GetResultPayload::Stream(stream) => (object.meta.size, stream),
                 },
                 Err(e) => {
                     let _ = send.send(Err(failed(e))).await;
                     return;
                 }
             };
+            let mut got = 0;
             while let Some(chunk) = stream.next().await {
+                // Of a local file that is cut short meanwhile object_store reads nothing, for ever.
+                if chunk.as_ref().is_ok_and(Bytes::is_empty) {
+                    break;
+                }
                 let end = chunk.is_err();
+                got += chunk.as_ref().map_or(0, |bytes| bytes.len() as u64);
                 let chunk = chunk.map(Chunk::Bytes).map_err(failed);
                 if send.send(chunk).await.is_err() || end {
                     return;
                 }
+            }
+            if got != size {
+                let _ = send.send(Err(cut_short(&shown, got, size))).await;
             }
         });
         ObjectReader {
@@ -89,11 +107,19 @@ impl Store {
 impl Read for ObjectReader {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         loop {
-            if let Some(file) = &mut self.file {
+            if let Some((file, left)) = &mut self.file {
                 self.cancel.check()?;
                 let n = file
                     .read(out)
                     .map_err(|e| Error::io(format!("read {}", self.name), e))?;
+                if n == 0 && *left > 0 && !out.is_empty() {
+                    let size = file
+                        .metadata()
+                        .map_err(|e| Error::io(format!("read {}", self.name), e))?
+                        .len();
+                    return Err(cut_short(&self.name, size, size + *left).into());
+                }
+                *left = left.saturating_sub(n as u64);
                 self.bytes_read.fetch_add(n as u64, Ordering::Relaxed);
                 return Ok(n);
             }
@@ -107,7 +133,7 @@ impl Read for ObjectReader {
                         .fetch_add(chunk.len() as u64, Ordering::Relaxed);
                     self.current = chunk;
                 }
-                Some(Ok(Chunk::File(file))) => self.file = Some(file),
+                Some(Ok(Chunk::File(file, size))) => self.file = Some((file, size)),
                 Some(Err(e)) => return Err(e.into()),
                 None => return Ok(0),
             }

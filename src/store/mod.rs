@@ -7,6 +7,7 @@ pub mod exclude;
 pub mod fetch;
 pub mod open;
 pub mod publish;
+pub mod staging;
 
 pub use errors::store_error;
 pub use fetch::ObjectReader;
@@ -82,6 +83,8 @@ pub struct Store {
     tags: ExcludeTags,
     /// Of a local folder: object_store refuses a whole listing for one name that it cannot take.
     local_root: Option<PathBuf>,
+    /// The most bytes that it copies.
+    largest_copy: Option<u64>,
     handle: Handle,
     cancel: Cancel,
     bytes_read: Arc<AtomicU64>,
@@ -102,6 +105,7 @@ impl Store {
             url,
             tags,
             local_root: None,
+            largest_copy: None,
             handle,
             cancel: Cancel::default(),
             bytes_read: Arc::default(),
@@ -111,6 +115,12 @@ impl Store {
     /// The same store, listed through the file system: `root` is the folder that it keeps.
     pub fn with_local_root(mut self, root: PathBuf) -> Self {
         self.local_root = Some(root);
+        self
+    }
+
+    /// The same store, that copies no more than so many bytes.
+    pub fn with_largest_copy(mut self, bytes: u64) -> Self {
+        self.largest_copy = Some(bytes);
         self
     }
 
@@ -150,7 +160,7 @@ impl Store {
             .handle
             .block_on(async { tokio::time::timeout(PATIENCE, f).await });
         match done {
-            Ok(Ok(_)) => Ok(()),
+            Ok(Ok(_) | Err(object_store::Error::NotFound { .. })) => Ok(()),
             Ok(Err(e)) => Err(store_error("clean up", e).to_string()),
             Err(_) => Err("the store did not answer in time".to_owned()),
         }

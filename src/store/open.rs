@@ -38,6 +38,9 @@ const CLIENT_KEYS: [ClientConfigKey; 9] = [
     ClientConfigKey::ProxyExcludes,
 ];
 
+/// S3 copies no more than this as one part.
+const S3_LARGEST_COPY: u64 = 5 << 30;
+
 /// A setting of ours: how often a request is tried again.
 const OPTION_MAX_RETRIES: &str = "max_retries";
 /// A setting of ours: for how many seconds a request is tried again.
@@ -152,7 +155,11 @@ pub fn open(url: &str, options: &[(String, String)], handle: Handle) -> Result<S
             ));
         }
     };
-    Ok(Store::new(inner, prefix, url.to_owned(), tags, handle))
+    let store = Store::new(inner, prefix, url.to_owned(), tags, handle);
+    Ok(match parsed.scheme() {
+        "s3" | "s3a" => store.with_largest_copy(S3_LARGEST_COPY),
+        _ => store,
+    })
 }
 
 fn open_local(dir: &str, url: &str, options: &[(String, String)], handle: Handle) -> Result<Store> {

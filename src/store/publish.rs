@@ -1,23 +1,21 @@
-//! Publishes an object: uploaded in parts, read back and compared, and only then named.
+//! Publishes an object: uploaded to a staging place, read back there and compared, and only then
+//! named.
 //!
-//! What fits into one part is put with one conditional request. What does not goes to a staging
-//! object, is read back there, and is copied to its name by the store on condition that the name
-//! is free: multipart uploads themselves cannot be conditional. An existing object is never
-//! overwritten.
+//! The store itself copies the staging object to its name, on condition that the name is free:
+//! multipart uploads themselves cannot be conditional, and what was read back is what is named. An
+//! existing object is never overwritten.
 
-use super::{Store, store_error};
+use super::Store;
+use super::errors::{io_cause, store_error};
+use super::staging::StagingName;
 use crate::error::{Error, Reason, Result};
-use bytes::Bytes;
 use object_store::{
-    CopyMode, CopyOptions, MultipartUpload, ObjectStore, ObjectStoreExt, PutMode, PutOptions,
-    PutPayload,
+    CopyMode, CopyOptions, MultipartUpload, ObjectStore, ObjectStoreExt, PutPayload,
 };
 use sha2::{Digest, Sha256};
-use std::io::{self, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use tokio::task::JoinSet;
 
-/// Where unfinished objects wait, below the store's prefix and beside what is listed.
-pub const STAGING: &str = "deltafold-staging";
 /// Bytes of a part; S3 wants at least 5 MiB for all but the last.
 const PART: usize = 8 << 20;
 /// S3 takes 10,000 parts: they grow by 8 MiB after each so many, so that 250 GB fit.
@@ -25,35 +23,36 @@ const PARTS_OF_ONE_SIZE: u64 = 2_000;
 
 /// An upload under way.
 pub struct Upload {
-    store: Store,
-    staging: String,
     threads: usize,
     part: Vec<u8>,
     parts: u64,
-    multipart: Option<Box<dyn MultipartUpload>>,
+    // Before the staging object: parts under way end before the upload is given up.
     in_flight: JoinSet<object_store::Result<()>>,
+    staging: Staging,
     hash: Sha256,
     bytes: u64,
 }
 
 /// An upload that is complete and waits for its name.
 pub struct Staged {
-    store: Store,
-    content: Content,
+    staging: Staging,
     sha256: [u8; 32],
     bytes: u64,
 }
 
-enum Content {
-    Small(Bytes),
-    /// The path of the staging object.
-    Large(String),
+/// A staging object, or what there is of it: dropping it removes that.
+struct Staging {
+    store: Store,
+    name: StagingName,
+    multipart: Option<Box<dyn MultipartUpload>>,
+    /// It may be there.
+    may_exist: bool,
 }
 
 /// What became of a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Published {
-    /// The object is there now, and was read back.
+    /// The object was not there before, and is there now.
     Created,
     /// The very same bytes were there already.
     Identical,
@@ -66,21 +65,19 @@ impl Upload {
     /// are under way at once.
     pub fn new(store: &Store, hint: &str, threads: usize) -> Self {
         Upload {
-            store: store.clone(),
-            // Two Jobs at once must not share a staging object.
-            staging: format!("{STAGING}/{hint}.{:016x}", rand_word()),
             threads: threads.max(1),
             part: Vec::new(),
             parts: 0,
-            multipart: None,
             in_flight: JoinSet::new(),
+            staging: Staging {
+                store: store.clone(),
+                name: StagingName::new(hint),
+                multipart: None,
+                may_exist: false,
+            },
             hash: Sha256::new(),
             bytes: 0,
         }
-    }
-
-    fn error(&self, e: object_store::Error) -> Error {
-        store_error(format!("write {}", self.store.name(&self.staging)), e)
     }
 
     fn part_size(&self) -> usize {
@@ -88,70 +85,72 @@ impl Upload {
     }
 
     fn send_part(&mut self) -> Result<()> {
-        self.store.cancel.check()?;
-        if self.multipart.is_none() {
-            let path = self.store.path(&self.staging);
-            let started = self.store.block_on(self.store.inner.put_multipart(&path))?;
-            self.multipart = Some(started.map_err(|e| self.error(e))?);
+        self.staging.store.cancel.check()?;
+        if self.staging.multipart.is_none() {
+            self.staging.begin()?;
         }
         while self.in_flight.len() >= self.threads {
             self.wait_for_one()?;
         }
         let part = std::mem::take(&mut self.part);
-        if let Some(multipart) = &mut self.multipart {
+        if let Some(multipart) = &mut self.staging.multipart {
             let sent = multipart.put_part(PutPayload::from(part));
-            self.in_flight.spawn_on(sent, &self.store.handle);
+            self.in_flight.spawn_on(sent, &self.staging.store.handle);
             self.parts += 1;
         }
         Ok(())
     }
 
     fn wait_for_one(&mut self) -> Result<()> {
-        match self.store.block_on(self.in_flight.join_next())? {
+        match self.staging.store.block_on(self.in_flight.join_next())? {
             None => Ok(()),
-            Some(Ok(sent)) => sent.map_err(|e| self.error(e)),
+            Some(Ok(sent)) => sent.map_err(|e| self.staging.error(e)),
             Some(Err(e)) => Err(Error::internal(format!("an upload's task ended: {e}"))),
         }
     }
 
-    /// Completes the upload. A large object is read back from its staging place.
+    /// Completes the upload and reads it back from its staging place.
     ///
     /// # Errors
-    /// The store's; `Io` where what is read back differs.
+    /// The store's; `Io` where what is read back differs; `SnapshotVanished` where it is gone.
     pub fn finish(mut self) -> Result<Staged> {
-        let sha256: [u8; 32] = self.hash.finalize_reset().into();
-        let content = if self.multipart.is_none() {
-            Content::Small(Bytes::from(std::mem::take(&mut self.part)))
-        } else {
-            if !self.part.is_empty() {
-                self.send_part()?;
-            }
-            while !self.in_flight.is_empty() {
-                self.wait_for_one()?;
-            }
-            if let Some(mut multipart) = self.multipart.take() {
-                let completed = self.store.block_on(multipart.complete())?;
-                completed.map_err(|e| self.error(e))?;
-            }
-            Content::Large(self.staging.clone())
-        };
-        let staged = Staged {
-            store: self.store.clone(),
-            content,
-            sha256,
-            bytes: self.bytes,
-        };
-        if let Content::Large(staging) = &staged.content {
-            staged.read_back(staging)?;
+        // Even a small file is written in more than one step on a local disk.
+        if !self.part.is_empty() && (self.parts > 0 || self.staging.store.local_root.is_some()) {
+            self.send_part()?;
         }
-        Ok(staged)
+        while !self.in_flight.is_empty() {
+            self.wait_for_one()?;
+        }
+        let Upload {
+            part,
+            mut staging,
+            hash,
+            bytes,
+            ..
+        } = self;
+        let written = staging.complete(part)?;
+        let staged = Staged {
+            staging,
+            sha256: hash.finalize().into(),
+            bytes,
+        };
+        let staging = &staged.staging;
+        let same = staged.is_same(&staging.name.path);
+        match (written, same) {
+            // Where it is there after an error, only the answer was lost.
+            (_, Ok(true)) => Ok(staged),
+            (_, Err(e)) if e.reason() == Reason::Terminated => Err(e),
+            (Err(e), _) => Err(staging.error(e)),
+            (Ok(()), Err(e)) => Err(e),
+            (Ok(()), Ok(false)) => Err(Error::new(
+                Reason::Io,
+                format!(
+                    "{} was written and reads back differently: the store is at fault; check it before you rely on its snapshots",
+                    staging.full_name()
+                ),
+            )),
+        }
     }
-}
-
-/// A word that differs between processes and calls.
-fn rand_word() -> u64 {
-    use std::hash::{BuildHasher, Hasher};
-    std::hash::RandomState::new().build_hasher().finish()
 }
 
 impl Write for Upload {
@@ -160,6 +159,18 @@ impl Write for Upload {
         self.part.extend_from_slice(&b[..n]);
         self.hash.update(&b[..n]);
         self.bytes += n as u64;
+        if let Some(most) = self.staging.store.largest_copy
+            && self.bytes > most
+        {
+            return Err(Error::new(
+                Reason::Configuration,
+                format!(
+                    "the new snapshot has more than {} GiB, and this store copies no more at once: make it smaller by --compression zstd or less --keep-history, or write it to a local folder",
+                    most >> 30
+                ),
+            )
+            .into());
+        }
         if self.part.len() == self.part_size() {
             self.send_part()?;
         }
@@ -171,15 +182,64 @@ impl Write for Upload {
     }
 }
 
-impl Drop for Upload {
-    /// An upload that was not finished leaves nothing behind, if the store lets it.
-    fn drop(&mut self) {
-        if let Some(mut multipart) = self.multipart.take() {
-            self.in_flight.abort_all();
-            if let Err(e) = self.store.clean_up(multipart.abort()) {
-                tracing::warn!(staging = %self.staging, "an unfinished upload could not be aborted: {e}");
+impl Staging {
+    fn full_name(&self) -> String {
+        self.store.name(&self.name.path)
+    }
+
+    fn error(&self, e: object_store::Error) -> Error {
+        write_error(&self.full_name(), e)
+    }
+
+    fn begin(&mut self) -> Result<()> {
+        /// Runs that remove the folder in the same moment, one after the other.
+        const TRIES: u32 = 100;
+        let path = self.store.path(&self.name.path);
+        for tried in 1.. {
+            match self.store.block_on(self.store.inner.put_multipart(&path))? {
+                Ok(multipart) => {
+                    self.multipart = Some(multipart);
+                    break;
+                }
+                // Another run removes the empty folder while this one makes it.
+                Err(e) if io_cause(&e) == Some(ErrorKind::NotFound) && tried < TRIES => {}
+                Err(e) => return Err(self.error(e)),
             }
         }
+        Ok(())
+    }
+
+    /// Writes what is in no part yet, all at once, or puts the parts together.
+    fn complete(&mut self, all: Vec<u8>) -> Result<object_store::Result<()>> {
+        self.may_exist = true;
+        let Some(multipart) = &mut self.multipart else {
+            let path = self.store.path(&self.name.path);
+            let put = self.store.inner.put(&path, PutPayload::from(all));
+            return Ok(self.store.block_on(put)?.map(|_| ()));
+        };
+        let completed = self.store.block_on(multipart.complete())?;
+        if completed.is_ok() {
+            self.multipart = None;
+        }
+        Ok(completed.map(|_| ()))
+    }
+}
+
+impl Drop for Staging {
+    /// Nothing is left behind, if the store lets it.
+    fn drop(&mut self) {
+        let store = &self.store;
+        if let Some(mut multipart) = self.multipart.take()
+            && let Err(e) = store.clean_up(multipart.abort())
+        {
+            tracing::warn!(staging = %self.name.path, "an unfinished upload could not be aborted: {e}");
+        }
+        if self.may_exist
+            && let Err(e) = store.clean_up(store.inner.delete(&store.path(&self.name.path)))
+        {
+            tracing::warn!(staging = %self.name.path, "a staging object is left behind: {e}");
+        }
+        store.remove_staging_folder();
     }
 }
 
@@ -189,62 +249,77 @@ impl Staged {
         self.bytes
     }
 
-    /// Gives the object its name, unless something else has it, and reads it back.
+    /// Gives the object its name, unless something else has it.
+    ///
+    /// Where two runs give the same object its name in the same moment, both have created it.
     ///
     /// # Errors
-    /// The store's; `Io` where what is read back differs.
+    /// The store's; `Io` where the named object has another size; `SnapshotVanished` where the
+    /// staging object or the named one is gone.
     pub fn publish(&self, below: &str) -> Result<Published> {
-        let store = &self.store;
+        let store = &self.staging.store;
         // Some servers take the condition and ignore it: look first.
         if store.exists(below)? {
-            return self.compare(below);
+            return Ok(if self.is_same(below)? {
+                Published::Identical
+            } else {
+                Published::Taken
+            });
         }
-        let path = store.path(below);
-        let named = match &self.content {
-            Content::Small(bytes) => {
-                let options = PutOptions::from(PutMode::Create);
-                let payload = PutPayload::from(bytes.clone());
-                store
-                    .block_on(store.inner.put_opts(&path, payload, options))?
-                    .map(|_| ())
-            }
-            Content::Large(staging) => {
-                let options = CopyOptions::new().with_mode(CopyMode::Create);
-                let from = store.path(staging);
-                store.block_on(store.inner.copy_opts(&from, &path, options))?
-            }
-        };
-        match named {
+        let options = CopyOptions::new().with_mode(CopyMode::Create);
+        let (from, to) = (store.path(&self.staging.name.path), store.path(below));
+        use object_store::Error as E;
+        match store.block_on(store.inner.copy_opts(&from, &to, options))? {
             Ok(()) => {
-                self.read_back(below)?;
+                self.check_size(below)?;
                 Ok(Published::Created)
             }
-            // Another Job was faster, or this request took effect and its answer was lost.
-            Err(
-                object_store::Error::AlreadyExists { .. }
-                | object_store::Error::Precondition { .. },
-            ) => self.compare(below),
-            Err(e) => Err(store_error(format!("write {}", store.name(below)), e)),
+            // Another run was faster, or this request took effect and its answer was lost.
+            Err(E::AlreadyExists { .. } | E::Precondition { .. }) => Ok(if self.is_same(below)? {
+                Published::Created
+            } else {
+                Published::Taken
+            }),
+            Err(e) => match self.is_same(below) {
+                // Only its answer was lost.
+                Ok(true) => Ok(Published::Created),
+                Err(e) if e.reason() == Reason::Terminated => Err(e),
+                _ => Err(write_error(&store.name(below), e)),
+            },
         }
     }
 
-    fn compare(&self, below: &str) -> Result<Published> {
-        Ok(if self.is_same(below)? {
-            Published::Identical
-        } else {
-            Published::Taken
-        })
+    /// The store has copied what was read back; that it did so whole is all there is to see.
+    fn check_size(&self, below: &str) -> Result<()> {
+        let store = &self.staging.store;
+        let name = store.name(below);
+        match store.block_on(store.inner.head(&store.path(below)))? {
+            Ok(object) if object.size == self.bytes => Ok(()),
+            Ok(object) => Err(Error::new(
+                Reason::Io,
+                format!(
+                    "{name} was written with {} bytes and has {}: the store is at fault, or somebody else wrote it in the same moment; check it before you rely on its snapshots",
+                    self.bytes, object.size
+                ),
+            )),
+            Err(object_store::Error::NotFound { .. }) => Err(Error::new(
+                Reason::SnapshotVanished,
+                format!("{name} was written and is gone: it was deleted meanwhile; run again"),
+            )),
+            Err(e) => Err(store_error(format!("look at {name}"), e)),
+        }
     }
 
     fn is_same(&self, below: &str) -> Result<bool> {
-        let mut object = self.store.read(below);
+        let store = &self.staging.store;
+        let mut object = store.read(below);
         let mut hash = Sha256::new();
         let mut buf = vec![0; 256 << 10];
         let mut bytes = 0u64;
         loop {
             let n = object
                 .read(&mut buf)
-                .map_err(|e| Error::io(format!("read {}", self.store.name(below)), e))?;
+                .map_err(|e| Error::io(format!("read {}", store.name(below)), e))?;
             if n == 0 {
                 break;
             }
@@ -253,28 +328,17 @@ impl Staged {
         }
         Ok(bytes == self.bytes && hash.finalize().as_slice() == self.sha256.as_slice())
     }
-
-    fn read_back(&self, below: &str) -> Result<()> {
-        if self.is_same(below)? {
-            return Ok(());
-        }
-        Err(Error::new(
-            Reason::Io,
-            format!(
-                "{} was written and reads back differently: the store is at fault; check it before you rely on its snapshots",
-                self.store.name(below)
-            ),
-        ))
-    }
 }
 
-impl Drop for Staged {
-    fn drop(&mut self) {
-        if let Content::Large(staging) = &self.content {
-            let store = &self.store;
-            if let Err(e) = store.clean_up(store.inner.delete(&store.path(staging))) {
-                tracing::warn!(staging = %staging, "a staging object is left behind: {e}");
-            }
-        }
+/// A write that failed. What it needs was there a moment ago: where it is missing it was deleted.
+fn write_error(name: &str, e: object_store::Error) -> Error {
+    match e {
+        object_store::Error::NotFound { .. } => Error::new(
+            Reason::SnapshotVanished,
+            format!(
+                "cannot write {name}: its staging object or upload is gone: it was deleted meanwhile; run again"
+            ),
+        ),
+        e => store_error(format!("write {name}"), e),
     }
 }

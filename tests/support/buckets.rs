@@ -4,6 +4,7 @@ use super::history::{Compression, with_checksum};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -42,6 +43,28 @@ pub fn revision(event: &Value) -> i64 {
         .expect("a revision")
 }
 
+/// Contents by path.
+pub type Objects = BTreeMap<String, Vec<u8>>;
+
+/// Every file below a folder.
+pub fn objects_in(root: &Path) -> Objects {
+    let mut all = Objects::new();
+    let mut folders = vec![root.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                let below = path.strip_prefix(root).expect("a path below");
+                let below = below.to_str().expect("a plain name").to_owned();
+                all.insert(below, fs::read(&path).expect("an object"));
+            }
+        }
+    }
+    all
+}
+
 /// A bucket on the local disk.
 pub struct Bucket {
     folder: tempfile::TempDir,
@@ -58,6 +81,18 @@ impl Bucket {
         let name = format!("Full-00000000-{BASE:08}-{T0}.gz");
         let base = super::fixtures_dir().join(FIXTURE).join("v2").join(&name);
         bucket.put(&format!("v2/{name}"), &fs::read(base).expect("the base"));
+        bucket
+    }
+
+    /// These very objects.
+    pub fn of(objects: &Objects) -> Self {
+        let bucket = Bucket {
+            folder: tempfile::TempDir::with_prefix("bucket-").expect("a folder"),
+            events: Vec::new(),
+        };
+        for (path, bytes) in objects {
+            bucket.put(path, bytes);
+        }
         bucket
     }
 
@@ -101,6 +136,25 @@ impl Bucket {
         name
     }
 
+    /// A delta after the fixture's last that puts keys of half a megabyte of noise, so that the
+    /// result is uploaded in parts. Returns the last revision.
+    pub fn noise_delta(&self, keys: i64) -> i64 {
+        let mut rng = fastrand::Rng::with_seed(7);
+        let events: Vec<Value> = (1..=keys)
+            .map(|i| {
+                let mut value = vec![0; 500_000];
+                rng.fill(&mut value);
+                let revision = LAST + i;
+                serde_json::json!({"etcdEvent": {"kv": {
+                    "key": BASE64.encode(format!("noise/{i}")), "create_revision": revision,
+                    "mod_revision": revision, "version": 1, "value": BASE64.encode(value),
+                }}, "time": "2026-11-21T00:00:00Z"})
+            })
+            .collect();
+        self.delta_of(LAST + 1, LAST + keys, 12, &events);
+        LAST + keys
+    }
+
     /// The names in v2, sorted.
     pub fn names(&self) -> Vec<String> {
         let mut names: Vec<String> = fs::read_dir(self.path().join("v2"))
@@ -114,6 +168,11 @@ impl Bucket {
             .collect();
         names.sort();
         names
+    }
+
+    /// All that is there.
+    pub fn objects(&self) -> Objects {
+        objects_in(self.path())
     }
 
     /// Runs a command on the bucket: exit code, JSON, standard error.

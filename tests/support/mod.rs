@@ -5,6 +5,7 @@
 
 pub mod buckets;
 pub mod etcd;
+pub mod faults;
 pub mod history;
 pub mod minio;
 pub mod small;
@@ -92,6 +93,14 @@ pub fn deltafold() -> Command {
     tools::forget_env(&mut command, &["DELTAFOLD_", "AWS_", "GOOGLE_", "AZURE_"]);
     command.stdin(Stdio::null());
     command
+}
+
+/// The seed of a random test, printed so that it can be run again.
+pub fn seed() -> u64 {
+    let given = std::env::var("DELTAFOLD_TEST_SEED").ok();
+    let seed = given.map_or_else(|| fastrand::u64(..1 << 48), |s| s.parse().expect("a seed"));
+    println!("seed {seed} (DELTAFOLD_TEST_SEED={seed} runs it again)");
+    seed
 }
 
 /// Runs to the end: the exit code, the JSON on stdout (null where there is none) and stderr.

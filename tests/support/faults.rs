@@ -1,0 +1,474 @@
+//! An object store with faults: the n-th call of a kind fails in one of many ways.
+
+use std::fmt;
+use std::io::{self, Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use deltafold::store::Cancel;
+use futures::StreamExt as _;
+use futures::stream::{self, BoxStream};
+use object_store::path::Path;
+use object_store::{
+    CopyMode, CopyOptions, Error, GetOptions, GetResult, GetResultPayload, ListResult,
+    MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt as _, PutMode, PutMultipartOptions,
+    PutOptions, PutPayload, PutResult, Result, UploadPart,
+};
+
+/// A request, or the body of one's answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Call {
+    List,
+    Head,
+    Get,
+    Body,
+    Put,
+    Multipart,
+    Part,
+    Complete,
+    Abort,
+    Copy,
+    Delete,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    ServerError,
+    Timeout,
+    Throttled,
+    NotFound,
+    Denied,
+    /// A local disk has no room left.
+    Full,
+    /// The call takes effect and is answered with an error.
+    LostAnswer,
+    /// The call takes effect, its answer is lost, and it is refused when it is tried again.
+    LostThenRefused,
+    /// A stream fails in its middle.
+    Midway,
+    /// A stream ends in its middle, as if that were all.
+    Short,
+    /// A bit flips in what is read or written.
+    Flipped,
+    /// What the call is about is deleted just before.
+    Gone,
+    /// No answer ever; a signal comes.
+    Hang,
+}
+
+impl Fault {
+    /// Those that can befall a call.
+    pub fn of(call: Call) -> Vec<Fault> {
+        use Call::*;
+        use Fault::*;
+        let mut all = vec![ServerError, Timeout, Throttled, NotFound, Denied, Hang];
+        all.extend_from_slice(match call {
+            List => &[Midway],
+            Head => &[],
+            Get => &[Gone],
+            Body => &[Midway, Short, Flipped],
+            Put => &[Full, LostAnswer, LostThenRefused, Flipped],
+            Multipart => &[Full, LostAnswer],
+            Part => &[Full, LostAnswer, Flipped],
+            Complete => &[Full, LostAnswer, LostThenRefused],
+            Abort | Delete => &[LostAnswer],
+            Copy => &[Full, LostAnswer, LostThenRefused, Gone],
+        });
+        all
+    }
+
+    fn takes_effect(self) -> bool {
+        matches!(self, Fault::LostAnswer | Fault::LostThenRefused)
+    }
+
+    fn error(self, call: Call, path: &Path) -> Error {
+        let (path, source) = (path.to_string(), format!("{self:?} at {call:?}").into());
+        let server = |text: &str| Error::Generic {
+            store: "S3",
+            source: format!("Error after 5 retries: {text}").into(),
+        };
+        match self {
+            Fault::NotFound => Error::NotFound { path, source },
+            Fault::Denied => Error::PermissionDenied { path, source },
+            Fault::LostThenRefused if call == Call::Complete => Error::NotFound { path, source },
+            Fault::LostThenRefused if call == Call::Copy => Error::AlreadyExists { path, source },
+            Fault::Full => Error::Generic {
+                store: "LocalFileSystem",
+                source: io::Error::from(io::ErrorKind::StorageFull).into(),
+            },
+            Fault::Timeout | Fault::LostAnswer => server("operation timed out"),
+            Fault::Throttled => server("Server returned error response: status code: 429 Too Many"),
+            _ => server("Server returned error response: status code: 503 Service Unavailable"),
+        }
+    }
+}
+
+/// What befalls the `nth` call of a kind, from 0 on.
+#[derive(Clone, Copy, Debug)]
+pub struct Strike {
+    pub call: Call,
+    pub nth: usize,
+    pub fault: Fault,
+}
+
+/// Passes everything on to another store, but for the faults.
+#[derive(Clone, Debug)]
+pub struct FaultStore {
+    inner: Arc<dyn ObjectStore>,
+    plan: Arc<Plan>,
+    ignores_conditions: bool,
+}
+
+#[derive(Debug)]
+struct Plan {
+    strikes: Vec<Strike>,
+    calls: Mutex<Vec<(Call, String)>>,
+    /// Set by a call that hangs, as if somebody had lost patience.
+    cancel: Mutex<Option<Cancel>>,
+}
+
+impl FaultStore {
+    pub fn new(inner: Arc<dyn ObjectStore>, strikes: Vec<Strike>) -> Self {
+        FaultStore {
+            inner,
+            plan: Arc::new(Plan {
+                strikes,
+                calls: Mutex::default(),
+                cancel: Mutex::default(),
+            }),
+            ignores_conditions: false,
+        }
+    }
+
+    /// It takes conditions on writes, and ignores them.
+    pub fn ignoring_conditions(inner: Arc<dyn ObjectStore>) -> Self {
+        FaultStore {
+            ignores_conditions: true,
+            ..Self::new(inner, Vec::new())
+        }
+    }
+
+    /// What a call that hangs cancels.
+    pub fn cancels(&self, cancel: &Cancel) {
+        *self.plan.cancel.lock().expect("a lock") = Some(cancel.clone());
+    }
+
+    /// All calls so far, each with the path that it is about.
+    pub fn calls(&self) -> Vec<(Call, String)> {
+        self.plan.calls.lock().expect("a lock").clone()
+    }
+
+    /// Counts a call, and says what befalls it.
+    fn count(&self, call: Call, path: &Path) -> Option<Fault> {
+        let mut calls = self.plan.calls.lock().expect("a lock");
+        let nth = calls.iter().filter(|(c, _)| *c == call).count();
+        calls.push((call, path.to_string()));
+        let mut strikes = self.plan.strikes.iter();
+        Some(strikes.find(|s| (s.call, s.nth) == (call, nth))?.fault)
+    }
+
+    async fn hang<T>(&self) -> T {
+        if let Some(cancel) = &*self.plan.cancel.lock().expect("a lock") {
+            cancel.cancel();
+        }
+        std::future::pending().await
+    }
+
+    /// Makes a call, or what the fault leaves of it.
+    async fn call<T>(
+        &self,
+        call: Call,
+        path: &Path,
+        fault: Option<Fault>,
+        inner: impl Future<Output = Result<T>> + Send,
+    ) -> Result<T> {
+        match fault {
+            Some(Fault::Hang) => self.hang().await,
+            Some(Fault::Gone) => {
+                self.inner.delete(path).await?;
+                inner.await
+            }
+            Some(f) if f.takes_effect() => {
+                inner.await?;
+                Err(f.error(call, path))
+            }
+            Some(f) if f != Fault::Flipped => Err(f.error(call, path)),
+            _ => inner.await,
+        }
+    }
+
+    async fn body(&self, got: GetResult, path: &Path) -> Result<GetResult> {
+        let Some(fault) = self.count(Call::Body, path) else {
+            return Ok(got);
+        };
+        let (meta, range) = (got.meta.clone(), got.range.clone());
+        let (attributes, extensions) = (got.attributes.clone(), got.extensions.clone());
+        let bytes = got.bytes().await?;
+        let half = bytes.len() / 2;
+        let first = stream::iter([Ok(bytes.slice(..half))]);
+        let rest: BoxStream<'static, Result<Bytes>> = match fault {
+            Fault::Short => stream::empty().boxed(),
+            Fault::Flipped => {
+                let rest = flipped(&bytes.slice(half..));
+                stream::iter([Ok(rest)]).boxed()
+            }
+            Fault::Hang => {
+                let store = self.clone();
+                stream::once(async move { store.hang().await }).boxed()
+            }
+            _ => stream::iter([Err(fault.error(Call::Body, path))]).boxed(),
+        };
+        let stream = match fault {
+            Fault::Midway | Fault::Short | Fault::Flipped | Fault::Hang => {
+                first.chain(rest).boxed()
+            }
+            _ => rest,
+        };
+        Ok(GetResult {
+            payload: GetResultPayload::Stream(stream),
+            meta,
+            range,
+            attributes,
+            extensions,
+        })
+    }
+}
+
+fn flipped(bytes: &[u8]) -> Bytes {
+    let mut bytes = bytes.to_vec();
+    if let Some(b) = bytes.first_mut() {
+        *b ^= 1;
+    }
+    bytes.into()
+}
+
+fn written(payload: PutPayload, fault: Option<Fault>) -> PutPayload {
+    match fault {
+        Some(Fault::Flipped) => flipped(&Bytes::from(payload)).into(),
+        _ => payload,
+    }
+}
+
+impl fmt::Display for FaultStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} with faults", self.inner)
+    }
+}
+
+#[async_trait]
+impl ObjectStore for FaultStore {
+    async fn put_opts(
+        &self,
+        path: &Path,
+        payload: PutPayload,
+        mut options: PutOptions,
+    ) -> Result<PutResult> {
+        if self.ignores_conditions {
+            options.mode = PutMode::Overwrite;
+        }
+        let fault = self.count(Call::Put, path);
+        let put = self.inner.put_opts(path, written(payload, fault), options);
+        self.call(Call::Put, path, fault, put).await
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        path: &Path,
+        options: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
+        let fault = self.count(Call::Multipart, path);
+        let begun = self.inner.put_multipart_opts(path, options);
+        Ok(Box::new(FaultUpload {
+            inner: self.call(Call::Multipart, path, fault, begun).await?,
+            store: self.clone(),
+            path: path.clone(),
+        }))
+    }
+
+    async fn get_opts(&self, path: &Path, options: GetOptions) -> Result<GetResult> {
+        let call = if options.head { Call::Head } else { Call::Get };
+        let fault = self.count(call, path);
+        let got = self.inner.get_opts(path, options);
+        let got = self.call(call, path, fault, got).await?;
+        match call {
+            Call::Head => Ok(got),
+            _ => self.body(got, path).await,
+        }
+    }
+
+    async fn get_ranges(&self, path: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
+        let fault = self.count(Call::Get, path);
+        let got = self.inner.get_ranges(path, ranges);
+        self.call(Call::Get, path, fault, got).await
+    }
+
+    fn delete_stream(
+        &self,
+        paths: BoxStream<'static, Result<Path>>,
+    ) -> BoxStream<'static, Result<Path>> {
+        let store = self.clone();
+        paths
+            .then(move |path| {
+                let store = store.clone();
+                async move {
+                    let path = path?;
+                    let fault = store.count(Call::Delete, &path);
+                    let deleted = store.inner.delete(&path);
+                    store.call(Call::Delete, &path, fault, deleted).await?;
+                    Ok(path)
+                }
+            })
+            .boxed()
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        let path = prefix.cloned().unwrap_or_default();
+        let listing = self.inner.list(prefix);
+        match self.count(Call::List, &path) {
+            None => listing,
+            Some(Fault::Hang) => {
+                let store = self.clone();
+                stream::once(async move { store.hang().await }).boxed()
+            }
+            Some(fault) => {
+                let before = if fault == Fault::Midway { 1 } else { 0 };
+                let error = fault.error(Call::List, &path);
+                listing
+                    .take(before)
+                    .chain(stream::iter([Err(error)]))
+                    .boxed()
+            }
+        }
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        let path = prefix.cloned().unwrap_or_default();
+        let fault = self.count(Call::List, &path);
+        let listed = self.inner.list_with_delimiter(prefix);
+        self.call(Call::List, &path, fault, listed).await
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        let options = match self.ignores_conditions {
+            true => options.with_mode(CopyMode::Overwrite),
+            false => options,
+        };
+        let fault = self.count(Call::Copy, from);
+        let copied = self.inner.copy_opts(from, to, options);
+        self.call(Call::Copy, from, fault, copied).await
+    }
+}
+
+#[derive(Debug)]
+struct FaultUpload {
+    inner: Box<dyn MultipartUpload>,
+    store: FaultStore,
+    path: Path,
+}
+
+#[async_trait]
+impl MultipartUpload for FaultUpload {
+    fn put_part(&mut self, part: PutPayload) -> UploadPart {
+        let (store, path) = (self.store.clone(), self.path.clone());
+        let fault = store.count(Call::Part, &path);
+        let sent = self.inner.put_part(written(part, fault));
+        Box::pin(async move { store.call(Call::Part, &path, fault, sent).await })
+    }
+
+    async fn complete(&mut self) -> Result<PutResult> {
+        let fault = self.store.count(Call::Complete, &self.path);
+        let completed = self.inner.complete();
+        self.store
+            .call(Call::Complete, &self.path, fault, completed)
+            .await
+    }
+
+    async fn abort(&mut self) -> Result<()> {
+        let fault = self.store.count(Call::Abort, &self.path);
+        let aborted = self.inner.abort();
+        self.store
+            .call(Call::Abort, &self.path, fault, aborted)
+            .await
+    }
+}
+
+/// Stands before an HTTP server and loses one answer: the server has done what it was asked for,
+/// and the connection is closed.
+pub struct LossyProxy {
+    port: u16,
+    state: Arc<Mutex<ProxyState>>,
+}
+
+#[derive(Default)]
+struct ProxyState {
+    /// What was asked for so far: method and path.
+    requests: Vec<String>,
+    lost: Option<usize>,
+}
+
+impl LossyProxy {
+    /// Before the server at `address`; it lives as long as the test.
+    pub fn start(address: &str) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        let state = Arc::new(Mutex::new(ProxyState::default()));
+        let (shared, server) = (state.clone(), address.to_owned());
+        std::thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                let (shared, server) = (shared.clone(), server.clone());
+                // A connection that breaks is the client's to tell.
+                std::thread::spawn(move || pass_on(client, &server, &shared));
+            }
+        });
+        LossyProxy { port, state }
+    }
+
+    pub fn endpoint(&self) -> String {
+        format!("http://127.0.0.1:{}", self.port)
+    }
+
+    /// Loses the answer to this request, counted from now on, from 0; returns those before.
+    pub fn lose(&self, nth: Option<usize>) -> Vec<String> {
+        let mut state = self.state.lock().expect("a lock");
+        state.lost = nth;
+        std::mem::take(&mut state.requests)
+    }
+}
+
+fn pass_on(mut client: TcpStream, server: &str, state: &Mutex<ProxyState>) -> io::Result<()> {
+    let mut request = Vec::new();
+    let mut byte = [0];
+    while !request.ends_with(b"\r\n\r\n") {
+        client.read_exact(&mut byte)?;
+        request.push(byte[0]);
+    }
+    let head = String::from_utf8_lossy(&request).into_owned();
+    let length = head.lines().find_map(|line| {
+        let (name, value) = line.split_once(':')?;
+        let is_length = name.eq_ignore_ascii_case("content-length");
+        is_length.then(|| value.trim().parse().expect("a length"))
+    });
+    let mut body = vec![0; length.unwrap_or(0)];
+    client.read_exact(&mut body)?;
+    let lost = {
+        let mut state = state.lock().expect("a lock");
+        let what = head.lines().next().unwrap_or_default();
+        state.requests.push(what.to_owned());
+        state.lost == Some(state.requests.len() - 1)
+    };
+    // One request a connection, so that the answer ends with it.
+    let at = request.len() - 2;
+    request.splice(at..at, *b"Connection: close\r\n");
+    let mut upstream = TcpStream::connect(server)?;
+    upstream.write_all(&request)?;
+    upstream.write_all(&body)?;
+    let mut answer = Vec::new();
+    upstream.read_to_end(&mut answer)?;
+    if !lost {
+        client.write_all(&answer)?;
+    }
+    Ok(())
+}
