@@ -652,8 +652,9 @@ impl Run<'_> {
             (verify(), stage())
         };
         drop(step);
+        let staged = staged?;
         verified?;
-        Ok((staged?, folded))
+        Ok((staged, folded))
     }
 
     /// Reads the new file as a stranger would: every page, its revisions, and HashKV.
