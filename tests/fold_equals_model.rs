@@ -2,7 +2,9 @@
 //! every record and HashKV compared. No server.
 
 use deltafold::bolt::{Database, TreeBuilder, write_file};
-use deltafold::mvcc::{Base, Change, Fold, FoldOptions, KeyValue, RecordKey, Revision, hash_kv};
+use deltafold::mvcc::{
+    Base, Change, Fold, FoldOptions, KeyValue, Part, RecordKey, Revision, hash_kv,
+};
 use std::collections::BTreeMap;
 use std::fs::File;
 
@@ -194,7 +196,10 @@ fn one_history(seed: u64) {
         // Small enough that most histories are spilled and thinned out.
         buffer_bytes: rng.usize(1..2000),
     };
-    let mut fold = Fold::new(options, &db).unwrap();
+    let mut fold = Fold::new(options.clone(), &db).unwrap();
+    // As if several deltas were read at once: what comes later is folded by itself.
+    let mut parts: Vec<(Part, Revision)> = Vec::new();
+    let mut last = 0;
     // Deltas that overlap the base, and go on past the target.
     let from = rng.i64(1..=base_at + 1);
     for r in model.records.iter().filter(|r| r.rk.main.0 >= from) {
@@ -203,16 +208,36 @@ fn one_history(seed: u64) {
         } else {
             Change::Put(KeyValue::decode(&r.raw).unwrap())
         };
-        let taken = fold.apply(r.rk.main, r.rk.sub, &change).unwrap();
+        if r.rk.main.0 != last && rng.u8(..20) == 0 {
+            let part = Part::new(options.clone(), rng.usize(1..2000));
+            parts.push((part, r.rk.main));
+        }
+        last = r.rk.main.0;
+        let taken = match parts.last_mut() {
+            Some((part, _)) => part.apply(r.rk.main, r.rk.sub, &change),
+            None => fold.apply(r.rk.main, r.rk.sub, &change),
+        }
+        .unwrap();
         assert_eq!(
             taken,
             r.rk.main.0 > base_at && r.rk.main.0 <= target,
             "{what}"
         );
     }
+    for (part, from) in parts {
+        fold.absorb(part, from).unwrap();
+    }
+    let mut measured = Vec::new();
+    fold.measure(&db, |key, len| {
+        measured.push((key.to_vec(), len));
+        Ok(())
+    })
+    .unwrap();
     let mut records = Vec::new();
+    let mut written = Vec::new();
     let folded = fold
         .finish(&db, |key, raw| {
+            written.push((key.to_vec(), raw.len()));
             records.push(Record {
                 rk: RecordKey::decode(key)?,
                 key: KeyValue::decode(raw)?.key.to_vec(),
@@ -222,6 +247,7 @@ fn one_history(seed: u64) {
         })
         .unwrap();
     assert_eq!(records, model.on_disk(compact, target), "{what}");
+    assert_eq!(written, measured, "{what}");
     let expected = model.hash(compact, target);
     assert_eq!((folded.hash, folded.live_keys), expected, "{what}");
 

@@ -207,7 +207,7 @@ impl Changes {
                 }
                 id
             }
-            None => self.insert(key, state)?,
+            None => self.insert(key, state, (rk.main, rk.sub))?,
         };
         let slot = self.keys.at_mut(id);
         slot.newest = state;
@@ -219,8 +219,8 @@ impl Changes {
         Ok(id)
     }
 
-    fn insert(&mut self, key: &[u8], first: State) -> Result<SlotId> {
-        self.keys.insert(key, first).ok_or_else(|| {
+    fn insert(&mut self, key: &[u8], first: State, at: (Revision, u32)) -> Result<SlotId> {
+        self.keys.insert(key, first, at).ok_or_else(|| {
             Error::new(
                 Reason::Configuration,
                 "the deltas touch more keys than one run can fold (4 billion)",
@@ -245,7 +245,7 @@ impl Changes {
                     }
                     id
                 }
-                None => self.insert(key, theirs.first)?,
+                None => self.insert(key, theirs.first, theirs.noted_from())?,
             };
             let slot = self.keys.at_mut(id);
             slot.newest = theirs.newest;
@@ -343,7 +343,11 @@ impl Fold {
                 break;
             }
             let kv = KeyValue::decode(e.value)?;
-            changes.note(&options, rk, kv.key, state_of(&rk, kv))?;
+            // A key that comes into being and is not changed again needs no slot: its only record
+            // is its newest, as if the base had been compacted.
+            if rk.tombstone || kv.version != 1 || changes.keys.find(kv.key).is_some() {
+                changes.note(&options, rk, kv.key, state_of(&rk, kv))?;
+            }
         }
         Ok(fold(options, changes))
     }
@@ -408,7 +412,6 @@ impl Fold {
         with_values: bool,
         mut each: impl FnMut(&RecordKey, &[u8], usize, &[u8], bool) -> Result<()>,
     ) -> Result<u64> {
-        let history_from = history_from(&self.options);
         let FoldOptions {
             target,
             compact,
@@ -428,17 +431,18 @@ impl Fold {
             }
             let kv = KeyValue::decode(e.value)?;
             let id = keys.find(kv.key);
-            if history_from.is_some_and(|from| rk.main < from) {
-                match id.map(|id| keys.at_mut(id)) {
-                    None => live_keys += u64::from(is_alive(&rk, kv.key)),
-                    Some(slot) => {
-                        let state = state_of(&rk, kv);
-                        if !slot.first.follows(state) {
-                            return Err(mismatch(kv.key, base.revision.next(), slot.first, state));
-                        }
-                        slot.alive_in_base = !rk.tombstone;
+            match id.map(|id| keys.at_mut(id)) {
+                None => live_keys += u64::from(is_alive(&rk, kv.key)),
+                // The changes that were noted continue this record, or what a tombstone leaves.
+                Some(slot) if (rk.main, rk.sub) < slot.noted_from() => {
+                    let state = state_of(&rk, kv);
+                    slot.alive_in_base = !rk.tombstone;
+                    if base.compaction_finished && slot.alive_in_base && !slot.first.follows(state)
+                    {
+                        return Err(mismatch(kv.key, base.revision.next(), slot.first, state));
                     }
                 }
+                Some(_) => {}
             }
             let slot = id.map(|id| keys.at(id));
             if Slot::keeps(slot, compact, &rk) {

@@ -86,7 +86,8 @@ pub(crate) fn is_alive(rk: &RecordKey, key: &[u8]) -> bool {
 /// HashKV of a database file at `revision`, or at its newest where that is `None`.
 ///
 /// Reads the bucket once, and the history above the compacted revision twice; memory grows with
-/// the keys of that history only.
+/// the keys that were changed in that history only. Keys alive are counted by how many came into
+/// being and went.
 ///
 /// # Errors
 /// `OutOfRange` for a revision that the file does not hold; `CorruptSnapshot`; `Io`.
@@ -106,11 +107,14 @@ pub fn hash_kv<R: ReadAt>(db: &Database<R>, revision: Option<Revision>) -> Resul
     let bucket = key_bucket(db)?;
     let compact = base.compact_revision;
 
-    // The newest record of every key that has one above the compacted revision. Below it a
-    // finished compaction left one record a key; an unfinished one did not.
+    // The newest record of every key that was changed above the compacted revision; one that came
+    // into being there has none below. Where a compaction was not finished, of every key: it may
+    // have several records below.
+    let finished = base.compaction_finished;
     let mut newest: HashMap<Box<[u8]>, RecordKey> = HashMap::new();
+    let mut live_keys = 0u64;
     let mut c = db.cursor(&bucket);
-    if base.compaction_finished {
+    if finished {
         c.seek(&encode_revision(compact.next().max(Revision(0)), 0))?;
     }
     while let Some(e) = c.next()? {
@@ -118,15 +122,24 @@ pub fn hash_kv<R: ReadAt>(db: &Database<R>, revision: Option<Revision>) -> Resul
         if rk.main > at {
             break;
         }
-        let key = KeyValue::decode(e.value)?.key;
-        match newest.get_mut(key) {
+        let kv = KeyValue::decode(e.value)?;
+        if finished && !rk.tombstone && kv.version == 1 {
+            live_keys = live_keys.wrapping_add(u64::from(is_alive(&rk, kv.key)));
+            continue;
+        }
+        if finished && rk.tombstone {
+            live_keys = live_keys.wrapping_sub(1);
+        }
+        match newest.get_mut(kv.key) {
             Some(n) => *n = rk,
             None => {
-                newest.insert(key.into(), rk);
+                newest.insert(kv.key.into(), rk);
             }
         }
     }
-    let mut live_keys = newest.iter().filter(|(key, rk)| is_alive(rk, key)).count() as u64;
+    if !finished {
+        live_keys = newest.iter().filter(|(key, rk)| is_alive(rk, key)).count() as u64;
+    }
 
     let mut hasher = Hasher::new(compact);
     let mut c = db.cursor(&bucket);
@@ -138,9 +151,9 @@ pub fn hash_kv<R: ReadAt>(db: &Database<R>, revision: Option<Revision>) -> Resul
         let mut is_newest = true;
         if rk.main <= compact {
             let key = KeyValue::decode(e.value)?.key;
-            match newest.get(key) {
-                Some(n) => is_newest = *n == rk,
-                None => live_keys += u64::from(is_alive(&rk, key)),
+            is_newest = newest.get(key).is_none_or(|n| *n == rk);
+            if finished {
+                live_keys = live_keys.wrapping_add(u64::from(is_alive(&rk, key)));
             }
         }
         hasher.add(&rk, e.key, e.value, is_newest);

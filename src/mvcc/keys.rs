@@ -1,4 +1,4 @@
-//! What is remembered of every key that a fold touches: 80 bytes and the key's own, in chunks that
+//! What is remembered of every key that a fold touches: 88 bytes and the key's own, in chunks that
 //! never move, and about 11 bytes of index (17 while it grows).
 //!
 //! It decides nothing; `fold`, its only caller, does.
@@ -30,6 +30,8 @@ pub(super) struct Slot {
     pub(super) newest: State,
     /// What the first change said, to be compared with the base's record.
     pub(super) first: State,
+    first_main: Revision,
+    first_sub: u32,
     is_kept: bool,
     /// Changed above the new compacted revision too: its kept record is not its newest.
     pub(super) touched_after: bool,
@@ -41,6 +43,11 @@ impl Slot {
     /// kept of those.
     pub(super) fn kept(&self) -> Option<(Revision, u32)> {
         self.is_kept.then_some((self.kept_main, self.kept_sub))
+    }
+
+    /// The first change that was noted, as (main, sub).
+    pub(super) fn noted_from(&self) -> (Revision, u32) {
+        (self.first_main, self.first_sub)
     }
 
     pub(super) fn keep(&mut self, main: Revision, sub: u32) {
@@ -110,7 +117,13 @@ impl Keys {
     }
 
     /// Adds a key that is not there. `None` where there are 2³² already, or it is longer than that.
-    pub(super) fn insert(&mut self, key: &[u8], first: State) -> Option<SlotId> {
+    /// `at` is the first change, as (main, sub).
+    pub(super) fn insert(
+        &mut self,
+        key: &[u8],
+        first: State,
+        at: (Revision, u32),
+    ) -> Option<SlotId> {
         let id = u32::try_from(self.index.len()).ok()?;
         let len = u32::try_from(key.len()).ok()?;
         let full = |b: &Vec<u8>| b.capacity() - b.len() < key.len();
@@ -119,16 +132,19 @@ impl Keys {
             self.bytes.push(Vec::with_capacity(chunk.max(key.len())));
         }
         let chunk = self.bytes.len() - 1;
-        let at = self.bytes[chunk].len();
+        let start = self.bytes[chunk].len();
         self.bytes[chunk].extend_from_slice(key);
+        let (first_main, first_sub) = at;
         let slot = Slot {
             chunk: u32::try_from(chunk).ok()?,
-            at: u32::try_from(at).ok()?,
+            at: u32::try_from(start).ok()?,
             len,
             kept_sub: 0,
             kept_main: Revision(0),
             newest: first,
             first,
+            first_main,
+            first_sub,
             is_kept: false,
             touched_after: false,
             alive_in_base: false,
@@ -162,12 +178,13 @@ mod tests {
 
     #[test]
     fn a_slot_stays_within_its_promise() {
-        assert!(size_of::<Slot>() <= 80, "{}", size_of::<Slot>());
+        assert!(size_of::<Slot>() <= 88, "{}", size_of::<Slot>());
         let mut keys = Keys::default();
         let name = |i: u32| format!("/registry/some/key/{i:08}").into_bytes();
         let n = 300_000;
         for i in 0..n {
-            keys.insert(&name(i), State::Gone).unwrap();
+            keys.insert(&name(i), State::Gone, (Revision(0), 0))
+                .unwrap();
         }
         for i in (0..n).step_by(997) {
             assert_eq!(keys.find(&name(i)), Some(SlotId(i)));
