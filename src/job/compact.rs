@@ -215,6 +215,7 @@ impl Run<'_> {
         }
 
         let encoding = self.resolve_compression(&scan, chain);
+        self.warn_about_room(&scan, &opened);
         if self.options.dry_run {
             return Ok(self.outcome(&scan, timeline, &opened, encoding));
         }
@@ -283,6 +284,21 @@ impl Run<'_> {
             self.warn(format!(
                 "{} is not used: {e}",
                 scan.catalog.snapshots[i].path
+            ));
+        }
+    }
+
+    /// What will certainly not fit is an error where it is known for sure.
+    fn warn_about_room(&mut self, scan: &Scan, Opened { chain, db, .. }: &Opened) {
+        let base = db.meta().high_water.0 * db.page_size() as u64;
+        let deltas = chain.deltas.iter();
+        let deltas = deltas.map(|l| &scan.catalog.snapshots[l.snapshot]);
+        let need = space::estimate(base, deltas);
+        let free = space::free_bytes(&self.ctx.temp_dir).unwrap_or(u64::MAX);
+        if free < need {
+            self.warn(format!(
+                "the temporary directory {} has {free} bytes free; up to about {need} may be needed: choose another with --temp-dir if it fails",
+                self.ctx.temp_dir.display()
             ));
         }
     }

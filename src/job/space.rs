@@ -1,5 +1,6 @@
 //! Whether the temporary directory has room.
 
+use crate::bucket::Compression;
 use crate::error::{Error, Reason, Result};
 use std::path::Path;
 
@@ -26,9 +27,43 @@ pub(super) fn check(dir: &Path, bytes: u64, what: &str) -> Result<()> {
     }
 }
 
+/// Bytes that a fold may need beside the base's database, at most: the new database, as large as the
+/// base and all that the deltas put, and the changes that wait to be laid out.
+///
+/// JSON with base64 in it is compressed to a third or more; a value is three quarters of its base64.
+pub(super) fn estimate<'a>(
+    base_bytes: u64,
+    deltas: impl Iterator<Item = &'a crate::bucket::Snapshot>,
+) -> u64 {
+    let values = deltas.map(|d| match d.name.compression {
+        Compression::None => d.bytes / 4 * 3,
+        _ => d.bytes.saturating_mul(9) / 4,
+    });
+    let values = values.fold(0u64, u64::saturating_add);
+    base_bytes.saturating_add(values.saturating_mul(2))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_estimate_covers_base_and_deltas() {
+        let delta = |name: &str, bytes| crate::bucket::Snapshot {
+            name: name.parse().unwrap(),
+            path: String::new(),
+            bytes,
+            excluded: false,
+        };
+        let deltas = [
+            delta("Incr-00000002-00000009-1", 400),
+            delta("Incr-00000010-00000011-2.gz", 40),
+        ];
+        assert_eq!(estimate(1000, deltas[..0].iter()), 1000);
+        assert_eq!(estimate(1000, deltas.iter()), 1000 + 2 * (300 + 90));
+        let huge = [delta("Incr-00000002-00000009-1.gz", u64::MAX)];
+        assert_eq!(estimate(1000, huge.iter()), u64::MAX);
+    }
 
     #[test]
     fn what_cannot_fit_is_refused_before_it_is_tried() {
