@@ -77,10 +77,10 @@ struct Run {
 }
 
 /// Runs the program on a bucket and takes the result away again, to `keep` if given.
-fn compact(bucket: &Path, threads: usize, more: &[&str], keep: Option<&Path>) -> Result<Run> {
+fn compact(bucket: &Path, threads: usize, keep: Option<&Path>) -> Result<Run> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_deltafold"));
     command.args(["compact", "--store"]).arg(bucket);
-    let run = measure(command.arg("--temp-dir").arg(bucket).args(more), threads)?;
+    let run = measure(command.arg("--temp-dir").arg(bucket), threads, false)?;
     let written = bucket.join("v2").join(&run.snapshot);
     match keep {
         Some(to) => fs::rename(written, to)?,
@@ -89,7 +89,8 @@ fn compact(bucket: &Path, threads: usize, more: &[&str], keep: Option<&Path>) ->
     Ok(run)
 }
 
-fn measure(command: &mut Command, threads: usize) -> Result<Run> {
+/// Runs a command; `look` watches its memory.
+fn measure(command: &mut Command, threads: usize, look: bool) -> Result<Run> {
     let started = Instant::now();
     let mut child = command
         .args(["--output", "json", "--threads", &threads.to_string()])
@@ -98,10 +99,12 @@ fn measure(command: &mut Command, threads: usize) -> Result<Run> {
         .spawn()?;
     let status = format!("/proc/{}/status", child.id());
     let mut anonymous = 0;
-    while child.try_wait()?.is_none() {
+    // Looking takes a part of a processor: only where it is wanted.
+    while look && child.try_wait()?.is_none() {
         anonymous = anonymous.max(rss_anon(&status).unwrap_or(0));
         std::thread::sleep(Duration::from_millis(1));
     }
+    child.wait()?;
     let seconds = started.elapsed().as_secs_f64();
     let mut said = String::new();
     if let Some(mut out) = child.stdout.take() {
@@ -202,7 +205,7 @@ fn ratios(data: &Path, shape: &Shape) -> Result<()> {
     generate::bucket(&bucket, shape)?;
     let inputs = objects(&bucket)?;
     let packed = bucket.join("result.gz");
-    compact(&bucket, 2, &[], Some(&packed))?;
+    compact(&bucket, 2, Some(&packed))?;
     let plain = bucket.join("result");
     let mut out = File::create(&plain)?;
     decompress(&packed, |b| out.write_all(b))?;
@@ -210,7 +213,7 @@ fn ratios(data: &Path, shape: &Shape) -> Result<()> {
         let (mut least, mut best) = (f64::MAX, f64::MAX);
         for _ in 0..ROUNDS {
             least = least.min(floor(&inputs, &plain, threads)?);
-            best = best.min(compact(&bucket, threads, &[], None)?.seconds);
+            best = best.min(compact(&bucket, threads, None)?.seconds);
         }
         println!(
             "| {} | {threads} | {least:.2} s | {best:.2} s | {:.2} | 1.5 |",
@@ -229,7 +232,10 @@ fn memory(data: &Path, shape: &Shape, more: &[&str]) -> Result<()> {
     let (keys, key_bytes) = generate::bucket(&bucket, shape)?;
     let inputs = objects(&bucket)?;
     for threads in THREADS {
-        let run = compact(&bucket, threads, more, None)?;
+        let mut command = Command::new(env!("CARGO_BIN_EXE_deltafold"));
+        command.args(["compact", "--store"]).arg(&bucket).args(more);
+        let run = measure(command.arg("--temp-dir").arg(&bucket), threads, true)?;
+        fs::remove_file(bucket.join("v2").join(&run.snapshot))?;
         let event = shape.value_bytes.end() * 4 / 3;
         let limit = 64 * MIB + 128 * keys + key_bytes + event as u64 + 8 * MIB * threads as u64;
         println!(
@@ -269,10 +275,10 @@ fn s3(data: &Path, shape: &Shape) -> Result<()> {
     for threads in THREADS {
         let (mut near, mut far, mut alone) = (f64::MAX, f64::MAX, f64::MAX);
         for _ in 0..ROUNDS {
-            near = near.min(compact(&local, threads, &[], None)?.seconds);
+            near = near.min(compact(&local, threads, None)?.seconds);
             let mut command = Command::new(env!("CARGO_BIN_EXE_deltafold"));
             command.args(["compact", "--store", "s3://bench", "--temp-dir"]);
-            let run = measure(command.arg(&local).envs(minio.env()), threads)?;
+            let run = measure(command.arg(&local).envs(minio.env()), threads, false)?;
             far = far.min(run.seconds);
             let written = object_store::path::Path::from(format!("v2/{}", run.snapshot));
             alone = alone.min(runtime.block_on(async {

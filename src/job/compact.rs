@@ -31,7 +31,7 @@ use std::io::{self, BufWriter, Write};
 use std::time::Instant;
 
 /// Changes held in memory before they go to the temporary directory.
-const CHANGE_BUFFER_BYTES: usize = 12 << 20;
+const CHANGE_BUFFER_BYTES: usize = 16 << 20;
 /// Names that are tried when a name is taken: as many seconds after the newest input.
 const NAMES_TRIED: i64 = 3600;
 

@@ -16,7 +16,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Changes that a part holds in memory: what an upload's part takes later.
-const PART_BUFFER_BYTES: usize = 4 << 20;
+const PART_BUFFER_BYTES: usize = 6 << 20;
 /// Keys that all parts together hold in memory; one that has more waits for its turn.
 const PARTS_KEY_BYTES: usize = 12 << 20;
 

@@ -258,19 +258,17 @@ impl Changes {
         drop(keys);
         let (keys, compact) = (&self.keys, options.compact);
         let live = |e: &Entry| Slot::keeps(Some(keys.at(e.slot)), compact, &e.rk);
-        log.for_each(true, |e, value| {
-            let e = Entry {
-                slot: ids[e.slot.0 as usize],
-                ..*e
-            };
-            if !live(&e) {
-                return Ok(());
-            }
+        let here = |e: &Entry| Entry {
+            slot: ids[e.slot.0 as usize],
+            ..*e
+        };
+        let still_live = |e: &Entry| live(&here(e));
+        log.for_each(true, still_live, |e, value| {
             let append = |out: &mut Vec<u8>| {
                 out.extend_from_slice(value);
                 Ok(())
             };
-            self.log.append(e, append, live)
+            self.log.append(here(e), append, live)
         })?;
         self.last = last.or(self.last);
         Ok(())
@@ -457,11 +455,10 @@ impl Fold {
         }
 
         let (mut raw_key, mut record) = (Vec::new(), Vec::new());
-        log.for_each(with_values, |e, value| {
+        let keys = &*keys;
+        let live = |e: &Entry| Slot::keeps(Some(keys.at(e.slot)), compact, &e.rk);
+        log.for_each(with_values, live, |e, value| {
             let slot = keys.at(e.slot);
-            if !Slot::keeps(Some(slot), compact, &e.rk) {
-                return Ok(());
-            }
             raw_key.clear();
             e.rk.encode(&mut raw_key);
             let mut kv = KeyValue::tombstone(keys.key(e.slot));

@@ -7,7 +7,7 @@ use super::keys::SlotId;
 use crate::error::{Error, Result};
 use crate::mvcc::revision::{RecordKey, Revision};
 use std::fs::File;
-use std::io::{BufReader, BufWriter, Read, Seek, Write};
+use std::io::{BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 /// Bytes of an [`Entry`] on disk.
@@ -118,7 +118,8 @@ impl ChangeLog {
     pub(super) fn new(limit: usize, temp_dir: &Path) -> Self {
         ChangeLog {
             entries: Vec::new(),
-            values: Vec::new(),
+            // All at once: growing would copy. What is not used costs no memory.
+            values: Vec::with_capacity(limit + limit / 8),
             limit,
             temp_dir: temp_dir.to_owned(),
             spilled: None,
@@ -140,7 +141,9 @@ impl ChangeLog {
                 self.spill(&live)?;
             }
             // One long value must not keep its memory.
-            self.values.shrink_to(self.limit);
+            if self.values.capacity() > 2 * self.limit {
+                self.values.shrink_to(self.limit + self.limit / 8);
+            }
         }
         let at = self.values.len();
         write(&mut self.values)?;
@@ -211,41 +214,48 @@ impl ChangeLog {
     fn thin(&mut self, mut old: Spilled, live: &impl Fn(&Entry) -> bool) -> Result<Spilled> {
         let mut new = self.files()?;
         old.flush()?;
-        read_files(&mut old, true, |e, value| match live(e) {
-            true => new.append(e, value),
-            false => Ok(()),
-        })?;
+        read_files(
+            &mut old,
+            |e| live(e).then_some(true),
+            |e, value| new.append(e, value),
+        )?;
         self.thin_at = (2 * new.bytes).max(THIN_AT_LEAST) + new.bytes;
         Ok(new)
     }
 
-    /// Gives every change, in the order in which they were added; without values where these are
-    /// not wanted.
+    /// Gives the changes that are `live`, in the order in which they were added; without values where
+    /// these are not wanted.
     pub(super) fn for_each(
         &mut self,
         with_values: bool,
+        live: impl Fn(&Entry) -> bool,
         mut each: impl FnMut(&Entry, &[u8]) -> Result<()>,
     ) -> Result<()> {
         if let Some(spilled) = &mut self.spilled {
             spilled.flush()?;
-            read_files(spilled, with_values, &mut each)?;
+            read_files(spilled, |e| live(e).then_some(with_values), &mut each)?;
         }
         let mut rest = self.values.as_slice();
         for e in &self.entries {
             let (value, tail) = rest.split_at(e.len);
-            each(e, if with_values { value } else { &[] })?;
+            if live(e) {
+                each(e, if with_values { value } else { &[] })?;
+            }
             rest = tail;
         }
         Ok(())
     }
 }
 
-/// Reads the files from their beginning, and leaves them at their end.
+/// Reads the files from their beginning, and leaves them at their end. `wanted` says of an entry
+/// whether it is, and if so whether with its value.
 fn read_files(
     files: &mut Spilled,
-    with_values: bool,
+    wanted: impl Fn(&Entry) -> Option<bool>,
     mut each: impl FnMut(&Entry, &[u8]) -> Result<()>,
 ) -> Result<()> {
+    /// Small, so that values that are not wanted are mostly not read.
+    const VALUES: usize = 16 << 10;
     let io = |e| Error::io("read changes back from the temporary directory", e);
     let mut count = {
         let file = files.entries.get_mut();
@@ -253,22 +263,41 @@ fn read_files(
         file.rewind().map_err(io)?;
         end / ENTRY as u64
     };
-    if with_values {
-        files.values.get_mut().rewind().map_err(io)?;
-    }
+    let values = files.values.get_mut();
+    let end = values.stream_position().map_err(io)?;
+    values.rewind().map_err(io)?;
     let mut entries = BufReader::with_capacity(BUFFER, files.entries.get_mut());
-    let mut values = BufReader::with_capacity(BUFFER, files.values.get_mut());
+    let mut values = BufReader::with_capacity(VALUES, values);
     let mut head = [0; ENTRY];
     let mut value = Vec::new();
+    let mut passed = 0;
     while count > 0 {
         count -= 1;
         entries.read_exact(&mut head).map_err(io)?;
         let e = Entry::decode(&head);
-        if with_values {
-            value.resize(e.len, 0);
-            values.read_exact(&mut value).map_err(io)?;
+        value.clear();
+        match wanted(&e) {
+            None => passed += e.len as i64,
+            Some(false) => {
+                passed += e.len as i64;
+                each(&e, &value)?;
+            }
+            Some(true) => {
+                if passed > 0 {
+                    values.seek_relative(passed).map_err(io)?;
+                    passed = 0;
+                }
+                value.resize(e.len, 0);
+                values.read_exact(&mut value).map_err(io)?;
+                each(&e, &value)?;
+            }
         }
-        each(&e, &value)?;
     }
+    drop(values);
+    files
+        .values
+        .get_mut()
+        .seek(SeekFrom::Start(end))
+        .map_err(io)?;
     Ok(())
 }

@@ -9,10 +9,10 @@ use super::Store;
 use super::errors::{io_cause, store_error};
 use super::staging::StagingName;
 use crate::error::{Error, Reason, Result};
+use crc_fast::{CrcAlgorithm, Digest};
 use object_store::{
     CopyMode, CopyOptions, MultipartUpload, ObjectStore, ObjectStoreExt, PutPayload,
 };
-use sha2::{Digest, Sha256};
 use std::io::{self, ErrorKind, Read, Write};
 use tokio::task::JoinSet;
 
@@ -29,14 +29,14 @@ pub struct Upload {
     // Before the staging object: parts under way end before the upload is given up.
     in_flight: JoinSet<object_store::Result<()>>,
     staging: Staging,
-    hash: Sha256,
+    sum: Digest,
     bytes: u64,
 }
 
 /// An upload that is complete and waits for its name.
 pub struct Staged {
     staging: Staging,
-    sha256: [u8; 32],
+    sum: u64,
     bytes: u64,
 }
 
@@ -60,6 +60,11 @@ pub enum Published {
     Taken,
 }
 
+/// A check against damage, not against forgery: what is uploaded holds its own SHA-256.
+fn new_sum() -> Digest {
+    Digest::new(CrcAlgorithm::Crc64Nvme)
+}
+
 impl Upload {
     /// Starts an upload; `hint` becomes a part of the staging object's name. At most `threads` parts
     /// are under way at once.
@@ -75,7 +80,7 @@ impl Upload {
                 multipart: None,
                 may_exist: false,
             },
-            hash: Sha256::new(),
+            sum: new_sum(),
             bytes: 0,
         }
     }
@@ -124,14 +129,14 @@ impl Upload {
         let Upload {
             part,
             mut staging,
-            hash,
+            sum,
             bytes,
             ..
         } = self;
         let written = staging.complete(part)?;
         let staged = Staged {
             staging,
-            sha256: hash.finalize().into(),
+            sum: sum.finalize(),
             bytes,
         };
         let staging = &staged.staging;
@@ -156,8 +161,12 @@ impl Upload {
 impl Write for Upload {
     fn write(&mut self, b: &[u8]) -> io::Result<usize> {
         let n = b.len().min(self.part_size() - self.part.len());
+        if self.part.capacity() == 0 {
+            // All at once: growing would copy. What is not used costs no memory.
+            self.part.reserve_exact(self.part_size());
+        }
         self.part.extend_from_slice(&b[..n]);
-        self.hash.update(&b[..n]);
+        self.sum.update(&b[..n]);
         self.bytes += n as u64;
         if let Some(most) = self.staging.store.largest_copy
             && self.bytes > most
@@ -313,7 +322,7 @@ impl Staged {
     fn is_same(&self, below: &str) -> Result<bool> {
         let store = &self.staging.store;
         let mut object = store.read(below);
-        let mut hash = Sha256::new();
+        let mut sum = new_sum();
         let mut buf = vec![0; 256 << 10];
         let mut bytes = 0u64;
         loop {
@@ -323,10 +332,10 @@ impl Staged {
             if n == 0 {
                 break;
             }
-            hash.update(&buf[..n]);
+            sum.update(&buf[..n]);
             bytes += n as u64;
         }
-        Ok(bytes == self.bytes && hash.finalize().as_slice() == self.sha256.as_slice())
+        Ok(bytes == self.bytes && sum.finalize() == self.sum)
     }
 }
 
