@@ -54,6 +54,7 @@ fn main() -> Result<()> {
         memory(&data, &generate::STEADY, &[])?;
         memory(&data, &generate::STEADY.times(10, "steady × 10"), &[])?;
         memory(&data, &generate::INSERT, &[])?;
+        memory(&data, &generate::LONG, &[])?;
     }
     if named("large") {
         memory(&data, &generate::LARGE, &["--compression", "zstd:1"])?;
@@ -231,7 +232,7 @@ fn memory(data: &Path, shape: &Shape, more: &[&str]) -> Result<()> {
     let bucket = data.join(format!("{}-{}", shape.name, shape.changes));
     let (keys, key_bytes) = generate::bucket(&bucket, shape)?;
     let inputs = objects(&bucket)?;
-    for threads in THREADS {
+    for threads in THREADS.into_iter().chain([8]) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_deltafold"));
         command.args(["compact", "--store"]).arg(&bucket).args(more);
         let run = measure(command.arg("--temp-dir").arg(&bucket), threads, true)?;

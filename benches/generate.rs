@@ -14,7 +14,7 @@ use std::path::Path;
 /// Bytes of values after which a delta ends, as etcd-backup-restore has it.
 const DELTA_VALUES: u64 = 100 << 20;
 /// Counted up when what is made changes.
-const GENERATOR: u32 = 3;
+const GENERATOR: u32 = 4;
 const T0: i64 = 1_795_224_681;
 
 /// What a bucket is made of.
@@ -70,6 +70,17 @@ pub const INSERT: Shape = Shape {
     changes: 100_000,
     value_bytes: 1024..=4096,
     inserts: 95,
+    deletes: 0,
+    transactions: 0,
+    packed_base: true,
+};
+/// Values of 8 MiB, far above what etcd takes by default.
+pub const LONG: Shape = Shape {
+    name: "long",
+    keys_in_base: 4,
+    changes: 120,
+    value_bytes: 8 << 20..=8 << 20,
+    inserts: 5,
     deletes: 0,
     transactions: 0,
     packed_base: true,
@@ -329,7 +340,7 @@ pub fn bucket(dir: &Path, shape: &Shape) -> deltafold::Result<(u64, u64)> {
                     made % 60,
                     made
                 );
-                let event = if dice < shape.inserts || keys.len() < 100 {
+                let event = if dice < shape.inserts || keys.len() < 3 {
                     let number = next_number;
                     next_number += 1;
                     keys.push(Key {

@@ -452,7 +452,17 @@ fn flags(text: &str) -> BTreeSet<&str> {
 #[test]
 fn every_flag_that_is_mentioned_exists() {
     /// Those of cargo and etcd's tools.
-    const OTHERS: [&str; 4] = ["--release", "--rev", "--data-dir", "--bump-revision"];
+    const OTHERS: [&str; 9] = [
+        "--release",
+        "--test",
+        "--locked",
+        "--nocapture",
+        "--fuzz-dir",
+        "--sanitizer",
+        "--rev",
+        "--data-dir",
+        "--bump-revision",
+    ];
     let help = help();
     let real = flags(&help);
     for name in DOCUMENTS {

@@ -198,7 +198,7 @@ fn one_history(seed: u64) {
     };
     let mut fold = Fold::new(options.clone(), &db).unwrap();
     // As if several deltas were read at once: what comes later is folded by itself.
-    let mut parts: Vec<(Part, Revision)> = Vec::new();
+    let mut parts: Vec<Part> = Vec::new();
     let mut last = 0;
     // Deltas that overlap the base, and go on past the target.
     let from = rng.i64(1..=base_at + 1);
@@ -209,12 +209,11 @@ fn one_history(seed: u64) {
             Change::Put(KeyValue::decode(&r.raw).unwrap())
         };
         if r.rk.main.0 != last && rng.u8(..20) == 0 {
-            let part = Part::new(options.clone(), rng.usize(1..2000));
-            parts.push((part, r.rk.main));
+            parts.push(Part::new(options.clone(), rng.usize(1..2000)));
         }
         last = r.rk.main.0;
         let taken = match parts.last_mut() {
-            Some((part, _)) => part.apply(r.rk.main, r.rk.sub, &change),
+            Some(part) => part.apply(r.rk.main, r.rk.sub, &change),
             None => fold.apply(r.rk.main, r.rk.sub, &change),
         }
         .unwrap();
@@ -224,8 +223,8 @@ fn one_history(seed: u64) {
             "{what}"
         );
     }
-    for (part, from) in parts {
-        fold.absorb(part, from).unwrap();
+    for part in parts {
+        fold.absorb(part).unwrap();
     }
     let mut measured = Vec::new();
     fold.measure(&db, |key, len| {

@@ -2,7 +2,7 @@
 //! then random mutations of it.
 //!
 //! A long random run, at least as many inputs for each target:
-//! `DELTAFOLD_FUZZ_ITERATIONS=1000000 cargo test --release --test fuzz_corpus -- --nocapture`
+//! `DELTAFOLD_TEST_ITERATIONS=1000000 cargo test --release --test fuzz_corpus -- --nocapture`
 
 #[path = "support/fuzz_targets.rs"]
 mod fuzz_targets;
@@ -46,11 +46,11 @@ fn replay_and_mutate(name: &str, target: fn(&[u8])) {
     }
 
     let first = number("DELTAFOLD_TEST_SEED").unwrap_or_else(|| fastrand::u64(..1 << 48));
-    let iterations = number("DELTAFOLD_FUZZ_ITERATIONS").unwrap_or(ITERATIONS);
+    let iterations = number("DELTAFOLD_TEST_ITERATIONS").unwrap_or(ITERATIONS);
     println!("{name}: {iterations} seeds from {first} on");
     for seed in first..first + iterations {
         let input = mutated(&mut fastrand::Rng::with_seed(seed), &corpus);
-        let again = "DELTAFOLD_FUZZ_ITERATIONS=1 cargo test --test fuzz_corpus";
+        let again = "DELTAFOLD_TEST_ITERATIONS=1 cargo test --test fuzz_corpus";
         run(
             target,
             &input,

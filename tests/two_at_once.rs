@@ -39,6 +39,37 @@ fn threads_and_reruns_give_the_same_bytes() {
     }
 }
 
+/// What comes first in the chain is what is wrong, though a later delta was read beside it.
+#[test]
+fn threads_give_the_same_error() {
+    let b = Bucket::with_base();
+    b.delta(747, 1499, 6);
+    let mut events = b.events(1500, LAST);
+    let at = events
+        .iter()
+        .position(|e| e["etcdEvent"]["kv"]["version"].as_i64() > Some(1))
+        .unwrap();
+    let version = &mut events[at]["etcdEvent"]["kv"]["version"];
+    *version = (version.as_i64().unwrap() + 1).into();
+    let contradicting = b.delta_of(1500, LAST, 9, &events);
+    let refused = |threads: &str| {
+        let (code, json, stderr) = b.run("compact", &["--threads", threads]);
+        assert_eq!(code, 65, "{stderr}");
+        let text = |field: &str| json[field].as_str().unwrap().to_owned();
+        (text("reason"), text("message"))
+    };
+    let alone = refused("1");
+    assert_eq!(alone.0, "HistoryMismatch");
+    assert_eq!(refused("2"), alone);
+    // The same, with something worse behind it, which a part of the fold meets first.
+    let last = events.len() - 1;
+    events[last]["etcdEvent"]["kv"]["key"] = "?".into();
+    assert_eq!(b.delta_of(1500, LAST, 9, &events), contradicting);
+    for threads in ["1", "2", "7"] {
+        assert_eq!(refused(threads), alone, "{threads}");
+    }
+}
+
 #[test]
 fn jobs_at_once_leave_one_valid_result() {
     let b = Bucket::with_base();

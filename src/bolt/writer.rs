@@ -237,8 +237,8 @@ impl PageBuffer {
         self.data_len = 0;
     }
 
-    /// Puts the page with its header into `page`, without padding.
-    fn encode(&self, id: PageId, flags: u16, overflow: u32, page: &mut Vec<u8>) -> Result<()> {
+    /// Puts the page's header and elements into `page`; `data` follows them.
+    fn encode_head(&self, id: PageId, flags: u16, overflow: u32, page: &mut Vec<u8>) -> Result<()> {
         page.clear();
         page.resize(PAGE_HEADER_SIZE, 0);
         PageHeader {
@@ -266,7 +266,6 @@ impl PageBuffer {
             }
             pos = pos + u64::from(ksize) + u64::from(vsize) - LEAF_ELEMENT_SIZE as u64;
         }
-        page.extend_from_slice(&self.data);
         Ok(())
     }
 
@@ -280,11 +279,18 @@ impl PageBuffer {
             return Ok(id);
         }
         let mut page = std::mem::take(&mut w.page);
-        self.encode(id, flags, overflow, &mut page)?;
-        page.resize(pages * w.page_size, 0);
+        self.encode_head(id, flags, overflow, &mut page)?;
+        let padding = pages * w.page_size - self.size();
+        // A long value is not copied once more.
+        if pages > 1 {
+            w.write(&page)?;
+            w.write(&self.data)?;
+            page.clear();
+        } else {
+            page.extend_from_slice(&self.data);
+        }
+        page.resize(page.len() + padding, 0);
         w.write(&page)?;
-        // One long value must not keep its memory.
-        page.shrink_to(64 * w.page_size);
         w.page = page;
         Ok(id)
     }
@@ -424,7 +430,9 @@ impl TreeBuilder {
         let sequence = self.sequence;
         let mut body = Vec::new();
         let root = if inline {
-            self.leaf.encode(PageId(0), LEAF_PAGE_FLAG, 0, &mut body)?;
+            self.leaf
+                .encode_head(PageId(0), LEAF_PAGE_FLAG, 0, &mut body)?;
+            body.extend_from_slice(&self.leaf.data);
             // What was not there to be encoded still counts.
             body.resize(self.leaf.size(), 0);
             PageId(0)

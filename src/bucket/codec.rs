@@ -522,10 +522,11 @@ impl Workers {
         if threads > 1 && cuts {
             let (send, receive) = mpsc::channel::<Job>();
             let receive = Arc::new(Mutex::new(receive));
+            let mut running = 0;
             for _ in 0..threads {
                 let receive = Arc::clone(&receive);
                 let mut packer = Packer::new(encoding)?;
-                std::thread::spawn(move || {
+                let work = move || {
                     loop {
                         // The lock is held while waiting: whoever has it gets the next block.
                         let job = match receive.lock() {
@@ -538,15 +539,19 @@ impl Workers {
                         // A writer that has given up no longer listens.
                         let _ = reply.send(packer.pack(&block, last));
                     }
-                });
+                };
+                // Where the system has no thread left, fewer do it.
+                running += usize::from(std::thread::Builder::new().spawn(work).is_ok());
             }
-            jobs = Some(send);
+            if running > 0 {
+                jobs = Some(send);
+            }
         }
         Ok(Workers {
             packer: Packer::new(encoding)?,
             jobs,
             pending: VecDeque::new(),
-            most_pending: 2 * threads,
+            most_pending: threads + 1,
         })
     }
 

@@ -21,6 +21,8 @@ use std::ops::Range;
 /// etcd takes requests of 1.5 MiB by default, and warns where more than 10 MiB are allowed.
 const LONGEST_EVENT: usize = 256 << 20;
 const CHUNK: usize = 256 << 10;
+/// An event that needs a larger buffer is a long one: see [`DeltaReader::with_leave`].
+const LONG: usize = 1 << 20;
 
 /// One event of a delta. The value of a put is still base64: what is not kept is not decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -143,7 +145,8 @@ impl Scan<'_> {
             self.at += 1;
         }
         let plain = self.at > from && (self.b[from] != b'0' || self.at == from + 1);
-        plain.then_some(if negative { -n } else { n })
+        // To JSON -0 is no integer.
+        (plain && !(negative && n == 0)).then_some(if negative { -n } else { n })
     }
 
     fn event(mut self) -> Option<Found> {
@@ -167,12 +170,14 @@ impl Scan<'_> {
         found.end = self.at;
         // An escape means something else, which only the general parser knows.
         let plain = |r: &Range<usize>| memchr(b'\\', &self.b[r.clone()]).is_none();
-        (plain(&found.key) && plain(&found.value) && plain(&found.time)).then_some(found)
+        let control = self.b[found.time.clone()].iter().any(|&x| x < b' ');
+        let taken = plain(&found.key) && plain(&found.value) && plain(&found.time) && !control;
+        taken.then_some(found)
     }
 }
 
 /// Reads the events of one delta from its payload.
-pub struct DeltaReader<R> {
+pub struct DeltaReader<'l, R> {
     src: R,
     start: Revision,
     last: Revision,
@@ -191,7 +196,11 @@ pub struct DeltaReader<R> {
     time: String,
     /// Create revision, version and lease of a put.
     put: Option<(Revision, i64, i64)>,
+    damaged: bool,
+    leave: Option<Leave<'l>>,
 }
+
+type Leave<'l> = Box<dyn FnMut() -> Result<()> + 'l>;
 
 #[derive(PartialEq)]
 enum Position {
@@ -203,7 +212,7 @@ enum Position {
     Ended,
 }
 
-impl<R: Read> DeltaReader<R> {
+impl<'l, R: Read> DeltaReader<'l, R> {
     /// Reads a payload that shall hold what `name` says.
     pub fn new(src: R, name: &SnapshotName) -> Self {
         DeltaReader {
@@ -222,7 +231,26 @@ impl<R: Read> DeltaReader<R> {
             unescaped: Vec::new(),
             time: String::new(),
             put: None,
+            damaged: false,
+            leave: None,
         }
+    }
+
+    /// Calls `leave` before memory is taken for an event of more than a megabyte, so that those who
+    /// read several deltas at once do not hold several such events.
+    pub fn with_leave(mut self, leave: impl FnMut() -> Result<()> + 'l) -> Self {
+        self.leave = Some(Box::new(leave));
+        self
+    }
+
+    /// Whether the event that was read last, or one shortly before it, was a long one.
+    pub fn is_long(&self) -> bool {
+        self.buf.len() > LONG
+    }
+
+    /// Whether the bytes, not what they say, are at fault.
+    pub fn is_damaged(&self) -> bool {
+        self.damaged
     }
 
     /// Events given out so far.
@@ -240,7 +268,18 @@ impl<R: Read> DeltaReader<R> {
         }
         if self.end == self.buf.len() {
             // By half, so that a long event is not copied again for each chunk.
-            self.buf.resize((self.end + self.end / 2).max(CHUNK), 0);
+            let size = (self.end + self.end / 2).max(CHUNK);
+            if size > LONG
+                && let Some(leave) = &mut self.leave
+            {
+                leave()?;
+            }
+            self.buf.resize(size, 0);
+        } else if self.buf.len() > LONG && self.end < CHUNK / 2 {
+            // One long event must not keep its memory.
+            self.buf.truncate(CHUNK);
+            self.buf.shrink_to_fit();
+            self.unescaped.shrink_to(CHUNK);
         }
         loop {
             match self.src.read(&mut self.buf[self.end..]) {
@@ -249,7 +288,10 @@ impl<R: Read> DeltaReader<R> {
                     return Ok(n > 0);
                 }
                 Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(Error::io("read", e)),
+                Err(e) => {
+                    self.damaged = true;
+                    return Err(Error::io("read", e));
+                }
             }
         }
     }
@@ -383,6 +425,7 @@ impl<R: Read> DeltaReader<R> {
                 Err(damage) if damage.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(damage) => {
                     let damage = Error::io("read", damage);
+                    self.damaged = true;
                     // A second read of what has failed before says nothing new.
                     return if damage.reason() == Reason::Io {
                         e
@@ -638,5 +681,53 @@ mod tests {
                 "{json}"
             );
         }
+    }
+
+    /// What the scan takes, the general parser reads the same way: events in Go's spelling, with
+    /// bytes changed, put in and left out.
+    #[test]
+    fn the_scan_and_the_parser_agree() {
+        let seed = fastrand::u64(..);
+        println!("seed {seed}");
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let spelled = [
+            r#"{"etcdEvent":{"kv":{"key":"YQ==","create_revision":5,"mod_revision":17,"version":2,"value":"Yg==","lease":-71}},"time":"2026-11-20T01:02:03Z"}"#,
+            r#"{"etcdEvent":{"type":1,"kv":{"key":"Y2M=","mod_revision":9223372036854775807}},"time":""}"#,
+        ];
+        let (mut taken, mut passed_on) = (0, 0);
+        for _ in 0..200_000 {
+            let mut b = spelled[rng.usize(..2)].as_bytes().to_vec();
+            for _ in 0..rng.usize(..3) {
+                let at = rng.usize(..b.len());
+                let byte = match rng.u8(..3) {
+                    0 => b"\"\\{}[]:,-0e. "[rng.usize(..13)],
+                    _ => rng.u8(b' '..=b'~'),
+                };
+                match rng.u8(..3) {
+                    0 => b[at] = byte,
+                    1 => b.insert(at, byte),
+                    _ => drop(b.remove(at)),
+                }
+            }
+            let Some(found) = (Scan { b: &b, at: 0 }).event() else {
+                passed_on += 1;
+                continue;
+            };
+            taken += 1;
+            let shown = String::from_utf8_lossy(&b);
+            let text = |r: &Range<usize>| std::str::from_utf8(&b[r.clone()]).unwrap();
+            let wire: WireEvent<'_> =
+                serde_json::from_slice(&b[..found.end]).unwrap_or_else(|e| panic!("{e}: {shown}"));
+            let kv = &wire.event.kv;
+            assert_eq!(wire.event.kind, found.kind, "{shown}");
+            assert_eq!(kv.key, text(&found.key), "{shown}");
+            assert_eq!(kv.create_revision, found.create_revision, "{shown}");
+            assert_eq!(kv.mod_revision, found.mod_revision, "{shown}");
+            assert_eq!(kv.version, found.version, "{shown}");
+            assert_eq!(kv.value, text(&found.value), "{shown}");
+            assert_eq!(kv.lease, found.lease, "{shown}");
+            assert_eq!(wire.time, text(&found.time), "{shown}");
+        }
+        assert!(taken > 20_000 && passed_on > 20_000, "{taken} {passed_on}");
     }
 }

@@ -180,7 +180,7 @@ impl SurveyFile {
     ///
     /// # Errors
     /// `CorruptSnapshot`, `NameMismatch`; what the source returns; `Io`, `NoSpace`.
-    pub fn delta<R: Read>(&mut self, mut delta: DeltaReader<R>) -> Result<Survey> {
+    pub fn delta<R: Read>(&mut self, mut delta: DeltaReader<'_, R>) -> Result<Survey> {
         let (mut first, mut last) = (None, Revision(0));
         let mut last_time = None;
         let (mut record, mut value) = (Vec::new(), Vec::new());

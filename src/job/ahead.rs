@@ -1,6 +1,7 @@
 //! Reads ahead on a thread of its own, so that decompressing and what is done with the result go
 //! on side by side.
 
+use crate::error::{Error, Result};
 use std::io::{self, Read};
 use std::sync::mpsc;
 
@@ -19,14 +20,17 @@ pub(super) struct Ahead {
 
 impl Ahead {
     /// Starts to read. Dropping this ends the thread with its next buffer.
-    pub(super) fn new(mut inner: impl Read + Send + 'static) -> Self {
+    ///
+    /// # Errors
+    /// `Io` where the system has no thread left.
+    pub(super) fn new(mut inner: impl Read + Send + 'static) -> Result<Self> {
         let (give, full) = mpsc::sync_channel(BUFFERS);
         let (empty, take) = mpsc::channel::<Vec<u8>>();
         for _ in 0..BUFFERS {
             // The other end is at hand.
             let _ = empty.send(Vec::new());
         }
-        std::thread::spawn(move || {
+        let read = move || {
             while let Ok(mut buffer) = take.recv() {
                 buffer.resize(BUFFER, 0);
                 let mut n = 0;
@@ -52,14 +56,17 @@ impl Ahead {
                     return;
                 }
             }
-        });
-        Ahead {
+        };
+        std::thread::Builder::new()
+            .spawn(read)
+            .map_err(|e| Error::io("start a thread (give fewer with --threads)", e))?;
+        Ok(Ahead {
             full,
             empty,
             current: Vec::new(),
             at: 0,
             ended: false,
-        }
+        })
     }
 }
 
@@ -106,10 +113,11 @@ mod tests {
             let data: Vec<u8> = (0..len).map(|i| (i / 3) as u8).collect();
             let mut out = Vec::new();
             let inner = io::Cursor::new(data.clone());
-            Ahead::new(inner).read_to_end(&mut out).unwrap();
+            Ahead::new(inner).unwrap().read_to_end(&mut out).unwrap();
             assert!(out == data, "{len}");
             out.clear();
-            let e = Ahead::new(Failing(len)).read_to_end(&mut out).unwrap_err();
+            let mut failing = Ahead::new(Failing(len)).unwrap();
+            let e = failing.read_to_end(&mut out).unwrap_err();
             assert_eq!((e.to_string(), out.len()), ("torn".to_owned(), len));
         }
     }

@@ -659,10 +659,17 @@ impl Run<'_> {
         };
         let (verified, staged) = if self.ctx.threads > 1 {
             std::thread::scope(|s| {
-                let verified = s.spawn(verify);
-                let staged = stage();
                 let panicked = |_| Err(Error::internal("the verification panicked"));
-                (verified.join().unwrap_or_else(panicked), staged)
+                match std::thread::Builder::new().spawn_scoped(s, verify) {
+                    Ok(verified) => {
+                        let staged = stage();
+                        (verified.join().unwrap_or_else(panicked), staged)
+                    }
+                    Err(e) => {
+                        let what = "start a thread (give fewer with --threads)";
+                        (Err(Error::io(what, e)), stage())
+                    }
+                }
             })
         } else {
             (verify(), stage())
@@ -753,6 +760,13 @@ fn build(
     at_base: impl Fn(Error) -> Error,
     mut records: impl FnMut(&mut Writer<'_>, &mut TreeBuilder) -> Result<()>,
 ) -> Result<TreeBuilder> {
+    // What is wrong with the new file, or with where it goes, is not the base's fault; and a
+    // contradiction between histories is the deltas'.
+    let at_base = |e: Error| match e.reason() {
+        Reason::HistoryMismatch => e,
+        reason if reason.is_bad_data() => at_base(e),
+        _ => e,
+    };
     let db = &opened.db;
     let mut root = TreeBuilder::new(db.meta().sequence);
     let budget = db.page_budget();
@@ -766,11 +780,7 @@ fn build(
         let value = match e.key {
             KEY_BUCKET => {
                 let mut tree = TreeBuilder::new(bucket.sequence);
-                records(w, &mut tree).map_err(|e| match e.reason() {
-                    // It names the deltas, not the base.
-                    Reason::HistoryMismatch => e,
-                    _ => at_base(e),
-                })?;
+                records(w, &mut tree).map_err(&at_base)?;
                 tree.finish(w)?
             }
             META_BUCKET => rewrite_meta(db, &bucket, compact, w).map_err(&at_base)?,

@@ -71,7 +71,7 @@ impl Context {
         // What is not compressed comes as fast as it can be hashed.
         let ahead = self.threads > 1 && snapshot.name.compression != Compression::None;
         Ok(FrameReader::new(match ahead {
-            true => Box::new(Ahead::new(plain)),
+            true => Box::new(Ahead::new(plain)?),
             false => plain,
         }))
     }
@@ -80,16 +80,16 @@ impl Context {
     ///
     /// # Errors
     /// As [`payload`](Self::payload).
-    pub fn delta(&self, snapshot: &Snapshot) -> Result<DeltaReader<Payload>> {
+    pub fn delta(&self, snapshot: &Snapshot) -> Result<DeltaReader<'static, Payload>> {
         self.delta_from(self.store.read(&snapshot.path), snapshot)
     }
 
     /// A delta whose transfer has begun.
-    fn delta_from(
+    fn delta_from<'l>(
         &self,
         object: ObjectReader,
         snapshot: &Snapshot,
-    ) -> Result<DeltaReader<Payload>> {
+    ) -> Result<DeltaReader<'l, Payload>> {
         let payload = self.payload_from(object, snapshot)?;
         Ok(DeltaReader::new(payload, &snapshot.name))
     }

@@ -16,7 +16,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Changes that a part holds in memory: what an upload's part takes later.
-const PART_BUFFER_BYTES: usize = 6 << 20;
+const PART_BUFFER_BYTES: usize = 4 << 20;
 /// Keys that all parts together hold in memory; one that has more waits for its turn.
 const PARTS_KEY_BYTES: usize = 12 << 20;
 
@@ -62,9 +62,11 @@ pub(super) fn replay(
         run.work();
     } else {
         std::thread::scope(|s| {
-            for _ in 0..threads {
-                s.spawn(|| run.work());
+            for _ in 1..threads {
+                // Where the system has no thread left, fewer do it.
+                let _ = std::thread::Builder::new().spawn_scoped(s, || run.work());
             }
+            run.work();
         });
     }
     let turn = run
@@ -163,8 +165,6 @@ impl Run<'_> {
 
     /// Waits for the fold; `None` where a step before this one has failed.
     fn wait(&self, i: usize) -> Result<Option<Fold>> {
-        /// How long a signal may go unnoticed.
-        const LOOK: Duration = Duration::from_millis(50);
         let mut turn = self.lock();
         loop {
             if self.is_in_vain(i) {
@@ -175,10 +175,17 @@ impl Run<'_> {
             {
                 return Ok(Some(fold));
             }
-            self.ctx.store.cancel().check()?;
-            let waited = self.passed.wait_timeout(turn, LOOK);
-            turn = waited.unwrap_or_else(PoisonError::into_inner).0;
+            turn = self.look_again(turn)?;
         }
+    }
+
+    /// Waits for something to happen.
+    fn look_again<'t>(&self, turn: MutexGuard<'t, Turn>) -> Result<MutexGuard<'t, Turn>> {
+        /// How long a signal may go unnoticed.
+        const LOOK: Duration = Duration::from_millis(50);
+        self.ctx.store.cancel().check()?;
+        let waited = self.passed.wait_timeout(turn, LOOK);
+        Ok(waited.unwrap_or_else(PoisonError::into_inner).0)
     }
 
     fn pass(&self, i: usize, fold: Fold) {
@@ -210,7 +217,9 @@ impl Run<'_> {
             until,
         } = self.steps[i];
         let at = self.ctx.at(snapshot);
-        let mut delta = self.ctx.delta_from(self.transfer(i), snapshot)?;
+        let delta = self.ctx.delta_from(self.transfer(i), snapshot)?;
+        // Only the earliest delta under way may hold a long event.
+        let mut delta = delta.with_leave(|| self.wait_for_turn(i));
         let mut events = 0;
         let mut key_bytes = 0;
         let mut taker = match self.take(i) {
@@ -221,16 +230,22 @@ impl Run<'_> {
             }
         };
         let mut n = 0u32;
-        while let Some(e) = delta.next().map_err(&at)? {
-            if e.main <= after || e.main > until {
-                continue;
-            }
-            match taker.apply(e.main, e.sub, &e.change) {
+        loop {
+            let applied = match delta.next() {
+                Ok(None) => break,
+                Ok(Some(e)) if e.main <= after || e.main > until => Ok(false),
+                Ok(Some(e)) => taker.apply(e.main, e.sub, &e.change),
+                Err(e) => return Err(at(self.first_error(i, taker, e, delta.is_damaged())?)),
+            };
+            match applied {
                 Ok(taken) => events += u64::from(taken),
-                Err(e) => return Err(at(delta.explain(e))),
+                Err(e) => {
+                    let e = delta.explain(e);
+                    return Err(at(self.first_error(i, taker, e, delta.is_damaged())?));
+                }
             }
             n = n.wrapping_add(1);
-            if !n.is_multiple_of(256) {
+            if !n.is_multiple_of(256) && !delta.is_long() {
                 continue;
             }
             if self.is_in_vain(i) {
@@ -246,7 +261,7 @@ impl Run<'_> {
                     }
                 }
                 if let Some(fold) = whole {
-                    taker = match self.join(fold, taker, after) {
+                    taker = match self.join(fold, taker) {
                         Ok(fold) => Taker::Whole(Box::new(fold)),
                         Err(e) => return Err(at(delta.explain(e))),
                     };
@@ -261,7 +276,7 @@ impl Run<'_> {
             },
         };
         let fold = match (whole, taker) {
-            (Some(fold), part) => self.join(fold, part, after).map_err(&at)?,
+            (Some(fold), part) => self.join(fold, part).map_err(&at)?,
             (None, Taker::Whole(fold)) => *fold,
             (None, Taker::Part(_)) => return Err(Error::internal("a part without a fold")),
         };
@@ -270,11 +285,33 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn join(&self, mut fold: Fold, part: Taker, after: Revision) -> Result<Fold> {
+    fn join(&self, mut fold: Fold, part: Taker) -> Result<Fold> {
         if let Taker::Part(part) = part {
-            fold.absorb(*part, after.next())?;
+            fold.absorb(*part)?;
         }
         Ok(fold)
+    }
+
+    /// What one thread would have said where a part failed with `e`: what came before `e` may
+    /// contradict the fold. Damaged bytes explain both.
+    fn first_error(&self, i: usize, taker: Taker, e: Error, damaged: bool) -> Result<Error> {
+        if damaged || !e.reason().is_bad_data() || matches!(taker, Taker::Whole(_)) {
+            return Ok(e);
+        }
+        match self.wait(i)? {
+            Some(fold) => Ok(self.join(fold, taker).err().unwrap_or(e)),
+            // It is told already what failed first.
+            None => Ok(e),
+        }
+    }
+
+    /// Waits until this step may have the fold.
+    fn wait_for_turn(&self, i: usize) -> Result<()> {
+        let mut turn = self.lock();
+        while turn.next != i && !self.is_in_vain(i) {
+            turn = self.look_again(turn)?;
+        }
+        Ok(())
     }
 }
 

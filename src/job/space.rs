@@ -7,7 +7,8 @@ use std::path::Path;
 /// Bytes that are free for this user; `None` where the system does not tell.
 pub(super) fn free_bytes(dir: &Path) -> Option<u64> {
     let stat = rustix::fs::statvfs(dir).ok()?;
-    Some(stat.f_bavail.saturating_mul(stat.f_frsize))
+    // A tmpfs without a limit has no blocks at all.
+    (stat.f_blocks > 0).then(|| stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
 /// Fails where `bytes` for `what` will certainly not fit.

@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 /// Chunks that wait to be read; the transfer stops until there is room.
-const CHUNKS_AHEAD: usize = 16;
+const CHUNKS_AHEAD: usize = 4;
 
 /// The bytes of an object. The transfer starts at once and goes on by itself; dropping this ends
 /// it.

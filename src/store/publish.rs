@@ -21,9 +21,12 @@ const PART: usize = 8 << 20;
 /// S3 takes 10,000 parts: they grow by 8 MiB after each so many, so that 250 GB fit.
 const PARTS_OF_ONE_SIZE: u64 = 2_000;
 
+/// Parts under way at once, whatever the number of threads.
+const MOST_IN_FLIGHT: usize = 15;
+
 /// An upload under way.
 pub struct Upload {
-    threads: usize,
+    most_in_flight: usize,
     part: Vec<u8>,
     parts: u64,
     // Before the staging object: parts under way end before the upload is given up.
@@ -67,10 +70,11 @@ fn new_sum() -> Digest {
 
 impl Upload {
     /// Starts an upload; `hint` becomes a part of the staging object's name. At most `threads` parts
-    /// are under way at once.
+    /// are in memory at once, and two with one thread.
     pub fn new(store: &Store, hint: &str, threads: usize) -> Self {
         Upload {
-            threads: threads.max(1),
+            // One more is being filled.
+            most_in_flight: threads.saturating_sub(1).clamp(1, MOST_IN_FLIGHT),
             part: Vec::new(),
             parts: 0,
             in_flight: JoinSet::new(),
@@ -94,7 +98,7 @@ impl Upload {
         if self.staging.multipart.is_none() {
             self.staging.begin()?;
         }
-        while self.in_flight.len() >= self.threads {
+        while self.in_flight.len() >= self.most_in_flight {
             self.wait_for_one()?;
         }
         let part = std::mem::take(&mut self.part);
