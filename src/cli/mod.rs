@@ -107,7 +107,7 @@ struct StoreArgs {
     /// For what does not fit into memory [default: the system's]
     #[arg(long, env = "DELTAFOLD_TEMP_DIR", value_name = "DIR")]
     temp_dir: Option<PathBuf>,
-    /// Threads that compress and upload [default: as many as processors]
+    /// Threads that read, compress and upload [default: as many as processors]
     #[arg(long, env = "DELTAFOLD_THREADS", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     threads: Option<u16>,
 }

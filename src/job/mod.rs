@@ -30,7 +30,7 @@ pub struct Context {
     pub store: Store,
     /// For what does not fit into memory; files there have no names and vanish with the process.
     pub temp_dir: PathBuf,
-    /// Threads that compress and upload; 1 or more. Results do not depend on it.
+    /// Threads that read, compress and upload; 1 or more. Results do not depend on it.
     pub threads: usize,
 }
 
