@@ -3,10 +3,9 @@
 
 mod support;
 
-use futures::TryStreamExt;
+use object_store::ObjectStoreExt;
 use object_store::aws::AmazonS3;
 use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::fs;
@@ -14,7 +13,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
-use support::buckets::{BASE, Bucket, LAST, Objects};
+use support::buckets::{BASE, Bucket, LAST, Objects, objects_of};
 use support::minio::Minio;
 use support::{deltafold, run_json, seed};
 use tokio::runtime::Runtime;
@@ -65,16 +64,7 @@ impl Site {
     fn objects(&self) -> Objects {
         match self {
             Site::Folder(bucket) => bucket.objects(),
-            Site::Server { rt, store, .. } => rt.block_on(async {
-                let mut all = Objects::new();
-                let listed: Vec<_> = store.list(None).try_collect().await.unwrap();
-                for object in listed {
-                    let got = store.get(&object.location).await.unwrap();
-                    let bytes = got.bytes().await.unwrap().to_vec();
-                    all.insert(object.location.to_string(), bytes);
-                }
-                all
-            }),
+            Site::Server { rt, store, .. } => rt.block_on(objects_of(store)),
         }
     }
 

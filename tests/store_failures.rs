@@ -8,7 +8,6 @@ use deltafold::mvcc::KeepHistory;
 use deltafold::store::Store;
 use deltafold::store::exclude::ExcludeTags;
 use deltafold::{Error, Reason};
-use futures::TryStreamExt;
 use object_store::aws::AmazonS3;
 use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
@@ -18,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Read;
 use std::sync::Arc;
-use support::buckets::{BASE, Bucket, LAST, Objects, T0};
+use support::buckets::{BASE, Bucket, LAST, Objects, T0, objects_of};
 use support::faults::{Call, Fault, FaultStore, LossyProxy, Strike};
 use support::minio::Minio;
 use support::{deltafold, expected, run_json};
@@ -127,17 +126,7 @@ impl Place {
     fn objects(&self, rt: &Runtime) -> Objects {
         match self {
             Place::Folder(bucket) => bucket.objects(),
-            Place::Memory(_) | Place::Server(_) => rt.block_on(async {
-                let store = self.inner();
-                let mut all = Objects::new();
-                let listed: Vec<_> = store.list(None).try_collect().await.unwrap();
-                for object in listed {
-                    let got = store.get(&object.location).await.unwrap();
-                    let bytes = got.bytes().await.unwrap().to_vec();
-                    all.insert(object.location.to_string(), bytes);
-                }
-                all
-            }),
+            Place::Memory(_) | Place::Server(_) => rt.block_on(objects_of(&self.inner())),
         }
     }
 

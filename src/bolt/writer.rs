@@ -1,4 +1,4 @@
-//! Writes a bbolt file in one pass: full pages, in key order, nothing free in between.
+//! Lays a bbolt file out afresh: full pages, in key order, nothing free in between.
 //!
 //! A file begins with the meta pages, which say where the tree ends: so its content is laid out
 //! twice, first by sizes only ([`Writer::measuring`]), then as a stream of bytes
@@ -212,7 +212,7 @@ impl PageBuffer {
         PAGE_HEADER_SIZE + self.elements.len() * LEAF_ELEMENT_SIZE + self.data_len
     }
 
-    /// `value` is empty where only sizes are wanted.
+    /// `value` is `None` where only sizes are wanted.
     fn push(&mut self, tag: u64, key: &[u8], len: usize, value: Option<&[u8]>) -> Result<()> {
         let size = |n: usize| {
             u32::try_from(n)

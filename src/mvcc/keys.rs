@@ -78,10 +78,6 @@ pub(super) struct Keys {
 }
 
 impl Keys {
-    fn slot(&self, id: u32) -> &Slot {
-        &self.slots[id as usize / CHUNK_SLOTS][id as usize % CHUNK_SLOTS]
-    }
-
     fn key_of(&self, slot: &Slot) -> &[u8] {
         &self.bytes[slot.chunk as usize][slot.at as usize..(slot.at + slot.len) as usize]
     }
@@ -98,14 +94,12 @@ impl Keys {
 
     pub(super) fn find(&self, key: &[u8]) -> Option<SlotId> {
         let hash = self.hasher.hash_one(key);
-        let found = self
-            .index
-            .find(hash, |&id| self.key_of(self.slot(id)) == key);
+        let found = self.index.find(hash, |&id| self.key(SlotId(id)) == key);
         found.map(|&id| SlotId(id))
     }
 
     pub(super) fn at(&self, id: SlotId) -> &Slot {
-        self.slot(id.0)
+        &self.slots[id.0 as usize / CHUNK_SLOTS][id.0 as usize % CHUNK_SLOTS]
     }
 
     pub(super) fn at_mut(&mut self, id: SlotId) -> &mut Slot {
@@ -113,7 +107,7 @@ impl Keys {
     }
 
     pub(super) fn key(&self, id: SlotId) -> &[u8] {
-        self.key_of(self.slot(id.0))
+        self.key_of(self.at(id))
     }
 
     /// Adds a key that is not there. `None` where there are 2³² already, or it is longer than that.

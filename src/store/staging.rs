@@ -204,6 +204,7 @@ impl Store {
                 .clean_objects(debris, &mut removed)
                 .map_err(|e| e.to_string()),
         };
+        self.remove_staging_folder();
         if let Err(e) = cleaned {
             tracing::warn!("what killed runs left in {} stays: {e}", self.name(STAGING));
         }
@@ -279,8 +280,6 @@ fn clean_folder(
             Err(e) => gone_is_fine(e)?,
         }
     }
-    // Not empty is fine.
-    let _ = fs::remove_dir(folder);
     Ok(())
 }
 

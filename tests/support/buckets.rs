@@ -3,6 +3,8 @@
 use super::history::{Compression, with_checksum};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
+use futures::TryStreamExt as _;
+use object_store::{ObjectStore, ObjectStoreExt as _};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
@@ -61,6 +63,18 @@ pub fn objects_in(root: &Path) -> Objects {
                 all.insert(below, fs::read(&path).expect("an object"));
             }
         }
+    }
+    all
+}
+
+/// Everything in a store.
+pub async fn objects_of(store: &impl ObjectStore) -> Objects {
+    let mut all = Objects::new();
+    let listed: Vec<_> = store.list(None).try_collect().await.expect("a listing");
+    for object in listed {
+        let got = store.get(&object.location).await.expect("an object");
+        let bytes = got.bytes().await.expect("its bytes").to_vec();
+        all.insert(object.location.to_string(), bytes);
     }
     all
 }
