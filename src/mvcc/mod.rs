@@ -8,11 +8,13 @@ pub mod hash_kv;
 pub mod history;
 mod keys;
 mod log;
+pub mod range;
 pub mod record;
 pub mod revision;
 
 pub use fold::{Change, Fold, FoldOptions, Part};
 pub use hash_kv::{HashKv, hash_kv};
 pub use history::{Base, KeepHistory};
+pub use range::KeyRange;
 pub use record::KeyValue;
 pub use revision::{RecordKey, Revision};
