@@ -3,7 +3,7 @@
 
 use deltafold::bolt::{Database, TreeBuilder, write_file};
 use deltafold::mvcc::{
-    Base, Change, Fold, FoldOptions, KeyValue, Part, RecordKey, Revision, hash_kv,
+    Base, Change, Fold, FoldOptions, KeyRange, KeyValue, Part, RecordKey, Revision, hash_kv,
 };
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -87,7 +87,7 @@ impl Model {
     fn on_disk(&self, compact: i64, at: i64) -> Vec<Record> {
         let until = |r: &&Record| r.rk.main.0 <= at;
         let mut newest: BTreeMap<&[u8], RecordKey> = BTreeMap::new();
-        for r in self.records.iter().filter(|r| r.rk.main.0 <= compact) {
+        for r in self.records.iter().filter(|r| r.rk.main.0 <= compact.min(at)) {
             newest.insert(&r.key, r.rk);
         }
         let kept = |r: &&Record| {
@@ -100,6 +100,11 @@ impl Model {
             .filter(kept)
             .cloned()
             .collect()
+    }
+
+    fn newest_at(&self, key: &[u8], at: i64) -> Option<RecordKey> {
+        let of = |r: &&Record| r.key == key && r.rk.main.0 <= at;
+        self.records.iter().filter(of).map(|r| r.rk).max()
     }
 
     /// (HashKV, live keys) of those records.
@@ -176,13 +181,22 @@ fn one_history(seed: u64) {
     let target = rng
         .i64(base_at.min(base_compact.max(1))..=last)
         .max(base_compact.max(1));
-    let compact = match rng.u8(..4) {
+    let compact = match rng.u8(..5) {
         0 => target,
+        // As a restore that bumps the revision.
+        4 => target + rng.i64(1..1_000_000),
         1 => base_compact,
         _ => rng.i64(base_compact.max(1)..=target),
     };
+    // As whoever reads a part of a backup.
+    let range = match rng.u8(..8) {
+        0 => KeyRange::Key(keys[0].clone()),
+        1 => KeyRange::Prefix(b"key/1".to_vec()),
+        _ => KeyRange::All,
+    };
+    let detach_leases = rng.u8(..6) == 0;
     let what = format!(
-        "seed {seed}: base at {base_at} compacted at {base_compact} (unfinished: {scheduled_only}), target {target}, compact {compact}, last {last}"
+        "seed {seed}: base at {base_at} compacted at {base_compact} (unfinished: {scheduled_only}), target {target}, compact {compact}, last {last}, {range:?}, detached: {detach_leases}"
     );
 
     let db = model.database(base_compact, base_at, scheduled_only);
@@ -191,6 +205,8 @@ fn one_history(seed: u64) {
     let options = FoldOptions {
         target: Revision(target),
         compact: Revision(compact),
+        keys: range.clone(),
+        detach_leases,
         base,
         temp_dir: std::env::temp_dir(),
         // Small enough that most histories are spilled and thinned out.
@@ -219,7 +235,7 @@ fn one_history(seed: u64) {
         .unwrap();
         assert_eq!(
             taken,
-            r.rk.main.0 > base_at && r.rk.main.0 <= target,
+            r.rk.main.0 > base_at && r.rk.main.0 <= target && range.contains(&r.key),
             "{what}"
         );
     }
@@ -227,36 +243,58 @@ fn one_history(seed: u64) {
         fold.absorb(part).unwrap();
     }
     let mut measured = Vec::new();
-    fold.measure(&db, |key, len| {
-        measured.push((key.to_vec(), len));
+    fold.measure(&db, |r| {
+        measured.push((r.key.to_vec(), r.len));
         Ok(())
     })
     .unwrap();
     let mut records = Vec::new();
     let mut written = Vec::new();
     let folded = fold
-        .finish(&db, |key, raw| {
-            written.push((key.to_vec(), raw.len()));
+        .finish(&db, |r| {
+            written.push((r.key.to_vec(), r.record.len()));
+            assert_eq!(RecordKey::decode(r.key)?, r.rk);
+            let kv = KeyValue::decode(r.record)?;
+            assert_eq!(kv.lease, r.lease, "{what}");
+            if !r.rk.tombstone {
+                let newest = model.newest_at(kv.key, target);
+                assert_eq!(newest == Some(r.rk), r.is_newest, "{what}: {:?}", r.rk);
+            }
             records.push(Record {
-                rk: RecordKey::decode(key)?,
-                key: KeyValue::decode(raw)?.key.to_vec(),
-                raw: raw.to_vec(),
+                rk: r.rk,
+                key: kv.key.to_vec(),
+                raw: r.record.to_vec(),
             });
             Ok(())
         })
         .unwrap();
-    assert_eq!(records, model.on_disk(compact, target), "{what}");
+    let mut expected = model.on_disk(compact, target);
+    expected.retain(|r| range.contains(&r.key));
+    if detach_leases {
+        for r in &mut expected {
+            let kv = KeyValue {
+                lease: 0,
+                ..KeyValue::decode(&r.raw).unwrap()
+            };
+            let mut raw = Vec::new();
+            kv.encode(&mut raw);
+            r.raw = raw;
+        }
+    }
+    assert_eq!(records, expected, "{what}");
     assert_eq!(written, measured, "{what}");
-    let expected = model.hash(compact, target);
-    assert_eq!((folded.hash, folded.live_keys), expected, "{what}");
+    if range == KeyRange::All && !detach_leases {
+        let expected = model.hash(compact, target);
+        assert_eq!((folded.hash, folded.live_keys), expected, "{what}");
+    }
 
     // And over finished files, at any revision that they hold.
     let file = model.database(compact, target, false);
-    let at = rng.i64(compact.max(1)..=target);
+    let at = rng.i64(compact.max(1)..=target.max(compact));
     let hash = hash_kv(&file, Some(Revision(at))).unwrap();
     assert_eq!(
         (hash.hash, hash.live_keys),
-        model.hash(compact, at),
+        model.hash(compact, at.min(target)),
         "{what}, hash at {at}"
     );
 }
@@ -306,6 +344,8 @@ fn a_change_that_does_not_follow_is_refused() {
             let options = FoldOptions {
                 target: Revision(at + 1),
                 compact: Revision(at + 1),
+                keys: KeyRange::All,
+                detach_leases: false,
                 base: Base::read(&db)?,
                 temp_dir: std::env::temp_dir(),
                 buffer_bytes: 1 << 20,
@@ -314,7 +354,7 @@ fn a_change_that_does_not_follow_is_refused() {
             for (sub, c) in changes.iter().enumerate() {
                 fold.apply(Revision(at + 1), sub as u32, c)?;
             }
-            fold.finish(&db, |_, _| Ok(())).map(|_| ())
+            fold.finish(&db, |_| Ok(())).map(|_| ())
         };
         use deltafold::Reason;
         let reason = |c: &[Change<'_>]| run(c).map_err(|e| e.reason());

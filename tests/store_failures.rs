@@ -3,7 +3,8 @@
 mod support;
 
 use deltafold::job::Context;
-use deltafold::job::compact::{Options, Outcome, Status, Target, run};
+use deltafold::job::compact::{Options, Outcome, Status, run};
+use deltafold::job::source::Request;
 use deltafold::mvcc::KeepHistory;
 use deltafold::store::Store;
 use deltafold::store::exclude::ExcludeTags;
@@ -77,8 +78,7 @@ impl Sample {
 
     fn options(&self) -> Options {
         Options {
-            target: Target::Newest,
-            timeline: None,
+            request: Request::default(),
             keep_history: KeepHistory::Latest,
             compression: self.compression.parse().unwrap(),
             dry_run: false,

@@ -4,7 +4,8 @@ use super::{Output, StoreArgs, print, print_json, size};
 use crate::bucket::codec::CompressionChoice;
 use crate::error::Result;
 use crate::job::Context;
-use crate::job::compact::{Options, Outcome, Status, Target, run};
+use crate::job::compact::{Options, Outcome, Status, run};
+use crate::job::source::{Request, Target};
 use crate::mvcc::{KeepHistory, Revision};
 use chrono::{DateTime, Utc};
 use clap::Args;
@@ -69,8 +70,10 @@ impl CompactArgs {
             (None, None) => Target::Newest,
         };
         let options = Options {
-            target,
-            timeline: self.timeline.clone(),
+            request: Request {
+                target,
+                timeline: self.timeline.clone(),
+            },
             keep_history: self.keep_history,
             compression: self.compression,
             dry_run: self.dry_run,

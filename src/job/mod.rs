@@ -6,8 +6,10 @@
 mod ahead;
 pub mod compact;
 pub mod list;
+mod rebuild;
 mod replay;
 pub mod scan;
+pub mod source;
 mod space;
 
 use crate::bolt::{Database, ReadAt};

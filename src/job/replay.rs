@@ -21,9 +21,9 @@ const PART_BUFFER_BYTES: usize = 4 << 20;
 const PARTS_KEY_BYTES: usize = 12 << 20;
 
 /// A delta and the revisions that are taken of it.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Step<'a> {
-    pub(super) snapshot: &'a Snapshot,
+#[derive(Debug, Clone)]
+pub(super) struct Step {
+    pub(super) snapshot: Snapshot,
     /// Later than this one.
     pub(super) after: Revision,
     /// And not later than this one.
@@ -37,7 +37,7 @@ pub(super) struct Step<'a> {
 /// store's; `Io`, `NoSpace`, `Terminated`.
 pub(super) fn replay(
     ctx: &Context,
-    steps: &[Step<'_>],
+    steps: &[Step],
     options: &FoldOptions,
     fold: Fold,
 ) -> Result<(Fold, u64)> {
@@ -82,7 +82,7 @@ pub(super) fn replay(
 
 struct Run<'a> {
     ctx: &'a Context,
-    steps: &'a [Step<'a>],
+    steps: &'a [Step],
     options: &'a FoldOptions,
     threads: usize,
     /// Steps that a thread has taken.
@@ -215,7 +215,7 @@ impl Run<'_> {
             snapshot,
             after,
             until,
-        } = self.steps[i];
+        } = &self.steps[i];
         let at = self.ctx.at(snapshot);
         let delta = self.ctx.delta_from(self.transfer(i), snapshot)?;
         // Only the earliest delta under way may hold a long event.
@@ -233,7 +233,7 @@ impl Run<'_> {
         loop {
             let applied = match delta.next() {
                 Ok(None) => break,
-                Ok(Some(e)) if e.main <= after || e.main > until => Ok(false),
+                Ok(Some(e)) if e.main <= *after || e.main > *until => Ok(false),
                 Ok(Some(e)) => taker.apply(e.main, e.sub, &e.change),
                 Err(e) => return Err(at(self.first_error(i, taker, e, delta.is_damaged())?)),
             };

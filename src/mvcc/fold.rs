@@ -16,6 +16,7 @@ use crate::error::{Error, Reason, Result};
 use crate::mvcc::hash_kv::{HashKv, Hasher, is_alive};
 use crate::mvcc::history::{Base, key_bucket};
 use crate::mvcc::log::{ChangeLog, Entry};
+use crate::mvcc::range::KeyRange;
 use crate::mvcc::record::KeyValue;
 use crate::mvcc::revision::{RecordKey, Revision, encode_revision};
 use base64_simd::STANDARD;
@@ -26,8 +27,13 @@ use std::path::PathBuf;
 pub struct FoldOptions {
     /// The newest revision of the result.
     pub target: Revision,
-    /// The compacted revision of the result: −1, or from the base's own to `target`.
+    /// The compacted revision of the result: −1, or from the base's own on. Above `target` it is the
+    /// result's newest revision, too.
     pub compact: Revision,
+    /// Whose records are folded; of all others the result holds none.
+    pub keys: KeyRange,
+    /// Whether the result's keys are attached to no lease.
+    pub detach_leases: bool,
     /// What the base says of itself.
     pub base: Base,
     /// Where changes go that do not fit into memory.
@@ -137,7 +143,10 @@ impl Changes {
         sub: u32,
         change: &Change<'_>,
     ) -> Result<bool> {
-        if main <= options.base.revision || main > options.target {
+        if main <= options.base.revision
+            || main > options.target
+            || !options.keys.contains(change.key())
+        {
             return Ok(false);
         }
         let tombstone = matches!(change, Change::Delete { .. });
@@ -173,7 +182,9 @@ impl Changes {
             }
             entry.create_revision = kv.create_revision;
             entry.version = kv.version;
-            entry.lease = kv.lease;
+            if !options.detach_leases {
+                entry.lease = kv.lease;
+            }
         }
         entry.slot = self.note(options, rk, change.key(), State::of(change))?;
         let (keys, compact) = (&self.keys, options.compact);
@@ -343,6 +354,9 @@ impl Fold {
                 break;
             }
             let kv = KeyValue::decode(e.value)?;
+            if !options.keys.contains(kv.key) {
+                continue;
+            }
             // A key that comes into being and is not changed again needs no slot: its only record
             // is its newest, as if the base had been compacted.
             let born = !rk.tombstone && kv.version == 1 && kv.create_revision == rk.main;
@@ -371,22 +385,21 @@ impl Fold {
         self.changes.absorb(&self.options, part.changes)
     }
 
-    /// Hands the key and the record's length in bytes of every record of the result to `each`, in
-    /// order, without reading values. [`finish`](Self::finish) can follow.
+    /// Hands every record of the result to `each`, in order, with its length and without its bytes.
+    /// [`finish`](Self::finish) can follow.
     ///
     /// # Errors
     /// As [`finish`](Self::finish).
     pub fn measure<R: ReadAt>(
         &mut self,
         db: &Database<R>,
-        mut each: impl FnMut(&[u8], usize) -> Result<()>,
+        each: impl FnMut(&Kept<'_>) -> Result<()>,
     ) -> Result<()> {
-        self.walk(db, false, |_, key, len, _, _| each(key, len))
-            .map(|_| ())
+        self.walk(db, false, each).map(|_| ())
     }
 
-    /// Hands every record of the result to `each`, as raw key and value in order, and gives HashKV
-    /// of them at the target revision.
+    /// Hands every record of the result to `each`, in order, and gives HashKV of them at the newest
+    /// revision.
     ///
     /// # Errors
     /// `HistoryMismatch` where the changes do not continue the base; `CorruptSnapshot`; what `each`
@@ -394,34 +407,35 @@ impl Fold {
     pub fn finish<R: ReadAt>(
         mut self,
         db: &Database<R>,
-        mut each: impl FnMut(&[u8], &[u8]) -> Result<()>,
+        mut each: impl FnMut(&Kept<'_>) -> Result<()>,
     ) -> Result<HashKv> {
         let mut hasher = Hasher::new(self.options.compact);
-        let live_keys = self.walk(db, true, |rk, key, _, record, is_newest| {
-            hasher.add(rk, key, record, is_newest);
-            each(key, record)
+        let live_keys = self.walk(db, true, |r| {
+            hasher.add(&r.rk, r.key, r.record, r.is_newest);
+            each(r)
         })?;
         Ok(hasher.finish(live_keys))
     }
 
-    /// Walks the records of the result: revision, raw key, length, the record itself (only
-    /// `with_values`), and whether it is its key's newest. Gives the number of live keys.
+    /// Walks the records of the result. Gives the number of live keys.
     fn walk<R: ReadAt>(
         &mut self,
         db: &Database<R>,
-        with_values: bool,
-        mut each: impl FnMut(&RecordKey, &[u8], usize, &[u8], bool) -> Result<()>,
+        with_records: bool,
+        mut each: impl FnMut(&Kept<'_>) -> Result<()>,
     ) -> Result<u64> {
         let FoldOptions {
             target,
             compact,
             base,
+            detach_leases,
+            keys: range,
             ..
-        } = self.options;
+        } = &self.options;
+        let (target, compact, base) = (*target, *compact, *base);
         let Changes { keys, log, .. } = &mut self.changes;
-        // Whether the record that is kept of a key at or below the compacted revision is its newest.
-        let is_newest = |slot: Option<&Slot>| slot.is_none_or(|s| !s.touched_after);
         let mut live_keys = 0;
+        let mut record = Vec::new();
 
         let mut c = db.cursor(&key_bucket(db)?);
         while let Some(e) = c.next()? {
@@ -429,13 +443,16 @@ impl Fold {
             if rk.main > target {
                 break;
             }
-            let kv = KeyValue::decode(e.value)?;
+            let mut kv = KeyValue::decode(e.value)?;
+            if !range.contains(kv.key) {
+                continue;
+            }
+            let state = state_of(&rk, kv);
             let id = keys.find(kv.key);
             match id.map(|id| keys.at_mut(id)) {
                 None => live_keys += u64::from(is_alive(&rk, kv.key)),
                 // The changes that were noted continue this record, or what a tombstone leaves.
                 Some(slot) if (rk.main, rk.sub) < slot.noted_from() => {
-                    let state = state_of(&rk, kv);
                     slot.alive_in_base = !rk.tombstone;
                     if base.compaction_finished && slot.alive_in_base && !slot.first.follows(state)
                     {
@@ -445,9 +462,24 @@ impl Fold {
                 Some(_) => {}
             }
             let slot = id.map(|id| keys.at(id));
-            if Slot::keeps(slot, compact, &rk) {
-                each(&rk, e.key, e.value.len(), e.value, is_newest(slot))?;
+            if !Slot::keeps(slot, compact, &rk) {
+                continue;
             }
+            let mut kept = Kept {
+                rk,
+                key: e.key,
+                len: e.value.len(),
+                record: e.value,
+                is_newest: slot.is_none_or(|s| is_newest(s, compact, &rk, state)),
+                lease: kv.lease,
+            };
+            if *detach_leases && kv.lease != 0 {
+                (kv.lease, kept.lease) = (0, 0);
+                record.clear();
+                kv.encode(&mut record);
+                (kept.len, kept.record) = (record.len(), &record);
+            }
+            each(&kept)?;
         }
         // Its pages may be as long as the longest value.
         drop(c);
@@ -458,11 +490,10 @@ impl Fold {
             live_keys += u64::from(slot.newest != State::Gone && !key.is_empty());
         }
 
-        let (mut raw_key, mut record) = (Vec::new(), Vec::new());
+        let mut raw_key = Vec::new();
         let keys = &*keys;
         let live = |e: &Entry| Slot::keeps(Some(keys.at(e.slot)), compact, &e.rk);
-        log.for_each(with_values, live, |e, value| {
-            let slot = keys.at(e.slot);
+        log.for_each(with_records, live, |e, value| {
             raw_key.clear();
             e.rk.encode(&mut raw_key);
             let mut kv = KeyValue::tombstone(keys.key(e.slot));
@@ -473,16 +504,50 @@ impl Fold {
                 kv.lease = e.lease;
             }
             record.clear();
-            let len = if with_values {
+            let len = if with_records {
                 kv.value = value;
                 kv.encode(&mut record);
                 record.len()
             } else {
                 kv.encoded_len(e.len)
             };
-            each(&e.rk, &raw_key, len, &record, is_newest(Some(slot)))
+            each(&Kept {
+                rk: e.rk,
+                key: &raw_key,
+                len,
+                record: &record,
+                is_newest: is_newest(keys.at(e.slot), compact, &e.rk, state_of(&e.rk, kv)),
+                lease: e.lease,
+            })
         })?;
         Ok(live_keys)
+    }
+}
+
+/// A record of the result.
+#[derive(Debug, Clone, Copy)]
+pub struct Kept<'a> {
+    /// Its revision.
+    pub rk: RecordKey,
+    /// Its key in the bucket `key`.
+    pub key: &'a [u8],
+    /// Bytes of the record.
+    pub len: usize,
+    /// The record, a [`KeyValue`]; not to be looked at while measuring.
+    pub record: &'a [u8],
+    /// Whether it is its key's newest; of a tombstone above the compacted revision, whether the key is
+    /// gone in the end.
+    pub is_newest: bool,
+    /// The lease that it attaches its key to, or 0.
+    pub lease: i64,
+}
+
+/// Whether a record that is kept is its key's newest: at or below the compacted revision only one is
+/// kept, above it the versions tell.
+fn is_newest(slot: &Slot, compact: Revision, rk: &RecordKey, state: State) -> bool {
+    match rk.main <= compact {
+        true => !slot.touched_after,
+        false => slot.newest == state,
     }
 }
 

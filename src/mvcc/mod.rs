@@ -7,12 +7,13 @@ pub mod fold;
 pub mod hash_kv;
 pub mod history;
 mod keys;
+pub mod lease;
 mod log;
 pub mod range;
 pub mod record;
 pub mod revision;
 
-pub use fold::{Change, Fold, FoldOptions, Part};
+pub use fold::{Change, Fold, FoldOptions, Kept, Part};
 pub use hash_kv::{HashKv, hash_kv};
 pub use history::{Base, KeepHistory};
 pub use range::KeyRange;

@@ -126,7 +126,7 @@ fn varint_len(n: u64) -> usize {
     (64 - (n | 1).leading_zeros() as usize).div_ceil(7)
 }
 
-fn put_varint(out: &mut Vec<u8>, field: u64, n: i64) {
+pub(super) fn put_varint(out: &mut Vec<u8>, field: u64, n: i64) {
     if n != 0 {
         write_varint(out, field << 3 | WIRE_VARINT);
         write_varint(out, n as u64);
@@ -141,7 +141,7 @@ fn put_bytes(out: &mut Vec<u8>, field: u64, b: &[u8]) {
     }
 }
 
-fn take_varint(b: &mut &[u8]) -> Option<u64> {
+pub(super) fn take_varint(b: &mut &[u8]) -> Option<u64> {
     let mut n = 0u64;
     for (i, &x) in b.iter().enumerate().take(10) {
         n |= u64::from(x & 0x7f) << (7 * i);

@@ -1,0 +1,497 @@
+//! Where a state comes from: an opened full, and the deltas that lead from it to a revision.
+//!
+//! It chooses them and reads them; what is made of the state, it does not know. `compact`, `restore`
+//! and the jobs that read a backup call it.
+
+use crate::bolt::Database;
+use crate::bucket::chain::{self, Chain, Choice, KnownBases};
+use crate::bucket::delta::Event;
+use crate::bucket::timeline::Timeline;
+use crate::bucket::{Snapshot, SnapshotName};
+use crate::error::{Error, Reason, Result};
+use crate::job::replay::{Step, replay};
+use crate::job::scan::{Scan, TAGS_UNREADABLE};
+use crate::job::{Context, Spool, space};
+use crate::mvcc::{
+    Base, Fold, FoldOptions, HashKv, KeepHistory, KeyRange, KeyValue, Revision, hash_kv,
+};
+use chrono::{DateTime, TimeDelta, Utc};
+use std::collections::VecDeque;
+
+/// Changes held in memory before they go to the temporary directory.
+const CHANGE_BUFFER_BYTES: usize = 16 << 20;
+
+/// A point of a history.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Target {
+    /// The newest revision there is.
+    #[default]
+    Newest,
+    /// A revision.
+    Revision(Revision),
+    /// The last event whose time is not after this.
+    Time(DateTime<Utc>),
+}
+
+/// Which state is wanted.
+#[derive(Debug, Clone, Default)]
+pub struct Request {
+    /// As of when.
+    pub target: Target,
+    /// The timeline's ID; the newest where `None`.
+    pub timeline: Option<String>,
+}
+
+/// A state that can be folded.
+pub struct Source {
+    /// The full's database.
+    pub db: Database<Spool>,
+    /// What the full says of itself.
+    pub base: Base,
+    /// The revision it leads to.
+    pub target: Revision,
+    /// The timeline's ID.
+    pub timeline: String,
+    /// What an operator should know.
+    pub warnings: Vec<String>,
+    full: Full,
+    steps: Vec<Step>,
+}
+
+/// Where the full is.
+enum Full {
+    Snapshot(Snapshot),
+}
+
+impl Source {
+    /// Chooses what leads to the state that is asked for, and opens its full.
+    ///
+    /// # Errors
+    /// `NoSnapshots`, `NoSuchTimeline`, `OutOfRange`, `RevisionGap`, `InterleavedTimelines`; what a
+    /// damaged full gives; the store's; `Io`, `NoSpace`, `Terminated`.
+    pub fn open(ctx: &Context, scan: &Scan, request: &Request) -> Result<Source> {
+        let chooser = Chooser {
+            ctx,
+            scan,
+            warnings: Vec::new(),
+        };
+        chooser.open(request)
+    }
+
+    /// The full's name, for people.
+    pub fn base_name(&self) -> String {
+        match &self.full {
+            Full::Snapshot(s) => s.name.to_string(),
+        }
+    }
+
+    /// The full; `None` where it is a plain file.
+    pub fn base_snapshot(&self) -> Option<&Snapshot> {
+        match &self.full {
+            Full::Snapshot(s) => Some(s),
+        }
+    }
+
+    /// The deltas, in order.
+    pub fn deltas(&self) -> impl DoubleEndedIterator<Item = &Snapshot> {
+        self.steps.iter().map(|s| &s.snapshot)
+    }
+
+    /// The newest snapshot that takes part.
+    pub fn newest_name(&self) -> Option<&SnapshotName> {
+        let newest = self.deltas().next_back();
+        newest.or(self.base_snapshot()).map(|s| &s.name)
+    }
+
+    /// Puts the full's name before an error's message.
+    pub fn at_base<'a>(&'a self, ctx: &'a Context) -> impl Fn(Error) -> Error + 'a {
+        |e| match &self.full {
+            Full::Snapshot(s) => ctx.at(s)(e),
+        }
+    }
+
+    /// Whether the full is the state already.
+    pub fn is_folded(&self) -> bool {
+        self.steps.is_empty() && self.base.revision == self.target
+    }
+
+    /// HashKV of the full itself.
+    ///
+    /// # Errors
+    /// `CorruptSnapshot`, `Io`.
+    pub fn hash_of_base(&self, ctx: &Context) -> Result<HashKv> {
+        hash_kv(&self.db, None).map_err(self.at_base(ctx))
+    }
+
+    /// Bytes that folding it may need in the temporary directory beside the full, at most.
+    pub fn temp_bytes(&self) -> u64 {
+        let base = self.db.meta().high_water.0 * self.db.page_size() as u64;
+        space::estimate(base, self.deltas())
+    }
+
+    /// Calls `each` for every event that the fold takes, in order.
+    fn for_each_event(
+        &self,
+        ctx: &Context,
+        mut each: impl FnMut(&Event<'_>) -> Result<()>,
+    ) -> Result<()> {
+        for step in &self.steps {
+            let at = ctx.at(&step.snapshot);
+            let mut delta = ctx.delta(&step.snapshot)?;
+            while let Some(e) = delta.next().map_err(&at)? {
+                if e.main > step.after
+                    && e.main <= step.until
+                    && let Err(e) = each(&e)
+                {
+                    return Err(at(delta.explain(e)));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The newest revision whose events are at least `age` older than the last event.
+    fn too_old(&self, ctx: &Context, age: std::time::Duration) -> Result<Option<Revision>> {
+        let age = TimeDelta::from_std(age).unwrap_or(TimeDelta::MAX);
+        let mut now = DateTime::<Utc>::MIN_UTC;
+        // The revisions that are young enough so far, by the time they were seen.
+        let mut young: VecDeque<(DateTime<Utc>, Revision)> = VecDeque::new();
+        let mut cutoff = None;
+        let old_at = |now: DateTime<Utc>| now.checked_sub_signed(age);
+        self.for_each_event(ctx, |e| {
+            now = now.max(e.instant()?);
+            match young.back_mut() {
+                Some(back) if back.0 == now => back.1 = e.main,
+                _ => young.push_back((now, e.main)),
+            }
+            while let Some(&(seen, revision)) = young.front()
+                && old_at(now).is_some_and(|old| seen <= old)
+            {
+                cutoff = Some(revision);
+                young.pop_front();
+            }
+            Ok(())
+        })?;
+        if cutoff.is_none() && now > DateTime::<Utc>::MIN_UTC {
+            // The base's events have no times, but they are older than the base.
+            let made = self.base_snapshot().map(|s| s.name.created_at());
+            if old_at(now).is_some_and(|old| made.is_some_and(|made| made <= old)) {
+                cutoff = Some(self.base.revision);
+            }
+        }
+        Ok(cutoff)
+    }
+
+    /// The compacted revision of a result that keeps so much history.
+    ///
+    /// # Errors
+    /// As [`fold`](Self::fold): for a duration the deltas are read.
+    pub fn compact_revision(&self, ctx: &Context, keep: KeepHistory) -> Result<Revision> {
+        let cutoff = match keep {
+            KeepHistory::Age(age) => self.too_old(ctx, age)?,
+            _ => None,
+        };
+        Ok(keep.compact_revision(&self.base, self.target, cutoff))
+    }
+
+    /// Folds the records of some keys. Gives the number of events that were taken, too.
+    ///
+    /// # Errors
+    /// Those of a damaged or foreign delta; the store's; `Io`, `NoSpace`, `Terminated`.
+    pub fn fold(
+        &self,
+        ctx: &Context,
+        compact: Revision,
+        keys: KeyRange,
+        detach_leases: bool,
+    ) -> Result<(Fold, u64)> {
+        let options = FoldOptions {
+            target: self.target,
+            compact,
+            keys,
+            detach_leases,
+            base: self.base,
+            temp_dir: ctx.temp_dir.clone(),
+            buffer_bytes: CHANGE_BUFFER_BYTES,
+        };
+        let fold = Fold::new(options.clone(), &self.db).map_err(self.at_base(ctx))?;
+        replay(ctx, &self.steps, &options, fold)
+    }
+
+    /// Hands every one of `keys` that is alive to `each`, in the order of their newest revisions.
+    ///
+    /// # Errors
+    /// As [`fold`](Self::fold); what `each` returns.
+    pub fn for_each_live(
+        &self,
+        ctx: &Context,
+        keys: KeyRange,
+        mut each: impl FnMut(&KeyValue<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let (fold, _) = self.fold(ctx, self.target, keys, false)?;
+        fold.finish(&self.db, |r| {
+            ctx.store.cancel().check()?;
+            if r.rk.tombstone {
+                return Ok(());
+            }
+            match KeyValue::decode(r.record)? {
+                // etcdutl's mark of a bumped revision is no key.
+                kv if kv.key.is_empty() => Ok(()),
+                kv => each(&kv),
+            }
+        })?;
+        Ok(())
+    }
+}
+
+/// Chooses a source in what was scanned.
+struct Chooser<'a> {
+    ctx: &'a Context,
+    scan: &'a Scan,
+    warnings: Vec<String>,
+}
+
+impl Chooser<'_> {
+    fn open(mut self, request: &Request) -> Result<Source> {
+        let scan = self.scan;
+        self.warn_about_scan();
+        // Where names leave doubt, a damaged snapshot may be the very one that tells the histories
+        // apart, or the newest.
+        if let Some(e) = scan.contents.unreadable.values().next()
+            && request.timeline.is_none()
+        {
+            return Err(Error::new(
+                e.reason(),
+                format!(
+                    "{e}; the histories cannot be told apart without it: exclude it, or choose with --timeline after `deltafold list --deep`"
+                ),
+            ));
+        }
+        let timeline = match &request.timeline {
+            Some(id) => scan.timelines.by_id(id)?,
+            None => scan.timelines.newest(&scan.catalog)?,
+        };
+        if scan.timelines.all.len() > 1 && request.timeline.is_none() {
+            self.warn(format!(
+                "the snapshots tell {} histories that fork; the newest, timeline {}, was taken (it has its own history from revision {} on)",
+                scan.timelines.all.len(),
+                timeline.id,
+                timeline.forked_at().unwrap_or(Revision(1))
+            ));
+        }
+        let target = match request.target {
+            Target::Newest => None,
+            Target::Revision(r) => Some(r),
+            Target::Time(t) => Some(self.revision_at(timeline, t)?),
+        };
+        let known = scan.contents.known_bases();
+        let (chain, db, base) = self.open_chain(timeline, target, known)?;
+        let snapshot = |i: usize| scan.catalog.snapshots[i].clone();
+        tracing::info!(
+            base = %snapshot(chain.base).name,
+            base_revision = base.revision.0,
+            deltas = chain.deltas.len(),
+            revision = chain.target.0,
+            timeline = timeline.id,
+            "chose what to fold"
+        );
+        let left_out: Vec<&str> = scan
+            .catalog
+            .snapshots
+            .iter()
+            .filter(|s| s.excluded && s.name.last > chain.target && target.is_none())
+            .map(|s| s.path.as_str())
+            .collect();
+        if !left_out.is_empty() {
+            self.warn(format!(
+                "excluded, though newer than revision {}: {}",
+                chain.target,
+                left_out.join(", ")
+            ));
+        }
+        let mut done = base.revision;
+        let steps = chain.deltas.iter().map(|link| {
+            let after = done;
+            done = done.max(link.until);
+            Step {
+                snapshot: snapshot(link.snapshot),
+                after,
+                until: link.until.min(chain.target),
+            }
+        });
+        let steps = steps.collect();
+        Ok(Source {
+            db,
+            base,
+            target: chain.target,
+            timeline: timeline.id.clone(),
+            warnings: self.warnings,
+            full: Full::Snapshot(snapshot(chain.base)),
+            steps,
+        })
+    }
+
+    fn warn(&mut self, message: String) {
+        tracing::warn!("{message}");
+        self.warnings.push(message);
+    }
+
+    fn warn_about_scan(&mut self) {
+        if self.ctx.store.hides_tags() {
+            self.warn(TAGS_UNREADABLE.to_owned());
+        }
+        let (catalog, contents) = (&self.scan.catalog, &self.scan.contents);
+        if !catalog.foreign.is_empty() {
+            self.warn(format!(
+                "left alone, for their names are not those of snapshots: {}",
+                catalog.foreign.join(", ")
+            ));
+        }
+        for (&i, e) in &contents.unreadable {
+            self.warn(format!("{} is not used: {e}", catalog.snapshots[i].path));
+        }
+    }
+
+    /// A gap may be there because a snapshot could not be read: say so.
+    fn explain(&self, e: Error) -> Error {
+        let unreadable: Vec<String> = self
+            .scan
+            .contents
+            .unreadable
+            .values()
+            .map(Error::to_string)
+            .collect();
+        if e.reason() != Reason::RevisionGap || unreadable.is_empty() {
+            return e;
+        }
+        Error::new(
+            e.reason(),
+            format!("{e}; not used were: {}", unreadable.join("; ")),
+        )
+    }
+
+    /// Chooses the chain, looking into fulls as far as the choice depends on it.
+    fn open_chain(
+        &self,
+        timeline: &Timeline,
+        target: Option<Revision>,
+        mut known: KnownBases,
+    ) -> Result<(Chain, Database<Spool>, Base)> {
+        let scan = self.scan;
+        let mut open = None;
+        loop {
+            let choice = chain::choose(&scan.catalog, timeline, target, &known)
+                .map_err(|e| self.explain(e))?;
+            let look_at = match &choice {
+                Choice::Look(i) => *i,
+                Choice::Found(chain) => chain.base,
+            };
+            let (db, base) = match open.take() {
+                Some((i, db, base)) if i == look_at => (db, base),
+                _ => self.ctx.full(&scan.catalog.snapshots[look_at])?,
+            };
+            match choice {
+                Choice::Found(chain) if known.contains_key(&look_at) => {
+                    return Ok((chain, db, base));
+                }
+                // What the full holds beyond its name may change the choice.
+                _ => {
+                    known.insert(look_at, base);
+                    open = Some((look_at, db, base));
+                }
+            }
+        }
+    }
+
+    /// The revision of the last event whose time is not after `time`.
+    ///
+    /// Events tell, from the oldest delta on, since clocks that run backward count from there.
+    /// Where no event is left, a full tells by when it was made.
+    fn revision_at(&mut self, timeline: &Timeline, time: DateTime<Utc>) -> Result<Revision> {
+        let scan = self.scan;
+        let catalog = &scan.catalog;
+        let mut now = DateTime::<Utc>::MIN_UTC;
+        let mut found = None;
+        let mut first_after = None;
+        // Damage is only in the way where it hides the answer: no event after it counts as before
+        // `time`.
+        let mut lost = None;
+        'links: for link in chain::all_links(catalog, timeline) {
+            let snapshot = &catalog.snapshots[link.snapshot];
+            let at = self.ctx.at(snapshot);
+            let mut events = self.ctx.delta(snapshot)?;
+            loop {
+                let e = match events.next() {
+                    Ok(Some(e)) => e,
+                    Ok(None) => continue 'links,
+                    Err(e) if e.reason().is_bad_data() => {
+                        lost = Some(at(e));
+                        continue 'links;
+                    }
+                    Err(e) => return Err(at(e)),
+                };
+                if e.main > link.until || found.is_some_and(|f| e.main < f) {
+                    continue;
+                }
+                now = now.max(e.instant().map_err(&at)?);
+                if now > time {
+                    // A transaction counts whole, from its first event on.
+                    let begun = found == Some(e.main);
+                    first_after = Some(if begun { e.main.next() } else { e.main });
+                    break 'links;
+                }
+                found = Some(e.main);
+                lost = None;
+            }
+        }
+        if let Some(e) = lost {
+            return Err(e);
+        }
+        let by_full = chain::bases(catalog, timeline)
+            .into_iter()
+            .map(|i| &catalog.snapshots[i].name)
+            .filter(|n| n.created_at() <= time && first_after.is_none_or(|after| n.last < after))
+            .map(|n| n.last)
+            .max();
+        let Some(revision) = found.max(by_full) else {
+            let Some(&oldest) = chain::bases(catalog, timeline).last() else {
+                return Err(Error::new(
+                    Reason::NoSnapshots,
+                    "there is no full snapshot to start from: take one first",
+                ));
+            };
+            return Err(Error::new(
+                Reason::OutOfRange,
+                format!(
+                    "{} is before the oldest state on timeline {}: that is {}, of {}",
+                    time.to_rfc3339(),
+                    timeline.id,
+                    catalog.snapshots[oldest].name,
+                    catalog.snapshots[oldest].name.created_at().to_rfc3339()
+                ),
+            ));
+        };
+        let known_to = first_after
+            .map(Revision::previous)
+            .or(timeline.last(catalog, &scan.contents));
+        let holes = chain::missing(catalog, timeline, revision, known_to.unwrap_or(revision));
+        if holes.is_empty() {
+            if first_after.is_none() && found == Some(revision) {
+                self.warn(format!(
+                    "the last event is of {}: what happened from then to {} is in no snapshot",
+                    now.to_rfc3339(),
+                    time.to_rfc3339()
+                ));
+            }
+            return Ok(revision);
+        }
+        Err(Error::new(
+            Reason::RevisionGap,
+            format!(
+                "whether the last event up to {} is at revision {revision} cannot be told: missing are {}",
+                time.to_rfc3339(),
+                chain::show_ranges(&holes)
+            ),
+        ))
+    }
+}
