@@ -12,6 +12,8 @@ pub enum Reason {
     Usage,
     /// A snapshot's bytes are damaged: checksum, compression, bbolt page, JSON or record.
     CorruptSnapshot,
+    /// A file of a data directory is damaged: WAL or .snap.
+    CorruptDataDir,
     /// Revisions are missing between the base and the target.
     RevisionGap,
     /// A snapshot's name promises revisions that its content does not have.
@@ -50,9 +52,10 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, in the order of the exit codes.
-    pub const ALL: [Reason; 19] = [
+    pub const ALL: [Reason; 20] = [
         Reason::Usage,
         Reason::CorruptSnapshot,
+        Reason::CorruptDataDir,
         Reason::RevisionGap,
         Reason::NameMismatch,
         Reason::HistoryMismatch,
@@ -77,6 +80,7 @@ impl Reason {
         match self {
             Reason::Usage => "Usage",
             Reason::CorruptSnapshot => "CorruptSnapshot",
+            Reason::CorruptDataDir => "CorruptDataDir",
             Reason::RevisionGap => "RevisionGap",
             Reason::NameMismatch => "NameMismatch",
             Reason::HistoryMismatch => "HistoryMismatch",
@@ -102,6 +106,7 @@ impl Reason {
         match self {
             Reason::Usage => 64,
             Reason::CorruptSnapshot
+            | Reason::CorruptDataDir
             | Reason::RevisionGap
             | Reason::NameMismatch
             | Reason::HistoryMismatch
@@ -118,7 +123,7 @@ impl Reason {
         }
     }
 
-    /// Whether snapshots, not their surroundings, are what is wrong.
+    /// Whether snapshots or a data directory, not their surroundings, are what is wrong.
     pub fn is_bad_data(self) -> bool {
         self.exit_code() == 65
     }
