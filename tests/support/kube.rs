@@ -48,6 +48,7 @@ impl Apiserver {
         // accounts, too, of which no test makes use.
         let key = certs.join("apiserver.key");
         let mut command = Command::new(&program);
+        tools::forget_env(&mut command, &["KUBE"]);
         command
             .args(["--etcd-servers", etcd.endpoint()])
             .args(["--bind-address", "127.0.0.1"])
@@ -204,8 +205,8 @@ impl Informer {
         let log = folder.path().join("informer.log");
         let mut command = Command::new(&program);
         command.args([&server.url(), TOKEN, namespace]);
-        // Its library's own switches, and proxies.
-        tools::forget_env(&mut command, &["KUBE", "HTTP", "http", "ALL_PROXY"]);
+        // Switches of its library.
+        tools::forget_env(&mut command, &["KUBE"]);
         let process = Process::spawn(&mut command, &log).unwrap_or_else(|err| panic!("{err}"));
         Self {
             process,
