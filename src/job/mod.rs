@@ -6,6 +6,7 @@
 mod ahead;
 pub mod compact;
 pub mod list;
+pub mod plain;
 mod rebuild;
 mod replay;
 pub mod scan;
