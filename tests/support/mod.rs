@@ -4,10 +4,12 @@
 #![allow(dead_code)]
 
 pub mod buckets;
+pub mod disk;
 pub mod etcd;
 pub mod faults;
 pub mod history;
 pub mod kube;
+pub mod member;
 pub mod minio;
 pub mod small;
 pub mod tools;

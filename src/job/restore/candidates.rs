@@ -161,6 +161,8 @@ pub(super) fn rank(revisions: &[Option<Revision>]) -> Vec<usize> {
 pub(super) struct Candidates<'a> {
     pub(super) all: Vec<Candidate<'a>>,
     pub(super) told: Vec<Told>,
+    /// Which of them the others were compared with.
+    compared_with: Option<usize>,
 }
 
 impl<'a> Candidates<'a> {
@@ -174,7 +176,11 @@ impl<'a> Candidates<'a> {
             .map(|b| Candidate::open(b, request))
             .collect();
         let told = all.iter().map(Candidate::told).collect();
-        let mut candidates = Candidates { all, told };
+        let mut candidates = Candidates {
+            all,
+            told,
+            compared_with: None,
+        };
         for i in 0..candidates.all.len() {
             match &candidates.all[i].opened {
                 Ok(_) => {}
@@ -230,17 +236,24 @@ impl<'a> Candidates<'a> {
     }
 
     /// Compares the histories of those that can be tried with that of the first of them: two that hold
-    /// the same revision must agree on it. One that cannot be read for that is passed over.
+    /// the same revision must agree on it. One that cannot be read up to its own end is passed over.
+    /// Gives what an operator should know: the first may begin after another's end, or have damage
+    /// there, and be right for all that.
     ///
     /// # Errors
     /// `HistoryMismatch` where two disagree.
-    pub(super) fn compare(&mut self) -> Result<()> {
+    pub(super) fn compare(&mut self) -> Result<Vec<String>> {
+        let mut warnings = Vec::new();
         let ranked = self.ranked();
         let Some((&first, others)) = ranked.split_first() else {
-            return Ok(());
+            return Ok(warnings);
         };
+        if self.compared_with == Some(first) {
+            return Ok(warnings);
+        }
         for &other in others {
-            let at = self.revision(first).min(self.revision(other));
+            // The first leads at least as far.
+            let at = self.revision(other);
             if self.is_copy(first, other) {
                 continue;
             }
@@ -260,10 +273,12 @@ impl<'a> Candidates<'a> {
             };
             let ours = match self.all[first].hash_at(at) {
                 Ok(hash) => hash,
-                // Without the first, another one is.
                 Err(e) if excludes(&e) => {
-                    self.exclude(first, &e);
-                    return self.compare();
+                    warnings.push(format!(
+                        "whether {} and {} hold the same history could not be told at revision {at}: {e}",
+                        self.told[first].store, self.told[other].store
+                    ));
+                    continue;
                 }
                 Err(e) => return Err(e),
             };
@@ -277,7 +292,8 @@ impl<'a> Candidates<'a> {
                 ));
             }
         }
-        Ok(())
+        self.compared_with = Some(first);
+        Ok(warnings)
     }
 
     fn revision(&self, i: usize) -> Revision {

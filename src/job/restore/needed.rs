@@ -331,6 +331,16 @@ fn look_at_wal(place: &Place, applied: Option<u64>) -> Result<Result<u64, String
             log.first_index
         )));
     }
+    // Who votes stands in a snapshot, or in entries that are committed: without them etcd never serves.
+    if log.hard_state.commit == 0 && log.snapshot_index() == 0 {
+        return Err(Error::new(
+            Reason::CorruptDataDir,
+            format!(
+                "{}: nothing in the log is committed and no snapshot is, so no member votes and etcd would never serve",
+                place.wal().display()
+            ),
+        ));
+    }
     let Some(applied) = applied else {
         return Ok(Ok(0));
     };
