@@ -13,7 +13,7 @@ use support::etcd::{Etcd, EtcdOptions, EtcdVersion};
 use support::member::{
     Files, assert_whole, cut, debris, files, flip, segment, stamps, write_files,
 };
-use support::{copy_fixture, deltafold, expected, restore, run_json};
+use support::{copy_fixture, deltafold, expected, restore, run_json, without_servers};
 use tempfile::TempDir;
 
 const VERSION: EtcdVersion = EtcdVersion::V3_6;
@@ -398,19 +398,7 @@ async fn a_sound_member_does_not_need_the_backup() {
             stores.iter().for_each(|s| {
                 c.args(["--store", s]);
             });
-            // Nobody listens there.
-            for option in [
-                "endpoint=http://127.0.0.1:9",
-                "allow_http=true",
-                "access_key_id=x",
-                "secret_access_key=x",
-                "region=x",
-                "max_retries=0",
-            ] {
-                if stores.contains(&closed) {
-                    c.args(["--store-option", option]);
-                }
-            }
+            without_servers(&mut c);
             c.arg("--data-dir").arg(&bench.data);
             c
         };

@@ -5,7 +5,7 @@ use deltafold::datadir::{snap, wal};
 use deltafold::mvcc;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 /// What is in a file: its length, and its bytes up to the last that is not zero. etcd's WAL segments
@@ -33,17 +33,40 @@ fn walk(root: &Path, each: &mut dyn FnMut(String, &Path)) {
     }
 }
 
+fn content(path: &Path) -> Content {
+    const CHUNK: u64 = 1 << 20;
+    let file = File::open(path).expect("a file");
+    let length = file.metadata().expect("its length").len();
+    // From the end, since most of it may be zeros.
+    let mut chunk = vec![0; CHUNK as usize];
+    let zeros = chunk.clone();
+    let mut end = length;
+    while end > 0 {
+        let from = (end - 1) / CHUNK * CHUNK;
+        let chunk = &mut chunk[..(end - from) as usize];
+        file.read_exact_at(chunk, from).expect("its bytes");
+        if *chunk != zeros[..chunk.len()] {
+            let last = chunk
+                .iter()
+                .rposition(|&b| b != 0)
+                .expect("one that is not zero");
+            end = from + last as u64 + 1;
+            break;
+        }
+        end = from;
+    }
+    let mut bytes = vec![0; end as usize];
+    file.read_exact_at(&mut bytes, 0).expect("its bytes");
+    Content { length, bytes }
+}
+
 /// Every file below a folder; none where it is not there.
 pub fn files(root: &Path) -> Files {
     let mut all = Files::new();
     if root.exists() {
         walk(root, &mut |name, path| {
             if !path.is_dir() {
-                let mut bytes = fs::read(path).expect("a file");
-                let length = bytes.len() as u64;
-                let end = bytes.iter().rposition(|&b| b != 0).map_or(0, |at| at + 1);
-                bytes.truncate(end);
-                all.insert(name, Content { length, bytes });
+                all.insert(name, content(path));
             }
         });
     }
@@ -130,7 +153,6 @@ pub fn segment(wal_dir: &Path) -> PathBuf {
 
 /// Flips a bit.
 pub fn flip(path: &Path, at: u64) {
-    use std::os::unix::fs::FileExt as _;
     let file = File::options()
         .read(true)
         .write(true)

@@ -100,6 +100,16 @@ pub fn deltafold() -> Command {
     command
 }
 
+/// Lets a command find nobody at any `s3://` URL.
+pub fn without_servers(command: &mut Command) -> &mut Command {
+    command
+        .env("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+        .env("AWS_ALLOW_HTTP", "true")
+        .env("AWS_REGION", "nowhere")
+        .env("AWS_ACCESS_KEY_ID", "nobody")
+        .env("AWS_SECRET_ACCESS_KEY", "nothing")
+}
+
 /// `deltafold restore` into a data directory: exit code, result and stderr.
 pub fn restore(store: &Path, data_dir: &Path, args: &[&str]) -> (i32, serde_json::Value, String) {
     let mut command = deltafold();

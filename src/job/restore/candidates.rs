@@ -123,18 +123,23 @@ impl<'a> Candidate<'a> {
         }
     }
 
-    /// HashKV of the state at `revision`, compacted there.
-    pub(super) fn hash_at(&self, revision: Revision) -> Result<HashKv> {
+    /// What leads to the state at `revision`.
+    pub(super) fn source_at(&self, revision: Revision) -> Result<Source> {
         let Opened { ctx, source, scan } = self.opened.as_ref().map_err(again)?;
         let request = Request {
             target: Target::Revision(revision),
             timeline: Some(source.timeline.clone()),
         };
-        let at = match scan {
-            Some(scan) => Source::open(ctx, scan, &request)?,
-            None => self.backup.open(&request)?.1,
-        };
-        let (fold, _) = at.fold(ctx, revision, KeyRange::All, false)?;
+        match scan {
+            Some(scan) => Source::open(ctx, scan, &request),
+            None => Ok(self.backup.open(&request)?.1),
+        }
+    }
+
+    /// HashKV of a source of this candidate, compacted at a revision.
+    pub(super) fn hash(&self, at: &Source, compact: Revision) -> Result<HashKv> {
+        let ctx = self.opened.as_ref().map_err(again)?.ctx;
+        let (fold, _) = at.fold(ctx, compact, KeyRange::All, false)?;
         fold.finish(&at.db, |_| ctx.store.cancel().check())
     }
 }
@@ -263,7 +268,18 @@ impl<'a> Candidates<'a> {
                 self.told[first].store,
                 self.told[other].store
             );
-            let theirs = match self.all[other].hash_at(at) {
+            let (one, two) = (&self.all[first], &self.all[other]);
+            // The history above this is in both.
+            let mut compact = Revision::NONE;
+            let ours = one
+                .source_at(at)
+                .inspect(|s| compact = s.base.compact_revision);
+            let theirs = two.source_at(at).and_then(|source| {
+                compact = compact.max(source.base.compact_revision);
+                two.hash(&source, compact)
+            });
+            let ours = ours.and_then(|source| one.hash(&source, compact));
+            let theirs = match theirs {
                 Ok(hash) => hash,
                 Err(e) if excludes(&e) => {
                     self.exclude(other, &e);
@@ -271,7 +287,7 @@ impl<'a> Candidates<'a> {
                 }
                 Err(e) => return Err(e),
             };
-            let ours = match self.all[first].hash_at(at) {
+            let ours = match ours {
                 Ok(hash) => hash,
                 Err(e) if excludes(&e) => {
                     warnings.push(format!(
