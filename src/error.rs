@@ -28,6 +28,8 @@ pub enum Reason {
     OutOfRange,
     /// No timeline has the ID asked for.
     NoSuchTimeline,
+    /// The key asked for is not there.
+    KeyNotFound,
     /// The store does not answer, or answers with server errors.
     StoreUnreachable,
     /// A bug in deltafold: something it checks of itself did not hold.
@@ -52,7 +54,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, in the order of the exit codes.
-    pub const ALL: [Reason; 20] = [
+    pub const ALL: [Reason; 21] = [
         Reason::Usage,
         Reason::CorruptSnapshot,
         Reason::CorruptDataDir,
@@ -63,6 +65,7 @@ impl Reason {
         Reason::NoSnapshots,
         Reason::OutOfRange,
         Reason::NoSuchTimeline,
+        Reason::KeyNotFound,
         Reason::StoreUnreachable,
         Reason::Internal,
         Reason::TargetExists,
@@ -88,6 +91,7 @@ impl Reason {
             Reason::NoSnapshots => "NoSnapshots",
             Reason::OutOfRange => "OutOfRange",
             Reason::NoSuchTimeline => "NoSuchTimeline",
+            Reason::KeyNotFound => "KeyNotFound",
             Reason::StoreUnreachable => "StoreUnreachable",
             Reason::Internal => "Internal",
             Reason::TargetExists => "TargetExists",
@@ -111,7 +115,10 @@ impl Reason {
             | Reason::NameMismatch
             | Reason::HistoryMismatch
             | Reason::InterleavedTimelines => 65,
-            Reason::NoSnapshots | Reason::OutOfRange | Reason::NoSuchTimeline => 66,
+            Reason::NoSnapshots
+            | Reason::OutOfRange
+            | Reason::NoSuchTimeline
+            | Reason::KeyNotFound => 66,
             Reason::StoreUnreachable => 69,
             Reason::Internal => 70,
             Reason::TargetExists => 73,

@@ -87,7 +87,11 @@ impl Model {
     fn on_disk(&self, compact: i64, at: i64) -> Vec<Record> {
         let until = |r: &&Record| r.rk.main.0 <= at;
         let mut newest: BTreeMap<&[u8], RecordKey> = BTreeMap::new();
-        for r in self.records.iter().filter(|r| r.rk.main.0 <= compact.min(at)) {
+        for r in self
+            .records
+            .iter()
+            .filter(|r| r.rk.main.0 <= compact.min(at))
+        {
             newest.insert(&r.key, r.rk);
         }
         let kept = |r: &&Record| {

@@ -1,6 +1,6 @@
 //! `deltafold compact`: its arguments, and its outcome in words.
 
-use super::{Output, StoreArgs, print, print_json, size};
+use super::{Output, StoreArgs, parse_time, print, print_json, size};
 use crate::bucket::codec::CompressionChoice;
 use crate::error::Result;
 use crate::job::Context;
@@ -84,14 +84,6 @@ impl CompactArgs {
             Output::Text => print(&in_words(&outcome)),
         }
     }
-}
-
-fn parse_time(s: &str) -> Result<DateTime<Utc>, String> {
-    DateTime::parse_from_rfc3339(s)
-        .map(|t| t.with_timezone(&Utc))
-        .map_err(|e| {
-            format!("{e}; give date, time and zone, such as 2026-11-20T12:00:00Z or 2026-11-20T13:00:00+01:00")
-        })
 }
 
 fn in_words(o: &Outcome) -> String {

@@ -4,12 +4,22 @@
 
 mod compact;
 mod completions;
+mod diff;
+mod export;
+mod get;
+mod history;
 mod list;
+mod show;
+mod stream;
 
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
+use crate::job::read::Origin;
+use crate::job::source::{Request, Target};
+use crate::mvcc::Revision;
 use crate::store;
 use crate::telemetry::logs::{self, LogFormat};
+use chrono::{DateTime, Utc};
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
@@ -42,12 +52,18 @@ Examples:
       deltafold list --store s3://backups/etcd-main
   Fold the deltas into a new full snapshot:
       deltafold compact --store s3://backups/etcd-main
+  What was in a key, without restoring anything?
+      deltafold get /registry/configmaps/default/settings --store s3://backups/etcd-main
   Exit codes, settings of stores and the JSON that is printed are in docs/.";
 
 #[derive(Debug, Subcommand)]
 enum Command {
     Compact(compact::CompactArgs),
     List(list::ListArgs),
+    Get(get::GetArgs),
+    History(history::HistoryArgs),
+    Diff(diff::DiffArgs),
+    Export(export::ExportArgs),
     Completions(completions::CompletionsArgs),
 }
 
@@ -93,6 +109,70 @@ struct StoreArgs {
     /// The folder that holds v2/ (or v1/): s3://bucket/prefix, gs://…, az://…, file:///dir or a path
     #[arg(long, env = "DELTAFOLD_STORE", value_name = "URL")]
     store: String,
+    #[command(flatten)]
+    means: MeansArgs,
+}
+
+/// What is read: a bucket or a plain file, and what a Job may use.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Store")]
+struct OriginArgs {
+    /// The folder that holds v2/ (or v1/): s3://bucket/prefix, gs://…, az://…, file:///dir or a path
+    #[arg(
+        long,
+        env = "DELTAFOLD_STORE",
+        value_name = "URL",
+        required_unless_present = "snapshot",
+        conflicts_with = "snapshot"
+    )]
+    store: Option<String>,
+    /// A plain snapshot file instead, as etcdctl leaves it; compressed or not
+    #[arg(long, env = "DELTAFOLD_SNAPSHOT", value_name = "FILE")]
+    snapshot: Option<PathBuf>,
+    /// Take this timeline, by its ID in `deltafold list --deep` [default: the newest]
+    #[arg(
+        long,
+        env = "DELTAFOLD_TIMELINE",
+        value_name = "ID",
+        conflicts_with = "snapshot"
+    )]
+    timeline: Option<String>,
+    #[command(flatten)]
+    means: MeansArgs,
+}
+
+/// The point of a history that is read.
+#[derive(Debug, Args)]
+struct PointArgs {
+    /// As of this revision [default: the newest]
+    #[arg(long, env = "DELTAFOLD_REVISION", value_name = "N", conflicts_with = "time", value_parser = clap::value_parser!(i64).range(1..))]
+    revision: Option<i64>,
+    /// As of the last event whose time is not after this
+    #[arg(long, env = "DELTAFOLD_TIME", value_name = "RFC3339", value_parser = parse_time, conflicts_with = "snapshot")]
+    time: Option<DateTime<Utc>>,
+}
+
+impl PointArgs {
+    fn target(&self) -> Target {
+        match (self.revision, self.time) {
+            (Some(r), _) => Target::Revision(Revision(r)),
+            (None, Some(t)) => Target::Time(t),
+            (None, None) => Target::Newest,
+        }
+    }
+}
+
+fn parse_time(s: &str) -> Result<DateTime<Utc>, String> {
+    DateTime::parse_from_rfc3339(s)
+        .map(|t| t.with_timezone(&Utc))
+        .map_err(|e| {
+            format!("{e}; give date, time and zone, such as 2026-11-20T12:00:00Z or 2026-11-20T13:00:00+01:00")
+        })
+}
+
+/// What a Job may use.
+#[derive(Debug, Args)]
+struct MeansArgs {
     /// A setting of the store, such as endpoint=http://minio:9000; may be given again
     ///
     /// In the environment: one setting a line. The providers' usual variables (AWS_ACCESS_KEY_ID,
@@ -112,7 +192,7 @@ struct StoreArgs {
     threads: Option<u16>,
 }
 
-impl StoreArgs {
+impl MeansArgs {
     fn options(&self) -> Result<Vec<(String, String)>> {
         let lines = self.store_option.iter().flat_map(|o| o.lines());
         lines
@@ -131,7 +211,7 @@ impl StoreArgs {
             .collect()
     }
 
-    fn context(&self) -> Result<Context> {
+    fn context(&self, store: &str) -> Result<Context> {
         let temp_dir = self.temp_dir.clone().unwrap_or_else(std::env::temp_dir);
         if !temp_dir.is_dir() {
             return Err(Error::new(
@@ -145,10 +225,40 @@ impl StoreArgs {
             None => std::thread::available_parallelism().map_or(1, usize::from),
         };
         Ok(Context {
-            store: store::open(&self.store, &self.options()?, handle)?,
+            store: store::open(store, &self.options()?, handle)?,
             temp_dir,
             threads,
         })
+    }
+}
+
+impl StoreArgs {
+    fn context(&self) -> Result<Context> {
+        self.means.context(&self.store)
+    }
+}
+
+impl OriginArgs {
+    fn origin(&self) -> Origin {
+        match &self.snapshot {
+            Some(file) => Origin::File(file.clone()),
+            None => Origin::Store,
+        }
+    }
+
+    fn request(&self, target: Target) -> Request {
+        Request {
+            target,
+            timeline: self.timeline.clone(),
+        }
+    }
+
+    fn context(&self) -> Result<Context> {
+        match &self.store {
+            Some(store) => self.means.context(store),
+            // Nothing is read from there: the file is opened by its path.
+            None => self.means.context("."),
+        }
     }
 }
 
@@ -197,8 +307,12 @@ fn run(cli: Cli) -> Result<()> {
     let _entered = runtime.enter();
     let output = cli.global.output;
     let result = match cli.command {
-        Command::Compact(args) => with_signals(&args.store, |ctx| args.run(ctx, output)),
-        Command::List(args) => with_signals(&args.store, |ctx| args.run(ctx, output)),
+        Command::Compact(a) => with_signals(|| a.store.context(), |ctx| a.run(ctx, output)),
+        Command::List(a) => with_signals(|| a.store.context(), |ctx| a.run(ctx, output)),
+        Command::Get(a) => with_signals(|| a.origin.context(), |ctx| a.run(ctx, output)),
+        Command::History(a) => with_signals(|| a.origin.context(), |ctx| a.run(ctx, output)),
+        Command::Diff(a) => with_signals(|| a.origin.context(), |ctx| a.run(ctx, output)),
+        Command::Export(a) => with_signals(|| a.origin.context(), |ctx| a.run(ctx)),
         Command::Completions(args) => args.run(),
     };
     // A transfer that hangs must not keep the process.
@@ -208,7 +322,10 @@ fn run(cli: Cli) -> Result<()> {
 }
 
 /// Runs a job that SIGTERM and SIGINT end: at once, but for what it has to clean up.
-fn with_signals(store: &StoreArgs, job: impl FnOnce(&Context) -> Result<()>) -> Result<()> {
+fn with_signals(
+    context: impl FnOnce() -> Result<Context>,
+    job: impl FnOnce(&Context) -> Result<()>,
+) -> Result<()> {
     let signals = |kind| signal(kind).map_err(|e| Error::io("listen for signals", e));
     let (mut term, mut int) = (
         signals(SignalKind::terminate())?,
@@ -216,7 +333,7 @@ fn with_signals(store: &StoreArgs, job: impl FnOnce(&Context) -> Result<()>) -> 
     );
     // With a handler, a limit on the size of files fails the write and does not end the process.
     let _ = signals(SignalKind::from_raw(SIGXFSZ))?;
-    let ctx = store.context()?;
+    let ctx = context()?;
     let cancel = ctx.store.cancel().clone();
     tokio::spawn(async move {
         tokio::select! {
@@ -267,7 +384,7 @@ fn fail(e: &Error, output: Output, say: bool) -> ExitCode {
             message: e.to_string(),
         };
         // There is no other way left to complain.
-        let _ = print_json(&failure);
+        let _ = stream::end_with(&failure);
     }
     ExitCode::from(code)
 }
