@@ -36,6 +36,10 @@ pub enum Reason {
     Internal,
     /// What is to be written exists already, with other content.
     TargetExists,
+    /// A running etcd, or another restore, uses the data directory.
+    TargetInUse,
+    /// The cluster that a member would be restored into is alive without it.
+    ClusterHasQuorum,
     /// Reading or writing a local file failed.
     Io,
     /// There is not enough room on a local disk.
@@ -54,7 +58,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, in the order of the exit codes.
-    pub const ALL: [Reason; 21] = [
+    pub const ALL: [Reason; 23] = [
         Reason::Usage,
         Reason::CorruptSnapshot,
         Reason::CorruptDataDir,
@@ -69,6 +73,8 @@ impl Reason {
         Reason::StoreUnreachable,
         Reason::Internal,
         Reason::TargetExists,
+        Reason::TargetInUse,
+        Reason::ClusterHasQuorum,
         Reason::Io,
         Reason::NoSpace,
         Reason::SnapshotVanished,
@@ -95,6 +101,8 @@ impl Reason {
             Reason::StoreUnreachable => "StoreUnreachable",
             Reason::Internal => "Internal",
             Reason::TargetExists => "TargetExists",
+            Reason::TargetInUse => "TargetInUse",
+            Reason::ClusterHasQuorum => "ClusterHasQuorum",
             Reason::Io => "Io",
             Reason::NoSpace => "NoSpace",
             Reason::SnapshotVanished => "SnapshotVanished",
@@ -121,7 +129,7 @@ impl Reason {
             | Reason::KeyNotFound => 66,
             Reason::StoreUnreachable => 69,
             Reason::Internal => 70,
-            Reason::TargetExists => 73,
+            Reason::TargetExists | Reason::TargetInUse | Reason::ClusterHasQuorum => 73,
             Reason::Io | Reason::NoSpace => 74,
             Reason::SnapshotVanished => 75,
             Reason::PermissionDenied | Reason::Unauthenticated => 77,

@@ -21,6 +21,7 @@ pub mod bucket;
 pub mod cli;
 pub mod datadir;
 pub mod error;
+pub mod etcd;
 pub mod job;
 pub mod mvcc;
 pub mod protobuf;

@@ -20,6 +20,7 @@ pub enum Value<'a> {
 }
 
 /// Appends `n` in 1 to 10 bytes.
+#[inline]
 pub fn write_varint(out: &mut Vec<u8>, mut n: u64) {
     while n >= 0x80 {
         out.push(n as u8 | 0x80);
@@ -29,17 +30,20 @@ pub fn write_varint(out: &mut Vec<u8>, mut n: u64) {
 }
 
 /// Bytes of `n` as a varint: 1 to 10.
+#[inline]
 pub fn varint_len(n: u64) -> usize {
     (64 - (n | 1).leading_zeros() as usize).div_ceil(7)
 }
 
 /// Appends a field, zero or not.
+#[inline]
 pub fn put_varint(out: &mut Vec<u8>, field: u64, n: u64) {
     write_varint(out, field << 3 | WIRE_VARINT);
     write_varint(out, n);
 }
 
 /// Appends a field, empty or not.
+#[inline]
 pub fn put_bytes(out: &mut Vec<u8>, field: u64, b: &[u8]) {
     write_varint(out, field << 3 | WIRE_BYTES);
     write_varint(out, b.len() as u64);
@@ -48,6 +52,7 @@ pub fn put_bytes(out: &mut Vec<u8>, field: u64, b: &[u8]) {
 
 /// Takes the next field off `b`: its number and value. `None` where the bytes are no protobuf, or
 /// hold a group (long deprecated; etcd has none).
+#[inline]
 pub fn take_field<'a>(b: &mut &'a [u8]) -> Option<(u64, Value<'a>)> {
     let tag = take_varint(b)?;
     let value = match tag & 7 {
@@ -67,6 +72,7 @@ pub fn take_field<'a>(b: &mut &'a [u8]) -> Option<(u64, Value<'a>)> {
 }
 
 /// Takes a varint off `b`; `None` where it does not end within 10 bytes.
+#[inline]
 pub fn take_varint(b: &mut &[u8]) -> Option<u64> {
     let mut n = 0u64;
     for (i, &x) in b.iter().enumerate().take(10) {

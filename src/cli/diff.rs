@@ -1,15 +1,14 @@
 //! `deltafold diff`: its arguments, and what changed in words.
 
 use super::stream::Stream;
-use super::{OriginArgs, Output, parse_time, show};
-use crate::error::{Error, Reason, Result};
-use crate::job::Context;
+use super::{BackupArgs, Output, parse_time, show};
+use crate::error::Result;
 use crate::job::read::diff::Diff;
 use crate::job::read::entry::{Change, Kind};
 use crate::job::read::kubernetes::Object;
-use crate::job::read::{self, Origin};
-use crate::job::source::{Source, Target};
+use crate::job::source::{Request, Source, Target};
 use crate::mvcc::{KeyRange, Revision};
+use crate::store::Cancel;
 use clap::Args;
 use serde::Serialize;
 use std::ffi::OsString;
@@ -38,8 +37,11 @@ pub(super) struct DiffArgs {
     /// Only keys that begin so
     #[arg(long, env = "DELTAFOLD_PREFIX", value_name = "P")]
     prefix: Option<OsString>,
+    /// Take this timeline, by its ID in `deltafold list --deep` [default: the newest]
+    #[arg(long, env = "DELTAFOLD_TIMELINE", value_name = "ID")]
+    timeline: Option<String>,
     #[command(flatten)]
-    pub(super) origin: OriginArgs,
+    backup: BackupArgs,
 }
 
 /// A revision, or a time.
@@ -63,32 +65,28 @@ struct Head<'a> {
 }
 
 impl DiffArgs {
-    pub(super) fn run(&self, ctx: &Context, output: Output) -> Result<()> {
-        let origin = self.origin.origin();
-        let to = self.to.unwrap_or_default();
-        let has_time = [self.from, to].iter().any(|t| matches!(t, Target::Time(_)));
-        if has_time && origin != Origin::Store {
-            return Err(Error::new(
-                Reason::Usage,
-                "a plain snapshot file has no times: give --from and --to as revisions",
-            ));
-        }
-        let open = |target| read::open(ctx, &origin, &self.origin.request(target));
-        let (old, new) = (open(self.from)?, open(to)?);
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<()> {
+        let backup = self.backup.backup(cancel)?;
+        let request = |target| Request {
+            target,
+            timeline: self.timeline.clone(),
+        };
+        let (ctx, old) = backup.open(&request(self.from))?;
+        let (_, new) = backup.open(&request(self.to.unwrap_or_default()))?;
         let prefix = self.prefix.as_ref().map(|p| p.as_bytes().to_vec());
         let range = KeyRange::Prefix(prefix.unwrap_or_default());
         let mut diff = Diff::read(ctx, &old, &new, &range)?;
         let mut out = Stream::new();
         let printed = match output {
-            Output::Json => print_json(ctx, &old, &new, &mut diff, &mut out),
-            Output::Text => print_text(ctx, &old, &new, &mut diff, &mut out),
+            Output::Json => print_json(cancel, &old, &new, &mut diff, &mut out),
+            Output::Text => print_text(cancel, &old, &new, &mut diff, &mut out),
         };
         out.end(printed)
     }
 }
 
 fn print_json(
-    ctx: &Context,
+    cancel: &Cancel,
     old: &Source,
     new: &Source,
     diff: &mut Diff,
@@ -104,7 +102,7 @@ fn print_json(
     };
     out.begin_list(&head, "changes")?;
     while let Some(changed) = diff.next()? {
-        ctx.store.cancel().check()?;
+        cancel.check()?;
         if let Some(change) = Change::of(&changed) {
             out.item(&change)?;
         }
@@ -113,7 +111,7 @@ fn print_json(
 }
 
 fn print_text(
-    ctx: &Context,
+    cancel: &Cancel,
     old: &Source,
     new: &Source,
     diff: &mut Diff,
@@ -121,7 +119,7 @@ fn print_text(
 ) -> Result<()> {
     let (mut added, mut differ, mut deleted) = (0u64, 0u64, 0u64);
     while let Some(changed) = diff.next()? {
-        ctx.store.cancel().check()?;
+        cancel.check()?;
         let Some(kind) = Kind::of(&changed) else {
             continue;
         };

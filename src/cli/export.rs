@@ -1,12 +1,12 @@
 //! `deltafold export`: its arguments, and keys as JSON lines.
 
 use super::stream::Stream;
-use super::{OriginArgs, PointArgs};
+use super::{BackupArgs, StateArgs};
 use crate::error::Result;
-use crate::job::Context;
+use crate::job::read::Keys;
 use crate::job::read::entry::Entry;
-use crate::job::read::{self, Keys};
 use crate::mvcc::KeyRange;
+use crate::store::Cancel;
 use clap::Args;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -31,27 +31,27 @@ pub(super) struct ExportArgs {
     #[arg(long, env = "DELTAFOLD_PREFIX", value_name = "P")]
     prefix: Option<OsString>,
     #[command(flatten)]
-    point: PointArgs,
+    state: StateArgs,
     #[command(flatten)]
-    pub(super) origin: OriginArgs,
+    backup: BackupArgs,
 }
 
 impl ExportArgs {
-    pub(super) fn run(&self, ctx: &Context) -> Result<()> {
+    pub(super) fn run(&self, cancel: &Cancel) -> Result<()> {
         let mut out = Stream::new();
         out.begin_lines();
-        let printed = self.print(ctx, &mut out);
+        let printed = self.print(cancel, &mut out);
         out.end(printed)
     }
 
-    fn print(&self, ctx: &Context, out: &mut Stream) -> Result<()> {
-        let request = self.origin.request(self.point.target());
-        let source = read::open(ctx, &self.origin.origin(), &request)?;
+    fn print(&self, cancel: &Cancel, out: &mut Stream) -> Result<()> {
+        let backup = self.backup.backup(cancel)?;
+        let (ctx, source) = backup.open(&self.state.request())?;
         let prefix = self.prefix.as_ref().map(|p| p.as_bytes().to_vec());
         let range = KeyRange::Prefix(prefix.unwrap_or_default());
         let mut keys = Keys::read(ctx, &source, range)?;
         while keys.advance()? {
-            ctx.store.cancel().check()?;
+            cancel.check()?;
             out.line(&Entry::of(&keys.current()?))?;
         }
         Ok(())

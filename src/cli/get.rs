@@ -1,13 +1,14 @@
 //! `deltafold get`: its arguments, and keys with their values in words.
 
 use super::stream::Stream;
-use super::{OriginArgs, Output, PointArgs, show};
+use super::{BackupArgs, Output, StateArgs, show};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
 use crate::job::read::entry::Entry;
 use crate::job::read::{self, Keys};
 use crate::job::source::Source;
 use crate::mvcc::{KeyRange, KeyValue, Revision};
+use crate::store::Cancel;
 use clap::Args;
 use serde::Serialize;
 use std::ffi::OsString;
@@ -46,9 +47,9 @@ pub(super) struct GetArgs {
     #[arg(long, env = "DELTAFOLD_RAW", value_parser = clap::builder::FalseyValueParser::new())]
     raw: bool,
     #[command(flatten)]
-    point: PointArgs,
+    state: StateArgs,
     #[command(flatten)]
-    pub(super) origin: OriginArgs,
+    backup: BackupArgs,
 }
 
 /// What stands before the list of a state's keys.
@@ -70,15 +71,15 @@ impl<'a> Head<'a> {
 }
 
 impl GetArgs {
-    pub(super) fn run(&self, ctx: &Context, output: Output) -> Result<()> {
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<()> {
         if self.raw && (self.prefix.is_some() || output == Output::Json) {
             return Err(Error::new(
                 Reason::Usage,
                 "--raw prints the bytes of one value: it goes neither with --prefix nor with --output json",
             ));
         }
-        let request = self.origin.request(self.point.target());
-        let source = read::open(ctx, &self.origin.origin(), &request)?;
+        let backup = self.backup.backup(cancel)?;
+        let (ctx, source) = backup.open(&self.state.request())?;
         let mut out = Stream::new();
         let printed = self.print(ctx, &source, output, &mut out);
         out.end(printed)

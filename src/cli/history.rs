@@ -1,13 +1,13 @@
 //! `deltafold history`: its arguments, and a key's versions as a table.
 
 use super::stream::Stream;
-use super::{OriginArgs, Output, show, size};
+use super::{BackupArgs, Output, show, size};
 use crate::bucket::chain::{Range, show_ranges};
 use crate::error::Result;
-use crate::job::Context;
 use crate::job::read::entry::{Name, Recorded};
 use crate::job::read::history::{History, Version};
 use crate::mvcc::Revision;
+use crate::store::Cancel;
 use clap::Args;
 use serde::Serialize;
 use std::ffi::OsString;
@@ -33,8 +33,11 @@ pub(super) struct HistoryArgs {
     /// The key
     #[arg(value_name = "KEY")]
     key: OsString,
+    /// Take this timeline, by its ID in `deltafold list --deep` [default: the newest]
+    #[arg(long, env = "DELTAFOLD_TIMELINE", value_name = "ID")]
+    timeline: Option<String>,
     #[command(flatten)]
-    pub(super) origin: OriginArgs,
+    backup: BackupArgs,
 }
 
 /// What stands before the list of versions.
@@ -65,19 +68,19 @@ impl From<&Range> for Missing {
 }
 
 impl HistoryArgs {
-    pub(super) fn run(&self, ctx: &Context, output: Output) -> Result<()> {
-        let origin = self.origin.origin();
-        let timeline = self.origin.timeline.as_deref();
-        let mut history = History::read(ctx, &origin, timeline, self.key.as_bytes())?;
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<()> {
+        let backup = self.backup.backup(cancel)?;
+        let timeline = self.timeline.as_deref();
+        let mut history = History::read(&backup, timeline, self.key.as_bytes())?;
         let mut out = Stream::new();
         let printed = match output {
-            Output::Json => self.print_json(ctx, &mut history, &mut out),
-            Output::Text => self.print_text(ctx, &mut history, &mut out),
+            Output::Json => self.print_json(cancel, &mut history, &mut out),
+            Output::Text => self.print_text(cancel, &mut history, &mut out),
         };
         out.end(printed)
     }
 
-    fn print_json(&self, ctx: &Context, history: &mut History, out: &mut Stream) -> Result<()> {
+    fn print_json(&self, cancel: &Cancel, history: &mut History, out: &mut Stream) -> Result<()> {
         let head = Head {
             name: Name::of(self.key.as_bytes(), None),
             timeline: history.timeline.as_deref(),
@@ -87,20 +90,20 @@ impl HistoryArgs {
         };
         out.begin_list(&head, "versions")?;
         while let Some(version) = history.next()? {
-            ctx.store.cancel().check()?;
+            cancel.check()?;
             out.item(&Recorded::of(&version))?;
         }
         out.end_list()
     }
 
-    fn print_text(&self, ctx: &Context, history: &mut History, out: &mut Stream) -> Result<()> {
+    fn print_text(&self, cancel: &Cancel, history: &mut History, out: &mut Stream) -> Result<()> {
         let line = |a: &str, b: &str, c: &str, d: &str, e: &str| {
             let line = format!("{a:>10}  {b:30}  {c:6}  {d:>7}  {e}");
             line.trim_end().to_owned() + "\n"
         };
         out.write(line("REVISION", "TIME", "CHANGE", "VERSION", "SIZE").as_bytes())?;
         while let Some(Version { revision, time, kv }) = history.next()? {
-            ctx.store.cancel().check()?;
+            cancel.check()?;
             let revision = revision.to_string();
             let time = show::key(time.unwrap_or("-").as_bytes()).into_owned();
             let line = match kv {

@@ -1,9 +1,10 @@
 //! A member's data directory beside its database: written as `etcdutl snapshot restore` leaves it.
 //!
 //! [`membership`], [`wal`] and [`snap`] write and read their files and trust nothing they read.
-//! They neither write the database nor know chains, nor put anything in place. `job` calls them.
+//! They neither write the database nor know chains; [`place`] puts all of it in place. `job` calls them.
 
 pub mod membership;
+pub mod place;
 pub mod snap;
 pub mod wal;
 

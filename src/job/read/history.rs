@@ -3,12 +3,13 @@
 //! All deltas are read, the oldest full, and where deltas are missing the fulls behind the hole. It
 //! does not check that versions follow each other: what is recorded is told. `cli` calls it.
 
-use super::{Origin, SORT_BUFFER_BYTES};
+use super::SORT_BUFFER_BYTES;
 use crate::bolt::{Database, ReadAt};
 use crate::bucket::Snapshot;
 use crate::bucket::chain::{self, KnownBases, Link, Range};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
+use crate::job::restore::Backup;
 use crate::job::scan::{Depth, scan};
 use crate::job::sorter::{Sorted, Sorter};
 use crate::job::source::{self, Request, Source};
@@ -49,12 +50,8 @@ impl History {
     /// # Errors
     /// `KeyNotFound` where there is none; `NoSnapshots`, `NoSuchTimeline`, `InterleavedTimelines`; what
     /// damaged snapshots give; the store's; `Io`, `NoSpace`, `Terminated`.
-    pub fn read(
-        ctx: &Context,
-        origin: &Origin,
-        timeline: Option<&str>,
-        key: &[u8],
-    ) -> Result<History> {
+    pub fn read(backup: &Backup, timeline: Option<&str>, key: &[u8]) -> Result<History> {
+        let ctx = backup.context()?;
         let mut found = Collector {
             key,
             sorter: Sorter::new(&ctx.temp_dir, SORT_BUFFER_BYTES),
@@ -62,9 +59,9 @@ impl History {
             covered: Vec::new(),
             newest: Revision(1),
         };
-        let (timeline, warnings) = match origin {
-            Origin::File(path) => (None, found.file(ctx, path)?),
-            Origin::Store => {
+        let (timeline, warnings) = match backup {
+            Backup::File(_, path) => (None, found.file(ctx, path, timeline)?),
+            _ => {
                 let (id, warnings) = found.store(ctx, timeline)?;
                 (Some(id), warnings)
             }
@@ -126,8 +123,12 @@ struct Collector<'k> {
 }
 
 impl Collector<'_> {
-    fn file(&mut self, ctx: &Context, path: &Path) -> Result<Vec<String>> {
-        let source = Source::open_file(ctx, path, &Request::default())?;
+    fn file(&mut self, ctx: &Context, path: &Path, timeline: Option<&str>) -> Result<Vec<String>> {
+        let request = Request {
+            timeline: timeline.map(str::to_owned),
+            ..Request::default()
+        };
+        let source = Source::open_file(ctx, path, &request)?;
         self.full(ctx, &source.db, &source.base, Revision(i64::MAX))
             .map_err(source.at_base(ctx))?;
         Ok(source.warnings)

@@ -10,34 +10,12 @@ pub mod kubernetes;
 
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
-use crate::job::scan::{Depth, scan};
 use crate::job::sorter::{Sorted, Sorter};
-use crate::job::source::{Request, Source};
+use crate::job::source::Source;
 use crate::mvcc::{KeyRange, KeyValue};
-use std::path::PathBuf;
 
 /// Bytes of records that are held in memory until they are in order.
 const SORT_BUFFER_BYTES: usize = 16 << 20;
-
-/// What is read.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Origin {
-    /// The snapshots of the context's store.
-    Store,
-    /// A plain snapshot file.
-    File(PathBuf),
-}
-
-/// Opens the state that is asked for.
-///
-/// # Errors
-/// As [`Source::open`].
-pub fn open(ctx: &Context, origin: &Origin, request: &Request) -> Result<Source> {
-    match origin {
-        Origin::Store => Source::open(ctx, &scan(ctx, Depth::Doubtful)?, request),
-        Origin::File(path) => Source::open_file(ctx, path, request),
-    }
-}
 
 /// The live keys of a state, in the order of their bytes.
 #[derive(Debug)]
