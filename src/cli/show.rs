@@ -91,14 +91,55 @@ fn value(value: &[u8]) -> Cow<'_, str> {
     }
 }
 
+/// Stands before a string that must be quoted until it is.
+const QUOTE: char = '\u{e000}';
+
 /// A JSON object as YAML, its fields in their order.
 fn yaml(text: &str) -> Option<String> {
-    if !text.trim_start().starts_with('{') {
+    if !text.trim_start().starts_with('{') || text.contains(QUOTE) {
         return None;
     }
-    let value: yaml_serde::Value = serde_json::from_str(text).ok()?;
-    let yaml = yaml_serde::to_string(&value).ok()?;
+    let mut value: yaml_serde::Value = serde_json::from_str(text).ok()?;
+    mark(&mut value);
+    let marked = yaml_serde::to_string(&value).ok()?;
+    let mut parts = marked.split(QUOTE);
+    let mut yaml = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let end = part.find(|c| !in_word(c)).unwrap_or(part.len());
+        yaml.extend(["\"", &part[..end], "\"", &part[end..]]);
+    }
     Some(harmless(&yaml, |c| c == '\n').into_owned())
+}
+
+fn in_word(c: char) -> bool {
+    c.is_ascii_alphanumeric() || "_+.-".contains(c)
+}
+
+/// Whether a reader of YAML 1.1, such as kubectl, takes a plain string for something else.
+fn is_ambiguous(s: &str) -> bool {
+    const WORDS: [&str; 10] = [
+        "y", "yes", "on", "n", "no", "off", "true", "false", "null", ".inf",
+    ];
+    let number = s.starts_with(|c: char| c.is_ascii_digit() || "+-.".contains(c));
+    let number = number && s.contains(|c: char| c.is_ascii_digit());
+    s.chars().all(in_word) && (number || WORDS.contains(&s.to_ascii_lowercase().as_str()))
+}
+
+fn mark(value: &mut yaml_serde::Value) {
+    use yaml_serde::Value;
+    match value {
+        Value::String(s) if is_ambiguous(s) => s.insert(0, QUOTE),
+        Value::Sequence(items) => items.iter_mut().for_each(mark),
+        Value::Mapping(fields) => {
+            let old = std::mem::take(fields);
+            fields.extend(old.into_iter().map(|(mut name, mut value)| {
+                mark(&mut name);
+                mark(&mut value);
+                (name, value)
+            }));
+        }
+        _ => {}
+    }
 }
 
 #[cfg(test)]
@@ -123,8 +164,12 @@ mod tests {
     fn values_are_shown_as_what_they_are() {
         assert_eq!(
             value(b"{\"b\":1,\"a\":{\"x\":[\"yes\",null]}}"),
-            "b: 1\na:\n  x:\n  - 'yes'\n  - null\n"
+            "b: 1\na:\n  x:\n  - \"yes\"\n  - null\n"
         );
+        let shown =
+            value(br#"{"on":"1_0","v":["1.10","-","0x1f","No","now",".","12:30","","a b"]}"#);
+        let expected = "\"on\": \"1_0\"\nv:\n- \"1.10\"\n- '-'\n- \"0x1f\"\n- \"No\"\n- now\n- .\n- 12:30\n- ''\n- a b\n";
+        assert_eq!(shown, expected);
         assert_eq!(value(b"{\"b\":1"), "{\"b\":1");
         assert_eq!(value(b"[1]"), "[1]");
         assert_eq!(value(b""), "# empty");
