@@ -733,6 +733,40 @@ fn an_output_that_breaks_midway_is_told() {
     }
 }
 
+/// A signal while keys are printed: the object is ended, and says that it is not complete.
+#[test]
+fn a_result_that_a_signal_breaks_off_says_so() {
+    use rustix::process::{Pid, Signal, kill_process};
+    let bucket = copy_fixture("kubernetes");
+    let breaks = |args: &[&str]| {
+        let mut c = deltafold();
+        c.args(args).args(store(bucket.path()));
+        let mut child = c.stdout(Stdio::piped()).spawn().unwrap();
+        let mut out = BufReader::with_capacity(10, child.stdout.take().unwrap());
+        let mut text = String::new();
+        out.read_line(&mut text).unwrap();
+        // It waits for its reader, with the most part before it.
+        kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        out.read_to_string(&mut text).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(143), "{args:?}");
+        text
+    };
+    let text = breaks(&["get", "--prefix", "", "--output", "json"]);
+    let result: Value = serde_json::from_str(&text).unwrap();
+    let told = (&result["status"], &result["reason"], &result["code"]);
+    assert_eq!(told, (&"Failed".into(), &"Terminated".into(), &143.into()));
+    let printed = result["keys"].as_array().unwrap().len();
+    assert!((1..337).contains(&printed), "{printed}");
+    // Of lines the last one.
+    let text = breaks(&["export", "--output", "json"]);
+    let last: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+    assert_eq!(last["reason"], "Terminated");
+    let text = breaks(&["export"]);
+    let last: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+    assert!(last["key"].is_string(), "{last}");
+}
+
 /// One thread or several, the bytes are the same.
 #[test]
 fn threads_do_not_change_what_is_printed() {

@@ -105,15 +105,16 @@ impl Stream {
     /// # Errors
     /// Those of `result`, and as [`write`](Self::write).
     pub(super) fn end(mut self, result: Result<()>) -> Result<()> {
-        // What was written before a failure is still wanted.
-        let flushed = match self.closed {
-            true => Ok(()),
-            false => self.flush(),
+        let (result, flushed) = match self.closed {
+            // The failure is the closed pipe itself.
+            true => (Ok(()), Ok(())),
+            // What was written before a failure is still wanted.
+            false => (result, self.flush()),
         };
         if self.closed {
             // The buffer's rest has nowhere to go.
             let _ = self.out.into_parts();
-            return Ok(());
+            return result;
         }
         result.and(flushed)
     }
