@@ -28,6 +28,8 @@ pub enum Reason {
     NoSuchTimeline,
     /// The store does not answer, or answers with server errors.
     StoreUnreachable,
+    /// No member of the live etcd answers.
+    EtcdUnreachable,
     /// A bug in deltafold: something it checks of itself did not hold.
     Internal,
     /// What is to be written exists already, with other content.
@@ -38,11 +40,13 @@ pub enum Reason {
     NoSpace,
     /// The listing changed during the run; a new run sees the new state.
     SnapshotVanished,
-    /// The store or the file system refuses the operation.
+    /// The live etcd changed what was to be changed, or was compacted; a new run sees the new state.
+    Conflict,
+    /// The store, the file system or etcd refuses the operation.
     PermissionDenied,
-    /// The store does not accept the credentials.
+    /// The store or etcd does not accept the credentials.
     Unauthenticated,
-    /// A setting of the store is wrong or missing.
+    /// A setting of the store or of the way to etcd is wrong or missing.
     Configuration,
     /// SIGTERM or SIGINT ended the run.
     Terminated,
@@ -50,7 +54,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, in the order of the exit codes.
-    pub const ALL: [Reason; 19] = [
+    pub const ALL: [Reason; 21] = [
         Reason::Usage,
         Reason::CorruptSnapshot,
         Reason::RevisionGap,
@@ -61,11 +65,13 @@ impl Reason {
         Reason::OutOfRange,
         Reason::NoSuchTimeline,
         Reason::StoreUnreachable,
+        Reason::EtcdUnreachable,
         Reason::Internal,
         Reason::TargetExists,
         Reason::Io,
         Reason::NoSpace,
         Reason::SnapshotVanished,
+        Reason::Conflict,
         Reason::PermissionDenied,
         Reason::Unauthenticated,
         Reason::Configuration,
@@ -85,11 +91,13 @@ impl Reason {
             Reason::OutOfRange => "OutOfRange",
             Reason::NoSuchTimeline => "NoSuchTimeline",
             Reason::StoreUnreachable => "StoreUnreachable",
+            Reason::EtcdUnreachable => "EtcdUnreachable",
             Reason::Internal => "Internal",
             Reason::TargetExists => "TargetExists",
             Reason::Io => "Io",
             Reason::NoSpace => "NoSpace",
             Reason::SnapshotVanished => "SnapshotVanished",
+            Reason::Conflict => "Conflict",
             Reason::PermissionDenied => "PermissionDenied",
             Reason::Unauthenticated => "Unauthenticated",
             Reason::Configuration => "Configuration",
@@ -107,11 +115,11 @@ impl Reason {
             | Reason::HistoryMismatch
             | Reason::InterleavedTimelines => 65,
             Reason::NoSnapshots | Reason::OutOfRange | Reason::NoSuchTimeline => 66,
-            Reason::StoreUnreachable => 69,
+            Reason::StoreUnreachable | Reason::EtcdUnreachable => 69,
             Reason::Internal => 70,
             Reason::TargetExists => 73,
             Reason::Io | Reason::NoSpace => 74,
-            Reason::SnapshotVanished => 75,
+            Reason::SnapshotVanished | Reason::Conflict => 75,
             Reason::PermissionDenied | Reason::Unauthenticated => 77,
             Reason::Configuration => 78,
             Reason::Terminated => 143,

@@ -8,6 +8,7 @@
 //! - [`mvcc`] — etcd's store inside bbolt: revisions, records, the fold, HashKV.
 //! - [`bolt`] — bbolt's pages: a reader and a writer.
 //! - [`store`] — object stores: opening, listing, fetching, publishing.
+//! - [`etcd`] — a live etcd: a client, what differs from a backup, peers and their quorum.
 //! - [`telemetry`] — logs, progress, and what the process has used.
 //! - [`error`] — the one error: reasons and exit codes.
 
@@ -18,6 +19,7 @@ pub mod bolt;
 pub mod bucket;
 pub mod cli;
 pub mod error;
+pub mod etcd;
 pub mod job;
 pub mod mvcc;
 pub mod store;
