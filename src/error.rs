@@ -12,6 +12,8 @@ pub enum Reason {
     Usage,
     /// A snapshot's bytes are damaged: checksum, compression, bbolt page, JSON or record.
     CorruptSnapshot,
+    /// A file of a data directory is damaged: WAL or .snap.
+    CorruptDataDir,
     /// Revisions are missing between the base and the target.
     RevisionGap,
     /// A snapshot's name promises revisions that its content does not have.
@@ -34,6 +36,10 @@ pub enum Reason {
     Internal,
     /// What is to be written exists already, with other content.
     TargetExists,
+    /// A running etcd, or another restore, uses the data directory.
+    TargetInUse,
+    /// The cluster that a member would be restored into is alive without it.
+    ClusterHasQuorum,
     /// Reading or writing a local file failed.
     Io,
     /// There is not enough room on a local disk.
@@ -54,9 +60,10 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, in the order of the exit codes.
-    pub const ALL: [Reason; 21] = [
+    pub const ALL: [Reason; 24] = [
         Reason::Usage,
         Reason::CorruptSnapshot,
+        Reason::CorruptDataDir,
         Reason::RevisionGap,
         Reason::NameMismatch,
         Reason::HistoryMismatch,
@@ -68,6 +75,8 @@ impl Reason {
         Reason::EtcdUnreachable,
         Reason::Internal,
         Reason::TargetExists,
+        Reason::TargetInUse,
+        Reason::ClusterHasQuorum,
         Reason::Io,
         Reason::NoSpace,
         Reason::SnapshotVanished,
@@ -83,6 +92,7 @@ impl Reason {
         match self {
             Reason::Usage => "Usage",
             Reason::CorruptSnapshot => "CorruptSnapshot",
+            Reason::CorruptDataDir => "CorruptDataDir",
             Reason::RevisionGap => "RevisionGap",
             Reason::NameMismatch => "NameMismatch",
             Reason::HistoryMismatch => "HistoryMismatch",
@@ -94,6 +104,8 @@ impl Reason {
             Reason::EtcdUnreachable => "EtcdUnreachable",
             Reason::Internal => "Internal",
             Reason::TargetExists => "TargetExists",
+            Reason::TargetInUse => "TargetInUse",
+            Reason::ClusterHasQuorum => "ClusterHasQuorum",
             Reason::Io => "Io",
             Reason::NoSpace => "NoSpace",
             Reason::SnapshotVanished => "SnapshotVanished",
@@ -110,6 +122,7 @@ impl Reason {
         match self {
             Reason::Usage => 64,
             Reason::CorruptSnapshot
+            | Reason::CorruptDataDir
             | Reason::RevisionGap
             | Reason::NameMismatch
             | Reason::HistoryMismatch
@@ -117,7 +130,7 @@ impl Reason {
             Reason::NoSnapshots | Reason::OutOfRange | Reason::NoSuchTimeline => 66,
             Reason::StoreUnreachable | Reason::EtcdUnreachable => 69,
             Reason::Internal => 70,
-            Reason::TargetExists => 73,
+            Reason::TargetExists | Reason::TargetInUse | Reason::ClusterHasQuorum => 73,
             Reason::Io | Reason::NoSpace => 74,
             Reason::SnapshotVanished | Reason::Conflict => 75,
             Reason::PermissionDenied | Reason::Unauthenticated => 77,
@@ -126,7 +139,7 @@ impl Reason {
         }
     }
 
-    /// Whether snapshots, not their surroundings, are what is wrong.
+    /// Whether snapshots or a data directory, not their surroundings, are what is wrong.
     pub fn is_bad_data(self) -> bool {
         self.exit_code() == 65
     }

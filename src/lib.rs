@@ -5,10 +5,12 @@
 //! - [`cli`] — one file a command: its arguments and how its outcome is printed.
 //! - [`job`] — one file for each thing a Job does: options → run → outcome.
 //! - [`bucket`] — the snapshots of a prefix: names, catalog, timelines, chains; frame, codec, delta.
+//! - [`datadir`] — a member's data directory: membership, WAL, .snap; written and read.
 //! - [`mvcc`] — etcd's store inside bbolt: revisions, records, the fold, HashKV.
 //! - [`bolt`] — bbolt's pages: a reader and a writer.
 //! - [`store`] — object stores: opening, listing, fetching, publishing.
 //! - [`etcd`] — a live etcd: a client, what differs from a backup, peers and their quorum.
+//! - [`protobuf`] — the fields of etcd's records.
 //! - [`telemetry`] — logs, progress, and what the process has used.
 //! - [`error`] — the one error: reasons and exit codes.
 
@@ -18,10 +20,12 @@
 pub mod bolt;
 pub mod bucket;
 pub mod cli;
+pub mod datadir;
 pub mod error;
 pub mod etcd;
 pub mod job;
 pub mod mvcc;
+pub mod protobuf;
 pub mod store;
 pub mod telemetry;
 

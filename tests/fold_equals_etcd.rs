@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use support::etcd::{self, Etcd};
 use support::history::{Compression, History, HistoryOptions};
 use support::tools::{self, EtcdVersion};
-use support::{copy_fixture, deltafold, expected, fixture_names, run_json};
+use support::{copy_fixture, deltafold, expected, fixture_names, run_json, that_start_on};
 use tempfile::TempDir;
 
 /// Compacts, which may find nothing to do.
@@ -63,14 +63,6 @@ fn unpacked(store: &Path, result: &Value, into: &Path) -> PathBuf {
     let file = into.join(format!("{name}.db"));
     fs::write(&file, plain).unwrap();
     file
-}
-
-/// The versions that start on a full of the given one, as measured with etcd's own snapshots.
-fn that_start_on(source: &str) -> &'static [EtcdVersion] {
-    match source {
-        s if s.starts_with("3.7.") => &[EtcdVersion::V3_7, EtcdVersion::V3_5],
-        _ => &EtcdVersion::ALL,
-    }
 }
 
 #[test]

@@ -7,8 +7,9 @@ use std::io::Write as _;
 use futures::TryStreamExt as _;
 use object_store::path::Path;
 use object_store::{ObjectStore as _, ObjectStoreExt as _};
-use support::etcd::{Etcd, bbolt_check, etcdutl_status};
+use support::etcd::{Cluster, Etcd, Member, bbolt_check, etcdutl_status};
 use support::history::{Compression, History, HistoryOptions};
+use support::kube::{self, Apiserver, Informer};
 use support::minio::Minio;
 use support::tools::{self, EtcdVersion};
 use tempfile::TempDir;
@@ -71,6 +72,72 @@ async fn etcd_3_7_serves() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn etcds_form_a_cluster() {
+    let folder = TempDir::new().unwrap();
+    let members = ["a", "b", "c"].map(|name| Member::new(name, folder.path().join(name)));
+    let mut cluster = Cluster::start(EtcdVersion::V3_6, &members, "a-token");
+    let mut client = cluster.member(0).client().await;
+    client.put("key", "one", None).await.unwrap();
+    cluster.kill(2);
+    assert_eq!(cluster.running().count(), 2);
+    client.put("key", "two", None).await.unwrap();
+    cluster.start_again(2);
+    assert_eq!(cluster.member(2).revision().await, 3);
+    let hash = cluster.member(0).hash_kv(3).await;
+    assert_eq!(cluster.member(2).hash_kv(3).await, hash);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn etcd_asks_for_a_password() {
+    let folder = TempDir::new().unwrap();
+    let mut etcd = Etcd::start(EtcdVersion::V3_6, &folder.path().join("data"));
+    let mut client = etcd.client().await;
+    client.user_add("root", "secret", None).await.unwrap();
+    client.user_grant_role("root", "root").await.unwrap();
+    client.auth_enable().await.unwrap();
+    client.put("key", "value", None).await.unwrap_err();
+    etcd.log_in("root", "secret");
+    let mut client = etcd.client().await;
+    client.put("key", "value", None).await.unwrap();
+    assert_eq!(etcd.live_keys_at(2).await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kubernetes_serves() {
+    let folder = TempDir::new().unwrap();
+    let etcd = Etcd::start(EtcdVersion::V3_6, &folder.path().join("data"));
+    let server = Apiserver::start(&etcd).await;
+    server.create_namespace("space").await;
+    server.create_config_map("space", "one", "1").await;
+    server.create_config_map("space", "two", "2").await;
+    let mut informer = Informer::start(&server, "space");
+    let (revision, maps) = server.config_maps("space").await;
+    assert_eq!(maps.len(), 2);
+    assert_eq!(maps["one"]["data"]["value"], "1");
+    assert!(etcd.revision().await >= revision);
+    let said = informer
+        .wait_until(0, "it has both", |said| {
+            kube::store(said).as_ref() == Some(&maps)
+        })
+        .await;
+    assert!(said.iter().any(|line| line["what"] == "synced"), "{said:?}");
+
+    // Another server in the first one's place: the informer comes back to it.
+    let port = server.port();
+    drop(server);
+    let server = Apiserver::start_at(port, &etcd).await;
+    server.replace_config_map("space", "one", "1, again").await;
+    server.delete_config_map("space", "two").await;
+    let (_, maps) = server.config_maps("space").await;
+    assert_eq!(maps.len(), 1);
+    informer
+        .wait_until(said.len(), "it has the one that is left", |said| {
+            kube::store(said).as_ref() == Some(&maps)
+        })
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn minio_serves() {
     let minio = Minio::start();
     minio.create_bucket("bucket").await;
@@ -107,6 +174,8 @@ fn tools_answer() {
     // Built from a module, it knows no version of its own.
     let said = tools::run(&tools::bbolt(), ["version"]).unwrap();
     assert!(String::from_utf8(said).unwrap().contains("bbolt"));
+    let said = tools::run(&tools::kube_apiserver(), ["--version"]).unwrap();
+    assert_eq!(said.trim_ascii(), b"Kubernetes v1.36.3");
     let said = tools::run(&tools::minio(), ["--version"]).unwrap();
     assert!(String::from_utf8(said).unwrap().contains("minio"));
 }

@@ -1,13 +1,11 @@
 //! `deltafold compact`: its arguments, and its outcome in words.
 
-use super::{Output, StoreArgs, print, print_json, size};
+use super::{Output, StateArgs, StoreArgs, print, print_json, size};
 use crate::bucket::codec::CompressionChoice;
 use crate::error::Result;
 use crate::job::Context;
 use crate::job::compact::{Options, Outcome, Status, run};
-use crate::job::source::{Request, Target};
 use crate::mvcc::{KeepHistory, Revision};
-use chrono::{DateTime, Utc};
 use clap::Args;
 use std::fmt::Write;
 
@@ -32,15 +30,8 @@ The exit code is 0, or tells the kind of failure: docs/exit-codes.md.")]
 pub(super) struct CompactArgs {
     #[command(flatten)]
     pub(super) store: StoreArgs,
-    /// Fold up to this revision [default: the newest]
-    #[arg(long, env = "DELTAFOLD_REVISION", value_name = "N", conflicts_with = "time", value_parser = clap::value_parser!(i64).range(1..))]
-    revision: Option<i64>,
-    /// Fold up to the last event whose time is not after this
-    #[arg(long, env = "DELTAFOLD_TIME", value_name = "RFC3339", value_parser = parse_time)]
-    time: Option<DateTime<Utc>>,
-    /// Take this timeline, by its ID in `deltafold list --deep` [default: the newest]
-    #[arg(long, env = "DELTAFOLD_TIMELINE", value_name = "ID")]
-    timeline: Option<String>,
+    #[command(flatten)]
+    state: StateArgs,
     /// How much history to keep: latest, all, a number of revisions, or a duration (90s, 1h30m, 7d)
     #[arg(
         long,
@@ -64,16 +55,8 @@ pub(super) struct CompactArgs {
 
 impl CompactArgs {
     pub(super) fn run(&self, ctx: &Context, output: Output) -> Result<()> {
-        let target = match (self.revision, self.time) {
-            (Some(r), _) => Target::Revision(Revision(r)),
-            (None, Some(t)) => Target::Time(t),
-            (None, None) => Target::Newest,
-        };
         let options = Options {
-            request: Request {
-                target,
-                timeline: self.timeline.clone(),
-            },
+            request: self.state.request(),
             keep_history: self.keep_history,
             compression: self.compression,
             dry_run: self.dry_run,
@@ -84,14 +67,6 @@ impl CompactArgs {
             Output::Text => print(&in_words(&outcome)),
         }
     }
-}
-
-fn parse_time(s: &str) -> Result<DateTime<Utc>, String> {
-    DateTime::parse_from_rfc3339(s)
-        .map(|t| t.with_timezone(&Utc))
-        .map_err(|e| {
-            format!("{e}; give date, time and zone, such as 2026-11-20T12:00:00Z or 2026-11-20T13:00:00+01:00")
-        })
 }
 
 fn in_words(o: &Outcome) -> String {

@@ -2,20 +2,28 @@
 //!
 //! Outcomes go to standard output, everything else to standard error.
 
+mod apply;
 mod compact;
 mod completions;
+mod endpoints;
 mod list;
+mod peers;
+mod restore;
 
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
-use crate::store;
+use crate::job::restore::Backup;
+use crate::job::source::{Request, Target};
+use crate::mvcc::Revision;
+use crate::store::{self, Cancel, Store};
 use crate::telemetry::logs::{self, LogFormat};
+use chrono::{DateTime, Utc};
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 use std::io::{IsTerminal, Write};
 use std::panic::AssertUnwindSafe;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
@@ -42,12 +50,16 @@ Examples:
       deltafold list --store s3://backups/etcd-main
   Fold the deltas into a new full snapshot:
       deltafold compact --store s3://backups/etcd-main
+  Restore a member as it was at noon:
+      deltafold restore --store s3://backups/etcd-main --time 2026-11-20T12:00:00Z --data-dir /var/lib/etcd
   Exit codes, settings of stores and the JSON that is printed are in docs/.";
 
 #[derive(Debug, Subcommand)]
 enum Command {
     Compact(compact::CompactArgs),
     List(list::ListArgs),
+    Restore(restore::RestoreArgs),
+    Apply(apply::ApplyArgs),
     Completions(completions::CompletionsArgs),
 }
 
@@ -93,6 +105,54 @@ struct StoreArgs {
     /// The folder that holds v2/ (or v1/): s3://bucket/prefix, gs://…, az://…, file:///dir or a path
     #[arg(long, env = "DELTAFOLD_STORE", value_name = "URL")]
     store: String,
+    #[command(flatten)]
+    means: MeansArgs,
+}
+
+impl StoreArgs {
+    fn context(&self, cancel: &Cancel) -> Result<Context> {
+        self.means.context(&self.store, cancel)
+    }
+}
+
+/// A backup to read: the snapshots of a store, or a plain snapshot file.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Backup")]
+struct BackupArgs {
+    /// The folder that holds v2/ (or v1/): s3://bucket/prefix, gs://…, az://…, file:///dir or a path
+    #[arg(
+        long,
+        env = "DELTAFOLD_STORE",
+        value_name = "URL",
+        required_unless_present = "snapshot"
+    )]
+    store: Option<String>,
+    /// A plain snapshot file instead, as etcdctl, k3s, kOps or OpenShift leave it, compressed or not
+    #[arg(
+        long,
+        env = "DELTAFOLD_SNAPSHOT",
+        value_name = "FILE",
+        conflicts_with = "store"
+    )]
+    snapshot: Option<PathBuf>,
+    #[command(flatten)]
+    means: MeansArgs,
+}
+
+impl BackupArgs {
+    fn backup(&self, cancel: &Cancel) -> Result<Backup> {
+        match (&self.snapshot, &self.store) {
+            (Some(file), _) => self.means.backup_file(file, cancel),
+            (None, Some(url)) => self.means.context(url, cancel).map(Backup::Store),
+            (None, None) => Err(Error::internal("neither --store nor --snapshot")),
+        }
+    }
+}
+
+/// What a Job may use, and how it reaches its store.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Means")]
+struct MeansArgs {
     /// A setting of the store, such as endpoint=http://minio:9000; may be given again
     ///
     /// In the environment: one setting a line. The providers' usual variables (AWS_ACCESS_KEY_ID,
@@ -112,7 +172,7 @@ struct StoreArgs {
     threads: Option<u16>,
 }
 
-impl StoreArgs {
+impl MeansArgs {
     fn options(&self) -> Result<Vec<(String, String)>> {
         let lines = self.store_option.iter().flat_map(|o| o.lines());
         lines
@@ -131,25 +191,95 @@ impl StoreArgs {
             .collect()
     }
 
-    fn context(&self) -> Result<Context> {
+    fn temp_dir(&self) -> Result<PathBuf> {
         let temp_dir = self.temp_dir.clone().unwrap_or_else(std::env::temp_dir);
-        if !temp_dir.is_dir() {
-            return Err(Error::new(
+        match temp_dir.is_dir() {
+            true => Ok(temp_dir),
+            false => Err(Error::new(
                 Reason::Usage,
                 format!("--temp-dir {} is no folder", temp_dir.display()),
-            ));
+            )),
         }
+    }
+
+    fn context_with(
+        &self,
+        cancel: &Cancel,
+        open: impl FnOnce(&[(String, String)], tokio::runtime::Handle) -> Result<Store>,
+    ) -> Result<Context> {
+        let temp_dir = self.temp_dir()?;
         let handle = tokio::runtime::Handle::current();
         let threads = match self.threads {
             Some(n) => usize::from(n),
             None => std::thread::available_parallelism().map_or(1, usize::from),
         };
         Ok(Context {
-            store: store::open(&self.store, &self.options()?, handle)?,
+            store: open(&self.options()?, handle)?.with_cancel(cancel.clone()),
             temp_dir,
             threads,
         })
     }
+
+    fn context(&self, store: &str, cancel: &Cancel) -> Result<Context> {
+        self.context_with(cancel, |options, handle| {
+            store::open(store, options, handle)
+        })
+    }
+
+    /// The snapshots of a store. One that cannot be opened may be passed over for another.
+    fn backup_store(&self, url: &str, cancel: &Cancel) -> Result<Backup> {
+        match self.context(url, cancel) {
+            Ok(ctx) => Ok(Backup::Store(ctx)),
+            Err(e) if e.reason() == Reason::Usage => Err(e),
+            Err(error) => Ok(Backup::Closed {
+                name: url.to_owned(),
+                error,
+            }),
+        }
+    }
+
+    /// A plain snapshot file. Nothing is read from the store that its context has.
+    fn backup_file(&self, file: &Path, cancel: &Cancel) -> Result<Backup> {
+        let nowhere = self.temp_dir()?.display().to_string();
+        let ctx = self.context_with(cancel, |_, handle| store::open(&nowhere, &[], handle))?;
+        Ok(Backup::File(ctx, file.to_owned()))
+    }
+}
+
+/// Which state of a backup.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "State")]
+struct StateArgs {
+    /// The state at this revision [default: the newest]
+    #[arg(long, env = "DELTAFOLD_REVISION", value_name = "N", conflicts_with = "time", value_parser = clap::value_parser!(i64).range(1..))]
+    revision: Option<i64>,
+    /// The state after the last event whose time is not after this
+    #[arg(long, env = "DELTAFOLD_TIME", value_name = "RFC3339", value_parser = parse_time)]
+    time: Option<DateTime<Utc>>,
+    /// Take this timeline, by its ID in `deltafold list --deep` [default: the newest]
+    #[arg(long, env = "DELTAFOLD_TIMELINE", value_name = "ID")]
+    timeline: Option<String>,
+}
+
+impl StateArgs {
+    fn request(&self) -> Request {
+        Request {
+            target: match (self.revision, self.time) {
+                (Some(r), _) => Target::Revision(Revision(r)),
+                (None, Some(t)) => Target::Time(t),
+                (None, None) => Target::Newest,
+            },
+            timeline: self.timeline.clone(),
+        }
+    }
+}
+
+fn parse_time(s: &str) -> Result<DateTime<Utc>, String> {
+    DateTime::parse_from_rfc3339(s)
+        .map(|t| t.with_timezone(&Utc))
+        .map_err(|e| {
+            format!("{e}; give date, time and zone, such as 2026-11-20T12:00:00Z or 2026-11-20T13:00:00+01:00")
+        })
 }
 
 /// Runs the program: parses the command line, runs the command, prints, and says how it ended.
@@ -173,22 +303,24 @@ pub fn main() -> ExitCode {
     // The panic's own message has gone to standard error by then.
     let ended = std::panic::catch_unwind(AssertUnwindSafe(|| run(cli)))
         .unwrap_or_else(|_| Err(Error::internal("it panicked")));
-    match ended {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(e) => {
-            if format == LogFormat::Json {
-                tracing::error!(
-                    reason = e.reason().as_str(),
-                    code = e.reason().exit_code(),
-                    "{e}"
-                );
-            }
-            fail(&e, output, format == LogFormat::Text)
-        }
+    let (e, output) = match ended {
+        Ok(None) => return ExitCode::SUCCESS,
+        // Standard output has it already.
+        Ok(Some(e)) => (e, Output::Text),
+        Err(e) => (e, output),
+    };
+    if format == LogFormat::Json {
+        tracing::error!(
+            reason = e.reason().as_str(),
+            code = e.reason().exit_code(),
+            "{e}"
+        );
     }
+    fail(&e, output, format == LogFormat::Text)
 }
 
-fn run(cli: Cli) -> Result<()> {
+/// Runs a command. Gives the failure whose outcome is printed already, if it is one.
+fn run(cli: Cli) -> Result<Option<Error>> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -197,9 +329,15 @@ fn run(cli: Cli) -> Result<()> {
     let _entered = runtime.enter();
     let output = cli.global.output;
     let result = match cli.command {
-        Command::Compact(args) => with_signals(&args.store, |ctx| args.run(ctx, output)),
-        Command::List(args) => with_signals(&args.store, |ctx| args.run(ctx, output)),
-        Command::Completions(args) => args.run(),
+        Command::Compact(args) => {
+            with_signals(|cancel| args.run(&args.store.context(cancel)?, output)).map(|()| None)
+        }
+        Command::List(args) => {
+            with_signals(|cancel| args.run(&args.store.context(cancel)?, output)).map(|()| None)
+        }
+        Command::Restore(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
+        Command::Apply(args) => with_signals(|cancel| args.run(cancel, output)),
+        Command::Completions(args) => args.run().map(|()| None),
     };
     // A transfer that hangs must not keep the process.
     drop(_entered);
@@ -208,7 +346,7 @@ fn run(cli: Cli) -> Result<()> {
 }
 
 /// Runs a job that SIGTERM and SIGINT end: at once, but for what it has to clean up.
-fn with_signals(store: &StoreArgs, job: impl FnOnce(&Context) -> Result<()>) -> Result<()> {
+fn with_signals<T>(job: impl FnOnce(&Cancel) -> Result<T>) -> Result<T> {
     let signals = |kind| signal(kind).map_err(|e| Error::io("listen for signals", e));
     let (mut term, mut int) = (
         signals(SignalKind::terminate())?,
@@ -216,16 +354,16 @@ fn with_signals(store: &StoreArgs, job: impl FnOnce(&Context) -> Result<()>) -> 
     );
     // With a handler, a limit on the size of files fails the write and does not end the process.
     let _ = signals(SignalKind::from_raw(SIGXFSZ))?;
-    let ctx = store.context()?;
-    let cancel = ctx.store.cancel().clone();
+    let cancel = Cancel::default();
+    let switch = cancel.clone();
     tokio::spawn(async move {
         tokio::select! {
             _ = term.recv() => {}
             _ = int.recv() => {}
         }
-        cancel.cancel();
+        switch.cancel();
     });
-    job(&ctx)
+    job(&cancel)
 }
 
 /// Prints the outcome of a command on standard output.

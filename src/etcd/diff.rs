@@ -61,7 +61,8 @@ pub struct Diff<L> {
 }
 
 impl<L: Iterator<Item = Result<LiveKey>>> Diff<L> {
-    /// Begins; `live` ascends by key.
+    /// Begins; `live` ascends by key. It is not asked before the backup's first key is there, or its
+    /// end: what it gives should not be old.
     pub fn new(live: L) -> Self {
         Diff {
             live,
@@ -69,6 +70,11 @@ impl<L: Iterator<Item = Result<LiveKey>>> Diff<L> {
             begun: false,
             last: None,
         }
+    }
+
+    /// The live stream.
+    pub fn live(&self) -> &L {
+        &self.live
     }
 
     fn advance(&mut self) -> Result<()> {
@@ -121,7 +127,7 @@ impl<L: Iterator<Item = Result<LiveKey>>> Diff<L> {
     ///
     /// # Errors
     /// Those of the live stream and of `each`.
-    pub fn finish(mut self, mut each: impl FnMut(Change<'_>) -> Result<()>) -> Result<()> {
+    pub fn finish(&mut self, mut each: impl FnMut(Change<'_>) -> Result<()>) -> Result<()> {
         if !self.begun {
             self.advance()?;
         }

@@ -3,6 +3,7 @@
 //! It asks at their peer URLs and changes nothing; what follows from the answer it does not decide.
 //! `restore --if-needed` calls it.
 
+use crate::datadir::Member;
 use crate::error::{Error, Reason, Result};
 use crate::store::Cancel;
 use reqwest::{Certificate, Client, Identity};
@@ -13,22 +14,13 @@ use tokio::runtime::Handle;
 
 /// How to talk to peers. The fields are etcd's flags of these names.
 #[derive(Debug, Clone, Default)]
-pub struct PeerTls {
+pub struct PeerOptions {
     /// PEM of the authorities whose certificates count; those of the system where `None`.
     pub trusted_ca_file: Option<PathBuf>,
     /// PEM of the certificate to show; together with `key_file`.
     pub cert_file: Option<PathBuf>,
     /// PEM of its key.
     pub key_file: Option<PathBuf>,
-}
-
-/// Another member of the cluster.
-#[derive(Debug, Clone)]
-pub struct Peer {
-    /// Its name.
-    pub name: String,
-    /// Its peer URLs, as in `--initial-cluster`.
-    pub urls: Vec<String>,
 }
 
 /// What one member was seen to be.
@@ -146,24 +138,58 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 const CHECK_TLS: &str = "check https:// in the peer URLs, and give --peer-trusted-ca-file, --peer-cert-file and --peer-key-file as etcd has them";
 
+/// Whether the other members of a cluster of `members_total` have a quorum without this one: why, or
+/// `None` where they have not. Blocks; to be called inside of a runtime, though not on its threads.
+///
+/// # Errors
+/// `Configuration` where that cannot be told, or a file of `options` cannot be used; `Usage`;
+/// `Terminated`.
+pub fn look(
+    others: &[&Member],
+    members_total: usize,
+    options: &PeerOptions,
+    cancel: &Cancel,
+) -> Result<Option<String>> {
+    let seen = ask(others, options, cancel)?;
+    for s in &seen {
+        tracing::info!(
+            member = s.name,
+            reachable = s.reachable,
+            version = s.version,
+            linearizable = s.linearizable,
+            cluster_id = s.cluster_id,
+            error = s.error,
+            "looked at another member"
+        );
+    }
+    let Decision { verdict, reason } = has_quorum(&seen, members_total);
+    match verdict {
+        Verdict::Quorum => Ok(Some(reason)),
+        Verdict::NoQuorum => Ok(None),
+        Verdict::Unknown => Err(Error::new(
+            Reason::Configuration,
+            format!("whether the other members have a quorum cannot be told: {reason}"),
+        )),
+    }
+}
+
 /// Asks the other members, all at once, at their peer URLs.
 ///
 /// # Errors
-/// `Configuration` where a file of `tls` cannot be used; `Usage`; `Terminated`.
-pub fn look(peers: &[Peer], tls: &PeerTls, handle: &Handle, cancel: &Cancel) -> Result<Vec<Seen>> {
-    let client = client(tls)?;
-    handle.block_on(cancel.or(futures::future::join_all(
-        peers.iter().map(|p| look_at(&client, p)),
-    )))
+/// `Configuration` where a file of `options` cannot be used; `Usage`; `Terminated`.
+pub fn ask(others: &[&Member], options: &PeerOptions, cancel: &Cancel) -> Result<Vec<Seen>> {
+    let client = client(options)?;
+    let asked = others.iter().map(|p| look_at(&client, p));
+    Handle::current().block_on(cancel.or(futures::future::join_all(asked)))
 }
 
 /// Asks at one URL after the other until one answers.
-async fn look_at(client: &Client, peer: &Peer) -> Seen {
+async fn look_at(client: &Client, peer: &Member) -> Seen {
     let mut seen = Seen {
         name: peer.name.clone(),
         ..Seen::default()
     };
-    for url in &peer.urls {
+    for url in &peer.peer_urls {
         let url = url.trim_end_matches('/');
         match version(client, url).await {
             Ok(version) => {
@@ -297,7 +323,7 @@ fn failure(e: &reqwest::Error) -> (bool, String) {
     }
 }
 
-fn client(tls: &PeerTls) -> Result<Client> {
+fn client(options: &PeerOptions) -> Result<Client> {
     let wrong = |flag: &str, path: &Path, e: &dyn std::fmt::Display| {
         Error::new(
             Reason::Configuration,
@@ -310,7 +336,7 @@ fn client(tls: &PeerTls) -> Result<Client> {
         .no_proxy()
         .redirect(reqwest::redirect::Policy::none())
         .connect_timeout(CONNECT_TIMEOUT);
-    if let Some(path) = &tls.trusted_ca_file {
+    if let Some(path) = &options.trusted_ca_file {
         let flag = "--peer-trusted-ca-file";
         let certs =
             Certificate::from_pem_bundle(&read(flag, path)?).map_err(|e| wrong(flag, path, &e))?;
@@ -319,7 +345,7 @@ fn client(tls: &PeerTls) -> Result<Client> {
         }
         builder = builder.tls_certs_only(certs);
     }
-    match (&tls.cert_file, &tls.key_file) {
+    match (&options.cert_file, &options.key_file) {
         (Some(cert), Some(key)) => {
             let mut pem = read("--peer-cert-file", cert)?;
             pem.push(b'\n');

@@ -6,6 +6,8 @@
 use crate::error::{Error, Reason, Result};
 use crate::etcd::client::{Client, Committed};
 use crate::etcd::diff::{Action, Batches, Change, Diff, LiveKey, Wanted, Write};
+use crate::job::Context;
+use crate::job::source::Source;
 use crate::mvcc::{KeyRange, Revision};
 use crate::store::Cancel;
 use crate::telemetry::memory::peak_memory_bytes;
@@ -249,13 +251,12 @@ impl Run<'_> {
         &mut self,
         wanted: impl FnOnce(&mut dyn FnMut(Wanted<'_>) -> Result<()>) -> Result<()>,
     ) -> Result<()> {
-        let mut live = Live::new(self.client.clone(), &self.options.keys);
-        // Before the backup is asked: what it gives may be a long time coming.
-        live.fetch()?;
-        self.outcome.live_revision = live.revision;
+        let live = Live::new(self.client.clone(), &self.options.keys);
         let mut diff = Diff::new(live);
-        wanted(&mut |w| diff.wanted(w, |change| self.change(change)))?;
-        diff.finish(|change| self.change(change))?;
+        let compared = wanted(&mut |w| diff.wanted(w, |change| self.change(change)))
+            .and_then(|()| diff.finish(|change| self.change(change)));
+        self.outcome.live_revision = diff.live().revision;
+        compared?;
         match self.batches.take() {
             Some(last) => self.commit(last),
             None => Ok(()),
@@ -479,6 +480,41 @@ impl Outcome {
                     self.conflicts
                 ),
             )
+        })
+    }
+}
+
+/// The backup's keys, in order.
+///
+/// They are sorted in memory.
+///
+/// # Errors
+/// As [`Source::for_each_live`].
+pub fn read_backup(ctx: &Context, source: &Source, keys: &KeyRange) -> Result<InOrder> {
+    let mut all = Vec::new();
+    source.for_each_live(ctx, keys.clone(), |kv| {
+        all.push((kv.key.to_vec(), kv.value.to_vec(), kv.lease));
+        Ok(())
+    })?;
+    all.sort_unstable();
+    Ok(InOrder(all))
+}
+
+/// See [`read_backup`].
+pub struct InOrder(Vec<(Vec<u8>, Vec<u8>, i64)>);
+
+impl InOrder {
+    /// Hands every key to `each`.
+    ///
+    /// # Errors
+    /// Those of `each`.
+    pub fn for_each(&self, each: &mut dyn FnMut(Wanted<'_>) -> Result<()>) -> Result<()> {
+        self.0.iter().try_for_each(|(key, value, lease)| {
+            each(Wanted {
+                key,
+                value,
+                lease: *lease,
+            })
         })
     }
 }

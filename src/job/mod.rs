@@ -10,6 +10,7 @@ pub mod list;
 pub mod plain;
 mod rebuild;
 mod replay;
+pub mod restore;
 pub mod scan;
 pub mod source;
 mod space;
@@ -43,6 +44,12 @@ pub struct Context {
 pub struct Spool {
     file: File,
     cancel: Cancel,
+}
+
+impl Spool {
+    fn new(file: File, cancel: Cancel) -> Self {
+        Spool { file, cancel }
+    }
 }
 
 impl ReadAt for Spool {
@@ -143,10 +150,7 @@ impl Context {
 
     /// Puts a database file behind the Job's switch.
     fn spool(&self, file: File) -> Spool {
-        Spool {
-            file,
-            cancel: self.store.cancel().clone(),
-        }
+        Spool::new(file, self.store.cancel().clone())
     }
 
     /// An unnamed file in the temporary directory.

@@ -6,7 +6,7 @@
 use crate::bolt::Database;
 use crate::bucket::chain::{self, Chain, Choice, KnownBases};
 use crate::bucket::delta::Event;
-use crate::bucket::timeline::Timeline;
+use crate::bucket::timeline::{self, Timeline};
 use crate::bucket::{Snapshot, SnapshotName};
 use crate::error::{Error, Reason, Result};
 use crate::job::replay::{Step, replay};
@@ -17,6 +17,7 @@ use crate::mvcc::{
 };
 use chrono::{DateTime, TimeDelta, Utc};
 use std::collections::VecDeque;
+use std::path::Path;
 
 /// Changes held in memory before they go to the temporary directory.
 const CHANGE_BUFFER_BYTES: usize = 16 << 20;
@@ -61,6 +62,8 @@ pub struct Source {
 /// Where the full is.
 enum Full {
     Snapshot(Snapshot),
+    /// A plain snapshot file: its path.
+    File(String),
 }
 
 impl Source {
@@ -78,10 +81,54 @@ impl Source {
         chooser.open(request)
     }
 
+    /// Opens a plain snapshot file at its newest revision, or at one that it still holds.
+    ///
+    /// # Errors
+    /// `Usage` for a time, which no plain snapshot knows, or a timeline; `OutOfRange`; those of
+    /// [`Context::plain`].
+    pub fn open_file(ctx: &Context, path: &Path, request: &Request) -> Result<Source> {
+        let plain = ctx.plain(path)?;
+        let base = plain.base;
+        let target = match request.target {
+            Target::Newest => base.revision,
+            Target::Revision(r) if r >= base.first_revision() && r <= base.revision => r,
+            Target::Revision(r) => {
+                return Err(Error::new(
+                    Reason::OutOfRange,
+                    format!(
+                        "revision {r} is not covered by {}: it holds {}",
+                        path.display(),
+                        chain::show_ranges(&[(base.first_revision(), base.revision)])
+                    ),
+                ));
+            }
+            Target::Time(_) => {
+                return Err(Error::new(
+                    Reason::Usage,
+                    "a plain snapshot knows no times: use --revision, or --store with the deltas",
+                ));
+            }
+        };
+        let warnings: Vec<String> = plain.warning(path).into_iter().collect();
+        for warning in &warnings {
+            tracing::warn!("{warning}");
+        }
+        Ok(Source {
+            db: plain.db,
+            base,
+            target,
+            timeline: timeline::MAIN.to_owned(),
+            warnings,
+            full: Full::File(path.display().to_string()),
+            steps: Vec::new(),
+        })
+    }
+
     /// The full's name, for people.
     pub fn base_name(&self) -> String {
         match &self.full {
             Full::Snapshot(s) => s.name.to_string(),
+            Full::File(path) => path.clone(),
         }
     }
 
@@ -89,6 +136,7 @@ impl Source {
     pub fn base_snapshot(&self) -> Option<&Snapshot> {
         match &self.full {
             Full::Snapshot(s) => Some(s),
+            Full::File(_) => None,
         }
     }
 
@@ -107,6 +155,8 @@ impl Source {
     pub fn at_base<'a>(&'a self, ctx: &'a Context) -> impl Fn(Error) -> Error + 'a {
         |e| match &self.full {
             Full::Snapshot(s) => ctx.at(s)(e),
+            Full::File(path) if e.reason().is_bad_data() => e.at(path),
+            Full::File(_) => e,
         }
     }
 

@@ -3,7 +3,7 @@
 //! Only what a restore writes: it reads none. Source: etcd's `server/lease/leasepb/lease.proto` and
 //! `server/storage/schema/lease.go`.
 
-use crate::mvcc::record::put_varint;
+use crate::protobuf::put_varint;
 use std::time::Duration;
 
 /// The bucket of leases.
@@ -23,15 +23,15 @@ pub fn key(id: i64) -> [u8; KEY_SIZE] {
 pub fn record(key: [u8; KEY_SIZE], time_to_live: Duration) -> Vec<u8> {
     let seconds = i64::try_from(time_to_live.as_secs()).unwrap_or(i64::MAX);
     let mut out = Vec::new();
-    put_varint(&mut out, ID, i64::from_be_bytes(key));
-    put_varint(&mut out, TTL, seconds.max(1));
+    put_varint(&mut out, ID, u64::from_be_bytes(key));
+    put_varint(&mut out, TTL, seconds.max(1) as u64);
     out
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mvcc::record::take_varint;
+    use crate::protobuf::take_varint;
 
     #[test]
     fn a_record_is_as_etcd_writes_it() {

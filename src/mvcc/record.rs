@@ -5,6 +5,7 @@
 
 use crate::error::{Error, Result};
 use crate::mvcc::Revision;
+use crate::protobuf::{Value, put_bytes, put_varint, take_field, varint_len};
 
 /// One version of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -30,11 +31,6 @@ const VERSION: u64 = 4;
 const VALUE: u64 = 5;
 const LEASE: u64 = 6;
 
-const WIRE_VARINT: u64 = 0;
-const WIRE_FIXED64: u64 = 1;
-const WIRE_BYTES: u64 = 2;
-const WIRE_FIXED32: u64 = 5;
-
 impl<'a> KeyValue<'a> {
     /// The record of a deletion: only the key.
     pub fn tombstone(key: &'a [u8]) -> Self {
@@ -47,12 +43,12 @@ impl<'a> KeyValue<'a> {
     /// Appends the protobuf bytes.
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.reserve(self.key.len() + self.value.len() + 64);
-        put_bytes(out, KEY, self.key);
-        put_varint(out, CREATE_REVISION, self.create_revision.0);
-        put_varint(out, MOD_REVISION, self.mod_revision.0);
-        put_varint(out, VERSION, self.version);
-        put_bytes(out, VALUE, self.value);
-        put_varint(out, LEASE, self.lease);
+        put_data(out, KEY, self.key);
+        put_number(out, CREATE_REVISION, self.create_revision.0);
+        put_number(out, MOD_REVISION, self.mod_revision.0);
+        put_number(out, VERSION, self.version);
+        put_data(out, VALUE, self.value);
+        put_number(out, LEASE, self.lease);
     }
 
     /// Bytes that [`encode`](Self::encode) would append if the value had `value_len` bytes.
@@ -85,79 +81,32 @@ impl<'a> KeyValue<'a> {
     fn parse(mut b: &'a [u8]) -> Option<Self> {
         let mut kv = KeyValue::default();
         while !b.is_empty() {
-            let tag = take_varint(&mut b)?;
-            let (field, wire) = (tag >> 3, tag & 7);
-            match (field, wire) {
-                (KEY, WIRE_BYTES) => kv.key = take_bytes(&mut b)?,
-                (VALUE, WIRE_BYTES) => kv.value = take_bytes(&mut b)?,
-                (CREATE_REVISION, WIRE_VARINT) => {
-                    kv.create_revision = Revision(take_varint(&mut b)? as i64);
-                }
-                (MOD_REVISION, WIRE_VARINT) => {
-                    kv.mod_revision = Revision(take_varint(&mut b)? as i64);
-                }
-                (VERSION, WIRE_VARINT) => kv.version = take_varint(&mut b)? as i64,
-                (LEASE, WIRE_VARINT) => kv.lease = take_varint(&mut b)? as i64,
+            match take_field(&mut b)? {
+                (KEY, Value::Bytes(x)) => kv.key = x,
+                (VALUE, Value::Bytes(x)) => kv.value = x,
+                (CREATE_REVISION, Value::Varint(n)) => kv.create_revision = Revision(n as i64),
+                (MOD_REVISION, Value::Varint(n)) => kv.mod_revision = Revision(n as i64),
+                (VERSION, Value::Varint(n)) => kv.version = n as i64,
+                (LEASE, Value::Varint(n)) => kv.lease = n as i64,
                 (KEY..=LEASE, _) | (0, _) => return None,
-                (_, WIRE_VARINT) => {
-                    take_varint(&mut b)?;
-                }
-                (_, WIRE_FIXED64) => b = b.get(8..)?,
-                (_, WIRE_FIXED32) => b = b.get(4..)?,
-                (_, WIRE_BYTES) => {
-                    take_bytes(&mut b)?;
-                }
-                _ => return None,
+                _ => {}
             }
         }
         Some(kv)
     }
 }
 
-fn write_varint(out: &mut Vec<u8>, mut n: u64) {
-    while n >= 0x80 {
-        out.push(n as u8 | 0x80);
-        n >>= 7;
-    }
-    out.push(n as u8);
-}
-
-fn varint_len(n: u64) -> usize {
-    (64 - (n | 1).leading_zeros() as usize).div_ceil(7)
-}
-
-pub(super) fn put_varint(out: &mut Vec<u8>, field: u64, n: i64) {
+/// Zero fields are left out, as etcd does here.
+fn put_number(out: &mut Vec<u8>, field: u64, n: i64) {
     if n != 0 {
-        write_varint(out, field << 3 | WIRE_VARINT);
-        write_varint(out, n as u64);
+        put_varint(out, field, n as u64);
     }
 }
 
-fn put_bytes(out: &mut Vec<u8>, field: u64, b: &[u8]) {
+fn put_data(out: &mut Vec<u8>, field: u64, b: &[u8]) {
     if !b.is_empty() {
-        write_varint(out, field << 3 | WIRE_BYTES);
-        write_varint(out, b.len() as u64);
-        out.extend_from_slice(b);
+        put_bytes(out, field, b);
     }
-}
-
-pub(super) fn take_varint(b: &mut &[u8]) -> Option<u64> {
-    let mut n = 0u64;
-    for (i, &x) in b.iter().enumerate().take(10) {
-        n |= u64::from(x & 0x7f) << (7 * i);
-        if x < 0x80 {
-            *b = &b[i + 1..];
-            return Some(n);
-        }
-    }
-    None
-}
-
-fn take_bytes<'a>(b: &mut &'a [u8]) -> Option<&'a [u8]> {
-    let n = usize::try_from(take_varint(b)?).ok()?;
-    let (bytes, rest) = b.split_at_checked(n)?;
-    *b = rest;
-    Some(bytes)
 }
 
 #[cfg(test)]

@@ -118,6 +118,12 @@ impl Store {
         self
     }
 
+    /// The same store, with a switch that others share.
+    pub fn with_cancel(mut self, cancel: Cancel) -> Self {
+        self.cancel = cancel;
+        self
+    }
+
     /// The same store, that copies no more than so many bytes.
     pub fn with_largest_copy(mut self, bytes: u64) -> Self {
         self.largest_copy = Some(bytes);

@@ -1,4 +1,4 @@
-//! Real etcd servers of one member, and etcd's own tools on snapshot files.
+//! Real etcd servers of one member or several, and etcd's own tools on snapshot files.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use etcd_client::{Client, CompactionOptions, GetOptions, KvClient, WatchClient};
+use etcd_client::{Client, CompactionOptions, ConnectOptions, GetOptions, KvClient, WatchClient};
 use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
 
@@ -34,6 +34,10 @@ pub struct EtcdOptions {
     pub max_request_bytes: u64,
     pub max_txn_ops: u32,
     pub quota_backend_bytes: u64,
+    /// Of clients and peers; any that are free where none are given.
+    pub ports: Option<(u16, u16)>,
+    /// As etcd takes it; this member alone where none is given. Etcd ignores it where there is a WAL.
+    pub initial_cluster: Option<String>,
     /// Further arguments as etcd takes them.
     pub args: Vec<OsString>,
 }
@@ -45,6 +49,8 @@ impl Default for EtcdOptions {
             max_request_bytes: 64 << 20,
             max_txn_ops: 10_000,
             quota_backend_bytes: 8 << 30,
+            ports: None,
+            initial_cluster: None,
             args: Vec::new(),
         }
     }
@@ -55,7 +61,10 @@ impl Default for EtcdOptions {
 pub struct Etcd {
     version: EtcdVersion,
     data_dir: PathBuf,
+    port: u16,
     endpoint: String,
+    /// Name and password, where it asks for them.
+    user: Option<(String, String)>,
     process: Process,
     log: PathBuf,
     // After the process: the folders go when it has ended.
@@ -78,6 +87,23 @@ impl Etcd {
         data_dir: &Path,
         options: &EtcdOptions,
     ) -> Result<Self, String> {
+        // A port is free when asked for and may be taken a moment later by somebody else's.
+        for attempt in 1.. {
+            let mut etcd = Self::spawn(version, data_dir, options)?;
+            match etcd.wait_until_serving() {
+                Ok(()) => return Ok(etcd),
+                Err(_)
+                    if attempt < 3
+                        && options.ports.is_none()
+                        && tail(&etcd.log).contains("address already in use") => {}
+                Err(err) => return Err(err),
+            }
+        }
+        unreachable!("the loop ends by returning")
+    }
+
+    /// Starts the process, which may need others of its cluster before it serves.
+    fn spawn(version: EtcdVersion, data_dir: &Path, options: &EtcdOptions) -> Result<Self, String> {
         let program = tools::etcd(version);
         let beside = match data_dir.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -88,54 +114,61 @@ impl Etcd {
             .tempdir_in(beside)
             .map_err(|err| format!("a folder for etcd's log in {}: {err}", beside.display()))?;
         let log = folder.path().join("etcd.log");
-        // A port is free when asked for and may be taken a moment later by somebody else's.
-        for attempt in 1.. {
-            let (client, peer) = (free_port(), free_port());
-            let endpoint = format!("http://127.0.0.1:{client}");
-            let peer = format!("http://127.0.0.1:{peer}");
-            let mut command = Command::new(&program);
-            tools::forget_env(&mut command, &["ETCD_"]);
-            command
-                .arg("--data-dir")
-                .arg(data_dir)
-                .args(["--name", &options.name])
-                .args(["--listen-client-urls", &endpoint])
-                .args(["--advertise-client-urls", &endpoint])
-                .args(["--listen-peer-urls", &peer])
-                .args(["--initial-advertise-peer-urls", &peer])
-                .args(["--initial-cluster", &format!("{}={peer}", options.name)])
-                .arg(format!("--max-request-bytes={}", options.max_request_bytes))
-                .arg(format!("--max-txn-ops={}", options.max_txn_ops))
-                .arg(format!(
-                    "--quota-backend-bytes={}",
-                    options.quota_backend_bytes
-                ))
-                // The tests read what etcd wrote, they do not pull its plug.
-                .arg("--unsafe-no-fsync")
-                .args(&options.args);
-            let mut process = Process::spawn(&mut command, &log)?;
-            match wait_until_serving(&mut process, &log, client) {
-                Ok(()) => {
-                    return Ok(Self {
-                        version,
-                        data_dir: data_dir.to_owned(),
-                        endpoint,
-                        process,
-                        log,
-                        _folders: vec![folder],
-                    });
-                }
-                Err(_) if attempt < 3 && tail(&log).contains("address already in use") => {}
-                Err(err) => {
-                    return Err(format!(
-                        "etcd {version} on {}: {err}; the end of its log:\n{}",
-                        data_dir.display(),
-                        tail(&log)
-                    ));
-                }
-            }
-        }
-        unreachable!("the loop ends by returning")
+        let (port, peer) = options.ports.unwrap_or_else(|| (free_port(), free_port()));
+        let endpoint = url(port);
+        let peer = url(peer);
+        let alone = format!("{}={peer}", options.name);
+        let mut command = Command::new(&program);
+        tools::forget_env(&mut command, &["ETCD_"]);
+        command
+            .arg("--data-dir")
+            .arg(data_dir)
+            .args(["--name", &options.name])
+            .args(["--listen-client-urls", &endpoint])
+            .args(["--advertise-client-urls", &endpoint])
+            .args(["--listen-peer-urls", &peer])
+            .args(["--initial-advertise-peer-urls", &peer])
+            .arg("--initial-cluster")
+            .arg(options.initial_cluster.as_ref().unwrap_or(&alone))
+            .arg(format!("--max-request-bytes={}", options.max_request_bytes))
+            .arg(format!("--max-txn-ops={}", options.max_txn_ops))
+            .arg(format!(
+                "--quota-backend-bytes={}",
+                options.quota_backend_bytes
+            ))
+            // The tests read what etcd wrote, they do not pull its plug.
+            .arg("--unsafe-no-fsync")
+            .args(&options.args);
+        let process = Process::spawn(&mut command, &log)?;
+        Ok(Self {
+            version,
+            data_dir: data_dir.to_owned(),
+            port,
+            endpoint,
+            user: None,
+            process,
+            log,
+            _folders: vec![folder],
+        })
+    }
+
+    /// Waits for etcd's own word in its own log first: somebody else's server on the port could
+    /// answer the health check.
+    fn wait_until_serving(&mut self) -> Result<(), String> {
+        let serving = self.process.wait_until(START_TIMEOUT, || {
+            let text = fs::read(&self.log).unwrap_or_default();
+            let said = String::from_utf8_lossy(&text).contains("serving client traffic insecurely");
+            said && http(self.port, "GET", "/health", "")
+                .is_some_and(|body| body.contains(r#""health":"true""#))
+        });
+        serving.map_err(|err| {
+            format!(
+                "etcd {} on {}: {err}; the end of its log:\n{}",
+                self.version,
+                self.data_dir.display(),
+                tail(&self.log)
+            )
+        })
     }
 
     /// Restores a snapshot file with that version's own etcdutl and starts etcd on the result.
@@ -169,8 +202,15 @@ impl Etcd {
         String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
     }
 
+    /// The name and password of every client from here on.
+    pub fn log_in(&mut self, name: &str, password: &str) {
+        self.user = Some((name.to_owned(), password.to_owned()));
+    }
+
     pub async fn client(&self) -> Client {
-        Client::connect([&self.endpoint], None)
+        let user = self.user.clone();
+        let options = user.map(|(name, password)| ConnectOptions::new().with_user(name, password));
+        Client::connect([&self.endpoint], options)
             .await
             .unwrap_or_else(|err| panic!("connect to etcd at {}: {err}", self.endpoint))
     }
@@ -268,6 +308,109 @@ impl Etcd {
     }
 }
 
+/// A member of a cluster: where its data lies and where it is to be found.
+#[derive(Clone, Debug)]
+pub struct Member {
+    pub name: String,
+    pub data_dir: PathBuf,
+    client_port: u16,
+    peer_port: u16,
+}
+
+impl Member {
+    pub fn new(name: &str, data_dir: PathBuf) -> Self {
+        Self {
+            name: name.to_owned(),
+            data_dir,
+            client_port: lasting_port(),
+            peer_port: lasting_port(),
+        }
+    }
+
+    pub fn peer_url(&self) -> String {
+        url(self.peer_port)
+    }
+}
+
+/// As `--initial-cluster` takes it.
+pub fn initial_cluster(members: &[Member]) -> String {
+    let urls: Vec<String> = members
+        .iter()
+        .map(|member| format!("{}={}", member.name, member.peer_url()))
+        .collect();
+    urls.join(",")
+}
+
+/// An etcd cluster whose members stop and come back one by one; killed when dropped.
+#[derive(Debug)]
+pub struct Cluster {
+    version: EtcdVersion,
+    members: Vec<Member>,
+    token: String,
+    running: Vec<Option<Etcd>>,
+}
+
+impl Cluster {
+    /// Starts all members on their data directories and waits until each serves.
+    pub fn start(version: EtcdVersion, members: &[Member], token: &str) -> Self {
+        let mut cluster = Self {
+            version,
+            members: members.to_vec(),
+            token: token.to_owned(),
+            running: members.iter().map(|_| None).collect(),
+        };
+        // None of them serves alone.
+        for at in 0..members.len() {
+            cluster.spawn(at);
+        }
+        for at in 0..members.len() {
+            cluster.wait(at);
+        }
+        cluster
+    }
+
+    /// A member that runs.
+    pub fn member(&self, at: usize) -> &Etcd {
+        self.running[at].as_ref().expect("a member that runs")
+    }
+
+    /// Those that run.
+    pub fn running(&self) -> impl Iterator<Item = &Etcd> {
+        self.running.iter().flatten()
+    }
+
+    /// As when its machine fails.
+    pub fn kill(&mut self, at: usize) {
+        self.running[at].take().expect("a member that runs");
+    }
+
+    /// Starts a member again, on the data directory that it left.
+    pub fn start_again(&mut self, at: usize) {
+        self.spawn(at);
+        self.wait(at);
+    }
+
+    fn spawn(&mut self, at: usize) {
+        let member = &self.members[at];
+        let token = ["--initial-cluster-token", &self.token].map(OsString::from);
+        let options = EtcdOptions {
+            name: member.name.clone(),
+            ports: Some((member.client_port, member.peer_port)),
+            initial_cluster: Some(initial_cluster(&self.members)),
+            args: token.to_vec(),
+            ..EtcdOptions::default()
+        };
+        let etcd = Etcd::spawn(self.version, &member.data_dir, &options);
+        self.running[at] = Some(etcd.unwrap_or_else(|err| panic!("{err}")));
+    }
+
+    fn wait(&mut self, at: usize) {
+        let etcd = self.running[at].as_mut().expect("a member that runs");
+        etcd.wait_until_serving()
+            .unwrap_or_else(|err| panic!("{err}"));
+    }
+}
+
 /// `etcdutl snapshot restore` into a new data directory.
 pub fn etcdutl_restore(
     version: EtcdVersion,
@@ -312,15 +455,16 @@ pub fn free_port() -> u16 {
     listener.local_addr().expect("the port").port()
 }
 
-/// Waits for etcd's own word in its own log first: somebody else's server on the port could answer
-/// the health check.
-fn wait_until_serving(process: &mut Process, log: &Path, port: u16) -> Result<(), String> {
-    process.wait_until(START_TIMEOUT, || {
-        let text = fs::read(log).unwrap_or_default();
-        let said = String::from_utf8_lossy(&text).contains("serving client traffic insecurely");
-        said && http(port, "GET", "/health", "")
-            .is_some_and(|body| body.contains(r#""health":"true""#))
-    })
+/// A port for a server that is to come back to it: below those that the kernel hands out to clients,
+/// one of which would otherwise take it in between.
+pub fn lasting_port() -> u16 {
+    std::iter::repeat_with(|| fastrand::u16(10_000..30_000))
+        .find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok())
+        .expect("an endless search")
+}
+
+fn url(port: u16) -> String {
+    format!("http://127.0.0.1:{port}")
 }
 
 /// One plain HTTP request: the answer, headers and all; `None` where there is none.
@@ -357,6 +501,14 @@ impl Process {
         Ok(Self(child))
     }
 
+    /// An error where it has ended.
+    pub fn runs(&mut self) -> Result<(), String> {
+        match self.0.try_wait().map_err(|err| err.to_string())? {
+            Some(status) => Err(format!("it ended with {status}")),
+            None => Ok(()),
+        }
+    }
+
     pub fn wait_until(
         &mut self,
         timeout: Duration,
@@ -364,9 +516,7 @@ impl Process {
     ) -> Result<(), String> {
         let started = Instant::now();
         loop {
-            if let Some(status) = self.0.try_wait().map_err(|err| err.to_string())? {
-                return Err(format!("it ended with {status}"));
-            }
+            self.runs()?;
             if ready() {
                 return Ok(());
             }

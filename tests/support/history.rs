@@ -133,22 +133,21 @@ impl History {
             etcd.compact(revision).await;
         }
 
-        let full_revision = writer.revision;
-        let (last_known, last) = tokio::sync::watch::channel(0);
-        let watch = watch_from(etcd, full_revision + 1).await;
-        let watch = tokio::spawn(collect(watch, last));
+        let mut recorder = Recorder::start(etcd).await;
+        let full_revision = recorder.full_revision;
         for _ in 0..options.overrun {
             writer.step().await;
         }
-        let full = etcd.snapshot().await;
+        recorder.take_full(etcd).await;
         for _ in before + options.overrun..options.steps {
             writer.step().await;
         }
         writer.finish(full_revision + options.deltas as i64).await;
         let last_revision = writer.revision;
-        last_known.send(last_revision).expect("the watch goes on");
-        let events = watch.await.expect("the watch ended well");
-        let deltas = cut(&mut writer.rng, &events, full_revision, options.deltas);
+        let recording = recorder
+            .finish(last_revision, &mut writer.rng, options.deltas)
+            .await;
+        let Recording { full, deltas, .. } = recording;
         assert_eq!(
             deltas.last().expect("a delta").last,
             last_revision,
@@ -185,19 +184,89 @@ impl History {
     /// Writes `<dir>/v2/…`: the full created at `t0_unix`, each delta a second after the one before.
     /// Returns the names in that order.
     pub fn write_bucket(&self, dir: &Path, compression: Compression, t0_unix: i64) -> Vec<String> {
-        let suffix = compression.suffix();
-        let name = format!("Full-{:08}-{:08}-{t0_unix}{suffix}", 0, self.full_revision);
-        let mut objects = vec![(name, compression.pack(&self.full))];
-        for (delta, unix) in self.deltas.iter().zip(t0_unix + 1..) {
-            let name = format!("Incr-{:08}-{:08}-{unix}{suffix}", delta.start, delta.last);
-            objects.push((name, compression.pack(&with_checksum(&delta.json))));
+        let parts = (&self.full[..], self.full_revision, &self.deltas[..]);
+        write_bucket(parts, dir, compression, t0_unix)
+    }
+}
+
+/// What a backup tool would have kept of an etcd that others write to.
+#[derive(Clone, Debug)]
+pub struct Recording {
+    /// The database and its SHA-256.
+    pub full: Vec<u8>,
+    /// The revision in the full snapshot's name.
+    pub full_revision: i64,
+    pub deltas: Vec<DeltaPart>,
+}
+
+impl Recording {
+    /// As `History::write_bucket`.
+    pub fn write_bucket(&self, dir: &Path, compression: Compression, t0_unix: i64) -> Vec<String> {
+        let parts = (&self.full[..], self.full_revision, &self.deltas[..]);
+        write_bucket(parts, dir, compression, t0_unix)
+    }
+}
+
+fn write_bucket(
+    (full, full_revision, deltas): (&[u8], i64, &[DeltaPart]),
+    dir: &Path,
+    compression: Compression,
+    t0_unix: i64,
+) -> Vec<String> {
+    let suffix = compression.suffix();
+    let name = format!("Full-{:08}-{full_revision:08}-{t0_unix}{suffix}", 0);
+    let mut objects = vec![(name, compression.pack(full))];
+    for (delta, unix) in deltas.iter().zip(t0_unix + 1..) {
+        let name = format!("Incr-{:08}-{:08}-{unix}{suffix}", delta.start, delta.last);
+        objects.push((name, compression.pack(&with_checksum(&delta.json))));
+    }
+    let folder = dir.join("v2");
+    fs::create_dir_all(&folder).expect("create the bucket's folder");
+    for (name, bytes) in &objects {
+        fs::write(folder.join(name), bytes).expect("write an object");
+    }
+    objects.into_iter().map(|(name, _)| name).collect()
+}
+
+/// Records what an etcd goes through, as a backup tool does: a full snapshot and a watch.
+pub struct Recorder {
+    full: Vec<u8>,
+    full_revision: i64,
+    last_known: tokio::sync::watch::Sender<i64>,
+    watch: tokio::task::JoinHandle<Vec<Seen>>,
+}
+
+impl Recorder {
+    /// Starts the watch behind the newest revision, at which the full snapshot will be named.
+    pub async fn start(etcd: &Etcd) -> Self {
+        let full_revision = etcd.revision().await;
+        let (last_known, last) = tokio::sync::watch::channel(0);
+        let watch = watch_from(etcd, full_revision + 1).await;
+        Self {
+            full: Vec::new(),
+            full_revision,
+            last_known,
+            watch: tokio::spawn(collect(watch, last)),
         }
-        let folder = dir.join("v2");
-        fs::create_dir_all(&folder).expect("create the bucket's folder");
-        for (name, bytes) in &objects {
-            fs::write(folder.join(name), bytes).expect("write an object");
+    }
+
+    /// Takes the full snapshot, which holds whatever was written since the start as well.
+    pub async fn take_full(&mut self, etcd: &Etcd) {
+        self.full = etcd.snapshot().await;
+    }
+
+    /// Cuts what came up to a revision, and may be a little past it, into delta snapshots.
+    pub async fn finish(self, last_revision: i64, rng: &mut Rng, deltas: usize) -> Recording {
+        assert!(!self.full.is_empty(), "no full snapshot was taken");
+        self.last_known
+            .send(last_revision)
+            .expect("the watch goes on");
+        let events = self.watch.await.expect("the watch ended well");
+        Recording {
+            deltas: cut(rng, &events, self.full_revision, deltas),
+            full: self.full,
+            full_revision: self.full_revision,
         }
-        objects.into_iter().map(|(name, _)| name).collect()
     }
 }
 

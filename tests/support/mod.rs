@@ -7,6 +7,7 @@ pub mod buckets;
 pub mod etcd;
 pub mod faults;
 pub mod history;
+pub mod kube;
 pub mod minio;
 pub mod small;
 pub mod tools;
@@ -17,6 +18,8 @@ use std::process::{Command, Stdio};
 
 use serde::Deserialize;
 use tempfile::TempDir;
+
+use tools::EtcdVersion;
 
 /// NAME.expected.json: what the etcd that a fixture comes from said of itself.
 #[derive(Clone, Debug, Deserialize)]
@@ -93,6 +96,26 @@ pub fn deltafold() -> Command {
     tools::forget_env(&mut command, &["DELTAFOLD_", "AWS_", "GOOGLE_", "AZURE_"]);
     command.stdin(Stdio::null());
     command
+}
+
+/// `deltafold restore` into a data directory: exit code, result and stderr.
+pub fn restore(store: &Path, data_dir: &Path, args: &[&str]) -> (i32, serde_json::Value, String) {
+    let mut command = deltafold();
+    command
+        .args(["restore", "--output", "json", "--store"])
+        .arg(store)
+        .arg("--data-dir")
+        .arg(data_dir)
+        .args(args);
+    run_json(&mut command)
+}
+
+/// The versions that start on a database of the given one, as measured with etcd's own snapshots.
+pub fn that_start_on(source: &str) -> &'static [EtcdVersion] {
+    match source {
+        s if s.starts_with("3.7.") => &[EtcdVersion::V3_7, EtcdVersion::V3_5],
+        _ => &EtcdVersion::ALL,
+    }
 }
 
 /// The seed of a random test, printed so that it can be run again.

@@ -11,14 +11,20 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
+use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 
 const BBOLT: &str = "1.4.3";
+/// Kubernetes 1.36.3. Its libraries (client-go and others) have the version 0.36.3.
+const KUBERNETES: &str = "36.3";
 const MINIO: &str = "0.0.0-20260212201848-7aac2a2c5b7c";
 
 const ETCD_MOD: &str = include_str!("go/etcd.mod");
+const KUBE_APISERVER_MOD: &str = include_str!("go/kube-apiserver.mod");
 const UNPACK_MOD: &str = include_str!("go/unpack.mod");
 const UNPACK_GO: &str = include_str!("go/unpack.go");
+const INFORMER_MOD: &str = include_str!("go/informer.mod");
+const INFORMER_GO: &str = include_str!("go/informer.go");
 
 /// The etcd releases the tests run against.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -70,15 +76,97 @@ pub fn minio() -> PathBuf {
     })
 }
 
+/// The Kubernetes API server.
+pub fn kube_apiserver() -> PathBuf {
+    let version = format!("v1.{KUBERNETES}");
+    cached(
+        &format!("kube-apiserver-{version}"),
+        "4 to 6 minutes",
+        |build| {
+            build.write("go.mod", &kube_apiserver_mod(build, &version));
+            let variable = |name: &str, value: &str| {
+                format!("-X k8s.io/component-base/version.{name}={value}")
+            };
+            let (minor, _) = KUBERNETES.split_once('.').expect("a minor version");
+            // The version that it tells its clients; elsewhere git says it.
+            let flags = [
+                variable("gitVersion", &version),
+                variable("gitMajor", "1"),
+                variable("gitMinor", minor),
+            ];
+            build.go(&[
+                "build",
+                "-mod=mod",
+                &format!("-ldflags=-s -w {}", flags.join(" ")),
+                "-o",
+                "kube-apiserver",
+                "k8s.io/kubernetes/cmd/kube-apiserver",
+            ]);
+            build.dir.join("kube-apiserver")
+        },
+    )
+}
+
+/// Kubernetes finds its libraries in folders of its own repository, by replacements that count there
+/// alone. Whoever requires it must replace each by the published one; which, its own go.mod tells.
+fn kube_apiserver_mod(build: &Build, version: &str) -> String {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "PascalCase")]
+    struct Download {
+        go_mod: PathBuf,
+    }
+    #[derive(Deserialize)]
+    #[serde(rename_all = "PascalCase")]
+    struct Mod {
+        replace: Vec<Replace>,
+    }
+    #[derive(Deserialize)]
+    #[serde(rename_all = "PascalCase")]
+    struct Replace {
+        old: Module,
+        new: Module,
+    }
+    #[derive(Deserialize)]
+    #[serde(rename_all = "PascalCase")]
+    struct Module {
+        path: String,
+    }
+    let module = format!("k8s.io/kubernetes@{version}");
+    let said = build.go(&["mod", "download", "-json", &module]);
+    let download: Download = serde_json::from_slice(&said).expect("what `go mod download` says");
+    let file = download.go_mod.to_str().expect("a path in UTF-8");
+    let said = build.go(&["mod", "edit", "-json", file]);
+    let theirs: Mod = serde_json::from_slice(&said).expect("what `go mod edit` says");
+    let mut text = KUBE_APISERVER_MOD.replace("VERSION", version);
+    for Replace { old, new } in theirs.replace {
+        if new.path.starts_with("./staging/") {
+            let path = old.path;
+            text.push_str(&format!("replace {path} => {path} v0.{KUBERNETES}\n"));
+        }
+    }
+    text
+}
+
 /// `unpack gzip|zlib|lzw`: Go's own decompressors from stdin to stdout.
 pub fn unpack() -> PathBuf {
-    let source = Sha256::digest([UNPACK_MOD, UNPACK_GO].concat());
-    let name: String = source.iter().take(6).map(|b| format!("{b:02x}")).collect();
-    cached(&format!("unpack-{name}"), "some seconds", |build| {
-        build.write("go.mod", UNPACK_MOD);
-        build.write("unpack.go", UNPACK_GO);
-        build.go(&["build", "-o", "unpack", "."]);
-        build.dir.join("unpack")
+    our_program("unpack", "some seconds", UNPACK_MOD, UNPACK_GO)
+}
+
+/// `informer URL TOKEN NAMESPACE`: what a Kubernetes controller sees of the ConfigMaps there.
+pub fn informer() -> PathBuf {
+    let module = INFORMER_MOD.replace("VERSION", &format!("v0.{KUBERNETES}"));
+    our_program("informer", "a minute or two", &module, INFORMER_GO)
+}
+
+/// A program of ours, of one file; the name in the cache carries the content's hash.
+fn our_program(name: &str, time: &str, module: &str, source: &str) -> PathBuf {
+    let hash = Sha256::digest([module, source].concat());
+    let hash: String = hash.iter().take(6).map(|b| format!("{b:02x}")).collect();
+    cached(&format!("{name}-{hash}"), time, |build| {
+        build.write("go.mod", module);
+        build.write("main.go", source);
+        build.go(&["build", "-mod=mod", "-o", name, "."]);
+        build.dir.join(name)
     })
 }
 
@@ -164,14 +252,18 @@ impl Build {
         self.dir.join(name)
     }
 
-    fn go(&self, args: &[&str]) {
+    /// What it prints on stdout; its stderr goes to the log.
+    fn go(&self, args: &[&str]) -> Vec<u8> {
         let log = File::create(&self.log).expect("create the build's log");
         let (verb, rest) = args.split_first().expect("a go command");
-        let status = Command::new("go")
-            .arg(verb)
+        let mut command = Command::new("go");
+        command.arg(verb);
+        if *verb != "mod" {
             // The cache may lie in somebody's git repository; this is no build of it. Flags given
             // here win over the same ones in GOFLAGS and leave the others of it in force.
-            .arg("-buildvcs=false")
+            command.arg("-buildvcs=false");
+        }
+        let output = command
             .args(rest)
             .current_dir(&self.dir)
             .env("GOBIN", &self.dir)
@@ -180,9 +272,8 @@ impl Build {
             .env_remove("GOOS")
             .env_remove("GOARCH")
             .stdin(Stdio::null())
-            .stdout(log.try_clone().expect("clone the log's handle"))
             .stderr(log)
-            .status()
+            .output()
             .unwrap_or_else(|err| {
                 panic!(
                     "cannot run `go`, which the tests need to build {}: {err}",
@@ -190,13 +281,15 @@ impl Build {
                 )
             });
         assert!(
-            status.success(),
-            "`go {}` for {} failed ({status}); the end of {}:\n{}",
+            output.status.success(),
+            "`go {}` for {} failed ({}); the end of {}:\n{}",
             args.join(" "),
             self.name,
+            output.status,
             self.log.display(),
             tail(&self.log)
         );
+        output.stdout
     }
 }
 

@@ -1,0 +1,464 @@
+//! The members of a restored cluster: from the flags to IDs, and to what the database says of them.
+//!
+//! Pure: it opens no file and asks no DNS. `job` and the other files of this room call it.
+//! Sources: etcd's `client/pkg/types`, `membership/member.go`, `storage/schema/membership.go`.
+
+use crate::error::{Error, Reason, Result};
+use crate::protobuf::{put_bytes, put_varint};
+use sha1::{Digest as _, Sha1};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+/// A member's ID; never 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MemberId(pub u64);
+
+/// A cluster's ID.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClusterId(pub u64);
+
+/// As etcd prints it: hexadecimal, lower case, no leading zeros.
+impl fmt::Display for MemberId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:x}", self.0)
+    }
+}
+
+/// As etcd prints it: hexadecimal, lower case, no leading zeros.
+impl fmt::Display for ClusterId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:x}", self.0)
+    }
+}
+
+/// A member as `--initial-cluster` names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Member {
+    /// Made of the URLs and the cluster's token.
+    pub id: MemberId,
+    /// Never empty.
+    pub name: String,
+    /// At least one, sorted.
+    pub peer_urls: Vec<String>,
+}
+
+impl Member {
+    /// The JSON of it in the bucket `members` and in the WAL: `id`, `peerURLs`, `name`. A member has
+    /// no client URLs before it has started.
+    pub fn to_json(&self) -> String {
+        format!(
+            r#"{{"id":{},"peerURLs":{},"name":{}}}"#,
+            self.id.0,
+            self.peer_urls_json(),
+            go_json(&self.name)
+        )
+    }
+
+    /// The JSON list of its peer URLs.
+    pub(super) fn peer_urls_json(&self) -> String {
+        let urls: Vec<String> = self.peer_urls.iter().map(|u| go_json(u)).collect();
+        format!("[{}]", urls.join(","))
+    }
+}
+
+/// The cluster that a restored member belongs to, and which of its members it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cluster {
+    id: ClusterId,
+    members: Vec<Member>,
+    me: usize,
+}
+
+impl Cluster {
+    /// From the flags, as `etcdutl snapshot restore` takes them: `initial_cluster` is
+    /// `name=URL,name=URL,…`, where a name that comes again adds a URL; `advertise_peer_urls` is
+    /// `URL,URL,…`. The same flags give the same IDs on each member, whichever it is.
+    ///
+    /// Two deeds of etcdutl are left out. It takes host names for equal that DNS resolves to the same
+    /// addresses; here `--initial-advertise-peer-urls` has to spell them as `--initial-cluster` does.
+    /// And it takes URLs with user, query, fragment or escapes, which no peer can be reached by.
+    ///
+    /// # Errors
+    /// `Usage`, naming `--name`, `--initial-cluster` or `--initial-advertise-peer-urls`.
+    pub fn new(
+        name: &str,
+        initial_cluster: &str,
+        token: &str,
+        advertise_peer_urls: &str,
+    ) -> Result<Cluster> {
+        let mut advertised = advertise_peer_urls
+            .split(',')
+            .map(|url| peer_url("--initial-advertise-peer-urls", url))
+            .collect::<Result<Vec<String>>>()?;
+        advertised.sort();
+        let by_name = parse_initial_cluster(initial_cluster)?;
+        let mine = by_name.get(name).ok_or_else(|| {
+            usage(format!(
+                "--name \"{name}\" is not among the members of --initial-cluster \
+                 \"{initial_cluster}\""
+            ))
+        })?;
+        if *mine != advertised {
+            return Err(usage(format!(
+                "--initial-advertise-peer-urls has {} but --initial-cluster has {} for \"{name}\": \
+                 they must be the same",
+                advertised.join(","),
+                mine.join(",")
+            )));
+        }
+        let mut seen = BTreeSet::new();
+        for url in by_name.values().flatten() {
+            if !seen.insert(url) {
+                return Err(usage(format!("--initial-cluster has {url} twice")));
+            }
+        }
+        let mut members: Vec<Member> = by_name
+            .into_iter()
+            .map(|(name, peer_urls)| Member {
+                id: MemberId(hash(format!("{}{token}", peer_urls.concat()).as_bytes())),
+                name,
+                peer_urls,
+            })
+            .collect();
+        members.sort_by_key(|m| m.id);
+        if members.windows(2).any(|w| w[0].id == w[1].id) || members[0].id.0 == 0 {
+            return Err(usage(
+                "--initial-cluster makes members of the same ID, or of none: use another \
+                 --initial-cluster-token",
+            ));
+        }
+        let ids: Vec<u8> = members.iter().flat_map(|m| m.id.0.to_be_bytes()).collect();
+        let me = members.iter().position(|m| m.name == name);
+        Ok(Cluster {
+            id: ClusterId(hash(&ids)),
+            me: me.ok_or_else(|| Error::internal("the member is not in its own cluster"))?,
+            members,
+        })
+    }
+
+    /// The cluster's ID.
+    pub fn id(&self) -> ClusterId {
+        self.id
+    }
+
+    /// The member that is being restored.
+    pub fn me(&self) -> &Member {
+        &self.members[self.me]
+    }
+
+    /// All members, sorted by ID; at least one.
+    pub fn members(&self) -> &[Member] {
+        &self.members
+    }
+
+    /// The raft index that the restored member begins after: one entry for each member.
+    pub fn index(&self) -> u64 {
+        self.members.len() as u64
+    }
+
+    /// What takes the place of a bucket's entries, sorted by key; `None` where the source's stay. The
+    /// bucket has to be there even if it is empty and the source has none.
+    ///
+    /// This is what etcdutl of 3.5, 3.6 and 3.7 does: it empties `members` and `members_removed` and
+    /// adds the new members. The bucket `cluster` (`clusterVersion`, `downgrade`) it leaves as it is,
+    /// and so do we: etcd would otherwise take the cluster for one of a version that it has to find out.
+    pub fn bucket(&self, name: &[u8]) -> Option<Vec<(Vec<u8>, Vec<u8>)>> {
+        match name {
+            b"members" => {
+                let mut entries: Vec<_> = self
+                    .members
+                    .iter()
+                    .map(|m| (m.id.to_string().into_bytes(), m.to_json().into_bytes()))
+                    .collect();
+                // Without leading zeros the order of the keys is not that of the numbers.
+                entries.sort();
+                Some(entries)
+            }
+            b"members_removed" => Some(Vec::new()),
+            _ => None,
+        }
+    }
+
+    /// What the bucket `meta` says of this cluster, sorted by key: it replaces the source's entries of
+    /// these keys and is added where the source has none. All others stay, `storageVersion` too; none
+    /// has to go.
+    ///
+    /// etcdutl sets `consistent_index` and `term` (8 bytes each, big endian) and leaves the source's
+    /// `confState`, which names members that are not there any more. No server up to 3.7 reads it
+    /// before it writes it anew; so that it is true all the same, it is set here.
+    pub fn meta_entries(&self) -> Vec<(&'static [u8], Vec<u8>)> {
+        let voters: Vec<String> = self.members.iter().map(|m| m.id.0.to_string()).collect();
+        vec![
+            (
+                b"confState",
+                format!(r#"{{"voters":[{}],"auto_leave":false}}"#, voters.join(",")).into_bytes(),
+            ),
+            (b"consistent_index", self.index().to_be_bytes().to_vec()),
+            (b"term", super::TERM.to_be_bytes().to_vec()),
+        ]
+    }
+
+    /// `raftpb.ConfState`: voters (1) and auto_leave (5), false but written, as 3.5 and 3.6 do.
+    pub(super) fn conf_state(&self) -> Vec<u8> {
+        let mut b = Vec::new();
+        for m in &self.members {
+            put_varint(&mut b, 1, m.id.0);
+        }
+        put_varint(&mut b, 5, 0);
+        b
+    }
+
+    /// `etcdserverpb.Metadata`: NodeID (1) and ClusterID (2).
+    pub(super) fn metadata(&self) -> Vec<u8> {
+        let mut b = Vec::new();
+        put_varint(&mut b, 1, self.me().id.0);
+        put_varint(&mut b, 2, self.id.0);
+        b
+    }
+}
+
+impl Member {
+    /// `raftpb.ConfChange` that adds it: ID (1) 0, type (2) 0, node_id (3), context (4).
+    pub(super) fn conf_change(&self) -> Vec<u8> {
+        let mut b = Vec::new();
+        put_varint(&mut b, 1, 0);
+        put_varint(&mut b, 2, 0);
+        put_varint(&mut b, 3, self.id.0);
+        put_bytes(&mut b, 4, self.to_json().as_bytes());
+        b
+    }
+}
+
+fn usage(message: impl Into<String>) -> Error {
+    Error::new(Reason::Usage, message)
+}
+
+/// The first 8 bytes of the SHA-1, big endian.
+fn hash(b: &[u8]) -> u64 {
+    let sum = Sha1::digest(b);
+    sum.iter().take(8).fold(0, |n, &x| n << 8 | u64::from(x))
+}
+
+/// URLs by member, sorted.
+fn parse_initial_cluster(s: &str) -> Result<BTreeMap<String, Vec<String>>> {
+    const FLAG: &str = "--initial-cluster";
+    let mut members = BTreeMap::<String, Vec<String>>::new();
+    // Empty parts are passed over, as etcd does.
+    for part in s.split(',').filter(|p| !p.is_empty()) {
+        let (name, url) = part.split_once('=').unwrap_or((part, ""));
+        if name.is_empty() || url.is_empty() {
+            return Err(usage(format!("{FLAG} has \"{part}\": use NAME=URL")));
+        }
+        members
+            .entry(name.to_owned())
+            .or_default()
+            .push(peer_url(FLAG, url)?);
+    }
+    for urls in members.values_mut() {
+        urls.sort();
+    }
+    Ok(members)
+}
+
+/// The URL as Go prints it after parsing: the scheme in lower case, all else as it was.
+fn peer_url(flag: &str, url: &str) -> Result<String> {
+    let url = url.trim();
+    let bad = |what: &str| usage(format!("{flag} has \"{url}\": {what}"));
+    let (scheme, rest) = url
+        .split_once(':')
+        .ok_or_else(|| bad("use a URL such as http://HOST:PORT"))?;
+    let scheme = scheme.to_ascii_lowercase();
+    if !matches!(scheme.as_str(), "http" | "https" | "unix" | "unixs") {
+        return Err(bad("the scheme must be http, https, unix or unixs"));
+    }
+    let odd = |c: char| !c.is_ascii_graphic() || "\"<>\\^`{|}?#@,".contains(c);
+    if let Some(c) = rest.chars().find(|&c| odd(c)) {
+        return Err(bad(&format!("{c:?} cannot be in a peer URL")));
+    }
+    if scheme.starts_with("http") {
+        let authority = rest
+            .strip_prefix("//")
+            .ok_or_else(|| bad("use the form http://HOST:PORT"))?;
+        if authority.contains('/') {
+            return Err(bad("a peer URL has no path, not even a slash"));
+        }
+        let (host, port) = authority
+            .rsplit_once(':')
+            .ok_or_else(|| bad("the port is missing"))?;
+        if port.is_empty() || !port.bytes().all(|c| c.is_ascii_digit()) {
+            return Err(bad("the port is missing"));
+        }
+        let ip6 = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
+        let fine = match ip6 {
+            // A zone is written %25eth0.
+            Some(ip) => {
+                let (ip, zone) = ip.split_once("%25").unwrap_or((ip, "-"));
+                let in_ip = |c: u8| c.is_ascii_hexdigit() || b":.".contains(&c);
+                let in_zone = |c: u8| c.is_ascii_alphanumeric() || b"-._~".contains(&c);
+                ip.bytes().all(in_ip) && !zone.is_empty() && zone.bytes().all(in_zone)
+            }
+            None => !host.contains(['[', ']', ':', '%']),
+        };
+        if !fine {
+            return Err(bad("the host is none; an IPv6 address goes in brackets"));
+        }
+    } else if rest.contains('%') {
+        return Err(bad("'%' cannot be in a peer URL"));
+    }
+    Ok(format!("{scheme}:{rest}"))
+}
+
+/// A JSON string as Go's encoding/json writes it: `<`, `>`, `&` and two line separators are escaped.
+pub(super) fn go_json(s: &str) -> String {
+    let mut out = String::with_capacity(s.len() + 2);
+    for c in serde_json::Value::from(s).to_string().chars() {
+        match c {
+            '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => {
+                out.push_str(&format!("\\u{:04x}", c as u32));
+            }
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    pub fn three(name: &str) -> Cluster {
+        let all = "a=http://10.0.0.1:2380,b=https://b.example:2380,c=http://10.0.0.3:2380,\
+                   b=http://10.0.0.2:2380";
+        let mine = match name {
+            "a" => "http://10.0.0.1:2380",
+            "b" => "http://10.0.0.2:2380,https://b.example:2380",
+            _ => "http://10.0.0.3:2380",
+        };
+        Cluster::new(name, all, "tok", mine).unwrap()
+    }
+
+    #[test]
+    fn ids_are_those_that_etcd_computes() {
+        // What etcdutl 3.5.35 left for these flags.
+        let url = "http://localhost:2380";
+        let one = Cluster::new("default", &format!("default={url}"), "etcd-cluster", url).unwrap();
+        assert_eq!(one.me().id.to_string(), "8e9e05c52164694d");
+        assert_eq!(one.id().to_string(), "cdf818194e3a8c32");
+        let cluster = three("b");
+        assert_eq!(cluster.id().to_string(), "492fd43c3b9c52c5");
+        let ids: Vec<String> = cluster.members().iter().map(|m| m.id.to_string()).collect();
+        assert_eq!(
+            ids,
+            ["5d8f2458f24ae9e", "7aa181191753809e", "98521e8c6c48c6da"]
+        );
+        assert_eq!(cluster.me().name, "b");
+        assert_eq!(
+            cluster.me().to_json(),
+            r#"{"id":421352945727352478,"peerURLs":["http://10.0.0.2:2380","https://b.example:2380"],"name":"b"}"#
+        );
+        assert_eq!(three("a").members(), cluster.members());
+    }
+
+    #[test]
+    fn buckets_hold_the_new_members_alone() {
+        let cluster = three("c");
+        let keys: Vec<Vec<u8>> = cluster
+            .bucket(b"members")
+            .unwrap()
+            .into_iter()
+            .map(|e| e.0)
+            .collect();
+        assert_eq!(
+            keys,
+            [
+                &b"5d8f2458f24ae9e"[..],
+                b"7aa181191753809e",
+                b"98521e8c6c48c6da"
+            ]
+        );
+        assert_eq!(cluster.bucket(b"members_removed"), Some(vec![]));
+        assert_eq!(cluster.bucket(b"cluster"), None);
+        assert_eq!(cluster.bucket(b"key"), None);
+        let meta = cluster.meta_entries();
+        assert!(meta.is_sorted());
+        assert_eq!(
+            meta[1],
+            (&b"consistent_index"[..], vec![0, 0, 0, 0, 0, 0, 0, 3])
+        );
+    }
+
+    #[test]
+    fn urls_are_taken_and_refused_as_etcd_does() {
+        for (given, kept) in [
+            ("http://a:1", "http://a:1"),
+            (" HTTPS://A.b:2380 ", "https://A.b:2380"),
+            ("http://[::1]:2380", "http://[::1]:2380"),
+            ("http://[fe80::1%25eth0]:1", "http://[fe80::1%25eth0]:1"),
+            ("unix://localhost:2380", "unix://localhost:2380"),
+            ("unixs:///run/etcd.sock", "unixs:///run/etcd.sock"),
+        ] {
+            assert_eq!(peer_url("--x", given).unwrap(), kept);
+        }
+        for bad in [
+            "",
+            "a",
+            "a:1",
+            "http:a:1",
+            "ftp://a:1",
+            "http://a",
+            "http://a:",
+            "http://a:b",
+            "http://a:1/",
+            "http://a:1/x",
+            "http://a:1?x",
+            "http://u@a:1",
+            "http://a b:1",
+            "http://::1:2380",
+            "http://ä:1",
+            "http://a%20:1",
+            "http://[::1",
+            "http://[g::]:1",
+        ] {
+            let e = peer_url("--x", bad).unwrap_err();
+            assert_eq!(e.reason(), Reason::Usage, "{bad}");
+            assert!(e.to_string().starts_with("--x has"), "{e}");
+        }
+    }
+
+    #[test]
+    fn flags_that_contradict_each_other_are_refused() {
+        let refuse = |name, all, mine, flag: &str| {
+            let e = Cluster::new(name, all, "t", mine).unwrap_err();
+            assert_eq!(e.reason(), Reason::Usage);
+            assert!(e.to_string().contains(flag), "{e}");
+        };
+        let (a, b) = ("http://a:1", "http://b:1");
+        refuse("c", "a=http://a:1", a, "--name \"c\"");
+        refuse("a", "", a, "--name");
+        refuse("a", "a=http://a:1", b, "--initial-advertise-peer-urls");
+        refuse(
+            "a",
+            "a=http://a:1,a=http://b:1",
+            a,
+            "--initial-advertise-peer-urls",
+        );
+        refuse("a", "a=http://a:1", "", "--initial-advertise-peer-urls");
+        refuse(
+            "a",
+            "a=http://a:1,b=http://a:1",
+            a,
+            "--initial-cluster has http://a:1 twice",
+        );
+        refuse("a", "a=http://a:1,b", a, "--initial-cluster has \"b\"");
+        refuse("a", "a=http://a:1,=http://b:1", a, "--initial-cluster");
+        assert!(Cluster::new("a", ",a=http://a:1,,", "", a).is_ok());
+    }
+
+    #[test]
+    fn strings_are_escaped_as_go_does() {
+        assert_eq!(
+            go_json("a\"<&>\u{2028}é\n"),
+            r#""a\"\u003c\u0026\u003e\u2028é\n""#
+        );
+    }
+}

@@ -1,0 +1,299 @@
+//! The `.snap` file: raft's snapshot, which names the members and the index that the log begins after.
+//!
+//! Keys are not in it; etcd keeps them in the database beside it. `job` calls it.
+//! Sources: etcd's `snap/snapshotter.go`, `snappb/snap.proto`, `v2store`, and raft's `raft.proto`.
+
+use crate::datadir::membership::go_json;
+use crate::datadir::{Cluster, MemberId, TERM, corrupt, wal, write_new};
+use crate::error::{Error, Result};
+use crate::protobuf::{Value, put_bytes, put_varint, take_field, take_varint};
+use crc_fast::crc32_iscsi;
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+/// etcd's are some KiB, of thousands of members some MiB.
+const MAX_SIZE: u64 = 512 << 20;
+
+/// What a `.snap` file says of itself.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Metadata {
+    /// The raft index that it is of.
+    pub index: u64,
+    /// The raft term that it is of.
+    pub term: u64,
+    /// The members that vote.
+    pub voters: Vec<MemberId>,
+    /// The members that only listen.
+    pub learners: Vec<MemberId>,
+}
+
+/// Writes `<term>-<index>.snap` (16 hexadecimal digits each) into `dir`, which must be there, and syncs
+/// both. Returns its path.
+///
+/// # Errors
+/// `TargetExists`; `Io`, `NoSpace`, `PermissionDenied`.
+pub fn write(dir: &Path, cluster: &Cluster) -> Result<PathBuf> {
+    let name = format!("{TERM:016x}-{:016x}.snap", cluster.index());
+    write_new(dir, &name, &encode(cluster), 0)
+}
+
+/// The bytes of the file: `snappb.Snapshot` with crc (1) and data (2), a `raftpb.Snapshot` with data (1)
+/// and metadata (2). They are those of etcdutl 3.5.
+pub fn encode(cluster: &Cluster) -> Vec<u8> {
+    let mut metadata = Vec::new();
+    put_bytes(&mut metadata, 1, &cluster.conf_state());
+    put_varint(&mut metadata, 2, cluster.index());
+    put_varint(&mut metadata, 3, TERM);
+    let mut snapshot = Vec::new();
+    put_bytes(&mut snapshot, 1, v2_store(cluster).as_bytes());
+    put_bytes(&mut snapshot, 2, &metadata);
+    let mut file = Vec::new();
+    put_varint(&mut file, 1, u64::from(crc32_iscsi(&snapshot)));
+    put_bytes(&mut file, 2, &snapshot);
+    file
+}
+
+/// The store of etcd's old v2 API as JSON, holding the members. Servers up to 3.7 still load it.
+///
+/// etcdutl 3.6 differs in one statistic (`getsFail` is 1), 3.7 also in the order in which it adds the
+/// members, which is a random one.
+fn v2_store(cluster: &Cluster) -> String {
+    const ALWAYS: &str = r#""ExpireTime":"0001-01-01T00:00:00Z""#;
+    // The history of the v2 watchers: a ring, empty places and all.
+    const CAPACITY: usize = 1000;
+    let node = |path: &str, index: usize, value: &str, children: &str| {
+        format!(
+            r#"{{"Path":"{path}","CreatedIndex":{index},"ModifiedIndex":{index},{ALWAYS},"Value":{value},"Children":{children}}}"#
+        )
+    };
+    // Sorted as Go sorts a map's keys; the indices follow the IDs.
+    let mut children = BTreeMap::new();
+    let mut events = Vec::new();
+    for (m, index) in cluster.members().iter().zip(1..) {
+        let path = format!("/0/members/{}", m.id);
+        let attributes = format!("{path}/raftAttributes");
+        let value = go_json(&format!(r#"{{"peerURLs":{}}}"#, m.peer_urls_json()));
+        let leaf = node(&attributes, index, &value, "null");
+        let member = node(
+            &path,
+            index,
+            "\"\"",
+            &format!(r#"{{"raftAttributes":{leaf}}}"#),
+        );
+        children.insert(m.id.to_string(), member);
+        events.push(format!(
+            r#"{{"action":"create","node":{{"key":"{attributes}","value":{value},"modifiedIndex":{index},"createdIndex":{index}}}}}"#
+        ));
+    }
+    let n = events.len();
+    events.resize(CAPACITY.max(n), "null".to_owned());
+    let children: Vec<String> = children
+        .iter()
+        .map(|(k, v)| format!("\"{k}\":{v}"))
+        .collect();
+    let members = node(
+        "/0/members",
+        1,
+        "\"\"",
+        &format!("{{{}}}", children.join(",")),
+    );
+    let zero = node("/0", 0, "\"\"", &format!(r#"{{"members":{members}}}"#));
+    let one = node("/1", 0, "\"\"", "{}");
+    let root = node("/", 0, "\"\"", &format!(r#"{{"0":{zero},"1":{one}}}"#));
+    let (events, capacity) = (events.join(","), CAPACITY.max(n));
+    let back = n % capacity;
+    format!(
+        r#"{{"Root":{root},"WatcherHub":{{"EventHistory":{{"Queue":{{"Events":[{events}],"Size":{n},"Front":0,"Back":{back},"Capacity":{capacity}}},"StartIndex":1,"LastIndex":{n}}}}},"CurrentIndex":{n},"Stats":{{"getsSuccess":0,"getsFail":0,"setsSuccess":0,"setsFail":0,"deleteSuccess":0,"deleteFail":0,"updateSuccess":0,"updateFail":0,"createSuccess":{n},"createFail":0,"compareAndSwapSuccess":0,"compareAndSwapFail":0,"compareAndDeleteSuccess":0,"compareAndDeleteFail":0,"expireCount":0,"watchers":0}},"CurrentVersion":2}}"#
+    )
+}
+
+/// Reads a `.snap` file's metadata and checks its CRC-32C. At most 512 MiB are held.
+///
+/// # Errors
+/// `CorruptDataDir` where it is empty, too long, damaged or no snapshot; `Io`, `PermissionDenied`.
+pub fn read(path: &Path) -> Result<Metadata> {
+    let failed = |e| Error::io(format!("read {}", path.display()), e);
+    let mut bytes = Vec::new();
+    let file = File::open(path).map_err(failed)?;
+    file.take(MAX_SIZE + 1)
+        .read_to_end(&mut bytes)
+        .map_err(failed)?;
+    if bytes.len() as u64 > MAX_SIZE {
+        return Err(corrupt(format!(
+            "{} is longer than 512 MiB",
+            path.display()
+        )));
+    }
+    decode(&bytes).map_err(|e| e.at(path.display()))
+}
+
+/// Reads a `.snap` file's bytes.
+///
+/// # Errors
+/// `CorruptDataDir`.
+pub fn decode(bytes: &[u8]) -> Result<Metadata> {
+    let (crc, data) = parse_outer(bytes).ok_or_else(|| corrupt("this is no snappb.Snapshot"))?;
+    if data.is_empty() || crc == 0 {
+        return Err(corrupt("the raft snapshot is empty"));
+    }
+    let real = crc32_iscsi(data);
+    if crc != real {
+        return Err(corrupt(format!(
+            "the raft snapshot's CRC-32C is {real:08x}, not {crc:08x} as it says"
+        )));
+    }
+    parse_snapshot(data).ok_or_else(|| corrupt("the file holds no raftpb.Snapshot"))
+}
+
+fn parse_outer(mut b: &[u8]) -> Option<(u32, &[u8])> {
+    let (mut crc, mut data) = (0, &[][..]);
+    while !b.is_empty() {
+        match take_field(&mut b)? {
+            (1, Value::Varint(n)) => crc = u32::try_from(n).ok()?,
+            (2, Value::Bytes(x)) => data = x,
+            (0..=2, _) => return None,
+            _ => {}
+        }
+    }
+    Some((crc, data))
+}
+
+fn parse_snapshot(mut b: &[u8]) -> Option<Metadata> {
+    let mut m = Metadata::default();
+    while !b.is_empty() {
+        match take_field(&mut b)? {
+            (1, Value::Bytes(_)) => {}
+            (2, Value::Bytes(x)) => parse_metadata(x, &mut m)?,
+            (0..=2, _) => return None,
+            _ => {}
+        }
+    }
+    Some(m)
+}
+
+fn parse_metadata(mut b: &[u8], m: &mut Metadata) -> Option<()> {
+    while !b.is_empty() {
+        match take_field(&mut b)? {
+            (1, Value::Bytes(x)) => parse_conf_state(x, m)?,
+            (2, Value::Varint(n)) => m.index = n,
+            (3, Value::Varint(n)) => m.term = n,
+            (0..=3, _) => return None,
+            _ => {}
+        }
+    }
+    Some(())
+}
+
+fn parse_conf_state(mut b: &[u8], m: &mut Metadata) -> Option<()> {
+    while !b.is_empty() {
+        let (field, value) = take_field(&mut b)?;
+        let ids = match field {
+            1 => &mut m.voters,
+            2 => &mut m.learners,
+            0 => return None,
+            _ => continue,
+        };
+        match value {
+            Value::Varint(n) => ids.push(MemberId(n)),
+            // Packed, as a newer protobuf may write them.
+            Value::Bytes(mut packed) => {
+                while !packed.is_empty() {
+                    ids.push(MemberId(take_varint(&mut packed)?));
+                }
+            }
+            Value::Fixed => return None,
+        }
+    }
+    Some(())
+}
+
+/// The `.snap` files of a folder, newest first: by name, as etcd sorts them.
+///
+/// # Errors
+/// `Io`, `PermissionDenied`.
+pub fn list(dir: &Path) -> Result<Vec<PathBuf>> {
+    let failed = |e| Error::io(format!("list {}", dir.display()), e);
+    let mut paths = Vec::new();
+    for entry in fs::read_dir(dir).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        if path.extension().is_some_and(|e| e == "snap") {
+            paths.push(path);
+        }
+    }
+    paths.sort();
+    paths.reverse();
+    Ok(paths)
+}
+
+/// The snapshot that etcd would start from: the newest that can be read and that the WAL knows and has
+/// committed. Damaged ones are passed over, as etcd does; `None` where there is no other. etcd then
+/// reads the log from its beginning, which works as long as the WAL's first segment is still there.
+///
+/// # Errors
+/// `Io`, `PermissionDenied`.
+pub fn newest(dir: &Path, wal: &wal::Summary) -> Result<Option<Metadata>> {
+    for path in list(dir)? {
+        match read(&path) {
+            Ok(m) if wal.knows(m.index, m.term) => return Ok(Some(m)),
+            Ok(_) => {}
+            Err(e) if e.reason().is_bad_data() => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::datadir::membership::tests::three;
+
+    #[test]
+    fn what_is_written_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let cluster = three("a");
+        let path = write(dir.path(), &cluster).unwrap();
+        assert!(path.ends_with("0000000000000001-0000000000000003.snap"));
+        let m = read(&path).unwrap();
+        let ids: Vec<MemberId> = cluster.members().iter().map(|m| m.id).collect();
+        assert_eq!((m.index, m.term, m.voters), (3, 1, ids));
+        assert_eq!(m.learners, []);
+        let json: serde_json::Value = serde_json::from_str(&v2_store(&cluster)).unwrap();
+        assert_eq!(
+            json["WatcherHub"]["EventHistory"]["Queue"]["Events"]
+                .as_array()
+                .unwrap()
+                .len(),
+            1000
+        );
+        assert_eq!(
+            write(dir.path(), &cluster).unwrap_err().reason(),
+            crate::Reason::TargetExists
+        );
+        assert_eq!(list(dir.path()).unwrap(), [path]);
+    }
+
+    #[test]
+    fn no_flipped_or_missing_byte_goes_unseen() {
+        let good = encode(&three("a"));
+        for i in 0..good.len() {
+            let mut bad = good.clone();
+            bad[i] ^= 1 << (i % 8);
+            assert!(decode(&bad).is_err(), "byte {i}");
+            assert!(decode(&good[..i]).is_err(), "cut at {i}");
+        }
+    }
+
+    #[test]
+    fn random_bytes_never_panic() {
+        let mut rng = fastrand::Rng::with_seed(7);
+        for _ in 0..20_000 {
+            let b: Vec<u8> = (0..rng.usize(..60)).map(|_| rng.u8(..)).collect();
+            let _ = decode(&b);
+            let _ = parse_snapshot(&b);
+            let _ = parse_conf_state(&b, &mut Metadata::default());
+        }
+    }
+}

@@ -1,0 +1,320 @@
+//! Which of several backups is restored: the one that leads farthest and can be read.
+//!
+//! Ranking is a pure function of revisions; opening and comparing stand around it. `restore` calls it.
+
+use crate::error::{Error, Reason, Result};
+use crate::job::Context;
+use crate::job::scan::{Depth, Scan, scan};
+use crate::job::source::{Request, Source, Target};
+use crate::mvcc::{HashKv, KeyRange, Revision};
+use serde::Serialize;
+use std::path::PathBuf;
+
+/// Where a backup is.
+pub enum Backup {
+    /// A prefix of a store.
+    Store(Context),
+    /// A plain snapshot file.
+    File(Context, PathBuf),
+    /// A store that could not be opened.
+    Closed {
+        /// Its URL.
+        name: String,
+        /// Why.
+        error: Error,
+    },
+}
+
+impl Backup {
+    /// Where it is, for people.
+    pub fn name(&self) -> String {
+        match self {
+            Backup::Store(ctx) => ctx.store.url().to_owned(),
+            Backup::File(_, path) => path.display().to_string(),
+            Backup::Closed { name, .. } => name.clone(),
+        }
+    }
+
+    /// Opens what leads to the state that is asked for.
+    ///
+    /// # Errors
+    /// As [`Source::open`] and [`Source::open_file`].
+    pub fn open(&self, request: &Request) -> Result<(&Context, Source)> {
+        let (ctx, source, _) = self.open_with_scan(request)?;
+        Ok((ctx, source))
+    }
+
+    fn open_with_scan(&self, request: &Request) -> Result<(&Context, Source, Option<Scan>)> {
+        match self {
+            Backup::Store(ctx) => {
+                let scan = scan(ctx, Depth::Doubtful)?;
+                Ok((ctx, Source::open(ctx, &scan, request)?, Some(scan)))
+            }
+            Backup::File(ctx, path) => Ok((ctx, Source::open_file(ctx, path, request)?, None)),
+            Backup::Closed { error, .. } => Err(again(error)),
+        }
+    }
+}
+
+/// The same error once more.
+fn again(e: &Error) -> Error {
+    Error::new(e.reason(), e.to_string())
+}
+
+/// What became of a candidate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum Fate {
+    /// It is restored.
+    Chosen,
+    /// It could be; another leads farther, or as far and was named before it.
+    NotChosen,
+    /// It cannot be read, or what was asked for is not in it.
+    Excluded,
+}
+
+/// A candidate, as it is told. The fields are a contract.
+#[derive(Debug, Clone, Serialize)]
+pub struct Told {
+    /// Its URL, or the file.
+    pub store: String,
+    /// What became of it.
+    pub status: Fate,
+    /// The revision it leads to; `None` where that was not found out.
+    pub revision: Option<Revision>,
+    /// Its timeline.
+    pub timeline: Option<String>,
+    /// Why it is excluded: a reason of `docs/exit-codes.md`.
+    pub reason: Option<&'static str>,
+    /// The same in words.
+    pub message: Option<String>,
+}
+
+/// A backup that was looked at.
+pub(super) struct Candidate<'a> {
+    backup: &'a Backup,
+    pub(super) opened: Result<Opened<'a>>,
+}
+
+/// A backup that can be read, as far as was seen.
+pub(super) struct Opened<'a> {
+    pub(super) ctx: &'a Context,
+    pub(super) source: Source,
+    scan: Option<Scan>,
+}
+
+impl<'a> Candidate<'a> {
+    fn open(backup: &'a Backup, request: &Request) -> Self {
+        let opened = backup.open_with_scan(request);
+        Candidate {
+            backup,
+            opened: opened.map(|(ctx, source, scan)| Opened { ctx, source, scan }),
+        }
+    }
+
+    fn told(&self) -> Told {
+        let source = self.opened.as_ref().ok().map(|o| &o.source);
+        Told {
+            store: self.backup.name(),
+            status: Fate::NotChosen,
+            revision: source.map(|s| s.target),
+            timeline: source.map(|s| s.timeline.clone()),
+            reason: None,
+            message: None,
+        }
+    }
+
+    /// HashKV of the state at `revision`, compacted there.
+    pub(super) fn hash_at(&self, revision: Revision) -> Result<HashKv> {
+        let Opened { ctx, source, scan } = self.opened.as_ref().map_err(again)?;
+        let request = Request {
+            target: Target::Revision(revision),
+            timeline: Some(source.timeline.clone()),
+        };
+        let at = match scan {
+            Some(scan) => Source::open(ctx, scan, &request)?,
+            None => self.backup.open(&request)?.1,
+        };
+        let (fold, _) = at.fold(ctx, revision, KeyRange::All, false)?;
+        fold.finish(&at.db, |_| ctx.store.cancel().check())
+    }
+}
+
+/// Whether a candidate that failed so may be passed over for another.
+pub(super) fn excludes(e: &Error) -> bool {
+    !matches!(
+        e.reason(),
+        Reason::Terminated | Reason::Internal | Reason::NoSpace | Reason::Usage
+    )
+}
+
+/// The order in which candidates are tried: the highest revision first, of equals the one that was
+/// named first. Those without a revision are out.
+pub(super) fn rank(revisions: &[Option<Revision>]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..revisions.len())
+        .filter(|&i| revisions[i].is_some())
+        .collect();
+    order.sort_by_key(|&i| (std::cmp::Reverse(revisions[i]), i));
+    order
+}
+
+/// All candidates, and what becomes of them.
+pub(super) struct Candidates<'a> {
+    pub(super) all: Vec<Candidate<'a>>,
+    pub(super) told: Vec<Told>,
+}
+
+impl<'a> Candidates<'a> {
+    /// Looks at all of them.
+    ///
+    /// # Errors
+    /// Only what is not a candidate's own fault: `Terminated`, `NoSpace`, `Usage`.
+    pub(super) fn open(backups: &'a [Backup], request: &Request) -> Result<Self> {
+        let all: Vec<Candidate<'a>> = backups
+            .iter()
+            .map(|b| Candidate::open(b, request))
+            .collect();
+        let told = all.iter().map(Candidate::told).collect();
+        let mut candidates = Candidates { all, told };
+        for i in 0..candidates.all.len() {
+            match &candidates.all[i].opened {
+                Ok(_) => {}
+                Err(e) if excludes(e) => candidates.exclude(i, &again(e)),
+                Err(e) => return Err(again(e)),
+            }
+        }
+        Ok(candidates)
+    }
+
+    /// Those that can be tried, the best first.
+    pub(super) fn ranked(&self) -> Vec<usize> {
+        let revision = |t: &Told| t.revision.filter(|_| t.status != Fate::Excluded);
+        let revisions: Vec<_> = self.told.iter().map(revision).collect();
+        rank(&revisions)
+    }
+
+    /// Passes a candidate over.
+    pub(super) fn exclude(&mut self, i: usize, e: &Error) {
+        let told = &mut self.told[i];
+        if self.all.len() > 1 {
+            tracing::warn!("{} is not used: {e} [{}]", told.store, e.reason());
+        }
+        told.status = Fate::Excluded;
+        told.reason = Some(e.reason().as_str());
+        told.message = Some(e.to_string());
+    }
+
+    /// The error where no candidate is left.
+    pub(super) fn none_left(&self, last: Option<Error>) -> Error {
+        let excluded = self.told.iter().zip(&self.all);
+        let mut first = last;
+        let mut texts = Vec::new();
+        for (told, candidate) in excluded {
+            if let Some(message) = &told.message {
+                texts.push(format!("{}: {message}", told.store));
+            }
+            if let (None, Err(e)) = (&first, &candidate.opened) {
+                first = Some(again(e));
+            }
+        }
+        match first {
+            Some(e) if self.all.len() == 1 => e,
+            Some(e) => Error::new(
+                e.reason(),
+                format!(
+                    "none of the candidates can be restored: {}",
+                    texts.join("; ")
+                ),
+            ),
+            None => Error::new(Reason::NoSnapshots, "there is no candidate to restore from"),
+        }
+    }
+
+    /// Compares the histories of those that can be tried with that of the first of them: two that hold
+    /// the same revision must agree on it. One that cannot be read for that is passed over.
+    ///
+    /// # Errors
+    /// `HistoryMismatch` where two disagree.
+    pub(super) fn compare(&mut self) -> Result<()> {
+        let ranked = self.ranked();
+        let Some((&first, others)) = ranked.split_first() else {
+            return Ok(());
+        };
+        for &other in others {
+            let at = self.revision(first).min(self.revision(other));
+            if self.is_copy(first, other) {
+                continue;
+            }
+            tracing::info!(
+                revision = at.0,
+                "comparing {} with {}",
+                self.told[first].store,
+                self.told[other].store
+            );
+            let theirs = match self.all[other].hash_at(at) {
+                Ok(hash) => hash,
+                Err(e) if excludes(&e) => {
+                    self.exclude(other, &e);
+                    continue;
+                }
+                Err(e) => return Err(e),
+            };
+            let ours = match self.all[first].hash_at(at) {
+                Ok(hash) => hash,
+                // Without the first, another one is.
+                Err(e) if excludes(&e) => {
+                    self.exclude(first, &e);
+                    return self.compare();
+                }
+                Err(e) => return Err(e),
+            };
+            if ours != theirs {
+                return Err(Error::new(
+                    Reason::HistoryMismatch,
+                    format!(
+                        "{} and {} hold different histories: at revision {at} their HashKV is {} and {}; name only the one to restore from",
+                        self.told[first].store, self.told[other].store, ours.hash, theirs.hash
+                    ),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn revision(&self, i: usize) -> Revision {
+        self.told[i].revision.unwrap_or_default()
+    }
+
+    /// Whether two lead to one revision by objects of the same names and sizes: names hold the time of
+    /// their making, so one is a copy of the other.
+    fn is_copy(&self, a: usize, b: usize) -> bool {
+        let objects = |i: usize| {
+            let source = &self.all[i].opened.as_ref().ok()?.source;
+            let all = source.base_snapshot().into_iter().chain(source.deltas());
+            let all: Vec<_> = all.map(|s| (s.name.to_string(), s.bytes)).collect();
+            Some((source.target, all))
+        };
+        match (objects(a), objects(b)) {
+            (Some(a), Some(b)) => a == b && !a.1.is_empty(),
+            _ => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_highest_revision_wins_and_the_first_named_breaks_ties() {
+        let of = |r: &[Option<i64>]| {
+            let r: Vec<_> = r.iter().map(|r| r.map(Revision)).collect();
+            rank(&r)
+        };
+        assert_eq!(
+            of(&[Some(5), Some(9), Some(9), None, Some(7)]),
+            [1, 2, 4, 0]
+        );
+        assert_eq!(of(&[None, None]), Vec::<usize>::new());
+        assert_eq!(of(&[Some(3), Some(3)]), [0, 1]);
+    }
+}

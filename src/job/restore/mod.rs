@@ -1,0 +1,751 @@
+//! Restore: a state of a backup becomes a member's data directory, or a plain snapshot file.
+//!
+//! look at the target → choose a backup → fold → stage, sync, verify → put in place. No etcd runs.
+
+mod candidates;
+mod needed;
+
+pub use candidates::{Backup, Fate, Told};
+pub use needed::{Action, Decision, Depth};
+
+use crate::bolt::Layout;
+use crate::bucket::frame::{FrameReader, FrameWriter};
+use crate::datadir::membership::Cluster;
+use crate::datadir::place::{Leftover, Occupied, Place};
+use crate::datadir::{self, place, snap, wal};
+use crate::error::{Error, Reason, Result};
+use crate::etcd::peers::{self, PeerOptions};
+use crate::job::rebuild::{Rebuild, Rebuilt};
+use crate::job::source::{Request, Source};
+use crate::job::{Context, space};
+use crate::mvcc::{KeepHistory, KeyRange, Revision};
+use crate::store::Cancel;
+use crate::telemetry::memory::peak_memory_bytes;
+use crate::telemetry::progress::Step;
+use candidates::{Candidates, Opened, excludes};
+use chrono::Utc;
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, BufWriter, Read, Write};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+pub use crate::job::rebuild::Leases;
+
+/// What is written.
+pub enum To {
+    /// A member's data directory.
+    DataDir {
+        /// Where.
+        place: Place,
+        /// The new cluster, and which of its members this is.
+        cluster: Box<Cluster>,
+        /// Only if it is needed.
+        if_needed: Option<Depth>,
+        /// How to ask the other members whether they still have a quorum.
+        peers: PeerOptions,
+    },
+    /// A plain snapshot file, as `etcdctl snapshot save` writes.
+    File(PathBuf),
+}
+
+/// What to restore, and how.
+pub struct Options {
+    /// Which state.
+    pub request: Request,
+    /// Where to.
+    pub to: To,
+    /// How much history to keep.
+    pub keep_history: KeepHistory,
+    /// By how much the newest revision is raised; everything below counts as compacted then. 1 or more.
+    pub bump_revision: Option<i64>,
+    /// What becomes of leases.
+    pub leases: Leases,
+    /// Only say what would be done.
+    pub dry_run: bool,
+}
+
+/// How it ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum Status {
+    /// It was restored (or would be, in a dry run).
+    Succeeded,
+    /// The member that is there is in order.
+    NotNeeded,
+}
+
+/// The member that was written.
+#[derive(Debug, Clone, Serialize)]
+pub struct Member {
+    /// Its name.
+    pub name: String,
+    /// Its ID, hexadecimal as etcd prints it.
+    pub id: String,
+    /// The cluster's ID, hexadecimal.
+    pub cluster_id: String,
+    /// All members' names, in the order of their IDs.
+    pub members: Vec<String>,
+}
+
+/// What was done. The fields are a contract: `docs/restore-result.schema.json`.
+#[derive(Debug, Clone, Serialize)]
+pub struct Outcome {
+    /// How it ended.
+    pub status: Status,
+    /// Whether it was needed, and why.
+    pub decision: Decision,
+    /// The data directory.
+    pub data_dir: Option<PathBuf>,
+    /// The WAL directory, where it is one of its own.
+    pub wal_dir: Option<PathBuf>,
+    /// The plain snapshot file.
+    pub snapshot_file: Option<PathBuf>,
+    /// Where what was there before is kept.
+    pub kept_aside: Vec<PathBuf>,
+    /// The member; `None` where a plain snapshot file was written, or nothing.
+    pub member: Option<Member>,
+    /// Every backup that was looked at, in the order in which they were named.
+    pub candidates: Vec<Told>,
+    /// The full that was restored from.
+    pub base: Option<String>,
+    /// The deltas folded into it, in order.
+    pub deltas: Vec<String>,
+    /// Events of the deltas that were folded.
+    pub events: Option<u64>,
+    /// The timeline's ID.
+    pub timeline: Option<String>,
+    /// The revision of the backup that was restored.
+    pub restored_revision: Option<Revision>,
+    /// The newest revision of what was written: `restored_revision`, raised by the bump.
+    pub revision: Option<Revision>,
+    /// Its compacted revision; −1 where it holds all history.
+    pub compact_revision: Option<Revision>,
+    /// Keys alive.
+    pub live_keys: Option<u64>,
+    /// etcd's HashKV at `revision`.
+    pub hash_kv: Option<u32>,
+    /// Users, roles, alarms and recorded leases are as of this revision.
+    pub metadata_revision: Option<Revision>,
+    /// Leases that no snapshot recorded and that got a record.
+    pub leases_added: Option<u64>,
+    /// Bytes read from the stores.
+    pub bytes_read: u64,
+    /// Size of the database that was written.
+    pub database_bytes: u64,
+    /// Wall-clock time.
+    pub seconds: f64,
+    /// The most memory that was resident at once.
+    pub peak_memory_bytes: Option<u64>,
+    /// Whether only a plan was made.
+    pub dry_run: bool,
+    /// What an operator should know.
+    pub warnings: Vec<String>,
+}
+
+/// Restores the best of some backups; one or more.
+///
+/// # Errors
+/// Any reason but `KeyNotFound`. The target is as it was then, or the next run makes it so.
+pub fn run(backups: &[Backup], options: &Options, cancel: &Cancel) -> Result<Outcome> {
+    if backups.is_empty() {
+        return Err(Error::new(
+            Reason::Usage,
+            "there is nothing to restore from: give --store or --snapshot",
+        ));
+    }
+    let run = Run {
+        backups,
+        options,
+        cancel: cancel.clone(),
+        started: Instant::now(),
+        warnings: Vec::new(),
+    };
+    match &options.to {
+        To::DataDir { .. } => run.into_data_dir(),
+        To::File(path) => run.into_file(path),
+    }
+}
+
+struct Run<'a> {
+    backups: &'a [Backup],
+    options: &'a Options,
+    cancel: Cancel,
+    started: Instant,
+    warnings: Vec<String>,
+}
+
+/// A failure of one candidate, after which another is tried, or one of the target.
+enum Failed {
+    Candidate(Error),
+    Target(Error),
+}
+
+/// What a fold came to.
+struct Written {
+    rebuilt: Rebuilt,
+    events: u64,
+    revision: Revision,
+    bytes: u64,
+}
+
+impl Run<'_> {
+    fn warn(&mut self, message: String) {
+        tracing::warn!("{message}");
+        self.warnings.push(message);
+    }
+
+    fn into_data_dir(mut self) -> Result<Outcome> {
+        let To::DataDir {
+            place,
+            cluster,
+            if_needed,
+            peers,
+        } = &self.options.to
+        else {
+            return Err(Error::internal("a restore without a data directory"));
+        };
+        if datadir::in_use(&place.member(), &place.wal())? {
+            return Err(Error::new(
+                Reason::TargetInUse,
+                format!(
+                    "a running etcd uses {}: stop it first",
+                    place.dir().display()
+                ),
+            ));
+        }
+        let occupied = match self.options.dry_run {
+            true => {
+                if place.has_leftover() {
+                    self.warn(format!(
+                        "a restore into {} was interrupted: the next one completes or undoes it first",
+                        place.dir().display()
+                    ));
+                }
+                None
+            }
+            false => Some(place.occupy()?),
+        };
+        match occupied.as_ref().map(Occupied::leftover) {
+            Some(Leftover::Completed) => {
+                self.warn(
+                    "an earlier restore was interrupted at its very end: it was completed".into(),
+                );
+            }
+            Some(Leftover::Undone) => {
+                self.warn("an earlier restore was interrupted: it was undone".into());
+            }
+            Some(Leftover::None) | None => {}
+        }
+        let taken = place.is_taken()?;
+        let found = match if_needed {
+            None if taken => {
+                return Err(Error::new(
+                    Reason::TargetExists,
+                    format!(
+                        "{} holds a member already, which is never overwritten: choose another --data-dir, or have it looked at and replaced with --if-needed",
+                        place.dir().display()
+                    ),
+                ));
+            }
+            None => needed::Found::asked(),
+            Some(depth) => needed::look(place, taken, *depth, &self.cancel)?,
+        };
+        let mut decision = found.decide();
+        if decision.action == Action::Keep && *if_needed == Some(Depth::Sanity) {
+            return Ok(self.kept(decision, None));
+        }
+        let mut candidates = Candidates::open(self.backups, &self.options.request)?;
+        if decision.action == Action::Keep {
+            decision = self.compare_with_backup(&found, &mut candidates)?;
+            if decision.action == Action::Keep {
+                return Ok(self.kept(decision, Some(candidates)));
+            }
+        }
+        if if_needed.is_some() {
+            tracing::info!(reason = decision.reason, "{}", decision.message);
+            let others: Vec<_> = cluster
+                .members()
+                .iter()
+                .filter(|m| m.id != cluster.me().id)
+                .collect();
+            let decided = peers::look(&others, cluster.members().len(), peers, &self.cancel)?;
+            if let Some(why) = decided {
+                return Err(Error::new(
+                    Reason::ClusterHasQuorum,
+                    format!(
+                        "{}; but {why}: a restored member would not fit to it. Remove this member from the running cluster and add it again as a new one (etcdctl member remove, etcdctl member add), with an empty data directory",
+                        decision.message
+                    ),
+                ));
+            }
+        }
+        let (mut outcome, chosen) =
+            self.try_candidates(candidates, decision, |run, source, ctx| {
+                let Some(occupied) = &occupied else {
+                    return Ok(None);
+                };
+                let (snap_dir, wal_dir) = occupied.stage().map_err(Failed::Target)?;
+                let written = run.write_database(source, ctx, cluster, &snap_dir.join("db"))?;
+                write_log(cluster, &snap_dir, &wal_dir).map_err(Failed::Target)?;
+                Ok(Some(written))
+            })?;
+        if chosen && let Some(occupied) = occupied {
+            let aside = format!("bad-{}", Utc::now().format("%Y%m%dT%H%M%SZ"));
+            let mut done = |step| tracing::debug!(step, "putting the member in place");
+            outcome.kept_aside = occupied.put_in_place(&aside, &mut done)?;
+            tracing::info!(
+                data_dir = %place.dir().display(),
+                revision = outcome.revision.unwrap_or_default().0,
+                hash_kv = outcome.hash_kv,
+                "restored a member"
+            );
+        }
+        outcome.member = Some(Member {
+            name: cluster.me().name.clone(),
+            id: cluster.me().id.to_string(),
+            cluster_id: cluster.id().to_string(),
+            members: cluster.members().iter().map(|m| m.name.clone()).collect(),
+        });
+        outcome.data_dir = Some(place.dir().to_owned());
+        outcome.wal_dir = place.own_wal_dir().map(Path::to_owned);
+        outcome.seconds = self.started.elapsed().as_secs_f64();
+        Ok(outcome)
+    }
+
+    /// The outcome where what is there stays.
+    fn kept(mut self, decision: Decision, candidates: Option<Candidates<'_>>) -> Outcome {
+        tracing::info!(reason = decision.reason, "{}", decision.message);
+        let mut outcome = self.outcome(decision);
+        outcome.status = Status::NotNeeded;
+        outcome.candidates = candidates.map(|c| c.told).unwrap_or_default();
+        if let To::DataDir { place, .. } = &self.options.to {
+            outcome.data_dir = Some(place.dir().to_owned());
+            outcome.wal_dir = place.own_wal_dir().map(Path::to_owned);
+        }
+        outcome
+    }
+
+    /// Compares a member that is in order by itself with the best backup that can be read.
+    fn compare_with_backup(
+        &mut self,
+        found: &needed::Found,
+        candidates: &mut Candidates<'_>,
+    ) -> Result<Decision> {
+        candidates.compare()?;
+        for i in candidates.ranked() {
+            match found.compare(&candidates.all[i], &self.cancel) {
+                Ok(decision) => return Ok(decision),
+                Err(e) if excludes(&e) => candidates.exclude(i, &e),
+                Err(e) => return Err(e),
+            }
+        }
+        // A member that is in order must not wait for a backup.
+        self.warn(format!(
+            "the member could not be compared with a backup: {}",
+            candidates.none_left(None)
+        ));
+        Ok(found.decide())
+    }
+
+    fn into_file(mut self, path: &Path) -> Result<Outcome> {
+        if path.symlink_metadata().is_ok() {
+            return Err(exists(path));
+        }
+        let parent = match path.parent() {
+            Some(p) if !p.as_os_str().is_empty() => p,
+            _ => Path::new("."),
+        };
+        if !parent.is_dir() {
+            return Err(Error::new(
+                Reason::Usage,
+                format!(
+                    "--to-snapshot: the folder {} is not there",
+                    parent.display()
+                ),
+            ));
+        }
+        let candidates = Candidates::open(self.backups, &self.options.request)?;
+        let decision = needed::Found::asked().decide();
+        let mut file = None;
+        let (mut outcome, _) = self.try_candidates(candidates, decision, |run, source, ctx| {
+            if run.options.dry_run {
+                return Ok(None);
+            }
+            let unnamed = Unnamed::new(parent).map_err(Failed::Target)?;
+            let written = run.write_snapshot(source, ctx, &unnamed, parent)?;
+            file = Some(unnamed);
+            Ok(Some(written))
+        })?;
+        if let Some(file) = file {
+            file.name(path)?;
+            place::sync_directory(parent)?;
+        }
+        outcome.snapshot_file = Some(path.to_owned());
+        outcome.seconds = self.started.elapsed().as_secs_f64();
+        Ok(outcome)
+    }
+
+    /// Tries the candidates, the best first, until one is written. Says whether one was, too: in a dry
+    /// run none is.
+    fn try_candidates(
+        &mut self,
+        mut candidates: Candidates<'_>,
+        decision: Decision,
+        mut write: impl FnMut(&mut Self, &Source, &Context) -> Result<Option<Written>, Failed>,
+    ) -> Result<(Outcome, bool)> {
+        candidates.compare()?;
+        let mut last = None;
+        for i in candidates.ranked() {
+            let Ok(Opened { ctx, source, .. }) = &candidates.all[i].opened else {
+                continue;
+            };
+            let written = match write(self, source, ctx) {
+                Ok(written) => written,
+                Err(Failed::Candidate(e)) if excludes(&e) => {
+                    candidates.exclude(i, &e);
+                    last.get_or_insert(e);
+                    continue;
+                }
+                Err(Failed::Candidate(e) | Failed::Target(e)) => return Err(e),
+            };
+            self.warnings.extend(source.warnings.iter().cloned());
+            let mut outcome = self.outcome(decision);
+            outcome.base = Some(source.base_name());
+            outcome.deltas = source.deltas().map(|s| s.name.to_string()).collect();
+            outcome.timeline = Some(source.timeline.clone());
+            outcome.restored_revision = Some(source.target);
+            outcome.metadata_revision = Some(source.base.metadata_revision);
+            outcome.revision = Some(self.newest_revision(source)?);
+            if let Some(w) = &written {
+                outcome.events = Some(w.events);
+                outcome.revision = Some(w.revision);
+                outcome.compact_revision = Some(w.rebuilt.hash.compact_revision);
+                outcome.live_keys = Some(w.rebuilt.hash.live_keys);
+                outcome.hash_kv = Some(w.rebuilt.hash.hash);
+                outcome.leases_added = Some(w.rebuilt.leases_added);
+                outcome.database_bytes = w.bytes;
+            }
+            candidates.told[i].status = Fate::Chosen;
+            outcome.candidates = candidates.told;
+            return Ok((outcome, written.is_some()));
+        }
+        Err(candidates.none_left(last))
+    }
+
+    fn outcome(&mut self, decision: Decision) -> Outcome {
+        let read = self.backups.iter().map(|b| match b {
+            Backup::Store(ctx) | Backup::File(ctx, _) => ctx.store.bytes_read(),
+            Backup::Closed { .. } => 0,
+        });
+        Outcome {
+            status: Status::Succeeded,
+            decision,
+            data_dir: None,
+            wal_dir: None,
+            snapshot_file: None,
+            kept_aside: Vec::new(),
+            member: None,
+            candidates: Vec::new(),
+            base: None,
+            deltas: Vec::new(),
+            events: None,
+            timeline: None,
+            restored_revision: None,
+            revision: None,
+            compact_revision: None,
+            live_keys: None,
+            hash_kv: None,
+            metadata_revision: None,
+            leases_added: None,
+            bytes_read: read.sum(),
+            database_bytes: 0,
+            seconds: self.started.elapsed().as_secs_f64(),
+            peak_memory_bytes: peak_memory_bytes(),
+            dry_run: self.options.dry_run,
+            warnings: std::mem::take(&mut self.warnings),
+        }
+    }
+
+    /// The newest revision of the result.
+    fn newest_revision(&self, source: &Source) -> Result<Revision> {
+        let bump = self.options.bump_revision.unwrap_or_default();
+        match source.target.0.checked_add(bump) {
+            // The highest revision is no revision for a next transaction.
+            Some(r) if r < i64::MAX / 2 => Ok(Revision(r)),
+            _ => Err(Error::new(
+                Reason::Usage,
+                format!(
+                    "--bump-revision {bump} would leave hardly a revision above {} for new transactions",
+                    source.target
+                ),
+            )),
+        }
+    }
+
+    /// Folds a source. Gives the plan of the new database, its layout, and the fold.
+    fn fold<'s>(
+        &self,
+        source: &'s Source,
+        ctx: &Context,
+        cluster: Option<&Cluster>,
+    ) -> Result<(Rebuild<'s>, Layout, crate::mvcc::Fold, u64)> {
+        let compact = match self.options.bump_revision {
+            Some(_) => self.newest_revision(source)?,
+            None => source.compact_revision(ctx, self.options.keep_history)?,
+        };
+        let detach = self.options.leases == Leases::Drop;
+        let (mut fold, events) = source.fold(ctx, compact, KeyRange::All, detach)?;
+        let mut rebuild = Rebuild {
+            source,
+            compact,
+            leases: self.options.leases,
+            replaced: BTreeMap::new(),
+            meta: BTreeMap::new(),
+        };
+        if let Some(cluster) = cluster {
+            for name in [&b"members"[..], b"members_removed"] {
+                if let Some(entries) = cluster.bucket(name) {
+                    rebuild
+                        .replaced
+                        .insert(name.to_vec(), entries.into_iter().collect());
+                }
+            }
+            let meta = cluster.meta_entries().into_iter();
+            rebuild.meta = meta.map(|(k, v)| (k.to_vec(), Some(v))).collect();
+        }
+        let layout = rebuild.measure(ctx, &mut fold)?;
+        Ok((rebuild, layout, fold, events))
+    }
+
+    /// Writes a member's database.
+    fn write_database(
+        &self,
+        source: &Source,
+        ctx: &Context,
+        cluster: &Cluster,
+        path: &Path,
+    ) -> Result<Written, Failed> {
+        let folded = self.fold(source, ctx, Some(cluster));
+        let (rebuild, layout, fold, events) = folded.map_err(Failed::Candidate)?;
+        let dir = path.parent().unwrap_or(path);
+        space::check(dir, layout.bytes(), "the new database").map_err(Failed::Target)?;
+        let what = format!("write {}", path.display());
+        let file = create(path).map_err(|e| Failed::Target(Error::io(&what, e)))?;
+        let mut out = Counted {
+            inner: BufWriter::with_capacity(1 << 20, &file),
+            step: Step::new("write the database", Some(layout.bytes())),
+            what: &what,
+        };
+        let rebuilt = rebuild.write(ctx, fold, &layout, &mut out);
+        let rebuilt = rebuilt.map_err(of_whom)?;
+        out.flush()
+            .map_err(|e| Failed::Target(Error::io(&what, e)))?;
+        drop(out);
+        let again = File::open(path).map_err(|e| Failed::Target(Error::io(&what, e)))?;
+        let verified = sync_beside(&file, &what, || {
+            rebuild.verify(ctx.spool(again), &rebuilt.hash, &layout)
+        });
+        verified.map_err(of_whom)?;
+        Ok(Written {
+            rebuilt,
+            events,
+            revision: rebuild.revision(),
+            bytes: layout.bytes(),
+        })
+    }
+
+    /// Writes a plain snapshot: the database, and its SHA-256.
+    fn write_snapshot(
+        &self,
+        source: &Source,
+        ctx: &Context,
+        file: &Unnamed,
+        dir: &Path,
+    ) -> Result<Written, Failed> {
+        let (rebuild, layout, fold, events) =
+            self.fold(source, ctx, None).map_err(Failed::Candidate)?;
+        space::check(dir, layout.bytes(), "the new snapshot").map_err(Failed::Target)?;
+        let what = format!("write a snapshot to {}", dir.display());
+        let failed = |e| Failed::Target(Error::io(&what, e));
+        let mut out = FrameWriter::new(Counted {
+            inner: BufWriter::with_capacity(1 << 20, &file.file),
+            step: Step::new("write the snapshot", Some(layout.bytes())),
+            what: &what,
+        });
+        let rebuilt = rebuild.write(ctx, fold, &layout, &mut out);
+        let rebuilt = rebuilt.map_err(of_whom)?;
+        let mut out = out.finish().map_err(failed)?;
+        out.flush().map_err(failed)?;
+        drop(out);
+        let again = || file.file.try_clone().map_err(|e| Error::io(&what, e));
+        let verified = sync_beside(&file.file, &what, || {
+            let whole = Head {
+                file: again()?,
+                bytes: layout.bytes(),
+            };
+            rebuild.verify(whole, &rebuilt.hash, &layout)?;
+            check_frame(again()?, &self.cancel)
+        });
+        verified.map_err(of_whom)?;
+        Ok(Written {
+            rebuilt,
+            events,
+            revision: rebuild.revision(),
+            bytes: layout.bytes(),
+        })
+    }
+}
+
+/// Bad data is the candidate's, everything else the target's.
+fn of_whom(e: Error) -> Failed {
+    match e.reason().is_bad_data() {
+        true => Failed::Candidate(e),
+        false => Failed::Target(e),
+    }
+}
+
+fn exists(path: &Path) -> Error {
+    Error::new(
+        Reason::TargetExists,
+        format!(
+            "{} is there already and is never overwritten",
+            path.display()
+        ),
+    )
+}
+
+/// A file of etcd's: nobody else may read it.
+fn create(path: &Path) -> io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let mut options = File::options();
+    options.read(true).write(true).create_new(true).mode(0o600);
+    options.open(path)
+}
+
+/// Writes the WAL and the `.snap`, and reads them back.
+fn write_log(cluster: &Cluster, snap_dir: &Path, wal_dir: &Path) -> Result<()> {
+    let snap_file = snap::write(snap_dir, cluster)?;
+    wal::create(wal_dir, cluster)?;
+    let log = wal::read(wal_dir)?;
+    let snapshot = snap::read(&snap_file)?;
+    let same = log.node_id == cluster.me().id
+        && log.cluster_id == cluster.id()
+        && log.last_index == cluster.index()
+        && snapshot.index == cluster.index();
+    match same {
+        true => Ok(()),
+        false => Err(Error::internal("the WAL or .snap is not what was written")),
+    }
+}
+
+/// Syncs a file while something else reads it.
+fn sync_beside(file: &File, what: &str, read: impl FnOnce() -> Result<()> + Send) -> Result<()> {
+    std::thread::scope(|s| {
+        let sync = || file.sync_all().map_err(|e| Error::io(what, e));
+        let synced = std::thread::Builder::new().spawn_scoped(s, sync);
+        let read = read();
+        match synced {
+            Ok(thread) => thread
+                .join()
+                .unwrap_or_else(|_| Err(Error::internal("syncing panicked")))?,
+            // The system has no thread left.
+            Err(_) => sync()?,
+        }
+        read
+    })
+}
+
+/// Reads a framed file to its end, where its hash is checked.
+fn check_frame(file: File, cancel: &Cancel) -> Result<()> {
+    use std::io::Seek;
+    let mut file = file;
+    let io = |e| Error::io("read the snapshot back", e);
+    file.rewind().map_err(io)?;
+    let mut frame = FrameReader::new(file);
+    let mut buf = vec![0; 256 << 10];
+    while frame.read(&mut buf).map_err(io)? > 0 {
+        cancel.check()?;
+    }
+    Ok(())
+}
+
+/// The beginning of a file.
+struct Head {
+    file: File,
+    bytes: u64,
+}
+
+impl crate::bolt::ReadAt for Head {
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        crate::bolt::ReadAt::read_exact_at(&self.file, buf, offset)
+    }
+    fn size(&self) -> io::Result<u64> {
+        Ok(self.bytes)
+    }
+}
+
+/// Counts what is written, and says where it failed.
+struct Counted<'a, W> {
+    inner: W,
+    step: Step,
+    what: &'a str,
+}
+
+impl<W: Write> Write for Counted<'_, W> {
+    fn write(&mut self, b: &[u8]) -> io::Result<usize> {
+        let written = self.inner.write_all(b);
+        written.map_err(|e| Error::io(self.what, e))?;
+        self.step.add(b.len() as u64);
+        Ok(b.len())
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        let flushed = self.inner.flush();
+        flushed.map_err(|e| Error::io(self.what, e).into())
+    }
+}
+
+/// A file without a name, in the directory where it shall get one; it vanishes with the process.
+struct Unnamed {
+    file: File,
+    /// Where the file system has no files without names.
+    hidden: Option<tempfile::TempPath>,
+}
+
+impl Unnamed {
+    fn new(dir: &Path) -> Result<Self> {
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        if let Ok(fd) = rustix::fs::openat(CWD, dir, flags, Mode::RUSR | Mode::WUSR) {
+            return Ok(Unnamed {
+                file: File::from(fd),
+                hidden: None,
+            });
+        }
+        let mut builder = tempfile::Builder::new();
+        let file = builder.prefix(".deltafold-").tempfile_in(dir);
+        let file = file.map_err(|e| Error::io(format!("create a file in {}", dir.display()), e))?;
+        let (file, hidden) = file.into_parts();
+        Ok(Unnamed {
+            file,
+            hidden: Some(hidden),
+        })
+    }
+
+    /// Gives it its name, which must be free.
+    fn name(self, path: &Path) -> Result<()> {
+        let named = match self.hidden {
+            Some(hidden) => hidden.persist_noclobber(path).map_err(|e| e.error),
+            None => {
+                let this = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+                rustix::fs::linkat(CWD, this, CWD, path, AtFlags::SYMLINK_FOLLOW)
+                    .map_err(io::Error::from)
+            }
+        };
+        named.map_err(|e| match e.kind() {
+            io::ErrorKind::AlreadyExists => exists(path),
+            _ => Error::io(format!("name {}", path.display()), e),
+        })
+    }
+}

@@ -1,0 +1,93 @@
+//! Protobuf's wire format, as far as etcd's records need it.
+//!
+//! Only fields: it knows no message, and whoever reads one must refuse field number 0. `mvcc` and
+//! `datadir` call it. Source: <https://protobuf.dev/programming-guides/encoding/>.
+
+const WIRE_VARINT: u64 = 0;
+const WIRE_FIXED64: u64 = 1;
+const WIRE_BYTES: u64 = 2;
+const WIRE_FIXED32: u64 = 5;
+
+/// What a field holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Value<'a> {
+    /// An integer, an enum or a bool; a negative int64 is its two's complement.
+    Varint(u64),
+    /// Bytes, a string, a message or packed numbers.
+    Bytes(&'a [u8]),
+    /// A fixed64, a fixed32 or their kin, passed over: etcd's records have none.
+    Fixed,
+}
+
+/// Appends `n` in 1 to 10 bytes.
+#[inline]
+pub fn write_varint(out: &mut Vec<u8>, mut n: u64) {
+    while n >= 0x80 {
+        out.push(n as u8 | 0x80);
+        n >>= 7;
+    }
+    out.push(n as u8);
+}
+
+/// Bytes of `n` as a varint: 1 to 10.
+#[inline]
+pub fn varint_len(n: u64) -> usize {
+    (64 - (n | 1).leading_zeros() as usize).div_ceil(7)
+}
+
+/// Appends a field, zero or not.
+#[inline]
+pub fn put_varint(out: &mut Vec<u8>, field: u64, n: u64) {
+    write_varint(out, field << 3 | WIRE_VARINT);
+    write_varint(out, n);
+}
+
+/// Appends a field, empty or not.
+#[inline]
+pub fn put_bytes(out: &mut Vec<u8>, field: u64, b: &[u8]) {
+    write_varint(out, field << 3 | WIRE_BYTES);
+    write_varint(out, b.len() as u64);
+    out.extend_from_slice(b);
+}
+
+/// Takes the next field off `b`: its number and value. `None` where the bytes are no protobuf, or
+/// hold a group (long deprecated; etcd has none).
+#[inline]
+pub fn take_field<'a>(b: &mut &'a [u8]) -> Option<(u64, Value<'a>)> {
+    let tag = take_varint(b)?;
+    let value = match tag & 7 {
+        WIRE_VARINT => Value::Varint(take_varint(b)?),
+        WIRE_BYTES => Value::Bytes(take_bytes(b)?),
+        WIRE_FIXED64 => {
+            *b = b.get(8..)?;
+            Value::Fixed
+        }
+        WIRE_FIXED32 => {
+            *b = b.get(4..)?;
+            Value::Fixed
+        }
+        _ => return None,
+    };
+    Some((tag >> 3, value))
+}
+
+/// Takes a varint off `b`; `None` where it does not end within 10 bytes.
+#[inline]
+pub fn take_varint(b: &mut &[u8]) -> Option<u64> {
+    let mut n = 0u64;
+    for (i, &x) in b.iter().enumerate().take(10) {
+        n |= u64::from(x & 0x7f) << (7 * i);
+        if x < 0x80 {
+            *b = &b[i + 1..];
+            return Some(n);
+        }
+    }
+    None
+}
+
+fn take_bytes<'a>(b: &mut &'a [u8]) -> Option<&'a [u8]> {
+    let n = usize::try_from(take_varint(b)?).ok()?;
+    let (bytes, rest) = b.split_at_checked(n)?;
+    *b = rest;
+    Some(bytes)
+}
