@@ -162,6 +162,9 @@ fn schemas_describe_every_field() {
         schema("docs/compact-result.schema.json"),
         schema("docs/list-result.schema.json"),
     );
+    let apply = schema("docs/apply-result.schema.json");
+    check(&apply, "apply");
+    assert_eq!(compact["$defs"]["failure"], apply["$defs"]["failure"]);
     check(&compact, "compact");
     check(&list, "list");
     assert_eq!(compact["$defs"]["failure"], list["$defs"]["failure"]);

@@ -121,10 +121,10 @@ impl Client {
         if options.endpoints.is_empty() {
             return Err(Error::new(Reason::Usage, "--endpoints names no endpoint"));
         }
-        let tls = tls(&options)?;
         for endpoint in &options.endpoints {
             check_endpoint(endpoint, has_tls_files(&options))?;
         }
+        let tls = tls(&options)?;
         let mut client = Client {
             options,
             tls,

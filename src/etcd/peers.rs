@@ -242,12 +242,14 @@ async fn read(client: &Client, url: &str, seen: &mut Seen) {
         match get(client, &url, READ_TIMEOUT).await {
             Ok((200, _, id)) => {
                 seen.cluster_id = id;
+                seen.refuses = false;
                 seen.linearizable = Some(true);
                 seen.error = None;
                 return;
             }
             Ok((500, text, id)) => {
                 seen.cluster_id = id;
+                seen.refuses = false;
                 seen.linearizable = Some(false);
                 seen.error = Some(text.trim().to_owned());
                 // It has waited long enough for a leader.
@@ -262,13 +264,10 @@ async fn read(client: &Client, url: &str, seen: &mut Seen) {
                 ));
                 return;
             }
-            Err((true, why)) => {
-                seen.refuses = true;
-                seen.error = Some(why);
-                return;
-            }
-            Err((false, why)) => {
-                seen.linearizable = Some(false);
+            // It answered before: perhaps it is just ending.
+            Err((refuses, why)) => {
+                seen.refuses = refuses;
+                seen.linearizable = (!refuses).then_some(false);
                 seen.error = Some(why);
             }
         }
@@ -311,15 +310,13 @@ fn failure(e: &reqwest::Error) -> (bool, String) {
         said = e.to_string();
     }
     // Nobody answers with these but one who is there.
-    const TLS: [&str; 4] = [
-        "certificate",
-        "alert",
-        "corrupt message",
-        "HandshakeFailure",
-    ];
+    const TLS: [&str; 4] = ["certificate", "alert", "corrupt message", "handshake"];
+    let away = e.is_connect() || e.is_timeout();
     match TLS.iter().any(|sign| said.contains(sign)) {
         true => (true, format!("{said}: {CHECK_TLS}")),
-        false => (false, said),
+        false if away => (false, said),
+        // It took the connection and hung up: so does one that wants TLS.
+        false => (true, format!("{said}: {CHECK_TLS}")),
     }
 }
 

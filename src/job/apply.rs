@@ -53,6 +53,7 @@ pub enum Status {
 
 /// What is (or would be) done to a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Verb {
     /// It is missing live.
     Create,
@@ -68,10 +69,8 @@ pub enum Verb {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct KeyName {
     /// The key, where it is UTF-8.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
     /// The key in base64, where it is not.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub key_base64: Option<String>,
 }
 
@@ -127,14 +126,11 @@ pub struct Skipped {
 pub struct Outcome {
     /// How it ended.
     pub status: Status,
-    /// The exit code; only where it failed.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// The exit code, where it failed.
     pub code: Option<u8>,
     /// Why it failed.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<&'static str>,
     /// Why it failed, in words.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
     /// Whether nothing was to be written.
     pub dry_run: bool,
@@ -645,7 +641,7 @@ mod tests {
     #[test]
     fn a_key_that_is_no_text_is_told_in_base64() {
         let json = |key: &[u8]| serde_json::to_string(&KeyName::from(key)).unwrap();
-        assert_eq!(json(b"/a"), r#"{"key":"/a"}"#);
-        assert_eq!(json(b"\xff"), r#"{"key_base64":"/w=="}"#);
+        assert_eq!(json(b"/a"), r#"{"key":"/a","key_base64":null}"#);
+        assert_eq!(json(b"\xff"), r#"{"key":null,"key_base64":"/w=="}"#);
     }
 }
