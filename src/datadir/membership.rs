@@ -74,7 +74,7 @@ impl Cluster {
     /// `name=URL,name=URL,…`, where a name that comes again adds a URL; `advertise_peer_urls` is
     /// `URL,URL,…`. The same flags give the same IDs on each member, whichever it is.
     ///
-    /// Two deeds of etcdutl are left out. It takes host names for equal that DNS resolves to the same
+    /// Two things that etcdutl does are left out. It takes host names for equal that DNS resolves to the same
     /// addresses; here `--initial-advertise-peer-urls` has to spell them as `--initial-cluster` does.
     /// And it takes URLs with user, query, fragment or escapes, which no peer can be reached by.
     ///

@@ -51,7 +51,7 @@ pub fn encode(cluster: &Cluster) -> Vec<u8> {
     log.record(SNAPSHOT, Some(&snapshot(0, 0, None)));
     for (m, index) in cluster.members().iter().zip(1..) {
         let mut entry = Vec::new();
-        put_varint(&mut entry, 1, u64::from(EntryKind::CONF_CHANGE));
+        put_varint(&mut entry, 1, EntryKind::CONF_CHANGE);
         put_varint(&mut entry, 2, TERM);
         put_varint(&mut entry, 3, index);
         put_bytes(&mut entry, 4, &m.conf_change());
@@ -231,7 +231,7 @@ impl Summary {
 pub struct EntryKind(pub u64);
 
 impl EntryKind {
-    const CONF_CHANGE: u8 = 1;
+    const CONF_CHANGE: u64 = 1;
 
     /// A request to the keyspace, the leases, the users and so on; or empty.
     pub fn is_normal(self) -> bool {
@@ -310,9 +310,19 @@ pub fn read(dir: &Path) -> Result<Summary> {
 pub fn for_each_entry(
     dir: &Path,
     after_index: u64,
-    mut f: impl FnMut(&Entry) -> Result<()>,
+    f: impl FnMut(&Entry) -> Result<()>,
 ) -> Result<Summary> {
     let (summary, cuts) = survey(dir)?;
+    walk(dir, &cuts, after_index, f)?;
+    Ok(summary)
+}
+
+fn walk(
+    dir: &Path,
+    cuts: &[Cut],
+    after_index: u64,
+    mut f: impl FnMut(&Entry) -> Result<()>,
+) -> Result<()> {
     let mut reader = Reader::open(dir)?;
     let mut cuts = cuts.iter().peekable();
     let mut ordinal = 0;
@@ -331,7 +341,7 @@ pub fn for_each_entry(
             f(&entry)?;
         }
     }
-    Ok(summary)
+    Ok(())
 }
 
 /// How many revisions a log can add to a database: upper bounds.
@@ -350,29 +360,25 @@ pub struct Pending {
 /// # Errors
 /// As [`read`]; `CorruptDataDir` also where entries are missing between the database and the log.
 pub fn pending_revisions(dir: &Path, consistent_index: u64) -> Result<Pending> {
-    let mut pending = Pending {
-        committed: 0,
-        logged: 0,
-    };
-    // The commit index is known only at the end, so the indices above the database are told apart then.
-    let first_pass = read(dir)?;
-    let end = first_pass.last_index.max(first_pass.snapshot_index());
-    let joined =
-        first_pass.entries > 0 && first_pass.first_index <= consistent_index.saturating_add(1);
+    let (log, cuts) = survey(dir)?;
+    let end = log.last_index.max(log.snapshot_index());
+    let joined = log.entries > 0 && log.first_index <= consistent_index.saturating_add(1);
     if consistent_index < end && !joined {
         return Err(corrupt(format!(
             "the database has applied the entries up to {consistent_index}, but {} begins at {} and \
              ends at {end}: entries are missing between them",
             dir.display(),
-            first_pass.first_index
+            log.first_index
         )));
     }
-    for_each_entry(dir, consistent_index, |entry| {
+    let mut pending = Pending {
+        committed: 0,
+        logged: 0,
+    };
+    walk(dir, &cuts, consistent_index, |entry| {
         if entry.may_make_revision() {
             pending.logged += 1;
-            if entry.index <= first_pass.hard_state.commit {
-                pending.committed += 1;
-            }
+            pending.committed += u64::from(entry.index <= log.hard_state.commit);
         }
         Ok(())
     })?;
