@@ -14,9 +14,10 @@ use etcd_client::{Compare, CompareOp, DeleteOptions, GetOptions, PutOptions, Txn
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
-use support::etcd::{Etcd, EtcdOptions, EtcdVersion, free_port};
-use support::{deltafold, run_json};
+use support::etcd::{Etcd, EtcdOptions, EtcdVersion, Process, free_port};
+use support::{deltafold, run_json, tools};
 use tempfile::TempDir;
 
 type Keys = BTreeMap<Vec<u8>, Vec<u8>>;
@@ -579,6 +580,89 @@ async fn an_etcd_that_does_not_answer() {
     }
     let (code, reason, said) = apply(&tls, &["--cacert", "/nowhere.crt"]);
     assert_eq!((code, reason.as_str()), (78, "Configuration"), "{said}");
+}
+
+/// An etcd that wants TLS and a certificate.
+#[tokio::test(flavor = "multi_thread")]
+async fn certificates() {
+    let here = Here::new(EtcdVersion::V3_6);
+    here.put("/a/x", "1").await;
+    let snapshot = here.snapshot().await;
+    let certs = TempDir::new().unwrap();
+    tools::write_certs(certs.path());
+    let file = |name: &str| certs.path().join(name).display().to_string();
+    let (ca, cert, key) = (file("ca.crt"), file("node.crt"), file("node.key"));
+    let url = format!("https://127.0.0.1:{}", free_port());
+    let peer = format!("http://127.0.0.1:{}", free_port());
+    let mut c = Command::new(tools::etcd(EtcdVersion::V3_6));
+    tools::forget_env(&mut c, &["ETCD_"]);
+    c.arg("--data-dir").arg(certs.path().join("data"));
+    c.args([
+        "--listen-client-urls",
+        &url,
+        "--advertise-client-urls",
+        &url,
+    ])
+    .args([
+        "--listen-peer-urls",
+        &peer,
+        "--initial-advertise-peer-urls",
+        &peer,
+    ])
+    .args(["--initial-cluster", &format!("default={peer}")])
+    .args([
+        "--trusted-ca-file",
+        &ca,
+        "--cert-file",
+        &cert,
+        "--key-file",
+        &key,
+    ])
+    .arg("--client-cert-auth");
+    let log = certs.path().join("log");
+    let mut etcd = Process::spawn(&mut c, &log).unwrap();
+    let serves =
+        || std::fs::read_to_string(&log).is_ok_and(|l| l.contains("serving client traffic"));
+    etcd.wait_until(Duration::from_secs(60), serves).unwrap();
+    let apply = |url: &str, args: &[&str]| {
+        let mut c = deltafold();
+        c.args([
+            "apply",
+            "--output",
+            "json",
+            "--log-format",
+            "text",
+            "--prefix",
+            "/a/",
+        ])
+        .args(["--execute", "--endpoints", url, "--snapshot"])
+        .arg(&snapshot)
+        .args(args);
+        let (code, json, stderr) = run_json(&mut c);
+        assert_valid(&json);
+        (code, format!("{json}{stderr}"))
+    };
+    for (url, args) in [
+        (&url, &[][..]),
+        (&url, &["--cacert", &ca]),
+        (&url, &["--cert", &cert, "--key", &key]),
+        // Neither a certificate nor a key.
+        (&url, &["--cacert", &log.display().to_string()]),
+        (&url, &["--cacert", &ca, "--cert", &ca, "--key", &cert]),
+    ] {
+        let (code, said) = apply(url, args);
+        assert_eq!(code, 78, "{args:?} {said}");
+        assert!(said.contains("--cacert"), "{args:?} {said}");
+    }
+    let all = ["--cacert", &ca, "--cert", &cert, "--key", &key];
+    let (code, said) = apply(&url, &all);
+    assert!(code == 0 && said.contains("\"put\":1"), "{said}");
+    // Without a scheme the files say that it is TLS.
+    let (code, said) = apply(url.strip_prefix("https://").unwrap(), &all);
+    assert!(code == 0 && said.contains("NothingToDo"), "{said}");
+    // http where TLS is wanted.
+    let (code, said) = apply(&url.replace("https:", "http:"), &[]);
+    assert!([69, 78].contains(&code), "{said}");
 }
 
 /// What etcd does with a guard and the lease option, as `apply` relies on it.

@@ -431,7 +431,12 @@ fn completions_know_the_commands() {
 }
 
 fn help() -> String {
-    let commands = [&["--help"][..], &["compact", "--help"], &["list", "--help"]];
+    let commands = [
+        &["--help"][..],
+        &["compact", "--help"],
+        &["list", "--help"],
+        &["apply", "--help"],
+    ];
     commands.map(|c| run(c).1).join("\n")
 }
 

@@ -172,6 +172,42 @@ fn peers_with_tls_cannot_be_told_without_its_files() {
     });
 }
 
+/// With etcd's own files a cluster of which every member wants a certificate tells.
+#[test]
+fn peers_that_want_a_certificate() {
+    in_a_runtime(|| {
+        let certs = TempDir::new().unwrap();
+        tools::write_certs(certs.path());
+        let file = |name: &str| certs.path().join(name);
+        let arg = |flag: &str, name: &str| format!("{flag}={}", file(name).display());
+        let args = [
+            arg("--peer-trusted-ca-file", "ca.crt"),
+            arg("--peer-cert-file", "node.crt"),
+            arg("--peer-key-file", "node.key"),
+            "--peer-client-cert-auth".to_owned(),
+        ];
+        let args = args.each_ref().map(String::as_str);
+        let mut cluster = Cluster::start(EtcdVersion::V3_6, "https", &args);
+        let with = PeerOptions {
+            trusted_ca_file: Some(file("ca.crt")),
+            cert_file: Some(file("node.crt")),
+            key_file: Some(file("node.key")),
+        };
+        let without = PeerOptions {
+            trusted_ca_file: Some(file("ca.crt")),
+            ..PeerOptions::default()
+        };
+        assert!(cluster.look(&with).unwrap().is_some());
+        let e = cluster.look(&without).unwrap_err();
+        assert!(e.to_string().contains("--peer-cert-file"), "{e}");
+        cluster.stop(0);
+        cluster.stop(1);
+        assert_eq!(cluster.look(&with).unwrap(), None);
+        let e = cluster.look(&without).unwrap_err();
+        assert_eq!(e.reason(), Reason::Configuration, "{e}");
+    });
+}
+
 /// Whoever answers at a peer URL and is no etcd leaves it open; so does one that hangs up.
 #[test]
 fn a_foreign_server_is_no_peer() {

@@ -313,7 +313,7 @@ mod tests {
             }
             out.iter().map(Vec::len).collect::<Vec<_>>()
         };
-        assert_eq!(batches(128, 1 << 20, &[]), []);
+        assert!(batches(128, 1 << 20, &[]).is_empty());
         assert_eq!(batches(3, 1 << 20, &[0; 7]), [3, 3, 1]);
         assert_eq!(batches(1, 1 << 20, &[0; 3]), [1, 1, 1]);
         // A value that is too large for any request stands alone.
