@@ -651,7 +651,9 @@ async fn certificates() {
         (&url, &["--cacert", &ca, "--cert", &ca, "--key", &cert]),
     ] {
         let (code, said) = apply(url, args);
-        assert_eq!(code, 78, "{args:?} {said}");
+        // Where a client's certificate misses, etcd hangs up, and its reason may be lost with that.
+        let hangs_up = args.len() == 2 && args[1] == ca;
+        assert!(code == 78 || hangs_up && code == 69, "{args:?} {said}");
         assert!(said.contains("--cacert"), "{args:?} {said}");
     }
     let all = ["--cacert", &ca, "--cert", &cert, "--key", &key];

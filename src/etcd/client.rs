@@ -421,11 +421,16 @@ fn failure(what: &str, endpoint: &str, options: &Endpoints, e: etcd_client::Erro
             Failed::Final(error(Reason::Configuration, message, ""))
         }
         _ if certificate => Failed::Final(error(Reason::Configuration, &said, CHECK_TLS)),
+        // The connection came about and broke: so it does where one end wants TLS, or a certificate.
+        _ if status.source().is_some() && !said.contains("tcp connect error") => {
+            Failed::TryAgain(error(Reason::EtcdUnreachable, &said, CHECK_TLS))
+        }
         _ => Failed::TryAgain(error(Reason::EtcdUnreachable, &said, "")),
     }
 }
 
-const CHECK_TLS: &str = ": check https:// in --endpoints, --cacert, --cert and --key";
+const CHECK_TLS: &str =
+    ": check whether --endpoints are https:// or http://, and --cacert, --cert and --key";
 
 /// An error with what lies below it.
 fn causes(e: &etcd_client::Error) -> String {

@@ -331,6 +331,8 @@ fn client(options: &PeerOptions) -> Result<Client> {
     // Members are asked where they are, not through a proxy, and do not send elsewhere.
     let mut builder = Client::builder()
         .no_proxy()
+        // etcd's peer listeners offer HTTP/2 and do not speak it.
+        .http1_only()
         .redirect(reqwest::redirect::Policy::none())
         .connect_timeout(CONNECT_TIMEOUT);
     if let Some(path) = &options.trusted_ca_file {
