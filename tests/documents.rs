@@ -159,7 +159,9 @@ fn schemas_describe_every_field() {
         }
     }
     let compact = schema("docs/compact-result.schema.json");
-    for command in ["compact", "list", "get", "history", "diff", "export"] {
+    for command in [
+        "compact", "list", "get", "history", "diff", "export", "apply",
+    ] {
         let schema = schema(&format!("docs/{command}-result.schema.json"));
         check(&schema, command);
         assert_eq!(compact["$defs"]["failure"], schema["$defs"]["failure"]);
@@ -499,7 +501,9 @@ fn completions_know_the_commands() {
 }
 
 fn help() -> String {
-    let commands = ["compact", "list", "get", "history", "diff", "export"];
+    let commands = [
+        "compact", "list", "get", "history", "diff", "export", "apply",
+    ];
     let all = commands.map(|c| run(&[c, "--help"]).1).join("\n");
     run(&["--help"]).1 + &all
 }
