@@ -158,13 +158,14 @@ fn schemas_describe_every_field() {
             check(child, &at);
         }
     }
-    let (compact, list) = (
-        schema("docs/compact-result.schema.json"),
-        schema("docs/list-result.schema.json"),
-    );
-    check(&compact, "compact");
-    check(&list, "list");
-    assert_eq!(compact["$defs"]["failure"], list["$defs"]["failure"]);
+    let compact = schema("docs/compact-result.schema.json");
+    for command in [
+        "compact", "list", "get", "history", "diff", "export", "apply",
+    ] {
+        let schema = schema(&format!("docs/{command}-result.schema.json"));
+        check(&schema, command);
+        assert_eq!(compact["$defs"]["failure"], schema["$defs"]["failure"]);
+    }
     let reasons = &compact["$defs"]["failure"]["properties"]["reason"]["enum"];
     let real: Vec<&str> = Reason::ALL.iter().map(|r| r.as_str()).collect();
     assert_eq!(*reasons, json!(real));
@@ -263,8 +264,66 @@ fn results_of_list_are_as_documented() {
 }
 
 #[test]
+fn results_of_reading_are_as_documented() {
+    let [get, history, diff, export] = ["get", "history", "diff", "export"]
+        .map(|command| validator(&format!("docs/{command}-result.schema.json")));
+    let json = |store: &Path, args: &[&str], schema: &Validator| {
+        let mut c = deltafold();
+        c.arg(args[0])
+            .args(["--output", "json", "--store"])
+            .arg(store)
+            .args(&args[1..]);
+        let (code, result, stderr) = run_json(&mut c);
+        assert_eq!(code, 0, "{args:?}: {stderr}");
+        assert_valid(schema, &result);
+        result
+    };
+    for name in fixture_names() {
+        let store = copy_fixture(&name);
+        let got = json(store.path(), &["get", "--prefix", ""], &get);
+        json(store.path(), &["get", "--prefix", "no such"], &get);
+        let keys = got["keys"].as_array().unwrap();
+        let first = support::expected(&name).hash_kv[0].revision.to_string();
+        let changed = json(store.path(), &["diff", "--from", &first], &diff);
+        let changes = changed["changes"].as_array().unwrap();
+        let texts = keys.iter().chain(changes).filter_map(|k| k["key"].as_str());
+        for key in texts.filter(|k| !k.contains('\0')).step_by(40) {
+            json(store.path(), &["history", "--", key], &history);
+        }
+        let lines = run(&["export", "--store", store.path().to_str().unwrap()]).1;
+        let lines: Vec<Value> = lines
+            .lines()
+            .map(|l| serde_json::from_str(l).unwrap())
+            .collect();
+        assert_eq!(&lines, keys);
+        assert!(lines.iter().all(|l| export.is_valid(l)));
+    }
+    // The list is not so wide that anything passes; one that breaks off says so.
+    let b = Bucket::with_base();
+    let good = b.run("get", &["--prefix", "/registry/"]).1;
+    assert!(get.is_valid(&good));
+    let mut broken = good.clone();
+    broken["status"] = "Failed".into();
+    assert!(!get.is_valid(&broken));
+    broken["code"] = 74.into();
+    broken["reason"] = "Io".into();
+    broken["message"] = "it failed".into();
+    assert!(get.is_valid(&broken));
+    for (field, value) in [
+        ("key_base64", json!("AA==")),
+        ("value", json!(null)),
+        ("more", json!(1)),
+    ] {
+        let mut bad = good.clone();
+        bad["keys"][0][field] = value;
+        assert!(!get.is_valid(&bad), "{field}");
+    }
+}
+
+#[test]
 fn failures_are_as_documented() {
-    let (compact, list) = (compact_schema(), list_schema());
+    let schemas = ["compact", "list", "get", "history", "diff", "export"]
+        .map(|command| validator(&format!("docs/{command}-result.schema.json")));
     let empty = tempfile::TempDir::new().unwrap();
     let gap = Bucket::with_base();
     gap.delta(1601, LAST, 9);
@@ -323,6 +382,15 @@ fn failures_are_as_documented() {
             66,
             "NoSuchTimeline",
         ),
+        (&["get", "k", "--store", usual], 66, "KeyNotFound"),
+        (&["history", "k", "--store", usual], 66, "KeyNotFound"),
+        (
+            &["diff", "--from", "9999", "--store", usual],
+            66,
+            "OutOfRange",
+        ),
+        (&["export", "--store", gap], 65, "RevisionGap"),
+        (&["export", "--prefix", "k"], 64, "Usage"),
         (
             &["list", "--store", usual, "--store-option", "a=b"],
             78,
@@ -336,8 +404,9 @@ fn failures_are_as_documented() {
             let told = result["reason"].as_str().unwrap_or_default();
             assert_eq!((got, told), (code, reason), "{args:?}: {stderr}");
             assert_eq!(result["code"], code, "{args:?}");
-            assert_valid(&compact, &result);
-            assert_valid(&list, &result);
+            for schema in &schemas {
+                assert_valid(schema, &result);
+            }
             let told = stderr.lines().any(|l| l.starts_with("error: "));
             assert!(told, "{args:?}: {stderr}");
         }
@@ -392,6 +461,10 @@ fn help_and_version_succeed() {
         &["help"],
         &["compact", "--help"],
         &["list", "--help"],
+        &["get", "--help"],
+        &["history", "--help"],
+        &["diff", "--help"],
+        &["export", "--help"],
         &["completions", "--help"],
     ] {
         let (code, stdout, stderr) = run(args);
@@ -428,8 +501,11 @@ fn completions_know_the_commands() {
 }
 
 fn help() -> String {
-    let commands = [&["--help"][..], &["compact", "--help"], &["list", "--help"]];
-    commands.map(|c| run(c).1).join("\n")
+    let commands = [
+        "compact", "list", "get", "history", "diff", "export", "apply",
+    ];
+    let all = commands.map(|c| run(&[c, "--help"]).1).join("\n");
+    run(&["--help"]).1 + &all
 }
 
 /// The `--flags` in a text.
@@ -595,6 +671,9 @@ fn the_readme_shows_what_the_main_job_says() {
     assert_eq!(code, 0, "{stderr}");
     assert!(readme.contains(&steady(&said)), "{said}");
     let (code, said, stderr) = run(&["list", "--store", store]);
+    assert_eq!(code, 0, "{stderr}");
+    assert!(readme.contains(said.trim()), "{said}");
+    let (code, said, stderr) = run(&["diff", "--from", "275", "--to", "280", "--store", store]);
     assert_eq!(code, 0, "{stderr}");
     assert!(readme.contains(said.trim()), "{said}");
 }

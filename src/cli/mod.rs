@@ -2,11 +2,19 @@
 //!
 //! Outcomes go to standard output, everything else to standard error.
 
+mod apply;
 mod compact;
 mod completions;
+mod diff;
+mod endpoints;
+mod export;
+mod get;
+mod history;
 mod list;
 mod peers;
 mod restore;
+mod show;
+mod stream;
 
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
@@ -50,6 +58,8 @@ Examples:
       deltafold compact --store s3://backups/etcd-main
   Restore a member as it was at noon:
       deltafold restore --store s3://backups/etcd-main --time 2026-11-20T12:00:00Z --data-dir /var/lib/etcd
+  What was in a key, without restoring anything?
+      deltafold get /registry/configmaps/default/settings --store s3://backups/etcd-main
   Exit codes, settings of stores and the JSON that is printed are in docs/.";
 
 #[derive(Debug, Subcommand)]
@@ -57,6 +67,11 @@ enum Command {
     Compact(compact::CompactArgs),
     List(list::ListArgs),
     Restore(restore::RestoreArgs),
+    Get(get::GetArgs),
+    History(history::HistoryArgs),
+    Diff(diff::DiffArgs),
+    Export(export::ExportArgs),
+    Apply(apply::ApplyArgs),
     Completions(completions::CompletionsArgs),
 }
 
@@ -300,22 +315,24 @@ pub fn main() -> ExitCode {
     // The panic's own message has gone to standard error by then.
     let ended = std::panic::catch_unwind(AssertUnwindSafe(|| run(cli)))
         .unwrap_or_else(|_| Err(Error::internal("it panicked")));
-    match ended {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(e) => {
-            if format == LogFormat::Json {
-                tracing::error!(
-                    reason = e.reason().as_str(),
-                    code = e.reason().exit_code(),
-                    "{e}"
-                );
-            }
-            fail(&e, output, format == LogFormat::Text)
-        }
+    let (e, output) = match ended {
+        Ok(None) => return ExitCode::SUCCESS,
+        // Standard output has it already.
+        Ok(Some(e)) => (e, Output::Text),
+        Err(e) => (e, output),
+    };
+    if format == LogFormat::Json {
+        tracing::error!(
+            reason = e.reason().as_str(),
+            code = e.reason().exit_code(),
+            "{e}"
+        );
     }
+    fail(&e, output, format == LogFormat::Text)
 }
 
-fn run(cli: Cli) -> Result<()> {
+/// Runs a command. Gives the failure whose outcome is printed already, if it is one.
+fn run(cli: Cli) -> Result<Option<Error>> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -325,13 +342,18 @@ fn run(cli: Cli) -> Result<()> {
     let output = cli.global.output;
     let result = match cli.command {
         Command::Compact(args) => {
-            with_signals(|cancel| args.run(&args.store.context(cancel)?, output))
+            with_signals(|cancel| args.run(&args.store.context(cancel)?, output)).map(|()| None)
         }
         Command::List(args) => {
-            with_signals(|cancel| args.run(&args.store.context(cancel)?, output))
+            with_signals(|cancel| args.run(&args.store.context(cancel)?, output)).map(|()| None)
         }
-        Command::Restore(args) => with_signals(|cancel| args.run(cancel, output)),
-        Command::Completions(args) => args.run(),
+        Command::Restore(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
+        Command::Get(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
+        Command::History(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
+        Command::Diff(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
+        Command::Export(args) => with_signals(|cancel| args.run(cancel)).map(|()| None),
+        Command::Apply(args) => with_signals(|cancel| args.run(cancel, output)),
+        Command::Completions(args) => args.run().map(|()| None),
     };
     // A transfer that hangs must not keep the process.
     drop(_entered);
@@ -340,7 +362,7 @@ fn run(cli: Cli) -> Result<()> {
 }
 
 /// Runs a job that SIGTERM and SIGINT end: at once, but for what it has to clean up.
-fn with_signals(job: impl FnOnce(&Cancel) -> Result<()>) -> Result<()> {
+fn with_signals<T>(job: impl FnOnce(&Cancel) -> Result<T>) -> Result<T> {
     let signals = |kind| signal(kind).map_err(|e| Error::io("listen for signals", e));
     let (mut term, mut int) = (
         signals(SignalKind::terminate())?,
@@ -399,7 +421,7 @@ fn fail(e: &Error, output: Output, say: bool) -> ExitCode {
             message: e.to_string(),
         };
         // There is no other way left to complain.
-        let _ = print_json(&failure);
+        let _ = stream::end_with(&failure);
     }
     ExitCode::from(code)
 }
