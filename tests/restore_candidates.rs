@@ -6,7 +6,7 @@ mod support;
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
-use support::buckets::{BASE, Bucket, FIXTURE, LAST, T0};
+use support::buckets::{BASE, Bucket, FIXTURE, LAST, fixture_events, revision as event_revision};
 use support::member::{assert_whole, files, flip};
 use support::{deltafold, expected, run_json, without_servers};
 use tempfile::TempDir;
@@ -345,5 +345,9 @@ fn a_revision_or_a_time_that_only_some_cover() {
     chooses(&stores, &late, LAST, &[NOT_CHOSEN, CHOSEN]);
     let early = ["--time", "1999-01-01T00:00:00Z"];
     refuses(&stores, &early, 66, "OutOfRange");
-    assert!(T0 > 0);
+    // The very time of an event that both hold.
+    let events = fixture_events();
+    let event = events.iter().rfind(|e| event_revision(e) == 1499).unwrap();
+    let then = ["--time", event["time"].as_str().unwrap()];
+    chooses(&stores, &then, 1499, &[CHOSEN, NOT_CHOSEN]);
 }
