@@ -1,9 +1,9 @@
-//! How far `compact` is from what cannot be avoided: ratios, measured in one run.
+//! How far `compact` and `restore` are from what cannot be avoided: ratios, measured in one run.
 //!
-//! The floor decompresses and hashes the inputs, hashes and compresses the output, with the same
-//! libraries and number of threads. `cargo bench` prints the tables of the README; a part of it can
-//! be named: `cargo bench -- lease`, `churn`, `insert`, `memory`, `large` (needs 45 GB of disk) or
-//! `s3`. `large` is only run when named.
+//! The floor decompresses and hashes the inputs, and hashes and compresses the output, or writes and
+//! syncs it, with the same libraries and number of threads. `cargo bench` prints the tables of the
+//! README; a part of it can be named: `cargo bench -- lease`, `churn`, `insert`, `restore`, `memory`,
+//! `large` (needs 45 GB of disk) or `s3`. `large` is only run when named.
 
 mod generate;
 #[path = "../tests/support/mod.rs"]
@@ -46,6 +46,15 @@ fn main() -> Result<()> {
             ratios(&data, shape)?;
         }
     }
+    if is_wanted("restore") {
+        println!("\n| bucket | history | threads | floor | restore | ratio | goal |");
+        println!("|---|---|---|---|---|---|---|");
+        for shape in &shapes {
+            for history in ["latest", "all"] {
+                restores(&data, shape, history)?;
+            }
+        }
+    }
     if is_wanted("memory") || named("large") {
         println!("\n| bucket | deltas | threads | compact | peak anonymous memory | limit |");
         println!("|---|---|---|---|---|---|");
@@ -55,6 +64,11 @@ fn main() -> Result<()> {
         memory(&data, &generate::STEADY.times(10, "steady × 10"), &[])?;
         memory(&data, &generate::INSERT, &[])?;
         memory(&data, &generate::LONG, &[])?;
+        println!("\n| bucket | deltas | threads | restore | peak anonymous memory | limit |");
+        println!("|---|---|---|---|---|---|");
+        memory_of_restore(&data, &generate::STEADY.times(10, "steady × 10"))?;
+        memory_of_restore(&data, &generate::INSERT)?;
+        memory_of_restore(&data, &generate::LONG)?;
     }
     if named("large") {
         memory(&data, &generate::LARGE, &["--compression", "zstd:1"])?;
@@ -115,14 +129,11 @@ fn measure(command: &mut Command, threads: usize, look: bool) -> Result<Run> {
     if outcome["status"] != "Succeeded" {
         return Err(format!("compact failed: {said}").into());
     }
-    let snapshot = outcome["snapshot"]
-        .as_str()
-        .ok_or("no snapshot")?
-        .to_owned();
     Ok(Run {
         seconds,
         anonymous,
-        snapshot,
+        // Of a restore there is none.
+        snapshot: outcome["snapshot"].as_str().unwrap_or_default().to_owned(),
     })
 }
 
@@ -150,10 +161,29 @@ fn decompress(path: &Path, mut each: impl FnMut(&[u8]) -> io::Result<()>) -> Res
     }
 }
 
-/// What cannot be avoided: seconds for the inputs (as many at once as there are threads) and for
-/// the output.
+/// What cannot be avoided: seconds for the inputs and for the output, hashed and compressed.
 fn floor(inputs: &[PathBuf], output: &Path, threads: usize) -> Result<f64> {
     let started = Instant::now();
+    read_all(inputs, threads)?;
+    let mut packed = codec::encoder(Compression::Gzip.into(), threads, io::sink())?;
+    let mut hash = Sha256::new();
+    let mut plain = BufReader::new(File::open(output)?);
+    let mut buf = vec![0; 256 << 10];
+    loop {
+        let n = plain.read(&mut buf)?;
+        if n == 0 {
+            break;
+        }
+        hash.update(&buf[..n]);
+        packed.write_all(&buf[..n])?;
+    }
+    packed.write_all(hash.finalize().as_slice())?;
+    packed.finish()?;
+    Ok(started.elapsed().as_secs_f64())
+}
+
+/// Decompresses and hashes the inputs, as many at once as there are threads.
+fn read_all(inputs: &[PathBuf], threads: usize) -> Result<()> {
     let queue = Mutex::new(inputs.to_vec());
     std::thread::scope(|s| {
         let workers: Vec<_> = (0..threads)
@@ -172,23 +202,8 @@ fn floor(inputs: &[PathBuf], output: &Path, threads: usize) -> Result<f64> {
         for w in workers {
             w.join().map_err(|_| "a worker panicked")??;
         }
-        Ok::<_, Box<dyn std::error::Error + Send + Sync>>(())
-    })?;
-    let mut packed = codec::encoder(Compression::Gzip.into(), threads, io::sink())?;
-    let mut hash = Sha256::new();
-    let mut plain = BufReader::new(File::open(output)?);
-    let mut buf = vec![0; 256 << 10];
-    loop {
-        let n = plain.read(&mut buf)?;
-        if n == 0 {
-            break;
-        }
-        hash.update(&buf[..n]);
-        packed.write_all(&buf[..n])?;
-    }
-    packed.write_all(hash.finalize().as_slice())?;
-    packed.finish()?;
-    Ok(started.elapsed().as_secs_f64())
+        Ok(())
+    })
 }
 
 /// The objects of a bucket, the oldest first.
@@ -227,6 +242,77 @@ fn ratios(data: &Path, shape: &Shape) -> Result<()> {
     Ok(())
 }
 
+/// Runs the program into a new data directory, which is removed again.
+fn restore(bucket: &Path, dir: &Path, threads: usize, history: &str, look: bool) -> Result<Run> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_deltafold"));
+    command.args(["restore", "--keep-history", history, "--store"]);
+    command.arg(bucket).arg("--data-dir").arg(dir);
+    let run = measure(command.arg("--temp-dir").arg(bucket), threads, look)?;
+    fs::remove_dir_all(dir)?;
+    Ok(run)
+}
+
+/// As `ratios`; the output is written and synced, as large as the database is.
+fn restores(data: &Path, shape: &Shape, history: &str) -> Result<()> {
+    let bucket = data.join(shape.name);
+    generate::bucket(&bucket, shape)?;
+    let inputs = objects(&bucket)?;
+    let (plain, again, dir) = (
+        bucket.join("result"),
+        bucket.join("copy"),
+        bucket.join("member"),
+    );
+    let mut command = Command::new(env!("CARGO_BIN_EXE_deltafold"));
+    command.args(["restore", "--keep-history", history, "--store"]);
+    command.arg(&bucket).arg("--to-snapshot").arg(&plain);
+    measure(command.arg("--temp-dir").arg(&bucket), 2, false)?;
+    for threads in THREADS {
+        let (mut least, mut best) = (f64::MAX, f64::MAX);
+        for _ in 0..ROUNDS {
+            let started = Instant::now();
+            read_all(&inputs, threads)?;
+            let mut out = File::create(&again)?;
+            io::copy(&mut BufReader::new(File::open(&plain)?), &mut out)?;
+            out.sync_all()?;
+            least = least.min(started.elapsed().as_secs_f64());
+            fs::remove_file(&again)?;
+            best = best.min(restore(&bucket, &dir, threads, history, false)?.seconds);
+        }
+        println!(
+            "| {} | {history} | {threads} | {least:.2} s | {best:.2} s | {:.2} | 1.5 |",
+            shape.name,
+            best / least,
+        );
+    }
+    fs::remove_file(plain)?;
+    Ok(())
+}
+
+/// The most anonymous memory of a restore with all history, next to the most it may have.
+fn memory_of_restore(data: &Path, shape: &Shape) -> Result<()> {
+    let bucket = data.join(format!("{}-{}", shape.name, shape.changes));
+    let (keys, key_bytes) = generate::bucket(&bucket, shape)?;
+    for threads in THREADS.into_iter().chain([8]) {
+        let run = restore(&bucket, &bucket.join("member"), threads, "all", true)?;
+        println!(
+            "| {} | {} | {threads} | {:.2} s | {} MiB | {} MiB |",
+            shape.name,
+            objects(&bucket)?.len() - 1,
+            run.seconds,
+            run.anonymous / MIB,
+            limit(shape, keys, key_bytes, threads) / MIB
+        );
+    }
+    fs::remove_dir_all(bucket)?;
+    Ok(())
+}
+
+/// The bound that ARCHITECTURE.md states.
+fn limit(shape: &Shape, keys: u64, key_bytes: u64, threads: usize) -> u64 {
+    let event = shape.value_bytes.end() * 4 / 3;
+    64 * MIB + 128 * keys + key_bytes + event as u64 + 8 * MIB * threads as u64
+}
+
 /// The most anonymous memory that a run had, next to the most it may have.
 fn memory(data: &Path, shape: &Shape, more: &[&str]) -> Result<()> {
     let bucket = data.join(format!("{}-{}", shape.name, shape.changes));
@@ -237,15 +323,13 @@ fn memory(data: &Path, shape: &Shape, more: &[&str]) -> Result<()> {
         command.args(["compact", "--store"]).arg(&bucket).args(more);
         let run = measure(command.arg("--temp-dir").arg(&bucket), threads, true)?;
         fs::remove_file(bucket.join("v2").join(&run.snapshot))?;
-        let event = shape.value_bytes.end() * 4 / 3;
-        let limit = 64 * MIB + 128 * keys + key_bytes + event as u64 + 8 * MIB * threads as u64;
         println!(
             "| {} | {} | {threads} | {:.2} s | {} MiB | {} MiB |",
             shape.name,
             inputs.len() - 1,
             run.seconds,
             run.anonymous / MIB,
-            limit / MIB
+            limit(shape, keys, key_bytes, threads) / MIB
         );
     }
     // Tens of gigabytes are not kept.

@@ -5,7 +5,7 @@ use deltafold::bolt::{Database, TreeBuilder, write_file};
 use deltafold::mvcc::{
     Base, Change, Fold, FoldOptions, KeyRange, KeyValue, Part, RecordKey, Revision, hash_kv,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 
 /// A record as the model keeps it: (main, sub), tombstone, key, raw value.
@@ -217,35 +217,40 @@ fn one_history(seed: u64) {
         buffer_bytes: rng.usize(1..2000),
     };
     let mut fold = Fold::new(options.clone(), &db).unwrap();
-    // As if several deltas were read at once: what comes later is folded by itself.
-    let mut parts: Vec<Part> = Vec::new();
-    let mut last = 0;
     // Deltas that overlap the base, and go on past the target.
     let from = rng.i64(1..=base_at + 1);
-    for r in model.records.iter().filter(|r| r.rk.main.0 >= from) {
-        let change = if r.rk.tombstone {
-            Change::Delete { key: &r.key }
-        } else {
-            Change::Put(KeyValue::decode(&r.raw).unwrap())
-        };
-        if r.rk.main.0 != last && rng.u8(..20) == 0 {
-            parts.push(Part::new(options.clone(), rng.usize(1..2000)));
+    let parts_seed = rng.u64(..);
+    let add_all = |fold: &mut Fold<'_>| {
+        let mut rng = fastrand::Rng::with_seed(parts_seed);
+        // As if several deltas were read at once: what comes later is folded by itself.
+        let mut parts: Vec<Part> = Vec::new();
+        let mut last = 0;
+        for r in model.records.iter().filter(|r| r.rk.main.0 >= from) {
+            let change = if r.rk.tombstone {
+                Change::Delete { key: &r.key }
+            } else {
+                Change::Put(KeyValue::decode(&r.raw).unwrap())
+            };
+            if r.rk.main.0 != last && rng.u8(..20) == 0 {
+                parts.push(Part::new(options.clone(), rng.usize(1..2000)));
+            }
+            last = r.rk.main.0;
+            let taken = match parts.last_mut() {
+                Some(part) => part.apply(r.rk.main, r.rk.sub, &change),
+                None => fold.apply(r.rk.main, r.rk.sub, &change),
+            }
+            .unwrap();
+            assert_eq!(
+                taken,
+                r.rk.main.0 > base_at && r.rk.main.0 <= target && range.contains(&r.key),
+                "{what}"
+            );
         }
-        last = r.rk.main.0;
-        let taken = match parts.last_mut() {
-            Some(part) => part.apply(r.rk.main, r.rk.sub, &change),
-            None => fold.apply(r.rk.main, r.rk.sub, &change),
+        for part in parts {
+            fold.absorb(part).unwrap();
         }
-        .unwrap();
-        assert_eq!(
-            taken,
-            r.rk.main.0 > base_at && r.rk.main.0 <= target && range.contains(&r.key),
-            "{what}"
-        );
-    }
-    for part in parts {
-        fold.absorb(part).unwrap();
-    }
+    };
+    add_all(&mut fold);
     let mut measured = Vec::new();
     fold.measure(&db, |r| {
         measured.push((r.key.to_vec(), r.len));
@@ -254,6 +259,7 @@ fn one_history(seed: u64) {
     .unwrap();
     let mut records = Vec::new();
     let mut written = Vec::new();
+    let mut attached = BTreeSet::new();
     let folded = fold
         .finish(&db, |r| {
             written.push((r.key.to_vec(), r.record.len()));
@@ -263,6 +269,9 @@ fn one_history(seed: u64) {
             if !r.rk.tombstone {
                 let newest = model.newest_at(kv.key, target);
                 assert_eq!(newest == Some(r.rk), r.is_newest, "{what}: {:?}", r.rk);
+                if r.is_newest && r.lease != 0 {
+                    attached.insert(r.lease);
+                }
             }
             records.push(Record {
                 rk: r.rk,
@@ -290,6 +299,35 @@ fn one_history(seed: u64) {
     if range == KeyRange::All && !detach_leases {
         let expected = model.hash(compact, target);
         assert_eq!((folded.hash, folded.live_keys), expected, "{what}");
+    }
+
+    // The same as a stream, where nothing drops out again.
+    let fold = Fold::new(options.clone(), &db).unwrap();
+    assert_eq!(
+        fold.can_stream(),
+        compact <= base_at.max(base_compact),
+        "{what}"
+    );
+    if fold.can_stream() {
+        let mut streamed = Vec::new();
+        let mut stream = fold
+            .stream(&db, |r| {
+                streamed.push((r.rk, r.key.to_vec(), r.record.to_vec()));
+                Ok(())
+            })
+            .unwrap();
+        add_all(&mut stream);
+        let mut leases = BTreeSet::new();
+        let hash = stream.finish_stream(&db, |lease| {
+            leases.insert(lease);
+        });
+        assert_eq!(hash.unwrap(), folded, "{what}");
+        assert_eq!(leases, attached, "{what}");
+        assert_eq!(streamed.len(), records.len(), "{what}");
+        for ((rk, key, raw), r) in streamed.iter().zip(&records) {
+            assert_eq!((rk, raw), (&r.rk, &r.raw), "{what}");
+            assert_eq!(RecordKey::decode(key).unwrap(), r.rk, "{what}");
+        }
     }
 
     // And over finished files, at any revision that they hold.

@@ -80,11 +80,12 @@ async fn etcds_form_a_cluster() {
     client.put("key", "one", None).await.unwrap();
     cluster.kill(2);
     assert_eq!(cluster.running().count(), 2);
-    client.put("key", "two", None).await.unwrap();
+    cluster.member(0).put_when_led("key", "two").await;
+    let revision = cluster.member(0).revision().await;
     cluster.start_again(2);
-    assert_eq!(cluster.member(2).revision().await, 3);
-    let hash = cluster.member(0).hash_kv(3).await;
-    assert_eq!(cluster.member(2).hash_kv(3).await, hash);
+    assert_eq!(cluster.member(2).revision().await, revision);
+    let hash = cluster.member(0).hash_kv(revision).await;
+    assert_eq!(cluster.member(2).hash_kv(revision).await, hash);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -2,10 +2,8 @@
 
 mod support;
 
-use etcd_client::Client;
 use serde_json::Value;
 use std::path::Path;
-use std::time::{Duration, Instant};
 use support::etcd::{Cluster, HashKv, Member, initial_cluster};
 use support::tools::EtcdVersion;
 use support::{copy_fixture, expected, restore};
@@ -14,8 +12,6 @@ use tempfile::TempDir;
 /// One that all versions start on.
 const FIXTURE: &str = "etcd35-gzip";
 const TOKEN: &str = "restored";
-/// How long a cluster may take to find a new leader. Generous: the machine may be busy.
-const ELECTION: Duration = Duration::from_secs(60);
 
 fn restored(store: &Path, data_dir: &Path, args: &[&str]) -> Value {
     let (code, json, stderr) = restore(store, data_dir, args);
@@ -35,15 +31,6 @@ async fn agreed(cluster: &Cluster, revision: i64) -> HashKv {
     all.dedup();
     assert_eq!(all.len(), 1, "the members differ: {all:?}");
     all[0]
-}
-
-/// Until there is a leader again, writes are refused or come to nothing.
-async fn put_when_possible(client: &mut Client, key: &str) {
-    let started = Instant::now();
-    while let Err(err) = client.put(key, "value", None).await {
-        assert!(started.elapsed() < ELECTION, "no writes: {err}");
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
 }
 
 async fn one_cluster(version: EtcdVersion, bump: Option<i64>) {
@@ -107,15 +94,13 @@ async fn one_cluster(version: EtcdVersion, bump: Option<i64>) {
     for lost in 0..losses {
         cluster.kill(lost);
         let survivor = cluster.running().next().unwrap();
-        let mut client = survivor.client().await;
-        put_when_possible(&mut client, "while one is away").await;
+        survivor.put_when_led("while one is away", "value").await;
         let revision = survivor.revision().await;
         agreed(&cluster, revision).await;
         cluster.start_again(lost);
         let back = cluster.member(lost);
         assert!(back.revision().await >= revision, "{version}");
-        let mut client = back.client().await;
-        put_when_possible(&mut client, "when it is back").await;
+        back.put_when_led("when it is back", "value").await;
         let revision = back.revision().await;
         agreed(&cluster, revision).await;
         assert_eq!(

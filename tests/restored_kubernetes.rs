@@ -3,13 +3,14 @@
 
 mod support;
 
+use etcd_client::GetOptions;
 use fastrand::Rng;
 use serde_json::Value;
 use support::etcd::Etcd;
 use support::history::{Compression, Recorder};
 use support::kube::{self, Apiserver, ConfigMaps, Informer};
-use support::restore;
 use support::tools::EtcdVersion;
+use support::{copy_fixture, expected, restore};
 use tempfile::TempDir;
 
 const SPACE: &str = "shop";
@@ -170,6 +171,47 @@ async fn an_informer_that_knew_newer_revisions_relists_3_6() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_informer_that_knew_newer_revisions_relists_3_7() {
     informer_relists(EtcdVersion::V3_7).await;
+}
+
+/// The fixture from a whole cluster: its API server reads each object as etcd has it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_whole_cluster_is_served_again() {
+    const NAME: &str = "kubernetes";
+    let prefix = "/registry/configmaps/kube-system/";
+    let (store, bump) = (copy_fixture(NAME), BUMP.to_string());
+    for row in expected(NAME).hash_kv {
+        let folder = TempDir::new().unwrap();
+        let data_dir = folder.path().join("data");
+        let at = row.revision.to_string();
+        let args = [
+            "--revision",
+            &at,
+            "--bump-revision",
+            &bump,
+            "--mark-compacted",
+        ];
+        let (code, json, stderr) = restore(store.path(), &data_dir, &args);
+        assert_eq!(code, 0, "{stderr}");
+        assert_eq!(json["live_keys"], row.live_keys, "{json}");
+        let etcd = Etcd::start(EtcdVersion::V3_6, &data_dir);
+        let options = GetOptions::new().with_prefix().with_keys_only();
+        let got = etcd.kv().await.get(prefix, Some(options)).await.unwrap();
+        let of_etcd = got.kvs().iter().map(|kv| {
+            let name = kv.key_str().unwrap().strip_prefix(prefix).unwrap();
+            (name.to_owned(), kv.mod_revision().to_string())
+        });
+        let of_etcd: Vec<_> = of_etcd.collect();
+        assert!(!of_etcd.is_empty());
+        let server = Apiserver::start(&etcd).await;
+        let (revision, maps) = server.config_maps("kube-system").await;
+        assert!(revision >= row.revision + BUMP, "{revision}");
+        for (name, version) in of_etcd {
+            assert!(maps.contains_key(&name), "{name}: {maps:?}");
+            assert_eq!(maps[&name]["resource_version"], version, "{name}");
+        }
+        let name = "after-the-restore";
+        server.create_config_map("kube-system", name, "new").await;
+    }
 }
 
 /// Why the bump: a plain restore leads the informer astray without a word. Its watch goes on at a

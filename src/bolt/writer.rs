@@ -2,7 +2,8 @@
 //!
 //! A file begins with the meta pages, which say where the tree ends: so its content is laid out
 //! twice, first by sizes only ([`Writer::measuring`]), then as a stream of bytes
-//! ([`Writer::writing`]) that can be hashed and compressed while it comes about. Entries must come
+//! ([`Writer::writing`]) that can be hashed and compressed while it comes about; or once, where the
+//! metas can be written last ([`Writer::streaming`]). Entries must come
 //! in ascending order of their keys. One leaf page and one branch page per level are held in memory.
 //! It does not modify existing files. `mvcc` and `job` call it.
 
@@ -19,7 +20,7 @@ const FREELIST: PageId = PageId(2);
 /// A bbolt file that is being measured or written, page after page.
 pub struct Writer<'w> {
     /// `None` while measuring.
-    out: Option<&'w mut dyn Write>,
+    out: Option<&'w mut (dyn Write + Send)>,
     page_size: usize,
     next: PageId,
     page: Vec<u8>,
@@ -36,6 +37,33 @@ impl Layout {
     /// Bytes of the file.
     pub fn bytes(&self) -> u64 {
         self.meta.high_water.0 * u64::from(self.meta.page_size)
+    }
+
+    /// The file's first pages: the metas and the freelist.
+    pub fn head(&self) -> Vec<u8> {
+        let page_size = self.meta.page_size as usize;
+        let mut pages = vec![0; FREELIST.next().0 as usize * page_size];
+        let heads = [META_PAGE_FLAG, META_PAGE_FLAG, FREELIST_PAGE_FLAG];
+        for (i, flags) in heads.into_iter().enumerate() {
+            let page = &mut pages[i * page_size..];
+            PageHeader {
+                id: PageId(i as u64),
+                flags,
+                count: 0,
+                overflow: 0,
+            }
+            .encode(page);
+            // As bbolt's own copy does: both valid, the second one transaction older.
+            if flags == META_PAGE_FLAG {
+                let meta = Meta {
+                    txid: self.meta.txid - i as u64,
+                    ..self.meta
+                };
+                meta.encode(&mut page[PAGE_HEADER_SIZE..]);
+            }
+        }
+        pages[NOTE_AT..NOTE_AT + self.note.len()].copy_from_slice(self.note.as_bytes());
+        pages
     }
 }
 
@@ -79,12 +107,26 @@ impl<'w> Writer<'w> {
         })
     }
 
+    /// Starts to write a file that was not measured, into `out`, which stands at the file's beginning.
+    /// [`Layout::head`] goes there in the end.
+    ///
+    /// # Errors
+    /// As [`measuring`](Self::measuring) and [`writing`](Self::writing).
+    pub fn streaming(page_size: usize, out: &'w mut (dyn Write + Send)) -> Result<Self> {
+        let mut w = Writer {
+            out: Some(out),
+            ..Writer::measuring(page_size)?
+        };
+        w.write(&vec![0; FREELIST.next().0 as usize * page_size])?;
+        Ok(w)
+    }
+
     /// Whether sizes are enough: see [`TreeBuilder::push_len`].
     pub fn is_measuring(&self) -> bool {
         self.out.is_none()
     }
 
-    /// Ends the measuring. `note` goes into the unused end of the first meta page, where only
+    /// Ends the measuring, or the streaming. `note` goes into the unused end of the first meta page, where only
     /// [`Database::note`] looks; it must fit there and hold no zero byte.
     ///
     /// [`Database::note`]: super::Database::note
@@ -115,36 +157,12 @@ impl<'w> Writer<'w> {
     ///
     /// # Errors
     /// `Io`, `NoSpace`, or what else `out` returns.
-    pub fn writing(layout: &Layout, out: &'w mut dyn Write) -> Result<Self> {
-        let page_size = layout.meta.page_size as usize;
+    pub fn writing(layout: &Layout, out: &'w mut (dyn Write + Send)) -> Result<Self> {
         let mut w = Writer {
             out: Some(out),
-            page_size,
-            next: FREELIST.next(),
-            page: Vec::new(),
+            ..Writer::measuring(layout.meta.page_size as usize)?
         };
-        let mut pages = vec![0; 3 * page_size];
-        let heads = [META_PAGE_FLAG, META_PAGE_FLAG, FREELIST_PAGE_FLAG];
-        for (i, flags) in heads.into_iter().enumerate() {
-            let page = &mut pages[i * page_size..];
-            PageHeader {
-                id: PageId(i as u64),
-                flags,
-                count: 0,
-                overflow: 0,
-            }
-            .encode(page);
-            // As bbolt's own copy does: both valid, the second one transaction older.
-            if flags == META_PAGE_FLAG {
-                let meta = Meta {
-                    txid: layout.meta.txid - i as u64,
-                    ..layout.meta
-                };
-                meta.encode(&mut page[PAGE_HEADER_SIZE..]);
-            }
-        }
-        pages[NOTE_AT..NOTE_AT + layout.note.len()].copy_from_slice(layout.note.as_bytes());
-        w.write(&pages)?;
+        w.write(&layout.head())?;
         Ok(w)
     }
 

@@ -242,7 +242,7 @@ impl Run<'_> {
         &self,
         source: &Source,
         compact: Revision,
-        mut fold: Fold,
+        mut fold: Fold<'_>,
         name: &SnapshotName,
         encoding: codec::Encoding,
     ) -> Result<(Staged, HashKv)> {

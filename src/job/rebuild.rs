@@ -11,7 +11,9 @@ use crate::mvcc::history::{
     FINISHED_COMPACT, KEY_BUCKET, META_BUCKET, SCHEDULED_COMPACT, key_bucket, metadata_note,
 };
 use crate::mvcc::revision::encode_revision;
-use crate::mvcc::{Base, Fold, HashKv, Kept, KeyValue, RecordKey, Revision, hash_kv, lease};
+use crate::mvcc::{
+    Base, Fold, HashKv, Kept, KeyRange, KeyValue, RecordKey, Revision, hash_kv, lease,
+};
 use crate::telemetry::progress::Step;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io::Write;
@@ -65,7 +67,7 @@ impl Rebuild<'_> {
     ///
     /// # Errors
     /// As [`Fold::finish`]; `Terminated`.
-    pub(super) fn measure(&self, ctx: &Context, fold: &mut Fold) -> Result<Layout> {
+    pub(super) fn measure(&self, ctx: &Context, fold: &mut Fold<'_>) -> Result<Layout> {
         let step = Step::new("measure the new snapshot", None);
         let db = &self.source.db;
         let mut w = Writer::measuring(db.page_size())?;
@@ -76,6 +78,7 @@ impl Rebuild<'_> {
                 leases.note(r);
                 tree.push_len(w, r.key, r.len)
             })
+            .map_err(|e| self.at_base(ctx, e))
         })?;
         w.layout(root, &metadata_note(self.source.base.metadata_revision))
     }
@@ -87,9 +90,9 @@ impl Rebuild<'_> {
     pub(super) fn write(
         &self,
         ctx: &Context,
-        fold: Fold,
+        fold: Fold<'_>,
         layout: &Layout,
-        out: &mut dyn Write,
+        out: &mut (dyn Write + Send),
     ) -> Result<Rebuilt> {
         let db = &self.source.db;
         let mut fold = Some(fold);
@@ -99,16 +102,64 @@ impl Rebuild<'_> {
             let fold = fold
                 .take()
                 .ok_or_else(|| Error::corrupt("the snapshot has two buckets \"key\""))?;
-            folded = Some(fold.finish(db, |r| {
+            let finished = fold.finish(db, |r| {
                 ctx.store.cancel().check()?;
                 leases.note(r);
                 tree.push(w, r.key, r.record)
-            })?);
+            });
+            folded = Some(finished.map_err(|e| self.at_base(ctx, e))?);
             Ok(())
         })?;
         w.finish(root, layout)?;
         let hash = folded.ok_or_else(|| Error::internal("the fold was not run"))?;
         Ok(Rebuilt { hash, leases_added })
+    }
+
+    /// Folds the source and writes what comes of it at once, where nothing that the deltas hold drops out
+    /// again; `None` where it may. The head of the layout is still to be written at the beginning.
+    /// Gives the number of events, too.
+    ///
+    /// # Errors
+    /// As [`Source::fold`] and [`write`](Self::write).
+    pub(super) fn stream(
+        &self,
+        ctx: &Context,
+        out: &mut (dyn Write + Send),
+    ) -> Result<Option<(Rebuilt, Layout, u64)>> {
+        let source = self.source;
+        if self.compact > source.base.revision {
+            return Ok(None);
+        }
+        let db = &source.db;
+        let detach = self.leases == Leases::Drop;
+        let mut folded = None;
+        let mut w = Writer::streaming(db.page_size(), out)?;
+        let (root, leases_added) = self.build(ctx, &mut w, |w, tree, leases| {
+            let (fold, events) =
+                source.fold_to(ctx, self.compact, KeyRange::All, detach, |fold| {
+                    let streamed = fold.stream(db, |r| {
+                        ctx.store.cancel().check()?;
+                        tree.push(w, r.key, r.record)
+                    });
+                    streamed.map_err(|e| self.at_base(ctx, e))
+                })?;
+            let hash = fold.finish_stream(db, |lease| leases.add(lease));
+            folded = Some((hash.map_err(|e| self.at_base(ctx, e))?, events));
+            Ok(())
+        })?;
+        let layout = w.layout(root, &metadata_note(source.base.metadata_revision))?;
+        let (hash, events) = folded.ok_or_else(|| Error::internal("the fold was not run"))?;
+        Ok(Some((Rebuilt { hash, leases_added }, layout, events)))
+    }
+
+    /// Puts the full's name before what is wrong with it. What is wrong with the new file, or with where
+    /// it goes, is not the full's fault; and a contradiction between histories is the deltas'.
+    fn at_base(&self, ctx: &Context, e: Error) -> Error {
+        match e.reason() {
+            Reason::HistoryMismatch => e,
+            reason if reason.is_bad_data() => self.source.at_base(ctx)(e),
+            _ => e,
+        }
     }
 
     /// Builds the new database out of the full's buckets; `records` fills the one of records. Gives the
@@ -119,13 +170,7 @@ impl Rebuild<'_> {
         w: &mut Writer<'_>,
         mut records: impl FnMut(&mut Writer<'_>, &mut TreeBuilder, &mut Attached) -> Result<()>,
     ) -> Result<(TreeBuilder, u64)> {
-        // What is wrong with the new file, or with where it goes, is not the full's fault; and a
-        // contradiction between histories is the deltas'.
-        let at_base = |e: Error| match e.reason() {
-            Reason::HistoryMismatch => e,
-            reason if reason.is_bad_data() => self.source.at_base(ctx)(e),
-            _ => e,
-        };
+        let at_base = |e| self.at_base(ctx, e);
         let db = &self.source.db;
         let mut root = TreeBuilder::new(db.meta().sequence);
         let budget = db.page_budget();
@@ -149,7 +194,7 @@ impl Rebuild<'_> {
                 (_, Some((_, entries))) => write_bucket(w, bucket.sequence, entries)?,
                 (KEY_BUCKET, _) => {
                     let mut tree = TreeBuilder::new(bucket.sequence);
-                    records(w, &mut tree, &mut attached).map_err(at_base)?;
+                    records(w, &mut tree, &mut attached)?;
                     tree.finish(w)?
                 }
                 (META_BUCKET, _) => {
@@ -231,9 +276,14 @@ impl Attached {
     }
 
     fn note(&mut self, r: &Kept<'_>) {
-        let attaches = r.lease != 0 && r.is_newest && !r.rk.tombstone;
-        if attaches && matches!(self.wanted, Leases::Keep { .. }) {
-            self.ids.insert(lease::key(r.lease));
+        if r.lease != 0 && r.is_newest && !r.rk.tombstone {
+            self.add(r.lease);
+        }
+    }
+
+    fn add(&mut self, lease: i64) {
+        if matches!(self.wanted, Leases::Keep { .. }) {
+            self.ids.insert(lease::key(lease));
         }
     }
 

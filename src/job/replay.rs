@@ -35,12 +35,12 @@ pub(super) struct Step {
 /// # Errors
 /// Those of the first delta that has one: `CorruptSnapshot`, `NameMismatch`, `HistoryMismatch`; the
 /// store's; `Io`, `NoSpace`, `Terminated`.
-pub(super) fn replay(
+pub(super) fn replay<'f>(
     ctx: &Context,
     steps: &[Step],
     options: &FoldOptions,
-    fold: Fold,
-) -> Result<(Fold, u64)> {
+    fold: Fold<'f>,
+) -> Result<(Fold<'f>, u64)> {
     let threads = ctx.threads.clamp(1, steps.len().max(1));
     let run = Run {
         ctx,
@@ -80,7 +80,7 @@ pub(super) fn replay(
     }
 }
 
-struct Run<'a> {
+struct Run<'a, 'f> {
     ctx: &'a Context,
     steps: &'a [Step],
     options: &'a FoldOptions,
@@ -90,27 +90,27 @@ struct Run<'a> {
     events: AtomicU64,
     /// Transfers that were begun before their step was taken.
     transfers: Mutex<HashMap<usize, ObjectReader>>,
-    turn: Mutex<Turn>,
+    turn: Mutex<Turn<'f>>,
     passed: Condvar,
     /// Steps from this one on are not worth going on with.
     stop_at: AtomicUsize,
 }
 
-struct Turn {
+struct Turn<'f> {
     /// The step that may have the fold.
     next: usize,
-    fold: Option<Fold>,
+    fold: Option<Fold<'f>>,
     /// The first step that failed.
     failed: Option<(usize, Error)>,
 }
 
 /// Where a step's events go.
-enum Taker {
-    Whole(Box<Fold>),
+enum Taker<'f> {
+    Whole(Box<Fold<'f>>),
     Part(Box<Part>),
 }
 
-impl Taker {
+impl Taker<'_> {
     fn apply(&mut self, main: Revision, sub: u32, change: &Change<'_>) -> Result<bool> {
         match self {
             Taker::Whole(fold) => fold.apply(main, sub, change),
@@ -119,7 +119,7 @@ impl Taker {
     }
 }
 
-impl Run<'_> {
+impl<'f> Run<'_, 'f> {
     fn work(&self) {
         loop {
             let i = self.taken.fetch_add(1, Ordering::Relaxed);
@@ -135,7 +135,7 @@ impl Run<'_> {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Turn> {
+    fn lock(&self) -> MutexGuard<'_, Turn<'f>> {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -154,7 +154,7 @@ impl Run<'_> {
     }
 
     /// The fold, if it is this step's turn.
-    fn take(&self, i: usize) -> Option<Fold> {
+    fn take(&self, i: usize) -> Option<Fold<'f>> {
         let mut turn = self.lock();
         if turn.next == i {
             turn.fold.take()
@@ -164,7 +164,7 @@ impl Run<'_> {
     }
 
     /// Waits for the fold; `None` where a step before this one has failed.
-    fn wait(&self, i: usize) -> Result<Option<Fold>> {
+    fn wait(&self, i: usize) -> Result<Option<Fold<'f>>> {
         let mut turn = self.lock();
         loop {
             if self.is_in_vain(i) {
@@ -180,7 +180,7 @@ impl Run<'_> {
     }
 
     /// Waits for something to happen.
-    fn look_again<'t>(&self, turn: MutexGuard<'t, Turn>) -> Result<MutexGuard<'t, Turn>> {
+    fn look_again<'t>(&self, turn: MutexGuard<'t, Turn<'f>>) -> Result<MutexGuard<'t, Turn<'f>>> {
         /// How long a signal may go unnoticed.
         const LOOK: Duration = Duration::from_millis(50);
         self.ctx.store.cancel().check()?;
@@ -188,7 +188,7 @@ impl Run<'_> {
         Ok(waited.unwrap_or_else(PoisonError::into_inner).0)
     }
 
-    fn pass(&self, i: usize, fold: Fold) {
+    fn pass(&self, i: usize, fold: Fold<'f>) {
         let mut turn = self.lock();
         turn.next = i + 1;
         turn.fold = Some(fold);
@@ -285,7 +285,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn join(&self, mut fold: Fold, part: Taker) -> Result<Fold> {
+    fn join(&self, mut fold: Fold<'f>, part: Taker<'f>) -> Result<Fold<'f>> {
         if let Taker::Part(part) = part {
             fold.absorb(*part)?;
         }
@@ -294,7 +294,7 @@ impl Run<'_> {
 
     /// What one thread would have said where a part failed with `e`: what came before `e` may
     /// contradict the fold. Damaged bytes explain both.
-    fn first_error(&self, i: usize, taker: Taker, e: Error, damaged: bool) -> Result<Error> {
+    fn first_error(&self, i: usize, taker: Taker<'f>, e: Error, damaged: bool) -> Result<Error> {
         if damaged || !e.reason().is_bad_data() || matches!(taker, Taker::Whole(_)) {
             return Ok(e);
         }
@@ -316,9 +316,9 @@ impl Run<'_> {
 }
 
 /// Ends the waiting of other threads when one panics.
-struct Panicked<'r, 'a>(&'r Run<'a>, usize);
+struct Panicked<'r, 'a, 'f>(&'r Run<'a, 'f>, usize);
 
-impl Drop for Panicked<'_, '_> {
+impl Drop for Panicked<'_, '_, '_> {
     fn drop(&mut self) {
         self.0.fail(self.1, Error::internal("a thread panicked"));
     }

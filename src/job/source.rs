@@ -254,7 +254,22 @@ impl Source {
         compact: Revision,
         keys: KeyRange,
         detach_leases: bool,
-    ) -> Result<(Fold, u64)> {
+    ) -> Result<(Fold<'static>, u64)> {
+        self.fold_to(ctx, compact, keys, detach_leases, Ok)
+    }
+
+    /// As [`fold`](Self::fold); `to` says where the changes go before they come.
+    ///
+    /// # Errors
+    /// As [`fold`](Self::fold); what `to` returns.
+    pub(super) fn fold_to<'f>(
+        &self,
+        ctx: &Context,
+        compact: Revision,
+        keys: KeyRange,
+        detach_leases: bool,
+        to: impl FnOnce(Fold<'static>) -> Result<Fold<'f>>,
+    ) -> Result<(Fold<'f>, u64)> {
         let options = FoldOptions {
             target: self.target,
             compact,
@@ -265,7 +280,7 @@ impl Source {
             buffer_bytes: CHANGE_BUFFER_BYTES,
         };
         let fold = Fold::new(options.clone(), &self.db).map_err(self.at_base(ctx))?;
-        replay(ctx, &self.steps, &options, fold)
+        replay(ctx, &self.steps, &options, to(fold)?)
     }
 
     /// Hands every one of `keys` that is alive to `each`, in the order of their newest revisions.

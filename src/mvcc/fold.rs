@@ -13,7 +13,7 @@
 use super::keys::{Keys, Slot, SlotId};
 use crate::bolt::{Database, ReadAt};
 use crate::error::{Error, Reason, Result};
-use crate::mvcc::hash_kv::{HashKv, Hasher, is_alive};
+use crate::mvcc::hash_kv::{HashKv, Hasher, Tail, is_alive};
 use crate::mvcc::history::{Base, key_bucket};
 use crate::mvcc::log::{ChangeLog, Entry};
 use crate::mvcc::range::KeyRange;
@@ -120,18 +120,92 @@ impl State {
 }
 
 /// The changes of a stretch of history: a slot for each key, and what may have to be written.
-#[derive(Debug)]
-struct Changes {
+struct Changes<'s> {
     keys: Keys,
-    log: ChangeLog,
+    to: To<'s>,
     last: Option<(Revision, u32)>,
 }
 
-impl Changes {
+/// Where records of changes go.
+enum To<'s> {
+    /// They wait: a later one may replace them.
+    Log(ChangeLog),
+    /// None is replaced: they go where the result goes.
+    Stream(Box<Stream<'s>>),
+}
+
+type Sink<'s> = Box<dyn FnMut(&Kept<'_>) -> Result<()> + Send + 's>;
+
+/// Hands records on as they come.
+struct Stream<'s> {
+    sink: Sink<'s>,
+    tail: Tail,
+    /// The lease of each key's newest change, by slot; 0 where there is none.
+    leases: Vec<i64>,
+    value: Vec<u8>,
+    raw_key: Vec<u8>,
+    record: Vec<u8>,
+}
+
+impl Stream<'_> {
+    fn put(
+        &mut self,
+        keys: &Keys,
+        entry: &Entry,
+        write: impl FnOnce(&mut Vec<u8>) -> Result<()>,
+    ) -> Result<()> {
+        /// One long value must not keep its memory.
+        const LONG: usize = 1 << 20;
+        self.value.clear();
+        self.value.shrink_to(LONG);
+        write(&mut self.value)?;
+        self.raw_key.clear();
+        entry.rk.encode(&mut self.raw_key);
+        self.record.clear();
+        self.record.shrink_to(LONG);
+        entry
+            .record(keys.key(entry.slot), &self.value)
+            .encode(&mut self.record);
+        let slot = entry.slot.0 as usize;
+        if self.leases.len() <= slot {
+            self.leases.resize(slot + 1, 0);
+        }
+        self.leases[slot] = entry.lease;
+        self.tail.add(&self.raw_key, &self.record);
+        (self.sink)(&Kept {
+            rk: entry.rk,
+            key: &self.raw_key,
+            len: self.record.len(),
+            record: &self.record,
+            // Nobody knows yet.
+            is_newest: false,
+            lease: entry.lease,
+        })
+    }
+}
+
+impl Entry {
+    /// The record, given its key and value.
+    fn record<'a>(&self, key: &'a [u8], value: &'a [u8]) -> KeyValue<'a> {
+        match self.rk.tombstone {
+            true => KeyValue::tombstone(key),
+            false => KeyValue {
+                key,
+                create_revision: self.create_revision,
+                mod_revision: self.rk.main,
+                version: self.version,
+                value,
+                lease: self.lease,
+            },
+        }
+    }
+}
+
+impl Changes<'_> {
     fn new(options: &FoldOptions, buffer_bytes: usize) -> Self {
         Changes {
             keys: Keys::default(),
-            log: ChangeLog::new(buffer_bytes, &options.temp_dir),
+            to: To::Log(ChangeLog::new(buffer_bytes, &options.temp_dir)),
             last: None,
         }
     }
@@ -188,11 +262,14 @@ impl Changes {
         }
         entry.slot = self.note(options, rk, change.key(), State::of(change))?;
         let (keys, compact) = (&self.keys, options.compact);
-        self.log.append(
-            entry,
-            |out| change.append_value(main, out),
-            |e| Slot::keeps(Some(keys.at(e.slot)), compact, &e.rk),
-        )?;
+        let write = |out: &mut Vec<u8>| change.append_value(main, out);
+        match &mut self.to {
+            To::Stream(stream) => stream.put(keys, &entry, write)?,
+            To::Log(log) => {
+                let live = |e: &Entry| Slot::keeps(Some(keys.at(e.slot)), compact, &e.rk);
+                log.append(entry, write, live)?;
+            }
+        }
         Ok(true)
     }
 
@@ -241,12 +318,15 @@ impl Changes {
     }
 
     /// Takes over the changes that follow.
-    fn absorb(&mut self, options: &FoldOptions, part: Changes) -> Result<()> {
+    fn absorb(&mut self, options: &FoldOptions, part: Changes<'_>) -> Result<()> {
         let Changes {
             keys,
-            mut log,
+            to: To::Log(mut log),
             last,
-        } = part;
+        } = part
+        else {
+            return Err(Error::internal("a part that does not wait"));
+        };
         let mut ids = Vec::with_capacity(keys.len());
         for (key, theirs) in keys.iter() {
             let id = match self.keys.find(key) {
@@ -276,30 +356,32 @@ impl Changes {
             ..*e
         };
         let still_live = |e: &Entry| live(&here(e));
+        let to = &mut self.to;
         log.for_each(true, still_live, |e, value| {
-            let append = |out: &mut Vec<u8>| {
+            let write = |out: &mut Vec<u8>| {
                 out.extend_from_slice(value);
                 Ok(())
             };
-            self.log.append(here(e), append, live)
+            match to {
+                To::Stream(stream) => stream.put(keys, &here(e), write),
+                To::Log(log) => log.append(here(e), write, live),
+            }
         })?;
         self.last = last.or(self.last);
         Ok(())
     }
 }
 
-/// A fold under way.
-#[derive(Debug)]
-pub struct Fold {
+/// A fold under way; `'s` is the life of where it streams its records, if it does.
+pub struct Fold<'s> {
     options: FoldOptions,
-    changes: Changes,
+    changes: Changes<'s>,
 }
 
 /// Changes that follow others which have not been folded yet.
-#[derive(Debug)]
 pub struct Part {
     options: FoldOptions,
-    changes: Changes,
+    changes: Changes<'static>,
 }
 
 impl Part {
@@ -326,7 +408,7 @@ impl Part {
     }
 }
 
-impl Fold {
+impl<'s> Fold<'s> {
     /// Starts a fold with the base's own history, read from its database.
     ///
     /// # Errors
@@ -385,6 +467,71 @@ impl Fold {
         self.changes.absorb(&self.options, part.changes)
     }
 
+    /// Whether no change that is added from now on can drop out of the result again: then it can be
+    /// streamed.
+    pub fn can_stream(&self) -> bool {
+        self.options.compact <= self.options.base.revision
+    }
+
+    /// Hands the base's records that stay to `sink`, and from then on every change as it is added: in
+    /// order, each once, with nothing written in between. [`Kept::is_newest`] is not known then.
+    /// [`finish_stream`](Self::finish_stream) ends it.
+    ///
+    /// # Errors
+    /// `Internal` where it cannot be streamed; what `sink` returns; `CorruptSnapshot`, `Io`.
+    pub fn stream<'t, R: ReadAt>(
+        mut self,
+        db: &Database<R>,
+        mut sink: impl FnMut(&Kept<'_>) -> Result<()> + Send + 't,
+    ) -> Result<Fold<'t>> {
+        if !self.can_stream() {
+            return Err(Error::internal("a fold that may drop changes was streamed"));
+        }
+        self.walk(db, true, &mut sink)?;
+        let stream = Stream {
+            sink: Box::new(sink),
+            tail: Tail::default(),
+            leases: Vec::new(),
+            value: Vec::new(),
+            raw_key: Vec::new(),
+            record: Vec::new(),
+        };
+        Ok(Fold {
+            options: self.options,
+            changes: Changes {
+                keys: self.changes.keys,
+                to: To::Stream(Box::new(stream)),
+                last: self.changes.last,
+            },
+        })
+    }
+
+    /// Ends a stream: checks that the changes continue the base, and gives HashKV of all that was
+    /// handed on. `attached` hears of the lease of every live key that has one.
+    ///
+    /// # Errors
+    /// As [`finish`](Self::finish).
+    pub fn finish_stream<R: ReadAt>(
+        mut self,
+        db: &Database<R>,
+        mut attached: impl FnMut(i64),
+    ) -> Result<HashKv> {
+        let mut hasher = Hasher::new(self.options.compact);
+        let live_keys = self.walk(db, true, |r| {
+            hasher.add(&r.rk, r.key, r.record, r.is_newest);
+            if r.is_newest && !r.rk.tombstone && r.lease != 0 {
+                attached(r.lease);
+            }
+            Ok(())
+        })?;
+        if let To::Stream(stream) = &self.changes.to {
+            hasher.append(&stream.tail);
+            let leases = stream.leases.iter().filter(|&&lease| lease != 0);
+            leases.for_each(|&lease| attached(lease));
+        }
+        Ok(hasher.finish(live_keys))
+    }
+
     /// Hands every record of the result to `each`, in order, with its length and without its bytes.
     /// [`finish`](Self::finish) can follow.
     ///
@@ -417,7 +564,7 @@ impl Fold {
         Ok(hasher.finish(live_keys))
     }
 
-    /// Walks the records of the result. Gives the number of live keys.
+    /// Walks the records of the result; of a stream, those of the base. Gives the number of live keys.
     fn walk<R: ReadAt>(
         &mut self,
         db: &Database<R>,
@@ -433,7 +580,7 @@ impl Fold {
             ..
         } = &self.options;
         let (target, compact, base) = (*target, *compact, *base);
-        let Changes { keys, log, .. } = &mut self.changes;
+        let Changes { keys, to, .. } = &mut self.changes;
         let mut live_keys = 0;
         let mut record = Vec::new();
 
@@ -490,22 +637,18 @@ impl Fold {
             live_keys += u64::from(slot.newest != State::Gone && !key.is_empty());
         }
 
+        let To::Log(log) = to else {
+            return Ok(live_keys);
+        };
         let mut raw_key = Vec::new();
         let keys = &*keys;
         let live = |e: &Entry| Slot::keeps(Some(keys.at(e.slot)), compact, &e.rk);
         log.for_each(with_records, live, |e, value| {
             raw_key.clear();
             e.rk.encode(&mut raw_key);
-            let mut kv = KeyValue::tombstone(keys.key(e.slot));
-            if !e.rk.tombstone {
-                kv.create_revision = e.create_revision;
-                kv.mod_revision = e.rk.main;
-                kv.version = e.version;
-                kv.lease = e.lease;
-            }
+            let kv = e.record(keys.key(e.slot), value);
             record.clear();
             let len = if with_records {
-                kv.value = value;
                 kv.encode(&mut record);
                 record.len()
             } else {

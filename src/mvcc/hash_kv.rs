@@ -23,6 +23,30 @@ pub struct HashKv {
     pub records: u64,
 }
 
+/// Sums records above the compacted revision apart from those before them.
+#[derive(Debug)]
+pub(crate) struct Tail {
+    digest: Digest,
+    records: u64,
+}
+
+impl Default for Tail {
+    fn default() -> Self {
+        Tail {
+            digest: Digest::new(CrcAlgorithm::Crc32Iscsi),
+            records: 0,
+        }
+    }
+}
+
+impl Tail {
+    pub(crate) fn add(&mut self, key: &[u8], value: &[u8]) {
+        self.records += 1;
+        self.digest.update(key);
+        self.digest.update(value);
+    }
+}
+
 /// Sums records in order, whatever they come from.
 #[derive(Debug)]
 pub(crate) struct Hasher {
@@ -60,6 +84,13 @@ impl Hasher {
         }
         self.all.update(key);
         self.all.update(value);
+    }
+
+    /// Adds records that follow all others: above the compacted revision each counts.
+    pub(crate) fn append(&mut self, tail: &Tail) {
+        self.records += tail.records;
+        self.counted.combine(&tail.digest);
+        self.all.combine(&tail.digest);
     }
 
     pub(crate) fn finish(self, live_keys: u64) -> HashKv {

@@ -227,6 +227,17 @@ impl Etcd {
         client.max_decoding_message_size(usize::MAX)
     }
 
+    /// A put that waits for a leader: until a cluster that lost its own has another, writes are
+    /// refused or come to nothing, and one that seemed to may yet have been applied.
+    pub async fn put_when_led(&self, key: &str, value: &str) {
+        let started = Instant::now();
+        let mut client = self.client().await;
+        while let Err(err) = client.put(key, value, None).await {
+            assert!(started.elapsed() < START_TIMEOUT, "no writes: {err}");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
     /// The version that the server itself answers with.
     pub async fn version_string(&self) -> String {
         let status = self.client().await.status().await.expect("etcd's status");

@@ -81,7 +81,7 @@ pub fn kube_apiserver() -> PathBuf {
     let version = format!("v1.{KUBERNETES}");
     cached(
         &format!("kube-apiserver-{version}"),
-        "4 to 6 minutes",
+        "3 to 6 minutes",
         |build| {
             build.write("go.mod", &kube_apiserver_mod(build, &version));
             let variable = |name: &str, value: &str| {

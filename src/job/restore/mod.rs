@@ -18,7 +18,7 @@ use crate::etcd::peers::{self, PeerOptions};
 use crate::job::rebuild::{Rebuild, Rebuilt};
 use crate::job::source::{Request, Source};
 use crate::job::{Context, space};
-use crate::mvcc::{KeepHistory, KeyRange, Revision};
+use crate::mvcc::{Fold, KeepHistory, KeyRange, Revision};
 use crate::store::Cancel;
 use crate::telemetry::memory::peak_memory_bytes;
 use crate::telemetry::progress::Step;
@@ -485,22 +485,19 @@ impl Run<'_> {
         }
     }
 
-    /// Folds a source. Gives the plan of the new database, its layout, and the fold.
-    fn fold<'s>(
+    /// What the new database shall be.
+    fn plan<'s>(
         &self,
         source: &'s Source,
         ctx: &Context,
         cluster: Option<&Cluster>,
-    ) -> Result<(Rebuild<'s>, Layout, crate::mvcc::Fold, u64)> {
-        let compact = match self.options.bump_revision {
-            Some(_) => self.newest_revision(source)?,
-            None => source.compact_revision(ctx, self.options.keep_history)?,
-        };
-        let detach = self.options.leases == Leases::Drop;
-        let (mut fold, events) = source.fold(ctx, compact, KeyRange::All, detach)?;
+    ) -> Result<Rebuild<'s>> {
         let mut rebuild = Rebuild {
             source,
-            compact,
+            compact: match self.options.bump_revision {
+                Some(_) => self.newest_revision(source)?,
+                None => source.compact_revision(ctx, self.options.keep_history)?,
+            },
             leases: self.options.leases,
             replaced: BTreeMap::new(),
             meta: BTreeMap::new(),
@@ -508,16 +505,23 @@ impl Run<'_> {
         if let Some(cluster) = cluster {
             for name in [&b"members"[..], b"members_removed"] {
                 if let Some(entries) = cluster.bucket(name) {
-                    rebuild
-                        .replaced
-                        .insert(name.to_vec(), entries.into_iter().collect());
+                    let entries = entries.into_iter().collect();
+                    rebuild.replaced.insert(name.to_vec(), entries);
                 }
             }
             let meta = cluster.meta_entries().into_iter();
             rebuild.meta = meta.map(|(k, v)| (k.to_vec(), Some(v))).collect();
         }
+        Ok(rebuild)
+    }
+
+    /// Folds a plan's source. Gives the layout and the number of events, too.
+    fn fold(&self, rebuild: &Rebuild<'_>, ctx: &Context) -> Result<(Fold<'static>, Layout, u64)> {
+        let detach = rebuild.leases == Leases::Drop;
+        let source = rebuild.source;
+        let (mut fold, events) = source.fold(ctx, rebuild.compact, KeyRange::All, detach)?;
         let layout = rebuild.measure(ctx, &mut fold)?;
-        Ok((rebuild, layout, fold, events))
+        Ok((fold, layout, events))
     }
 
     /// Writes a member's database.
@@ -528,27 +532,37 @@ impl Run<'_> {
         cluster: &Cluster,
         path: &Path,
     ) -> Result<Written, Failed> {
-        let folded = self.fold(source, ctx, Some(cluster));
-        let (rebuild, layout, fold, events) = folded.map_err(Failed::Candidate)?;
+        let rebuild = self.plan(source, ctx, Some(cluster));
+        let rebuild = rebuild.map_err(Failed::Candidate)?;
         let dir = path.parent().unwrap_or(path);
-        space::check(dir, layout.bytes(), "the new database").map_err(Failed::Target)?;
         let what = format!("write {}", path.display());
-        let file = create(path).map_err(|e| Failed::Target(Error::io(&what, e)))?;
-        let mut out = Counted {
-            inner: BufWriter::with_capacity(1 << 20, &file),
-            step: Step::new("write the database", Some(layout.bytes())),
-            what: &what,
+        let failed = |e| Failed::Target(Error::io(&what, e));
+        let file = create(path).map_err(failed)?;
+        let mut out = Counted::new(&file, &what);
+        let streamed = rebuild.stream(ctx, &mut out);
+        let (rebuilt, layout, events) = match streamed.map_err(|e| out.whose(e))? {
+            Some((rebuilt, layout, events)) => {
+                out.flush().map_err(failed)?;
+                let head = std::os::unix::fs::FileExt::write_all_at(&file, &layout.head(), 0);
+                head.map_err(failed)?;
+                (rebuilt, layout, events)
+            }
+            None => {
+                let folded = self.fold(&rebuild, ctx).map_err(Failed::Candidate)?;
+                let (fold, layout, events) = folded;
+                space::check(dir, layout.bytes(), "the new database").map_err(Failed::Target)?;
+                let rebuilt = rebuild.write(ctx, fold, &layout, &mut out);
+                let rebuilt = rebuilt.map_err(|e| out.whose(e))?;
+                out.flush().map_err(failed)?;
+                (rebuilt, layout, events)
+            }
         };
-        let rebuilt = rebuild.write(ctx, fold, &layout, &mut out);
-        let rebuilt = rebuilt.map_err(of_whom)?;
-        out.flush()
-            .map_err(|e| Failed::Target(Error::io(&what, e)))?;
         drop(out);
-        let again = File::open(path).map_err(|e| Failed::Target(Error::io(&what, e)))?;
+        let again = File::open(path).map_err(failed)?;
         let verified = sync_beside(&file, &what, || {
             rebuild.verify(ctx.spool(again), &rebuilt.hash, &layout)
         });
-        verified.map_err(of_whom)?;
+        verified.map_err(Failed::Target)?;
         Ok(Written {
             rebuilt,
             events,
@@ -565,19 +579,15 @@ impl Run<'_> {
         file: &Unnamed,
         dir: &Path,
     ) -> Result<Written, Failed> {
-        let (rebuild, layout, fold, events) =
-            self.fold(source, ctx, None).map_err(Failed::Candidate)?;
+        let rebuild = self.plan(source, ctx, None).map_err(Failed::Candidate)?;
+        let (fold, layout, events) = self.fold(&rebuild, ctx).map_err(Failed::Candidate)?;
         space::check(dir, layout.bytes(), "the new snapshot").map_err(Failed::Target)?;
         let what = format!("write a snapshot to {}", dir.display());
         let failed = |e| Failed::Target(Error::io(&what, e));
-        let mut out = FrameWriter::new(Counted {
-            inner: BufWriter::with_capacity(1 << 20, &file.file),
-            step: Step::new("write the snapshot", Some(layout.bytes())),
-            what: &what,
-        });
-        let rebuilt = rebuild.write(ctx, fold, &layout, &mut out);
-        let rebuilt = rebuilt.map_err(of_whom)?;
+        let mut out = FrameWriter::new(Counted::new(&file.file, &what));
+        let written = rebuild.write(ctx, fold, &layout, &mut out);
         let mut out = out.finish().map_err(failed)?;
+        let rebuilt = written.map_err(|e| out.whose(e))?;
         out.flush().map_err(failed)?;
         drop(out);
         let again = || file.file.try_clone().map_err(|e| Error::io(&what, e));
@@ -589,21 +599,13 @@ impl Run<'_> {
             rebuild.verify(whole, &rebuilt.hash, &layout)?;
             check_frame(again()?, &self.cancel)
         });
-        verified.map_err(of_whom)?;
+        verified.map_err(Failed::Target)?;
         Ok(Written {
             rebuilt,
             events,
             revision: rebuild.revision(),
             bytes: layout.bytes(),
         })
-    }
-}
-
-/// Bad data is the candidate's, everything else the target's.
-fn of_whom(e: Error) -> Failed {
-    match e.reason().is_bad_data() {
-        true => Failed::Candidate(e),
-        false => Failed::Target(e),
     }
 }
 
@@ -687,23 +689,50 @@ impl crate::bolt::ReadAt for Head {
     }
 }
 
-/// Counts what is written, and says where it failed.
-struct Counted<'a, W> {
-    inner: W,
+/// Writes to a target: counts what is written, and knows whether that failed.
+struct Counted<'a> {
+    inner: BufWriter<&'a File>,
     step: Step,
     what: &'a str,
+    failed: bool,
 }
 
-impl<W: Write> Write for Counted<'_, W> {
+impl<'a> Counted<'a> {
+    fn new(file: &'a File, what: &'a str) -> Self {
+        Counted {
+            inner: BufWriter::with_capacity(1 << 20, file),
+            step: Step::new(what, None),
+            what,
+            failed: false,
+        }
+    }
+
+    /// Whether an error is the target's, or that of what was to be written.
+    fn whose(&self, e: Error) -> Failed {
+        match self.failed {
+            true => Failed::Target(e),
+            false => Failed::Candidate(e),
+        }
+    }
+
+    fn note<T>(&mut self, written: io::Result<T>) -> io::Result<T> {
+        written.map_err(|e| {
+            self.failed = true;
+            Error::io(self.what, e).into()
+        })
+    }
+}
+
+impl Write for Counted<'_> {
     fn write(&mut self, b: &[u8]) -> io::Result<usize> {
         let written = self.inner.write_all(b);
-        written.map_err(|e| Error::io(self.what, e))?;
+        self.note(written)?;
         self.step.add(b.len() as u64);
         Ok(b.len())
     }
     fn flush(&mut self) -> io::Result<()> {
         let flushed = self.inner.flush();
-        flushed.map_err(|e| Error::io(self.what, e).into())
+        self.note(flushed)
     }
 }
 
