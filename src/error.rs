@@ -28,6 +28,8 @@ pub enum Reason {
     OutOfRange,
     /// No timeline has the ID asked for.
     NoSuchTimeline,
+    /// The key asked for is not there.
+    KeyNotFound,
     /// The store does not answer, or answers with server errors.
     StoreUnreachable,
     /// A bug in deltafold: something it checks of itself did not hold.
@@ -56,7 +58,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, in the order of the exit codes.
-    pub const ALL: [Reason; 22] = [
+    pub const ALL: [Reason; 23] = [
         Reason::Usage,
         Reason::CorruptSnapshot,
         Reason::CorruptDataDir,
@@ -67,6 +69,7 @@ impl Reason {
         Reason::NoSnapshots,
         Reason::OutOfRange,
         Reason::NoSuchTimeline,
+        Reason::KeyNotFound,
         Reason::StoreUnreachable,
         Reason::Internal,
         Reason::TargetExists,
@@ -94,6 +97,7 @@ impl Reason {
             Reason::NoSnapshots => "NoSnapshots",
             Reason::OutOfRange => "OutOfRange",
             Reason::NoSuchTimeline => "NoSuchTimeline",
+            Reason::KeyNotFound => "KeyNotFound",
             Reason::StoreUnreachable => "StoreUnreachable",
             Reason::Internal => "Internal",
             Reason::TargetExists => "TargetExists",
@@ -119,7 +123,10 @@ impl Reason {
             | Reason::NameMismatch
             | Reason::HistoryMismatch
             | Reason::InterleavedTimelines => 65,
-            Reason::NoSnapshots | Reason::OutOfRange | Reason::NoSuchTimeline => 66,
+            Reason::NoSnapshots
+            | Reason::OutOfRange
+            | Reason::NoSuchTimeline
+            | Reason::KeyNotFound => 66,
             Reason::StoreUnreachable => 69,
             Reason::Internal => 70,
             Reason::TargetExists | Reason::TargetInUse | Reason::ClusterHasQuorum => 73,

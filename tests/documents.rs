@@ -23,11 +23,9 @@ const DOCUMENTS: [&str; 4] = [
     "docs/stores.md",
 ];
 
-/// What is printed as JSON.
-const SCHEMAS: [&str; 3] = [
-    "docs/compact-result.schema.json",
-    "docs/list-result.schema.json",
-    "docs/restore-result.schema.json",
+/// The commands that print JSON, each with a schema.
+const COMMANDS: [&str; 7] = [
+    "compact", "list", "restore", "get", "history", "diff", "export",
 ];
 
 /// Also where the tests run in a Pod.
@@ -157,16 +155,9 @@ fn validator(name: &str) -> Validator {
         .unwrap_or_else(|e| panic!("{name}: {e}"))
 }
 
-fn compact_schema() -> Validator {
-    validator("docs/compact-result.schema.json")
-}
-
-fn list_schema() -> Validator {
-    validator("docs/list-result.schema.json")
-}
-
-fn restore_schema() -> Validator {
-    validator("docs/restore-result.schema.json")
+/// Of what a command prints.
+fn schema_of(command: &str) -> Validator {
+    validator(&format!("docs/{command}-result.schema.json"))
 }
 
 fn assert_valid(schema: &Validator, result: &Value) {
@@ -208,7 +199,8 @@ fn schemas_describe_every_field() {
         }
     }
     let real: Vec<&str> = Reason::ALL.iter().map(|r| r.as_str()).collect();
-    for name in SCHEMAS {
+    for command in COMMANDS {
+        let name = &format!("docs/{command}-result.schema.json");
         let schema = schema(name);
         check(&schema, name);
         let reasons = &schema["$defs"]["failure"]["properties"]["reason"]["enum"];
@@ -219,8 +211,8 @@ fn schemas_describe_every_field() {
 /// Each reason goes with its own code, and with no other.
 #[test]
 fn schemas_know_every_failure() {
-    for name in SCHEMAS {
-        let schema = validator(name);
+    for name in COMMANDS {
+        let schema = schema_of(name);
         for reason in Reason::ALL {
             for code in Reason::ALL.map(Reason::exit_code) {
                 let failure = json!({"status": "Failed", "code": code, "reason": reason.as_str(), "message": "it failed"});
@@ -233,7 +225,7 @@ fn schemas_know_every_failure() {
 
 #[test]
 fn results_of_compact_are_as_documented() {
-    let schema = compact_schema();
+    let schema = schema_of("compact");
     let title = |result: &Value| {
         assert_valid(&schema, result);
         (
@@ -274,7 +266,7 @@ fn results_of_compact_are_as_documented() {
 
 #[test]
 fn results_of_restore_are_as_documented() {
-    let schema = restore_schema();
+    let schema = schema_of("restore");
     let folder = tempfile::TempDir::new().unwrap();
     let folder = folder.path();
     let title = |(code, result, stderr): (i32, Value, String)| {
@@ -370,7 +362,7 @@ fn results_of_restore_are_as_documented() {
 
 #[test]
 fn results_of_list_are_as_documented() {
-    let schema = list_schema();
+    let schema = schema_of("list");
     for name in fixture_names() {
         let store = copy_fixture(&name);
         for args in [&[][..], &["--deep"]] {
@@ -420,8 +412,64 @@ fn results_of_list_are_as_documented() {
 }
 
 #[test]
+fn results_of_reading_are_as_documented() {
+    let [get, history, diff, export] = ["get", "history", "diff", "export"].map(schema_of);
+    let json = |store: &Path, args: &[&str], schema: &Validator| {
+        let mut c = deltafold();
+        c.arg(args[0])
+            .args(["--output", "json", "--store"])
+            .arg(store)
+            .args(&args[1..]);
+        let (code, result, stderr) = run_json(&mut c);
+        assert_eq!(code, 0, "{args:?}: {stderr}");
+        assert_valid(schema, &result);
+        result
+    };
+    for name in fixture_names() {
+        let store = copy_fixture(&name);
+        let got = json(store.path(), &["get", "--prefix", ""], &get);
+        json(store.path(), &["get", "--prefix", "no such"], &get);
+        let keys = got["keys"].as_array().unwrap();
+        let first = support::expected(&name).hash_kv[0].revision.to_string();
+        let changed = json(store.path(), &["diff", "--from", &first], &diff);
+        let changes = changed["changes"].as_array().unwrap();
+        let texts = keys.iter().chain(changes).filter_map(|k| k["key"].as_str());
+        for key in texts.filter(|k| !k.contains('\0')).step_by(40) {
+            json(store.path(), &["history", "--", key], &history);
+        }
+        let lines = run(&["export", "--store", store.path().to_str().unwrap()]).1;
+        let lines: Vec<Value> = lines
+            .lines()
+            .map(|l| serde_json::from_str(l).unwrap())
+            .collect();
+        assert_eq!(&lines, keys);
+        assert!(lines.iter().all(|l| export.is_valid(l)));
+    }
+    // The list is not so wide that anything passes; one that breaks off says so.
+    let b = Bucket::with_base();
+    let good = b.run("get", &["--prefix", "/registry/"]).1;
+    assert!(get.is_valid(&good));
+    let mut broken = good.clone();
+    broken["status"] = "Failed".into();
+    assert!(!get.is_valid(&broken));
+    broken["code"] = 74.into();
+    broken["reason"] = "Io".into();
+    broken["message"] = "it failed".into();
+    assert!(get.is_valid(&broken));
+    for (field, value) in [
+        ("key_base64", json!("AA==")),
+        ("value", json!(null)),
+        ("more", json!(1)),
+    ] {
+        let mut bad = good.clone();
+        bad["keys"][0][field] = value;
+        assert!(!get.is_valid(&bad), "{field}");
+    }
+}
+
+#[test]
 fn failures_are_as_documented() {
-    let all = [compact_schema(), list_schema(), restore_schema()];
+    let schemas = COMMANDS.map(schema_of);
     let empty = tempfile::TempDir::new().unwrap();
     let gap = Bucket::with_base();
     gap.delta(1601, LAST, 9);
@@ -526,6 +574,15 @@ fn failures_are_as_documented() {
             66,
             "NoSuchTimeline",
         ),
+        (&["get", "k", "--store", usual], 66, "KeyNotFound"),
+        (&["history", "k", "--store", usual], 66, "KeyNotFound"),
+        (
+            &["diff", "--from", "9999", "--store", usual],
+            66,
+            "OutOfRange",
+        ),
+        (&["export", "--store", gap], 65, "RevisionGap"),
+        (&["export", "--prefix", "k"], 64, "Usage"),
         (
             &["list", "--store", usual, "--store-option", "a=b"],
             78,
@@ -542,7 +599,9 @@ fn failures_are_as_documented() {
             let told = result["reason"].as_str().unwrap_or_default();
             assert_eq!((got, told), (code, reason), "{args:?}: {stderr}");
             assert_eq!(result["code"], code, "{args:?}");
-            all.iter().for_each(|schema| assert_valid(schema, &result));
+            for schema in &schemas {
+                assert_valid(schema, &result);
+            }
             let told = stderr.lines().any(|l| l.starts_with("error: "));
             assert!(told, "{args:?}: {stderr}");
         }
@@ -556,7 +615,7 @@ fn failures_are_as_documented() {
 /// The schemas are not so wide that anything passes.
 #[test]
 fn schemas_refuse_what_is_not_documented() {
-    let schema = compact_schema();
+    let schema = schema_of("compact");
     let b = Bucket::with_base();
     b.delta(BASE + 1, LAST, 6);
     let good = b.compact(&[]);
@@ -584,7 +643,7 @@ fn schemas_refuse_what_is_not_documented() {
         assert!(!schema.is_valid(&bad), "{field}: {}", bad[field]);
     }
 
-    let schema = restore_schema();
+    let schema = schema_of("restore");
     let folder = tempfile::TempDir::new().unwrap();
     let (code, good, stderr) = restore(b.path(), &folder.path().join("data"), &[]);
     assert_eq!(code, 0, "{stderr}");
@@ -632,6 +691,10 @@ fn help_and_version_succeed() {
         &["compact", "--help"],
         &["list", "--help"],
         &["restore", "--help"],
+        &["get", "--help"],
+        &["history", "--help"],
+        &["diff", "--help"],
+        &["export", "--help"],
         &["completions", "--help"],
     ] {
         let (code, stdout, stderr) = run(args);
@@ -668,13 +731,8 @@ fn completions_know_the_commands() {
 }
 
 fn help() -> String {
-    let commands = [
-        &["--help"][..],
-        &["compact", "--help"],
-        &["list", "--help"],
-        &["restore", "--help"],
-    ];
-    commands.map(|c| run(c).1).join("\n")
+    let all = COMMANDS.map(|c| run(&[c, "--help"]).1).join("\n");
+    run(&["--help"]).1 + &all
 }
 
 /// The `--flags` in a text.
@@ -726,7 +784,9 @@ fn every_flag_that_is_mentioned_exists() {
     let mut commands = 0;
     for (name, documents) in jobs() {
         let args = documents.iter().flat_map(|d| all_named(d, "containers"));
-        let more = documents.iter().flat_map(|d| all_named(d, "initContainers"));
+        let more = documents
+            .iter()
+            .flat_map(|d| all_named(d, "initContainers"));
         let containers = args.chain(more).flat_map(|c| c.as_array().unwrap());
         for container in containers.filter(|c| c["command"] == json!(["deltafold"])) {
             let args: Vec<String> = serde_json::from_value(container["args"].clone()).unwrap();
@@ -848,6 +908,9 @@ fn the_readme_shows_what_the_main_job_says() {
     let (code, said, stderr) = run(&["list", "--store", store]);
     assert_eq!(code, 0, "{stderr}");
     assert!(readme.contains(said.trim()), "{said}");
+    let (code, said, stderr) = run(&["diff", "--from", "275", "--to", "280", "--store", store]);
+    assert_eq!(code, 0, "{stderr}");
+    assert!(readme.contains(said.trim()), "{said}");
     // Before the snapshot that was written above there was this one.
     let store = copy_fixture("kubernetes");
     let folder = tempfile::TempDir::new().unwrap();
@@ -869,10 +932,16 @@ fn every_package_is_accounted_for() {
         let text = manifest.split_once(&format!("\n[{name}]\n")).unwrap().1;
         let lines = text.split("\n[").next().unwrap().lines();
         let packages = lines.filter_map(|l| Some(l.split_once(" = ")?.0));
-        packages.filter(|p| !p.starts_with('#')).map(str::to_owned).collect()
+        packages
+            .filter(|p| !p.starts_with('#'))
+            .map(str::to_owned)
+            .collect()
     };
     let architecture = read("ARCHITECTURE.md");
-    let table = architecture.split_once("| Package | Why | Licence |").unwrap().1;
+    let table = architecture
+        .split_once("| Package | Why | Licence |")
+        .unwrap()
+        .1;
     let table = table.split_once("\n\n").unwrap().0;
     let (mut program, mut tests) = (BTreeSet::new(), BTreeSet::new());
     for cells in rows(table).iter().filter(|c| !c[0].starts_with("---")) {

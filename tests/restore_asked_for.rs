@@ -62,7 +62,10 @@ async fn a_transaction_larger_than_an_etcd_takes() {
             let mut client = etcd.client().await;
             let got = client.get("/many/119", None).await.unwrap();
             assert_eq!(got.kvs()[0].value(), vec![119; 30 << 10], "{version}");
-            client.put("/large", vec![8; 2 << 20], None).await.unwrap_err();
+            client
+                .put("/large", vec![8; 2 << 20], None)
+                .await
+                .unwrap_err();
             client.put("after", "the restore", None).await.unwrap();
         }
     }
@@ -92,7 +95,12 @@ async fn a_full_past_its_name_and_the_first_deltas_end() {
     let whole = Bucket::with_base();
     whole.delta(BASE + 1, LAST, 6);
     let made = whole.compact(&["--revision", "1450"]);
-    let full = std::fs::read(whole.path().join("v2").join(made["snapshot"].as_str().unwrap()));
+    let full = std::fs::read(
+        whole
+            .path()
+            .join("v2")
+            .join(made["snapshot"].as_str().unwrap()),
+    );
     let b = Bucket::with_base();
     let after = support::buckets::T0 + 5;
     let name = format!("Full-00000000-00001400-{after}.gz");

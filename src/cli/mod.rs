@@ -4,9 +4,15 @@
 
 mod compact;
 mod completions;
+mod diff;
+mod export;
+mod get;
+mod history;
 mod list;
 mod peers;
 mod restore;
+mod show;
+mod stream;
 
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
@@ -50,6 +56,8 @@ Examples:
       deltafold compact --store s3://backups/etcd-main
   Restore a member as it was at noon:
       deltafold restore --store s3://backups/etcd-main --time 2026-11-20T12:00:00Z --data-dir /var/lib/etcd
+  What was in a key, without restoring anything?
+      deltafold get /registry/configmaps/default/settings --store s3://backups/etcd-main
   Exit codes, settings of stores and the JSON that is printed are in docs/.";
 
 #[derive(Debug, Subcommand)]
@@ -57,6 +65,10 @@ enum Command {
     Compact(compact::CompactArgs),
     List(list::ListArgs),
     Restore(restore::RestoreArgs),
+    Get(get::GetArgs),
+    History(history::HistoryArgs),
+    Diff(diff::DiffArgs),
+    Export(export::ExportArgs),
     Completions(completions::CompletionsArgs),
 }
 
@@ -331,6 +343,10 @@ fn run(cli: Cli) -> Result<()> {
             with_signals(|cancel| args.run(&args.store.context(cancel)?, output))
         }
         Command::Restore(args) => with_signals(|cancel| args.run(cancel, output)),
+        Command::Get(args) => with_signals(|cancel| args.run(cancel, output)),
+        Command::History(args) => with_signals(|cancel| args.run(cancel, output)),
+        Command::Diff(args) => with_signals(|cancel| args.run(cancel, output)),
+        Command::Export(args) => with_signals(|cancel| args.run(cancel)),
         Command::Completions(args) => args.run(),
     };
     // A transfer that hangs must not keep the process.
@@ -399,7 +415,7 @@ fn fail(e: &Error, output: Output, say: bool) -> ExitCode {
             message: e.to_string(),
         };
         // There is no other way left to complain.
-        let _ = print_json(&failure);
+        let _ = stream::end_with(&failure);
     }
     ExitCode::from(code)
 }

@@ -23,8 +23,10 @@ const LONGEST_LEASE: u64 = 9_000_000_000;
 /// with --if-needed it is looked at, and replaced only if something is wrong with it: what was there is
 /// kept aside.
 #[derive(Debug, Args)]
-#[command(override_usage = "\
-deltafold restore [OPTIONS] (--store <URL>... | --snapshot <FILE>) (--data-dir <DIR> | --to-snapshot <FILE>)", after_long_help = "\
+#[command(
+    override_usage = "\
+deltafold restore [OPTIONS] (--store <URL>... | --snapshot <FILE>) (--data-dir <DIR> | --to-snapshot <FILE>)",
+    after_long_help = "\
 Examples:
   The newest state, for a single member:
       deltafold restore --store s3://backups/etcd-main --data-dir /var/lib/etcd
@@ -43,7 +45,8 @@ Examples:
   A plain snapshot file for other tools:
       deltafold restore --store s3://backups/etcd-main --revision 123456 --to-snapshot etcd.db
 
-The exit code is 0, or tells the kind of failure: docs/exit-codes.md.")]
+The exit code is 0, or tells the kind of failure: docs/exit-codes.md."
+)]
 pub(super) struct RestoreArgs {
     /// The folder that holds v2/ (or v1/); given again, the one that leads farthest is taken
     ///

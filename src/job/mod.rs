@@ -7,10 +7,12 @@ mod ahead;
 pub mod compact;
 pub mod list;
 pub mod plain;
+pub mod read;
 mod rebuild;
 mod replay;
 pub mod restore;
 pub mod scan;
+mod sorter;
 pub mod source;
 mod space;
 
@@ -25,7 +27,7 @@ use crate::store::{Cancel, ObjectReader, Store};
 use crate::telemetry::progress::Step;
 use std::fs::File;
 use std::io::{Read, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// What every Job needs.
 #[derive(Clone)]
@@ -157,15 +159,7 @@ impl Context {
     /// # Errors
     /// `Io`, `NoSpace`, `PermissionDenied`.
     pub fn temp_file(&self) -> Result<File> {
-        tempfile::tempfile_in(&self.temp_dir).map_err(|e| {
-            Error::io(
-                format!(
-                    "create a file in the temporary directory {} (choose another with --temp-dir)",
-                    self.temp_dir.display()
-                ),
-                e,
-            )
-        })
+        temp_file_in(&self.temp_dir)
     }
 
     /// Puts the snapshot's full name before an error's message.
@@ -183,4 +177,17 @@ impl Context {
             _ => e.at(self.store.name(&snapshot.path)),
         }
     }
+}
+
+/// An unnamed file in that temporary directory.
+fn temp_file_in(dir: &Path) -> Result<File> {
+    tempfile::tempfile_in(dir).map_err(|e| {
+        Error::io(
+            format!(
+                "create a file in the temporary directory {} (choose another with --temp-dir)",
+                dir.display()
+            ),
+            e,
+        )
+    })
 }

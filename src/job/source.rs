@@ -87,6 +87,12 @@ impl Source {
     /// `Usage` for a time, which no plain snapshot knows, or a timeline; `OutOfRange`; those of
     /// [`Context::plain`].
     pub fn open_file(ctx: &Context, path: &Path, request: &Request) -> Result<Source> {
+        if request.timeline.is_some() {
+            return Err(Error::new(
+                Reason::Usage,
+                "a plain snapshot has no timelines: leave --timeline out",
+            ));
+        }
         let plain = ctx.plain(path)?;
         let base = plain.base;
         let target = match request.target {
@@ -130,6 +136,11 @@ impl Source {
             Full::Snapshot(s) => s.name.to_string(),
             Full::File(path) => path.clone(),
         }
+    }
+
+    /// The timeline's ID; `None` where the full is a plain file.
+    pub fn timeline_id(&self) -> Option<&str> {
+        self.base_snapshot().map(|_| self.timeline.as_str())
     }
 
     /// The full; `None` where it is a plain file.
@@ -309,6 +320,25 @@ impl Source {
     }
 }
 
+/// Chooses the timeline of that ID, or the newest where `None`. Gives what an operator should know, too.
+///
+/// # Errors
+/// `NoSuchTimeline`, `InterleavedTimelines`; that of a damaged snapshot without which the histories
+/// cannot be told apart.
+pub(super) fn choose_timeline<'a>(
+    ctx: &'a Context,
+    scan: &'a Scan,
+    wanted: Option<&str>,
+) -> Result<(&'a Timeline, Vec<String>)> {
+    let mut chooser = Chooser {
+        ctx,
+        scan,
+        warnings: Vec::new(),
+    };
+    let timeline = chooser.timeline(wanted)?;
+    Ok((timeline, chooser.warnings))
+}
+
 /// Chooses a source in what was scanned.
 struct Chooser<'a> {
     ctx: &'a Context,
@@ -316,34 +346,10 @@ struct Chooser<'a> {
     warnings: Vec<String>,
 }
 
-impl Chooser<'_> {
+impl<'a> Chooser<'a> {
     fn open(mut self, request: &Request) -> Result<Source> {
         let scan = self.scan;
-        self.warn_about_scan();
-        // Where names leave doubt, a damaged snapshot may be the very one that tells the histories
-        // apart, or the newest.
-        if let Some(e) = scan.contents.unreadable.values().next()
-            && request.timeline.is_none()
-        {
-            return Err(Error::new(
-                e.reason(),
-                format!(
-                    "{e}; the histories cannot be told apart without it: exclude it, or choose with --timeline after `deltafold list --deep`"
-                ),
-            ));
-        }
-        let timeline = match &request.timeline {
-            Some(id) => scan.timelines.by_id(id)?,
-            None => scan.timelines.newest(&scan.catalog)?,
-        };
-        if scan.timelines.all.len() > 1 && request.timeline.is_none() {
-            self.warn(format!(
-                "the snapshots tell {} histories that fork; the newest, timeline {}, was taken (it has its own history from revision {} on)",
-                scan.timelines.all.len(),
-                timeline.id,
-                timeline.forked_at().unwrap_or(Revision(1))
-            ));
-        }
+        let timeline = self.timeline(request.timeline.as_deref())?;
         let target = match request.target {
             Target::Newest => None,
             Target::Revision(r) => Some(r),
@@ -394,6 +400,37 @@ impl Chooser<'_> {
             full: Full::Snapshot(snapshot(chain.base)),
             steps,
         })
+    }
+
+    /// The timeline of that ID; the newest where `None`.
+    fn timeline(&mut self, wanted: Option<&str>) -> Result<&'a Timeline> {
+        let scan = self.scan;
+        self.warn_about_scan();
+        // Where names leave doubt, a damaged snapshot may be the very one that tells the histories
+        // apart, or the newest.
+        if let Some(e) = scan.contents.unreadable.values().next()
+            && wanted.is_none()
+        {
+            return Err(Error::new(
+                e.reason(),
+                format!(
+                    "{e}; the histories cannot be told apart without it: exclude it, or choose with --timeline after `deltafold list --deep`"
+                ),
+            ));
+        }
+        let timeline = match wanted {
+            Some(id) => scan.timelines.by_id(id)?,
+            None => scan.timelines.newest(&scan.catalog)?,
+        };
+        if scan.timelines.all.len() > 1 && wanted.is_none() {
+            self.warn(format!(
+                "the snapshots tell {} histories that fork; the newest, timeline {}, was taken (it has its own history from revision {} on)",
+                scan.timelines.all.len(),
+                timeline.id,
+                timeline.forked_at().unwrap_or(Revision(1))
+            ));
+        }
+        Ok(timeline)
     }
 
     fn warn(&mut self, message: String) {

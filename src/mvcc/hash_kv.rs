@@ -116,8 +116,8 @@ pub(crate) fn is_alive(rk: &RecordKey, key: &[u8]) -> bool {
 
 /// HashKV of a database file at `revision`, or at its newest where that is `None`.
 ///
-/// Reads the bucket once, and the history above the compacted revision twice; memory grows with
-/// the keys that were changed in that history only. Keys alive are counted by how many came into
+/// Reads the history above the compacted revision first, then what is below; memory grows with the
+/// keys that were changed in that history only. Keys alive are counted by how many came into
 /// being and went.
 ///
 /// # Errors
@@ -144,6 +144,7 @@ pub fn hash_kv<R: ReadAt>(db: &Database<R>, revision: Option<Revision>) -> Resul
     let finished = base.compaction_finished;
     let mut newest: HashMap<Box<[u8]>, RecordKey> = HashMap::new();
     let mut live_keys = 0u64;
+    let mut above = Tail::default();
     let mut c = db.cursor(&bucket);
     if finished {
         c.seek(&encode_revision(compact.next().max(Revision(0)), 0))?;
@@ -152,6 +153,9 @@ pub fn hash_kv<R: ReadAt>(db: &Database<R>, revision: Option<Revision>) -> Resul
         let rk = RecordKey::decode(e.key)?;
         if rk.main > at {
             break;
+        }
+        if rk.main > compact {
+            above.add(e.key, e.value);
         }
         let kv = KeyValue::decode(e.value)?;
         if finished && !rk.tombstone && kv.version == 1 {
@@ -176,18 +180,16 @@ pub fn hash_kv<R: ReadAt>(db: &Database<R>, revision: Option<Revision>) -> Resul
     let mut c = db.cursor(&bucket);
     while let Some(e) = c.next()? {
         let rk = RecordKey::decode(e.key)?;
-        if rk.main > at {
+        if rk.main > compact {
             break;
         }
-        let mut is_newest = true;
-        if rk.main <= compact {
-            let key = KeyValue::decode(e.value)?.key;
-            is_newest = newest.get(key).is_none_or(|n| *n == rk);
-            if finished {
-                live_keys = live_keys.wrapping_add(u64::from(is_alive(&rk, key)));
-            }
+        let key = KeyValue::decode(e.value)?.key;
+        if finished {
+            live_keys = live_keys.wrapping_add(u64::from(is_alive(&rk, key)));
         }
+        let is_newest = newest.get(key).is_none_or(|n| *n == rk);
         hasher.add(&rk, e.key, e.value, is_newest);
     }
+    hasher.append(&above);
     Ok(hasher.finish(live_keys))
 }

@@ -35,6 +35,17 @@ impl Backup {
         }
     }
 
+    /// What it is read with.
+    ///
+    /// # Errors
+    /// Why it could not be opened.
+    pub fn context(&self) -> Result<&Context> {
+        match self {
+            Backup::Store(ctx) | Backup::File(ctx, _) => Ok(ctx),
+            Backup::Closed { error, .. } => Err(again(error)),
+        }
+    }
+
     /// Opens what leads to the state that is asked for.
     ///
     /// # Errors

@@ -1,0 +1,136 @@
+//! `deltafold get`: its arguments, and keys with their values in words.
+
+use super::stream::Stream;
+use super::{BackupArgs, Output, StateArgs, show};
+use crate::error::{Error, Reason, Result};
+use crate::job::Context;
+use crate::job::read::entry::Entry;
+use crate::job::read::{self, Keys};
+use crate::job::source::Source;
+use crate::mvcc::{KeyRange, KeyValue, Revision};
+use crate::store::Cancel;
+use clap::Args;
+use serde::Serialize;
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+
+/// Show keys and values as they were, without restoring anything
+///
+/// JSON objects are shown as YAML, other text as it is; of Kubernetes objects kind, namespace and
+/// name are told. Keys come in the order of their bytes.
+#[derive(Debug, Args)]
+#[command(after_long_help = "\
+Examples:
+  A key, as of now:
+      deltafold get /registry/configmaps/default/settings --store s3://backups/etcd-main
+  As it was at noon:
+      deltafold get /registry/configmaps/default/settings --store s3://backups/etcd-main --time 2026-11-20T12:00:00Z
+  All of a namespace, as JSON:
+      deltafold get --prefix /registry/secrets/payments/ --store s3://backups/etcd-main --output json
+  The value alone, byte by byte:
+      deltafold get my-key --raw --store /backups/etcd-main > value
+
+A key that is not there is an error (KeyNotFound, 66), a prefix without keys is none. --output json prints
+one object: docs/get-result.schema.json.")]
+pub(super) struct GetArgs {
+    /// The key
+    #[arg(
+        value_name = "KEY",
+        required_unless_present = "prefix",
+        conflicts_with = "prefix"
+    )]
+    key: Option<OsString>,
+    /// All keys that begin so; an empty one means all
+    #[arg(long, env = "DELTAFOLD_PREFIX", value_name = "P")]
+    prefix: Option<OsString>,
+    /// Print the bytes of KEY's value and nothing else
+    #[arg(long, env = "DELTAFOLD_RAW", value_parser = clap::builder::FalseyValueParser::new())]
+    raw: bool,
+    #[command(flatten)]
+    state: StateArgs,
+    #[command(flatten)]
+    backup: BackupArgs,
+}
+
+/// What stands before the list of a state's keys.
+#[derive(Serialize)]
+pub(super) struct Head<'a> {
+    revision: Revision,
+    timeline: Option<&'a str>,
+    warnings: &'a [String],
+}
+
+impl<'a> Head<'a> {
+    fn of(source: &'a Source) -> Self {
+        Head {
+            revision: source.target,
+            timeline: source.timeline_id(),
+            warnings: &source.warnings,
+        }
+    }
+}
+
+impl GetArgs {
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<()> {
+        if self.raw && (self.prefix.is_some() || output == Output::Json) {
+            return Err(Error::new(
+                Reason::Usage,
+                "--raw prints the bytes of one value: it goes neither with --prefix nor with --output json",
+            ));
+        }
+        let backup = self.backup.backup(cancel)?;
+        let (ctx, source) = backup.open(&self.state.request())?;
+        let mut out = Stream::new();
+        let printed = self.print(ctx, &source, output, &mut out);
+        out.end(printed)
+    }
+
+    fn print(
+        &self,
+        ctx: &Context,
+        source: &Source,
+        output: Output,
+        out: &mut Stream,
+    ) -> Result<()> {
+        let mut count = 0;
+        let text = |out: &mut Stream, kv: &KeyValue<'_>, first: bool| {
+            if !first {
+                out.write(b"---\n")?;
+            }
+            out.write(show::entry(kv).as_bytes())
+        };
+        let head = Head::of(source);
+        match (&self.key, &self.prefix) {
+            (Some(key), _) => read::get(ctx, source, key.as_bytes(), |kv| match output {
+                _ if self.raw => out.write(kv.value),
+                Output::Text => text(out, kv, true),
+                Output::Json => {
+                    out.begin_list(&head, "keys")?;
+                    out.item(&Entry::of(kv))?;
+                    out.end_list()
+                }
+            }),
+            (None, prefix) => {
+                let prefix = prefix.as_ref().map(|p| p.as_bytes()).unwrap_or_default();
+                let range = KeyRange::Prefix(prefix.to_vec());
+                let mut keys = Keys::read(ctx, source, range)?;
+                if output == Output::Json {
+                    out.begin_list(&head, "keys")?;
+                }
+                while keys.advance()? {
+                    ctx.store.cancel().check()?;
+                    let kv = keys.current()?;
+                    match output {
+                        Output::Json => out.item(&Entry::of(&kv))?,
+                        Output::Text => text(out, &kv, count == 0)?,
+                    }
+                    count += 1;
+                }
+                match output {
+                    Output::Json => out.end_list(),
+                    Output::Text => Ok(()),
+                }
+            }
+        }
+    }
+}

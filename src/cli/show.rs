@@ -1,0 +1,187 @@
+//! Keys and values for people.
+//!
+//! Whatever a backup holds, nothing of it steers the terminal: control characters are shown, not sent.
+//! The commands that read a backup call it.
+
+use super::size;
+use crate::job::read::kubernetes::Object;
+use crate::mvcc::KeyValue;
+use std::borrow::Cow;
+use std::fmt::Write;
+
+/// Characters that change what a terminal does, or in which direction it writes.
+fn steers(c: char) -> bool {
+    matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+        || c.is_control()
+}
+
+/// Text with its control characters spelled out, but for those that `allowed` lets through.
+fn harmless(text: &str, allowed: fn(char) -> bool) -> Cow<'_, str> {
+    let bad = |c: char| steers(c) && !allowed(c);
+    if !text.chars().any(bad) {
+        return Cow::Borrowed(text);
+    }
+    let mut out = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        match bad(c) {
+            true => out.extend(c.escape_default()),
+            false => out.push(c),
+        }
+    }
+    Cow::Owned(out)
+}
+
+/// A key, on one line.
+pub(super) fn key(key: &[u8]) -> Cow<'_, str> {
+    match std::str::from_utf8(key) {
+        Ok(text) => harmless(text, |_| false),
+        Err(_) => Cow::Owned(key.escape_ascii().to_string()),
+    }
+}
+
+/// Kind, namespace and name of an object.
+pub(super) fn object(o: &Object<'_>) -> String {
+    let kind = o.kind.as_deref().unwrap_or(o.resource);
+    let namespace = o.namespace.map(|n| format!("{n}/")).unwrap_or_default();
+    let version = o.api_version.as_ref().map(|v| format!(" ({v})"));
+    let text = format!(
+        "{kind} {namespace}{}{}",
+        o.name,
+        version.unwrap_or_default()
+    );
+    harmless(&text, |_| false).into_owned()
+}
+
+/// A key with its newest version: YAML, if the value is a JSON object.
+pub(super) fn entry(kv: &KeyValue<'_>) -> String {
+    let mut s = String::new();
+    // Writing to a String cannot fail.
+    let _ = writeln!(s, "# {}", key(kv.key));
+    if let Some(o) = Object::of(kv.key, Some(kv.value)) {
+        let _ = writeln!(s, "# {}", object(&o));
+    }
+    let _ = write!(
+        s,
+        "# revision {}, created at {}, version {}",
+        kv.mod_revision, kv.create_revision, kv.version
+    );
+    if kv.lease != 0 {
+        let _ = write!(s, ", lease {:x}", kv.lease);
+    }
+    s.push('\n');
+    s.push_str(&value(kv.value));
+    if !s.ends_with('\n') {
+        s.push('\n');
+    }
+    s
+}
+
+fn value(value: &[u8]) -> Cow<'_, str> {
+    let of = |bytes: &[u8]| size(bytes.len() as u64);
+    match std::str::from_utf8(value) {
+        Ok("") => Cow::Borrowed("# empty"),
+        Ok(text) if !text.contains('\0') => match yaml(text) {
+            Some(yaml) => Cow::Owned(yaml),
+            None => harmless(text, |c| matches!(c, '\n' | '\t')),
+        },
+        _ => Cow::Owned(format!(
+            "# {} that are no text: use --raw or --output json",
+            of(value)
+        )),
+    }
+}
+
+/// Stands before a string that must be quoted until it is.
+const QUOTE: char = '\u{e000}';
+
+/// A JSON object as YAML, its fields in their order.
+fn yaml(text: &str) -> Option<String> {
+    if !text.trim_start().starts_with('{') || text.contains(QUOTE) {
+        return None;
+    }
+    let mut value: yaml_serde::Value = serde_json::from_str(text).ok()?;
+    mark(&mut value);
+    let marked = yaml_serde::to_string(&value).ok()?;
+    let mut parts = marked.split(QUOTE);
+    let mut yaml = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let end = part.find(|c| !in_word(c)).unwrap_or(part.len());
+        yaml.extend(["\"", &part[..end], "\"", &part[end..]]);
+    }
+    Some(harmless(&yaml, |c| c == '\n').into_owned())
+}
+
+fn in_word(c: char) -> bool {
+    c.is_ascii_alphanumeric() || "_+.-".contains(c)
+}
+
+/// Whether a reader of YAML 1.1, such as kubectl, takes a plain string for something else.
+fn is_ambiguous(s: &str) -> bool {
+    const WORDS: [&str; 10] = [
+        "y", "yes", "on", "n", "no", "off", "true", "false", "null", ".inf",
+    ];
+    let number = s.starts_with(|c: char| c.is_ascii_digit() || "+-.".contains(c));
+    let number = number && s.contains(|c: char| c.is_ascii_digit());
+    s.chars().all(in_word) && (number || WORDS.contains(&s.to_ascii_lowercase().as_str()))
+}
+
+fn mark(value: &mut yaml_serde::Value) {
+    use yaml_serde::Value;
+    match value {
+        Value::String(s) if is_ambiguous(s) => s.insert(0, QUOTE),
+        Value::Sequence(items) => items.iter_mut().for_each(mark),
+        Value::Mapping(fields) => {
+            let old = std::mem::take(fields);
+            fields.extend(old.into_iter().map(|(mut name, mut value)| {
+                mark(&mut name);
+                mark(&mut value);
+                (name, value)
+            }));
+        }
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_steers_the_terminal() {
+        assert_eq!(key(b"a\x1b[2Jb\nc\x7f"), "a\\u{1b}[2Jb\\nc\\u{7f}");
+        assert_eq!(key(b"\xff\x1b"), "\\xff\\x1b");
+        assert_eq!(key("schlüssel/鍵".as_bytes()), "schlüssel/鍵");
+        assert_eq!(
+            value(b"one\n\ttwo\r\x1b]0;x\x07"),
+            "one\n\ttwo\\r\\u{1b}]0;x\\u{7}"
+        );
+        assert_eq!(value("a\u{202e}b\u{9b}".as_bytes()), "a\\u{202e}b\\u{9b}");
+        let shown = value(br#"{"b":"\u001b[2J","a":[1,"\u202e"]}"#);
+        assert!(!shown.chars().any(|c| steers(c) && c != '\n'), "{shown}");
+    }
+
+    #[test]
+    fn values_are_shown_as_what_they_are() {
+        assert_eq!(
+            value(b"{\"b\":1,\"a\":{\"x\":[\"yes\",null]}}"),
+            "b: 1\na:\n  x:\n  - \"yes\"\n  - null\n"
+        );
+        let shown =
+            value(br#"{"on":"1_0","v":["1.10","-","0x1f","No","now",".","12:30","","a b"]}"#);
+        let expected = "\"on\": \"1_0\"\nv:\n- \"1.10\"\n- '-'\n- \"0x1f\"\n- \"No\"\n- now\n- .\n- 12:30\n- ''\n- a b\n";
+        assert_eq!(shown, expected);
+        assert_eq!(value(b"{\"b\":1"), "{\"b\":1");
+        assert_eq!(value(b"[1]"), "[1]");
+        assert_eq!(value(b""), "# empty");
+        assert!(value(b"k8s\0\xff").contains("5 B that are no text"));
+        let kv = KeyValue {
+            key: b"/registry/widgets/a/b",
+            lease: 255,
+            value: b"x",
+            ..KeyValue::default()
+        };
+        let shown = entry(&kv);
+        let expected = "# /registry/widgets/a/b\n# widgets a/b\n# revision 0, created at 0, version 0, lease ff\nx\n";
+        assert_eq!(shown, expected);
+    }
+}
