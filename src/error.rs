@@ -32,6 +32,8 @@ pub enum Reason {
     KeyNotFound,
     /// The store does not answer, or answers with server errors.
     StoreUnreachable,
+    /// No member of the live etcd answers.
+    EtcdUnreachable,
     /// A bug in deltafold: something it checks of itself did not hold.
     Internal,
     /// What is to be written exists already, with other content.
@@ -46,11 +48,13 @@ pub enum Reason {
     NoSpace,
     /// The listing changed during the run; a new run sees the new state.
     SnapshotVanished,
-    /// The store or the file system refuses the operation.
+    /// The live etcd changed what was to be changed, or was compacted; a new run sees the new state.
+    Conflict,
+    /// The store, the file system or etcd refuses the operation.
     PermissionDenied,
-    /// The store does not accept the credentials.
+    /// The store or etcd does not accept the credentials.
     Unauthenticated,
-    /// A setting of the store is wrong or missing.
+    /// A setting of the store or of the way to etcd is wrong or missing.
     Configuration,
     /// SIGTERM or SIGINT ended the run.
     Terminated,
@@ -58,7 +62,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, in the order of the exit codes.
-    pub const ALL: [Reason; 23] = [
+    pub const ALL: [Reason; 25] = [
         Reason::Usage,
         Reason::CorruptSnapshot,
         Reason::CorruptDataDir,
@@ -71,6 +75,7 @@ impl Reason {
         Reason::NoSuchTimeline,
         Reason::KeyNotFound,
         Reason::StoreUnreachable,
+        Reason::EtcdUnreachable,
         Reason::Internal,
         Reason::TargetExists,
         Reason::TargetInUse,
@@ -78,6 +83,7 @@ impl Reason {
         Reason::Io,
         Reason::NoSpace,
         Reason::SnapshotVanished,
+        Reason::Conflict,
         Reason::PermissionDenied,
         Reason::Unauthenticated,
         Reason::Configuration,
@@ -99,6 +105,7 @@ impl Reason {
             Reason::NoSuchTimeline => "NoSuchTimeline",
             Reason::KeyNotFound => "KeyNotFound",
             Reason::StoreUnreachable => "StoreUnreachable",
+            Reason::EtcdUnreachable => "EtcdUnreachable",
             Reason::Internal => "Internal",
             Reason::TargetExists => "TargetExists",
             Reason::TargetInUse => "TargetInUse",
@@ -106,6 +113,7 @@ impl Reason {
             Reason::Io => "Io",
             Reason::NoSpace => "NoSpace",
             Reason::SnapshotVanished => "SnapshotVanished",
+            Reason::Conflict => "Conflict",
             Reason::PermissionDenied => "PermissionDenied",
             Reason::Unauthenticated => "Unauthenticated",
             Reason::Configuration => "Configuration",
@@ -127,11 +135,11 @@ impl Reason {
             | Reason::OutOfRange
             | Reason::NoSuchTimeline
             | Reason::KeyNotFound => 66,
-            Reason::StoreUnreachable => 69,
+            Reason::StoreUnreachable | Reason::EtcdUnreachable => 69,
             Reason::Internal => 70,
             Reason::TargetExists | Reason::TargetInUse | Reason::ClusterHasQuorum => 73,
             Reason::Io | Reason::NoSpace => 74,
-            Reason::SnapshotVanished => 75,
+            Reason::SnapshotVanished | Reason::Conflict => 75,
             Reason::PermissionDenied | Reason::Unauthenticated => 77,
             Reason::Configuration => 78,
             Reason::Terminated => 143,

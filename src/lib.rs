@@ -9,6 +9,7 @@
 //! - [`mvcc`] — etcd's store inside bbolt: revisions, records, the fold, HashKV.
 //! - [`bolt`] — bbolt's pages: a reader and a writer.
 //! - [`store`] — object stores: opening, listing, fetching, publishing.
+//! - [`etcd`] — a live etcd: a client, what differs from a backup, peers and their quorum.
 //! - [`protobuf`] — the fields of etcd's records.
 //! - [`telemetry`] — logs, progress, and what the process has used.
 //! - [`error`] — the one error: reasons and exit codes.

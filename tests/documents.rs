@@ -24,8 +24,8 @@ const DOCUMENTS: [&str; 4] = [
 ];
 
 /// The commands that print JSON, each with a schema.
-const COMMANDS: [&str; 7] = [
-    "compact", "list", "restore", "get", "history", "diff", "export",
+const COMMANDS: [&str; 8] = [
+    "compact", "list", "restore", "get", "history", "diff", "export", "apply",
 ];
 
 /// Also where the tests run in a Pod.

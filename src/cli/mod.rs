@@ -2,9 +2,11 @@
 //!
 //! Outcomes go to standard output, everything else to standard error.
 
+mod apply;
 mod compact;
 mod completions;
 mod diff;
+mod endpoints;
 mod export;
 mod get;
 mod history;
@@ -69,6 +71,7 @@ enum Command {
     History(history::HistoryArgs),
     Diff(diff::DiffArgs),
     Export(export::ExportArgs),
+    Apply(apply::ApplyArgs),
     Completions(completions::CompletionsArgs),
 }
 
@@ -312,22 +315,24 @@ pub fn main() -> ExitCode {
     // The panic's own message has gone to standard error by then.
     let ended = std::panic::catch_unwind(AssertUnwindSafe(|| run(cli)))
         .unwrap_or_else(|_| Err(Error::internal("it panicked")));
-    match ended {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(e) => {
-            if format == LogFormat::Json {
-                tracing::error!(
-                    reason = e.reason().as_str(),
-                    code = e.reason().exit_code(),
-                    "{e}"
-                );
-            }
-            fail(&e, output, format == LogFormat::Text)
-        }
+    let (e, output) = match ended {
+        Ok(None) => return ExitCode::SUCCESS,
+        // Standard output has it already.
+        Ok(Some(e)) => (e, Output::Text),
+        Err(e) => (e, output),
+    };
+    if format == LogFormat::Json {
+        tracing::error!(
+            reason = e.reason().as_str(),
+            code = e.reason().exit_code(),
+            "{e}"
+        );
     }
+    fail(&e, output, format == LogFormat::Text)
 }
 
-fn run(cli: Cli) -> Result<()> {
+/// Runs a command. Gives the failure whose outcome is printed already, if it is one.
+fn run(cli: Cli) -> Result<Option<Error>> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -337,17 +342,18 @@ fn run(cli: Cli) -> Result<()> {
     let output = cli.global.output;
     let result = match cli.command {
         Command::Compact(args) => {
-            with_signals(|cancel| args.run(&args.store.context(cancel)?, output))
+            with_signals(|cancel| args.run(&args.store.context(cancel)?, output)).map(|()| None)
         }
         Command::List(args) => {
-            with_signals(|cancel| args.run(&args.store.context(cancel)?, output))
+            with_signals(|cancel| args.run(&args.store.context(cancel)?, output)).map(|()| None)
         }
-        Command::Restore(args) => with_signals(|cancel| args.run(cancel, output)),
-        Command::Get(args) => with_signals(|cancel| args.run(cancel, output)),
-        Command::History(args) => with_signals(|cancel| args.run(cancel, output)),
-        Command::Diff(args) => with_signals(|cancel| args.run(cancel, output)),
-        Command::Export(args) => with_signals(|cancel| args.run(cancel)),
-        Command::Completions(args) => args.run(),
+        Command::Restore(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
+        Command::Get(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
+        Command::History(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
+        Command::Diff(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
+        Command::Export(args) => with_signals(|cancel| args.run(cancel)).map(|()| None),
+        Command::Apply(args) => with_signals(|cancel| args.run(cancel, output)),
+        Command::Completions(args) => args.run().map(|()| None),
     };
     // A transfer that hangs must not keep the process.
     drop(_entered);
@@ -356,7 +362,7 @@ fn run(cli: Cli) -> Result<()> {
 }
 
 /// Runs a job that SIGTERM and SIGINT end: at once, but for what it has to clean up.
-fn with_signals(job: impl FnOnce(&Cancel) -> Result<()>) -> Result<()> {
+fn with_signals<T>(job: impl FnOnce(&Cancel) -> Result<T>) -> Result<T> {
     let signals = |kind| signal(kind).map_err(|e| Error::io("listen for signals", e));
     let (mut term, mut int) = (
         signals(SignalKind::terminate())?,

@@ -175,15 +175,13 @@ impl Place {
             created.extend(above);
         }
         let lock = File::open(&self.dir).map_err(failed("open", &self.dir))?;
-        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Err(Errno::WOULDBLOCK) => {
-                return Err(Error::new(
-                    Reason::TargetInUse,
-                    format!("another restore into {} is running", self.dir.display()),
-                ));
-            }
-            // Some network file systems lock no directories: what is lost there is only this check.
-            Err(_) | Ok(()) => {}
+        // Some network file systems lock no directories: what is lost there is only this check.
+        let locked = rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive);
+        if locked == Err(Errno::WOULDBLOCK) {
+            return Err(Error::new(
+                Reason::TargetInUse,
+                format!("another restore into {} is running", self.dir.display()),
+            ));
         }
         let mut occupied = Occupied {
             place: self.clone(),

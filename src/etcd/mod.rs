@@ -1,1 +1,9 @@
+//! A live etcd: a client for its keys, what differs from a backup, and whether peers have a quorum.
+//!
+//! It knows keys, transactions and members, nothing of snapshots. `job` calls it.
+
+pub mod client;
+pub mod diff;
 pub mod peers;
+
+pub use client::Client;

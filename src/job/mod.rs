@@ -4,6 +4,7 @@
 //! uses deltafold as a library can as well. Everything blocks: call it outside of async code.
 
 mod ahead;
+pub mod apply;
 pub mod compact;
 pub mod list;
 pub mod plain;

@@ -139,7 +139,7 @@ impl Tail {
     }
 
     /// Whether the last 32 bytes are the hash of those before them.
-    fn is_right(self) -> bool {
+    fn holds(self) -> bool {
         self.hash.finalize().as_slice() == self.kept
     }
 }
@@ -203,7 +203,7 @@ impl Context {
     fn open_unpacked(&self, unpacked: Unpacked) -> Result<(Database<Spool>, bool)> {
         let db = Database::open(self.spool(unpacked.file))?;
         let layout = layout(unpacked.bytes, db.page_size())?;
-        if layout == Layout::Checksum && !unpacked.tail.is_right() {
+        if layout == Layout::Checksum && !unpacked.tail.holds() {
             return Err(Error::corrupt(
                 "its SHA-256 does not match: the file is damaged; use another copy or another snapshot",
             ));
@@ -368,10 +368,10 @@ mod tests {
         for piece in [1, 7, 31, 32, 33, 64, 200, 500] {
             let mut tail = Tail::default();
             all.chunks(piece).for_each(|c| tail.update(c));
-            assert!(tail.is_right(), "{piece}");
+            assert!(tail.holds(), "{piece}");
             let mut tail = Tail::default();
             all[1..].chunks(piece).for_each(|c| tail.update(c));
-            assert!(!tail.is_right(), "{piece}");
+            assert!(!tail.holds(), "{piece}");
         }
     }
 

@@ -61,7 +61,7 @@ impl Cancel {
     ///
     /// # Errors
     /// `Terminated`.
-    async fn or<F: Future>(&self, f: F) -> Result<F::Output> {
+    pub(crate) async fn or<F: Future>(&self, f: F) -> Result<F::Output> {
         let mut cancelled = self.0.subscribe();
         tokio::select! {
             biased;

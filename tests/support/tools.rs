@@ -23,6 +23,7 @@ const ETCD_MOD: &str = include_str!("go/etcd.mod");
 const KUBE_APISERVER_MOD: &str = include_str!("go/kube-apiserver.mod");
 const UNPACK_MOD: &str = include_str!("go/unpack.mod");
 const UNPACK_GO: &str = include_str!("go/unpack.go");
+const CERTS_GO: &str = include_str!("go/certs.go");
 const INFORMER_MOD: &str = include_str!("go/informer.mod");
 const INFORMER_GO: &str = include_str!("go/informer.go");
 
@@ -168,6 +169,19 @@ fn our_program(name: &str, time: &str, module: &str, source: &str) -> PathBuf {
         build.go(&["build", "-mod=mod", "-o", name, "."]);
         build.dir.join(name)
     })
+}
+
+/// Writes `ca.crt`, `node.crt` and `node.key` for 127.0.0.1 into a folder.
+pub fn write_certs(dir: &Path) {
+    let source = Sha256::digest([UNPACK_MOD, CERTS_GO].concat());
+    let name: String = source.iter().take(6).map(|b| format!("{b:02x}")).collect();
+    let certs = cached(&format!("certs-{name}"), "some seconds", |build| {
+        build.write("go.mod", UNPACK_MOD);
+        build.write("certs.go", CERTS_GO);
+        build.go(&["build", "-o", "certs", "."]);
+        build.dir.join("certs")
+    });
+    run(&certs, [dir]).unwrap_or_else(|err| panic!("{err}"));
 }
 
 /// Both programs come from one module of ours that requires etcd's, because `go install` refuses a

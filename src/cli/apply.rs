@@ -1,0 +1,194 @@
+//! `deltafold apply`: its arguments, and its outcome in words.
+
+use super::endpoints::EndpointArgs;
+use super::{BackupArgs, Output, StateArgs, print, print_json};
+use crate::error::{Error, Result};
+use crate::etcd::diff::Wanted;
+use crate::job::apply::{
+    Difference, KeyName, MAX_REQUEST_BYTES, MAX_TXN_OPS, Options, Outcome, Status, Verb, run,
+};
+use crate::job::read::Keys;
+use crate::mvcc::KeyRange;
+use crate::store::Cancel;
+use clap::Args;
+use std::fmt::Write;
+
+/// Put a part of a backup back into a live etcd: a deleted namespace, say
+///
+/// Only compares, and shows what differs, unless --execute is given. Then it puts the keys that are
+/// missing or have another value, in transactions that write nothing that was changed since it was
+/// compared: such keys are named, and all others are written. Live keys that the backup does not have
+/// are left alone unless --delete-extra is given.
+///
+/// In Kubernetes, API servers and controllers see the writes as any other change. Values are copied as
+/// they are, protobuf and encrypted ones too: the API servers must be able to read them. Owners are not
+/// looked at: what belongs to an object that is no more is collected as garbage again.
+#[derive(Debug, Args)]
+#[command(after_long_help = "\
+Examples:
+  What would change?
+      deltafold apply --store s3://backups/etcd-main --prefix /registry/configmaps/payments/ \\
+          --endpoints https://10.0.0.1:2379 --cacert ca.crt --cert client.crt --key client.key
+  As it was at noon, and now in earnest:
+      deltafold apply --store s3://backups/etcd-main --time 2026-11-20T12:00:00Z \\
+          --prefix /registry/configmaps/payments/ --endpoints https://10.0.0.1:2379 \\
+          --cacert ca.crt --cert client.crt --key client.key --execute
+  Exactly what the backup has, nothing more, from a plain snapshot file:
+      deltafold apply --snapshot backup.db --prefix /app/ --endpoints http://127.0.0.1:2379 \\
+          --delete-extra --execute
+
+In the list + is a key that is missing, ~ one with another value, - one to delete, ? one that is left
+alone. The exit code is 0, or tells the kind of failure: docs/exit-codes.md. 75 means that some keys were
+changed meanwhile and not written: run it again to compare anew.")]
+pub(super) struct ApplyArgs {
+    /// The keys that begin so; an empty one means all
+    #[arg(long, env = "DELTAFOLD_PREFIX", value_name = "P")]
+    prefix: String,
+    /// Write; without it only what differs is shown
+    #[arg(long, env = "DELTAFOLD_EXECUTE", value_parser = clap::builder::FalseyValueParser::new())]
+    execute: bool,
+    /// Also delete the live keys with the prefix that the backup does not have
+    #[arg(long, env = "DELTAFOLD_DELETE_EXTRA", value_parser = clap::builder::FalseyValueParser::new())]
+    delete_extra: bool,
+    /// The most keys in a transaction: etcd's own flag of this name
+    #[arg(long, env = "DELTAFOLD_MAX_TXN_OPS", value_name = "N", default_value_t = MAX_TXN_OPS as u32, value_parser = clap::value_parser!(u32).range(1..))]
+    max_txn_ops: u32,
+    /// The most bytes in a request: etcd's own flag of this name
+    #[arg(long, env = "DELTAFOLD_MAX_REQUEST_BYTES", value_name = "N", default_value_t = MAX_REQUEST_BYTES as u32, value_parser = clap::value_parser!(u32).range(1..))]
+    max_request_bytes: u32,
+    #[command(flatten)]
+    live: EndpointArgs,
+    #[command(flatten)]
+    state: StateArgs,
+    #[command(flatten)]
+    backup: BackupArgs,
+}
+
+impl ApplyArgs {
+    /// Gives the failure whose outcome is printed already, if it is one.
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<Option<Error>> {
+        // First what fails fast.
+        let client = self.live.connect(cancel)?;
+        let backup = self.backup.backup(cancel)?;
+        let (ctx, source) = backup.open(&self.state.request())?;
+        let options = Options {
+            keys: KeyRange::Prefix(self.prefix.clone().into_bytes()),
+            revision: source.target,
+            execute: self.execute,
+            delete_extra: self.delete_extra,
+            max_txn_ops: self.max_txn_ops as usize,
+            max_request_bytes: self.max_request_bytes as usize,
+        };
+        let mut wanted = Keys::read(ctx, &source, options.keys.clone())?;
+        let (mut outcome, error) = run(
+            &client,
+            cancel,
+            &options,
+            |each| {
+                while wanted.advance()? {
+                    let kv = wanted.current()?;
+                    each(Wanted {
+                        key: kv.key,
+                        value: kv.value,
+                        lease: kv.lease,
+                    })?;
+                }
+                Ok(())
+            },
+            &mut |d| match output {
+                Output::Json => Ok(()),
+                Output::Text => print(&line(d)),
+            },
+        );
+        outcome
+            .warnings
+            .splice(0..0, source.warnings.iter().cloned());
+        match output {
+            Output::Json => print_json(&outcome)?,
+            Output::Text => print(&in_words(&outcome))?,
+        }
+        Ok(error)
+    }
+}
+
+fn show(key: &KeyName) -> String {
+    match (&key.key, &key.key_base64) {
+        (Some(text), _) if !text.contains(char::is_control) => text.clone(),
+        (Some(text), _) => text.escape_debug().to_string(),
+        (None, base64) => format!("base64:{}", base64.as_deref().unwrap_or_default()),
+    }
+}
+
+/// A difference, as a line.
+fn line(d: &Difference) -> String {
+    let key = show(&d.key);
+    match (d.change, d.live_bytes, d.backup_bytes) {
+        (Verb::Create, _, bytes) => format!("+ {key} ({} bytes)\n", bytes.unwrap_or(0)),
+        (Verb::Update, live, backup) => format!(
+            "~ {key} ({} bytes, now {})\n",
+            backup.unwrap_or(0),
+            live.unwrap_or(0)
+        ),
+        (Verb::Delete, ..) => format!("- {key}\n"),
+        (Verb::Leave, ..) => format!("? {key}\n"),
+    }
+}
+
+fn in_words(o: &Outcome) -> String {
+    let mut s = String::new();
+    for skipped in &o.skipped {
+        // Writing to a String cannot fail.
+        let _ = writeln!(s, "! {}: {}", show(&skipped.key), skipped.message);
+    }
+    let differ = o.to_create + o.to_update + o.to_delete;
+    let _ = match (o.status, o.dry_run) {
+        (Status::NothingToDo, _) => writeln!(s, "nothing to do: all is as in the backup"),
+        (Status::Succeeded, true) => writeln!(
+            s,
+            "would put {} keys and delete {}; --execute does it",
+            o.to_create + o.to_update,
+            o.to_delete
+        ),
+        (Status::Succeeded, false) => writeln!(s, "put {} keys, deleted {}", o.put, o.deleted),
+        (Status::Failed, _) => writeln!(
+            s,
+            "put {} keys and deleted {} of {differ} that differ so far",
+            o.put, o.deleted
+        ),
+    };
+    let _ = writeln!(
+        s,
+        "  compared  revision {} of the backup with revision {} of the live etcd",
+        o.revision, o.live_revision
+    );
+    let _ = writeln!(
+        s,
+        "  differ    {} missing, {} with another value; {} the same",
+        o.to_create, o.to_update, o.unchanged
+    );
+    if o.left_alone > 0 {
+        let _ = writeln!(
+            s,
+            "  left      {} keys that the backup does not have; --delete-extra deletes such",
+            o.left_alone
+        );
+    }
+    if let (Some(first), Some(last)) = (o.first_revision, o.last_revision) {
+        let _ = writeln!(
+            s,
+            "  written   in {} transactions, revisions {first} to {last}",
+            o.transactions
+        );
+    }
+    if o.conflicts + o.too_large > 0 {
+        let _ = writeln!(
+            s,
+            "  skipped   {} keys that were changed meanwhile, {} that are too large",
+            o.conflicts, o.too_large
+        );
+    }
+    for warning in &o.warnings {
+        let _ = writeln!(s, "  warning   {warning}");
+    }
+    s
+}

@@ -1,0 +1,115 @@
+//! How a live etcd is reached: the flags, named as etcdctl's own.
+
+use crate::error::{Error, Reason, Result};
+use crate::etcd::client::{Client, Endpoints, User};
+use crate::mvcc::history::parse_duration;
+use crate::store::Cancel;
+use clap::Args;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The live etcd.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Live etcd")]
+pub(super) struct EndpointArgs {
+    /// URLs of its members, with commas; tried in turn
+    #[arg(
+        long,
+        env = "DELTAFOLD_ENDPOINTS",
+        value_name = "URLS",
+        value_delimiter = ',',
+        required = true
+    )]
+    endpoints: Vec<String>,
+    /// PEM of the authorities of its certificates [default: the system's]
+    #[arg(long, env = "DELTAFOLD_CACERT", value_name = "FILE")]
+    cacert: Option<PathBuf>,
+    /// PEM of the client's certificate
+    #[arg(long, env = "DELTAFOLD_CERT", value_name = "FILE", requires = "key")]
+    cert: Option<PathBuf>,
+    /// PEM of the client's key
+    #[arg(long, env = "DELTAFOLD_KEY", value_name = "FILE", requires = "cert")]
+    key: Option<PathBuf>,
+    /// A user of etcd, and the password unless --password gives it
+    ///
+    /// On the command line other users of the machine may see the password: give it as
+    /// DELTAFOLD_PASSWORD.
+    #[arg(
+        long,
+        env = "DELTAFOLD_USER",
+        value_name = "NAME[:PASSWORD]",
+        hide_env_values = true
+    )]
+    user: Option<String>,
+    /// The user's password
+    #[arg(
+        long,
+        env = "DELTAFOLD_PASSWORD",
+        value_name = "PASSWORD",
+        hide_env_values = true,
+        requires = "user"
+    )]
+    password: Option<String>,
+    /// How long to wait for a connection
+    #[arg(long, env = "DELTAFOLD_DIAL_TIMEOUT", value_name = "DURATION", default_value = "2s", value_parser = parse_timeout)]
+    dial_timeout: Duration,
+    /// How long to wait for an answer
+    #[arg(long, env = "DELTAFOLD_COMMAND_TIMEOUT", value_name = "DURATION", default_value = "5s", value_parser = parse_timeout)]
+    command_timeout: Duration,
+}
+
+impl EndpointArgs {
+    pub(super) fn connect(&self, cancel: &Cancel) -> Result<Client> {
+        let user = user(self.user.as_deref(), self.password.as_deref())?;
+        let options = Endpoints {
+            endpoints: self.endpoints.iter().map(|e| e.trim().to_owned()).collect(),
+            cacert: self.cacert.clone(),
+            cert: self.cert.clone(),
+            key: self.key.clone(),
+            user,
+            dial_timeout: self.dial_timeout,
+            command_timeout: self.command_timeout,
+        };
+        Client::connect(options, tokio::runtime::Handle::current(), cancel.clone())
+    }
+}
+
+/// The user, from the two flags.
+fn user(user: Option<&str>, password: Option<&str>) -> Result<Option<User>> {
+    let Some(user) = user else { return Ok(None) };
+    let (name, password) = match (password, user.split_once(':')) {
+        (Some(password), _) => (user, password),
+        (None, Some(both)) => both,
+        (None, None) => {
+            return Err(Error::new(
+                Reason::Usage,
+                "--user has no password: give --user NAME:PASSWORD or --password, best as DELTAFOLD_PASSWORD",
+            ));
+        }
+    };
+    Ok(Some(User {
+        name: name.to_owned(),
+        password: password.to_owned(),
+    }))
+}
+
+fn parse_timeout(s: &str) -> Result<Duration, String> {
+    parse_duration(s)
+        .filter(|d| !d.is_zero())
+        .ok_or_else(|| "give a duration such as 500ms, 5s or 1m".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_comes_with_a_password_from_either_flag() {
+        let of = |u, p| user(u, p).map(|u| u.map(|u| (u.name, u.password)));
+        let pair = |n: &str, p: &str| Some((n.to_owned(), p.to_owned()));
+        assert_eq!(of(None, None).unwrap(), None);
+        assert_eq!(of(Some("root:a:b"), None).unwrap(), pair("root", "a:b"));
+        assert_eq!(of(Some("ro:ot"), Some("x")).unwrap(), pair("ro:ot", "x"));
+        assert_eq!(of(Some("root"), None).unwrap_err().reason(), Reason::Usage);
+    }
+}

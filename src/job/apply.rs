@@ -1,0 +1,610 @@
+//! Applying: a part of a backup is put back into a live etcd.
+//!
+//! The backup's keys and the live ones are compared in order, and what differs is written in guarded
+//! transactions while the comparison goes on. Where the backup's keys come from it does not know.
+
+use crate::error::{Error, Reason, Result};
+use crate::etcd::client::{Client, Committed};
+use crate::etcd::diff::{Action, Batches, Change, Diff, LiveKey, Wanted, Write};
+use crate::mvcc::{KeyRange, Revision};
+use crate::store::Cancel;
+use crate::telemetry::memory::peak_memory_bytes;
+use serde::Serialize;
+use std::collections::VecDeque;
+use std::time::Instant;
+
+/// etcd's own default for `--max-txn-ops`.
+pub const MAX_TXN_OPS: usize = 128;
+/// etcd's own default for `--max-request-bytes`.
+pub const MAX_REQUEST_BYTES: usize = 1536 << 10;
+
+/// As many keys of each kind the outcome lists; what more there are it counts.
+const LISTED: usize = 1000;
+
+/// What to write, and how.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The keys that are compared; live ones outside are neither read nor written.
+    pub keys: KeyRange,
+    /// The revision of the backup that they are taken from; for the outcome.
+    pub revision: Revision,
+    /// Write; else only compare.
+    pub execute: bool,
+    /// Also delete live keys that the backup does not have.
+    pub delete_extra: bool,
+    /// The server's `--max-txn-ops`; 1 or more.
+    pub max_txn_ops: usize,
+    /// The server's `--max-request-bytes`; 1 or more.
+    pub max_request_bytes: usize,
+}
+
+/// How it ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum Status {
+    /// All that differs is written (or would be, in a dry run).
+    Succeeded,
+    /// Nothing differs.
+    NothingToDo,
+    /// Not all is written: the other fields tell what is.
+    Failed,
+}
+
+/// What is (or would be) done to a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verb {
+    /// It is missing live.
+    Create,
+    /// It has another value live.
+    Update,
+    /// It is live and not in the backup, and goes.
+    Delete,
+    /// It is live and not in the backup, and stays.
+    Leave,
+}
+
+/// A key in an outcome: as text where it is text.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct KeyName {
+    /// The key, where it is UTF-8.
+    pub key: Option<String>,
+    /// The key in base64, where it is not.
+    pub key_base64: Option<String>,
+}
+
+impl From<&[u8]> for KeyName {
+    fn from(key: &[u8]) -> Self {
+        match std::str::from_utf8(key) {
+            Ok(text) => KeyName {
+                key: Some(text.to_owned()),
+                key_base64: None,
+            },
+            Err(_) => KeyName {
+                key: None,
+                key_base64: Some(base64_simd::STANDARD.encode_to_string(key)),
+            },
+        }
+    }
+}
+
+/// A key that differs.
+#[derive(Debug, Clone, Serialize)]
+pub struct Difference {
+    /// What is (or would be) done.
+    pub change: Verb,
+    /// The key.
+    #[serde(flatten)]
+    pub key: KeyName,
+    /// The live key's revision of its last change when it was compared; `None` where it is missing.
+    pub live_mod_revision: Option<i64>,
+    /// The live value's bytes.
+    pub live_bytes: Option<usize>,
+    /// The backup's value's bytes.
+    pub backup_bytes: Option<usize>,
+}
+
+/// A key that was not written.
+#[derive(Debug, Clone, Serialize)]
+pub struct Skipped {
+    /// The key.
+    #[serde(flatten)]
+    pub key: KeyName,
+    /// `Conflict`: it changed after it was compared. `TooLarge`: the server takes no such request.
+    pub cause: &'static str,
+    /// Its revision when it was compared; 0 where it was missing.
+    pub seen_mod_revision: i64,
+    /// Its revision now; `None` where it is missing, or nobody looked.
+    pub mod_revision: Option<i64>,
+    /// In words.
+    pub message: String,
+}
+
+/// What was done. The fields are a contract: `docs/apply-result.schema.json`.
+#[derive(Debug, Clone, Serialize)]
+pub struct Outcome {
+    /// How it ended.
+    pub status: Status,
+    /// The exit code, where it failed.
+    pub code: Option<u8>,
+    /// Why it failed.
+    pub reason: Option<&'static str>,
+    /// Why it failed, in words.
+    pub message: Option<String>,
+    /// Whether nothing was to be written.
+    pub dry_run: bool,
+    /// The revision of the backup.
+    pub revision: Revision,
+    /// The live etcd's revision that was compared with; 0 where it could not be read.
+    pub live_revision: i64,
+    /// Keys that are missing live.
+    pub to_create: u64,
+    /// Keys that have another value live.
+    pub to_update: u64,
+    /// Keys that are live, not in the backup, and are to go.
+    pub to_delete: u64,
+    /// Keys that are live, not in the backup, and are left alone.
+    pub left_alone: u64,
+    /// Keys with the same value on both sides.
+    pub unchanged: u64,
+    /// Keys that were put.
+    pub put: u64,
+    /// Keys that were deleted.
+    pub deleted: u64,
+    /// Keys that changed after they were compared, and were not written.
+    pub conflicts: u64,
+    /// Keys that the server's limits do not allow to be written.
+    pub too_large: u64,
+    /// Keys that had a lease in the backup and are put without one.
+    pub leases_detached: u64,
+    /// Transactions that wrote.
+    pub transactions: u64,
+    /// The live etcd's revision of the first of them.
+    pub first_revision: Option<i64>,
+    /// And of the last.
+    pub last_revision: Option<i64>,
+    /// What differs: the first 1000 keys.
+    pub differences: Vec<Difference>,
+    /// Keys that differ and are not listed.
+    pub differences_omitted: u64,
+    /// What was not written: the first 1000 keys.
+    pub skipped: Vec<Skipped>,
+    /// Keys that were not written and are not listed.
+    pub skipped_omitted: u64,
+    /// Wall-clock time.
+    pub seconds: f64,
+    /// The most memory that was resident at once.
+    pub peak_memory_bytes: Option<u64>,
+    /// What an operator should know.
+    pub warnings: Vec<String>,
+}
+
+/// Compares and, with `execute`, writes.
+///
+/// `wanted` calls what it is given with each of the backup's keys, in order. `tell` hears of every
+/// difference before it is written. The outcome tells what was written, whatever the error is.
+///
+/// The error is `Conflict` where keys changed meanwhile, `Configuration` where the server takes no
+/// request as large as some value; else what ended the work: of `wanted`, of `tell`, of etcd,
+/// `Terminated`.
+pub fn run(
+    client: &Client,
+    cancel: &Cancel,
+    options: &Options,
+    wanted: impl FnOnce(&mut dyn FnMut(Wanted<'_>) -> Result<()>) -> Result<()>,
+    tell: &mut dyn FnMut(&Difference) -> Result<()>,
+) -> (Outcome, Option<Error>) {
+    let started = Instant::now();
+    let mut run = Run {
+        client: client.clone(),
+        cancel,
+        options,
+        tell,
+        batches: Batches::new(options.max_txn_ops, options.max_request_bytes),
+        outcome: Outcome::new(options),
+    };
+    let mut error = run.compare(wanted).err();
+    let mut outcome = run.outcome;
+    if error.is_none() {
+        error = outcome.left_over();
+    }
+    outcome.status = match &error {
+        Some(_) => Status::Failed,
+        None if outcome.to_create + outcome.to_update + outcome.to_delete == 0 => {
+            Status::NothingToDo
+        }
+        None => Status::Succeeded,
+    };
+    if let Some(e) = &error {
+        outcome.code = Some(e.reason().exit_code());
+        outcome.reason = Some(e.reason().as_str());
+        outcome.message = Some(e.to_string());
+    }
+    if outcome.leases_detached > 0 {
+        outcome.warnings.push(format!(
+            "{} keys had a lease in the backup and {} put without one: they do not expire",
+            outcome.leases_detached,
+            if options.execute { "are" } else { "would be" }
+        ));
+    }
+    outcome.seconds = started.elapsed().as_secs_f64();
+    outcome.peak_memory_bytes = peak_memory_bytes();
+    (outcome, error)
+}
+
+struct Run<'a> {
+    client: Client,
+    cancel: &'a Cancel,
+    options: &'a Options,
+    tell: &'a mut dyn FnMut(&Difference) -> Result<()>,
+    batches: Batches,
+    outcome: Outcome,
+}
+
+impl Run<'_> {
+    fn compare(
+        &mut self,
+        wanted: impl FnOnce(&mut dyn FnMut(Wanted<'_>) -> Result<()>) -> Result<()>,
+    ) -> Result<()> {
+        let live = Live::new(self.client.clone(), &self.options.keys);
+        let mut diff = Diff::new(live);
+        let compared = wanted(&mut |w| diff.wanted(w, |change| self.change(change)))
+            .and_then(|()| diff.finish(|change| self.change(change)));
+        self.outcome.live_revision = diff.live().revision;
+        compared?;
+        match self.batches.take() {
+            Some(last) => self.commit(last),
+            None => Ok(()),
+        }
+    }
+
+    fn change(&mut self, change: Change<'_>) -> Result<()> {
+        self.cancel.check()?;
+        let o = &mut self.outcome;
+        let (verb, key, live, value) = match change {
+            Change::Unchanged { .. } => {
+                o.unchanged += 1;
+                return Ok(());
+            }
+            Change::Put { wanted, live } => {
+                let verb = match live {
+                    None => Verb::Create,
+                    Some(_) => Verb::Update,
+                };
+                (verb, wanted.key, live, Some(wanted))
+            }
+            Change::Extra { live } => {
+                let verb = match self.options.delete_extra {
+                    true => Verb::Delete,
+                    false => Verb::Leave,
+                };
+                (verb, live.key.as_slice(), Some(live), None)
+            }
+        };
+        match verb {
+            Verb::Create => o.to_create += 1,
+            Verb::Update => o.to_update += 1,
+            Verb::Delete => o.to_delete += 1,
+            Verb::Leave => o.left_alone += 1,
+        }
+        // A live key's own lease stays on it.
+        let keep_lease = live.is_some_and(|l| l.lease != 0);
+        if value.is_some_and(|w| w.lease != 0) && !keep_lease {
+            o.leases_detached += 1;
+        }
+        let difference = Difference {
+            change: verb,
+            key: key.into(),
+            live_mod_revision: live.map(|l| l.mod_revision),
+            live_bytes: live.map(|l| l.value.len()),
+            backup_bytes: value.map(|w| w.value.len()),
+        };
+        (self.tell)(&difference)?;
+        if o.differences.len() < LISTED {
+            o.differences.push(difference);
+        } else {
+            o.differences_omitted += 1;
+        }
+        if verb == Verb::Leave || !self.options.execute {
+            return Ok(());
+        }
+        let action = match value {
+            Some(w) => Action::Put {
+                value: w.value.to_vec(),
+                keep_lease,
+            },
+            None => Action::Delete,
+        };
+        let full = self.batches.push(Write {
+            key: key.to_vec(),
+            action,
+            seen: live.map_or(0, |l| l.mod_revision),
+        });
+        match full {
+            Some(batch) => self.commit(batch),
+            None => Ok(()),
+        }
+    }
+
+    /// Writes a batch; key by key where it cannot be written as one, so that the keys in the way
+    /// are known by name.
+    fn commit(&mut self, batch: Vec<Write>) -> Result<()> {
+        self.cancel.check()?;
+        match self.client.commit(&batch)? {
+            Committed::Done { revision } => self.outcome.wrote(&batch, revision),
+            Committed::TooLarge { message } if batch.len() == 1 => {
+                let message = format!(
+                    "{message}: {} bytes; raise etcd's --max-request-bytes",
+                    batch[0].request_bytes()
+                );
+                self.outcome.skip(&batch[0], "TooLarge", None, message);
+            }
+            Committed::Changed { now, maybe_ours } if batch.len() == 1 => {
+                self.outcome.changed(&batch[0], now, maybe_ours);
+            }
+            Committed::Changed { maybe_ours, .. } => self.one_by_one(batch, maybe_ours)?,
+            Committed::TooLarge { .. } => self.one_by_one(batch, false)?,
+        }
+        Ok(())
+    }
+
+    /// `maybe_ours`: an answer was lost, so the batch may be written already.
+    fn one_by_one(&mut self, batch: Vec<Write>, maybe_ours: bool) -> Result<()> {
+        for write in batch {
+            self.cancel.check()?;
+            match self.client.commit(std::slice::from_ref(&write))? {
+                Committed::Changed {
+                    now,
+                    maybe_ours: now_ours,
+                } => self.outcome.changed(&write, now, maybe_ours || now_ours),
+                Committed::Done { revision } => self.outcome.wrote(&[write], revision),
+                Committed::TooLarge { message } => {
+                    self.outcome.skip(&write, "TooLarge", None, message);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Outcome {
+    fn new(options: &Options) -> Self {
+        Outcome {
+            status: Status::Failed,
+            code: None,
+            reason: None,
+            message: None,
+            dry_run: !options.execute,
+            revision: options.revision,
+            live_revision: 0,
+            to_create: 0,
+            to_update: 0,
+            to_delete: 0,
+            left_alone: 0,
+            unchanged: 0,
+            put: 0,
+            deleted: 0,
+            conflicts: 0,
+            too_large: 0,
+            leases_detached: 0,
+            transactions: 0,
+            first_revision: None,
+            last_revision: None,
+            differences: Vec::new(),
+            differences_omitted: 0,
+            skipped: Vec::new(),
+            skipped_omitted: 0,
+            seconds: 0.0,
+            peak_memory_bytes: None,
+            warnings: Vec::new(),
+        }
+    }
+
+    fn wrote(&mut self, batch: &[Write], revision: i64) {
+        self.transactions += 1;
+        self.first_revision.get_or_insert(revision);
+        self.last_revision = Some(revision);
+        for write in batch {
+            match write.action {
+                Action::Put { .. } => self.put += 1,
+                Action::Delete => self.deleted += 1,
+            }
+        }
+    }
+
+    /// A key's guard did not hold: is it as it is to be all the same?
+    fn changed(&mut self, write: &Write, now: Option<LiveKey>, maybe_ours: bool) {
+        let as_wanted = match (&write.action, &now) {
+            (Action::Put { value, .. }, Some(now)) => *value == now.value,
+            (Action::Delete, None) => true,
+            _ => false,
+        };
+        if as_wanted && maybe_ours {
+            let revision = now.map(|n| n.mod_revision);
+            let revision = revision
+                .or(self.last_revision)
+                .unwrap_or(self.live_revision);
+            self.wrote(std::slice::from_ref(write), revision);
+        } else if as_wanted {
+            self.unchanged += 1;
+        } else {
+            let message = match (&now, write.seen) {
+                (None, _) => "it was deleted after it was compared".to_owned(),
+                (Some(_), 0) => "it came into being after it was compared".to_owned(),
+                (Some(_), _) => "it was changed after it was compared".to_owned(),
+            };
+            let now = now.map(|n| n.mod_revision);
+            self.skip(write, "Conflict", now, message);
+        }
+    }
+
+    fn skip(&mut self, write: &Write, cause: &'static str, now: Option<i64>, message: String) {
+        match cause {
+            "Conflict" => self.conflicts += 1,
+            _ => self.too_large += 1,
+        }
+        if self.skipped.len() >= LISTED {
+            self.skipped_omitted += 1;
+            return;
+        }
+        self.skipped.push(Skipped {
+            key: write.key.as_slice().into(),
+            cause,
+            seen_mod_revision: write.seen,
+            mod_revision: now,
+            message,
+        });
+    }
+
+    /// What keys that were not written come to.
+    fn left_over(&self) -> Option<Error> {
+        if self.too_large > 0 {
+            return Some(Error::new(
+                Reason::Configuration,
+                format!(
+                    "{} keys are larger than the server's limits allow and were not written: raise etcd's --max-request-bytes",
+                    self.too_large
+                ),
+            ));
+        }
+        (self.conflicts > 0).then(|| {
+            Error::new(
+                Reason::Conflict,
+                format!(
+                    "{} keys changed after they were compared and were not written; all else is: run again to compare anew",
+                    self.conflicts
+                ),
+            )
+        })
+    }
+}
+
+/// About as many bytes as one page of live keys is to have.
+const PAGE_BYTES: usize = 4 << 20;
+/// Keys of the first page: values of 1.5 MiB each must not be too many.
+const FIRST_PAGE: usize = 16;
+const LARGEST_PAGE: usize = 10_000;
+
+/// Keys of the next page, after one of `keys` keys with `bytes` in all.
+fn next_limit(limit: usize, keys: usize, bytes: usize) -> usize {
+    let each = bytes / keys.max(1);
+    let fits = PAGE_BYTES / each.max(1);
+    fits.clamp(1, LARGEST_PAGE).min(limit.saturating_mul(4))
+}
+
+/// The live keys of a range, page by page, all as of one revision.
+struct Live {
+    client: Client,
+    from: Vec<u8>,
+    end: Vec<u8>,
+    /// 0 until the first page is there.
+    revision: i64,
+    limit: usize,
+    page: VecDeque<LiveKey>,
+    more: bool,
+}
+
+impl Live {
+    fn new(client: Client, keys: &KeyRange) -> Self {
+        let (from, end) = bounds(keys);
+        Live {
+            client,
+            from,
+            end,
+            revision: 0,
+            limit: FIRST_PAGE,
+            page: VecDeque::new(),
+            more: true,
+        }
+    }
+
+    fn fetch(&mut self) -> Result<()> {
+        let page = self
+            .client
+            .page(&self.from, &self.end, self.revision, self.limit)?;
+        if self.revision == 0 {
+            self.revision = page.revision;
+        }
+        let bytes = page.keys.iter().map(|k| k.key.len() + k.value.len()).sum();
+        self.limit = next_limit(self.limit, page.keys.len(), bytes);
+        self.more = page.more;
+        if let Some(last) = page.keys.last() {
+            // The very next key there can be.
+            self.from.clone_from(&last.key);
+            self.from.push(0);
+        }
+        self.page = page.keys.into();
+        Ok(())
+    }
+}
+
+impl Iterator for Live {
+    type Item = Result<LiveKey>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.page.is_empty()
+            && self.more
+            && let Err(e) = self.fetch()
+        {
+            self.more = false;
+            return Some(Err(e));
+        }
+        self.page.pop_front().map(Ok)
+    }
+}
+
+/// From where to before where keys lie; `[0]` stands for the end of all keys, as in etcd.
+fn bounds(keys: &KeyRange) -> (Vec<u8>, Vec<u8>) {
+    match keys {
+        KeyRange::All => (vec![0], vec![0]),
+        KeyRange::Key(key) => {
+            let mut end = key.clone();
+            end.push(0);
+            (key.clone(), end)
+        }
+        KeyRange::Prefix(prefix) if prefix.is_empty() => (vec![0], vec![0]),
+        KeyRange::Prefix(prefix) => {
+            let mut end = prefix.clone();
+            while let Some(last) = end.pop() {
+                if last < 0xff {
+                    end.push(last + 1);
+                    return (prefix.clone(), end);
+                }
+            }
+            (prefix.clone(), vec![0])
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounds_are_those_of_etcd() {
+        let prefix = |p: &[u8]| bounds(&KeyRange::Prefix(p.to_vec()));
+        assert_eq!(prefix(b"/a/"), (b"/a/".to_vec(), b"/a0".to_vec()));
+        assert_eq!(prefix(b"a\xff\xff"), (b"a\xff\xff".to_vec(), b"b".to_vec()));
+        assert_eq!(prefix(b"\xff"), (b"\xff".to_vec(), vec![0]));
+        assert_eq!(prefix(b""), (vec![0], vec![0]));
+        assert_eq!(bounds(&KeyRange::All), (vec![0], vec![0]));
+        let key = bounds(&KeyRange::Key(b"a".to_vec()));
+        assert_eq!(key, (b"a".to_vec(), b"a\0".to_vec()));
+    }
+
+    #[test]
+    fn pages_grow_slowly_and_shrink_at_once() {
+        assert_eq!(next_limit(16, 16, 16 * 100), 64);
+        assert_eq!(next_limit(64, 64, 64 * (1 << 20)), 4);
+        assert_eq!(next_limit(4, 4, 4 * (6 << 20)), 1);
+        assert_eq!(next_limit(1, 1, 10), 4);
+        assert_eq!(next_limit(10_000, 10_000, 10_000), LARGEST_PAGE);
+        assert_eq!(next_limit(16, 0, 0), 64);
+    }
+
+    #[test]
+    fn a_key_that_is_no_text_is_told_in_base64() {
+        let json = |key: &[u8]| serde_json::to_string(&KeyName::from(key)).unwrap();
+        assert_eq!(json(b"/a"), r#"{"key":"/a","key_base64":null}"#);
+        assert_eq!(json(b"\xff"), r#"{"key":null,"key_base64":"/w=="}"#);
+    }
+}

@@ -1,0 +1,69 @@
+// certs writes what TLS needs into a folder: `certs DIR` leaves ca.crt, and node.crt with node.key for
+// 127.0.0.1, as server and as client.
+package main
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"log"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+func main() {
+	dir := os.Args[1]
+	ca := &x509.Certificate{
+		SerialNumber:          big.NewInt(1),
+		Subject:               pkix.Name{CommonName: "test authority"},
+		NotBefore:             time.Now().Add(-time.Hour),
+		NotAfter:              time.Now().Add(24 * time.Hour),
+		KeyUsage:              x509.KeyUsageCertSign,
+		BasicConstraintsValid: true,
+		IsCA:                  true,
+	}
+	node := &x509.Certificate{
+		SerialNumber: big.NewInt(2),
+		Subject:      pkix.Name{CommonName: "node"},
+		NotBefore:    ca.NotBefore,
+		NotAfter:     ca.NotAfter,
+		KeyUsage:     x509.KeyUsageDigitalSignature,
+		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		IPAddresses:  []net.IP{net.IPv4(127, 0, 0, 1)},
+	}
+	caKey, nodeKey := key(), key()
+	write(dir, "ca.crt", "CERTIFICATE", sign(ca, ca, caKey, caKey))
+	write(dir, "node.crt", "CERTIFICATE", sign(node, ca, nodeKey, caKey))
+	der, err := x509.MarshalPKCS8PrivateKey(nodeKey)
+	check(err)
+	write(dir, "node.key", "PRIVATE KEY", der)
+}
+
+func key() *ecdsa.PrivateKey {
+	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	check(err)
+	return k
+}
+
+func sign(cert, parent *x509.Certificate, k, by *ecdsa.PrivateKey) []byte {
+	der, err := x509.CreateCertificate(rand.Reader, cert, parent, &k.PublicKey, by)
+	check(err)
+	return der
+}
+
+func write(dir, name, kind string, der []byte) {
+	text := pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})
+	check(os.WriteFile(filepath.Join(dir, name), text, 0o600))
+}
+
+func check(err error) {
+	if err != nil {
+		log.Fatal(err)
+	}
+}
