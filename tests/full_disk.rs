@@ -3,25 +3,13 @@
 
 mod support;
 
-use serde_json::Value;
-use std::ffi::OsStr;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use support::buckets::{BASE, Bucket, LAST, Objects, objects_in};
+use support::buckets::{BASE, Bucket, LAST, Objects};
+use support::disk::{on_a_small_disk, with_small_files};
 use support::{deltafold, run_json};
 use tempfile::TempDir;
-
-/// Runs a command with a disk of so many KiB in the place of a folder, and copies out what is on
-/// it at the end.
-const ON_A_SMALL_DISK: &str = r#"
-folder=$1 kib=$2 kept=$3; shift 3
-mkdir "$kept/before" "$kept/after" && cp -r "$folder/." "$kept/before" || exit 99
-mount -t tmpfs -o size="$kib"k tmpfs "$folder" && cp -r "$kept/before/." "$folder" || exit 99
-"$@"; code=$?
-cp -r "$folder/." "$kept/after" || exit 99
-exit $code
-"#;
 
 fn command(bucket: &Path, temp: &Path) -> Command {
     let mut c = deltafold();
@@ -41,65 +29,6 @@ fn bucket() -> (Bucket, String, u64) {
     let size = fs::metadata(&file).unwrap().len();
     fs::remove_file(file).unwrap();
     (bucket, path, size)
-}
-
-/// Runs a command where a folder has no more room than this: exit code, JSON, standard error, and
-/// what the folder holds then. `None` where the machine lets nobody but root mount.
-fn on_a_small_disk(
-    folder: &Path,
-    kib: u64,
-    command: &Command,
-) -> Option<(i32, Value, String, Objects)> {
-    let kept = TempDir::with_prefix("small-disk-").unwrap();
-    let mut c = wrapped(
-        &[
-            "unshare",
-            "--user",
-            "--map-root-user",
-            "--mount",
-            "sh",
-            "-c",
-            ON_A_SMALL_DISK,
-            "sh",
-        ],
-        &[
-            folder.as_os_str(),
-            kib.to_string().as_ref(),
-            kept.path().as_os_str(),
-        ],
-        command,
-    );
-    let (code, json, stderr) = run_json(&mut c);
-    if json.is_null() {
-        println!("this machine mounts no small disk: {stderr}");
-        return None;
-    }
-    Some((code, json, stderr, objects_in(&kept.path().join("after"))))
-}
-
-/// Runs a command that can write no file of more than this: exit code, JSON, standard error.
-fn with_small_files(bytes: u64, command: &Command) -> (i32, Value, String) {
-    let limit = r#"ulimit -f "$1" && shift && exec "$@""#;
-    let blocks = (bytes / 512).to_string();
-    run_json(&mut wrapped(
-        &["sh", "-c", limit, "sh"],
-        &[blocks.as_ref()],
-        command,
-    ))
-}
-
-/// A command that runs another one, with the other's environment.
-fn wrapped(program: &[&str], args: &[&OsStr], command: &Command) -> Command {
-    let mut c = Command::new(program[0]);
-    c.args(&program[1..]).args(args);
-    c.arg(command.get_program()).args(command.get_args());
-    for (name, value) in command.get_envs() {
-        match value {
-            Some(value) => c.env(name, value),
-            None => c.env_remove(name),
-        };
-    }
-    c
 }
 
 /// With room for it, the same run succeeds and leaves its result alone.

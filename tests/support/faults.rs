@@ -57,6 +57,8 @@ pub enum Fault {
     Gone,
     /// No answer ever; a signal comes.
     Hang,
+    /// The call succeeds; something else happens meanwhile.
+    Meanwhile,
 }
 
 impl Fault {
@@ -115,16 +117,17 @@ pub struct Strike {
 }
 
 /// Passes everything on to another store, but for the faults.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct FaultStore {
     inner: Arc<dyn ObjectStore>,
     plan: Arc<Plan>,
     ignores_conditions: bool,
 }
 
-#[derive(Debug)]
 struct Plan {
     strikes: Vec<Strike>,
+    /// What else happens.
+    meanwhile: Mutex<Box<dyn FnMut() + Send>>,
     calls: Mutex<Vec<(Call, String)>>,
     /// Set by a call that hangs, as if somebody had lost patience.
     cancel: Mutex<Option<Cancel>>,
@@ -136,6 +139,7 @@ impl FaultStore {
             inner,
             plan: Arc::new(Plan {
                 strikes,
+                meanwhile: Mutex::new(Box::new(|| ())),
                 calls: Mutex::default(),
                 cancel: Mutex::default(),
             }),
@@ -154,6 +158,11 @@ impl FaultStore {
     /// What a call that hangs cancels.
     pub fn cancels(&self, cancel: &Cancel) {
         *self.plan.cancel.lock().expect("a lock") = Some(cancel.clone());
+    }
+
+    /// What happens meanwhile, where something does.
+    pub fn meanwhile(&self, what: impl FnMut() + Send + 'static) {
+        *self.plan.meanwhile.lock().expect("a lock") = Box::new(what);
     }
 
     /// All calls so far, each with the path that it is about.
@@ -189,6 +198,10 @@ impl FaultStore {
             Some(Fault::Hang) => self.hang().await,
             Some(Fault::Gone) => {
                 self.inner.delete(path).await?;
+                inner.await
+            }
+            Some(Fault::Meanwhile) => {
+                (self.plan.meanwhile.lock().expect("a lock"))();
                 inner.await
             }
             Some(f) if f.takes_effect() => {
@@ -249,6 +262,12 @@ fn written(payload: PutPayload, fault: Option<Fault>) -> PutPayload {
     match fault {
         Some(Fault::Flipped) => flipped(&Bytes::from(payload)).into(),
         _ => payload,
+    }
+}
+
+impl fmt::Debug for FaultStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}: {:?}", self.plan.strikes)
     }
 }
 

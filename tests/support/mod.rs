@@ -4,10 +4,12 @@
 #![allow(dead_code)]
 
 pub mod buckets;
+pub mod disk;
 pub mod etcd;
 pub mod faults;
 pub mod history;
 pub mod kube;
+pub mod member;
 pub mod minio;
 pub mod small;
 pub mod tools;
@@ -96,6 +98,16 @@ pub fn deltafold() -> Command {
     tools::forget_env(&mut command, &["DELTAFOLD_", "AWS_", "GOOGLE_", "AZURE_"]);
     command.stdin(Stdio::null());
     command
+}
+
+/// Lets a command find nobody at any `s3://` URL.
+pub fn without_servers(command: &mut Command) -> &mut Command {
+    command
+        .env("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+        .env("AWS_ALLOW_HTTP", "true")
+        .env("AWS_REGION", "nowhere")
+        .env("AWS_ACCESS_KEY_ID", "nobody")
+        .env("AWS_SECRET_ACCESS_KEY", "nothing")
 }
 
 /// `deltafold restore` into a data directory: exit code, result and stderr.

@@ -134,18 +134,23 @@ impl<'a> Candidate<'a> {
         }
     }
 
-    /// HashKV of the state at `revision`, compacted there.
-    pub(super) fn hash_at(&self, revision: Revision) -> Result<HashKv> {
+    /// What leads to the state at `revision`.
+    pub(super) fn source_at(&self, revision: Revision) -> Result<Source> {
         let Opened { ctx, source, scan } = self.opened.as_ref().map_err(again)?;
         let request = Request {
             target: Target::Revision(revision),
             timeline: Some(source.timeline.clone()),
         };
-        let at = match scan {
-            Some(scan) => Source::open(ctx, scan, &request)?,
-            None => self.backup.open(&request)?.1,
-        };
-        let (fold, _) = at.fold(ctx, revision, KeyRange::All, false)?;
+        match scan {
+            Some(scan) => Source::open(ctx, scan, &request),
+            None => Ok(self.backup.open(&request)?.1),
+        }
+    }
+
+    /// HashKV of a source of this candidate, compacted at a revision.
+    pub(super) fn hash(&self, at: &Source, compact: Revision) -> Result<HashKv> {
+        let ctx = self.opened.as_ref().map_err(again)?.ctx;
+        let (fold, _) = at.fold(ctx, compact, KeyRange::All, false)?;
         fold.finish(&at.db, |_| ctx.store.cancel().check())
     }
 }
@@ -172,6 +177,8 @@ pub(super) fn rank(revisions: &[Option<Revision>]) -> Vec<usize> {
 pub(super) struct Candidates<'a> {
     pub(super) all: Vec<Candidate<'a>>,
     pub(super) told: Vec<Told>,
+    /// Which of them the others were compared with.
+    compared_with: Option<usize>,
 }
 
 impl<'a> Candidates<'a> {
@@ -185,7 +192,11 @@ impl<'a> Candidates<'a> {
             .map(|b| Candidate::open(b, request))
             .collect();
         let told = all.iter().map(Candidate::told).collect();
-        let mut candidates = Candidates { all, told };
+        let mut candidates = Candidates {
+            all,
+            told,
+            compared_with: None,
+        };
         for i in 0..candidates.all.len() {
             match &candidates.all[i].opened {
                 Ok(_) => {}
@@ -241,17 +252,24 @@ impl<'a> Candidates<'a> {
     }
 
     /// Compares the histories of those that can be tried with that of the first of them: two that hold
-    /// the same revision must agree on it. One that cannot be read for that is passed over.
+    /// the same revision must agree on it. One that cannot be read up to its own end is passed over.
+    /// Gives what an operator should know: the first may begin after another's end, or have damage
+    /// there, and be right for all that.
     ///
     /// # Errors
     /// `HistoryMismatch` where two disagree.
-    pub(super) fn compare(&mut self) -> Result<()> {
+    pub(super) fn compare(&mut self) -> Result<Vec<String>> {
+        let mut warnings = Vec::new();
         let ranked = self.ranked();
         let Some((&first, others)) = ranked.split_first() else {
-            return Ok(());
+            return Ok(warnings);
         };
+        if self.compared_with == Some(first) {
+            return Ok(warnings);
+        }
         for &other in others {
-            let at = self.revision(first).min(self.revision(other));
+            // The first leads at least as far.
+            let at = self.revision(other);
             if self.is_copy(first, other) {
                 continue;
             }
@@ -261,7 +279,18 @@ impl<'a> Candidates<'a> {
                 self.told[first].store,
                 self.told[other].store
             );
-            let theirs = match self.all[other].hash_at(at) {
+            let (one, two) = (&self.all[first], &self.all[other]);
+            // The history above this is in both.
+            let mut compact = Revision::NONE;
+            let ours = one
+                .source_at(at)
+                .inspect(|s| compact = s.base.compact_revision);
+            let theirs = two.source_at(at).and_then(|source| {
+                compact = compact.max(source.base.compact_revision);
+                two.hash(&source, compact)
+            });
+            let ours = ours.and_then(|source| one.hash(&source, compact));
+            let theirs = match theirs {
                 Ok(hash) => hash,
                 Err(e) if excludes(&e) => {
                     self.exclude(other, &e);
@@ -269,12 +298,14 @@ impl<'a> Candidates<'a> {
                 }
                 Err(e) => return Err(e),
             };
-            let ours = match self.all[first].hash_at(at) {
+            let ours = match ours {
                 Ok(hash) => hash,
-                // Without the first, another one is.
                 Err(e) if excludes(&e) => {
-                    self.exclude(first, &e);
-                    return self.compare();
+                    warnings.push(format!(
+                        "whether {} and {} hold the same history could not be told at revision {at}: {e}",
+                        self.told[first].store, self.told[other].store
+                    ));
+                    continue;
                 }
                 Err(e) => return Err(e),
             };
@@ -288,7 +319,8 @@ impl<'a> Candidates<'a> {
                 ));
             }
         }
-        Ok(())
+        self.compared_with = Some(first);
+        Ok(warnings)
     }
 
     fn revision(&self, i: usize) -> Revision {

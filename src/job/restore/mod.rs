@@ -207,15 +207,7 @@ impl Run<'_> {
         else {
             return Err(Error::internal("a restore without a data directory"));
         };
-        if datadir::in_use(&place.member(), &place.wal())? {
-            return Err(Error::new(
-                Reason::TargetInUse,
-                format!(
-                    "a running etcd uses {}: stop it first",
-                    place.dir().display()
-                ),
-            ));
-        }
+        refuse_in_use(place)?;
         let occupied = match self.options.dry_run {
             true => {
                 if place.has_leftover() {
@@ -241,15 +233,7 @@ impl Run<'_> {
         }
         let taken = place.is_taken()?;
         let found = match if_needed {
-            None if taken => {
-                return Err(Error::new(
-                    Reason::TargetExists,
-                    format!(
-                        "{} holds a member already, which is never overwritten: choose another --data-dir, or have it looked at and replaced with --if-needed",
-                        place.dir().display()
-                    ),
-                ));
-            }
+            None if taken => return Err(holds_member(place)),
             None => needed::Found::asked(),
             Some(depth) => needed::look(place, taken, *depth, &self.cancel)?,
         };
@@ -293,6 +277,11 @@ impl Run<'_> {
                 Ok(Some(written))
             })?;
         if chosen && let Some(occupied) = occupied {
+            // It took its time: an etcd may have been started meanwhile, on what was there or on nothing.
+            refuse_in_use(place)?;
+            if !taken && place.is_taken()? {
+                return Err(holds_member(place));
+            }
             let aside = format!("bad-{}", Utc::now().format("%Y%m%dT%H%M%SZ"));
             let mut done = |step| tracing::debug!(step, "putting the member in place");
             outcome.kept_aside = occupied.put_in_place(&aside, &mut done)?;
@@ -334,18 +323,24 @@ impl Run<'_> {
         found: &needed::Found,
         candidates: &mut Candidates<'_>,
     ) -> Result<Decision> {
-        candidates.compare()?;
-        for i in candidates.ranked() {
-            match found.compare(&candidates.all[i], &self.cancel) {
-                Ok(decision) => return Ok(decision),
-                Err(e) if excludes(&e) => candidates.exclude(i, &e),
-                Err(e) => return Err(e),
+        let why = match candidates.compare() {
+            Ok(warnings) => {
+                warnings.into_iter().for_each(|w| self.warn(w));
+                for i in candidates.ranked() {
+                    match found.compare(&candidates.all[i], &self.cancel) {
+                        Ok(decision) => return Ok(decision),
+                        Err(e) if excludes(&e) => candidates.exclude(i, &e),
+                        Err(e) => return Err(e),
+                    }
+                }
+                candidates.none_left(None)
             }
-        }
+            Err(e) if excludes(&e) => e,
+            Err(e) => return Err(e),
+        };
         // A member that is in order must not wait for a backup.
         self.warn(format!(
-            "the member could not be compared with a backup: {}",
-            candidates.none_left(None)
+            "the member could not be compared with a backup: {why}"
         ));
         Ok(found.decide())
     }
@@ -396,17 +391,23 @@ impl Run<'_> {
         decision: Decision,
         mut write: impl FnMut(&mut Self, &Source, &Context) -> Result<Option<Written>, Failed>,
     ) -> Result<(Outcome, bool)> {
-        candidates.compare()?;
-        let mut last = None;
-        for i in candidates.ranked() {
+        let mut first = None;
+        loop {
+            // Again when one has failed: another is the first then.
+            for warning in candidates.compare()? {
+                self.warn(warning);
+            }
+            let Some(&i) = candidates.ranked().first() else {
+                return Err(candidates.none_left(first));
+            };
             let Ok(Opened { ctx, source, .. }) = &candidates.all[i].opened else {
-                continue;
+                return Err(Error::internal("a candidate is ranked that was not opened"));
             };
             let written = match write(self, source, ctx) {
                 Ok(written) => written,
                 Err(Failed::Candidate(e)) if excludes(&e) => {
                     candidates.exclude(i, &e);
-                    last.get_or_insert(e);
+                    first.get_or_insert(e);
                     continue;
                 }
                 Err(Failed::Candidate(e) | Failed::Target(e)) => return Err(e),
@@ -432,7 +433,6 @@ impl Run<'_> {
             outcome.candidates = candidates.told;
             return Ok((outcome, written.is_some()));
         }
-        Err(candidates.none_left(last))
     }
 
     fn outcome(&mut self, decision: Decision) -> Outcome {
@@ -607,6 +607,29 @@ impl Run<'_> {
             bytes: layout.bytes(),
         })
     }
+}
+
+fn refuse_in_use(place: &Place) -> Result<()> {
+    if datadir::in_use(&place.member(), &place.wal())? {
+        return Err(Error::new(
+            Reason::TargetInUse,
+            format!(
+                "a running etcd uses {}: stop it first",
+                place.dir().display()
+            ),
+        ));
+    }
+    Ok(())
+}
+
+fn holds_member(place: &Place) -> Error {
+    Error::new(
+        Reason::TargetExists,
+        format!(
+            "{} holds a member already, which is never overwritten: choose another --data-dir, or have it looked at and replaced with --if-needed",
+            place.dir().display()
+        ),
+    )
 }
 
 fn exists(path: &Path) -> Error {

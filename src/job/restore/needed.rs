@@ -172,8 +172,14 @@ impl Found {
         let compared = if at < sound.base.first_revision() {
             Compared::Apart
         } else {
-            let theirs = candidate.hash_at(at)?;
-            let ours = match hash_at(opened, sound, at, cancel) {
+            let source = candidate.source_at(at)?;
+            // The history above this is in both.
+            let compact = sound
+                .base
+                .compact_revision
+                .max(source.base.compact_revision);
+            let theirs = candidate.hash(&source, compact)?;
+            let ours = match hash_at(opened, sound, at, compact, cancel) {
                 Ok(hash) => hash,
                 Err(e) if e.reason().is_bad_data() => {
                     let fault = Fault::Database(format!("{}: {e}", sound.db.display()));
@@ -284,9 +290,11 @@ pub(super) fn look(place: &Place, is_there: bool, depth: Depth, cancel: &Cancel)
 
 /// The database file; `None` where there is none.
 fn open(path: &PathBuf, cancel: &Cancel) -> Result<Option<Spool>> {
+    use io::ErrorKind::{NotADirectory, NotFound};
     match File::open(path) {
         Ok(file) => Ok(Some(Spool::new(file, cancel.clone()))),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        // Not there, or its folder is none.
+        Err(e) if matches!(e.kind(), NotFound | NotADirectory) => Ok(None),
         Err(e) => Err(Error::io(format!("open {}", path.display()), e)),
     }
 }
@@ -331,6 +339,16 @@ fn look_at_wal(place: &Place, applied: Option<u64>) -> Result<Result<u64, String
             log.first_index
         )));
     }
+    // Who votes stands in a snapshot, or in entries that are committed: without them etcd never serves.
+    if log.hard_state.commit == 0 && log.snapshot_index() == 0 {
+        return Err(Error::new(
+            Reason::CorruptDataDir,
+            format!(
+                "{}: nothing in the log is committed and no snapshot is, so no member votes and etcd would never serve",
+                place.wal().display()
+            ),
+        ));
+    }
     let Some(applied) = applied else {
         return Ok(Ok(0));
     };
@@ -347,8 +365,14 @@ fn look_at_wal(place: &Place, applied: Option<u64>) -> Result<Result<u64, String
     wal::revisions_at_most(&place.wal(), applied).map(Ok)
 }
 
-/// HashKV of a member's database at a revision, compacted there.
-fn hash_at(opened: &Opened<'_>, sound: &Sound, at: Revision, cancel: &Cancel) -> Result<u32> {
+/// HashKV of a member's database at a revision, compacted at another.
+fn hash_at(
+    opened: &Opened<'_>,
+    sound: &Sound,
+    at: Revision,
+    compact: Revision,
+    cancel: &Cancel,
+) -> Result<u32> {
     let Some(file) = open(&sound.db, cancel)? else {
         return Err(Error::new(
             Reason::SnapshotVanished,
@@ -358,7 +382,7 @@ fn hash_at(opened: &Opened<'_>, sound: &Sound, at: Revision, cancel: &Cancel) ->
     let db = Database::open(file)?;
     let options = FoldOptions {
         target: at,
-        compact: at,
+        compact,
         keys: KeyRange::All,
         detach_leases: false,
         base: sound.base,

@@ -1,0 +1,79 @@
+//! Commands that find no room: on a small disk, or with a limit on the size of files.
+
+use super::buckets::{Objects, objects_in};
+use super::run_json;
+use serde_json::Value;
+use std::ffi::OsStr;
+use std::path::Path;
+use std::process::Command;
+use tempfile::TempDir;
+
+/// Runs a command with a disk of so many KiB in the place of a folder, and copies out what is on
+/// it at the end.
+const ON_A_SMALL_DISK: &str = r#"
+folder=$1 kib=$2 kept=$3; shift 3
+mkdir "$kept/before" "$kept/after" && cp -r "$folder/." "$kept/before" || exit 99
+mount -t tmpfs -o size="$kib"k tmpfs "$folder" && cp -r "$kept/before/." "$folder" || exit 99
+"$@"; code=$?
+cp -r "$folder/." "$kept/after" || exit 99
+exit $code
+"#;
+
+/// Runs a command where a folder has no more room than this: exit code, JSON, standard error, and
+/// what the folder holds then. `None` where the machine lets nobody but root mount.
+pub fn on_a_small_disk(
+    folder: &Path,
+    kib: u64,
+    command: &Command,
+) -> Option<(i32, Value, String, Objects)> {
+    let kept = TempDir::with_prefix("small-disk-").expect("a folder");
+    let size = kib.to_string();
+    let args = [folder.as_os_str(), size.as_ref(), kept.path().as_os_str()];
+    let mut c = in_a_mount_namespace(ON_A_SMALL_DISK, &args, command);
+    let (code, json, stderr) = run_json(&mut c);
+    if json.is_null() {
+        println!("this machine mounts no small disk: {stderr}");
+        return None;
+    }
+    Some((code, json, stderr, objects_in(&kept.path().join("after"))))
+}
+
+/// A command that runs a shell script, which may mount, with these arguments and another command's.
+pub fn in_a_mount_namespace(script: &str, args: &[&OsStr], command: &Command) -> Command {
+    let program = [
+        "unshare",
+        "--user",
+        "--map-root-user",
+        "--mount",
+        "sh",
+        "-c",
+        script,
+        "sh",
+    ];
+    wrapped(&program, args, command)
+}
+
+/// Runs a command that can write no file of more than this: exit code, JSON, standard error.
+pub fn with_small_files(bytes: u64, command: &Command) -> (i32, Value, String) {
+    let limit = r#"ulimit -f "$1" && shift && exec "$@""#;
+    let blocks = (bytes / 512).to_string();
+    run_json(&mut wrapped(
+        &["sh", "-c", limit, "sh"],
+        &[blocks.as_ref()],
+        command,
+    ))
+}
+
+/// A command that runs another one, with the other's environment.
+pub fn wrapped(program: &[&str], args: &[&OsStr], command: &Command) -> Command {
+    let mut c = Command::new(program[0]);
+    c.args(&program[1..]).args(args);
+    c.arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => c.env(name, value),
+            None => c.env_remove(name),
+        };
+    }
+    c
+}
