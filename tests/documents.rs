@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use support::buckets::{BASE, Bucket, LAST, T0};
-use support::{copy_fixture, deltafold, fixture_names, run_json};
+use support::{copy_fixture, deltafold, fixture_names, restore, run_json};
 
 /// What people read.
 const DOCUMENTS: [&str; 4] = [
@@ -21,6 +21,11 @@ const DOCUMENTS: [&str; 4] = [
     "ARCHITECTURE.md",
     "docs/exit-codes.md",
     "docs/stores.md",
+];
+
+/// The commands that print JSON, each with a schema.
+const COMMANDS: [&str; 8] = [
+    "compact", "list", "restore", "get", "history", "diff", "export", "apply",
 ];
 
 /// Also where the tests run in a Pod.
@@ -41,6 +46,37 @@ fn run(args: &[&str]) -> (i32, String, String) {
     let text = |b: Vec<u8>| String::from_utf8(b).unwrap();
     let code = out.status.code().unwrap();
     (code, text(out.stdout), text(out.stderr))
+}
+
+/// The files in `jobs/`: their names and their documents.
+fn jobs() -> Vec<(String, Vec<Value>)> {
+    let files = fs::read_dir(path("jobs")).unwrap();
+    let mut names: Vec<String> = files
+        .map(|f| format!("jobs/{}", f.unwrap().file_name().to_str().unwrap()))
+        .collect();
+    names.sort();
+    let parse = |name: String| {
+        let text = read(&name);
+        let documents = text.split("\n---\n");
+        let documents = documents.map(|d| yaml_serde::from_str(d).unwrap());
+        let documents = documents.collect();
+        (name, documents)
+    };
+    names.into_iter().map(parse).collect()
+}
+
+/// Every value of this name, wherever one stands.
+fn all_named<'v>(value: &'v Value, name: &str) -> Vec<&'v Value> {
+    let mut found = Vec::new();
+    match value {
+        Value::Object(o) => {
+            found.extend(o.get(name));
+            found.extend(o.values().flat_map(|v| all_named(v, name)));
+        }
+        Value::Array(a) => found.extend(a.iter().flat_map(|v| all_named(v, name))),
+        _ => {}
+    }
+    found
 }
 
 /// The cells of a Markdown table's rows, wherever one stands in the text.
@@ -89,14 +125,21 @@ fn jobs_fail_at_once_on_what_a_retry_cannot_mend() {
         .filter(|r| !r.is_retryable() && **r != Reason::Terminated)
         .map(|r| r.exit_code())
         .collect();
-    for name in ["docs/exit-codes.md", "jobs/compact.yaml"] {
-        let text = read(name);
-        let rule = text.split_once("action: FailJob").unwrap().1;
-        let values = rule.split_once("values: [").unwrap().1;
-        let values = values.split_once(']').unwrap().0;
-        let told: BTreeSet<u8> = values.split(", ").map(|v| v.parse().unwrap()).collect();
-        assert_eq!(told, real, "{name}");
+    let text = read("docs/exit-codes.md");
+    let rule = text.split_once("action: FailJob").unwrap().1;
+    let values = rule.split_once("values: [").unwrap().1;
+    let values = values.split_once(']').unwrap().0;
+    let told: BTreeSet<u8> = values.split(", ").map(|v| v.parse().unwrap()).collect();
+    assert_eq!(told, real);
+    let mut rules = 0;
+    for (name, documents) in jobs() {
+        for codes in documents.iter().flat_map(|d| all_named(d, "onExitCodes")) {
+            let told: BTreeSet<u8> = serde_json::from_value(codes["values"].clone()).unwrap();
+            assert_eq!(told, real, "{name}");
+            rules += 1;
+        }
     }
+    assert_eq!(rules, 2);
 }
 
 fn schema(name: &str) -> Value {
@@ -112,12 +155,9 @@ fn validator(name: &str) -> Validator {
         .unwrap_or_else(|e| panic!("{name}: {e}"))
 }
 
-fn compact_schema() -> Validator {
-    validator("docs/compact-result.schema.json")
-}
-
-fn list_schema() -> Validator {
-    validator("docs/list-result.schema.json")
+/// Of what a command prints.
+fn schema_of(command: &str) -> Validator {
+    validator(&format!("docs/{command}-result.schema.json"))
 }
 
 fn assert_valid(schema: &Validator, result: &Value) {
@@ -158,22 +198,34 @@ fn schemas_describe_every_field() {
             check(child, &at);
         }
     }
-    let compact = schema("docs/compact-result.schema.json");
-    for command in [
-        "compact", "list", "get", "history", "diff", "export", "apply",
-    ] {
-        let schema = schema(&format!("docs/{command}-result.schema.json"));
-        check(&schema, command);
-        assert_eq!(compact["$defs"]["failure"], schema["$defs"]["failure"]);
-    }
-    let reasons = &compact["$defs"]["failure"]["properties"]["reason"]["enum"];
     let real: Vec<&str> = Reason::ALL.iter().map(|r| r.as_str()).collect();
-    assert_eq!(*reasons, json!(real));
+    for command in COMMANDS {
+        let name = &format!("docs/{command}-result.schema.json");
+        let schema = schema(name);
+        check(&schema, name);
+        let reasons = &schema["$defs"]["failure"]["properties"]["reason"]["enum"];
+        assert_eq!(*reasons, json!(real), "{name}");
+    }
+}
+
+/// Each reason goes with its own code, and with no other.
+#[test]
+fn schemas_know_every_failure() {
+    for name in COMMANDS {
+        let schema = schema_of(name);
+        for reason in Reason::ALL {
+            for code in Reason::ALL.map(Reason::exit_code) {
+                let failure = json!({"status": "Failed", "code": code, "reason": reason.as_str(), "message": "it failed"});
+                let own = code == reason.exit_code();
+                assert_eq!(schema.is_valid(&failure), own, "{name}: {failure}");
+            }
+        }
+    }
 }
 
 #[test]
 fn results_of_compact_are_as_documented() {
-    let schema = compact_schema();
+    let schema = schema_of("compact");
     let title = |result: &Value| {
         assert_valid(&schema, result);
         (
@@ -213,8 +265,104 @@ fn results_of_compact_are_as_documented() {
 }
 
 #[test]
+fn results_of_restore_are_as_documented() {
+    let schema = schema_of("restore");
+    let folder = tempfile::TempDir::new().unwrap();
+    let folder = folder.path();
+    let title = |(code, result, stderr): (i32, Value, String)| {
+        assert_eq!(code, 0, "{stderr}");
+        assert_valid(&schema, &result);
+        let reason = result["decision"]["reason"].as_str().unwrap().to_owned();
+        let status = result["status"].as_str().unwrap().to_owned();
+        (status, reason, result)
+    };
+    let of = |ended: (i32, Value, String), status: &str, reason: &str| {
+        let (told, why, result) = title(ended);
+        assert_eq!((told.as_str(), why.as_str()), (status, reason), "{result}");
+        result
+    };
+    let file = |store: &Path, to: &Path, args: &[&str]| {
+        let mut c = deltafold();
+        c.args(["restore", "--output", "json", "--store"]);
+        c.arg(store).arg("--to-snapshot").arg(to).args(args);
+        run_json(&mut c)
+    };
+    for name in fixture_names() {
+        let store = copy_fixture(&name);
+        let store = store.path();
+        let dir = folder.join(&name);
+        let dry = restore(store, &dir, &["--dry-run"]);
+        assert_eq!(of(dry, "Succeeded", "Asked")["dry_run"], true);
+        let done = restore(store, &dir, &["--keep-history", "1h"]);
+        of(done, "Succeeded", "Asked");
+        for look in ["sanity", "full"] {
+            let args = ["--if-needed", look];
+            let kept = of(restore(store, &dir, &args), "NotNeeded", "MemberSound");
+            let looked_at = usize::from(look == "full");
+            assert_eq!(kept["candidates"].as_array().unwrap().len(), looked_at);
+        }
+        fs::remove_dir_all(dir.join("member/wal")).unwrap();
+        for dry_run in [&["--dry-run"][..], &[]] {
+            let args = [&["--if-needed", "sanity"], dry_run].concat();
+            let done = of(restore(store, &dir, &args), "Succeeded", "WalMissing");
+            let kept = done["kept_aside"].as_array().unwrap();
+            assert_eq!(kept.len(), usize::from(dry_run.is_empty()), "{done}");
+        }
+        let to = folder.join(format!("{name}.db"));
+        of(file(store, &to, &["--dry-run"]), "Succeeded", "Asked");
+        let bumped = ["--bump-revision", "1000", "--mark-compacted"];
+        let done = of(file(store, &to, &bumped), "Succeeded", "Asked");
+        let restored = done["restored_revision"].as_i64().unwrap();
+        assert_eq!(done["revision"], restored + 1000);
+    }
+
+    // One that is behind, and one that is damaged beside its copy; several stores, a WAL elsewhere.
+    let usual = copy_fixture("kubernetes");
+    let behind = folder.join("behind");
+    of(
+        restore(usual.path(), &behind, &["--revision", "500"]),
+        "Succeeded",
+        "Asked",
+    );
+    let wal = folder.join("wal");
+    let args = [
+        "--if-needed",
+        "full",
+        "--store",
+        usual.path().to_str().unwrap(),
+        "--store",
+        folder.to_str().unwrap(),
+    ];
+    let done = restore(usual.path(), &behind, &args);
+    let done = of(done, "Succeeded", "BehindBackup");
+    let fates: Vec<&str> = done["candidates"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|c| c["status"].as_str().unwrap())
+        .collect();
+    assert_eq!(fates, ["Chosen", "NotChosen", "Excluded"], "{done}");
+    let args = ["--if-needed", "full", "--wal-dir", wal.to_str().unwrap()];
+    let new = restore(usual.path(), &folder.join("new"), &args);
+    let new = of(new, "Succeeded", "MemberMissing");
+    assert_eq!(new["wal_dir"], wal.to_str().unwrap());
+
+    // A plain file, without its checksum: it is said, and taken.
+    let plain = folder.join("kubernetes.db");
+    let mut bytes = fs::read(&plain).unwrap();
+    bytes.truncate(bytes.len() - 32);
+    fs::write(&plain, bytes).unwrap();
+    let mut c = deltafold();
+    c.args(["restore", "--output", "json", "--snapshot"]);
+    c.arg(&plain).arg("--data-dir").arg(folder.join("plain"));
+    let done = of(run_json(&mut c), "Succeeded", "Asked");
+    assert_eq!(done["warnings"].as_array().unwrap().len(), 1, "{done}");
+    assert_eq!(done["base"], plain.to_str().unwrap());
+}
+
+#[test]
 fn results_of_list_are_as_documented() {
-    let schema = list_schema();
+    let schema = schema_of("list");
     for name in fixture_names() {
         let store = copy_fixture(&name);
         for args in [&[][..], &["--deep"]] {
@@ -265,8 +413,7 @@ fn results_of_list_are_as_documented() {
 
 #[test]
 fn results_of_reading_are_as_documented() {
-    let [get, history, diff, export] = ["get", "history", "diff", "export"]
-        .map(|command| validator(&format!("docs/{command}-result.schema.json")));
+    let [get, history, diff, export] = ["get", "history", "diff", "export"].map(schema_of);
     let json = |store: &Path, args: &[&str], schema: &Validator| {
         let mut c = deltafold();
         c.arg(args[0])
@@ -322,16 +469,61 @@ fn results_of_reading_are_as_documented() {
 
 #[test]
 fn failures_are_as_documented() {
-    let schemas = ["compact", "list", "get", "history", "diff", "export"]
-        .map(|command| validator(&format!("docs/{command}-result.schema.json")));
+    let schemas = COMMANDS.map(schema_of);
     let empty = tempfile::TempDir::new().unwrap();
     let gap = Bucket::with_base();
     gap.delta(1601, LAST, 9);
     let damaged = Bucket::with_base();
     damaged.put("v2/Incr-00000747-00000748-1795224690.gz", b"damaged");
     let usual = copy_fixture("kubernetes");
-    let [empty, gap, damaged, usual] =
-        [empty.path(), gap.path(), damaged.path(), usual.path()].map(|p| p.to_str().unwrap());
+    let other = copy_fixture("etcd35-gzip");
+    let taken = tempfile::TempDir::new().unwrap();
+    fs::create_dir(taken.path().join("member")).unwrap();
+    fs::write(taken.path().join("member/any"), "").unwrap();
+    let new = empty.path().join("new");
+    let [empty, gap, damaged, usual, other, taken, new] = [
+        empty.path(),
+        gap.path(),
+        damaged.path(),
+        usual.path(),
+        other.path(),
+        taken.path(),
+        &new,
+    ]
+    .map(|p| p.to_str().unwrap());
+    fn into<'a>(args: &[&'a str], store: &'a str, dir: &'a str) -> Vec<&'a str> {
+        let head = ["restore", "--store", store, "--data-dir", dir];
+        [&head[..], args].concat()
+    }
+    let restores = [
+        (into(&["--bump-revision", "1"], usual, new), 64, "Usage"),
+        (into(&["--name", "a"], usual, new), 64, "Usage"),
+        (into(&["--lease-ttl", "0s"], usual, new), 64, "Usage"),
+        (into(&["--leases", "some"], usual, new), 64, "Usage"),
+        (into(&["--if-needed", "look"], usual, new), 64, "Usage"),
+        (vec!["restore", "--data-dir", new], 64, "Usage"),
+        (vec!["restore", "--store", usual], 64, "Usage"),
+        (into(&[], gap, new), 65, "RevisionGap"),
+        (into(&[], damaged, new), 65, "CorruptSnapshot"),
+        (
+            [into(&[], usual, new), vec!["--store", other]].concat(),
+            65,
+            "HistoryMismatch",
+        ),
+        (into(&[], empty, new), 66, "NoSnapshots"),
+        (into(&["--revision", "9999"], usual, new), 66, "OutOfRange"),
+        (
+            into(&["--timeline", "r1-00000000"], usual, new),
+            66,
+            "NoSuchTimeline",
+        ),
+        (into(&[], usual, taken), 73, "TargetExists"),
+        (
+            vec!["restore", "--snapshot", "no-such.db", "--data-dir", new],
+            66,
+            "NoSnapshots",
+        ),
+    ];
     for (args, code, reason) in [
         (&["compact"][..], 64, "Usage"),
         (&["compact", "--no-such-flag"], 64, "Usage"),
@@ -396,7 +588,10 @@ fn failures_are_as_documented() {
             78,
             "Configuration",
         ),
-    ] {
+    ]
+    .into_iter()
+    .chain(restores.iter().map(|(a, c, r)| (a.as_slice(), *c, *r)))
+    {
         for json_by in [&["--output", "json"][..], &["--output=json"]] {
             let mut c = deltafold();
             c.env(TEXT.0, TEXT.1).args(args).args(json_by);
@@ -420,7 +615,7 @@ fn failures_are_as_documented() {
 /// The schemas are not so wide that anything passes.
 #[test]
 fn schemas_refuse_what_is_not_documented() {
-    let schema = compact_schema();
+    let schema = schema_of("compact");
     let b = Bucket::with_base();
     b.delta(BASE + 1, LAST, 6);
     let good = b.compact(&[]);
@@ -447,10 +642,44 @@ fn schemas_refuse_what_is_not_documented() {
         bad[field] = value;
         assert!(!schema.is_valid(&bad), "{field}: {}", bad[field]);
     }
-    let failure = |code: u8, reason: &str| json!({"status": "Failed", "code": code, "reason": reason, "message": "it failed"});
-    assert!(schema.is_valid(&failure(65, "RevisionGap")));
-    assert!(!schema.is_valid(&failure(66, "RevisionGap")));
-    assert!(!schema.is_valid(&failure(65, "Other")));
+
+    let schema = schema_of("restore");
+    let folder = tempfile::TempDir::new().unwrap();
+    let (code, good, stderr) = restore(b.path(), &folder.path().join("data"), &[]);
+    assert_eq!(code, 0, "{stderr}");
+    assert_valid(&schema, &good);
+    for field in good.as_object().unwrap().keys() {
+        let mut bad = good.clone();
+        bad.as_object_mut().unwrap().remove(field);
+        assert!(!schema.is_valid(&bad), "without {field}");
+    }
+    for (pointer, value) in [
+        ("/more", json!(1)),
+        ("/status", json!("NotNeeded")),
+        ("/data_dir", json!(null)),
+        ("/snapshot_file", json!("etcd.db")),
+        ("/member", json!(null)),
+        ("/member/id", json!("xyz")),
+        ("/decision/action", json!("Keep")),
+        ("/decision/reason", json!("MemberSound")),
+        ("/decision/reason", json!("Other")),
+        ("/candidates", json!([])),
+        ("/candidates/0/status", json!("NotChosen")),
+        ("/candidates/0/status", json!("Excluded")),
+        ("/candidates/0/reason", json!("RevisionGap")),
+        ("/base", json!(null)),
+        ("/hash_kv", json!(null)),
+        ("/hash_kv", json!(4_294_967_296_u64)),
+        ("/leases_added", json!(-1)),
+        ("/dry_run", json!(true)),
+    ] {
+        let mut bad = good.clone();
+        match bad.pointer_mut(pointer) {
+            Some(at) => *at = value.clone(),
+            None => bad[&pointer[1..]] = value.clone(),
+        }
+        assert!(!schema.is_valid(&bad), "{pointer}: {value}");
+    }
 }
 
 #[test]
@@ -461,6 +690,7 @@ fn help_and_version_succeed() {
         &["help"],
         &["compact", "--help"],
         &["list", "--help"],
+        &["restore", "--help"],
         &["get", "--help"],
         &["history", "--help"],
         &["diff", "--help"],
@@ -493,7 +723,7 @@ fn completions_know_the_commands() {
         assert!(readme.contains(&command), "{command}");
         let (code, script, stderr) = run(&["completions", shell]);
         assert_eq!((code, stderr.as_str()), (0, ""), "{shell}");
-        for word in ["compact", "list", "completions", "keep-history"] {
+        for word in ["compact", "list", "restore", "completions", "keep-history"] {
             assert!(script.contains(word), "{shell}: {word}");
         }
     }
@@ -501,10 +731,7 @@ fn completions_know_the_commands() {
 }
 
 fn help() -> String {
-    let commands = [
-        "compact", "list", "get", "history", "diff", "export", "apply",
-    ];
-    let all = commands.map(|c| run(&[c, "--help"]).1).join("\n");
+    let all = COMMANDS.map(|c| run(&[c, "--help"]).1).join("\n");
     run(&["--help"]).1 + &all
 }
 
@@ -528,7 +755,7 @@ fn flags(text: &str) -> BTreeSet<&str> {
 #[test]
 fn every_flag_that_is_mentioned_exists() {
     /// Those of cargo and etcd's tools.
-    const OTHERS: [&str; 9] = [
+    const OTHERS: [&str; 8] = [
         "--release",
         "--test",
         "--locked",
@@ -536,8 +763,7 @@ fn every_flag_that_is_mentioned_exists() {
         "--fuzz-dir",
         "--sanitizer",
         "--rev",
-        "--data-dir",
-        "--bump-revision",
+        "--skip-hash-check",
     ];
     let help = help();
     let real = flags(&help);
@@ -555,20 +781,29 @@ fn every_flag_that_is_mentioned_exists() {
     for flag in real.iter().filter(|f| !["--help", "--version"].contains(f)) {
         assert!(told.contains(flag), "README.md does not mention {flag}");
     }
-    let job = read("jobs/compact.yaml");
-    let args = job
-        .lines()
-        .find(|l| l.trim_start().starts_with("args:"))
-        .unwrap();
-    let used = flags(args);
-    assert!(used.len() >= 2 && used.is_subset(&real), "{used:?}");
+    let mut commands = 0;
+    for (name, documents) in jobs() {
+        let args = documents.iter().flat_map(|d| all_named(d, "containers"));
+        let more = documents
+            .iter()
+            .flat_map(|d| all_named(d, "initContainers"));
+        let containers = args.chain(more).flat_map(|c| c.as_array().unwrap());
+        for container in containers.filter(|c| c["command"] == json!(["deltafold"])) {
+            let args: Vec<String> = serde_json::from_value(container["args"].clone()).unwrap();
+            let args = args.join("\n");
+            let used = flags(&args);
+            assert!(used.len() >= 2 && used.is_subset(&real), "{name}: {used:?}");
+            commands += 1;
+        }
+    }
+    assert_eq!(commands, 3);
 }
 
 #[test]
 fn every_variable_that_is_mentioned_exists() {
     let help = help();
     let mut documents: Vec<String> = DOCUMENTS.map(read).to_vec();
-    documents.push(read("jobs/compact.yaml"));
+    documents.extend(jobs().iter().map(|(name, _)| read(name)));
     let mut seen = 0;
     for text in documents {
         for (at, _) in text.match_indices("DELTAFOLD_") {
@@ -676,6 +911,50 @@ fn the_readme_shows_what_the_main_job_says() {
     let (code, said, stderr) = run(&["diff", "--from", "275", "--to", "280", "--store", store]);
     assert_eq!(code, 0, "{stderr}");
     assert!(readme.contains(said.trim()), "{said}");
+    // Before the snapshot that was written above there was this one.
+    let store = copy_fixture("kubernetes");
+    let folder = tempfile::TempDir::new().unwrap();
+    let dir = folder.path().join("etcd");
+    let (store, dir) = (store.path().to_str().unwrap(), dir.to_str().unwrap());
+    let args = ["restore", "--store", store, "--data-dir", dir];
+    let (code, said, stderr) = run(&args);
+    assert_eq!(code, 0, "{stderr}");
+    let said = said.split("  read ").next().unwrap().trim();
+    let said = said.replace(dir, "/var/lib/etcd");
+    assert!(readme.contains(&said), "{said}");
+}
+
+/// The packages that the program and its tests use, and no others, stand in the table with a reason.
+#[test]
+fn every_package_is_accounted_for() {
+    let manifest = read("Cargo.toml");
+    let section = |name: &str| -> BTreeSet<String> {
+        let text = manifest.split_once(&format!("\n[{name}]\n")).unwrap().1;
+        let lines = text.split("\n[").next().unwrap().lines();
+        let packages = lines.filter_map(|l| Some(l.split_once(" = ")?.0));
+        packages
+            .filter(|p| !p.starts_with('#'))
+            .map(str::to_owned)
+            .collect()
+    };
+    let architecture = read("ARCHITECTURE.md");
+    let table = architecture
+        .split_once("| Package | Why | Licence |")
+        .unwrap()
+        .1;
+    let table = table.split_once("\n\n").unwrap().0;
+    let (mut program, mut tests) = (BTreeSet::new(), BTreeSet::new());
+    for cells in rows(table).iter().filter(|c| !c[0].starts_with("---")) {
+        assert!(cells[1].len() > 2 && cells[2].len() > 2, "{cells:?}");
+        let (told, packages) = match cells[0].strip_prefix("*tests:* ") {
+            Some(packages) => (&mut tests, packages),
+            None => (&mut program, cells[0]),
+        };
+        let names = packages.split(", ").filter_map(|p| p.split(' ').next());
+        told.extend(names.map(str::to_owned));
+    }
+    assert_eq!(program, section("dependencies"));
+    assert_eq!(tests, section("dev-dependencies"));
 }
 
 #[test]

@@ -23,15 +23,19 @@ const LONGEST_LEASE: u64 = 9_000_000_000;
 /// with --if-needed it is looked at, and replaced only if something is wrong with it: what was there is
 /// kept aside.
 #[derive(Debug, Args)]
-#[command(after_long_help = "\
+#[command(
+    override_usage = "\
+deltafold restore [OPTIONS] (--store <URL>... | --snapshot <FILE>) (--data-dir <DIR> | --to-snapshot <FILE>)",
+    after_long_help = "\
 Examples:
   The newest state, for a single member:
       deltafold restore --store s3://backups/etcd-main --data-dir /var/lib/etcd
   As it was at a point in time, for Kubernetes (the API server's clients notice, and list anew):
       deltafold restore --store s3://backups/etcd-main --time 2026-11-20T12:00:00Z \\
           --bump-revision 1000000000 --mark-compacted --data-dir /var/lib/etcd
-  One of three members; the same on the others, with their --name and peer URL:
-      deltafold restore --store s3://backups/etcd-main --data-dir /var/lib/etcd --name a \\
+  One of three members; the same on the others, at the same revision, with their --name and peer URL:
+      deltafold restore --store s3://backups/etcd-main --revision 123456 \\
+          --data-dir /var/lib/etcd --name a \\
           --initial-cluster a=http://10.0.0.1:2380,b=http://10.0.0.2:2380,c=http://10.0.0.3:2380 \\
           --initial-cluster-token restored-1 --initial-advertise-peer-urls http://10.0.0.1:2380
   Before etcd starts, in an init container: only if something is wrong with what is there:
@@ -41,7 +45,8 @@ Examples:
   A plain snapshot file for other tools:
       deltafold restore --store s3://backups/etcd-main --revision 123456 --to-snapshot etcd.db
 
-The exit code is 0, or tells the kind of failure: docs/exit-codes.md.")]
+The exit code is 0, or tells the kind of failure: docs/exit-codes.md."
+)]
 pub(super) struct RestoreArgs {
     /// The folder that holds v2/ (or v1/); given again, the one that leads farthest is taken
     ///
@@ -82,13 +87,14 @@ pub(super) struct RestoreArgs {
         long,
         env = "DELTAFOLD_IF_NEEDED",
         value_name = "LOOK",
-        conflicts_with = "to_snapshot"
+        conflicts_with = "to_snapshot",
+        help_heading = "Target"
     )]
     if_needed: Option<Look>,
     #[command(flatten)]
     peers: super::peers::PeerArgs,
     /// Only say what would be done
-    #[arg(long, env = "DELTAFOLD_DRY_RUN", value_parser = clap::builder::FalseyValueParser::new())]
+    #[arg(long, env = "DELTAFOLD_DRY_RUN", help_heading = "Output", value_parser = clap::builder::FalseyValueParser::new())]
     dry_run: bool,
 }
 
@@ -113,6 +119,9 @@ struct TargetArgs {
     )]
     wal_dir: Option<PathBuf>,
     /// Write a plain snapshot file instead, for etcdutl and others
+    ///
+    /// Not compressed, its SHA-256 behind it. It holds the members of the backup: --name and the other
+    /// flags of the new cluster are for whatever restores from it.
     #[arg(
         long,
         env = "DELTAFOLD_TO_SNAPSHOT",
@@ -271,12 +280,16 @@ fn in_words(o: &Outcome) -> String {
     let mut s = String::new();
     let target = o.data_dir.as_ref().or(o.snapshot_file.as_ref());
     let target = target.map(|p| p.display().to_string()).unwrap_or_default();
+    let (would, did) = match o.snapshot_file {
+        Some(_) => ("write", "wrote"),
+        None => ("restore", "restored"),
+    };
     // Writing to a String cannot fail.
     let _ = match (o.status, o.dry_run) {
         (Status::NotNeeded, _) => writeln!(s, "nothing to do: {}", o.decision.message),
-        (Status::Succeeded, true) => writeln!(s, "would restore {target}"),
+        (Status::Succeeded, true) => writeln!(s, "would {would} {target}"),
         (Status::Succeeded, false) => {
-            writeln!(s, "restored {target} ({})", size(o.database_bytes))
+            writeln!(s, "{did} {target} ({})", size(o.database_bytes))
         }
     };
     if o.decision.action == Action::Restore && o.decision.reason != "Asked" {

@@ -157,6 +157,16 @@ impl Apiserver {
         (revision, maps.collect())
     }
 
+    /// Has it check an object as if it were created, field by field; nothing is.
+    pub async fn would_create(&self, namespace: &str, object: &Value) {
+        let kind = object["kind"].as_str().expect("a kind").to_lowercase();
+        let version = object["apiVersion"].as_str().expect("a version");
+        let path = format!(
+            "/apis/{version}/namespaces/{namespace}/{kind}s?dryRun=All&fieldValidation=Strict"
+        );
+        self.must(Method::POST, &path, Some(object.clone())).await;
+    }
+
     async fn must(&self, method: Method, path: &str, body: Option<Value>) -> Value {
         let what = format!("{method} {path}");
         let answer = self.ask(method, path, body).await;

@@ -1,0 +1,29 @@
+//! What stands in `jobs/` is what a real API server takes, every field of it.
+
+mod support;
+
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+use support::etcd::Etcd;
+use support::kube::Apiserver;
+use support::tools::EtcdVersion;
+use tempfile::TempDir;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_api_server_takes_every_job() {
+    let folder = TempDir::new().unwrap();
+    let etcd = Etcd::start(EtcdVersion::V3_6, &folder.path().join("etcd"));
+    let server = Apiserver::start(&etcd).await;
+    server.create_namespace("backup").await;
+    let mut objects = 0;
+    for file in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("jobs")).unwrap() {
+        let text = fs::read_to_string(file.unwrap().path()).unwrap();
+        for document in text.split("\n---\n") {
+            let object: Value = yaml_serde::from_str(document).unwrap();
+            server.would_create("backup", &object).await;
+            objects += 1;
+        }
+    }
+    assert_eq!(objects, 3);
+}
