@@ -3,7 +3,7 @@
 //! The floor decompresses and hashes the inputs, and hashes and compresses the output, or writes and
 //! syncs it, with the same libraries and number of threads. `cargo bench` prints the tables of the
 //! README; a part of it can be named: `cargo bench -- lease`, `churn`, `insert`, `restore`, `memory`,
-//! `large` (needs 45 GB of disk) or `s3`. `large` is only run when named.
+//! `restore-memory`, `large` (needs 45 GB of disk) or `s3`. `large` is only run when named.
 
 mod generate;
 #[path = "../tests/support/mod.rs"]
@@ -64,6 +64,8 @@ fn main() -> Result<()> {
         memory(&data, &generate::STEADY.times(10, "steady × 10"), &[])?;
         memory(&data, &generate::INSERT, &[])?;
         memory(&data, &generate::LONG, &[])?;
+    }
+    if is_wanted("restore-memory") {
         println!("\n| bucket | deltas | threads | restore | peak anonymous memory | limit |");
         println!("|---|---|---|---|---|---|");
         memory_of_restore(&data, &generate::STEADY.times(10, "steady × 10"))?;

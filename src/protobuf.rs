@@ -45,9 +45,15 @@ pub fn put_varint(out: &mut Vec<u8>, field: u64, n: u64) {
 /// Appends a field, empty or not.
 #[inline]
 pub fn put_bytes(out: &mut Vec<u8>, field: u64, b: &[u8]) {
-    write_varint(out, field << 3 | WIRE_BYTES);
-    write_varint(out, b.len() as u64);
+    put_bytes_head(out, field, b.len());
     out.extend_from_slice(b);
+}
+
+/// Appends a field but for its `len` bytes, which must follow.
+#[inline]
+pub fn put_bytes_head(out: &mut Vec<u8>, field: u64, len: usize) {
+    write_varint(out, field << 3 | WIRE_BYTES);
+    write_varint(out, len as u64);
 }
 
 /// Takes the next field off `b`: its number and value. `None` where the bytes are no protobuf, or

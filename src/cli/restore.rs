@@ -279,7 +279,7 @@ impl RestoreArgs {
 fn in_words(o: &Outcome) -> String {
     let mut s = String::new();
     let target = o.data_dir.as_ref().or(o.snapshot_file.as_ref());
-    let target = target.map(|p| p.display().to_string()).unwrap_or_default();
+    let target = target.cloned().unwrap_or_default();
     let (would, did) = match o.snapshot_file {
         Some(_) => ("write", "wrote"),
         None => ("restore", "restored"),
@@ -300,7 +300,7 @@ fn in_words(o: &Outcome) -> String {
         );
     }
     for kept in &o.kept_aside {
-        let _ = writeln!(s, "  kept      what was there before: {}", kept.display());
+        let _ = writeln!(s, "  kept      what was there before: {}", kept);
     }
     if let Some(base) = &o.base {
         let _ = writeln!(s, "  from      {base}");

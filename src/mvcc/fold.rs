@@ -65,6 +65,21 @@ impl Change<'_> {
         }
     }
 
+    /// Bytes of the value, decoded.
+    ///
+    /// # Errors
+    /// `CorruptSnapshot` where it is no base64.
+    fn value_len(&self, main: Revision) -> Result<usize> {
+        match self {
+            Change::Put(kv) => Ok(kv.value.len()),
+            Change::PutBase64(kv) => {
+                let len = STANDARD.decoded_length(kv.value);
+                len.map_err(|e| no_base64(main, &e))
+            }
+            Change::Delete { .. } => Ok(0),
+        }
+    }
+
     /// Appends the value, decoded; nothing for a deletion. `main` is for the message.
     ///
     /// # Errors
@@ -73,15 +88,19 @@ impl Change<'_> {
         match self {
             Change::Put(kv) => out.extend_from_slice(kv.value),
             // The decoder is as fast as a copy would be.
-            Change::PutBase64(kv) => STANDARD.decode_append(kv.value, out).map_err(|e| {
-                Error::corrupt(format!(
-                    "the value of an event at revision {main} is no base64: {e}"
-                ))
-            })?,
+            Change::PutBase64(kv) => STANDARD
+                .decode_append(kv.value, out)
+                .map_err(|e| no_base64(main, &e))?,
             Change::Delete { .. } => {}
         }
         Ok(())
     }
+}
+
+fn no_base64(main: Revision, e: &base64_simd::Error) -> Error {
+    Error::corrupt(format!(
+        "the value of an event at revision {main} is no base64: {e}"
+    ))
 }
 
 /// What a change says of its key.
@@ -142,30 +161,24 @@ struct Stream<'s> {
     tail: Tail,
     /// The lease of each key's newest change, by slot; 0 where there is none.
     leases: Vec<i64>,
-    value: Vec<u8>,
     raw_key: Vec<u8>,
     record: Vec<u8>,
 }
 
 impl Stream<'_> {
+    /// `write` appends the value, of `value_len` bytes.
     fn put(
         &mut self,
         keys: &Keys,
         entry: &Entry,
+        value_len: usize,
         write: impl FnOnce(&mut Vec<u8>) -> Result<()>,
     ) -> Result<()> {
-        /// One long value must not keep its memory.
-        const LONG: usize = 1 << 20;
-        self.value.clear();
-        self.value.shrink_to(LONG);
-        write(&mut self.value)?;
         self.raw_key.clear();
         entry.rk.encode(&mut self.raw_key);
         self.record.clear();
-        self.record.shrink_to(LONG);
-        entry
-            .record(keys.key(entry.slot), &self.value)
-            .encode(&mut self.record);
+        let kv = entry.record(keys.key(entry.slot), &[]);
+        kv.encode_with(&mut self.record, value_len, write)?;
         let slot = entry.slot.0 as usize;
         if self.leases.len() <= slot {
             self.leases.resize(slot + 1, 0);
@@ -264,7 +277,7 @@ impl Changes<'_> {
         let (keys, compact) = (&self.keys, options.compact);
         let write = |out: &mut Vec<u8>| change.append_value(main, out);
         match &mut self.to {
-            To::Stream(stream) => stream.put(keys, &entry, write)?,
+            To::Stream(stream) => stream.put(keys, &entry, change.value_len(main)?, write)?,
             To::Log(log) => {
                 let live = |e: &Entry| Slot::keeps(Some(keys.at(e.slot)), compact, &e.rk);
                 log.append(entry, write, live)?;
@@ -363,7 +376,7 @@ impl Changes<'_> {
                 Ok(())
             };
             match to {
-                To::Stream(stream) => stream.put(keys, &here(e), write),
+                To::Stream(stream) => stream.put(keys, &here(e), value.len(), write),
                 To::Log(log) => log.append(here(e), write, live),
             }
         })?;
@@ -492,7 +505,6 @@ impl<'s> Fold<'s> {
             sink: Box::new(sink),
             tail: Tail::default(),
             leases: Vec::new(),
-            value: Vec::new(),
             raw_key: Vec::new(),
             record: Vec::new(),
         };

@@ -5,7 +5,7 @@
 
 use crate::error::{Error, Result};
 use crate::mvcc::Revision;
-use crate::protobuf::{Value, put_bytes, put_varint, take_field, varint_len};
+use crate::protobuf::{Value, put_bytes, put_bytes_head, put_varint, take_field, varint_len};
 
 /// One version of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -42,13 +42,42 @@ impl<'a> KeyValue<'a> {
 
     /// Appends the protobuf bytes.
     pub fn encode(&self, out: &mut Vec<u8>) {
-        out.reserve(self.key.len() + self.value.len() + 64);
+        self.encode_before(out, self.value.len());
+        out.extend_from_slice(self.value);
+        put_number(out, LEASE, self.lease);
+    }
+
+    /// As [`encode`](Self::encode), with a value of `value_len` bytes that `write` appends in place of
+    /// its own.
+    ///
+    /// # Errors
+    /// What `write` returns; `Internal` where it appends another number of bytes.
+    pub fn encode_with(
+        &self,
+        out: &mut Vec<u8>,
+        value_len: usize,
+        write: impl FnOnce(&mut Vec<u8>) -> Result<()>,
+    ) -> Result<()> {
+        self.encode_before(out, value_len);
+        let at = out.len();
+        write(out)?;
+        if out.len() - at != value_len {
+            return Err(Error::internal("a value is not as long as was said"));
+        }
+        put_number(out, LEASE, self.lease);
+        Ok(())
+    }
+
+    /// Appends what stands before the value's bytes.
+    fn encode_before(&self, out: &mut Vec<u8>, value_len: usize) {
+        out.reserve(self.key.len() + value_len + 64);
         put_data(out, KEY, self.key);
         put_number(out, CREATE_REVISION, self.create_revision.0);
         put_number(out, MOD_REVISION, self.mod_revision.0);
         put_number(out, VERSION, self.version);
-        put_data(out, VALUE, self.value);
-        put_number(out, LEASE, self.lease);
+        if value_len > 0 {
+            put_bytes_head(out, VALUE, value_len);
+        }
     }
 
     /// Bytes that [`encode`](Self::encode) would append if the value had `value_len` bytes.

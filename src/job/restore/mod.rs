@@ -98,13 +98,13 @@ pub struct Outcome {
     /// Whether it was needed, and why.
     pub decision: Decision,
     /// The data directory.
-    pub data_dir: Option<PathBuf>,
+    pub data_dir: Option<String>,
     /// The WAL directory, where it is one of its own.
-    pub wal_dir: Option<PathBuf>,
+    pub wal_dir: Option<String>,
     /// The plain snapshot file.
-    pub snapshot_file: Option<PathBuf>,
+    pub snapshot_file: Option<String>,
     /// Where what was there before is kept.
-    pub kept_aside: Vec<PathBuf>,
+    pub kept_aside: Vec<String>,
     /// The member; `None` where a plain snapshot file was written, or nothing.
     pub member: Option<Member>,
     /// Every backup that was looked at, in the order in which they were named.
@@ -284,7 +284,8 @@ impl Run<'_> {
             }
             let aside = format!("bad-{}", Utc::now().format("%Y%m%dT%H%M%SZ"));
             let mut done = |step| tracing::debug!(step, "putting the member in place");
-            outcome.kept_aside = occupied.put_in_place(&aside, &mut done)?;
+            let kept = occupied.put_in_place(&aside, &mut done)?;
+            outcome.kept_aside = kept.iter().map(|p| shown(p)).collect();
             tracing::info!(
                 data_dir = %place.dir().display(),
                 revision = outcome.revision.unwrap_or_default().0,
@@ -298,8 +299,8 @@ impl Run<'_> {
             cluster_id: cluster.id().to_string(),
             members: cluster.members().iter().map(|m| m.name.clone()).collect(),
         });
-        outcome.data_dir = Some(place.dir().to_owned());
-        outcome.wal_dir = place.own_wal_dir().map(Path::to_owned);
+        outcome.data_dir = Some(shown(place.dir()));
+        outcome.wal_dir = place.own_wal_dir().map(shown);
         outcome.seconds = self.started.elapsed().as_secs_f64();
         Ok(outcome)
     }
@@ -311,8 +312,8 @@ impl Run<'_> {
         outcome.status = Status::NotNeeded;
         outcome.candidates = candidates.map(|c| c.told).unwrap_or_default();
         if let To::DataDir { place, .. } = &self.options.to {
-            outcome.data_dir = Some(place.dir().to_owned());
-            outcome.wal_dir = place.own_wal_dir().map(Path::to_owned);
+            outcome.data_dir = Some(shown(place.dir()));
+            outcome.wal_dir = place.own_wal_dir().map(shown);
         }
         outcome
     }
@@ -378,7 +379,7 @@ impl Run<'_> {
             file.name(path)?;
             place::sync_directory(parent)?;
         }
-        outcome.snapshot_file = Some(path.to_owned());
+        outcome.snapshot_file = Some(shown(path));
         outcome.seconds = self.started.elapsed().as_secs_f64();
         Ok(outcome)
     }
@@ -562,7 +563,7 @@ impl Run<'_> {
         let verified = sync_beside(&file, &what, || {
             rebuild.verify(ctx.spool(again), &rebuilt.hash, &layout)
         });
-        verified.map_err(Failed::Target)?;
+        verified.map_err(of_whom)?;
         Ok(Written {
             rebuilt,
             events,
@@ -599,7 +600,7 @@ impl Run<'_> {
             rebuild.verify(whole, &rebuilt.hash, &layout)?;
             check_frame(again()?, &self.cancel)
         });
-        verified.map_err(Failed::Target)?;
+        verified.map_err(of_whom)?;
         Ok(Written {
             rebuilt,
             events,
@@ -607,6 +608,19 @@ impl Run<'_> {
             bytes: layout.bytes(),
         })
     }
+}
+
+/// Where what was written does not add up: a full that contradicts itself is the candidate's fault.
+fn of_whom(e: Error) -> Failed {
+    match e.reason().is_bad_data() {
+        true => Failed::Candidate(e),
+        false => Failed::Target(e),
+    }
+}
+
+/// A path as it can be told; not every one is text.
+fn shown(path: &Path) -> String {
+    path.display().to_string()
 }
 
 fn refuse_in_use(place: &Place) -> Result<()> {
