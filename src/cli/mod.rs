@@ -23,6 +23,7 @@ use crate::job::source::{Request, Target};
 use crate::mvcc::Revision;
 use crate::store::{self, Cancel, Store};
 use crate::telemetry::logs::{self, LogFormat};
+use crate::telemetry::memory;
 use chrono::{DateTime, Utc};
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -296,6 +297,7 @@ fn parse_time(s: &str) -> Result<DateTime<Utc>, String> {
 
 /// Runs the program: parses the command line, runs the command, prints, and says how it ended.
 pub fn main() -> ExitCode {
+    memory::give_back_long_buffers();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(e) => return refuse(&e),
