@@ -243,7 +243,8 @@ impl Run<'_> {
         }
         let mut candidates = Candidates::open(self.backups, &self.options.request)?;
         if decision.action == Action::Keep {
-            decision = self.compare_with_backup(&found, &mut candidates)?;
+            let alone = cluster.members().len() == 1;
+            decision = self.compare_with_backup(&found, alone, &mut candidates)?;
             if decision.action == Action::Keep {
                 return Ok(self.kept(decision, Some(candidates)));
             }
@@ -321,13 +322,14 @@ impl Run<'_> {
     fn compare_with_backup(
         &mut self,
         found: &needed::Found,
+        alone: bool,
         candidates: &mut Candidates<'_>,
     ) -> Result<Decision> {
         let why = match candidates.compare() {
             Ok(warnings) => {
                 warnings.into_iter().for_each(|w| self.warn(w));
                 for i in candidates.ranked() {
-                    match found.compare(&candidates.all[i], &self.cancel) {
+                    match found.compare(&candidates.all[i], alone, &self.cancel) {
                         Ok(decision) => return Ok(decision),
                         Err(e) if excludes(&e) => candidates.exclude(i, &e),
                         Err(e) => return Err(e),
