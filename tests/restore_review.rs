@@ -129,6 +129,36 @@ async fn a_database_older_than_its_snap_file() {
     assert_eq!(etcd.revision().await, LAST);
 }
 
+/// A plain file has no timelines, and is compared all the same.
+#[test]
+fn a_plain_snapshot_tells_whether_a_restore_is_needed() {
+    let store = copy_fixture(FIXTURE);
+    let folder = TempDir::new().unwrap();
+    let (data, plain) = (folder.path().join("data"), folder.path().join("plain.db"));
+    let run = |target: &str, path: &Path, args: &[&str]| {
+        let mut c = deltafold();
+        c.args(["restore", "--output", "json", target]).arg(path);
+        let (code, json, stderr) = run_json(c.args(args));
+        assert_eq!(code, 0, "{args:?}: {stderr}");
+        json
+    };
+    let store = store.path().to_str().unwrap();
+    run("--to-snapshot", &plain, &["--store", store]);
+    let plain = plain.to_str().unwrap();
+    run("--data-dir", &data, &["--snapshot", plain]);
+    let args = ["--snapshot", plain, "--if-needed", "full"];
+    let json = run("--data-dir", &data, &args);
+    decides(
+        &json,
+        "Keep",
+        "MemberSound",
+        "agrees with the backup at 2252",
+    );
+    fs::remove_dir_all(data.join("member/wal")).unwrap();
+    let json = run("--data-dir", &data, &args);
+    decides(&json, "Restore", "WalMissing", "");
+}
+
 /// A link that leads from the data directory leads elsewhere from where it is staged.
 #[test]
 fn a_member_behind_a_link_is_kept_aside() {

@@ -139,7 +139,7 @@ impl<'a> Candidate<'a> {
         let Opened { ctx, source, scan } = self.opened.as_ref().map_err(again)?;
         let request = Request {
             target: Target::Revision(revision),
-            timeline: Some(source.timeline.clone()),
+            timeline: source.timeline_id().map(str::to_owned),
         };
         match scan {
             Some(scan) => Source::open(ctx, scan, &request),
