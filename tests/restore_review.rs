@@ -159,6 +159,24 @@ fn a_plain_snapshot_tells_whether_a_restore_is_needed() {
     decides(&json, "Restore", "WalMissing", "");
 }
 
+/// It keeps etcd from writing, and nobody would look for it after a restore.
+#[test]
+fn an_alarm_in_the_base_is_told() {
+    let folder = TempDir::new().unwrap();
+    let bases = [&b""[..], &[0x08, 0x7b, 0x10, 0x01]];
+    for alarm in bases {
+        let store = Bucket::of(&BTreeMap::from([(
+            "v2/Full-00000000-00000005-1795224681".to_owned(),
+            object(&base_with(true, alarm), Compression::None),
+        )]));
+        let data = folder.path().join(format!("data-{}", alarm.len()));
+        let json = restored(store.path(), &data, &[]);
+        let warnings = json["warnings"].to_string();
+        let told = warnings.contains("alarm disarm");
+        assert_eq!(told, !alarm.is_empty(), "{warnings}");
+    }
+}
+
 /// A link that leads from the data directory leads elsewhere from where it is staged.
 #[test]
 fn a_member_behind_a_link_is_kept_aside() {
@@ -182,6 +200,10 @@ fn a_member_behind_a_link_is_kept_aside() {
 /// A base that was compacted at a revision that deletes, with the tombstone and without: both are what
 /// some version of etcd leaves.
 fn base(with_tombstone: bool) -> Vec<u8> {
+    base_with(with_tombstone, b"")
+}
+
+fn base_with(with_tombstone: bool, raised: &[u8]) -> Vec<u8> {
     let file = tempfile::tempfile().unwrap();
     let written = write_file(file, 4096, "", |w| {
         let mut key = TreeBuilder::new(0);
@@ -214,8 +236,12 @@ fn base(with_tombstone: bool) -> Vec<u8> {
         for name in [&b"finishedCompactRev"[..], b"scheduledCompactRev"] {
             meta.push(w, name, &encode_revision(Revision(4), 0))?;
         }
+        let mut alarm = TreeBuilder::new(0);
+        if !raised.is_empty() {
+            alarm.push(w, raised, b"")?;
+        }
         let mut root = TreeBuilder::new(0);
-        for (name, tree) in BTreeMap::from([("key", key), ("meta", meta)]) {
+        for (name, tree) in BTreeMap::from([("alarm", alarm), ("key", key), ("meta", meta)]) {
             let value = tree.finish(w)?;
             root.push_bucket(w, name.as_bytes(), &value)?;
         }

@@ -415,6 +415,9 @@ impl Run<'_> {
                 Err(Failed::Candidate(e) | Failed::Target(e)) => return Err(e),
             };
             self.warnings.extend(source.warnings.iter().cloned());
+            if holds_alarm(source).map_err(source.at_base(ctx))? {
+                self.warn("the base has an alarm raised (etcd had no space left, or found data that differed), and so has what is restored: etcd says that it is not healthy and may refuse to write until `etcdctl alarm disarm`".into());
+            }
             let mut outcome = self.outcome(decision);
             outcome.base = Some(source.base_name());
             outcome.deltas = source.deltas().map(|s| s.name.to_string()).collect();
@@ -608,6 +611,14 @@ impl Run<'_> {
             revision: rebuild.revision(),
             bytes: layout.bytes(),
         })
+    }
+}
+
+/// Whether an alarm is raised in the full: it keeps etcd from writing wherever it is restored.
+fn holds_alarm(source: &Source) -> Result<bool> {
+    match source.db.bucket(b"alarm")? {
+        Some(alarms) => Ok(source.db.cursor(&alarms).next()?.is_some()),
+        None => Ok(false),
     }
 }
 
