@@ -369,7 +369,8 @@ impl Occupied {
     ) -> Result<Option<PathBuf>> {
         let place = &self.place;
         let (old, kept) = (place.staged_member(), place.kept_member(&journal.aside));
-        if holds_files(&old)? {
+        // A link may lead nowhere from here, and to the old member from where it was.
+        if old.is_symlink() || holds_files(&old)? {
             rename(&old, &kept)?;
             sync_directory(&place.dir)?;
             done("put the old member aside");
@@ -383,7 +384,7 @@ impl Occupied {
         remove_file_if_there(&place.member().join(MARK))?;
         sync_directory(&place.member())?;
         done("removed the mark");
-        Ok(kept.exists().then_some(kept))
+        Ok(kept.symlink_metadata().is_ok().then_some(kept))
     }
 
     /// Completes or undoes what an interrupted run has left; `done` hears of every step.

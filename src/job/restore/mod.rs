@@ -243,7 +243,8 @@ impl Run<'_> {
         }
         let mut candidates = Candidates::open(self.backups, &self.options.request)?;
         if decision.action == Action::Keep {
-            decision = self.compare_with_backup(&found, &mut candidates)?;
+            let alone = cluster.members().len() == 1;
+            decision = self.compare_with_backup(&found, alone, &mut candidates)?;
             if decision.action == Action::Keep {
                 return Ok(self.kept(decision, Some(candidates)));
             }
@@ -322,13 +323,14 @@ impl Run<'_> {
     fn compare_with_backup(
         &mut self,
         found: &needed::Found,
+        alone: bool,
         candidates: &mut Candidates<'_>,
     ) -> Result<Decision> {
         let why = match candidates.compare() {
             Ok(warnings) => {
                 warnings.into_iter().for_each(|w| self.warn(w));
                 for i in candidates.ranked() {
-                    match found.compare(&candidates.all[i], &self.cancel) {
+                    match found.compare(&candidates.all[i], alone, &self.cancel) {
                         Ok(decision) => return Ok(decision),
                         Err(e) if excludes(&e) => candidates.exclude(i, &e),
                         Err(e) => return Err(e),
@@ -414,6 +416,9 @@ impl Run<'_> {
                 Err(Failed::Candidate(e) | Failed::Target(e)) => return Err(e),
             };
             self.warnings.extend(source.warnings.iter().cloned());
+            if holds_alarm(source).map_err(source.at_base(ctx))? {
+                self.warn("the base has an alarm raised (etcd had no space left, or found data that differed), and so has what is restored: etcd says that it is not healthy and may refuse to write until `etcdctl alarm disarm`".into());
+            }
             let mut outcome = self.outcome(decision);
             outcome.base = Some(source.base_name());
             outcome.deltas = source.deltas().map(|s| s.name.to_string()).collect();
@@ -621,6 +626,14 @@ fn of_whom(e: Error) -> Failed {
 /// A path as it can be told; not every one is text.
 fn shown(path: &Path) -> String {
     path.display().to_string()
+}
+
+/// Whether an alarm is raised in the full: it keeps etcd from writing wherever it is restored.
+fn holds_alarm(source: &Source) -> Result<bool> {
+    match source.db.bucket(b"alarm")? {
+        Some(alarms) => Ok(source.db.cursor(&alarms).next()?.is_some()),
+        None => Ok(false),
+    }
 }
 
 fn refuse_in_use(place: &Place) -> Result<()> {

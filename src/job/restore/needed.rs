@@ -3,7 +3,7 @@
 //! Looking reads files and changes nothing; deciding is a pure function of what was found. `restore`
 //! calls it.
 
-use super::candidates::{Candidate, Opened};
+use super::candidates::Candidate;
 use crate::bolt::{Database, ReadAt};
 use crate::datadir::place::Place;
 use crate::datadir::{snap, wal};
@@ -107,6 +107,8 @@ pub(super) enum Found {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Compared {
     Same(Revision),
+    /// The same keys and values; other leases.
+    SameButLeases(Revision),
     /// HashKV of the member and of the backup.
     Different(Revision, u32, u32),
     /// The member was compacted past all that the backup holds.
@@ -156,30 +158,46 @@ impl Found {
         }
     }
 
-    /// What follows with a backup beside it.
+    /// What follows with a backup beside it. `alone`: no other member can have what this one lacks.
     ///
     /// # Errors
     /// What reading the backup gives; `Io`, `Terminated`.
-    pub(super) fn compare(&self, candidate: &Candidate<'_>, cancel: &Cancel) -> Result<Decision> {
+    pub(super) fn compare(
+        &self,
+        candidate: &Candidate<'_>,
+        alone: bool,
+        cancel: &Cancel,
+    ) -> Result<Decision> {
         let (Found::Sound(sound), Ok(opened)) = (self, &candidate.opened) else {
             return Ok(self.decide());
         };
         let backup = opened.source.target;
-        if is_behind(sound, backup) {
-            return Ok(against(sound, backup, Compared::Apart));
+        if alone && is_behind(sound, backup) {
+            return Ok(against(sound, backup, Compared::Apart, alone));
         }
         let at = sound.base.revision.min(backup);
-        let compared = if at < sound.base.first_revision() {
-            Compared::Apart
-        } else {
-            let source = candidate.source_at(at)?;
-            // The history above this is in both.
-            let compact = sound
-                .base
-                .compact_revision
-                .max(source.base.compact_revision);
-            let theirs = candidate.hash(&source, compact)?;
-            let ours = match hash_at(opened, sound, at, compact, cancel) {
+        if at < sound.base.first_revision() {
+            return Ok(against(sound, backup, Compared::Apart, alone));
+        }
+        let source = candidate.source_at(at)?;
+        // The history above this is in both.
+        let compact = sound
+            .base
+            .compact_revision
+            .max(source.base.compact_revision);
+        let mut compared = Compared::Apart;
+        for detach_leases in [false, true] {
+            let theirs = candidate.hash(&source, compact, detach_leases)?;
+            let options = FoldOptions {
+                target: at,
+                compact,
+                keys: KeyRange::All,
+                detach_leases,
+                base: sound.base,
+                temp_dir: opened.ctx.temp_dir.clone(),
+                buffer_bytes: 0,
+            };
+            let ours = match hash(sound, options, cancel) {
                 Ok(hash) => hash,
                 Err(e) if e.reason().is_bad_data() => {
                     let fault = Fault::Database(format!("{}: {e}", sound.db.display()));
@@ -187,12 +205,19 @@ impl Found {
                 }
                 Err(e) => return Err(e),
             };
-            match ours == theirs.hash {
-                true => Compared::Same(at),
-                false => Compared::Different(at, ours, theirs.hash),
+            match (ours == theirs.hash, detach_leases) {
+                (true, false) => compared = Compared::Same(at),
+                (true, true) => compared = Compared::SameButLeases(at),
+                // A restore with `--leases drop` has left it so: that is no damage.
+                (false, false) => {
+                    compared = Compared::Different(at, ours, theirs.hash);
+                    continue;
+                }
+                (false, true) => {}
             }
-        };
-        Ok(against(sound, backup, compared))
+            break;
+        }
+        Ok(against(sound, backup, compared, alone))
     }
 }
 
@@ -203,9 +228,10 @@ fn is_behind(sound: &Sound, backup: Revision) -> bool {
 }
 
 /// What follows for a sound member from a backup that leads to revision `backup`.
-fn against(sound: &Sound, backup: Revision, compared: Compared) -> Decision {
+fn against(sound: &Sound, backup: Revision, compared: Compared, alone: bool) -> Decision {
     let own = sound.base.revision;
-    if is_behind(sound, backup) {
+    let behind = is_behind(sound, backup);
+    if behind && alone {
         return Decision {
             action: Action::Restore,
             reason: "BehindBackup",
@@ -216,11 +242,27 @@ fn against(sound: &Sound, backup: Revision, compared: Compared) -> Decision {
         };
     }
     let (action, reason, message) = match compared {
+        // One of several that was away for a while. Their log goes on where its own ends; a restored
+        // member's would not.
+        Compared::Same(_) | Compared::SameButLeases(_) | Compared::Apart if behind => (
+            Action::Keep,
+            "MemberSound",
+            format!(
+                "the member is in order; it ends at revision {own}, before the backup's {backup}, and the other members bring it what it lacks"
+            ),
+        ),
         Compared::Same(at) => (
             Action::Keep,
             "MemberSound",
             format!(
                 "the member is in order, is at revision {own}, and agrees with the backup at {at}"
+            ),
+        ),
+        Compared::SameButLeases(at) => (
+            Action::Keep,
+            "MemberSound",
+            format!(
+                "the member is in order, is at revision {own}, and agrees with the backup at {at} but for leases"
             ),
         ),
         Compared::Different(at, ours, theirs) => (
@@ -255,28 +297,41 @@ pub(super) fn look(place: &Place, is_there: bool, depth: Depth, cancel: &Cancel)
         return Ok(Found::Nothing);
     }
     let mut faults = Vec::new();
-    let path = place.db();
-    let mut opened = None;
-    match open(&path, cancel)? {
-        None => faults.push(Fault::NoDatabase),
-        Some(db) => match look_at_database(&db, depth) {
-            Ok(found) => opened = Some(found),
-            Err(e) if e.reason().is_bad_data() => {
-                faults.push(Fault::Database(format!("{}: {e}", path.display())));
-            }
-            Err(e) => return Err(e),
-        },
+    let log = look_at_wal(place)?;
+    let mut path = place.db();
+    let mut opened = look_into(&path, depth, cancel)?;
+    // A leader's snapshot whose database was not put in place yet: etcd does that when it starts.
+    if let (Ok(log), Some(Ok((_, applied)))) = (&log, &opened)
+        && *applied < log.snapshot_file
+    {
+        path = log.sent_database(place);
+        opened = look_into(&path, depth, cancel)?;
+        if opened.is_none() {
+            faults.push(Fault::Snapshot(format!(
+                "the database is older than the newest .snap file, and {} is not there",
+                path.display()
+            )));
+        }
+    } else if opened.is_none() {
+        faults.push(Fault::NoDatabase);
     }
+    let opened = match opened {
+        Some(Ok(found)) => Some(found),
+        Some(Err(message)) => {
+            faults.push(Fault::Database(message));
+            None
+        }
+        None => None,
+    };
     let mut in_wal = 0;
-    if wal::segment_paths(&place.wal())?.is_empty() {
-        faults.push(Fault::NoWal);
-    } else {
-        match look_at_wal(place, opened.as_ref().map(|o| o.1)) {
-            Ok(Ok(most)) => in_wal = most,
-            Ok(Err(message)) => faults.push(Fault::Snapshot(message)),
+    match (log, &opened) {
+        (Err(fault), _) => faults.push(fault),
+        (Ok(log), Some((_, applied))) => match log.revisions_beyond(place, *applied) {
+            Ok(most) => in_wal = most,
             Err(e) if e.reason().is_bad_data() => faults.push(Fault::Wal(e.to_string())),
             Err(e) => return Err(e),
-        }
+        },
+        (Ok(_), None) => {}
     }
     Ok(match opened {
         Some((base, _)) if faults.is_empty() => Found::Sound(Sound {
@@ -286,6 +341,23 @@ pub(super) fn look(place: &Place, is_there: bool, depth: Depth, cancel: &Cancel)
         }),
         _ => Found::Faulty(faults.iter().map(|f| (f.reason(), f.message())).collect()),
     })
+}
+
+/// What a database file says of itself, and its consistent index, or what is wrong with it; `None` where
+/// there is none.
+fn look_into(
+    path: &PathBuf,
+    depth: Depth,
+    cancel: &Cancel,
+) -> Result<Option<Result<(Base, u64), String>>> {
+    let Some(db) = open(path, cancel)? else {
+        return Ok(None);
+    };
+    match look_at_database(&db, depth) {
+        Ok(found) => Ok(Some(Ok(found))),
+        Err(e) if e.reason().is_bad_data() => Ok(Some(Err(format!("{}: {e}", path.display())))),
+        Err(e) => Err(e),
+    }
 }
 
 /// The database file; `None` where there is none.
@@ -324,55 +396,73 @@ fn consistent_index<R: ReadAt>(db: &Database<R>) -> Result<u64> {
     Ok(0)
 }
 
-/// The most revisions that the WAL holds beyond the database, or what is missing beside it.
-fn look_at_wal(place: &Place, applied: Option<u64>) -> Result<Result<u64, String>> {
-    let log = wal::read(&place.wal())?;
+/// A WAL that can be read, and what stands beside it.
+struct Log {
+    wal: wal::Summary,
+    /// The raft index of the `.snap` file that etcd would start from, or 0.
+    snapshot_file: u64,
+}
+
+/// Reads the WAL and looks for its `.snap` file.
+fn look_at_wal(place: &Place) -> Result<Result<Log, Fault>> {
+    if wal::segment_paths(&place.wal())?.is_empty() {
+        return Ok(Err(Fault::NoWal));
+    }
+    let log = match wal::read(&place.wal()) {
+        Ok(log) => log,
+        Err(e) if e.reason().is_bad_data() => return Ok(Err(Fault::Wal(e.to_string()))),
+        Err(e) => return Err(e),
+    };
     let snap_dir = place.member().join("snap");
-    let from_snapshot = match snap_dir.is_dir() {
+    let snapshot_file = match snap_dir.is_dir() {
         true => snap::newest(&snap_dir, &log)?.map_or(0, |m| m.index),
         false => 0,
     };
     // What a missing snapshot leaves out must be in the log.
-    if from_snapshot == 0 && log.snapshot_index() > 0 && log.first_index > 1 {
-        return Ok(Err(format!(
+    if snapshot_file == 0 && log.snapshot_index() > 0 && log.first_index > 1 {
+        return Ok(Err(Fault::Snapshot(format!(
             "the WAL begins at entry {} and no .snap file that it knows is there",
             log.first_index
-        )));
+        ))));
     }
     // Who votes stands in a snapshot, or in entries that are committed: without them etcd never serves.
     if log.hard_state.commit == 0 && log.snapshot_index() == 0 {
-        return Err(Error::new(
-            Reason::CorruptDataDir,
-            format!(
-                "{}: nothing in the log is committed and no snapshot is, so no member votes and etcd would never serve",
-                place.wal().display()
-            ),
-        ));
+        return Ok(Err(Fault::Wal(format!(
+            "{}: nothing in the log is committed and no snapshot is, so no member votes and etcd would never serve",
+            place.wal().display()
+        ))));
     }
-    let Some(applied) = applied else {
-        return Ok(Ok(0));
-    };
-    let end = log.last_index.max(log.snapshot_index());
-    if applied > end {
-        return Err(Error::new(
-            Reason::CorruptDataDir,
-            format!(
-                "the database has applied raft entry {applied} and the WAL in {} ends at {end}: it is not this database's",
-                place.wal().display()
-            ),
-        ));
-    }
-    wal::revisions_at_most(&place.wal(), applied).map(Ok)
+    Ok(Ok(Log {
+        wal: log,
+        snapshot_file,
+    }))
 }
 
-/// HashKV of a member's database at a revision, compacted at another.
-fn hash_at(
-    opened: &Opened<'_>,
-    sound: &Sound,
-    at: Revision,
-    compact: Revision,
-    cancel: &Cancel,
-) -> Result<u32> {
+impl Log {
+    /// Where the database is that came with the `.snap` file, if a leader has sent it.
+    fn sent_database(&self, place: &Place) -> PathBuf {
+        let name = format!("{:016x}.snap.db", self.snapshot_file);
+        place.member().join("snap").join(name)
+    }
+
+    /// The most revisions that the WAL holds beyond a database that has applied so many entries.
+    fn revisions_beyond(&self, place: &Place, applied: u64) -> Result<u64> {
+        let end = self.wal.last_index.max(self.wal.snapshot_index());
+        if applied > end {
+            return Err(Error::new(
+                Reason::CorruptDataDir,
+                format!(
+                    "the database has applied raft entry {applied} and the WAL in {} ends at {end}: it is not this database's",
+                    place.wal().display()
+                ),
+            ));
+        }
+        wal::revisions_at_most(&place.wal(), applied)
+    }
+}
+
+/// HashKV of a member's database.
+fn hash(sound: &Sound, options: FoldOptions, cancel: &Cancel) -> Result<u32> {
     let Some(file) = open(&sound.db, cancel)? else {
         return Err(Error::new(
             Reason::SnapshotVanished,
@@ -380,15 +470,6 @@ fn hash_at(
         ));
     };
     let db = Database::open(file)?;
-    let options = FoldOptions {
-        target: at,
-        compact,
-        keys: KeyRange::All,
-        detach_leases: false,
-        base: sound.base,
-        temp_dir: opened.ctx.temp_dir.clone(),
-        buffer_bytes: 0,
-    };
     Ok(Fold::new(options, &db)?.finish(&db, |_| Ok(()))?.hash)
 }
 
@@ -430,7 +511,7 @@ mod tests {
     #[test]
     fn the_wal_counts_since_the_database_lags_behind_it() {
         let same = Compared::Same(Revision(90));
-        let reason = |s: &Sound, backup, c| against(s, Revision(backup), c).reason;
+        let reason = |s: &Sound, backup, c| against(s, Revision(backup), c, true).reason;
         assert_eq!(reason(&sound(90, 1, 10), 100, same), "MemberSound");
         assert_eq!(reason(&sound(90, 1, 9), 100, same), "BehindBackup");
         assert_eq!(reason(&sound(100, 1, 0), 100, same), "MemberSound");
@@ -438,11 +519,36 @@ mod tests {
     }
 
     #[test]
+    fn one_of_several_that_lags_stays() {
+        for compared in [
+            Compared::Same(Revision(90)),
+            Compared::SameButLeases(Revision(90)),
+            Compared::Apart,
+        ] {
+            let d = against(&sound(90, 1, 0), Revision(100), compared, false);
+            assert_eq!((d.action, d.reason), (Action::Keep, "MemberSound"));
+            assert!(
+                d.message.contains("before the backup's 100"),
+                "{}",
+                d.message
+            );
+        }
+        let other = Compared::Different(Revision(90), 1, 2);
+        let d = against(&sound(90, 1, 0), Revision(100), other, false);
+        assert_eq!(d.reason, "HashMismatch");
+    }
+
+    #[test]
     fn a_member_that_disagrees_is_replaced_and_one_that_cannot_be_compared_stays() {
         let s = sound(90, 50, 0);
-        let d = against(&s, Revision(80), Compared::Different(Revision(80), 1, 2));
+        let d = against(
+            &s,
+            Revision(80),
+            Compared::Different(Revision(80), 1, 2),
+            true,
+        );
         assert_eq!((d.action, d.reason), (Action::Restore, "HashMismatch"));
-        let d = against(&s, Revision(40), Compared::Apart);
+        let d = against(&s, Revision(40), Compared::Apart, true);
         assert_eq!((d.action, d.reason), (Action::Keep, "MemberSound"));
         assert!(d.message.contains("compacted at 50"), "{}", d.message);
     }
