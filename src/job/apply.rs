@@ -482,7 +482,9 @@ impl Outcome {
 const PAGE_BYTES: usize = 4 << 20;
 /// Keys of the first page: values of 1.5 MiB each must not be too many.
 const FIRST_PAGE: usize = 16;
-const LARGEST_PAGE: usize = 10_000;
+/// As many as API servers ask for at once. Large values may come after small ones, and what is asked
+/// for the live etcd has in its memory.
+const LARGEST_PAGE: usize = 500;
 
 /// Keys of the next page, after one of `keys` keys with `bytes` in all.
 fn next_limit(limit: usize, keys: usize, bytes: usize) -> usize {
@@ -597,7 +599,7 @@ mod tests {
         assert_eq!(next_limit(64, 64, 64 * (1 << 20)), 4);
         assert_eq!(next_limit(4, 4, 4 * (6 << 20)), 1);
         assert_eq!(next_limit(1, 1, 10), 4);
-        assert_eq!(next_limit(10_000, 10_000, 10_000), LARGEST_PAGE);
+        assert_eq!(next_limit(500, 500, 500), LARGEST_PAGE);
         assert_eq!(next_limit(16, 0, 0), 64);
     }
 
