@@ -384,6 +384,27 @@ async fn values_near_the_limit() {
 }
 
 /// A server with lower limits than it was said to have.
+/// Pages grow while values are small; the large ones behind them must not come all at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn large_values_after_many_small_ones() {
+    let here = Here::new(EtcdVersion::V3_6);
+    for i in 0..400 {
+        here.put(format!("/app/a{i:03}"), "x").await;
+    }
+    let snapshot = here.snapshot().await;
+    for i in 0..200 {
+        here.put(format!("/app/b{i:03}"), vec![b'y'; 1 << 20]).await;
+    }
+    let (code, json, stderr) = here.apply(&snapshot, "/app/", &[]);
+    assert_eq!(code, 0, "{stderr}");
+    assert_eq!(
+        (&json["unchanged"], &json["left_alone"]),
+        (&400.into(), &200.into())
+    );
+    let peak = json["peak_memory_bytes"].as_u64().unwrap();
+    assert!(peak < 96 << 20, "{peak} bytes");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_with_lower_limits() {
     let here = Here::with_limits(EtcdVersion::V3_6, 64 << 10, 5);

@@ -780,3 +780,13 @@ fn threads_do_not_change_what_is_printed() {
     let one = print("1");
     assert!(one.len() > 100_000 && print("5") == one);
 }
+
+/// A key that is no text is no reason to panic where the command line is wrong otherwise.
+#[test]
+fn a_wrong_command_line_with_a_key_that_is_no_text() {
+    let key = OsStr::from_bytes(b"\xff");
+    let mut c = deltafold();
+    c.args(["get", "--output", "json"]).arg(key);
+    let (code, json, stderr) = run_json(&mut c);
+    assert_eq!((code, &json["reason"]), (64, &"Usage".into()), "{stderr}");
+}

@@ -11,7 +11,9 @@ use crate::job::read::Keys;
 use crate::mvcc::KeyRange;
 use crate::store::Cancel;
 use clap::Args;
+use std::ffi::OsString;
 use std::fmt::Write;
+use std::os::unix::ffi::OsStrExt;
 
 /// Put a part of a backup back into a live etcd: a deleted namespace, say
 ///
@@ -43,7 +45,7 @@ changed meanwhile and not written: run it again to compare anew.")]
 pub(super) struct ApplyArgs {
     /// The keys that begin so; an empty one means all
     #[arg(long, env = "DELTAFOLD_PREFIX", value_name = "P")]
-    prefix: String,
+    prefix: OsString,
     /// Write; without it only what differs is shown
     #[arg(long, env = "DELTAFOLD_EXECUTE", value_parser = clap::builder::FalseyValueParser::new())]
     execute: bool,
@@ -72,7 +74,7 @@ impl ApplyArgs {
         let backup = self.backup.backup(cancel)?;
         let (ctx, source) = backup.open(&self.state.request())?;
         let options = Options {
-            keys: KeyRange::Prefix(self.prefix.clone().into_bytes()),
+            keys: KeyRange::Prefix(self.prefix.as_bytes().to_vec()),
             revision: source.target,
             execute: self.execute,
             delete_extra: self.delete_extra,
@@ -113,8 +115,7 @@ impl ApplyArgs {
 
 fn show(key: &KeyName) -> String {
     match (&key.key, &key.key_base64) {
-        (Some(text), _) if !text.contains(char::is_control) => text.clone(),
-        (Some(text), _) => text.escape_debug().to_string(),
+        (Some(text), _) => super::show::key(text.as_bytes()).into_owned(),
         (None, base64) => format!("base64:{}", base64.as_deref().unwrap_or_default()),
     }
 }
@@ -142,7 +143,9 @@ fn in_words(o: &Outcome) -> String {
     }
     let differ = o.to_create + o.to_update + o.to_delete;
     let _ = match (o.status, o.dry_run) {
-        (Status::NothingToDo, _) => writeln!(s, "nothing to do: all is as in the backup"),
+        (Status::NothingToDo, _) => {
+            writeln!(s, "nothing to do: all keys of the backup are as they were")
+        }
         (Status::Succeeded, true) => writeln!(
             s,
             "would put {} keys and delete {}; --execute does it",
@@ -191,4 +194,19 @@ fn in_words(o: &Outcome) -> String {
         let _ = writeln!(s, "  warning   {warning}");
     }
     s
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_steers_no_terminal() {
+        let shown = |key: &[u8]| show(&KeyName::from(key));
+        assert_eq!(shown("/a/ü".as_bytes()), "/a/ü");
+        assert_eq!(shown(b"/a\x1b[2J"), "/a\\u{1b}[2J");
+        // No control character, but what follows would be written backward.
+        assert_eq!(shown("/a\u{202e}b".as_bytes()), "/a\\u{202e}b");
+        assert_eq!(shown(b"\xff"), "base64:/w==");
+    }
 }

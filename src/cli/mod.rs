@@ -460,7 +460,9 @@ fn refuse(e: &clap::Error) -> ExitCode {
 
 /// Whether `--output json` was asked for on a command line that could not be parsed.
 fn wants_json() -> bool {
-    let args: Vec<String> = std::env::args().collect();
+    // A key among them may be no text.
+    let args = std::env::args_os().map(|a| a.to_string_lossy().into_owned());
+    let args: Vec<String> = args.collect();
     let given = args.iter().enumerate().rev().find_map(|(i, a)| {
         a.strip_prefix("--output=")
             .or_else(|| (i > 0 && args[i - 1] == "--output").then_some(a.as_str()))

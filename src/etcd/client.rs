@@ -91,13 +91,16 @@ enum Failed {
     TryAgain(Error),
     /// It will not.
     Final(Error),
-    /// The request is too large for the server.
+    /// The request is too large for the server, or the answer for us.
     TooLarge(String),
 }
 
 /// Rounds over all endpoints for a request, with longer pauses between them: an election ends.
 const ROUNDS: u32 = 5;
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
+/// Bytes of an answer with several keys. A longer one is refused by its length, before it is received,
+/// and asked for again with fewer keys.
+const PAGE_BYTES: usize = 16 << 20;
 
 /// A connection to an etcd; clones share it. Its calls block: not for async threads.
 #[derive(Clone)]
@@ -151,19 +154,27 @@ impl Client {
     }
 
     /// Keys from `from` to before `end` (`[0]`: to the end), at most `limit`, as of `revision`
-    /// (0: now).
+    /// (0: now). Where they are large it gives fewer.
     ///
     /// # Errors
     /// `Conflict` where etcd has compacted that revision meanwhile; as [`connect`](Self::connect).
     pub fn page(&mut self, from: &[u8], end: &[u8], revision: i64, limit: usize) -> Result<Page> {
-        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-        let request = async |mut kv: KvClient| {
-            let options = GetOptions::new().with_range(end).with_revision(revision);
-            kv.get(from, Some(options.with_limit(limit))).await
+        let mut limit = limit;
+        let mut got = loop {
+            let request = async |kv: KvClient| {
+                let options = GetOptions::new().with_range(end).with_revision(revision);
+                let options = options.with_limit(i64::try_from(limit).unwrap_or(i64::MAX));
+                // One key must come through, however large it is.
+                let longest = if limit > 1 { PAGE_BYTES } else { usize::MAX };
+                let mut kv = kv.max_decoding_message_size(longest);
+                kv.get(from, Some(options)).await
+            };
+            match self.call("read keys", ROUNDS, request) {
+                Ok((got, _)) => break got,
+                Err(Failed::TooLarge(_)) if limit > 1 => limit = (limit / 8).max(1),
+                Err(f) => return Err(f.into_error()),
+            }
         };
-        let (mut got, _) = self
-            .call("read keys", ROUNDS, request)
-            .map_err(Failed::into_error)?;
         let keys = got.take_kvs().into_iter().map(live_key).collect();
         Ok(Page {
             keys,
@@ -392,7 +403,8 @@ fn failure(what: &str, endpoint: &str, options: &Endpoints, e: etcd_client::Erro
     match code {
         _ if has("request is too large")
             || has("too many operations")
-            || has("larger than max") =>
+            || has("larger than max")
+            || has("message length too large") =>
         {
             Failed::TooLarge(message.to_owned())
         }

@@ -329,38 +329,21 @@ impl Run<'_> {
     /// are known by name.
     fn commit(&mut self, batch: Vec<Write>) -> Result<()> {
         self.cancel.check()?;
-        match self.client.commit(&batch)? {
-            Committed::Done { revision } => self.outcome.wrote(&batch, revision),
-            Committed::TooLarge { message } if batch.len() == 1 => {
-                let message = format!(
-                    "{message}: {} bytes; raise etcd's --max-request-bytes",
-                    batch[0].request_bytes()
-                );
-                self.outcome.skip(&batch[0], "TooLarge", None, message);
-            }
-            Committed::Changed { now, maybe_ours } if batch.len() == 1 => {
-                self.outcome.changed(&batch[0], now, maybe_ours);
-            }
-            Committed::Changed { maybe_ours, .. } => self.one_by_one(batch, maybe_ours)?,
-            Committed::TooLarge { .. } => self.one_by_one(batch, false)?,
+        match (self.client.commit(&batch)?, batch.as_slice()) {
+            (Committed::Done { revision }, _) => self.outcome.wrote(&batch, revision),
+            (committed, [one]) => self.outcome.settle(one, committed, false),
+            (Committed::Changed { maybe_ours, .. }, _) => self.one_by_one(&batch, maybe_ours)?,
+            (Committed::TooLarge { .. }, _) => self.one_by_one(&batch, false)?,
         }
         Ok(())
     }
 
     /// `maybe_ours`: an answer was lost, so the batch may be written already.
-    fn one_by_one(&mut self, batch: Vec<Write>, maybe_ours: bool) -> Result<()> {
+    fn one_by_one(&mut self, batch: &[Write], maybe_ours: bool) -> Result<()> {
         for write in batch {
             self.cancel.check()?;
-            match self.client.commit(std::slice::from_ref(&write))? {
-                Committed::Changed {
-                    now,
-                    maybe_ours: now_ours,
-                } => self.outcome.changed(&write, now, maybe_ours || now_ours),
-                Committed::Done { revision } => self.outcome.wrote(&[write], revision),
-                Committed::TooLarge { message } => {
-                    self.outcome.skip(&write, "TooLarge", None, message);
-                }
-            }
+            let committed = self.client.commit(std::slice::from_ref(write))?;
+            self.outcome.settle(write, committed, maybe_ours);
         }
         Ok(())
     }
@@ -407,6 +390,24 @@ impl Outcome {
             match write.action {
                 Action::Put { .. } => self.put += 1,
                 Action::Delete => self.deleted += 1,
+            }
+        }
+    }
+
+    /// What became of a key that was written alone.
+    fn settle(&mut self, write: &Write, committed: Committed, maybe_ours: bool) {
+        match committed {
+            Committed::Done { revision } => self.wrote(std::slice::from_ref(write), revision),
+            Committed::Changed {
+                now,
+                maybe_ours: now_ours,
+            } => self.changed(write, now, maybe_ours || now_ours),
+            Committed::TooLarge { message } => {
+                let message = format!(
+                    "{message}: {} bytes; raise etcd's --max-request-bytes",
+                    write.request_bytes()
+                );
+                self.skip(write, "TooLarge", None, message);
             }
         }
     }
@@ -482,7 +483,9 @@ impl Outcome {
 const PAGE_BYTES: usize = 4 << 20;
 /// Keys of the first page: values of 1.5 MiB each must not be too many.
 const FIRST_PAGE: usize = 16;
-const LARGEST_PAGE: usize = 10_000;
+/// As many as API servers ask for at once. Large values may come after small ones, and what is asked
+/// for the live etcd has in its memory.
+const LARGEST_PAGE: usize = 500;
 
 /// Keys of the next page, after one of `keys` keys with `bytes` in all.
 fn next_limit(limit: usize, keys: usize, bytes: usize) -> usize {
@@ -597,7 +600,7 @@ mod tests {
         assert_eq!(next_limit(64, 64, 64 * (1 << 20)), 4);
         assert_eq!(next_limit(4, 4, 4 * (6 << 20)), 1);
         assert_eq!(next_limit(1, 1, 10), 4);
-        assert_eq!(next_limit(10_000, 10_000, 10_000), LARGEST_PAGE);
+        assert_eq!(next_limit(500, 500, 500), LARGEST_PAGE);
         assert_eq!(next_limit(16, 0, 0), 64);
     }
 
