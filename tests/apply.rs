@@ -226,7 +226,12 @@ async fn a_part_comes_back(version: EtcdVersion) {
     assert_eq!(here.etcd.revision().await, live_revision + 3);
 
     // All of it, exactly.
-    let (code, exact, _) = here.apply(&snapshot, "", &["--execute", "--delete-extra"]);
+    let exactly = ["--execute", "--delete-extra"];
+    let (code, refused, _) = here.apply(&snapshot, "", &exactly);
+    let refused = (code, &refused["reason"]);
+    assert_eq!(refused, (64, &"Usage".into()), "a variable that is not set");
+    assert_eq!(here.etcd.revision().await, live_revision + 3);
+    let (code, exact, _) = here.apply(&snapshot, "/", &exactly);
     assert_eq!(code, 0, "{exact:#}");
     assert_eq!((&exact["put"], &exact["deleted"]), (&1.into(), &1.into()));
     assert_eq!(here.keys().await, before);

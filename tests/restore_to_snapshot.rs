@@ -346,3 +346,30 @@ async fn history_is_kept_as_far_as_was_asked_for() {
         assert!(etcd.live_keys_at(oldest).await > 0, "{keep}");
     }
 }
+
+/// In a Pod the store is set for every command.
+#[test]
+fn a_flag_wins_over_the_variable_of_one_that_it_excludes() {
+    let store = copy_fixture("kubernetes");
+    let folder = TempDir::new().unwrap();
+    let (file, data) = (folder.path().join("plain.db"), folder.path().join("data"));
+    let run = |args: &[&str]| {
+        let mut command = deltafold();
+        command.args(["restore", "--output", "json"]).args(args);
+        command.env("DELTAFOLD_STORE", store.path());
+        command.env("DELTAFOLD_DATA_DIR", &data);
+        run_json(&mut command)
+    };
+    let plain = file.to_str().unwrap();
+    let (code, json, stderr) = run(&["--to-snapshot", plain]);
+    assert_eq!(code, 0, "{stderr}");
+    assert_eq!(json["snapshot_file"], plain);
+    assert!(!data.exists());
+    let (code, json, stderr) = run(&["--snapshot", plain]);
+    assert_eq!(code, 0, "{stderr}");
+    assert_eq!(json["candidates"][0]["store"], plain);
+    assert_eq!(json["data_dir"], data.to_str().unwrap());
+    // Two flags are two wishes.
+    let (code, _, stderr) = run(&["--snapshot", plain, "--store", plain]);
+    assert_eq!(code, 64, "{stderr}");
+}

@@ -33,7 +33,7 @@ async fn agreed(cluster: &Cluster, revision: i64) -> HashKv {
     all[0]
 }
 
-async fn one_cluster(version: EtcdVersion, bump: Option<i64>) {
+async fn one_cluster(version: EtcdVersion, bump: Option<i64>, if_needed: bool) {
     let e = expected(FIXTURE);
     // Inside a delta.
     let row = e.hash_kv[3];
@@ -55,6 +55,10 @@ async fn one_cluster(version: EtcdVersion, bump: Option<i64>) {
             "--initial-advertise-peer-urls",
             &url,
         ];
+        if if_needed {
+            // Nobody answers yet.
+            args.extend(["--if-needed", "sanity"]);
+        }
         let by = bump.unwrap_or_default().to_string();
         if bump.is_some() {
             args.extend(["--bump-revision", &by, "--mark-compacted"]);
@@ -89,8 +93,12 @@ async fn one_cluster(version: EtcdVersion, bump: Option<i64>) {
     assert_eq!(cluster.member(0).revision().await, last + 3, "{version}");
     agreed(&cluster, last + 3).await;
 
-    // Each is lost once, so the leader is, too. With a bump it was seen that they are one cluster.
-    let losses = if bump.is_some() { 1 } else { members.len() };
+    // Each is lost once, so the leader is, too. With a bump, or where needed, it was seen
+    // that they are one cluster.
+    let losses = match bump.is_some() || if_needed {
+        true => 1,
+        false => members.len(),
+    };
     for lost in 0..losses {
         cluster.kill(lost);
         let survivor = cluster.running().next().unwrap();
@@ -113,22 +121,68 @@ async fn one_cluster(version: EtcdVersion, bump: Option<i64>) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn three_restored_members_are_one_cluster_3_5() {
-    one_cluster(EtcdVersion::V3_5, None).await;
+    one_cluster(EtcdVersion::V3_5, None, false).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn three_restored_members_are_one_cluster_3_6() {
-    one_cluster(EtcdVersion::V3_6, None).await;
+    one_cluster(EtcdVersion::V3_6, None, false).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn three_restored_members_are_one_cluster_3_7() {
-    one_cluster(EtcdVersion::V3_7, None).await;
+    one_cluster(EtcdVersion::V3_7, None, false).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn with_a_bumped_revision_they_are_one_cluster_too() {
     for version in EtcdVersion::ALL {
-        one_cluster(version, Some(1_000_000_000)).await;
+        one_cluster(version, Some(1_000_000_000), false).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn restored_where_needed_they_are_one_cluster_too() {
+    one_cluster(EtcdVersion::V3_6, None, true).await;
+}
+
+/// The log of a restored member is that with which a cluster of its IDs began: beside members that were
+/// not restored, or at another revision, it would take their entries for its own.
+#[test]
+fn restored_where_needed_at_another_revision_it_is_of_another_cluster() {
+    let store = copy_fixture(FIXTURE);
+    let folder = TempDir::new().unwrap();
+    let peers = "a=http://127.0.0.1:1,b=http://127.0.0.1:2";
+    let rows = expected(FIXTURE).hash_kv;
+    let (early, late) = (rows[1].revision.to_string(), rows[3].revision.to_string());
+    let ids = |n: usize, name: &str, url: &str, more: &[&str]| {
+        let mut args = vec!["--name", name, "--initial-cluster", peers];
+        args.extend(["--initial-advertise-peer-urls", url]);
+        args.extend(more);
+        let json = restored(store.path(), &folder.path().join(n.to_string()), &args);
+        let member = &json["member"];
+        (member["cluster_id"].clone(), member["id"].clone())
+    };
+    let (a, b) = ("http://127.0.0.1:1", "http://127.0.0.1:2");
+    let needed = |r| ["--if-needed", "sanity", "--revision", r];
+    let at_once = ids(0, "a", a, &needed(&late));
+    assert_eq!(ids(1, "b", b, &needed(&late)).0, at_once.0);
+    let others = [
+        ids(2, "a", a, &["--revision", &late]),
+        ids(3, "a", a, &needed(&early)),
+        ids(
+            4,
+            "a",
+            a,
+            &[
+                &needed(&late)[..],
+                &["--bump-revision", "7", "--mark-compacted"],
+            ]
+            .concat(),
+        ),
+    ];
+    for (n, other) in others.iter().enumerate() {
+        assert_ne!(other.0, at_once.0, "{n}");
+        assert_ne!(other.1, at_once.1, "{n}");
     }
 }

@@ -2,7 +2,7 @@
 
 use super::endpoints::EndpointArgs;
 use super::{BackupArgs, Output, StateArgs, print, print_json};
-use crate::error::{Error, Result};
+use crate::error::{Error, Reason, Result};
 use crate::etcd::diff::Wanted;
 use crate::job::apply::{
     Difference, KeyName, MAX_REQUEST_BYTES, MAX_TXN_OPS, Options, Outcome, Status, Verb, run,
@@ -69,6 +69,13 @@ pub(super) struct ApplyArgs {
 impl ApplyArgs {
     /// Gives the failure whose outcome is printed already, if it is one.
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<Option<Error>> {
+        // A shell variable that is not set must not delete what is in an etcd.
+        if self.delete_extra && self.prefix.is_empty() {
+            return Err(Error::new(
+                Reason::Usage,
+                "--delete-extra with an empty --prefix would delete whatever the backup does not have: name a prefix, or restore the whole backup",
+            ));
+        }
         // First what fails fast.
         let client = self.live.connect(cancel)?;
         let backup = self.backup.backup(cancel)?;

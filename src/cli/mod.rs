@@ -25,9 +25,11 @@ use crate::store::{self, Cancel, Store};
 use crate::telemetry::logs::{self, LogFormat};
 use crate::telemetry::memory;
 use chrono::{DateTime, Utc};
+use clap::builder::{OsStr, Resettable};
 use clap::error::ErrorKind;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
+use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
@@ -295,10 +297,44 @@ fn parse_time(s: &str) -> Result<DateTime<Utc>, String> {
         })
 }
 
+/// Flags of which one excludes the other.
+const EXCLUSIVE: [(&str, &str); 5] = [
+    ("store", "snapshot"),
+    ("revision", "time"),
+    ("data_dir", "to_snapshot"),
+    ("wal_dir", "to_snapshot"),
+    ("if_needed", "to_snapshot"),
+];
+
+/// Parses a command line. A flag that is given wins over the variable of one that it excludes: in a Pod
+/// DELTAFOLD_STORE is set, and --snapshot must not be refused for that.
+fn parse(given: &[OsString]) -> Result<Cli, clap::Error> {
+    let is_given = |id: &str| {
+        let flag = format!("--{}", id.replace('_', "-"));
+        given.iter().filter_map(|a| a.to_str()).any(|a| {
+            a.strip_prefix(&flag)
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
+        })
+    };
+    let pairs = EXCLUSIVE.iter().flat_map(|&(a, b)| [(a, b), (b, a)]);
+    let forgotten: Vec<&str> = pairs
+        .filter(|(_, other)| is_given(other))
+        .map(|(id, _)| id)
+        .collect();
+    let command = Cli::command().mut_subcommands(|c| {
+        c.mut_args(|a| match forgotten.contains(&a.get_id().as_str()) {
+            true => a.env(Resettable::<OsStr>::Reset),
+            false => a,
+        })
+    });
+    Cli::from_arg_matches(&command.try_get_matches_from(given)?)
+}
+
 /// Runs the program: parses the command line, runs the command, prints, and says how it ended.
 pub fn main() -> ExitCode {
     memory::give_back_long_buffers();
-    let cli = match Cli::try_parse() {
+    let given: Vec<OsString> = std::env::args_os().collect();
+    let cli = match parse(&given) {
         Ok(cli) => cli,
         Err(e) => return refuse(&e),
     };
@@ -481,7 +517,6 @@ fn size(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn every_flag_has_its_environment_variable() {

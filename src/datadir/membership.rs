@@ -64,6 +64,7 @@ impl Member {
 /// The cluster that a restored member belongs to, and which of its members it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cluster {
+    token: String,
     id: ClusterId,
     members: Vec<Member>,
     me: usize,
@@ -112,6 +113,21 @@ impl Cluster {
                 return Err(usage(format!("--initial-cluster has {url} twice")));
             }
         }
+        Self::of(by_name.into_iter().collect(), name, token.to_owned())
+    }
+
+    /// The same members in a cluster of another token: with other IDs, so that neither takes the other
+    /// for its own.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new), for IDs.
+    pub fn with_token(&self, token: String) -> Result<Cluster> {
+        let members = self.members.iter();
+        let by_name = members.map(|m| (m.name.clone(), m.peer_urls.clone()));
+        Self::of(by_name.collect(), &self.me().name, token)
+    }
+
+    fn of(by_name: Vec<(String, Vec<String>)>, name: &str, token: String) -> Result<Cluster> {
         let mut members: Vec<Member> = by_name
             .into_iter()
             .map(|(name, peer_urls)| Member {
@@ -130,10 +146,16 @@ impl Cluster {
         let ids: Vec<u8> = members.iter().flat_map(|m| m.id.0.to_be_bytes()).collect();
         let me = members.iter().position(|m| m.name == name);
         Ok(Cluster {
+            token,
             id: ClusterId(hash(&ids)),
             me: me.ok_or_else(|| Error::internal("the member is not in its own cluster"))?,
             members,
         })
+    }
+
+    /// What tells it from other clusters of the same URLs.
+    pub fn token(&self) -> &str {
+        &self.token
     }
 
     /// The cluster's ID.

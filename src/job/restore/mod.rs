@@ -267,8 +267,14 @@ impl Run<'_> {
                 ));
             }
         }
+        let mut member = None;
         let (mut outcome, chosen) =
             self.try_candidates(candidates, decision, |run, source, ctx| {
+                let cluster = match if_needed {
+                    None => Cluster::clone(cluster),
+                    Some(_) => run.cluster_of(cluster, source).map_err(Failed::Target)?,
+                };
+                let cluster = &*member.insert(cluster);
                 let Some(occupied) = &occupied else {
                     return Ok(None);
                 };
@@ -294,7 +300,7 @@ impl Run<'_> {
                 "restored a member"
             );
         }
-        outcome.member = Some(Member {
+        outcome.member = member.map(|cluster| Member {
             name: cluster.me().name.clone(),
             id: cluster.me().id.to_string(),
             cluster_id: cluster.id().to_string(),
@@ -488,6 +494,22 @@ impl Run<'_> {
                     source.target
                 ),
             )),
+        }
+    }
+
+    /// The cluster of a member that is restored where it is needed, beside others that may not need it.
+    ///
+    /// The log of a restored member is that with which a cluster of the same IDs once began: together with
+    /// members that were not restored, or at another revision, it would take their entries for what
+    /// follows its own data, and nobody would notice. With IDs that depend on the revision such members
+    /// refuse each other, and those restored at the same one are one cluster.
+    fn cluster_of(&self, cluster: &Cluster, source: &Source) -> Result<Cluster> {
+        match cluster.members().len() {
+            1 => Ok(cluster.clone()),
+            _ => {
+                let (restored, newest) = (source.target, self.newest_revision(source)?);
+                cluster.with_token(format!("{}@{restored}-{newest}", cluster.token()))
+            }
         }
     }
 

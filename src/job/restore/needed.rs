@@ -75,7 +75,9 @@ impl Fault {
     fn message(&self) -> String {
         match self {
             Fault::NoDatabase => "there is no database in the member".to_owned(),
-            Fault::NoWal => "there is no WAL".to_owned(),
+            Fault::NoWal => {
+                "there is no WAL (if it has a directory of its own, give --wal-dir)".to_owned()
+            }
             Fault::Database(m) | Fault::Wal(m) | Fault::Snapshot(m) => m.clone(),
         }
     }
