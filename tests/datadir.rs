@@ -408,9 +408,13 @@ async fn the_log_of_a_killed_etcd_bounds_what_its_database_lacks() {
                 // Without a database, since the log may have lost what that has.
                 let etcd = Etcd::try_start_with(version, cut.path(), &EtcdOptions::default());
                 let (ours, theirs) = (ours.map(drop), etcd.map(drop));
-                assert_eq!(
-                    ours.is_ok(),
-                    theirs.is_ok(),
+                // Where a record's fields go on past its end, 3.5 and 3.6 take it for a torn write, wherever
+                // it stands, and cut off all that follows: their decoder says "unexpected EOF" for both. 3.7
+                // refuses, and so do we.
+                let cut_off_by_some = matches!(&ours, Err(e) if e.to_string().ends_with("a record is none"))
+                    && version != EtcdVersion::V3_7;
+                assert!(
+                    ours.is_ok() == theirs.is_ok() || cut_off_by_some,
                     "byte {i}: {ours:?} {theirs:?}"
                 );
             }
