@@ -207,17 +207,18 @@ impl Found {
                 }
                 Err(e) => return Err(e),
             };
-            match (ours == theirs.hash, detach_leases) {
-                (true, false) => compared = Compared::Same(at),
-                (true, true) => compared = Compared::SameButLeases(at),
-                // A restore with `--leases drop` has left it so: that is no damage.
-                (false, false) => {
-                    compared = Compared::Different(at, ours, theirs.hash);
-                    continue;
-                }
-                (false, true) => {}
+            if ours == theirs.hash {
+                compared = match detach_leases {
+                    false => Compared::Same(at),
+                    true => Compared::SameButLeases(at),
+                };
+                break;
             }
-            break;
+            // What differs with leases is told. Without them it may be the same: a restore with
+            // `--leases drop` has left it so, which is no damage.
+            if !detach_leases {
+                compared = Compared::Different(at, ours, theirs.hash);
+            }
         }
         Ok(against(sound, backup, compared, alone))
     }
