@@ -20,6 +20,10 @@ pub enum Reason {
     NameMismatch,
     /// A delta does not continue the history before it.
     HistoryMismatch,
+    /// Members of the live etcd hold different data at one revision.
+    MembersDiffer,
+    /// The backup and the live etcd hold different data at one revision.
+    BackupDiffers,
     /// Two timelines were written at the same time: two clusters share one prefix.
     InterleavedTimelines,
     /// There is no snapshot to start from.
@@ -30,10 +34,16 @@ pub enum Reason {
     NoSuchTimeline,
     /// The key asked for is not there.
     KeyNotFound,
+    /// There is no revision that both the backup and the live etcd still hold.
+    NoCommonRevision,
     /// The store does not answer, or answers with server errors.
     StoreUnreachable,
     /// No member of the live etcd answers.
     EtcdUnreachable,
+    /// Members of the live etcd answer, and have no quorum.
+    NoQuorum,
+    /// The Kubernetes API does not answer.
+    KubernetesUnreachable,
     /// A bug in deltafold: something it checks of itself did not hold.
     Internal,
     /// What is to be written exists already, with other content.
@@ -50,6 +60,12 @@ pub enum Reason {
     SnapshotVanished,
     /// The live etcd changed what was to be changed, or was compacted; a new run sees the new state.
     Conflict,
+    /// Another run holds the lock.
+    LockHeld,
+    /// A member of the live etcd is not healthy, so that nothing is done that needs all others.
+    MemberUnhealthy,
+    /// A certificate has expired, or is not valid yet.
+    CertificateExpired,
     /// The store, the file system or etcd refuses the operation.
     PermissionDenied,
     /// The store or etcd does not accept the credentials.
@@ -62,20 +78,25 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, in the order of the exit codes.
-    pub const ALL: [Reason; 25] = [
+    pub const ALL: [Reason; 33] = [
         Reason::Usage,
         Reason::CorruptSnapshot,
         Reason::CorruptDataDir,
         Reason::RevisionGap,
         Reason::NameMismatch,
         Reason::HistoryMismatch,
+        Reason::MembersDiffer,
+        Reason::BackupDiffers,
         Reason::InterleavedTimelines,
         Reason::NoSnapshots,
         Reason::OutOfRange,
         Reason::NoSuchTimeline,
         Reason::KeyNotFound,
+        Reason::NoCommonRevision,
         Reason::StoreUnreachable,
         Reason::EtcdUnreachable,
+        Reason::NoQuorum,
+        Reason::KubernetesUnreachable,
         Reason::Internal,
         Reason::TargetExists,
         Reason::TargetInUse,
@@ -84,6 +105,9 @@ impl Reason {
         Reason::NoSpace,
         Reason::SnapshotVanished,
         Reason::Conflict,
+        Reason::LockHeld,
+        Reason::MemberUnhealthy,
+        Reason::CertificateExpired,
         Reason::PermissionDenied,
         Reason::Unauthenticated,
         Reason::Configuration,
@@ -99,13 +123,18 @@ impl Reason {
             Reason::RevisionGap => "RevisionGap",
             Reason::NameMismatch => "NameMismatch",
             Reason::HistoryMismatch => "HistoryMismatch",
+            Reason::MembersDiffer => "MembersDiffer",
+            Reason::BackupDiffers => "BackupDiffers",
             Reason::InterleavedTimelines => "InterleavedTimelines",
             Reason::NoSnapshots => "NoSnapshots",
             Reason::OutOfRange => "OutOfRange",
             Reason::NoSuchTimeline => "NoSuchTimeline",
             Reason::KeyNotFound => "KeyNotFound",
+            Reason::NoCommonRevision => "NoCommonRevision",
             Reason::StoreUnreachable => "StoreUnreachable",
             Reason::EtcdUnreachable => "EtcdUnreachable",
+            Reason::NoQuorum => "NoQuorum",
+            Reason::KubernetesUnreachable => "KubernetesUnreachable",
             Reason::Internal => "Internal",
             Reason::TargetExists => "TargetExists",
             Reason::TargetInUse => "TargetInUse",
@@ -114,6 +143,9 @@ impl Reason {
             Reason::NoSpace => "NoSpace",
             Reason::SnapshotVanished => "SnapshotVanished",
             Reason::Conflict => "Conflict",
+            Reason::LockHeld => "LockHeld",
+            Reason::MemberUnhealthy => "MemberUnhealthy",
+            Reason::CertificateExpired => "CertificateExpired",
             Reason::PermissionDenied => "PermissionDenied",
             Reason::Unauthenticated => "Unauthenticated",
             Reason::Configuration => "Configuration",
@@ -130,16 +162,26 @@ impl Reason {
             | Reason::RevisionGap
             | Reason::NameMismatch
             | Reason::HistoryMismatch
+            | Reason::MembersDiffer
+            | Reason::BackupDiffers
             | Reason::InterleavedTimelines => 65,
             Reason::NoSnapshots
             | Reason::OutOfRange
             | Reason::NoSuchTimeline
-            | Reason::KeyNotFound => 66,
-            Reason::StoreUnreachable | Reason::EtcdUnreachable => 69,
+            | Reason::KeyNotFound
+            | Reason::NoCommonRevision => 66,
+            Reason::StoreUnreachable
+            | Reason::EtcdUnreachable
+            | Reason::NoQuorum
+            | Reason::KubernetesUnreachable => 69,
             Reason::Internal => 70,
             Reason::TargetExists | Reason::TargetInUse | Reason::ClusterHasQuorum => 73,
             Reason::Io | Reason::NoSpace => 74,
-            Reason::SnapshotVanished | Reason::Conflict => 75,
+            Reason::SnapshotVanished
+            | Reason::Conflict
+            | Reason::LockHeld
+            | Reason::MemberUnhealthy => 75,
+            Reason::CertificateExpired => 76,
             Reason::PermissionDenied | Reason::Unauthenticated => 77,
             Reason::Configuration => 78,
             Reason::Terminated => 143,
@@ -148,7 +190,7 @@ impl Reason {
 
     /// Whether snapshots or a data directory, not their surroundings, are what is wrong.
     pub fn is_bad_data(self) -> bool {
-        self.exit_code() == 65
+        self.exit_code() == 65 && !matches!(self, Reason::MembersDiffer | Reason::BackupDiffers)
     }
 
     /// Whether the same command can succeed later without anything being mended by hand.

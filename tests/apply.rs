@@ -2,7 +2,8 @@
 
 mod support;
 
-use deltafold::etcd::client::{Client, Endpoints};
+use deltafold::etcd::client::Client;
+use deltafold::etcd::connect::Endpoints;
 use deltafold::etcd::diff::Wanted;
 use deltafold::job::apply::{
     Difference, MAX_REQUEST_BYTES, MAX_TXN_OPS, Options, Outcome, Status, run,
@@ -124,6 +125,8 @@ fn endpoints(endpoint: &str) -> Endpoints {
         user: None,
         dial_timeout: Duration::from_secs(2),
         command_timeout: Duration::from_secs(5),
+        keepalive_time: Duration::from_secs(10),
+        keepalive_timeout: Duration::from_secs(6),
     }
 }
 

@@ -1,12 +1,14 @@
 //! How a live etcd is reached: the flags, named as etcdctl's own.
 
 use crate::error::{Error, Reason, Result};
-use crate::etcd::client::{Client, Endpoints, User};
+use crate::etcd::client::Client;
+use crate::etcd::connect::{Connector, Endpoints, User};
 use crate::mvcc::history::parse_duration;
 use crate::store::Cancel;
 use clap::Args;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
+use tokio::runtime::Handle;
 
 /// The live etcd.
 #[derive(Debug, Args)]
@@ -50,18 +52,39 @@ pub(super) struct EndpointArgs {
         requires = "user"
     )]
     password: Option<String>,
+    /// A file that holds the password, such as one of a mounted Secret
+    #[arg(
+        long,
+        env = "DELTAFOLD_PASSWORD_FILE",
+        value_name = "FILE",
+        requires = "user",
+        conflicts_with = "password"
+    )]
+    password_file: Option<PathBuf>,
     /// How long to wait for a connection
     #[arg(long, env = "DELTAFOLD_DIAL_TIMEOUT", value_name = "DURATION", default_value = "2s", value_parser = parse_timeout)]
     dial_timeout: Duration,
     /// How long to wait for an answer
     #[arg(long, env = "DELTAFOLD_COMMAND_TIMEOUT", value_name = "DURATION", default_value = "5s", value_parser = parse_timeout)]
     command_timeout: Duration,
+    /// A connection that is silent for so long is looked after
+    #[arg(long, env = "DELTAFOLD_KEEPALIVE_TIME", value_name = "DURATION", default_value = "10s", value_parser = parse_timeout)]
+    keepalive_time: Duration,
+    /// And given up after so long without an answer
+    #[arg(long, env = "DELTAFOLD_KEEPALIVE_TIMEOUT", value_name = "DURATION", default_value = "6s", value_parser = parse_timeout)]
+    keepalive_timeout: Duration,
 }
 
 impl EndpointArgs {
-    pub(super) fn connect(&self, cancel: &Cancel) -> Result<Client> {
-        let user = user(self.user.as_deref(), self.password.as_deref())?;
-        let options = Endpoints {
+    fn options(&self) -> Result<Endpoints> {
+        let from_file = self
+            .password_file
+            .as_deref()
+            .map(read_password)
+            .transpose()?;
+        let password = from_file.as_deref().or(self.password.as_deref());
+        let user = user(self.user.as_deref(), password)?;
+        Ok(Endpoints {
             endpoints: self.endpoints.iter().map(|e| e.trim().to_owned()).collect(),
             cacert: self.cacert.clone(),
             cert: self.cert.clone(),
@@ -69,9 +92,31 @@ impl EndpointArgs {
             user,
             dial_timeout: self.dial_timeout,
             command_timeout: self.command_timeout,
-        };
-        Client::connect(options, tokio::runtime::Handle::current(), cancel.clone())
+            keepalive_time: self.keepalive_time,
+            keepalive_timeout: self.keepalive_timeout,
+        })
     }
+
+    /// A connection to its keys.
+    pub(super) fn connect(&self, cancel: &Cancel) -> Result<Client> {
+        Client::connect(self.options()?, Handle::current(), cancel.clone())
+    }
+
+    /// The way to each of its members; nothing is sent yet.
+    pub(super) fn connector(&self, cancel: &Cancel) -> Result<Connector> {
+        Connector::new(self.options()?, Handle::current(), cancel.clone())
+    }
+}
+
+/// The password in a file: without the line's end that editors leave.
+fn read_password(path: &Path) -> Result<String> {
+    let text = std::fs::read_to_string(path).map_err(|e| {
+        Error::new(
+            Reason::Configuration,
+            format!("--password-file {} cannot be read: {e}", path.display()),
+        )
+    })?;
+    Ok(text.trim_end_matches(['\r', '\n']).to_owned())
 }
 
 /// The user, from the two flags.
@@ -83,7 +128,7 @@ fn user(user: Option<&str>, password: Option<&str>) -> Result<Option<User>> {
         (None, None) => {
             return Err(Error::new(
                 Reason::Usage,
-                "--user has no password: give --user NAME:PASSWORD or --password, best as DELTAFOLD_PASSWORD",
+                "--user has no password: give --user NAME:PASSWORD, --password (best as DELTAFOLD_PASSWORD) or --password-file",
             ));
         }
     };

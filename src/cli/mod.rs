@@ -298,13 +298,40 @@ fn parse_time(s: &str) -> Result<DateTime<Utc>, String> {
 }
 
 /// Flags of which one excludes the other.
-const EXCLUSIVE: [(&str, &str); 5] = [
+const EXCLUSIVE: [(&str, &str); 6] = [
     ("store", "snapshot"),
     ("revision", "time"),
     ("data_dir", "to_snapshot"),
     ("wal_dir", "to_snapshot"),
     ("if_needed", "to_snapshot"),
+    ("password", "password_file"),
 ];
+
+/// Flags of a live etcd whose variables may be etcdctl's, too: `ETCDCTL_` and the name.
+const ETCDCTL: [&str; 10] = [
+    "endpoints",
+    "cacert",
+    "cert",
+    "key",
+    "user",
+    "password",
+    "dial_timeout",
+    "command_timeout",
+    "keepalive_time",
+    "keepalive_timeout",
+];
+
+/// The variable of etcdctl's that counts for a flag: where ours is not set.
+fn etcdctl_variable(arg: &clap::Arg) -> Option<String> {
+    let id = arg.get_id().as_str();
+    let own = arg.get_env()?;
+    // Other commands have flags of these names that mean something else.
+    let name = own.to_str()?.strip_prefix("DELTAFOLD_")?;
+    let is_etcds = ETCDCTL.contains(&id) && name.eq_ignore_ascii_case(id);
+    let theirs = format!("ETCDCTL_{name}");
+    let counts = is_etcds && std::env::var_os(own).is_none() && std::env::var_os(&theirs).is_some();
+    counts.then_some(theirs)
+}
 
 /// Parses a command line. A flag that is given wins over the variable of one that it excludes: in a Pod
 /// DELTAFOLD_STORE is set, and --snapshot must not be refused for that.
@@ -324,7 +351,10 @@ fn parse(given: &[OsString]) -> Result<Cli, clap::Error> {
     let command = Cli::command().mut_subcommands(|c| {
         c.mut_args(|a| match forgotten.contains(&a.get_id().as_str()) {
             true => a.env(Resettable::<OsStr>::Reset),
-            false => a,
+            false => match etcdctl_variable(&a) {
+                Some(theirs) => a.env(theirs),
+                None => a,
+            },
         })
     });
     Cli::from_arg_matches(&command.try_get_matches_from(given)?)

@@ -1,0 +1,464 @@
+//! The way to a member of a live etcd: TLS, credentials, and what a failure means.
+//!
+//! It connects to one endpoint and gives every failure its reason; what is asked there, and which endpoint
+//! is tried, it does not decide. The other files of this room call it.
+
+use crate::error::{Error, Reason, Result};
+use crate::store::Cancel;
+use etcd_client::{Certificate, ConnectOptions, Identity, TlsOptions};
+use std::error::Error as _;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::runtime::Handle;
+
+/// How to reach an etcd. The fields are etcdctl's flags of these names.
+#[derive(Debug, Clone)]
+pub struct Endpoints {
+    /// URLs of members, tried in turn; one at least.
+    pub endpoints: Vec<String>,
+    /// PEM of the authorities whose certificates count; those of the system where `None`.
+    pub cacert: Option<PathBuf>,
+    /// PEM of the client's certificate; together with `key`.
+    pub cert: Option<PathBuf>,
+    /// PEM of the client's key.
+    pub key: Option<PathBuf>,
+    /// Who asks, where etcd has authentication enabled.
+    pub user: Option<User>,
+    /// To connect to one member.
+    pub dial_timeout: Duration,
+    /// For one request.
+    pub command_timeout: Duration,
+    /// A connection that is silent for so long is looked after; etcd allows no less than 5 s.
+    pub keepalive_time: Duration,
+    /// And given up after so long without an answer.
+    pub keepalive_timeout: Duration,
+}
+
+/// A user of etcd; its password shows nowhere.
+#[derive(Clone)]
+pub struct User {
+    /// The name.
+    pub name: String,
+    /// The password.
+    pub password: String,
+}
+
+impl fmt::Debug for User {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("User")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What an attempt came to.
+#[derive(Debug)]
+pub enum Failed {
+    /// Another attempt, or another member, may do.
+    TryAgain(Error),
+    /// It will not.
+    Final(Error),
+    /// The request is too large for the server, or the answer for us.
+    TooLarge(String),
+}
+
+impl Failed {
+    /// The failure, whatever may be tried.
+    pub fn into_error(self) -> Error {
+        match self {
+            Failed::TryAgain(e) | Failed::Final(e) => e,
+            Failed::TooLarge(message) => Error::new(Reason::Configuration, message),
+        }
+    }
+}
+
+/// What a connection is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Streams {
+    /// Requests and answers, and snapshots.
+    Plain,
+    /// Watches: a member that has lost its leader ends them.
+    NeedLeader,
+}
+
+/// All that is needed to reach any member; clones are cheap. Its calls block: not for async threads.
+#[derive(Clone)]
+pub struct Connector {
+    options: Arc<Endpoints>,
+    tls: Option<TlsOptions>,
+    handle: Handle,
+    cancel: Cancel,
+}
+
+impl Connector {
+    /// Looks at the endpoints and reads the certificates; nothing is sent.
+    ///
+    /// # Errors
+    /// `Usage` and `Configuration`.
+    pub fn new(options: Endpoints, handle: Handle, cancel: Cancel) -> Result<Self> {
+        if options.endpoints.is_empty() {
+            return Err(Error::new(Reason::Usage, "--endpoints names no endpoint"));
+        }
+        for endpoint in &options.endpoints {
+            check_endpoint(endpoint, has_tls_files(&options))?;
+        }
+        let tls = tls(&options)?;
+        Ok(Connector {
+            options: Arc::new(options),
+            tls,
+            handle,
+            cancel,
+        })
+    }
+
+    /// How to reach it.
+    pub fn options(&self) -> &Endpoints {
+        &self.options
+    }
+
+    /// The switch that ends its waits.
+    pub fn cancel(&self) -> &Cancel {
+        &self.cancel
+    }
+
+    /// Waits for `f`, unless cancelled first.
+    ///
+    /// # Errors
+    /// `Terminated`.
+    pub fn wait<F: Future>(&self, f: F) -> Result<F::Output, Failed> {
+        self.handle
+            .block_on(self.cancel.or(f))
+            .map_err(Failed::Final)
+    }
+
+    /// Waits for an answer, for no longer than `--command-timeout`.
+    ///
+    /// # Errors
+    /// Of any kind, with its reason.
+    pub fn ask<T>(
+        &self,
+        what: &str,
+        endpoint: &str,
+        answer: impl Future<Output = Result<T, etcd_client::Error>>,
+    ) -> Result<T, Failed> {
+        self.ask_for(what, endpoint, self.options.command_timeout, answer)
+    }
+
+    /// As [`ask`](Self::ask), for no longer than `patience`.
+    ///
+    /// # Errors
+    /// Of any kind, with its reason.
+    pub fn ask_for<T>(
+        &self,
+        what: &str,
+        endpoint: &str,
+        patience: Duration,
+        answer: impl Future<Output = Result<T, etcd_client::Error>>,
+    ) -> Result<T, Failed> {
+        self.wait(async { tokio::time::timeout(patience, answer).await })?
+            .map_err(|_| timed_out(what, endpoint, patience))?
+            .map_err(|e| self.failure(what, endpoint, e))
+    }
+
+    /// Gives a failure at an endpoint its reason.
+    pub fn failure(&self, what: &str, endpoint: &str, e: etcd_client::Error) -> Failed {
+        failure(what, endpoint, &self.options, e)
+    }
+
+    /// Connects to one endpoint.
+    ///
+    /// # Errors
+    /// Of any kind, with its reason.
+    pub fn dial(&self, endpoint: &str, streams: Streams) -> Result<etcd_client::Client, Failed> {
+        let patience = self.options.command_timeout + self.options.dial_timeout;
+        self.ask_for(
+            "connect",
+            endpoint,
+            patience,
+            self.dial_once(endpoint, streams),
+        )
+    }
+
+    async fn dial_once(
+        &self,
+        endpoint: &str,
+        streams: Streams,
+    ) -> Result<etcd_client::Client, etcd_client::Error> {
+        let mut connect = ConnectOptions::new()
+            .with_connect_timeout(self.options.dial_timeout)
+            .with_keep_alive(self.options.keepalive_time, self.options.keepalive_timeout)
+            .with_require_leader(streams == Streams::NeedLeader);
+        if let Some(tls) = self
+            .tls
+            .clone()
+            .filter(|_| !endpoint.starts_with("http://"))
+        {
+            connect = connect.with_tls(tls);
+        }
+        let anonymous = connect.clone();
+        if let Some(user) = &self.options.user {
+            connect = connect
+                .with_user(user.name.as_str(), user.password.as_str())
+                .with_auto_token_refresh(true);
+        }
+        match etcd_client::Client::connect([endpoint], Some(connect)).await {
+            // As etcdctl: a user is no harm where none is asked for.
+            Err(e) if e.to_string().contains("authentication is not enabled") => {
+                etcd_client::Client::connect([endpoint], Some(anonymous)).await
+            }
+            other => other,
+        }
+    }
+}
+
+fn timed_out(what: &str, endpoint: &str, patience: Duration) -> Failed {
+    Failed::TryAgain(Error::new(
+        Reason::EtcdUnreachable,
+        format!(
+            "{what} at {endpoint}: no answer within {} s: check --endpoints, or give it more time with --command-timeout",
+            patience.as_secs_f64()
+        ),
+    ))
+}
+
+/// Gives a failure its reason.
+fn failure(what: &str, endpoint: &str, options: &Endpoints, e: etcd_client::Error) -> Failed {
+    use etcd_client::Error as E;
+    let error = |reason, said: &str, advice: &str| {
+        Error::new(reason, format!("{what} at {endpoint}: {said}{advice}"))
+    };
+    let said = causes(&e);
+    // TLS fails deep below what the libraries tell apart.
+    let certificate = [
+        "certificate",
+        "CertificateRequired",
+        "BadCertificate",
+        "UnknownCA",
+        "HandshakeFailure",
+    ]
+    .iter()
+    .any(|sign| said.contains(sign));
+    // rustls' own word, and the alert of a server that refuses ours.
+    let expired = [
+        "certificate expired",
+        "CertificateExpired",
+        "certificate not valid yet",
+    ]
+    .iter()
+    .any(|sign| said.contains(sign));
+    if expired {
+        return Failed::Final(error(
+            Reason::CertificateExpired,
+            &said,
+            ": renew the server's certificate, or the one of --cert",
+        ));
+    }
+    if said.contains("UnknownIssuer") {
+        return Failed::Final(error(
+            Reason::Configuration,
+            &said,
+            ": no authority in --cacert has signed the server's certificate",
+        ));
+    }
+    let E::GRpcStatus(status) = &e else {
+        return match &e {
+            _ if certificate => Failed::Final(error(Reason::Configuration, &said, CHECK_TLS)),
+            E::TransportError(_) | E::InvalidArgs(_) | E::InvalidUri(_) => Failed::Final(error(
+                Reason::Configuration,
+                &said,
+                ": check --endpoints, --cacert, --cert and --key",
+            )),
+            _ => Failed::TryAgain(error(Reason::EtcdUnreachable, &said, "")),
+        };
+    };
+    // Codes of gRPC; the type itself is not etcd-client's to give.
+    let (code, message) = (status.code() as i32, status.message());
+    const INVALID_ARGUMENT: i32 = 3;
+    const PERMISSION_DENIED: i32 = 7;
+    const RESOURCE_EXHAUSTED: i32 = 8;
+    const FAILED_PRECONDITION: i32 = 9;
+    const OUT_OF_RANGE: i32 = 11;
+    const UNAUTHENTICATED: i32 = 16;
+    let who = match &options.user {
+        Some(user) => format!(": check --user and --password (user {})", user.name),
+        None => ": it wants a user, give --user and --password".to_owned(),
+    };
+    let has = |text: &str| message.contains(text);
+    match code {
+        _ if has("request is too large")
+            || has("too many operations")
+            || has("larger than max")
+            || has("message length too large") =>
+        {
+            Failed::TooLarge(message.to_owned())
+        }
+        UNAUTHENTICATED => Failed::Final(error(Reason::Unauthenticated, message, &who)),
+        INVALID_ARGUMENT | FAILED_PRECONDITION
+            if has("authentication failed") || has("user name") || has("user name is empty") =>
+        {
+            Failed::Final(error(Reason::Unauthenticated, message, &who))
+        }
+        PERMISSION_DENIED => Failed::Final(error(
+            Reason::PermissionDenied,
+            message,
+            ": grant the user's role what it lacks",
+        )),
+        RESOURCE_EXHAUSTED if has("database space exceeded") => Failed::Final(error(
+            Reason::NoSpace,
+            message,
+            ": compact and defragment etcd, then `etcdctl alarm disarm`",
+        )),
+        _ if has("etcdserver: no leader")
+            || has("etcdserver: leader changed")
+            || has("etcdserver: request timed out") =>
+        {
+            Failed::TryAgain(error(
+                Reason::NoQuorum,
+                message,
+                ": the member answers, and its cluster has no quorum",
+            ))
+        }
+        OUT_OF_RANGE if has("compacted") => Failed::Final(error(
+            Reason::Conflict,
+            message,
+            ": etcd was compacted while it was read, run again",
+        )),
+        INVALID_ARGUMENT | FAILED_PRECONDITION | OUT_OF_RANGE => {
+            Failed::Final(error(Reason::Configuration, message, ""))
+        }
+        _ if certificate => Failed::Final(error(Reason::Configuration, &said, CHECK_TLS)),
+        // The connection came about and broke: so it does where one end wants TLS, or a certificate.
+        _ if status.source().is_some() && !said.contains("tcp connect error") => {
+            Failed::TryAgain(error(Reason::EtcdUnreachable, &said, CHECK_TLS))
+        }
+        _ => Failed::TryAgain(error(Reason::EtcdUnreachable, &said, "")),
+    }
+}
+
+const CHECK_TLS: &str =
+    ": check whether --endpoints are https:// or http://, and --cacert, --cert and --key";
+
+/// An error with what lies below it.
+fn causes(e: &etcd_client::Error) -> String {
+    let mut said = match e {
+        etcd_client::Error::GRpcStatus(s) => s.message().to_owned(),
+        e => e.to_string(),
+    };
+    let mut source = match e {
+        etcd_client::Error::GRpcStatus(s) => s.source(),
+        etcd_client::Error::TransportError(t) => t.source(),
+        _ => None,
+    };
+    while let Some(cause) = source {
+        let text = cause.to_string();
+        if !said.contains(&text) {
+            said = format!("{said}: {text}");
+        }
+        source = cause.source();
+    }
+    said
+}
+
+fn has_tls_files(options: &Endpoints) -> bool {
+    options.cacert.is_some() || options.cert.is_some()
+}
+
+/// Refuses what can be seen to be wrong before anything is sent.
+fn check_endpoint(endpoint: &str, has_tls_files: bool) -> Result<()> {
+    let wrong = |why: &str| {
+        Err(Error::new(
+            Reason::Usage,
+            format!("--endpoints: {why}: give URLs such as https://10.0.0.1:2379"),
+        ))
+    };
+    let (scheme, rest) = match endpoint.split_once("://") {
+        Some((scheme, rest)) => (Some(scheme), rest),
+        None => (None, endpoint),
+    };
+    if rest.contains('@') {
+        // It may hold a password: it is not shown.
+        return wrong("an endpoint has a user in it; that is what --user is for");
+    }
+    match scheme {
+        Some("http") if has_tls_files => wrong(&format!(
+            "{endpoint} is without TLS, so --cacert, --cert and --key are of no use there"
+        )),
+        Some("http" | "https") | None if !rest.trim_matches('/').is_empty() => Ok(()),
+        _ => wrong(&format!("\"{endpoint}\" is no endpoint")),
+    }
+}
+
+/// What TLS needs; `None` where no endpoint uses it.
+fn tls(options: &Endpoints) -> Result<Option<TlsOptions>> {
+    let read = |flag: &str, path: &Path| {
+        std::fs::read(path).map_err(|e| {
+            Error::new(
+                Reason::Configuration,
+                format!("{flag} {} cannot be read: {e}", path.display()),
+            )
+        })
+    };
+    let secure = options.endpoints.iter().any(|e| e.starts_with("https://"));
+    if !secure && !has_tls_files(options) {
+        return Ok(None);
+    }
+    let mut tls = TlsOptions::new();
+    tls = match &options.cacert {
+        Some(path) => tls.ca_certificate(Certificate::from_pem(read("--cacert", path)?)),
+        None => tls.with_native_roots(),
+    };
+    match (&options.cert, &options.key) {
+        (Some(cert), Some(key)) => {
+            let identity = Identity::from_pem(read("--cert", cert)?, read("--key", key)?);
+            tls = tls.identity(identity);
+        }
+        (None, None) => {}
+        _ => {
+            return Err(Error::new(
+                Reason::Usage,
+                "--cert and --key belong together: give both",
+            ));
+        }
+    }
+    Ok(Some(tls))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_are_looked_at_before_anything_is_sent() {
+        for good in [
+            "http://a:2379",
+            "https://a:2379",
+            "a:2379",
+            "http://[::1]:2379/",
+        ] {
+            check_endpoint(good, false).unwrap();
+        }
+        check_endpoint("https://a:2379", true).unwrap();
+        check_endpoint("a:2379", true).unwrap();
+        for bad in ["", "http://", "ftp://a", "unix:///a", "http://u:secret@a:1"] {
+            let e = check_endpoint(bad, false).unwrap_err();
+            assert_eq!(e.reason(), Reason::Usage, "{bad}");
+            assert!(!e.to_string().contains("secret"), "{e}");
+        }
+        assert!(check_endpoint("http://a:2379", true).is_err());
+    }
+
+    #[test]
+    fn a_password_shows_nowhere() {
+        let user = User {
+            name: "root".to_owned(),
+            password: "secret".to_owned(),
+        };
+        let shown = format!("{user:?}");
+        assert!(
+            shown.contains("root") && !shown.contains("secret"),
+            "{shown}"
+        );
+    }
+}
