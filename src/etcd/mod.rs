@@ -5,6 +5,8 @@
 pub mod client;
 pub mod connect;
 pub mod diff;
+pub mod feed;
 pub mod peers;
+pub mod snapshot;
 
 pub use client::Client;
