@@ -3,6 +3,7 @@
 //! It knows keys, transactions and members, nothing of snapshots. `job` calls it.
 
 pub mod client;
+pub mod cluster;
 pub mod connect;
 pub mod diff;
 pub mod feed;
