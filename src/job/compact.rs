@@ -5,7 +5,7 @@
 use crate::bucket::codec::{self, CompressionChoice};
 use crate::bucket::frame::FrameWriter;
 use crate::bucket::{Kind, SnapshotName};
-use crate::error::{Error, Reason, Result};
+use crate::error::{Error, Result};
 use crate::job::publish::{Both, give_name, side_by_side};
 use crate::job::rebuild::{Leases, Rebuild};
 use crate::job::scan::{Depth, scan};

@@ -71,13 +71,12 @@ fn catch_up(
     };
     let position = match known::position(ctx, saved) {
         Ok(position) => position,
-        Err(e) if e.reason().is_bad_data() => {
-            return Ok(Some((FullReason::CorruptSnapshot, e.to_string())));
+        Err(e) => {
+            return match known::full_instead(&e) {
+                Some(why) => Ok(Some(why)),
+                None => Err(e),
+            };
         }
-        Err(e) if e.reason() == Reason::OutOfRange => {
-            return Ok(Some((FullReason::Unverifiable, e.to_string())));
-        }
-        Err(e) => return Err(e),
     };
     let mut gather = Gather {
         ctx,
@@ -99,9 +98,7 @@ fn catch_up(
     // Up to the full every revision stays restorable, and the next delta begins behind it.
     if let Some(ended) = gather.up_to(saver, taken.revision.0)? {
         let (_, why) = saver.because(ended);
-        saver.warn(format!(
-            "the deltas do not reach the new full: {why}"
-        ));
+        saver.warn(format!("the deltas do not reach the new full: {why}"));
     }
     saver.publish_full(taken, why, false)?;
     Ok(None)

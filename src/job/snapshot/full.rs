@@ -162,7 +162,9 @@ pub(super) fn take(ctx: &Context, taking: &Taking, newest: Option<Newest>) -> Re
             Err(e) => return Err(e),
         }
     }
-    let reason = failures.first().map_or(Reason::EtcdUnreachable, Error::reason);
+    let reason = failures
+        .first()
+        .map_or(Reason::EtcdUnreachable, Error::reason);
     let said: Vec<String> = failures.iter().map(Error::to_string).collect();
     Err(Error::new(
         reason,
@@ -187,17 +189,16 @@ fn is_the_members(e: &Error) -> bool {
 }
 
 /// Has all members tell their HashKV at one revision.
-fn compare_members(
-    cluster: &Cluster,
-    taking: &Taking,
-) -> Result<(Vec<Compared>, Vec<MemberHash>)> {
+fn compare_members(cluster: &Cluster, taking: &Taking) -> Result<(Vec<Compared>, Vec<MemberHash>)> {
     let mut tries = 1;
     let (hashes, agreement) = loop {
         let hashes = cluster.hash_kv_all(&taking.way, cluster.revision)?;
         let agreement = compare(&hashes);
-        let compacted = hashes
-            .iter()
-            .any(|h| h.error.as_ref().is_some_and(|(r, _)| *r == Reason::Conflict));
+        let compacted = hashes.iter().any(|h| {
+            h.error
+                .as_ref()
+                .is_some_and(|(r, _)| *r == Reason::Conflict)
+        });
         if tries >= HASH_TRIES || (agreement.unknown.is_empty() && !compacted) {
             break (hashes, agreement);
         }
@@ -250,7 +251,7 @@ fn take_from(
 ) -> Result<(Taken, Database<Spool>)> {
     let failed = |e| Error::io("write the new snapshot", e);
     let stream = SnapshotReader::open(&taking.way, endpoint).map_err(|f| f.into_error())?;
-    let mut payload = FrameReader::new(taking.limit_read(stream, ctx));
+    let mut payload = FrameReader::new(stream);
     let upload = Upload::new(&ctx.store, "Full", ctx.threads);
     let packed = codec::encoder(encoding, ctx.threads, upload).map_err(failed)?;
     let mut both = Both {
@@ -298,12 +299,14 @@ fn take_from(
             ),
         ));
     }
-    let position = known::of_full(&db, &base, base.revision).ok().map(|changes| {
-        Position::after(&Transaction {
-            revision: base.revision.0,
-            changes,
-        })
-    });
+    let position = known::of_full(&db, &base, base.revision)
+        .ok()
+        .map(|changes| {
+            Position::after(&Transaction {
+                revision: base.revision.0,
+                changes,
+            })
+        });
     let taken = Taken {
         staged,
         encoding,

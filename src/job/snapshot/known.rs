@@ -1,6 +1,6 @@
 //! What a store holds at its last saved revision, so that a watch can be compared with it.
 
-use super::saved::Saved;
+use super::saved::{FullReason, Saved};
 use crate::bolt::{Database, ReadAt};
 use crate::bucket::{Kind, Snapshot};
 use crate::error::{Error, Reason, Result};
@@ -28,6 +28,15 @@ pub(super) fn position(ctx: &Context, saved: &Saved) -> Result<Position> {
         revision: saved.last.0,
         changes,
     }))
+}
+
+/// Why a full is needed where the position cannot be told; `None` where it may be told later.
+pub(super) fn full_instead(e: &Error) -> Option<(FullReason, String)> {
+    match e.reason() {
+        Reason::OutOfRange => Some((FullReason::Unverifiable, e.to_string())),
+        r if r.is_bad_data() => Some((FullReason::CorruptSnapshot, e.to_string())),
+        _ => None,
+    }
 }
 
 fn of_delta(ctx: &Context, snapshot: &Snapshot, revision: Revision) -> Result<Vec<KeyChange>> {

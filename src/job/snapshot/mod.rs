@@ -3,16 +3,18 @@
 //! Here stands the I/O; [`saved`] decides. `cli` calls it.
 
 mod delta;
-pub mod follow;
+// pub mod follow;
 mod full;
 mod known;
 mod pending;
 mod queue;
 pub mod saved;
 mod saver;
+mod tell;
 
 pub use delta::{DeltaOptions, delta};
 pub use saved::FullReason;
+pub use tell::Tell;
 
 use crate::bucket::codec::CompressionChoice;
 use crate::bucket::{Compression, SnapshotName};
@@ -191,8 +193,14 @@ pub fn full(ctx: &Context, taking: &Taking, is_final: bool) -> Result<Outcome> {
     ctx.store.clean_staging(chrono::Utc::now());
     let mut saver = Saver::open(ctx, taking)?;
     let why = match saver.saved() {
-        None => (FullReason::EmptyBucket, "the store holds no snapshot".to_owned()),
-        Some(_) => (FullReason::Requested, "a full snapshot was asked for".to_owned()),
+        None => (
+            FullReason::EmptyBucket,
+            "the store holds no snapshot".to_owned(),
+        ),
+        Some(_) => (
+            FullReason::Requested,
+            "a full snapshot was asked for".to_owned(),
+        ),
     };
     let taken = saver.take_full()?;
     saver.publish_full(taken, why, is_final)?;

@@ -95,6 +95,11 @@ impl Pending {
         self.revisions.is_none()
     }
 
+    /// The last revision in it.
+    pub(super) fn last(&self) -> Option<Revision> {
+        self.revisions.map(|r| r.1)
+    }
+
     pub(super) fn events(&self) -> u64 {
         self.events.events()
     }
@@ -145,8 +150,7 @@ impl Pending {
     }
 }
 
-const WRITING: &str =
-    "write events to the temporary directory (choose another with --temp-dir)";
+const WRITING: &str = "write events to the temporary directory (choose another with --temp-dir)";
 
 /// A delta that has all its events.
 pub(super) struct Sealed {

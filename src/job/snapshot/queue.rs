@@ -3,7 +3,7 @@
 
 use super::pending::Encoded;
 use crate::error::Error;
-use crate::etcd::feed::{Ended, Feed, Next, Position};
+use crate::etcd::feed::{Ended, Feed, Next};
 use chrono::{DateTime, Utc};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -134,6 +134,11 @@ impl Tail {
         self.queue.pop(patience)
     }
 
+    /// What was taken and is no transaction, to be taken again.
+    pub(super) fn put_back(&self, item: Item) {
+        self.queue.state().items.push_front(item);
+    }
+
     pub(super) fn pulse(&self) -> Pulse {
         let state = self.queue.state();
         Pulse {
@@ -210,15 +215,6 @@ fn watch(mut feed: Feed, queue: &Queue) {
     }
 }
 
-/// A feed behind `position`.
-pub(super) fn feed(
-    way: &crate::etcd::connect::Connector,
-    endpoints: Vec<String>,
-    position: Position,
-) -> Feed {
-    Feed::new(way.clone(), endpoints, position)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -250,7 +246,11 @@ mod tests {
                 let bytes = t.bytes();
                 assert!(theirs.push(Item::Transaction(t), bytes));
                 let state = theirs.state();
-                assert!(state.bytes <= 1000 || state.items.len() == 1, "{}", state.bytes);
+                assert!(
+                    state.bytes <= 1000 || state.items.len() == 1,
+                    "{}",
+                    state.bytes
+                );
             }
         });
         for revision in 1..=50 {

@@ -95,9 +95,19 @@ impl Saved {
             (reason, e.to_string())
         };
         let timeline = scan.timelines.newest(catalog).map_err(|e| because(&e))?;
-        let nothing = || (FullReason::EmptyBucket, "no snapshot can be used".to_owned());
+        let nothing = || {
+            (
+                FullReason::EmptyBucket,
+                "no snapshot can be used".to_owned(),
+            )
+        };
         let last = timeline.last(catalog, &scan.contents).ok_or_else(nothing)?;
-        let members = || timeline.members.iter().map(|m| (m, &catalog.snapshots[m.snapshot]));
+        let members = || {
+            timeline
+                .members
+                .iter()
+                .map(|m| (m, &catalog.snapshots[m.snapshot]))
+        };
         let full = members()
             .filter(|(m, s)| s.name.kind == Kind::Full && m.until >= s.name.last)
             .map(|(_, s)| &s.name)
@@ -117,7 +127,10 @@ impl Saved {
             Ok(Choice::Found(_)) => None,
             Ok(Choice::Look(i)) => Some((
                 FullReason::RevisionGap,
-                format!("by names, revisions are missing after {}", catalog.snapshots[i].path),
+                format!(
+                    "by names, revisions are missing after {}",
+                    catalog.snapshots[i].path
+                ),
             )),
             Err(e) => Some(because(&e)),
         };
@@ -144,7 +157,9 @@ pub fn full_needed(saved: &Saved, current: i64) -> Option<(FullReason, String)> 
 pub(super) fn behind(last: Revision, current: i64) -> (FullReason, String) {
     (
         FullReason::ClusterBehind,
-        format!("the cluster is at revision {current}, the store at {last}: it has another history"),
+        format!(
+            "the cluster is at revision {current}, the store at {last}: it has another history"
+        ),
     )
 }
 
