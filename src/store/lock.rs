@@ -421,7 +421,13 @@ impl Lock {
             self.clock.as_ref(),
         );
         let patience = patience(self.who.duration);
-        let attempted = ask(&self.handle, &self.cancel, &*self.store, patience, attempted)?;
+        let attempted = ask(
+            &self.handle,
+            &self.cancel,
+            &*self.store,
+            patience,
+            attempted,
+        )?;
         match attempted {
             Attempted::Acquired(since) => {
                 // Who takes it again is another.
@@ -466,7 +472,11 @@ impl Lock {
                         ));
                     }
                     if !looked {
-                        tracing::info!(lock = self.name(), holder = holder.identity, "waits for the lock");
+                        tracing::info!(
+                            lock = self.name(),
+                            holder = holder.identity,
+                            "waits for the lock"
+                        );
                     }
                 }
                 // Whoever waits has time.

@@ -5,8 +5,10 @@ use super::pending::{Encoded, Pending};
 use super::saved::FullReason;
 use super::saver::Saver;
 use super::{Outcome, Taking};
+use crate::bucket::codec::CompressionChoice;
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::Cluster;
+use crate::etcd::connect::Connector;
 use crate::etcd::feed::{Ended, Feed, Next};
 use crate::job::Context;
 use crate::mvcc::Revision;
@@ -35,7 +37,7 @@ pub fn delta(ctx: &Context, taking: &Taking, options: DeltaOptions) -> Result<Ou
     ctx.store.clean_staging(Utc::now());
     let mut saver = Saver::open(ctx, taking)?;
     let cluster = Cluster::look(&taking.way)?;
-    let endpoints = endpoints(&cluster, taking);
+    let endpoints = endpoints(&cluster, &taking.way);
     let needed = match saver.full_needed(cluster.revision) {
         Some(why) => Some(why),
         None => catch_up(ctx, taking, &mut saver, endpoints, &cluster, options)?,
@@ -47,12 +49,49 @@ pub fn delta(ctx: &Context, taking: &Taking, options: DeltaOptions) -> Result<Ou
     Ok(saver.outcome(started))
 }
 
+/// The last saved revision, where the cluster holds there what the store holds; or why it does not. Nothing
+/// is saved.
+///
+/// # Errors
+/// Those of a way to etcd and to the store.
+pub fn same_history(
+    ctx: &Context,
+    way: &Connector,
+    cluster: &Cluster,
+) -> Result<Result<Revision, String>> {
+    let taking = Taking {
+        way: way.clone(),
+        compression: CompressionChoice::Same,
+    };
+    let saver = Saver::open(ctx, &taking)?;
+    // Whether deltas behind it would be of use is another matter.
+    let saved = match saver.saved() {
+        None => return Ok(Err("the store holds no snapshot".to_owned())),
+        Some(Err((_, why))) => return Ok(Err(why.clone())),
+        Some(Ok(saved)) => saved,
+    };
+    let position = match known::position(ctx, saved) {
+        Ok(position) => position,
+        Err(e) => {
+            return match known::full_instead(&e) {
+                Some((_, why)) => Ok(Err(why)),
+                None => Err(e),
+            };
+        }
+    };
+    let mut feed = Feed::new(way.clone(), endpoints(cluster, way), position);
+    Ok(match feed.verify()? {
+        None => Ok(saved.last),
+        Some(ended) => Err(saver.because(ended).1),
+    })
+}
+
 /// Where to watch: at the members in the order in which they are to be taken; else where it was said.
-pub(super) fn endpoints(cluster: &Cluster, taking: &Taking) -> Vec<String> {
+pub(super) fn endpoints(cluster: &Cluster, way: &Connector) -> Vec<String> {
     let chosen = cluster.choose(&[]);
     let chosen: Vec<String> = chosen.iter().filter_map(|m| m.endpoint.clone()).collect();
     match chosen.is_empty() {
-        true => taking.way.options().endpoints.clone(),
+        true => way.options().endpoints.clone(),
         false => chosen,
     }
 }

@@ -300,7 +300,7 @@ impl Session<'_, '_> {
     }
 
     fn watch(&mut self, cluster: &Cluster, position: Position) -> Result<()> {
-        let endpoints = endpoints(cluster, self.follower.taking);
+        let endpoints = endpoints(cluster, &self.follower.taking.way);
         let feed = Feed::new(self.follower.taking.way.clone(), endpoints, position);
         let limit = self.follower.options.buffer_bytes;
         let tail = Tail::start(feed, limit).map_err(|e| Error::io("start a thread", e))?;

@@ -12,7 +12,7 @@ pub mod saved;
 mod saver;
 mod tell;
 
-pub use delta::{DeltaOptions, delta};
+pub use delta::{DeltaOptions, delta, same_history};
 pub use saved::FullReason;
 pub use tell::Tell;
 

@@ -187,3 +187,49 @@ pub fn name_time(newest: Option<Newest>, now: DateTime<Utc>) -> i64 {
     let least = newest.map_or(0, |n| n.created + i64::from(n.is_full));
     now.timestamp().max(least)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn full(name: &str) -> SnapshotName {
+        name.parse().unwrap()
+    }
+
+    fn at(seconds: i64) -> DateTime<Utc> {
+        DateTime::from_timestamp(seconds, 0).unwrap()
+    }
+
+    #[test]
+    fn a_name_is_never_older_than_what_is_newest() {
+        let newest = |created, is_full| {
+            Some(Newest {
+                created,
+                is_full,
+                compression: Compression::None,
+            })
+        };
+        assert_eq!(name_time(None, at(100)), 100);
+        assert_eq!(name_time(newest(90, true), at(100)), 100);
+        // Of one second: a delta may follow a delta, nothing may follow a full.
+        assert_eq!(name_time(newest(100, false), at(100)), 100);
+        assert_eq!(name_time(newest(100, true), at(100)), 101);
+        // The clock was set back.
+        assert_eq!(name_time(newest(500, false), at(100)), 500);
+        assert_eq!(name_time(newest(500, true), at(100)), 501);
+    }
+
+    #[test]
+    fn a_full_is_too_old_by_its_name_and_only_where_something_changed() {
+        let f = full("Full-00000000-00000010-1000");
+        let day = Duration::from_secs(86_400);
+        let old = |current, now, max| is_full_too_old(Some(&f), Revision(current), at(now), max);
+        assert!(old(11, 1000 + 86_399, day).is_none());
+        assert!(old(11, 1000 + 86_400, day).unwrap().contains("1d old"));
+        assert!(old(10, 1000 + 86_400, day).is_none());
+        assert!(old(11, 1_000_000, Duration::ZERO).is_none());
+        // The clock was behind when it was named, or is now.
+        assert!(old(11, 0, day).is_none());
+        assert!(is_full_too_old(None, Revision(11), at(0), day).is_none());
+    }
+}
