@@ -509,6 +509,13 @@ impl Cluster {
         }
     }
 
+    /// Makes this member lead, if it does not.
+    pub async fn move_leader_to(&self, to: usize) {
+        if self.leader().await != to {
+            self.move_leader(to).await;
+        }
+    }
+
     /// Makes another member lead.
     pub async fn move_leader(&self, to: usize) {
         let status = self.member(to).client().await.status().await;
@@ -521,6 +528,11 @@ impl Cluster {
         let moved = from.client().await.move_leader(id).await;
         moved.expect("another leader");
         assert_eq!(self.leader().await, to);
+    }
+
+    /// Ends one in good order; its directory stays.
+    pub fn stop_one(&mut self, at: usize) {
+        self.running[at].take().expect("a member that runs").stop();
     }
 
     /// Ends all members in good order; their directories stay.
