@@ -10,9 +10,7 @@ use crate::error::{Error, Reason, Result};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use object_store::path::Path;
-use object_store::{
-    ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload, UpdateVersion,
-};
+use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload, UpdateVersion};
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
@@ -48,8 +46,7 @@ pub(super) fn at(store: &Store, name: &str) -> Result<Arc<dyn LockStore>> {
 }
 
 fn parse(text: &[u8]) -> Record {
-    serde_json::from_slice(text)
-        .unwrap_or_else(|_| Record::unknown(&String::from_utf8_lossy(text)))
+    serde_json::from_slice(text).unwrap_or_else(|_| Record::unknown(&String::from_utf8_lossy(text)))
 }
 
 fn to_text(record: &Record) -> Result<Vec<u8>> {
