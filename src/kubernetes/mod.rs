@@ -48,12 +48,23 @@ impl Client {
                 ),
             )
         })?;
+        if let Some(namespace) = namespace {
+            config.default_namespace = namespace.to_owned();
+        }
+        Self::with_config(config, handle, cancel)
+    }
+
+    /// A client of the default namespace of a configuration.
+    ///
+    /// # Errors
+    /// `Configuration`.
+    pub fn with_config(mut config: Config, handle: Handle, cancel: Cancel) -> Result<Self> {
         config.connect_timeout = Some(CONNECT_TIMEOUT);
         config.read_timeout = Some(PATIENCE);
         config.write_timeout = Some(PATIENCE);
         let server = config.cluster_url.to_string();
         let server = server.trim_end_matches('/').to_owned();
-        let namespace = namespace.map_or_else(|| config.default_namespace.clone(), str::to_owned);
+        let namespace = config.default_namespace.clone();
         // It starts a task of its own.
         let _entered = handle.enter();
         let inner = kube::Client::try_from(config)
