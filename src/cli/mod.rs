@@ -10,6 +10,7 @@ mod endpoints;
 mod export;
 mod get;
 mod history;
+mod leases;
 mod list;
 mod peers;
 mod restore;
