@@ -3,6 +3,7 @@
 //! Outcomes go to standard output, everything else to standard error.
 
 mod apply;
+mod bandwidth;
 mod compact;
 mod completions;
 mod diff;
@@ -14,6 +15,7 @@ mod list;
 mod peers;
 mod restore;
 mod show;
+mod size;
 mod stream;
 
 use crate::error::{Error, Reason, Result};
