@@ -13,6 +13,7 @@ mod rebuild;
 mod replay;
 pub mod restore;
 pub mod scan;
+pub mod schedule;
 mod sorter;
 pub mod source;
 mod space;
