@@ -3,6 +3,7 @@
 //! Outcomes go to standard output, everything else to standard error.
 
 mod apply;
+mod bandwidth;
 mod compact;
 mod completions;
 mod diff;
@@ -16,6 +17,7 @@ mod peers;
 mod restore;
 mod show;
 mod snapshot;
+mod size;
 mod stream;
 
 use crate::error::{Error, Reason, Result};

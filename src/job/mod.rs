@@ -16,6 +16,7 @@ mod replay;
 pub mod restore;
 pub mod scan;
 pub mod snapshot;
+pub mod schedule;
 mod sorter;
 pub mod source;
 mod space;
