@@ -118,6 +118,11 @@ impl Connector {
         &self.options
     }
 
+    /// The runtime that its requests run on.
+    pub fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
     /// The switch that ends its waits.
     pub fn cancel(&self) -> &Cancel {
         &self.cancel
@@ -157,7 +162,19 @@ impl Connector {
         patience: Duration,
         answer: impl Future<Output = Result<T, etcd_client::Error>>,
     ) -> Result<T, Failed> {
-        self.wait(async { tokio::time::timeout(patience, answer).await })?
+        self.wait(self.answer(what, endpoint, patience, answer))?
+    }
+
+    /// As [`ask_for`](Self::ask_for), for async code: several members are asked at once.
+    pub(super) async fn answer<T>(
+        &self,
+        what: &str,
+        endpoint: &str,
+        patience: Duration,
+        answer: impl Future<Output = Result<T, etcd_client::Error>>,
+    ) -> Result<T, Failed> {
+        tokio::time::timeout(patience, answer)
+            .await
             .map_err(|_| timed_out(what, endpoint, patience))?
             .map_err(|e| self.failure(what, endpoint, e))
     }
@@ -172,13 +189,18 @@ impl Connector {
     /// # Errors
     /// Of any kind, with its reason.
     pub fn dial(&self, endpoint: &str, streams: Streams) -> Result<etcd_client::Client, Failed> {
+        self.wait(self.connect(endpoint, streams))?
+    }
+
+    /// As [`dial`](Self::dial), for async code.
+    pub(super) async fn connect(
+        &self,
+        endpoint: &str,
+        streams: Streams,
+    ) -> Result<etcd_client::Client, Failed> {
         let patience = self.options.command_timeout + self.options.dial_timeout;
-        self.ask_for(
-            "connect",
-            endpoint,
-            patience,
-            self.dial_once(endpoint, streams),
-        )
+        let once = self.dial_once(endpoint, streams);
+        self.answer("connect", endpoint, patience, once).await
     }
 
     async fn dial_once(

@@ -3,8 +3,11 @@
 //! It knows keys, transactions and members, nothing of snapshots. `job` calls it.
 
 pub mod client;
+pub mod cluster;
 pub mod connect;
 pub mod diff;
+pub mod feed;
 pub mod peers;
+pub mod snapshot;
 
 pub use client::Client;
