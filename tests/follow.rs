@@ -158,7 +158,7 @@ fn a_compaction_under_its_feet() {
             world.put_many("/d/", 5, 100);
             follower.terminate().succeeded();
             let checked = world.check_all_is_saved();
-            let ranges: Vec<_> = checked.timelines.values().flat_map(|t| &t.1).collect();
+            let ranges = checked.ranges();
             assert!(ranges.iter().any(|r| r.1 == saved), "{checked:?}");
         });
     }
@@ -391,7 +391,7 @@ fn fulls_by_a_schedule() {
         follower.terminate().succeeded();
         let checked = world.check_all_is_saved();
         // No revision between two snapshots is lost.
-        let ranges: Vec<_> = checked.timelines.values().flat_map(|t| &t.1).collect();
+        let ranges = checked.ranges();
         assert_eq!(
             (checked.timelines.len(), ranges.len()),
             (1, 1),
