@@ -16,6 +16,7 @@ pub mod scan;
 mod sorter;
 pub mod source;
 mod space;
+pub mod verify;
 
 use crate::bolt::{Database, ReadAt};
 use crate::bucket::delta::DeltaReader;
