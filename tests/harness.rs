@@ -7,11 +7,14 @@ use std::io::Write as _;
 use futures::TryStreamExt as _;
 use object_store::path::Path;
 use object_store::{ObjectStore as _, ObjectStoreExt as _};
-use support::etcd::{Cluster, Etcd, Member, bbolt_check, etcdutl_status};
-use support::history::{Compression, History, HistoryOptions};
+use support::etcd::{Cluster, Etcd, Member, Signal, bbolt_check, etcdutl_status};
+use support::history::{Compression, History, HistoryOptions, Recorder};
 use support::kube::{self, Apiserver, Informer};
+use support::load::{Load, LoadOptions};
 use support::minio::Minio;
+use support::saved::Prefix;
 use support::tools::{self, EtcdVersion};
+use support::truth::Truth;
 use tempfile::TempDir;
 
 async fn etcd_serves(version: EtcdVersion) {
@@ -281,4 +284,69 @@ async fn history_is_recorded_3_6() {
 #[tokio::test(flavor = "multi_thread")]
 async fn history_is_recorded_3_7() {
     history_is_recorded(EtcdVersion::V3_7, 3).await;
+}
+
+/// Load on a cluster whose members fail; what the test saw of it is what the cluster says; what a
+/// recorder kept of it is found to be right, and anything else is not.
+fn truth_of_a_cluster(version: EtcdVersion) {
+    let seed = support::seed();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let _within = runtime.enter();
+    let folder = TempDir::new().unwrap();
+    let members = ["one", "two", "three"].map(|name| Member::new(name, folder.path().join(name)));
+    let mut cluster = Cluster::start(version, &members, "load");
+    let endpoints = cluster.endpoints();
+    let truth = Truth::start(&endpoints);
+    let mut recorder = runtime.block_on(Recorder::start(cluster.member(1)));
+    let options = LoadOptions {
+        rate: None,
+        max_value: 2 << 20,
+        ..LoadOptions::default()
+    };
+    let load = Load::start(&endpoints, seed, &options);
+    load.wait_for(100);
+    runtime.block_on(recorder.take_full(cluster.member(1)));
+    load.wait_for(100);
+    cluster.kill(0);
+    load.wait_for(50);
+    cluster.start_again(0);
+    let leader = runtime.block_on(cluster.leader());
+    runtime.block_on(cluster.move_leader((leader + 1) % 3));
+    load.wait_for(50);
+    cluster.member(2).signal(Signal::STOP);
+    load.wait_for(50);
+    cluster.member(2).signal(Signal::CONT);
+    let compacted = truth.revision();
+    runtime.block_on(cluster.member(1).compact(compacted));
+    load.wait_for(50);
+    let done = load.stop();
+    let revision = runtime.block_on(cluster.member(1).revision());
+    truth.wait_for(revision);
+    println!("{done} operations, {} events to {revision}", truth.events());
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let recording = runtime.block_on(recorder.finish(revision, &mut rng, 3));
+    let store = folder.path().join("store");
+    recording.write_bucket(&store, Compression::Gzip, 1_790_000_000);
+    let prefix = Prefix::local(&store);
+    let checked = prefix.check_every_restorable(&[&truth], seed, 4);
+    assert_eq!(checked.newest_of(0), revision);
+    runtime.block_on(truth.is_that_of(cluster.member(0)));
+
+    // Another history from a revision on.
+    let other = truth.forked_at(revision - 5, &[]);
+    assert_eq!(other.revision(), revision - 5);
+    let wrong = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        prefix.check_every_restorable(&[&other], seed, 0)
+    }));
+    assert!(wrong.is_err(), "more than the truth is not the truth");
+}
+
+#[test]
+fn the_truth_of_a_cluster_under_load_3_5() {
+    truth_of_a_cluster(EtcdVersion::V3_5);
+}
+
+#[test]
+fn the_truth_of_a_cluster_under_load_3_7() {
+    truth_of_a_cluster(EtcdVersion::V3_7);
 }

@@ -7,6 +7,7 @@ pub mod catalog;
 pub mod chain;
 pub mod codec;
 pub mod delta;
+pub mod events;
 pub mod frame;
 pub mod name;
 pub mod survey;

@@ -14,6 +14,7 @@ mod list;
 mod peers;
 mod restore;
 mod show;
+mod snapshot;
 mod stream;
 mod verify;
 
@@ -68,6 +69,7 @@ Examples:
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Snapshot(snapshot::SnapshotArgs),
     Compact(compact::CompactArgs),
     List(list::ListArgs),
     Restore(restore::RestoreArgs),
@@ -350,16 +352,21 @@ fn parse(given: &[OsString]) -> Result<Cli, clap::Error> {
         .filter(|(_, other)| is_given(other))
         .map(|(id, _)| id)
         .collect();
-    let command = Cli::command().mut_subcommands(|c| {
-        c.mut_args(|a| match forgotten.contains(&a.get_id().as_str()) {
+    let command = with_variables(Cli::command(), &forgotten);
+    Cli::from_arg_matches(&command.try_get_matches_from(given)?)
+}
+
+/// The command and those below it, whose `forgotten` flags have no variable.
+fn with_variables(command: clap::Command, forgotten: &[&str]) -> clap::Command {
+    command
+        .mut_args(|a| match forgotten.contains(&a.get_id().as_str()) {
             true => a.env(Resettable::<OsStr>::Reset),
             false => match etcdctl_variable(&a) {
                 Some(theirs) => a.env(theirs),
                 None => a,
             },
         })
-    });
-    Cli::from_arg_matches(&command.try_get_matches_from(given)?)
+        .mut_subcommands(|c| with_variables(c, forgotten))
 }
 
 /// Runs the program: parses the command line, runs the command, prints, and says how it ended.
@@ -414,6 +421,7 @@ fn run(cli: Cli) -> Result<Option<Error>> {
         Command::Compact(args) => {
             with_signals(|cancel| args.run(&args.store.context(cancel)?, output)).map(|()| None)
         }
+        Command::Snapshot(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
         Command::List(args) => {
             with_signals(|cancel| args.run(&args.store.context(cancel)?, output)).map(|()| None)
         }

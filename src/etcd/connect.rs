@@ -118,6 +118,11 @@ impl Connector {
         &self.options
     }
 
+    /// The runtime that its requests run on.
+    pub fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
     /// The switch that ends its waits.
     pub fn cancel(&self) -> &Cancel {
         &self.cancel

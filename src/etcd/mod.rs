@@ -6,6 +6,8 @@ pub mod client;
 pub mod cluster;
 pub mod connect;
 pub mod diff;
+pub mod feed;
 pub mod peers;
+pub mod snapshot;
 
 pub use client::Client;

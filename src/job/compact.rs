@@ -2,28 +2,24 @@
 //!
 //! scan → choose a timeline and a chain → fold → lay out, compress and upload → verify → publish.
 
-use crate::bucket::catalog::V2;
 use crate::bucket::codec::{self, CompressionChoice};
 use crate::bucket::frame::FrameWriter;
 use crate::bucket::{Kind, SnapshotName};
-use crate::error::{Error, Reason, Result};
+use crate::error::{Error, Result};
+use crate::job::publish::{Both, give_name, side_by_side};
 use crate::job::rebuild::{Leases, Rebuild};
 use crate::job::scan::{Depth, scan};
 use crate::job::source::{Request, Source};
 use crate::job::{Context, space};
 use crate::mvcc::{Fold, HashKv, KeepHistory, KeyRange, Revision};
-use crate::store::{Published, Staged, Upload};
+use crate::store::{Staged, Upload};
 use crate::telemetry::memory::peak_memory_bytes;
 use crate::telemetry::progress::Step;
 use chrono::Utc;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io::BufWriter;
 use std::time::Instant;
-
-/// Names that are tried when a name is taken: as many seconds after the newest input.
-const NAMES_TRIED: i64 = 3600;
 
 /// What to compact, and how.
 #[derive(Debug, Clone)]
@@ -145,7 +141,7 @@ impl Run<'_> {
             is_final: newest.is_final,
         };
         let (staged, folded) = self.write(&source, compact, fold, &new_name, encoding)?;
-        let bytes = self.publish(&staged, &mut new_name)?;
+        let bytes = give_name(self.ctx, &staged, &mut new_name)?;
         tracing::info!(
             snapshot = %new_name,
             revision = source.target.0,
@@ -273,73 +269,11 @@ impl Run<'_> {
             let packed = stream.finish().map_err(failed)?;
             packed.finish().map_err(failed)?.finish()
         };
-        let (verified, staged) = if self.ctx.threads > 1 {
-            std::thread::scope(|s| {
-                let panicked = |_| Err(Error::internal("the verification panicked"));
-                match std::thread::Builder::new().spawn_scoped(s, verify) {
-                    Ok(verified) => {
-                        let staged = stage();
-                        (verified.join().unwrap_or_else(panicked), staged)
-                    }
-                    Err(e) => {
-                        let what = "start a thread (give fewer with --threads)";
-                        (Err(Error::io(what, e)), stage())
-                    }
-                }
-            })
-        } else {
-            (verify(), stage())
-        };
+        let (verified, staged) = side_by_side(self.ctx.threads, verify, stage);
         drop(step);
         let staged = staged?;
         verified?;
         Ok((staged, folded))
-    }
-
-    /// Gives the staged object the first free name from `name` on. Returns its size, or 0 where it
-    /// was there already.
-    fn publish(&self, staged: &Staged, name: &mut SnapshotName) -> Result<u64> {
-        let first = name.created;
-        while name.created < first + NAMES_TRIED {
-            match staged.publish(&format!("{V2}/{name}"))? {
-                Published::Created => return Ok(staged.bytes()),
-                Published::Identical => return Ok(0),
-                Published::Taken => name.created += 1,
-            }
-        }
-        name.created = first;
-        Err(Error::new(
-            Reason::TargetExists,
-            format!(
-                "{} and the {NAMES_TRIED} names after it are taken by other snapshots",
-                self.ctx.store.name(&format!("{V2}/{name}"))
-            ),
-        ))
-    }
-}
-
-/// Where the new database goes: into a file to be verified, and on its way into the store.
-struct Both<W> {
-    file: BufWriter<File>,
-    stream: W,
-    step: Step,
-}
-
-impl<W: Write> Write for Both<W> {
-    fn write(&mut self, b: &[u8]) -> io::Result<usize> {
-        self.file.write_all(b).map_err(|e| {
-            Error::io(
-                "write the new database to the temporary directory (choose another with --temp-dir)",
-                e,
-            )
-        })?;
-        self.stream.write_all(b)?;
-        self.step.add(b.len() as u64);
-        Ok(b.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.stream.flush()
     }
 }
 

@@ -185,9 +185,34 @@ pub fn parse_duration(s: &str) -> Option<Duration> {
     (!s.is_empty()).then_some(total)
 }
 
+/// A duration as [`parse_duration`] reads it: its two largest units, `1d4h`, `90s` as `1m30s`.
+pub fn show_duration(d: Duration) -> String {
+    const UNITS: [(u64, &str); 4] = [(86_400, "d"), (3_600, "h"), (60, "m"), (1, "s")];
+    let mut seconds = d.as_secs();
+    let mut parts = Vec::new();
+    for (size, unit) in UNITS {
+        if seconds >= size {
+            parts.push(format!("{}{unit}", seconds / size));
+            seconds %= size;
+        }
+    }
+    match parts.len() {
+        0 => format!("{}ms", d.as_millis()),
+        n => parts[..n.min(2)].concat(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn durations_are_shown_as_they_are_read() {
+        for s in ["0ms", "250ms", "59s", "1m30s", "24m", "1d4h", "400d"] {
+            assert_eq!(show_duration(parse_duration(s).unwrap()), s);
+        }
+        assert_eq!(show_duration(Duration::from_secs(93_784)), "1d2h");
+    }
 
     #[test]
     fn history_to_keep_is_read_as_documented() {

@@ -5,12 +5,15 @@
 mod errors;
 pub mod exclude;
 pub mod fetch;
+pub mod lock;
+mod lock_object;
 pub mod open;
 pub mod publish;
 pub mod staging;
 
 pub use errors::store_error;
 pub use fetch::ObjectReader;
+pub use lock_object::LOCKS;
 pub use open::open;
 pub use publish::{Published, Staged, Upload};
 
@@ -42,6 +45,11 @@ impl Cancel {
         self.0.send_replace(true);
     }
 
+    /// Whether it was cancelled.
+    pub fn is_cancelled(&self) -> bool {
+        *self.0.borrow()
+    }
+
     /// Fails once cancelled.
     ///
     /// # Errors
@@ -51,6 +59,11 @@ impl Cancel {
             return Err(Self::terminated());
         }
         Ok(())
+    }
+
+    /// Whether it was cancelled.
+    pub fn is_cancelled(&self) -> bool {
+        *self.0.borrow()
     }
 
     fn terminated() -> Error {
@@ -138,6 +151,11 @@ impl Store {
     /// The switch that ends its transfers.
     pub fn cancel(&self) -> &Cancel {
         &self.cancel
+    }
+
+    /// Where its requests run.
+    pub fn handle(&self) -> &Handle {
+        &self.handle
     }
 
     /// Bytes read from the store so far.

@@ -162,6 +162,35 @@ pub fn open(url: &str, options: &[(String, String)], handle: Handle) -> Result<S
     })
 }
 
+/// Makes the folder of a local `url` that is not there yet, if the one above it is: a first snapshot is
+/// saved into an empty store. Whatever else is wrong with the URL, [`open`] tells.
+///
+/// # Errors
+/// `Io`, `PermissionDenied`, `NoSpace`.
+pub fn make_folder(url: &str) -> Result<()> {
+    let dir = match Url::parse(url) {
+        Ok(u) if url.contains("://") => match u.scheme() {
+            "file" => u.to_file_path().ok(),
+            _ => None,
+        },
+        _ => Some(std::path::PathBuf::from(url)),
+    };
+    let Some(dir) = dir.filter(|d| !d.as_os_str().is_empty()) else {
+        return Ok(());
+    };
+    match std::fs::create_dir(&dir) {
+        Ok(()) => {
+            tracing::info!(folder = %dir.display(), "made the store's folder");
+            Ok(())
+        }
+        Err(e) => match e.kind() {
+            std::io::ErrorKind::AlreadyExists | std::io::ErrorKind::NotFound => Ok(()),
+            _ if dir.exists() => Ok(()),
+            _ => Err(Error::io(format!("make the folder {}", dir.display()), e)),
+        },
+    }
+}
+
 fn open_local(dir: &str, url: &str, options: &[(String, String)], handle: Handle) -> Result<Store> {
     if dir.is_empty() {
         return Err(Error::new(

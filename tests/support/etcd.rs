@@ -8,7 +8,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use etcd_client::{Client, CompactionOptions, ConnectOptions, GetOptions, KvClient, WatchClient};
+use etcd_client::{
+    Certificate, Client, CompactionOptions, ConnectOptions, GetOptions, Identity, KvClient,
+    TlsOptions, WatchClient,
+};
+pub use rustix::process::Signal;
 use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
 
@@ -38,8 +42,42 @@ pub struct EtcdOptions {
     pub ports: Option<(u16, u16)>,
     /// As etcd takes it; this member alone where none is given. Etcd ignores it where there is a WAL.
     pub initial_cluster: Option<String>,
+    /// Where clients speak TLS.
+    pub tls: Option<Tls>,
     /// Further arguments as etcd takes them.
     pub args: Vec<OsString>,
+}
+
+/// The files of a server that speaks TLS, as `tools::write_certs` leaves them.
+#[derive(Clone, Debug)]
+pub struct Tls {
+    pub folder: PathBuf,
+    /// What the server shows: `NAME.crt` with `NAME.key`.
+    pub server: &'static str,
+    /// Whether it wants a certificate of its clients.
+    pub client_auth: bool,
+}
+
+impl Tls {
+    pub fn new(folder: &Path) -> Self {
+        Self {
+            folder: folder.to_owned(),
+            server: "node",
+            client_auth: true,
+        }
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    /// As a client that has it all.
+    fn options(&self) -> TlsOptions {
+        let read = |name: &str| fs::read(self.file(name)).expect("a file of the certificates");
+        TlsOptions::new()
+            .ca_certificate(Certificate::from_pem(read("ca.crt")))
+            .identity(Identity::from_pem(read("node.crt"), read("node.key")))
+    }
 }
 
 impl Default for EtcdOptions {
@@ -51,6 +89,7 @@ impl Default for EtcdOptions {
             quota_backend_bytes: 8 << 30,
             ports: None,
             initial_cluster: None,
+            tls: None,
             args: Vec::new(),
         }
     }
@@ -65,6 +104,7 @@ pub struct Etcd {
     endpoint: String,
     /// Name and password, where it asks for them.
     user: Option<(String, String)>,
+    tls: Option<Tls>,
     process: Process,
     log: PathBuf,
     // After the process: the folders go when it has ended.
@@ -115,7 +155,10 @@ impl Etcd {
             .map_err(|err| format!("a folder for etcd's log in {}: {err}", beside.display()))?;
         let log = folder.path().join("etcd.log");
         let (port, peer) = options.ports.unwrap_or_else(|| (free_port(), free_port()));
-        let endpoint = url(port);
+        let endpoint = match options.tls {
+            Some(_) => url(port).replace("http:", "https:"),
+            None => url(port),
+        };
         let peer = url(peer);
         let alone = format!("{}={peer}", options.name);
         let mut command = Command::new(&program);
@@ -139,6 +182,16 @@ impl Etcd {
             // The tests read what etcd wrote, they do not pull its plug.
             .arg("--unsafe-no-fsync")
             .args(&options.args);
+        if let Some(tls) = &options.tls {
+            command
+                .arg("--trusted-ca-file")
+                .arg(tls.file("ca.crt"))
+                .arg("--cert-file")
+                .arg(tls.file(&format!("{}.crt", tls.server)))
+                .arg("--key-file")
+                .arg(tls.file(&format!("{}.key", tls.server)))
+                .arg(format!("--client-cert-auth={}", tls.client_auth));
+        }
         let process = Process::spawn(&mut command, &log)?;
         Ok(Self {
             version,
@@ -146,6 +199,7 @@ impl Etcd {
             port,
             endpoint,
             user: None,
+            tls: options.tls.clone(),
             process,
             log,
             _folders: vec![folder],
@@ -155,10 +209,16 @@ impl Etcd {
     /// Waits for etcd's own word in its own log first: somebody else's server on the port could
     /// answer the health check.
     fn wait_until_serving(&mut self) -> Result<(), String> {
+        let (tls, log, port) = (self.tls.is_some(), &self.log, self.port);
         let serving = self.process.wait_until(START_TIMEOUT, || {
-            let text = fs::read(&self.log).unwrap_or_default();
-            let said = String::from_utf8_lossy(&text).contains("serving client traffic insecurely");
-            said && http(self.port, "GET", "/health", "")
+            let text = fs::read(log).unwrap_or_default();
+            let text = String::from_utf8_lossy(&text);
+            if tls {
+                // Said when there is a leader.
+                return text.contains("serving client traffic securely");
+            }
+            let said = text.contains("serving client traffic insecurely");
+            said && http(port, "GET", "/health", "")
                 .is_some_and(|body| body.contains(r#""health":"true""#))
         });
         serving.map_err(|err| {
@@ -207,10 +267,20 @@ impl Etcd {
         self.user = Some((name.to_owned(), password.to_owned()));
     }
 
+    /// Sends a signal to the process alone: `STOP` holds it, `CONT` lets it go on.
+    pub fn signal(&self, signal: Signal) {
+        self.process.signal(signal);
+    }
+
     pub async fn client(&self) -> Client {
-        let user = self.user.clone();
-        let options = user.map(|(name, password)| ConnectOptions::new().with_user(name, password));
-        Client::connect([&self.endpoint], options)
+        let mut options = ConnectOptions::new();
+        if let Some((name, password)) = self.user.clone() {
+            options = options.with_user(name, password);
+        }
+        if let Some(tls) = &self.tls {
+            options = options.with_tls(tls.options());
+        }
+        Client::connect([&self.endpoint], Some(options))
             .await
             .unwrap_or_else(|err| panic!("connect to etcd at {}: {err}", self.endpoint))
     }
@@ -315,6 +385,11 @@ impl Etcd {
     /// Has etcd end in good order, so that its database holds all and the directory is free. On a
     /// runtime of one thread this takes 7 seconds, for which etcd waits for clients to hang up.
     pub fn stop(mut self) {
+        self.end();
+    }
+
+    /// As `stop`, for those who start another in its place.
+    pub fn end(&mut self) {
         self.process.stop();
     }
 }
@@ -358,16 +433,28 @@ pub struct Cluster {
     version: EtcdVersion,
     members: Vec<Member>,
     token: String,
+    options: EtcdOptions,
     running: Vec<Option<Etcd>>,
 }
 
 impl Cluster {
     /// Starts all members on their data directories and waits until each serves.
     pub fn start(version: EtcdVersion, members: &[Member], token: &str) -> Self {
+        Self::start_with(version, members, token, &EtcdOptions::default())
+    }
+
+    /// As `start`; name, ports and members are those of each member.
+    pub fn start_with(
+        version: EtcdVersion,
+        members: &[Member],
+        token: &str,
+        options: &EtcdOptions,
+    ) -> Self {
         let mut cluster = Self {
             version,
             members: members.to_vec(),
             token: token.to_owned(),
+            options: options.clone(),
             running: members.iter().map(|_| None).collect(),
         };
         // None of them serves alone.
@@ -390,6 +477,86 @@ impl Cluster {
         self.running.iter().flatten()
     }
 
+    /// Where clients find each member, whether it runs or not.
+    pub fn endpoints(&self) -> Vec<String> {
+        let scheme = match self.options.tls {
+            Some(_) => "https",
+            None => "http",
+        };
+        let ports = self.members.iter().map(|member| member.client_port);
+        ports
+            .map(|port| format!("{scheme}://127.0.0.1:{port}"))
+            .collect()
+    }
+
+    /// The member that leads, once there is one that all who run know of.
+    pub async fn leader(&self) -> usize {
+        let started = Instant::now();
+        loop {
+            let mut leaders = Vec::new();
+            for (at, etcd) in self.running.iter().enumerate() {
+                let Some(etcd) = etcd else { continue };
+                let status = etcd.client().await.status().await.expect("a status");
+                let own = status.header().expect("a header").member_id();
+                leaders.push((status.leader(), status.leader() == own, at));
+            }
+            let agreed = leaders.iter().all(|l| l.0 == leaders[0].0);
+            if let Some(leader) = leaders.iter().find(|l| l.1).filter(|_| agreed) {
+                return leader.2;
+            }
+            assert!(started.elapsed() < START_TIMEOUT, "no leader: {leaders:?}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Makes this member lead, if it does not.
+    pub async fn move_leader_to(&self, to: usize) {
+        if self.leader().await != to {
+            self.move_leader(to).await;
+        }
+    }
+
+    /// Makes another member lead.
+    pub async fn move_leader(&self, to: usize) {
+        let status = self.member(to).client().await.status().await;
+        let id = status
+            .expect("a status")
+            .header()
+            .expect("a header")
+            .member_id();
+        let from = self.member(self.leader().await);
+        let moved = from.client().await.move_leader(id).await;
+        moved.expect("another leader");
+        assert_eq!(self.leader().await, to);
+    }
+
+    /// Ends one in good order; its directory stays.
+    pub fn stop_one(&mut self, at: usize) {
+        self.running[at].take().expect("a member that runs").stop();
+    }
+
+    /// Ends all members in good order; their directories stay.
+    pub fn stop(&mut self) {
+        for etcd in self.running.iter_mut().filter_map(Option::take) {
+            etcd.stop();
+        }
+    }
+
+    /// Starts all members again, on what their directories hold.
+    pub fn start_all_again(&mut self) {
+        for at in 0..self.members.len() {
+            self.spawn(at);
+        }
+        for at in 0..self.members.len() {
+            self.wait(at);
+        }
+    }
+
+    /// Whether a member runs.
+    pub fn runs(&self, at: usize) -> bool {
+        self.running[at].is_some()
+    }
+
     /// As when its machine fails.
     pub fn kill(&mut self, at: usize) {
         self.running[at].take().expect("a member that runs");
@@ -408,8 +575,8 @@ impl Cluster {
             name: member.name.clone(),
             ports: Some((member.client_port, member.peer_port)),
             initial_cluster: Some(initial_cluster(&self.members)),
-            args: token.to_vec(),
-            ..EtcdOptions::default()
+            args: [&self.options.args[..], &token[..]].concat(),
+            ..self.options.clone()
         };
         let etcd = Etcd::spawn(self.version, &member.data_dir, &options);
         self.running[at] = Some(etcd.unwrap_or_else(|err| panic!("{err}")));
@@ -503,6 +670,11 @@ impl Process {
     pub fn spawn(command: &mut Command, log: &Path) -> Result<Self, String> {
         let out = File::create(log).map_err(|err| format!("{}: {err}", log.display()))?;
         let err = out.try_clone().map_err(|err| err.to_string())?;
+        Self::spawn_to(command, out, err)
+    }
+
+    /// With standard output and standard error in files of their own.
+    pub fn spawn_to(command: &mut Command, out: File, err: File) -> Result<Self, String> {
         let child = command
             .stdin(Stdio::null())
             .stdout(out)
@@ -510,6 +682,34 @@ impl Process {
             .spawn()
             .map_err(|err| format!("start {}: {err}", command.get_program().display()))?;
         Ok(Self(child))
+    }
+
+    pub fn id(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// Sends a signal to this process; it was not waited for, so the id still is its own.
+    pub fn signal(&self, signal: Signal) {
+        let _ = rustix::process::kill_process(rustix::process::Pid::from_child(&self.0), signal);
+    }
+
+    /// Kills it and waits for its end.
+    pub fn end(&mut self) {
+        self.kill();
+    }
+
+    /// How it ended, if it did within that time.
+    pub fn ended_within(&mut self, timeout: Duration) -> Option<std::process::ExitStatus> {
+        let started = Instant::now();
+        loop {
+            if let Some(status) = self.0.try_wait().expect("the state of a child") {
+                return Some(status);
+            }
+            if started.elapsed() > timeout {
+                return None;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 
     /// An error where it has ended.

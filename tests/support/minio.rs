@@ -10,7 +10,7 @@ use object_store::path::Path;
 use object_store::signer::{Method, SignedUrlOptions, Signer as _};
 use tempfile::TempDir;
 
-use super::etcd::{Process, free_port, http};
+use super::etcd::{Process, Signal, free_port, http};
 use super::tools::{self, tail};
 
 const ACCESS_KEY: &str = "deltafold-test";
@@ -22,7 +22,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct Minio {
     endpoint: String,
-    _process: Process,
+    process: Process,
     log: PathBuf,
     // After the process: the folder goes when it has ended.
     _folder: TempDir,
@@ -69,7 +69,7 @@ impl Minio {
                 Ok(()) => {
                     return Self {
                         endpoint: format!("http://{address}"),
-                        _process: process,
+                        process,
                         log,
                         _folder: folder,
                     };
@@ -83,6 +83,11 @@ impl Minio {
 
     pub fn endpoint(&self) -> &str {
         &self.endpoint
+    }
+
+    /// Holds it or lets it go on: an outage, for its clients.
+    pub fn signal(&self, signal: Signal) {
+        self.process.signal(signal);
     }
 
     pub fn access_key(&self) -> &'static str {

@@ -7,12 +7,17 @@ pub mod buckets;
 pub mod disk;
 pub mod etcd;
 pub mod faults;
+pub mod follower;
 pub mod history;
 pub mod kube;
+pub mod load;
 pub mod member;
 pub mod minio;
+pub mod saved;
 pub mod small;
 pub mod tools;
+pub mod truth;
+pub mod world;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -95,7 +100,10 @@ fn copy_dir(from: &Path, to: &Path) {
 /// The program under test, with nothing of the caller's own settings and credentials.
 pub fn deltafold() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_deltafold"));
-    tools::forget_env(&mut command, &["DELTAFOLD_", "AWS_", "GOOGLE_", "AZURE_"]);
+    tools::forget_env(
+        &mut command,
+        &["DELTAFOLD_", "ETCDCTL_", "AWS_", "GOOGLE_", "AZURE_"],
+    );
     command.stdin(Stdio::null());
     command
 }

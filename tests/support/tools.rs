@@ -171,7 +171,8 @@ fn our_program(name: &str, time: &str, module: &str, source: &str) -> PathBuf {
     })
 }
 
-/// Writes `ca.crt`, `node.crt` and `node.key` for 127.0.0.1 into a folder.
+/// Writes `ca.crt`, `node.crt` and `node.key` for 127.0.0.1 into a folder; beside them `expired.crt` with
+/// its key, and `other-ca.crt`, which signed none of them.
 pub fn write_certs(dir: &Path) {
     let source = Sha256::digest([UNPACK_MOD, CERTS_GO].concat());
     let name: String = source.iter().take(6).map(|b| format!("{b:02x}")).collect();

@@ -1,5 +1,6 @@
 // certs writes what TLS needs into a folder: `certs DIR` leaves ca.crt, and node.crt with node.key for
-// 127.0.0.1, as server and as client.
+// 127.0.0.1, as server and as client; expired.crt with expired.key, the same but in the past; and
+// other-ca.crt, of an authority that signed none of them.
 package main
 
 import (
@@ -28,6 +29,9 @@ func main() {
 		BasicConstraintsValid: true,
 		IsCA:                  true,
 	}
+	other := *ca
+	other.SerialNumber = big.NewInt(4)
+	other.Subject = pkix.Name{CommonName: "another authority"}
 	node := &x509.Certificate{
 		SerialNumber: big.NewInt(2),
 		Subject:      pkix.Name{CommonName: "node"},
@@ -37,12 +41,23 @@ func main() {
 		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 		IPAddresses:  []net.IP{net.IPv4(127, 0, 0, 1)},
 	}
-	caKey, nodeKey := key(), key()
+	expired := *node
+	expired.SerialNumber = big.NewInt(3)
+	expired.NotBefore = time.Now().Add(-48 * time.Hour)
+	expired.NotAfter = time.Now().Add(-24 * time.Hour)
+	caKey, otherKey := key(), key()
 	write(dir, "ca.crt", "CERTIFICATE", sign(ca, ca, caKey, caKey))
-	write(dir, "node.crt", "CERTIFICATE", sign(node, ca, nodeKey, caKey))
-	der, err := x509.MarshalPKCS8PrivateKey(nodeKey)
+	write(dir, "other-ca.crt", "CERTIFICATE", sign(&other, &other, otherKey, otherKey))
+	pair(dir, "node", node, ca, caKey)
+	pair(dir, "expired", &expired, ca, caKey)
+}
+
+func pair(dir, name string, cert, ca *x509.Certificate, by *ecdsa.PrivateKey) {
+	own := key()
+	write(dir, name+".crt", "CERTIFICATE", sign(cert, ca, own, by))
+	der, err := x509.MarshalPKCS8PrivateKey(own)
 	check(err)
-	write(dir, "node.key", "PRIVATE KEY", der)
+	write(dir, name+".key", "PRIVATE KEY", der)
 }
 
 func key() *ecdsa.PrivateKey {

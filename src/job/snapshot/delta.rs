@@ -1,0 +1,189 @@
+//! The batch Job of deltas: from the last saved revision to the cluster's newest, then it ends.
+
+use super::known;
+use super::pending::{Encoded, Pending};
+use super::saved::FullReason;
+use super::saver::Saver;
+use super::{Outcome, Taking};
+use crate::bucket::codec::CompressionChoice;
+use crate::error::{Error, Reason, Result};
+use crate::etcd::cluster::Cluster;
+use crate::etcd::connect::Connector;
+use crate::etcd::feed::{Ended, Feed, Next};
+use crate::job::Context;
+use crate::mvcc::Revision;
+use chrono::Utc;
+use std::time::{Duration, Instant};
+
+/// A watch that is silent for so long is asked again.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How deltas are taken.
+#[derive(Debug, Clone, Copy)]
+pub struct DeltaOptions {
+    /// The most bytes of events in one delta; a transaction is never split.
+    pub max_bytes: u64,
+    /// A full is taken, too, where the newest is older than this; zero: never.
+    pub max_full_age: Duration,
+}
+
+/// Saves what has changed since the last snapshot; or takes a full where that is not possible.
+///
+/// # Errors
+/// Those of a way to etcd and to the store; `MembersDiffer`; `Io`, `NoSpace`, `Terminated`. What was saved
+/// until then stays.
+pub fn delta(ctx: &Context, taking: &Taking, options: DeltaOptions) -> Result<Outcome> {
+    let started = Instant::now();
+    ctx.store.clean_staging(Utc::now());
+    let mut saver = Saver::open(ctx, taking)?;
+    let cluster = Cluster::look(&taking.way)?;
+    let endpoints = endpoints(&cluster, &taking.way);
+    let needed = match saver.full_needed(cluster.revision) {
+        Some(why) => Some(why),
+        None => catch_up(ctx, taking, &mut saver, endpoints, &cluster, options)?,
+    };
+    if let Some(why) = needed {
+        let taken = saver.take_full()?;
+        saver.publish_full(taken, why, false)?;
+    }
+    Ok(saver.outcome(started))
+}
+
+/// The last saved revision, where the cluster holds there what the store holds; or why it does not. Nothing
+/// is saved.
+///
+/// # Errors
+/// Those of a way to etcd and to the store.
+pub fn same_history(
+    ctx: &Context,
+    way: &Connector,
+    cluster: &Cluster,
+) -> Result<Result<Revision, String>> {
+    let taking = Taking {
+        way: way.clone(),
+        compression: CompressionChoice::Same,
+    };
+    let saver = Saver::open(ctx, &taking)?;
+    // Whether deltas behind it would be of use is another matter.
+    let saved = match saver.saved() {
+        None => return Ok(Err("the store holds no snapshot".to_owned())),
+        Some(Err((_, why))) => return Ok(Err(why.clone())),
+        Some(Ok(saved)) => saved,
+    };
+    let position = match known::position(ctx, saved) {
+        Ok(position) => position,
+        Err(e) => {
+            return match known::full_instead(&e) {
+                Some((_, why)) => Ok(Err(why)),
+                None => Err(e),
+            };
+        }
+    };
+    let mut feed = Feed::new(way.clone(), endpoints(cluster, way), position);
+    Ok(match feed.verify()? {
+        None => Ok(saved.last),
+        Some(ended) => Err(saver.because(ended).1),
+    })
+}
+
+/// Where to watch: at the members in the order in which they are to be taken; else where it was said.
+pub(super) fn endpoints(cluster: &Cluster, way: &Connector) -> Vec<String> {
+    let chosen = cluster.choose(&[]);
+    let chosen: Vec<String> = chosen.iter().filter_map(|m| m.endpoint.clone()).collect();
+    match chosen.is_empty() {
+        true => way.options().endpoints.clone(),
+        false => chosen,
+    }
+}
+
+/// Saves deltas up to the cluster's revision. Gives why a full has to be taken after all.
+fn catch_up(
+    ctx: &Context,
+    taking: &Taking,
+    saver: &mut Saver<'_>,
+    endpoints: Vec<String>,
+    cluster: &Cluster,
+    options: DeltaOptions,
+) -> Result<Option<(FullReason, String)>> {
+    let Some(Ok(saved)) = saver.saved() else {
+        return Err(Error::internal("deltas without anything before them"));
+    };
+    let position = match known::position(ctx, saved) {
+        Ok(position) => position,
+        Err(e) => {
+            return match known::full_instead(&e) {
+                Some(why) => Ok(Some(why)),
+                None => Err(e),
+            };
+        }
+    };
+    let mut gather = Gather {
+        ctx,
+        feed: Feed::new(taking.way.clone(), endpoints, position),
+        pending: Pending::new(ctx)?,
+        max_bytes: options.max_bytes,
+    };
+    if let Some(ended) = gather.feed.verify()? {
+        return Ok(Some(saver.because(ended)));
+    }
+    if let Some(ended) = gather.up_to(saver, cluster.revision)? {
+        return Ok(Some(saver.because(ended)));
+    }
+    let now = gather.feed.position().revision;
+    let Some(why) = saver.full_too_old(Revision(now), options.max_full_age) else {
+        return Ok(None);
+    };
+    let taken = saver.take_full()?;
+    // Up to the full every revision stays restorable, and the next delta begins behind it.
+    if let Some(ended) = gather.up_to(saver, taken.revision.0)? {
+        let (_, why) = saver.because(ended);
+        saver.warn(format!("the deltas do not reach the new full: {why}"));
+    }
+    saver.publish_full(taken, why, false)?;
+    Ok(None)
+}
+
+struct Gather<'a> {
+    ctx: &'a Context,
+    feed: Feed,
+    pending: Pending,
+    max_bytes: u64,
+}
+
+impl Gather<'_> {
+    /// Saves all up to `goal`, and what came by the time an error did.
+    fn up_to(&mut self, saver: &mut Saver<'_>, goal: i64) -> Result<Option<Ended>> {
+        let gathered = self.gather(saver, goal);
+        match &gathered {
+            // What is not saved is in etcd still.
+            Err(e) if e.reason() == Reason::Terminated => {}
+            _ => self.save(saver)?,
+        }
+        gathered
+    }
+
+    fn gather(&mut self, saver: &mut Saver<'_>, goal: i64) -> Result<Option<Ended>> {
+        while self.feed.position().revision < goal {
+            let transaction = match self.feed.next(PATIENCE)? {
+                Next::Transaction(t) => t,
+                Next::Idle | Next::Verified => continue,
+                Next::Ended(ended) => return Ok(Some(ended)),
+            };
+            let encoded = Encoded::new(&transaction, Utc::now());
+            let is_full = self.pending.bytes() + encoded.bytes() > self.max_bytes;
+            if is_full && !self.pending.is_empty() {
+                self.save(saver)?;
+            }
+            self.pending.push(&encoded)?;
+        }
+        Ok(None)
+    }
+
+    fn save(&mut self, saver: &mut Saver<'_>) -> Result<()> {
+        let next = Pending::new(self.ctx)?;
+        match std::mem::replace(&mut self.pending, next).seal()? {
+            Some(sealed) => saver.save(&sealed),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,578 @@
+//! The follower: deltas and fulls for as long as the cluster lives.
+//!
+//! A thread watches ([`super::queue`]), this one saves. Whatever goes wrong with the members, the store or the
+//! lock is waited out; what was not saved is asked of etcd again, and where etcd has it no more, a full is
+//! taken.
+
+use super::delta::endpoints;
+use super::full::Taken;
+use super::known;
+use super::pending::{Encoded, Pending};
+use super::queue::{Item, Pulse, Tail};
+use super::saved::FullReason;
+use super::saver::{Report, Saver};
+use super::tell::Tell;
+use super::{Hole, Taking};
+use crate::error::{Error, Reason, Result};
+use crate::etcd::cluster::Cluster;
+use crate::etcd::feed::{Ended, Feed, Position, quorum_revision};
+use crate::job::Context;
+use crate::job::schedule::Schedule;
+use crate::mvcc::Revision;
+use crate::store::Cancel;
+use crate::store::lock::{Attempt, Held, Lock};
+use crate::telemetry::memory::peak_memory_bytes;
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// How a cluster is followed.
+#[derive(Clone)]
+pub struct FollowOptions {
+    /// A delta is saved when its first event is so old.
+    pub delta_period: Duration,
+    /// Or has so many bytes of events; a transaction is never split.
+    pub delta_bytes: u64,
+    /// Or so many events.
+    pub delta_events: u64,
+    /// When fulls are taken.
+    pub full_schedule: Option<Schedule>,
+    /// A full is taken where the newest is older than this; zero: never.
+    pub max_full_age: Duration,
+    /// Bytes of events that wait for the store before etcd has to keep them.
+    pub buffer_bytes: u64,
+    /// The last snapshot is a full that is marked final.
+    pub is_final: bool,
+}
+
+/// What was done. The fields are a contract: `docs/follow-result.schema.json`.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Outcome {
+    /// Always `Succeeded`.
+    pub status: &'static str,
+    /// Fulls saved.
+    pub fulls: u64,
+    /// Deltas saved.
+    pub deltas: u64,
+    /// Events saved.
+    pub events: u64,
+    /// Bytes written to the store.
+    pub bytes_written: u64,
+    /// The last revision that is saved; `None` where nothing is.
+    pub revision: Option<Revision>,
+    /// The name of the last full.
+    pub last_full: Option<String>,
+    /// The name of the last delta.
+    pub last_delta: Option<String>,
+    /// Whether the cluster was seen to have another history than the store.
+    pub timeline_began: bool,
+    /// Revisions that can never be restored, the last ones.
+    pub holes: VecDeque<Hole>,
+    /// What failed and was tried again.
+    pub failures: u64,
+    /// Wall-clock time.
+    pub seconds: f64,
+    /// The most memory that was resident at once.
+    pub peak_memory_bytes: Option<u64>,
+    /// What an operator should know, the last ones.
+    pub warnings: VecDeque<String>,
+}
+
+/// Warnings and holes that an outcome has at most.
+const LISTED: usize = 100;
+/// Pauses before what failed is tried again: the first, and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+/// The loop looks at its switches and clocks at least this often.
+const TICK: Duration = Duration::from_millis(250);
+/// For so long the watch may take to come as far as a full, or as the end.
+const CATCH_UP: Duration = Duration::from_secs(20);
+
+/// Follows a cluster until `stop` is set; then saves what came until then.
+///
+/// # Errors
+/// What no retry mends: wrong settings, credentials and permissions; `Terminated` where the context's own
+/// switch ends it.
+pub fn follow(
+    ctx: &Context,
+    taking: &Taking,
+    options: &FollowOptions,
+    lock: &mut Lock,
+    tell: &Tell,
+    stop: &Cancel,
+) -> Result<Outcome> {
+    let started = Instant::now();
+    let mut follower = Follower {
+        ctx,
+        taking,
+        options,
+        tell,
+        stop,
+        outcome: Outcome {
+            status: "Succeeded",
+            ..Outcome::default()
+        },
+        retry: Retry::default(),
+    };
+    while !follower.is_stopped() {
+        let ended = match follower.wait_for(lock) {
+            Ok(Some(held)) => {
+                let ended = follower.session(&held);
+                tell.lock_held(false);
+                ended
+            }
+            Ok(None) => break,
+            Err(e) => Err(e),
+        };
+        match ended {
+            Ok(()) => {}
+            Err(e) => follower.failed("follow", e)?,
+        }
+    }
+    let mut outcome = follower.outcome;
+    outcome.seconds = started.elapsed().as_secs_f64();
+    outcome.peak_memory_bytes = peak_memory_bytes();
+    Ok(outcome)
+}
+
+/// When what failed is tried again.
+#[derive(Default)]
+struct Retry {
+    failures: u32,
+}
+
+impl Retry {
+    fn pause(&mut self) -> Duration {
+        let pause = PAUSES.0 * 2u32.saturating_pow(self.failures.min(8));
+        self.failures += 1;
+        pause.min(PAUSES.1)
+    }
+}
+
+/// Whether it is worth to go on after a failure.
+fn is_mendable(e: &Error) -> bool {
+    e.reason().is_retryable() || e.reason() == Reason::MembersDiffer
+}
+
+struct Follower<'a> {
+    ctx: &'a Context,
+    taking: &'a Taking,
+    options: &'a FollowOptions,
+    tell: &'a Tell,
+    stop: &'a Cancel,
+    outcome: Outcome,
+    retry: Retry,
+}
+
+impl Follower<'_> {
+    fn is_stopped(&self) -> bool {
+        self.stop.is_cancelled()
+    }
+
+    /// Notes a failure and waits; gives it back where no retry mends it.
+    fn failed(&mut self, operation: &str, e: Error) -> Result<()> {
+        self.tell.failed(operation, &e);
+        if !is_mendable(&e) {
+            return Err(e);
+        }
+        self.outcome.failures += 1;
+        let pause = self.retry.pause();
+        tracing::warn!(
+            reason = e.reason().as_str(),
+            again_in_seconds = pause.as_secs_f64(),
+            "{e}"
+        );
+        self.sleep(pause)
+    }
+
+    /// Waits, unless it is stopped.
+    fn sleep(&self, pause: Duration) -> Result<()> {
+        let until = Instant::now() + pause;
+        while Instant::now() < until && !self.is_stopped() {
+            self.ctx.store.cancel().check()?;
+            std::thread::sleep(TICK.min(until.saturating_duration_since(Instant::now())));
+        }
+        Ok(())
+    }
+
+    /// Waits until it is the only one; `None` where it is stopped first.
+    fn wait_for(&mut self, lock: &mut Lock) -> Result<Option<Held>> {
+        let mut said = false;
+        while !self.is_stopped() {
+            match lock.try_acquire()? {
+                Attempt::Acquired(held) => return Ok(Some(held)),
+                Attempt::HeldBy(holder) => {
+                    if !said {
+                        tracing::info!(
+                            holder = holder.identity,
+                            lock = lock.name(),
+                            "another follower is at work: waiting"
+                        );
+                        said = true;
+                    }
+                    self.tell.lock_held(false);
+                    self.sleep(Duration::from_secs(1))?;
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Follows as long as the lock is held, from what the store has.
+    fn session(&mut self, held: &Held) -> Result<()> {
+        self.ctx.store.clean_staging(Utc::now());
+        let mut session = Session {
+            saver: Saver::open(self.ctx, self.taking)?,
+            pending: Pending::new(self.ctx)?,
+            tail: None,
+            next_full: self.options.full_schedule.as_ref().map(|_| Utc::now()),
+            full_after: None,
+            held,
+            follower: self,
+        };
+        session.schedule_next_full(true);
+        let ended = session.run();
+        session.report();
+        ended
+    }
+}
+
+struct Session<'s, 'a> {
+    saver: Saver<'a>,
+    pending: Pending,
+    tail: Option<Tail>,
+    /// When the next full is due.
+    next_full: Option<DateTime<Utc>>,
+    /// A full that failed is not tried again before.
+    full_after: Option<Instant>,
+    held: &'s Held,
+    follower: &'s mut Follower<'a>,
+}
+
+impl Session<'_, '_> {
+    fn run(&mut self) -> Result<()> {
+        let cluster = Cluster::look(&self.follower.taking.way)?;
+        let found = match self.saver.full_needed(cluster.revision) {
+            Some(why) => Err(why),
+            None => self.position()?,
+        };
+        self.follower.tell.lock_held(true);
+        self.told();
+        let position = match found {
+            Ok(position) => position,
+            Err(why) => self.full_without_deltas(why)?,
+        };
+        self.watch(&cluster, position)?;
+        while self.held.is_held() {
+            if self.follower.is_stopped() {
+                return self.finish();
+            }
+            self.follower.ctx.store.cancel().check()?;
+            self.take_due_full()?;
+            if self.is_delta_due() {
+                self.flush()?;
+            }
+            let item = self.tail.as_ref().and_then(|t| t.pop(self.patience()));
+            match item {
+                Some(Item::Transaction(t)) => self.push(&t)?,
+                Some(Item::Ended(ended)) => self.begin_anew(ended)?,
+                Some(Item::Failed(e)) => return Err(e),
+                None => {}
+            }
+            self.told();
+        }
+        // What is not saved, whoever has the lock now asks of etcd itself.
+        self.held.check()
+    }
+
+    /// Where to go on, or why a full is needed.
+    fn position(&mut self) -> Result<Result<Position, (FullReason, String)>> {
+        let Some(Ok(saved)) = self.saver.saved() else {
+            return Err(Error::internal("deltas without anything before them"));
+        };
+        match known::position(self.follower.ctx, saved) {
+            Ok(position) => Ok(Ok(position)),
+            Err(e) => match known::full_instead(&e) {
+                Some(why) => Ok(Err(why)),
+                None => Err(e),
+            },
+        }
+    }
+
+    fn watch(&mut self, cluster: &Cluster, position: Position) -> Result<()> {
+        let endpoints = endpoints(cluster, &self.follower.taking.way);
+        let feed = Feed::new(self.follower.taking.way.clone(), endpoints, position);
+        let limit = self.follower.options.buffer_bytes;
+        let tail = Tail::start(feed, limit).map_err(|e| Error::io("start a thread", e))?;
+        self.tail = Some(tail);
+        Ok(())
+    }
+
+    /// The watch does not go on: what came is saved, and a full begins anew.
+    fn begin_anew(&mut self, ended: Ended) -> Result<()> {
+        self.tail = None;
+        self.flush()?;
+        let why = self.saver.because(ended);
+        let position = self.full_without_deltas(why)?;
+        let cluster = Cluster::look(&self.follower.taking.way)?;
+        self.watch(&cluster, position)
+    }
+
+    /// Takes a full that nothing leads to; tries until it is there.
+    fn full_without_deltas(&mut self, why: (FullReason, String)) -> Result<Position> {
+        loop {
+            let started = Instant::now();
+            let taken = self.saver.take_full();
+            match taken.and_then(|t| self.publish(t, why.clone(), false, started)) {
+                Ok(Some(position)) => return Ok(position),
+                Ok(None) => return Err(Error::internal("a new full does not tell its own end")),
+                Err(e) => self.follower.failed("full", e)?,
+            }
+            if self.follower.is_stopped() {
+                return Err(Error::new(
+                    Reason::Terminated,
+                    "ended by a signal before a full snapshot could be taken",
+                ));
+            }
+            self.held.check()?;
+        }
+    }
+
+    fn publish(
+        &mut self,
+        taken: Taken,
+        why: (FullReason, String),
+        is_final: bool,
+        started: Instant,
+    ) -> Result<Option<Position>> {
+        self.held.check()?;
+        let position = self.saver.publish_full(taken, why, is_final)?;
+        self.follower.retry = Retry::default();
+        self.full_after = None;
+        self.schedule_next_full(false);
+        self.follower.tell.took(started.elapsed());
+        self.report();
+        Ok(position)
+    }
+
+    /// When the next full is due; with `catch_up` at once where one was missed.
+    fn schedule_next_full(&mut self, catch_up: bool) {
+        let Some(schedule) = &self.follower.options.full_schedule else {
+            return;
+        };
+        let now = Utc::now();
+        let last = self.saver.newest_full().map(|f| f.created_at());
+        let missed = last.filter(|_| catch_up).and_then(|l| schedule.missed(l, now));
+        self.next_full = missed.or_else(|| schedule.next_after(now));
+    }
+
+    fn full_due(&mut self) -> Option<(FullReason, String)> {
+        let now = Utc::now();
+        if let Some(due) = self.next_full {
+            if due <= now {
+                let message = format!("a full snapshot was due at {}", due.to_rfc3339());
+                return Some((FullReason::Scheduled, message));
+            }
+            // A clock that was set back must not put it off.
+            let schedule = self.follower.options.full_schedule.as_ref();
+            let again = schedule.and_then(|s| s.next_after(now));
+            self.next_full = again.map_or(Some(due), |a| Some(a.min(due)));
+        }
+        let current = self.pulse().current.max(self.saver.last().unwrap_or_default().0);
+        let max_age = self.follower.options.max_full_age;
+        self.saver.full_too_old(Revision(current), max_age)
+    }
+
+    fn take_due_full(&mut self) -> Result<()> {
+        if self.full_after.is_some_and(|at| Instant::now() < at) {
+            return Ok(());
+        }
+        let Some(why) = self.full_due() else {
+            return Ok(());
+        };
+        let started = Instant::now();
+        let taken = self.saver.take_full().and_then(|taken| {
+            self.catch_up(taken.revision.0)?;
+            self.flush()?;
+            self.publish(taken, why, false, started)
+        });
+        match taken {
+            Ok(_) => Ok(()),
+            // The deltas go on meanwhile.
+            Err(e) if is_mendable(&e) && self.held.is_held() => {
+                self.follower.tell.failed("full", &e);
+                self.follower.outcome.failures += 1;
+                let pause = self.follower.retry.pause();
+                tracing::warn!(
+                    reason = e.reason().as_str(),
+                    again_in_seconds = pause.as_secs_f64(),
+                    "no full snapshot: {e}"
+                );
+                self.full_after = Some(Instant::now() + pause);
+                Ok(())
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Takes what comes up to `goal`, where it comes soon: up to a full every revision stays restorable,
+    /// and the next delta begins behind it.
+    fn catch_up(&mut self, goal: i64) -> Result<()> {
+        let deadline = Instant::now() + CATCH_UP;
+        while self.position_of_deltas() < goal && Instant::now() < deadline {
+            let Some(tail) = &self.tail else { return Ok(()) };
+            match tail.pop(TICK) {
+                Some(Item::Transaction(t)) => self.push(&t)?,
+                // It is told again when the loop asks.
+                Some(other) => {
+                    tail.put_back(other);
+                    return Ok(());
+                }
+                None => self.follower.ctx.store.cancel().check()?,
+            }
+        }
+        Ok(())
+    }
+
+    /// The last revision that is saved or waits in the delta.
+    fn position_of_deltas(&self) -> i64 {
+        let saved = self.saver.last().unwrap_or_default();
+        self.pending.last().unwrap_or(saved).max(saved).0
+    }
+
+    fn push(&mut self, t: &Encoded) -> Result<()> {
+        // What a full holds already needs no delta.
+        if self.saver.last().is_some_and(|last| t.revision() <= last) {
+            return Ok(());
+        }
+        let options = self.follower.options;
+        if !self.pending.is_empty() && self.pending.bytes() + t.bytes() > options.delta_bytes {
+            self.flush()?;
+        }
+        self.pending.push(t)?;
+        if self.pending.events() >= options.delta_events {
+            self.flush()?;
+        }
+        Ok(())
+    }
+
+    fn is_delta_due(&self) -> bool {
+        let period = self.follower.options.delta_period;
+        self.pending.since().is_some_and(|s| s.elapsed() >= period)
+    }
+
+    fn patience(&self) -> Duration {
+        let period = self.follower.options.delta_period;
+        let due = self.pending.since().map(|s| period.saturating_sub(s.elapsed()));
+        due.unwrap_or(TICK).min(TICK)
+    }
+
+    /// Saves the delta; tries until the store takes it. Meanwhile the watch fills its buffer, and waits.
+    fn flush(&mut self) -> Result<()> {
+        let next = Pending::new(self.follower.ctx)?;
+        let Some(sealed) = std::mem::replace(&mut self.pending, next).seal()? else {
+            return Ok(());
+        };
+        loop {
+            self.held.check()?;
+            let started = Instant::now();
+            match self.saver.save(&sealed) {
+                Ok(()) => {
+                    self.follower.retry = Retry::default();
+                    self.follower.tell.took(started.elapsed());
+                    self.report();
+                    return Ok(());
+                }
+                Err(e) if self.follower.is_stopped() => {
+                    // The grace of a Pod that ends is short: it is tried on, without long pauses.
+                    if !is_mendable(&e) {
+                        return Err(e);
+                    }
+                    self.follower.tell.failed("delta", &e);
+                    self.follower.ctx.store.cancel().check()?;
+                    std::thread::sleep(PAUSES.0);
+                }
+                Err(e) => self.follower.failed("delta", e)?,
+            }
+            self.told();
+        }
+    }
+
+    /// The last delta, and the final full if there shall be one.
+    fn finish(&mut self) -> Result<()> {
+        let way = &self.follower.taking.way;
+        match quorum_revision(way, &way.options().endpoints) {
+            Ok(goal) => self.catch_up(goal)?,
+            Err(e) => self.saver.warn(format!(
+                "how far the cluster has come cannot be asked at the end: {e}"
+            )),
+        }
+        self.flush()?;
+        if self.follower.options.is_final {
+            let started = Instant::now();
+            let taken = self.saver.take_full()?;
+            self.catch_up(taken.revision.0)?;
+            self.flush()?;
+            let why = "the last snapshot of this cluster was asked for".to_owned();
+            self.publish(taken, (FullReason::Requested, why), true, started)?;
+        }
+        Ok(())
+    }
+
+    fn pulse(&self) -> Pulse {
+        self.tail.as_ref().map(Tail::pulse).unwrap_or_default()
+    }
+
+    /// Tells how far it is.
+    fn told(&self) {
+        let pulse = self.pulse();
+        let saved = self.saver.last().unwrap_or_default().0;
+        self.follower
+            .tell
+            .pulse(&pulse, saved, self.pending.since(), self.pending.bytes());
+    }
+
+    /// Tells what was saved.
+    fn report(&mut self) {
+        let Report {
+            written,
+            full,
+            timeline_began,
+            hole,
+            warnings,
+            ..
+        } = self.saver.take_report();
+        let outcome = &mut self.follower.outcome;
+        outcome.revision = self.saver.last();
+        outcome.timeline_began |= timeline_began;
+        outcome.holes.extend(hole);
+        outcome.warnings.extend(warnings);
+        while outcome.holes.len() > LISTED {
+            outcome.holes.pop_front();
+        }
+        while outcome.warnings.len() > LISTED {
+            outcome.warnings.pop_front();
+        }
+        for w in &written {
+            outcome.bytes_written += w.bytes;
+            outcome.events += w.events;
+            match w.hash_kv {
+                Some(_) => {
+                    outcome.fulls += 1;
+                    outcome.last_full = Some(w.name.to_string());
+                }
+                None => {
+                    outcome.deltas += 1;
+                    outcome.last_delta = Some(w.name.to_string());
+                }
+            }
+        }
+        if !written.is_empty() {
+            let warned = self
+                .follower
+                .tell
+                .saved(self.follower.ctx, &written, full.map(|f| f.0), timeline_began);
+            self.follower.outcome.warnings.extend(warned);
+        }
+    }
+}

@@ -1,0 +1,323 @@
+//! Takes a full snapshot: from a member that holds what most hold, by its own snapshot stream, which is
+//! verified, compressed and uploaded as it comes. Its name waits until the end: only then it is known which
+//! revision it holds.
+
+use super::known;
+use super::saved::{Newest, name_time};
+use super::{Compared, Taking, Written};
+use crate::bolt::Database;
+use crate::bucket::codec::{self, Encoding};
+use crate::bucket::frame::{FrameReader, FrameWriter};
+use crate::bucket::{Kind, SnapshotName};
+use crate::error::{Error, Reason, Result};
+use crate::etcd::cluster::{Cluster, MemberHash, compare};
+use crate::etcd::feed::{Position, Transaction};
+use crate::etcd::snapshot::SnapshotReader;
+use crate::job::publish::{Both, give_name, side_by_side};
+use crate::job::rebuild::read_every_page;
+use crate::job::{Context, Spool};
+use crate::mvcc::{Base, HashKv, Revision, hash_kv};
+use crate::store::{Staged, Upload};
+use crate::telemetry::progress::Step;
+use chrono::Utc;
+use std::io::{BufWriter, Read, Write};
+
+/// Looks at the members' hashes again where compactions came in between.
+const HASH_TRIES: u32 = 3;
+
+/// A full snapshot that is verified and uploaded, and waits for its name.
+pub(super) struct Taken {
+    staged: Staged,
+    encoding: Encoding,
+    /// The revision it holds.
+    pub(super) revision: Revision,
+    base: Base,
+    hash: HashKv,
+    /// What comes behind it.
+    pub(super) position: Option<Position>,
+    /// Where it was taken from.
+    pub(super) endpoint: String,
+    /// What the members said of themselves.
+    pub(super) members: Vec<Compared>,
+    /// Bytes of the database.
+    pub(super) payload_bytes: u64,
+    pub(super) warnings: Vec<String>,
+}
+
+impl Taken {
+    /// The oldest revision that it tells.
+    pub(super) fn first_revision(&self) -> Revision {
+        self.base.first_revision()
+    }
+
+    /// Gives it its name.
+    ///
+    /// # Errors
+    /// The store's; `TargetExists`.
+    pub(super) fn publish(
+        self,
+        ctx: &Context,
+        newest: Option<Newest>,
+        is_final: bool,
+    ) -> Result<Written> {
+        let mut name = SnapshotName {
+            kind: Kind::Full,
+            start: Revision(0),
+            last: self.revision,
+            created: name_time(newest, Utc::now()),
+            compression: self.encoding.compression,
+            is_final,
+        };
+        give_name(ctx, &self.staged, &mut name)?;
+        tracing::info!(
+            snapshot = %name,
+            revision = self.revision.0,
+            hash_kv = self.hash.hash,
+            bytes = self.staged.bytes(),
+            endpoint = self.endpoint,
+            "saved a full snapshot"
+        );
+        Ok(Written {
+            bytes: self.staged.bytes(),
+            uncompressed_bytes: self.payload_bytes,
+            events: 0,
+            hash_kv: Some(self.hash.hash),
+            compact_revision: Some(self.hash.compact_revision),
+            live_keys: Some(self.hash.live_keys),
+            name,
+        })
+    }
+}
+
+/// Takes a full snapshot from the best member there is, and from the next one where that fails.
+///
+/// # Errors
+/// `MembersDiffer` where members differ and no majority tells which is right; `EtcdUnreachable`,
+/// `NoQuorum`; those of wrong settings and credentials; the store's; `Io`, `NoSpace`, `Terminated`.
+pub(super) fn take(ctx: &Context, taking: &Taking, newest: Option<Newest>) -> Result<Taken> {
+    let way = &taking.way;
+    let cluster = Cluster::look(way)?;
+    let (compared, hashes) = compare_members(&cluster, taking)?;
+    let mut differ: Vec<u64> = Vec::new();
+    let mut warnings = Vec::new();
+    for c in &compared {
+        match (c.agrees, &c.error) {
+            (Some(false), _) => {
+                differ.push(c.member_id);
+                warnings.push(format!(
+                    "{} holds other data than most members at revision {}: nothing is taken from it; remove it from the cluster and add it again empty",
+                    c.label(),
+                    cluster.revision
+                ));
+            }
+            (None, Some(why)) => warnings.push(format!(
+                "{} could not be compared with the others: {why}",
+                c.label()
+            )),
+            _ => {}
+        }
+    }
+    for warning in &warnings {
+        tracing::warn!("{warning}");
+    }
+    let encoding = taking
+        .compression
+        .resolve(newest.map_or(super::DEFAULT_COMPRESSION, |n| n.compression));
+    let mut failures: Vec<Error> = Vec::new();
+    for member in cluster.choose(&differ) {
+        let Some(endpoint) = &member.endpoint else {
+            continue;
+        };
+        let agreed = hashes
+            .iter()
+            .find(|h| h.member == member.id)
+            .and_then(|h| Some((h.revision, h.hash?)));
+        match take_from(ctx, taking, endpoint, encoding, cluster.revision) {
+            Ok((mut taken, db)) => {
+                // What came over the wire is what the member answers for.
+                if let Some((revision, hash)) = agreed {
+                    let ours = match taken.revision.0 == revision {
+                        true => taken.hash,
+                        false => hash_kv(&db, Some(Revision(revision)))?,
+                    };
+                    if ours.compact_revision.0 == hash.compact_revision && ours.hash != hash.hash {
+                        let message = format!(
+                            "the snapshot of {endpoint} has HashKV {} at revision {revision}, the members have {}",
+                            ours.hash, hash.hash
+                        );
+                        tracing::warn!("{message}");
+                        failures.push(Error::new(Reason::MembersDiffer, message));
+                        continue;
+                    }
+                }
+                taken.members = compared;
+                taken.warnings = warnings;
+                return Ok(taken);
+            }
+            // Another member mends what is wrong with this one.
+            Err(e) if is_the_members(&e) => {
+                tracing::warn!(endpoint, "no snapshot from this member: {e}");
+                failures.push(e);
+            }
+            Err(e) => return Err(e),
+        }
+    }
+    let reason = failures
+        .first()
+        .map_or(Reason::EtcdUnreachable, Error::reason);
+    let said: Vec<String> = failures.iter().map(Error::to_string).collect();
+    Err(Error::new(
+        reason,
+        match said.is_empty() {
+            true => "no healthy member to take a snapshot from".to_owned(),
+            false => format!("no member gave a whole snapshot: {}", said.join("; ")),
+        },
+    ))
+}
+
+/// Whether another member may do better.
+fn is_the_members(e: &Error) -> bool {
+    matches!(
+        e.reason(),
+        Reason::EtcdUnreachable
+            | Reason::NoQuorum
+            | Reason::CorruptSnapshot
+            | Reason::NameMismatch
+            | Reason::Configuration
+            | Reason::CertificateExpired
+    )
+}
+
+/// Has all members tell their HashKV at one revision.
+fn compare_members(cluster: &Cluster, taking: &Taking) -> Result<(Vec<Compared>, Vec<MemberHash>)> {
+    let mut tries = 1;
+    let (hashes, agreement) = loop {
+        let hashes = cluster.hash_kv_all(&taking.way, cluster.revision)?;
+        let agreement = compare(&hashes);
+        let compacted = hashes.iter().any(|h| {
+            h.error
+                .as_ref()
+                .is_some_and(|(r, _)| *r == Reason::Conflict)
+        });
+        if tries >= HASH_TRIES || (agreement.unknown.is_empty() && !compacted) {
+            break (hashes, agreement);
+        }
+        tries += 1;
+    };
+    let compared: Vec<Compared> = hashes
+        .iter()
+        .map(|h| Compared {
+            name: h.name.clone(),
+            id: format!("{:x}", h.member),
+            endpoint: h.endpoint.clone(),
+            hash_kv: h.hash.map(|h| h.hash),
+            compact_revision: h.hash.map(|h| h.compact_revision),
+            agrees: match () {
+                () if agreement.agree.contains(&h.member) => Some(true),
+                () if agreement.differ.contains(&h.member) => Some(false),
+                () => None,
+            },
+            error: h.error.as_ref().map(|(_, why)| why.clone()),
+            member_id: h.member,
+        })
+        .collect();
+    if agreement.agree.is_empty() && !agreement.differ.is_empty() {
+        let shown: Vec<String> = compared
+            .iter()
+            .map(|c| match c.hash_kv {
+                Some(hash) => format!("{} has {hash}", c.label()),
+                None => format!("{} did not tell", c.label()),
+            })
+            .collect();
+        return Err(Error::new(
+            Reason::MembersDiffer,
+            format!(
+                "members hold different data at revision {} (HashKV: {}), and no majority tells which is right: find out, and remove the others from the cluster",
+                cluster.revision,
+                shown.join(", ")
+            ),
+        ));
+    }
+    Ok((compared, hashes))
+}
+
+/// Takes a snapshot from one member; it must reach `least`.
+fn take_from(
+    ctx: &Context,
+    taking: &Taking,
+    endpoint: &str,
+    encoding: Encoding,
+    least: i64,
+) -> Result<(Taken, Database<Spool>)> {
+    let failed = |e| Error::io("write the new snapshot", e);
+    let stream = SnapshotReader::open(&taking.way, endpoint).map_err(|f| f.into_error())?;
+    let mut payload = FrameReader::new(stream);
+    let upload = Upload::new(&ctx.store, "Full", ctx.threads);
+    let packed = codec::encoder(encoding, ctx.threads, upload).map_err(failed)?;
+    let mut both = Both {
+        file: BufWriter::with_capacity(256 << 10, ctx.temp_file()?),
+        stream: FrameWriter::new(packed),
+        step: Step::new(format!("save {endpoint}"), None),
+    };
+    let mut buf = vec![0; 256 << 10];
+    loop {
+        let n = payload.read(&mut buf).map_err(|e| {
+            let e = Error::io(format!("take a snapshot at {endpoint}"), e);
+            match e.reason() {
+                Reason::CorruptSnapshot => e.at(format!("the snapshot of {endpoint}")),
+                _ => e,
+            }
+        })?;
+        if n == 0 {
+            break;
+        }
+        both.write_all(&buf[..n]).map_err(failed)?;
+    }
+    let payload_bytes = payload.payload_bytes();
+    let Both { file, stream, step } = both;
+    let file = file.into_inner().map_err(|e| failed(e.into_error()))?;
+    let verify = || {
+        let db = Database::open(ctx.spool(file))?;
+        let base = Base::read(&db)?;
+        let hash = read_every_page(&db)?;
+        Ok((db, base, hash))
+    };
+    let stage = || {
+        let packed = stream.finish().map_err(failed)?;
+        packed.finish().map_err(failed)?.finish()
+    };
+    let (verified, staged) = side_by_side(ctx.threads, verify, stage);
+    drop(step);
+    let (db, base, hash) = verified.map_err(|e| e.at(format!("the snapshot of {endpoint}")))?;
+    let staged = staged?;
+    if base.revision.0 < least {
+        return Err(Error::new(
+            Reason::NameMismatch,
+            format!(
+                "the snapshot of {endpoint} ends at revision {}, the cluster is at {least}: the member lags",
+                base.revision
+            ),
+        ));
+    }
+    let position = known::of_full(&db, &base, base.revision)
+        .ok()
+        .map(|changes| {
+            Position::after(&Transaction {
+                revision: base.revision.0,
+                changes,
+            })
+        });
+    let taken = Taken {
+        staged,
+        encoding,
+        revision: base.revision,
+        base,
+        hash,
+        position,
+        endpoint: endpoint.to_owned(),
+        members: Vec::new(),
+        payload_bytes,
+        warnings: Vec::new(),
+    };
+    Ok((taken, db))
+}

@@ -1,0 +1,116 @@
+//! What a store holds at its last saved revision, so that a watch can be compared with it.
+
+use super::saved::{FullReason, Saved};
+use crate::bolt::{Database, ReadAt};
+use crate::bucket::{Kind, Snapshot};
+use crate::error::{Error, Reason, Result};
+use crate::etcd::feed::{KeyChange, Position, Transaction};
+use crate::job::Context;
+use crate::mvcc::history::key_bucket;
+use crate::mvcc::revision::encode_revision;
+use crate::mvcc::{Base, Change, KeyValue, RecordKey, Revision};
+use base64_simd::STANDARD;
+
+/// The position behind the last saved revision.
+///
+/// # Errors
+/// `OutOfRange` where the snapshot does not tell any more what that revision changed; what a damaged
+/// snapshot gives; the store's; `Io`, `NoSpace`.
+pub(super) fn position(ctx: &Context, saved: &Saved) -> Result<Position> {
+    let changes = match saved.holder.name.kind {
+        Kind::Incr => of_delta(ctx, &saved.holder, saved.last)?,
+        Kind::Full => {
+            let (db, base) = ctx.full(&saved.holder)?;
+            of_full(&db, &base, saved.last).map_err(ctx.at(&saved.holder))?
+        }
+    };
+    Ok(Position::after(&Transaction {
+        revision: saved.last.0,
+        changes,
+    }))
+}
+
+/// Why a full is needed where the position cannot be told; `None` where it may be told later.
+pub(super) fn full_instead(e: &Error) -> Option<(FullReason, String)> {
+    match e.reason() {
+        Reason::OutOfRange => Some((FullReason::Unverifiable, e.to_string())),
+        r if r.is_bad_data() => Some((FullReason::CorruptSnapshot, e.to_string())),
+        _ => None,
+    }
+}
+
+fn of_delta(ctx: &Context, snapshot: &Snapshot, revision: Revision) -> Result<Vec<KeyChange>> {
+    let at = ctx.at(snapshot);
+    let mut delta = ctx.delta(snapshot)?;
+    let mut changes = Vec::new();
+    // To the end: only there its hash is checked.
+    while let Some(e) = delta.next().map_err(&at)? {
+        if e.main == revision {
+            changes.push(change(&e.change).map_err(&at)?);
+        }
+    }
+    Ok(changes)
+}
+
+/// What a full holds at a revision.
+///
+/// # Errors
+/// `OutOfRange` where it was compacted beyond; `CorruptSnapshot`, `Io`.
+pub(super) fn of_full<R: ReadAt>(
+    db: &Database<R>,
+    base: &Base,
+    revision: Revision,
+) -> Result<Vec<KeyChange>> {
+    if base.compact_revision > revision {
+        return Err(Error::new(
+            Reason::OutOfRange,
+            format!(
+                "it was compacted at revision {}: what revision {revision} changed is not known any more",
+                base.compact_revision
+            ),
+        ));
+    }
+    let mut changes = Vec::new();
+    let mut cursor = db.cursor(&key_bucket(db)?);
+    cursor.seek(&encode_revision(revision, 0))?;
+    while let Some(e) = cursor.next()? {
+        let rk = RecordKey::decode(e.key)?;
+        if rk.main != revision {
+            break;
+        }
+        let kv = KeyValue::decode(e.value)?;
+        changes.push(match rk.tombstone {
+            true => change(&Change::Delete { key: kv.key })?,
+            false => change(&Change::Put(kv))?,
+        });
+    }
+    Ok(changes)
+}
+
+fn change(change: &Change<'_>) -> Result<KeyChange> {
+    let (kv, value) = match change {
+        Change::Delete { key } => {
+            return Ok(KeyChange {
+                delete: true,
+                key: key.to_vec(),
+                ..KeyChange::default()
+            });
+        }
+        Change::Put(kv) => (kv, kv.value.to_vec()),
+        Change::PutBase64(kv) => (
+            kv,
+            STANDARD
+                .decode_to_vec(kv.value)
+                .map_err(|e| Error::corrupt(format!("a value is no base64: {e}")))?,
+        ),
+    };
+    Ok(KeyChange {
+        delete: false,
+        key: kv.key.to_vec(),
+        create_revision: kv.create_revision.0,
+        mod_revision: kv.mod_revision.0,
+        version: kv.version,
+        value,
+        lease: kv.lease,
+    })
+}

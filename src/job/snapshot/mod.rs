@@ -1,0 +1,240 @@
+//! Snapshots of a live etcd: fulls, deltas, and both for as long as it lives.
+//!
+//! Here stands the I/O; [`saved`] decides. `cli` calls it.
+
+mod delta;
+// pub mod follow;
+mod full;
+mod known;
+mod pending;
+mod queue;
+pub mod saved;
+mod saver;
+mod tell;
+
+pub use delta::{DeltaOptions, delta, same_history};
+pub use saved::FullReason;
+pub use tell::Tell;
+
+use crate::bucket::codec::CompressionChoice;
+use crate::bucket::{Compression, SnapshotName};
+use crate::error::{Reason, Result};
+use crate::etcd::connect::Connector;
+use crate::job::Context;
+use crate::mvcc::Revision;
+use crate::telemetry::memory::peak_memory_bytes;
+use saver::Saver;
+use serde::Serialize;
+use std::time::Instant;
+
+/// Where no snapshot shows what is wanted.
+const DEFAULT_COMPRESSION: Compression = Compression::Gzip;
+
+/// Where snapshots are taken, and how.
+#[derive(Clone)]
+pub struct Taking {
+    /// The way to the members.
+    pub way: Connector,
+    /// How new snapshots are compressed; the same as the newest, or gzip.
+    pub compression: CompressionChoice,
+}
+
+/// What a member said of itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Compared {
+    /// Its name.
+    pub name: String,
+    /// Its ID, hexadecimal.
+    pub id: String,
+    /// Where it was asked.
+    pub endpoint: Option<String>,
+    /// Its HashKV at the revision at which all were compared.
+    pub hash_kv: Option<u32>,
+    /// The revision it had compacted at; −1 where it never was.
+    pub compact_revision: Option<i64>,
+    /// Whether it holds what most members hold; `None` where that cannot be told.
+    pub agrees: Option<bool>,
+    /// Why it did not tell.
+    pub error: Option<String>,
+    #[serde(skip)]
+    member_id: u64,
+}
+
+impl Compared {
+    fn label(&self) -> String {
+        match self.name.as_str() {
+            "" => format!("member {}", self.id),
+            name => format!("member {name} ({})", self.id),
+        }
+    }
+}
+
+/// A snapshot that was saved.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Written {
+    /// Its name.
+    pub name: SnapshotName,
+    /// Size in the store.
+    pub bytes: u64,
+    /// Size of its payload.
+    pub uncompressed_bytes: u64,
+    /// Events of a delta.
+    pub events: u64,
+    /// HashKV of a full.
+    pub hash_kv: Option<u32>,
+    /// The compacted revision of a full; −1 where it holds all history.
+    pub compact_revision: Option<Revision>,
+    /// Keys alive in a full.
+    pub live_keys: Option<u64>,
+}
+
+/// How it ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum Status {
+    /// Something was saved.
+    Succeeded,
+    /// Nothing has changed since the last snapshot.
+    NothingToDo,
+}
+
+/// A snapshot in an outcome.
+#[derive(Debug, Clone, Serialize)]
+pub struct Listed {
+    /// The object's name without its folder.
+    pub name: String,
+    /// `Full` or `Incr`.
+    pub kind: &'static str,
+    /// 0 for a full.
+    pub start_revision: Revision,
+    /// The last revision.
+    pub last_revision: Revision,
+    /// Size in the store.
+    pub bytes: u64,
+    /// Size of its payload: the database, or the events.
+    pub uncompressed_bytes: u64,
+    /// Events of a delta; `None` for a full.
+    pub events: Option<u64>,
+    /// etcd's HashKV of a full.
+    pub hash_kv: Option<u32>,
+    /// The compacted revision of a full; −1 where it holds all history.
+    pub compact_revision: Option<Revision>,
+    /// Keys alive in a full.
+    pub live_keys: Option<u64>,
+}
+
+impl From<&Written> for Listed {
+    fn from(w: &Written) -> Self {
+        let is_full = w.hash_kv.is_some();
+        Listed {
+            name: w.name.to_string(),
+            kind: w.name.kind.as_str(),
+            start_revision: w.name.start,
+            last_revision: w.name.last,
+            bytes: w.bytes,
+            uncompressed_bytes: w.uncompressed_bytes,
+            events: (!is_full).then_some(w.events),
+            hash_kv: w.hash_kv,
+            compact_revision: w.compact_revision,
+            live_keys: w.live_keys,
+        }
+    }
+}
+
+/// Revisions that cannot be restored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Hole {
+    /// The first one.
+    pub first_revision: Revision,
+    /// The last one.
+    pub last_revision: Revision,
+}
+
+/// What was done. The fields are a contract: `docs/snapshot-result.schema.json`.
+#[derive(Debug, Clone, Serialize)]
+pub struct Outcome {
+    /// How it ended.
+    pub status: Status,
+    /// What was saved, in order.
+    pub snapshots: Vec<Listed>,
+    /// The last revision that is saved now.
+    pub revision: Revision,
+    /// Why a full was taken; `None` where none was.
+    pub full_reason: Option<FullReason>,
+    /// The same in words.
+    pub message: Option<String>,
+    /// Whether the cluster's history is not the one that the store had, so that a new timeline begins.
+    pub timeline_began: bool,
+    /// Revisions between what was saved before and the new full that can never be restored.
+    pub hole: Option<Hole>,
+    /// The member that a full was taken from.
+    pub endpoint: Option<String>,
+    /// The members' comparison before a full.
+    pub members: Vec<Compared>,
+    /// Events saved.
+    pub events: u64,
+    /// Bytes of snapshots read from etcd, or of events.
+    pub bytes_read: u64,
+    /// Bytes written to the store.
+    pub bytes_written: u64,
+    /// Wall-clock time.
+    pub seconds: f64,
+    /// The most memory that was resident at once.
+    pub peak_memory_bytes: Option<u64>,
+    /// What an operator should know.
+    pub warnings: Vec<String>,
+}
+
+/// Takes a full snapshot. `is_final` marks it as the last one of a cluster that is given up.
+///
+/// # Errors
+/// `MembersDiffer`; those of a way to etcd and to the store; `Io`, `NoSpace`, `Terminated`.
+pub fn full(ctx: &Context, taking: &Taking, is_final: bool) -> Result<Outcome> {
+    let started = Instant::now();
+    ctx.store.clean_staging(chrono::Utc::now());
+    let mut saver = Saver::open(ctx, taking)?;
+    let why = match saver.saved() {
+        None => (
+            FullReason::EmptyBucket,
+            "the store holds no snapshot".to_owned(),
+        ),
+        Some(_) => (
+            FullReason::Requested,
+            "a full snapshot was asked for".to_owned(),
+        ),
+    };
+    let taken = saver.take_full()?;
+    saver.publish_full(taken, why, is_final)?;
+    Ok(saver.outcome(started))
+}
+
+impl Saver<'_> {
+    fn outcome(&self, started: Instant) -> Outcome {
+        let report = self.report();
+        let written = &report.written;
+        Outcome {
+            status: match written.is_empty() {
+                true => Status::NothingToDo,
+                false => Status::Succeeded,
+            },
+            snapshots: written.iter().map(Listed::from).collect(),
+            revision: self.last().unwrap_or_default(),
+            full_reason: report.full.as_ref().map(|f| f.0),
+            message: report.full.as_ref().map(|f| f.1.clone()),
+            timeline_began: report.timeline_began,
+            hole: report.hole,
+            endpoint: report.endpoint.clone(),
+            members: report.members.clone(),
+            events: written.iter().map(|w| w.events).sum(),
+            bytes_read: written.iter().map(|w| w.uncompressed_bytes).sum(),
+            bytes_written: written.iter().map(|w| w.bytes).sum(),
+            seconds: started.elapsed().as_secs_f64(),
+            peak_memory_bytes: peak_memory_bytes(),
+            warnings: report.warnings.clone(),
+        }
+    }
+}
+
+/// Whether the scan found a store without snapshots.
+fn is_empty_bucket(e: &crate::error::Error) -> bool {
+    e.reason() == Reason::NoSnapshots
+}

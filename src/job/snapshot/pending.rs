@@ -1,0 +1,219 @@
+//! A delta in the making: transactions as they come, in a file of the temporary directory, until they are
+//! packed, uploaded and named. It stays until the store has it, so that a store that fails loses nothing.
+
+use super::Written;
+use super::saved::{Newest, name_time};
+use crate::bucket::codec::{self, Encoding};
+use crate::bucket::events::{EventRef, EventsWriter, encode_event};
+use crate::bucket::frame::FrameWriter;
+use crate::bucket::{Kind, SnapshotName};
+use crate::error::{Error, Result};
+use crate::etcd::feed::{KeyChange, Transaction};
+use crate::job::Context;
+use crate::job::publish::give_name;
+use crate::mvcc::{Change, KeyValue, Revision};
+use crate::store::Upload;
+use chrono::{DateTime, Utc};
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::time::Instant;
+
+/// A transaction as a delta has it.
+pub(super) struct Encoded {
+    revision: Revision,
+    json: Vec<u8>,
+    /// Where each event ends in `json`.
+    ends: Vec<usize>,
+}
+
+impl Encoded {
+    pub(super) fn new(transaction: &Transaction, seen: DateTime<Utc>) -> Self {
+        let mut encoded = Encoded {
+            revision: Revision(transaction.revision),
+            json: Vec::with_capacity(transaction.bytes() * 4 / 3 + 128),
+            ends: Vec::with_capacity(transaction.changes.len()),
+        };
+        for c in &transaction.changes {
+            let event = EventRef {
+                main: encoded.revision,
+                change: change(c),
+            };
+            encode_event(&mut encoded.json, &event, seen);
+            encoded.ends.push(encoded.json.len());
+        }
+        encoded
+    }
+
+    pub(super) fn revision(&self) -> Revision {
+        self.revision
+    }
+
+    /// Bytes in a delta, with what separates events.
+    pub(super) fn bytes(&self) -> u64 {
+        (self.json.len() + self.ends.len()) as u64
+    }
+}
+
+fn change(c: &KeyChange) -> Change<'_> {
+    match c.delete {
+        true => Change::Delete { key: &c.key },
+        false => Change::Put(KeyValue {
+            key: &c.key,
+            create_revision: Revision(c.create_revision),
+            mod_revision: Revision(c.mod_revision),
+            version: c.version,
+            value: &c.value,
+            lease: c.lease,
+        }),
+    }
+}
+
+/// Events that are not saved yet.
+pub(super) struct Pending {
+    events: EventsWriter<File>,
+    /// Bytes of its payload.
+    bytes: u64,
+    revisions: Option<(Revision, Revision)>,
+    /// When its first event came.
+    since: Option<Instant>,
+}
+
+impl Pending {
+    /// # Errors
+    /// `Io`, `NoSpace`.
+    pub(super) fn new(ctx: &Context) -> Result<Self> {
+        Ok(Pending {
+            events: EventsWriter::new(ctx.temp_file()?),
+            bytes: 0,
+            revisions: None,
+            since: None,
+        })
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.revisions.is_none()
+    }
+
+    /// The last revision in it.
+    pub(super) fn last(&self) -> Option<Revision> {
+        self.revisions.map(|r| r.1)
+    }
+
+    pub(super) fn events(&self) -> u64 {
+        self.events.events()
+    }
+
+    /// Bytes of its payload.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// When its first event came.
+    pub(super) fn since(&self) -> Option<Instant> {
+        self.since
+    }
+
+    /// # Errors
+    /// `Io`, `NoSpace`.
+    pub(super) fn push(&mut self, t: &Encoded) -> Result<()> {
+        let mut from = 0;
+        for &end in &t.ends {
+            self.events
+                .push_encoded(&t.json[from..end])
+                .map_err(|e| Error::io(WRITING, e))?;
+            from = end;
+        }
+        self.bytes += t.bytes();
+        let first = self.revisions.map_or(t.revision, |r| r.0);
+        self.revisions = Some((first, t.revision));
+        self.since.get_or_insert_with(Instant::now);
+        Ok(())
+    }
+
+    /// Ends it; `None` where it is empty.
+    ///
+    /// # Errors
+    /// `Io`, `NoSpace`.
+    pub(super) fn seal(self) -> Result<Option<Sealed>> {
+        let Some((first, last)) = self.revisions else {
+            return Ok(None);
+        };
+        let events = self.events.events();
+        let file = self.events.finish().map_err(|e| Error::io(WRITING, e))?;
+        Ok(Some(Sealed {
+            file,
+            first,
+            last,
+            events,
+        }))
+    }
+}
+
+const WRITING: &str = "write events to the temporary directory (choose another with --temp-dir)";
+
+/// A delta that has all its events.
+pub(super) struct Sealed {
+    file: File,
+    pub(super) first: Revision,
+    pub(super) last: Revision,
+    pub(super) events: u64,
+}
+
+impl Sealed {
+    /// Packs, uploads, verifies and names it. It can be tried again after an error.
+    ///
+    /// # Errors
+    /// The store's; `Io`, `Terminated`.
+    pub(super) fn save(
+        &self,
+        ctx: &Context,
+        encoding: Encoding,
+        newest: Option<Newest>,
+    ) -> Result<Written> {
+        let mut name = SnapshotName {
+            kind: Kind::Incr,
+            start: self.first,
+            last: self.last,
+            created: name_time(newest, Utc::now()),
+            compression: encoding.compression,
+            is_final: false,
+        };
+        let failed = |e| Error::io("write the new delta", e);
+        let upload = Upload::new(&ctx.store, "Incr", ctx.threads);
+        let packed = codec::encoder(encoding, ctx.threads, upload).map_err(failed)?;
+        let mut frame = FrameWriter::new(packed);
+        let mut buf = vec![0; 256 << 10];
+        let mut at = 0;
+        loop {
+            ctx.store.cancel().check()?;
+            let n = self
+                .file
+                .read_at(&mut buf, at)
+                .map_err(|e| Error::io("read events from the temporary directory", e))?;
+            if n == 0 {
+                break;
+            }
+            frame.write_all(&buf[..n]).map_err(failed)?;
+            at += n as u64;
+        }
+        let packed = frame.finish().map_err(failed)?;
+        let staged = packed.finish().map_err(failed)?.finish()?;
+        give_name(ctx, &staged, &mut name)?;
+        tracing::info!(
+            snapshot = %name,
+            events = self.events,
+            bytes = staged.bytes(),
+            "saved a delta"
+        );
+        Ok(Written {
+            bytes: staged.bytes(),
+            uncompressed_bytes: at,
+            events: self.events,
+            hash_kv: None,
+            compact_revision: None,
+            live_keys: None,
+            name,
+        })
+    }
+}

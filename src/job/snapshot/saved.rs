@@ -1,0 +1,235 @@
+//! What a bucket has saved, and what that means for the next snapshot. Pure functions of a scan.
+
+use crate::bucket::chain::{self, Choice};
+use crate::bucket::{Compression, Kind, Snapshot, SnapshotName};
+use crate::error::{Error, Reason};
+use crate::job::scan::Scan;
+use crate::mvcc::Revision;
+use chrono::{DateTime, TimeDelta, Utc};
+use serde::Serialize;
+use std::time::Duration;
+
+/// Why a full snapshot is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum FullReason {
+    /// It was asked for.
+    Requested,
+    /// It is due by the schedule.
+    Scheduled,
+    /// The store holds no snapshot.
+    EmptyBucket,
+    /// The store holds deltas only.
+    NoFull,
+    /// The newest full is older than allowed.
+    FullTooOld,
+    /// The cluster holds other changes than the store at the last saved revision: another history.
+    HistoryMismatch,
+    /// The cluster has compacted revisions that are not saved, or the last saved one.
+    Compacted,
+    /// The cluster's newest revision is below the last saved one: another history.
+    ClusterBehind,
+    /// Revisions are missing before the last saved one, so that deltas behind it would be of no use.
+    RevisionGap,
+    /// What would tell which history is the newest cannot be read.
+    CorruptSnapshot,
+    /// Two histories were written at the same time.
+    InterleavedTimelines,
+    /// What the store holds at the last saved revision cannot be told.
+    Unverifiable,
+}
+
+/// What a store has of the newest history.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Saved {
+    /// The timeline's ID.
+    pub timeline: String,
+    /// The newest revision that is saved.
+    pub last: Revision,
+    /// The smallest snapshot that holds it.
+    pub holder: Snapshot,
+    /// The newest full of the timeline.
+    pub full: Option<SnapshotName>,
+    /// Why deltas behind `last` would be of no use.
+    pub broken: Option<(FullReason, String)>,
+}
+
+/// What any new snapshot has to mind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Newest {
+    /// The latest time in a name, in seconds since 1970; a clock that was set back must not hide what is
+    /// newer.
+    pub created: i64,
+    /// Whether a full has that time.
+    pub is_full: bool,
+    /// How the newest snapshot is compressed.
+    pub compression: Compression,
+}
+
+impl Newest {
+    /// Of a scan, those that are excluded too.
+    pub fn read(scan: &Scan) -> Option<Self> {
+        // Of one second fulls come last in the catalog.
+        let newest = scan.catalog.snapshots.last()?;
+        Some(Newest {
+            created: newest.name.created,
+            is_full: newest.name.kind == Kind::Full,
+            compression: newest.name.compression,
+        })
+    }
+}
+
+impl Saved {
+    /// Reads a scan. `Err` says why a full is needed without looking any further.
+    pub fn read(scan: &Scan) -> Result<Self, (FullReason, String)> {
+        let catalog = &scan.catalog;
+        if let Some((_, e)) = scan.contents.unreadable.iter().next() {
+            return Err((FullReason::CorruptSnapshot, e.to_string()));
+        }
+        let because = |e: &Error| {
+            let reason = match e.reason() {
+                Reason::NoSnapshots => FullReason::NoFull,
+                Reason::RevisionGap | Reason::OutOfRange => FullReason::RevisionGap,
+                Reason::InterleavedTimelines => FullReason::InterleavedTimelines,
+                _ => FullReason::Unverifiable,
+            };
+            (reason, e.to_string())
+        };
+        let timeline = scan.timelines.newest(catalog).map_err(|e| because(&e))?;
+        let nothing = || {
+            (
+                FullReason::EmptyBucket,
+                "no snapshot can be used".to_owned(),
+            )
+        };
+        let last = timeline.last(catalog, &scan.contents).ok_or_else(nothing)?;
+        let members = || {
+            timeline
+                .members
+                .iter()
+                .map(|m| (m, &catalog.snapshots[m.snapshot]))
+        };
+        let full = members()
+            .filter(|(m, s)| s.name.kind == Kind::Full && m.until >= s.name.last)
+            .map(|(_, s)| &s.name)
+            .max_by_key(|n| (n.created, n.last));
+        let reaches = |i: usize, s: &Snapshot| {
+            let surveyed = scan.contents.surveys.get(&i).map(|s| s.last);
+            s.name.last.max(surveyed.unwrap_or_default()) >= last
+        };
+        let holder = members()
+            .filter(|(m, s)| m.until >= last && s.name.start <= last && reaches(m.snapshot, s))
+            .map(|(_, s)| s)
+            // A delta tells with little to read.
+            .min_by_key(|s| (s.name.kind == Kind::Full, s.bytes))
+            .ok_or_else(nothing)?;
+        let known = scan.contents.known_bases();
+        let broken = match chain::choose(catalog, timeline, None, &known) {
+            Ok(Choice::Found(_)) => None,
+            Ok(Choice::Look(i)) => Some((
+                FullReason::RevisionGap,
+                format!(
+                    "by names, revisions are missing after {}",
+                    catalog.snapshots[i].path
+                ),
+            )),
+            Err(e) => Some(because(&e)),
+        };
+        Ok(Saved {
+            timeline: timeline.id.clone(),
+            last,
+            holder: holder.clone(),
+            full: full.cloned(),
+            broken,
+        })
+    }
+}
+
+/// What the cluster's newest revision and the store say about what to take; the watch may still tell
+/// otherwise.
+pub fn full_needed(saved: &Saved, current: i64) -> Option<(FullReason, String)> {
+    if let Some(broken) = &saved.broken {
+        return Some(broken.clone());
+    }
+    (current < saved.last.0).then(|| behind(saved.last, current))
+}
+
+/// The cluster is behind the store.
+pub(super) fn behind(last: Revision, current: i64) -> (FullReason, String) {
+    (
+        FullReason::ClusterBehind,
+        format!(
+            "the cluster is at revision {current}, the store at {last}: it has another history"
+        ),
+    )
+}
+
+/// Whether the newest full is too old. Zero means never. Nothing is too old where nothing changed since.
+pub fn is_full_too_old(
+    full: Option<&SnapshotName>,
+    current: Revision,
+    now: DateTime<Utc>,
+    max_age: Duration,
+) -> Option<String> {
+    let full = full.filter(|f| f.last < current)?;
+    let age = now - full.created_at();
+    let max = TimeDelta::from_std(max_age).unwrap_or(TimeDelta::MAX);
+    (!max_age.is_zero() && age >= max).then(|| {
+        format!(
+            "the newest full, {full}, is {} old",
+            crate::mvcc::history::show_duration(age.to_std().unwrap_or_default())
+        )
+    })
+}
+
+/// The time in a new snapshot's name, in seconds since 1970: now, but never before what is newest. Of one
+/// second deltas sort before fulls, so behind a full anything needs a later one.
+pub fn name_time(newest: Option<Newest>, now: DateTime<Utc>) -> i64 {
+    let least = newest.map_or(0, |n| n.created + i64::from(n.is_full));
+    now.timestamp().max(least)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn full(name: &str) -> SnapshotName {
+        name.parse().unwrap()
+    }
+
+    fn at(seconds: i64) -> DateTime<Utc> {
+        DateTime::from_timestamp(seconds, 0).unwrap()
+    }
+
+    #[test]
+    fn a_name_is_never_older_than_what_is_newest() {
+        let newest = |created, is_full| {
+            Some(Newest {
+                created,
+                is_full,
+                compression: Compression::None,
+            })
+        };
+        assert_eq!(name_time(None, at(100)), 100);
+        assert_eq!(name_time(newest(90, true), at(100)), 100);
+        // Of one second: a delta may follow a delta, nothing may follow a full.
+        assert_eq!(name_time(newest(100, false), at(100)), 100);
+        assert_eq!(name_time(newest(100, true), at(100)), 101);
+        // The clock was set back.
+        assert_eq!(name_time(newest(500, false), at(100)), 500);
+        assert_eq!(name_time(newest(500, true), at(100)), 501);
+    }
+
+    #[test]
+    fn a_full_is_too_old_by_its_name_and_only_where_something_changed() {
+        let f = full("Full-00000000-00000010-1000");
+        let day = Duration::from_secs(86_400);
+        let old = |current, now, max| is_full_too_old(Some(&f), Revision(current), at(now), max);
+        assert!(old(11, 1000 + 86_399, day).is_none());
+        assert!(old(11, 1000 + 86_400, day).unwrap().contains("1d old"));
+        assert!(old(10, 1000 + 86_400, day).is_none());
+        assert!(old(11, 1_000_000, Duration::ZERO).is_none());
+        // The clock was behind when it was named, or is now.
+        assert!(old(11, 0, day).is_none());
+        assert!(is_full_too_old(None, Revision(11), at(0), day).is_none());
+    }
+}

@@ -1,0 +1,220 @@
+//! One line of snapshots in a store: what is saved, and how the next one is added to it.
+
+use super::full::{self, Taken};
+use super::pending::Sealed;
+use super::saved::{self, FullReason, Newest, Saved};
+use super::{Compared, DEFAULT_COMPRESSION, Hole, Taking, Written, is_empty_bucket};
+use crate::bucket::codec::Encoding;
+use crate::bucket::{Kind, SnapshotName};
+use crate::error::Result;
+use crate::etcd::feed::{Ended, Position};
+use crate::job::Context;
+use crate::job::scan::{Depth, scan};
+use crate::mvcc::Revision;
+use std::time::Duration;
+
+/// What has been done so far.
+#[derive(Default)]
+pub(super) struct Report {
+    pub(super) written: Vec<Written>,
+    pub(super) full: Option<(FullReason, String)>,
+    pub(super) timeline_began: bool,
+    pub(super) hole: Option<Hole>,
+    pub(super) endpoint: Option<String>,
+    pub(super) members: Vec<Compared>,
+    pub(super) warnings: Vec<String>,
+}
+
+/// See the module.
+pub(super) struct Saver<'a> {
+    ctx: &'a Context,
+    taking: &'a Taking,
+    /// As the store was found; `None` where it was empty.
+    found: Option<Result<Saved, (FullReason, String)>>,
+    newest: Option<Newest>,
+    last: Option<Revision>,
+    full: Option<SnapshotName>,
+    report: Report,
+}
+
+impl<'a> Saver<'a> {
+    /// Looks at the store.
+    ///
+    /// # Errors
+    /// The store's; `NoSnapshots` where it holds snapshots directly, so that the URL is wrong.
+    pub(super) fn open(ctx: &'a Context, taking: &'a Taking) -> Result<Self> {
+        let mut saver = Saver {
+            ctx,
+            taking,
+            found: None,
+            newest: None,
+            last: None,
+            full: None,
+            report: Report::default(),
+        };
+        let scan = match scan(ctx, Depth::Doubtful) {
+            Ok(scan) => scan,
+            Err(e) if is_empty_bucket(&e) => {
+                let names = ctx.store.list_directly()?;
+                let misplaced = names.iter().any(|n| n.parse::<SnapshotName>().is_ok());
+                return if misplaced { Err(e) } else { Ok(saver) };
+            }
+            Err(e) => return Err(e),
+        };
+        saver.newest = Newest::read(&scan);
+        let found = Saved::read(&scan);
+        match &found {
+            Ok(saved) => {
+                saver.last = Some(saved.last);
+                saver.full.clone_from(&saved.full);
+            }
+            // Something is there, though it is of no use.
+            Err(_) => saver.last = scan.catalog.latest_revision(),
+        }
+        saver.found = Some(found);
+        Ok(saver)
+    }
+
+    /// What the store held; `None` where it was empty.
+    pub(super) fn saved(&self) -> Option<&Result<Saved, (FullReason, String)>> {
+        self.found.as_ref()
+    }
+
+    /// The last revision that is saved.
+    pub(super) fn last(&self) -> Option<Revision> {
+        self.last
+    }
+
+    /// The newest full.
+    pub(super) fn newest_full(&self) -> Option<&SnapshotName> {
+        self.full.as_ref()
+    }
+
+    pub(super) fn report(&self) -> &Report {
+        &self.report
+    }
+
+    /// Forgets what was reported: a follower reports each snapshot as it is saved.
+    pub(super) fn take_report(&mut self) -> Report {
+        std::mem::take(&mut self.report)
+    }
+
+    pub(super) fn warn(&mut self, message: String) {
+        tracing::warn!("{message}");
+        self.report.warnings.push(message);
+    }
+
+    /// Why a full has to be taken before any delta, where the cluster is at revision `current`.
+    pub(super) fn full_needed(&self, current: i64) -> Option<(FullReason, String)> {
+        match &self.found {
+            None => Some((
+                FullReason::EmptyBucket,
+                "the store holds no snapshot".to_owned(),
+            )),
+            Some(Err(why)) => Some(why.clone()),
+            Some(Ok(saved)) => saved::full_needed(saved, current),
+        }
+    }
+
+    /// Why there is no going on from the last saved revision.
+    pub(super) fn because(&self, ended: Ended) -> (FullReason, String) {
+        let last = self.last.unwrap_or_default();
+        match ended {
+            Ended::Compacted { compact_revision } => (
+                FullReason::Compacted,
+                format!(
+                    "the cluster has compacted up to revision {compact_revision}, the store ends at {last}"
+                ),
+            ),
+            Ended::Forked => (
+                FullReason::HistoryMismatch,
+                format!(
+                    "at revision {last} the cluster holds other changes than the store: it has another history"
+                ),
+            ),
+            Ended::Behind { revision } => saved::behind(last, revision),
+        }
+    }
+
+    /// How a delta is compressed.
+    pub(super) fn encoding(&self) -> Encoding {
+        let newest = self.newest.map_or(DEFAULT_COMPRESSION, |n| n.compression);
+        self.taking.compression.resolve(newest)
+    }
+
+    /// Takes a full, which then waits for its name.
+    ///
+    /// # Errors
+    /// Those of [`full::take`].
+    pub(super) fn take_full(&mut self) -> Result<Taken> {
+        let taken = full::take(self.ctx, self.taking, self.newest)?;
+        self.report.endpoint = Some(taken.endpoint.clone());
+        self.report.members.clone_from(&taken.members);
+        self.report.warnings.extend(taken.warnings.iter().cloned());
+        Ok(taken)
+    }
+
+    /// Gives a full its name. Gives the position behind it, where that is known.
+    ///
+    /// # Errors
+    /// The store's; `TargetExists`.
+    pub(super) fn publish_full(
+        &mut self,
+        taken: Taken,
+        why: (FullReason, String),
+        is_final: bool,
+    ) -> Result<Option<Position>> {
+        let (revision, first, position) = (taken.revision, taken.first_revision(), taken.position);
+        let written = taken.publish(self.ctx, self.newest, is_final)?;
+        let forked = matches!(
+            why.0,
+            FullReason::HistoryMismatch | FullReason::ClusterBehind
+        );
+        self.report.timeline_began |= forked;
+        if let Some(last) = self.last
+            && !forked
+            && first > last.next()
+        {
+            self.report.hole = Some(Hole {
+                first_revision: last.next(),
+                last_revision: first.previous(),
+            });
+        }
+        tracing::info!(reason = ?why.0, "{}", why.1);
+        self.report.full = Some(why);
+        self.last = Some(revision);
+        self.full = Some(written.name.clone());
+        self.wrote(written);
+        Ok(position)
+    }
+
+    /// Saves a delta; it can be tried again after an error.
+    ///
+    /// # Errors
+    /// The store's; `Io`, `Terminated`.
+    pub(super) fn save(&mut self, sealed: &Sealed) -> Result<()> {
+        let written = sealed.save(self.ctx, self.encoding(), self.newest)?;
+        self.last = Some(sealed.last);
+        self.wrote(written);
+        Ok(())
+    }
+
+    fn wrote(&mut self, written: Written) {
+        self.newest = Some(Newest {
+            created: written.name.created,
+            is_full: written.name.kind == Kind::Full,
+            compression: written.name.compression,
+        });
+        self.report.written.push(written);
+    }
+
+    /// Why a full is taken although deltas would do: the newest one is too old.
+    pub(super) fn full_too_old(
+        &self,
+        current: Revision,
+        max_age: Duration,
+    ) -> Option<(FullReason, String)> {
+        saved::is_full_too_old(self.full.as_ref(), current, chrono::Utc::now(), max_age)
+            .map(|message| (FullReason::FullTooOld, message))
+    }
+}

@@ -1,0 +1,731 @@
+//! A lock that expires: its holder renews it, and whoever waits takes it over from a dead one.
+//!
+//! It knows when a lock may be taken and when it is lost; where its record is kept, a [`LockStore`] knows.
+//! Jobs that must not run twice at once call it.
+
+use super::lock_object;
+use super::{Cancel, Store};
+use crate::error::{Error, Reason, Result};
+use chrono::{DateTime, SubsecRound, TimeDelta, Utc};
+use futures::future::BoxFuture;
+use serde::{Deserialize, Serialize};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tokio::runtime::Handle;
+
+/// A lock is renewed so many times while it lasts.
+const RENEWALS: u32 = 3;
+/// After a renewal that failed the next comes so many times sooner.
+const SOONER: u32 = 4;
+/// No lock is held for longer without being renewed, so nobody waits longer for a dead holder.
+pub const LONGEST: Duration = Duration::from_secs(3600);
+/// How long a lock whose record cannot be understood is held at least.
+const UNKNOWN_LASTS: Duration = Duration::from_secs(60);
+/// To give a lock back.
+const RELEASE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Who holds a lock: as Kubernetes' Leases have it, and a token.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Record {
+    /// Who it is, for people; empty where nobody is.
+    pub holder_identity: String,
+    /// When it was taken, by the holder's clock: for people.
+    pub acquire_time: DateTime<Utc>,
+    /// When it was renewed, by the holder's clock: for people, and another one each time.
+    pub renew_time: DateTime<Utc>,
+    /// Others may take it over when it was not renewed for so long by their own clocks.
+    pub lease_duration_seconds: u32,
+    /// How often it went to another holder.
+    #[serde(default)]
+    pub lease_transitions: u32,
+    /// Tells holders of one identity apart.
+    pub token: String,
+}
+
+impl Record {
+    /// A record that cannot be understood: somebody's, who may be alive as long as it changes.
+    pub(crate) fn unknown(text: &str) -> Self {
+        Record {
+            holder_identity: "somebody unknown (its record cannot be understood)".to_owned(),
+            acquire_time: DateTime::UNIX_EPOCH,
+            renew_time: DateTime::UNIX_EPOCH,
+            lease_duration_seconds: UNKNOWN_LASTS.as_secs() as u32,
+            lease_transitions: 0,
+            token: text.to_owned(),
+        }
+    }
+
+    fn is_released(&self) -> bool {
+        self.holder_identity.is_empty()
+    }
+
+    fn lasts(&self) -> Duration {
+        Duration::from_secs(self.lease_duration_seconds.into()).min(LONGEST)
+    }
+
+    /// The record of one who gives the lock back.
+    fn released(&self, wall: DateTime<Utc>) -> Record {
+        Record {
+            holder_identity: String::new(),
+            token: String::new(),
+            renew_time: after(wall, self.renew_time),
+            // Kubernetes takes no 0.
+            lease_duration_seconds: 1,
+            ..self.clone()
+        }
+    }
+}
+
+/// This time, or the next that differs from an earlier one, whatever the clock does.
+fn after(wall: DateTime<Utc>, earlier: DateTime<Utc>) -> DateTime<Utc> {
+    let next = earlier.checked_add_signed(TimeDelta::microseconds(1));
+    next.map_or(wall, |next| wall.max(next)).trunc_subsecs(6)
+}
+
+/// Which version of a record was read, so that no other is replaced.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Version {
+    /// The object's ETag, or its content.
+    pub e_tag: Option<String>,
+    /// Its version, generation or resourceVersion.
+    pub version: Option<String>,
+}
+
+/// What became of a conditional write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Written {
+    /// It is written.
+    Done,
+    /// The record was not as the condition says.
+    Refused,
+}
+
+/// Keeps the record of one lock.
+pub trait LockStore: Send + Sync {
+    /// The lock's name, for people.
+    fn name(&self) -> String;
+    /// The record, if there is one.
+    fn read(&self) -> BoxFuture<'_, Result<Option<(Record, Version)>>>;
+    /// Writes the record where there is none.
+    fn create<'a>(&'a self, record: &'a Record) -> BoxFuture<'a, Result<Written>>;
+    /// Replaces this version of the record and no other.
+    fn update<'a>(
+        &'a self,
+        record: &'a Record,
+        version: &'a Version,
+    ) -> BoxFuture<'a, Result<Written>>;
+    /// Why a request that was not answered in time failed.
+    fn unanswered(&self) -> Reason;
+}
+
+/// A clock that only goes forward, and one for people.
+trait Clock: Send + Sync {
+    /// Since some moment.
+    fn now(&self) -> Duration;
+    fn wall(&self) -> DateTime<Utc>;
+}
+
+struct SystemClock(Instant);
+
+impl Clock for SystemClock {
+    fn now(&self) -> Duration {
+        self.0.elapsed()
+    }
+    fn wall(&self) -> DateTime<Utc> {
+        Utc::now()
+    }
+}
+
+/// One that wants the lock or has it.
+#[derive(Debug, Clone)]
+struct Who {
+    identity: String,
+    token: String,
+    duration: Duration,
+}
+
+impl Who {
+    fn new(identity: &str, duration: Duration) -> Self {
+        use std::hash::{BuildHasher, Hasher};
+        let word = std::hash::RandomState::new().build_hasher().finish();
+        // In whole seconds, as the record has it.
+        let seconds = duration.min(LONGEST).as_secs_f64().ceil().max(1.0);
+        Who {
+            identity: identity.to_owned(),
+            token: format!("{word:016x}"),
+            duration: Duration::from_secs_f64(seconds),
+        }
+    }
+
+    fn owns(&self, record: &Record) -> bool {
+        record.holder_identity == self.identity && record.token == self.token
+    }
+
+    /// What it writes in place of `before`.
+    fn record(&self, before: Option<&Record>, wall: DateTime<Utc>) -> Record {
+        let own = before.filter(|b| self.owns(b));
+        let others = before.map_or(0, |b| b.lease_transitions);
+        Record {
+            holder_identity: self.identity.clone(),
+            acquire_time: own.map_or(wall.trunc_subsecs(6), |b| b.acquire_time),
+            renew_time: own.map_or(wall.trunc_subsecs(6), |b| after(wall, b.renew_time)),
+            lease_duration_seconds: self.duration.as_secs() as u32,
+            lease_transitions: match (own, before) {
+                (None, Some(_)) => others.saturating_add(1),
+                _ => others,
+            },
+            token: self.token.clone(),
+        }
+    }
+}
+
+/// What one that waits has seen of others, and when by its own clock.
+#[derive(Debug, Default)]
+struct Watched(Option<(Record, Duration)>);
+
+/// What a look at the record means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    /// Nobody has it: take it.
+    Free,
+    /// It was not renewed for as long as it lasts: take it over.
+    Dead,
+    /// Somebody has it.
+    Held {
+        /// It was renewed, or went to another, since the last look.
+        renewed: bool,
+        /// It was seen like this for so long.
+        unchanged: Duration,
+    },
+}
+
+impl Watched {
+    /// Looks at the record as it was read at `now`, or before.
+    fn look(&mut self, record: Option<&Record>, who: &Who, now: Duration) -> Verdict {
+        let Some(record) = record.filter(|r| !r.is_released()) else {
+            self.0 = None;
+            return Verdict::Free;
+        };
+        // An earlier attempt, whose answer was lost.
+        if who.owns(record) {
+            return Verdict::Free;
+        }
+        match &self.0 {
+            Some((seen, since)) if seen == record => {
+                let unchanged = now.saturating_sub(*since);
+                if unchanged >= record.lasts() {
+                    return Verdict::Dead;
+                }
+                Verdict::Held {
+                    renewed: false,
+                    unchanged,
+                }
+            }
+            before => {
+                let renewed = before.is_some();
+                self.0 = Some((record.clone(), now));
+                Verdict::Held {
+                    renewed,
+                    unchanged: Duration::ZERO,
+                }
+            }
+        }
+    }
+}
+
+/// What an attempt came to.
+#[derive(Debug)]
+enum Attempted {
+    /// It is ours, from this moment on.
+    Acquired(Duration),
+    HeldBy(Holder),
+    /// Somebody was faster, and has gone again.
+    Missed,
+}
+
+/// What a renewal came to.
+#[derive(Debug)]
+enum Renewed {
+    /// It is ours, from this moment on.
+    At(Duration),
+    /// It is another's.
+    Lost(String),
+}
+
+async fn attempt(
+    store: &dyn LockStore,
+    who: &Who,
+    watched: &mut Watched,
+    clock: &dyn Clock,
+) -> Result<Attempted> {
+    let held_by = |record: Record, verdict| match verdict {
+        Verdict::Held { renewed, unchanged } => Attempted::HeldBy(Holder {
+            identity: record.holder_identity,
+            since: record.acquire_time,
+            renewed,
+            unchanged,
+        }),
+        Verdict::Free | Verdict::Dead => Attempted::Missed,
+    };
+    let seen = store.read().await?;
+    let verdict = watched.look(seen.as_ref().map(|(r, _)| r), who, clock.now());
+    if let (Verdict::Held { .. }, Some((record, _))) = (verdict, &seen) {
+        return Ok(held_by(record.clone(), verdict));
+    }
+    // It lasts from before it is written: nobody can have seen it earlier.
+    let began = clock.now();
+    let record = who.record(seen.as_ref().map(|(r, _)| r), clock.wall());
+    let written = match &seen {
+        None => store.create(&record).await,
+        Some((_, version)) => store.update(&record, version).await,
+    };
+    // A store may take the condition and ignore it, and an answer may be lost: what is there counts.
+    match (written, store.read().await?) {
+        (_, Some((now, _))) if now == record => Ok(Attempted::Acquired(began)),
+        (Err(e), _) => Err(e),
+        (Ok(_), None) => Ok(Attempted::Missed),
+        (Ok(_), Some((other, _))) => {
+            let verdict = watched.look(Some(&other), who, clock.now());
+            Ok(held_by(other, verdict))
+        }
+    }
+}
+
+async fn renewal(store: &dyn LockStore, who: &Who, clock: &dyn Clock) -> Result<Renewed> {
+    /// An own renewal of earlier, whose answer was lost, may come between.
+    const TRIES: u32 = 3;
+    for _ in 0..TRIES {
+        let (before, version) = match store.read().await? {
+            Some((record, version)) if who.owns(&record) => (record, version),
+            Some((other, _)) if other.is_released() => {
+                return Ok(Renewed::Lost("it was given free".to_owned()));
+            }
+            Some((other, _)) => {
+                return Ok(Renewed::Lost(format!(
+                    "{} has it now",
+                    other.holder_identity
+                )));
+            }
+            None => return Ok(Renewed::Lost("its record is gone".to_owned())),
+        };
+        let began = clock.now();
+        let record = who.record(Some(&before), clock.wall());
+        if store.update(&record, &version).await? == Written::Done {
+            return Ok(Renewed::At(began));
+        }
+    }
+    Err(Error::new(
+        Reason::Conflict,
+        format!("the lock {} changes all the time", store.name()),
+    ))
+}
+
+/// Gives the lock back, if it still is one's own.
+async fn give_back(store: &dyn LockStore, who: &Who, clock: &dyn Clock) -> Result<()> {
+    if let Some((record, version)) = store.read().await?
+        && who.owns(&record)
+    {
+        store
+            .update(&record.released(clock.wall()), &version)
+            .await?;
+    }
+    Ok(())
+}
+
+/// Who has a lock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holder {
+    /// Its identity.
+    pub identity: String,
+    /// Since when, by its own clock.
+    pub since: DateTime<Utc>,
+    /// It was seen to renew, or to take over, since it was first looked at.
+    pub renewed: bool,
+    /// It was not seen to renew for so long.
+    pub unchanged: Duration,
+}
+
+/// What one try came to.
+pub enum Attempt {
+    /// The lock.
+    Acquired(Held),
+    /// Somebody else has it.
+    HeldBy(Holder),
+}
+
+/// How long to wait for a lock that somebody else has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wait {
+    /// Until it is free.
+    Forever,
+    /// Until its holder is seen to be alive, or is known to be dead.
+    UntilSeenDead,
+}
+
+/// A lock that one wants. Its calls block: not for async threads.
+pub struct Lock {
+    store: Arc<dyn LockStore>,
+    who: Who,
+    watched: Watched,
+    clock: Arc<dyn Clock>,
+    handle: Handle,
+    cancel: Cancel,
+}
+
+impl Lock {
+    /// The lock `name` of a store: an object in `deltafold-locks/`. Its holder counts as dead when it was
+    /// not renewed for `duration`, which is rounded up to whole seconds, an hour at most.
+    ///
+    /// # Errors
+    /// `Internal` where the name is none for a file.
+    pub fn new(store: &Store, name: &str, identity: &str, duration: Duration) -> Result<Self> {
+        let kept = lock_object::at(store, name)?;
+        let (handle, cancel) = (store.handle.clone(), store.cancel.clone());
+        Ok(Self::on(kept, identity, duration, handle, cancel))
+    }
+
+    /// A lock that is kept elsewhere.
+    pub fn on(
+        store: Arc<dyn LockStore>,
+        identity: &str,
+        duration: Duration,
+        handle: Handle,
+        cancel: Cancel,
+    ) -> Self {
+        Lock {
+            store,
+            who: Who::new(identity, duration),
+            watched: Watched::default(),
+            clock: Arc::new(SystemClock(Instant::now())),
+            handle,
+            cancel,
+        }
+    }
+
+    /// The lock's name, for people.
+    pub fn name(&self) -> String {
+        self.store.name()
+    }
+
+    /// Tries once. Where somebody else has it, only further tries show whether that one is alive.
+    ///
+    /// # Errors
+    /// Those of where it is kept; `Configuration` where that cannot write on a condition; `Terminated`.
+    pub fn try_acquire(&mut self) -> Result<Attempt> {
+        let attempted = attempt(
+            &*self.store,
+            &self.who,
+            &mut self.watched,
+            self.clock.as_ref(),
+        );
+        let patience = patience(self.who.duration);
+        let attempted = ask(
+            &self.handle,
+            &self.cancel,
+            &*self.store,
+            patience,
+            attempted,
+        )?;
+        match attempted {
+            Attempted::Acquired(since) => {
+                // Who takes it again is another.
+                let next = Who::new(&self.who.identity, self.who.duration);
+                let who = std::mem::replace(&mut self.who, next);
+                self.watched = Watched::default();
+                tracing::info!(lock = self.name(), "took the lock");
+                Held::new(self, who, since).map(Attempt::Acquired)
+            }
+            Attempted::HeldBy(holder) => Ok(Attempt::HeldBy(holder)),
+            Attempted::Missed => Ok(Attempt::HeldBy(Holder {
+                identity: "somebody who just gave it free".to_owned(),
+                since: self.clock.wall(),
+                renewed: false,
+                unchanged: Duration::ZERO,
+            })),
+        }
+    }
+
+    /// Waits for the lock, at most as `wait` says.
+    ///
+    /// # Errors
+    /// `LockHeld` where its holder is alive and `wait` does not wait for that one; `Terminated`; those of
+    /// where it is kept, if the first look fails or no retry can help.
+    pub fn acquire(&mut self, wait: Wait) -> Result<Held> {
+        let pause =
+            (self.who.duration / 6).clamp(Duration::from_millis(50), Duration::from_secs(2));
+        let mut looked = false;
+        loop {
+            match self.try_acquire() {
+                Ok(Attempt::Acquired(held)) => return Ok(held),
+                Ok(Attempt::HeldBy(holder)) => {
+                    if wait == Wait::UntilSeenDead && holder.renewed {
+                        return Err(Error::new(
+                            Reason::LockHeld,
+                            format!(
+                                "{} has the lock {} since {} and is alive: nothing is wrong, run again later",
+                                holder.identity,
+                                self.name(),
+                                holder.since.format("%Y-%m-%dT%H:%M:%SZ"),
+                            ),
+                        ));
+                    }
+                    if !looked {
+                        tracing::info!(
+                            lock = self.name(),
+                            holder = holder.identity,
+                            "waits for the lock"
+                        );
+                    }
+                }
+                // Whoever waits has time.
+                Err(e) if looked && wait == Wait::Forever && e.reason().is_retryable() => {
+                    tracing::warn!(lock = self.name(), "cannot look at the lock: {e}");
+                }
+                Err(e) => return Err(e),
+            }
+            looked = true;
+            self.handle
+                .block_on(self.cancel.or(async { tokio::time::sleep(pause).await }))?;
+        }
+    }
+}
+
+/// For all requests of one try: several fit into the time that a lock lasts.
+fn patience(duration: Duration) -> Duration {
+    (duration / RENEWALS).clamp(Duration::from_secs(2), Duration::from_secs(15))
+}
+
+fn ask<T>(
+    handle: &Handle,
+    cancel: &Cancel,
+    store: &dyn LockStore,
+    patience: Duration,
+    what: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    let answered = async { tokio::time::timeout(patience, what).await };
+    match handle.block_on(cancel.or(answered))? {
+        Ok(answer) => answer,
+        Err(_) => Err(Error::new(
+            store.unanswered(),
+            format!(
+                "the lock {}: no answer within {} s",
+                store.name(),
+                patience.as_secs_f64()
+            ),
+        )),
+    }
+}
+
+/// A lock that one has, renewed on a thread of its own; dropping it gives it back.
+///
+/// The thread goes on through outages: where the record still is its own after one, nobody else had the
+/// lock meanwhile.
+pub struct Held {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    store: Arc<dyn LockStore>,
+    who: Who,
+    clock: Arc<dyn Clock>,
+    handle: Handle,
+    /// Ends the thread's waits.
+    stop: Cancel,
+    state: Mutex<State>,
+    stopped: Condvar,
+}
+
+struct State {
+    /// It lasts from here.
+    since: Duration,
+    /// Why it is ours no more.
+    lost: Option<String>,
+    stop: bool,
+}
+
+impl State {
+    fn is_held(&self, who: &Who, now: Duration) -> bool {
+        self.lost.is_none() && !self.stop && now < self.since + who.duration
+    }
+}
+
+impl Held {
+    fn new(lock: &Lock, who: Who, since: Duration) -> Result<Self> {
+        let shared = Arc::new(Shared {
+            store: lock.store.clone(),
+            who,
+            clock: lock.clock.clone(),
+            handle: lock.handle.clone(),
+            stop: Cancel::default(),
+            state: Mutex::new(State {
+                since,
+                lost: None,
+                stop: false,
+            }),
+            stopped: Condvar::new(),
+        });
+        // From here on dropping it gives it back.
+        let mut held = Held {
+            shared: shared.clone(),
+            thread: None,
+        };
+        let thread = std::thread::Builder::new()
+            .name("lock".to_owned())
+            .spawn(move || shared.keep_renewing())
+            .map_err(|e| Error::io("start a thread", e))?;
+        held.thread = Some(thread);
+        Ok(held)
+    }
+
+    /// The lock's name, for people.
+    pub fn name(&self) -> String {
+        self.shared.store.name()
+    }
+
+    /// Whether nobody else can have it, by one's own clock. After an outage it can be so again.
+    pub fn is_held(&self) -> bool {
+        let state = self.shared.state();
+        state.is_held(&self.shared.who, self.shared.clock.now())
+    }
+
+    /// Fails where [`is_held`](Self::is_held) is not so, and says why.
+    ///
+    /// # Errors
+    /// `LockHeld`.
+    pub fn check(&self) -> Result<()> {
+        if self.is_held() {
+            return Ok(());
+        }
+        let state = self.shared.state();
+        let why = match &state.lost {
+            Some(why) => why.clone(),
+            None => "it could not be renewed in time, so another run may have it".to_owned(),
+        };
+        Err(self.shared.lost(&why))
+    }
+
+    /// Renews it now.
+    ///
+    /// # Errors
+    /// `LockHeld` where it was lost; those of where it is kept.
+    pub fn renew(&self) -> Result<()> {
+        self.shared.renew()
+    }
+
+    /// Gives it back, so that others need not wait.
+    ///
+    /// # Errors
+    /// Those of where it is kept; others then have to wait until it has expired.
+    pub fn release(mut self) -> Result<()> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<()> {
+        {
+            let mut state = self.shared.state();
+            if std::mem::replace(&mut state.stop, true) {
+                return Ok(());
+            }
+        }
+        self.shared.stopped.notify_all();
+        self.shared.stop.cancel();
+        // A thread that panicked has renewed nothing since.
+        let _ = self.thread.take().map(JoinHandle::join);
+        if self.shared.state().lost.is_some() {
+            return Ok(());
+        }
+        // Whatever ended the run: this is to clean up.
+        let s = &self.shared;
+        let given = give_back(&*s.store, &s.who, s.clock.as_ref());
+        let never = Cancel::default();
+        ask(&s.handle, &never, &*s.store, RELEASE_PATIENCE, given)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Err(e) = self.end() {
+            tracing::warn!(
+                lock = self.name(),
+                "the lock could not be given back, others wait until it expires: {e}"
+            );
+        }
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lost(&self, why: &str) -> Error {
+        Error::new(
+            Reason::LockHeld,
+            format!("the lock {} was lost: {why}", self.store.name()),
+        )
+    }
+
+    fn renew(&self) -> Result<()> {
+        let renewal = renewal(&*self.store, &self.who, self.clock.as_ref());
+        let patience = patience(self.who.duration);
+        match ask(&self.handle, &self.stop, &*self.store, patience, renewal)? {
+            Renewed::At(since) => {
+                let mut state = self.state();
+                state.since = state.since.max(since);
+                Ok(())
+            }
+            Renewed::Lost(why) => {
+                let lost = self.lost(&why);
+                self.state().lost = Some(why);
+                Err(lost)
+            }
+        }
+    }
+
+    fn keep_renewing(&self) {
+        let usual = self.who.duration / RENEWALS;
+        let mut pause = usual;
+        loop {
+            let state = self.state();
+            let waited = self
+                .stopped
+                .wait_timeout_while(state, pause, |s| !s.stop)
+                .unwrap_or_else(PoisonError::into_inner);
+            let (stop, lost) = (waited.0.stop, waited.0.lost.is_some());
+            drop(waited);
+            if stop || lost {
+                return;
+            }
+            pause = match self.renew() {
+                Ok(()) => usual,
+                Err(e) if e.reason() == Reason::LockHeld => {
+                    tracing::error!("{e}");
+                    return;
+                }
+                Err(e) => {
+                    if !self.stop.is_cancelled() {
+                        tracing::warn!(lock = self.store.name(), "cannot renew the lock: {e}");
+                    }
+                    usual / SOONER
+                }
+            };
+        }
+    }
+}
+
+/// A name for this process as a holder: of its Pod or machine, and its process ID.
+pub fn identity() -> String {
+    let pod = std::env::var("POD_NAME").or_else(|_| std::env::var("HOSTNAME"));
+    let host = pod.ok().filter(|h| !h.is_empty()).or_else(|| {
+        let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
+        Some(name.trim().to_owned())
+    });
+    format!(
+        "{}.{}",
+        host.unwrap_or_else(|| "unknown".to_owned()),
+        std::process::id()
+    )
+}

@@ -1,0 +1,237 @@
+//! Where a lock's record is kept in a store: an object, or a file in a local folder.
+//!
+//! Objects are written on condition of their ETag or generation. A local folder knows no such
+//! condition: there a flock on a file beside it makes reading, comparing and renaming one step.
+
+use super::Store;
+use super::errors::store_error;
+use super::lock::{LockStore, Record, Version, Written};
+use crate::error::{Error, Reason, Result};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload, UpdateVersion};
+use rustix::fs::{FlockOperation, flock};
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Where the locks of a store are, below its prefix and beside what is listed.
+pub const LOCKS: &str = "deltafold-locks";
+/// A lock's record is short.
+const LONGEST_RECORD: u64 = 64 << 10;
+
+/// The lock `name` of a store.
+pub(super) fn at(store: &Store, name: &str) -> Result<Arc<dyn LockStore>> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
+    if name.is_empty() || !name.chars().all(is_plain) {
+        return Err(Error::internal(format!("a lock with the name \"{name}\"")));
+    }
+    let below = format!("{LOCKS}/{name}.json");
+    let full = store.name(&below);
+    Ok(match &store.local_root {
+        Some(root) => Arc::new(FileLock {
+            folder: root.join(LOCKS),
+            name: name.to_owned(),
+            full,
+        }),
+        None => Arc::new(ObjectLock {
+            inner: store.inner.clone(),
+            path: store.path(&below),
+            full,
+        }),
+    })
+}
+
+fn parse(text: &[u8]) -> Record {
+    serde_json::from_slice(text).unwrap_or_else(|_| Record::unknown(&String::from_utf8_lossy(text)))
+}
+
+fn to_text(record: &Record) -> Result<Vec<u8>> {
+    serde_json::to_vec(record)
+        .map_err(|e| Error::internal(format!("a lock's record that is no JSON: {e}")))
+}
+
+struct ObjectLock {
+    inner: Arc<dyn ObjectStore>,
+    path: Path,
+    full: String,
+}
+
+impl ObjectLock {
+    async fn put(&self, record: &Record, mode: PutMode) -> Result<Written> {
+        use object_store::Error as E;
+        let is_create = matches!(mode, PutMode::Create);
+        let options = PutOptions {
+            mode,
+            ..PutOptions::default()
+        };
+        let payload = PutPayload::from(to_text(record)?);
+        match self.inner.put_opts(&self.path, payload, options).await {
+            Ok(_) => Ok(Written::Done),
+            Err(E::AlreadyExists { .. } | E::Precondition { .. }) => Ok(Written::Refused),
+            // Somebody deleted it.
+            Err(E::NotFound { .. }) if !is_create => Ok(Written::Refused),
+            Err(e @ (E::NotImplemented { .. } | E::NotSupported { .. })) => Err(Error::new(
+                Reason::Configuration,
+                format!(
+                    "this store cannot keep the lock {}, it does not write on a condition: {e}; use --lock-lease in Kubernetes",
+                    self.full
+                ),
+            )),
+            Err(e) => Err(store_error(format!("write the lock {}", self.full), e)),
+        }
+    }
+}
+
+impl LockStore for ObjectLock {
+    fn name(&self) -> String {
+        self.full.clone()
+    }
+
+    fn read(&self) -> BoxFuture<'_, Result<Option<(Record, Version)>>> {
+        async {
+            let failed = |e| store_error(format!("read the lock {}", self.full), e);
+            let got = match self.inner.get(&self.path).await {
+                Ok(got) => got,
+                Err(object_store::Error::NotFound { .. }) => return Ok(None),
+                Err(e) => return Err(failed(e)),
+            };
+            let version = Version {
+                e_tag: got.meta.e_tag.clone(),
+                version: got.meta.version.clone(),
+            };
+            if got.meta.size > LONGEST_RECORD {
+                let text = format!("{} bytes, {version:?}", got.meta.size);
+                return Ok(Some((Record::unknown(&text), version)));
+            }
+            let text = got.bytes().await.map_err(failed)?;
+            Ok(Some((parse(&text), version)))
+        }
+        .boxed()
+    }
+
+    fn create<'a>(&'a self, record: &'a Record) -> BoxFuture<'a, Result<Written>> {
+        self.put(record, PutMode::Create).boxed()
+    }
+
+    fn update<'a>(
+        &'a self,
+        record: &'a Record,
+        version: &'a Version,
+    ) -> BoxFuture<'a, Result<Written>> {
+        let condition = UpdateVersion {
+            e_tag: version.e_tag.clone(),
+            version: version.version.clone(),
+        };
+        self.put(record, PutMode::Update(condition)).boxed()
+    }
+
+    fn unanswered(&self) -> Reason {
+        Reason::StoreUnreachable
+    }
+}
+
+struct FileLock {
+    folder: PathBuf,
+    name: String,
+    full: String,
+}
+
+impl FileLock {
+    fn file(&self, suffix: &str) -> PathBuf {
+        self.folder.join(format!("{}.{suffix}", self.name))
+    }
+
+    fn failed(&self, what: &str) -> impl Fn(io::Error) -> Error {
+        let what = format!("{what} the lock {}", self.full);
+        move |e| Error::io(&what, e)
+    }
+
+    fn read_text(&self) -> Result<Option<Vec<u8>>> {
+        match fs::read(self.file("json")) {
+            Ok(text) => Ok(Some(text)),
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(self.failed("read")(e)),
+        }
+    }
+
+    /// Waits until no other process reads and writes. What it gives is let go by being dropped, and by
+    /// the system where a process ends.
+    async fn alone(&self) -> Result<File> {
+        const PAUSE: Duration = Duration::from_millis(5);
+        fs::create_dir_all(&self.folder).map_err(self.failed("create the folder of"))?;
+        let file = fs::OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(self.file("flock"))
+            .map_err(self.failed("open"))?;
+        loop {
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(file),
+                Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) => {
+                    tokio::time::sleep(PAUSE).await;
+                }
+                Err(e) => return Err(self.failed("flock")(e.into())),
+            }
+        }
+    }
+
+    /// Writes the record if what is there is as expected.
+    async fn replace(&self, record: &Record, expected: Option<&[u8]>) -> Result<Written> {
+        let _alone = self.alone().await?;
+        if self.read_text()?.as_deref() != expected {
+            return Ok(Written::Refused);
+        }
+        // Nobody else writes it now; one that is left behind is overwritten.
+        let new = self.file("json.new");
+        let write = || {
+            let mut file = File::create(&new)?;
+            file.write_all(&to_text(record)?)?;
+            file.sync_all()?;
+            fs::rename(&new, self.file("json"))?;
+            File::open(&self.folder)?.sync_all()
+        };
+        write().map_err(self.failed("write"))?;
+        Ok(Written::Done)
+    }
+}
+
+impl LockStore for FileLock {
+    fn name(&self) -> String {
+        self.full.clone()
+    }
+
+    fn read(&self) -> BoxFuture<'_, Result<Option<(Record, Version)>>> {
+        async {
+            Ok(self.read_text()?.map(|text| {
+                let version = Version {
+                    e_tag: Some(String::from_utf8_lossy(&text).into_owned()),
+                    version: None,
+                };
+                (parse(&text), version)
+            }))
+        }
+        .boxed()
+    }
+
+    fn create<'a>(&'a self, record: &'a Record) -> BoxFuture<'a, Result<Written>> {
+        self.replace(record, None).boxed()
+    }
+
+    fn update<'a>(
+        &'a self,
+        record: &'a Record,
+        version: &'a Version,
+    ) -> BoxFuture<'a, Result<Written>> {
+        let expected = version.e_tag.as_deref().unwrap_or_default().as_bytes();
+        self.replace(record, Some(expected)).boxed()
+    }
+
+    fn unanswered(&self) -> Reason {
+        Reason::Io
+    }
+}

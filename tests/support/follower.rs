@@ -1,0 +1,183 @@
+//! `deltafold snapshot` as a process: run to its end, or followed while it runs.
+
+use std::fs::{self, File};
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::etcd::{Process, Signal};
+use super::saved::Prefix;
+
+/// How long a wait may take: the machine may be busy.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// What a run came to.
+#[derive(Debug)]
+pub struct Ended {
+    pub code: i32,
+    /// Null where it printed nothing.
+    pub json: Value,
+    /// Its log, one JSON object a line.
+    pub log: String,
+}
+
+impl Ended {
+    pub fn reason(&self) -> &str {
+        self.json["reason"].as_str().unwrap_or_default()
+    }
+
+    /// The only snapshot, or the last, that it made.
+    pub fn last_snapshot(&self) -> &Value {
+        let all = self.json["snapshots"].as_array().expect("snapshots");
+        all.last().expect("a snapshot")
+    }
+
+    #[track_caller]
+    pub fn succeeded(self) -> Self {
+        assert_eq!(self.code, 0, "{}\n{}", self.json, self.log);
+        self
+    }
+}
+
+/// `deltafold snapshot KIND` of an etcd into a prefix.
+pub fn snapshot_command(kind: &str, prefix: &Prefix, endpoints: &[String]) -> Command {
+    let mut command = super::deltafold();
+    command
+        .args(["snapshot", kind, "--output", "json", "--log-format", "json"])
+        .args(["--endpoints", &endpoints.join(",")])
+        .args(["--store", &prefix.url])
+        .envs(prefix.env.iter().map(|(name, value)| (name, value)));
+    command
+}
+
+/// Runs `deltafold snapshot KIND` to its end.
+pub fn snapshot(kind: &str, prefix: &Prefix, endpoints: &[String], args: &[&str]) -> Ended {
+    let mut command = snapshot_command(kind, prefix, endpoints);
+    let (code, json, log) = super::run_json(command.args(args));
+    Ended { code, json, log }
+}
+
+/// `deltafold snapshot follow`, killed when dropped.
+pub struct Follower {
+    process: Process,
+    out: PathBuf,
+    log: PathBuf,
+    // After the process.
+    _folder: TempDir,
+}
+
+impl Follower {
+    pub fn start(prefix: &Prefix, endpoints: &[String], args: &[&str]) -> Self {
+        let mut command = snapshot_command("follow", prefix, endpoints);
+        Self::spawn(command.args(args))
+    }
+
+    pub fn spawn(command: &mut Command) -> Self {
+        let folder = TempDir::with_prefix("follower-").expect("a folder for its log");
+        let (out, log) = (folder.path().join("out"), folder.path().join("log"));
+        let create = |path| File::create(path).expect("create a log");
+        let process = Process::spawn_to(command, create(&out), create(&log));
+        Self {
+            process: process.unwrap_or_else(|err| panic!("{err}")),
+            out,
+            log,
+            _folder: folder,
+        }
+    }
+
+    pub fn log(&self) -> String {
+        String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
+    }
+
+    pub fn id(&self) -> u32 {
+        self.process.id()
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        self.process.signal(signal);
+    }
+
+    #[track_caller]
+    pub fn assert_runs(&mut self) {
+        if let Err(err) = self.process.runs() {
+            let out = fs::read_to_string(&self.out).unwrap_or_default();
+            panic!("the follower: {err}\n{out}\n{}", self.log());
+        }
+    }
+
+    /// Waits until something holds, for as long as the follower runs.
+    #[track_caller]
+    pub fn wait_until(&mut self, what: &str, mut holds: impl FnMut() -> bool) {
+        let started = Instant::now();
+        while !holds() {
+            self.assert_runs();
+            let log = self.log();
+            assert!(
+                started.elapsed() < PATIENCE,
+                "not within {PATIENCE:?}: {what}\n{log}"
+            );
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Waits until the prefix has this revision.
+    #[track_caller]
+    pub fn wait_saved(&mut self, prefix: &Prefix, revision: i64) {
+        let what = format!("revision {revision} is saved");
+        self.wait_until(&what, || prefix.last_saved() >= revision);
+    }
+
+    /// Waits until its log has a line with all of these.
+    #[track_caller]
+    pub fn wait_log(&mut self, parts: &[&str]) {
+        let log = self.log.clone();
+        self.wait_until(&format!("its log says {parts:?}"), || {
+            let text = fs::read(&log).unwrap_or_default();
+            let text = String::from_utf8_lossy(&text);
+            text.lines()
+                .any(|line| parts.iter().all(|p| line.contains(p)))
+        });
+    }
+
+    /// As when its machine fails.
+    pub fn kill(mut self) {
+        self.process.end();
+    }
+
+    /// Asks it to end, which it does after a last delta.
+    #[track_caller]
+    pub fn terminate(mut self) -> Ended {
+        self.process.signal(Signal::TERM);
+        self.wait()
+    }
+
+    /// Waits for its end.
+    #[track_caller]
+    pub fn wait(&mut self) -> Ended {
+        let Some(status) = self.process.ended_within(PATIENCE) else {
+            panic!(
+                "the follower does not end within {PATIENCE:?}\n{}",
+                self.log()
+            );
+        };
+        let out = fs::read(&self.out).unwrap_or_default();
+        let out = out.trim_ascii();
+        Ended {
+            code: status.code().unwrap_or(-1),
+            json: match out.is_empty() {
+                true => Value::Null,
+                // A line for each thing it did, or one object: the last counts.
+                false => serde_json::from_slice(out)
+                    .or_else(|_| {
+                        let last = out.rsplit(|b| *b == b'\n').next().unwrap_or_default();
+                        serde_json::from_slice(last)
+                    })
+                    .unwrap_or_else(|err| panic!("{err}: {}", String::from_utf8_lossy(out))),
+            },
+            log: self.log(),
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! What an etcd went through, as an independent watch saw it from its first revision on: the state at
+//! any revision, and the HashKV that etcd would give of it.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use crc_fast::{CrcAlgorithm, checksum, checksum_combine};
+use deltafold::mvcc::{KeyValue, RecordKey, Revision};
+use etcd_client::{Client, ConnectOptions, Error, EventType, WatchOptions};
+use tokio::task::JoinHandle;
+
+use super::etcd::Etcd;
+
+const CRC: CrcAlgorithm = CrcAlgorithm::Crc32Iscsi;
+/// How long the watch may lag behind.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A change, without its bytes.
+#[derive(Clone, Debug)]
+struct Seen {
+    revision: i64,
+    sub: u32,
+    key: Arc<[u8]>,
+    /// Of the record as it lies on disk, with its revision; `None` for a deletion.
+    record: Option<Record>,
+}
+
+/// A record's place, checksum and length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Record {
+    rk: RecordKey,
+    crc: u64,
+    length: u64,
+}
+
+impl Record {
+    fn of(rk: RecordKey, raw: &[u8]) -> Self {
+        let mut bytes = Vec::with_capacity(raw.len() + 18);
+        rk.encode(&mut bytes);
+        bytes.extend_from_slice(raw);
+        Self {
+            rk,
+            crc: checksum(CRC, &bytes),
+            length: bytes.len() as u64,
+        }
+    }
+}
+
+/// What etcd, compacted at a revision, says of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct State {
+    pub hash: u32,
+    pub live_keys: u64,
+}
+
+/// Watches an etcd for as long as it lives.
+pub struct Truth {
+    seen: Arc<Mutex<Vec<Seen>>>,
+    watch: JoinHandle<()>,
+}
+
+impl Truth {
+    /// Within a runtime, on an etcd that was never compacted.
+    pub fn start(endpoints: &[String]) -> Self {
+        Self::watch(endpoints, Vec::new())
+    }
+
+    /// Of the same etcd after it was set back to a revision: what came until then, and what follows.
+    pub fn forked_at(&self, revision: i64, endpoints: &[String]) -> Self {
+        let mut seen = self.seen().clone();
+        seen.retain(|s| s.revision <= revision);
+        Self::watch(endpoints, seen)
+    }
+
+    fn watch(endpoints: &[String], seen: Vec<Seen>) -> Self {
+        let seen = Arc::new(Mutex::new(seen));
+        let watch = tokio::spawn(keep_watching(endpoints.to_vec(), Arc::clone(&seen)));
+        Self { seen, watch }
+    }
+
+    /// Ends the watch: what comes from here on is another history.
+    pub fn end(&self) {
+        self.watch.abort();
+    }
+
+    fn seen(&self) -> MutexGuard<'_, Vec<Seen>> {
+        self.seen.lock().expect("the watch did not panic")
+    }
+
+    /// The newest revision that was seen; 1 of an etcd that nobody wrote to.
+    pub fn revision(&self) -> i64 {
+        self.seen().last().map_or(1, |s| s.revision)
+    }
+
+    /// Events up to here.
+    pub fn events(&self) -> usize {
+        self.seen().len()
+    }
+
+    pub fn wait_for(&self, revision: i64) {
+        let started = Instant::now();
+        while self.revision() < revision {
+            assert!(started.elapsed() < PATIENCE, "the watch is silent");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// The states at these revisions, each of which was seen.
+    pub fn at(&self, revisions: &BTreeSet<i64>) -> BTreeMap<i64, State> {
+        let seen = self.seen();
+        let mut states = BTreeMap::new();
+        let mut newest: HashMap<&[u8], Record> = HashMap::new();
+        let mut alive: BTreeMap<(i64, u32), Record> = BTreeMap::new();
+        let mut changes = seen.iter().peekable();
+        for &revision in revisions {
+            let until = seen.last().map_or(1, |s| s.revision);
+            assert!(revision <= until, "revision {revision} was not seen yet");
+            while let Some(s) = changes.next_if(|s| s.revision <= revision) {
+                if let Some(old) = newest.remove(&s.key[..]) {
+                    alive.remove(&(old.rk.main.0, old.rk.sub));
+                }
+                if let Some(record) = s.record {
+                    newest.insert(&s.key, record);
+                    alive.insert((s.revision, s.sub), record);
+                }
+            }
+            let mut hash = checksum(CRC, b"key");
+            for record in alive.values() {
+                hash = checksum_combine(CRC, hash, record.crc, record.length);
+            }
+            let state = State {
+                hash: u32::try_from(hash).expect("a CRC of 32 bits"),
+                live_keys: alive.len() as u64,
+            };
+            states.insert(revision, state);
+        }
+        states
+    }
+
+    /// The first keys in which other records differ from those alive at a revision.
+    pub fn differences(&self, revision: i64, ours: &[(RecordKey, Vec<u8>)]) -> Vec<String> {
+        let seen = self.seen();
+        let mut wanted: BTreeMap<&[u8], Record> = BTreeMap::new();
+        for s in seen.iter().take_while(|s| s.revision <= revision) {
+            match s.record {
+                Some(record) => _ = wanted.insert(&s.key, record),
+                None => _ = wanted.remove(&s.key[..]),
+            }
+        }
+        let mut told = Vec::new();
+        for (rk, raw) in ours {
+            let kv = KeyValue::decode(raw).expect("a record");
+            let key = String::from_utf8_lossy(kv.key).into_owned();
+            let got = Record::of(*rk, raw);
+            match wanted.remove(kv.key) {
+                Some(record) if record == got => {}
+                Some(record) => told.push(format!("{key}: {got:?}, the source had {record:?}")),
+                None => told.push(format!("{key}: {got:?}, the source had none")),
+            }
+        }
+        let missing = wanted.iter();
+        told.extend(
+            missing.map(|(k, r)| format!("{}: {r:?} is missing", String::from_utf8_lossy(k))),
+        );
+        told.truncate(20);
+        told
+    }
+
+    /// The source itself agrees: it is compacted at its newest revision, which nobody adds to, and asked.
+    pub async fn is_that_of(&self, etcd: &Etcd) {
+        let revision = etcd.revision().await;
+        let started = Instant::now();
+        while self.revision() < revision {
+            assert!(started.elapsed() < PATIENCE, "the watch is silent");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        etcd.compact(revision).await;
+        let said = etcd.hash_kv(revision).await;
+        let here = self.at(&BTreeSet::from([revision]))[&revision];
+        let theirs = State {
+            hash: said.hash,
+            live_keys: etcd.live_keys_at(revision).await,
+        };
+        assert_eq!(said.compact_revision, revision);
+        assert_eq!(here, theirs, "what the test itself saw, at {revision}");
+    }
+}
+
+impl Drop for Truth {
+    fn drop(&mut self) {
+        self.watch.abort();
+    }
+}
+
+/// Goes on at another member whenever one fails.
+async fn keep_watching(endpoints: Vec<String>, seen: Arc<Mutex<Vec<Seen>>>) {
+    for endpoint in endpoints.iter().cycle() {
+        // It only ever ends by failing.
+        let _ = watch_one(endpoint, &seen).await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+async fn watch_one(endpoint: &str, seen: &Mutex<Vec<Seen>>) -> Result<(), Error> {
+    let connect = ConnectOptions::new()
+        .with_connect_timeout(Duration::from_secs(1))
+        .with_require_leader(true)
+        .with_keep_alive(Duration::from_secs(5), Duration::from_secs(3));
+    let client = Client::connect([endpoint], Some(connect)).await?;
+    let mut watcher = client.watch_client().max_decoding_message_size(usize::MAX);
+    let last = || {
+        let seen = seen.lock().expect("nobody panicked");
+        seen.last().map_or(0, |s| s.revision)
+    };
+    let options = WatchOptions::new()
+        .with_range(vec![0])
+        .with_start_revision(last() + 1);
+    let mut stream = watcher.watch(vec![0], Some(options)).await?;
+    while let Some(answer) = stream.message().await? {
+        let compacted = answer.compact_revision();
+        assert_eq!(
+            compacted, 0,
+            "the test compacted what its watch had not seen"
+        );
+        if answer.canceled() {
+            return Ok(());
+        }
+        let mut revision = last();
+        let mut new: Vec<Seen> = Vec::new();
+        let mut raw = Vec::new();
+        for event in answer.events() {
+            let kv = event.kv().expect("an event's key");
+            let main = kv.mod_revision();
+            assert!(
+                main >= revision,
+                "the watch goes back: {main} after {revision}"
+            );
+            let sub = match new.last() {
+                Some(s) if s.revision == main => s.sub + 1,
+                _ => {
+                    assert_eq!(main, revision.max(1) + 1, "a gap in the watch");
+                    revision = main;
+                    0
+                }
+            };
+            let record = (event.event_type() == EventType::Put).then(|| {
+                raw.clear();
+                let kv = KeyValue {
+                    key: kv.key(),
+                    create_revision: Revision(kv.create_revision()),
+                    mod_revision: Revision(main),
+                    version: kv.version(),
+                    value: kv.value(),
+                    lease: kv.lease(),
+                };
+                kv.encode(&mut raw);
+                let main = Revision(main);
+                let tombstone = false;
+                Record::of(
+                    RecordKey {
+                        main,
+                        sub,
+                        tombstone,
+                    },
+                    &raw,
+                )
+            });
+            new.push(Seen {
+                revision: main,
+                sub,
+                key: kv.key().into(),
+                record,
+            });
+        }
+        seen.lock().expect("nobody panicked").extend(new);
+    }
+    Ok(())
+}
