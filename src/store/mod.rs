@@ -45,11 +45,6 @@ impl Cancel {
         self.0.send_replace(true);
     }
 
-    /// Whether it was cancelled.
-    pub fn is_cancelled(&self) -> bool {
-        *self.0.borrow()
-    }
-
     /// Fails once cancelled.
     ///
     /// # Errors
