@@ -57,6 +57,21 @@ pub fn choose(
     target: Option<Revision>,
     known: &KnownBases,
 ) -> Result<Choice> {
+    choose_with_history(catalog, timeline, target, Revision(i64::MAX), known)
+}
+
+/// As [`choose`], with a base that holds all history above `history`: one that was compacted past it
+/// will not do, and the next older one is tried.
+///
+/// # Errors
+/// As [`choose`]; `OutOfRange` too where every full was compacted past `history`.
+pub fn choose_with_history(
+    catalog: &Catalog,
+    timeline: &Timeline,
+    target: Option<Revision>,
+    history: Revision,
+    known: &KnownBases,
+) -> Result<Choice> {
     let bases = bases(catalog, timeline);
     if bases.is_empty() {
         return Err(Error::new(
@@ -83,7 +98,8 @@ pub fn choose(
     let mut gap = None;
     for &base in bases.iter().filter(|&&b| name(b).last <= goal) {
         // What it holds beyond its name may have been compacted past the goal.
-        if known.get(&base).is_some_and(|b| b.first_revision() > goal) {
+        let is_gone = |b: &Base| b.first_revision() > goal || b.compact_revision > history;
+        if known.get(&base).is_some_and(is_gone) {
             continue;
         }
         let at = known
@@ -108,7 +124,7 @@ pub fn choose(
     for &base in bases.iter().rev().filter(|&&b| name(b).last > goal) {
         match known.get(&base) {
             None => return Ok(Choice::Look(base)),
-            Some(b) if b.first_revision() <= goal => {
+            Some(b) if b.first_revision() <= goal && b.compact_revision <= history => {
                 return Ok(Choice::Found(Chain {
                     base,
                     deltas: Vec::new(),
@@ -323,6 +339,32 @@ mod tests {
             compaction_finished: true,
             metadata_revision: Revision(revision),
         }
+    }
+
+    #[test]
+    fn a_full_that_was_compacted_too_far_is_passed_over() {
+        let b = bucket(&[
+            "Full-00000000-00000010-1790000000",
+            "Incr-00000011-00000020-1790000001",
+            "Full-00000000-00000020-1790000002",
+            "Incr-00000021-00000030-1790000003",
+        ]);
+        let at = |history: i64, known: &KnownBases| {
+            choose_with_history(&b.0, &b.1, Some(Revision(30)), Revision(history), known)
+        };
+        let base_of = |choice| match choice {
+            Ok(Choice::Found(chain)) => Some(chain.base),
+            _ => None,
+        };
+        // Index 2 is the newer full.
+        let mut known = KnownBases::from([(2, base(20, 20))]);
+        assert_eq!(base_of(at(20, &known)), Some(2));
+        assert_eq!(base_of(at(19, &known)), Some(0));
+        known.insert(0, base(10, 5));
+        assert_eq!(base_of(at(5, &known)), Some(0));
+        let e = at(4, &known).unwrap_err();
+        assert_eq!(e.reason(), Reason::OutOfRange);
+        assert_eq!(base_of(choose(&b.0, &b.1, None, &known)), Some(2));
     }
 
     #[test]

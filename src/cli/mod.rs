@@ -19,6 +19,7 @@ mod show;
 mod snapshot;
 mod size;
 mod stream;
+mod verify;
 
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
@@ -80,6 +81,7 @@ enum Command {
     Diff(diff::DiffArgs),
     Export(export::ExportArgs),
     Apply(apply::ApplyArgs),
+    Verify(verify::VerifyArgs),
     Completions(completions::CompletionsArgs),
 }
 
@@ -432,6 +434,7 @@ fn run(cli: Cli) -> Result<Option<Error>> {
         Command::Diff(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
         Command::Export(args) => with_signals(|cancel| args.run(cancel)).map(|()| None),
         Command::Apply(args) => with_signals(|cancel| args.run(cancel, output)),
+        Command::Verify(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
         Command::Completions(args) => args.run().map(|()| None),
     };
     // A transfer that hangs must not keep the process.

@@ -406,6 +406,36 @@ impl Cluster {
         Ok(hashes)
     }
 
+    /// The revision that the cluster compacted at; `None` where it never did, or at the very first one.
+    /// The states that can still be read tell: nobody says it outright but a whole HashKV.
+    ///
+    /// # Errors
+    /// `PermissionDenied`, `Unauthenticated`, `EtcdUnreachable`, `Terminated`.
+    pub fn compacted_revision(&self, way: &Connector) -> Result<Option<i64>> {
+        let chosen = self.choose(&[]);
+        let member = chosen.first().ok_or_else(|| self.nobody())?;
+        let endpoint = member.endpoint.as_deref().ok_or_else(|| self.nobody())?;
+        let client = way
+            .dial(endpoint, Streams::Plain)
+            .map_err(Failed::into_error)?;
+        // States below `gone` cannot be read, those from `there` on can.
+        let (mut gone, mut there) = (0, self.revision);
+        while gone + 1 < there {
+            let middle = gone + (there - gone) / 2;
+            let options = GetOptions::new()
+                .with_count_only()
+                .with_serializable()
+                .with_revision(middle);
+            let mut kv = client.kv_client();
+            match way.ask("read", endpoint, kv.get(vec![0], Some(options))) {
+                Ok(_) => there = middle,
+                Err(Failed::Final(e)) if e.reason() == Reason::Conflict => gone = middle,
+                Err(other) => return Err(other.into_error()),
+            }
+        }
+        Ok((there > 1).then_some(there))
+    }
+
     /// Compacts history up to a revision, and waits until it is gone from the database of the member that
     /// is asked.
     ///

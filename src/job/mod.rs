@@ -20,6 +20,7 @@ pub mod schedule;
 mod sorter;
 pub mod source;
 mod space;
+pub mod verify;
 
 use crate::bolt::{Database, ReadAt};
 use crate::bucket::delta::DeltaReader;

@@ -73,12 +73,20 @@ impl Source {
     /// `NoSnapshots`, `NoSuchTimeline`, `OutOfRange`, `RevisionGap`, `InterleavedTimelines`; what a
     /// damaged full gives; the store's; `Io`, `NoSpace`, `Terminated`.
     pub fn open(ctx: &Context, scan: &Scan, request: &Request) -> Result<Source> {
-        let chooser = Chooser {
-            ctx,
-            scan,
-            warnings: Vec::new(),
-        };
-        chooser.open(request)
+        Chooser::new(ctx, scan).open(request, Revision(i64::MAX))
+    }
+
+    /// As [`open`](Self::open), with a full that holds all history above `history`: the newest such.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); `OutOfRange` too where every full was compacted past `history`.
+    pub fn open_with_history(
+        ctx: &Context,
+        scan: &Scan,
+        request: &Request,
+        history: Revision,
+    ) -> Result<Source> {
+        Chooser::new(ctx, scan).open(request, history)
     }
 
     /// Opens a plain snapshot file at its newest revision, or at one that it still holds.
@@ -330,13 +338,26 @@ pub(super) fn choose_timeline<'a>(
     scan: &'a Scan,
     wanted: Option<&str>,
 ) -> Result<(&'a Timeline, Vec<String>)> {
-    let mut chooser = Chooser {
-        ctx,
-        scan,
-        warnings: Vec::new(),
-    };
+    let mut chooser = Chooser::new(ctx, scan);
     let timeline = chooser.timeline(wanted)?;
     Ok((timeline, chooser.warnings))
+}
+
+/// The revision of the last event of a timeline whose time is not after `time`. Gives what an operator
+/// should know, too.
+///
+/// # Errors
+/// `OutOfRange` where the timeline begins after it; `RevisionGap`, `NoSnapshots`; those of a damaged
+/// delta; the store's; `Terminated`.
+pub(super) fn revision_at(
+    ctx: &Context,
+    scan: &Scan,
+    timeline: &Timeline,
+    time: DateTime<Utc>,
+) -> Result<(Revision, Vec<String>)> {
+    let mut chooser = Chooser::new(ctx, scan);
+    let revision = chooser.revision_at(timeline, time)?;
+    Ok((revision, chooser.warnings))
 }
 
 /// Chooses a source in what was scanned.
@@ -347,7 +368,15 @@ struct Chooser<'a> {
 }
 
 impl<'a> Chooser<'a> {
-    fn open(mut self, request: &Request) -> Result<Source> {
+    fn new(ctx: &'a Context, scan: &'a Scan) -> Self {
+        Chooser {
+            ctx,
+            scan,
+            warnings: Vec::new(),
+        }
+    }
+
+    fn open(mut self, request: &Request, history: Revision) -> Result<Source> {
         let scan = self.scan;
         let timeline = self.timeline(request.timeline.as_deref())?;
         let target = match request.target {
@@ -356,7 +385,7 @@ impl<'a> Chooser<'a> {
             Target::Time(t) => Some(self.revision_at(timeline, t)?),
         };
         let known = scan.contents.known_bases();
-        let (chain, db, base) = self.open_chain(timeline, target, known)?;
+        let (chain, db, base) = self.open_chain(timeline, target, history, known)?;
         let snapshot = |i: usize| scan.catalog.snapshots[i].clone();
         tracing::info!(
             base = %snapshot(chain.base).name,
@@ -477,13 +506,15 @@ impl<'a> Chooser<'a> {
         &self,
         timeline: &Timeline,
         target: Option<Revision>,
+        history: Revision,
         mut known: KnownBases,
     ) -> Result<(Chain, Database<Spool>, Base)> {
         let scan = self.scan;
         let mut open = None;
         loop {
-            let choice = chain::choose(&scan.catalog, timeline, target, &known)
-                .map_err(|e| self.explain(e))?;
+            let choice =
+                chain::choose_with_history(&scan.catalog, timeline, target, history, &known)
+                    .map_err(|e| self.explain(e))?;
             let look_at = match &choice {
                 Choice::Look(i) => *i,
                 Choice::Found(chain) => chain.base,

@@ -1,0 +1,823 @@
+//! Keeping a cluster lean: history compacted, databases defragmented, alarms for want of space disarmed.
+//!
+//! look at the cluster → compact no more than is saved → defragment one member at a time, the leader last,
+//! while all are well → disarm what has room again. What is done is decided by [`plan_compaction`] and
+//! [`plan_defragmentation`], which are pure.
+
+use crate::error::{Error, Reason, Result};
+use crate::etcd::cluster::{AlarmKind, Cluster, Compacted, Member};
+use crate::etcd::connect::Connector;
+use crate::job::Context;
+use crate::job::scan::{Depth, scan};
+use crate::job::snapshot::same_history;
+use crate::job::source::{choose_timeline, revision_at};
+use crate::mvcc::history::parse_duration;
+use crate::store::lock::{Held, Lock, Wait};
+use crate::telemetry::progress::Step;
+use chrono::{TimeDelta, Utc};
+use rustix::fs::{FlockOperation, flock};
+use serde::{Serialize, Serializer};
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+
+/// A database that uses more of its quota is defragmented before the fraction asked for is wasted.
+const QUOTA_PERCENT: u64 = 80;
+/// But not for less than such a part of it.
+const WORTHWHILE: u64 = 100;
+/// For a member to be well again after its defragmentation, and for all to be before the first.
+const RETURN_PATIENCE: Duration = Duration::from_secs(5 * 60);
+/// Between looks at a cluster that is waited for.
+const PAUSE: Duration = Duration::from_millis(500);
+/// For members to remove from their databases what was compacted: each does so by itself.
+const SETTLE_PATIENCE: Duration = Duration::from_secs(60);
+/// A run that is dead for so long blocks no other.
+const LOCK_DURATION: Duration = Duration::from_secs(15);
+
+/// How much history etcd keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Keep {
+    /// So many revisions.
+    Revisions(u64),
+    /// What happened within this time, by the bucket's events.
+    Age(Duration),
+}
+
+impl FromStr for Keep {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        if let Ok(n) = s.parse() {
+            return Ok(Keep::Revisions(n));
+        }
+        parse_duration(s).map(Keep::Age).ok_or_else(|| {
+            "give a number of revisions (1000) or a duration (90s, 30m, 1h30m, 7d)".to_owned()
+        })
+    }
+}
+
+/// When a database is worth to be defragmented.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Defrag {
+    /// Whatever it wastes.
+    Always,
+    /// Where such a part of it is wasted, from 0 to 1.
+    Fraction(f64),
+}
+
+impl FromStr for Defrag {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s.parse::<f64>() {
+            _ if s == "always" => Ok(Defrag::Always),
+            Ok(f) if (0.0..=1.0).contains(&f) => Ok(Defrag::Fraction(f)),
+            _ => Err("give \"always\", or the wasted fraction from 0 to 1, such as 0.5".to_owned()),
+        }
+    }
+}
+
+/// What to do.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// Compact history but for this.
+    pub compact_keep: Option<Keep>,
+    /// Defragment.
+    pub defrag: Option<Defrag>,
+    /// The members' quota, where they do not say: servers before 3.6 do not.
+    pub quota: Option<u64>,
+    /// Only say what would be done.
+    pub dry_run: bool,
+    /// Where the lock is without a store.
+    pub temp_dir: PathBuf,
+}
+
+/// How it ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum Status {
+    /// Something was done (or would be, in a dry run).
+    Succeeded,
+    /// Nothing had to be.
+    NothingToDo,
+    /// It failed midway: the rest tells how far it came.
+    Failed,
+}
+
+/// What was done. The fields are a contract: `docs/maintain-result.schema.json`.
+#[derive(Debug, Clone, Serialize)]
+pub struct Outcome {
+    /// How it ended.
+    pub status: Status,
+    /// The process's exit code, where it failed.
+    pub code: Option<u8>,
+    /// Why it failed.
+    #[serde(serialize_with = "as_str")]
+    pub reason: Option<Reason>,
+    /// What failed, for people.
+    pub message: Option<String>,
+    /// Whether only a plan was made.
+    pub dry_run: bool,
+    /// The compaction; `None` where none was asked for.
+    pub compact: Option<CompactOutcome>,
+    /// The members, in the order in which they are defragmented.
+    pub members: Vec<MemberOutcome>,
+    /// Names of the members whose alarm for want of space was disarmed.
+    pub alarms_cleared: Vec<String>,
+    /// The newest revision that the store holds; `None` without a store, or where it holds none.
+    pub last_saved_revision: Option<i64>,
+    /// What an operator should know.
+    pub warnings: Vec<String>,
+    /// Wall-clock time.
+    pub seconds: f64,
+}
+
+fn as_str<S: Serializer>(reason: &Option<Reason>, s: S) -> Result<S::Ok, S::Error> {
+    reason.map(Reason::as_str).serialize(s)
+}
+
+/// What became of the compaction.
+#[derive(Debug, Clone, Serialize)]
+pub struct CompactOutcome {
+    /// As it was asked for.
+    pub requested: String,
+    /// The revision compacted at; `None` where there was nothing to compact.
+    pub revision: Option<i64>,
+    /// What was compacted before; `None` where nothing was.
+    pub previous_revision: Option<i64>,
+    /// Why this revision, or none.
+    pub reason: String,
+    /// Whether it was done.
+    pub done: bool,
+}
+
+/// What became of a member.
+#[derive(Debug, Clone, Serialize)]
+pub struct MemberOutcome {
+    /// Its name.
+    pub name: String,
+    /// Its ID, as etcdctl shows it.
+    pub id: String,
+    /// Where it answers.
+    pub endpoint: Option<String>,
+    /// Whether it was the leader.
+    pub leader: bool,
+    /// Bytes of its database, before; `None` where it does not answer.
+    pub db_size_before: Option<u64>,
+    /// Bytes of it that held data, before.
+    pub db_size_in_use_before: Option<u64>,
+    /// Bytes of its database after its defragmentation.
+    pub db_size_after: Option<u64>,
+    /// What is done with it.
+    pub decision: Decision,
+    /// Why.
+    pub reason: String,
+    /// Whether it was done.
+    pub done: bool,
+    /// How long it took until the member was well again.
+    pub seconds: Option<f64>,
+}
+
+/// What is done with a member.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum Decision {
+    /// It is defragmented.
+    Defragment,
+    /// It is left as it is.
+    Leave,
+}
+
+/// What the store has of the cluster's history.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Saved {
+    /// There is no store to be minded.
+    NoStore,
+    /// Nothing that could be relied on: why.
+    Nothing(String),
+    /// All up to this revision.
+    UpTo(i64),
+}
+
+/// What a compaction is decided by.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct History {
+    /// The cluster's newest revision.
+    pub current: i64,
+    /// What it compacted at.
+    pub compacted: Option<i64>,
+    /// What is saved.
+    pub saved: Saved,
+    /// The newest revision that is too old for [`Keep::Age`], by the bucket's events, if any is.
+    pub too_old: Option<i64>,
+}
+
+/// The revision to compact at, if any, and why.
+pub fn plan_compaction(keep: Keep, history: &History) -> (Option<i64>, String) {
+    let wish = match keep {
+        Keep::Revisions(n) => {
+            let n = i64::try_from(n).unwrap_or(i64::MAX);
+            let wish = history.current.saturating_sub(n);
+            (wish >= 1).then_some(wish)
+        }
+        Keep::Age(_) => history.too_old,
+    };
+    let Some(wish) = wish else {
+        return (None, "all history there is shall be kept".to_owned());
+    };
+    // The events of the last saved revision must stay: by them the next delta finds out that it
+    // continues the very same history. Of a revision compacted at, deletions may be gone.
+    let (revision, reason) = match &history.saved {
+        Saved::Nothing(why) => {
+            return (
+                None,
+                format!("nothing may be compacted that is not saved: {why}"),
+            );
+        }
+        Saved::UpTo(last) if wish >= *last => (
+            last - 1,
+            format!("before revision {last}, the last that is saved; revision {wish} was asked for"),
+        ),
+        _ => (wish, format!("history up to revision {wish} is not to be kept")),
+    };
+    match history.compacted {
+        _ if revision < 1 => (None, format!("{reason}: that leaves nothing to compact")),
+        Some(at) if at >= revision => (
+            None,
+            format!("{reason}: it is compacted at revision {at} already"),
+        ),
+        _ => (Some(revision), reason),
+    }
+}
+
+/// What is to be done with a member, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    /// The member's ID.
+    pub member: u64,
+    /// What.
+    pub decision: Decision,
+    /// Why.
+    pub reason: String,
+}
+
+/// What is to be defragmented: all members, the leader last. `quota` counts where it is given.
+pub fn plan_defragmentation(
+    cluster: &Cluster,
+    defrag: Option<Defrag>,
+    quota: Option<u64>,
+) -> Vec<Plan> {
+    let mut members: Vec<&Member> = cluster.members.iter().collect();
+    members.sort_by_key(|m| m.is_leader);
+    let plan = |m: &Member| {
+        let (decision, reason) = plan_member(cluster, m, defrag, quota);
+        Plan {
+            member: m.id,
+            decision,
+            reason,
+        }
+    };
+    members.into_iter().map(plan).collect()
+}
+
+fn plan_member(
+    cluster: &Cluster,
+    member: &Member,
+    defrag: Option<Defrag>,
+    quota: Option<u64>,
+) -> (Decision, String) {
+    let leave = |why: String| (Decision::Leave, why);
+    let go = |why: String| (Decision::Defragment, why);
+    let Some(defrag) = defrag else {
+        return leave("no defragmentation was asked for".to_owned());
+    };
+    let Some(status) = &member.status else {
+        return leave("it does not answer".to_owned());
+    };
+    if member.is_learner {
+        return leave("it is a learner".to_owned());
+    }
+    let size = status.db_size;
+    let wasted = size.saturating_sub(status.db_size_in_use);
+    let fraction = wasted as f64 / size.max(1) as f64;
+    let waste = format!(
+        "{wasted} of {size} bytes ({:.0} %) are wasted",
+        fraction * 100.0
+    );
+    let quota = quota.or(status.db_size_quota);
+    let used = quota.map(|q| size.saturating_mul(100) / q.max(1));
+    match defrag {
+        Defrag::Always => go("always was asked for".to_owned()),
+        Defrag::Fraction(f) if wasted > 0 && fraction >= f => {
+            go(format!("{waste}, {:.0} % or more are not to be", f * 100.0))
+        }
+        _ if wasted > 0 && wants_space(cluster, member) => {
+            go(format!("its alarm for want of space is raised, and {waste}"))
+        }
+        _ if used.is_some_and(|u| u > QUOTA_PERCENT) && wasted.saturating_mul(WORTHWHILE) >= size && wasted > 0 => {
+            go(format!(
+                "it uses {} % of its quota, more than {QUOTA_PERCENT} %, and {waste}",
+                used.unwrap_or(0)
+            ))
+        }
+        Defrag::Fraction(f) => leave(format!("{waste}, less than {:.0} %", f * 100.0)),
+    }
+}
+
+/// Whether an alarm for want of space is about a member.
+fn wants_space(cluster: &Cluster, member: &Member) -> bool {
+    let about = |id: u64| id == member.id || id == 0;
+    let mut alarms = cluster.alarms.iter();
+    alarms.any(|a| a.kind == AlarmKind::NoSpace && about(a.member))
+}
+
+/// The members that are not well enough for another to stop serving for a while, and why.
+pub fn unwell(cluster: &Cluster) -> Vec<(String, String)> {
+    let ill = cluster.members.iter().filter_map(|m| {
+        let why = cluster.illness(m).or_else(|| {
+            (!cluster.is_close(m)).then(|| {
+                format!("it is {} entries of the log behind", cluster.behind(m))
+            })
+        })?;
+        Some((m.to_string(), why))
+    });
+    ill.collect()
+}
+
+/// Why the alarm for want of space stays; `None` where there is room again. `shrunk` are the databases
+/// that were made smaller: without a known quota that has to do.
+pub fn wants_room(cluster: &Cluster, quota: Option<u64>, shrunk: &[u64]) -> Option<String> {
+    for m in &cluster.members {
+        let Some(status) = &m.status else { continue };
+        match quota.or(status.db_size_quota) {
+            Some(quota) if status.db_size >= quota => {
+                return Some(format!(
+                    "the database of {m} has {} bytes, and its quota is {quota}",
+                    status.db_size
+                ));
+            }
+            Some(_) => {}
+            None if !wants_space(cluster, m) || shrunk.contains(&m.id) => {}
+            None => {
+                return Some(format!(
+                    "{m} does not say its quota, and its database was not made smaller: give --quota-backend-bytes as etcd has it"
+                ));
+            }
+        }
+    }
+    None
+}
+
+/// Maintains a cluster. With a store nothing is compacted that it does not hold. Gives the failure that ended
+/// it midway, too.
+///
+/// # Errors
+/// Where nothing was done: those of a live cluster that does not answer, and of the store; `LockHeld`;
+/// `Usage` for a duration without a store.
+pub fn run(
+    way: &Connector,
+    store: Option<&Context>,
+    options: &Options,
+) -> Result<(Outcome, Option<Error>)> {
+    if store.is_none() && matches!(options.compact_keep, Some(Keep::Age(_))) {
+        return Err(Error::new(
+            Reason::Usage,
+            "--compact-keep with a duration needs --store: only the times of saved events tell which revision is that old",
+        ));
+    }
+    if options.compact_keep.is_none() && options.defrag.is_none() {
+        return Err(Error::new(
+            Reason::Usage,
+            "there is nothing to do: give --compact-keep, --defrag, or both",
+        ));
+    }
+    let started = Instant::now();
+    let cluster = Cluster::look(way)?;
+    // Who only looks is in nobody's way.
+    let guard = match options.dry_run {
+        true => Guard::None,
+        false => lock(store, &options.temp_dir, &cluster)?,
+    };
+    let mut run = Run {
+        way,
+        store,
+        options,
+        guard,
+        shrunk: Vec::new(),
+        outcome: Outcome {
+            status: Status::NothingToDo,
+            code: None,
+            reason: None,
+            message: None,
+            dry_run: options.dry_run,
+            compact: None,
+            members: Vec::new(),
+            alarms_cleared: Vec::new(),
+            last_saved_revision: None,
+            warnings: Vec::new(),
+            seconds: 0.0,
+        },
+    };
+    let ended = run.run(cluster);
+    let mut outcome = run.outcome;
+    outcome.seconds = started.elapsed().as_secs_f64();
+    let error = ended.err();
+    if let Some(e) = &error {
+        outcome.status = Status::Failed;
+        outcome.code = Some(e.reason().exit_code());
+        outcome.reason = Some(e.reason());
+        outcome.message = Some(e.to_string());
+    } else if outcome.did_something() {
+        outcome.status = Status::Succeeded;
+    }
+    Ok((outcome, error))
+}
+
+impl Outcome {
+    /// Or would have, in a dry run.
+    fn did_something(&self) -> bool {
+        self.compact.as_ref().is_some_and(|c| c.revision.is_some())
+            || self
+                .members
+                .iter()
+                .any(|m| m.decision == Decision::Defragment)
+            || !self.alarms_cleared.is_empty()
+    }
+}
+
+struct Run<'a> {
+    way: &'a Connector,
+    store: Option<&'a Context>,
+    options: &'a Options,
+    guard: Guard,
+    /// IDs of members whose databases were made smaller.
+    shrunk: Vec<u64>,
+    outcome: Outcome,
+}
+
+impl Run<'_> {
+    fn run(&mut self, mut cluster: Cluster) -> Result<()> {
+        if let Some(keep) = self.options.compact_keep
+            && self.compact(keep, &cluster)?
+        {
+            cluster = self.settle()?;
+        }
+        cluster = self.defragment(cluster)?;
+        self.disarm(&cluster)
+    }
+
+    fn warn(&mut self, message: String) {
+        tracing::warn!("{message}");
+        self.outcome.warnings.push(message);
+    }
+
+    /// Says whether history was compacted.
+    fn compact(&mut self, keep: Keep, cluster: &Cluster) -> Result<bool> {
+        let requested = match keep {
+            Keep::Revisions(n) => n.to_string(),
+            Keep::Age(age) => format!("{}s", age.as_secs_f64()),
+        };
+        let (saved, too_old) = match self.store {
+            None => (Saved::NoStore, None),
+            Some(ctx) => self.saved(ctx, keep, cluster)?,
+        };
+        let history = History {
+            current: cluster.revision,
+            compacted: cluster.compacted_revision(self.way)?,
+            saved,
+            too_old,
+        };
+        let (revision, reason) = plan_compaction(keep, &history);
+        tracing::info!(
+            revision,
+            reason,
+            current = history.current,
+            compacted = history.compacted,
+            dry_run = self.options.dry_run,
+            "planned the compaction"
+        );
+        if let (Saved::Nothing(_), None) = (&history.saved, revision) {
+            self.warn(reason.clone());
+        }
+        let outcome = self.outcome.compact.insert(CompactOutcome {
+            requested,
+            revision,
+            previous_revision: history.compacted,
+            reason,
+            done: false,
+        });
+        let Some(revision) = revision.filter(|_| !self.options.dry_run) else {
+            return Ok(false);
+        };
+        self.guard.check()?;
+        let step = Step::new(format!("compact at {revision}"), None);
+        let compacted = cluster.compact(self.way, revision)?;
+        drop(step);
+        outcome.done = true;
+        if compacted == Compacted::Already {
+            outcome.reason = format!("{}; etcd itself was faster", outcome.reason);
+        }
+        tracing::info!(revision, "compacted");
+        Ok(true)
+    }
+
+    /// What the store holds of this very history, and the newest revision that is too old.
+    fn saved(
+        &mut self,
+        ctx: &Context,
+        keep: Keep,
+        cluster: &Cluster,
+    ) -> Result<(Saved, Option<i64>)> {
+        let last = match same_history(ctx, self.way, cluster)? {
+            Err(why) => return Ok((Saved::Nothing(why), None)),
+            Ok(last) => last.0,
+        };
+        self.outcome.last_saved_revision = Some(last);
+        let Keep::Age(age) = keep else {
+            return Ok((Saved::UpTo(last), None));
+        };
+        let scan = scan(ctx, Depth::Doubtful)?;
+        let (timeline, warnings) = choose_timeline(ctx, &scan, None)?;
+        self.outcome.warnings.extend(warnings);
+        let age = TimeDelta::from_std(age).unwrap_or(TimeDelta::MAX);
+        let too_old = match Utc::now().checked_sub_signed(age) {
+            None => None,
+            Some(time) => match revision_at(ctx, &scan, timeline, time) {
+                Ok((revision, warnings)) => {
+                    self.outcome.warnings.extend(warnings);
+                    Some(revision.0)
+                }
+                // All that is saved is younger.
+                Err(e) if e.reason() == Reason::OutOfRange => None,
+                Err(e) => return Err(e),
+            },
+        };
+        Ok((Saved::UpTo(last), too_old))
+    }
+
+    /// Waits until no member removes compacted records any more: what they waste shows only then.
+    fn settle(&self) -> Result<Cluster> {
+        let until = Instant::now() + SETTLE_PATIENCE;
+        let sizes = |c: &Cluster| -> BTreeMap<u64, u64> {
+            let sizes = c.members.iter();
+            sizes
+                .filter_map(|m| Some((m.id, m.status.as_ref()?.db_size_in_use)))
+                .collect()
+        };
+        let mut before = None;
+        loop {
+            self.pause()?;
+            let cluster = Cluster::look(self.way)?;
+            let now = sizes(&cluster);
+            let falls = |before: &BTreeMap<u64, u64>| {
+                now.iter()
+                    .any(|(id, size)| before.get(id).is_none_or(|b| size < b))
+            };
+            // Clients that write may well add to them.
+            if before.as_ref().is_some_and(|b| !falls(b)) || Instant::now() > until {
+                return Ok(cluster);
+            }
+            before = Some(now);
+        }
+    }
+
+    fn pause(&self) -> Result<()> {
+        let pause = async { tokio::time::sleep(PAUSE).await };
+        self.way
+            .wait(pause)
+            .map_err(crate::etcd::connect::Failed::into_error)
+    }
+
+    /// Defragments what is worth it, one member at a time. Gives the cluster as it is then.
+    fn defragment(&mut self, mut cluster: Cluster) -> Result<Cluster> {
+        let plans = plan_defragmentation(&cluster, self.options.defrag, self.options.quota);
+        for plan in &plans {
+            let Some(m) = cluster.member(plan.member) else {
+                continue;
+            };
+            tracing::info!(
+                member = %m,
+                leader = m.is_leader,
+                decision = ?plan.decision,
+                reason = plan.reason,
+                "planned for a member"
+            );
+            self.outcome.members.push(MemberOutcome {
+                name: m.name.clone(),
+                id: m.hex_id(),
+                endpoint: m.endpoint.clone(),
+                leader: m.is_leader,
+                db_size_before: m.status.as_ref().map(|s| s.db_size),
+                db_size_in_use_before: m.status.as_ref().map(|s| s.db_size_in_use),
+                db_size_after: None,
+                decision: plan.decision,
+                reason: plan.reason.clone(),
+                done: false,
+                seconds: None,
+            });
+        }
+        let mut wanted: Vec<u64> = plans
+            .iter()
+            .filter(|p| p.decision == Decision::Defragment)
+            .map(|p| p.member)
+            .collect();
+        let ill: Vec<String> = cluster
+            .members
+            .iter()
+            .filter_map(|m| Some(format!("{m}: {}", cluster.illness(m)?)))
+            .collect();
+        if !ill.is_empty() {
+            let ill = ill.join("; ");
+            if wanted.is_empty() {
+                self.warn(format!("not healthy: {ill}"));
+                return Ok(cluster);
+            }
+            return Err(Error::new(
+                Reason::MemberUnhealthy,
+                format!(
+                    "nothing is defragmented, for that needs every other member: {ill}: mend that first"
+                ),
+            ));
+        }
+        if self.options.dry_run {
+            if !wanted.is_empty() && self.outcome.compact.as_ref().is_some_and(|c| c.revision.is_some()) {
+                self.warn("sizes are from before the compaction, which frees more".to_owned());
+            }
+            return Ok(cluster);
+        }
+        while !wanted.is_empty() {
+            // A lag may pass; and who leads may have changed.
+            cluster = self.wait_until_well(None)?;
+            let leads = |id: &u64| cluster.member(*id).is_some_and(|m| m.is_leader);
+            let next = wanted.iter().position(|id| !leads(id)).unwrap_or(0);
+            let id = wanted.remove(next);
+            cluster = self.defragment_one(&cluster, id)?;
+        }
+        Ok(cluster)
+    }
+
+    /// Defragments a member, and waits until all are well.
+    fn defragment_one(&mut self, cluster: &Cluster, id: u64) -> Result<Cluster> {
+        let Some(member) = cluster.member(id) else {
+            self.warn(format!("member {id:x} was removed meanwhile"));
+            return Ok(cluster.clone());
+        };
+        self.guard.check()?;
+        let started = Instant::now();
+        let step = Step::new(format!("defragment {member}"), None);
+        tracing::info!(member = %member, leader = member.is_leader, "defragmenting");
+        let ended = cluster.defragment(self.way, member);
+        drop(step);
+        ended.map_err(|e| e.at(member))?;
+        let outcome = |o: &mut Outcome, done: &dyn Fn(&mut MemberOutcome)| {
+            let hex = format!("{id:x}");
+            o.members.iter_mut().filter(|m| m.id == hex).for_each(done);
+        };
+        outcome(&mut self.outcome, &|m| m.done = true);
+        let after = self.wait_until_well(Some(member))?;
+        let size = after.member(id).and_then(|m| Some(m.status.as_ref()?.db_size));
+        let before = member.status.as_ref().map(|s| s.db_size);
+        if size < before {
+            self.shrunk.push(id);
+        }
+        let seconds = started.elapsed().as_secs_f64();
+        outcome(&mut self.outcome, &|m| {
+            m.db_size_after = size;
+            m.seconds = Some(seconds);
+        });
+        tracing::info!(member = %member, before, after = size, seconds, "defragmented");
+        Ok(after)
+    }
+
+    /// Waits until every member is healthy and has caught up; `after` was defragmented last.
+    fn wait_until_well(&self, after: Option<&Member>) -> Result<Cluster> {
+        let until = Instant::now() + RETURN_PATIENCE;
+        loop {
+            let said = match Cluster::look(self.way) {
+                Ok(cluster) => {
+                    let unwell = unwell(&cluster);
+                    if unwell.is_empty() {
+                        return Ok(cluster);
+                    }
+                    let said = unwell.iter().map(|(who, why)| format!("{who}: {why}"));
+                    said.collect::<Vec<_>>().join("; ")
+                }
+                // The one that stopped serving may be missing for a quorum.
+                Err(e) if e.reason().is_retryable() => e.to_string(),
+                Err(e) => return Err(e),
+            };
+            if Instant::now() > until {
+                let when = match after {
+                    Some(member) => format!("after the defragmentation of {member}"),
+                    None => "before the next defragmentation".to_owned(),
+                };
+                return Err(Error::new(
+                    Reason::MemberUnhealthy,
+                    format!(
+                        "{when} not all members were well within {} s: {said}",
+                        RETURN_PATIENCE.as_secs()
+                    ),
+                ));
+            }
+            tracing::debug!("waiting for members: {said}");
+            self.pause()?;
+        }
+    }
+
+    /// Disarms the alarm for want of space where there is room.
+    fn disarm(&mut self, cluster: &Cluster) -> Result<()> {
+        let raised: Vec<&Member> = cluster
+            .members
+            .iter()
+            .filter(|m| wants_space(cluster, m))
+            .collect();
+        if raised.is_empty() || self.options.dry_run {
+            return Ok(());
+        }
+        if let Some(why) = wants_room(cluster, self.options.quota, &self.shrunk) {
+            let advice = match self.options.defrag {
+                None => ": --defrag gives room that was freed back",
+                Some(_) => "",
+            };
+            self.warn(format!(
+                "the alarm for want of space stays raised: {why}{advice}"
+            ));
+            return Ok(());
+        }
+        self.guard.check()?;
+        let disarmed = cluster.disarm_no_space(self.way)?;
+        let name = |id: &u64| {
+            let member = cluster.member(*id);
+            member.map_or_else(|| format!("member {id:x}"), Member::to_string)
+        };
+        self.outcome.alarms_cleared = disarmed.iter().map(name).collect();
+        tracing::info!(
+            members = self.outcome.alarms_cleared.join(", "),
+            "disarmed the alarm for want of space"
+        );
+        Ok(())
+    }
+}
+
+/// Keeps a second run away, until it is dropped.
+enum Guard {
+    /// Nothing is changed.
+    None,
+    /// A lock on a file of this machine, which the system gives back with the process.
+    File { _file: File },
+    /// An expiring lock of the store.
+    Held(Held),
+}
+
+impl Guard {
+    /// Fails where another run may have begun.
+    fn check(&self) -> Result<()> {
+        match self {
+            Guard::None | Guard::File { .. } => Ok(()),
+            Guard::Held(held) => held.check(),
+        }
+    }
+}
+
+/// Takes the lock of a cluster: in the store, or, without one, on this machine.
+fn lock(store: Option<&Context>, temp_dir: &Path, cluster: &Cluster) -> Result<Guard> {
+    let name = format!("maintain-{}", cluster.hex_id());
+    match store {
+        Some(ctx) => {
+            let host = rustix::system::uname();
+            let identity = format!(
+                "{} (process {})",
+                host.nodename().to_string_lossy(),
+                std::process::id()
+            );
+            let mut lock = Lock::new(&ctx.store, &name, &identity, LOCK_DURATION)?;
+            lock.acquire(Wait::UntilSeenDead).map(Guard::Held)
+        }
+        None => lock_file(&temp_dir.join(format!("deltafold-{name}.lock"))),
+    }
+}
+
+fn lock_file(path: &Path) -> Result<Guard> {
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        // What others put there under this name is not followed.
+        .custom_flags(rustix::fs::OFlags::NOFOLLOW.bits() as i32)
+        .mode(0o600)
+        .open(path)
+        .map_err(|e| Error::io(format!("open the lock {}", path.display()), e))?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(Guard::File { _file: file }),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(Error::new(
+            Reason::LockHeld,
+            format!(
+                "another run maintains this cluster (it has the lock {}): nothing is wrong, run again later",
+                path.display()
+            ),
+        )),
+        Err(e) => Err(Error::io(format!("lock {}", path.display()), e.into())),
+    }
+}
