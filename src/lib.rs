@@ -11,7 +11,7 @@
 //! - [`store`] — object stores: opening, listing, fetching, publishing.
 //! - [`etcd`] — a live etcd: a client, what differs from a backup, peers and their quorum.
 //! - [`protobuf`] — the fields of etcd's records.
-//! - [`telemetry`] — logs, progress, and what the process has used.
+//! - [`telemetry`] — logs, progress, metrics, and what the process has used.
 //! - [`error`] — the one error: reasons and exit codes.
 
 #![warn(missing_docs)]

@@ -12,6 +12,7 @@ mod export;
 mod get;
 mod history;
 mod list;
+mod metrics;
 mod peers;
 mod restore;
 mod show;
@@ -411,9 +412,7 @@ fn run(cli: Cli) -> Result<Option<Error>> {
     let _entered = runtime.enter();
     let output = cli.global.output;
     let result = match cli.command {
-        Command::Compact(args) => {
-            with_signals(|cancel| args.run(&args.store.context(cancel)?, output)).map(|()| None)
-        }
+        Command::Compact(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
         Command::List(args) => {
             with_signals(|cancel| args.run(&args.store.context(cancel)?, output)).map(|()| None)
         }
