@@ -13,6 +13,7 @@ mod get;
 mod history;
 mod leases;
 mod list;
+mod metrics;
 mod peers;
 mod restore;
 mod show;
@@ -421,9 +422,7 @@ fn run(cli: Cli) -> Result<Option<Error>> {
     let _entered = runtime.enter();
     let output = cli.global.output;
     let result = match cli.command {
-        Command::Compact(args) => {
-            with_signals(|cancel| args.run(&args.store.context(cancel)?, output)).map(|()| None)
-        }
+        Command::Compact(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
         Command::Snapshot(args) if args.is_follow() => {
             args.run(&Cancel::default(), output).map(|()| None)
         }
