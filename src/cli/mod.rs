@@ -16,8 +16,8 @@ mod list;
 mod peers;
 mod restore;
 mod show;
-mod snapshot;
 mod size;
+mod snapshot;
 mod stream;
 mod verify;
 
