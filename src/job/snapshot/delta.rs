@@ -12,6 +12,7 @@ use crate::etcd::connect::Connector;
 use crate::etcd::feed::{Ended, Feed, Next};
 use crate::job::Context;
 use crate::mvcc::Revision;
+use crate::store::Bandwidth;
 use chrono::Utc;
 use std::time::{Duration, Instant};
 
@@ -46,6 +47,7 @@ pub fn delta(ctx: &Context, taking: &Taking, options: DeltaOptions) -> Result<Ou
         let taken = saver.take_full()?;
         saver.publish_full(taken, why, false)?;
     }
+    saver.renew_leases(true);
     Ok(saver.outcome(started))
 }
 
@@ -62,6 +64,8 @@ pub fn same_history(
     let taking = Taking {
         way: way.clone(),
         compression: CompressionChoice::Same,
+        bandwidth: None,
+        leases: None,
     };
     let saver = Saver::open(ctx, &taking)?;
     // Whether deltas behind it would be of use is another matter.
@@ -121,6 +125,7 @@ fn catch_up(
         ctx,
         feed: Feed::new(taking.way.clone(), endpoints, position),
         pending: Pending::new(ctx)?,
+        bandwidth: taking.bandwidth.clone(),
         max_bytes: options.max_bytes,
     };
     if let Some(ended) = gather.feed.verify()? {
@@ -147,6 +152,7 @@ struct Gather<'a> {
     ctx: &'a Context,
     feed: Feed,
     pending: Pending,
+    bandwidth: Option<Bandwidth>,
     max_bytes: u64,
 }
 
@@ -170,6 +176,9 @@ impl Gather<'_> {
                 Next::Ended(ended) => return Ok(Some(ended)),
             };
             let encoded = Encoded::new(&transaction, Utc::now());
+            if let Some(limit) = &self.bandwidth {
+                limit.take(encoded.bytes(), self.ctx.store.cancel())?;
+            }
             let is_full = self.pending.bytes() + encoded.bytes() > self.max_bytes;
             if is_full && !self.pending.is_empty() {
                 self.save(saver)?;

@@ -303,7 +303,10 @@ impl Session<'_, '_> {
         let endpoints = endpoints(cluster, &self.follower.taking.way);
         let feed = Feed::new(self.follower.taking.way.clone(), endpoints, position);
         let limit = self.follower.options.buffer_bytes;
-        let tail = Tail::start(feed, limit).map_err(|e| Error::io("start a thread", e))?;
+        let bandwidth = self.follower.taking.bandwidth.clone();
+        let bandwidth = bandwidth.map(|b| (b, self.follower.ctx.store.cancel().clone()));
+        let tail =
+            Tail::start(feed, limit, bandwidth).map_err(|e| Error::io("start a thread", e))?;
         self.tail = Some(tail);
         Ok(())
     }
@@ -362,7 +365,9 @@ impl Session<'_, '_> {
         };
         let now = Utc::now();
         let last = self.saver.newest_full().map(|f| f.created_at());
-        let missed = last.filter(|_| catch_up).and_then(|l| schedule.missed(l, now));
+        let missed = last
+            .filter(|_| catch_up)
+            .and_then(|l| schedule.missed(l, now));
         self.next_full = missed.or_else(|| schedule.next_after(now));
     }
 
@@ -378,7 +383,10 @@ impl Session<'_, '_> {
             let again = schedule.and_then(|s| s.next_after(now));
             self.next_full = again.map_or(Some(due), |a| Some(a.min(due)));
         }
-        let current = self.pulse().current.max(self.saver.last().unwrap_or_default().0);
+        let current = self
+            .pulse()
+            .current
+            .max(self.saver.last().unwrap_or_default().0);
         let max_age = self.follower.options.max_full_age;
         self.saver.full_too_old(Revision(current), max_age)
     }
@@ -420,7 +428,9 @@ impl Session<'_, '_> {
     fn catch_up(&mut self, goal: i64) -> Result<()> {
         let deadline = Instant::now() + CATCH_UP;
         while self.position_of_deltas() < goal && Instant::now() < deadline {
-            let Some(tail) = &self.tail else { return Ok(()) };
+            let Some(tail) = &self.tail else {
+                return Ok(());
+            };
             match tail.pop(TICK) {
                 Some(Item::Transaction(t)) => self.push(&t)?,
                 // It is told again when the loop asks.
@@ -463,7 +473,10 @@ impl Session<'_, '_> {
 
     fn patience(&self) -> Duration {
         let period = self.follower.options.delta_period;
-        let due = self.pending.since().map(|s| period.saturating_sub(s.elapsed()));
+        let due = self
+            .pending
+            .since()
+            .map(|s| period.saturating_sub(s.elapsed()));
         due.unwrap_or(TICK).min(TICK)
     }
 
@@ -534,6 +547,10 @@ impl Session<'_, '_> {
 
     /// Tells what was saved.
     fn report(&mut self) {
+        // Far from the cluster's newest revision, the Leases tell so all the same.
+        if !self.saver.report().written.is_empty() {
+            self.saver.renew_leases(true);
+        }
         let Report {
             written,
             full,
@@ -568,11 +585,7 @@ impl Session<'_, '_> {
             }
         }
         if !written.is_empty() {
-            let warned = self
-                .follower
-                .tell
-                .saved(self.follower.ctx, &written, full.map(|f| f.0), timeline_began);
-            self.follower.outcome.warnings.extend(warned);
+            self.follower.tell.saved(&written, full.map(|f| f.0));
         }
     }
 }

@@ -3,7 +3,7 @@
 //! Here stands the I/O; [`saved`] decides. `cli` calls it.
 
 mod delta;
-// pub mod follow;
+pub mod follow;
 mod full;
 mod known;
 mod pending;
@@ -21,7 +21,9 @@ use crate::bucket::{Compression, SnapshotName};
 use crate::error::{Reason, Result};
 use crate::etcd::connect::Connector;
 use crate::job::Context;
+use crate::kubernetes::SnapshotLeases;
 use crate::mvcc::Revision;
+use crate::store::Bandwidth;
 use crate::telemetry::memory::peak_memory_bytes;
 use saver::Saver;
 use serde::Serialize;
@@ -37,6 +39,10 @@ pub struct Taking {
     pub way: Connector,
     /// How new snapshots are compressed; the same as the newest, or gzip.
     pub compression: CompressionChoice,
+    /// The most bytes a second that are read from etcd.
+    pub bandwidth: Option<Bandwidth>,
+    /// Leases in Kubernetes that tell how far the backup is.
+    pub leases: Option<SnapshotLeases>,
 }
 
 /// What a member said of itself.
@@ -204,6 +210,7 @@ pub fn full(ctx: &Context, taking: &Taking, is_final: bool) -> Result<Outcome> {
     };
     let taken = saver.take_full()?;
     saver.publish_full(taken, why, is_final)?;
+    saver.renew_leases(false);
     Ok(saver.outcome(started))
 }
 

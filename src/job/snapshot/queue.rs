@@ -4,6 +4,7 @@
 use super::pending::Encoded;
 use crate::error::Error;
 use crate::etcd::feed::{Ended, Feed, Next};
+use crate::store::{Bandwidth, Cancel};
 use chrono::{DateTime, Utc};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -111,7 +112,11 @@ pub(super) struct Tail {
 
 impl Tail {
     /// Goes on behind where `feed` stands; at most `limit` bytes wait, and one transaction whatever its size.
-    pub(super) fn start(feed: Feed, limit: u64) -> std::io::Result<Self> {
+    pub(super) fn start(
+        feed: Feed,
+        limit: u64,
+        bandwidth: Option<(Bandwidth, Cancel)>,
+    ) -> std::io::Result<Self> {
         let queue = Arc::new(Queue {
             state: Mutex::new(State {
                 current: feed.current(),
@@ -123,7 +128,7 @@ impl Tail {
         let theirs = Arc::clone(&queue);
         let thread = std::thread::Builder::new()
             .name("watch".to_owned())
-            .spawn(move || watch(feed, &theirs))?;
+            .spawn(move || watch(feed, &theirs, bandwidth.as_ref()))?;
         Ok(Tail {
             queue,
             thread: Some(thread),
@@ -162,7 +167,7 @@ impl Drop for Tail {
     }
 }
 
-fn watch(mut feed: Feed, queue: &Queue) {
+fn watch(mut feed: Feed, queue: &Queue, bandwidth: Option<&(Bandwidth, Cancel)>) {
     let mut pause = PAUSES.0;
     // A clock that is set back does not make later events look older.
     let mut seen = DateTime::<Utc>::MIN_UTC;
@@ -186,6 +191,12 @@ fn watch(mut feed: Feed, queue: &Queue) {
                 seen = seen.max(Utc::now());
                 let encoded = Encoded::new(&t, seen);
                 let bytes = encoded.bytes();
+                // Cancelled, all ends soon.
+                if let Some((limit, cancel)) = bandwidth
+                    && limit.take(bytes, cancel).is_err()
+                {
+                    return;
+                }
                 queue.push(Item::Transaction(encoded), bytes)
             }
             Ok(Next::Ended(ended)) => {

@@ -4,7 +4,6 @@ use super::Written;
 use super::queue::Pulse;
 use super::saved::FullReason;
 use crate::error::Error;
-use crate::job::Context;
 use std::time::{Duration, Instant};
 
 /// Who is told.
@@ -20,13 +19,5 @@ impl Tell {
 
     pub(super) fn pulse(&self, _pulse: &Pulse, _saved: i64, _since: Option<Instant>, _bytes: u64) {}
 
-    pub(super) fn saved(
-        &self,
-        _ctx: &Context,
-        _written: &[Written],
-        _full: Option<FullReason>,
-        _timeline_began: bool,
-    ) -> Vec<String> {
-        Vec::new()
-    }
+    pub(super) fn saved(&self, _written: &[Written], _full: Option<FullReason>) {}
 }
