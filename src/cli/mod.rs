@@ -11,6 +11,7 @@ mod export;
 mod get;
 mod history;
 mod list;
+mod maintain;
 mod peers;
 mod restore;
 mod show;
@@ -79,6 +80,7 @@ enum Command {
     Export(export::ExportArgs),
     Apply(apply::ApplyArgs),
     Verify(verify::VerifyArgs),
+    Maintain(maintain::MaintainArgs),
     Completions(completions::CompletionsArgs),
 }
 
@@ -432,6 +434,7 @@ fn run(cli: Cli) -> Result<Option<Error>> {
         Command::Export(args) => with_signals(|cancel| args.run(cancel)).map(|()| None),
         Command::Apply(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Verify(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
+        Command::Maintain(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Completions(args) => args.run().map(|()| None),
     };
     // A transfer that hangs must not keep the process.

@@ -12,7 +12,7 @@ use crate::job::scan::{Depth, scan};
 use crate::job::snapshot::same_history;
 use crate::job::source::{choose_timeline, revision_at};
 use crate::mvcc::history::parse_duration;
-use crate::store::lock::{Held, Lock, Wait};
+use crate::store::lock::{self, Held, Lock, Wait};
 use crate::telemetry::progress::Step;
 use chrono::{TimeDelta, Utc};
 use rustix::fs::{FlockOperation, flock};
@@ -237,9 +237,14 @@ pub fn plan_compaction(keep: Keep, history: &History) -> (Option<i64>, String) {
         }
         Saved::UpTo(last) if wish >= *last => (
             last - 1,
-            format!("before revision {last}, the last that is saved; revision {wish} was asked for"),
+            format!(
+                "before revision {last}, the last that is saved; revision {wish} was asked for"
+            ),
         ),
-        _ => (wish, format!("history up to revision {wish} is not to be kept")),
+        _ => (
+            wish,
+            format!("history up to revision {wish} is not to be kept"),
+        ),
     };
     match history.compacted {
         _ if revision < 1 => (None, format!("{reason}: that leaves nothing to compact")),
@@ -312,10 +317,13 @@ fn plan_member(
         Defrag::Fraction(f) if wasted > 0 && fraction >= f => {
             go(format!("{waste}, {:.0} % or more are not to be", f * 100.0))
         }
-        _ if wasted > 0 && wants_space(cluster, member) => {
-            go(format!("its alarm for want of space is raised, and {waste}"))
-        }
-        _ if used.is_some_and(|u| u > QUOTA_PERCENT) && wasted.saturating_mul(WORTHWHILE) >= size && wasted > 0 => {
+        _ if wasted > 0 && wants_space(cluster, member) => go(format!(
+            "its alarm for want of space is raised, and {waste}"
+        )),
+        _ if used.is_some_and(|u| u > QUOTA_PERCENT)
+            && wasted.saturating_mul(WORTHWHILE) >= size
+            && wasted > 0 =>
+        {
             go(format!(
                 "it uses {} % of its quota, more than {QUOTA_PERCENT} %, and {waste}",
                 used.unwrap_or(0)
@@ -336,9 +344,8 @@ fn wants_space(cluster: &Cluster, member: &Member) -> bool {
 pub fn unwell(cluster: &Cluster) -> Vec<(String, String)> {
     let ill = cluster.members.iter().filter_map(|m| {
         let why = cluster.illness(m).or_else(|| {
-            (!cluster.is_close(m)).then(|| {
-                format!("it is {} entries of the log behind", cluster.behind(m))
-            })
+            (!cluster.is_close(m))
+                .then(|| format!("it is {} entries of the log behind", cluster.behind(m)))
         })?;
         Some((m.to_string(), why))
     });
@@ -397,7 +404,7 @@ pub fn run(
     // Who only looks is in nobody's way.
     let guard = match options.dry_run {
         true => Guard::None,
-        false => lock(store, &options.temp_dir, &cluster)?,
+        false => take_lock(store, &options.temp_dir, &cluster)?,
     };
     let mut run = Run {
         way,
@@ -641,7 +648,13 @@ impl Run<'_> {
             ));
         }
         if self.options.dry_run {
-            if !wanted.is_empty() && self.outcome.compact.as_ref().is_some_and(|c| c.revision.is_some()) {
+            if !wanted.is_empty()
+                && self
+                    .outcome
+                    .compact
+                    .as_ref()
+                    .is_some_and(|c| c.revision.is_some())
+            {
                 self.warn("sizes are from before the compaction, which frees more".to_owned());
             }
             return Ok(cluster);
@@ -676,7 +689,9 @@ impl Run<'_> {
         };
         outcome(&mut self.outcome, &|m| m.done = true);
         let after = self.wait_until_well(Some(member))?;
-        let size = after.member(id).and_then(|m| Some(m.status.as_ref()?.db_size));
+        let size = after
+            .member(id)
+            .and_then(|m| Some(m.status.as_ref()?.db_size));
         let before = member.status.as_ref().map(|s| s.db_size);
         if size < before {
             self.shrunk.push(id);
@@ -781,17 +796,11 @@ impl Guard {
 }
 
 /// Takes the lock of a cluster: in the store, or, without one, on this machine.
-fn lock(store: Option<&Context>, temp_dir: &Path, cluster: &Cluster) -> Result<Guard> {
+fn take_lock(store: Option<&Context>, temp_dir: &Path, cluster: &Cluster) -> Result<Guard> {
     let name = format!("maintain-{}", cluster.hex_id());
     match store {
         Some(ctx) => {
-            let host = rustix::system::uname();
-            let identity = format!(
-                "{} (process {})",
-                host.nodename().to_string_lossy(),
-                std::process::id()
-            );
-            let mut lock = Lock::new(&ctx.store, &name, &identity, LOCK_DURATION)?;
+            let mut lock = Lock::new(&ctx.store, &name, &lock::identity(), LOCK_DURATION)?;
             lock.acquire(Wait::UntilSeenDead).map(Guard::Held)
         }
         None => lock_file(&temp_dir.join(format!("deltafold-{name}.lock"))),

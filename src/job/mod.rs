@@ -7,6 +7,7 @@ mod ahead;
 pub mod apply;
 pub mod compact;
 pub mod list;
+pub mod maintain;
 pub mod plain;
 mod publish;
 pub mod read;
