@@ -27,7 +27,7 @@ Examples:
   Keep the last 10000 revisions, and defragment all:
       deltafold maintain --endpoints http://127.0.0.1:2379 --compact-keep 10000 --defrag always
 
-Kubernetes' API servers compact etcd themselves, every 5 minutes (--etcd-compaction-interval): there
+Kubernetes' API servers compact etcd themselves, every 5 minutes: there
 --defrag alone is of use. A member serves nobody while it is defragmented, around 10 s for each GiB.
 
 The exit code is 0, or tells the kind of failure: docs/exit-codes.md. 75 means that a member is not
