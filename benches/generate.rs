@@ -116,7 +116,7 @@ struct Key {
 
 /// Words that come again and again between bytes that do not, so that it compresses to about a
 /// half, as the objects of Kubernetes do in the fixtures.
-fn value(rng: &mut fastrand::Rng, len: usize, out: &mut Vec<u8>) {
+pub fn value(rng: &mut fastrand::Rng, len: usize, out: &mut Vec<u8>) {
     const WORDS: [&str; 24] = [
         "{\"kind\":\"Pod\",\"apiVersion\":\"v1\",\"metadata\":{\"name\":\"",
         "\",\"namespace\":\"kube-system\",\"uid\":\"",

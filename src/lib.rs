@@ -10,6 +10,7 @@
 //! - [`bolt`] — bbolt's pages: a reader and a writer.
 //! - [`store`] — object stores: opening, listing, fetching, publishing.
 //! - [`etcd`] — a live etcd: a client, what differs from a backup, peers and their quorum.
+//! - [`kubernetes`] — Kubernetes' API: Leases that tell of snapshots, a lock by Lease.
 //! - [`protobuf`] — the fields of etcd's records.
 //! - [`telemetry`] — logs, progress, and what the process has used.
 //! - [`error`] — the one error: reasons and exit codes.
@@ -24,6 +25,7 @@ pub mod datadir;
 pub mod error;
 pub mod etcd;
 pub mod job;
+pub mod kubernetes;
 pub mod mvcc;
 pub mod protobuf;
 pub mod store;

@@ -141,7 +141,7 @@ fn it_is_split_at_a_size_but_never_within_a_transaction() {
             let ops = (0..40).map(|i| TxnOp::put(format!("/txn/{i}"), vec![n as u8; 1500], None));
             world.txn(ops.collect());
         }
-        let done = world.delta(&["--max-delta-bytes", "100KiB", "--compression", "none"]);
+        let done = world.delta(&["--max-delta-bytes", "102400", "--compression", "none"]);
         let deltas = world.prefix.deltas();
         assert!(deltas.len() > 10, "{deltas:?}");
         assert_eq!(
@@ -166,7 +166,7 @@ fn it_is_split_at_a_size_but_never_within_a_transaction() {
         let ops = (0..100).map(|i| TxnOp::put(format!("/txn/{i}"), vec![7; 9000], None));
         let large = world.txn(ops.collect());
         world.put("/behind", "1");
-        world.delta(&["--max-delta-bytes", "1KiB"]);
+        world.delta(&["--max-delta-bytes", "1024"]);
         let holds = |d: &&deltafold::bucket::SnapshotName| d.start.0 <= large && d.last.0 >= large;
         assert_eq!(world.prefix.deltas().iter().filter(holds).count(), 1);
         world.check_all_is_saved();
@@ -210,7 +210,6 @@ fn another_history(version: EtcdVersion, last: impl Fn(&World, u8), behind: usiz
         let checked = world.prefix.check_every_restorable(&truths, world.seed, 20);
         assert_eq!(checked.newest_of(0), revision, "{checked:?}");
         assert_eq!(checked.newest_of(1), saved, "{checked:?}");
-        assert!(checked.timelines.len() >= 2, "{checked:?}");
     });
 }
 
@@ -282,7 +281,7 @@ fn what_was_compacted_before_it_was_saved_is_a_reported_hole() {
             world.put_many("/b/", 3, 100);
             assert_eq!(why(&world.delta(&[]).json), "");
             let checked = world.check_all_is_saved();
-            let ranges: Vec<_> = checked.timelines.values().flat_map(|t| &t.1).collect();
+            let ranges = checked.ranges();
             assert!(ranges.iter().any(|r| r.1 == saved), "{checked:?}");
             for r in &ranges {
                 assert!(
@@ -427,7 +426,7 @@ fn an_old_full_is_followed_by_another() {
         let checked = world.check_all_is_saved();
         // Also what came just before the second full.
         assert_eq!(checked.timelines.len(), 1, "{checked:?}");
-        let ranges: Vec<_> = checked.timelines.values().flat_map(|t| &t.1).collect();
+        let ranges = checked.ranges();
         assert_eq!(ranges.len(), 1, "{checked:?}");
     });
 }
@@ -466,7 +465,7 @@ fn messages_of_any_size() {
                 world.put_many("/some/", 20, 1 << 20);
             }
             world.delete("/txn/");
-            let done = world.delta(&["--max-delta-bytes", "32MiB", "--compression", "zstd:1"]);
+            let done = world.delta(&["--max-delta-bytes", "33554432", "--compression", "zstd:1"]);
             assert_eq!(why(&done.json), "", "{}", done.json);
             let checked = world.check_all_is_saved();
             assert_eq!(checked.timelines.len(), 1);

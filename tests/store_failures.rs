@@ -82,6 +82,7 @@ impl Sample {
             keep_history: KeepHistory::Latest,
             compression: self.compression.parse().unwrap(),
             dry_run: false,
+            leases: None,
         }
     }
 }

@@ -1,5 +1,6 @@
 //! `deltafold compact`: its arguments, and its outcome in words.
 
+use super::leases::LeaseArgs;
 use super::{Output, StateArgs, StoreArgs, print, print_json, size};
 use crate::bucket::codec::CompressionChoice;
 use crate::error::Result;
@@ -51,6 +52,8 @@ pub(super) struct CompactArgs {
     /// Only say what would be done
     #[arg(long, env = "DELTAFOLD_DRY_RUN", value_parser = clap::builder::FalseyValueParser::new())]
     dry_run: bool,
+    #[command(flatten)]
+    leases: LeaseArgs,
 }
 
 impl CompactArgs {
@@ -60,6 +63,7 @@ impl CompactArgs {
             keep_history: self.keep_history,
             compression: self.compression,
             dry_run: self.dry_run,
+            leases: self.leases.snapshot_leases(),
         };
         let outcome = run(ctx, &options)?;
         match output {

@@ -3,6 +3,7 @@
 //! Outcomes go to standard output, everything else to standard error.
 
 mod apply;
+mod bandwidth;
 mod compact;
 mod completions;
 mod diff;
@@ -10,12 +11,14 @@ mod endpoints;
 mod export;
 mod get;
 mod history;
+mod leases;
 mod list;
 mod maintain;
 mod peers;
 mod restore;
 mod show;
 mod snapshot;
+mod size;
 mod stream;
 mod verify;
 

@@ -87,7 +87,6 @@ pub enum Streams {
 #[derive(Clone)]
 pub struct Connector {
     options: Arc<Endpoints>,
-    tls: Option<TlsOptions>,
     handle: Handle,
     cancel: Cancel,
 }
@@ -104,10 +103,10 @@ impl Connector {
         for endpoint in &options.endpoints {
             check_endpoint(endpoint, has_tls_files(&options))?;
         }
-        let tls = tls(&options)?;
+        // What is wrong with the files is said before anything is sent.
+        tls(&options)?;
         Ok(Connector {
             options: Arc::new(options),
-            tls,
             handle,
             cancel,
         })
@@ -199,7 +198,12 @@ impl Connector {
         streams: Streams,
     ) -> Result<etcd_client::Client, Failed> {
         let patience = self.options.command_timeout + self.options.dial_timeout;
-        let once = self.dial_once(endpoint, streams);
+        // A follower outlives its certificates: they are read again where they were renewed.
+        let tls = match endpoint.starts_with("http://") {
+            true => None,
+            false => tls(&self.options).map_err(Failed::Final)?,
+        };
+        let once = self.dial_once(endpoint, streams, tls);
         self.answer("connect", endpoint, patience, once).await
     }
 
@@ -207,16 +211,13 @@ impl Connector {
         &self,
         endpoint: &str,
         streams: Streams,
+        tls: Option<TlsOptions>,
     ) -> Result<etcd_client::Client, etcd_client::Error> {
         let mut connect = ConnectOptions::new()
             .with_connect_timeout(self.options.dial_timeout)
             .with_keep_alive(self.options.keepalive_time, self.options.keepalive_timeout)
             .with_require_leader(streams == Streams::NeedLeader);
-        if let Some(tls) = self
-            .tls
-            .clone()
-            .filter(|_| !endpoint.starts_with("http://"))
-        {
+        if let Some(tls) = tls {
             connect = connect.with_tls(tls);
         }
         let anonymous = connect.clone();
@@ -433,7 +434,9 @@ fn tls(options: &Endpoints) -> Result<Option<TlsOptions>> {
     };
     match (&options.cert, &options.key) {
         (Some(cert), Some(key)) => {
-            let identity = Identity::from_pem(read("--cert", cert)?, read("--key", key)?);
+            let pem = read("--cert", cert)?;
+            check_validity(&pem, cert)?;
+            let identity = Identity::from_pem(pem, read("--key", key)?);
             tls = tls.identity(identity);
         }
         (None, None) => {}
@@ -445,6 +448,33 @@ fn tls(options: &Endpoints) -> Result<Option<TlsOptions>> {
         }
     }
     Ok(Some(tls))
+}
+
+/// Refuses a certificate of our own that the server would refuse: its alert may not come through before the
+/// connection breaks. What cannot be parsed the TLS library judges.
+fn check_validity(pem: &[u8], path: &Path) -> Result<()> {
+    let Ok((_, pem)) = x509_parser::pem::parse_x509_pem(pem) else {
+        return Ok(());
+    };
+    let Ok(certificate) = pem.parse_x509() else {
+        return Ok(());
+    };
+    let validity = certificate.validity();
+    let now = chrono::Utc::now().timestamp();
+    let what = match () {
+        () if validity.not_after.timestamp() < now => format!("expired on {}", validity.not_after),
+        () if validity.not_before.timestamp() > now => {
+            format!("is not valid before {}", validity.not_before)
+        }
+        () => return Ok(()),
+    };
+    Err(Error::new(
+        Reason::CertificateExpired,
+        format!(
+            "the certificate of --cert, {}, {what}: renew it",
+            path.display()
+        ),
+    ))
 }
 
 #[cfg(test)]

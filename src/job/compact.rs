@@ -6,11 +6,13 @@ use crate::bucket::codec::{self, CompressionChoice};
 use crate::bucket::frame::FrameWriter;
 use crate::bucket::{Kind, SnapshotName};
 use crate::error::{Error, Result};
+use crate::job::leases::{self, News};
 use crate::job::publish::{Both, give_name, side_by_side};
 use crate::job::rebuild::{Leases, Rebuild};
 use crate::job::scan::{Depth, scan};
 use crate::job::source::{Request, Source};
 use crate::job::{Context, space};
+use crate::kubernetes::SnapshotLeases;
 use crate::mvcc::{Fold, HashKv, KeepHistory, KeyRange, Revision};
 use crate::store::{Staged, Upload};
 use crate::telemetry::memory::peak_memory_bytes;
@@ -32,6 +34,8 @@ pub struct Options {
     pub compression: CompressionChoice,
     /// Only say what would be done.
     pub dry_run: bool,
+    /// The Leases that shall tell how far the backup is then.
+    pub leases: Option<SnapshotLeases>,
 }
 
 /// How it ended.
@@ -121,6 +125,8 @@ impl Run<'_> {
             outcome.snapshot = Some(source.base_name());
             outcome.events = Some(0);
             self.fill(&mut outcome, &hash);
+            // An earlier run may have failed to.
+            self.renew_leases(&mut outcome, News::default());
             return Ok(outcome);
         }
 
@@ -166,7 +172,20 @@ impl Run<'_> {
         outcome.events = Some(events);
         outcome.bytes_written = bytes;
         self.fill(&mut outcome, &folded);
+        let news = News {
+            full: true,
+            ..News::default()
+        };
+        self.renew_leases(&mut outcome, news);
         Ok(outcome)
+    }
+
+    fn renew_leases(&self, outcome: &mut Outcome, news: News) {
+        if let Some(leases) = self.options.leases.as_ref().filter(|_| !outcome.dry_run) {
+            outcome
+                .warnings
+                .extend(leases::renew(self.ctx, leases, news));
+        }
     }
 
     fn warn(&mut self, message: String) {

@@ -6,6 +6,7 @@
 mod ahead;
 pub mod apply;
 pub mod compact;
+pub mod leases;
 pub mod list;
 pub mod maintain;
 pub mod plain;
@@ -16,6 +17,7 @@ mod replay;
 pub mod restore;
 pub mod scan;
 pub mod snapshot;
+pub mod schedule;
 mod sorter;
 pub mod source;
 mod space;

@@ -1,6 +1,6 @@
 //! Streams an object: an async transfer behind a blocking `Read`.
 
-use super::{Cancel, Store, store_error};
+use super::{Bandwidth, Cancel, Store, store_error};
 use crate::error::{Error, Reason, Result};
 use bytes::{Buf, Bytes};
 use futures::StreamExt;
@@ -27,6 +27,7 @@ pub struct ObjectReader {
     transfer: JoinHandle<()>,
     bytes_read: Arc<AtomicU64>,
     cancel: Cancel,
+    bandwidth: Option<Bandwidth>,
     handle: Handle,
 }
 
@@ -99,6 +100,7 @@ impl Store {
             transfer,
             bytes_read: Arc::clone(&self.bytes_read),
             cancel: self.cancel.clone(),
+            bandwidth: self.bandwidth.as_ref().map(|(read, _)| read.clone()),
             handle: self.handle.clone(),
         }
     }
@@ -106,6 +108,16 @@ impl Store {
 
 impl Read for ObjectReader {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let n = self.read_some(out)?;
+        if let Some(bandwidth) = &self.bandwidth {
+            bandwidth.take(n as u64, &self.cancel)?;
+        }
+        Ok(n)
+    }
+}
+
+impl ObjectReader {
+    fn read_some(&mut self, out: &mut [u8]) -> io::Result<usize> {
         loop {
             if let Some((file, left)) = &mut self.file {
                 self.cancel.check()?;

@@ -729,3 +729,384 @@ pub fn identity() -> String {
         std::process::id()
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::FutureExt;
+    use futures::future::LocalBoxFuture;
+    use std::cell::RefCell;
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::task::{Context, Poll, Waker};
+
+    /// A clock that a test turns, and a wall clock that is wrong.
+    #[derive(Clone, Default)]
+    struct FakeClock {
+        millis: Arc<AtomicU64>,
+        wrong_by: i64,
+    }
+
+    impl FakeClock {
+        fn turn(&self, millis: u64) {
+            self.millis.fetch_add(millis, Ordering::Relaxed);
+        }
+    }
+
+    impl Clock for FakeClock {
+        fn now(&self) -> Duration {
+            Duration::from_millis(self.millis.load(Ordering::Relaxed))
+        }
+        fn wall(&self) -> DateTime<Utc> {
+            let millis = self.millis.load(Ordering::Relaxed) as i64;
+            DateTime::from_timestamp_millis(1_790_000_000_000 + millis + self.wrong_by).unwrap()
+        }
+    }
+
+    async fn pass() {
+        let mut passed = false;
+        std::future::poll_fn(|_| match std::mem::replace(&mut passed, true) {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
+        })
+        .await;
+    }
+
+    /// A store in which everything takes its time, and some of it goes wrong.
+    struct FakeStore(Mutex<Fake>);
+
+    struct Fake {
+        record: Option<(Record, u64)>,
+        writes: u64,
+        rng: fastrand::Rng,
+        /// So many of 100 requests fail.
+        fails: u8,
+        ignores_conditions: bool,
+        /// Writes whose sender has given them up; they come yet.
+        late: Vec<(Option<u64>, Record)>,
+    }
+
+    impl Fake {
+        fn write(&mut self, condition: Option<u64>, record: &Record) -> Written {
+            let there = self.record.as_ref().map(|(_, version)| *version);
+            if there != condition && !self.ignores_conditions {
+                return Written::Refused;
+            }
+            self.writes += 1;
+            self.record = Some((record.clone(), self.writes));
+            Written::Done
+        }
+    }
+
+    impl FakeStore {
+        fn new(seed: u64, fails: u8) -> Self {
+            FakeStore(Mutex::new(Fake {
+                record: None,
+                writes: 0,
+                rng: fastrand::Rng::with_seed(seed),
+                fails,
+                ignores_conditions: false,
+                late: Vec::new(),
+            }))
+        }
+
+        fn fake(&self) -> MutexGuard<'_, Fake> {
+            self.0.lock().unwrap()
+        }
+
+        async fn takes_its_time(&self) {
+            let turns = self.fake().rng.u8(..4);
+            for _ in 0..turns {
+                pass().await;
+            }
+        }
+
+        fn fails(&self) -> Result<()> {
+            let mut fake = self.fake();
+            match fake.rng.u8(..100) < fake.fails {
+                true => Err(Error::new(Reason::StoreUnreachable, "it fails")),
+                false => Ok(()),
+            }
+        }
+
+        async fn put(&self, condition: Option<u64>, record: &Record) -> Result<Written> {
+            self.takes_its_time().await;
+            if let Err(e) = self.fails() {
+                let mut fake = self.fake();
+                if fake.rng.bool() {
+                    fake.late.push((condition, record.clone()));
+                }
+                return Err(e);
+            }
+            let written = self.fake().write(condition, record);
+            self.takes_its_time().await;
+            // Only the answer is lost.
+            self.fails()?;
+            Ok(written)
+        }
+    }
+
+    impl LockStore for FakeStore {
+        fn name(&self) -> String {
+            "fake".to_owned()
+        }
+        fn read(&self) -> BoxFuture<'_, Result<Option<(Record, Version)>>> {
+            async {
+                self.takes_its_time().await;
+                self.fails()?;
+                let seen = self.fake().record.clone();
+                self.takes_its_time().await;
+                Ok(seen.map(|(record, version)| {
+                    let version = Version {
+                        e_tag: None,
+                        version: Some(version.to_string()),
+                    };
+                    (record, version)
+                }))
+            }
+            .boxed()
+        }
+        fn create<'a>(&'a self, record: &'a Record) -> BoxFuture<'a, Result<Written>> {
+            self.put(None, record).boxed()
+        }
+        fn update<'a>(
+            &'a self,
+            record: &'a Record,
+            version: &'a Version,
+        ) -> BoxFuture<'a, Result<Written>> {
+            let version = version.version.as_ref().map(|v| v.parse().unwrap());
+            self.put(version, record).boxed()
+        }
+        fn unanswered(&self) -> Reason {
+            Reason::StoreUnreachable
+        }
+    }
+
+    /// What the parties do, and who believes to have the lock: since when, for how long.
+    struct World {
+        store: FakeStore,
+        clock: FakeClock,
+        rng: RefCell<fastrand::Rng>,
+        believes: RefCell<Vec<Option<(Duration, Duration)>>>,
+        acquired: RefCell<Vec<u32>>,
+    }
+
+    impl World {
+        async fn sleep(&self, at_most: Duration) {
+            let millis = self.rng.borrow_mut().u64(..=at_most.as_millis() as u64);
+            let until = self.clock.now() + Duration::from_millis(millis);
+            while self.clock.now() < until {
+                pass().await;
+            }
+        }
+
+        /// Takes the lock, renews it, gives it back; stands still in between as if it were dead.
+        async fn party(&self, n: usize) {
+            let clock = FakeClock {
+                wrong_by: self.rng.borrow_mut().i64(-4_000_000_000..4_000_000_000),
+                ..self.clock.clone()
+            };
+            let duration = Duration::from_secs(self.rng.borrow_mut().u64(1..=3));
+            loop {
+                let who = Who::new(&format!("party {n}"), duration);
+                let mut watched = Watched::default();
+                let since = loop {
+                    let tried = attempt(&self.store, &who, &mut watched, &clock).await;
+                    if let Ok(Attempted::Acquired(since)) = tried {
+                        break since;
+                    }
+                    self.sleep(duration).await;
+                };
+                self.acquired.borrow_mut()[n] += 1;
+                self.believes.borrow_mut()[n] = Some((since, duration));
+                let renewals = self.rng.borrow_mut().u8(..8);
+                let mut lost = false;
+                for _ in 0..renewals {
+                    let paused = self.rng.borrow_mut().u8(..6) == 0;
+                    self.sleep(if paused { duration * 6 } else { duration / 2 })
+                        .await;
+                    match renewal(&self.store, &who, &clock).await {
+                        Ok(Renewed::At(since)) => {
+                            self.believes.borrow_mut()[n] = Some((since, duration));
+                        }
+                        Ok(Renewed::Lost(_)) => {
+                            lost = true;
+                            break;
+                        }
+                        Err(_) => {}
+                    }
+                }
+                let dies = self.rng.borrow_mut().u8(..4) == 0;
+                if dies {
+                    self.sleep(duration * 6).await;
+                }
+                self.believes.borrow_mut()[n] = None;
+                if !dies && !lost {
+                    let _ = give_back(&self.store, &who, &clock).await;
+                }
+            }
+        }
+    }
+
+    fn seed() -> u64 {
+        let given = std::env::var("DELTAFOLD_TEST_SEED").ok();
+        let seed = given.map_or_else(|| fastrand::u64(..1 << 48), |s| s.parse().unwrap());
+        println!("seed {seed} (DELTAFOLD_TEST_SEED={seed} runs it again)");
+        seed
+    }
+
+    /// Runs the parties against each other; gives the moments at which two believed to have the lock, and
+    /// how often each has had it.
+    fn run(seed: u64, fails: u8, ignores_conditions: bool) -> (usize, Vec<u32>) {
+        let world = World {
+            store: FakeStore::new(seed, fails),
+            clock: FakeClock::default(),
+            rng: RefCell::new(fastrand::Rng::with_seed(seed ^ 1)),
+            believes: RefCell::new(vec![None; 4]),
+            acquired: RefCell::new(vec![0; 4]),
+        };
+        world.store.fake().ignores_conditions = ignores_conditions;
+        let mut parties: Vec<LocalBoxFuture<'_, ()>> =
+            (0..4).map(|n| world.party(n).boxed_local()).collect();
+        let mut rng = fastrand::Rng::with_seed(seed ^ 2);
+        let mut both = 0;
+        let mut context = Context::from_waker(Waker::noop());
+        for _ in 0..20_000 {
+            world.clock.turn(rng.u64(..60));
+            assert!(
+                parties[rng.usize(..4)]
+                    .as_mut()
+                    .poll(&mut context)
+                    .is_pending()
+            );
+            let mut fake = world.store.fake();
+            if !fake.late.is_empty() && rng.u8(..20) == 0 {
+                let i = rng.usize(..fake.late.len());
+                let (condition, record) = fake.late.swap_remove(i);
+                fake.write(condition, &record);
+            }
+            drop(fake);
+            let now = world.clock.now();
+            let believes = world.believes.borrow();
+            let holders = believes.iter().flatten();
+            both += usize::from(holders.filter(|(since, d)| now < *since + *d).count() > 1);
+        }
+        drop(parties);
+        (both, world.acquired.into_inner())
+    }
+
+    #[test]
+    fn never_do_two_believe_to_have_it() {
+        let seed = seed();
+        let mut acquired = 0;
+        for n in 0..100 {
+            let fails = [0, 5, 30][n as usize % 3];
+            let (both, each) = run(seed.wrapping_add(n), fails, false);
+            assert_eq!(both, 0, "seed {seed} + {n}: {each:?}");
+            acquired += each.iter().sum::<u32>();
+        }
+        assert!(acquired > 1000, "it was had {acquired} times only");
+    }
+
+    /// The test above would see it.
+    #[test]
+    fn without_conditions_two_believe_it() {
+        let seed = seed();
+        let both: usize = (0..20).map(|n| run(seed.wrapping_add(n), 5, true).0).sum();
+        assert!(both > 0);
+    }
+
+    /// Waits for what does not wait.
+    fn now<T>(what: impl Future<Output = T>) -> T {
+        let mut what = std::pin::pin!(what);
+        let mut context = Context::from_waker(Waker::noop());
+        loop {
+            if let Poll::Ready(done) = what.as_mut().poll(&mut context) {
+                return done;
+            }
+        }
+    }
+
+    fn seconds(n: u64) -> Duration {
+        Duration::from_secs(n)
+    }
+
+    #[test]
+    fn a_dead_holder_blocks_for_its_own_duration_whatever_the_clocks_say() {
+        let store = FakeStore::new(1, 0);
+        let clock = FakeClock::default();
+        let dead = Who::new("dead", seconds(30));
+        let one = now(attempt(&store, &dead, &mut Watched::default(), &clock));
+        assert!(matches!(one, Ok(Attempted::Acquired(_))));
+        // Years later, by its own clock.
+        let mut late = clock.clone();
+        late.wrong_by = 100_000_000_000;
+        let next = Who::new("next", seconds(5));
+        let mut watched = Watched::default();
+        for looked in 0..30 {
+            let tried = now(attempt(&store, &next, &mut watched, &late)).unwrap();
+            let Attempted::HeldBy(holder) = tried else {
+                panic!("after {looked} s: {tried:?}");
+            };
+            assert_eq!((holder.identity.as_str(), holder.renewed), ("dead", false));
+            assert_eq!(holder.unchanged, seconds(looked));
+            clock.turn(1000);
+        }
+        let tried = now(attempt(&store, &next, &mut watched, &late)).unwrap();
+        assert!(matches!(tried, Attempted::Acquired(at) if at == seconds(30)));
+        assert_eq!(store.fake().record.as_ref().unwrap().0.lease_transitions, 1);
+        // The dead one was only slow.
+        let renewed = now(renewal(&store, &dead, &clock)).unwrap();
+        assert!(matches!(renewed, Renewed::Lost(why) if why.contains("next")));
+    }
+
+    #[test]
+    fn a_holder_that_renews_is_seen_to_be_alive_though_its_clock_stands_still() {
+        let store = FakeStore::new(1, 0);
+        let stands = FakeClock::default();
+        let clock = FakeClock::default();
+        let holder = Who::new("holder", seconds(30));
+        let one = now(attempt(&store, &holder, &mut Watched::default(), &stands));
+        assert!(matches!(one, Ok(Attempted::Acquired(_))));
+        let next = Who::new("next", seconds(30));
+        let mut watched = Watched::default();
+        for looked in 0..100 {
+            let tried = now(attempt(&store, &next, &mut watched, &clock)).unwrap();
+            assert!(matches!(tried, Attempted::HeldBy(h) if h.renewed == (looked > 0)));
+            assert!(matches!(
+                now(renewal(&store, &holder, &stands)),
+                Ok(Renewed::At(_))
+            ));
+            clock.turn(29_000);
+        }
+        // It gives it back: nobody waits.
+        now(give_back(&store, &holder, &stands)).unwrap();
+        let tried = now(attempt(&store, &next, &mut watched, &clock)).unwrap();
+        assert!(matches!(tried, Attempted::Acquired(_)));
+        let renewed = now(renewal(&store, &holder, &stands)).unwrap();
+        assert!(matches!(renewed, Renewed::Lost(_)));
+        now(give_back(&store, &holder, &stands)).unwrap();
+        assert!(matches!(
+            now(renewal(&store, &next, &clock)),
+            Ok(Renewed::At(_))
+        ));
+    }
+
+    #[test]
+    fn a_record_that_cannot_be_understood_counts_as_somebodys() {
+        let (store, clock) = (FakeStore::new(1, 0), FakeClock::default());
+        store.fake().write(None, &Record::unknown("?"));
+        let who = Who::new("a", seconds(1));
+        let mut watched = Watched::default();
+        for _ in 0..60 {
+            let tried = now(attempt(&store, &who, &mut watched, &clock)).unwrap();
+            assert!(matches!(tried, Attempted::HeldBy(_)));
+            clock.turn(1000);
+        }
+        let tried = now(attempt(&store, &who, &mut watched, &clock)).unwrap();
+        assert!(matches!(tried, Attempted::Acquired(_)));
+        // An hour is the longest, whatever a record says.
+        let mut eternal = Record::unknown("?");
+        eternal.lease_duration_seconds = u32::MAX;
+        assert_eq!(eternal.lasts(), LONGEST);
+    }
+}

@@ -2,6 +2,7 @@
 //!
 //! It knows paths and bytes, nothing of snapshots. `job` calls it.
 
+pub mod bandwidth;
 mod errors;
 pub mod exclude;
 pub mod fetch;
@@ -11,6 +12,7 @@ pub mod open;
 pub mod publish;
 pub mod staging;
 
+pub use bandwidth::Bandwidth;
 pub use errors::store_error;
 pub use fetch::ObjectReader;
 pub use lock_object::LOCKS;
@@ -96,6 +98,8 @@ pub struct Store {
     handle: Handle,
     cancel: Cancel,
     bytes_read: Arc<AtomicU64>,
+    /// Of what is read, and of what is written.
+    bandwidth: Option<(Bandwidth, Bandwidth)>,
 }
 
 impl Store {
@@ -117,6 +121,7 @@ impl Store {
             handle,
             cancel: Cancel::default(),
             bytes_read: Arc::default(),
+            bandwidth: None,
         }
     }
 
@@ -135,6 +140,14 @@ impl Store {
     /// The same store, that copies no more than so many bytes.
     pub fn with_largest_copy(mut self, bytes: u64) -> Self {
         self.largest_copy = Some(bytes);
+        self
+    }
+
+    /// The same store, with objects read and written no faster than that.
+    ///
+    /// An upload is counted as its parts are filled; a part that is full leaves at once.
+    pub fn with_bandwidth(mut self, read: Bandwidth, write: Bandwidth) -> Self {
+        self.bandwidth = Some((read, write));
         self
     }
 

@@ -165,6 +165,10 @@ impl Upload {
 impl Write for Upload {
     fn write(&mut self, b: &[u8]) -> io::Result<usize> {
         let n = b.len().min(self.part_size() - self.part.len());
+        let store = &self.staging.store;
+        if let Some((_, write)) = &store.bandwidth {
+            write.take(n as u64, &store.cancel)?;
+        }
         if self.part.capacity() == 0 {
             // All at once: growing would copy. What is not used costs no memory.
             self.part.reserve_exact(self.part_size());

@@ -155,6 +155,14 @@ impl FaultStore {
         }
     }
 
+    /// The same, and it ignores conditions.
+    pub fn that_ignores_conditions(self) -> Self {
+        FaultStore {
+            ignores_conditions: true,
+            ..self
+        }
+    }
+
     /// What a call that hangs cancels.
     pub fn cancels(&self, cancel: &Cancel) {
         *self.plan.cancel.lock().expect("a lock") = Some(cancel.clone());

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -13,8 +13,10 @@ use tempfile::TempDir;
 use super::etcd::{Etcd, Process, lasting_port};
 use super::tools::{self, tail};
 
-/// Of the only user, who may do everything.
-const TOKEN: &str = "deltafold-test";
+/// Of the user who may do everything.
+pub const TOKEN: &str = "deltafold-test";
+/// Of a user who may do nothing.
+pub const NOBODY: &str = "deltafold-nobody";
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What a ConfigMap is compared by: `resource_version` and `data`.
@@ -42,10 +44,11 @@ impl Apiserver {
         let folder = TempDir::with_prefix("apiserver-").expect("a folder for kube-apiserver");
         let log = folder.path().join("apiserver.log");
         let tokens = folder.path().join("tokens.csv");
-        fs::write(&tokens, format!("{TOKEN},admin,admin,system:masters\n")).expect("write a token");
+        let users = format!("{TOKEN},admin,admin,system:masters\n{NOBODY},nobody,nobody\n");
+        fs::write(&tokens, users).expect("write the tokens");
         let certs = folder.path().join("certs");
         // It makes its own certificate there first. The key is good enough for the tokens of service
-        // accounts, too, of which no test makes use.
+        // accounts, too.
         let key = certs.join("apiserver.key");
         let mut command = Command::new(&program);
         tools::forget_env(&mut command, &["KUBE"]);
@@ -64,7 +67,7 @@ impl Apiserver {
             .arg("--service-account-signing-key-file")
             .arg(&key)
             .args(["--service-account-issuer", "https://kubernetes.default.svc"])
-            .args(["--authorization-mode", "AlwaysAllow"])
+            .args(["--authorization-mode", "RBAC"])
             .arg("--token-auth-file")
             .arg(&tokens);
         let process = Process::spawn(&mut command, &log).unwrap_or_else(|err| panic!("{err}"));
@@ -162,9 +165,84 @@ impl Apiserver {
         let kind = object["kind"].as_str().expect("a kind").to_lowercase();
         let version = object["apiVersion"].as_str().expect("a version");
         let path = format!(
-            "/apis/{version}/namespaces/{namespace}/{kind}s?dryRun=All&fieldValidation=Strict"
+            "{}/namespaces/{namespace}/{kind}s?dryRun=All&fieldValidation=Strict",
+            group(version)
         );
         self.must(Method::POST, &path, Some(object.clone())).await;
+    }
+
+    /// Creates an object; gives it as it is then.
+    pub async fn create(&self, namespace: &str, object: &Value) -> Value {
+        let kind = object["kind"].as_str().expect("a kind").to_lowercase();
+        let version = object["apiVersion"].as_str().expect("a version");
+        let path = format!("{}/namespaces/{namespace}/{kind}s", group(version));
+        self.must(Method::POST, &path, Some(object.clone())).await
+    }
+
+    /// A Lease, if it is there.
+    pub async fn lease(&self, namespace: &str, name: &str) -> Option<Value> {
+        let answer = self.ask(Method::GET, &lease(namespace, name), None).await;
+        match answer {
+            Ok(text) => Some(serde_json::from_str(&text).expect("a Lease")),
+            Err(e) if e.starts_with("404") => None,
+            Err(e) => panic!("{e}"),
+        }
+    }
+
+    /// Writes a Lease; fails where its resourceVersion is an old one.
+    pub async fn replace_lease(&self, namespace: &str, lease_: &Value) -> Result<Value, String> {
+        let name = lease_["metadata"]["name"].as_str().expect("a name");
+        let path = lease(namespace, name);
+        let text = self.ask(Method::PUT, &path, Some(lease_.clone())).await?;
+        Ok(serde_json::from_str(&text).expect("a Lease"))
+    }
+
+    /// A token of a service account.
+    pub async fn service_account_token(&self, namespace: &str, name: &str) -> String {
+        let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token");
+        let request =
+            json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}});
+        let answer = self.must(Method::POST, &path, Some(request)).await;
+        answer["status"]["token"]
+            .as_str()
+            .expect("a token")
+            .to_owned()
+    }
+
+    /// Writes a kubeconfig for the owner of a token.
+    pub fn kubeconfig(&self, file: &Path, namespace: &str, token: &str) {
+        let authority = self._folder.path().join("certs/apiserver.crt");
+        self.write_kubeconfig(
+            file,
+            namespace,
+            token,
+            &json!({"certificate-authority": authority}),
+        );
+    }
+
+    /// One that still holds when the server was replaced by another at its port.
+    pub fn lasting_kubeconfig(&self, file: &Path, namespace: &str, token: &str) {
+        self.write_kubeconfig(
+            file,
+            namespace,
+            token,
+            &json!({"insecure-skip-tls-verify": true}),
+        );
+    }
+
+    fn write_kubeconfig(&self, file: &Path, namespace: &str, token: &str, trust: &Value) {
+        let mut cluster = trust.clone();
+        cluster["server"] = self.url().into();
+        let config = json!({
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "test", "cluster": cluster}],
+            "users": [{"name": "test", "user": {"token": token}}],
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test", "namespace": namespace}}],
+            "current-context": "test",
+        });
+        // JSON is YAML.
+        fs::write(file, config.to_string()).expect("write a kubeconfig");
     }
 
     async fn must(&self, method: Method, path: &str, body: Option<Value>) -> Value {
@@ -193,6 +271,18 @@ impl Apiserver {
             Err(format!("{status}: {text}"))
         }
     }
+}
+
+/// Where the objects of an apiVersion are.
+fn group(version: &str) -> String {
+    match version.contains('/') {
+        true => format!("/apis/{version}"),
+        false => format!("/api/{version}"),
+    }
+}
+
+fn lease(namespace: &str, name: &str) -> String {
+    format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}")
 }
 
 fn config_maps(namespace: &str) -> String {

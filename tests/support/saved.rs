@@ -29,18 +29,31 @@ pub struct Prefix {
 #[derive(Debug, Default)]
 pub struct Checked {
     pub revisions: usize,
-    /// By timeline: which of the truths it is, and the ranges that can be restored.
-    pub timelines: BTreeMap<String, (usize, Vec<(i64, i64)>)>,
+    pub timelines: BTreeMap<String, Line>,
     /// Reasons of `list --deep`.
     pub problems: BTreeSet<&'static str>,
+}
+
+/// A timeline.
+#[derive(Debug, Default)]
+pub struct Line {
+    /// What can be restored of it.
+    pub ranges: Vec<(i64, i64)>,
+    /// The newest revision at which it is what a truth was, by the truth's number.
+    pub newest: BTreeMap<usize, i64>,
 }
 
 impl Checked {
     /// The newest revision that can be restored of a truth.
     pub fn newest_of(&self, truth: usize) -> i64 {
-        let ranges = self.timelines.values().filter(|t| t.0 == truth);
-        let ends = ranges.flat_map(|t| t.1.iter().map(|range| range.1));
-        ends.max().unwrap_or(0)
+        let newest = self.timelines.values().filter_map(|l| l.newest.get(&truth));
+        newest.max().copied().unwrap_or(0)
+    }
+
+    /// Everything that can be restored.
+    pub fn ranges(&self) -> Vec<(i64, i64)> {
+        let ranges = self.timelines.values().flat_map(|l| &l.ranges);
+        ranges.copied().collect()
     }
 }
 
@@ -115,8 +128,8 @@ impl Prefix {
     }
 
     /// Folds the prefix at revisions that it says can be restored: both ends of each range, the ends of all
-    /// snapshots, `samples` more of each range; and holds each against the truth. Every timeline must be
-    /// the history of one truth. Panics where anything differs, or nothing can be restored.
+    /// snapshots, `samples` more of each range. Each must be what one of the truths was. Panics where one is
+    /// not, or nothing can be restored.
     pub fn check_every_restorable(&self, truths: &[&Truth], seed: u64, samples: usize) -> Checked {
         let ctx = self.context();
         let mut rng = Rng::with_seed(seed);
@@ -136,12 +149,12 @@ impl Prefix {
             let ends = listed.snapshots.iter().filter(|s| !s.excluded);
             revisions.extend(ends.map(|s| s.last_revision.0).filter(within));
             revisions.extend((0..samples).map(|_| rng.i64(first..=last)));
-            let ranges = checked.timelines.entry(r.timeline.clone()).or_default();
-            ranges.1.push((first, last));
+            let line = checked.timelines.entry(r.timeline.clone()).or_default();
+            line.ranges.push((first, last));
         }
         let scan = scan(&ctx, Depth::All).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
         for (timeline, revisions) in wanted {
-            let mut possible: Vec<usize> = (0..truths.len()).collect();
+            let entry = checked.timelines.entry(timeline.clone()).or_default();
             for &revision in &revisions {
                 let what = format!("seed {seed}: revision {revision} of timeline {timeline}");
                 let request = Request {
@@ -150,19 +163,17 @@ impl Prefix {
                 };
                 let source = Source::open(&ctx, &scan, &request)
                     .unwrap_or_else(|e| panic!("{what} is said to be restorable: {e}"));
-                let ours = state(&ctx, &source)
+                let (ours, records) = state(&ctx, &source)
                     .unwrap_or_else(|e| panic!("{what} is said to be restorable: {e}"));
-                let equal = |truth: &Truth| {
+                let is_of = |truth: &Truth| {
                     let until = truth.revision();
-                    revision <= until && ours.0 == truth.at(&BTreeSet::from([revision]))[&revision]
+                    revision <= until && ours == truth.at(&BTreeSet::from([revision]))[&revision]
                 };
-                let before = possible.clone();
-                possible.retain(|&n| equal(truths[n]));
-                if possible.is_empty() {
-                    let records = ours.1;
-                    for &n in &before {
+                let of: BTreeSet<usize> = (0..truths.len()).filter(|&n| is_of(truths[n])).collect();
+                if of.is_empty() {
+                    for (n, truth) in truths.iter().enumerate() {
                         println!("{what}, against truth {n}:");
-                        for line in truths[n].differences(revision, &records) {
+                        for line in truth.differences(revision, &records) {
                             println!("    {line}");
                         }
                     }
@@ -171,10 +182,11 @@ impl Prefix {
                         source.base_name()
                     );
                 }
+                for n in of {
+                    let newest = entry.newest.entry(n).or_default();
+                    *newest = revision.max(*newest);
+                }
                 checked.revisions += 1;
-            }
-            if let Some(entry) = checked.timelines.get_mut(&timeline) {
-                entry.0 = possible[0];
             }
         }
         println!("seed {seed}: {checked:?}");

@@ -177,6 +177,7 @@ impl InProcess {
             keep_history: KeepHistory::All,
             compression: CompressionChoice::Same,
             dry_run: false,
+            leases: None,
         };
         let outcome = compact::run(&context, &options);
         let after = self.runtime.block_on(async {

@@ -64,7 +64,7 @@ impl Taken {
             kind: Kind::Full,
             start: Revision(0),
             last: self.revision,
-            created: name_time(newest, Utc::now()),
+            created: name_time(Kind::Full, newest, Utc::now()),
             compression: self.encoding.compression,
             is_final,
         };

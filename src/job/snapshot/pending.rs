@@ -175,7 +175,7 @@ impl Sealed {
             kind: Kind::Incr,
             start: self.first,
             last: self.last,
-            created: name_time(newest, Utc::now()),
+            created: name_time(Kind::Incr, newest, Utc::now()),
             compression: encoding.compression,
             is_final: false,
         };

@@ -45,7 +45,7 @@ pub struct Saved {
     pub timeline: String,
     /// The newest revision that is saved.
     pub last: Revision,
-    /// The smallest snapshot that holds it.
+    /// The newest snapshot that holds it.
     pub holder: Snapshot,
     /// The newest full of the timeline.
     pub full: Option<SnapshotName>,
@@ -119,8 +119,8 @@ impl Saved {
         let holder = members()
             .filter(|(m, s)| m.until >= last && s.name.start <= last && reaches(m.snapshot, s))
             .map(|(_, s)| s)
-            // A delta tells with little to read.
-            .min_by_key(|s| (s.name.kind == Kind::Full, s.bytes))
+            // Where a history forked at that very revision, the newest tells how it goes on.
+            .max_by_key(|s| (s.name.created, s.name.kind == Kind::Full))
             .ok_or_else(nothing)?;
         let known = scan.contents.known_bases();
         let broken = match chain::choose(catalog, timeline, None, &known) {
@@ -182,9 +182,12 @@ pub fn is_full_too_old(
 }
 
 /// The time in a new snapshot's name, in seconds since 1970: now, but never before what is newest. Of one
-/// second deltas sort before fulls, so behind a full anything needs a later one.
-pub fn name_time(newest: Option<Newest>, now: DateTime<Utc>) -> i64 {
-    let least = newest.map_or(0, |n| n.created + i64::from(n.is_full));
+/// second deltas sort before fulls, so behind a full anything needs a later one; and a full, which may
+/// begin a new timeline, has to be seen to come after all others.
+pub fn name_time(kind: Kind, newest: Option<Newest>, now: DateTime<Utc>) -> i64 {
+    let least = newest.map_or(0, |n| {
+        n.created + i64::from(n.is_full || kind == Kind::Full)
+    });
     now.timestamp().max(least)
 }
 
@@ -209,14 +212,16 @@ mod tests {
                 compression: Compression::None,
             })
         };
-        assert_eq!(name_time(None, at(100)), 100);
-        assert_eq!(name_time(newest(90, true), at(100)), 100);
+        let delta = |newest, now| name_time(Kind::Incr, newest, at(now));
+        assert_eq!(delta(None, 100), 100);
+        assert_eq!(delta(newest(90, true), 100), 100);
         // Of one second: a delta may follow a delta, nothing may follow a full.
-        assert_eq!(name_time(newest(100, false), at(100)), 100);
-        assert_eq!(name_time(newest(100, true), at(100)), 101);
+        assert_eq!(delta(newest(100, false), 100), 100);
+        assert_eq!(delta(newest(100, true), 100), 101);
+        assert_eq!(name_time(Kind::Full, newest(100, false), at(100)), 101);
         // The clock was set back.
-        assert_eq!(name_time(newest(500, false), at(100)), 500);
-        assert_eq!(name_time(newest(500, true), at(100)), 501);
+        assert_eq!(delta(newest(500, false), 100), 500);
+        assert_eq!(delta(newest(500, true), 100), 501);
     }
 
     #[test]

@@ -1,0 +1,125 @@
+//! What the snapshot Leases shall say, told from what the store holds.
+//!
+//! `compact` and `snapshot` call it when they have written; how Leases are written, `kubernetes` knows.
+
+use crate::bucket::chain;
+use crate::bucket::timeline::Timeline;
+use crate::bucket::{Catalog, Kind};
+use crate::error::Result;
+use crate::job::Context;
+use crate::job::scan::{Depth, scan};
+use crate::kubernetes::{LeaseState, SnapState, SnapshotLeases};
+use chrono::Utc;
+
+/// What a run has done, beyond what the store shows.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct News {
+    /// It made a full.
+    pub full: bool,
+    /// It brought the deltas up to the cluster's newest revision, whether or not there was one to take.
+    pub deltas: bool,
+    /// It began a new timeline.
+    pub timeline: bool,
+}
+
+/// Lists the store again, and has the Leases say how far its newest timeline is. What fails is told as
+/// warnings: the snapshots are there all the same.
+pub fn renew(ctx: &Context, leases: &SnapshotLeases, news: News) -> Vec<String> {
+    let warnings = match newest(ctx, news) {
+        Ok(state) => leases.renew(&state, Utc::now(), ctx.store.handle(), ctx.store.cancel()),
+        Err(e) => vec![format!("the snapshot Leases were not renewed: {e}")],
+    };
+    for warning in &warnings {
+        tracing::warn!("{warning}");
+    }
+    warnings
+}
+
+fn newest(ctx: &Context, news: News) -> Result<LeaseState> {
+    let scan = scan(ctx, Depth::Doubtful)?;
+    let timeline = scan.timelines.newest(&scan.catalog)?;
+    Ok(state(&scan.catalog, timeline, news))
+}
+
+/// How far a timeline is, by names.
+fn state(catalog: &Catalog, timeline: &Timeline, news: News) -> LeaseState {
+    let snapshot = |i: usize| &catalog.snapshots[i];
+    let full = chain::bases(catalog, timeline).into_iter().next();
+    let full = full.map(|i| SnapState {
+        name: snapshot(i).name.to_string(),
+        revision: snapshot(i).name.last.0,
+    });
+    let from = full.as_ref().map_or(0, |f| f.revision);
+    let mut state = LeaseState {
+        full,
+        full_is_new: news.full,
+        deltas_are_current: news.deltas,
+        timeline_began: news.timeline,
+        ..LeaseState::default()
+    };
+    for member in &timeline.members {
+        let delta = snapshot(member.snapshot);
+        let revision = delta.name.last.min(member.until).0;
+        if delta.name.kind == Kind::Full || revision <= from {
+            continue;
+        }
+        state.accumulated_bytes += delta.bytes;
+        if state.delta.as_ref().is_none_or(|d| d.revision <= revision) {
+            state.accumulated_events = (revision - from).unsigned_abs();
+            state.delta = Some(SnapState {
+                name: delta.name.to_string(),
+                revision,
+            });
+        }
+    }
+    state
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bucket::catalog::Listed;
+    use crate::bucket::timeline::{NamesOnly, Timelines};
+
+    fn of(names: &[(&str, u64)]) -> LeaseState {
+        let listing = names.iter().map(|(name, bytes)| Listed {
+            path: format!("v2/{name}"),
+            bytes: *bytes,
+        });
+        let catalog = Catalog::from_listing(listing.collect());
+        let timelines = Timelines::build(&catalog, &NamesOnly).unwrap();
+        let timeline = timelines.newest(&catalog).unwrap();
+        state(&catalog, timeline, News::default())
+    }
+
+    fn at(name: &str, revision: i64) -> Option<SnapState> {
+        let name = name.to_owned();
+        Some(SnapState { name, revision })
+    }
+
+    #[test]
+    fn what_has_accumulated_is_what_lies_after_the_newest_full() {
+        let mut names = vec![
+            ("Full-00000000-00000010-100", 1000),
+            ("Incr-00000011-00000020-110", 7),
+            ("Incr-00000021-00000050-120.gz", 5),
+        ];
+        let s = of(&names);
+        assert_eq!(s.full, at("Full-00000000-00000010-100", 10));
+        assert_eq!(s.delta, at("Incr-00000021-00000050-120.gz", 50));
+        assert_eq!((s.accumulated_bytes, s.accumulated_events), (12, 40));
+        // Compacted up to the first delta, then up to the end.
+        names.push(("Full-00000000-00000020-111", 1000));
+        let s = of(&names);
+        assert_eq!(s.full, at("Full-00000000-00000020-111", 20));
+        assert_eq!((s.accumulated_bytes, s.accumulated_events), (5, 30));
+        names.push(("Full-00000000-00000050-121", 1000));
+        let s = of(&names);
+        assert_eq!(s.full, at("Full-00000000-00000050-121", 50));
+        assert_eq!(s.delta, None);
+        assert_eq!((s.accumulated_bytes, s.accumulated_events), (0, 0));
+        // Deltas alone.
+        let s = of(&[("Incr-00000011-00000020-110", 7)]);
+        assert_eq!((s.full, s.accumulated_events), (None, 20));
+    }
+}

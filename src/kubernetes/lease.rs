@@ -1,0 +1,185 @@
+//! A lock by Lease: the record of [`crate::store::lock`] in Kubernetes.
+//!
+//! It writes what client-go's leader election writes, so that `kubectl get lease` tells who has it; when
+//! a lock may be taken, it does not decide.
+
+use super::{Client, failure, is_conflict};
+use crate::error::{Error, Reason, Result};
+use crate::store::lock::{Lock, LockStore, Record, Version, Written};
+use chrono::{DateTime, Utc};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use k8s_openapi::jiff::Timestamp;
+use kube::Api;
+use kube::api::{Patch, PatchParams, PostParams};
+use serde_json::json;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The lock that this Lease is. Its holder counts as dead when it was not renewed for `duration`.
+pub fn lock(client: &Client, name: &str, identity: &str, duration: Duration) -> Lock {
+    let store = LeaseLock {
+        leases: client.leases(),
+        name: name.to_owned(),
+        full: client.name(name),
+    };
+    let (handle, cancel) = (client.handle().clone(), client.cancel().clone());
+    Lock::on(Arc::new(store), identity, duration, handle, cancel)
+}
+
+struct LeaseLock {
+    leases: Api<Lease>,
+    name: String,
+    full: String,
+}
+
+/// A time as Leases have it.
+pub(super) fn micro_time(time: DateTime<Utc>) -> MicroTime {
+    MicroTime(Timestamp::from_microsecond(time.timestamp_micros()).unwrap_or_default())
+}
+
+/// A Lease's time.
+pub(super) fn time(micro_time: &MicroTime) -> DateTime<Utc> {
+    DateTime::from_timestamp_micros(micro_time.0.as_microsecond()).unwrap_or_default()
+}
+
+/// Our token stands behind the identity, as client-go has it.
+const BEFORE_TOKEN: char = '_';
+
+fn holder(record: &Record) -> String {
+    match record.token.is_empty() {
+        true => record.holder_identity.clone(),
+        false => format!("{}{BEFORE_TOKEN}{}", record.holder_identity, record.token),
+    }
+}
+
+fn spec(record: &Record) -> LeaseSpec {
+    let number = |n: u32| i32::try_from(n).unwrap_or(i32::MAX);
+    LeaseSpec {
+        holder_identity: Some(holder(record)),
+        acquire_time: Some(micro_time(record.acquire_time)),
+        renew_time: Some(micro_time(record.renew_time)),
+        lease_duration_seconds: Some(number(record.lease_duration_seconds)),
+        lease_transitions: Some(number(record.lease_transitions)),
+        ..LeaseSpec::default()
+    }
+}
+
+fn record(lease: &Lease) -> Record {
+    let number = |n: Option<i32>| u32::try_from(n.unwrap_or_default()).unwrap_or_default();
+    let spec = lease.spec.clone().unwrap_or_default();
+    let holder = spec.holder_identity.unwrap_or_default();
+    let (identity, token) = holder
+        .rsplit_once(BEFORE_TOKEN)
+        .unwrap_or((holder.as_str(), ""));
+    let at = |t: Option<MicroTime>| t.as_ref().map(time).unwrap_or_default();
+    Record {
+        holder_identity: identity.to_owned(),
+        acquire_time: at(spec.acquire_time),
+        renew_time: at(spec.renew_time),
+        lease_duration_seconds: number(spec.lease_duration_seconds),
+        lease_transitions: number(spec.lease_transitions),
+        token: token.to_owned(),
+    }
+}
+
+impl LeaseLock {
+    fn written<T>(&self, done: Result<T, kube::Error>) -> Result<Written> {
+        match done {
+            Ok(_) => Ok(Written::Done),
+            Err(e) if is_conflict(&e) => Ok(Written::Refused),
+            Err(e) => Err(self.failed("write", &e)),
+        }
+    }
+
+    fn failed(&self, what: &str, e: &kube::Error) -> Error {
+        failure(&format!("{what} the lock, {}", self.full), e)
+    }
+}
+
+impl LockStore for LeaseLock {
+    fn name(&self) -> String {
+        self.full.clone()
+    }
+
+    fn read(&self) -> BoxFuture<'_, Result<Option<(Record, Version)>>> {
+        async {
+            let lease = self.leases.get_opt(&self.name).await;
+            let lease = lease.map_err(|e| self.failed("read", &e))?;
+            Ok(lease.map(|lease| {
+                let version = Version {
+                    e_tag: None,
+                    version: lease.metadata.resource_version.clone(),
+                };
+                (record(&lease), version)
+            }))
+        }
+        .boxed()
+    }
+
+    fn create<'a>(&'a self, record: &'a Record) -> BoxFuture<'a, Result<Written>> {
+        async {
+            let lease = Lease {
+                metadata: ObjectMeta {
+                    name: Some(self.name.clone()),
+                    ..ObjectMeta::default()
+                },
+                spec: Some(spec(record)),
+            };
+            self.written(self.leases.create(&PostParams::default(), &lease).await)
+        }
+        .boxed()
+    }
+
+    fn update<'a>(
+        &'a self,
+        record: &'a Record,
+        version: &'a Version,
+    ) -> BoxFuture<'a, Result<Written>> {
+        async {
+            // Whatever else is in the Lease stays; the version makes it a conflict if somebody wrote.
+            let patch = Patch::Merge(json!({
+                "metadata": {"resourceVersion": version.version},
+                "spec": spec(record),
+            }));
+            let params = PatchParams::default();
+            self.written(self.leases.patch(&self.name, &params, &patch).await)
+        }
+        .boxed()
+    }
+
+    fn unanswered(&self) -> Reason {
+        Reason::KubernetesUnreachable
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_comes_back_from_a_lease_as_it_was() {
+        let at = |micros| DateTime::from_timestamp_micros(micros).unwrap();
+        let of = |identity: &str, token: &str| Record {
+            holder_identity: identity.to_owned(),
+            acquire_time: at(1_790_000_000_000_001),
+            renew_time: at(1_790_000_007_123_456),
+            lease_duration_seconds: 30,
+            lease_transitions: 7,
+            token: token.to_owned(),
+        };
+        for r in [of("pod_0.1", "00c0ffee"), of("pod-0", "00"), of("", "")] {
+            let lease = Lease {
+                spec: Some(spec(&r)),
+                ..Lease::default()
+            };
+            assert_eq!(record(&lease), r);
+            let text = serde_json::to_string(&lease).unwrap();
+            assert_eq!(record(&serde_json::from_str(&text).unwrap()), r, "{text}");
+        }
+        // One that somebody made empty is nobody's.
+        assert_eq!(record(&Lease::default()).holder_identity, "");
+    }
+}

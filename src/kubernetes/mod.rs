@@ -1,0 +1,210 @@
+//! Kubernetes' API: a client with our errors, Leases that tell of snapshots, a lock by Lease.
+//!
+//! It knows Leases and namespaces; of snapshots it knows names and revisions that others give it. `job` and
+//! `cli` call it.
+
+pub mod lease;
+mod snapshot_leases;
+
+pub use snapshot_leases::{LeaseState, SnapState, SnapshotLeases};
+
+use crate::error::{Error, Reason, Result};
+use crate::store::Cancel;
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::{Api, Config};
+use std::time::Duration;
+use tokio::runtime::Handle;
+
+/// To connect to the API.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// For one request, its retries included.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// A client of one namespace; clones share it. Its calls block: not for async threads.
+#[derive(Clone)]
+pub struct Client {
+    inner: kube::Client,
+    namespace: String,
+    /// The API's URL.
+    server: String,
+    handle: Handle,
+    cancel: Cancel,
+}
+
+impl Client {
+    /// Finds the API as every client does: by `KUBECONFIG` or `~/.kube/config`, in a Pod by its service
+    /// account. Nothing is sent. The namespace is the one that is configured there, if none is given.
+    ///
+    /// # Errors
+    /// `Configuration`.
+    pub fn connect(namespace: Option<&str>, handle: Handle, cancel: Cancel) -> Result<Self> {
+        let inferred = async { Config::infer().await };
+        let mut config = handle.block_on(cancel.or(inferred))?.map_err(|e| {
+            Error::new(
+                Reason::Configuration,
+                format!(
+                    "cannot tell where the Kubernetes API is: {}; set KUBECONFIG, or give the Pod a service account",
+                    causes(&e)
+                ),
+            )
+        })?;
+        if let Some(namespace) = namespace {
+            config.default_namespace = namespace.to_owned();
+        }
+        Self::with_config(config, handle, cancel)
+    }
+
+    /// A client of the default namespace of a configuration.
+    ///
+    /// # Errors
+    /// `Configuration`.
+    pub fn with_config(mut config: Config, handle: Handle, cancel: Cancel) -> Result<Self> {
+        config.connect_timeout = Some(CONNECT_TIMEOUT);
+        config.read_timeout = Some(PATIENCE);
+        config.write_timeout = Some(PATIENCE);
+        let server = config.cluster_url.to_string();
+        let server = server.trim_end_matches('/').to_owned();
+        let namespace = config.default_namespace.clone();
+        // It starts a task of its own.
+        let _entered = handle.enter();
+        let inner = kube::Client::try_from(config)
+            .map_err(|e| failure(&format!("connect to {server}"), &e))?;
+        Ok(Client {
+            inner,
+            namespace,
+            server,
+            handle,
+            cancel,
+        })
+    }
+
+    /// The namespace.
+    pub fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    /// Where its requests run.
+    pub(crate) fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    /// The switch that ends its waits.
+    pub(crate) fn cancel(&self) -> &Cancel {
+        &self.cancel
+    }
+
+    /// A Lease's full name, for people.
+    fn name(&self, lease: &str) -> String {
+        format!("Lease {}/{lease} at {}", self.namespace, self.server)
+    }
+
+    fn leases(&self) -> Api<Lease> {
+        Api::namespaced(self.inner.clone(), &self.namespace)
+    }
+
+    /// Waits for an answer about a Lease.
+    fn ask<T>(
+        &self,
+        what: &str,
+        lease: &str,
+        answer: impl Future<Output = Result<T, kube::Error>>,
+    ) -> Result<T, Failed> {
+        let what = format!("{what} {}", self.name(lease));
+        let answered = async { tokio::time::timeout(PATIENCE, answer).await };
+        match self.handle.block_on(self.cancel.or(answered)) {
+            Err(e) => Err(Failed::Final(e)),
+            Ok(Ok(Ok(answer))) => Ok(answer),
+            Ok(Ok(Err(e))) if is_conflict(&e) => Err(Failed::Conflict),
+            Ok(Ok(Err(e))) => Err(Failed::Final(failure(&what, &e))),
+            Ok(Err(_)) => Err(Failed::Final(Error::new(
+                Reason::KubernetesUnreachable,
+                format!("cannot {what}: no answer within {} s", PATIENCE.as_secs()),
+            ))),
+        }
+    }
+}
+
+/// What became of a request that failed.
+#[derive(Debug)]
+enum Failed {
+    /// Somebody else wrote, made or deleted it meanwhile: look again.
+    Conflict,
+    /// Another attempt will not do.
+    Final(Error),
+}
+
+fn status(e: &kube::Error) -> Option<&kube::core::Status> {
+    match e {
+        kube::Error::Api(status) => Some(status),
+        _ => None,
+    }
+}
+
+/// Whether the object was written, made or deleted meanwhile.
+fn is_conflict(e: &kube::Error) -> bool {
+    // A namespace that is not there is no matter of time.
+    let is_gone = |s: &kube::core::Status| {
+        s.code == 404 && s.details.as_ref().is_some_and(|d| d.kind == "leases")
+    };
+    status(e).is_some_and(|s| s.code == 409 || is_gone(s))
+}
+
+/// Gives a failure its reason.
+fn failure(what: &str, e: &kube::Error) -> Error {
+    if let Some(s) = status(e) {
+        let (reason, advice) = match s.code {
+            401 => (
+                Reason::Unauthenticated,
+                "; check the kubeconfig's user or the Pod's service account",
+            ),
+            403 => (
+                Reason::PermissionDenied,
+                "; grant the service account get, create and patch on leases (jobs/rbac.yaml)",
+            ),
+            // Too many requests, and what an API server says when it starts or ends.
+            408 | 429 | 500.. => (Reason::KubernetesUnreachable, ""),
+            _ => (Reason::Configuration, ""),
+        };
+        let said = match s.message.is_empty() {
+            true => format!("status {}", s.code),
+            false => s.message.clone(),
+        };
+        return Error::new(reason, format!("cannot {what}: {said}{advice}"));
+    }
+    let said = causes(e);
+    let expired = ["certificate expired", "CertificateExpired", "not valid yet"];
+    let reason = if expired.iter().any(|sign| said.contains(sign)) {
+        Reason::CertificateExpired
+    } else {
+        match e {
+            kube::Error::Auth(_) => Reason::Unauthenticated,
+            kube::Error::HyperError(_) | kube::Error::Service(_) | kube::Error::ReadEvents(_)
+                if !said.contains("certificate") =>
+            {
+                Reason::KubernetesUnreachable
+            }
+            // Something that answers, and is no API server.
+            kube::Error::SerdeError(_) | kube::Error::FromUtf8(_) => Reason::KubernetesUnreachable,
+            _ => Reason::Configuration,
+        }
+    };
+    let advice = match reason {
+        Reason::Configuration => "; check the kubeconfig",
+        _ => "",
+    };
+    Error::new(reason, format!("cannot {what}: {said}{advice}"))
+}
+
+/// An error with those below it that say something new.
+fn causes(e: &dyn std::error::Error) -> String {
+    let mut said = e.to_string();
+    let mut source = e.source();
+    while let Some(cause) = source {
+        let text = cause.to_string();
+        if !said.contains(&text) {
+            said = format!("{said}: {text}");
+        }
+        source = cause.source();
+    }
+    said
+}
