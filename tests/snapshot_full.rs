@@ -177,9 +177,7 @@ fn memory_is_bounded() {
         }
         world.truth.wait_for(world.revision());
         let truths = [&world.truth];
-        world
-            .prefix
-            .check_every_restorable(&truths, world.seed, 0);
+        world.prefix.check_every_restorable(&truths, world.seed, 0);
     });
 }
 

@@ -1,9 +1,12 @@
 //! `deltafold maintain`: its arguments, and its outcome in words.
 
 use super::endpoints::EndpointArgs;
+use super::size::parse_size;
 use super::{MeansArgs, Output, print, print_json, size};
 use crate::error::{Error, Result};
-use crate::job::maintain::{Decision, Defrag, Keep, MemberOutcome, Options, Outcome, Status, run};
+use crate::job::maintain::{
+    Decision, Defrag, Keep, LockLease, MemberOutcome, Options, Outcome, Status, run,
+};
 use crate::store::Cancel;
 use clap::Args;
 use std::fmt::Write;
@@ -44,7 +47,7 @@ pub(super) struct MaintainArgs {
     /// Their quota, as etcd has it; beyond 80 % of it less waste is enough [default: what they say]
     ///
     /// Servers before 3.6 do not say.
-    #[arg(long, env = "DELTAFOLD_QUOTA_BACKEND_BYTES", value_name = "SIZE", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, env = "DELTAFOLD_QUOTA_BACKEND_BYTES", value_name = "SIZE", value_parser = parse_size)]
     quota_backend_bytes: Option<u64>,
     /// Only say what would be done
     #[arg(long, env = "DELTAFOLD_DRY_RUN", value_parser = clap::builder::FalseyValueParser::new())]
@@ -57,6 +60,22 @@ pub(super) struct MaintainArgs {
         help_heading = "Store"
     )]
     store: Option<String>,
+    /// The Lease that keeps a second run away [default: an object of the store, or a lock on this machine]
+    #[arg(
+        long,
+        env = "DELTAFOLD_LOCK_LEASE",
+        value_name = "NAME",
+        help_heading = "Kubernetes"
+    )]
+    lock_lease: Option<String>,
+    /// Where it is [default: the kubeconfig's or the Pod's]
+    #[arg(
+        long,
+        env = "DELTAFOLD_LEASE_NAMESPACE",
+        value_name = "NAMESPACE",
+        help_heading = "Kubernetes"
+    )]
+    lease_namespace: Option<String>,
     #[command(flatten)]
     means: MeansArgs,
 }
@@ -75,6 +94,10 @@ impl MaintainArgs {
             quota: self.quota_backend_bytes,
             dry_run: self.dry_run,
             temp_dir: self.means.temp_dir()?,
+            lock_lease: self.lock_lease.clone().map(|name| LockLease {
+                name,
+                namespace: self.lease_namespace.clone(),
+            }),
         };
         let (outcome, error) = run(&way, ctx.as_ref(), &options)?;
         match output {

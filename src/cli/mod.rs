@@ -17,8 +17,8 @@ mod maintain;
 mod peers;
 mod restore;
 mod show;
-mod snapshot;
 mod size;
+mod snapshot;
 mod stream;
 mod verify;
 

@@ -11,6 +11,7 @@ use crate::job::Context;
 use crate::job::scan::{Depth, scan};
 use crate::job::snapshot::same_history;
 use crate::job::source::{choose_timeline, revision_at};
+use crate::kubernetes::{self, lease};
 use crate::mvcc::history::parse_duration;
 use crate::store::lock::{self, Held, Lock, Wait};
 use crate::telemetry::progress::Step;
@@ -91,8 +92,19 @@ pub struct Options {
     pub quota: Option<u64>,
     /// Only say what would be done.
     pub dry_run: bool,
-    /// Where the lock is without a store.
+    /// Where the lock is without a store and without a Lease.
     pub temp_dir: PathBuf,
+    /// The Lease of Kubernetes that is the lock.
+    pub lock_lease: Option<LockLease>,
+}
+
+/// A Lease.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LockLease {
+    /// Its name.
+    pub name: String,
+    /// Its namespace; that of the kubeconfig or the Pod where `None`.
+    pub namespace: Option<String>,
 }
 
 /// How it ended.
@@ -404,7 +416,7 @@ pub fn run(
     // Who only looks is in nobody's way.
     let guard = match options.dry_run {
         true => Guard::None,
-        false => take_lock(store, &options.temp_dir, &cluster)?,
+        false => take_lock(way, store, options, &cluster)?,
     };
     let mut run = Run {
         way,
@@ -781,7 +793,7 @@ enum Guard {
     None,
     /// A lock on a file of this machine, which the system gives back with the process.
     File { _file: File },
-    /// An expiring lock of the store.
+    /// An expiring lock, of the store or a Lease.
     Held(Held),
 }
 
@@ -795,16 +807,28 @@ impl Guard {
     }
 }
 
-/// Takes the lock of a cluster: in the store, or, without one, on this machine.
-fn take_lock(store: Option<&Context>, temp_dir: &Path, cluster: &Cluster) -> Result<Guard> {
+/// Takes the lock of a cluster: a Lease where one is named, else in the store, or, without one, on this
+/// machine.
+fn take_lock(
+    way: &Connector,
+    store: Option<&Context>,
+    options: &Options,
+    cluster: &Cluster,
+) -> Result<Guard> {
     let name = format!("maintain-{}", cluster.hex_id());
-    match store {
-        Some(ctx) => {
-            let mut lock = Lock::new(&ctx.store, &name, &lock::identity(), LOCK_DURATION)?;
-            lock.acquire(Wait::UntilSeenDead).map(Guard::Held)
+    let identity = lock::identity();
+    let mut lock = match (&options.lock_lease, store) {
+        (Some(LockLease { name, namespace }), _) => {
+            let (handle, cancel) = (way.handle().clone(), way.cancel().clone());
+            let client = kubernetes::Client::connect(namespace.as_deref(), handle, cancel)?;
+            lease::lock(&client, name, &identity, LOCK_DURATION)
         }
-        None => lock_file(&temp_dir.join(format!("deltafold-{name}.lock"))),
-    }
+        (None, Some(ctx)) => Lock::new(&ctx.store, &name, &identity, LOCK_DURATION)?,
+        (None, None) => {
+            return lock_file(&options.temp_dir.join(format!("deltafold-{name}.lock")));
+        }
+    };
+    lock.acquire(Wait::UntilSeenDead).map(Guard::Held)
 }
 
 fn lock_file(path: &Path) -> Result<Guard> {
