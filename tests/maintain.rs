@@ -68,6 +68,8 @@ async fn waste(etcd: &Etcd, bytes: usize) {
     for _ in 0..bytes.div_ceil(value.len()) {
         kv.put("/wasted", value.as_slice(), None).await.unwrap();
     }
+    // The database grows with the commit after that.
+    tokio::time::sleep(Duration::from_millis(500)).await;
 }
 
 async fn db_size(etcd: &Etcd) -> i64 {

@@ -29,12 +29,16 @@ use std::time::{Duration, Instant};
 const QUOTA_PERCENT: u64 = 80;
 /// But not for less than such a part of it.
 const WORTHWHILE: u64 = 100;
+/// A database that uses less of its quota has room.
+const ROOM_PERCENT: u64 = 95;
 /// For a member to be well again after its defragmentation, and for all to be before the first.
 const RETURN_PATIENCE: Duration = Duration::from_secs(5 * 60);
 /// Between looks at a cluster that is waited for.
 const PAUSE: Duration = Duration::from_millis(500);
 /// For members to remove from their databases what was compacted: each does so by itself.
 const SETTLE_PATIENCE: Duration = Duration::from_secs(60);
+/// They are done when so many looks have shown no change.
+const QUIET_LOOKS: u32 = 3;
 /// A run that is dead for so long blocks no other.
 const LOCK_DURATION: Duration = Duration::from_secs(15);
 
@@ -370,9 +374,10 @@ pub fn wants_room(cluster: &Cluster, quota: Option<u64>, shrunk: &[u64]) -> Opti
     for m in &cluster.members {
         let Some(status) = &m.status else { continue };
         match quota.or(status.db_size_quota) {
-            Some(quota) if status.db_size >= quota => {
+            // etcd raises it as soon as the next request does not fit.
+            Some(quota) if status.db_size > quota / 100 * ROOM_PERCENT => {
                 return Some(format!(
-                    "the database of {m} has {} bytes, and its quota is {quota}",
+                    "the database of {m} has {} bytes, more than {ROOM_PERCENT} % of its quota of {quota}",
                     status.db_size
                 ));
             }
@@ -531,6 +536,11 @@ impl Run<'_> {
         };
         self.guard.check()?;
         let step = Step::new(format!("compact at {revision}"), None);
+        // In two steps: what one frees a member counts as free only after its next commit, and where nobody
+        // writes that is the second one's.
+        if revision - 1 > history.compacted.unwrap_or(0) {
+            cluster.compact(self.way, revision - 1)?;
+        }
         let compacted = cluster.compact(self.way, revision)?;
         drop(step);
         outcome.done = true;
@@ -584,20 +594,21 @@ impl Run<'_> {
                 .filter_map(|m| Some((m.id, m.status.as_ref()?.db_size_in_use)))
                 .collect()
         };
-        let mut before = None;
+        let (mut before, mut quiet) = (BTreeMap::new(), 0);
         loop {
             self.pause()?;
             let cluster = Cluster::look(self.way)?;
             let now = sizes(&cluster);
-            let falls = |before: &BTreeMap<u64, u64>| {
-                now.iter()
-                    .any(|(id, size)| before.get(id).is_none_or(|b| size < b))
-            };
             // Clients that write may well add to them.
-            if before.as_ref().is_some_and(|b| !falls(b)) || Instant::now() > until {
+            let falls = |(id, size): (&u64, &u64)| before.get(id).is_none_or(|b| size < b);
+            quiet = match now.iter().any(falls) {
+                true => 0,
+                false => quiet + 1,
+            };
+            if quiet >= QUIET_LOOKS || Instant::now() > until {
                 return Ok(cluster);
             }
-            before = Some(now);
+            before = now;
         }
     }
 
@@ -985,7 +996,8 @@ mod tests {
         let mut c = cluster(&[(100, 90), (50, 50)]);
         no_space(&mut c, 1);
         assert!(wants_room(&c, Some(100 * MIB), &[]).unwrap().contains("m1"));
-        assert_eq!(wants_room(&c, Some(101 * MIB), &[]), None);
+        assert!(wants_room(&c, Some(104 * MIB), &[]).is_some());
+        assert_eq!(wants_room(&c, Some(106 * MIB), &[]), None);
         // Nobody says the quota: what was won has to do.
         assert!(wants_room(&c, None, &[]).unwrap().contains("--quota"));
         assert!(wants_room(&c, None, &[2]).is_some());
