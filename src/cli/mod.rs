@@ -13,6 +13,7 @@ mod get;
 mod history;
 mod leases;
 mod list;
+mod maintain;
 mod metrics;
 mod peers;
 mod restore;
@@ -83,6 +84,7 @@ enum Command {
     Export(export::ExportArgs),
     Apply(apply::ApplyArgs),
     Verify(verify::VerifyArgs),
+    Maintain(maintain::MaintainArgs),
     Completions(completions::CompletionsArgs),
 }
 
@@ -437,6 +439,7 @@ fn run(cli: Cli) -> Result<Option<Error>> {
         Command::Export(args) => with_signals(|cancel| args.run(cancel)).map(|()| None),
         Command::Apply(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Verify(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
+        Command::Maintain(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Completions(args) => args.run().map(|()| None),
     };
     // A transfer that hangs must not keep the process.

@@ -11,8 +11,9 @@ use crate::job::Context;
 use crate::job::scan::{Depth, scan};
 use crate::job::snapshot::same_history;
 use crate::job::source::{choose_timeline, revision_at};
+use crate::kubernetes::{self, lease};
 use crate::mvcc::history::parse_duration;
-use crate::store::lock::{Held, Lock, Wait};
+use crate::store::lock::{self, Held, Lock, Wait};
 use crate::telemetry::progress::Step;
 use chrono::{TimeDelta, Utc};
 use rustix::fs::{FlockOperation, flock};
@@ -28,12 +29,16 @@ use std::time::{Duration, Instant};
 const QUOTA_PERCENT: u64 = 80;
 /// But not for less than such a part of it.
 const WORTHWHILE: u64 = 100;
+/// A database that uses less of its quota has room.
+const ROOM_PERCENT: u64 = 95;
 /// For a member to be well again after its defragmentation, and for all to be before the first.
 const RETURN_PATIENCE: Duration = Duration::from_secs(5 * 60);
 /// Between looks at a cluster that is waited for.
 const PAUSE: Duration = Duration::from_millis(500);
 /// For members to remove from their databases what was compacted: each does so by itself.
 const SETTLE_PATIENCE: Duration = Duration::from_secs(60);
+/// They are done when so many looks have shown no change.
+const QUIET_LOOKS: u32 = 3;
 /// A run that is dead for so long blocks no other.
 const LOCK_DURATION: Duration = Duration::from_secs(15);
 
@@ -91,8 +96,19 @@ pub struct Options {
     pub quota: Option<u64>,
     /// Only say what would be done.
     pub dry_run: bool,
-    /// Where the lock is without a store.
+    /// Where the lock is without a store and without a Lease.
     pub temp_dir: PathBuf,
+    /// The Lease of Kubernetes that is the lock.
+    pub lock_lease: Option<LockLease>,
+}
+
+/// A Lease.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LockLease {
+    /// Its name.
+    pub name: String,
+    /// Its namespace; that of the kubeconfig or the Pod where `None`.
+    pub namespace: Option<String>,
 }
 
 /// How it ended.
@@ -237,9 +253,14 @@ pub fn plan_compaction(keep: Keep, history: &History) -> (Option<i64>, String) {
         }
         Saved::UpTo(last) if wish >= *last => (
             last - 1,
-            format!("before revision {last}, the last that is saved; revision {wish} was asked for"),
+            format!(
+                "before revision {last}, the last that is saved; revision {wish} was asked for"
+            ),
         ),
-        _ => (wish, format!("history up to revision {wish} is not to be kept")),
+        _ => (
+            wish,
+            format!("history up to revision {wish} is not to be kept"),
+        ),
     };
     match history.compacted {
         _ if revision < 1 => (None, format!("{reason}: that leaves nothing to compact")),
@@ -312,10 +333,13 @@ fn plan_member(
         Defrag::Fraction(f) if wasted > 0 && fraction >= f => {
             go(format!("{waste}, {:.0} % or more are not to be", f * 100.0))
         }
-        _ if wasted > 0 && wants_space(cluster, member) => {
-            go(format!("its alarm for want of space is raised, and {waste}"))
-        }
-        _ if used.is_some_and(|u| u > QUOTA_PERCENT) && wasted.saturating_mul(WORTHWHILE) >= size && wasted > 0 => {
+        _ if wasted > 0 && wants_space(cluster, member) => go(format!(
+            "its alarm for want of space is raised, and {waste}"
+        )),
+        _ if used.is_some_and(|u| u > QUOTA_PERCENT)
+            && wasted.saturating_mul(WORTHWHILE) >= size
+            && wasted > 0 =>
+        {
             go(format!(
                 "it uses {} % of its quota, more than {QUOTA_PERCENT} %, and {waste}",
                 used.unwrap_or(0)
@@ -336,9 +360,8 @@ fn wants_space(cluster: &Cluster, member: &Member) -> bool {
 pub fn unwell(cluster: &Cluster) -> Vec<(String, String)> {
     let ill = cluster.members.iter().filter_map(|m| {
         let why = cluster.illness(m).or_else(|| {
-            (!cluster.is_close(m)).then(|| {
-                format!("it is {} entries of the log behind", cluster.behind(m))
-            })
+            (!cluster.is_close(m))
+                .then(|| format!("it is {} entries of the log behind", cluster.behind(m)))
         })?;
         Some((m.to_string(), why))
     });
@@ -351,9 +374,10 @@ pub fn wants_room(cluster: &Cluster, quota: Option<u64>, shrunk: &[u64]) -> Opti
     for m in &cluster.members {
         let Some(status) = &m.status else { continue };
         match quota.or(status.db_size_quota) {
-            Some(quota) if status.db_size >= quota => {
+            // etcd raises it as soon as the next request does not fit.
+            Some(quota) if status.db_size > quota / 100 * ROOM_PERCENT => {
                 return Some(format!(
-                    "the database of {m} has {} bytes, and its quota is {quota}",
+                    "the database of {m} has {} bytes, more than {ROOM_PERCENT} % of its quota of {quota}",
                     status.db_size
                 ));
             }
@@ -397,7 +421,7 @@ pub fn run(
     // Who only looks is in nobody's way.
     let guard = match options.dry_run {
         true => Guard::None,
-        false => lock(store, &options.temp_dir, &cluster)?,
+        false => take_lock(way, store, options, &cluster)?,
     };
     let mut run = Run {
         way,
@@ -512,6 +536,11 @@ impl Run<'_> {
         };
         self.guard.check()?;
         let step = Step::new(format!("compact at {revision}"), None);
+        // In two steps: what one frees a member counts as free only after its next commit, and where nobody
+        // writes that is the second one's.
+        if revision - 1 > history.compacted.unwrap_or(0) {
+            cluster.compact(self.way, revision - 1)?;
+        }
         let compacted = cluster.compact(self.way, revision)?;
         drop(step);
         outcome.done = true;
@@ -565,20 +594,21 @@ impl Run<'_> {
                 .filter_map(|m| Some((m.id, m.status.as_ref()?.db_size_in_use)))
                 .collect()
         };
-        let mut before = None;
+        let (mut before, mut quiet) = (BTreeMap::new(), 0);
         loop {
             self.pause()?;
             let cluster = Cluster::look(self.way)?;
             let now = sizes(&cluster);
-            let falls = |before: &BTreeMap<u64, u64>| {
-                now.iter()
-                    .any(|(id, size)| before.get(id).is_none_or(|b| size < b))
-            };
             // Clients that write may well add to them.
-            if before.as_ref().is_some_and(|b| !falls(b)) || Instant::now() > until {
+            let falls = |(id, size): (&u64, &u64)| before.get(id).is_none_or(|b| size < b);
+            quiet = match now.iter().any(falls) {
+                true => 0,
+                false => quiet + 1,
+            };
+            if quiet >= QUIET_LOOKS || Instant::now() > until {
                 return Ok(cluster);
             }
-            before = Some(now);
+            before = now;
         }
     }
 
@@ -641,7 +671,13 @@ impl Run<'_> {
             ));
         }
         if self.options.dry_run {
-            if !wanted.is_empty() && self.outcome.compact.as_ref().is_some_and(|c| c.revision.is_some()) {
+            if !wanted.is_empty()
+                && self
+                    .outcome
+                    .compact
+                    .as_ref()
+                    .is_some_and(|c| c.revision.is_some())
+            {
                 self.warn("sizes are from before the compaction, which frees more".to_owned());
             }
             return Ok(cluster);
@@ -676,7 +712,9 @@ impl Run<'_> {
         };
         outcome(&mut self.outcome, &|m| m.done = true);
         let after = self.wait_until_well(Some(member))?;
-        let size = after.member(id).and_then(|m| Some(m.status.as_ref()?.db_size));
+        let size = after
+            .member(id)
+            .and_then(|m| Some(m.status.as_ref()?.db_size));
         let before = member.status.as_ref().map(|s| s.db_size);
         if size < before {
             self.shrunk.push(id);
@@ -766,7 +804,7 @@ enum Guard {
     None,
     /// A lock on a file of this machine, which the system gives back with the process.
     File { _file: File },
-    /// An expiring lock of the store.
+    /// An expiring lock, of the store or a Lease.
     Held(Held),
 }
 
@@ -780,22 +818,28 @@ impl Guard {
     }
 }
 
-/// Takes the lock of a cluster: in the store, or, without one, on this machine.
-fn lock(store: Option<&Context>, temp_dir: &Path, cluster: &Cluster) -> Result<Guard> {
+/// Takes the lock of a cluster: a Lease where one is named, else in the store, or, without one, on this
+/// machine.
+fn take_lock(
+    way: &Connector,
+    store: Option<&Context>,
+    options: &Options,
+    cluster: &Cluster,
+) -> Result<Guard> {
     let name = format!("maintain-{}", cluster.hex_id());
-    match store {
-        Some(ctx) => {
-            let host = rustix::system::uname();
-            let identity = format!(
-                "{} (process {})",
-                host.nodename().to_string_lossy(),
-                std::process::id()
-            );
-            let mut lock = Lock::new(&ctx.store, &name, &identity, LOCK_DURATION)?;
-            lock.acquire(Wait::UntilSeenDead).map(Guard::Held)
+    let identity = lock::identity();
+    let mut lock = match (&options.lock_lease, store) {
+        (Some(LockLease { name, namespace }), _) => {
+            let (handle, cancel) = (way.handle().clone(), way.cancel().clone());
+            let client = kubernetes::Client::connect(namespace.as_deref(), handle, cancel)?;
+            lease::lock(&client, name, &identity, LOCK_DURATION)
         }
-        None => lock_file(&temp_dir.join(format!("deltafold-{name}.lock"))),
-    }
+        (None, Some(ctx)) => Lock::new(&ctx.store, &name, &identity, LOCK_DURATION)?,
+        (None, None) => {
+            return lock_file(&options.temp_dir.join(format!("deltafold-{name}.lock")));
+        }
+    };
+    lock.acquire(Wait::UntilSeenDead).map(Guard::Held)
 }
 
 fn lock_file(path: &Path) -> Result<Guard> {
@@ -819,5 +863,179 @@ fn lock_file(path: &Path) -> Result<Guard> {
             ),
         )),
         Err(e) => Err(Error::io(format!("lock {}", path.display()), e.into())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::etcd::cluster::{Alarm, Status as MemberStatus};
+
+    fn history(saved: Saved) -> History {
+        History {
+            current: 1000,
+            compacted: Some(100),
+            saved,
+            too_old: None,
+        }
+    }
+
+    #[test]
+    fn nothing_is_compacted_that_is_not_saved() {
+        let plan = |keep, h: &History| plan_compaction(Keep::Revisions(keep), h).0;
+        let free = history(Saved::NoStore);
+        assert_eq!(plan(300, &free), Some(700));
+        assert_eq!(plan(0, &free), Some(1000));
+        // Compacted already, or no such history.
+        assert_eq!(plan(900, &free), None);
+        assert_eq!(plan(899, &free), Some(101));
+        assert_eq!(plan(u64::MAX, &free), None);
+        let saved = history(Saved::UpTo(600));
+        assert_eq!(plan(300, &saved), Some(599));
+        assert_eq!(plan(400, &saved), Some(599));
+        assert_eq!(plan(401, &saved), Some(599));
+        assert_eq!(plan(402, &saved), Some(598));
+        assert_eq!(plan(0, &history(Saved::UpTo(101))), None);
+        assert_eq!(plan(0, &history(Saved::UpTo(1))), None);
+        let nothing = history(Saved::Nothing("the store holds no snapshot".to_owned()));
+        let (revision, why) = plan_compaction(Keep::Revisions(0), &nothing);
+        assert_eq!(revision, None);
+        assert!(why.contains("no snapshot"), "{why}");
+        let age = Keep::Age(Duration::from_secs(1));
+        assert_eq!(plan_compaction(age, &saved).0, None);
+        let old = History {
+            too_old: Some(400),
+            ..saved
+        };
+        assert_eq!(plan_compaction(age, &old).0, Some(400));
+    }
+
+    const MIB: u64 = 1 << 20;
+
+    /// The first one leads; sizes are in MiB.
+    fn cluster(sizes: &[(u64, u64)]) -> Cluster {
+        let member = |(id, &(size, in_use)): (u64, &(u64, u64))| Member {
+            id,
+            name: format!("m{id}"),
+            endpoint: Some(format!("http://m{id}:2379")),
+            started: true,
+            reads: true,
+            is_leader: id == 1,
+            status: Some(MemberStatus {
+                db_size: size * MIB,
+                db_size_in_use: in_use * MIB,
+                leader: 1,
+                ..MemberStatus::default()
+            }),
+            ..Member::default()
+        };
+        Cluster {
+            members: (1..).zip(sizes).map(member).collect(),
+            ..Cluster::default()
+        }
+    }
+
+    fn wanted(c: &Cluster, defrag: Option<Defrag>, quota: Option<u64>) -> Vec<u64> {
+        plan_defragmentation(c, defrag, quota)
+            .iter()
+            .filter(|p| p.decision == Decision::Defragment)
+            .map(|p| p.member)
+            .collect()
+    }
+
+    #[test]
+    fn what_wastes_too_much_is_defragmented_the_leader_last() {
+        let c = cluster(&[(100, 40), (100, 40), (100, 60)]);
+        let half = Some(Defrag::Fraction(0.5));
+        assert_eq!(wanted(&c, half, None), [2, 1]);
+        assert_eq!(wanted(&c, Some(Defrag::Always), None), [2, 3, 1]);
+        assert_eq!(wanted(&c, None, None), [0; 0]);
+        assert_eq!(wanted(&c, Some(Defrag::Fraction(0.61)), None), [0; 0]);
+        // Nothing is wasted: there is nothing to be won, whatever the fraction.
+        let full = cluster(&[(100, 100)]);
+        assert_eq!(wanted(&full, Some(Defrag::Fraction(0.0)), None), [0; 0]);
+    }
+
+    #[test]
+    fn a_quota_that_is_nearly_used_up_counts() {
+        let c = cluster(&[(100, 90)]);
+        let half = Some(Defrag::Fraction(0.5));
+        assert_eq!(wanted(&c, half, Some(125 * MIB)), [0; 0]);
+        assert_eq!(wanted(&c, half, Some(123 * MIB)), [1]);
+        assert_eq!(wanted(&c, None, Some(100 * MIB)), [0; 0]);
+        // What the member itself says, unless the flag says otherwise.
+        let mut says = c.clone();
+        says.members[0].status.as_mut().unwrap().db_size_quota = Some(110 * MIB);
+        assert_eq!(wanted(&says, half, None), [1]);
+        assert_eq!(wanted(&says, half, Some(1000 * MIB)), [0; 0]);
+        // Too little to be won.
+        let tight = cluster(&[(1000, 991)]);
+        assert_eq!(wanted(&tight, half, Some(1000 * MIB)), [0; 0]);
+    }
+
+    fn no_space(c: &mut Cluster, member: u64) {
+        c.alarms.push(Alarm {
+            member,
+            kind: AlarmKind::NoSpace,
+        });
+    }
+
+    #[test]
+    fn want_of_space_makes_a_defragmentation_wanted_and_nobody_ill() {
+        let mut c = cluster(&[(100, 90), (100, 90)]);
+        no_space(&mut c, 2);
+        assert_eq!(wanted(&c, Some(Defrag::Fraction(0.5)), None), [2]);
+        assert!(unwell(&c).is_empty());
+        c.alarms[0].kind = AlarmKind::Corrupt;
+        assert_eq!(unwell(&c)[0].0, "m2");
+        assert_eq!(wanted(&c, Some(Defrag::Fraction(0.5)), None), [0; 0]);
+    }
+
+    #[test]
+    fn an_alarm_stays_until_there_is_room() {
+        let mut c = cluster(&[(100, 90), (50, 50)]);
+        no_space(&mut c, 1);
+        assert!(wants_room(&c, Some(100 * MIB), &[]).unwrap().contains("m1"));
+        assert!(wants_room(&c, Some(104 * MIB), &[]).is_some());
+        assert_eq!(wants_room(&c, Some(106 * MIB), &[]), None);
+        // Nobody says the quota: what was won has to do.
+        assert!(wants_room(&c, None, &[]).unwrap().contains("--quota"));
+        assert!(wants_room(&c, None, &[2]).is_some());
+        assert_eq!(wants_room(&c, None, &[1]), None);
+    }
+
+    #[test]
+    fn who_lags_or_does_not_answer_is_not_well() {
+        let mut c = cluster(&[(1, 1), (1, 1)]);
+        c.members[0].status.as_mut().unwrap().raft_applied_index = 100_000;
+        c.members[1].status.as_mut().unwrap().raft_applied_index = 99_900;
+        assert!(unwell(&c).is_empty());
+        c.members[1].status.as_mut().unwrap().raft_applied_index = 90_000;
+        assert!(unwell(&c)[0].1.contains("10000 entries"));
+        c.members[1].status = None;
+        assert_eq!(unwell(&c)[0].0, "m2");
+    }
+
+    #[test]
+    fn flags_are_understood() {
+        assert_eq!("1000".parse(), Ok(Keep::Revisions(1000)));
+        assert_eq!("1h".parse(), Ok(Keep::Age(Duration::from_secs(3600))));
+        assert!("-1".parse::<Keep>().is_err() && "soon".parse::<Keep>().is_err());
+        assert_eq!("always".parse(), Ok(Defrag::Always));
+        assert_eq!("0.5".parse(), Ok(Defrag::Fraction(0.5)));
+        for bad in ["50", "-0.1", "NaN", "often", ""] {
+            assert!(bad.parse::<Defrag>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_second_run_on_this_machine_is_refused() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let path = dir.path().join("lock");
+        let first = lock_file(&path).unwrap();
+        let second = lock_file(&path).err().unwrap();
+        assert_eq!(second.reason(), Reason::LockHeld);
+        drop(first);
+        lock_file(&path).unwrap();
     }
 }

@@ -8,6 +8,7 @@ pub mod apply;
 pub mod compact;
 pub mod leases;
 pub mod list;
+pub mod maintain;
 pub mod plain;
 mod publish;
 pub mod read;

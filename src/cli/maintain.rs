@@ -1,0 +1,174 @@
+//! `deltafold maintain`: its arguments, and its outcome in words.
+
+use super::endpoints::EndpointArgs;
+use super::size::parse_size;
+use super::{MeansArgs, Output, print, print_json, size};
+use crate::error::{Error, Result};
+use crate::job::maintain::{
+    Decision, Defrag, Keep, LockLease, MemberOutcome, Options, Outcome, Status, run,
+};
+use crate::store::Cancel;
+use clap::Args;
+use std::fmt::Write;
+
+/// Keep a live etcd lean: compact its history, defragment its members, disarm NOSPACE
+///
+/// History is compacted first, and with --store no farther than it is saved there. Then members whose
+/// databases waste too much are defragmented, one at a time and the leader last, each only while all
+/// others are healthy and as far as it, and the next only when the one before is back. An alarm for want
+/// of space (NOSPACE) makes a defragmentation wanted whatever the fraction, and is disarmed once there is
+/// room. Two runs never overlap.
+#[derive(Debug, Args)]
+#[command(after_long_help = "\
+Examples:
+  What would be done, with half of a database wasted?
+      deltafold maintain --endpoints https://10.0.0.1:2379 --cacert ca.crt --cert client.crt \\
+          --key client.key --defrag 0.5 --dry-run
+  Keep an hour's history, and nothing that is not saved is compacted:
+      deltafold maintain --endpoints http://127.0.0.1:2379 --store s3://backups/etcd-main \\
+          --compact-keep 1h --defrag 0.3
+  Keep the last 10000 revisions, and defragment all:
+      deltafold maintain --endpoints http://127.0.0.1:2379 --compact-keep 10000 --defrag always
+
+Kubernetes' API servers compact etcd themselves, every 5 minutes: there
+--defrag alone is of use. A member serves nobody while it is defragmented, around 10 s for each GiB.
+
+The exit code is 0, or tells the kind of failure: docs/exit-codes.md. 75 means that a member is not
+healthy, or that another run is at work.")]
+pub(super) struct MaintainArgs {
+    #[command(flatten)]
+    live: EndpointArgs,
+    /// History to keep: a number of revisions, or with --store a duration (90s, 1h30m, 7d)
+    #[arg(long, env = "DELTAFOLD_COMPACT_KEEP", value_name = "HISTORY")]
+    compact_keep: Option<Keep>,
+    /// Defragment members that waste such a part of their database (0 to 1), or always
+    #[arg(long, env = "DELTAFOLD_DEFRAG", value_name = "FRACTION")]
+    defrag: Option<Defrag>,
+    /// Their quota, as etcd has it; beyond 80 % of it less waste is enough [default: what they say]
+    ///
+    /// Servers before 3.6 do not say.
+    #[arg(long, env = "DELTAFOLD_QUOTA_BACKEND_BYTES", value_name = "SIZE", value_parser = parse_size)]
+    quota_backend_bytes: Option<u64>,
+    /// Only say what would be done
+    #[arg(long, env = "DELTAFOLD_DRY_RUN", value_parser = clap::builder::FalseyValueParser::new())]
+    dry_run: bool,
+    /// The folder that holds v2/: nothing is compacted that is not saved in it
+    #[arg(
+        long,
+        env = "DELTAFOLD_STORE",
+        value_name = "URL",
+        help_heading = "Store"
+    )]
+    store: Option<String>,
+    /// The Lease that keeps a second run away [default: an object of the store, or a lock on this machine]
+    #[arg(
+        long,
+        env = "DELTAFOLD_LOCK_LEASE",
+        value_name = "NAME",
+        help_heading = "Kubernetes"
+    )]
+    lock_lease: Option<String>,
+    /// Where it is [default: the kubeconfig's or the Pod's]
+    #[arg(
+        long,
+        env = "DELTAFOLD_LEASE_NAMESPACE",
+        value_name = "NAMESPACE",
+        help_heading = "Kubernetes"
+    )]
+    lease_namespace: Option<String>,
+    #[command(flatten)]
+    means: MeansArgs,
+}
+
+impl MaintainArgs {
+    /// Gives the failure whose outcome is printed already, if it is one.
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<Option<Error>> {
+        let way = self.live.connector(cancel)?;
+        let store = self.store.as_deref();
+        let ctx = store
+            .map(|url| self.means.context(url, cancel))
+            .transpose()?;
+        let options = Options {
+            compact_keep: self.compact_keep,
+            defrag: self.defrag,
+            quota: self.quota_backend_bytes,
+            dry_run: self.dry_run,
+            temp_dir: self.means.temp_dir()?,
+            lock_lease: self.lock_lease.clone().map(|name| LockLease {
+                name,
+                namespace: self.lease_namespace.clone(),
+            }),
+        };
+        let (outcome, error) = run(&way, ctx.as_ref(), &options)?;
+        match output {
+            Output::Json => print_json(&outcome)?,
+            Output::Text => print(&in_words(&outcome))?,
+        }
+        Ok(error)
+    }
+}
+
+fn in_words(o: &Outcome) -> String {
+    let mut s = String::new();
+    let would = match o.dry_run {
+        true => "would be ",
+        false => "",
+    };
+    // Writing to a String cannot fail.
+    let _ = match o.status {
+        Status::NothingToDo => writeln!(s, "nothing to do"),
+        Status::Succeeded if o.dry_run => writeln!(s, "would maintain the cluster"),
+        Status::Succeeded => writeln!(s, "maintained the cluster in {:.2} s", o.seconds),
+        Status::Failed => writeln!(s, "not all is done"),
+    };
+    if let Some(c) = &o.compact {
+        let _ = match c.revision {
+            Some(r) if c.done || o.dry_run => {
+                writeln!(
+                    s,
+                    "  history   {would}compacted at revision {r}: {}",
+                    c.reason
+                )
+            }
+            Some(r) => writeln!(s, "  history   not compacted at revision {r}"),
+            None => writeln!(s, "  history   left as it is: {}", c.reason),
+        };
+    }
+    for m in &o.members {
+        let _ = writeln!(s, "  member    {}", member(m, would, o.dry_run));
+    }
+    if !o.alarms_cleared.is_empty() {
+        let _ = writeln!(
+            s,
+            "  alarm     NOSPACE of {} disarmed",
+            o.alarms_cleared.join(", ")
+        );
+    }
+    for warning in &o.warnings {
+        let _ = writeln!(s, "  warning   {warning}");
+    }
+    s
+}
+
+fn member(m: &MemberOutcome, would: &str, dry_run: bool) -> String {
+    let name = match m.name.as_str() {
+        "" => &m.id,
+        name => name,
+    };
+    let leader = if m.leader { " (leader)" } else { "" };
+    let before = m.db_size_before.map_or("?".to_owned(), size);
+    match (m.decision, m.db_size_after) {
+        (Decision::Defragment, Some(after)) => format!(
+            "{name}{leader} defragmented, {before} → {}: {}",
+            size(after),
+            m.reason
+        ),
+        (Decision::Defragment, None) if dry_run || m.done => {
+            format!("{name}{leader} {would}defragmented, {before}: {}", m.reason)
+        }
+        (Decision::Defragment, None) => {
+            format!("{name}{leader} not defragmented, {before}: {}", m.reason)
+        }
+        (Decision::Leave, _) => format!("{name}{leader} left as it is, {before}: {}", m.reason),
+    }
+}
