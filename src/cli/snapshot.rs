@@ -3,6 +3,7 @@
 use super::bandwidth::BandwidthArgs;
 use super::endpoints::EndpointArgs;
 use super::leases::{LeaseArgs, LockArgs};
+use super::metrics::MetricsArgs;
 use super::size::parse_size;
 use super::{MeansArgs, Output, print, print_json, size};
 use crate::bucket::codec::CompressionChoice;
@@ -13,6 +14,7 @@ use crate::job::snapshot::follow::{self, FollowOptions, follow};
 use crate::job::snapshot::{DeltaOptions, Outcome, Status, Taking, Tell, delta, full};
 use crate::mvcc::history::parse_duration;
 use crate::store::{self, Cancel};
+use crate::telemetry::metrics::Metrics;
 use clap::{Args, Subcommand};
 use std::fmt::Write;
 use std::time::Duration;
@@ -62,6 +64,8 @@ struct CommonArgs {
     bandwidth: BandwidthArgs,
     #[command(flatten)]
     leases: LeaseArgs,
+    #[command(flatten)]
+    metrics: MetricsArgs,
 }
 
 impl CommonArgs {
@@ -213,7 +217,13 @@ impl FollowArgs {
         let mut lock = self
             .lock
             .lock(&ctx.store, "follow", namespace, LOCK_DURATION)?;
-        follow(&ctx, &taking, &options, &mut lock, &Tell::default(), stop)
+        let metrics = Metrics::new();
+        let server = self.common.metrics.serve(&metrics, cancel)?;
+        if let Some(server) = &server {
+            server.set_ready(true);
+        }
+        let tell = Tell::new(metrics);
+        follow(&ctx, &taking, &options, &mut lock, &tell, stop)
     }
 
     /// The first signal stops it; the second, or the end of its time, ends it.
@@ -251,31 +261,44 @@ impl SnapshotArgs {
     }
 
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<()> {
-        let outcome = match &self.command {
+        match &self.command {
             SnapshotCommand::Full(args) => {
-                let (ctx, taking) = args.common.open(cancel)?;
-                full(&ctx, &taking, args.is_final)?
+                args.common
+                    .metrics
+                    .around("snapshot-full", cancel, |metrics| {
+                        let (ctx, taking) = args.common.open(cancel)?;
+                        let tell = Tell::new(metrics.clone());
+                        show(&full(&ctx, &taking, args.is_final, &tell)?, output)
+                    })
             }
             SnapshotCommand::Delta(args) => {
-                let (ctx, taking) = args.common.open(cancel)?;
-                let options = DeltaOptions {
-                    max_bytes: args.max_delta_bytes,
-                    max_full_age: args.max_full_age,
-                };
-                delta(&ctx, &taking, options)?
+                args.common
+                    .metrics
+                    .around("snapshot-delta", cancel, |metrics| {
+                        let (ctx, taking) = args.common.open(cancel)?;
+                        let options = DeltaOptions {
+                            max_bytes: args.max_delta_bytes,
+                            max_full_age: args.max_full_age,
+                        };
+                        let tell = Tell::new(metrics.clone());
+                        show(&delta(&ctx, &taking, options, &tell)?, output)
+                    })
             }
             SnapshotCommand::Follow(args) => {
                 let outcome = args.with_signals()?;
-                return match output {
+                match output {
                     Output::Json => print_json(&outcome),
                     Output::Text => print(&followed(&outcome)),
-                };
+                }
             }
-        };
-        match output {
-            Output::Json => print_json(&outcome),
-            Output::Text => print(&in_words(&outcome)),
         }
+    }
+}
+
+fn show(outcome: &Outcome, output: Output) -> Result<()> {
+    match output {
+        Output::Json => print_json(outcome),
+        Output::Text => print(&in_words(outcome)),
     }
 }
 

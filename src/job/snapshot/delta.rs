@@ -4,7 +4,7 @@ use super::known;
 use super::pending::{Encoded, Pending};
 use super::saved::FullReason;
 use super::saver::Saver;
-use super::{Outcome, Taking};
+use super::{Outcome, Taking, Tell};
 use crate::bucket::codec::CompressionChoice;
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::Cluster;
@@ -13,6 +13,7 @@ use crate::etcd::feed::{Ended, Feed, Next};
 use crate::job::Context;
 use crate::mvcc::Revision;
 use crate::store::Bandwidth;
+use crate::telemetry::metrics::SnapshotKind;
 use chrono::Utc;
 use std::time::{Duration, Instant};
 
@@ -33,21 +34,41 @@ pub struct DeltaOptions {
 /// # Errors
 /// Those of a way to etcd and to the store; `MembersDiffer`; `Io`, `NoSpace`, `Terminated`. What was saved
 /// until then stays.
-pub fn delta(ctx: &Context, taking: &Taking, options: DeltaOptions) -> Result<Outcome> {
+pub fn delta(
+    ctx: &Context,
+    taking: &Taking,
+    options: DeltaOptions,
+    tell: &Tell,
+) -> Result<Outcome> {
     let started = Instant::now();
     ctx.store.clean_staging(Utc::now());
     let mut saver = Saver::open(ctx, taking)?;
     let cluster = Cluster::look(&taking.way)?;
     let endpoints = endpoints(&cluster, &taking.way);
+    let begun = Instant::now();
     let needed = match saver.full_needed(cluster.revision) {
-        Some(why) => Some(why),
-        None => catch_up(ctx, taking, &mut saver, endpoints, &cluster, options)?,
+        Some(why) => Ok(Some(why)),
+        None => {
+            let needed = catch_up(ctx, taking, &mut saver, endpoints, &cluster, options);
+            tell.took(SnapshotKind::Delta, begun.elapsed(), needed.is_ok());
+            needed
+        }
     };
-    if let Some(why) = needed {
-        let taken = saver.take_full()?;
-        saver.publish_full(taken, why, false)?;
-    }
-    saver.renew_leases(true);
+    let ended = needed.and_then(|needed| match needed {
+        Some(why) => {
+            let begun = Instant::now();
+            let ended = saver
+                .take_full()
+                .and_then(|taken| saver.publish_full(taken, why, false));
+            tell.took(SnapshotKind::Full, begun.elapsed(), ended.is_ok());
+            ended.map(drop)
+        }
+        None => Ok(()),
+    });
+    // What was saved before a failure is told, too.
+    saver.renew_leases(ended.is_ok());
+    saver.tell(tell);
+    ended?;
     Ok(saver.outcome(started))
 }
 

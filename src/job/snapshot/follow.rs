@@ -22,6 +22,7 @@ use crate::mvcc::Revision;
 use crate::store::Cancel;
 use crate::store::lock::{Attempt, Held, Lock};
 use crate::telemetry::memory::peak_memory_bytes;
+use crate::telemetry::metrics::SnapshotKind;
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use std::collections::VecDeque;
@@ -170,8 +171,8 @@ impl Follower<'_> {
     }
 
     /// Notes a failure and waits; gives it back where no retry mends it.
-    fn failed(&mut self, operation: &str, e: Error) -> Result<()> {
-        self.tell.failed(operation, &e);
+    fn failed(&mut self, operation: &'static str, e: Error) -> Result<()> {
+        self.tell.failed(operation, e.reason());
         if !is_mendable(&e) {
             return Err(e);
         }
@@ -227,6 +228,8 @@ impl Follower<'_> {
             tail: None,
             next_full: self.options.full_schedule.as_ref().map(|_| Utc::now()),
             full_after: None,
+            reconnects: 0,
+            watch_failures: 0,
             held,
             follower: self,
         };
@@ -245,6 +248,9 @@ struct Session<'s, 'a> {
     next_full: Option<DateTime<Utc>>,
     /// A full that failed is not tried again before.
     full_after: Option<Instant>,
+    /// Of the watch that runs.
+    reconnects: u64,
+    watch_failures: u64,
     held: &'s Held,
     follower: &'s mut Follower<'a>,
 }
@@ -308,6 +314,8 @@ impl Session<'_, '_> {
         let tail =
             Tail::start(feed, limit, bandwidth).map_err(|e| Error::io("start a thread", e))?;
         self.tail = Some(tail);
+        self.reconnects = 0;
+        self.watch_failures = 0;
         Ok(())
     }
 
@@ -329,7 +337,11 @@ impl Session<'_, '_> {
             match taken.and_then(|t| self.publish(t, why.clone(), false, started)) {
                 Ok(Some(position)) => return Ok(position),
                 Ok(None) => return Err(Error::internal("a new full does not tell its own end")),
-                Err(e) => self.follower.failed("full", e)?,
+                Err(e) => {
+                    let took = started.elapsed();
+                    self.follower.tell.took(SnapshotKind::Full, took, false);
+                    self.follower.failed("full", e)?;
+                }
             }
             if self.follower.is_stopped() {
                 return Err(Error::new(
@@ -353,7 +365,8 @@ impl Session<'_, '_> {
         self.follower.retry = Retry::default();
         self.full_after = None;
         self.schedule_next_full(false);
-        self.follower.tell.took(started.elapsed());
+        let took = started.elapsed();
+        self.follower.tell.took(SnapshotKind::Full, took, true);
         self.report();
         Ok(position)
     }
@@ -408,7 +421,9 @@ impl Session<'_, '_> {
             Ok(_) => Ok(()),
             // The deltas go on meanwhile.
             Err(e) if is_mendable(&e) && self.held.is_held() => {
-                self.follower.tell.failed("full", &e);
+                self.follower.tell.failed("full", e.reason());
+                let took = started.elapsed();
+                self.follower.tell.took(SnapshotKind::Full, took, false);
                 self.follower.outcome.failures += 1;
                 let pause = self.follower.retry.pause();
                 tracing::warn!(
@@ -492,7 +507,8 @@ impl Session<'_, '_> {
             match self.saver.save(&sealed) {
                 Ok(()) => {
                     self.follower.retry = Retry::default();
-                    self.follower.tell.took(started.elapsed());
+                    let took = started.elapsed();
+                    self.follower.tell.took(SnapshotKind::Delta, took, true);
                     self.report();
                     return Ok(());
                 }
@@ -501,7 +517,7 @@ impl Session<'_, '_> {
                     if !is_mendable(&e) {
                         return Err(e);
                     }
-                    self.follower.tell.failed("delta", &e);
+                    self.follower.tell.failed("delta", e.reason());
                     self.follower.ctx.store.cancel().check()?;
                     std::thread::sleep(PAUSES.0);
                 }
@@ -537,12 +553,24 @@ impl Session<'_, '_> {
     }
 
     /// Tells how far it is.
-    fn told(&self) {
+    fn told(&mut self) {
         let pulse = self.pulse();
+        while self.reconnects < pulse.reconnects {
+            self.reconnects += 1;
+            self.follower.tell.reconnected();
+        }
+        if let Some(reason) = pulse
+            .failure
+            .filter(|_| pulse.failures > self.watch_failures)
+        {
+            self.follower.tell.failed("watch", reason);
+            self.follower.outcome.failures += pulse.failures - self.watch_failures;
+            self.watch_failures = pulse.failures;
+        }
         let saved = self.saver.last().unwrap_or_default().0;
         self.follower
             .tell
-            .pulse(&pulse, saved, self.pending.since(), self.pending.bytes());
+            .pulse(&pulse, saved, self.pending.since());
     }
 
     /// Tells what was saved.
@@ -573,19 +601,20 @@ impl Session<'_, '_> {
         for w in &written {
             outcome.bytes_written += w.bytes;
             outcome.events += w.events;
-            match w.hash_kv {
-                Some(_) => {
+            match w.kind() {
+                SnapshotKind::Full => {
                     outcome.fulls += 1;
                     outcome.last_full = Some(w.name.to_string());
                 }
-                None => {
+                SnapshotKind::Delta => {
                     outcome.deltas += 1;
                     outcome.last_delta = Some(w.name.to_string());
                 }
             }
         }
         if !written.is_empty() {
-            self.follower.tell.saved(&written, full.map(|f| f.0));
+            let full = full.map(|f| f.0);
+            self.follower.tell.saved(self.follower.ctx, &written, full);
         }
     }
 }

@@ -2,7 +2,7 @@
 //! away for longer, the watch waits, and etcd keeps what comes.
 
 use super::pending::Encoded;
-use crate::error::Error;
+use crate::error::{Error, Reason};
 use crate::etcd::feed::{Ended, Feed, Next};
 use crate::store::{Bandwidth, Cancel};
 use chrono::{DateTime, Utc};
@@ -34,7 +34,7 @@ struct State {
     reconnects: u64,
     failures: u64,
     /// Nothing can be watched at this moment: since when, and why.
-    down: Option<(Instant, String)>,
+    down: Option<(Instant, Reason)>,
 }
 
 struct Queue {
@@ -97,7 +97,10 @@ pub(super) struct Pulse {
     /// The newest revision that the cluster was seen to have.
     pub(super) current: i64,
     pub(super) reconnects: u64,
+    /// How often nothing could be watched.
     pub(super) failures: u64,
+    /// Why, where it is so at this moment.
+    pub(super) failure: Option<Reason>,
     /// Bytes that wait.
     pub(super) buffered_bytes: u64,
     /// For how long nothing could be watched.
@@ -151,7 +154,8 @@ impl Tail {
             reconnects: state.reconnects,
             failures: state.failures,
             buffered_bytes: state.bytes,
-            down_for: state.down.as_ref().map(|d| d.0.elapsed()),
+            failure: state.down.map(|d| d.1),
+            down_for: state.down.map(|d| d.0.elapsed()),
         }
     }
 }
@@ -207,9 +211,7 @@ fn watch(mut feed: Feed, queue: &Queue, bandwidth: Option<&(Bandwidth, Cancel)>)
                 tracing::warn!(reason = e.reason().as_str(), "no watch: {e}");
                 let mut state = queue.state();
                 state.failures += 1;
-                state
-                    .down
-                    .get_or_insert_with(|| (Instant::now(), e.to_string()));
+                state.down.get_or_insert((Instant::now(), e.reason()));
                 drop(state);
                 queue.pause(pause);
                 pause = (pause * 2).min(PAUSES.1);

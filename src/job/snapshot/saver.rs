@@ -3,7 +3,7 @@
 use super::full::{self, Taken};
 use super::pending::Sealed;
 use super::saved::{self, FullReason, Newest, Saved};
-use super::{Compared, DEFAULT_COMPRESSION, Hole, Taking, Written, is_empty_bucket};
+use super::{Compared, DEFAULT_COMPRESSION, Hole, Taking, Tell, Written, is_empty_bucket};
 use crate::bucket::codec::Encoding;
 use crate::bucket::{Kind, SnapshotName};
 use crate::error::Result;
@@ -112,6 +112,12 @@ impl<'a> Saver<'a> {
         };
         let warnings = leases::renew(self.ctx, leases, news);
         self.report.warnings.extend(warnings);
+    }
+
+    /// Tells of what was saved.
+    pub(super) fn tell(&self, tell: &Tell) {
+        let full = self.report.full.as_ref().map(|f| f.0);
+        tell.saved(self.ctx, &self.report.written, full);
     }
 
     pub(super) fn warn(&mut self, message: String) {
