@@ -24,9 +24,16 @@ const DOCUMENTS: [&str; 4] = [
 ];
 
 /// The commands that print JSON, each with a schema.
-const COMMANDS: [&str; 10] = [
-    "compact", "list", "restore", "get", "history", "diff", "export", "apply", "verify", "maintain",
+const COMMANDS: [&str; 11] = [
+    "snapshot", "compact", "list", "restore", "get", "history", "diff", "export", "apply",
+    "verify", "maintain",
 ];
+
+/// What prints JSON, by the name of its schema.
+fn schemas() -> Vec<&'static str> {
+    let commands = COMMANDS.into_iter().filter(|c| *c != "snapshot");
+    commands.chain(["snapshot", "follow"]).collect()
+}
 
 /// Also where the tests run in a Pod.
 const TEXT: (&str, &str) = ("DELTAFOLD_LOG_FORMAT", "text");
@@ -199,7 +206,7 @@ fn schemas_describe_every_field() {
         }
     }
     let real: Vec<&str> = Reason::ALL.iter().map(|r| r.as_str()).collect();
-    for command in COMMANDS {
+    for command in schemas() {
         let name = &format!("docs/{command}-result.schema.json");
         let schema = schema(name);
         check(&schema, name);
@@ -211,7 +218,7 @@ fn schemas_describe_every_field() {
 /// Each reason goes with its own code, and with no other.
 #[test]
 fn schemas_know_every_failure() {
-    for name in COMMANDS {
+    for name in schemas() {
         let schema = schema_of(name);
         for reason in Reason::ALL {
             for code in Reason::ALL.map(Reason::exit_code) {
@@ -695,6 +702,11 @@ fn help_and_version_succeed() {
         &["history", "--help"],
         &["diff", "--help"],
         &["export", "--help"],
+        &["verify", "--help"],
+        &["maintain", "--help"],
+        &["snapshot", "full", "--help"],
+        &["snapshot", "delta", "--help"],
+        &["snapshot", "follow", "--help"],
         &["completions", "--help"],
     ] {
         let (code, stdout, stderr) = run(args);
@@ -732,7 +744,8 @@ fn completions_know_the_commands() {
 
 fn help() -> String {
     let all = COMMANDS.map(|c| run(&[c, "--help"]).1).join("\n");
-    run(&["--help"]).1 + &all
+    let below = ["full", "delta", "follow"].map(|c| run(&["snapshot", c, "--help"]).1);
+    run(&["--help"]).1 + &all + &below.join("\n")
 }
 
 /// The `--flags` in a text.

@@ -206,7 +206,9 @@ fn another_history(version: EtcdVersion, last: impl Fn(&World, u8), behind: usiz
         let revision = world.revision();
         world.truth.wait_for(revision);
         let truths = [&world.truth, &first];
-        let checked = world.prefix.check_every_restorable(&truths, world.seed, 300);
+        let checked = world
+            .prefix
+            .check_every_restorable(&truths, world.seed, 300);
         assert_eq!(checked.newest_of(0), revision, "{checked:?}");
         // Of two histories that end at one revision, that revision is the later one's.
         let covered = i64::from(behind == 0);
@@ -394,7 +396,9 @@ fn a_cluster_behind_the_bucket_begins_a_new_timeline() {
             assert!(revision > saved);
             world.truth.wait_for(revision);
             let truths = [&world.truth, &first];
-            let checked = world.prefix.check_every_restorable(&truths, world.seed, 300);
+            let checked = world
+                .prefix
+                .check_every_restorable(&truths, world.seed, 300);
             assert_eq!(checked.newest_of(0), revision, "{checked:?}");
             assert_eq!(checked.newest_of(1), saved, "{checked:?}");
         });
