@@ -595,6 +595,11 @@ impl Held {
         state.is_held(&self.shared.who, self.shared.clock.now())
     }
 
+    /// Whether somebody else has taken it, or may have: it does not come back.
+    pub fn is_lost(&self) -> bool {
+        self.shared.state().lost.is_some()
+    }
+
     /// Fails where [`is_held`](Self::is_held) is not so, and says why.
     ///
     /// # Errors

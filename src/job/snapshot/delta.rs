@@ -66,8 +66,7 @@ pub fn delta(
         None => Ok(()),
     });
     // What was saved before a failure is told, too.
-    saver.renew_leases(ended.is_ok());
-    saver.tell(tell);
+    saver.tell(tell, ended.is_ok());
     ended?;
     Ok(saver.outcome(started))
 }

@@ -269,7 +269,8 @@ impl Session<'_, '_> {
             Err(why) => self.full_without_deltas(why)?,
         };
         self.watch(&cluster, position)?;
-        while self.held.is_held() {
+        // While the lock cannot be renewed nothing is saved, and what comes waits: nobody else may have it.
+        while !self.held.is_lost() {
             if self.follower.is_stopped() {
                 return self.finish();
             }
@@ -349,7 +350,9 @@ impl Session<'_, '_> {
                     "ended by a signal before a full snapshot could be taken",
                 ));
             }
-            self.held.check()?;
+            if self.held.is_lost() {
+                self.held.check()?;
+            }
         }
     }
 
@@ -360,7 +363,7 @@ impl Session<'_, '_> {
         is_final: bool,
         started: Instant,
     ) -> Result<Option<Position>> {
-        self.held.check()?;
+        self.wait_for_lock()?;
         let position = self.saver.publish_full(taken, why, is_final)?;
         self.follower.retry = Retry::default();
         self.full_after = None;
@@ -420,7 +423,7 @@ impl Session<'_, '_> {
         match taken {
             Ok(_) => Ok(()),
             // The deltas go on meanwhile.
-            Err(e) if is_mendable(&e) && self.held.is_held() => {
+            Err(e) if is_mendable(&e) && !self.held.is_lost() => {
                 self.follower.tell.failed("full", e.reason());
                 let took = started.elapsed();
                 self.follower.tell.took(SnapshotKind::Full, took, false);
@@ -502,7 +505,7 @@ impl Session<'_, '_> {
             return Ok(());
         };
         loop {
-            self.held.check()?;
+            self.wait_for_lock()?;
             let started = Instant::now();
             match self.saver.save(&sealed) {
                 Ok(()) => {
@@ -525,6 +528,20 @@ impl Session<'_, '_> {
             }
             self.told();
         }
+    }
+
+    /// Waits while the lock cannot be renewed.
+    fn wait_for_lock(&self) -> Result<()> {
+        while !self.held.is_held() {
+            if self.held.is_lost() {
+                return self.held.check();
+            }
+            self.follower.tell.lock_held(false);
+            self.follower.ctx.store.cancel().check()?;
+            std::thread::sleep(TICK);
+        }
+        self.follower.tell.lock_held(true);
+        Ok(())
     }
 
     /// The last delta, and the final full if there shall be one.
@@ -575,13 +592,11 @@ impl Session<'_, '_> {
 
     /// Tells what was saved.
     fn report(&mut self) {
-        // Far from the cluster's newest revision, the Leases tell so all the same.
         if !self.saver.report().written.is_empty() {
-            self.saver.renew_leases(true);
+            self.saver.tell(self.follower.tell, true);
         }
         let Report {
             written,
-            full,
             timeline_began,
             hole,
             warnings,
@@ -611,10 +626,6 @@ impl Session<'_, '_> {
                     outcome.last_delta = Some(w.name.to_string());
                 }
             }
-        }
-        if !written.is_empty() {
-            let full = full.map(|f| f.0);
-            self.follower.tell.saved(self.follower.ctx, &written, full);
         }
     }
 }

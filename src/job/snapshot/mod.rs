@@ -224,8 +224,7 @@ pub fn full(ctx: &Context, taking: &Taking, is_final: bool, tell: &Tell) -> Resu
         .and_then(|taken| saver.publish_full(taken, why, is_final));
     tell.took(SnapshotKind::Full, begun.elapsed(), ended.is_ok());
     ended?;
-    saver.renew_leases(false);
-    saver.tell(tell);
+    saver.tell(tell, false);
     Ok(saver.outcome(started))
 }
 

@@ -4,8 +4,10 @@ use super::full::{self, Taken};
 use super::pending::Sealed;
 use super::saved::{self, FullReason, Newest, Saved};
 use super::{Compared, DEFAULT_COMPRESSION, Hole, Taking, Tell, Written, is_empty_bucket};
+use crate::bucket::catalog::{V1, V2};
 use crate::bucket::codec::Encoding;
-use crate::bucket::{Kind, SnapshotName};
+use crate::bucket::timeline::{NamesOnly, Timelines};
+use crate::bucket::{Catalog, Kind, Listed, SnapshotName};
 use crate::error::Result;
 use crate::etcd::feed::{Ended, Position};
 use crate::job::Context;
@@ -100,24 +102,43 @@ impl<'a> Saver<'a> {
         std::mem::take(&mut self.report)
     }
 
-    /// Has the Leases tell of what was saved; `deltas`: up to the cluster's newest revision.
-    pub(super) fn renew_leases(&mut self, deltas: bool) {
-        let Some(leases) = &self.taking.leases else {
+    /// Tells of what was saved; `deltas`: up to the cluster's newest revision.
+    pub(super) fn tell(&mut self, tell: &Tell, deltas: bool) {
+        let full = self.report.full.as_ref().map(|f| f.0);
+        tell.saved(&self.report.written, full);
+        if self.report.written.is_empty() && self.taking.leases.is_none() {
             return;
-        };
-        let news = News {
-            full: self.report.full.is_some(),
-            deltas,
-            timeline: self.report.timeline_began,
-        };
-        let warnings = leases::renew(self.ctx, leases, news);
-        self.report.warnings.extend(warnings);
+        }
+        if let Err(e) = self.tell_by_names(tell, deltas) {
+            self.warn(format!("how far the backup is cannot be told: {e}"));
+        }
     }
 
-    /// Tells of what was saved.
-    pub(super) fn tell(&self, tell: &Tell) {
-        let full = self.report.full.as_ref().map(|f| f.0);
-        tell.saved(self.ctx, &self.report.written, full);
+    /// What the names in the store tell, after whatever others did there: a request or two, however many
+    /// snapshots there are.
+    fn tell_by_names(&mut self, tell: &Tell, deltas: bool) -> Result<()> {
+        let listing = self.ctx.store.list(&[V2, V1])?.into_iter();
+        let catalog = Catalog::from_listing(
+            listing
+                .map(|(path, bytes)| Listed { path, bytes })
+                .collect(),
+        );
+        let timelines = Timelines::build(&catalog, &NamesOnly)?;
+        let timeline = timelines.newest(&catalog)?;
+        if let Some(last) = self.last {
+            tell.restorable(&catalog, timeline, last);
+        }
+        if let Some(leases) = &self.taking.leases {
+            let news = News {
+                full: self.report.full.is_some(),
+                deltas,
+                timeline: self.report.timeline_began,
+            };
+            let state = leases::state(&catalog, timeline, news);
+            let warnings = leases::bring(self.ctx, leases, &state);
+            self.report.warnings.extend(warnings);
+        }
+        Ok(())
     }
 
     pub(super) fn warn(&mut self, message: String) {

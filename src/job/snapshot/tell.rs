@@ -3,9 +3,10 @@
 use super::Written;
 use super::queue::Pulse;
 use super::saved::FullReason;
+use crate::bucket::chain::{self, KnownBases};
+use crate::bucket::timeline::Timeline;
+use crate::bucket::{Catalog, Kind, SnapshotName};
 use crate::error::Reason;
-use crate::job::Context;
-use crate::job::list;
 use crate::mvcc::Revision;
 use crate::telemetry::metrics::{Metrics, SavedSnapshot, SnapshotKind, Window};
 use chrono::{DateTime, TimeDelta, Utc};
@@ -56,7 +57,7 @@ impl Tell {
     }
 
     /// Snapshots that are in the store now.
-    pub(super) fn saved(&self, ctx: &Context, written: &[Written], full: Option<FullReason>) {
+    pub(super) fn saved(&self, written: &[Written], full: Option<FullReason>) {
         for w in written {
             let kind = w.kind();
             self.metrics.snapshot_saved(&SavedSnapshot {
@@ -73,32 +74,24 @@ impl Tell {
         if let Some(reason) = full {
             self.metrics.full_saved(&format!("{reason:?}"));
         }
-        if let Some(last) = written.iter().map(|w| w.name.last).max() {
-            self.restorable(ctx, last);
-        }
     }
 
     /// What can be restored, by names, of the history that ends with `last`.
-    fn restorable(&self, ctx: &Context, last: Revision) {
-        let listed = match list::run(ctx, list::Options { deep: false }) {
-            Ok(listed) => listed,
-            Err(e) => {
-                tracing::warn!("what can be restored cannot be told: {e}");
-                return;
-            }
+    pub(super) fn restorable(&self, catalog: &Catalog, timeline: &Timeline, last: Revision) {
+        let ranges = chain::restorable(catalog, timeline, &KnownBases::new());
+        let Some(&(first, last)) = ranges.iter().find(|r| r.0 <= last && last <= r.1) else {
+            return;
         };
-        let range = listed
-            .restorable
+        let names = timeline
+            .members
             .iter()
-            .rev()
-            .find(|r| r.first_revision <= last && r.last_revision >= last);
-        if let Some(r) = range {
-            self.metrics.restorable(&Window {
-                first_revision: r.first_revision.0,
-                last_revision: r.last_revision.0,
-                first_time: Some(r.first_time),
-                last_time: Some(r.last_time),
-            });
-        }
+            .map(|m| &catalog.snapshots[m.snapshot].name);
+        let fulls = names.filter(|n| n.kind == Kind::Full && n.last >= first && n.last <= last);
+        self.metrics.restorable(&Window {
+            first_revision: first.0,
+            last_revision: last.0,
+            first_time: fulls.map(SnapshotName::created_at).min(),
+            last_time: Some(Utc::now()),
+        });
     }
 }
