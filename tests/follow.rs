@@ -271,6 +271,62 @@ fn store_outage(compacted: bool) {
     });
 }
 
+/// While the store is away etcd is set back and goes on otherwise; when the store is there again, events of
+/// the first history wait, and a full is due.
+#[test]
+fn a_full_is_due_while_events_of_another_history_wait() {
+    let minio = Minio::start();
+    with_etcd(EtcdVersion::V3_6, |world| {
+        world.wait(minio.create_bucket("follow"));
+        world.prefix = Prefix::minio(&minio, "follow", "prefix");
+        world.put_many("/a/", 10, 100);
+        let old = world.folder().join("old");
+        world.restart(|data_dir| copy_dir(data_dir, &old));
+        let kept = world.revision();
+        let args = [&QUICK[..], &["--max-full-age", "15s"]].concat();
+        let mut follower = follow(world, &args);
+        let taken = std::time::Instant::now();
+        let saved = world.put_many("/b/", 5, 100);
+        follower.wait_saved(&world.prefix, saved);
+        minio.signal(Signal::STOP);
+        world.put_many("/b/", 1, 100);
+        // The delta is on its way to the store; what comes now waits behind it.
+        std::thread::sleep(Duration::from_secs(3));
+        let lost = world.put_many("/b/", 60, 100);
+        world.truth.wait_for(lost);
+        world.truth.end();
+        std::thread::sleep(Duration::from_secs(2));
+        world.restart(|data_dir| {
+            fs::remove_dir_all(data_dir).unwrap();
+            copy_dir(&old, data_dir);
+        });
+        let truth = world.truth.forked_at(kept, &world.endpoints());
+        let first = std::mem::replace(&mut world.truth, truth);
+        world.put_many("/b/", 30, 50);
+        let due = Duration::from_secs(16);
+        std::thread::sleep(due.saturating_sub(taken.elapsed()));
+        minio.signal(Signal::CONT);
+        let prefix = world.prefix.clone();
+        follower.wait_until("another full", || prefix.fulls().len() > 1);
+        world.put_many("/b/", 60, 50);
+        let revision = world.revision();
+        follower.wait_saved(&world.prefix, revision);
+        world.truth.wait_for(revision);
+        let ended = follower.terminate().succeeded();
+        let names = world.prefix.names();
+        let full = names.iter().skip(1).position(|n| n.kind == Kind::Full);
+        let (before, after) = names.split_at(1 + full.unwrap());
+        let last = before.iter().map(|n| n.last.0).max();
+        assert_eq!(last, Some(lost), "{names:?}\n{}", ended.log);
+        assert!(after[0].last.0 < lost, "{names:?}");
+        assert_eq!(ended.json["timeline_began"], true, "{}", ended.json);
+        let truths = [&world.truth, &first];
+        let checked = world.prefix.check_every_restorable(&truths, world.seed, 20);
+        assert_eq!(checked.newest_of(0), revision, "{checked:?}");
+        assert_eq!(checked.newest_of(1), lost, "{checked:?}");
+    });
+}
+
 #[test]
 fn a_store_that_is_away_for_a_while() {
     store_outage(false);
@@ -324,6 +380,39 @@ fn sigterm_saves_what_is_not_yet_saved() {
             world.check_all_is_saved();
         });
     }
+}
+
+/// What is at hand is saved, though no member answers any more.
+#[test]
+fn sigterm_where_no_member_answers() {
+    with_etcd(EtcdVersion::V3_6, |world| {
+        world.put_many("/a/", 5, 100);
+        let args = [&SLOW[..], &["--shutdown-timeout", "4s"]].concat();
+        let follower = follow(world, &args);
+        let revision = world.put_many("/b/", 30, 100);
+        // So that the watch has it.
+        std::thread::sleep(Duration::from_secs(2));
+        world.etcd.signal(Signal::STOP);
+        let ended = follower.terminate();
+        world.etcd.signal(Signal::CONT);
+        assert_eq!(world.prefix.last_saved(), revision, "{}", ended.log);
+        world.check_all_is_saved();
+    });
+}
+
+/// It does not say that all went well.
+#[test]
+fn a_final_full_that_cannot_be_taken() {
+    with_etcd(EtcdVersion::V3_6, |world| {
+        world.put_many("/a/", 5, 100);
+        let args = [&SLOW[..], &["--final"]].concat();
+        let follower = follow(world, &args);
+        world.etcd.end();
+        let ended = follower.terminate();
+        assert_eq!(ended.code, 69, "{}", ended.log);
+        assert_eq!(ended.reason(), "EtcdUnreachable", "{}", ended.json);
+        assert!(world.prefix.names().iter().all(|n| !n.is_final));
+    });
 }
 
 #[test]

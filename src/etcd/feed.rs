@@ -164,6 +164,8 @@ pub struct Feed {
     /// The newest revision that the cluster was seen to have.
     current: i64,
     connects: u64,
+    /// Watches in a row that ended before anything came.
+    fruitless: usize,
 }
 
 impl Feed {
@@ -178,6 +180,7 @@ impl Feed {
             partial: Transaction::default(),
             current: position.revision,
             connects: 0,
+            fruitless: 0,
         }
     }
 
@@ -216,7 +219,16 @@ impl Feed {
                 Ok(Some(next)) => return Ok(next),
                 Ok(None) => {}
                 Err(Failed::Final(e)) => return Err(e),
-                Err(Failed::TryAgain(e)) => self.leave(&e.to_string()),
+                Err(Failed::TryAgain(e)) => {
+                    let in_vain = self.watch.as_ref().is_some_and(|w| !w.verified);
+                    self.fruitless = if in_vain { self.fruitless + 1 } else { 0 };
+                    self.leave(&e.to_string());
+                    // Whoever asks waits before the next round, or gives up.
+                    if self.fruitless > self.endpoints.len() {
+                        self.fruitless = 0;
+                        return Err(e);
+                    }
+                }
                 Err(Failed::TooLarge(e)) => return Err(Error::new(Reason::Configuration, e)),
             }
         }

@@ -195,7 +195,7 @@ impl Gather<'_> {
                 Next::Idle | Next::Verified => continue,
                 Next::Ended(ended) => return Ok(Some(ended)),
             };
-            let encoded = Encoded::new(&transaction, Utc::now());
+            let encoded = Encoded::new(&transaction, self.feed.position(), Utc::now());
             if let Some(limit) = &self.bandwidth {
                 limit.take(encoded.bytes(), self.ctx.store.cancel())?;
             }

@@ -86,6 +86,10 @@ const LISTED: usize = 100;
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 /// The loop looks at its switches and clocks at least this often.
 const TICK: Duration = Duration::from_millis(250);
+/// At the end it takes for so long what has come already.
+const AT_HAND: Duration = Duration::from_secs(2);
+/// What a failure to take a full is called in metrics.
+const FULL: &str = "full";
 /// For so long the watch may take to come as far as a full, or as the end.
 const CATCH_UP: Duration = Duration::from_secs(20);
 
@@ -127,7 +131,16 @@ pub fn follow(
         };
         match ended {
             Ok(()) => {}
-            Err(e) => follower.failed("follow", e)?,
+            Err(e) => {
+                let last = Error::new(e.reason(), e.to_string());
+                follower.failed("follow", e)?;
+                // Whoever has the lock saves the rest, but marks nothing as the end.
+                let others_do = last.reason() == Reason::LockHeld && !options.is_final;
+                // Not all is saved, and nobody tries again.
+                if follower.is_stopped() && !others_do {
+                    return Err(last);
+                }
+            }
         }
     }
     let mut outcome = follower.outcome;
@@ -148,6 +161,12 @@ impl Retry {
         self.failures += 1;
         pause.min(PAUSES.1)
     }
+}
+
+/// Whether it is worth to take a full again: what a member sent that is damaged, or lags, another time may be
+/// right; and deltas must not end for it.
+fn is_mendable_full(e: &Error) -> bool {
+    is_mendable(e) || e.reason().is_bad_data()
 }
 
 /// Whether it is worth to go on after a failure.
@@ -173,7 +192,11 @@ impl Follower<'_> {
     /// Notes a failure and waits; gives it back where no retry mends it.
     fn failed(&mut self, operation: &'static str, e: Error) -> Result<()> {
         self.tell.failed(operation, e.reason());
-        if !is_mendable(&e) {
+        let mendable = match operation {
+            FULL => is_mendable_full(&e),
+            _ => is_mendable(&e),
+        };
+        if !mendable {
             return Err(e);
         }
         self.outcome.failures += 1;
@@ -226,6 +249,8 @@ impl Follower<'_> {
             saver: Saver::open(self.ctx, self.taking)?,
             pending: Pending::new(self.ctx)?,
             tail: None,
+            reached: None,
+            unsaved_since: None,
             next_full: self.options.full_schedule.as_ref().map(|_| Utc::now()),
             full_after: None,
             reconnects: 0,
@@ -244,6 +269,10 @@ struct Session<'s, 'a> {
     saver: Saver<'a>,
     pending: Pending,
     tail: Option<Tail>,
+    /// What the watch gave last, and before that where it began.
+    reached: Option<Position>,
+    /// When the first event came of a delta that the store has not taken yet.
+    unsaved_since: Option<Instant>,
     /// When the next full is due.
     next_full: Option<DateTime<Utc>>,
     /// A full that failed is not tried again before.
@@ -308,6 +337,7 @@ impl Session<'_, '_> {
 
     fn watch(&mut self, cluster: &Cluster, position: Position) -> Result<()> {
         let endpoints = endpoints(cluster, &self.follower.taking.way);
+        self.reached = Some(position);
         let feed = Feed::new(self.follower.taking.way.clone(), endpoints, position);
         let limit = self.follower.options.buffer_bytes;
         let bandwidth = self.follower.taking.bandwidth.clone();
@@ -341,7 +371,7 @@ impl Session<'_, '_> {
                 Err(e) => {
                     let took = started.elapsed();
                     self.follower.tell.took(SnapshotKind::Full, took, false);
-                    self.follower.failed("full", e)?;
+                    self.follower.failed(FULL, e)?;
                 }
             }
             if self.follower.is_stopped() {
@@ -415,16 +445,18 @@ impl Session<'_, '_> {
             return Ok(());
         };
         let started = Instant::now();
-        let taken = self.saver.take_full().and_then(|taken| {
-            self.catch_up(taken.revision.0)?;
-            self.flush()?;
-            self.publish(taken, why, false, started)
-        });
-        match taken {
-            Ok(_) => Ok(()),
+        let taken = self.saver.take_full();
+        match taken.and_then(|taken| self.add_full(taken, why, false, started)) {
+            Ok(None) => Ok(()),
+            // What the watch would give next may be of another history than the full.
+            Ok(Some(position)) => {
+                self.tail = None;
+                let cluster = Cluster::look(&self.follower.taking.way)?;
+                self.watch(&cluster, position)
+            }
             // The deltas go on meanwhile.
-            Err(e) if is_mendable(&e) && !self.held.is_lost() => {
-                self.follower.tell.failed("full", e.reason());
+            Err(e) if is_mendable_full(&e) && !self.held.is_lost() => {
+                self.follower.tell.failed(FULL, e.reason());
                 let took = started.elapsed();
                 self.follower.tell.took(SnapshotKind::Full, took, false);
                 self.follower.outcome.failures += 1;
@@ -441,25 +473,84 @@ impl Session<'_, '_> {
         }
     }
 
+    /// Gives a full its name behind the deltas that lead to it. Gives the position behind the full where the
+    /// watch was not seen to come by it: then deltas go on from there, and what the watch has still is not to
+    /// be used.
+    fn add_full(
+        &mut self,
+        taken: Taken,
+        mut why: (FullReason, String),
+        is_final: bool,
+        started: Instant,
+    ) -> Result<Option<Position>> {
+        let revision = taken.revision.0;
+        let ended = self.catch_up(revision)?;
+        self.flush()?;
+        let (reached, end) = (self.reached, taken.position);
+        let comes_by = reached.is_some() && reached == end;
+        let at = reached.map_or(0, |r| r.revision);
+        // The cluster was set back, and the watch does not know yet.
+        let ended = ended.or(match () {
+            () if at > revision => Some(Ended::Behind { revision }),
+            () if at == revision && !comes_by && taken.tells_its_end() => Some(Ended::Forked),
+            () => None,
+        });
+        if let Some(ended) = ended {
+            // What the watch has still belongs before the full, and etcd may not have it any more.
+            self.drain(CATCH_UP)?;
+            self.flush()?;
+            why = self.saver.because(ended);
+        }
+        let position = self.publish(taken, why, is_final, started)?;
+        match comes_by {
+            true => Ok(None),
+            false => position
+                .ok_or_else(|| Error::internal("a new full does not tell its own end"))
+                .map(Some),
+        }
+    }
+
+    /// Takes what the watch has, where it takes no longer.
+    fn drain(&mut self, patience: Duration) -> Result<()> {
+        let deadline = Instant::now() + patience;
+        while Instant::now() < deadline
+            && let Some(tail) = &self.tail
+            && let Some(item) = tail.pop(TICK)
+        {
+            match item {
+                Item::Transaction(t) => self.push(&t)?,
+                other => {
+                    tail.put_back(other);
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Takes what comes up to `goal`, where it comes soon: up to a full every revision stays restorable,
-    /// and the next delta begins behind it.
-    fn catch_up(&mut self, goal: i64) -> Result<()> {
+    /// and the next delta begins behind it. Gives why the watch does not go on, where it is so.
+    fn catch_up(&mut self, goal: i64) -> Result<Option<Ended>> {
         let deadline = Instant::now() + CATCH_UP;
         while self.position_of_deltas() < goal && Instant::now() < deadline {
             let Some(tail) = &self.tail else {
-                return Ok(());
+                return Ok(None);
             };
             match tail.pop(TICK) {
                 Some(Item::Transaction(t)) => self.push(&t)?,
                 // It is told again when the loop asks.
                 Some(other) => {
+                    let ended = match &other {
+                        Item::Ended(ended) => Some(*ended),
+                        _ => None,
+                    };
                     tail.put_back(other);
-                    return Ok(());
+                    return Ok(ended);
                 }
                 None => self.follower.ctx.store.cancel().check()?,
             }
         }
-        Ok(())
+        Ok(None)
     }
 
     /// The last revision that is saved or waits in the delta.
@@ -469,6 +560,7 @@ impl Session<'_, '_> {
     }
 
     fn push(&mut self, t: &Encoded) -> Result<()> {
+        self.reached = Some(t.position());
         // What a full holds already needs no delta.
         if self.saver.last().is_some_and(|last| t.revision() <= last) {
             return Ok(());
@@ -501,6 +593,7 @@ impl Session<'_, '_> {
     /// Saves the delta; tries until the store takes it. Meanwhile the watch fills its buffer, and waits.
     fn flush(&mut self) -> Result<()> {
         let next = Pending::new(self.follower.ctx)?;
+        self.unsaved_since = self.pending.since();
         let Some(sealed) = std::mem::replace(&mut self.pending, next).seal()? else {
             return Ok(());
         };
@@ -509,6 +602,7 @@ impl Session<'_, '_> {
             let started = Instant::now();
             match self.saver.save(&sealed) {
                 Ok(()) => {
+                    self.unsaved_since = None;
                     self.follower.retry = Retry::default();
                     let took = started.elapsed();
                     self.follower.tell.took(SnapshotKind::Delta, took, true);
@@ -546,9 +640,12 @@ impl Session<'_, '_> {
 
     /// The last delta, and the final full if there shall be one.
     fn finish(&mut self) -> Result<()> {
+        // First what is at hand: members that do not answer may use up the time that is left.
+        self.drain(AT_HAND)?;
+        self.flush()?;
         let way = &self.follower.taking.way;
         match quorum_revision(way, &way.options().endpoints) {
-            Ok(goal) => self.catch_up(goal)?,
+            Ok(goal) => drop(self.catch_up(goal)?),
             Err(e) => self.saver.warn(format!(
                 "how far the cluster has come cannot be asked at the end: {e}"
             )),
@@ -557,10 +654,8 @@ impl Session<'_, '_> {
         if self.follower.options.is_final {
             let started = Instant::now();
             let taken = self.saver.take_full()?;
-            self.catch_up(taken.revision.0)?;
-            self.flush()?;
             let why = "the last snapshot of this cluster was asked for".to_owned();
-            self.publish(taken, (FullReason::Requested, why), true, started)?;
+            self.add_full(taken, (FullReason::Requested, why), true, started)?;
         }
         Ok(())
     }
@@ -587,7 +682,7 @@ impl Session<'_, '_> {
         let saved = self.saver.last().unwrap_or_default().0;
         self.follower
             .tell
-            .pulse(&pulse, saved, self.pending.since());
+            .pulse(&pulse, saved, self.unsaved_since.or(self.pending.since()));
     }
 
     /// Tells what was saved.

@@ -50,6 +50,11 @@ impl Taken {
         self.base.first_revision()
     }
 
+    /// Whether it tells all that its last revision changed: a compaction at it may have removed deletions.
+    pub(super) fn tells_its_end(&self) -> bool {
+        self.base.compact_revision < self.revision
+    }
+
     /// Gives it its name.
     ///
     /// # Errors

@@ -8,7 +8,7 @@ use crate::bucket::events::{EventRef, EventsWriter, encode_event};
 use crate::bucket::frame::FrameWriter;
 use crate::bucket::{Kind, SnapshotName};
 use crate::error::{Error, Result};
-use crate::etcd::feed::{KeyChange, Transaction};
+use crate::etcd::feed::{KeyChange, Position, Transaction};
 use crate::job::Context;
 use crate::job::publish::give_name;
 use crate::mvcc::{Change, KeyValue, Revision};
@@ -21,22 +21,26 @@ use std::time::Instant;
 
 /// A transaction as a delta has it.
 pub(super) struct Encoded {
-    revision: Revision,
+    position: Position,
+    /// When it came.
+    since: Instant,
     json: Vec<u8>,
     /// Where each event ends in `json`.
     ends: Vec<usize>,
 }
 
 impl Encoded {
-    pub(super) fn new(transaction: &Transaction, seen: DateTime<Utc>) -> Self {
+    /// `position` is the one behind the transaction.
+    pub(super) fn new(transaction: &Transaction, position: Position, seen: DateTime<Utc>) -> Self {
         let mut encoded = Encoded {
-            revision: Revision(transaction.revision),
+            position,
+            since: Instant::now(),
             json: Vec::with_capacity(transaction.bytes() * 4 / 3 + 128),
             ends: Vec::with_capacity(transaction.changes.len()),
         };
         for c in &transaction.changes {
             let event = EventRef {
-                main: encoded.revision,
+                main: encoded.revision(),
                 change: change(c),
             };
             encode_event(&mut encoded.json, &event, seen);
@@ -46,7 +50,12 @@ impl Encoded {
     }
 
     pub(super) fn revision(&self) -> Revision {
-        self.revision
+        Revision(self.position.revision)
+    }
+
+    /// Behind it.
+    pub(super) fn position(&self) -> Position {
+        self.position
     }
 
     /// Bytes in a delta, with what separates events.
@@ -125,9 +134,9 @@ impl Pending {
             from = end;
         }
         self.bytes += t.bytes();
-        let first = self.revisions.map_or(t.revision, |r| r.0);
-        self.revisions = Some((first, t.revision));
-        self.since.get_or_insert_with(Instant::now);
+        let first = self.revisions.map_or(t.revision(), |r| r.0);
+        self.revisions = Some((first, t.revision()));
+        self.since.get_or_insert(t.since);
         Ok(())
     }
 

@@ -193,7 +193,7 @@ fn watch(mut feed: Feed, queue: &Queue, bandwidth: Option<&(Bandwidth, Cancel)>)
             Ok(Next::Idle | Next::Verified) => true,
             Ok(Next::Transaction(t)) => {
                 seen = seen.max(Utc::now());
-                let encoded = Encoded::new(&t, seen);
+                let encoded = Encoded::new(&t, feed.position(), seen);
                 let bytes = encoded.bytes();
                 // Cancelled, all ends soon.
                 if let Some((limit, cancel)) = bandwidth
@@ -231,7 +231,7 @@ fn watch(mut feed: Feed, queue: &Queue, bandwidth: Option<&(Bandwidth, Cancel)>)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::etcd::feed::{KeyChange, Transaction};
+    use crate::etcd::feed::{KeyChange, Position, Transaction};
 
     fn transaction(revision: i64, bytes: usize) -> Encoded {
         let change = KeyChange {
@@ -241,7 +241,8 @@ mod tests {
             ..KeyChange::default()
         };
         let changes = vec![change];
-        Encoded::new(&Transaction { revision, changes }, Utc::now())
+        let t = Transaction { revision, changes };
+        Encoded::new(&t, Position::after(&t), Utc::now())
     }
 
     #[test]
