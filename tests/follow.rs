@@ -4,7 +4,11 @@
 mod support;
 
 use chrono::{Timelike as _, Utc};
+use deltafold::Reason;
 use deltafold::bucket::Kind;
+use deltafold::etcd::connect::{Connector, Endpoints};
+use deltafold::etcd::feed::{Ended, Feed, KeyChange, Position, Transaction};
+use deltafold::store::Cancel;
 use etcd_client::TxnOp;
 use std::fs;
 use std::time::Duration;
@@ -412,6 +416,37 @@ fn a_final_full_that_cannot_be_taken() {
         assert_eq!(ended.code, 69, "{}", ended.log);
         assert_eq!(ended.reason(), "EtcdUnreachable", "{}", ended.json);
         assert!(world.prefix.names().iter().all(|n| !n.is_final));
+    });
+}
+
+/// etcd does not hold what is known of the position, and nobody writes: whoever waits for it is told.
+#[test]
+fn a_watch_that_never_tells_what_it_should() {
+    with_etcd(EtcdVersion::V3_6, |world| {
+        let options = Endpoints {
+            endpoints: world.endpoints(),
+            cacert: None,
+            cert: None,
+            key: None,
+            user: None,
+            dial_timeout: Duration::from_secs(2),
+            command_timeout: Duration::from_secs(5),
+            keepalive_time: Duration::from_secs(10),
+            keepalive_timeout: Duration::from_secs(6),
+        };
+        let handle = tokio::runtime::Handle::current();
+        let way = Connector::new(options, handle, Cancel::default()).unwrap();
+        let known = Transaction {
+            revision: world.revision(),
+            changes: vec![KeyChange::default()],
+        };
+        let mut feed = Feed::new(way, world.endpoints(), Position::after(&known));
+        let e = feed.verify().unwrap_err();
+        assert_eq!(e.reason(), Reason::EtcdUnreachable, "{e}");
+        assert!(e.to_string().contains("nothing came after 1"), "{e}");
+        // It goes on when something comes.
+        world.put("/a", "1");
+        assert_eq!(feed.verify().unwrap(), Some(Ended::Forked));
     });
 }
 
