@@ -254,7 +254,10 @@ struct Writing {
 
 impl Writing {
     fn start(runtime: &Runtime, etcd: &Etcd, shape: &Shape) -> Self {
-        let (stop, events) = (Arc::new(AtomicBool::new(false)), Arc::default());
+        let (stop, events) = (
+            Arc::new(AtomicBool::new(false)),
+            Arc::new(AtomicU64::new(0)),
+        );
         let tasks = (0..WRITERS)
             .map(|writer| {
                 let mut kv = runtime.block_on(etcd.kv());

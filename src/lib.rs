@@ -12,7 +12,7 @@
 //! - [`etcd`] — a live etcd: a client, what differs from a backup, peers and their quorum.
 //! - [`kubernetes`] — Kubernetes' API: Leases that tell of snapshots, a lock by Lease.
 //! - [`protobuf`] — the fields of etcd's records.
-//! - [`telemetry`] — logs, progress, and what the process has used.
+//! - [`telemetry`] — logs, progress, metrics, and what the process has used.
 //! - [`error`] — the one error: reasons and exit codes.
 
 #![warn(missing_docs)]

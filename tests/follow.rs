@@ -17,10 +17,12 @@ use support::truth::Truth;
 use support::world::{World, copy_dir, with_etcd};
 use tempfile::TempDir;
 
-/// Deltas every second, and no full but the first.
-const QUICK: [&str; 4] = ["--delta-period", "1s", "--max-full-age", "0s"];
+/// Deltas every second.
+const PERIOD: [&str; 2] = ["--delta-period", "1s"];
+/// And no full but the first.
+const QUICK: [&str; 4] = ["--delta-period", "1s", "--full-schedule", "0 0 29 2 *"];
 /// None but those that a test provokes.
-const SLOW: [&str; 4] = ["--delta-period", "1h", "--max-full-age", "0s"];
+const SLOW: [&str; 4] = ["--delta-period", "1h", "--full-schedule", "0 0 29 2 *"];
 
 fn follow(world: &World, args: &[&str]) -> Follower {
     let mut follower = Follower::start(&world.prefix, &world.endpoints(), args);
@@ -364,7 +366,8 @@ fn deltas_by_events_and_by_bytes() {
 fn nothing_is_saved_where_nothing_changes() {
     with_etcd(EtcdVersion::V3_6, |world| {
         world.put_many("/a/", 5, 100);
-        let mut follower = follow(world, &["--delta-period", "200ms"]);
+        let args = ["--delta-period", "200ms", "--full-schedule", "0 0 29 2 *"];
+        let mut follower = follow(world, &args);
         std::thread::sleep(Duration::from_secs(3));
         follower.assert_runs();
         assert_eq!(world.prefix.names().len(), 1);
@@ -383,7 +386,7 @@ fn fulls_by_a_schedule() {
     with_etcd(EtcdVersion::V3_6, |world| {
         let load = Load::start(&world.endpoints(), world.seed, &LoadOptions::default());
         load.wait_for(20);
-        let args = [&QUICK[..], &["--full-schedule", "*/3 * * * * *"]].concat();
+        let args = [&PERIOD[..], &["--full-schedule", "*/3 * * * * *"]].concat();
         let mut follower = follow(world, &args);
         let prefix = world.prefix.clone();
         follower.wait_until("four fulls", || prefix.fulls().len() >= 4);
@@ -407,10 +410,9 @@ fn a_full_that_was_missed() {
         world.put_many("/a/", 5, 100);
         let due = Utc::now() + chrono::TimeDelta::seconds(5);
         let daily = format!("{} {} {} * * *", due.second(), due.minute(), due.hour());
-        let mut args = QUICK.to_vec();
+        let mut args = PERIOD.to_vec();
         args.extend(["--full-schedule", &daily, "--time-zone", "UTC"]);
-        let first = follow(world, &args);
-        first.kill();
+        follow(world, &args).terminate().succeeded();
         assert_eq!(world.prefix.fulls().len(), 1);
         while Utc::now() <= due + chrono::TimeDelta::seconds(1) {
             std::thread::sleep(Duration::from_millis(100));
@@ -478,7 +480,7 @@ fn users_and_tokens() {
         });
         world.etcd.log_in("root", "hidden");
         let user = ["--user", "root:hidden"];
-        let args = [&QUICK[..], &user, &["--full-schedule", "*/4 * * * * *"]].concat();
+        let args = [&PERIOD[..], &user, &["--full-schedule", "*/4 * * * * *"]].concat();
         let mut follower = follow(world, &args);
         for n in 0..5 {
             std::thread::sleep(Duration::from_secs(2));

@@ -255,6 +255,8 @@ fn a_process_of_its_own() {
             tell("ends");
         }
         held.release().unwrap();
+        // Others look now and then: they get their turn.
+        std::thread::sleep(Duration::from_millis(500));
     }
 }
 

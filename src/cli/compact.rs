@@ -1,14 +1,18 @@
 //! `deltafold compact`: its arguments, and its outcome in words.
 
 use super::leases::LeaseArgs;
+use super::metrics::MetricsArgs;
 use super::{Output, StateArgs, StoreArgs, print, print_json, size};
 use crate::bucket::codec::CompressionChoice;
 use crate::error::Result;
-use crate::job::Context;
 use crate::job::compact::{Options, Outcome, Status, run};
 use crate::mvcc::{KeepHistory, Revision};
+use crate::store::Cancel;
+use crate::telemetry::metrics::{Folded, Metrics, SavedSnapshot, SnapshotKind};
+use chrono::Utc;
 use clap::Args;
 use std::fmt::Write;
+use std::time::{Duration, Instant};
 
 /// Fold the newest full snapshot and the deltas after it into a new full snapshot
 ///
@@ -30,7 +34,7 @@ Examples:
 The exit code is 0, or tells the kind of failure: docs/exit-codes.md.")]
 pub(super) struct CompactArgs {
     #[command(flatten)]
-    pub(super) store: StoreArgs,
+    store: StoreArgs,
     #[command(flatten)]
     state: StateArgs,
     /// How much history to keep: latest, all, a number of revisions, or a duration (90s, 1h30m, 7d)
@@ -54,10 +58,19 @@ pub(super) struct CompactArgs {
     dry_run: bool,
     #[command(flatten)]
     leases: LeaseArgs,
+    #[command(flatten)]
+    metrics: MetricsArgs,
 }
 
 impl CompactArgs {
-    pub(super) fn run(&self, ctx: &Context, output: Output) -> Result<()> {
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<()> {
+        self.metrics.around("compact", cancel, |metrics| {
+            self.compact(cancel, metrics, output)
+        })
+    }
+
+    fn compact(&self, cancel: &Cancel, metrics: &Metrics, output: Output) -> Result<()> {
+        let ctx = self.store.context(cancel)?;
         let options = Options {
             request: self.state.request(),
             keep_history: self.keep_history,
@@ -65,11 +78,43 @@ impl CompactArgs {
             dry_run: self.dry_run,
             leases: self.leases.snapshot_leases(),
         };
-        let outcome = run(ctx, &options)?;
+        let started = Instant::now();
+        let ended = run(&ctx, &options);
+        metrics.store_read(ctx.store.bytes_read());
+        if !self.dry_run {
+            measure(metrics, &ended, started.elapsed());
+        }
+        let outcome = ended?;
         match output {
             Output::Json => print_json(&outcome),
             Output::Text => print(&in_words(&outcome)),
         }
+    }
+}
+
+fn measure(metrics: &Metrics, ended: &Result<Outcome>, took: Duration) {
+    let Ok(o) = ended else {
+        metrics.snapshot_took(SnapshotKind::Full, took, false);
+        return;
+    };
+    metrics.compacted(&Folded {
+        deltas: o.deltas.len() as u64,
+        events: o.events.unwrap_or_default(),
+        read_bytes: o.bytes_read,
+        written_bytes: o.bytes_written,
+    });
+    if o.status == Status::Succeeded {
+        metrics.snapshot_took(SnapshotKind::Full, took, true);
+    }
+    if o.bytes_written > 0 {
+        metrics.store_written(o.bytes_written);
+        metrics.snapshot_saved(&SavedSnapshot {
+            kind: SnapshotKind::Full,
+            at: Utc::now(),
+            revision: o.revision.0,
+            stored_bytes: o.bytes_written,
+            uncompressed_bytes: None,
+        });
     }
 }
 

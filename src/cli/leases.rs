@@ -1,7 +1,11 @@
 //! Which Leases of Kubernetes a command renews.
 
-use crate::kubernetes::SnapshotLeases;
+use crate::error::Result;
+use crate::kubernetes::{self, Client, SnapshotLeases};
+use crate::store::Store;
+use crate::store::lock::{self, Lock};
 use clap::Args;
+use std::time::Duration;
 
 /// The Leases that tell how far the backup is.
 #[derive(Debug, Args)]
@@ -27,6 +31,40 @@ impl LeaseArgs {
             prefix,
             namespace: self.lease_namespace.clone(),
         })
+    }
+}
+
+impl LeaseArgs {
+    /// Where Leases are, if not where the kubeconfig or the Pod says.
+    pub(super) fn namespace(&self) -> Option<&str> {
+        self.lease_namespace.as_deref()
+    }
+}
+
+/// Where the lock is.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Kubernetes")]
+pub(super) struct LockArgs {
+    /// Let this Lease be the lock [default: an object in the store]
+    #[arg(long, env = "DELTAFOLD_LOCK_LEASE", value_name = "NAME", value_parser = parse_prefix)]
+    lock_lease: Option<String>,
+}
+
+impl LockArgs {
+    /// The Lease as the lock, if one is named; else an object in the store.
+    pub(super) fn lock(
+        &self,
+        store: &Store,
+        name: &str,
+        namespace: Option<&str>,
+        duration: Duration,
+    ) -> Result<Lock> {
+        let identity = lock::identity();
+        let Some(lease) = &self.lock_lease else {
+            return Lock::new(store, name, &identity, duration);
+        };
+        let client = Client::connect(namespace, store.handle().clone(), store.cancel().clone())?;
+        Ok(kubernetes::lease::lock(&client, lease, &identity, duration))
     }
 }
 

@@ -14,6 +14,7 @@ mod history;
 mod leases;
 mod list;
 mod maintain;
+mod metrics;
 mod peers;
 mod restore;
 mod show;
@@ -41,7 +42,7 @@ use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// "File size limit exceeded", on Linux and the BSDs.
 const SIGXFSZ: i32 = 25;
@@ -423,8 +424,9 @@ fn run(cli: Cli) -> Result<Option<Error>> {
     let _entered = runtime.enter();
     let output = cli.global.output;
     let result = match cli.command {
-        Command::Compact(args) => {
-            with_signals(|cancel| args.run(&args.store.context(cancel)?, output)).map(|()| None)
+        Command::Compact(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
+        Command::Snapshot(args) if args.is_follow() => {
+            args.run(&Cancel::default(), output).map(|()| None)
         }
         Command::Snapshot(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
         Command::List(args) => {
@@ -446,15 +448,20 @@ fn run(cli: Cli) -> Result<Option<Error>> {
     result
 }
 
-/// Runs a job that SIGTERM and SIGINT end: at once, but for what it has to clean up.
-fn with_signals<T>(job: impl FnOnce(&Cancel) -> Result<T>) -> Result<T> {
+/// SIGTERM and SIGINT, from now on.
+fn end_signals() -> Result<(Signal, Signal)> {
     let signals = |kind| signal(kind).map_err(|e| Error::io("listen for signals", e));
-    let (mut term, mut int) = (
-        signals(SignalKind::terminate())?,
-        signals(SignalKind::interrupt())?,
-    );
     // With a handler, a limit on the size of files fails the write and does not end the process.
     let _ = signals(SignalKind::from_raw(SIGXFSZ))?;
+    Ok((
+        signals(SignalKind::terminate())?,
+        signals(SignalKind::interrupt())?,
+    ))
+}
+
+/// Runs a job that SIGTERM and SIGINT end: at once, but for what it has to clean up.
+fn with_signals<T>(job: impl FnOnce(&Cancel) -> Result<T>) -> Result<T> {
+    let (mut term, mut int) = end_signals()?;
     let cancel = Cancel::default();
     let switch = cancel.clone();
     tokio::spawn(async move {

@@ -1,13 +1,20 @@
 //! `deltafold snapshot full|delta|follow`: their arguments, and their outcomes in words.
 
+use super::bandwidth::BandwidthArgs;
 use super::endpoints::EndpointArgs;
+use super::leases::{LeaseArgs, LockArgs};
+use super::metrics::MetricsArgs;
+use super::size::parse_size;
 use super::{MeansArgs, Output, print, print_json, size};
 use crate::bucket::codec::CompressionChoice;
-use crate::error::Result;
+use crate::error::{Error, Reason, Result};
 use crate::job::Context;
-use crate::job::snapshot::{DeltaOptions, Outcome, Status, Taking, delta, full};
+use crate::job::schedule::Schedule;
+use crate::job::snapshot::follow::{self, FollowOptions, follow};
+use crate::job::snapshot::{DeltaOptions, Outcome, Status, Taking, Tell, delta, full};
 use crate::mvcc::history::parse_duration;
 use crate::store::{self, Cancel};
+use crate::telemetry::metrics::Metrics;
 use clap::{Args, Subcommand};
 use std::fmt::Write;
 use std::time::Duration;
@@ -26,6 +33,7 @@ pub(super) struct SnapshotArgs {
 enum SnapshotCommand {
     Full(FullArgs),
     Delta(DeltaArgs),
+    Follow(FollowArgs),
 }
 
 /// What all three take.
@@ -52,6 +60,12 @@ struct CommonArgs {
     compression: CompressionChoice,
     #[command(flatten)]
     means: MeansArgs,
+    #[command(flatten)]
+    bandwidth: BandwidthArgs,
+    #[command(flatten)]
+    leases: LeaseArgs,
+    #[command(flatten)]
+    metrics: MetricsArgs,
 }
 
 impl CommonArgs {
@@ -59,10 +73,13 @@ impl CommonArgs {
     fn open(&self, cancel: &Cancel) -> Result<(Context, Taking)> {
         let way = self.live.connector(cancel)?;
         store::open::make_folder(&self.store)?;
-        let ctx = self.means.context(&self.store, cancel)?;
+        let mut ctx = self.means.context(&self.store, cancel)?;
+        ctx.store = self.bandwidth.limited(ctx.store);
         let taking = Taking {
             way,
             compression: self.compression,
+            bandwidth: self.bandwidth.limit(),
+            leases: self.leases.snapshot_leases(),
         };
         Ok((ctx, taking))
     }
@@ -112,7 +129,8 @@ struct DeltaArgs {
         long,
         env = "DELTAFOLD_MAX_DELTA_BYTES",
         value_name = "SIZE",
-        default_value = "67108864"
+        default_value = "64MiB",
+        value_parser = parse_size
     )]
     max_delta_bytes: u64,
     /// Take a full, too, where the newest is older than this; 0s: never
@@ -120,26 +138,167 @@ struct DeltaArgs {
     max_full_age: Duration,
 }
 
+/// Save deltas as changes come, and fulls by a schedule, until it is stopped
+///
+/// For a Deployment of one replica, or a sidecar. It goes on through the loss of members, changes of the
+/// leader, compactions, and a store that is away: events wait in a buffer, then etcd keeps them, and where
+/// etcd has them no more a full is taken. SIGTERM saves a last delta. Of several followers on one prefix
+/// one is at work, and the others wait for its lock, which is an object in the store, or a Lease.
+#[derive(Debug, Args)]
+#[command(after_long_help = "\
+Examples:
+  A delta every five minutes, a full every night in Berlin:
+      deltafold snapshot follow --store s3://backups/etcd-main --endpoints https://10.0.0.1:2379 \\
+          --cacert ca.crt --cert client.crt --key client.key \\
+          --full-schedule '0 3 * * *' --time-zone Europe/Berlin
+
+The exit code is 0 where it was stopped and all was saved, or tells the kind of failure:
+docs/exit-codes.md.")]
+struct FollowArgs {
+    #[command(flatten)]
+    common: CommonArgs,
+    /// Save a delta when its first event is so old
+    #[arg(long, env = "DELTAFOLD_DELTA_PERIOD", value_name = "DURATION", default_value = "5m", value_parser = parse_age)]
+    delta_period: Duration,
+    /// Or has so many bytes of events; a transaction is never split
+    #[arg(long, env = "DELTAFOLD_DELTA_BYTES", value_name = "SIZE", default_value = "10MiB", value_parser = parse_size)]
+    delta_bytes: u64,
+    /// Or so many events
+    #[arg(long, env = "DELTAFOLD_DELTA_EVENTS", value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..))]
+    delta_events: u64,
+    /// When fulls are taken, as a CronJob's schedule; one that was missed is caught up with
+    #[arg(
+        long,
+        env = "DELTAFOLD_FULL_SCHEDULE",
+        value_name = "CRON",
+        default_value = "0 0 * * *"
+    )]
+    full_schedule: String,
+    /// The time zone of --full-schedule, as in the IANA database
+    #[arg(
+        long,
+        env = "DELTAFOLD_TIME_ZONE",
+        value_name = "ZONE",
+        default_value = "UTC"
+    )]
+    time_zone: String,
+    /// Take a full, too, where the newest is older than this; 0s: never
+    #[arg(long, env = "DELTAFOLD_MAX_FULL_AGE", value_name = "DURATION", default_value = "0s", value_parser = parse_age)]
+    max_full_age: Duration,
+    /// Bytes of events that wait in memory where the store is away, before etcd has to keep them
+    #[arg(long, env = "DELTAFOLD_BUFFER_BYTES", value_name = "SIZE", default_value = "64MiB", value_parser = parse_size)]
+    buffer_bytes: u64,
+    /// When it is stopped, save a full, too, marked as the last of a cluster that is given up
+    #[arg(long = "final", env = "DELTAFOLD_FINAL", value_parser = clap::builder::FalseyValueParser::new())]
+    is_final: bool,
+    /// How long saving may take after SIGTERM
+    #[arg(long, env = "DELTAFOLD_SHUTDOWN_TIMEOUT", value_name = "DURATION", default_value = "25s", value_parser = parse_age)]
+    shutdown_timeout: Duration,
+    #[command(flatten)]
+    lock: LockArgs,
+}
+
+/// A follower that is dead for so long blocks no other.
+const LOCK_DURATION: Duration = Duration::from_secs(15);
+
+impl FollowArgs {
+    fn follow(&self, cancel: &Cancel, stop: &Cancel) -> Result<follow::Outcome> {
+        let options = FollowOptions {
+            delta_period: self.delta_period,
+            delta_bytes: self.delta_bytes,
+            delta_events: self.delta_events,
+            full_schedule: Some(Schedule::parse(&self.full_schedule, &self.time_zone)?),
+            max_full_age: self.max_full_age,
+            buffer_bytes: self.buffer_bytes,
+            is_final: self.is_final,
+        };
+        let (ctx, taking) = self.common.open(cancel)?;
+        let namespace = self.common.leases.namespace();
+        let mut lock = self
+            .lock
+            .lock(&ctx.store, "follow", namespace, LOCK_DURATION)?;
+        let metrics = Metrics::new();
+        let server = self.common.metrics.serve(&metrics, cancel)?;
+        if let Some(server) = &server {
+            server.set_ready(true);
+        }
+        let tell = Tell::new(metrics);
+        follow(&ctx, &taking, &options, &mut lock, &tell, stop)
+    }
+
+    /// The first signal stops it; the second, or the end of its time, ends it.
+    fn with_signals(&self) -> Result<follow::Outcome> {
+        let (mut term, mut int) = super::end_signals()?;
+        let (cancel, stop) = (Cancel::default(), Cancel::default());
+        let (hard, soft, patience) = (cancel.clone(), stop.clone(), self.shutdown_timeout);
+        tokio::spawn(async move {
+            tokio::select! {
+                _ = term.recv() => {}
+                _ = int.recv() => {}
+            }
+            soft.cancel();
+            tokio::select! {
+                _ = term.recv() => {}
+                _ = int.recv() => {}
+                () = tokio::time::sleep(patience) => {}
+            }
+            hard.cancel();
+        });
+        self.follow(&cancel, &stop).map_err(|e| match e.reason() {
+            Reason::Terminated if stop.is_cancelled() => Error::new(
+                Reason::Terminated,
+                format!("{e}; what was not saved is in etcd still, and the next run saves it"),
+            ),
+            _ => e,
+        })
+    }
+}
+
 impl SnapshotArgs {
+    /// Whether it sees to signals itself.
+    pub(super) fn is_follow(&self) -> bool {
+        matches!(self.command, SnapshotCommand::Follow(_))
+    }
+
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<()> {
-        let outcome = match &self.command {
+        match &self.command {
             SnapshotCommand::Full(args) => {
-                let (ctx, taking) = args.common.open(cancel)?;
-                full(&ctx, &taking, args.is_final)?
+                args.common
+                    .metrics
+                    .around("snapshot-full", cancel, |metrics| {
+                        let (ctx, taking) = args.common.open(cancel)?;
+                        let tell = Tell::new(metrics.clone());
+                        show(&full(&ctx, &taking, args.is_final, &tell)?, output)
+                    })
             }
             SnapshotCommand::Delta(args) => {
-                let (ctx, taking) = args.common.open(cancel)?;
-                let options = DeltaOptions {
-                    max_bytes: args.max_delta_bytes,
-                    max_full_age: args.max_full_age,
-                };
-                delta(&ctx, &taking, options)?
+                args.common
+                    .metrics
+                    .around("snapshot-delta", cancel, |metrics| {
+                        let (ctx, taking) = args.common.open(cancel)?;
+                        let options = DeltaOptions {
+                            max_bytes: args.max_delta_bytes,
+                            max_full_age: args.max_full_age,
+                        };
+                        let tell = Tell::new(metrics.clone());
+                        show(&delta(&ctx, &taking, options, &tell)?, output)
+                    })
             }
-        };
-        match output {
-            Output::Json => print_json(&outcome),
-            Output::Text => print(&in_words(&outcome)),
+            SnapshotCommand::Follow(args) => {
+                let outcome = args.with_signals()?;
+                match output {
+                    Output::Json => print_json(&outcome),
+                    Output::Text => print(&followed(&outcome)),
+                }
+            }
         }
+    }
+}
+
+fn show(outcome: &Outcome, output: Output) -> Result<()> {
+    match output {
+        Output::Json => print_json(outcome),
+        Output::Text => print(&in_words(outcome)),
     }
 }
 
@@ -196,6 +355,36 @@ fn in_words(o: &Outcome) -> String {
         );
     }
     let _ = writeln!(s, "  took      {:.1} s", o.seconds);
+    for warning in &o.warnings {
+        let _ = writeln!(s, "  warning   {warning}");
+    }
+    s
+}
+
+fn followed(o: &follow::Outcome) -> String {
+    let mut s = String::new();
+    // Writing to a String cannot fail.
+    let _ = writeln!(
+        s,
+        "saved {} fulls and {} deltas ({} events, {})",
+        o.fulls,
+        o.deltas,
+        o.events,
+        size(o.bytes_written)
+    );
+    if let Some(revision) = o.revision {
+        let _ = writeln!(s, "  revision  {revision} is saved");
+    }
+    for hole in &o.holes {
+        let _ = writeln!(
+            s,
+            "  hole      revisions {} to {} cannot be restored: etcd had compacted them",
+            hole.first_revision, hole.last_revision
+        );
+    }
+    if o.failures > 0 {
+        let _ = writeln!(s, "  failures  {} that were waited out", o.failures);
+    }
     for warning in &o.warnings {
         let _ = writeln!(s, "  warning   {warning}");
     }

@@ -377,9 +377,11 @@ impl Feed {
         let now = Instant::now();
         let look_at = (watch.looked.max(watch.heard) + LOOK_EVERY).max(now);
         let until = deadline.min(look_at);
-        let waiting =
-            tokio::time::timeout(until.saturating_duration_since(now), watch.stream.message());
-        let received = self.way.wait(async { waiting.await })?;
+        let patience = until.saturating_duration_since(now);
+        // The timer must be made within the runtime.
+        let received = self
+            .way
+            .wait(async { tokio::time::timeout(patience, watch.stream.message()).await })?;
         let Ok(received) = received else {
             if Instant::now() >= look_at {
                 self.look()?;

@@ -25,10 +25,19 @@ pub struct News {
 /// Lists the store again, and has the Leases say how far its newest timeline is. What fails is told as
 /// warnings: the snapshots are there all the same.
 pub fn renew(ctx: &Context, leases: &SnapshotLeases, news: News) -> Vec<String> {
-    let warnings = match newest(ctx, news) {
-        Ok(state) => leases.renew(&state, Utc::now(), ctx.store.handle(), ctx.store.cancel()),
-        Err(e) => vec![format!("the snapshot Leases were not renewed: {e}")],
-    };
+    match newest(ctx, news) {
+        Ok(state) => bring(ctx, leases, &state),
+        Err(e) => told(vec![format!("the snapshot Leases were not renewed: {e}")]),
+    }
+}
+
+/// Has the Leases say this, without a look at the store. What fails is told as warnings.
+pub fn bring(ctx: &Context, leases: &SnapshotLeases, state: &LeaseState) -> Vec<String> {
+    let store = &ctx.store;
+    told(leases.renew(state, Utc::now(), store.handle(), store.cancel()))
+}
+
+fn told(warnings: Vec<String>) -> Vec<String> {
     for warning in &warnings {
         tracing::warn!("{warning}");
     }
@@ -42,7 +51,7 @@ fn newest(ctx: &Context, news: News) -> Result<LeaseState> {
 }
 
 /// How far a timeline is, by names.
-fn state(catalog: &Catalog, timeline: &Timeline, news: News) -> LeaseState {
+pub fn state(catalog: &Catalog, timeline: &Timeline, news: News) -> LeaseState {
     let snapshot = |i: usize| &catalog.snapshots[i];
     let full = chain::bases(catalog, timeline).into_iter().next();
     let full = full.map(|i| SnapState {

@@ -20,7 +20,7 @@ const RENEWALS: u32 = 3;
 const SOONER: u32 = 4;
 /// No lock is held for longer without being renewed, so nobody waits longer for a dead holder.
 pub const LONGEST: Duration = Duration::from_secs(3600);
-/// How long a lock whose record cannot be understood is held at least.
+/// How long a lock is held at least whose record cannot be understood, or does not say.
 const UNKNOWN_LASTS: Duration = Duration::from_secs(60);
 /// To give a lock back.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(5);
@@ -62,7 +62,11 @@ impl Record {
     }
 
     fn lasts(&self) -> Duration {
-        Duration::from_secs(self.lease_duration_seconds.into()).min(LONGEST)
+        match self.lease_duration_seconds {
+            // A Lease need not say.
+            0 => UNKNOWN_LASTS,
+            seconds => Duration::from_secs(seconds.into()).min(LONGEST),
+        }
     }
 
     /// The record of one who gives the lock back.
@@ -1108,5 +1112,7 @@ mod tests {
         let mut eternal = Record::unknown("?");
         eternal.lease_duration_seconds = u32::MAX;
         assert_eq!(eternal.lasts(), LONGEST);
+        eternal.lease_duration_seconds = 0;
+        assert_eq!(eternal.lasts(), UNKNOWN_LASTS);
     }
 }

@@ -1,5 +1,7 @@
-//! What the process tells of itself: logs, progress, and the memory it has used.
+//! What the process tells of itself: logs, progress, metrics, and the memory it has used.
 
 pub mod logs;
 pub mod memory;
+pub mod metrics;
 pub mod progress;
+pub mod serve;

@@ -43,6 +43,7 @@ impl Default for LoadOptions {
 pub struct Load {
     stop: Arc<AtomicBool>,
     done: Arc<AtomicU64>,
+    endpoints: Vec<String>,
     writers: Vec<JoinHandle<()>>,
     handle: Handle,
 }
@@ -74,6 +75,7 @@ impl Load {
         Self {
             stop,
             done,
+            endpoints: endpoints.to_vec(),
             writers,
             handle,
         }
@@ -95,13 +97,23 @@ impl Load {
         }
     }
 
-    /// Ends all writers and gives the number of operations that were answered. Not for async threads.
+    /// Ends all writers and gives the number of operations that were answered. Nothing changes by itself
+    /// after that: all leases are revoked. Not for async threads.
     pub fn stop(self) -> u64 {
         self.stop.store(true, Ordering::Relaxed);
         let handle = self.handle.clone();
         for writer in self.writers {
             handle.block_on(writer).expect("a writer that ends well");
         }
+        let mut endpoints = self.endpoints.iter().cycle();
+        let revoked = async {
+            let mut endpoint = || endpoints.next().expect("an endpoint");
+            while let Err(e) = revoke_all(endpoint()).await {
+                println!("leases are not revoked yet: {e}");
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
+        };
+        handle.block_on(revoked);
         self.done.load(Ordering::Relaxed)
     }
 }
@@ -288,6 +300,21 @@ impl Writer {
         self.rng.fill(&mut value[..noise]);
         value
     }
+}
+
+async fn revoke_all(endpoint: &str) -> Result<(), Error> {
+    let options = ConnectOptions::new()
+        .with_connect_timeout(Duration::from_secs(1))
+        .with_timeout(PATIENCE);
+    let mut client = Client::connect([endpoint], Some(options)).await?;
+    for lease in client.leases().await?.leases() {
+        match client.lease_revoke(lease.id()).await {
+            // It has expired meanwhile.
+            Err(Error::GRpcStatus(status)) if is_refusal(status.code() as i32) => {}
+            done => _ = done?,
+        }
+    }
+    Ok(())
 }
 
 /// The server answers, and does not do it: a lease that has ended, a request that is too large.

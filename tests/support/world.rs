@@ -125,7 +125,7 @@ impl World {
         self.truth.wait_for(revision);
         let checked = self
             .prefix
-            .check_every_restorable(&[&self.truth], self.seed, 10);
+            .check_every_restorable(&[&self.truth], self.seed, 6);
         assert_eq!(checked.newest_of(0), revision, "{checked:?}");
         checked
     }

@@ -4,7 +4,7 @@ use super::known;
 use super::pending::{Encoded, Pending};
 use super::saved::FullReason;
 use super::saver::Saver;
-use super::{Outcome, Taking};
+use super::{Outcome, Taking, Tell};
 use crate::bucket::codec::CompressionChoice;
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::Cluster;
@@ -12,6 +12,8 @@ use crate::etcd::connect::Connector;
 use crate::etcd::feed::{Ended, Feed, Next};
 use crate::job::Context;
 use crate::mvcc::Revision;
+use crate::store::Bandwidth;
+use crate::telemetry::metrics::SnapshotKind;
 use chrono::Utc;
 use std::time::{Duration, Instant};
 
@@ -32,20 +34,41 @@ pub struct DeltaOptions {
 /// # Errors
 /// Those of a way to etcd and to the store; `MembersDiffer`; `Io`, `NoSpace`, `Terminated`. What was saved
 /// until then stays.
-pub fn delta(ctx: &Context, taking: &Taking, options: DeltaOptions) -> Result<Outcome> {
+pub fn delta(
+    ctx: &Context,
+    taking: &Taking,
+    options: DeltaOptions,
+    tell: &Tell,
+) -> Result<Outcome> {
     let started = Instant::now();
     ctx.store.clean_staging(Utc::now());
     let mut saver = Saver::open(ctx, taking)?;
     let cluster = Cluster::look(&taking.way)?;
     let endpoints = endpoints(&cluster, &taking.way);
+    let begun = Instant::now();
     let needed = match saver.full_needed(cluster.revision) {
-        Some(why) => Some(why),
-        None => catch_up(ctx, taking, &mut saver, endpoints, &cluster, options)?,
+        Some(why) => Ok(Some(why)),
+        None => {
+            let needed = catch_up(ctx, taking, &mut saver, endpoints, &cluster, options);
+            tell.took(SnapshotKind::Delta, begun.elapsed(), needed.is_ok());
+            needed
+        }
     };
-    if let Some(why) = needed {
-        let taken = saver.take_full()?;
-        saver.publish_full(taken, why, false)?;
-    }
+    let ended = needed.and_then(|needed| match needed {
+        Some(why) => {
+            let begun = Instant::now();
+            let ended = saver
+                .take_full()
+                .and_then(|taken| saver.publish_full(taken, why, false));
+            tell.took(SnapshotKind::Full, begun.elapsed(), ended.is_ok());
+            ended.map(drop)
+        }
+        None => Ok(()),
+    });
+    // What was saved before a failure is told, too.
+    saver.renew_leases(ended.is_ok());
+    saver.tell(tell);
+    ended?;
     Ok(saver.outcome(started))
 }
 
@@ -62,6 +85,8 @@ pub fn same_history(
     let taking = Taking {
         way: way.clone(),
         compression: CompressionChoice::Same,
+        bandwidth: None,
+        leases: None,
     };
     let saver = Saver::open(ctx, &taking)?;
     // Whether deltas behind it would be of use is another matter.
@@ -121,6 +146,7 @@ fn catch_up(
         ctx,
         feed: Feed::new(taking.way.clone(), endpoints, position),
         pending: Pending::new(ctx)?,
+        bandwidth: taking.bandwidth.clone(),
         max_bytes: options.max_bytes,
     };
     if let Some(ended) = gather.feed.verify()? {
@@ -147,6 +173,7 @@ struct Gather<'a> {
     ctx: &'a Context,
     feed: Feed,
     pending: Pending,
+    bandwidth: Option<Bandwidth>,
     max_bytes: u64,
 }
 
@@ -170,6 +197,9 @@ impl Gather<'_> {
                 Next::Ended(ended) => return Ok(Some(ended)),
             };
             let encoded = Encoded::new(&transaction, Utc::now());
+            if let Some(limit) = &self.bandwidth {
+                limit.take(encoded.bytes(), self.ctx.store.cancel())?;
+            }
             let is_full = self.pending.bytes() + encoded.bytes() > self.max_bytes;
             if is_full && !self.pending.is_empty() {
                 self.save(saver)?;

@@ -22,6 +22,7 @@ use crate::mvcc::Revision;
 use crate::store::Cancel;
 use crate::store::lock::{Attempt, Held, Lock};
 use crate::telemetry::memory::peak_memory_bytes;
+use crate::telemetry::metrics::SnapshotKind;
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use std::collections::VecDeque;
@@ -170,8 +171,8 @@ impl Follower<'_> {
     }
 
     /// Notes a failure and waits; gives it back where no retry mends it.
-    fn failed(&mut self, operation: &str, e: Error) -> Result<()> {
-        self.tell.failed(operation, &e);
+    fn failed(&mut self, operation: &'static str, e: Error) -> Result<()> {
+        self.tell.failed(operation, e.reason());
         if !is_mendable(&e) {
             return Err(e);
         }
@@ -227,6 +228,8 @@ impl Follower<'_> {
             tail: None,
             next_full: self.options.full_schedule.as_ref().map(|_| Utc::now()),
             full_after: None,
+            reconnects: 0,
+            watch_failures: 0,
             held,
             follower: self,
         };
@@ -245,6 +248,9 @@ struct Session<'s, 'a> {
     next_full: Option<DateTime<Utc>>,
     /// A full that failed is not tried again before.
     full_after: Option<Instant>,
+    /// Of the watch that runs.
+    reconnects: u64,
+    watch_failures: u64,
     held: &'s Held,
     follower: &'s mut Follower<'a>,
 }
@@ -303,8 +309,13 @@ impl Session<'_, '_> {
         let endpoints = endpoints(cluster, &self.follower.taking.way);
         let feed = Feed::new(self.follower.taking.way.clone(), endpoints, position);
         let limit = self.follower.options.buffer_bytes;
-        let tail = Tail::start(feed, limit).map_err(|e| Error::io("start a thread", e))?;
+        let bandwidth = self.follower.taking.bandwidth.clone();
+        let bandwidth = bandwidth.map(|b| (b, self.follower.ctx.store.cancel().clone()));
+        let tail =
+            Tail::start(feed, limit, bandwidth).map_err(|e| Error::io("start a thread", e))?;
         self.tail = Some(tail);
+        self.reconnects = 0;
+        self.watch_failures = 0;
         Ok(())
     }
 
@@ -326,7 +337,11 @@ impl Session<'_, '_> {
             match taken.and_then(|t| self.publish(t, why.clone(), false, started)) {
                 Ok(Some(position)) => return Ok(position),
                 Ok(None) => return Err(Error::internal("a new full does not tell its own end")),
-                Err(e) => self.follower.failed("full", e)?,
+                Err(e) => {
+                    let took = started.elapsed();
+                    self.follower.tell.took(SnapshotKind::Full, took, false);
+                    self.follower.failed("full", e)?;
+                }
             }
             if self.follower.is_stopped() {
                 return Err(Error::new(
@@ -350,7 +365,8 @@ impl Session<'_, '_> {
         self.follower.retry = Retry::default();
         self.full_after = None;
         self.schedule_next_full(false);
-        self.follower.tell.took(started.elapsed());
+        let took = started.elapsed();
+        self.follower.tell.took(SnapshotKind::Full, took, true);
         self.report();
         Ok(position)
     }
@@ -362,7 +378,9 @@ impl Session<'_, '_> {
         };
         let now = Utc::now();
         let last = self.saver.newest_full().map(|f| f.created_at());
-        let missed = last.filter(|_| catch_up).and_then(|l| schedule.missed(l, now));
+        let missed = last
+            .filter(|_| catch_up)
+            .and_then(|l| schedule.missed(l, now));
         self.next_full = missed.or_else(|| schedule.next_after(now));
     }
 
@@ -378,7 +396,10 @@ impl Session<'_, '_> {
             let again = schedule.and_then(|s| s.next_after(now));
             self.next_full = again.map_or(Some(due), |a| Some(a.min(due)));
         }
-        let current = self.pulse().current.max(self.saver.last().unwrap_or_default().0);
+        let current = self
+            .pulse()
+            .current
+            .max(self.saver.last().unwrap_or_default().0);
         let max_age = self.follower.options.max_full_age;
         self.saver.full_too_old(Revision(current), max_age)
     }
@@ -400,7 +421,9 @@ impl Session<'_, '_> {
             Ok(_) => Ok(()),
             // The deltas go on meanwhile.
             Err(e) if is_mendable(&e) && self.held.is_held() => {
-                self.follower.tell.failed("full", &e);
+                self.follower.tell.failed("full", e.reason());
+                let took = started.elapsed();
+                self.follower.tell.took(SnapshotKind::Full, took, false);
                 self.follower.outcome.failures += 1;
                 let pause = self.follower.retry.pause();
                 tracing::warn!(
@@ -420,7 +443,9 @@ impl Session<'_, '_> {
     fn catch_up(&mut self, goal: i64) -> Result<()> {
         let deadline = Instant::now() + CATCH_UP;
         while self.position_of_deltas() < goal && Instant::now() < deadline {
-            let Some(tail) = &self.tail else { return Ok(()) };
+            let Some(tail) = &self.tail else {
+                return Ok(());
+            };
             match tail.pop(TICK) {
                 Some(Item::Transaction(t)) => self.push(&t)?,
                 // It is told again when the loop asks.
@@ -463,7 +488,10 @@ impl Session<'_, '_> {
 
     fn patience(&self) -> Duration {
         let period = self.follower.options.delta_period;
-        let due = self.pending.since().map(|s| period.saturating_sub(s.elapsed()));
+        let due = self
+            .pending
+            .since()
+            .map(|s| period.saturating_sub(s.elapsed()));
         due.unwrap_or(TICK).min(TICK)
     }
 
@@ -479,7 +507,8 @@ impl Session<'_, '_> {
             match self.saver.save(&sealed) {
                 Ok(()) => {
                     self.follower.retry = Retry::default();
-                    self.follower.tell.took(started.elapsed());
+                    let took = started.elapsed();
+                    self.follower.tell.took(SnapshotKind::Delta, took, true);
                     self.report();
                     return Ok(());
                 }
@@ -488,7 +517,7 @@ impl Session<'_, '_> {
                     if !is_mendable(&e) {
                         return Err(e);
                     }
-                    self.follower.tell.failed("delta", &e);
+                    self.follower.tell.failed("delta", e.reason());
                     self.follower.ctx.store.cancel().check()?;
                     std::thread::sleep(PAUSES.0);
                 }
@@ -524,16 +553,32 @@ impl Session<'_, '_> {
     }
 
     /// Tells how far it is.
-    fn told(&self) {
+    fn told(&mut self) {
         let pulse = self.pulse();
+        while self.reconnects < pulse.reconnects {
+            self.reconnects += 1;
+            self.follower.tell.reconnected();
+        }
+        if let Some(reason) = pulse
+            .failure
+            .filter(|_| pulse.failures > self.watch_failures)
+        {
+            self.follower.tell.failed("watch", reason);
+            self.follower.outcome.failures += pulse.failures - self.watch_failures;
+            self.watch_failures = pulse.failures;
+        }
         let saved = self.saver.last().unwrap_or_default().0;
         self.follower
             .tell
-            .pulse(&pulse, saved, self.pending.since(), self.pending.bytes());
+            .pulse(&pulse, saved, self.pending.since());
     }
 
     /// Tells what was saved.
     fn report(&mut self) {
+        // Far from the cluster's newest revision, the Leases tell so all the same.
+        if !self.saver.report().written.is_empty() {
+            self.saver.renew_leases(true);
+        }
         let Report {
             written,
             full,
@@ -556,23 +601,20 @@ impl Session<'_, '_> {
         for w in &written {
             outcome.bytes_written += w.bytes;
             outcome.events += w.events;
-            match w.hash_kv {
-                Some(_) => {
+            match w.kind() {
+                SnapshotKind::Full => {
                     outcome.fulls += 1;
                     outcome.last_full = Some(w.name.to_string());
                 }
-                None => {
+                SnapshotKind::Delta => {
                     outcome.deltas += 1;
                     outcome.last_delta = Some(w.name.to_string());
                 }
             }
         }
         if !written.is_empty() {
-            let warned = self
-                .follower
-                .tell
-                .saved(self.follower.ctx, &written, full.map(|f| f.0), timeline_began);
-            self.follower.outcome.warnings.extend(warned);
+            let full = full.map(|f| f.0);
+            self.follower.tell.saved(self.follower.ctx, &written, full);
         }
     }
 }

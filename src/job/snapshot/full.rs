@@ -251,6 +251,10 @@ fn take_from(
 ) -> Result<(Taken, Database<Spool>)> {
     let failed = |e| Error::io("write the new snapshot", e);
     let stream = SnapshotReader::open(&taking.way, endpoint).map_err(|f| f.into_error())?;
+    let stream: Box<dyn Read> = match &taking.bandwidth {
+        Some(limit) => Box::new(limit.limit(stream, ctx.store.cancel())),
+        None => Box::new(stream),
+    };
     let mut payload = FrameReader::new(stream);
     let upload = Upload::new(&ctx.store, "Full", ctx.threads);
     let packed = codec::encoder(encoding, ctx.threads, upload).map_err(failed)?;

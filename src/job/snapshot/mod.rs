@@ -3,7 +3,7 @@
 //! Here stands the I/O; [`saved`] decides. `cli` calls it.
 
 mod delta;
-// pub mod follow;
+pub mod follow;
 mod full;
 mod known;
 mod pending;
@@ -17,12 +17,15 @@ pub use saved::FullReason;
 pub use tell::Tell;
 
 use crate::bucket::codec::CompressionChoice;
-use crate::bucket::{Compression, SnapshotName};
+use crate::bucket::{Compression, Kind, SnapshotName};
 use crate::error::{Reason, Result};
 use crate::etcd::connect::Connector;
 use crate::job::Context;
+use crate::kubernetes::SnapshotLeases;
 use crate::mvcc::Revision;
+use crate::store::Bandwidth;
 use crate::telemetry::memory::peak_memory_bytes;
+use crate::telemetry::metrics::SnapshotKind;
 use saver::Saver;
 use serde::Serialize;
 use std::time::Instant;
@@ -37,6 +40,10 @@ pub struct Taking {
     pub way: Connector,
     /// How new snapshots are compressed; the same as the newest, or gzip.
     pub compression: CompressionChoice,
+    /// The most bytes a second that are read from etcd.
+    pub bandwidth: Option<Bandwidth>,
+    /// Leases in Kubernetes that tell how far the backup is.
+    pub leases: Option<SnapshotLeases>,
 }
 
 /// What a member said of itself.
@@ -88,6 +95,15 @@ pub struct Written {
     pub live_keys: Option<u64>,
 }
 
+impl Written {
+    fn kind(&self) -> SnapshotKind {
+        match self.name.kind {
+            Kind::Full => SnapshotKind::Full,
+            Kind::Incr => SnapshotKind::Delta,
+        }
+    }
+}
+
 /// How it ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum Status {
@@ -124,7 +140,7 @@ pub struct Listed {
 
 impl From<&Written> for Listed {
     fn from(w: &Written) -> Self {
-        let is_full = w.hash_kv.is_some();
+        let is_full = w.name.kind == Kind::Full;
         Listed {
             name: w.name.to_string(),
             kind: w.name.kind.as_str(),
@@ -188,7 +204,7 @@ pub struct Outcome {
 ///
 /// # Errors
 /// `MembersDiffer`; those of a way to etcd and to the store; `Io`, `NoSpace`, `Terminated`.
-pub fn full(ctx: &Context, taking: &Taking, is_final: bool) -> Result<Outcome> {
+pub fn full(ctx: &Context, taking: &Taking, is_final: bool, tell: &Tell) -> Result<Outcome> {
     let started = Instant::now();
     ctx.store.clean_staging(chrono::Utc::now());
     let mut saver = Saver::open(ctx, taking)?;
@@ -202,8 +218,14 @@ pub fn full(ctx: &Context, taking: &Taking, is_final: bool) -> Result<Outcome> {
             "a full snapshot was asked for".to_owned(),
         ),
     };
-    let taken = saver.take_full()?;
-    saver.publish_full(taken, why, is_final)?;
+    let begun = Instant::now();
+    let ended = saver
+        .take_full()
+        .and_then(|taken| saver.publish_full(taken, why, is_final));
+    tell.took(SnapshotKind::Full, begun.elapsed(), ended.is_ok());
+    ended?;
+    saver.renew_leases(false);
+    saver.tell(tell);
     Ok(saver.outcome(started))
 }
 

@@ -2,8 +2,9 @@
 //! away for longer, the watch waits, and etcd keeps what comes.
 
 use super::pending::Encoded;
-use crate::error::Error;
+use crate::error::{Error, Reason};
 use crate::etcd::feed::{Ended, Feed, Next};
+use crate::store::{Bandwidth, Cancel};
 use chrono::{DateTime, Utc};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -33,7 +34,7 @@ struct State {
     reconnects: u64,
     failures: u64,
     /// Nothing can be watched at this moment: since when, and why.
-    down: Option<(Instant, String)>,
+    down: Option<(Instant, Reason)>,
 }
 
 struct Queue {
@@ -96,7 +97,10 @@ pub(super) struct Pulse {
     /// The newest revision that the cluster was seen to have.
     pub(super) current: i64,
     pub(super) reconnects: u64,
+    /// How often nothing could be watched.
     pub(super) failures: u64,
+    /// Why, where it is so at this moment.
+    pub(super) failure: Option<Reason>,
     /// Bytes that wait.
     pub(super) buffered_bytes: u64,
     /// For how long nothing could be watched.
@@ -111,7 +115,11 @@ pub(super) struct Tail {
 
 impl Tail {
     /// Goes on behind where `feed` stands; at most `limit` bytes wait, and one transaction whatever its size.
-    pub(super) fn start(feed: Feed, limit: u64) -> std::io::Result<Self> {
+    pub(super) fn start(
+        feed: Feed,
+        limit: u64,
+        bandwidth: Option<(Bandwidth, Cancel)>,
+    ) -> std::io::Result<Self> {
         let queue = Arc::new(Queue {
             state: Mutex::new(State {
                 current: feed.current(),
@@ -123,7 +131,7 @@ impl Tail {
         let theirs = Arc::clone(&queue);
         let thread = std::thread::Builder::new()
             .name("watch".to_owned())
-            .spawn(move || watch(feed, &theirs))?;
+            .spawn(move || watch(feed, &theirs, bandwidth.as_ref()))?;
         Ok(Tail {
             queue,
             thread: Some(thread),
@@ -146,7 +154,8 @@ impl Tail {
             reconnects: state.reconnects,
             failures: state.failures,
             buffered_bytes: state.bytes,
-            down_for: state.down.as_ref().map(|d| d.0.elapsed()),
+            failure: state.down.map(|d| d.1),
+            down_for: state.down.map(|d| d.0.elapsed()),
         }
     }
 }
@@ -162,7 +171,7 @@ impl Drop for Tail {
     }
 }
 
-fn watch(mut feed: Feed, queue: &Queue) {
+fn watch(mut feed: Feed, queue: &Queue, bandwidth: Option<&(Bandwidth, Cancel)>) {
     let mut pause = PAUSES.0;
     // A clock that is set back does not make later events look older.
     let mut seen = DateTime::<Utc>::MIN_UTC;
@@ -186,6 +195,12 @@ fn watch(mut feed: Feed, queue: &Queue) {
                 seen = seen.max(Utc::now());
                 let encoded = Encoded::new(&t, seen);
                 let bytes = encoded.bytes();
+                // Cancelled, all ends soon.
+                if let Some((limit, cancel)) = bandwidth
+                    && limit.take(bytes, cancel).is_err()
+                {
+                    return;
+                }
                 queue.push(Item::Transaction(encoded), bytes)
             }
             Ok(Next::Ended(ended)) => {
@@ -196,9 +211,7 @@ fn watch(mut feed: Feed, queue: &Queue) {
                 tracing::warn!(reason = e.reason().as_str(), "no watch: {e}");
                 let mut state = queue.state();
                 state.failures += 1;
-                state
-                    .down
-                    .get_or_insert_with(|| (Instant::now(), e.to_string()));
+                state.down.get_or_insert((Instant::now(), e.reason()));
                 drop(state);
                 queue.pause(pause);
                 pause = (pause * 2).min(PAUSES.1);

@@ -3,12 +3,13 @@
 use super::full::{self, Taken};
 use super::pending::Sealed;
 use super::saved::{self, FullReason, Newest, Saved};
-use super::{Compared, DEFAULT_COMPRESSION, Hole, Taking, Written, is_empty_bucket};
+use super::{Compared, DEFAULT_COMPRESSION, Hole, Taking, Tell, Written, is_empty_bucket};
 use crate::bucket::codec::Encoding;
 use crate::bucket::{Kind, SnapshotName};
 use crate::error::Result;
 use crate::etcd::feed::{Ended, Position};
 use crate::job::Context;
+use crate::job::leases::{self, News};
 use crate::job::scan::{Depth, scan};
 use crate::mvcc::Revision;
 use std::time::Duration;
@@ -97,6 +98,26 @@ impl<'a> Saver<'a> {
     /// Forgets what was reported: a follower reports each snapshot as it is saved.
     pub(super) fn take_report(&mut self) -> Report {
         std::mem::take(&mut self.report)
+    }
+
+    /// Has the Leases tell of what was saved; `deltas`: up to the cluster's newest revision.
+    pub(super) fn renew_leases(&mut self, deltas: bool) {
+        let Some(leases) = &self.taking.leases else {
+            return;
+        };
+        let news = News {
+            full: self.report.full.is_some(),
+            deltas,
+            timeline: self.report.timeline_began,
+        };
+        let warnings = leases::renew(self.ctx, leases, news);
+        self.report.warnings.extend(warnings);
+    }
+
+    /// Tells of what was saved.
+    pub(super) fn tell(&self, tell: &Tell) {
+        let full = self.report.full.as_ref().map(|f| f.0);
+        tell.saved(self.ctx, &self.report.written, full);
     }
 
     pub(super) fn warn(&mut self, message: String) {

@@ -1,0 +1,67 @@
+//! Metrics for Prometheus: the flags, and how a job that ends is measured.
+
+use crate::error::{Error, Result};
+use crate::mvcc::history::parse_duration;
+use crate::store::Cancel;
+use crate::telemetry::metrics::Metrics;
+use crate::telemetry::serve::{BindAddress, Server, serve};
+use clap::Args;
+use std::time::{Duration, Instant};
+use tokio::runtime::Handle;
+
+/// Where metrics are served.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Metrics")]
+pub(super) struct MetricsArgs {
+    /// Serve /metrics (Prometheus), /healthz and /readyz here: 127.0.0.1:8080, or :8080 for all addresses
+    #[arg(long, env = "DELTAFOLD_METRICS_BIND_ADDRESS", value_name = "ADDRESS")]
+    metrics_bind_address: Option<BindAddress>,
+    /// How long a run that has ended goes on serving its metrics; a signal ends it at once
+    #[arg(long, env = "DELTAFOLD_METRICS_SCRAPE_WAIT", value_name = "DURATION", default_value = "0s", value_parser = parse_wait)]
+    metrics_scrape_wait: Duration,
+}
+
+fn parse_wait(s: &str) -> Result<Duration, String> {
+    parse_duration(s).ok_or_else(|| "give a duration such as 90s or 2m".to_owned())
+}
+
+impl MetricsArgs {
+    /// Opens the endpoint, if one is asked for.
+    pub(super) fn serve(&self, metrics: &Metrics, cancel: &Cancel) -> Result<Option<Server>> {
+        let address = self.metrics_bind_address.as_ref();
+        address
+            .map(|address| serve(address, metrics, &Handle::current(), cancel))
+            .transpose()
+    }
+
+    /// Runs a job that ends, outcome printed and all, and holds the endpoint open for a while after it.
+    pub(super) fn around<T>(
+        &self,
+        job: &'static str,
+        cancel: &Cancel,
+        run: impl FnOnce(&Metrics) -> Result<T>,
+    ) -> Result<T> {
+        let metrics = Metrics::new();
+        // Before anything else: a job that nobody could look at should not have begun.
+        let server = self.serve(&metrics, cancel)?;
+        if let Some(server) = &server {
+            server.set_ready(true);
+        }
+        let started = Instant::now();
+        let result = run(&metrics);
+        let failure = result.as_ref().err().map(Error::reason);
+        metrics.job_ended(job, started.elapsed(), failure);
+        if let Some(server) = server
+            && !self.metrics_scrape_wait.is_zero()
+        {
+            let seconds = self.metrics_scrape_wait.as_secs_f64();
+            if let Err(e) = &result {
+                // What is printed for it comes after the wait.
+                tracing::warn!("{job} failed: {e}");
+            }
+            tracing::info!(seconds, "{job} has ended; its metrics stay for a while");
+            server.wait_for_scrape(self.metrics_scrape_wait, cancel);
+        }
+        result
+    }
+}
