@@ -16,10 +16,11 @@ use support::buckets::{BASE, Bucket, LAST, T0};
 use support::{copy_fixture, deltafold, fixture_names, restore, run_json};
 
 /// What people read.
-const DOCUMENTS: [&str; 4] = [
+const DOCUMENTS: [&str; 5] = [
     "README.md",
     "ARCHITECTURE.md",
     "docs/exit-codes.md",
+    "docs/metrics.md",
     "docs/stores.md",
 ];
 
