@@ -147,7 +147,7 @@ fn jobs_fail_at_once_on_what_a_retry_cannot_mend() {
             rules += 1;
         }
     }
-    assert_eq!(rules, 3);
+    assert_eq!(rules, 5);
 }
 
 fn schema(name: &str) -> Value {
@@ -810,7 +810,7 @@ fn every_flag_that_is_mentioned_exists() {
             commands += 1;
         }
     }
-    assert_eq!(commands, 4);
+    assert_eq!(commands, 7);
 }
 
 #[test]
