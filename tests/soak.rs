@@ -1,4 +1,4 @@
-//! A cluster under random load is followed for two minutes (`DELTAFOLD_SOAK_SECONDS`) while its members are
+//! A cluster under random load is followed for two minutes (`DELTAFOLD_TEST_SOAK_SECONDS`) while its members are
 //! killed, held and restarted, its leader changes, its history is compacted, its follower is killed and the
 //! store goes away. In the end everything is saved, and every restorable revision is what the cluster had.
 
@@ -246,7 +246,7 @@ fn soak(seed: u64, length: Duration) {
 
 #[test]
 fn everything_that_is_restorable_is_what_the_cluster_had() {
-    let seconds = std::env::var("DELTAFOLD_SOAK_SECONDS").ok();
+    let seconds = std::env::var("DELTAFOLD_TEST_SOAK_SECONDS").ok();
     let seconds = seconds.map_or(120, |s| s.parse().expect("a number of seconds"));
     soak(support::seed(), Duration::from_secs(seconds));
 }

@@ -51,6 +51,11 @@ impl<R: Read> FrameReader<R> {
         self.payload_bytes
     }
 
+    /// Gives back where it reads from.
+    pub fn into_inner(self) -> R {
+        self.inner
+    }
+
     fn fill(&mut self) -> io::Result<()> {
         self.buf.copy_within(self.at..self.end, 0);
         self.end -= self.at;

@@ -1,6 +1,7 @@
 //! `deltafold maintain`: its arguments, and its outcome in words.
 
 use super::endpoints::EndpointArgs;
+use super::metrics::MetricsArgs;
 use super::size::parse_size;
 use super::{MeansArgs, Output, print, print_json, size};
 use crate::error::{Error, Result};
@@ -8,6 +9,7 @@ use crate::job::maintain::{
     Decision, Defrag, Keep, LockLease, MemberOutcome, Options, Outcome, Status, run,
 };
 use crate::store::Cancel;
+use crate::telemetry::metrics::Metrics;
 use clap::Args;
 use std::fmt::Write;
 
@@ -78,11 +80,26 @@ pub(super) struct MaintainArgs {
     lease_namespace: Option<String>,
     #[command(flatten)]
     means: MeansArgs,
+    #[command(flatten)]
+    metrics: MetricsArgs,
 }
 
 impl MaintainArgs {
     /// Gives the failure whose outcome is printed already, if it is one.
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<Option<Error>> {
+        let failed = |e: &Option<Error>| e.as_ref().map(Error::reason);
+        self.metrics
+            .around_all("maintain", cancel, failed, |metrics| {
+                self.maintain(cancel, metrics, output)
+            })
+    }
+
+    fn maintain(
+        &self,
+        cancel: &Cancel,
+        metrics: &Metrics,
+        output: Output,
+    ) -> Result<Option<Error>> {
         let way = self.live.connector(cancel)?;
         let store = self.store.as_deref();
         let ctx = store
@@ -100,6 +117,11 @@ impl MaintainArgs {
             }),
         };
         let (outcome, error) = run(&way, ctx.as_ref(), &options)?;
+        for m in &outcome.members {
+            if let (Some(before), Some(after)) = (m.db_size_before, m.db_size_after) {
+                metrics.defragmented(&m.name, before.saturating_sub(after));
+            }
+        }
         match output {
             Output::Json => print_json(&outcome)?,
             Output::Text => print(&in_words(&outcome))?,

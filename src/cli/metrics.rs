@@ -1,6 +1,6 @@
 //! Metrics for Prometheus: the flags, and how a job that ends is measured.
 
-use crate::error::{Error, Result};
+use crate::error::{Reason, Result};
 use crate::mvcc::history::parse_duration;
 use crate::store::Cancel;
 use crate::telemetry::metrics::Metrics;
@@ -41,6 +41,17 @@ impl MetricsArgs {
         cancel: &Cancel,
         run: impl FnOnce(&Metrics) -> Result<T>,
     ) -> Result<T> {
+        self.around_all(job, cancel, |_| None, run)
+    }
+
+    /// As [`around`](Self::around), of a job whose outcome may itself be a failure that was printed.
+    pub(super) fn around_all<T>(
+        &self,
+        job: &'static str,
+        cancel: &Cancel,
+        failed: impl FnOnce(&T) -> Option<Reason>,
+        run: impl FnOnce(&Metrics) -> Result<T>,
+    ) -> Result<T> {
         let metrics = Metrics::new();
         // Before anything else: a job that nobody could look at should not have begun.
         let server = self.serve(&metrics, cancel)?;
@@ -49,7 +60,10 @@ impl MetricsArgs {
         }
         let started = Instant::now();
         let result = run(&metrics);
-        let failure = result.as_ref().err().map(Error::reason);
+        let failure = match &result {
+            Ok(outcome) => failed(outcome),
+            Err(e) => Some(e.reason()),
+        };
         metrics.job_ended(job, started.elapsed(), failure);
         if let Some(server) = server
             && !self.metrics_scrape_wait.is_zero()

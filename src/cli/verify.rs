@@ -1,11 +1,13 @@
 //! `deltafold verify`: its arguments, and its outcome in words.
 
 use super::endpoints::EndpointArgs;
+use super::metrics::MetricsArgs;
 use super::{Output, StoreArgs, print, print_json};
 use crate::error::Result;
 use crate::job::verify::{Options, Outcome, run};
 use crate::mvcc::Revision;
 use crate::store::Cancel;
+use crate::telemetry::metrics::Metrics;
 use clap::Args;
 use std::fmt::Write;
 
@@ -37,17 +39,27 @@ pub(super) struct VerifyArgs {
     /// Take this timeline, by its ID in `deltafold list --deep` [default: the newest]
     #[arg(long, env = "DELTAFOLD_TIMELINE", value_name = "ID")]
     timeline: Option<String>,
+    #[command(flatten)]
+    metrics: MetricsArgs,
 }
 
 impl VerifyArgs {
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<()> {
+        self.metrics.around("verify", cancel, |metrics| {
+            self.verify(cancel, metrics, output)
+        })
+    }
+
+    fn verify(&self, cancel: &Cancel, metrics: &Metrics, output: Output) -> Result<()> {
         let way = self.live.connector(cancel)?;
         let ctx = self.store.context(cancel)?;
         let options = Options {
             timeline: self.timeline.clone(),
             revision: self.revision.map(Revision),
         };
-        let outcome = run(&ctx, &way, &options)?;
+        let ended = run(&ctx, &way, &options);
+        metrics.store_read(ctx.store.bytes_read());
+        let outcome = ended?;
         match output {
             Output::Json => print_json(&outcome),
             Output::Text => print(&in_words(&outcome)),

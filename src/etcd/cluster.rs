@@ -712,13 +712,14 @@ async fn look_at(way: &Connector, endpoint: &str) -> Result<Seen> {
     let (mut a, mut b) = (client.clone(), client.clone());
     let status = async { a.status().await };
     let list = async { b.member_list().await };
-    let (status, list, read) = tokio::join!(
+    let read = async { Ok::<_, Failed>(read(way, endpoint, client).await) };
+    // Who is not there at all is not waited for until an election might be over.
+    let (status, list, read) = tokio::try_join!(
         way.answer("status", endpoint, patience, status),
         way.answer("list members", endpoint, patience, list),
-        read(way, endpoint, client),
-    );
-    let status = status.map_err(Failed::into_error)?;
-    let list = list.map_err(Failed::into_error)?;
+        read,
+    )
+    .map_err(Failed::into_error)?;
     let header = status.header();
     let size = |n: i64| u64::try_from(n).unwrap_or(0);
     Ok(Seen {

@@ -6,21 +6,21 @@ use super::known;
 use super::saved::{Newest, name_time};
 use super::{Compared, Taking, Written};
 use crate::bolt::Database;
-use crate::bucket::codec::{self, Encoding};
-use crate::bucket::frame::{FrameReader, FrameWriter};
+use crate::bucket::codec::{self, Encoder, Encoding};
+use crate::bucket::frame::FrameReader;
 use crate::bucket::{Kind, SnapshotName};
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::{Cluster, MemberHash, compare};
 use crate::etcd::feed::{Position, Transaction};
 use crate::etcd::snapshot::SnapshotReader;
-use crate::job::publish::{Both, give_name, side_by_side};
+use crate::job::publish::{give_name, side_by_side};
 use crate::job::rebuild::read_every_page;
 use crate::job::{Context, Spool};
 use crate::mvcc::{Base, HashKv, Revision, hash_kv};
 use crate::store::{Staged, Upload};
 use crate::telemetry::progress::Step;
 use chrono::Utc;
-use std::io::{BufWriter, Read, Write};
+use std::io::{self, Read, Write};
 
 /// Looks at the members' hashes again where compactions came in between.
 const HASH_TRIES: u32 = 3;
@@ -246,6 +246,20 @@ fn compare_members(cluster: &Cluster, taking: &Taking) -> Result<(Vec<Compared>,
     Ok((compared, hashes))
 }
 
+/// Passes on what is read, and has it packed on the way.
+struct Tee<W> {
+    inner: Box<dyn Read>,
+    packed: Encoder<W>,
+}
+
+impl<W: Write> Read for Tee<W> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let n = self.inner.read(out)?;
+        self.packed.write_all(&out[..n])?;
+        Ok(n)
+    }
+}
+
 /// Takes a snapshot from one member; it must reach `least`.
 fn take_from(
     ctx: &Context,
@@ -260,14 +274,14 @@ fn take_from(
         Some(limit) => Box::new(limit.limit(stream, ctx.store.cancel())),
         None => Box::new(stream),
     };
-    let mut payload = FrameReader::new(stream);
     let upload = Upload::new(&ctx.store, "Full", ctx.threads);
-    let packed = codec::encoder(encoding, ctx.threads, upload).map_err(failed)?;
-    let mut both = Both {
-        file: BufWriter::with_capacity(256 << 10, ctx.temp_file()?),
-        stream: FrameWriter::new(packed),
-        step: Step::new(format!("save {endpoint}"), None),
-    };
+    // What etcd sends is what a full is: the database, and its SHA-256 behind it.
+    let mut payload = FrameReader::new(Tee {
+        inner: stream,
+        packed: codec::encoder(encoding, ctx.threads, upload).map_err(failed)?,
+    });
+    let step = Step::new(format!("save {endpoint}"), None);
+    let mut file = ctx.temp_file()?;
     let mut buf = vec![0; 256 << 10];
     loop {
         let n = payload.read(&mut buf).map_err(|e| {
@@ -280,22 +294,24 @@ fn take_from(
         if n == 0 {
             break;
         }
-        both.write_all(&buf[..n]).map_err(failed)?;
+        file.write_all(&buf[..n]).map_err(|e| {
+            let what =
+                "write the database to the temporary directory (choose another with --temp-dir)";
+            Error::io(what, e)
+        })?;
+        step.add(n as u64);
     }
     let payload_bytes = payload.payload_bytes();
-    let Both { file, stream, step } = both;
-    let file = file.into_inner().map_err(|e| failed(e.into_error()))?;
+    let packed = payload.into_inner().packed;
     let verify = || {
         let db = Database::open(ctx.spool(file))?;
         let base = Base::read(&db)?;
         let hash = read_every_page(&db)?;
         Ok((db, base, hash))
     };
-    let stage = || {
-        let packed = stream.finish().map_err(failed)?;
-        packed.finish().map_err(failed)?.finish()
-    };
-    let (verified, staged) = side_by_side(ctx.threads, verify, stage);
+    let stage = || packed.finish().map_err(failed)?.finish();
+    // Both wait more than they work.
+    let (verified, staged) = side_by_side(ctx.threads.max(2), verify, stage);
     drop(step);
     let (db, base, hash) = verified.map_err(|e| e.at(format!("the snapshot of {endpoint}")))?;
     let staged = staged?;
