@@ -317,6 +317,10 @@ fn failure(what: &str, endpoint: &str, options: &Endpoints, e: etcd_client::Erro
         {
             Failed::TooLarge(message.to_owned())
         }
+        // Roles were changed meanwhile, or the member was restarted: the next connection logs in anew.
+        _ if has("revision of auth store is old") || has("invalid auth token") => {
+            Failed::TryAgain(error(Reason::EtcdUnreachable, message, ""))
+        }
         UNAUTHENTICATED => Failed::Final(error(Reason::Unauthenticated, message, &who)),
         INVALID_ARGUMENT | FAILED_PRECONDITION
             if has("authentication failed") || has("user name") || has("user name is empty") =>

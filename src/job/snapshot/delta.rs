@@ -47,6 +47,8 @@ pub fn delta(
     let endpoints = endpoints(&cluster, &taking.way);
     let begun = Instant::now();
     let needed = match saver.full_needed(cluster.revision) {
+        // The full that was taken for it is the newest of all: nothing has changed since.
+        Some((FullReason::ClusterBehind, _)) if saver.rests_at(cluster.revision) => Ok(None),
         Some(why) => Ok(Some(why)),
         None => {
             let needed = catch_up(ctx, taking, &mut saver, endpoints, &cluster, options);
@@ -88,11 +90,14 @@ pub fn same_history(
         leases: None,
     };
     let saver = Saver::open(ctx, &taking)?;
-    // Whether deltas behind it would be of use is another matter.
     let saved = match saver.saved() {
         None => return Ok(Err("the store holds no snapshot".to_owned())),
         Some(Err((_, why))) => return Ok(Err(why.clone())),
-        Some(Ok(saved)) => saved,
+        // What is missing before it may be in etcd alone.
+        Some(Ok(saved)) => match &saved.broken {
+            Some((_, why)) => return Ok(Err(why.clone())),
+            None => saved,
+        },
     };
     let position = match known::position(ctx, saved) {
         Ok(position) => position,

@@ -158,6 +158,18 @@ impl<'a> Saver<'a> {
         }
     }
 
+    /// Whether the newest snapshot of all is a full of that revision, which is the last that is saved then. Of
+    /// a cluster that was set back it is no timeline of its own yet, as long as nothing else was written.
+    pub(super) fn rests_at(&mut self, revision: i64) -> bool {
+        let rests = self
+            .newest
+            .is_some_and(|n| n.is_full && n.last.0 == revision);
+        if rests {
+            self.last = Some(Revision(revision));
+        }
+        rests
+    }
+
     /// Why there is no going on from the last saved revision.
     pub(super) fn because(&self, ended: Ended) -> (FullReason, String) {
         let last = self.last.unwrap_or_default();
@@ -245,6 +257,7 @@ impl<'a> Saver<'a> {
         self.newest = Some(Newest {
             created: written.name.created,
             is_full: written.name.kind == Kind::Full,
+            last: written.name.last,
             compression: written.name.compression,
         });
         self.report.written.push(written);
