@@ -168,6 +168,59 @@ async fn leases_of_etcd_druid_are_renewed_and_otherwise_untouched() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn snapshots_of_a_live_etcd_bring_the_leases_forward() {
+    let cluster = Cluster::start().await;
+    cluster.create(FULL, None).await;
+    let druids = cluster.create(DELTA, None).await;
+    let config = cluster.kubeconfig(SPACE, TOKEN);
+    let etcd = Etcd::start(EtcdVersion::V3_6, &cluster.folder.path().join("saved"));
+    let store = cluster.folder.path().join("store");
+    let put = async |n: usize| {
+        let mut kv = etcd.kv().await;
+        for i in 0..n {
+            kv.put(format!("/k/{i}"), vec![7; 300], None).await.unwrap();
+        }
+        etcd.revision().await
+    };
+    let save = |kind: &str| {
+        let mut c = deltafold();
+        tools::forget_env(&mut c, &["KUBE"]);
+        c.env("KUBECONFIG", &config);
+        c.args(["snapshot", kind, "--output", "json", "--store"]);
+        c.arg(&store).args(["--endpoints", etcd.endpoint()]);
+        c.args(["--snapshot-lease-prefix", NAME]);
+        let (code, outcome, stderr) = run_json(&mut c);
+        assert_eq!((code, warnings(&outcome)), (0, vec![]), "{stderr}");
+        outcome
+    };
+    let first = put(20).await;
+    save("delta");
+    assert_eq!(holder(&cluster.lease(FULL).await), first.to_string());
+    let second = put(30).await;
+    let bytes = save("delta")["bytes_written"].as_u64().unwrap();
+    let third = put(5).await;
+    let bytes = bytes + save("delta")["bytes_written"].as_u64().unwrap();
+    assert!(second > first && third > second);
+    let (full, delta) = (cluster.lease(FULL).await, cluster.lease(DELTA).await);
+    assert_eq!(holder(&full), first.to_string());
+    assert_eq!(holder(&delta), third.to_string());
+    assert_eq!(
+        annotation(&delta, "accumulated-delta-bytes"),
+        bytes.to_string()
+    );
+    let events = (third - first).to_string();
+    assert_eq!(annotation(&delta, "accumulated-delta-events"), events);
+    assert_eq!(others(&delta), others(&druids));
+    // A full begins to count anew.
+    let fourth = put(3).await;
+    save("full");
+    let (full, delta) = (cluster.lease(FULL).await, cluster.lease(DELTA).await);
+    assert_eq!(holder(&full), fourth.to_string());
+    assert_eq!(annotation(&delta, "accumulated-delta-bytes"), "0");
+    assert_eq!(annotation(&delta, "accumulated-delta-events"), "0");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn missing_leases_are_created_where_they_are_wanted() {
     let cluster = Cluster::start().await;
     cluster.server.create_namespace("elsewhere").await;
