@@ -10,6 +10,8 @@ use std::collections::HashSet;
 pub const V2: &str = "v2";
 /// The folder of the old layout, which is only read.
 pub const V1: &str = "v1";
+/// The folder of notes on fulls that begin a timeline: `<name of the full>`.
+pub const TIMELINES: &str = "deltafold-timelines";
 /// `<name>.exclude` beside a snapshot excludes it where the store has no tags.
 pub const EXCLUDE_SUFFIX: &str = ".exclude";
 
@@ -33,6 +35,8 @@ pub struct Snapshot {
     pub bytes: u64,
     /// Tagged `x-etcd-snapshot-exclude=true`, or marked so: not to be used.
     pub excluded: bool,
+    /// Of a full: noted by who took it as the first of another history than what was saved before.
+    pub begins_timeline: bool,
 }
 
 /// All that a prefix holds.
@@ -48,14 +52,19 @@ impl Catalog {
     /// Sorts a listing.
     pub fn from_listing(listing: Vec<Listed>) -> Self {
         let mut catalog = Catalog::default();
-        let mut marks = HashSet::new();
+        let (mut marks, mut begins) = (HashSet::new(), HashSet::new());
         for object in listing {
+            if let Some(name) = object.path.strip_prefix(&format!("{TIMELINES}/")) {
+                begins.insert(name.to_owned());
+                continue;
+            }
             match snapshot_name(&object.path) {
                 Some(name) => catalog.snapshots.push(Snapshot {
                     name,
                     path: object.path,
                     bytes: object.bytes,
                     excluded: false,
+                    begins_timeline: false,
                 }),
                 None => match object.path.strip_suffix(EXCLUDE_SUFFIX) {
                     Some(path) if snapshot_name(path).is_some() => {
@@ -67,6 +76,7 @@ impl Catalog {
         }
         for s in &mut catalog.snapshots {
             s.excluded = marks.contains(&s.path);
+            s.begins_timeline = s.name.kind == Kind::Full && begins.contains(&s.name.to_string());
         }
         catalog.foreign.sort();
         catalog.snapshots.sort_by(|a, b| {
@@ -127,6 +137,7 @@ mod tests {
             "v2/notes.txt",
             "v2/notes.exclude",
             "v2/sub/Full-00000000-00000010-100",
+            "deltafold-timelines/Full-00000000-00000020-200",
         ];
         let listing = paths
             .map(|p| Listed {
@@ -150,6 +161,8 @@ mod tests {
             ]
         );
         assert_eq!(c.foreign.len(), 5);
+        let begins: Vec<_> = c.snapshots.iter().map(|s| s.begins_timeline).collect();
+        assert_eq!(begins, [false, false, false, true]);
         assert_eq!(c.latest_revision(), Some(Revision(20)));
         assert_eq!(c.usable().collect::<Vec<_>>(), [0, 2, 3]);
     }

@@ -81,6 +81,8 @@ enum Place {
     JoinForkedAt(Revision),
     /// It forks off at this revision.
     Fork(Revision),
+    /// It begins a history of which nothing else is known to be shared.
+    Begin,
 }
 
 /// One history.
@@ -100,6 +102,13 @@ impl Timeline {
     pub fn last(&self, catalog: &Catalog, evidence: &dyn Evidence) -> Option<Revision> {
         let of = |m: &Member| m.until.min(last_of(catalog, evidence, m.snapshot));
         self.members.iter().map(of).max()
+    }
+
+    /// When the first of its own snapshots was taken, if it branched off; in seconds since 1970.
+    pub fn began(&self, catalog: &Catalog) -> Option<i64> {
+        let own = self.members.iter().filter(|m| m.own);
+        let created = own.map(|m| catalog.snapshots[m.snapshot].name.created);
+        self.lineage.last().and(created.min())
     }
 
     /// The first revision that is this timeline's own, if it branched off.
@@ -138,7 +147,8 @@ pub fn doubtful(catalog: &Catalog) -> Vec<usize> {
     for (at, &i) in order.iter().enumerate() {
         let n = name(i);
         grows &= match n.kind {
-            Kind::Full => n.last >= highest,
+            // One that begins a history is told from those before it whatever its revision.
+            Kind::Full => n.last >= highest && !catalog.snapshots[i].begins_timeline,
             Kind::Incr => n.start > highest,
         };
         highest = highest.max(n.last);
@@ -204,6 +214,7 @@ impl Timelines {
                 let (fit, place) = Self::fit(catalog, evidence, &all, t, x)?;
                 conflicts.push(match place {
                     Place::Fork(r) => Some(r),
+                    Place::Begin => Some(Revision(1)),
                     _ => None,
                 });
                 best = best.max(Some((fit, place)));
@@ -212,7 +223,13 @@ impl Timelines {
             let mut chosen = fit.timeline;
             match place {
                 Place::Fork(fork) => {
-                    let new = Self::fork(catalog, evidence, &all, chosen, fork, x)?;
+                    let new = Self::fork(catalog, evidence, &all, chosen, fork, fork, x)?;
+                    all.push(new);
+                    chosen = all.len() - 1;
+                }
+                Place::Begin => {
+                    let last = last_of(catalog, evidence, x);
+                    let new = Self::fork(catalog, evidence, &all, chosen, Revision(1), last, x)?;
                     all.push(new);
                     chosen = all.len() - 1;
                 }
@@ -288,8 +305,13 @@ impl Timelines {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
         };
+        let is_read = evidence.last(x).is_some();
+        let begins = catalog.snapshots[x].begins_timeline && is_read && !all[t].members.is_empty();
         let place = match (conflict, forked_at) {
             (Some(r), _) => Place::Fork(r),
+            // Whoever took it saw that the cluster went on otherwise, which its content need not show: what is
+            // compacted cannot disagree.
+            (None, _) if begins => Place::Begin,
             (None, Some(r)) => Place::JoinForkedAt(r),
             (None, None) => Place::Join,
         };
@@ -322,7 +344,7 @@ impl Timelines {
         let fit = Fit {
             agreed: agreed.map(|a| conflict.map_or(a, |c| a.min(c.previous()))),
             connected,
-            joins: conflict.is_none(),
+            joins: conflict.is_none() && !begins,
             confirmed,
             adjacent: all[t].last(catalog, evidence) == Some(before),
             activity: activity(catalog, &all[t]),
@@ -366,13 +388,15 @@ impl Timelines {
         }
     }
 
-    /// A new timeline for `x`, branching off `parent` at its first own revision, `fork`.
+    /// A new timeline for `x`, branching off `parent` at its first own revision, `fork`; named for what `x`
+    /// holds at `told`.
     fn fork(
         catalog: &Catalog,
         evidence: &dyn Evidence,
         all: &[Timeline],
         parent: usize,
         fork: Revision,
+        told: Revision,
         x: usize,
     ) -> Result<Timeline> {
         let mut members = all[parent].members.clone();
@@ -389,7 +413,7 @@ impl Timelines {
         let mut lineage = all[parent].lineage.clone();
         lineage.retain(|f| f.1 <= fork);
         lineage.push((all.len(), fork));
-        let mut id = format!("r{fork}-{}", evidence.fingerprint(x, fork)?);
+        let mut id = format!("r{told}-{}", evidence.fingerprint(x, told)?);
         // Histories that are the same there may differ elsewhere.
         let more = format!("{id}-");
         let twins = all.iter().filter(|t| t.id == id || t.id.starts_with(&more));

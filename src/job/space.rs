@@ -55,6 +55,7 @@ mod tests {
             path: String::new(),
             bytes,
             excluded: false,
+            begins_timeline: false,
         };
         let deltas = [
             delta("Incr-00000002-00000009-1", 400),

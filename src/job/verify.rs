@@ -358,7 +358,7 @@ fn no_history(
     let message = match (covered, compact) {
         (false, _) => format!("the cluster is at revision {revision}, and the backup: {e}"),
         (true, Revision::NONE) => format!(
-            "etcd was never compacted, and no full snapshot that leads to revision {revision} holds all history: compact etcd, then run again"
+            "etcd was never compacted, and no full snapshot that leads to revision {revision} holds all history, so their HashKVs cannot be compared: keep history with `deltafold compact --keep-history all`, or take a full snapshot; if that does not help, look whether --endpoints are this backup's cluster"
         ),
         (true, _) => format!(
             "etcd holds history from revision {compact} on, and every full snapshot that leads to revision {revision} was compacted later: run again when etcd was compacted next, or take a full snapshot"

@@ -47,8 +47,6 @@ pub fn delta(
     let endpoints = endpoints(&cluster, &taking.way);
     let begun = Instant::now();
     let needed = match saver.full_needed(cluster.revision) {
-        // The full that was taken for it is the newest of all: nothing has changed since.
-        Some((FullReason::ClusterBehind, _)) if saver.rests_at(cluster.revision) => Ok(None),
         Some(why) => Ok(Some(why)),
         None => {
             let needed = catch_up(ctx, taking, &mut saver, endpoints, &cluster, options);

@@ -6,6 +6,7 @@ use super::known;
 use super::saved::{Newest, name_time};
 use super::{Compared, Taking, Written};
 use crate::bolt::Database;
+use crate::bucket::catalog::TIMELINES;
 use crate::bucket::codec::{self, Encoder, Encoding};
 use crate::bucket::frame::FrameReader;
 use crate::bucket::{Kind, SnapshotName};
@@ -64,6 +65,7 @@ impl Taken {
         ctx: &Context,
         newest: Option<Newest>,
         is_final: bool,
+        begins_timeline: bool,
     ) -> Result<Written> {
         let mut name = SnapshotName {
             kind: Kind::Full,
@@ -73,7 +75,15 @@ impl Taken {
             compression: self.encoding.compression,
             is_final,
         };
+        // Noted first: nobody shall see the full without it.
+        if begins_timeline {
+            note_timeline(ctx, &name)?;
+        }
+        let noted = name.created;
         give_name(ctx, &self.staged, &mut name)?;
+        if begins_timeline && name.created != noted {
+            note_timeline(ctx, &name)?;
+        }
         tracing::info!(
             snapshot = %name,
             revision = self.revision.0,
@@ -92,6 +102,18 @@ impl Taken {
             name,
         })
     }
+}
+
+/// Notes in the store that a full begins a timeline. Its content need not show it: what the others have
+/// compacted cannot disagree.
+fn note_timeline(ctx: &Context, name: &SnapshotName) -> Result<()> {
+    let mut upload = Upload::new(&ctx.store, "timeline", 1);
+    let text = "this full snapshot begins another history than the snapshots before it\n";
+    upload
+        .write_all(text.as_bytes())
+        .map_err(|e| Error::io("write a note", e))?;
+    upload.finish()?.publish(&format!("{TIMELINES}/{name}"))?;
+    Ok(())
 }
 
 /// Takes a full snapshot from the best member there is, and from the next one where that fails.

@@ -61,8 +61,6 @@ pub struct Newest {
     pub created: i64,
     /// Whether a full has that time.
     pub is_full: bool,
-    /// The last revision of the newest.
-    pub last: Revision,
     /// How the newest snapshot is compressed.
     pub compression: Compression,
 }
@@ -75,7 +73,6 @@ impl Newest {
         Some(Newest {
             created: newest.name.created,
             is_full: newest.name.kind == Kind::Full,
-            last: newest.name.last,
             compression: newest.name.compression,
         })
     }
@@ -212,7 +209,6 @@ mod tests {
             Some(Newest {
                 created,
                 is_full,
-                last: Revision(1),
                 compression: Compression::None,
             })
         };

@@ -37,6 +37,8 @@ pub(super) struct Saver<'a> {
     newest: Option<Newest>,
     last: Option<Revision>,
     full: Option<SnapshotName>,
+    /// When the line began, where other histories are before it; in seconds since 1970.
+    line_from: Option<i64>,
     report: Report,
 }
 
@@ -53,6 +55,7 @@ impl<'a> Saver<'a> {
             newest: None,
             last: None,
             full: None,
+            line_from: None,
             report: Report::default(),
         };
         let scan = match scan(ctx, Depth::Doubtful) {
@@ -70,6 +73,8 @@ impl<'a> Saver<'a> {
             Ok(saved) => {
                 saver.last = Some(saved.last);
                 saver.full.clone_from(&saved.full);
+                let timeline = scan.timelines.newest(&scan.catalog);
+                saver.line_from = timeline.ok().and_then(|t| t.began(&scan.catalog));
             }
             // Something is there, though it is of no use.
             Err(_) => saver.last = scan.catalog.latest_revision(),
@@ -118,11 +123,14 @@ impl<'a> Saver<'a> {
     /// snapshots there are.
     fn tell_by_names(&mut self, tell: &Tell, deltas: bool) -> Result<()> {
         let listing = self.ctx.store.list(&[V2, V1])?.into_iter();
-        let catalog = Catalog::from_listing(
+        let mut catalog = Catalog::from_listing(
             listing
                 .map(|(path, bytes)| Listed { path, bytes })
                 .collect(),
         );
+        // Names alone do not tell histories apart.
+        let from = self.line_from.unwrap_or(i64::MIN);
+        catalog.snapshots.retain(|s| s.name.created >= from);
         let timelines = Timelines::build(&catalog, &NamesOnly)?;
         let timeline = timelines.newest(&catalog)?;
         if let Some(last) = self.last {
@@ -156,18 +164,6 @@ impl<'a> Saver<'a> {
             Some(Err(why)) => Some(why.clone()),
             Some(Ok(saved)) => saved::full_needed(saved, current),
         }
-    }
-
-    /// Whether the newest snapshot of all is a full of that revision, which is the last that is saved then. Of
-    /// a cluster that was set back it is no timeline of its own yet, as long as nothing else was written.
-    pub(super) fn rests_at(&mut self, revision: i64) -> bool {
-        let rests = self
-            .newest
-            .is_some_and(|n| n.is_full && n.last.0 == revision);
-        if rests {
-            self.last = Some(Revision(revision));
-        }
-        rests
     }
 
     /// Why there is no going on from the last saved revision.
@@ -219,11 +215,15 @@ impl<'a> Saver<'a> {
         is_final: bool,
     ) -> Result<Option<Position>> {
         let (revision, first, position) = (taken.revision, taken.first_revision(), taken.position);
-        let written = taken.publish(self.ctx, self.newest, is_final)?;
         let forked = matches!(
             why.0,
             FullReason::HistoryMismatch | FullReason::ClusterBehind
         );
+        tracing::info!(reason = ?why.0, "a full snapshot: {}", why.1);
+        let written = taken.publish(self.ctx, self.newest, is_final, forked)?;
+        if forked {
+            self.line_from = Some(written.name.created);
+        }
         self.report.timeline_began |= forked;
         if let Some(last) = self.last
             && !forked
@@ -234,7 +234,18 @@ impl<'a> Saver<'a> {
                 last_revision: first.previous(),
             });
         }
-        tracing::info!(reason = ?why.0, "{}", why.1);
+        if forked {
+            self.warn(format!(
+                "{}; a new timeline begins with {}: if nobody has set the cluster back, check --endpoints and --store",
+                why.1, written.name
+            ));
+        }
+        if let Some(hole) = self.report.hole {
+            self.warn(format!(
+                "revisions {} to {} are lost: etcd had compacted them before they were saved",
+                hole.first_revision, hole.last_revision
+            ));
+        }
         self.report.full = Some(why);
         self.last = Some(revision);
         self.full = Some(written.name.clone());
@@ -257,7 +268,6 @@ impl<'a> Saver<'a> {
         self.newest = Some(Newest {
             created: written.name.created,
             is_full: written.name.kind == Kind::Full,
-            last: written.name.last,
             compression: written.name.compression,
         });
         self.report.written.push(written);
