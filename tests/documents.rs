@@ -769,7 +769,8 @@ fn flags(text: &str) -> BTreeSet<&str> {
 #[test]
 fn every_flag_that_is_mentioned_exists() {
     /// Those of cargo and etcd's tools.
-    const OTHERS: [&str; 8] = [
+    const OTHERS: [&str; 9] = [
+        "--bench",
         "--release",
         "--test",
         "--locked",
