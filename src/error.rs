@@ -24,6 +24,10 @@ pub enum Reason {
     MembersDiffer,
     /// The backup and the live etcd hold different data at one revision.
     BackupDiffers,
+    /// An etcd that was started on what was restored holds other data than what was folded.
+    DrillFailed,
+    /// The prefix is the backup of another cluster.
+    OtherCluster,
     /// Two timelines were written at the same time: two clusters share one prefix.
     InterleavedTimelines,
     /// There is no snapshot to start from.
@@ -60,6 +64,8 @@ pub enum Reason {
     SnapshotVanished,
     /// The live etcd changed what was to be changed, or was compacted; a new run sees the new state.
     Conflict,
+    /// Some of what was to be done was done, and some failed; a new run goes on with the rest.
+    PartlyDone,
     /// Another run holds the lock.
     LockHeld,
     /// A member of the live etcd is not healthy, so that nothing is done that needs all others.
@@ -70,6 +76,8 @@ pub enum Reason {
     PermissionDenied,
     /// The store or etcd does not accept the credentials.
     Unauthenticated,
+    /// A snapshot is encrypted, and no identity that was given opens it.
+    CannotDecrypt,
     /// A setting of the store or of the way to etcd is wrong or missing.
     Configuration,
     /// SIGTERM or SIGINT ended the run.
@@ -78,7 +86,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, in the order of the exit codes.
-    pub const ALL: [Reason; 33] = [
+    pub const ALL: [Reason; 37] = [
         Reason::Usage,
         Reason::CorruptSnapshot,
         Reason::CorruptDataDir,
@@ -87,6 +95,8 @@ impl Reason {
         Reason::HistoryMismatch,
         Reason::MembersDiffer,
         Reason::BackupDiffers,
+        Reason::DrillFailed,
+        Reason::OtherCluster,
         Reason::InterleavedTimelines,
         Reason::NoSnapshots,
         Reason::OutOfRange,
@@ -105,11 +115,13 @@ impl Reason {
         Reason::NoSpace,
         Reason::SnapshotVanished,
         Reason::Conflict,
+        Reason::PartlyDone,
         Reason::LockHeld,
         Reason::MemberUnhealthy,
         Reason::CertificateExpired,
         Reason::PermissionDenied,
         Reason::Unauthenticated,
+        Reason::CannotDecrypt,
         Reason::Configuration,
         Reason::Terminated,
     ];
@@ -125,6 +137,8 @@ impl Reason {
             Reason::HistoryMismatch => "HistoryMismatch",
             Reason::MembersDiffer => "MembersDiffer",
             Reason::BackupDiffers => "BackupDiffers",
+            Reason::DrillFailed => "DrillFailed",
+            Reason::OtherCluster => "OtherCluster",
             Reason::InterleavedTimelines => "InterleavedTimelines",
             Reason::NoSnapshots => "NoSnapshots",
             Reason::OutOfRange => "OutOfRange",
@@ -143,11 +157,13 @@ impl Reason {
             Reason::NoSpace => "NoSpace",
             Reason::SnapshotVanished => "SnapshotVanished",
             Reason::Conflict => "Conflict",
+            Reason::PartlyDone => "PartlyDone",
             Reason::LockHeld => "LockHeld",
             Reason::MemberUnhealthy => "MemberUnhealthy",
             Reason::CertificateExpired => "CertificateExpired",
             Reason::PermissionDenied => "PermissionDenied",
             Reason::Unauthenticated => "Unauthenticated",
+            Reason::CannotDecrypt => "CannotDecrypt",
             Reason::Configuration => "Configuration",
             Reason::Terminated => "Terminated",
         }
@@ -164,6 +180,8 @@ impl Reason {
             | Reason::HistoryMismatch
             | Reason::MembersDiffer
             | Reason::BackupDiffers
+            | Reason::DrillFailed
+            | Reason::OtherCluster
             | Reason::InterleavedTimelines => 65,
             Reason::NoSnapshots
             | Reason::OutOfRange
@@ -179,10 +197,11 @@ impl Reason {
             Reason::Io | Reason::NoSpace => 74,
             Reason::SnapshotVanished
             | Reason::Conflict
+            | Reason::PartlyDone
             | Reason::LockHeld
             | Reason::MemberUnhealthy => 75,
             Reason::CertificateExpired => 76,
-            Reason::PermissionDenied | Reason::Unauthenticated => 77,
+            Reason::PermissionDenied | Reason::Unauthenticated | Reason::CannotDecrypt => 77,
             Reason::Configuration => 78,
             Reason::Terminated => 143,
         }
@@ -190,7 +209,14 @@ impl Reason {
 
     /// Whether snapshots or a data directory, not their surroundings, are what is wrong.
     pub fn is_bad_data(self) -> bool {
-        self.exit_code() == 65 && !matches!(self, Reason::MembersDiffer | Reason::BackupDiffers)
+        let of_surroundings = matches!(
+            self,
+            Reason::MembersDiffer
+                | Reason::BackupDiffers
+                | Reason::DrillFailed
+                | Reason::OtherCluster
+        );
+        self.exit_code() == 65 && !of_surroundings
     }
 
     /// Whether the same command can succeed later without anything being mended by hand.

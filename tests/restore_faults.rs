@@ -73,6 +73,7 @@ impl InMemoryBucket {
             store,
             temp_dir: std::env::temp_dir(),
             threads: 2,
+            keys: Default::default(),
         };
         let options = Options {
             request: Request::default(),

@@ -63,6 +63,7 @@ impl Bench {
             store: store.with_cancel(cancel.clone()),
             temp_dir: std::env::temp_dir(),
             threads: 2,
+            keys: Default::default(),
         }
     }
 

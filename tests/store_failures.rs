@@ -174,6 +174,7 @@ fn compact(store: Store, options: &Options) -> Result<Outcome, Error> {
         store,
         temp_dir: std::env::temp_dir(),
         threads: 2,
+        keys: Default::default(),
     };
     run(&ctx, options)
 }

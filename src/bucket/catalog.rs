@@ -12,6 +12,10 @@ pub const V2: &str = "v2";
 pub const V1: &str = "v1";
 /// The folder of notes on fulls that begin a timeline: `<name of the full>`.
 pub const TIMELINES: &str = "deltafold-timelines";
+/// The folder of pins: `<name of the full>`. A chain whose full has one is kept, whatever the policy.
+pub const PINS: &str = "deltafold-pins";
+/// The folder of notes on what `gc` excluded, to be purged later: `<name of the snapshot>`.
+pub const REMOVED: &str = "deltafold-removed";
 /// `<name>.exclude` beside a snapshot excludes it where the store has no tags.
 pub const EXCLUDE_SUFFIX: &str = ".exclude";
 
@@ -37,6 +41,10 @@ pub struct Snapshot {
     pub excluded: bool,
     /// Of a full: noted by who took it as the first of another history than what was saved before.
     pub begins_timeline: bool,
+    /// Of a full: kept with its chain, whatever the policy.
+    pub pinned: bool,
+    /// Noted as removed by `gc`; it counts only where the snapshot is excluded, too.
+    pub removal_noted: bool,
 }
 
 /// All that a prefix holds.
@@ -52,10 +60,14 @@ impl Catalog {
     /// Sorts a listing.
     pub fn from_listing(listing: Vec<Listed>) -> Self {
         let mut catalog = Catalog::default();
-        let (mut marks, mut begins) = (HashSet::new(), HashSet::new());
+        let mut marks = HashSet::new();
+        let mut notes = [TIMELINES, PINS, REMOVED].map(|folder| (folder, HashSet::new()));
         for object in listing {
-            if let Some(name) = object.path.strip_prefix(&format!("{TIMELINES}/")) {
-                begins.insert(name.to_owned());
+            let note = notes.iter_mut().find_map(|(folder, names)| {
+                let name = object.path.strip_prefix(*folder)?.strip_prefix('/')?;
+                Some(names.insert(name.to_owned()))
+            });
+            if note.is_some() {
                 continue;
             }
             match snapshot_name(&object.path) {
@@ -65,6 +77,8 @@ impl Catalog {
                     bytes: object.bytes,
                     excluded: false,
                     begins_timeline: false,
+                    pinned: false,
+                    removal_noted: false,
                 }),
                 None => match object.path.strip_suffix(EXCLUDE_SUFFIX) {
                     Some(path) if snapshot_name(path).is_some() => {
@@ -76,7 +90,10 @@ impl Catalog {
         }
         for s in &mut catalog.snapshots {
             s.excluded = marks.contains(&s.path);
-            s.begins_timeline = s.name.kind == Kind::Full && begins.contains(&s.name.to_string());
+            let (full, name) = (s.name.kind == Kind::Full, s.name.to_string());
+            let [begins, pins, removed] = notes.each_ref().map(|(_, names)| names.contains(&name));
+            (s.begins_timeline, s.pinned, s.removal_noted) =
+                (full && begins, full && pins, removed);
         }
         catalog.foreign.sort();
         catalog.snapshots.sort_by(|a, b| {
@@ -138,6 +155,9 @@ mod tests {
             "v2/notes.exclude",
             "v2/sub/Full-00000000-00000010-100",
             "deltafold-timelines/Full-00000000-00000020-200",
+            "deltafold-pins/Full-00000000-00000010-100.gz",
+            "deltafold-pins/Incr-00000011-00000020-200",
+            "deltafold-removed/Incr-00000011-00000020-200",
         ];
         let listing = paths
             .map(|p| Listed {
@@ -163,6 +183,13 @@ mod tests {
         assert_eq!(c.foreign.len(), 5);
         let begins: Vec<_> = c.snapshots.iter().map(|s| s.begins_timeline).collect();
         assert_eq!(begins, [false, false, false, true]);
+        let notes: Vec<_> = c
+            .snapshots
+            .iter()
+            .map(|s| (s.pinned, s.removal_noted))
+            .collect();
+        let none = (false, false);
+        assert_eq!(notes, [none, (true, false), (false, true), none]);
         assert_eq!(c.latest_revision(), Some(Revision(20)));
         assert_eq!(c.usable().collect::<Vec<_>>(), [0, 2, 3]);
     }

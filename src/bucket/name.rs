@@ -6,6 +6,9 @@ use chrono::{DateTime, Utc};
 use std::fmt;
 use std::str::FromStr;
 
+/// The suffix of what is encrypted, the last one of all.
+pub const ENCRYPTED: &str = ".age";
+
 /// Whether a snapshot holds a whole store or the events after another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
@@ -25,7 +28,7 @@ impl Kind {
     }
 }
 
-/// `Full|Incr-<start>-<last>-<unix seconds>[.gz|.zlib|.Z|.zst][.final]`.
+/// `Full|Incr-<start>-<last>-<unix seconds>[.gz|.zlib|.Z|.zst][.final][.age]`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct SnapshotName {
     /// Full or delta.
@@ -40,6 +43,8 @@ pub struct SnapshotName {
     pub compression: Compression,
     /// The last snapshot of a cluster that was given up.
     pub is_final: bool,
+    /// Encrypted with age: deltafold's own addition; the usual tool cannot read it.
+    pub is_encrypted: bool,
 }
 
 impl SnapshotName {
@@ -53,13 +58,14 @@ impl fmt::Display for SnapshotName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{}-{:08}-{:08}-{}{}{}",
+            "{}-{:08}-{:08}-{}{}{}{}",
             self.kind.as_str(),
             self.start.0,
             self.last.0,
             self.created,
             self.compression.suffix(),
-            if self.is_final { ".final" } else { "" }
+            if self.is_final { ".final" } else { "" },
+            if self.is_encrypted { ENCRYPTED } else { "" }
         )
     }
 }
@@ -72,6 +78,10 @@ impl FromStr for SnapshotName {
     type Err = NotASnapshot;
 
     fn from_str(s: &str) -> Result<Self, NotASnapshot> {
+        let (s, is_encrypted) = match s.strip_suffix(ENCRYPTED) {
+            Some(rest) => (rest, true),
+            None => (s, false),
+        };
         let (s, is_final) = match s.strip_suffix(".final") {
             Some(rest) => (rest, true),
             None => (s, false),
@@ -112,6 +122,7 @@ impl FromStr for SnapshotName {
             created,
             compression,
             is_final,
+            is_encrypted,
         })
     }
 }
@@ -129,6 +140,9 @@ mod tests {
             "Full-00000000-123456789012-1795224740.zlib.final",
             "Full-00000000-00000001-1.zst",
             "Incr-00000001-00000001-1.final",
+            "Incr-00000001-00000001-1.age",
+            "Full-00000000-00000001-1.gz.age",
+            "Full-00000000-00000001-1.zst.final.age",
         ] {
             assert_eq!(s.parse::<SnapshotName>().unwrap().to_string(), s);
         }
@@ -147,6 +161,9 @@ mod tests {
             "Incr-+0000747-00000748-1795224681",
             "Full-00000000-00000746-1795224681-1",
             "Full-00000000-00000746-1795224681.gz.tmp",
+            "Full-00000000-00000746-1795224681.age.gz",
+            "Full-00000000-00000746-1795224681.age.final",
+            "Full-00000000-00000746-1795224681.age.age",
             "Full-00000000-00000746",
             "full-00000000-00000746-1795224681",
             "Full-00000000-99999999999999999999-1795224681",

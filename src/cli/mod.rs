@@ -7,6 +7,7 @@ mod bandwidth;
 mod compact;
 mod completions;
 mod diff;
+mod encryption;
 mod endpoints;
 mod export;
 mod get;
@@ -195,6 +196,8 @@ struct MeansArgs {
     /// Threads that read, compress and upload [default: as many as processors]
     #[arg(long, env = "DELTAFOLD_THREADS", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     threads: Option<u16>,
+    #[command(flatten)]
+    encryption: encryption::EncryptionArgs,
 }
 
 impl MeansArgs {
@@ -242,6 +245,7 @@ impl MeansArgs {
             store: open(&self.options()?, handle)?.with_cancel(cancel.clone()),
             temp_dir,
             threads,
+            keys: self.encryption.keys()?,
         })
     }
 

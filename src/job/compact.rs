@@ -145,6 +145,7 @@ impl Run<'_> {
             created: newest_input(&source) + 1,
             compression: encoding.compression,
             is_final: newest.is_final,
+            is_encrypted: false,
         };
         let (staged, folded) = self.write(&source, compact, fold, &new_name, encoding)?;
         let bytes = give_name(self.ctx, &staged, &mut new_name)?;

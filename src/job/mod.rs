@@ -30,7 +30,7 @@ use crate::bucket::{Compression, Snapshot, codec};
 use crate::error::{Error, Reason, Result};
 use crate::job::ahead::Ahead;
 use crate::mvcc::Base;
-use crate::store::{Cancel, ObjectReader, Store};
+use crate::store::{Cancel, Keys, ObjectReader, Store};
 use crate::telemetry::progress::Step;
 use std::fs::File;
 use std::io::{Read, Write};
@@ -45,6 +45,8 @@ pub struct Context {
     pub temp_dir: PathBuf,
     /// Threads that read, compress and upload; 1 or more. Results do not depend on it.
     pub threads: usize,
+    /// What opens encrypted snapshots, and for whom new ones are encrypted.
+    pub keys: Keys,
 }
 
 /// A database file in the temporary directory; reading it ends when the Job is cancelled.
@@ -85,10 +87,20 @@ impl Context {
     /// The payload of a snapshot whose transfer has begun.
     fn payload_from(&self, object: ObjectReader, snapshot: &Snapshot) -> Result<Payload> {
         let step = Step::new(format!("read {}", snapshot.name), Some(snapshot.bytes));
-        let plain = codec::decoder(snapshot.name.compression, step.reader(object))
+        let opened: Box<dyn Read + Send> = match snapshot.name.is_encrypted {
+            true => Box::new(
+                self.keys
+                    .decrypt(step.reader(object))
+                    .map_err(self.at(snapshot))?,
+            ),
+            false => Box::new(step.reader(object)),
+        };
+        let plain = codec::decoder(snapshot.name.compression, opened)
             .map_err(|e| self.at(snapshot)(Error::io("read", e)))?;
         // What is not compressed comes as fast as it can be hashed.
-        let ahead = self.threads > 1 && snapshot.name.compression != Compression::None;
+        let is_plain =
+            snapshot.name.compression == Compression::None && !snapshot.name.is_encrypted;
+        let ahead = self.threads > 1 && !is_plain;
         Ok(FrameReader::new(match ahead {
             true => Box::new(Ahead::new(plain)?),
             false => plain,

@@ -1,7 +1,7 @@
 //! Looks at a prefix: lists it, finds out what is excluded, reads contents where names leave
 //! doubt (or all of them), and sorts the snapshots into timelines.
 
-use crate::bucket::catalog::{TIMELINES, V1, V2};
+use crate::bucket::catalog::{PINS, REMOVED, TIMELINES, V1, V2};
 use crate::bucket::chain::KnownBases;
 use crate::bucket::survey::{Comparison, Continuity, Survey, SurveyFile};
 use crate::bucket::timeline::{self, Evidence, NamesOnly, Timelines};
@@ -111,7 +111,7 @@ impl Evidence for Contents {
 /// `NoSnapshots` where there is none; the store's; `Io`, `NoSpace`. A damaged snapshot is no error
 /// here: it is told in [`Contents::unreadable`].
 pub fn scan(ctx: &Context, depth: Depth) -> Result<Scan> {
-    let listing = ctx.store.list(&[V2, V1, TIMELINES])?;
+    let listing = ctx.store.list(&[V2, V1, TIMELINES, PINS, REMOVED])?;
     let listing = listing
         .into_iter()
         .map(|(path, bytes)| Listed { path, bytes })

@@ -56,6 +56,8 @@ mod tests {
             bytes,
             excluded: false,
             begins_timeline: false,
+            pinned: false,
+            removal_noted: false,
         };
         let deltas = [
             delta("Incr-00000002-00000009-1", 400),

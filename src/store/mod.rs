@@ -3,6 +3,7 @@
 //! It knows paths and bytes, nothing of snapshots. `job` calls it.
 
 pub mod bandwidth;
+pub mod encryption;
 mod errors;
 pub mod exclude;
 pub mod fetch;
@@ -10,9 +11,11 @@ pub mod lock;
 mod lock_object;
 pub mod open;
 pub mod publish;
+mod small;
 pub mod staging;
 
 pub use bandwidth::Bandwidth;
+pub use encryption::Keys;
 pub use errors::store_error;
 pub use fetch::ObjectReader;
 pub use lock_object::LOCKS;
@@ -20,6 +23,7 @@ pub use open::open;
 pub use publish::{Published, Staged, Upload};
 
 use crate::error::{Error, Reason, Result};
+use chrono::{DateTime, Utc};
 use exclude::ExcludeTags;
 use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path;
@@ -80,6 +84,17 @@ impl Cancel {
             done = f => Ok(done),
         }
     }
+}
+
+/// An object as a listing tells it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ObjectInfo {
+    /// Below the store's prefix, with `/` between folders.
+    pub path: String,
+    /// Size in the store.
+    pub bytes: u64,
+    /// When it was written, by the store's clock.
+    pub modified: DateTime<Utc>,
 }
 
 /// One prefix of one object store.
@@ -201,9 +216,18 @@ impl Store {
     /// All objects in some folders below the prefix: path below the prefix, and size.
     ///
     /// # Errors
+    /// As [`objects`](Self::objects).
+    pub fn list(&self, folders: &[&str]) -> Result<Vec<(String, u64)>> {
+        let objects = self.objects(folders)?.into_iter();
+        Ok(objects.map(|o| (o.path, o.bytes)).collect())
+    }
+
+    /// All objects in some folders below the prefix.
+    ///
+    /// # Errors
     /// `StoreUnreachable`, `PermissionDenied`, `Unauthenticated`, `Configuration`, `NoSnapshots`
     /// where the bucket does not exist.
-    pub fn list(&self, folders: &[&str]) -> Result<Vec<(String, u64)>> {
+    pub fn objects(&self, folders: &[&str]) -> Result<Vec<ObjectInfo>> {
         if let Some(root) = &self.local_root {
             let mut objects = Vec::new();
             for folder in folders {
@@ -222,7 +246,11 @@ impl Store {
                 {
                     if let Some(below) = object.location.prefix_match(&self.prefix) {
                         let parts: Vec<String> = below.map(|p| p.as_ref().to_owned()).collect();
-                        objects.push((parts.join("/"), object.size));
+                        objects.push(ObjectInfo {
+                            path: parts.join("/"),
+                            bytes: object.size,
+                            modified: object.last_modified,
+                        });
                     }
                 }
             }
@@ -299,7 +327,7 @@ fn list_local(
     root: &std::path::Path,
     below: &str,
     depth: usize,
-    objects: &mut Vec<(String, u64)>,
+    objects: &mut Vec<ObjectInfo>,
 ) -> Result<()> {
     let folder = root.join(below);
     let failed = |e| Error::io(format!("list {}", folder.display()), e);
@@ -317,7 +345,11 @@ fn list_local(
             continue;
         };
         if meta.is_file() {
-            objects.push((path, meta.len()));
+            objects.push(ObjectInfo {
+                path,
+                bytes: meta.len(),
+                modified: meta.modified().map_err(failed)?.into(),
+            });
         } else if meta.is_dir() && depth < DEEPEST && name.to_str().is_some() {
             list_local(root, &path, depth + 1, objects)?;
         }

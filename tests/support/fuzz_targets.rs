@@ -213,6 +213,7 @@ pub fn delta_parser(data: &[u8]) {
         created: 1,
         compression,
         is_final: false,
+        is_encrypted: false,
     };
     let plain = drain(payload, &name);
     // The buffer is filled by a few bytes at a time: every boundary is met.
@@ -358,6 +359,7 @@ pub fn chain_builder(data: &[u8]) {
             created,
             compression: Compression::ALL[usize::from(bytes.below(5))],
             is_final: switches & 4 != 0,
+            is_encrypted: switches & 16 != 0,
         };
         let path = match switches & 8 {
             0 => format!("v2/{name}"),

@@ -94,6 +94,7 @@ impl Prefix {
             store: store.unwrap_or_else(|e| panic!("{}: {e}", self.url)),
             temp_dir: std::env::temp_dir(),
             threads: 1,
+            keys: Default::default(),
         }
     }
 

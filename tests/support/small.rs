@@ -171,6 +171,7 @@ impl InProcess {
             store,
             temp_dir: std::env::temp_dir(),
             threads: 1,
+            keys: Default::default(),
         };
         let options = compact::Options {
             request: Request::default(),

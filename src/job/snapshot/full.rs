@@ -74,6 +74,7 @@ impl Taken {
             created: name_time(Kind::Full, newest, Utc::now()),
             compression: self.encoding.compression,
             is_final,
+            is_encrypted: false,
         };
         // Noted first: nobody shall see the full without it.
         if begins_timeline {
@@ -107,12 +108,9 @@ impl Taken {
 /// Notes in the store that a full begins a timeline. Its content need not show it: what the others have
 /// compacted cannot disagree.
 fn note_timeline(ctx: &Context, name: &SnapshotName) -> Result<()> {
-    let mut upload = Upload::new(&ctx.store, "timeline", 1);
     let text = "this full snapshot begins another history than the snapshots before it\n";
-    upload
-        .write_all(text.as_bytes())
-        .map_err(|e| Error::io("write a note", e))?;
-    upload.finish()?.publish(&format!("{TIMELINES}/{name}"))?;
+    ctx.store
+        .create_small(&format!("{TIMELINES}/{name}"), text.as_bytes())?;
     Ok(())
 }
 

@@ -187,6 +187,7 @@ impl Sealed {
             created: name_time(Kind::Incr, newest, Utc::now()),
             compression: encoding.compression,
             is_final: false,
+            is_encrypted: false,
         };
         let failed = |e| Error::io("write the new delta", e);
         let upload = Upload::new(&ctx.store, "Incr", ctx.threads);
