@@ -22,6 +22,7 @@ use crate::mvcc::{Fold, KeepHistory, KeyRange, Revision};
 use crate::store::Cancel;
 use crate::telemetry::memory::peak_memory_bytes;
 use crate::telemetry::progress::Step;
+use crate::temp::TempFile;
 use candidates::{Candidates, Opened, excludes};
 use chrono::Utc;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
@@ -586,7 +587,8 @@ impl Run<'_> {
             }
         };
         drop(out);
-        let again = File::open(path).map_err(failed)?;
+        let again = File::open(path).and_then(TempFile::plain);
+        let again = again.map_err(failed)?;
         let verified = sync_beside(&file, &what, || {
             rebuild.verify(ctx.spool(again), &rebuilt.hash, &layout)
         });
