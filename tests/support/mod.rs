@@ -9,6 +9,7 @@ pub mod etcd;
 pub mod faults;
 pub mod follower;
 pub mod history;
+pub mod keys;
 pub mod kube;
 pub mod load;
 pub mod member;

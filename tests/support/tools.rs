@@ -14,6 +14,7 @@ use std::time::Instant;
 use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 
+const AGE: &str = "1.3.2";
 const BBOLT: &str = "1.4.3";
 /// Kubernetes 1.36.3. Its libraries (client-go and others) have the version 0.36.3.
 const KUBERNETES: &str = "36.3";
@@ -61,6 +62,13 @@ pub fn etcd(version: EtcdVersion) -> PathBuf {
 /// The etcdutl of that version.
 pub fn etcdutl(version: EtcdVersion) -> PathBuf {
     etcd_module(version, "etcdutl", "go.etcd.io/etcd/etcdutl/v3")
+}
+
+/// The reference implementation of age.
+pub fn age() -> PathBuf {
+    cached(&format!("age-{AGE}"), "some seconds", |build| {
+        build.install("filippo.io/age/cmd/age", AGE, "age")
+    })
 }
 
 /// bbolt's own command line tool.
