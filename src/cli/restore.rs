@@ -121,7 +121,8 @@ struct TargetArgs {
     /// Write a plain snapshot file instead, for etcdutl and others
     ///
     /// Not compressed, its SHA-256 behind it. It holds the members of the backup: --name and the other
-    /// flags of the new cluster are for whatever restores from it.
+    /// flags of the new cluster are for whatever restores from it. It is encrypted where --age-recipient is
+    /// given, and its name must end in `.age` then.
     #[arg(
         long,
         env = "DELTAFOLD_TO_SNAPSHOT",
