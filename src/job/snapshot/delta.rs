@@ -89,7 +89,7 @@ pub fn same_history(
         leases: None,
         take_over: false,
     };
-    let saver = Saver::open(ctx, &taking)?;
+    let saver = Saver::look(ctx, &taking)?;
     let saved = match saver.saved() {
         None => return Ok(Err("the store holds no snapshot".to_owned())),
         Some(Err((_, why))) => return Ok(Err(why.clone())),

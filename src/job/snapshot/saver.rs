@@ -14,6 +14,7 @@ use crate::etcd::feed::{Ended, Position};
 use crate::job::Context;
 use crate::job::identity::{self, ClusterFacts};
 use crate::job::leases::{self, News};
+use crate::job::publish::refuse_plain;
 use crate::job::scan::{Depth, scan};
 use crate::mvcc::Revision;
 use std::time::Duration;
@@ -47,11 +48,27 @@ pub(super) struct Saver<'a> {
 }
 
 impl<'a> Saver<'a> {
+    /// Looks at the store, in order to add to it.
+    ///
+    /// # Errors
+    /// As [`look`](Self::look); `Configuration` where the newest snapshot is encrypted, and new ones would
+    /// not be.
+    pub(super) fn open(ctx: &'a Context, taking: &'a Taking) -> Result<Self> {
+        let (saver, newest) = Self::find(ctx, taking)?;
+        refuse_plain(ctx, newest.as_ref())?;
+        Ok(saver)
+    }
+
     /// Looks at the store.
     ///
     /// # Errors
     /// The store's; `NoSnapshots` where it holds snapshots directly, so that the URL is wrong.
-    pub(super) fn open(ctx: &'a Context, taking: &'a Taking) -> Result<Self> {
+    pub(super) fn look(ctx: &'a Context, taking: &'a Taking) -> Result<Self> {
+        Ok(Self::find(ctx, taking)?.0)
+    }
+
+    /// Gives the name of the newest snapshot that is not excluded, too.
+    fn find(ctx: &'a Context, taking: &'a Taking) -> Result<(Self, Option<SnapshotName>)> {
         let mut saver = Saver {
             ctx,
             taking,
@@ -68,7 +85,7 @@ impl<'a> Saver<'a> {
             Err(e) if is_empty_bucket(&e) => {
                 let names = ctx.store.list_directly()?;
                 let misplaced = names.iter().any(|n| n.parse::<SnapshotName>().is_ok());
-                return if misplaced { Err(e) } else { Ok(saver) };
+                return if misplaced { Err(e) } else { Ok((saver, None)) };
             }
             Err(e) => return Err(e),
         };
@@ -85,7 +102,9 @@ impl<'a> Saver<'a> {
             Err(_) => saver.last = scan.catalog.latest_revision(),
         }
         saver.found = Some(found);
-        Ok(saver)
+        let newest = scan.catalog.usable().last();
+        let newest = newest.map(|i| scan.catalog.snapshots[i].name.clone());
+        Ok((saver, newest))
     }
 
     /// What the store held; `None` where it was empty.
