@@ -14,6 +14,7 @@ mod get;
 mod history;
 mod leases;
 mod list;
+mod lock;
 mod maintain;
 mod metrics;
 mod peers;
@@ -86,6 +87,7 @@ enum Command {
     Apply(apply::ApplyArgs),
     Verify(verify::VerifyArgs),
     Maintain(maintain::MaintainArgs),
+    Lock(lock::LockArgs),
     Completions(completions::CompletionsArgs),
 }
 
@@ -312,13 +314,14 @@ fn parse_time(s: &str) -> Result<DateTime<Utc>, String> {
 }
 
 /// Flags of which one excludes the other.
-const EXCLUSIVE: [(&str, &str); 6] = [
+const EXCLUSIVE: [(&str, &str); 7] = [
     ("store", "snapshot"),
     ("revision", "time"),
     ("data_dir", "to_snapshot"),
     ("wal_dir", "to_snapshot"),
     ("if_needed", "to_snapshot"),
     ("password", "password_file"),
+    ("until", "for"),
 ];
 
 /// Flags of a live etcd whose variables may be etcdctl's, too: `ETCDCTL_` and the name.
@@ -444,6 +447,7 @@ fn run(cli: Cli) -> Result<Option<Error>> {
         Command::Apply(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Verify(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
         Command::Maintain(args) => with_signals(|cancel| args.run(cancel, output)),
+        Command::Lock(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Completions(args) => args.run().map(|()| None),
     };
     // A transfer that hangs must not keep the process.

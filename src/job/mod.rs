@@ -16,6 +16,7 @@ pub mod read;
 mod rebuild;
 mod replay;
 pub mod restore;
+pub mod retain;
 pub mod scan;
 pub mod schedule;
 pub mod snapshot;
