@@ -16,7 +16,7 @@ pub mod staging;
 mod swift;
 
 pub use bandwidth::Bandwidth;
-pub use encryption::Keys;
+pub use encryption::{Keys, Sealed};
 pub use errors::store_error;
 pub use fetch::ObjectReader;
 pub use lock_object::LOCKS;
