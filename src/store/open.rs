@@ -13,8 +13,9 @@ mod swift;
 use super::Store;
 use super::errors::store_error;
 use super::exclude::ExcludeTags;
+use super::signed::Wire;
 use crate::error::{Error, Reason, Result};
-use object_store::client::Certificate;
+use object_store::client::{Certificate, HttpConnector, ReqwestConnector};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{BackoffConfig, ClientConfigKey, ClientOptions, ObjectStore, RetryConfig};
@@ -240,6 +241,14 @@ impl Means {
             client = client.with_root_certificate(certificate.clone());
         }
         client
+    }
+
+    /// What sends requests of ours: they go the same way as all others.
+    fn wire(&self, client: &ClientOptions, what: &str) -> Result<Wire> {
+        let http = ReqwestConnector::default()
+            .connect(client)
+            .map_err(|e| misconfigured(what, e))?;
+        Ok(Wire::new(http, &self.retry))
     }
 
     /// How a client connects that has no builder, and the settings that are left.

@@ -4,7 +4,9 @@ use super::secret::{Provider, Renewed, Secret};
 use super::{Means, Place, config_key, misconfigured};
 use crate::error::Result;
 use crate::store::Store;
+use crate::store::azure::{self, Azure};
 use crate::store::exclude::ExcludeTags;
+use object_store::ClientOptions;
 use object_store::azure::{AzureConfigKey, AzureCredential, MicrosoftAzureBuilder};
 use std::sync::Arc;
 use tokio::runtime::Handle;
@@ -12,7 +14,7 @@ use tokio::runtime::Handle;
 pub(super) fn open(place: &Place, means: Means, handle: Handle) -> Result<Store> {
     let secret = means.read_secret()?;
     let is_given = |name: &str| means.options.iter().any(|(key, _)| key.contains(name));
-    let builder = configure(place, &means, secret.as_ref())?;
+    let (builder, client) = configure(place, &means, secret.as_ref())?;
     let builder = match (&means.secret, &secret) {
         (Some(source), Some(secret)) if !is_given("account_key") && !is_given("sas_") => {
             let (place, means) = (place.clone(), means.clone());
@@ -21,7 +23,7 @@ pub(super) fn open(place: &Place, means: Means, handle: Handle) -> Result<Store>
                 if !has("storageAccount") || !(has("storageKey") || has("sasToken")) {
                     return Err(secret.wrong("it has no storageAccount with its storageKey"));
                 }
-                let builder = configure(&place, &means, Some(secret))?;
+                let (builder, _) = configure(&place, &means, Some(secret))?;
                 let store = builder.build().map_err(|e| misconfigured(&place.what, e))?;
                 Ok(store.credentials().clone() as Provider<AzureCredential>)
             })?;
@@ -29,15 +31,29 @@ pub(super) fn open(place: &Place, means: Means, handle: Handle) -> Result<Store>
         }
         _ => builder,
     };
+    let wire = means.wire(&client, &place.what)?;
+    let setting = |key| builder.get_config_value(&key);
+    let is_set = |key| setting(key).as_deref() == Some("true");
+    let server = azure::Place {
+        endpoint: setting(AzureConfigKey::Endpoint),
+        is_fabric: is_set(AzureConfigKey::UseFabricEndpoint),
+        is_emulator: is_set(AzureConfigKey::UseEmulator),
+    };
+    let unsigned = is_set(AzureConfigKey::SkipSignature);
     let store = builder.build().map_err(|e| misconfigured(&place.what, e))?;
-    Ok(place.store(Arc::new(store), ExcludeTags::none(), handle))
+    let store = Arc::new(store);
+    let tags = match Azure::new(store.clone(), wire, &server) {
+        Some(own) if !unsigned => ExcludeTags::azure(Arc::new(own)),
+        _ => ExcludeTags::none(),
+    };
+    Ok(place.store(store, tags, handle))
 }
 
 fn configure(
     place: &Place,
     means: &Means,
     secret: Option<&Secret>,
-) -> Result<MicrosoftAzureBuilder> {
+) -> Result<(MicrosoftAzureBuilder, ClientOptions)> {
     let mut builder = MicrosoftAzureBuilder::from_env()
         .with_url(&place.url)
         .with_retry(means.retry.clone());
@@ -52,7 +68,7 @@ fn configure(
     let client = means.client(&means.certificates, |key| {
         builder.get_config_value(&AzureConfigKey::Client(key))
     });
-    Ok(builder.with_client_options(client))
+    Ok((builder.with_client_options(client.clone()), client))
 }
 
 fn from_secret(secret: &Secret) -> Result<Vec<(String, String)>> {

@@ -5,6 +5,8 @@ use super::{Means, Place, config_key, misconfigured};
 use crate::error::Result;
 use crate::store::Store;
 use crate::store::exclude::ExcludeTags;
+use crate::store::gcs::Gcs;
+use object_store::ClientOptions;
 use object_store::gcp::{GcpCredential, GoogleCloudStorageBuilder, GoogleConfigKey};
 use serde_json::Value;
 use std::sync::Arc;
@@ -30,7 +32,7 @@ pub(super) fn open(place: &Place, mut means: Means, handle: Handle) -> Result<St
         secret = None;
         means.secret = None;
     }
-    let builder = configure(place, &means, secret.as_ref())?;
+    let (builder, client) = configure(place, &means, secret.as_ref())?;
     let builder = match (&means.secret, &secret) {
         (Some(source), Some(secret)) if !own && !other => {
             if key_of(secret).is_none() && secret.flag("emulatorEnabled")? != Some(true) {
@@ -38,7 +40,7 @@ pub(super) fn open(place: &Place, mut means: Means, handle: Handle) -> Result<St
             }
             let (place, means) = (place.clone(), means.clone());
             let renewed = Renewed::new(source.clone(), secret.clone(), move |secret| {
-                let builder = configure(&place, &means, Some(secret))?;
+                let (builder, _) = configure(&place, &means, Some(secret))?;
                 let store = builder.build().map_err(|e| misconfigured(&place.what, e))?;
                 Ok(store.credentials().clone() as Provider<GcpCredential>)
             })?;
@@ -46,8 +48,12 @@ pub(super) fn open(place: &Place, mut means: Means, handle: Handle) -> Result<St
         }
         _ => builder,
     };
+    let wire = means.wire(&client, &place.what)?;
+    let base = builder.get_config_value(&GoogleConfigKey::BaseUrl);
     let store = builder.build().map_err(|e| misconfigured(&place.what, e))?;
-    Ok(place.store(Arc::new(store), ExcludeTags::metadata(), handle))
+    let store = Arc::new(store);
+    let own = Gcs::new(store.clone(), wire, &place.bucket, base);
+    Ok(place.store(store, ExcludeTags::gcs(Arc::new(own)), handle))
 }
 
 fn no_key(secret: &Secret) -> crate::error::Error {
@@ -71,7 +77,7 @@ fn configure(
     place: &Place,
     means: &Means,
     secret: Option<&Secret>,
-) -> Result<GoogleCloudStorageBuilder> {
+) -> Result<(GoogleCloudStorageBuilder, ClientOptions)> {
     let mut builder = GoogleCloudStorageBuilder::from_env()
         .with_url(&place.url)
         .with_retry(means.retry.clone());
@@ -86,7 +92,7 @@ fn configure(
     let client = means.client(&means.certificates, |key| {
         builder.get_config_value(&GoogleConfigKey::Client(key))
     });
-    Ok(builder.with_client_options(client))
+    Ok((builder.with_client_options(client.clone()), client))
 }
 
 fn from_secret(secret: &Secret) -> Result<Vec<(String, String)>> {

@@ -5,8 +5,8 @@ use super::{Means, Place, config_key, misconfigured};
 use crate::error::{Error, Reason, Result};
 use crate::store::Store;
 use crate::store::exclude::ExcludeTags;
+use crate::store::signed::S3;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, AwsCredential, S3CopyIfNotExists};
-use object_store::client::{HttpConnector, ReqwestConnector};
 use object_store::{ClientConfigKey, ClientOptions};
 use std::sync::Arc;
 use tokio::runtime::Handle;
@@ -45,20 +45,19 @@ pub(super) fn open(place: &Place, means: Means, handle: Handle) -> Result<Store>
     let own_server = setting(AmazonS3ConfigKey::S3Endpoint)
         .or_else(|| setting(AmazonS3ConfigKey::Endpoint))
         .is_some_and(|e| !e.contains(".amazonaws.com"));
-    let failed = |e| misconfigured(&place.what, e);
-    let store = Arc::new(builder.build().map_err(failed)?);
-    // Requests for tags go the same way as all others.
-    let http = ReqwestConnector::default()
-        .connect(&client)
-        .map_err(failed)?;
-    let tags = if unsigned {
-        ExcludeTags::none()
+    let request_payer = setting(AmazonS3ConfigKey::RequestPayer).as_deref() == Some("true");
+    let region = setting(AmazonS3ConfigKey::Region);
+    let store = builder.build().map_err(|e| misconfigured(&place.what, e))?;
+    let store = Arc::new(store);
+    let store = if unsigned {
+        place.store(store, ExcludeTags::none(), handle)
     } else {
-        ExcludeTags::s3(store.clone(), http)
+        let wire = means.wire(&client, &place.what)?;
+        let own = Arc::new(S3::new(store.clone(), wire, region, request_payer));
+        let tags = ExcludeTags::s3(own.clone());
+        place.store(store, tags, handle).with_s3(own)
     };
-    let store = place
-        .store(store, tags, handle)
-        .with_largest_copy(LARGEST_COPY);
+    let store = store.with_largest_copy(LARGEST_COPY);
     Ok(match own_server {
         true => store.with_doubted_conditions(),
         false => store,
