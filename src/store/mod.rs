@@ -4,6 +4,7 @@
 
 pub mod azure;
 pub mod bandwidth;
+mod claim;
 pub mod encryption;
 mod errors;
 pub mod exclude;
