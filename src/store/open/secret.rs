@@ -20,7 +20,7 @@ const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// Larger files are no settings; a Secret has at most 1 MiB.
 const LARGEST_FILE: u64 = 1 << 20;
 /// Readings of a folder that changes meanwhile.
-const TRIES: usize = 10;
+const TRIES: usize = 100;
 
 /// Where a Secret is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -132,21 +132,23 @@ impl Secret {
     }
 }
 
-/// Kubernetes mounts a Secret as links into the folder that `..data` names, and changes it by giving
-/// that link another folder: whoever reads through one such folder sees one state of it.
+/// Kubernetes mounts a Secret as links into the folder that `..data` names. It changes it by giving that
+/// link another folder and deleting the one before: whoever reads through one folder, and finds it named
+/// still, has seen one whole state.
 fn read_folder(folder: &Path) -> io::Result<BTreeMap<String, String>> {
+    let named = || match fs::canonicalize(folder.join("..data")) {
+        Ok(now) => Ok(Some(now)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(e),
+    };
     let mut tried = 0;
     loop {
-        let read = match fs::canonicalize(folder.join("..data")) {
-            Ok(now) => read_files(&now),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => read_files(folder),
-            Err(e) => Err(e),
-        };
-        match read {
-            // The folder that was just named is gone: there is another one.
-            Err(e) if e.kind() == io::ErrorKind::NotFound && tried < TRIES => tried += 1,
-            read => return read,
+        let now = named()?;
+        let read = read_files(now.as_deref().unwrap_or(folder));
+        if tried == TRIES || named()? == now {
+            return read;
         }
+        tried += 1;
     }
 }
 

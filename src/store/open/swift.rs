@@ -225,7 +225,7 @@ mod tests {
             ("password", "p"),
             ("domain_name", "d"),
         ];
-        assert!(with(&base).unwrap_err().contains("tenant_name"));
+        assert!(with(&base).err().unwrap().contains("tenant_name"));
         let scoped = [base.as_slice(), &[("tenant_name", "t"), ("region", "r")]].concat();
         let Login::V3 {
             url,
