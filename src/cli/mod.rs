@@ -130,7 +130,7 @@ struct Global {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Store")]
 struct StoreArgs {
-    /// The folder that holds v2/ (or v1/): s3://bucket/prefix, gs://…, az://…, file:///dir or a path
+    /// The folder that holds v2/ (or v1/): s3://bucket/prefix, gs://…, az://…, swift://…, oss://…, file:///dir or a path
     #[arg(long, env = "DELTAFOLD_STORE", value_name = "URL")]
     store: String,
     #[command(flatten)]
@@ -147,7 +147,7 @@ impl StoreArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Backup")]
 struct BackupArgs {
-    /// The folder that holds v2/ (or v1/): s3://bucket/prefix, gs://…, az://…, file:///dir or a path
+    /// The folder that holds v2/ (or v1/): s3://bucket/prefix, gs://…, az://…, swift://…, oss://…, file:///dir or a path
     #[arg(
         long,
         env = "DELTAFOLD_STORE",
@@ -185,6 +185,7 @@ struct MeansArgs {
     ///
     /// In the environment: one setting a line. The providers' usual variables (AWS_ACCESS_KEY_ID,
     /// GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME, …) are read too; these win.
+    /// Where several stores are given, 2:KEY=VALUE is for the second alone.
     #[arg(
         long,
         env = "DELTAFOLD_STORE_OPTION",
@@ -192,6 +193,12 @@ struct MeansArgs {
         hide_env_values = true
     )]
     store_option: Vec<String>,
+    /// A folder with the store's settings and credentials, as a Secret is mounted
+    ///
+    /// The names of its files are those of etcd-backup-restore and etcd-druid. What changes in it while
+    /// a Job runs is seen.
+    #[arg(long, env = "DELTAFOLD_STORE_SECRET", value_name = "DIR")]
+    store_secret: Option<PathBuf>,
     /// For what does not fit into memory [default: the system's]
     #[arg(long, env = "DELTAFOLD_TEMP_DIR", value_name = "DIR")]
     temp_dir: Option<PathBuf>,
@@ -203,10 +210,22 @@ struct MeansArgs {
 }
 
 impl MeansArgs {
-    fn options(&self) -> Result<Vec<(String, String)>> {
+    /// The settings of the `nth` store, from 1 on.
+    fn options(&self, nth: usize) -> Result<Vec<(String, String)>> {
+        let secret = self.store_secret.iter().map(|dir| {
+            let key = store::open::OPTION_SECRET_DIR.to_owned();
+            Ok((key, dir.display().to_string()))
+        });
         let lines = self.store_option.iter().flat_map(|o| o.lines());
-        lines
+        let lines = lines
             .map(str::trim)
+            .filter_map(|line| match line.split_once(':') {
+                Some((number, rest)) if number.parse::<usize>().is_ok() => {
+                    (number.parse() == Ok(nth)).then_some(rest)
+                }
+                _ => Some(line),
+            });
+        let given = lines
             .filter(|l| !l.is_empty())
             .map(|l| match l.split_once('=') {
                 Some((key, value)) if !key.is_empty() => {
@@ -217,8 +236,8 @@ impl MeansArgs {
                     Reason::Usage,
                     "a --store-option is not of the form KEY=VALUE",
                 )),
-            })
-            .collect()
+            });
+        secret.chain(given).collect()
     }
 
     fn temp_dir(&self) -> Result<PathBuf> {
@@ -234,6 +253,7 @@ impl MeansArgs {
 
     fn context_with(
         &self,
+        nth: usize,
         cancel: &Cancel,
         open: impl FnOnce(&[(String, String)], tokio::runtime::Handle) -> Result<Store>,
     ) -> Result<Context> {
@@ -244,7 +264,7 @@ impl MeansArgs {
             None => std::thread::available_parallelism().map_or(1, usize::from),
         };
         Ok(Context {
-            store: open(&self.options()?, handle)?.with_cancel(cancel.clone()),
+            store: open(&self.options(nth)?, handle)?.with_cancel(cancel.clone()),
             temp_dir,
             threads,
             keys: self.encryption.keys()?,
@@ -252,14 +272,18 @@ impl MeansArgs {
     }
 
     fn context(&self, store: &str, cancel: &Cancel) -> Result<Context> {
-        self.context_with(cancel, |options, handle| {
+        self.nth_context(1, store, cancel)
+    }
+
+    fn nth_context(&self, nth: usize, store: &str, cancel: &Cancel) -> Result<Context> {
+        self.context_with(nth, cancel, |options, handle| {
             store::open(store, options, handle)
         })
     }
 
-    /// The snapshots of a store. One that cannot be opened may be passed over for another.
-    fn backup_store(&self, url: &str, cancel: &Cancel) -> Result<Backup> {
-        match self.context(url, cancel) {
+    /// The snapshots of the `nth` store that is given. One that cannot be opened may be passed over for another.
+    fn backup_store(&self, nth: usize, url: &str, cancel: &Cancel) -> Result<Backup> {
+        match self.nth_context(nth, url, cancel) {
             Ok(ctx) => Ok(Backup::Store(ctx)),
             Err(e) if e.reason() == Reason::Usage => Err(e),
             Err(error) => Ok(Backup::Closed {
@@ -272,7 +296,7 @@ impl MeansArgs {
     /// A plain snapshot file. Nothing is read from the store that its context has.
     fn backup_file(&self, file: &Path, cancel: &Cancel) -> Result<Backup> {
         let nowhere = self.temp_dir()?.display().to_string();
-        let ctx = self.context_with(cancel, |_, handle| store::open(&nowhere, &[], handle))?;
+        let ctx = self.context_with(1, cancel, |_, handle| store::open(&nowhere, &[], handle))?;
         Ok(Backup::File(ctx, file.to_owned()))
     }
 }
