@@ -14,6 +14,7 @@ pub mod load;
 pub mod member;
 pub mod minio;
 pub mod saved;
+pub mod shown;
 pub mod small;
 pub mod tools;
 pub mod truth;

@@ -399,7 +399,7 @@ impl<'a> Copier<'a> {
                 return Ok(worst(failures, self.outcome.copied + self.outcome.kept > 0));
             }
             if away {
-                self.sleep(PAUSE)?;
+                self.sleep(PAUSE.min(self.options.interval))?;
             }
             tracing::info!("looking again: something changed or failed meanwhile");
         }
