@@ -182,7 +182,9 @@ impl CopyArgs {
     fn stores(&self, cancel: &Cancel) -> Result<(Context, Context)> {
         let from_options = parse_options(&self.from_option, "--from-option")?;
         let to_options = parse_options(&self.to_option, "--to-option")?;
-        store::open::make_folder(&self.to)?;
+        if !self.dry_run {
+            store::open::make_folder(&self.to)?;
+        }
         if place(&self.from) == place(&self.to) && from_options == to_options {
             return Err(Error::new(
                 Reason::Usage,

@@ -15,7 +15,7 @@ mod small;
 pub mod staging;
 
 pub use bandwidth::Bandwidth;
-pub use encryption::Keys;
+pub use encryption::{Keys, Sealed};
 pub use errors::store_error;
 pub use fetch::ObjectReader;
 pub use lock_object::LOCKS;

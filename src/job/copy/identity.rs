@@ -1,52 +1,52 @@
 //! Whose backup the target is: the source's, from the first copy on.
 //!
-//! The object that tells it is written before any snapshot; a target that is another cluster's is refused.
+//! The object that tells it (`job::identity`) is written before any snapshot; a target that is another
+//! cluster's is refused.
 
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
-use serde_json::Value;
+use crate::job::identity::{IDENTITY, read};
 
-/// The object that tells whose backup a prefix is.
-const IDENTITY: &str = "deltafold-identity.json";
-const MOST_BYTES: u64 = 64 << 10;
+/// It has some hundred bytes.
+const MOST_BYTES: u64 = 1 << 20;
 
 /// Makes the target the backup of the source's cluster. A source that does not tell changes nothing.
 ///
 /// # Errors
-/// `OtherCluster` where the target is another cluster's and `take_over` is not set; those of both stores.
+/// `OtherCluster` where the target is another cluster's: neither `take_over` is set, nor has the source's
+/// cluster taken that one's place; `Configuration` where either object holds something else; those of both
+/// stores.
 pub(super) fn carry(from: &Context, to: &Context, take_over: bool) -> Result<()> {
-    let Some(ours) = from.store.read_small(IDENTITY, MOST_BYTES)? else {
+    let (Some(source), Some(bytes)) = (
+        read(&from.store)?,
+        from.store.read_small(IDENTITY, MOST_BYTES)?,
+    ) else {
         return Ok(());
     };
-    let Some(theirs) = to.store.read_small(IDENTITY, MOST_BYTES)? else {
-        to.store.create_small(IDENTITY, &ours)?;
+    let Some(target) = read(&to.store)? else {
+        to.store.create_small(IDENTITY, &bytes)?;
         return Ok(());
     };
-    let (source, target) = (cluster(&ours), cluster(&theirs));
-    if source == target {
+    if source.cluster_id == target.cluster_id {
         return Ok(());
     }
-    if take_over {
+    if take_over || source.former_cluster_ids.contains(&target.cluster_id) {
         tracing::warn!(
-            ?source,
-            ?target,
-            "the target is another cluster's from now on"
+            cluster_id = source.cluster_id,
+            former = target.cluster_id,
+            "{} is the backup of the source's cluster from now on",
+            to.store.url()
         );
-        return to.store.replace_small(IDENTITY, &ours);
+        return to.store.replace_small(IDENTITY, &bytes);
     }
     Err(Error::new(
         Reason::OtherCluster,
         format!(
-            "{} is the backup of cluster {}, {} that of {}: choose another --to, or give --take-over if the one replaces the other",
+            "{} is the backup of cluster {}, and {} that of {}: nothing was copied. Check --from and --to; if the one cluster has taken the other's place, say so once with --take-over",
             to.store.url(),
-            target.unwrap_or_default(),
+            target.cluster(),
             from.store.url(),
-            source.unwrap_or_default()
+            source.cluster()
         ),
     ))
-}
-
-fn cluster(identity: &[u8]) -> Option<String> {
-    let identity: Value = serde_json::from_slice(identity).ok()?;
-    Some(identity.get("clusterId")?.as_str()?.to_owned())
 }

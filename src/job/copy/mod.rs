@@ -350,8 +350,10 @@ impl<'a> Copier<'a> {
 
     /// Lists and copies until nothing is left that another listing may settle. Gives what failed.
     fn rounds(&mut self, first: bool) -> Result<Option<Error>> {
-        if first && !self.options.dry_run {
+        if !self.options.dry_run {
             identity::carry(self.from, self.to, self.options.take_over)?;
+        }
+        if first && !self.options.dry_run {
             self.to.store.clean_staging(Utc::now());
         }
         for round in 1.. {

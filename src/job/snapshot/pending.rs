@@ -3,16 +3,15 @@
 
 use super::Written;
 use super::saved::{Newest, name_time};
-use crate::bucket::codec::{self, Encoding};
+use crate::bucket::codec::Encoding;
 use crate::bucket::events::{EventRef, EventsWriter, encode_event};
 use crate::bucket::frame::FrameWriter;
 use crate::bucket::{Kind, SnapshotName};
 use crate::error::{Error, Result};
 use crate::etcd::feed::{KeyChange, Position, Transaction};
 use crate::job::Context;
-use crate::job::publish::give_name;
+use crate::job::publish::{Packer, give_name};
 use crate::mvcc::{Change, KeyValue, Revision};
-use crate::store::Upload;
 use chrono::{DateTime, Utc};
 use std::fs::File;
 use std::io::Write;
@@ -187,12 +186,10 @@ impl Sealed {
             created: name_time(Kind::Incr, newest, Utc::now()),
             compression: encoding.compression,
             is_final: false,
-            is_encrypted: false,
+            is_encrypted: ctx.keys.encrypts(),
         };
         let failed = |e| Error::io("write the new delta", e);
-        let upload = Upload::new(&ctx.store, "Incr", ctx.threads);
-        let packed = codec::encoder(encoding, ctx.threads, upload).map_err(failed)?;
-        let mut frame = FrameWriter::new(packed);
+        let mut frame = FrameWriter::new(Packer::new(ctx, "Incr", encoding)?);
         let mut buf = vec![0; 256 << 10];
         let mut at = 0;
         loop {
@@ -207,17 +204,16 @@ impl Sealed {
             frame.write_all(&buf[..n]).map_err(failed)?;
             at += n as u64;
         }
-        let packed = frame.finish().map_err(failed)?;
-        let staged = packed.finish().map_err(failed)?.finish()?;
-        give_name(ctx, &staged, &mut name)?;
+        let packed = frame.finish().map_err(failed)?.finish()?;
+        give_name(ctx, &packed, &mut name)?;
         tracing::info!(
             snapshot = %name,
             events = self.events,
-            bytes = staged.bytes(),
+            bytes = packed.bytes(),
             "saved a delta"
         );
         Ok(Written {
-            bytes: staged.bytes(),
+            bytes: packed.bytes(),
             uncompressed_bytes: at,
             events: self.events,
             hash_kv: None,
