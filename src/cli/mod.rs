@@ -6,6 +6,7 @@ mod apply;
 mod bandwidth;
 mod compact;
 mod completions;
+mod copy;
 mod diff;
 mod encryption;
 mod endpoints;
@@ -72,12 +73,15 @@ Examples:
       deltafold restore --store s3://backups/etcd-main --time 2026-11-20T12:00:00Z --data-dir /var/lib/etcd
   What was in a key, without restoring anything?
       deltafold get /registry/configmaps/default/settings --store s3://backups/etcd-main
+  Keep a second bucket in step:
+      deltafold copy --from s3://backups/etcd-main --to s3://elsewhere/etcd-main --follow
   Exit codes, settings of stores and the JSON that is printed are in docs/.";
 
 #[derive(Debug, Subcommand)]
 enum Command {
     Snapshot(snapshot::SnapshotArgs),
     Compact(compact::CompactArgs),
+    Copy(copy::CopyArgs),
     List(list::ListArgs),
     Restore(restore::RestoreArgs),
     Get(get::GetArgs),
@@ -212,32 +216,22 @@ struct MeansArgs {
 impl MeansArgs {
     /// The settings of the `nth` store, from 1 on.
     fn options(&self, nth: usize) -> Result<Vec<(String, String)>> {
-        let secret = self.store_secret.iter().map(|dir| {
-            let key = store::open::OPTION_SECRET_DIR.to_owned();
-            Ok((key, dir.display().to_string()))
-        });
         let lines = self.store_option.iter().flat_map(|o| o.lines());
-        let lines = lines
+        let of_this: Vec<String> = lines
             .map(str::trim)
             .filter_map(|line| match line.split_once(':') {
                 Some((number, rest)) if number.parse::<usize>().is_ok() => {
-                    (number.parse() == Ok(nth)).then_some(rest)
+                    (number.parse() == Ok(nth)).then(|| rest.to_owned())
                 }
-                _ => Some(line),
-            });
-        let given = lines
-            .filter(|l| !l.is_empty())
-            .map(|l| match l.split_once('=') {
-                Some((key, value)) if !key.is_empty() => {
-                    Ok((key.trim().to_owned(), value.to_owned()))
-                }
-                // It may be a secret: it is not shown.
-                _ => Err(Error::new(
-                    Reason::Usage,
-                    "a --store-option is not of the form KEY=VALUE",
-                )),
-            });
-        secret.chain(given).collect()
+                _ => Some(line.to_owned()),
+            })
+            .collect();
+        let secret = self.store_secret.iter().map(|dir| {
+            let key = store::open::OPTION_SECRET_DIR.to_owned();
+            (key, dir.display().to_string())
+        });
+        let given = parse_options(&of_this, "--store-option")?;
+        Ok(secret.chain(given).collect())
     }
 
     fn temp_dir(&self) -> Result<PathBuf> {
@@ -299,6 +293,23 @@ impl MeansArgs {
         let ctx = self.context_with(1, cancel, |_, handle| store::open(&nowhere, &[], handle))?;
         Ok(Backup::File(ctx, file.to_owned()))
     }
+}
+
+/// Settings of a store, as a flag has them: `KEY=VALUE`, or several such lines.
+fn parse_options(given: &[String], flag: &str) -> Result<Vec<(String, String)>> {
+    let lines = given.iter().flat_map(|o| o.lines());
+    lines
+        .map(str::trim)
+        .filter(|l| !l.is_empty())
+        .map(|l| match l.split_once('=') {
+            Some((key, value)) if !key.is_empty() => Ok((key.trim().to_owned(), value.to_owned())),
+            // It may be a secret: it is not shown.
+            _ => Err(Error::new(
+                Reason::Usage,
+                format!("a {flag} is not of the form KEY=VALUE"),
+            )),
+        })
+        .collect()
 }
 
 /// Which state of a backup.
@@ -460,6 +471,7 @@ fn run(cli: Cli) -> Result<Option<Error>> {
             args.run(&Cancel::default(), output).map(|()| None)
         }
         Command::Snapshot(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
+        Command::Copy(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::List(args) => {
             with_signals(|cancel| args.run(&args.store.context(cancel)?, output)).map(|()| None)
         }

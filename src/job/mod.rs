@@ -6,6 +6,7 @@
 mod ahead;
 pub mod apply;
 pub mod compact;
+pub mod copy;
 pub mod identity;
 pub mod leases;
 pub mod list;
