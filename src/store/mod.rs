@@ -2,17 +2,23 @@
 //!
 //! It knows paths and bytes, nothing of snapshots. `job` calls it.
 
+pub mod azure;
 pub mod bandwidth;
 pub mod encryption;
 mod errors;
 pub mod exclude;
 pub mod fetch;
+pub mod gcs;
 pub mod lock;
 mod lock_object;
 pub mod open;
 pub mod publish;
+pub mod retention;
+pub mod signed;
 mod small;
 pub mod staging;
+pub mod versions;
+mod xml;
 
 pub use bandwidth::Bandwidth;
 pub use encryption::Keys;
@@ -21,6 +27,8 @@ pub use fetch::ObjectReader;
 pub use lock_object::LOCKS;
 pub use open::open;
 pub use publish::{Published, Staged, Upload};
+pub use retention::{Mode, ObjectLock, Retention};
+pub use versions::{ObjectVersion, UnfinishedUpload, Versioning};
 
 use crate::error::{Error, Reason, Result};
 use chrono::{DateTime, Utc};
@@ -106,6 +114,8 @@ pub struct Store {
     prefix: Path,
     url: String,
     tags: ExcludeTags,
+    /// Where it is S3: for what the object_store crate has no call.
+    s3: Option<Arc<signed::S3>>,
     /// Of a local folder: object_store refuses a whole listing for one name that it cannot take.
     local_root: Option<PathBuf>,
     /// The most bytes that it copies.
@@ -131,6 +141,7 @@ impl Store {
             prefix,
             url,
             tags,
+            s3: None,
             local_root: None,
             largest_copy: None,
             handle,
@@ -143,6 +154,12 @@ impl Store {
     /// The same store, listed through the file system: `root` is the folder that it keeps.
     pub fn with_local_root(mut self, root: PathBuf) -> Self {
         self.local_root = Some(root);
+        self
+    }
+
+    /// The same store, with S3's requests for versions, retention and uploads.
+    pub fn with_s3(mut self, s3: Arc<signed::S3>) -> Self {
+        self.s3 = Some(s3);
         self
     }
 

@@ -3,8 +3,11 @@
 //! Settings come from the providers' usual environment variables, then from `--store-option`.
 
 use super::Store;
+use super::azure::{self, Azure};
 use super::errors::store_error;
 use super::exclude::ExcludeTags;
+use super::gcs::Gcs;
+use super::signed::{S3, Wire};
 use crate::error::{Error, Reason, Result};
 use object_store::ClientOptions;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, S3CopyIfNotExists};
@@ -80,6 +83,7 @@ pub fn open(url: &str, options: &[(String, String)], handle: Handle) -> Result<S
         ));
     }
     let what = format!("open {url}");
+    let mut s3 = None;
     let (inner, prefix, tags): (Arc<dyn ObjectStore>, Path, ExcludeTags) = match parsed.scheme() {
         "file" => {
             let dir = parsed.to_file_path().map_err(|()| {
@@ -93,7 +97,7 @@ pub fn open(url: &str, options: &[(String, String)], handle: Handle) -> Result<S
         "s3" | "s3a" => {
             let mut builder = AmazonS3Builder::from_env()
                 .with_url(url)
-                .with_retry(retry)
+                .with_retry(retry.clone())
                 .with_copy_if_not_exists(S3CopyIfNotExists::Multipart);
             for (key, value) in with_timeouts(&options) {
                 builder = builder.with_config(config_key::<AmazonS3ConfigKey>(&key)?, value);
@@ -106,45 +110,60 @@ pub fn open(url: &str, options: &[(String, String)], handle: Handle) -> Result<S
                 let key = AmazonS3ConfigKey::Client(ClientConfigKey::AllowHttp);
                 builder = builder.with_config(key, "true");
             }
-            // Requests for tags go the same way as all others, whoever set it.
-            let mut client = ClientOptions::new();
-            for key in CLIENT_KEYS {
-                if let Some(value) = setting(&builder, AmazonS3ConfigKey::Client(key)) {
-                    client = client.with_config(key, value);
-                }
-            }
-            let unsigned =
-                setting(&builder, AmazonS3ConfigKey::SkipSignature).as_deref() == Some("true");
+            let wire = wire(&what, &retry, |key| {
+                setting(&builder, AmazonS3ConfigKey::Client(key))
+            })?;
+            let is_set = |key| setting(&builder, key).as_deref() == Some("true");
+            let unsigned = is_set(AmazonS3ConfigKey::SkipSignature);
+            let request_payer = is_set(AmazonS3ConfigKey::RequestPayer);
+            let region = setting(&builder, AmazonS3ConfigKey::Region);
             let store = Arc::new(builder.build().map_err(|e| misconfigured(&what, e))?);
-            let http = ReqwestConnector::default()
-                .connect(&client)
-                .map_err(|e| misconfigured(&what, e))?;
             let tags = if unsigned {
                 ExcludeTags::none()
             } else {
-                ExcludeTags::s3(store.clone(), http)
+                let own = Arc::new(S3::new(store.clone(), wire, region, request_payer));
+                s3 = Some(own.clone());
+                ExcludeTags::s3(own)
             };
             (store, prefix, tags)
         }
         "gs" => {
             let mut builder = GoogleCloudStorageBuilder::from_env()
                 .with_url(url)
-                .with_retry(retry);
+                .with_retry(retry.clone());
             for (key, value) in with_timeouts(&options) {
                 builder = builder.with_config(config_key::<GoogleConfigKey>(&key)?, value);
             }
-            let store = builder.build().map_err(|e| misconfigured(&what, e))?;
-            (Arc::new(store), prefix, ExcludeTags::metadata())
+            let setting = |key| builder.get_config_value(&key);
+            let wire = wire(&what, &retry, |key| setting(GoogleConfigKey::Client(key)))?;
+            let base = setting(GoogleConfigKey::BaseUrl);
+            let store = Arc::new(builder.build().map_err(|e| misconfigured(&what, e))?);
+            let bucket = parsed.host_str().unwrap_or_default();
+            let own = Gcs::new(store.clone(), wire, bucket, base);
+            (store, prefix, ExcludeTags::gcs(Arc::new(own)))
         }
         "az" | "azure" | "abfs" | "abfss" | "adl" => {
             let mut builder = MicrosoftAzureBuilder::from_env()
                 .with_url(url)
-                .with_retry(retry);
+                .with_retry(retry.clone());
             for (key, value) in with_timeouts(&options) {
                 builder = builder.with_config(config_key::<AzureConfigKey>(&key)?, value);
             }
-            let store = builder.build().map_err(|e| misconfigured(&what, e))?;
-            (Arc::new(store), prefix, ExcludeTags::none())
+            let setting = |key| builder.get_config_value(&key);
+            let is_set = |key| setting(key).as_deref() == Some("true");
+            let wire = wire(&what, &retry, |key| setting(AzureConfigKey::Client(key)))?;
+            let place = azure::Place {
+                endpoint: setting(AzureConfigKey::Endpoint),
+                is_fabric: is_set(AzureConfigKey::UseFabricEndpoint),
+                is_emulator: is_set(AzureConfigKey::UseEmulator),
+            };
+            let unsigned = is_set(AzureConfigKey::SkipSignature);
+            let store = Arc::new(builder.build().map_err(|e| misconfigured(&what, e))?);
+            let tags = match Azure::new(store.clone(), wire, &place) {
+                Some(own) if !unsigned => ExcludeTags::azure(Arc::new(own)),
+                _ => ExcludeTags::none(),
+            };
+            (store, prefix, tags)
         }
         other => {
             return Err(Error::new(
@@ -155,7 +174,10 @@ pub fn open(url: &str, options: &[(String, String)], handle: Handle) -> Result<S
             ));
         }
     };
-    let store = Store::new(inner, prefix, url.to_owned(), tags, handle);
+    let mut store = Store::new(inner, prefix, url.to_owned(), tags, handle);
+    if let Some(s3) = s3 {
+        store = store.with_s3(s3);
+    }
     Ok(match parsed.scheme() {
         "s3" | "s3a" => store.with_largest_copy(S3_LARGEST_COPY),
         _ => store,
@@ -230,6 +252,24 @@ fn open_local(dir: &str, url: &str, options: &[(String, String)], handle: Handle
         handle,
     )
     .with_local_root(dir.into()))
+}
+
+/// For requests of ours: they go the same way as all others, whoever set it.
+fn wire(
+    what: &str,
+    retry: &RetryConfig,
+    setting: impl Fn(ClientConfigKey) -> Option<String>,
+) -> Result<Wire> {
+    let mut client = ClientOptions::new();
+    for key in CLIENT_KEYS {
+        if let Some(value) = setting(key) {
+            client = client.with_config(key, value);
+        }
+    }
+    let http = ReqwestConnector::default()
+        .connect(&client)
+        .map_err(|e| misconfigured(what, e))?;
+    Ok(Wire::new(http, retry))
 }
 
 /// Whatever a builder complains of, a retry does not mend.
