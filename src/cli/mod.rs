@@ -10,6 +10,7 @@ mod diff;
 mod encryption;
 mod endpoints;
 mod export;
+mod gc;
 mod get;
 mod history;
 mod leases;
@@ -17,11 +18,13 @@ mod list;
 mod maintain;
 mod metrics;
 mod peers;
+mod pin;
 mod restore;
 mod show;
 mod size;
 mod snapshot;
 mod stream;
+mod undelete;
 mod verify;
 
 use crate::error::{Error, Reason, Result};
@@ -86,6 +89,9 @@ enum Command {
     Apply(apply::ApplyArgs),
     Verify(verify::VerifyArgs),
     Maintain(maintain::MaintainArgs),
+    Gc(gc::GcArgs),
+    Undelete(undelete::UndeleteArgs),
+    Pin(pin::PinArgs),
     Completions(completions::CompletionsArgs),
 }
 
@@ -444,6 +450,9 @@ fn run(cli: Cli) -> Result<Option<Error>> {
         Command::Apply(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Verify(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
         Command::Maintain(args) => with_signals(|cancel| args.run(cancel, output)),
+        Command::Gc(args) => with_signals(|cancel| args.run(cancel, output)),
+        Command::Undelete(args) => with_signals(|cancel| args.run(cancel, output)),
+        Command::Pin(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
         Command::Completions(args) => args.run().map(|()| None),
     };
     // A transfer that hangs must not keep the process.

@@ -6,6 +6,7 @@
 mod ahead;
 pub mod apply;
 pub mod compact;
+pub mod gc;
 pub mod leases;
 pub mod list;
 pub mod maintain;
