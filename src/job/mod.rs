@@ -6,6 +6,9 @@
 mod ahead;
 pub mod apply;
 pub mod compact;
+pub mod copy;
+pub mod gc;
+pub mod identity;
 pub mod leases;
 pub mod list;
 pub mod maintain;
@@ -15,6 +18,7 @@ pub mod read;
 mod rebuild;
 mod replay;
 pub mod restore;
+pub mod retain;
 pub mod scan;
 pub mod schedule;
 pub mod snapshot;

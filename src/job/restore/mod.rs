@@ -18,9 +18,9 @@ use crate::error::{Error, Reason, Result};
 use crate::etcd::peers::{self, PeerOptions};
 use crate::job::rebuild::{Rebuild, Rebuilt};
 use crate::job::source::{Request, Source};
-use crate::job::{Context, space};
+use crate::job::{Context, identity, space};
 use crate::mvcc::{Fold, KeepHistory, KeyRange, Revision};
-use crate::store::{Cancel, Sealed};
+use crate::store::{Cancel, Sealed, Store};
 use crate::telemetry::memory::peak_memory_bytes;
 use crate::telemetry::progress::Step;
 use crate::temp::TempFile;
@@ -186,6 +186,22 @@ enum Failed {
     Target(Error),
 }
 
+/// A warning where the backup is recorded as that of a cluster of another ID than the restored one has.
+fn says_other_cluster(store: &Store, cluster: &Cluster) -> Option<String> {
+    let recorded = match identity::read(store) {
+        Ok(recorded) => recorded?,
+        Err(e) => return Some(format!("whose backup it is cannot be told: {e}")),
+    };
+    (!recorded.is_of(cluster.id().0)).then(|| {
+        format!(
+            "{} is recorded as the backup of cluster {}, and the restored cluster's ID is {}: its next snapshot there needs --take-over",
+            store.url(),
+            recorded.cluster(),
+            cluster.id()
+        )
+    })
+}
+
 /// What a fold came to.
 struct Written {
     rebuilt: Rebuilt,
@@ -270,7 +286,7 @@ impl Run<'_> {
                 ));
             }
         }
-        let mut member = None;
+        let (mut member, mut store) = (None, None);
         let (mut outcome, chosen) =
             self.try_candidates(candidates, decision, |run, source, ctx| {
                 let cluster = match if_needed {
@@ -278,6 +294,7 @@ impl Run<'_> {
                     Some(_) => run.cluster_of(cluster, source).map_err(Failed::Target)?,
                 };
                 let cluster = &*member.insert(cluster);
+                store = source.base_snapshot().map(|_| ctx.store.clone());
                 let Some(occupied) = &occupied else {
                     return Ok(None);
                 };
@@ -302,6 +319,12 @@ impl Run<'_> {
                 hash_kv = outcome.hash_kv,
                 "restored a member"
             );
+        }
+        if let (Some(store), Some(cluster)) = (&store, &member) {
+            let warning = says_other_cluster(store, cluster);
+            outcome
+                .warnings
+                .extend(warning.inspect(|w| tracing::warn!("{w}")));
         }
         outcome.member = member.map(|cluster| Member {
             name: cluster.me().name.clone(),

@@ -14,6 +14,7 @@ use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::{Cluster, MemberHash, compare};
 use crate::etcd::feed::{Position, Transaction};
 use crate::etcd::snapshot::SnapshotReader;
+use crate::job::identity::{self, ClusterFacts};
 use crate::job::publish::{Packed, Packer, give_name, side_by_side};
 use crate::job::rebuild::read_every_page;
 use crate::job::{Context, Spool};
@@ -37,6 +38,8 @@ pub(super) struct Taken {
     pub(super) position: Option<Position>,
     /// Where it was taken from.
     pub(super) endpoint: String,
+    /// The cluster that it is of.
+    pub(super) cluster: ClusterFacts,
     /// What the members said of themselves.
     pub(super) members: Vec<Compared>,
     /// Bytes of the database.
@@ -116,11 +119,14 @@ fn note_timeline(ctx: &Context, name: &SnapshotName) -> Result<()> {
 /// Takes a full snapshot from the best member there is, and from the next one where that fails.
 ///
 /// # Errors
-/// `MembersDiffer` where members differ and no majority tells which is right; `EtcdUnreachable`,
+/// `OtherCluster` where the prefix is another cluster's; `MembersDiffer` where members differ and no majority
+/// tells which is right; `EtcdUnreachable`,
 /// `NoQuorum`; those of wrong settings and credentials; the store's; `Io`, `NoSpace`, `Terminated`.
 pub(super) fn take(ctx: &Context, taking: &Taking, newest: Option<Newest>) -> Result<Taken> {
     let way = &taking.way;
     let cluster = Cluster::look(way)?;
+    let facts = ClusterFacts::from(&cluster);
+    identity::claim(ctx, &facts, taking.take_over)?;
     let (compared, hashes) = compare_members(&cluster, taking)?;
     let mut differ: Vec<u64> = Vec::new();
     let mut warnings = Vec::new();
@@ -174,6 +180,7 @@ pub(super) fn take(ctx: &Context, taking: &Taking, newest: Option<Newest>) -> Re
                         continue;
                     }
                 }
+                taken.cluster = facts;
                 taken.members = compared;
                 taken.warnings = warnings;
                 return Ok(taken);
@@ -356,6 +363,7 @@ fn take_from(
         hash,
         position,
         endpoint: endpoint.to_owned(),
+        cluster: ClusterFacts::default(),
         members: Vec::new(),
         payload_bytes,
         warnings: Vec::new(),
