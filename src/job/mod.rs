@@ -6,6 +6,7 @@
 mod ahead;
 pub mod apply;
 pub mod compact;
+pub mod drill;
 pub mod identity;
 pub mod leases;
 pub mod list;
@@ -23,6 +24,7 @@ mod sorter;
 pub mod source;
 mod space;
 pub mod verify;
+pub mod verify_store;
 
 use crate::bolt::{Database, ReadAt};
 use crate::bucket::delta::DeltaReader;

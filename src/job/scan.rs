@@ -1,13 +1,14 @@
 //! Looks at a prefix: lists it, finds out what is excluded, reads contents where names leave
 //! doubt (or all of them), and sorts the snapshots into timelines.
 
+use crate::bolt::Database;
 use crate::bucket::catalog::{PINS, REMOVED, TIMELINES, V1, V2};
 use crate::bucket::chain::KnownBases;
 use crate::bucket::survey::{Comparison, Continuity, Survey, SurveyFile};
 use crate::bucket::timeline::{self, Evidence, NamesOnly, Timelines};
 use crate::bucket::{Catalog, Kind, Listed, Snapshot, SnapshotName};
 use crate::error::{Error, Reason, Result};
-use crate::job::Context;
+use crate::job::{Context, Spool};
 use crate::mvcc::Revision;
 use std::collections::{BTreeMap, HashMap};
 
@@ -111,6 +112,18 @@ impl Evidence for Contents {
 /// `NoSnapshots` where there is none; the store's; `Io`, `NoSpace`. A damaged snapshot is no error
 /// here: it is told in [`Contents::unreadable`].
 pub fn scan(ctx: &Context, depth: Depth) -> Result<Scan> {
+    scan_with(ctx, depth, |_| Ok(()))
+}
+
+/// As [`scan`]; `each` is called for every full that is read, as long as it is open.
+///
+/// # Errors
+/// As [`scan`]. What `each` finds to be bad data makes that full unreadable.
+pub(super) fn scan_with(
+    ctx: &Context,
+    depth: Depth,
+    mut each: impl FnMut(&Database<Spool>) -> Result<()>,
+) -> Result<Scan> {
     let listing = ctx.store.list(&[V2, V1, TIMELINES, PINS, REMOVED])?;
     let listing = listing
         .into_iter()
@@ -137,7 +150,7 @@ pub fn scan(ctx: &Context, depth: Depth) -> Result<Scan> {
         let mut file = SurveyFile::new(ctx.temp_file()?);
         for i in to_read {
             let snapshot = &catalog.snapshots[i];
-            match survey(ctx, snapshot, &mut file) {
+            match survey(ctx, snapshot, &mut file, &mut each) {
                 Ok(s) => {
                     contents.surveys.insert(i, s);
                 }
@@ -174,10 +187,19 @@ pub fn scan(ctx: &Context, depth: Depth) -> Result<Scan> {
     })
 }
 
-fn survey(ctx: &Context, snapshot: &Snapshot, file: &mut SurveyFile) -> Result<Survey> {
+fn survey(
+    ctx: &Context,
+    snapshot: &Snapshot,
+    file: &mut SurveyFile,
+    each: &mut impl FnMut(&Database<Spool>) -> Result<()>,
+) -> Result<Survey> {
     let at = ctx.at(snapshot);
     match snapshot.name.kind {
-        Kind::Full => file.full(&ctx.full(snapshot)?.0).map_err(at),
+        Kind::Full => {
+            let db = ctx.full(snapshot)?.0;
+            each(&db).map_err(&at)?;
+            file.full(&db).map_err(at)
+        }
         Kind::Incr => file.delta(ctx.delta(snapshot)?).map_err(at),
     }
 }
