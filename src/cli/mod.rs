@@ -22,6 +22,7 @@ mod restore;
 mod show;
 mod size;
 mod snapshot;
+mod store_check;
 mod stream;
 mod verify;
 
@@ -88,6 +89,7 @@ enum Command {
     Verify(verify::VerifyArgs),
     Maintain(maintain::MaintainArgs),
     Lock(lock::LockArgs),
+    Store(store_check::StoreCommand),
     Completions(completions::CompletionsArgs),
 }
 
@@ -252,9 +254,7 @@ impl MeansArgs {
     }
 
     fn context(&self, store: &str, cancel: &Cancel) -> Result<Context> {
-        self.context_with(cancel, |options, handle| {
-            store::open(store, options, handle)
-        })
+        self.context_with(cancel, |options, handle| open(store, options, handle))
     }
 
     /// The snapshots of a store. One that cannot be opened may be passed over for another.
@@ -448,6 +448,7 @@ fn run(cli: Cli) -> Result<Option<Error>> {
         Command::Verify(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
         Command::Maintain(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Lock(args) => with_signals(|cancel| args.run(cancel, output)),
+        Command::Store(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Completions(args) => args.run().map(|()| None),
     };
     // A transfer that hangs must not keep the process.

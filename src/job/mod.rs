@@ -22,6 +22,7 @@ pub mod snapshot;
 mod sorter;
 pub mod source;
 mod space;
+pub mod store_check;
 pub mod verify;
 
 use crate::bolt::{Database, ReadAt};

@@ -12,6 +12,7 @@ pub mod gcs;
 pub mod lock;
 mod lock_object;
 pub mod open;
+pub mod probe;
 pub mod publish;
 pub mod retention;
 pub mod signed;
