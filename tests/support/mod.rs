@@ -16,6 +16,7 @@ pub mod member;
 pub mod minio;
 pub mod s3;
 pub mod saved;
+pub mod shown;
 pub mod small;
 pub mod tools;
 pub mod truth;
