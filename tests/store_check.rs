@@ -41,7 +41,9 @@ fn check(url: &str, env: &[(String, String)]) -> (i32, Value, String) {
     } else {
         &[]
     });
-    run_json(&mut c)
+    let (code, outcome, stderr) = run_json(&mut c);
+    support::s3::assert_documented("store-check", &outcome);
+    (code, outcome, stderr)
 }
 
 /// The names of those that are in this state.

@@ -192,7 +192,7 @@ impl CopyArgs {
             ));
         }
         let open = |url: &str, own: &[(String, String)], flag: &str| {
-            self.means.context_with(cancel, |options, handle| {
+            self.means.context_with(1, cancel, |options, handle| {
                 let all: Vec<_> = options.iter().chain(own).cloned().collect();
                 let opened = store::open(url, &all, handle);
                 opened.map_err(|e| Error::new(e.reason(), e.to_string().replace("--store ", flag)))
