@@ -173,7 +173,7 @@ fn each_lie_is_found_and_nothing_is_left() {
             lies(|l| l.refuses_conditions = true),
             "Refused",
             &conditions,
-            78,
+            0,
         ),
         (lies(|l| l.forgets_tags = true), "Lies", &["ExcludeTag"], 0),
         (

@@ -151,11 +151,11 @@ fn meaning(ability: Ability, state: State) -> (bool, &'static str) {
         ),
         (Ability::ConditionalCopy, Lies) => (
             true,
-            "two runs that write one name in the same moment overwrite each other's: let only one run write at any time, or use another store",
+            "it overwrites: deltafold's own runs look out for each other before they give a name (slower), other tools do not; let only one run write at any time, or use another store",
         ),
         (Ability::ConditionalCopy, _) => (
-            true,
-            "nothing can be published: see docs/stores.md for the settings of this store, or use another",
+            false,
+            "runs look out for each other before they give a name, which takes longer",
         ),
         (Ability::ConditionalCreate, Works) => (false, "locks in the store keep a second run away"),
         (Ability::ConditionalCreate, Lies) => (
@@ -180,7 +180,7 @@ fn meaning(ability: Ability, state: State) -> (bool, &'static str) {
         ),
         (Ability::LargestCopy, _) => (
             false,
-            "a larger snapshot cannot be published here: write it by --compression zstd, or with less --keep-history",
+            "a snapshot beyond a limit cannot be published: make it smaller by --compression zstd or less --keep-history",
         ),
         (Ability::ExcludeTag, Works) => (false, "excluded snapshots are tagged"),
         (Ability::ExcludeTag, Absent) => (
@@ -238,7 +238,9 @@ mod tests {
         assert!(summed_up(&all(|_| State::Works), "u").is_none());
         let plain = all(|a| match a {
             Ability::ExcludeTag | Ability::Versioning | Ability::ObjectLock => State::Absent,
-            Ability::ConditionalCreate | Ability::ConditionalUpdate => State::Refused,
+            Ability::ConditionalCreate | Ability::ConditionalUpdate | Ability::ConditionalCopy => {
+                State::Refused
+            }
             _ => State::Works,
         });
         assert!(summed_up(&plain, "u").is_none(), "{plain:?}");
@@ -247,14 +249,14 @@ mod tests {
     #[test]
     fn each_thing_needed_is_missed_and_each_lie_on_conditions_is_told() {
         use Ability::*;
-        for needed in [Put, ReadBack, List, Delete, Multipart, ConditionalCopy] {
+        for needed in [Put, ReadBack, List, Delete, Multipart] {
             for state in [State::Refused, State::Lies, State::NotTried] {
                 let checks = all(|a| if a == needed { state } else { State::Works });
                 let e = summed_up(&checks, "u").unwrap();
                 assert_eq!(e.reason(), Reason::Configuration, "{needed:?} {state:?}");
             }
         }
-        for lied in [ConditionalCreate, ConditionalUpdate] {
+        for lied in [ConditionalCreate, ConditionalUpdate, ConditionalCopy] {
             let checks = all(|a| if a == lied { State::Lies } else { State::Works });
             let e = summed_up(&checks, "u").unwrap().to_string();
             assert!(e.contains(&format!("{lied:?} was seen")), "{e}");

@@ -313,13 +313,17 @@ impl Prober {
         if let Some(found) = self.clock.take() {
             self.note(Ability::Clock, found);
         }
-        let found = match self.store.largest_copy {
-            Some(most) => (
-                State::Works,
-                format!("up to {} GiB, by S3's documents: not tried", most >> 30),
+        let detail = match (self.store.largest_copy, self.store.largest_range) {
+            (Some(most), _) => {
+                format!("up to {} GiB, by its documents: not tried", most >> 30)
+            }
+            (None, Some(most)) => format!(
+                "up to {} GiB at once, more by ranges, by its documents: not tried",
+                most >> 30
             ),
-            None => (State::Works, "no limit is known: not tried".to_owned()),
+            (None, None) => "no limit is known: not tried".to_owned(),
         };
+        let found = (State::Works, detail);
         self.note(Ability::LargestCopy, found);
         Ok(())
     }
