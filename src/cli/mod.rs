@@ -25,6 +25,7 @@ mod restore;
 mod show;
 mod size;
 mod snapshot;
+mod store_check;
 mod stream;
 mod undelete;
 mod verify;
@@ -95,6 +96,7 @@ enum Command {
     Verify(verify::VerifyArgs),
     Maintain(maintain::MaintainArgs),
     Lock(lock::LockArgs),
+    Store(store_check::StoreCommand),
     Gc(gc::GcArgs),
     Undelete(undelete::UndeleteArgs),
     Pin(pin::PinArgs),
@@ -498,6 +500,7 @@ fn run(cli: Cli) -> Result<Option<Error>> {
         Command::Verify(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Maintain(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Lock(args) => with_signals(|cancel| args.run(cancel, output)),
+        Command::Store(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Gc(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Undelete(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Pin(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),

@@ -26,6 +26,7 @@ pub mod snapshot;
 mod sorter;
 pub mod source;
 mod space;
+pub mod store_check;
 pub mod verify;
 pub mod verify_store;
 
