@@ -11,6 +11,7 @@ mod diff;
 mod encryption;
 mod endpoints;
 mod export;
+mod gc;
 mod get;
 mod history;
 mod leases;
@@ -19,11 +20,13 @@ mod lock;
 mod maintain;
 mod metrics;
 mod peers;
+mod pin;
 mod restore;
 mod show;
 mod size;
 mod snapshot;
 mod stream;
+mod undelete;
 mod verify;
 
 use crate::error::{Error, Reason, Result};
@@ -92,6 +95,9 @@ enum Command {
     Verify(verify::VerifyArgs),
     Maintain(maintain::MaintainArgs),
     Lock(lock::LockArgs),
+    Gc(gc::GcArgs),
+    Undelete(undelete::UndeleteArgs),
+    Pin(pin::PinArgs),
     Completions(completions::CompletionsArgs),
 }
 
@@ -484,6 +490,9 @@ fn run(cli: Cli) -> Result<Option<Error>> {
         Command::Verify(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
         Command::Maintain(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Lock(args) => with_signals(|cancel| args.run(cancel, output)),
+        Command::Gc(args) => with_signals(|cancel| args.run(cancel, output)),
+        Command::Undelete(args) => with_signals(|cancel| args.run(cancel, output)),
+        Command::Pin(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
         Command::Completions(args) => args.run().map(|()| None),
     };
     // A transfer that hangs must not keep the process.

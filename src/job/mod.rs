@@ -7,6 +7,7 @@ mod ahead;
 pub mod apply;
 pub mod compact;
 pub mod copy;
+pub mod gc;
 pub mod identity;
 pub mod leases;
 pub mod list;

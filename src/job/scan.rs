@@ -103,6 +103,10 @@ impl Evidence for Contents {
     fn is_unreadable(&self, snapshot: usize) -> bool {
         self.unreadable.contains_key(&snapshot)
     }
+
+    fn speaks_of(&self, snapshot: usize) -> bool {
+        self.surveys.contains_key(&snapshot)
+    }
 }
 
 /// Scans the context's prefix.
@@ -132,6 +136,34 @@ pub fn scan(ctx: &Context, depth: Depth) -> Result<Scan> {
         Depth::Doubtful => doubtful.clone(),
         Depth::All => catalog.usable().collect(),
     };
+    let contents = read_contents(ctx, &catalog, to_read, &doubtful, |e| {
+        e.reason().is_bad_data()
+    })?;
+    let evidence: &dyn Evidence = match depth {
+        Depth::Names => &NamesOnly,
+        _ => &contents,
+    };
+    let timelines = Timelines::build(&catalog, evidence)?;
+    Ok(Scan {
+        catalog,
+        timelines,
+        doubtful,
+        contents,
+    })
+}
+
+/// Reads some snapshots, and compares those in doubt with each other. A failure of a kind that `is_told` is
+/// told in [`Contents::unreadable`].
+///
+/// # Errors
+/// Other failures: the store's; `Io`, `NoSpace`.
+pub(super) fn read_contents(
+    ctx: &Context,
+    catalog: &Catalog,
+    to_read: Vec<usize>,
+    doubtful: &[usize],
+    is_told: impl Fn(&Error) -> bool,
+) -> Result<Contents> {
     let mut contents = Contents::default();
     if !to_read.is_empty() {
         let mut file = SurveyFile::new(ctx.temp_file()?);
@@ -141,7 +173,7 @@ pub fn scan(ctx: &Context, depth: Depth) -> Result<Scan> {
                 Ok(s) => {
                     contents.surveys.insert(i, s);
                 }
-                Err(e) if e.reason().is_bad_data() => {
+                Err(e) if is_told(&e) => {
                     contents.unreadable.insert(i, e);
                 }
                 Err(e) => return Err(e),
@@ -161,17 +193,7 @@ pub fn scan(ctx: &Context, depth: Depth) -> Result<Scan> {
             }
         }
     }
-    let evidence: &dyn Evidence = match depth {
-        Depth::Names => &NamesOnly,
-        _ => &contents,
-    };
-    let timelines = Timelines::build(&catalog, evidence)?;
-    Ok(Scan {
-        catalog,
-        timelines,
-        doubtful,
-        contents,
-    })
+    Ok(contents)
 }
 
 fn survey(ctx: &Context, snapshot: &Snapshot, file: &mut SurveyFile) -> Result<Survey> {
@@ -183,7 +205,7 @@ fn survey(ctx: &Context, snapshot: &Snapshot, file: &mut SurveyFile) -> Result<S
 }
 
 /// The error for a prefix without snapshots, with a hint at what is there instead.
-fn nothing_there(ctx: &Context, catalog: &Catalog) -> Error {
+pub(super) fn nothing_there(ctx: &Context, catalog: &Catalog) -> Error {
     let url = ctx.store.url();
     let is_snapshot = |n: &String| n.parse::<SnapshotName>().is_ok();
     let message = if !catalog.foreign.is_empty() {

@@ -194,6 +194,21 @@ pub(super) fn is_left_behind(name: &str, modified: DateTime<Utc>, now: DateTime<
     is_debris(name, modified, now, SELF.holder, Owner::is_alive)
 }
 
+/// Whether a staging object of this name was abandoned: its process is seen to be gone, or it is older than
+/// `age` and not seen to be at work. `None` where the name is none of ours.
+pub fn is_abandoned(
+    name: &str,
+    modified: DateTime<Utc>,
+    now: DateTime<Utc>,
+    age: TimeDelta,
+) -> Option<bool> {
+    let owner = Owner::parse(name)?;
+    if owner.holder == SELF.holder && owner.holder != NO_HOLDER {
+        return Some(!owner.is_alive());
+    }
+    Some(now - modified > age)
+}
+
 impl Store {
     /// Deletes the staging objects of runs that were killed, and says which. What cannot be
     /// deleted is only warned of.
