@@ -180,7 +180,10 @@ fn both_layouts_notes_and_marks() {
 #[test]
 fn a_dry_run_tells_and_writes_nothing() {
     let (bucket, target) = (mixed(), TempDir::new().unwrap());
-    bucket.put("deltafold-identity.json", br#"{"clusterId": "a", "recordedAt": "2026-11-21T00:00:00Z"}"#);
+    bucket.put(
+        "deltafold-identity.json",
+        br#"{"clusterId": "a", "recordedAt": "2026-11-21T00:00:00Z"}"#,
+    );
     let told = copies(bucket.path(), target.path(), &["--dry-run"]);
     assert_eq!(objects_in(target.path()), Objects::new());
     let done = copies(bucket.path(), target.path(), &[]);

@@ -83,7 +83,8 @@ impl Bucket<'_> {
                 let back = self.rng.i64(1..30).min(self.revision - 1);
                 if back > 0 {
                     let start = self.revision - back + 1;
-                    self.put(Kind::Incr, start, self.revision + self.rng.i64(0..5));
+                    let last = self.revision + self.rng.i64(0..5);
+                    self.put(Kind::Incr, start, last);
                 }
             }
             34 | 35 => self.exclude(),
