@@ -87,6 +87,7 @@ impl Bench {
             compression: CompressionChoice::Same,
             bandwidth: None,
             leases: None,
+            take_over: false,
         };
         let options = DeltaOptions {
             max_bytes: 10_000,

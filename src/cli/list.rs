@@ -57,6 +57,7 @@ fn in_words(o: &Outcome) -> String {
             (s.in_chain, "chain"),
             (s.excluded, "excluded"),
             (s.is_final, "final"),
+            (s.encrypted, "encrypted"),
         ];
         let marks: Vec<&str> = marks.iter().filter(|m| m.0).map(|m| m.1).collect();
         [
@@ -88,6 +89,13 @@ fn in_words(o: &Outcome) -> String {
     }
     s.push('\n');
     s.push_str(&picture(&o.snapshots));
+    if let Some(identity) = &o.identity {
+        let names = match identity.member_names.is_empty() {
+            true => String::new(),
+            false => format!(", members {}", identity.member_names.join(", ")),
+        };
+        let _ = writeln!(s, "backup of cluster {}{names}", identity.cluster_id);
+    }
     for r in &o.restorable {
         let _ = writeln!(
             s,

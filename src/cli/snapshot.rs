@@ -62,6 +62,13 @@ struct CommonArgs {
     means: MeansArgs,
     #[command(flatten)]
     bandwidth: BandwidthArgs,
+    /// The prefix was another cluster's backup, and this cluster has taken its place: record it as this one's
+    ///
+    /// The first snapshot records the cluster's ID in the prefix, and any other cluster is refused. A cluster
+    /// that was restored with other peer URLs or another token has another ID. Where the ID is the same, this
+    /// does nothing.
+    #[arg(long, env = "DELTAFOLD_TAKE_OVER", help_heading = "Store", value_parser = clap::builder::FalseyValueParser::new())]
+    take_over: bool,
     #[command(flatten)]
     leases: LeaseArgs,
     #[command(flatten)]
@@ -80,6 +87,7 @@ impl CommonArgs {
             compression: self.compression,
             bandwidth: self.bandwidth.limit(),
             leases: self.leases.snapshot_leases(),
+            take_over: self.take_over,
         };
         Ok((ctx, taking))
     }

@@ -166,6 +166,8 @@ pub struct Feed {
     connects: u64,
     /// Watches in a row that ended before anything came.
     fruitless: usize,
+    /// The cluster whose changes these are, by ID.
+    cluster_id: Option<u64>,
 }
 
 impl Feed {
@@ -181,6 +183,29 @@ impl Feed {
             current: position.revision,
             connects: 0,
             fruitless: 0,
+            cluster_id: None,
+        }
+    }
+
+    /// The same, of no other cluster than that one: its endpoints may suddenly be another's.
+    pub fn of_cluster(mut self, cluster_id: u64) -> Self {
+        self.cluster_id = Some(cluster_id);
+        self
+    }
+
+    /// Whether an answer is of the cluster that is watched. One restored from it has the same history.
+    fn check_cluster(&self, answered: u64, endpoint: &str) -> Result<(), Failed> {
+        match self.cluster_id {
+            // A proxy that leaves the ID out says nothing about it.
+            Some(cluster_id) if answered != cluster_id && answered != 0 => {
+                Err(Failed::Final(Error::new(
+                    Reason::OtherCluster,
+                    format!(
+                        "{endpoint} was of cluster {cluster_id:x} and is of cluster {answered:x} now: its changes are not added to the other's backup; check --endpoints, or if it has taken the other's place, say so with --take-over"
+                    ),
+                )))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -294,7 +319,9 @@ impl Feed {
             endpoint,
             kv.get(vec![0], Some(count)),
         )?;
-        let revision = answer.header().map_or(0, |h| h.revision());
+        let header = answer.header();
+        self.check_cluster(header.map_or(0, |h| h.cluster_id()), endpoint)?;
+        let revision = header.map_or(0, |h| h.revision());
         if revision < self.position.revision {
             return Ok(Some(Ended::Behind { revision }));
         }
@@ -414,6 +441,9 @@ impl Feed {
     }
 
     fn respond(&mut self, response: WatchResponse, endpoint: &str) -> Result<Option<Next>, Failed> {
+        // A proxy may have gone on with another one.
+        let answered = response.0.header.as_ref().map_or(0, |h| h.cluster_id);
+        self.check_cluster(answered, endpoint)?;
         if response.canceled() {
             let compact_revision = response.compact_revision();
             if compact_revision > 0 {

@@ -7,14 +7,13 @@ use crate::bucket::frame::FrameWriter;
 use crate::bucket::{Kind, SnapshotName};
 use crate::error::{Error, Result};
 use crate::job::leases::{self, News};
-use crate::job::publish::{Both, give_name, side_by_side};
+use crate::job::publish::{Both, Packed, Packer, give_name, refuse_plain, side_by_side};
 use crate::job::rebuild::{Leases, Rebuild};
 use crate::job::scan::{Depth, scan};
 use crate::job::source::{Request, Source};
 use crate::job::{Context, space};
 use crate::kubernetes::SnapshotLeases;
 use crate::mvcc::{Fold, HashKv, KeepHistory, KeyRange, Revision};
-use crate::store::{Staged, Upload};
 use crate::telemetry::memory::peak_memory_bytes;
 use crate::telemetry::progress::Step;
 use chrono::Utc;
@@ -130,6 +129,9 @@ impl Run<'_> {
             return Ok(outcome);
         }
 
+        let inputs = source.deltas().chain(source.base_snapshot());
+        let encrypted = inputs.map(|s| &s.name).find(|n| n.is_encrypted);
+        refuse_plain(self.ctx, encrypted)?;
         let encoding = self.resolve_compression(&source)?;
         self.warn_about_room(&source);
         if self.options.dry_run {
@@ -145,10 +147,10 @@ impl Run<'_> {
             created: newest_input(&source) + 1,
             compression: encoding.compression,
             is_final: newest.is_final,
-            is_encrypted: false,
+            is_encrypted: self.ctx.keys.encrypts(),
         };
-        let (staged, folded) = self.write(&source, compact, fold, &new_name, encoding)?;
-        let bytes = give_name(self.ctx, &staged, &mut new_name)?;
+        let (packed, folded) = self.write(&source, compact, fold, &new_name, encoding)?;
+        let bytes = give_name(self.ctx, &packed, &mut new_name)?;
         tracing::info!(
             snapshot = %new_name,
             revision = source.target.0,
@@ -261,7 +263,7 @@ impl Run<'_> {
         mut fold: Fold<'_>,
         name: &SnapshotName,
         encoding: codec::Encoding,
-    ) -> Result<(Staged, HashKv)> {
+    ) -> Result<(Packed, HashKv)> {
         let rebuild = Rebuild {
             source,
             compact,
@@ -273,11 +275,9 @@ impl Run<'_> {
         space::check(&self.ctx.temp_dir, layout.bytes(), "the new database")?;
 
         let failed = |e| Error::io("write the new snapshot", e);
-        let upload = Upload::new(&self.ctx.store, &name.to_string(), self.ctx.threads);
-        let packed = codec::encoder(encoding, self.ctx.threads, upload).map_err(failed)?;
         let mut both = Both {
             file: BufWriter::with_capacity(256 << 10, self.ctx.temp_file()?),
-            stream: FrameWriter::new(packed),
+            stream: FrameWriter::new(Packer::new(self.ctx, &name.to_string(), encoding)?),
             step: Step::new(format!("write {name}"), Some(layout.bytes())),
         };
         let folded = rebuild.write(self.ctx, fold, &layout, &mut both)?.hash;
@@ -285,15 +285,12 @@ impl Run<'_> {
         let Both { file, stream, step } = both;
         let file = file.into_inner().map_err(|e| failed(e.into_error()))?;
         let verify = || rebuild.verify(self.ctx.spool(file), &folded, &layout);
-        let stage = || {
-            let packed = stream.finish().map_err(failed)?;
-            packed.finish().map_err(failed)?.finish()
-        };
-        let (verified, staged) = side_by_side(self.ctx.threads, verify, stage);
+        let stage = || stream.finish().map_err(failed)?.finish();
+        let (verified, packed) = side_by_side(self.ctx.threads, verify, stage);
         drop(step);
-        let staged = staged?;
+        let packed = packed?;
         verified?;
-        Ok((staged, folded))
+        Ok((packed, folded))
     }
 }
 

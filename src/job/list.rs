@@ -5,6 +5,7 @@ use crate::bucket::timeline::{NamesOnly, Timeline, Timelines};
 use crate::bucket::{Kind, Snapshot};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
+use crate::job::identity::{self, Identity};
 use crate::job::scan::{Depth, Scan, TAGS_UNREADABLE, scan};
 use crate::mvcc::Revision;
 use chrono::{DateTime, Utc};
@@ -20,6 +21,8 @@ pub struct Options {
 /// What a prefix holds. The fields are a contract: `docs/list-result.schema.json`.
 #[derive(Debug, Clone, Serialize)]
 pub struct Outcome {
+    /// Whose backup it is; `None` where nobody has recorded it.
+    pub identity: Option<Recorded>,
     /// In order of creation.
     pub snapshots: Vec<Listed>,
     /// The newest revision of the newest timeline; where none is the newest, of all.
@@ -28,6 +31,31 @@ pub struct Outcome {
     pub restorable: Vec<Restorable>,
     /// What is wrong, or worth knowing.
     pub problems: Vec<Problem>,
+}
+
+/// Whose backup a prefix is.
+#[derive(Debug, Clone, Serialize)]
+pub struct Recorded {
+    /// The cluster's ID, hexadecimal.
+    pub cluster_id: String,
+    /// Its members' names when it was recorded.
+    pub member_names: Vec<String>,
+    /// When that was; `None` where it is no time.
+    pub recorded_at: Option<DateTime<Utc>>,
+    /// The clusters that wrote there before, the oldest first.
+    pub former_cluster_ids: Vec<String>,
+}
+
+impl From<Identity> for Recorded {
+    fn from(i: Identity) -> Self {
+        let at = DateTime::parse_from_rfc3339(&i.recorded_at).ok();
+        Recorded {
+            cluster_id: i.cluster_id,
+            member_names: i.member_names,
+            recorded_at: at.map(|t| t.with_timezone(&Utc)),
+            former_cluster_ids: i.former_cluster_ids,
+        }
+    }
 }
 
 /// One snapshot.
@@ -52,6 +80,8 @@ pub struct Listed {
     /// The last snapshot of a cluster that was given up.
     #[serde(rename = "final")]
     pub is_final: bool,
+    /// Whether it is encrypted, by its name.
+    pub encrypted: bool,
     /// Tagged not to be used.
     pub excluded: bool,
     /// The first timeline it is on; `None` where only contents would tell, or where it is unusable.
@@ -107,6 +137,19 @@ pub fn run(ctx: &Context, options: Options) -> Result<Outcome> {
         });
     }
 
+    let identity = match identity::read(&ctx.store) {
+        Ok(identity) => identity.map(Recorded::from),
+        Err(e) if e.reason() == Reason::Configuration => {
+            problems.push(Problem {
+                reason: "IdentityUnreadable",
+                message: e.to_string(),
+                snapshots: Vec::new(),
+            });
+            None
+        }
+        Err(e) => return Err(e),
+    };
+
     // Where no timeline is the newest, none is taken.
     let newest = match scan.timelines.newest(&scan.catalog) {
         Ok(t) => Some(t),
@@ -156,6 +199,7 @@ pub fn run(ctx: &Context, options: Options) -> Result<Outcome> {
         }
     }
     Ok(Outcome {
+        identity,
         snapshots,
         latest_revision: match newest {
             Some(t) => t.last(&scan.catalog, &scan.contents),
@@ -277,6 +321,7 @@ fn listed(scan: &Scan, i: usize, s: &Snapshot, deep: bool, in_chain: bool) -> Li
         bytes: s.bytes,
         compression: s.name.compression.as_str(),
         is_final: s.name.is_final,
+        encrypted: s.name.is_encrypted,
         excluded: s.excluded,
         timeline,
         in_chain,

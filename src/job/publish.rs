@@ -1,22 +1,25 @@
-//! The end of every new snapshot: into the store and into a file to be verified, then its name.
+//! The end of every new snapshot: compressed, encrypted and into the store, and into a file to be verified;
+//! then its name.
 //!
 //! What is written it does not know. `compact` and `snapshot` call it.
 
 use crate::bucket::SnapshotName;
 use crate::bucket::catalog::V2;
+use crate::bucket::codec::{self, Encoder, Encoding};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
-use crate::store::{Published, Staged};
+use crate::store::{Published, Sealed, Staged, Upload};
 use crate::telemetry::progress::Step;
-use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use crate::temp::TempFile;
+use sha2::{Digest, Sha256};
+use std::io::{self, BufWriter, Read, Write};
 
 /// Names that are tried when a name is taken: as many seconds after the first.
 const NAMES_TRIED: i64 = 3600;
 
 /// Where a new database goes: into a file to be verified, and on its way into the store.
 pub(super) struct Both<W> {
-    pub(super) file: BufWriter<File>,
+    pub(super) file: BufWriter<TempFile>,
     pub(super) stream: W,
     pub(super) step: Step,
 }
@@ -36,6 +39,131 @@ impl<W: Write> Write for Both<W> {
 
     fn flush(&mut self) -> io::Result<()> {
         self.stream.flush()
+    }
+}
+
+/// The SHA-256 of what an encrypted object holds.
+type Sum = [u8; 32];
+
+/// Refuses to write plain text beside what is encrypted already: somebody who encrypts a backup wants all
+/// of it to be so.
+///
+/// # Errors
+/// `Configuration` where `existing` is encrypted and there is nobody to encrypt a new snapshot for.
+pub(super) fn refuse_plain(ctx: &Context, existing: Option<&SnapshotName>) -> Result<()> {
+    match existing {
+        Some(name) if name.is_encrypted && !ctx.keys.encrypts() => Err(Error::new(
+            Reason::Configuration,
+            format!(
+                "{name} is encrypted, and the new snapshot would not be: say with --age-recipient or --age-recipients-file for whom to encrypt it"
+            ),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// The way into the store: compressed, then encrypted where there is somebody to encrypt it for, then
+/// uploaded.
+pub(super) struct Packer(Encoder<Summed>);
+
+/// Sums up what is encrypted: of the same content no two encrypted objects are the same.
+struct Summed {
+    sealed: Sealed<Upload>,
+    sum: Option<Sha256>,
+}
+
+impl Write for Summed {
+    fn write(&mut self, b: &[u8]) -> io::Result<usize> {
+        let n = self.sealed.write(b)?;
+        if let Some(sum) = &mut self.sum {
+            sum.update(&b[..n]);
+        }
+        Ok(n)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.sealed.flush()
+    }
+}
+
+impl Packer {
+    /// Begins an upload; `hint` becomes a part of the staging object's name.
+    ///
+    /// # Errors
+    /// The store's.
+    pub(super) fn new(ctx: &Context, hint: &str, encoding: Encoding) -> Result<Self> {
+        let upload = Upload::new(&ctx.store, hint, ctx.threads);
+        let summed = Summed {
+            sealed: ctx.keys.encrypt(upload)?,
+            sum: ctx.keys.encrypts().then(Sha256::new),
+        };
+        let packed = codec::encoder(encoding, ctx.threads, summed);
+        Ok(Packer(packed.map_err(unwritten)?))
+    }
+
+    /// Completes the upload, and reads it back.
+    ///
+    /// # Errors
+    /// The store's.
+    pub(super) fn finish(self) -> Result<Packed> {
+        let Summed { sealed, sum } = self.0.finish().map_err(unwritten)?;
+        let staged = sealed.finish().map_err(unwritten)?.finish()?;
+        let content = sum.map(|sum| sum.finalize().into());
+        Ok(Packed { staged, content })
+    }
+}
+
+impl Write for Packer {
+    fn write(&mut self, b: &[u8]) -> io::Result<usize> {
+        self.0.write(b)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+fn unwritten(e: io::Error) -> Error {
+    Error::io("write the new snapshot", e)
+}
+
+/// What is uploaded and waits for its name.
+pub(super) struct Packed {
+    staged: Staged,
+    /// Of what is encrypted.
+    content: Option<Sum>,
+}
+
+impl Packed {
+    /// Size in the store.
+    pub(super) fn bytes(&self) -> u64 {
+        self.staged.bytes()
+    }
+
+    /// Whether the object of that name holds the same, encrypted at another time. What cannot be opened or is
+    /// damaged does not.
+    fn is_in(&self, ctx: &Context, below: &str) -> Result<bool> {
+        let Some(content) = self.content.filter(|_| ctx.keys.decrypts()) else {
+            return Ok(false);
+        };
+        let sum = || {
+            let mut opened = ctx.keys.decrypt(ctx.store.read(below))?;
+            let mut sum = Sha256::new();
+            let mut buf = vec![0; 256 << 10];
+            loop {
+                match opened.read(&mut buf) {
+                    Ok(0) => return Ok(Sum::from(sum.finalize())),
+                    Ok(n) => sum.update(&buf[..n]),
+                    Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                    Err(e) => return Err(Error::io(format!("read {}", ctx.store.name(below)), e)),
+                }
+            }
+        };
+        match sum() {
+            Ok(sum) => Ok(sum == content),
+            Err(e) if e.reason().is_bad_data() || e.reason() == Reason::CannotDecrypt => Ok(false),
+            Err(e) => Err(e),
+        }
     }
 }
 
@@ -63,17 +191,19 @@ pub(super) fn side_by_side<V: Send, S>(
     })
 }
 
-/// Gives a staged object the first free name from `name` on. Returns its size, or 0 where it was there
-/// already.
+/// Gives an object the first free name from `name` on. Returns its size, or 0 where it was there already:
+/// the same bytes, or the same content encrypted.
 ///
 /// # Errors
 /// `TargetExists` where all names that are tried are taken; the store's.
-pub(super) fn give_name(ctx: &Context, staged: &Staged, name: &mut SnapshotName) -> Result<u64> {
+pub(super) fn give_name(ctx: &Context, packed: &Packed, name: &mut SnapshotName) -> Result<u64> {
     let first = name.created;
     while name.created < first + NAMES_TRIED {
-        match staged.publish(&format!("{V2}/{name}"))? {
-            Published::Created => return Ok(staged.bytes()),
+        let below = format!("{V2}/{name}");
+        match packed.staged.publish(&below)? {
+            Published::Created => return Ok(packed.bytes()),
             Published::Identical => return Ok(0),
+            Published::Taken if packed.is_in(ctx, &below)? => return Ok(0),
             Published::Taken => name.created += 1,
         }
     }

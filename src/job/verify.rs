@@ -7,9 +7,9 @@ use crate::bucket::chain;
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::{Cluster, Hash, MemberHash};
 use crate::etcd::connect::Connector;
-use crate::job::Context;
 use crate::job::scan::{Depth, Scan, scan};
 use crate::job::source::{Request, Source, Target, choose_timeline};
+use crate::job::{Context, identity};
 use crate::mvcc::{KeyRange, Revision};
 use crate::telemetry::memory::peak_memory_bytes;
 use crate::telemetry::progress::Step;
@@ -173,6 +173,16 @@ impl Run<'_> {
     fn run(mut self) -> Result<Outcome> {
         // First what fails fast.
         let cluster = Cluster::look(self.way)?;
+        if let Some(recorded) = identity::read(&self.ctx.store)?
+            && !recorded.is_of(cluster.cluster_id)
+        {
+            self.warn(format!(
+                "{} is the backup of cluster {}, and --endpoints is cluster {}: check --endpoints and --store",
+                self.ctx.store.url(),
+                recorded.cluster(),
+                cluster.hex_id()
+            ));
+        }
         let scan = scan(self.ctx, Depth::Doubtful)?;
         let (timeline, _) = choose_timeline(self.ctx, &scan, self.options.timeline.as_deref())?;
         let saved = timeline

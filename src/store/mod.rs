@@ -4,6 +4,7 @@
 
 pub mod azure;
 pub mod bandwidth;
+mod claim;
 pub mod encryption;
 mod errors;
 pub mod exclude;
@@ -17,11 +18,12 @@ pub mod retention;
 pub mod signed;
 mod small;
 pub mod staging;
+mod swift;
 pub mod versions;
 mod xml;
 
 pub use bandwidth::Bandwidth;
-pub use encryption::Keys;
+pub use encryption::{Keys, Sealed};
 pub use errors::store_error;
 pub use fetch::ObjectReader;
 pub use lock_object::LOCKS;
@@ -37,8 +39,8 @@ use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -120,6 +122,8 @@ pub struct Store {
     local_root: Option<PathBuf>,
     /// The most bytes that it copies.
     largest_copy: Option<u64>,
+    /// Of a server that may take conditions and ignore them: whether it does, once that is known.
+    ignores_conditions: Option<Arc<OnceLock<bool>>>,
     handle: Handle,
     cancel: Cancel,
     bytes_read: Arc<AtomicU64>,
@@ -144,6 +148,7 @@ impl Store {
             s3: None,
             local_root: None,
             largest_copy: None,
+            ignores_conditions: None,
             handle,
             cancel: Cancel::default(),
             bytes_read: Arc::default(),
@@ -172,6 +177,13 @@ impl Store {
     /// The same store, that copies no more than so many bytes.
     pub fn with_largest_copy(mut self, bytes: u64) -> Self {
         self.largest_copy = Some(bytes);
+        self
+    }
+
+    /// The same store, of a server that may take the conditions of writes and ignore them: before the
+    /// first object gets its name this is tried, and where it is so, writers look out for each other.
+    pub fn with_doubted_conditions(mut self) -> Self {
+        self.ignores_conditions = Some(Arc::default());
         self
     }
 

@@ -2,12 +2,13 @@
 //!
 //! S3 only; other stores have none that this could tell. `job::gc` deletes them, `job::retain` locks them.
 
-use super::Store;
 use super::signed::{Answer, S3};
 use super::xml::Element;
+use super::{Store, store_error};
 use crate::error::{Error, Reason, Result};
 use chrono::{DateTime, Utc};
 use http::Method;
+use object_store::ObjectStoreExt;
 use object_store::path::Path;
 
 /// Entries of a page.
@@ -67,6 +68,21 @@ impl Store {
         let query = [("versioning", "")];
         let asked = s3.ask_bucket(&what, &query);
         read_versioning(&what, &self.block_on(asked)??)
+    }
+
+    /// The version of an object that a plain request sees; `None` where the store tells none.
+    ///
+    /// # Errors
+    /// The store's; `SnapshotVanished` where the object is not there.
+    pub fn current_version(&self, below: &str) -> Result<Option<String>> {
+        match self.block_on(self.inner.head(&self.path(below)))? {
+            Ok(meta) => Ok(meta.version),
+            Err(object_store::Error::NotFound { .. }) => Err(Error::new(
+                Reason::SnapshotVanished,
+                format!("{} was listed and is gone: run again", self.name(below)),
+            )),
+            Err(e) => Err(store_error(format!("look at {}", self.name(below)), e)),
+        }
     }
 
     /// All versions of the objects in some folders below the prefix, and the marks of deletions.

@@ -11,12 +11,16 @@ pub mod follower;
 pub mod history;
 pub mod kube;
 pub mod load;
+pub mod lying;
 pub mod member;
 pub mod minio;
+pub mod s3;
 pub mod saved;
+pub mod shown;
 pub mod small;
 pub mod tools;
 pub mod truth;
+pub mod versitygw;
 pub mod world;
 
 use std::fs;

@@ -18,6 +18,7 @@ const BBOLT: &str = "1.4.3";
 /// Kubernetes 1.36.3. Its libraries (client-go and others) have the version 0.36.3.
 const KUBERNETES: &str = "36.3";
 const MINIO: &str = "0.0.0-20260212201848-7aac2a2c5b7c";
+const VERSITYGW: &str = "1.8.0";
 
 const ETCD_MOD: &str = include_str!("go/etcd.mod");
 const KUBE_APISERVER_MOD: &str = include_str!("go/kube-apiserver.mod");
@@ -75,6 +76,18 @@ pub fn minio() -> PathBuf {
     cached(&format!("minio-{MINIO}"), "3 to 10 minutes", |build| {
         build.install("github.com/minio/minio", MINIO, "minio")
     })
+}
+
+/// versitygw: an S3 server that keeps objects as files.
+pub fn versitygw() -> PathBuf {
+    cached(
+        &format!("versitygw-{VERSITYGW}"),
+        "1 to 3 minutes",
+        |build| {
+            let package = "github.com/versity/versitygw/cmd/versitygw";
+            build.install(package, VERSITYGW, "versitygw")
+        },
+    )
 }
 
 /// The Kubernetes API server.

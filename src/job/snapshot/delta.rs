@@ -32,8 +32,8 @@ pub struct DeltaOptions {
 /// Saves what has changed since the last snapshot; or takes a full where that is not possible.
 ///
 /// # Errors
-/// Those of a way to etcd and to the store; `MembersDiffer`; `Io`, `NoSpace`, `Terminated`. What was saved
-/// until then stays.
+/// Those of a way to etcd and to the store; `OtherCluster`, `MembersDiffer`; `Io`, `NoSpace`, `Terminated`. What
+/// was saved until then stays.
 pub fn delta(
     ctx: &Context,
     taking: &Taking,
@@ -44,6 +44,7 @@ pub fn delta(
     ctx.store.clean_staging(Utc::now());
     let mut saver = Saver::open(ctx, taking)?;
     let cluster = Cluster::look(&taking.way)?;
+    saver.claim(&cluster)?;
     let endpoints = endpoints(&cluster, &taking.way);
     let begun = Instant::now();
     let needed = match saver.full_needed(cluster.revision) {
@@ -86,8 +87,9 @@ pub fn same_history(
         compression: CompressionChoice::Same,
         bandwidth: None,
         leases: None,
+        take_over: false,
     };
-    let saver = Saver::open(ctx, &taking)?;
+    let saver = Saver::look(ctx, &taking)?;
     let saved = match saver.saved() {
         None => return Ok(Err("the store holds no snapshot".to_owned())),
         Some(Err((_, why))) => return Ok(Err(why.clone())),
@@ -106,7 +108,8 @@ pub fn same_history(
             };
         }
     };
-    let mut feed = Feed::new(way.clone(), endpoints(cluster, way), position);
+    let mut feed =
+        Feed::new(way.clone(), endpoints(cluster, way), position).of_cluster(cluster.cluster_id);
     Ok(match feed.verify()? {
         None => Ok(saved.last),
         Some(ended) => Err(saver.because(ended).1),
@@ -146,7 +149,7 @@ fn catch_up(
     };
     let mut gather = Gather {
         ctx,
-        feed: Feed::new(taking.way.clone(), endpoints, position),
+        feed: Feed::new(taking.way.clone(), endpoints, position).of_cluster(cluster.cluster_id),
         pending: Pending::new(ctx)?,
         bandwidth: taking.bandwidth.clone(),
         max_bytes: options.max_bytes,

@@ -17,6 +17,7 @@ use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::Cluster;
 use crate::etcd::feed::{Ended, Feed, Position, quorum_revision};
 use crate::job::Context;
+use crate::job::identity::{self, ClusterFacts};
 use crate::job::schedule::Schedule;
 use crate::mvcc::Revision;
 use crate::store::Cancel;
@@ -90,13 +91,15 @@ const TICK: Duration = Duration::from_millis(250);
 const AT_HAND: Duration = Duration::from_secs(2);
 /// What a failure to take a full is called in metrics.
 const FULL: &str = "full";
+/// And one to which a session came.
+const FOLLOW: &str = "follow";
 /// For so long the watch may take to come as far as a full, or as the end.
 const CATCH_UP: Duration = Duration::from_secs(20);
 
 /// Follows a cluster until `stop` is set; then saves what came until then.
 ///
 /// # Errors
-/// What no retry mends: wrong settings, credentials and permissions; `Terminated` where the context's own
+/// What no retry mends: `OtherCluster`, wrong settings, credentials and permissions; `Terminated` where the context's own
 /// switch ends it.
 pub fn follow(
     ctx: &Context,
@@ -119,6 +122,7 @@ pub fn follow(
         },
         retry: Retry::default(),
     };
+    follower.refuse_other_cluster()?;
     while !follower.is_stopped() {
         let ended = match follower.wait_for(lock) {
             Ok(Some(held)) => {
@@ -133,7 +137,7 @@ pub fn follow(
             Ok(()) => {}
             Err(e) => {
                 let last = Error::new(e.reason(), e.to_string());
-                follower.failed("follow", e)?;
+                follower.failed(FOLLOW, e)?;
                 // Whoever has the lock saves the rest, but marks nothing as the end.
                 let others_do = last.reason() == Reason::LockHeld && !options.is_final;
                 // Not all is saved, and nobody tries again.
@@ -189,11 +193,27 @@ impl Follower<'_> {
         self.stop.is_cancelled()
     }
 
+    /// Fails at once where the prefix is another cluster's, before the lock is written or waited for. Whatever
+    /// else is wrong with etcd or the store is met, and waited out, later.
+    fn refuse_other_cluster(&self) -> Result<()> {
+        if self.taking.take_over {
+            return Ok(());
+        }
+        let checked = Cluster::look(&self.taking.way)
+            .and_then(|cluster| identity::check(&self.ctx.store, &ClusterFacts::from(&cluster)));
+        match checked {
+            Err(e) if e.reason() == Reason::OtherCluster => Err(e),
+            _ => Ok(()),
+        }
+    }
+
     /// Notes a failure and waits; gives it back where no retry mends it.
     fn failed(&mut self, operation: &'static str, e: Error) -> Result<()> {
         self.tell.failed(operation, e.reason());
         let mendable = match operation {
             FULL => is_mendable_full(&e),
+            // The next session looks who it is, and takes over.
+            FOLLOW if e.reason() == Reason::OtherCluster => self.taking.take_over,
             _ => is_mendable(&e),
         };
         if !mendable {
@@ -287,6 +307,7 @@ struct Session<'s, 'a> {
 impl Session<'_, '_> {
     fn run(&mut self) -> Result<()> {
         let cluster = Cluster::look(&self.follower.taking.way)?;
+        self.saver.claim(&cluster)?;
         let found = match self.saver.full_needed(cluster.revision) {
             Some(why) => Err(why),
             None => self.position()?,
@@ -312,7 +333,13 @@ impl Session<'_, '_> {
             match item {
                 Some(Item::Transaction(t)) => self.push(&t)?,
                 Some(Item::Ended(ended)) => self.begin_anew(ended)?,
-                Some(Item::Failed(e)) => return Err(e),
+                Some(Item::Failed(e)) => {
+                    // What came before is of the cluster that it was, which may be gone.
+                    if e.reason() == Reason::OtherCluster {
+                        self.flush()?;
+                    }
+                    return Err(e);
+                }
                 None => {}
             }
             self.told();
@@ -338,7 +365,10 @@ impl Session<'_, '_> {
     fn watch(&mut self, cluster: &Cluster, position: Position) -> Result<()> {
         let endpoints = endpoints(cluster, &self.follower.taking.way);
         self.reached = Some(position);
-        let feed = Feed::new(self.follower.taking.way.clone(), endpoints, position);
+        // It may have been looked at since the last claim, and be another one.
+        self.saver.claim(cluster)?;
+        let feed = Feed::new(self.follower.taking.way.clone(), endpoints, position)
+            .of_cluster(cluster.cluster_id);
         let limit = self.follower.options.buffer_bytes;
         let bandwidth = self.follower.taking.bandwidth.clone();
         let bandwidth = bandwidth.map(|b| (b, self.follower.ctx.store.cancel().clone()));

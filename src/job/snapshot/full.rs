@@ -7,18 +7,18 @@ use super::saved::{Newest, name_time};
 use super::{Compared, Taking, Written};
 use crate::bolt::Database;
 use crate::bucket::catalog::TIMELINES;
-use crate::bucket::codec::{self, Encoder, Encoding};
+use crate::bucket::codec::Encoding;
 use crate::bucket::frame::FrameReader;
 use crate::bucket::{Kind, SnapshotName};
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::{Cluster, MemberHash, compare};
 use crate::etcd::feed::{Position, Transaction};
 use crate::etcd::snapshot::SnapshotReader;
-use crate::job::publish::{give_name, side_by_side};
+use crate::job::identity::{self, ClusterFacts};
+use crate::job::publish::{Packed, Packer, give_name, side_by_side};
 use crate::job::rebuild::read_every_page;
 use crate::job::{Context, Spool};
 use crate::mvcc::{Base, HashKv, Revision, hash_kv};
-use crate::store::{Staged, Upload};
 use crate::telemetry::progress::Step;
 use chrono::Utc;
 use std::io::{self, Read, Write};
@@ -28,7 +28,7 @@ const HASH_TRIES: u32 = 3;
 
 /// A full snapshot that is verified and uploaded, and waits for its name.
 pub(super) struct Taken {
-    staged: Staged,
+    packed: Packed,
     encoding: Encoding,
     /// The revision it holds.
     pub(super) revision: Revision,
@@ -38,6 +38,8 @@ pub(super) struct Taken {
     pub(super) position: Option<Position>,
     /// Where it was taken from.
     pub(super) endpoint: String,
+    /// The cluster that it is of.
+    pub(super) cluster: ClusterFacts,
     /// What the members said of themselves.
     pub(super) members: Vec<Compared>,
     /// Bytes of the database.
@@ -74,14 +76,14 @@ impl Taken {
             created: name_time(Kind::Full, newest, Utc::now()),
             compression: self.encoding.compression,
             is_final,
-            is_encrypted: false,
+            is_encrypted: ctx.keys.encrypts(),
         };
         // Noted first: nobody shall see the full without it.
         if begins_timeline {
             note_timeline(ctx, &name)?;
         }
         let noted = name.created;
-        give_name(ctx, &self.staged, &mut name)?;
+        give_name(ctx, &self.packed, &mut name)?;
         if begins_timeline && name.created != noted {
             note_timeline(ctx, &name)?;
         }
@@ -89,12 +91,12 @@ impl Taken {
             snapshot = %name,
             revision = self.revision.0,
             hash_kv = self.hash.hash,
-            bytes = self.staged.bytes(),
+            bytes = self.packed.bytes(),
             endpoint = self.endpoint,
             "saved a full snapshot"
         );
         Ok(Written {
-            bytes: self.staged.bytes(),
+            bytes: self.packed.bytes(),
             uncompressed_bytes: self.payload_bytes,
             events: 0,
             hash_kv: Some(self.hash.hash),
@@ -117,11 +119,14 @@ fn note_timeline(ctx: &Context, name: &SnapshotName) -> Result<()> {
 /// Takes a full snapshot from the best member there is, and from the next one where that fails.
 ///
 /// # Errors
-/// `MembersDiffer` where members differ and no majority tells which is right; `EtcdUnreachable`,
+/// `OtherCluster` where the prefix is another cluster's; `MembersDiffer` where members differ and no majority
+/// tells which is right; `EtcdUnreachable`,
 /// `NoQuorum`; those of wrong settings and credentials; the store's; `Io`, `NoSpace`, `Terminated`.
 pub(super) fn take(ctx: &Context, taking: &Taking, newest: Option<Newest>) -> Result<Taken> {
     let way = &taking.way;
     let cluster = Cluster::look(way)?;
+    let facts = ClusterFacts::from(&cluster);
+    identity::claim(ctx, &facts, taking.take_over)?;
     let (compared, hashes) = compare_members(&cluster, taking)?;
     let mut differ: Vec<u64> = Vec::new();
     let mut warnings = Vec::new();
@@ -175,6 +180,7 @@ pub(super) fn take(ctx: &Context, taking: &Taking, newest: Option<Newest>) -> Re
                         continue;
                     }
                 }
+                taken.cluster = facts;
                 taken.members = compared;
                 taken.warnings = warnings;
                 return Ok(taken);
@@ -267,15 +273,15 @@ fn compare_members(cluster: &Cluster, taking: &Taking) -> Result<(Vec<Compared>,
 }
 
 /// Passes on what is read, and has it packed on the way.
-struct Tee<W> {
+struct Tee {
     inner: Box<dyn Read>,
-    packed: Encoder<W>,
+    packer: Packer,
 }
 
-impl<W: Write> Read for Tee<W> {
+impl Read for Tee {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         let n = self.inner.read(out)?;
-        self.packed.write_all(&out[..n])?;
+        self.packer.write_all(&out[..n])?;
         Ok(n)
     }
 }
@@ -288,17 +294,15 @@ fn take_from(
     encoding: Encoding,
     least: i64,
 ) -> Result<(Taken, Database<Spool>)> {
-    let failed = |e| Error::io("write the new snapshot", e);
     let stream = SnapshotReader::open(&taking.way, endpoint).map_err(|f| f.into_error())?;
     let stream: Box<dyn Read> = match &taking.bandwidth {
         Some(limit) => Box::new(limit.limit(stream, ctx.store.cancel())),
         None => Box::new(stream),
     };
-    let upload = Upload::new(&ctx.store, "Full", ctx.threads);
     // What etcd sends is what a full is: the database, and its SHA-256 behind it.
     let mut payload = FrameReader::new(Tee {
         inner: stream,
-        packed: codec::encoder(encoding, ctx.threads, upload).map_err(failed)?,
+        packer: Packer::new(ctx, "Full", encoding)?,
     });
     let step = Step::new(format!("save {endpoint}"), None);
     let mut file = ctx.temp_file()?;
@@ -322,19 +326,18 @@ fn take_from(
         step.add(n as u64);
     }
     let payload_bytes = payload.payload_bytes();
-    let packed = payload.into_inner().packed;
+    let packer = payload.into_inner().packer;
     let verify = || {
         let db = Database::open(ctx.spool(file))?;
         let base = Base::read(&db)?;
         let hash = read_every_page(&db)?;
         Ok((db, base, hash))
     };
-    let stage = || packed.finish().map_err(failed)?.finish();
     // Both wait more than they work.
-    let (verified, staged) = side_by_side(ctx.threads.max(2), verify, stage);
+    let (verified, packed) = side_by_side(ctx.threads.max(2), verify, || packer.finish());
     drop(step);
     let (db, base, hash) = verified.map_err(|e| e.at(format!("the snapshot of {endpoint}")))?;
-    let staged = staged?;
+    let packed = packed?;
     if base.revision.0 < least {
         return Err(Error::new(
             Reason::NameMismatch,
@@ -353,13 +356,14 @@ fn take_from(
             })
         });
     let taken = Taken {
-        staged,
+        packed,
         encoding,
         revision: base.revision,
         base,
         hash,
         position,
         endpoint: endpoint.to_owned(),
+        cluster: ClusterFacts::default(),
         members: Vec::new(),
         payload_bytes,
         warnings: Vec::new(),

@@ -44,6 +44,8 @@ pub struct Taking {
     pub bandwidth: Option<Bandwidth>,
     /// Leases in Kubernetes that tell how far the backup is.
     pub leases: Option<SnapshotLeases>,
+    /// The prefix may have been another cluster's: this one has taken over.
+    pub take_over: bool,
 }
 
 /// What a member said of itself.
@@ -203,7 +205,7 @@ pub struct Outcome {
 /// Takes a full snapshot. `is_final` marks it as the last one of a cluster that is given up.
 ///
 /// # Errors
-/// `MembersDiffer`; those of a way to etcd and to the store; `Io`, `NoSpace`, `Terminated`.
+/// `OtherCluster`, `MembersDiffer`; those of a way to etcd and to the store; `Io`, `NoSpace`, `Terminated`.
 pub fn full(ctx: &Context, taking: &Taking, is_final: bool, tell: &Tell) -> Result<Outcome> {
     let started = Instant::now();
     ctx.store.clean_staging(chrono::Utc::now());

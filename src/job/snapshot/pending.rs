@@ -3,20 +3,18 @@
 
 use super::Written;
 use super::saved::{Newest, name_time};
-use crate::bucket::codec::{self, Encoding};
+use crate::bucket::codec::Encoding;
 use crate::bucket::events::{EventRef, EventsWriter, encode_event};
 use crate::bucket::frame::FrameWriter;
 use crate::bucket::{Kind, SnapshotName};
 use crate::error::{Error, Result};
 use crate::etcd::feed::{KeyChange, Position, Transaction};
 use crate::job::Context;
-use crate::job::publish::give_name;
+use crate::job::publish::{Packer, give_name};
 use crate::mvcc::{Change, KeyValue, Revision};
-use crate::store::Upload;
+use crate::temp::TempFile;
 use chrono::{DateTime, Utc};
-use std::fs::File;
 use std::io::Write;
-use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
 /// A transaction as a delta has it.
@@ -80,7 +78,7 @@ fn change(c: &KeyChange) -> Change<'_> {
 
 /// Events that are not saved yet.
 pub(super) struct Pending {
-    events: EventsWriter<File>,
+    events: EventsWriter<TempFile>,
     /// Bytes of its payload.
     bytes: u64,
     revisions: Option<(Revision, Revision)>,
@@ -163,7 +161,7 @@ const WRITING: &str = "write events to the temporary directory (choose another w
 
 /// A delta that has all its events.
 pub(super) struct Sealed {
-    file: File,
+    file: TempFile,
     pub(super) first: Revision,
     pub(super) last: Revision,
     pub(super) events: u64,
@@ -187,12 +185,10 @@ impl Sealed {
             created: name_time(Kind::Incr, newest, Utc::now()),
             compression: encoding.compression,
             is_final: false,
-            is_encrypted: false,
+            is_encrypted: ctx.keys.encrypts(),
         };
         let failed = |e| Error::io("write the new delta", e);
-        let upload = Upload::new(&ctx.store, "Incr", ctx.threads);
-        let packed = codec::encoder(encoding, ctx.threads, upload).map_err(failed)?;
-        let mut frame = FrameWriter::new(packed);
+        let mut frame = FrameWriter::new(Packer::new(ctx, "Incr", encoding)?);
         let mut buf = vec![0; 256 << 10];
         let mut at = 0;
         loop {
@@ -207,17 +203,16 @@ impl Sealed {
             frame.write_all(&buf[..n]).map_err(failed)?;
             at += n as u64;
         }
-        let packed = frame.finish().map_err(failed)?;
-        let staged = packed.finish().map_err(failed)?.finish()?;
-        give_name(ctx, &staged, &mut name)?;
+        let packed = frame.finish().map_err(failed)?.finish()?;
+        give_name(ctx, &packed, &mut name)?;
         tracing::info!(
             snapshot = %name,
             events = self.events,
-            bytes = staged.bytes(),
+            bytes = packed.bytes(),
             "saved a delta"
         );
         Ok(Written {
-            bytes: staged.bytes(),
+            bytes: packed.bytes(),
             uncompressed_bytes: at,
             events: self.events,
             hash_kv: None,

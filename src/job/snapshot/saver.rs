@@ -8,10 +8,13 @@ use crate::bucket::catalog::{V1, V2};
 use crate::bucket::codec::Encoding;
 use crate::bucket::timeline::{NamesOnly, Timelines};
 use crate::bucket::{Catalog, Kind, Listed, SnapshotName};
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::etcd::cluster::Cluster;
 use crate::etcd::feed::{Ended, Position};
 use crate::job::Context;
+use crate::job::identity::{self, ClusterFacts};
 use crate::job::leases::{self, News};
+use crate::job::publish::refuse_plain;
 use crate::job::scan::{Depth, scan};
 use crate::mvcc::Revision;
 use std::time::Duration;
@@ -39,15 +42,33 @@ pub(super) struct Saver<'a> {
     full: Option<SnapshotName>,
     /// When the line began, where other histories are before it; in seconds since 1970.
     line_from: Option<i64>,
+    /// Whose snapshots they are, since it was looked at.
+    cluster: Option<ClusterFacts>,
     report: Report,
 }
 
 impl<'a> Saver<'a> {
+    /// Looks at the store, in order to add to it.
+    ///
+    /// # Errors
+    /// As [`look`](Self::look); `Configuration` where the newest snapshot is encrypted, and new ones would
+    /// not be.
+    pub(super) fn open(ctx: &'a Context, taking: &'a Taking) -> Result<Self> {
+        let (saver, newest) = Self::find(ctx, taking)?;
+        refuse_plain(ctx, newest.as_ref())?;
+        Ok(saver)
+    }
+
     /// Looks at the store.
     ///
     /// # Errors
     /// The store's; `NoSnapshots` where it holds snapshots directly, so that the URL is wrong.
-    pub(super) fn open(ctx: &'a Context, taking: &'a Taking) -> Result<Self> {
+    pub(super) fn look(ctx: &'a Context, taking: &'a Taking) -> Result<Self> {
+        Ok(Self::find(ctx, taking)?.0)
+    }
+
+    /// Gives the name of the newest snapshot that is not excluded, too.
+    fn find(ctx: &'a Context, taking: &'a Taking) -> Result<(Self, Option<SnapshotName>)> {
         let mut saver = Saver {
             ctx,
             taking,
@@ -56,6 +77,7 @@ impl<'a> Saver<'a> {
             last: None,
             full: None,
             line_from: None,
+            cluster: None,
             report: Report::default(),
         };
         let scan = match scan(ctx, Depth::Doubtful) {
@@ -63,7 +85,7 @@ impl<'a> Saver<'a> {
             Err(e) if is_empty_bucket(&e) => {
                 let names = ctx.store.list_directly()?;
                 let misplaced = names.iter().any(|n| n.parse::<SnapshotName>().is_ok());
-                return if misplaced { Err(e) } else { Ok(saver) };
+                return if misplaced { Err(e) } else { Ok((saver, None)) };
             }
             Err(e) => return Err(e),
         };
@@ -80,7 +102,9 @@ impl<'a> Saver<'a> {
             Err(_) => saver.last = scan.catalog.latest_revision(),
         }
         saver.found = Some(found);
-        Ok(saver)
+        let newest = scan.catalog.usable().last();
+        let newest = newest.map(|i| scan.catalog.snapshots[i].name.clone());
+        Ok((saver, newest))
     }
 
     /// What the store held; `None` where it was empty.
@@ -192,12 +216,34 @@ impl<'a> Saver<'a> {
         self.taking.compression.resolve(newest)
     }
 
+    /// Sees to it that the prefix is this cluster's.
+    ///
+    /// # Errors
+    /// Those of [`identity::claim`].
+    pub(super) fn claim(&mut self, cluster: &Cluster) -> Result<()> {
+        let facts = ClusterFacts::from(cluster);
+        identity::claim(self.ctx, &facts, self.taking.take_over)?;
+        self.cluster = Some(facts);
+        Ok(())
+    }
+
+    /// Whether another cluster has taken the prefix over since: a snapshot takes its time, a follower lives long.
+    fn check_still_ours(&self) -> Result<()> {
+        match &self.cluster {
+            Some(facts) => identity::check(&self.ctx.store, facts),
+            None => Err(Error::internal(
+                "a snapshot of a cluster that was not looked at",
+            )),
+        }
+    }
+
     /// Takes a full, which then waits for its name.
     ///
     /// # Errors
     /// Those of [`full::take`].
     pub(super) fn take_full(&mut self) -> Result<Taken> {
         let taken = full::take(self.ctx, self.taking, self.newest)?;
+        self.cluster = Some(taken.cluster.clone());
         self.report.endpoint = Some(taken.endpoint.clone());
         self.report.members.clone_from(&taken.members);
         self.report.warnings.extend(taken.warnings.iter().cloned());
@@ -207,7 +253,7 @@ impl<'a> Saver<'a> {
     /// Gives a full its name. Gives the position behind it, where that is known.
     ///
     /// # Errors
-    /// The store's; `TargetExists`.
+    /// The store's; `TargetExists`; `OtherCluster` where another one has taken over since.
     pub(super) fn publish_full(
         &mut self,
         taken: Taken,
@@ -220,6 +266,7 @@ impl<'a> Saver<'a> {
             FullReason::HistoryMismatch | FullReason::ClusterBehind
         );
         tracing::info!(reason = ?why.0, "a full snapshot: {}", why.1);
+        self.check_still_ours()?;
         let written = taken.publish(self.ctx, self.newest, is_final, forked)?;
         if forked {
             self.line_from = Some(written.name.created);
@@ -256,8 +303,9 @@ impl<'a> Saver<'a> {
     /// Saves a delta; it can be tried again after an error.
     ///
     /// # Errors
-    /// The store's; `Io`, `Terminated`.
+    /// The store's; `OtherCluster` where another one has taken over since; `Io`, `Terminated`.
     pub(super) fn save(&mut self, sealed: &Sealed) -> Result<()> {
+        self.check_still_ours()?;
         let written = sealed.save(self.ctx, self.encoding(), self.newest)?;
         self.last = Some(sealed.last);
         self.wrote(written);
