@@ -502,8 +502,14 @@ fn results_of_collecting_garbage_are_as_documented() {
     assert_eq!(told("gc", &with(&["--apply"]), &gc), "Succeeded");
     assert_eq!(told("gc", &with(&["--apply"]), &gc), "NothingToDo");
     // Every reason that there is stands in the schema and in the README.
-    let reasons = &schema("docs/gc-result.schema.json")["$defs"]["object"]["properties"]["reason"]["enum"];
-    let reasons: Vec<&str> = reasons.as_array().unwrap().iter().map(|r| r.as_str().unwrap()).collect();
+    let reasons =
+        &schema("docs/gc-result.schema.json")["$defs"]["object"]["properties"]["reason"]["enum"];
+    let reasons: Vec<&str> = reasons
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|r| r.as_str().unwrap())
+        .collect();
     let readme = read("README.md");
     for name in deltafold::bucket::retention::Why::NAMES {
         assert!(reasons.contains(&name), "{name}");

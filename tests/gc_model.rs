@@ -691,13 +691,8 @@ fn options(rng: &mut Rng, window: Option<i64>) -> Options {
     }
 }
 
-#[test]
-fn whatever_the_order_of_steps_what_must_be_restorable_is() {
-    let seed = support::seed();
-    let rounds = match std::env::var("DELTAFOLD_TEST_ITERATIONS") {
-        Ok(n) => n.parse().unwrap(),
-        Err(_) => 60,
-    };
+/// Plays rounds, each with a seed of its own; collectors look again when their look is so old.
+fn play(seed: u64, rounds: u64, look_again: Duration) -> Counts {
     let rt = Runtime::new().unwrap();
     let mut counts = Counts::default();
     for round in 0..rounds {
@@ -726,7 +721,10 @@ fn whatever_the_order_of_steps_what_must_be_restorable_is() {
                     locks: false,
                 };
                 let ctx = context(&rt, store);
-                let options = options(&mut rng, window);
+                let options = Options {
+                    look_again,
+                    ..options(&mut rng, window)
+                };
                 std::thread::spawn(move || match actor < COLLECTORS {
                     true => collector(ctx, options),
                     false => compactor(ctx),
@@ -790,7 +788,30 @@ fn whatever_the_order_of_steps_what_must_be_restorable_is() {
         r.check(&before, &Seen::of(&rt, &inner));
         rt.block_on(pass).unwrap();
     }
+    counts
+}
+
+#[test]
+fn whatever_the_order_of_steps_what_must_be_restorable_is() {
+    let rounds = match std::env::var("DELTAFOLD_TEST_ITERATIONS") {
+        Ok(n) => n.parse().unwrap(),
+        Err(_) => 60,
+    };
+    let counts = play(support::seed(), rounds, Duration::ZERO);
     println!("{counts:?}");
     assert!(counts.removals > 100 && counts.steps > 1000 && counts.ended_well > 20);
     assert!(counts.deaths > 5 && counts.operated > 10);
+}
+
+/// The model finds what it is there to find: collectors that do not look again break what an operator has
+/// pinned, brought back or needs again.
+#[test]
+fn a_collector_that_believes_an_old_look_is_found_out() {
+    let seed = support::seed();
+    let found = (0..40).any(|round| {
+        let never = Duration::from_secs(HOUR as u64);
+        let played = std::panic::catch_unwind(|| play(seed.wrapping_add(round), 1, never));
+        played.is_err()
+    });
+    assert!(found);
 }
