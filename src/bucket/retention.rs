@@ -1103,6 +1103,14 @@ mod tests {
             // Stopped anywhere, what is left of a chain leads as far as it did, up to its last.
             let mut there: HashSet<usize> = (0..n).collect();
             for chain in &order {
+                // Of streams that overlap, one may lead where another has a hole: names show that.
+                let name = |i: usize| &w.catalog.snapshots[i].name;
+                let crosses = chain.windows(2).any(|pair| {
+                    name(pair[0]).kind == Kind::Incr && name(pair[0]).start <= name(pair[1]).last
+                });
+                if crosses {
+                    continue;
+                }
                 let stop = rng.usize(..=chain.len());
                 for &i in &chain[..stop] {
                     there.remove(&i);
