@@ -104,6 +104,10 @@ impl Evidence for Contents {
     fn is_unreadable(&self, snapshot: usize) -> bool {
         self.unreadable.contains_key(&snapshot)
     }
+
+    fn speaks_of(&self, snapshot: usize) -> bool {
+        self.surveys.contains_key(&snapshot)
+    }
 }
 
 /// Scans the context's prefix.
@@ -122,7 +126,7 @@ pub fn scan(ctx: &Context, depth: Depth) -> Result<Scan> {
 pub(super) fn scan_with(
     ctx: &Context,
     depth: Depth,
-    mut each: impl FnMut(&Database<Spool>) -> Result<()>,
+    each: impl FnMut(&Database<Spool>) -> Result<()>,
 ) -> Result<Scan> {
     let listing = ctx.store.list(&[V2, V1, TIMELINES, PINS, REMOVED])?;
     let listing = listing
@@ -145,6 +149,34 @@ pub(super) fn scan_with(
         Depth::Doubtful => doubtful.clone(),
         Depth::All => catalog.usable().collect(),
     };
+    let is_told = |e: &Error| e.reason().is_bad_data();
+    let contents = read_contents(ctx, &catalog, to_read, &doubtful, is_told, each)?;
+    let evidence: &dyn Evidence = match depth {
+        Depth::Names => &NamesOnly,
+        _ => &contents,
+    };
+    let timelines = Timelines::build(&catalog, evidence)?;
+    Ok(Scan {
+        catalog,
+        timelines,
+        doubtful,
+        contents,
+    })
+}
+
+/// Reads some snapshots, and compares those in doubt with each other. A failure of a kind that `is_told` is
+/// told in [`Contents::unreadable`]; `each` is called for every full, as long as it is open.
+///
+/// # Errors
+/// Other failures: the store's; `Io`, `NoSpace`.
+pub(super) fn read_contents(
+    ctx: &Context,
+    catalog: &Catalog,
+    to_read: Vec<usize>,
+    doubtful: &[usize],
+    is_told: impl Fn(&Error) -> bool,
+    mut each: impl FnMut(&Database<Spool>) -> Result<()>,
+) -> Result<Contents> {
     let mut contents = Contents::default();
     if !to_read.is_empty() {
         let mut file = SurveyFile::new(ctx.temp_file()?);
@@ -154,7 +186,7 @@ pub(super) fn scan_with(
                 Ok(s) => {
                     contents.surveys.insert(i, s);
                 }
-                Err(e) if e.reason().is_bad_data() => {
+                Err(e) if is_told(&e) => {
                     contents.unreadable.insert(i, e);
                 }
                 Err(e) => return Err(e),
@@ -174,17 +206,7 @@ pub(super) fn scan_with(
             }
         }
     }
-    let evidence: &dyn Evidence = match depth {
-        Depth::Names => &NamesOnly,
-        _ => &contents,
-    };
-    let timelines = Timelines::build(&catalog, evidence)?;
-    Ok(Scan {
-        catalog,
-        timelines,
-        doubtful,
-        contents,
-    })
+    Ok(contents)
 }
 
 fn survey(
@@ -205,7 +227,7 @@ fn survey(
 }
 
 /// The error for a prefix without snapshots, with a hint at what is there instead.
-fn nothing_there(ctx: &Context, catalog: &Catalog) -> Error {
+pub(super) fn nothing_there(ctx: &Context, catalog: &Catalog) -> Error {
     let url = ctx.store.url();
     let is_snapshot = |n: &String| n.parse::<SnapshotName>().is_ok();
     let message = if !catalog.foreign.is_empty() {

@@ -339,7 +339,7 @@ impl Source {
             keys,
             detach_leases,
             base: self.base,
-            temp_dir: ctx.temp_dir.clone(),
+            temp_dir: ctx.temp(),
             buffer_bytes: CHANGE_BUFFER_BYTES,
         };
         let fold = Fold::new(options.clone(), &self.db).map_err(self.at_base(ctx))?;

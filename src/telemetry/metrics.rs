@@ -211,6 +211,9 @@ pub struct Metrics {
     compact_read: Known<Int>,
     compact_written: Known<Int>,
     defragmented: Family<Labels<1>, Counter>,
+    copied: Family<Labels<1>, Counter>,
+    not_copied: Known<Int>,
+    in_step: Known<Float>,
     verify_errors: Known<Int>,
     verify_findings: Family<Labels<1>, Int>,
     verify_snapshots: Known<Int>,
@@ -316,6 +319,9 @@ impl Metrics {
             compact_read: r.bytes("compact_read", "Read from the store by the last compaction"),
             compact_written: r.bytes("compact_written", "The snapshot's size that the last compaction wrote, 0 where none was due"),
             defragmented: r.bytes("defragmented", "Given back by defragmentations of a member's database"),
+            copied: r.plain("copied_snapshots", "Snapshots copied to another store"),
+            not_copied: r.plain("copy_failed_snapshots", "Snapshots that are wanted in the other store and could not be copied, as of the last listing"),
+            in_step: r.seconds("copy_complete_timestamp", "When the other store was last seen to have all that is wanted, in unix time"),
             verify_errors: r.plain("verify_errors", "Findings that made the last verification fail, 0 where it succeeded"),
             verify_findings: r.plain("verify_findings", "Findings of the last verification, by the reason of docs/verify-result.schema.json"),
             verify_snapshots: r.plain("verify_snapshots", "Snapshots that the last verification read"),
@@ -502,6 +508,21 @@ impl Metrics {
         self.folded_events.get().set(int(folded.events));
         self.compact_read.get().set(int(folded.read_bytes));
         self.compact_written.get().set(int(folded.written_bytes));
+    }
+
+    /// A snapshot was copied to another store.
+    pub fn copied(&self, kind: SnapshotKind) {
+        self.copied.get_or_create(&kind.labels()).inc();
+    }
+
+    /// So many snapshots that are wanted in the other store could not be copied.
+    pub fn to_copy(&self, snapshots: u64) {
+        self.not_copied.get().set(int(snapshots));
+    }
+
+    /// The other store has all that is wanted.
+    pub fn in_step(&self) {
+        self.in_step.get().set(unix(Utc::now()));
     }
 
     /// A verification has ended.

@@ -128,6 +128,8 @@ struct Plan {
     strikes: Vec<Strike>,
     /// What else happens.
     meanwhile: Mutex<Box<dyn FnMut() + Send>>,
+    /// Looks on before each call.
+    watch: Mutex<Box<dyn FnMut() + Send>>,
     calls: Mutex<Vec<(Call, String)>>,
     /// Set by a call that hangs, as if somebody had lost patience.
     cancel: Mutex<Option<Cancel>>,
@@ -140,6 +142,7 @@ impl FaultStore {
             plan: Arc::new(Plan {
                 strikes,
                 meanwhile: Mutex::new(Box::new(|| ())),
+                watch: Mutex::new(Box::new(|| ())),
                 calls: Mutex::default(),
                 cancel: Mutex::default(),
             }),
@@ -173,6 +176,11 @@ impl FaultStore {
         *self.plan.meanwhile.lock().expect("a lock") = Box::new(what);
     }
 
+    /// What looks on before each call.
+    pub fn watch(&self, what: impl FnMut() + Send + 'static) {
+        *self.plan.watch.lock().expect("a lock") = Box::new(what);
+    }
+
     /// All calls so far, each with the path that it is about.
     pub fn calls(&self) -> Vec<(Call, String)> {
         self.plan.calls.lock().expect("a lock").clone()
@@ -180,6 +188,7 @@ impl FaultStore {
 
     /// Counts a call, and says what befalls it.
     fn count(&self, call: Call, path: &Path) -> Option<Fault> {
+        (self.plan.watch.lock().expect("a lock"))();
         let mut calls = self.plan.calls.lock().expect("a lock");
         let nth = calls.iter().filter(|(c, _)| *c == call).count();
         calls.push((call, path.to_string()));

@@ -1,0 +1,304 @@
+//! `deltafold copy`: its arguments, and its outcome in words.
+
+use super::bandwidth::BandwidthArgs;
+use super::metrics::MetricsArgs;
+use super::{MeansArgs, Output, parse_options, print, print_json, size};
+use crate::bucket::codec::CompressionChoice;
+use crate::error::{Error, Reason, Result};
+use crate::job::Context;
+use crate::job::copy::plan::{Encryption, Form, Wanted};
+use crate::job::copy::{Fate, Options, Outcome, Status, WaitForFinal, follow, run};
+use crate::mvcc::history::parse_duration;
+use crate::store::{self, Cancel};
+use crate::telemetry::metrics::Metrics;
+use clap::Args;
+use clap::builder::FalseyValueParser;
+use std::fmt::Write;
+use std::path::Path;
+use std::time::Duration;
+
+/// Objects that are told of in words, at most.
+const TOLD: usize = 20;
+
+/// Copy backups from one store to another, once or for as long as it runs
+///
+/// A backup is a full snapshot with the deltas after it. Both layouts keep their places, and snapshots keep
+/// their names and bytes unless --compression or --age-recipient is given. Each is streamed, checked by the
+/// SHA-256 inside it, uploaded, read back, and only then named; a delta is named after what it follows.
+/// Nothing in the target is overwritten or deleted. Started again, it copies what is missing.
+#[derive(Debug, Args)]
+#[command(after_long_help = "\
+Examples:
+  All backups to another bucket:
+      deltafold copy --from s3://backups/etcd-main --to s3://elsewhere/etcd-main \\
+          --to-option endpoint=https://minio.elsewhere:9000
+  The newest two, once the last snapshot of the old cluster is there, or after an hour:
+      deltafold copy --from s3://backups/etcd-main --to gs://new/etcd-main --max-backups 2 \\
+          --wait-for-final --wait-timeout 1h
+  Keep a second store in step:
+      deltafold copy --from s3://backups/etcd-main --to /mnt/nfs/etcd-main --follow --interval 1m
+  With other keys from now on:
+      deltafold copy --from s3://backups/etcd-main --to s3://backups/etcd-main-rekeyed \\
+          --age-identity old.key --age-recipient age1…
+
+The exit code is 0 where the target has all that is wanted, 65 where a snapshot of the source is damaged,
+73 where the target has another object under a name, 75 where some of it failed for now; all others are in
+docs/exit-codes.md.")]
+pub(super) struct CopyArgs {
+    /// Copy from here, the folder that holds v2/ (or v1/): s3://bucket/prefix, gs://…, az://…, file:///dir or a path
+    #[arg(
+        long,
+        env = "DELTAFOLD_FROM",
+        value_name = "URL",
+        help_heading = "Store"
+    )]
+    from: String,
+    /// Copy to here; a local folder is made where the one above it is there
+    #[arg(long, env = "DELTAFOLD_TO", value_name = "URL", help_heading = "Store")]
+    to: String,
+    /// A setting of the store that is copied from, over those of --store-option; may be given again
+    #[arg(
+        long,
+        env = "DELTAFOLD_FROM_OPTION",
+        value_name = "KEY=VALUE",
+        hide_env_values = true,
+        help_heading = "Store"
+    )]
+    from_option: Vec<String>,
+    /// A setting of the store that is copied to, over those of --store-option; may be given again
+    #[arg(
+        long,
+        env = "DELTAFOLD_TO_OPTION",
+        value_name = "KEY=VALUE",
+        hide_env_values = true,
+        help_heading = "Store"
+    )]
+    to_option: Vec<String>,
+    /// Copy only the newest so many backups [default: all]
+    #[arg(long, env = "DELTAFOLD_MAX_BACKUPS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    max_backups: Option<u32>,
+    /// Copy only backups whose full snapshot is not older than so many days [default: all]
+    #[arg(long, env = "DELTAFOLD_MAX_BACKUP_AGE", value_name = "DAYS")]
+    max_backup_age: Option<u32>,
+    /// Wait first until the source's newest full snapshot is marked final
+    #[arg(long, env = "DELTAFOLD_WAIT_FOR_FINAL", value_parser = FalseyValueParser::new())]
+    wait_for_final: bool,
+    /// Copy what is there when it has not come for so long; 0s: wait for ever
+    #[arg(long, env = "DELTAFOLD_WAIT_TIMEOUT", value_name = "DURATION", default_value = "0s", value_parser = parse_time_span)]
+    wait_timeout: Duration,
+    /// Go on copying what comes, until it is stopped
+    #[arg(long, env = "DELTAFOLD_FOLLOW", value_parser = FalseyValueParser::new(), conflicts_with = "dry_run")]
+    follow: bool,
+    /// How often the source is listed, while it is waited for or followed
+    #[arg(long, env = "DELTAFOLD_INTERVAL", value_name = "DURATION", default_value = "60s", value_parser = parse_interval)]
+    interval: Duration,
+    /// same (byte for byte), none, gzip, zlib, lzw, zstd or zstd:LEVEL
+    #[arg(
+        long,
+        env = "DELTAFOLD_COMPRESSION",
+        value_name = "METHOD",
+        default_value = "same"
+    )]
+    compression: CompressionChoice,
+    /// Write encrypted snapshots as plain text
+    #[arg(
+        long,
+        env = "DELTAFOLD_DECRYPT",
+        value_parser = FalseyValueParser::new(),
+        conflicts_with_all = ["age_recipient", "age_recipients_file"],
+        help_heading = "Encryption"
+    )]
+    decrypt: bool,
+    /// Copy excluded snapshots, too, with their marks
+    #[arg(long, env = "DELTAFOLD_INCLUDE_EXCLUDED", value_parser = FalseyValueParser::new())]
+    include_excluded: bool,
+    /// Copy although the target is the backup of another cluster; from now on it is the source's
+    #[arg(long, env = "DELTAFOLD_TAKE_OVER", value_parser = FalseyValueParser::new())]
+    take_over: bool,
+    /// Only say what would be done
+    #[arg(long, env = "DELTAFOLD_DRY_RUN", value_parser = FalseyValueParser::new())]
+    dry_run: bool,
+    /// Snapshots under way at once; each holds about 32 MiB [default: as many as threads]
+    #[arg(long, env = "DELTAFOLD_PARALLEL", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256), help_heading = "Means")]
+    parallel: Option<u16>,
+    #[command(flatten)]
+    means: MeansArgs,
+    #[command(flatten)]
+    bandwidth: BandwidthArgs,
+    #[command(flatten)]
+    metrics: MetricsArgs,
+}
+
+fn parse_time_span(s: &str) -> Result<Duration, String> {
+    parse_duration(s).ok_or_else(|| "give a duration such as 90s, 24h or 7d".to_owned())
+}
+
+fn parse_interval(s: &str) -> Result<Duration, String> {
+    match parse_time_span(s)? {
+        Duration::ZERO => Err("it would list without a pause; give 1s or more".to_owned()),
+        interval => Ok(interval),
+    }
+}
+
+impl CopyArgs {
+    /// Gives the failure whose outcome is printed already, if it is one.
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<Option<Error>> {
+        if self.follow {
+            return self.follow(cancel, output).map(|()| None);
+        }
+        let failed = |e: &Option<Error>| e.as_ref().map(Error::reason);
+        self.metrics.around_all("copy", cancel, failed, |metrics| {
+            self.copy(cancel, metrics, output)
+        })
+    }
+
+    fn copy(&self, cancel: &Cancel, metrics: &Metrics, output: Output) -> Result<Option<Error>> {
+        let (from, to) = self.stores(cancel)?;
+        let ended = run(&from, &to, &self.options(&to));
+        metrics.store_read(from.store.bytes_read());
+        let (outcome, failure) = ended?;
+        metrics.store_written(outcome.bytes_written);
+        match output {
+            Output::Json => print_json(&outcome)?,
+            Output::Text => print(&in_words(&outcome))?,
+        }
+        Ok(failure)
+    }
+
+    fn follow(&self, cancel: &Cancel, output: Output) -> Result<()> {
+        let metrics = Metrics::new();
+        let server = self.metrics.serve(&metrics, cancel)?;
+        let (from, to) = self.stores(cancel)?;
+        if let Some(server) = &server {
+            server.set_ready(true);
+        }
+        let outcome = follow(&from, &to, &self.options(&to), &metrics)?;
+        match output {
+            Output::Json => print_json(&outcome),
+            Output::Text => print(&in_words(&outcome)),
+        }
+    }
+
+    fn stores(&self, cancel: &Cancel) -> Result<(Context, Context)> {
+        let from_options = parse_options(&self.from_option, "--from-option")?;
+        let to_options = parse_options(&self.to_option, "--to-option")?;
+        if !self.dry_run {
+            store::open::make_folder(&self.to)?;
+        }
+        if place(&self.from) == place(&self.to) && from_options == to_options {
+            return Err(Error::new(
+                Reason::Usage,
+                "--from and --to are the same: give two stores, or two prefixes of one",
+            ));
+        }
+        let open = |nth: usize, url: &str, own: &[(String, String)], flag: &str| {
+            self.means.context_with(nth, cancel, |options, handle| {
+                let all: Vec<_> = options.iter().chain(own).cloned().collect();
+                let opened = store::open(url, &all, handle);
+                opened.map_err(|e| Error::new(e.reason(), e.to_string().replace("--store ", flag)))
+            })
+        };
+        let mut from = open(1, &self.from, &from_options, "--from ")?;
+        let mut to = open(2, &self.to, &to_options, "--to ")?;
+        // One limit for each direction: that of the source is read, that of the target written, and read back.
+        from.store = self.bandwidth.limited(from.store);
+        to.store = self.bandwidth.limited(to.store);
+        Ok((from, to))
+    }
+
+    fn options(&self, to: &Context) -> Options {
+        let encryption = match (to.keys.encrypts(), self.decrypt) {
+            (true, _) => Encryption::Encrypt,
+            (false, true) => Encryption::Decrypt,
+            (false, false) => Encryption::Keep,
+        };
+        Options {
+            wanted: Wanted {
+                max_backups: self.max_backups,
+                max_backup_age_days: self.max_backup_age,
+                excluded: self.include_excluded,
+                form: Form {
+                    encoding: match self.compression {
+                        CompressionChoice::Same => None,
+                        CompressionChoice::Chosen(encoding) => Some(encoding),
+                    },
+                    encryption,
+                },
+            },
+            parallel: self.parallel.map_or(to.threads, usize::from),
+            wait_for_final: self.wait_for_final.then_some(WaitForFinal {
+                timeout: self.wait_timeout,
+            }),
+            interval: self.interval,
+            take_over: self.take_over,
+            dry_run: self.dry_run,
+        }
+    }
+}
+
+/// A URL in a form in which the same place looks the same.
+fn place(url: &str) -> String {
+    let url = url.trim_end_matches('/');
+    let local = url.strip_prefix("file://").unwrap_or(url);
+    if !local.contains("://")
+        && let Ok(path) = Path::new(local).canonicalize()
+    {
+        return path.display().to_string();
+    }
+    match url.split_once("://") {
+        Some(("s3a", rest)) => format!("s3://{rest}"),
+        _ => url.to_owned(),
+    }
+}
+
+fn in_words(o: &Outcome) -> String {
+    let mut s = String::new();
+    // Writing to a String cannot fail.
+    let _ = match o.status {
+        Status::NothingToDo => writeln!(s, "nothing to do: {} has all that is wanted", o.to),
+        _ if o.dry_run => writeln!(s, "would copy {} snapshots to {}", o.copied, o.to),
+        _ => writeln!(
+            s,
+            "copied {} snapshots ({}) to {}",
+            o.copied,
+            size(o.bytes_written),
+            o.to
+        ),
+    };
+    let _ = writeln!(
+        s,
+        "  backups   {} of {} are wanted",
+        o.backups_wanted, o.backups
+    );
+    let _ = writeln!(
+        s,
+        "  others    {} were there, {} left out, {} failed",
+        o.kept, o.skipped, o.failed
+    );
+    if let Some(name) = &o.final_snapshot {
+        let _ = writeln!(s, "  final     {name}");
+    }
+    let mut told = o.objects.iter().filter(|x| match x.decision {
+        Fate::Failed => true,
+        Fate::Copied | Fate::Skipped => o.dry_run || x.reason == "BaseNotCopied",
+        Fate::Kept => false,
+    });
+    for x in told.by_ref().take(TOLD) {
+        let what = match x.decision {
+            Fate::Copied => "copy",
+            Fate::Skipped => "leave out",
+            Fate::Kept => "keep",
+            Fate::Failed => "failed",
+        };
+        let _ = writeln!(s, "  {what:9} {}: {}", x.path, x.message);
+    }
+    let rest = told.count();
+    if rest > 0 {
+        let _ = writeln!(s, "            and {rest} more: see --output json");
+    }
+    for warning in &o.warnings {
+        let _ = writeln!(s, "  warning   {warning}");
+    }
+    let _ = writeln!(s, "  took      {:.2} s", o.seconds);
+    s
+}

@@ -1,0 +1,52 @@
+//! Whose backup the target is: the source's, from the first copy on.
+//!
+//! The object that tells it (`job::identity`) is written before any snapshot; a target that is another
+//! cluster's is refused.
+
+use crate::error::{Error, Reason, Result};
+use crate::job::Context;
+use crate::job::identity::{IDENTITY, read};
+
+/// It has some hundred bytes.
+const MOST_BYTES: u64 = 1 << 20;
+
+/// Makes the target the backup of the source's cluster. A source that does not tell changes nothing.
+///
+/// # Errors
+/// `OtherCluster` where the target is another cluster's: neither `take_over` is set, nor has the source's
+/// cluster taken that one's place; `Configuration` where either object holds something else; those of both
+/// stores.
+pub(super) fn carry(from: &Context, to: &Context, take_over: bool) -> Result<()> {
+    let (Some(source), Some(bytes)) = (
+        read(&from.store)?,
+        from.store.read_small(IDENTITY, MOST_BYTES)?,
+    ) else {
+        return Ok(());
+    };
+    let Some(target) = read(&to.store)? else {
+        to.store.create_small(IDENTITY, &bytes)?;
+        return Ok(());
+    };
+    if source.cluster_id == target.cluster_id {
+        return Ok(());
+    }
+    if take_over || source.former_cluster_ids.contains(&target.cluster_id) {
+        tracing::warn!(
+            cluster_id = source.cluster_id,
+            former = target.cluster_id,
+            "{} is the backup of the source's cluster from now on",
+            to.store.url()
+        );
+        return to.store.replace_small(IDENTITY, &bytes);
+    }
+    Err(Error::new(
+        Reason::OtherCluster,
+        format!(
+            "{} is the backup of cluster {}, and {} that of {}: nothing was copied. Check --from and --to; if the one cluster has taken the other's place, say so once with --take-over",
+            to.store.url(),
+            target.cluster(),
+            from.store.url(),
+            source.cluster()
+        ),
+    ))
+}

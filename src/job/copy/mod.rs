@@ -1,0 +1,718 @@
+//! Copies backups from one store to another: once, or for as long as it lives.
+//!
+//! `plan` decides, `round` carries out, `transfer` moves the bytes. Nothing in the target is ever deleted or
+//! overwritten, and no delta is named there before what it follows.
+
+mod identity;
+mod notes;
+pub mod plan;
+mod round;
+mod transfer;
+
+use self::plan::{Decision, Encryption, Plan, Planned, Wanted, Why, plan};
+use self::round::{Done, Round};
+use crate::bucket::catalog::{PINS, REMOVED, TIMELINES, V1, V2};
+use crate::bucket::{Catalog, Kind, Listed};
+use crate::error::{Error, Reason, Result};
+use crate::job::Context;
+use crate::job::scan::TAGS_UNREADABLE;
+use crate::telemetry::memory::peak_memory_bytes;
+use crate::telemetry::metrics::{Metrics, SnapshotKind};
+use chrono::Utc;
+use serde::{Serialize, Serializer};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::time::{Duration, Instant};
+
+/// Listings of a run: each settles what vanished, or failed and may be mended, since the one before.
+const MOST_ROUNDS: u64 = 5;
+/// Before a store that failed is asked again.
+const PAUSE: Duration = Duration::from_secs(1);
+/// Whether a snapshot of the target is excluded is asked of its tags this often.
+const TAGS_STAY: Duration = Duration::from_secs(3600);
+/// Warnings that the outcome of a follower has at most, and failures.
+const LISTED: usize = 100;
+
+/// What to copy, and how.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Which snapshots, and what becomes of their bytes.
+    pub wanted: Wanted,
+    /// Snapshots under way at once; 1 or more. Each holds about 32 MiB.
+    pub parallel: usize,
+    /// Wait first until the source's newest full is marked final.
+    pub wait_for_final: Option<WaitForFinal>,
+    /// How often the source is listed, while it is waited for or followed.
+    pub interval: Duration,
+    /// The target may be the backup of another cluster; from now on it is the source's.
+    pub take_over: bool,
+    /// Only say what would be done.
+    pub dry_run: bool,
+}
+
+/// How long a final snapshot is waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WaitForFinal {
+    /// What is there is copied then; zero waits for ever.
+    pub timeout: Duration,
+}
+
+/// How it ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum Status {
+    /// Something was copied (or would be, in a dry run).
+    Succeeded,
+    /// The target had all that is wanted.
+    NothingToDo,
+    /// Some of it could not be copied.
+    Failed,
+}
+
+/// What was done. The fields are a contract: `docs/copy-result.schema.json`.
+#[derive(Debug, Clone, Serialize)]
+pub struct Outcome {
+    /// How it ended.
+    pub status: Status,
+    /// The process's exit code, where it failed.
+    pub code: Option<u8>,
+    /// Why it failed.
+    #[serde(serialize_with = "as_str")]
+    pub reason: Option<Reason>,
+    /// What failed, for people.
+    pub message: Option<String>,
+    /// The source's URL.
+    pub from: String,
+    /// The target's URL.
+    pub to: String,
+    /// Whether only a plan was made.
+    pub dry_run: bool,
+    /// Fulls in the source that may be used, each with its deltas a backup.
+    pub backups: u64,
+    /// Those that are wanted.
+    pub backups_wanted: u64,
+    /// Snapshots copied (in a dry run: to be copied).
+    pub copied: u64,
+    /// Snapshots that the target had.
+    pub kept: u64,
+    /// Snapshots that are not wanted, or would be of no use.
+    pub skipped: u64,
+    /// Snapshots that could not be copied.
+    pub failed: u64,
+    /// Copied snapshots whose content could not be checked, for want of a key.
+    pub unchecked: u64,
+    /// Each snapshot of the source; a follower tells only the last that failed.
+    pub objects: Vec<ObjectOutcome>,
+    /// The final snapshot that was waited for; `None` where none was, or none came.
+    pub final_snapshot: Option<String>,
+    /// How long it was waited for.
+    pub waited_seconds: Option<f64>,
+    /// How often the stores were listed.
+    pub rounds: u64,
+    /// Bytes read from the source.
+    pub bytes_read: u64,
+    /// Bytes of the snapshots written to the target.
+    pub bytes_written: u64,
+    /// Wall-clock time.
+    pub seconds: f64,
+    /// The most memory that was resident at once.
+    pub peak_memory_bytes: Option<u64>,
+    /// What an operator should know.
+    pub warnings: Vec<String>,
+}
+
+fn as_str<S: Serializer>(reason: &Option<Reason>, s: S) -> Result<S::Ok, S::Error> {
+    reason.map(Reason::as_str).serialize(s)
+}
+
+/// What became of a snapshot of the source.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ObjectOutcome {
+    /// Its path in the source.
+    pub path: String,
+    /// Its path in the target.
+    pub target_path: String,
+    /// Its size in the source.
+    pub bytes: u64,
+    /// What became of it.
+    pub decision: Fate,
+    /// Why: a word of `plan::Why`, a reason of a failure, `BaseNotCopied` or `NotTried`.
+    pub reason: &'static str,
+    /// Why, for people.
+    pub message: String,
+}
+
+/// See [`ObjectOutcome`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum Fate {
+    /// It is copied, or would be.
+    Copied,
+    /// The target had it.
+    Kept,
+    /// It is not wanted, or would be of no use.
+    Skipped,
+    /// It could not be copied.
+    Failed,
+}
+
+/// Copies once. Gives the failure that the outcome tells of, too, if there is one.
+///
+/// # Errors
+/// What kept it from beginning: `NoSnapshots`, `OtherCluster`, `Usage`, `CannotDecrypt`, the stores';
+/// `Terminated`.
+pub fn run(from: &Context, to: &Context, options: &Options) -> Result<(Outcome, Option<Error>)> {
+    let mut copier = Copier::new(from, to, options);
+    copier.wait_for_final()?;
+    let failure = copier.rounds(true)?;
+    Ok(copier.outcome(failure))
+}
+
+/// Copies again and again until it is cancelled. What fails and may be mended is logged, counted and tried
+/// again.
+///
+/// # Errors
+/// What no retry mends, where nothing at all could be copied because of it.
+pub fn follow(
+    from: &Context,
+    to: &Context,
+    options: &Options,
+    metrics: &Metrics,
+) -> Result<Outcome> {
+    let mut copier = Copier::new(from, to, options);
+    copier.metrics = Some(metrics.clone());
+    match copier.follow() {
+        Err(e) if e.reason() != Reason::Terminated => Err(e),
+        _ => Ok(copier.outcome(None).0),
+    }
+}
+
+struct Copier<'a> {
+    from: &'a Context,
+    to: &'a Context,
+    options: &'a Options,
+    metrics: Option<Metrics>,
+    started: Instant,
+    outcome: Outcome,
+    /// What earlier rounds have copied, by path in the source.
+    copied: BTreeMap<String, ObjectOutcome>,
+    /// What was found to be damaged: size and failure by path in the source.
+    damaged: HashMap<String, (u64, Error)>,
+    /// What the tags of the target's snapshots say.
+    tags: HashMap<String, bool>,
+    tags_since: Instant,
+    warned: HashSet<String>,
+    /// Bytes read and written that metrics know.
+    measured: (u64, u64),
+}
+
+/// Both stores, as they are listed.
+struct Listings {
+    source: Catalog,
+    target: Catalog,
+}
+
+impl<'a> Copier<'a> {
+    fn new(from: &'a Context, to: &'a Context, options: &'a Options) -> Self {
+        Copier {
+            from,
+            to,
+            options,
+            metrics: None,
+            started: Instant::now(),
+            outcome: Outcome {
+                status: Status::NothingToDo,
+                code: None,
+                reason: None,
+                message: None,
+                from: from.store.url().to_owned(),
+                to: to.store.url().to_owned(),
+                dry_run: options.dry_run,
+                backups: 0,
+                backups_wanted: 0,
+                copied: 0,
+                kept: 0,
+                skipped: 0,
+                failed: 0,
+                unchecked: 0,
+                objects: Vec::new(),
+                final_snapshot: None,
+                waited_seconds: None,
+                rounds: 0,
+                bytes_read: 0,
+                bytes_written: 0,
+                seconds: 0.0,
+                peak_memory_bytes: None,
+                warnings: Vec::new(),
+            },
+            copied: BTreeMap::new(),
+            damaged: HashMap::new(),
+            tags: HashMap::new(),
+            tags_since: Instant::now(),
+            warned: HashSet::new(),
+            measured: (0, 0),
+        }
+    }
+
+    /// Waits until the source's newest full is marked final, or long enough.
+    fn wait_for_final(&mut self) -> Result<()> {
+        let Some(wait) = self.options.wait_for_final else {
+            return Ok(());
+        };
+        let since = Instant::now();
+        let found = loop {
+            match self.newest_final() {
+                Ok(Some(name)) => break Some(name),
+                Ok(None) => {}
+                Err(e) if e.reason().is_retryable() || e.reason() == Reason::NoSnapshots => {
+                    self.failed(&e);
+                }
+                Err(e) => return Err(e),
+            }
+            let mut pause = self.options.interval;
+            if !wait.timeout.is_zero() {
+                let left = wait.timeout.saturating_sub(since.elapsed());
+                if left.is_zero() {
+                    break None;
+                }
+                pause = pause.min(left);
+            }
+            tracing::info!("waiting for a final snapshot");
+            self.sleep(pause)?;
+        };
+        if found.is_none() {
+            self.warn(format!(
+                "no final snapshot came in {} s: what is there is copied",
+                since.elapsed().as_secs()
+            ));
+        }
+        self.outcome.waited_seconds = Some(since.elapsed().as_secs_f64());
+        self.outcome.final_snapshot = found;
+        Ok(())
+    }
+
+    /// The source's newest full that may be used, if it is marked final.
+    fn newest_final(&self) -> Result<Option<String>> {
+        let catalog = list(self.from)?;
+        let fulls = catalog.snapshots.iter().rev();
+        for s in fulls.filter(|s| s.name.kind == Kind::Full && !s.excluded) {
+            let excluded = self
+                .from
+                .store
+                .excluded_by_tag(std::slice::from_ref(&s.path))?;
+            if !excluded.contains(&true) {
+                return Ok(s.name.is_final.then(|| s.path.clone()));
+            }
+        }
+        Ok(None)
+    }
+
+    fn sleep(&self, pause: Duration) -> Result<()> {
+        let cancel = self.from.store.cancel();
+        let pause = async { cancel.or(tokio::time::sleep(pause)).await };
+        self.from.store.handle().block_on(pause)
+    }
+
+    fn warn(&mut self, message: String) {
+        if self.warned.len() < LISTED && self.warned.insert(message.clone()) {
+            tracing::warn!("{message}");
+            self.outcome.warnings.push(message);
+        }
+    }
+
+    fn failed(&self, e: &Error) {
+        tracing::warn!(reason = e.reason().as_str(), "{e}");
+        if let Some(metrics) = &self.metrics {
+            metrics.failed("copy", e.reason());
+        }
+    }
+
+    fn follow(&mut self) -> Result<()> {
+        self.wait_for_final()?;
+        loop {
+            let before = self.outcome.copied;
+            match self.rounds(self.outcome.rounds == 0) {
+                Ok(None) => {
+                    if let Some(metrics) = &self.metrics {
+                        metrics.in_step();
+                    }
+                }
+                Ok(Some(e)) => {
+                    let nothing = self.outcome.copied == before && self.outcome.kept == 0;
+                    if nothing && !may_mend(&e) {
+                        return Err(e);
+                    }
+                }
+                Err(e) if may_mend(&e) => self.failed(&e),
+                Err(e) => return Err(e),
+            }
+            self.measure();
+            self.sleep(self.options.interval)?;
+        }
+    }
+
+    /// Lists and copies until nothing is left that another listing may settle. Gives what failed.
+    fn rounds(&mut self, first: bool) -> Result<Option<Error>> {
+        if !self.options.dry_run {
+            identity::carry(self.from, self.to, self.options.take_over)?;
+        }
+        if first && !self.options.dry_run {
+            self.to.store.clean_staging(Utc::now());
+        }
+        for round in 1.. {
+            let listings = match self.look() {
+                Ok(listings) => listings,
+                // What was copied before is told.
+                Err(e) if round > 1 && e.reason() != Reason::Terminated => return Ok(Some(e)),
+                Err(e) => return Err(e),
+            };
+            let plan = plan(
+                &listings.source,
+                &listings.target,
+                &self.options.wanted,
+                Utc::now().timestamp(),
+            );
+            self.check_form(&listings.source, &plan)?;
+            self.outcome.rounds += 1;
+            self.outcome.backups = plan.backups as u64;
+            self.outcome.backups_wanted = plan.backups_wanted as u64;
+            self.warn_of(&listings.source, &plan);
+            let mut done = BTreeMap::new();
+            if !self.options.dry_run {
+                done = Round {
+                    from: self.from,
+                    to: self.to,
+                    options: self.options,
+                    source: &listings.source,
+                    plan: &plan,
+                    target: &listings.target,
+                    damaged: &self.damaged,
+                }
+                .run()?;
+            }
+            let copied = self.outcome.bytes_written;
+            let failures = self.record(&listings.source, &plan, done);
+            self.measure();
+            let vanished = failures
+                .iter()
+                .any(|e| e.reason() == Reason::SnapshotVanished);
+            let away = failures
+                .iter()
+                .any(|e| e.reason() == Reason::StoreUnreachable);
+            let progress = self.outcome.bytes_written > copied;
+            if round >= MOST_ROUNDS || !(vanished || away && progress) {
+                return Ok(worst(failures, self.outcome.copied + self.outcome.kept > 0));
+            }
+            if away {
+                self.sleep(PAUSE.min(self.options.interval))?;
+            }
+            tracing::info!("looking again: something changed or failed meanwhile");
+        }
+        Ok(None)
+    }
+
+    /// Lists both stores.
+    fn look(&mut self) -> Result<Listings> {
+        let mut source = list(self.from)?;
+        if source.snapshots.is_empty() {
+            return Err(Error::new(
+                Reason::NoSnapshots,
+                format!(
+                    "{} holds no snapshots (looked for {V2}/ and {V1}/ below it): check --from",
+                    self.from.store.url()
+                ),
+            ));
+        }
+        let mut target = list(self.to)?;
+        if self.tags_since.elapsed() > TAGS_STAY {
+            self.tags.clear();
+            self.tags_since = Instant::now();
+        }
+        let unknown: Vec<String> = target
+            .snapshots
+            .iter()
+            .map(|s| s.path.clone())
+            .filter(|p| !self.tags.contains_key(p))
+            .collect();
+        let told = self.to.store.excluded_by_tag(&unknown)?;
+        self.tags.extend(unknown.into_iter().zip(told));
+        for s in &mut target.snapshots {
+            s.excluded |= self.tags.get(&s.path).copied().unwrap_or_default();
+        }
+        // What the target has is not copied again, excluded or not.
+        let there: HashSet<String> = target
+            .snapshots
+            .iter()
+            .map(|s| plan::identity(&s.path, &s.name))
+            .collect();
+        let new: Vec<usize> = (0..source.snapshots.len())
+            .filter(|&i| {
+                let s = &source.snapshots[i];
+                !s.excluded && !there.contains(&plan::identity(&s.path, &s.name))
+            })
+            .collect();
+        let paths: Vec<String> = new
+            .iter()
+            .map(|&i| source.snapshots[i].path.clone())
+            .collect();
+        for (i, excluded) in new
+            .into_iter()
+            .zip(self.from.store.excluded_by_tag(&paths)?)
+        {
+            source.snapshots[i].excluded |= excluded;
+        }
+        if self.from.store.hides_tags() || self.to.store.hides_tags() {
+            self.warn(TAGS_UNREADABLE.to_owned());
+        }
+        Ok(Listings { source, target })
+    }
+
+    /// Whether what is wanted can be made of what is encrypted.
+    fn check_form(&self, source: &Catalog, plan: &Plan) -> Result<()> {
+        let form = &self.options.wanted.form;
+        for p in plan.objects.iter().filter(|p| p.decision == Decision::Copy) {
+            let s = &source.snapshots[p.source];
+            if !s.name.is_encrypted || form.is_verbatim(&s.name) {
+                continue;
+            }
+            let name = self.from.store.name(&s.path);
+            if form.encryption == Encryption::Keep {
+                return Err(Error::new(
+                    Reason::Usage,
+                    format!(
+                        "{name} is encrypted, and to compress it anew it has to be opened: name who shall read it with --age-recipient, or ask for plain text with --decrypt"
+                    ),
+                ));
+            }
+            if !self.from.keys.decrypts() {
+                return Err(Error::new(
+                    Reason::CannotDecrypt,
+                    format!(
+                        "{name} is encrypted: give the age identity that opens it with --age-identity"
+                    ),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn warn_of(&mut self, source: &Catalog, plan: &Plan) {
+        if !source.foreign.is_empty() {
+            self.warn(format!(
+                "left alone, for their names are not those of snapshots: {}",
+                source.foreign.join(", ")
+            ));
+        }
+        if plan.backups > 0 && plan.backups_wanted == 0 {
+            self.warn("all backups are older than is wanted: nothing is copied".to_owned());
+        }
+        let useless: Vec<&str> = plan
+            .objects
+            .iter()
+            .filter(|p| p.why == Why::NoBase)
+            .map(|p| source.snapshots[p.source].path.as_str())
+            .collect();
+        if !useless.is_empty() {
+            self.warn(format!(
+                "not copied, for what they follow is neither in the source nor in the target: {}",
+                useless.join(", ")
+            ));
+        }
+        let form = &self.options.wanted.form;
+        if let Some(e) = form.encoding
+            && !e.compression.is_read_by_others()
+        {
+            self.warn(format!(
+                "{} is deltafold's own addition to the format: etcd-backup-restore cannot read these snapshots",
+                e.compression
+            ));
+        }
+    }
+
+    /// Notes what became of all of the source, and gives what failed.
+    fn record(
+        &mut self,
+        source: &Catalog,
+        plan: &Plan,
+        mut done: BTreeMap<usize, Done>,
+    ) -> Vec<Error> {
+        let mut failures = Vec::new();
+        let mut told = Vec::with_capacity(plan.objects.len());
+        for (i, p) in plan.objects.iter().enumerate() {
+            let s = &source.snapshots[p.source];
+            let done = done.remove(&i);
+            match &done {
+                Some(Done::Copied(bytes, checked)) => {
+                    self.outcome.copied += 1;
+                    self.outcome.bytes_written += bytes;
+                    self.outcome.unchecked += u64::from(!checked);
+                    if let Some(metrics) = &self.metrics {
+                        metrics.copied(match s.name.kind {
+                            Kind::Full => SnapshotKind::Full,
+                            Kind::Incr => SnapshotKind::Delta,
+                        });
+                    }
+                }
+                None if p.decision == Decision::Copy => self.outcome.copied += 1,
+                _ => {}
+            }
+            let (decision, reason, message) = self.fate(p, done, &mut failures);
+            if let Some(e) = failures.last().filter(|_| decision == Fate::Failed)
+                && e.reason().is_bad_data()
+            {
+                let again = Error::new(e.reason(), e.to_string());
+                self.damaged.insert(s.path.clone(), (s.bytes, again));
+            }
+            told.push(ObjectOutcome {
+                path: s.path.clone(),
+                target_path: p.path.clone(),
+                bytes: s.bytes,
+                decision,
+                reason,
+                message,
+            });
+        }
+        if let Some(metrics) = &self.metrics {
+            for e in &failures {
+                metrics.failed("copy", e.reason());
+            }
+        }
+        self.tell(told);
+        failures
+    }
+
+    /// What became of one: a word, and a sentence.
+    fn fate(
+        &self,
+        p: &Planned,
+        done: Option<Done>,
+        failures: &mut Vec<Error>,
+    ) -> (Fate, &'static str, String) {
+        let as_planned = |fate| (fate, p.why.as_str(), p.why.in_words().to_owned());
+        let failed = |e: Error, failures: &mut Vec<Error>| {
+            let told = (Fate::Failed, e.reason().as_str(), e.to_string());
+            failures.push(e);
+            told
+        };
+        match (p.decision, done) {
+            (Decision::Copy, None | Some(Done::Copied(..))) => as_planned(Fate::Copied),
+            (Decision::Copy, Some(Done::There)) => {
+                let message = "somebody else has put it there meanwhile".to_owned();
+                (Fate::Kept, Why::AlreadyThere.as_str(), message)
+            }
+            (Decision::Copy, Some(Done::NoBase)) => {
+                let message = "what it follows could not be copied".to_owned();
+                (Fate::Skipped, "BaseNotCopied", message)
+            }
+            (Decision::Copy, Some(Done::NotTried)) => {
+                let message = "the run ended before it was its turn".to_owned();
+                (Fate::Failed, "NotTried", message)
+            }
+            (Decision::Copy, Some(Done::Failed(e))) => failed(e, failures),
+            (Decision::Keep, _) => as_planned(Fate::Kept),
+            (Decision::Skip, _) => as_planned(Fate::Skipped),
+            (Decision::Conflict, _) => failed(conflict(&self.to.store.name(&p.path)), failures),
+        }
+    }
+
+    /// Notes the state of all objects after a round.
+    fn tell(&mut self, mut told: Vec<ObjectOutcome>) {
+        let follows = self.metrics.is_some();
+        if !follows {
+            // What an earlier round copied this one has found there, or the source has no more.
+            for o in &mut told {
+                if let Some(copied) = self.copied.remove(&o.path) {
+                    *o = copied;
+                }
+            }
+            told.extend(std::mem::take(&mut self.copied).into_values());
+            told.sort_by_key(|o| o.decision != Fate::Copied);
+            let copied = told.iter().filter(|o| o.decision == Fate::Copied);
+            self.copied = copied.map(|o| (o.path.clone(), o.clone())).collect();
+        }
+        let count = |fate| told.iter().filter(|o| o.decision == fate).count() as u64;
+        self.outcome.kept = count(Fate::Kept);
+        self.outcome.skipped = count(Fate::Skipped);
+        self.outcome.failed = count(Fate::Failed);
+        if follows {
+            told.retain(|o| o.decision == Fate::Failed);
+            told.truncate(LISTED);
+        }
+        self.outcome.objects = told;
+    }
+
+    fn measure(&mut self) {
+        let (read, written) = (self.from.store.bytes_read(), self.outcome.bytes_written);
+        if let Some(metrics) = &self.metrics {
+            metrics.store_read(read - self.measured.0);
+            metrics.store_written(written - self.measured.1);
+            metrics.to_copy(self.outcome.failed);
+        }
+        self.measured = (read, written);
+    }
+
+    fn outcome(mut self, failure: Option<Error>) -> (Outcome, Option<Error>) {
+        let o = &mut self.outcome;
+        if o.copied > 0 {
+            o.status = Status::Succeeded;
+        }
+        if let Some(e) = &failure {
+            o.status = Status::Failed;
+            o.code = Some(e.reason().exit_code());
+            o.reason = Some(e.reason());
+            o.message = Some(e.to_string());
+        }
+        if o.unchecked > 0 {
+            o.warnings.push(format!(
+                "{} encrypted snapshots were copied as they are and not checked inside: give the identity that opens them with --age-identity",
+                o.unchecked
+            ));
+        }
+        o.bytes_read = self.from.store.bytes_read();
+        o.seconds = self.started.elapsed().as_secs_f64();
+        o.peak_memory_bytes = peak_memory_bytes();
+        (self.outcome, failure)
+    }
+}
+
+fn conflict(name: &str) -> Error {
+    Error::new(
+        Reason::TargetExists,
+        format!(
+            "{name} is another object than the source's: look at both, and delete the wrong one"
+        ),
+    )
+}
+
+/// Whether a follower goes on after such a failure.
+fn may_mend(e: &Error) -> bool {
+    let of_the_data = e.reason().is_bad_data() || e.reason() == Reason::TargetExists;
+    e.reason().is_retryable() || of_the_data || e.reason() == Reason::NoSnapshots
+}
+
+/// What stands for all that failed: what needs a hand first.
+fn worst(failures: Vec<Error>, partly: bool) -> Option<Error> {
+    let count = failures.len();
+    let rank = |e: &Error| match e.reason() {
+        r if r.is_bad_data() => 0,
+        Reason::TargetExists => 1,
+        r if !r.is_retryable() => 2,
+        _ => 3,
+    };
+    let first = failures.into_iter().min_by_key(rank)?;
+    let reason = match first.reason() {
+        r if r.is_retryable() && partly => Reason::PartlyDone,
+        r => r,
+    };
+    let message = match count {
+        1 => first.to_string(),
+        n => format!("{first}; {} more snapshots could not be copied", n - 1),
+    };
+    Some(Error::new(reason, message))
+}
+
+/// The snapshots of a store, and what stands beside them; what tags say is not asked.
+fn list(ctx: &Context) -> Result<Catalog> {
+    let objects = ctx.store.list(&[V2, V1, TIMELINES, PINS, REMOVED])?;
+    let listing = objects
+        .into_iter()
+        .map(|(path, bytes)| Listed { path, bytes });
+    Ok(Catalog::from_listing(listing.collect()))
+}

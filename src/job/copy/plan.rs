@@ -1,0 +1,580 @@
+//! What to copy, in which order, and why: a pure function of two listings, the options and the time.
+//!
+//! It reads names alone, and touches no store. `super::run` carries it out; a dry run prints it.
+
+use crate::bucket::codec::{Compression, Encoding};
+use crate::bucket::{Catalog, Kind, Snapshot, SnapshotName};
+use crate::mvcc::Revision;
+use serde::Serialize;
+use std::collections::{HashMap, HashSet};
+
+/// Seconds of a day.
+const DAY: i64 = 86_400;
+
+/// What becomes of the bytes of a snapshot on its way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Form {
+    /// Compressed so; as it is where `None`.
+    pub encoding: Option<Encoding>,
+    /// Encrypted for whom.
+    pub encryption: Encryption,
+}
+
+/// Who can read what is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Encryption {
+    /// Whoever can read the source.
+    #[default]
+    Keep,
+    /// The recipients that were given, whoever can read the source.
+    Encrypt,
+    /// Everybody: what is encrypted is opened.
+    Decrypt,
+}
+
+impl Form {
+    /// The name that a snapshot has in the target.
+    pub fn name(&self, source: &SnapshotName) -> SnapshotName {
+        SnapshotName {
+            compression: self.compression(source),
+            is_encrypted: match self.encryption {
+                Encryption::Keep => source.is_encrypted,
+                Encryption::Encrypt => true,
+                Encryption::Decrypt => false,
+            },
+            ..source.clone()
+        }
+    }
+
+    fn compression(&self, source: &SnapshotName) -> Compression {
+        self.encoding.map_or(source.compression, |e| e.compression)
+    }
+
+    /// Whether its very bytes are copied. What has the method that is asked for is not compressed again.
+    pub fn is_verbatim(&self, source: &SnapshotName) -> bool {
+        self.encryption != Encryption::Encrypt && self.name(source) == *source
+    }
+}
+
+/// What is wanted.
+#[derive(Debug, Clone, Default)]
+pub struct Wanted {
+    /// The newest so many backups; all where `None`.
+    pub max_backups: Option<u32>,
+    /// Those whose full is not older than so many days, by its name; all where `None`.
+    pub max_backup_age_days: Option<u32>,
+    /// Excluded snapshots, too, with their marks.
+    pub excluded: bool,
+    /// What becomes of the bytes.
+    pub form: Form,
+}
+
+/// What happens to a snapshot of the source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub enum Decision {
+    /// It is copied.
+    Copy,
+    /// The target has it.
+    Keep,
+    /// It is not wanted, or would be of no use.
+    Skip,
+    /// The target has something else under its name.
+    Conflict,
+}
+
+/// Why. The names are a contract (`docs/copy-result.schema.json`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub enum Why {
+    /// It is wanted, and not in the target.
+    Wanted,
+    /// It is beyond the limits, and a delta that is wanted needs it.
+    NeededByNewer,
+    /// The target has it under the same name.
+    AlreadyThere,
+    /// The target has it, compressed or encrypted otherwise.
+    ThereInOtherForm,
+    /// Another snapshot of the source becomes the same object.
+    SameAsAnother,
+    /// It is excluded.
+    Excluded,
+    /// More backups than are wanted are newer.
+    BeyondMaxBackups,
+    /// Its backup is too old.
+    TooOld,
+    /// What it follows is neither in the source nor in the target.
+    NoBase,
+    /// The target has an object of that name and another size.
+    OtherSize,
+}
+
+impl Why {
+    /// As in results.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Why::Wanted => "Wanted",
+            Why::NeededByNewer => "NeededByNewer",
+            Why::AlreadyThere => "AlreadyThere",
+            Why::ThereInOtherForm => "ThereInOtherForm",
+            Why::SameAsAnother => "SameAsAnother",
+            Why::Excluded => "Excluded",
+            Why::BeyondMaxBackups => "BeyondMaxBackups",
+            Why::TooOld => "TooOld",
+            Why::NoBase => "NoBase",
+            Why::OtherSize => "OtherSize",
+        }
+    }
+
+    /// A sentence for people.
+    pub fn in_words(self) -> &'static str {
+        match self {
+            Why::Wanted => "it is not in the target",
+            Why::NeededByNewer => "a delta that is copied needs it",
+            Why::AlreadyThere => "the target has it",
+            Why::ThereInOtherForm => "the target has it, compressed or encrypted otherwise",
+            Why::SameAsAnother => "another snapshot becomes the same object",
+            Why::Excluded => "it is excluded",
+            Why::BeyondMaxBackups => "more backups than are wanted are newer",
+            Why::TooOld => "its backup is older than is wanted",
+            Why::NoBase => "what it follows is neither in the source nor in the target",
+            Why::OtherSize => "the target has another object of that name",
+        }
+    }
+}
+
+/// A snapshot of the source, and what happens to it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Planned {
+    /// Index in the source's catalog.
+    pub source: usize,
+    /// Its name in the target.
+    pub name: SnapshotName,
+    /// Its path there.
+    pub path: String,
+    /// What happens to it.
+    pub decision: Decision,
+    /// Why.
+    pub why: Why,
+    /// Of a delta that is copied: any one of these must be in the target before it. Empty where nothing
+    /// must.
+    pub needs: Vec<Need>,
+}
+
+/// What a delta follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Need {
+    /// It is in the target.
+    InTarget,
+    /// It is copied: an index in the plan.
+    Planned(usize),
+}
+
+/// All snapshots of the source, in the order in which they are named in the target: those that are copied,
+/// each behind one that it follows; the others in between.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// The snapshots.
+    pub objects: Vec<Planned>,
+    /// Fulls of the source that may be used, each with its deltas a backup.
+    pub backups: usize,
+    /// Those that are wanted.
+    pub backups_wanted: usize,
+}
+
+/// A snapshot in the source, in the target, or in both.
+struct Node<'a> {
+    of: &'a Snapshot,
+    source: Option<usize>,
+    path: String,
+    name: SnapshotName,
+    /// The target has it in this form or another.
+    there: Option<Why>,
+    /// What the target has of it may be used.
+    usable_there: bool,
+    /// It shall be in the target when all is done.
+    wanted: bool,
+    /// A place in the order of creation where revisions begin anew.
+    segment: usize,
+}
+
+impl Node<'_> {
+    fn is_full(&self) -> bool {
+        self.of.name.kind == Kind::Full
+    }
+
+    /// A full that begins there, or a delta that leads there.
+    fn supports(&self, start: Revision, last: Revision) -> bool {
+        (start.previous()..last).contains(&self.of.name.last)
+    }
+}
+
+/// The folder of a path, with its `/`.
+fn folder(path: &str) -> &str {
+    path.rfind('/').map_or("", |end| &path[..=end])
+}
+
+/// What is the same in every form: the folder, and the name but for what tells the form.
+pub(super) fn identity(path: &str, name: &SnapshotName) -> String {
+    let plain = SnapshotName {
+        compression: Compression::None,
+        is_encrypted: false,
+        ..name.clone()
+    };
+    format!("{}{plain}", folder(path))
+}
+
+/// Makes the plan. `now` is in seconds since 1970.
+pub fn plan(source: &Catalog, target: &Catalog, wanted: &Wanted, now: i64) -> Plan {
+    let mut planner = Planner {
+        nodes: nodes(source, target, wanted),
+        by_last: Vec::new(),
+    };
+    planner.order();
+    let chosen = planner.choose(source, wanted, now);
+    planner.close();
+    let supported = planner.supported();
+    planner.plan(wanted, &chosen, &supported)
+}
+
+/// Merges the two listings.
+fn nodes<'a>(source: &'a Catalog, target: &'a Catalog, wanted: &Wanted) -> Vec<Node<'a>> {
+    let in_target: HashMap<&str, &Snapshot> = target
+        .snapshots
+        .iter()
+        .map(|s| (s.path.as_str(), s))
+        .collect();
+    let mut other_forms: HashMap<String, Vec<&Snapshot>> = HashMap::new();
+    for s in &target.snapshots {
+        let forms = other_forms.entry(identity(&s.path, &s.name)).or_default();
+        forms.push(s);
+    }
+    let becomes = |s: &Snapshot| {
+        let name = wanted.form.name(&s.name);
+        (format!("{}{name}", folder(&s.path)), name)
+    };
+    let becoming: HashSet<String> = source.snapshots.iter().map(|s| becomes(s).0).collect();
+    let mut nodes = Vec::with_capacity(source.snapshots.len() + target.snapshots.len());
+    let mut told: HashSet<&str> = HashSet::new();
+    let mut taken: HashSet<String> = HashSet::new();
+    for (i, s) in source.snapshots.iter().enumerate() {
+        let (path, name) = becomes(s);
+        let same = in_target.get(path.as_str()).copied();
+        // One that the source has in two forms is not the other one's.
+        let other = other_forms
+            .get(&identity(&s.path, &s.name))
+            .into_iter()
+            .flatten()
+            .find(|t| !becoming.contains(&t.path));
+        let verbatim = wanted.form.is_verbatim(&s.name);
+        let (there, found) = match (same, other) {
+            // Nothing may follow it: what has the name is no copy.
+            (Some(t), _) if verbatim && t.bytes != s.bytes => {
+                told.insert(&t.path);
+                (Some(Why::OtherSize), None)
+            }
+            (Some(t), _) => (Some(Why::AlreadyThere), Some(t)),
+            (None, Some(t)) => (Some(Why::ThereInOtherForm), Some(*t)),
+            (None, None) if taken.contains(&path) => (Some(Why::SameAsAnother), None),
+            (None, None) => (None, None),
+        };
+        if let Some(t) = found {
+            told.insert(&t.path);
+        }
+        taken.insert(path.clone());
+        nodes.push(Node {
+            of: s,
+            source: Some(i),
+            path,
+            name,
+            there,
+            usable_there: found.is_some_and(|t| !t.excluded),
+            wanted: false,
+            segment: 0,
+        });
+    }
+    let only_there = target.snapshots.iter();
+    for t in only_there.filter(|t| !told.contains(t.path.as_str())) {
+        nodes.push(Node {
+            of: t,
+            source: None,
+            path: t.path.clone(),
+            name: t.name.clone(),
+            there: Some(Why::AlreadyThere),
+            usable_there: !t.excluded,
+            wanted: false,
+            segment: 0,
+        });
+    }
+    nodes
+}
+
+struct Planner<'a> {
+    /// In order of creation.
+    nodes: Vec<Node<'a>>,
+    /// Indexes by the last revision.
+    by_last: Vec<(Revision, usize)>,
+}
+
+/// The backups that are wanted.
+struct Chosen {
+    backups: usize,
+    wanted: usize,
+    /// By index in the nodes, of what is not wanted: why.
+    not: HashMap<usize, Why>,
+}
+
+impl Planner<'_> {
+    /// Sorts as a catalog does, and notes where revisions begin anew.
+    fn order(&mut self) {
+        self.nodes.sort_by(|a, b| {
+            let key = |n: &Node<'_>| {
+                let name = &n.of.name;
+                (name.created, n.is_full(), name.last, name.start)
+            };
+            key(a).cmp(&key(b)).then_with(|| a.path.cmp(&b.path))
+        });
+        let (mut segment, mut highest) = (0, Revision(-1));
+        for n in &mut self.nodes {
+            let begins = n.of.begins_timeline || n.of.name.last < highest;
+            if n.of.name.kind == Kind::Full && begins {
+                segment += 1;
+                highest = n.of.name.last;
+            }
+            highest = highest.max(n.of.name.last);
+            n.segment = segment;
+        }
+        let last = self.nodes.iter().enumerate();
+        self.by_last = last.map(|(i, n)| (n.of.name.last, i)).collect();
+        self.by_last.sort_unstable();
+    }
+
+    /// What a delta may follow, the likeliest first: what came before it in its own segment, before it,
+    /// after it. Names alone tell; only the first class that is not empty counts.
+    fn may_follow(&self, delta: usize, of: impl Fn(usize) -> bool) -> (u8, Vec<usize>) {
+        let n = &self.nodes[delta];
+        let (start, last) = (n.of.name.start, n.of.name.last);
+        let from = self.by_last.partition_point(|&(l, _)| l < start.previous());
+        let near = self.by_last[from..]
+            .iter()
+            .take_while(|&&(l, _)| l < last)
+            .map(|&(_, i)| i)
+            .filter(|&i| self.nodes[i].supports(start, last) && of(i));
+        let mut classes: [Vec<usize>; 3] = Default::default();
+        for i in near {
+            let class = match i < delta {
+                true if self.nodes[i].segment == n.segment => 0,
+                true => 1,
+                false => 2,
+            };
+            classes[class].push(i);
+        }
+        classes[0].sort_unstable_by_key(|&i| std::cmp::Reverse(i));
+        classes[1].sort_unstable_by_key(|&i| std::cmp::Reverse(i));
+        classes[2].sort_unstable();
+        for (class, found) in (0..).zip(classes) {
+            if !found.is_empty() {
+                return (class, found);
+            }
+        }
+        (u8::MAX, Vec::new())
+    }
+
+    /// Whether it is, or shall be, in the target to be used.
+    fn will_be_there(&self, i: usize) -> bool {
+        let n = &self.nodes[i];
+        n.usable_there || n.wanted && !n.of.excluded && n.there.is_none()
+    }
+
+    fn choose(&mut self, source: &Catalog, wanted: &Wanted, now: i64) -> Chosen {
+        let fulls: Vec<usize> = (0..self.nodes.len())
+            .filter(|&i| {
+                let n = &self.nodes[i];
+                n.source.is_some() && n.is_full() && !n.of.excluded
+            })
+            .collect();
+        let mut refused: HashMap<usize, Why> = HashMap::new();
+        for (age, &full) in fulls.iter().rev().enumerate() {
+            let days = wanted.max_backup_age_days.map(i64::from);
+            let created = self.nodes[full].of.name.created;
+            if days.is_some_and(|d| created < now.saturating_sub(d.saturating_mul(DAY))) {
+                refused.insert(full, Why::TooOld);
+            }
+            if wanted.max_backups.is_some_and(|most| age >= most as usize) {
+                refused.insert(full, Why::BeyondMaxBackups);
+            }
+        }
+        let limited = wanted.max_backups.is_some() || wanted.max_backup_age_days.is_some();
+        let mut chosen = Chosen {
+            backups: source
+                .snapshots
+                .iter()
+                .filter(|s| !s.excluded && s.name.kind == Kind::Full)
+                .count(),
+            wanted: fulls.len() - refused.len(),
+            not: HashMap::new(),
+        };
+        let mut newest = None;
+        // In the old layout a folder is a backup.
+        let mut newest_in: HashMap<&str, usize> = HashMap::new();
+        let mut refused_all = Vec::new();
+        for (i, n) in self.nodes.iter().enumerate() {
+            if n.source.is_none() {
+                continue;
+            }
+            let folder = folder(&n.of.path);
+            if n.is_full() && !n.of.excluded {
+                newest = Some(i);
+                newest_in.insert(folder, i);
+            }
+            let owner = match folder.starts_with(crate::bucket::catalog::V1) {
+                true => newest_in.get(folder).copied().or(newest),
+                false => newest,
+            };
+            let why = match owner {
+                _ if n.of.excluded && !wanted.excluded => Some(Why::Excluded),
+                Some(full) => refused.get(&full).copied(),
+                // It is older than every full.
+                None if limited => Some(match wanted.max_backups {
+                    Some(_) => Why::BeyondMaxBackups,
+                    None => Why::TooOld,
+                }),
+                None => None,
+            };
+            refused_all.push((i, why));
+        }
+        for (i, why) in refused_all {
+            match why {
+                None => self.nodes[i].wanted = true,
+                Some(why) => {
+                    chosen.not.insert(i, why);
+                }
+            }
+        }
+        chosen
+    }
+
+    /// Wants, too, what the deltas that are wanted need.
+    fn close(&mut self) {
+        let may_be = |p: &Self, i: usize| {
+            let n = &p.nodes[i];
+            n.usable_there || n.source.is_some() && !n.of.excluded && n.there.is_none()
+        };
+        let mut open: Vec<usize> = (0..self.nodes.len())
+            .filter(|&i| self.is_delta_to_copy(i))
+            .collect();
+        while let Some(delta) = open.pop() {
+            let (have, _) = self.may_follow(delta, |i| self.will_be_there(i));
+            let (could, found) = self.may_follow(delta, |i| may_be(self, i));
+            // What is likelier than all that will be there is worth its bytes.
+            if have <= could {
+                continue;
+            }
+            if let Some(&best) = found.first() {
+                self.nodes[best].wanted = true;
+                if self.is_delta_to_copy(best) {
+                    open.push(best);
+                }
+            }
+        }
+    }
+
+    fn is_delta_to_copy(&self, i: usize) -> bool {
+        let n = &self.nodes[i];
+        n.wanted && n.there.is_none() && !n.of.excluded && !n.is_full()
+    }
+
+    /// Whether each will have its base in the target, all the way down.
+    fn supported(&self) -> Vec<bool> {
+        let mut supported = vec![false; self.nodes.len()];
+        // What a delta follows ends before it does.
+        for &(_, i) in &self.by_last {
+            supported[i] = self.will_be_there(i)
+                && (self.nodes[i].is_full()
+                    || !self
+                        .may_follow(i, |p| supported[p] && self.will_be_there(p))
+                        .1
+                        .is_empty());
+        }
+        supported
+    }
+
+    fn plan(self, wanted: &Wanted, chosen: &Chosen, supported: &[bool]) -> Plan {
+        let mut plan = Plan {
+            objects: Vec::new(),
+            backups: chosen.backups,
+            backups_wanted: chosen.wanted,
+        };
+        let mut placed: Vec<Option<Need>> = (0..self.nodes.len())
+            .map(|i| {
+                let there = self.nodes[i].usable_there && supported[i];
+                there.then_some(Need::InTarget)
+            })
+            .collect();
+        let mut waiting: Vec<usize> = (0..self.nodes.len())
+            .filter(|&i| self.nodes[i].source.is_some())
+            .collect();
+        // Deltas go behind what they follow, wherever their times would put them.
+        while !waiting.is_empty() {
+            let before = waiting.len();
+            waiting.retain(|&i| {
+                let (decision, why) = self.decide(i, wanted, chosen, supported);
+                let n = &self.nodes[i];
+                let follows = decision == Decision::Copy && !n.is_full() && !n.of.excluded;
+                let (_, bases) = match follows {
+                    true => self.may_follow(i, |p| supported[p]),
+                    false => (0, Vec::new()),
+                };
+                let needs: Vec<Need> = bases.iter().filter_map(|&p| placed[p]).collect();
+                if follows && needs.is_empty() {
+                    return true;
+                }
+                if decision == Decision::Copy && !n.of.excluded {
+                    placed[i] = Some(Need::Planned(plan.objects.len()));
+                }
+                if let Some(source) = n.source {
+                    plan.objects.push(Planned {
+                        source,
+                        name: n.name.clone(),
+                        path: n.path.clone(),
+                        decision,
+                        why,
+                        needs,
+                    });
+                }
+                false
+            });
+            if waiting.len() == before {
+                break;
+            }
+        }
+        plan
+    }
+
+    fn decide(
+        &self,
+        i: usize,
+        wanted: &Wanted,
+        chosen: &Chosen,
+        supported: &[bool],
+    ) -> (Decision, Why) {
+        let n = &self.nodes[i];
+        let not = chosen.not.get(&i).copied();
+        match n.there {
+            Some(Why::OtherSize) if n.wanted => return (Decision::Conflict, Why::OtherSize),
+            Some(why @ (Why::AlreadyThere | Why::ThereInOtherForm)) => {
+                return (Decision::Keep, why);
+            }
+            Some(Why::SameAsAnother) if n.wanted => {
+                return (Decision::Skip, Why::SameAsAnother);
+            }
+            _ => {}
+        }
+        match not {
+            Some(why) if !n.wanted => (Decision::Skip, why),
+            // An excluded one is not to be used, so it needs no base.
+            _ if n.of.excluded && wanted.excluded => (Decision::Copy, Why::Wanted),
+            _ if !supported[i] => (Decision::Skip, Why::NoBase),
+            Some(_) => (Decision::Copy, Why::NeededByNewer),
+            None => (Decision::Copy, Why::Wanted),
+        }
+    }
+}
