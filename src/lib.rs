@@ -12,6 +12,7 @@
 //! - [`etcd`] — a live etcd: a client, what differs from a backup, peers and their quorum.
 //! - [`kubernetes`] — Kubernetes' API: Leases that tell of snapshots, a lock by Lease.
 //! - [`protobuf`] — the fields of etcd's records.
+//! - [`temp`] — files of the temporary directory, sealed where snapshots are encrypted.
 //! - [`telemetry`] — logs, progress, metrics, and what the process has used.
 //! - [`error`] — the one error: reasons and exit codes.
 
@@ -30,5 +31,6 @@ pub mod mvcc;
 pub mod protobuf;
 pub mod store;
 pub mod telemetry;
+pub mod temp;
 
 pub use error::{Error, Reason, Result};

@@ -25,15 +25,17 @@ const DOCUMENTS: [&str; 5] = [
 ];
 
 /// The commands that print JSON, each with a schema.
-const COMMANDS: [&str; 12] = [
+const COMMANDS: [&str; 13] = [
     "snapshot", "compact", "list", "restore", "get", "history", "diff", "export", "apply",
-    "verify", "maintain", "copy",
+    "verify", "maintain", "lock", "copy",
 ];
 
 /// What prints JSON, by the name of its schema.
 fn schemas() -> Vec<&'static str> {
     let commands = COMMANDS.into_iter().filter(|c| *c != "snapshot");
-    commands.chain(["snapshot", "follow"]).collect()
+    commands
+        .chain(["snapshot", "follow", "store-check"])
+        .collect()
 }
 
 /// Also where the tests run in a Pod.
@@ -749,6 +751,8 @@ fn help_and_version_succeed() {
         &["export", "--help"],
         &["verify", "--help"],
         &["maintain", "--help"],
+        &["lock", "--help"],
+        &["store", "check", "--help"],
         &["copy", "--help"],
         &["snapshot", "full", "--help"],
         &["snapshot", "delta", "--help"],
@@ -791,7 +795,8 @@ fn completions_know_the_commands() {
 fn help() -> String {
     let all = COMMANDS.map(|c| run(&[c, "--help"]).1).join("\n");
     let below = ["full", "delta", "follow"].map(|c| run(&["snapshot", c, "--help"]).1);
-    run(&["--help"]).1 + &all + &below.join("\n")
+    let check = run(&["store", "check", "--help"]).1;
+    run(&["--help"]).1 + &all + &below.join("\n") + &check
 }
 
 /// The `--flags` in a text.

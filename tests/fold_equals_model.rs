@@ -212,7 +212,7 @@ fn one_history(seed: u64) {
         keys: range.clone(),
         detach_leases,
         base,
-        temp_dir: std::env::temp_dir(),
+        temp_dir: std::env::temp_dir().into(),
         // Small enough that most histories are spilled and thinned out.
         buffer_bytes: rng.usize(1..2000),
     };
@@ -389,7 +389,7 @@ fn a_change_that_does_not_follow_is_refused() {
                 keys: KeyRange::All,
                 detach_leases: false,
                 base: Base::read(&db)?,
-                temp_dir: std::env::temp_dir(),
+                temp_dir: std::env::temp_dir().into(),
                 buffer_bytes: 1 << 20,
             };
             let mut fold = Fold::new(options, &db)?;

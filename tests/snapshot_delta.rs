@@ -196,7 +196,7 @@ fn another_history(version: EtcdVersion, last: impl Fn(&World, u8), behind: usiz
         assert_eq!(world.revision(), saved);
         world.put_many("/a/", behind, 10);
         let revision = world.revision();
-        let done = world.delta(&[]);
+        let done = world.delta(&["--take-over"]);
         assert_eq!(why(&done.json), "HistoryMismatch", "{}", done.json);
         assert_eq!(done.json["timeline_began"], true, "{}", done.json);
         assert!(done.json["message"].as_str().is_some_and(|m| !m.is_empty()));
@@ -378,7 +378,7 @@ fn a_history_that_shares_no_revision_with_what_is_saved() {
             let first = std::mem::replace(&mut world.truth, truth);
             world.etcd = another;
             world.put_many("/other/", 5, 100);
-            let done = world.delta(&[]);
+            let done = world.delta(&["--take-over"]);
             assert_eq!(why(&done.json), "ClusterBehind", "{}", done.json);
             assert_eq!(done.json["timeline_began"], true, "{}", done.json);
             // From there on it is the newest, and goes on as any other.

@@ -118,7 +118,7 @@ impl Catalog {
 }
 
 /// The name of the snapshot at `path`, in either layout.
-fn snapshot_name(path: &str) -> Option<SnapshotName> {
+pub fn snapshot_name(path: &str) -> Option<SnapshotName> {
     let mut parts = path.split('/');
     let name = match (parts.next()?, parts.next()?, parts.next()) {
         (V2, name, None) => name,

@@ -10,6 +10,7 @@ pub mod delta;
 pub mod events;
 pub mod frame;
 pub mod name;
+pub mod retention;
 pub mod survey;
 pub mod timeline;
 

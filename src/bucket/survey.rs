@@ -9,12 +9,11 @@ use crate::bucket::delta::DeltaReader;
 use crate::error::{Error, Result};
 use crate::mvcc::history::{Base, key_bucket};
 use crate::mvcc::{Change, KeyValue, RecordKey, Revision};
+use crate::temp::TempFile;
 use chrono::{DateTime, Utc};
 use hashbrown::HashMap;
 use sha2::{Digest, Sha256};
-use std::fs::File;
-use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::FileExt;
+use std::io::{BufWriter, Read, Write};
 
 /// Bytes of an [`Entry`] on disk.
 const ENTRY: usize = 48;
@@ -122,14 +121,13 @@ pub enum Continuity {
 /// The fingerprints of all snapshots surveyed.
 #[derive(Debug)]
 pub struct SurveyFile {
-    file: File,
-    end: u64,
+    file: TempFile,
 }
 
 impl SurveyFile {
     /// Keeps fingerprints in `file`, which is empty.
-    pub fn new(file: File) -> Self {
-        SurveyFile { file, end: 0 }
+    pub fn new(file: TempFile) -> Self {
+        SurveyFile { file }
     }
 
     fn write(
@@ -137,17 +135,15 @@ impl SurveyFile {
         mut entries: impl FnMut(&mut dyn FnMut(Entry) -> Result<()>) -> Result<()>,
     ) -> Result<(u64, u64)> {
         let io = |e| Error::io("write fingerprints to the temporary directory", e);
-        let offset = self.end;
-        self.file.seek(SeekFrom::Start(offset)).map_err(io)?;
-        let mut out = BufWriter::with_capacity(256 << 10, &self.file);
+        // Behind what a survey that failed has left, too.
+        let offset = self.file.len();
+        let mut out = BufWriter::with_capacity(256 << 10, &mut self.file);
         let mut n = 0;
         entries(&mut |e| {
             n += 1;
             out.write_all(&e.encode()).map_err(io)
         })?;
         out.flush().map_err(io)?;
-        drop(out);
-        self.end = offset + n * ENTRY as u64;
         Ok((offset, n))
     }
 
@@ -350,7 +346,7 @@ impl SurveyFile {
 }
 
 struct Entries<'f> {
-    file: &'f File,
+    file: &'f TempFile,
     next: u64,
     end: u64,
     buf: Vec<u8>,
@@ -365,7 +361,7 @@ impl Entries<'_> {
                 return Ok(None);
             }
             self.buf.resize(n, 0);
-            FileExt::read_exact_at(self.file, &mut self.buf, self.next)
+            ReadAt::read_exact_at(self.file, &mut self.buf, self.next)
                 .map_err(|e| Error::io("read fingerprints from the temporary directory", e))?;
             self.next += n as u64;
             self.at = 0;

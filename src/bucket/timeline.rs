@@ -35,6 +35,10 @@ pub trait Evidence {
     fn last(&self, snapshot: usize) -> Option<Revision>;
     /// Whether the snapshot was found to be unreadable, so that it cannot be placed.
     fn is_unreadable(&self, snapshot: usize) -> bool;
+    /// Whether anything was read of the snapshot; if not, it agrees with all and disagrees with none.
+    fn speaks_of(&self, _snapshot: usize) -> bool {
+        true
+    }
 }
 
 /// No contents were read: names are believed.
@@ -54,6 +58,9 @@ impl Evidence for NamesOnly {
         None
     }
     fn is_unreadable(&self, _: usize) -> bool {
+        false
+    }
+    fn speaks_of(&self, _: usize) -> bool {
         false
     }
 }
@@ -204,10 +211,24 @@ impl Timelines {
             members: Vec::new(),
             lineage: Vec::new(),
         }];
+        // The end of the only timeline, as long as there is one: most prefixes have no other.
+        let mut end = None;
         for x in catalog.usable() {
             if evidence.is_unreadable(x) {
                 continue;
             }
+            if let ([only], false) = (all.as_mut_slice(), evidence.speaks_of(x)) {
+                let last = last_of(catalog, evidence, x);
+                only.members.push(Member {
+                    snapshot: x,
+                    until: Revision(i64::MAX),
+                    extends: end.is_none_or(|e| last > e),
+                    own: true,
+                });
+                end = end.max(Some(last));
+                continue;
+            }
+            end = end.max(Some(last_of(catalog, evidence, x)));
             let mut conflicts = Vec::with_capacity(all.len());
             let mut best = None;
             for t in 0..all.len() {
@@ -285,7 +306,8 @@ impl Timelines {
     ) -> Result<(Fit, Place)> {
         // With what was placed here, and with what is shared.
         let (mut own, mut shared) = (Comparison::default(), Comparison::default());
-        for m in &all[t].members {
+        let speaks = evidence.speaks_of(x);
+        for m in all[t].members.iter().filter(|_| speaks) {
             let c = evidence.compare(m.snapshot, x)?;
             let with = if m.own { &mut own } else { &mut shared };
             if let Some(r) = c.conflict.filter(|&r| r <= m.until) {
@@ -321,7 +343,8 @@ impl Timelines {
         let mut connected = name.kind == Kind::Full;
         let mut confirmed = false;
         if name.kind == Kind::Incr {
-            for m in &all[t].members {
+            // Whoever holds the revision before it was most likely written last.
+            for m in all[t].members.iter().rev() {
                 let p = &catalog.snapshots[m.snapshot].name;
                 let ends = m.until.min(last_of(catalog, evidence, m.snapshot));
                 let holds = match p.kind {
@@ -338,6 +361,9 @@ impl Timelines {
                     }
                     Continuity::Confirmed => (connected, confirmed) = (true, true),
                     Continuity::Unknown => connected = true,
+                }
+                if !speaks {
+                    break;
                 }
             }
         }

@@ -191,15 +191,15 @@ impl CopyArgs {
                 "--from and --to are the same: give two stores, or two prefixes of one",
             ));
         }
-        let open = |url: &str, own: &[(String, String)], flag: &str| {
-            self.means.context_with(cancel, |options, handle| {
+        let open = |nth: usize, url: &str, own: &[(String, String)], flag: &str| {
+            self.means.context_with(nth, cancel, |options, handle| {
                 let all: Vec<_> = options.iter().chain(own).cloned().collect();
                 let opened = store::open(url, &all, handle);
                 opened.map_err(|e| Error::new(e.reason(), e.to_string().replace("--store ", flag)))
             })
         };
-        let mut from = open(&self.from, &from_options, "--from ")?;
-        let mut to = open(&self.to, &to_options, "--to ")?;
+        let mut from = open(1, &self.from, &from_options, "--from ")?;
+        let mut to = open(2, &self.to, &to_options, "--to ")?;
         // One limit for each direction: that of the source is read, that of the target written, and read back.
         from.store = self.bandwidth.limited(from.store);
         to.store = self.bandwidth.limited(to.store);

@@ -2,8 +2,12 @@
 
 use crate::error::{Error, Reason, Result};
 use crate::store::Keys;
+use crate::store::encryption::{ARMORED, MAGIC, MAX_RECIPIENTS};
 use age::x25519::{Identity, Recipient};
 use clap::Args;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 /// Who can read snapshots.
@@ -14,77 +18,157 @@ pub(super) struct EncryptionArgs {
     #[arg(
         long,
         env = "DELTAFOLD_AGE_RECIPIENT",
+        hide_env_values = true,
         value_name = "RECIPIENT",
         value_delimiter = ','
     )]
     age_recipient: Vec<String>,
     /// Encrypt what is written for the recipients in this file, one a line
-    #[arg(long, env = "DELTAFOLD_AGE_RECIPIENTS_FILE", value_name = "FILE")]
+    #[arg(
+        long,
+        env = "DELTAFOLD_AGE_RECIPIENTS_FILE",
+        hide_env_values = true,
+        value_name = "FILE"
+    )]
     age_recipients_file: Option<PathBuf>,
     /// A file of age identities (AGE-SECRET-KEY-1…) that open encrypted snapshots; may be given again
     #[arg(
         long,
         env = "DELTAFOLD_AGE_IDENTITY",
+        hide_env_values = true,
         value_name = "FILE",
         value_delimiter = ','
     )]
     age_identity: Vec<PathBuf>,
 }
 
+/// Bytes of a file of keys; a key takes less than a hundred.
+const MAX_FILE: u64 = 1 << 20;
+
 impl EncryptionArgs {
     /// The keys that the flags name.
     ///
     /// # Errors
-    /// `Usage` for what is no recipient or identity; `Configuration` for a file that cannot be read.
+    /// `Usage` for what is no recipient, or a secret itself in place of its file; `Configuration` for a file that
+    /// cannot be read or holds something else.
     pub(super) fn keys(&self) -> Result<Keys> {
         let mut recipients = Vec::new();
         for text in &self.age_recipient {
-            recipients.push(recipient(text, "--age-recipient")?);
+            let parsed = recipient(text, "--age-recipient", Reason::Usage)?;
+            recipients.push(parsed.map_err(|e| {
+                Error::new(
+                    Reason::Usage,
+                    format!("--age-recipient {text} is no X25519 recipient (age1…): {e}"),
+                )
+            })?);
         }
         if let Some(file) = &self.age_recipients_file {
-            let place = format!("--age-recipients-file {}", file.display());
-            for line in lines(file, &place)? {
-                recipients.push(recipient(&line, &place)?);
+            let place = place("--age-recipients-file", file)?;
+            for line in lines(file, &place)?.0 {
+                let parsed = recipient(&line, &place, Reason::Configuration)?;
+                // What else the file holds may be a secret.
+                recipients.push(parsed.map_err(|e| {
+                    Error::new(
+                        Reason::Configuration,
+                        format!("{place} holds a line that is no X25519 recipient (age1…): {e}"),
+                    )
+                })?);
             }
+        }
+        if recipients.len() > MAX_RECIPIENTS {
+            return Err(Error::new(
+                Reason::Configuration,
+                format!(
+                    "{} age recipients are given, and {MAX_RECIPIENTS} are the most",
+                    recipients.len()
+                ),
+            ));
         }
         let mut identities = Vec::new();
         for file in &self.age_identity {
-            let place = format!("--age-identity {}", file.display());
-            for line in lines(file, &place)? {
-                // What is wrong with a secret is not shown.
-                let identity: Identity = line.parse().map_err(|_| {
-                    let why = "holds a line that is no X25519 identity (AGE-SECRET-KEY-1…)";
-                    Error::new(Reason::Configuration, format!("{place} {why}"))
-                })?;
-                identities.push(identity);
+            let place = place("--age-identity", file)?;
+            let (lines, mode) = lines(file, &place)?;
+            for line in lines {
+                identities.push(identity(&line, &place)?);
+            }
+            // Kubernetes lets the group of a Pod read a mounted Secret: that is as it should be.
+            if mode & 0o007 != 0 {
+                tracing::warn!("{place} can be read by everybody on this machine: chmod 600");
             }
         }
         Ok(Keys::new(identities, recipients))
     }
 }
 
-fn recipient(text: &str, place: &str) -> Result<Recipient> {
-    text.trim().parse().map_err(|e| {
-        // Somebody may have given the identity instead.
-        let shown = match text.to_ascii_uppercase().contains("SECRET") {
-            true => "what is given",
-            false => text,
-        };
-        Error::new(
+/// Whether a text holds an identity, however it is spelled.
+fn holds_secret(text: &str) -> bool {
+    text.to_ascii_uppercase().contains("AGE-SECRET-KEY")
+}
+
+/// A flag and its file, for people. Somebody may have given the secret instead: it is not shown.
+fn place(flag: &str, file: &Path) -> Result<String> {
+    let file = file.to_string_lossy();
+    match holds_secret(&file) {
+        true => Err(Error::new(
             Reason::Usage,
-            format!("{place}: {shown} is no X25519 recipient (age1…): {e}"),
-        )
+            format!(
+                "{flag} takes the name of a file, and an identity itself was given: it can be seen in the list of processes, so it is a secret no longer; make another one, in a file"
+            ),
+        )),
+        false => Ok(format!("{flag} {file}")),
+    }
+}
+
+/// A recipient, or why it is none.
+fn recipient(
+    text: &str,
+    place: &str,
+    reason: Reason,
+) -> Result<std::result::Result<Recipient, &'static str>> {
+    if holds_secret(text) {
+        return Err(Error::new(
+            reason,
+            format!(
+                "{place}: an identity (AGE-SECRET-KEY-1…) stands where a recipient (age1…) belongs: `age-keygen -y` tells the recipient of an identity"
+            ),
+        ));
+    }
+    Ok(text.trim().parse())
+}
+
+fn identity(line: &str, place: &str) -> Result<Identity> {
+    line.parse().map_err(|_| {
+        // What is wrong with a secret is not shown.
+        let what = match line.starts_with("age1") {
+            true => {
+                "holds a recipient (age1…), which encrypts only: give the identity that belongs to it"
+            }
+            false => "holds a line that is no X25519 identity (AGE-SECRET-KEY-1…)",
+        };
+        Error::new(Reason::Configuration, format!("{place} {what}"))
     })
 }
 
-/// The lines of a file, but for empty ones and comments.
-fn lines(file: &Path, place: &str) -> Result<Vec<String>> {
-    let text = std::fs::read_to_string(file).map_err(|e| {
-        Error::new(
-            Reason::Configuration,
-            format!("{place} cannot be read: {e}"),
-        )
-    })?;
+/// The lines of a file, but for empty ones and comments; and its mode.
+fn lines(file: &Path, place: &str) -> Result<(Vec<String>, u32)> {
+    let wrong = |why: String| Error::new(Reason::Configuration, format!("{place} {why}"));
+    let mut bytes = Vec::new();
+    let mode = File::open(file)
+        .and_then(|file| {
+            let mode = file.metadata()?.permissions().mode();
+            file.take(MAX_FILE + 1).read_to_end(&mut bytes)?;
+            Ok(mode)
+        })
+        .map_err(|e| wrong(format!("cannot be read: {e}")))?;
+    if bytes.starts_with(MAGIC) || bytes.starts_with(ARMORED) {
+        let why = "is encrypted itself: give a file that `age --decrypt` made of it";
+        return Err(wrong(why.to_owned()));
+    }
+    let no_text = || wrong("is no file of age keys".to_owned());
+    if bytes.len() as u64 > MAX_FILE {
+        return Err(no_text());
+    }
+    let text = String::from_utf8(bytes).map_err(|_| no_text())?;
     let lines: Vec<String> = text
         .lines()
         .map(str::trim)
@@ -92,10 +176,7 @@ fn lines(file: &Path, place: &str) -> Result<Vec<String>> {
         .map(str::to_owned)
         .collect();
     match lines.is_empty() {
-        true => Err(Error::new(
-            Reason::Configuration,
-            format!("{place} holds no key"),
-        )),
-        false => Ok(lines),
+        true => Err(wrong("holds no key".to_owned())),
+        false => Ok((lines, mode)),
     }
 }

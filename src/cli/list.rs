@@ -57,6 +57,7 @@ fn in_words(o: &Outcome) -> String {
             (s.in_chain, "chain"),
             (s.excluded, "excluded"),
             (s.is_final, "final"),
+            (s.encrypted, "encrypted"),
         ];
         let marks: Vec<&str> = marks.iter().filter(|m| m.0).map(|m| m.1).collect();
         [

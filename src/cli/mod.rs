@@ -11,18 +11,23 @@ mod diff;
 mod encryption;
 mod endpoints;
 mod export;
+mod gc;
 mod get;
 mod history;
 mod leases;
 mod list;
+mod lock;
 mod maintain;
 mod metrics;
 mod peers;
+mod pin;
 mod restore;
 mod show;
 mod size;
 mod snapshot;
+mod store_check;
 mod stream;
+mod undelete;
 mod verify;
 
 use crate::error::{Error, Reason, Result};
@@ -90,6 +95,11 @@ enum Command {
     Apply(apply::ApplyArgs),
     Verify(verify::VerifyArgs),
     Maintain(maintain::MaintainArgs),
+    Lock(lock::LockArgs),
+    Store(store_check::StoreCommand),
+    Gc(gc::GcArgs),
+    Undelete(undelete::UndeleteArgs),
+    Pin(pin::PinArgs),
     Completions(completions::CompletionsArgs),
 }
 
@@ -132,7 +142,7 @@ struct Global {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Store")]
 struct StoreArgs {
-    /// The folder that holds v2/ (or v1/): s3://bucket/prefix, gs://…, az://…, file:///dir or a path
+    /// The folder that holds v2/ (or v1/): s3://bucket/prefix, gs://…, az://…, swift://…, oss://…, file:///dir or a path
     #[arg(long, env = "DELTAFOLD_STORE", value_name = "URL")]
     store: String,
     #[command(flatten)]
@@ -149,7 +159,7 @@ impl StoreArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Backup")]
 struct BackupArgs {
-    /// The folder that holds v2/ (or v1/): s3://bucket/prefix, gs://…, az://…, file:///dir or a path
+    /// The folder that holds v2/ (or v1/): s3://bucket/prefix, gs://…, az://…, swift://…, oss://…, file:///dir or a path
     #[arg(
         long,
         env = "DELTAFOLD_STORE",
@@ -187,6 +197,7 @@ struct MeansArgs {
     ///
     /// In the environment: one setting a line. The providers' usual variables (AWS_ACCESS_KEY_ID,
     /// GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME, …) are read too; these win.
+    /// Where several stores are given, 2:KEY=VALUE is for the second alone.
     #[arg(
         long,
         env = "DELTAFOLD_STORE_OPTION",
@@ -194,6 +205,12 @@ struct MeansArgs {
         hide_env_values = true
     )]
     store_option: Vec<String>,
+    /// A folder with the store's settings and credentials, as a Secret is mounted
+    ///
+    /// The names of its files are those of etcd-backup-restore and etcd-druid. What changes in it while
+    /// a Job runs is seen.
+    #[arg(long, env = "DELTAFOLD_STORE_SECRET", value_name = "DIR")]
+    store_secret: Option<PathBuf>,
     /// For what does not fit into memory [default: the system's]
     #[arg(long, env = "DELTAFOLD_TEMP_DIR", value_name = "DIR")]
     temp_dir: Option<PathBuf>,
@@ -205,8 +222,24 @@ struct MeansArgs {
 }
 
 impl MeansArgs {
-    fn options(&self) -> Result<Vec<(String, String)>> {
-        parse_options(&self.store_option, "--store-option")
+    /// The settings of the `nth` store, from 1 on.
+    fn options(&self, nth: usize) -> Result<Vec<(String, String)>> {
+        let lines = self.store_option.iter().flat_map(|o| o.lines());
+        let of_this: Vec<String> = lines
+            .map(str::trim)
+            .filter_map(|line| match line.split_once(':') {
+                Some((number, rest)) if number.parse::<usize>().is_ok() => {
+                    (number.parse() == Ok(nth)).then(|| rest.to_owned())
+                }
+                _ => Some(line.to_owned()),
+            })
+            .collect();
+        let secret = self.store_secret.iter().map(|dir| {
+            let key = store::open::OPTION_SECRET_DIR.to_owned();
+            (key, dir.display().to_string())
+        });
+        let given = parse_options(&of_this, "--store-option")?;
+        Ok(secret.chain(given).collect())
     }
 
     fn temp_dir(&self) -> Result<PathBuf> {
@@ -222,6 +255,7 @@ impl MeansArgs {
 
     fn context_with(
         &self,
+        nth: usize,
         cancel: &Cancel,
         open: impl FnOnce(&[(String, String)], tokio::runtime::Handle) -> Result<Store>,
     ) -> Result<Context> {
@@ -232,7 +266,7 @@ impl MeansArgs {
             None => std::thread::available_parallelism().map_or(1, usize::from),
         };
         Ok(Context {
-            store: open(&self.options()?, handle)?.with_cancel(cancel.clone()),
+            store: open(&self.options(nth)?, handle)?.with_cancel(cancel.clone()),
             temp_dir,
             threads,
             keys: self.encryption.keys()?,
@@ -240,14 +274,18 @@ impl MeansArgs {
     }
 
     fn context(&self, store: &str, cancel: &Cancel) -> Result<Context> {
-        self.context_with(cancel, |options, handle| {
+        self.nth_context(1, store, cancel)
+    }
+
+    fn nth_context(&self, nth: usize, store: &str, cancel: &Cancel) -> Result<Context> {
+        self.context_with(nth, cancel, |options, handle| {
             store::open(store, options, handle)
         })
     }
 
-    /// The snapshots of a store. One that cannot be opened may be passed over for another.
-    fn backup_store(&self, url: &str, cancel: &Cancel) -> Result<Backup> {
-        match self.context(url, cancel) {
+    /// The snapshots of the `nth` store that is given. One that cannot be opened may be passed over for another.
+    fn backup_store(&self, nth: usize, url: &str, cancel: &Cancel) -> Result<Backup> {
+        match self.nth_context(nth, url, cancel) {
             Ok(ctx) => Ok(Backup::Store(ctx)),
             Err(e) if e.reason() == Reason::Usage => Err(e),
             Err(error) => Ok(Backup::Closed {
@@ -260,7 +298,7 @@ impl MeansArgs {
     /// A plain snapshot file. Nothing is read from the store that its context has.
     fn backup_file(&self, file: &Path, cancel: &Cancel) -> Result<Backup> {
         let nowhere = self.temp_dir()?.display().to_string();
-        let ctx = self.context_with(cancel, |_, handle| store::open(&nowhere, &[], handle))?;
+        let ctx = self.context_with(1, cancel, |_, handle| store::open(&nowhere, &[], handle))?;
         Ok(Backup::File(ctx, file.to_owned()))
     }
 }
@@ -319,13 +357,17 @@ fn parse_time(s: &str) -> Result<DateTime<Utc>, String> {
 }
 
 /// Flags of which one excludes the other.
-const EXCLUSIVE: [(&str, &str); 6] = [
+const EXCLUSIVE: [(&str, &str); 10] = [
     ("store", "snapshot"),
     ("revision", "time"),
     ("data_dir", "to_snapshot"),
     ("wal_dir", "to_snapshot"),
     ("if_needed", "to_snapshot"),
     ("password", "password_file"),
+    ("until", "for"),
+    ("endpoints", "level"),
+    ("endpoints", "all_chains"),
+    ("endpoints", "etcd_binary"),
 ];
 
 /// Flags of a live etcd whose variables may be etcdctl's, too: `ETCDCTL_` and the name.
@@ -354,6 +396,11 @@ fn etcdctl_variable(arg: &clap::Arg) -> Option<String> {
     counts.then_some(theirs)
 }
 
+/// The command line; without endpoints `verify` looks at the backup alone.
+fn command() -> clap::Command {
+    Cli::command().mut_subcommand("verify", |c| c.mut_arg("endpoints", |a| a.required(false)))
+}
+
 /// Parses a command line. A flag that is given wins over the variable of one that it excludes: in a Pod
 /// DELTAFOLD_STORE is set, and --snapshot must not be refused for that.
 fn parse(given: &[OsString]) -> Result<Cli, clap::Error> {
@@ -369,7 +416,7 @@ fn parse(given: &[OsString]) -> Result<Cli, clap::Error> {
         .filter(|(_, other)| is_given(other))
         .map(|(id, _)| id)
         .collect();
-    let command = with_variables(Cli::command(), &forgotten);
+    let command = with_variables(command(), &forgotten);
     Cli::from_arg_matches(&command.try_get_matches_from(given)?)
 }
 
@@ -450,8 +497,13 @@ fn run(cli: Cli) -> Result<Option<Error>> {
         Command::Diff(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
         Command::Export(args) => with_signals(|cancel| args.run(cancel)).map(|()| None),
         Command::Apply(args) => with_signals(|cancel| args.run(cancel, output)),
-        Command::Verify(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
+        Command::Verify(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Maintain(args) => with_signals(|cancel| args.run(cancel, output)),
+        Command::Lock(args) => with_signals(|cancel| args.run(cancel, output)),
+        Command::Store(args) => with_signals(|cancel| args.run(cancel, output)),
+        Command::Gc(args) => with_signals(|cancel| args.run(cancel, output)),
+        Command::Undelete(args) => with_signals(|cancel| args.run(cancel, output)),
+        Command::Pin(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
         Command::Completions(args) => args.run().map(|()| None),
     };
     // A transfer that hangs must not keep the process.
@@ -586,7 +638,7 @@ mod tests {
 
     #[test]
     fn every_flag_has_its_environment_variable() {
-        Cli::command().debug_assert();
+        command().debug_assert();
         fn check(command: &clap::Command) {
             for arg in command.get_arguments() {
                 let Some(long) = arg.get_long() else { continue };

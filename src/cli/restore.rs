@@ -50,7 +50,7 @@ The exit code is 0, or tells the kind of failure: docs/exit-codes.md."
 pub(super) struct RestoreArgs {
     /// The folder that holds v2/ (or v1/); given again, the one that leads farthest is taken
     ///
-    /// s3://bucket/prefix, gs://…, az://…, file:///dir or a path. Of several that lead equally far the
+    /// s3://bucket/prefix, gs://…, az://…, swift://…, oss://…, file:///dir or a path. Of several that lead equally far the
     /// first is taken; one that cannot be read is passed over. In the environment: one URL a line.
     #[arg(
         long,
@@ -121,7 +121,8 @@ struct TargetArgs {
     /// Write a plain snapshot file instead, for etcdutl and others
     ///
     /// Not compressed, its SHA-256 behind it. It holds the members of the backup: --name and the other
-    /// flags of the new cluster are for whatever restores from it.
+    /// flags of the new cluster are for whatever restores from it. It is encrypted where --age-recipient is
+    /// given, and its name must end in `.age` then.
     #[arg(
         long,
         env = "DELTAFOLD_TO_SNAPSHOT",
@@ -225,8 +226,9 @@ impl RestoreArgs {
             Some(file) => backups.push(self.means.backup_file(file, cancel)?),
             None => {
                 let urls = self.store.iter().map(|s| s.trim());
-                for url in urls.filter(|s| !s.is_empty()) {
-                    backups.push(self.means.backup_store(url, cancel)?);
+                let urls = urls.filter(|s| !s.is_empty());
+                for (nth, url) in (1..).zip(urls) {
+                    backups.push(self.means.backup_store(nth, url, cancel)?);
                 }
             }
         }

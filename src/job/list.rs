@@ -80,6 +80,8 @@ pub struct Listed {
     /// The last snapshot of a cluster that was given up.
     #[serde(rename = "final")]
     pub is_final: bool,
+    /// Whether it is encrypted, by its name.
+    pub encrypted: bool,
     /// Tagged not to be used.
     pub excluded: bool,
     /// The first timeline it is on; `None` where only contents would tell, or where it is unusable.
@@ -319,6 +321,7 @@ fn listed(scan: &Scan, i: usize, s: &Snapshot, deep: bool, in_chain: bool) -> Li
         bytes: s.bytes,
         compression: s.name.compression.as_str(),
         is_final: s.name.is_final,
+        encrypted: s.name.is_encrypted,
         excluded: s.excluded,
         timeline,
         in_chain,

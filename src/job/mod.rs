@@ -7,6 +7,8 @@ mod ahead;
 pub mod apply;
 pub mod compact;
 pub mod copy;
+pub mod drill;
+pub mod gc;
 pub mod identity;
 pub mod leases;
 pub mod list;
@@ -17,13 +19,16 @@ pub mod read;
 mod rebuild;
 mod replay;
 pub mod restore;
+pub mod retain;
 pub mod scan;
 pub mod schedule;
 pub mod snapshot;
 mod sorter;
 pub mod source;
 mod space;
+pub mod store_check;
 pub mod verify;
+pub mod verify_store;
 
 use crate::bolt::{Database, ReadAt};
 use crate::bucket::delta::DeltaReader;
@@ -34,16 +39,17 @@ use crate::job::ahead::Ahead;
 use crate::mvcc::Base;
 use crate::store::{Cancel, Keys, ObjectReader, Store};
 use crate::telemetry::progress::Step;
-use std::fs::File;
+use crate::temp::{self, TempFile};
 use std::io::{Read, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// What every Job needs.
 #[derive(Clone)]
 pub struct Context {
     /// Where the snapshots are.
     pub store: Store,
-    /// For what does not fit into memory; files there have no names and vanish with the process.
+    /// For what does not fit into memory; files there have no names and vanish with the process. Where `keys`
+    /// are given they are sealed.
     pub temp_dir: PathBuf,
     /// Threads that read, compress and upload; 1 or more. Results do not depend on it.
     pub threads: usize,
@@ -54,12 +60,12 @@ pub struct Context {
 /// A database file in the temporary directory; reading it ends when the Job is cancelled.
 #[derive(Debug)]
 pub struct Spool {
-    file: File,
+    file: TempFile,
     cancel: Cancel,
 }
 
 impl Spool {
-    fn new(file: File, cancel: Cancel) -> Self {
+    fn new(file: TempFile, cancel: Cancel) -> Self {
         Spool { file, cancel }
     }
 }
@@ -171,16 +177,21 @@ impl Context {
     }
 
     /// Puts a database file behind the Job's switch.
-    fn spool(&self, file: File) -> Spool {
+    fn spool(&self, file: TempFile) -> Spool {
         Spool::new(file, self.store.cancel().clone())
+    }
+
+    /// The temporary directory, and whether its files are sealed.
+    pub fn temp(&self) -> temp::Dir {
+        temp::Dir::new(&self.temp_dir, self.keys.encrypts() || self.keys.decrypts())
     }
 
     /// An unnamed file in the temporary directory.
     ///
     /// # Errors
     /// `Io`, `NoSpace`, `PermissionDenied`.
-    pub fn temp_file(&self) -> Result<File> {
-        temp_file_in(&self.temp_dir)
+    pub fn temp_file(&self) -> Result<TempFile> {
+        self.temp().file()
     }
 
     /// Puts the snapshot's full name before an error's message.
@@ -198,17 +209,4 @@ impl Context {
             _ => e.at(self.store.name(&snapshot.path)),
         }
     }
-}
-
-/// An unnamed file in that temporary directory.
-fn temp_file_in(dir: &Path) -> Result<File> {
-    tempfile::tempfile_in(dir).map_err(|e| {
-        Error::io(
-            format!(
-                "create a file in the temporary directory {} (choose another with --temp-dir)",
-                dir.display()
-            ),
-            e,
-        )
-    })
 }

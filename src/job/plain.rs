@@ -7,13 +7,16 @@ use crate::bolt::Database;
 use crate::bucket::Compression;
 use crate::bucket::codec;
 use crate::bucket::frame::HASH_SIZE;
+use crate::bucket::name::ENCRYPTED;
 use crate::error::{Error, Reason, Result};
 use crate::job::{Context, Spool, space};
 use crate::mvcc::Base;
+use crate::store::encryption;
 use crate::telemetry::progress::Step;
+use crate::temp::TempFile;
 use sha2::{Digest, Sha256};
 use std::fs::File;
-use std::io::{BufReader, Read, Seek, SeekFrom, Write};
+use std::io::{BufReader, Cursor, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
 /// A plain snapshot file, copied out, checked and opened.
@@ -87,15 +90,15 @@ fn packing(head: &[u8], file_name: &str) -> Result<Packing> {
         h if h.starts_with(BZIP2) => return unread("bzip2"),
         h if h.starts_with(XZ) => return unread("xz"),
         _ if is_zlib => Packing::Stream(Compression::Zlib),
-        _ if file_name
-            .strip_suffix(".final")
-            .unwrap_or(file_name)
-            .ends_with(Compression::Lzw.suffix()) =>
-        {
-            Packing::Stream(Compression::Lzw)
-        }
+        _ if is_named_lzw(file_name) => Packing::Stream(Compression::Lzw),
         _ => Packing::Stream(Compression::None),
     })
+}
+
+fn is_named_lzw(file_name: &str) -> bool {
+    let name = file_name.strip_suffix(ENCRYPTED).unwrap_or(file_name);
+    let name = name.strip_suffix(".final").unwrap_or(name);
+    name.ends_with(Compression::Lzw.suffix())
 }
 
 /// What stands in a file behind its pages.
@@ -146,22 +149,22 @@ impl Tail {
 
 /// An unpacked file.
 struct Unpacked {
-    file: File,
+    file: TempFile,
     bytes: u64,
     tail: Tail,
 }
 
 impl Context {
-    /// Copies a plain snapshot file into an unnamed temporary file, unpacked, checks it and opens
-    /// it. How it is packed is told by its bytes; only LZW by a name that ends in `.Z`.
+    /// Copies a plain snapshot file into an unnamed temporary file, decrypted and unpacked, checks it and
+    /// opens it. How it is packed is told by its bytes; only LZW by a name that ends in `.Z`.
     ///
     /// # Errors
     /// `NoSnapshots` where there is no such file; `Usage` where it is no file; `CorruptSnapshot`
-    /// where it is damaged, a delta or no snapshot at all; `PermissionDenied`, `Io`, `NoSpace`,
-    /// `Terminated`.
+    /// where it is damaged, a delta or no snapshot at all; `CannotDecrypt`; `PermissionDenied`, `Io`,
+    /// `NoSpace`, `Terminated`.
     pub fn plain(&self, path: &Path) -> Result<Plain> {
         let at = |e: Error| match e.reason() {
-            Reason::CorruptSnapshot => e.at(path.display()),
+            Reason::CorruptSnapshot | Reason::CannotDecrypt => e.at(path.display()),
             _ => e,
         };
         let (mut file, file_bytes) = open(path)?;
@@ -176,17 +179,42 @@ impl Context {
             .map_err(read_error)?;
         file.seek(SeekFrom::Start(0)).map_err(read_error)?;
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let packing = packing(&head, &name).map_err(at)?;
         // Nothing is smaller unpacked.
-        space::check(&self.temp_dir, file_bytes, &path.display().to_string())?;
-        let unpacked = match packing {
-            Packing::Stream(compression) => {
-                let step = Step::new(format!("read {}", path.display()), Some(file_bytes));
-                let mut plain =
-                    codec::decoder(compression, step.reader(file)).map_err(read_error)?;
-                self.copy_out(path, &mut plain)
-            }
-            Packing::Zip => self.unzip(path, file),
+        let room = || space::check(&self.temp_dir, file_bytes, &path.display().to_string());
+        let step = Step::new(format!("read {}", path.display()), Some(file_bytes));
+        let is_encrypted =
+            head.starts_with(encryption::MAGIC) || head.starts_with(encryption::ARMORED);
+        let (packing, unpacked) = if is_encrypted {
+            let mut opened = self.keys.decrypt(step.reader(file)).map_err(at)?;
+            head.clear();
+            Read::by_ref(&mut opened)
+                .take(HEAD_BYTES as u64)
+                .read_to_end(&mut head)
+                .map_err(read_error)
+                .map_err(at)?;
+            let packing = packing(&head, &name).map_err(at)?;
+            room()?;
+            let mut whole = Cursor::new(head).chain(opened);
+            let unpacked = match packing {
+                Packing::Stream(compression) => codec::decoder(compression, whole)
+                    .map_err(read_error)
+                    .and_then(|mut plain| self.copy_out(path, &mut plain)),
+                // A zip archive is read from its end.
+                Packing::Zip => self
+                    .copy_out(path, &mut whole)
+                    .and_then(|archive| self.unzip(path, archive.file)),
+            };
+            (packing, unpacked)
+        } else {
+            let packing = packing(&head, &name).map_err(at)?;
+            room()?;
+            let unpacked = match packing {
+                Packing::Stream(compression) => codec::decoder(compression, step.reader(file))
+                    .map_err(read_error)
+                    .and_then(|mut plain| self.copy_out(path, &mut plain)),
+                Packing::Zip => self.unzip(path, file),
+            };
+            (packing, unpacked)
         };
         let unpacked = unpacked.map_err(at)?;
         let (db, has_checksum) = self.open_unpacked(unpacked).map_err(at)?;
@@ -212,7 +240,7 @@ impl Context {
     }
 
     /// The one file of a zip archive.
-    fn unzip(&self, path: &Path, file: File) -> Result<Unpacked> {
+    fn unzip(&self, path: &Path, file: impl Read + Seek) -> Result<Unpacked> {
         let mut archive = zip::ZipArchive::new(BufReader::new(file)).map_err(zip_error)?;
         let mut inside = None;
         for i in 0..archive.len() {

@@ -10,8 +10,8 @@ use crate::error::{Error, Reason, Result};
 use crate::job::Context;
 use crate::store::{Published, Sealed, Staged, Upload};
 use crate::telemetry::progress::Step;
+use crate::temp::TempFile;
 use sha2::{Digest, Sha256};
-use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};
 
 /// Names that are tried when a name is taken: as many seconds after the first.
@@ -19,7 +19,7 @@ const NAMES_TRIED: i64 = 3600;
 
 /// Where a new database goes: into a file to be verified, and on its way into the store.
 pub(super) struct Both<W> {
-    pub(super) file: BufWriter<File>,
+    pub(super) file: BufWriter<TempFile>,
     pub(super) stream: W,
     pub(super) step: Step,
 }

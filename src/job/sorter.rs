@@ -4,12 +4,10 @@
 //! It knows bytes alone. The jobs that read a backup call it: a state comes in the order of revisions.
 
 use crate::error::{Error, Result};
-use crate::job::temp_file_in;
+use crate::temp::{Dir, TempFile};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Seek, Write};
-use std::path::{Path, PathBuf};
 
 /// Runs of one size that are merged into a larger one; as many files, at most, for each size.
 const FAN_IN: usize = 32;
@@ -21,12 +19,12 @@ const HEAD: usize = 12;
 /// Takes records in any order.
 #[derive(Debug)]
 pub(super) struct Sorter {
-    temp_dir: PathBuf,
+    temp_dir: Dir,
     limit: usize,
     held: Held,
     /// Runs by size: those of each place are about [`FAN_IN`] times as long as those of the one
     /// before.
-    runs: Vec<Vec<File>>,
+    runs: Vec<Vec<TempFile>>,
 }
 
 /// Records in memory: keys and records one behind the other.
@@ -68,9 +66,9 @@ impl Held {
 
 impl Sorter {
     /// Holds up to `limit` bytes in memory, and one record.
-    pub(super) fn new(temp_dir: &Path, limit: usize) -> Self {
+    pub(super) fn new(temp_dir: Dir, limit: usize) -> Self {
         Sorter {
-            temp_dir: temp_dir.to_owned(),
+            temp_dir,
             limit,
             held: Held::default(),
             runs: Vec::new(),
@@ -111,7 +109,7 @@ impl Sorter {
     }
 
     /// Adds a run, and merges where there are too many of its size.
-    fn add(&mut self, size: usize, run: File) -> Result<()> {
+    fn add(&mut self, size: usize, run: TempFile) -> Result<()> {
         if self.runs.len() == size {
             self.runs.push(Vec::new());
         }
@@ -201,11 +199,11 @@ impl Sorted {
     }
 }
 
-struct RunWriter(BufWriter<File>);
+struct RunWriter(BufWriter<TempFile>);
 
 impl RunWriter {
-    fn new(temp_dir: &Path) -> Result<Self> {
-        let file = temp_file_in(temp_dir)?;
+    fn new(temp_dir: &Dir) -> Result<Self> {
+        let file = temp_dir.file()?;
         Ok(RunWriter(BufWriter::with_capacity(BUFFER, file)))
     }
 
@@ -223,7 +221,7 @@ impl RunWriter {
         self.0.write_all(b).map_err(unwritten)
     }
 
-    fn finish(self) -> Result<File> {
+    fn finish(self) -> Result<TempFile> {
         let mut file = self.0.into_inner().map_err(|e| unwritten(e.into_error()))?;
         file.rewind().map_err(unread)?;
         Ok(file)
@@ -254,7 +252,7 @@ pub(super) struct Merge {
 
 #[derive(Debug)]
 struct Run {
-    file: BufReader<File>,
+    file: BufReader<TempFile>,
     /// Bytes of the record that comes next in the file.
     record: u64,
 }
@@ -284,7 +282,7 @@ impl Run {
 }
 
 impl Merge {
-    fn new(files: Vec<File>) -> Result<Self> {
+    fn new(files: Vec<TempFile>) -> Result<Self> {
         let mut merge = Merge {
             runs: Vec::with_capacity(files.len()),
             ahead: BinaryHeap::with_capacity(files.len()),
@@ -389,7 +387,7 @@ mod tests {
             if let Some(one) = expected.get_mut(1000) {
                 one.1 = vec![7; 300_000];
             }
-            let mut sorter = Sorter::new(dir.path(), limit);
+            let mut sorter = Sorter::new(Dir::new(dir.path(), limit == 2000), limit);
             for (key, record) in &expected {
                 sorter.push(key, record).unwrap();
                 let files = sorter.runs.iter().map(Vec::len);
@@ -408,7 +406,7 @@ mod tests {
 
     #[test]
     fn a_folder_that_is_not_there_is_named() {
-        let mut sorter = Sorter::new(Path::new("/nowhere/at/all"), 1);
+        let mut sorter = Sorter::new(Dir::new("/nowhere/at/all", false), 1);
         sorter.push(b"a", b"1").unwrap();
         let e = sorter.push(b"b", b"2").unwrap_err();
         assert_eq!(e.reason(), Reason::Io);

@@ -19,8 +19,8 @@ use crate::mvcc::log::{ChangeLog, Entry};
 use crate::mvcc::range::KeyRange;
 use crate::mvcc::record::KeyValue;
 use crate::mvcc::revision::{RecordKey, Revision, encode_revision};
+use crate::temp;
 use base64_simd::STANDARD;
-use std::path::PathBuf;
 
 /// What a fold shall make.
 #[derive(Debug, Clone)]
@@ -37,7 +37,7 @@ pub struct FoldOptions {
     /// What the base says of itself.
     pub base: Base,
     /// Where changes go that do not fit into memory.
-    pub temp_dir: PathBuf,
+    pub temp_dir: temp::Dir,
     /// How many bytes of changes are held in memory before they go there.
     pub buffer_bytes: usize,
 }
@@ -218,7 +218,7 @@ impl Changes<'_> {
     fn new(options: &FoldOptions, buffer_bytes: usize) -> Self {
         Changes {
             keys: Keys::default(),
-            to: To::Log(ChangeLog::new(buffer_bytes, &options.temp_dir)),
+            to: To::Log(ChangeLog::new(buffer_bytes, options.temp_dir.clone())),
             last: None,
         }
     }

@@ -6,9 +6,8 @@
 use super::keys::SlotId;
 use crate::error::{Error, Result};
 use crate::mvcc::revision::{RecordKey, Revision};
-use std::fs::File;
-use std::io::{BufReader, BufWriter, Read, Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
+use crate::temp::{Dir, TempFile};
+use std::io::{BufReader, BufWriter, Read, Seek, Write};
 
 /// Bytes of an [`Entry`] on disk.
 const ENTRY: usize = 48;
@@ -75,7 +74,7 @@ pub(super) struct ChangeLog {
     /// The values of `entries`, one after the other.
     values: Vec<u8>,
     limit: usize,
-    temp_dir: PathBuf,
+    temp_dir: Dir,
     spilled: Option<Spilled>,
     /// The files are thinned out when they reach this size.
     thin_at: u64,
@@ -83,8 +82,8 @@ pub(super) struct ChangeLog {
 
 #[derive(Debug)]
 struct Spilled {
-    entries: BufWriter<File>,
-    values: BufWriter<File>,
+    entries: BufWriter<TempFile>,
+    values: BufWriter<TempFile>,
     bytes: u64,
 }
 
@@ -115,13 +114,13 @@ fn failed(e: std::io::Error) -> Error {
 
 impl ChangeLog {
     /// Holds up to `limit` bytes in memory.
-    pub(super) fn new(limit: usize, temp_dir: &Path) -> Self {
+    pub(super) fn new(limit: usize, temp_dir: Dir) -> Self {
         ChangeLog {
             entries: Vec::new(),
             // All at once: growing would copy. What is not used costs no memory.
             values: Vec::with_capacity(limit + limit / 8),
             limit,
-            temp_dir: temp_dir.to_owned(),
+            temp_dir,
             spilled: None,
             thin_at: THIN_AT_LEAST,
         }
@@ -190,18 +189,7 @@ impl ChangeLog {
     }
 
     fn files(&self) -> Result<Spilled> {
-        let new = || {
-            let file = tempfile::tempfile_in(&self.temp_dir).map_err(|e| {
-                Error::io(
-                    format!(
-                        "create a file in the temporary directory {}",
-                        self.temp_dir.display()
-                    ),
-                    e,
-                )
-            })?;
-            Ok(BufWriter::with_capacity(BUFFER, file))
-        };
+        let new = || Ok(BufWriter::with_capacity(BUFFER, self.temp_dir.file()?));
         Ok(Spilled {
             entries: new()?,
             values: new()?,
@@ -247,7 +235,7 @@ impl ChangeLog {
     }
 }
 
-/// Reads the files from their beginning, and leaves them at their end. `wanted` says of an entry
+/// Reads the files from their beginning. `wanted` says of an entry
 /// whether it is, and if so whether with its value.
 fn read_files(
     files: &mut Spilled,
@@ -259,12 +247,10 @@ fn read_files(
     let io = |e| Error::io("read changes back from the temporary directory", e);
     let mut count = {
         let file = files.entries.get_mut();
-        let end = file.stream_position().map_err(io)?;
         file.rewind().map_err(io)?;
-        end / ENTRY as u64
+        file.len() / ENTRY as u64
     };
     let values = files.values.get_mut();
-    let end = values.stream_position().map_err(io)?;
     values.rewind().map_err(io)?;
     let mut entries = BufReader::with_capacity(BUFFER, files.entries.get_mut());
     let mut values = BufReader::with_capacity(VALUES, values);
@@ -293,11 +279,5 @@ fn read_files(
             }
         }
     }
-    drop(values);
-    files
-        .values
-        .get_mut()
-        .seek(SeekFrom::Start(end))
-        .map_err(io)?;
     Ok(())
 }

@@ -20,28 +20,57 @@ pub fn store_error(what: impl std::fmt::Display, e: object_store::Error) -> Erro
         _ => match io_cause(&e) {
             Some(io) => Error::io("", std::io::Error::from(io)).reason(),
             // Listings do not come with a kind, only with the answer's status in words.
-            None => match status_in(&text) {
-                Some(401) => Reason::Unauthenticated,
-                Some(403) => Reason::PermissionDenied,
-                Some(404) => Reason::NoSnapshots,
-                Some(408 | 429) => Reason::StoreUnreachable,
-                // A retry cannot mend what is wrong with the request.
-                Some(300..=499) => Reason::Configuration,
-                _ => Reason::StoreUnreachable,
-            },
+            None => status_in(&text).map_or(Reason::StoreUnreachable, reason_of),
         },
     };
     let advice = match reason {
         _ if matches!(e, E::InvalidPath { .. }) => {
             "; rename or delete that object, or use another prefix"
         }
+        _ => advice_for(reason),
+    };
+    Error::new(reason, format!("cannot {what}: {text}{advice}"))
+}
+
+/// An answer's refusal; `text` is its status and its body.
+pub(super) fn status_error(what: &str, status: u16, text: &str) -> Error {
+    /// Of a body that is no XML, bytes that are shown.
+    const SHOWN: usize = 300;
+    let reason = match status {
+        501 | 505 => Reason::Configuration,
+        status => reason_of(status),
+    };
+    let text = tidy(&redact(text));
+    let shown = match text.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    };
+    Error::new(
+        reason,
+        format!("cannot {what}: {shown}{}", advice_for(reason)),
+    )
+}
+
+fn reason_of(status: u16) -> Reason {
+    match status {
+        401 => Reason::Unauthenticated,
+        403 => Reason::PermissionDenied,
+        404 => Reason::NoSnapshots,
+        408 | 429 => Reason::StoreUnreachable,
+        // A retry cannot mend what is wrong with the request.
+        300..=499 => Reason::Configuration,
+        _ => Reason::StoreUnreachable,
+    }
+}
+
+fn advice_for(reason: Reason) -> &'static str {
+    match reason {
         Reason::PermissionDenied | Reason::Unauthenticated => {
             "; check the credentials and what they allow"
         }
         Reason::Configuration => "; check the URL and --store-option",
         _ => "",
-    };
-    Error::new(reason, format!("cannot {what}: {text}{advice}"))
+    }
 }
 
 /// The HTTP status that object_store writes into its messages.
@@ -57,7 +86,8 @@ fn tidy(text: &str) -> String {
         let to = text[from..].find(&format!("</{tag}>"))? + from;
         Some(&text[from..to])
     };
-    let said = match (text.find("<?xml"), within("Code"), within("Message")) {
+    let begin = text.find("<?xml").or_else(|| text.find("<Error"));
+    let said = match (begin, within("Code"), within("Message")) {
         (Some(xml), Some(code), Some(message)) => {
             format!("{}{code}: {message}", &text[..xml])
         }

@@ -1,92 +1,96 @@
-//! Whether a snapshot is tagged `x-etcd-snapshot-exclude=true`.
+//! Whether a snapshot is tagged `x-etcd-snapshot-exclude=true`, and tagging it so.
 //!
-//! On S3 it is an object tag, on Google Cloud Storage custom metadata. The object_store crate
-//! writes tags and does not read them, so S3's are asked for by a signed request. Stores without
-//! tags use a `<name>.exclude` object instead; `bucket::catalog` sees to those.
+//! On S3 and Azure it is a tag, on Google Cloud Storage custom metadata. The object_store crate writes tags
+//! with an object and does not read or change them, so they are asked for by signed requests. Stores
+//! without tags, or that refuse them, use a `<name>.exclude` object instead; `bucket::catalog` sees to
+//! those.
 
-use super::errors::redact;
-use super::store_error;
+use super::azure::Azure;
+use super::gcs::Gcs;
+use super::signed::{Answer, S3};
+use super::xml::{self, Element};
+use super::{Store, store_error};
 use crate::error::{Error, Reason, Result};
-use object_store::aws::AmazonS3;
-use object_store::client::{HttpClient, HttpRequestBody};
+use http::Method;
 use object_store::path::Path;
-use object_store::signer::{Method, SignedUrlOptions, Signer};
 use object_store::{Attribute, GetOptions, ObjectStore};
-use serde::Deserialize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 /// The tag that keeps a snapshot out of every chain; its value is `true`.
 pub const EXCLUDE_TAG: &str = "x-etcd-snapshot-exclude";
-const SIGNATURE_VALID_FOR: Duration = Duration::from_secs(300);
+/// What the name of a snapshot and this is that of an object that does the same.
+const EXCLUDE_SUFFIX: &str = ".exclude";
 
 /// How a store tells.
 #[derive(Clone)]
-pub struct ExcludeTags(Kind);
+pub struct ExcludeTags {
+    kind: Kind,
+    /// After one refusal no further requests are made.
+    refused: Arc<AtomicBool>,
+}
 
 #[derive(Clone)]
 enum Kind {
     None,
-    Metadata,
-    S3 {
-        signer: Arc<AmazonS3>,
-        http: HttpClient,
-        /// After one refusal no further requests are made.
-        refused: Arc<AtomicBool>,
-    },
+    Metadata(Option<Arc<Gcs>>),
+    S3(Arc<S3>),
+    Azure(Arc<Azure>),
 }
 
-#[derive(Deserialize)]
-struct Tagging {
-    #[serde(rename = "TagSet", default)]
-    tag_set: TagSet,
-}
+type Tags = Vec<(String, String)>;
 
-#[derive(Deserialize, Default)]
-struct TagSet {
-    #[serde(rename = "Tag", default)]
-    tags: Vec<Tag>,
-}
-
-#[derive(Deserialize)]
-struct Tag {
-    #[serde(rename = "Key")]
-    key: String,
-    #[serde(rename = "Value", default)]
-    value: String,
+/// What came of a question, or of a change.
+pub(super) enum Told<T> {
+    Yes(T),
+    /// The object is not there.
+    Gone,
+    /// The store has no tags, or none for us.
+    Refused(Error),
+    /// It took a change, and did not keep it.
+    Lied(Error),
 }
 
 impl ExcludeTags {
     /// The store has no tags.
     pub fn none() -> Self {
-        ExcludeTags(Kind::None)
+        Self::of(Kind::None)
     }
 
-    /// Custom metadata that a HEAD request shows.
+    /// Custom metadata that a HEAD request shows, and that nothing here can change.
     pub fn metadata() -> Self {
-        ExcludeTags(Kind::Metadata)
+        Self::of(Kind::Metadata(None))
+    }
+
+    /// Google Cloud Storage's custom metadata.
+    pub fn gcs(gcs: Arc<Gcs>) -> Self {
+        Self::of(Kind::Metadata(Some(gcs)))
     }
 
     /// S3's object tags.
-    pub fn s3(signer: Arc<AmazonS3>, http: HttpClient) -> Self {
-        ExcludeTags(Kind::S3 {
-            signer,
-            http,
+    pub fn s3(s3: Arc<S3>) -> Self {
+        Self::of(Kind::S3(s3))
+    }
+
+    /// Azure's blob tags.
+    pub fn azure(azure: Arc<Azure>) -> Self {
+        Self::of(Kind::Azure(azure))
+    }
+
+    fn of(kind: Kind) -> Self {
+        ExcludeTags {
+            kind,
             refused: Arc::default(),
-        })
+        }
     }
 
     pub(super) fn can_tell(&self) -> bool {
-        !matches!(self.0, Kind::None)
+        !matches!(self.kind, Kind::None)
     }
 
     /// Whether the store would not tell: then nothing counts as excluded by a tag.
     pub(super) fn was_refused(&self) -> bool {
-        match &self.0 {
-            Kind::S3 { refused, .. } => refused.load(Ordering::Relaxed),
-            _ => false,
-        }
+        self.refused.load(Ordering::Relaxed)
     }
 
     pub(super) async fn is_excluded(
@@ -94,100 +98,251 @@ impl ExcludeTags {
         store: &Arc<dyn ObjectStore>,
         path: &Path,
     ) -> Result<bool> {
-        match &self.0 {
-            Kind::None => Ok(false),
-            Kind::Metadata => {
-                let options = GetOptions {
-                    head: true,
-                    ..GetOptions::default()
-                };
-                match store.get_opts(path, options).await {
-                    Ok(object) => Ok(object
-                        .attributes
-                        .get(&Attribute::Metadata(EXCLUDE_TAG.into()))
-                        .is_some_and(|v| v.as_ref() == "true")),
-                    Err(object_store::Error::NotFound { .. }) => Ok(false),
-                    Err(e) => Err(store_error(format!("look at {path}"), e)),
-                }
+        if self.was_refused() {
+            return Ok(false);
+        }
+        let told = match &self.kind {
+            Kind::None => return Ok(false),
+            Kind::Metadata(_) => return is_marked(store, path).await,
+            Kind::S3(_) | Kind::Azure(_) => self.read(path).await?,
+        };
+        Ok(match told {
+            Told::Yes(tags) => is_set(&tags),
+            Told::Gone => false,
+            Told::Refused(_) | Told::Lied(_) => {
+                // Many backup roles may not read tags, some servers have none.
+                self.refused.store(true, Ordering::Relaxed);
+                false
             }
-            Kind::S3 {
-                signer,
-                http,
-                refused,
-            } => {
-                if refused.load(Ordering::Relaxed) {
-                    return Ok(false);
-                }
-                let query = SignedUrlOptions::new().with_query([("tagging", "")]);
-                let url = signer
-                    .signed_url_opts(Method::GET, path, SIGNATURE_VALID_FOR, &query)
+        })
+    }
+
+    async fn read(&self, path: &Path) -> Result<Told<Tags>> {
+        let what = format!("read the tags of {path}");
+        let answer = self.ask(&what, Method::GET, path, String::new()).await?;
+        if answer.is_object_missing() {
+            return Ok(Told::Gone);
+        }
+        Ok(match answer.status {
+            200..=299 => Told::Yes(tags_of(&answer).ok_or_else(|| {
+                Error::new(
+                    Reason::StoreUnreachable,
+                    format!("the tags of {path} cannot be understood"),
+                )
+            })?),
+            // Some servers have a word for "none".
+            404 if answer.code().starts_with("NoSuchTagSet") => Told::Yes(Tags::new()),
+            404 if answer.code().is_empty() => Told::Gone,
+            _ => Told::Refused(answer.refusal(&what)),
+        })
+    }
+
+    async fn write(&self, path: &Path, tags: &Tags) -> Result<Told<()>> {
+        let what = format!("change the tags of {path}");
+        let root = match &self.kind {
+            Kind::Azure(_) => "Tags",
+            _ => "Tagging",
+        };
+        let body = xml_of(root, tags);
+        let answer = self.ask(&what, Method::PUT, path, body).await?;
+        Ok(match answer.status {
+            200..=299 => Told::Yes(()),
+            _ if answer.is_object_missing() => Told::Gone,
+            _ => Told::Refused(answer.refusal(&what)),
+        })
+    }
+
+    async fn ask(&self, what: &str, method: Method, path: &Path, body: String) -> Result<Answer> {
+        match &self.kind {
+            Kind::S3(s3) => s3.ask(what, method, path, &[("tagging", "")], body).await,
+            Kind::Azure(azure) => {
+                azure
+                    .ask(what, method, path, &[("comp", "tags")], body)
                     .await
-                    .map_err(|e| {
-                        store_error(format!("sign a request for the tags of {path}"), e)
-                    })?;
-                let (status, body) = get(http, url.as_str(), path).await?;
-                match status {
-                    200 => parse(&body).ok_or_else(|| {
-                        Error::new(
-                            Reason::StoreUnreachable,
-                            format!("the tags of {path} cannot be understood"),
-                        )
-                    }),
-                    404 => Ok(false),
-                    _ => {
-                        // Many backup roles may not read tags, some servers have none.
-                        refused.store(true, Ordering::Relaxed);
-                        Ok(false)
-                    }
-                }
+            }
+            Kind::None | Kind::Metadata(_) => {
+                Err(Error::internal(format!("cannot {what}: it has none")))
             }
         }
     }
-}
 
-/// One GET, tried again a few times where the server is at fault.
-async fn get(http: &HttpClient, url: &str, path: &Path) -> Result<(u16, Vec<u8>)> {
-    const TRIES: u32 = 4;
-    let mut last = String::new();
-    for attempt in 0..TRIES {
-        if attempt > 0 {
-            tokio::time::sleep(Duration::from_millis(100 << attempt)).await;
+    /// Sets or removes the mark, and looks whether it is as it should be.
+    pub(super) async fn set(
+        &self,
+        store: &Arc<dyn ObjectStore>,
+        path: &Path,
+        excluded: bool,
+    ) -> Result<Told<()>> {
+        let kept_nothing = || {
+            Error::new(
+                Reason::Configuration,
+                format!("the store took a change of the tags of {path}, and did not keep it"),
+            )
+        };
+        if let Kind::Metadata(gcs) = &self.kind {
+            if is_marked(store, path).await? == excluded {
+                return Ok(Told::Yes(()));
+            }
+            let Some(gcs) = gcs else {
+                return Ok(Told::Refused(Error::new(
+                    Reason::Configuration,
+                    format!(
+                        "cannot change the metadata of {path}: this store has no request for it"
+                    ),
+                )));
+            };
+            let what = format!("change the metadata of {path}");
+            let answer = gcs.set_metadata(&what, path, EXCLUDE_TAG, excluded.then_some("true"));
+            let answer = answer.await?;
+            return Ok(match answer.status {
+                200..=299 if is_marked(store, path).await? == excluded => Told::Yes(()),
+                200..=299 => Told::Lied(kept_nothing()),
+                404 => Told::Gone,
+                _ => Told::Refused(answer.refusal(&what)),
+            });
         }
-        let request = http::Request::get(url)
-            .body(HttpRequestBody::empty())
-            .map_err(|e| Error::internal(format!("a signed URL that is none: {e}")))?;
-        let answer = match http.execute(request).await {
-            Ok(a) => a,
-            Err(e) => {
-                last = redact(&e.to_string());
-                continue;
+        let mut tags = match self.read(path).await? {
+            Told::Yes(tags) => tags,
+            // Written unread, the tags of others would be lost.
+            Told::Gone => return Ok(Told::Gone),
+            Told::Refused(e) | Told::Lied(e) => {
+                self.refused.store(true, Ordering::Relaxed);
+                return Ok(Told::Refused(e));
             }
         };
-        let status = answer.status();
-        if status.as_u16() == 429 || (status.is_server_error() && status.as_u16() != 501) {
-            last = status.to_string();
-            continue;
+        if is_set(&tags) == excluded {
+            return Ok(Told::Yes(()));
         }
-        match answer.into_body().bytes().await {
-            Ok(body) => return Ok((status.as_u16(), body.to_vec())),
-            Err(e) => last = redact(&e.to_string()),
+        tags.retain(|(key, _)| key != EXCLUDE_TAG);
+        if excluded {
+            tags.push((EXCLUDE_TAG.to_owned(), "true".to_owned()));
         }
+        match self.write(path, &tags).await? {
+            Told::Yes(()) => {}
+            other => return Ok(other),
+        }
+        Ok(match self.read(path).await? {
+            Told::Yes(tags) if is_set(&tags) == excluded => Told::Yes(()),
+            Told::Yes(_) => Told::Lied(kept_nothing()),
+            Told::Gone => Told::Gone,
+            Told::Refused(e) | Told::Lied(e) => Told::Refused(e),
+        })
     }
-    Err(Error::new(
-        Reason::StoreUnreachable,
-        format!("cannot read the tags of {path}: {last}"),
-    ))
 }
 
-fn parse(xml: &[u8]) -> Option<bool> {
-    let tagging: Tagging = quick_xml::de::from_reader(xml).ok()?;
-    let mut tags = tagging.tag_set.tags.iter();
-    Some(tags.any(|t| t.key == EXCLUDE_TAG && t.value == "true"))
+impl Store {
+    /// Marks a snapshot as excluded, or takes the mark away: by tag or metadata where the store has
+    /// them, by an object `<below>.exclude` where it has none or refuses them. Tags of others stay.
+    /// Doing it twice does it once.
+    ///
+    /// # Errors
+    /// The store's; `SnapshotVanished` where the snapshot is not there; where a mark that is there
+    /// cannot be taken away.
+    pub fn set_excluded(&self, below: &str, excluded: bool) -> Result<()> {
+        let gone = || {
+            Error::new(
+                Reason::SnapshotVanished,
+                format!(
+                    "{} was to be marked and is gone; run again",
+                    self.name(below)
+                ),
+            )
+        };
+        let path = self.path(below);
+        let told = match self.tags.can_tell() && !self.tags.was_refused() {
+            true => self.block_on(self.tags.set(&self.inner, &path, excluded))??,
+            false if self.exists(below)? => Told::Refused(Error::internal("no tags")),
+            false => Told::Gone,
+        };
+        let object = format!("{below}{EXCLUDE_SUFFIX}");
+        match told {
+            Told::Gone => Err(gone()),
+            Told::Yes(()) if excluded => Ok(()),
+            Told::Yes(()) => self.delete(&object),
+            Told::Refused(why) | Told::Lied(why) if excluded => {
+                if self.tags.can_tell() {
+                    tracing::debug!("marked by an object instead: {why}");
+                }
+                self.replace_small(&object, b"")
+            }
+            Told::Refused(why) | Told::Lied(why) => {
+                self.delete(&object)?;
+                // What the store does not tell may be marked and cannot be unmarked by us.
+                match self.tags.can_tell() && !self.tags.was_refused() {
+                    true => Err(why),
+                    false => Ok(()),
+                }
+            }
+        }
+    }
+}
+
+async fn is_marked(store: &Arc<dyn ObjectStore>, path: &Path) -> Result<bool> {
+    let options = GetOptions {
+        head: true,
+        ..GetOptions::default()
+    };
+    match store.get_opts(path, options).await {
+        Ok(object) => Ok(object
+            .attributes
+            .get(&Attribute::Metadata(EXCLUDE_TAG.into()))
+            .is_some_and(|v| v.as_ref() == "true")),
+        Err(object_store::Error::NotFound { .. }) => Ok(false),
+        Err(e) => Err(store_error(format!("look at {path}"), e)),
+    }
+}
+
+fn is_set(tags: &Tags) -> bool {
+    tags.iter().any(|(k, v)| k == EXCLUDE_TAG && v == "true")
+}
+
+/// S3 says `Tagging`, Azure `Tags`; what is in them is the same.
+fn tags_of(answer: &Answer) -> Option<Tags> {
+    let root = answer.xml("Tagging").or_else(|| answer.xml("Tags"))?;
+    let tag = |e: &Element| Some((e.child("Key")?.text.clone(), e.child("Value")?.text.clone()));
+    match root.child("TagSet") {
+        Some(set) => set.all("Tag").map(tag).collect(),
+        None => Some(Tags::new()),
+    }
+}
+
+fn xml_of(root: &str, tags: &Tags) -> String {
+    let tags: String = tags
+        .iter()
+        .map(|(key, value)| {
+            let (key, value) = (xml::escape(key), xml::escape(value));
+            format!("<Tag><Key>{key}</Key><Value>{value}</Value></Tag>")
+        })
+        .collect();
+    format!("<{root}><TagSet>{tags}</TagSet></{root}>")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn answer(body: &str) -> Answer {
+        Answer {
+            status: 200,
+            body: body.to_owned().into(),
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_what_is_read() {
+        let tags: Tags = [
+            ("a&b", "<1>"),
+            (EXCLUDE_TAG, "true"),
+            ("empty", ""),
+            (" x", "y "),
+        ]
+        .map(|(k, v)| (k.to_owned(), v.to_owned()))
+        .to_vec();
+        for root in ["Tagging", "Tags"] {
+            assert_eq!(tags_of(&answer(&xml_of(root, &tags))), Some(tags.clone()));
+            assert_eq!(tags_of(&answer(&xml_of(root, &Tags::new()))), Some(vec![]));
+        }
+    }
 
     #[test]
     fn tags_are_read_from_s3s_xml() {
@@ -195,7 +350,7 @@ mod tests {
             let text = format!(
                 r#"<?xml version="1.0" encoding="UTF-8"?><Tagging xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><TagSet>{tags}</TagSet></Tagging>"#
             );
-            parse(text.as_bytes())
+            tags_of(&answer(&text)).map(|tags| is_set(&tags))
         };
         let tag = |k: &str, v: &str| format!("<Tag><Key>{k}</Key><Value>{v}</Value></Tag>");
         assert_eq!(xml(""), Some(false));
@@ -205,6 +360,6 @@ mod tests {
             Some(true)
         );
         assert_eq!(xml(&tag(EXCLUDE_TAG, "false")), Some(false));
-        assert_eq!(parse(b"<html>"), None);
+        assert!(tags_of(&answer("<html>")).is_none());
     }
 }

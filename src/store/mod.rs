@@ -2,17 +2,27 @@
 //!
 //! It knows paths and bytes, nothing of snapshots. `job` calls it.
 
+pub mod azure;
 pub mod bandwidth;
+mod claim;
 pub mod encryption;
 mod errors;
 pub mod exclude;
 pub mod fetch;
+pub mod gcs;
+mod large_copy;
 pub mod lock;
 mod lock_object;
 pub mod open;
+pub mod probe;
 pub mod publish;
+pub mod retention;
+pub mod signed;
 mod small;
 pub mod staging;
+mod swift;
+pub mod versions;
+mod xml;
 
 pub use bandwidth::Bandwidth;
 pub use encryption::{Keys, Sealed};
@@ -21,6 +31,8 @@ pub use fetch::ObjectReader;
 pub use lock_object::LOCKS;
 pub use open::open;
 pub use publish::{Published, Staged, Upload};
+pub use retention::{Mode, ObjectLock, Retention};
+pub use versions::{ObjectVersion, UnfinishedUpload, Versioning};
 
 use crate::error::{Error, Reason, Result};
 use chrono::{DateTime, Utc};
@@ -29,8 +41,8 @@ use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -106,10 +118,16 @@ pub struct Store {
     prefix: Path,
     url: String,
     tags: ExcludeTags,
+    /// Where it is S3: for what the object_store crate has no call.
+    s3: Option<Arc<signed::S3>>,
     /// Of a local folder: object_store refuses a whole listing for one name that it cannot take.
     local_root: Option<PathBuf>,
     /// The most bytes that it copies.
     largest_copy: Option<u64>,
+    /// The most bytes that it copies at once; more are copied by ranges.
+    largest_range: Option<u64>,
+    /// Of a server that may take conditions and ignore them: whether it does, once that is known.
+    ignores_conditions: Option<Arc<OnceLock<bool>>>,
     handle: Handle,
     cancel: Cancel,
     bytes_read: Arc<AtomicU64>,
@@ -131,8 +149,11 @@ impl Store {
             prefix,
             url,
             tags,
+            s3: None,
             local_root: None,
             largest_copy: None,
+            largest_range: None,
+            ignores_conditions: None,
             handle,
             cancel: Cancel::default(),
             bytes_read: Arc::default(),
@@ -146,6 +167,12 @@ impl Store {
         self
     }
 
+    /// The same store, with S3's requests for versions, retention and uploads.
+    pub fn with_s3(mut self, s3: Arc<signed::S3>) -> Self {
+        self.s3 = Some(s3);
+        self
+    }
+
     /// The same store, with a switch that others share.
     pub fn with_cancel(mut self, cancel: Cancel) -> Self {
         self.cancel = cancel;
@@ -155,6 +182,19 @@ impl Store {
     /// The same store, that copies no more than so many bytes.
     pub fn with_largest_copy(mut self, bytes: u64) -> Self {
         self.largest_copy = Some(bytes);
+        self
+    }
+
+    /// The same store, of a server that may take the conditions of writes and ignore them: before the
+    /// first object gets its name this is tried, and where it is so, writers look out for each other.
+    pub fn with_doubted_conditions(mut self) -> Self {
+        self.ignores_conditions = Some(Arc::default());
+        self
+    }
+
+    /// The same store, S3, that copies more than so many bytes by ranges.
+    pub fn with_largest_range(mut self, bytes: u64) -> Self {
+        self.largest_range = Some(bytes);
         self
     }
 

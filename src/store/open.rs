@@ -1,19 +1,25 @@
 //! Opens a store by URL: which provider, with which settings and credentials.
 //!
-//! Settings come from the providers' usual environment variables, then from `--store-option`.
+//! Settings come from the providers' usual environment variables, then from a mounted Secret, then
+//! from `--store-option`. Each provider has a file of its own.
+
+mod azure;
+mod gcs;
+mod oss;
+mod s3;
+mod secret;
+mod swift;
 
 use super::Store;
 use super::errors::store_error;
 use super::exclude::ExcludeTags;
+use super::signed::Wire;
 use crate::error::{Error, Reason, Result};
-use object_store::ClientOptions;
-use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, S3CopyIfNotExists};
-use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
-use object_store::client::{HttpConnector, ReqwestConnector};
-use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
+use object_store::client::{Certificate, HttpConnector, ReqwestConnector};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
-use object_store::{BackoffConfig, ClientConfigKey, ObjectStore, RetryConfig};
+use object_store::{BackoffConfig, ClientConfigKey, ClientOptions, ObjectStore, RetryConfig};
+use secret::{Secret, Source};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,11 +32,15 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The settings of a connection that decide whether it comes about.
-const CLIENT_KEYS: [ClientConfigKey; 9] = [
+const CLIENT_KEYS: [ClientConfigKey; 13] = [
     ClientConfigKey::AllowHttp,
     ClientConfigKey::AllowInvalidCertificates,
     ClientConfigKey::NoSystemCertificates,
     ClientConfigKey::ConnectTimeout,
+    ClientConfigKey::Http1Only,
+    ClientConfigKey::Http2Only,
+    ClientConfigKey::PoolIdleTimeout,
+    ClientConfigKey::PoolMaxIdlePerHost,
     ClientConfigKey::ReadTimeout,
     ClientConfigKey::Timeout,
     ClientConfigKey::ProxyUrl,
@@ -38,24 +48,47 @@ const CLIENT_KEYS: [ClientConfigKey; 9] = [
     ClientConfigKey::ProxyExcludes,
 ];
 
-/// S3 copies no more than this as one part.
-const S3_LARGEST_COPY: u64 = 5 << 30;
-
 /// A setting of ours: how often a request is tried again.
 const OPTION_MAX_RETRIES: &str = "max_retries";
 /// A setting of ours: for how many seconds a request is tried again.
 const OPTION_RETRY_TIMEOUT: &str = "retry_timeout";
+/// A setting of ours: a folder with settings and credentials, as a Secret is mounted.
+pub const OPTION_SECRET_DIR: &str = "secret_dir";
+/// A setting of ours: a file of PEM certificates that servers are trusted by, beside the system's.
+const OPTION_CA_CERTIFICATE: &str = "ca_certificate";
 
-/// Opens `url`: `s3://bucket/prefix`, `gs://…`, `az://…`, `file:///dir/prefix` or a plain path.
+/// What a URL names.
+#[derive(Clone)]
+struct Place {
+    url: String,
+    bucket: String,
+    prefix: Path,
+    /// For messages.
+    what: String,
+}
+
+/// What is known beside the URL.
+#[derive(Clone)]
+struct Means {
+    retry: RetryConfig,
+    /// Beside the system's.
+    certificates: Vec<Certificate>,
+    secret: Option<Source>,
+    /// The user's settings that are none of ours.
+    options: Vec<(String, String)>,
+}
+
+/// Opens `url`: `s3://bucket/prefix`, `gs://…`, `az://…`, `swift://container/prefix`, `oss://…`,
+/// `file:///dir/prefix` or a plain path.
 ///
 /// # Errors
-/// `Usage` for a URL that cannot be understood, `Configuration` for a setting, `NoSnapshots` for a
-/// local folder that is not there.
+/// `Usage` for a URL that cannot be understood, `Configuration` for a setting or a Secret,
+/// `NoSnapshots` for a local folder that is not there. On Swift, whose credentials are exchanged for a
+/// token when they are first used, nothing is asked for yet.
 pub fn open(url: &str, options: &[(String, String)], handle: Handle) -> Result<Store> {
-    let (retry, options) = retry_config(options)?;
     let parsed = match Url::parse(url) {
         Ok(u) if url.contains("://") => u,
-        _ => return open_local(url, url, &options, handle),
+        _ => return open_local(url, url, options, handle),
     };
     // abfss://container@account.… is Azure's own form.
     let is_azure = parsed.scheme().starts_with("abfs");
@@ -65,12 +98,13 @@ pub fn open(url: &str, options: &[(String, String)], handle: Handle) -> Result<S
     {
         return Err(Error::new(
             Reason::Usage,
-            "--store takes no user, password or query in its URL: give secrets by environment variables or --store-option",
+            "--store takes no user, password or query in its URL: give secrets by environment variables, --store-secret or --store-option",
         ));
     }
     let prefix = Path::from_url_path(parsed.path())
         .map_err(|e| Error::new(Reason::Usage, format!("--store {url}: {e}")))?;
-    if parsed.scheme() != "file" && parsed.host_str().unwrap_or_default().is_empty() {
+    let bucket = parsed.host_str().unwrap_or_default().to_owned();
+    if parsed.scheme() != "file" && bucket.is_empty() {
         return Err(Error::new(
             Reason::Usage,
             format!(
@@ -79,8 +113,15 @@ pub fn open(url: &str, options: &[(String, String)], handle: Handle) -> Result<S
             ),
         ));
     }
-    let what = format!("open {url}");
-    let (inner, prefix, tags): (Arc<dyn ObjectStore>, Path, ExcludeTags) = match parsed.scheme() {
+    let place = Place {
+        url: url.to_owned(),
+        bucket,
+        prefix,
+        what: format!("open {url}"),
+    };
+    // The folder that etcd-backup-restore would look into.
+    let means = |variable: &str| Means::new(options, variable);
+    match parsed.scheme() {
         "file" => {
             let dir = parsed.to_file_path().map_err(|()| {
                 Error::new(
@@ -88,78 +129,157 @@ pub fn open(url: &str, options: &[(String, String)], handle: Handle) -> Result<S
                     format!("--store {url} names no local folder: use file:///folder"),
                 )
             })?;
-            return open_local(&dir.to_string_lossy(), url, &options, handle);
+            open_local(&dir.to_string_lossy(), url, options, handle)
         }
-        "s3" | "s3a" => {
-            let mut builder = AmazonS3Builder::from_env()
-                .with_url(url)
-                .with_retry(retry)
-                .with_copy_if_not_exists(S3CopyIfNotExists::Multipart);
-            for (key, value) in with_timeouts(&options) {
-                builder = builder.with_config(config_key::<AmazonS3ConfigKey>(&key)?, value);
-            }
-            let setting = |builder: &AmazonS3Builder, key| builder.get_config_value(&key);
-            let plain_http = setting(&builder, AmazonS3ConfigKey::S3Endpoint)
-                .or_else(|| setting(&builder, AmazonS3ConfigKey::Endpoint))
-                .is_some_and(|e| e.starts_with("http://"));
-            if plain_http {
-                let key = AmazonS3ConfigKey::Client(ClientConfigKey::AllowHttp);
-                builder = builder.with_config(key, "true");
-            }
-            // Requests for tags go the same way as all others, whoever set it.
-            let mut client = ClientOptions::new();
-            for key in CLIENT_KEYS {
-                if let Some(value) = setting(&builder, AmazonS3ConfigKey::Client(key)) {
-                    client = client.with_config(key, value);
-                }
-            }
-            let unsigned =
-                setting(&builder, AmazonS3ConfigKey::SkipSignature).as_deref() == Some("true");
-            let store = Arc::new(builder.build().map_err(|e| misconfigured(&what, e))?);
-            let http = ReqwestConnector::default()
-                .connect(&client)
-                .map_err(|e| misconfigured(&what, e))?;
-            let tags = if unsigned {
-                ExcludeTags::none()
-            } else {
-                ExcludeTags::s3(store.clone(), http)
-            };
-            (store, prefix, tags)
-        }
-        "gs" => {
-            let mut builder = GoogleCloudStorageBuilder::from_env()
-                .with_url(url)
-                .with_retry(retry);
-            for (key, value) in with_timeouts(&options) {
-                builder = builder.with_config(config_key::<GoogleConfigKey>(&key)?, value);
-            }
-            let store = builder.build().map_err(|e| misconfigured(&what, e))?;
-            (Arc::new(store), prefix, ExcludeTags::metadata())
-        }
+        "s3" | "s3a" => s3::open(&place, means("AWS_APPLICATION_CREDENTIALS")?, handle),
+        "gs" => gcs::open(&place, means("GOOGLE_APPLICATION_CREDENTIALS")?, handle),
         "az" | "azure" | "abfs" | "abfss" | "adl" => {
-            let mut builder = MicrosoftAzureBuilder::from_env()
-                .with_url(url)
-                .with_retry(retry);
-            for (key, value) in with_timeouts(&options) {
-                builder = builder.with_config(config_key::<AzureConfigKey>(&key)?, value);
+            azure::open(&place, means("AZURE_APPLICATION_CREDENTIALS")?, handle)
+        }
+        "swift" => swift::open(&place, means("OPENSTACK_APPLICATION_CREDENTIALS")?, handle),
+        "oss" => oss::open(&place, means("ALICLOUD_APPLICATION_CREDENTIALS")?, handle),
+        other => Err(Error::new(
+            Reason::Usage,
+            format!(
+                "--store {url}: \"{other}\" is no store deltafold knows: use s3://, gs://, az://, swift://, oss://, file:/// or a path"
+            ),
+        )),
+    }
+}
+
+impl Place {
+    fn store(&self, inner: Arc<dyn ObjectStore>, tags: ExcludeTags, handle: Handle) -> Store {
+        Store::new(inner, self.prefix.clone(), self.url.clone(), tags, handle)
+    }
+}
+
+impl Means {
+    /// Takes our own settings out of the user's; `variable` may name a Secret where they do not.
+    fn new(options: &[(String, String)], variable: &str) -> Result<Means> {
+        let mut means = Means {
+            retry: RetryConfig {
+                backoff: BackoffConfig::default(),
+                max_retries: 5,
+                retry_timeout: Duration::from_secs(60),
+            },
+            certificates: Vec::new(),
+            secret: Source::from_env(variable),
+            options: Vec::new(),
+        };
+        for (key, value) in options {
+            let number = || {
+                value.parse::<u64>().map_err(|_| {
+                    Error::new(
+                        Reason::Configuration,
+                        format!("--store-option {key}={value}: it takes a whole number"),
+                    )
+                })
+            };
+            match key.as_str() {
+                OPTION_MAX_RETRIES => means.retry.max_retries = number()? as usize,
+                OPTION_RETRY_TIMEOUT => means.retry.retry_timeout = Duration::from_secs(number()?),
+                OPTION_SECRET_DIR => means.secret = Some(Source::Folder(value.into())),
+                OPTION_CA_CERTIFICATE => {
+                    let text = std::fs::read(value).map_err(|e| {
+                        Error::new(
+                            Reason::Configuration,
+                            format!("--store-option {key}={value} cannot be read: {e}"),
+                        )
+                    })?;
+                    let what = format!("--store-option {key}={value}");
+                    means.certificates.extend(certificates(&text, &what)?);
+                }
+                _ => means.options.push((key.clone(), value.clone())),
             }
-            let store = builder.build().map_err(|e| misconfigured(&what, e))?;
-            (Arc::new(store), prefix, ExcludeTags::none())
         }
-        other => {
-            return Err(Error::new(
-                Reason::Usage,
-                format!(
-                    "--store {url}: \"{other}\" is no store deltafold knows: use s3://, gs://, az://, file:/// or a path"
-                ),
-            ));
+        Ok(means)
+    }
+
+    /// The Secret as it is now.
+    fn read_secret(&self) -> Result<Option<Secret>> {
+        self.secret.as_ref().map(Source::read).transpose()
+    }
+
+    /// The certificates in a Secret.
+    fn certificates_of(&self, secret: &Secret, name: &str) -> Result<Vec<Certificate>> {
+        match secret.get(name) {
+            Some(pem) => certificates(pem.as_bytes(), &format!("{name} in the Secret")),
+            None => Ok(Vec::new()),
         }
-    };
-    let store = Store::new(inner, prefix, url.to_owned(), tags, handle);
-    Ok(match parsed.scheme() {
-        "s3" | "s3a" => store.with_largest_copy(S3_LARGEST_COPY),
-        _ => store,
-    })
+    }
+
+    fn flag(&self, key: &str, value: &str) -> Result<bool> {
+        value.parse().map_err(|_| {
+            let what = format!("--store-option {key}={value}: it takes true or false");
+            Error::new(Reason::Configuration, what)
+        })
+    }
+
+    /// Our time-outs: the crate's own would cut off every transfer of more than 30 s.
+    fn timeouts(&self) -> Vec<(String, String)> {
+        let seconds = |d: Duration| format!("{} s", d.as_secs());
+        vec![
+            ("timeout".to_owned(), "1 day".to_owned()),
+            ("connect_timeout".to_owned(), seconds(CONNECT_TIMEOUT)),
+            ("read_timeout".to_owned(), seconds(READ_TIMEOUT)),
+        ]
+    }
+
+    /// How a builder's store connects, with further certificates.
+    fn client(
+        &self,
+        certificates: &[Certificate],
+        setting: impl Fn(ClientConfigKey) -> Option<String>,
+    ) -> ClientOptions {
+        let mut client = ClientOptions::new();
+        for key in CLIENT_KEYS {
+            if let Some(value) = setting(key) {
+                client = client.with_config(key, value);
+            }
+        }
+        for certificate in certificates {
+            client = client.with_root_certificate(certificate.clone());
+        }
+        client
+    }
+
+    /// What sends requests of ours: they go the same way as all others.
+    fn wire(&self, client: &ClientOptions, what: &str) -> Result<Wire> {
+        let http = ReqwestConnector::default()
+            .connect(client)
+            .map_err(|e| misconfigured(what, e))?;
+        Ok(Wire::new(http, &self.retry))
+    }
+
+    /// How a client connects that has no builder, and the settings that are left.
+    fn plain_client(&self) -> Result<(ClientOptions, Vec<(String, String)>)> {
+        let (mut of_client, mut rest) = (self.timeouts(), Vec::new());
+        for (key, value) in &self.options {
+            match key.parse::<ClientConfigKey>() {
+                Ok(_) => of_client.push((key.clone(), value.clone())),
+                Err(_) => rest.push((key.clone(), value.clone())),
+            }
+        }
+        let mut client = ClientOptions::new();
+        for (key, value) in of_client {
+            client = client.with_config(config_key::<ClientConfigKey>(&key)?, value);
+        }
+        for certificate in &self.certificates {
+            client = client.with_root_certificate(certificate.clone());
+        }
+        Ok((client, rest))
+    }
+}
+
+/// The certificates in a PEM file.
+fn certificates(pem: &[u8], what: &str) -> Result<Vec<Certificate>> {
+    let wrong = |why: String| Error::new(Reason::Configuration, format!("{what} {why}"));
+    let found = Certificate::from_pem_bundle(pem)
+        .map_err(|e| wrong(format!("holds what is no certificate: {e}")))?;
+    match found.is_empty() {
+        true => Err(wrong("holds no PEM certificate".to_owned())),
+        false => Ok(found),
+    }
 }
 
 /// Makes the folder of a local `url` that is not there yet, if the one above it is: a first snapshot is
@@ -198,7 +318,17 @@ fn open_local(dir: &str, url: &str, options: &[(String, String)], handle: Handle
             "--store is empty: give a URL or a folder",
         ));
     }
-    if let Some((key, _)) = options.first() {
+    // What counts for every object store may be set for several stores at once.
+    let of_all = [
+        OPTION_MAX_RETRIES,
+        OPTION_RETRY_TIMEOUT,
+        OPTION_SECRET_DIR,
+        OPTION_CA_CERTIFICATE,
+    ];
+    let mut others = options
+        .iter()
+        .filter(|(k, _)| !of_all.contains(&k.as_str()));
+    if let Some((key, _)) = others.next() {
         return Err(Error::new(
             Reason::Configuration,
             format!("--store-option {key}: a local folder has no settings"),
@@ -239,49 +369,12 @@ fn misconfigured(what: &str, e: object_store::Error) -> Error {
 }
 
 fn config_key<K: FromStr<Err = object_store::Error>>(key: &str) -> Result<K> {
-    key.parse().map_err(|_| {
-        Error::new(
-            Reason::Configuration,
-            format!("--store-option {key}: this store has no such setting; see docs/stores.md"),
-        )
-    })
+    key.parse().map_err(|_| no_such_setting(key))
 }
 
-/// The user's settings over our time-outs: the crate's own would cut off every transfer of more
-/// than 30 s.
-fn with_timeouts(options: &[(String, String)]) -> Vec<(String, String)> {
-    let seconds = |d: Duration| format!("{} s", d.as_secs());
-    let mut all = vec![
-        ("timeout".to_owned(), "1 day".to_owned()),
-        ("connect_timeout".to_owned(), seconds(CONNECT_TIMEOUT)),
-        ("read_timeout".to_owned(), seconds(READ_TIMEOUT)),
-    ];
-    all.extend(options.iter().cloned());
-    all
-}
-
-/// Takes our own settings out of the user's.
-fn retry_config(options: &[(String, String)]) -> Result<(RetryConfig, Vec<(String, String)>)> {
-    let mut retry = RetryConfig {
-        backoff: BackoffConfig::default(),
-        max_retries: 5,
-        retry_timeout: Duration::from_secs(60),
-    };
-    let mut rest = Vec::new();
-    for (key, value) in options {
-        let number = || {
-            value.parse::<u64>().map_err(|_| {
-                Error::new(
-                    Reason::Configuration,
-                    format!("--store-option {key}={value}: it takes a whole number"),
-                )
-            })
-        };
-        match key.as_str() {
-            OPTION_MAX_RETRIES => retry.max_retries = number()? as usize,
-            OPTION_RETRY_TIMEOUT => retry.retry_timeout = Duration::from_secs(number()?),
-            _ => rest.push((key.clone(), value.clone())),
-        }
-    }
-    Ok((retry, rest))
+fn no_such_setting(key: &str) -> Error {
+    Error::new(
+        Reason::Configuration,
+        format!("--store-option {key}: this store has no such setting; see docs/stores.md"),
+    )
 }

@@ -6,7 +6,9 @@
 //! existing object is never overwritten.
 
 use super::Store;
+use super::claim::Claim;
 use super::errors::{io_cause, store_error};
+use super::large_copy::Copied;
 use super::staging::StagingName;
 use crate::error::{Error, Reason, Result};
 use crc_fast::{CrcAlgorithm, Digest};
@@ -268,7 +270,8 @@ impl Staged {
 
     /// Gives the object its name, unless something else has it.
     ///
-    /// Where two runs give the same object its name in the same moment, both have created it.
+    /// Where two runs give the same object its name in the same moment, both have created it. On a
+    /// store that cannot copy on a condition, or ignores it, writers look out for each other (`claim`).
     ///
     /// # Errors
     /// The store's; `Io` where the named object has another size; `SnapshotVanished` where the
@@ -277,33 +280,129 @@ impl Staged {
         let store = &self.staging.store;
         // Some servers take the condition and ignore it: look first.
         if store.exists(below)? {
-            return Ok(if self.is_same(below)? {
-                Published::Identical
-            } else {
-                Published::Taken
-            });
+            return self.compare(below);
         }
-        let options = CopyOptions::new().with_mode(CopyMode::Create);
-        let (from, to) = (store.path(&self.staging.name.path), store.path(below));
+        if store.ignores_conditions()? {
+            return self.publish_claimed(below);
+        }
         use object_store::Error as E;
-        match store.block_on(store.inner.copy_opts(&from, &to, options))? {
+        match self.copy_to(below, CopyMode::Create)? {
             Ok(()) => {
                 self.check_size(below)?;
                 Ok(Published::Created)
             }
+            Err(E::NotSupported { .. } | E::NotImplemented { .. }) => self.publish_claimed(below),
             // Another run was faster, or this request took effect and its answer was lost.
             Err(E::AlreadyExists { .. } | E::Precondition { .. }) => Ok(if self.is_same(below)? {
                 Published::Created
             } else {
                 Published::Taken
             }),
-            Err(e) => match self.is_same(below) {
-                // Only its answer was lost.
-                Ok(true) => Ok(Published::Created),
-                Err(e) if e.reason() == Reason::Terminated => Err(e),
-                _ => Err(write_error(&store.name(below), e)),
-            },
+            Err(e) => self.answer_lost(below, e),
         }
+    }
+
+    /// What has the name, against this.
+    fn compare(&self, below: &str) -> Result<Published> {
+        Ok(if self.is_same(below)? {
+            Published::Identical
+        } else {
+            Published::Taken
+        })
+    }
+
+    /// A copy that was answered with an error may have been made all the same.
+    fn answer_lost(&self, below: &str, e: object_store::Error) -> Result<Published> {
+        match self.is_same(below) {
+            Ok(true) => Ok(Published::Created),
+            Err(e) if e.reason() == Reason::Terminated => Err(e),
+            _ => Err(write_error(&self.staging.store.name(below), e)),
+        }
+    }
+
+    /// Gives the object its name where no condition helps: while nobody else claims it, and only if it
+    /// is free. What has the name then is read and compared.
+    fn publish_claimed(&self, below: &str) -> Result<Published> {
+        let store = &self.staging.store;
+        let claim = Claim::take(store, below)?;
+        if store.exists(below)? {
+            return self.compare(below);
+        }
+        if claim.is_none() {
+            return Ok(Published::Taken);
+        }
+        use object_store::Error as E;
+        let copied = match self.copy_to(below, CopyMode::Overwrite)? {
+            Err(E::NotSupported { .. } | E::NotImplemented { .. }) => self.write_again(below)?,
+            copied => copied,
+        };
+        match copied {
+            Ok(()) if self.is_same(below)? => Ok(Published::Created),
+            // Somebody who makes no claims wrote it in the same moment.
+            Ok(()) => Ok(Published::Taken),
+            Err(e) => self.answer_lost(below, e),
+        }
+    }
+
+    /// Has the store copy the staging object.
+    fn copy_to(&self, below: &str, mode: CopyMode) -> Result<object_store::Result<()>> {
+        use object_store::Error as E;
+        let store = &self.staging.store;
+        let (from, to) = (store.path(&self.staging.name.path), store.path(below));
+        let by_ranges = store.s3.as_ref().zip(store.largest_range);
+        let Some((s3, most)) = by_ranges.filter(|(_, most)| self.bytes > *most) else {
+            let options = CopyOptions::new().with_mode(mode);
+            return store.block_on(store.inner.copy_opts(&from, &to, options));
+        };
+        let if_free = matches!(mode, CopyMode::Create);
+        let copy = store.copy_in_parts(s3, (&from, &to), (self.bytes, most), if_free);
+        let path = to.to_string();
+        Ok(match store.block_on(copy)? {
+            Ok(Copied::Done) => Ok(()),
+            Ok(Copied::Taken) => Err(E::AlreadyExists {
+                path,
+                source: "the name is taken".into(),
+            }),
+            Err(e) if e.reason() == Reason::SnapshotVanished => Err(E::NotFound {
+                path,
+                source: Box::new(e),
+            }),
+            Err(e) => Err(E::Generic {
+                store: "S3",
+                source: Box::new(e),
+            }),
+        })
+    }
+
+    /// For a store that cannot copy: reads the staging object, and writes it once more.
+    fn write_again(&self, below: &str) -> Result<object_store::Result<()>> {
+        let store = &self.staging.store;
+        let mut object = store.read(&self.staging.name.path);
+        let path = store.path(below);
+        let mut multipart = match store.block_on(store.inner.put_multipart(&path))? {
+            Ok(multipart) => multipart,
+            Err(e) => return Ok(Err(e)),
+        };
+        let mut write = || loop {
+            let mut part = Vec::new();
+            Read::by_ref(&mut object)
+                .take(PART as u64)
+                .read_to_end(&mut part)
+                .map_err(|e| Error::io(format!("read {}", self.staging.full_name()), e))?;
+            if part.is_empty() {
+                return store.block_on(multipart.complete());
+            }
+            if let Err(e) = store.block_on(multipart.put_part(PutPayload::from(part)))? {
+                return Ok(Err(e));
+            }
+        };
+        let written = write();
+        if !matches!(written, Ok(Ok(_)))
+            && let Err(e) = store.clean_up(multipart.abort())
+        {
+            tracing::warn!("an unfinished upload could not be aborted: {e}");
+        }
+        Ok(written?.map(|_| ()))
     }
 
     /// The store has copied what was read back; that it did so whole is all there is to see.

@@ -80,7 +80,7 @@ fn under_way() -> MutexGuard<'static, BTreeSet<u64>> {
 }
 
 /// A word that differs between processes and calls.
-fn rand_word() -> u64 {
+pub(super) fn rand_word() -> u64 {
     use std::hash::{BuildHasher, Hasher};
     std::hash::RandomState::new().build_hasher().finish()
 }
@@ -189,12 +189,31 @@ fn is_debris(
     }
 }
 
+/// Whether the run that wrote a staging object has ended, as far as can be told from here.
+pub(super) fn is_left_behind(name: &str, modified: DateTime<Utc>, now: DateTime<Utc>) -> bool {
+    is_debris(name, modified, now, SELF.holder, Owner::is_alive)
+}
+
+/// Whether a staging object of this name was abandoned: its process is seen to be gone, or it is older than
+/// `age` and not seen to be at work. `None` where the name is none of ours.
+pub fn is_abandoned(
+    name: &str,
+    modified: DateTime<Utc>,
+    now: DateTime<Utc>,
+    age: TimeDelta,
+) -> Option<bool> {
+    let owner = Owner::parse(name)?;
+    if owner.holder == SELF.holder && owner.holder != NO_HOLDER {
+        return Some(!owner.is_alive());
+    }
+    Some(now - modified > age)
+}
+
 impl Store {
     /// Deletes the staging objects of runs that were killed, and says which. What cannot be
     /// deleted is only warned of.
     pub fn clean_staging(&self, now: DateTime<Utc>) -> Vec<String> {
-        let debris =
-            |name: &str, modified| is_debris(name, modified, now, SELF.holder, Owner::is_alive);
+        let debris = |name: &str, modified| is_left_behind(name, modified, now);
         let mut removed = Vec::new();
         let cleaned = match &self.local_root {
             Some(root) => {

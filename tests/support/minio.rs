@@ -11,11 +11,9 @@ use object_store::signer::{Method, SignedUrlOptions, Signer as _};
 use tempfile::TempDir;
 
 use super::etcd::{Process, Signal, free_port, http};
+use super::s3::{ACCESS_KEY, REGION, S3, SECRET_KEY};
 use super::tools::{self, tail};
 
-const ACCESS_KEY: &str = "deltafold-test";
-const SECRET_KEY: &str = "deltafold-test-secret";
-const REGION: &str = "us-east-1";
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A running MinIO with a folder of its own, killed when dropped.
@@ -127,6 +125,11 @@ impl Minio {
             .build()
             .expect("a client for MinIO");
         Arc::new(store)
+    }
+
+    /// For buckets with versions and locks, and what only S3 has.
+    pub fn s3(&self) -> S3 {
+        S3::new(self.endpoint())
     }
 
     pub async fn create_bucket(&self, name: &str) {

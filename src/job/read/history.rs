@@ -54,7 +54,7 @@ impl History {
         let ctx = backup.context()?;
         let mut found = Collector {
             key,
-            sorter: Sorter::new(&ctx.temp_dir, SORT_BUFFER_BYTES),
+            sorter: Sorter::new(ctx.temp(), SORT_BUFFER_BYTES),
             any: false,
             covered: Vec::new(),
             newest: Revision(1),

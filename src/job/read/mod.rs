@@ -27,7 +27,7 @@ impl Keys {
     /// # Errors
     /// As [`Source::for_each_live`].
     pub fn read(ctx: &Context, source: &Source, range: KeyRange) -> Result<Keys> {
-        let mut sorter = Sorter::new(&ctx.temp_dir, SORT_BUFFER_BYTES);
+        let mut sorter = Sorter::new(ctx.temp(), SORT_BUFFER_BYTES);
         let mut record = Vec::new();
         source.for_each_live(ctx, range, |kv| {
             record.clear();

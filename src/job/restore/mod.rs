@@ -10,6 +10,7 @@ pub use needed::{Action, Decision, Depth};
 
 use crate::bolt::Layout;
 use crate::bucket::frame::{FrameReader, FrameWriter};
+use crate::bucket::name::ENCRYPTED;
 use crate::datadir::membership::Cluster;
 use crate::datadir::place::{Leftover, Occupied, Place};
 use crate::datadir::{self, place, snap, wal};
@@ -19,13 +20,15 @@ use crate::job::rebuild::{Rebuild, Rebuilt};
 use crate::job::source::{Request, Source};
 use crate::job::{Context, identity, space};
 use crate::mvcc::{Fold, KeepHistory, KeyRange, Revision};
-use crate::store::{Cancel, Store};
+use crate::store::{Cancel, Sealed, Store};
 use crate::telemetry::memory::peak_memory_bytes;
 use crate::telemetry::progress::Step;
+use crate::temp::TempFile;
 use candidates::{Candidates, Opened, excludes};
 use chrono::Utc;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use serde::Serialize;
+use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};
@@ -48,7 +51,7 @@ pub enum To {
         /// How to ask the other members whether they still have a quorum.
         peers: PeerOptions,
     },
-    /// A plain snapshot file, as `etcdctl snapshot save` writes.
+    /// A plain snapshot file, as `etcdctl snapshot save` writes; encrypted where its name ends in `.age`.
     File(PathBuf),
 }
 
@@ -156,17 +159,22 @@ pub fn run(backups: &[Backup], options: &Options, cancel: &Cancel) -> Result<Out
             "there is nothing to restore from: give --store or --snapshot",
         ));
     }
-    let run = Run {
-        backups,
-        options,
-        cancel: cancel.clone(),
-        started: Instant::now(),
-        warnings: Vec::new(),
-    };
+    let run = Run::new(backups, options, cancel);
     match &options.to {
         To::DataDir { .. } => run.into_data_dir(),
         To::File(path) => run.into_file(path),
     }
+}
+
+/// Restores into a data directory that is removed again, once an etcd was tried on it.
+///
+/// # Errors
+/// As [`run`].
+pub(super) fn run_for_drill(backup: Backup, options: &Options, cancel: &Cancel) -> Result<Outcome> {
+    let backups = [backup];
+    let mut run = Run::new(&backups, options, cancel);
+    run.is_drill = true;
+    run.into_data_dir()
 }
 
 struct Run<'a> {
@@ -175,6 +183,7 @@ struct Run<'a> {
     cancel: Cancel,
     started: Instant,
     warnings: Vec<String>,
+    is_drill: bool,
 }
 
 /// A failure of one candidate, after which another is tried, or one of the target.
@@ -207,7 +216,18 @@ struct Written {
     bytes: u64,
 }
 
-impl Run<'_> {
+impl<'a> Run<'a> {
+    fn new(backups: &'a [Backup], options: &'a Options, cancel: &Cancel) -> Self {
+        Run {
+            backups,
+            options,
+            cancel: cancel.clone(),
+            started: Instant::now(),
+            warnings: Vec::new(),
+            is_drill: false,
+        }
+    }
+
     fn warn(&mut self, message: String) {
         tracing::warn!("{message}");
         self.warnings.push(message);
@@ -317,7 +337,8 @@ impl Run<'_> {
                 "restored a member"
             );
         }
-        if let (Some(store), Some(cluster)) = (&store, &member) {
+        // A drill's cluster saves nothing.
+        if let (Some(store), Some(cluster), false) = (&store, &member, self.is_drill) {
             let warning = says_other_cluster(store, cluster);
             outcome
                 .warnings
@@ -394,6 +415,7 @@ impl Run<'_> {
                 ),
             ));
         }
+        self.check_encryption(path)?;
         let candidates = Candidates::open(self.backups, &self.options.request)?;
         let decision = needed::Found::asked().decide();
         let mut file = None;
@@ -402,7 +424,10 @@ impl Run<'_> {
                 return Ok(None);
             }
             let unnamed = Unnamed::new(parent).map_err(Failed::Target)?;
-            let written = run.write_snapshot(source, ctx, &unnamed, parent)?;
+            let written = match ctx.keys.encrypts() {
+                true => run.write_encrypted(source, ctx, &unnamed, parent)?,
+                false => run.write_snapshot(source, ctx, &unnamed, parent)?,
+            };
             file = Some(unnamed);
             Ok(Some(written))
         })?;
@@ -413,6 +438,34 @@ impl Run<'_> {
         outcome.snapshot_file = Some(shown(path));
         outcome.seconds = self.started.elapsed().as_secs_f64();
         Ok(outcome)
+    }
+
+    /// Whether a file is to be encrypted, its name and the recipients must say alike: nobody shall take the one
+    /// for the other.
+    fn check_encryption(&self, path: &Path) -> Result<()> {
+        let mut contexts = self.backups.iter().filter_map(|b| b.context().ok());
+        let encrypts = contexts.any(|ctx| ctx.keys.encrypts());
+        let is_named_so = path
+            .as_os_str()
+            .as_encoded_bytes()
+            .ends_with(ENCRYPTED.as_bytes());
+        match (is_named_so, encrypts) {
+            (true, false) => Err(Error::new(
+                Reason::Configuration,
+                format!(
+                    "--to-snapshot {}: what is named so is encrypted: say with --age-recipient for whom",
+                    path.display()
+                ),
+            )),
+            (false, true) => Err(Error::new(
+                Reason::Usage,
+                format!(
+                    "--to-snapshot {}: age recipients are given, and a snapshot that is encrypted has a name that ends in {ENCRYPTED}: name it so, or leave the recipients out for a plain one",
+                    path.display()
+                ),
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// Tries the candidates, the best first, until one is written. Says whether one was, too: in a dry
@@ -609,7 +662,8 @@ impl Run<'_> {
             }
         };
         drop(out);
-        let again = File::open(path).map_err(failed)?;
+        let again = File::open(path).and_then(TempFile::plain);
+        let again = again.map_err(failed)?;
         let verified = sync_beside(&file, &what, || {
             rebuild.verify(ctx.spool(again), &rebuilt.hash, &layout)
         });
@@ -657,6 +711,112 @@ impl Run<'_> {
             revision: rebuild.revision(),
             bytes: layout.bytes(),
         })
+    }
+
+    /// As [`write_snapshot`](Self::write_snapshot), encrypted. To be verified it is in the temporary directory, too,
+    /// in a sealed file: nobody but the recipients can read the other.
+    fn write_encrypted(
+        &self,
+        source: &Source,
+        ctx: &Context,
+        file: &Unnamed,
+        dir: &Path,
+    ) -> Result<Written, Failed> {
+        let rebuild = self.plan(source, ctx, None).map_err(Failed::Candidate)?;
+        let (fold, layout, events) = self.fold(&rebuild, ctx).map_err(Failed::Candidate)?;
+        for dir in [dir, &ctx.temp_dir] {
+            space::check(dir, layout.bytes(), "the new snapshot").map_err(Failed::Target)?;
+        }
+        let what = format!("write a snapshot to {}", dir.display());
+        let failed = |e| Failed::Target(Error::io(&what, e));
+        let out = Summed {
+            inner: Counted::new(&file.file, &what),
+            sum: Sha256::new(),
+        };
+        let sealed = ctx.keys.encrypt(out).map_err(Failed::Target)?;
+        let plain = ctx.temp_file().map_err(Failed::Target)?;
+        let mut both = Tee(
+            BufWriter::with_capacity(256 << 10, plain),
+            FrameWriter::new(sealed),
+        );
+        let written = rebuild.write(ctx, fold, &layout, &mut both);
+        let Tee(plain, framed) = both;
+        let out = framed.finish().and_then(Sealed::finish).map_err(failed)?;
+        let Summed {
+            inner: mut out,
+            sum,
+        } = out;
+        let rebuilt = written.map_err(|e| out.whose(e))?;
+        out.flush().map_err(failed)?;
+        drop(out);
+        let plain = plain.into_inner().map_err(|e| failed(e.into_error()))?;
+        let verified = sync_beside(&file.file, &what, || {
+            rebuild.verify(ctx.spool(plain), &rebuilt.hash, &layout)?;
+            let again = file.file.try_clone().map_err(|e| Error::io(&what, e))?;
+            check_sum(again, sum, &self.cancel)
+        });
+        verified.map_err(of_whom)?;
+        Ok(Written {
+            rebuilt,
+            events,
+            revision: rebuild.revision(),
+            bytes: layout.bytes(),
+        })
+    }
+}
+
+/// Writes to both.
+struct Tee<A, B>(A, B);
+
+impl<A: Write, B: Write> Write for Tee<A, B> {
+    fn write(&mut self, b: &[u8]) -> io::Result<usize> {
+        self.0.write_all(b)?;
+        self.1.write_all(b)?;
+        Ok(b.len())
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()?;
+        self.1.flush()
+    }
+}
+
+/// Sums up what is written.
+struct Summed<W> {
+    inner: W,
+    sum: Sha256,
+}
+
+impl<W: Write> Write for Summed<W> {
+    fn write(&mut self, b: &[u8]) -> io::Result<usize> {
+        let n = self.inner.write(b)?;
+        self.sum.update(&b[..n]);
+        Ok(n)
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        self.inner.flush()
+    }
+}
+
+/// Reads a file back and compares its sum.
+fn check_sum(mut file: File, written: Sha256, cancel: &Cancel) -> Result<()> {
+    use std::io::Seek;
+    let io = |e| Error::io("read the snapshot back", e);
+    file.rewind().map_err(io)?;
+    let mut sum = Sha256::new();
+    let mut buf = vec![0; 256 << 10];
+    loop {
+        cancel.check()?;
+        match file.read(&mut buf).map_err(io)? {
+            0 => break,
+            n => sum.update(&buf[..n]),
+        }
+    }
+    match sum.finalize() == written.finalize() {
+        true => Ok(()),
+        false => Err(Error::new(
+            Reason::Io,
+            "the snapshot reads back differently from what was written: check the disk",
+        )),
     }
 }
 

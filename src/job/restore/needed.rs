@@ -13,6 +13,7 @@ use crate::job::rebuild::read_every_page;
 use crate::mvcc::history::META_BUCKET;
 use crate::mvcc::{Base, Fold, FoldOptions, KeyRange, Revision};
 use crate::store::Cancel;
+use crate::temp::TempFile;
 use serde::Serialize;
 use std::fs::File;
 use std::io;
@@ -196,7 +197,7 @@ impl Found {
                 keys: KeyRange::All,
                 detach_leases,
                 base: sound.base,
-                temp_dir: opened.ctx.temp_dir.clone(),
+                temp_dir: opened.ctx.temp(),
                 buffer_bytes: 0,
             };
             let ours = match hash(sound, options, cancel) {
@@ -366,7 +367,7 @@ fn look_into(
 /// The database file; `None` where there is none.
 fn open(path: &PathBuf, cancel: &Cancel) -> Result<Option<Spool>> {
     use io::ErrorKind::{NotADirectory, NotFound};
-    match File::open(path) {
+    match File::open(path).and_then(TempFile::plain) {
         Ok(file) => Ok(Some(Spool::new(file, cancel.clone()))),
         // Not there, or its folder is none.
         Err(e) if matches!(e.kind(), NotFound | NotADirectory) => Ok(None),

@@ -12,10 +12,9 @@ use crate::etcd::feed::{KeyChange, Position, Transaction};
 use crate::job::Context;
 use crate::job::publish::{Packer, give_name};
 use crate::mvcc::{Change, KeyValue, Revision};
+use crate::temp::TempFile;
 use chrono::{DateTime, Utc};
-use std::fs::File;
 use std::io::Write;
-use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
 /// A transaction as a delta has it.
@@ -79,7 +78,7 @@ fn change(c: &KeyChange) -> Change<'_> {
 
 /// Events that are not saved yet.
 pub(super) struct Pending {
-    events: EventsWriter<File>,
+    events: EventsWriter<TempFile>,
     /// Bytes of its payload.
     bytes: u64,
     revisions: Option<(Revision, Revision)>,
@@ -162,7 +161,7 @@ const WRITING: &str = "write events to the temporary directory (choose another w
 
 /// A delta that has all its events.
 pub(super) struct Sealed {
-    file: File,
+    file: TempFile,
     pub(super) first: Revision,
     pub(super) last: Revision,
     pub(super) events: u64,

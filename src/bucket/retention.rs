@@ -1,0 +1,1421 @@
+//! Retention: which snapshots a policy keeps, and why; all others may go.
+//!
+//! A pure function of the catalog, its timelines, the options and now. It reads and deletes nothing;
+//! `job::gc` calls it, before it says what it would do and again before each batch that it removes.
+
+use crate::bucket::catalog::{Catalog, V1};
+use crate::bucket::chain::Range;
+use crate::bucket::name::Kind;
+use crate::bucket::timeline::{Timeline, Timelines};
+use crate::mvcc::Revision;
+use chrono::{DateTime, Datelike, TimeDelta, Utc};
+use std::borrow::Cow;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+/// How many calendar periods (UTC), the current one included, keep their newest full.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Periods {
+    /// Hours.
+    pub hourly: u32,
+    /// Days.
+    pub daily: u32,
+    /// Weeks, from Monday on.
+    pub weekly: u32,
+    /// Months.
+    pub monthly: u32,
+}
+
+impl Default for Periods {
+    fn default() -> Self {
+        Periods {
+            hourly: 24,
+            daily: 7,
+            weekly: 4,
+            monthly: 0,
+        }
+    }
+}
+
+/// Which fulls are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Policy {
+    /// The newest of each period, on each timeline.
+    Exponential(Periods),
+    /// So many of the newest.
+    Limit(u32),
+}
+
+/// What to keep.
+#[derive(Debug, Clone, Copy)]
+pub struct Options {
+    /// Which fulls.
+    pub policy: Policy,
+    /// Deltas that a newer full has superseded stay for so long. `None`: under `Exponential` they go at
+    /// once, under `Limit` they stay with the fulls that stay.
+    pub delta_retention: Option<TimeDelta>,
+    /// Everything that can be restored of so long a time before now stays restorable.
+    pub restorable_window: Option<TimeDelta>,
+    /// What was noted as removed goes when the note is so old; `None`: at once.
+    pub purge_after: Option<TimeDelta>,
+}
+
+/// What is known of a prefix.
+#[derive(Clone, Copy)]
+pub struct Facts<'a> {
+    /// The snapshots.
+    pub catalog: &'a Catalog,
+    /// Their timelines, told by contents where names leave doubt.
+    pub timelines: &'a Timelines,
+    /// Those whose names leave doubt.
+    pub doubtful: &'a [usize],
+    /// Whether one of these could not be read.
+    pub is_unreadable: &'a dyn Fn(usize) -> bool,
+    /// Since when a snapshot is noted as removed, where that is known.
+    pub noted_since: &'a HashMap<usize, DateTime<Utc>>,
+    /// The earlier of the clocks that count.
+    pub now: DateTime<Utc>,
+}
+
+/// Why a snapshot is kept or goes; the most telling reason, where there are several.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Why {
+    /// Kept: the newest chain of the newest timeline needs it.
+    NewestChain,
+    /// Kept: a point within the window needs it.
+    RestorableWindow,
+    /// Kept: a pinned chain needs it.
+    Pinned,
+    /// Kept: nobody knows what it belongs to, histories interleave.
+    InterleavedTimelines,
+    /// Kept: nobody knows what it belongs to, a snapshot of these cannot be read.
+    Unreadable,
+    /// Kept: no full leads to the end of its timeline by names, so nobody knows what is needed.
+    RevisionGap,
+    /// Kept: it is of a time that is not yet.
+    InTheFuture,
+    /// Kept: the newest full of its hour, which begins then.
+    Hourly(DateTime<Utc>),
+    /// Kept: of its day.
+    Daily(DateTime<Utc>),
+    /// Kept: of its week.
+    Weekly(DateTime<Utc>),
+    /// Kept: of its month.
+    Monthly(DateTime<Utc>),
+    /// Kept: one of the newest fulls, of so many.
+    WithinLimit(u32),
+    /// Kept: a delta behind a full that is kept.
+    WithItsFull,
+    /// Kept: a delta that is not old enough.
+    DeltaRetention,
+    /// Kept: a delta behind the last full of its timeline, which is kept.
+    EndOfTimeline,
+    /// Kept: a `v1` backup is kept as a whole.
+    V1Backup,
+    /// Kept until then: it is removed, and can be brought back.
+    Removed(DateTime<Utc>),
+    /// Kept: somebody excluded it, and the policy has not passed it by.
+    Excluded,
+    /// Goes: a full that the policy does not keep.
+    BeyondPolicy,
+    /// Goes: a delta that a newer full has superseded.
+    Superseded,
+    /// Goes: a delta to which no kept full leads.
+    NoBase,
+    /// Goes: somebody excluded it, and the policy keeps nothing so old.
+    ExcludedBeyondPolicy,
+    /// Goes for good: it was removed long enough ago.
+    RemovedLongAgo,
+}
+
+impl Why {
+    /// Every reason's name.
+    pub const NAMES: [&'static str; 23] = [
+        "NewestChain",
+        "RestorableWindow",
+        "Pinned",
+        "InterleavedTimelines",
+        "Unreadable",
+        "RevisionGap",
+        "InTheFuture",
+        "Hourly",
+        "Daily",
+        "Weekly",
+        "Monthly",
+        "WithinLimit",
+        "WithItsFull",
+        "DeltaRetention",
+        "EndOfTimeline",
+        "V1Backup",
+        "Removed",
+        "Excluded",
+        "BeyondPolicy",
+        "Superseded",
+        "NoBase",
+        "ExcludedBeyondPolicy",
+        "RemovedLongAgo",
+    ];
+
+    /// Whether the snapshot stays.
+    pub fn keeps(self) -> bool {
+        !matches!(
+            self,
+            Why::BeyondPolicy
+                | Why::Superseded
+                | Why::NoBase
+                | Why::ExcludedBeyondPolicy
+                | Why::RemovedLongAgo
+        )
+    }
+
+    /// CamelCase, stable.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Why::NewestChain => "NewestChain",
+            Why::RestorableWindow => "RestorableWindow",
+            Why::Pinned => "Pinned",
+            Why::InterleavedTimelines => "InterleavedTimelines",
+            Why::Unreadable => "Unreadable",
+            Why::RevisionGap => "RevisionGap",
+            Why::InTheFuture => "InTheFuture",
+            Why::Hourly(_) => "Hourly",
+            Why::Daily(_) => "Daily",
+            Why::Weekly(_) => "Weekly",
+            Why::Monthly(_) => "Monthly",
+            Why::WithinLimit(_) => "WithinLimit",
+            Why::WithItsFull => "WithItsFull",
+            Why::DeltaRetention => "DeltaRetention",
+            Why::EndOfTimeline => "EndOfTimeline",
+            Why::V1Backup => "V1Backup",
+            Why::Removed(_) => "Removed",
+            Why::Excluded => "Excluded",
+            Why::BeyondPolicy => "BeyondPolicy",
+            Why::Superseded => "Superseded",
+            Why::NoBase => "NoBase",
+            Why::ExcludedBeyondPolicy => "ExcludedBeyondPolicy",
+            Why::RemovedLongAgo => "RemovedLongAgo",
+        }
+    }
+
+    /// In words.
+    pub fn text(self) -> Cow<'static, str> {
+        let of = |what: &str, t: DateTime<Utc>, form: &str| {
+            Cow::from(format!("the newest full of {what} {}", t.format(form)))
+        };
+        let plain = match self {
+            Why::Hourly(t) => return of("the hour", t, "%Y-%m-%dT%HZ"),
+            Why::Daily(t) => return of("the day", t, "%Y-%m-%d"),
+            Why::Weekly(t) => return of("the week from", t, "%Y-%m-%d"),
+            Why::Monthly(t) => return of("the month", t, "%Y-%m"),
+            Why::WithinLimit(n) => return format!("one of the newest {n} fulls").into(),
+            Why::Removed(t) => {
+                return format!(
+                    "removed, and can be brought back (deltafold undelete) until {}",
+                    t.format("%Y-%m-%dT%H:%M:%SZ")
+                )
+                .into();
+            }
+            Why::NewestChain => "the newest chain needs it",
+            Why::RestorableWindow => "a point within --restorable-window needs it",
+            Why::Pinned => "a pinned chain needs it",
+            Why::InterleavedTimelines => {
+                "histories interleave here, so nobody knows what is needed: see `deltafold list --deep`"
+            }
+            Why::Unreadable => {
+                "histories are in doubt here and a snapshot among them cannot be read: see `deltafold list --deep`"
+            }
+            Why::RevisionGap => {
+                "by names no full leads to the end of its timeline, so nobody knows what is needed: see `deltafold list`"
+            }
+            Why::InTheFuture => "by its name it is of a time that is not yet",
+            Why::WithItsFull => "a delta behind a full that is kept",
+            Why::DeltaRetention => "a delta younger than --delta-retention",
+            Why::EndOfTimeline => "no full of its timeline has superseded it",
+            Why::V1Backup => "a v1 backup is kept as a whole",
+            Why::Excluded => {
+                "excluded by somebody, and younger than the oldest that the policy keeps"
+            }
+            Why::BeyondPolicy => "a full that the policy does not keep",
+            Why::Superseded => "a newer full has superseded this delta",
+            Why::NoBase => "no full that is kept leads to this delta",
+            Why::ExcludedBeyondPolicy => {
+                "excluded by somebody, and older than all that the policy keeps"
+            }
+            Why::RemovedLongAgo => "removed, and the time to bring it back is over",
+        };
+        plain.into()
+    }
+}
+
+/// A timeline's snapshots, cut to what they tell of it.
+struct Line {
+    /// (last, created, snapshot), in this order.
+    bases: Vec<(Revision, i64, usize)>,
+    deltas: Vec<Delta>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Delta {
+    start: Revision,
+    last: Revision,
+    created: i64,
+    snapshot: usize,
+}
+
+impl Line {
+    fn new(catalog: &Catalog, timeline: &Timeline) -> Self {
+        let mut line = Line {
+            bases: Vec::new(),
+            deltas: Vec::new(),
+        };
+        for m in &timeline.members {
+            let n = &catalog.snapshots[m.snapshot].name;
+            match n.kind {
+                Kind::Full if n.last <= m.until => {
+                    line.bases.push((n.last, n.created, m.snapshot));
+                }
+                Kind::Full => {}
+                Kind::Incr => line.deltas.push(Delta {
+                    start: n.start,
+                    last: n.last.min(m.until),
+                    created: n.created,
+                    snapshot: m.snapshot,
+                }),
+            }
+        }
+        line.bases.sort_unstable();
+        line.deltas
+            .sort_unstable_by_key(|d| (d.start, d.last, d.snapshot));
+        line
+    }
+
+    /// The oldest revision from which deltas lead to `goal`, or `goal` itself.
+    fn leads_from(&self, goal: Revision) -> Revision {
+        let mut by_end: Vec<&Delta> = self.deltas.iter().collect();
+        by_end.sort_unstable_by_key(|d| Reverse(d.last));
+        let mut from = goal;
+        for d in by_end {
+            if d.last < from {
+                break;
+            }
+            from = from.min(d.start.previous());
+        }
+        from
+    }
+
+    /// The revision below which nothing is needed for `goal` and all that can be restored above it.
+    fn floor(&self, goal: Revision) -> Revision {
+        let below = |from: Revision| {
+            let bases = self.bases.iter().rev();
+            let mut bases = bases.filter(|b| b.0 <= goal && b.0 >= from);
+            bases.next().map(|b| b.0)
+        };
+        let leading = below(self.leads_from(goal));
+        // What the newest full before it holds past its name may reach over a gap.
+        let nearest = below(Revision(i64::MIN));
+        match (leading, nearest) {
+            (Some(a), Some(b)) => a.min(b),
+            (a, b) => a.or(b).unwrap_or(goal),
+        }
+    }
+
+    /// What can be restored with some of the snapshots.
+    fn ranges(&self, has: &dyn Fn(usize) -> bool) -> Vec<Range> {
+        let mut ranges: Vec<Range> = Vec::new();
+        let mut ahead = self.deltas.iter().filter(|d| has(d.snapshot)).peekable();
+        let mut farthest = Revision(-1);
+        for &(base, ..) in self.bases.iter().filter(|b| has(b.2)) {
+            let mut reached = ranges.last().map_or(base, |r| r.1.max(base));
+            loop {
+                while let Some(d) = ahead.next_if(|d| d.start <= reached.next()) {
+                    farthest = farthest.max(d.last);
+                }
+                if farthest <= reached {
+                    break;
+                }
+                reached = farthest;
+            }
+            match ranges.last_mut() {
+                Some(r) if base <= r.1.next() => r.1 = reached,
+                _ => ranges.push((base, reached)),
+            }
+        }
+        ranges
+    }
+}
+
+/// What can be restored of a timeline by names, with some of its snapshots.
+pub fn restorable(
+    catalog: &Catalog,
+    timeline: &Timeline,
+    has: &dyn Fn(usize) -> bool,
+) -> Vec<Range> {
+    Line::new(catalog, timeline).ranges(has)
+}
+
+/// What a pin of this full keeps on a timeline: it, and the deltas up to the next full.
+fn pinned_on(line: &Line, full: (Revision, i64, usize), keep: &mut dyn FnMut(usize)) {
+    keep(full.2);
+    let next = line.bases.iter().find(|b| b.0 > full.0);
+    let end = next.map_or(Revision(i64::MAX), |b| b.0);
+    let deltas = line
+        .deltas
+        .iter()
+        .filter(|d| d.last > full.0 && d.start <= end);
+    deltas.for_each(|d| keep(d.snapshot));
+}
+
+/// The chain of a full: it, and the deltas behind it up to the next full, on each of its timelines.
+pub fn chain_of(catalog: &Catalog, timelines: &Timelines, full: usize) -> Vec<usize> {
+    let mut chain = HashSet::from([full]);
+    for t in &timelines.all {
+        let line = Line::new(catalog, t);
+        if let Some(&base) = line.bases.iter().find(|b| b.2 == full) {
+            pinned_on(&line, base, &mut |i| {
+                chain.insert(i);
+            });
+        }
+    }
+    let mut chain: Vec<usize> = chain.into_iter().collect();
+    chain.sort_unstable();
+    chain
+}
+
+/// A period of the calendar: which one, counted without holes, and when it begins.
+type Period = (i64, DateTime<Utc>);
+
+fn hour(t: DateTime<Utc>) -> Period {
+    let n = t.timestamp().div_euclid(3600);
+    (n, at(n * 3600))
+}
+
+fn day(t: DateTime<Utc>) -> Period {
+    let n = t.timestamp().div_euclid(86_400);
+    (n, at(n * 86_400))
+}
+
+fn week(t: DateTime<Utc>) -> Period {
+    // 1970 began on a Thursday.
+    let n = (day(t).0 + 3).div_euclid(7);
+    (n, at((n * 7 - 3) * 86_400))
+}
+
+fn month(t: DateTime<Utc>) -> Period {
+    let n = i64::from(t.year()) * 12 + i64::from(t.month0());
+    (n, at((day(t).0 - i64::from(t.day0())) * 86_400))
+}
+
+fn at(seconds: i64) -> DateTime<Utc> {
+    DateTime::from_timestamp(seconds, 0).unwrap_or_default()
+}
+
+/// Goes through a kind of period: its number, and its reason.
+type Rule = (u32, fn(DateTime<Utc>) -> Period, fn(DateTime<Utc>) -> Why);
+
+fn rules(p: Periods) -> [Rule; 4] {
+    [
+        (p.hourly, hour, Why::Hourly),
+        (p.daily, day, Why::Daily),
+        (p.weekly, week, Why::Weekly),
+        (p.monthly, month, Why::Monthly),
+    ]
+}
+
+/// The newest full of each period, of those given in order of creation.
+fn of_periods(
+    catalog: &Catalog,
+    fulls: &[usize],
+    periods: Periods,
+    now: DateTime<Utc>,
+    keep: &mut dyn FnMut(usize, Why),
+) {
+    for (count, period, why) in rules(periods) {
+        let current = period(now).0;
+        let mut newest: BTreeMap<i64, usize> = BTreeMap::new();
+        for &i in fulls {
+            let n = period(catalog.snapshots[i].name.created_at()).0;
+            if n <= current && current - n < i64::from(count) {
+                newest.insert(n, i);
+            }
+        }
+        for i in newest.into_values() {
+            keep(i, why(period(catalog.snapshots[i].name.created_at()).1));
+        }
+    }
+}
+
+/// When the oldest period begins of which anything is kept.
+fn horizon(periods: Periods, now: DateTime<Utc>) -> DateTime<Utc> {
+    let rules = rules(periods);
+    let begins = rules.iter().filter(|r| r.0 > 0).map(|&(count, period, _)| {
+        let (wanted, mut t) = (period(now).0 - i64::from(count) + 1, now);
+        // A period at a time: months differ in length.
+        while period(t).0 > wanted && t.timestamp() > 0 {
+            t = period(t).1 - TimeDelta::seconds(1);
+        }
+        period(t).1
+    });
+    begins.min().unwrap_or(now)
+}
+
+/// Decides on every snapshot; what is not kept may go. In the catalog's order.
+pub fn decide(facts: &Facts, options: &Options) -> Vec<Why> {
+    let (catalog, now) = (facts.catalog, facts.now);
+    let snapshots = &catalog.snapshots;
+    let mut kept = Kept(vec![None; snapshots.len()]);
+    let is_future = |i: usize| snapshots[i].name.created > now.timestamp();
+    let lines: Vec<Line> = facts
+        .timelines
+        .all
+        .iter()
+        .map(|t| Line::new(catalog, t))
+        .collect();
+
+    // Chains that must not break, the most important first.
+    let newest = facts.timelines.newest(catalog).ok();
+    for (line, t) in lines.iter().zip(&facts.timelines.all) {
+        // Where none is the newest, each may be.
+        if newest.is_none_or(|n| n.id == t.id) {
+            keep_newest_chain(line, &is_future, &mut kept);
+        }
+    }
+    if let Some(window) = options.restorable_window {
+        let start = now.checked_sub_signed(window).unwrap_or_default();
+        for line in &lines {
+            keep_window(line, start.timestamp(), &mut kept);
+        }
+    }
+    for line in &lines {
+        for &base in line.bases.iter().filter(|b| snapshots[b.2].pinned) {
+            pinned_on(line, base, &mut |i| kept.keep(i, Why::Pinned));
+        }
+    }
+    for (i, s) in snapshots.iter().enumerate() {
+        if s.pinned {
+            kept.keep(i, Why::Pinned);
+        }
+    }
+    let blind = facts.doubtful.iter().any(|&i| (facts.is_unreadable)(i));
+    for &i in facts.doubtful {
+        match (newest.is_none(), blind) {
+            (true, _) => kept.keep(i, Why::InterleavedTimelines),
+            (false, true) => kept.keep(i, Why::Unreadable),
+            (false, false) => {}
+        }
+    }
+    for i in catalog.usable().filter(|&i| is_future(i)) {
+        kept.keep(i, Why::InTheFuture);
+    }
+
+    // Fulls by policy.
+    let fulls: Vec<usize> = catalog
+        .usable()
+        .filter(|&i| snapshots[i].name.kind == Kind::Full && !is_future(i))
+        .collect();
+    let mut within = HashSet::new();
+    let oldest_kept = match options.policy {
+        Policy::Exponential(periods) => {
+            for line in &lines {
+                let mut on: Vec<usize> = line.bases.iter().map(|b| b.2).collect();
+                on.retain(|&i| !is_future(i));
+                // The catalog is in order of creation.
+                on.sort_unstable();
+                of_periods(catalog, &on, periods, now, &mut |i, why| kept.keep(i, why));
+            }
+            horizon(periods, now)
+        }
+        Policy::Limit(n) => {
+            let newest = fulls.iter().rev().take(n as usize);
+            let oldest = newest.clone().last();
+            newest.for_each(|&i| {
+                within.insert(i);
+                kept.keep(i, Why::WithinLimit(n));
+            });
+            match fulls.len() > n as usize {
+                true => oldest.map_or(now, |&i| snapshots[i].name.created_at()),
+                false => DateTime::UNIX_EPOCH,
+            }
+        }
+    };
+    keep_deltas(&lines, options, now, &within, &is_future, &mut kept);
+    keep_v1_backups(catalog, &mut kept);
+
+    let reach = |line: &Line| {
+        line.bases
+            .iter()
+            .rev()
+            .find(|b| !is_future(b.2))
+            .map(|b| b.0)
+    };
+    let superseded: Vec<Option<Revision>> = lines.iter().map(reach).collect();
+    let mut behind_full = vec![false; snapshots.len()];
+    for (line, last) in lines.iter().zip(superseded) {
+        for d in line.deltas.iter().filter(|d| Some(d.last) <= last) {
+            behind_full[d.snapshot] = true;
+        }
+    }
+    let decided = kept.0.into_iter().enumerate().map(|(i, why)| {
+        let s = &snapshots[i];
+        match why {
+            Some(why) => why,
+            None if s.excluded && s.removal_noted => match options.purge_after {
+                None => Why::RemovedLongAgo,
+                // A note of which nobody knows when it was written is new.
+                Some(age) => {
+                    let since = facts.noted_since.get(&i).copied().unwrap_or(now);
+                    match since.checked_add_signed(age) {
+                        Some(until) if until > now => Why::Removed(until),
+                        Some(_) => Why::RemovedLongAgo,
+                        None => Why::Removed(DateTime::<Utc>::MAX_UTC),
+                    }
+                }
+            },
+            None if s.excluded => {
+                let start = options
+                    .restorable_window
+                    .and_then(|w| now.checked_sub_signed(w));
+                let oldest = start.map_or(oldest_kept, |s| s.min(oldest_kept));
+                match s.name.created_at() < oldest {
+                    true => Why::ExcludedBeyondPolicy,
+                    false => Why::Excluded,
+                }
+            }
+            // It is on no timeline: unreadable, and nobody knows what else.
+            None if (facts.is_unreadable)(i) => Why::Unreadable,
+            None if s.name.kind == Kind::Full => Why::BeyondPolicy,
+            None if behind_full[i] => Why::Superseded,
+            None => Why::NoBase,
+        }
+    });
+    decided.collect()
+}
+
+/// Why each snapshot is kept: the first reason that was found.
+struct Kept(Vec<Option<Why>>);
+
+impl Kept {
+    fn keep(&mut self, i: usize, why: Why) {
+        self.0[i].get_or_insert(why);
+    }
+
+    fn has(&self, i: usize) -> bool {
+        self.0[i].is_some()
+    }
+
+    /// All that can be restored at `goal` and above it stays so.
+    fn keep_from(&mut self, line: &Line, goal: Revision, why: Why) {
+        let floor = line.floor(goal);
+        for &(last, _, i) in &line.bases {
+            // Those at the floor are told apart only by what they hold: all of them stay.
+            if last >= goal || last == floor {
+                self.keep(i, why);
+            }
+        }
+        let nearest = line.bases.iter().rev().find(|b| b.0 <= goal).map(|b| b.0);
+        for &(_, _, i) in line.bases.iter().filter(|b| Some(b.0) == nearest) {
+            self.keep(i, why);
+        }
+        for d in line.deltas.iter().filter(|d| d.last > floor) {
+            self.keep(d.snapshot, why);
+        }
+    }
+}
+
+/// The newest full and all behind it; where deltas after it are missing, an older full that leads around.
+fn keep_newest_chain(line: &Line, is_future: &dyn Fn(usize) -> bool, kept: &mut Kept) {
+    let why = Why::NewestChain;
+    let Some(newest) = line.bases.iter().rev().find(|b| !is_future(b.2)) else {
+        // There is no full, or none that is of now.
+        return kept.keep_from(line, Revision(-1), why);
+    };
+    let ends = line.deltas.iter().filter(|d| !is_future(d.snapshot));
+    let end = ends.map(|d| d.last).max().unwrap_or_default().max(newest.0);
+    kept.keep_from(line, newest.0, why);
+    let from = line.leads_from(end);
+    let mut around = line.bases.iter().rev().filter(|b| !is_future(b.2));
+    let around = around.find(|b| b.0 >= from && b.0 <= end);
+    match around {
+        Some(base) => kept.keep_from(line, base.0, why),
+        // What a full holds past its name may close the gap, and names do not tell which.
+        None => kept.keep_from(line, Revision(-1), Why::RevisionGap),
+    }
+}
+
+/// All that can be restored of the time from `start` on, and the state at that time.
+fn keep_window(line: &Line, start: i64, kept: &mut Kept) {
+    // What was made before the window holds nothing of it: its last revision was there at the start.
+    let before = line.bases.iter().map(|b| (b.1, b.0));
+    let before = before.chain(line.deltas.iter().map(|d| (d.created, d.last)));
+    let there = before.filter(|b| b.0 <= start).map(|b| b.1).max();
+    let goal = there.unwrap_or(Revision(-1));
+    kept.keep_from(line, goal, Why::RestorableWindow);
+}
+
+/// Deltas that no chain needs, but the options keep; only those to which a full that is kept leads.
+fn keep_deltas(
+    lines: &[Line],
+    options: &Options,
+    now: DateTime<Utc>,
+    within: &HashSet<usize>,
+    is_future: &dyn Fn(usize) -> bool,
+    kept: &mut Kept,
+) {
+    let young = |d: &Delta| {
+        let age = options.delta_retention.unwrap_or_default();
+        let oldest = now.checked_sub_signed(age).unwrap_or_default();
+        !age.is_zero() && d.created > oldest.timestamp()
+    };
+    let with_fulls =
+        matches!(options.policy, Policy::Limit(_)) && options.delta_retention.is_none();
+    let mut more: Vec<(usize, Why)> = Vec::new();
+    for line in lines {
+        let mut newest = line.bases.iter().rev().filter(|b| !is_future(b.2));
+        let newest = newest.next().map_or(Revision(-1), |b| b.0);
+        let mut oldest = line.bases.iter().filter(|b| within.contains(&b.2));
+        let oldest = oldest.next().map(|b| b.0);
+        let wanted: HashMap<usize, Why> = line
+            .deltas
+            .iter()
+            .filter(|d| !kept.has(d.snapshot))
+            .filter_map(|d| {
+                let why = match () {
+                    () if d.last > newest => Why::EndOfTimeline,
+                    () if young(d) => Why::DeltaRetention,
+                    () if with_fulls && oldest.is_some_and(|o| d.last > o) => Why::WithItsFull,
+                    () => return None,
+                };
+                Some((d.snapshot, why))
+            })
+            .collect();
+        if wanted.is_empty() {
+            continue;
+        }
+        let ranges = line.ranges(&|i| kept.has(i) || wanted.contains_key(&i));
+        for d in &line.deltas {
+            // The last range that begins below its end.
+            let at = ranges.partition_point(|r| r.0 < d.last);
+            let leads = at > 0 && ranges[at - 1].1 >= d.last;
+            if let (true, Some(&why)) = (leads, wanted.get(&d.snapshot)) {
+                more.push((d.snapshot, why));
+            }
+        }
+    }
+    for (i, why) in more {
+        kept.keep(i, why);
+    }
+}
+
+/// A folder of the old layout stays as a whole, where anything of it does.
+fn keep_v1_backups(catalog: &Catalog, kept: &mut Kept) {
+    let mut folders: HashMap<&str, Vec<usize>> = HashMap::new();
+    for (i, s) in catalog.snapshots.iter().enumerate() {
+        if let Some((folder, _)) = s.path.rsplit_once('/')
+            && folder.starts_with(V1)
+        {
+            folders.entry(folder).or_default().push(i);
+        }
+    }
+    for backup in folders.into_values() {
+        if backup.iter().any(|&i| kept.has(i)) {
+            for i in backup {
+                let s = &catalog.snapshots[i];
+                if !(s.excluded && s.removal_noted) {
+                    kept.keep(i, Why::V1Backup);
+                }
+            }
+        }
+    }
+}
+
+/// What goes, as chains: each is to be removed in its order, the newest delta first and the full last, so
+/// that whatever is left at any moment has no hole.
+pub fn removal_chains(catalog: &Catalog, goes: &HashSet<usize>) -> Vec<Vec<usize>> {
+    let name = |i: usize| &catalog.snapshots[i].name;
+    let folder = |i: usize| {
+        let path = &catalog.snapshots[i].path;
+        path.rsplit_once('/').map_or("", |p| p.0)
+    };
+    // A full that stays is where a chain ends, too.
+    let mut order: Vec<usize> = (0..catalog.snapshots.len())
+        .filter(|i| goes.contains(i) || name(*i).kind == Kind::Full)
+        .collect();
+    order.sort_unstable_by_key(|&i| {
+        let n = name(i);
+        (folder(i), n.last, n.kind == Kind::Full, n.created, i)
+    });
+    let mut chains: Vec<Vec<usize>> = Vec::new();
+    let mut last_folder = None;
+    for i in order {
+        if name(i).kind == Kind::Full || last_folder != Some(folder(i)) {
+            chains.push(Vec::new());
+        }
+        last_folder = Some(folder(i));
+        if let Some(chain) = chains.last_mut().filter(|_| goes.contains(&i)) {
+            chain.push(i);
+        }
+    }
+    chains.retain(|c| !c.is_empty());
+    for chain in &mut chains {
+        chain.reverse();
+    }
+    chains
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bucket::catalog::Listed;
+    use crate::bucket::survey::{Comparison, Continuity};
+    use crate::bucket::timeline::Evidence;
+    use crate::error::Result;
+
+    /// A history: it shares its parent's revisions below `fork`.
+    struct Branch {
+        parent: Option<usize>,
+        fork: i64,
+        /// The time of each revision from `fork` on.
+        times: Vec<i64>,
+    }
+
+    /// A random bucket of which all is known.
+    struct World {
+        branches: Vec<Branch>,
+        /// Name, and whose history it tells.
+        written: Vec<(String, usize)>,
+        catalog: Catalog,
+        /// By index in the catalog.
+        branch: Vec<usize>,
+        now: i64,
+    }
+
+    impl World {
+        fn random(rng: &mut fastrand::Rng) -> World {
+            let mut w = World {
+                branches: Vec::new(),
+                written: Vec::new(),
+                catalog: Catalog::default(),
+                branch: Vec::new(),
+                now: 1_790_000_000 + rng.i64(0..1_000_000),
+            };
+            let pace = [60, 600, 3600, 20_000][rng.usize(..4)];
+            for b in 0..rng.usize(1..4) {
+                w.live(rng, b, pace);
+            }
+            w.now += rng.i64(0..pace * 20);
+            w.list(rng);
+            w
+        }
+
+        fn live(&mut self, rng: &mut fastrand::Rng, b: usize, pace: i64) {
+            let parent = b.checked_sub(1);
+            let fork = match parent {
+                None => 1,
+                Some(p) => {
+                    let from = self.branches[p].fork;
+                    rng.i64(from.max(2)..=self.last(p) + 1)
+                }
+            };
+            let (mut last, mut saved) = (fork - 1, fork - 1);
+            self.branches.push(Branch {
+                parent,
+                fork,
+                times: Vec::new(),
+            });
+            let mut names = Vec::new();
+            let mut next_full = true;
+            for _ in 0..rng.usize(1..14) {
+                for _ in 0..rng.usize(1..5) {
+                    last += 1;
+                    self.now += rng.i64(0..pace);
+                    self.branches[b].times.push(self.now);
+                }
+                self.now += rng.i64(1..pace + 1);
+                let now = self.now;
+                match rng.u8(..10) {
+                    0..2 if !next_full => {
+                        names.push(format!("Full-00000000-{last:08}-{now}"));
+                        // Up to the full there may be a delta, too, or a hole.
+                        if rng.u8(..4) > 0 && saved < last {
+                            names.push(format!("Incr-{:08}-{last:08}-{now}", saved + 1));
+                        }
+                        saved = last;
+                    }
+                    2 if !next_full => {
+                        // A compaction, of anything that there is.
+                        let r = rng.i64(fork..=last);
+                        names.push(format!("Full-00000000-{r:08}-{now}"));
+                    }
+                    3 if !next_full && saved > fork => {
+                        // Another snapshotter's delta, that overlaps.
+                        let from = rng.i64(fork..=saved);
+                        names.push(format!("Incr-{from:08}-{last:08}-{now}"));
+                        saved = last;
+                    }
+                    _ if next_full => {
+                        names.push(format!("Full-00000000-{last:08}-{now}"));
+                        saved = last;
+                        next_full = false;
+                    }
+                    _ => {
+                        names.push(format!("Incr-{:08}-{last:08}-{now}", saved + 1));
+                        saved = last;
+                    }
+                }
+            }
+            for name in names {
+                self.written.push((name, b));
+            }
+            self.now += 1;
+        }
+
+        fn list(&mut self, rng: &mut fastrand::Rng) {
+            let mut listing = Vec::new();
+            let mut of: HashMap<String, usize> = HashMap::new();
+            for (name, b) in &self.written {
+                // Two of one name would be of two histories.
+                if of.insert(name.clone(), *b).is_none() {
+                    let v1 = rng.u8(..6) == 0 && *b == 0;
+                    let path = match v1 {
+                        true => format!("v1/Backup-17/{name}"),
+                        false => format!("v2/{name}"),
+                    };
+                    listing.push(Listed { path, bytes: 1 });
+                    if rng.u8(..12) == 0 && name.starts_with("Full") {
+                        let path = format!("deltafold-pins/{name}");
+                        listing.push(Listed { path, bytes: 1 });
+                    }
+                }
+            }
+            self.catalog = Catalog::from_listing(listing);
+            let names = self.catalog.snapshots.iter().map(|s| s.name.to_string());
+            self.branch = names.map(|n| of[&n]).collect();
+        }
+
+        fn last(&self, b: usize) -> i64 {
+            self.branches[b].fork - 1 + self.branches[b].times.len() as i64
+        }
+
+        /// Whose revision it is, on this branch.
+        fn owner(&self, mut b: usize, r: i64) -> usize {
+            while r < self.branches[b].fork {
+                b = self.branches[b].parent.unwrap();
+            }
+            b
+        }
+
+        fn time(&self, b: usize, r: i64) -> i64 {
+            let b = self.owner(b, r);
+            self.branches[b].times[(r - self.branches[b].fork) as usize]
+        }
+
+        /// Up to where a snapshot of branch `of` tells branch `b`'s history.
+        fn shared(&self, of: usize, b: usize) -> i64 {
+            let mut r = self.last(of).min(self.last(b));
+            while r > 0 && self.owner(of, r) != self.owner(b, r) {
+                r -= 1;
+            }
+            if of == b { i64::MAX } else { r }
+        }
+
+        /// Whether a revision of a branch can be restored of some of the snapshots, by plain search.
+        fn restorable(&self, b: usize, r: i64, has: &dyn Fn(usize) -> bool) -> bool {
+            let mut reached: HashSet<i64> = HashSet::new();
+            let all = &self.catalog.snapshots;
+            let told = |i: usize| all[i].name.last.0.min(self.shared(self.branch[i], b));
+            for i in (0..all.len()).filter(|&i| has(i)) {
+                if all[i].name.kind == Kind::Full && told(i) == all[i].name.last.0 && told(i) <= r {
+                    reached.insert(told(i));
+                }
+            }
+            loop {
+                let before = reached.len();
+                for i in (0..all.len()).filter(|&i| has(i) && all[i].name.kind == Kind::Incr) {
+                    let start = all[i].name.start.0;
+                    if (start - 1..told(i)).any(|at| reached.contains(&at)) {
+                        let from = (start - 1..told(i))
+                            .find(|at| reached.contains(at))
+                            .unwrap();
+                        reached.extend(from..=told(i));
+                    }
+                }
+                if reached.len() == before {
+                    return reached.contains(&r);
+                }
+            }
+        }
+    }
+
+    /// Contents: each snapshot holds every revision up to its last, or all of its own.
+    impl Evidence for World {
+        fn compare(&self, a: usize, b: usize) -> Result<Comparison> {
+            let from = |i: usize| self.catalog.snapshots[i].name.start.0.max(1);
+            let last = |i: usize| self.catalog.snapshots[i].name.last.0;
+            let both = from(a).max(from(b))..=last(a).min(last(b));
+            let same = |r: &i64| self.owner(self.branch[a], *r) == self.owner(self.branch[b], *r);
+            let conflict = both.clone().find(|r| !same(r));
+            let agreed = both.filter(|r| conflict.is_none_or(|c| *r < c)).max();
+            Ok(Comparison {
+                conflict: conflict.map(Revision),
+                agreed: agreed.map(Revision),
+            })
+        }
+        fn continuity(&self, before: usize, until: Revision, after: usize) -> Result<Continuity> {
+            let (x, y) = (self.branch[before], self.branch[after]);
+            Ok(
+                match self.owner(x, until.0.max(1)) == self.owner(y, until.0.max(1)) {
+                    true => Continuity::Confirmed,
+                    false => Continuity::Contradicted,
+                },
+            )
+        }
+        fn fingerprint(&self, s: usize, r: Revision) -> Result<String> {
+            Ok(format!("b{}", self.owner(self.branch[s], r.0)))
+        }
+        fn last(&self, s: usize) -> Option<Revision> {
+            Some(self.catalog.snapshots[s].name.last)
+        }
+        fn is_unreadable(&self, _: usize) -> bool {
+            false
+        }
+    }
+
+    fn random_options(rng: &mut fastrand::Rng, pace: i64) -> Options {
+        let policy = match rng.bool() {
+            true => Policy::Limit(rng.u32(1..4)),
+            false => Policy::Exponential(Periods {
+                hourly: rng.u32(..4),
+                daily: rng.u32(..3),
+                weekly: rng.u32(..2),
+                monthly: rng.u32(..2),
+            }),
+        };
+        let mut time = |up_to: i64| TimeDelta::seconds(rng.i64(0..up_to));
+        let (retention, window) = (time(pace), time(pace * 2));
+        Options {
+            policy,
+            delta_retention: rng.bool().then_some(retention),
+            restorable_window: (rng.u8(..3) > 0).then_some(window),
+            purge_after: None,
+        }
+    }
+
+    fn decided(w: &World, timelines: &Timelines, options: &Options) -> Vec<Why> {
+        let doubtful: Vec<usize> = w.catalog.usable().collect();
+        let facts = Facts {
+            catalog: &w.catalog,
+            timelines,
+            doubtful: &doubtful,
+            is_unreadable: &|_| false,
+            noted_since: &HashMap::new(),
+            now: at(w.now),
+        };
+        decide(&facts, options)
+    }
+
+    fn seed() -> u64 {
+        let given = std::env::var("DELTAFOLD_TEST_SEED").ok();
+        let seed = given.map_or_else(|| fastrand::u64(..1 << 48), |s| s.parse().unwrap());
+        println!("seed {seed} (DELTAFOLD_TEST_SEED={seed} runs it again)");
+        seed
+    }
+
+    /// Random buckets, histories and clocks: what must stay restorable stays so, after every single
+    /// removal in its order, and no hole is left by one that did not come to its end.
+    #[test]
+    fn nothing_breaks_that_must_stay_whole() {
+        let rounds: usize = match std::env::var("DELTAFOLD_TEST_ITERATIONS") {
+            Ok(n) => n.parse().unwrap(),
+            Err(_) => 1500,
+        };
+        let mut rng = fastrand::Rng::with_seed(seed());
+        let (mut removed, mut guarded, mut forked) = (0, 0, 0);
+        for round in 0..rounds {
+            let w = World::random(&mut rng);
+            let timelines = Timelines::build(&w.catalog, &w).unwrap();
+            let span = w.now - w.branches[0].times[0];
+            let options = random_options(&mut rng, span.max(2));
+            let why = decided(&w, &timelines, &options);
+            let n = w.catalog.snapshots.len();
+            let goes: HashSet<usize> = (0..n).filter(|&i| !why[i].keeps()).collect();
+            let order = removal_chains(&w.catalog, &goes);
+            assert_eq!(order.iter().flatten().count(), goes.len());
+            removed += goes.len();
+            forked += usize::from(w.branches.len() > 1);
+
+            // What must stay, by the truth alone.
+            let newest = w.branches.len() - 1;
+            let mut must: Vec<(usize, i64)> = Vec::new();
+            for b in 0..w.branches.len() {
+                let start = options.restorable_window.map(|d| w.now - d.num_seconds());
+                for r in 1..=w.last(b) {
+                    let there = |start: i64| {
+                        w.time(b, r) >= start || r == w.last(b) || w.time(b, r + 1) > start
+                    };
+                    let in_window = start.is_some_and(there);
+                    let fulls = (0..n).filter(|&i| {
+                        let s = &w.catalog.snapshots[i];
+                        s.name.kind == Kind::Full && s.name.last.0 <= w.shared(w.branch[i], b)
+                    });
+                    let base = fulls.map(|i| w.catalog.snapshots[i].name.last.0).max();
+                    let in_newest = b == newest && base.is_some_and(|base| r >= base);
+                    if (in_window || in_newest) && w.restorable(b, r, &|_| true) {
+                        must.push((b, r));
+                    }
+                }
+            }
+            guarded += must.len();
+            let tell = |i: usize| format!("{} {:?}", w.catalog.snapshots[i].path, why[i]);
+            let show: Vec<String> = (0..n).map(tell).collect();
+            for &(b, r) in &must {
+                assert!(
+                    w.restorable(b, r, &|i| !goes.contains(&i)),
+                    "round {round}: revision {r} of branch {b}, now {}: {options:?}\n{show:#?}",
+                    w.now
+                );
+            }
+            for i in (0..n).filter(|&i| w.catalog.snapshots[i].pinned) {
+                assert!(why[i].keeps(), "round {round}: {show:#?}");
+            }
+            // Stopped anywhere, what is left of a chain leads as far as it did, up to its last.
+            let mut there: HashSet<usize> = (0..n).collect();
+            for chain in &order {
+                let stop = rng.usize(..=chain.len());
+                for &i in &chain[..stop] {
+                    there.remove(&i);
+                }
+                for &i in &chain[stop..] {
+                    let (b, r) = (w.branch[i], w.catalog.snapshots[i].name.last.0);
+                    let with_rest = |x: usize| there.contains(&x) || chain[stop..].contains(&x);
+                    let alone = |x: usize| {
+                        // Of its own chain, as it was, and whatever stays.
+                        !goes.contains(&x) || chain.contains(&x)
+                    };
+                    if w.restorable(b, r, &alone) {
+                        assert!(w.restorable(b, r, &with_rest), "round {round}: {show:#?}");
+                    }
+                }
+            }
+        }
+        println!("{removed} removed, {guarded} points guarded, {forked} of {rounds} forked");
+        assert!(removed > rounds && guarded > rounds && forked > rounds / 4);
+    }
+
+    /// Two collectors with clocks and listings of their own: what both together remove breaks nothing.
+    #[test]
+    fn two_plans_together_break_nothing() {
+        let mut rng = fastrand::Rng::with_seed(seed());
+        for round in 0..600 {
+            let w = World::random(&mut rng);
+            let timelines = Timelines::build(&w.catalog, &w).unwrap();
+            let span = (w.now - w.branches[0].times[0]).max(2);
+            let window = TimeDelta::seconds(rng.i64(0..span));
+            let n = w.catalog.snapshots.len();
+            let mut goes = HashSet::new();
+            for _ in 0..2 {
+                // A clock that is behind; the other is right.
+                let late = World {
+                    branches: Vec::new(),
+                    written: Vec::new(),
+                    catalog: w.catalog.clone(),
+                    branch: Vec::new(),
+                    now: w.now - if goes.is_empty() { 0 } else { rng.i64(0..span) },
+                };
+                let options = Options {
+                    restorable_window: Some(window),
+                    ..random_options(&mut rng, span)
+                };
+                let why = decided(&late, &timelines, &options);
+                goes.extend((0..n).filter(|&i| !why[i].keeps()));
+            }
+            for b in 0..w.branches.len() {
+                let start = w.now - window.num_seconds();
+                for r in 1..=w.last(b) {
+                    let inside =
+                        w.time(b, r) >= start || r == w.last(b) || w.time(b, r + 1) > start;
+                    if inside && w.restorable(b, r, &|_| true) {
+                        let left = w.restorable(b, r, &|i| !goes.contains(&i));
+                        assert!(left, "round {round}: revision {r} of branch {b}");
+                    }
+                }
+            }
+        }
+    }
+
+    fn bucket(names: &[String]) -> World {
+        let listing = names.iter().map(|n| Listed {
+            path: match n.contains('/') {
+                true => n.clone(),
+                false => format!("v2/{n}"),
+            },
+            bytes: 1,
+        });
+        let catalog = Catalog::from_listing(listing.collect());
+        World {
+            branches: Vec::new(),
+            written: Vec::new(),
+            branch: vec![0; catalog.snapshots.len()],
+            catalog,
+            now: NOW,
+        }
+    }
+
+    /// 2026-11-21T19:20:00Z, a Saturday.
+    const NOW: i64 = 1_795_288_800;
+
+    fn told(names: &[String], options: &Options) -> Vec<(String, &'static str)> {
+        let w = bucket(names);
+        let one = Timelines::build(&w.catalog, &crate::bucket::timeline::NamesOnly).unwrap();
+        let facts = Facts {
+            catalog: &w.catalog,
+            timelines: &one,
+            doubtful: &[],
+            is_unreadable: &|_| false,
+            noted_since: &HashMap::new(),
+            now: at(NOW),
+        };
+        let why = decide(&facts, options);
+        let names = w.catalog.snapshots.iter().map(|s| s.name.to_string());
+        names.zip(why.iter().map(|w| w.as_str())).collect()
+    }
+
+    fn exponential() -> Options {
+        Options {
+            policy: Policy::Exponential(Periods::default()),
+            delta_retention: None,
+            restorable_window: None,
+            purge_after: None,
+        }
+    }
+
+    /// A full every 20 minutes and a delta every 10, for ten weeks.
+    fn ten_weeks() -> Vec<String> {
+        let mut names = Vec::new();
+        let from = NOW - 10 * 7 * 86_400;
+        for (n, t) in (from..=NOW).step_by(600).enumerate() {
+            let r = n as i64 * 10 + 10;
+            if n % 2 == 0 {
+                names.push(format!("Full-00000000-{r:08}-{t}"));
+            } else {
+                names.push(format!("Incr-{:08}-{r:08}-{t}", r - 9));
+            }
+        }
+        names
+    }
+
+    #[test]
+    fn of_each_period_the_newest_full_is_kept() {
+        let told = told(&ten_weeks(), &exponential());
+        let count = |why: &str| told.iter().filter(|t| t.1 == why).count();
+        // The newest of the first periods is the newest of all, and stays for its chain.
+        assert_eq!(count("NewestChain"), 1);
+        assert_eq!(count("Hourly"), 23);
+        // The hours' fulls are the newest of today and of yesterday.
+        assert_eq!(count("Daily"), 5);
+        // Weeks are from Monday on: this one's newest is an hour's, the last one's is a day's.
+        assert_eq!(count("Weekly"), 2);
+        let kept: Vec<i64> = told
+            .iter()
+            .filter(|t| ["Weekly", "Daily"].contains(&t.1))
+            .map(|t| t.0.rsplit('-').next().unwrap().parse().unwrap())
+            .collect();
+        let days: Vec<String> = kept
+            .iter()
+            .map(|t| at(*t).format("%m-%d %H:%M").to_string())
+            .collect();
+        assert_eq!(
+            days,
+            [
+                "11-01 23:40",
+                "11-08 23:40",
+                "11-15 23:40",
+                "11-16 23:40",
+                "11-17 23:40",
+                "11-18 23:40",
+                "11-19 23:40"
+            ][..]
+        );
+        assert_eq!(
+            count("Superseded") + count("BeyondPolicy") + 1 + 23 + 7,
+            told.len()
+        );
+    }
+
+    #[test]
+    fn a_limit_keeps_the_deltas_of_its_fulls() {
+        let limit = Options {
+            policy: Policy::Limit(3),
+            ..exponential()
+        };
+        let names = ten_weeks();
+        let kept = |options: &Options| {
+            let told = told(&names, options);
+            let kept = told
+                .iter()
+                .filter(|t| !["Superseded", "BeyondPolicy"].contains(&t.1));
+            kept.map(|t| (t.0[..4].to_owned(), t.1)).collect::<Vec<_>>()
+        };
+        let own = |all: &[(&str, &'static str)]| {
+            all.iter()
+                .map(|a| (a.0.to_owned(), a.1))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            kept(&limit),
+            own(&[
+                ("Full", "WithinLimit"),
+                ("Incr", "WithItsFull"),
+                ("Full", "WithinLimit"),
+                ("Incr", "WithItsFull"),
+                ("Full", "NewestChain"),
+            ])
+        );
+        let at_once = Options {
+            delta_retention: Some(TimeDelta::zero()),
+            ..limit
+        };
+        assert_eq!(kept(&at_once).len(), 3);
+        let young = Options {
+            delta_retention: Some(TimeDelta::minutes(25)),
+            ..limit
+        };
+        assert_eq!(kept(&young).len(), 4);
+    }
+
+    #[test]
+    fn what_is_removed_waits_for_its_time() {
+        let mut names = ten_weeks();
+        let gone = names[3].clone();
+        names.push(format!("{gone}.exclude"));
+        names.push(format!("deltafold-removed/{gone}"));
+        let w = bucket(&names);
+        let one = Timelines::build(&w.catalog, &crate::bucket::timeline::NamesOnly).unwrap();
+        let i = w.catalog.snapshots.iter().position(|s| s.excluded).unwrap();
+        let of = |noted: Option<i64>, purge_after: Option<i64>| {
+            let since = noted.map(|ago| (i, at(NOW - ago)));
+            let facts = Facts {
+                catalog: &w.catalog,
+                timelines: &one,
+                doubtful: &[],
+                is_unreadable: &|_| false,
+                noted_since: &since.into_iter().collect(),
+                now: at(NOW),
+            };
+            let purge_after = purge_after.map(TimeDelta::seconds);
+            let options = Options {
+                purge_after,
+                ..exponential()
+            };
+            decide(&facts, &options)[i]
+        };
+        assert_eq!(of(Some(99), Some(100)), Why::Removed(at(NOW + 1)));
+        assert_eq!(of(Some(100), Some(100)), Why::RemovedLongAgo);
+        // A note of the future, or of nobody knows when.
+        assert!(of(Some(-5), Some(100)).keeps());
+        assert_eq!(of(None, Some(100)), Why::Removed(at(NOW + 100)));
+        assert_eq!(of(Some(0), None), Why::RemovedLongAgo);
+    }
+
+    #[test]
+    fn a_v1_backup_is_kept_or_goes_as_a_whole() {
+        let day = 86_400;
+        let mut names = Vec::new();
+        for ago in [100, 40, 3] {
+            let t = NOW - ago * day;
+            let r = (200 - ago) * 100;
+            names.push(format!("v1/Backup-{t}/Full-00000000-{r:08}-{t}"));
+            let (from, to, t) = (r + 1, r + 50, t + 60);
+            names.push(format!("v1/Backup-{}/Incr-{from:08}-{to:08}-{t}", t - 60));
+        }
+        names.push(format!("Full-00000000-00020000-{}", NOW - 60));
+        let told: Vec<&str> = told(&names, &exponential()).iter().map(|t| t.1).collect();
+        assert_eq!(
+            told,
+            [
+                "BeyondPolicy",
+                "Superseded",
+                "BeyondPolicy",
+                "Superseded",
+                "Daily",
+                "V1Backup",
+                "NewestChain"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_full_of_the_future_supersedes_nothing() {
+        let names = [
+            format!("Full-00000000-00000010-{}", NOW - 90 * 86_400),
+            format!("Incr-00000011-00000020-{}", NOW - 80 * 86_400),
+            format!("Full-00000000-00000020-{}", NOW + 3600),
+            format!("Incr-00000021-00000030-{}", NOW + 7200),
+        ];
+        let told: Vec<&str> = told(&names, &exponential()).iter().map(|t| t.1).collect();
+        assert_eq!(told, ["NewestChain"; 4]);
+    }
+
+    #[test]
+    fn a_hole_before_the_end_keeps_all() {
+        let names = [
+            format!("Full-00000000-00000010-{}", NOW - 90 * 86_400),
+            format!("Full-00000000-00000020-{}", NOW - 80 * 86_400),
+            format!("Incr-00000025-00000030-{}", NOW - 70 * 86_400),
+        ];
+        let told: Vec<&str> = told(&names, &exponential()).iter().map(|t| t.1).collect();
+        assert_eq!(told, ["RevisionGap", "NewestChain", "NewestChain"]);
+    }
+
+    #[test]
+    fn months_are_of_the_calendar() {
+        let of = |t: &str| month(DateTime::parse_from_rfc3339(t).unwrap().to_utc());
+        let (a, b) = (of("2026-12-31T23:59:59Z"), of("2027-01-01T00:00:00Z"));
+        assert_eq!(b.0 - a.0, 1);
+        assert_eq!(a.1.to_string(), "2026-12-01 00:00:00 UTC");
+        let monday = week(
+            DateTime::parse_from_rfc3339("2026-11-21T19:20:00Z")
+                .unwrap()
+                .to_utc(),
+        );
+        assert_eq!(monday.1.to_string(), "2026-11-16 00:00:00 UTC");
+        let begins = horizon(
+            Periods {
+                monthly: 12,
+                ..Periods::default()
+            },
+            at(NOW),
+        );
+        assert_eq!(begins.to_string(), "2025-12-01 00:00:00 UTC");
+    }
+
+    #[test]
+    fn every_reason_has_its_name() {
+        let t = at(NOW);
+        let all = [
+            Why::NewestChain,
+            Why::RestorableWindow,
+            Why::Pinned,
+            Why::InterleavedTimelines,
+            Why::Unreadable,
+            Why::RevisionGap,
+            Why::InTheFuture,
+            Why::Hourly(t),
+            Why::Daily(t),
+            Why::Weekly(t),
+            Why::Monthly(t),
+            Why::WithinLimit(1),
+            Why::WithItsFull,
+            Why::DeltaRetention,
+            Why::EndOfTimeline,
+            Why::V1Backup,
+            Why::Removed(t),
+            Why::Excluded,
+            Why::BeyondPolicy,
+            Why::Superseded,
+            Why::NoBase,
+            Why::ExcludedBeyondPolicy,
+            Why::RemovedLongAgo,
+        ];
+        assert_eq!(all.map(Why::as_str), Why::NAMES);
+        assert!(all.iter().all(|w| w.text().len() > 10));
+    }
+}

@@ -1,0 +1,254 @@
+//! `deltafold gc`: its arguments, and its outcome as a table.
+
+use super::metrics::MetricsArgs;
+use super::{Output, StoreArgs, print, print_json, size};
+use crate::bucket::retention::{self, Periods, Policy};
+use crate::error::{Error, Result};
+use crate::job::gc::{Decision, Fate, Options, Outcome, Status, run};
+use crate::mvcc::history::parse_duration;
+use crate::store::Cancel;
+use chrono::TimeDelta;
+use clap::{Args, ValueEnum};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+/// Remove the snapshots that a policy does not keep, and what removal leaves behind
+///
+/// Without --apply it only says what would go, and why. The newest chain of the newest timeline is always
+/// kept, and whatever --restorable-window, pins and doubts about histories need. In a bucket that keeps
+/// versions what is locked stays and is reported, the rest is deleted by version.
+#[derive(Debug, Args)]
+#[command(after_long_help = "\
+Examples:
+  What would go? Kept are the newest full of each of the last 24 hours, 7 days and 4 weeks:
+      deltafold gc --store s3://backups/etcd-main --policy exponential
+  Each point of the last three days stays restorable, and what goes can be brought back for a week:
+      deltafold gc --store s3://backups/etcd-main --policy exponential \\
+          --restorable-window 3d --purge-after 7d --apply
+  The newest ten fulls with their deltas:
+      deltafold gc --store /backups/etcd-main --policy limit --limit 10 --apply
+  What goes, and why?
+      deltafold gc --store /backups/etcd-main --policy exponential --output json |
+          jq -r '.objects[] | select(.decision != \"Keep\") | [.path, .explanation] | @tsv'
+
+The exit code is 0, or tells the kind of failure: docs/exit-codes.md. 75 means that not all could be
+removed, or that another run is at work.")]
+pub(super) struct GcArgs {
+    #[command(flatten)]
+    store: StoreArgs,
+    /// Which fulls are kept
+    #[arg(long, env = "DELTAFOLD_POLICY", value_name = "POLICY")]
+    policy: PolicyName,
+    /// With the policy "limit": so many of the newest fulls, with their deltas
+    #[arg(long, env = "DELTAFOLD_LIMIT", value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
+    limit: u32,
+    /// With "exponential": the newest full of each of so many hours (UTC), this one included
+    #[arg(
+        long,
+        env = "DELTAFOLD_KEEP_HOURLY",
+        value_name = "N",
+        default_value_t = 24
+    )]
+    keep_hourly: u32,
+    /// Of so many days
+    #[arg(
+        long,
+        env = "DELTAFOLD_KEEP_DAILY",
+        value_name = "N",
+        default_value_t = 7
+    )]
+    keep_daily: u32,
+    /// Of so many weeks, from Monday on
+    #[arg(
+        long,
+        env = "DELTAFOLD_KEEP_WEEKLY",
+        value_name = "N",
+        default_value_t = 4
+    )]
+    keep_weekly: u32,
+    /// Of so many months
+    #[arg(
+        long,
+        env = "DELTAFOLD_KEEP_MONTHLY",
+        value_name = "N",
+        default_value_t = 0
+    )]
+    keep_monthly: u32,
+    /// Keep deltas that a newer full has superseded for so long, while a full that is kept leads to them
+    /// [default: with "exponential" they go at once, with "limit" they stay with their fulls]
+    #[arg(long, env = "DELTAFOLD_DELTA_RETENTION", value_name = "DURATION", value_parser = parse_time)]
+    delta_retention: Option<TimeDelta>,
+    /// All that can be restored of so long a time before now stays restorable
+    #[arg(long, env = "DELTAFOLD_RESTORABLE_WINDOW", value_name = "DURATION", value_parser = parse_time)]
+    restorable_window: Option<TimeDelta>,
+    /// First only exclude what goes, so that `deltafold undelete` brings it back, and delete it when it was
+    /// excluded for so long [default: delete at once]
+    #[arg(long, env = "DELTAFOLD_PURGE_AFTER", value_name = "DURATION", value_parser = parse_time)]
+    purge_after: Option<TimeDelta>,
+    /// Delete uploads that nobody completed, and notes on snapshots that are not there, when so old
+    #[arg(long, env = "DELTAFOLD_STAGING_AGE", value_name = "DURATION", default_value = "24h", value_parser = parse_time)]
+    staging_age: TimeDelta,
+    /// Do it; without this nothing is changed
+    #[arg(long, env = "DELTAFOLD_APPLY", value_parser = clap::builder::FalseyValueParser::new())]
+    apply: bool,
+    #[command(flatten)]
+    metrics: MetricsArgs,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum PolicyName {
+    /// The newest full of each of the last hours, days, weeks and months
+    Exponential,
+    /// The newest fulls
+    Limit,
+}
+
+fn parse_time(s: &str) -> Result<TimeDelta, String> {
+    let time = parse_duration(s).and_then(|d| TimeDelta::from_std(d).ok());
+    time.ok_or_else(|| "give a duration such as 90s, 30m, 1h30m or 7d".to_owned())
+}
+
+impl GcArgs {
+    fn options(&self) -> Options {
+        Options {
+            retention: retention::Options {
+                policy: match self.policy {
+                    PolicyName::Limit => Policy::Limit(self.limit),
+                    PolicyName::Exponential => Policy::Exponential(Periods {
+                        hourly: self.keep_hourly,
+                        daily: self.keep_daily,
+                        weekly: self.keep_weekly,
+                        monthly: self.keep_monthly,
+                    }),
+                },
+                delta_retention: self.delta_retention,
+                restorable_window: self.restorable_window,
+                purge_after: self.purge_after,
+            },
+            staging_age: self.staging_age,
+            apply: self.apply,
+            look_again: Options::LOOK_AGAIN,
+        }
+    }
+
+    /// Gives the failure whose outcome is printed already, if it is one.
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<Option<Error>> {
+        let failed = |e: &Option<Error>| e.as_ref().map(Error::reason);
+        self.metrics.around_all("gc", cancel, failed, |_| {
+            let ctx = self.store.context(cancel)?;
+            let (outcome, error) = run(&ctx, &self.options())?;
+            match output {
+                Output::Json => print_json(&outcome)?,
+                Output::Text => print(&in_words(&outcome))?,
+            }
+            Ok(error)
+        })
+    }
+}
+
+/// More objects are not told one by one.
+const MOST_LINES: usize = 200;
+
+fn in_words(o: &Outcome) -> String {
+    let mut s = String::new();
+    // Writing to a String cannot fail.
+    let mut groups: BTreeMap<(Decision, &str), (u64, u64, &str)> = BTreeMap::new();
+    for x in &o.objects {
+        let group = groups
+            .entry((x.decision, x.reason))
+            .or_insert((0, 0, &x.explanation));
+        group.0 += 1;
+        group.1 += x.bytes;
+    }
+    let word = |d: Decision| match d {
+        Decision::Keep => "keep",
+        Decision::Remove => "remove",
+        Decision::Delete => "delete",
+    };
+    let _ = writeln!(
+        s,
+        "{:8} {:>8} {:>12}  REASON",
+        "DECISION", "OBJECTS", "SIZE"
+    );
+    for ((decision, reason), (objects, bytes, _)) in &groups {
+        let _ = writeln!(
+            s,
+            "{:8} {objects:>8} {:>12}  {reason}",
+            word(*decision),
+            size(*bytes)
+        );
+    }
+    s.push('\n');
+    let goes: Vec<_> = o
+        .objects
+        .iter()
+        .filter(|x| x.decision != Decision::Keep)
+        .collect();
+    for x in goes.iter().take(MOST_LINES) {
+        let fate = match x.fate {
+            None | Some(Fate::Done) => String::new(),
+            Some(Fate::Hidden) => ", hidden: the bucket keeps a version".to_owned(),
+            Some(Fate::Locked) => match x.locked_until {
+                Some(t) => format!(", LOCKED until {}", t.format("%Y-%m-%dT%H:%M:%SZ")),
+                None => ", LOCKED until somebody lifts it".to_owned(),
+            },
+            Some(Fate::Failed) => {
+                format!(", FAILED: {}", x.error.as_deref().unwrap_or_default())
+            }
+            Some(Fate::Waiting) => ", waits for another".to_owned(),
+            Some(Fate::Changed) => ", kept: it was changed meanwhile".to_owned(),
+        };
+        let _ = writeln!(
+            s,
+            "{} {}: {}{fate}",
+            word(x.decision),
+            x.path,
+            x.explanation
+        );
+    }
+    if goes.len() > MOST_LINES {
+        let _ = writeln!(
+            s,
+            "… and {} more: see --output json",
+            goes.len() - MOST_LINES
+        );
+    }
+    for (when, ranges) in [
+        ("was restorable", &o.restorable_before),
+        ("restorable", &o.restorable_after),
+    ] {
+        for r in ranges {
+            let _ = writeln!(
+                s,
+                "{when} on {}: revisions {} to {}",
+                r.timeline, r.first_revision, r.last_revision
+            );
+        }
+    }
+    for warning in &o.warnings {
+        let _ = writeln!(s, "warning: {warning}");
+    }
+    let t = &o.totals;
+    let _ = match o.status {
+        Status::NothingToDo => writeln!(s, "nothing to do: all {} objects stay", t.kept.objects),
+        _ => writeln!(
+            s,
+            "{}{} deleted ({}), {} removed and recoverable ({}), {} kept ({}){}",
+            if o.dry_run { "would be: " } else { "" },
+            t.deleted.objects,
+            size(t.deleted.bytes),
+            t.removed.objects,
+            size(t.removed.bytes),
+            t.kept.objects,
+            size(t.kept.bytes),
+            match t.left.objects {
+                0 => String::new(),
+                n => format!(", {n} left ({})", size(t.left.bytes)),
+            }
+        ),
+    };
+    if o.dry_run && o.status != Status::NothingToDo {
+        s.push_str("nothing was changed: --apply does it\n");
+    }
+    s
+}

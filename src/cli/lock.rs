@@ -1,0 +1,141 @@
+//! `deltafold lock`: its arguments, and its outcome in words.
+
+use super::{Output, StoreArgs, parse_time, print, print_json};
+use crate::error::{Error, Reason, Result};
+use crate::job::retain::{Decision, Options, Outcome, Status, run};
+use crate::mvcc::history::parse_duration;
+use crate::store::{Cancel, Mode};
+use chrono::{DateTime, TimeDelta, Utc};
+use clap::{Args, ValueEnum};
+use std::fmt::Write;
+use std::time::Duration;
+
+/// Lock a chain against deletion, by S3's object lock
+///
+/// The full, all deltas after it and the notes on their timeline get a retention, or a longer one: it is only
+/// ever extended. Each is read back. The bucket must have an object lock enabled; a store that only says so
+/// is found out. What is saved later is not locked: run it again after each snapshot, or from a CronJob.
+#[derive(Debug, Args)]
+#[command(after_long_help = "\
+Examples:
+  The newest chain for 30 days, so that only a special right deletes it:
+      deltafold lock --store s3://backups/etcd-main --for 30d
+  So that nobody does, not even the account's owner; this cannot be taken back:
+      deltafold lock --store s3://backups/etcd-main --for 30d --mode compliance
+  What would be locked?
+      deltafold lock --store s3://backups/etcd-main --until 2027-01-01T00:00:00Z --dry-run
+  The chain of an older full:
+      deltafold lock --store s3://backups/etcd-main --for 90d --chain Full-00000000-00012345-1763700000.gz
+
+A lock keeps versions. Somebody may still hide an object behind a deletion mark, or tag it as excluded:
+docs/stores.md tells how to get it back.
+
+The exit code is 0, or tells the kind of failure: docs/exit-codes.md. 75 means that some objects are not
+locked, 78 that the bucket has no lock enabled.")]
+pub(super) struct LockArgs {
+    #[command(flatten)]
+    store: StoreArgs,
+    /// Until when
+    #[arg(long, env = "DELTAFOLD_UNTIL", value_name = "RFC3339", value_parser = parse_time, required_unless_present = "for", conflicts_with = "for")]
+    until: Option<DateTime<Utc>>,
+    /// For how long from now on (12h, 30d)
+    #[arg(long, env = "DELTAFOLD_FOR", value_name = "DURATION", value_parser = parse_for)]
+    r#for: Option<Duration>,
+    /// Who may still delete it
+    #[arg(
+        long,
+        env = "DELTAFOLD_MODE",
+        value_name = "MODE",
+        default_value = "governance"
+    )]
+    mode: ModeArg,
+    /// The full whose chain is locked, by its name [default: the newest chain of the newest timeline]
+    #[arg(long, env = "DELTAFOLD_CHAIN", value_name = "NAME")]
+    chain: Option<String>,
+    /// Only say what would be done
+    #[arg(long, env = "DELTAFOLD_DRY_RUN", value_parser = clap::builder::FalseyValueParser::new())]
+    dry_run: bool,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum ModeArg {
+    /// Who has the right s3:BypassGovernanceRetention
+    Governance,
+    /// Nobody, before the time has come; this cannot be taken back
+    Compliance,
+}
+
+fn parse_for(s: &str) -> Result<Duration, String> {
+    match parse_duration(s) {
+        Some(d) if !d.is_zero() => Ok(d),
+        _ => Err("give a duration such as 12h or 30d".to_owned()),
+    }
+}
+
+impl LockArgs {
+    /// Gives the failure whose outcome is printed already, if it is one.
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<Option<Error>> {
+        let until = match (self.until, self.r#for) {
+            (Some(until), _) => until,
+            (None, Some(long)) => TimeDelta::from_std(long)
+                .ok()
+                .and_then(|long| Utc::now().checked_add_signed(long))
+                .ok_or_else(|| Error::new(Reason::Usage, "--for is too long"))?,
+            (None, None) => return Err(Error::internal("neither --until nor --for")),
+        };
+        let options = Options {
+            until,
+            mode: match self.mode {
+                ModeArg::Governance => Mode::Governance,
+                ModeArg::Compliance => Mode::Compliance,
+            },
+            chain: self.chain.clone(),
+            dry_run: self.dry_run,
+        };
+        let (outcome, error) = run(&self.store.context(cancel)?, &options)?;
+        match output {
+            Output::Json => print_json(&outcome)?,
+            Output::Text => print(&in_words(&outcome))?,
+        }
+        Ok(error)
+    }
+}
+
+fn in_words(o: &Outcome) -> String {
+    let mut s = String::new();
+    let time = |t: DateTime<Utc>| t.format("%Y-%m-%d %H:%M:%SZ").to_string();
+    // Writing to a String cannot fail.
+    let _ = match o.status {
+        Status::NothingToDo => writeln!(s, "nothing to do: the chain of {} is locked", o.chain),
+        Status::Succeeded if o.dry_run => writeln!(s, "would lock the chain of {}", o.chain),
+        Status::Succeeded => writeln!(s, "locked the chain of {}", o.chain),
+        Status::Failed => writeln!(s, "the chain of {} is not locked", o.chain),
+    };
+    let _ = writeln!(s, "  until     {}, in mode {}", time(o.until), o.mode);
+    let _ = writeln!(
+        s,
+        "  objects   {} {}, {} locked already, {} failed",
+        o.locked,
+        if o.dry_run { "to lock" } else { "locked" },
+        o.kept,
+        o.failed
+    );
+    for object in &o.objects {
+        let what = match (object.decision, &object.after) {
+            (None, _) => format!("FAILED: {}", object.reason),
+            (Some(Decision::Keep), _) => object.reason.clone(),
+            (Some(Decision::Lock), Some(l)) if o.dry_run => {
+                format!("would be locked, {} until {}", l.mode, time(l.until))
+            }
+            (Some(Decision::Lock), after) => match after {
+                Some(l) => format!("locked, {} until {}", l.mode, time(l.until)),
+                None => "locked".to_owned(),
+            },
+        };
+        let _ = writeln!(s, "  {}  {what}", object.path);
+    }
+    for warning in &o.warnings {
+        let _ = writeln!(s, "  warning   {warning}");
+    }
+    s
+}

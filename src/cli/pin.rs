@@ -1,0 +1,75 @@
+//! `deltafold pin`: its arguments, and its outcome in words.
+
+use super::{Output, StoreArgs, print, print_json};
+use crate::error::Result;
+use crate::job::gc::Status;
+use crate::job::gc::pin::{Options, Outcome, run};
+use crate::store::Cancel;
+use clap::Args;
+use std::fmt::Write;
+
+/// Keep a chain whatever the policy of `deltafold gc`, or let it go again
+///
+/// Kept are the full and the deltas after it, up to the next full of its timeline.
+#[derive(Debug, Args)]
+#[command(after_long_help = "\
+Examples:
+  Keep the state from before an upgrade:
+      deltafold pin --store s3://backups/etcd-main Full-00000000-00012345-1795224681.gz \\
+          --reason 'before the upgrade to 1.36'
+  Let it go:
+      deltafold pin --store s3://backups/etcd-main Full-00000000-00012345-1795224681.gz --unpin")]
+pub(super) struct PinArgs {
+    /// The name or the path of a full
+    #[arg(value_name = "NAME")]
+    name: String,
+    /// Why, for whoever looks at it later
+    #[arg(
+        long,
+        env = "DELTAFOLD_REASON",
+        value_name = "TEXT",
+        conflicts_with = "unpin"
+    )]
+    reason: Option<String>,
+    /// Let it go
+    #[arg(long, env = "DELTAFOLD_UNPIN", value_parser = clap::builder::FalseyValueParser::new())]
+    unpin: bool,
+    #[command(flatten)]
+    store: StoreArgs,
+}
+
+impl PinArgs {
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<()> {
+        let options = Options {
+            name: self.name.clone(),
+            reason: self.reason.clone(),
+            unpin: self.unpin,
+        };
+        let outcome = run(&self.store.context(cancel)?, &options)?;
+        match output {
+            Output::Json => print_json(&outcome),
+            Output::Text => print(&in_words(&outcome)),
+        }
+    }
+}
+
+fn in_words(o: &Outcome) -> String {
+    let mut s = String::new();
+    let what = match (o.pinned, o.status) {
+        (true, Status::NothingToDo) => "is pinned already; it keeps",
+        (true, _) => "is pinned; this keeps",
+        (false, Status::NothingToDo) => "was not pinned",
+        (false, _) => "is no longer pinned; the policy decides on",
+    };
+    // Writing to a String cannot fail.
+    let _ = writeln!(s, "{} {what}", o.full);
+    if o.pinned || o.status != Status::NothingToDo {
+        for path in &o.chain {
+            let _ = writeln!(s, "  {path}");
+        }
+    }
+    for warning in &o.warnings {
+        let _ = writeln!(s, "warning: {warning}");
+    }
+    s
+}

@@ -1,0 +1,70 @@
+//! `deltafold undelete`: its arguments, and its outcome in words.
+
+use super::{Output, StoreArgs, print, print_json};
+use crate::error::{Error, Result};
+use crate::job::gc::undelete::{Options, Outcome, run};
+use crate::store::Cancel;
+use clap::Args;
+use std::fmt::Write;
+
+/// Bring back snapshots that `deltafold gc --purge-after` removed
+///
+/// A full brings the deltas behind it along. The next `deltafold gc` removes them again if its policy does:
+/// pin what is to stay.
+#[derive(Debug, Args)]
+#[command(after_long_help = "\
+Examples:
+  What was removed, and until when can it be brought back?
+      deltafold gc --store s3://backups/etcd-main --policy exponential --purge-after 7d --output json |
+          jq -r '.objects[] | select(.reason == \"Removed\") | [.path, .explanation] | @tsv'
+  Bring a chain back, and keep it:
+      deltafold undelete --store s3://backups/etcd-main Full-00000000-00012345-1795224681.gz
+      deltafold pin --store s3://backups/etcd-main Full-00000000-00012345-1795224681.gz
+  Bring back all that gc removed:
+      deltafold undelete --store s3://backups/etcd-main --all
+
+A snapshot that is named comes back whoever excluded it; --all leaves alone what others excluded.")]
+pub(super) struct UndeleteArgs {
+    /// Names or paths of snapshots
+    #[arg(value_name = "NAME", required_unless_present = "all")]
+    names: Vec<String>,
+    /// All that gc removed
+    #[arg(long, env = "DELTAFOLD_ALL", conflicts_with = "names", value_parser = clap::builder::FalseyValueParser::new())]
+    all: bool,
+    #[command(flatten)]
+    store: StoreArgs,
+}
+
+impl UndeleteArgs {
+    /// Gives the failure whose outcome is printed already, if it is one.
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<Option<Error>> {
+        let ctx = self.store.context(cancel)?;
+        let options = Options {
+            names: self.names.clone(),
+        };
+        let (outcome, error) = run(&ctx, &options)?;
+        match output {
+            Output::Json => print_json(&outcome)?,
+            Output::Text => print(&in_words(&outcome))?,
+        }
+        Ok(error)
+    }
+}
+
+fn in_words(o: &Outcome) -> String {
+    let mut s = String::new();
+    if o.snapshots.is_empty() {
+        s.push_str("nothing to do: none of it is excluded\n");
+    }
+    // Writing to a String cannot fail.
+    for x in &o.snapshots {
+        let _ = match &x.error {
+            None => writeln!(s, "brought back {}", x.path),
+            Some(e) => writeln!(s, "not brought back {}: {e}", x.path),
+        };
+    }
+    for warning in &o.warnings {
+        let _ = writeln!(s, "warning: {warning}");
+    }
+    s
+}

@@ -1,0 +1,441 @@
+//! Removing what goes: chain by chain, the newest delta first and the full last, many chains at once.
+//!
+//! Before each batch the look is taken anew where it is old, and only what that one removes, too, goes. What
+//! fails holds the rest of its chain back, and nothing else.
+
+use super::hidden::{Hidden, Lockings};
+use super::look::{Action, BesideKind, Eyes, Look};
+use super::{Decision, Fate, Kind, LONGEST_NOTE, Object, Options, in_parallel, removal_note};
+use crate::bucket::retention::{Why, removal_chains};
+use crate::bucket::{self};
+use crate::error::{Error, Reason, Result};
+use crate::job::Context;
+use crate::store::lock::Held;
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use std::collections::{HashMap, HashSet, VecDeque};
+
+/// Objects that are removed before the next look.
+const BATCH: usize = 1000;
+
+/// What was done so far.
+pub(super) struct Applied {
+    /// First the snapshots in the catalog's order, then what is beside them.
+    pub(super) objects: Vec<Object>,
+    pub(super) warnings: Vec<String>,
+}
+
+/// The note on a removed snapshot.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct RemovalNote {
+    pub(super) removed_at: DateTime<Utc>,
+    pub(super) reason: String,
+}
+
+/// What is decided, before anything is done.
+pub(super) fn begin(ctx: &Context, options: &Options, look: &Look) -> Applied {
+    let snapshots = look
+        .catalog
+        .snapshots
+        .iter()
+        .enumerate()
+        .map(|(i, s)| Object {
+            path: s.path.clone(),
+            kind: match s.name.kind {
+                bucket::Kind::Full => Kind::Full,
+                bucket::Kind::Incr => Kind::Incr,
+            },
+            bytes: s.bytes,
+            decision: look.action(i, options).into(),
+            reason: look.why[i].as_str(),
+            explanation: look.why[i].text(),
+            fate: None,
+            locked_until: None,
+            error: None,
+        });
+    let beside = look.beside.iter().map(|b| Object {
+        path: b.path.clone(),
+        kind: match b.kind {
+            BesideKind::Note => Kind::Note,
+            BesideKind::Mark => Kind::Mark,
+            BesideKind::Staging => Kind::Staging,
+        },
+        bytes: b.bytes,
+        decision: match b.why.keeps() {
+            true => Decision::Keep,
+            false => Decision::Delete,
+        },
+        reason: b.why.told().0,
+        explanation: b.why.told().1.into(),
+        fate: None,
+        locked_until: None,
+        error: None,
+    });
+    let mut objects: Vec<Object> = snapshots.chain(beside).collect();
+    let mut warnings = Vec::new();
+    match ctx.store.uploads() {
+        Ok(uploads) => {
+            for u in uploads {
+                if let Some(object) = super::hidden::upload(&u, options) {
+                    objects.push(object);
+                }
+            }
+        }
+        Err(e) => warnings.push(format!("unfinished uploads are left: {e}")),
+    }
+    Applied { objects, warnings }
+}
+
+/// For a dry run: what of all that would go is locked.
+pub(super) fn tell_locked(
+    ctx: &Context,
+    options: &Options,
+    look: &Look,
+    applied: &mut Applied,
+) -> Result<()> {
+    let goes: HashSet<&str> = goes(&applied.objects, Decision::Delete).collect();
+    let hidden = Hidden::list(ctx, options, look, &goes, &mut applied.warnings)?;
+    let lockings = Lockings::new(ctx);
+    let delete: Vec<usize> = (0..applied.objects.len())
+        .filter(|&i| applied.objects[i].decision == Decision::Delete)
+        .collect();
+    if hidden.keeps_versions() {
+        let found = in_parallel(&delete, |&i| {
+            hidden.locked(&lockings, &applied.objects[i].path)
+        });
+        for (i, locked) in delete.into_iter().zip(found) {
+            if let Some(until) = locked? {
+                applied.objects[i].fate = Some(Fate::Locked);
+                applied.objects[i].locked_until = until;
+            }
+        }
+    }
+    applied.objects.extend(hidden.objects());
+    Ok(())
+}
+
+fn goes(objects: &[Object], decision: Decision) -> impl Iterator<Item = &str> {
+    let goes = objects.iter().filter(move |o| o.decision == decision);
+    goes.map(|o| o.path.as_str())
+}
+
+/// Removes what goes.
+///
+/// # Errors
+/// What ends the whole run: `Terminated`, `LockHeld`; the store's where it cannot be looked at. `applied`
+/// tells what was done.
+pub(super) fn apply(
+    ctx: &Context,
+    options: &Options,
+    eyes: &mut Eyes,
+    first: &Look,
+    held: Option<&Held>,
+    applied: &mut Applied,
+) -> Result<()> {
+    let result = snapshots(ctx, options, eyes, first, held, applied);
+    // What was not come to waits, whatever ended it.
+    for o in &mut applied.objects {
+        if o.decision != Decision::Keep && o.fate.is_none() && result.is_err() {
+            o.fate = Some(Fate::Waiting);
+        }
+    }
+    result
+}
+
+fn snapshots(
+    ctx: &Context,
+    options: &Options,
+    eyes: &mut Eyes,
+    first: &Look,
+    held: Option<&Held>,
+    applied: &mut Applied,
+) -> Result<()> {
+    let n = first.catalog.snapshots.len();
+    let leaves: HashSet<usize> = (0..n).filter(|&i| !first.why[i].keeps()).collect();
+    let to_delete: HashSet<&str> = goes(&applied.objects, Decision::Delete).collect();
+    let mut hidden = Hidden::list(ctx, options, first, &to_delete, &mut applied.warnings)?;
+    drop(to_delete);
+    let lockings = Lockings::new(ctx);
+
+    // Each chain's next one is at its front.
+    let mut chains: VecDeque<VecDeque<usize>> = removal_chains(&first.catalog, &leaves)
+        .into_iter()
+        .map(VecDeque::from)
+        .collect();
+    let mut again: Option<Allowed> = None;
+    while !chains.is_empty() {
+        ctx.store.cancel().check()?;
+        if let Some(held) = held {
+            held.check()?;
+        }
+        let last = again.as_ref().map_or(first, |a| &a.look);
+        if last.is_stale(options.look_again) {
+            again = Some(Allowed::new(eyes.look()?));
+        }
+        let mut batch: Vec<(usize, VecDeque<usize>)> = Vec::new();
+        while batch.len() < BATCH
+            && let Some(mut chain) = chains.pop_front()
+        {
+            if let Some(i) = chain.pop_front() {
+                batch.push((i, chain));
+            }
+        }
+        let wanted: Vec<(usize, Action)> = batch
+            .iter()
+            .map(|&(i, _)| (i, first.action(i, options)))
+            .collect();
+        let mut todo = Vec::new();
+        for (i, action) in wanted {
+            let path = &first.catalog.snapshots[i].path;
+            let seen = match &again {
+                None => Seen::Same(first.catalog.snapshots[i].removal_noted),
+                Some(a) => a.seen(path, action, options),
+            };
+            match seen {
+                Seen::Same(noted) => todo.push(Todo { i, action, noted }),
+                // Somebody was faster.
+                Seen::Gone => applied.objects[i].fate = Some(Fate::Done),
+                Seen::Changed => applied.objects[i].fate = Some(Fate::Changed),
+            }
+        }
+        let now = eyes.now();
+        for (i, fate) in remove(ctx, options, first, now, &todo, &mut hidden, &lockings)? {
+            let object = &mut applied.objects[i];
+            match fate {
+                Ok((fate, until)) => {
+                    object.fate = Some(fate);
+                    object.locked_until = until;
+                }
+                Err(e) => {
+                    object.fate = Some(Fate::Failed);
+                    object.error = Some(e.to_string());
+                }
+            }
+        }
+        for (i, chain) in batch {
+            match applied.objects[i].fate {
+                Some(Fate::Failed | Fate::Locked) => {
+                    for rest in chain {
+                        applied.objects[rest].fate = Some(Fate::Waiting);
+                    }
+                }
+                _ if !chain.is_empty() => chains.push_back(chain),
+                _ => {}
+            }
+        }
+    }
+    beside(ctx, first, n, applied, &mut hidden, &lockings)?;
+    versions(ctx, applied, &hidden, &lockings)
+}
+
+/// A look by path.
+struct Allowed {
+    look: Look,
+    at: HashMap<String, usize>,
+}
+
+enum Seen {
+    /// It is decided as before; whether there is a note on it.
+    Same(bool),
+    Gone,
+    Changed,
+}
+
+impl Allowed {
+    fn new(look: Look) -> Self {
+        let paths = look.catalog.snapshots.iter().enumerate();
+        let at = paths.map(|(i, s)| (s.path.clone(), i)).collect();
+        Allowed { look, at }
+    }
+
+    fn seen(&self, path: &str, action: Action, options: &Options) -> Seen {
+        let Some(&i) = self.at.get(path) else {
+            return Seen::Gone;
+        };
+        match self.look.action(i, options) == action {
+            true => Seen::Same(self.look.catalog.snapshots[i].removal_noted),
+            false => Seen::Changed,
+        }
+    }
+}
+
+struct Todo {
+    i: usize,
+    action: Action,
+    noted: bool,
+}
+
+type Fated = Result<(Fate, Option<DateTime<Utc>>)>;
+
+/// Removes one of each chain.
+fn remove(
+    ctx: &Context,
+    options: &Options,
+    first: &Look,
+    now: DateTime<Utc>,
+    todo: &[Todo],
+    hidden: &mut Hidden,
+    lockings: &Lockings,
+) -> Result<Vec<(usize, Fated)>> {
+    let snapshot = |t: &Todo| &first.catalog.snapshots[t.i];
+    // What is purged may just have been brought back, and its note tells.
+    let purge_after = options.retention.purge_after;
+    let is_purge = |t: &Todo| first.why[t.i] == Why::RemovedLongAgo && purge_after.is_some();
+    let (exclude, delete): (Vec<&Todo>, Vec<&Todo>) =
+        todo.iter().partition(|t| t.action == Action::Remove);
+    let mut results: Vec<(usize, Fated)> = Vec::new();
+    let excluded = in_parallel(&exclude, |t| {
+        let s = snapshot(t);
+        let why = first.why[t.i].as_str();
+        exclude_one(ctx, &s.path, &s.name.to_string(), why, t.noted, now)
+    });
+    results.extend(exclude.iter().map(|t| t.i).zip(excluded));
+
+    let (purge, plain): (Vec<&Todo>, Vec<&Todo>) = delete.into_iter().partition(|t| is_purge(t));
+    let due = in_parallel(&purge, |t| {
+        let note = removal_note(&snapshot(t).name.to_string());
+        is_due(ctx, &note, now, purge_after.unwrap_or_default())
+    });
+    let mut delete = plain;
+    for (t, due) in purge.into_iter().zip(due) {
+        match due {
+            Ok(true) => delete.push(t),
+            Ok(false) => results.push((t.i, Ok((Fate::Changed, None)))),
+            Err(e) => results.push((t.i, Err(e))),
+        }
+    }
+    let paths: Vec<String> = delete.iter().map(|t| snapshot(t).path.clone()).collect();
+    let deleted = hidden.delete(ctx, lockings, &paths)?;
+    results.extend(delete.iter().map(|t| t.i).zip(deleted));
+    for (_, result) in &results {
+        if let Err(e) = result
+            && e.reason() == Reason::Terminated
+        {
+            return Err(Error::new(e.reason(), e.to_string()));
+        }
+    }
+    Ok(results)
+}
+
+/// Excludes a snapshot, and notes that it was removed.
+fn exclude_one(
+    ctx: &Context,
+    path: &str,
+    name: &str,
+    why: &str,
+    noted: bool,
+    now: DateTime<Utc>,
+) -> Fated {
+    let note = RemovalNote {
+        removed_at: now,
+        reason: why.to_owned(),
+    };
+    let text = serde_json::to_vec(&note)
+        .map_err(|e| Error::internal(format!("a note that is no JSON: {e}")))?;
+    let at = removal_note(name);
+    if noted {
+        // It is of another time, and must not make the snapshot look as if it had been removed then.
+        ctx.store.replace_small(&at, &text)?;
+    }
+    match ctx.store.set_excluded(path, true) {
+        Ok(()) => {}
+        Err(e) if e.reason() == Reason::SnapshotVanished => return Ok((Fate::Done, None)),
+        Err(e) => return Err(e),
+    }
+    ctx.store.replace_small(&at, &text)?;
+    Ok((Fate::Done, None))
+}
+
+/// Whether the note is there, and old enough by its own word.
+fn is_due(
+    ctx: &Context,
+    note: &str,
+    now: DateTime<Utc>,
+    purge_after: chrono::TimeDelta,
+) -> Result<bool> {
+    let Some(text) = ctx.store.read_small(note, LONGEST_NOTE)? else {
+        return Ok(false);
+    };
+    // One that cannot be read is as old as the store says, which was looked at.
+    let said = serde_json::from_slice::<RemovalNote>(&text).ok();
+    Ok(said.is_none_or(|n| now - n.removed_at >= purge_after))
+}
+
+/// Deletes what is beside the snapshots: notes when what they are about is gone.
+fn beside(
+    ctx: &Context,
+    first: &Look,
+    n: usize,
+    applied: &mut Applied,
+    hidden: &mut Hidden,
+    lockings: &Lockings,
+) -> Result<()> {
+    let is_gone = |applied: &Applied, i: usize| {
+        matches!(applied.objects[i].fate, Some(Fate::Done | Fate::Hidden))
+    };
+    let mut todo = Vec::new();
+    for (at, b) in first.beside.iter().enumerate().filter(|b| !b.1.why.keeps()) {
+        match b.why == super::look::BesideWhy::Orphaned || b.of.iter().all(|&i| is_gone(applied, i))
+        {
+            true => todo.push(n + at),
+            false => applied.objects[n + at].fate = Some(Fate::Waiting),
+        }
+    }
+    for batch in todo.chunks(BATCH) {
+        let paths: Vec<String> = batch
+            .iter()
+            .map(|&i| applied.objects[i].path.clone())
+            .collect();
+        let deleted = hidden.delete(ctx, lockings, &paths)?;
+        for (&i, result) in batch.iter().zip(deleted) {
+            match result {
+                Ok((fate, until)) => {
+                    applied.objects[i].fate = Some(fate);
+                    applied.objects[i].locked_until = until;
+                }
+                Err(e) => {
+                    applied.objects[i].fate = Some(Fate::Failed);
+                    applied.objects[i].error = Some(e.to_string());
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Gives unfinished uploads up, and purges what earlier deletions have hidden.
+fn versions(
+    ctx: &Context,
+    applied: &mut Applied,
+    hidden: &Hidden,
+    lockings: &Lockings,
+) -> Result<()> {
+    let uploads: Vec<usize> = (0..applied.objects.len())
+        .filter(|&i| {
+            let o = &applied.objects[i];
+            o.kind == Kind::Upload && o.decision == Decision::Delete
+        })
+        .collect();
+    if !uploads.is_empty() {
+        let unfinished = ctx.store.uploads()?;
+        for i in uploads {
+            let of: Vec<_> = unfinished
+                .iter()
+                .filter(|u| applied.objects[i].path == super::hidden::upload_path(u))
+                .collect();
+            let given_up: Result<Vec<()>> =
+                of.into_iter().map(|u| ctx.store.abort_upload(u)).collect();
+            let o = &mut applied.objects[i];
+            match given_up {
+                Ok(_) => o.fate = Some(Fate::Done),
+                Err(e) => {
+                    o.fate = Some(Fate::Failed);
+                    o.error = Some(e.to_string());
+                }
+            }
+        }
+    }
+    applied.objects.extend(hidden.purge(ctx, lockings)?);
+    Ok(())
+}

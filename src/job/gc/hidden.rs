@@ -1,0 +1,328 @@
+//! Deleting in buckets that keep versions: what is locked stays, the rest is deleted by version.
+//!
+//! It knows paths and versions only, and touches no name that is not ours. `apply` calls it.
+
+use super::look::Look;
+use super::{Decision, Fate, Kind, Object, Options, in_parallel};
+use crate::bucket::SnapshotName;
+use crate::bucket::catalog::{EXCLUDE_SUFFIX, PINS, REMOVED, TIMELINES, V1, V2, snapshot_name};
+use crate::error::{Reason, Result};
+use crate::job::Context;
+use crate::store::staging::{STAGING, is_abandoned};
+use crate::store::versions::{ObjectVersion, UnfinishedUpload, Versioning};
+use crate::store::{LOCKS, Store};
+use chrono::{DateTime, TimeDelta, Utc};
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Whether an object of this path is one of ours.
+fn is_ours(path: &str) -> bool {
+    let plain = path.strip_suffix(EXCLUDE_SUFFIX).unwrap_or(path);
+    if snapshot_name(plain).is_some() {
+        return true;
+    }
+    match path.split_once('/') {
+        Some((TIMELINES | PINS | REMOVED, name)) => name.parse::<SnapshotName>().is_ok(),
+        Some((STAGING, name)) => {
+            let now = DateTime::UNIX_EPOCH;
+            is_abandoned(name, now, now, TimeDelta::zero()).is_some()
+        }
+        Some((LOCKS, name)) => name.ends_with(".json") && !name.contains('/'),
+        _ => false,
+    }
+}
+
+/// An unfinished upload's path in the outcome.
+pub(super) fn upload_path(u: &UnfinishedUpload) -> String {
+    format!("{}?uploadId={}", u.path, u.id)
+}
+
+/// What is decided on an unfinished upload; `None` where it is none of ours.
+pub(super) fn upload(u: &UnfinishedUpload, options: &Options) -> Option<Object> {
+    if !is_ours(&u.path) {
+        return None;
+    }
+    let old = Utc::now() - u.begun > options.staging_age;
+    let (decision, reason, explanation) = match old {
+        true => (
+            Decision::Delete,
+            "Abandoned",
+            "an upload that was not completed",
+        ),
+        false => (Decision::Keep, "InUse", "an upload that may go on"),
+    };
+    Some(Object {
+        path: upload_path(u),
+        kind: Kind::Upload,
+        bytes: 0,
+        decision,
+        reason,
+        explanation: explanation.into(),
+        fate: None,
+        locked_until: None,
+        error: None,
+    })
+}
+
+/// What the bucket keeps beside what a listing shows.
+pub(super) struct Hidden {
+    keeps_versions: bool,
+    /// Of what goes now.
+    of: HashMap<String, Vec<ObjectVersion>>,
+    /// Behind earlier deletions and overwritten locks.
+    old: Vec<ObjectVersion>,
+    /// Versions cannot be deleted: a plain deletion hides.
+    no_right: AtomicBool,
+}
+
+/// Asks for locks, and remembers where there can be none.
+pub(super) struct Lockings<'a> {
+    store: &'a Store,
+}
+
+impl<'a> Lockings<'a> {
+    pub(super) fn new(ctx: &'a Context) -> Self {
+        Lockings { store: &ctx.store }
+    }
+
+    /// `Some(until)` where a version is locked; without a time where somebody has to lift it.
+    fn of(&self, path: &str, version: &str) -> Result<Option<Option<DateTime<Utc>>>> {
+        let retention = match self.store.retention(path, Some(version)) {
+            Ok(retention) => retention,
+            Err(e) if e.reason() == Reason::SnapshotVanished => return Ok(None),
+            Err(e) => return Err(e),
+        };
+        if let Some(r) = retention.filter(|r| r.until > Utc::now()) {
+            return Ok(Some(Some(r.until)));
+        }
+        match self.store.legal_hold(path, Some(version)) {
+            Ok(held) => Ok(held.then_some(None)),
+            Err(e) if e.reason() == Reason::SnapshotVanished => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+}
+
+impl Hidden {
+    /// Lists versions, where there are any: those of `goes`, and those behind earlier deletions that are
+    /// old enough.
+    pub(super) fn list(
+        ctx: &Context,
+        options: &Options,
+        _look: &Look,
+        goes: &HashSet<&str>,
+        warnings: &mut Vec<String>,
+    ) -> Result<Self> {
+        let mut hidden = Hidden {
+            keeps_versions: false,
+            of: HashMap::new(),
+            old: Vec::new(),
+            no_right: AtomicBool::new(false),
+        };
+        match ctx.store.versioning()? {
+            Versioning::Off => return Ok(hidden),
+            Versioning::Unknown(why) => {
+                warnings.push(format!(
+                    "whether the bucket keeps versions of what is deleted is not known: {why}"
+                ));
+                return Ok(hidden);
+            }
+            Versioning::Enabled | Versioning::Suspended => hidden.keeps_versions = true,
+        }
+        let age = options
+            .retention
+            .purge_after
+            .unwrap_or_default()
+            .max(options.staging_age);
+        let now = Utc::now();
+        let folders = [V2, V1, TIMELINES, PINS, REMOVED, STAGING, LOCKS];
+        // The versions of an object follow each other, the newest first.
+        let (mut last, mut hidden_since) = (String::new(), None);
+        let listed = ctx.store.each_version(&folders, |v| {
+            if v.path != last {
+                last = v.path.clone();
+                hidden_since = v.is_delete_marker.then_some(v.modified);
+            }
+            if goes.contains(v.path.as_str()) {
+                hidden.of.entry(v.path.clone()).or_default().push(v);
+            } else if is_ours(&v.path) {
+                let is_lock = v.path.starts_with(LOCKS) && !v.is_latest;
+                let since = match is_lock {
+                    true => Some(v.modified),
+                    false => hidden_since,
+                };
+                if since.is_some_and(|t| now - t > age) {
+                    hidden.old.push(v);
+                }
+            }
+            Ok(())
+        });
+        match listed {
+            Ok(()) => {}
+            Err(e) if e.reason() == Reason::Terminated => return Err(e),
+            Err(e) => {
+                warnings.push(format!(
+                    "the bucket keeps versions and does not list them, so what is deleted is only hidden: {e}"
+                ));
+                hidden.no_right = AtomicBool::new(true);
+            }
+        }
+        Ok(hidden)
+    }
+
+    pub(super) fn keeps_versions(&self) -> bool {
+        self.keeps_versions
+    }
+
+    /// Whether a version of it is locked, and until when.
+    pub(super) fn locked(
+        &self,
+        lockings: &Lockings,
+        path: &str,
+    ) -> Result<Option<Option<DateTime<Utc>>>> {
+        let mut locked = None;
+        for v in self.of.get(path).into_iter().flatten() {
+            if !v.is_delete_marker
+                && let Some(until) = lockings.of(path, &v.version)?
+            {
+                locked = locked.max(Some(until));
+            }
+        }
+        Ok(locked)
+    }
+
+    /// Deletes objects, and says of each what became of it.
+    ///
+    /// # Errors
+    /// `Terminated`.
+    pub(super) fn delete(
+        &mut self,
+        ctx: &Context,
+        lockings: &Lockings,
+        paths: &[String],
+    ) -> Result<Vec<Result<(Fate, Option<DateTime<Utc>>)>>> {
+        let mut fates = Vec::with_capacity(paths.len());
+        if !self.keeps_versions {
+            ctx.store.delete_all(paths, |_, result| {
+                fates.push(result.map(|()| (Fate::Done, None)))
+            })?;
+            return Ok(fates);
+        }
+        let fates = in_parallel(paths, |path| self.delete_versions(ctx, lockings, path));
+        ctx.store.cancel().check()?;
+        Ok(fates)
+    }
+
+    fn delete_versions(
+        &self,
+        ctx: &Context,
+        lockings: &Lockings,
+        path: &str,
+    ) -> Result<(Fate, Option<DateTime<Utc>>)> {
+        if let Some(until) = self.locked(lockings, path)? {
+            return Ok((Fate::Locked, until));
+        }
+        let none = Vec::new();
+        let versions = self.of.get(path).unwrap_or(&none);
+        let by_version = || -> Result<()> {
+            // The one that is seen goes last: no older one must come to light.
+            for v in versions.iter().rev() {
+                ctx.store.delete_version(path, &v.version)?;
+            }
+            Ok(())
+        };
+        if !versions.is_empty() && !self.no_right.load(Ordering::Relaxed) {
+            match by_version() {
+                Ok(()) => return Ok((Fate::Done, None)),
+                Err(e) if e.reason() == Reason::PermissionDenied => {
+                    self.no_right.store(true, Ordering::Relaxed);
+                }
+                Err(e) => return Err(e),
+            }
+        }
+        ctx.store.delete(path)?;
+        Ok((Fate::Hidden, None))
+    }
+
+    fn object(v: &ObjectVersion) -> Object {
+        let explanation = match v.is_delete_marker {
+            true => "the mark of an earlier deletion",
+            false => "a version behind an earlier deletion, or an overwritten lock",
+        };
+        Object {
+            path: format!("{}?versionId={}", v.path, v.version),
+            kind: Kind::Version,
+            bytes: v.bytes,
+            decision: Decision::Delete,
+            reason: "HiddenVersion",
+            explanation: explanation.into(),
+            fate: None,
+            locked_until: None,
+            error: None,
+        }
+    }
+
+    /// What earlier deletions have hidden.
+    pub(super) fn objects(&self) -> Vec<Object> {
+        self.old.iter().map(Self::object).collect()
+    }
+
+    /// Purges what earlier deletions have hidden: of each object the oldest version first and its mark
+    /// last, so that nothing comes to light again.
+    ///
+    /// # Errors
+    /// `Terminated`.
+    pub(super) fn purge(&self, ctx: &Context, lockings: &Lockings) -> Result<Vec<Object>> {
+        let mut of: Vec<Vec<&ObjectVersion>> = Vec::new();
+        for v in &self.old {
+            match of.last_mut() {
+                Some(all) if all[0].path == v.path => all.push(v),
+                _ => of.push(vec![v]),
+            }
+        }
+        let purged = in_parallel(&of, |versions| {
+            let mut objects = Vec::new();
+            let mut left = false;
+            for v in versions.iter().rev() {
+                let mut o = Self::object(v);
+                // While something is behind it, the mark stays.
+                if v.is_latest && left {
+                    o.fate = Some(Fate::Waiting);
+                    objects.push(o);
+                    continue;
+                }
+                let locked = match v.is_delete_marker {
+                    true => Ok(None),
+                    false => lockings.of(&v.path, &v.version),
+                };
+                let fate = match locked {
+                    Ok(Some(until)) => {
+                        o.locked_until = until;
+                        Ok(Fate::Locked)
+                    }
+                    Ok(None) => ctx
+                        .store
+                        .delete_version(&v.path, &v.version)
+                        .map(|()| Fate::Done),
+                    Err(e) => Err(e),
+                };
+                left |= !matches!(fate, Ok(Fate::Done));
+                match fate {
+                    Ok(fate) => o.fate = Some(fate),
+                    // Without the right to it, it is as it was.
+                    Err(e) if e.reason() == Reason::PermissionDenied => {
+                        o.fate = Some(Fate::Hidden);
+                    }
+                    Err(e) => {
+                        o.fate = Some(Fate::Failed);
+                        o.error = Some(e.to_string());
+                    }
+                }
+                objects.push(o);
+            }
+            objects
+        });
+        ctx.store.cancel().check()?;
+        Ok(purged.into_iter().flatten().collect())
+    }
+}

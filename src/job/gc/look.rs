@@ -1,0 +1,433 @@
+//! A look at a prefix: what is there, and what is decided on each object of it.
+//!
+//! A later look reads again only what it must: names always, contents of what came to be in doubt. `gc`
+//! takes one for a dry run, and one before each batch that it removes.
+
+use super::Options;
+use crate::bucket::catalog::{EXCLUDE_SUFFIX, PINS, REMOVED, TIMELINES, V1, V2, snapshot_name};
+use crate::bucket::retention::{Facts, Why, decide};
+use crate::bucket::survey::{Comparison, Continuity};
+use crate::bucket::timeline::{self, Evidence, Timelines};
+use crate::bucket::{Catalog, Listed, SnapshotName};
+use crate::error::{Error, Reason, Result};
+use crate::job::Context;
+use crate::job::scan::{Contents, nothing_there, read_contents};
+use crate::mvcc::Revision;
+use crate::store::ObjectInfo;
+use crate::store::staging::{STAGING, is_abandoned};
+use chrono::{DateTime, TimeDelta, Utc};
+use std::collections::{HashMap, HashSet};
+use std::time::{Duration, Instant, SystemTime};
+
+/// What is to become of an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Action {
+    /// It stays.
+    Keep,
+    /// It is excluded, and can be brought back.
+    Remove,
+    /// It is deleted.
+    Delete,
+}
+
+/// What an object beside the snapshots is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum BesideKind {
+    Note,
+    Mark,
+    Staging,
+}
+
+/// Why an object beside the snapshots is kept or goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum BesideWhy {
+    BelongsToSnapshot,
+    Young,
+    InUse,
+    BelongsToRemoved,
+    Orphaned,
+    Abandoned,
+}
+
+impl BesideWhy {
+    pub(super) fn keeps(self) -> bool {
+        matches!(
+            self,
+            BesideWhy::BelongsToSnapshot | BesideWhy::Young | BesideWhy::InUse
+        )
+    }
+
+    pub(super) fn told(self) -> (&'static str, &'static str) {
+        match self {
+            BesideWhy::BelongsToSnapshot => ("BelongsToSnapshot", "of a snapshot that stays"),
+            BesideWhy::Young => (
+                "Young",
+                "of no snapshot, and not older than --staging-age: one may come",
+            ),
+            BesideWhy::InUse => ("InUse", "of an upload that may go on"),
+            BesideWhy::BelongsToRemoved => ("BelongsToRemoved", "of a snapshot that goes"),
+            BesideWhy::Orphaned => ("Orphaned", "of no snapshot that is there"),
+            BesideWhy::Abandoned => ("Abandoned", "of an upload that was not completed"),
+        }
+    }
+}
+
+/// An object beside the snapshots.
+#[derive(Debug)]
+pub(super) struct Beside {
+    pub(super) path: String,
+    pub(super) bytes: u64,
+    pub(super) kind: BesideKind,
+    pub(super) why: BesideWhy,
+    /// The snapshots that it is about.
+    pub(super) of: Vec<usize>,
+}
+
+/// What was seen, and what was decided.
+pub(super) struct Look {
+    pub(super) catalog: Catalog,
+    pub(super) timelines: Timelines,
+    pub(super) why: Vec<Why>,
+    pub(super) beside: Vec<Beside>,
+    /// Where histories are in doubt, why.
+    pub(super) doubts: Vec<String>,
+    /// The newest time that the store gave anything.
+    pub(super) newest_modified: Option<DateTime<Utc>>,
+    taken: (Instant, SystemTime),
+    took: Duration,
+}
+
+impl Look {
+    /// Whether it is too old to be believed. A machine that slept may have stopped one of its clocks.
+    pub(super) fn is_stale(&self, after: Duration) -> bool {
+        // Looking must not take all the time.
+        let after = match after.is_zero() {
+            true => return true,
+            false => after.max(self.took * 2),
+        };
+        let wall = SystemTime::now().duration_since(self.taken.1);
+        self.taken.0.elapsed() > after || wall.is_ok_and(|w| w > after)
+    }
+
+    pub(super) fn action(&self, i: usize, options: &Options) -> Action {
+        match self.why[i] {
+            why if why.keeps() => Action::Keep,
+            Why::RemovedLongAgo => Action::Delete,
+            _ if options.retention.purge_after.is_some() => Action::Remove,
+            _ => Action::Delete,
+        }
+    }
+}
+
+/// Looks, and remembers what it read.
+pub(super) struct Eyes<'a> {
+    ctx: &'a Context,
+    options: &'a Options,
+    /// How far the store's clock is ahead of ours, where it is behind.
+    skew: TimeDelta,
+    read: Option<(Contents, HashMap<String, usize>)>,
+    /// Questions for tags, for those who measure.
+    pub(super) tags_asked: usize,
+}
+
+impl<'a> Eyes<'a> {
+    pub(super) fn new(ctx: &'a Context, options: &'a Options) -> Self {
+        Eyes {
+            ctx,
+            options,
+            skew: TimeDelta::zero(),
+            read: None,
+            tags_asked: 0,
+        }
+    }
+
+    /// From now on the earlier of two clocks counts, of which the store's is so far ahead of ours.
+    pub(super) fn set_skew(&mut self, ahead: TimeDelta) {
+        self.skew = ahead.min(TimeDelta::zero());
+    }
+
+    /// The earlier of the clocks that are known.
+    pub(super) fn now(&self) -> DateTime<Utc> {
+        let now = Utc::now();
+        now.checked_add_signed(self.skew).unwrap_or(now)
+    }
+
+    /// # Errors
+    /// `NoSnapshots` where there is none; the store's; `Io`, `NoSpace`.
+    pub(super) fn look(&mut self) -> Result<Look> {
+        let taken = (Instant::now(), SystemTime::now());
+        // What is written meanwhile is not of the past.
+        let now = self.now();
+        let store = &self.ctx.store;
+        let mut listing = Vec::new();
+        let mut beside: Vec<(BesideKind, ObjectInfo)> = Vec::new();
+        let mut newest_modified = None;
+        for o in store.objects(&[V2, V1, TIMELINES, PINS, REMOVED, STAGING])? {
+            newest_modified = newest_modified.max(Some(o.modified));
+            let kind = match o.path.split('/').next() {
+                Some(STAGING) => Some(BesideKind::Staging),
+                Some(TIMELINES | PINS | REMOVED) => Some(BesideKind::Note),
+                _ if o.path.ends_with(EXCLUDE_SUFFIX) => Some(BesideKind::Mark),
+                _ => None,
+            };
+            if kind != Some(BesideKind::Staging) {
+                listing.push(Listed {
+                    path: o.path.clone(),
+                    bytes: o.bytes,
+                });
+            }
+            beside.extend(kind.map(|kind| (kind, o)));
+        }
+        let mut catalog = Catalog::from_listing(listing);
+        if catalog.snapshots.is_empty() {
+            return Err(nothing_there(self.ctx, &catalog));
+        }
+        let mut noted_since: HashMap<usize, DateTime<Utc>> = HashMap::new();
+        {
+            let notes = beside.iter().filter(|b| b.0 == BesideKind::Note);
+            let removed: HashMap<&str, DateTime<Utc>> = notes
+                .filter_map(|(_, o)| {
+                    let name = o.path.strip_prefix(REMOVED)?.strip_prefix('/')?;
+                    Some((name, o.modified))
+                })
+                .collect();
+            if !removed.is_empty() {
+                for (i, s) in catalog.snapshots.iter().enumerate() {
+                    let noted = removed.get(s.name.to_string().as_str());
+                    noted_since.extend(noted.map(|t| (i, *t)));
+                }
+            }
+        }
+
+        let mut asked = HashSet::new();
+        let noted = noted_since.keys().copied().collect();
+        self.ask_tags(&mut catalog, noted, &mut asked)?;
+        let (doubtful, timelines, why, doubts) = loop {
+            let doubtful = timeline::doubtful(&catalog);
+            if self.ask_tags(&mut catalog, doubtful.clone(), &mut asked)? {
+                continue;
+            }
+            self.read(&catalog, &doubtful)?;
+            let evidence = self.evidence(&catalog, &doubtful);
+            let timelines = Timelines::build(&catalog, &evidence)?;
+            let facts = Facts {
+                catalog: &catalog,
+                timelines: &timelines,
+                doubtful: &doubtful,
+                is_unreadable: &|i| evidence.is_unreadable(i),
+                noted_since: &noted_since,
+                now,
+            };
+            let why = decide(&facts, &self.options.retention);
+            let mut doubts = Vec::new();
+            if let Err(e) = timelines.newest(&catalog) {
+                doubts.push(e.to_string());
+            }
+            for &i in &doubtful {
+                if let Some(e) = evidence.why_unreadable(i) {
+                    doubts.push(e.to_string());
+                }
+            }
+            // What something relies on must not be one that somebody excluded.
+            let relied_on = catalog.usable().filter(|&i| why[i].keeps()).collect();
+            if !self.ask_tags(&mut catalog, relied_on, &mut asked)? {
+                break (doubtful, timelines, why, doubts);
+            }
+        };
+        drop(doubtful);
+        let mut look = Look {
+            catalog,
+            timelines,
+            why,
+            beside: Vec::new(),
+            doubts,
+            newest_modified,
+            taken,
+            took: taken.0.elapsed(),
+        };
+        look.beside = self.beside(&look, beside, now);
+        Ok(look)
+    }
+
+    /// Asks for the tags of those that were not asked for, and says whether one is excluded.
+    fn ask_tags(
+        &mut self,
+        catalog: &mut Catalog,
+        which: Vec<usize>,
+        asked: &mut HashSet<usize>,
+    ) -> Result<bool> {
+        let mut which = which;
+        which.retain(|&i| !catalog.snapshots[i].excluded && asked.insert(i));
+        let paths: Vec<String> = which
+            .iter()
+            .map(|&i| catalog.snapshots[i].path.clone())
+            .collect();
+        self.tags_asked += paths.len();
+        let tagged = self.ctx.store.excluded_by_tag(&paths)?;
+        let mut any = false;
+        for (i, tagged) in which.into_iter().zip(tagged) {
+            catalog.snapshots[i].excluded |= tagged;
+            any |= tagged;
+        }
+        Ok(any)
+    }
+
+    /// Reads what is in doubt, unless all of it was read before.
+    fn read(&mut self, catalog: &Catalog, doubtful: &[usize]) -> Result<()> {
+        let path = |i: usize| &catalog.snapshots[i].path;
+        let known = match &self.read {
+            Some((_, paths)) => doubtful.iter().all(|&i| paths.contains_key(path(i))),
+            None => false,
+        };
+        if known {
+            return Ok(());
+        }
+        // Without the key a snapshot is as good as damaged here: it is kept.
+        let is_told = |e: &Error| e.reason().is_bad_data() || e.reason() == Reason::CannotDecrypt;
+        let contents = read_contents(
+            self.ctx,
+            catalog,
+            doubtful.to_vec(),
+            doubtful,
+            is_told,
+            |_| Ok(()),
+        )?;
+        let paths = doubtful.iter().map(|&i| (path(i).clone(), i));
+        self.read = Some((contents, paths.collect()));
+        Ok(())
+    }
+
+    fn evidence(&self, catalog: &Catalog, doubtful: &[usize]) -> Remembered<'_> {
+        let mut as_read = HashMap::new();
+        if let Some((_, paths)) = &self.read {
+            for &i in doubtful {
+                if let Some(&read) = paths.get(&catalog.snapshots[i].path) {
+                    as_read.insert(i, read);
+                }
+            }
+        }
+        Remembered {
+            contents: self.read.as_ref().map(|r| &r.0),
+            as_read,
+        }
+    }
+
+    /// Decides on notes, marks and unfinished uploads.
+    fn beside(
+        &self,
+        look: &Look,
+        objects: Vec<(BesideKind, ObjectInfo)>,
+        now: DateTime<Utc>,
+    ) -> Vec<Beside> {
+        let mut by_name: HashMap<String, Vec<usize>> = HashMap::new();
+        for (i, s) in look.catalog.snapshots.iter().enumerate() {
+            by_name.entry(s.name.to_string()).or_default().push(i);
+        }
+        let age = self.options.staging_age;
+        let is_old = |o: &ObjectInfo| now - o.modified > age;
+        let goes = |&i: &usize| look.action(i, self.options) == Action::Delete;
+        let decided = objects.into_iter().filter_map(|(kind, o)| {
+            let (of, why) = match kind {
+                BesideKind::Staging => {
+                    let name = o.path.rsplit('/').next().unwrap_or_default();
+                    match is_abandoned(name, o.modified, now, age)? {
+                        true => (Vec::new(), BesideWhy::Abandoned),
+                        false => (Vec::new(), BesideWhy::InUse),
+                    }
+                }
+                BesideKind::Note | BesideKind::Mark => {
+                    let of = match kind {
+                        BesideKind::Note => {
+                            let name = o.path.split_once('/')?.1;
+                            // Another name is somebody else's.
+                            name.parse::<SnapshotName>().ok()?;
+                            by_name.get(name).cloned().unwrap_or_default()
+                        }
+                        _ => {
+                            let path = o.path.strip_suffix(EXCLUDE_SUFFIX)?;
+                            let name = snapshot_name(path)?.to_string();
+                            let mut of = by_name.get(&name).cloned().unwrap_or_default();
+                            of.retain(|&i| look.catalog.snapshots[i].path == path);
+                            of
+                        }
+                    };
+                    // What is not excluded was brought back by somebody else.
+                    let stale = o.path.starts_with(REMOVED)
+                        && !self.ctx.store.hides_tags()
+                        && of.iter().all(|&i| !look.catalog.snapshots[i].excluded);
+                    let why = match of.is_empty() || stale {
+                        true if is_old(&o) => BesideWhy::Orphaned,
+                        true => BesideWhy::Young,
+                        false if of.iter().all(goes) => BesideWhy::BelongsToRemoved,
+                        false => BesideWhy::BelongsToSnapshot,
+                    };
+                    (of, why)
+                }
+            };
+            Some(Beside {
+                path: o.path,
+                bytes: o.bytes,
+                kind,
+                why,
+                of,
+            })
+        });
+        decided.collect()
+    }
+}
+
+/// What was read of a prefix at an earlier look, by the indexes of this one.
+struct Remembered<'a> {
+    contents: Option<&'a Contents>,
+    /// Of those in doubt now.
+    as_read: HashMap<usize, usize>,
+}
+
+impl Remembered<'_> {
+    fn of(&self, i: usize) -> Option<(&Contents, usize)> {
+        Some((self.contents?, *self.as_read.get(&i)?))
+    }
+
+    fn why_unreadable(&self, i: usize) -> Option<&Error> {
+        let (contents, i) = self.of(i)?;
+        contents.unreadable.get(&i)
+    }
+}
+
+impl Evidence for Remembered<'_> {
+    fn compare(&self, a: usize, b: usize) -> Result<Comparison> {
+        match (self.of(a), self.of(b)) {
+            (Some((contents, a)), Some((_, b))) => contents.compare(a, b),
+            _ => Ok(Comparison::default()),
+        }
+    }
+
+    fn continuity(&self, before: usize, until: Revision, after: usize) -> Result<Continuity> {
+        match (self.of(before), self.of(after)) {
+            (Some((contents, before)), Some((_, after))) => {
+                contents.continuity(before, until, after)
+            }
+            _ => Ok(Continuity::Unknown),
+        }
+    }
+
+    fn fingerprint(&self, snapshot: usize, revision: Revision) -> Result<String> {
+        match self.of(snapshot) {
+            Some((contents, i)) => contents.fingerprint(i, revision),
+            None => Err(Error::internal("a fork at a snapshot that was not read")),
+        }
+    }
+
+    fn last(&self, snapshot: usize) -> Option<Revision> {
+        self.of(snapshot).and_then(|(contents, i)| contents.last(i))
+    }
+
+    fn is_unreadable(&self, snapshot: usize) -> bool {
+        self.why_unreadable(snapshot).is_some()
+    }
+
+    fn speaks_of(&self, snapshot: usize) -> bool {
+        self.of(snapshot)
+            .is_some_and(|(contents, i)| contents.speaks_of(i))
+    }
+}

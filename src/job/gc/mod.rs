@@ -1,0 +1,468 @@
+//! Collecting garbage: what a policy does not keep is removed, and what removal leaves is cleaned up.
+//!
+//! look → decide (`bucket::retention`) → look again before each batch → remove, the newest delta of each
+//! chain first and its full last. `undelete` and `pin` stand beside it: they answer to the same notes.
+
+mod apply;
+mod hidden;
+mod look;
+pub mod pin;
+pub mod undelete;
+
+use crate::bucket::catalog::{PINS, REMOVED};
+use crate::bucket::chain::Range;
+use crate::bucket::retention::{self, restorable};
+use crate::error::{Error, Reason, Result};
+use crate::job::Context;
+use crate::job::scan::TAGS_UNREADABLE;
+use crate::mvcc::Revision;
+use crate::store::lock::{self, Held, Lock, Wait};
+use crate::store::{LOCKS, Store};
+use apply::Applied;
+use chrono::{DateTime, TimeDelta, Utc};
+use look::{Action, Eyes, Look};
+use serde::Serialize;
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A run that is dead for so long blocks no other.
+const LOCK_DURATION: Duration = Duration::from_secs(15);
+/// The lock of all that removes and brings back.
+const LOCK: &str = "gc";
+/// Clocks that differ by more are worth a warning.
+const SKEW: TimeDelta = TimeDelta::minutes(5);
+/// Requests under way at once, of those that are made one by one.
+const AT_ONCE: usize = 16;
+/// A note is short.
+const LONGEST_NOTE: u64 = 64 << 10;
+
+/// What to do.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// What to keep.
+    pub retention: retention::Options,
+    /// What nobody completed, and notes on nothing, go when they are so old.
+    pub staging_age: TimeDelta,
+    /// Remove; otherwise only say what would be.
+    pub apply: bool,
+    /// A look at the store that is older is taken anew before anything more is removed. Zero: before
+    /// every batch.
+    pub look_again: Duration,
+}
+
+impl Options {
+    /// The usual [`look_again`](Self::look_again).
+    pub const LOOK_AGAIN: Duration = Duration::from_secs(10);
+}
+
+/// How it ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum Status {
+    /// Something was done (or would be, in a dry run).
+    Succeeded,
+    /// Nothing had to be.
+    NothingToDo,
+    /// Not all could be done: the rest tells what was.
+    Failed,
+}
+
+/// What is decided on an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+pub enum Decision {
+    /// It stays.
+    Keep,
+    /// It is excluded, and can be brought back until it is purged.
+    Remove,
+    /// It is deleted.
+    Delete,
+}
+
+impl From<Action> for Decision {
+    fn from(a: Action) -> Self {
+        match a {
+            Action::Keep => Decision::Keep,
+            Action::Remove => Decision::Remove,
+            Action::Delete => Decision::Delete,
+        }
+    }
+}
+
+/// What became of the decision to remove an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum Fate {
+    /// It was done.
+    Done,
+    /// It was deleted, and the bucket keeps a version of it.
+    Hidden,
+    /// It is locked.
+    Locked,
+    /// It could not be done.
+    Failed,
+    /// What comes before it in its chain could not be removed.
+    Waiting,
+    /// Somebody changed what was decided on, and a new look keeps it.
+    Changed,
+}
+
+/// What an object is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum Kind {
+    /// A full.
+    Full,
+    /// A delta.
+    Incr,
+    /// A note of deltafold on a snapshot.
+    Note,
+    /// An object that excludes a snapshot.
+    Mark,
+    /// What an upload left.
+    Staging,
+    /// A multipart upload that was not completed.
+    Upload,
+    /// A version behind a deletion, or the mark of it.
+    Version,
+}
+
+/// What is decided on an object, and what became of it.
+#[derive(Debug, Clone, Serialize)]
+pub struct Object {
+    /// Below the store's prefix.
+    pub path: String,
+    /// What it is.
+    pub kind: Kind,
+    /// Size in the store.
+    pub bytes: u64,
+    /// What is to become of it.
+    pub decision: Decision,
+    /// Why, CamelCase, stable.
+    pub reason: &'static str,
+    /// Why, in words.
+    pub explanation: Cow<'static, str>,
+    /// What became of it; `None` where it stays, and in a dry run.
+    pub fate: Option<Fate>,
+    /// Until when it is locked, or why it could not be removed.
+    pub locked_until: Option<DateTime<Utc>>,
+    /// What went wrong.
+    pub error: Option<String>,
+}
+
+/// A sum over objects.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Total {
+    /// How many.
+    pub objects: u64,
+    /// Their sizes in the store.
+    pub bytes: u64,
+}
+
+impl Total {
+    fn add(&mut self, bytes: u64) {
+        self.objects += 1;
+        self.bytes += bytes;
+    }
+}
+
+/// Sums over all objects, by what was decided.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub struct Totals {
+    /// Those that stay.
+    pub kept: Total,
+    /// Those that can be brought back.
+    pub removed: Total,
+    /// Those that are gone.
+    pub deleted: Total,
+    /// Those that could not be removed, for whatever cause.
+    pub left: Total,
+}
+
+/// A range of revisions that can be restored, by names.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Restorable {
+    /// The timeline's ID.
+    pub timeline: String,
+    /// The oldest revision.
+    pub first_revision: Revision,
+    /// The newest revision.
+    pub last_revision: Revision,
+}
+
+/// What was done. The fields are a contract: `docs/gc-result.schema.json`.
+#[derive(Debug, Clone, Serialize)]
+pub struct Outcome {
+    /// How it ended.
+    pub status: Status,
+    /// The process's exit code, where it failed.
+    pub code: Option<u8>,
+    /// Why, where it failed.
+    pub reason: Option<&'static str>,
+    /// In words, where it failed.
+    pub message: Option<String>,
+    /// Nothing was changed.
+    pub dry_run: bool,
+    /// The time that ages were counted from.
+    pub now: DateTime<Utc>,
+    /// Every object that is ours.
+    pub objects: Vec<Object>,
+    /// Sums of these; of what would be, in a dry run.
+    pub totals: Totals,
+    /// Bytes that the store has back, or would have.
+    pub freed_bytes: u64,
+    /// Bytes that are deleted and that the bucket keeps as versions.
+    pub hidden_bytes: u64,
+    /// Objects that are none of ours, and left alone.
+    pub foreign_objects: u64,
+    /// What could be restored before.
+    pub restorable_before: Vec<Restorable>,
+    /// What can be now, or could be.
+    pub restorable_after: Vec<Restorable>,
+    /// What is worth knowing.
+    pub warnings: Vec<String>,
+    /// How long it took.
+    pub seconds: f64,
+}
+
+/// Collects garbage. What failed midway stands beside the outcome.
+///
+/// # Errors
+/// Where nothing was done: `NoSnapshots` where there is none; the store's; `LockHeld`; `Io`, `NoSpace`.
+pub fn run(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)> {
+    let started = Instant::now();
+    let mut eyes = Eyes::new(ctx, options);
+    let mut warnings = Vec::new();
+    let held = match options.apply {
+        true => take_lock(&ctx.store, &mut warnings)?,
+        false => None,
+    };
+    if options.apply {
+        let ahead = clock_ahead(&ctx.store, held.as_ref())?;
+        eyes.set_skew(ahead);
+        warnings.extend(skew_warning(ahead));
+    }
+    let now = eyes.now();
+    let look = eyes.look()?;
+    if !options.apply
+        && let Some(newest) = look.newest_modified
+        && newest - now > SKEW
+    {
+        warnings.extend(skew_warning(newest - now));
+    }
+    warnings.extend(look.doubts.iter().cloned());
+    if ctx.store.hides_tags() {
+        warnings.push(TAGS_UNREADABLE.to_owned());
+    }
+    let future = look
+        .why
+        .iter()
+        .filter(|w| **w == retention::Why::InTheFuture);
+    match future.count() {
+        0 => {}
+        n => warnings.push(format!(
+            "{n} snapshots are of a time that is not yet, by their names: a clock is wrong, here or where they were taken"
+        )),
+    }
+    let before = ranges(&look, &|_| true);
+    let mut applied = apply::begin(ctx, options, &look);
+    let mut error = None;
+    match options.apply {
+        true => {
+            if let Err(e) =
+                apply::apply(ctx, options, &mut eyes, &look, held.as_ref(), &mut applied)
+            {
+                error = Some(e);
+            }
+        }
+        false => apply::tell_locked(ctx, options, &look, &mut applied)?,
+    }
+    if let Some(held) = held
+        && let Err(e) = held.release()
+    {
+        tracing::warn!("the lock could not be given back, others wait until it expires: {e}");
+    }
+    tracing::debug!(tags_asked = eyes.tags_asked, "asked for tags");
+    let mut outcome = told(&look, options, now, applied, before);
+    warnings.append(&mut outcome.warnings);
+    outcome.warnings = warnings;
+    // A signal, or a store that is away, is what it is; else it is about single objects.
+    let error = error.or_else(|| partly_done(&outcome));
+    if let Some(e) = &error {
+        outcome.status = Status::Failed;
+        outcome.code = Some(e.reason().exit_code());
+        outcome.reason = Some(e.reason().as_str());
+        outcome.message = Some(e.to_string());
+    }
+    outcome.seconds = started.elapsed().as_secs_f64();
+    Ok((outcome, error))
+}
+
+fn partly_done(o: &Outcome) -> Option<Error> {
+    let count = |fate| o.objects.iter().filter(|x| x.fate == Some(fate)).count();
+    let (failed, waiting) = (count(Fate::Failed), count(Fate::Waiting));
+    let failed_one = o.objects.iter().find(|x| x.fate == Some(Fate::Failed))?;
+    Some(Error::new(
+        Reason::PartlyDone,
+        format!(
+            "{failed} objects could not be removed and {waiting} wait for them, the rest is done: {}; run again",
+            failed_one.error.as_deref().unwrap_or("no reason is known")
+        ),
+    ))
+}
+
+/// What can be restored of each timeline with the snapshots that `has` says are there.
+fn ranges(look: &Look, has: &dyn Fn(usize) -> bool) -> Vec<Restorable> {
+    let all = look.timelines.all.iter().flat_map(|t| {
+        let ranges: Vec<Range> = restorable(&look.catalog, t, has);
+        ranges.into_iter().map(|(first, last)| Restorable {
+            timeline: t.id.clone(),
+            first_revision: first,
+            last_revision: last,
+        })
+    });
+    all.collect()
+}
+
+fn told(
+    look: &Look,
+    options: &Options,
+    now: DateTime<Utc>,
+    applied: Applied,
+    before: Vec<Restorable>,
+) -> Outcome {
+    let gone: HashSet<usize> = (0..look.catalog.snapshots.len())
+        .filter(|&i| match options.apply {
+            true => matches!(applied.objects[i].fate, Some(Fate::Done | Fate::Hidden)),
+            false => !look.why[i].keeps() && applied.objects[i].fate != Some(Fate::Locked),
+        })
+        .collect();
+    let after = ranges(look, &|i| !gone.contains(&i));
+    let mut totals = Totals::default();
+    let (mut freed, mut hidden) = (0, 0);
+    for o in &applied.objects {
+        let total = match (o.decision, o.fate) {
+            (Decision::Keep, _) | (_, Some(Fate::Changed)) => &mut totals.kept,
+            (_, Some(Fate::Failed | Fate::Waiting | Fate::Locked)) => &mut totals.left,
+            (Decision::Remove, _) => &mut totals.removed,
+            (Decision::Delete, fate) => {
+                match fate {
+                    Some(Fate::Hidden) => hidden += o.bytes,
+                    _ => freed += o.bytes,
+                }
+                &mut totals.deleted
+            }
+        };
+        total.add(o.bytes);
+    }
+    let nothing = applied.objects.iter().all(|o| o.decision == Decision::Keep);
+    Outcome {
+        status: match nothing {
+            true => Status::NothingToDo,
+            false => Status::Succeeded,
+        },
+        code: None,
+        reason: None,
+        message: None,
+        dry_run: !options.apply,
+        now,
+        objects: applied.objects,
+        totals,
+        freed_bytes: freed,
+        hidden_bytes: hidden,
+        foreign_objects: look.catalog.foreign.len() as u64,
+        restorable_before: before,
+        restorable_after: after,
+        warnings: applied.warnings,
+        seconds: 0.0,
+    }
+}
+
+/// Keeps other runs away, as far as the store can: nothing depends on it.
+fn take_lock(store: &Store, warnings: &mut Vec<String>) -> Result<Option<Held>> {
+    let mut lock = Lock::new(store, LOCK, &lock::identity(), LOCK_DURATION)?;
+    match lock.acquire(Wait::UntilSeenDead) {
+        Ok(held) => Ok(Some(held)),
+        // It does not write on a condition.
+        Err(e) if e.reason() == Reason::Configuration => {
+            warnings.push(format!(
+                "nothing keeps a second run away, which is safe and of no use: {e}"
+            ));
+            Ok(None)
+        }
+        Err(e) => Err(e),
+    }
+}
+
+/// How far the store's clock is ahead of ours, seen by an object that is written now.
+fn clock_ahead(store: &Store, held: Option<&Held>) -> Result<TimeDelta> {
+    const PROBE: &str = "gc-clock.json";
+    let probe = format!("{LOCKS}/{PROBE}");
+    let before = Utc::now();
+    let name = match held {
+        Some(held) => {
+            held.renew()?;
+            format!("{LOCK}.json")
+        }
+        None => {
+            store.replace_small(&probe, b"{}")?;
+            PROBE.to_owned()
+        }
+    };
+    let written = store.objects(&[LOCKS])?;
+    let after = Utc::now();
+    if held.is_none() {
+        store.delete(&probe)?;
+    }
+    let written = written.iter().find(|o| o.path.ends_with(&name));
+    let Some(at) = written.map(|o| o.modified) else {
+        return Ok(TimeDelta::zero());
+    };
+    // Some stores tell whole seconds.
+    Ok(match () {
+        () if at + TimeDelta::seconds(1) < before => at - before,
+        () if at > after => at - after,
+        () => TimeDelta::zero(),
+    })
+}
+
+fn skew_warning(ahead: TimeDelta) -> Option<String> {
+    let minutes = ahead.num_minutes().abs();
+    let way = match ahead > TimeDelta::zero() {
+        true => "ahead of",
+        false => "behind",
+    };
+    (ahead.abs() > SKEW).then(|| {
+        format!("the store's clock is {minutes} min {way} this one: ages are counted from the earlier of the two")
+    })
+}
+
+/// Does something with each, several at once; the results in order.
+fn in_parallel<T: Sync, R: Send>(items: &[T], f: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let next = AtomicUsize::new(0);
+    let results: Mutex<BTreeMap<usize, R>> = Mutex::new(BTreeMap::new());
+    std::thread::scope(|scope| {
+        for _ in 0..AT_ONCE.min(items.len()) {
+            scope.spawn(|| {
+                loop {
+                    let i = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(item) = items.get(i) else { break };
+                    let result = f(item);
+                    let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
+                    results.insert(i, result);
+                }
+            });
+        }
+    });
+    let results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
+    results.into_values().collect()
+}
+
+/// Where the note on a removed snapshot is.
+fn removal_note(name: &str) -> String {
+    format!("{REMOVED}/{name}")
+}
+
+/// Where the pin of a full is.
+fn pin_of(name: &str) -> String {
+    format!("{PINS}/{name}")
+}

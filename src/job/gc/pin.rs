@@ -1,0 +1,149 @@
+//! Pinning a chain, so that no policy removes it, and letting it go again.
+//!
+//! A pin is an object beside the snapshots, by the name of the full. `cli` calls it.
+
+use super::undelete::{catalog, is_named, take_lock};
+use super::{LONGEST_NOTE, Status, pin_of};
+use crate::bucket::Kind;
+use crate::bucket::retention::chain_of;
+use crate::error::{Error, Reason, Result};
+use crate::job::Context;
+use crate::job::scan::{Depth, scan};
+use chrono::{DateTime, SubsecRound, Utc};
+use serde::{Deserialize, Serialize};
+
+/// What to pin.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The name or the path of a full.
+    pub name: String,
+    /// Why, for people.
+    pub reason: Option<String>,
+    /// Let it go instead.
+    pub unpin: bool,
+}
+
+/// What stands in a pin.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Pin {
+    pinned_at: DateTime<Utc>,
+    reason: Option<String>,
+}
+
+/// What was done. The fields are a contract: `docs/pin-result.schema.json`.
+#[derive(Debug, Clone, Serialize)]
+pub struct Outcome {
+    /// How it ended.
+    pub status: Status,
+    /// Whether the chain is pinned now.
+    pub pinned: bool,
+    /// The full.
+    pub full: String,
+    /// Since when, where it is.
+    pub pinned_at: Option<DateTime<Utc>>,
+    /// What was given as the reason.
+    pub note: Option<String>,
+    /// What the pin keeps, or kept: the full, and the deltas up to the next full; paths.
+    pub chain: Vec<String>,
+    /// What is worth knowing.
+    pub warnings: Vec<String>,
+}
+
+/// Pins, or lets go.
+///
+/// # Errors
+/// `NoSnapshots` where there is no such full; `SnapshotVanished` where something of the chain went
+/// meanwhile; the store's; `LockHeld`.
+pub fn run(ctx: &Context, options: &Options) -> Result<Outcome> {
+    let mut warnings = Vec::new();
+    let held = take_lock(ctx, &mut warnings)?;
+    let by_names = catalog(ctx)?;
+    let all = &by_names.snapshots;
+    let full = all
+        .iter()
+        .find(|s| s.name.kind == Kind::Full && is_named(&s.path, &options.name))
+        .ok_or_else(|| {
+            Error::new(
+                Reason::NoSnapshots,
+                format!(
+                    "{} holds no full snapshot {}: see `deltafold list`",
+                    ctx.store.url(),
+                    options.name
+                ),
+            )
+        })?;
+    let name = full.name.to_string();
+    let at = pin_of(&name);
+    let before = ctx.store.read_small(&at, LONGEST_NOTE)?;
+    let before: Option<Pin> = before.and_then(|text| serde_json::from_slice(&text).ok());
+    let was_pinned = full.pinned;
+    let chain = |warnings: &mut Vec<String>| -> Result<Vec<String>> {
+        // Which deltas are its own, contents tell where names leave doubt.
+        let scan = scan(ctx, Depth::Doubtful)?;
+        let of = &scan.catalog.snapshots;
+        let Some(i) = of.iter().position(|s| s.path == full.path) else {
+            return Err(Error::new(
+                Reason::SnapshotVanished,
+                format!("{} went meanwhile", ctx.store.name(&full.path)),
+            ));
+        };
+        if of[i].excluded {
+            warnings.push(format!(
+                "{} is excluded: it is kept, and of no use until it is brought back (deltafold undelete)",
+                full.path
+            ));
+        }
+        let chain = chain_of(&scan.catalog, &scan.timelines, i);
+        Ok(chain.into_iter().map(|i| of[i].path.clone()).collect())
+    };
+    let kept = chain(&mut warnings)?;
+    let (status, pin) = match (options.unpin, before) {
+        (true, _) => {
+            ctx.store.delete(&at)?;
+            let status = match was_pinned {
+                true => Status::Succeeded,
+                false => Status::NothingToDo,
+            };
+            (status, None)
+        }
+        (false, Some(pin)) if options.reason.is_none() || options.reason == pin.reason => {
+            (Status::NothingToDo, Some(pin))
+        }
+        (false, before) => {
+            let pin = Pin {
+                pinned_at: before.map_or_else(|| Utc::now().trunc_subsecs(0), |p| p.pinned_at),
+                reason: options.reason.clone(),
+            };
+            let text = serde_json::to_vec(&pin)
+                .map_err(|e| Error::internal(format!("a pin that is no JSON: {e}")))?;
+            ctx.store.replace_small(&at, &text)?;
+            // A gc without the lock may have been about to delete what was seen above.
+            let now = chain(&mut Vec::new())?;
+            if let Some(gone) = kept.iter().find(|p| !now.contains(p)) {
+                return Err(Error::new(
+                    Reason::SnapshotVanished,
+                    format!(
+                        "{} went while its chain was pinned; what is left of it is kept",
+                        ctx.store.name(gone)
+                    ),
+                ));
+            }
+            (Status::Succeeded, Some(pin))
+        }
+    };
+    if let Some(held) = held
+        && let Err(e) = held.release()
+    {
+        tracing::warn!("the lock could not be given back, others wait until it expires: {e}");
+    }
+    Ok(Outcome {
+        status,
+        pinned: !options.unpin,
+        full: full.path.clone(),
+        pinned_at: pin.as_ref().map(|p| p.pinned_at),
+        note: pin.and_then(|p| p.reason),
+        chain: kept,
+        warnings,
+    })
+}

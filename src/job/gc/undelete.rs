@@ -1,0 +1,194 @@
+//! Bringing back what `gc` removed and has not purged yet.
+//!
+//! A snapshot that is named comes back whoever excluded it; all of them only where `gc` did. `cli` calls it.
+
+use super::{LOCK, LOCK_DURATION, Status, removal_note};
+use crate::bucket::catalog::{PINS, REMOVED, TIMELINES, V1, V2};
+use crate::bucket::{Catalog, Kind, Listed};
+use crate::error::{Error, Reason, Result};
+use crate::job::Context;
+use crate::store::lock::{self, Held, Lock, Wait};
+use serde::Serialize;
+
+/// What to bring back.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Names or paths of snapshots; a full brings the deltas behind it along that `gc` removed. Empty:
+    /// everything that `gc` removed.
+    pub names: Vec<String>,
+}
+
+/// A snapshot that is to come back.
+#[derive(Debug, Clone, Serialize)]
+pub struct Restored {
+    /// Below the store's prefix.
+    pub path: String,
+    /// Whether it is back.
+    pub done: bool,
+    /// Why not.
+    pub error: Option<String>,
+}
+
+/// What was done. The fields are a contract: `docs/undelete-result.schema.json`.
+#[derive(Debug, Clone, Serialize)]
+pub struct Outcome {
+    /// How it ended.
+    pub status: Status,
+    /// The process's exit code, where it failed.
+    pub code: Option<u8>,
+    /// Why, where it failed.
+    pub reason: Option<&'static str>,
+    /// In words, where it failed.
+    pub message: Option<String>,
+    /// The oldest first.
+    pub snapshots: Vec<Restored>,
+    /// What is worth knowing.
+    pub warnings: Vec<String>,
+}
+
+/// The lock of all that removes and brings back, as far as the store can.
+pub(super) fn take_lock(ctx: &Context, warnings: &mut Vec<String>) -> Result<Option<Held>> {
+    let mut lock = Lock::new(&ctx.store, LOCK, &lock::identity(), LOCK_DURATION)?;
+    match lock.acquire(Wait::UntilSeenDead) {
+        Ok(held) => Ok(Some(held)),
+        Err(e) if e.reason() == Reason::Configuration => {
+            warnings.push(format!(
+                "without a lock: make sure that no gc runs at the same time: {e}"
+            ));
+            Ok(None)
+        }
+        Err(e) => Err(e),
+    }
+}
+
+/// What the prefix holds, by names.
+pub(super) fn catalog(ctx: &Context) -> Result<Catalog> {
+    let listing = ctx.store.list(&[V2, V1, TIMELINES, PINS, REMOVED])?;
+    let listing = listing
+        .into_iter()
+        .map(|(path, bytes)| Listed { path, bytes });
+    let catalog = Catalog::from_listing(listing.collect());
+    match catalog.snapshots.is_empty() {
+        true => Err(crate::job::scan::nothing_there(ctx, &catalog)),
+        false => Ok(catalog),
+    }
+}
+
+/// Whether a snapshot is the one that a flag names.
+pub(super) fn is_named(path: &str, name: &str) -> bool {
+    let wanted = name.trim_start_matches('/');
+    path == wanted || path.rsplit('/').next() == Some(wanted)
+}
+
+/// Brings snapshots back. What failed midway stands beside the outcome.
+///
+/// # Errors
+/// Where nothing was done: `NoSnapshots` where a name is nobody's; the store's; `LockHeld`.
+pub fn run(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)> {
+    let mut warnings = Vec::new();
+    let held = take_lock(ctx, &mut warnings)?;
+    let mut catalog = catalog(ctx)?;
+    let all = &catalog.snapshots;
+    let mut wanted: Vec<usize> = Vec::new();
+    for name in &options.names {
+        let named: Vec<usize> = (0..all.len())
+            .filter(|&i| is_named(&all[i].path, name))
+            .collect();
+        if named.is_empty() {
+            return Err(Error::new(
+                Reason::NoSnapshots,
+                format!(
+                    "{} holds no snapshot {name}: see `deltafold list`; what was purged cannot be brought back",
+                    ctx.store.url()
+                ),
+            ));
+        }
+        for i in named {
+            wanted.push(i);
+            // What gc removed behind a full is of no use without it, and it is of little use without that.
+            if all[i].name.kind == Kind::Full {
+                let mut next: Vec<_> = all
+                    .iter()
+                    .filter(|s| s.name.kind == Kind::Full && s.name.last > all[i].name.last)
+                    .map(|s| s.name.last)
+                    .collect();
+                next.sort_unstable();
+                let folder = |p: &str| p.rsplit_once('/').map(|p| p.0.to_owned());
+                wanted.extend((0..all.len()).filter(|&d| {
+                    all[d].name.kind == Kind::Incr
+                        && all[d].removal_noted
+                        && folder(&all[d].path) == folder(&all[i].path)
+                        && all[d].name.last > all[i].name.last
+                        && next.first().is_none_or(|n| all[d].name.start <= *n)
+                }));
+            }
+        }
+    }
+    if options.names.is_empty() {
+        wanted = (0..all.len()).filter(|&i| all[i].removal_noted).collect();
+    }
+    wanted.sort_unstable();
+    wanted.dedup();
+    let paths: Vec<String> = wanted.iter().map(|&i| all[i].path.clone()).collect();
+    let tagged = ctx.store.excluded_by_tag(&paths)?;
+    for (&i, tagged) in wanted.iter().zip(tagged) {
+        catalog.snapshots[i].excluded |= tagged;
+    }
+    let all = &catalog.snapshots;
+    wanted.retain(|&i| all[i].excluded || all[i].removal_noted);
+    // The full first, then what stands on it: stopped anywhere, what is back has no hole.
+    wanted.sort_by_key(|&i| (all[i].name.last, all[i].name.kind == Kind::Incr));
+    let mut snapshots = Vec::new();
+    let mut ended = None;
+    for &i in &wanted {
+        let s = &all[i];
+        if let Err(e) = ctx.store.cancel().check() {
+            ended = Some(e);
+        }
+        let note = removal_note(&s.name.to_string());
+        let result = match &ended {
+            Some(e) => Err(Error::new(e.reason(), e.to_string())),
+            // Without the note it is not purged, whatever comes next.
+            None => ctx
+                .store
+                .delete(&note)
+                .and_then(|()| ctx.store.set_excluded(&s.path, false)),
+        };
+        snapshots.push(Restored {
+            path: s.path.clone(),
+            done: result.is_ok(),
+            error: result.err().map(|e| e.to_string()),
+        });
+    }
+    if let Some(held) = held
+        && let Err(e) = held.release()
+    {
+        tracing::warn!("the lock could not be given back, others wait until it expires: {e}");
+    }
+    let failed: Vec<&Restored> = snapshots.iter().filter(|s| !s.done).collect();
+    let error = ended.or_else(|| {
+        let first = failed.first()?;
+        Some(Error::new(
+            Reason::PartlyDone,
+            format!(
+                "{} of {} snapshots could not be brought back: {}; run again",
+                failed.len(),
+                snapshots.len(),
+                first.error.as_deref().unwrap_or("no reason is known")
+            ),
+        ))
+    });
+    let outcome = Outcome {
+        status: match (&error, snapshots.is_empty()) {
+            (Some(_), _) => Status::Failed,
+            (None, true) => Status::NothingToDo,
+            (None, false) => Status::Succeeded,
+        },
+        code: error.as_ref().map(|e| e.reason().exit_code()),
+        reason: error.as_ref().map(|e| e.reason().as_str()),
+        message: error.as_ref().map(Error::to_string),
+        snapshots,
+        warnings,
+    };
+    Ok((outcome, error))
+}

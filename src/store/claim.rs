@@ -1,0 +1,148 @@
+//! Names on servers that take the condition of a write and ignore it: writers look out for each other.
+//!
+//! Whoever is about to name an object first writes a claim to the name and lists the claims. Only one
+//! that sees no other's goes on; its claim stays until the name is given. Of two that want one name in
+//! the same moment at least one sees the other's claim, or finds the name taken. `publish` calls it.
+
+use super::Store;
+use super::errors::store_error;
+use super::staging::{STAGING, StagingName, is_left_behind, rand_word};
+use crate::error::{Reason, Result};
+use chrono::Utc;
+use futures::TryStreamExt;
+use object_store::{CopyMode, CopyOptions, Error as E, ObjectStore, ObjectStoreExt, PutPayload};
+use sha2::{Digest, Sha256};
+use std::time::Duration;
+
+/// A name that others claim is tried so often; then it counts as taken.
+const TRIES: u64 = 20;
+/// Pauses between tries are random, up to this.
+const LONGEST_PAUSE_MS: u64 = 500;
+
+/// A small object in the staging folder, gone when this is dropped.
+pub(super) struct Claim {
+    store: Store,
+    name: StagingName,
+}
+
+impl Claim {
+    /// Waits until nobody else claims the name `below`. None where others do for too long.
+    ///
+    /// # Errors
+    /// The store's; `Terminated`.
+    pub(super) fn take(store: &Store, below: &str) -> Result<Option<Claim>> {
+        for _ in 0..TRIES {
+            let claim = Claim::write(store, &hint(below))?;
+            if !claim.has_rivals(below)? {
+                return Ok(Some(claim));
+            }
+            drop(claim);
+            let pause = Duration::from_millis(rand_word() % LONGEST_PAUSE_MS);
+            store.block_on(tokio::time::sleep(pause))?;
+            if store.exists(below)? {
+                return Ok(None);
+            }
+        }
+        Ok(None)
+    }
+
+    fn write(store: &Store, hint: &str) -> Result<Claim> {
+        let claim = Claim {
+            store: store.clone(),
+            name: StagingName::new(hint),
+        };
+        let path = store.path(&claim.name.path);
+        let put = store.inner.put(&path, PutPayload::from_static(b"claim"));
+        store
+            .block_on(put)?
+            .map_err(|e| store_error(format!("write {}", store.name(&claim.name.path)), e))?;
+        Ok(claim)
+    }
+
+    fn has_rivals(&self, below: &str) -> Result<bool> {
+        let store = &self.store;
+        let hint = format!("{}.", hint(below));
+        store.block_on(async {
+            let failed = |e| store_error(format!("list {}", store.name(STAGING)), e);
+            let mut listing = store.inner.list(Some(&store.path(STAGING)));
+            while let Some(object) = listing.try_next().await.map_err(failed)? {
+                let name = object.location.filename().unwrap_or_default();
+                if name.starts_with(&hint)
+                    && !self.name.path.ends_with(name)
+                    && !is_left_behind(name, object.last_modified, Utc::now())
+                {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
+        })?
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let path = self.store.path(&self.name.path);
+        if let Err(e) = self.store.clean_up(self.store.inner.delete(&path)) {
+            tracing::warn!(claim = %self.name.path, "a claim is left behind: {e}");
+        }
+    }
+}
+
+/// What all claims to a name begin with.
+fn hint(below: &str) -> String {
+    let hash = Sha256::digest(below.as_bytes());
+    let hex: String = hash.iter().take(8).map(|b| format!("{b:02x}")).collect();
+    format!("claim-{hex}")
+}
+
+impl Store {
+    /// Whether copies on condition that a name is free overwrite what has the name. It is tried once,
+    /// on two staging objects; where trying fails, it may be so.
+    ///
+    /// # Errors
+    /// `Terminated`.
+    pub(super) fn ignores_conditions(&self) -> Result<bool> {
+        let Some(known) = &self.ignores_conditions else {
+            return Ok(false);
+        };
+        if let Some(ignores) = known.get() {
+            return Ok(*ignores);
+        }
+        let ignores = match self.try_conditions() {
+            Ok(ignores) => ignores,
+            Err(e) if e.reason() == Reason::Terminated => return Err(e),
+            Err(e) => {
+                tracing::debug!("whether conditions of writes are heeded cannot be told: {e}");
+                return Ok(true);
+            }
+        };
+        if *known.get_or_init(|| ignores) {
+            tracing::warn!(
+                store = self.url,
+                "this store takes the condition of a write and ignores it: writers look out for each other; locks in it do not hold, use --lock-lease"
+            );
+        }
+        Ok(ignores)
+    }
+
+    fn try_conditions(&self) -> Result<bool> {
+        let from = Claim::write(self, "probe")?;
+        let to = Claim {
+            store: self.clone(),
+            name: StagingName::new("probe"),
+        };
+        let (a, b) = (self.path(&from.name.path), self.path(&to.name.path));
+        for is_second in [false, true] {
+            let options = CopyOptions::new().with_mode(CopyMode::Create);
+            match self.block_on(self.inner.copy_opts(&a, &b, options))? {
+                Ok(()) if is_second => return Ok(true),
+                Ok(()) => {}
+                // Refused at once: an answer was lost, and the same tried again.
+                Err(E::AlreadyExists { .. } | E::Precondition { .. }) => return Ok(false),
+                Err(E::NotSupported { .. } | E::NotImplemented { .. }) => return Ok(true),
+                Err(e) => return Err(store_error(format!("try {}", self.name(STAGING)), e)),
+            }
+        }
+        Ok(false)
+    }
+}

@@ -1,0 +1,93 @@
+//! Google Cloud Storage's custom metadata of an object that is there.
+//!
+//! The object_store crate sets it only when an object is written. The JSON API changes one entry of it and
+//! leaves the rest, the content and its time alone. `exclude` calls it.
+
+use super::signed::{Answer, Wire, encoded, request};
+use super::store_error;
+use crate::error::{Error, Result};
+use bytes::Bytes;
+use http::Method;
+use object_store::gcp::GoogleCloudStorage;
+use object_store::path::Path;
+use serde_json::json;
+use std::sync::Arc;
+use url::Url;
+
+const DEFAULT_URL: &str = "https://storage.googleapis.com";
+
+/// The requests of one bucket.
+pub struct Gcs {
+    store: Arc<GoogleCloudStorage>,
+    wire: Wire,
+    bucket: String,
+    base: String,
+}
+
+impl Gcs {
+    /// `base` where the settings have another than Google's own.
+    pub fn new(
+        store: Arc<GoogleCloudStorage>,
+        wire: Wire,
+        bucket: &str,
+        base: Option<String>,
+    ) -> Self {
+        Gcs {
+            store,
+            wire,
+            bucket: bucket.to_owned(),
+            base: base.unwrap_or_else(|| DEFAULT_URL.to_owned()),
+        }
+    }
+
+    /// Sets one entry of an object's metadata, or takes it away.
+    ///
+    /// # Errors
+    /// Where nothing was answered. A refusal is an answer.
+    pub(super) async fn set_metadata(
+        &self,
+        what: &str,
+        path: &Path,
+        name: &str,
+        value: Option<&str>,
+    ) -> Result<Answer> {
+        let url = object_url(&self.base, &self.bucket, path)
+            .ok_or_else(|| Error::internal(format!("cannot {what}: no URL")))?;
+        let body = Bytes::from(json!({"metadata": {name: value}}).to_string());
+        let (url, body) = (&url, &body);
+        let make = async || {
+            let failed = |e| store_error(what, e);
+            let credential = self.store.credentials().get_credential();
+            let credential = credential.await.map_err(failed)?;
+            let mut headers = vec![("content-type", "application/json".to_owned())];
+            if !credential.bearer.is_empty() {
+                headers.push(("authorization", format!("Bearer {}", credential.bearer)));
+            }
+            request(Method::PATCH, url, &headers, body)
+        };
+        self.wire.send(what, make).await
+    }
+}
+
+fn object_url(base: &str, bucket: &str, path: &Path) -> Option<Url> {
+    // An object's name is one part of the address.
+    let name = encoded(path.as_ref());
+    let base = base.trim_end_matches('/');
+    Url::parse(&format!("{base}/storage/v1/b/{bucket}/o/{name}")).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_objects_name_is_one_part_of_its_address() {
+        let url = |base| object_url(base, "b", &Path::from("p/v2/Full-1.gz")).unwrap();
+        let rest = "/storage/v1/b/b/o/p%2Fv2%2FFull-1.gz";
+        assert_eq!(url(DEFAULT_URL).as_str(), format!("{DEFAULT_URL}{rest}"));
+        assert_eq!(
+            url("http://127.0.0.1:9/").as_str(),
+            format!("http://127.0.0.1:9{rest}")
+        );
+    }
+}

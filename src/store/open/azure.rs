@@ -1,0 +1,104 @@
+//! Opens Azure Blob Storage.
+
+use super::secret::{Provider, Renewed, Secret};
+use super::{Means, Place, config_key, misconfigured};
+use crate::error::Result;
+use crate::store::Store;
+use crate::store::azure::{self, Azure};
+use crate::store::exclude::ExcludeTags;
+use object_store::ClientOptions;
+use object_store::azure::{AzureConfigKey, AzureCredential, MicrosoftAzureBuilder};
+use std::sync::Arc;
+use tokio::runtime::Handle;
+
+pub(super) fn open(place: &Place, means: Means, handle: Handle) -> Result<Store> {
+    let secret = means.read_secret()?;
+    let is_given = |name: &str| means.options.iter().any(|(key, _)| key.contains(name));
+    let (builder, client) = configure(place, &means, secret.as_ref())?;
+    let builder = match (&means.secret, &secret) {
+        (Some(source), Some(secret)) if !is_given("account_key") && !is_given("sas_") => {
+            let (place, means) = (place.clone(), means.clone());
+            let renewed = Renewed::new(source.clone(), secret.clone(), move |secret| {
+                let has = |name| secret.get(name).is_some();
+                if !has("storageAccount") || !(has("storageKey") || has("sasToken")) {
+                    return Err(secret.wrong("it has no storageAccount with its storageKey"));
+                }
+                let (builder, _) = configure(&place, &means, Some(secret))?;
+                let store = builder.build().map_err(|e| misconfigured(&place.what, e))?;
+                Ok(store.credentials().clone() as Provider<AzureCredential>)
+            })?;
+            builder.with_credentials(Arc::new(renewed))
+        }
+        _ => builder,
+    };
+    let wire = means.wire(&client, &place.what)?;
+    let setting = |key| builder.get_config_value(&key);
+    let is_set = |key| setting(key).as_deref() == Some("true");
+    let server = azure::Place {
+        endpoint: setting(AzureConfigKey::Endpoint),
+        is_fabric: is_set(AzureConfigKey::UseFabricEndpoint),
+        is_emulator: is_set(AzureConfigKey::UseEmulator),
+    };
+    let unsigned = is_set(AzureConfigKey::SkipSignature);
+    let store = builder.build().map_err(|e| misconfigured(&place.what, e))?;
+    let store = Arc::new(store);
+    let tags = match Azure::new(store.clone(), wire, &server) {
+        Some(own) if !unsigned => ExcludeTags::azure(Arc::new(own)),
+        _ => ExcludeTags::none(),
+    };
+    Ok(place.store(store, tags, handle))
+}
+
+fn configure(
+    place: &Place,
+    means: &Means,
+    secret: Option<&Secret>,
+) -> Result<(MicrosoftAzureBuilder, ClientOptions)> {
+    let mut builder = MicrosoftAzureBuilder::from_env()
+        .with_url(&place.url)
+        .with_retry(means.retry.clone());
+    let mut settings = means.timeouts();
+    if let Some(secret) = secret {
+        settings.extend(from_secret(secret)?);
+    }
+    settings.extend(means.options.iter().cloned());
+    for (key, value) in settings {
+        builder = builder.with_config(config_key::<AzureConfigKey>(&key)?, value);
+    }
+    let client = means.client(&means.certificates, |key| {
+        builder.get_config_value(&AzureConfigKey::Client(key))
+    });
+    Ok((builder.with_client_options(client.clone()), client))
+}
+
+fn from_secret(secret: &Secret) -> Result<Vec<(String, String)>> {
+    let mut settings = Vec::new();
+    let mut add = |key: &str, value: String| settings.push((key.to_owned(), value));
+    for (name, key) in [
+        ("storageAccount", "account_name"),
+        ("storageKey", "account_key"),
+        ("sasToken", "sas_token"),
+    ] {
+        if let Some(value) = secret.get(name) {
+            add(key, value.to_owned());
+        }
+    }
+    let account = secret.get("storageAccount").unwrap_or_default();
+    let emulator = secret.flag("emulatorEnabled")? == Some(true);
+    match secret.get("domain") {
+        // An emulator has no host for each account: there it is a part of the path.
+        Some(domain) if emulator => {
+            let base = domain.trim_end_matches('/');
+            let base = match base.contains("://") {
+                true => base.to_owned(),
+                false => format!("http://{base}"),
+            };
+            add("endpoint", format!("{base}/{account}"));
+            add("allow_http", base.starts_with("http://").to_string());
+        }
+        Some(domain) => add("endpoint", format!("https://{account}.{domain}")),
+        None if emulator => add("use_emulator", "true".to_owned()),
+        None => {}
+    }
+    Ok(settings)
+}

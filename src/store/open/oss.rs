@@ -1,0 +1,313 @@
+//! Opens Alibaba Cloud OSS, through opendal. No server that we can run speaks it: this is untested.
+
+use super::secret::{Renewed, Secret};
+use super::{Means, Place};
+use crate::error::{Error, Reason, Result};
+use crate::store::Store;
+use crate::store::errors::redact;
+use crate::store::exclude::ExcludeTags;
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::stream::BoxStream;
+use futures::{Stream, StreamExt, TryStreamExt};
+use object_store::client::{HttpClient, HttpConnector, HttpRequestBody, ReqwestConnector};
+use object_store::path::Path;
+use object_store::{
+    CopyMode, CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta,
+    ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult,
+};
+use object_store_opendal::OpendalStore;
+use opendal::layers::RetryLayer;
+use opendal::services::Oss;
+use opendal::{
+    Buffer, ErrorKind, HttpBody, HttpTransport, HttpTransporter, OperationContext, Operator,
+};
+use std::fmt;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use tokio::runtime::Handle;
+
+/// Settings that opendal has, too, under the names that it has for them.
+const KEYS: [&str; 11] = [
+    "endpoint",
+    "addressing_style",
+    "access_key_id",
+    "access_key_secret",
+    "security_token",
+    "role_arn",
+    "role_session_name",
+    "oidc_provider_arn",
+    "oidc_token_file",
+    "server_side_encryption",
+    "server_side_encryption_key_id",
+];
+
+pub(super) fn open(place: &Place, means: Means, handle: Handle) -> Result<Store> {
+    let secret = means.read_secret()?;
+    let inner = match (&means.secret, &secret) {
+        (Some(source), Some(secret)) => {
+            let (place, means) = (place.clone(), means.clone());
+            let make = move |secret: &Secret| operator(&place, &means, Some(secret));
+            Inner::Renewed(Renewed::new(source.clone(), secret.clone(), make)?)
+        }
+        _ => Inner::Fixed(operator(place, &means, None)?),
+    };
+    Ok(place.store(Arc::new(OssStore(inner)), ExcludeTags::none(), handle))
+}
+
+fn operator(place: &Place, means: &Means, secret: Option<&Secret>) -> Result<Operator> {
+    let (client, options) = means.plain_client()?;
+    let mut settings = Vec::new();
+    let from_env = [
+        ("endpoint", "ALIBABA_CLOUD_OSS_ENDPOINT"),
+        ("endpoint", "ALICLOUD_ENDPOINT"),
+        ("access_key_id", "ALICLOUD_ACCESS_KEY_ID"),
+        ("access_key_secret", "ALICLOUD_ACCESS_KEY_SECRET"),
+    ];
+    for (key, variable) in from_env {
+        if let Ok(value) = std::env::var(variable) {
+            settings.push((key.to_owned(), value));
+        }
+    }
+    if let Some(secret) = secret {
+        let names = [
+            ("endpoint", "storageEndpoint"),
+            ("access_key_id", "accessKeyID"),
+            ("access_key_secret", "accessKeySecret"),
+        ];
+        for (key, name) in names {
+            if let Some(value) = secret.get(name) {
+                settings.push((key.to_owned(), value.to_owned()));
+            }
+        }
+    }
+    for (key, value) in options {
+        if !KEYS.contains(&key.as_str()) {
+            return Err(super::no_such_setting(&key));
+        }
+        settings.push((key, value));
+    }
+    let mut oss = Oss::default().bucket(&place.bucket);
+    let mut has_endpoint = false;
+    for (key, value) in &settings {
+        has_endpoint |= key == "endpoint";
+        oss = match key.as_str() {
+            "endpoint" => oss.endpoint(value),
+            "addressing_style" => oss.addressing_style(value),
+            "access_key_id" => oss.access_key_id(value),
+            "access_key_secret" => oss.access_key_secret(value),
+            "security_token" => oss.security_token(value),
+            "role_arn" => oss.role_arn(value),
+            "role_session_name" => oss.role_session_name(value),
+            "oidc_provider_arn" => oss.oidc_provider_arn(value),
+            "oidc_token_file" => oss.oidc_token_file(value),
+            "server_side_encryption" => oss.server_side_encryption(value),
+            _ => oss.server_side_encryption_key_id(value),
+        };
+    }
+    if !has_endpoint {
+        return Err(Error::new(
+            Reason::Configuration,
+            format!(
+                "--store {}: OSS needs its region's endpoint: --store-option endpoint=https://oss-<region>.aliyuncs.com",
+                place.url
+            ),
+        ));
+    }
+    let http = ReqwestConnector::default()
+        .connect(&client)
+        .map_err(|e| super::misconfigured(&place.what, e))?;
+    let wrong = |e: opendal::Error| {
+        let what = format!("cannot {}: {}", place.what, redact(&e.to_string()));
+        Error::new(Reason::Configuration, what)
+    };
+    let retry = RetryLayer::new()
+        .with_max_times(means.retry.max_retries)
+        .with_jitter();
+    let context = OperationContext::new().with_http_transport(HttpTransporter::new(Http(http)));
+    Ok(Operator::new(oss)
+        .map_err(wrong)?
+        .with_context(context)
+        .layer(retry))
+}
+
+/// opendal's requests, sent as all others are: proxies, certificates and time-outs are the same.
+#[derive(Clone)]
+struct Http(HttpClient);
+
+impl HttpTransport for Http {
+    async fn fetch(
+        &self,
+        request: http::Request<Buffer>,
+    ) -> opendal::Result<http::Response<HttpBody>> {
+        let failed = |what: &str, e: object_store::client::HttpError| {
+            opendal::Error::new(ErrorKind::Unexpected, format!("{what}: {e}")).set_temporary()
+        };
+        let (parts, body) = request.into_parts();
+        let mut sent = http::Request::new(HttpRequestBody::from(body.to_bytes()));
+        *sent.method_mut() = parts.method;
+        *sent.uri_mut() = parts.uri;
+        *sent.headers_mut() = parts.headers;
+        let answer = self
+            .0
+            .execute(sent)
+            .await
+            .map_err(|e| failed("send a request", e))?;
+        let (mut parts, body) = answer.into_parts();
+        let length = parts.headers.get(http::header::CONTENT_LENGTH);
+        let length = length.and_then(|l| l.to_str().ok()?.parse().ok());
+        parts.extensions.clear();
+        let stream = body
+            .bytes_stream()
+            .map_ok(Buffer::from)
+            .map_err(move |e| failed("read an answer", e));
+        let stream = Shareable(Mutex::new(stream.boxed()));
+        Ok(http::Response::from_parts(
+            parts,
+            HttpBody::new(stream, length),
+        ))
+    }
+}
+
+/// A stream that may be named from several threads, as opendal wants it; one at a time reads it.
+struct Shareable(Mutex<BoxStream<'static, opendal::Result<Buffer>>>);
+
+impl Stream for Shareable {
+    type Item = opendal::Result<Buffer>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let stream = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
+        stream.poll_next_unpin(cx)
+    }
+}
+
+enum Inner {
+    Fixed(Operator),
+    Renewed(Renewed<Operator>),
+}
+
+/// OSS as an object store whose copies can be conditional.
+struct OssStore(Inner);
+
+impl OssStore {
+    fn operator(&self) -> Operator {
+        match &self.0 {
+            Inner::Fixed(operator) => operator.clone(),
+            Inner::Renewed(renewed) => renewed.current(),
+        }
+    }
+
+    fn store(&self) -> OpendalStore {
+        OpendalStore::new(self.operator())
+    }
+}
+
+impl fmt::Debug for OssStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Display for OssStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "OSS")
+    }
+}
+
+#[async_trait]
+impl ObjectStore for OssStore {
+    async fn put_opts(
+        &self,
+        path: &Path,
+        payload: PutPayload,
+        options: PutOptions,
+    ) -> object_store::Result<PutResult> {
+        self.store().put_opts(path, payload, options).await
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        path: &Path,
+        options: PutMultipartOptions,
+    ) -> object_store::Result<Box<dyn MultipartUpload>> {
+        self.store().put_multipart_opts(path, options).await
+    }
+
+    async fn get_opts(&self, path: &Path, options: GetOptions) -> object_store::Result<GetResult> {
+        self.store().get_opts(path, options).await
+    }
+
+    fn delete_stream(
+        &self,
+        paths: BoxStream<'static, object_store::Result<Path>>,
+    ) -> BoxStream<'static, object_store::Result<Path>> {
+        self.store().delete_stream(paths)
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, object_store::Result<ObjectMeta>> {
+        self.store().list(prefix)
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> object_store::Result<ListResult> {
+        self.store().list_with_delimiter(prefix).await
+    }
+
+    /// On condition that the name is free, an object is read and written again: opendal has no such
+    /// copy on OSS, but its uploads can be forbidden to overwrite.
+    async fn copy_opts(
+        &self,
+        from: &Path,
+        to: &Path,
+        options: CopyOptions,
+    ) -> object_store::Result<()> {
+        if options.mode != CopyMode::Create {
+            return self.store().copy_opts(from, to, options).await;
+        }
+        let failed = |e: opendal::Error| {
+            let path = to.to_string();
+            let source = redact(&e.to_string()).into();
+            match e.kind() {
+                ErrorKind::AlreadyExists | ErrorKind::ConditionNotMatch => {
+                    object_store::Error::AlreadyExists { path, source }
+                }
+                ErrorKind::NotFound => object_store::Error::NotFound { path, source },
+                ErrorKind::PermissionDenied => {
+                    object_store::Error::PermissionDenied { path, source }
+                }
+                _ => object_store::Error::Generic {
+                    store: "OSS",
+                    source,
+                },
+            }
+        };
+        let operator = self.operator();
+        let mut content = self
+            .store()
+            .get_opts(from, GetOptions::default())
+            .await?
+            .into_stream();
+        let mut writer = operator
+            .writer_with(to.as_ref())
+            .if_not_exists(true)
+            .chunk(PART)
+            .await
+            .map_err(failed)?;
+        let written = async {
+            while let Some(bytes) = content.next().await {
+                let bytes: Bytes = bytes?;
+                writer.write(bytes).await.map_err(failed)?;
+            }
+            writer.close().await.map(|_| ()).map_err(failed)
+        };
+        let result = written.await;
+        if result.is_err() {
+            // What was begun is no object; if it cannot be given up, it stays so.
+            let _ = writer.abort().await;
+        }
+        result
+    }
+}
+
+/// Bytes of a part, where one is copied through here.
+const PART: usize = 16 << 20;

@@ -1,0 +1,216 @@
+//! Opens S3, and servers that speak its protocol.
+
+use super::secret::{Provider, Renewed, Secret};
+use super::{Means, Place, config_key, misconfigured};
+use crate::error::{Error, Reason, Result};
+use crate::store::Store;
+use crate::store::exclude::ExcludeTags;
+use crate::store::signed::S3;
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, AwsCredential, S3CopyIfNotExists};
+use object_store::{ClientConfigKey, ClientOptions};
+use std::sync::Arc;
+use tokio::runtime::Handle;
+use url::Url;
+
+/// S3 copies no more than this at once.
+const LARGEST_COPY: u64 = 5 << 30;
+/// A setting of ours: `false` puts the bucket into the host name, also into that of `endpoint`.
+const OPTION_PATH_STYLE: &str = "path_style";
+/// An SSE-C key has so many bytes.
+const CUSTOMER_KEY_BYTES: usize = 32;
+
+pub(super) fn open(place: &Place, means: Means, handle: Handle) -> Result<Store> {
+    let secret = means.read_secret()?;
+    let is_given = |name: &str| means.options.iter().any(|(key, _)| key.contains(name));
+    let (mut builder, client) = configure(place, &means, secret.as_ref())?;
+    if let (Some(source), Some(secret)) = (&means.secret, &secret)
+        && has_credentials(secret)
+        && !is_given("access_key_id")
+    {
+        let (place, means) = (place.clone(), means.clone());
+        let renewed = Renewed::new(source.clone(), secret.clone(), move |secret| {
+            if !has_credentials(secret) {
+                return Err(no_credentials(secret));
+            }
+            let (builder, _) = configure(&place, &means, Some(secret))?;
+            let store = builder.build().map_err(|e| misconfigured(&place.what, e))?;
+            Ok(store.credentials().clone() as Provider<AwsCredential>)
+        })?;
+        builder = builder.with_credentials(Arc::new(renewed));
+    } else if let (Some(secret), false) = (&secret, is_given("access_key_id")) {
+        return Err(no_credentials(secret));
+    }
+    let setting = |key| builder.get_config_value(&key);
+    let unsigned = setting(AmazonS3ConfigKey::SkipSignature).as_deref() == Some("true");
+    let own_server = setting(AmazonS3ConfigKey::S3Endpoint)
+        .or_else(|| setting(AmazonS3ConfigKey::Endpoint))
+        .is_some_and(|e| !e.contains(".amazonaws.com"));
+    let request_payer = setting(AmazonS3ConfigKey::RequestPayer).as_deref() == Some("true");
+    let region = setting(AmazonS3ConfigKey::Region);
+    // The crate tells the key of this setting by its name alone.
+    let encryption = config_key::<AmazonS3ConfigKey>("aws_server_side_encryption")?;
+    let own_key = setting(encryption).as_deref() == Some("sse-c");
+    let store = builder.build().map_err(|e| misconfigured(&place.what, e))?;
+    let store = Arc::new(store);
+    let store = if unsigned {
+        place.store(store, ExcludeTags::none(), handle)
+    } else {
+        let wire = means.wire(&client, &place.what)?;
+        let own = Arc::new(S3::new(store.clone(), wire, region, request_payer));
+        let tags = ExcludeTags::s3(own.clone());
+        place.store(store, tags, handle).with_s3(own)
+    };
+    // By ranges only what we sign, and without a key that each request would have to show.
+    let store = match unsigned || own_key {
+        true => store.with_largest_copy(LARGEST_COPY),
+        false => store.with_largest_range(LARGEST_COPY),
+    };
+    Ok(match own_server {
+        true => store.with_doubted_conditions(),
+        false => store,
+    })
+}
+
+fn has_credentials(secret: &Secret) -> bool {
+    let has = |name| secret.get(name).is_some();
+    (has("accessKeyID") && has("secretAccessKey")) || (has("roleARN") && has("token"))
+}
+
+fn no_credentials(secret: &Secret) -> Error {
+    secret.wrong("it has neither accessKeyID and secretAccessKey nor roleARN and token")
+}
+
+/// A store's builder, and how it connects.
+fn configure(
+    place: &Place,
+    means: &Means,
+    secret: Option<&Secret>,
+) -> Result<(AmazonS3Builder, ClientOptions)> {
+    let mut builder = AmazonS3Builder::from_env()
+        .with_url(&place.url)
+        .with_retry(means.retry.clone())
+        .with_copy_if_not_exists(S3CopyIfNotExists::Multipart);
+    let mut certificates = means.certificates.clone();
+    let mut settings = means.timeouts();
+    if let Some(secret) = secret {
+        settings.extend(from_secret(secret)?);
+        certificates.extend(means.certificates_of(secret, "trustedCaCert")?);
+    }
+    settings.extend(means.options.iter().cloned());
+    let mut path_style = None;
+    for (key, value) in settings {
+        if key == OPTION_PATH_STYLE {
+            path_style = Some(means.flag(&key, &value)?);
+            continue;
+        }
+        builder = builder.with_config(config_key::<AmazonS3ConfigKey>(&key)?, value);
+    }
+    let endpoint = builder
+        .get_config_value(&AmazonS3ConfigKey::S3Endpoint)
+        .or_else(|| builder.get_config_value(&AmazonS3ConfigKey::Endpoint));
+    if let Some(path_style) = path_style {
+        builder = builder.with_virtual_hosted_style_request(!path_style);
+        if let (false, Some(endpoint)) = (path_style, &endpoint) {
+            let host = with_bucket(endpoint, &place.bucket).ok_or_else(|| {
+                let what = format!("the endpoint {endpoint} is no URL of a server");
+                Error::new(Reason::Configuration, what)
+            })?;
+            builder = builder.with_config(AmazonS3ConfigKey::S3Endpoint, host);
+        }
+    }
+    if endpoint.is_some_and(|e| e.starts_with("http://")) {
+        let key = AmazonS3ConfigKey::Client(ClientConfigKey::AllowHttp);
+        builder = builder.with_config(key, "true");
+    }
+    let client = means.client(&certificates, |key| {
+        builder.get_config_value(&AmazonS3ConfigKey::Client(key))
+    });
+    Ok((builder.with_client_options(client.clone()), client))
+}
+
+/// `http://server:9000` with the bucket in its host name, where it is not there yet.
+fn with_bucket(endpoint: &str, bucket: &str) -> Option<String> {
+    let mut url = Url::parse(endpoint).ok()?;
+    let host = url.host_str()?.to_owned();
+    if !host.starts_with(&format!("{bucket}.")) {
+        url.set_host(Some(&format!("{bucket}.{host}"))).ok()?;
+    }
+    Some(url.as_str().trim_end_matches('/').to_owned())
+}
+
+/// A Secret's settings under the names that the builder has for them.
+fn from_secret(secret: &Secret) -> Result<Vec<(String, String)>> {
+    let mut settings = Vec::new();
+    let mut add = |key: &str, value: String| settings.push((key.to_owned(), value));
+    for (name, key) in [
+        ("accessKeyID", "access_key_id"),
+        ("secretAccessKey", "secret_access_key"),
+        ("sessionToken", "session_token"),
+        ("region", "region"),
+        ("endpoint", "endpoint"),
+    ] {
+        if let Some(value) = secret.get(name) {
+            let is_bare = name == "endpoint" && !value.contains("://");
+            add(
+                key,
+                if is_bare { "https://" } else { "" }.to_owned() + value,
+            );
+        }
+    }
+    // A role that the token of a workload is good for; the token's file is read again by itself.
+    if let (Some(role), Some(_)) = (secret.get("roleARN"), secret.get("token")) {
+        add("role_arn", role.to_owned());
+        let file = secret.file("token").display().to_string();
+        add("web_identity_token_file", file);
+    }
+    // Without it the bucket is part of the path, which AWS understands as well.
+    if secret.flag("s3ForcePathStyle")? == Some(true) {
+        add(OPTION_PATH_STYLE, "true".to_owned());
+    }
+    if secret.flag("insecureSkipVerify")? == Some(true) {
+        add("allow_invalid_certificates", "true".to_owned());
+    }
+    match (
+        secret.get("sseCustomerKey"),
+        secret.get("sseCustomerAlgorithm"),
+    ) {
+        (None, None) => {}
+        (Some(key), Some("AES256")) => {
+            let text = match key.len() == CUSTOMER_KEY_BYTES {
+                true => base64_simd::STANDARD.encode_to_string(key),
+                false => key.to_owned(),
+            };
+            let decoded = base64_simd::STANDARD.decode_to_vec(&text);
+            if decoded.is_ok_and(|k| k.len() == CUSTOMER_KEY_BYTES) {
+                add("server_side_encryption", "sse-c".to_owned());
+                add("sse_customer_key_base64", text);
+            } else {
+                return Err(secret.wrong("sseCustomerKey is no key of 32 bytes"));
+            }
+        }
+        _ => {
+            let what = "sseCustomerKey needs sseCustomerAlgorithm with the value AES256";
+            return Err(secret.wrong(what));
+        }
+    }
+    Ok(settings)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bucket_goes_into_the_host_name_once() {
+        let with = |endpoint| with_bucket(endpoint, "b");
+        assert_eq!(
+            with("http://s.example:9000/").as_deref(),
+            Some("http://b.s.example:9000")
+        );
+        assert_eq!(
+            with("https://b.s.example").as_deref(),
+            Some("https://b.s.example")
+        );
+        assert_eq!(with("nonsense"), None);
+    }
+}

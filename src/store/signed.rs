@@ -1,0 +1,366 @@
+//! Requests that the object_store crate has no call for, signed as it signs its own.
+//!
+//! It knows the way of a request: address, signature, tries, refusals. What is asked and what the answer
+//! means is in `exclude`, `versions` and `retention`.
+
+use super::errors::{redact, status_error, store_error};
+use super::xml::{self, Element};
+use crate::error::{Error, Reason, Result};
+use bytes::Bytes;
+use futures::TryStreamExt;
+use http::{HeaderName, HeaderValue, Method, Uri};
+use md5::{Digest, Md5};
+use object_store::RetryConfig;
+use object_store::aws::{AmazonS3, AwsAuthorizer};
+use object_store::client::{HttpClient, HttpRequest, HttpRequestBody};
+use object_store::path::Path;
+use object_store::signer::Signer;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::OnceCell;
+use url::Url;
+
+/// No answer to these requests has more.
+const LARGEST_ANSWER: usize = 32 << 20;
+/// How long the first wait between two tries is; each next one is twice as long.
+const FIRST_WAIT: Duration = Duration::from_millis(100);
+const LONGEST_WAIT: Duration = Duration::from_secs(5);
+
+/// What sends requests, the way all others go, and tries them again.
+#[derive(Clone)]
+pub struct Wire {
+    http: HttpClient,
+    tries: usize,
+    patience: Duration,
+}
+
+/// What a server answered, whatever that was.
+pub(super) struct Answer {
+    pub status: u16,
+    pub body: Bytes,
+}
+
+impl Wire {
+    /// `retry` as the store's other requests have it.
+    pub fn new(http: HttpClient, retry: &RetryConfig) -> Self {
+        Wire {
+            http,
+            tries: 1 + retry.max_retries,
+            patience: retry.retry_timeout,
+        }
+    }
+
+    /// Sends what `make` makes, anew for each try since a signature has its time; it tries again
+    /// where the server is at fault. `what` says what is done, for messages.
+    pub(super) async fn send(
+        &self,
+        what: &str,
+        make: impl AsyncFn() -> Result<HttpRequest>,
+    ) -> Result<Answer> {
+        let begun = tokio::time::Instant::now();
+        let mut wait = FIRST_WAIT;
+        let mut tried = 0;
+        loop {
+            tried += 1;
+            let failed = match self.try_once(make().await?).await {
+                Ok(answer) if !answer.is_passing() => return Ok(answer),
+                Ok(answer) => answer.refusal(what),
+                Err(why) => Error::new(
+                    Reason::StoreUnreachable,
+                    format!("cannot {what}: {why}; check the URL, the endpoint and the network"),
+                ),
+            };
+            if tried >= self.tries || begun.elapsed() + wait > self.patience {
+                return Err(failed);
+            }
+            tokio::time::sleep(wait).await;
+            wait = (wait * 2).min(LONGEST_WAIT);
+        }
+    }
+
+    async fn try_once(&self, request: HttpRequest) -> Result<Answer, String> {
+        let answer = self.http.execute(request).await.map_err(|e| causes(&e))?;
+        let status = answer.status().as_u16();
+        let mut stream = answer.into_body().bytes_stream();
+        let mut body = Vec::new();
+        while let Some(chunk) = stream.try_next().await.map_err(|e| causes(&e))? {
+            if body.len() + chunk.len() > LARGEST_ANSWER {
+                return Err(format!(
+                    "it answers with more than {LARGEST_ANSWER} bytes, so not with what was asked for"
+                ));
+            }
+            body.extend_from_slice(&chunk);
+        }
+        Ok(Answer {
+            status,
+            body: body.into(),
+        })
+    }
+}
+
+/// An error and what caused it, without what must not be seen.
+fn causes(e: &dyn std::error::Error) -> String {
+    let mut text = e.to_string();
+    let mut next = e.source();
+    while let Some(cause) = next {
+        let said = cause.to_string();
+        if !text.contains(&said) {
+            text = format!("{text}: {said}");
+        }
+        next = cause.source();
+    }
+    redact(&text)
+}
+
+impl Answer {
+    pub fn is_success(&self) -> bool {
+        (200..300).contains(&self.status)
+    }
+
+    /// Whether the same request may succeed in a moment.
+    fn is_passing(&self) -> bool {
+        self.status == 429 || (self.status >= 500 && self.status != 501 && self.status != 505)
+    }
+
+    /// The root of its XML, if that has the name: a server may answer with something else altogether.
+    pub fn xml(&self, root: &str) -> Option<Element> {
+        xml::parse(&self.body).filter(|e| e.name == root)
+    }
+
+    /// The code of a refusal, such as `NoSuchKey`.
+    pub fn code(&self) -> String {
+        let code = self
+            .xml("Error")
+            .and_then(|e| Some(e.text_of("Code")?.to_owned()));
+        code.unwrap_or_default()
+    }
+
+    /// Whether the object, or this version of it, is not there.
+    pub fn is_object_missing(&self) -> bool {
+        self.status == 404
+            && matches!(
+                &*self.code(),
+                "NoSuchKey" | "NoSuchVersion" | "BlobNotFound"
+            )
+    }
+
+    /// As an error.
+    pub fn refusal(&self, what: &str) -> Error {
+        let status = http::StatusCode::from_u16(self.status)
+            .map(|s| s.to_string())
+            .unwrap_or_default();
+        let body = String::from_utf8_lossy(&self.body);
+        status_error(what, self.status, &format!("status code: {status}: {body}"))
+    }
+
+    /// An answer that means nothing.
+    pub fn not_understood(&self, what: &str) -> Error {
+        Error::new(
+            Reason::Configuration,
+            format!(
+                "cannot {what}: the store answers {} with something else than was asked for; it may not have this function: see `deltafold store check`",
+                self.status
+            ),
+        )
+    }
+}
+
+/// A text in a query or as one part of an address, encoded as S3 wants it: all but the unreserved.
+pub(super) fn encoded(text: &str) -> String {
+    text.bytes()
+        .map(|b| match b {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
+                (b as char).to_string()
+            }
+            b => format!("%{b:02X}"),
+        })
+        .collect()
+}
+
+pub(super) fn query_string(pairs: &[(&str, &str)]) -> String {
+    let pairs: Vec<String> = pairs
+        .iter()
+        .map(|(name, value)| format!("{}={}", encoded(name), encoded(value)))
+        .collect();
+    pairs.join("&")
+}
+
+/// A request that is not signed yet.
+pub(super) fn request(
+    method: Method,
+    url: &Url,
+    headers: &[(&'static str, String)],
+    body: &Bytes,
+) -> Result<HttpRequest> {
+    let odd = |e: &dyn std::fmt::Display| Error::internal(format!("a request that is none: {e}"));
+    let mut request = HttpRequest::new(HttpRequestBody::from(body.clone()));
+    *request.method_mut() = method;
+    *request.uri_mut() = url.as_str().parse::<Uri>().map_err(|e| odd(&e))?;
+    for (name, value) in headers {
+        let value = HeaderValue::from_str(value).map_err(|e| odd(&e))?;
+        request
+            .headers_mut()
+            .insert(HeaderName::from_static(name), value);
+    }
+    Ok(request)
+}
+
+/// The requests of one S3 bucket.
+pub struct S3 {
+    store: Arc<AmazonS3>,
+    wire: Wire,
+    region: String,
+    request_payer: bool,
+    /// What was learnt of the bucket's lock.
+    pub(super) lock: OnceCell<super::retention::ObjectLock>,
+}
+
+impl S3 {
+    /// `region` as the store's builder has it; S3's own default where it has none.
+    pub fn new(
+        store: Arc<AmazonS3>,
+        wire: Wire,
+        region: Option<String>,
+        request_payer: bool,
+    ) -> Self {
+        S3 {
+            store,
+            wire,
+            region: region.unwrap_or_else(|| "us-east-1".to_owned()),
+            request_payer,
+            lock: OnceCell::new(),
+        }
+    }
+
+    /// What the crate can do.
+    pub(super) fn store(&self) -> &AmazonS3 {
+        &self.store
+    }
+
+    /// The bucket's name.
+    pub(super) fn bucket(&self) -> String {
+        // The crate tells it nowhere else.
+        let shown = self.store.to_string();
+        let name = shown.strip_prefix("AmazonS3(");
+        let name = name.and_then(|n| n.strip_suffix(')'));
+        name.unwrap_or(&shown).to_owned()
+    }
+
+    /// Asks something of the bucket; as [`ask`](Self::ask).
+    pub(super) async fn ask_bucket(&self, what: &str, query: &[(&str, &str)]) -> Result<Answer> {
+        let bucket = Path::default();
+        self.ask(what, Method::GET, &bucket, query, String::new())
+            .await
+    }
+
+    /// Asks something of an object, or of the bucket where `path` is empty.
+    ///
+    /// # Errors
+    /// Where nothing was answered. A refusal is an answer.
+    pub(super) async fn ask(
+        &self,
+        what: &str,
+        method: Method,
+        path: &Path,
+        query: &[(&str, &str)],
+        body: String,
+    ) -> Result<Answer> {
+        self.ask_with(what, method, path, query, &[], body).await
+    }
+
+    /// The same, with more headers.
+    pub(super) async fn ask_with(
+        &self,
+        what: &str,
+        method: Method,
+        path: &Path,
+        query: &[(&str, &str)],
+        more: &[(&'static str, String)],
+        body: String,
+    ) -> Result<Answer> {
+        let failed = |e| store_error(what, e);
+        let body = Bytes::from(body);
+        let mut headers = more.to_vec();
+        if !body.is_empty() {
+            // S3 demands it, or a checksum of its own kind, of tags and retentions.
+            let sum = Md5::digest(&body);
+            let sum = base64_simd::STANDARD.encode_to_string(sum);
+            headers.push(("content-md5", sum));
+            headers.push(("content-type", "application/xml".to_owned()));
+        }
+        let (body, headers) = (&body, &headers);
+        let make = async || {
+            // The crate tells the address only with a signature in the query.
+            let valid_for = Duration::from_secs(60);
+            let signed = self.store.signed_url(Method::GET, path, valid_for);
+            let mut url = signed.await.map_err(failed)?;
+            url.set_query(Some(&query_string(query)));
+            let mut request = request(method.clone(), &url, headers, body)?;
+            let credential = self.store.credentials().get_credential();
+            let credential = credential.await.map_err(failed)?;
+            AwsAuthorizer::new(&credential, "s3", &self.region)
+                .with_request_payer(self.request_payer)
+                .try_authorize(&mut request, None)
+                .map_err(failed)?;
+            Ok(request)
+        };
+        self.wire.send(what, make).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(status: u16, body: &str) -> Answer {
+        Answer {
+            status,
+            body: body.to_owned().into(),
+        }
+    }
+
+    #[test]
+    fn a_query_is_encoded_strictly() {
+        let pairs = [("versions", ""), ("prefix", "a b/ü+&=~")];
+        let query = query_string(&pairs);
+        assert_eq!(query, "versions=&prefix=a%20b%2F%C3%BC%2B%26%3D~");
+        // As the server takes it apart.
+        let url = Url::parse(&format!("http://h/?{query}")).unwrap();
+        let back: Vec<(String, String)> = url.query_pairs().into_owned().collect();
+        assert_eq!(back[1].1, "a b/ü+&=~");
+    }
+
+    #[test]
+    fn a_refusal_has_a_reason_and_its_code() {
+        let xml = |code: &str| format!("<Error><Code>{code}</Code><Message>No.</Message></Error>");
+        for (status, code, reason) in [
+            (403, "AccessDenied", Reason::PermissionDenied),
+            (401, "x", Reason::Unauthenticated),
+            (404, "NoSuchBucket", Reason::NoSnapshots),
+            (501, "NotImplemented", Reason::Configuration),
+            (400, "InvalidRequest", Reason::Configuration),
+            (503, "SlowDown", Reason::StoreUnreachable),
+            (429, "x", Reason::StoreUnreachable),
+        ] {
+            let answer = answer(status, &xml(code));
+            assert_eq!(answer.code(), code);
+            let e = answer.refusal("do it");
+            assert_eq!(e.reason(), reason, "{e}");
+            assert!(e.to_string().starts_with("cannot do it: "), "{e}");
+            assert!(e.to_string().contains(&format!("{code}: No.")), "{e}");
+        }
+        assert!(answer(404, &xml("NoSuchKey")).is_object_missing());
+        assert!(!answer(404, &xml("NoSuchTagSet")).is_object_missing());
+    }
+
+    #[test]
+    fn another_document_is_no_answer() {
+        assert!(answer(200, "<Retention/>").xml("Retention").is_some());
+        assert!(answer(200, "<Retention/>").xml("Tagging").is_none());
+        assert!(
+            answer(200, "an object's content")
+                .xml("Retention")
+                .is_none()
+        );
+    }
+}

@@ -1,0 +1,955 @@
+//! A client for OpenStack Swift's own protocol, as an object store.
+//!
+//! opendal's does not write on a condition, does not log in, and leaves the segments of what it
+//! deletes. `open` makes it; what is behind the names it does not know.
+
+use super::errors::redact;
+use async_trait::async_trait;
+use bytes::Bytes;
+use chrono::{DateTime, NaiveDateTime, Utc};
+use futures::stream::{self, BoxStream};
+use futures::{StreamExt, TryStreamExt};
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::{Method, StatusCode};
+use object_store::client::{HttpClient, HttpRequestBody, HttpResponse};
+use object_store::path::Path;
+use object_store::{
+    Attributes, CopyMode, CopyOptions, Error, Extensions, GetOptions, GetRange, GetResult,
+    GetResultPayload, ListResult, MultipartUpload, ObjectMeta, ObjectStore, PutMode,
+    PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, RetryConfig, UploadPart,
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Swift's own limit for an object that is not made of others, and so for what it copies.
+pub(super) const LARGEST_OBJECT: u64 = 5 << 30;
+/// A token is not used in its last moments.
+const BEFORE_THE_END: Duration = Duration::from_secs(60);
+/// An answer that is not streamed is no longer than this in messages.
+const LONGEST_ANSWER: usize = 300;
+/// Deletions under way at once.
+const AT_ONCE: usize = 10;
+/// Pauses between tries double up to this.
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+
+const X_AUTH_TOKEN: HeaderName = HeaderName::from_static("x-auth-token");
+const X_COPY_FROM: HeaderName = HeaderName::from_static("x-copy-from");
+const X_OBJECT_MANIFEST: HeaderName = HeaderName::from_static("x-object-manifest");
+const X_STATIC_LARGE_OBJECT: HeaderName = HeaderName::from_static("x-static-large-object");
+
+/// Who logs in where.
+#[derive(Clone, PartialEq)]
+pub(super) enum Login {
+    /// Nobody: there is a token.
+    Token { url: String, token: String },
+    /// By Swift's own first version, as tempauth has it.
+    V1 {
+        url: String,
+        user: String,
+        key: String,
+    },
+    /// By Keystone's third.
+    V3 {
+        url: String,
+        request: Value,
+        region: Option<String>,
+        interface: String,
+        /// Instead of the one in the catalogue.
+        storage_url: Option<String>,
+    },
+}
+
+impl Login {
+    /// Where it leads to.
+    pub(super) fn urls(&self) -> impl Iterator<Item = &str> {
+        let (url, storage_url) = match self {
+            Login::Token { url, .. } | Login::V1 { url, .. } => (url, None),
+            Login::V3 {
+                url, storage_url, ..
+            } => (url, storage_url.as_deref()),
+        };
+        [Some(url.as_str()), storage_url].into_iter().flatten()
+    }
+}
+
+/// What a login gave.
+struct Session {
+    login: Login,
+    /// Of the account, without a slash at its end.
+    url: String,
+    token: HeaderValue,
+    until: Option<Instant>,
+}
+
+/// A container of Swift.
+#[derive(Clone)]
+pub(super) struct Swift(Arc<Inner>);
+
+struct Inner {
+    http: HttpClient,
+    container: String,
+    retry: RetryConfig,
+    login: Box<dyn Fn() -> Login + Send + Sync>,
+    session: tokio::sync::Mutex<Option<Arc<Session>>>,
+}
+
+/// A request but for where it goes and who sends it.
+#[derive(Clone, Default)]
+struct Request {
+    method: Method,
+    /// None: the container.
+    path: Option<Path>,
+    query: String,
+    headers: HeaderMap,
+    body: Bytes,
+    payload: Option<PutPayload>,
+}
+
+#[derive(Deserialize)]
+struct Listed {
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    bytes: u64,
+    #[serde(default)]
+    hash: String,
+    #[serde(default)]
+    last_modified: String,
+    subdir: Option<String>,
+}
+
+fn failed(what: impl fmt::Display) -> Error {
+    Error::Generic {
+        store: "Swift",
+        source: redact(&what.to_string()).into(),
+    }
+}
+
+/// What Swift takes as a part of a URL's path or query.
+fn encoded(text: &str, keep: &[u8]) -> String {
+    let mut out = String::with_capacity(text.len());
+    for b in text.bytes() {
+        if b.is_ascii_alphanumeric() || b"-_.~".contains(&b) || keep.contains(&b) {
+            out.push(char::from(b));
+        } else {
+            out.push_str(&format!("%{b:02X}"));
+        }
+    }
+    out
+}
+
+fn header_value(text: &str) -> Result<HeaderValue> {
+    HeaderValue::from_str(text).map_err(|_| failed("a header that is none"))
+}
+
+impl Swift {
+    pub(super) fn new(
+        http: HttpClient,
+        container: String,
+        retry: RetryConfig,
+        login: Box<dyn Fn() -> Login + Send + Sync>,
+    ) -> Self {
+        Swift(Arc::new(Inner {
+            http,
+            container,
+            retry,
+            login,
+            session: tokio::sync::Mutex::default(),
+        }))
+    }
+
+    /// A session; another one than that with the token `refused`.
+    async fn session(&self, refused: Option<&HeaderValue>) -> Result<Arc<Session>> {
+        let mut session = self.0.session.lock().await;
+        let login = (self.0.login)();
+        if let Some(session) = &*session
+            && session.login == login
+            && session.until.is_none_or(|until| Instant::now() < until)
+            && Some(&session.token) != refused
+        {
+            return Ok(session.clone());
+        }
+        let new = Arc::new(self.log_in(login).await?);
+        *session = Some(new.clone());
+        Ok(new)
+    }
+
+    async fn log_in(&self, login: Login) -> Result<Session> {
+        let mut headers = HeaderMap::new();
+        let (url, method, body) = match &login {
+            Login::Token { url, token } => {
+                return Ok(Session {
+                    url: url.trim_end_matches('/').to_owned(),
+                    token: header_value(token)?,
+                    until: None,
+                    login,
+                });
+            }
+            Login::V1 { url, user, key } => {
+                headers.insert("x-auth-user", header_value(user)?);
+                headers.insert("x-auth-key", header_value(key)?);
+                (url.clone(), Method::GET, Bytes::new())
+            }
+            Login::V3 { url, request, .. } => {
+                let json = HeaderValue::from_static("application/json");
+                headers.insert(header::CONTENT_TYPE, json);
+                let url = format!("{url}/auth/tokens");
+                (url, Method::POST, Bytes::from(request.to_string()))
+            }
+        };
+        let answer = self
+            .tried(|| {
+                let mut request = http::Request::new(HttpRequestBody::from(body.clone()));
+                *request.method_mut() = method.clone();
+                *request.uri_mut() = url
+                    .parse()
+                    .map_err(|_| failed("the URL to log in is none"))?;
+                *request.headers_mut() = headers.clone();
+                Ok(request)
+            })
+            .await?;
+        let status = answer.status();
+        let (parts, body) = answer.into_parts();
+        let body = body.bytes().await.map_err(failed)?;
+        if !status.is_success() {
+            let said = message(status, &body);
+            return Err(match status {
+                StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Error::Unauthenticated {
+                    path: url,
+                    source: said.into(),
+                },
+                _ => failed(format!("log in at {url}: {said}")),
+            });
+        }
+        let told = |name: &str| Some(parts.headers.get(name)?.to_str().ok()?.to_owned());
+        let (url, token, lasts) = match &login {
+            Login::V3 {
+                region,
+                interface,
+                storage_url,
+                ..
+            } => {
+                let answer: Value = serde_json::from_slice(&body)
+                    .map_err(|e| failed(format!("what Keystone answers is no JSON: {e}")))?;
+                let url = storage_url
+                    .clone()
+                    .or_else(|| endpoint(&answer, interface, region.as_deref()))
+                    .ok_or_else(|| {
+                        let region = region.as_deref().unwrap_or("any");
+                        failed(format!(
+                            "Keystone's catalogue has no {interface} endpoint for object-store in the region {region}: status code: 400"
+                        ))
+                    })?;
+                let lasts = answer["token"]["expires_at"].as_str().and_then(|end| {
+                    let end = DateTime::parse_from_rfc3339(end).ok()?;
+                    (end.with_timezone(&Utc) - Utc::now()).to_std().ok()
+                });
+                (Some(url), told("x-subject-token"), lasts)
+            }
+            _ => {
+                let lasts = told("x-auth-token-expires").and_then(|s| s.parse().ok());
+                (
+                    told("x-storage-url"),
+                    told("x-auth-token"),
+                    lasts.map(Duration::from_secs),
+                )
+            }
+        };
+        let (Some(url), Some(token)) = (url, token) else {
+            return Err(failed("a login was answered without a token or a URL"));
+        };
+        let mut token = header_value(&token)?;
+        token.set_sensitive(true);
+        Ok(Session {
+            login,
+            url: url.trim_end_matches('/').to_owned(),
+            token,
+            until: lasts.map(|l| Instant::now() + l.saturating_sub(BEFORE_THE_END)),
+        })
+    }
+
+    /// Sends what `request` makes, again where the server or the way to it is at fault.
+    async fn tried(
+        &self,
+        request: impl Fn() -> Result<http::Request<HttpRequestBody>>,
+    ) -> Result<HttpResponse> {
+        let began = Instant::now();
+        let retry = &self.0.retry;
+        let mut pause = retry.backoff.init_backoff.max(Duration::from_millis(1));
+        for tried in 0.. {
+            let answer = self.0.http.execute(request()?).await;
+            let again = match &answer {
+                Err(_) => true,
+                // 498: too many requests, as Swift's rate limit says it.
+                Ok(a) => {
+                    let status = a.status();
+                    matches!(status.as_u16(), 408 | 429 | 498)
+                        || (status.is_server_error() && !matches!(status.as_u16(), 501 | 507))
+                }
+            };
+            if !again || tried >= retry.max_retries || began.elapsed() >= retry.retry_timeout {
+                return answer.map_err(|e| {
+                    let mut text = e.to_string();
+                    let mut next = std::error::Error::source(&e);
+                    while let Some(source) = next {
+                        text = format!("{text}: {source}");
+                        next = source.source();
+                    }
+                    failed(text)
+                });
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+        Err(failed("no try was made"))
+    }
+
+    /// Sends a request as whoever is logged in; once more where the token is not taken any longer.
+    async fn send(&self, request: Request) -> Result<HttpResponse> {
+        let mut refused = None;
+        loop {
+            let session = self.session(refused.as_ref()).await?;
+            let answer = self
+                .tried(|| {
+                    let mut url = format!("{}/{}", session.url, encoded(&self.0.container, b""));
+                    if let Some(path) = &request.path {
+                        url = format!("{url}/{}", encoded(path.as_ref(), b"/"));
+                    }
+                    if !request.query.is_empty() {
+                        url = format!("{url}?{}", request.query);
+                    }
+                    let body = match &request.payload {
+                        Some(payload) => HttpRequestBody::from(payload.clone()),
+                        None => HttpRequestBody::from(request.body.clone()),
+                    };
+                    let length = body.content_length();
+                    let mut sent = http::Request::new(body);
+                    *sent.method_mut() = request.method.clone();
+                    *sent.uri_mut() = url.parse().map_err(|_| failed("a URL that is none"))?;
+                    *sent.headers_mut() = request.headers.clone();
+                    sent.headers_mut()
+                        .insert(X_AUTH_TOKEN, session.token.clone());
+                    if matches!(request.method, Method::PUT | Method::POST) {
+                        sent.headers_mut()
+                            .insert(header::CONTENT_LENGTH, length.into());
+                    }
+                    Ok(sent)
+                })
+                .await?;
+            if answer.status() == StatusCode::UNAUTHORIZED && refused.is_none() {
+                refused = Some(session.token.clone());
+                continue;
+            }
+            let status = answer.status();
+            if status.is_success() {
+                return Ok(answer);
+            }
+            let body = answer.into_body().bytes().await.unwrap_or_default();
+            let path = request.path.map(String::from).unwrap_or_default();
+            let source = message(status, &body).into();
+            return Err(match status {
+                StatusCode::NOT_FOUND => Error::NotFound { path, source },
+                StatusCode::UNAUTHORIZED => Error::Unauthenticated { path, source },
+                StatusCode::FORBIDDEN => Error::PermissionDenied { path, source },
+                StatusCode::NOT_MODIFIED => Error::NotModified { path, source },
+                StatusCode::CONFLICT | StatusCode::PRECONDITION_FAILED => {
+                    Error::Precondition { path, source }
+                }
+                _ => Error::Generic {
+                    store: "Swift",
+                    source,
+                },
+            });
+        }
+    }
+
+    async fn head(&self, path: &Path) -> Result<HeaderMap> {
+        let request = Request {
+            method: Method::HEAD,
+            path: Some(path.clone()),
+            ..Request::default()
+        };
+        Ok(self.send(request).await?.headers().clone())
+    }
+
+    /// One page of a listing, behind `marker`.
+    async fn page(&self, prefix: &str, delimiter: &str, marker: &str) -> Result<Vec<Listed>> {
+        let mut query = format!("format=json&prefix={}", encoded(prefix, b""));
+        for (key, value) in [("delimiter", delimiter), ("marker", marker)] {
+            if !value.is_empty() {
+                query.push_str(&format!("&{key}={}", encoded(value, b"")));
+            }
+        }
+        let request = Request {
+            query,
+            ..Request::default()
+        };
+        let body = self.send(request).await?.into_body();
+        let body = body.bytes().await.map_err(failed)?;
+        if body.is_empty() {
+            return Ok(Vec::new());
+        }
+        serde_json::from_slice(&body).map_err(|e| failed(format!("a listing that is none: {e}")))
+    }
+
+    /// A listed object. One that is put together when it is read has no size in a listing.
+    async fn meta(&self, listed: Listed) -> Result<ObjectMeta> {
+        let location = Path::parse(&listed.name)?;
+        if listed.bytes == 0 && !listed.name.ends_with('/') {
+            match self.head(&location).await {
+                Ok(headers) => return Ok(meta(location, &headers)),
+                Err(Error::NotFound { .. }) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        let written = listed.last_modified.trim_end_matches('Z');
+        let written = NaiveDateTime::parse_from_str(written, "%Y-%m-%dT%H:%M:%S%.f");
+        Ok(ObjectMeta {
+            location,
+            last_modified: written.map(|t| t.and_utc()).unwrap_or_default(),
+            size: listed.bytes,
+            e_tag: (!listed.hash.is_empty()).then_some(listed.hash),
+            version: None,
+        })
+    }
+
+    fn listing(&self, prefix: String) -> BoxStream<'static, Result<ObjectMeta>> {
+        let pages = stream::try_unfold(
+            (self.clone(), Some(String::new())),
+            move |(swift, marker)| {
+                let prefix = prefix.clone();
+                async move {
+                    let Some(marker) = marker else {
+                        return Ok(None);
+                    };
+                    let page = swift.page(&prefix, "", &marker).await?;
+                    let next = page.last().map(|l| l.name.clone());
+                    let mut objects = Vec::with_capacity(page.len());
+                    for listed in page {
+                        objects.push(Ok(swift.meta(listed).await?));
+                    }
+                    Ok::<_, Error>(Some((stream::iter(objects), (swift, next))))
+                }
+            },
+        );
+        pages.try_flatten().boxed()
+    }
+
+    async fn put(&self, path: &Path, payload: PutPayload, is_new: bool) -> Result<PutResult> {
+        let mut headers = HeaderMap::new();
+        let binary = HeaderValue::from_static("application/octet-stream");
+        headers.insert(header::CONTENT_TYPE, binary);
+        if is_new {
+            headers.insert(header::IF_NONE_MATCH, HeaderValue::from_static("*"));
+        }
+        let request = Request {
+            method: Method::PUT,
+            path: Some(path.clone()),
+            headers,
+            payload: Some(payload),
+            ..Request::default()
+        };
+        let answer = self.send(request).await.map_err(|e| exists_if(is_new, e))?;
+        Ok(PutResult {
+            e_tag: text(answer.headers(), header::ETAG),
+            version: None,
+            extensions: Extensions::new(),
+        })
+    }
+
+    /// Deletes an object, with the others that it is made of.
+    async fn remove(&self, path: &Path) -> Result<()> {
+        let headers = self.head(path).await?;
+        let delete = |path: &Path, query: &str| Request {
+            method: Method::DELETE,
+            path: Some(path.clone()),
+            query: query.to_owned(),
+            ..Request::default()
+        };
+        if headers.get(X_STATIC_LARGE_OBJECT).is_some() {
+            let mut request = delete(path, "multipart-manifest=delete");
+            let json = HeaderValue::from_static("application/json");
+            request.headers.insert(header::ACCEPT, json);
+            let body = self
+                .send(request)
+                .await?
+                .into_body()
+                .bytes()
+                .await
+                .map_err(failed)?;
+            // It is answered with 200 whatever comes of it.
+            let said: Value = serde_json::from_slice(&body).unwrap_or_default();
+            let status = said["Response Status"].as_str().unwrap_or_default();
+            let errors = said["Errors"].as_array().is_some_and(|e| !e.is_empty());
+            let is_gone = status.starts_with("404") && !errors;
+            if !status.starts_with("200") && !is_gone {
+                let said = format!("status code: {status}: {}", said["Errors"]);
+                return Err(failed(format!("delete {path}: {said}")));
+            }
+            return Ok(());
+        }
+        self.send(delete(path, "")).await?;
+        // Its segments are below its own name, as etcd-backup-restore leaves them, or not ours to know.
+        let own = format!("{}/{path}", self.0.container);
+        let segments = text(&headers, X_OBJECT_MANIFEST).is_some_and(|m| {
+            let m = m.trim_end_matches('/');
+            m == own || m == encoded(&own, b"/")
+        });
+        if segments {
+            let listed: Vec<_> = self.listing(format!("{path}/")).try_collect().await?;
+            for segment in listed {
+                match self.send(delete(&segment.location, "")).await {
+                    Ok(_) | Err(Error::NotFound { .. }) => {}
+                    Err(e) => return Err(e),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens an object for reading.
+    async fn open(&self, path: &Path, options: &GetOptions) -> Result<HttpResponse> {
+        let mut headers = HeaderMap::new();
+        for (name, value) in [
+            (header::IF_MATCH, &options.if_match),
+            (header::IF_NONE_MATCH, &options.if_none_match),
+        ] {
+            if let Some(value) = value {
+                headers.insert(name, header_value(value)?);
+            }
+        }
+        let date =
+            |d: DateTime<Utc>| header_value(&d.format("%a, %d %b %Y %H:%M:%S GMT").to_string());
+        for (name, value) in [
+            (header::IF_MODIFIED_SINCE, options.if_modified_since),
+            (header::IF_UNMODIFIED_SINCE, options.if_unmodified_since),
+        ] {
+            if let Some(value) = value {
+                headers.insert(name, date(value)?);
+            }
+        }
+        if let Some(range) = &options.range {
+            headers.insert(header::RANGE, header_value(&range.to_string())?);
+        }
+        self.send(Request {
+            method: if options.head {
+                Method::HEAD
+            } else {
+                Method::GET
+            },
+            path: Some(path.clone()),
+            headers,
+            ..Request::default()
+        })
+        .await
+    }
+
+    /// What is left of an object from `from` on, up to `end`; a connection that breaks is made again
+    /// where the object is the same.
+    fn content(
+        &self,
+        path: Path,
+        body: BoxStream<'static, Result<Bytes>>,
+        range: std::ops::Range<u64>,
+        e_tag: Option<String>,
+    ) -> BoxStream<'static, Result<Bytes>> {
+        struct Left {
+            swift: Swift,
+            body: BoxStream<'static, Result<Bytes>>,
+            at: u64,
+            tries: usize,
+        }
+        let left = Left {
+            swift: self.clone(),
+            body,
+            at: range.start,
+            tries: self.0.retry.max_retries,
+        };
+        stream::try_unfold(left, move |mut left| {
+            let (path, e_tag) = (path.clone(), e_tag.clone());
+            async move {
+                loop {
+                    let error = match left.body.next().await {
+                        Some(Ok(bytes)) => {
+                            left.at += bytes.len() as u64;
+                            return Ok(Some((bytes, left)));
+                        }
+                        None if left.at >= range.end => return Ok(None),
+                        None => failed(format!("{path} ended too early")),
+                        Some(Err(e)) => e,
+                    };
+                    if left.at >= range.end {
+                        return Ok(None);
+                    }
+                    // Without a mark of its content nobody knows whether it is still the same.
+                    if left.tries == 0 || e_tag.is_none() {
+                        return Err(error);
+                    }
+                    left.tries -= 1;
+                    let options = GetOptions {
+                        range: Some(GetRange::Bounded(left.at..range.end)),
+                        if_match: e_tag.clone(),
+                        ..GetOptions::default()
+                    };
+                    let answer = left.swift.open(&path, &options).await?;
+                    if answer.status() != StatusCode::PARTIAL_CONTENT {
+                        return Err(error);
+                    }
+                    left.body = answer.into_body().bytes_stream().map_err(failed).boxed();
+                }
+            }
+        })
+        .boxed()
+    }
+}
+
+/// A refusal means that the object is there, where it had to be new.
+fn exists_if(is_new: bool, e: Error) -> Error {
+    match e {
+        Error::Precondition { path, source } if is_new => Error::AlreadyExists { path, source },
+        e => e,
+    }
+}
+
+fn message(status: StatusCode, body: &[u8]) -> String {
+    let body = String::from_utf8_lossy(body);
+    let short: String = body.chars().take(LONGEST_ANSWER).collect();
+    let text = without_tags(&short);
+    format!("status code: {status}: {}", redact(text.trim()))
+}
+
+/// Swift's errors are small pages of HTML.
+fn without_tags(text: &str) -> String {
+    let mut out = String::new();
+    let mut inside = false;
+    for c in text.chars() {
+        match c {
+            '<' => inside = true,
+            '>' => {
+                inside = false;
+                out.push(' ');
+            }
+            c if !inside => out.push(c),
+            _ => {}
+        }
+    }
+    out
+}
+
+fn text(headers: &HeaderMap, name: HeaderName) -> Option<String> {
+    Some(headers.get(name)?.to_str().ok()?.to_owned())
+}
+
+fn meta(location: Path, headers: &HeaderMap) -> ObjectMeta {
+    let size = text(headers, header::CONTENT_LENGTH).and_then(|l| l.parse().ok());
+    let written = text(headers, header::LAST_MODIFIED)
+        .and_then(|t| DateTime::parse_from_rfc2822(&t).ok())
+        .map(|t| t.with_timezone(&Utc));
+    ObjectMeta {
+        location,
+        last_modified: written.unwrap_or_default(),
+        size: size.unwrap_or_default(),
+        e_tag: text(headers, header::ETAG),
+        version: None,
+    }
+}
+
+/// The bytes that a partial answer has, and the size of the whole.
+fn content_range(headers: &HeaderMap) -> Option<(std::ops::Range<u64>, u64)> {
+    let text = text(headers, header::CONTENT_RANGE)?;
+    let (range, whole) = text.strip_prefix("bytes ")?.split_once('/')?;
+    let (from, to) = range.split_once('-')?;
+    let (from, to): (u64, u64) = (from.parse().ok()?, to.parse().ok()?);
+    Some((from..to + 1, whole.parse().ok()?))
+}
+
+/// Where a catalogue says that the objects are.
+fn endpoint(answer: &Value, interface: &str, region: Option<&str>) -> Option<String> {
+    let services = answer["token"]["catalog"].as_array()?.iter();
+    let mut endpoints = services
+        .filter(|s| s["type"] == "object-store")
+        .filter_map(|s| s["endpoints"].as_array())
+        .flatten();
+    let found = endpoints.find(|e| {
+        e["interface"] == interface
+            && region.is_none_or(|r| e["region"] == r || e["region_id"] == r)
+    })?;
+    Some(found["url"].as_str()?.to_owned())
+}
+
+impl fmt::Debug for Swift {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Swift({})", self.0.container)
+    }
+}
+
+impl fmt::Display for Swift {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Swift({})", self.0.container)
+    }
+}
+
+#[async_trait]
+impl ObjectStore for Swift {
+    async fn put_opts(
+        &self,
+        path: &Path,
+        payload: PutPayload,
+        options: PutOptions,
+    ) -> Result<PutResult> {
+        match options.mode {
+            PutMode::Overwrite => self.put(path, payload, false).await,
+            PutMode::Create => self.put(path, payload, true).await,
+            PutMode::Update(_) => Err(Error::NotImplemented {
+                operation: "a write on condition of what is there".to_owned(),
+                implementer: "Swift".to_owned(),
+            }),
+        }
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        path: &Path,
+        _: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
+        Ok(Box::new(Segments {
+            swift: self.clone(),
+            path: path.clone(),
+            begun: 0,
+            written: Arc::default(),
+        }))
+    }
+
+    async fn get_opts(&self, path: &Path, options: GetOptions) -> Result<GetResult> {
+        let answer = self.open(path, &options).await?;
+        let headers = answer.headers().clone();
+        let mut meta = meta(path.clone(), &headers);
+        let range = match (&options.range, options.head) {
+            (Some(_), false) => {
+                let (range, whole) = content_range(&headers).ok_or_else(|| {
+                    failed(format!("a part of {path} was answered with the whole"))
+                })?;
+                meta.size = whole;
+                range
+            }
+            _ => 0..meta.size,
+        };
+        let payload = match options.head {
+            true => stream::empty().boxed(),
+            false => {
+                let body = answer.into_body().bytes_stream().map_err(failed).boxed();
+                self.content(path.clone(), body, range.clone(), meta.e_tag.clone())
+            }
+        };
+        Ok(GetResult {
+            payload: GetResultPayload::Stream(payload),
+            meta,
+            range,
+            attributes: Attributes::default(),
+            extensions: Extensions::new(),
+        })
+    }
+
+    fn delete_stream(
+        &self,
+        paths: BoxStream<'static, Result<Path>>,
+    ) -> BoxStream<'static, Result<Path>> {
+        let swift = self.clone();
+        paths
+            .map(move |path| {
+                let swift = swift.clone();
+                async move {
+                    let path = path?;
+                    swift.remove(&path).await?;
+                    Ok(path)
+                }
+            })
+            .buffered(AT_ONCE)
+            .boxed()
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.listing(folder(prefix))
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        let (prefix, mut marker) = (folder(prefix), String::new());
+        let (mut objects, mut common_prefixes) = (Vec::new(), Vec::new());
+        loop {
+            let page = self.page(&prefix, "/", &marker).await?;
+            let Some(last) = page.last() else {
+                break;
+            };
+            marker = last.subdir.clone().unwrap_or_else(|| last.name.clone());
+            for listed in page {
+                match &listed.subdir {
+                    Some(subdir) => common_prefixes.push(Path::parse(subdir)?),
+                    None => objects.push(self.meta(listed).await?),
+                }
+            }
+        }
+        Ok(ListResult {
+            objects,
+            common_prefixes,
+            extensions: Extensions::new(),
+        })
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        let is_new = options.mode == CopyMode::Create;
+        let source = format!("{}/{from}", self.0.container);
+        let mut headers = HeaderMap::new();
+        headers.insert(X_COPY_FROM, header_value(&encoded(&source, b"/"))?);
+        if is_new {
+            headers.insert(header::IF_NONE_MATCH, HeaderValue::from_static("*"));
+        }
+        let request = Request {
+            method: Method::PUT,
+            path: Some(to.clone()),
+            headers,
+            ..Request::default()
+        };
+        let copied = self.send(request).await;
+        copied.map(|_| ()).map_err(|e| exists_if(is_new, e))
+    }
+}
+
+fn folder(prefix: Option<&Path>) -> String {
+    match prefix.map(Path::as_ref) {
+        None | Some("") => String::new(),
+        Some(prefix) => format!("{prefix}/"),
+    }
+}
+
+/// An object that is put together from segments. They lie beside it, so that whoever cleans up behind a
+/// run that was killed finds them by its name.
+struct Segments {
+    swift: Swift,
+    path: Path,
+    begun: usize,
+    /// What each answered: its ETag and its size.
+    written: Arc<Mutex<Vec<(usize, String, usize)>>>,
+}
+
+impl fmt::Debug for Segments {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} segments of {}", self.begun, self.path)
+    }
+}
+
+impl Segments {
+    fn segment(&self, number: usize) -> Path {
+        let name = self.path.filename().unwrap_or_default();
+        let mut parts: Vec<_> = self.path.parts().map(|p| p.as_ref().to_owned()).collect();
+        parts.pop();
+        parts.push(format!("{number:08}.{name}"));
+        parts.into_iter().collect()
+    }
+}
+
+#[async_trait]
+impl MultipartUpload for Segments {
+    fn put_part(&mut self, part: PutPayload) -> UploadPart {
+        let number = self.begun;
+        self.begun += 1;
+        let (swift, path, written) = (
+            self.swift.clone(),
+            self.segment(number),
+            self.written.clone(),
+        );
+        Box::pin(async move {
+            let bytes = part.content_length();
+            let put = swift.put(&path, part, false).await?;
+            let e_tag = put.e_tag.unwrap_or_default().trim_matches('"').to_owned();
+            let mut written = written.lock().unwrap_or_else(PoisonError::into_inner);
+            written.push((number, e_tag, bytes));
+            Ok(())
+        })
+    }
+
+    async fn complete(&mut self) -> Result<PutResult> {
+        let mut written = self
+            .written
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        written.sort();
+        let manifest: Vec<Value> = written
+            .into_iter()
+            .map(|(number, e_tag, bytes)| {
+                let path = format!("/{}/{}", self.swift.0.container, self.segment(number));
+                json!({"path": path, "etag": e_tag, "size_bytes": bytes})
+            })
+            .collect();
+        let request = Request {
+            method: Method::PUT,
+            path: Some(self.path.clone()),
+            query: "multipart-manifest=put".to_owned(),
+            body: Bytes::from(Value::from(manifest).to_string()),
+            ..Request::default()
+        };
+        let answer = self.swift.send(request).await?;
+        Ok(PutResult {
+            e_tag: text(answer.headers(), header::ETAG),
+            version: None,
+            extensions: Extensions::new(),
+        })
+    }
+
+    async fn abort(&mut self) -> Result<()> {
+        let mut result = Ok(());
+        for number in 0..self.begun {
+            let deleted = self.swift.remove(&self.segment(number)).await;
+            if let Err(e) = deleted
+                && !matches!(e, Error::NotFound { .. })
+            {
+                result = Err(e);
+            }
+        }
+        result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_catalogue_tells_where_the_objects_are() {
+        let answer = json!({"token": {"catalog": [
+            {"type": "compute", "endpoints": [{"interface": "public", "region": "r", "url": "c"}]},
+            {"type": "object-store", "endpoints": [
+                {"interface": "internal", "region": "r", "url": "https://i/"},
+                {"interface": "public", "region": "other", "url": "https://o/"},
+                {"interface": "public", "region_id": "r", "url": "https://p/"},
+            ]},
+        ]}});
+        let at = |interface, region| endpoint(&answer, interface, region);
+        assert_eq!(at("public", Some("r")).as_deref(), Some("https://p/"));
+        assert_eq!(at("public", None).as_deref(), Some("https://o/"));
+        assert_eq!(at("internal", Some("r")).as_deref(), Some("https://i/"));
+        assert_eq!(at("public", Some("none")), None);
+    }
+
+    #[test]
+    fn names_are_encoded_and_messages_are_one_line() {
+        assert_eq!(encoded("a b/ü%", b"/"), "a%20b/%C3%BC%25");
+        let html = b"<html><h1>Unauthorized</h1><p>No &amp; no</p></html>";
+        let said = message(StatusCode::UNAUTHORIZED, html);
+        assert!(said.starts_with("status code: 401 Unauthorized:"), "{said}");
+        assert!(!said.contains('<'), "{said}");
+    }
+
+    #[test]
+    fn a_partial_answer_tells_what_it_has() {
+        let mut headers = HeaderMap::new();
+        headers.insert(
+            header::CONTENT_RANGE,
+            HeaderValue::from_static("bytes 5-9/20"),
+        );
+        assert_eq!(content_range(&headers), Some((5..10, 20)));
+    }
+}

@@ -1,0 +1,531 @@
+//! An S3 server that lies: it says that it does what it is asked for, and does something else.
+//!
+//! A small S3 in memory that checks no signatures. Without lies it behaves as S3 does, so far as deltafold
+//! needs it: objects, listings, multipart uploads, conditional writes, copies, tags; no versions.
+
+use std::collections::BTreeMap;
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+
+use super::s3::S3;
+
+/// What it lies about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lies {
+    /// It takes conditions on writes, answers 200 and overwrites, as Garage does.
+    pub ignores_conditions: bool,
+    /// A condition counts only for an object that was there for a while: of racers, all win.
+    pub lets_racers_win: bool,
+    /// It knows no conditional writes: 501.
+    pub refuses_conditions: bool,
+    /// It takes tags and keeps none.
+    pub forgets_tags: bool,
+    /// It knows no tags: 501.
+    pub refuses_tags: bool,
+    /// It says that the bucket has an object lock, takes retentions and keeps none.
+    pub forgets_retention: bool,
+    /// Its bucket has an object lock, and keeps retentions.
+    pub locks: bool,
+    /// The first retention that is set is refused.
+    pub denies_first_retention: bool,
+    /// It takes a retention and writes it over the object, as Swift's S3 does; its bucket has no lock.
+    pub retention_overwrites: bool,
+    /// A listing is as it was before the last write.
+    pub lists_late: bool,
+    /// What is read back has another last byte.
+    pub damages: bool,
+    /// A deletion is answered and not done.
+    pub keeps_deleted: bool,
+    /// Of an upload of parts the last is lost.
+    pub loses_last_part: bool,
+    /// Its clock is so many seconds ahead.
+    pub clock_ahead: i64,
+}
+
+/// A running server; it ends with the process.
+#[derive(Clone)]
+pub struct LyingServer {
+    s3: S3,
+    state: Arc<Mutex<State>>,
+}
+
+struct State {
+    lies: Lies,
+    /// By `bucket/key`.
+    objects: BTreeMap<String, Object>,
+    /// As they were before the last write.
+    before: Vec<String>,
+    uploads: BTreeMap<String, BTreeMap<u32, Vec<u8>>>,
+    count: u64,
+    requests: Vec<String>,
+}
+
+#[derive(Clone)]
+struct Object {
+    body: Vec<u8>,
+    etag: String,
+    modified: chrono::DateTime<chrono::Utc>,
+    tags: String,
+    retention: String,
+}
+
+struct Request {
+    method: String,
+    path: String,
+    query: BTreeMap<String, String>,
+    headers: BTreeMap<String, String>,
+    body: Vec<u8>,
+}
+
+struct Answer {
+    status: u16,
+    headers: Vec<(&'static str, String)>,
+    body: Vec<u8>,
+}
+
+impl LyingServer {
+    pub fn start(lies: Lies) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let state = Arc::new(Mutex::new(State {
+            lies,
+            objects: BTreeMap::new(),
+            before: Vec::new(),
+            uploads: BTreeMap::new(),
+            count: 0,
+            requests: Vec::new(),
+        }));
+        let shared = state.clone();
+        std::thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                let shared = shared.clone();
+                // A connection that breaks is the client's to tell.
+                std::thread::spawn(move || serve(client, &shared));
+            }
+        });
+        LyingServer {
+            s3: S3::new(&format!("http://{address}")),
+            state,
+        }
+    }
+
+    pub fn s3(&self) -> &S3 {
+        &self.s3
+    }
+
+    /// All objects: `bucket/key` and content.
+    pub fn objects(&self) -> BTreeMap<String, Vec<u8>> {
+        let state = self.state.lock().expect("a lock");
+        let objects = state.objects.iter();
+        objects.map(|(k, o)| (k.clone(), o.body.clone())).collect()
+    }
+
+    /// Uploads that were neither completed nor given up.
+    pub fn uploads(&self) -> usize {
+        self.state.lock().expect("a lock").uploads.len()
+    }
+
+    /// What was asked for so far: method, path and query.
+    pub fn requests(&self) -> Vec<String> {
+        self.state.lock().expect("a lock").requests.clone()
+    }
+}
+
+fn serve(client: TcpStream, state: &Mutex<State>) -> io::Result<()> {
+    let mut reader = BufReader::new(client.try_clone()?);
+    let mut writer = client;
+    while let Some(request) = read_request(&mut reader)? {
+        let (answer, ahead) = {
+            let mut state = state.lock().expect("a lock");
+            let shown = format!("{} {} {:?}", request.method, request.path, request.query);
+            state.requests.push(shown);
+            (state.answer(&request), state.lies.clock_ahead)
+        };
+        let date = chrono::Utc::now() + chrono::TimeDelta::seconds(ahead);
+        let mut head = format!(
+            "HTTP/1.1 {} Whatever\r\nDate: {}\r\n",
+            answer.status,
+            date.format("%a, %d %b %Y %H:%M:%S GMT")
+        );
+        for (name, value) in &answer.headers {
+            head.push_str(&format!("{name}: {value}\r\n"));
+        }
+        if !answer.headers.iter().any(|(n, _)| *n == "Content-Length") {
+            head.push_str(&format!("Content-Length: {}\r\n", answer.body.len()));
+        }
+        head.push_str("\r\n");
+        writer.write_all(head.as_bytes())?;
+        writer.write_all(&answer.body)?;
+        writer.flush()?;
+    }
+    Ok(())
+}
+
+fn read_request(reader: &mut BufReader<TcpStream>) -> io::Result<Option<Request>> {
+    let mut line = String::new();
+    if reader.read_line(&mut line)? == 0 {
+        return Ok(None);
+    }
+    let mut words = line.split_whitespace().map(str::to_owned);
+    let (method, target) = (words.next(), words.next());
+    let (Some(method), Some(target)) = (method, target) else {
+        return Ok(None);
+    };
+    let mut headers = BTreeMap::new();
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line)?;
+        let Some((name, value)) = line.trim_end().split_once(':') else {
+            break;
+        };
+        headers.insert(name.to_lowercase(), value.trim().to_owned());
+    }
+    let length = headers.get("content-length").map(|l| l.parse());
+    let mut body = vec![0; length.and_then(Result::ok).unwrap_or(0)];
+    if headers.get("expect").is_some() {
+        reader
+            .get_mut()
+            .write_all(b"HTTP/1.1 100 Continue\r\n\r\n")?;
+    }
+    reader.read_exact(&mut body)?;
+    let url = url::Url::parse(&format!("http://server{target}")).map_err(io::Error::other)?;
+    let path = decoded(url.path().trim_start_matches('/'));
+    Ok(Some(Request {
+        method,
+        path,
+        query: url.query_pairs().into_owned().collect(),
+        headers,
+        body,
+    }))
+}
+
+fn decoded(text: &str) -> String {
+    let query = format!("x={}", text.replace('+', "%2B"));
+    let mut pairs = url::form_urlencoded::parse(query.as_bytes()).into_owned();
+    pairs.next().map_or_else(String::new, |(_, v)| v)
+}
+
+fn refused(status: u16, code: &str) -> Answer {
+    Answer {
+        status,
+        headers: Vec::new(),
+        body: format!("<Error><Code>{code}</Code><Message>It says {code}.</Message></Error>")
+            .into(),
+    }
+}
+
+fn said(body: impl Into<Vec<u8>>) -> Answer {
+    Answer {
+        status: 200,
+        headers: Vec::new(),
+        body: body.into(),
+    }
+}
+
+impl State {
+    fn answer(&mut self, r: &Request) -> Answer {
+        let has = |name: &str| r.query.contains_key(name);
+        let (_, key) = r.path.split_once('/').unwrap_or((&r.path, ""));
+        match (r.method.as_str(), key.is_empty()) {
+            ("PUT", true) => said(""),
+            ("GET", true) if has("object-lock") => {
+                match self.lies.forgets_retention || self.lies.locks {
+                    true => said(
+                        "<ObjectLockConfiguration><ObjectLockEnabled>Enabled</ObjectLockEnabled></ObjectLockConfiguration>",
+                    ),
+                    false => refused(404, "ObjectLockConfigurationNotFoundError"),
+                }
+            }
+            ("GET", true) if has("versioning") => said("<VersioningConfiguration/>"),
+            ("GET", true) if has("versions") => self.list_versions(r),
+            ("GET", true) if has("uploads") => said(
+                "<ListMultipartUploadsResult><IsTruncated>false</IsTruncated></ListMultipartUploadsResult>",
+            ),
+            ("GET", true) => self.list(r),
+            ("POST", true) if has("delete") => self.delete_all(r),
+            (_, true) => refused(501, "NotImplemented"),
+            ("GET", _) if has("tagging") => self.tags(r),
+            ("PUT", _) if has("tagging") => self.set_tags(r),
+            ("GET", _) if has("retention") => match self.objects.get(&r.path) {
+                Some(o) if !o.retention.is_empty() => said(o.retention.clone()),
+                _ => refused(404, "NoSuchObjectLockConfiguration"),
+            },
+            ("PUT", _) if has("retention") => self.set_retention(r),
+            ("GET" | "HEAD", _) => self.get(r),
+            ("POST", _) if has("uploads") => {
+                self.count += 1;
+                let id = format!("upload-{}", self.count);
+                self.uploads.insert(id.clone(), BTreeMap::new());
+                said(format!(
+                    "<InitiateMultipartUploadResult><Bucket>b</Bucket><Key>k</Key><UploadId>{id}</UploadId></InitiateMultipartUploadResult>"
+                ))
+            }
+            ("PUT", _) if has("uploadId") => self.put_part(r),
+            ("POST", _) if has("uploadId") => self.complete(r),
+            ("DELETE", _) if has("uploadId") => {
+                self.uploads.remove(&r.query["uploadId"]);
+                Answer {
+                    status: 204,
+                    ..said("")
+                }
+            }
+            ("PUT", _) => match r.headers.get("x-amz-copy-source") {
+                Some(source) => match self.source(source) {
+                    Some(body) => self.put(r, body, true),
+                    None => refused(404, "NoSuchKey"),
+                },
+                None => self.put(r, r.body.clone(), false),
+            },
+            ("DELETE", _) => {
+                self.delete(&r.path);
+                Answer {
+                    status: 204,
+                    ..said("")
+                }
+            }
+            _ => refused(501, "NotImplemented"),
+        }
+    }
+
+    fn source(&self, source: &str) -> Option<Vec<u8>> {
+        let path = decoded(source.trim_start_matches('/'));
+        Some(self.objects.get(&path)?.body.clone())
+    }
+
+    fn put_part(&mut self, r: &Request) -> Answer {
+        let number: u32 = r.query["partNumber"].parse().expect("a part's number");
+        let body = match r.headers.get("x-amz-copy-source") {
+            None => r.body.clone(),
+            Some(source) => {
+                let Some(body) = self.source(source) else {
+                    return refused(404, "NoSuchKey");
+                };
+                match r.headers.get("x-amz-copy-source-range") {
+                    None => body,
+                    Some(range) => {
+                        let range = range.trim_start_matches("bytes=");
+                        let (first, last) = range.split_once('-').expect("a range");
+                        let first: usize = first.parse().expect("a range");
+                        let last: usize = last.parse().expect("a range");
+                        body[first..=last].to_vec()
+                    }
+                }
+            }
+        };
+        let etag = self.next_etag();
+        let Some(parts) = self.uploads.get_mut(&r.query["uploadId"]) else {
+            return refused(404, "NoSuchUpload");
+        };
+        parts.insert(number, body);
+        match r.headers.contains_key("x-amz-copy-source") {
+            true => said(format!(
+                "<CopyPartResult><ETag>{etag}</ETag><LastModified>2026-11-21T00:00:00Z</LastModified></CopyPartResult>"
+            )),
+            false => Answer {
+                headers: vec![("ETag", etag)],
+                ..said("")
+            },
+        }
+    }
+
+    fn complete(&mut self, r: &Request) -> Answer {
+        let id = &r.query["uploadId"];
+        let Some(parts) = self.uploads.get(id) else {
+            return refused(404, "NoSuchUpload");
+        };
+        let lost = usize::from(self.lies.loses_last_part && parts.len() > 1);
+        let body: Vec<u8> = parts
+            .values()
+            .take(parts.len() - lost)
+            .flatten()
+            .copied()
+            .collect();
+        let answer = self.put(r, body, false);
+        if answer.status != 200 {
+            return answer;
+        }
+        self.uploads.remove(id);
+        let etag = &self.objects[&r.path].etag;
+        said(format!(
+            "<CompleteMultipartUploadResult><ETag>{etag}</ETag></CompleteMultipartUploadResult>"
+        ))
+    }
+
+    fn next_etag(&mut self) -> String {
+        self.count += 1;
+        format!("\"{:032x}\"", self.count)
+    }
+
+    fn put(&mut self, r: &Request, body: Vec<u8>, is_copy: bool) -> Answer {
+        let there = self.objects.get(&r.path);
+        let none_match = r.headers.get("if-none-match");
+        let is_match = r.headers.get("if-match");
+        if (none_match.is_some() || is_match.is_some()) && self.lies.refuses_conditions {
+            return refused(501, "NotImplemented");
+        }
+        if !self.lies.ignores_conditions {
+            let now = chrono::Utc::now();
+            let counts = there.is_some_and(|o| {
+                let age = now - o.modified;
+                !self.lies.lets_racers_win || age > chrono::TimeDelta::milliseconds(300)
+            });
+            if none_match.is_some() && counts {
+                return refused(412, "PreconditionFailed");
+            }
+            if is_match.is_some() && there.map(|o| &o.etag) != is_match {
+                return refused(412, "PreconditionFailed");
+            }
+        }
+        let etag = self.next_etag();
+        self.before = self.objects.keys().cloned().collect();
+        let object = Object {
+            body,
+            etag: etag.clone(),
+            modified: chrono::Utc::now() + chrono::TimeDelta::seconds(self.lies.clock_ahead),
+            tags: String::new(),
+            retention: String::new(),
+        };
+        self.objects.insert(r.path.clone(), object);
+        match is_copy {
+            true => said(format!(
+                "<CopyObjectResult><ETag>{etag}</ETag><LastModified>2026-11-21T00:00:00Z</LastModified></CopyObjectResult>"
+            )),
+            false => Answer {
+                headers: vec![("ETag", etag)],
+                ..said("")
+            },
+        }
+    }
+
+    fn get(&self, r: &Request) -> Answer {
+        let Some(object) = self.objects.get(&r.path) else {
+            return refused(404, "NoSuchKey");
+        };
+        let mut body = object.body.clone();
+        if self.lies.damages
+            && let Some(last) = body.last_mut()
+        {
+            *last ^= 1;
+        }
+        let modified = object.modified.format("%a, %d %b %Y %H:%M:%S GMT");
+        let mut headers = vec![
+            ("ETag", object.etag.clone()),
+            ("Last-Modified", modified.to_string()),
+        ];
+        if r.method == "HEAD" {
+            headers.push(("Content-Length", body.len().to_string()));
+            body.clear();
+        }
+        Answer {
+            status: 200,
+            headers,
+            body,
+        }
+    }
+
+    fn delete(&mut self, path: &str) {
+        if !self.lies.keeps_deleted {
+            self.before = self.objects.keys().cloned().collect();
+            self.objects.remove(path);
+        }
+    }
+
+    fn delete_all(&mut self, r: &Request) -> Answer {
+        let text = String::from_utf8_lossy(&r.body).into_owned();
+        let mut done = String::new();
+        for part in text.split("<Key>").skip(1) {
+            let key = part.split("</Key>").next().unwrap_or_default();
+            let bucket = r.path.trim_end_matches('/');
+            self.delete(&format!("{bucket}/{key}"));
+            done.push_str(&format!("<Deleted><Key>{key}</Key></Deleted>"));
+        }
+        said(format!("<DeleteResult>{done}</DeleteResult>"))
+    }
+
+    fn listed(&self, r: &Request) -> Vec<(&String, &Object)> {
+        let bucket = r.path.trim_end_matches('/');
+        let prefix = r.query.get("prefix").map_or("", String::as_str);
+        let prefix = format!("{bucket}/{prefix}");
+        let objects = self.objects.iter();
+        objects
+            .filter(|(k, _)| k.starts_with(&prefix))
+            .filter(|(k, _)| !self.lies.lists_late || self.before.contains(k))
+            .collect()
+    }
+
+    fn list(&self, r: &Request) -> Answer {
+        let (mut contents, mut count) = (String::new(), 0);
+        for (path, object) in self.listed(r) {
+            let (_, key) = path.split_once('/').expect("a bucket");
+            let (etag, time) = (&object.etag, object.modified.to_rfc3339());
+            contents.push_str(&format!(
+                "<Contents><Key>{key}</Key><Size>{}</Size><ETag>{etag}</ETag><LastModified>{time}</LastModified></Contents>",
+                object.body.len()
+            ));
+            count += 1;
+        }
+        said(format!(
+            "<ListBucketResult><IsTruncated>false</IsTruncated><KeyCount>{count}</KeyCount>{contents}</ListBucketResult>"
+        ))
+    }
+
+    fn list_versions(&self, r: &Request) -> Answer {
+        let mut versions = String::new();
+        for (path, object) in self.listed(r) {
+            let (_, key) = path.split_once('/').expect("a bucket");
+            let time = object.modified.to_rfc3339();
+            versions.push_str(&format!(
+                "<Version><Key>{key}</Key><VersionId>null</VersionId><IsLatest>true</IsLatest><Size>{}</Size><LastModified>{time}</LastModified></Version>",
+                object.body.len()
+            ));
+        }
+        said(format!(
+            "<ListVersionsResult><IsTruncated>false</IsTruncated>{versions}</ListVersionsResult>"
+        ))
+    }
+
+    fn tags(&self, r: &Request) -> Answer {
+        if self.lies.refuses_tags {
+            return refused(501, "NotImplemented");
+        }
+        match self.objects.get(&r.path) {
+            Some(o) if o.tags.is_empty() => said("<Tagging><TagSet></TagSet></Tagging>"),
+            Some(o) => said(o.tags.clone()),
+            None => refused(404, "NoSuchKey"),
+        }
+    }
+
+    fn set_tags(&mut self, r: &Request) -> Answer {
+        if self.lies.refuses_tags {
+            return refused(501, "NotImplemented");
+        }
+        let forgets = self.lies.forgets_tags;
+        match self.objects.get_mut(&r.path) {
+            Some(o) => {
+                if !forgets {
+                    o.tags = String::from_utf8_lossy(&r.body).into_owned();
+                }
+                said("")
+            }
+            None => refused(404, "NoSuchKey"),
+        }
+    }
+
+    fn set_retention(&mut self, r: &Request) -> Answer {
+        if self.lies.retention_overwrites {
+            return self.put(r, r.body.clone(), false);
+        }
+        if std::mem::take(&mut self.lies.denies_first_retention) {
+            return refused(403, "AccessDenied");
+        }
+        match self.objects.get_mut(&r.path) {
+            Some(o) if self.lies.locks => {
+                o.retention = String::from_utf8_lossy(&r.body).into_owned();
+                said("")
+            }
+            _ if self.lies.forgets_retention => said(""),
+            _ => refused(400, "InvalidRequest"),
+        }
+    }
+}

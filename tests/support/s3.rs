@@ -1,0 +1,203 @@
+//! What tests ask of an S3 server beside deltafold: buckets with versions and locks, tags, versions.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use deltafold::store::{self, Store};
+use http::{HeaderName, HeaderValue};
+use object_store::aws::{AmazonS3, AmazonS3Builder};
+use object_store::path::Path;
+use object_store::signer::{Method, SignedUrlOptions, Signer as _};
+
+pub const ACCESS_KEY: &str = "deltafold-test";
+pub const SECRET_KEY: &str = "deltafold-test-secret";
+pub const REGION: &str = "us-east-1";
+
+/// A server at an address, with the tests' credentials.
+#[derive(Clone, Debug)]
+pub struct S3 {
+    endpoint: String,
+}
+
+/// How a bucket is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Plain,
+    Versioned,
+    /// With versions and an object lock.
+    Locked,
+}
+
+impl S3 {
+    pub fn new(endpoint: &str) -> Self {
+        S3 {
+            endpoint: endpoint.to_owned(),
+        }
+    }
+
+    pub fn endpoint(&self) -> &str {
+        &self.endpoint
+    }
+
+    /// What a program that uses the object_store crate needs in its environment to come here.
+    pub fn env(&self) -> Vec<(String, String)> {
+        [
+            ("AWS_ENDPOINT_URL", self.endpoint()),
+            ("AWS_REGION", REGION),
+            ("AWS_ACCESS_KEY_ID", ACCESS_KEY),
+            ("AWS_SECRET_ACCESS_KEY", SECRET_KEY),
+            ("AWS_ALLOW_HTTP", "true"),
+        ]
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .to_vec()
+    }
+
+    pub fn store(&self, bucket: &str) -> Arc<AmazonS3> {
+        let store = AmazonS3Builder::new()
+            .with_endpoint(self.endpoint())
+            .with_region(REGION)
+            .with_access_key_id(ACCESS_KEY)
+            .with_secret_access_key(SECRET_KEY)
+            .with_allow_http(true)
+            .with_bucket_name(bucket)
+            .build()
+            .expect("a client for S3");
+        Arc::new(store)
+    }
+
+    /// As deltafold opens it.
+    pub fn open(&self, url: &str, handle: &tokio::runtime::Handle) -> Store {
+        let options = [
+            ("endpoint", self.endpoint()),
+            ("region", REGION),
+            ("access_key_id", ACCESS_KEY),
+            ("secret_access_key", SECRET_KEY),
+            ("max_retries", "2"),
+        ]
+        .map(|(name, value)| (name.to_owned(), value.to_owned()));
+        store::open(url, &options, handle.clone()).expect("a store")
+    }
+
+    /// Asks, and takes whatever comes: the status and the body.
+    pub async fn ask(
+        &self,
+        method: Method,
+        (bucket, key): (&str, &str),
+        query: &[(&str, &str)],
+        headers: &[(&'static str, &str)],
+        body: &str,
+    ) -> (u16, String) {
+        let mut options = SignedUrlOptions::new().with_query(query.iter().copied());
+        for (name, value) in headers {
+            let value = HeaderValue::from_str(value).expect("a header");
+            options = options.with_signed_header(HeaderName::from_static(name), value);
+        }
+        let url = self
+            .store(bucket)
+            .signed_url_opts(
+                method.clone(),
+                &Path::from(key),
+                Duration::from_secs(60),
+                &options,
+            )
+            .await
+            .expect("sign a URL");
+        let address = &url[url::Position::BeforeHost..url::Position::AfterPort];
+        let target = &url[url::Position::BeforePath..];
+        let mut request = format!("{method} {target} HTTP/1.0\r\nHost: {address}\r\n");
+        for (name, value) in headers {
+            request.push_str(&format!("{name}: {value}\r\n"));
+        }
+        request.push_str(&format!("Content-Length: {}\r\n\r\n{body}", body.len()));
+        let mut stream = TcpStream::connect(address).expect("a connection");
+        stream
+            .set_read_timeout(Some(Duration::from_secs(30)))
+            .expect("a timeout");
+        stream.write_all(request.as_bytes()).expect("a request");
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).expect("an answer");
+        let answer = String::from_utf8_lossy(&answer).into_owned();
+        let (head, body) = answer.split_once("\r\n\r\n").expect("an answer's head");
+        let status = head.split(' ').nth(1).expect("a status");
+        (status.parse().expect("a status"), body.to_owned())
+    }
+
+    /// The same, and it must succeed.
+    pub async fn must(
+        &self,
+        method: Method,
+        place: (&str, &str),
+        query: &[(&str, &str)],
+        headers: &[(&'static str, &str)],
+        body: &str,
+    ) -> String {
+        let (status, answer) = self.ask(method, place, query, headers, body).await;
+        assert!(
+            (200..300).contains(&status),
+            "{place:?} {query:?}: {status} {answer}"
+        );
+        answer
+    }
+
+    pub async fn create_bucket(&self, name: &str, kind: Kind) {
+        let headers: &[_] = match kind {
+            Kind::Locked => &[("x-amz-bucket-object-lock-enabled", "true")],
+            Kind::Plain | Kind::Versioned => &[],
+        };
+        self.must(Method::PUT, (name, ""), &[], headers, "").await;
+        if kind == Kind::Versioned {
+            self.set_versioning(name, "Enabled").await;
+        }
+    }
+
+    /// `Enabled` or `Suspended`.
+    pub async fn set_versioning(&self, bucket: &str, state: &str) {
+        let xml = format!(
+            r#"<VersioningConfiguration xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Status>{state}</Status></VersioningConfiguration>"#
+        );
+        let query = [("versioning", "")];
+        self.must(Method::PUT, (bucket, ""), &query, &[], &xml)
+            .await;
+    }
+
+    pub async fn set_tags(&self, bucket: &str, key: &str, tags: &[(&str, &str)]) {
+        let tags: String = tags
+            .iter()
+            .map(|(k, v)| format!("<Tag><Key>{k}</Key><Value>{v}</Value></Tag>"))
+            .collect();
+        let xml = format!("<Tagging><TagSet>{tags}</TagSet></Tagging>");
+        let query = [("tagging", "")];
+        self.must(Method::PUT, (bucket, key), &query, &[], &xml)
+            .await;
+    }
+
+    /// The tags of an object, sorted.
+    pub async fn tags(&self, bucket: &str, key: &str) -> Vec<(String, String)> {
+        let query = [("tagging", "")];
+        let xml = self.must(Method::GET, (bucket, key), &query, &[], "").await;
+        let element = |xml: &str, name: &str| {
+            let rest = xml.split_once(&format!("<{name}>"))?.1;
+            Some(rest.split_once(&format!("</{name}>"))?.0.to_owned())
+        };
+        let mut tags: Vec<_> = xml
+            .split("<Tag>")
+            .skip(1)
+            .map(|tag| (element(tag, "Key"), element(tag, "Value")))
+            .map(|(key, value)| (key.expect("a tag's key"), value.unwrap_or_default()))
+            .collect();
+        tags.sort();
+        tags
+    }
+}
+
+/// What a command printed is as its schema in docs/ has it.
+pub fn assert_documented(command: &str, outcome: &serde_json::Value) {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs");
+    let text = std::fs::read_to_string(folder.join(format!("{command}-result.schema.json")));
+    let schema = serde_json::from_str(&text.expect("the schema")).expect("the schema's JSON");
+    let schema = jsonschema::validator_for(&schema).expect("the schema");
+    let errors: Vec<String> = schema.iter_errors(outcome).map(|e| e.to_string()).collect();
+    assert!(errors.is_empty(), "{errors:#?}\n{outcome:#}");
+}
