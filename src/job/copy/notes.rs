@@ -33,6 +33,10 @@ pub(super) fn before(round: &Round<'_>, planned: &Planned, snapshot: &Snapshot) 
 /// # Errors
 /// Those of both stores.
 pub(super) fn after(round: &Round<'_>, planned: &Planned, snapshot: &Snapshot) -> Result<()> {
+    if snapshot.excluded {
+        // Other tools may know the store's own mark alone.
+        round.to.store.set_excluded(&planned.path, true)?;
+    }
     if is_full(snapshot) && snapshot.pinned {
         carry(round, PINS, planned, snapshot)?;
     }
