@@ -193,7 +193,7 @@ fn options(form: Form) -> Options {
             form,
             ..Wanted::default()
         },
-        parallel: 2,
+        parallel: 3,
         wait_for_final: None,
         interval: Duration::from_millis(1),
         take_over: false,
@@ -269,7 +269,11 @@ fn every_call_fails(
     wanted: impl Fn(usize, Call, &str) -> bool,
 ) {
     let rt = runtime();
-    let options = options(form);
+    // One after the other, so that the n-th call is the same one each time.
+    let options = Options {
+        parallel: 1,
+        ..options(form)
+    };
     let source = place(objects);
     let clean = place(&Objects::new());
     let sides = Sides::new(&rt, &source, &clean, Default::default());
@@ -292,8 +296,13 @@ fn every_call_fails(
                 continue;
             }
             for fault in Fault::of(call) {
-                // A store that denies that the object is there: nothing tells that it lies.
-                if fault == Fault::NotFound && path == IDENTITY {
+                // A store that denies that the object is there, or a bit that flips in what has no checksum:
+                // nothing tells.
+                let is_snapshot = path.starts_with('v') || path.starts_with(STAGING);
+                if matches!(fault, Fault::NotFound | Fault::Flipped)
+                    && matches!(call, Call::Get | Call::Body)
+                    && !is_snapshot
+                {
                     continue;
                 }
                 // What is deleted for good from the source has its own test.
