@@ -25,9 +25,9 @@ const DOCUMENTS: [&str; 5] = [
 ];
 
 /// The commands that print JSON, each with a schema.
-const COMMANDS: [&str; 13] = [
+const COMMANDS: [&str; 16] = [
     "snapshot", "compact", "list", "restore", "get", "history", "diff", "export", "apply",
-    "verify", "maintain", "lock", "copy",
+    "verify", "maintain", "lock", "copy", "gc", "undelete", "pin",
 ];
 
 /// What prints JSON, by the name of its schema.
@@ -522,6 +522,50 @@ fn results_of_reading_are_as_documented() {
 }
 
 #[test]
+fn results_of_collecting_garbage_are_as_documented() {
+    let [gc, undelete, pin] = ["gc", "undelete", "pin"].map(schema_of);
+    let b = Bucket::with_base();
+    b.delta(BASE + 1, 1499, 6);
+    b.compact(&[]);
+    let told = |command: &str, args: &[&str], schema: &Validator| {
+        let (code, result, stderr) = b.run(command, args);
+        assert_eq!(code, 0, "{args:?}: {stderr}");
+        assert_valid(schema, &result);
+        result["status"].as_str().unwrap().to_owned()
+    };
+    let base = format!("Full-00000000-{BASE:08}-{T0}.gz");
+    let limit = ["--policy", "limit", "--limit", "1"];
+    let with = |more: &[&'static str]| [&limit[..], more].concat();
+    assert_eq!(told("pin", &[&base, "--reason", "why"], &pin), "Succeeded");
+    assert_eq!(told("pin", &[&base], &pin), "NothingToDo");
+    assert_eq!(told("gc", &limit, &gc), "NothingToDo");
+    assert_eq!(told("pin", &[&base, "--unpin"], &pin), "Succeeded");
+    assert_eq!(told("gc", &limit, &gc), "Succeeded");
+    let recoverable = with(&["--purge-after", "1d", "--apply"]);
+    assert_eq!(told("gc", &recoverable, &gc), "Succeeded");
+    assert_eq!(told("undelete", &["--all"], &undelete), "Succeeded");
+    assert_eq!(told("undelete", &["--all"], &undelete), "NothingToDo");
+    assert_eq!(told("gc", &with(&["--apply"]), &gc), "Succeeded");
+    assert_eq!(told("gc", &with(&["--apply"]), &gc), "NothingToDo");
+    // Every reason that there is stands in the schema and in the README.
+    let reasons =
+        &schema("docs/gc-result.schema.json")["$defs"]["object"]["properties"]["reason"]["enum"];
+    let reasons: Vec<&str> = reasons
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|r| r.as_str().unwrap())
+        .collect();
+    let readme = read("README.md");
+    for name in deltafold::bucket::retention::Why::NAMES {
+        assert!(reasons.contains(&name), "{name}");
+    }
+    for name in reasons {
+        assert!(readme.contains(&format!("`{name}`")), "{name}");
+    }
+}
+
+#[test]
 fn failures_are_as_documented() {
     let schemas = COMMANDS.map(schema_of);
     let empty = tempfile::TempDir::new().unwrap();
@@ -754,6 +798,9 @@ fn help_and_version_succeed() {
         &["lock", "--help"],
         &["store", "check", "--help"],
         &["copy", "--help"],
+        &["gc", "--help"],
+        &["undelete", "--help"],
+        &["pin", "--help"],
         &["snapshot", "full", "--help"],
         &["snapshot", "delta", "--help"],
         &["snapshot", "follow", "--help"],
@@ -861,7 +908,7 @@ fn every_flag_that_is_mentioned_exists() {
             commands += 1;
         }
     }
-    assert_eq!(commands, 9);
+    assert_eq!(commands, 10);
 }
 
 #[test]

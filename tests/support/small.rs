@@ -71,7 +71,7 @@ pub fn small_database(page_size: usize) -> Vec<u8> {
 }
 
 /// The change at a revision, by arithmetic alone: keys take turns, the first ones are from 2 to 4.
-fn change(main: i64) -> KeyValue<'static> {
+pub fn change(main: i64) -> KeyValue<'static> {
     const KEYS: [&[u8]; 3] = [b"/registry/a", b"/registry/b", b"/registry/c"];
     KeyValue {
         key: KEYS[(main % 3) as usize],

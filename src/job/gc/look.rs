@@ -153,8 +153,21 @@ impl<'a> Eyes<'a> {
     }
 
     /// # Errors
-    /// `NoSnapshots` where there is none; the store's; `Io`, `NoSpace`.
+    /// `NoSnapshots` where there is none; the store's; `SnapshotVanished` where others delete all the
+    /// time; `Io`, `NoSpace`.
     pub(super) fn look(&mut self) -> Result<Look> {
+        const TRIES: u32 = 5;
+        let mut tries = 1;
+        loop {
+            match self.try_look() {
+                // Another run collects, too.
+                Err(e) if e.reason() == Reason::SnapshotVanished && tries < TRIES => tries += 1,
+                done => return done,
+            }
+        }
+    }
+
+    fn try_look(&mut self) -> Result<Look> {
         let taken = (Instant::now(), SystemTime::now());
         // What is written meanwhile is not of the past.
         let now = self.now();
