@@ -10,9 +10,9 @@ use deltafold::job::gc::{self, Options, pin, undelete};
 use deltafold::store::Store;
 use deltafold::store::exclude::ExcludeTags;
 use deltafold::{Error, Reason};
+use object_store::ObjectStoreExt;
 use object_store::memory::InMemory;
 use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt};
 use rustix::process::{Pid, Signal, kill_process};
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Stdio;
@@ -395,7 +395,7 @@ fn killed_midway_and_two_at_once_leave_what_is_needed() {
     let now = chrono::Utc::now().timestamp();
     // Enough to be killed in the middle of.
     for n in 0..300 {
-        let (r, t) = (n % 90 + 1, now - 100 * HOUR - n);
+        let (r, t) = (n * 90 / 300 + 1, now - 100 * HOUR + n);
         objects.insert(name("Full", 0, r, t), b"content".to_vec());
     }
     let args = |purge: bool| {

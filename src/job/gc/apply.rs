@@ -215,7 +215,7 @@ fn snapshots(
         }
         for (i, chain) in batch {
             match applied.objects[i].fate {
-                Some(Fate::Failed | Fate::Locked) => {
+                Some(Fate::Failed | Fate::Locked | Fate::Changed) => {
                     for rest in chain {
                         applied.objects[rest].fate = Some(Fate::Waiting);
                     }
@@ -340,7 +340,8 @@ fn exclude_one(
     }
     match ctx.store.set_excluded(path, true) {
         Ok(()) => {}
-        Err(e) if e.reason() == Reason::SnapshotVanished => return Ok((Fate::Done, None)),
+        // The next run knows whether that is so.
+        Err(e) if e.reason() == Reason::SnapshotVanished => return Ok((Fate::Changed, None)),
         Err(e) => return Err(e),
     }
     ctx.store.replace_small(&at, &text)?;
