@@ -25,15 +25,17 @@ const DOCUMENTS: [&str; 5] = [
 ];
 
 /// The commands that print JSON, each with a schema.
-const COMMANDS: [&str; 14] = [
+const COMMANDS: [&str; 16] = [
     "snapshot", "compact", "list", "restore", "get", "history", "diff", "export", "apply",
-    "verify", "maintain", "gc", "undelete", "pin",
+    "verify", "maintain", "lock", "copy", "gc", "undelete", "pin",
 ];
 
 /// What prints JSON, by the name of its schema.
 fn schemas() -> Vec<&'static str> {
     let commands = COMMANDS.into_iter().filter(|c| *c != "snapshot");
-    commands.chain(["snapshot", "follow"]).collect()
+    commands
+        .chain(["snapshot", "follow", "store-check"])
+        .collect()
 }
 
 /// Also where the tests run in a Pod.
@@ -270,6 +272,50 @@ fn results_of_compact_are_as_documented() {
     assert_eq!(title(&result), is("Succeeded", false));
     assert_eq!(result["warnings"].as_array().unwrap().len(), 3, "{result}");
     assert!(result["timeline"].as_str().unwrap().starts_with('r'));
+}
+
+#[test]
+fn results_of_copy_are_as_documented() {
+    let schema = schema_of("copy");
+    let b = Bucket::with_base();
+    b.delta(BASE + 1, 1499, 6);
+    b.delta(1500, LAST, 9);
+    b.put("v2/Incr-00000003-00000004-5.gz", b"an orphan");
+    b.put("v2/notes.txt", b"hello");
+    let target = tempfile::TempDir::new().unwrap();
+    let copy = |args: &[&str]| {
+        let mut c = deltafold();
+        c.args(["copy", "--output", "json", "--from"]).arg(b.path());
+        let (code, result, stderr) = run_json(c.arg("--to").arg(target.path()).args(args));
+        assert_valid(&schema, &result);
+        let status = result["status"].as_str().unwrap().to_owned();
+        (code, status, result["copied"].clone(), stderr)
+    };
+    let is = |told: (i32, String, Value, String), code: i32, status: &str, copied: Value| {
+        assert_eq!(
+            (told.0, told.1.as_str(), told.2),
+            (code, status, copied),
+            "{}",
+            told.3
+        );
+    };
+    is(copy(&["--dry-run"]), 0, "Succeeded", 3.into());
+    is(copy(&["--max-backup-age", "0"]), 0, "NothingToDo", 0.into());
+    let wait = [
+        "--wait-for-final",
+        "--wait-timeout",
+        "1ms",
+        "--compression",
+        "zstd",
+    ];
+    is(copy(&wait), 0, "Succeeded", 3.into());
+    is(copy(&[]), 0, "NothingToDo", 0.into());
+    b.put(
+        &format!("v2/Full-00000000-{LAST:08}-{}.gz", T0 + 99),
+        b"damaged",
+    );
+    is(copy(&[]), 65, "Failed", 0.into());
+    is(copy(&["--interval", "0s"]), 64, "Failed", Value::Null);
 }
 
 #[test]
@@ -752,6 +798,9 @@ fn help_and_version_succeed() {
         &["gc", "--help"],
         &["undelete", "--help"],
         &["pin", "--help"],
+        &["lock", "--help"],
+        &["store", "check", "--help"],
+        &["copy", "--help"],
         &["snapshot", "full", "--help"],
         &["snapshot", "delta", "--help"],
         &["snapshot", "follow", "--help"],
@@ -793,7 +842,8 @@ fn completions_know_the_commands() {
 fn help() -> String {
     let all = COMMANDS.map(|c| run(&[c, "--help"]).1).join("\n");
     let below = ["full", "delta", "follow"].map(|c| run(&["snapshot", c, "--help"]).1);
-    run(&["--help"]).1 + &all + &below.join("\n")
+    let check = run(&["store", "check", "--help"]).1;
+    run(&["--help"]).1 + &all + &below.join("\n") + &check
 }
 
 /// The `--flags` in a text.
@@ -858,7 +908,7 @@ fn every_flag_that_is_mentioned_exists() {
             commands += 1;
         }
     }
-    assert_eq!(commands, 8);
+    assert_eq!(commands, 10);
 }
 
 #[test]

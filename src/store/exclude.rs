@@ -41,12 +41,14 @@ enum Kind {
 type Tags = Vec<(String, String)>;
 
 /// What came of a question, or of a change.
-enum Told<T> {
+pub(super) enum Told<T> {
     Yes(T),
     /// The object is not there.
     Gone,
     /// The store has no tags, or none for us.
     Refused(Error),
+    /// It took a change, and did not keep it.
+    Lied(Error),
 }
 
 impl ExcludeTags {
@@ -107,7 +109,7 @@ impl ExcludeTags {
         Ok(match told {
             Told::Yes(tags) => is_set(&tags),
             Told::Gone => false,
-            Told::Refused(_) => {
+            Told::Refused(_) | Told::Lied(_) => {
                 // Many backup roles may not read tags, some servers have none.
                 self.refused.store(true, Ordering::Relaxed);
                 false
@@ -165,7 +167,7 @@ impl ExcludeTags {
     }
 
     /// Sets or removes the mark, and looks whether it is as it should be.
-    async fn set(
+    pub(super) async fn set(
         &self,
         store: &Arc<dyn ObjectStore>,
         path: &Path,
@@ -194,7 +196,7 @@ impl ExcludeTags {
             let answer = answer.await?;
             return Ok(match answer.status {
                 200..=299 if is_marked(store, path).await? == excluded => Told::Yes(()),
-                200..=299 => Told::Refused(kept_nothing()),
+                200..=299 => Told::Lied(kept_nothing()),
                 404 => Told::Gone,
                 _ => Told::Refused(answer.refusal(&what)),
             });
@@ -203,7 +205,7 @@ impl ExcludeTags {
             Told::Yes(tags) => tags,
             // Written unread, the tags of others would be lost.
             Told::Gone => return Ok(Told::Gone),
-            Told::Refused(e) => {
+            Told::Refused(e) | Told::Lied(e) => {
                 self.refused.store(true, Ordering::Relaxed);
                 return Ok(Told::Refused(e));
             }
@@ -221,9 +223,9 @@ impl ExcludeTags {
         }
         Ok(match self.read(path).await? {
             Told::Yes(tags) if is_set(&tags) == excluded => Told::Yes(()),
-            Told::Yes(_) => Told::Refused(kept_nothing()),
+            Told::Yes(_) => Told::Lied(kept_nothing()),
             Told::Gone => Told::Gone,
-            Told::Refused(e) => Told::Refused(e),
+            Told::Refused(e) | Told::Lied(e) => Told::Refused(e),
         })
     }
 }
@@ -257,13 +259,13 @@ impl Store {
             Told::Gone => Err(gone()),
             Told::Yes(()) if excluded => Ok(()),
             Told::Yes(()) => self.delete(&object),
-            Told::Refused(why) if excluded => {
+            Told::Refused(why) | Told::Lied(why) if excluded => {
                 if self.tags.can_tell() {
                     tracing::debug!("marked by an object instead: {why}");
                 }
                 self.replace_small(&object, b"")
             }
-            Told::Refused(why) => {
+            Told::Refused(why) | Told::Lied(why) => {
                 self.delete(&object)?;
                 // What the store does not tell may be marked and cannot be unmarked by us.
                 match self.tags.can_tell() && !self.tags.was_refused() {

@@ -10,9 +10,11 @@ mod errors;
 pub mod exclude;
 pub mod fetch;
 pub mod gcs;
+mod large_copy;
 pub mod lock;
 mod lock_object;
 pub mod open;
+pub mod probe;
 pub mod publish;
 pub mod retention;
 pub mod signed;
@@ -122,6 +124,8 @@ pub struct Store {
     local_root: Option<PathBuf>,
     /// The most bytes that it copies.
     largest_copy: Option<u64>,
+    /// The most bytes that it copies at once; more are copied by ranges.
+    largest_range: Option<u64>,
     /// Of a server that may take conditions and ignore them: whether it does, once that is known.
     ignores_conditions: Option<Arc<OnceLock<bool>>>,
     handle: Handle,
@@ -148,6 +152,7 @@ impl Store {
             s3: None,
             local_root: None,
             largest_copy: None,
+            largest_range: None,
             ignores_conditions: None,
             handle,
             cancel: Cancel::default(),
@@ -184,6 +189,12 @@ impl Store {
     /// first object gets its name this is tried, and where it is so, writers look out for each other.
     pub fn with_doubted_conditions(mut self) -> Self {
         self.ignores_conditions = Some(Arc::default());
+        self
+    }
+
+    /// The same store, S3, that copies more than so many bytes by ranges.
+    pub fn with_largest_range(mut self, bytes: u64) -> Self {
+        self.largest_range = Some(bytes);
         self
     }
 

@@ -8,6 +8,7 @@
 use super::Store;
 use super::claim::Claim;
 use super::errors::{io_cause, store_error};
+use super::large_copy::Copied;
 use super::staging::StagingName;
 use crate::error::{Error, Reason, Result};
 use crc_fast::{CrcAlgorithm, Digest};
@@ -284,10 +285,8 @@ impl Staged {
         if store.ignores_conditions()? {
             return self.publish_claimed(below);
         }
-        let options = CopyOptions::new().with_mode(CopyMode::Create);
-        let (from, to) = (store.path(&self.staging.name.path), store.path(below));
         use object_store::Error as E;
-        match store.block_on(store.inner.copy_opts(&from, &to, options))? {
+        match self.copy_to(below, CopyMode::Create)? {
             Ok(()) => {
                 self.check_size(below)?;
                 Ok(Published::Created)
@@ -332,9 +331,8 @@ impl Staged {
         if claim.is_none() {
             return Ok(Published::Taken);
         }
-        let (from, to) = (store.path(&self.staging.name.path), store.path(below));
         use object_store::Error as E;
-        let copied = match store.block_on(store.inner.copy(&from, &to))? {
+        let copied = match self.copy_to(below, CopyMode::Overwrite)? {
             Err(E::NotSupported { .. } | E::NotImplemented { .. }) => self.write_again(below)?,
             copied => copied,
         };
@@ -344,6 +342,36 @@ impl Staged {
             Ok(()) => Ok(Published::Taken),
             Err(e) => self.answer_lost(below, e),
         }
+    }
+
+    /// Has the store copy the staging object.
+    fn copy_to(&self, below: &str, mode: CopyMode) -> Result<object_store::Result<()>> {
+        use object_store::Error as E;
+        let store = &self.staging.store;
+        let (from, to) = (store.path(&self.staging.name.path), store.path(below));
+        let by_ranges = store.s3.as_ref().zip(store.largest_range);
+        let Some((s3, most)) = by_ranges.filter(|(_, most)| self.bytes > *most) else {
+            let options = CopyOptions::new().with_mode(mode);
+            return store.block_on(store.inner.copy_opts(&from, &to, options));
+        };
+        let if_free = matches!(mode, CopyMode::Create);
+        let copy = store.copy_in_parts(s3, (&from, &to), (self.bytes, most), if_free);
+        let path = to.to_string();
+        Ok(match store.block_on(copy)? {
+            Ok(Copied::Done) => Ok(()),
+            Ok(Copied::Taken) => Err(E::AlreadyExists {
+                path,
+                source: "the name is taken".into(),
+            }),
+            Err(e) if e.reason() == Reason::SnapshotVanished => Err(E::NotFound {
+                path,
+                source: Box::new(e),
+            }),
+            Err(e) => Err(E::Generic {
+                store: "S3",
+                source: Box::new(e),
+            }),
+        })
     }
 
     /// For a store that cannot copy: reads the staging object, and writes it once more.

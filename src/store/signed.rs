@@ -232,6 +232,20 @@ impl S3 {
         }
     }
 
+    /// What the crate can do.
+    pub(super) fn store(&self) -> &AmazonS3 {
+        &self.store
+    }
+
+    /// The bucket's name.
+    pub(super) fn bucket(&self) -> String {
+        // The crate tells it nowhere else.
+        let shown = self.store.to_string();
+        let name = shown.strip_prefix("AmazonS3(");
+        let name = name.and_then(|n| n.strip_suffix(')'));
+        name.unwrap_or(&shown).to_owned()
+    }
+
     /// Asks something of the bucket; as [`ask`](Self::ask).
     pub(super) async fn ask_bucket(&self, what: &str, query: &[(&str, &str)]) -> Result<Answer> {
         let bucket = Path::default();
@@ -251,9 +265,22 @@ impl S3 {
         query: &[(&str, &str)],
         body: String,
     ) -> Result<Answer> {
+        self.ask_with(what, method, path, query, &[], body).await
+    }
+
+    /// The same, with more headers.
+    pub(super) async fn ask_with(
+        &self,
+        what: &str,
+        method: Method,
+        path: &Path,
+        query: &[(&str, &str)],
+        more: &[(&'static str, String)],
+        body: String,
+    ) -> Result<Answer> {
         let failed = |e| store_error(what, e);
         let body = Bytes::from(body);
-        let mut headers = Vec::new();
+        let mut headers = more.to_vec();
         if !body.is_empty() {
             // S3 demands it, or a checksum of its own kind, of tags and retentions.
             let sum = Md5::digest(&body);

@@ -108,37 +108,48 @@ impl Store {
         folders: &[&str],
         mut each: impl FnMut(ObjectVersion) -> Result<()>,
     ) -> Result<()> {
+        for folder in folders {
+            let prefix = format!("{}/", self.path(folder));
+            self.block_on(self.versions_behind(prefix, &mut each))??;
+        }
+        Ok(())
+    }
+
+    /// The versions of objects whose names begin so.
+    pub(super) async fn versions_behind(
+        &self,
+        prefix: String,
+        mut each: impl FnMut(ObjectVersion) -> Result<()>,
+    ) -> Result<()> {
         let Some(s3) = &self.s3 else {
             return Ok(());
         };
         let what = format!("list the versions in {}", self.url());
-        for folder in folders {
-            let listing = Listing {
-                question: "versions",
-                root: "ListVersionsResult",
-                // The page's last entry: where the next one begins.
-                markers: [
-                    ("key-marker", "NextKeyMarker"),
-                    ("version-id-marker", "NextVersionIdMarker"),
-                ],
-                prefix: format!("{}/", self.path(folder)),
-            };
-            self.pages(s3, &what, &listing, |page| {
-                for entry in &page.children {
-                    let is_delete_marker = match &*entry.name {
-                        "Version" => false,
-                        "DeleteMarker" => true,
-                        _ => continue,
-                    };
-                    if let Some(path) = self.path_of(page, entry) {
-                        let read = version_of(entry, path, is_delete_marker);
-                        each(read.ok_or_else(|| unclear(&what))?)?;
-                    }
+        let listing = Listing {
+            question: "versions",
+            root: "ListVersionsResult",
+            // The page's last entry: where the next one begins.
+            markers: [
+                ("key-marker", "NextKeyMarker"),
+                ("version-id-marker", "NextVersionIdMarker"),
+            ],
+            prefix,
+        };
+        let pages = self.pages(s3, &what, &listing, |page| {
+            for entry in &page.children {
+                let is_delete_marker = match &*entry.name {
+                    "Version" => false,
+                    "DeleteMarker" => true,
+                    _ => continue,
+                };
+                if let Some(path) = self.path_of(page, entry) {
+                    let read = version_of(entry, path, is_delete_marker);
+                    each(read.ok_or_else(|| unclear(&what))?)?;
                 }
-                Ok(())
-            })?;
-        }
-        Ok(())
+            }
+            Ok(())
+        });
+        pages.await
     }
 
     /// Deletes a version for good, or the mark of a deletion; one that is not there is deleted.
@@ -146,13 +157,17 @@ impl Store {
     /// # Errors
     /// The store's; `PermissionDenied` also where it is locked.
     pub fn delete_version(&self, below: &str, version: &str) -> Result<()> {
+        self.block_on(self.delete_version_of(below, version))?
+    }
+
+    pub(super) async fn delete_version_of(&self, below: &str, version: &str) -> Result<()> {
         let what = format!("delete the version {version} of {}", self.name(below));
         let Some(s3) = &self.s3 else {
             return Err(Error::internal(format!("cannot {what}: it has none")));
         };
         let (path, query) = (self.path(below), [("versionId", version)]);
         let asked = s3.ask(&what, Method::DELETE, &path, &query, String::new());
-        let answer = self.block_on(asked)??;
+        let answer = asked.await?;
         if answer.is_success() || answer.status == 404 {
             return Ok(());
         }
@@ -188,14 +203,15 @@ impl Store {
             },
         };
         let mut uploads = Vec::new();
-        self.pages(s3, &what, &listing, |page| {
+        let pages = self.pages(s3, &what, &listing, |page| {
             for entry in page.all("Upload") {
                 if let Some(path) = self.path_of(page, entry) {
                     uploads.push(upload_of(entry, path).ok_or_else(|| unclear(&what))?);
                 }
             }
             Ok(())
-        })?;
+        });
+        self.block_on(pages)??;
         Ok(uploads)
     }
 
@@ -221,7 +237,7 @@ impl Store {
         Err(answer.refusal(&what))
     }
 
-    fn pages(
+    async fn pages(
         &self,
         s3: &S3,
         what: &str,
@@ -245,8 +261,7 @@ impl Store {
                     query.push((name, marker));
                 }
             }
-            let asked = s3.ask_bucket(what, &query);
-            let answer = self.block_on(asked)??;
+            let answer = s3.ask_bucket(what, &query).await?;
             if !answer.is_success() {
                 return Err(answer.refusal(what));
             }

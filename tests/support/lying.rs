@@ -1,7 +1,7 @@
 //! An S3 server that lies: it says that it does what it is asked for, and does something else.
 //!
 //! A small S3 in memory that checks no signatures. Without lies it behaves as S3 does, so far as deltafold
-//! needs it: objects, listings, multipart uploads, conditional writes, copies, tags; no versions, no lock.
+//! needs it: objects, listings, multipart uploads, conditional writes, copies, tags; no versions.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
@@ -25,6 +25,10 @@ pub struct Lies {
     pub refuses_tags: bool,
     /// It says that the bucket has an object lock, takes retentions and keeps none.
     pub forgets_retention: bool,
+    /// Its bucket has an object lock, and keeps retentions.
+    pub locks: bool,
+    /// The first retention that is set is refused.
+    pub denies_first_retention: bool,
     /// It takes a retention and writes it over the object, as Swift's S3 does; its bucket has no lock.
     pub retention_overwrites: bool,
     /// A listing is as it was before the last write.
@@ -63,6 +67,7 @@ struct Object {
     etag: String,
     modified: chrono::DateTime<chrono::Utc>,
     tags: String,
+    retention: String,
 }
 
 struct Request {
@@ -224,12 +229,14 @@ impl State {
         let (_, key) = r.path.split_once('/').unwrap_or((&r.path, ""));
         match (r.method.as_str(), key.is_empty()) {
             ("PUT", true) => said(""),
-            ("GET", true) if has("object-lock") => match self.lies.forgets_retention {
-                true => said(
-                    "<ObjectLockConfiguration><ObjectLockEnabled>Enabled</ObjectLockEnabled></ObjectLockConfiguration>",
-                ),
-                false => refused(404, "ObjectLockConfigurationNotFoundError"),
-            },
+            ("GET", true) if has("object-lock") => {
+                match self.lies.forgets_retention || self.lies.locks {
+                    true => said(
+                        "<ObjectLockConfiguration><ObjectLockEnabled>Enabled</ObjectLockEnabled></ObjectLockConfiguration>",
+                    ),
+                    false => refused(404, "ObjectLockConfigurationNotFoundError"),
+                }
+            }
             ("GET", true) if has("versioning") => said("<VersioningConfiguration/>"),
             ("GET", true) if has("versions") => self.list_versions(r),
             ("GET", true) if has("uploads") => said(
@@ -240,7 +247,10 @@ impl State {
             (_, true) => refused(501, "NotImplemented"),
             ("GET", _) if has("tagging") => self.tags(r),
             ("PUT", _) if has("tagging") => self.set_tags(r),
-            ("GET", _) if has("retention") => refused(404, "NoSuchObjectLockConfiguration"),
+            ("GET", _) if has("retention") => match self.objects.get(&r.path) {
+                Some(o) if !o.retention.is_empty() => said(o.retention.clone()),
+                _ => refused(404, "NoSuchObjectLockConfiguration"),
+            },
             ("PUT", _) if has("retention") => self.set_retention(r),
             ("GET" | "HEAD", _) => self.get(r),
             ("POST", _) if has("uploads") => {
@@ -374,6 +384,7 @@ impl State {
             etag: etag.clone(),
             modified: chrono::Utc::now() + chrono::TimeDelta::seconds(self.lies.clock_ahead),
             tags: String::new(),
+            retention: String::new(),
         };
         self.objects.insert(r.path.clone(), object);
         match is_copy {
@@ -505,9 +516,16 @@ impl State {
         if self.lies.retention_overwrites {
             return self.put(r, r.body.clone(), false);
         }
-        match self.lies.forgets_retention {
-            true => said(""),
-            false => refused(400, "InvalidRequest"),
+        if std::mem::take(&mut self.lies.denies_first_retention) {
+            return refused(403, "AccessDenied");
+        }
+        match self.objects.get_mut(&r.path) {
+            Some(o) if self.lies.locks => {
+                o.retention = String::from_utf8_lossy(&r.body).into_owned();
+                said("")
+            }
+            _ if self.lies.forgets_retention => said(""),
+            _ => refused(400, "InvalidRequest"),
         }
     }
 }

@@ -10,7 +10,7 @@ use deltafold::job::source::Request;
 use deltafold::job::{Context, compact};
 use deltafold::mvcc::revision::encode_revision;
 use deltafold::mvcc::{KeepHistory, KeyValue, RecordKey, Revision};
-use deltafold::store::{Store, exclude::ExcludeTags};
+use deltafold::store::{Keys, Store, exclude::ExcludeTags};
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
@@ -150,6 +150,15 @@ impl InProcess {
 
     /// The outcome, and all objects after it.
     pub fn compact(&self, objects: &Objects) -> (deltafold::Result<compact::Outcome>, Objects) {
+        self.compact_with(objects, Keys::default())
+    }
+
+    /// As [`compact`](Self::compact), with keys.
+    pub fn compact_with(
+        &self,
+        objects: &Objects,
+        keys: Keys,
+    ) -> (deltafold::Result<compact::Outcome>, Objects) {
         let memory = Arc::new(InMemory::new());
         self.runtime.block_on(async {
             for (path, bytes) in objects {
@@ -171,7 +180,7 @@ impl InProcess {
             store,
             temp_dir: std::env::temp_dir(),
             threads: 1,
-            keys: Default::default(),
+            keys,
         };
         let options = compact::Options {
             request: Request::default(),

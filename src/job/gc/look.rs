@@ -297,7 +297,14 @@ impl<'a> Eyes<'a> {
         }
         // Without the key a snapshot is as good as damaged here: it is kept.
         let is_told = |e: &Error| e.reason().is_bad_data() || e.reason() == Reason::CannotDecrypt;
-        let contents = read_contents(self.ctx, catalog, doubtful.to_vec(), doubtful, is_told)?;
+        let contents = read_contents(
+            self.ctx,
+            catalog,
+            doubtful.to_vec(),
+            doubtful,
+            is_told,
+            |_| Ok(()),
+        )?;
         let paths = doubtful.iter().map(|&i| (path(i).clone(), i));
         self.read = Some((contents, paths.collect()));
         Ok(())

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use tokio::runtime::Handle;
 use url::Url;
 
-/// S3 copies no more than this as one part.
+/// S3 copies no more than this at once.
 const LARGEST_COPY: u64 = 5 << 30;
 /// A setting of ours: `false` puts the bucket into the host name, also into that of `endpoint`.
 const OPTION_PATH_STYLE: &str = "path_style";
@@ -47,6 +47,9 @@ pub(super) fn open(place: &Place, means: Means, handle: Handle) -> Result<Store>
         .is_some_and(|e| !e.contains(".amazonaws.com"));
     let request_payer = setting(AmazonS3ConfigKey::RequestPayer).as_deref() == Some("true");
     let region = setting(AmazonS3ConfigKey::Region);
+    // The crate tells the key of this setting by its name alone.
+    let encryption = config_key::<AmazonS3ConfigKey>("aws_server_side_encryption")?;
+    let own_key = setting(encryption).as_deref() == Some("sse-c");
     let store = builder.build().map_err(|e| misconfigured(&place.what, e))?;
     let store = Arc::new(store);
     let store = if unsigned {
@@ -57,7 +60,11 @@ pub(super) fn open(place: &Place, means: Means, handle: Handle) -> Result<Store>
         let tags = ExcludeTags::s3(own.clone());
         place.store(store, tags, handle).with_s3(own)
     };
-    let store = store.with_largest_copy(LARGEST_COPY);
+    // By ranges only what we sign, and without a key that each request would have to show.
+    let store = match unsigned || own_key {
+        true => store.with_largest_copy(LARGEST_COPY),
+        false => store.with_largest_range(LARGEST_COPY),
+    };
     Ok(match own_server {
         true => store.with_doubted_conditions(),
         false => store,

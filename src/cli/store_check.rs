@@ -1,0 +1,108 @@
+//! `deltafold store`: its arguments, and what a store does as a table.
+
+use super::{Output, StoreArgs, print, print_json};
+use crate::error::{Error, Result};
+use crate::job::store_check::{Check, Outcome, Status, run};
+use crate::store::Cancel;
+use crate::store::probe::{Ability, State};
+use clap::{Args, Subcommand};
+use std::fmt::Write;
+
+/// Look at a store itself, whatever it holds
+#[derive(Debug, Args)]
+pub(super) struct StoreCommand {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    Check(CheckArgs),
+}
+
+/// Find out what a store really does: write, race, read back, and remove it all again
+///
+/// Documents and answers are not believed: several writers race for one name, and what they wrote is read
+/// back. It writes a few small objects in deltafold-staging/ below the prefix, around 6 MiB in all, and removes
+/// them, also when it fails or is ended. Snapshots are neither read nor changed.
+#[derive(Debug, Args)]
+#[command(after_long_help = "\
+Examples:
+  Can this bucket be trusted with backups?
+      deltafold store check --store s3://backups/etcd-main
+  What is wrong with it, for a script:
+      deltafold store check --store s3://backups/etcd-main --output json | jq '.checks[] | select(.is_problem)'
+
+The exit code is 0 where deltafold can work safely there. 78 means that something which it needs is
+missing, or that the store says it does something and does not; what to do stands beside it. 69 means that
+the store does not answer, 77 that it does not accept the credentials. docs/exit-codes.md has all.")]
+struct CheckArgs {
+    #[command(flatten)]
+    store: StoreArgs,
+}
+
+impl StoreCommand {
+    /// Gives the failure whose outcome is printed already, if it is one.
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<Option<Error>> {
+        let What::Check(args) = &self.what;
+        let (outcome, error) = run(&args.store.context(cancel)?)?;
+        match output {
+            Output::Json => print_json(&outcome)?,
+            Output::Text => print(&in_words(&outcome))?,
+        }
+        Ok(error)
+    }
+}
+
+fn label(ability: Ability) -> &'static str {
+    match ability {
+        Ability::Put => "write",
+        Ability::ReadBack => "read back",
+        Ability::List => "list",
+        Ability::Delete => "delete",
+        Ability::Multipart => "upload in parts",
+        Ability::ConditionalCreate => "create if free",
+        Ability::ConditionalUpdate => "update if unchanged",
+        Ability::ConditionalCopy => "copy if free",
+        Ability::LargestCopy => "largest copy",
+        Ability::ExcludeTag => "tags",
+        Ability::Versioning => "versions",
+        Ability::ObjectLock => "object lock",
+        Ability::Clock => "clock",
+    }
+}
+
+fn state(check: &Check) -> &'static str {
+    match (check.ability, check.state) {
+        (Ability::Clock, State::Lies) => "is off",
+        (_, State::Works) => "works",
+        (_, State::Refused) => "refused",
+        (_, State::Lies) => "LIES",
+        (_, State::Absent) => "not there",
+        (_, State::NotTried) => "not tried",
+    }
+}
+
+fn in_words(o: &Outcome) -> String {
+    let mut s = String::new();
+    // Writing to a String cannot fail.
+    for check in &o.checks {
+        let mark = if check.is_problem { "!" } else { " " };
+        let _ = writeln!(
+            s,
+            "{mark} {:<20} {:<10} {}",
+            label(check.ability),
+            state(check),
+            check.detail
+        );
+        let _ = writeln!(s, "  {:<31} → {}", "", check.meaning);
+    }
+    for left in &o.left_behind {
+        let _ = writeln!(s, "  left behind: {left}");
+    }
+    let _ = match o.status {
+        Status::Succeeded => writeln!(s, "deltafold can work safely in {}", o.store),
+        Status::Failed => writeln!(s, "deltafold cannot work safely in {}", o.store),
+    };
+    s
+}

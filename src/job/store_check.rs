@@ -1,0 +1,275 @@
+//! The store check: what a store really does, and what that means for backups in it.
+//!
+//! `store::probe` tries it; here stands what is needed for what. A pure function of the findings.
+
+use super::Context;
+use crate::error::{Error, Reason, Result};
+use crate::store::probe::{Ability, Finding, State};
+use serde::Serialize;
+use std::time::Instant;
+
+/// How it ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum Status {
+    /// deltafold can work safely there.
+    Succeeded,
+    /// Something that is needed is missing, or is a lie.
+    Failed,
+}
+
+/// What came of it. The fields are a contract: `docs/store-check-result.schema.json`.
+#[derive(Debug, Clone, Serialize)]
+pub struct Outcome {
+    /// How it ended.
+    pub status: Status,
+    /// The exit code of a failure.
+    pub code: Option<u8>,
+    /// Its reason.
+    pub reason: Option<&'static str>,
+    /// Its message.
+    pub message: Option<String>,
+    /// The store's URL, without secrets.
+    pub store: String,
+    /// What was tried, each once.
+    pub checks: Vec<Check>,
+    /// What was written and could not be removed again.
+    pub left_behind: Vec<String>,
+    /// Wall-clock time.
+    pub seconds: f64,
+}
+
+/// What was found of one ability.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Check {
+    /// Which.
+    pub ability: Ability,
+    /// How it is.
+    pub state: State,
+    /// Whether deltafold cannot work safely without it, as it is.
+    pub is_problem: bool,
+    /// What was seen.
+    pub detail: String,
+    /// What it means, and what to do.
+    pub meaning: String,
+}
+
+/// Finds out what the store does. Gives the outcome, and the failure that it tells of.
+///
+/// # Errors
+/// Those of [`Store::probe`](crate::store::Store::probe).
+pub fn run(ctx: &Context) -> Result<(Outcome, Option<Error>)> {
+    let started = Instant::now();
+    let findings = ctx.store.probe()?;
+    let checks: Vec<Check> = findings.all.into_iter().map(judge).collect();
+    let error = summed_up(&checks, ctx.store.url());
+    Ok((
+        Outcome {
+            status: match error {
+                None => Status::Succeeded,
+                Some(_) => Status::Failed,
+            },
+            code: error.as_ref().map(|e| e.reason().exit_code()),
+            reason: error.as_ref().map(|e| e.reason().as_str()),
+            message: error.as_ref().map(Error::to_string),
+            store: ctx.store.url().to_owned(),
+            checks,
+            left_behind: findings.left_behind,
+            seconds: started.elapsed().as_secs_f64(),
+        },
+        error,
+    ))
+}
+
+/// What a finding means.
+pub fn judge(finding: Finding) -> Check {
+    let (is_problem, meaning) = meaning(finding.ability, finding.state);
+    Check {
+        ability: finding.ability,
+        state: finding.state,
+        is_problem,
+        detail: finding.detail,
+        meaning: meaning.to_owned(),
+    }
+}
+
+fn meaning(ability: Ability, state: State) -> (bool, &'static str) {
+    use State::{Absent, Lies, NotTried, Refused, Works};
+    match (ability, state) {
+        (Ability::ObjectLock, Works) => (
+            false,
+            "`deltafold lock` keeps a chain from being deleted; locks by default keep staging objects as well, so rather use none",
+        ),
+        (Ability::ObjectLock, _) => (
+            false,
+            "`deltafold lock` refuses to work here: for locks use a bucket of S3 with an object lock enabled",
+        ),
+        (Ability::Versioning, Works) => (
+            false,
+            "`deltafold gc` deletes versions one by one, which takes the right s3:DeleteObjectVersion; what others delete can be got back",
+        ),
+        (Ability::Versioning, Absent) => (false, "what is deleted cannot be got back"),
+        (Ability::Versioning, _) => (
+            false,
+            "whether a deletion frees room is not known: allow s3:GetBucketVersioning",
+        ),
+        (_, NotTried) => (
+            true,
+            "whether deltafold can work here is not known: see the other rows",
+        ),
+        (Ability::Put, Works) => (false, "snapshots can be written"),
+        (Ability::Put, _) => (
+            true,
+            "nothing can be written: check the credentials and what they allow (docs/stores.md)",
+        ),
+        (Ability::ReadBack, Works) => (false, "what is published was read back"),
+        (Ability::ReadBack, _) => (
+            true,
+            "do not keep backups here: what is written is not what is read",
+        ),
+        (Ability::List, Works) => (false, "each run sees what those before it wrote"),
+        (Ability::List, _) => (
+            true,
+            "runs would not see the newest snapshots: use another store, or allow the listing",
+        ),
+        (Ability::Delete, Works) => (false, "staging objects and old snapshots go"),
+        (Ability::Delete, Refused) => (
+            true,
+            "staging objects stay, and `gc` frees nothing: allow deletion, at least below deltafold-staging/",
+        ),
+        (Ability::Delete, _) => (
+            true,
+            "what is deleted stays: use another store, or turn its cache off",
+        ),
+        (Ability::Multipart, Works) => (false, "snapshots of more than 8 MiB can be written"),
+        (Ability::Multipart, _) => (
+            true,
+            "snapshots of more than 8 MiB cannot be written: use another store, or allow multipart uploads",
+        ),
+        (Ability::ConditionalCopy, Works) => (
+            false,
+            "a snapshot gets its name from one run only, and nothing is overwritten",
+        ),
+        (Ability::ConditionalCopy, Lies) => (
+            true,
+            "it overwrites: deltafold's own runs look out for each other before they give a name (slower), other tools do not; let only one run write at any time, or use another store",
+        ),
+        (Ability::ConditionalCopy, _) => (
+            false,
+            "runs look out for each other before they give a name, which takes longer",
+        ),
+        (Ability::ConditionalCreate, Works) => (false, "locks in the store keep a second run away"),
+        (Ability::ConditionalCreate, Lies) => (
+            true,
+            "locks in the store keep nobody away: in Kubernetes use --lock-lease; elsewhere let only one run write at any time, or use another store",
+        ),
+        (Ability::ConditionalCreate, _) => (
+            false,
+            "there are no locks in this store: in Kubernetes use --lock-lease; commands that need a lock refuse to run without",
+        ),
+        (Ability::ConditionalUpdate, Works) => (
+            false,
+            "a lock whose holder is gone is taken by one run only",
+        ),
+        (Ability::ConditionalUpdate, Lies) => (
+            true,
+            "two runs may take one lock whose holder is gone: in Kubernetes use --lock-lease; elsewhere let only one run write at any time, or use another store",
+        ),
+        (Ability::ConditionalUpdate, _) => (
+            false,
+            "there are no locks in this store: in Kubernetes use --lock-lease; commands that need a lock refuse to run without",
+        ),
+        (Ability::LargestCopy, _) => (
+            false,
+            "a snapshot beyond a limit cannot be published: make it smaller by --compression zstd or less --keep-history",
+        ),
+        (Ability::ExcludeTag, Works) => (false, "excluded snapshots are tagged"),
+        (Ability::ExcludeTag, Absent) => (
+            false,
+            "excluded snapshots are marked by an object beside them, NAME.exclude",
+        ),
+        (Ability::ExcludeTag, _) => (
+            false,
+            "excluded snapshots are marked by an object beside them, NAME.exclude; tags that others set are not seen (allow s3:GetObjectTagging, s3:PutObjectTagging)",
+        ),
+        (Ability::Clock, Works) => (false, "ages are told the same here and there"),
+        (Ability::Clock, _) => (
+            false,
+            "ages are counted by the smaller of both clocks; S3 refuses requests that are 15 minutes off: set this machine's clock by NTP",
+        ),
+    }
+}
+
+fn summed_up(checks: &[Check], url: &str) -> Option<Error> {
+    let problems: Vec<&Check> = checks.iter().filter(|c| c.is_problem).collect();
+    // What was tried and failed tells more than what was not tried for it.
+    let first = problems
+        .iter()
+        .find(|c| c.state != State::NotTried)
+        .or(problems.first())?;
+    let locks = checks.iter().find(|c| c.ability == Ability::ObjectLock);
+    let why = match (first.state, locks) {
+        (State::NotTried, Some(locks)) => format!(
+            "nothing was tried, for {}; try a bucket that is set up the same, without that default",
+            locks.detail
+        ),
+        _ => format!("{}; {}", first.detail, first.meaning),
+    };
+    Some(Error::new(
+        Reason::Configuration,
+        format!("deltafold cannot work safely in {url}: {why}"),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all(with: impl Fn(Ability) -> State) -> Vec<Check> {
+        let finding = |ability| Finding {
+            ability,
+            state: with(ability),
+            detail: format!("{ability:?} was seen"),
+        };
+        Ability::ALL.into_iter().map(finding).map(judge).collect()
+    }
+
+    #[test]
+    fn a_store_that_does_all_is_no_problem_and_one_without_extras_neither() {
+        assert!(summed_up(&all(|_| State::Works), "u").is_none());
+        let plain = all(|a| match a {
+            Ability::ExcludeTag | Ability::Versioning | Ability::ObjectLock => State::Absent,
+            Ability::ConditionalCreate | Ability::ConditionalUpdate | Ability::ConditionalCopy => {
+                State::Refused
+            }
+            _ => State::Works,
+        });
+        assert!(summed_up(&plain, "u").is_none(), "{plain:?}");
+    }
+
+    #[test]
+    fn each_thing_needed_is_missed_and_each_lie_on_conditions_is_told() {
+        use Ability::*;
+        for needed in [Put, ReadBack, List, Delete, Multipart] {
+            for state in [State::Refused, State::Lies, State::NotTried] {
+                let checks = all(|a| if a == needed { state } else { State::Works });
+                let e = summed_up(&checks, "u").unwrap();
+                assert_eq!(e.reason(), Reason::Configuration, "{needed:?} {state:?}");
+            }
+        }
+        for lied in [ConditionalCreate, ConditionalUpdate, ConditionalCopy] {
+            let checks = all(|a| if a == lied { State::Lies } else { State::Works });
+            let e = summed_up(&checks, "u").unwrap().to_string();
+            assert!(e.contains(&format!("{lied:?} was seen")), "{e}");
+        }
+    }
+
+    #[test]
+    fn the_cause_is_told_before_what_was_not_tried_for_it() {
+        let checks = all(|a| match a {
+            Ability::Multipart => State::Refused,
+            _ => State::NotTried,
+        });
+        let e = summed_up(&checks, "u").unwrap().to_string();
+        assert!(e.contains("Multipart was seen"), "{e}");
+    }
+}

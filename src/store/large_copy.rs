@@ -1,0 +1,181 @@
+//! Copies of more than S3 copies at once: by ranges, put together on condition that the name is free.
+//!
+//! The object_store crate copies whole objects only. `publish` calls it.
+
+use super::Store;
+use super::signed::{Answer, S3, encoded};
+use super::xml::Element;
+use crate::error::{Error, Reason, Result};
+use futures::{StreamExt, TryStreamExt};
+use http::Method;
+use object_store::multipart::MultipartStore;
+use object_store::path::Path;
+
+/// Ranges copied at once.
+const AT_ONCE: usize = 8;
+/// Of a range; S3 takes 10,000 of them.
+const LARGEST_RANGE: u64 = 1 << 30;
+
+/// What became of the name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Copied {
+    /// The object has it.
+    Done,
+    /// Something has it.
+    Taken,
+}
+
+/// The ranges of an object of so many bytes: first and last byte of each, both included.
+fn ranges(bytes: u64, most: u64) -> Vec<(u64, u64)> {
+    let most = most.min(LARGEST_RANGE);
+    // The last may be short.
+    (0..bytes.div_ceil(most))
+        .map(|i| (i * most, ((i + 1) * most).min(bytes) - 1))
+        .collect()
+}
+
+/// A part as the answer to its copy tells it: its XML for putting the parts together.
+fn part_of(number: usize, copied: &Element) -> Option<String> {
+    let etag = copied.text_of("ETag").filter(|e| !e.is_empty())?;
+    let mut part = format!(
+        "<PartNumber>{number}</PartNumber><ETag>{}</ETag>",
+        super::xml::escape(etag)
+    );
+    // Where the upload was begun with a checksum, each part has to name its own.
+    for child in copied.children.iter() {
+        if child.name.starts_with("Checksum") && child.name != "ChecksumType" {
+            let (name, text) = (&child.name, super::xml::escape(child.text.trim()));
+            part.push_str(&format!("<{name}>{text}</{name}>"));
+        }
+    }
+    Some(format!("<Part>{part}</Part>"))
+}
+
+impl Store {
+    /// Copies an object of so many bytes to a name, by ranges of at most `most` bytes.
+    ///
+    /// # Errors
+    /// The store's. What was copied by then is given up.
+    pub(super) async fn copy_in_parts(
+        &self,
+        s3: &S3,
+        (from, to): (&Path, &Path),
+        (bytes, most): (u64, u64),
+        if_free: bool,
+    ) -> Result<Copied> {
+        let what = format!("copy {from} to {to}");
+        let failed = |e| super::store_error(&what, e);
+        // By the crate: with the encryption that the settings ask for.
+        let id = s3.store().create_multipart(to).await.map_err(failed)?;
+        let copied = self
+            .copy_ranges(s3, &what, (from, to), (bytes, most), &id, if_free)
+            .await;
+        if !matches!(copied, Ok(Copied::Done))
+            && let Err(e) = s3.store().abort_multipart(to, &id).await
+        {
+            tracing::warn!("an unfinished upload of {to} could not be given up: {e}");
+        }
+        copied
+    }
+
+    async fn copy_ranges(
+        &self,
+        s3: &S3,
+        what: &str,
+        (from, to): (&Path, &Path),
+        (bytes, most): (u64, u64),
+        id: &str,
+        if_free: bool,
+    ) -> Result<Copied> {
+        let source = format!("{}/{}", s3.bucket(), encode_path(from));
+        let source = &source;
+        let copies = ranges(bytes, most).into_iter().enumerate();
+        let copies = copies.map(|(i, (first, last))| async move {
+            let number = i + 1;
+            let shown = number.to_string();
+            let query = [("partNumber", shown.as_str()), ("uploadId", id)];
+            let headers = [
+                ("x-amz-copy-source", source.clone()),
+                ("x-amz-copy-source-range", format!("bytes={first}-{last}")),
+            ];
+            let asked = s3.ask_with(what, Method::PUT, to, &query, &headers, String::new());
+            let answer = asked.await?;
+            if !answer.is_success() {
+                return Err(refusal(what, &answer));
+            }
+            let part = answer.xml("CopyPartResult");
+            part.and_then(|part| part_of(number, &part))
+                .ok_or_else(|| answer.not_understood(what))
+        });
+        let parts: Vec<String> = futures::stream::iter(copies)
+            .buffered(AT_ONCE)
+            .try_collect()
+            .await?;
+        let body = format!(
+            "<CompleteMultipartUpload>{}</CompleteMultipartUpload>",
+            parts.concat()
+        );
+        let condition = [("if-none-match", "*".to_owned())];
+        let headers = if if_free { &condition[..] } else { &[] };
+        let query = [("uploadId", id)];
+        let asked = s3.ask_with(what, Method::POST, to, &query, headers, body);
+        let answer = asked.await?;
+        match answer.status {
+            // It may say so after it has begun to answer.
+            200..=299 if answer.xml("Error").is_some() => Err(answer.refusal(what)),
+            200..=299 => Ok(Copied::Done),
+            409 | 412 if if_free => Ok(Copied::Taken),
+            _ => Err(refusal(what, &answer)),
+        }
+    }
+}
+
+fn refusal(what: &str, answer: &Answer) -> Error {
+    match answer.status {
+        404 => Error::new(
+            Reason::SnapshotVanished,
+            format!(
+                "cannot {what}: the object or the upload is gone: it was deleted meanwhile; run again"
+            ),
+        ),
+        _ => answer.refusal(what),
+    }
+}
+
+fn encode_path(path: &Path) -> String {
+    let parts: Vec<String> = path.as_ref().split('/').map(encoded).collect();
+    parts.join("/")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::xml::parse;
+
+    #[test]
+    fn ranges_cover_every_byte_once() {
+        for (bytes, most) in [(1, 5), (5, 5), (6, 5), (17, 4), (100, 1)] {
+            let all = ranges(bytes, most);
+            let covered: Vec<u64> = all.iter().flat_map(|&(a, b)| a..=b).collect();
+            assert_eq!(covered, (0..bytes).collect::<Vec<_>>(), "{bytes} {most}");
+            assert!(all.iter().all(|(a, b)| b - a < most));
+        }
+    }
+
+    #[test]
+    fn a_part_names_its_checksum() {
+        let xml = "<CopyPartResult><LastModified>x</LastModified><ETag>&quot;e&quot;</ETag><ChecksumSHA256>c=</ChecksumSHA256></CopyPartResult>";
+        let part = part_of(3, &parse(xml.as_bytes()).unwrap()).unwrap();
+        assert_eq!(
+            part,
+            "<Part><PartNumber>3</PartNumber><ETag>&quot;e&quot;</ETag><ChecksumSHA256>c=</ChecksumSHA256></Part>"
+        );
+        let without = parse(b"<CopyPartResult></CopyPartResult>").unwrap();
+        assert_eq!(part_of(1, &without), None);
+    }
+
+    #[test]
+    fn a_source_is_encoded_part_by_part() {
+        assert_eq!(encode_path(&Path::from("a b/c+d")), "a%20b/c%2Bd");
+    }
+}
