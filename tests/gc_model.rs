@@ -250,9 +250,8 @@ impl ObjectStore for Stepped {
                 let store = store.clone();
                 async move {
                     let path = path?;
-                    store
-                        .step("delete", &path, store.inner.delete(&path))
-                        .await?;
+                    let delete = async { store.inner.delete(&path).await };
+                    store.step("delete", &path, delete).await?;
                     Ok(path)
                 }
             })
@@ -262,7 +261,8 @@ impl ObjectStore for Stepped {
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, object_store::Result<ObjectMeta>> {
         let (store, path) = (self.clone(), prefix.cloned().unwrap_or_default());
         let listing = async move {
-            let all = store.inner.list(Some(&path)).try_collect::<Vec<_>>();
+            // Memory is listed when it is asked, and that must be after the step has begun.
+            let all = async { store.inner.list(Some(&path)).try_collect::<Vec<_>>().await };
             let all = store.step("list", &path, all).await;
             let all = all.map(|all| all.into_iter().map(|m| store.told(m)).collect());
             match all {
