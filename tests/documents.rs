@@ -149,7 +149,7 @@ fn jobs_fail_at_once_on_what_a_retry_cannot_mend() {
             rules += 1;
         }
     }
-    assert_eq!(rules, 6);
+    assert_eq!(rules, 7);
 }
 
 fn schema(name: &str) -> Value {

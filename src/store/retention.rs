@@ -173,7 +173,12 @@ impl Store {
             (200..=299, _) => Ok(Some(answer)),
             // It has none; a deletion's mark cannot have any; the bucket has no lock.
             (404 | 405 | 501, _)
-            | (400, "InvalidRequest" | "ObjectLockConfigurationNotFoundError") => Ok(None),
+            | (
+                400,
+                "InvalidRequest"
+                | "NoSuchObjectLockConfiguration"
+                | "ObjectLockConfigurationNotFoundError",
+            ) => Ok(None),
             _ => Err(answer.refusal(what)),
         }
     }
