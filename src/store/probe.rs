@@ -182,7 +182,11 @@ fn refused(what: &str, e: E) -> Result<Found> {
     let e = store_error(what, e);
     match e.reason() {
         // A server may call 501 an error of its own.
-        Reason::StoreUnreachable if !is_answer && !e.to_string().contains("501") => Err(e),
+        Reason::StoreUnreachable
+            if !is_answer && !e.to_string().contains("501 Not Implemented") =>
+        {
+            Err(e)
+        }
         Reason::Terminated => Err(e),
         _ => Ok((State::Refused, e.to_string())),
     }
