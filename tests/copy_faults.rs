@@ -104,7 +104,8 @@ impl Place {
     fn memory(objects: &Objects) -> Self {
         let store = InMemory::new();
         for (path, bytes) in objects {
-            let put = store.put(&Path::from(path.as_str()), bytes.clone().into());
+            let path = Path::from(path.as_str());
+            let put = store.put(&path, bytes.clone().into());
             put.now_or_never().expect("memory does not wait").unwrap();
         }
         Place::Memory(Arc::new(store))
@@ -401,7 +402,8 @@ fn a_source_that_is_cleared_meanwhile() {
         let (full, bytes) = (new.clone(), noise(777, Compression::Gzip));
         let gone: Vec<String> = snapshots.iter().map(|p| (*p).clone()).collect();
         sides.from.meanwhile(move || {
-            let put = store.put(&Path::from(full.as_str()), bytes.clone().into());
+            let full = Path::from(full.as_str());
+            let put = store.put(&full, bytes.clone().into());
             put.now_or_never().unwrap().unwrap();
             for path in &gone {
                 let path = Path::from(path.as_str());

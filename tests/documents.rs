@@ -25,9 +25,9 @@ const DOCUMENTS: [&str; 5] = [
 ];
 
 /// The commands that print JSON, each with a schema.
-const COMMANDS: [&str; 12] = [
+const COMMANDS: [&str; 16] = [
     "snapshot", "compact", "list", "restore", "get", "history", "diff", "export", "apply",
-    "verify", "maintain", "lock",
+    "verify", "maintain", "lock", "copy", "gc", "undelete", "pin",
 ];
 
 /// What prints JSON, by the name of its schema.
@@ -149,7 +149,7 @@ fn jobs_fail_at_once_on_what_a_retry_cannot_mend() {
             rules += 1;
         }
     }
-    assert_eq!(rules, 5);
+    assert_eq!(rules, 6);
 }
 
 fn schema(name: &str) -> Value {
@@ -272,6 +272,50 @@ fn results_of_compact_are_as_documented() {
     assert_eq!(title(&result), is("Succeeded", false));
     assert_eq!(result["warnings"].as_array().unwrap().len(), 3, "{result}");
     assert!(result["timeline"].as_str().unwrap().starts_with('r'));
+}
+
+#[test]
+fn results_of_copy_are_as_documented() {
+    let schema = schema_of("copy");
+    let b = Bucket::with_base();
+    b.delta(BASE + 1, 1499, 6);
+    b.delta(1500, LAST, 9);
+    b.put("v2/Incr-00000003-00000004-5.gz", b"an orphan");
+    b.put("v2/notes.txt", b"hello");
+    let target = tempfile::TempDir::new().unwrap();
+    let copy = |args: &[&str]| {
+        let mut c = deltafold();
+        c.args(["copy", "--output", "json", "--from"]).arg(b.path());
+        let (code, result, stderr) = run_json(c.arg("--to").arg(target.path()).args(args));
+        assert_valid(&schema, &result);
+        let status = result["status"].as_str().unwrap().to_owned();
+        (code, status, result["copied"].clone(), stderr)
+    };
+    let is = |told: (i32, String, Value, String), code: i32, status: &str, copied: Value| {
+        assert_eq!(
+            (told.0, told.1.as_str(), told.2),
+            (code, status, copied),
+            "{}",
+            told.3
+        );
+    };
+    is(copy(&["--dry-run"]), 0, "Succeeded", 3.into());
+    is(copy(&["--max-backup-age", "0"]), 0, "NothingToDo", 0.into());
+    let wait = [
+        "--wait-for-final",
+        "--wait-timeout",
+        "1ms",
+        "--compression",
+        "zstd",
+    ];
+    is(copy(&wait), 0, "Succeeded", 3.into());
+    is(copy(&[]), 0, "NothingToDo", 0.into());
+    b.put(
+        &format!("v2/Full-00000000-{LAST:08}-{}.gz", T0 + 99),
+        b"damaged",
+    );
+    is(copy(&[]), 65, "Failed", 0.into());
+    is(copy(&["--interval", "0s"]), 64, "Failed", Value::Null);
 }
 
 #[test]
@@ -474,6 +518,50 @@ fn results_of_reading_are_as_documented() {
         let mut bad = good.clone();
         bad["keys"][0][field] = value;
         assert!(!get.is_valid(&bad), "{field}");
+    }
+}
+
+#[test]
+fn results_of_collecting_garbage_are_as_documented() {
+    let [gc, undelete, pin] = ["gc", "undelete", "pin"].map(schema_of);
+    let b = Bucket::with_base();
+    b.delta(BASE + 1, 1499, 6);
+    b.compact(&[]);
+    let told = |command: &str, args: &[&str], schema: &Validator| {
+        let (code, result, stderr) = b.run(command, args);
+        assert_eq!(code, 0, "{args:?}: {stderr}");
+        assert_valid(schema, &result);
+        result["status"].as_str().unwrap().to_owned()
+    };
+    let base = format!("Full-00000000-{BASE:08}-{T0}.gz");
+    let limit = ["--policy", "limit", "--limit", "1"];
+    let with = |more: &[&'static str]| [&limit[..], more].concat();
+    assert_eq!(told("pin", &[&base, "--reason", "why"], &pin), "Succeeded");
+    assert_eq!(told("pin", &[&base], &pin), "NothingToDo");
+    assert_eq!(told("gc", &limit, &gc), "NothingToDo");
+    assert_eq!(told("pin", &[&base, "--unpin"], &pin), "Succeeded");
+    assert_eq!(told("gc", &limit, &gc), "Succeeded");
+    let recoverable = with(&["--purge-after", "1d", "--apply"]);
+    assert_eq!(told("gc", &recoverable, &gc), "Succeeded");
+    assert_eq!(told("undelete", &["--all"], &undelete), "Succeeded");
+    assert_eq!(told("undelete", &["--all"], &undelete), "NothingToDo");
+    assert_eq!(told("gc", &with(&["--apply"]), &gc), "Succeeded");
+    assert_eq!(told("gc", &with(&["--apply"]), &gc), "NothingToDo");
+    // Every reason that there is stands in the schema and in the README.
+    let reasons =
+        &schema("docs/gc-result.schema.json")["$defs"]["object"]["properties"]["reason"]["enum"];
+    let reasons: Vec<&str> = reasons
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|r| r.as_str().unwrap())
+        .collect();
+    let readme = read("README.md");
+    for name in deltafold::bucket::retention::Why::NAMES {
+        assert!(reasons.contains(&name), "{name}");
+    }
+    for name in reasons {
+        assert!(readme.contains(&format!("`{name}`")), "{name}");
     }
 }
 
@@ -709,6 +797,10 @@ fn help_and_version_succeed() {
         &["maintain", "--help"],
         &["lock", "--help"],
         &["store", "check", "--help"],
+        &["copy", "--help"],
+        &["gc", "--help"],
+        &["undelete", "--help"],
+        &["pin", "--help"],
         &["snapshot", "full", "--help"],
         &["snapshot", "delta", "--help"],
         &["snapshot", "follow", "--help"],
@@ -816,7 +908,7 @@ fn every_flag_that_is_mentioned_exists() {
             commands += 1;
         }
     }
-    assert_eq!(commands, 7);
+    assert_eq!(commands, 10);
 }
 
 #[test]

@@ -25,5 +25,5 @@ async fn an_api_server_takes_every_job() {
             objects += 1;
         }
     }
-    assert_eq!(objects, 10);
+    assert_eq!(objects, 13);
 }

@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 use chrono::{DateTime, Utc};
 use deltafold::Reason;
 use deltafold::store::Cancel;
-use deltafold::telemetry::metrics::{Folded, Metrics, SavedSnapshot, SnapshotKind, Window};
+use deltafold::telemetry::metrics::{
+    Folded, Metrics, SavedSnapshot, SnapshotKind, Verified, Window,
+};
 use deltafold::telemetry::serve::serve;
 use serde_json::Value;
 use support::etcd::{free_port, http};
@@ -145,7 +147,47 @@ fn told() -> Metrics {
         written_bytes: 4,
     });
     m.defragmented("etcd-0", 500);
+    m.verified(&Verified {
+        findings: vec![("RevisionGap", 2), ("ForeignObject", 1)],
+        errors: 2,
+        snapshots: 7,
+        read_bytes: 600,
+        newest: Some((time("2026-11-20T12:00:00Z"), 61.5)),
+        drill: Some((true, Duration::from_millis(2500))),
+    });
     m
+}
+
+/// As node exporter's textfile collector wants it: no OpenMetrics.
+#[test]
+fn a_file_for_node_exporter_is_the_older_text() {
+    let text = told().encode_text().expect("a text");
+    let mut types: BTreeMap<&str, &str> = BTreeMap::new();
+    for line in text.lines() {
+        if let Some(typed) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = typed.split_once(' ').expect("a type");
+            let kinds = ["counter", "gauge", "histogram"];
+            assert!(kinds.contains(&kind), "{line}");
+            assert!(types.insert(name, kind).is_none(), "{line}");
+        } else if !line.starts_with("# HELP ") {
+            assert!(!line.starts_with('#'), "{line}");
+            let name = line.split(['{', ' ']).next().expect("a name");
+            let of_histogram = ["_bucket", "_sum", "_count"]
+                .iter()
+                .filter_map(|s| name.strip_suffix(s))
+                .find(|n| types.get(n) == Some(&"histogram"));
+            assert!(of_histogram.is_some() || types.contains_key(name), "{line}");
+            assert_eq!(
+                line.split(' ').count(),
+                2,
+                "a time stamp is refused: {line}"
+            );
+        }
+    }
+    assert_eq!(types["deltafold_failures_total"], "counter");
+    assert_eq!(types["deltafold_build_info"], "gauge");
+    assert_eq!(types["deltafold_verify_errors"], "gauge");
+    assert!(text.contains("\ndeltafold_verify_findings{reason=\"RevisionGap\"} 2\n"));
 }
 
 #[test]

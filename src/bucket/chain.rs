@@ -274,6 +274,88 @@ pub fn restorable(catalog: &Catalog, timeline: &Timeline, known: &KnownBases) ->
     ranges
 }
 
+/// A full of a timeline, and the deltas after it up to the next full.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Span {
+    /// Index of the full.
+    pub base: usize,
+    /// The deltas that lead on from it, in order.
+    pub deltas: Vec<Link>,
+    /// How far they lead.
+    pub reached: Revision,
+    /// Index of the next full, and the revision that it holds.
+    pub next: Option<(usize, Revision)>,
+    /// The revisions behind `reached` that are missing although deltas after them are there.
+    pub missing: Vec<Range>,
+}
+
+/// Every chain of a timeline: each full with the deltas after it up to the next full, the oldest first.
+pub fn spans(catalog: &Catalog, timeline: &Timeline, known: &KnownBases) -> Vec<Span> {
+    let mut bases: Vec<(Revision, i64, usize)> = bases(catalog, timeline)
+        .into_iter()
+        .map(|i| {
+            let name = &catalog.snapshots[i].name;
+            let holds = known
+                .get(&i)
+                .map_or(name.last, |b| b.revision.max(name.last));
+            (holds, name.created, i)
+        })
+        .collect();
+    bases.sort_unstable();
+    let last_of = |m: &Member| catalog.snapshots[m.snapshot].name.last.min(m.until);
+    let end = timeline.members.iter().map(last_of).max();
+    let mut spans = Vec::new();
+    for (n, &(at, _, base)) in bases.iter().enumerate() {
+        let next = bases.get(n + 1).map(|&(holds, _, i)| (i, holds));
+        let goal = next.map_or(Revision(i64::MAX), |n| n.1);
+        let (deltas, reached) = walk(catalog, timeline, at, goal);
+        // Up to the end of what is there: that nothing follows is no gap.
+        let until = goal.min(end.unwrap_or(reached).max(reached));
+        let mut missing = missing(catalog, timeline, reached, until);
+        let has_delta_behind = |hole: &Range| {
+            timeline.members.iter().any(|m| {
+                let name = &catalog.snapshots[m.snapshot].name;
+                name.kind == Kind::Incr && name.start > hole.1 && name.start <= until
+            })
+        };
+        missing.retain(has_delta_behind);
+        spans.push(Span {
+            base,
+            deltas,
+            reached,
+            next,
+            missing,
+        });
+    }
+    spans
+}
+
+/// The deltas of a timeline that no full leads to: all fulls hold only what comes after them.
+pub fn without_base(catalog: &Catalog, timeline: &Timeline, known: &KnownBases) -> Vec<usize> {
+    let bases = bases(catalog, timeline).into_iter();
+    // A full with history holds what those before it told.
+    let first = bases
+        .map(|i| {
+            let named = catalog.snapshots[i].name.last;
+            known
+                .get(&i)
+                .map_or(named, |b| b.first_revision().min(named))
+        })
+        .min();
+    let is_before = |m: &&Member| {
+        let name = &catalog.snapshots[m.snapshot].name;
+        let last = name.last.min(m.until);
+        let lost = |first: Revision| name.start < first && last <= first;
+        name.kind == Kind::Incr && first.is_none_or(lost)
+    };
+    timeline
+        .members
+        .iter()
+        .filter(is_before)
+        .map(|m| m.snapshot)
+        .collect()
+}
+
 /// Ranges as text: `5 to 9, 12`.
 pub fn show_ranges(ranges: &[Range]) -> String {
     let show = |&(a, b): &Range| match a == b {

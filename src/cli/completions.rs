@@ -1,8 +1,8 @@
 //! `deltafold completions`: completions for shells.
 
-use super::{Cli, print};
+use super::{command, print};
 use crate::error::{Error, Result};
-use clap::{Args, CommandFactory};
+use clap::Args;
 use clap_complete::Shell;
 
 /// Print completions for a shell
@@ -20,7 +20,7 @@ pub(super) struct CompletionsArgs {
 impl CompletionsArgs {
     pub(super) fn run(&self) -> Result<()> {
         let mut script = Vec::new();
-        clap_complete::generate(self.shell, &mut Cli::command(), "deltafold", &mut script);
+        clap_complete::generate(self.shell, &mut command(), "deltafold", &mut script);
         let script = String::from_utf8(script)
             .map_err(|_| Error::internal("a completion script that is no text"))?;
         print(&script)

@@ -76,7 +76,8 @@ pub(super) struct EndpointArgs {
 }
 
 impl EndpointArgs {
-    fn options(&self) -> Result<Endpoints> {
+    /// How to reach it; nothing is looked at yet.
+    pub(super) fn options(&self) -> Result<Endpoints> {
         let from_file = self
             .password_file
             .as_deref()
@@ -95,6 +96,11 @@ impl EndpointArgs {
             keepalive_time: self.keepalive_time,
             keepalive_timeout: self.keepalive_timeout,
         })
+    }
+
+    /// Whether any was named.
+    pub(super) fn is_given(&self) -> bool {
+        !self.endpoints.is_empty()
     }
 
     /// A connection to its keys.

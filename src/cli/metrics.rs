@@ -5,7 +5,9 @@ use crate::mvcc::history::parse_duration;
 use crate::store::Cancel;
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::serve::{BindAddress, Server, serve};
+use crate::telemetry::textfile::{self, Textfile};
 use clap::Args;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 
@@ -19,6 +21,9 @@ pub(super) struct MetricsArgs {
     /// How long a run that has ended goes on serving its metrics; a signal ends it at once
     #[arg(long, env = "DELTAFOLD_METRICS_SCRAPE_WAIT", value_name = "DURATION", default_value = "0s", value_parser = parse_wait)]
     metrics_scrape_wait: Duration,
+    /// Write the metrics to this file, for node exporter's textfile collector; also when the run fails
+    #[arg(long, env = "DELTAFOLD_METRICS_FILE", value_name = "FILE")]
+    metrics_file: Option<PathBuf>,
 }
 
 fn parse_wait(s: &str) -> Result<Duration, String> {
@@ -32,6 +37,16 @@ impl MetricsArgs {
         address
             .map(|address| serve(address, metrics, &Handle::current(), cancel))
             .transpose()
+    }
+
+    /// Begins to write the file of a process that goes on, if one is asked for.
+    pub(super) fn keep_file(&self, metrics: &Metrics) -> Result<Option<Textfile>> {
+        let Some(file) = &self.metrics_file else {
+            return Ok(None);
+        };
+        textfile::check(file)?;
+        let kept = Textfile::keep(file.clone(), metrics, &Handle::current());
+        Ok(Some(kept))
     }
 
     /// Runs a job that ends, outcome printed and all, and holds the endpoint open for a while after it.
@@ -54,6 +69,9 @@ impl MetricsArgs {
     ) -> Result<T> {
         let metrics = Metrics::new();
         // Before anything else: a job that nobody could look at should not have begun.
+        if let Some(file) = &self.metrics_file {
+            textfile::check(file)?;
+        }
         let server = self.serve(&metrics, cancel)?;
         if let Some(server) = &server {
             server.set_ready(true);
@@ -65,6 +83,9 @@ impl MetricsArgs {
             Err(e) => Some(e.reason()),
         };
         metrics.job_ended(job, started.elapsed(), failure);
+        if let Some(file) = &self.metrics_file {
+            textfile::write_or_warn(file, &metrics);
+        }
         if let Some(server) = server
             && !self.metrics_scrape_wait.is_zero()
         {

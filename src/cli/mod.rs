@@ -357,7 +357,7 @@ fn parse_time(s: &str) -> Result<DateTime<Utc>, String> {
 }
 
 /// Flags of which one excludes the other.
-const EXCLUSIVE: [(&str, &str); 7] = [
+const EXCLUSIVE: [(&str, &str); 10] = [
     ("store", "snapshot"),
     ("revision", "time"),
     ("data_dir", "to_snapshot"),
@@ -365,6 +365,9 @@ const EXCLUSIVE: [(&str, &str); 7] = [
     ("if_needed", "to_snapshot"),
     ("password", "password_file"),
     ("until", "for"),
+    ("endpoints", "level"),
+    ("endpoints", "all_chains"),
+    ("endpoints", "etcd_binary"),
 ];
 
 /// Flags of a live etcd whose variables may be etcdctl's, too: `ETCDCTL_` and the name.
@@ -393,6 +396,11 @@ fn etcdctl_variable(arg: &clap::Arg) -> Option<String> {
     counts.then_some(theirs)
 }
 
+/// The command line; without endpoints `verify` looks at the backup alone.
+fn command() -> clap::Command {
+    Cli::command().mut_subcommand("verify", |c| c.mut_arg("endpoints", |a| a.required(false)))
+}
+
 /// Parses a command line. A flag that is given wins over the variable of one that it excludes: in a Pod
 /// DELTAFOLD_STORE is set, and --snapshot must not be refused for that.
 fn parse(given: &[OsString]) -> Result<Cli, clap::Error> {
@@ -408,7 +416,7 @@ fn parse(given: &[OsString]) -> Result<Cli, clap::Error> {
         .filter(|(_, other)| is_given(other))
         .map(|(id, _)| id)
         .collect();
-    let command = with_variables(Cli::command(), &forgotten);
+    let command = with_variables(command(), &forgotten);
     Cli::from_arg_matches(&command.try_get_matches_from(given)?)
 }
 
@@ -489,7 +497,7 @@ fn run(cli: Cli) -> Result<Option<Error>> {
         Command::Diff(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
         Command::Export(args) => with_signals(|cancel| args.run(cancel)).map(|()| None),
         Command::Apply(args) => with_signals(|cancel| args.run(cancel, output)),
-        Command::Verify(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
+        Command::Verify(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Maintain(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Lock(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Store(args) => with_signals(|cancel| args.run(cancel, output)),
@@ -630,7 +638,7 @@ mod tests {
 
     #[test]
     fn every_flag_has_its_environment_variable() {
-        Cli::command().debug_assert();
+        command().debug_assert();
         fn check(command: &clap::Command) {
             for arg in command.get_arguments() {
                 let Some(long) = arg.get_long() else { continue };

@@ -226,6 +226,8 @@ impl FollowArgs {
             .lock
             .lock(&ctx.store, "follow", namespace, LOCK_DURATION)?;
         let metrics = Metrics::new();
+        // Written a last time when all has ended.
+        let _file = self.common.metrics.keep_file(&metrics)?;
         let server = self.common.metrics.serve(&metrics, cancel)?;
         if let Some(server) = &server {
             server.set_ready(true);

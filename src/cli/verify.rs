@@ -1,24 +1,38 @@
-//! `deltafold verify`: its arguments, and its outcome in words.
+//! `deltafold verify`: its arguments, and its outcomes in words.
 
 use super::endpoints::EndpointArgs;
 use super::metrics::MetricsArgs;
-use super::{Output, StoreArgs, print, print_json};
-use crate::error::Result;
+use super::{Output, StoreArgs, print, print_json, size};
+use crate::error::{Error, Reason, Result};
 use crate::job::verify::{Options, Outcome, run};
+use crate::job::{drill, verify_store};
 use crate::mvcc::Revision;
+use crate::mvcc::history::parse_duration;
 use crate::store::Cancel;
-use crate::telemetry::metrics::Metrics;
-use clap::Args;
+use crate::telemetry::metrics::{Metrics, Window};
+use clap::{Args, ValueEnum};
 use std::fmt::Write;
+use std::path::PathBuf;
+use std::time::Duration;
 
-/// Prove that a backup holds what a live etcd holds
+/// Prove that a backup is good; or, with --endpoints, that it holds what a live etcd holds
 ///
-/// Folds the backup up to its newest revision and compares its HashKV with that of every member of the
-/// cluster at the same revision. Nothing is written and nothing restored; every member reads its
-/// keyspace once.
+/// Without --endpoints the backup itself is looked at, by --level: its names; every byte of what a restore
+/// of the newest state would use; what that folds to. With --etcd-binary a real etcd is started on what is
+/// restored. Everything that is wrong is told, not only the first.
+///
+/// With --endpoints the backup is folded up to its newest revision, and its HashKV compared with that of
+/// every member of the cluster at the same revision; every member reads its keyspace once.
+///
+/// Nothing is written to the store, nor to etcd.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
+  Can the newest state be restored? Every byte that it takes is read:
+      deltafold verify --store s3://backups/etcd-main
+  Everything that the prefix holds, folded, with a restore drill, for an alert:
+      deltafold verify --store s3://backups/etcd-main --all-chains --etcd-binary /usr/local/bin/etcd \\
+          --metrics-file /var/lib/node_exporter/deltafold-verify.prom --output json
   Is the backup what the cluster holds?
       deltafold verify --store s3://backups/etcd-main --endpoints https://10.0.0.1:2379 \\
           --cacert ca.crt --cert client.crt --key client.key
@@ -26,14 +40,46 @@ Examples:
       deltafold verify --store /backups/etcd-main --endpoints http://127.0.0.1:2379 \\
           --revision 41000 --output json
 
-The exit code is 0 where all members that answer hold what the backup holds, 65 where one does not, 66
-where there is no revision that both sides still have; all others are in docs/exit-codes.md.")]
+The exit code is 0 where nothing is wrong. It is 65 where snapshots are damaged or missing, where the
+restore drill failed, or where a member holds something else than the backup; 66 where there is nothing to
+restore from, or no revision that both sides still have; all others are in docs/exit-codes.md.")]
 pub(super) struct VerifyArgs {
     #[command(flatten)]
     store: StoreArgs,
+    /// How much to look at [default: checksums; fold with --etcd-binary]
+    #[arg(
+        long,
+        env = "DELTAFOLD_LEVEL",
+        value_name = "LEVEL",
+        conflicts_with = "endpoints",
+        help_heading = "Backup"
+    )]
+    level: Option<LevelArg>,
+    /// Look at every chain of every timeline, and at what is in none
+    ///
+    /// Without it, at the chain that a restore of the newest state would use, and at what is needed to tell
+    /// which that is.
+    #[arg(long, env = "DELTAFOLD_ALL_CHAINS", conflicts_with = "endpoints", help_heading = "Backup", value_parser = clap::builder::FalseyValueParser::new())]
+    all_chains: bool,
+    /// Start this etcd on what is restored: it must hold what was folded, and take a write
+    ///
+    /// It listens on a free port of 127.0.0.1 for as long as that takes, without TLS, and its data is in
+    /// --temp-dir. Both are gone afterwards. With --all-chains there is a drill for each timeline. Where the
+    /// backup has authentication enabled, --user and --password are those of a user with the role root.
+    #[arg(
+        long,
+        env = "DELTAFOLD_ETCD_BINARY",
+        value_name = "PATH",
+        conflicts_with = "endpoints",
+        help_heading = "Backup"
+    )]
+    etcd_binary: Option<PathBuf>,
+    /// How long that etcd may take until it is healthy
+    #[arg(long, env = "DELTAFOLD_DRILL_TIMEOUT", value_name = "DURATION", default_value = "5m", help_heading = "Backup", value_parser = parse_patience)]
+    drill_timeout: Duration,
     #[command(flatten)]
     live: EndpointArgs,
-    /// Compare at this revision [default: the newest that the backup holds]
+    /// Compare at this revision [default: the newest that the backup holds]; with --endpoints
     #[arg(long, env = "DELTAFOLD_REVISION", value_name = "N", value_parser = clap::value_parser!(i64).range(1..))]
     revision: Option<i64>,
     /// Take this timeline, by its ID in `deltafold list --deep` [default: the newest]
@@ -43,14 +89,47 @@ pub(super) struct VerifyArgs {
     metrics: MetricsArgs,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum LevelArg {
+    /// Names alone: gaps, forks, what is foreign
+    Names,
+    /// Every byte: SHA-256, compression, pages, JSON, and content against name
+    Checksums,
+    /// What it folds to, with HashKV
+    Fold,
+}
+
+impl From<LevelArg> for verify_store::Level {
+    fn from(level: LevelArg) -> Self {
+        match level {
+            LevelArg::Names => verify_store::Level::Names,
+            LevelArg::Checksums => verify_store::Level::Checksums,
+            LevelArg::Fold => verify_store::Level::Fold,
+        }
+    }
+}
+
+fn parse_patience(s: &str) -> Result<Duration, String> {
+    parse_duration(s)
+        .filter(|d| !d.is_zero())
+        .ok_or_else(|| "give a duration such as 90s or 5m".to_owned())
+}
+
 impl VerifyArgs {
-    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<()> {
-        self.metrics.around("verify", cancel, |metrics| {
-            self.verify(cancel, metrics, output)
-        })
+    /// Gives the failure whose outcome is printed already, if it is one.
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<Option<Error>> {
+        let failed = |e: &Option<Error>| e.as_ref().map(Error::reason);
+        self.metrics
+            .around_all("verify", cancel, failed, |metrics| {
+                match self.live.is_given() {
+                    true => self.compare(cancel, metrics, output).map(|()| None),
+                    false => self.verify(cancel, metrics, output),
+                }
+            })
     }
 
-    fn verify(&self, cancel: &Cancel, metrics: &Metrics, output: Output) -> Result<()> {
+    /// The backup with a live cluster.
+    fn compare(&self, cancel: &Cancel, metrics: &Metrics, output: Output) -> Result<()> {
         let way = self.live.connector(cancel)?;
         let ctx = self.store.context(cancel)?;
         let options = Options {
@@ -65,6 +144,149 @@ impl VerifyArgs {
             Output::Text => print(&in_words(&outcome)),
         }
     }
+
+    fn level(&self) -> Result<verify_store::Level> {
+        use verify_store::Level;
+        match (self.level.map(Level::from), &self.etcd_binary) {
+            (Some(level), Some(_)) if level < Level::Fold => Err(Error::new(
+                Reason::Usage,
+                "--etcd-binary compares what etcd holds with what was folded: give --level fold, or leave --level out",
+            )),
+            (Some(level), _) => Ok(level),
+            (None, Some(_)) => Ok(Level::Fold),
+            (None, None) => Ok(Level::Checksums),
+        }
+    }
+
+    /// The backup by itself.
+    fn verify(&self, cancel: &Cancel, metrics: &Metrics, output: Output) -> Result<Option<Error>> {
+        if self.revision.is_some() {
+            return Err(Error::new(
+                Reason::Usage,
+                "--revision is for a comparison with --endpoints: without it the newest state is looked at",
+            ));
+        }
+        let level = self.level()?;
+        let drill = match &self.etcd_binary {
+            None => None,
+            Some(etcd) => {
+                drill::check_program(etcd)?;
+                Some(drill::Options {
+                    // Relative to here, and not to where it is started.
+                    etcd: std::path::absolute(etcd)
+                        .map_err(|e| Error::io("find the current folder", e))?,
+                    patience: self.drill_timeout,
+                    asked: self.live.options()?,
+                })
+            }
+        };
+        let ctx = self.store.context(cancel)?;
+        let options = verify_store::Options {
+            level,
+            all_chains: self.all_chains,
+            timeline: self.timeline.clone(),
+            drill,
+        };
+        let ended = verify_store::run(&ctx, &options);
+        metrics.store_read(ctx.store.bytes_read());
+        let (outcome, failure) = ended?;
+        metrics.verified(&outcome.metrics());
+        if let Some(newest) = &outcome.newest {
+            metrics.restorable(&Window {
+                first_revision: newest.first_revision.0,
+                last_revision: newest.last_revision.0,
+                first_time: None,
+                last_time: Some(newest.last_time),
+            });
+        }
+        match output {
+            Output::Json => print_json(&outcome)?,
+            Output::Text => print(&found_in_words(&outcome))?,
+        }
+        Ok(failure)
+    }
+}
+
+fn found_in_words(o: &verify_store::Outcome) -> String {
+    use verify_store::{Level, Severity, Status};
+    let mut s = String::new();
+    let what = match o.level {
+        Level::Names => "by names",
+        Level::Checksums => "by checksums",
+        Level::Fold => "by checksums and a fold",
+    };
+    let of = match o.all_chains {
+        true => "all chains",
+        false => "the newest chain",
+    };
+    let status = match o.status {
+        Status::Verified => "verified",
+        Status::Failed => "failed",
+    };
+    // Writing to a String cannot fail.
+    let _ = writeln!(s, "{status}: {of}, {what}");
+    for f in &o.findings {
+        let severity = match f.severity {
+            Severity::Error => "error",
+            Severity::Note => "note",
+        };
+        let _ = writeln!(s, "  {severity:9} {} [{}]", f.message, f.reason);
+        // Of many, the first tell enough.
+        const SHOWN: usize = 10;
+        for path in f.snapshots.iter().take(SHOWN) {
+            let _ = writeln!(s, "            {path}");
+        }
+        if f.snapshots.len() > SHOWN {
+            let _ = writeln!(s, "            and {} more", f.snapshots.len() - SHOWN);
+        }
+    }
+    for c in &o.chains {
+        let _ = write!(
+            s,
+            "  chain     {} with {} deltas, to revision {} on {}",
+            c.base, c.deltas, c.last_revision, c.timeline
+        );
+        if let (Some(hash), Some(keys)) = (c.hash_kv, c.live_keys) {
+            let _ = write!(s, ": HashKV {hash}, {keys} live keys");
+        }
+        s.push('\n');
+    }
+    for d in &o.drills {
+        let said = match d.succeeded {
+            true => "holds what was folded, and takes a write",
+            false => "failed",
+        };
+        let version = d.etcd_version.as_deref().unwrap_or("of a version unknown");
+        let _ = writeln!(
+            s,
+            "  drill     etcd {version} at revision {} of {}: {said} ({:.1} s)",
+            d.revision, d.timeline, d.seconds
+        );
+    }
+    if let Some(n) = &o.newest {
+        let _ = writeln!(
+            s,
+            "  restorable on {}: revisions {} to {}, up to {}",
+            n.timeline,
+            n.first_revision,
+            n.last_revision,
+            n.last_time.format("%Y-%m-%d %H:%M:%SZ")
+        );
+        let _ = writeln!(
+            s,
+            "  newest    {}, {:.0} s old",
+            n.snapshot, n.snapshot_age_seconds
+        );
+    }
+    let _ = writeln!(
+        s,
+        "  read      {} of {} snapshots, {}, in {:.2} s",
+        o.snapshots_read,
+        o.snapshots,
+        size(o.bytes_read),
+        o.seconds
+    );
+    s
 }
 
 fn in_words(o: &Outcome) -> String {

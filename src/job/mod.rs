@@ -7,6 +7,7 @@ mod ahead;
 pub mod apply;
 pub mod compact;
 pub mod copy;
+pub mod drill;
 pub mod gc;
 pub mod identity;
 pub mod leases;
@@ -27,6 +28,7 @@ pub mod source;
 mod space;
 pub mod store_check;
 pub mod verify;
+pub mod verify_store;
 
 use crate::bolt::{Database, ReadAt};
 use crate::bucket::delta::DeltaReader;

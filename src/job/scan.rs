@@ -1,13 +1,14 @@
 //! Looks at a prefix: lists it, finds out what is excluded, reads contents where names leave
 //! doubt (or all of them), and sorts the snapshots into timelines.
 
+use crate::bolt::Database;
 use crate::bucket::catalog::{PINS, REMOVED, TIMELINES, V1, V2};
 use crate::bucket::chain::KnownBases;
 use crate::bucket::survey::{Comparison, Continuity, Survey, SurveyFile};
 use crate::bucket::timeline::{self, Evidence, NamesOnly, Timelines};
 use crate::bucket::{Catalog, Kind, Listed, Snapshot, SnapshotName};
 use crate::error::{Error, Reason, Result};
-use crate::job::Context;
+use crate::job::{Context, Spool};
 use crate::mvcc::Revision;
 use std::collections::{BTreeMap, HashMap};
 
@@ -115,6 +116,18 @@ impl Evidence for Contents {
 /// `NoSnapshots` where there is none; the store's; `Io`, `NoSpace`. A damaged snapshot is no error
 /// here: it is told in [`Contents::unreadable`].
 pub fn scan(ctx: &Context, depth: Depth) -> Result<Scan> {
+    scan_with(ctx, depth, |_| Ok(()))
+}
+
+/// As [`scan`]; `each` is called for every full that is read, as long as it is open.
+///
+/// # Errors
+/// As [`scan`]. What `each` finds to be bad data makes that full unreadable.
+pub(super) fn scan_with(
+    ctx: &Context,
+    depth: Depth,
+    each: impl FnMut(&Database<Spool>) -> Result<()>,
+) -> Result<Scan> {
     let listing = ctx.store.list(&[V2, V1, TIMELINES, PINS, REMOVED])?;
     let listing = listing
         .into_iter()
@@ -136,9 +149,8 @@ pub fn scan(ctx: &Context, depth: Depth) -> Result<Scan> {
         Depth::Doubtful => doubtful.clone(),
         Depth::All => catalog.usable().collect(),
     };
-    let contents = read_contents(ctx, &catalog, to_read, &doubtful, |e| {
-        e.reason().is_bad_data()
-    })?;
+    let is_told = |e: &Error| e.reason().is_bad_data();
+    let contents = read_contents(ctx, &catalog, to_read, &doubtful, is_told, each)?;
     let evidence: &dyn Evidence = match depth {
         Depth::Names => &NamesOnly,
         _ => &contents,
@@ -153,7 +165,7 @@ pub fn scan(ctx: &Context, depth: Depth) -> Result<Scan> {
 }
 
 /// Reads some snapshots, and compares those in doubt with each other. A failure of a kind that `is_told` is
-/// told in [`Contents::unreadable`].
+/// told in [`Contents::unreadable`]; `each` is called for every full, as long as it is open.
 ///
 /// # Errors
 /// Other failures: the store's; `Io`, `NoSpace`.
@@ -163,13 +175,14 @@ pub(super) fn read_contents(
     to_read: Vec<usize>,
     doubtful: &[usize],
     is_told: impl Fn(&Error) -> bool,
+    mut each: impl FnMut(&Database<Spool>) -> Result<()>,
 ) -> Result<Contents> {
     let mut contents = Contents::default();
     if !to_read.is_empty() {
         let mut file = SurveyFile::new(ctx.temp_file()?);
         for i in to_read {
             let snapshot = &catalog.snapshots[i];
-            match survey(ctx, snapshot, &mut file) {
+            match survey(ctx, snapshot, &mut file, &mut each) {
                 Ok(s) => {
                     contents.surveys.insert(i, s);
                 }
@@ -196,10 +209,19 @@ pub(super) fn read_contents(
     Ok(contents)
 }
 
-fn survey(ctx: &Context, snapshot: &Snapshot, file: &mut SurveyFile) -> Result<Survey> {
+fn survey(
+    ctx: &Context,
+    snapshot: &Snapshot,
+    file: &mut SurveyFile,
+    each: &mut impl FnMut(&Database<Spool>) -> Result<()>,
+) -> Result<Survey> {
     let at = ctx.at(snapshot);
     match snapshot.name.kind {
-        Kind::Full => file.full(&ctx.full(snapshot)?.0).map_err(at),
+        Kind::Full => {
+            let db = ctx.full(snapshot)?.0;
+            each(&db).map_err(&at)?;
+            file.full(&db).map_err(at)
+        }
         Kind::Incr => file.delta(ctx.delta(snapshot)?).map_err(at),
     }
 }

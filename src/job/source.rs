@@ -76,6 +76,50 @@ impl Source {
         Chooser::new(ctx, scan).open(request, Revision(i64::MAX))
     }
 
+    /// Opens a chain that was chosen already, with what its full really holds known.
+    ///
+    /// # Errors
+    /// What a damaged full gives; the store's; `Io`, `NoSpace`, `Terminated`.
+    pub(super) fn of_chain(
+        ctx: &Context,
+        scan: &Scan,
+        timeline: &Timeline,
+        chain: &Chain,
+    ) -> Result<Source> {
+        let (db, base) = ctx.full(&scan.catalog.snapshots[chain.base])?;
+        Ok(Self::put_together(scan, timeline, chain, db, base))
+    }
+
+    fn put_together(
+        scan: &Scan,
+        timeline: &Timeline,
+        chain: &Chain,
+        db: Database<Spool>,
+        base: Base,
+    ) -> Source {
+        let snapshot = |i: usize| scan.catalog.snapshots[i].clone();
+        let mut done = base.revision;
+        let steps = chain.deltas.iter().map(|link| {
+            let after = done;
+            done = done.max(link.until);
+            Step {
+                snapshot: snapshot(link.snapshot),
+                after,
+                until: link.until.min(chain.target),
+            }
+        });
+        let steps = steps.collect();
+        Source {
+            db,
+            base,
+            target: chain.target,
+            timeline: timeline.id.clone(),
+            warnings: Vec::new(),
+            full: Full::Snapshot(snapshot(chain.base)),
+            steps,
+        }
+    }
+
     /// As [`open`](Self::open), with a full that holds all history above `history`: the newest such.
     ///
     /// # Errors
@@ -409,26 +453,9 @@ impl<'a> Chooser<'a> {
                 left_out.join(", ")
             ));
         }
-        let mut done = base.revision;
-        let steps = chain.deltas.iter().map(|link| {
-            let after = done;
-            done = done.max(link.until);
-            Step {
-                snapshot: snapshot(link.snapshot),
-                after,
-                until: link.until.min(chain.target),
-            }
-        });
-        let steps = steps.collect();
-        Ok(Source {
-            db,
-            base,
-            target: chain.target,
-            timeline: timeline.id.clone(),
-            warnings: self.warnings,
-            full: Full::Snapshot(snapshot(chain.base)),
-            steps,
-        })
+        let mut source = Source::put_together(scan, timeline, &chain, db, base);
+        source.warnings = self.warnings;
+        Ok(source)
     }
 
     /// The timeline of that ID; the newest where `None`.

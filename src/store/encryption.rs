@@ -190,3 +190,64 @@ impl<W: Write> Write for Sealed<W> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys() -> Keys {
+        let identity = Identity::generate();
+        let recipient = identity.to_public();
+        Keys::new(vec![identity], vec![recipient])
+    }
+
+    fn refused(keys: &Keys, source: impl Read) -> Error {
+        let opened = keys.decrypt(source);
+        opened.map(drop).expect_err("it is no age file")
+    }
+
+    #[test]
+    fn a_header_without_an_end_is_damage_and_takes_no_memory() {
+        let keys = keys();
+        let lines = "-> X25519 some\nbody\n".repeat(100_000);
+        for source in [
+            Box::new(io::repeat(b'-')) as Box<dyn Read>,
+            Box::new(io::repeat(b'\n')),
+            Box::new(MAGIC.chain(io::repeat(b'-'))),
+            Box::new(MAGIC.chain(lines.as_bytes()).chain(io::repeat(b'x'))),
+        ] {
+            let mut source = source.take(1 << 40);
+            let e = refused(&keys, &mut source);
+            assert_eq!(e.reason(), Reason::CorruptSnapshot, "{e}");
+            // No more than was buffered.
+            assert!((1 << 40) - source.limit() < 1 << 20, "{e}");
+        }
+        let e = refused(&keys, ARMORED);
+        assert!(e.to_string().contains("armor"), "{e}");
+    }
+
+    #[test]
+    fn what_fails_below_keeps_its_reason() {
+        struct Failing;
+        impl Read for Failing {
+            fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+                Err(Error::new(Reason::StoreUnreachable, "it is away").into())
+            }
+        }
+        let keys = keys();
+        assert_eq!(refused(&keys, Failing).reason(), Reason::StoreUnreachable);
+        let mut sealed = keys.encrypt(Vec::new()).unwrap();
+        sealed.write_all(&[7; 300_000]).unwrap();
+        let whole = sealed.finish().unwrap();
+        let mut opened = keys.decrypt(whole[..200_000].chain(Failing)).unwrap();
+        let e = io::copy(&mut opened, &mut io::sink()).unwrap_err();
+        assert_eq!(Error::io("read", e).reason(), Reason::StoreUnreachable);
+        let mut opened = keys.decrypt(whole.as_slice()).unwrap();
+        assert_eq!(io::copy(&mut opened, &mut io::sink()).unwrap(), 300_000);
+    }
+
+    #[test]
+    fn keys_are_not_shown() {
+        assert_eq!(format!("{:?}", keys()), "Keys(1 identities, 1 recipients)");
+    }
+}

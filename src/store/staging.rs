@@ -7,7 +7,7 @@ use super::Store;
 use crate::error::Result;
 use chrono::{DateTime, TimeDelta, Utc};
 use futures::TryStreamExt;
-use object_store::ObjectStoreExt;
+use object_store::{ObjectStoreExt, PutPayload};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
 use std::fs;
@@ -210,6 +210,34 @@ pub fn is_abandoned(
 }
 
 impl Store {
+    /// How far the store's clock is ahead of this one's, seen by an object that is written and deleted.
+    /// Zero where they differ by no more than a request takes, or a second.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn clock_ahead(&self) -> Result<TimeDelta> {
+        let name = StagingName::new("clock");
+        let path = self.path(&name.path);
+        let failed = |e| super::store_error(format!("ask {} for its time", self.url), e);
+        let before = Utc::now();
+        let written = self.block_on(async {
+            self.inner.put(&path, PutPayload::from_static(b"?")).await?;
+            self.inner.head(&path).await
+        });
+        let after = Utc::now();
+        if let Err(e) = self.clean_up(self.inner.delete(&path)) {
+            tracing::warn!("{} stays: {e}", self.name(&name.path));
+        }
+        self.remove_staging_folder();
+        let at = written?.map_err(failed)?.last_modified;
+        // Some stores tell whole seconds.
+        Ok(match () {
+            () if at + TimeDelta::seconds(1) < before => at - before,
+            () if at > after => at - after,
+            () => TimeDelta::zero(),
+        })
+    }
+
     /// Deletes the staging objects of runs that were killed, and says which. What cannot be
     /// deleted is only warned of.
     pub fn clean_staging(&self, now: DateTime<Utc>) -> Vec<String> {

@@ -161,6 +161,23 @@ pub struct Folded {
     pub written_bytes: u64,
 }
 
+/// What a verification has found.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Verified {
+    /// Findings by their reason, those that make it fail and those that do not.
+    pub findings: Vec<(&'static str, u64)>,
+    /// Of these, those that make it fail.
+    pub errors: u64,
+    /// Snapshots read.
+    pub snapshots: u64,
+    /// Bytes read from the store.
+    pub read_bytes: u64,
+    /// When the newest snapshot was made, and how long ago that is.
+    pub newest: Option<(DateTime<Utc>, f64)>,
+    /// Whether the drills succeeded, and how long they took; `None` where there was none.
+    pub drill: Option<(bool, Duration)>,
+}
+
 /// All metrics of a process. Clones are the same metrics.
 #[derive(Debug, Clone)]
 pub struct Metrics {
@@ -197,6 +214,14 @@ pub struct Metrics {
     copied: Family<Labels<1>, Counter>,
     not_copied: Known<Int>,
     in_step: Known<Float>,
+    verify_errors: Known<Int>,
+    verify_findings: Family<Labels<1>, Int>,
+    verify_snapshots: Known<Int>,
+    verify_read: Known<Int>,
+    verify_newest: Known<Float>,
+    verify_newest_age: Known<Float>,
+    drill_succeeded: Known<Int>,
+    drill_seconds: Known<Float>,
 }
 
 /// Registers metrics, and remembers their names as the exposition has them in `# TYPE`.
@@ -297,6 +322,14 @@ impl Metrics {
             copied: r.plain("copied_snapshots", "Snapshots copied to another store"),
             not_copied: r.plain("copy_failed_snapshots", "Snapshots that are wanted in the other store and could not be copied, as of the last listing"),
             in_step: r.seconds("copy_complete_timestamp", "When the other store was last seen to have all that is wanted, in unix time"),
+            verify_errors: r.plain("verify_errors", "Findings that made the last verification fail, 0 where it succeeded"),
+            verify_findings: r.plain("verify_findings", "Findings of the last verification, by the reason of docs/verify-result.schema.json"),
+            verify_snapshots: r.plain("verify_snapshots", "Snapshots that the last verification read"),
+            verify_read: r.bytes("verify_read", "Read from the store by the last verification"),
+            verify_newest: r.seconds("verify_newest_snapshot_timestamp", "When the newest snapshot was made, by its name, in unix time"),
+            verify_newest_age: r.seconds("verify_newest_snapshot_age", "How old the newest snapshot was at the last verification"),
+            drill_succeeded: r.plain("verify_drill_succeeded", "1 where the last restore drill succeeded, 0 where it failed"),
+            drill_seconds: r.seconds("verify_drill_duration", "How long the last restore drill took"),
             names: r.names.into(),
             registry: Arc::new(r.registry),
         }
@@ -315,6 +348,43 @@ impl Metrics {
         let mut text = String::new();
         encode(&mut text, &self.registry)
             .map_err(|_| Error::internal("metrics that cannot be written down"))?;
+        Ok(text)
+    }
+
+    /// The same as Prometheus' text of version 0.0.4, which is what node exporter reads from files: counters and
+    /// infos are named as their samples, and there are no units.
+    ///
+    /// # Errors
+    /// `Internal`.
+    pub fn encode_text(&self) -> Result<String, Error> {
+        let open = self.encode()?;
+        let mut text = String::with_capacity(open.len());
+        let mut help = None;
+        for line in open.lines() {
+            if line == "# EOF" || line.starts_with("# UNIT ") {
+                continue;
+            }
+            if let Some(helped) = line.strip_prefix("# HELP ") {
+                help = helped.split_once(' ');
+                continue;
+            }
+            if let Some((name, kind)) = line.strip_prefix("# TYPE ").and_then(|l| l.split_once(' '))
+            {
+                let (suffix, kind) = match kind {
+                    "counter" => ("_total", kind),
+                    "info" => ("_info", "gauge"),
+                    "unknown" => ("", "untyped"),
+                    _ => ("", kind),
+                };
+                if let Some((_, said)) = help.take() {
+                    text += &format!("# HELP {name}{suffix} {said}\n");
+                }
+                text += &format!("# TYPE {name}{suffix} {kind}\n");
+                continue;
+            }
+            text += line;
+            text.push('\n');
+        }
         Ok(text)
     }
 
@@ -453,6 +523,26 @@ impl Metrics {
     /// The other store has all that is wanted.
     pub fn in_step(&self) {
         self.in_step.get().set(unix(Utc::now()));
+    }
+
+    /// A verification has ended.
+    pub fn verified(&self, verified: &Verified) {
+        self.verify_errors.get().set(int(verified.errors));
+        for (reason, n) in &verified.findings {
+            self.verify_findings
+                .get_or_create(&[("reason", (*reason).to_owned())])
+                .set(int(*n));
+        }
+        self.verify_snapshots.get().set(int(verified.snapshots));
+        self.verify_read.get().set(int(verified.read_bytes));
+        if let Some((made, age)) = verified.newest {
+            self.verify_newest.get().set(unix(made));
+            self.verify_newest_age.get().set(age);
+        }
+        if let Some((succeeded, took)) = verified.drill {
+            self.drill_succeeded.get().set(succeeded.into());
+            self.drill_seconds.get().set(took.as_secs_f64());
+        }
     }
 
     /// A member's database has so many bytes less.

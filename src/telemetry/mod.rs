@@ -5,3 +5,4 @@ pub mod memory;
 pub mod metrics;
 pub mod progress;
 pub mod serve;
+pub mod textfile;

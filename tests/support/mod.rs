@@ -8,7 +8,9 @@ pub mod disk;
 pub mod etcd;
 pub mod faults;
 pub mod follower;
+pub mod gcs;
 pub mod history;
+pub mod keys;
 pub mod kube;
 pub mod load;
 pub mod lying;
@@ -106,7 +108,18 @@ pub fn deltafold() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_deltafold"));
     tools::forget_env(
         &mut command,
-        &["DELTAFOLD_", "ETCDCTL_", "AWS_", "GOOGLE_", "AZURE_"],
+        &[
+            "DELTAFOLD_",
+            "ETCDCTL_",
+            "AWS_",
+            "GOOGLE_",
+            "AZURE_",
+            "OS_",
+            "ST_",
+            "OPENSTACK_",
+            "ALICLOUD_",
+            "ALIBABA_",
+        ],
     );
     command.stdin(Stdio::null());
     command

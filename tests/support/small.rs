@@ -10,7 +10,7 @@ use deltafold::job::source::Request;
 use deltafold::job::{Context, compact};
 use deltafold::mvcc::revision::encode_revision;
 use deltafold::mvcc::{KeepHistory, KeyValue, RecordKey, Revision};
-use deltafold::store::{Store, exclude::ExcludeTags};
+use deltafold::store::{Keys, Store, exclude::ExcludeTags};
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
@@ -71,7 +71,7 @@ pub fn small_database(page_size: usize) -> Vec<u8> {
 }
 
 /// The change at a revision, by arithmetic alone: keys take turns, the first ones are from 2 to 4.
-fn change(main: i64) -> KeyValue<'static> {
+pub fn change(main: i64) -> KeyValue<'static> {
     const KEYS: [&[u8]; 3] = [b"/registry/a", b"/registry/b", b"/registry/c"];
     KeyValue {
         key: KEYS[(main % 3) as usize],
@@ -150,6 +150,15 @@ impl InProcess {
 
     /// The outcome, and all objects after it.
     pub fn compact(&self, objects: &Objects) -> (deltafold::Result<compact::Outcome>, Objects) {
+        self.compact_with(objects, Keys::default())
+    }
+
+    /// As [`compact`](Self::compact), with keys.
+    pub fn compact_with(
+        &self,
+        objects: &Objects,
+        keys: Keys,
+    ) -> (deltafold::Result<compact::Outcome>, Objects) {
         let memory = Arc::new(InMemory::new());
         self.runtime.block_on(async {
             for (path, bytes) in objects {
@@ -171,7 +180,7 @@ impl InProcess {
             store,
             temp_dir: std::env::temp_dir(),
             threads: 1,
-            keys: Default::default(),
+            keys,
         };
         let options = compact::Options {
             request: Request::default(),

@@ -14,9 +14,11 @@ use std::time::Instant;
 use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 
+const AGE: &str = "1.3.2";
 const BBOLT: &str = "1.4.3";
 /// Kubernetes 1.36.3. Its libraries (client-go and others) have the version 0.36.3.
 const KUBERNETES: &str = "36.3";
+const FAKE_GCS_SERVER: &str = "1.56.0";
 const MINIO: &str = "0.0.0-20260212201848-7aac2a2c5b7c";
 const VERSITYGW: &str = "1.8.0";
 
@@ -64,6 +66,13 @@ pub fn etcdutl(version: EtcdVersion) -> PathBuf {
     etcd_module(version, "etcdutl", "go.etcd.io/etcd/etcdutl/v3")
 }
 
+/// The reference implementation of age.
+pub fn age() -> PathBuf {
+    cached(&format!("age-{AGE}"), "some seconds", |build| {
+        build.install("filippo.io/age/cmd/age", AGE, "age")
+    })
+}
+
 /// bbolt's own command line tool.
 pub fn bbolt() -> PathBuf {
     cached(&format!("bbolt-{BBOLT}"), "some seconds", |build| {
@@ -88,6 +97,15 @@ pub fn versitygw() -> PathBuf {
             build.install(package, VERSITYGW, "versitygw")
         },
     )
+}
+
+/// A server that speaks Google Cloud Storage's JSON API.
+pub fn fake_gcs_server() -> PathBuf {
+    let name = format!("fake-gcs-server-{FAKE_GCS_SERVER}");
+    cached(&name, "2 to 4 minutes", |build| {
+        let package = "github.com/fsouza/fake-gcs-server";
+        build.install(package, FAKE_GCS_SERVER, "fake-gcs-server")
+    })
 }
 
 /// The Kubernetes API server.

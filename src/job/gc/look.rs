@@ -153,8 +153,21 @@ impl<'a> Eyes<'a> {
     }
 
     /// # Errors
-    /// `NoSnapshots` where there is none; the store's; `Io`, `NoSpace`.
+    /// `NoSnapshots` where there is none; the store's; `SnapshotVanished` where others delete all the
+    /// time; `Io`, `NoSpace`.
     pub(super) fn look(&mut self) -> Result<Look> {
+        const TRIES: u32 = 5;
+        let mut tries = 1;
+        loop {
+            match self.try_look() {
+                // Another run collects, too.
+                Err(e) if e.reason() == Reason::SnapshotVanished && tries < TRIES => tries += 1,
+                done => return done,
+            }
+        }
+    }
+
+    fn try_look(&mut self) -> Result<Look> {
         let taken = (Instant::now(), SystemTime::now());
         // What is written meanwhile is not of the past.
         let now = self.now();
@@ -284,7 +297,14 @@ impl<'a> Eyes<'a> {
         }
         // Without the key a snapshot is as good as damaged here: it is kept.
         let is_told = |e: &Error| e.reason().is_bad_data() || e.reason() == Reason::CannotDecrypt;
-        let contents = read_contents(self.ctx, catalog, doubtful.to_vec(), doubtful, is_told)?;
+        let contents = read_contents(
+            self.ctx,
+            catalog,
+            doubtful.to_vec(),
+            doubtful,
+            is_told,
+            |_| Ok(()),
+        )?;
         let paths = doubtful.iter().map(|&i| (path(i).clone(), i));
         self.read = Some((contents, paths.collect()));
         Ok(())

@@ -16,8 +16,8 @@ use crate::error::{Error, Reason, Result};
 use crate::job::Context;
 use crate::job::scan::TAGS_UNREADABLE;
 use crate::mvcc::Revision;
+use crate::store::Store;
 use crate::store::lock::{self, Held, Lock, Wait};
-use crate::store::{LOCKS, Store};
 use apply::Applied;
 use chrono::{DateTime, TimeDelta, Utc};
 use look::{Action, Eyes, Look};
@@ -237,7 +237,7 @@ pub fn run(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)>
         false => None,
     };
     if options.apply {
-        let ahead = clock_ahead(&ctx.store, held.as_ref())?;
+        let ahead = ctx.store.clock_ahead()?;
         eyes.set_skew(ahead);
         warnings.extend(skew_warning(ahead));
     }
@@ -391,38 +391,6 @@ fn take_lock(store: &Store, warnings: &mut Vec<String>) -> Result<Option<Held>> 
         }
         Err(e) => Err(e),
     }
-}
-
-/// How far the store's clock is ahead of ours, seen by an object that is written now.
-fn clock_ahead(store: &Store, held: Option<&Held>) -> Result<TimeDelta> {
-    const PROBE: &str = "gc-clock.json";
-    let probe = format!("{LOCKS}/{PROBE}");
-    let before = Utc::now();
-    let name = match held {
-        Some(held) => {
-            held.renew()?;
-            format!("{LOCK}.json")
-        }
-        None => {
-            store.replace_small(&probe, b"{}")?;
-            PROBE.to_owned()
-        }
-    };
-    let written = store.objects(&[LOCKS])?;
-    let after = Utc::now();
-    if held.is_none() {
-        store.delete(&probe)?;
-    }
-    let written = written.iter().find(|o| o.path.ends_with(&name));
-    let Some(at) = written.map(|o| o.modified) else {
-        return Ok(TimeDelta::zero());
-    };
-    // Some stores tell whole seconds.
-    Ok(match () {
-        () if at + TimeDelta::seconds(1) < before => at - before,
-        () if at > after => at - after,
-        () => TimeDelta::zero(),
-    })
 }
 
 fn skew_warning(ahead: TimeDelta) -> Option<String> {

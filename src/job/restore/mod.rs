@@ -159,17 +159,22 @@ pub fn run(backups: &[Backup], options: &Options, cancel: &Cancel) -> Result<Out
             "there is nothing to restore from: give --store or --snapshot",
         ));
     }
-    let run = Run {
-        backups,
-        options,
-        cancel: cancel.clone(),
-        started: Instant::now(),
-        warnings: Vec::new(),
-    };
+    let run = Run::new(backups, options, cancel);
     match &options.to {
         To::DataDir { .. } => run.into_data_dir(),
         To::File(path) => run.into_file(path),
     }
+}
+
+/// Restores into a data directory that is removed again, once an etcd was tried on it.
+///
+/// # Errors
+/// As [`run`].
+pub(super) fn run_for_drill(backup: Backup, options: &Options, cancel: &Cancel) -> Result<Outcome> {
+    let backups = [backup];
+    let mut run = Run::new(&backups, options, cancel);
+    run.is_drill = true;
+    run.into_data_dir()
 }
 
 struct Run<'a> {
@@ -178,6 +183,7 @@ struct Run<'a> {
     cancel: Cancel,
     started: Instant,
     warnings: Vec<String>,
+    is_drill: bool,
 }
 
 /// A failure of one candidate, after which another is tried, or one of the target.
@@ -210,7 +216,18 @@ struct Written {
     bytes: u64,
 }
 
-impl Run<'_> {
+impl<'a> Run<'a> {
+    fn new(backups: &'a [Backup], options: &'a Options, cancel: &Cancel) -> Self {
+        Run {
+            backups,
+            options,
+            cancel: cancel.clone(),
+            started: Instant::now(),
+            warnings: Vec::new(),
+            is_drill: false,
+        }
+    }
+
     fn warn(&mut self, message: String) {
         tracing::warn!("{message}");
         self.warnings.push(message);
@@ -320,7 +337,8 @@ impl Run<'_> {
                 "restored a member"
             );
         }
-        if let (Some(store), Some(cluster)) = (&store, &member) {
+        // A drill's cluster saves nothing.
+        if let (Some(store), Some(cluster), false) = (&store, &member, self.is_drill) {
             let warning = says_other_cluster(store, cluster);
             outcome
                 .warnings

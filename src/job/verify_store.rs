@@ -1,0 +1,1030 @@
+//! Whether a backup is good: its names, every checksum, what it folds to, and an etcd that starts on it.
+//!
+//! scan → choose chains → read what the level asks for → fold → restore drill. Everything that is wrong is
+//! collected, not only the first. It changes nothing in the store; what is missing it does not mend. `cli` calls it.
+
+use crate::bucket::Kind;
+use crate::bucket::catalog::Snapshot;
+use crate::bucket::chain::{self, Chain, Choice, KnownBases, Span};
+use crate::bucket::timeline::Timeline;
+use crate::error::{Error, Reason, Result};
+use crate::job::list::Recorded;
+use crate::job::rebuild::read_every_page;
+use crate::job::scan::{Depth, Scan, TAGS_UNREADABLE, scan_with};
+use crate::job::source::Source;
+use crate::job::{Context, drill, identity};
+use crate::mvcc::{Base, HashKv, KeepHistory, KeyRange, Revision};
+use crate::telemetry::memory::peak_memory_bytes;
+use crate::telemetry::progress::Step;
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Snapshots that are read at once, at most: each needs buffers of its own.
+const AT_ONCE: usize = 4;
+
+/// How much is looked at. A higher level does what the lower ones do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Level {
+    /// Names alone.
+    Names,
+    /// Every byte: SHA-256, compression, pages, JSON, and content against name.
+    Checksums,
+    /// What the chains fold to, with HashKV.
+    Fold,
+}
+
+/// What to verify.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// How much is looked at.
+    pub level: Level,
+    /// Every chain of every timeline, and what is in no chain; else the chain that a restore of the newest state
+    /// would use.
+    pub all_chains: bool,
+    /// The timeline's ID; the newest where `None`.
+    pub timeline: Option<String>,
+    /// Start an etcd on what is restored; only with [`Level::Fold`].
+    pub drill: Option<drill::Options>,
+}
+
+/// How it ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum Status {
+    /// Nothing is wrong with what was looked at.
+    Verified,
+    /// Something is.
+    Failed,
+}
+
+/// Whether a finding makes a verification fail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// It does.
+    Error,
+    /// It is worth knowing.
+    Note,
+}
+
+/// Something that was found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// Whether it makes the verification fail.
+    pub severity: Severity,
+    /// CamelCase, stable.
+    pub reason: &'static str,
+    /// The timeline that it was found on, where it belongs to one.
+    pub timeline: Option<String>,
+    /// The paths of the snapshots that it is about.
+    pub snapshots: Vec<String>,
+    /// In words.
+    pub message: String,
+    #[serde(skip)]
+    failure: Option<Reason>,
+}
+
+/// A chain that was looked at.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ChainOutcome {
+    /// The timeline's ID.
+    pub timeline: String,
+    /// The path of its full.
+    pub base: String,
+    /// How many deltas lead on from it.
+    pub deltas: usize,
+    /// The revision that it leads to.
+    pub last_revision: Revision,
+    /// What it folds to there; `None` where it was not folded.
+    pub hash_kv: Option<u32>,
+    /// The compacted revision that the hash depends on; −1 where it holds all history.
+    pub compact_revision: Option<Revision>,
+    /// Keys alive there.
+    pub live_keys: Option<u64>,
+    /// Events that were folded.
+    pub events: Option<u64>,
+    /// Whether the next full holds what the chain folds to; `None` where that was not compared.
+    pub equals_next: Option<bool>,
+}
+
+/// Revisions that can be restored by what was looked at.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Restorable {
+    /// The timeline's ID.
+    pub timeline: String,
+    /// The oldest one.
+    pub first_revision: Revision,
+    /// The newest one.
+    pub last_revision: Revision,
+}
+
+/// The newest state that can be restored.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Newest {
+    /// The timeline's ID.
+    pub timeline: String,
+    /// From this revision on every one can be restored.
+    pub first_revision: Revision,
+    /// The newest one.
+    pub last_revision: Revision,
+    /// When it was: by the last event that was read, or else by a snapshot's name.
+    pub last_time: DateTime<Utc>,
+    /// The path of the snapshot that was made last.
+    pub snapshot: String,
+    /// When that was, by its name.
+    pub snapshot_created: DateTime<Utc>,
+    /// How long ago that is. Less than 0 where the clocks differ.
+    pub snapshot_age_seconds: f64,
+}
+
+/// What was found. The fields are a contract: `docs/verify-result.schema.json`.
+#[derive(Debug, Clone, Serialize)]
+pub struct Outcome {
+    /// How it ended.
+    pub status: Status,
+    /// The process's exit code.
+    pub code: u8,
+    /// The reason of the gravest finding; `None` where there is none.
+    pub reason: Option<&'static str>,
+    /// The same in words.
+    pub message: Option<String>,
+    /// What was looked at.
+    pub level: Level,
+    /// Whether all chains were looked at.
+    pub all_chains: bool,
+    /// Whose backup it is.
+    pub identity: Option<Recorded>,
+    /// Snapshots in the prefix.
+    pub snapshots: usize,
+    /// Of these, those marked not to be used.
+    pub excluded: usize,
+    /// Snapshots that were read.
+    pub snapshots_read: usize,
+    /// All that was found, errors first.
+    pub findings: Vec<Finding>,
+    /// The chains that were looked at.
+    pub chains: Vec<ChainOutcome>,
+    /// What can be restored, by timeline.
+    pub restorable: Vec<Restorable>,
+    /// The newest state; `None` where nothing can be restored, or no timeline is the newest.
+    pub newest: Option<Newest>,
+    /// The drills.
+    pub drills: Vec<drill::Outcome>,
+    /// Bytes read from the store.
+    pub bytes_read: u64,
+    /// Wall-clock time.
+    pub seconds: f64,
+    /// The most memory that was resident at once.
+    pub peak_memory_bytes: Option<u64>,
+}
+
+/// What was read of a snapshot.
+#[derive(Debug, Clone, Default)]
+struct Read {
+    base: Option<Base>,
+    hash: Option<HashKv>,
+    last_time: Option<DateTime<Utc>>,
+}
+
+/// Verifies the backup in the context's store. Gives the failure, too, where something is wrong: the outcome tells of
+/// it.
+///
+/// # Errors
+/// `NoSnapshots` where there is none at all; `NoSuchTimeline`; `CannotDecrypt`; `SnapshotVanished`; the store's; `Io`,
+/// `NoSpace`, `Terminated`. What is wrong with snapshots is no error here.
+pub fn run(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)> {
+    let started = Instant::now();
+    let mut findings = Findings::default();
+    let identity = match identity::read(&ctx.store) {
+        Ok(identity) => identity,
+        Err(e) if e.reason() == Reason::Configuration => {
+            findings.note("IdentityUnreadable", None, Vec::new(), e.to_string());
+            None
+        }
+        Err(e) => return Err(e),
+    };
+    let depth = match options.level {
+        Level::Names => Depth::Names,
+        _ => Depth::Doubtful,
+    };
+    let scan = scan_with(ctx, depth, |db| read_every_page(db).map(drop))?;
+    let mut run = Run {
+        ctx,
+        options,
+        known: scan.contents.known_bases(),
+        read: BTreeMap::new(),
+        bad: scan.contents.unreadable.keys().copied().collect(),
+        scan: &scan,
+        findings,
+        chains: Vec::new(),
+        drills: Vec::new(),
+    };
+    run.look_at_names();
+    let newest = run.newest_timeline()?;
+    let mut ends = Vec::new();
+    match (options.all_chains, newest) {
+        (true, _) => {
+            if options.level >= Level::Checksums {
+                run.check(scan.catalog.usable().collect())?;
+            }
+            for timeline in &scan.timelines.all {
+                run.look_at_spans(timeline)?;
+                ends.push(timeline);
+            }
+        }
+        (false, Some(timeline)) => {
+            run.look_at_newest_chain(timeline)?;
+            ends.push(timeline);
+        }
+        (false, None) => {}
+    }
+    if let Some(drill) = &options.drill {
+        for timeline in ends {
+            run.drill(timeline, drill)?;
+        }
+    }
+    let restorable = run.restorable();
+    let newest = newest.and_then(|t| run.newest(t, &restorable));
+    let (findings, failure) = run.findings.judge();
+    let outcome = Outcome {
+        status: match failure {
+            None => Status::Verified,
+            Some(_) => Status::Failed,
+        },
+        code: failure.as_ref().map_or(0, |e| e.reason().exit_code()),
+        reason: failure.as_ref().map(|e| e.reason().as_str()),
+        message: failure.as_ref().map(Error::to_string),
+        level: options.level,
+        all_chains: options.all_chains,
+        identity: identity.map(Recorded::from),
+        snapshots: scan.catalog.snapshots.len(),
+        excluded: scan.catalog.snapshots.iter().filter(|s| s.excluded).count(),
+        snapshots_read: run.read.len()
+            + scan.contents.surveys.len()
+            + scan.contents.unreadable.len(),
+        findings,
+        chains: run.chains,
+        restorable,
+        newest,
+        drills: run.drills,
+        bytes_read: ctx.store.bytes_read(),
+        seconds: started.elapsed().as_secs_f64(),
+        peak_memory_bytes: peak_memory_bytes(),
+    };
+    Ok((outcome, failure))
+}
+
+/// What was found so far.
+#[derive(Default)]
+struct Findings(Vec<Finding>);
+
+impl Findings {
+    fn push(&mut self, finding: Finding) {
+        // Timelines share what lies before their fork.
+        let same = |f: &Finding| {
+            (f.reason, &f.snapshots, &f.message)
+                == (finding.reason, &finding.snapshots, &finding.message)
+        };
+        if !self.0.iter().any(same) {
+            let Finding {
+                reason, message, ..
+            } = &finding;
+            match finding.severity {
+                Severity::Error => tracing::warn!(reason, "{message}"),
+                Severity::Note => tracing::info!(reason, "{message}"),
+            }
+            self.0.push(finding);
+        }
+    }
+
+    fn note(
+        &mut self,
+        reason: &'static str,
+        timeline: Option<&str>,
+        snapshots: Vec<String>,
+        message: String,
+    ) {
+        self.push(Finding {
+            severity: Severity::Note,
+            reason,
+            timeline: timeline.map(str::to_owned),
+            snapshots,
+            message,
+            failure: None,
+        });
+    }
+
+    fn error(&mut self, e: &Error, timeline: Option<&str>, snapshots: Vec<String>) {
+        self.push(Finding {
+            severity: Severity::Error,
+            reason: e.reason().as_str(),
+            timeline: timeline.map(str::to_owned),
+            snapshots,
+            message: e.to_string(),
+            failure: Some(e.reason()),
+        });
+    }
+
+    /// All of them, errors first, and the failure that they come to.
+    fn judge(self) -> (Vec<Finding>, Option<Error>) {
+        let mut all = self.0;
+        all.sort_by_key(|f| f.severity == Severity::Note);
+        let errors = all.iter().filter(|f| f.severity == Severity::Error).count();
+        let place = |r: Reason| Reason::ALL.iter().position(|a| *a == r);
+        let gravest = all
+            .iter()
+            .filter_map(|f| Some((f.failure?, f)))
+            .min_by_key(|(r, _)| (r.exit_code(), place(*r)));
+        let failure = gravest.map(|(reason, f)| {
+            let more = match errors {
+                0 | 1 => String::new(),
+                2 => "; and one more finding".to_owned(),
+                n => format!("; and {} more findings", n - 1),
+            };
+            Error::new(reason, format!("{}{more}", f.message))
+        });
+        (all, failure)
+    }
+}
+
+struct Run<'a> {
+    ctx: &'a Context,
+    options: &'a Options,
+    scan: &'a Scan,
+    /// What fulls hold, as far as they were read.
+    known: KnownBases,
+    /// What was read beside what the scan has read.
+    read: BTreeMap<usize, Read>,
+    /// Snapshots that cannot be used.
+    bad: BTreeSet<usize>,
+    findings: Findings,
+    chains: Vec<ChainOutcome>,
+    drills: Vec<drill::Outcome>,
+}
+
+impl<'a> Run<'a> {
+    fn snapshot(&self, i: usize) -> &'a Snapshot {
+        &self.scan.catalog.snapshots[i]
+    }
+
+    fn path(&self, i: usize) -> String {
+        self.snapshot(i).path.clone()
+    }
+
+    fn paths(&self, which: &[usize]) -> Vec<String> {
+        which.iter().map(|&i| self.path(i)).collect()
+    }
+
+    /// A timeline without what cannot be used.
+    fn good(&self, timeline: &Timeline) -> Timeline {
+        let mut good = timeline.clone();
+        good.members.retain(|m| !self.bad.contains(&m.snapshot));
+        good
+    }
+
+    /// What the listing tells, and what the scan has met.
+    fn look_at_names(&mut self) {
+        let catalog = &self.scan.catalog;
+        if !catalog.foreign.is_empty() {
+            self.findings.note(
+                "ForeignObject",
+                None,
+                catalog.foreign.clone(),
+                "names that are not those of snapshots: left alone".to_owned(),
+            );
+        }
+        if self.ctx.store.hides_tags() {
+            self.findings.note(
+                "TagsUnreadable",
+                None,
+                Vec::new(),
+                TAGS_UNREADABLE.to_owned(),
+            );
+        }
+        let excluded: Vec<usize> = (0..catalog.snapshots.len())
+            .filter(|&i| catalog.snapshots[i].excluded)
+            .collect();
+        if !excluded.is_empty() {
+            let paths = self.paths(&excluded);
+            self.findings.note(
+                "Excluded",
+                None,
+                paths,
+                "marked not to be used: not looked at".to_owned(),
+            );
+        }
+        if self.options.level == Level::Names && !self.scan.doubtful.is_empty() {
+            let paths = self.paths(&self.scan.doubtful);
+            self.findings.note(
+                "TimelinesUnverified",
+                None,
+                paths,
+                "revisions do not only grow in order of creation: two streams, a late compaction, or a forked history; --level checksums tells".to_owned(),
+            );
+        }
+        for (&i, e) in &self.scan.contents.unreadable {
+            let path = self.path(i);
+            self.findings.error(e, None, vec![path]);
+        }
+        let timelines = &self.scan.timelines.all;
+        if let [_, forks @ ..] = timelines.as_slice()
+            && !forks.is_empty()
+        {
+            let at: Vec<String> = forks
+                .iter()
+                .map(|t| format!("{} at revision {}", t.id, t.forked_at().unwrap_or_default()))
+                .collect();
+            self.findings.note(
+                "ForkedHistory",
+                None,
+                Vec::new(),
+                format!(
+                    "the snapshots tell {} histories; forked off: {}",
+                    timelines.len(),
+                    at.join(", ")
+                ),
+            );
+        }
+        for t in timelines {
+            let overlapping = self.overlapping(t);
+            if !overlapping.is_empty() {
+                let paths = self.paths(&overlapping);
+                self.findings.note(
+                    "OverlappingDeltas",
+                    Some(&t.id),
+                    paths,
+                    "they repeat revisions of other deltas: two streams write here, or did"
+                        .to_owned(),
+                );
+            }
+        }
+        for i in self.scan.contents.surveys.keys() {
+            self.note_past_name(*i);
+        }
+    }
+
+    /// The deltas that repeat revisions of others.
+    fn overlapping(&self, timeline: &Timeline) -> Vec<usize> {
+        let mut deltas: Vec<(Revision, Revision, usize)> = timeline
+            .members
+            .iter()
+            .map(|m| (m, &self.snapshot(m.snapshot).name))
+            .filter(|(m, n)| n.kind == Kind::Incr && n.last <= m.until)
+            .map(|(m, n)| (n.start, n.last, m.snapshot))
+            .collect();
+        deltas.sort_unstable();
+        let mut reached = Revision(0);
+        let mut overlapping = Vec::new();
+        for (start, last, i) in deltas {
+            if start <= reached {
+                overlapping.push(i);
+            }
+            reached = reached.max(last);
+        }
+        overlapping
+    }
+
+    fn note_past_name(&mut self, i: usize) {
+        let named = self.snapshot(i).name.last;
+        let path = self.path(i);
+        if let Some(base) = self.known.get(&i)
+            && base.revision > named
+        {
+            let message = format!(
+                "it holds revisions up to {}, its name says {named}: no harm, fulls of a running etcd may",
+                base.revision
+            );
+            self.findings
+                .note("RevisionPastName", None, vec![path], message);
+        }
+    }
+
+    /// The timeline that was asked for, or the newest.
+    fn newest_timeline(&mut self) -> Result<Option<&'a Timeline>> {
+        if let Some(id) = &self.options.timeline {
+            return self.scan.timelines.by_id(id).map(Some);
+        }
+        match self.scan.timelines.newest(&self.scan.catalog) {
+            Ok(t) => Ok(Some(t)),
+            Err(e) => {
+                self.findings.error(&e, None, Vec::new());
+                Ok(None)
+            }
+        }
+    }
+
+    /// Reads snapshots that were not read yet.
+    fn check(&mut self, which: Vec<usize>) -> Result<()> {
+        let is_new = |i: &usize| {
+            let contents = &self.scan.contents;
+            !self.read.contains_key(i)
+                && !contents.surveys.contains_key(i)
+                && !contents.unreadable.contains_key(i)
+        };
+        let which: Vec<usize> = which.into_iter().filter(is_new).collect();
+        for (i, result) in check_all(self.ctx, self.scan, &which)? {
+            match result {
+                Ok(read) => {
+                    if let Some(base) = read.base {
+                        self.known.insert(i, base);
+                        self.note_past_name(i);
+                    }
+                    self.read.insert(i, read);
+                }
+                Err(e) => {
+                    let path = self.path(i);
+                    self.findings.error(&e, None, vec![path]);
+                    self.bad.insert(i);
+                    self.read.insert(i, Read::default());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The chain that a restore of the newest state would use.
+    fn look_at_newest_chain(&mut self, timeline: &Timeline) -> Result<()> {
+        let reads = self.options.level >= Level::Checksums;
+        let chain = loop {
+            match chain::choose(&self.scan.catalog, timeline, None, &self.known) {
+                // What the full holds beyond its name may change the choice.
+                Ok(Choice::Look(i)) if reads && !self.bad.contains(&i) => {
+                    self.check(vec![i])?;
+                    if self.bad.contains(&i) {
+                        return Ok(());
+                    }
+                }
+                Ok(Choice::Look(i)) => {
+                    let last = timeline.last(&self.scan.catalog, &self.scan.contents);
+                    let from = self.snapshot(i).name.last;
+                    let holes =
+                        chain::missing(&self.scan.catalog, timeline, from, last.unwrap_or(from));
+                    let message = format!(
+                        "by names, revisions {} are missing; whether {} holds them, past its name, --level checksums tells",
+                        chain::show_ranges(&holes),
+                        self.path(i)
+                    );
+                    let e = Error::new(Reason::RevisionGap, message);
+                    let path = self.path(i);
+                    self.findings.error(&e, Some(&timeline.id), vec![path]);
+                    return Ok(());
+                }
+                Ok(Choice::Found(chain)) => {
+                    if !reads || self.known.contains_key(&chain.base) {
+                        break chain;
+                    }
+                    self.check(vec![chain.base])?;
+                    if self.bad.contains(&chain.base) {
+                        break chain;
+                    }
+                }
+                Err(e) => {
+                    self.findings.error(&e, Some(&timeline.id), Vec::new());
+                    return Ok(());
+                }
+            }
+        };
+        if reads {
+            self.check(chain.deltas.iter().map(|l| l.snapshot).collect())?;
+        }
+        let mut outcome = self.chain_outcome(timeline, &chain);
+        if self.options.level >= Level::Fold {
+            self.fold(timeline, &chain, &mut outcome)?;
+        }
+        self.chains.push(outcome);
+        Ok(())
+    }
+
+    fn chain_outcome(&self, timeline: &Timeline, chain: &Chain) -> ChainOutcome {
+        ChainOutcome {
+            timeline: timeline.id.clone(),
+            base: self.path(chain.base),
+            deltas: chain.deltas.len(),
+            last_revision: chain.target,
+            hash_kv: None,
+            compact_revision: None,
+            live_keys: None,
+            events: None,
+            equals_next: None,
+        }
+    }
+
+    fn is_usable(&self, chain: &Chain) -> bool {
+        let deltas = chain.deltas.iter().map(|l| l.snapshot);
+        !deltas.chain([chain.base]).any(|i| self.bad.contains(&i))
+    }
+
+    /// Every chain of a timeline.
+    fn look_at_spans(&mut self, timeline: &Timeline) -> Result<()> {
+        let catalog = &self.scan.catalog;
+        let spans = chain::spans(catalog, timeline, &self.known);
+        if spans.is_empty() {
+            let e = Error::new(
+                Reason::NoSnapshots,
+                format!(
+                    "timeline {} has no full snapshot to start from",
+                    timeline.id
+                ),
+            );
+            self.findings.error(&e, Some(&timeline.id), Vec::new());
+        }
+        let lost = chain::without_base(catalog, timeline, &self.known);
+        if !lost.is_empty() && !spans.is_empty() {
+            let paths = self.paths(&lost);
+            let message =
+                "no full snapshot leads to these deltas: what they hold cannot be restored";
+            match self.options.level {
+                // A full may hold the history.
+                Level::Names => self.findings.note(
+                    "MissingBase",
+                    Some(&timeline.id),
+                    paths,
+                    format!("{message}, unless the full after them does"),
+                ),
+                _ => {
+                    let e = Error::new(Reason::RevisionGap, message);
+                    self.findings.error(&e, Some(&timeline.id), paths);
+                }
+            }
+        }
+        for span in spans {
+            self.look_at_gap(timeline, &span);
+            let chain = Chain {
+                base: span.base,
+                deltas: span.deltas.clone(),
+                target: span.reached,
+            };
+            let mut outcome = self.chain_outcome(timeline, &chain);
+            // Timelines share what lies before their fork.
+            let known_already = self.chains.iter().any(|c| {
+                (&c.base, c.deltas, c.last_revision)
+                    == (&outcome.base, outcome.deltas, outcome.last_revision)
+            });
+            if known_already {
+                continue;
+            }
+            if self.options.level >= Level::Fold
+                && let Some(compact) = self.fold(timeline, &chain, &mut outcome)?
+            {
+                self.compare_with_next(timeline, &span, compact, &mut outcome)?;
+            }
+            self.chains.push(outcome);
+        }
+        Ok(())
+    }
+
+    /// Tells what is missing behind a chain.
+    fn look_at_gap(&mut self, timeline: &Timeline, span: &Span) {
+        let next = span.next.map(|(i, _)| i);
+        // A full with history closes the gap before it.
+        let from_next = next
+            .and_then(|i| self.known.get(&i))
+            .map(Base::first_revision);
+        let path = self.path(span.base);
+        if let Some(first) = span.missing.first().map(|m| m.0) {
+            let holes = chain::show_ranges(&span.missing);
+            let around: Vec<String> = [Some(path), next.map(|i| self.path(i))]
+                .into_iter()
+                .flatten()
+                .collect();
+            if from_next.is_some_and(|n| n <= first) {
+                self.findings.note(
+                    "GapIsCovered",
+                    Some(&timeline.id),
+                    around,
+                    format!("deltas are missing (revisions {holes}), and the next full holds their history"),
+                );
+                return;
+            }
+            let e = Error::new(
+                Reason::RevisionGap,
+                format!(
+                    "the deltas after {} have a gap: missing are revisions {holes}",
+                    self.path(span.base)
+                ),
+            );
+            self.findings.error(&e, Some(&timeline.id), around);
+            return;
+        }
+        let Some((i, holds)) = span.next else { return };
+        let first = from_next.unwrap_or(holds);
+        if span.reached.next() < first {
+            let e = format!(
+                "revisions {} are in no snapshot: no deltas lead up to the full after them",
+                chain::show_ranges(&[(span.reached.next(), first.previous())])
+            );
+            let paths = vec![path, self.path(i)];
+            self.findings
+                .note("RevisionsNotCovered", Some(&timeline.id), paths, e);
+        }
+    }
+
+    /// Folds a chain. Gives the compacted revision of its hash; `None` where it does not fold.
+    fn fold(
+        &mut self,
+        timeline: &Timeline,
+        chain: &Chain,
+        outcome: &mut ChainOutcome,
+    ) -> Result<Option<Revision>> {
+        if !self.is_usable(chain) {
+            return Ok(None);
+        }
+        match self.fold_at(timeline, chain, None) {
+            Ok((hash, events)) => {
+                outcome.hash_kv = Some(hash.hash);
+                outcome.compact_revision = Some(hash.compact_revision);
+                outcome.live_keys = Some(hash.live_keys);
+                outcome.events = Some(events);
+                Ok(Some(hash.compact_revision))
+            }
+            Err(e) if e.reason().is_bad_data() => {
+                let message = e.to_string();
+                // What does not fit begins its message.
+                let at: Vec<usize> = (0..self.scan.catalog.snapshots.len())
+                    .filter(|&i| message.starts_with(&self.ctx.store.name(&self.path(i))))
+                    .collect();
+                let paths = match at.is_empty() {
+                    true => vec![self.path(chain.base)],
+                    false => self.paths(&at),
+                };
+                self.findings.error(&e, Some(&timeline.id), paths);
+                self.bad.extend(at);
+                Ok(None)
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    /// HashKV of a chain at its end, as if compacted there, or with all the history that it has. Gives the events, too.
+    fn fold_at(
+        &self,
+        timeline: &Timeline,
+        chain: &Chain,
+        compact: Option<Revision>,
+    ) -> Result<(HashKv, u64)> {
+        let ctx = self.ctx;
+        let _step = Step::new(format!("fold {}", self.snapshot(chain.base).name), None);
+        let source = Source::of_chain(ctx, self.scan, timeline, chain)?;
+        let compact = match compact {
+            Some(compact) => compact,
+            None => source.compact_revision(ctx, KeepHistory::All)?,
+        };
+        let (fold, events) = source.fold(ctx, compact, KeyRange::All, false)?;
+        let cancel = ctx.store.cancel();
+        let hash = fold
+            .finish(&source.db, |_| cancel.check())
+            .map_err(source.at_base(ctx))?;
+        Ok((hash, events))
+    }
+
+    /// Whether the next full holds what the chain up to it folds to, with the history that both have.
+    fn compare_with_next(
+        &mut self,
+        timeline: &Timeline,
+        span: &Span,
+        compact: Revision,
+        outcome: &mut ChainOutcome,
+    ) -> Result<()> {
+        let Some((next, holds)) = span.next.filter(|n| !self.bad.contains(&n.0)) else {
+            return Ok(());
+        };
+        let Some(&base) = self.known.get(&next) else {
+            return Ok(());
+        };
+        // The newest revision that both hold.
+        let at = span.reached.min(holds);
+        if at < base.first_revision() {
+            return Ok(());
+        }
+        let ours = Chain {
+            base: span.base,
+            deltas: span.deltas.clone(),
+            target: at,
+        };
+        let theirs = Chain {
+            base: next,
+            deltas: Vec::new(),
+            target: at,
+        };
+        let compact = compact.max(base.compact_revision);
+        let (ours, _) = self.fold_at(timeline, &ours, Some(compact))?;
+        let known = self.read.get(&next).and_then(|r| r.hash);
+        let theirs = match known.filter(|h| h.compact_revision == compact && at == base.revision) {
+            Some(hash) => hash,
+            None => self.fold_at(timeline, &theirs, Some(compact))?.0,
+        };
+        let equal = (ours.hash, ours.live_keys) == (theirs.hash, theirs.live_keys);
+        outcome.equals_next = Some(equal);
+        if !equal {
+            let e = Error::new(
+                Reason::HistoryMismatch,
+                format!(
+                    "at revision {at} {} and its deltas fold to HashKV {} with {} keys, and {} holds HashKV {} with {} keys (both compacted at {compact}): they tell different histories, or one of them was made of damaged data",
+                    self.path(span.base),
+                    ours.hash,
+                    ours.live_keys,
+                    self.path(next),
+                    theirs.hash,
+                    theirs.live_keys
+                ),
+            );
+            let paths = self.paths(&[span.base, next]);
+            self.findings.error(&e, Some(&timeline.id), paths);
+        }
+        Ok(())
+    }
+
+    /// What can be restored without what is bad.
+    fn restorable(&self) -> Vec<Restorable> {
+        let mut all = Vec::new();
+        for t in &self.scan.timelines.all {
+            let ranges = chain::restorable(&self.scan.catalog, &self.good(t), &self.known);
+            all.extend(ranges.into_iter().map(|(first, last)| Restorable {
+                timeline: t.id.clone(),
+                first_revision: first,
+                last_revision: last,
+            }));
+        }
+        all
+    }
+
+    fn newest(&self, timeline: &Timeline, restorable: &[Restorable]) -> Option<Newest> {
+        let ours = restorable.iter().filter(|r| r.timeline == timeline.id);
+        let range = ours.max_by_key(|r| r.last_revision)?;
+        let good = self.good(timeline);
+        let members = || good.members.iter().map(|m| m.snapshot);
+        let newest = members().max_by_key(|&i| (self.snapshot(i).name.created, i))?;
+        let reaches = |i: &usize| {
+            let name = &self.snapshot(*i).name;
+            let holds = self
+                .known
+                .get(i)
+                .map_or(name.last, |b| b.revision.max(name.last));
+            name.start <= range.last_revision && holds >= range.last_revision
+        };
+        let time_of = |i: usize| {
+            let survey = self.scan.contents.surveys.get(&i);
+            let read = self.read.get(&i).and_then(|r| r.last_time);
+            let told = read.or(survey.and_then(|s| s.last_time));
+            told.unwrap_or_else(|| self.snapshot(i).name.created_at())
+        };
+        let created = self.snapshot(newest).name.created_at();
+        let age = Utc::now().signed_duration_since(created);
+        Some(Newest {
+            timeline: timeline.id.clone(),
+            first_revision: range.first_revision,
+            last_revision: range.last_revision,
+            last_time: members()
+                .filter(reaches)
+                .map(time_of)
+                .min()
+                .unwrap_or(created),
+            snapshot: self.path(newest),
+            snapshot_created: created,
+            snapshot_age_seconds: age.num_milliseconds() as f64 / 1000.0,
+        })
+    }
+
+    /// Starts an etcd on the newest state of a timeline, where that can be folded.
+    fn drill(&mut self, timeline: &Timeline, options: &drill::Options) -> Result<()> {
+        let ours = self
+            .chains
+            .iter()
+            .rev()
+            .filter(|c| c.timeline == timeline.id);
+        let newest = ours.max_by_key(|c| c.last_revision);
+        let expected = newest.and_then(|c| {
+            Some(drill::Expected {
+                revision: c.last_revision,
+                hash_kv: c.hash_kv?,
+                compact_revision: c.compact_revision?,
+            })
+        });
+        let Some(expected) = expected else {
+            self.findings.note(
+                "DrillSkipped",
+                Some(&timeline.id),
+                Vec::new(),
+                format!(
+                    "no etcd was started on timeline {}: it cannot be folded to its end",
+                    timeline.id
+                ),
+            );
+            return Ok(());
+        };
+        let (outcome, failure) = drill::run(self.ctx, options, &timeline.id, expected)?;
+        self.drills.push(outcome);
+        if let Some(e) = failure {
+            self.findings.error(&e, Some(&timeline.id), Vec::new());
+        }
+        Ok(())
+    }
+}
+
+/// Reads snapshots to their ends, some at once; of fulls one at a time, each of which needs a file of its size. What
+/// is wrong with one stands at it.
+fn check_all(ctx: &Context, scan: &Scan, which: &[usize]) -> Result<BTreeMap<usize, Result<Read>>> {
+    let next = AtomicUsize::new(0);
+    let stop = AtomicBool::new(false);
+    let fulls = Mutex::new(());
+    let results = Mutex::new(BTreeMap::new());
+    let failed = Mutex::new(None);
+    let work = || {
+        while !stop.load(Ordering::Relaxed) {
+            let Some(&i) = which.get(next.fetch_add(1, Ordering::Relaxed)) else {
+                return;
+            };
+            let snapshot = &scan.catalog.snapshots[i];
+            let alone = (snapshot.name.kind == Kind::Full)
+                .then(|| fulls.lock().unwrap_or_else(PoisonError::into_inner));
+            let result = read_whole(ctx, snapshot);
+            drop(alone);
+            match result {
+                Err(e) if !e.reason().is_bad_data() => {
+                    stop.store(true, Ordering::Relaxed);
+                    let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
+                    failed.get_or_insert(e);
+                }
+                result => {
+                    let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
+                    results.insert(i, result);
+                }
+            }
+        }
+    };
+    std::thread::scope(|s| {
+        for _ in 1..ctx.threads.min(AT_ONCE).min(which.len()) {
+            // Where the system has no thread left, fewer do it.
+            let _ = std::thread::Builder::new().spawn_scoped(s, work);
+        }
+        work();
+    });
+    match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        Some(e) => Err(e),
+        None => Ok(results.into_inner().unwrap_or_else(PoisonError::into_inner)),
+    }
+}
+
+/// Reads a snapshot to its end, and checks all that can be seen in it alone.
+fn read_whole(ctx: &Context, snapshot: &Snapshot) -> Result<Read> {
+    let at = ctx.at(snapshot);
+    match snapshot.name.kind {
+        Kind::Full => {
+            let (db, base) = ctx.full(snapshot)?;
+            let hash = read_every_page(&db).map_err(at)?;
+            Ok(Read {
+                base: Some(base),
+                hash: Some(hash),
+                last_time: None,
+            })
+        }
+        Kind::Incr => {
+            let mut delta = ctx.delta(snapshot)?;
+            let (mut value, mut last_time) = (Vec::new(), None);
+            while let Some(e) = delta.next().map_err(&at)? {
+                value.clear();
+                e.change.append_value(e.main, &mut value).map_err(&at)?;
+                // Only who asks for a time needs one.
+                if let Ok(time) = e.instant() {
+                    last_time = last_time.max(Some(time));
+                }
+            }
+            Ok(Read {
+                last_time,
+                ..Read::default()
+            })
+        }
+    }
+}
+
+impl Outcome {
+    /// What metrics tell of it.
+    pub fn metrics(&self) -> crate::telemetry::metrics::Verified {
+        let mut counts: BTreeMap<&'static str, u64> = BTreeMap::new();
+        for f in &self.findings {
+            *counts.entry(f.reason).or_default() += 1;
+        }
+        let errors = self
+            .findings
+            .iter()
+            .filter(|f| f.severity == Severity::Error);
+        let newest = self.newest.as_ref();
+        let took: f64 = self.drills.iter().map(|d| d.seconds).sum();
+        let drill = (!self.drills.is_empty()).then(|| {
+            let succeeded = self.drills.iter().all(|d| d.succeeded);
+            (succeeded, Duration::from_secs_f64(took.max(0.0)))
+        });
+        crate::telemetry::metrics::Verified {
+            errors: errors.count() as u64,
+            findings: counts.into_iter().collect(),
+            snapshots: self.snapshots_read as u64,
+            read_bytes: self.bytes_read,
+            newest: newest.map(|n| (n.snapshot_created, n.snapshot_age_seconds)),
+            drill,
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! Keys of age: made here, and used by its reference implementation, too.
+
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use age::secrecy::ExposeSecret as _;
+use age::x25519::Identity;
+use deltafold::store::Keys;
+use tempfile::TempDir;
+
+use super::tools;
+
+/// An identity in a file of its own.
+pub struct Key {
+    identity: Identity,
+    folder: TempDir,
+}
+
+impl Key {
+    pub fn new() -> Self {
+        let key = Key {
+            identity: Identity::generate(),
+            folder: TempDir::with_prefix("key-").expect("a folder"),
+        };
+        let text = format!("# public key: {}\n{}\n", key.recipient(), key.secret());
+        fs::write(key.file(), text).expect("write the key");
+        let mode = fs::Permissions::from_mode(0o600);
+        fs::set_permissions(key.file(), mode).expect("hide the key");
+        key
+    }
+
+    /// `age1…`
+    pub fn recipient(&self) -> String {
+        self.identity.to_public().to_string()
+    }
+
+    /// `AGE-SECRET-KEY-1…`
+    pub fn secret(&self) -> String {
+        self.identity.to_string().expose_secret().to_owned()
+    }
+
+    pub fn file(&self) -> PathBuf {
+        self.folder.path().join("identity")
+    }
+
+    /// Flags that read with it.
+    pub fn reads(&self) -> [String; 2] {
+        let file = self.file().to_str().expect("a path in UTF-8").to_owned();
+        ["--age-identity".to_owned(), file]
+    }
+
+    /// Flags that write for it.
+    pub fn writes(&self) -> [String; 2] {
+        ["--age-recipient".to_owned(), self.recipient()]
+    }
+
+    /// Flags for both.
+    pub fn both(&self) -> Vec<String> {
+        [self.reads(), self.writes()].concat()
+    }
+
+    /// Both, for the library.
+    pub fn keys(&self) -> Keys {
+        Keys::new(vec![self.identity.clone()], vec![self.identity.to_public()])
+    }
+
+    /// What the reference implementation makes of an object with this key.
+    pub fn opens(&self, sealed: &[u8]) -> Result<Vec<u8>, String> {
+        let file = self.file();
+        pipe(
+            Command::new(tools::age()).arg("-d").arg("-i").arg(file),
+            sealed,
+        )
+    }
+}
+
+/// What the reference implementation makes of an object for some keys.
+pub fn sealed_for(keys: &[&Key], plain: &[u8]) -> Vec<u8> {
+    let mut command = Command::new(tools::age());
+    for key in keys {
+        command.args(["-r", &key.recipient()]);
+    }
+    pipe(&mut command, plain).unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn pipe(command: &mut Command, input: &[u8]) -> Result<Vec<u8>, String> {
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("start age");
+    let mut stdin = child.stdin.take().expect("its stdin");
+    let output = std::thread::scope(|scope| {
+        scope.spawn(move || {
+            // It may refuse before it has read all.
+            let _ = stdin.write_all(input);
+        });
+        child.wait_with_output().expect("the end of age")
+    });
+    match output.status.success() {
+        true => Ok(output.stdout),
+        false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
+    }
+}
+
+/// Puts the encrypted form of every snapshot of a folder in its place.
+pub fn seal_all(store: &Path, keys: &[&Key]) {
+    for entry in fs::read_dir(store.join("v2")).expect("v2") {
+        let path = entry.expect("an entry").path();
+        let sealed = sealed_for(keys, &fs::read(&path).expect("an object"));
+        let mut name = path.clone().into_os_string();
+        name.push(".age");
+        fs::write(name, sealed).expect("write it sealed");
+        fs::remove_file(path).expect("remove what is plain");
+    }
+}
