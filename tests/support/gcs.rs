@@ -300,12 +300,7 @@ impl Place<'_> {
             object: &object,
         };
         let url = from.media();
-        let got = self
-            .shim
-            .client
-            .get(url)
-            .send()
-            .await?;
+        let got = self.shim.client.get(url).send().await?;
         if !got.status().is_success() {
             return Ok(got.status().into_response());
         }
