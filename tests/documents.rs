@@ -32,7 +32,12 @@ const COMMANDS: [&str; 11] = [
 ];
 
 /// Settings of every object store that are deltafold's own.
-const OWN_SETTINGS: [&str; 4] = ["max_retries", "retry_timeout", "ca_certificate", "secret_dir"];
+const OWN_SETTINGS: [&str; 4] = [
+    "max_retries",
+    "retry_timeout",
+    "ca_certificate",
+    "secret_dir",
+];
 
 /// What prints JSON, by the name of its schema.
 fn schemas() -> Vec<&'static str> {
