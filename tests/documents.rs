@@ -16,11 +16,12 @@ use support::buckets::{BASE, Bucket, LAST, T0};
 use support::{copy_fixture, deltafold, fixture_names, restore, run_json};
 
 /// What people read.
-const DOCUMENTS: [&str; 5] = [
+const DOCUMENTS: [&str; 6] = [
     "README.md",
     "ARCHITECTURE.md",
     "docs/exit-codes.md",
     "docs/metrics.md",
+    "docs/migration.md",
     "docs/stores.md",
 ];
 
@@ -28,6 +29,14 @@ const DOCUMENTS: [&str; 5] = [
 const COMMANDS: [&str; 16] = [
     "snapshot", "compact", "list", "restore", "get", "history", "diff", "export", "apply",
     "verify", "maintain", "lock", "copy", "gc", "undelete", "pin",
+];
+
+/// Settings of every object store that are deltafold's own.
+const OWN_SETTINGS: [&str; 4] = [
+    "max_retries",
+    "retry_timeout",
+    "ca_certificate",
+    "secret_dir",
 ];
 
 /// What prints JSON, by the name of its schema.
@@ -962,10 +971,20 @@ fn every_setting_of_a_store_exists() {
     }
     let (own, client): (Vec<&String>, Vec<&String>) = every
         .iter()
-        .partition(|k| ["max_retries", "retry_timeout"].contains(&k.as_str()));
-    assert_eq!(own.len(), 2);
+        .partition(|k| OWN_SETTINGS.contains(&k.as_str()));
+    assert_eq!(own.len(), OWN_SETTINGS.len());
     for key in client {
         assert!(key.parse::<ClientConfigKey>().is_ok(), "{key}");
+    }
+    for (section, url) in [("Swift settings", "swift://b"), ("OSS settings", "oss://b")] {
+        let keys = keys(section);
+        assert!(keys.len() > 5, "{section}");
+        for key in keys {
+            let setting = format!("{key}=");
+            let (code, _, stderr) = run(&["list", "--store", url, "--store-option", &setting]);
+            assert_ne!(code, 0);
+            assert!(!stderr.contains("no such setting"), "{key}: {stderr}");
+        }
     }
     // The program takes them: what it complains of is something else, later.
     for key in s3.iter().chain(&every) {
