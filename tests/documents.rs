@@ -874,8 +874,8 @@ fn flags(text: &str) -> BTreeSet<&str> {
 
 #[test]
 fn every_flag_that_is_mentioned_exists() {
-    /// Those of cargo and etcd's tools.
-    const OTHERS: [&str; 9] = [
+    /// Those of cargo, etcd's tools and aws.
+    const OTHERS: [&str; 10] = [
         "--bench",
         "--release",
         "--test",
@@ -885,6 +885,7 @@ fn every_flag_that_is_mentioned_exists() {
         "--sanitizer",
         "--rev",
         "--skip-hash-check",
+        "--version-id",
     ];
     let help = help();
     let real = flags(&help);
