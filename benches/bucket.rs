@@ -4,6 +4,8 @@
 //! writes and syncs its bytes, as many at once as there are threads. `cargo bench --bench bucket` prints the
 //! tables of the README; `copy`, `verify` and `copy-memory` name a part of it.
 
+// It has shapes for the other benches, too.
+#[allow(dead_code)]
 mod generate;
 
 use deltafold::bucket::{SnapshotName, codec, frame};
