@@ -890,7 +890,18 @@ fn every_flag_that_is_mentioned_exists() {
     let help = help();
     let real = flags(&help);
     for name in DOCUMENTS {
-        let text = read(name);
+        let mut text = read(name);
+        if name == "docs/migration.md" {
+            // The first column has the other tool's.
+            let ours = |line: &str| match line.strip_prefix('|') {
+                Some(row) => row
+                    .replace("\\|", "/")
+                    .split_once('|')
+                    .map(|(_, rest)| rest.to_owned()),
+                None => Some(line.to_owned()),
+            };
+            text = text.lines().filter_map(ours).collect::<Vec<_>>().join("\n");
+        }
         for flag in flags(&text) {
             assert!(
                 real.contains(flag) || OTHERS.contains(&flag),
