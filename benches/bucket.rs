@@ -4,6 +4,8 @@
 //! writes and syncs its bytes, as many at once as there are threads. `cargo bench --bench bucket` prints the
 //! tables of the README; `copy`, `verify` and `copy-memory` name a part of it.
 
+// Other benches use the rest of it.
+#[allow(dead_code)]
 mod generate;
 
 use deltafold::bucket::{SnapshotName, codec, frame};
