@@ -141,8 +141,6 @@ impl Store {
         };
         let root = answer
             .xml("LegalHold")
-            .or(answer.xml("GetObjectLegalHoldResult"))
-            .or(answer.xml("ObjectLockLegalHold"))
             .ok_or_else(|| answer.not_understood(&what))?;
         Ok(root.text_of("Status") == Some("ON"))
     }
