@@ -1,9 +1,11 @@
-//! How far `copy` is from what cannot be avoided: ratios, measured in one run.
+//! How far `copy` and `verify --level checksums` are from what cannot be avoided: ratios, measured in one run.
 //!
-//! The floor reads each snapshot, opens it, hashes what is in it (that is where its SHA-256 is), and writes and
-//! syncs its bytes, as many at once as there are threads. `cargo bench --bench bucket` prints the tables of the
-//! README; `copy` and `copy-memory` name a part of it.
+//! The floor reads each snapshot, opens it, hashes what is in it (that is where its SHA-256 is), and for `copy`
+//! writes and syncs its bytes, as many at once as there are threads. `cargo bench --bench bucket` prints the
+//! tables of the README; `copy`, `verify` and `copy-memory` name a part of it.
 
+// It has shapes for the other benches, too.
+#[allow(dead_code)]
 mod generate;
 
 use deltafold::bucket::{SnapshotName, codec, frame};
@@ -37,6 +39,15 @@ fn main() -> Result<()> {
         println!("|---|---|---|---|---|---|---|---|---|");
         for shape in &shapes {
             copies(&data, shape)?;
+        }
+    }
+    if is_wanted("verify") {
+        println!(
+            "\n| bucket | compressed | snapshots | size | threads | floor | verify | ratio | goal |"
+        );
+        println!("|---|---|---|---|---|---|---|---|---|");
+        for shape in &shapes {
+            verifies(&data, shape)?;
         }
     }
     if is_wanted("copy-memory") {
@@ -92,22 +103,24 @@ fn rss_anon(status: &str) -> Option<u64> {
     Some(kib * 1024)
 }
 
-/// Writes what is read through it.
+/// Writes what is read through it, if it shall.
 struct Tee {
     from: File,
-    to: File,
+    to: Option<File>,
 }
 
 impl Read for Tee {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         let n = self.from.read(out)?;
-        self.to.write_all(&out[..n])?;
+        if let Some(to) = &mut self.to {
+            to.write_all(&out[..n])?;
+        }
         Ok(n)
     }
 }
 
-/// Reads, hashes and writes snapshots, as many at once as there are threads.
-fn floor(inputs: &[PathBuf], to: &Path, threads: usize) -> Result<f64> {
+/// Reads and hashes snapshots, and writes them where there is a target, as many at once as there are threads.
+fn floor(inputs: &[PathBuf], to: Option<&Path>, threads: usize) -> Result<f64> {
     let started = Instant::now();
     let queue = Mutex::new(inputs.to_vec());
     std::thread::scope(|s| {
@@ -120,8 +133,8 @@ fn floor(inputs: &[PathBuf], to: &Path, threads: usize) -> Result<f64> {
                 let file = path.file_name().ok_or("no name")?;
                 let name = file.to_string_lossy().parse::<SnapshotName>();
                 let name = name.map_err(|_| "no snapshot")?;
-                let to = File::create(to.join(file))?;
-                let synced = to.try_clone()?;
+                let to = to.map(|to| File::create(to.join(file))).transpose()?;
+                let synced = to.as_ref().map(File::try_clone).transpose()?;
                 let tee = Tee {
                     from: File::open(&path)?,
                     to,
@@ -129,7 +142,9 @@ fn floor(inputs: &[PathBuf], to: &Path, threads: usize) -> Result<f64> {
                 let mut payload = frame::FrameReader::new(codec::decoder(name.compression, tee)?);
                 let mut buf = vec![0; 256 << 10];
                 while payload.read(&mut buf)? > 0 {}
-                synced.sync_all()?;
+                if let Some(synced) = synced {
+                    synced.sync_all()?;
+                }
             }
         };
         let workers: Vec<_> = (0..threads).map(|_| s.spawn(work)).collect();
@@ -138,7 +153,9 @@ fn floor(inputs: &[PathBuf], to: &Path, threads: usize) -> Result<f64> {
         }
         Ok::<_, Box<dyn std::error::Error + Send + Sync>>(())
     })?;
-    File::open(to)?.sync_all()?;
+    if let Some(to) = to {
+        File::open(to)?.sync_all()?;
+    }
     Ok(started.elapsed().as_secs_f64())
 }
 
@@ -166,11 +183,53 @@ fn copies(data: &Path, shape: &Shape) -> Result<()> {
             for _ in 0..ROUNDS {
                 let to = data.join("target");
                 fs::create_dir_all(&to)?;
-                least = least.min(floor(&inputs, &to, threads)?);
+                least = least.min(floor(&inputs, Some(&to), threads)?);
                 fs::remove_dir_all(&to)?;
                 fs::create_dir_all(&to)?;
                 best = best.min(copy(bucket, &to, threads, &[], false)?.0);
                 fs::remove_dir_all(&to)?;
+            }
+            println!(
+                "| {} | {compressed} | {} | {} MiB | {threads} | {least:.2} s | {best:.2} s | {:.2} | 1.3 |",
+                shape.name,
+                inputs.len(),
+                bytes / MIB,
+                best / least,
+            );
+        }
+    }
+    fs::remove_dir_all(plain)?;
+    Ok(())
+}
+
+/// As `copies`, with nothing written.
+fn verifies(data: &Path, shape: &Shape) -> Result<()> {
+    let bucket = data.join(shape.name);
+    generate::bucket(&bucket, shape)?;
+    let plain = plain(data, shape)?;
+    for (bucket, compressed) in [(&bucket, "gzip"), (&plain, "none")] {
+        let inputs = snapshots(bucket)?;
+        let mut bytes = 0;
+        for path in &inputs {
+            bytes += fs::metadata(path)?.len();
+        }
+        for threads in THREADS {
+            let (mut least, mut best) = (f64::MAX, f64::MAX);
+            for _ in 0..ROUNDS {
+                least = least.min(floor(&inputs, None, threads)?);
+                let started = Instant::now();
+                let status = Command::new(env!("CARGO_BIN_EXE_deltafold"))
+                    .args(["verify", "--level", "checksums", "--threads"])
+                    .arg(threads.to_string())
+                    .arg("--store")
+                    .arg(bucket)
+                    .stdout(Stdio::null())
+                    .stderr(Stdio::null())
+                    .status()?;
+                if !status.success() {
+                    return Err("the verification failed".into());
+                }
+                best = best.min(started.elapsed().as_secs_f64());
             }
             println!(
                 "| {} | {compressed} | {} | {} MiB | {threads} | {least:.2} s | {best:.2} s | {:.2} | 1.3 |",

@@ -202,22 +202,31 @@ fn a_dry_run_tells_and_writes_nothing() {
 
 #[test]
 fn the_newest_backups_alone() {
-    let (bucket, target) = (mixed(), TempDir::new().unwrap());
+    let (bucket, target) = (Bucket::with_base(), TempDir::new().unwrap());
+    bucket.delta(BASE + 1, 1499, 6);
+    let folded = bucket.compact(&[]);
+    bucket.delta(1500, LAST, 9);
     let done = copies(bucket.path(), target.path(), &["--max-backups", "1"]);
     assert_eq!(
         (&done["backups"], &done["backups_wanted"]),
         (&2.into(), &1.into())
     );
     let got = objects_in(target.path());
-    assert!(
-        !got.keys().any(|p| p.starts_with("v1/")),
-        "{:?}",
-        got.keys()
-    );
+    let full = format!("v2/{}", folded["snapshot"].as_str().unwrap());
+    let delta = format!("v2/Incr-00001500-{LAST:08}-{}.gz", T0 + 9);
+    assert_eq!(names(&got), [&full, &delta]);
     assert_eq!(
         hash_of(target.path(), &[]),
         hash_of(bucket.path(), &[]),
         "the newest state is that of the source"
+    );
+    let (bucket, target) = (mixed(), TempDir::new().unwrap());
+    copies(bucket.path(), target.path(), &["--max-backups", "1"]);
+    let got = objects_in(target.path());
+    assert!(
+        !got.keys().any(|p| p.starts_with("v1/")),
+        "{:?}",
+        got.keys()
     );
     // The fixtures were made in 2026, the other full in 1970.
     let target = TempDir::new().unwrap();
@@ -360,6 +369,15 @@ fn no_room_in_the_target() {
     assert!(objects_in(target.path()) == source);
 }
 
+/// As `hash_of`, of what is encrypted.
+fn hash_with(store: &Path, (identity, recipient): (&str, &str)) -> Value {
+    hash_of(
+        store,
+        &["--age-identity", identity, "--age-recipient", recipient],
+    )
+    .1
+}
+
 /// A key pair: the identity's file, and the recipient.
 fn key(folder: &Path, name: &str) -> (String, String) {
     let identity = age::x25519::Identity::generate();
@@ -385,7 +403,7 @@ fn keys_are_given_changed_and_taken_away() {
         assert!(path.ends_with(".gz.age"), "{path}");
         assert!(bytes.starts_with(b"age-encryption.org/v1"), "{path}");
     }
-    assert_eq!(hash_of(at(0), &["--age-identity", &old]).1, hash);
+    assert_eq!(hash_with(at(0), (&old, &old_recipient)), hash);
 
     // Bytes as they are: with no key unchecked, with the key checked.
     let blind = copies(at(0), at(1), &[]);
@@ -404,7 +422,7 @@ fn keys_are_given_changed_and_taken_away() {
     let rotate = ["--age-identity", &old, "--age-recipient", &new_recipient];
     copies(at(0), at(2), &rotate);
     assert_eq!(names(&objects_in(at(2))), names(&encrypted));
-    assert_eq!(hash_of(at(2), &["--age-identity", &new]).1, hash);
+    assert_eq!(hash_with(at(2), (&new, &new_recipient)), hash);
     let (code, json, _) = Bucket::of(&objects_in(at(2))).run("compact", &["--age-identity", &old]);
     assert_eq!((code, &json["reason"]), (77, &"CannotDecrypt".into()));
     let again = copies(at(0), at(2), &rotate);
@@ -413,7 +431,7 @@ fn keys_are_given_changed_and_taken_away() {
     let zstd = [&rotate[..], &["--compression", "zstd"]].concat();
     copies(at(0), at(3), &zstd);
     assert!(objects_in(at(3)).keys().all(|p| p.ends_with(".zst.age")));
-    assert_eq!(hash_of(at(3), &["--age-identity", &new]).1, hash);
+    assert_eq!(hash_with(at(3), (&new, &new_recipient)), hash);
 
     // Plain text only where it is asked for.
     let none = |args: &[&str]| refused(at(0), at(4), args);

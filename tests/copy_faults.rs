@@ -100,6 +100,17 @@ enum Place {
     Folder(Arc<TempDir>),
 }
 
+/// The files below a folder, of which some come and go.
+fn paths_in(folder: &std::path::Path, below: &str, all: &mut Vec<String>) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = format!("{below}{}", entry.file_name().to_string_lossy());
+        match entry.path().is_dir() {
+            true => paths_in(&entry.path(), &format!("{path}/"), all),
+            false => all.push(path),
+        }
+    }
+}
+
 impl Place {
     fn memory(objects: &Objects) -> Self {
         let store = InMemory::new();
@@ -138,7 +149,11 @@ impl Place {
                 let listed = listed.try_collect().now_or_never();
                 listed.expect("memory does not wait").unwrap()
             }
-            Place::Folder(folder) => objects_in(folder.path()).into_keys().collect(),
+            Place::Folder(folder) => {
+                let mut all = Vec::new();
+                paths_in(folder.path(), "", &mut all);
+                all
+            }
         }
     }
 
@@ -178,7 +193,7 @@ fn options(form: Form) -> Options {
             form,
             ..Wanted::default()
         },
-        parallel: 2,
+        parallel: 3,
         wait_for_final: None,
         interval: Duration::from_millis(1),
         take_over: false,
@@ -254,7 +269,11 @@ fn every_call_fails(
     wanted: impl Fn(usize, Call, &str) -> bool,
 ) {
     let rt = runtime();
-    let options = options(form);
+    // One after the other, so that the n-th call is the same one each time.
+    let options = Options {
+        parallel: 1,
+        ..options(form)
+    };
     let source = place(objects);
     let clean = place(&Objects::new());
     let sides = Sides::new(&rt, &source, &clean, Default::default());
@@ -277,6 +296,15 @@ fn every_call_fails(
                 continue;
             }
             for fault in Fault::of(call) {
+                // A store that denies that the object is there, or a bit that flips in what has no checksum:
+                // nothing tells.
+                let is_snapshot = path.starts_with('v') || path.starts_with(STAGING);
+                if matches!(fault, Fault::NotFound | Fault::Flipped)
+                    && matches!(call, Call::Get | Call::Body)
+                    && !is_snapshot
+                {
+                    continue;
+                }
                 // What is deleted for good from the source has its own test.
                 if fault == Fault::Gone && !path.starts_with(STAGING) {
                     continue;
@@ -384,12 +412,11 @@ fn every_call_of_an_upload_in_parts() {
 #[test]
 fn a_source_that_is_cleared_meanwhile() {
     let rt = runtime();
-    let objects = small();
-    let snapshots: Vec<&String> = objects
-        .keys()
-        .filter(|p| p.contains("/Full-") || p.contains("/Incr-"))
-        .collect();
-    for nth in 0..10 {
+    let mut objects = small();
+    objects.retain(|path, _| path.starts_with('v'));
+    let snapshots: Vec<&String> = objects.keys().collect();
+    // Before them it is asked twice whose backup it is.
+    for nth in 2..2 + snapshots.len() {
         let (source, target) = (Place::memory(&objects), Place::memory(&Objects::new()));
         let strike = Strike {
             call: Call::Get,
@@ -422,10 +449,7 @@ fn a_source_that_is_cleared_meanwhile() {
 fn a_damaged_source() {
     let rt = runtime();
     let clean = small();
-    for damaged in clean
-        .keys()
-        .filter(|p| p.contains("/Full-") || p.contains("/Incr-"))
-    {
+    for damaged in clean.keys().filter(|p| p.starts_with('v')) {
         let mut objects = clean.clone();
         let bytes = objects.get_mut(damaged).unwrap();
         let at = bytes.len() / 2;

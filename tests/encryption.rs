@@ -136,7 +136,13 @@ fn without_the_key_there_is_nothing_but_names() {
             let reads = wrong.map(Key::reads).unwrap_or_default();
             flags.extend(args(&reads).iter().filter(|a| !a.is_empty()));
             let said = refused(&bucket, command, &flags, 77, "CannotDecrypt");
-            assert!(said.contains(&base), "{command}: {said}");
+            // A history is read from its newest end.
+            let named = if command == "history" {
+                "v2/Incr-"
+            } else {
+                &base
+            };
+            assert!(said.matches(named).count() == 1, "{command}: {said}");
             assert!(said.contains("--age-identity"), "{command}: {said}");
         }
     }
@@ -430,7 +436,7 @@ fn no_plain_text_is_left_anywhere() {
                 assert_eq!(found, !is_sealed, "{command:?}, encrypted: {is_sealed}");
             }
             assert!(!(is_sealed && found), "{command:?}");
-            assert!(!log.is_empty());
+            assert!(!log.is_empty() || command[0] != "compact");
             assert!(!holds_mark(&log, &marks), "{command:?}: in its log");
             if is_sealed {
                 let secret = key.secret();
@@ -582,8 +588,8 @@ fn files_are_read_and_written_encrypted() {
         let mut c = deltafold();
         c.args([
             "get",
-            "/",
             "--prefix",
+            "/",
             "--output",
             "json",
             "--snapshot",

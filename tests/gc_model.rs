@@ -250,9 +250,8 @@ impl ObjectStore for Stepped {
                 let store = store.clone();
                 async move {
                     let path = path?;
-                    store
-                        .step("delete", &path, store.inner.delete(&path))
-                        .await?;
+                    let delete = async { store.inner.delete(&path).await };
+                    store.step("delete", &path, delete).await?;
                     Ok(path)
                 }
             })
@@ -262,7 +261,8 @@ impl ObjectStore for Stepped {
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, object_store::Result<ObjectMeta>> {
         let (store, path) = (self.clone(), prefix.cloned().unwrap_or_default());
         let listing = async move {
-            let all = store.inner.list(Some(&path)).try_collect::<Vec<_>>();
+            // Memory is listed when it is asked, and that must be after the step has begun.
+            let all = async { store.inner.list(Some(&path)).try_collect::<Vec<_>>().await };
             let all = store.step("list", &path, all).await;
             let all = all.map(|all| all.into_iter().map(|m| store.told(m)).collect());
             match all {
@@ -481,6 +481,10 @@ struct Round<'a> {
     pinned: BTreeSet<String>,
     brought_back: BTreeSet<String>,
     snapshots_left: usize,
+    /// The operator waits for nobody.
+    heedless: bool,
+    /// What is removed is not purged for an hour.
+    keeps_removed: bool,
 }
 
 impl Round<'_> {
@@ -519,7 +523,8 @@ impl Round<'_> {
                 self.snapshot();
             }
             // An operator whom the lock, or luck, keeps out of what is being removed just now.
-            let at_rest = waiting.iter().all(|t| t.actor >= collectors || t.is_look);
+            let at_rest =
+                self.heedless || waiting.iter().all(|t| t.actor >= collectors || t.is_look);
             if at_rest && self.rng.u8(..6) == 0 {
                 self.operate(counts);
             }
@@ -646,7 +651,10 @@ impl Round<'_> {
                 self.trace.push(format!("operator brings back {path}"));
                 delete(path.replace("v2/", "deltafold-removed/"));
                 delete(format!("{path}.exclude"));
-                self.brought_back.insert(path);
+                // Where all is purged at once, so is this.
+                if self.keeps_removed {
+                    self.brought_back.insert(path);
+                }
             }
             _ => {
                 // The newest full is bad, say: what it has superseded is needed again.
@@ -667,7 +675,7 @@ impl Round<'_> {
     }
 }
 
-fn options(rng: &mut Rng, window: Option<i64>) -> Options {
+fn options(rng: &mut Rng, window: Option<i64>, purge_after: Option<i64>) -> Options {
     let policy = match rng.bool() {
         true => Policy::Limit(rng.u32(1..4)),
         false => Policy::Exponential(Periods {
@@ -677,7 +685,6 @@ fn options(rng: &mut Rng, window: Option<i64>) -> Options {
             monthly: 0,
         }),
     };
-    let purge_after = [None, Some(0), Some(HOUR)][rng.usize(..3)];
     Options {
         retention: retention::Options {
             policy,
@@ -693,6 +700,7 @@ fn options(rng: &mut Rng, window: Option<i64>) -> Options {
 
 /// Plays rounds, each with a seed of its own; collectors look again when their look is so old.
 fn play(seed: u64, rounds: u64, look_again: Duration) -> Counts {
+    let heedless = !look_again.is_zero();
     let rt = Runtime::new().unwrap();
     let mut counts = Counts::default();
     for round in 0..rounds {
@@ -706,6 +714,7 @@ fn play(seed: u64, rounds: u64, look_again: Duration) -> Counts {
         let ahead = TimeDelta::seconds(-[0, HOUR][rng.usize(..2)]);
         let world = begin(&mut rng, &rt, &inner, ahead);
         let window = rng.bool().then(|| rng.i64(0..4 * HOUR));
+        let purge_after = [None, Some(0), Some(HOUR)][rng.usize(..3)];
         let (send, tickets) = mpsc::unbounded_channel();
         const COLLECTORS: usize = 2;
         let actors = COLLECTORS + 1;
@@ -723,7 +732,7 @@ fn play(seed: u64, rounds: u64, look_again: Duration) -> Counts {
                 let ctx = context(&rt, store);
                 let options = Options {
                     look_again,
-                    ..options(&mut rng, window)
+                    ..options(&mut rng, window, purge_after)
                 };
                 std::thread::spawn(move || match actor < COLLECTORS {
                     true => collector(ctx, options),
@@ -748,6 +757,8 @@ fn play(seed: u64, rounds: u64, look_again: Duration) -> Counts {
             pinned: BTreeSet::new(),
             brought_back: BTreeSet::new(),
             snapshots_left: 4,
+            heedless,
+            keeps_removed: purge_after == Some(HOUR),
         };
         let ended = || handles.iter().filter(|h| h.is_finished()).count();
         r.run(tickets, &ended, COLLECTORS, &mut counts);
@@ -781,7 +792,7 @@ fn play(seed: u64, rounds: u64, look_again: Duration) -> Counts {
             clock: ahead,
             locks: true,
         };
-        let last = options(r.rng, window);
+        let last = options(r.rng, window, purge_after);
         let result = collector(context(&rt, store), last);
         result.unwrap_or_else(|e| panic!("the last collector: {e}"));
         r.brought_back.clear();

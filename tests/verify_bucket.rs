@@ -398,7 +398,10 @@ fn forked_timelines_are_all_looked_at() {
     let b = two_deltas();
     b.altered_delta(1600, 1700, 12);
     let json = verified(b.path(), &["--level", "names"]);
-    assert_eq!(reasons(&json, "note"), ["TimelinesUnverified"]);
+    assert_eq!(
+        reasons(&json, "note"),
+        ["TimelinesUnverified", "OverlappingDeltas"]
+    );
     let json = verified(b.path(), &["--level", "fold"]);
     assert_eq!(reasons(&json, "note"), ["ForkedHistory"]);
     assert_eq!(json["newest"]["last_revision"], 1700);

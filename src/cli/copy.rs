@@ -167,6 +167,8 @@ impl CopyArgs {
 
     fn follow(&self, cancel: &Cancel, output: Output) -> Result<()> {
         let metrics = Metrics::new();
+        // Written a last time when all has ended.
+        let _file = self.metrics.keep_file(&metrics)?;
         let server = self.metrics.serve(&metrics, cancel)?;
         let (from, to) = self.stores(cancel)?;
         if let Some(server) = &server {

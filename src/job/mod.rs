@@ -206,7 +206,14 @@ impl Context {
             | Reason::NoSnapshots
             | Reason::NoSpace
             | Reason::Io => e,
-            _ => e.at(self.store.name(&snapshot.path)),
+            _ => {
+                let name = self.store.name(&snapshot.path);
+                // What opens it and what reads on may both say so.
+                match e.to_string().starts_with(&format!("{name}: ")) {
+                    true => e,
+                    false => e.at(name),
+                }
+            }
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::mvcc::Revision;
 use std::collections::{BTreeMap, HashMap};
 
 /// What is said where the store does not tell tags.
-pub const TAGS_UNREADABLE: &str = "the store does not tell object tags: snapshots that are excluded by a tag are not known as such (allow s3:GetObjectTagging)";
+pub const TAGS_UNREADABLE: &str = "the store does not tell object tags: snapshots that are excluded by a tag are not known as such (allow s3:GetObjectTagging; on Azure reading tags)";
 
 /// How much of the contents to read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

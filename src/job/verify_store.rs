@@ -811,11 +811,24 @@ impl<'a> Run<'a> {
             target: at,
         };
         let compact = compact.max(base.compact_revision);
-        let (ours, _) = self.fold_at(timeline, &ours, Some(compact))?;
-        let known = self.read.get(&next).and_then(|r| r.hash);
-        let theirs = match known.filter(|h| h.compact_revision == compact && at == base.revision) {
-            Some(hash) => hash,
-            None => self.fold_at(timeline, &theirs, Some(compact))?.0,
+        let hashes = self
+            .fold_at(timeline, &ours, Some(compact))
+            .and_then(|(ours, _)| {
+                let known = self.read.get(&next).and_then(|r| r.hash);
+                let is_it = |h: &HashKv| h.compact_revision == compact && at == base.revision;
+                Ok(match known.filter(is_it) {
+                    Some(theirs) => (ours, theirs),
+                    None => (ours, self.fold_at(timeline, &theirs, Some(compact))?.0),
+                })
+            });
+        let (ours, theirs) = match hashes {
+            Ok(hashes) => hashes,
+            Err(e) if e.reason().is_bad_data() => {
+                let paths = self.paths(&[span.base, next]);
+                self.findings.error(&e, Some(&timeline.id), paths);
+                return Ok(());
+            }
+            Err(e) => return Err(e),
         };
         let equal = (ours.hash, ours.live_keys) == (theirs.hash, theirs.live_keys);
         outcome.equals_next = Some(equal);

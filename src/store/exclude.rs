@@ -133,6 +133,8 @@ impl ExcludeTags {
             // Some servers have a word for "none".
             404 if answer.code().starts_with("NoSuchTagSet") => Told::Yes(Tags::new()),
             404 if answer.code().is_empty() => Told::Gone,
+            // Azure's accounts with a hierarchical namespace have none.
+            400 | 409 if answer.code().starts_with("Feature") => Told::Yes(Tags::new()),
             _ => Told::Refused(answer.refusal(&what)),
         })
     }

@@ -28,6 +28,8 @@ const PART: usize = 5 << 20;
 const SKEW: TimeDelta = TimeDelta::seconds(30);
 /// How long the removal of what was written may take.
 const CLEAN_UP: Duration = Duration::from_secs(20);
+/// How long a request that is given up may still be at work.
+const SETTLE: Duration = Duration::from_millis(300);
 
 /// Something that a store may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
@@ -124,6 +126,8 @@ struct Prober {
     found: Vec<Finding>,
     clock: Option<Found>,
     is_versioned: bool,
+    /// Requests may still be under way.
+    was_cut_off: bool,
 }
 
 impl Store {
@@ -142,6 +146,7 @@ impl Store {
             found: Vec::new(),
             clock: None,
             is_versioned: false,
+            was_cut_off: false,
         };
         let locks = prober.object_lock()?;
         prober.versioning()?;
@@ -149,6 +154,7 @@ impl Store {
             true => self.block_on(prober.all()),
             false => Ok(Ok(())),
         };
+        prober.was_cut_off = !matches!(result, Ok(Ok(())));
         let left_behind = prober.clean_up();
         result??;
         let why_not = match locks {
@@ -176,7 +182,11 @@ fn refused(what: &str, e: E) -> Result<Found> {
     let e = store_error(what, e);
     match e.reason() {
         // A server may call 501 an error of its own.
-        Reason::StoreUnreachable if !is_answer && !e.to_string().contains("501") => Err(e),
+        Reason::StoreUnreachable
+            if !is_answer && !e.to_string().contains("501 Not Implemented") =>
+        {
+            Err(e)
+        }
         Reason::Terminated => Err(e),
         _ => Ok((State::Refused, e.to_string())),
     }
@@ -731,14 +741,21 @@ impl Prober {
     fn clean_up(&mut self) -> Vec<String> {
         let (names, mut multipart) = (std::mem::take(&mut self.names), self.multipart.take());
         let store = &self.store;
-        let is_versioned = self.is_versioned;
+        let (is_versioned, was_cut_off) = (self.is_versioned, self.was_cut_off);
         let removal = async {
+            if was_cut_off {
+                // The server may be about to do what it was asked for last.
+                tokio::time::sleep(SETTLE).await;
+            }
             if let Some(upload) = &mut multipart {
                 let _ = upload.abort().await;
             }
             let mut left = Vec::new();
             for name in &names {
                 let path = store.path(&name.path);
+                if was_cut_off && let Err(e) = give_uploads_up(store, &name.path).await {
+                    left.push(format!("an unfinished upload of {}: {e}", name.path));
+                }
                 match store.inner.delete(&path).await {
                     Ok(()) | Err(E::NotFound { .. }) => {}
                     Err(e) => left.push(format!("{}: {e}", name.path)),
@@ -773,6 +790,15 @@ impl Drop for Prober {
             self.clean_up();
         }
     }
+}
+
+/// Copies, too, are uploads on their way. Asked for by the whole name, since some servers tell no others.
+async fn give_uploads_up(store: &Store, below: &str) -> Result<()> {
+    let prefix = store.path(below).to_string();
+    for upload in store.uploads_of(prefix).await? {
+        store.give_up(&upload).await?;
+    }
+    Ok(())
 }
 
 async fn remove_versions(store: &Store, below: &str) -> Result<()> {

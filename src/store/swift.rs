@@ -798,22 +798,23 @@ impl ObjectStore for Swift {
         })
     }
 
+    /// Swift takes a condition for the source of a copy, never for its target.
     async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
-        let is_new = options.mode == CopyMode::Create;
+        if options.mode == CopyMode::Create {
+            return Err(Error::NotSupported {
+                source: "Swift does not copy on condition that a name is free".into(),
+            });
+        }
         let source = format!("{}/{from}", self.0.container);
         let mut headers = HeaderMap::new();
         headers.insert(X_COPY_FROM, header_value(&encoded(&source, b"/"))?);
-        if is_new {
-            headers.insert(header::IF_NONE_MATCH, HeaderValue::from_static("*"));
-        }
         let request = Request {
             method: Method::PUT,
             path: Some(to.clone()),
             headers,
             ..Request::default()
         };
-        let copied = self.send(request).await;
-        copied.map(|_| ()).map_err(|e| exists_if(is_new, e))
+        self.send(request).await.map(|_| ())
     }
 }
 

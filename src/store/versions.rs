@@ -185,11 +185,19 @@ impl Store {
     /// # Errors
     /// As [`objects`](Self::objects); `Configuration` where the store has no such listing.
     pub fn uploads(&self) -> Result<Vec<UnfinishedUpload>> {
+        let prefix = match self.path("").as_ref() {
+            "" => String::new(),
+            prefix => format!("{prefix}/"),
+        };
+        self.block_on(self.uploads_of(prefix))?
+    }
+
+    /// The unfinished uploads of objects whose names begin so.
+    pub(super) async fn uploads_of(&self, prefix: String) -> Result<Vec<UnfinishedUpload>> {
         let Some(s3) = &self.s3 else {
             return Ok(Vec::new());
         };
         let what = format!("list the unfinished uploads in {}", self.url());
-        let prefix = self.path("");
         let listing = Listing {
             question: "uploads",
             root: "ListMultipartUploadsResult",
@@ -197,10 +205,7 @@ impl Store {
                 ("key-marker", "NextKeyMarker"),
                 ("upload-id-marker", "NextUploadIdMarker"),
             ],
-            prefix: match prefix.as_ref() {
-                "" => String::new(),
-                prefix => format!("{prefix}/"),
-            },
+            prefix,
         };
         let mut uploads = Vec::new();
         let pages = self.pages(s3, &what, &listing, |page| {
@@ -211,7 +216,7 @@ impl Store {
             }
             Ok(())
         });
-        self.block_on(pages)??;
+        pages.await?;
         Ok(uploads)
     }
 
@@ -221,6 +226,10 @@ impl Store {
     /// # Errors
     /// The store's.
     pub fn abort_upload(&self, upload: &UnfinishedUpload) -> Result<()> {
+        self.block_on(self.give_up(upload))?
+    }
+
+    pub(super) async fn give_up(&self, upload: &UnfinishedUpload) -> Result<()> {
         let what = format!(
             "give up an unfinished upload of {}",
             self.name(&upload.path)
@@ -230,7 +239,7 @@ impl Store {
         };
         let (path, query) = (self.path(&upload.path), [("uploadId", &*upload.id)]);
         let asked = s3.ask(&what, Method::DELETE, &path, &query, String::new());
-        let answer = self.block_on(asked)??;
+        let answer = asked.await?;
         if answer.is_success() || answer.status == 404 {
             return Ok(());
         }

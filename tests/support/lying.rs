@@ -56,7 +56,8 @@ struct State {
     objects: BTreeMap<String, Object>,
     /// As they were before the last write.
     before: Vec<String>,
-    uploads: BTreeMap<String, BTreeMap<u32, Vec<u8>>>,
+    /// By their IDs: what they would become, and the parts.
+    uploads: BTreeMap<String, (String, BTreeMap<u32, Vec<u8>>)>,
     count: u64,
     requests: Vec<String>,
 }
@@ -156,7 +157,9 @@ fn serve(client: TcpStream, state: &Mutex<State>) -> io::Result<()> {
         }
         head.push_str("\r\n");
         writer.write_all(head.as_bytes())?;
-        writer.write_all(&answer.body)?;
+        if request.method != "HEAD" {
+            writer.write_all(&answer.body)?;
+        }
         writer.flush()?;
     }
     Ok(())
@@ -239,9 +242,7 @@ impl State {
             }
             ("GET", true) if has("versioning") => said("<VersioningConfiguration/>"),
             ("GET", true) if has("versions") => self.list_versions(r),
-            ("GET", true) if has("uploads") => said(
-                "<ListMultipartUploadsResult><IsTruncated>false</IsTruncated></ListMultipartUploadsResult>",
-            ),
+            ("GET", true) if has("uploads") => self.list_uploads(r),
             ("GET", true) => self.list(r),
             ("POST", true) if has("delete") => self.delete_all(r),
             (_, true) => refused(501, "NotImplemented"),
@@ -256,7 +257,8 @@ impl State {
             ("POST", _) if has("uploads") => {
                 self.count += 1;
                 let id = format!("upload-{}", self.count);
-                self.uploads.insert(id.clone(), BTreeMap::new());
+                let upload = (r.path.clone(), BTreeMap::new());
+                self.uploads.insert(id.clone(), upload);
                 said(format!(
                     "<InitiateMultipartUploadResult><Bucket>b</Bucket><Key>k</Key><UploadId>{id}</UploadId></InitiateMultipartUploadResult>"
                 ))
@@ -314,7 +316,7 @@ impl State {
             }
         };
         let etag = self.next_etag();
-        let Some(parts) = self.uploads.get_mut(&r.query["uploadId"]) else {
+        let Some((_, parts)) = self.uploads.get_mut(&r.query["uploadId"]) else {
             return refused(404, "NoSuchUpload");
         };
         parts.insert(number, body);
@@ -331,7 +333,7 @@ impl State {
 
     fn complete(&mut self, r: &Request) -> Answer {
         let id = &r.query["uploadId"];
-        let Some(parts) = self.uploads.get(id) else {
+        let Some((_, parts)) = self.uploads.get(id) else {
             return refused(404, "NoSuchUpload");
         };
         let lost = usize::from(self.lies.loses_last_part && parts.len() > 1);
@@ -467,6 +469,23 @@ impl State {
         }
         said(format!(
             "<ListBucketResult><IsTruncated>false</IsTruncated><KeyCount>{count}</KeyCount>{contents}</ListBucketResult>"
+        ))
+    }
+
+    fn list_uploads(&self, r: &Request) -> Answer {
+        let bucket = r.path.trim_end_matches('/');
+        let prefix = r.query.get("prefix").map_or("", String::as_str);
+        let prefix = format!("{bucket}/{prefix}");
+        let uploads = self.uploads.iter();
+        let uploads = uploads.filter(|(_, (path, _))| path.starts_with(&prefix));
+        let uploads: String = uploads
+            .map(|(id, (path, _))| {
+                let (_, key) = path.split_once('/').expect("a bucket");
+                format!("<Upload><Key>{key}</Key><UploadId>{id}</UploadId><Initiated>2026-11-21T00:00:00Z</Initiated></Upload>")
+            })
+            .collect();
+        said(format!(
+            "<ListMultipartUploadsResult><IsTruncated>false</IsTruncated>{uploads}</ListMultipartUploadsResult>"
         ))
     }
 

@@ -33,8 +33,25 @@ impl Minio {
 
     /// With further environment variables, such as MINIO_KMS_SECRET_KEY.
     pub fn start_with(env: &[(&str, &str)]) -> Self {
+        Self::start_on(env, None)
+    }
+
+    /// With TLS, and the certificate that `tools::write_certs` has written into a folder.
+    pub fn start_tls(certs: &std::path::Path) -> Self {
+        Self::start_on(&[], Some(certs))
+    }
+
+    fn start_on(env: &[(&str, &str)], certs: Option<&std::path::Path>) -> Self {
         let program = tools::minio();
         let folder = TempDir::with_prefix("minio-").expect("a folder for MinIO");
+        if let Some(certs) = certs {
+            let own = folder.path().join("certs");
+            std::fs::create_dir(&own).expect("a folder for certificates");
+            for (from, to) in [("node.crt", "public.crt"), ("node.key", "private.key")] {
+                std::fs::copy(certs.join(from), own.join(to)).expect("a certificate");
+            }
+        }
+        let scheme = if certs.is_some() { "https" } else { "http" };
         let log = folder.path().join("minio.log");
         // A port is free when asked for and may be taken a moment later by somebody else's.
         for attempt in 1.. {
@@ -59,14 +76,16 @@ impl Minio {
             let ready = process.wait_until(START_TIMEOUT, || {
                 // Its own word first: somebody else's server on the port could answer.
                 let text = std::fs::read_to_string(&log).unwrap_or_default();
-                text.contains(&address)
-                    && http(port, "GET", "/minio/health/ready", "")
-                        .is_some_and(|answer| answer.starts_with("HTTP/1.0 200"))
+                // Over TLS its answer is asked for by whoever has the certificate.
+                text.contains(&address) && certs.is_some()
+                    || text.contains(&address)
+                        && http(port, "GET", "/minio/health/ready", "")
+                            .is_some_and(|answer| answer.starts_with("HTTP/1.0 200"))
             });
             match ready {
                 Ok(()) => {
                     return Self {
-                        endpoint: format!("http://{address}"),
+                        endpoint: format!("{scheme}://{address}"),
                         process,
                         log,
                         _folder: folder,

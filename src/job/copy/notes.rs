@@ -7,7 +7,7 @@ use super::plan::Planned;
 use super::round::{Round, is_full};
 use crate::bucket::Snapshot;
 use crate::bucket::catalog::{EXCLUDE_SUFFIX, PINS, TIMELINES};
-use crate::error::Result;
+use crate::error::{Error, Reason, Result};
 use crate::store::Store;
 
 /// A note is a line for people.
@@ -33,6 +33,10 @@ pub(super) fn before(round: &Round<'_>, planned: &Planned, snapshot: &Snapshot) 
 /// # Errors
 /// Those of both stores.
 pub(super) fn after(round: &Round<'_>, planned: &Planned, snapshot: &Snapshot) -> Result<()> {
+    if snapshot.excluded {
+        // Other tools may know the store's own mark alone.
+        round.to.store.set_excluded(&planned.path, true)?;
+    }
     if is_full(snapshot) && snapshot.pinned {
         carry(round, PINS, planned, snapshot)?;
     }
@@ -63,9 +67,15 @@ pub(super) fn keep(round: &Round<'_>, planned: &Planned) -> Result<()> {
 
 fn carry(round: &Round<'_>, folder: &str, planned: &Planned, snapshot: &Snapshot) -> Result<()> {
     let note = format!("{folder}/{}", snapshot.name);
-    // One that was taken away since the listing is not carried.
     let Some(text) = round.from.store.read_small(&note, MOST_BYTES)? else {
-        return Ok(());
+        // Another look tells whether it still counts.
+        return Err(Error::new(
+            Reason::SnapshotVanished,
+            format!(
+                "{} was listed and is gone: it was deleted meanwhile; run again",
+                round.from.store.name(&note)
+            ),
+        ));
     };
     create(
         &round.to.store,

@@ -230,9 +230,10 @@ pub fn plan(source: &Catalog, target: &Catalog, wanted: &Wanted, now: i64) -> Pl
     };
     planner.order();
     let chosen = planner.choose(source, wanted, now);
-    planner.close();
-    let supported = planner.supported();
-    planner.plan(wanted, &chosen, &supported)
+    let there = planner.supported(|i| planner.nodes[i].usable_there);
+    planner.close(&there);
+    let supported = planner.supported(|i| planner.will_be_there(i));
+    planner.plan(wanted, &chosen, &there, &supported)
 }
 
 /// Merges the two listings.
@@ -453,25 +454,32 @@ impl Planner<'_> {
     }
 
     /// Wants, too, what the deltas that are wanted need.
-    fn close(&mut self) {
+    fn close(&mut self, there: &[bool]) {
         let may_be = |p: &Self, i: usize| {
             let n = &p.nodes[i];
             n.usable_there || n.source.is_some() && !n.of.excluded && n.there.is_none()
         };
+        // A delta of the target that has lost its base needs one as well, where others follow it.
+        let is_open = |p: &Self, i: usize| {
+            let n = &p.nodes[i];
+            p.is_delta_to_copy(i) || n.usable_there && !n.is_full() && !there[i]
+        };
         let mut open: Vec<usize> = (0..self.nodes.len())
             .filter(|&i| self.is_delta_to_copy(i))
             .collect();
+        let mut seen: HashSet<usize> = open.iter().copied().collect();
         while let Some(delta) = open.pop() {
-            let (have, _) = self.may_follow(delta, |i| self.will_be_there(i));
+            let (have, at_hand) = self.may_follow(delta, |i| self.will_be_there(i));
             let (could, found) = self.may_follow(delta, |i| may_be(self, i));
             // What is likelier than all that will be there is worth its bytes.
-            if have <= could {
-                continue;
-            }
-            if let Some(&best) = found.first() {
-                self.nodes[best].wanted = true;
-                if self.is_delta_to_copy(best) {
-                    open.push(best);
+            let bases = match have <= could {
+                true => at_hand,
+                false => found.into_iter().take(1).collect(),
+            };
+            for base in bases {
+                self.nodes[base].wanted |= have > could && self.nodes[base].there.is_none();
+                if is_open(self, base) && seen.insert(base) {
+                    open.push(base);
                 }
             }
         }
@@ -482,53 +490,52 @@ impl Planner<'_> {
         n.wanted && n.there.is_none() && !n.of.excluded && !n.is_full()
     }
 
-    /// Whether each will have its base in the target, all the way down.
-    fn supported(&self) -> Vec<bool> {
+    /// Whether each of these has its base among them, all the way down.
+    fn supported(&self, of: impl Fn(usize) -> bool) -> Vec<bool> {
         let mut supported = vec![false; self.nodes.len()];
         // What a delta follows ends before it does.
         for &(_, i) in &self.by_last {
-            supported[i] = self.will_be_there(i)
-                && (self.nodes[i].is_full()
-                    || !self
-                        .may_follow(i, |p| supported[p] && self.will_be_there(p))
-                        .1
-                        .is_empty());
+            supported[i] = of(i)
+                && (self.nodes[i].is_full() || !self.may_follow(i, |p| supported[p]).1.is_empty());
         }
         supported
     }
 
-    fn plan(self, wanted: &Wanted, chosen: &Chosen, supported: &[bool]) -> Plan {
+    fn plan(self, wanted: &Wanted, chosen: &Chosen, there: &[bool], supported: &[bool]) -> Plan {
         let mut plan = Plan {
             objects: Vec::new(),
             backups: chosen.backups,
             backups_wanted: chosen.wanted,
         };
-        let mut placed: Vec<Option<Need>> = (0..self.nodes.len())
-            .map(|i| {
-                let there = self.nodes[i].usable_there && supported[i];
-                there.then_some(Need::InTarget)
+        // What has to be in the target for each to be of use: any one of these.
+        let mut placed: Vec<Vec<Need>> = (0..self.nodes.len())
+            .map(|i| match there[i] {
+                true => vec![Need::InTarget],
+                false => Vec::new(),
             })
             .collect();
-        let mut waiting: Vec<usize> = (0..self.nodes.len())
-            .filter(|&i| self.nodes[i].source.is_some())
-            .collect();
+        let mut waiting: Vec<usize> = (0..self.nodes.len()).collect();
         // Deltas go behind what they follow, wherever their times would put them.
         while !waiting.is_empty() {
             let before = waiting.len();
             waiting.retain(|&i| {
                 let (decision, why) = self.decide(i, wanted, chosen, supported);
                 let n = &self.nodes[i];
-                let follows = decision == Decision::Copy && !n.is_full() && !n.of.excluded;
-                let (_, bases) = match follows {
-                    true => self.may_follow(i, |p| supported[p]),
-                    false => (0, Vec::new()),
-                };
-                let needs: Vec<Need> = bases.iter().filter_map(|&p| placed[p]).collect();
-                if follows && needs.is_empty() {
-                    return true;
+                let copies = decision == Decision::Copy && !n.of.excluded;
+                let follows = !n.is_full() && supported[i] && !there[i];
+                let mut needs = Vec::new();
+                if follows {
+                    let (_, bases) = self.may_follow(i, |p| supported[p]);
+                    needs = bases.iter().flat_map(|&p| placed[p].clone()).collect();
+                    needs.dedup();
+                    if needs.is_empty() {
+                        return true;
+                    }
                 }
-                if decision == Decision::Copy && !n.of.excluded {
-                    placed[i] = Some(Need::Planned(plan.objects.len()));
+                match copies {
+                    true => placed[i] = vec![Need::Planned(plan.objects.len())],
+                    false if follows => placed[i].clone_from(&needs),
+                    false => {}
                 }
                 if let Some(source) = n.source {
                     plan.objects.push(Planned {
@@ -537,7 +544,7 @@ impl Planner<'_> {
                         path: n.path.clone(),
                         decision,
                         why,
-                        needs,
+                        needs: if copies { needs } else { Vec::new() },
                     });
                 }
                 false

@@ -4,7 +4,7 @@
 //! fails holds the rest of its chain back, and nothing else.
 
 use super::hidden::{Hidden, Lockings};
-use super::look::{Action, BesideKind, Eyes, Look};
+use super::look::{Action, BesideKind, BesideWhy, Eyes, Look};
 use super::{Decision, Fate, Kind, LONGEST_NOTE, Object, Options, in_parallel, removal_note};
 use crate::bucket::retention::{Why, removal_chains};
 use crate::bucket::{self};
@@ -215,7 +215,7 @@ fn snapshots(
         }
         for (i, chain) in batch {
             match applied.objects[i].fate {
-                Some(Fate::Failed | Fate::Locked) => {
+                Some(Fate::Failed | Fate::Locked | Fate::Changed) => {
                     for rest in chain {
                         applied.objects[rest].fate = Some(Fate::Waiting);
                     }
@@ -225,7 +225,15 @@ fn snapshots(
             }
         }
     }
-    beside(ctx, first, n, applied, &mut hidden, &lockings)?;
+    // What belonged to nothing may belong to something by now.
+    let last = again.as_ref().map_or(first, |a| &a.look);
+    let still = match last.is_stale(options.look_again) {
+        true if first.beside.iter().any(|b| b.why == BesideWhy::Orphaned) => {
+            Some(orphans(&eyes.look()?))
+        }
+        _ => again.as_ref().map(|a| orphans(&a.look)),
+    };
+    beside(ctx, first, still, n, applied, &mut hidden, &lockings)?;
     versions(ctx, applied, &hidden, &lockings)
 }
 
@@ -340,7 +348,8 @@ fn exclude_one(
     }
     match ctx.store.set_excluded(path, true) {
         Ok(()) => {}
-        Err(e) if e.reason() == Reason::SnapshotVanished => return Ok((Fate::Done, None)),
+        // The next run knows whether that is so.
+        Err(e) if e.reason() == Reason::SnapshotVanished => return Ok((Fate::Changed, None)),
         Err(e) => return Err(e),
     }
     ctx.store.replace_small(&at, &text)?;
@@ -362,24 +371,36 @@ fn is_due(
     Ok(said.is_none_or(|n| now - n.removed_at >= purge_after))
 }
 
+fn orphans(look: &Look) -> HashSet<String> {
+    let orphans = look.beside.iter().filter(|b| b.why == BesideWhy::Orphaned);
+    orphans.map(|b| b.path.clone()).collect()
+}
+
 /// Deletes what is beside the snapshots: notes when what they are about is gone.
 fn beside(
     ctx: &Context,
     first: &Look,
+    still: Option<HashSet<String>>,
     n: usize,
     applied: &mut Applied,
     hidden: &mut Hidden,
     lockings: &Lockings,
 ) -> Result<()> {
-    let is_gone = |applied: &Applied, i: usize| {
-        matches!(applied.objects[i].fate, Some(Fate::Done | Fate::Hidden))
-    };
     let mut todo = Vec::new();
     for (at, b) in first.beside.iter().enumerate().filter(|b| !b.1.why.keeps()) {
-        match b.why == super::look::BesideWhy::Orphaned || b.of.iter().all(|&i| is_gone(applied, i))
-        {
-            true => todo.push(n + at),
-            false => applied.objects[n + at].fate = Some(Fate::Waiting),
+        let fates = || b.of.iter().map(|&i| applied.objects[i].fate);
+        let goes = match b.why {
+            BesideWhy::Orphaned => match still.as_ref().is_none_or(|s| s.contains(&b.path)) {
+                true => Ok(()),
+                false => Err(Fate::Changed),
+            },
+            _ if fates().all(|f| matches!(f, Some(Fate::Done | Fate::Hidden))) => Ok(()),
+            _ if fates().any(|f| f == Some(Fate::Changed)) => Err(Fate::Changed),
+            _ => Err(Fate::Waiting),
+        };
+        match goes {
+            Ok(()) => todo.push(n + at),
+            Err(fate) => applied.objects[n + at].fate = Some(fate),
         }
     }
     for batch in todo.chunks(BATCH) {

@@ -253,10 +253,10 @@ pub fn run(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)>
     if ctx.store.hides_tags() {
         warnings.push(TAGS_UNREADABLE.to_owned());
     }
-    let future = look
-        .why
-        .iter()
-        .filter(|w| **w == retention::Why::InTheFuture);
+    let future = look.catalog.usable().filter(|&i| {
+        let created = look.catalog.snapshots[i].name.created;
+        created > now.timestamp()
+    });
     match future.count() {
         0 => {}
         n => warnings.push(format!(

@@ -213,7 +213,7 @@ impl Collector<'_> {
 
     fn delta(&mut self, ctx: &Context, snapshot: &Snapshot, link: &Link) -> Result<()> {
         let at = ctx.at(snapshot);
-        let mut delta = ctx.delta(snapshot).map_err(&at)?;
+        let mut delta = ctx.delta(snapshot)?;
         let mut value = Vec::new();
         while let Some(e) = delta.next().map_err(&at)? {
             if e.main > link.until || e.change.key() != self.key {
