@@ -276,10 +276,16 @@ fn another_clusters_target_is_refused_unless_told() {
     let (code, json, _) = copy(bucket.path(), target.path(), &[]);
     assert_eq!((code, &json["reason"]), (65, &"OtherCluster".into()));
     assert_eq!(objects_in(target.path()).len(), 1);
+    for dry_run in [&["--dry-run"][..], &["--dry-run", "--take-over"]] {
+        let (code, _, stderr) = copy(bucket.path(), target.path(), dry_run);
+        assert_eq!(code, if dry_run.len() == 1 { 65 } else { 0 }, "{stderr}");
+    }
+    assert_eq!(fs::read(target.path().join(IDENTITY)).unwrap(), theirs);
     copies(bucket.path(), target.path(), &["--take-over"]);
     let now = fs::read(target.path().join(IDENTITY)).unwrap();
     let now: Value = serde_json::from_slice(&now).unwrap();
     assert_eq!(now["clusterId"], "cafe");
+    assert_eq!(now["formerClusterIds"], serde_json::json!(["beef"]));
 }
 
 #[test]
@@ -404,6 +410,17 @@ fn keys_are_given_changed_and_taken_away() {
         assert!(bytes.starts_with(b"age-encryption.org/v1"), "{path}");
     }
     assert_eq!(hash_with(at(0), (&old, &old_recipient)), hash);
+
+    // Whoever forgets the recipient leaves no plain text beside what is encrypted.
+    let last = names(&encrypted).pop().unwrap().to_owned();
+    fs::remove_file(at(0).join(&last)).unwrap();
+    assert_eq!(
+        refused(source.path(), at(0), &[]),
+        (78, "Configuration".into())
+    );
+    assert_eq!(objects_in(at(0)).len(), encrypted.len() - 1);
+    fs::write(at(0).join(&last), &encrypted[&last]).unwrap();
+    copies(source.path(), at(0), &[]);
 
     // Bytes as they are: with no key unchecked, with the key checked.
     let blind = copies(at(0), at(1), &[]);
@@ -667,6 +684,9 @@ fn two_servers_with_settings_of_their_own() {
         "--parallel",
         "4",
     ]);
+    // A token of another key is neither's.
+    c.env("AWS_ACCESS_KEY_ID", "another");
+    c.env("AWS_SESSION_TOKEN", "its-token");
     // The same URL on both: the settings tell them apart.
     c.args(["--from", "s3://backups", "--to", "s3://backups"]);
     for (flag, minio) in [("--from-option", &one), ("--to-option", &two)] {

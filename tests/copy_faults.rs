@@ -444,6 +444,34 @@ fn a_source_that_is_cleared_meanwhile() {
     }
 }
 
+/// Two clusters are copied to one empty place at once: the slower one is refused, and copies nothing.
+#[test]
+fn another_cluster_was_faster() {
+    let rt = runtime();
+    for ignores_conditions in [false, true] {
+        let (source, target) = (Place::memory(&small()), Place::memory(&Objects::new()));
+        // What is written first is whose backup it is.
+        let strike = Strike {
+            call: Call::Put,
+            nth: 0,
+            fault: Fault::Meanwhile,
+        };
+        let mut sides = Sides::new(&rt, &source, &target, [Vec::new(), vec![strike]]);
+        if ignores_conditions {
+            sides.to = sides.to.that_ignores_conditions();
+        }
+        let store = target.inner();
+        sides.to.meanwhile(move || {
+            let (path, theirs) = (Path::from(IDENTITY), br#"{"clusterId": "beef"}"#.to_vec());
+            let put = store.put(&path, theirs.into());
+            put.now_or_never().unwrap().unwrap();
+        });
+        let e = sides.run(&options(Form::default())).unwrap_err();
+        assert_eq!(e.reason(), Reason::OtherCluster, "{e}");
+        assert_eq!(target.paths(), [IDENTITY]);
+    }
+}
+
 /// A snapshot of the source is damaged: it and what only it leads to stay behind, the rest is copied.
 #[test]
 fn a_damaged_source() {

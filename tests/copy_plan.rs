@@ -530,3 +530,52 @@ fn another_size_is_a_conflict_and_carries_nothing() {
     assert_eq!(plan.objects[0].decision, Decision::Keep);
     assert_eq!(plan.objects[1].decision, Decision::Copy);
 }
+
+/// A full that is there twice, and the one that is excluded stands first: the other one is copied, and carries its
+/// deltas.
+#[test]
+fn of_two_that_become_one_the_usable_one_is_copied() {
+    const SOURCE: [&str; 3] = [
+        "v2/Full-00000000-00000100-1000.gz",
+        "v2/Full-00000000-00000100-1000.zlib",
+        "v2/Incr-00000101-00000110-1001.gz",
+    ];
+    let wanted = |compression: Compression| Wanted {
+        form: Form {
+            encoding: Some(compression.into()),
+            ..Form::default()
+        },
+        ..Wanted::default()
+    };
+    for excluded in &SOURCE[..2] {
+        let mut there = listing(&SOURCE);
+        there.insert(format!("{excluded}{EXCLUDE_SUFFIX}"), 0);
+        for compression in Compression::ALL {
+            let plan = make_plan(
+                &catalog(&there),
+                &Catalog::default(),
+                &wanted(compression),
+                NOW,
+            );
+            for p in &plan.objects {
+                let is_excluded = SOURCE[p.source] == *excluded;
+                let why = if is_excluded {
+                    Why::Excluded
+                } else {
+                    Why::Wanted
+                };
+                assert_eq!(p.why, why, "{excluded} to {compression}: {plan:?}");
+            }
+        }
+    }
+    // One that has the form already keeps its bytes: compressed anew, the other would be in conflict with it for ever.
+    let plan = make_plan(
+        &catalog(&listing(&SOURCE)),
+        &Catalog::default(),
+        &wanted(Compression::Zlib),
+        NOW,
+    );
+    let decided: Vec<_> = plan.objects.iter().map(|p| (p.source, p.why)).collect();
+    let same = Why::SameAsAnother;
+    assert_eq!(decided, [(0, same), (1, Why::Wanted), (2, Why::Wanted)]);
+}

@@ -257,7 +257,9 @@ fn in_words(o: &Outcome) -> String {
     let mut s = String::new();
     // Writing to a String cannot fail.
     let _ = match o.status {
-        Status::NothingToDo => writeln!(s, "nothing to do: {} has all that is wanted", o.to),
+        Status::NothingToDo if o.failed == 0 => {
+            writeln!(s, "nothing to do: {} has all that is wanted", o.to)
+        }
         _ if o.dry_run => writeln!(s, "would copy {} snapshots to {}", o.copied, o.to),
         _ => writeln!(
             s,

@@ -14,12 +14,13 @@ use crate::job::Context;
 use crate::job::restore::{self, Backup, Leases, To};
 use crate::job::source::{Request, Target};
 use crate::mvcc::{KeepHistory, Revision};
-use rustix::fs::FlockOperation;
+use rustix::fs::{FlockOperation, OFlags};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 use serde::Serialize;
 use std::ffi::OsStr;
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -567,11 +568,18 @@ fn remove_leftovers(temp_dir: &Path) {
             .file_name()
             .to_str()
             .is_some_and(|n| n.starts_with(FOLDER));
-        // One that is just being made has no lock yet.
-        let Ok(lock) = File::open(entry.path().join(LOCK)) else {
+        if !is_drills {
+            continue;
+        }
+        // One that is just being made has no lock yet. What is no file of ours must not make us wait.
+        let lock = OpenOptions::new()
+            .read(true)
+            .custom_flags(OFlags::NONBLOCK.bits() as i32)
+            .open(entry.path().join(LOCK));
+        let Ok(lock) = lock else {
             continue;
         };
-        if is_drills && rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
+        if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
             let path = entry.path();
             match std::fs::remove_dir_all(&path) {
                 Ok(()) => {

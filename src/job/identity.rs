@@ -74,11 +74,24 @@ impl Identity {
         }
     }
 
-    fn bytes(&self) -> Result<Vec<u8>> {
+    pub(super) fn bytes(&self) -> Result<Vec<u8>> {
         let mut bytes = serde_json::to_vec_pretty(self)
             .map_err(|e| Error::internal(format!("an identity that is no JSON: {e}")))?;
         bytes.push(b'\n');
         Ok(bytes)
+    }
+
+    /// The same, in the place of what was recorded before: that cluster and its former ones are former ones of this.
+    pub(super) fn after(mut self, recorded: &Identity) -> Identity {
+        let former = recorded.former_cluster_ids.iter();
+        for id in former.chain([&recorded.cluster_id]) {
+            // One that comes back stands at its last time only.
+            self.former_cluster_ids.retain(|f| f != id);
+            if *id != self.cluster_id {
+                self.former_cluster_ids.push(id.clone());
+            }
+        }
+        self
     }
 
     /// Its cluster for people: the ID, and the members' names where there are any.
@@ -119,7 +132,7 @@ pub fn decide(
     take_over: bool,
     now: DateTime<Utc>,
 ) -> Decision {
-    let mut identity = Identity {
+    let identity = Identity {
         cluster_id: facts.hex_id(),
         member_names: facts.member_names.clone(),
         recorded_at: now.to_rfc3339_opts(SecondsFormat::Secs, true),
@@ -128,17 +141,7 @@ pub fn decide(
     match recorded {
         None => Decision::Record(identity),
         Some(r) if r.is_of(facts.cluster_id) => Decision::Known,
-        Some(r) if take_over => {
-            let former = r.former_cluster_ids.iter().chain([&r.cluster_id]);
-            for id in former {
-                // One that comes back stands at its last time only.
-                identity.former_cluster_ids.retain(|f| f != id);
-                if *id != identity.cluster_id {
-                    identity.former_cluster_ids.push(id.clone());
-                }
-            }
-            Decision::TakeOver(identity)
-        }
+        Some(r) if take_over => Decision::TakeOver(identity.after(r)),
         Some(_) => Decision::Refuse,
     }
 }

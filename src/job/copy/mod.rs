@@ -12,7 +12,7 @@ mod transfer;
 use self::plan::{Decision, Encryption, Plan, Planned, Wanted, Why, plan};
 use self::round::{Done, Round};
 use crate::bucket::catalog::{PINS, REMOVED, TIMELINES, V1, V2};
-use crate::bucket::{Catalog, Kind, Listed};
+use crate::bucket::{Catalog, Kind, Listed, SnapshotName};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
 use crate::job::scan::TAGS_UNREADABLE;
@@ -27,8 +27,9 @@ use std::time::{Duration, Instant};
 const MOST_ROUNDS: u64 = 5;
 /// Before a store that failed is asked again.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Whether a snapshot of the target is excluded is asked of its tags this often.
-const TAGS_STAY: Duration = Duration::from_secs(3600);
+/// What a follower remembers is looked at anew so often: whether a snapshot of the target is excluded, by its tags,
+/// and what was found to be damaged, for it may have been on its way.
+const MEMORY: Duration = Duration::from_secs(3600);
 /// Warnings that the outcome of a follower has at most, and failures.
 const LISTED: usize = 100;
 
@@ -197,7 +198,7 @@ struct Copier<'a> {
     damaged: HashMap<String, (u64, Error)>,
     /// What the tags of the target's snapshots say.
     tags: HashMap<String, bool>,
-    tags_since: Instant,
+    remembers_since: Instant,
     warned: HashSet<String>,
     /// Bytes read and written that metrics know.
     measured: (u64, u64),
@@ -245,7 +246,7 @@ impl<'a> Copier<'a> {
             copied: BTreeMap::new(),
             damaged: HashMap::new(),
             tags: HashMap::new(),
-            tags_since: Instant::now(),
+            remembers_since: Instant::now(),
             warned: HashSet::new(),
             measured: (0, 0),
         }
@@ -350,9 +351,8 @@ impl<'a> Copier<'a> {
 
     /// Lists and copies until nothing is left that another listing may settle. Gives what failed.
     fn rounds(&mut self, first: bool) -> Result<Option<Error>> {
-        if !self.options.dry_run {
-            identity::carry(self.from, self.to, self.options.take_over)?;
-        }
+        let dry_run = self.options.dry_run;
+        identity::carry(self.from, self.to, self.options.take_over, dry_run)?;
         if first && !self.options.dry_run {
             self.to.store.clean_staging(Utc::now());
         }
@@ -369,7 +369,7 @@ impl<'a> Copier<'a> {
                 &self.options.wanted,
                 Utc::now().timestamp(),
             );
-            self.check_form(&listings.source, &plan)?;
+            self.check_form(&listings, &plan)?;
             self.outcome.rounds += 1;
             self.outcome.backups = plan.backups as u64;
             self.outcome.backups_wanted = plan.backups_wanted as u64;
@@ -421,9 +421,10 @@ impl<'a> Copier<'a> {
             ));
         }
         let mut target = list(self.to)?;
-        if self.tags_since.elapsed() > TAGS_STAY {
+        if self.remembers_since.elapsed() > MEMORY {
             self.tags.clear();
-            self.tags_since = Instant::now();
+            self.damaged.clear();
+            self.remembers_since = Instant::now();
         }
         let unknown: Vec<String> = target
             .snapshots
@@ -465,8 +466,19 @@ impl<'a> Copier<'a> {
     }
 
     /// Whether what is wanted can be made of what is encrypted.
-    fn check_form(&self, source: &Catalog, plan: &Plan) -> Result<()> {
+    fn check_form(&self, Listings { source, target }: &Listings, plan: &Plan) -> Result<()> {
         let form = &self.options.wanted.form;
+        if form.encryption == Encryption::Keep
+            && let Some((there, new)) = plain_behind_encrypted(source, target, plan)
+        {
+            return Err(Error::new(
+                Reason::Configuration,
+                format!(
+                    "{} is encrypted and the source's is not, and {new} would come beside it as plain text: say with --age-recipient or --age-recipients-file for whom to encrypt it, or ask for plain text with --decrypt",
+                    self.to.store.name(&there)
+                ),
+            ));
+        }
         for p in plan.objects.iter().filter(|p| p.decision == Decision::Copy) {
             let s = &source.snapshots[p.source];
             if !s.name.is_encrypted || form.is_verbatim(&s.name) {
@@ -679,6 +691,29 @@ fn conflict(name: &str) -> Error {
             "{name} is another object than the source's: look at both, and delete the wrong one"
         ),
     )
+}
+
+/// A snapshot of the target that was encrypted on its way there, and one that would now come as plain text: somebody
+/// who encrypts copies wants all of them to be so.
+fn plain_behind_encrypted(
+    source: &Catalog,
+    target: &Catalog,
+    plan: &Plan,
+) -> Option<(String, SnapshotName)> {
+    let is_plain_copy = |p: &&Planned| p.decision == Decision::Copy && !p.name.is_encrypted;
+    let new = plan.objects.iter().find(is_plain_copy)?;
+    let encrypted: HashMap<String, &str> = target
+        .snapshots
+        .iter()
+        .filter(|t| t.name.is_encrypted)
+        .map(|t| (plan::identity(&t.path, &t.name), t.path.as_str()))
+        .collect();
+    let there = plan.objects.iter().find_map(|p| {
+        let s = &source.snapshots[p.source];
+        let sealed = p.why == Why::ThereInOtherForm && !s.name.is_encrypted;
+        sealed.then(|| encrypted.get(&plan::identity(&s.path, &s.name)))?
+    })?;
+    Some(((*there).to_owned(), new.name.clone()))
 }
 
 /// Whether a follower goes on after such a failure.

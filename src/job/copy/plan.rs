@@ -252,10 +252,20 @@ fn nodes<'a>(source: &'a Catalog, target: &'a Catalog, wanted: &Wanted) -> Vec<N
         let name = wanted.form.name(&s.name);
         (format!("{}{name}", folder(&s.path)), name)
     };
-    let becoming: HashSet<String> = source.snapshots.iter().map(|s| becomes(s).0).collect();
+    let mut becoming: HashMap<String, usize> = HashMap::new();
+    // Of several that become the same object the one is copied that may be used, as it is if it can be.
+    let rank = |i: usize| {
+        let s = &source.snapshots[i];
+        (s.excluded, !wanted.form.is_verbatim(&s.name), i)
+    };
+    for (i, s) in source.snapshots.iter().enumerate() {
+        let first = becoming.entry(becomes(s).0).or_insert(i);
+        if rank(i) < rank(*first) {
+            *first = i;
+        }
+    }
     let mut nodes = Vec::with_capacity(source.snapshots.len() + target.snapshots.len());
     let mut told: HashSet<&str> = HashSet::new();
-    let mut taken: HashSet<String> = HashSet::new();
     for (i, s) in source.snapshots.iter().enumerate() {
         let (path, name) = becomes(s);
         let same = in_target.get(path.as_str()).copied();
@@ -264,7 +274,7 @@ fn nodes<'a>(source: &'a Catalog, target: &'a Catalog, wanted: &Wanted) -> Vec<N
             .get(&identity(&s.path, &s.name))
             .into_iter()
             .flatten()
-            .find(|t| !becoming.contains(&t.path));
+            .find(|t| !becoming.contains_key(&t.path));
         let verbatim = wanted.form.is_verbatim(&s.name);
         let (there, found) = match (same, other) {
             // Nothing may follow it: what has the name is no copy.
@@ -274,13 +284,12 @@ fn nodes<'a>(source: &'a Catalog, target: &'a Catalog, wanted: &Wanted) -> Vec<N
             }
             (Some(t), _) => (Some(Why::AlreadyThere), Some(t)),
             (None, Some(t)) => (Some(Why::ThereInOtherForm), Some(*t)),
-            (None, None) if taken.contains(&path) => (Some(Why::SameAsAnother), None),
+            (None, None) if becoming.get(&path) != Some(&i) => (Some(Why::SameAsAnother), None),
             (None, None) => (None, None),
         };
         if let Some(t) = found {
             told.insert(&t.path);
         }
-        taken.insert(path.clone());
         nodes.push(Node {
             of: s,
             source: Some(i),

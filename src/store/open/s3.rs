@@ -86,7 +86,7 @@ fn configure(
     means: &Means,
     secret: Option<&Secret>,
 ) -> Result<(AmazonS3Builder, ClientOptions)> {
-    let mut builder = AmazonS3Builder::from_env()
+    let mut builder = from_env(means, secret)
         .with_url(&place.url)
         .with_retry(means.retry.clone())
         .with_copy_if_not_exists(S3CopyIfNotExists::Multipart);
@@ -136,6 +136,23 @@ fn with_bucket(endpoint: &str, bucket: &str) -> Option<String> {
         url.set_host(Some(&format!("{bucket}.{host}"))).ok()?;
     }
     Some(url.as_str().trim_end_matches('/').to_owned())
+}
+
+/// The settings of the environment. Its session token belongs to its own access key: beside another one no server
+/// takes it, and it would be shown to that of somebody else.
+fn from_env(means: &Means, secret: Option<&Secret>) -> AmazonS3Builder {
+    let is_key = |key: &str| matches!(key.parse(), Ok(AmazonS3ConfigKey::AccessKeyId));
+    let has_own = means.options.iter().any(|(key, _)| is_key(key))
+        || secret.is_some_and(|s| s.get("accessKeyID").is_some());
+    let set = std::env::vars_os().filter_map(|(name, value)| {
+        let name = name.to_str().filter(|name| name.starts_with("AWS_"))?;
+        let key: AmazonS3ConfigKey = name.to_ascii_lowercase().parse().ok()?;
+        Some((key, value.into_string().ok()?))
+    });
+    set.filter(|(key, _)| !(has_own && *key == AmazonS3ConfigKey::Token))
+        .fold(AmazonS3Builder::new(), |builder, (key, value)| {
+            builder.with_config(key, value)
+        })
 }
 
 /// A Secret's settings under the names that the builder has for them.
