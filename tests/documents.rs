@@ -886,6 +886,7 @@ fn every_flag_that_is_mentioned_exists() {
         "--rev",
         "--skip-hash-check",
         "--version-id",
+        "--profile",
     ];
     let help = help();
     let real = flags(&help);

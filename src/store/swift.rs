@@ -901,13 +901,21 @@ impl MultipartUpload for Segments {
     }
 
     async fn abort(&mut self) -> Result<()> {
+        /// What was sent whole before it was given up may still be on its way.
+        const LATE: Duration = Duration::from_millis(500);
         let mut result = Ok(());
-        for number in 0..self.begun {
-            let deleted = self.swift.remove(&self.segment(number)).await;
-            if let Err(e) = deleted
-                && !matches!(e, Error::NotFound { .. })
-            {
-                result = Err(e);
+        let mut left: Vec<usize> = (0..self.begun).collect();
+        for pause in [Duration::ZERO, LATE] {
+            if left.is_empty() {
+                break;
+            }
+            tokio::time::sleep(pause).await;
+            for number in std::mem::take(&mut left) {
+                match self.swift.remove(&self.segment(number)).await {
+                    Ok(()) => {}
+                    Err(Error::NotFound { .. }) => left.push(number),
+                    Err(e) => result = Err(e),
+                }
             }
         }
         result
