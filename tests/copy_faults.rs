@@ -415,7 +415,8 @@ fn a_source_that_is_cleared_meanwhile() {
     let mut objects = small();
     objects.retain(|path, _| path.starts_with('v'));
     let snapshots: Vec<&String> = objects.keys().collect();
-    for nth in 1..=snapshots.len() {
+    // Before them it is asked twice whose backup it is.
+    for nth in 2..2 + snapshots.len() {
         let (source, target) = (Place::memory(&objects), Place::memory(&Objects::new()));
         let strike = Strike {
             call: Call::Get,
@@ -469,6 +470,33 @@ fn a_damaged_source() {
         assert_eq!(copied.count() as u64, o.copied);
         assert!(o.copied >= 5, "{damaged}: {}", o.copied);
     }
+}
+
+/// A large full turns out to be damaged when its whole chain is staged already and waits for it.
+#[test]
+fn a_chain_that_waits_for_a_damaged_full() {
+    let mut full = noise(12 << 20, Compression::None);
+    *full.last_mut().unwrap() ^= 1;
+    let mut objects = Objects::from([("v2/Full-00000000-00000100-1000".to_owned(), full)]);
+    for n in 101..113 {
+        let path = format!("v2/Incr-{n:08}-{n:08}-{}", 900 + n);
+        objects.insert(path, noise(n, Compression::None));
+    }
+    let (send, ended) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let rt = runtime();
+        let (source, target) = (Place::memory(&objects), Place::memory(&Objects::new()));
+        let sides = Sides::new(&rt, &source, &target, Default::default());
+        let o = sides.run(&options(Form::default())).unwrap();
+        send.send((o, target.paths())).unwrap();
+    });
+    let (o, there) = ended
+        .recv_timeout(Duration::from_secs(120))
+        .expect("it waits for what never comes");
+    assert_eq!(o.reason, Some(Reason::CorruptSnapshot));
+    let of_base = o.objects.iter().filter(|x| x.reason == "BaseNotCopied");
+    assert_eq!((o.failed, of_base.count()), (1, 12));
+    assert_eq!(there, [""; 0]);
 }
 
 /// A store that takes conditions and ignores them: what has a name keeps it.

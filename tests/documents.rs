@@ -874,8 +874,8 @@ fn flags(text: &str) -> BTreeSet<&str> {
 
 #[test]
 fn every_flag_that_is_mentioned_exists() {
-    /// Those of cargo and etcd's tools.
-    const OTHERS: [&str; 9] = [
+    /// Those of cargo, etcd's tools and aws.
+    const OTHERS: [&str; 10] = [
         "--bench",
         "--release",
         "--test",
@@ -885,11 +885,23 @@ fn every_flag_that_is_mentioned_exists() {
         "--sanitizer",
         "--rev",
         "--skip-hash-check",
+        "--version-id",
     ];
     let help = help();
     let real = flags(&help);
     for name in DOCUMENTS {
-        let text = read(name);
+        let mut text = read(name);
+        if name == "docs/migration.md" {
+            // The first column has the other tool's.
+            let ours = |line: &str| match line.strip_prefix('|') {
+                Some(row) => row
+                    .replace("\\|", "/")
+                    .split_once('|')
+                    .map(|(_, rest)| rest.to_owned()),
+                None => Some(line.to_owned()),
+            };
+            text = text.lines().filter_map(ours).collect::<Vec<_>>().join("\n");
+        }
         for flag in flags(&text) {
             assert!(
                 real.contains(flag) || OTHERS.contains(&flag),

@@ -483,6 +483,8 @@ struct Round<'a> {
     snapshots_left: usize,
     /// The operator waits for nobody.
     heedless: bool,
+    /// What is removed is not purged for an hour.
+    keeps_removed: bool,
 }
 
 impl Round<'_> {
@@ -649,7 +651,10 @@ impl Round<'_> {
                 self.trace.push(format!("operator brings back {path}"));
                 delete(path.replace("v2/", "deltafold-removed/"));
                 delete(format!("{path}.exclude"));
-                self.brought_back.insert(path);
+                // Where all is purged at once, so is this.
+                if self.keeps_removed {
+                    self.brought_back.insert(path);
+                }
             }
             _ => {
                 // The newest full is bad, say: what it has superseded is needed again.
@@ -670,7 +675,7 @@ impl Round<'_> {
     }
 }
 
-fn options(rng: &mut Rng, window: Option<i64>) -> Options {
+fn options(rng: &mut Rng, window: Option<i64>, purge_after: Option<i64>) -> Options {
     let policy = match rng.bool() {
         true => Policy::Limit(rng.u32(1..4)),
         false => Policy::Exponential(Periods {
@@ -680,7 +685,6 @@ fn options(rng: &mut Rng, window: Option<i64>) -> Options {
             monthly: 0,
         }),
     };
-    let purge_after = [None, Some(0), Some(HOUR)][rng.usize(..3)];
     Options {
         retention: retention::Options {
             policy,
@@ -710,6 +714,7 @@ fn play(seed: u64, rounds: u64, look_again: Duration) -> Counts {
         let ahead = TimeDelta::seconds(-[0, HOUR][rng.usize(..2)]);
         let world = begin(&mut rng, &rt, &inner, ahead);
         let window = rng.bool().then(|| rng.i64(0..4 * HOUR));
+        let purge_after = [None, Some(0), Some(HOUR)][rng.usize(..3)];
         let (send, tickets) = mpsc::unbounded_channel();
         const COLLECTORS: usize = 2;
         let actors = COLLECTORS + 1;
@@ -727,7 +732,7 @@ fn play(seed: u64, rounds: u64, look_again: Duration) -> Counts {
                 let ctx = context(&rt, store);
                 let options = Options {
                     look_again,
-                    ..options(&mut rng, window)
+                    ..options(&mut rng, window, purge_after)
                 };
                 std::thread::spawn(move || match actor < COLLECTORS {
                     true => collector(ctx, options),
@@ -753,6 +758,7 @@ fn play(seed: u64, rounds: u64, look_again: Duration) -> Counts {
             brought_back: BTreeSet::new(),
             snapshots_left: 4,
             heedless,
+            keeps_removed: purge_after == Some(HOUR),
         };
         let ended = || handles.iter().filter(|h| h.is_finished()).count();
         r.run(tickets, &ended, COLLECTORS, &mut counts);
@@ -786,7 +792,7 @@ fn play(seed: u64, rounds: u64, look_again: Duration) -> Counts {
             clock: ahead,
             locks: true,
         };
-        let last = options(r.rng, window);
+        let last = options(r.rng, window, purge_after);
         let result = collector(context(&rt, store), last);
         result.unwrap_or_else(|e| panic!("the last collector: {e}"));
         r.brought_back.clear();

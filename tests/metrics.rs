@@ -147,6 +147,9 @@ fn told() -> Metrics {
         written_bytes: 4,
     });
     m.defragmented("etcd-0", 500);
+    m.copied(SnapshotKind::Full);
+    m.to_copy(1);
+    m.in_step();
     m.verified(&Verified {
         findings: vec![("RevisionGap", 2), ("ForeignObject", 1)],
         errors: 2,

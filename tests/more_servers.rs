@@ -401,6 +401,7 @@ fn swift(
         let told = |name: &str| login.headers()[name].to_str().unwrap().to_owned();
         let url = format!("{}/{path}", told("x-storage-url"));
         let mut request = client.request(method.parse().unwrap(), url);
+        request = request.header("content-length", body.len());
         request = request
             .header("x-auth-token", told("x-auth-token"))
             .body(body);
@@ -750,6 +751,7 @@ fn google_does_all_of_it() {
     let gcs = Gcs::start(&runtime);
     gcs.create_bucket("cycle");
     let server = Server::new(runtime, "gs://cycle", &[("allow_http", "true")], true);
+    let server = server.with("base_url", gcs.endpoint());
     the_whole_cycle(&server.with("service_account_key", &gcs.service_account()));
 }
 

@@ -255,6 +255,10 @@ fn pass(client: TcpStream, server: &str, notes: &Mutex<Vec<String>>) -> std::io:
     let mut reader = BufReader::new(client.try_clone()?);
     let mut head = String::new();
     while !head.ends_with("\r\n\r\n") && reader.read_line(&mut head)? > 0 {}
+    // A connection may be made and not used.
+    if head.is_empty() {
+        return Ok(());
+    }
     notes
         .lock()
         .unwrap()

@@ -38,7 +38,7 @@ impl Claim {
             }
             drop(claim);
             let pause = Duration::from_millis(rand_word() % LONGEST_PAUSE_MS);
-            store.block_on(tokio::time::sleep(pause))?;
+            store.block_on(async { tokio::time::sleep(pause).await })?;
             if store.exists(below)? {
                 return Ok(None);
             }

@@ -37,7 +37,7 @@ enum Chunk {
     File(File, u64),
 }
 
-fn cut_short(name: &str, got: u64, size: u64) -> Error {
+pub(super) fn cut_short(name: &str, got: u64, size: u64) -> Error {
     Error::new(
         Reason::StoreUnreachable,
         format!(

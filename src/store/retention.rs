@@ -122,7 +122,11 @@ impl Store {
         let Some(answer) = self.ask_of_lock(&what, below, version, "retention")? else {
             return Ok(None);
         };
-        let read = answer.xml("Retention").and_then(|e| retention_of(&e));
+        // versitygw's word for it is the longer one.
+        let root = answer
+            .xml("Retention")
+            .or(answer.xml("ObjectLockRetention"));
+        let read = root.and_then(|e| retention_of(&e));
         read.ok_or_else(|| answer.not_understood(&what))
     }
 

@@ -36,7 +36,16 @@ impl Store {
                     ),
                 ));
             }
-            Ok(Some(got.bytes().await.map_err(failed)?.to_vec()))
+            let size = got.meta.size;
+            let bytes = got.bytes().await.map_err(failed)?;
+            if bytes.len() as u64 != size {
+                return Err(super::fetch::cut_short(
+                    &self.name(below),
+                    bytes.len() as u64,
+                    size,
+                ));
+            }
+            Ok(Some(bytes.to_vec()))
         })?
     }
 

@@ -172,6 +172,10 @@ impl Store {
             return Ok(());
         }
         let refusal = answer.refusal(&what);
+        // versitygw's word for a version that is not there any more.
+        if answer.status == 400 && refusal.to_string().contains("Invalid version id") {
+            return Ok(());
+        }
         // MinIO's word for "locked" is that of a request that is wrong.
         if answer.status == 400 && refusal.to_string().contains("WORM") {
             return Err(Error::new(Reason::PermissionDenied, refusal.to_string()));

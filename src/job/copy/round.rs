@@ -121,6 +121,7 @@ impl Round<'_> {
         let lock = || mutex.lock().unwrap_or_else(PoisonError::into_inner);
         let mut state: MutexGuard<'_, State> = lock();
         loop {
+            self.settle_lost(&mut state);
             if state.done.len() == order.len() || state.ended {
                 changed.notify_all();
                 return;
@@ -164,18 +165,20 @@ impl Round<'_> {
         (planned, &self.source.snapshots[planned.source])
     }
 
-    /// Takes one that can be named now, or settles one that never can.
-    fn take_ready(&self, state: &mut State) -> Option<(usize, Transferred)> {
-        let lost: Vec<usize> = state
-            .waiting
-            .keys()
-            .copied()
-            .filter(|&i| self.is_lost(state, i))
-            .collect();
-        for i in lost {
-            state.waiting.remove(&i);
-            state.done.insert(i, Done::NoBase);
+    /// Settles those that wait and can never be named. What one follows is before it in the plan, so a whole
+    /// chain goes at once: nobody would come back for its end.
+    fn settle_lost(&self, state: &mut State) {
+        let waiting: Vec<usize> = state.waiting.keys().copied().collect();
+        for i in waiting {
+            if self.is_lost(state, i) {
+                state.waiting.remove(&i);
+                state.done.insert(i, Done::NoBase);
+            }
         }
+    }
+
+    /// Takes one that can be named now.
+    fn take_ready(&self, state: &mut State) -> Option<(usize, Transferred)> {
         let ready = state.waiting.keys().copied().find(|&i| {
             let needs = &self.plan.objects[i].needs;
             needs.is_empty() || needs.iter().any(|n| self.is_there(state, n))
