@@ -15,8 +15,10 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, SystemTime};
 use support::buckets::{BASE, Bucket, FIXTURE, LAST, Objects, T0, objects_of};
+use support::denying::denying;
 use support::minio::Minio;
 use support::s3::Kind;
+use support::versitygw::Versitygw;
 use support::{copy_fixture, deltafold, fixture_names, fixtures_dir, run_json};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
@@ -265,7 +267,7 @@ fn what_goes_can_be_brought_back_until_it_is_purged() {
     let names: Vec<String> = b.objects().into_keys().collect();
     let ours = |n: &&String| !n.starts_with("v2/") && !n.starts_with("deltafold-locks/");
     assert_eq!(names.iter().filter(ours).count(), 0, "{names:?}");
-    let (code, _, stderr) = b.run("undelete", &[&name]);
+    let (code, _, stderr) = b.run("undelete", &[name.as_str()]);
     assert!(code == 66 && stderr.contains("purged"), "{stderr}");
 }
 
@@ -641,6 +643,57 @@ fn on_a_server_tags_exclude_and_versions_are_purged() {
     assert_eq!(of_v2, newest);
 }
 
+/// versitygw lists the marks of deletions apart from the versions: a mark that goes alone would bring back
+/// what it hides.
+#[test]
+fn what_others_deleted_does_not_come_back_where_marks_are_listed_apart() {
+    let rt = Runtime::new().unwrap();
+    let past = Past::new();
+    let versitygw = Versitygw::start();
+    let s3 = versitygw.s3();
+    rt.block_on(s3.create_bucket("marks", Kind::Versioned));
+    let raw = s3.store("marks");
+    for (path, bytes) in past.bucket.objects() {
+        rt.block_on(raw.put(&ObjectPath::from(path), bytes.into()))
+            .unwrap();
+    }
+    let deleted = [past.full(BASE, 10), past.delta(BASE + 1, 1100, 9)];
+    for path in &deleted {
+        rt.block_on(raw.delete(&ObjectPath::from(path.as_str())))
+            .unwrap();
+    }
+    std::thread::sleep(Duration::from_millis(1100));
+    let gc = |args: &[&str]| {
+        let mut c: Command = deltafold();
+        c.args(["gc", "--policy", "limit", "--output", "json", "--apply"])
+            .args(["--store", "s3://marks"])
+            .args(args)
+            .envs(s3.env());
+        let (code, result, stderr) = run_json(&mut c);
+        assert_eq!(code, 0, "{stderr}");
+        result
+    };
+    // Too young to go.
+    gc(&[]);
+    let store = s3.open("s3://marks", rt.handle());
+    let is_deleted = |path: &str| deleted.iter().any(|d| d == path);
+    let left = |store: &deltafold::store::Store| {
+        let all = store.versions(&["v2"]).unwrap();
+        all.iter().filter(|v| is_deleted(&v.path)).count()
+    };
+    assert_eq!(left(&store), 4);
+    let done = gc(&["--staging-age", "1s"]);
+    for path in &deleted {
+        assert!(!store.exists(path).unwrap(), "{path} came back: {done:#}");
+    }
+    assert_eq!(left(&store), 0, "{done:#}");
+    let versions = decided(&done, "Delete");
+    let versions = versions.iter().filter(|p| p.contains("?versionId="));
+    assert_eq!(versions.count(), 4);
+    // The delta behind them has no base; the rest is as it was.
+    assert_eq!(snapshots(&rt.block_on(objects_of(&*raw))).len(), 5);
+}
+
 #[test]
 fn what_is_locked_is_reported_and_left() {
     let server = Server::start();
@@ -711,4 +764,94 @@ fn what_is_locked_is_reported_and_left() {
     let done = server.gc("locked", &["--apply"]);
     assert_eq!(fate(&done, &held).0, "Done");
     assert_eq!(snapshots(&server.objects("locked")).len(), 3);
+}
+
+/// Who may not list versions, or not ask for them, must not hide what is locked behind a mark.
+#[test]
+fn what_is_locked_is_left_where_versions_cannot_be_looked_at() {
+    let server = Server::start();
+    let p = &server.past;
+    let locked = p.full(1499, 7);
+    let retention = Retention {
+        mode: Mode::Compliance,
+        until: Utc::now() + TimeDelta::days(2),
+    };
+    let cases: [(&str, fn(&str) -> bool); 2] = [
+        ("unlisted", |line| line.contains("versions=")),
+        ("unknown", |line| {
+            line.contains("versions=") || line.contains("versioning=")
+        }),
+    ];
+    for (bucket, denied) in cases {
+        server.fill(bucket, Kind::Locked);
+        let url = format!("s3://{bucket}/p");
+        let store = server.minio.s3().open(&url, server.rt.handle());
+        store.retain(&locked, None, &retention).unwrap();
+        let role = denying(server.minio.endpoint(), denied);
+        for apply in [&[][..], &["--apply"]] {
+            let mut c: Command = deltafold();
+            c.args(
+                [
+                    &["gc", "--output", "json", "--store", &url],
+                    &NOTHING[..],
+                    apply,
+                ]
+                .concat(),
+            )
+            .envs(role.env());
+            let (code, result, stderr) = run_json(&mut c);
+            assert_eq!(code, 0, "{bucket} {apply:?}: {stderr}");
+            let objects = result["objects"].as_array().unwrap();
+            let fate = |path: &str| {
+                let o = objects.iter().find(|o| o["path"] == path).unwrap();
+                o["fate"].as_str().unwrap_or("-").to_owned()
+            };
+            assert_eq!(fate(&locked), "Locked", "{bucket} {apply:?}: {result:#}");
+            if !apply.is_empty() {
+                // It is there as a version, whatever may be known of it.
+                assert_eq!(fate(&p.delta(1801, 2100, 3)), "Hidden", "{bucket}");
+                assert_eq!(result["totals"]["deleted"]["bytes"], result["hidden_bytes"]);
+            }
+        }
+        let left = snapshots(&server.objects(bucket));
+        assert!(left.contains(&locked), "{bucket}: {left:?}");
+        assert!(
+            !left.contains(&p.delta(1801, 2100, 3)),
+            "{bucket}: {left:?}"
+        );
+    }
+}
+
+/// A pin says that a chain stays: also those of its deltas that were removed before.
+#[test]
+fn a_pinned_chain_keeps_what_was_removed_of_it() {
+    let past = Past::new();
+    let b = &past.bucket;
+    gc(b, &keep_nothing(&["--purge-after", "1d", "--apply"]));
+    let name = past.full(1499, 7);
+    let (code, pinned, stderr) = b.run("pin", &[name.as_str()]);
+    assert_eq!(code, 0, "{stderr}");
+    let chain = pinned["chain"].as_array().unwrap();
+    assert_eq!(chain.len(), 3, "{pinned:#}");
+    assert!(
+        pinned["warnings"][0]
+            .as_str()
+            .unwrap()
+            .contains("3 of these 3")
+    );
+    // It would be purged at once.
+    gc(b, &keep_nothing(&["--apply"]));
+    let left = snapshots(&b.objects());
+    for path in [
+        &name,
+        &past.delta(1500, 1800, 6),
+        &past.delta(1801, 2100, 3),
+    ] {
+        assert!(left.contains(path), "{path}: {left:?}");
+    }
+    let (code, _, stderr) = b.run("undelete", &[name.as_str()]);
+    assert_eq!(code, 0, "{stderr}");
+    gc(b, &keep_nothing(&["--apply"]));
+    state(b.path(), 1800);
+    assert!(!snapshots(&b.objects()).contains(&past.full(BASE, 10)));
 }

@@ -365,9 +365,28 @@ fn pinned_on(line: &Line, full: (Revision, i64, usize), keep: &mut dyn FnMut(usi
     deltas.for_each(|d| keep(d.snapshot));
 }
 
-/// The chain of a full: it, and the deltas behind it up to the next full, on each of its timelines.
+/// The excluded deltas behind a full, up to the next that is not excluded: they are on no timeline, and are
+/// wanted where the chain is to be brought back.
+fn excluded_behind(catalog: &Catalog, full: usize) -> impl Iterator<Item = usize> {
+    let snapshots = &catalog.snapshots;
+    let from = snapshots[full].name.last;
+    let fulls = catalog.usable().map(|i| &snapshots[i].name);
+    let later = fulls.filter(|n| n.kind == Kind::Full && n.last > from);
+    let end = later.map(|n| n.last).min();
+    (0..snapshots.len()).filter(move |&i| {
+        let s = &snapshots[i];
+        s.excluded
+            && s.name.kind == Kind::Incr
+            && s.name.last > from
+            && end.is_none_or(|end| s.name.start <= end)
+    })
+}
+
+/// The chain of a full: it, and the deltas behind it up to the next full, on each of its timelines; and those
+/// of them that are excluded.
 pub fn chain_of(catalog: &Catalog, timelines: &Timelines, full: usize) -> Vec<usize> {
-    let mut chain = HashSet::from([full]);
+    let mut chain: HashSet<usize> = excluded_behind(catalog, full).collect();
+    chain.insert(full);
     for t in &timelines.all {
         let line = Line::new(catalog, t);
         if let Some(&base) = line.bases.iter().find(|b| b.2 == full) {
@@ -492,9 +511,10 @@ pub fn decide(facts: &Facts, options: &Options) -> Vec<Why> {
             pinned_on(line, base, &mut |i| kept.keep(i, Why::Pinned));
         }
     }
-    for (i, s) in snapshots.iter().enumerate() {
-        if s.pinned {
-            kept.keep(i, Why::Pinned);
+    for i in (0..snapshots.len()).filter(|&i| snapshots[i].pinned) {
+        kept.keep(i, Why::Pinned);
+        for delta in excluded_behind(catalog, i) {
+            kept.keep(delta, Why::Pinned);
         }
     }
     let blind = facts.doubtful.iter().any(|&i| (facts.is_unreadable)(i));

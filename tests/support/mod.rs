@@ -4,6 +4,7 @@
 #![allow(dead_code)]
 
 pub mod buckets;
+pub mod denying;
 pub mod disk;
 pub mod etcd;
 pub mod faults;

@@ -34,7 +34,7 @@ pub(super) struct RemovalNote {
 }
 
 /// What is decided, before anything is done.
-pub(super) fn begin(ctx: &Context, options: &Options, look: &Look) -> Applied {
+pub(super) fn begin(ctx: &Context, options: &Options, look: &Look, now: DateTime<Utc>) -> Applied {
     let snapshots = look
         .catalog
         .snapshots
@@ -77,7 +77,7 @@ pub(super) fn begin(ctx: &Context, options: &Options, look: &Look) -> Applied {
     match ctx.store.uploads() {
         Ok(uploads) => {
             for u in uploads {
-                if let Some(object) = super::hidden::upload(&u, options) {
+                if let Some(object) = super::hidden::upload(&u, options, now) {
                     objects.push(object);
                 }
             }
@@ -91,16 +91,18 @@ pub(super) fn begin(ctx: &Context, options: &Options, look: &Look) -> Applied {
 pub(super) fn tell_locked(
     ctx: &Context,
     options: &Options,
-    look: &Look,
+    now: DateTime<Utc>,
     applied: &mut Applied,
 ) -> Result<()> {
     let goes: HashSet<&str> = goes(&applied.objects, Decision::Delete).collect();
-    let hidden = Hidden::list(ctx, options, look, &goes, &mut applied.warnings)?;
-    let lockings = Lockings::new(ctx);
+    let hidden = Hidden::list(ctx, options, now, &goes, &mut applied.warnings)?;
+    let lockings = Lockings::new(ctx, now);
+    // An unfinished upload is no object.
+    let is_object = |o: &Object| o.decision == Decision::Delete && o.kind != Kind::Upload;
     let delete: Vec<usize> = (0..applied.objects.len())
-        .filter(|&i| applied.objects[i].decision == Decision::Delete)
+        .filter(|&i| is_object(&applied.objects[i]))
         .collect();
-    if hidden.keeps_versions() {
+    if hidden.may_keep_versions() {
         let found = in_parallel(&delete, |&i| {
             hidden.locked(&lockings, &applied.objects[i].path)
         });
@@ -154,9 +156,10 @@ fn snapshots(
     let n = first.catalog.snapshots.len();
     let leaves: HashSet<usize> = (0..n).filter(|&i| !first.why[i].keeps()).collect();
     let to_delete: HashSet<&str> = goes(&applied.objects, Decision::Delete).collect();
-    let mut hidden = Hidden::list(ctx, options, first, &to_delete, &mut applied.warnings)?;
+    let now = eyes.now();
+    let mut hidden = Hidden::list(ctx, options, now, &to_delete, &mut applied.warnings)?;
     drop(to_delete);
-    let lockings = Lockings::new(ctx);
+    let lockings = Lockings::new(ctx, now);
 
     // Each chain's next one is at its front.
     let mut chains: VecDeque<VecDeque<usize>> = removal_chains(&first.catalog, &leaves)

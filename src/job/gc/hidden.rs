@@ -2,7 +2,6 @@
 //!
 //! It knows paths and versions only, and touches no name that is not ours. `apply` calls it.
 
-use super::look::Look;
 use super::{Decision, Fate, Kind, Object, Options, in_parallel};
 use crate::bucket::SnapshotName;
 use crate::bucket::catalog::{EXCLUDE_SUFFIX, PINS, REMOVED, TIMELINES, V1, V2, snapshot_name};
@@ -38,11 +37,15 @@ pub(super) fn upload_path(u: &UnfinishedUpload) -> String {
 }
 
 /// What is decided on an unfinished upload; `None` where it is none of ours.
-pub(super) fn upload(u: &UnfinishedUpload, options: &Options) -> Option<Object> {
+pub(super) fn upload(
+    u: &UnfinishedUpload,
+    options: &Options,
+    now: DateTime<Utc>,
+) -> Option<Object> {
     if !is_ours(&u.path) {
         return None;
     }
-    let old = Utc::now() - u.begun > options.staging_age;
+    let old = now - u.begun > options.staging_age;
     let (decision, reason, explanation) = match old {
         true => (
             Decision::Delete,
@@ -64,38 +67,71 @@ pub(super) fn upload(u: &UnfinishedUpload, options: &Options) -> Option<Object> 
     })
 }
 
+/// Whether what is deleted stays as a version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Keeps {
+    No,
+    Yes,
+    /// The store does not tell: each object does.
+    Unknown,
+}
+
 /// What the bucket keeps beside what a listing shows.
 pub(super) struct Hidden {
-    keeps_versions: bool,
-    /// Of what goes now.
+    keeps: Keeps,
+    /// Of what goes now; the one that is seen is the last.
     of: HashMap<String, Vec<ObjectVersion>>,
-    /// Behind earlier deletions and overwritten locks.
+    /// Behind earlier deletions and overwritten locks: by path, its mark last.
     old: Vec<ObjectVersion>,
     /// Versions cannot be deleted: a plain deletion hides.
     no_right: AtomicBool,
 }
 
-/// Asks for locks, and remembers where there can be none.
+/// What is seen of an object.
+struct Current {
+    /// `Some` where it is locked.
+    locked: Option<Until>,
+    /// Whether a deletion only hides it.
+    stays: bool,
+}
+
+/// Until when a version is locked; `None` where somebody has to lift it.
+type Until = Option<DateTime<Utc>>;
+
+/// Asks for locks.
 pub(super) struct Lockings<'a> {
     store: &'a Store,
+    /// The earlier of the clocks that are known: no lock is over before it is so by both.
+    now: DateTime<Utc>,
 }
 
 impl<'a> Lockings<'a> {
-    pub(super) fn new(ctx: &'a Context) -> Self {
-        Lockings { store: &ctx.store }
+    pub(super) fn new(ctx: &'a Context, now: DateTime<Utc>) -> Self {
+        Lockings {
+            store: &ctx.store,
+            now,
+        }
     }
 
-    /// `Some(until)` where a version is locked; without a time where somebody has to lift it.
-    fn of(&self, path: &str, version: &str) -> Result<Option<Option<DateTime<Utc>>>> {
-        let retention = match self.store.retention(path, Some(version)) {
+    /// The same, that takes each lock for one that holds whatever its date: the store said so.
+    fn of_any_date(&self) -> Self {
+        Lockings {
+            store: self.store,
+            now: DateTime::<Utc>::MIN_UTC,
+        }
+    }
+
+    /// `Some` where a version is locked, the current one if none is told.
+    fn of(&self, path: &str, version: Option<&str>) -> Result<Option<Until>> {
+        let retention = match self.store.retention(path, version) {
             Ok(retention) => retention,
             Err(e) if e.reason() == Reason::SnapshotVanished => return Ok(None),
             Err(e) => return Err(e),
         };
-        if let Some(r) = retention.filter(|r| r.until > Utc::now()) {
+        if let Some(r) = retention.filter(|r| r.until > self.now) {
             return Ok(Some(Some(r.until)));
         }
-        match self.store.legal_hold(path, Some(version)) {
+        match self.store.legal_hold(path, version) {
             Ok(held) => Ok(held.then_some(None)),
             Err(e) if e.reason() == Reason::SnapshotVanished => Ok(None),
             Err(e) => Err(e),
@@ -105,16 +141,16 @@ impl<'a> Lockings<'a> {
 
 impl Hidden {
     /// Lists versions, where there are any: those of `goes`, and those behind earlier deletions that are
-    /// old enough.
+    /// old enough at `now`.
     pub(super) fn list(
         ctx: &Context,
         options: &Options,
-        _look: &Look,
+        now: DateTime<Utc>,
         goes: &HashSet<&str>,
         warnings: &mut Vec<String>,
     ) -> Result<Self> {
         let mut hidden = Hidden {
-            keeps_versions: false,
+            keeps: Keeps::No,
             of: HashMap::new(),
             old: Vec::new(),
             no_right: AtomicBool::new(false),
@@ -125,33 +161,28 @@ impl Hidden {
                 warnings.push(format!(
                     "whether the bucket keeps versions of what is deleted is not known: {why}"
                 ));
+                hidden.keeps = Keeps::Unknown;
                 return Ok(hidden);
             }
-            Versioning::Enabled | Versioning::Suspended => hidden.keeps_versions = true,
+            Versioning::Enabled | Versioning::Suspended => hidden.keeps = Keeps::Yes,
         }
         let age = options
             .retention
             .purge_after
             .unwrap_or_default()
             .max(options.staging_age);
-        let now = Utc::now();
+        let is_old = |t: DateTime<Utc>| now - t > age;
         let folders = [V2, V1, TIMELINES, PINS, REMOVED, STAGING, LOCKS];
-        // The versions of an object follow each other, the newest first.
-        let (mut last, mut hidden_since) = (String::new(), None);
+        // Some servers list the marks of deletions apart from the versions.
+        let mut deleted: HashSet<String> = HashSet::new();
         let listed = ctx.store.each_version(&folders, |v| {
-            if v.path != last {
-                last = v.path.clone();
-                hidden_since = v.is_delete_marker.then_some(v.modified);
-            }
             if goes.contains(v.path.as_str()) {
                 hidden.of.entry(v.path.clone()).or_default().push(v);
             } else if is_ours(&v.path) {
-                let is_lock = v.path.starts_with(LOCKS) && !v.is_latest;
-                let since = match is_lock {
-                    true => Some(v.modified),
-                    false => hidden_since,
-                };
-                if since.is_some_and(|t| now - t > age) {
+                if v.is_latest && v.is_delete_marker && is_old(v.modified) {
+                    deleted.insert(v.path.clone());
+                }
+                if !v.is_latest || v.is_delete_marker {
                     hidden.old.push(v);
                 }
             }
@@ -165,30 +196,60 @@ impl Hidden {
                     "the bucket keeps versions and does not list them, so what is deleted is only hidden: {e}"
                 ));
                 hidden.no_right = AtomicBool::new(true);
+                // Of what was listed by then the rest may be missing.
+                hidden.of.clear();
+                deleted.clear();
+                hidden.old.clear();
             }
         }
+        hidden.old.retain(|v| {
+            let is_old_lock = v.path.starts_with(LOCKS) && !v.is_latest && is_old(v.modified);
+            is_old_lock || deleted.contains(&v.path)
+        });
+        let age = |v: &ObjectVersion| (v.is_latest, v.modified);
+        for versions in hidden.of.values_mut() {
+            versions.sort_by_key(age);
+        }
+        hidden
+            .old
+            .sort_by(|a, b| a.path.cmp(&b.path).then_with(|| age(a).cmp(&age(b))));
         Ok(hidden)
     }
 
-    pub(super) fn keeps_versions(&self) -> bool {
-        self.keeps_versions
+    pub(super) fn may_keep_versions(&self) -> bool {
+        self.keeps != Keeps::No
     }
 
     /// Whether a version of it is locked, and until when.
-    pub(super) fn locked(
-        &self,
-        lockings: &Lockings,
-        path: &str,
-    ) -> Result<Option<Option<DateTime<Utc>>>> {
+    pub(super) fn locked(&self, lockings: &Lockings, path: &str) -> Result<Option<Until>> {
+        let Some(versions) = self.of.get(path) else {
+            return Ok(self.current(lockings, path)?.and_then(|c| c.locked));
+        };
         let mut locked = None;
-        for v in self.of.get(path).into_iter().flatten() {
-            if !v.is_delete_marker
-                && let Some(until) = lockings.of(path, &v.version)?
-            {
+        for v in versions.iter().filter(|v| !v.is_delete_marker) {
+            if let Some(until) = lockings.of(path, Some(&v.version))? {
                 locked = locked.max(Some(until));
             }
         }
         Ok(locked)
+    }
+
+    /// Of an object whose versions are not known: what is seen of it; `None` where it is gone.
+    fn current(&self, lockings: &Lockings, path: &str) -> Result<Option<Current>> {
+        let version = match lockings.store.current_version(path) {
+            Ok(version) => version,
+            Err(e) if e.reason() == Reason::SnapshotVanished => return Ok(None),
+            Err(e) => return Err(e),
+        };
+        // What has no version cannot be locked.
+        let stays = self.keeps == Keeps::Yes || version.is_some();
+        Ok(Some(Current {
+            locked: match stays {
+                true => lockings.of(path, version.as_deref())?,
+                false => None,
+            },
+            stays,
+        }))
     }
 
     /// Deletes objects, and says of each what became of it.
@@ -200,9 +261,9 @@ impl Hidden {
         ctx: &Context,
         lockings: &Lockings,
         paths: &[String],
-    ) -> Result<Vec<Result<(Fate, Option<DateTime<Utc>>)>>> {
+    ) -> Result<Vec<Result<(Fate, Until)>>> {
         let mut fates = Vec::with_capacity(paths.len());
-        if !self.keeps_versions {
+        if self.keeps == Keeps::No {
             ctx.store.delete_all(paths, |_, result| {
                 fates.push(result.map(|()| (Fate::Done, None)))
             })?;
@@ -218,23 +279,39 @@ impl Hidden {
         ctx: &Context,
         lockings: &Lockings,
         path: &str,
-    ) -> Result<(Fate, Option<DateTime<Utc>>)> {
+    ) -> Result<(Fate, Until)> {
+        let Some(versions) = self.of.get(path) else {
+            // A deletion of nothing would leave a mark.
+            let Some(current) = self.current(lockings, path)? else {
+                return Ok((Fate::Done, None));
+            };
+            if let Some(until) = current.locked {
+                return Ok((Fate::Locked, until));
+            }
+            ctx.store.delete(path)?;
+            return Ok(match current.stays {
+                true => (Fate::Hidden, None),
+                false => (Fate::Done, None),
+            });
+        };
         if let Some(until) = self.locked(lockings, path)? {
             return Ok((Fate::Locked, until));
         }
-        let none = Vec::new();
-        let versions = self.of.get(path).unwrap_or(&none);
         let by_version = || -> Result<()> {
             // The one that is seen goes last: no older one must come to light.
-            for v in versions.iter().rev() {
+            for v in versions {
                 ctx.store.delete_version(path, &v.version)?;
             }
             Ok(())
         };
-        if !versions.is_empty() && !self.no_right.load(Ordering::Relaxed) {
+        if !self.no_right.load(Ordering::Relaxed) {
             match by_version() {
                 Ok(()) => return Ok((Fate::Done, None)),
                 Err(e) if e.reason() == Reason::PermissionDenied => {
+                    // It was locked a moment ago, or is so by the store's own clock.
+                    if let Some(until) = self.locked(&lockings.of_any_date(), path)? {
+                        return Ok((Fate::Locked, until));
+                    }
                     self.no_right.store(true, Ordering::Relaxed);
                 }
                 Err(e) => return Err(e),
@@ -283,7 +360,7 @@ impl Hidden {
         let purged = in_parallel(&of, |versions| {
             let mut objects = Vec::new();
             let mut left = false;
-            for v in versions.iter().rev() {
+            for v in versions {
                 let mut o = Self::object(v);
                 // While something is behind it, the mark stays.
                 if v.is_latest && left {
@@ -293,7 +370,7 @@ impl Hidden {
                 }
                 let locked = match v.is_delete_marker {
                     true => Ok(None),
-                    false => lockings.of(&v.path, &v.version),
+                    false => lockings.of(&v.path, Some(&v.version)),
                 };
                 let fate = match locked {
                     Ok(Some(until)) => {

@@ -264,7 +264,7 @@ pub fn run(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)>
         )),
     }
     let before = ranges(&look, &|_| true);
-    let mut applied = apply::begin(ctx, options, &look);
+    let mut applied = apply::begin(ctx, options, &look, now);
     let mut error = None;
     match options.apply {
         true => {
@@ -274,7 +274,7 @@ pub fn run(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)>
                 error = Some(e);
             }
         }
-        false => apply::tell_locked(ctx, options, &look, &mut applied)?,
+        false => apply::tell_locked(ctx, options, now, &mut applied)?,
     }
     if let Some(held) = held
         && let Err(e) = held.release()

@@ -88,13 +88,14 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Outcome> {
                 format!("{} went meanwhile", ctx.store.name(&full.path)),
             ));
         };
-        if of[i].excluded {
-            warnings.push(format!(
-                "{} is excluded: it is kept, and of no use until it is brought back (deltafold undelete)",
-                full.path
-            ));
-        }
         let chain = chain_of(&scan.catalog, &scan.timelines, i);
+        match chain.iter().filter(|&&i| of[i].excluded).count() {
+            0 => {}
+            n => warnings.push(format!(
+                "{n} of these {} are excluded: they are kept, and of no use until they are brought back (deltafold undelete)",
+                chain.len()
+            )),
+        }
         Ok(chain.into_iter().map(|i| of[i].path.clone()).collect())
     };
     let kept = chain(&mut warnings)?;

@@ -7,6 +7,7 @@ use crate::bucket::catalog::{PINS, REMOVED, TIMELINES, V1, V2};
 use crate::bucket::{Catalog, Kind, Listed};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
+use crate::job::scan::TAGS_UNREADABLE;
 use crate::store::lock::{self, Held, Lock, Wait};
 use serde::Serialize;
 
@@ -133,6 +134,9 @@ pub fn run(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)>
     let tagged = ctx.store.excluded_by_tag(&paths)?;
     for (&i, tagged) in wanted.iter().zip(tagged) {
         catalog.snapshots[i].excluded |= tagged;
+    }
+    if ctx.store.hides_tags() {
+        warnings.push(TAGS_UNREADABLE.to_owned());
     }
     let all = &catalog.snapshots;
     wanted.retain(|&i| all[i].excluded || all[i].removal_noted);
