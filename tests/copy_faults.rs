@@ -444,6 +444,32 @@ fn a_source_that_is_cleared_meanwhile() {
     }
 }
 
+/// A thread that panics fails its snapshot, and keeps nobody waiting.
+#[test]
+fn a_panic_is_a_failure_of_one_snapshot() {
+    let (send, ended) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let rt = runtime();
+        let (source, target) = (Place::memory(&small()), Place::memory(&Objects::new()));
+        // The first is that of the identity.
+        let strike = Strike {
+            call: Call::Copy,
+            nth: 2,
+            fault: Fault::Meanwhile,
+        };
+        let sides = Sides::new(&rt, &source, &target, [Vec::new(), vec![strike]]);
+        sides.to.meanwhile(|| panic!("on purpose"));
+        send.send(sides.run(&options(Form::default())).unwrap())
+            .unwrap();
+    });
+    let o = ended
+        .recv_timeout(Duration::from_secs(120))
+        .expect("it waits for a thread that died");
+    assert_eq!(o.reason, Some(Reason::Internal), "{:?}", o.message);
+    assert_eq!(o.failed, 1);
+    assert!(o.copied > 0);
+}
+
 /// Two clusters are copied to one empty place at once: the slower one is refused, and copies nothing.
 #[test]
 fn another_cluster_was_faster() {

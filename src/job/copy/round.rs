@@ -12,6 +12,7 @@ use crate::error::{Error, Reason, Result};
 use crate::job::Context;
 use crate::store::Published;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Transferred snapshots that wait for their names, at most.
@@ -128,7 +129,7 @@ impl Round<'_> {
             }
             if let Some((i, transferred)) = self.take_ready(&mut state) {
                 drop(state);
-                let done = self.name(i, &transferred);
+                let done = guarded(|| Ok(self.name(i, &transferred))).unwrap_or_else(Done::Failed);
                 drop(transferred);
                 state = lock();
                 state.naming.remove(&i);
@@ -144,7 +145,7 @@ impl Round<'_> {
                     continue;
                 }
                 drop(state);
-                let transferred = self.transfer(i);
+                let transferred = guarded(|| self.transfer(i));
                 state = lock();
                 match transferred {
                     Ok(t) => {
@@ -273,6 +274,12 @@ impl Round<'_> {
         }
         state.done.insert(i, done);
     }
+}
+
+/// Makes a panic a failure of one snapshot: the other threads would wait for the one that died.
+fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(work))
+        .unwrap_or_else(|_| Err(Error::internal("the copy of a snapshot panicked")))
 }
 
 /// Whether a full's notes are of interest.
