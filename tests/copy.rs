@@ -288,6 +288,42 @@ fn another_clusters_target_is_refused_unless_told() {
     assert_eq!(now["formerClusterIds"], serde_json::json!(["beef"]));
 }
 
+/// Nobody can restore what two clusters wrote to one place at one time.
+#[test]
+fn two_backups_are_not_mixed_where_no_identity_tells() {
+    let target = TempDir::new().unwrap();
+    let (theirs, ours) = (
+        fixtures_dir().join("kubernetes"),
+        fixtures_dir().join("etcd36-gzip"),
+    );
+    copies(&theirs, target.path(), &[]);
+    let before = objects_in(target.path());
+    assert_eq!(
+        refused(&ours, target.path(), &[]),
+        (65, "OtherCluster".into())
+    );
+    assert_eq!(objects_in(target.path()), before);
+    assert_eq!(copies(&ours, target.path(), &["--take-over"])["failed"], 0);
+    // What ended before the source began may be its own past.
+    let target = TempDir::new().unwrap();
+    copies(&ours, target.path(), &[]);
+    copies(&theirs, target.path(), &[]);
+}
+
+#[test]
+fn typing_errors_are_no_stores_and_no_answers() {
+    let (bucket, target) = (mixed(), TempDir::new().unwrap());
+    let (from, to) = (bucket.path(), target.path());
+    assert_eq!(refused(from, &to.join("v2"), &[]), (64, "Usage".into()));
+    let scheme = std::path::Path::new("s3:bucket");
+    assert_eq!(refused(from, scheme, &[]), (64, "Usage".into()));
+    for (value, code) in [("maybe", 64), ("true", 0), ("", 0)] {
+        let mut command = command(from, to, &["--dry-run"]);
+        let done = command.env("DELTAFOLD_TAKE_OVER", value).output().unwrap();
+        assert_eq!(done.status.code(), Some(code), "{value}");
+    }
+}
+
 #[test]
 fn a_conflict_is_told_and_the_rest_goes_on() {
     let (bucket, target) = (mixed(), TempDir::new().unwrap());

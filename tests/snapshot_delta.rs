@@ -463,6 +463,62 @@ fn a_cluster_behind_the_bucket_begins_a_new_timeline() {
     }
 }
 
+/// Who takes fulls alone must not bring back what was undone: the deltas of the history before lead on from
+/// no full of the new one.
+#[test]
+fn a_full_of_another_history_begins_a_new_timeline_too() {
+    // The same cluster, set back.
+    with_etcd(EtcdVersion::V3_6, |world| {
+        world.put("/a", "good");
+        world.snapshot("full", &[]).succeeded();
+        let old = world.folder().join("old");
+        world.restart(|data_dir| copy_dir(data_dir, &old));
+        let kept = world.revision();
+        world.put("/a", "bad");
+        world.delta(&[]);
+        world.truth.end();
+        world.restart(|data_dir| {
+            std::fs::remove_dir_all(data_dir).unwrap();
+            copy_dir(&old, data_dir);
+        });
+        assert_eq!(world.revision(), kept);
+        let done = world.snapshot("full", &[]).succeeded();
+        assert_eq!(why(&done.json), "ClusterBehind", "{}", done.json);
+        assert_eq!(done.json["timeline_began"], true, "{}", done.json);
+        let mut get = deltafold();
+        get.args([
+            "get",
+            "/a",
+            "--output",
+            "json",
+            "--store",
+            &world.prefix.url,
+        ]);
+        let (code, json, log) = run_json(&mut get);
+        assert_eq!(
+            (code, &json["revision"]),
+            (0, &kept.into()),
+            "{json}\n{log}"
+        );
+        let done = world.snapshot("full", &[]).succeeded();
+        assert_eq!(why(&done.json), "Requested", "{}", done.json);
+        assert_eq!(done.json["timeline_began"], false, "{}", done.json);
+    });
+    // Another one, as far.
+    with_etcd(EtcdVersion::V3_6, |world| {
+        world.put("/a", "1");
+        world.delta(&[]);
+        let saved = world.revision();
+        world.truth.end();
+        world.etcd = Etcd::start(EtcdVersion::V3_6, &world.folder().join("another"));
+        world.put("/a", "2");
+        assert_eq!(world.revision(), saved);
+        let done = world.snapshot("full", &["--take-over"]).succeeded();
+        assert_eq!(why(&done.json), "HistoryMismatch", "{}", done.json);
+        assert_eq!(done.json["timeline_began"], true, "{}", done.json);
+    });
+}
+
 #[test]
 fn an_old_full_is_followed_by_another() {
     with_etcd(EtcdVersion::V3_6, |world| {

@@ -47,10 +47,10 @@ pub(super) struct ApplyArgs {
     #[arg(long, env = "DELTAFOLD_PREFIX", value_name = "P")]
     prefix: OsString,
     /// Write; without it only what differs is shown
-    #[arg(long, env = "DELTAFOLD_EXECUTE", value_parser = clap::builder::FalseyValueParser::new())]
+    #[arg(long, env = "DELTAFOLD_EXECUTE", value_parser = super::yes_or_no)]
     execute: bool,
     /// Also delete the live keys with the prefix that the backup does not have
-    #[arg(long, env = "DELTAFOLD_DELETE_EXTRA", value_parser = clap::builder::FalseyValueParser::new())]
+    #[arg(long, env = "DELTAFOLD_DELETE_EXTRA", value_parser = super::yes_or_no)]
     delete_extra: bool,
     /// The most keys in a transaction: etcd's own flag of this name
     #[arg(long, env = "DELTAFOLD_MAX_TXN_OPS", value_name = "N", default_value_t = MAX_TXN_OPS as u32, value_parser = clap::value_parser!(u32).range(1..))]

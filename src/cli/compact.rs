@@ -54,7 +54,7 @@ pub(super) struct CompactArgs {
     )]
     compression: CompressionChoice,
     /// Only say what would be done
-    #[arg(long, env = "DELTAFOLD_DRY_RUN", value_parser = clap::builder::FalseyValueParser::new())]
+    #[arg(long, env = "DELTAFOLD_DRY_RUN", value_parser = super::yes_or_no)]
     dry_run: bool,
     #[command(flatten)]
     leases: LeaseArgs,

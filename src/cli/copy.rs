@@ -12,7 +12,6 @@ use crate::mvcc::history::parse_duration;
 use crate::store::{self, Cancel};
 use crate::telemetry::metrics::Metrics;
 use clap::Args;
-use clap::builder::FalseyValueParser;
 use std::fmt::Write;
 use std::path::Path;
 use std::time::Duration;
@@ -81,13 +80,13 @@ pub(super) struct CopyArgs {
     #[arg(long, env = "DELTAFOLD_MAX_BACKUP_AGE", value_name = "DAYS")]
     max_backup_age: Option<u32>,
     /// Wait first until the source's newest full snapshot is marked final
-    #[arg(long, env = "DELTAFOLD_WAIT_FOR_FINAL", value_parser = FalseyValueParser::new())]
+    #[arg(long, env = "DELTAFOLD_WAIT_FOR_FINAL", value_parser = super::yes_or_no)]
     wait_for_final: bool,
     /// Copy what is there when it has not come for so long; 0s: wait for ever
     #[arg(long, env = "DELTAFOLD_WAIT_TIMEOUT", value_name = "DURATION", default_value = "0s", value_parser = parse_time_span)]
     wait_timeout: Duration,
     /// Go on copying what comes, until it is stopped
-    #[arg(long, env = "DELTAFOLD_FOLLOW", value_parser = FalseyValueParser::new(), conflicts_with = "dry_run")]
+    #[arg(long, env = "DELTAFOLD_FOLLOW", value_parser = super::yes_or_no, conflicts_with = "dry_run")]
     follow: bool,
     /// How often the source is listed, while it is waited for or followed
     #[arg(long, env = "DELTAFOLD_INTERVAL", value_name = "DURATION", default_value = "60s", value_parser = parse_interval)]
@@ -104,19 +103,19 @@ pub(super) struct CopyArgs {
     #[arg(
         long,
         env = "DELTAFOLD_DECRYPT",
-        value_parser = FalseyValueParser::new(),
+        value_parser = super::yes_or_no,
         conflicts_with_all = ["age_recipient", "age_recipients_file"],
         help_heading = "Encryption"
     )]
     decrypt: bool,
     /// Copy excluded snapshots, too, with their marks
-    #[arg(long, env = "DELTAFOLD_INCLUDE_EXCLUDED", value_parser = FalseyValueParser::new())]
+    #[arg(long, env = "DELTAFOLD_INCLUDE_EXCLUDED", value_parser = super::yes_or_no)]
     include_excluded: bool,
     /// Copy although the target is the backup of another cluster; from now on it is the source's
-    #[arg(long, env = "DELTAFOLD_TAKE_OVER", value_parser = FalseyValueParser::new())]
+    #[arg(long, env = "DELTAFOLD_TAKE_OVER", value_parser = super::yes_or_no)]
     take_over: bool,
     /// Only say what would be done
-    #[arg(long, env = "DELTAFOLD_DRY_RUN", value_parser = FalseyValueParser::new())]
+    #[arg(long, env = "DELTAFOLD_DRY_RUN", value_parser = super::yes_or_no)]
     dry_run: bool,
     /// Snapshots under way at once; each holds about 32 MiB [default: as many as threads]
     #[arg(long, env = "DELTAFOLD_PARALLEL", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256), help_heading = "Means")]
@@ -184,9 +183,7 @@ impl CopyArgs {
     fn stores(&self, cancel: &Cancel) -> Result<(Context, Context)> {
         let from_options = parse_options(&self.from_option, "--from-option")?;
         let to_options = parse_options(&self.to_option, "--to-option")?;
-        if !self.dry_run {
-            store::open::make_folder(&self.to)?;
-        }
+        store::open::refuse_layout(&self.to, "--to")?;
         if place(&self.from) == place(&self.to) && from_options == to_options {
             return Err(Error::new(
                 Reason::Usage,
@@ -197,11 +194,23 @@ impl CopyArgs {
             self.means.context_with(nth, cancel, |options, handle| {
                 let all: Vec<_> = options.iter().chain(own).cloned().collect();
                 let opened = store::open(url, &all, handle);
-                opened.map_err(|e| Error::new(e.reason(), e.to_string().replace("--store ", flag)))
+                // The messages are of one store, and here are two.
+                opened.map_err(|e| {
+                    let said = e
+                        .to_string()
+                        .replace("--store-option", &format!("{flag}-option"));
+                    let said = said.replace("--store ", &format!("{flag} "));
+                    let at_end = said.strip_suffix("--store");
+                    let said = at_end.map(|s| format!("{s}{flag}")).unwrap_or(said);
+                    Error::new(e.reason(), said)
+                })
             })
         };
-        let mut from = open(1, &self.from, &from_options, "--from ")?;
-        let mut to = open(2, &self.to, &to_options, "--to ")?;
+        let mut from = open(1, &self.from, &from_options, "--from")?;
+        if !self.dry_run {
+            store::open::make_folder(&self.to)?;
+        }
+        let mut to = open(2, &self.to, &to_options, "--to")?;
         // One limit for each direction: that of the source is read, that of the target written, and read back.
         from.store = self.bandwidth.limited(from.store);
         to.store = self.bandwidth.limited(to.store);
@@ -257,6 +266,11 @@ fn in_words(o: &Outcome) -> String {
     let mut s = String::new();
     // Writing to a String cannot fail.
     let _ = match o.status {
+        Status::NothingToDo if o.failed == 0 && o.kept == 0 => writeln!(
+            s,
+            "copied nothing to {}: nothing of what is there is wanted and can be used",
+            o.to
+        ),
         Status::NothingToDo if o.failed == 0 => {
             writeln!(s, "nothing to do: {} has all that is wanted", o.to)
         }

@@ -89,7 +89,7 @@ pub(super) struct GcArgs {
     #[arg(long, env = "DELTAFOLD_STAGING_AGE", value_name = "DURATION", default_value = "24h", value_parser = parse_time)]
     staging_age: TimeDelta,
     /// Do it; without this nothing is changed
-    #[arg(long, env = "DELTAFOLD_APPLY", value_parser = clap::builder::FalseyValueParser::new())]
+    #[arg(long, env = "DELTAFOLD_APPLY", value_parser = super::yes_or_no)]
     apply: bool,
     #[command(flatten)]
     metrics: MetricsArgs,

@@ -44,7 +44,7 @@ pub(super) struct GetArgs {
     #[arg(long, env = "DELTAFOLD_PREFIX", value_name = "P")]
     prefix: Option<OsString>,
     /// Print the bytes of KEY's value and nothing else
-    #[arg(long, env = "DELTAFOLD_RAW", value_parser = clap::builder::FalseyValueParser::new())]
+    #[arg(long, env = "DELTAFOLD_RAW", value_parser = super::yes_or_no)]
     raw: bool,
     #[command(flatten)]
     state: StateArgs,

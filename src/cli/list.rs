@@ -23,7 +23,7 @@ pub(super) struct ListArgs {
     #[command(flatten)]
     pub(super) store: StoreArgs,
     /// Read the contents too, not only the names
-    #[arg(long, env = "DELTAFOLD_DEEP", value_parser = clap::builder::FalseyValueParser::new())]
+    #[arg(long, env = "DELTAFOLD_DEEP", value_parser = super::yes_or_no)]
     deep: bool,
 }
 

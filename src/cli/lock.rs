@@ -53,7 +53,7 @@ pub(super) struct LockArgs {
     #[arg(long, env = "DELTAFOLD_CHAIN", value_name = "NAME")]
     chain: Option<String>,
     /// Only say what would be done
-    #[arg(long, env = "DELTAFOLD_DRY_RUN", value_parser = clap::builder::FalseyValueParser::new())]
+    #[arg(long, env = "DELTAFOLD_DRY_RUN", value_parser = super::yes_or_no)]
     dry_run: bool,
 }
 

@@ -52,7 +52,7 @@ pub(super) struct MaintainArgs {
     #[arg(long, env = "DELTAFOLD_QUOTA_BACKEND_BYTES", value_name = "SIZE", value_parser = parse_size)]
     quota_backend_bytes: Option<u64>,
     /// Only say what would be done
-    #[arg(long, env = "DELTAFOLD_DRY_RUN", value_parser = clap::builder::FalseyValueParser::new())]
+    #[arg(long, env = "DELTAFOLD_DRY_RUN", value_parser = super::yes_or_no)]
     dry_run: bool,
     /// The folder that holds v2/: nothing is compacted that is not saved in it
     #[arg(

@@ -356,6 +356,15 @@ fn parse_time(s: &str) -> Result<DateTime<Utc>, String> {
         })
 }
 
+/// The value of a flag's variable. An empty one is a Kubernetes template's way to say no.
+fn yes_or_no(s: &str) -> Result<bool, String> {
+    match s.to_ascii_lowercase().as_str() {
+        "true" | "yes" | "on" | "y" | "t" | "1" => Ok(true),
+        "" | "false" | "no" | "off" | "n" | "f" | "0" => Ok(false),
+        _ => Err("it is neither true nor false".to_owned()),
+    }
+}
+
 /// Flags of which one excludes the other.
 const EXCLUSIVE: [(&str, &str); 10] = [
     ("store", "snapshot"),

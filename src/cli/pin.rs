@@ -32,7 +32,7 @@ pub(super) struct PinArgs {
     )]
     reason: Option<String>,
     /// Let it go
-    #[arg(long, env = "DELTAFOLD_UNPIN", value_parser = clap::builder::FalseyValueParser::new())]
+    #[arg(long, env = "DELTAFOLD_UNPIN", value_parser = super::yes_or_no)]
     unpin: bool,
     #[command(flatten)]
     store: StoreArgs,

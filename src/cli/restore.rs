@@ -94,7 +94,7 @@ pub(super) struct RestoreArgs {
     #[command(flatten)]
     peers: super::peers::PeerArgs,
     /// Only say what would be done
-    #[arg(long, env = "DELTAFOLD_DRY_RUN", help_heading = "Output", value_parser = clap::builder::FalseyValueParser::new())]
+    #[arg(long, env = "DELTAFOLD_DRY_RUN", help_heading = "Output", value_parser = super::yes_or_no)]
     dry_run: bool,
 }
 
@@ -180,7 +180,7 @@ struct ContentArgs {
     #[arg(long, env = "DELTAFOLD_BUMP_REVISION", value_name = "N", requires = "mark_compacted", value_parser = clap::value_parser!(i64).range(1..))]
     bump_revision: Option<i64>,
     /// Count all below the raised revision as compacted, so that clients list anew; no history is kept
-    #[arg(long, env = "DELTAFOLD_MARK_COMPACTED", requires = "bump_revision", value_parser = clap::builder::FalseyValueParser::new())]
+    #[arg(long, env = "DELTAFOLD_MARK_COMPACTED", requires = "bump_revision", value_parser = super::yes_or_no)]
     mark_compacted: bool,
     /// keep: keys stay attached to their leases; drop: no key has one, and none expires
     #[arg(

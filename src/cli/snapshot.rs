@@ -67,7 +67,7 @@ struct CommonArgs {
     /// The first snapshot records the cluster's ID in the prefix, and any other cluster is refused. A cluster
     /// that was restored with other peer URLs or another token has another ID. Where the ID is the same, this
     /// does nothing.
-    #[arg(long, env = "DELTAFOLD_TAKE_OVER", help_heading = "Store", value_parser = clap::builder::FalseyValueParser::new())]
+    #[arg(long, env = "DELTAFOLD_TAKE_OVER", help_heading = "Store", value_parser = super::yes_or_no)]
     take_over: bool,
     #[command(flatten)]
     leases: LeaseArgs,
@@ -79,6 +79,7 @@ impl CommonArgs {
     /// What is needed to take snapshots; nothing is sent to etcd yet.
     fn open(&self, cancel: &Cancel) -> Result<(Context, Taking)> {
         let way = self.live.connector(cancel)?;
+        store::open::refuse_layout(&self.store, "--store")?;
         store::open::make_folder(&self.store)?;
         let mut ctx = self.means.context(&self.store, cancel)?;
         ctx.store = self.bandwidth.limited(ctx.store);
@@ -110,7 +111,7 @@ struct FullArgs {
     #[command(flatten)]
     common: CommonArgs,
     /// Mark it as the last snapshot of a cluster that is given up
-    #[arg(long = "final", env = "DELTAFOLD_FINAL", value_parser = clap::builder::FalseyValueParser::new())]
+    #[arg(long = "final", env = "DELTAFOLD_FINAL", value_parser = super::yes_or_no)]
     is_final: bool,
 }
 
@@ -197,7 +198,7 @@ struct FollowArgs {
     #[arg(long, env = "DELTAFOLD_BUFFER_BYTES", value_name = "SIZE", default_value = "64MiB", value_parser = parse_size)]
     buffer_bytes: u64,
     /// When it is stopped, save a full, too, marked as the last of a cluster that is given up
-    #[arg(long = "final", env = "DELTAFOLD_FINAL", value_parser = clap::builder::FalseyValueParser::new())]
+    #[arg(long = "final", env = "DELTAFOLD_FINAL", value_parser = super::yes_or_no)]
     is_final: bool,
     /// How long saving may take after SIGTERM
     #[arg(long, env = "DELTAFOLD_SHUTDOWN_TIMEOUT", value_name = "DURATION", default_value = "25s", value_parser = parse_age)]

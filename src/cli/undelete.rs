@@ -29,7 +29,7 @@ pub(super) struct UndeleteArgs {
     #[arg(value_name = "NAME", required_unless_present = "all")]
     names: Vec<String>,
     /// All that gc removed
-    #[arg(long, env = "DELTAFOLD_ALL", conflicts_with = "names", value_parser = clap::builder::FalseyValueParser::new())]
+    #[arg(long, env = "DELTAFOLD_ALL", conflicts_with = "names", value_parser = super::yes_or_no)]
     all: bool,
     #[command(flatten)]
     store: StoreArgs,

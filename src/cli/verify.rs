@@ -59,7 +59,7 @@ pub(super) struct VerifyArgs {
     ///
     /// Without it, at the chain that a restore of the newest state would use, and at what is needed to tell
     /// which that is.
-    #[arg(long, env = "DELTAFOLD_ALL_CHAINS", conflicts_with = "endpoints", help_heading = "Backup", value_parser = clap::builder::FalseyValueParser::new())]
+    #[arg(long, env = "DELTAFOLD_ALL_CHAINS", conflicts_with = "endpoints", help_heading = "Backup", value_parser = super::yes_or_no)]
     all_chains: bool,
     /// Start this etcd on what is restored: it must hold what was folded, and take a write
     ///

@@ -78,6 +78,11 @@ struct Means {
     options: Vec<(String, String)>,
 }
 
+/// The schemes of stores.
+const SCHEMES: [&str; 10] = [
+    "file", "s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "swift", "oss",
+];
+
 /// Opens `url`: `s3://bucket/prefix`, `gs://…`, `az://…`, `swift://container/prefix`, `oss://…`,
 /// `file:///dir/prefix` or a plain path.
 ///
@@ -88,6 +93,15 @@ struct Means {
 pub fn open(url: &str, options: &[(String, String)], handle: Handle) -> Result<Store> {
     let parsed = match Url::parse(url) {
         Ok(u) if url.contains("://") => u,
+        Ok(u) if SCHEMES.contains(&u.scheme()) => {
+            return Err(Error::new(
+                Reason::Usage,
+                format!(
+                    "--store {url} lacks the slashes: use {}://… (a folder of this name is ./{url})",
+                    u.scheme()
+                ),
+            ));
+        }
         _ => return open_local(url, url, options, handle),
     };
     // abfss://container@account.… is Azure's own form.
@@ -282,6 +296,23 @@ fn certificates(pem: &[u8], what: &str) -> Result<Vec<Certificate>> {
     }
 }
 
+/// Refuses a URL that names the folder of a layout, which is made below the one that is named: the usual mistake
+/// of who comes from a tool whose prefix ends so.
+///
+/// # Errors
+/// `Usage`.
+pub fn refuse_layout(url: &str, flag: &str) -> Result<()> {
+    match url.trim_end_matches('/').rsplit('/').next() {
+        Some(layout @ ("v1" | "v2")) => Err(Error::new(
+            Reason::Usage,
+            format!(
+                "{flag} {url} ends in {layout}: name the folder above it, the one that holds {layout}/"
+            ),
+        )),
+        _ => Ok(()),
+    }
+}
+
 /// Makes the folder of a local `url` that is not there yet, if the one above it is: a first snapshot is
 /// saved into an empty store. Whatever else is wrong with the URL, [`open`] tells.
 ///
@@ -293,6 +324,7 @@ pub fn make_folder(url: &str) -> Result<()> {
             "file" => u.to_file_path().ok(),
             _ => None,
         },
+        Ok(u) if SCHEMES.contains(&u.scheme()) => None,
         _ => Some(std::path::PathBuf::from(url)),
     };
     let Some(dir) = dir.filter(|d| !d.as_os_str().is_empty()) else {

@@ -351,8 +351,6 @@ impl<'a> Copier<'a> {
 
     /// Lists and copies until nothing is left that another listing may settle. Gives what failed.
     fn rounds(&mut self, first: bool) -> Result<Option<Error>> {
-        let dry_run = self.options.dry_run;
-        identity::carry(self.from, self.to, self.options.take_over, dry_run)?;
         if first && !self.options.dry_run {
             self.to.store.clean_staging(Utc::now());
         }
@@ -363,6 +361,11 @@ impl<'a> Copier<'a> {
                 Err(e) if round > 1 && e.reason() != Reason::Terminated => return Ok(Some(e)),
                 Err(e) => return Err(e),
             };
+            if round == 1 {
+                self.refuse_strangers(&listings)?;
+                let (take_over, dry_run) = (self.options.take_over, self.options.dry_run);
+                identity::carry(self.from, self.to, take_over, dry_run)?;
+            }
             let plan = plan(
                 &listings.source,
                 &listings.target,
@@ -406,6 +409,25 @@ impl<'a> Copier<'a> {
             tracing::info!("looking again: something changed or failed meanwhile");
         }
         Ok(None)
+    }
+
+    /// Two backups in one place can be restored by nobody. Where identities do not tell, snapshots of one time of
+    /// which none is in both stores do.
+    fn refuse_strangers(&self, Listings { source, target }: &Listings) -> Result<()> {
+        if self.options.take_over
+            || both_recorded(self.from, self.to)?
+            || !are_strangers(source, target)
+        {
+            return Ok(());
+        }
+        Err(Error::new(
+            Reason::OtherCluster,
+            format!(
+                "{} holds other snapshots of the same time as {}, and they have none in common: it looks like the backup of another cluster; check --from and --to, or say --take-over if both are one's",
+                self.to.store.url(),
+                self.from.store.url()
+            ),
+        ))
     }
 
     /// Lists both stores.
@@ -691,6 +713,28 @@ fn conflict(name: &str) -> Error {
             "{name} is another object than the source's: look at both, and delete the wrong one"
         ),
     )
+}
+
+/// Whether both stores tell whose backup they are.
+fn both_recorded(from: &Context, to: &Context) -> Result<bool> {
+    use crate::job::identity::read;
+    Ok(read(&from.store)?.is_some() && read(&to.store)?.is_some())
+}
+
+/// Whether the stores have no snapshot in common, although the target's go on after the source's began.
+fn are_strangers(source: &Catalog, target: &Catalog) -> bool {
+    let names = |c: &Catalog| -> HashSet<String> {
+        let all = c.snapshots.iter();
+        all.map(|s| plan::identity(&s.path, &s.name)).collect()
+    };
+    let oldest = source.snapshots.iter().map(|s| s.name.created).min();
+    let newest = target.snapshots.iter().map(|s| s.name.created).max();
+    match (oldest, newest) {
+        (Some(oldest), Some(newest)) if newest >= oldest => {
+            names(source).is_disjoint(&names(target))
+        }
+        _ => false,
+    }
 }
 
 /// A snapshot of the target that was encrypted on its way there, and one that would now come as plain text: somebody

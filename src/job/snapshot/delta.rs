@@ -2,7 +2,7 @@
 
 use super::known;
 use super::pending::{Encoded, Pending};
-use super::saved::FullReason;
+use super::saved::{FullReason, behind};
 use super::saver::Saver;
 use super::{Outcome, Taking, Tell};
 use crate::bucket::codec::CompressionChoice;
@@ -113,6 +113,43 @@ pub fn same_history(
     Ok(match feed.verify()? {
         None => Ok(saved.last),
         Some(ended) => Err(saver.because(ended).1),
+    })
+}
+
+/// Why a full of this cluster begins another history than the store's newest, if it does: it is behind, or
+/// holds other changes at the last saved revision. Where that cannot be told it is taken for the same.
+///
+/// # Errors
+/// Those of a way to etcd and to the store.
+pub(super) fn another_history(
+    ctx: &Context,
+    taking: &Taking,
+    saver: &mut Saver<'_>,
+) -> Result<Option<(FullReason, String)>> {
+    let Some(Ok(saved)) = saver.saved().cloned() else {
+        return Ok(None);
+    };
+    let cluster = Cluster::look(&taking.way)?;
+    if cluster.revision < saved.last.0 {
+        return Ok(Some(behind(saved.last, cluster.revision)));
+    }
+    let position = match known::position(ctx, &saved) {
+        Ok(position) => position,
+        Err(e) if e.reason() == Reason::CannotDecrypt || known::full_instead(&e).is_some() => {
+            saver.warn(format!(
+                "whether the cluster has the store's history cannot be told: {e}"
+            ));
+            return Ok(None);
+        }
+        Err(e) => return Err(e),
+    };
+    let endpoints = endpoints(&cluster, &taking.way);
+    let mut feed =
+        Feed::new(taking.way.clone(), endpoints, position).of_cluster(cluster.cluster_id);
+    Ok(match feed.verify()? {
+        // What was compacted away tells nothing.
+        None | Some(Ended::Compacted { .. }) => None,
+        Some(ended) => Some(saver.because(ended)),
     })
 }
 

@@ -215,10 +215,13 @@ pub fn full(ctx: &Context, taking: &Taking, is_final: bool, tell: &Tell) -> Resu
             FullReason::EmptyBucket,
             "the store holds no snapshot".to_owned(),
         ),
-        Some(_) => (
-            FullReason::Requested,
-            "a full snapshot was asked for".to_owned(),
-        ),
+        Some(_) => match delta::another_history(ctx, taking, &mut saver)? {
+            Some(why) => why,
+            None => (
+                FullReason::Requested,
+                "a full snapshot was asked for".to_owned(),
+            ),
+        },
     };
     let begun = Instant::now();
     let ended = saver
