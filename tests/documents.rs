@@ -875,7 +875,7 @@ fn flags(text: &str) -> BTreeSet<&str> {
 #[test]
 fn every_flag_that_is_mentioned_exists() {
     /// Those of cargo, etcd's tools and aws.
-    const OTHERS: [&str; 10] = [
+    const OTHERS: [&str; 11] = [
         "--bench",
         "--release",
         "--test",
