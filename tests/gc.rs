@@ -363,6 +363,8 @@ fn what_is_left_behind_goes_and_what_is_not_ours_stays() {
         "deltafold-removed/Incr-00000001-00000002-1700000000",
         "v2/Full-00000000-00000001-1700000000.gz.exclude",
         "deltafold-staging/Full-00000000-00000009-100.gz.0000000000000abc.17.99.0000000000000003",
+        // As object_store leaves it where it is killed.
+        "deltafold-staging/Full-00000000-00000009-100.gz.0000000000000abc.17.99.0000000000000004#1",
     ];
     let foreign = [
         "v2/notes.txt",
@@ -382,7 +384,9 @@ fn what_is_left_behind_goes_and_what_is_not_ours_stays() {
     for path in &ours[..4] {
         assert_eq!(young[*path], "Young");
     }
-    assert_eq!(young[ours[4]], "InUse");
+    for path in &ours[4..] {
+        assert_eq!(young[*path], "InUse");
+    }
     for path in ours.iter().chain(&foreign) {
         let file = fs::File::options()
             .write(true)
@@ -854,4 +858,76 @@ fn a_pinned_chain_keeps_what_was_removed_of_it() {
     gc(b, &keep_nothing(&["--apply"]));
     state(b.path(), 1800);
     assert!(!snapshots(&b.objects()).contains(&past.full(BASE, 10)));
+}
+
+/// A chain that is locked is meant to be used: it is not excluded either.
+#[test]
+fn what_is_locked_is_not_excluded() {
+    let server = Server::start();
+    let p = &server.past;
+    server.fill("locked", Kind::Locked);
+    let store = server.minio.s3().open("s3://locked/p", server.rt.handle());
+    let locked = p.full(1499, 7);
+    let retention = Retention {
+        mode: Mode::Governance,
+        until: Utc::now() + TimeDelta::days(2),
+    };
+    store.retain(&locked, None, &retention).unwrap();
+    for apply in [
+        &["--purge-after", "1d"][..],
+        &["--purge-after", "1d", "--apply"],
+    ] {
+        let told = server.gc("locked", apply);
+        let objects = told["objects"].as_array().unwrap();
+        let o = objects.iter().find(|o| o["path"] == *locked).unwrap();
+        assert_eq!(
+            (&o["decision"], &o["fate"]),
+            (&"Remove".into(), &"Locked".into())
+        );
+    }
+    let tags = |path: &str| {
+        let key = format!("p/{path}");
+        server.rt.block_on(server.minio.tags("locked", &key)).len()
+    };
+    assert_eq!(tags(&locked), 0);
+    assert_eq!(tags(&p.delta(1801, 2100, 3)), 1);
+}
+
+/// What somebody excluded for being broken must not make the rest look superfluous.
+#[test]
+fn nothing_is_removed_where_tags_must_not_be_read() {
+    let server = Server::start();
+    let p = &server.past;
+    server.fill("tags", Kind::Plain);
+    let bad = format!("p/{}", p.full(2100, 1));
+    let set = server
+        .minio
+        .set_tag("tags", &bad, "x-etcd-snapshot-exclude", "true");
+    server.rt.block_on(set);
+    let before = snapshots(&server.objects("tags"));
+    let role = denying(server.minio.endpoint(), |line| line.contains("tagging="));
+    let run = |args: &[&str]| {
+        let mut c: Command = deltafold();
+        c.args(
+            [
+                &["gc", "--output", "json", "--store", "s3://tags/p"],
+                &NOTHING[..],
+                args,
+            ]
+            .concat(),
+        )
+        .envs(role.env());
+        run_json(&mut c)
+    };
+    let (code, told, stderr) = run(&[]);
+    assert_eq!(code, 0, "{stderr}");
+    let warnings = told["warnings"].to_string();
+    assert!(warnings.contains("s3:GetObjectTagging"), "{warnings}");
+    let (code, told, stderr) = run(&["--apply"]);
+    assert_eq!(
+        (code, &told["reason"]),
+        (77, &"PermissionDenied".into()),
+        "{stderr}"
+    );
+    assert_eq!(snapshots(&server.objects("tags")), before);
 }

@@ -112,9 +112,7 @@ fn run(
 
 fn of_v2(objects: &Objects) -> BTreeSet<String> {
     let names = objects.keys().filter(|p| p.starts_with("v2/"));
-    // Marks of nothing go when they are a day old. What object_store was writing to a folder when it was
-    // killed has a name that nobody reads.
-    let names = names.filter(|p| !p.contains('#'));
+    // Marks of nothing go when they are a day old.
     let names = names.filter(|p| {
         let of = p.strip_suffix(".exclude");
         of.is_none_or(|of| objects.contains_key(of))

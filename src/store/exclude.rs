@@ -28,6 +28,8 @@ pub struct ExcludeTags {
     kind: Kind,
     /// After one refusal no further requests are made.
     refused: Arc<AtomicBool>,
+    /// It was for lack of a right: there may be tags.
+    denied: Arc<AtomicBool>,
 }
 
 #[derive(Clone)]
@@ -81,6 +83,14 @@ impl ExcludeTags {
         ExcludeTags {
             kind,
             refused: Arc::default(),
+            denied: Arc::default(),
+        }
+    }
+
+    fn note_refusal(&self, why: &Error) {
+        self.refused.store(true, Ordering::Relaxed);
+        if why.reason() == Reason::PermissionDenied {
+            self.denied.store(true, Ordering::Relaxed);
         }
     }
 
@@ -91,6 +101,11 @@ impl ExcludeTags {
     /// Whether the store would not tell: then nothing counts as excluded by a tag.
     pub(super) fn was_refused(&self) -> bool {
         self.refused.load(Ordering::Relaxed)
+    }
+
+    /// Whether it would not for lack of a right.
+    pub(super) fn was_denied(&self) -> bool {
+        self.denied.load(Ordering::Relaxed)
     }
 
     pub(super) async fn is_excluded(
@@ -109,9 +124,9 @@ impl ExcludeTags {
         Ok(match told {
             Told::Yes(tags) => is_set(&tags),
             Told::Gone => false,
-            Told::Refused(_) | Told::Lied(_) => {
+            Told::Refused(e) | Told::Lied(e) => {
                 // Many backup roles may not read tags, some servers have none.
-                self.refused.store(true, Ordering::Relaxed);
+                self.note_refusal(&e);
                 false
             }
         })
@@ -208,7 +223,7 @@ impl ExcludeTags {
             // Written unread, the tags of others would be lost.
             Told::Gone => return Ok(Told::Gone),
             Told::Refused(e) | Told::Lied(e) => {
-                self.refused.store(true, Ordering::Relaxed);
+                self.note_refusal(&e);
                 return Ok(Told::Refused(e));
             }
         };

@@ -341,6 +341,11 @@ impl Store {
         self.tags.was_refused()
     }
 
+    /// Whether it refused for lack of a right: there may be tags that nobody here sees.
+    pub fn denies_tags(&self) -> bool {
+        self.tags.was_denied()
+    }
+
     /// Whether an object is there.
     ///
     /// # Errors

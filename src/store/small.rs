@@ -1,17 +1,37 @@
 //! Small objects beside the snapshots, and the deletion of objects.
 
-use super::errors::store_error;
+use super::errors::{io_cause, store_error};
+use super::staging::StagingName;
 use super::{Published, Store, Upload};
 use crate::error::{Error, Reason, Result};
 use futures::StreamExt;
 use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
 use std::collections::HashSet;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
+use std::path::Path;
 
 /// Deletions asked for at once, and held in memory.
 const BATCH: usize = 1000;
 /// Single requests under way at once.
 const AT_ONCE: usize = 16;
+
+/// Runs that remove the staging folder in the same moment, one after the other.
+const STAGING_TRIES: u32 = 100;
+
+fn is_missing(e: &object_store::Error) -> bool {
+    matches!(e, object_store::Error::NotFound { .. }) || io_cause(e) == Some(ErrorKind::NotFound)
+}
+
+/// Deletes a file as it is listed: object_store cannot name one whose name has a `#`.
+fn delete_local(root: &Path, below: &str) -> Result<()> {
+    let file = root.join(below);
+    match std::fs::remove_file(&file) {
+        Err(e) if e.kind() != ErrorKind::NotFound => {
+            Err(Error::io(format!("delete {}", file.display()), e))
+        }
+        _ => Ok(()),
+    }
+}
 
 impl Store {
     /// Reads a small object; `None` where it is not there.
@@ -68,10 +88,35 @@ impl Store {
     /// # Errors
     /// The store's.
     pub fn replace_small(&self, below: &str, content: &[u8]) -> Result<()> {
+        let failed = |e| store_error(format!("write {}", self.name(below)), e);
         let payload = PutPayload::from(content.to_vec());
-        self.block_on(self.inner.put(&self.path(below), payload))?
-            .map_err(|e| store_error(format!("write {}", self.name(below)), e))?;
-        Ok(())
+        if self.local_root.is_none() {
+            let put = self.block_on(self.inner.put(&self.path(below), payload))?;
+            return put.map(|_| ()).map_err(failed);
+        }
+        // Written in place it would leave a file `<name>#<number>` beside it where it is killed.
+        let hint = below.rsplit('/').next().unwrap_or(below);
+        let name = StagingName::new(hint);
+        let at = self.path(&name.path);
+        let mut tries = STAGING_TRIES;
+        let written = loop {
+            match self.block_on(self.inner.put(&at, payload.clone()))? {
+                // Another run removes the empty folder while this one makes it.
+                Err(e) if is_missing(&e) && tries > 0 => tries -= 1,
+                written => break written,
+            }
+        };
+        let named = match written {
+            Ok(_) => self.block_on(self.inner.rename(&at, &self.path(below)))?,
+            Err(e) => Err(e),
+        };
+        if named.is_err()
+            && let Err(e) = self.clean_up(self.inner.delete(&at))
+        {
+            tracing::warn!(staging = %name.path, "a staging object is left behind: {e}");
+        }
+        // The folder stays: others write to it at this moment.
+        named.map_err(failed)
     }
 
     /// Deletes an object; one that is not there is deleted.
@@ -79,6 +124,10 @@ impl Store {
     /// # Errors
     /// The store's.
     pub fn delete(&self, below: &str) -> Result<()> {
+        if let Some(root) = &self.local_root {
+            self.cancel.check()?;
+            return delete_local(root, below);
+        }
         match self.block_on(self.inner.delete(&self.path(below)))? {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
             Err(e) => Err(store_error(format!("delete {}", self.name(below)), e)),
@@ -94,6 +143,13 @@ impl Store {
         paths: &[String],
         mut each: impl FnMut(&str, Result<()>),
     ) -> Result<()> {
+        if let Some(root) = &self.local_root {
+            for path in paths {
+                self.cancel.check()?;
+                each(path, delete_local(root, path));
+            }
+            return Ok(());
+        }
         for batch in paths.chunks(BATCH) {
             let locations: Vec<_> = batch.iter().map(|p| Ok(self.path(p))).collect();
             let deleted: HashSet<_> = self.block_on(

@@ -94,19 +94,19 @@ pub(super) fn tell_locked(
     now: DateTime<Utc>,
     applied: &mut Applied,
 ) -> Result<()> {
-    let goes: HashSet<&str> = goes(&applied.objects, Decision::Delete).collect();
-    let hidden = Hidden::list(ctx, options, now, &goes, &mut applied.warnings)?;
+    let to_delete: HashSet<&str> = goes(&applied.objects, Decision::Delete).collect();
+    let hidden = Hidden::list(ctx, options, now, &to_delete, &mut applied.warnings)?;
     let lockings = Lockings::new(ctx, now);
     // An unfinished upload is no object.
-    let is_object = |o: &Object| o.decision == Decision::Delete && o.kind != Kind::Upload;
-    let delete: Vec<usize> = (0..applied.objects.len())
+    let is_object = |o: &Object| o.decision != Decision::Keep && o.kind != Kind::Upload;
+    let goes: Vec<usize> = (0..applied.objects.len())
         .filter(|&i| is_object(&applied.objects[i]))
         .collect();
     if hidden.may_keep_versions() {
-        let found = in_parallel(&delete, |&i| {
+        let found = in_parallel(&goes, |&i| {
             hidden.locked(&lockings, &applied.objects[i].path)
         });
-        for (i, locked) in delete.into_iter().zip(found) {
+        for (i, locked) in goes.into_iter().zip(found) {
             if let Some(until) = locked? {
                 applied.objects[i].fate = Some(Fate::Locked);
                 applied.objects[i].locked_until = until;
@@ -298,6 +298,12 @@ fn remove(
     let mut results: Vec<(usize, Fated)> = Vec::new();
     let excluded = in_parallel(&exclude, |t| {
         let s = snapshot(t);
+        // What is locked is meant to be used.
+        if hidden.may_keep_versions()
+            && let Some(until) = hidden.locked(lockings, &s.path)?
+        {
+            return Ok((Fate::Locked, until));
+        }
         let why = first.why[t.i].as_str();
         exclude_one(ctx, &s.path, &s.name.to_string(), why, t.noted, now)
     });

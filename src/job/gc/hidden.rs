@@ -166,12 +166,13 @@ impl Hidden {
             }
             Versioning::Enabled | Versioning::Suspended => hidden.keeps = Keeps::Yes,
         }
-        let age = options
-            .retention
-            .purge_after
-            .unwrap_or_default()
-            .max(options.staging_age);
+        let retention = &options.retention;
+        let purge_after = retention.purge_after.unwrap_or_default();
+        let age = purge_after.max(options.staging_age);
         let is_old = |t: DateTime<Utc>| now - t > age;
+        // It may be part of what was to stay restorable, and deleted by mistake.
+        let window = retention.restorable_window.unwrap_or_default();
+        let was_deleted_long_ago = |t: DateTime<Utc>| now - t > age.max(window);
         let folders = [V2, V1, TIMELINES, PINS, REMOVED, STAGING, LOCKS];
         // Some servers list the marks of deletions apart from the versions.
         let mut deleted: HashSet<String> = HashSet::new();
@@ -179,7 +180,7 @@ impl Hidden {
             if goes.contains(v.path.as_str()) {
                 hidden.of.entry(v.path.clone()).or_default().push(v);
             } else if is_ours(&v.path) {
-                if v.is_latest && v.is_delete_marker && is_old(v.modified) {
+                if v.is_latest && v.is_delete_marker && was_deleted_long_ago(v.modified) {
                     deleted.insert(v.path.clone());
                 }
                 if !v.is_latest || v.is_delete_marker {

@@ -11,7 +11,7 @@ use crate::bucket::timeline::{self, Evidence, Timelines};
 use crate::bucket::{Catalog, Listed, SnapshotName};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
-use crate::job::scan::{Contents, nothing_there, read_contents};
+use crate::job::scan::{Contents, TAGS_UNREADABLE, nothing_there, read_contents};
 use crate::mvcc::Revision;
 use crate::store::ObjectInfo;
 use crate::store::staging::{STAGING, is_abandoned};
@@ -153,8 +153,9 @@ impl<'a> Eyes<'a> {
     }
 
     /// # Errors
-    /// `NoSnapshots` where there is none; the store's; `SnapshotVanished` where others delete all the
-    /// time; `Io`, `NoSpace`.
+    /// `NoSnapshots` where there is none; the store's; `PermissionDenied` also where something is to be
+    /// removed and tags must not be read; `SnapshotVanished` where others delete all the time; `Io`,
+    /// `NoSpace`.
     pub(super) fn look(&mut self) -> Result<Look> {
         const TRIES: u32 = 5;
         let mut tries = 1;
@@ -162,6 +163,10 @@ impl<'a> Eyes<'a> {
             match self.try_look() {
                 // Another run collects, too.
                 Err(e) if e.reason() == Reason::SnapshotVanished && tries < TRIES => tries += 1,
+                // What somebody excluded for being broken must not make the rest look superfluous.
+                Ok(_) if self.options.apply && self.ctx.store.denies_tags() => {
+                    return Err(Error::new(Reason::PermissionDenied, TAGS_UNREADABLE));
+                }
                 done => return done,
             }
         }
