@@ -328,6 +328,10 @@ impl Seen {
         self.usable.iter().filter(|s| s.1.kind == Kind::Incr)
     }
 
+    fn next_full(&self, base: Revision) -> Option<Revision> {
+        self.fulls().map(|s| s.1.last).filter(|l| *l > base).min()
+    }
+
     fn restorable(&self) -> BTreeSet<i64> {
         let mut points: BTreeSet<i64> = self.fulls().map(|s| s.1.last.0).collect();
         let mut deltas: Vec<(i64, i64)> =
@@ -478,7 +482,8 @@ struct Round<'a> {
     steps: Vec<usize>,
     trace: Vec<String>,
     /// What a pin keeps.
-    pinned: BTreeSet<String>,
+    /// Fulls, each with the deltas behind it when it was pinned.
+    pinned: BTreeMap<String, Vec<String>>,
     brought_back: BTreeSet<String>,
     snapshots_left: usize,
     /// The operator waits for nobody.
@@ -585,12 +590,20 @@ impl Round<'_> {
             names(),
             tail()
         );
-        for path in &self.pinned {
-            assert!(
-                after.usable.contains_key(path),
-                "{path} is pinned\n{:#?}",
-                tail()
-            );
+        for (full, deltas) in &self.pinned {
+            // A full that a compactor put into the chain since then ends it.
+            let next = before.next_full(before.usable[full].last);
+            let still = deltas.iter().filter(|path| {
+                let delta = before.usable.get(*path);
+                delta.is_some_and(|d| next.is_none_or(|n| d.start <= n))
+            });
+            for path in still.chain([full]) {
+                assert!(
+                    after.usable.contains_key(path),
+                    "{path} is pinned\n{:#?}",
+                    tail()
+                );
+            }
         }
         for path in &self.brought_back {
             assert!(
@@ -635,12 +648,12 @@ impl Round<'_> {
                 let note = full.replace("v2/", "deltafold-pins/");
                 put(self.rt, &self.inner, (note, b"{}".to_vec()));
                 let base = seen.usable[&full].last;
-                let next = seen.fulls().map(|s| s.1.last).filter(|l| *l > base).min();
-                self.pinned.insert(full);
+                let next = seen.next_full(base);
                 let chain = seen
                     .deltas()
                     .filter(|s| s.1.last > base && next.is_none_or(|n| s.1.start <= n));
-                self.pinned.extend(chain.map(|s| s.0.clone()));
+                let chain = chain.map(|s| s.0.clone()).collect();
+                self.pinned.entry(full).or_insert(chain);
             }
             1 => {
                 let removed = seen.noted.intersection(&seen.excluded);
@@ -661,7 +674,7 @@ impl Round<'_> {
                 let Some(full) = seen.fulls().max_by_key(|s| s.1.last).map(|s| s.0.clone()) else {
                     return;
                 };
-                if seen.fulls().count() < 2 || self.pinned.contains(&full) {
+                if seen.fulls().count() < 2 || self.pinned.contains_key(&full) {
                     return;
                 }
                 self.trace.push(format!("operator excludes {full}"));
@@ -754,7 +767,7 @@ fn play(seed: u64, rounds: u64, look_again: Duration) -> Counts {
             deaths,
             steps: vec![0; actors],
             trace: Vec::new(),
-            pinned: BTreeSet::new(),
+            pinned: BTreeMap::new(),
             brought_back: BTreeSet::new(),
             snapshots_left: 4,
             heedless,
