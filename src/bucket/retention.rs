@@ -548,7 +548,7 @@ pub fn decide(facts: &Facts, options: &Options) -> Vec<Why> {
         }
         Policy::Limit(n) => {
             let newest = fulls.iter().rev().take(n as usize);
-            let oldest = newest.clone().last();
+            let oldest = newest.clone().next_back();
             newest.for_each(|&i| {
                 within.insert(i);
                 kept.keep(i, Why::WithinLimit(n));

@@ -148,7 +148,7 @@ struct Changes<'s> {
 /// Where records of changes go.
 enum To<'s> {
     /// They wait: a later one may replace them.
-    Log(ChangeLog),
+    Log(Box<ChangeLog>),
     /// None is replaced: they go where the result goes.
     Stream(Box<Stream<'s>>),
 }
@@ -218,7 +218,10 @@ impl Changes<'_> {
     fn new(options: &FoldOptions, buffer_bytes: usize) -> Self {
         Changes {
             keys: Keys::default(),
-            to: To::Log(ChangeLog::new(buffer_bytes, options.temp_dir.clone())),
+            to: To::Log(Box::new(ChangeLog::new(
+                buffer_bytes,
+                options.temp_dir.clone(),
+            ))),
             last: None,
         }
     }

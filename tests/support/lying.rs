@@ -186,7 +186,7 @@ fn read_request(reader: &mut BufReader<TcpStream>) -> io::Result<Option<Request>
     }
     let length = headers.get("content-length").map(|l| l.parse());
     let mut body = vec![0; length.and_then(Result::ok).unwrap_or(0)];
-    if headers.get("expect").is_some() {
+    if headers.contains_key("expect") {
         reader
             .get_mut()
             .write_all(b"HTTP/1.1 100 Continue\r\n\r\n")?;
