@@ -3,7 +3,6 @@
 //! The floor is a plain listing of the same objects by the same client. `cargo bench --bench gc` prints the table
 //! of ARCHITECTURE.md; `local` or `s3` names a part of it, and a number the objects.
 
-#[allow(dead_code)]
 #[path = "../tests/support/mod.rs"]
 mod support;
 

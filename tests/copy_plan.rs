@@ -375,7 +375,7 @@ fn decided(source: &[&str], target: &[&str], wanted: &Wanted) -> Vec<(String, De
         .collect()
 }
 
-fn copied<'d>(decided: &'d [(String, Decision, Why)]) -> Vec<&'d str> {
+fn copied(decided: &[(String, Decision, Why)]) -> Vec<&str> {
     let copied = decided.iter().filter(|d| d.1 == Decision::Copy);
     copied.map(|d| d.0.as_str()).collect()
 }

@@ -329,7 +329,7 @@ fn marks() -> Vec<Vec<u8>> {
     for shift in 0..3 {
         let text = BASE64.encode([&vec![b'.'; shift], &mark[..]].concat());
         // Without the ends, which depend on what stands beside them.
-        all.push(text[4..text.len() - 4].as_bytes().to_vec());
+        all.push(text.as_bytes()[4..text.len() - 4].to_vec());
     }
     all
 }

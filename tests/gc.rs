@@ -780,7 +780,8 @@ fn what_is_locked_is_left_where_versions_cannot_be_looked_at() {
         mode: Mode::Compliance,
         until: Utc::now() + TimeDelta::days(2),
     };
-    let cases: [(&str, fn(&str) -> bool); 2] = [
+    type Denied = fn(&str) -> bool;
+    let cases: [(&str, Denied); 2] = [
         ("unlisted", |line| line.contains("versions=")),
         ("unknown", |line| {
             line.contains("versions=") || line.contains("versioning=")

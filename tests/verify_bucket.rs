@@ -389,7 +389,7 @@ fn a_delta_with_a_right_checksum_and_no_events() {
         b.put(&name, &Compression::Gzip.pack(&with_checksum(content)));
         let (code, json) = verify(b.path(), &[]);
         assert_eq!(code, 65, "{json:#}");
-        assert_eq!(found(&json, "error")[0].1, [name.clone()]);
+        assert_eq!(found(&json, "error")[0].1, std::slice::from_ref(&name));
     }
 }
 
