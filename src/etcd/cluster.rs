@@ -471,6 +471,33 @@ impl Cluster {
         Err(last.unwrap_or_else(|| self.nobody()))
     }
 
+    /// Waits until every member that answers has removed what a compaction at `revision` frees. Each does so
+    /// by itself, later than the one that was asked; but a request for the same compaction, refused as done
+    /// already, is answered behind that work (etcd's `compactBarrier`).
+    ///
+    /// # Errors
+    /// `Terminated`. A member that does not answer is not waited for: its sizes are then told as they are.
+    pub fn await_compaction(&self, way: &Connector, revision: i64) -> Result<()> {
+        for endpoint in self.members.iter().filter_map(|m| m.endpoint.as_deref()) {
+            let asked = async {
+                let mut client = way.connect(endpoint, Streams::Plain).await?;
+                let options = Some(CompactionOptions::new().with_physical());
+                let answer = client.compact(revision, options);
+                way.answer("compact", endpoint, UPKEEP_PATIENCE, answer)
+                    .await
+            };
+            match way.wait(asked).map_err(Failed::into_error)? {
+                Err(Failed::Final(e)) if e.reason() == Reason::Conflict => {}
+                Ok(_) => {}
+                Err(other) => {
+                    let why = other.into_error();
+                    tracing::debug!(endpoint, %why, "a compaction's end is not waited for");
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Defragments one member, which serves nobody meanwhile.
     ///
     /// # Errors

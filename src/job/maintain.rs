@@ -542,6 +542,7 @@ impl Run<'_> {
             cluster.compact(self.way, revision - 1)?;
         }
         let compacted = cluster.compact(self.way, revision)?;
+        cluster.await_compaction(self.way, revision)?;
         drop(step);
         outcome.done = true;
         if compacted == Compacted::Already {
