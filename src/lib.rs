@@ -3,6 +3,7 @@
 //! The map, from the command line down; each room calls only those below it.
 //!
 //! - [`cli`] — one file a command: its arguments and how its outcome is printed.
+//! - [`controller`] — policies, thresholds and tasks become Jobs; it reads no snapshot.
 //! - [`job`] — one file for each thing a Job does: options → run → outcome.
 //! - [`bucket`] — the snapshots of a prefix: names, catalog, timelines, chains; frame, codec, delta.
 //! - [`datadir`] — a member's data directory: membership, WAL, .snap; written and read.
@@ -22,6 +23,7 @@
 pub mod bolt;
 pub mod bucket;
 pub mod cli;
+pub mod controller;
 pub mod datadir;
 pub mod error;
 pub mod etcd;

@@ -1,0 +1,383 @@
+//! EtcdBackupTask: something to be done once, now, for a policy.
+
+use super::{StoreSpec, VerifyLevel};
+use chrono::{DateTime, Utc};
+use kube::{CustomResource, KubeSchema};
+use serde::{Deserialize, Serialize};
+
+/// A task is deleted so long after it has ended, if nothing else is said: a day.
+pub const DEFAULT_TTL_SECONDS: i64 = 86_400;
+
+/// Something to be done once, for a policy of the same namespace.
+#[derive(Debug, Clone, PartialEq, CustomResource, Serialize, Deserialize, KubeSchema)]
+#[kube(
+    group = "deltafold.io",
+    version = "v1alpha1",
+    kind = "EtcdBackupTask",
+    plural = "etcdbackuptasks",
+    shortname = "ebt",
+    category = "deltafold",
+    namespaced,
+    status = "EtcdBackupTaskStatus",
+    derive = "PartialEq",
+    printcolumn(json_path = ".spec.policy", name = "Policy", type_ = "string"),
+    printcolumn(json_path = ".spec.type", name = "Type", type_ = "string"),
+    printcolumn(json_path = ".status.state", name = "State", type_ = "string"),
+    printcolumn(json_path = ".status.lastErrors[0].code", name = "Error", type_ = "string"),
+    printcolumn(json_path = ".metadata.creationTimestamp", name = "Age", type_ = "date"),
+    validation = Rule::new("size(self.metadata.name) <= 52").message("a task's name has no more than 52 characters: its Job is named after it")
+)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("self == oldSelf").message("a task's spec does not change: create another task"),
+    validation = Rule::new("self.type != 'OnDemandSnapshot' || has(self.config) && has(self.config.onDemandSnapshot)").message("OnDemandSnapshot needs config.onDemandSnapshot"),
+    validation = Rule::new("self.type != 'CopyBackups' || has(self.config) && has(self.config.copyBackups)").message("CopyBackups needs config.copyBackups"),
+    validation = Rule::new("self.type != 'Restore' || has(self.config) && has(self.config.restore)").message("Restore needs config.restore"),
+    validation = Rule::new("self.type != 'Maintenance' || has(self.config) && has(self.config.maintenance)").message("Maintenance needs config.maintenance"),
+    validation = Rule::new("!has(self.config) || !has(self.config.onDemandSnapshot) || self.type == 'OnDemandSnapshot'").message("config.onDemandSnapshot is for the type OnDemandSnapshot"),
+    validation = Rule::new("!has(self.config) || !has(self.config.onDemandCompaction) || self.type == 'OnDemandCompaction'").message("config.onDemandCompaction is for the type OnDemandCompaction"),
+    validation = Rule::new("!has(self.config) || !has(self.config.copyBackups) || self.type == 'CopyBackups'").message("config.copyBackups is for the type CopyBackups"),
+    validation = Rule::new("!has(self.config) || !has(self.config.restore) || self.type == 'Restore'").message("config.restore is for the type Restore"),
+    validation = Rule::new("!has(self.config) || !has(self.config.verify) || self.type == 'Verify'").message("config.verify is for the type Verify"),
+    validation = Rule::new("!has(self.config) || !has(self.config.maintenance) || self.type == 'Maintenance'").message("config.maintenance is for the type Maintenance")
+)]
+pub struct EtcdBackupTaskSpec {
+    /// The policy whose etcd and store it is about
+    #[schemars(length(min = 1, max = 253))]
+    pub policy: String,
+    /// What is to be done
+    #[serde(rename = "type")]
+    pub type_: TaskType,
+    /// How: what belongs to the type
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub config: Option<TaskConfig>,
+    /// The task is deleted so long after it has ended [default: a day]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 31_536_000))]
+    pub ttl_seconds_after_finished: Option<i64>,
+}
+
+/// What is to be done.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    schemars::JsonSchema,
+)]
+pub enum TaskType {
+    /// A snapshot of the live etcd
+    OnDemandSnapshot,
+    /// The deltas are folded into a new full snapshot
+    OnDemandCompaction,
+    /// The backup is copied to another store
+    CopyBackups,
+    /// A member's data directory is restored into a PersistentVolumeClaim
+    Restore,
+    /// The backup is verified
+    Verify,
+    /// The live etcd is compacted or defragmented
+    Maintenance,
+}
+
+impl TaskType {
+    /// All of them.
+    pub const ALL: [TaskType; 6] = [
+        TaskType::OnDemandSnapshot,
+        TaskType::OnDemandCompaction,
+        TaskType::CopyBackups,
+        TaskType::Restore,
+        TaskType::Verify,
+        TaskType::Maintenance,
+    ];
+
+    /// As the API has it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            TaskType::OnDemandSnapshot => "OnDemandSnapshot",
+            TaskType::OnDemandCompaction => "OnDemandCompaction",
+            TaskType::CopyBackups => "CopyBackups",
+            TaskType::Restore => "Restore",
+            TaskType::Verify => "Verify",
+            TaskType::Maintenance => "Maintenance",
+        }
+    }
+}
+
+/// How it is to be done: one of these, that of the type.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TaskConfig {
+    /// Of OnDemandSnapshot
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_demand_snapshot: Option<OnDemandSnapshotConfig>,
+    /// Of OnDemandCompaction
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_demand_compaction: Option<OnDemandCompactionConfig>,
+    /// Of CopyBackups
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copy_backups: Option<CopyBackupsConfig>,
+    /// Of Restore
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restore: Option<RestoreConfig>,
+    /// Of Verify
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verify: Option<VerifyConfig>,
+    /// Of Maintenance
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub maintenance: Option<MaintenanceConfig>,
+}
+
+/// A snapshot of the live etcd.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("self.type == 'full' || !has(self.final) || !self.final").message("only a full snapshot can be final"))]
+pub struct OnDemandSnapshotConfig {
+    /// full or delta
+    #[serde(rename = "type")]
+    pub type_: SnapshotType,
+    /// The full snapshot is marked as the last one of this cluster
+    #[serde(default, rename = "final")]
+    pub final_: bool,
+}
+
+/// The kind of a snapshot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum SnapshotType {
+    /// The whole database
+    Full,
+    /// The events since the last snapshot
+    Delta,
+}
+
+/// A compaction.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct OnDemandCompactionConfig {
+    /// Fold up to this revision [default: the newest]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub revision: Option<i64>,
+    /// What is kept of older revisions [default: the policy's]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = "^(latest|all|[0-9]+)$"))]
+    pub keep_history: Option<String>,
+}
+
+/// A copy of the backup.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CopyBackupsConfig {
+    /// Where from [default: the policy's store]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source_store: Option<StoreSpec>,
+    /// Where to [default: the policy's store]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target_store: Option<StoreSpec>,
+    /// No more than so many full snapshots, the newest, with their deltas
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub max_backups: Option<i64>,
+    /// None that are older, in days
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub max_backup_age: Option<i64>,
+    /// Waits for the final full snapshot first
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wait_for_final_snapshot: Option<WaitForFinalSnapshot>,
+}
+
+/// Waiting for the final full snapshot.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct WaitForFinalSnapshot {
+    /// Whether it is waited for
+    pub enabled: bool,
+    /// For no longer than this [default: as long as it takes]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = super::DURATION))]
+    pub timeout: Option<String>,
+}
+
+/// A member's data directory, restored into a volume.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("!(has(self.revision) && has(self.time))").message("give either revision or time"))]
+pub struct RestoreConfig {
+    /// The PersistentVolumeClaim, of the same namespace
+    #[schemars(length(min = 1, max = 253))]
+    pub claim_name: String,
+    /// The data directory's path in the volume [default: default.etcd]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = "^[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*$"))]
+    pub sub_path: Option<String>,
+    /// The state at this revision [default: the newest]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub revision: Option<i64>,
+    /// The state at this time
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time: Option<DateTime<Utc>>,
+    /// etcd's --name [default: default]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// etcd's --initial-cluster
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub initial_cluster: Option<String>,
+    /// etcd's --initial-cluster-token
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub initial_cluster_token: Option<String>,
+    /// etcd's --initial-advertise-peer-urls
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub initial_advertise_peer_urls: Option<String>,
+    /// Revisions are raised by so many, so that clients see that history has changed
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub bump_revision: Option<i64>,
+    /// What was before the restored revision counts as compacted
+    #[serde(default)]
+    pub mark_compacted: bool,
+    /// Only where the volume holds no sound member: sanity or full
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub if_needed: Option<IfNeeded>,
+    /// The user and group that own the restored files [default: 65532]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 4_294_967_294_i64))]
+    pub run_as_user: Option<i64>,
+}
+
+/// How a member that is there is looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum IfNeeded {
+    /// Files, headers, WAL
+    Sanity,
+    /// Every page, and HashKV against the backup
+    Full,
+}
+
+/// A verification.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct VerifyConfig {
+    /// How thoroughly [default: the policy's, or checksums]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub level: Option<VerifyLevel>,
+    /// It is compared with the live etcd, too
+    #[serde(default)]
+    pub against_cluster: bool,
+}
+
+/// Maintenance of the live etcd.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("has(self.compactKeep) || has(self.defrag)").message("give compactKeep, defrag, or both"))]
+pub struct MaintenanceConfig {
+    /// History to keep: a number of revisions, or a duration
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = "^([0-9]+|([0-9]+(ms|s|m|h|d|w))+)$"))]
+    pub compact_keep: Option<String>,
+    /// Defragment members of which this part is wasted, such as 0.5; or always
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = "^(always|0(\\.[0-9]+)?|1(\\.0+)?)$"))]
+    pub defrag: Option<String>,
+}
+
+/// What the controller tells of a task.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct EtcdBackupTaskStatus {
+    /// The generation of the spec that was acted on
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// Pending, InProgress, Succeeded, Failed or Rejected
+    #[serde(default)]
+    pub state: TaskState,
+    /// When it was no longer Pending
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub initiated_at: Option<DateTime<Utc>>,
+    /// When it ended
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub finished_at: Option<DateTime<Utc>>,
+    /// Its Job
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub job_name: Option<String>,
+    /// What went wrong, the newest first
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub last_errors: Vec<TaskError>,
+    /// What it is at
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_operation: Option<LastOperation>,
+}
+
+/// How a task is.
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema,
+)]
+pub enum TaskState {
+    /// It waits for its turn
+    #[default]
+    Pending,
+    /// Its Job is there
+    InProgress,
+    /// It is done
+    Succeeded,
+    /// It was tried, and could not be done
+    Failed,
+    /// It was not tried: a pre-condition does not hold
+    Rejected,
+}
+
+impl TaskState {
+    /// Whether nothing happens any more.
+    pub fn is_final(self) -> bool {
+        matches!(
+            self,
+            TaskState::Succeeded | TaskState::Failed | TaskState::Rejected
+        )
+    }
+
+    /// As the API has it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            TaskState::Pending => "Pending",
+            TaskState::InProgress => "InProgress",
+            TaskState::Succeeded => "Succeeded",
+            TaskState::Failed => "Failed",
+            TaskState::Rejected => "Rejected",
+        }
+    }
+}
+
+/// Something that went wrong.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TaskError {
+    /// A word for machines: a reason of docs/exit-codes.md, or of a rejection
+    pub code: String,
+    /// A sentence for people
+    pub description: String,
+    /// When
+    pub observed_at: DateTime<Utc>,
+}
+
+/// What a task is at.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct LastOperation {
+    /// Admission or Job
+    pub name: String,
+    /// Pending, InProgress, Completed or Failed
+    pub state: String,
+    /// When it became so
+    pub last_transition_time: DateTime<Utc>,
+    /// For people
+    pub reason: String,
+}
