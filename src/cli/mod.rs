@@ -6,6 +6,7 @@ mod apply;
 mod bandwidth;
 mod compact;
 mod completions;
+mod controller;
 mod copy;
 mod diff;
 mod encryption;
@@ -100,6 +101,7 @@ enum Command {
     Gc(gc::GcArgs),
     Undelete(undelete::UndeleteArgs),
     Pin(pin::PinArgs),
+    Controller(controller::ControllerArgs),
     Completions(completions::CompletionsArgs),
 }
 
@@ -513,6 +515,7 @@ fn run(cli: Cli) -> Result<Option<Error>> {
         Command::Gc(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Undelete(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Pin(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
+        Command::Controller(args) => with_signals(|cancel| args.run(cancel)).map(|()| None),
         Command::Completions(args) => args.run().map(|()| None),
     };
     // A transfer that hangs must not keep the process.

@@ -78,13 +78,26 @@ impl Client {
         })
     }
 
+    /// The same client in another namespace.
+    pub fn in_namespace(&self, namespace: &str) -> Self {
+        Client {
+            namespace: namespace.to_owned(),
+            ..self.clone()
+        }
+    }
+
+    /// For what is not about Leases.
+    pub fn inner(&self) -> kube::Client {
+        self.inner.clone()
+    }
+
     /// The namespace.
     pub fn namespace(&self) -> &str {
         &self.namespace
     }
 
     /// Where its requests run.
-    pub(crate) fn handle(&self) -> &Handle {
+    pub fn handle(&self) -> &Handle {
         &self.handle
     }
 
@@ -196,7 +209,7 @@ fn failure(what: &str, e: &kube::Error) -> Error {
 }
 
 /// An error with those below it that say something new.
-fn causes(e: &dyn std::error::Error) -> String {
+pub(crate) fn causes(e: &dyn std::error::Error) -> String {
     let mut said = e.to_string();
     let mut source = e.source();
     while let Some(cause) = source {

@@ -595,6 +595,15 @@ impl Held {
         state.is_held(&self.shared.who, self.shared.clock.now())
     }
 
+    /// [`is_held`](Self::is_held), for whoever outlives this; no longer so once it was given back.
+    pub fn watch(&self) -> Box<dyn Fn() -> bool + Send + Sync> {
+        let shared = self.shared.clone();
+        Box::new(move || {
+            let state = shared.state();
+            state.is_held(&shared.who, shared.clock.now())
+        })
+    }
+
     /// Whether somebody else has taken it, or may have: it does not come back.
     pub fn is_lost(&self) -> bool {
         self.shared.state().lost.is_some()

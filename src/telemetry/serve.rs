@@ -76,7 +76,6 @@ impl BindAddress {
 }
 
 /// The endpoint, as long as it is there.
-#[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
     shown: Shown,
@@ -84,10 +83,13 @@ pub struct Server {
     handle: Handle,
 }
 
+/// Gives all metrics of a process as OpenMetrics text.
+pub type Exposition = Arc<dyn Fn() -> Result<String> + Send + Sync>;
+
 /// What requests see.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 struct Shown {
-    metrics: Metrics,
+    metrics: Exposition,
     ready: Arc<AtomicBool>,
     cancel: Cancel,
 }
@@ -99,6 +101,21 @@ struct Shown {
 pub fn serve(
     address: &BindAddress,
     metrics: &Metrics,
+    handle: &Handle,
+    cancel: &Cancel,
+) -> Result<Server> {
+    let metrics = metrics.clone();
+    let exposition: Exposition = Arc::new(move || metrics.encode());
+    serve_text(address, exposition, handle, cancel)
+}
+
+/// As [`serve`], for metrics of another kind.
+///
+/// # Errors
+/// Those of [`serve`].
+pub fn serve_text(
+    address: &BindAddress,
+    metrics: Exposition,
     handle: &Handle,
     cancel: &Cancel,
 ) -> Result<Server> {
@@ -126,7 +143,7 @@ pub fn serve(
     let _entered = handle.enter();
     let listener = tokio::net::TcpListener::from_std(listener).map_err(failed)?;
     let shown = Shown {
-        metrics: metrics.clone(),
+        metrics,
         ready: Arc::default(),
         cancel: cancel.clone(),
     };
@@ -150,7 +167,7 @@ pub fn serve(
 }
 
 async fn show_metrics(State(shown): State<Shown>) -> Response {
-    match shown.metrics.encode() {
+    match (shown.metrics)() {
         Ok(text) => ([(CONTENT_TYPE, OPEN_METRICS)], text).into_response(),
         Err(e) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{e}\n")).into_response(),
     }

@@ -1,0 +1,95 @@
+//! `deltafold controller`: its arguments.
+
+use crate::controller::jobs::Settings;
+use crate::controller::{ControllerMetrics, Options, run};
+use crate::error::Result;
+use crate::kubernetes::Client;
+use crate::store::Cancel;
+use crate::store::lock::identity;
+use crate::telemetry::serve::{BindAddress, serve_text};
+use clap::Args;
+use tokio::runtime::Handle;
+
+/// Make Jobs of backup policies and tasks, in Kubernetes
+///
+/// Watches EtcdBackupPolicies, EtcdBackupTasks and snapshot Leases, and keeps CronJobs and Jobs of them. It
+/// reads no snapshot and talks to no etcd: the Jobs do. Several replicas elect a leader.
+#[derive(Debug, Args)]
+#[command(after_long_help = "\
+Examples:
+  In a cluster, with all that belongs to it:
+      deltafold manifests install | kubectl apply -f -
+  On a developer's machine, by KUBECONFIG, for one namespace:
+      deltafold controller --namespace default --leader-elect false --job-image deltafold:dev
+
+The exit code is 0 where it was stopped, 75 where another replica has taken over: start it again.")]
+pub(super) struct ControllerArgs {
+    /// The namespace that is looked after [default: all]
+    #[arg(long, env = "DELTAFOLD_NAMESPACE", value_name = "NAMESPACE", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    namespace: Option<String>,
+    /// The image of the Jobs, where a policy names none
+    #[arg(long, env = "DELTAFOLD_JOB_IMAGE", value_name = "IMAGE", default_value = concat!("deltafold:", env!("CARGO_PKG_VERSION")))]
+    job_image: String,
+    /// Policies that are looked after at once
+    #[arg(long, env = "DELTAFOLD_POLICY_WORKERS", value_name = "N", default_value = "3", value_parser = clap::value_parser!(u16).range(1..=100))]
+    policy_workers: u16,
+    /// Policies whose thresholds are looked at at once; 0 turns compaction by threshold off
+    #[arg(long, env = "DELTAFOLD_COMPACTION_WORKERS", value_name = "N", default_value = "3", value_parser = clap::value_parser!(u16).range(0..=100))]
+    compaction_workers: u16,
+    /// Tasks that are looked at at once; 0 turns tasks off
+    #[arg(long, env = "DELTAFOLD_TASK_WORKERS", value_name = "N", default_value = "3", value_parser = clap::value_parser!(u16).range(0..=100))]
+    task_workers: u16,
+    /// Jobs of thresholds and tasks at once, over all policies; 0 for no limit
+    #[arg(
+        long,
+        env = "DELTAFOLD_MAX_JOBS",
+        value_name = "N",
+        default_value = "20"
+    )]
+    max_jobs: u32,
+    /// Whether several replicas elect a leader, by a Lease
+    #[arg(long, env = "DELTAFOLD_LEADER_ELECT", value_name = "BOOL", default_value = "true", action = clap::ArgAction::Set, value_parser = super::yes_or_no)]
+    leader_elect: bool,
+    /// The leader's Lease
+    #[arg(
+        long,
+        env = "DELTAFOLD_LEADER_LEASE",
+        value_name = "NAME",
+        default_value = "deltafold-controller"
+    )]
+    leader_lease: String,
+    /// The namespace of the leader's Lease [default: the Pod's, or the kubeconfig's]
+    #[arg(long, env = "DELTAFOLD_LEASE_NAMESPACE", value_name = "NAMESPACE")]
+    lease_namespace: Option<String>,
+    /// Serve /metrics (Prometheus), /healthz and /readyz here: 127.0.0.1:8080, or :8080 for all addresses
+    #[arg(long, env = "DELTAFOLD_METRICS_BIND_ADDRESS", value_name = "ADDRESS")]
+    metrics_bind_address: Option<BindAddress>,
+}
+
+impl ControllerArgs {
+    pub(super) fn run(&self, cancel: &Cancel) -> Result<()> {
+        let handle = Handle::current();
+        let metrics = ControllerMetrics::new();
+        let address = self.metrics_bind_address.as_ref();
+        let server = address
+            .map(|address| serve_text(address, metrics.exposition(), &handle, cancel))
+            .transpose()?;
+        let client = Client::connect(self.lease_namespace.as_deref(), handle, cancel.clone())?;
+        let leader_lease = self
+            .leader_elect
+            .then(|| (client.namespace().to_owned(), self.leader_lease.clone()));
+        let options = Options {
+            namespace: self.namespace.clone(),
+            leader_lease,
+            identity: identity(),
+            policy_workers: self.policy_workers,
+            compaction_workers: self.compaction_workers,
+            task_workers: self.task_workers,
+            max_jobs: self.max_jobs,
+            settings: Settings {
+                image: self.job_image.clone(),
+            },
+        };
+        run(&client, options, &metrics, server.as_ref(), cancel)
+    }
+}

@@ -1,0 +1,269 @@
+//! The controller's own metrics.
+//!
+//! It counts what it is told; ages are computed when somebody looks. `cli::controller` serves them.
+
+use super::Context;
+use super::api::{TaskState, TaskType};
+use crate::error::Error;
+use crate::telemetry::serve::Exposition;
+use kube::ResourceExt;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, text};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::{Registry, Unit};
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+const PREFIX: &str = "deltafold";
+/// From a trivial Job to the default deadline of a compaction.
+const DURATIONS: [f64; 10] = [
+    2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 1800.0, 3600.0, 10_800.0,
+];
+
+type Labels<const N: usize> = [(&'static str, String); N];
+
+fn durations() -> Histogram {
+    Histogram::new(DURATIONS)
+}
+
+type Histograms<const N: usize> = Family<Labels<N>, Histogram, fn() -> Histogram>;
+
+/// What is shown at `/metrics`. Clones are the same metrics.
+#[derive(Clone)]
+pub struct ControllerMetrics {
+    registry: Arc<Registry>,
+    shown: Arc<Mutex<Weak<Context>>>,
+    leader: Gauge,
+    compactions: Family<Labels<1>, Counter>,
+    compactions_now: Family<Labels<1>, Gauge>,
+    compaction_seconds: Histograms<1>,
+    delta_events: Family<Labels<2>, Gauge>,
+    tasks: Family<Labels<4>, Counter>,
+    task_seconds: Histograms<4>,
+    errors: Family<Labels<1>, Counter>,
+}
+
+impl fmt::Debug for ControllerMetrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ControllerMetrics")
+    }
+}
+
+impl Default for ControllerMetrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// How old the newest snapshots are, by the Leases, at the time of the scrape.
+#[derive(Debug)]
+struct Ages(Arc<Mutex<Weak<Context>>>);
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Context")
+    }
+}
+
+impl Collector for Ages {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let shown = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(ctx) = shown.upgrade() else {
+            return Ok(());
+        };
+        drop(shown);
+        let gauge = ConstGauge::new(0.0);
+        let mut metric = encoder.encode_descriptor(
+            "seconds_since_last_snapshot",
+            "How long ago the newest snapshot of a kind was saved, by its Lease",
+            None,
+            gauge.metric_type(),
+        )?;
+        for policy in ctx.caches.policies.state() {
+            let namespace = policy.namespace().unwrap_or_default();
+            for (kind, seconds) in super::policy::snapshot_ages(&ctx, &policy) {
+                let labels = [
+                    ("namespace", namespace.clone()),
+                    ("policy", policy.name_any()),
+                    ("kind", kind.to_owned()),
+                ];
+                ConstGauge::new(seconds).encode(metric.encode_family(&labels)?)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl ControllerMetrics {
+    /// Metrics of which nothing is known yet.
+    pub fn new() -> Self {
+        let mut registry = Registry::with_prefix(PREFIX);
+        let version = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
+        registry.register("build", "The program that is running", version);
+        let leader = Gauge::default();
+        registry.register(
+            "leader",
+            "1 where this replica is the leader",
+            leader.clone(),
+        );
+        let compactions = Family::default();
+        registry.register(
+            "compaction_jobs",
+            "Compaction Jobs started by a threshold that have ended",
+            compactions.clone(),
+        );
+        let compactions_now = Family::default();
+        registry.register(
+            "compaction_jobs_current",
+            "Compaction Jobs started by a threshold that run now",
+            compactions_now.clone(),
+        );
+        let compaction_seconds: Histograms<1> = Family::new_with_constructor(durations);
+        registry.register_with_unit(
+            "compaction_job_duration",
+            "How long compaction Jobs took",
+            Unit::Seconds,
+            compaction_seconds.clone(),
+        );
+        let delta_events = Family::default();
+        registry.register(
+            "compaction_num_delta_events",
+            "Events that the last compaction Job of a policy was started for",
+            delta_events.clone(),
+        );
+        let tasks = Family::default();
+        registry.register("tasks", "Tasks that have ended", tasks.clone());
+        let task_seconds: Histograms<4> = Family::new_with_constructor(durations);
+        registry.register_with_unit(
+            "task_duration",
+            "How long tasks took, from the start of their Job",
+            Unit::Seconds,
+            task_seconds.clone(),
+        );
+        let errors = Family::default();
+        registry.register(
+            "reconcile_errors",
+            "Reconciliations that failed and are tried again",
+            errors.clone(),
+        );
+        let shown = Arc::new(Mutex::new(Weak::new()));
+        registry.register_collector(Box::new(Ages(shown.clone())));
+        ControllerMetrics {
+            registry: Arc::new(registry),
+            shown,
+            leader,
+            compactions,
+            compactions_now,
+            compaction_seconds,
+            delta_events,
+            tasks,
+            task_seconds,
+            errors,
+        }
+    }
+
+    /// As OpenMetrics text, for the endpoint.
+    pub fn exposition(&self) -> Exposition {
+        let registry = self.registry.clone();
+        Arc::new(move || {
+            let mut text = String::new();
+            text::encode(&mut text, &registry)
+                .map_err(|_| Error::internal("metrics that cannot be written down"))?;
+            Ok(text)
+        })
+    }
+
+    /// Whose Leases the ages are of.
+    pub(super) fn show(&self, ctx: &Arc<Context>) {
+        *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(ctx);
+    }
+
+    pub(super) fn set_leader(&self, leads: bool) {
+        self.leader.set(i64::from(leads));
+    }
+
+    pub(super) fn reconcile_failed(&self, controller: &str) {
+        let labels = [("controller", controller.to_owned())];
+        self.errors.get_or_create(&labels).inc();
+    }
+
+    /// A compaction Job was started, for so many events.
+    pub fn compaction_started(&self, namespace: &str, policy: &str, events: u64) {
+        let labels = [
+            ("namespace", namespace.to_owned()),
+            ("policy", policy.to_owned()),
+        ];
+        let events = i64::try_from(events).unwrap_or(i64::MAX);
+        self.delta_events.get_or_create(&labels).set(events);
+    }
+
+    /// So many compaction Jobs run in a namespace.
+    pub fn compactions_run(&self, namespace: &str, count: usize) {
+        let labels = [("namespace", namespace.to_owned())];
+        let count = i64::try_from(count).unwrap_or(i64::MAX);
+        self.compactions_now.get_or_create(&labels).set(count);
+    }
+
+    /// A compaction Job has ended.
+    pub fn compaction_ended(&self, succeeded: bool, took: Duration) {
+        let labels = [("succeeded", succeeded.to_string())];
+        self.compactions.get_or_create(&labels).inc();
+        let seconds = self.compaction_seconds.get_or_create(&labels);
+        seconds.observe(took.as_secs_f64());
+    }
+
+    /// A task has ended; `took` where it had a Job.
+    pub fn task_ended(
+        &self,
+        namespace: &str,
+        policy: &str,
+        type_: TaskType,
+        state: TaskState,
+        took: Option<Duration>,
+    ) {
+        let labels = [
+            ("type", type_.as_str().to_owned()),
+            ("state", state.as_str().to_owned()),
+            ("policy", policy.to_owned()),
+            ("namespace", namespace.to_owned()),
+        ];
+        self.tasks.get_or_create(&labels).inc();
+        if let Some(took) = took {
+            let seconds = self.task_seconds.get_or_create(&labels);
+            seconds.observe(took.as_secs_f64());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_labels_are_those_of_the_alerts() {
+        let metrics = ControllerMetrics::new();
+        metrics.set_leader(true);
+        metrics.reconcile_failed("task");
+        metrics.compaction_started("a", "b", 7);
+        metrics.compactions_run("a", 2);
+        metrics.compaction_ended(false, Duration::from_secs(3));
+        metrics.task_ended("a", "b", TaskType::Verify, TaskState::Failed, None);
+        let text = metrics.exposition()().unwrap();
+        for line in [
+            "deltafold_leader 1",
+            "deltafold_reconcile_errors_total{controller=\"task\"} 1",
+            "deltafold_compaction_num_delta_events{namespace=\"a\",policy=\"b\"} 7",
+            "deltafold_compaction_jobs_current{namespace=\"a\"} 2",
+            "deltafold_compaction_jobs_total{succeeded=\"false\"} 1",
+            "deltafold_compaction_job_duration_seconds_count{succeeded=\"false\"} 1",
+            "deltafold_tasks_total{type=\"Verify\",state=\"Failed\",policy=\"b\",namespace=\"a\"} 1",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
+        }
+    }
+}

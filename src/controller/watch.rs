@@ -1,0 +1,359 @@
+//! The watches: what changed is put into a cache, and those whom it concerns are queued.
+//!
+//! Nothing is decided and nothing written here. A watch that ends begins again by itself, from where it was
+//! or with a new list.
+
+use super::api::{EtcdBackupPolicy, EtcdBackupTask};
+use super::context::{Context, Writers, label};
+use super::jobs;
+use crate::error::{Error, Result};
+use futures::stream::{Stream, StreamExt};
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::batch::v1::{CronJob, Job};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Pod, Secret};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::core::{NamespaceResourceScope, PartialObjectMeta};
+use kube::runtime::reflector::store::Writer;
+use kube::runtime::reflector::{Lookup, ObjectRef};
+use kube::runtime::watcher::{self, Event, metadata_watcher, watcher};
+use kube::runtime::{WatchStreamExt, reflector};
+use kube::{Api, Resource, ResourceExt};
+use serde::de::DeserializeOwned;
+use std::collections::BTreeSet;
+use std::fmt::Debug;
+use std::hash::Hash;
+use std::sync::Arc;
+
+/// Snapshot Leases end so.
+const FULL_SUFFIX: &str = "-full-snap";
+const DELTA_SUFFIX: &str = "-delta-snap";
+/// Of a Service's EndpointSlices.
+const SERVICE_NAME: &str = "kubernetes.io/service-name";
+
+/// Runs all watches; they do not end.
+pub(super) async fn all(ctx: &Arc<Context>, writers: Writers) -> Result<()> {
+    let ours = || watcher::Config::default().labels(jobs::SELECTOR);
+    let any = watcher::Config::default;
+    let policies = run(
+        ctx,
+        watcher(api::<EtcdBackupPolicy>(ctx), any()),
+        writers.policies,
+        |ctx, policy: &EtcdBackupPolicy| {
+            let this = ObjectRef::from_obj(policy);
+            ctx.look_at_policy(this.clone());
+            ctx.look_at_thresholds(this);
+            // It may have been waited for; and another one may have its store's prefix now.
+            for other in ctx.caches.policies.state() {
+                if other.spec.store.url == policy.spec.store.url {
+                    ctx.look_at_policy(ObjectRef::from_obj(&*other));
+                }
+            }
+            let namespace = policy.namespace().unwrap_or_default();
+            for task in ctx.caches.tasks_of(&namespace, &policy.name_any()) {
+                ctx.look_at_task(ObjectRef::from_obj(&*task));
+            }
+            for name in jobs::secret_names(policy) {
+                ctx.look_at_secret(ObjectRef::new(&name).within(&namespace));
+            }
+        },
+    );
+    let tasks = run(
+        ctx,
+        watcher(api::<EtcdBackupTask>(ctx), any()),
+        writers.tasks,
+        |ctx, task: &EtcdBackupTask| {
+            ctx.look_at_task(ObjectRef::from_obj(task));
+            let namespace = task.namespace().unwrap_or_default();
+            // Those behind it move up.
+            for other in ctx.caches.tasks_of(&namespace, &task.spec.policy) {
+                ctx.look_at_task(ObjectRef::from_obj(&*other));
+            }
+        },
+    );
+    let jobs = run(
+        ctx,
+        watcher(api::<Job>(ctx), ours()),
+        writers.jobs,
+        |ctx, job: &Job| of_policy(ctx, job),
+    );
+    let cron_jobs = run(
+        ctx,
+        watcher(api::<CronJob>(ctx), ours()),
+        writers.cron_jobs,
+        |ctx, cron_job: &CronJob| {
+            if let Some(policy) = policy_of(cron_job) {
+                ctx.look_at_policy(policy);
+            }
+        },
+    );
+    let deployments = run(
+        ctx,
+        watcher(api::<Deployment>(ctx), ours()),
+        writers.deployments,
+        |ctx, deployment: &Deployment| {
+            if let Some(policy) = policy_of(deployment) {
+                ctx.look_at_policy(policy);
+            }
+        },
+    );
+    let pods = watcher(api::<Pod>(ctx), ours()).modify(|pod| pod.spec = None);
+    let pods = run(ctx, pods, writers.pods, |ctx, pod: &Pod| {
+        of_policy(ctx, pod)
+    });
+    let leases = watcher(api::<Lease>(ctx), any()).filter(|event| {
+        let is_snapshots = match event {
+            Ok(Event::Apply(lease) | Event::InitApply(lease) | Event::Delete(lease)) => {
+                lease_prefix(lease).is_some()
+            }
+            _ => true,
+        };
+        std::future::ready(is_snapshots)
+    });
+    let leases = run(ctx, leases, writers.leases, |ctx, lease: &Lease| {
+        if !ctx.saw_lease(lease) {
+            return;
+        }
+        for policy in policies_of_lease(ctx, lease) {
+            ctx.look_at_policy(policy.clone());
+            ctx.look_at_thresholds(policy);
+        }
+    });
+    let secrets = run(
+        ctx,
+        metadata_watcher(api::<Secret>(ctx), any()),
+        writers.secrets,
+        |ctx, secret: &PartialObjectMeta<Secret>| {
+            ctx.look_at_secret(ObjectRef::from_obj(secret));
+            let namespace = secret.namespace().unwrap_or_default();
+            let name = secret.name_any();
+            for policy in ctx.caches.policies.state() {
+                if policy.namespace().as_deref() == Some(&namespace)
+                    && jobs::secret_names(&policy).contains(&name)
+                {
+                    let policy = ObjectRef::from_obj(&*policy);
+                    ctx.look_at_policy(policy.clone());
+                    ctx.look_at_thresholds(policy.clone());
+                    for task in ctx.caches.tasks_of(&namespace, &policy.name) {
+                        ctx.look_at_task(ObjectRef::from_obj(&*task));
+                    }
+                }
+            }
+        },
+    );
+    let slices = watcher(api::<EndpointSlice>(ctx), any());
+    let mut ready_services = BTreeSet::new();
+    let slices = run(
+        ctx,
+        slices,
+        writers.slices,
+        move |ctx, slice: &EndpointSlice| {
+            let Some(service) = label(slice, SERVICE_NAME) else {
+                return;
+            };
+            let service = (slice.namespace().unwrap_or_default(), service.to_owned());
+            let is_ready = is_ready(slice);
+            match is_ready {
+                false => {
+                    ready_services.remove(&service);
+                }
+                true if ready_services.insert(service.clone()) => {
+                    for policy in ctx.caches.policies.state() {
+                        if !services(&policy).contains(&service) {
+                            continue;
+                        }
+                        let policy = ObjectRef::from_obj(&*policy);
+                        ctx.note_recovery(&policy);
+                        ctx.look_at_thresholds(policy.clone());
+                        for task in ctx.caches.tasks_of(&service.0, &policy.name) {
+                            ctx.look_at_task(ObjectRef::from_obj(&*task));
+                        }
+                    }
+                }
+                true => {}
+            }
+        },
+    );
+    tokio::join!(
+        policies,
+        tasks,
+        jobs,
+        cron_jobs,
+        deployments,
+        pods,
+        leases,
+        secrets,
+        slices
+    );
+    Err(Error::internal("the watches have ended"))
+}
+
+/// Of the namespace that is looked after, or of all.
+fn api<K>(ctx: &Context) -> Api<K>
+where
+    K: Resource<Scope = NamespaceResourceScope>,
+    K::DynamicType: Default,
+{
+    match &ctx.options.namespace {
+        Some(namespace) => Api::namespaced(ctx.client(), namespace),
+        None => Api::all(ctx.client()),
+    }
+}
+
+/// Keeps a cache up to date, and tells of each change once it is in there.
+async fn run<K>(
+    ctx: &Arc<Context>,
+    events: impl Stream<Item = watcher::Result<Event<K>>> + Send,
+    writer: Writer<K>,
+    mut changed: impl FnMut(&Context, &K),
+) where
+    K: Resource
+        + Lookup<DynamicType = <K as Resource>::DynamicType>
+        + Clone
+        + Debug
+        + DeserializeOwned
+        + Send
+        + Sync
+        + 'static,
+    <K as Resource>::DynamicType: Default + Debug + Eq + Hash + Clone + Unpin + Send + Sync,
+{
+    let kind = <K as Resource>::kind(&<K as Resource>::DynamicType::default()).into_owned();
+    let cache = writer.as_reader();
+    let events = events
+        .default_backoff()
+        .modify(|object| object.managed_fields_mut().clear());
+    let mut events = std::pin::pin!(reflector::reflector(writer, events));
+    let mut failing = false;
+    while let Some(event) = events.next().await {
+        match event {
+            Ok(Event::Apply(object) | Event::Delete(object)) => changed(ctx, &object),
+            // A new list may lack what was there before: all look again.
+            Ok(Event::InitDone) => {
+                for object in cache.state() {
+                    changed(ctx, &object);
+                }
+                for policy in ctx.caches.policies.state() {
+                    let policy = ObjectRef::from_obj(&*policy);
+                    ctx.look_at_policy(policy.clone());
+                    ctx.look_at_thresholds(policy);
+                }
+                for task in ctx.caches.tasks.state() {
+                    ctx.look_at_task(ObjectRef::from_obj(&*task));
+                }
+            }
+            Ok(Event::Init | Event::InitApply(_)) => {}
+            Err(e) => {
+                // A watch that comes to its end is nothing; one that cannot begin is.
+                match failing {
+                    false => tracing::warn!(kind, "watching failed, trying again: {e}"),
+                    true => tracing::debug!(kind, "watching failed, trying again: {e}"),
+                }
+                failing = true;
+                continue;
+            }
+        }
+        failing = false;
+    }
+}
+
+/// The policy that an object of ours belongs to.
+fn policy_of<K>(object: &K) -> Option<ObjectRef<EtcdBackupPolicy>>
+where
+    K: Resource,
+{
+    let policy = label(object, jobs::LABEL_POLICY)?;
+    Some(ObjectRef::new(policy).within(object.meta().namespace.as_deref().unwrap_or_default()))
+}
+
+/// A Job or a Pod of ours has changed.
+fn of_policy<K: Resource>(ctx: &Context, object: &K) {
+    if let Some(policy) = policy_of(object) {
+        ctx.look_at_policy(policy.clone());
+        ctx.look_at_thresholds(policy);
+    }
+    if let Some(task) = label(object, jobs::LABEL_TASK) {
+        let namespace = object.meta().namespace.as_deref().unwrap_or_default();
+        ctx.look_at_task(ObjectRef::new(task).within(namespace));
+    }
+}
+
+/// What comes before the suffix in a snapshot Lease's name.
+fn lease_prefix(lease: &Lease) -> Option<&str> {
+    let name = lease.metadata.name.as_deref()?;
+    name.strip_suffix(FULL_SUFFIX)
+        .or_else(|| name.strip_suffix(DELTA_SUFFIX))
+}
+
+fn policies_of_lease(ctx: &Context, lease: &Lease) -> Vec<ObjectRef<EtcdBackupPolicy>> {
+    let namespace = lease.namespace();
+    let Some(prefix) = lease_prefix(lease) else {
+        return Vec::new();
+    };
+    let of_it = |policy: &EtcdBackupPolicy| {
+        policy.namespace() == namespace && jobs::lease_prefix(policy) == prefix
+    };
+    let policies = ctx.caches.policies.state_filter(of_it);
+    policies.iter().map(|p| ObjectRef::from_obj(&**p)).collect()
+}
+
+fn is_ready(slice: &EndpointSlice) -> bool {
+    let conditions = slice.endpoints.iter().map(|e| e.conditions.as_ref());
+    // Not told counts as ready.
+    conditions
+        .map(|c| c.and_then(|c| c.ready).unwrap_or(true))
+        .any(|ready| ready)
+}
+
+/// The Services that a policy's endpoints name, by namespace and name.
+fn services(policy: &EtcdBackupPolicy) -> BTreeSet<(String, String)> {
+    let own = policy.namespace().unwrap_or_default();
+    let endpoints = policy.spec.etcd.iter().flat_map(|etcd| &etcd.endpoints);
+    endpoints
+        .filter_map(|endpoint| service(endpoint, &own))
+        .collect()
+}
+
+fn service(endpoint: &str, own_namespace: &str) -> Option<(String, String)> {
+    let host = endpoint.split("://").last()?.split(['/', ':']).next()?;
+    if host.is_empty() || host.parse::<std::net::IpAddr>().is_ok() {
+        return None;
+    }
+    let parts: Vec<&str> = host.split('.').collect();
+    let found = match parts.iter().position(|p| *p == "svc") {
+        // SERVICE.NAMESPACE.svc, or POD.SERVICE.NAMESPACE.svc of a headless one.
+        Some(at) if at >= 2 => (parts[at - 1], parts[at - 2]),
+        Some(_) => return None,
+        None => match parts.as_slice() {
+            [service] => (own_namespace, *service),
+            [service, namespace] => (*namespace, *service),
+            _ => return None,
+        },
+    };
+    Some((found.0.to_owned(), found.1.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_endpoint_names_its_service() {
+        let found = |endpoint: &str| service(endpoint, "own");
+        let named = |namespace: &str, name: &str| Some((namespace.to_owned(), name.to_owned()));
+        assert_eq!(found("https://etcd:2379"), named("own", "etcd"));
+        assert_eq!(found("https://etcd.kube:2379"), named("kube", "etcd"));
+        assert_eq!(found("http://etcd.kube.svc:2379"), named("kube", "etcd"));
+        assert_eq!(
+            found("https://etcd-0.etcd-peer.kube.svc.cluster.local:2379"),
+            named("kube", "etcd-peer")
+        );
+        for none in [
+            "http://127.0.0.1:2379",
+            "https://svc",
+            "https://a.b.example.com:2379",
+            "",
+        ] {
+            assert_eq!(found(none), None, "{none}");
+        }
+    }
+}
