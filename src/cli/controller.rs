@@ -74,7 +74,8 @@ impl ControllerArgs {
         let server = address
             .map(|address| serve_text(address, metrics.exposition(), &handle, cancel))
             .transpose()?;
-        let client = Client::connect(self.lease_namespace.as_deref(), handle, cancel.clone())?;
+        let client =
+            Client::connect_to_watch(self.lease_namespace.as_deref(), handle, cancel.clone())?;
         let leader_lease = self
             .leader_elect
             .then(|| (client.namespace().to_owned(), self.leader_lease.clone()));
@@ -86,9 +87,7 @@ impl ControllerArgs {
             compaction_workers: self.compaction_workers,
             task_workers: self.task_workers,
             max_jobs: self.max_jobs,
-            settings: Settings {
-                image: self.job_image.clone(),
-            },
+            settings: Settings::new(self.job_image.clone()),
         };
         run(&client, options, &metrics, server.as_ref(), cancel)
     }

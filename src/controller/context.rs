@@ -35,6 +35,8 @@ const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LONGEST_RETRY: Duration = Duration::from_secs(60);
 /// After somebody else wrote at the same time.
 const CONFLICT_RETRY: Duration = Duration::from_millis(100);
+/// For one answer of the API.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How the controller was started.
 #[derive(Debug, Clone)]
@@ -227,16 +229,45 @@ impl Failure {
     }
 }
 
-fn failed(what: &str) -> impl Fn(kube::Error) -> Failure {
-    move |e| {
-        let code = match &e {
-            kube::Error::Api(status) => Some(status.code),
-            _ => None,
-        };
-        Failure::Api {
-            what: what.to_owned(),
-            said: crate::kubernetes::causes(&e),
-            code,
+/// What became of a request, which is not waited for without end.
+enum Answer<T> {
+    Done(T),
+    Refused(Box<kube::core::Status>),
+}
+
+async fn answer<T>(
+    what: &str,
+    asked: impl Future<Output = Result<T, kube::Error>>,
+) -> Result<Answer<T>, Failure> {
+    let failure = |said: String| Failure::Api {
+        what: what.to_owned(),
+        said,
+        code: None,
+    };
+    match tokio::time::timeout(PATIENCE, asked).await {
+        Ok(Ok(done)) => Ok(Answer::Done(done)),
+        Ok(Err(kube::Error::Api(status))) => Ok(Answer::Refused(status)),
+        Ok(Err(e)) => Err(failure(crate::kubernetes::causes(&e))),
+        Err(_) => Err(failure(format!(
+            "no answer within {} s",
+            PATIENCE.as_secs()
+        ))),
+    }
+}
+
+fn refused(what: &str, status: &kube::core::Status) -> Failure {
+    Failure::Api {
+        what: what.to_owned(),
+        said: status.message.clone(),
+        code: Some(status.code),
+    }
+}
+
+impl<T> Answer<T> {
+    fn or_fail(self, what: &str) -> Result<T, Failure> {
+        match self {
+            Answer::Done(done) => Ok(done),
+            Answer::Refused(status) => Err(refused(what, &status)),
         }
     }
 }
@@ -478,11 +509,10 @@ impl Context {
         }
         self.may_write()?;
         let params = PatchParams::apply(manager).force();
-        let written = self
-            .api::<K>(&namespace)
-            .patch(&name, &params, &Patch::Apply(&object))
-            .await
-            .map_err(failed(&what))?;
+        let api = self.api::<K>(&namespace);
+        let patch = Patch::Apply(&object);
+        let written = answer(&what, api.patch(&name, &params, &patch)).await?;
+        let written = written.or_fail(&what)?;
         let applied = Applied {
             hash,
             uid: written.uid(),
@@ -506,20 +536,41 @@ impl Context {
         let namespace = object.namespace().unwrap_or_default();
         let kind = K::kind(&K::DynamicType::default()).into_owned();
         let what = format!("create {kind} {namespace}/{}", object.name_any());
-        let created = self
-            .api::<K>(&namespace)
-            .create(&PostParams::default(), object)
-            .await;
-        match created {
-            Ok(_) => {
+        let api = self.api::<K>(&namespace);
+        let params = PostParams::default();
+        match answer(&what, api.create(&params, object)).await? {
+            Answer::Done(_) => {
                 tracing::info!("did {what}");
                 Ok(true)
             }
-            Err(kube::Error::Api(status)) if status.code == 409 && status.is_already_exists() => {
-                Ok(false)
-            }
-            Err(e) => Err(failed(&what)(e)),
+            Answer::Refused(status) if status.is_already_exists() => Ok(false),
+            Answer::Refused(status) => Err(refused(&what, &status)),
         }
+    }
+
+    /// Creates what nothing watches, once by each controller.
+    ///
+    /// # Errors
+    /// `Api`, `NotLeading`.
+    pub async fn create_once<K>(&self, object: &K) -> Result<(), Failure>
+    where
+        K: Resource<Scope = NamespaceResourceScope> + Clone + Serialize + DeserializeOwned + Debug,
+        K::DynamicType: Default,
+    {
+        let kind = K::kind(&K::DynamicType::default()).into_owned();
+        let namespace = object.namespace().unwrap_or_default();
+        let key = (kind, namespace, object.name_any());
+        let applied = Applied {
+            hash: hash(&json_of(object)?),
+            uid: None,
+            generation: None,
+        };
+        if locked(&self.applied).get(&key) == Some(&applied) {
+            return Ok(());
+        }
+        self.create(object).await?;
+        locked(&self.applied).insert(key, applied);
+        Ok(())
     }
 
     /// Deletes an object, what it owns after it. That it is gone, or another one by that name, is no failure.
@@ -544,13 +595,14 @@ impl Context {
             }),
             ..DeleteParams::default()
         };
-        match self.api::<K>(&namespace).delete(&name, &params).await {
-            Ok(_) => {
+        let api = self.api::<K>(&namespace);
+        match answer(&what, api.delete(&name, &params)).await? {
+            Answer::Done(_) => {
                 tracing::info!("did {what}");
                 Ok(())
             }
-            Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => Ok(()),
-            Err(e) => Err(failed(&what)(e)),
+            Answer::Refused(status) if status.code == 404 || status.code == 409 => Ok(()),
+            Answer::Refused(status) => Err(refused(&what, &status)),
         }
     }
 
@@ -582,11 +634,10 @@ impl Context {
             "status": status,
         });
         let params = PatchParams::apply(manager).force();
-        self.api::<K>(&namespace)
-            .patch_status(&name, &params, &Patch::Apply(&patch))
-            .await
-            .map_err(failed(&what))?;
-        Ok(())
+        let api = self.api::<K>(&namespace);
+        let patch = Patch::Apply(&patch);
+        let written = answer(&what, api.patch_status(&name, &params, &patch)).await?;
+        written.or_fail(&what).map(drop)
     }
 
     /// Merges a patch into an object's metadata.
@@ -607,11 +658,10 @@ impl Context {
         let kind = K::kind(&K::DynamicType::default()).into_owned();
         let what = format!("write the metadata of {kind} {namespace}/{name}");
         let patch = json!({ "metadata": metadata });
-        self.api::<K>(namespace)
-            .patch_metadata(name, &PatchParams::default(), &Patch::Merge(&patch))
-            .await
-            .map_err(failed(&what))?;
-        Ok(())
+        let api = self.api::<K>(namespace);
+        let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
+        let written = answer(&what, api.patch_metadata(name, &params, &patch)).await?;
+        written.or_fail(&what).map(drop)
     }
 
     /// The keys of a Secret; `None` where it is not there. It is asked of the API once for each of its
@@ -636,8 +686,9 @@ impl Context {
             return Ok(Some(keys.clone()));
         }
         let what = format!("read Secret {namespace}/{name}");
-        let secret = self.api::<Secret>(namespace).get_opt(name).await;
-        let Some(secret) = secret.map_err(failed(&what))? else {
+        let api = self.api::<Secret>(namespace);
+        let secret = answer(&what, api.get_opt(name)).await?;
+        let Some(secret) = secret.or_fail(&what)? else {
             return Ok(None);
         };
         let known = secret.resource_version();

@@ -8,10 +8,16 @@
 //! writes what is not so yet: it may end at any line, and the next run goes on. Only the leader runs them.
 
 pub mod api;
+pub mod conditions;
 mod context;
+pub mod jobs;
+pub mod leases;
 mod metrics;
+pub mod outcome;
 mod policy;
 mod secrets;
+pub mod threshold;
+pub mod times;
 mod watch;
 
 pub use context::{Caches, Context, Failure, Options};

@@ -7,13 +7,14 @@ use super::api::{
     Condition, ConditionStatus, EtcdBackupPolicy, EtcdBackupPolicyStatus, LastRun,
     RestorableWindow, SnapshotStatus, SnapshotsStatus,
 };
-use super::conditions::{self, Verdict};
+use super::conditions::{self, Judgement, Problem};
 use super::context::{Context, Failure, label};
-use super::jobs::{self, SecretKeys};
-use super::leases::LeaseFacts;
+use super::jobs::{self, SecretKeys, Work};
+use super::leases::{LeaseFacts, SnapshotFact};
 use super::outcome;
 use chrono::{DateTime, Utc};
 use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
@@ -25,13 +26,8 @@ use std::time::Duration;
 const MANAGER: &str = "deltafold-policy";
 /// Never sooner than this by itself.
 const SHORTEST_WAIT: Duration = Duration::from_secs(1);
-
-/// Why a policy is not acted on.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct NotReady {
-    reason: &'static str,
-    message: String,
-}
+const BACKUP_READY: &str = "BackupReady";
+const COMPACTION_HEALTHY: &str = "CompactionHealthy";
 
 pub(super) async fn reconcile(
     policy: Arc<EtcdBackupPolicy>,
@@ -53,50 +49,34 @@ pub(super) async fn reconcile(
     let facts = facts(&policy, &ctx);
     let runs = Runs::of(&ctx, &namespace, &name);
     let old = policy.status.clone().unwrap_or_default();
-    let mut verdicts = vec![match &not_ready {
-        None if policy.spec.suspend => Verdict::new(
-            "Ready",
-            ConditionStatus::True,
-            "Suspended",
-            "nothing is started by schedule or threshold; tasks are done",
-        ),
-        None => Verdict::new(
-            "Ready",
-            ConditionStatus::True,
-            "Reconciled",
-            "its CronJobs are as the policy says",
-        ),
-        Some(n) => Verdict::new("Ready", ConditionStatus::False, n.reason, &n.message),
-    }];
     let (full, delta) = jobs::lease_names(&policy);
     let seen = conditions::Seen {
         full: ctx.lease_changed_at(&namespace, &full),
         delta: ctx.lease_changed_at(&namespace, &delta),
     };
-    let last_snapshot = runs.last(&ctx, |w| {
-        w == jobs::WORK_FULL_SNAPSHOT || w == jobs::WORK_DELTA_SNAPSHOT
-    });
     let last_verification = runs
-        .last(&ctx, |w| w == jobs::WORK_VERIFICATION)
+        .last(&ctx, Work::Verification)
         .or(old.last_verification.clone());
     let last_defragmentation = runs
-        .last(&ctx, |w| w == jobs::WORK_MAINTENANCE)
+        .last(&ctx, Work::Maintenance)
         .or(old.last_defragmentation.clone());
-    verdicts.push(conditions::backup_ready(
-        &policy,
-        &facts,
-        seen,
-        last_snapshot.as_ref(),
-        now,
-    ));
-    verdicts.push(conditions::backup_verified(
-        &policy,
-        last_verification.as_ref(),
-        now,
-    ));
-    let is_backed_up = verdicts
-        .iter()
-        .any(|v| v.type_ == "BackupReady" && v.status == ConditionStatus::True);
+    let (last_full, last_delta) = (
+        runs.last(&ctx, Work::FullSnapshot),
+        runs.last(&ctx, Work::DeltaSnapshot),
+    );
+    let snapshot_runs = conditions::SnapshotRuns {
+        full: last_full.as_ref(),
+        delta: last_delta.as_ref(),
+    };
+    let ready = conditions::ready(&policy, not_ready.as_slice());
+    let backup_ready = conditions::backup_ready(&policy, &facts, &snapshot_runs, &seen, now);
+    let verified = conditions::backup_verified(&policy, last_verification.as_ref(), now);
+    let is_backed_up = backup_ready.status == ConditionStatus::True;
+    let judged = [
+        ("Ready", &ready),
+        (BACKUP_READY, &backup_ready),
+        ("BackupVerified", &verified),
+    ];
 
     // Of a policy that cannot be acted on nothing goes on running by its schedules, and nothing is deleted.
     let mut acted_on = (*policy).clone();
@@ -105,28 +85,27 @@ pub(super) async fn reconcile(
         apply_all(&acted_on, &keys, !is_backed_up, not_ready.is_none(), &ctx).await?;
     }
 
-    let stale_at = verdicts.iter().filter_map(|v| v.stale_at).min();
+    let stale_at = judged.iter().filter_map(|(_, j)| j.stale_at).min();
     let status = EtcdBackupPolicyStatus {
         observed_generation: policy.metadata.generation,
-        conditions: conditions::merge(&old.conditions, &verdicts, policy.metadata.generation, now),
+        conditions: conditions::merge(&old.conditions, &judged, policy.metadata.generation, now),
         snapshots: snapshots(&facts),
-        restorable_window: match (facts.restorable_first, facts.restorable_last) {
-            (Some(first_revision), Some(last_revision)) => Some(RestorableWindow {
+        restorable_window: facts.restorable.map(|(first_revision, last_revision)| {
+            RestorableWindow {
                 first_revision,
                 last_revision,
-            }),
-            _ => None,
-        },
+            }
+        }),
         last_verification,
         last_defragmentation,
         active_jobs: runs.active(),
         last_compaction: None,
         last_restoration: None,
     };
-    let was_backed_up = is_true(&old.conditions, "BackupReady");
+    let was_backed_up = is_true(&old.conditions, BACKUP_READY);
     write_status(&policy, &old, &status, &ctx).await?;
-    for verdict in &verdicts {
-        tell_change(&policy, &old.conditions, verdict, &ctx).await;
+    for (type_, judgement) in judged {
+        tell_change(&policy, &old.conditions, type_, judgement, &ctx).await;
     }
     if is_backed_up != was_backed_up {
         // What was postponed may go.
@@ -148,14 +127,15 @@ fn is_true(conditions: &[Condition], type_: &str) -> bool {
     of_it.any(|c| c.status == ConditionStatus::True)
 }
 
+/// What no Job could be made of.
 const INVALID: &str = "SpecInvalid";
 
 /// What keeps a policy from being acted on at all.
-fn impediment(policy: &EtcdBackupPolicy, others: &[Arc<EtcdBackupPolicy>]) -> Option<NotReady> {
+fn impediment(policy: &EtcdBackupPolicy, others: &[Arc<EtcdBackupPolicy>]) -> Option<Problem> {
     let problems = jobs::problems(policy);
     if !problems.is_empty() {
-        return Some(NotReady {
-            reason: INVALID,
+        return Some(Problem {
+            reason: INVALID.to_owned(),
             message: problems.join("; "),
         });
     }
@@ -168,8 +148,8 @@ fn impediment(policy: &EtcdBackupPolicy, others: &[Arc<EtcdBackupPolicy>]) -> Op
                 && seniority(other) < seniority(policy)
         })
         .min_by_key(|other| seniority(other))?;
-    Some(NotReady {
-        reason: "StorePrefixTaken",
+    Some(Problem {
+        reason: "StorePrefixTaken".to_owned(),
         message: format!(
             "policy {}/{} has the same store, {}, and is older: give each etcd a prefix of its own, or delete one of the two",
             first.namespace().unwrap_or_default(),
@@ -215,28 +195,21 @@ fn same_prefix(a: &EtcdBackupPolicy, b: &EtcdBackupPolicy) -> bool {
 async fn secrets(
     policy: &EtcdBackupPolicy,
     ctx: &Context,
-) -> Result<(SecretKeys, Option<NotReady>), Failure> {
+) -> Result<(SecretKeys, Option<Problem>), Failure> {
     let namespace = policy.namespace().unwrap_or_default();
     let mut keys = SecretKeys::new();
     let mut missing = Vec::new();
     for referenced in jobs::secrets_of(policy) {
         let name = &referenced.name;
-        match ctx.secret_keys(&namespace, name).await? {
-            None => missing.push(format!(
-                "Secret {name} ({}) is not there",
-                referenced.what_for
-            )),
-            Some(there) => {
-                if let Some(lack) = referenced.lack(&there) {
-                    missing.push(format!("Secret {name} ({}) {lack}", referenced.what_for));
-                }
-                keys.insert(name.clone(), there);
-            }
+        let there = ctx.secret_keys(&namespace, name).await?;
+        missing.extend(referenced.problem(there.as_ref()));
+        if let Some(there) = there {
+            keys.insert(name.clone(), there);
         }
     }
-    let not_ready = (!missing.is_empty()).then(|| NotReady {
-        reason: "SecretMissing",
-        message: format!("{}: create it in namespace {namespace}", missing.join("; ")),
+    let not_ready = (!missing.is_empty()).then(|| Problem {
+        reason: "SecretMissing".to_owned(),
+        message: format!("{}; namespace {namespace}", missing.join("; ")),
     });
     Ok((keys, not_ready))
 }
@@ -266,14 +239,13 @@ pub(super) fn snapshot_ages(ctx: &Context, policy: &EtcdBackupPolicy) -> Vec<(&'
 
 fn snapshots(facts: &LeaseFacts) -> Option<SnapshotsStatus> {
     let full = facts.full.as_ref()?;
-    let shown = |s: &super::leases::SnapFacts| SnapshotStatus {
+    let shown = |s: &SnapshotFact| SnapshotStatus {
         name: s.name.clone(),
         start_revision: s.start_revision,
         end_revision: s.revision,
         time: s.time,
-        size: s.bytes.and_then(|b| i64::try_from(b).ok()),
+        size: s.bytes,
     };
-    let number = |n: u64| i64::try_from(n).ok();
     Some(SnapshotsStatus {
         last_full: Some(shown(full)),
         // Where nothing came after the full, the other Lease tells of the same.
@@ -282,8 +254,8 @@ fn snapshots(facts: &LeaseFacts) -> Option<SnapshotsStatus> {
             .as_ref()
             .filter(|d| d.revision > full.revision)
             .map(shown),
-        accumulated_delta_size: facts.accumulated_bytes.and_then(number),
-        accumulated_delta_events: facts.accumulated_events.and_then(number),
+        accumulated_delta_size: facts.accumulated_bytes,
+        accumulated_delta_events: facts.accumulated_events,
     })
 }
 
@@ -296,14 +268,14 @@ impl Runs {
     }
 
     /// The newest Job of some work that has ended.
-    fn last(&self, ctx: &Context, is_it: impl Fn(&str) -> bool) -> Option<LastRun> {
+    fn last(&self, ctx: &Context, work: Work) -> Option<LastRun> {
         let job = self
             .0
             .iter()
-            .filter(|job| label(&***job, jobs::LABEL_WORK).is_some_and(&is_it))
+            .filter(|job| label(&***job, jobs::LABEL_WORK) == Some(work.as_str()))
             .filter(|job| outcome::is_finished(job))
             .max_by_key(|job| (job.creation_timestamp().map(|t| t.0), job.name_any()))?;
-        Some(outcome::last_run(job, &ctx.caches.pods_of(job)))
+        Some(outcome::last_run(job, &pods(ctx, job)))
     }
 
     fn active(&self) -> Vec<String> {
@@ -330,6 +302,9 @@ async fn apply_all(
             ctx.create(&lease).await?;
         }
     }
+    for lease in jobs::lock_leases(policy) {
+        ctx.create_once(&lease).await?;
+    }
     if let Some((account, role, binding)) = jobs::access(policy) {
         ctx.apply(MANAGER, &account, None, false).await?;
         ctx.apply(MANAGER, &role, None, false).await?;
@@ -341,12 +316,11 @@ async fn apply_all(
         let there = ctx.caches.cron_jobs.get(&key);
         let written = ctx.apply(MANAGER, wanted, there.as_deref(), true).await?;
         if written {
-            let schedule = wanted.spec.as_ref().map(|s| s.schedule.as_str());
             let note = format!(
                 "CronJob {} runs at \"{}\"{}",
                 wanted.name_any(),
-                schedule.unwrap_or_default(),
-                match wanted.spec.as_ref().and_then(|s| s.suspend) {
+                wanted.spec.schedule,
+                match wanted.spec.suspend {
                     Some(true) => ", suspended",
                     _ => "",
                 }
@@ -415,8 +389,7 @@ async fn write_status(
         Ok(map)
     };
     let mut old = old.clone();
-    old.conditions
-        .retain(|c| c.type_ != conditions::COMPACTION_HEALTHY);
+    old.conditions.retain(|c| c.type_ != COMPACTION_HEALTHY);
     let (old, new) = (part(&old)?, part(new)?);
     if old == new {
         return Ok(());
@@ -428,21 +401,28 @@ async fn write_status(
 async fn tell_change(
     policy: &EtcdBackupPolicy,
     old: &[Condition],
-    verdict: &Verdict,
+    type_: &str,
+    judgement: &Judgement,
     ctx: &Context,
 ) {
-    let before = old.iter().find(|c| c.type_ == verdict.type_);
-    let is_new = before.is_none_or(|c| c.status != verdict.status || c.reason != verdict.reason);
-    let is_first = before.is_none() && verdict.status == ConditionStatus::Unknown;
+    let before = old.iter().find(|c| c.type_ == type_);
+    let is_new =
+        before.is_none_or(|c| c.status != judgement.status || c.reason != judgement.reason);
+    let is_first = before.is_none() && judgement.status == ConditionStatus::Unknown;
     if is_new && !is_first {
-        let bad = verdict.status == ConditionStatus::False;
+        let bad = judgement.status == ConditionStatus::False;
         let note = format!(
-            "{} is {}: {}",
-            verdict.type_,
-            verdict.status.as_str(),
-            verdict.message
+            "{type_} is {}: {}",
+            judgement.status.as_str(),
+            judgement.message
         );
-        ctx.tell(policy, bad, &verdict.reason, "Observe", &note)
+        ctx.tell(policy, bad, &judgement.reason, "Observe", &note)
             .await;
     }
+}
+
+/// The Pods of a Job, for `outcome`.
+fn pods(ctx: &Context, job: &Job) -> Vec<Pod> {
+    let pods = ctx.caches.pods_of(job);
+    pods.iter().map(|pod| (**pod).clone()).collect()
 }

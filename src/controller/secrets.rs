@@ -3,18 +3,28 @@
 //! It looks at names alone, never into a Secret. Run for each Secret that changes, and for those of a policy
 //! that changes.
 
-use super::api::EtcdBackupTask;
-use super::jobs;
+use super::api::{EtcdBackupPolicy, EtcdBackupTask};
+use super::jobs::{self, FINALIZER};
 use super::{Context, Failure};
 use k8s_openapi::api::core::v1::Secret;
-use kube::ResourceExt;
 use kube::core::PartialObjectMeta;
 use kube::runtime::controller::Action;
+use kube::{Resource, ResourceExt};
 use serde_json::json;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// On Secrets that are used.
-pub const FINALIZER: &str = "deltafold.io/in-use";
+/// The Secrets that a policy refers to.
+pub(super) fn names_of(policy: &EtcdBackupPolicy) -> BTreeSet<String> {
+    let referenced = jobs::secrets_of(policy).into_iter();
+    referenced.map(|r| r.name).collect()
+}
+
+/// The Secrets that a task refers to.
+pub(super) fn names_of_task(task: &EtcdBackupTask) -> BTreeSet<String> {
+    let referenced = jobs::secrets_of_task(task).into_iter();
+    referenced.map(|r| r.name).collect()
+}
 
 pub(super) async fn reconcile(
     secret: Arc<PartialObjectMeta<Secret>>,
@@ -64,7 +74,7 @@ fn is_used(ctx: &Context, namespace: &str, name: &str) -> bool {
     let by_policy = policies.iter().any(|policy| {
         policy.namespace().as_deref() == Some(namespace)
             && policy.metadata.deletion_timestamp.is_none()
-            && jobs::secret_names(policy).contains(name)
+            && names_of(policy).contains(name)
     });
     let is_under_way =
         |task: &EtcdBackupTask| !task.status.clone().unwrap_or_default().state.is_final();
@@ -73,6 +83,6 @@ fn is_used(ctx: &Context, namespace: &str, name: &str) -> bool {
             task.namespace().as_deref() == Some(namespace)
                 && task.metadata.deletion_timestamp.is_none()
                 && is_under_way(task)
-                && jobs::secret_names_of_task(task).contains(name)
+                && names_of_task(task).contains(name)
         })
 }

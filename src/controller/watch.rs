@@ -5,7 +5,7 @@
 
 use super::api::{EtcdBackupPolicy, EtcdBackupTask};
 use super::context::{Context, Writers, label};
-use super::jobs;
+use super::{jobs, secrets};
 use crate::error::{Error, Result};
 use futures::stream::{Stream, StreamExt};
 use k8s_openapi::api::apps::v1::Deployment;
@@ -14,9 +14,9 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::core::{NamespaceResourceScope, PartialObjectMeta};
+use kube::runtime::reflector::ObjectRef;
 use kube::runtime::reflector::store::Writer;
-use kube::runtime::reflector::{Lookup, ObjectRef};
-use kube::runtime::watcher::{self, Event, metadata_watcher, watcher};
+use kube::runtime::watcher::{self, Event, watcher};
 use kube::runtime::{WatchStreamExt, reflector};
 use kube::{Api, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
@@ -25,15 +25,13 @@ use std::fmt::Debug;
 use std::hash::Hash;
 use std::sync::Arc;
 
-/// Snapshot Leases end so.
-const FULL_SUFFIX: &str = "-full-snap";
-const DELTA_SUFFIX: &str = "-delta-snap";
 /// Of a Service's EndpointSlices.
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 
 /// Runs all watches; they do not end.
 pub(super) async fn all(ctx: &Arc<Context>, writers: Writers) -> Result<()> {
-    let ours = || watcher::Config::default().labels(jobs::SELECTOR);
+    let ours =
+        || watcher::Config::default().labels(&format!("{}={}", jobs::LABEL_MANAGED_BY, jobs::NAME));
     let any = watcher::Config::default;
     let policies = run(
         ctx,
@@ -53,7 +51,7 @@ pub(super) async fn all(ctx: &Arc<Context>, writers: Writers) -> Result<()> {
             for task in ctx.caches.tasks_of(&namespace, &policy.name_any()) {
                 ctx.look_at_task(ObjectRef::from_obj(&*task));
             }
-            for name in jobs::secret_names(policy) {
+            for name in secrets::names_of(policy) {
                 ctx.look_at_secret(ObjectRef::new(&name).within(&namespace));
             }
         },
@@ -121,7 +119,7 @@ pub(super) async fn all(ctx: &Arc<Context>, writers: Writers) -> Result<()> {
     });
     let secrets = run(
         ctx,
-        metadata_watcher(api::<Secret>(ctx), any()),
+        watcher(api::<PartialObjectMeta<Secret>>(ctx), any()),
         writers.secrets,
         |ctx, secret: &PartialObjectMeta<Secret>| {
             ctx.look_at_secret(ObjectRef::from_obj(secret));
@@ -129,7 +127,7 @@ pub(super) async fn all(ctx: &Arc<Context>, writers: Writers) -> Result<()> {
             let name = secret.name_any();
             for policy in ctx.caches.policies.state() {
                 if policy.namespace().as_deref() == Some(&namespace)
-                    && jobs::secret_names(&policy).contains(&name)
+                    && secrets::names_of(&policy).contains(&name)
                 {
                     let policy = ObjectRef::from_obj(&*policy);
                     ctx.look_at_policy(policy.clone());
@@ -207,17 +205,10 @@ async fn run<K>(
     writer: Writer<K>,
     mut changed: impl FnMut(&Context, &K),
 ) where
-    K: Resource
-        + Lookup<DynamicType = <K as Resource>::DynamicType>
-        + Clone
-        + Debug
-        + DeserializeOwned
-        + Send
-        + Sync
-        + 'static,
-    <K as Resource>::DynamicType: Default + Debug + Eq + Hash + Clone + Unpin + Send + Sync,
+    K: Resource + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
+    K::DynamicType: Default + Debug + Eq + Hash + Clone + Unpin + Send + Sync,
 {
-    let kind = <K as Resource>::kind(&<K as Resource>::DynamicType::default()).into_owned();
+    let kind = K::kind(&K::DynamicType::default()).into_owned();
     let cache = writer.as_reader();
     let events = events
         .default_backoff()
@@ -280,8 +271,8 @@ fn of_policy<K: Resource>(ctx: &Context, object: &K) {
 /// What comes before the suffix in a snapshot Lease's name.
 fn lease_prefix(lease: &Lease) -> Option<&str> {
     let name = lease.metadata.name.as_deref()?;
-    name.strip_suffix(FULL_SUFFIX)
-        .or_else(|| name.strip_suffix(DELTA_SUFFIX))
+    name.strip_suffix(jobs::FULL_LEASE_SUFFIX)
+        .or_else(|| name.strip_suffix(jobs::DELTA_LEASE_SUFFIX))
 }
 
 fn policies_of_lease(ctx: &Context, lease: &Lease) -> Vec<ObjectRef<EtcdBackupPolicy>> {
@@ -297,7 +288,11 @@ fn policies_of_lease(ctx: &Context, lease: &Lease) -> Vec<ObjectRef<EtcdBackupPo
 }
 
 fn is_ready(slice: &EndpointSlice) -> bool {
-    let conditions = slice.endpoints.iter().map(|e| e.conditions.as_ref());
+    let conditions = slice
+        .endpoints
+        .iter()
+        .flatten()
+        .map(|e| e.conditions.as_ref());
     // Not told counts as ready.
     conditions
         .map(|c| c.and_then(|c| c.ready).unwrap_or(true))

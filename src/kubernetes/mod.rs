@@ -19,6 +19,8 @@ use tokio::runtime::Handle;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// For one request, its retries included.
 const PATIENCE: Duration = Duration::from_secs(15);
+/// Longer than the API server lets a watch be silent.
+const WATCH_PATIENCE: Duration = Duration::from_secs(295);
 
 /// A client of one namespace; clones share it. Its calls block: not for async threads.
 #[derive(Clone)]
@@ -38,6 +40,25 @@ impl Client {
     /// # Errors
     /// `Configuration`.
     pub fn connect(namespace: Option<&str>, handle: Handle, cancel: Cancel) -> Result<Self> {
+        Self::with_config(Self::infer(namespace, &handle, &cancel)?, handle, cancel)
+    }
+
+    /// As [`connect`](Self::connect), for watches: an answer may take as long as nothing happens. Whoever asks
+    /// for more than a Lease with it sets limits of its own.
+    ///
+    /// # Errors
+    /// `Configuration`.
+    pub fn connect_to_watch(
+        namespace: Option<&str>,
+        handle: Handle,
+        cancel: Cancel,
+    ) -> Result<Self> {
+        let mut config = Self::infer(namespace, &handle, &cancel)?;
+        config.read_timeout = Some(WATCH_PATIENCE);
+        Self::build(config, handle, cancel)
+    }
+
+    fn infer(namespace: Option<&str>, handle: &Handle, cancel: &Cancel) -> Result<Config> {
         let inferred = async { Config::infer().await };
         let mut config = handle.block_on(cancel.or(inferred))?.map_err(|e| {
             Error::new(
@@ -51,7 +72,7 @@ impl Client {
         if let Some(namespace) = namespace {
             config.default_namespace = namespace.to_owned();
         }
-        Self::with_config(config, handle, cancel)
+        Ok(config)
     }
 
     /// A client of the default namespace of a configuration.
@@ -59,9 +80,15 @@ impl Client {
     /// # Errors
     /// `Configuration`.
     pub fn with_config(mut config: Config, handle: Handle, cancel: Cancel) -> Result<Self> {
-        config.connect_timeout = Some(CONNECT_TIMEOUT);
         config.read_timeout = Some(PATIENCE);
+        Self::build(config, handle, cancel)
+    }
+
+    fn build(mut config: Config, handle: Handle, cancel: Cancel) -> Result<Self> {
+        config.connect_timeout = Some(CONNECT_TIMEOUT);
         config.write_timeout = Some(PATIENCE);
+        // Else the time that a connection was idle counts, too.
+        config.reset_reader_on_write = true;
         let server = config.cluster_url.to_string();
         let server = server.trim_end_matches('/').to_owned();
         let namespace = config.default_namespace.clone();
