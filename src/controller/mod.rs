@@ -4,3 +4,4 @@
 //! message and Leases. `cli::controller` runs it.
 
 pub mod api;
+pub mod jobs;
