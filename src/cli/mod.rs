@@ -431,6 +431,21 @@ fn parse(given: &[OsString]) -> Result<Cli, clap::Error> {
     Cli::from_arg_matches(&command.try_get_matches_from(given)?)
 }
 
+/// Whether the program would take this command line: what is wrong with it, if something is.
+///
+/// # Errors
+/// `Usage`.
+pub fn check(args: &[String]) -> Result<()> {
+    let given: Vec<OsString> = std::iter::once("deltafold")
+        .chain(args.iter().map(String::as_str))
+        .map(OsString::from)
+        .collect();
+    match parse(&given) {
+        Ok(_) => Ok(()),
+        Err(e) => Err(Error::new(Reason::Usage, e.to_string())),
+    }
+}
+
 /// The command and those below it, whose `forgotten` flags have no variable.
 fn with_variables(command: clap::Command, forgotten: &[&str]) -> clap::Command {
     command

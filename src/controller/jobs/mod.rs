@@ -1,0 +1,915 @@
+//! What a policy and its tasks become: CronJobs, a follower, Jobs, and what these need (Leases, access).
+//!
+//! Pure: an object is made of a policy, a task, the settings and what keys the Secrets have. When something is made
+//! and who writes it, the reconcilers know; what a Pod looks like is in `pod`.
+
+mod pod;
+mod problems;
+mod secrets;
+#[cfg(test)]
+mod tests;
+
+pub use problems::{problems, task_problems};
+pub use secrets::{Referenced, SecretKeys, secrets_of, secrets_of_task};
+
+use super::api::{
+    EtcdBackupPolicy, EtcdBackupTask, OnDemandSnapshotConfig, RestoreConfig, RetentionPolicy,
+    SnapshotType, TaskConfig, TaskType, VerifyLevel, parse_duration,
+};
+use crate::error::Reason;
+use k8s_openapi::api::apps::v1::{Deployment, DeploymentSpec, DeploymentStrategy};
+use k8s_openapi::api::batch::v1::{
+    CronJob, CronJobSpec, Job, JobSpec, JobTemplateSpec, PodFailurePolicy,
+    PodFailurePolicyOnExitCodesRequirement, PodFailurePolicyOnPodConditionsPattern,
+    PodFailurePolicyRule,
+};
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::api::core::v1::ServiceAccount;
+use k8s_openapi::api::rbac::v1::{PolicyRule, Role, RoleBinding, RoleRef, Subject};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference};
+use kube::Resource;
+use pod::{Pod, Side};
+use secrets::Family;
+use sha2::{Digest, Sha256};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// Whose an object is, as Kubernetes recommends.
+pub const LABEL_NAME: &str = "app.kubernetes.io/name";
+/// What looks after an object.
+pub const LABEL_MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+/// The value of both.
+pub const NAME: &str = "deltafold";
+/// The policy that an object was made for.
+pub const LABEL_POLICY: &str = "deltafold.io/policy";
+/// What is done, by [`Work::as_str`].
+pub const LABEL_WORK: &str = "deltafold.io/work";
+/// The task that a Job was made for.
+pub const LABEL_TASK: &str = "deltafold.io/task";
+/// That task's type.
+pub const LABEL_TASK_TYPE: &str = "deltafold.io/task-type";
+/// The container that does the work, and whose exit code and termination message count.
+pub const CONTAINER: &str = "deltafold";
+/// The container before it where a backup is verified and then compared with the live etcd.
+pub const CONTAINER_BEFORE: &str = "deltafold-backup";
+/// Where a Job's container leaves its termination message.
+pub const TERMINATION_LOG: &str = "/dev/termination-log";
+/// The finalizer of Secrets that are in use.
+pub const FINALIZER: &str = "deltafold.io/in-use";
+/// Behind a prefix, the Lease that tells of full snapshots.
+pub const FULL_LEASE_SUFFIX: &str = "-full-snap";
+/// Behind a prefix, the Lease that tells of deltas.
+pub const DELTA_LEASE_SUFFIX: &str = "-delta-snap";
+
+/// A Job tries again as often, after failures that a retry can mend.
+const BACKOFF_LIMIT: i32 = 4;
+/// A run that could not start for so long is left out: the next one does as much.
+const STARTING_DEADLINE_SECONDS: i64 = 3600;
+/// A threshold's Job is there so long after its end, for people to look at.
+const TTL_SECONDS: i32 = 86_400;
+/// More than `snapshot follow`'s --shutdown-timeout: the last delta is saved after SIGTERM.
+const FOLLOWER_GRACE_SECONDS: i64 = 30;
+/// Where a restoration's claim is mounted.
+const DATA_VOLUME: &str = "/restore";
+/// Whose a restored data directory is where nothing is said, and who runs all else.
+const USER: i64 = 65_532;
+
+/// What the controller was started with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// The image of Jobs whose policy names none
+    pub image: String,
+    /// When it is pulled: Always, IfNotPresent or Never; Kubernetes decides if `None`
+    pub image_pull_policy: Option<String>,
+    /// How long Jobs may take
+    pub deadlines: Deadlines,
+}
+
+impl Settings {
+    /// With this image, and all else as usual.
+    pub fn new(image: impl Into<String>) -> Self {
+        Settings {
+            image: image.into(),
+            image_pull_policy: None,
+            deadlines: Deadlines::default(),
+        }
+    }
+}
+
+/// How long a Job may take, its retries included, before Kubernetes ends it: far longer than it should. A compaction's
+/// is the policy's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Deadlines {
+    /// A full snapshot
+    pub full_snapshot: Duration,
+    /// A delta snapshot
+    pub delta_snapshot: Duration,
+    /// Garbage collection
+    pub retention: Duration,
+    /// A verification
+    pub verification: Duration,
+    /// A maintenance of the live etcd
+    pub maintenance: Duration,
+    /// A restoration
+    pub restoration: Duration,
+    /// A copy, beside the time for which it waits for a final snapshot
+    pub copy: Duration,
+}
+
+impl Default for Deadlines {
+    fn default() -> Self {
+        const HOUR: Duration = Duration::from_secs(3600);
+        Deadlines {
+            full_snapshot: 3 * HOUR,
+            delta_snapshot: HOUR,
+            retention: 2 * HOUR,
+            verification: 6 * HOUR,
+            maintenance: 3 * HOUR,
+            restoration: 6 * HOUR,
+            copy: 24 * HOUR,
+        }
+    }
+}
+
+/// What is done for a policy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Work {
+    /// A full snapshot by schedule, or in place of a compaction
+    FullSnapshot,
+    /// A delta snapshot by schedule
+    DeltaSnapshot,
+    /// Deltas all the time
+    Follow,
+    /// The deltas become a full snapshot
+    Compaction,
+    /// Garbage collection
+    Retention,
+    /// A verification by schedule
+    Verification,
+    /// Compaction and defragmentation of the live etcd by schedule
+    Maintenance,
+    /// What a task wants
+    Task,
+}
+
+impl Work {
+    /// The value of the label [`LABEL_WORK`].
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Work::FullSnapshot => "full-snapshot",
+            Work::DeltaSnapshot => "delta-snapshot",
+            Work::Follow => "follow",
+            Work::Compaction => "compaction",
+            Work::Retention => "retention",
+            Work::Verification => "verification",
+            Work::Maintenance => "maintenance",
+            Work::Task => "task",
+        }
+    }
+}
+
+/// A policy's name.
+pub fn name_of(policy: &EtcdBackupPolicy) -> &str {
+    policy.metadata.name.as_deref().unwrap_or_default()
+}
+
+/// The labels of what is made for a policy.
+pub fn labels(policy: &EtcdBackupPolicy, work: Work) -> BTreeMap<String, String> {
+    let mut labels = labels_of_all(policy);
+    labels.insert(LABEL_WORK.to_owned(), work.as_str().to_owned());
+    labels
+}
+
+fn labels_of_all(policy: &EtcdBackupPolicy) -> BTreeMap<String, String> {
+    let own = [
+        (LABEL_NAME, NAME),
+        (LABEL_MANAGED_BY, NAME),
+        (LABEL_POLICY, name_of(policy)),
+    ];
+    own.map(|(k, v)| (k.to_owned(), v.to_owned())).into()
+}
+
+/// Those of the policy's template and ours, which win.
+fn labels_of_pods(
+    policy: &EtcdBackupPolicy,
+    ours: BTreeMap<String, String>,
+) -> BTreeMap<String, String> {
+    let mut labels = policy.spec.job_template.labels.clone();
+    labels.extend(ours);
+    labels
+}
+
+/// The reference that has Kubernetes delete what belongs to an object that is gone.
+pub fn owner<K: Resource<DynamicType = ()>>(object: &K) -> OwnerReference {
+    OwnerReference {
+        api_version: K::api_version(&()).into_owned(),
+        kind: K::kind(&()).into_owned(),
+        name: object.meta().name.clone().unwrap_or_default(),
+        uid: object.meta().uid.clone().unwrap_or_default(),
+        controller: Some(true),
+        block_owner_deletion: Some(true),
+    }
+}
+
+fn metadata<K: Resource<DynamicType = ()>>(
+    owner_: &K,
+    name: &str,
+    labels: BTreeMap<String, String>,
+) -> ObjectMeta {
+    ObjectMeta {
+        name: Some(name.to_owned()),
+        namespace: owner_.meta().namespace.clone(),
+        labels: Some(labels),
+        owner_references: Some(vec![owner(owner_)]),
+        ..ObjectMeta::default()
+    }
+}
+
+/// Exit codes that a retry cannot mend. A process that a signal ended is not judged by its code.
+pub fn final_exit_codes() -> Vec<i32> {
+    let wrong = Reason::ALL
+        .iter()
+        .filter(|r| !r.is_retryable() && **r != Reason::Terminated);
+    let codes: BTreeSet<i32> = wrong.map(|r| i32::from(r.exit_code())).collect();
+    codes.into_iter().collect()
+}
+
+/// As docs/exit-codes.md has it.
+fn pod_failure_policy(containers: &[&str]) -> PodFailurePolicy {
+    let fail = containers.iter().map(|name| PodFailurePolicyRule {
+        action: "FailJob".to_owned(),
+        on_exit_codes: Some(PodFailurePolicyOnExitCodesRequirement {
+            container_name: Some((*name).to_owned()),
+            operator: "In".to_owned(),
+            values: final_exit_codes(),
+        }),
+        on_pod_conditions: None,
+    });
+    let ignore = PodFailurePolicyRule {
+        action: "Ignore".to_owned(),
+        on_exit_codes: None,
+        on_pod_conditions: Some(vec![PodFailurePolicyOnPodConditionsPattern {
+            status: Some("True".to_owned()),
+            type_: "DisruptionTarget".to_owned(),
+        }]),
+    };
+    PodFailurePolicy {
+        rules: fail.chain([ignore]).collect(),
+    }
+}
+
+fn seconds(d: Duration) -> i64 {
+    i64::try_from(d.as_secs()).unwrap_or(i64::MAX).max(1)
+}
+
+fn job_spec(pod: Pod<'_>, deadline: Option<Duration>, labels: BTreeMap<String, String>) -> JobSpec {
+    let containers: &[&str] = match pod.has_container_before() {
+        true => &[CONTAINER, CONTAINER_BEFORE],
+        false => &[CONTAINER],
+    };
+    JobSpec {
+        active_deadline_seconds: deadline.map(seconds),
+        backoff_limit: Some(BACKOFF_LIMIT),
+        pod_failure_policy: Some(pod_failure_policy(containers)),
+        template: pod.template(labels),
+        ..JobSpec::default()
+    }
+}
+
+/// A duration of the API. What cannot be read is told by [`problems`]; until it is mended, nothing is made.
+fn duration(text: &str) -> Duration {
+    parse_duration(text).unwrap_or_default()
+}
+
+/// A duration of the API as flags have it: they know no weeks.
+fn flag_of(text: &str) -> String {
+    let d = duration(text);
+    match d.subsec_millis() {
+        0 => format!("{}s", d.as_secs()),
+        _ => format!("{}ms", d.as_millis()),
+    }
+}
+
+/// The time zone of all schedules.
+fn time_zone(policy: &EtcdBackupPolicy) -> &str {
+    let snapshot = policy.spec.snapshot.as_ref();
+    snapshot
+        .and_then(|s| s.time_zone.as_deref())
+        .unwrap_or("Etc/UTC")
+}
+
+fn full_snapshot<'a>(
+    policy: &'a EtcdBackupPolicy,
+    settings: &'a Settings,
+    secrets: &'a SecretKeys,
+) -> Pod<'a> {
+    Pod::new(policy, settings, secrets, &["snapshot", "full"])
+        .store(false)
+        .live()
+        .recipients()
+        .compression()
+        .snapshot_leases()
+        .metrics()
+}
+
+fn delta_snapshot<'a>(
+    policy: &'a EtcdBackupPolicy,
+    settings: &'a Settings,
+    secrets: &'a SecretKeys,
+    fulls_have_a_schedule: bool,
+) -> Pod<'a> {
+    let pod = Pod::new(policy, settings, secrets, &["snapshot", "delta"])
+        .store(false)
+        .live()
+        .recipients()
+        .compression()
+        .snapshot_leases()
+        .metrics();
+    match fulls_have_a_schedule {
+        // A weekly full is not to become a daily one.
+        true => pod.flag("--max-full-age", "0s"),
+        false => pod,
+    }
+}
+
+fn compaction<'a>(
+    policy: &'a EtcdBackupPolicy,
+    settings: &'a Settings,
+    secrets: &'a SecretKeys,
+    keep_history: Option<&str>,
+) -> Pod<'a> {
+    let compaction = &policy.spec.compaction;
+    let pod = Pod::new(policy, settings, secrets, &["compact"])
+        .store(false)
+        .recipients()
+        .compression()
+        .snapshot_leases()
+        .metrics()
+        .resources(compaction.resources.as_ref());
+    match keep_history.or(compaction.keep_history.as_deref()) {
+        Some(history) => pod.flag("--keep-history", history),
+        None => pod,
+    }
+}
+
+fn verification<'a>(
+    policy: &'a EtcdBackupPolicy,
+    settings: &'a Settings,
+    secrets: &'a SecretKeys,
+    level: VerifyLevel,
+    against_cluster: bool,
+) -> Pod<'a> {
+    let of_backup = || {
+        Pod::new(policy, settings, secrets, &["verify"])
+            .store(true)
+            .flag("--level", level.as_str())
+    };
+    match against_cluster {
+        false => of_backup().metrics(),
+        // The comparison looks at one state alone, and takes no level: the backup by itself comes first.
+        true => Pod::new(policy, settings, secrets, &["verify"])
+            .store(true)
+            .live()
+            .metrics()
+            .after(of_backup()),
+    }
+}
+
+fn maintenance<'a>(
+    policy: &'a EtcdBackupPolicy,
+    settings: &'a Settings,
+    secrets: &'a SecretKeys,
+    compact_keep: Option<&str>,
+    defrag: Option<&str>,
+) -> Pod<'a> {
+    // Nothing is compacted that is not saved in the store, and the lock that keeps a second run away is there.
+    let mut pod = Pod::new(policy, settings, secrets, &["maintain"])
+        .store(false)
+        .live()
+        .lock("maintain")
+        .metrics();
+    if let Some(keep) = compact_keep {
+        let is_number = keep.bytes().all(|b| b.is_ascii_digit());
+        pod = match is_number {
+            true => pod.flag("--compact-keep", keep),
+            false => pod.flag("--compact-keep", &flag_of(keep)),
+        };
+    }
+    match defrag {
+        Some(fraction) => pod.flag("--defrag", fraction),
+        None => pod,
+    }
+}
+
+fn retention<'a>(
+    policy: &'a EtcdBackupPolicy,
+    settings: &'a Settings,
+    secrets: &'a SecretKeys,
+) -> Option<Pod<'a>> {
+    let retention = policy.spec.retention.as_ref()?;
+    let mut pod = Pod::new(policy, settings, secrets, &["gc"])
+        .store(false)
+        .metrics();
+    pod = match retention.policy {
+        RetentionPolicy::Exponential => pod.flag("--policy", "exponential"),
+        RetentionPolicy::Limit => pod.flag("--policy", "limit"),
+    };
+    if let Some(limit) = retention.limit {
+        pod = pod.flag("--limit", &limit.to_string());
+    }
+    if let Some(time) = &retention.delta_retention {
+        pod = pod.flag("--delta-retention", &flag_of(time));
+    }
+    if let Some(time) = &retention.restorable_window {
+        pod = pod.flag("--restorable-window", &flag_of(time));
+    }
+    Some(pod.switch("--apply"))
+}
+
+/// The CronJobs of a policy: what its schedules name. A follower takes fulls itself, so that beside it there is none
+/// for them.
+pub fn cron_jobs(
+    policy: &EtcdBackupPolicy,
+    settings: &Settings,
+    secrets: &SecretKeys,
+    postpone_maintenance: bool,
+) -> Vec<CronJob> {
+    let spec = &policy.spec;
+    let deadlines = &settings.deadlines;
+    let mut jobs = Vec::new();
+    let mut add = |work, suffix: &str, schedule: &str, deadline, pod| {
+        let postponed = work == Work::Maintenance && postpone_maintenance;
+        let suspend = spec.suspend || postponed;
+        jobs.push(cron_job(
+            policy, work, suffix, schedule, suspend, deadline, pod,
+        ));
+    };
+    if let (Some(snapshot), Some(_)) = (&spec.snapshot, &spec.etcd) {
+        if let (Some(schedule), None) = (&snapshot.full_schedule, &snapshot.follow) {
+            let pod = full_snapshot(policy, settings, secrets);
+            let deadline = deadlines.full_snapshot;
+            add(Work::FullSnapshot, "full", schedule, deadline, pod);
+        }
+        if let (Some(schedule), None) = (&snapshot.delta_schedule, &snapshot.follow) {
+            let has_fulls = snapshot.full_schedule.is_some();
+            let pod = delta_snapshot(policy, settings, secrets, has_fulls);
+            let deadline = deadlines.delta_snapshot;
+            add(Work::DeltaSnapshot, "delta", schedule, deadline, pod);
+        }
+    }
+    if let (Some(wanted), Some(pod)) = (&spec.retention, retention(policy, settings, secrets)) {
+        let deadline = deadlines.retention;
+        add(Work::Retention, "gc", &wanted.schedule, deadline, pod);
+    }
+    if let Some(wanted) = &spec.verify {
+        let against = wanted.against_cluster && spec.etcd.is_some();
+        let pod = verification(policy, settings, secrets, wanted.level, against);
+        let deadline = deadlines.verification;
+        add(
+            Work::Verification,
+            "verify",
+            &wanted.schedule,
+            deadline,
+            pod,
+        );
+    }
+    if let (Some(wanted), Some(_)) = (&spec.maintenance, &spec.etcd) {
+        let (keep, defrag) = (wanted.compact_keep.as_deref(), wanted.defrag.as_deref());
+        let pod = maintenance(policy, settings, secrets, keep, defrag);
+        let deadline = deadlines.maintenance;
+        add(
+            Work::Maintenance,
+            "maintain",
+            &wanted.schedule,
+            deadline,
+            pod,
+        );
+    }
+    jobs
+}
+
+fn cron_job(
+    policy: &EtcdBackupPolicy,
+    work: Work,
+    suffix: &str,
+    schedule: &str,
+    suspend: bool,
+    deadline: Duration,
+    pod: Pod<'_>,
+) -> CronJob {
+    let of_jobs = labels_of_pods(policy, labels(policy, work));
+    let name = format!("{}-{suffix}", name_of(policy));
+    CronJob {
+        metadata: metadata(policy, &name, labels(policy, work)),
+        spec: CronJobSpec {
+            schedule: schedule.to_owned(),
+            time_zone: Some(time_zone(policy).to_owned()),
+            concurrency_policy: Some("Forbid".to_owned()),
+            starting_deadline_seconds: Some(STARTING_DEADLINE_SECONDS),
+            suspend: Some(suspend),
+            successful_jobs_history_limit: Some(1),
+            failed_jobs_history_limit: Some(3),
+            job_template: JobTemplateSpec {
+                metadata: Some(ObjectMeta {
+                    labels: Some(of_jobs.clone()),
+                    ..ObjectMeta::default()
+                }),
+                spec: Some(job_spec(pod, Some(deadline), of_jobs)),
+            },
+        },
+        status: None,
+    }
+}
+
+/// The Deployment that follows the etcd, where the policy wants one. Suspended it has no replica.
+pub fn follower(
+    policy: &EtcdBackupPolicy,
+    settings: &Settings,
+    secrets: &SecretKeys,
+) -> Option<Deployment> {
+    let snapshot = policy.spec.snapshot.as_ref()?;
+    let wanted = snapshot.follow.as_ref()?;
+    policy.spec.etcd.as_ref()?;
+    let mut pod = Pod::new(policy, settings, secrets, &["snapshot", "follow"])
+        .store(false)
+        .live()
+        .recipients()
+        .compression()
+        .snapshot_leases()
+        .lock("follow")
+        .following(FOLLOWER_GRACE_SECONDS);
+    if let Some(period) = &wanted.delta_period {
+        pod = pod.flag("--delta-period", &flag_of(period));
+    }
+    if let Some(bytes) = &wanted.delta_bytes {
+        pod = pod.flag("--delta-bytes", bytes);
+    }
+    if let Some(schedule) = &snapshot.full_schedule {
+        pod = pod.flag("--full-schedule", schedule);
+    }
+    pod = pod.flag("--time-zone", time_zone(policy));
+    let ours = labels(policy, Work::Follow);
+    let selector = [LABEL_NAME, LABEL_POLICY, LABEL_WORK];
+    let selector = selector
+        .iter()
+        .filter_map(|key| Some(((*key).to_owned(), ours.get(*key)?.clone())));
+    let name = format!("{}-follow", name_of(policy));
+    Some(Deployment {
+        metadata: metadata(policy, &name, ours.clone()),
+        spec: DeploymentSpec {
+            replicas: Some(i32::from(!policy.spec.suspend)),
+            selector: LabelSelector {
+                match_labels: Some(selector.collect()),
+                match_expressions: None,
+            },
+            strategy: Some(DeploymentStrategy {
+                type_: Some("Recreate".to_owned()),
+                rolling_update: None,
+            }),
+            template: pod.template(labels_of_pods(policy, ours)),
+            ..DeploymentSpec::default()
+        },
+        status: None,
+    })
+}
+
+/// The service account of a policy's Pods.
+pub fn service_account_name(policy: &EtcdBackupPolicy) -> String {
+    let given = policy.spec.job_template.service_account_name.clone();
+    given.unwrap_or_else(|| format!("{NAME}-{}", name_of(policy)))
+}
+
+/// The service account of a policy's Pods and what it may do, unless the policy names one: read and renew the
+/// policy's Leases, and nothing else.
+pub fn access(policy: &EtcdBackupPolicy) -> Option<(ServiceAccount, Role, RoleBinding)> {
+    if policy.spec.job_template.service_account_name.is_some() {
+        return None;
+    }
+    let name = service_account_name(policy);
+    let metadata = metadata(policy, &name, labels_of_all(policy));
+    let leases = leases(policy).into_iter().chain(lock_leases(policy));
+    let account = ServiceAccount {
+        metadata: metadata.clone(),
+        // A Pod that needs the token says so.
+        automount_service_account_token: Some(false),
+        ..ServiceAccount::default()
+    };
+    let role = Role {
+        metadata: metadata.clone(),
+        rules: Some(vec![PolicyRule {
+            api_groups: Some(vec!["coordination.k8s.io".to_owned()]),
+            resources: Some(vec!["leases".to_owned()]),
+            resource_names: Some(leases.filter_map(|l| l.metadata.name).collect()),
+            verbs: vec!["get".to_owned(), "patch".to_owned()],
+            non_resource_urls: None,
+        }]),
+    };
+    let binding = RoleBinding {
+        role_ref: RoleRef {
+            api_group: Some("rbac.authorization.k8s.io".to_owned()),
+            kind: "Role".to_owned(),
+            name: name.clone(),
+        },
+        subjects: Some(vec![Subject {
+            kind: "ServiceAccount".to_owned(),
+            name,
+            namespace: metadata.namespace.clone(),
+            api_group: None,
+        }]),
+        metadata,
+    };
+    Some((account, role, binding))
+}
+
+/// What the names of the snapshot Leases begin with.
+pub fn lease_prefix(policy: &EtcdBackupPolicy) -> &str {
+    let snapshot = policy.spec.snapshot.as_ref();
+    snapshot
+        .and_then(|s| s.lease_prefix.as_deref())
+        .unwrap_or_else(|| name_of(policy))
+}
+
+/// The names of the snapshot Leases: that of fulls, and that of deltas.
+pub fn lease_names(policy: &EtcdBackupPolicy) -> (String, String) {
+    let prefix = lease_prefix(policy);
+    (
+        format!("{prefix}{FULL_LEASE_SUFFIX}"),
+        format!("{prefix}{DELTA_LEASE_SUFFIX}"),
+    )
+}
+
+/// The snapshot Leases, empty: for the case that they are not there. They outlive nothing: etcd-druid's, which are
+/// there already, are left as they are.
+pub fn leases(policy: &EtcdBackupPolicy) -> [Lease; 2] {
+    let (full, delta) = lease_names(policy);
+    [full, delta].map(|name| empty_lease(policy, &name))
+}
+
+/// Leases that are locks, empty: for stores that cannot keep a lock themselves. Everywhere else there are none.
+pub fn lock_leases(policy: &EtcdBackupPolicy) -> Vec<Lease> {
+    let of = |what: &str| empty_lease(policy, &lock_lease_name(policy, what));
+    let spec = &policy.spec;
+    match locks_are_leases(policy) && spec.etcd.is_some() {
+        true => vec![of("follow"), of("maintain")],
+        false => Vec::new(),
+    }
+}
+
+/// Swift and OSS write on no condition.
+fn locks_are_leases(policy: &EtcdBackupPolicy) -> bool {
+    let family = Family::of(&policy.spec.store.url);
+    matches!(family, Some(Family::Swift | Family::Oss))
+}
+
+fn lock_lease_name(policy: &EtcdBackupPolicy, what: &str) -> String {
+    format!("{}-{what}-lock", name_of(policy))
+}
+
+fn empty_lease(policy: &EtcdBackupPolicy, name: &str) -> Lease {
+    Lease {
+        metadata: metadata(policy, name, labels_of_all(policy)),
+        spec: Some(LeaseSpec::default()),
+    }
+}
+
+/// The name of a threshold's Job. The same state gives the same name, so that a second one is refused.
+pub fn compaction_job_name(
+    policy: &EtcdBackupPolicy,
+    full_revision: i64,
+    delta_revision: i64,
+    attempt: u32,
+    full_snapshot_instead: bool,
+) -> String {
+    let state = format!("{full_revision}/{delta_revision}/{attempt}");
+    let hash = Sha256::digest(state.as_bytes());
+    let hash: String = hash.iter().take(4).map(|b| format!("{b:02x}")).collect();
+    let what = match full_snapshot_instead {
+        true => "fullsnap",
+        false => "compact",
+    };
+    format!("{}-{what}-{hash}", name_of(policy))
+}
+
+/// The Job of a crossed threshold: a compaction, or a full snapshot in its place (for which the policy needs an etcd).
+pub fn compaction_job(
+    policy: &EtcdBackupPolicy,
+    settings: &Settings,
+    secrets: &SecretKeys,
+    name: &str,
+    full_snapshot_instead: bool,
+    annotations: BTreeMap<String, String>,
+) -> Job {
+    let (work, pod, deadline) = match full_snapshot_instead {
+        true => (
+            Work::FullSnapshot,
+            full_snapshot(policy, settings, secrets),
+            settings.deadlines.full_snapshot,
+        ),
+        false => (
+            Work::Compaction,
+            compaction(policy, settings, secrets, None),
+            duration(&policy.spec.compaction.active_deadline),
+        ),
+    };
+    let labels = labels_of_pods(policy, labels(policy, work));
+    let mut spec = job_spec(pod, Some(deadline), labels.clone());
+    spec.ttl_seconds_after_finished = Some(TTL_SECONDS);
+    Job {
+        metadata: ObjectMeta {
+            annotations: (!annotations.is_empty()).then_some(annotations),
+            ..metadata(policy, name, labels)
+        },
+        spec: Some(spec),
+        status: None,
+    }
+}
+
+/// The name of a task's Job.
+pub fn task_job_name(task: &EtcdBackupTask) -> String {
+    let name = task.metadata.name.as_deref().unwrap_or_default();
+    let uid: String = task.metadata.uid.iter().flat_map(|u| u.chars()).collect();
+    let uid: String = uid.chars().take(8).collect();
+    format!("{name}-{uid}")
+}
+
+/// The Job of a task of a policy. It belongs to the task alone, and is deleted with it.
+pub fn task_job(
+    policy: &EtcdBackupPolicy,
+    task: &EtcdBackupTask,
+    settings: &Settings,
+    secrets: &SecretKeys,
+) -> Job {
+    let none = TaskConfig::default();
+    let config = task.spec.config.as_ref().unwrap_or(&none);
+    let (pod, deadline) = task_pod(policy, task.spec.type_, config, settings, secrets);
+    let mut ours = labels(policy, Work::Task);
+    let name = task.metadata.name.clone().unwrap_or_default();
+    ours.insert(LABEL_TASK.to_owned(), name);
+    let type_ = task.spec.type_.as_str().to_owned();
+    ours.insert(LABEL_TASK_TYPE.to_owned(), type_);
+    let labels = labels_of_pods(policy, ours);
+    Job {
+        metadata: metadata(task, &task_job_name(task), labels.clone()),
+        spec: Some(job_spec(pod, deadline, labels)),
+        status: None,
+    }
+}
+
+fn task_pod<'a>(
+    policy: &'a EtcdBackupPolicy,
+    type_: TaskType,
+    config: &'a TaskConfig,
+    settings: &'a Settings,
+    secrets: &'a SecretKeys,
+) -> (Pod<'a>, Option<Duration>) {
+    let deadlines = &settings.deadlines;
+    match type_ {
+        TaskType::OnDemandSnapshot => {
+            let wanted = config.on_demand_snapshot.as_ref();
+            let of_deltas = |c: &OnDemandSnapshotConfig| c.type_ == SnapshotType::Delta;
+            let deadline = Some(deadlines.full_snapshot);
+            match wanted {
+                Some(c) if of_deltas(c) => (
+                    delta_snapshot(policy, settings, secrets, true),
+                    Some(deadlines.delta_snapshot),
+                ),
+                Some(c) if c.final_ => {
+                    let pod = full_snapshot(policy, settings, secrets);
+                    (pod.switch("--final"), deadline)
+                }
+                _ => (full_snapshot(policy, settings, secrets), deadline),
+            }
+        }
+        TaskType::OnDemandCompaction => {
+            let wanted = config.on_demand_compaction.as_ref();
+            let history = wanted.and_then(|c| c.keep_history.as_deref());
+            let mut pod = compaction(policy, settings, secrets, history);
+            if let Some(revision) = wanted.and_then(|c| c.revision) {
+                pod = pod.flag("--revision", &revision.to_string());
+            }
+            (pod, Some(duration(&policy.spec.compaction.active_deadline)))
+        }
+        TaskType::CopyBackups => copy(policy, config, settings, secrets),
+        TaskType::Restore => {
+            let pod = restoration(policy, config.restore.as_ref(), settings, secrets);
+            (pod, Some(deadlines.restoration))
+        }
+        TaskType::Verify => {
+            let wanted = config.verify.as_ref();
+            let of_policy = policy.spec.verify.as_ref().map(|v| v.level);
+            let level = wanted.and_then(|c| c.level).or(of_policy);
+            let against = wanted.is_some_and(|c| c.against_cluster) && policy.spec.etcd.is_some();
+            let level = level.unwrap_or_default();
+            (
+                verification(policy, settings, secrets, level, against),
+                Some(deadlines.verification),
+            )
+        }
+        TaskType::Maintenance => {
+            let wanted = config.maintenance.as_ref();
+            let keep = wanted.and_then(|c| c.compact_keep.as_deref());
+            let defrag = wanted.and_then(|c| c.defrag.as_deref());
+            (
+                maintenance(policy, settings, secrets, keep, defrag),
+                Some(deadlines.maintenance),
+            )
+        }
+    }
+}
+
+/// From one store to the other. One that waits for a final snapshot for as long as it takes has no deadline.
+fn copy<'a>(
+    policy: &'a EtcdBackupPolicy,
+    config: &'a TaskConfig,
+    settings: &'a Settings,
+    secrets: &'a SecretKeys,
+) -> (Pod<'a>, Option<Duration>) {
+    let wanted = config.copy_backups.as_ref();
+    let source = wanted.and_then(|c| c.source_store.as_ref());
+    let target = wanted.and_then(|c| c.target_store.as_ref());
+    let mut pod = Pod::new(policy, settings, secrets, &["copy"])
+        .side(Side::Source, source.unwrap_or(&policy.spec.store))
+        .side(Side::Target, target.unwrap_or(&policy.spec.store))
+        .identities()
+        .metrics();
+    // What comes into the policy's own store is encrypted as the rest of it; what leaves it stays as it is.
+    if target.is_none() {
+        pod = pod.recipients();
+    }
+    if let Some(n) = wanted.and_then(|c| c.max_backups) {
+        pod = pod.flag("--max-backups", &n.to_string());
+    }
+    if let Some(days) = wanted.and_then(|c| c.max_backup_age) {
+        pod = pod.flag("--max-backup-age", &days.to_string());
+    }
+    let deadline = settings.deadlines.copy;
+    let waits = wanted.and_then(|c| c.wait_for_final_snapshot.as_ref());
+    match waits.filter(|w| w.enabled) {
+        None => (pod, Some(deadline)),
+        Some(waits) => {
+            pod = pod.switch("--wait-for-final");
+            match &waits.timeout {
+                None => (pod, None),
+                Some(timeout) => (
+                    pod.flag("--wait-timeout", &flag_of(timeout)),
+                    Some(deadline.saturating_add(duration(timeout))),
+                ),
+            }
+        }
+    }
+}
+
+fn restoration<'a>(
+    policy: &'a EtcdBackupPolicy,
+    wanted: Option<&'a RestoreConfig>,
+    settings: &'a Settings,
+    secrets: &'a SecretKeys,
+) -> Pod<'a> {
+    let pod = Pod::new(policy, settings, secrets, &["restore"]).store(true);
+    let Some(wanted) = wanted else { return pod };
+    let path = wanted.sub_path.as_deref().unwrap_or("default.etcd");
+    let mut pod = pod
+        .claim(&wanted.claim_name, DATA_VOLUME)
+        .user(wanted.run_as_user.unwrap_or(USER))
+        .flag("--data-dir", &format!("{DATA_VOLUME}/{path}"));
+    if let Some(revision) = wanted.revision {
+        pod = pod.flag("--revision", &revision.to_string());
+    }
+    if let Some(time) = wanted.time {
+        let time = time.to_rfc3339_opts(chrono::SecondsFormat::AutoSi, true);
+        pod = pod.flag("--time", &time);
+    }
+    let urls = wanted.initial_advertise_peer_urls.as_deref();
+    if let Some(name) = &wanted.name {
+        pod = pod.flag("--name", name);
+    }
+    // Of one member, the cluster is that member.
+    let of_one = || {
+        let name = wanted.name.as_deref().unwrap_or("default");
+        let urls = urls.unwrap_or("http://localhost:2380").split(',');
+        let members: Vec<String> = urls.map(|url| format!("{name}={url}")).collect();
+        members.join(",")
+    };
+    let is_named = wanted.name.is_some() || urls.is_some();
+    match &wanted.initial_cluster {
+        Some(cluster) => pod = pod.flag("--initial-cluster", cluster),
+        None if is_named => pod = pod.flag("--initial-cluster", &of_one()),
+        None => {}
+    }
+    if let Some(token) = &wanted.initial_cluster_token {
+        pod = pod.flag("--initial-cluster-token", token);
+    }
+    if let Some(urls) = urls {
+        pod = pod.flag("--initial-advertise-peer-urls", urls);
+    }
+    if let Some(n) = wanted.bump_revision {
+        pod = pod.flag("--bump-revision", &n.to_string());
+    }
+    if wanted.mark_compacted {
+        pod = pod.switch("--mark-compacted");
+    }
+    match wanted.if_needed {
+        None => pod,
+        Some(look) => pod.flag("--if-needed", look.as_str()),
+    }
+}
