@@ -3,4 +3,11 @@
 //! It never reads a snapshot and never talks to an etcd or a store: Jobs do, and tell by exit code, termination
 //! message and Leases. `cli::controller` runs it.
 
+pub mod admission;
 pub mod api;
+pub mod conditions;
+pub mod leases;
+pub mod outcome;
+pub mod queue;
+pub mod threshold;
+pub mod times;
