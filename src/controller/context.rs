@@ -4,6 +4,7 @@
 //! more. Who calls it: the sub-reconcilers and `watch`.
 
 use super::ControllerMetrics;
+use super::admission::Admission;
 use super::api::{EtcdBackupPolicy, EtcdBackupTask};
 use super::jobs::Settings;
 use chrono::{DateTime, Utc};
@@ -299,6 +300,7 @@ pub struct Context {
     applied: Mutex<HashMap<(String, String, String), Applied>>,
     seen: Mutex<HashMap<(String, String), Seen>>,
     recovered: Mutex<HashMap<(String, String), DateTime<Utc>>>,
+    admission: Mutex<Admission>,
     /// The keys of Secrets, by UID and version.
     secret_keys: Mutex<HashMap<String, (Option<String>, BTreeSet<String>)>>,
 }
@@ -325,6 +327,8 @@ impl Context {
         metrics: ControllerMetrics,
         leads: Option<Box<dyn Fn() -> bool + Send + Sync>>,
     ) -> Self {
+        let cap = usize::try_from(options.max_jobs).unwrap_or(usize::MAX);
+        let admission = Admission::new(cap);
         let reporter = Reporter {
             controller: "deltafold".to_owned(),
             instance: Some(options.identity.clone()),
@@ -341,6 +345,7 @@ impl Context {
             applied: Mutex::default(),
             seen: Mutex::default(),
             recovered: Mutex::default(),
+            admission: Mutex::new(admission),
             secret_keys: Mutex::default(),
         }
     }
@@ -424,6 +429,11 @@ impl Context {
             policy.name.clone(),
         );
         locked(&self.recovered).insert(key, self.now());
+    }
+
+    /// Who may make a Job of a threshold or a task. Hold it for no longer than it takes to ask.
+    pub fn admission(&self) -> MutexGuard<'_, Admission> {
+        locked(&self.admission)
     }
 
     /// When an endpoint of a policy's etcd was seen to become ready.

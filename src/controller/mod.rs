@@ -7,6 +7,7 @@
 //! ([`watch`]); each sub-reconciler (`policy`, `secrets`) looks at the caches, decides, and
 //! writes what is not so yet: it may end at any line, and the next run goes on. Only the leader runs them.
 
+pub mod admission;
 pub mod api;
 pub mod conditions;
 mod context;
@@ -15,6 +16,7 @@ pub mod leases;
 mod metrics;
 pub mod outcome;
 mod policy;
+pub mod queue;
 mod secrets;
 pub mod threshold;
 pub mod times;
