@@ -781,7 +781,7 @@ mod tests {
             let run_revision = number();
             let failures = number() as i32;
             let mut w = World::new(1, 1);
-            let time = |n: i64| DateTime::from_timestamp(n % 9_000_000_000_000, 0);
+            let time = |n: i64| DateTime::from_timestamp(n % 200_000_000_000, 0);
             w.facts = LeaseFacts::read(
                 Some(&druid(&holders[0].to_string(), time(number() / 1000))),
                 Some(&druid(&holders[1].to_string(), None)),
