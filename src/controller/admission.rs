@@ -83,7 +83,7 @@ struct Waiting {
 
 #[derive(Debug, Clone)]
 struct Grant {
-    policy: Key,
+    asker: Asker,
     at: DateTime<Utc>,
 }
 
@@ -129,16 +129,28 @@ impl Admission {
                 self.active.insert(seen.job);
             }
         }
-        self.granted
-            .retain(|_, g| now - g.at < GRANT_LASTS && g.at <= now);
+        self.granted.retain(|_, g| (now - g.at).abs() < GRANT_LASTS);
         // A policy without Jobs that is not about to have one is as one that never had any.
         let (granted, waiting) = (&self.granted, &self.waiting);
         self.last_grant.retain(|policy, _| {
             policies.contains(policy)
-                || granted.values().any(|g| g.policy == *policy)
+                || granted.values().any(|g| g.asker.policy() == policy)
                 || waiting.iter().any(|w| w.asker.policy() == policy)
         });
         self.settle();
+    }
+
+    /// Whether there is nothing that a change of the Jobs could matter to.
+    pub fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.granted.is_empty()
+    }
+
+    /// The Jobs of a policy that were granted and are not in the cache yet, and for whom: they may be there.
+    pub fn pending(&self, policy: &Key) -> impl Iterator<Item = (&Key, &Asker)> {
+        let granted = self.granted.iter();
+        granted
+            .filter(move |(_, g)| g.asker.policy() == policy)
+            .map(|(job, g)| (job, &g.asker))
     }
 
     /// How many count now: those that run, and those that are about to be made.
@@ -192,8 +204,9 @@ impl Admission {
             self.withdraw(asker);
             self.count += 1;
             let policy = asker.policy().clone();
-            self.last_grant.insert(policy.clone(), (now, self.count));
-            self.granted.insert(job.clone(), Grant { policy, at: now });
+            self.last_grant.insert(policy, (now, self.count));
+            let asker = asker.clone();
+            self.granted.insert(job.clone(), Grant { asker, at: now });
             return Answer::Granted;
         }
         let (active, cap) = (self.active(), self.cap);
@@ -219,9 +232,16 @@ impl Admission {
         Answer::Wait { reason, freeze }
     }
 
-    /// The asker needs no Job any more.
-    pub fn withdraw(&mut self, asker: &Asker) {
+    /// The asker needs no Job any more. Whether it had waited: then it may be another one's turn.
+    pub fn withdraw(&mut self, asker: &Asker) -> bool {
+        let before = self.waiting.len();
         self.waiting.retain(|w| w.asker != *asker);
+        self.waiting.len() < before
+    }
+
+    /// Forgets those who wait and are no more.
+    pub fn keep(&mut self, exists: impl Fn(&Asker) -> bool) {
+        self.waiting.retain(|w| exists(&w.asker));
     }
 
     /// A Job that was granted could not be made.

@@ -6,6 +6,7 @@
 use super::ControllerMetrics;
 use super::admission::Admission;
 use super::api::{EtcdBackupPolicy, EtcdBackupTask};
+use super::compaction::Start;
 use super::jobs::Settings;
 use chrono::{DateTime, Utc};
 use futures::channel::mpsc::UnboundedSender;
@@ -23,7 +24,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -300,6 +301,12 @@ pub struct Context {
     applied: Mutex<HashMap<(String, String, String), Applied>>,
     seen: Mutex<HashMap<(String, String), Seen>>,
     recovered: Mutex<HashMap<(String, String), DateTime<Utc>>>,
+    /// What a failed policy's Jobs depend on, as it was at the last look.
+    dependencies: Mutex<HashMap<(String, String), String>>,
+    /// Jobs of thresholds that may have been created: no answer came.
+    unanswered: Mutex<HashMap<(String, String), Start>>,
+    /// What people and metrics were told of last, where the status that tells so may not have come back yet.
+    told: Mutex<HashMap<(String, String), String>>,
     admission: Mutex<Admission>,
     /// The keys of Secrets, by UID and version.
     secret_keys: Mutex<HashMap<String, (Option<String>, BTreeSet<String>)>>,
@@ -310,6 +317,7 @@ pub struct Context {
 pub(super) struct Seen {
     pub holder: Option<String>,
     pub renewed: Option<String>,
+    pub annotations: Option<BTreeMap<String, String>>,
     /// When it was seen to change; `None` as long as it has been as it was found.
     pub changed: Option<DateTime<Utc>>,
 }
@@ -345,6 +353,9 @@ impl Context {
             applied: Mutex::default(),
             seen: Mutex::default(),
             recovered: Mutex::default(),
+            dependencies: Mutex::default(),
+            unanswered: Mutex::default(),
+            told: Mutex::default(),
             admission: Mutex::new(admission),
             secret_keys: Mutex::default(),
         }
@@ -392,27 +403,27 @@ impl Context {
         let renewed = spec
             .and_then(|s| s.renew_time.as_ref())
             .map(|t| t.0.to_string());
+        let annotations = lease.metadata.annotations.clone();
         let mut seen = locked(&self.seen);
-        match seen.get_mut(&key) {
-            None => {
-                let first = Seen {
-                    holder,
-                    renewed,
-                    changed: None,
-                };
-                seen.insert(key, first);
-                true
+        let changed = match seen.get(&key) {
+            None => None,
+            Some(before) if before.holder == holder && before.renewed == renewed => {
+                if before.annotations == annotations {
+                    return false;
+                }
+                // What has accumulated is told anew: that is no sign of life.
+                before.changed
             }
-            Some(before) if before.holder == holder && before.renewed == renewed => false,
-            Some(before) => {
-                *before = Seen {
-                    holder,
-                    renewed,
-                    changed: Some(self.now()),
-                };
-                true
-            }
-        }
+            Some(_) => Some(self.now()),
+        };
+        let now = Seen {
+            holder,
+            renewed,
+            annotations,
+            changed,
+        };
+        seen.insert(key, now);
+        true
     }
 
     /// When a Lease was seen to change, by this controller's own clock; `None` where it has not since the
@@ -440,6 +451,45 @@ impl Context {
     pub fn recovered_at(&self, namespace: &str, policy: &str) -> Option<DateTime<Utc>> {
         let key = (namespace.to_owned(), policy.to_owned());
         locked(&self.recovered).get(&key).copied()
+    }
+
+    /// Compares what a policy's Jobs depend on with the last look; where somebody has changed it, that is a recovery.
+    pub(super) fn saw_dependencies(
+        &self,
+        policy: &ObjectRef<EtcdBackupPolicy>,
+        dependencies: Option<String>,
+    ) {
+        let namespace = policy.namespace.clone().unwrap_or_default();
+        let key = (namespace, policy.name.clone());
+        let before = match dependencies.clone() {
+            None => locked(&self.dependencies).remove(&key),
+            Some(now) => locked(&self.dependencies).insert(key, now),
+        };
+        if before.is_some() && dependencies.is_some() && before != dependencies {
+            self.note_recovery(policy);
+        }
+    }
+
+    /// The Job of a policy's threshold that may have been created.
+    pub(super) fn unanswered(&self, policy: &(String, String)) -> Option<Start> {
+        locked(&self.unanswered).get(policy).cloned()
+    }
+
+    /// Remembers that a Job may have been created, or that it is known.
+    pub(super) fn set_unanswered(&self, policy: &(String, String), start: Option<Start>) {
+        let mut unanswered = locked(&self.unanswered);
+        match start {
+            Some(start) => unanswered.insert(policy.clone(), start),
+            None => unanswered.remove(policy),
+        };
+    }
+
+    /// Whether the end of something is told for the first time by this controller.
+    pub(super) fn tells_once(&self, object: (String, String), what: &str) -> bool {
+        locked(&self.told)
+            .insert(object, what.to_owned())
+            .as_deref()
+            != Some(what)
     }
 
     pub(super) fn succeeded(&self, key: &Key) {

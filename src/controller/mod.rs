@@ -4,11 +4,12 @@
 //! message and Leases. `cli::controller` runs it.
 //!
 //! What it knows comes from watches alone ([`Caches`]); a change of something is queued for whom it concerns
-//! ([`watch`]); each sub-reconciler (`policy`, `secrets`) looks at the caches, decides, and
+//! ([`watch`]); each sub-reconciler (`policy`, `secrets`, `compaction`, `task`) looks at the caches, decides, and
 //! writes what is not so yet: it may end at any line, and the next run goes on. Only the leader runs them.
 
 pub mod admission;
 pub mod api;
+mod compaction;
 pub mod conditions;
 mod context;
 pub mod jobs;
@@ -18,8 +19,10 @@ pub mod outcome;
 mod policy;
 pub mod queue;
 mod secrets;
+mod task;
 pub mod threshold;
 pub mod times;
+mod turns;
 mod watch;
 
 pub use context::{Caches, Context, Failure, Options};
@@ -154,7 +157,7 @@ async fn reconcile_all(
         if let Some(server) = server {
             server.set_ready(true);
         }
-        let reconcilers = [
+        let mut reconcilers = vec![
             queue(
                 "policy",
                 |o, c| Box::pin(policy::reconcile(o, c)),
@@ -172,8 +175,30 @@ async fn reconcile_all(
                 &ctx,
             ),
         ];
-        drop((compaction_requests, task_requests));
-        futures::future::join_all(reconcilers.map(|stream| stream.for_each(|()| async {}))).await;
+        if ctx.options.compaction_workers > 0 {
+            reconcilers.push(queue(
+                "compaction",
+                |o, c| Box::pin(compaction::reconcile(o, c)),
+                ctx.caches.policies.clone(),
+                compaction_requests,
+                ctx.options.compaction_workers,
+                &ctx,
+            ));
+        }
+        if ctx.options.task_workers > 0 {
+            reconcilers.push(queue(
+                "task",
+                |o, c| Box::pin(task::reconcile(o, c)),
+                ctx.caches.tasks.clone(),
+                task_requests,
+                ctx.options.task_workers,
+                &ctx,
+            ));
+        }
+        let run = reconcilers
+            .into_iter()
+            .map(|stream| stream.for_each(|()| async {}));
+        futures::future::join_all(run).await;
     };
     let leads = async {
         loop {

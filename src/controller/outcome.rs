@@ -4,16 +4,17 @@
 //! stand there tells nothing. Pure; the reconcilers and `policy` call it.
 
 use super::api::{LastRun, RunState};
+use super::jobs::{CONTAINER, CONTAINER_BEFORE};
 use super::times::utc;
 use crate::error::Reason;
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use serde_json::Value;
 use std::borrow::Borrow;
 
-/// The container that does the work.
-const CONTAINER: &str = "deltafold";
+/// A Job may be known to have ended a little sooner than its Pod is.
+const PODS_ARE_LATE: TimeDelta = TimeDelta::seconds(5);
 /// Of a message, in characters: a status is no log.
 const LONGEST_MESSAGE: usize = 1024;
 /// A Job's own reason where its time was up.
@@ -93,11 +94,17 @@ pub struct PodOutcome {
     pub waits: Option<String>,
 }
 
-/// The status of the container that does the work.
+/// The status of the container that does the work; of one before it, if that one has failed.
 fn container(pod: &Pod) -> Option<&ContainerStatus> {
-    let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
-    let named = statuses.iter().find(|c| c.name == CONTAINER);
-    named.or(statuses.first())
+    let status = pod.status.as_ref()?;
+    let has_failed = |c: &&ContainerStatus| {
+        let ended = c.state.as_ref().and_then(|s| s.terminated.as_ref());
+        c.name == CONTAINER_BEFORE && ended.is_some_and(|t| t.exit_code != 0)
+    };
+    let before = status.init_container_statuses.iter().flatten();
+    let mut statuses = status.container_statuses.iter().flatten();
+    let own = statuses.find(|c| c.name == CONTAINER);
+    before.into_iter().find(has_failed).or(own)
 }
 
 /// How a Pod is.
@@ -269,6 +276,29 @@ pub fn last_run<P: Borrow<Pod>>(job: &Job, pods: &[P]) -> LastRun {
         }
     }
     run
+}
+
+/// Whether all that there may be to know of an ended run is known: a Pod's end can be told later than its Job's. What
+/// is still missing after a few seconds does not come.
+pub fn is_settled(run: &LastRun, now: DateTime<Utc>) -> bool {
+    let knows = match run.state {
+        RunState::Running => true,
+        RunState::Succeeded => run.revision.is_some(),
+        RunState::Failed => {
+            run.exit_code.is_some() || run.reason.as_deref() == Some(DEADLINE_EXCEEDED)
+        }
+    };
+    let ended = run.completion_time;
+    // Where the other clock is far off, nothing is waited for.
+    knows || ended.is_none_or(|ended| (now - ended).abs() >= PODS_ARE_LATE)
+}
+
+/// Which of two looks at the same run tells more: its Pods may be gone by the second one.
+pub fn knows_more(before: &LastRun, now: &LastRun) -> bool {
+    before.state != RunState::Running
+        && before.state == now.state
+        && (before.exit_code.is_some() || now.exit_code.is_none())
+        && (before.revision.is_some() || now.revision.is_none())
 }
 
 /// The reason of a code that has but one.
@@ -548,6 +578,44 @@ pub(super) mod tests {
             (run.exit_code, run.reason.as_deref()),
             (None, Some("Evicted"))
         );
+    }
+
+    #[test]
+    fn a_container_before_the_other_can_fail() {
+        let mut p = pod("a", 40, 0, "");
+        let status = p.status.as_mut().unwrap();
+        let mut before = status.container_statuses.as_ref().unwrap()[1].clone();
+        before.name = CONTAINER_BEFORE.to_owned();
+        let ended = before.state.as_mut().unwrap().terminated.as_mut().unwrap();
+        ended.exit_code = 65;
+        ended.message = Some(failure(65, "CorruptSnapshot"));
+        status.init_container_statuses = Some(vec![before]);
+        status.container_statuses.as_mut().unwrap()[1].state = None;
+        let failed = job(Some(("Failed", "PodFailurePolicy", "")));
+        let run = last_run(&failed, &[p]);
+        assert_eq!(
+            (run.exit_code, run.reason.as_deref()),
+            (Some(65), Some("CorruptSnapshot"))
+        );
+    }
+
+    #[test]
+    fn a_pod_may_be_known_to_have_ended_later_than_its_job_or_be_gone() {
+        let failed = job(Some(("Failed", "BackoffLimitExceeded", "")));
+        let late = last_run::<Pod>(&failed, &[]);
+        let ended = late.completion_time.unwrap();
+        assert!(!is_settled(&late, ended + TimeDelta::seconds(4)));
+        assert!(is_settled(&late, ended + TimeDelta::seconds(5)));
+        assert!(is_settled(&late, ended - TimeDelta::hours(1)));
+        let whole = last_run(
+            &failed,
+            &[pod("a", 40, 69, &failure(69, "StoreUnreachable"))],
+        );
+        assert!(is_settled(&whole, ended));
+        assert!(knows_more(&whole, &late) && !knows_more(&late, &whole));
+        assert!(is_settled(&last_run::<Pod>(&job(None), &[]), ended));
+        let deadline = job(Some(("Failed", DEADLINE_EXCEEDED, "")));
+        assert!(is_settled(&last_run::<Pod>(&deadline, &[]), ended));
     }
 
     #[test]

@@ -131,7 +131,10 @@ fn is_true(conditions: &[Condition], type_: &str) -> bool {
 const INVALID: &str = "SpecInvalid";
 
 /// What keeps a policy from being acted on at all.
-fn impediment(policy: &EtcdBackupPolicy, others: &[Arc<EtcdBackupPolicy>]) -> Option<Problem> {
+pub(super) fn impediment(
+    policy: &EtcdBackupPolicy,
+    others: &[Arc<EtcdBackupPolicy>],
+) -> Option<Problem> {
     let problems = jobs::problems(policy);
     if !problems.is_empty() {
         return Some(Problem {
@@ -192,7 +195,7 @@ fn same_prefix(a: &EtcdBackupPolicy, b: &EtcdBackupPolicy) -> bool {
 }
 
 /// The keys of all Secrets that a policy refers to; and what is wrong with them.
-async fn secrets(
+pub(super) async fn secrets(
     policy: &EtcdBackupPolicy,
     ctx: &Context,
 ) -> Result<(SecretKeys, Option<Problem>), Failure> {

@@ -4,6 +4,7 @@
 //! up, since what it waits for may be behind it. `task` calls it.
 
 use super::api::{EtcdBackupPolicy, EtcdBackupTask, TaskConfig, TaskState, TaskType};
+use super::jobs;
 use super::outcome::PodOutcome;
 use super::times::{later, shown, utc};
 use crate::error::Reason;
@@ -164,21 +165,12 @@ fn refusal(task: &EtcdBackupTask, policy: &EtcdBackupPolicy) -> Option<Refusal> 
             ),
         });
     }
-    let copy = config.and_then(|c| c.copy_backups.as_ref());
-    let own = &policy.spec.store;
-    if let Some(copy) = copy.filter(|_| task.spec.type_ == TaskType::CopyBackups) {
-        // Of one URL there may be two stores: at other endpoints, with other credentials.
-        let [source, target] =
-            [&copy.source_store, &copy.target_store].map(|s| s.as_ref().unwrap_or(own));
-        if source == target {
-            return Some(Refusal {
-                code: "InvalidConfig",
-                message: format!(
-                    "source and target are the same, {}: give sourceStore or targetStore",
-                    source.url
-                ),
-            });
-        }
+    let problems = jobs::task_problems(policy, task);
+    if !problems.is_empty() {
+        return Some(Refusal {
+            code: "InvalidConfig",
+            message: problems.join("; "),
+        });
     }
     None
 }
@@ -524,7 +516,7 @@ mod tests {
             (None, None, "InvalidConfig"),
             (None, store("s3://b/p"), "InvalidConfig"),
             (store("s3://x/y"), store("s3://x/y"), "InvalidConfig"),
-            (store("s3://b/p/"), None, "Go"),
+            (store("s3://b/p/"), None, "InvalidConfig"),
             (store("s3://b/q"), None, "Go"),
             (None, store("s3://b/q"), "Go"),
             (store("s3://x/y"), store("s3://b/q"), "Go"),

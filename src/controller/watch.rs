@@ -5,7 +5,7 @@
 
 use super::api::{EtcdBackupPolicy, EtcdBackupTask};
 use super::context::{Context, Writers, label};
-use super::{jobs, secrets};
+use super::{jobs, secrets, turns};
 use crate::error::{Error, Result};
 use futures::stream::{Stream, StreamExt};
 use k8s_openapi::api::apps::v1::Deployment;
@@ -20,7 +20,7 @@ use kube::runtime::watcher::{self, Event, watcher};
 use kube::runtime::{WatchStreamExt, reflector};
 use kube::{Api, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::hash::Hash;
 use std::sync::Arc;
@@ -73,7 +73,10 @@ pub(super) async fn all(ctx: &Arc<Context>, writers: Writers) -> Result<()> {
         ctx,
         watcher(api::<Job>(ctx), ours()),
         writers.jobs,
-        |ctx, job: &Job| of_policy(ctx, job),
+        |ctx, job: &Job| {
+            of_policy(ctx, job);
+            turns::call_next(ctx);
+        },
     );
     let cron_jobs = run(
         ctx,
@@ -140,7 +143,7 @@ pub(super) async fn all(ctx: &Arc<Context>, writers: Writers) -> Result<()> {
         },
     );
     let slices = watcher(api::<EndpointSlice>(ctx), any());
-    let mut ready_services = BTreeSet::new();
+    let mut ready_services = BTreeMap::new();
     let slices = run(
         ctx,
         slices,
@@ -151,24 +154,18 @@ pub(super) async fn all(ctx: &Arc<Context>, writers: Writers) -> Result<()> {
             };
             let service = (slice.namespace().unwrap_or_default(), service.to_owned());
             let is_ready = is_ready(slice);
-            match is_ready {
-                false => {
-                    ready_services.remove(&service);
+            // One that was ready when it was first seen has not come back.
+            let was_ready = ready_services.insert(service.clone(), is_ready);
+            if !is_ready || was_ready != Some(false) {
+                return;
+            }
+            for policy in ctx.caches.policies.state() {
+                if !services(&policy).contains(&service) {
+                    continue;
                 }
-                true if ready_services.insert(service.clone()) => {
-                    for policy in ctx.caches.policies.state() {
-                        if !services(&policy).contains(&service) {
-                            continue;
-                        }
-                        let policy = ObjectRef::from_obj(&*policy);
-                        ctx.note_recovery(&policy);
-                        ctx.look_at_thresholds(policy.clone());
-                        for task in ctx.caches.tasks_of(&service.0, &policy.name) {
-                            ctx.look_at_task(ObjectRef::from_obj(&*task));
-                        }
-                    }
-                }
-                true => {}
+                let policy = ObjectRef::from_obj(&*policy);
+                ctx.note_recovery(&policy);
+                ctx.look_at_thresholds(policy);
             }
         },
     );

@@ -1,0 +1,559 @@
+//! Tasks: each becomes one Job when its turn has come, and tells how that ended.
+//!
+//! Whose turn it is and what is refused, `queue` decides. A task that has ended is deleted some time later. Run for each
+//! task that has changed, or whose Job, policy, Secrets or neighbours have.
+
+use super::admission::Asker;
+use super::api::{
+    ConditionStatus, DEFAULT_TTL_SECONDS, EtcdBackupPolicy, EtcdBackupTask, EtcdBackupTaskStatus,
+    LastOperation, LastRun, RunState, TaskError, TaskState, TaskType,
+};
+use super::context::{Context, Failure};
+use super::jobs::{self, SecretKeys};
+use super::outcome::{self, JOB_DELETED};
+use super::policy;
+use super::queue::{self, Refusal, Surroundings, Verdict};
+use super::times::{later, utc};
+use super::turns::{self, key};
+use chrono::{DateTime, SubsecRound, TimeDelta, Utc};
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use kube::runtime::controller::Action;
+use kube::runtime::reflector::ObjectRef;
+use serde_json::json;
+use std::borrow::Borrow;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The owner of what it writes.
+const MANAGER: &str = "deltafold-task";
+/// So many errors are kept.
+const MOST_ERRORS: usize = 5;
+/// When to look again for what a Pod that has ended has to say.
+const PODS_COME: TimeDelta = TimeDelta::seconds(2);
+/// Never sooner than this by itself.
+const SHORTEST_WAIT: Duration = Duration::from_millis(500);
+
+/// The operations of a task's status.
+const ADMISSION: &str = "Admission";
+const JOB: &str = "Job";
+
+pub(super) async fn reconcile(
+    task: Arc<EtcdBackupTask>,
+    ctx: Arc<Context>,
+) -> Result<Action, Failure> {
+    let (namespace, name) = key(&*task);
+    let asker = Asker::Task {
+        task: (namespace.clone(), name),
+        policy: (namespace.clone(), task.spec.policy.clone()),
+    };
+    if task.metadata.deletion_timestamp.is_some() {
+        // Its Job belongs to it, and goes with it.
+        turns::withdraw(&ctx, &asker);
+        return Ok(Action::await_change());
+    }
+    let now = ctx.now();
+    let policy = ctx.caches.policy(&namespace, &task.spec.policy);
+    let policy = policy.filter(|p| p.metadata.deletion_timestamp.is_none());
+    let old = task.status.clone().unwrap_or_default();
+    let job_name = jobs::task_job_name(&task);
+    let job = ctx
+        .caches
+        .jobs
+        .get(&ObjectRef::new(&job_name).within(&namespace));
+    let job = job.filter(|job| is_owned(job, &task));
+    if old.state.is_final() {
+        turns::withdraw(&ctx, &asker);
+        return ended(&task, &old, job.as_deref(), &ctx, now).await;
+    }
+    let (step, look_again) = match (&job, old.state) {
+        // It is there, even if the write that told so was lost.
+        (Some(job), _) => {
+            turns::withdraw(&ctx, &asker);
+            let pods = ctx.caches.pods_of(job);
+            progress(&task, &old, policy.as_deref(), job, &pods, now)
+        }
+        (None, TaskState::Pending) => admit(&task, policy.as_deref(), &asker, &ctx, now).await?,
+        (None, _) => {
+            let policy_key = (namespace.clone(), task.spec.policy.clone());
+            let is_coming = ctx
+                .admission()
+                .pending(&policy_key)
+                .any(|((_, job), _)| *job == job_name);
+            match (is_coming, &policy) {
+                (true, _) => return Ok(Action::await_change()),
+                (false, None) => (Step::failed(policy_deleted(&task)), None),
+                (false, Some(_)) => {
+                    let refusal = Refusal {
+                        code: JOB_DELETED,
+                        message: "the Job was deleted before its end was seen".to_owned(),
+                    };
+                    (Step::failed(refusal), None)
+                }
+            }
+        }
+    };
+    let new = status(&task, &old, &step, &job_name, now);
+    if let Some(policy) = policy.as_deref().filter(|_| new.state.is_final()) {
+        write_restoration(policy, &task, &step, &ctx).await?;
+    }
+    if new != old {
+        ctx.apply_status(MANAGER, &*task, &json!(new)).await?;
+        tell(&task, &old, &new, &step, &ctx).await;
+    }
+    if new.state.is_final()
+        && let Some(job) = job.as_deref().filter(|job| !outcome::is_finished(job))
+    {
+        // It was refused after its start: what it began is ended.
+        ctx.delete(job).await?;
+    }
+    Ok(requeue(look_again, now))
+}
+
+fn requeue(at: Option<DateTime<Utc>>, now: DateTime<Utc>) -> Action {
+    match at {
+        None => Action::await_change(),
+        Some(at) => {
+            let wait = (at - now).to_std().unwrap_or_default();
+            Action::requeue(wait.max(SHORTEST_WAIT))
+        }
+    }
+}
+
+/// Whether a Job is this task's, not that of one of the same name that is gone.
+fn is_owned(job: &Job, task: &EtcdBackupTask) -> bool {
+    let owners = job.metadata.owner_references.iter().flatten();
+    owners
+        .map(|o| Some(&o.uid))
+        .any(|o| o == task.metadata.uid.as_ref())
+}
+
+/// What was found out about a task.
+#[derive(Debug, Clone, PartialEq)]
+enum Step {
+    /// It waits: a word for machines, a sentence for people.
+    Waits(&'static str, String),
+    /// Its Job was created now.
+    Started,
+    /// Its Job is there, and has not ended.
+    Runs(LastRun, Vec<TaskError>),
+    /// Its Job has ended.
+    Ended(LastRun, Vec<TaskError>),
+    /// It is not tried, or no longer.
+    Refused(Refusal, TaskState),
+}
+
+impl Step {
+    fn failed(refusal: Refusal) -> Step {
+        Step::Refused(refusal, TaskState::Failed)
+    }
+
+    fn rejected(refusal: Refusal) -> Step {
+        Step::Refused(refusal, TaskState::Rejected)
+    }
+}
+
+fn policy_deleted(task: &EtcdBackupTask) -> Refusal {
+    Refusal {
+        code: "PolicyDeleted",
+        message: format!("the policy {} was deleted", task.spec.policy),
+    }
+}
+
+/// A task whose Job is there.
+fn progress<P: Borrow<Pod>>(
+    task: &EtcdBackupTask,
+    old: &EtcdBackupTaskStatus,
+    policy: Option<&EtcdBackupPolicy>,
+    job: &Job,
+    pods: &[P],
+    now: DateTime<Utc>,
+) -> (Step, Option<DateTime<Utc>>) {
+    let run = outcome::last_run(job, pods);
+    let is_over = run.state != RunState::Running;
+    if !is_over && policy.is_none() {
+        return (Step::failed(policy_deleted(task)), None);
+    }
+    let refused = outcome::first_ended(pods)
+        .and_then(|first| queue::rejected_by(task.spec.type_, &first))
+        .filter(|_| run.state != RunState::Succeeded);
+    if let Some(refusal) = refused {
+        return (Step::rejected(refusal), None);
+    }
+    let errors = errors(&old.last_errors, pods);
+    if is_over && outcome::is_settled(&run, now) {
+        return (Step::Ended(run, errors), None);
+    }
+    let look_again = is_over.then(|| later(now, PODS_COME));
+    (Step::Runs(run, errors), look_again)
+}
+
+/// What the Pods of a Job failed with, and what was known before, the newest first.
+fn errors<P: Borrow<Pod>>(known: &[TaskError], pods: &[P]) -> Vec<TaskError> {
+    let failed = pods.iter().map(|p| outcome::of_pod(p.borrow()));
+    let failed = failed.filter(|o| o.ended && o.exit_code != Some(0));
+    let failed = failed.filter_map(|o| {
+        let code = o
+            .reason
+            .or_else(|| o.exit_code.map(|c| format!("ExitCode{c}")))?;
+        let description = o.message.unwrap_or_else(|| match o.exit_code {
+            Some(code) => format!("the Pod ended with exit code {code}"),
+            None => "the Pod was ended".to_owned(),
+        });
+        Some(TaskError {
+            code,
+            description,
+            observed_at: o.finished_at?,
+        })
+    });
+    let mut all: Vec<TaskError> = failed.collect();
+    all.extend(known.iter().cloned());
+    sorted(all)
+}
+
+fn sorted(mut errors: Vec<TaskError>) -> Vec<TaskError> {
+    errors.sort_by(|a, b| (b.observed_at, &a.code).cmp(&(a.observed_at, &b.code)));
+    errors.dedup_by(|a, b| a.code == b.code && a.observed_at == b.observed_at);
+    errors.truncate(MOST_ERRORS);
+    errors
+}
+
+/// A task that has no Job: it gets one, waits, or is refused.
+async fn admit(
+    task: &EtcdBackupTask,
+    policy: Option<&EtcdBackupPolicy>,
+    asker: &Asker,
+    ctx: &Context,
+    now: DateTime<Utc>,
+) -> Result<(Step, Option<DateTime<Utc>>), Failure> {
+    let namespace = task.namespace().unwrap_or_default();
+    let all = ctx.caches.tasks_of(&namespace, &task.spec.policy);
+    let secrets = match policy {
+        None => BTreeMap::new(),
+        Some(policy) => secrets(policy, &all, ctx).await?,
+    };
+    let missing = |task: &EtcdBackupTask| {
+        let of_task = jobs::secrets_of_task(task);
+        let referenced = policy
+            .map(jobs::secrets_of)
+            .into_iter()
+            .flatten()
+            .chain(of_task);
+        let problems: Vec<String> = referenced
+            .filter_map(|r| r.problem(secrets.get(&r.name).and_then(Option::as_ref)))
+            .collect();
+        (!problems.is_empty()).then(|| problems.join("; "))
+    };
+    let not_ready = policy.and_then(backup_not_ready);
+    let surroundings = Surroundings {
+        backup_not_ready: not_ready.as_deref(),
+    };
+    let verdict = queue::judge(task, &all, policy, &surroundings, missing, now);
+    let policy = match (verdict, policy) {
+        (Verdict::Go, Some(policy)) => policy,
+        (Verdict::Reject(refusal), _) => {
+            turns::withdraw(ctx, asker);
+            return Ok((Step::rejected(refusal), None));
+        }
+        (
+            Verdict::Wait {
+                reason,
+                message,
+                look_again,
+            },
+            _,
+        ) => {
+            turns::withdraw(ctx, asker);
+            return Ok((Step::Waits(reason, message), look_again));
+        }
+        // Without a policy nothing goes.
+        (Verdict::Go, None) => return Ok((Step::Waits("PolicyNotFound", String::new()), None)),
+    };
+    let others = ctx.caches.policies.state();
+    if let Some(problem) = policy::impediment(policy, &others) {
+        turns::withdraw(ctx, asker);
+        let message = format!("the policy is not ready: {}", problem.message);
+        return Ok((Step::Waits("PolicyNotReady", message), None));
+    }
+    // One that was postponed may come back while one behind it runs.
+    if let Some(other) = running(task, ctx) {
+        turns::withdraw(ctx, asker);
+        return Ok((Step::Waits("Queued", format!("the Job {other} runs")), None));
+    }
+    let job_key = (namespace, jobs::task_job_name(task));
+    if let Err(why) = turns::ask(ctx, asker, &job_key, task).await {
+        return Ok((Step::Waits("TooManyJobs", why), None));
+    }
+    let keys: SecretKeys = secrets
+        .into_iter()
+        .filter_map(|(name, keys)| Some((name, keys?)))
+        .collect();
+    let job = jobs::task_job(policy, task, &ctx.options.settings, &keys);
+    match ctx.create(&job).await {
+        // That it is there already is as good: its name is this task's alone.
+        Ok(_) => Ok((Step::Started, None)),
+        Err(e) => {
+            turns::give_back(ctx, &job_key);
+            Err(e)
+        }
+    }
+}
+
+/// A Job of another task of the same policy that has not ended.
+fn running(task: &EtcdBackupTask, ctx: &Context) -> Option<String> {
+    let namespace = task.namespace().unwrap_or_default();
+    let own = jobs::task_job_name(task);
+    let jobs = ctx.caches.jobs_of(&namespace, &task.spec.policy);
+    let mut others = jobs.iter().filter(|job| {
+        turns::is_of_task(job) && job.name_any() != own && !outcome::is_finished(job)
+    });
+    others.next().map(|job| job.name_any())
+}
+
+/// The keys of all Secrets that the tasks of a policy need; `None` of one that is not there.
+async fn secrets(
+    policy: &EtcdBackupPolicy,
+    tasks: &[Arc<EtcdBackupTask>],
+    ctx: &Context,
+) -> Result<BTreeMap<String, Option<BTreeSet<String>>>, Failure> {
+    let namespace = policy.namespace().unwrap_or_default();
+    let open = tasks.iter().filter(|t| {
+        let state = t.status.as_ref().map(|s| s.state).unwrap_or_default();
+        state == TaskState::Pending
+    });
+    let of_tasks = open.flat_map(|t| jobs::secrets_of_task(t));
+    let mut keys = BTreeMap::new();
+    for referenced in jobs::secrets_of(policy).into_iter().chain(of_tasks) {
+        if !keys.contains_key(&referenced.name) {
+            let there = ctx.secret_keys(&namespace, &referenced.name).await?;
+            keys.insert(referenced.name, there);
+        }
+    }
+    Ok(keys)
+}
+
+/// Why BackupReady is not True, if it is not.
+fn backup_not_ready(policy: &EtcdBackupPolicy) -> Option<String> {
+    let conditions = policy.status.iter().flat_map(|s| &s.conditions);
+    let mut conditions = conditions.filter(|c| c.type_ == "BackupReady");
+    match conditions.next() {
+        None => Some("it was not looked at yet".to_owned()),
+        Some(c) if c.status == ConditionStatus::True => None,
+        Some(c) => Some(c.message.clone()),
+    }
+}
+
+/// The status of a task after a step.
+fn status(
+    task: &EtcdBackupTask,
+    old: &EtcdBackupTaskStatus,
+    step: &Step,
+    job_name: &str,
+    now: DateTime<Utc>,
+) -> EtcdBackupTaskStatus {
+    let now = now.trunc_subsecs(0);
+    let mut new = old.clone();
+    new.observed_generation = task.metadata.generation;
+    let (operation, state, reason) = match step {
+        Step::Waits(word, message) => {
+            new.state = TaskState::Pending;
+            (ADMISSION, "Pending", format!("{word}: {message}"))
+        }
+        Step::Started => {
+            new.state = TaskState::InProgress;
+            (JOB, "InProgress", format!("the Job {job_name} was created"))
+        }
+        Step::Runs(run, errors) => {
+            new.state = TaskState::InProgress;
+            new.last_errors = errors.clone();
+            let more = run.message.as_ref().map(|m| format!(": {m}"));
+            (
+                JOB,
+                "InProgress",
+                format!("the Job {job_name} runs{}", more.unwrap_or_default()),
+            )
+        }
+        Step::Ended(run, errors) => {
+            new.last_errors = errors.clone();
+            let ended = run.completion_time.unwrap_or(now);
+            new.finished_at = Some(ended);
+            if run.state == RunState::Succeeded {
+                new.state = TaskState::Succeeded;
+                let to = run.revision.map(|r| format!(" up to revision {r}"));
+                (
+                    JOB,
+                    "Completed",
+                    format!("it is done{}", to.unwrap_or_default()),
+                )
+            } else {
+                new.state = TaskState::Failed;
+                let code = run.reason.clone().unwrap_or_else(|| "Failed".to_owned());
+                if new.last_errors.first().is_none_or(|e| e.code != code) {
+                    let description = run.message.clone().unwrap_or_else(|| outcome::why(run));
+                    let error = TaskError {
+                        code,
+                        description,
+                        // It is what all ended with.
+                        observed_at: new
+                            .last_errors
+                            .first()
+                            .map_or(ended, |e| ended.max(e.observed_at)),
+                    };
+                    new.last_errors.insert(0, error);
+                    new.last_errors.truncate(MOST_ERRORS);
+                }
+                (JOB, "Failed", outcome::why(run))
+            }
+        }
+        Step::Refused(refusal, state) => {
+            new.state = *state;
+            new.finished_at = Some(now);
+            let error = TaskError {
+                code: refusal.code.to_owned(),
+                description: refusal.message.clone(),
+                observed_at: now,
+            };
+            new.last_errors.insert(0, error);
+            new.last_errors.truncate(MOST_ERRORS);
+            let operation = match old.state {
+                TaskState::Pending if old.job_name.is_none() => ADMISSION,
+                _ => JOB,
+            };
+            (
+                operation,
+                "Failed",
+                format!("{}: {}", refusal.code, refusal.message),
+            )
+        }
+    };
+    if new.state != TaskState::Pending {
+        new.initiated_at = new.initiated_at.or(Some(now));
+    }
+    if matches!(step, Step::Started | Step::Runs(..) | Step::Ended(..)) {
+        new.job_name = Some(job_name.to_owned());
+    }
+    let since = old.last_operation.as_ref();
+    let since = since.filter(|o| o.name == operation && o.state == state);
+    new.last_operation = Some(LastOperation {
+        name: operation.to_owned(),
+        state: state.to_owned(),
+        last_transition_time: since.map_or(now, |o| o.last_transition_time),
+        reason,
+    });
+    new
+}
+
+/// A task that has ended: its Job has nothing to do any more, and it goes itself when its time has come.
+async fn ended(
+    task: &EtcdBackupTask,
+    status: &EtcdBackupTaskStatus,
+    job: Option<&Job>,
+    ctx: &Context,
+    now: DateTime<Utc>,
+) -> Result<Action, Failure> {
+    if let Some(job) = job.filter(|job| !outcome::is_finished(job)) {
+        ctx.delete(job).await?;
+    }
+    let expires = expires_at(task, status);
+    if expires > now {
+        return Ok(requeue(Some(expires), now));
+    }
+    ctx.delete(task).await?;
+    Ok(Action::await_change())
+}
+
+fn expires_at(task: &EtcdBackupTask, status: &EtcdBackupTaskStatus) -> DateTime<Utc> {
+    let created = task.metadata.creation_timestamp.as_ref().map(utc);
+    let ended = status.finished_at.or(status.initiated_at).or(created);
+    let ttl = task
+        .spec
+        .ttl_seconds_after_finished
+        .unwrap_or(DEFAULT_TTL_SECONDS);
+    let ttl = TimeDelta::try_seconds(ttl.max(0)).unwrap_or(TimeDelta::MAX);
+    later(ended.unwrap_or_default(), ttl)
+}
+
+/// Of a restoration that has ended the policy tells, too.
+async fn write_restoration(
+    policy: &EtcdBackupPolicy,
+    task: &EtcdBackupTask,
+    step: &Step,
+    ctx: &Context,
+) -> Result<(), Failure> {
+    let (TaskType::Restore, Step::Ended(run, _)) = (task.spec.type_, step) else {
+        return Ok(());
+    };
+    let known = policy
+        .status
+        .as_ref()
+        .and_then(|s| s.last_restoration.as_ref());
+    let is_later = known.is_none_or(|k| k.completion_time <= run.completion_time);
+    if known == Some(run) || !is_later {
+        return Ok(());
+    }
+    ctx.apply_status(MANAGER, policy, &json!({ "lastRestoration": run }))
+        .await
+}
+
+/// Events and metrics of what has changed, once it is in the status.
+async fn tell(
+    task: &EtcdBackupTask,
+    old: &EtcdBackupTaskStatus,
+    new: &EtcdBackupTaskStatus,
+    step: &Step,
+    ctx: &Context,
+) {
+    let (namespace, name) = key(task);
+    let uid = task.metadata.uid.as_deref().unwrap_or_default();
+    let said = new
+        .last_operation
+        .as_ref()
+        .map(|o| o.reason.clone())
+        .unwrap_or_default();
+    // As `Queued` in `Queued: …`.
+    let word = |status: &EtcdBackupTaskStatus| {
+        let operation = status
+            .last_operation
+            .as_ref()
+            .filter(|o| o.name == ADMISSION);
+        operation.and_then(|o| Some(o.reason.split_once(':')?.0.to_owned()))
+    };
+    let (warning, reason, note) = match step {
+        Step::Waits(reason, message) if word(old) != word(new) => (
+            !matches!(*reason, "Queued" | "TooManyJobs"),
+            *reason,
+            message.clone(),
+        ),
+        Step::Waits(..) => return,
+        Step::Started => (false, "TaskStarted", said),
+        // Its start was told, if not by this controller.
+        Step::Runs(..) => return,
+        Step::Ended(..) | Step::Refused(..) => match new.state {
+            TaskState::Succeeded => (false, "TaskSucceeded", said),
+            TaskState::Rejected => (true, "TaskRejected", said),
+            _ => (true, "TaskFailed", said),
+        },
+    };
+    if new.state.is_final() {
+        // The status may not have come back from the API server before the next look.
+        if !ctx.tells_once((format!("task {namespace}"), name), uid) {
+            return;
+        }
+        let took = match step {
+            Step::Ended(run, _) => run.completion_time.zip(run.start_time),
+            _ => None,
+        };
+        let took = took.and_then(|(end, start)| (end - start).to_std().ok());
+        ctx.metrics.task_ended(
+            &namespace,
+            &task.spec.policy,
+            task.spec.type_,
+            new.state,
+            took,
+        );
+    }
+    ctx.tell(task, warning, reason, task.spec.type_.as_str(), &note)
+        .await;
+}
