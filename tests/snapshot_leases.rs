@@ -103,6 +103,16 @@ fn annotation<'l>(lease: &'l Value, name: &str) -> &'l str {
         .unwrap()
 }
 
+/// The Lease tells of this snapshot: its size in the store, and the time in its name.
+fn assert_last_snapshot(lease: &Value, store: &Path, name: &str) {
+    assert_eq!(annotation(lease, "last-snapshot-name"), name);
+    let bytes = fs::metadata(store.join("v2").join(name)).unwrap().len();
+    assert_eq!(annotation(lease, "last-snapshot-bytes"), bytes.to_string());
+    let created = name.split(['-', '.']).nth(3).unwrap();
+    let at = chrono::DateTime::parse_from_rfc3339(annotation(lease, "last-snapshot-time"));
+    assert_eq!(at.unwrap().timestamp().to_string(), created);
+}
+
 /// A Lease without what is ours to change.
 fn others(lease: &Value) -> Value {
     let mut lease = lease.clone();
@@ -145,6 +155,12 @@ async fn leases_of_etcd_druid_are_renewed_and_otherwise_untouched() {
         let name = outcome["snapshot"].as_str().unwrap();
         assert_eq!(annotation(&full_now, "last-snapshot-name"), name);
         assert_eq!(annotation(&delta_now, "accumulated-delta-events"), events);
+        assert_last_snapshot(&full_now, store.path(), name);
+        let newest = annotation(&delta_now, "last-snapshot-name");
+        assert_eq!(newest == name, events == "0", "{newest}");
+        assert_last_snapshot(&delta_now, store.path(), newest);
+        let last = annotation(&delta_now, "restorable-last-revision");
+        assert_eq!(last, "628");
         let bytes: u64 = annotation(&delta_now, "accumulated-delta-bytes")
             .parse()
             .unwrap();
@@ -211,6 +227,14 @@ async fn snapshots_of_a_live_etcd_bring_the_leases_forward() {
     let events = (third - first).to_string();
     assert_eq!(annotation(&delta, "accumulated-delta-events"), events);
     assert_eq!(others(&delta), others(&druids));
+    for lease in [&full, &delta] {
+        assert_last_snapshot(lease, &store, annotation(lease, "last-snapshot-name"));
+    }
+    let restorable = |lease: &Value| {
+        ["first", "last"]
+            .map(|end| annotation(lease, &format!("restorable-{end}-revision")).to_owned())
+    };
+    assert_eq!(restorable(&delta), [first, third].map(|r| r.to_string()));
     // A full begins to count anew.
     let fourth = put(3).await;
     save("full");
@@ -218,6 +242,9 @@ async fn snapshots_of_a_live_etcd_bring_the_leases_forward() {
     assert_eq!(holder(&full), fourth.to_string());
     assert_eq!(annotation(&delta, "accumulated-delta-bytes"), "0");
     assert_eq!(annotation(&delta, "accumulated-delta-events"), "0");
+    let name = annotation(&full, "last-snapshot-name");
+    assert_last_snapshot(&full, &store, name);
+    assert_last_snapshot(&delta, &store, name);
 }
 
 #[tokio::test(flavor = "multi_thread")]

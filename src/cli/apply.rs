@@ -1,7 +1,7 @@
 //! `deltafold apply`: its arguments, and its outcome in words.
 
 use super::endpoints::EndpointArgs;
-use super::{BackupArgs, Output, StateArgs, print, print_json};
+use super::{BackupArgs, Output, StateArgs, print, print_outcome};
 use crate::error::{Error, Reason, Result};
 use crate::etcd::diff::Wanted;
 use crate::job::apply::{
@@ -112,10 +112,7 @@ impl ApplyArgs {
         outcome
             .warnings
             .splice(0..0, source.warnings.iter().cloned());
-        match output {
-            Output::Json => print_json(&outcome)?,
-            Output::Text => print(&in_words(&outcome))?,
-        }
+        print_outcome(output, &outcome, in_words)?;
         Ok(error)
     }
 }

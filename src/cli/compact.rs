@@ -2,7 +2,7 @@
 
 use super::leases::LeaseArgs;
 use super::metrics::MetricsArgs;
-use super::{Output, StateArgs, StoreArgs, print, print_json, size};
+use super::{Output, StateArgs, StoreArgs, print_outcome, size};
 use crate::bucket::codec::CompressionChoice;
 use crate::error::Result;
 use crate::job::compact::{Options, Outcome, Status, run};
@@ -85,10 +85,7 @@ impl CompactArgs {
             measure(metrics, &ended, started.elapsed());
         }
         let outcome = ended?;
-        match output {
-            Output::Json => print_json(&outcome),
-            Output::Text => print(&in_words(&outcome)),
-        }
+        print_outcome(output, &outcome, in_words)
     }
 }
 

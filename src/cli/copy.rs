@@ -2,7 +2,7 @@
 
 use super::bandwidth::BandwidthArgs;
 use super::metrics::MetricsArgs;
-use super::{MeansArgs, Output, parse_options, print, print_json, size};
+use super::{MeansArgs, Output, parse_options, print_outcome, size};
 use crate::bucket::codec::CompressionChoice;
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
@@ -157,10 +157,7 @@ impl CopyArgs {
         metrics.store_read(from.store.bytes_read());
         let (outcome, failure) = ended?;
         metrics.store_written(outcome.bytes_written);
-        match output {
-            Output::Json => print_json(&outcome)?,
-            Output::Text => print(&in_words(&outcome))?,
-        }
+        print_outcome(output, &outcome, in_words)?;
         Ok(failure)
     }
 
@@ -174,10 +171,7 @@ impl CopyArgs {
             server.set_ready(true);
         }
         let outcome = follow(&from, &to, &self.options(&to), &metrics)?;
-        match output {
-            Output::Json => print_json(&outcome),
-            Output::Text => print(&in_words(&outcome)),
-        }
+        print_outcome(output, &outcome, in_words)
     }
 
     fn stores(&self, cancel: &Cancel) -> Result<(Context, Context)> {

@@ -1,7 +1,7 @@
 //! `deltafold gc`: its arguments, and its outcome as a table.
 
 use super::metrics::MetricsArgs;
-use super::{Output, StoreArgs, print, print_json, size};
+use super::{Output, StoreArgs, print_outcome, size};
 use crate::bucket::retention::{self, Periods, Policy};
 use crate::error::{Error, Result};
 use crate::job::gc::{Decision, Fate, Options, Outcome, Status, run};
@@ -137,10 +137,7 @@ impl GcArgs {
         self.metrics.around_all("gc", cancel, failed, |_| {
             let ctx = self.store.context(cancel)?;
             let (outcome, error) = run(&ctx, &self.options())?;
-            match output {
-                Output::Json => print_json(&outcome)?,
-                Output::Text => print(&in_words(&outcome))?,
-            }
+            print_outcome(output, &outcome, in_words)?;
             Ok(error)
         })
     }

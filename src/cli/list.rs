@@ -1,6 +1,6 @@
 //! `deltafold list`: its arguments, a table and a picture.
 
-use super::{Output, StoreArgs, print, print_json, size};
+use super::{Output, StoreArgs, print_outcome, size};
 use crate::error::Result;
 use crate::job::Context;
 use crate::job::list::{Listed, Options, Outcome, run};
@@ -30,10 +30,7 @@ pub(super) struct ListArgs {
 impl ListArgs {
     pub(super) fn run(&self, ctx: &Context, output: Output) -> Result<()> {
         let outcome = run(ctx, Options { deep: self.deep })?;
-        match output {
-            Output::Json => print_json(&outcome),
-            Output::Text => print(&in_words(&outcome)),
-        }
+        print_outcome(output, &outcome, in_words)
     }
 }
 

@@ -1,6 +1,6 @@
 //! `deltafold lock`: its arguments, and its outcome in words.
 
-use super::{Output, StoreArgs, parse_time, print, print_json};
+use super::{Output, StoreArgs, parse_time, print_outcome};
 use crate::error::{Error, Reason, Result};
 use crate::job::retain::{Decision, Options, Outcome, Status, run};
 use crate::mvcc::history::parse_duration;
@@ -93,10 +93,7 @@ impl LockArgs {
             dry_run: self.dry_run,
         };
         let (outcome, error) = run(&self.store.context(cancel)?, &options)?;
-        match output {
-            Output::Json => print_json(&outcome)?,
-            Output::Text => print(&in_words(&outcome))?,
-        }
+        print_outcome(output, &outcome, in_words)?;
         Ok(error)
     }
 }

@@ -3,7 +3,7 @@
 use super::endpoints::EndpointArgs;
 use super::metrics::MetricsArgs;
 use super::size::parse_size;
-use super::{MeansArgs, Output, print, print_json, size};
+use super::{MeansArgs, Output, print_outcome, size};
 use crate::error::{Error, Result};
 use crate::job::maintain::{
     Decision, Defrag, Keep, LockLease, MemberOutcome, Options, Outcome, Status, run,
@@ -122,10 +122,7 @@ impl MaintainArgs {
                 metrics.defragmented(&m.name, before.saturating_sub(after));
             }
         }
-        match output {
-            Output::Json => print_json(&outcome)?,
-            Output::Text => print(&in_words(&outcome))?,
-        }
+        print_outcome(output, &outcome, in_words)?;
         Ok(error)
     }
 }

@@ -27,6 +27,7 @@ mod size;
 mod snapshot;
 mod store_check;
 mod stream;
+mod termination;
 mod undelete;
 mod verify;
 
@@ -40,15 +41,17 @@ use crate::telemetry::logs::{self, LogFormat};
 use crate::telemetry::memory;
 use chrono::{DateTime, Utc};
 use clap::builder::{OsStr, Resettable};
-use clap::error::ErrorKind;
-use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use termination::Termination;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// "File size limit exceeded", on Linux and the BSDs.
@@ -136,6 +139,15 @@ struct Global {
     /// [default: warn on a terminal, else info]
     #[arg(long, global = true, env = "DELTAFOLD_LOG_LEVEL", value_name = "LEVEL")]
     log_level: Option<String>,
+    /// Write how the command ended to this file, as JSON of less than 4096 bytes: what a Pod's
+    /// terminationMessagePath names
+    #[arg(
+        long,
+        global = true,
+        env = "DELTAFOLD_TERMINATION_LOG",
+        value_name = "FILE"
+    )]
+    termination_log: Option<PathBuf>,
 }
 
 /// Where the snapshots are, and what a Job may use.
@@ -411,8 +423,8 @@ fn command() -> clap::Command {
 }
 
 /// Parses a command line. A flag that is given wins over the variable of one that it excludes: in a Pod
-/// DELTAFOLD_STORE is set, and --snapshot must not be refused for that.
-fn parse(given: &[OsString]) -> Result<Cli, clap::Error> {
+/// DELTAFOLD_STORE is set, and --snapshot must not be refused for that. The command's name comes with it.
+fn parse(given: &[OsString]) -> Result<(Cli, String), clap::Error> {
     let is_given = |id: &str| {
         let flag = format!("--{}", id.replace('_', "-"));
         given.iter().filter_map(|a| a.to_str()).any(|a| {
@@ -426,7 +438,19 @@ fn parse(given: &[OsString]) -> Result<Cli, clap::Error> {
         .map(|(id, _)| id)
         .collect();
     let command = with_variables(command(), &forgotten);
-    Cli::from_arg_matches(&command.try_get_matches_from(given)?)
+    let matches = command.try_get_matches_from(given)?;
+    let name = name_of(&matches);
+    Ok((Cli::from_arg_matches(&matches)?, name))
+}
+
+/// The name of a command, such as `snapshot full`.
+fn name_of(matches: &ArgMatches) -> String {
+    let (mut at, mut names) = (matches, Vec::new());
+    while let Some((name, below)) = at.subcommand() {
+        names.push(name);
+        at = below;
+    }
+    names.join(" ")
 }
 
 /// Whether the program would take this command line: what is wrong with it, if something is.
@@ -459,12 +483,15 @@ fn with_variables(command: clap::Command, forgotten: &[&str]) -> clap::Command {
 
 /// Runs the program: parses the command line, runs the command, prints, and says how it ended.
 pub fn main() -> ExitCode {
+    let started = Instant::now();
     memory::give_back_long_buffers();
     let given: Vec<OsString> = std::env::args_os().collect();
-    let cli = match parse(&given) {
-        Ok(cli) => cli,
-        Err(e) => return refuse(&e),
+    let (cli, command) = match parse(&given) {
+        Ok(parsed) => parsed,
+        Err(e) => return refuse(&e, &given, started),
     };
+    let termination =
+        Termination::begin(cli.global.termination_log.clone(), Some(command), started);
     let format = cli.global.log_format.unwrap_or_else(LogFormat::detect);
     let level = match &cli.global.log_level {
         Some(level) => level,
@@ -474,12 +501,20 @@ pub fn main() -> ExitCode {
     };
     if let Err(e) = logs::init(format, level) {
         let e = Error::new(Reason::Usage, format!("--log-level: {e}"));
+        end_without_log(&termination, &e);
         return fail(&e, cli.global.output, true);
     }
     let output = cli.global.output;
     // The panic's own message has gone to standard error by then.
     let ended = std::panic::catch_unwind(AssertUnwindSafe(|| run(cli)))
         .unwrap_or_else(|_| Err(Error::internal("it panicked")));
+    let failure = match &ended {
+        Ok(failure) => failure.as_ref(),
+        Err(e) => Some(e),
+    };
+    if let Err(warning) = termination.end(failure) {
+        tracing::warn!("{warning}");
+    }
     let (e, output) = match ended {
         Ok(None) => return ExitCode::SUCCESS,
         // Standard output has it already.
@@ -494,6 +529,14 @@ pub fn main() -> ExitCode {
         );
     }
     fail(&e, output, format == LogFormat::Text)
+}
+
+/// Writes the termination message of a command that never began.
+fn end_without_log(termination: &Termination, e: &Error) {
+    if let Err(warning) = termination.end(Some(e)) {
+        // Nowhere to complain if this fails.
+        let _ = writeln!(std::io::stderr(), "warning: {warning}");
+    }
 }
 
 /// Runs a command. Gives the failure whose outcome is printed already, if it is one.
@@ -578,6 +621,19 @@ fn print_json(value: &impl Serialize) -> Result<()> {
     print(&(text + "\n"))
 }
 
+/// Prints the outcome of a command as it is asked for, and keeps it for the termination message.
+fn print_outcome<T: Serialize>(
+    output: Output,
+    outcome: &T,
+    in_words: impl FnOnce(&T) -> String,
+) -> Result<()> {
+    termination::keep(outcome);
+    match output {
+        Output::Json => print_json(outcome),
+        Output::Text => print(&in_words(outcome)),
+    }
+}
+
 /// What is printed on failure. The fields are a contract.
 #[derive(Serialize)]
 struct Failure<'a> {
@@ -607,13 +663,17 @@ fn fail(e: &Error, output: Output, say: bool) -> ExitCode {
 }
 
 /// The command line could not be parsed, or asked for help.
-fn refuse(e: &clap::Error) -> ExitCode {
+fn refuse(e: &clap::Error, given: &[OsString], started: Instant) -> ExitCode {
     // Nowhere to complain if this fails.
     let _ = e.print();
     match e.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => ExitCode::SUCCESS,
         _ => {
-            if wants_json() {
+            let file = asked_for(given, "--termination-log", "DELTAFOLD_TERMINATION_LOG");
+            let file = file.filter(|f| !f.is_empty()).map(PathBuf::from);
+            let termination = Termination::begin(file, begun_name(given), started);
+            end_without_log(&termination, &Error::new(Reason::Usage, refusal(e)));
+            if wants_json(given) {
                 let message = e.render().to_string();
                 // Up to the usage, on one line.
                 let said = message.split("\n\nUsage:").next().unwrap_or_default();
@@ -636,19 +696,56 @@ fn refuse(e: &clap::Error) -> ExitCode {
     }
 }
 
-/// Whether `--output json` was asked for on a command line that could not be parsed.
-fn wants_json() -> bool {
-    // A key among them may be no text.
-    let args = std::env::args_os().map(|a| a.to_string_lossy().into_owned());
-    let args: Vec<String> = args.collect();
-    let given = args.iter().enumerate().rev().find_map(|(i, a)| {
-        a.strip_prefix("--output=")
-            .or_else(|| (i > 0 && args[i - 1] == "--output").then_some(a.as_str()))
-    });
-    match given {
-        Some(format) => format == "json",
-        None => std::env::var("DELTAFOLD_OUTPUT").is_ok_and(|v| v == "json"),
+/// Why a command line was refused, without what was given: a value may be a secret, and more people read a
+/// Pod's status than its log.
+fn refusal(e: &clap::Error) -> String {
+    let what = e.kind().as_str().unwrap_or("it cannot be understood");
+    let flags = match e.get(ContextKind::InvalidArg) {
+        // A flag that is none is something given.
+        _ if e.kind() == ErrorKind::UnknownArgument => Vec::new(),
+        Some(ContextValue::String(flag)) => vec![flag.as_str()],
+        Some(ContextValue::Strings(flags)) => flags.iter().map(String::as_str).collect(),
+        _ => Vec::new(),
+    };
+    // As `--level <LEVEL>`.
+    let flags = flags.iter().filter_map(|f| f.split([' ', '=']).next());
+    let flags: Vec<&str> = flags.filter(|f| f.starts_with("--")).collect();
+    match flags.is_empty() {
+        true => format!("the command line: {what}; its log says more"),
+        false => format!("{}: {what}; its log says more", flags.join(", ")),
     }
+}
+
+/// The command's name on a command line that could not be parsed, if it begins with it.
+fn begun_name(given: &[OsString]) -> Option<String> {
+    let mut at = command();
+    let mut names = Vec::new();
+    for arg in given.iter().skip(1) {
+        let Some(below) = at.find_subcommand(arg).cloned() else {
+            break;
+        };
+        names.push(below.get_name().to_owned());
+        at = below;
+    }
+    (!names.is_empty()).then(|| names.join(" "))
+}
+
+/// The value of a flag on a command line that could not be parsed.
+fn asked_for(given: &[OsString], flag: &str, variable: &str) -> Option<OsString> {
+    let on_line = given.iter().enumerate().rev().find_map(|(i, arg)| {
+        let joined = arg.as_bytes().strip_prefix(flag.as_bytes());
+        let joined = joined.and_then(|rest| rest.strip_prefix(b"="));
+        match joined {
+            Some(value) => Some(OsString::from_vec(value.to_vec())),
+            None => (i > 0 && given[i - 1] == *flag).then(|| arg.clone()),
+        }
+    });
+    on_line.or_else(|| std::env::var_os(variable))
+}
+
+/// Whether `--output json` was asked for on a command line that could not be parsed.
+fn wants_json(given: &[OsString]) -> bool {
+    asked_for(given, "--output", "DELTAFOLD_OUTPUT").is_some_and(|format| format == "json")
 }
 
 /// A size for people.

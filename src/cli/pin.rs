@@ -1,6 +1,6 @@
 //! `deltafold pin`: its arguments, and its outcome in words.
 
-use super::{Output, StoreArgs, print, print_json};
+use super::{Output, StoreArgs, print_outcome};
 use crate::error::Result;
 use crate::job::gc::Status;
 use crate::job::gc::pin::{Options, Outcome, run};
@@ -46,10 +46,7 @@ impl PinArgs {
             unpin: self.unpin,
         };
         let outcome = run(&self.store.context(cancel)?, &options)?;
-        match output {
-            Output::Json => print_json(&outcome),
-            Output::Text => print(&in_words(&outcome)),
-        }
+        print_outcome(output, &outcome, in_words)
     }
 }
 

@@ -1,6 +1,6 @@
 //! `deltafold restore`: its arguments, and its outcome in words.
 
-use super::{MeansArgs, Output, StateArgs, print, print_json, size};
+use super::{MeansArgs, Output, StateArgs, print_outcome, size};
 use crate::datadir::Cluster;
 use crate::datadir::place::Place;
 use crate::error::{Error, Reason, Result};
@@ -246,10 +246,7 @@ impl RestoreArgs {
             dry_run: self.dry_run,
         };
         let outcome = run(&backups, &options, cancel)?;
-        match output {
-            Output::Json => print_json(&outcome),
-            Output::Text => print(&in_words(&outcome)),
-        }
+        print_outcome(output, &outcome, in_words)
     }
 
     fn to(&self) -> Result<To> {

@@ -5,7 +5,7 @@ use super::endpoints::EndpointArgs;
 use super::leases::{LeaseArgs, LockArgs};
 use super::metrics::MetricsArgs;
 use super::size::parse_size;
-use super::{MeansArgs, Output, print, print_json, size};
+use super::{MeansArgs, Output, print_outcome, size};
 use crate::bucket::codec::CompressionChoice;
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
@@ -297,20 +297,14 @@ impl SnapshotArgs {
             }
             SnapshotCommand::Follow(args) => {
                 let outcome = args.with_signals()?;
-                match output {
-                    Output::Json => print_json(&outcome),
-                    Output::Text => print(&followed(&outcome)),
-                }
+                print_outcome(output, &outcome, followed)
             }
         }
     }
 }
 
 fn show(outcome: &Outcome, output: Output) -> Result<()> {
-    match output {
-        Output::Json => print_json(outcome),
-        Output::Text => print(&in_words(outcome)),
-    }
+    print_outcome(output, outcome, in_words)
 }
 
 fn parse_age(s: &str) -> Result<Duration, String> {

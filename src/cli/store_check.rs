@@ -1,6 +1,6 @@
 //! `deltafold store`: its arguments, and what a store does as a table.
 
-use super::{Output, StoreArgs, print, print_json};
+use super::{Output, StoreArgs, print_outcome};
 use crate::error::{Error, Result};
 use crate::job::store_check::{Check, Outcome, Status, run};
 use crate::store::Cancel;
@@ -46,10 +46,7 @@ impl StoreCommand {
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<Option<Error>> {
         let What::Check(args) = &self.what;
         let (outcome, error) = run(&args.store.context(cancel)?)?;
-        match output {
-            Output::Json => print_json(&outcome)?,
-            Output::Text => print(&in_words(&outcome))?,
-        }
+        print_outcome(output, &outcome, in_words)?;
         Ok(error)
     }
 }

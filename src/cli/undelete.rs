@@ -1,6 +1,6 @@
 //! `deltafold undelete`: its arguments, and its outcome in words.
 
-use super::{Output, StoreArgs, print, print_json};
+use super::{Output, StoreArgs, print_outcome};
 use crate::error::{Error, Result};
 use crate::job::gc::undelete::{Options, Outcome, run};
 use crate::store::Cancel;
@@ -43,10 +43,7 @@ impl UndeleteArgs {
             names: self.names.clone(),
         };
         let (outcome, error) = run(&ctx, &options)?;
-        match output {
-            Output::Json => print_json(&outcome)?,
-            Output::Text => print(&in_words(&outcome))?,
-        }
+        print_outcome(output, &outcome, in_words)?;
         Ok(error)
     }
 }

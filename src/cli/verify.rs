@@ -2,7 +2,7 @@
 
 use super::endpoints::EndpointArgs;
 use super::metrics::MetricsArgs;
-use super::{Output, StoreArgs, print, print_json, size};
+use super::{Output, StoreArgs, print_outcome, size};
 use crate::error::{Error, Reason, Result};
 use crate::job::verify::{Options, Outcome, run};
 use crate::job::{drill, verify_store};
@@ -139,10 +139,7 @@ impl VerifyArgs {
         let ended = run(&ctx, &way, &options);
         metrics.store_read(ctx.store.bytes_read());
         let outcome = ended?;
-        match output {
-            Output::Json => print_json(&outcome),
-            Output::Text => print(&in_words(&outcome)),
-        }
+        print_outcome(output, &outcome, in_words)
     }
 
     fn level(&self) -> Result<verify_store::Level> {
@@ -199,10 +196,7 @@ impl VerifyArgs {
                 last_time: Some(newest.last_time),
             });
         }
-        match output {
-            Output::Json => print_json(&outcome)?,
-            Output::Text => print(&found_in_words(&outcome))?,
-        }
+        print_outcome(output, &outcome, found_in_words)?;
         Ok(failure)
     }
 }

@@ -2,13 +2,14 @@
 //!
 //! `compact` and `snapshot` call it when they have written; how Leases are written, `kubernetes` knows.
 
-use crate::bucket::chain;
+use crate::bucket::chain::{self, KnownBases};
 use crate::bucket::timeline::Timeline;
-use crate::bucket::{Catalog, Kind};
+use crate::bucket::{Catalog, Kind, Snapshot};
 use crate::error::Result;
 use crate::job::Context;
 use crate::job::scan::{Depth, scan};
 use crate::kubernetes::{LeaseState, SnapState, SnapshotLeases};
+use crate::mvcc::Revision;
 use chrono::Utc;
 
 /// What a run has done, beyond what the store shows.
@@ -50,17 +51,26 @@ fn newest(ctx: &Context, news: News) -> Result<LeaseState> {
     Ok(state(&scan.catalog, timeline, news))
 }
 
+fn saved(snapshot: &Snapshot, revision: Revision) -> SnapState {
+    SnapState {
+        name: snapshot.name.to_string(),
+        revision: revision.0,
+        bytes: snapshot.bytes,
+        at: snapshot.name.created_at(),
+    }
+}
+
 /// How far a timeline is, by names.
 pub fn state(catalog: &Catalog, timeline: &Timeline, news: News) -> LeaseState {
     let snapshot = |i: usize| &catalog.snapshots[i];
     let full = chain::bases(catalog, timeline).into_iter().next();
-    let full = full.map(|i| SnapState {
-        name: snapshot(i).name.to_string(),
-        revision: snapshot(i).name.last.0,
-    });
+    let full = full.map(|i| saved(snapshot(i), snapshot(i).name.last));
     let from = full.as_ref().map_or(0, |f| f.revision);
+    // By names, as the metrics have it.
+    let restorable = chain::restorable(catalog, timeline, &KnownBases::new());
     let mut state = LeaseState {
         full,
+        restorable: restorable.last().map(|(first, last)| (first.0, last.0)),
         full_is_new: news.full,
         deltas_are_current: news.deltas,
         timeline_began: news.timeline,
@@ -75,10 +85,7 @@ pub fn state(catalog: &Catalog, timeline: &Timeline, news: News) -> LeaseState {
         state.accumulated_bytes += delta.bytes;
         if state.delta.as_ref().is_none_or(|d| d.revision <= revision) {
             state.accumulated_events = (revision - from).unsigned_abs();
-            state.delta = Some(SnapState {
-                name: delta.name.to_string(),
-                revision,
-            });
+            state.delta = Some(saved(delta, Revision(revision)));
         }
     }
     state
@@ -89,6 +96,7 @@ mod tests {
     use super::*;
     use crate::bucket::catalog::Listed;
     use crate::bucket::timeline::{NamesOnly, Timelines};
+    use chrono::DateTime;
 
     fn of(names: &[(&str, u64)]) -> LeaseState {
         let listing = names.iter().map(|(name, bytes)| Listed {
@@ -101,9 +109,13 @@ mod tests {
         state(&catalog, timeline, News::default())
     }
 
-    fn at(name: &str, revision: i64) -> Option<SnapState> {
-        let name = name.to_owned();
-        Some(SnapState { name, revision })
+    fn at(name: &str, revision: i64, bytes: u64, created: i64) -> Option<SnapState> {
+        Some(SnapState {
+            name: name.to_owned(),
+            revision,
+            bytes,
+            at: DateTime::from_timestamp(created, 0).unwrap(),
+        })
     }
 
     #[test]
@@ -114,21 +126,32 @@ mod tests {
             ("Incr-00000021-00000050-120.gz", 5),
         ];
         let s = of(&names);
-        assert_eq!(s.full, at("Full-00000000-00000010-100", 10));
-        assert_eq!(s.delta, at("Incr-00000021-00000050-120.gz", 50));
+        assert_eq!(s.full, at("Full-00000000-00000010-100", 10, 1000, 100));
+        assert_eq!(s.delta, at("Incr-00000021-00000050-120.gz", 50, 5, 120));
         assert_eq!((s.accumulated_bytes, s.accumulated_events), (12, 40));
+        assert_eq!(s.restorable, Some((10, 50)));
         // Compacted up to the first delta, then up to the end.
         names.push(("Full-00000000-00000020-111", 1000));
         let s = of(&names);
-        assert_eq!(s.full, at("Full-00000000-00000020-111", 20));
+        assert_eq!(s.full, at("Full-00000000-00000020-111", 20, 1000, 111));
         assert_eq!((s.accumulated_bytes, s.accumulated_events), (5, 30));
         names.push(("Full-00000000-00000050-121", 1000));
         let s = of(&names);
-        assert_eq!(s.full, at("Full-00000000-00000050-121", 50));
+        assert_eq!(s.full, at("Full-00000000-00000050-121", 50, 1000, 121));
         assert_eq!(s.delta, None);
         assert_eq!((s.accumulated_bytes, s.accumulated_events), (0, 0));
         // Deltas alone.
         let s = of(&[("Incr-00000011-00000020-110", 7)]);
         assert_eq!((s.full, s.accumulated_events), (None, 20));
+        assert_eq!(s.restorable, None);
+        // Behind a gap, and past it again.
+        let mut names = vec![
+            ("Full-00000000-00000010-100", 1000),
+            ("Incr-00000011-00000020-110", 7),
+            ("Incr-00000031-00000040-120", 7),
+        ];
+        assert_eq!(of(&names).restorable, Some((10, 20)));
+        names.push(("Full-00000000-00000035-121", 1000));
+        assert_eq!(of(&names).restorable, Some((35, 40)));
     }
 }

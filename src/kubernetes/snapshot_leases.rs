@@ -7,7 +7,7 @@ use super::lease::{micro_time, time};
 use super::{Client, Failed};
 use crate::error::{Error, Reason, Result};
 use crate::store::Cancel;
-use chrono::{DateTime, SubsecRound, Utc};
+use chrono::{DateTime, SecondsFormat, SubsecRound, Utc};
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Patch, PatchParams, PostParams};
@@ -22,6 +22,13 @@ const DELTA_SUFFIX: &str = "-delta-snap";
 
 /// The newest snapshot that the Lease tells of.
 const LAST_NAME: &str = "deltafold.io/last-snapshot-name";
+/// Its bytes in the store.
+const LAST_BYTES: &str = "deltafold.io/last-snapshot-bytes";
+/// When it was taken, by its name.
+const LAST_TIME: &str = "deltafold.io/last-snapshot-time";
+/// The range of revisions at the end of which the newest snapshot is, or that is nearest to it: by names.
+const RESTORABLE_FIRST: &str = "deltafold.io/restorable-first-revision";
+const RESTORABLE_LAST: &str = "deltafold.io/restorable-last-revision";
 /// Bytes, in the store, of the deltas after the newest full.
 const ACCUMULATED_BYTES: &str = "deltafold.io/accumulated-delta-bytes";
 /// What the deltas after the newest full hold.
@@ -34,6 +41,10 @@ pub struct SnapState {
     pub name: String,
     /// Its last revision.
     pub revision: i64,
+    /// Its size in the store, in bytes.
+    pub bytes: u64,
+    /// When it was taken, by its name.
+    pub at: DateTime<Utc>,
 }
 
 /// How far a backup is.
@@ -47,6 +58,8 @@ pub struct LeaseState {
     pub accumulated_bytes: u64,
     /// What they hold, counted as etcd-druid does: revisions.
     pub accumulated_events: u64,
+    /// The newest revisions that can be restored without a gap, from the first to the last, by names.
+    pub restorable: Option<(i64, i64)>,
     /// The full was made just now: its Lease is renewed, whether or not its revision is another one.
     pub full_is_new: bool,
     /// The deltas were just brought up to date: their Lease is renewed, whether or not there was one to take.
@@ -86,13 +99,19 @@ enum Decision {
 }
 
 fn wanted(state: &LeaseState) -> Vec<(&'static str, Wanted)> {
-    let name = |s: &SnapState| (LAST_NAME, s.name.clone());
+    let last = |s: &SnapState| {
+        BTreeMap::from([
+            (LAST_NAME, s.name.clone()),
+            (LAST_BYTES, s.bytes.to_string()),
+            (LAST_TIME, s.at.to_rfc3339_opts(SecondsFormat::Secs, true)),
+        ])
+    };
     let full = state.full.iter().map(|full| {
         let wanted = Wanted {
             revision: full.revision,
             renew: state.full_is_new,
             may_go_back: state.timeline_began,
-            annotations: BTreeMap::from([name(full)]),
+            annotations: last(full),
         };
         (FULL_SUFFIX, wanted)
     });
@@ -100,15 +119,20 @@ fn wanted(state: &LeaseState) -> Vec<(&'static str, Wanted)> {
     let newest = [&state.full, &state.delta];
     let newest = newest.into_iter().flatten().max_by_key(|s| s.revision);
     let delta = newest.map(|newest| {
+        let mut annotations = last(newest);
+        annotations.extend([
+            (ACCUMULATED_BYTES, state.accumulated_bytes.to_string()),
+            (ACCUMULATED_EVENTS, state.accumulated_events.to_string()),
+        ]);
+        if let Some((first, last)) = state.restorable {
+            annotations.insert(RESTORABLE_FIRST, first.to_string());
+            annotations.insert(RESTORABLE_LAST, last.to_string());
+        }
         let wanted = Wanted {
             revision: newest.revision,
             renew: state.deltas_are_current,
             may_go_back: state.timeline_began,
-            annotations: BTreeMap::from([
-                name(newest),
-                (ACCUMULATED_BYTES, state.accumulated_bytes.to_string()),
-                (ACCUMULATED_EVENTS, state.accumulated_events.to_string()),
-            ]),
+            annotations,
         };
         (DELTA_SUFFIX, wanted)
     });
@@ -316,6 +340,8 @@ mod tests {
         Some(SnapState {
             name: format!("{kind}-{revision}"),
             revision,
+            bytes: 3 * revision.unsigned_abs(),
+            at: at(revision),
         })
     }
 
@@ -325,6 +351,7 @@ mod tests {
             delta: delta.and_then(|d| snap("Incr", d)),
             accumulated_bytes: 10,
             accumulated_events: delta.map_or(0, |d| (d - full) as u64),
+            restorable: Some((full, delta.unwrap_or(full))),
             ..LeaseState::default()
         }
     }
@@ -399,11 +426,19 @@ mod tests {
         assert_eq!(leases.says(), [(100, 1), (100, 1)]);
         assert_eq!(leases.annotation(DELTA_SUFFIX, LAST_NAME), "Full-100");
         assert_eq!(leases.annotation(DELTA_SUFFIX, ACCUMULATED_EVENTS), "0");
+        for suffix in [FULL_SUFFIX, DELTA_SUFFIX] {
+            assert_eq!(leases.annotation(suffix, LAST_BYTES), "300");
+            assert_eq!(leases.annotation(suffix, LAST_TIME), "2026-09-21T14:15:00Z");
+        }
         // A delta; then none was needed, and that is news as well.
         leases.bring(&state(100, Some(150)), at(2));
         assert_eq!(leases.says(), [(100, 1), (150, 2)]);
         assert_eq!(leases.annotation(DELTA_SUFFIX, ACCUMULATED_EVENTS), "50");
         assert_eq!(leases.annotation(DELTA_SUFFIX, ACCUMULATED_BYTES), "10");
+        assert_eq!(leases.annotation(FULL_SUFFIX, LAST_BYTES), "300");
+        assert_eq!(leases.annotation(DELTA_SUFFIX, LAST_BYTES), "450");
+        assert_eq!(leases.annotation(DELTA_SUFFIX, RESTORABLE_FIRST), "100");
+        assert_eq!(leases.annotation(DELTA_SUFFIX, RESTORABLE_LAST), "150");
         let current = LeaseState {
             deltas_are_current: true,
             ..state(100, Some(150))
@@ -429,6 +464,8 @@ mod tests {
         };
         let left = leases.bring(&late, at(6));
         assert_eq!(left, [Decision::Ahead(150), Decision::Ahead(150)]);
+        assert_eq!(leases.annotation(FULL_SUFFIX, LAST_NAME), "Full-150");
+        assert_eq!(leases.annotation(FULL_SUFFIX, LAST_BYTES), "450");
         // A roll-back.
         let began = LeaseState {
             timeline_began: true,
