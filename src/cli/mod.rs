@@ -14,19 +14,23 @@ mod export;
 mod gc;
 mod get;
 mod history;
+mod kubernetes;
 mod leases;
 mod list;
 mod lock;
 mod maintain;
+mod manifests;
 mod metrics;
 mod peers;
 mod pin;
+mod policy;
 mod restore;
 mod show;
 mod size;
 mod snapshot;
 mod store_check;
 mod stream;
+mod task;
 mod termination;
 mod undelete;
 mod verify;
@@ -103,6 +107,9 @@ enum Command {
     Gc(gc::GcArgs),
     Undelete(undelete::UndeleteArgs),
     Pin(pin::PinArgs),
+    Task(task::TaskArgs),
+    Policy(policy::PolicyCommand),
+    Manifests(manifests::ManifestsArgs),
     Completions(completions::CompletionsArgs),
 }
 
@@ -571,6 +578,9 @@ fn run(cli: Cli) -> Result<Option<Error>> {
         Command::Gc(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Undelete(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Pin(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
+        Command::Task(args) => with_signals(|cancel| args.run(cancel, output)),
+        Command::Policy(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
+        Command::Manifests(args) => args.run(output).map(|()| None),
         Command::Completions(args) => args.run().map(|()| None),
     };
     // A transfer that hangs must not keep the process.
