@@ -15,19 +15,23 @@ mod export;
 mod gc;
 mod get;
 mod history;
+mod kubernetes;
 mod leases;
 mod list;
 mod lock;
 mod maintain;
+mod manifests;
 mod metrics;
 mod peers;
 mod pin;
+mod policy;
 mod restore;
 mod show;
 mod size;
 mod snapshot;
 mod store_check;
 mod stream;
+mod task;
 mod termination;
 mod undelete;
 mod verify;
@@ -105,6 +109,9 @@ enum Command {
     Undelete(undelete::UndeleteArgs),
     Pin(pin::PinArgs),
     Controller(controller::ControllerArgs),
+    Task(task::TaskArgs),
+    Policy(policy::PolicyCommand),
+    Manifests(manifests::ManifestsArgs),
     Completions(completions::CompletionsArgs),
 }
 
@@ -574,6 +581,9 @@ fn run(cli: Cli) -> Result<Option<Error>> {
         Command::Undelete(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Pin(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
         Command::Controller(args) => with_signals(|cancel| args.run(cancel)).map(|()| None),
+        Command::Task(args) => with_signals(|cancel| args.run(cancel, output)),
+        Command::Policy(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
+        Command::Manifests(args) => args.run(output).map(|()| None),
         Command::Completions(args) => args.run().map(|()| None),
     };
     // A transfer that hangs must not keep the process.

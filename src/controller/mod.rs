@@ -14,6 +14,7 @@ pub mod conditions;
 mod context;
 pub mod jobs;
 pub mod leases;
+pub mod manifests;
 mod metrics;
 pub mod outcome;
 mod policy;

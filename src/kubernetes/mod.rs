@@ -4,8 +4,10 @@
 //! `cli` call it.
 
 pub mod lease;
+mod person;
 mod snapshot_leases;
 
+pub use person::Person;
 pub use snapshot_leases::{LeaseState, SnapState, SnapshotLeases};
 
 use crate::error::{Error, Reason, Result};
