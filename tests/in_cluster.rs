@@ -20,6 +20,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 use support::etcd::Signal;
 use support::minio::Minio;
+use support::page;
 use support::tools;
 use support::{deltafold, run_json};
 use tempfile::TempDir;
@@ -180,6 +181,9 @@ fn end(pid: u32, signal: Signal) {
 
 // --- an etcd in a Pod, and its backup ---
 
+/// Keys, and of each value, create revision, mod revision and version.
+type Content = BTreeMap<Vec<u8>, (Vec<u8>, i64, i64, i64)>;
+
 /// A client of an etcd in a Pod.
 struct Etcd {
     endpoint: String,
@@ -228,8 +232,8 @@ impl Etcd {
         got.header().unwrap().revision()
     }
 
-    /// All keys: value, create revision, mod revision, version.
-    async fn content(&self) -> BTreeMap<Vec<u8>, (Vec<u8>, i64, i64, i64)> {
+    /// All keys.
+    async fn content(&self) -> Content {
         let options = GetOptions::new().with_all_keys();
         let got = self.client().await.get("", Some(options)).await.unwrap();
         let keys = got.kvs().iter().map(|kv| {
@@ -338,8 +342,17 @@ impl World {
 
     /// A policy of this etcd and bucket, with more in its spec.
     fn apply_policy(&self, more: Value) {
+        self.apply_policy_of(POLICY, &[&self.etcd], more);
+    }
+
+    fn apply_policy_of(&self, policy: &str, members: &[&Etcd], more: Value) {
+        let endpoints: Vec<&str> = members.iter().map(|e| e.endpoint.as_str()).collect();
+        let mut etcd = json!({"endpoints": endpoints});
+        if members[0].certs.is_some() {
+            etcd["tlsSecretRef"] = json!({"name": "etcd-tls"});
+        }
         let mut spec = json!({
-            "etcd": {"endpoints": [self.etcd.endpoint], "tlsSecretRef": {"name": "etcd-tls"}},
+            "etcd": etcd,
             "store": {
                 "url": format!("s3://{BUCKET}/main"),
                 "secretRef": {"name": "store"},
@@ -347,10 +360,9 @@ impl World {
             },
             "jobTemplate": {"image": setting("IN_CLUSTER_IMAGE"), "imagePullPolicy": "Never"},
         });
-        spec.as_object_mut()
-            .unwrap()
-            .extend(more.as_object().unwrap().clone());
-        apply_all(&[self.object("EtcdBackupPolicy", POLICY, spec)]);
+        let more = more.as_object().unwrap().clone();
+        spec.as_object_mut().unwrap().extend(more);
+        apply_all(&[self.object("EtcdBackupPolicy", policy, spec)]);
     }
 
     fn object(&self, kind: &str, name: &str, spec: Value) -> Value {
@@ -368,7 +380,11 @@ impl World {
 
     /// Creates a task.
     fn task(&self, name: &str, kind: &str, config: Value) {
-        let mut spec = json!({"policy": POLICY, "type": kind});
+        self.task_of(POLICY, name, kind, config);
+    }
+
+    fn task_of(&self, policy: &str, name: &str, kind: &str, config: Value) {
+        let mut spec = json!({"policy": policy, "type": kind});
         if !config.is_null() {
             spec["config"] = config;
         }
@@ -481,12 +497,15 @@ impl World {
         u32::try_from(result["hash_kv"].as_u64().unwrap()).unwrap()
     }
 
+    /// Where a claim's volume is.
+    fn volume(&self, claim: &str) -> PathBuf {
+        let volumes = Path::new(&setting("IN_CLUSTER_SCRATCH")).join("volumes");
+        volumes.join(&self.namespace).join(claim)
+    }
+
     /// A volume of this machine that etcd's user may write to, and a claim of it.
     fn claim(&self, claim: &str) {
-        let folder = Path::new(&setting("IN_CLUSTER_SCRATCH"))
-            .join("volumes")
-            .join(&self.namespace)
-            .join(claim);
+        let folder = self.volume(claim);
         fs::create_dir_all(&folder).unwrap();
         chown(&folder, Some(USER), Some(USER)).unwrap();
         let size = json!({"storage": "1Gi"});
@@ -971,4 +990,150 @@ async fn the_program_is_a_plugin_of_kubectl() {
     assert!(plugin(&["task", "list"]).contains("first"));
     assert!(plugin(&["task", "logs", "first"]).contains("Full-"));
     assert!(plugin(&["policy", "status", POLICY]).contains("Full-"));
+}
+
+// --- the page ---
+
+/// Three members of a StatefulSet, with the names of the page and no DNS.
+fn members(world: &World) -> Vec<Etcd> {
+    let names: Vec<String> = (0..3).map(|n| format!("etcd-{n}")).collect();
+    let mut aliases = Vec::new();
+    let mut members = Vec::new();
+    for name in &names {
+        apply_all(&[json!({
+            "apiVersion": "v1", "kind": "Service",
+            "metadata": {"name": name, "namespace": world.namespace},
+            "spec": {
+                "selector": {"statefulset.kubernetes.io/pod-name": name},
+                "ports": [{"name": "client", "port": 2379}, {"name": "peer", "port": 2380}],
+            },
+        })]);
+        let service = world.get(&["service", name]).unwrap();
+        let address = service["spec"]["clusterIP"].as_str().unwrap();
+        aliases.push(json!({"ip": address, "hostnames": [format!("{name}.etcd")]}));
+        members.push(Etcd {
+            endpoint: format!("http://{address}:2379"),
+            certs: None,
+        });
+        world.claim(&format!("data-{name}"));
+    }
+    let all: Vec<String> = names
+        .iter()
+        .map(|n| format!("{n}=http://{n}.etcd:2380"))
+        .collect();
+    let args = [
+        "--data-dir=/data/default.etcd",
+        "--name=$(POD)",
+        "--initial-advertise-peer-urls=http://$(POD).etcd:2380",
+        "--listen-peer-urls=http://0.0.0.0:2380",
+        "--listen-client-urls=http://0.0.0.0:2379",
+        "--advertise-client-urls=http://$(ADDRESS):2379",
+        &format!("--initial-cluster={}", all.join(",")),
+        "--unsafe-no-fsync",
+    ];
+    let pod = etcd_pod(&world.namespace, "member", &args, json!([]));
+    let mut template =
+        json!({"metadata": {"labels": pod["metadata"]["labels"]}, "spec": pod["spec"]});
+    template["spec"]["hostAliases"] = json!(aliases);
+    let container = &mut template["spec"]["containers"][0];
+    container["volumeMounts"] = json!([{"name": "data", "mountPath": "/data"}]);
+    let field = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}});
+    container["env"] = json!([
+        field("POD", "metadata.name"),
+        field("ADDRESS", "status.podIP")
+    ]);
+    apply_all(&[json!({
+        "apiVersion": "apps/v1", "kind": "StatefulSet",
+        "metadata": {"name": "etcd", "namespace": world.namespace},
+        "spec": {
+            "serviceName": "etcd", "replicas": 3, "podManagementPolicy": "Parallel",
+            "selector": {"matchLabels": pod["metadata"]["labels"]},
+            "template": template,
+            "volumeClaimTemplates": [{
+                "metadata": {"name": "data"},
+                "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+            }],
+        },
+    })]);
+    members
+}
+
+/// Two of three members are lost for good, and the page's commands make a new cluster of the backup.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_quorum_is_recovered_as_the_page_says() {
+    let world = World::new("quorum").await;
+    let policy = "etcd-main";
+    let etcd = members(&world);
+    let delta = json!({"onDemandSnapshot": {"type": "delta"}});
+    etcd[0].write(0, 50).await;
+    world.apply_policy_of(policy, &etcd.iter().collect::<Vec<_>>(), json!({}));
+    let full = json!({"onDemandSnapshot": {"type": "full"}});
+    world.task_of(policy, "full", "OnDemandSnapshot", full);
+    world.succeeded("full");
+    etcd[0].write(100, 50).await;
+    world.task_of(policy, "delta", "OnDemandSnapshot", delta.clone());
+    world.succeeded("delta");
+    let (wanted, newest) = (etcd[0].content().await, etcd[0].revision().await);
+
+    // The loss. A task that needs a quorum is refused.
+    world.kubectl(&["scale", "statefulset", "etcd", "--replicas", "1"]);
+    for lost in ["etcd-1", "etcd-2"] {
+        wait("the end of a member", || {
+            world.get(&["pod", lost]).is_none().then_some(())
+        });
+        fs::remove_dir_all(world.volume(&format!("data-{lost}")).join("default.etcd")).unwrap();
+    }
+    world.task_of(policy, "too-late", "OnDemandSnapshot", delta);
+    let task = world.ended("too-late");
+    assert_ne!(task["status"]["state"], "Succeeded", "{task:#}");
+    assert_eq!(
+        task["status"]["lastErrors"][0]["code"], "NoQuorum",
+        "{task:#}"
+    );
+
+    // The page, in a context of this namespace.
+    let config = world.folder.path().join("kubeconfig");
+    fs::copy(setting("KUBECONFIG"), &config).unwrap();
+    let shell = |script: &str| {
+        let mut command = Command::new("bash");
+        command
+            .args(["-euo", "pipefail", "-c", script])
+            .env("KUBECONFIG", &config);
+        let output = command.stdin(Stdio::null()).output().unwrap();
+        let said = text(&[output.stdout, output.stderr].concat());
+        println!("{script}\n-- {said}");
+        assert!(output.status.success(), "{script}\n{said}");
+    };
+    shell(&format!(
+        "kubectl config set-context --current --namespace {}",
+        world.namespace
+    ));
+    let blocks = page::blocks("quorum-loss.md").into_iter();
+    let blocks: Vec<_> = blocks.filter(|b| b.heading == "By tasks").collect();
+    assert_eq!(blocks.len(), 4);
+    for (at, block) in blocks.iter().enumerate() {
+        assert_eq!(block.place, "By kubectl");
+        shell(&block.lines.join("\n"));
+        if at == 0 {
+            // "In those of survivors, rename the data directory."
+            let data = world.volume("data-etcd-0").join("default.etcd");
+            fs::rename(&data, data.with_file_name("before.etcd")).unwrap();
+        }
+    }
+
+    // One cluster, with all that was saved, past all revisions that were seen; and backed up.
+    let bumped = newest + 1_000_000_000;
+    let values = |content: &Content| -> Vec<(Vec<u8>, Vec<u8>)> {
+        content
+            .iter()
+            .map(|(k, v)| (k.clone(), v.0.clone()))
+            .collect()
+    };
+    for member in &etcd {
+        assert_eq!(values(&member.content().await), values(&wanted));
+        assert_eq!(member.revision().await, bumped);
+    }
+    assert_eq!(world.fulls().last(), Some(&bumped));
+    let policy = world.get(&["etcdbackuppolicy", policy]).unwrap();
+    assert_eq!(policy["spec"]["suspend"], false, "{policy:#}");
 }

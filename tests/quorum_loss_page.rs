@@ -13,56 +13,15 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use support::etcd::{Cluster, EtcdOptions, Member, Tls, initial_cluster};
+use support::page::{self, Block};
 use support::tools::{self, EtcdVersion};
 use tempfile::TempDir;
 
+const PAGE: &str = "quorum-loss.md";
 const MEMBERS: usize = 3;
 /// The one that is not lost.
 const SURVIVOR: usize = 0;
 const BUMP: i64 = 1_000_000_000;
-
-/// A block of the page, and the heading that it stands below.
-#[derive(Debug)]
-struct Block {
-    heading: String,
-    /// Its first line: on which machines.
-    place: String,
-    lines: Vec<String>,
-}
-
-fn page() -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/quorum-loss.md");
-    fs::read_to_string(path).unwrap()
-}
-
-/// The page's shell, in order.
-fn shell(page: &str) -> Vec<Block> {
-    let (mut blocks, mut heading, mut open) = (Vec::new(), "", None::<Vec<String>>);
-    for line in page.lines() {
-        match &mut open {
-            Some(lines) if line == "```" => {
-                let mut lines = std::mem::take(lines);
-                let place = lines.remove(0);
-                let place = place.strip_prefix("# ").expect("where it is run");
-                blocks.push(Block {
-                    heading: heading.to_owned(),
-                    place: place.to_owned(),
-                    lines,
-                });
-                open = None;
-            }
-            Some(lines) => lines.push(line.to_owned()),
-            None if line == "```sh" => open = Some(Vec::new()),
-            None => {
-                heading = line
-                    .strip_prefix('#')
-                    .map_or(heading, |h| h.trim_start_matches(['#', ' ']))
-            }
-        }
-    }
-    assert!(open.is_none());
-    blocks
-}
 
 /// What leads farthest in step 4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -203,6 +162,8 @@ impl Machines {
             }
             (_, "On every machine") => all,
             (_, "On every machine that has its member still") => vec![SURVIVOR],
+            // By tests/in-cluster.
+            ("By tasks", "By kubectl") => Vec::new(),
             // Where a file was copied to, there is something, too.
             (_, "On every machine that had its member still") => vec![SURVIVOR],
             _ => panic!("nobody knows where this is run: {head}: {place}"),
@@ -317,8 +278,7 @@ fn revisions(out: &str) -> Vec<i64> {
 
 async fn recovered(version: EtcdVersion, leads: Leads) {
     let mut machines = Machines::start(version, "before");
-    let page = page();
-    let mut blocks = shell(&page).into_iter();
+    let mut blocks = page::blocks(PAGE).into_iter();
 
     // The settings: all that the page names have a value here, and no other.
     let settings = blocks.next().unwrap();
@@ -474,30 +434,49 @@ async fn the_page_recovers_what_a_survivor_holds() {
     }
 }
 
-/// The task on the page says what the commands do.
+/// The tasks on the page say what the commands do.
 #[test]
-fn the_task_is_one() {
-    let page = page();
-    let (_, yaml) = page.split_once("```yaml\n").unwrap();
-    let (yaml, _) = yaml.split_once("```").unwrap();
-    let written: Value = yaml_serde::from_str(yaml).unwrap();
-    let task: EtcdBackupTask = serde_json::from_value(written.clone()).unwrap();
-    assert_eq!(task.spec.type_, TaskType::Restore);
-    // Nothing in it is passed over.
-    let known = serde_json::to_value(&task).unwrap();
-    assert_eq!(known, written);
-    let restore = task.spec.config.unwrap().restore.unwrap();
-    let name = restore.name.unwrap();
-    assert_eq!(task.metadata.name.unwrap(), format!("recover-{name}"));
-    assert_eq!(restore.claim_name, format!("data-{name}"));
+fn the_tasks_are_some() {
+    let blocks = page::blocks(PAGE);
+    let (by_tasks, by_hand): (Vec<_>, Vec<_>) =
+        blocks.iter().partition(|b| b.heading == "By tasks");
+    let lines: Vec<&str> = by_tasks
+        .iter()
+        .flat_map(|b| &b.lines)
+        .map(String::as_str)
+        .collect();
+    let text = lines
+        .join("\n")
+        .replace("$member", "etcd-1")
+        .replace("$REVISION", "7");
+    let tasks = text.split("<<END\n").skip(1).map(|rest| {
+        let written: Value = yaml_serde::from_str(rest.split_once("\nEND").unwrap().0).unwrap();
+        let task: EtcdBackupTask = serde_json::from_value(written.clone()).unwrap();
+        let known = serde_json::to_value(&task).unwrap();
+        assert!(holds(&known, &written), "{known:#} {written:#}");
+        task
+    });
+    let tasks: Vec<EtcdBackupTask> = tasks.collect();
+    let types: Vec<TaskType> = tasks.iter().map(|t| t.spec.type_).collect();
+    assert_eq!(types, [TaskType::Restore, TaskType::OnDemandSnapshot]);
+    let restore = tasks[0].spec.config.clone().unwrap().restore.unwrap();
     let all = restore.initial_cluster.unwrap();
     assert_eq!(all.split(',').count(), MEMBERS);
-    let own = format!("{name}={}", restore.initial_advertise_peer_urls.unwrap());
+    let own = restore.initial_advertise_peer_urls.unwrap();
+    let own = format!("{}={own}", restore.name.unwrap());
     assert!(all.split(',').any(|member| member == own), "{all}");
-    assert_eq!(
-        (restore.bump_revision, restore.mark_compacted),
-        (Some(BUMP), true)
-    );
-    assert!(restore.revision.is_some() && restore.initial_cluster_token.is_some());
-    assert!(page.contains(&format!("--bump-revision {BUMP}")));
+    assert_eq!(restore.bump_revision, Some(BUMP));
+    assert!(restore.mark_compacted && restore.initial_cluster_token.is_some());
+    let mut lines = by_hand.iter().flat_map(|b| &b.lines);
+    assert!(lines.any(|l| l.contains(&format!("--bump-revision {BUMP} --mark-compacted"))));
+}
+
+/// Whether nothing that was written is passed over.
+fn holds(known: &Value, written: &Value) -> bool {
+    match (known, written) {
+        (Value::Object(known), Value::Object(written)) => written
+            .iter()
+            .all(|(name, value)| known.get(name).is_some_and(|known| holds(known, value))),
+        _ => known == written,
+    }
 }
