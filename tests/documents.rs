@@ -16,12 +16,13 @@ use support::buckets::{BASE, Bucket, LAST, T0};
 use support::{copy_fixture, deltafold, fixture_names, restore, run_json};
 
 /// What people read.
-const DOCUMENTS: [&str; 6] = [
+const DOCUMENTS: [&str; 7] = [
     "README.md",
     "ARCHITECTURE.md",
     "docs/exit-codes.md",
     "docs/metrics.md",
     "docs/migration.md",
+    "docs/quorum-loss.md",
     "docs/stores.md",
 ];
 
@@ -874,8 +875,8 @@ fn flags(text: &str) -> BTreeSet<&str> {
 
 #[test]
 fn every_flag_that_is_mentioned_exists() {
-    /// Those of cargo, etcd's tools and aws.
-    const OTHERS: [&str; 11] = [
+    /// Those of cargo, etcd and its tools, kubectl and aws.
+    const OTHERS: [&str; 16] = [
         "--bench",
         "--release",
         "--test",
@@ -887,6 +888,11 @@ fn every_flag_that_is_mentioned_exists() {
         "--skip-hash-check",
         "--version-id",
         "--profile",
+        "--listen-peer-urls",
+        "--for",
+        "--replicas",
+        "--timeout",
+        "--type",
     ];
     let help = help();
     let real = flags(&help);

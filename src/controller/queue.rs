@@ -300,6 +300,7 @@ mod tests {
             on_demand_snapshot: Some(OnDemandSnapshotConfig {
                 type_,
                 final_: false,
+                take_over: false,
             }),
             ..TaskConfig::default()
         });

@@ -572,7 +572,8 @@ impl Cluster {
         self.wait(at);
     }
 
-    fn spawn(&mut self, at: usize) {
+    /// Starts a member, and does not wait until it serves: without a quorum it never does.
+    pub fn spawn(&mut self, at: usize) {
         let member = &self.members[at];
         let token = ["--initial-cluster-token", &self.token].map(OsString::from);
         let options = EtcdOptions {
@@ -651,13 +652,18 @@ fn url(port: u16) -> String {
 
 /// One plain HTTP request: the answer, headers and all; `None` where there is none.
 pub fn http(port: u16, method: &str, target: &str, body: &str) -> Option<String> {
-    let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
+    http_at("127.0.0.1", port, method, target, body)
+}
+
+/// As `http`, at another address.
+pub fn http_at(host: &str, port: u16, method: &str, target: &str, body: &str) -> Option<String> {
+    let mut stream = TcpStream::connect((host, port)).ok()?;
     stream
         .set_read_timeout(Some(Duration::from_secs(20)))
         .ok()?;
     // HTTP/1.0: the answer comes in one piece and ends with the connection.
     let request = format!(
-        "{method} {target} HTTP/1.0\r\nHost: 127.0.0.1:{port}\r\nContent-Length: {}\r\n\r\n{body}",
+        "{method} {target} HTTP/1.0\r\nHost: {host}:{port}\r\nContent-Length: {}\r\n\r\n{body}",
         body.len()
     );
     stream.write_all(request.as_bytes()).ok()?;

@@ -10,7 +10,7 @@ use object_store::path::Path;
 use object_store::signer::{Method, SignedUrlOptions, Signer as _};
 use tempfile::TempDir;
 
-use super::etcd::{Process, Signal, free_port, http};
+use super::etcd::{Process, Signal, free_port, http_at};
 use super::s3::{ACCESS_KEY, REGION, S3, SECRET_KEY};
 use super::tools::{self, tail};
 
@@ -23,7 +23,7 @@ pub struct Minio {
     process: Process,
     log: PathBuf,
     // After the process: the folder goes when it has ended.
-    _folder: TempDir,
+    folder: TempDir,
 }
 
 impl Minio {
@@ -33,16 +33,20 @@ impl Minio {
 
     /// With further environment variables, such as MINIO_KMS_SECRET_KEY.
     pub fn start_with(env: &[(&str, &str)]) -> Self {
-        Self::start_on(env, None)
+        Self::start_on("127.0.0.1", env, None)
+    }
+
+    /// At another address of this machine.
+    pub fn start_at(host: &str) -> Self {
+        Self::start_on(host, &[], None)
     }
 
     /// With TLS, and the certificate that `tools::write_certs` has written into a folder.
     pub fn start_tls(certs: &std::path::Path) -> Self {
-        Self::start_on(&[], Some(certs))
+        Self::start_on("127.0.0.1", &[], Some(certs))
     }
 
-    fn start_on(env: &[(&str, &str)], certs: Option<&std::path::Path>) -> Self {
-        let program = tools::minio();
+    fn start_on(host: &str, env: &[(&str, &str)], certs: Option<&std::path::Path>) -> Self {
         let folder = TempDir::with_prefix("minio-").expect("a folder for MinIO");
         if let Some(certs) = certs {
             let own = folder.path().join("certs");
@@ -55,40 +59,15 @@ impl Minio {
         let log = folder.path().join("minio.log");
         // A port is free when asked for and may be taken a moment later by somebody else's.
         for attempt in 1.. {
-            let port = free_port();
-            let address = format!("127.0.0.1:{port}");
-            let mut command = Command::new(&program);
-            tools::forget_env(&mut command, &["MINIO_"]);
-            command
-                .arg("server")
-                .arg(folder.path().join("data"))
-                .args(["--address", &address])
-                // Certificates must not come from the user's home.
-                .arg("--certs-dir")
-                .arg(folder.path().join("certs"))
-                .env("MINIO_ROOT_USER", ACCESS_KEY)
-                .env("MINIO_ROOT_PASSWORD", SECRET_KEY)
-                .env("MINIO_UPDATE", "off")
-                .env("MINIO_BROWSER", "off")
-                .envs(env.iter().copied());
-            let mut process =
-                Process::spawn(&mut command, &log).unwrap_or_else(|err| panic!("{err}"));
-            let ready = process.wait_until(START_TIMEOUT, || {
-                // Its own word first: somebody else's server on the port could answer.
-                let text = std::fs::read_to_string(&log).unwrap_or_default();
-                // Over TLS its answer is asked for by whoever has the certificate.
-                text.contains(&address) && certs.is_some()
-                    || text.contains(&address)
-                        && http(port, "GET", "/minio/health/ready", "")
-                            .is_some_and(|answer| answer.starts_with("HTTP/1.0 200"))
-            });
-            match ready {
-                Ok(()) => {
+            let address = format!("{host}:{}", free_port());
+            let started = Self::process(&address, &folder, &log, env, certs.is_some());
+            match started {
+                Ok(process) => {
                     return Self {
                         endpoint: format!("{scheme}://{address}"),
                         process,
                         log,
-                        _folder: folder,
+                        folder,
                     };
                 }
                 Err(_) if attempt < 3 && tail(&log).contains("in use") => {}
@@ -96,6 +75,52 @@ impl Minio {
             }
         }
         unreachable!("the loop ends by returning")
+    }
+
+    fn process(
+        address: &str,
+        folder: &TempDir,
+        log: &std::path::Path,
+        env: &[(&str, &str)],
+        tls: bool,
+    ) -> Result<Process, String> {
+        let mut command = Command::new(tools::minio());
+        tools::forget_env(&mut command, &["MINIO_"]);
+        command
+            .arg("server")
+            .arg(folder.path().join("data"))
+            .args(["--address", address])
+            // Certificates must not come from the user's home.
+            .arg("--certs-dir")
+            .arg(folder.path().join("certs"))
+            .env("MINIO_ROOT_USER", ACCESS_KEY)
+            .env("MINIO_ROOT_PASSWORD", SECRET_KEY)
+            .env("MINIO_UPDATE", "off")
+            .env("MINIO_BROWSER", "off")
+            .envs(env.iter().copied());
+        let mut process = Process::spawn(&mut command, log)?;
+        let (host, port) = address.split_once(':').expect("a port");
+        let port = port.parse().expect("a number");
+        process.wait_until(START_TIMEOUT, || {
+            // Its own word first: somebody else's server on the port could answer.
+            let text = std::fs::read_to_string(log).unwrap_or_default();
+            // Over TLS its answer is asked for by whoever has the certificate.
+            text.contains(address) && tls
+                || text.contains(address)
+                    && http_at(host, port, "GET", "/minio/health/ready", "")
+                        .is_some_and(|answer| answer.starts_with("HTTP/1.0 200"))
+        })?;
+        Ok(process)
+    }
+
+    /// From here on it has another secret key, and the old one is none; at the same address, with what is
+    /// in it.
+    pub fn rotate(&mut self, secret: &str) {
+        self.process.stop();
+        let address = self.endpoint.strip_prefix("http://").expect("no TLS");
+        let env = [("MINIO_ROOT_PASSWORD", secret)];
+        self.process = Self::process(address, &self.folder, &self.log, &env, false)
+            .unwrap_or_else(|err| panic!("MinIO: {err}; the end of its log:\n{}", tail(&self.log)));
     }
 
     pub fn endpoint(&self) -> &str {
@@ -202,9 +227,11 @@ impl Minio {
             )
             .await
             .expect("sign a URL");
-        let port = url.port().expect("MinIO's port");
+        let (host, port) = (url.host_str(), url.port());
+        let (host, port) = host.zip(port).expect("MinIO's address");
         let target = &url[url::Position::BeforePath..];
-        let answer = http(port, method.as_str(), target, &body).expect("an answer from MinIO");
+        let answer =
+            http_at(host, port, method.as_str(), target, &body).expect("an answer from MinIO");
         assert!(
             answer.starts_with("HTTP/1.0 2") || answer.starts_with("HTTP/1.1 2"),
             "{method} {bucket}/{key}?{query}: {answer}"

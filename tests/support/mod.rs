@@ -17,6 +17,7 @@ pub mod load;
 pub mod lying;
 pub mod member;
 pub mod minio;
+pub mod page;
 pub mod s3;
 pub mod saved;
 pub mod shown;

@@ -205,6 +205,11 @@ fn our_program(name: &str, time: &str, module: &str, source: &str) -> PathBuf {
 /// Writes `ca.crt`, `node.crt` and `node.key` for 127.0.0.1 into a folder; beside them `expired.crt` with
 /// its key, and `other-ca.crt`, which signed none of them.
 pub fn write_certs(dir: &Path) {
+    write_certs_for(dir, &[]);
+}
+
+/// The same, for these addresses, too.
+pub fn write_certs_for(dir: &Path, addresses: &[&str]) {
     let source = Sha256::digest([UNPACK_MOD, CERTS_GO].concat());
     let name: String = source.iter().take(6).map(|b| format!("{b:02x}")).collect();
     let certs = cached(&format!("certs-{name}"), "some seconds", |build| {
@@ -213,7 +218,9 @@ pub fn write_certs(dir: &Path) {
         build.go(&["build", "-o", "certs", "."]);
         build.dir.join("certs")
     });
-    run(&certs, [dir]).unwrap_or_else(|err| panic!("{err}"));
+    let addresses = addresses.iter().map(OsStr::new);
+    let args = [dir.as_os_str()].into_iter().chain(addresses);
+    run(&certs, args).unwrap_or_else(|err| panic!("{err}"));
 }
 
 /// Both programs come from one module of ours that requires etcd's, because `go install` refuses a

@@ -145,6 +145,10 @@ pub struct OnDemandSnapshotConfig {
     /// The full snapshot is marked as the last one of this cluster
     #[serde(default, rename = "final")]
     pub final_: bool,
+    /// The store was another cluster's backup, and this cluster has taken its place, as after a restore with
+    /// another token
+    #[serde(default)]
+    pub take_over: bool,
 }
 
 /// The kind of a snapshot.

@@ -767,18 +767,23 @@ fn task_pod<'a>(
         TaskType::OnDemandSnapshot => {
             let wanted = config.on_demand_snapshot.as_ref();
             let of_deltas = |c: &OnDemandSnapshotConfig| c.type_ == SnapshotType::Delta;
-            let deadline = Some(deadlines.full_snapshot);
-            match wanted {
+            let (mut pod, deadline) = match wanted {
                 Some(c) if of_deltas(c) => (
                     delta_snapshot(policy, settings, secrets, true),
-                    Some(deadlines.delta_snapshot),
+                    deadlines.delta_snapshot,
                 ),
-                Some(c) if c.final_ => {
-                    let pod = full_snapshot(policy, settings, secrets);
-                    (pod.switch("--final"), deadline)
-                }
-                _ => (full_snapshot(policy, settings, secrets), deadline),
+                _ => (
+                    full_snapshot(policy, settings, secrets),
+                    deadlines.full_snapshot,
+                ),
+            };
+            if wanted.is_some_and(|c| c.final_ && !of_deltas(c)) {
+                pod = pod.switch("--final");
             }
+            if wanted.is_some_and(|c| c.take_over) {
+                pod = pod.switch("--take-over");
+            }
+            (pod, Some(deadline))
         }
         TaskType::OnDemandCompaction => {
             let wanted = config.on_demand_compaction.as_ref();

@@ -114,7 +114,7 @@ fn task(spec: &Value) -> EtcdBackupTask {
 fn tasks() -> Vec<Value> {
     vec![
         json!({"policy": "main", "type": "OnDemandSnapshot",
-            "config": {"onDemandSnapshot": {"type": "full", "final": true}}}),
+            "config": {"onDemandSnapshot": {"type": "full", "final": true, "takeOver": true}}}),
         json!({"policy": "main", "type": "OnDemandCompaction",
             "config": {"onDemandCompaction": {"revision": 77, "keepHistory": "latest"}}}),
         json!({"policy": "main", "type": "CopyBackups", "config": {"copyBackups": {
@@ -195,7 +195,7 @@ fn pods(policy: &EtcdBackupPolicy) -> Vec<(String, PodTemplateSpec)> {
     }
     let every = tasks().into_iter().chain([
         json!({"policy": "main", "type": "OnDemandSnapshot",
-            "config": {"onDemandSnapshot": {"type": "delta"}}}),
+            "config": {"onDemandSnapshot": {"type": "delta", "takeOver": true}}}),
         json!({"policy": "main", "type": "OnDemandCompaction"}),
         json!({"policy": "main", "type": "Verify"}),
         json!({"policy": "main", "type": "Restore",
@@ -451,6 +451,7 @@ fn every_field_of_a_task_has_an_effect() {
     let changes = [
         (0, "onDemandSnapshot.type", json!("delta")),
         (0, "onDemandSnapshot.final", json!(false)),
+        (0, "onDemandSnapshot.takeOver", json!(false)),
         (1, "onDemandCompaction.revision", json!(78)),
         (1, "onDemandCompaction.keepHistory", json!("all")),
         (2, "copyBackups.sourceStore.url", json!("gs://other")),

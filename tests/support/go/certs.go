@@ -1,6 +1,6 @@
-// certs writes what TLS needs into a folder: `certs DIR` leaves ca.crt, and node.crt with node.key for
-// 127.0.0.1, as server and as client; expired.crt with expired.key, the same but in the past; and
-// other-ca.crt, of an authority that signed none of them.
+// certs writes what TLS needs into a folder: `certs DIR [IP...]` leaves ca.crt, and node.crt with node.key for
+// 127.0.0.1 and the given addresses, as server and as client; expired.crt with expired.key, the same but
+// in the past; and other-ca.crt, of an authority that signed none of them.
 package main
 
 import (
@@ -40,6 +40,9 @@ func main() {
 		KeyUsage:     x509.KeyUsageDigitalSignature,
 		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 		IPAddresses:  []net.IP{net.IPv4(127, 0, 0, 1)},
+	}
+	for _, ip := range os.Args[2:] {
+		node.IPAddresses = append(node.IPAddresses, net.ParseIP(ip))
 	}
 	expired := *node
 	expired.SerialNumber = big.NewInt(3)
