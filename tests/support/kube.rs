@@ -80,11 +80,10 @@ impl Api {
             &self.token,
             &json!({"insecure-skip-tls-verify": true}),
         ));
-        let config = kube::Config::from_custom_kubeconfig(
-            config.expect("a kubeconfig"),
-            &kube::config::KubeConfigOptions::default(),
-        );
-        let config = config.await.expect("a configuration");
+        let options = kube::config::KubeConfigOptions::default();
+        let config = config.expect("a kubeconfig");
+        let config = kube::Config::from_custom_kubeconfig(config, &options).await;
+        let config = config.expect("a configuration");
         kube::Client::try_from(config).expect("a client")
     }
 

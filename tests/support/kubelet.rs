@@ -277,12 +277,10 @@ impl Shared {
             "metadata": {"name": name(&pod)},
             "target": {"apiVersion": "v1", "kind": "Node", "name": "here"},
         });
+        let at = format!("{path}/binding");
         let binding = Some((Body::Json, &binding));
         // One that was deleted meanwhile is nobody's any more.
-        let bound = self
-            .api
-            .ask(Method::POST, &format!("{path}/binding"), binding);
-        if bound.await.is_err() {
+        if self.api.ask(Method::POST, &at, binding).await.is_err() {
             return;
         }
         let mut plans = self.plans.subscribe();
@@ -489,13 +487,9 @@ impl Shared {
         for (variable, value) in self.variables(pod).await? {
             command.env(variable, here(&value));
         }
-        let words = texts(&container["command"]);
-        let args = words
-            .iter()
-            .skip(1)
-            .chain(texts(&container["args"]).iter())
-            .cloned();
-        let mut args: Vec<String> = args.collect::<Vec<_>>();
+        // The image's own program is the first word, whatever it is called.
+        let mut args: Vec<String> = texts(&container["command"]).into_iter().skip(1).collect();
+        args.extend(texts(&container["args"]));
         if let Some(at) = args.iter().position(|a| a == "--metrics-bind-address") {
             // All Pods share the addresses of this machine.
             args[at + 1] = format!("127.0.0.1:{}", free_port());
