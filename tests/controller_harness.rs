@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use support::copy_fixture;
 use support::kube::{Api, TOKEN};
-use support::kubelet::{self, Kubelet, Plan, moved};
+use support::kubelet::{self, Kubelet, Plan, expanded, moved};
 use support::proxy::{Proxy, Then, When};
 use support::space::{Space, ended, until};
 
@@ -245,5 +245,18 @@ fn paths_of_mounts_are_moved_and_no_others() {
         ("/other/data", "/other/data"),
     ] {
         assert_eq!(moved(text, &mounts), wanted);
+    }
+}
+
+#[test]
+fn variables_in_arguments_are_expanded() {
+    let variables = [("A".to_owned(), "one".to_owned())];
+    for (text, wanted) in [
+        ("x=$(A)", "x=one"),
+        ("$$(A)", "$(A)"),
+        ("$(B) $", "$(B) $"),
+        ("$$$(A)$(A", "$one$(A"),
+    ] {
+        assert_eq!(expanded(text, &variables), wanted);
     }
 }

@@ -294,10 +294,10 @@ impl Shared {
         for run in 0.. {
             if *order.borrow() != Order::GoOn {
                 // It never ran.
-                self.tell(&pod, run, State::Ended(143, String::new())).await;
+                self.tell(&pod, run, State::Ended(End::of(143))).await;
                 break;
             }
-            let (code, message) = self.run(&pod, run, &mut order).await;
+            let end = self.run(&pod, run, &mut order).await;
             if *order.borrow() == Order::Kill {
                 break;
             }
@@ -305,7 +305,7 @@ impl Shared {
                 tokio::time::sleep(10 * PAUSE).await;
                 continue;
             }
-            self.tell(&pod, run, State::Ended(code, message)).await;
+            self.tell(&pod, run, State::Ended(end)).await;
             break;
         }
         // It is the kubelet that has a deleted Pod go when its process has ended.
@@ -329,74 +329,70 @@ impl Shared {
             .await;
     }
 
-    async fn run(
-        &self,
-        pod: &Value,
-        run: usize,
-        order: &mut watch::Receiver<Order>,
-    ) -> (i32, String) {
+    async fn run(&self, pod: &Value, run: usize, order: &mut watch::Receiver<Order>) -> End {
         let folder = self.root.join("pods").join(name(pod));
         fs::create_dir_all(&folder).expect("a folder for the Pod");
         let log = folder.join(format!("log-{run}"));
-        let container = &pod["spec"]["containers"][0];
+        let labels = || serde_json::from_value(pod["metadata"]["labels"].clone()).expect("labels");
         let at = {
             let mut ran = self.ran.lock().expect("nobody panicked");
             ran.push(Ran {
                 pod: name(pod).to_owned(),
-                labels: serde_json::from_value(pod["metadata"]["labels"].clone()).expect("labels"),
-                args: texts(&container["args"]),
+                labels: labels(),
+                args: texts(&pod["spec"]["containers"][0]["args"]),
                 began: Instant::now(),
                 ended: None,
                 log: log.clone(),
             });
             ran.len() - 1
         };
-        // As a node does it: what cannot be had lets the Pod wait.
-        let command = loop {
-            match self.command(pod, &folder).await {
-                Ok(command) => break Some(command),
+        let end = self.run_containers(pod, run, &folder, &log, order).await;
+        let mut ran = self.ran.lock().expect("nobody panicked");
+        ran[at].ended = Some((Instant::now(), end.code));
+        end
+    }
+
+    /// One after the other; the last one is the one that counts, where those before it end well.
+    async fn run_containers(
+        &self,
+        pod: &Value,
+        run: usize,
+        folder: &Path,
+        log: &Path,
+        order: &mut watch::Receiver<Order>,
+    ) -> End {
+        let labels: BTreeMap<String, String> =
+            serde_json::from_value(pod["metadata"]["labels"].clone()).expect("labels");
+        let mut kills = self.kills.subscribe();
+        let known = kills.borrow_and_update().len();
+        let killed = move |kills: &[Labels]| {
+            let has = |wanted: &Labels| wanted.iter().all(|(k, v)| labels.get(k) == Some(v));
+            kills[known..].iter().any(has)
+        };
+        let volumes = loop {
+            // As a node does it: for what cannot be had the Pod waits.
+            match self.volumes(pod, folder).await {
+                Ok(volumes) => break volumes,
                 Err(err) => {
                     if *order.borrow() != Order::GoOn {
-                        break None;
+                        return End::of(143);
                     }
-                    let _ = fs::write(&log, err);
+                    let _ = fs::write(log, err);
                     tokio::time::sleep(5 * PAUSE).await;
                 }
             }
         };
         self.tell(pod, run, State::Running).await;
-        let (code, message) = match command {
-            None => (143, String::new()),
-            Some(command) => self.process(pod, command, &folder, &log, order).await,
-        };
-        let mut ran = self.ran.lock().expect("nobody panicked");
-        ran[at].ended = Some((Instant::now(), code));
-        (code, message)
-    }
-
-    /// Runs a Pod's process to its end: the exit code and the termination message.
-    async fn process(
-        &self,
-        pod: &Value,
-        mut command: Command,
-        folder: &Path,
-        log: &Path,
-        order: &mut watch::Receiver<Order>,
-    ) -> (i32, String) {
-        let labels: BTreeMap<String, String> =
-            serde_json::from_value(pod["metadata"]["labels"].clone()).expect("labels");
         let mut plans = self.plans.subscribe();
-        let mut kills = self.kills.subscribe();
-        let known = kills.borrow_and_update().len();
-        let killed = |kills: &[Labels]| {
-            let has = |wanted: &Labels| wanted.iter().all(|(k, v)| labels.get(k) == Some(v));
-            kills[known..].iter().any(has)
-        };
         loop {
             match self.plan(pod) {
                 Plan::Exit(code, message) => {
                     tokio::time::sleep(PAUSE).await;
-                    return (code, message);
+                    return End {
+                        code,
+                        message,
+                        before: false,
+                    };
                 }
                 Plan::Run => break,
                 Plan::Hold | Plan::Hang => {
@@ -406,24 +402,68 @@ impl Shared {
                         _ = order.changed() => {}
                     }
                     if killed(&kills.borrow()) {
-                        return (137, String::new());
+                        return End::of(137);
                     }
                     if *order.borrow() != Order::GoOn {
-                        return (143, String::new());
+                        return End::of(143);
                     }
                 }
             }
         }
+        let is_killed = || killed(&kills.borrow());
+        for container in list(&pod["spec"]["initContainers"]) {
+            let end = self.process(pod, container, &volumes, folder, log, order, &is_killed);
+            let end = end.await;
+            if end.code != 0 {
+                return End {
+                    before: true,
+                    ..end
+                };
+            }
+        }
+        let container = &pod["spec"]["containers"][0];
+        let end = self.process(pod, container, &volumes, folder, log, order, &is_killed);
+        end.await
+    }
+
+    /// Runs a container's process to its end.
+    #[allow(clippy::too_many_arguments)]
+    async fn process(
+        &self,
+        pod: &Value,
+        container: &Value,
+        volumes: &BTreeMap<String, PathBuf>,
+        folder: &Path,
+        log: &Path,
+        order: &watch::Receiver<Order>,
+        is_killed: &(dyn Fn() -> bool + Sync),
+    ) -> End {
+        let mut command = loop {
+            match self.command(pod, container, volumes, folder).await {
+                Ok(command) => break command,
+                Err(err) => {
+                    if *order.borrow() != Order::GoOn {
+                        return End::of(143);
+                    }
+                    let _ = fs::write(log, err);
+                    tokio::time::sleep(5 * PAUSE).await;
+                }
+            }
+        };
         let termination = folder.join("termination-log");
         File::create(&termination).expect("a file for the message");
-        let mut process = Process::spawn(&mut command, log).unwrap_or_else(|err| panic!("{err}"));
+        let out = File::options().append(true).create(true).open(log);
+        let out = out.expect("a file for what it says");
+        let err = out.try_clone().expect("the same file");
+        let mut process =
+            Process::spawn_to(&mut command, out, err).unwrap_or_else(|err| panic!("{err}"));
         let mut told: Option<Instant> = None;
         let status = loop {
             if let Some(status) = process.ended_within(Duration::ZERO) {
                 break status;
             }
             let wanted = *order.borrow();
-            if killed(&kills.borrow())
+            if is_killed()
                 || wanted == Order::Kill
                 || told.is_some_and(|told| told.elapsed() > GRACE)
             {
@@ -440,18 +480,26 @@ impl Shared {
             .unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
         let mut message = fs::read(&termination).unwrap_or_default();
         message.truncate(LONGEST_MESSAGE);
-        let policy = &pod["spec"]["containers"][0]["terminationMessagePolicy"];
+        let policy = &container["terminationMessagePolicy"];
         if message.is_empty() && code != 0 && policy == "FallbackToLogsOnError" {
             let said = fs::read(log).unwrap_or_default();
             message = said[said.len().saturating_sub(2048)..].to_vec();
         }
-        (code, String::from_utf8_lossy(&message).into_owned())
+        End {
+            code,
+            message: String::from_utf8_lossy(&message).into_owned(),
+            before: false,
+        }
     }
 
-    /// The program with what the Pod's only container wants of it.
-    async fn command(&self, pod: &Value, folder: &Path) -> Result<Command, String> {
-        let container = &pod["spec"]["containers"][0];
-        let volumes = self.volumes(pod, folder).await?;
+    /// The program with what a container wants of it.
+    async fn command(
+        &self,
+        pod: &Value,
+        container: &Value,
+        volumes: &BTreeMap<String, PathBuf>,
+        folder: &Path,
+    ) -> Result<Command, String> {
         let mut mounts: Vec<(String, PathBuf)> = Vec::new();
         let mut has_account = false;
         for mount in list(&container["volumeMounts"]) {
@@ -484,8 +532,9 @@ impl Shared {
         command.env("KUBECONFIG", &config);
         command.env("KUBERNETES_SERVICE_HOST", "127.0.0.1");
         command.env("KUBERNETES_SERVICE_PORT", "9");
-        for (variable, value) in self.variables(pod).await? {
-            command.env(variable, here(&value));
+        let variables = self.variables(pod, container).await?;
+        for (variable, value) in &variables {
+            command.env(variable, here(value));
         }
         // The image's own program is the first word, whatever it is called.
         let mut args: Vec<String> = texts(&container["command"]).into_iter().skip(1).collect();
@@ -499,7 +548,7 @@ impl Shared {
                 *arg = format!("--metrics-bind-address=127.0.0.1:{}", free_port());
             }
         }
-        command.args(args.iter().map(|arg| here(arg)));
+        command.args(args.iter().map(|arg| here(&expanded(arg, &variables))));
         Ok(command)
     }
 
@@ -586,8 +635,11 @@ impl Shared {
         Ok(text(&answer["status"]["token"]))
     }
 
-    async fn variables(&self, pod: &Value) -> Result<Vec<(String, String)>, String> {
-        let container = &pod["spec"]["containers"][0];
+    async fn variables(
+        &self,
+        pod: &Value,
+        container: &Value,
+    ) -> Result<Vec<(String, String)>, String> {
         let mut variables = Vec::new();
         for from in list(&container["envFrom"]) {
             let data = self.secret(&text(&from["secretRef"]["name"])).await?;
@@ -608,7 +660,7 @@ impl Shared {
                     None => return Err(format!("the Secret has no {}", secret["key"])),
                 }
             } else {
-                text(&variable["value"])
+                expanded(&text(&variable["value"]), &variables)
             };
             variables.push((text(&variable["name"]), value));
         }
@@ -619,9 +671,9 @@ impl Shared {
     async fn tell(&self, pod: &Value, run: usize, state: State) {
         let container = &pod["spec"]["containers"][0];
         let now = chrono::Utc::now().to_rfc3339_opts(chrono::SecondsFormat::Secs, true);
-        let (phase, ready, state) = match &state {
+        let (phase, ready, ended) = match &state {
             State::Running => ("Running", true, json!({"running": {"startedAt": now}})),
-            State::Ended(code, message) => {
+            State::Ended(End { code, message, .. }) => {
                 let reason = match code {
                     0 => "Completed",
                     _ => "Error",
@@ -644,6 +696,25 @@ impl Shared {
                 "lastTransitionTime": now,
             })
         };
+        let told = |container: &Value, state: &Value| {
+            json!({
+                "name": container["name"],
+                "image": container["image"],
+                "imageID": "",
+                "ready": ready,
+                "started": ready,
+                "restartCount": run,
+                "state": state,
+            })
+        };
+        let mut before = json!({"terminated": {"exitCode": 0, "reason": "Completed"}});
+        let mut own = ended;
+        if matches!(&state, State::Ended(end) if end.before) {
+            // Then the container that counts never began.
+            before = std::mem::replace(&mut own, json!({"waiting": {"reason": "PodInitializing"}}));
+        }
+        let befores = list(&pod["spec"]["initContainers"]).iter();
+        let befores: Vec<Value> = befores.map(|c| told(c, &before)).collect();
         let status = json!({"status": {
             "phase": phase,
             "startTime": now,
@@ -653,15 +724,8 @@ impl Shared {
                 condition("ContainersReady", ready),
                 condition("Ready", ready),
             ],
-            "containerStatuses": [{
-                "name": container["name"],
-                "image": container["image"],
-                "imageID": "",
-                "ready": ready,
-                "started": ready,
-                "restartCount": run,
-                "state": state,
-            }],
+            "initContainerStatuses": befores,
+            "containerStatuses": [told(container, &own)],
         }});
         let path = format!("{}/status", self.path(pod));
         let started = Instant::now();
@@ -680,7 +744,26 @@ impl Shared {
 
 enum State {
     Running,
-    Ended(i32, String),
+    Ended(End),
+}
+
+/// How a Pod ended.
+struct End {
+    code: i32,
+    message: String,
+    /// Already in a container before the one that counts.
+    before: bool,
+}
+
+impl End {
+    /// Without a word.
+    fn of(code: i32) -> Self {
+        Self {
+            code,
+            message: String::new(),
+            before: false,
+        }
+    }
 }
 
 fn text(value: &Value) -> String {
@@ -693,6 +776,38 @@ fn list(value: &Value) -> &[Value] {
 
 fn texts(value: &Value) -> Vec<String> {
     list(value).iter().map(text).collect()
+}
+
+/// A text with its `$(NAME)` replaced, as Kubernetes does it.
+pub fn expanded(text: &str, variables: &[(String, String)]) -> String {
+    let mut expanded = String::new();
+    let mut rest = text;
+    while let Some(at) = rest.find('$') {
+        expanded.push_str(&rest[..at]);
+        rest = &rest[at..];
+        if let Some(behind) = rest.strip_prefix("$$") {
+            expanded.push('$');
+            rest = behind;
+            continue;
+        }
+        let named = rest.strip_prefix("$(").and_then(|r| r.split_once(')'));
+        let found = named.and_then(|(name, behind)| {
+            let (_, value) = variables.iter().rfind(|(n, _)| n == name)?;
+            Some((value, behind))
+        });
+        match found {
+            Some((value, behind)) => {
+                expanded.push_str(value);
+                rest = behind;
+            }
+            None => {
+                expanded.push('$');
+                rest = &rest[1..];
+            }
+        }
+    }
+    expanded.push_str(rest);
+    expanded
 }
 
 /// A text with the paths of mounts, the longest first, replaced by where these are here.
