@@ -116,3 +116,18 @@ impl Controller {
             .unwrap_or(0.0)
     }
 }
+
+impl Drop for Controller {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let log = self.log();
+            let lines: Vec<&str> = log.lines().collect();
+            let last = &lines[lines.len().saturating_sub(60)..];
+            eprintln!(
+                "--- the end of {}:\n{}",
+                self.log.display(),
+                last.join("\n")
+            );
+        }
+    }
+}
