@@ -188,12 +188,8 @@ async fn killed_between_any_two_writes() {
     let mut more = true;
     while more {
         let batch = (n..n + AT_ONCE / 2).flat_map(|n| [(n, When::Before), (n, When::After)]);
-        let stories = batch.map(|(n, when)| tokio::spawn(killed_at(n, when)));
-        let stories: Vec<_> = stories.collect();
-        let mut results = Vec::new();
-        for story in stories {
-            results.push(story.await.unwrap());
-        }
+        let stories = batch.map(|(n, when)| killed_at(n, when));
+        let results = futures::future::join_all(stories).await;
         writes += results.iter().filter(|struck| **struck).count();
         more = results.iter().any(|struck| *struck);
         n += AT_ONCE / 2;
