@@ -180,6 +180,8 @@ fn tools_answer() {
     assert!(String::from_utf8(said).unwrap().contains("bbolt"));
     let said = tools::run(&tools::kube_apiserver(), ["--version"]).unwrap();
     assert_eq!(said.trim_ascii(), b"Kubernetes v1.36.3");
+    let said = tools::run(&tools::kube_controller_manager(), ["--version"]).unwrap();
+    assert_eq!(said.trim_ascii(), b"Kubernetes v1.36.3");
     let said = tools::run(&tools::minio(), ["--version"]).unwrap();
     assert!(String::from_utf8(said).unwrap().contains("minio"));
 }

@@ -76,6 +76,7 @@ impl BindAddress {
 }
 
 /// The endpoint, as long as it is there.
+#[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
     shown: Shown,
@@ -85,6 +86,12 @@ pub struct Server {
 
 /// Gives all metrics of a process as OpenMetrics text.
 pub type Exposition = Arc<dyn Fn() -> Result<String> + Send + Sync>;
+
+impl fmt::Debug for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Shown")
+    }
+}
 
 /// What requests see.
 #[derive(Clone)]

@@ -257,6 +257,10 @@ impl Etcd {
         &self.endpoint
     }
 
+    pub fn id(&self) -> u32 {
+        self.process.id()
+    }
+
     /// All that etcd has logged so far.
     pub fn log(&self) -> String {
         String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()

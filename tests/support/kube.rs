@@ -1,4 +1,4 @@
-//! A real Kubernetes API server on a real etcd, and a real informer on that server.
+//! A real Kubernetes API server on a real etcd; Kubernetes' own controllers and a real informer on it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -22,11 +22,182 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// What a ConfigMap is compared by: `resource_version` and `data`.
 pub type ConfigMaps = BTreeMap<String, Value>;
 
+/// What the API server said no to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// The HTTP status; 0 where there was no answer.
+    pub code: u16,
+    pub text: String,
+}
+
+impl std::fmt::Display for Refused {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.code, self.text)
+    }
+}
+
+/// How a body is to be understood.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Body {
+    Json,
+    MergePatch,
+    /// Of server-side apply.
+    Apply,
+}
+
+/// The API as the owner of a token sees it. Its connections belong to the runtime that used it first.
+#[derive(Clone, Debug)]
+pub struct Api {
+    url: String,
+    token: String,
+    client: Client,
+}
+
+impl Api {
+    pub fn new(url: &str, token: &str) -> Self {
+        let client = Client::builder()
+            .tls_danger_accept_invalid_certs(true)
+            .no_proxy()
+            .timeout(TIMEOUT)
+            .build()
+            .expect("an HTTPS client");
+        Self {
+            url: url.to_owned(),
+            token: token.to_owned(),
+            client,
+        }
+    }
+
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// A client of the library that the program uses.
+    pub async fn library(&self) -> kube::Client {
+        let config = serde_json::from_value(kubeconfig(
+            &self.url,
+            "default",
+            &self.token,
+            &json!({"insecure-skip-tls-verify": true}),
+        ));
+        let options = kube::config::KubeConfigOptions::default();
+        let config = config.expect("a kubeconfig");
+        let config = kube::Config::from_custom_kubeconfig(config, &options).await;
+        let config = config.expect("a configuration");
+        kube::Client::try_from(config).expect("a client")
+    }
+
+    pub async fn ask(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<(Body, &Value)>,
+    ) -> Result<Value, Refused> {
+        let text = self.text(method, path, body).await?;
+        Ok(serde_json::from_str(&text).unwrap_or(Value::String(text)))
+    }
+
+    async fn text(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<(Body, &Value)>,
+    ) -> Result<String, Refused> {
+        let mut request = self
+            .client
+            .request(method, format!("{}{path}", self.url))
+            .bearer_auth(&self.token);
+        if let Some((kind, body)) = body {
+            let kind = match kind {
+                Body::Json => "application/json",
+                Body::MergePatch => "application/merge-patch+json",
+                Body::Apply => "application/apply-patch+yaml",
+            };
+            request = request.header("Content-Type", kind).body(body.to_string());
+        }
+        let lost = |err: reqwest::Error| Refused {
+            code: 0,
+            text: format!("{err:?}"),
+        };
+        let answer = request.send().await.map_err(lost)?;
+        let status = answer.status();
+        let text = answer.text().await.map_err(lost)?;
+        match status.is_success() {
+            true => Ok(text),
+            false => Err(Refused {
+                code: status.as_u16(),
+                text,
+            }),
+        }
+    }
+
+    /// What must be answered.
+    pub async fn must(&self, method: Method, path: &str, body: Option<(Body, &Value)>) -> Value {
+        let what = format!("{method} {path}");
+        let answer = self.ask(method, path, body).await;
+        answer.unwrap_or_else(|err| panic!("{what}: {err}"))
+    }
+
+    /// What is there, if it is.
+    pub async fn get(&self, path: &str) -> Option<Value> {
+        match self.ask(Method::GET, path, None).await {
+            Ok(found) => Some(found),
+            Err(refused) if refused.code == 404 => None,
+            Err(refused) => panic!("GET {path}: {refused}"),
+        }
+    }
+
+    /// As `kubectl apply --server-side` does it.
+    pub async fn apply(&self, path: &str, object: &Value) -> Result<Value, Refused> {
+        let path = format!("{path}?fieldManager=kubectl&force=true&fieldValidation=Strict");
+        self.ask(Method::PATCH, &path, Some((Body::Apply, object)))
+            .await
+    }
+
+    pub async fn merge(&self, path: &str, patch: &Value) -> Result<Value, Refused> {
+        self.ask(Method::PATCH, path, Some((Body::MergePatch, patch)))
+            .await
+    }
+
+    /// What is not there any more is as good as deleted.
+    pub async fn delete(&self, path: &str) {
+        match self.ask(Method::DELETE, path, None).await {
+            Ok(_) => {}
+            Err(refused) if refused.code == 404 => {}
+            Err(refused) => panic!("DELETE {path}: {refused}"),
+        }
+    }
+}
+
+fn kubeconfig(url: &str, namespace: &str, token: &str, trust: &Value) -> Value {
+    let mut cluster = trust.clone();
+    cluster["server"] = url.into();
+    json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "test", "cluster": cluster}],
+        "users": [{"name": "test", "user": {"token": token}}],
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test", "namespace": namespace}}],
+        "current-context": "test",
+    })
+}
+
+/// Writes a kubeconfig for a server that is reached in this way, whatever it shows.
+pub fn write_kubeconfig(file: &Path, url: &str, namespace: &str, token: &str) {
+    let trust = match url.starts_with("https:") {
+        true => json!({"insecure-skip-tls-verify": true}),
+        false => json!({}),
+    };
+    // JSON is YAML.
+    let config = kubeconfig(url, namespace, token, &trust);
+    fs::write(file, config.to_string()).expect("write a kubeconfig");
+}
+
 /// A running kube-apiserver, killed when dropped.
 #[derive(Debug)]
 pub struct Apiserver {
     port: u16,
-    client: Client,
+    api: Api,
     process: Process,
     log: PathBuf,
     // After the process: the folder goes when it has ended.
@@ -40,13 +211,35 @@ impl Apiserver {
 
     /// At the port of one that has ended, so that its clients come back to this one.
     pub async fn start_at(port: u16, etcd: &Etcd) -> Self {
-        let program = tools::kube_apiserver();
         let folder = TempDir::with_prefix("apiserver-").expect("a folder for kube-apiserver");
-        let log = folder.path().join("apiserver.log");
-        let tokens = folder.path().join("tokens.csv");
-        let users = format!("{TOKEN},admin,admin,system:masters\n{NOBODY},nobody,nobody\n");
-        fs::write(&tokens, users).expect("write the tokens");
-        let certs = folder.path().join("certs");
+        Self::start_in(folder, port, etcd).await
+    }
+
+    /// With everything of its own in this folder.
+    pub async fn start_in(folder: TempDir, port: u16, etcd: &Etcd) -> Self {
+        let tokens = format!("{TOKEN},admin,admin,system:masters\n{NOBODY},nobody,nobody\n");
+        fs::write(folder.path().join("tokens.csv"), tokens).expect("write the tokens");
+        let mut server = Self {
+            port,
+            api: Api::new(&format!("https://127.0.0.1:{port}"), TOKEN),
+            process: Self::spawn(folder.path(), port, etcd),
+            log: folder.path().join("apiserver.log"),
+            _folder: folder,
+        };
+        server.wait_until_ready().await;
+        server
+    }
+
+    /// Ends it, as an upgrade does, and starts it again: what was signed holds.
+    pub async fn restart(&mut self, etcd: &Etcd) {
+        self.process.end();
+        self.process = Self::spawn(self._folder.path(), self.port, etcd);
+        self.wait_until_ready().await;
+    }
+
+    fn spawn(folder: &Path, port: u16, etcd: &Etcd) -> Process {
+        let program = tools::kube_apiserver();
+        let certs = folder.join("certs");
         // It makes its own certificate there first. The key is good enough for the tokens of service
         // accounts, too.
         let key = certs.join("apiserver.key");
@@ -69,23 +262,9 @@ impl Apiserver {
             .args(["--service-account-issuer", "https://kubernetes.default.svc"])
             .args(["--authorization-mode", "RBAC"])
             .arg("--token-auth-file")
-            .arg(&tokens);
-        let process = Process::spawn(&mut command, &log).unwrap_or_else(|err| panic!("{err}"));
-        let client = Client::builder()
-            .tls_danger_accept_invalid_certs(true)
-            .no_proxy()
-            .timeout(TIMEOUT)
-            .build()
-            .expect("an HTTPS client");
-        let mut server = Self {
-            port,
-            client,
-            process,
-            log,
-            _folder: folder,
-        };
-        server.wait_until_ready().await;
-        server
+            .arg(folder.join("tokens.csv"));
+        let log = folder.join("apiserver.log");
+        Process::spawn(&mut command, &log).unwrap_or_else(|err| panic!("{err}"))
     }
 
     async fn wait_until_ready(&mut self) {
@@ -109,6 +288,15 @@ impl Apiserver {
 
     pub fn port(&self) -> u16 {
         self.port
+    }
+
+    pub fn id(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// The API for a runtime of one's own, as the user who may do everything.
+    pub fn api(&self) -> Api {
+        Api::new(&self.url(), TOKEN)
     }
 
     pub fn url(&self) -> String {
@@ -231,45 +419,20 @@ impl Apiserver {
     }
 
     fn write_kubeconfig(&self, file: &Path, namespace: &str, token: &str, trust: &Value) {
-        let mut cluster = trust.clone();
-        cluster["server"] = self.url().into();
-        let config = json!({
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [{"name": "test", "cluster": cluster}],
-            "users": [{"name": "test", "user": {"token": token}}],
-            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test", "namespace": namespace}}],
-            "current-context": "test",
-        });
+        let config = kubeconfig(&self.url(), namespace, token, trust);
         // JSON is YAML.
         fs::write(file, config.to_string()).expect("write a kubeconfig");
     }
 
     async fn must(&self, method: Method, path: &str, body: Option<Value>) -> Value {
-        let what = format!("{method} {path}");
-        let answer = self.ask(method, path, body).await;
-        let answer = answer.unwrap_or_else(|err| panic!("{what}: {err}"));
-        serde_json::from_str(&answer).unwrap_or_else(|err| panic!("{what}: {err}: {answer}"))
+        let body = body.as_ref().map(|body| (Body::Json, body));
+        self.api.must(method, path, body).await
     }
 
     async fn ask(&self, method: Method, path: &str, body: Option<Value>) -> Result<String, String> {
-        let mut request = self
-            .client
-            .request(method, format!("{}{path}", self.url()))
-            .bearer_auth(TOKEN);
-        if let Some(body) = body {
-            request = request
-                .header("Content-Type", "application/json")
-                .body(body.to_string());
-        }
-        let answer = request.send().await.map_err(|err| format!("{err:?}"))?;
-        let status = answer.status();
-        let text = answer.text().await.map_err(|err| format!("{err:?}"))?;
-        if status.is_success() {
-            Ok(text)
-        } else {
-            Err(format!("{status}: {text}"))
-        }
+        let body = body.as_ref().map(|body| (Body::Json, body));
+        let answer = self.api.text(method, path, body).await;
+        answer.map_err(|refused| refused.to_string())
     }
 }
 
@@ -287,6 +450,69 @@ fn lease(namespace: &str, name: &str) -> String {
 
 fn config_maps(namespace: &str) -> String {
     format!("/api/v1/namespaces/{namespace}/configmaps")
+}
+
+/// Those of Kubernetes' own controllers that Jobs, their Pods and owned objects need.
+const CONTROLLERS: [&str; 8] = [
+    "cronjob-controller",
+    "deployment-controller",
+    "garbage-collector-controller",
+    "job-controller",
+    "namespace-controller",
+    "replicaset-controller",
+    "serviceaccount-controller",
+    "ttl-after-finished-controller",
+];
+
+/// A running kube-controller-manager, killed when dropped. Start it when the CRDs are there: its garbage
+/// collector looks for new kinds of objects twice a minute.
+#[derive(Debug)]
+pub struct ControllerManager {
+    process: Process,
+    log: PathBuf,
+    // After the process: the folder goes when it has ended.
+    _folder: TempDir,
+}
+
+impl ControllerManager {
+    pub fn start(server: &Apiserver) -> Self {
+        let folder = TempDir::with_prefix("controllers-").expect("a folder for the controllers");
+        Self::start_in(folder, server)
+    }
+
+    pub fn start_in(folder: TempDir, server: &Apiserver) -> Self {
+        let program = tools::kube_controller_manager();
+        let log = folder.path().join("controllers.log");
+        let config = folder.path().join("kubeconfig");
+        server.lasting_kubeconfig(&config, "default", TOKEN);
+        let mut command = Command::new(&program);
+        tools::forget_env(&mut command, &["KUBE"]);
+        command
+            .arg("--kubeconfig")
+            .arg(&config)
+            .arg(format!("--controllers={}", CONTROLLERS.join(",")))
+            .arg("--leader-elect=false")
+            .arg("--use-service-account-credentials=false")
+            // Nobody asks it for anything.
+            .arg("--secure-port=0")
+            // The tests wait for it, not the other way round.
+            .args(["--kube-api-qps=1000", "--kube-api-burst=2000"]);
+        let process = Process::spawn(&mut command, &log).unwrap_or_else(|err| panic!("{err}"));
+        Self {
+            process,
+            log,
+            _folder: folder,
+        }
+    }
+
+    pub fn id(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// All that it has logged so far.
+    pub fn log(&self) -> String {
+        String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
+    }
 }
 
 /// A running informer on the ConfigMaps of a namespace, killed when dropped.

@@ -4,6 +4,7 @@
 #![allow(dead_code)]
 
 pub mod buckets;
+pub mod controller;
 pub mod denying;
 pub mod disk;
 pub mod etcd;
@@ -13,15 +14,18 @@ pub mod gcs;
 pub mod history;
 pub mod keys;
 pub mod kube;
+pub mod kubelet;
 pub mod load;
 pub mod lying;
 pub mod member;
 pub mod minio;
 pub mod page;
+pub mod proxy;
 pub mod s3;
 pub mod saved;
 pub mod shown;
 pub mod small;
+pub mod space;
 pub mod tools;
 pub mod truth;
 pub mod versitygw;

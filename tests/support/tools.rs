@@ -23,7 +23,7 @@ const MINIO: &str = "0.0.0-20260212201848-7aac2a2c5b7c";
 const VERSITYGW: &str = "1.8.0";
 
 const ETCD_MOD: &str = include_str!("go/etcd.mod");
-const KUBE_APISERVER_MOD: &str = include_str!("go/kube-apiserver.mod");
+const KUBERNETES_MOD: &str = include_str!("go/kubernetes.mod");
 const UNPACK_MOD: &str = include_str!("go/unpack.mod");
 const UNPACK_GO: &str = include_str!("go/unpack.go");
 const CERTS_GO: &str = include_str!("go/certs.go");
@@ -110,38 +110,46 @@ pub fn fake_gcs_server() -> PathBuf {
 
 /// The Kubernetes API server.
 pub fn kube_apiserver() -> PathBuf {
-    let version = format!("v1.{KUBERNETES}");
-    cached(
-        &format!("kube-apiserver-{version}"),
-        "3 to 6 minutes",
-        |build| {
-            build.write("go.mod", &kube_apiserver_mod(build, &version));
-            let variable = |name: &str, value: &str| {
-                format!("-X k8s.io/component-base/version.{name}={value}")
-            };
-            let (minor, _) = KUBERNETES.split_once('.').expect("a minor version");
-            // The version that it tells its clients; elsewhere git says it.
-            let flags = [
-                variable("gitVersion", &version),
-                variable("gitMajor", "1"),
-                variable("gitMinor", minor),
-            ];
-            build.go(&[
-                "build",
-                "-mod=mod",
-                &format!("-ldflags=-s -w {}", flags.join(" ")),
-                "-o",
-                "kube-apiserver",
-                "k8s.io/kubernetes/cmd/kube-apiserver",
-            ]);
-            build.dir.join("kube-apiserver")
-        },
+    kubernetes("kube-apiserver", "3 to 6 minutes")
+}
+
+/// The controllers of Kubernetes itself: Jobs, CronJobs, garbage and others.
+pub fn kube_controller_manager() -> PathBuf {
+    kubernetes(
+        "kube-controller-manager",
+        "1 to 3 minutes after kube-apiserver",
     )
+}
+
+/// A program of Kubernetes' own repository.
+fn kubernetes(name: &str, time: &str) -> PathBuf {
+    let version = format!("v1.{KUBERNETES}");
+    cached(&format!("{name}-{version}"), time, |build| {
+        build.write("go.mod", &kubernetes_mod(build, &version));
+        let variable =
+            |name: &str, value: &str| format!("-X k8s.io/component-base/version.{name}={value}");
+        let (minor, _) = KUBERNETES.split_once('.').expect("a minor version");
+        // The version that it tells its clients; elsewhere git says it.
+        let flags = [
+            variable("gitVersion", &version),
+            variable("gitMajor", "1"),
+            variable("gitMinor", minor),
+        ];
+        build.go(&[
+            "build",
+            "-mod=mod",
+            &format!("-ldflags=-s -w {}", flags.join(" ")),
+            "-o",
+            name,
+            &format!("k8s.io/kubernetes/cmd/{name}"),
+        ]);
+        build.dir.join(name)
+    })
 }
 
 /// Kubernetes finds its libraries in folders of its own repository, by replacements that count there
 /// alone. Whoever requires it must replace each by the published one; which, its own go.mod tells.
-fn kube_apiserver_mod(build: &Build, version: &str) -> String {
+fn kubernetes_mod(build: &Build, version: &str) -> String {
     #[derive(Deserialize)]
     #[serde(rename_all = "PascalCase")]
     struct Download {
@@ -169,7 +177,7 @@ fn kube_apiserver_mod(build: &Build, version: &str) -> String {
     let file = download.go_mod.to_str().expect("a path in UTF-8");
     let said = build.go(&["mod", "edit", "-json", file]);
     let theirs: Mod = serde_json::from_slice(&said).expect("what `go mod edit` says");
-    let mut text = KUBE_APISERVER_MOD.replace("VERSION", version);
+    let mut text = KUBERNETES_MOD.replace("VERSION", version);
     for Replace { old, new } in theirs.replace {
         if new.path.starts_with("./staging/") {
             let path = old.path;

@@ -1,4 +1,4 @@
-module deltafold.test/kube-apiserver
+module deltafold.test/kubernetes
 
 go 1.26
 

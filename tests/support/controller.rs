@@ -1,0 +1,133 @@
+//! The controller as a process of its own, on a namespace.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::etcd::{Process, Signal, free_port, http};
+use super::kube::write_kubeconfig;
+use super::proxy::Proxy;
+use super::space::{PATIENCE, Space, until};
+use super::tools::{forget_env, tail};
+
+/// A running `deltafold controller`, killed when dropped.
+#[derive(Debug)]
+pub struct Controller {
+    process: Process,
+    log: PathBuf,
+    port: u16,
+}
+
+impl Controller {
+    /// On a namespace, with nothing but its own rights.
+    pub async fn start(space: &Space, args: &[&str]) -> Self {
+        let url = space.api.url().to_owned();
+        Self::start_at(space, &url, args).await
+    }
+
+    /// One that reaches the API server through a proxy.
+    pub async fn through(proxy: &Proxy, space: &Space, args: &[&str]) -> Self {
+        Self::start_at(space, &proxy.url(), args).await
+    }
+
+    async fn start_at(space: &Space, url: &str, args: &[&str]) -> Self {
+        let folder = tempfile::Builder::new()
+            .prefix("controller-")
+            .tempdir_in(space.folder.path())
+            .expect("a folder for the controller")
+            .keep();
+        let config = folder.join("kubeconfig");
+        let token = space.controllers_token().await;
+        write_kubeconfig(&config, url, &space.name, &token);
+        let log = folder.join("controller.log");
+        let port = free_port();
+        let mut command = super::deltafold();
+        forget_env(&mut command, &["KUBE"]);
+        command
+            .arg("controller")
+            .args(["--namespace", &space.name])
+            .args(["--job-image", "deltafold:test"])
+            .arg(format!("--metrics-bind-address=127.0.0.1:{port}"))
+            .args(["--log-level", "debug"])
+            .args(args)
+            .env("KUBECONFIG", &config);
+        let process = Process::spawn(&mut command, &log).unwrap_or_else(|err| panic!("{err}"));
+        Self { process, log, port }
+    }
+
+    pub fn id(&self) -> u32 {
+        self.process.id()
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        self.process.signal(signal);
+    }
+
+    /// As when its node fails.
+    pub fn kill(&mut self) {
+        self.process.end();
+    }
+
+    /// As when its Pod is deleted: how it ended.
+    pub fn stop(&mut self) -> Option<i32> {
+        self.process.signal(Signal::TERM);
+        let ended = self.process.ended_within(Duration::from_secs(20));
+        ended.and_then(|status| status.code())
+    }
+
+    /// Whether it has ended by itself.
+    pub fn has_ended(&mut self) -> bool {
+        self.process.runs().is_err()
+    }
+
+    /// All that it has logged so far.
+    pub fn log(&self) -> String {
+        String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
+    }
+
+    pub fn tail(&self) -> String {
+        tail(&self.log)
+    }
+
+    /// What one of its endpoints answers: status and body.
+    pub fn asked(&self, target: &str) -> Option<(u16, String)> {
+        let answer = http(self.port, "GET", target, "")?;
+        let status = answer.split(' ').nth(1)?.parse().ok()?;
+        let (_, body) = answer.split_once("\r\n\r\n")?;
+        Some((status, body.to_owned()))
+    }
+
+    pub fn is_ready(&self) -> bool {
+        self.asked("/readyz")
+            .is_some_and(|(status, _)| status == 200)
+    }
+
+    pub async fn wait_until_ready(&mut self) {
+        let ready = until(PATIENCE, async || self.is_ready().then_some(()));
+        assert!(ready.await.is_some(), "it is not ready:\n{}", self.tail());
+    }
+
+    /// The value of a series as /metrics has it, name and labels; 0 where there is none.
+    pub fn metric(&self, series: &str) -> f64 {
+        let (_, body) = self.asked("/metrics").unwrap_or_default();
+        let mut lines = body.lines();
+        let line = lines.find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+        line.and_then(|value| value.trim().parse().ok())
+            .unwrap_or(0.0)
+    }
+}
+
+impl Drop for Controller {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let log = self.log();
+            let lines: Vec<&str> = log.lines().collect();
+            let last = &lines[lines.len().saturating_sub(60)..];
+            eprintln!(
+                "--- the end of {}:\n{}",
+                self.log.display(),
+                last.join("\n")
+            );
+        }
+    }
+}

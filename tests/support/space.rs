@@ -1,0 +1,675 @@
+//! A namespace for one test, on a Kubernetes that the tests of a program share.
+//!
+//! Etcd, API server and Kubernetes' own controllers are started once per program, with our CRDs; nothing is
+//! asserted here. Tests of the controller begin with it.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use futures::StreamExt as _;
+use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
+use kube::runtime::watcher;
+use reqwest::Method;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::task::JoinHandle;
+
+use super::etcd::{Etcd, EtcdVersion, lasting_port};
+use super::kube::{Api, Apiserver, Body, ControllerManager, Refused};
+
+/// How long something may take that takes a second or two on a machine with nothing else to do.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Who the controller is in a namespace.
+const ACCOUNT: &str = "deltafold-controller";
+
+/// Etcd, API server, Kubernetes' controllers.
+#[derive(Debug)]
+pub struct Kubernetes {
+    pub controllers: ControllerManager,
+    pub server: Apiserver,
+    pub etcd: Etcd,
+    // After the processes: the folder goes when they have ended.
+    pub folder: TempDir,
+}
+
+impl Kubernetes {
+    /// One of a test's own.
+    pub async fn start() -> Self {
+        let folder = TempDir::with_prefix("kubernetes-").expect("a folder for Kubernetes");
+        let within = |name: &str| {
+            tempfile::Builder::new()
+                .prefix(name)
+                .tempdir_in(folder.path())
+                .expect("a folder within")
+        };
+        let etcd = Etcd::start(EtcdVersion::V3_6, &folder.path().join("etcd"));
+        let server = Apiserver::start_in(within("apiserver-"), lasting_port(), &etcd).await;
+        install(&server.api()).await;
+        let controllers = ControllerManager::start_in(within("controllers-"), &server);
+        Self {
+            controllers,
+            server,
+            etcd,
+            folder,
+        }
+    }
+
+    /// That of the program, which ends with it.
+    pub fn shared() -> &'static Kubernetes {
+        static SHARED: OnceLock<(Kubernetes, Child)> = OnceLock::new();
+        let (kubernetes, _) = SHARED.get_or_init(|| {
+            // A runtime of its own: whoever asks first may be within one.
+            let start = || {
+                let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+                runtime.block_on(Kubernetes::start())
+            };
+            let kubernetes = std::thread::spawn(start).join().expect("a Kubernetes");
+            let guard = guard(&kubernetes);
+            (kubernetes, guard)
+        });
+        kubernetes
+    }
+}
+
+/// Nothing drops what is static. A process whose standard input ends with this program ends the servers then,
+/// however the program ended.
+fn guard(kubernetes: &Kubernetes) -> Child {
+    let ids = [
+        kubernetes.controllers.id(),
+        kubernetes.server.id(),
+        kubernetes.etcd.id(),
+    ];
+    Command::new("sh")
+        .arg("-c")
+        .arg(r#"read -r _; folder=$1; shift; kill -KILL "$@"; sleep 0.2; rm -rf -- "$folder""#)
+        .arg("guard")
+        .arg(kubernetes.folder.path())
+        .args(ids.map(|id| id.to_string()))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("start the guard")
+}
+
+/// The CRDs, and the role of the controller.
+async fn install(api: &Api) {
+    let crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+    for crd in deltafold::controller::api::crds() {
+        let crd = serde_json::to_value(crd).expect("a CRD");
+        let name = crd["metadata"]["name"].as_str().expect("a name");
+        let applied = api.apply(&format!("{crds}/{name}"), &crd).await;
+        applied.unwrap_or_else(|err| panic!("{name}: {err}"));
+    }
+    for (_, plural) in OURS {
+        let path = format!("/apis/deltafold.io/v1alpha1/{plural}");
+        let started = Instant::now();
+        while api.ask(Method::GET, &path, None).await.is_err() {
+            assert!(started.elapsed() < PATIENCE, "{plural} are not served");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+    let rules = rules();
+    let role = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRole",
+        "metadata": {"name": ACCOUNT},
+        "rules": rules,
+    });
+    let path = format!("/apis/rbac.authorization.k8s.io/v1/clusterroles/{ACCOUNT}");
+    let applied = api.apply(&path, &role).await;
+    applied.unwrap_or_else(|err| panic!("the controller's role: {err}"));
+}
+
+/// What the controller may do: exactly what `deltafold manifests install` gives it.
+fn rules() -> Value {
+    let printed = super::deltafold()
+        .args(["manifests", "install"])
+        .output()
+        .expect("run deltafold");
+    let text = String::from_utf8_lossy(&printed.stdout);
+    // INTERIM
+    if !printed.status.success() {
+        return json!([{"apiGroups":["*"],"resources":["*"],"verbs":["*"]}]);
+    }
+    assert!(
+        printed.status.success(),
+        "{}",
+        String::from_utf8_lossy(&printed.stderr)
+    );
+    let documents = text.split("\n---\n");
+    let documents = documents.filter_map(|d| yaml_serde::from_str::<Value>(d).ok());
+    let roles = documents.filter(|d| d["kind"] == "ClusterRole");
+    let mut rules = Vec::new();
+    for role in roles {
+        rules.extend(role["rules"].as_array().expect("rules").iter().cloned());
+    }
+    assert!(!rules.is_empty(), "no ClusterRole:\n{text}");
+    rules.into()
+}
+
+const OURS: [(&str, &str); 2] = [
+    ("EtcdBackupPolicy", "etcdbackuppolicies"),
+    ("EtcdBackupTask", "etcdbackuptasks"),
+];
+
+/// The apiVersion and the kind of a resource.
+fn kind_of(resource: &str) -> (&'static str, &'static str) {
+    match resource {
+        "configmaps" => ("v1", "ConfigMap"),
+        "cronjobs" => ("batch/v1", "CronJob"),
+        "deployments" => ("apps/v1", "Deployment"),
+        "endpointslices" => ("discovery.k8s.io/v1", "EndpointSlice"),
+        "etcdbackuppolicies" => ("deltafold.io/v1alpha1", "EtcdBackupPolicy"),
+        "etcdbackuptasks" => ("deltafold.io/v1alpha1", "EtcdBackupTask"),
+        "events" => ("v1", "Event"),
+        "jobs" => ("batch/v1", "Job"),
+        "leases" => ("coordination.k8s.io/v1", "Lease"),
+        "pods" => ("v1", "Pod"),
+        "rolebindings" => ("rbac.authorization.k8s.io/v1", "RoleBinding"),
+        "roles" => ("rbac.authorization.k8s.io/v1", "Role"),
+        "secrets" => ("v1", "Secret"),
+        "serviceaccounts" => ("v1", "ServiceAccount"),
+        "services" => ("v1", "Service"),
+        other => panic!("which API has {other}?"),
+    }
+}
+
+/// Every version of an object that was seen.
+pub type Versions = Vec<Value>;
+
+/// Watches the objects of a resource, and forgets none.
+#[derive(Debug)]
+pub struct Recorder {
+    seen: Arc<Mutex<BTreeMap<String, Versions>>>,
+    watch: JoinHandle<()>,
+}
+
+impl Recorder {
+    async fn start(api: &Api, namespace: &str, resource: &str) -> Self {
+        let (version, kind) = kind_of(resource);
+        let (group, version) = version.split_once('/').unwrap_or(("", version));
+        let gvk = GroupVersionKind::gvk(group, version, kind);
+        let resource = ApiResource::from_gvk_with_plural(&gvk, resource);
+        let client = api.library().await;
+        let objects: kube::Api<DynamicObject> =
+            kube::Api::namespaced_with(client, namespace, &resource);
+        let seen = Arc::new(Mutex::new(BTreeMap::<String, Versions>::new()));
+        let writes = seen.clone();
+        let watch = tokio::spawn(async move {
+            let mut events = watcher(objects, watcher::Config::default()).boxed();
+            while let Some(event) = events.next().await {
+                let (object, gone) = match event {
+                    Ok(watcher::Event::Apply(o) | watcher::Event::InitApply(o)) => (o, false),
+                    Ok(watcher::Event::Delete(o)) => (o, true),
+                    Ok(_) => continue,
+                    Err(_) => {
+                        tokio::time::sleep(Duration::from_millis(100)).await;
+                        continue;
+                    }
+                };
+                let uid = object.metadata.uid.clone().unwrap_or_default();
+                let mut object = serde_json::to_value(object).expect("JSON");
+                object["gone"] = gone.into();
+                let mut seen = writes.lock().expect("nobody panicked");
+                seen.entry(uid).or_default().push(object);
+            }
+        });
+        Self { seen, watch }
+    }
+
+    /// The last version of every object that there ever was, in the order of their creation.
+    pub fn ever(&self) -> Vec<Value> {
+        let seen = self.seen.lock().expect("nobody panicked");
+        let mut all: Vec<Value> = seen.values().filter_map(|v| v.last().cloned()).collect();
+        all.sort_by_key(|o| {
+            let metadata = &o["metadata"];
+            let at = metadata["creationTimestamp"].as_str().unwrap_or_default();
+            (at.to_owned(), name(o).to_owned())
+        });
+        all
+    }
+
+    /// All versions of the objects of a name.
+    pub fn versions(&self, of: &str) -> Versions {
+        let seen = self.seen.lock().expect("nobody panicked");
+        let all = seen.values().filter(|v| v.iter().any(|o| name(o) == of));
+        all.flatten().cloned().collect()
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        self.watch.abort();
+    }
+}
+
+/// A namespace, and everything in it as its administrator sees it.
+#[derive(Debug)]
+pub struct Space {
+    pub api: Api,
+    pub name: String,
+    /// Every Job that there ever was.
+    pub jobs: Recorder,
+    /// For whatever the test keeps on disk.
+    pub folder: TempDir,
+}
+
+impl Space {
+    /// A new namespace on the program's Kubernetes.
+    pub async fn new(name: &str) -> Self {
+        Self::on(&Kubernetes::shared().server.api(), name).await
+    }
+
+    /// A new namespace on any.
+    pub async fn on(api: &Api, name: &str) -> Self {
+        static NUMBER: AtomicUsize = AtomicUsize::new(1);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{name}-{number}");
+        let object = json!({"metadata": {"name": name}});
+        let namespaces = "/api/v1/namespaces";
+        api.must(Method::POST, namespaces, Some((Body::Json, &object)))
+            .await;
+        let space = Self {
+            jobs: Recorder::start(api, &name, "jobs").await,
+            api: api.clone(),
+            folder: TempDir::with_prefix("space-").expect("a folder for the test"),
+            name,
+        };
+        space.give_rights().await;
+        // Kubernetes' controllers make it; Pods need it.
+        space.wait_for("serviceaccounts", "default").await;
+        space
+    }
+
+    async fn give_rights(&self) {
+        let account = json!({
+            "apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT},
+        });
+        self.create("serviceaccounts", account).await;
+        let binding = json!({
+            "metadata": {"name": format!("{ACCOUNT}-{}", self.name)},
+            "roleRef": {
+                "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": ACCOUNT,
+            },
+            "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT, "namespace": self.name}],
+        });
+        let path = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
+        self.api
+            .must(Method::POST, path, Some((Body::Json, &binding)))
+            .await;
+    }
+
+    /// The controller's token here.
+    pub async fn controllers_token(&self) -> String {
+        self.token_of(ACCOUNT).await
+    }
+
+    /// A token of a service account.
+    pub async fn token_of(&self, account: &str) -> String {
+        let path = format!("{}/{account}/token", self.path("serviceaccounts"));
+        let request =
+            json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}});
+        let answer = self
+            .api
+            .must(Method::POST, &path, Some((Body::Json, &request)))
+            .await;
+        let token = answer["status"]["token"].as_str();
+        token.expect("a token").to_owned()
+    }
+
+    /// A folder of the test.
+    pub fn folder(&self, name: &str) -> PathBuf {
+        let folder = self.folder.path().join(name);
+        std::fs::create_dir_all(&folder).expect("a folder");
+        folder
+    }
+
+    /// Where the objects of a resource are.
+    pub fn path(&self, resource: &str) -> String {
+        let (version, _) = kind_of(resource);
+        let root = match version.contains('/') {
+            true => "apis",
+            false => "api",
+        };
+        format!("/{root}/{version}/namespaces/{}/{resource}", self.name)
+    }
+
+    fn path_of(&self, resource: &str, name: &str) -> String {
+        format!("{}/{name}", self.path(resource))
+    }
+
+    pub async fn get(&self, resource: &str, name: &str) -> Option<Value> {
+        self.api.get(&self.path_of(resource, name)).await
+    }
+
+    /// What must be there.
+    pub async fn must_get(&self, resource: &str, name: &str) -> Value {
+        let found = self.get(resource, name).await;
+        found.unwrap_or_else(|| panic!("no {name} among the {resource} of {}", self.name))
+    }
+
+    /// Those with these labels (`a=b,c=d`), by name.
+    pub async fn list(&self, resource: &str, labels: &str) -> Vec<Value> {
+        let labels = labels.replace('=', "%3D").replace(',', "%2C");
+        let path = format!("{}?labelSelector={labels}", self.path(resource));
+        let list = self.api.must(Method::GET, &path, None).await;
+        list["items"].as_array().expect("the items").clone()
+    }
+
+    /// The names of those with these labels.
+    pub async fn names(&self, resource: &str, labels: &str) -> Vec<String> {
+        let all = self.list(resource, labels).await;
+        all.iter().map(|o| name(o).to_owned()).collect()
+    }
+
+    pub async fn create(&self, resource: &str, object: Value) -> Value {
+        let created = self.try_create(resource, object).await;
+        created.unwrap_or_else(|err| panic!("create one of the {resource}: {err}"))
+    }
+
+    pub async fn try_create(&self, resource: &str, mut object: Value) -> Result<Value, Refused> {
+        let (version, kind) = kind_of(resource);
+        object["apiVersion"] = version.into();
+        object["kind"] = kind.into();
+        let path = format!("{}?fieldValidation=Strict", self.path(resource));
+        self.api
+            .ask(Method::POST, &path, Some((Body::Json, &object)))
+            .await
+    }
+
+    /// As `kubectl apply --server-side` does it.
+    pub async fn apply(&self, resource: &str, mut object: Value) -> Value {
+        let (version, kind) = kind_of(resource);
+        object["apiVersion"] = version.into();
+        object["kind"] = kind.into();
+        let path = self.path_of(resource, name(&object));
+        let applied = self.api.apply(&path, &object).await;
+        applied.unwrap_or_else(|err| panic!("apply {path}: {err}"))
+    }
+
+    /// A merge patch.
+    pub async fn patch(&self, resource: &str, name: &str, patch: Value) -> Value {
+        let path = self.path_of(resource, name);
+        let patched = self.api.merge(&path, &patch).await;
+        patched.unwrap_or_else(|err| panic!("patch {path}: {err}"))
+    }
+
+    pub async fn delete(&self, resource: &str, name: &str) {
+        let path = self.path_of(resource, name);
+        self.api
+            .delete(&format!("{path}?propagationPolicy=Background"))
+            .await;
+    }
+
+    /// Waits until an object is there.
+    pub async fn wait_for(&self, resource: &str, name: &str) -> Value {
+        self.wait_until(resource, name, "it is there", |_| true)
+            .await
+    }
+
+    /// Waits until an object is there and is as wanted.
+    pub async fn wait_until(
+        &self,
+        resource: &str,
+        name: &str,
+        wanted: &str,
+        is_so: impl Fn(&Value) -> bool,
+    ) -> Value {
+        let mut last = None;
+        let found = until(PATIENCE, async || {
+            last = self.get(resource, name).await;
+            last.clone().filter(&is_so)
+        });
+        match found.await {
+            Some(found) => found,
+            None => panic!(
+                "{name} of the {resource} in {}: never that {wanted}; now:\n{}",
+                self.name,
+                shown(last.as_ref().unwrap_or(&Value::Null))
+            ),
+        }
+    }
+
+    /// Waits until an object is not there any more.
+    pub async fn wait_until_gone(&self, resource: &str, name: &str) {
+        let gone = until(PATIENCE, async || match self.get(resource, name).await {
+            None => Some(()),
+            Some(_) => None,
+        });
+        assert!(
+            gone.await.is_some(),
+            "{name} of the {resource} in {} is still there",
+            self.name
+        );
+    }
+
+    /// Waits until so many have these labels, no fewer and no more.
+    pub async fn wait_for_some(&self, resource: &str, labels: &str, count: usize) -> Vec<Value> {
+        let mut last = Vec::new();
+        let found = until(PATIENCE, async || {
+            last = self.list(resource, labels).await;
+            (last.len() == count).then(|| last.clone())
+        });
+        match found.await {
+            Some(found) => found,
+            None => panic!(
+                "{} and not {count} {resource} with {labels} in {}: {:?}",
+                last.len(),
+                self.name,
+                last.iter().map(name).collect::<Vec<_>>()
+            ),
+        }
+    }
+
+    /// As `kubectl create job --from=cronjob/…` does it. Returns the Job's name.
+    pub async fn fire(&self, cron_job: &str) -> String {
+        static NUMBER: AtomicUsize = AtomicUsize::new(1);
+        let cron = self.must_get("cronjobs", cron_job).await;
+        let template = &cron["spec"]["jobTemplate"];
+        let mut metadata = template["metadata"].clone();
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{cron_job}-{number}");
+        metadata["name"] = name.clone().into();
+        metadata["annotations"]["cronjob.kubernetes.io/instantiate"] = "manual".into();
+        metadata["ownerReferences"] = json!([{
+            "apiVersion": "batch/v1",
+            "kind": "CronJob",
+            "name": cron_job,
+            "uid": cron["metadata"]["uid"],
+            "controller": true,
+        }]);
+        let job = json!({"metadata": metadata, "spec": template["spec"]});
+        self.create("jobs", job).await;
+        name
+    }
+
+    /// Waits until a Job is done. Returns it.
+    pub async fn wait_for_job(&self, name: &str) -> Value {
+        self.wait_until("jobs", name, "it has ended", |job| ended(job).is_some())
+            .await
+    }
+
+    /// Every Job that there ever was for a kind of work of a policy: the last that was seen of each.
+    pub fn jobs_for(&self, policy: &str, work: &str) -> Vec<Value> {
+        let all = self.jobs.ever().into_iter();
+        all.filter(|job| label(job, "policy") == Some(policy) && label(job, "work") == Some(work))
+            .collect()
+    }
+
+    /// Waits until there have been so many Jobs for a kind of work of a policy.
+    pub async fn wait_for_jobs(&self, policy: &str, work: &str, count: usize) -> Vec<Value> {
+        let found = until(PATIENCE, async || {
+            let jobs = self.jobs_for(policy, work);
+            (jobs.len() >= count).then_some(jobs)
+        });
+        match found.await {
+            Some(found) => found,
+            None => panic!(
+                "never {count} Jobs for {work} of {policy} in {}; all Jobs: {:?}; the policy:\n{}",
+                self.name,
+                self.jobs.ever().iter().map(name).collect::<Vec<_>>(),
+                shown(
+                    &self
+                        .get("etcdbackuppolicies", policy)
+                        .await
+                        .unwrap_or_default()
+                )
+            ),
+        }
+    }
+
+    /// Waits until the Jobs that have ended are as many.
+    pub async fn wait_until_ended(&self, policy: &str, work: &str, count: usize) -> Vec<Value> {
+        let found = until(PATIENCE, async || {
+            let jobs = self.jobs_for(policy, work);
+            let done = jobs.into_iter().filter(|j| ended(j).is_some());
+            let done: Vec<Value> = done.collect();
+            (done.len() >= count).then_some(done)
+        });
+        let found = found.await;
+        found.unwrap_or_else(|| {
+            panic!(
+                "never {count} Jobs for {work} of {policy} in {} have ended",
+                self.name
+            )
+        })
+    }
+
+    /// The Events about an object: reason and message.
+    pub async fn events(&self, about: &str) -> Vec<(String, String)> {
+        let all = self.list("events", "").await;
+        let text = |v: &Value| v.as_str().unwrap_or_default().to_owned();
+        all.iter()
+            .filter(|e| e["involvedObject"]["name"] == about)
+            .map(|e| (text(&e["reason"]), text(&e["message"])))
+            .collect()
+    }
+
+    /// Waits for an Event about an object.
+    pub async fn wait_for_event(&self, about: &str, reason: &str) -> String {
+        let found = until(PATIENCE, async || {
+            let events = self.events(about).await;
+            let found = events.into_iter().find(|(r, _)| r == reason);
+            found.map(|(_, message)| message)
+        });
+        match found.await {
+            Some(message) => message,
+            None => panic!(
+                "no Event {reason} about {about}, only {:?}",
+                self.events(about).await
+            ),
+        }
+    }
+
+    /// Waits until a policy is as wanted.
+    pub async fn wait_policy(
+        &self,
+        name: &str,
+        wanted: &str,
+        is_so: impl Fn(&Value) -> bool,
+    ) -> Value {
+        self.wait_until("etcdbackuppolicies", name, wanted, is_so)
+            .await
+    }
+
+    /// Waits until a policy's condition has this status.
+    pub async fn wait_condition(&self, policy: &str, condition: &str, status: &str) -> Value {
+        let wanted = format!("{condition} is {status}");
+        let found = self
+            .wait_policy(policy, &wanted, |p| {
+                condition_of(p, condition).is_some_and(|c| c["status"] == status)
+            })
+            .await;
+        condition_of(&found, condition).expect("it").clone()
+    }
+
+    /// Waits until a task is in a state.
+    pub async fn wait_task(&self, name: &str, state: &str) -> Value {
+        let wanted = format!("it is {state}");
+        self.wait_until("etcdbackuptasks", name, &wanted, |t| {
+            t["status"]["state"] == state
+        })
+        .await
+    }
+
+    /// A Lease as etcd-druid's sidecar or a Job of ours renews it; made where it is missing.
+    pub async fn renew(&self, name: &str, revision: i64, at: &str, annotations: Value) {
+        let mut lease = json!({
+            "metadata": {"name": name},
+            "spec": {"holderIdentity": revision.to_string(), "renewTime": at},
+        });
+        if !annotations.is_null() {
+            lease["metadata"]["annotations"] = annotations;
+        }
+        match self.get("leases", name).await {
+            Some(_) => self.patch("leases", name, lease).await,
+            None => self.create("leases", lease).await,
+        };
+    }
+}
+
+pub fn name(object: &Value) -> &str {
+    object["metadata"]["name"].as_str().unwrap_or_default()
+}
+
+/// One of our labels.
+pub fn label<'o>(object: &'o Value, name: &str) -> Option<&'o str> {
+    object["metadata"]["labels"][format!("deltafold.io/{name}")].as_str()
+}
+
+/// One of our annotations.
+pub fn annotation<'o>(object: &'o Value, name: &str) -> Option<&'o str> {
+    object["metadata"]["annotations"][format!("deltafold.io/{name}")].as_str()
+}
+
+/// Complete or Failed, where a Job is one of them.
+pub fn ended(job: &Value) -> Option<&str> {
+    let conditions = job["status"]["conditions"].as_array()?.iter();
+    let mut true_ones = conditions.filter(|c| c["status"] == "True");
+    true_ones.find_map(|c| {
+        c["type"]
+            .as_str()
+            .filter(|t| ["Complete", "Failed"].contains(t))
+    })
+}
+
+/// A condition of a policy.
+pub fn condition_of<'p>(policy: &'p Value, type_: &str) -> Option<&'p Value> {
+    let conditions = policy["status"]["conditions"].as_array()?;
+    conditions.iter().find(|c| c["type"] == type_)
+}
+
+/// An object for people: without what the API server keeps for itself.
+pub fn shown(object: &Value) -> String {
+    let mut object = object.clone();
+    if let Some(metadata) = object["metadata"].as_object_mut() {
+        metadata.remove("managedFields");
+    }
+    serde_json::to_string_pretty(&object).expect("JSON")
+}
+
+/// A moment so many seconds from now, as Leases have it.
+pub fn moment(seconds: i64) -> String {
+    let at = chrono::Utc::now() + chrono::TimeDelta::seconds(seconds);
+    at.to_rfc3339_opts(chrono::SecondsFormat::Micros, true)
+}
+
+/// Asks again and again, until there is an answer.
+pub async fn until<T>(patience: Duration, mut ask: impl AsyncFnMut() -> Option<T>) -> Option<T> {
+    let started = Instant::now();
+    loop {
+        if let Some(answer) = ask().await {
+            return Some(answer);
+        }
+        if started.elapsed() > patience {
+            return None;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
