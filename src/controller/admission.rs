@@ -7,7 +7,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A Job that was granted and is in no cache after that time was never made.
-const GRANT_LASTS: TimeDelta = TimeDelta::minutes(2);
+pub(super) const GRANT_LASTS: TimeDelta = TimeDelta::minutes(2);
 /// Who was called and does not ask by then has no use for it any more.
 const CALL_LASTS: TimeDelta = TimeDelta::minutes(1);
 
@@ -87,6 +87,12 @@ struct Grant {
     at: DateTime<Utc>,
 }
 
+impl Grant {
+    fn is_valid(&self, now: DateTime<Utc>) -> bool {
+        (now - self.at).abs() < GRANT_LASTS
+    }
+}
+
 /// The cap and those who wait for it.
 ///
 /// Turns are fair: the policy that was granted a Job longest ago is next, and what waits for one policy goes first
@@ -146,10 +152,14 @@ impl Admission {
     }
 
     /// The Jobs of a policy that were granted and are not in the cache yet, and for whom: they may be there.
-    pub fn pending(&self, policy: &Key) -> impl Iterator<Item = (&Key, &Asker)> {
+    pub fn pending(
+        &self,
+        policy: &Key,
+        now: DateTime<Utc>,
+    ) -> impl Iterator<Item = (&Key, &Asker)> {
         let granted = self.granted.iter();
         granted
-            .filter(move |(_, g)| g.asker.policy() == policy)
+            .filter(move |(_, g)| g.asker.policy() == policy && g.is_valid(now))
             .map(|(job, g)| (job, &g.asker))
     }
 

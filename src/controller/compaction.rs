@@ -3,7 +3,7 @@
 //! When, `threshold` decides; what the Job looks like, `jobs` knows. Run for each policy of which a Lease, a Job or
 //! the policy itself has changed; again by itself only when a time comes at which something is due.
 
-use super::admission::{Asker, Key};
+use super::admission::{Asker, GRANT_LASTS, Key};
 use super::api::{
     Condition, EtcdBackupPolicy, EtcdBackupPolicyStatus, LastCompaction, LastRun, RunState,
     TaskType,
@@ -154,6 +154,7 @@ pub(super) async fn reconcile(
     let asker = Asker::Policy(this.clone());
     if policy.metadata.deletion_timestamp.is_some() {
         turns::withdraw(&ctx, &asker);
+        ctx.set_unanswered(&this, None);
         return Ok(Action::await_change());
     }
     let now = ctx.now();
@@ -168,8 +169,13 @@ pub(super) async fn reconcile(
         .is_some_and(|l| l.run.state == RunState::Failed);
     ctx.saw_dependencies(&reference, failed.then(|| dependencies(&policy, &ctx)));
     let facts = policy::facts(&policy, &ctx);
-    let unanswered = ctx.unanswered(&this).filter(|_| !policy.spec.suspend);
-    let start = match unanswered {
+    let spec = &policy.spec;
+    let still_wanted = |start: &Start| {
+        let possible = spec.etcd.is_some() || !start.job.full_snapshot;
+        spec.compaction.enabled && !spec.suspend && possible
+    };
+    let unanswered = ctx.unanswered(&this);
+    let start = match unanswered.filter(still_wanted) {
         // Whether that Job is there is not known: the same name again tells, and another one would be a second Job.
         Some(start) => Some(start),
         None => {
@@ -186,6 +192,7 @@ pub(super) async fn reconcile(
                 &waiting,
                 now,
             );
+            ctx.set_unanswered(&this, None);
             match start(&policy, decision, &facts, &look) {
                 Ok(start) => Some(start),
                 Err((reason, again)) => {
@@ -292,12 +299,28 @@ impl Look {
             (started, run)
         });
         let policy_key = (namespace.clone(), name.clone());
-        let pending: Vec<String> = {
+        let mut pending: Vec<String> = {
             let admission = ctx.admission();
-            let pending = admission.pending(&policy_key);
+            let pending = admission.pending(&policy_key, now);
             let own = pending.filter(|(_, asker)| matches!(asker, Asker::Policy(_)));
             own.map(|((_, job), _)| job.clone()).collect()
         };
+        let made = old.last_compaction.as_ref();
+        let made = made.filter(|l| l.run.state == RunState::Running);
+        if let Some(young) = made.filter(|l| turns::is_young(l.run.start_time, now))
+            && jobs.iter().all(|job| job.name_any() != young.job_name)
+        {
+            pending.push(young.job_name.clone());
+        }
+        if !pending.is_empty() {
+            // Should it never come, nothing else would have this looked at.
+            let lasts = later(now, GRANT_LASTS);
+            let again = match made {
+                Some(_) => turns::look_again(now),
+                None => lasts,
+            };
+            look_again = sooner(look_again, Some(again));
+        }
         let last = observe(
             old.last_compaction.as_ref(),
             newest.as_ref().map(|(started, run)| (started, run.clone())),
@@ -541,4 +564,522 @@ fn count_running(namespace: &str, ctx: &Context) {
             && !outcome::is_finished(job)
     });
     ctx.metrics.compactions_run(namespace, running.len());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::controller::api::{EtcdBackupPolicySpec, EtcdSpec};
+    use crate::controller::leases::tests::{at, druid, ours};
+    use crate::controller::outcome::DEADLINE_EXCEEDED;
+    use k8s_openapi::api::coordination::v1::Lease;
+
+    const THRESHOLD: i64 = 100;
+
+    fn policy() -> EtcdBackupPolicy {
+        let mut spec = EtcdBackupPolicySpec {
+            etcd: Some(EtcdSpec::default()),
+            ..EtcdBackupPolicySpec::default()
+        };
+        spec.compaction.events_threshold = THRESHOLD;
+        EtcdBackupPolicy::new("p", spec)
+    }
+
+    fn job(name: &str, created: i64, attempt: i32, finished: bool) -> Started {
+        Started {
+            name: name.to_owned(),
+            trigger: "EventsThreshold".to_owned(),
+            full_revision: 100,
+            delta_revision: 200,
+            full_snapshot: false,
+            attempt,
+            created: Some(at(created)),
+            finished,
+        }
+    }
+
+    fn run(state: RunState, started: i64) -> LastRun {
+        LastRun {
+            state,
+            start_time: Some(at(started)),
+            ..LastRun::default()
+        }
+    }
+
+    #[test]
+    fn what_a_job_was_made_for_stands_on_it() {
+        let settings = jobs::Settings::new("image");
+        let started = Started {
+            created: None,
+            ..job("p-fullsnap-1", 0, 3, false)
+        };
+        let started = Started {
+            full_snapshot: true,
+            ..started
+        };
+        let annotations = started.annotations("since it is so");
+        let keys = jobs::SecretKeys::new();
+        let made = jobs::compaction_job(
+            &policy(),
+            &settings,
+            &keys,
+            &started.name,
+            true,
+            annotations,
+        );
+        assert_eq!(Started::read(&made), Some(started));
+        assert!(turns::is_of_threshold(&made) && !turns::is_of_task(&made));
+        // A full snapshot's of a schedule is none.
+        let mut scheduled = made;
+        scheduled.metadata.annotations = None;
+        assert_eq!(Started::read(&scheduled), None);
+        assert!(!turns::is_of_threshold(&scheduled));
+    }
+
+    #[test]
+    fn a_lost_status_is_made_up_for_by_the_job() {
+        use RunState::{Failed, Running, Succeeded};
+        let first = job("a", 10, 0, true);
+        let second = job("b", 20, 1, false);
+        let seen = |old, newest, pending: &[String]| observe(old, newest, pending, at(99));
+        // There is nothing yet; then a Job of which no status tells.
+        assert_eq!(seen(None, None, &[]), None);
+        let of_first = seen(None, Some((&first, run(Failed, 10))), &[]).unwrap();
+        assert_eq!((of_first.job_name.as_str(), of_first.failures), ("a", 1));
+        assert_eq!(
+            (of_first.full_revision, of_first.delta_revision),
+            (100, 200)
+        );
+        let of_second = seen(Some(&of_first), Some((&second, run(Running, 20))), &[]).unwrap();
+        assert_eq!((of_second.job_name.as_str(), of_second.failures), ("b", 1));
+        let done = seen(Some(&of_second), Some((&second, run(Succeeded, 20))), &[]).unwrap();
+        assert_eq!((done.run.state, done.failures), (Succeeded, 0));
+        // The Job is gone after its time: what is known stays.
+        assert_eq!(seen(Some(&done), None, &[]), Some(done.clone()));
+        assert_eq!(
+            seen(Some(&done), Some((&first, run(Failed, 10))), &[]),
+            Some(done.clone())
+        );
+        // It is gone before its end was seen, or is not in the cache yet.
+        assert_eq!(
+            seen(Some(&of_second), None, &["b".to_owned()]),
+            Some(of_second.clone())
+        );
+        let gone = seen(Some(&of_second), Some((&first, run(Failed, 10))), &[]).unwrap();
+        assert_eq!(gone.run.reason.as_deref(), Some(JOB_DELETED));
+        assert_eq!((gone.job_name.as_str(), gone.failures), ("b", 2));
+        // What its Pod told is not forgotten when that is gone.
+        let told = LastRun {
+            exit_code: Some(69),
+            reason: Some("StoreUnreachable".to_owned()),
+            ..run(Failed, 20)
+        };
+        let whole = seen(Some(&of_second), Some((&second, told)), &[]).unwrap();
+        let again = seen(Some(&whole), Some((&second, run(Failed, 20))), &[]).unwrap();
+        assert_eq!(again, whole);
+    }
+
+    #[derive(Debug, Clone)]
+    struct SimJob {
+        started: Started,
+        run: LastRun,
+    }
+
+    /// A cluster with its store, its Leases, its Jobs; and a controller that forgets, is late, or dies.
+    struct Sim {
+        rng: fastrand::Rng,
+        policy: EtcdBackupPolicy,
+        now: i64,
+        skew: i64,
+        revision: i64,
+        full: i64,
+        newest: i64,
+        leases: [Lease; 2],
+        ours: bool,
+        up: bool,
+        calm: bool,
+        status: Option<LastCompaction>,
+        jobs: Vec<SimJob>,
+        // The controller's.
+        seen_status: Option<LastCompaction>,
+        seen_jobs: Vec<SimJob>,
+        pending: Vec<String>,
+        unanswered: Option<Start>,
+        recovered_at: Option<DateTime<Utc>>,
+        successes: usize,
+        deleted: Vec<String>,
+    }
+
+    impl Sim {
+        fn new(seed: u64) -> Self {
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let ours = rng.bool();
+            let mut policy = policy();
+            if rng.u8(..4) == 0 {
+                policy.spec.etcd = None;
+            }
+            policy.spec.compaction.full_snapshot_threshold =
+                Some(5 * THRESHOLD).filter(|_| rng.u8(..3) == 0);
+            let mut sim = Sim {
+                rng,
+                policy,
+                now: 0,
+                skew: 0,
+                revision: 10,
+                full: 10,
+                newest: 10,
+                leases: [Lease::default(), Lease::default()],
+                ours,
+                up: true,
+                calm: false,
+                status: None,
+                jobs: Vec::new(),
+                seen_status: None,
+                seen_jobs: Vec::new(),
+                pending: Vec::new(),
+                unanswered: None,
+                recovered_at: None,
+                successes: 0,
+                deleted: Vec::new(),
+            };
+            sim.renew();
+            sim
+        }
+
+        fn chance(&mut self, percent: u8) -> bool {
+            self.rng.u8(..100) < percent
+        }
+
+        fn fails(&mut self, percent: u8) -> bool {
+            !self.calm && self.chance(percent)
+        }
+
+        /// Whoever has saved something renews the Leases, as far as that works.
+        fn renew(&mut self) {
+            let (full, newest) = (self.full, self.newest);
+            let time = at(self.now + self.rng.i64(-3..3));
+            let unix = time.timestamp();
+            let of_full = format!("Full-00000000-{full:08}-{unix}");
+            let last = match newest > full {
+                true => format!("Incr-{:08}-{newest:08}-{unix}", full + 1),
+                false => of_full.clone(),
+            };
+            let events = (newest - full).to_string();
+            let told = [
+                ours(&full.to_string(), time, &[("last-snapshot-name", &of_full)]),
+                ours(
+                    &newest.to_string(),
+                    time,
+                    &[
+                        ("last-snapshot-name", &last),
+                        ("accumulated-delta-events", &events),
+                        ("accumulated-delta-bytes", "7"),
+                    ],
+                ),
+            ];
+            for (i, told) in told.into_iter().enumerate() {
+                let revision = [full, newest][i].to_string();
+                if !self.fails(10) {
+                    self.leases[i] = match self.ours {
+                        true => told,
+                        false => druid(&revision, Some(time)),
+                    };
+                }
+            }
+        }
+
+        fn facts(&self) -> LeaseFacts {
+            LeaseFacts::read(Some(&self.leases[0]), Some(&self.leases[1]))
+        }
+
+        /// What happens without the controller.
+        fn world(&mut self) {
+            self.now += self.rng.i64(1..400);
+            self.revision += self.rng.i64(0..40);
+            if self.chance(50) {
+                self.newest = self.revision;
+                self.renew();
+            }
+            if self.fails(2) {
+                (self.full, self.newest) = (self.revision, self.revision);
+                self.renew();
+            }
+            if self.fails(1) {
+                // Set back to an older snapshot.
+                self.revision = (self.revision - self.rng.i64(0..300)).max(5);
+                (self.full, self.newest) = (self.revision, self.revision);
+                self.renew();
+            }
+            if self.fails(10) {
+                self.up = !self.up;
+                if self.up && self.rng.bool() {
+                    self.recovered_at = Some(self.clock());
+                }
+            }
+            if self.fails(2) {
+                self.skew = [-40_000_000, -4000, -10, 0, 10, 4000, 40_000_000][self.rng.usize(..7)];
+            }
+            self.jobs_go_on();
+        }
+
+        fn jobs_go_on(&mut self) {
+            for i in 0..self.jobs.len() {
+                if self.jobs[i].run.state != RunState::Running || !self.chance(30) {
+                    continue;
+                }
+                let name = self.jobs[i].started.name.clone();
+                let is_pending = self.pending.contains(&name) || self.unanswered.is_some();
+                if self.fails(3) && !is_pending {
+                    self.deleted.push(name);
+                    self.jobs.remove(i);
+                    return;
+                }
+                let (code, reason) = match self.rng.u8(..100) {
+                    _ if !self.up => (Some(69), Some("StoreUnreachable")),
+                    0..70 => (Some(0), None),
+                    _ if self.calm => (Some(0), None),
+                    70..78 => (Some(65), Some("CorruptSnapshot")),
+                    78..86 => (Some(74), Some("NoSpace")),
+                    86..92 => (None, Some("Evicted")),
+                    _ => (None, Some(DEADLINE_EXCEEDED)),
+                };
+                let mut revision = None;
+                if code == Some(0) {
+                    self.successes += 1;
+                    if self.jobs[i].started.full_snapshot {
+                        self.newest = self.revision;
+                    }
+                    self.full = self.newest;
+                    revision = Some(self.full);
+                    self.renew();
+                }
+                let job = &mut self.jobs[i];
+                job.started.finished = true;
+                job.run.state = match code {
+                    Some(0) => RunState::Succeeded,
+                    _ => RunState::Failed,
+                };
+                job.run.exit_code = code;
+                job.run.reason = reason.map(str::to_owned);
+                job.run.revision = revision;
+                job.run.completion_time = Some(at(self.now));
+            }
+            // Kubernetes deletes what has ended, a day later.
+            let (now, seen) = (self.now, self.status.as_ref().map(|s| s.job_name.clone()));
+            self.jobs.retain(|j| {
+                let ended = j.run.completion_time;
+                ended.is_none_or(|t| at(now) - t < TimeDelta::days(1))
+                    || seen.as_ref() != Some(&j.started.name)
+            });
+        }
+
+        fn clock(&self) -> DateTime<Utc> {
+            at(self.now + self.skew)
+        }
+
+        fn refresh(&mut self) {
+            self.seen_status = self.status.clone();
+            self.seen_jobs = self.jobs.clone();
+            let unanswered = self.unanswered.is_some();
+            let jobs = &self.jobs;
+            self.pending
+                .retain(|p| unanswered && !jobs.iter().any(|j| j.started.name == *p));
+        }
+
+        fn restart(&mut self) {
+            self.pending.clear();
+            self.unanswered = None;
+            self.recovered_at = None;
+            self.refresh();
+        }
+
+        /// One run of the reconciler; gives when it wants to look again.
+        fn reconcile(&mut self) -> Option<DateTime<Utc>> {
+            let now = self.clock();
+            let newest = self.seen_jobs.iter();
+            let newest = newest
+                .max_by(|a, b| a.started.age().cmp(&b.started.age()))
+                .cloned();
+            let mut last = observe(
+                self.seen_status.as_ref(),
+                newest.as_ref().map(|j| (&j.started, j.run.clone())),
+                &self.pending,
+                now,
+            );
+            let active = self.seen_jobs.iter().find(|j| !j.started.finished);
+            let running = active.map(|j| j.started.name.clone());
+            let facts = self.facts();
+            let waiting = Backoff {
+                running: running.or(self.pending.first().cloned()),
+                recovered_at: self.recovered_at,
+            };
+            let look = Look {
+                last: None,
+                running: None,
+                full_snapshot_runs: None,
+                look_again: None,
+            };
+            let decided = match self.unanswered.clone() {
+                Some(start) => Ok(start),
+                None => {
+                    let decision = threshold::decide(
+                        &self.policy.spec.compaction,
+                        false,
+                        self.policy.spec.etcd.is_some(),
+                        &facts,
+                        last.as_ref(),
+                        &waiting,
+                        now,
+                    );
+                    start(&self.policy, decision, &facts, &look)
+                }
+            };
+            let mut again = None;
+            match decided {
+                Err((_, look_again)) => again = look_again,
+                Ok(start) => {
+                    if !self.pending.contains(&start.job.name) {
+                        self.pending.push(start.job.name.clone());
+                    }
+                    let lost = self.fails(10);
+                    if !(lost && self.rng.bool()) {
+                        self.create(&start, &facts);
+                    }
+                    if lost {
+                        // No answer: it is tried again, by this controller or the next one.
+                        self.unanswered = Some(start);
+                        if self.fails(30) {
+                            self.restart();
+                        }
+                        return None;
+                    }
+                    self.unanswered = None;
+                    if self.fails(10) {
+                        self.restart();
+                        return None;
+                    }
+                    last = Some(start.job.ran(LastRun {
+                        start_time: Some(now.trunc_subsecs(0)),
+                        ..LastRun::default()
+                    }));
+                }
+            }
+            if self.fails(10) {
+                self.restart();
+            } else if last != self.seen_status {
+                self.status = last;
+            }
+            again
+        }
+
+        fn create(&mut self, start: &Start, facts: &LeaseFacts) {
+            if self.jobs.iter().any(|j| j.started.name == start.job.name) {
+                return;
+            }
+            let running = self.jobs.iter().find(|j| !j.started.finished);
+            assert!(running.is_none(), "{start:?} beside {running:?}");
+            let of_status = (start.job.full_revision, start.job.delta_revision);
+            let before = self
+                .jobs
+                .iter()
+                .filter(|j| (j.started.full_revision, j.started.delta_revision) == of_status);
+            for before in before {
+                assert!(
+                    outcome::is_unreachable(&before.run),
+                    "{start:?} after {before:?}"
+                );
+            }
+            if self.unanswered.is_none() {
+                assert_eq!(facts.status(), Some(of_status));
+            }
+            let mut started = start.job.clone();
+            started.created = Some(at(self.now));
+            let run = LastRun {
+                start_time: started.created,
+                ..LastRun::default()
+            };
+            self.jobs.push(SimJob { started, run });
+        }
+    }
+
+    #[test]
+    fn whatever_happens_jobs_come_one_at_a_time_and_every_crossing_is_acted_on() {
+        let seed = fastrand::u64(..);
+        println!("seed {seed}");
+        let mut seeds = fastrand::Rng::with_seed(seed);
+        let (mut jobs, mut failures) = (0, 0);
+        for _ in 0..300 {
+            let seed = seeds.u64(..);
+            println!("world {seed}");
+            let mut sim = Sim::new(seed);
+            for _ in 0..400 {
+                sim.world();
+                if sim.chance(70) {
+                    sim.refresh();
+                }
+                if sim.fails(2) {
+                    sim.restart();
+                }
+                sim.reconcile();
+            }
+            jobs += sim.jobs.len();
+            failures += sim
+                .jobs
+                .iter()
+                .filter(|j| j.run.state == RunState::Failed)
+                .count();
+            // All is well again, and goes on: what has accumulated is folded before long.
+            (sim.calm, sim.up, sim.skew) = (true, true, 0);
+            let before = sim.successes;
+            sim.revision += THRESHOLD;
+            let began = sim.now;
+            while sim.successes == before {
+                sim.world();
+                sim.refresh();
+                sim.reconcile();
+                assert!(
+                    sim.now - began < 4 * 3600,
+                    "{:?} {:?}",
+                    sim.status,
+                    sim.facts()
+                );
+            }
+        }
+        println!("{jobs} Jobs at their ends, {failures} had failed");
+        assert!(jobs > 1000 && failures > 100);
+    }
+
+    #[test]
+    fn what_did_not_answer_is_folded_when_it_does_though_nothing_moves() {
+        let seed = fastrand::u64(..);
+        println!("seed {seed}");
+        for i in 0..100 {
+            let mut sim = Sim::new(seed.wrapping_add(i));
+            sim.calm = true;
+            sim.up = false;
+            sim.newest = sim.full + THRESHOLD;
+            sim.renew();
+            let mut attempts = Vec::new();
+            // Only time goes on, and the controller looks when it wanted to.
+            for round in 0..12 {
+                sim.up = round == 11;
+                sim.refresh();
+                if let Some(again) = sim.reconcile() {
+                    sim.now += (again - at(sim.now)).num_seconds();
+                    sim.reconcile();
+                }
+                attempts.push(sim.now);
+                sim.refresh();
+                while sim.jobs.iter().any(|j| !j.started.finished) {
+                    sim.now += 1;
+                    sim.jobs_go_on();
+                }
+                sim.refresh();
+                sim.reconcile();
+            }
+            assert_eq!((sim.successes, sim.jobs.len()), (1, 12));
+            let pauses: Vec<i64> = attempts.windows(2).map(|w| (w[1] - w[0]) / 60).collect();
+            assert!(pauses[..7].is_sorted() && pauses[10] <= 61, "{pauses:?}");
+        }
+    }
 }

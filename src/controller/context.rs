@@ -492,6 +492,11 @@ impl Context {
             != Some(what)
     }
 
+    /// The status tells it now.
+    pub(super) fn forget_told(&self, object: &(String, String)) {
+        locked(&self.told).remove(object);
+    }
+
     pub(super) fn succeeded(&self, key: &Key) {
         locked(&self.failures).remove(key);
     }

@@ -80,10 +80,11 @@ pub(super) async fn reconcile(
             let policy_key = (namespace.clone(), task.spec.policy.clone());
             let is_coming = ctx
                 .admission()
-                .pending(&policy_key)
+                .pending(&policy_key, now)
                 .any(|((_, job), _)| *job == job_name);
-            match (is_coming, &policy) {
-                (true, _) => return Ok(Action::await_change()),
+            let is_young = turns::is_young(old.initiated_at, now);
+            match (is_coming || is_young, &policy) {
+                (true, _) => return Ok(requeue(Some(turns::look_again(now)), now)),
                 (false, None) => (Step::failed(policy_deleted(&task)), None),
                 (false, Some(_)) => {
                     let refusal = Refusal {
@@ -453,6 +454,8 @@ async fn ended(
     ctx: &Context,
     now: DateTime<Utc>,
 ) -> Result<Action, Failure> {
+    let (namespace, name) = key(task);
+    ctx.forget_told(&(format!("task {namespace}"), name));
     if let Some(job) = job.filter(|job| !outcome::is_finished(job)) {
         ctx.delete(job).await?;
     }
@@ -556,4 +559,237 @@ async fn tell(
     }
     ctx.tell(task, warning, reason, task.spec.type_.as_str(), &note)
         .await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::controller::api::{EtcdBackupPolicySpec, EtcdBackupTaskSpec};
+    use crate::controller::leases::tests::at;
+    use crate::controller::outcome::tests::{failure, job, pod, time};
+
+    fn task(type_: TaskType) -> EtcdBackupTask {
+        let mut task = EtcdBackupTask::new(
+            "t",
+            EtcdBackupTaskSpec {
+                policy: "p".to_owned(),
+                type_,
+                config: None,
+                ttl_seconds_after_finished: None,
+            },
+        );
+        task.metadata.generation = Some(1);
+        task.metadata.uid = Some("12345678-9abc".to_owned());
+        task.metadata.creation_timestamp = Some(time(0));
+        task
+    }
+
+    fn policy() -> EtcdBackupPolicy {
+        EtcdBackupPolicy::new("p", EtcdBackupPolicySpec::default())
+    }
+
+    fn ran(step: &Step, old: &EtcdBackupTaskStatus, seconds: i64) -> EtcdBackupTaskStatus {
+        status(
+            &task(TaskType::Verify),
+            old,
+            step,
+            "t-12345678",
+            at(seconds),
+        )
+    }
+
+    #[test]
+    fn a_task_waits_runs_and_ends() {
+        let none = EtcdBackupTaskStatus::default();
+        let waits = ran(
+            &Step::Waits("Queued", "the task a runs".to_owned()),
+            &none,
+            1,
+        );
+        assert_eq!(waits.state, TaskState::Pending);
+        assert_eq!(
+            (waits.initiated_at, waits.observed_generation),
+            (None, Some(1))
+        );
+        let operation = waits.last_operation.clone().unwrap();
+        assert_eq!(operation.reason, "Queued: the task a runs");
+        // The same later is the same.
+        let still = ran(
+            &Step::Waits("Queued", "the task a runs".to_owned()),
+            &waits,
+            9,
+        );
+        assert_eq!(still, waits);
+        let started = ran(&Step::Started, &waits, 10);
+        assert_eq!(started.state, TaskState::InProgress);
+        assert_eq!(started.initiated_at, Some(at(10)));
+        assert_eq!(started.job_name.as_deref(), Some("t-12345678"));
+        assert_eq!(
+            started
+                .last_operation
+                .as_ref()
+                .unwrap()
+                .last_transition_time,
+            at(10)
+        );
+        let runs = ran(&Step::Runs(LastRun::default(), Vec::new()), &started, 20);
+        assert_eq!(
+            runs.last_operation.as_ref().unwrap().last_transition_time,
+            at(10)
+        );
+        let again = ran(&Step::Runs(LastRun::default(), Vec::new()), &runs, 30);
+        assert_eq!(again, runs);
+        let done = LastRun {
+            state: RunState::Succeeded,
+            completion_time: Some(at(40)),
+            revision: Some(7),
+            ..LastRun::default()
+        };
+        let done = ran(&Step::Ended(done, Vec::new()), &runs, 50);
+        assert_eq!(
+            (done.state, done.finished_at),
+            (TaskState::Succeeded, Some(at(40)))
+        );
+        assert!(done.last_operation.unwrap().reason.contains("revision 7"));
+        let refusal = Refusal {
+            code: "DuplicateTask",
+            message: "the task a is the same".to_owned(),
+        };
+        let rejected = ran(&Step::rejected(refusal), &waits, 5);
+        assert_eq!(
+            (rejected.state, rejected.finished_at),
+            (TaskState::Rejected, Some(at(5)))
+        );
+        assert_eq!(rejected.initiated_at, Some(at(5)));
+        assert_eq!(rejected.last_errors[0].code, "DuplicateTask");
+        assert_eq!(rejected.job_name, None);
+    }
+
+    #[test]
+    fn a_failed_task_tells_all_that_its_pods_failed_with() {
+        let pods = [
+            pod("a", 20, 69, &failure(69, "StoreUnreachable")),
+            pod("b", 40, 74, &failure(74, "NoSpace")),
+        ];
+        let failed = job(Some(("Failed", "BackoffLimitExceeded", "too often")));
+        let old = EtcdBackupTaskStatus::default();
+        let (t, p) = (task(TaskType::Verify), policy());
+        let (step, again) = progress(&t, &old, Some(&p), &failed, &pods, at(50));
+        assert_eq!(again, None);
+        let failed_with = ran(&step, &old, 50);
+        assert_eq!(failed_with.state, TaskState::Failed);
+        let codes: Vec<&str> = failed_with
+            .last_errors
+            .iter()
+            .map(|e| e.code.as_str())
+            .collect();
+        assert_eq!(codes, ["NoSpace", "StoreUnreachable"]);
+        assert_eq!(failed_with.last_errors[0].observed_at, at(40));
+        // While it runs they are told, too, and once.
+        let (step, _) = progress(&t, &old, Some(&p), &job(None), &pods[..1], at(25));
+        let runs = ran(&step, &old, 25);
+        assert_eq!(
+            (runs.state, runs.last_errors.len()),
+            (TaskState::InProgress, 1)
+        );
+        let (step, _) = progress(&t, &runs, Some(&p), &job(None), &pods[..1], at(30));
+        assert_eq!(ran(&step, &runs, 30), runs);
+        // Its time was up: that comes first.
+        let late = job(Some(("Failed", "DeadlineExceeded", "")));
+        let (step, _) = progress(&t, &runs, Some(&p), &late, &pods[..1], at(60));
+        let late = ran(&step, &runs, 60);
+        let codes: Vec<&str> = late.last_errors.iter().map(|e| e.code.as_str()).collect();
+        assert_eq!(codes, ["DeadlineExceeded", "StoreUnreachable"]);
+        // The Job is known to have ended, its Pods are not yet.
+        let (step, again) = progress::<Pod>(&t, &old, Some(&p), &failed, &[], at(50));
+        assert!(
+            matches!(step, Step::Runs(..)) && again == Some(at(52)),
+            "{step:?}"
+        );
+        let (step, _) = progress::<Pod>(&t, &old, Some(&p), &failed, &[], at(55));
+        let codes = ran(&step, &old, 55).last_errors;
+        assert_eq!(codes[0].code, "BackoffLimitExceeded");
+    }
+
+    #[test]
+    fn without_quorum_or_policy_it_is_ended() {
+        let pods = [
+            pod("a", 20, 69, &failure(69, "NoQuorum")),
+            pod("b", 40, 69, &failure(69, "EtcdUnreachable")),
+        ];
+        let old = EtcdBackupTaskStatus::default();
+        let p = policy();
+        for type_ in TaskType::ALL {
+            let needs = matches!(type_, TaskType::OnDemandSnapshot | TaskType::Maintenance);
+            for condition in [None, Some(("Failed", "BackoffLimitExceeded", ""))] {
+                let (step, _) =
+                    progress(&task(type_), &old, Some(&p), &job(condition), &pods, at(60));
+                let state = ran(&step, &old, 60).state;
+                assert_eq!(state == TaskState::Rejected, needs, "{type_:?}");
+            }
+        }
+        // The policy is gone: what runs is ended, what is done is done.
+        let t = task(TaskType::Verify);
+        let (step, _) = progress::<Pod>(&t, &old, None, &job(None), &[], at(60));
+        let gone = ran(&step, &old, 60);
+        assert_eq!(gone.state, TaskState::Failed);
+        assert_eq!(gone.last_errors[0].code, "PolicyDeleted");
+        let done = job(Some(("Complete", "", "")));
+        let (step, _) = progress::<Pod>(&t, &old, None, &done, &[], at(600));
+        assert_eq!(ran(&step, &old, 600).state, TaskState::Succeeded);
+    }
+
+    #[test]
+    fn no_more_than_a_few_errors_are_kept() {
+        let known: Vec<TaskError> = (0..9)
+            .map(|i| TaskError {
+                code: "NoSpace".to_owned(),
+                description: String::new(),
+                observed_at: at(i),
+            })
+            .collect();
+        let kept = errors(&known, &[pod("a", 50, 65, &failure(65, "CorruptSnapshot"))]);
+        assert_eq!(kept.len(), MOST_ERRORS);
+        assert_eq!(kept[0].code, "CorruptSnapshot");
+        assert_eq!(kept[1].observed_at, at(8));
+    }
+
+    #[test]
+    fn a_task_is_deleted_when_its_time_has_come() {
+        let mut t = task(TaskType::Verify);
+        let mut status = EtcdBackupTaskStatus {
+            finished_at: Some(at(100)),
+            ..EtcdBackupTaskStatus::default()
+        };
+        assert_eq!(expires_at(&t, &status), at(100 + 86_400));
+        t.spec.ttl_seconds_after_finished = Some(0);
+        assert_eq!(expires_at(&t, &status), at(100));
+        t.spec.ttl_seconds_after_finished = Some(i64::MAX);
+        assert!(expires_at(&t, &status) > at(1_000_000_000));
+        t.spec.ttl_seconds_after_finished = Some(5);
+        status.finished_at = None;
+        assert_eq!(expires_at(&t, &status), at(5));
+    }
+
+    #[test]
+    fn maintenance_waits_for_a_look_at_the_backup() {
+        let mut p = policy();
+        assert!(backup_not_ready(&p).is_some());
+        let mut condition = crate::controller::api::Condition {
+            type_: "BackupReady".to_owned(),
+            status: ConditionStatus::Unknown,
+            reason: "Stale".to_owned(),
+            message: "late".to_owned(),
+            last_transition_time: at(0),
+            observed_generation: None,
+        };
+        let mut status = crate::controller::api::EtcdBackupPolicyStatus::default();
+        status.conditions.push(condition.clone());
+        p.status = Some(status.clone());
+        assert_eq!(backup_not_ready(&p).as_deref(), Some("late"));
+        condition.status = ConditionStatus::True;
+        status.conditions = vec![condition];
+        p.status = Some(status);
+        assert_eq!(backup_not_ready(&p), None);
+    }
 }

@@ -8,6 +8,7 @@ use super::context::{Context, label};
 use super::jobs::{self, Work};
 use super::outcome;
 use super::times::utc;
+use chrono::{DateTime, TimeDelta, Utc};
 use k8s_openapi::api::batch::v1::Job;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Resource, ResourceExt};
@@ -25,6 +26,19 @@ pub(super) fn is_of_threshold(job: &Job) -> bool {
 /// Whether a Job was made for a task.
 pub(super) fn is_of_task(job: &Job) -> bool {
     label(job, jobs::LABEL_WORK) == Some(Work::Task.as_str())
+}
+
+/// A status may have been listed a moment later than the Jobs were.
+const LISTS_DIFFER: TimeDelta = TimeDelta::seconds(10);
+
+/// Whether a Job that was made at that time may be there although it is not in the cache.
+pub(super) fn is_young(made: Option<DateTime<Utc>>, now: DateTime<Utc>) -> bool {
+    made.is_some_and(|made| (now - made).abs() < LISTS_DIFFER)
+}
+
+/// When to look again for a Job that may be there.
+pub(super) fn look_again(now: DateTime<Utc>) -> DateTime<Utc> {
+    now + LISTS_DIFFER
 }
 
 /// An object's namespace and name.
@@ -106,7 +120,7 @@ where
         admission.observe(jobs, ctx.now());
         if let Asker::Task { policy, .. } = asker {
             // Two tasks of one policy may come to it in the same moment.
-            let mut others = admission.pending(policy).filter(|(j, _)| *j != job);
+            let mut others = admission.pending(policy, ctx.now()).filter(|(j, _)| *j != job);
             if let Some(((_, name), _)) = others.find(|(_, a)| matches!(a, Asker::Task { .. })) {
                 return Err(format!("the Job {name} of another task is being created"));
             }

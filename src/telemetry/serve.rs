@@ -84,6 +84,12 @@ pub struct Server {
     handle: Handle,
 }
 
+impl std::fmt::Debug for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Server at {}", self.address)
+    }
+}
+
 /// Gives all metrics of a process as OpenMetrics text.
 pub type Exposition = Arc<dyn Fn() -> Result<String> + Send + Sync>;
 
