@@ -17,13 +17,19 @@ async fn an_api_server_takes_every_job() {
     let server = Apiserver::start(&etcd).await;
     server.create_namespace("backup").await;
     let mut objects = 0;
+    // What the program prints is in tests/manifests.rs; rules are for Prometheus.
+    let others = ["install.yaml", "crds.yaml", "alerts.yaml"];
     for file in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("jobs")).unwrap() {
-        let text = fs::read_to_string(file.unwrap().path()).unwrap();
+        let path = file.unwrap().path();
+        if path.is_dir() || others.iter().any(|o| path.ends_with(o)) {
+            continue;
+        }
+        let text = fs::read_to_string(path).unwrap();
         for document in text.split("\n---\n") {
             let object: Value = yaml_serde::from_str(document).unwrap();
             server.would_create("backup", &object).await;
             objects += 1;
         }
     }
-    assert_eq!(objects, 13);
+    assert_eq!(objects, 14);
 }

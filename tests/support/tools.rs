@@ -19,6 +19,7 @@ const BBOLT: &str = "1.4.3";
 /// Kubernetes 1.36.3. Its libraries (client-go and others) have the version 0.36.3.
 const KUBERNETES: &str = "36.3";
 const FAKE_GCS_SERVER: &str = "1.56.0";
+const HELM: &str = "3.22.0";
 const MINIO: &str = "0.0.0-20260212201848-7aac2a2c5b7c";
 const VERSITYGW: &str = "1.8.0";
 
@@ -105,6 +106,13 @@ pub fn fake_gcs_server() -> PathBuf {
     cached(&name, "2 to 4 minutes", |build| {
         let package = "github.com/fsouza/fake-gcs-server";
         build.install(package, FAKE_GCS_SERVER, "fake-gcs-server")
+    })
+}
+
+/// Helm.
+pub fn helm() -> PathBuf {
+    cached(&format!("helm-{HELM}"), "2 to 4 minutes", |build| {
+        build.install("helm.sh/helm/v3/cmd/helm", HELM, "helm")
     })
 }
 

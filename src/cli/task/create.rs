@@ -32,11 +32,11 @@ Examples:
       deltafold task create restore --policy main --claim data-etcd-0 --time 2026-11-20T12:00:00Z")]
 pub(super) struct CreateArgs {
     #[command(subcommand)]
-    pub(super) type_: CreateType,
+    type_: CreateType,
 }
 
 #[derive(Debug, Subcommand)]
-pub(super) enum CreateType {
+enum CreateType {
     #[command(visible_alias = "OnDemandSnapshot")]
     Snapshot(SnapshotArgs),
     #[command(visible_alias = "OnDemandCompaction")]
@@ -76,8 +76,6 @@ struct CommonArgs {
 /// A snapshot of the live etcd
 #[derive(Debug, Args)]
 struct SnapshotArgs {
-    #[command(flatten)]
-    common: CommonArgs,
     /// The whole database, or what has changed since the last snapshot
     #[arg(
         long = "type",
@@ -92,6 +90,8 @@ struct SnapshotArgs {
     /// The store was another cluster's backup, whose place this one has taken
     #[arg(long, env = "DELTAFOLD_TAKE_OVER", value_parser = yes_or_no)]
     take_over: bool,
+    #[command(flatten)]
+    common: CommonArgs,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -105,21 +105,19 @@ enum Kind {
 /// The deltas become a new full snapshot
 #[derive(Debug, Args)]
 struct CompactionArgs {
-    #[command(flatten)]
-    common: CommonArgs,
     /// Fold up to this revision [default: the newest]
     #[arg(long, env = "DELTAFOLD_REVISION", value_name = "N", value_parser = clap::value_parser!(i64).range(1..))]
     revision: Option<i64>,
     /// What is kept of older revisions: latest, all, or a number of them [default: the policy's]
     #[arg(long, env = "DELTAFOLD_KEEP_HISTORY", value_name = "HISTORY")]
     keep_history: Option<String>,
+    #[command(flatten)]
+    common: CommonArgs,
 }
 
 /// The backup is copied from one store to another; one of them may be the policy's
 #[derive(Debug, Args)]
 struct CopyArgs {
-    #[command(flatten)]
-    common: CommonArgs,
     /// Where from [default: the policy's store]
     #[arg(
         long,
@@ -186,13 +184,13 @@ struct CopyArgs {
     /// Copy what is there when it has not come for so long; 0s: wait for ever
     #[arg(long, env = "DELTAFOLD_WAIT_TIMEOUT", value_name = "DURATION", default_value = "0s", value_parser = parse_time_span)]
     wait_timeout: Duration,
+    #[command(flatten)]
+    common: CommonArgs,
 }
 
 /// A member's data directory is restored into a PersistentVolumeClaim
 #[derive(Debug, Args)]
 struct RestoreArgs {
-    #[command(flatten)]
-    common: CommonArgs,
     /// The PersistentVolumeClaim
     #[arg(long, env = "DELTAFOLD_CLAIM", value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     claim: String,
@@ -233,6 +231,8 @@ struct RestoreArgs {
     /// The user and group that own the restored files [default: 65532]
     #[arg(long, env = "DELTAFOLD_RUN_AS_USER", value_name = "UID", value_parser = clap::value_parser!(i64).range(0..=4_294_967_294))]
     run_as_user: Option<i64>,
+    #[command(flatten)]
+    common: CommonArgs,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -246,14 +246,14 @@ enum Look {
 /// The backup is verified
 #[derive(Debug, Args)]
 struct VerifyArgs {
-    #[command(flatten)]
-    common: CommonArgs,
     /// How thoroughly [default: the policy's, or checksums]
     #[arg(long, env = "DELTAFOLD_LEVEL", value_name = "LEVEL")]
     level: Option<Level>,
     /// Compare it with the live etcd, too
     #[arg(long, env = "DELTAFOLD_AGAINST_CLUSTER", value_parser = yes_or_no)]
     against_cluster: bool,
+    #[command(flatten)]
+    common: CommonArgs,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -269,8 +269,6 @@ enum Level {
 /// The live etcd is compacted, defragmented, or both
 #[derive(Debug, Args)]
 struct MaintenanceArgs {
-    #[command(flatten)]
-    common: CommonArgs,
     /// History to keep: a number of revisions, or a duration
     #[arg(
         long,
@@ -282,6 +280,15 @@ struct MaintenanceArgs {
     /// Defragment members that waste such a part of their database (0 to 1), or always
     #[arg(long, env = "DELTAFOLD_DEFRAG", value_name = "FRACTION")]
     defrag: Option<String>,
+    #[command(flatten)]
+    common: CommonArgs,
+}
+
+impl CreateArgs {
+    /// Gives the failure whose outcome is printed already, if it is one.
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<Option<Error>> {
+        self.type_.run(cancel, output)
+    }
 }
 
 impl CreateType {
@@ -365,7 +372,7 @@ impl CreateType {
         })
     }
 
-    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<Option<Error>> {
+    fn run(&self, cancel: &Cancel, output: Output) -> Result<Option<Error>> {
         let (common, type_, word, config) = self.parts()?;
         let ttl = common.ttl.map(|d| i64::try_from(d.as_secs()));
         let too_long = || Error::new(Reason::Usage, "--ttl is too long");

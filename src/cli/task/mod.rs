@@ -169,7 +169,7 @@ impl TaskArgs {
     /// Gives the failure whose outcome is printed already, if it is one.
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<Option<Error>> {
         match &self.command {
-            TaskCommand::Create(args) => args.type_.run(cancel, output),
+            TaskCommand::Create(args) => args.run(cancel, output),
             TaskCommand::List(args) => args.run(cancel, output).map(|()| None),
             TaskCommand::Wait(args) => args.run(cancel, output),
             TaskCommand::Logs(args) => args.run(cancel).map(|()| None),
