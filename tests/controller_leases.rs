@@ -451,15 +451,13 @@ async fn ages_by_clocks_that_are_wrong() {
         }
         controller.kill();
         controller = Controller::start(&space, &["--leader-elect", "false"]).await;
-        let found = space.wait_policy(
-            "fresh",
-            &format!("BackupReady is {status} {reason} with {full}, {delta}"),
-            |p| {
+        let wanted = format!("BackupReady is {status} {reason} with {full}, {delta}");
+        let found = space
+            .wait_policy("fresh", &wanted, |p| {
                 condition_of(p, "BackupReady")
                     .is_some_and(|c| c["status"] == status && c["reason"] == reason)
-            },
-        );
-        let found = found.await;
+            })
+            .await;
         let condition = condition_of(&found, "BackupReady").unwrap();
         assert!(condition["message"].as_str().unwrap().len() > 10);
     }

@@ -133,10 +133,6 @@ fn rules() -> Value {
         .output()
         .expect("run deltafold");
     let text = String::from_utf8_lossy(&printed.stdout);
-    // INTERIM
-    if !printed.status.success() {
-        return json!([{"apiGroups":["*"],"resources":["*"],"verbs":["*"]}]);
-    }
     assert!(
         printed.status.success(),
         "{}",
