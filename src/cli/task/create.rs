@@ -89,6 +89,9 @@ struct SnapshotArgs {
     /// Mark it as the last snapshot of a cluster that is given up
     #[arg(long = "final", env = "DELTAFOLD_FINAL", value_parser = yes_or_no)]
     is_final: bool,
+    /// The store was another cluster's backup, and this cluster has taken its place
+    #[arg(long, env = "DELTAFOLD_TAKE_OVER", value_parser = yes_or_no)]
+    take_over: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -294,6 +297,7 @@ impl CreateType {
                             Kind::Delta => SnapshotType::Delta,
                         },
                         final_: a.is_final,
+                        take_over: a.take_over,
                     }),
                     ..none
                 };
