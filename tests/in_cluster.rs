@@ -112,16 +112,20 @@ fn wait<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// `deltafold manifests install`, with the image of the tests.
+/// `deltafold manifests install | kubectl apply`, with the image of the tests.
 fn install() {
     static DONE: OnceLock<()> = OnceLock::new();
     DONE.get_or_init(|| {
-        let output = deltafold().args(["manifests", "install"]).output().unwrap();
+        let mut command = deltafold();
+        command.args([
+            "manifests",
+            "install",
+            "--image",
+            &setting("IN_CLUSTER_IMAGE"),
+        ]);
+        let output = command.output().unwrap();
         assert!(output.status.success(), "{}", text(&output.stderr));
-        let printed = text(&output.stdout);
-        let image = concat!("deltafold:", env!("CARGO_PKG_VERSION"));
-        assert!(printed.contains(image), "{printed}");
-        apply(&printed.replace(image, &setting("IN_CLUSTER_IMAGE")));
+        apply(&text(&output.stdout));
         controller_is_there();
     });
 }
