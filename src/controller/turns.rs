@@ -120,7 +120,9 @@ where
         admission.observe(jobs, ctx.now());
         if let Asker::Task { policy, .. } = asker {
             // Two tasks of one policy may come to it in the same moment.
-            let mut others = admission.pending(policy, ctx.now()).filter(|(j, _)| *j != job);
+            let mut others = admission
+                .pending(policy, ctx.now())
+                .filter(|(j, _)| *j != job);
             if let Some(((_, name), _)) = others.find(|(_, a)| matches!(a, Asker::Task { .. })) {
                 return Err(format!("the Job {name} of another task is being created"));
             }

@@ -76,7 +76,6 @@ impl BindAddress {
 }
 
 /// The endpoint, as long as it is there.
-#[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
     shown: Shown,
@@ -84,20 +83,14 @@ pub struct Server {
     handle: Handle,
 }
 
-impl std::fmt::Debug for Server {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Server at {}", self.address)
     }
 }
 
 /// Gives all metrics of a process as OpenMetrics text.
 pub type Exposition = Arc<dyn Fn() -> Result<String> + Send + Sync>;
-
-impl fmt::Debug for Shown {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Shown")
-    }
-}
 
 /// What requests see.
 #[derive(Clone)]
