@@ -197,7 +197,7 @@ async fn a_policy_backs_up_compacts_and_restores() {
     assert_eq!(fulls.len(), 2, "{fulls:?}");
     let file = database(&store, &fulls[1], &space.folder("databases"));
     let compacted = Etcd::restore_and_start(EtcdVersion::V3_6, &file);
-    compacted.compact(second).await;
+    // A fold keeps no history: that etcd is compacted at its last revision as it is.
     etcd.compact(second).await;
     assert_eq!(compacted.hash_kv(second).await, etcd.hash_kv(second).await);
     drop(compacted);

@@ -174,7 +174,7 @@ fn seniority(policy: &EtcdBackupPolicy) -> (Option<i64>, String, String) {
 
 /// Whether two policies write to one place: by URL and the server that it means. Local volumes are the same
 /// where the volume is.
-fn same_prefix(a: &EtcdBackupPolicy, b: &EtcdBackupPolicy) -> bool {
+pub(super) fn same_prefix(a: &EtcdBackupPolicy, b: &EtcdBackupPolicy) -> bool {
     let place = |policy: &EtcdBackupPolicy| {
         let store = &policy.spec.store;
         let url = store.url.trim_end_matches('/').to_owned();

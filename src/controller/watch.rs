@@ -43,7 +43,7 @@ pub(super) async fn all(ctx: &Arc<Context>, writers: Writers) -> Result<()> {
             ctx.look_at_thresholds(this);
             // It may have been waited for; and another one may have its store's prefix now.
             for other in ctx.caches.policies.state() {
-                if other.spec.store.url == policy.spec.store.url {
+                if super::policy::same_prefix(&other, policy) {
                     ctx.look_at_policy(ObjectRef::from_obj(&*other));
                 }
             }
@@ -66,6 +66,9 @@ pub(super) async fn all(ctx: &Arc<Context>, writers: Writers) -> Result<()> {
             // Those behind it move up.
             for other in ctx.caches.tasks_of(&namespace, &task.spec.policy) {
                 ctx.look_at_task(ObjectRef::from_obj(&*other));
+            }
+            for name in secrets::names_of_task(task) {
+                ctx.look_at_secret(ObjectRef::new(&name).within(&namespace));
             }
         },
     );
@@ -138,6 +141,13 @@ pub(super) async fn all(ctx: &Arc<Context>, writers: Writers) -> Result<()> {
                     for task in ctx.caches.tasks_of(&namespace, &policy.name) {
                         ctx.look_at_task(ObjectRef::from_obj(&*task));
                     }
+                }
+            }
+            for task in ctx.caches.tasks.state() {
+                if task.namespace().as_deref() == Some(&namespace)
+                    && secrets::names_of_task(&task).contains(&name)
+                {
+                    ctx.look_at_task(ObjectRef::from_obj(&*task));
                 }
             }
         },
