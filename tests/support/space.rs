@@ -609,7 +609,7 @@ impl Space {
         }
         // The controller may make it at this very moment.
         match self.try_create("leases", lease.clone()).await {
-            Err(err) if err.starts_with("409") => {
+            Err(err) if err.code == 409 => {
                 self.patch("leases", name, lease).await;
             }
             created => drop(created.unwrap_or_else(|err| panic!("renew the Lease {name}: {err}"))),
