@@ -597,6 +597,18 @@ impl Context {
         K: Resource<Scope = NamespaceResourceScope> + Clone + Serialize + DeserializeOwned + Debug,
         K::DynamicType: Default,
     {
+        self.create_new(object).await.map(|made| made.is_some())
+    }
+
+    /// Creates an object, and gives it as it was made; `None` where there was one of that name before.
+    ///
+    /// # Errors
+    /// `Api`, `NotLeading`.
+    pub async fn create_new<K>(&self, object: &K) -> Result<Option<K>, Failure>
+    where
+        K: Resource<Scope = NamespaceResourceScope> + Clone + Serialize + DeserializeOwned + Debug,
+        K::DynamicType: Default,
+    {
         self.may_write()?;
         let namespace = object.namespace().unwrap_or_default();
         let kind = K::kind(&K::DynamicType::default()).into_owned();
@@ -604,11 +616,11 @@ impl Context {
         let api = self.api::<K>(&namespace);
         let params = PostParams::default();
         match answer(&what, api.create(&params, object)).await? {
-            Answer::Done(_) => {
+            Answer::Done(made) => {
                 tracing::info!("did {what}");
-                Ok(true)
+                Ok(Some(made))
             }
-            Answer::Refused(status) if status.is_already_exists() => Ok(false),
+            Answer::Refused(status) if status.is_already_exists() => Ok(None),
             Answer::Refused(status) => Err(refused(&what, &status)),
         }
     }
