@@ -197,7 +197,6 @@ async fn a_policy_backs_up_compacts_and_restores() {
     assert_eq!(fulls.len(), 2, "{fulls:?}");
     let file = database(&store, &fulls[1], &space.folder("databases"));
     let compacted = Etcd::restore_and_start(EtcdVersion::V3_6, &file);
-    compacted.compact(second).await;
     etcd.compact(second).await;
     assert_eq!(compacted.hash_kv(second).await, etcd.hash_kv(second).await);
     drop(compacted);
@@ -276,8 +275,7 @@ async fn a_policy_backs_up_compacts_and_restores() {
         restored.live_keys_at(third).await,
         etcd.live_keys_at(third).await
     );
-    etcd.compact(third).await;
-    restored.compact(third).await;
+    // What was after the compaction is the same in both.
     assert_eq!(restored.hash_kv(third).await, etcd.hash_kv(third).await);
     drop(restored);
     assert_eq!(

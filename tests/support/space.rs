@@ -140,11 +140,15 @@ fn rules() -> Value {
     );
     let documents = text.split("\n---\n");
     let documents = documents.filter_map(|d| yaml_serde::from_str::<Value>(d).ok());
-    let roles = documents.filter(|d| d["kind"] == "ClusterRole");
-    let mut rules = Vec::new();
-    for role in roles {
-        rules.extend(role["rules"].as_array().expect("rules").iter().cloned());
-    }
+    let documents: Vec<Value> = documents.collect();
+    let of_kind = |kind: &'static str| documents.iter().filter(move |d| d["kind"] == kind);
+    // There are roles for people, too.
+    let bound: Vec<&Value> = of_kind("ClusterRoleBinding")
+        .map(|binding| &binding["roleRef"]["name"])
+        .collect();
+    let roles = of_kind("ClusterRole").filter(|role| bound.contains(&&role["metadata"]["name"]));
+    let rules = roles.flat_map(|role| role["rules"].as_array().expect("rules"));
+    let rules: Vec<Value> = rules.cloned().collect();
     assert!(!rules.is_empty(), "no ClusterRole:\n{text}");
     rules.into()
 }
