@@ -257,8 +257,9 @@ async fn client(server: &Apiserver, folder: &Path, token: &str) -> Client {
     let file = folder.join(format!("config-{}", token.len()));
     server.kubeconfig(&file, SPACE, token);
     let config = Kubeconfig::read_from(&file).unwrap();
-    let config = Config::from_custom_kubeconfig(config, &KubeConfigOptions::default());
-    Client::try_from(config.await.unwrap()).unwrap()
+    let options = KubeConfigOptions::default();
+    let config = Config::from_custom_kubeconfig(config, &options).await;
+    Client::try_from(config.unwrap()).unwrap()
 }
 
 fn api(client: &Client, object: &Value) -> Api<DynamicObject> {
@@ -413,14 +414,16 @@ async fn the_controllers_rights_are_what_it_needs() {
     let params = PatchParams::apply("deltafold-policy").force();
     for object in [json!(role), json!(binding)] {
         let patch = Patch::Apply(&object);
-        let applied = api(&own, &object).patch(name(&object), &params, &patch);
-        applied.await.unwrap_or_else(|e| panic!("{object}: {e}"));
+        let api = api(&own, &object);
+        let applied = api.patch(name(&object), &params, &patch).await;
+        applied.unwrap_or_else(|e| panic!("{object}: {e}"));
     }
     let mut more = json!(role);
     more["rules"][0]["resources"] = json!(["configmaps"]);
     more["rules"][0]["apiGroups"] = json!([""]);
-    let refused = api(&own, &more).patch(name(&more), &params, &Patch::Apply(&more));
-    let refused = refused.await.unwrap_err().to_string();
+    let (api, patch) = (api(&own, &more), Patch::Apply(&more));
+    let refused = api.patch(name(&more), &params, &patch).await;
+    let refused = refused.unwrap_err().to_string();
     assert!(
         refused.contains("attempting to grant RBAC permissions"),
         "{refused}"

@@ -10,7 +10,7 @@ use futures::StreamExt;
 use jsonschema::Validator;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config, ResourceExt};
+use kube::{Client, Config};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -67,8 +67,9 @@ impl Cluster {
         let config = folder.path().join("admin");
         server.kubeconfig(&config, SPACE, TOKEN);
         let config = Kubeconfig::read_from(&config).unwrap();
-        let config = Config::from_custom_kubeconfig(config, &KubeConfigOptions::default());
-        let client = Client::try_from(config.await.unwrap()).unwrap();
+        let options = KubeConfigOptions::default();
+        let config = Config::from_custom_kubeconfig(config, &options).await;
+        let client = Client::try_from(config.unwrap()).unwrap();
         Cluster {
             server,
             client,
