@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use std::env;
 use std::fs;
 use std::io::Write as _;
+use std::net::{Ipv4Addr, UdpSocket};
 use std::os::unix::fs::{chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -961,6 +962,90 @@ async fn pods_are_confined() {
     world.succeeded("compact");
 }
 
+/// Answers every question for the address of a name with one address; ends with the test.
+fn name_server(address: Ipv4Addr) {
+    let socket = UdpSocket::bind((address, 53)).expect("port 53 of the bridge");
+    std::thread::spawn(move || {
+        let mut query = [0; 512];
+        while let Ok((length, from)) = socket.recv_from(&mut query) {
+            let question = &query[12..length];
+            let name = question.iter().position(|&b| b == 0).unwrap() + 1;
+            let is_a = question[name..name + 2] == [0, 1];
+            let mut answer = query[..2].to_vec();
+            // An answer without errors, to one question, with one record or none.
+            answer.extend([0x81, 0x80, 0, 1, 0, u8::from(is_a), 0, 0, 0, 0]);
+            answer.extend(&question[..name + 4]);
+            if is_a {
+                // The name of the question; A, IN, a minute, four bytes.
+                answer.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4]);
+                answer.extend(address.octets());
+            }
+            let _ = socket.send_to(&answer, from);
+        }
+    });
+}
+
+/// The program is static and there is nothing else in the image: it resolves names all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_image_resolves_names() {
+    let world = World::new("names").await;
+    name_server(host().parse().unwrap());
+    let port = world
+        .minio
+        .endpoint()
+        .rsplit_once(':')
+        .unwrap()
+        .1
+        .to_owned();
+    let endpoint = format!("http://minio.storage.test:{port}");
+    let mut env = world.minio.env();
+    env.retain(|(name, _)| name != "AWS_ENDPOINT_URL");
+    env.push(("AWS_ENDPOINT_URL".to_owned(), endpoint));
+    let env: Vec<Value> = env
+        .iter()
+        .map(|(k, v)| json!({"name": k, "value": v}))
+        .collect();
+    let store = format!("s3://{BUCKET}/names");
+    let pod = |name: &str, how: Value| {
+        let mut pod = json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": name, "namespace": world.namespace},
+            "spec": {
+                "restartPolicy": "Never",
+                "containers": [{
+                    "name": "deltafold", "image": setting("IN_CLUSTER_IMAGE"), "imagePullPolicy": "Never",
+                    "args": ["store", "check", "--store", store], "env": env,
+                }],
+            },
+        });
+        let how = how.as_object().unwrap().clone();
+        pod["spec"].as_object_mut().unwrap().extend(how);
+        pod
+    };
+    apply_all(&[
+        pod(
+            "by-dns",
+            json!({"dnsPolicy": "None", "dnsConfig": {"nameservers": [host()]}}),
+        ),
+        pod(
+            "by-hosts",
+            json!({"hostAliases": [{"ip": host(), "hostnames": ["minio.storage.test"]}]}),
+        ),
+    ]);
+    for name in ["by-dns", "by-hosts"] {
+        let pod = wait("the end of a Pod", || {
+            let pod = world.get(&["pod", name])?;
+            let phase = pod["status"]["phase"].as_str()?;
+            ["Succeeded", "Failed"].contains(&phase).then_some(pod)
+        });
+        assert_eq!(
+            pod["status"]["phase"], "Succeeded",
+            "{name}: {:#}",
+            pod["status"]
+        );
+    }
+}
+
 /// `kubectl deltafold`, where a link of that name to the program is on the PATH.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_program_is_a_plugin_of_kubectl() {
@@ -987,7 +1072,13 @@ async fn the_program_is_a_plugin_of_kubectl() {
         text(&output.stdout)
     };
     plugin(&[
-        "task", "create", "snapshot", "--policy", POLICY, "--name", "first",
+        "task",
+        "create",
+        "snapshot",
+        "--policy",
+        POLICY,
+        "--task-name",
+        "first",
     ]);
     plugin(&["task", "wait", "first"]);
     world.succeeded("first");
