@@ -16,7 +16,7 @@ use support::buckets::{BASE, Bucket, LAST, T0};
 use support::{copy_fixture, deltafold, fixture_names, restore, run_json};
 
 /// What people read.
-const DOCUMENTS: [&str; 7] = [
+const DOCUMENTS: [&str; 8] = [
     "README.md",
     "ARCHITECTURE.md",
     "docs/controller.md",

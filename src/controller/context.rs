@@ -285,6 +285,9 @@ struct Applied {
     generation: Option<i64>,
 }
 
+/// The version of a Secret, and the keys it had then.
+type KnownKeys = (Option<String>, BTreeSet<String>);
+
 /// What every sub-reconciler has.
 pub struct Context {
     client: kube::Client,
@@ -309,7 +312,7 @@ pub struct Context {
     told: Mutex<HashMap<(String, String), String>>,
     admission: Mutex<Admission>,
     /// The keys of Secrets, by UID and version.
-    secret_keys: Mutex<HashMap<String, (Option<String>, BTreeSet<String>)>>,
+    secret_keys: Mutex<HashMap<String, KnownKeys>>,
 }
 
 /// What was seen of a Lease, by this controller's clock.

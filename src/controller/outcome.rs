@@ -566,13 +566,15 @@ pub(super) mod tests {
             (Some(137), Some("OOMKilled"))
         );
         assert!(is_worth_retrying(&run) && !is_unreachable(&run));
-        let mut evicted = Pod::default();
-        evicted.status = Some(PodStatus {
-            phase: Some("Failed".to_owned()),
-            reason: Some("Evicted".to_owned()),
-            message: Some("The node was low on resource: memory.".to_owned()),
-            ..PodStatus::default()
-        });
+        let evicted = Pod {
+            status: Some(PodStatus {
+                phase: Some("Failed".to_owned()),
+                reason: Some("Evicted".to_owned()),
+                message: Some("The node was low on resource: memory.".to_owned()),
+                ..PodStatus::default()
+            }),
+            ..Pod::default()
+        };
         let run = last_run(&failed, &[evicted]);
         assert_eq!(
             (run.exit_code, run.reason.as_deref()),

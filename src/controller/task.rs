@@ -23,6 +23,7 @@ use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 use serde_json::json;
 use std::borrow::Borrow;
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -327,9 +328,9 @@ async fn secrets(
     let of_tasks = open.flat_map(|t| jobs::secrets_of_task(t));
     let mut keys = BTreeMap::new();
     for referenced in jobs::secrets_of(policy).into_iter().chain(of_tasks) {
-        if !keys.contains_key(&referenced.name) {
-            let there = ctx.secret_keys(&namespace, &referenced.name).await?;
-            keys.insert(referenced.name, there);
+        if let Entry::Vacant(unknown) = keys.entry(referenced.name) {
+            let there = ctx.secret_keys(&namespace, unknown.key()).await?;
+            unknown.insert(there);
         }
     }
     Ok(keys)

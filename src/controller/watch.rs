@@ -295,15 +295,13 @@ fn policies_of_lease(ctx: &Context, lease: &Lease) -> Vec<ObjectRef<EtcdBackupPo
 }
 
 fn is_ready(slice: &EndpointSlice) -> bool {
-    let conditions = slice
+    let mut conditions = slice
         .endpoints
         .iter()
         .flatten()
         .map(|e| e.conditions.as_ref());
     // Not told counts as ready.
-    conditions
-        .map(|c| c.and_then(|c| c.ready).unwrap_or(true))
-        .any(|ready| ready)
+    conditions.any(|c| c.and_then(|c| c.ready).unwrap_or(true))
 }
 
 /// The Services that a policy's endpoints name, by namespace and name.

@@ -4,6 +4,9 @@ use crate::cli;
 use k8s_openapi::api::core::v1::{Container, PodSpec, PodTemplateSpec};
 use serde_json::{Value, json};
 
+/// Makes a spec.
+type Make = fn() -> Value;
+
 /// With all that a policy can have, but for what excludes it.
 fn rich() -> Value {
     json!({
@@ -87,7 +90,7 @@ fn swift() -> Value {
     })
 }
 
-const SHAPES: [(&str, fn() -> Value); 4] = [
+const SHAPES: [(&str, Make); 4] = [
     ("rich", rich),
     ("following", following),
     ("local", local),
@@ -380,7 +383,7 @@ fn with(spec: &Value, path: &str, value: &Value) -> Value {
 
 #[test]
 fn every_field_of_a_policy_has_an_effect() {
-    let changes: [(fn() -> Value, &str, Value); 46] = [
+    let changes: [(Make, &str, Value); 46] = [
         (rich, "etcd.endpoints", json!(["https://etcd-0:2379"])),
         (rich, "etcd.tlsSecretRef.name", json!("other")),
         (rich, "etcd.authSecretRef.name", json!("other")),
@@ -735,7 +738,7 @@ fn deadlines_are_what_was_asked_for() {
 
 #[test]
 fn what_the_api_server_cannot_see_is_a_problem() {
-    let table: [(fn() -> Value, &str, Value, &str); 32] = [
+    let table: [(Make, &str, Value, &str); 32] = [
         (
             rich,
             "snapshot.fullSchedule",
