@@ -384,7 +384,7 @@ async fn too_late_or_too_much_makes_a_full_snapshot() {
             .await;
         space
             .wait_policy("large", "it knows the size", |p| {
-                p["status"]["snapshots"]["accumulatedDeltaSize"].to_string() == bytes
+                p["status"]["snapshots"]["accumulatedDeltaSize"].as_i64() == bytes.parse().ok()
             })
             .await;
         tokio::time::sleep(Duration::from_millis(500)).await;
