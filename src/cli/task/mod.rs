@@ -34,7 +34,7 @@ pub(super) struct TaskArgs {
 
 #[derive(Debug, Subcommand)]
 enum TaskCommand {
-    Create(create::CreateArgs),
+    Create(Box<create::CreateArgs>),
     List(ListArgs),
     Wait(WaitArgs),
     Logs(logs::LogsArgs),

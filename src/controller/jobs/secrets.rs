@@ -39,7 +39,7 @@ impl Referenced {
         if let Some(key) = self.needs.iter().find(|k| !has(k)) {
             return Some(lacks((*key).to_owned()));
         }
-        if self.together.iter().any(|k| has(&k)) {
+        if self.together.iter().any(&has) {
             let missing = self.together.iter().find(|k| !has(k));
             if let Some(key) = missing {
                 return Some(lacks(format!(
@@ -48,7 +48,7 @@ impl Referenced {
                 )));
             }
         }
-        if !self.one_of.is_empty() && !self.one_of.iter().any(|all| all.iter().all(|k| has(&k))) {
+        if !self.one_of.is_empty() && !self.one_of.iter().any(|all| all.iter().all(&has)) {
             let sets = self.one_of.iter().map(|all| all.join(" and "));
             let sets: Vec<String> = sets.collect();
             return Some(lacks(format!("credentials: give {}", sets.join("; or "))));
