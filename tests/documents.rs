@@ -901,7 +901,9 @@ fn flags(text: &str) -> BTreeSet<&str> {
 #[test]
 fn every_flag_that_is_mentioned_exists() {
     /// Those of cargo, etcd and its tools, kubectl and aws.
-    const OTHERS: [&str; 16] = [
+    const OTHERS: [&str; 18] = [
+        "--create-namespace",
+        "--server-side",
         "--bench",
         "--release",
         "--test",
