@@ -193,12 +193,18 @@ async fn tasks_of_each_type_are_created_as_asked_for() {
         (
             &["snapshot"],
             "OnDemandSnapshot",
-            json!({"onDemandSnapshot": {"type": "full", "final": false}}),
+            json!({"onDemandSnapshot": {"type": "full", "final": false, "takeOver": false}}),
         ),
         (
-            &["OnDemandSnapshot", "--type", "full", "--final"],
+            &[
+                "OnDemandSnapshot",
+                "--type",
+                "full",
+                "--final",
+                "--take-over",
+            ],
             "OnDemandSnapshot",
-            json!({"onDemandSnapshot": {"type": "full", "final": true}}),
+            json!({"onDemandSnapshot": {"type": "full", "final": true, "takeOver": true}}),
         ),
         (&["compaction"], "OnDemandCompaction", Value::Null),
         (
