@@ -16,7 +16,7 @@ RUN set -eu; \
         *) echo "no target is known for $TARGETARCH" >&2; exit 1 ;; \
     esac; \
     CARGO_PROFILE_RELEASE_STRIP=symbols RUSTFLAGS="-C target-feature=+crt-static" \
-        cargo build --release --locked --target "$target"; \
+        cargo rustc --release --locked --target "$target" --bin deltafold -- -C link-arg=-Wl,-z,pack-relative-relocs; \
     mkdir -p /image/bin /image/etc/ssl/certs; \
     mkdir -m 1777 /image/tmp; \
     cp "target/$target/release/deltafold" /image/deltafold; \
