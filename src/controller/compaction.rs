@@ -213,6 +213,8 @@ pub(super) async fn reconcile(
                     ..LastRun::default()
                 };
                 last = Some(start.job.ran(run));
+                // It was for this attempt: clocks may differ, and none may come without end.
+                ctx.forget_recovery(&this);
             }
             Created::NotNow(why) => {
                 wants_a_turn = true;
@@ -303,6 +305,8 @@ impl Look {
             let admission = ctx.admission();
             let pending = admission.pending(&policy_key, now);
             let own = pending.filter(|(_, asker)| matches!(asker, Asker::Policy(_)));
+            let is_seen = |name: &str| jobs.iter().any(|job| job.name_any() == name);
+            let own = own.filter(|((_, job), _)| !is_seen(job));
             own.map(|((_, job), _)| job.clone()).collect()
         };
         let made = old.last_compaction.as_ref();

@@ -445,6 +445,11 @@ impl Context {
         locked(&self.recovered).insert(key, self.now());
     }
 
+    /// What came back has had its attempt.
+    pub(super) fn forget_recovery(&self, policy: &(String, String)) {
+        locked(&self.recovered).remove(policy);
+    }
+
     /// Who may make a Job of a threshold or a task. Hold it for no longer than it takes to ask.
     pub fn admission(&self) -> MutexGuard<'_, Admission> {
         locked(&self.admission)

@@ -77,8 +77,8 @@ pub(super) async fn all(ctx: &Arc<Context>, writers: Writers) -> Result<()> {
         watcher(api::<Job>(ctx), ours()),
         writers.jobs,
         |ctx, job: &Job| {
-            of_policy(ctx, job);
             turns::call_next(ctx);
+            of_policy(ctx, job);
         },
     );
     let cron_jobs = run(
