@@ -22,15 +22,20 @@ impl Controller {
     /// On a namespace, with nothing but its own rights.
     pub async fn start(space: &Space, args: &[&str]) -> Self {
         let url = space.api.url().to_owned();
-        Self::start_at(space, &url, args).await
+        Self::start_at(space, &url, Some(&space.name), args).await
     }
 
     /// One that reaches the API server through a proxy.
     pub async fn through(proxy: &Proxy, space: &Space, args: &[&str]) -> Self {
-        Self::start_at(space, &proxy.url(), args).await
+        Self::start_at(space, &proxy.url(), Some(&space.name), args).await
     }
 
-    async fn start_at(space: &Space, url: &str, args: &[&str]) -> Self {
+    /// As `through`, on all namespaces; what is its own is in this one.
+    pub async fn of_all(proxy: &Proxy, space: &Space, args: &[&str]) -> Self {
+        Self::start_at(space, &proxy.url(), None, args).await
+    }
+
+    async fn start_at(space: &Space, url: &str, namespace: Option<&str>, args: &[&str]) -> Self {
         let folder = tempfile::Builder::new()
             .prefix("controller-")
             .tempdir_in(space.folder.path())
@@ -45,12 +50,16 @@ impl Controller {
         forget_env(&mut command, &["KUBE"]);
         command
             .arg("controller")
-            .args(["--namespace", &space.name])
             .args(["--job-image", "deltafold:test"])
             .arg(format!("--metrics-bind-address=127.0.0.1:{port}"))
-            .args(["--log-level", "debug"])
             .args(args)
             .env("KUBECONFIG", &config);
+        match namespace {
+            Some(namespace) => command
+                .args(["--namespace", namespace])
+                .args(["--log-level", "debug"]),
+            None => command.args(["--log-level", "info"]),
+        };
         let process = Process::spawn(&mut command, &log).unwrap_or_else(|err| panic!("{err}"));
         Self { process, log, port }
     }

@@ -34,6 +34,8 @@ pub struct Call {
     pub query: String,
     pub body: Bytes,
     pub at: Instant,
+    /// When the answer began.
+    pub answered: Option<Instant>,
     /// Of the answer; 0 where there was none.
     pub status: u16,
 }
@@ -320,6 +322,7 @@ impl Shared {
         // They may have been forgotten meanwhile.
         if let Some(call) = calls.get_mut(at) {
             call.status = status;
+            call.answered = Some(Instant::now());
         }
     }
 
@@ -414,6 +417,7 @@ fn call(parts: &axum::http::request::Parts, body: Bytes) -> Call {
         query,
         body,
         at: Instant::now(),
+        answered: None,
         status: 0,
     }
 }
