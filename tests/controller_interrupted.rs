@@ -221,7 +221,8 @@ async fn every_write_fails_in_every_way_and_succeeds_at_last() {
     }
     let controller =
         Controller::through(&story.proxy, &story.space, &["--leader-elect", "false"]).await;
-    let done = until(2 * PATIENCE, async || {
+    // Pauses double with each failure, up to a minute.
+    let done = until(4 * PATIENCE, async || {
         story.lacks().await.is_empty().then_some(())
     });
     if done.await.is_none() {
