@@ -348,11 +348,11 @@ async fn run(count: usize, minutes: u32) -> Result<()> {
     // All others go on meanwhile.
     let others = async {
         while going.load(Ordering::Relaxed) {
-            for n in more..count {
+            for (n, &revision) in revisions.iter().enumerate().take(count).skip(more) {
                 if !going.load(Ordering::Relaxed) {
                     break;
                 }
-                Numbered(n).renew(&api, "delta", revisions[n]).await?;
+                Numbered(n).renew(&api, "delta", revision).await?;
                 tokio::time::sleep(MINUTE / u32::try_from(2 * count)?).await;
             }
         }
