@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use support::controller::Controller;
 use support::kubelet::{Kubelet, Plan, message};
+use support::proxy::{Proxy, Then, When};
 use support::space::{PATIENCE, Space, ended, moment, until};
 
 /// No schedule comes while a test runs.
@@ -334,6 +335,51 @@ async fn what_is_deleted_stops() {
     space.patch("etcdbackuppolicies", "main", suspend).await;
     verify(&space, "asked", "main", "names").await;
     space.wait_task("asked", "Succeeded").await;
+}
+
+/// A compaction that is asked for waits for that of a threshold; a Job that Kubernetes does not take tells so, and
+/// holds nobody up.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_stands_in_the_way_of_a_job() {
+    let space = Space::new("way").await;
+    let kubelet = Kubelet::start(&space).await;
+    kubelet.plan(&[], done());
+    kubelet.plan(&[("work", "compaction")], Plan::Hang);
+    let proxy = Proxy::start(space.api.url()).await;
+    let _controller = Controller::through(&proxy, &space, &["--leader-elect", "false"]).await;
+    policy(&space, "main").await;
+    for (kind, revision) in [("full", 100), ("delta", 5_000_000)] {
+        let name = format!("main-{kind}-snap");
+        space.renew(&name, revision, &moment(0), Value::Null).await;
+    }
+    let runs = until(PATIENCE, async || {
+        (!kubelet.ran(&[("work", "compaction")]).is_empty()).then_some(())
+    });
+    runs.await.expect("a threshold's Pod");
+    task(&space, "asked", "main", "OnDemandCompaction", Value::Null).await;
+    wait_operation(&space, "asked", "Queued").await;
+    tokio::time::sleep(SILENCE).await;
+    assert!(kubelet.ran(&of("asked")).is_empty());
+    kubelet.plan(&[("work", "compaction")], done());
+    space.wait_task("asked", "Succeeded").await;
+
+    // Not to be taken at any time, and for now.
+    let creates = |name: &'static str| {
+        move |call: &support::proxy::Call| {
+            let job = call.json()["metadata"]["name"].as_str().map(str::to_owned);
+            call.verb == "create" && job.is_some_and(|job| job.starts_with(name))
+        }
+    };
+    let invalid = Then::Answer(422, "Invalid");
+    proxy.strike(creates("invalid"), 0, 1, When::Before, invalid);
+    let denied = Then::Answer(403, "Forbidden");
+    proxy.strike(creates("denied"), 0, 1, When::Before, denied);
+    verify(&space, "invalid", "main", "names").await;
+    let rejected = space.wait_task("invalid", "Rejected").await;
+    assert_eq!(errors(&rejected), ["JobRefused"]);
+    verify(&space, "denied", "main", "names").await;
+    wait_operation(&space, "denied", "JobRefused").await;
+    space.wait_task("denied", "Succeeded").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -180,6 +180,93 @@ async fn two_policies_on_one_prefix() {
         .await;
     compacted(&space, "second").await;
     space.wait_task("check", "Succeeded").await;
+
+    // One that has it moves away.
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    space
+        .apply("etcdbackuppolicies", on("third", "s3a://bucket/prefix"))
+        .await;
+    let not_ready = space.wait_condition("third", "Ready", "False").await;
+    assert_eq!(not_ready["reason"], "StorePrefixTaken");
+    space
+        .apply("etcdbackuppolicies", on("second", "s3://bucket/elsewhere"))
+        .await;
+    space.wait_condition("third", "Ready", "True").await;
+
+    // The same Leases would mix two backups, too.
+    let mut leases_taken = on("fourth", "s3://bucket/fourth");
+    leases_taken["spec"]["snapshot"]["leasePrefix"] = json!("beside");
+    space.apply("etcdbackuppolicies", leases_taken).await;
+    let not_ready = space.wait_condition("fourth", "Ready", "False").await;
+    assert_eq!(not_ready["reason"], "LeasePrefixTaken");
+}
+
+/// What others delete, change or refuse.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_others_do_is_mended_or_told() {
+    let space = Space::new("others").await;
+    let mut controller = Controller::start(&space, &["--leader-elect", "false"]).await;
+    let policy = json!({
+        "metadata": {"name": "main"},
+        "spec": {
+            "etcd": {"endpoints": ["http://etcd:2379"]},
+            "store": {"url": "s3://bucket/main"},
+            "snapshot": {"fullSchedule": NEVER, "deltaSchedule": NEVER},
+        },
+    });
+    space.apply("etcdbackuppolicies", policy).await;
+    space.wait_condition("main", "Ready", "True").await;
+    let lease = space.must_get("leases", "main-full-snap").await;
+    space.delete("leases", "main-full-snap").await;
+    let again = until(PATIENCE, async || {
+        let there = space.get("leases", "main-full-snap").await?;
+        (there["metadata"]["uid"] != lease["metadata"]["uid"]).then_some(())
+    });
+    again.await.expect("another Lease");
+
+    // While nobody looks.
+    controller.kill();
+    let suspended = json!({"spec": {"suspend": true}});
+    space
+        .patch("cronjobs", "main-full", suspended.clone())
+        .await;
+    let _controller = Controller::start(&space, &["--leader-elect", "false"]).await;
+    space
+        .wait_until("cronjobs", "main-full", "it goes", |c| {
+            c["spec"]["suspend"] == false
+        })
+        .await;
+
+    // What the API server does not take is told, and the rest of the status with it.
+    let with = |resources: Value| json!({"spec": {"jobTemplate": {"resources": resources}}});
+    let too_much = json!({"requests": {"cpu": "2"}, "limits": {"cpu": "1"}});
+    space
+        .patch("etcdbackuppolicies", "main", with(too_much))
+        .await;
+    let refused = space.wait_condition("main", "Ready", "False").await;
+    assert_eq!(refused["reason"], "ApplyRefused");
+    let text = refused["message"].as_str().unwrap();
+    assert!(text.contains("main-full") && text.contains("cpu"), "{text}");
+    space
+        .patch("etcdbackuppolicies", "main", with(Value::Null))
+        .await;
+    space.wait_condition("main", "Ready", "True").await;
+
+    // By a slip of the pen nothing ends; suspended with one in it, everything does.
+    let wrong = json!({"spec": {"snapshot": {"fullSchedule": "61 0 * * *"}}});
+    space.patch("etcdbackuppolicies", "main", wrong).await;
+    let invalid = space.wait_condition("main", "Ready", "False").await;
+    assert_eq!(invalid["reason"], "SpecInvalid");
+    let goes_on = space.must_get("cronjobs", "main-full").await;
+    assert_eq!(goes_on["spec"]["suspend"], false);
+    space.patch("etcdbackuppolicies", "main", suspended).await;
+    for name in ["main-full", "main-delta"] {
+        space
+            .wait_until("cronjobs", name, "it is suspended", |c| {
+                c["spec"]["suspend"] == true
+            })
+            .await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -358,7 +445,7 @@ async fn what_is_refused_is_tried_again() {
     proxy.strike(
         of("conflict"),
         0,
-        20,
+        8,
         When::Before,
         Then::Answer(409, "Conflict"),
     );

@@ -497,7 +497,7 @@ impl Round<'_> {
     fn run(
         &mut self,
         mut tickets: mpsc::UnboundedReceiver<Ticket>,
-        ended: &dyn Fn() -> usize,
+        has_ended: &dyn Fn(usize) -> bool,
         collectors: usize,
         counts: &mut Counts,
     ) {
@@ -514,7 +514,8 @@ impl Round<'_> {
                 }
                 Ok(None) => break,
                 Err(_) if waiting.is_empty() => {
-                    if ended() == self.deaths.len() && self.snapshots_left == 0 {
+                    let all_ended = (0..self.deaths.len()).all(has_ended);
+                    if all_ended && self.snapshots_left == 0 {
                         break;
                     }
                     if self.snapshots_left > 0 {
@@ -528,8 +529,10 @@ impl Round<'_> {
                 self.snapshot();
             }
             // An operator whom the lock, or luck, keeps out of what is being removed just now.
+            // One that says nothing yet is at work on what it saw.
+            let looks = |actor| waiting.iter().any(|t| t.actor == actor && t.is_look);
             let at_rest =
-                self.heedless || waiting.iter().all(|t| t.actor >= collectors || t.is_look);
+                self.heedless || (0..collectors).all(|actor| has_ended(actor) || looks(actor));
             if at_rest && self.rng.u8(..6) == 0 {
                 self.operate(counts);
             }
@@ -773,8 +776,8 @@ fn play(seed: u64, rounds: u64, look_again: Duration) -> Counts {
             heedless,
             keeps_removed: purge_after == Some(HOUR),
         };
-        let ended = || handles.iter().filter(|h| h.is_finished()).count();
-        r.run(tickets, &ended, COLLECTORS, &mut counts);
+        let has_ended = |actor: usize| handles[actor].is_finished();
+        r.run(tickets, &has_ended, COLLECTORS, &mut counts);
         let died = r.deaths.clone();
         let steps = r.steps.clone();
         for (actor, handle) in handles.into_iter().enumerate() {

@@ -12,12 +12,12 @@ use super::conditions::{self, Judgement};
 use super::context::{Context, Failure, label};
 use super::jobs::{self, Work};
 use super::leases::LeaseFacts;
-use super::outcome::{self, JOB_DELETED};
+use super::outcome::{self, JOB_DELETED, PODS_COME};
 use super::policy;
 use super::threshold::{self, Backoff, Decision};
-use super::times::{later, utc};
+use super::times::{later, requeue, sooner, utc};
 use super::turns::{self, TRIGGER, key};
-use chrono::{DateTime, SubsecRound, TimeDelta, Utc};
+use chrono::{DateTime, SubsecRound, Utc};
 use k8s_openapi::api::batch::v1::Job;
 use kube::ResourceExt;
 use kube::runtime::controller::Action;
@@ -25,7 +25,6 @@ use kube::runtime::reflector::ObjectRef;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// The owner of what it writes.
 const MANAGER: &str = "deltafold-compaction";
@@ -37,10 +36,6 @@ const DELTA_REVISION: &str = "deltafold.io/delta-revision";
 const ATTEMPT: &str = "deltafold.io/attempt";
 /// On the Job: why it was made.
 const REASON: &str = "deltafold.io/reason";
-/// When to look again for what a Pod that has ended has to say.
-const PODS_COME: TimeDelta = TimeDelta::seconds(2);
-/// Never sooner than this by itself.
-const SHORTEST_WAIT: Duration = Duration::from_millis(500);
 
 /// A threshold's Job, by what stands on it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -172,7 +167,8 @@ pub(super) async fn reconcile(
     let spec = &policy.spec;
     let still_wanted = |start: &Start| {
         let possible = spec.etcd.is_some() || !start.job.full_snapshot;
-        spec.compaction.enabled && !spec.suspend && possible
+        let is_its = start.policy_uid == policy.metadata.uid;
+        is_its && spec.compaction.enabled && !spec.suspend && possible
     };
     let unanswered = ctx.unanswered(&this);
     let start = match unanswered.filter(still_wanted) {
@@ -205,8 +201,18 @@ pub(super) async fn reconcile(
         }
     };
     let mut wants_a_turn = false;
+    let mut refused = None;
     if let Some(start) = start {
-        match create(&policy, &asker, &start, &ctx).await? {
+        let created = match create(&policy, &asker, &start, &ctx).await {
+            // The status has to tell, which stands below.
+            Err(e) if e.is_refusal() => {
+                let why = e.to_string();
+                refused = Some(e);
+                Created::NotReady(why)
+            }
+            created => created?,
+        };
+        match created {
             Created::Yes(start_time) => {
                 let run = LastRun {
                     start_time,
@@ -236,28 +242,18 @@ pub(super) async fn reconcile(
         full: ctx.lease_changed_at(&this.0, &full),
         delta: ctx.lease_changed_at(&this.0, &delta),
     };
-    let healthy = conditions::compaction_healthy(&policy, &facts, last.as_ref(), &seen, now);
+    let healthy = match &refused {
+        None => conditions::compaction_healthy(&policy, &facts, last.as_ref(), &seen, now),
+        Some(e) => conditions::job_refused(&e.to_string()),
+    };
     write_status(&policy, &old, last.as_ref(), &healthy, &ctx, now).await?;
     if let Some(last) = &last {
         tell_end(&policy, old.last_compaction.as_ref(), last, &ctx).await;
     }
-    let runs =
-        |last: Option<&LastCompaction>| last.is_some_and(|l| l.run.state == RunState::Running);
-    if runs(old.last_compaction.as_ref()) || runs(last.as_ref()) {
-        count_running(&this.0, &ctx);
+    match refused {
+        Some(e) => Err(e),
+        None => Ok(requeue(sooner(look_again, healthy.stale_at), now)),
     }
-    Ok(match sooner(look_again, healthy.stale_at) {
-        None => Action::await_change(),
-        Some(at) => {
-            let wait = (at - now).to_std().unwrap_or_default();
-            Action::requeue(wait.max(SHORTEST_WAIT))
-        }
-    })
-}
-
-/// The first of two times, where `None` is never.
-fn sooner(a: Option<DateTime<Utc>>, b: Option<DateTime<Utc>>) -> Option<DateTime<Utc>> {
-    a.into_iter().chain(b).min()
 }
 
 /// What the caches tell of a policy's Jobs.
@@ -304,7 +300,11 @@ impl Look {
         let mut pending: Vec<String> = {
             let admission = ctx.admission();
             let pending = admission.pending(&policy_key, now);
-            let own = pending.filter(|(_, asker)| matches!(asker, Asker::Policy(_)));
+            let compacts = |asker: &Asker| match asker {
+                Asker::Policy(_) => true,
+                Asker::Task { task, .. } => is_compaction(task, ctx),
+            };
+            let own = pending.filter(|(_, asker)| compacts(asker));
             let is_seen = |name: &str| jobs.iter().any(|job| job.name_any() == name);
             let own = own.filter(|((_, job), _)| !is_seen(job));
             own.map(|((_, job), _)| job.clone()).collect()
@@ -350,6 +350,15 @@ impl Look {
     }
 }
 
+/// Whether a task is for a compaction.
+fn is_compaction((namespace, name): &Key, ctx: &Context) -> bool {
+    let task = ctx
+        .caches
+        .tasks
+        .get(&ObjectRef::new(name).within(namespace));
+    task.is_some_and(|t| t.spec.type_ == TaskType::OnDemandCompaction)
+}
+
 /// What was changed where a Job failed for want of it: the policy itself, its Secrets.
 fn dependencies(policy: &EtcdBackupPolicy, ctx: &Context) -> String {
     let namespace = policy.namespace().unwrap_or_default();
@@ -366,6 +375,8 @@ fn dependencies(policy: &EtcdBackupPolicy, ctx: &Context) -> String {
 /// What was decided to start.
 #[derive(Debug, Clone)]
 pub(super) struct Start {
+    /// Whose: another policy may have the same name later.
+    policy_uid: Option<String>,
     job: Started,
     reason: String,
     events: i64,
@@ -404,6 +415,7 @@ fn start(
                 finished: false,
             };
             Ok(Start {
+                policy_uid: policy.metadata.uid.clone(),
                 job,
                 reason,
                 events,
@@ -568,21 +580,13 @@ async fn tell_end(
     ctx.tell(policy, !succeeded, reason, "Compact", &note).await;
 }
 
-fn count_running(namespace: &str, ctx: &Context) {
-    let running = ctx.caches.jobs.state_filter(|job| {
-        job.metadata.namespace.as_deref() == Some(namespace)
-            && turns::is_of_threshold(job)
-            && !outcome::is_finished(job)
-    });
-    ctx.metrics.compactions_run(namespace, running.len());
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::controller::api::{EtcdBackupPolicySpec, EtcdSpec};
     use crate::controller::leases::tests::{at, druid, ours};
     use crate::controller::outcome::DEADLINE_EXCEEDED;
+    use chrono::TimeDelta;
     use k8s_openapi::api::coordination::v1::Lease;
 
     const THRESHOLD: i64 = 100;

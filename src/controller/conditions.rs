@@ -8,7 +8,7 @@ use super::api::{
 };
 use super::leases::{LeaseFacts, SnapshotFact};
 use super::outcome;
-use super::times::{delta as span, later, shown};
+use super::times::{delta as span, later, shown, sooner};
 use crate::job::schedule::Schedule;
 use chrono::{DateTime, TimeDelta, Utc};
 use kube::ResourceExt;
@@ -177,7 +177,8 @@ fn expected(policy: &EtcdBackupPolicy) -> [Option<Expected>; 2] {
             "full",
             Rhythm::parse(s, policy),
             full_schedule,
-            cron_job("full"),
+            // It takes the fulls, too.
+            follow.map_or_else(|| cron_job("full"), |_| follower()),
         ),
         // The first one is all that is needed: compactions make the others.
         None => make(
@@ -188,13 +189,13 @@ fn expected(policy: &EtcdBackupPolicy) -> [Option<Expected>; 2] {
         ),
     };
     let delta = match (delta_schedule, follow) {
-        (Some(s), _) => make(
+        (Some(s), None) => make(
             "delta",
             Rhythm::parse(s, policy),
             delta_schedule,
             cron_job("delta"),
         ),
-        (None, Some(follow)) => {
+        (_, Some(follow)) => {
             let period = follow.delta_period.as_deref();
             let period = period.and_then(|p| parse_duration(p).ok()).map(span);
             let period = period.unwrap_or(FOLLOWER_DELTA);
@@ -203,6 +204,11 @@ fn expected(policy: &EtcdBackupPolicy) -> [Option<Expected>; 2] {
         (None, None) => None,
     };
     [full, delta]
+}
+
+/// Whether anybody is to take full snapshots, and deltas.
+pub fn expects(policy: &EtcdBackupPolicy) -> [bool; 2] {
+    expected(policy).map(|e| e.is_some())
 }
 
 /// How one kind of snapshots is.
@@ -315,14 +321,6 @@ fn all_news(
         news(&e, fact, foreign, delta_at, since, now)
     });
     full.into_iter().chain(delta).collect()
-}
-
-/// The first of two times, where `None` is never.
-fn sooner(a: Option<DateTime<Utc>>, b: Option<DateTime<Utc>>) -> Option<DateTime<Utc>> {
-    match (a, b) {
-        (Some(a), Some(b)) => Some(a.min(b)),
-        (a, b) => a.or(b),
-    }
 }
 
 /// Whether snapshots are taken in time.
@@ -532,21 +530,26 @@ pub fn compaction_healthy(
     judged.until(stale_at)
 }
 
+/// Whether compactions do their work, where a Job was not taken.
+pub fn job_refused(why: &str) -> Judgement {
+    let said = format!("a compaction is due, and Kubernetes does not take its Job: {why}");
+    Judgement::new(ConditionStatus::False, "JobRefused", said)
+}
+
 /// Something that keeps a policy from being carried out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    /// A word for machines, such as `InvalidSpec`, `SecretMissing` or `StoreInUse`.
+    /// A word for machines, such as `SpecInvalid`, `SecretMissing` or `StorePrefixTaken`.
     pub reason: String,
     /// A sentence for people.
     pub message: String,
 }
 
-/// Whether a policy is carried out: the problems, the most important first.
-pub fn ready(policy: &EtcdBackupPolicy, problems: &[Problem]) -> Judgement {
+/// Whether a policy is carried out.
+pub fn ready(policy: &EtcdBackupPolicy, problem: Option<&Problem>) -> Judgement {
     use ConditionStatus::{False, True};
-    if let Some(first) = problems.first() {
-        let said: Vec<&str> = problems.iter().map(|p| p.message.as_str()).collect();
-        return Judgement::new(False, &first.reason, said.join("; "));
+    if let Some(problem) = problem {
+        return Judgement::new(False, &problem.reason, &problem.message);
     }
     match policy.spec.suspend {
         true => Judgement::new(
@@ -903,22 +906,14 @@ mod tests {
     #[test]
     fn the_time_of_a_condition_changes_with_its_status_alone() {
         let p = policy();
-        let good = ready(&p, &[]);
-        let bad = ready(
-            &p,
-            &[
-                Problem {
-                    reason: "SecretMissing".to_owned(),
-                    message: "no Secret s".to_owned(),
-                },
-                Problem {
-                    reason: "InvalidSpec".to_owned(),
-                    message: "no schedule".to_owned(),
-                },
-            ],
-        );
+        let problem = |reason: &str| Problem {
+            reason: reason.to_owned(),
+            message: "no Secret s".to_owned(),
+        };
+        let good = ready(&p, None);
+        let bad = ready(&p, Some(&problem("SecretMissing")));
         assert_eq!((bad.status, bad.reason.as_str()), (False, "SecretMissing"));
-        assert_eq!(bad.message, "no Secret s; no schedule");
+        assert_eq!(bad.message, "no Secret s");
         let first = merge(
             &[],
             &[("Ready", &bad), ("BackupReady", &good)],
@@ -926,19 +921,13 @@ mod tests {
             at("20T10:00:00.5"),
         );
         assert_eq!(first[0].last_transition_time, at("20T10:00:00"));
-        let worse = ready(
-            &p,
-            &[Problem {
-                reason: "StoreInUse".to_owned(),
-                message: "x".to_owned(),
-            }],
-        );
+        let worse = ready(&p, Some(&problem("StorePrefixTaken")));
         let second = merge(&first, &[("Ready", &worse)], Some(2), at("20T11:00:00"));
         assert_eq!(second.len(), 1);
         assert_eq!(second[0].last_transition_time, at("20T10:00:00"));
         assert_eq!(
             (second[0].reason.as_str(), second[0].observed_generation),
-            ("StoreInUse", Some(2))
+            ("StorePrefixTaken", Some(2))
         );
         let third = merge(&second, &[("Ready", &good)], Some(2), at("20T12:00:00"));
         assert_eq!(third[0].last_transition_time, at("20T12:00:00"));

@@ -219,6 +219,28 @@ pub enum Failure {
 }
 
 impl Failure {
+    /// The object is not taken as it is: by its fields, a quota, a webhook or a right.
+    pub fn is_refusal(&self) -> bool {
+        matches!(
+            self,
+            Failure::Api {
+                code: Some(400 | 403 | 422),
+                ..
+            }
+        )
+    }
+
+    /// Whether the same object would be taken at no other time.
+    pub fn is_invalid(&self) -> bool {
+        matches!(
+            self,
+            Failure::Api {
+                code: Some(422),
+                ..
+            }
+        )
+    }
+
     /// Somebody else wrote meanwhile.
     pub fn is_conflict(&self) -> bool {
         matches!(
@@ -429,6 +451,11 @@ impl Context {
         true
     }
 
+    /// A Lease is gone.
+    pub(super) fn forget_lease(&self, namespace: &str, name: &str) {
+        locked(&self.seen).remove(&(namespace.to_owned(), name.to_owned()));
+    }
+
     /// When a Lease was seen to change, by this controller's own clock; `None` where it has not since the
     /// controller looks. Another machine's clock may be wrong: this one cannot.
     pub fn lease_changed_at(&self, namespace: &str, name: &str) -> Option<DateTime<Utc>> {
@@ -568,16 +595,28 @@ impl Context {
             (None, _) => false,
             (Some(there), before) => {
                 let says = there.annotations().get(HASH).map(String::as_str);
-                // Somebody else has changed what we wrote where its generation is another one.
-                let untouched = before.as_ref().is_none_or(|b| {
-                    b.uid != there.uid()
-                        || b.generation.is_none()
-                        || there.meta().generation <= b.generation
-                });
-                says == Some(hash.as_str()) && untouched
+                says == Some(hash.as_str())
+                    && match before {
+                        // Somebody else has changed what we wrote where its generation is another one.
+                        Some(b) => {
+                            b.uid != there.uid()
+                                || b.generation.is_none()
+                                || there.meta().generation <= b.generation
+                        }
+                        // Nobody may have looked meanwhile.
+                        None => holds(&json_of(there)?, &object),
+                    }
             }
         };
         if is_so {
+            if let (None, Some(there)) = (before, cached) {
+                let applied = Applied {
+                    hash,
+                    uid: there.uid(),
+                    generation: there.meta().generation,
+                };
+                locked(&self.applied).insert(key, applied);
+            }
             return Ok(false);
         }
         self.may_write()?;
@@ -655,6 +694,37 @@ impl Context {
         }
         self.create(object).await?;
         locked(&self.applied).insert(key, applied);
+        Ok(())
+    }
+
+    /// What nothing watches was seen to go: it is created again.
+    pub(super) fn forget_created(&self, kind: &str, namespace: &str, name: &str) {
+        let key = (kind.to_owned(), namespace.to_owned(), name.to_owned());
+        locked(&self.applied).remove(&key);
+    }
+
+    /// Changes a part of an object, and leaves the rest of it.
+    ///
+    /// # Errors
+    /// `Api`, `NotLeading`.
+    pub async fn merge<K>(&self, manager: &str, object: &K, patch: &Value) -> Result<(), Failure>
+    where
+        K: Resource<Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug,
+        K::DynamicType: Default,
+    {
+        self.may_write()?;
+        let namespace = object.namespace().unwrap_or_default();
+        let name = object.name_any();
+        let kind = K::kind(&K::DynamicType::default()).into_owned();
+        let what = format!("change {kind} {namespace}/{name}");
+        let params = PatchParams {
+            field_manager: Some(manager.to_owned()),
+            ..PatchParams::default()
+        };
+        let api = self.api::<K>(&namespace);
+        let written = answer(&what, api.patch(&name, &params, &Patch::Merge(patch))).await?;
+        written.or_fail(&what)?;
+        tracing::info!("did {what}");
         Ok(())
     }
 
@@ -806,11 +876,16 @@ impl Context {
             action: action.to_owned(),
             secondary: None,
         };
-        if self.may_write().is_ok()
-            && let Err(e) = self.recorder.publish(&event, &reference).await
-        {
-            tracing::warn!(namespace, name, "an Event could not be written: {e}");
+        if self.may_write().is_err() {
+            return;
         }
+        let published = self.recorder.publish(&event, &reference);
+        let why = match tokio::time::timeout(PATIENCE, published).await {
+            Ok(Ok(())) => return,
+            Ok(Err(e)) => crate::kubernetes::causes(&e),
+            Err(_) => format!("no answer within {} s", PATIENCE.as_secs()),
+        };
+        tracing::warn!(namespace, name, "an Event could not be written: {why}");
     }
 }
 
@@ -827,8 +902,44 @@ fn json_of<K: Serialize>(object: &K) -> Result<Value, Failure> {
     serde_json::to_value(object).map_err(|e| Failure::Object(format!("an object is no JSON: {e}")))
 }
 
+/// Whether all that is wanted stands in what is there, which may have more: defaults, others' fields.
+fn holds(there: &Value, wanted: &Value) -> bool {
+    match (there, wanted) {
+        (Value::Object(there), Value::Object(wanted)) => wanted.iter().all(|(key, wanted)| {
+            let nothing = wanted.is_null();
+            there.get(key).map_or(nothing, |there| holds(there, wanted))
+        }),
+        (Value::Array(there), Value::Array(wanted)) => {
+            there.len() == wanted.len() && there.iter().zip(wanted).all(|(t, w)| holds(t, w))
+        }
+        (there, wanted) => there == wanted,
+    }
+}
+
 /// Of an object's JSON, whose keys serde_json keeps in order.
 fn hash(object: &Value) -> String {
     let digest = Sha256::digest(object.to_string().as_bytes());
     digest[..8].iter().map(|b| format!("{b:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_may_be_there_than_is_wanted_but_nothing_else() {
+        let wanted = json!({"a": 1, "b": [{"c": 2}], "d": {"e": null}});
+        let there = json!({"a": 1, "b": [{"c": 2, "x": 3}], "d": {}, "y": 4});
+        assert!(holds(&there, &wanted));
+        for (at, other) in [
+            ("/a", json!(2)),
+            ("/b", json!([])),
+            ("/b/0/c", json!("2")),
+            ("/d", json!({"e": 1})),
+        ] {
+            let mut changed = there.clone();
+            *changed.pointer_mut(at).unwrap() = other;
+            assert!(!holds(&changed, &wanted), "{at}");
+        }
+    }
 }

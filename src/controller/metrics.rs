@@ -4,17 +4,20 @@
 
 use super::Context;
 use super::api::{TaskState, TaskType};
+use super::{outcome, turns};
 use crate::error::Error;
 use crate::telemetry::serve::Exposition;
 use kube::ResourceExt;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, text};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
@@ -40,7 +43,6 @@ pub struct ControllerMetrics {
     shown: Arc<Mutex<Weak<Context>>>,
     leader: Gauge,
     compactions: Family<Labels<1>, Counter>,
-    compactions_now: Family<Labels<1>, Gauge>,
     compaction_seconds: Histograms<1>,
     delta_events: Family<Labels<2>, Gauge>,
     tasks: Family<Labels<4>, Counter>,
@@ -60,9 +62,9 @@ impl Default for ControllerMetrics {
     }
 }
 
-/// How old the newest snapshots are, by the Leases, at the time of the scrape.
+/// What the caches tell at the time of the scrape: how old the newest snapshots are, how policies are, which Jobs run.
 #[derive(Debug)]
-struct Ages(Arc<Mutex<Weak<Context>>>);
+struct Seen(Arc<Mutex<Weak<Context>>>);
 
 impl fmt::Debug for Context {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -70,23 +72,24 @@ impl fmt::Debug for Context {
     }
 }
 
-impl Collector for Ages {
+impl Collector for Seen {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let shown = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(ctx) = shown.upgrade() else {
             return Ok(());
         };
         drop(shown);
-        let gauge = ConstGauge::new(0.0);
+        let gauge = MetricType::Gauge;
+        let policies = ctx.caches.policies.state();
         let mut metric = encoder.encode_descriptor(
             "seconds_since_last_snapshot",
-            "How long ago the newest snapshot of a kind was saved, by its Lease",
+            "How long ago the newest snapshot of a kind was saved, by its Lease; before the first one, how old the policy is",
             None,
-            gauge.metric_type(),
+            gauge,
         )?;
-        for policy in ctx.caches.policies.state() {
+        for policy in &policies {
             let namespace = policy.namespace().unwrap_or_default();
-            for (kind, seconds) in super::policy::snapshot_ages(&ctx, &policy) {
+            for (kind, seconds) in super::policy::snapshot_ages(&ctx, policy) {
                 let labels = [
                     ("namespace", namespace.clone()),
                     ("policy", policy.name_any()),
@@ -94,6 +97,48 @@ impl Collector for Ages {
                 ];
                 ConstGauge::new(seconds).encode(metric.encode_family(&labels)?)?;
             }
+        }
+        let mut metric = encoder.encode_descriptor(
+            "policy_condition",
+            "1 for what each condition of a policy is, and why",
+            None,
+            gauge,
+        )?;
+        for policy in &policies {
+            let conditions = policy.status.iter().flat_map(|s| &s.conditions);
+            for condition in conditions {
+                let labels = [
+                    ("namespace", policy.namespace().unwrap_or_default()),
+                    ("policy", policy.name_any()),
+                    ("type", condition.type_.clone()),
+                    ("status", condition.status.as_str().to_owned()),
+                    ("reason", condition.reason.clone()),
+                ];
+                ConstGauge::new(1).encode(metric.encode_family(&labels)?)?;
+            }
+        }
+        let mut running: BTreeMap<String, i64> = BTreeMap::new();
+        for policy in &policies {
+            running
+                .entry(policy.namespace().unwrap_or_default())
+                .or_default();
+        }
+        for job in ctx.caches.jobs.state() {
+            if turns::is_of_threshold(&job) && !outcome::is_finished(&job) {
+                *running
+                    .entry(job.namespace().unwrap_or_default())
+                    .or_default() += 1;
+            }
+        }
+        let mut metric = encoder.encode_descriptor(
+            "compaction_jobs_current",
+            "Compaction Jobs started by a threshold that run now",
+            None,
+            gauge,
+        )?;
+        for (namespace, count) in running {
+            let labels = [("namespace", namespace)];
+            ConstGauge::new(count).encode(metric.encode_family(&labels)?)?;
         }
         Ok(())
     }
@@ -116,12 +161,6 @@ impl ControllerMetrics {
             "compaction_jobs",
             "Compaction Jobs started by a threshold that have ended",
             compactions.clone(),
-        );
-        let compactions_now = Family::default();
-        registry.register(
-            "compaction_jobs_current",
-            "Compaction Jobs started by a threshold that run now",
-            compactions_now.clone(),
         );
         let compaction_seconds: Histograms<1> = Family::new_with_constructor(durations);
         registry.register_with_unit(
@@ -152,13 +191,12 @@ impl ControllerMetrics {
             errors.clone(),
         );
         let shown = Arc::new(Mutex::new(Weak::new()));
-        registry.register_collector(Box::new(Ages(shown.clone())));
+        registry.register_collector(Box::new(Seen(shown.clone())));
         ControllerMetrics {
             registry: Arc::new(registry),
             shown,
             leader,
             compactions,
-            compactions_now,
             compaction_seconds,
             delta_events,
             tasks,
@@ -178,7 +216,7 @@ impl ControllerMetrics {
         })
     }
 
-    /// Whose Leases the ages are of.
+    /// Whose caches are shown.
     pub(super) fn show(&self, ctx: &Arc<Context>) {
         *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(ctx);
     }
@@ -200,13 +238,6 @@ impl ControllerMetrics {
         ];
         let events = i64::try_from(events).unwrap_or(i64::MAX);
         self.delta_events.get_or_create(&labels).set(events);
-    }
-
-    /// So many compaction Jobs run in a namespace.
-    pub fn compactions_run(&self, namespace: &str, count: usize) {
-        let labels = [("namespace", namespace.to_owned())];
-        let count = i64::try_from(count).unwrap_or(i64::MAX);
-        self.compactions_now.get_or_create(&labels).set(count);
     }
 
     /// A compaction Job has ended.
@@ -250,7 +281,6 @@ mod tests {
         metrics.set_leader(true);
         metrics.reconcile_failed("task");
         metrics.compaction_started("a", "b", 7);
-        metrics.compactions_run("a", 2);
         metrics.compaction_ended(false, Duration::from_secs(3));
         metrics.task_ended("a", "b", TaskType::Verify, TaskState::Failed, None);
         let text = metrics.exposition()().unwrap();
@@ -258,7 +288,6 @@ mod tests {
             "deltafold_leader 1",
             "deltafold_reconcile_errors_total{controller=\"task\"} 1",
             "deltafold_compaction_num_delta_events{namespace=\"a\",policy=\"b\"} 7",
-            "deltafold_compaction_jobs_current{namespace=\"a\"} 2",
             "deltafold_compaction_jobs_total{succeeded=\"false\"} 1",
             "deltafold_compaction_job_duration_seconds_count{succeeded=\"false\"} 1",
             "deltafold_tasks_total{type=\"Verify\",state=\"Failed\",policy=\"b\",namespace=\"a\"} 1",

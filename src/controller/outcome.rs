@@ -15,6 +15,8 @@ use std::borrow::Borrow;
 
 /// A Job may be known to have ended a little sooner than its Pod is.
 const PODS_ARE_LATE: TimeDelta = TimeDelta::seconds(5);
+/// When to look again for what a Pod that has ended has to say.
+pub const PODS_COME: TimeDelta = TimeDelta::seconds(2);
 /// Of a message, in characters: a status is no log.
 const LONGEST_MESSAGE: usize = 1024;
 /// A Job's own reason where its time was up.

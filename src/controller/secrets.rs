@@ -26,13 +26,18 @@ pub(super) fn names_of_task(task: &EtcdBackupTask) -> BTreeSet<String> {
     referenced.map(|r| r.name).collect()
 }
 
+/// Whether a Secret carries the finalizer.
+pub(super) fn is_held(secret: &PartialObjectMeta<Secret>) -> bool {
+    secret.finalizers().iter().any(|f| f == FINALIZER)
+}
+
 pub(super) async fn reconcile(
     secret: Arc<PartialObjectMeta<Secret>>,
     ctx: Arc<Context>,
 ) -> Result<Action, Failure> {
     let namespace = secret.namespace().unwrap_or_default();
     let name = secret.name_any();
-    let has = secret.finalizers().iter().any(|f| f == FINALIZER);
+    let has = is_held(&secret);
     let is_going = secret.meta().deletion_timestamp.is_some();
     let is_used = is_used(&ctx, &namespace, &name);
     let wanted: Vec<&str> = match (is_used, has) {

@@ -8,12 +8,12 @@ use super::api::{
     ConditionStatus, DEFAULT_TTL_SECONDS, EtcdBackupPolicy, EtcdBackupTask, EtcdBackupTaskStatus,
     LastOperation, LastRun, RunState, TaskError, TaskState, TaskType,
 };
-use super::context::{Context, Failure};
+use super::context::{Context, Failure, label};
 use super::jobs::{self, SecretKeys};
-use super::outcome::{self, JOB_DELETED};
+use super::outcome::{self, JOB_DELETED, PODS_COME};
 use super::policy;
 use super::queue::{self, Refusal, Surroundings, Verdict};
-use super::times::{later, utc};
+use super::times::{later, requeue, utc};
 use super::turns::{self, key};
 use chrono::{DateTime, SubsecRound, TimeDelta, Utc};
 use k8s_openapi::api::batch::v1::Job;
@@ -26,16 +26,15 @@ use std::borrow::Borrow;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
 
 /// The owner of what it writes.
 const MANAGER: &str = "deltafold-task";
 /// So many errors are kept.
 const MOST_ERRORS: usize = 5;
-/// When to look again for what a Pod that has ended has to say.
-const PODS_COME: TimeDelta = TimeDelta::seconds(2);
-/// Never sooner than this by itself.
-const SHORTEST_WAIT: Duration = Duration::from_millis(500);
+/// A Pod that should have ended so long ago is on a node that is gone.
+const POD_LOST: TimeDelta = TimeDelta::minutes(1);
+/// When to try again what Kubernetes does not take: a quota, say, may be another one by then.
+const REFUSED_AGAIN: TimeDelta = TimeDelta::minutes(1);
 
 /// The operations of a task's status.
 const ADMISSION: &str = "Admission";
@@ -112,16 +111,6 @@ pub(super) async fn reconcile(
         ctx.delete(job).await?;
     }
     Ok(requeue(look_again, now))
-}
-
-fn requeue(at: Option<DateTime<Utc>>, now: DateTime<Utc>) -> Action {
-    match at {
-        None => Action::await_change(),
-        Some(at) => {
-            let wait = (at - now).to_std().unwrap_or_default();
-            Action::requeue(wait.max(SHORTEST_WAIT))
-        }
-    }
 }
 
 /// Whether a Job is this task's, not that of one of the same name that is gone.
@@ -238,11 +227,13 @@ async fn admit(
     };
     let missing = |task: &EtcdBackupTask| {
         let of_task = jobs::secrets_of_task(task);
+        let of_copy = policy.and_then(|policy| jobs::secrets_of_copy(policy, task));
         let referenced = policy
             .map(jobs::secrets_of)
             .into_iter()
             .flatten()
-            .chain(of_task);
+            .chain(of_task)
+            .chain(of_copy);
         let problems: Vec<String> = referenced
             .filter_map(|r| r.problem(secrets.get(&r.name).and_then(Option::as_ref)))
             .collect();
@@ -280,9 +271,10 @@ async fn admit(
         return Ok((Step::Waits("PolicyNotReady", message), None));
     }
     // One that was postponed may come back while one behind it runs.
-    if let Some(other) = running(task, ctx) {
+    if let Some((other, look_again)) = running(task, ctx, now) {
         turns::withdraw(ctx, asker);
-        return Ok((Step::Waits("Queued", format!("the Job {other} runs")), None));
+        let message = format!("{other} has not ended");
+        return Ok((Step::Waits("Queued", message), look_again));
     }
     let job_key = (namespace, jobs::task_job_name(task));
     if let Err(why) = turns::ask(ctx, asker, &job_key, task).await {
@@ -298,20 +290,77 @@ async fn admit(
         Ok(_) => Ok((Step::Started, None)),
         Err(e) => {
             turns::give_back(ctx, &job_key);
-            Err(e)
+            match e {
+                e if e.is_invalid() => {
+                    let refusal = Refusal {
+                        code: "JobRefused",
+                        message: e.to_string(),
+                    };
+                    Ok((Step::rejected(refusal), None))
+                }
+                e if e.is_refusal() => {
+                    let again = later(now, REFUSED_AGAIN);
+                    Ok((Step::Waits("JobRefused", e.to_string()), Some(again)))
+                }
+                e => Err(e),
+            }
         }
     }
 }
 
-/// A Job of another task of the same policy that has not ended.
-fn running(task: &EtcdBackupTask, ctx: &Context) -> Option<String> {
+/// A Job or Pod that must end first: of another task of the same policy, and before a compaction that of a threshold.
+/// With it, when to look again where no change of it will tell.
+fn running(
+    task: &EtcdBackupTask,
+    ctx: &Context,
+    now: DateTime<Utc>,
+) -> Option<(String, Option<DateTime<Utc>>)> {
     let namespace = task.namespace().unwrap_or_default();
     let own = jobs::task_job_name(task);
+    let compacts = task.spec.type_ == TaskType::OnDemandCompaction;
     let jobs = ctx.caches.jobs_of(&namespace, &task.spec.policy);
     let mut others = jobs.iter().filter(|job| {
-        turns::is_of_task(job) && job.name_any() != own && !outcome::is_finished(job)
+        (turns::is_of_task(job) || compacts && turns::is_of_threshold(job))
+            && job.name_any() != own
+            && !outcome::is_finished(job)
     });
-    others.next().map(|job| job.name_any())
+    if let Some(job) = others.next() {
+        return Some((job.name_any(), None));
+    }
+    // Of a task that was deleted the Job goes at once, its Pods when they have ended.
+    let pods = ctx.caches.pods.state_filter(|pod| {
+        pod.metadata.namespace.as_deref() == Some(&namespace)
+            && label(pod, jobs::LABEL_POLICY) == Some(&task.spec.policy)
+            && label(pod, jobs::LABEL_TASK).is_some()
+    });
+    for pod in pods {
+        let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
+        if matches!(phase, Some("Succeeded" | "Failed")) {
+            continue;
+        }
+        // What a lost node does not confirm is not waited for without end.
+        let due = pod.metadata.deletion_timestamp.as_ref().map(utc);
+        let given_up = due.map(|due| later(due, POD_LOST));
+        let of_job = |job: &Arc<Job>| {
+            let mut owners = pod.metadata.owner_references.iter().flatten();
+            owners.any(|o| Some(&o.uid) == job.metadata.uid.as_ref())
+        };
+        let is_waited_for = match given_up {
+            Some(given_up) => now < given_up,
+            // Its Job, if it is there, has ended.
+            None => !jobs.iter().any(of_job),
+        };
+        if is_waited_for {
+            return Some((pod.name_any(), given_up));
+        }
+    }
+    let policy = (namespace, task.spec.policy.clone());
+    let admission = ctx.admission();
+    let mut coming = admission
+        .pending(&policy, now)
+        .filter(|(_, asker)| compacts && matches!(asker, Asker::Policy(_)));
+    let coming = coming.next().map(|((_, job), _)| job.clone())?;
+    Some((coming, Some(turns::look_again(now))))
 }
 
 /// The keys of all Secrets that the tasks of a policy need; `None` of one that is not there.

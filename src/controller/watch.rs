@@ -37,13 +37,14 @@ pub(super) async fn all(ctx: &Arc<Context>, writers: Writers) -> Result<()> {
         ctx,
         watcher(api::<EtcdBackupPolicy>(ctx), any()),
         writers.policies,
-        |ctx, policy: &EtcdBackupPolicy| {
+        |ctx, policy: &EtcdBackupPolicy, _| {
             let this = ObjectRef::from_obj(policy);
             ctx.look_at_policy(this.clone());
             ctx.look_at_thresholds(this);
             // It may have been waited for; and another one may have its store's prefix now.
             for other in ctx.caches.policies.state() {
-                if super::policy::same_prefix(&other, policy) {
+                // It may have been somewhere else before.
+                if super::policy::in_one_place(&other, policy) || super::policy::gives_way(&other) {
                     ctx.look_at_policy(ObjectRef::from_obj(&*other));
                 }
             }
@@ -54,13 +55,20 @@ pub(super) async fn all(ctx: &Arc<Context>, writers: Writers) -> Result<()> {
             for name in secrets::names_of(policy) {
                 ctx.look_at_secret(ObjectRef::new(&name).within(&namespace));
             }
+            // Another one may have been used before.
+            let held = ctx.caches.secrets.state_filter(|secret| {
+                secret.namespace().as_deref() == Some(&*namespace) && secrets::is_held(secret)
+            });
+            for secret in held {
+                ctx.look_at_secret(ObjectRef::from_obj(&*secret));
+            }
         },
     );
     let tasks = run(
         ctx,
         watcher(api::<EtcdBackupTask>(ctx), any()),
         writers.tasks,
-        |ctx, task: &EtcdBackupTask| {
+        |ctx, task: &EtcdBackupTask, _| {
             ctx.look_at_task(ObjectRef::from_obj(task));
             let namespace = task.namespace().unwrap_or_default();
             // Those behind it move up.
@@ -76,16 +84,20 @@ pub(super) async fn all(ctx: &Arc<Context>, writers: Writers) -> Result<()> {
         ctx,
         watcher(api::<Job>(ctx), ours()),
         writers.jobs,
-        |ctx, job: &Job| {
+        |ctx, job: &Job, _| {
             turns::call_next(ctx);
             of_policy(ctx, job);
+            // A compaction may wait for this one.
+            if turns::is_of_threshold(job) {
+                look_at_tasks(ctx, job);
+            }
         },
     );
     let cron_jobs = run(
         ctx,
         watcher(api::<CronJob>(ctx), ours()),
         writers.cron_jobs,
-        |ctx, cron_job: &CronJob| {
+        |ctx, cron_job: &CronJob, _| {
             if let Some(policy) = policy_of(cron_job) {
                 ctx.look_at_policy(policy);
             }
@@ -95,39 +107,54 @@ pub(super) async fn all(ctx: &Arc<Context>, writers: Writers) -> Result<()> {
         ctx,
         watcher(api::<Deployment>(ctx), ours()),
         writers.deployments,
-        |ctx, deployment: &Deployment| {
+        |ctx, deployment: &Deployment, _| {
             if let Some(policy) = policy_of(deployment) {
                 ctx.look_at_policy(policy);
             }
         },
     );
     let pods = watcher(api::<Pod>(ctx), ours()).modify(|pod| pod.spec = None);
-    let pods = run(ctx, pods, writers.pods, |ctx, pod: &Pod| {
-        of_policy(ctx, pod)
+    let pods = run(ctx, pods, writers.pods, |ctx, pod: &Pod, _| {
+        of_policy(ctx, pod);
+        // The next task waits for it, even where its own one is gone.
+        if label(pod, jobs::LABEL_TASK).is_some() {
+            look_at_tasks(ctx, pod);
+        }
     });
     let leases = watcher(api::<Lease>(ctx), any()).filter(|event| {
-        let is_snapshots = match event {
-            Ok(Event::Apply(lease) | Event::InitApply(lease) | Event::Delete(lease)) => {
-                lease_prefix(lease).is_some()
-            }
+        let concerns = match event {
+            Ok(Event::Apply(lease) | Event::InitApply(lease)) => lease_prefix(lease).is_some(),
+            // Locks, too, are missed once they are gone.
             _ => true,
         };
-        std::future::ready(is_snapshots)
+        std::future::ready(concerns)
     });
-    let leases = run(ctx, leases, writers.leases, |ctx, lease: &Lease| {
-        if !ctx.saw_lease(lease) {
-            return;
-        }
-        for policy in policies_of_lease(ctx, lease) {
-            ctx.look_at_policy(policy.clone());
-            ctx.look_at_thresholds(policy);
-        }
-    });
+    let leases = run(
+        ctx,
+        leases,
+        writers.leases,
+        |ctx, lease: &Lease, is_gone| {
+            if is_gone {
+                let (namespace, name) = (lease.namespace().unwrap_or_default(), lease.name_any());
+                ctx.forget_lease(&namespace, &name);
+                ctx.forget_created("Lease", &namespace, &name);
+                if let Some(policy) = policy_of(lease) {
+                    ctx.look_at_policy(policy);
+                }
+            } else if !ctx.saw_lease(lease) {
+                return;
+            }
+            for policy in policies_of_lease(ctx, lease) {
+                ctx.look_at_policy(policy.clone());
+                ctx.look_at_thresholds(policy);
+            }
+        },
+    );
     let secrets = run(
         ctx,
         watcher(api::<PartialObjectMeta<Secret>>(ctx), any()),
         writers.secrets,
-        |ctx, secret: &PartialObjectMeta<Secret>| {
+        |ctx, secret: &PartialObjectMeta<Secret>, _| {
             ctx.look_at_secret(ObjectRef::from_obj(secret));
             let namespace = secret.namespace().unwrap_or_default();
             let name = secret.name_any();
@@ -153,20 +180,26 @@ pub(super) async fn all(ctx: &Arc<Context>, writers: Writers) -> Result<()> {
         },
     );
     let slices = watcher(api::<EndpointSlice>(ctx), any());
-    let mut ready_services = BTreeMap::new();
+    let mut slices_of: BTreeMap<_, BTreeMap<String, bool>> = BTreeMap::new();
     let slices = run(
         ctx,
         slices,
         writers.slices,
-        move |ctx, slice: &EndpointSlice| {
+        move |ctx, slice: &EndpointSlice, is_gone| {
             let Some(service) = label(slice, SERVICE_NAME) else {
                 return;
             };
             let service = (slice.namespace().unwrap_or_default(), service.to_owned());
-            let is_ready = is_ready(slice);
+            let slices = slices_of.entry(service.clone()).or_default();
+            let is_known = !slices.is_empty();
+            let was_ready = slices.values().any(|ready| *ready);
+            match is_gone {
+                true => slices.remove(&slice.name_any()),
+                false => slices.insert(slice.name_any(), is_ready(slice)),
+            };
             // One that was ready when it was first seen has not come back.
-            let was_ready = ready_services.insert(service.clone(), is_ready);
-            if !is_ready || was_ready != Some(false) {
+            let is_ready = slices.values().any(|ready| *ready);
+            if !is_known || was_ready || !is_ready {
                 return;
             }
             for policy in ctx.caches.policies.state() {
@@ -205,12 +238,12 @@ where
     }
 }
 
-/// Keeps a cache up to date, and tells of each change once it is in there.
+/// Keeps a cache up to date, and tells of each change once it is in there, and whether the object is gone.
 async fn run<K>(
     ctx: &Arc<Context>,
     events: impl Stream<Item = watcher::Result<Event<K>>> + Send,
     writer: Writer<K>,
-    mut changed: impl FnMut(&Context, &K),
+    mut changed: impl FnMut(&Context, &K, bool),
 ) where
     K: Resource + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
     K::DynamicType: Default + Debug + Eq + Hash + Clone + Unpin + Send + Sync,
@@ -224,11 +257,12 @@ async fn run<K>(
     let mut failing = false;
     while let Some(event) = events.next().await {
         match event {
-            Ok(Event::Apply(object) | Event::Delete(object)) => changed(ctx, &object),
+            Ok(Event::Apply(object)) => changed(ctx, &object, false),
+            Ok(Event::Delete(object)) => changed(ctx, &object, true),
             // A new list may lack what was there before: all look again.
             Ok(Event::InitDone) => {
                 for object in cache.state() {
-                    changed(ctx, &object);
+                    changed(ctx, &object, false);
                 }
                 for policy in ctx.caches.policies.state() {
                     let policy = ObjectRef::from_obj(&*policy);
@@ -272,6 +306,16 @@ fn of_policy<K: Resource>(ctx: &Context, object: &K) {
     if let Some(task) = label(object, jobs::LABEL_TASK) {
         let namespace = object.meta().namespace.as_deref().unwrap_or_default();
         ctx.look_at_task(ObjectRef::new(task).within(namespace));
+    }
+}
+
+/// Has all tasks of an object's policy looked at.
+fn look_at_tasks<K: Resource>(ctx: &Context, object: &K) {
+    if let Some(policy) = policy_of(object) {
+        let namespace = policy.namespace.unwrap_or_default();
+        for task in ctx.caches.tasks_of(&namespace, &policy.name) {
+            ctx.look_at_task(ObjectRef::from_obj(&*task));
+        }
     }
 }
 

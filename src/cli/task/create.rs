@@ -229,7 +229,7 @@ struct RestoreArgs {
     #[arg(long, env = "DELTAFOLD_IF_NEEDED", value_name = "LOOK")]
     if_needed: Option<Look>,
     /// The user and group that own the restored files [default: 65532]
-    #[arg(long, env = "DELTAFOLD_RUN_AS_USER", value_name = "UID", value_parser = clap::value_parser!(i64).range(0..=4_294_967_294))]
+    #[arg(long, env = "DELTAFOLD_RUN_AS_USER", value_name = "UID", value_parser = clap::value_parser!(i64).range(0..=2_147_483_647))]
     run_as_user: Option<i64>,
     #[command(flatten)]
     common: CommonArgs,

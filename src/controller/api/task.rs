@@ -253,7 +253,7 @@ pub struct RestoreConfig {
     pub if_needed: Option<IfNeeded>,
     /// The user and group that own the restored files [default: 65532]
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0, max = 4_294_967_294_i64))]
+    #[schemars(range(min = 0, max = 2_147_483_647_i64))]
     pub run_as_user: Option<i64>,
 }
 

@@ -10,7 +10,7 @@ mod secrets;
 mod tests;
 
 pub use problems::{problems, task_problems};
-pub use secrets::{Referenced, SecretKeys, secrets_of, secrets_of_task};
+pub use secrets::{Referenced, SecretKeys, same_url, secrets_of, secrets_of_copy, secrets_of_task};
 
 use super::api::{
     EtcdBackupPolicy, EtcdBackupTask, OnDemandSnapshotConfig, RestoreConfig, RetentionPolicy,

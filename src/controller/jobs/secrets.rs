@@ -143,6 +143,15 @@ impl Family {
     }
 }
 
+/// Whether two URLs of stores mean the same, on the same server.
+pub fn same_url(a: &str, b: &str) -> bool {
+    let (one, other) = (a.trim_end_matches('/'), b.trim_end_matches('/'));
+    match (one.split_once("://"), other.split_once("://")) {
+        (Some((_, p)), Some((_, q))) => p == q && Family::of(one) == Family::of(other),
+        _ => one == other,
+    }
+}
+
 /// The keys of a store's Secret that are a provider's variables, and so go into the environment.
 pub(super) fn variables(store: &StoreSpec, secrets: &SecretKeys) -> Vec<String> {
     let prefixes = Family::of(&store.url).map_or(&[][..], Family::variables);
@@ -236,4 +245,12 @@ pub fn secrets_of_task(task: &EtcdBackupTask) -> Vec<Referenced> {
     let target = copy.target_store.iter();
     let target = target.filter_map(|s| of_store(s, true, "the store that is copied to"));
     source.chain(target).collect()
+}
+
+/// What a copy from or to the policy's own store needs of its Secret: fewer ways lead there than for other Jobs.
+pub fn secrets_of_copy(policy: &EtcdBackupPolicy, task: &EtcdBackupTask) -> Option<Referenced> {
+    let config = task.spec.config.as_ref()?;
+    let copy = config.copy_backups.as_ref()?;
+    let is_own = copy.source_store.is_none() || copy.target_store.is_none();
+    is_own.then(|| of_store(&policy.spec.store, true, "a copy of the store"))?
 }

@@ -94,6 +94,7 @@ pub(super) struct Look {
     /// The newest time that the store gave anything.
     pub(super) newest_modified: Option<DateTime<Utc>>,
     taken: (Instant, SystemTime),
+    /// Without what is read only once, however often one looks.
     took: Duration,
 }
 
@@ -220,12 +221,15 @@ impl<'a> Eyes<'a> {
         let mut asked = HashSet::new();
         let noted = noted_since.keys().copied().collect();
         self.ask_tags(&mut catalog, noted, &mut asked)?;
+        let mut reading = Duration::ZERO;
         let (doubtful, timelines, why, doubts) = loop {
             let doubtful = timeline::doubtful(&catalog);
             if self.ask_tags(&mut catalog, doubtful.clone(), &mut asked)? {
                 continue;
             }
+            let begun = Instant::now();
             self.read(&catalog, &doubtful)?;
+            reading += begun.elapsed();
             let evidence = self.evidence(&catalog, &doubtful);
             let timelines = Timelines::build(&catalog, &evidence)?;
             let facts = Facts {
@@ -261,7 +265,7 @@ impl<'a> Eyes<'a> {
             doubts,
             newest_modified,
             taken,
-            took: taken.0.elapsed(),
+            took: taken.0.elapsed().saturating_sub(reading),
         };
         look.beside = self.beside(&look, beside, now);
         Ok(look)
