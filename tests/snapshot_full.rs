@@ -441,7 +441,7 @@ fn a_bit_that_flips_on_the_way_is_found() {
     let seed = support::seed();
     let mut rng = fastrand::Rng::with_seed(seed);
     let folder = TempDir::new().unwrap();
-    let ports = (support::etcd::lasting_port(), support::etcd::lasting_port());
+    let ports = (support::etcd::free_port(), support::etcd::free_port());
     let at = Arc::new(AtomicI64::new(-1));
     let proxy = flipping_proxy(format!("127.0.0.1:{}", ports.0), Arc::clone(&at));
     let through = format!("http://127.0.0.1:{proxy}");

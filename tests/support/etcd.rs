@@ -6,6 +6,7 @@ use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use etcd_client::{
@@ -412,8 +413,8 @@ impl Member {
         Self {
             name: name.to_owned(),
             data_dir,
-            client_port: lasting_port(),
-            peer_port: lasting_port(),
+            client_port: free_port(),
+            peer_port: free_port(),
         }
     }
 
@@ -636,18 +637,20 @@ pub fn bbolt_check(file: &Path) -> Result<(), String> {
     }
 }
 
-/// A port of 127.0.0.1 that nobody listens on just now.
+/// A port of 127.0.0.1 that nobody listens on just now, nor soon: it lies below those that the kernel hands out to
+/// clients, and each call gives another one.
 pub fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("find a free port");
-    listener.local_addr().expect("the port").port()
-}
-
-/// A port for a server that is to come back to it: below those that the kernel hands out to clients,
-/// one of which would otherwise take it in between.
-pub fn lasting_port() -> u16 {
-    std::iter::repeat_with(|| fastrand::u16(10_000..30_000))
-        .find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok())
-        .expect("an endless search")
+    const FIRST: u32 = 10_000;
+    const COUNT: u32 = 20_000;
+    static CALLS: AtomicU32 = AtomicU32::new(0);
+    let begin = std::process::id().wrapping_mul(7919);
+    std::iter::repeat_with(|| {
+        let call = CALLS.fetch_add(1, Ordering::Relaxed);
+        let port = FIRST + begin.wrapping_add(call) % COUNT;
+        u16::try_from(port).expect("a port")
+    })
+    .find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok())
+    .expect("an endless search")
 }
 
 fn url(port: u16) -> String {

@@ -10,7 +10,7 @@ use reqwest::{Client, Method};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::etcd::{Etcd, Process, lasting_port};
+use super::etcd::{Etcd, Process, free_port};
 use super::tools::{self, tail};
 
 /// Of the user who may do everything.
@@ -206,7 +206,7 @@ pub struct Apiserver {
 
 impl Apiserver {
     pub async fn start(etcd: &Etcd) -> Self {
-        Self::start_at(lasting_port(), etcd).await
+        Self::start_at(free_port(), etcd).await
     }
 
     /// At the port of one that has ended, so that its clients come back to this one.

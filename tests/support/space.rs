@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 
-use super::etcd::{Etcd, EtcdVersion, lasting_port};
+use super::etcd::{Etcd, EtcdVersion, free_port};
 use super::kube::{Api, Apiserver, Body, ControllerManager, Refused};
 
 /// How long something may take that takes a second or two on a machine with nothing else to do.
@@ -48,7 +48,7 @@ impl Kubernetes {
                 .expect("a folder within")
         };
         let etcd = Etcd::start(EtcdVersion::V3_6, &folder.path().join("etcd"));
-        let server = Apiserver::start_in(within("apiserver-"), lasting_port(), &etcd).await;
+        let server = Apiserver::start_in(within("apiserver-"), free_port(), &etcd).await;
         install(&server.api()).await;
         let controllers = ControllerManager::start_in(within("controllers-"), &server);
         Self {

@@ -6,7 +6,7 @@ use etcd_client::{DeleteOptions, Txn, TxnOp};
 use tempfile::TempDir;
 use tokio::runtime::{Handle, Runtime};
 
-use super::etcd::{Etcd, EtcdOptions, EtcdVersion, lasting_port};
+use super::etcd::{Etcd, EtcdOptions, EtcdVersion, free_port};
 use super::follower::{self, Ended};
 use super::saved::{Checked, Prefix};
 use super::truth::Truth;
@@ -32,7 +32,7 @@ pub fn with_options(version: EtcdVersion, options: &EtcdOptions, test: impl FnOn
     let folder = TempDir::with_prefix("world-").expect("a folder");
     // It comes back to the same place.
     let options = EtcdOptions {
-        ports: Some((lasting_port(), lasting_port())),
+        ports: Some((free_port(), free_port())),
         ..options.clone()
     };
     let etcd = Etcd::start_with(version, &folder.path().join("data"), &options);
