@@ -256,12 +256,11 @@ fn same_prefix(a: &EtcdBackupPolicy, b: &EtcdBackupPolicy) -> bool {
 
 /// What the options tell of where a store is.
 fn server(store: &StoreSpec) -> impl Iterator<Item = (&str, &str)> {
-    let places = store.options.iter().filter_map(|(key, value)| {
+    store.options.iter().filter_map(|(key, value)| {
         let whats = ["endpoint", "endpoint_url", "account_name"];
         let what = whats.into_iter().find(|what| key.ends_with(what))?;
         Some((what.trim_end_matches("_url"), value.trim_end_matches('/')))
-    });
-    places
+    })
 }
 
 /// The keys of all Secrets that a policy refers to; and what is wrong with them.
