@@ -722,13 +722,27 @@ enum End {
     Killed,
 }
 
+fn wait_for_ends<P: std::fmt::Display>(pids: impl IntoIterator<Item = P>) {
+    for pid in pids {
+        let process = PathBuf::from(format!("/proc/{pid}"));
+        wait("the end of the Pod's process", || {
+            (!process.exists()).then_some(())
+        });
+    }
+}
+
 /// A Pod that ends in the middle of its work is replaced by another one, and that one does it.
 async fn a_pod_ends(namespace: &str, how: End) {
     let world = World::new(namespace).await;
     world.apply_policy(json!({}));
     let pod = world.held_compaction("compact").await;
     match how {
-        End::Deleted => drop(world.kubectl(&["delete", "pod", name(&pod), "--wait=false"])),
+        End::Deleted => {
+            let pids = processes(&pod);
+            world.kubectl(&["delete", "pod", name(&pod), "--wait=false"]);
+            // With the store back too soon it would have done its work before it is told to end.
+            wait_for_ends(pids);
+        }
         End::Forgotten => {
             drop(world.kubectl(&["delete", "pod", name(&pod), "--force", "--grace-period=0"]))
         }
@@ -769,12 +783,7 @@ async fn the_kubelet_restarts_in_the_midst_of_a_job() {
     let pids = processes(&pod);
     cluster(&["kill", "kubelet"]);
     world.go_on();
-    for pid in pids {
-        let process = PathBuf::from(format!("/proc/{pid}"));
-        wait("the end of the Pod's process", || {
-            (!process.exists()).then_some(())
-        });
-    }
+    wait_for_ends(pids);
     cluster(&["up"]);
     world.succeeded("compact");
     let pods = world.pods_of("compact");
