@@ -788,7 +788,9 @@ fn play(seed: u64, rounds: u64, look_again: Duration) -> Counts {
                     let dead = died[actor].is_some_and(|at| steps[actor] >= at);
                     // What is read may be collected, and names are taken.
                     let compacts = actor == COLLECTORS && e.reason() != Reason::Internal;
-                    assert!(dead || compacts, "actor {actor}: {e}");
+                    // Without the lock another one may be faster at each try.
+                    let overtaken = e.reason() == Reason::SnapshotVanished;
+                    assert!(dead || compacts || overtaken, "actor {actor}: {e}");
                 }
             }
         }
