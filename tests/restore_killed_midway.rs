@@ -205,14 +205,18 @@ fn killed_and_run_again(site: &Site, rounds: usize, signal: Signal) {
     site.reset();
     let started = Instant::now();
     let (code, clean, stderr) = run_json(&mut site.command());
-    let whole = started.elapsed();
+    let mut whole = started.elapsed();
     assert_eq!(code, 0, "{stderr}");
     assert_eq!(clean["hash_kv"], site.hash);
     site.assert_new("a clean run");
 
     let mut phases = BTreeMap::new();
     let mut killed = 0;
-    for round in 0..rounds {
+    // On a machine that does other things at times it may be over before its end is due.
+    for round in 0..4 * rounds {
+        if round >= rounds && killed > 0 {
+            break;
+        }
         site.reset();
         let mut command = site.command();
         command.stdout(Stdio::null()).stderr(Stdio::piped());
@@ -224,7 +228,10 @@ fn killed_and_run_again(site: &Site, rounds: usize, signal: Signal) {
         let stderr = String::from_utf8_lossy(&ended.stderr);
         let what = format!("round {round}: {} {stderr}", ended.status);
         let by_signal = ended.status.signal() == Some(signal.as_raw());
-        killed += usize::from(!ended.status.success());
+        match ended.status.success() {
+            true => whole = whole.mul_f64(0.8),
+            false => killed += 1,
+        }
         let phase = site.phase();
         *phases.entry(phase).or_insert(0) += 1;
         match ended.status.code() {
@@ -268,7 +275,7 @@ fn killed_and_run_again(site: &Site, rounds: usize, signal: Signal) {
         assert!(!before || code == 73 || status == "NotNeeded", "{what}");
         site.assert_new(&what);
     }
-    println!("{killed} of {rounds} restores were killed; how far they came: {phases:?}");
+    println!("{killed} restores were killed; how far they came: {phases:?}");
     assert!(killed > 0, "no restore was killed");
     if signal == Signal::KILL {
         assert!(
