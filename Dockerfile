@@ -3,8 +3,8 @@
 #   docker buildx build --platform linux/amd64,linux/arm64 --tag deltafold:0.1.0 .
 #
 # UNTESTED: the tests have no docker and no registry. They build the same image with tests/cluster/image, for
-# amd64 alone, and run it on a real Kubernetes (tests/in-cluster).
-FROM rust:1.91-bookworm AS build
+# amd64 alone, and run it on a real Kubernetes (tests/end-to-end).
+FROM rust:1.95-bookworm AS build
 ARG TARGETARCH
 WORKDIR /build
 COPY . .
@@ -15,11 +15,11 @@ RUN set -eu; \
         arm64) target=aarch64-unknown-linux-gnu ;; \
         *) echo "no target is known for $TARGETARCH" >&2; exit 1 ;; \
     esac; \
-    CARGO_PROFILE_RELEASE_STRIP=symbols RUSTFLAGS="-C target-feature=+crt-static" \
-        cargo rustc --release --locked --target "$target" --bin deltafold -- -C link-arg=-Wl,-z,pack-relative-relocs; \
+    CARGO_PROFILE_DIST_STRIP=symbols RUSTFLAGS="-C target-feature=+crt-static" \
+        cargo rustc --profile dist --features oss --locked --target "$target" --bin deltafold -- -C link-arg=-Wl,-z,pack-relative-relocs; \
     mkdir -p /image/bin /image/etc/ssl/certs; \
     mkdir -m 1777 /image/tmp; \
-    cp "target/$target/release/deltafold" /image/deltafold; \
+    cp "target/$target/dist/deltafold" /image/deltafold; \
     ln -s /deltafold /image/bin/deltafold; \
     cp /etc/ssl/certs/ca-certificates.crt /image/etc/ssl/certs/
 

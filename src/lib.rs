@@ -15,6 +15,7 @@
 //! - [`protobuf`] — the fields of etcd's records.
 //! - [`temp`] — files of the temporary directory, sealed where snapshots are encrypted.
 //! - [`telemetry`] — logs, progress, metrics, and what the process has used.
+//! - [`tls`] — the provider of TLS cryptography.
 //! - [`error`] — the one error: reasons and exit codes.
 
 #![warn(missing_docs)]
@@ -34,5 +35,16 @@ pub mod protobuf;
 pub mod store;
 pub mod telemetry;
 pub mod temp;
+pub mod tls;
 
 pub use error::{Error, Reason, Result};
+
+/// How often a random unit test goes round: `few`, or `many` if `DELTAFOLD_TEST_ROUNDS` says so.
+#[cfg(test)]
+fn rounds(few: usize, many: usize) -> usize {
+    match std::env::var("DELTAFOLD_TEST_ROUNDS").as_deref() {
+        Err(_) => few,
+        Ok("many") => many,
+        Ok(number) => number.parse().unwrap(),
+    }
+}

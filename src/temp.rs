@@ -255,7 +255,7 @@ mod tests {
         let mut plain = Dir::new(dir.path(), false).file().unwrap();
         let mut sealed = Dir::new(dir.path(), true).file().unwrap();
         let mut all = Vec::new();
-        for _ in 0..300 {
+        for _ in 0..crate::rounds(60, 300) {
             match rng.u8(..4) {
                 // Also more than is sealed at once, and across the borders of blocks.
                 0 => {

@@ -1070,10 +1070,7 @@ mod tests {
     /// removal in its order, and no hole is left by one that did not come to its end.
     #[test]
     fn nothing_breaks_that_must_stay_whole() {
-        let rounds: usize = match std::env::var("DELTAFOLD_TEST_ITERATIONS") {
-            Ok(n) => n.parse().unwrap(),
-            Err(_) => 1500,
-        };
+        let rounds = crate::rounds(300, 1500);
         let mut rng = fastrand::Rng::with_seed(seed());
         let (mut removed, mut guarded, mut forked) = (0, 0, 0);
         for round in 0..rounds {

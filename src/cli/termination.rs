@@ -573,7 +573,7 @@ mod tests {
         let seed = fastrand::u64(..);
         println!("seed {seed}");
         let mut rng = fastrand::Rng::with_seed(seed);
-        for _ in 0..100 {
+        for _ in 0..crate::rounds(15, 100) {
             let outcome = random(&mut rng, 3);
             let text = random(&mut rng, 0).to_string().repeat(50);
             let failure = Error::internal(text);

@@ -506,7 +506,7 @@ mod tests {
         let seed = fastrand::u64(..);
         println!("seed {seed}");
         let mut rng = fastrand::Rng::with_seed(seed);
-        for _ in 0..50 {
+        for _ in 0..crate::rounds(10, 50) {
             let cap = rng.usize(1..6);
             let mut a = Admission::new(cap);
             let names: Vec<String> = (0..8).map(|i| format!("p{i}")).collect();

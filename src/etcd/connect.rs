@@ -6,6 +6,8 @@
 use crate::error::{Error, Reason, Result};
 use crate::store::Cancel;
 use etcd_client::{Certificate, ConnectOptions, Identity, TlsOptions};
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, UnixTime};
 use std::error::Error as _;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -103,6 +105,7 @@ impl Connector {
         for endpoint in &options.endpoints {
             check_endpoint(endpoint, has_tls_files(&options))?;
         }
+        crate::tls::ensure_provider();
         // What is wrong with the files is said before anything is sent.
         tls(&options)?;
         Ok(Connector {
@@ -457,20 +460,30 @@ fn tls(options: &Endpoints) -> Result<Option<TlsOptions>> {
 /// Refuses a certificate of our own that the server would refuse: its alert may not come through before the
 /// connection breaks. What cannot be parsed the TLS library judges.
 fn check_validity(pem: &[u8], path: &Path) -> Result<()> {
-    let Ok((_, pem)) = x509_parser::pem::parse_x509_pem(pem) else {
+    let Ok(certificate) = CertificateDer::from_pem_slice(pem) else {
         return Ok(());
     };
-    let Ok(certificate) = pem.parse_x509() else {
+    let Ok(certificate) = webpki::EndEntityCert::try_from(&certificate) else {
         return Ok(());
     };
-    let validity = certificate.validity();
-    let now = chrono::Utc::now().timestamp();
-    let what = match () {
-        () if validity.not_after.timestamp() < now => format!("expired on {}", validity.not_after),
-        () if validity.not_before.timestamp() > now => {
-            format!("is not valid before {}", validity.not_before)
+    // The dates are checked before an issuer is looked for, and no issuer is given.
+    let verified = certificate.verify_for_usage(
+        &[],
+        &[],
+        &[],
+        UnixTime::now(),
+        webpki::KeyUsage::client_auth(),
+        None,
+        None,
+    );
+    let what = match verified {
+        Err(webpki::Error::CertExpired { not_after, .. }) => {
+            format!("expired on {}", date(not_after))
         }
-        () => return Ok(()),
+        Err(webpki::Error::CertNotValidYet { not_before, .. }) => {
+            format!("is not valid before {}", date(not_before))
+        }
+        _ => return Ok(()),
     };
     Err(Error::new(
         Reason::CertificateExpired,
@@ -479,6 +492,13 @@ fn check_validity(pem: &[u8], path: &Path) -> Result<()> {
             path.display()
         ),
     ))
+}
+
+fn date(time: UnixTime) -> String {
+    i64::try_from(time.as_secs())
+        .ok()
+        .and_then(|secs| chrono::DateTime::from_timestamp(secs, 0))
+        .map_or_else(|| format!("second {}", time.as_secs()), |t| t.to_rfc3339())
 }
 
 #[cfg(test)]

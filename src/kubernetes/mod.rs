@@ -94,6 +94,7 @@ impl Client {
         let server = config.cluster_url.to_string();
         let server = server.trim_end_matches('/').to_owned();
         let namespace = config.default_namespace.clone();
+        crate::tls::ensure_provider();
         // It starts a task of its own.
         let _entered = handle.enter();
         let inner = kube::Client::try_from(config)

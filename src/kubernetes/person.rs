@@ -59,6 +59,7 @@ impl Person {
         let server = config.cluster_url.to_string();
         let server = server.trim_end_matches('/').to_owned();
         let configured = config.default_namespace.clone();
+        crate::tls::ensure_provider();
         let client = kube::Client::try_from(config)
             .map_err(|e| failure(&format!("connect to {server}"), &e))?;
         Ok(Person {

@@ -126,6 +126,7 @@ mod tests {
     use object_store::azure::MicrosoftAzureBuilder;
 
     fn build(place: &Place, account: &str) -> String {
+        crate::tls::ensure_provider();
         let mut builder = MicrosoftAzureBuilder::new()
             .with_account(account)
             .with_container_name("backups")

@@ -5,6 +5,7 @@
 
 mod azure;
 mod gcs;
+#[cfg(feature = "oss")]
 mod oss;
 mod s3;
 mod secret;
@@ -91,6 +92,7 @@ const SCHEMES: [&str; 10] = [
 /// `NoSnapshots` for a local folder that is not there. On Swift, whose credentials are exchanged for a
 /// token when they are first used, nothing is asked for yet.
 pub fn open(url: &str, options: &[(String, String)], handle: Handle) -> Result<Store> {
+    crate::tls::ensure_provider();
     let parsed = match Url::parse(url) {
         Ok(u) if url.contains("://") => u,
         Ok(u) if SCHEMES.contains(&u.scheme()) => {
@@ -151,7 +153,15 @@ pub fn open(url: &str, options: &[(String, String)], handle: Handle) -> Result<S
             azure::open(&place, means("AZURE_APPLICATION_CREDENTIALS")?, handle)
         }
         "swift" => swift::open(&place, means("OPENSTACK_APPLICATION_CREDENTIALS")?, handle),
+        #[cfg(feature = "oss")]
         "oss" => oss::open(&place, means("ALICLOUD_APPLICATION_CREDENTIALS")?, handle),
+        #[cfg(not(feature = "oss"))]
+        "oss" => Err(Error::new(
+            Reason::Usage,
+            format!(
+                "--store {url}: this build has no support for OSS: build with `cargo build --release --features oss`, or use the image, which has it"
+            ),
+        )),
         other => Err(Error::new(
             Reason::Usage,
             format!(

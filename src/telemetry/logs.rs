@@ -1,7 +1,10 @@
 //! Logs on standard error: text for people, one JSON object a line for Pods.
 
 use std::io::IsTerminal;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{Layer as _, fmt, registry};
 
 /// How log lines look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -24,7 +27,7 @@ impl LogFormat {
     }
 }
 
-/// Starts logging; `level` is a level (`info`) or a filter as of the crate tracing-subscriber.
+/// Starts logging; `level` is a level (`info`) or a list of `target=level`, separated by commas.
 ///
 /// Other crates log from `warn` on: their debug lines may show requests.
 ///
@@ -36,17 +39,19 @@ pub fn init(format: LogFormat, level: &str) -> Result<(), String> {
     } else {
         format!("warn,deltafold={level}")
     };
-    let filter = EnvFilter::try_new(filter).map_err(|e| e.to_string())?;
-    let builder = tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    let filter: Targets = filter
+        .parse()
+        .map_err(|e: tracing_subscriber::filter::ParseError| e.to_string())?;
+    let lines = fmt::layer()
         .with_writer(super::progress::LogWriter::default)
         .with_target(false);
-    match format {
-        LogFormat::Json => builder.json().flatten_event(true).init(),
-        LogFormat::Text => builder
+    let lines = match format {
+        LogFormat::Json => lines.json().flatten_event(true).boxed(),
+        LogFormat::Text => lines
             .with_ansi(std::io::stderr().is_terminal())
             .compact()
-            .init(),
-    }
+            .boxed(),
+    };
+    registry().with(lines.with_filter(filter)).init();
     Ok(())
 }

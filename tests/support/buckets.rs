@@ -1,6 +1,7 @@
 //! Buckets made by hand out of the fixtures' events: cut anew, altered, put under other names.
 
 use super::history::{Compression, with_checksum};
+use super::scratch;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use futures::TryStreamExt as _;
@@ -79,6 +80,11 @@ pub async fn objects_of(store: &impl ObjectStore) -> Objects {
     all
 }
 
+/// The paths alone, in order.
+pub fn paths(objects: &Objects) -> Vec<&str> {
+    objects.keys().map(String::as_str).collect()
+}
+
 /// A bucket on the local disk.
 pub struct Bucket {
     folder: tempfile::TempDir,
@@ -89,7 +95,7 @@ impl Bucket {
     /// Only the fixture's base.
     pub fn with_base() -> Self {
         let bucket = Bucket {
-            folder: tempfile::TempDir::with_prefix("bucket-").expect("a folder"),
+            folder: scratch::folder_named("bucket-").expect("a folder"),
             events: fixture_events(),
         };
         let name = format!("Full-00000000-{BASE:08}-{T0}.gz");
@@ -101,7 +107,7 @@ impl Bucket {
     /// These very objects.
     pub fn of(objects: &Objects) -> Self {
         let bucket = Bucket {
-            folder: tempfile::TempDir::with_prefix("bucket-").expect("a folder"),
+            folder: scratch::folder_named("bucket-").expect("a folder"),
             events: Vec::new(),
         };
         for (path, bytes) in objects {
@@ -227,6 +233,30 @@ impl Bucket {
         assert_eq!(code, 0, "{stderr}");
         json
     }
+}
+
+/// A bucket of both layouts with notes, marks and strangers.
+pub fn mixed() -> Bucket {
+    let bucket = Bucket::with_base();
+    bucket.delta(BASE + 1, 1499, 6);
+    bucket.delta(1500, LAST, 9);
+    let noise = |n: u8| Compression::Gzip.pack(&with_checksum(&[n; 100]));
+    bucket.put("v1/Backup-500/Full-00000000-00000050-500.gz", &noise(1));
+    bucket.put("v1/Backup-500/Incr-00000051-00000060-501.gz", &noise(2));
+    bucket.put("v2/Incr-00000070-00000080-502.gz", &noise(3));
+    let excluded = format!("v2/Full-00000000-00001000-{}.gz", T0 + 7);
+    bucket.put(&excluded, &noise(4));
+    bucket.put(&format!("{excluded}.exclude"), b"");
+    bucket.put(
+        &format!("deltafold-pins/Full-00000000-{BASE:08}-{T0}.gz"),
+        b"{}",
+    );
+    bucket.put(
+        &format!("deltafold-timelines/Full-00000000-{BASE:08}-{T0}.gz"),
+        b"begins\n",
+    );
+    bucket.put("v2/README", b"not ours");
+    bucket
 }
 
 /// Appends to every value.

@@ -2,11 +2,11 @@
 
 use super::buckets::{Objects, objects_in};
 use super::run_json;
+use super::scratch;
 use serde_json::Value;
 use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Command;
-use tempfile::TempDir;
 
 /// Runs a command with a disk of so many KiB in the place of a folder, and copies out what is on
 /// it at the end.
@@ -20,22 +20,27 @@ exit $code
 "#;
 
 /// Runs a command where a folder has no more room than this: exit code, JSON, standard error, and
-/// what the folder holds then. `None` where the machine lets nobody but root mount.
+/// what the folder holds then.
 pub fn on_a_small_disk(
     folder: &Path,
     kib: u64,
     command: &Command,
-) -> Option<(i32, Value, String, Objects)> {
-    let kept = TempDir::with_prefix("small-disk-").expect("a folder");
+) -> (i32, Value, String, Objects) {
+    let kept = scratch::folder_named("small-disk-").expect("a folder");
     let size = kib.to_string();
     let args = [folder.as_os_str(), size.as_ref(), kept.path().as_os_str()];
     let mut c = in_a_mount_namespace(ON_A_SMALL_DISK, &args, command);
     let (code, json, stderr) = run_json(&mut c);
-    if json.is_null() {
-        println!("this machine mounts no small disk: {stderr}");
-        return None;
-    }
-    Some((code, json, stderr, objects_in(&kept.path().join("after"))))
+    assert_was_mounted(&json, &stderr);
+    (code, json, stderr, objects_in(&kept.path().join("after")))
+}
+
+/// Fails if a script of `in_a_mount_namespace` did not come to its command.
+pub fn assert_was_mounted(json: &Value, stderr: &str) {
+    assert!(
+        !json.is_null(),
+        "nothing can be mounted: allow user namespaces on this machine, or run the tests as root: {stderr}"
+    );
 }
 
 /// A command that runs a shell script, which may mount, with these arguments and another command's.

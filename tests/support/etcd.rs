@@ -1,5 +1,6 @@
 //! Real etcd servers of one member or several, and etcd's own tools on snapshot files.
 
+use super::scratch;
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
@@ -238,7 +239,7 @@ impl Etcd {
     }
 
     pub fn try_restore_and_start(version: EtcdVersion, snapshot: &Path) -> Result<Self, String> {
-        let folder = TempDir::with_prefix("etcd-restored-").map_err(|err| err.to_string())?;
+        let folder = scratch::folder_named("etcd-restored-").map_err(|err| err.to_string())?;
         let data_dir = folder.path().join("data");
         etcdutl_restore(version, snapshot, &data_dir)?;
         let mut etcd = Self::try_start_with(version, &data_dir, &EtcdOptions::default())?;

@@ -1,5 +1,6 @@
 //! `deltafold snapshot` as a process: run to its end, or followed while it runs.
 
+use super::scratch;
 use std::fs::{self, File};
 use std::path::PathBuf;
 use std::process::Command;
@@ -13,6 +14,9 @@ use super::saved::Prefix;
 
 /// How long a wait may take: the machine may be busy.
 const PATIENCE: Duration = Duration::from_secs(90);
+
+/// Deltas every second, and no full but the first.
+pub const QUICK: [&str; 4] = ["--delta-period", "1s", "--full-schedule", "0 0 29 2 *"];
 
 /// What a run came to.
 #[derive(Debug)]
@@ -76,7 +80,7 @@ impl Follower {
     }
 
     pub fn spawn(command: &mut Command) -> Self {
-        let folder = TempDir::with_prefix("follower-").expect("a folder for its log");
+        let folder = scratch::folder_named("follower-").expect("a folder for its log");
         let (out, log) = (folder.path().join("out"), folder.path().join("log"));
         let create = |path| File::create(path).expect("create a log");
         let process = Process::spawn_to(command, create(&out), create(&log));

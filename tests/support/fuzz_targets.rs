@@ -1,4 +1,4 @@
-//! What the fuzzers (tests/fuzz) and `cargo test` (tests/fuzz_corpus.rs) run on any bytes.
+//! What the fuzzers (tests/fuzz) and `cargo test` (tests/serverless/fuzz_corpus.rs) run on any bytes.
 //!
 //! Each target takes the bytes as they come and asserts what must hold whatever they are.
 

@@ -1,6 +1,7 @@
 //! Google Cloud Storage, as far as fake-gcs-server goes: it speaks the JSON API, the object_store crate
 //! the XML API. What is in between translates, and holds nothing but the parts of unfinished uploads.
 
+use super::scratch;
 use std::collections::{BTreeMap, HashMap};
 use std::process::Command;
 use std::sync::{Arc, Mutex};
@@ -45,7 +46,7 @@ struct Shim {
 impl Gcs {
     pub fn start(runtime: &Runtime) -> Self {
         let program = tools::fake_gcs_server();
-        let folder = TempDir::with_prefix("gcs-").expect("a folder for the server");
+        let folder = scratch::folder_named("gcs-").expect("a folder for the server");
         let log = folder.path().join("gcs.log");
         let server = free_port();
         let mut command = Command::new(program);
@@ -66,10 +67,7 @@ impl Gcs {
             })
             .unwrap_or_else(|e| panic!("fake-gcs-server: {e}\n{}", tools::tail(&log)));
         let shim = Shim {
-            client: reqwest::Client::builder()
-                .no_proxy()
-                .build()
-                .expect("a client"),
+            client: super::http_client().build().expect("a client"),
             server: format!("http://127.0.0.1:{server}"),
             uploads: Arc::default(),
             copies: Arc::default(),

@@ -1,5 +1,6 @@
 //! Keys of age: made here, and used by its reference implementation, too.
 
+use super::scratch;
 use std::fs;
 use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
@@ -8,9 +9,13 @@ use std::process::{Command, Stdio};
 
 use age::secrecy::ExposeSecret as _;
 use age::x25519::Identity;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
 use deltafold::store::Keys;
+use memchr::memmem;
 use tempfile::TempDir;
 
+use super::buckets::{BASE, Bucket, LAST};
 use super::tools;
 
 /// An identity in a file of its own.
@@ -23,7 +28,7 @@ impl Key {
     pub fn new() -> Self {
         let key = Key {
             identity: Identity::generate(),
-            folder: TempDir::with_prefix("key-").expect("a folder"),
+            folder: scratch::folder_named("key-").expect("a folder"),
         };
         let text = format!("# public key: {}\n{}\n", key.recipient(), key.secret());
         fs::write(key.file(), text).expect("write the key");
@@ -117,4 +122,45 @@ pub fn seal_all(store: &Path, keys: &[&Key]) {
         fs::write(name, sealed).expect("write it sealed");
         fs::remove_file(path).expect("remove what is plain");
     }
+}
+
+/// As a command takes them.
+pub fn args<S: AsRef<str>>(all: &[S]) -> Vec<&str> {
+    all.iter().map(AsRef::as_ref).collect()
+}
+
+/// A base and two deltas.
+pub fn plain_bucket() -> Bucket {
+    let bucket = Bucket::with_base();
+    bucket.delta(BASE + 1, 1499, 6);
+    bucket.delta(1500, LAST, 9);
+    bucket
+}
+
+/// The same, encrypted by the reference implementation.
+pub fn sealed_bucket(keys: &[&Key]) -> Bucket {
+    let bucket = plain_bucket();
+    seal_all(bucket.path(), keys);
+    bucket
+}
+
+/// A snapshot as it is stored.
+pub fn object(bucket: &Bucket, name: &str) -> Vec<u8> {
+    fs::read(bucket.path().join("v2").join(name)).expect("an object")
+}
+
+/// What is planted in keys and values, and how it looks in JSON's base64 wherever it begins.
+pub fn marks() -> Vec<Vec<u8>> {
+    let mark = b"PLANTED-SECRET-OF-THE-KEYSPACE";
+    let mut all = vec![mark.to_vec()];
+    for shift in 0..3 {
+        let text = BASE64.encode([&vec![b'.'; shift], &mark[..]].concat());
+        // Without the ends, which depend on what stands beside them.
+        all.push(text.as_bytes()[4..text.len() - 4].to_vec());
+    }
+    all
+}
+
+pub fn holds_mark(bytes: &[u8], marks: &[Vec<u8>]) -> bool {
+    marks.iter().any(|m| memmem::find(bytes, m).is_some())
 }

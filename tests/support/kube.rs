@@ -1,5 +1,6 @@
 //! A real Kubernetes API server on a real etcd; Kubernetes' own controllers and a real informer on it.
 
+use super::scratch;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -55,9 +56,8 @@ pub struct Api {
 
 impl Api {
     pub fn new(url: &str, token: &str) -> Self {
-        let client = Client::builder()
+        let client = super::http_client()
             .tls_danger_accept_invalid_certs(true)
-            .no_proxy()
             .timeout(TIMEOUT)
             .build()
             .expect("an HTTPS client");
@@ -211,7 +211,7 @@ impl Apiserver {
 
     /// At the port of one that has ended, so that its clients come back to this one.
     pub async fn start_at(port: u16, etcd: &Etcd) -> Self {
-        let folder = TempDir::with_prefix("apiserver-").expect("a folder for kube-apiserver");
+        let folder = scratch::folder_named("apiserver-").expect("a folder for kube-apiserver");
         Self::start_in(folder, port, etcd).await
     }
 
@@ -476,7 +476,7 @@ pub struct ControllerManager {
 
 impl ControllerManager {
     pub fn start(server: &Apiserver) -> Self {
-        let folder = TempDir::with_prefix("controllers-").expect("a folder for the controllers");
+        let folder = scratch::folder_named("controllers-").expect("a folder for the controllers");
         Self::start_in(folder, server)
     }
 
@@ -527,7 +527,7 @@ pub struct Informer {
 impl Informer {
     pub fn start(server: &Apiserver, namespace: &str) -> Self {
         let program = tools::informer();
-        let folder = TempDir::with_prefix("informer-").expect("a folder for the informer");
+        let folder = scratch::folder_named("informer-").expect("a folder for the informer");
         let log = folder.path().join("informer.log");
         let mut command = Command::new(&program);
         command.args([&server.url(), TOKEN, namespace]);

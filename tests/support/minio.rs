@@ -1,17 +1,18 @@
 //! A real S3 server.
 
+use super::scratch;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use object_store::aws::{AmazonS3, AmazonS3Builder};
+use object_store::aws::AmazonS3;
 use object_store::path::Path;
 use object_store::signer::{Method, SignedUrlOptions, Signer as _};
 use tempfile::TempDir;
 
 use super::etcd::{Process, Signal, free_port, http_at};
-use super::s3::{ACCESS_KEY, REGION, S3, SECRET_KEY};
+use super::s3::{ACCESS_KEY, S3, SECRET_KEY};
 use super::tools::{self, tail};
 
 const START_TIMEOUT: Duration = Duration::from_secs(60);
@@ -47,7 +48,7 @@ impl Minio {
     }
 
     fn start_on(host: &str, env: &[(&str, &str)], certs: Option<&std::path::Path>) -> Self {
-        let folder = TempDir::with_prefix("minio-").expect("a folder for MinIO");
+        let folder = scratch::folder_named("minio-").expect("a folder for MinIO");
         if let Some(certs) = certs {
             let own = folder.path().join("certs");
             std::fs::create_dir(&own).expect("a folder for certificates");
@@ -147,28 +148,11 @@ impl Minio {
 
     /// What a program that uses the object_store crate needs in its environment to come here.
     pub fn env(&self) -> Vec<(String, String)> {
-        [
-            ("AWS_ENDPOINT_URL", self.endpoint()),
-            ("AWS_REGION", REGION),
-            ("AWS_ACCESS_KEY_ID", ACCESS_KEY),
-            ("AWS_SECRET_ACCESS_KEY", SECRET_KEY),
-            ("AWS_ALLOW_HTTP", "true"),
-        ]
-        .map(|(name, value)| (name.to_owned(), value.to_owned()))
-        .to_vec()
+        self.s3().env()
     }
 
     pub fn store(&self, bucket: &str) -> Arc<AmazonS3> {
-        let store = AmazonS3Builder::new()
-            .with_endpoint(self.endpoint())
-            .with_region(REGION)
-            .with_access_key_id(ACCESS_KEY)
-            .with_secret_access_key(SECRET_KEY)
-            .with_allow_http(true)
-            .with_bucket_name(bucket)
-            .build()
-            .expect("a client for MinIO");
-        Arc::new(store)
+        self.s3().store(bucket)
     }
 
     /// For buckets with versions and locks, and what only S3 has.

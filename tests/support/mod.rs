@@ -10,19 +10,25 @@ pub mod disk;
 pub mod etcd;
 pub mod faults;
 pub mod follower;
+pub mod fuzz_targets;
 pub mod gcs;
 pub mod history;
 pub mod keys;
 pub mod kube;
 pub mod kubelet;
 pub mod load;
+pub mod locks;
 pub mod lying;
+pub mod manifests;
 pub mod member;
 pub mod minio;
 pub mod page;
+pub mod past;
 pub mod proxy;
 pub mod s3;
 pub mod saved;
+pub mod schema;
+pub mod scratch;
 pub mod shown;
 pub mod small;
 pub mod space;
@@ -90,7 +96,7 @@ pub fn expected(name: &str) -> Expected {
 
 /// A copy of a fixture to work on: the folder is the store's prefix, with `v2` in it.
 pub fn copy_fixture(name: &str) -> TempDir {
-    let copy = TempDir::with_prefix("fixture-").expect("a folder for the fixture");
+    let copy = scratch::folder_named("fixture-").expect("a folder for the fixture");
     copy_dir(&fixtures_dir().join(name), copy.path());
     copy
 }
@@ -127,8 +133,15 @@ pub fn deltafold() -> Command {
             "ALIBABA_",
         ],
     );
+    command.env("TMPDIR", scratch::place());
     command.stdin(Stdio::null());
     command
+}
+
+/// A client of the tests' own, which uses no proxy.
+pub fn http_client() -> reqwest::ClientBuilder {
+    deltafold::tls::ensure_provider();
+    reqwest::Client::builder().no_proxy()
 }
 
 /// Lets a command find nobody at any `s3://` URL.
@@ -167,6 +180,16 @@ pub fn seed() -> u64 {
     let seed = given.map_or_else(|| fastrand::u64(..1 << 48), |s| s.parse().expect("a seed"));
     println!("seed {seed} (DELTAFOLD_TEST_SEED={seed} runs it again)");
     seed
+}
+
+/// How often a random test goes round: `few` by default; `many` if `DELTAFOLD_TEST_ROUNDS` is `many`, as
+/// `.ci/run` has it; or the number that it is.
+pub fn rounds(few: usize, many: usize) -> usize {
+    match std::env::var("DELTAFOLD_TEST_ROUNDS").as_deref() {
+        Err(_) => few,
+        Ok("many") => many,
+        Ok(number) => number.parse().expect("DELTAFOLD_TEST_ROUNDS"),
+    }
 }
 
 /// Runs to the end: the exit code, the JSON on stdout (null where there is none) and stderr.

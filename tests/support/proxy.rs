@@ -109,9 +109,8 @@ impl Proxy {
     pub async fn start(server: &str) -> Self {
         let shared = Arc::new(Shared {
             server: server.to_owned(),
-            client: reqwest::Client::builder()
+            client: super::http_client()
                 .tls_danger_accept_invalid_certs(true)
-                .no_proxy()
                 .build()
                 .expect("an HTTPS client"),
             calls: Mutex::default(),

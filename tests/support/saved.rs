@@ -1,5 +1,6 @@
 //! What a prefix says can be restored from it, held against what its source had.
 
+use super::scratch;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -13,6 +14,7 @@ use fastrand::Rng;
 use tokio::runtime::Handle;
 
 use super::minio::Minio;
+use super::s3::S3;
 use super::truth::{State, Truth};
 
 /// A prefix in a store, as `--store` has it.
@@ -69,30 +71,28 @@ impl Prefix {
         }
     }
 
-    /// In a bucket of MinIO that is there.
-    pub fn minio(minio: &Minio, bucket: &str, prefix: &str) -> Self {
-        let settings = [
-            ("aws_endpoint_url", minio.endpoint()),
-            ("aws_region", "us-east-1"),
-            ("aws_access_key_id", minio.access_key()),
-            ("aws_secret_access_key", minio.secret_key()),
-            ("aws_allow_http", "true"),
-        ];
+    /// In a bucket that is there.
+    pub fn s3(s3: &S3, bucket: &str, prefix: &str) -> Self {
+        let env = s3.env();
+        let setting = |(name, value): &(String, String)| (name.to_lowercase(), value.clone());
         Self {
             url: format!("s3://{bucket}/{prefix}"),
-            env: minio.env(),
-            options: settings
-                .map(|(name, value)| (name.to_owned(), value.to_owned()))
-                .to_vec(),
+            options: env.iter().map(setting).collect(),
+            env,
             handle: Handle::current(),
         }
+    }
+
+    /// The same, of MinIO.
+    pub fn minio(minio: &Minio, bucket: &str, prefix: &str) -> Self {
+        Self::s3(&minio.s3(), bucket, prefix)
     }
 
     fn context(&self) -> Context {
         let store = store::open(&self.url, &self.options, self.handle.clone());
         Context {
             store: store.unwrap_or_else(|e| panic!("{}: {e}", self.url)),
-            temp_dir: std::env::temp_dir(),
+            temp_dir: scratch::place(),
             threads: 1,
             keys: Default::default(),
         }

@@ -2,6 +2,7 @@
 //! process.
 
 use super::history::{Compression, with_checksum};
+use super::scratch;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use deltafold::bolt::{TreeBuilder, write_file};
@@ -178,7 +179,7 @@ impl InProcess {
         );
         let context = Context {
             store,
-            temp_dir: std::env::temp_dir(),
+            temp_dir: scratch::place(),
             threads: 1,
             keys,
         };

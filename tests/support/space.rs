@@ -3,6 +3,7 @@
 //! Etcd, API server and Kubernetes' own controllers are started once per program, with our CRDs; nothing is
 //! asserted here. Tests of the controller begin with it.
 
+use super::scratch;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -40,7 +41,7 @@ pub struct Kubernetes {
 impl Kubernetes {
     /// One of a test's own.
     pub async fn start() -> Self {
-        let folder = TempDir::with_prefix("kubernetes-").expect("a folder for Kubernetes");
+        let folder = scratch::folder_named("kubernetes-").expect("a folder for Kubernetes");
         let within = |name: &str| {
             tempfile::Builder::new()
                 .prefix(name)
@@ -278,7 +279,7 @@ impl Space {
         let space = Self {
             jobs: Recorder::start(api, &name, "jobs").await,
             api: api.clone(),
-            folder: TempDir::with_prefix("space-").expect("a folder for the test"),
+            folder: scratch::folder_named("space-").expect("a folder for the test"),
             name,
         };
         space.give_rights().await;

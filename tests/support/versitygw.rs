@@ -1,5 +1,6 @@
 //! A second real S3 server, of other make: versitygw on a folder.
 
+use super::scratch;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -71,10 +72,7 @@ impl Versitygw {
 /// It keeps what it knows of an object in extended attributes, which not every file system has: where
 /// temporary files are, or where this is built.
 fn folder_with_attributes() -> TempDir {
-    let places = [
-        std::env::temp_dir(),
-        PathBuf::from(env!("CARGO_TARGET_TMPDIR")),
-    ];
+    let places = [scratch::place(), PathBuf::from(env!("CARGO_TARGET_TMPDIR"))];
     let has_attributes = |folder: &Path| {
         let set = rustix::fs::setxattr(folder, "user.deltafold", b"1", XattrFlags::empty());
         set.is_ok()

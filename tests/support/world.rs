@@ -1,5 +1,6 @@
 //! One etcd, the truth about it, and a prefix to save it into.
 
+use super::scratch;
 use std::path::Path;
 
 use etcd_client::{DeleteOptions, Txn, TxnOp};
@@ -7,7 +8,7 @@ use tempfile::TempDir;
 use tokio::runtime::{Handle, Runtime};
 
 use super::etcd::{Etcd, EtcdOptions, EtcdVersion, free_port};
-use super::follower::{self, Ended};
+use super::follower::{self, Ended, Follower};
 use super::saved::{Checked, Prefix};
 use super::truth::Truth;
 
@@ -29,7 +30,7 @@ pub fn with_etcd(version: EtcdVersion, test: impl FnOnce(&mut World)) {
 pub fn with_options(version: EtcdVersion, options: &EtcdOptions, test: impl FnOnce(&mut World)) {
     let runtime = Runtime::new().expect("a runtime");
     let _within = runtime.enter();
-    let folder = TempDir::with_prefix("world-").expect("a folder");
+    let folder = scratch::folder_named("world-").expect("a folder");
     // It comes back to the same place.
     let options = EtcdOptions {
         ports: Some((free_port(), free_port())),
@@ -60,6 +61,22 @@ impl World {
     /// Waits for an answer.
     pub fn wait<F: Future>(&self, answer: F) -> F::Output {
         self.handle.block_on(answer)
+    }
+
+    /// Another etcd of the same version, in a folder of that name.
+    pub fn another(&self, name: &str) -> Etcd {
+        let options = EtcdOptions {
+            name: name.to_owned(),
+            ..EtcdOptions::default()
+        };
+        Etcd::start_with(self.etcd.version(), &self.folder().join(name), &options)
+    }
+
+    /// As etcdctl shows it.
+    pub fn cluster_id(&self, etcd: &Etcd) -> String {
+        let status = self.wait(async { etcd.client().await.status().await });
+        let status = status.expect("a status");
+        format!("{:x}", status.header().expect("a header").cluster_id())
     }
 
     pub fn revision(&self) -> i64 {
@@ -116,6 +133,14 @@ impl World {
     #[track_caller]
     pub fn delta(&self, args: &[&str]) -> Ended {
         self.snapshot("delta", args).succeeded()
+    }
+
+    /// A follower that has taken its first full.
+    #[track_caller]
+    pub fn follow(&self, args: &[&str]) -> Follower {
+        let mut follower = Follower::start(&self.prefix, &self.endpoints(), args);
+        follower.wait_until("the first full", || !self.prefix.fulls().is_empty());
+        follower
     }
 
     /// Everything that is restorable is right, and that is all there is up to now.

@@ -1,0 +1,591 @@
+//! Thresholds, by what the snapshot Leases tell: no compaction too many, none forgotten.
+//!
+//! Jobs' Pods end as the tests say; etcd-druid's Leases have no annotations.
+
+use crate::support::controller::Controller;
+use crate::support::kubelet::{Kubelet, Plan, message};
+use crate::support::space::{PATIENCE, Space, condition_of, ended, label, moment, name, until};
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+
+/// No schedule comes while a test runs.
+const NEVER: &str = "0 0 1 1 *";
+/// In which something would have happened that must not happen.
+const SILENCE: Duration = Duration::from_secs(3);
+
+/// A policy that takes no snapshots itself: etcd-druid's sidecar does.
+async fn policy(space: &Space, name: &str, compaction: Value) {
+    let policy = json!({
+        "metadata": {"name": name},
+        "spec": {"store": {"url": format!("s3://bucket/{name}")}, "compaction": compaction},
+    });
+    space.apply("etcdbackuppolicies", policy).await;
+}
+
+/// One that could take a full snapshot, too.
+async fn policy_with_etcd(space: &Space, name: &str, compaction: Value) {
+    let policy = json!({
+        "metadata": {"name": name},
+        "spec": {
+            "etcd": {"endpoints": [format!("http://etcd-{name}:2379")]},
+            "store": {"url": format!("s3://bucket/{name}")},
+            "snapshot": {"fullSchedule": NEVER, "deltaSchedule": NEVER},
+            "compaction": compaction,
+        },
+    });
+    space.apply("etcdbackuppolicies", policy).await;
+}
+
+/// Renews both Leases as etcd-druid's sidecar does.
+async fn leases(space: &Space, prefix: &str, full: i64, delta: i64) {
+    for (kind, revision) in [("full", full), ("delta", delta)] {
+        let name = format!("{prefix}-{kind}-snap");
+        space.renew(&name, revision, &moment(0), Value::Null).await;
+    }
+}
+
+async fn delta(space: &Space, prefix: &str, revision: i64) {
+    let name = format!("{prefix}-delta-snap");
+    space.renew(&name, revision, &moment(0), Value::Null).await;
+}
+
+fn done() -> Plan {
+    Plan::Exit(0, message("compact", 0, "", ""))
+}
+
+fn fails(code: i32, reason: &str) -> Plan {
+    Plan::Exit(code, message("compact", code, reason, "the test says so"))
+}
+
+/// A Job that is not tried again by Kubernetes: that would take minutes.
+async fn one_try(space: &Space, policy: &str) -> String {
+    let jobs = space.wait_for_jobs(policy, "compaction", 1).await;
+    let job = name(&jobs[0]).to_owned();
+    let once = json!({"spec": {"backoffLimit": 0}});
+    space.patch("jobs", &job, once).await;
+    job
+}
+
+async fn wait_last(space: &Space, policy: &str, state: &str) -> Value {
+    let wanted = format!("the last compaction is {state}");
+    let found = space
+        .wait_policy(policy, &wanted, |p| {
+            p["status"]["lastCompaction"]["state"] == state
+        })
+        .await;
+    found["status"]["lastCompaction"].clone()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_status_that_does_not_move_starts_no_second_job() {
+    let space = Space::new("druid").await;
+    let kubelet = Kubelet::start(&space).await;
+    kubelet.plan(&[], Plan::Hang);
+    // etcd-druid's own, from before the first snapshot.
+    for kind in ["full", "delta"] {
+        let lease = json!({
+            "metadata": {
+                "name": format!("etcd-main-{kind}-snap"),
+                "labels": {"app.kubernetes.io/managed-by": "etcd-druid"},
+            },
+            "spec": {"holderIdentity": "0"},
+        });
+        space.create("leases", lease).await;
+    }
+    let mut controller = Controller::start(&space, &["--leader-elect", "false"]).await;
+    let main = json!({
+        "metadata": {"name": "main"},
+        "spec": {
+            "store": {"url": "s3://bucket/main"},
+            "snapshot": {"leasePrefix": "etcd-main"},
+            "compaction": {"eventsThreshold": 1000},
+        },
+    });
+    space.apply("etcdbackuppolicies", main).await;
+    leases(&space, "etcd-main", 100, 1099).await;
+    let counted = space
+        .wait_policy("main", "it counts 999 events", |p| {
+            p["status"]["snapshots"]["accumulatedDeltaEvents"] == 999
+        })
+        .await;
+    let snapshots = &counted["status"]["snapshots"];
+    assert_eq!(snapshots["lastFull"]["endRevision"], 100);
+    assert_eq!(snapshots["lastFull"]["name"], Value::Null);
+    assert_eq!(snapshots["lastDelta"]["endRevision"], 1099);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(space.jobs.ever().len(), 0);
+
+    // One more crosses it; none more while that one runs.
+    delta(&space, "etcd-main", 1100).await;
+    let jobs = space.wait_for_jobs("main", "compaction", 1).await;
+    let args = jobs[0]["spec"]["template"]["spec"]["containers"][0]["args"].to_string();
+    assert!(
+        args.contains(r#""compact""#) && args.contains(r#""etcd-main""#),
+        "{args}"
+    );
+    delta(&space, "etcd-main", 5000).await;
+    space
+        .wait_policy("main", "it counts 4900 events", |p| {
+            p["status"]["snapshots"]["accumulatedDeltaEvents"] == 4900
+        })
+        .await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(space.jobs.ever().len(), 1);
+    // What the Job does when it is done.
+    leases(&space, "etcd-main", 5000, 5000).await;
+    kubelet.plan(&[], done());
+    let last = wait_last(&space, "main", "Succeeded").await;
+    assert_eq!(
+        (&last["fullRevision"], &last["deltaRevision"]),
+        (&100.into(), &1100.into())
+    );
+    assert_eq!(last["trigger"], "EventsThreshold");
+
+    // A Job that ends well and says nothing, while the Leases stay as they are: whatever it did, again would not help.
+    delta(&space, "etcd-main", 6000).await;
+    space.wait_until_ended("main", "compaction", 2).await;
+    wait_last(&space, "main", "Succeeded").await;
+    for _ in 0..3 {
+        delta(&space, "etcd-main", 6000).await;
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+    controller.kill();
+    let _controller = Controller::start(&space, &["--leader-elect", "false"]).await;
+    delta(&space, "etcd-main", 6000).await;
+    tokio::time::sleep(SILENCE).await;
+    assert_eq!(space.jobs_for("main", "compaction").len(), 2);
+    delta(&space, "etcd-main", 6001).await;
+    space.wait_for_jobs("main", "compaction", 3).await;
+
+    // They are still etcd-druid's.
+    let lease = space.must_get("leases", "etcd-main-full-snap").await;
+    assert_eq!(lease["metadata"]["ownerReferences"], Value::Null);
+    assert_eq!(
+        lease["metadata"]["labels"],
+        json!({"app.kubernetes.io/managed-by": "etcd-druid"})
+    );
+}
+
+/// What no retry mends is not tried again; what something did not answer is, after a pause, or as soon as that is
+/// there again.
+#[tokio::test(flavor = "multi_thread")]
+async fn failures_are_tried_again_or_not_by_their_code() {
+    let space = Space::new("codes").await;
+    let kubelet = Kubelet::start(&space).await;
+    let controller = Controller::start(&space, &["--leader-elect", "false"]).await;
+    let threshold = json!({"eventsThreshold": 100});
+    let finals = [
+        ("gap", 65, "RevisionGap"),
+        ("denied", 77, "PermissionDenied"),
+        ("wrong", 78, "Configuration"),
+    ];
+    for (policy_, code, reason) in finals {
+        kubelet.plan(&[("policy", policy_)], fails(code, reason));
+    }
+    kubelet.plan(&[("policy", "silent")], Plan::Exit(70, String::new()));
+    let unreachable = [
+        ("moves", "StoreUnreachable"),
+        ("service", "EtcdUnreachable"),
+        ("waits", "StoreUnreachable"),
+    ];
+    let killed = "killed";
+    for policy_ in unreachable.map(|(p, _)| p).into_iter().chain([killed]) {
+        kubelet.plan(&[("policy", policy_)], Plan::Hang);
+    }
+    let slice = |ready: bool| {
+        json!({
+            "metadata": {
+                "name": "etcd-service-1",
+                "labels": {"kubernetes.io/service-name": "etcd-service"},
+            },
+            "addressType": "IPv4",
+            "endpoints": [{"addresses": ["10.0.0.1"], "conditions": {"ready": ready}}],
+            "ports": [],
+        })
+    };
+    space.apply("endpointslices", slice(false)).await;
+    let all = ["gap", "denied", "wrong", "silent", "moves", "waits", killed];
+    for policy_ in all {
+        policy(&space, policy_, threshold.clone()).await;
+    }
+    policy_with_etcd(&space, "service", threshold).await;
+    for policy_ in all.into_iter().chain(["service"]) {
+        leases(&space, policy_, 100, 300).await;
+    }
+
+    for (policy_, code, reason) in finals {
+        let last = wait_last(&space, policy_, "Failed").await;
+        assert_eq!(
+            (&last["exitCode"], &last["reason"]),
+            (&code.into(), &reason.into()),
+            "{policy_}"
+        );
+        assert_eq!(last["failures"], 1);
+        let condition = space
+            .wait_condition(policy_, "CompactionHealthy", "False")
+            .await;
+        assert_eq!(condition["reason"], reason, "{policy_}");
+        let text = condition["message"].as_str().unwrap();
+        assert!(text.contains("the test says so"), "{text}");
+    }
+    let last = wait_last(&space, "silent", "Failed").await;
+    assert_eq!(last["exitCode"], 70, "{last}");
+
+    for (policy_, reason) in unreachable {
+        one_try(&space, policy_).await;
+        kubelet.plan(&[("policy", policy_)], fails(69, reason));
+        let last = wait_last(&space, policy_, "Failed").await;
+        assert_eq!(
+            (&last["exitCode"], &last["reason"]),
+            (&69.into(), &reason.into()),
+            "{policy_}"
+        );
+        kubelet.plan(&[("policy", policy_)], done());
+    }
+    one_try(&space, killed).await;
+    let runs = until(PATIENCE, async || {
+        (!kubelet.ran(&[("policy", killed)]).is_empty()).then_some(())
+    });
+    runs.await.expect("its Pod");
+    kubelet.kill(&[("policy", killed)]);
+    let last = wait_last(&space, killed, "Failed").await;
+    assert_eq!(last["exitCode"], 137);
+    kubelet.plan(&[("policy", killed)], done());
+    let failed = Instant::now();
+
+    // Nothing of it is tried again at once.
+    tokio::time::sleep(SILENCE).await;
+    for policy_ in all.into_iter().chain(["service"]) {
+        let jobs = space.jobs_for(policy_, "compaction");
+        assert_eq!(jobs.len(), 1, "{policy_}: {:?}", controller.tail());
+    }
+    // A Lease that moves tells that the store is there; an endpoint that becomes ready, that etcd is.
+    delta(&space, "moves", 301).await;
+    space.apply("endpointslices", slice(true)).await;
+    for policy_ in ["moves", "service"] {
+        let jobs = space.wait_until_ended(policy_, "compaction", 2).await;
+        assert_ne!(name(&jobs[0]), name(&jobs[1]));
+        assert!(failed.elapsed() < Duration::from_secs(50), "{policy_}");
+        let last = wait_last(&space, policy_, "Succeeded").await;
+        assert_eq!(last["failures"], 0);
+    }
+    space
+        .wait_condition("service", "CompactionHealthy", "True")
+        .await;
+    // Others need both: a status that has moved, and the pause.
+    kubelet.plan(&[("policy", "gap")], done());
+    delta(&space, "gap", 301).await;
+    delta(&space, killed, 301).await;
+    tokio::time::sleep(SILENCE).await;
+    for policy_ in ["waits", "gap", killed] {
+        assert_eq!(space.jobs_for(policy_, "compaction").len(), 1, "{policy_}");
+    }
+
+    // By themselves, after a minute.
+    for policy_ in ["waits", "gap", killed] {
+        let again = until(Duration::from_secs(90), async || {
+            (space.jobs_for(policy_, "compaction").len() == 2).then_some(())
+        });
+        again
+            .await
+            .unwrap_or_else(|| panic!("{policy_}: {}", controller.tail()));
+        wait_last(&space, policy_, "Succeeded").await;
+    }
+    assert!(failed.elapsed() > Duration::from_secs(50));
+    for policy_ in ["denied", "wrong", "silent"] {
+        assert_eq!(space.jobs_for(policy_, "compaction").len(), 1, "{policy_}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn too_late_or_too_much_makes_a_full_snapshot() {
+    let space = Space::new("fulls").await;
+    let kubelet = Kubelet::start(&space).await;
+    let _controller = Controller::start(&space, &["--leader-elect", "false"]).await;
+    let late = json!({"eventsThreshold": 100, "activeDeadline": "2s"});
+    let many = json!({"eventsThreshold": 100, "fullSnapshotThreshold": 5000});
+    kubelet.plan(&[("policy", "late"), ("work", "compaction")], Plan::Hang);
+    policy_with_etcd(&space, "late", late).await;
+    policy_with_etcd(&space, "many", many.clone()).await;
+    policy(&space, "no-etcd", many).await;
+    policy(
+        &space,
+        "large",
+        json!({"eventsThreshold": 1000, "sizeThreshold": "1Mi"}),
+    )
+    .await;
+    policy(
+        &space,
+        "off",
+        json!({"eventsThreshold": 1, "enabled": false}),
+    )
+    .await;
+    kubelet.plan(&[("work", "full-snapshot")], done());
+    for policy_ in ["many", "no-etcd", "large"] {
+        kubelet.plan(&[("policy", policy_)], done());
+    }
+    leases(&space, "late", 100, 300).await;
+    leases(&space, "many", 100, 5100).await;
+    leases(&space, "no-etcd", 100, 5100).await;
+    leases(&space, "off", 100, 5100).await;
+
+    let fulls = space.wait_for_jobs("many", "full-snapshot", 1).await;
+    assert!(
+        name(&fulls[0]).starts_with("many-fullsnap-"),
+        "{}",
+        name(&fulls[0])
+    );
+    let args = fulls[0]["spec"]["template"]["spec"]["containers"][0]["args"].to_string();
+    assert!(args.starts_with(r#"["snapshot","full""#), "{args}");
+    let last = wait_last(&space, "many", "Succeeded").await;
+    assert_eq!(last["trigger"], "FullSnapshotThreshold");
+    assert_eq!(last["fullSnapshot"], true);
+    assert_eq!(space.jobs_for("many", "compaction").len(), 0);
+    // Of whom no full can be taken, that is folded all the same.
+    let last = wait_last(&space, "no-etcd", "Succeeded").await;
+    assert_eq!(
+        (&last["trigger"], &last["fullSnapshot"]),
+        (&"FullSnapshotThreshold".into(), &false.into())
+    );
+    assert_eq!(space.jobs_for("no-etcd", "compaction").len(), 1);
+
+    let last = wait_last(&space, "late", "Failed").await;
+    assert_eq!(last["reason"], "DeadlineExceeded", "{last}");
+    delta(&space, "late", 301).await;
+    let fulls = space.wait_until_ended("late", "full-snapshot", 1).await;
+    assert_eq!(ended(&fulls[0]), Some("Complete"));
+    let last = wait_last(&space, "late", "Succeeded").await;
+    assert_eq!(
+        (&last["trigger"], &last["fullSnapshot"]),
+        (&"DeadlineExceeded".into(), &true.into())
+    );
+
+    // Bytes are told by our own Jobs alone.
+    let names = |name: &str, more: Value| {
+        let mut annotations = json!({"deltafold.io/last-snapshot-name": name});
+        for (key, value) in more.as_object().unwrap() {
+            annotations[format!("deltafold.io/{key}")] = value.clone();
+        }
+        annotations
+    };
+    let full = names("Full-00000000-00000100-1790000000.gz", json!({}));
+    space.renew("large-full-snap", 100, &moment(0), full).await;
+    for (revision, bytes) in [(150, "1048575"), (151, "1048576")] {
+        assert_eq!(space.jobs_for("large", "compaction").len(), 0);
+        let events = (revision - 100).to_string();
+        let delta = names(
+            &format!("Incr-00000101-{revision:08}-1790000100.gz"),
+            json!({"accumulated-delta-bytes": bytes, "accumulated-delta-events": events}),
+        );
+        space
+            .renew("large-delta-snap", revision, &moment(0), delta)
+            .await;
+        space
+            .wait_policy("large", "it knows the size", |p| {
+                p["status"]["snapshots"]["accumulatedDeltaSize"].as_i64() == bytes.parse().ok()
+            })
+            .await;
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+    let last = wait_last(&space, "large", "Succeeded").await;
+    assert_eq!(last["trigger"], "SizeThreshold");
+    assert_eq!(space.jobs_for("off", "compaction").len(), 0);
+}
+
+/// Leases are renewed by other machines, whose clocks may be wrong.
+#[tokio::test(flavor = "multi_thread")]
+async fn ages_by_clocks_that_are_wrong() {
+    let space = Space::new("ages").await;
+    let kubelet = Kubelet::start(&space).await;
+    kubelet.plan(&[], done());
+    let mut controller = Controller::start(&space, &["--leader-elect", "false"]).await;
+    let by_age = json!({"eventsThreshold": 1_000_000, "ageThreshold": "1h"});
+    let all = ["old", "soon", "future", "idle"];
+    for policy_ in all {
+        policy(&space, policy_, by_age.clone()).await;
+    }
+    // So the first look is at both Leases.
+    for (policy_, full, events) in [
+        ("old", -7200, 1),
+        ("soon", -3595, 1),
+        ("future", 400_000_000, 1),
+        ("idle", -7200, 0),
+    ] {
+        let name = format!("{policy_}-full-snap");
+        space.renew(&name, 100, &moment(full), Value::Null).await;
+        delta(&space, policy_, 100 + events).await;
+    }
+    for policy_ in ["old", "soon"] {
+        let last = wait_last(&space, policy_, "Succeeded").await;
+        assert_eq!(last["trigger"], "AgeThreshold", "{policy_}");
+    }
+    tokio::time::sleep(SILENCE).await;
+    for policy_ in all {
+        let wanted = usize::from(["old", "soon"].contains(&policy_));
+        assert_eq!(
+            space.jobs_for(policy_, "compaction").len(),
+            wanted,
+            "{policy_}"
+        );
+    }
+
+    // Whether snapshots are taken in time; the sidecar takes deltas every five minutes.
+    policy(&space, "fresh", json!({})).await;
+    for (full, delta, status, reason) in [
+        (0, 0, "True", "SnapshotsInTime"),
+        (0, -9 * 60, "Unknown", "Stale"),
+        (0, -30 * 60, "False", "Stale"),
+        (-30 * 3600, 0, "True", "SnapshotsInTime"),
+        (-40 * 3600, 0, "Unknown", "Stale"),
+        (-100 * 3600, 0, "False", "Stale"),
+        // Another one's clock is ahead, which tells that it is alive.
+        (600, 600, "True", "SnapshotsInTime"),
+        (0, -60 * 60, "False", "Stale"),
+    ] {
+        for (kind, seconds) in [("full", full), ("delta", delta)] {
+            let name = format!("fresh-{kind}-snap");
+            // The controller's own look at a change counts, too: from the second case on the revision stays.
+            space.renew(&name, 100, &moment(seconds), Value::Null).await;
+        }
+        controller.kill();
+        controller = Controller::start(&space, &["--leader-elect", "false"]).await;
+        let wanted = format!("BackupReady is {status} {reason} with {full}, {delta}");
+        let found = space
+            .wait_policy("fresh", &wanted, |p| {
+                condition_of(p, "BackupReady")
+                    .is_some_and(|c| c["status"] == status && c["reason"] == reason)
+            })
+            .await;
+        let condition = condition_of(&found, "BackupReady").unwrap();
+        assert!(condition["message"].as_str().unwrap().len() > 10);
+    }
+    // Years ahead tells nothing; that it was seen to change does.
+    for kind in ["full", "delta"] {
+        let name = format!("fresh-{kind}-snap");
+        space
+            .renew(&name, 101, &moment(400_000_000), Value::Null)
+            .await;
+    }
+    space.wait_condition("fresh", "BackupReady", "True").await;
+    // What is no revision is nobody's.
+    let foreign = json!({"spec": {"holderIdentity": "etcd-main-0"}});
+    space.patch("leases", "fresh-full-snap", foreign).await;
+    let found = space
+        .wait_policy("fresh", "it is told whose the Lease is", |p| {
+            condition_of(p, "BackupReady")
+                .is_some_and(|c| c["message"].to_string().contains("etcd-main-0"))
+        })
+        .await;
+    assert_ne!(
+        condition_of(&found, "BackupReady").unwrap()["status"],
+        "True"
+    );
+}
+
+/// No more than so many Jobs at once, and all policies get their turn.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cap_is_kept_and_turns_are_fair() {
+    let space = Space::new("cap").await;
+    let kubelet = Kubelet::start(&space).await;
+    kubelet.plan(&[], Plan::Hang);
+    let args = ["--leader-elect", "false", "--max-jobs", "2"];
+    let mut controller = Controller::start(&space, &args).await;
+    let all = ["a", "b", "c", "d", "e"];
+    for policy_ in all {
+        policy(&space, policy_, json!({"eventsThreshold": 100})).await;
+        leases(&space, policy_, 100, 300).await;
+    }
+    let of_all = || {
+        let jobs = space.jobs.ever().into_iter();
+        jobs.filter(|j| label(j, "work") == Some("compaction"))
+            .collect::<Vec<_>>()
+    };
+    until(PATIENCE, async || (of_all().len() == 2).then_some(()))
+        .await
+        .expect("two Jobs");
+    tokio::time::sleep(SILENCE).await;
+    assert_eq!(of_all().len(), 2);
+    // Each that ends lets another one go.
+    let mut went = Vec::new();
+    for n in 3..=all.len() {
+        let active = of_all();
+        let first = active.iter().find(|j| ended(j).is_none()).unwrap();
+        let of = label(first, "policy").unwrap().to_owned();
+        leases(&space, &of, 300, 300).await;
+        kubelet.plan(&[("policy", &of)], done());
+        went.push(of);
+        until(PATIENCE, async || (of_all().len() == n).then_some(()))
+            .await
+            .expect("another Job");
+    }
+    assert_eq!(kubelet.most_at_once(&[("work", "compaction")]), 2);
+
+    // More than there may be: a controller that allows fewer finds two.
+    assert_eq!(of_all().iter().filter(|j| ended(j).is_none()).count(), 2);
+    controller.kill();
+    let args = ["--leader-elect", "false", "--max-jobs", "1"];
+    let controller = Controller::start(&space, &args).await;
+    policy(&space, "f", json!({"eventsThreshold": 100})).await;
+    leases(&space, "f", 100, 300).await;
+    let told = space.wait_for_event("f", "TooManyJobs").await;
+    assert!(told.contains('2') && told.contains('1'), "{told}");
+    // Frozen until there is none: so it does not go on at the brink.
+    let running: Vec<String> = of_all()
+        .iter()
+        .filter(|j| ended(j).is_none())
+        .map(|j| label(j, "policy").unwrap().to_owned())
+        .collect();
+    leases(&space, &running[0], 300, 300).await;
+    kubelet.plan(&[("policy", &running[0])], done());
+    wait_last(&space, &running[0], "Succeeded").await;
+    tokio::time::sleep(SILENCE).await;
+    assert_eq!(
+        space.jobs_for("f", "compaction").len(),
+        0,
+        "{}",
+        controller.tail()
+    );
+    leases(&space, &running[1], 300, 300).await;
+    kubelet.plan(&[("policy", &running[1])], done());
+    space.wait_for_jobs("f", "compaction", 1).await;
+    let times = space.events("f").await;
+    assert_eq!(
+        times.iter().filter(|(r, _)| r == "TooManyJobs").count(),
+        1,
+        "{times:?}"
+    );
+
+    // One policy's many tasks do not keep others waiting: a turn each.
+    for (name, level) in [("one", "names"), ("two", "checksums"), ("three", "fold")] {
+        let task = json!({
+            "metadata": {"name": name},
+            "spec": {"policy": "a", "type": "Verify", "config": {"verify": {"level": level}}},
+        });
+        space.create("etcdbackuptasks", task).await;
+        // Their order is that of their creation, which has seconds.
+        tokio::time::sleep(Duration::from_millis(1100)).await;
+    }
+    policy(&space, "g", json!({"eventsThreshold": 100})).await;
+    leases(&space, "g", 100, 300).await;
+    space
+        .wait_policy("g", "it has been looked at", |p| {
+            !p["status"]["snapshots"].is_null()
+        })
+        .await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    leases(&space, "f", 300, 300).await;
+    kubelet.plan(&[], done());
+    for task in ["one", "two", "three"] {
+        space.wait_task(task, "Succeeded").await;
+    }
+    wait_last(&space, "g", "Succeeded").await;
+    let jobs = space.jobs.ever();
+    let began = |what: &dyn Fn(&Value) -> bool| {
+        let job = jobs.iter().find(|j| what(j)).expect("a Job");
+        job["status"]["startTime"].as_str().unwrap().to_owned()
+    };
+    let of_g = began(&|j| label(j, "policy") == Some("g"));
+    let of_three = began(&|j| label(j, "task") == Some("three"));
+    assert!(of_g <= of_three, "{of_g} {of_three}");
+    assert_eq!(kubelet.most_at_once(&[]), 2);
+}

@@ -1,0 +1,420 @@
+//! Tasks: each is done once, in its order, or refused with a reason.
+//!
+//! Jobs' Pods end as the tests say.
+
+use crate::support::controller::Controller;
+use crate::support::kubelet::{Kubelet, Plan, message};
+use crate::support::proxy::{Proxy, Then, When};
+use crate::support::space::{PATIENCE, Space, ended, moment, until};
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+
+/// No schedule comes while a test runs.
+const NEVER: &str = "0 0 1 1 *";
+const SILENCE: Duration = Duration::from_secs(2);
+
+async fn policy(space: &Space, name: &str) {
+    let policy = json!({
+        "metadata": {"name": name},
+        "spec": {
+            "etcd": {"endpoints": ["http://etcd:2379"]},
+            "store": {"url": format!("s3://bucket/{name}")},
+            "snapshot": {"fullSchedule": NEVER, "deltaSchedule": NEVER},
+        },
+    });
+    space.apply("etcdbackuppolicies", policy).await;
+}
+
+async fn leases(space: &Space, policy: &str) {
+    for kind in ["full", "delta"] {
+        let name = format!("{policy}-{kind}-snap");
+        space.renew(&name, 100, &moment(0), Value::Null).await;
+    }
+}
+
+async fn task(space: &Space, name: &str, policy: &str, type_: &str, config: Value) -> Value {
+    let mut spec = json!({"policy": policy, "type": type_});
+    if !config.is_null() {
+        spec["config"] = config;
+    }
+    let task = json!({"metadata": {"name": name}, "spec": spec});
+    space.create("etcdbackuptasks", task).await
+}
+
+async fn verify(space: &Space, name: &str, policy: &str, level: &str) {
+    let config = json!({"verify": {"level": level}});
+    task(space, name, policy, "Verify", config).await;
+}
+
+fn done() -> Plan {
+    Plan::Exit(0, message("verify", 0, "", ""))
+}
+
+fn of(task: &str) -> [(&str, &str); 1] {
+    [("task", task)]
+}
+
+fn errors(task: &Value) -> Vec<&str> {
+    let errors = task["status"]["lastErrors"].as_array();
+    let errors = errors.into_iter().flatten();
+    errors.map(|e| e["code"].as_str().unwrap()).collect()
+}
+
+fn operation(task: &Value) -> String {
+    let operation = &task["status"]["lastOperation"];
+    format!(
+        "{} {} {}",
+        operation["name"], operation["state"], operation["reason"]
+    )
+}
+
+async fn wait_operation(space: &Space, name: &str, text: &str) -> Value {
+    space
+        .wait_until(
+            "etcdbackuptasks",
+            name,
+            &format!("its operation tells of {text}"),
+            |t| operation(t).contains(text),
+        )
+        .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_after_the_other_and_no_duplicates() {
+    let space = Space::new("order").await;
+    let kubelet = Kubelet::start(&space).await;
+    kubelet.plan(&[], Plan::Hang);
+    let mut controller = Controller::start(&space, &["--leader-elect", "false"]).await;
+    for name in ["main", "other"] {
+        policy(&space, name).await;
+    }
+    verify(&space, "a", "main", "names").await;
+    verify(&space, "b", "main", "fold").await;
+    task(&space, "c", "main", "OnDemandCompaction", Value::Null).await;
+    verify(&space, "x", "other", "names").await;
+    let first = space.wait_task("a", "InProgress").await;
+    assert!(
+        first["status"]["jobName"]
+            .as_str()
+            .unwrap()
+            .starts_with("a-")
+    );
+    // Another policy's do not wait for it.
+    space.wait_task("x", "InProgress").await;
+    for waits in ["b", "c"] {
+        let task = wait_operation(&space, waits, "Queued").await;
+        assert_eq!(task["status"]["state"], "Pending");
+        assert_eq!(task["status"]["initiatedAt"], Value::Null);
+    }
+    // The same as one that runs, and as one that waits; not the same as one of another policy.
+    verify(&space, "a-again", "main", "names").await;
+    verify(&space, "b-again", "main", "fold").await;
+    for again in ["a-again", "b-again"] {
+        let task = space.wait_task(again, "Rejected").await;
+        assert_eq!(errors(&task), ["DuplicateTask"]);
+        assert!(task["status"]["finishedAt"].is_string());
+        assert_eq!(task["status"]["jobName"], Value::Null);
+    }
+    tokio::time::sleep(SILENCE).await;
+    assert_eq!(space.jobs.ever().len(), 2);
+
+    // Another controller knows the order as well.
+    controller.kill();
+    let _controller = Controller::start(&space, &["--leader-elect", "false"]).await;
+    for (ends, begins) in [("a", Some("b")), ("b", Some("c")), ("c", None)] {
+        kubelet.plan(&of(ends), done());
+        space.wait_task(ends, "Succeeded").await;
+        if let Some(begins) = begins {
+            space.wait_task(begins, "InProgress").await;
+        }
+    }
+    kubelet.plan(&of("x"), done());
+    space.wait_task("x", "Succeeded").await;
+    assert_eq!(kubelet.most_at_once(&[("policy", "main")]), 1);
+    assert_eq!(space.jobs.ever().len(), 4);
+    // Once it has ended, the same may be done again.
+    kubelet.plan(&[], done());
+    verify(&space, "a-later", "main", "names").await;
+    space.wait_task("a-later", "Succeeded").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_end_has_its_reason() {
+    let space = Space::new("ends").await;
+    let kubelet = Kubelet::start(&space).await;
+    kubelet.plan(&[], done());
+    let controller = Controller::start(&space, &["--leader-elect", "false"]).await;
+    let began = Instant::now();
+    // Of a policy that never comes.
+    verify(&space, "orphan", "nobody", "names").await;
+    // Of one that comes later.
+    verify(&space, "early", "later", "names").await;
+    wait_operation(&space, "early", "PolicyNotFound").await;
+    policy(&space, "later").await;
+    space.wait_task("early", "Succeeded").await;
+
+    // What no retry mends fails at once, and tells why.
+    policy(&space, "gap").await;
+    let said = message("verify", 65, "RevisionGap", "revisions 5 to 9 are missing");
+    kubelet.plan(&of("gap"), Plan::Exit(65, said));
+    verify(&space, "gap", "gap", "names").await;
+    let failed = space.wait_task("gap", "Failed").await;
+    assert_eq!(errors(&failed), ["RevisionGap"]);
+    let error = &failed["status"]["lastErrors"][0];
+    assert_eq!(error["description"], "revisions 5 to 9 are missing");
+    assert!(error["observedAt"].is_string());
+    assert!(
+        operation(&failed).contains("Failed"),
+        "{}",
+        operation(&failed)
+    );
+    let event = until(PATIENCE, async || {
+        let events = space.events("gap").await;
+        events.into_iter().find(|(_, m)| m.contains("RevisionGap"))
+    });
+    event
+        .await
+        .unwrap_or_else(|| panic!("no Event: {}", controller.tail()));
+
+    // What one does, is tried again, and the errors on the way are told.
+    policy(&space, "slow").await;
+    let said = message("verify", 69, "StoreUnreachable", "no answer");
+    kubelet.plan(&of("slow"), Plan::Exit(69, said));
+    verify(&space, "slow", "slow", "names").await;
+    let running = space
+        .wait_until("etcdbackuptasks", "slow", "it has failed once", |t| {
+            !errors(t).is_empty()
+        })
+        .await;
+    assert_eq!(running["status"]["state"], "InProgress");
+    assert_eq!(errors(&running), ["StoreUnreachable"]);
+    kubelet.plan(&of("slow"), done());
+
+    // Without a quorum no snapshot is tried again: that is for people to decide.
+    policy(&space, "quorum").await;
+    let said = message(
+        "snapshot full",
+        69,
+        "NoQuorum",
+        "one of three members answers",
+    );
+    kubelet.plan(&of("quorum"), Plan::Exit(69, said));
+    let full = json!({"onDemandSnapshot": {"type": "full"}});
+    task(&space, "quorum", "quorum", "OnDemandSnapshot", full).await;
+    let rejected = space.wait_task("quorum", "Rejected").await;
+    assert_eq!(errors(&rejected), ["NoQuorum"]);
+    let job = rejected["status"]["jobName"].as_str().unwrap();
+    space.wait_until_gone("jobs", job).await;
+    assert_eq!(kubelet.ran(&of("quorum")).len(), 1);
+
+    // What cannot be done for a policy at all.
+    let without = json!({
+        "metadata": {"name": "no-etcd"}, "spec": {"store": {"url": "s3://bucket/no-etcd"}},
+    });
+    space.apply("etcdbackuppolicies", without).await;
+    let delta = json!({"onDemandSnapshot": {"type": "delta"}});
+    task(&space, "delta", "no-etcd", "OnDemandSnapshot", delta).await;
+    let rejected = space.wait_task("delta", "Rejected").await;
+    assert_eq!(errors(&rejected), ["EtcdMissing"]);
+    let copy = json!({"copyBackups": {"targetStore": {"url": "s3://bucket/no-etcd"}}});
+    task(&space, "copy", "no-etcd", "CopyBackups", copy).await;
+    let rejected = space.wait_task("copy", "Rejected").await;
+    assert_eq!(errors(&rejected), ["InvalidConfig"]);
+
+    // A Secret that is missing is waited for.
+    let copy = json!({"copyBackups": {"targetStore": {
+        "url": "s3://elsewhere/x", "secretRef": {"name": "target"},
+    }}});
+    task(&space, "copies", "no-etcd", "CopyBackups", copy).await;
+    wait_operation(&space, "copies", "SecretMissing").await;
+    let secret = json!({
+        "metadata": {"name": "target"},
+        "stringData": {"accessKeyID": "a", "secretAccessKey": "b", "region": "c"},
+    });
+    space.create("secrets", secret).await;
+    space.wait_task("copies", "Succeeded").await;
+    // It carried a finalizer while it was used.
+    space
+        .wait_until("secrets", "target", "it is used no more", |s| {
+            s["metadata"]["finalizers"].is_null()
+        })
+        .await;
+
+    // Maintenance waits for a backup that is up to date; others do not wait for it.
+    policy(&space, "bare").await;
+    let defrag = json!({"maintenance": {"defrag": "always"}});
+    task(&space, "tidy", "bare", "Maintenance", defrag).await;
+    wait_operation(&space, "tidy", "MaintenancePostponed").await;
+    verify(&space, "behind", "bare", "names").await;
+    space.wait_task("behind", "Succeeded").await;
+    leases(&space, "bare").await;
+    space.wait_task("tidy", "Succeeded").await;
+
+    let slow = space.wait_task("slow", "Succeeded").await;
+    assert_eq!(errors(&slow), ["StoreUnreachable"]);
+    assert_eq!(kubelet.ran(&of("slow")).len(), 2);
+    let orphan = until(Duration::from_secs(90), async || {
+        let task = space.must_get("etcdbackuptasks", "orphan").await;
+        (task["status"]["state"] == "Rejected").then_some(task)
+    });
+    assert_eq!(errors(&orphan.await.expect("rejected")), ["PolicyNotFound"]);
+    assert!(began.elapsed() > Duration::from_secs(55));
+
+    // Machines are told, too.
+    let series = r#"deltafold_tasks_total{type="Verify",state="Failed",policy="gap","#;
+    let (_, metrics) = controller.asked("/metrics").unwrap();
+    assert!(
+        metrics
+            .lines()
+            .any(|l| l.starts_with("deltafold_tasks_total{")
+                && l.contains(r#"policy="gap""#)
+                && l.contains(r#"state="Failed""#)
+                && l.ends_with(" 1")),
+        "{series}: {metrics}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_deleted_stops() {
+    let space = Space::new("deleted").await;
+    let kubelet = Kubelet::start(&space).await;
+    kubelet.plan(&[], done());
+    let _controller = Controller::start(&space, &["--leader-elect", "false"]).await;
+    for name in ["main", "gone"] {
+        policy(&space, name).await;
+    }
+    // It goes a second after its end, and its Job with it.
+    let short = json!({
+        "metadata": {"name": "short"},
+        "spec": {"policy": "main", "type": "Verify", "ttlSecondsAfterFinished": 1},
+    });
+    space.create("etcdbackuptasks", short).await;
+    space.wait_until_gone("etcdbackuptasks", "short").await;
+    let job = &space.jobs.ever()[0];
+    assert_eq!(ended(job), Some("Complete"));
+    space
+        .wait_until_gone("jobs", crate::support::space::name(job))
+        .await;
+
+    // A task that is deleted while it runs.
+    for name in ["stops", "runs"] {
+        kubelet.plan(&of(name), Plan::Hang);
+    }
+    verify(&space, "stops", "main", "names").await;
+    verify(&space, "waits", "main", "fold").await;
+    let task = space.wait_task("stops", "InProgress").await;
+    let job = task["status"]["jobName"].as_str().unwrap();
+    let runs = until(PATIENCE, async || {
+        (!kubelet.ran(&of("stops")).is_empty()).then_some(())
+    });
+    runs.await.expect("its Pod");
+    space.delete("etcdbackuptasks", "stops").await;
+    space.wait_until_gone("jobs", job).await;
+    space.wait_task("waits", "Succeeded").await;
+    let stopped = &kubelet.ran(&of("stops"))[0];
+    assert_eq!(stopped.ended.map(|(_, code)| code), Some(143));
+    let behind = &kubelet.ran(&of("waits"))[0];
+    assert!(
+        behind.began >= stopped.ended.unwrap().0,
+        "they ran at one time"
+    );
+
+    // A task whose policy is deleted while it runs.
+    verify(&space, "runs", "gone", "names").await;
+    space.wait_task("runs", "InProgress").await;
+    space.delete("etcdbackuppolicies", "gone").await;
+    let failed = space.wait_task("runs", "Failed").await;
+    assert_eq!(errors(&failed), ["PolicyDeleted"]);
+    let job = failed["status"]["jobName"].as_str().unwrap();
+    space.wait_until_gone("jobs", job).await;
+
+    // Suspended, nothing starts by schedule or threshold; tasks are done.
+    let suspend = json!({"spec": {"suspend": true}});
+    space.patch("etcdbackuppolicies", "main", suspend).await;
+    verify(&space, "asked", "main", "names").await;
+    space.wait_task("asked", "Succeeded").await;
+}
+
+/// A compaction that is asked for waits for that of a threshold; a Job that Kubernetes does not take tells so, and
+/// holds nobody up.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_stands_in_the_way_of_a_job() {
+    let space = Space::new("way").await;
+    let kubelet = Kubelet::start(&space).await;
+    kubelet.plan(&[], done());
+    kubelet.plan(&[("work", "compaction")], Plan::Hang);
+    let proxy = Proxy::start(space.api.url()).await;
+    let _controller = Controller::through(&proxy, &space, &["--leader-elect", "false"]).await;
+    policy(&space, "main").await;
+    for (kind, revision) in [("full", 100), ("delta", 5_000_000)] {
+        let name = format!("main-{kind}-snap");
+        space.renew(&name, revision, &moment(0), Value::Null).await;
+    }
+    let runs = until(PATIENCE, async || {
+        (!kubelet.ran(&[("work", "compaction")]).is_empty()).then_some(())
+    });
+    runs.await.expect("a threshold's Pod");
+    task(&space, "asked", "main", "OnDemandCompaction", Value::Null).await;
+    wait_operation(&space, "asked", "Queued").await;
+    tokio::time::sleep(SILENCE).await;
+    assert!(kubelet.ran(&of("asked")).is_empty());
+    kubelet.plan(&[("work", "compaction")], done());
+    space.wait_task("asked", "Succeeded").await;
+
+    // Not to be taken at any time, and for now.
+    let creates = |name: &'static str| {
+        move |call: &crate::support::proxy::Call| {
+            let job = call.json()["metadata"]["name"].as_str().map(str::to_owned);
+            call.verb == "create" && job.is_some_and(|job| job.starts_with(name))
+        }
+    };
+    let invalid = Then::Answer(422, "Invalid");
+    proxy.strike(creates("invalid"), 0, 1, When::Before, invalid);
+    let denied = Then::Answer(403, "Forbidden");
+    proxy.strike(creates("denied"), 0, usize::MAX, When::Before, denied);
+    verify(&space, "invalid", "main", "names").await;
+    let rejected = space.wait_task("invalid", "Rejected").await;
+    assert_eq!(errors(&rejected), ["JobRefused"]);
+    verify(&space, "denied", "main", "names").await;
+    wait_operation(&space, "denied", "JobRefused").await;
+    proxy.spare();
+    // It would be tried again within a minute; any change of it is sooner.
+    let touched = json!({"metadata": {"annotations": {"touched": "yes"}}});
+    space.patch("etcdbackuptasks", "denied", touched).await;
+    space.wait_task("denied", "Succeeded").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_turned_off_is_not_done() {
+    let space = Space::new("off").await;
+    let kubelet = Kubelet::start(&space).await;
+    kubelet.plan(&[], done());
+    let args = [
+        "--leader-elect",
+        "false",
+        "--task-workers",
+        "0",
+        "--compaction-workers",
+        "0",
+    ];
+    let mut controller = Controller::start(&space, &args).await;
+    policy(&space, "main").await;
+    space.wait_condition("main", "Ready", "True").await;
+    verify(&space, "check", "main", "names").await;
+    for (kind, revision) in [("full", 100), ("delta", 9_000_000)] {
+        let name = format!("main-{kind}-snap");
+        space.renew(&name, revision, &moment(0), Value::Null).await;
+    }
+    space.wait_condition("main", "BackupReady", "True").await;
+    tokio::time::sleep(SILENCE).await;
+    assert_eq!(space.jobs.ever().len(), 0);
+    let task = space.must_get("etcdbackuptasks", "check").await;
+    assert!(
+        task["status"].is_null() || task["status"]["state"] == "Pending",
+        "{task}"
+    );
+    controller.kill();
+    let _controller = Controller::start(&space, &["--leader-elect", "false"]).await;
+    space.wait_task("check", "Succeeded").await;
+    space.wait_for_jobs("main", "compaction", 1).await;
+}

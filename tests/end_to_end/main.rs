@@ -1,0 +1,19 @@
+#[path = "../support/mod.rs"]
+mod support;
+
+mod controller_harness;
+mod controller_interrupted;
+mod controller_leases;
+mod controller_story;
+mod controller_tasks;
+mod controller_two;
+mod harness_kubernetes;
+mod in_cluster;
+mod jobs_in_kubernetes;
+mod lock_leases;
+mod manifests;
+mod more_servers;
+mod restored_kubernetes;
+mod snapshot_leases;
+mod soak;
+mod task_commands;

@@ -1,0 +1,521 @@
+//! A real API server takes what `deltafold manifests` prints, and the chart makes the same.
+
+use crate::support::etcd::Etcd;
+use crate::support::kube::{Apiserver, TOKEN};
+use crate::support::manifests::{documents, kind, name, path, printed, read};
+use crate::support::scratch;
+use crate::support::tools::{self, EtcdVersion};
+use deltafold::controller::api::crds;
+use deltafold::controller::manifests;
+use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::core::{ApiResource, GroupVersionKind};
+use kube::{Client, Config};
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+const SPACE: &str = "backup";
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn helm(args: &[&str]) -> Vec<Value> {
+    let chart = path("jobs/helm/deltafold");
+    let home = scratch::folder().unwrap();
+    let mut command = std::process::Command::new(tools::helm());
+    tools::forget_env(&mut command, &["HELM_", "KUBE"]);
+    let out = command
+        .env("HOME", home.path())
+        .args(["template", "deltafold"])
+        .arg(chart)
+        .args(["--namespace", manifests::NAMESPACE, "--include-crds"])
+        .args(["--kube-version", "1.36.3"])
+        .args(args)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success(), "{said}");
+    // Before each document Helm puts where it is from.
+    let text = String::from_utf8(out.stdout).unwrap();
+    documents(text.trim_start_matches("---\n"))
+}
+
+/// By kind and name.
+fn sorted(objects: Vec<Value>) -> BTreeMap<(String, String), Value> {
+    let key = |o: &Value| (kind(o).to_owned(), name(o).to_owned());
+    objects.into_iter().map(|o| (key(&o), o)).collect()
+}
+
+#[test]
+fn the_chart_makes_the_same_objects() {
+    let mut wanted = sorted(documents(&printed(&["install"])));
+    // Helm makes it with --create-namespace.
+    let namespace = ("Namespace".to_owned(), manifests::NAMESPACE.to_owned());
+    assert!(wanted.remove(&namespace).is_some());
+    let made = sorted(helm(&[]));
+    let names = |m: &BTreeMap<_, _>| m.keys().cloned().collect::<Vec<(String, String)>>();
+    assert_eq!(names(&made), names(&wanted));
+    for (key, object) in &wanted {
+        assert_eq!(&made[key], object, "{key:?}");
+    }
+}
+
+#[test]
+fn every_value_of_the_chart_has_an_effect() {
+    let plain = helm(&[]);
+    let changes = [
+        "image.repository=registry/x",
+        "image.tag=7",
+        "image.pullPolicy=Always",
+        "imagePullSecrets[0]=pull",
+        "jobImage=registry/jobs:7",
+        "replicas=3",
+        "controller.namespace=one",
+        "controller.extraArgs[0]=--max-jobs=7",
+        "resources.requests.cpu=2",
+        "nodeSelector.disk=fast",
+        "tolerations[0].operator=Exists",
+        "priorityClassName=high",
+        "affinity.nodeAffinity.a=b",
+        "aggregateRoles=false",
+        "podDisruptionBudget=false",
+        "metricsService=false",
+    ];
+    let mut seen = BTreeSet::new();
+    for change in changes {
+        let made = helm(&["--set", change]);
+        assert_ne!(made, plain, "{change}");
+        let key = change.split(['=', '.', '[']).next().unwrap();
+        seen.insert(key.to_owned());
+        // What is asked of the program, it takes.
+        let deployment = made.iter().find(|o| kind(o) == "Deployment").unwrap();
+        let args = &deployment["spec"]["template"]["spec"]["containers"][0]["args"];
+        let args: Vec<String> = serde_json::from_value(args.clone()).unwrap();
+        deltafold::cli::check(&args).unwrap_or_else(|e| panic!("{change}: {e}"));
+    }
+    let values: Value = yaml_serde::from_str(&read("jobs/helm/deltafold/values.yaml")).unwrap();
+    let all: BTreeSet<String> = values.as_object().unwrap().keys().cloned().collect();
+    assert_eq!(seen, all);
+}
+
+/// A real API server, and the library's client of it.
+struct Cluster {
+    server: Apiserver,
+    client: Client,
+    _etcd: Etcd,
+    _folder: TempDir,
+}
+
+impl Cluster {
+    async fn start() -> Self {
+        let folder = scratch::folder().unwrap();
+        let etcd = Etcd::start(EtcdVersion::V3_6, &folder.path().join("etcd"));
+        let server = Apiserver::start(&etcd).await;
+        server.create_namespace(SPACE).await;
+        let client = client(&server, folder.path(), TOKEN).await;
+        Cluster {
+            server,
+            client,
+            _etcd: etcd,
+            _folder: folder,
+        }
+    }
+
+    fn api(&self, object: &Value) -> Api<DynamicObject> {
+        api(&self.client, object)
+    }
+
+    /// As `kubectl apply --server-side` does it, every field checked.
+    async fn apply(&self, object: &Value) -> Result<DynamicObject, kube::Error> {
+        let mut params = PatchParams::apply("kubectl").force();
+        params.field_validation = Some(kube::api::ValidationDirective::Strict);
+        let patch = Patch::Apply(object);
+        self.api(object).patch(name(object), &params, &patch).await
+    }
+
+    /// Applies all definitions, and waits until they are served.
+    async fn define(&self) {
+        for crd in documents(&printed(&["crds"])) {
+            self.apply(&crd).await.unwrap();
+            self.wait_established(&crd).await;
+        }
+    }
+
+    async fn wait_established(&self, crd: &Value) {
+        let started = Instant::now();
+        loop {
+            let there = self.api(crd).get(name(crd)).await.unwrap();
+            let conditions = there.data["status"]["conditions"].as_array().cloned();
+            let holds = |type_: &str, status: &str| {
+                let mut all = conditions.iter().flatten();
+                all.any(|c| c["type"] == type_ && c["status"] == status)
+            };
+            assert!(!holds("NonStructuralSchema", "True"), "{conditions:?}");
+            if holds("Established", "True") && holds("NamesAccepted", "True") {
+                return;
+            }
+            assert!(started.elapsed() < PATIENCE, "{conditions:?}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+}
+
+async fn client(server: &Apiserver, folder: &Path, token: &str) -> Client {
+    let file = folder.join(format!("config-{}", token.len()));
+    server.kubeconfig(&file, SPACE, token);
+    let config = Kubeconfig::read_from(&file).unwrap();
+    let options = KubeConfigOptions::default();
+    let config = Config::from_custom_kubeconfig(config, &options).await;
+    Client::try_from(config.unwrap()).unwrap()
+}
+
+fn api(client: &Client, object: &Value) -> Api<DynamicObject> {
+    let version = object["apiVersion"].as_str().unwrap();
+    let (group, version) = version.split_once('/').unwrap_or(("", version));
+    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind(object)));
+    let of_cluster = [
+        "Namespace",
+        "CustomResourceDefinition",
+        "ClusterRole",
+        "ClusterRoleBinding",
+    ];
+    let is_ours = kind(object).starts_with("EtcdBackup");
+    match object["metadata"]["namespace"].as_str() {
+        Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
+        None if of_cluster.contains(&kind(object)) => Api::all_with(client.clone(), &resource),
+        None if is_ours => Api::namespaced_with(client.clone(), SPACE, &resource),
+        None => panic!("{object}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_api_server_takes_all_of_it() {
+    let cluster = Cluster::start().await;
+    let mut objects = 0;
+    for object in documents(&printed(&["install"])) {
+        let applied = cluster.apply(&object).await;
+        applied.unwrap_or_else(|e| panic!("{} {}: {e}", kind(&object), name(&object)));
+        if kind(&object) == "CustomResourceDefinition" {
+            cluster.wait_established(&object).await;
+        }
+        objects += 1;
+    }
+    assert_eq!(objects, 11);
+    // Again: nothing is in the way, and nothing changes.
+    for object in documents(&printed(&["install"])) {
+        let before = cluster.api(&object).get(name(&object)).await.unwrap();
+        let after = cluster.apply(&object).await.unwrap();
+        assert_eq!(
+            before.metadata.generation, after.metadata.generation,
+            "{object}"
+        );
+    }
+    let mut samples = 0;
+    for object in documents(&printed(&["samples"])) {
+        let applied = cluster.apply(&object).await;
+        let applied = applied.unwrap_or_else(|e| panic!("{}: {e}", name(&object)));
+        assert!(applied.metadata.uid.is_some());
+        // Nothing else than the API's own rules is against it, either.
+        if kind(&object) == "EtcdBackupPolicy" {
+            let policy = serde_json::from_value(json!(applied)).unwrap();
+            let problems = deltafold::controller::jobs::problems(&policy);
+            assert_eq!(problems, Vec::<String>::new(), "{}", name(&object));
+        }
+        samples += 1;
+    }
+    assert_eq!(samples, 10);
+    // Users of a namespace, by the roles that come along.
+    let view = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SPACE}});
+    assert!(cluster.api(&view).get(SPACE).await.is_ok());
+    // The columns that kubectl shows.
+    let columns = crds().into_iter().flat_map(|crd| crd.spec.versions);
+    let columns = columns.map(|v| v.additional_printer_columns.unwrap_or_default().len());
+    assert_eq!(columns.collect::<Vec<_>>(), [8, 5]);
+}
+
+/// The rights are enough for what the controller does, and for nothing that it does not.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_controllers_rights_are_what_it_needs() {
+    let cluster = Cluster::start().await;
+    for object in documents(&printed(&["install"])) {
+        cluster.apply(&object).await.unwrap();
+        if kind(&object) == "CustomResourceDefinition" {
+            cluster.wait_established(&object).await;
+        }
+    }
+    let account = manifests::CONTROLLER;
+    let token = cluster
+        .server
+        .service_account_token(manifests::NAMESPACE, account)
+        .await;
+    let folder = scratch::folder().unwrap();
+    let own = client(&cluster.server, folder.path(), &token).await;
+    let may = async |verb: &str, group: &str, resource: &str| {
+        let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
+        let review = json!({
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "metadata": {},
+            "spec": {"resourceAttributes": {"namespace": SPACE, "verb": verb, "group": group,
+                "resource": resource, "subresource": subresource}},
+        });
+        let review = serde_json::from_value(review).unwrap();
+        let kind = GroupVersionKind::gvk("authorization.k8s.io", "v1", "SelfSubjectAccessReview");
+        let api: Api<DynamicObject> = Api::all_with(own.clone(), &ApiResource::from_gvk(&kind));
+        let answer = api.create(&PostParams::default(), &review).await.unwrap();
+        answer.data["status"]["allowed"] == true
+    };
+    for (verbs, group, resource) in [
+        ("get list watch", "deltafold.io", "etcdbackuppolicies"),
+        ("get list watch delete", "deltafold.io", "etcdbackuptasks"),
+        ("patch", "deltafold.io", "etcdbackuppolicies/status"),
+        ("patch", "deltafold.io", "etcdbackuptasks/status"),
+        ("update", "deltafold.io", "etcdbackuptasks/finalizers"),
+        ("get list watch create patch delete", "batch", "jobs"),
+        ("get list watch create patch delete", "batch", "cronjobs"),
+        ("get list watch create patch delete", "apps", "deployments"),
+        ("get list watch", "", "pods"),
+        ("get list watch patch", "", "secrets"),
+        (
+            "get list watch create patch",
+            "coordination.k8s.io",
+            "leases",
+        ),
+        ("list watch", "discovery.k8s.io", "endpointslices"),
+        ("create patch", "events.k8s.io", "events"),
+        ("get create patch", "", "serviceaccounts"),
+    ] {
+        for verb in verbs.split(' ') {
+            assert!(may(verb, group, resource).await, "{verb} {resource}");
+        }
+    }
+    for (verbs, group, resource) in [
+        (
+            "create update patch delete",
+            "deltafold.io",
+            "etcdbackuppolicies",
+        ),
+        ("create update patch", "deltafold.io", "etcdbackuptasks"),
+        ("create delete", "", "pods"),
+        ("create delete update", "", "secrets"),
+        ("create", "", "pods/exec"),
+        ("delete", "coordination.k8s.io", "leases"),
+        ("create", "rbac.authorization.k8s.io", "clusterroles"),
+        ("escalate bind", "rbac.authorization.k8s.io", "roles"),
+        ("get", "", "configmaps"),
+    ] {
+        for verb in verbs.split(' ') {
+            assert!(!may(verb, group, resource).await, "{verb} {resource}");
+        }
+    }
+    // It grants service accounts what it has itself: no more, and that without being asked to be an administrator.
+    let policy = json!({
+        "apiVersion": "deltafold.io/v1alpha1",
+        "kind": "EtcdBackupPolicy",
+        "metadata": {"name": "main"},
+        "spec": {"store": {"url": "s3://backups/main"}},
+    });
+    let policy = cluster.apply(&policy).await.unwrap();
+    let policy = serde_json::from_value(json!(policy)).unwrap();
+    let (_, role, binding) = deltafold::controller::jobs::access(&policy).unwrap();
+    let params = PatchParams::apply("deltafold-policy").force();
+    for object in [json!(role), json!(binding)] {
+        let patch = Patch::Apply(&object);
+        let api = api(&own, &object);
+        let applied = api.patch(name(&object), &params, &patch).await;
+        applied.unwrap_or_else(|e| panic!("{object}: {e}"));
+    }
+    let mut more = json!(role);
+    more["rules"][0]["resources"] = json!(["configmaps"]);
+    more["rules"][0]["apiGroups"] = json!([""]);
+    let (api, patch) = (api(&own, &more), Patch::Apply(&more));
+    let refused = api.patch(name(&more), &params, &patch).await;
+    let refused = refused.unwrap_err().to_string();
+    assert!(
+        refused.contains("attempting to grant RBAC permissions"),
+        "{refused}"
+    );
+}
+
+/// What is refused, and by which of our sentences.
+#[tokio::test(flavor = "multi_thread")]
+async fn wrong_objects_are_refused_in_our_words() {
+    let cluster = Cluster::start().await;
+    cluster.define().await;
+    let s3 = json!({"url": "s3://b/p"});
+    let live = json!({"endpoints": ["http://etcd:2379"]});
+    let policies = [
+        (json!({}), "spec.store"),
+        (json!({"store": {"url": ""}}), "at least 1 chars long"),
+        (
+            json!({"store": {"url": "b/p"}}),
+            "give a URL such as s3://bucket/prefix",
+        ),
+        (
+            json!({"store": {"url": "/b"}}),
+            "a store of local files needs a volume",
+        ),
+        (
+            json!({"store": {"url": "s3://b", "volume": {"hostPath": "/b"}}}),
+            "a store of local files needs a volume",
+        ),
+        (
+            json!({"store": {"url": "/b", "volume": {}}}),
+            "give either persistentVolumeClaim or hostPath",
+        ),
+        (
+            json!({"store": {"url": "/b", "volume": {"hostPath": "/b", "persistentVolumeClaim": "c"}}}),
+            "give either persistentVolumeClaim or hostPath",
+        ),
+        (
+            json!({"store": s3, "snapshot": {"fullSchedule": "@daily"}}),
+            "snapshots need etcd.endpoints",
+        ),
+        (
+            json!({"store": s3, "snapshot": {"follow": {}}}),
+            "snapshots need etcd.endpoints",
+        ),
+        (
+            json!({"store": s3, "etcd": live, "snapshot": {"deltaSchedule": "@hourly", "follow": {}}}),
+            "give either deltaSchedule or follow",
+        ),
+        (
+            json!({"store": s3, "maintenance": {"schedule": "@daily", "defrag": "always"}}),
+            "maintenance needs etcd.endpoints",
+        ),
+        (
+            json!({"store": s3, "etcd": live, "maintenance": {"schedule": "@daily"}}),
+            "give compactKeep, defrag, or both",
+        ),
+        (
+            json!({"store": s3, "verify": {"schedule": "@daily", "againstCluster": true}}),
+            "verify.againstCluster needs etcd.endpoints",
+        ),
+        (
+            json!({"store": s3, "etcd": {"endpoints": []}}),
+            "at least 1 items",
+        ),
+        (
+            json!({"store": s3, "compaction": {"eventsThreshold": 0}}),
+            "greater than or equal to 1",
+        ),
+        (
+            json!({"store": s3, "compaction": {"activeDeadline": "soon"}}),
+            "activeDeadline",
+        ),
+        (
+            json!({"store": s3, "compaction": {"sizeThreshold": "1.5Gi"}}),
+            "sizeThreshold",
+        ),
+        (
+            json!({"store": s3, "compaction": {"keepHistory": "some"}}),
+            "keepHistory",
+        ),
+        (
+            json!({"store": s3, "retention": {"policy": "All"}}),
+            "supported values",
+        ),
+        (json!({"store": s3, "unknown": 1}), "unknown"),
+    ];
+    let mut seen = 0;
+    for (spec, says) in &policies {
+        let object = json!({"apiVersion": "deltafold.io/v1alpha1", "kind": "EtcdBackupPolicy",
+            "metadata": {"name": "bad"}, "spec": spec});
+        let refused = cluster.apply(&object).await.unwrap_err().to_string();
+        assert!(refused.contains(says), "{spec}: {refused}");
+        seen += 1;
+    }
+    let long = json!({"apiVersion": "deltafold.io/v1alpha1", "kind": "EtcdBackupPolicy",
+        "metadata": {"name": "n".repeat(41)}, "spec": {"store": s3}});
+    let refused = cluster.apply(&long).await.unwrap_err().to_string();
+    assert!(refused.contains("no more than 40 characters"), "{refused}");
+
+    let of =
+        |type_: &str, config: Value| json!({"policy": "main", "type": type_, "config": config});
+    let tasks = [
+        (json!({"type": "Verify"}), "spec.policy"),
+        (
+            json!({"policy": "main", "type": "Other"}),
+            "supported values",
+        ),
+        (
+            json!({"policy": "main", "type": "Restore"}),
+            "Restore needs config.restore",
+        ),
+        (
+            json!({"policy": "main", "type": "OnDemandSnapshot"}),
+            "needs config.onDemandSnapshot",
+        ),
+        (
+            of("CopyBackups", json!({})),
+            "CopyBackups needs config.copyBackups",
+        ),
+        (
+            of("Maintenance", json!({})),
+            "Maintenance needs config.maintenance",
+        ),
+        (
+            of("Maintenance", json!({"maintenance": {}})),
+            "give compactKeep, defrag, or both",
+        ),
+        (
+            of(
+                "OnDemandSnapshot",
+                json!({"onDemandSnapshot": {"type": "delta", "final": true}}),
+            ),
+            "only a full snapshot can be final",
+        ),
+        (
+            of("Verify", json!({"restore": {"claimName": "c"}})),
+            "config.restore is for the type Restore",
+        ),
+        (
+            of("Verify", json!({"onDemandCompaction": {}})),
+            "config.onDemandCompaction is for the type OnDemandCompaction",
+        ),
+        (
+            of(
+                "Restore",
+                json!({"restore": {"claimName": "c"}, "verify": {}}),
+            ),
+            "config.verify is for the type Verify",
+        ),
+        (
+            of(
+                "Restore",
+                json!({"restore": {"claimName": "c", "revision": 1, "time": "2026-11-20T12:00:00Z"}}),
+            ),
+            "give either revision or time",
+        ),
+        (
+            of(
+                "Restore",
+                json!({"restore": {"claimName": "c", "subPath": "/etc"}}),
+            ),
+            "subPath",
+        ),
+        (
+            json!({"policy": "main", "type": "Verify", "ttlSecondsAfterFinished": -1}),
+            "ttlSecondsAfterFinished",
+        ),
+    ];
+    for (spec, says) in &tasks {
+        let object = json!({"apiVersion": "deltafold.io/v1alpha1", "kind": "EtcdBackupTask",
+            "metadata": {"name": "bad"}, "spec": spec});
+        let refused = cluster.apply(&object).await.unwrap_err().to_string();
+        assert!(refused.contains(says), "{spec}: {refused}");
+        seen += 1;
+    }
+    assert_eq!(seen, 34);
+    // A task is not changed once it is there.
+    let mut task = json!({"apiVersion": "deltafold.io/v1alpha1", "kind": "EtcdBackupTask",
+        "metadata": {"name": "good"}, "spec": {"policy": "main", "type": "Verify"}});
+    cluster.apply(&task).await.unwrap();
+    task["spec"]["policy"] = "other".into();
+    let refused = cluster.apply(&task).await.unwrap_err().to_string();
+    assert!(
+        refused.contains("a task's spec does not change"),
+        "{refused}"
+    );
+}

@@ -1,0 +1,243 @@
+//! Kubernetes on a restored etcd: a controller that had seen more than what was restored must forget
+//! it, not act on it.
+
+use crate::support::etcd::Etcd;
+use crate::support::history::{Compression, Recorder};
+use crate::support::kube::{self, Apiserver, ConfigMaps, Informer};
+use crate::support::scratch;
+use crate::support::tools::EtcdVersion;
+use crate::support::{copy_fixture, expected, restore};
+use etcd_client::GetOptions;
+use fastrand::Rng;
+use serde_json::Value;
+use tempfile::TempDir;
+
+const SPACE: &str = "shop";
+const T0: i64 = 1_790_000_000;
+const BUMP: i64 = 1_000_000_000;
+
+/// An API server on a restored etcd, and an informer that came over from the source.
+struct Swapped {
+    server: Apiserver,
+    informer: Informer,
+    /// How much the informer had said before.
+    said: usize,
+    /// The ConfigMaps at the revision that was restored to.
+    then: ConfigMaps,
+    /// The newest revision that the informer had seen.
+    seen: i64,
+    // After the server, which needs it: fields end in order.
+    etcd: Etcd,
+    _folder: TempDir,
+}
+
+/// ConfigMaps come and go, an informer follows them to the end; then etcd and the API server are
+/// replaced by others, on what a restore to a point before the end wrote.
+async fn swapped(version: EtcdVersion, args: &[&str]) -> Swapped {
+    let folder = scratch::folder().unwrap();
+    let etcd = Etcd::start(version, &folder.path().join("source"));
+    let server = Apiserver::start(&etcd).await;
+    server.create_namespace(SPACE).await;
+    for n in 0..10 {
+        let name = format!("map-{n}");
+        server.create_config_map(SPACE, &name, "in the full").await;
+    }
+    let mut recorder = Recorder::start(&etcd).await;
+    recorder.take_full(&etcd).await;
+    for n in 0..4 {
+        let name = format!("map-{n}");
+        server.replace_config_map(SPACE, &name, "in a delta").await;
+    }
+    server.delete_config_map(SPACE, "map-4").await;
+    server.create_config_map(SPACE, "map-10", "new").await;
+    let (revision, then) = server.config_maps(SPACE).await;
+
+    let mut informer = Informer::start(&server, SPACE);
+    server
+        .create_config_map(SPACE, "lost", "created later")
+        .await;
+    for n in 0..20 {
+        let value = format!("{n} times changed later");
+        server.replace_config_map(SPACE, "map-0", &value).await;
+    }
+    server.delete_config_map(SPACE, "map-5").await;
+    server.replace_config_map(SPACE, "map-6", "later").await;
+    let (_, later) = server.config_maps(SPACE).await;
+    let said = informer
+        .wait_until(0, "it has seen the last change", |said| {
+            kube::store(said).as_ref() == Some(&later)
+        })
+        .await;
+    let seen = said
+        .iter()
+        .filter_map(|line| line["resource_version"].as_str()?.parse::<i64>().ok())
+        .max()
+        .unwrap();
+    assert!(seen > revision + 20, "{seen} {revision}");
+    let last = etcd.revision().await;
+    let recording = recorder.finish(last, &mut Rng::with_seed(7), 2).await;
+    let store = folder.path().join("store");
+    recording.write_bucket(&store, Compression::Gzip, T0);
+    let port = server.port();
+    drop(server);
+    drop(etcd);
+
+    let data_dir = folder.path().join("restored");
+    let at = revision.to_string();
+    let args = [&["--revision", &at][..], args].concat();
+    let (code, json, stderr) = restore(&store, &data_dir, &args);
+    assert_eq!(code, 0, "{args:?}: {stderr}");
+    assert_eq!(json["status"], "Succeeded", "{json}");
+    let etcd = Etcd::start(version, &data_dir);
+    assert_eq!(etcd.revision().await, json["revision"], "{json}");
+    let said = informer.said().len();
+    let server = Apiserver::start_at(port, &etcd).await;
+    Swapped {
+        server,
+        informer,
+        said,
+        then,
+        seen,
+        etcd,
+        _folder: folder,
+    }
+}
+
+fn says_expired(line: &Value) -> bool {
+    line["code"] == 410 && line["reason"] == "Expired"
+}
+
+/// A list, or a watch that begins with one.
+fn is_list(line: &Value) -> bool {
+    line["what"] == "list" || line["what"] == "watch" && line["send_initial_events"] == true
+}
+
+async fn informer_relists(version: EtcdVersion) {
+    let bump = BUMP.to_string();
+    let args = ["--bump-revision", &bump, "--mark-compacted"];
+    let mut s = swapped(version, &args).await;
+    // The very objects, with the versions that they had.
+    let (revision, now) = s.server.config_maps(SPACE).await;
+    assert_eq!(now, s.then);
+    assert!(revision >= BUMP, "{revision}");
+    let said = s
+        .informer
+        .wait_until(s.said, "it has what was restored", |said| {
+            kube::store(said).as_ref() == Some(&now)
+        })
+        .await;
+    let expired = said.iter().position(says_expired);
+    let expired = expired.unwrap_or_else(|| panic!("nothing was expired: {said:#?}"));
+    assert!(said[expired..].iter().any(is_list), "no list: {said:#?}");
+    // A controller gets all of it as changes.
+    for (what, name) in [
+        ("deleted", "lost"),
+        ("added", "map-5"),
+        ("updated", "map-0"),
+        ("updated", "map-6"),
+    ] {
+        let told = |line: &Value| line["what"] == what && line["name"] == name;
+        assert!(said.iter().any(told), "{name} not {what}: {said:#?}");
+    }
+
+    // And it goes on from there.
+    let before = s.said + said.len();
+    s.server
+        .create_config_map(SPACE, "after", "the restore")
+        .await;
+    s.server.replace_config_map(SPACE, "map-0", "after").await;
+    s.server.delete_config_map(SPACE, "map-1").await;
+    let (revision, now) = s.server.config_maps(SPACE).await;
+    assert!(revision > BUMP && revision > s.seen, "{revision}");
+    assert!(s.etcd.revision().await >= revision);
+    s.informer
+        .wait_until(before, "it follows the restored etcd", |said| {
+            kube::store(said).as_ref() == Some(&now)
+        })
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_informer_that_knew_newer_revisions_relists_3_5() {
+    informer_relists(EtcdVersion::V3_5).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_informer_that_knew_newer_revisions_relists_3_6() {
+    informer_relists(EtcdVersion::V3_6).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_informer_that_knew_newer_revisions_relists_3_7() {
+    informer_relists(EtcdVersion::V3_7).await;
+}
+
+/// The fixture from a whole cluster: its API server reads each object as etcd has it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_whole_cluster_is_served_again() {
+    const NAME: &str = "kubernetes";
+    let prefix = "/registry/configmaps/kube-system/";
+    let (store, bump) = (copy_fixture(NAME), BUMP.to_string());
+    for row in expected(NAME).hash_kv {
+        let folder = scratch::folder().unwrap();
+        let data_dir = folder.path().join("data");
+        let at = row.revision.to_string();
+        let args = [
+            "--revision",
+            &at,
+            "--bump-revision",
+            &bump,
+            "--mark-compacted",
+        ];
+        let (code, json, stderr) = restore(store.path(), &data_dir, &args);
+        assert_eq!(code, 0, "{stderr}");
+        assert_eq!(json["live_keys"], row.live_keys, "{json}");
+        let etcd = Etcd::start(EtcdVersion::V3_6, &data_dir);
+        let options = GetOptions::new().with_prefix().with_keys_only();
+        let got = etcd.kv().await.get(prefix, Some(options)).await.unwrap();
+        let of_etcd = got.kvs().iter().map(|kv| {
+            let name = kv.key_str().unwrap().strip_prefix(prefix).unwrap();
+            (name.to_owned(), kv.mod_revision().to_string())
+        });
+        let of_etcd: Vec<_> = of_etcd.collect();
+        assert!(!of_etcd.is_empty());
+        let server = Apiserver::start(&etcd).await;
+        let (revision, maps) = server.config_maps("kube-system").await;
+        assert!(revision >= row.revision + BUMP, "{revision}");
+        for (name, version) in of_etcd {
+            assert!(maps.contains_key(&name), "{name}: {maps:?}");
+            assert_eq!(maps[&name]["resource_version"], version, "{name}");
+        }
+        let name = "after-the-restore";
+        server.create_config_map("kube-system", name, "new").await;
+    }
+}
+
+/// Why the bump: a plain restore leads the informer astray without a word. Its watch goes on at a
+/// revision that the restored etcd has yet to come to, and whatever happens before that is lost to it.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_bump_it_would_believe_what_it_knew() {
+    let mut s = swapped(EtcdVersion::V3_6, &[]).await;
+    let (revision, now) = s.server.config_maps(SPACE).await;
+    assert_eq!(now, s.then);
+    assert!(revision < s.seen, "{revision}");
+    s.server.create_config_map(SPACE, "missed", "new").await;
+    while s.etcd.revision().await <= s.seen {
+        s.server.replace_config_map(SPACE, "map-1", "new").await;
+        s.server.replace_config_map(SPACE, "map-1", "newer").await;
+    }
+    s.server.create_config_map(SPACE, "noticed", "new").await;
+    let has = |said: &[Value], name: &str| {
+        kube::store(said).is_some_and(|store| store.contains_key(name))
+    };
+    let said = s
+        .informer
+        .wait_until(s.said, "it sees anything at all", |said| {
+            has(said, "noticed")
+        })
+        .await;
+    assert!(!said.iter().any(is_list), "{said:#?}");
+    assert!(!said.iter().any(says_expired), "{said:#?}");
+    assert!(has(&said, "lost"), "{said:#?}");
+    assert!(!has(&said, "missed"), "{said:#?}");
+}

@@ -1,0 +1,685 @@
+//! Copies that fail: every call on either side fails in every way, processes are killed, snapshots vanish,
+//! two copy at once. At every moment each delta in the target has its base, and a rerun completes it.
+
+use crate::support::buckets::{Bucket, Objects, objects_in, objects_of};
+use crate::support::faults::{Call, Fault, FaultStore, Strike};
+use crate::support::history::{Compression, with_checksum};
+use crate::support::minio::Minio;
+use crate::support::scratch;
+use crate::support::shown::{baseless, catalog};
+use crate::support::{deltafold, run_json, seed};
+use deltafold::Reason;
+use deltafold::job::Context;
+use deltafold::job::copy::plan::{Form, Wanted};
+use deltafold::job::copy::{Fate, Options, Outcome, Status, run};
+use deltafold::store::Store;
+use deltafold::store::exclude::ExcludeTags;
+use futures::{FutureExt, TryStreamExt};
+use object_store::local::LocalFileSystem;
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt};
+use rustix::process::{Pid, Signal, kill_process};
+use std::collections::BTreeMap;
+use std::fs;
+use std::process::Stdio;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+
+const STAGING: &str = "deltafold-staging/";
+const IDENTITY: &str = "deltafold-identity.json";
+
+/// A snapshot of noise: a copy looks no deeper than the checksum.
+fn noise(bytes: usize, compression: Compression) -> Vec<u8> {
+    let mut payload = vec![0; bytes];
+    fastrand::Rng::with_seed(bytes as u64).fill(&mut payload);
+    compression.pack(&with_checksum(&payload))
+}
+
+/// Both layouts, two histories, a pin, an identity.
+fn small() -> Objects {
+    let mut all = Objects::new();
+    let mut put = |path: &str, bytes: &[u8]| drop(all.insert(path.to_owned(), bytes.to_vec()));
+    for (n, path) in [
+        "v1/Backup-500/Full-00000000-00000050-500",
+        "v1/Backup-500/Incr-00000051-00000100-600",
+        "v2/Full-00000000-00000100-1000.gz",
+        "v2/Incr-00000101-00000110-1001.gz",
+        "v2/Incr-00000111-00000120-1002.gz",
+        "v2/Full-00000000-00000105-1003.gz",
+        "v2/Incr-00000106-00000115-1004.gz",
+        "v2/Full-00000000-00000115-1005.gz.final",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let compression = match path.contains(".gz") {
+            true => Compression::Gzip,
+            false => Compression::None,
+        };
+        put(path, &noise(1000 + n, compression));
+    }
+    put(
+        "deltafold-timelines/Full-00000000-00000105-1003.gz",
+        b"begins",
+    );
+    put(
+        "deltafold-pins/Full-00000000-00000100-1000.gz",
+        br#"{"reason": "audit"}"#,
+    );
+    put(IDENTITY, br#"{"clusterId": "cafe"}"#);
+    all
+}
+
+/// A full that is uploaded in two parts, and a delta.
+fn large() -> Objects {
+    Objects::from([
+        (
+            "v2/Full-00000000-00000100-1000".to_owned(),
+            noise(10 << 20, Compression::None),
+        ),
+        (
+            "v2/Incr-00000101-00000110-1001".to_owned(),
+            noise(3000, Compression::None),
+        ),
+    ])
+}
+
+fn runtime() -> Runtime {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.worker_threads(2).enable_all().build().unwrap()
+}
+
+/// Where a bucket is.
+#[derive(Clone)]
+enum Place {
+    Memory(Arc<InMemory>),
+    Folder(Arc<TempDir>),
+}
+
+/// The files below a folder, of which some come and go.
+fn paths_in(folder: &std::path::Path, below: &str, all: &mut Vec<String>) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = format!("{below}{}", entry.file_name().to_string_lossy());
+        match entry.path().is_dir() {
+            true => paths_in(&entry.path(), &format!("{path}/"), all),
+            false => all.push(path),
+        }
+    }
+}
+
+impl Place {
+    fn memory(objects: &Objects) -> Self {
+        let store = InMemory::new();
+        for (path, bytes) in objects {
+            let path = Path::from(path.as_str());
+            let put = store.put(&path, bytes.clone().into());
+            put.now_or_never().expect("memory does not wait").unwrap();
+        }
+        Place::Memory(Arc::new(store))
+    }
+
+    fn folder(objects: &Objects) -> Self {
+        let folder = scratch::folder_named("copy-").unwrap();
+        for (path, bytes) in objects {
+            let path = folder.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, bytes).unwrap();
+        }
+        Place::Folder(Arc::new(folder))
+    }
+
+    fn inner(&self) -> Arc<dyn ObjectStore> {
+        match self {
+            Place::Memory(store) => store.clone(),
+            Place::Folder(folder) => {
+                let store = LocalFileSystem::new_with_prefix(folder.path()).unwrap();
+                Arc::new(store.with_fsync(true))
+            }
+        }
+    }
+
+    fn paths(&self) -> Vec<String> {
+        match self {
+            Place::Memory(store) => {
+                let listed = store.list(None).map_ok(|o| o.location.to_string());
+                let listed = listed.try_collect().now_or_never();
+                listed.expect("memory does not wait").unwrap()
+            }
+            Place::Folder(folder) => {
+                let mut all = Vec::new();
+                paths_in(folder.path(), "", &mut all);
+                all
+            }
+        }
+    }
+
+    fn objects(&self, rt: &Runtime) -> Objects {
+        match self {
+            Place::Memory(_) => rt.block_on(objects_of(&self.inner())),
+            Place::Folder(folder) => objects_in(folder.path()),
+        }
+    }
+
+    fn store(&self, rt: &Runtime, faults: &FaultStore) -> Store {
+        let inner = Arc::new(faults.clone());
+        let url = "test://bucket".to_owned();
+        let tags = ExcludeTags::none();
+        let store = Store::new(inner, Path::default(), url, tags, rt.handle().clone());
+        match self {
+            Place::Memory(_) => store,
+            Place::Folder(folder) => store.with_local_root(folder.path().to_owned()),
+        }
+    }
+
+    /// Looks at it before each call, and keeps what was shown without a base.
+    fn watched(&self, faults: &FaultStore) -> Arc<Mutex<Vec<String>>> {
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let (place, shown) = (self.clone(), seen.clone());
+        faults.watch(move || {
+            let baseless = baseless(&catalog(&place.paths()));
+            shown.lock().unwrap().extend(baseless);
+        });
+        seen
+    }
+}
+
+fn options(form: Form) -> Options {
+    Options {
+        wanted: Wanted {
+            form,
+            ..Wanted::default()
+        },
+        parallel: 3,
+        wait_for_final: None,
+        interval: Duration::from_millis(1),
+        take_over: false,
+        dry_run: false,
+    }
+}
+
+struct Sides<'r> {
+    rt: &'r Runtime,
+    source: Place,
+    target: Place,
+    from: FaultStore,
+    to: FaultStore,
+}
+
+impl<'r> Sides<'r> {
+    fn new(rt: &'r Runtime, source: &Place, target: &Place, strikes: [Vec<Strike>; 2]) -> Self {
+        let [from, to] = strikes;
+        Sides {
+            rt,
+            source: source.clone(),
+            target: target.clone(),
+            from: FaultStore::new(source.inner(), from),
+            to: FaultStore::new(target.inner(), to),
+        }
+    }
+
+    fn run(&self, options: &Options) -> deltafold::Result<Outcome> {
+        let shown = self.target.watched(&self.to);
+        let from = self.source.store(self.rt, &self.from);
+        let to = self
+            .target
+            .store(self.rt, &self.to)
+            .with_cancel(from.cancel().clone());
+        self.from.cancels(from.cancel());
+        self.to.cancels(from.cancel());
+        let context = |store| Context {
+            store,
+            temp_dir: scratch::place(),
+            threads: 2,
+            keys: Default::default(),
+        };
+        let ended = run(&context(from), &context(to), options).map(|(outcome, _)| outcome);
+        let mut shown = shown.lock().unwrap().clone();
+        shown.extend(baseless(&catalog(&self.target.paths())));
+        assert_eq!(shown, [""; 0], "shown without a base");
+        ended
+    }
+}
+
+/// The reasons that a fault may end in; with none of them it must have been overcome.
+fn allowed(side: usize, call: Call, fault: Fault) -> Vec<Reason> {
+    match fault {
+        Fault::Hang => vec![Reason::Terminated],
+        Fault::Denied => vec![Reason::PermissionDenied],
+        Fault::Full => vec![Reason::NoSpace, Reason::PartlyDone],
+        Fault::Flipped if side == 0 && call == Call::Body => vec![Reason::CorruptSnapshot],
+        Fault::Flipped => vec![Reason::Io, Reason::PartlyDone],
+        Fault::NotFound if call == Call::List => vec![Reason::NoSnapshots],
+        // A second look settles it.
+        Fault::NotFound | Fault::Gone => vec![Reason::SnapshotVanished, Reason::PartlyDone],
+        _ => vec![Reason::StoreUnreachable, Reason::PartlyDone],
+    }
+}
+
+/// For each call of a clean run and each fault: what ends is what must end, nothing in the target is other
+/// than the source's, no delta is shown without its base, and a run without faults completes it.
+fn every_call_fails(
+    objects: &Objects,
+    place: fn(&Objects) -> Place,
+    form: Form,
+    expected: Option<&Objects>,
+    wanted: impl Fn(usize, Call, &str) -> bool,
+) {
+    let rt = runtime();
+    // One after the other, so that the n-th call is the same one each time.
+    let options = Options {
+        parallel: 1,
+        ..options(form)
+    };
+    let source = place(objects);
+    let clean = place(&Objects::new());
+    let sides = Sides::new(&rt, &source, &clean, Default::default());
+    let outcome = sides.run(&options).unwrap();
+    assert_eq!((outcome.status, outcome.failed), (Status::Succeeded, 0));
+    let all = clean.objects(&rt);
+    if let Some(expected) = expected {
+        assert_eq!(
+            all.keys().collect::<Vec<_>>(),
+            expected.keys().collect::<Vec<_>>()
+        );
+        assert!(all == *expected, "contents differ");
+    }
+    let (mut runs, mut failed) = (0, 0);
+    for (side, faults) in [&sides.from, &sides.to].into_iter().enumerate() {
+        let mut seen = BTreeMap::new();
+        for (call, path) in faults.calls() {
+            let nth = *seen.entry(call).and_modify(|n| *n += 1).or_insert(0);
+            if !wanted(side, call, &path) {
+                continue;
+            }
+            for fault in Fault::of(call) {
+                // A store that denies that the object is there, or a bit that flips in what has no checksum:
+                // nothing tells.
+                let is_snapshot = path.starts_with('v') || path.starts_with(STAGING);
+                if matches!(fault, Fault::NotFound | Fault::Flipped)
+                    && matches!(call, Call::Get | Call::Body)
+                    && !is_snapshot
+                {
+                    continue;
+                }
+                // What is deleted for good from the source has its own test.
+                if fault == Fault::Gone && !path.starts_with(STAGING) {
+                    continue;
+                }
+                let strike = Strike { call, nth, fault };
+                let what = format!("side {side}, {strike:?} on {path}");
+                let target = place(&Objects::new());
+                let mut strikes = [Vec::new(), Vec::new()];
+                strikes[side].push(strike);
+                let struck = Sides::new(&rt, &source, &target, strikes);
+                let ended = struck.run(&options);
+                runs += 1;
+                let (reason, message) = match &ended {
+                    Ok(o) => (o.reason, o.message.clone().unwrap_or_default()),
+                    Err(e) => (Some(e.reason()), e.to_string()),
+                };
+                if let Some(reason) = reason {
+                    failed += 1;
+                    assert!(
+                        allowed(side, call, fault).contains(&reason),
+                        "{what}: {message} [{reason}]"
+                    );
+                }
+                let mut left = target.objects(&rt);
+                left.retain(|path, _| !path.starts_with(STAGING));
+                for (path, bytes) in &left {
+                    assert!(all.get(path) == Some(bytes), "{what}: {path} is wrong");
+                }
+                if reason.is_none() {
+                    assert_eq!(left.len(), all.len(), "{what}: {:?}", left.keys());
+                }
+                let again = Sides::new(&rt, &source, &target, Default::default());
+                let o = again
+                    .run(&options)
+                    .unwrap_or_else(|e| panic!("{what}, then {e}"));
+                assert_eq!(o.reason, None, "{what}, then {:?}", o.message);
+                let now = target.objects(&rt);
+                assert_eq!(
+                    now.keys().collect::<Vec<_>>(),
+                    all.keys().collect::<Vec<_>>(),
+                    "{what}, then a rerun"
+                );
+                assert!(now == all, "{what}: contents differ");
+            }
+        }
+    }
+    assert!(
+        failed > 20,
+        "{failed} of {runs} runs failed: hardly a fault struck"
+    );
+    println!("{runs} faults, {failed} runs failed");
+}
+
+#[test]
+fn every_call_of_a_copy_between_object_stores() {
+    let objects = small();
+    every_call_fails(
+        &objects,
+        Place::memory,
+        Form::default(),
+        Some(&objects),
+        |_, _, _| true,
+    );
+}
+
+#[test]
+fn every_call_of_a_copy_between_folders() {
+    let objects = small();
+    every_call_fails(
+        &objects,
+        Place::folder,
+        Form::default(),
+        Some(&objects),
+        |_, _, _| true,
+    );
+}
+
+#[test]
+fn every_call_of_a_copy_that_compresses_anew() {
+    let form = Form {
+        encoding: Some(deltafold::bucket::Compression::Zstd.into()),
+        ..Form::default()
+    };
+    every_call_fails(&small(), Place::memory, form, None, |_, _, _| true);
+}
+
+#[test]
+fn every_call_of_an_upload_in_parts() {
+    let objects = large();
+    let of_upload = |side, call, path: &str| match side {
+        0 => matches!(call, Call::Get | Call::Body),
+        _ => path.starts_with(STAGING) && !matches!(call, Call::List | Call::Delete),
+    };
+    every_call_fails(
+        &objects,
+        Place::memory,
+        Form::default(),
+        Some(&objects),
+        of_upload,
+    );
+}
+
+/// A source that is compacted and cleared while it is copied: what is gone is settled by another look, and
+/// what came is copied, too.
+#[test]
+fn a_source_that_is_cleared_meanwhile() {
+    let rt = runtime();
+    let mut objects = small();
+    objects.retain(|path, _| path.starts_with('v'));
+    let snapshots: Vec<&String> = objects.keys().collect();
+    // Before them it is asked twice whose backup it is.
+    for nth in 2..2 + snapshots.len() {
+        let (source, target) = (Place::memory(&objects), Place::memory(&Objects::new()));
+        let strike = Strike {
+            call: Call::Get,
+            nth,
+            fault: Fault::Meanwhile,
+        };
+        let sides = Sides::new(&rt, &source, &target, [vec![strike], Vec::new()]);
+        let store = source.inner();
+        let new = "v2/Full-00000000-00000120-1006.gz".to_owned();
+        let (full, bytes) = (new.clone(), noise(777, Compression::Gzip));
+        let gone: Vec<String> = snapshots.iter().map(|p| (*p).clone()).collect();
+        sides.from.meanwhile(move || {
+            let full = Path::from(full.as_str());
+            let put = store.put(&full, bytes.clone().into());
+            put.now_or_never().unwrap().unwrap();
+            for path in &gone {
+                let path = Path::from(path.as_str());
+                store.delete(&path).now_or_never().unwrap().unwrap();
+            }
+        });
+        let o = sides.run(&options(Form::default())).unwrap();
+        assert_eq!(o.reason, None, "{nth}: {:?}", o.message);
+        assert!(o.rounds >= 2, "{nth}: {}", o.rounds);
+        assert!(target.paths().contains(&new), "{nth}: {:?}", target.paths());
+    }
+}
+
+/// A thread that panics fails its snapshot, and keeps nobody waiting.
+#[test]
+fn a_panic_is_a_failure_of_one_snapshot() {
+    let (send, ended) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let rt = runtime();
+        let (source, target) = (Place::memory(&small()), Place::memory(&Objects::new()));
+        // The first is that of the identity.
+        let strike = Strike {
+            call: Call::Copy,
+            nth: 2,
+            fault: Fault::Meanwhile,
+        };
+        let sides = Sides::new(&rt, &source, &target, [Vec::new(), vec![strike]]);
+        sides.to.meanwhile(|| panic!("on purpose"));
+        send.send(sides.run(&options(Form::default())).unwrap())
+            .unwrap();
+    });
+    let o = ended
+        .recv_timeout(Duration::from_secs(120))
+        .expect("it waits for a thread that died");
+    assert_eq!(o.reason, Some(Reason::Internal), "{:?}", o.message);
+    assert_eq!(o.failed, 1);
+    assert!(o.copied > 0);
+}
+
+/// Two clusters are copied to one empty place at once: the slower one is refused, and copies nothing.
+#[test]
+fn another_cluster_was_faster() {
+    let rt = runtime();
+    for ignores_conditions in [false, true] {
+        let (source, target) = (Place::memory(&small()), Place::memory(&Objects::new()));
+        // What is written first is whose backup it is.
+        let strike = Strike {
+            call: Call::Put,
+            nth: 0,
+            fault: Fault::Meanwhile,
+        };
+        let mut sides = Sides::new(&rt, &source, &target, [Vec::new(), vec![strike]]);
+        if ignores_conditions {
+            sides.to = sides.to.that_ignores_conditions();
+        }
+        let store = target.inner();
+        sides.to.meanwhile(move || {
+            let (path, theirs) = (Path::from(IDENTITY), br#"{"clusterId": "beef"}"#.to_vec());
+            let put = store.put(&path, theirs.into());
+            put.now_or_never().unwrap().unwrap();
+        });
+        let e = sides.run(&options(Form::default())).unwrap_err();
+        assert_eq!(e.reason(), Reason::OtherCluster, "{e}");
+        assert_eq!(target.paths(), [IDENTITY]);
+    }
+}
+
+/// A snapshot of the source is damaged: it and what only it leads to stay behind, the rest is copied.
+#[test]
+fn a_damaged_source() {
+    let rt = runtime();
+    let clean = small();
+    for damaged in clean.keys().filter(|p| p.starts_with('v')) {
+        let mut objects = clean.clone();
+        let bytes = objects.get_mut(damaged).unwrap();
+        let at = bytes.len() / 2;
+        bytes[at] ^= 1;
+        let (source, target) = (Place::memory(&objects), Place::memory(&Objects::new()));
+        let sides = Sides::new(&rt, &source, &target, Default::default());
+        let o = sides.run(&options(Form::default())).unwrap();
+        assert_eq!(o.reason, Some(Reason::CorruptSnapshot), "{damaged}");
+        assert_eq!((o.code, o.failed), (Some(65), 1), "{damaged}");
+        assert!(o.message.unwrap().contains(damaged.as_str()), "{damaged}");
+        let there = target.objects(&rt);
+        assert!(!there.contains_key(damaged), "{damaged}");
+        for lost in o.objects.iter().filter(|x| x.decision == Fate::Skipped) {
+            assert_eq!(lost.reason, "BaseNotCopied");
+            assert!(lost.path.contains("/Incr-"), "{damaged}: {lost:?}");
+        }
+        let copied = o.objects.iter().filter(|x| x.decision == Fate::Copied);
+        assert_eq!(copied.count() as u64, o.copied);
+        assert!(o.copied >= 5, "{damaged}: {}", o.copied);
+    }
+}
+
+/// A large full turns out to be damaged when its whole chain is staged already and waits for it.
+#[test]
+fn a_chain_that_waits_for_a_damaged_full() {
+    let mut full = noise(12 << 20, Compression::None);
+    *full.last_mut().unwrap() ^= 1;
+    let mut objects = Objects::from([("v2/Full-00000000-00000100-1000".to_owned(), full)]);
+    for n in 101..113 {
+        let path = format!("v2/Incr-{n:08}-{n:08}-{}", 900 + n);
+        objects.insert(path, noise(n, Compression::None));
+    }
+    let (send, ended) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let rt = runtime();
+        let (source, target) = (Place::memory(&objects), Place::memory(&Objects::new()));
+        let sides = Sides::new(&rt, &source, &target, Default::default());
+        let o = sides.run(&options(Form::default())).unwrap();
+        send.send((o, target.paths())).unwrap();
+    });
+    let (o, there) = ended
+        .recv_timeout(Duration::from_secs(120))
+        .expect("it waits for what never comes");
+    assert_eq!(o.reason, Some(Reason::CorruptSnapshot));
+    let of_base = o.objects.iter().filter(|x| x.reason == "BaseNotCopied");
+    assert_eq!((o.failed, of_base.count()), (1, 12));
+    assert_eq!(there, [""; 0]);
+}
+
+/// A store that takes conditions and ignores them: what has a name keeps it.
+#[test]
+fn conditions_that_are_ignored() {
+    let rt = runtime();
+    let objects = small();
+    let mut there = Objects::new();
+    let taken = "v2/Full-00000000-00000100-1000.gz".to_owned();
+    there.insert(taken.clone(), b"another's".to_vec());
+    let (source, target) = (Place::memory(&objects), Place::memory(&there));
+    let mut sides = Sides::new(&rt, &source, &target, Default::default());
+    sides.to = sides.to.that_ignores_conditions();
+    let o = sides.run(&options(Form::default())).unwrap();
+    assert_eq!(o.reason, Some(Reason::TargetExists), "{:?}", o.message);
+    assert_eq!(target.objects(&rt)[&taken], b"another's");
+}
+
+#[test]
+fn several_copy_at_once() {
+    let rt = runtime();
+    let objects = small();
+    for place in [Place::memory, Place::folder] {
+        for _ in 0..10 {
+            let (source, target) = (place(&objects), place(&Objects::new()));
+            std::thread::scope(|scope| {
+                let copies: Vec<_> = (0..3)
+                    .map(|_| {
+                        let sides = Sides::new(&rt, &source, &target, Default::default());
+                        scope.spawn(move || sides.run(&options(Form::default())).unwrap())
+                    })
+                    .collect();
+                for copy in copies {
+                    let o = copy.join().unwrap();
+                    assert_eq!(o.reason, None, "{:?}", o.message);
+                }
+            });
+            assert!(target.objects(&rt) == objects, "{:?}", target.paths());
+        }
+    }
+}
+
+/// Kills copies at random moments; then nothing is wrong, and a rerun completes it.
+fn killed_and_run_again(rounds: usize, signal: Signal, minio: bool) {
+    let mut rng = fastrand::Rng::with_seed(seed());
+    let mut objects = small();
+    for (path, bytes) in large() {
+        objects.insert(
+            path.replace("-1000", "-2000").replace("-1001", "-2001"),
+            bytes,
+        );
+    }
+    let source = Bucket::of(&objects);
+    let rt = runtime();
+    let server = minio.then(Minio::start);
+    let mut whole = Duration::from_millis(300);
+    let mut killed = 0;
+    for round in 0..rounds {
+        let folder = scratch::folder_named("killed-").unwrap();
+        let bucket = format!("target-{round}");
+        let command = || {
+            let mut c = deltafold();
+            c.args(["copy", "--output", "json", "--parallel", "3", "--from"])
+                .arg(source.path())
+                .arg("--to");
+            match &server {
+                Some(minio) => c.arg(format!("s3://{bucket}")).envs(minio.env()),
+                None => c.arg(folder.path()),
+            };
+            c
+        };
+        let there = || match &server {
+            Some(minio) => rt.block_on(objects_of(&minio.store(&bucket))),
+            None => objects_in(folder.path()),
+        };
+        if let Some(minio) = &server {
+            rt.block_on(minio.create_bucket(&bucket));
+        }
+        let started = Instant::now();
+        if round > 0 {
+            let mut copy = command()
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn()
+                .unwrap();
+            std::thread::sleep(whole.mul_f64(rng.f64() * 1.1));
+            // Not waited for until now, so the ID still is this child's.
+            let _ = kill_process(Pid::from_child(&copy), signal);
+            killed += usize::from(!copy.wait().unwrap().success());
+        }
+        let left = there();
+        for (path, bytes) in left.iter().filter(|(p, _)| !p.starts_with(STAGING)) {
+            // A local file that was being written has a name of its own.
+            assert!(
+                path.contains('#') || objects.get(path) == Some(bytes),
+                "{round}: {path}"
+            );
+        }
+        assert_eq!(baseless(&catalog(left.keys())), [""; 0], "{round}");
+        let (code, again, stderr) = run_json(&mut command());
+        assert_eq!(
+            (code, &again["failed"]),
+            (0, &0.into()),
+            "{round}: {stderr}"
+        );
+        let now = there();
+        assert_eq!(
+            now.keys().collect::<Vec<_>>(),
+            objects.keys().collect::<Vec<_>>(),
+            "{round}"
+        );
+        assert!(now == objects, "{round}: contents differ");
+        if round == 0 {
+            whole = started.elapsed();
+        }
+    }
+    assert!(killed > rounds / 4, "{killed} of {rounds} were killed");
+}
+
+#[test]
+fn sigkill_and_a_rerun() {
+    killed_and_run_again(40, Signal::KILL, false);
+}
+
+#[test]
+fn sigkill_and_a_rerun_on_a_server() {
+    killed_and_run_again(15, Signal::KILL, true);
+}
+
+#[test]
+fn sigterm_and_a_rerun() {
+    killed_and_run_again(15, Signal::TERM, false);
+}

@@ -1,0 +1,170 @@
+//! Marks of exclusion go round: set and taken away on real servers, seen by `deltafold list`, and the tags
+//! of others survive.
+
+use crate::support::lying::{Lies, LyingServer};
+use crate::support::minio::Minio;
+use crate::support::s3::{Kind, S3};
+use crate::support::versitygw::Versitygw;
+use crate::support::{copy_fixture, deltafold, run_json};
+use deltafold::error::Reason;
+use deltafold::store::Store;
+use object_store::ObjectStoreExt as _;
+use object_store::path::Path;
+
+const TAG: (&str, &str) = ("x-etcd-snapshot-exclude", "true");
+
+fn pairs(tags: &[(&str, &str)]) -> Vec<(String, String)> {
+    let tags = tags.iter();
+    tags.map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
+        .collect()
+}
+
+async fn blocking<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> T {
+    tokio::task::spawn_blocking(f).await.expect("a thread")
+}
+
+async fn set(store: &Store, path: &'static str, excluded: bool) -> deltafold::error::Result<()> {
+    let store = store.clone();
+    blocking(move || store.set_excluded(path, excluded)).await
+}
+
+async fn goes_round(s3: &S3, bucket: &'static str, kind: Kind) {
+    let handle = tokio::runtime::Handle::current();
+    s3.create_bucket(bucket, kind).await;
+    let fixture = copy_fixture("kubernetes");
+    let raw = s3.store(bucket);
+    let mut names = Vec::new();
+    for file in std::fs::read_dir(fixture.path().join("v2")).unwrap() {
+        let file = file.unwrap();
+        let name = file.file_name().into_string().unwrap();
+        let path = Path::from(format!("p/v2/{name}"));
+        let content = std::fs::read(file.path()).unwrap();
+        raw.put(&path, content.into()).await.unwrap();
+        names.push(name);
+    }
+    names.sort();
+    let name: &'static str = names.last().unwrap().clone().leak();
+    let below: &'static str = format!("v2/{name}").leak();
+    let key = format!("p/{below}");
+    let store = s3.open(&format!("s3://{bucket}/p"), &handle);
+    let others = [("team", "a b/c:1+2=@"), ("x", "")];
+    s3.set_tags(bucket, &key, &others).await;
+
+    set(&store, below, true).await.unwrap();
+    let mut all = others.to_vec();
+    all.push(TAG);
+    assert_eq!(s3.tags(bucket, &key).await, pairs(&all));
+    // Twice is once, and no object stands in for it.
+    set(&store, below, true).await.unwrap();
+    assert_eq!(s3.tags(bucket, &key).await, pairs(&all));
+    assert!(
+        raw.head(&Path::from(format!("{key}.exclude")))
+            .await
+            .is_err()
+    );
+    let listed = |env: Vec<(String, String)>| {
+        let mut c = deltafold();
+        c.envs(env).args(["list", "--output", "json"]);
+        c.args(["--store", &format!("s3://{bucket}/p")]);
+        let (code, list, stderr) = run_json(&mut c);
+        assert_eq!(code, 0, "{stderr}");
+        let all = list["snapshots"].as_array().unwrap().clone();
+        let excluded = all.iter().filter(|s| s["excluded"] == true);
+        excluded
+            .map(|s| s["name"].as_str().unwrap().to_owned())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(listed(s3.env()), [name]);
+
+    // What another tool left beside it goes, too.
+    let mark = Path::from(format!("{key}.exclude"));
+    raw.put(&mark, "".into()).await.unwrap();
+    set(&store, below, false).await.unwrap();
+    assert_eq!(s3.tags(bucket, &key).await, pairs(&others));
+    assert!(raw.head(&mark).await.is_err());
+    assert_eq!(listed(s3.env()), [""; 0]);
+    set(&store, below, false).await.unwrap();
+
+    // The last tag goes as well.
+    let first: &'static str = format!("v2/{}", names[0]).leak();
+    set(&store, first, true).await.unwrap();
+    assert_eq!(listed(s3.env()), [names[0].as_str()]);
+    set(&store, first, false).await.unwrap();
+    assert_eq!(s3.tags(bucket, &format!("p/{first}")).await, []);
+
+    let gone = set(&store, "v2/Full-1", true).await.unwrap_err();
+    assert_eq!(gone.reason(), Reason::SnapshotVanished, "{gone}");
+    assert!(raw.head(&Path::from("p/v2/Full-1.exclude")).await.is_err());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn marks_go_round_on_minio() {
+    let minio = Minio::start();
+    goes_round(&minio.s3(), "plain", Kind::Plain).await;
+    goes_round(&minio.s3(), "versioned", Kind::Versioned).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn marks_go_round_on_versitygw() {
+    let server = Versitygw::start();
+    goes_round(server.s3(), "plain", Kind::Plain).await;
+    goes_round(server.s3(), "versioned", Kind::Versioned).await;
+}
+
+/// The marks of a store without tags, or with tags that it does not keep, are objects.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_tags_an_object_is_the_mark() {
+    let refuses = Lies {
+        refuses_tags: true,
+        ..Lies::default()
+    };
+    let forgets = Lies {
+        forgets_tags: true,
+        ..Lies::default()
+    };
+    for lies in [refuses, forgets] {
+        let server = LyingServer::start(lies);
+        let handle = tokio::runtime::Handle::current();
+        let store = server.s3().open("s3://b/p", &handle);
+        let raw = server.s3().store("b");
+        raw.put(&Path::from("p/v2/Full-1"), "x".into())
+            .await
+            .unwrap();
+        set(&store, "v2/Full-1", true).await.unwrap();
+        let names: Vec<String> = server.objects().into_keys().collect();
+        assert_eq!(
+            names,
+            ["b/p/v2/Full-1", "b/p/v2/Full-1.exclude"],
+            "{lies:?}"
+        );
+        set(&store, "v2/Full-1", false).await.unwrap();
+        let names: Vec<String> = server.objects().into_keys().collect();
+        assert_eq!(names, ["b/p/v2/Full-1"], "{lies:?}");
+        let gone = set(&store, "v2/Full-2", true).await.unwrap_err();
+        assert_eq!(gone.reason(), Reason::SnapshotVanished, "{gone}");
+        assert_eq!(server.objects().len(), 1);
+    }
+}
+
+#[test]
+fn a_folder_has_no_tags_and_its_marks_are_objects() {
+    let fixture = copy_fixture("kubernetes");
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let url = fixture.path().to_str().unwrap();
+    let store = deltafold::store::open(url, &[], runtime.handle().clone()).unwrap();
+    let all = store.list(&["v2"]).unwrap();
+    let (path, _) = &all[0];
+    store.set_excluded(path, true).unwrap();
+    let mark = fixture.path().join(format!("{path}.exclude"));
+    assert!(mark.exists());
+    let mut c = deltafold();
+    c.args(["list", "--output", "json", "--store", url]);
+    let (_, list, _) = run_json(&mut c);
+    let snapshots = list["snapshots"].as_array().unwrap();
+    let excluded: Vec<_> = snapshots.iter().filter(|s| s["excluded"] == true).collect();
+    assert_eq!(excluded.len(), 1);
+    assert_eq!(excluded[0]["path"].as_str(), Some(path.as_str()));
+    store.set_excluded(path, false).unwrap();
+    assert!(!mark.exists());
+    assert_eq!(store.list(&["v2"]).unwrap().len(), all.len());
+}

@@ -1,0 +1,498 @@
+//! `deltafold snapshot follow` through each danger that it is to survive. Each test ends with what the prefix
+//! says can be restored, held against what etcd had.
+
+use crate::support::etcd::{Cluster, EtcdOptions, EtcdVersion, Member, Signal};
+use crate::support::follower::{Follower, QUICK, snapshot_command};
+use crate::support::load::{Load, LoadOptions};
+use crate::support::saved::Prefix;
+use crate::support::scratch;
+use crate::support::truth::Truth;
+use crate::support::world::{copy_dir, with_etcd};
+use chrono::{Timelike as _, Utc};
+use deltafold::Reason;
+use deltafold::bucket::Kind;
+use deltafold::etcd::connect::{Connector, Endpoints};
+use deltafold::etcd::feed::{Ended, Feed, KeyChange, Position, Transaction};
+use deltafold::store::Cancel;
+use etcd_client::TxnOp;
+use std::fs;
+use std::time::Duration;
+
+/// Deltas every second.
+const PERIOD: [&str; 2] = ["--delta-period", "1s"];
+/// None but those that a test provokes.
+const SLOW: [&str; 4] = ["--delta-period", "1h", "--full-schedule", "0 0 29 2 *"];
+
+/// Load beside a follower of a cluster while `danger` strikes; then all is saved, without a second full.
+fn survives(version: EtcdVersion, danger: impl FnOnce(&mut Cluster, &Load, u64)) {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let _within = runtime.enter();
+    let seed = crate::support::seed();
+    let folder = scratch::folder().unwrap();
+    let members = ["one", "two", "three"].map(|name| Member::new(name, folder.path().join(name)));
+    let mut cluster = Cluster::start(version, &members, "followed");
+    let endpoints = cluster.endpoints();
+    let truth = Truth::start(&endpoints);
+    let prefix = Prefix::local(&folder.path().join("store"));
+    let load = Load::start(&endpoints, seed, &LoadOptions::default());
+    load.wait_for(50);
+    let mut follower = Follower::start(&prefix, &endpoints, &QUICK);
+    follower.wait_until("a delta", || !prefix.deltas().is_empty());
+    danger(&mut cluster, &load, seed);
+    follower.assert_runs();
+    load.wait_for(100);
+    load.stop();
+    let revision = runtime.block_on(cluster.member(0).revision());
+    truth.wait_for(revision);
+    follower.wait_saved(&prefix, revision);
+    follower.terminate().succeeded();
+    let checked = prefix.check_every_restorable(&[&truth], seed, 10);
+    assert_eq!(checked.newest_of(0), revision, "seed {seed}: {checked:?}");
+    assert_eq!(checked.timelines.len(), 1, "seed {seed}: {checked:?}");
+    assert_eq!(prefix.fulls().len(), 1, "seed {seed}: {:?}", prefix.names());
+    runtime.block_on(truth.is_that_of(cluster.member(0)));
+}
+
+#[test]
+fn the_loss_of_any_member() {
+    for version in EtcdVersion::ALL {
+        survives(version, |cluster, load, _| {
+            for lost in 0..3 {
+                cluster.kill(lost);
+                load.wait_for(60);
+                cluster.start_again(lost);
+                load.wait_for(60);
+            }
+        });
+    }
+}
+
+#[test]
+fn members_that_hang() {
+    survives(EtcdVersion::V3_6, |cluster, load, _| {
+        for held in 0..3 {
+            cluster.member(held).signal(Signal::STOP);
+            load.wait_for(60);
+            cluster.member(held).signal(Signal::CONT);
+            load.wait_for(60);
+        }
+    });
+}
+
+#[test]
+fn other_leaders() {
+    survives(EtcdVersion::V3_7, |cluster, load, _| {
+        let runtime = tokio::runtime::Handle::current();
+        for leader in [0, 1, 2, 0] {
+            runtime.block_on(cluster.move_leader_to(leader));
+            load.wait_for(40);
+        }
+    });
+}
+
+#[test]
+fn a_restart_of_the_whole_cluster() {
+    survives(EtcdVersion::V3_5, |cluster, load, _| {
+        cluster.stop();
+        std::thread::sleep(Duration::from_secs(2));
+        cluster.start_all_again();
+        load.wait_for(60);
+        // As when the power fails.
+        for at in 0..3 {
+            cluster.kill(at);
+        }
+        std::thread::sleep(Duration::from_secs(1));
+        cluster.start_all_again();
+        load.wait_for(60);
+    });
+}
+
+/// What is saved is compacted, again and again, and members are defragmented.
+#[test]
+fn compactions_of_what_is_saved() {
+    for version in EtcdVersion::ALL {
+        with_etcd(version, |world| {
+            let mut follower = world.follow(&QUICK);
+            for n in 0..4 {
+                let last = world.put_many(&format!("/a/{n}/"), 50, 500);
+                world.delete(&format!("/a/{n}/0000"));
+                follower.wait_saved(&world.prefix, last + 1);
+                world.compact(last + 1);
+                let defragment = async { world.etcd.client().await.defragment().await };
+                world.wait(defragment).unwrap();
+            }
+            world.put("/b", "1");
+            follower.terminate().succeeded();
+            let checked = world.check_all_is_saved();
+            assert_eq!(checked.timelines.len(), 1, "{checked:?}");
+            assert_eq!(world.prefix.fulls().len(), 1);
+        });
+    }
+}
+
+/// It is held, its connection breaks, and what it has not seen is compacted.
+#[test]
+fn a_compaction_under_its_feet() {
+    for version in EtcdVersion::ALL {
+        with_etcd(version, |world| {
+            let mut follower = world.follow(&QUICK);
+            let saved = world.put_many("/a/", 20, 100);
+            follower.wait_saved(&world.prefix, saved);
+            follower.signal(Signal::STOP);
+            world.restart(|_| {});
+            let compacted = world.put_many("/b/", 20, 100);
+            world.compact(compacted);
+            world.put_many("/c/", 5, 100);
+            follower.signal(Signal::CONT);
+            let revision = world.revision();
+            follower.wait_saved(&world.prefix, revision);
+            // Its name is there a moment before it is told of.
+            follower.wait_log(&["Compacted"]);
+            assert_eq!(world.prefix.fulls().len(), 2, "{:?}", world.prefix.names());
+            world.put_many("/d/", 5, 100);
+            follower.terminate().succeeded();
+            let checked = world.check_all_is_saved();
+            let ranges = checked.ranges();
+            assert!(ranges.iter().any(|r| r.1 == saved), "{checked:?}");
+        });
+    }
+}
+
+/// etcd comes back with older data while it is followed.
+fn rolled_back(version: EtcdVersion, ahead: bool) {
+    with_etcd(version, |world| {
+        world.put_many("/a/", 10, 100);
+        let old = world.folder().join("old");
+        world.restart(|data_dir| copy_dir(data_dir, &old));
+        let kept = world.revision();
+        let mut follower = world.follow(&QUICK);
+        let saved = world.put_many("/b/", 20, 100);
+        follower.wait_saved(&world.prefix, saved);
+        world.truth.wait_for(saved);
+        world.truth.end();
+        if ahead {
+            follower.signal(Signal::STOP);
+        }
+        world.restart(|data_dir| {
+            fs::remove_dir_all(data_dir).unwrap();
+            copy_dir(&old, data_dir);
+        });
+        let truth = world.truth.forked_at(kept, &world.endpoints());
+        let first = std::mem::replace(&mut world.truth, truth);
+        // Behind the bucket for a while, or past it before the follower looks again.
+        world.put_many("/c/", if ahead { 30 } else { 5 }, 50);
+        if ahead {
+            follower.signal(Signal::CONT);
+        }
+        let prefix = world.prefix.clone();
+        follower.wait_until("another full", || prefix.fulls().len() > 1);
+        world.put_many("/c/", 40, 50);
+        let revision = world.revision();
+        world.truth.wait_for(revision);
+        let ended = follower.terminate().succeeded();
+        let why = if ahead {
+            "HistoryMismatch"
+        } else {
+            "ClusterBehind"
+        };
+        assert!(ended.log.contains(why), "{}", ended.log);
+        let truths = [&world.truth, &first];
+        let checked = world.prefix.check_every_restorable(&truths, world.seed, 20);
+        assert_eq!(checked.newest_of(0), revision, "{checked:?}");
+        assert_eq!(checked.newest_of(1), saved, "{checked:?}");
+    });
+}
+
+#[test]
+fn a_cluster_that_is_set_back() {
+    for version in EtcdVersion::ALL {
+        rolled_back(version, false);
+    }
+}
+
+#[test]
+fn a_cluster_that_is_set_back_and_runs_ahead() {
+    for version in EtcdVersion::ALL {
+        rolled_back(version, true);
+    }
+}
+
+/// One saves, the other stands by, and takes over when the first is killed.
+#[test]
+fn two_followers_on_one_prefix() {
+    with_etcd(EtcdVersion::V3_6, |world| {
+        let load = Load::start(&world.endpoints(), world.seed, &LoadOptions::default());
+        load.wait_for(20);
+        let first = world.follow(&QUICK);
+        let mut second = Follower::start(&world.prefix, &world.endpoints(), &QUICK);
+        load.wait_for(300);
+        second.assert_runs();
+        first.kill();
+        let killed_at = world.revision();
+        second.wait_saved(&world.prefix, killed_at);
+        let mut third = Follower::start(&world.prefix, &world.endpoints(), &QUICK);
+        load.wait_for(200);
+        third.assert_runs();
+        second.terminate().succeeded();
+        let ended_at = world.revision();
+        third.wait_saved(&world.prefix, ended_at);
+        load.stop();
+        third.terminate().succeeded();
+        let checked = world.check_all_is_saved();
+        assert_eq!(checked.timelines.len(), 1, "{checked:?}");
+    });
+}
+
+#[test]
+fn sigterm_saves_what_is_not_yet_saved() {
+    for version in EtcdVersion::ALL {
+        with_etcd(version, |world| {
+            world.put_many("/a/", 5, 100);
+            let follower = world.follow(&SLOW);
+            world.put_many("/a/", 30, 100);
+            world.txn(vec![
+                TxnOp::put("/b", "1", None),
+                TxnOp::delete("/a/00001", None),
+            ]);
+            follower.terminate().succeeded();
+            assert_eq!(world.prefix.last_saved(), world.revision(), "{version}");
+            assert_eq!(world.prefix.names().len(), 2);
+            world.check_all_is_saved();
+        });
+    }
+}
+
+/// What is at hand is saved, though no member answers any more.
+#[test]
+fn sigterm_where_no_member_answers() {
+    with_etcd(EtcdVersion::V3_6, |world| {
+        world.put_many("/a/", 5, 100);
+        let args = [&SLOW[..], &["--shutdown-timeout", "4s"]].concat();
+        let follower = world.follow(&args);
+        let revision = world.put_many("/b/", 30, 100);
+        // So that the watch has it.
+        std::thread::sleep(Duration::from_secs(2));
+        world.etcd.signal(Signal::STOP);
+        let ended = follower.terminate();
+        world.etcd.signal(Signal::CONT);
+        assert_eq!(world.prefix.last_saved(), revision, "{}", ended.log);
+        world.check_all_is_saved();
+    });
+}
+
+/// It does not say that all went well.
+#[test]
+fn a_final_full_that_cannot_be_taken() {
+    with_etcd(EtcdVersion::V3_6, |world| {
+        world.put_many("/a/", 5, 100);
+        let args = [&SLOW[..], &["--final"]].concat();
+        let follower = world.follow(&args);
+        world.etcd.end();
+        let ended = follower.terminate();
+        assert_eq!(ended.code, 69, "{}", ended.log);
+        assert_eq!(ended.reason(), "EtcdUnreachable", "{}", ended.json);
+        assert!(world.prefix.names().iter().all(|n| !n.is_final));
+    });
+}
+
+/// etcd does not hold what is known of the position, and nobody writes: whoever waits for it is told.
+#[test]
+fn a_watch_that_never_tells_what_it_should() {
+    with_etcd(EtcdVersion::V3_6, |world| {
+        let options = Endpoints {
+            endpoints: world.endpoints(),
+            cacert: None,
+            cert: None,
+            key: None,
+            user: None,
+            dial_timeout: Duration::from_secs(2),
+            command_timeout: Duration::from_secs(5),
+            keepalive_time: Duration::from_secs(10),
+            keepalive_timeout: Duration::from_secs(6),
+        };
+        let handle = tokio::runtime::Handle::current();
+        let way = Connector::new(options, handle, Cancel::default()).unwrap();
+        let known = Transaction {
+            revision: world.revision(),
+            changes: vec![KeyChange::default()],
+        };
+        let mut feed = Feed::new(way, world.endpoints(), Position::after(&known));
+        let e = feed.verify().unwrap_err();
+        assert_eq!(e.reason(), Reason::EtcdUnreachable, "{e}");
+        assert!(e.to_string().contains("nothing came after 1"), "{e}");
+        // It goes on when something comes.
+        world.put("/a", "1");
+        assert_eq!(feed.verify().unwrap(), Some(Ended::Forked));
+    });
+}
+
+#[test]
+fn a_final_full() {
+    with_etcd(EtcdVersion::V3_6, |world| {
+        world.put_many("/a/", 5, 100);
+        let args = [&SLOW[..], &["--final"]].concat();
+        let follower = world.follow(&args);
+        world.put_many("/a/", 30, 100);
+        follower.terminate().succeeded();
+        let names = world.prefix.names();
+        let last = names.last().unwrap();
+        assert!(last.is_final && last.kind == Kind::Full, "{names:?}");
+        assert_eq!(last.last.0, world.revision(), "{names:?}");
+        world.check_all_is_saved();
+    });
+}
+
+#[test]
+fn deltas_by_events_and_by_bytes() {
+    with_etcd(EtcdVersion::V3_6, |world| {
+        let args = [&SLOW[..], &["--delta-events", "10"]].concat();
+        let mut follower = world.follow(&args);
+        let last = world.put_many("/a/", 40, 10);
+        follower.wait_saved(&world.prefix, last - 9);
+        follower.terminate().succeeded();
+        let by_events = world.prefix.deltas().len();
+        assert!((3..=6).contains(&by_events), "{:?}", world.prefix.names());
+        let args = [&SLOW[..], &["--delta-bytes", "100KiB"]].concat();
+        let mut follower = Follower::start(&world.prefix, &world.endpoints(), &args);
+        world.put_many("/a/", 40, 20_000);
+        let prefix = world.prefix.clone();
+        follower.wait_until("deltas by bytes", || prefix.deltas().len() >= by_events + 5);
+        follower.terminate().succeeded();
+        world.check_all_is_saved();
+    });
+}
+
+#[test]
+fn nothing_is_saved_where_nothing_changes() {
+    with_etcd(EtcdVersion::V3_6, |world| {
+        world.put_many("/a/", 5, 100);
+        let args = ["--delta-period", "200ms", "--full-schedule", "0 0 29 2 *"];
+        let mut follower = world.follow(&args);
+        std::thread::sleep(Duration::from_secs(3));
+        follower.assert_runs();
+        assert_eq!(world.prefix.names().len(), 1);
+        world.put("/a", "1");
+        let revision = world.revision();
+        follower.wait_saved(&world.prefix, revision);
+        std::thread::sleep(Duration::from_secs(1));
+        follower.terminate().succeeded();
+        assert_eq!(world.prefix.names().len(), 2);
+        world.check_all_is_saved();
+    });
+}
+
+#[test]
+fn fulls_by_a_schedule() {
+    with_etcd(EtcdVersion::V3_6, |world| {
+        let load = Load::start(&world.endpoints(), world.seed, &LoadOptions::default());
+        load.wait_for(20);
+        let args = [&PERIOD[..], &["--full-schedule", "*/3 * * * * *"]].concat();
+        let mut follower = world.follow(&args);
+        let prefix = world.prefix.clone();
+        follower.wait_until("four fulls", || prefix.fulls().len() >= 4);
+        load.stop();
+        follower.terminate().succeeded();
+        let checked = world.check_all_is_saved();
+        // No revision between two snapshots is lost.
+        let ranges = checked.ranges();
+        assert_eq!(
+            (checked.timelines.len(), ranges.len()),
+            (1, 1),
+            "{checked:?}"
+        );
+    });
+}
+
+/// Nobody followed when it was due; the next one takes it, once.
+#[test]
+fn a_full_that_was_missed() {
+    with_etcd(EtcdVersion::V3_6, |world| {
+        world.put_many("/a/", 5, 100);
+        let due = Utc::now() + chrono::TimeDelta::seconds(5);
+        let daily = format!("{} {} {} * * *", due.second(), due.minute(), due.hour());
+        let mut args = PERIOD.to_vec();
+        args.extend(["--full-schedule", &daily, "--time-zone", "UTC"]);
+        world.follow(&args).terminate().succeeded();
+        assert_eq!(world.prefix.fulls().len(), 1);
+        while Utc::now() <= due + chrono::TimeDelta::seconds(1) {
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        world.put_many("/a/", 5, 100);
+        let mut second = Follower::start(&world.prefix, &world.endpoints(), &args);
+        let prefix = world.prefix.clone();
+        second.wait_until("the missed full", || prefix.fulls().len() == 2);
+        second.wait_log(&["Scheduled"]);
+        world.put_many("/b/", 5, 100);
+        let revision = world.revision();
+        second.wait_saved(&world.prefix, revision);
+        second.terminate().succeeded();
+        assert_eq!(world.prefix.fulls().len(), 2);
+        world.check_all_is_saved();
+    });
+}
+
+/// Killed at any moment, and started again.
+#[test]
+fn the_follower_itself_is_killed() {
+    with_etcd(EtcdVersion::V3_7, |world| {
+        let load = Load::start(&world.endpoints(), world.seed, &LoadOptions::default());
+        load.wait_for(20);
+        let mut rng = fastrand::Rng::with_seed(world.seed);
+        for _ in 0..6 {
+            let mut command = snapshot_command("follow", &world.prefix, &world.endpoints());
+            command.args([
+                "--delta-period",
+                "300ms",
+                "--full-schedule",
+                "*/2 * * * * *",
+            ]);
+            let mut follower = Follower::spawn(&mut command);
+            std::thread::sleep(Duration::from_millis(rng.u64(200..4000)));
+            follower.assert_runs();
+            follower.kill();
+        }
+        load.stop();
+        let mut last = Follower::start(&world.prefix, &world.endpoints(), &QUICK);
+        let revision = world.revision();
+        last.wait_saved(&world.prefix, revision);
+        last.terminate().succeeded();
+        let checked = world.check_all_is_saved();
+        assert_eq!(checked.timelines.len(), 1, "{checked:?}");
+    });
+}
+
+/// Users whose tokens end while it follows.
+#[test]
+fn users_and_tokens() {
+    let options = EtcdOptions {
+        args: ["--auth-token-ttl", "2"].map(Into::into).to_vec(),
+        ..EtcdOptions::default()
+    };
+    crate::support::world::with_options(EtcdVersion::V3_6, &options, |world| {
+        world.put_many("/a/", 5, 100);
+        world.truth.wait_for(world.revision());
+        world.wait(async {
+            let mut client = world.etcd.client().await;
+            client.role_add("root").await.unwrap();
+            client.user_add("root", "hidden", None).await.unwrap();
+            client.user_grant_role("root", "root").await.unwrap();
+            client.auth_enable().await.unwrap();
+        });
+        world.etcd.log_in("root", "hidden");
+        let user = ["--user", "root:hidden"];
+        let args = [&PERIOD[..], &user, &["--full-schedule", "*/4 * * * * *"]].concat();
+        let mut follower = world.follow(&args);
+        for n in 0..5 {
+            std::thread::sleep(Duration::from_secs(2));
+            let last = world.put_many(&format!("/b/{n}"), 5, 100);
+            follower.wait_saved(&world.prefix, last);
+        }
+        let prefix = world.prefix.clone();
+        follower.wait_until("a later full", || prefix.fulls().len() > 1);
+        let ended = follower.terminate().succeeded();
+        assert!(!ended.log.contains("hidden"), "{}", ended.log);
+        let last = world.revision();
+        // The test's own watch has no user any more: what it saw until then.
+        assert_eq!(world.prefix.last_saved(), last);
+    });
+}

@@ -1,0 +1,122 @@
+//! `deltafold snapshot follow` while its store is away.
+
+use crate::support::etcd::{EtcdVersion, Signal};
+use crate::support::follower::QUICK;
+use crate::support::minio::Minio;
+use crate::support::saved::Prefix;
+use crate::support::world::{copy_dir, with_etcd};
+use deltafold::bucket::Kind;
+use std::fs;
+use std::time::Duration;
+
+/// The store is away; more is written than is buffered, and memory stays bounded.
+fn store_outage(compacted: bool) {
+    let minio = Minio::start();
+    with_etcd(EtcdVersion::V3_6, |world| {
+        world.wait(minio.create_bucket("follow"));
+        world.prefix = Prefix::minio(&minio, "follow", "prefix");
+        let mut args = QUICK.to_vec();
+        args.extend(["--buffer-bytes", "2MiB", "--delta-bytes", "1MiB"]);
+        let mut follower = world.follow(&args);
+        let saved = world.put_many("/a/", 20, 1000);
+        follower.wait_saved(&world.prefix, saved);
+        minio.signal(Signal::STOP);
+        for n in 0..6 {
+            world.put_many(&format!("/b/{n}/"), 100, 100_000);
+            std::thread::sleep(Duration::from_millis(500));
+        }
+        follower.assert_runs();
+        let status = fs::read_to_string(format!("/proc/{}/status", follower.id())).unwrap();
+        let peak = status
+            .lines()
+            .find_map(|l| l.strip_prefix("VmHWM:"))
+            .unwrap();
+        let peak: u64 = peak.trim().trim_end_matches("kB").trim().parse().unwrap();
+        println!("{peak} KiB after 60 MB of events that could not be saved");
+        assert!(peak < 128 << 10, "{peak} KiB");
+        if compacted {
+            world.compact(world.revision());
+            world.restart(|_| {});
+        }
+        minio.signal(Signal::CONT);
+        world.put_many("/c/", 5, 100);
+        let revision = world.revision();
+        follower.wait_saved(&world.prefix, revision);
+        world.put_many("/d/", 5, 100);
+        let ended = follower.terminate().succeeded();
+        world.check_all_is_saved();
+        let fulls = world.prefix.fulls().len();
+        if compacted {
+            assert_eq!(fulls, 2, "{:?}", world.prefix.names());
+            assert!(ended.log.contains("Compacted"), "{}", ended.log);
+        } else {
+            assert_eq!(fulls, 1, "{:?}", world.prefix.names());
+        }
+    });
+}
+
+/// While the store is away etcd is set back and goes on otherwise; when the store is there again, events of
+/// the first history wait, and a full is due.
+#[test]
+fn a_full_is_due_while_events_of_another_history_wait() {
+    let minio = Minio::start();
+    with_etcd(EtcdVersion::V3_6, |world| {
+        world.wait(minio.create_bucket("follow"));
+        world.prefix = Prefix::minio(&minio, "follow", "prefix");
+        world.put_many("/a/", 10, 100);
+        let old = world.folder().join("old");
+        world.restart(|data_dir| copy_dir(data_dir, &old));
+        let kept = world.revision();
+        let args = [&QUICK[..], &["--max-full-age", "15s"]].concat();
+        let mut follower = world.follow(&args);
+        let taken = std::time::Instant::now();
+        let saved = world.put_many("/b/", 5, 100);
+        follower.wait_saved(&world.prefix, saved);
+        minio.signal(Signal::STOP);
+        world.put_many("/b/", 1, 100);
+        // The delta is on its way to the store; what comes now waits behind it.
+        std::thread::sleep(Duration::from_secs(3));
+        let lost = world.put_many("/b/", 60, 100);
+        world.truth.wait_for(lost);
+        world.truth.end();
+        std::thread::sleep(Duration::from_secs(2));
+        world.restart(|data_dir| {
+            fs::remove_dir_all(data_dir).unwrap();
+            copy_dir(&old, data_dir);
+        });
+        let truth = world.truth.forked_at(kept, &world.endpoints());
+        let first = std::mem::replace(&mut world.truth, truth);
+        world.put_many("/b/", 30, 50);
+        let due = Duration::from_secs(16);
+        std::thread::sleep(due.saturating_sub(taken.elapsed()));
+        minio.signal(Signal::CONT);
+        let prefix = world.prefix.clone();
+        follower.wait_until("another full", || prefix.fulls().len() > 1);
+        world.put_many("/b/", 60, 50);
+        let revision = world.revision();
+        follower.wait_saved(&world.prefix, revision);
+        world.truth.wait_for(revision);
+        let ended = follower.terminate().succeeded();
+        let names = world.prefix.names();
+        let full = names.iter().skip(1).position(|n| n.kind == Kind::Full);
+        let (before, after) = names.split_at(1 + full.unwrap());
+        let last = before.iter().map(|n| n.last.0).max();
+        assert_eq!(last, Some(lost), "{names:?}\n{}", ended.log);
+        assert!(after[0].last.0 < lost, "{names:?}");
+        assert_eq!(ended.json["timeline_began"], true, "{}", ended.json);
+        let truths = [&world.truth, &first];
+        let checked = world.prefix.check_every_restorable(&truths, world.seed, 20);
+        assert_eq!(checked.newest_of(0), revision, "{checked:?}");
+        assert_eq!(checked.newest_of(1), lost, "{checked:?}");
+    });
+}
+
+#[test]
+fn a_store_that_is_away_for_a_while() {
+    store_outage(false);
+}
+
+#[test]
+fn a_store_that_is_away_until_etcd_has_forgotten() {
+    store_outage(true);
+}

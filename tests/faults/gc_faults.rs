@@ -1,0 +1,511 @@
+//! Collecting garbage on stores that fail: every call fails in every way, runs are killed, two run at once, the
+//! clock is an hour off. What must be kept is, and the next run mends the rest.
+
+use crate::support::buckets::{Bucket, Objects, objects_of};
+use crate::support::faults::{Call, Fault, FaultStore, Strike};
+use crate::support::scratch;
+use crate::support::{deltafold, run_json, seed};
+use chrono::TimeDelta;
+use deltafold::bucket::retention::{self, Periods, Policy};
+use deltafold::job::Context;
+use deltafold::job::gc::{self, Options, pin, undelete};
+use deltafold::store::Store;
+use deltafold::store::exclude::ExcludeTags;
+use deltafold::{Error, Reason};
+use object_store::ObjectStoreExt;
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use rustix::process::{Pid, Signal, kill_process};
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::runtime::Runtime;
+
+const HOUR: i64 = 3600;
+
+fn name(kind: &str, start: i64, last: i64, created: i64) -> String {
+    format!("v2/{kind}-{start:08}-{last:08}-{created}")
+}
+
+/// Names alone: three chains of a full and three deltas, an hour each, and the newest.
+fn bucket() -> (Objects, BTreeSet<String>) {
+    let now = chrono::Utc::now().timestamp();
+    let mut objects = Objects::new();
+    let mut needed = BTreeSet::new();
+    for chain in 0..4 {
+        let (r, t) = (100 * (chain + 1), now - (4 - chain) * HOUR);
+        let mut put = |path: String| {
+            if chain == 3 {
+                needed.insert(path.clone());
+            }
+            objects.insert(path, b"content".to_vec());
+        };
+        put(name("Full", 0, r, t));
+        for d in 0..3 {
+            let start = r + 1 + d * 33;
+            let last = if d == 2 { r + 100 } else { start + 32 };
+            put(name("Incr", start, last, t + 60 * (d + 1)));
+        }
+    }
+    (objects, needed)
+}
+
+fn options(purge_after: Option<i64>) -> Options {
+    Options {
+        retention: retention::Options {
+            policy: Policy::Exponential(Periods {
+                hourly: 0,
+                daily: 0,
+                weekly: 0,
+                monthly: 0,
+            }),
+            delta_retention: None,
+            restorable_window: None,
+            purge_after: purge_after.map(TimeDelta::seconds),
+        },
+        staging_age: TimeDelta::hours(24),
+        apply: true,
+        look_again: Duration::ZERO,
+    }
+}
+
+fn fill(rt: &Runtime, objects: &Objects) -> Arc<InMemory> {
+    let inner = Arc::new(InMemory::new());
+    for (path, bytes) in objects {
+        rt.block_on(inner.put(&Path::from(path.as_str()), bytes.clone().into()))
+            .unwrap();
+    }
+    inner
+}
+
+fn context(rt: &Runtime, faults: &FaultStore) -> Context {
+    let store = Store::new(
+        Arc::new(faults.clone()),
+        Path::default(),
+        "test://bucket".to_owned(),
+        ExcludeTags::none(),
+        rt.handle().clone(),
+    );
+    faults.cancels(store.cancel());
+    Context {
+        store,
+        temp_dir: scratch::place(),
+        threads: 1,
+        keys: Default::default(),
+    }
+}
+
+type Ran = Result<(gc::Outcome, Option<Error>), Error>;
+
+fn run(
+    rt: &Runtime,
+    inner: &Arc<InMemory>,
+    strikes: Vec<Strike>,
+    options: &Options,
+) -> (Ran, FaultStore) {
+    let faults = FaultStore::new(inner.clone(), strikes);
+    let ran = gc::run(&context(rt, &faults), options);
+    (ran, faults)
+}
+
+fn of_v2(objects: &Objects) -> BTreeSet<String> {
+    let names = objects.keys().filter(|p| p.starts_with("v2/"));
+    // Marks of nothing go when they are a day old.
+    let names = names.filter(|p| {
+        let of = p.strip_suffix(".exclude");
+        of.is_none_or(|of| objects.contains_key(of))
+    });
+    names.cloned().collect()
+}
+
+/// Of each chain what is left is its full and the deltas next to it, without a hole.
+fn has_no_hole(objects: &Objects, all: &Objects, context: &str) {
+    let mut chains: BTreeMap<String, Vec<(String, bool)>> = BTreeMap::new();
+    let mut full = String::new();
+    let mut order: Vec<&String> = all.keys().collect();
+    order.sort_by_key(|p| {
+        let parts: Vec<&str> = p.split('-').collect();
+        (parts[2].to_owned(), p.contains("Full"))
+    });
+    for path in order {
+        if path.contains("Full") {
+            full = path.clone();
+        }
+        let usable =
+            objects.contains_key(path) && !objects.contains_key(&format!("{path}.exclude"));
+        chains
+            .entry(full.clone())
+            .or_default()
+            .push((path.clone(), usable));
+    }
+    for chain in chains.values() {
+        let usable: Vec<bool> = chain.iter().map(|c| c.1).collect();
+        let left = usable.iter().take_while(|u| **u).count();
+        assert!(usable[left..].iter().all(|u| !u), "{context}: {chain:?}");
+    }
+}
+
+/// Reasons that are about the store or a signal, and not about us.
+fn is_honest(e: &Error) -> bool {
+    ![Reason::Internal, Reason::CorruptSnapshot, Reason::Usage].contains(&e.reason())
+}
+
+fn every_call_fails(purge_after: Option<i64>, first: impl Fn(&Runtime, &Arc<InMemory>)) {
+    let rt = Runtime::new().unwrap();
+    let (objects, needed) = bucket();
+    let prepared = || {
+        let inner = fill(&rt, &objects);
+        first(&rt, &inner);
+        inner
+    };
+    let options = options(purge_after);
+    // Which calls there are.
+    let inner = prepared();
+    let (ran, faults) = run(&rt, &inner, Vec::new(), &options);
+    let (_, error) = ran.unwrap();
+    assert!(error.is_none(), "{error:?}");
+    let whole = rt.block_on(objects_of(&*inner));
+    let mut counts: BTreeMap<Call, usize> = BTreeMap::new();
+    for (call, _) in faults.calls() {
+        *counts.entry(call).or_default() += 1;
+    }
+    println!("{counts:?}");
+    assert!(counts.values().sum::<usize>() > 20);
+    let (mut struck, mut partly) = (0, 0);
+    for (&call, &n) in &counts {
+        for nth in 0..n {
+            for fault in Fault::of(call) {
+                // What hangs is waited for while it is cleaned up: not each time.
+                if fault == Fault::Hang && nth % 7 != 0 {
+                    continue;
+                }
+                let context = format!("{fault:?} at {call:?} {nth}");
+                let inner = prepared();
+                let strike = Strike { call, nth, fault };
+                let (ran, _) = run(&rt, &inner, vec![strike], &options);
+                struck += 1;
+                match &ran {
+                    Ok((outcome, error)) => {
+                        let error = error.as_ref();
+                        assert_eq!(outcome.code, error.map(|e| e.reason().exit_code()));
+                        partly += usize::from(error.is_some());
+                        assert!(error.is_none_or(is_honest), "{context}: {error:?}");
+                    }
+                    Err(e) => assert!(is_honest(e), "{context}: {e}"),
+                }
+                let after = rt.block_on(objects_of(&*inner));
+                // A store that says "gone" before it is asked deletes by itself.
+                if fault != Fault::Gone {
+                    for path in &needed {
+                        assert!(after.contains_key(path), "{context}: {path}");
+                        let mark = format!("{path}.exclude");
+                        assert!(!after.contains_key(&mark), "{context}: {path}");
+                    }
+                    has_no_hole(&after, &objects, &context);
+                }
+                // The next run ends it. What has lost its note is noted again first, and purged by a third.
+                let runs = if fault == Fault::Gone { 2 } else { 1 };
+                let mut outcome = None;
+                for _ in 0..runs {
+                    unlock(&rt, &inner);
+                    let (ran, _) = run(&rt, &inner, Vec::new(), &options);
+                    let (told, error) = ran.unwrap_or_else(|e| panic!("{context}, then: {e}"));
+                    assert!(error.is_none(), "{context}, then: {error:?}");
+                    outcome = Some(told);
+                }
+                let mended = rt.block_on(objects_of(&*inner));
+                assert_eq!(of_v2(&mended), of_v2(&whole), "{context}: {outcome:#?}");
+            }
+        }
+    }
+    println!("{struck} faults, {partly} partly done");
+    assert!(struck > 100 && partly > 5);
+}
+
+/// As if the dead one's lock had expired: waiting for that is what `tests/faults/locks.rs` is for.
+fn unlock(rt: &Runtime, inner: &Arc<InMemory>) {
+    let _ = rt.block_on(inner.delete(&Path::from("deltafold-locks/gc.json")));
+}
+
+#[test]
+fn every_call_of_a_deletion_fails_and_the_next_run_mends_it() {
+    every_call_fails(None, |_, _| ());
+}
+
+#[test]
+fn every_call_of_a_removal_fails_and_the_next_run_mends_it() {
+    every_call_fails(Some(HOUR), |_, _| ());
+}
+
+#[test]
+fn every_call_of_a_purge_fails_and_the_next_run_mends_it() {
+    every_call_fails(Some(0), |rt, inner| {
+        let (ran, _) = run(rt, inner, Vec::new(), &options(Some(0)));
+        assert!(ran.unwrap().1.is_none());
+        unlock(rt, inner);
+    });
+}
+
+/// `undelete` and `pin`: a fault is told, and the same again does it.
+#[test]
+fn every_call_of_undelete_and_pin_fails_and_again_does_it() {
+    let rt = Runtime::new().unwrap();
+    let (objects, _) = bucket();
+    let full = objects.keys().find(|p| p.contains("Full")).unwrap().clone();
+    let removed = || {
+        let inner = fill(&rt, &objects);
+        let (ran, _) = run(&rt, &inner, Vec::new(), &options(Some(HOUR)));
+        assert!(ran.unwrap().1.is_none());
+        unlock(&rt, &inner);
+        inner
+    };
+    let undelete = |faults: &FaultStore, names: &[String]| -> Result<(), Error> {
+        let names = names.to_vec();
+        let (_, error) = undelete::run(&context(&rt, faults), &undelete::Options { names })?;
+        error.map_or(Ok(()), Err)
+    };
+    let pin = |faults: &FaultStore, _: &[String]| -> Result<(), Error> {
+        let options = pin::Options {
+            name: full.clone(),
+            reason: None,
+            unpin: false,
+        };
+        pin::run(&context(&rt, faults), &options).map(|_| ())
+    };
+    type Job<'a> = &'a dyn Fn(&FaultStore, &[String]) -> Result<(), Error>;
+    for (job, what) in [(&undelete as Job, "undelete"), (&pin, "pin")] {
+        let inner = removed();
+        let faults = FaultStore::new(inner.clone(), Vec::new());
+        job(&faults, &[]).unwrap();
+        let whole = rt.block_on(objects_of(&*inner));
+        let mut counts: BTreeMap<Call, usize> = BTreeMap::new();
+        for (call, _) in faults.calls() {
+            *counts.entry(call).or_default() += 1;
+        }
+        for (&call, &n) in &counts {
+            for nth in 0..n {
+                for fault in Fault::of(call).into_iter().filter(|f| *f != Fault::Gone) {
+                    if fault == Fault::Hang && nth % 7 != 0 {
+                        continue;
+                    }
+                    let context = format!("{what}: {fault:?} at {call:?} {nth}");
+                    let inner = removed();
+                    let strike = Strike { call, nth, fault };
+                    let faults = FaultStore::new(inner.clone(), vec![strike]);
+                    let first = job(&faults, &[]);
+                    if let Err(e) = &first {
+                        assert!(is_honest(e), "{context}: {e}");
+                    }
+                    unlock(&rt, &inner);
+                    // What lost its note comes back by its name.
+                    let excluded = rt.block_on(objects_of(&*inner));
+                    let names: Vec<String> = excluded
+                        .keys()
+                        .filter_map(|k| k.strip_suffix(".exclude"))
+                        .map(str::to_owned)
+                        .collect();
+                    let again = FaultStore::new(inner.clone(), Vec::new());
+                    let again = job(&again, if what == "pin" { &[] } else { &names });
+                    again.unwrap_or_else(|e| panic!("{context}, then: {e}"));
+                    let after = rt.block_on(objects_of(&*inner));
+                    let keys = |o: &Objects| {
+                        let keys = o
+                            .keys()
+                            .filter(|k| !k.contains("staging") && !k.contains("locks"));
+                        keys.cloned().collect::<Vec<_>>()
+                    };
+                    assert_eq!(keys(&after), keys(&whole), "{context}");
+                }
+            }
+        }
+    }
+}
+
+/// Some deletions fail each time: the rest goes, and the exit code says so.
+#[test]
+fn what_cannot_be_deleted_holds_only_its_own_chain_back() {
+    let rt = Runtime::new().unwrap();
+    let (objects, needed) = bucket();
+    let inner = fill(&rt, &objects);
+    // The batch's deletion of one, and its repetition.
+    let deny = |nth| Strike {
+        call: Call::Delete,
+        nth,
+        fault: Fault::Denied,
+    };
+    // The clock's object is deleted first.
+    let strikes = (1..6).map(deny).collect();
+    let (ran, _) = run(&rt, &inner, strikes, &options(None));
+    let (outcome, error) = ran.unwrap();
+    let error = error.expect("some failed");
+    assert_eq!(
+        (error.reason(), outcome.code),
+        (Reason::PartlyDone, Some(75))
+    );
+    assert!(outcome.totals.left.objects > 0 && outcome.totals.deleted.objects > 0);
+    let after = rt.block_on(objects_of(&*inner));
+    has_no_hole(&after, &objects, "denied");
+    assert!(needed.iter().all(|n| after.contains_key(n)));
+    let fates = outcome.objects.iter().filter(|o| o.error.is_some()).count() as u64;
+    assert!(
+        fates >= 1 && fates < outcome.totals.left.objects,
+        "{outcome:#?}"
+    );
+}
+
+/// The store's clock is an hour behind ours, so ours may be an hour ahead: nothing goes early.
+#[test]
+fn a_clock_an_hour_ahead_removes_nothing_early() {
+    let (objects, _) = bucket();
+    let now = chrono::Utc::now().timestamp();
+    let b = Bucket::of(&objects);
+    // What was removed 50 minutes ago by the store's clock, and 110 by ours.
+    let before = b.objects();
+    let window = |hours: &str| {
+        let args = [
+            "--policy",
+            "limit",
+            "--limit",
+            "1",
+            "--restorable-window",
+            hours,
+        ];
+        let (code, result, stderr) = b.run("gc", &args);
+        assert_eq!(code, 0, "{stderr}");
+        let goes = result["objects"].as_array().unwrap().iter();
+        goes.filter(|o| o["decision"] == "Delete").count()
+    };
+    // By the right clock two hours reach one chain farther than one hour.
+    assert!(window("2h") < window("1h"));
+    assert_eq!(b.objects(), before);
+    // An object of the future shows that our clock is behind; it is warned of.
+    let path = b.path().join(before.keys().next().unwrap());
+    let ahead = std::time::SystemTime::now() + Duration::from_secs(3600);
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    file.set_modified(ahead).unwrap();
+    let (_, result, _) = b.run("gc", &["--policy", "limit"]);
+    let warnings = result["warnings"].to_string();
+    assert!(warnings.contains("ahead of this one"), "{warnings}");
+    // A snapshot of the future supersedes nothing and stays.
+    let future = name("Full", 0, 1000, now + HOUR);
+    b.put(&future, b"content");
+    let (_, result, _) = b.run("gc", &["--policy", "limit", "--limit", "1", "--apply"]);
+    let told = result["objects"].as_array().unwrap();
+    let of = |path: &str| told.iter().find(|o| o["path"] == path).unwrap()["reason"].clone();
+    assert_eq!(of(&future), "NewestChain");
+    assert!(result["warnings"].to_string().contains("a clock is wrong"));
+    assert_eq!(
+        told.iter().filter(|o| o["reason"] == "NewestChain").count(),
+        5,
+        "{result:#}"
+    );
+}
+
+/// Killed at random moments, and run again; two at once.
+#[test]
+fn killed_midway_and_two_at_once_leave_what_is_needed() {
+    let mut rng = fastrand::Rng::with_seed(seed());
+    let (mut objects, needed) = bucket();
+    let now = chrono::Utc::now().timestamp();
+    // Enough to be killed in the middle of.
+    for n in 0..300 {
+        let (r, t) = (n * 90 / 300 + 1, now - 100 * HOUR + n);
+        objects.insert(name("Full", 0, r, t), b"content".to_vec());
+    }
+    let args = |purge: bool| {
+        let mut args = vec!["gc", "--policy", "limit", "--limit", "1", "--apply"];
+        args.extend(
+            purge
+                .then_some(["--purge-after", "1d"])
+                .into_iter()
+                .flatten(),
+        );
+        args
+    };
+    let mut midway = 0;
+    for round in 0..14 {
+        let b = Bucket::of(&objects);
+        let purge = round % 2 == 0;
+        let command = || {
+            let mut c = deltafold();
+            c.args(args(purge))
+                .args(["--output", "json", "--store"])
+                .arg(b.path());
+            c.stdout(Stdio::null()).stderr(Stdio::null());
+            c
+        };
+        let mut child = command().spawn().unwrap();
+        let started = Instant::now();
+        // Some are killed as soon as something has gone.
+        let untouched = || {
+            let listed = std::fs::read_dir(b.path().join("v2")).unwrap();
+            listed.count() == objects.len()
+        };
+        while untouched() && child.try_wait().unwrap().is_none() {
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        std::thread::sleep(Duration::from_micros(rng.u64(..20_000)));
+        let pid = Pid::from_raw(child.id() as i32).unwrap();
+        let _ = kill_process(pid, Signal::KILL);
+        child.wait().unwrap();
+        let after = b.objects();
+        let gone = objects
+            .keys()
+            .filter(|k| !after.contains_key(*k) || after.contains_key(&format!("{k}.exclude")))
+            .count();
+        midway += usize::from(gone > 0 && gone < objects.len() - 1 - needed.len());
+        let context = format!("round {round}, {gone} gone after {:?}", started.elapsed());
+        for path in &needed {
+            assert!(after.contains_key(path), "{context}: {path}");
+            assert!(
+                !after.contains_key(&format!("{path}.exclude")),
+                "{context}: {path}"
+            );
+        }
+        has_no_hole(&after, &bucket_of_chains(&objects), &context);
+        // The lock of the dead one is taken over; here as if time had passed.
+        let _ = std::fs::remove_dir_all(b.path().join("deltafold-locks"));
+        let codes: Vec<i32> = std::thread::scope(|scope| {
+            let both = [(), ()].map(|()| {
+                scope.spawn(|| {
+                    let mut c = deltafold();
+                    c.args(args(purge))
+                        .args(["--output", "json", "--store"])
+                        .arg(b.path());
+                    run_json(&mut c).0
+                })
+            });
+            both.map(|h| h.join().unwrap()).to_vec()
+        });
+        // The lock keeps one of them away, or they take turns.
+        assert!(
+            codes.contains(&0) && codes.iter().all(|c| [0, 75].contains(c)),
+            "{codes:?}"
+        );
+        let last = b.objects();
+        for path in &needed {
+            assert!(last.contains_key(path), "{context}: {path}");
+        }
+        let is_left = |p: &&String| !last.contains_key(&format!("{p}.exclude"));
+        let left: BTreeSet<String> = of_v2(&last)
+            .iter()
+            .filter(|p| !p.ends_with(".exclude"))
+            .filter(is_left)
+            .cloned()
+            .collect();
+        assert_eq!(left, needed, "{context}");
+    }
+    println!("{midway} of 14 were killed midway");
+    assert!(midway >= 3);
+}
+
+/// The chains of [`bucket`] alone.
+fn bucket_of_chains(objects: &Objects) -> Objects {
+    let mut chains = objects.clone();
+    chains.retain(|path, _| {
+        let last: i64 = path.split('-').nth(2).unwrap().parse().unwrap();
+        last >= 100
+    });
+    chains
+}

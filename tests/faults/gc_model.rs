@@ -1,0 +1,843 @@
+//! Two collectors, a compactor, a snapshotter and an operator at once: every step that they make in the store
+//! is made in random order, any of them dies at any step, and after each step what must stay restorable is.
+
+use crate::support::history::Compression;
+use crate::support::scratch;
+use crate::support::small::{change, object};
+use async_trait::async_trait;
+use bytes::Bytes;
+use chrono::{TimeDelta, Utc};
+use deltafold::bolt::{TreeBuilder, write_file};
+use deltafold::bucket::codec::CompressionChoice;
+use deltafold::bucket::retention::{self, Periods, Policy};
+use deltafold::bucket::{Kind, SnapshotName};
+use deltafold::job::gc::{self, Options};
+use deltafold::job::source::Request;
+use deltafold::job::{Context, compact};
+use deltafold::mvcc::revision::encode_revision;
+use deltafold::mvcc::{KeepHistory, RecordKey, Revision};
+use deltafold::store::Store;
+use deltafold::store::exclude::ExcludeTags;
+use deltafold::{Error, Reason};
+use fastrand::Rng;
+use futures::stream::{self, BoxStream};
+use futures::{StreamExt as _, TryStreamExt as _};
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::{
+    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
+    ObjectStoreExt as _, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult,
+};
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::fmt;
+use std::io::{Read as _, Seek as _};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::runtime::Runtime;
+use tokio::sync::{mpsc, oneshot};
+
+/// A database that holds every revision up to `last`.
+fn database(last: i64) -> Vec<u8> {
+    let file = tempfile::tempfile().expect("a temporary file");
+    let file = write_file(file, 4096, "", |w| {
+        let mut key = TreeBuilder::new(0);
+        for main in 2..=last {
+            let rk = RecordKey {
+                main: Revision(main),
+                sub: 0,
+                tombstone: false,
+            };
+            let (mut k, mut v) = (Vec::new(), Vec::new());
+            rk.encode(&mut k);
+            change(main).encode(&mut v);
+            key.push(w, &k, &v)?;
+        }
+        let mut buckets = BTreeMap::from([("key", key)]);
+        for name in ["alarm", "auth", "cluster", "lease", "members", "meta"] {
+            buckets.insert(name, TreeBuilder::new(0));
+        }
+        let mut put = |bucket: &str, key: &[u8], value: &[u8]| {
+            buckets
+                .get_mut(bucket)
+                .expect("a bucket")
+                .push(w, key, value)
+        };
+        put("cluster", b"clusterVersion", b"3.5.0")?;
+        for name in [&b"finishedCompactRev"[..], b"scheduledCompactRev"] {
+            put("meta", name, &encode_revision(Revision(1), 0))?;
+        }
+        let mut root = TreeBuilder::new(0);
+        for (name, tree) in buckets {
+            let value = tree.finish(w)?;
+            root.push_bucket(w, name.as_bytes(), &value)?;
+        }
+        Ok(root)
+    });
+    let mut file = file.expect("write the database");
+    let mut bytes = Vec::new();
+    file.rewind()
+        .and_then(|()| file.read_to_end(&mut bytes))
+        .expect("read it back");
+    bytes
+}
+
+fn delta(start: i64, last: i64) -> Vec<u8> {
+    use base64::Engine as _;
+    let base64 = |b: &[u8]| base64::engine::general_purpose::STANDARD.encode(b);
+    let events: Vec<Value> = (start..=last)
+        .map(|main| {
+            let kv = change(main);
+            json!({"etcdEvent": {"kv": {
+                "key": base64(kv.key), "create_revision": kv.create_revision,
+                "mod_revision": main, "version": kv.version, "value": base64(kv.value),
+                "lease": kv.lease
+            }}, "time": "2026-11-21T02:30:00Z"})
+        })
+        .collect();
+    serde_json::to_vec(&events).expect("JSON")
+}
+
+fn full_object(last: i64, created: i64) -> (String, Vec<u8>) {
+    let name = format!("v2/Full-00000000-{last:08}-{created}");
+    (name, object(&database(last), Compression::None))
+}
+
+fn delta_object(start: i64, last: i64, created: i64) -> (String, Vec<u8>) {
+    let name = format!("v2/Incr-{start:08}-{last:08}-{created}");
+    (name, object(&delta(start, last), Compression::None))
+}
+
+/// What a step may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Run,
+    /// Its process dies: before the step, or after it and before the answer.
+    Die {
+        takes_effect: bool,
+    },
+}
+
+struct Ticket {
+    actor: usize,
+    /// It begins a look at the prefix.
+    is_look: bool,
+    what: String,
+    go: oneshot::Sender<Verdict>,
+    done: oneshot::Receiver<()>,
+}
+
+/// Asks before each call.
+#[derive(Clone)]
+struct Stepped {
+    inner: Arc<InMemory>,
+    actor: usize,
+    tickets: mpsc::UnboundedSender<Ticket>,
+    /// What this store's clock is ahead of the truth.
+    clock: TimeDelta,
+    locks: bool,
+}
+
+impl Stepped {
+    async fn step<T>(
+        &self,
+        what: &str,
+        path: &Path,
+        call: impl Future<Output = object_store::Result<T>>,
+    ) -> object_store::Result<T> {
+        let dead = || object_store::Error::Generic {
+            store: "S3",
+            source: "its process is dead".into(),
+        };
+        let (go, wait) = oneshot::channel();
+        let (done, finished) = oneshot::channel();
+        let ticket = Ticket {
+            actor: self.actor,
+            is_look: what == "list" && path.as_ref() == "v2",
+            what: format!("{what} {path}"),
+            go,
+            done: finished,
+        };
+        self.tickets.send(ticket).map_err(|_| dead())?;
+        let result = match wait.await.map_err(|_| dead())? {
+            Verdict::Run => call.await,
+            Verdict::Die { takes_effect } => {
+                if takes_effect {
+                    let _ = call.await;
+                }
+                Err(dead())
+            }
+        };
+        let _ = done.send(());
+        result
+    }
+
+    fn told(&self, mut meta: ObjectMeta) -> ObjectMeta {
+        meta.last_modified += self.clock;
+        meta
+    }
+}
+
+impl fmt::Debug for Stepped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+impl fmt::Display for Stepped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "step by step")
+    }
+}
+
+#[async_trait]
+impl ObjectStore for Stepped {
+    async fn put_opts(
+        &self,
+        path: &Path,
+        payload: PutPayload,
+        options: PutOptions,
+    ) -> object_store::Result<PutResult> {
+        let is_lock = path.as_ref().starts_with("deltafold-locks/");
+        if is_lock && !self.locks && !matches!(options.mode, PutMode::Overwrite) {
+            return Err(object_store::Error::NotImplemented {
+                operation: "conditional put".into(),
+                implementer: "this store".into(),
+            });
+        }
+        self.step("put", path, self.inner.put_opts(path, payload, options))
+            .await
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        path: &Path,
+        options: PutMultipartOptions,
+    ) -> object_store::Result<Box<dyn MultipartUpload>> {
+        self.step(
+            "multipart",
+            path,
+            self.inner.put_multipart_opts(path, options),
+        )
+        .await
+    }
+
+    async fn get_opts(&self, path: &Path, options: GetOptions) -> object_store::Result<GetResult> {
+        let got = self.inner.get_opts(path, options);
+        let mut got = self.step("get", path, got).await?;
+        got.meta = self.told(got.meta);
+        Ok(got)
+    }
+
+    async fn get_ranges(
+        &self,
+        path: &Path,
+        ranges: &[Range<u64>],
+    ) -> object_store::Result<Vec<Bytes>> {
+        self.step("get", path, self.inner.get_ranges(path, ranges))
+            .await
+    }
+
+    fn delete_stream(
+        &self,
+        paths: BoxStream<'static, object_store::Result<Path>>,
+    ) -> BoxStream<'static, object_store::Result<Path>> {
+        let store = self.clone();
+        paths
+            .then(move |path| {
+                let store = store.clone();
+                async move {
+                    let path = path?;
+                    let delete = async { store.inner.delete(&path).await };
+                    store.step("delete", &path, delete).await?;
+                    Ok(path)
+                }
+            })
+            .boxed()
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, object_store::Result<ObjectMeta>> {
+        let (store, path) = (self.clone(), prefix.cloned().unwrap_or_default());
+        let listing = async move {
+            // Memory is listed when it is asked, and that must be after the step has begun.
+            let all = async { store.inner.list(Some(&path)).try_collect::<Vec<_>>().await };
+            let all = store.step("list", &path, all).await;
+            let all = all.map(|all| all.into_iter().map(|m| store.told(m)).collect());
+            match all {
+                Ok::<Vec<_>, _>(all) => stream::iter(all.into_iter().map(Ok)).boxed(),
+                Err(e) => stream::iter([Err(e)]).boxed(),
+            }
+        };
+        stream::once(listing).flatten().boxed()
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> object_store::Result<ListResult> {
+        let path = prefix.cloned().unwrap_or_default();
+        self.step("list", &path, self.inner.list_with_delimiter(prefix))
+            .await
+    }
+
+    async fn copy_opts(
+        &self,
+        from: &Path,
+        to: &Path,
+        options: CopyOptions,
+    ) -> object_store::Result<()> {
+        self.step("copy", to, self.inner.copy_opts(from, to, options))
+            .await
+    }
+}
+
+/// What the prefix holds at a moment, by names: all of one history.
+#[derive(Clone, Default)]
+struct Seen {
+    /// Those that are not excluded.
+    usable: BTreeMap<String, SnapshotName>,
+    all: HashSet<String>,
+    excluded: HashSet<String>,
+    noted: HashSet<String>,
+}
+
+impl Seen {
+    fn of(rt: &Runtime, inner: &InMemory) -> Self {
+        let all: Vec<ObjectMeta> = rt.block_on(inner.list(None).try_collect()).unwrap();
+        let mut seen = Seen::default();
+        for o in all {
+            let path = o.location.to_string();
+            if let Some(path) = path.strip_suffix(".exclude") {
+                seen.excluded.insert(path.to_owned());
+            } else if let Some(name) = path.strip_prefix("deltafold-removed/") {
+                seen.noted.insert(format!("v2/{name}"));
+            } else if let Some(name) = path.strip_prefix("v2/").and_then(|n| n.parse().ok()) {
+                seen.usable.insert(path.clone(), name);
+                seen.all.insert(path);
+            }
+        }
+        let excluded = &seen.excluded;
+        seen.usable.retain(|path, _| !excluded.contains(path));
+        seen
+    }
+
+    fn fulls(&self) -> impl Iterator<Item = (&String, &SnapshotName)> {
+        self.usable.iter().filter(|s| s.1.kind == Kind::Full)
+    }
+
+    fn deltas(&self) -> impl Iterator<Item = (&String, &SnapshotName)> {
+        self.usable.iter().filter(|s| s.1.kind == Kind::Incr)
+    }
+
+    fn next_full(&self, base: Revision) -> Option<Revision> {
+        self.fulls().map(|s| s.1.last).filter(|l| *l > base).min()
+    }
+
+    fn restorable(&self) -> BTreeSet<i64> {
+        let mut points: BTreeSet<i64> = self.fulls().map(|s| s.1.last.0).collect();
+        let mut deltas: Vec<(i64, i64)> =
+            self.deltas().map(|s| (s.1.start.0, s.1.last.0)).collect();
+        deltas.sort_unstable();
+        loop {
+            let before = points.len();
+            for &(start, last) in &deltas {
+                if let Some(&at) = points.range(start - 1..=last).next() {
+                    points.extend(at..=last);
+                }
+            }
+            if points.len() == before {
+                return points;
+            }
+        }
+    }
+}
+
+struct World {
+    /// When each revision was written, from 0 on.
+    times: Vec<i64>,
+    /// Up to here it is saved.
+    saved: i64,
+    now: i64,
+}
+
+impl World {
+    fn last(&self) -> i64 {
+        self.times.len() as i64 - 1
+    }
+
+    fn write(&mut self, rng: &mut Rng, most: usize) {
+        for _ in 0..rng.usize(1..=most) {
+            self.times.push(self.now);
+        }
+    }
+
+    /// What must be restorable of what is, with such a window.
+    fn must(&self, seen: &Seen, window: Option<i64>) -> BTreeSet<i64> {
+        let newest = seen.fulls().map(|s| s.1.last.0).max().unwrap_or(0);
+        let start = window.map(|w| self.now - w);
+        let is_in = |r: i64| {
+            let next = self.times.get(r as usize + 1);
+            start.is_some_and(|s| self.times[r as usize] >= s || next.is_none_or(|n| *n > s))
+        };
+        let points = seen.restorable().into_iter();
+        points.filter(|&r| r >= newest || is_in(r)).collect()
+    }
+}
+
+const HOUR: i64 = 3600;
+
+/// Five hours of history, in random pieces.
+fn begin(rng: &mut Rng, rt: &Runtime, inner: &InMemory, ahead: TimeDelta) -> World {
+    let now = (Utc::now() + ahead).timestamp();
+    let mut w = World {
+        times: vec![now - 5 * HOUR; 3],
+        saved: 2,
+        now: now - 5 * HOUR,
+    };
+    put(rt, inner, full_object(2, w.now));
+    while w.now < now - 700 {
+        w.now += rng.i64(200..900);
+        w.write(rng, 2);
+        match rng.u8(..10) {
+            0..3 => {
+                put(rt, inner, full_object(w.last(), w.now));
+                if rng.bool() {
+                    put(rt, inner, delta_object(w.saved + 1, w.last(), w.now - 1));
+                }
+                w.saved = w.last();
+            }
+            3 => {
+                let late = rng.i64(2..=w.saved);
+                put(rt, inner, full_object(late, w.now));
+            }
+            _ => {
+                put(rt, inner, delta_object(w.saved + 1, w.last(), w.now));
+                w.saved = w.last();
+            }
+        }
+    }
+    w.now = now;
+    w
+}
+
+fn put(rt: &Runtime, inner: &InMemory, (path, bytes): (String, Vec<u8>)) {
+    rt.block_on(inner.put(&Path::from(path), bytes.into()))
+        .unwrap();
+}
+
+fn context(rt: &Runtime, store: Stepped) -> Context {
+    let store = Store::new(
+        Arc::new(store),
+        Path::default(),
+        "test://model".to_owned(),
+        ExcludeTags::none(),
+        rt.handle().clone(),
+    );
+    Context {
+        store,
+        temp_dir: scratch::place(),
+        threads: 1,
+        keys: Default::default(),
+    }
+}
+
+type Ended = Result<(), Error>;
+
+fn collector(ctx: Context, options: Options) -> Ended {
+    match gc::run(&ctx, &options)? {
+        (_, Some(e)) => Err(e),
+        (_, None) => Ok(()),
+    }
+}
+
+fn compactor(ctx: Context) -> Ended {
+    let options = compact::Options {
+        request: Request::default(),
+        keep_history: KeepHistory::All,
+        compression: CompressionChoice::Same,
+        dry_run: false,
+        leases: None,
+    };
+    compact::run(&ctx, &options).map(|_| ())
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    steps: usize,
+    deaths: usize,
+    removals: usize,
+    operated: usize,
+    ended_well: usize,
+}
+
+struct Round<'a> {
+    rng: &'a mut Rng,
+    rt: &'a Runtime,
+    inner: Arc<InMemory>,
+    world: World,
+    /// What the truth is ahead of the machine's clock.
+    ahead: TimeDelta,
+    window: Option<i64>,
+    /// By actor: the step at which it dies.
+    deaths: Vec<Option<usize>>,
+    steps: Vec<usize>,
+    trace: Vec<String>,
+    /// What a pin keeps.
+    /// Fulls, each with the deltas behind it when it was pinned.
+    pinned: BTreeMap<String, Vec<String>>,
+    brought_back: BTreeSet<String>,
+    snapshots_left: usize,
+    /// The operator waits for nobody.
+    heedless: bool,
+    /// What is removed is not purged for an hour.
+    keeps_removed: bool,
+}
+
+impl Round<'_> {
+    /// Lets the actors go on until all have ended.
+    fn run(
+        &mut self,
+        mut tickets: mpsc::UnboundedReceiver<Ticket>,
+        has_ended: &dyn Fn(usize) -> bool,
+        collectors: usize,
+        counts: &mut Counts,
+    ) {
+        let mut waiting: Vec<Ticket> = Vec::new();
+        loop {
+            // Whoever wants to go on says so within a moment.
+            let more = self.rt.block_on(async {
+                tokio::time::timeout(Duration::from_micros(250), tickets.recv()).await
+            });
+            match more {
+                Ok(Some(t)) => {
+                    waiting.push(t);
+                    continue;
+                }
+                Ok(None) => break,
+                Err(_) if waiting.is_empty() => {
+                    let all_ended = (0..self.deaths.len()).all(has_ended);
+                    if all_ended && self.snapshots_left == 0 {
+                        break;
+                    }
+                    if self.snapshots_left > 0 {
+                        self.snapshot();
+                    }
+                    continue;
+                }
+                Err(_) => {}
+            }
+            if self.snapshots_left > 0 && self.rng.u8(..12) == 0 {
+                self.snapshot();
+            }
+            // An operator whom the lock, or luck, keeps out of what is being removed just now.
+            // One that says nothing yet is at work on what it saw.
+            let looks = |actor| waiting.iter().any(|t| t.actor == actor && t.is_look);
+            let at_rest =
+                self.heedless || (0..collectors).all(|actor| has_ended(actor) || looks(actor));
+            if at_rest && self.rng.u8(..6) == 0 {
+                self.operate(counts);
+            }
+            let t = waiting.swap_remove(self.rng.usize(..waiting.len()));
+            self.steps[t.actor] += 1;
+            counts.steps += 1;
+            let verdict = match self.deaths[t.actor] {
+                Some(at) if self.steps[t.actor] == at => {
+                    counts.deaths += 1;
+                    Verdict::Die {
+                        takes_effect: self.rng.bool(),
+                    }
+                }
+                Some(at) if self.steps[t.actor] > at => Verdict::Die {
+                    takes_effect: false,
+                },
+                _ => Verdict::Run,
+            };
+            let changes = !t.what.starts_with("list") && !t.what.starts_with("get");
+            let before = changes.then(|| Seen::of(self.rt, &self.inner));
+            self.trace
+                .push(format!("{} {} {verdict:?}", t.actor, t.what));
+            if t.go.send(verdict).is_err() {
+                continue;
+            }
+            let _ = self.rt.block_on(t.done);
+            if let Some(before) = before {
+                let after = Seen::of(self.rt, &self.inner);
+                counts.removals += before.usable.len().saturating_sub(after.usable.len());
+                self.check(&before, &after);
+            }
+        }
+    }
+
+    fn check(&mut self, before: &Seen, after: &Seen) {
+        self.world.now = (Utc::now() + self.ahead).timestamp();
+        let left = after.restorable();
+        let lost: Vec<i64> = self
+            .world
+            .must(before, self.window)
+            .into_iter()
+            .filter(|r| !left.contains(r))
+            .collect();
+        let names = || before.usable.keys().cloned().collect::<Vec<_>>();
+        let tail = || {
+            self.trace
+                .iter()
+                .rev()
+                .take(60)
+                .rev()
+                .cloned()
+                .collect::<Vec<_>>()
+        };
+        assert!(
+            lost.is_empty(),
+            "revisions {lost:?} cannot be restored any more, window {:?}\n{:#?}\n{:#?}",
+            self.window,
+            names(),
+            tail()
+        );
+        for (full, deltas) in &self.pinned {
+            // A full that a compactor put into the chain since then ends it.
+            let next = before.next_full(before.usable[full].last);
+            let still = deltas.iter().filter(|path| {
+                let delta = before.usable.get(*path);
+                delta.is_some_and(|d| next.is_none_or(|n| d.start <= n))
+            });
+            for path in still.chain([full]) {
+                assert!(
+                    after.usable.contains_key(path),
+                    "{path} is pinned\n{:#?}",
+                    tail()
+                );
+            }
+        }
+        for path in &self.brought_back {
+            assert!(
+                after.all.contains(path),
+                "{path} was brought back\n{:#?}",
+                tail()
+            );
+        }
+    }
+
+    fn snapshot(&mut self) {
+        self.snapshots_left -= 1;
+        let w = &mut self.world;
+        w.write(self.rng, 2);
+        let (last, created) = (w.last(), w.now);
+        let object = match self.rng.u8(..3) {
+            0 => full_object(last, created),
+            _ => delta_object(w.saved + 1, last, created),
+        };
+        w.saved = last;
+        self.trace.push(format!("snapshotter {}", object.0));
+        put(self.rt, &self.inner, object);
+    }
+
+    fn operate(&mut self, counts: &mut Counts) {
+        counts.operated += 1;
+        let seen = Seen::of(self.rt, &self.inner);
+        let pick = |rng: &mut Rng, of: Vec<String>| {
+            (!of.is_empty()).then(|| of[rng.usize(..of.len())].clone())
+        };
+        let delete = |path: String| {
+            let _ = self.rt.block_on(self.inner.delete(&Path::from(path)));
+        };
+        match self.rng.u8(..3) {
+            0 => {
+                // A pin, and what it keeps.
+                let fulls = seen.fulls().map(|s| s.0.clone()).collect();
+                let Some(full) = pick(self.rng, fulls) else {
+                    return;
+                };
+                self.trace.push(format!("operator pins {full}"));
+                let note = full.replace("v2/", "deltafold-pins/");
+                put(self.rt, &self.inner, (note, b"{}".to_vec()));
+                let base = seen.usable[&full].last;
+                let next = seen.next_full(base);
+                let chain = seen
+                    .deltas()
+                    .filter(|s| s.1.last > base && next.is_none_or(|n| s.1.start <= n));
+                let chain = chain.map(|s| s.0.clone()).collect();
+                self.pinned.entry(full).or_insert(chain);
+            }
+            1 => {
+                let removed = seen.noted.intersection(&seen.excluded);
+                let removed = removed.filter(|p| seen.all.contains(*p)).cloned().collect();
+                let Some(path) = pick(self.rng, removed) else {
+                    return;
+                };
+                self.trace.push(format!("operator brings back {path}"));
+                delete(path.replace("v2/", "deltafold-removed/"));
+                delete(format!("{path}.exclude"));
+                // Where all is purged at once, so is this.
+                if self.keeps_removed {
+                    self.brought_back.insert(path);
+                }
+            }
+            _ => {
+                // The newest full is bad, say: what it has superseded is needed again.
+                let Some(full) = seen.fulls().max_by_key(|s| s.1.last).map(|s| s.0.clone()) else {
+                    return;
+                };
+                if seen.fulls().count() < 2 || self.pinned.contains_key(&full) {
+                    return;
+                }
+                self.trace.push(format!("operator excludes {full}"));
+                put(
+                    self.rt,
+                    &self.inner,
+                    (format!("{full}.exclude"), Vec::new()),
+                );
+            }
+        }
+    }
+}
+
+fn options(rng: &mut Rng, window: Option<i64>, purge_after: Option<i64>) -> Options {
+    let policy = match rng.bool() {
+        true => Policy::Limit(rng.u32(1..4)),
+        false => Policy::Exponential(Periods {
+            hourly: rng.u32(..3),
+            daily: 0,
+            weekly: 0,
+            monthly: 0,
+        }),
+    };
+    Options {
+        retention: retention::Options {
+            policy,
+            delta_retention: rng.bool().then(|| TimeDelta::seconds(rng.i64(0..2 * HOUR))),
+            restorable_window: window.map(TimeDelta::seconds),
+            purge_after: purge_after.map(TimeDelta::seconds),
+        },
+        staging_age: TimeDelta::hours(24),
+        apply: true,
+        look_again: Duration::ZERO,
+    }
+}
+
+/// Plays rounds, each with a seed of its own; collectors look again when their look is so old.
+fn play(seed: u64, rounds: usize, look_again: Duration) -> Counts {
+    let heedless = !look_again.is_zero();
+    let rt = Runtime::new().unwrap();
+    let mut counts = Counts::default();
+    for round in 0..rounds as u64 {
+        let mut rng = Rng::with_seed(seed.wrapping_add(round));
+        println!(
+            "round {round}: DELTAFOLD_TEST_SEED={}",
+            seed.wrapping_add(round)
+        );
+        let inner = Arc::new(InMemory::new());
+        // The collectors' own clocks are ahead of the truth, and of the store's.
+        let ahead = TimeDelta::seconds(-[0, HOUR][rng.usize(..2)]);
+        let world = begin(&mut rng, &rt, &inner, ahead);
+        let window = rng.bool().then(|| rng.i64(0..4 * HOUR));
+        let purge_after = [None, Some(0), Some(HOUR)][rng.usize(..3)];
+        let (send, tickets) = mpsc::unbounded_channel();
+        const COLLECTORS: usize = 2;
+        let actors = COLLECTORS + 1;
+        let handles: Vec<std::thread::JoinHandle<Ended>> = (0..actors)
+            .map(|actor| {
+                // A collector whose clock, or whose store's, is behind.
+                let behind = TimeDelta::seconds(-[0, rng.i64(0..HOUR)][rng.usize(..2)]);
+                let store = Stepped {
+                    inner: inner.clone(),
+                    actor,
+                    tickets: send.clone(),
+                    clock: ahead + behind,
+                    locks: false,
+                };
+                let ctx = context(&rt, store);
+                let options = Options {
+                    look_again,
+                    ..options(&mut rng, window, purge_after)
+                };
+                std::thread::spawn(move || match actor < COLLECTORS {
+                    true => collector(ctx, options),
+                    false => compactor(ctx),
+                })
+            })
+            .collect();
+        drop(send);
+        let deaths = (0..actors)
+            .map(|_| rng.bool().then(|| rng.usize(1..60)))
+            .collect();
+        let mut r = Round {
+            rng: &mut rng,
+            rt: &rt,
+            inner: inner.clone(),
+            world,
+            ahead,
+            window,
+            deaths,
+            steps: vec![0; actors],
+            trace: Vec::new(),
+            pinned: BTreeMap::new(),
+            brought_back: BTreeSet::new(),
+            snapshots_left: 4,
+            heedless,
+            keeps_removed: purge_after == Some(HOUR),
+        };
+        let has_ended = |actor: usize| handles[actor].is_finished();
+        r.run(tickets, &has_ended, COLLECTORS, &mut counts);
+        let died = r.deaths.clone();
+        let steps = r.steps.clone();
+        for (actor, handle) in handles.into_iter().enumerate() {
+            let result = handle.join().expect("no panic");
+            match result {
+                Ok(()) => counts.ended_well += 1,
+                Err(e) => {
+                    let dead = died[actor].is_some_and(|at| steps[actor] >= at);
+                    // What is read may be collected, and names are taken.
+                    let compacts = actor == COLLECTORS && e.reason() != Reason::Internal;
+                    // Without the lock another one may be faster at each try.
+                    let overtaken = e.reason() == Reason::SnapshotVanished;
+                    assert!(dead || compacts || overtaken, "actor {actor}: {e}");
+                }
+            }
+        }
+        // Whatever is left is whole, and a collector makes its end of it.
+        let before = Seen::of(&rt, &inner);
+        let (send, mut rest) = mpsc::unbounded_channel::<Ticket>();
+        let pass = rt.spawn(async move {
+            while let Some(t) = rest.recv().await {
+                let _ = t.go.send(Verdict::Run);
+                let _ = t.done.await;
+            }
+        });
+        let store = Stepped {
+            inner: inner.clone(),
+            actor: 0,
+            tickets: send,
+            clock: ahead,
+            locks: true,
+        };
+        let last = options(r.rng, window, purge_after);
+        let result = collector(context(&rt, store), last);
+        result.unwrap_or_else(|e| panic!("the last collector: {e}"));
+        r.brought_back.clear();
+        r.check(&before, &Seen::of(&rt, &inner));
+        rt.block_on(pass).unwrap();
+    }
+    counts
+}
+
+#[test]
+fn whatever_the_order_of_steps_what_must_be_restorable_is() {
+    let rounds = crate::support::rounds(20, 60);
+    let counts = play(crate::support::seed(), rounds, Duration::ZERO);
+    println!("{counts:?}");
+    assert!(counts.removals > rounds && counts.steps > rounds * 15);
+    assert!(counts.ended_well * 3 > rounds && counts.operated * 6 > rounds);
+    assert!(counts.deaths * 12 > rounds);
+}
+
+/// The model finds what it is there to find: collectors that do not look again break what an operator has
+/// pinned, brought back or needs again.
+#[test]
+fn a_collector_that_believes_an_old_look_is_found_out() {
+    let seed = crate::support::seed();
+    let found = (0..40).any(|round| {
+        let never = Duration::from_secs(HOUR as u64);
+        let played = std::panic::catch_unwind(|| play(seed.wrapping_add(round), 1, never));
+        played.is_err()
+    });
+    assert!(found);
+}

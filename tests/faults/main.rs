@@ -1,0 +1,30 @@
+#[path = "../support/mod.rs"]
+mod support;
+
+mod copy_faults;
+mod copy_on_minio;
+mod encryption_faults;
+mod every_byte;
+mod exclude_marks;
+mod first_writers_on_minio;
+mod follow;
+mod follow_store_outage;
+mod full_disk;
+mod gc_faults;
+mod gc_model;
+mod gc_on_minio;
+mod harness_minio;
+mod killed_midway;
+mod locks;
+mod lying_store;
+mod object_lock;
+mod restore_faults;
+mod restore_if_needed;
+mod restore_killed_midway;
+mod s3;
+mod snapshot_faults;
+mod store_check;
+mod store_failures;
+mod stores;
+mod two_at_once;
+mod versions;

@@ -1,0 +1,366 @@
+//! Restores that are killed at random moments, then a rerun: what was there is there, or the new member
+//! is, or the rerun makes it so; what was replaced is kept byte for byte, and nothing else is left.
+
+use crate::support::buckets::{BASE, Bucket, LAST};
+use crate::support::disk::{assert_was_mounted, in_a_mount_namespace};
+use crate::support::member::{
+    Files, assert_whole, debris, files, flip, hash_of, segment, write_files,
+};
+use crate::support::scratch;
+use crate::support::{deltafold, run_json, seed};
+use rustix::process::{Pid, Signal, kill_process};
+use std::collections::BTreeMap;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// What a restore goes into, below a folder of its own: `data`, and `wal` where the WAL is elsewhere.
+struct Site {
+    root: TempDir,
+    bucket: Bucket,
+    args: Vec<&'static str>,
+    wal_dir: bool,
+    old: Files,
+    /// HashKV of what is restored.
+    hash: u32,
+}
+
+/// A file of the old state that no restore may touch.
+const FOREIGN: &str = "data/notes.txt";
+
+impl Site {
+    fn new(args: &[&'static str], wal_dir: bool, is_there: bool) -> Self {
+        let bucket = Bucket::with_base();
+        bucket.delta(BASE + 1, LAST, 6);
+        // So that writing takes its time.
+        bucket.noise_delta(6);
+        let mut site = Site {
+            root: scratch::folder_named("restored-").unwrap(),
+            bucket,
+            args: Vec::new(),
+            wal_dir,
+            old: Files::new(),
+            hash: 0,
+        };
+        let (code, clean, stderr) = run_json(&mut site.command());
+        assert_eq!(code, 0, "{stderr}");
+        site.hash = clean["hash_kv"].as_u64().unwrap() as u32;
+        site.clear();
+        if is_there {
+            // An older state, in which a record is damaged.
+            let (code, _, stderr) = run_json(site.command().args(["--revision", "1499"]));
+            assert_eq!(code, 0, "{stderr}");
+            damage_a_record(&site.data().join("member/snap/db"));
+            // Another name than the one that a restore gives its segment, and the same.
+            let wal = segment(&site.wal());
+            std::fs::copy(
+                &wal,
+                wal.with_file_name("0000000000000001-0000000000000002.wal"),
+            )
+            .unwrap();
+            for path in deltafold::datadir::wal::segment_paths(&site.wal()).unwrap() {
+                crate::support::member::cut(&path, 64 << 10);
+            }
+            std::fs::write(site.root.path().join(FOREIGN), "somebody's").unwrap();
+        }
+        site.args = args.to_vec();
+        site.old = files(site.root.path());
+        site
+    }
+
+    fn data(&self) -> PathBuf {
+        self.root.path().join("data")
+    }
+
+    /// Where the WAL is.
+    fn wal(&self) -> PathBuf {
+        match self.own_wal() {
+            Some(wal) => wal,
+            None => self.data().join("member/wal"),
+        }
+    }
+
+    fn own_wal(&self) -> Option<PathBuf> {
+        self.wal_dir.then(|| self.root.path().join("wal"))
+    }
+
+    fn command(&self) -> Command {
+        let mut c = deltafold();
+        c.args(["restore", "--output", "json", "--store"]);
+        c.arg(self.bucket.path()).arg("--data-dir").arg(self.data());
+        if let Some(wal) = self.own_wal() {
+            c.arg("--wal-dir").arg(wal);
+        }
+        c.args(&self.args);
+        c
+    }
+
+    fn clear(&self) {
+        for dir in [Some(self.data()), self.own_wal()].into_iter().flatten() {
+            if dir.exists() {
+                std::fs::remove_dir_all(dir).unwrap();
+            }
+        }
+    }
+
+    /// The old state again.
+    fn reset(&self) {
+        self.clear();
+        write_files(self.root.path(), &self.old);
+    }
+
+    /// Waits for a moment to kill a restore at: any, or one after it has begun to write, or one while
+    /// it puts in place what it has written, which SIGTERM does not end.
+    fn moment(&self, job: &mut Child, rng: &mut fastrand::Rng, whole: Duration, signal: Signal) {
+        let staging = self.data().join(".deltafold-restore");
+        let (awaited, longest) = match rng.usize(..if signal == Signal::TERM { 3 } else { 4 }) {
+            0 => (None, whole),
+            1 => (Some(staging), whole / 2),
+            // Some syncs take longer than that, all of them together never do.
+            _ => (
+                Some(staging.join("new/member/.deltafold-new")),
+                Duration::from_millis(10),
+            ),
+        };
+        if let Some(path) = awaited {
+            while !path.exists() && job.try_wait().unwrap().is_none() {
+                std::thread::sleep(Duration::from_micros(50));
+            }
+        }
+        std::thread::sleep(longest.mul_f64(rng.f64()));
+    }
+
+    /// How far a killed restore came, by what it left.
+    fn phase(&self) -> &'static str {
+        let staging = self.data().join(".deltafold-restore");
+        let is_marked = self.data().join("member/.deltafold-new").exists();
+        match (
+            is_marked,
+            staging.join("journal").exists(),
+            staging.exists(),
+        ) {
+            (true, _, _) => "in place, not tidied up",
+            (false, true, _) => "putting it in place",
+            (false, false, true) => "writing",
+            (false, false, false) if self.is_new() => "done",
+            (false, false, false) => "before it wrote",
+        }
+    }
+
+    fn is_old(&self) -> bool {
+        files(self.root.path()) == self.old
+    }
+
+    /// Whether the new member is in place, all else is there byte for byte, and what was replaced is
+    /// kept.
+    fn is_new(&self) -> bool {
+        if hash_of(&self.data()).ok() != Some(self.hash) {
+            return false;
+        }
+        let mut kept = Files::new();
+        let mut places = BTreeMap::new();
+        for (path, content) in files(self.root.path()) {
+            let (dir, rest) = path.split_once('/').unwrap();
+            let aside = rest.split_once('/').and_then(|(folder, name)| match dir {
+                "data" => folder
+                    .strip_prefix("member.bad-")
+                    .map(|_| format!("data/member/{name}")),
+                _ => folder.strip_prefix("bad-").map(|_| format!("wal/{name}")),
+            });
+            if let Some(before) = aside {
+                places.insert(rest.split_once('/').unwrap().0.to_owned(), ());
+                kept.insert(before, content);
+            } else if path == FOREIGN {
+                kept.insert(path, content);
+            }
+        }
+        let folders = usize::from(!self.old.is_empty()) * (1 + usize::from(self.wal_dir));
+        kept == self.old && places.len() == folders
+    }
+
+    #[track_caller]
+    fn assert_new(&self, what: &str) {
+        let found = files(self.root.path());
+        assert!(self.is_new(), "{what}: {:?}", found.keys());
+        assert_whole(&self.data(), self.own_wal().as_deref(), self.hash, what);
+        assert_eq!(debris(self.root.path()), [""; 0], "{what}");
+    }
+}
+
+/// A bit of a record's value, which only its page's readers see.
+fn damage_a_record(db: &Path) {
+    let bytes = std::fs::read(db).unwrap();
+    let at = bytes
+        .windows(4)
+        .rposition(|w| w == b"/reg" || w == b"key/" || w == b"app/");
+    let at = at.unwrap_or(bytes.len() / 2);
+    flip(db, at as u64);
+}
+
+/// Kills restores, and after each looks at what is there and runs again.
+fn killed_and_run_again(site: &Site, rounds: usize, signal: Signal) {
+    let mut rng = fastrand::Rng::with_seed(seed());
+    let if_needed = site.args.contains(&"--if-needed");
+    site.reset();
+    let started = Instant::now();
+    let (code, clean, stderr) = run_json(&mut site.command());
+    let mut whole = started.elapsed();
+    assert_eq!(code, 0, "{stderr}");
+    assert_eq!(clean["hash_kv"], site.hash);
+    site.assert_new("a clean run");
+
+    let mut phases = BTreeMap::new();
+    let mut killed = 0;
+    // On a machine that does other things at times it may be over before its end is due.
+    for round in 0..4 * rounds {
+        if round >= rounds && killed > 0 {
+            break;
+        }
+        site.reset();
+        let mut command = site.command();
+        command.stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut job = command.spawn().unwrap();
+        site.moment(&mut job, &mut rng, whole, signal);
+        // Not waited for until now, so the ID still is this child's.
+        let _ = kill_process(Pid::from_child(&job), signal);
+        let ended = job.wait_with_output().unwrap();
+        let stderr = String::from_utf8_lossy(&ended.stderr);
+        let what = format!("round {round}: {} {stderr}", ended.status);
+        let by_signal = ended.status.signal() == Some(signal.as_raw());
+        match ended.status.success() {
+            true => whole = whole.mul_f64(0.8),
+            false => killed += 1,
+        }
+        let phase = site.phase();
+        *phases.entry(phase).or_insert(0) += 1;
+        match ended.status.code() {
+            Some(0) => site.assert_new(&what),
+            // It has tidied up.
+            Some(143) if signal == Signal::TERM => {
+                assert!(site.is_old(), "{what}: {phase}");
+                assert_eq!(debris(site.root.path()), [""; 0], "{what}");
+            }
+            // By SIGTERM only as long as it has not begun.
+            _ => {
+                assert!(by_signal, "{what}");
+                match phase {
+                    "before it wrote" => assert!(site.is_old(), "{what}"),
+                    "done" => site.assert_new(&what),
+                    // What is staged is beside what was there.
+                    "writing" => {
+                        let mut left = files(site.root.path());
+                        left.retain(|path, _| !path.contains("/.deltafold-restore/"));
+                        assert!(left == site.old, "{what}: {:?}", left.keys());
+                    }
+                    _ => {}
+                }
+            }
+        }
+        let before = site.is_new() && debris(site.root.path()).is_empty();
+        let (code, again, stderr) = run_json(&mut site.command());
+        let what = format!("{what}, {phase}, then {stderr}");
+        match code {
+            0 if if_needed && again["status"] == "NotNeeded" => {}
+            0 => assert_eq!(again["hash_kv"], site.hash, "{what}"),
+            // The killed run was through with it, or the rerun completed it.
+            73 => {
+                let reason = &again["reason"];
+                assert!(!if_needed && reason == "TargetExists", "{what}");
+                assert!(before || phase.starts_with("in place"), "{what}");
+            }
+            _ => panic!("{what}"),
+        }
+        let status = &again["status"];
+        assert!(!before || code == 73 || status == "NotNeeded", "{what}");
+        site.assert_new(&what);
+    }
+    println!("{killed} restores were killed; how far they came: {phases:?}");
+    assert!(killed > 0, "no restore was killed");
+    if signal == Signal::KILL {
+        assert!(
+            phases.contains_key("writing"),
+            "none was killed while it wrote"
+        );
+    }
+}
+
+const FULL: [&str; 2] = ["--if-needed", "full"];
+
+#[test]
+fn sigkill_into_nothing() {
+    killed_and_run_again(&Site::new(&[], false, false), 20, Signal::KILL);
+}
+
+#[test]
+fn sigterm_into_nothing() {
+    killed_and_run_again(&Site::new(&[], false, false), 12, Signal::TERM);
+}
+
+#[test]
+fn sigkill_over_a_damaged_member() {
+    killed_and_run_again(&Site::new(&FULL, false, true), 20, Signal::KILL);
+}
+
+#[test]
+fn sigkill_with_a_wal_directory() {
+    killed_and_run_again(&Site::new(&[], true, false), 20, Signal::KILL);
+}
+
+#[test]
+fn sigkill_over_a_damaged_member_with_a_wal_directory() {
+    killed_and_run_again(&Site::new(&FULL, true, true), 20, Signal::KILL);
+}
+
+#[test]
+fn sigterm_over_a_damaged_member_with_a_wal_directory() {
+    killed_and_run_again(&Site::new(&FULL, true, true), 12, Signal::TERM);
+}
+
+/// Mounts a file system in the place of `data`, kills a restore there and runs it again, and copies out
+/// what is there at the end.
+const ON_A_MOUNT_POINT: &str = r#"
+data=$1 delay=$2 kept=$3; shift 3
+mkdir "$kept/data" && cp -r "$data" "$kept/before" || exit 99
+mount -t tmpfs tmpfs "$data" && mkdir "$data/lost+found" && cp -r "$kept/before/." "$data" || exit 99
+"$@" > /dev/null & job=$!
+sleep "$delay"; kill -KILL $job; wait $job
+ls -A "$data/.deltafold-restore" >&2
+"$@"; code=$?
+cp -r --sparse=always "$data/." "$kept/data" || exit 99
+exit $code
+"#;
+
+#[test]
+fn a_data_directory_that_is_a_mount_point() {
+    let mut rng = fastrand::Rng::with_seed(seed());
+    for is_there in [false, true] {
+        let args: &[&str] = if is_there { &FULL } else { &[] };
+        let mut site = Site::new(args, false, is_there);
+        site.reset();
+        std::fs::create_dir_all(site.data()).unwrap();
+        let command = site.command();
+        for round in 0..5 {
+            let kept = scratch::folder_named("mounted-").unwrap();
+            let delay = format!("{:.3}", 0.02 + rng.f64() * 0.6);
+            let data = site.data();
+            let args = [data.as_os_str(), delay.as_ref(), kept.path().as_os_str()];
+            let mut c = in_a_mount_namespace(ON_A_MOUNT_POINT, &args, &command);
+            let (code, again, stderr) = run_json(&mut c);
+            assert_was_mounted(&again, &stderr);
+            let what = format!("round {round}, after {delay} s: {stderr}");
+            assert!(
+                code == 0 || (code == 73 && !is_there && again["reason"] == "TargetExists"),
+                "{what}"
+            );
+            assert!(kept.path().join("data/lost+found").is_dir(), "{what}");
+            let unmounted = std::mem::replace(&mut site.root, kept);
+            std::fs::remove_dir_all(site.root.path().join("before")).unwrap();
+            site.assert_new(&what);
+            site.root = unmounted;
+            // Nothing went beside the mount.
+            assert!(site.is_old(), "{what}");
+        }
+    }
+}

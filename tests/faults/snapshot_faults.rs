@@ -1,0 +1,242 @@
+//! A store that fails while a live etcd is saved into it: every call of a run in every way. What is named is
+//! whole, what is said to be saved is, and the next run mends the rest.
+
+use crate::support::buckets::{Objects, objects_of};
+use crate::support::etcd::{Etcd, EtcdVersion};
+use crate::support::faults::{Fault, FaultStore, Strike};
+use crate::support::scratch;
+use deltafold::bucket::codec::CompressionChoice;
+use deltafold::error::Result;
+use deltafold::etcd::connect::{Connector, Endpoints};
+use deltafold::job::Context;
+use deltafold::job::identity::IDENTITY;
+use deltafold::job::list;
+use deltafold::job::scan::{Depth, scan};
+use deltafold::job::snapshot::{DeltaOptions, Outcome, Taking, Tell, delta, full};
+use deltafold::job::source::{Request, Source};
+use deltafold::mvcc::{KeepHistory, KeyRange};
+use deltafold::store::exclude::ExcludeTags;
+use deltafold::store::{Cancel, Store};
+use deltafold::{Error, Reason};
+use object_store::ObjectStoreExt;
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::runtime::Runtime;
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Full,
+    Delta,
+}
+
+struct Bench {
+    runtime: Runtime,
+    endpoint: String,
+    /// What the store holds before each run.
+    objects: Objects,
+}
+
+impl Bench {
+    fn place(&self) -> Arc<InMemory> {
+        let store = InMemory::new();
+        for (path, bytes) in &self.objects {
+            let path = Path::from(path.as_str());
+            let put = store.put(&path, bytes.clone().into());
+            self.runtime.block_on(put).unwrap();
+        }
+        Arc::new(store)
+    }
+
+    fn context(&self, faults: &FaultStore, cancel: &Cancel) -> Context {
+        let store = Store::new(
+            Arc::new(faults.clone()),
+            Path::default(),
+            "test://bucket".to_owned(),
+            ExcludeTags::metadata(),
+            self.runtime.handle().clone(),
+        );
+        Context {
+            store: store.with_cancel(cancel.clone()),
+            temp_dir: scratch::place(),
+            threads: 2,
+            keys: Default::default(),
+        }
+    }
+
+    fn run(&self, kind: Kind, faults: &FaultStore) -> Result<Outcome> {
+        let cancel = Cancel::default();
+        faults.cancels(&cancel);
+        let ctx = self.context(faults, &cancel);
+        let endpoints = Endpoints {
+            endpoints: vec![self.endpoint.clone()],
+            cacert: None,
+            cert: None,
+            key: None,
+            user: None,
+            dial_timeout: Duration::from_secs(2),
+            command_timeout: Duration::from_secs(5),
+            keepalive_time: Duration::from_secs(10),
+            keepalive_timeout: Duration::from_secs(6),
+        };
+        let taking = Taking {
+            way: Connector::new(endpoints, self.runtime.handle().clone(), cancel)?,
+            compression: CompressionChoice::Same,
+            bandwidth: None,
+            leases: None,
+            take_over: false,
+        };
+        let options = DeltaOptions {
+            max_bytes: 10_000,
+            max_full_age: Duration::ZERO,
+        };
+        match kind {
+            Kind::Full => full(&ctx, &taking, false, &Tell::default()),
+            Kind::Delta => delta(&ctx, &taking, options, &Tell::default()),
+        }
+    }
+
+    /// The newest revision that can be restored, and HashKV there, compacted there; nothing is damaged.
+    fn state(&self, store: &Arc<InMemory>, after: &str) -> (i64, u32) {
+        let faults = FaultStore::new(store.clone(), Vec::new());
+        let ctx = self.context(&faults, &Cancel::default());
+        let listed = list::run(&ctx, list::Options { deep: true }).unwrap();
+        let problems: Vec<_> = listed.problems.iter().map(|p| p.reason).collect();
+        assert!(problems.is_empty(), "{after}: {:?}", listed.problems);
+        let scan = scan(&ctx, Depth::Doubtful).unwrap();
+        let source = Source::open(&ctx, &scan, &Request::default());
+        let source = source.unwrap_or_else(|e| panic!("{after}: {e}"));
+        let compact = source.compact_revision(&ctx, KeepHistory::Latest).unwrap();
+        let (fold, _) = source.fold(&ctx, compact, KeyRange::All, false).unwrap();
+        let hash = fold.finish(&source.db, |_| Ok(())).unwrap();
+        (source.target.0, hash.hash)
+    }
+}
+
+fn visible(objects: Objects) -> Objects {
+    let staged = |path: &String| path.starts_with("deltafold-staging");
+    objects.into_iter().filter(|(p, _)| !staged(p)).collect()
+}
+
+fn every_call_fails(kind: Kind) {
+    let runtime = Runtime::new().unwrap();
+    let folder = scratch::folder().unwrap();
+    let _within = runtime.enter();
+    let etcd = Etcd::start(EtcdVersion::V3_6, folder.path());
+    let kv = runtime.block_on(etcd.kv());
+    let put = |n: usize| {
+        runtime.block_on(async {
+            for i in 0..n {
+                let (key, value) = (format!("/k/{}", i % 17), vec![i as u8; 500]);
+                kv.clone().put(key, value, None).await.unwrap();
+            }
+        });
+    };
+    put(20);
+    let mut bench = Bench {
+        endpoint: etcd.endpoint().to_owned(),
+        objects: Objects::new(),
+        runtime: Runtime::new().unwrap(),
+    };
+    // A full and a delta are there, and there is more than one delta to come.
+    let prepared = bench.place();
+    let none = || FaultStore::new(prepared.clone(), Vec::new());
+    bench.run(Kind::Delta, &none()).unwrap();
+    put(7);
+    bench.run(Kind::Delta, &none()).unwrap();
+    bench.objects = bench.runtime.block_on(objects_of(&prepared));
+    // Beside them is whose backup it is.
+    let snapshots = bench.objects.keys().filter(|p| p.starts_with("v2/"));
+    assert_eq!(snapshots.count(), 2);
+    put(40);
+
+    let clean = bench.place();
+    let faults = FaultStore::new(clean.clone(), Vec::new());
+    let outcome = bench.run(kind, &faults).unwrap();
+    let revision = runtime.block_on(etcd.revision());
+    assert_eq!(outcome.revision.0, revision);
+    let right = bench.state(&clean, "a clean run");
+    assert_eq!(right.0, revision);
+    let named = outcome.snapshots.len();
+    assert_eq!(
+        named,
+        match kind {
+            Kind::Full => 1,
+            Kind::Delta => 4,
+        }
+    );
+
+    let mut seen = BTreeMap::new();
+    let (mut runs, mut failed) = (0, 0);
+    for (call, path) in faults.calls() {
+        let nth = *seen.entry(call).and_modify(|n| *n += 1).or_insert(0);
+        for fault in Fault::of(call) {
+            // To delete what others have saved is no fault of the store's.
+            if fault == Fault::Gone && !path.starts_with("deltafold-staging") {
+                continue;
+            }
+            let what = format!("{kind:?}: {fault:?} at {call:?} {nth} of {path}");
+            let place = bench.place();
+            let faults = FaultStore::new(place.clone(), vec![Strike { call, nth, fault }]);
+            let result = bench.run(kind, &faults);
+            let left = visible(bench.runtime.block_on(objects_of(&place)));
+            for (path, bytes) in &bench.objects {
+                assert!(
+                    left.get(path) == Some(bytes),
+                    "{what}: {path} is not as it was"
+                );
+            }
+            match &result {
+                Ok(outcome) => {
+                    assert_eq!(outcome.revision.0, revision, "{what}");
+                    assert_eq!(bench.state(&place, &what), right, "{what}");
+                }
+                Err(e) => {
+                    failed += 1;
+                    // Whose backup it is has no checksum: it is read as something else, or as nothing.
+                    let of_identity = [Reason::Configuration, Reason::OtherCluster];
+                    if path != IDENTITY || !of_identity.contains(&e.reason()) {
+                        assert_failure(e, &what);
+                    }
+                    // What has a name is whole, and ends where a transaction does.
+                    let (reached, _) = bench.state(&place, &what);
+                    assert!(reached <= revision, "{what}");
+                }
+            }
+            let again = FaultStore::new(place.clone(), Vec::new());
+            let again = bench.run(Kind::Delta, &again);
+            let again = again.unwrap_or_else(|e| panic!("{what}, then: {e}"));
+            assert_eq!(again.revision.0, revision, "{what}, then");
+            assert_eq!(bench.state(&place, &what), right, "{what}, then");
+            runs += 1;
+        }
+    }
+    println!("{runs} faults, {failed} runs failed");
+    assert!(failed > runs / 3, "{failed} of {runs}");
+}
+
+/// A fault of the store is told as one.
+fn assert_failure(e: &Error, what: &str) {
+    let told = [
+        Reason::StoreUnreachable,
+        Reason::PermissionDenied,
+        Reason::NoSpace,
+        Reason::SnapshotVanished,
+        Reason::Io,
+        Reason::Terminated,
+        Reason::NoSnapshots,
+    ];
+    assert!(told.contains(&e.reason()), "{what}: {e} [{}]", e.reason());
+}
+
+#[test]
+fn every_call_of_a_full() {
+    every_call_fails(Kind::Full);
+}
+
+#[test]
+fn every_call_of_deltas() {
+    every_call_fails(Kind::Delta);
+}

@@ -1,0 +1,481 @@
+//! Stores that fail: every call of a run fails in every way, objects vanish, conditions are ignored.
+
+use crate::support::buckets::{BASE, Bucket, LAST, Objects, T0, objects_of};
+use crate::support::faults::{Call, Fault, FaultStore, LossyProxy, Strike};
+use crate::support::minio::Minio;
+use crate::support::scratch;
+use crate::support::{deltafold, expected, run_json};
+use deltafold::job::Context;
+use deltafold::job::compact::{Options, Outcome, Status, run};
+use deltafold::job::source::Request;
+use deltafold::mvcc::KeepHistory;
+use deltafold::store::Store;
+use deltafold::store::exclude::ExcludeTags;
+use deltafold::{Error, Reason};
+use object_store::aws::AmazonS3;
+use object_store::local::LocalFileSystem;
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::Read;
+use std::sync::Arc;
+use tokio::runtime::Runtime;
+
+/// A bucket, and what is known of its result.
+struct Sample {
+    objects: Objects,
+    compression: &'static str,
+    hash: u32,
+    /// The path of the result.
+    path: String,
+    full: Vec<u8>,
+}
+
+impl Sample {
+    fn new(bucket: &Bucket, compression: &'static str) -> Self {
+        let objects = bucket.objects();
+        let outcome = bucket.compact(&["--compression", compression]);
+        let path = format!("v2/{}", outcome["snapshot"].as_str().unwrap());
+        Sample {
+            objects,
+            compression,
+            hash: outcome["hash_kv"].as_u64().unwrap() as u32,
+            full: fs::read(bucket.path().join(&path)).unwrap(),
+            path,
+        }
+    }
+
+    /// Put at once into an object store.
+    fn small() -> Self {
+        let bucket = Bucket::with_base();
+        bucket.delta(BASE + 1, 1499, 6);
+        bucket.delta(1500, LAST, 9);
+        let sample = Self::new(&bucket, "same");
+        let etcd = expected(crate::support::buckets::FIXTURE);
+        assert_eq!(sample.hash, etcd.compacted_at_last_revision.hash);
+        sample
+    }
+
+    /// Uploaded in two parts.
+    fn large() -> Self {
+        let bucket = Bucket::with_base();
+        bucket.delta(BASE + 1, LAST, 6);
+        bucket.noise_delta(18);
+        let sample = Self::new(&bucket, "none");
+        assert!((9 << 20..16 << 20).contains(&sample.full.len()));
+        sample
+    }
+
+    fn with_result(&self) -> Objects {
+        let mut all = self.objects.clone();
+        all.insert(self.path.clone(), self.full.clone());
+        all
+    }
+
+    fn options(&self) -> Options {
+        Options {
+            request: Request::default(),
+            keep_history: KeepHistory::Latest,
+            compression: self.compression.parse().unwrap(),
+            dry_run: false,
+            leases: None,
+        }
+    }
+}
+
+fn put(rt: &Runtime, store: &dyn ObjectStore, path: &str, bytes: &[u8]) {
+    let path = Path::from(path);
+    rt.block_on(store.put(&path, bytes.to_vec().into()))
+        .unwrap();
+}
+
+/// Where a bucket is.
+enum Place {
+    Memory(Arc<InMemory>),
+    Folder(Bucket),
+    Server(Arc<AmazonS3>),
+}
+
+impl Place {
+    fn memory(rt: &Runtime, objects: &Objects) -> Self {
+        let store = InMemory::new();
+        for (path, bytes) in objects {
+            put(rt, &store, path, bytes);
+        }
+        Place::Memory(Arc::new(store))
+    }
+
+    fn folder(_: &Runtime, objects: &Objects) -> Self {
+        Place::Folder(Bucket::of(objects))
+    }
+
+    fn inner(&self) -> Arc<dyn ObjectStore> {
+        match self {
+            Place::Memory(store) => store.clone(),
+            Place::Server(store) => store.clone(),
+            Place::Folder(bucket) => {
+                let store = LocalFileSystem::new_with_prefix(bucket.path()).unwrap();
+                Arc::new(store.with_fsync(true))
+            }
+        }
+    }
+
+    fn objects(&self, rt: &Runtime) -> Objects {
+        match self {
+            Place::Folder(bucket) => bucket.objects(),
+            Place::Memory(_) | Place::Server(_) => rt.block_on(objects_of(&self.inner())),
+        }
+    }
+
+    fn store(&self, rt: &Runtime, faults: &FaultStore) -> Store {
+        let tags = match self {
+            Place::Memory(_) => ExcludeTags::metadata(),
+            Place::Folder(_) | Place::Server(_) => ExcludeTags::none(),
+        };
+        let inner = Arc::new(faults.clone());
+        let url = "test://bucket".to_owned();
+        let store = Store::new(inner, Path::default(), url, tags, rt.handle().clone());
+        match self {
+            Place::Memory(_) | Place::Server(_) => store,
+            Place::Folder(bucket) => store.with_local_root(bucket.path().to_owned()),
+        }
+    }
+
+    fn run(&self, rt: &Runtime, faults: &FaultStore, options: &Options) -> Result<Outcome, Error> {
+        let store = self.store(rt, faults);
+        faults.cancels(store.cancel());
+        compact(store, options)
+    }
+
+    /// A run without faults must leave the right result, and nothing else.
+    fn mends(&self, rt: &Runtime, sample: &Sample, after: &str) {
+        let faults = FaultStore::new(self.inner(), Vec::new());
+        let outcome = self.run(rt, &faults, &sample.options());
+        let outcome = outcome.unwrap_or_else(|e| panic!("{after}, then: {e}"));
+        assert_eq!(outcome.hash_kv, Some(sample.hash), "{after}");
+        self.is(rt, &sample.with_result(), after);
+    }
+
+    #[track_caller]
+    fn is(&self, rt: &Runtime, objects: &Objects, after: &str) {
+        let found = self.objects(rt);
+        let names = |o: &Objects| o.keys().cloned().collect::<Vec<_>>();
+        assert_eq!(names(&found), names(objects), "{after}");
+        assert!(found == *objects, "{after}: contents differ");
+    }
+}
+
+fn compact(store: Store, options: &Options) -> Result<Outcome, Error> {
+    let ctx = Context {
+        store,
+        temp_dir: scratch::place(),
+        threads: 2,
+        keys: Default::default(),
+    };
+    run(&ctx, options)
+}
+
+fn runtime() -> Runtime {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.worker_threads(2).enable_all().build().unwrap()
+}
+
+/// What must come of a fault: no reason means success. `again`: the same call was made on the same
+/// path before.
+fn outcome_of(call: Call, path: &str, again: bool, fault: Fault) -> Vec<Reason> {
+    let staging = path.starts_with("deltafold-staging");
+    let reason = match (call, fault) {
+        // What is only tidied up fails no run.
+        (Call::Delete | Call::Abort, _) => return Vec::new(),
+        (_, Fault::Hang) => Reason::Terminated,
+        (Call::List, _) if staging => return Vec::new(),
+        (_, Fault::Denied) => Reason::PermissionDenied,
+        (_, Fault::Full) => Reason::NoSpace,
+        // Only the answer is lost.
+        (Call::Put | Call::Complete | Call::Copy, Fault::LostAnswer | Fault::LostThenRefused) => {
+            return Vec::new();
+        }
+        (Call::List, Fault::NotFound) => Reason::NoSnapshots,
+        // No tags, or a name that is free.
+        (Call::Head, Fault::NotFound) if !again => return Vec::new(),
+        (_, Fault::NotFound | Fault::Gone) => Reason::SnapshotVanished,
+        (Call::Body, Fault::Flipped) if !staging => {
+            return Reason::ALL
+                .into_iter()
+                .filter(|r| r.is_bad_data())
+                .collect();
+        }
+        (_, Fault::Flipped) => Reason::Io,
+        _ => Reason::StoreUnreachable,
+    };
+    vec![reason]
+}
+
+/// For each call of a clean run that `wanted` takes, and each fault: the outcome is what it must
+/// be, nothing is lost or half-written, and a run without faults mends it.
+fn every_call_fails(
+    sample: &Sample,
+    place: fn(&Runtime, &Objects) -> Place,
+    wanted: impl Fn(Call, &str) -> bool,
+) {
+    let rt = runtime();
+    let clean = place(&rt, &sample.objects);
+    let faults = FaultStore::new(clean.inner(), Vec::new());
+    clean.run(&rt, &faults, &sample.options()).unwrap();
+    clean.is(&rt, &sample.with_result(), "a clean run");
+    let mut seen = BTreeMap::new();
+    let mut paths = BTreeSet::new();
+    let (mut runs, mut failed) = (0, 0);
+    for (call, path) in faults.calls() {
+        let nth = *seen.entry(call).and_modify(|n| *n += 1).or_insert(0);
+        let again = !paths.insert((call, path.clone()));
+        if !wanted(call, &path) {
+            continue;
+        }
+        for fault in Fault::of(call) {
+            if fault == Fault::Gone && !path.starts_with("deltafold-staging") {
+                continue;
+            }
+            let strike = Strike { call, nth, fault };
+            let what = format!("{strike:?} on {path}");
+            let place = place(&rt, &sample.objects);
+            let faults = FaultStore::new(place.inner(), vec![strike]);
+            let result = place.run(&rt, &faults, &sample.options());
+            let reasons = outcome_of(call, &path, again, fault);
+            match &result {
+                Ok(outcome) => {
+                    assert!(reasons.is_empty(), "{what} was not noticed");
+                    assert_eq!(outcome.status, Status::Succeeded, "{what}");
+                    assert_eq!(outcome.hash_kv, Some(sample.hash), "{what}");
+                    assert_eq!(outcome.bytes_written, sample.full.len() as u64, "{what}");
+                }
+                Err(e) => {
+                    failed += 1;
+                    assert!(
+                        reasons.contains(&e.reason()),
+                        "{what}: {e} [{}]",
+                        e.reason()
+                    );
+                }
+            }
+            if result.is_err()
+                && fault != Fault::Flipped
+                && matches!(call, Call::Part | Call::Complete)
+            {
+                let mut calls = faults.calls().into_iter();
+                assert!(
+                    calls.any(|(c, _)| c == Call::Abort),
+                    "{what} was not given up"
+                );
+            }
+            let mut left = place.objects(&rt);
+            left.retain(|path, _| !path.starts_with("deltafold-staging"));
+            let named = left.remove(&sample.path);
+            assert!(left == sample.objects, "{what}: {:?}", left.keys());
+            assert!(
+                named.as_ref().is_none_or(|full| *full == sample.full),
+                "{what}: what has the name is not the result"
+            );
+            assert!(result.is_err() || named.is_some(), "{what}");
+            place.mends(&rt, sample, &what);
+            runs += 1;
+        }
+    }
+    assert!(
+        failed > 20,
+        "{failed} of {runs} runs failed: hardly a fault struck"
+    );
+    println!("{runs} faults, {failed} runs failed");
+}
+
+#[test]
+fn every_call_of_a_run_in_an_object_store() {
+    every_call_fails(&Sample::small(), Place::memory, |_, _| true);
+}
+
+#[test]
+fn every_call_of_a_run_in_a_local_folder() {
+    every_call_fails(&Sample::small(), Place::folder, |_, _| true);
+}
+
+#[test]
+fn every_call_of_an_upload_in_parts() {
+    let of_upload = |call, path: &str| {
+        path.starts_with("deltafold-staging") && !matches!(call, Call::List | Call::Delete)
+    };
+    every_call_fails(&Sample::large(), Place::memory, of_upload);
+}
+
+#[test]
+fn an_upload_that_fails_and_cannot_be_given_up() {
+    let (rt, sample) = (runtime(), Sample::large());
+    for fault in Fault::of(Call::Abort) {
+        let place = Place::folder(&rt, &sample.objects);
+        let strikes = [(Call::Part, 1, Fault::ServerError), (Call::Abort, 0, fault)];
+        let strikes = strikes.map(|(call, nth, fault)| Strike { call, nth, fault });
+        let faults = FaultStore::new(place.inner(), strikes.to_vec());
+        let e = place.run(&rt, &faults, &sample.options()).unwrap_err();
+        assert_eq!(e.reason(), Reason::StoreUnreachable, "{fault:?}: {e}");
+        place.mends(&rt, &sample, &format!("{fault:?}"));
+    }
+}
+
+#[test]
+fn a_snapshot_deleted_while_the_job_runs() {
+    let (rt, sample) = (runtime(), Sample::small());
+    let inputs: Vec<&String> = sample.objects.keys().collect();
+    for place in [Place::memory, Place::folder] {
+        for nth in 0..inputs.len() {
+            let here = place(&rt, &sample.objects);
+            let strike = Strike {
+                call: Call::Get,
+                nth,
+                fault: Fault::Gone,
+            };
+            let faults = FaultStore::new(here.inner(), vec![strike]);
+            let e = here.run(&rt, &faults, &sample.options()).unwrap_err();
+            assert_eq!(e.reason(), Reason::SnapshotVanished, "{e}");
+            // Deltas are fetched side by side: which of them is asked for first is not said.
+            let gone = inputs.iter().position(|i| e.to_string().contains(*i));
+            let gone = gone.unwrap_or_else(|| panic!("{e}"));
+            assert_eq!(gone == 0, nth == 0, "{e}");
+            let input = inputs[gone];
+            let mut left = sample.objects.clone();
+            left.remove(input);
+            here.is(&rt, &left, input);
+            // The next run sees what there is: the fold up to the hole, a gap, or no base.
+            let faults = FaultStore::new(here.inner(), Vec::new());
+            let next = here.run(&rt, &faults, &sample.options());
+            let next = next.map(|o| o.revision.0).map_err(|e| e.reason());
+            let expected = match gone {
+                0 => Err(Reason::NoSnapshots),
+                1 => Err(Reason::RevisionGap),
+                _ => Ok(1499),
+            };
+            assert_eq!(next, expected, "without {input}");
+        }
+    }
+}
+
+#[test]
+fn a_local_file_that_is_cut_short_while_it_is_read() {
+    let rt = runtime();
+    let folder = scratch::folder_named("bucket-").unwrap();
+    let file = folder.path().join("object");
+    fs::write(&file, vec![7; 8 << 20]).unwrap();
+    let url = folder.path().to_str().unwrap();
+    let store = deltafold::store::open(url, &[], rt.handle().clone()).unwrap();
+    let mut object = store.read("object");
+    let mut first = [0; 1];
+    object.read_exact(&mut first).unwrap();
+    fs::File::options()
+        .write(true)
+        .open(&file)
+        .unwrap()
+        .set_len(4 << 20)
+        .unwrap();
+    let e = std::io::copy(&mut object, &mut std::io::sink()).unwrap_err();
+    assert_eq!(Error::io("", e).reason(), Reason::StoreUnreachable);
+}
+
+/// A store that takes conditions and ignores them, as some servers do.
+#[test]
+fn conditions_that_are_ignored() {
+    let (rt, sample) = (runtime(), Sample::small());
+    let here = Place::memory(&rt, &sample.objects);
+    // Something else has the name; it is no snapshot of this history.
+    let another = b"another's".to_vec();
+    let mut expected = sample.objects.clone();
+    for (path, bytes) in [
+        (sample.path.clone(), another),
+        (format!("{}.exclude", sample.path), Vec::new()),
+    ] {
+        put(&rt, &here.inner(), &path, &bytes);
+        expected.insert(path, bytes);
+    }
+    let faults = FaultStore::ignoring_conditions(here.inner());
+    let outcome = here.run(&rt, &faults, &sample.options()).unwrap();
+    let next = format!("v2/Full-00000000-{LAST:08}-{}.gz", T0 + 11);
+    assert_eq!(format!("v2/{}", outcome.snapshot.unwrap()), next);
+    expected.insert(next, sample.full.clone());
+    here.is(&rt, &expected, "a name that was taken");
+
+    for round in 0..10 {
+        let here = Place::memory(&rt, &sample.objects);
+        let faults = FaultStore::ignoring_conditions(here.inner());
+        std::thread::scope(|scope| {
+            let start = || scope.spawn(|| here.run(&rt, &faults, &sample.options()).unwrap());
+            for job in [start(), start(), start()] {
+                assert_eq!(job.join().unwrap().hash_kv, Some(sample.hash), "{round}");
+            }
+        });
+        here.is(&rt, &sample.with_result(), "Jobs at once");
+    }
+}
+
+#[test]
+fn a_result_that_the_store_cannot_copy_is_refused_while_it_is_written() {
+    let (rt, sample) = (runtime(), Sample::large());
+    let here = Place::memory(&rt, &sample.objects);
+    let faults = FaultStore::new(here.inner(), Vec::new());
+    let store = here
+        .store(&rt, &faults)
+        .with_largest_copy(sample.full.len() as u64 - 1);
+    let e = compact(store, &sample.options()).unwrap_err();
+    assert_eq!(e.reason(), Reason::Configuration);
+    assert!(e.to_string().contains("--compression zstd"), "{e}");
+    here.is(&rt, &sample.objects, "too large to copy");
+    let store = here
+        .store(&rt, &faults)
+        .with_largest_copy(sample.full.len() as u64);
+    compact(store, &sample.options()).unwrap();
+    here.is(&rt, &sample.with_result(), "just small enough");
+}
+
+/// The client's own retries, on a real server: what took effect must not stand in its own way.
+#[test]
+fn every_answer_of_minio_is_lost_once() {
+    let rt = runtime();
+    let minio = Minio::start();
+    for (name, sample) in [("small", Sample::small()), ("large", Sample::large())] {
+        rt.block_on(minio.create_bucket(name));
+        let store = minio.store(name);
+        for (path, bytes) in &sample.objects {
+            put(&rt, &*store, path, bytes);
+        }
+        let here = Place::Server(store.clone());
+        let proxy = LossyProxy::start(minio.endpoint().trim_start_matches("http://"));
+        let run = || {
+            let mut c = deltafold();
+            c.envs(minio.env())
+                .env("AWS_ENDPOINT_URL", proxy.endpoint());
+            c.args(["compact", "--compression", sample.compression]);
+            c.args(["--output", "json", "--store", &format!("s3://{name}")]);
+            run_json(&mut c)
+        };
+        let (mut nth, mut requests) = (None, Vec::new());
+        while nth.is_none_or(|n| n < requests.len()) {
+            proxy.lose(nth);
+            let (code, json, stderr) = run();
+            let seen = proxy.lose(None);
+            let what = match nth {
+                None => "a clean run".to_owned(),
+                Some(n) => format!("the answer lost to {}", seen[n]),
+            };
+            assert_eq!(code, 0, "{what}: {stderr}");
+            assert_eq!(json["hash_kv"], sample.hash, "{what}");
+            assert_eq!(json["bytes_written"], sample.full.len(), "{what}");
+            here.is(&rt, &sample.with_result(), &what);
+            rt.block_on(store.delete(&Path::from(sample.path.as_str())))
+                .unwrap();
+            if nth.is_none() {
+                requests = seen;
+            }
+            nth = Some(nth.map_or(0, |n| n + 1));
+        }
+        println!("{} answers were lost", requests.len());
+        assert!(requests.len() > 15, "{requests:?}");
+    }
+}

@@ -1,0 +1,220 @@
+//! What a plain listing hides is told and deleted: older versions, deletion marks, unfinished uploads.
+
+use crate::support::minio::Minio;
+use crate::support::s3::{Kind, S3};
+use crate::support::scratch;
+use crate::support::versitygw::Versitygw;
+use deltafold::store::{Store, Versioning};
+use object_store::path::Path;
+use object_store::{MultipartUpload as _, ObjectStoreExt as _};
+
+async fn blocking<T: Send + 'static>(
+    store: &Store,
+    f: impl FnOnce(&Store) -> T + Send + 'static,
+) -> T {
+    let store = store.clone();
+    tokio::task::spawn_blocking(move || f(&store))
+        .await
+        .expect("a thread")
+}
+
+async fn tells_versions(s3: &S3) {
+    let handle = tokio::runtime::Handle::current();
+    s3.create_bucket("plain", Kind::Plain).await;
+    s3.create_bucket("versioned", Kind::Versioned).await;
+    let raw = s3.store("versioned");
+    let (plain, store) = (
+        s3.open("s3://plain/p", &handle),
+        s3.open("s3://versioned/p q", &handle),
+    );
+    let state = |s: &Store| s.versioning().unwrap();
+    assert_eq!(blocking(&plain, state).await, Versioning::Off);
+    assert_eq!(blocking(&store, state).await, Versioning::Enabled);
+
+    let key = |name: &str| Path::from(format!("p q/v2/{name}"));
+    for text in ["1", "22", "333"] {
+        raw.put(&key("a b+c"), text.into()).await.unwrap();
+    }
+    raw.put(&key("other"), "x".into()).await.unwrap();
+    raw.delete(&key("other")).await.unwrap();
+    // Beside the prefix, and beside the folder.
+    for other in ["p q2/v2/no", "p q/v22/no", "v2/no"] {
+        raw.put(&Path::from(other), "x".into()).await.unwrap();
+    }
+    blocking(&store, |store| {
+        let all = store.versions(&["v2", "v1"]).unwrap();
+        let of = |name: &str| -> Vec<_> {
+            let path = format!("v2/{name}");
+            all.iter().filter(|v| v.path == path).cloned().collect()
+        };
+        let versions = of("a b+c");
+        let bytes: Vec<u64> = versions.iter().map(|v| v.bytes).collect();
+        assert_eq!(bytes, [3, 2, 1], "{versions:?}");
+        let latest: Vec<bool> = versions.iter().map(|v| v.is_latest).collect();
+        assert_eq!(latest, [true, false, false]);
+        let hidden = of("other");
+        let marks: Vec<bool> = hidden.iter().map(|v| v.is_delete_marker).collect();
+        assert_eq!(marks, [true, false], "{hidden:?}");
+        assert_eq!(all.len(), 5, "{all:?}");
+        assert_eq!(
+            store.current_version("v2/a b+c").unwrap().as_deref(),
+            Some(versions[0].version.as_str())
+        );
+        // In the middle, and one that is not there any more.
+        for _ in 0..2 {
+            store
+                .delete_version("v2/a b+c", &versions[1].version)
+                .unwrap();
+        }
+        store
+            .delete_version("v2/other", &hidden[0].version)
+            .unwrap();
+        let left = store.versions(&["v2"]).unwrap();
+        assert_eq!(left.len(), 3, "{left:?}");
+        assert!(store.exists("v2/other").unwrap());
+    })
+    .await;
+    s3.set_versioning("versioned", "Suspended").await;
+    assert_eq!(blocking(&store, state).await, Versioning::Suspended);
+}
+
+/// `by_prefix`: whether it tells of the uploads below a prefix.
+async fn tells_uploads(s3: &S3, by_prefix: bool) {
+    let handle = tokio::runtime::Handle::current();
+    s3.create_bucket("uploads", Kind::Plain).await;
+    let raw = s3.store("uploads");
+    let mut begun = Vec::new();
+    for name in ["p/v2/one", "p/deltafold-staging/two", "p2/v2/three"] {
+        let mut upload = raw.put_multipart(&Path::from(name)).await.unwrap();
+        upload.put_part(vec![7; 5 << 20].into()).await.unwrap();
+        begun.push(upload);
+    }
+    let store = s3.open("s3://uploads/p", &handle);
+    blocking(&store, move |store| {
+        let uploads = store.uploads().unwrap();
+        let mut paths: Vec<_> = uploads.iter().map(|u| u.path.as_str()).collect();
+        paths.sort_unstable();
+        if !by_prefix {
+            assert_eq!(paths, [""; 0]);
+            return;
+        }
+        assert_eq!(paths, ["deltafold-staging/two", "v2/one"]);
+        for upload in &uploads {
+            let age = chrono::Utc::now() - upload.begun;
+            assert!(age.num_seconds().abs() < 600, "{upload:?}");
+            store.abort_upload(upload).unwrap();
+            // Twice is once.
+            store.abort_upload(upload).unwrap();
+        }
+        assert_eq!(store.uploads().unwrap(), []);
+    })
+    .await;
+}
+
+/// More than a page of them.
+async fn turns_pages(s3: &S3) {
+    use futures::StreamExt as _;
+    let handle = tokio::runtime::Handle::current();
+    s3.create_bucket("pages", Kind::Versioned).await;
+    let raw = s3.store("pages");
+    let put = |i: u32| {
+        let (raw, key) = (raw.clone(), Path::from(format!("v2/{:04}", i / 2)));
+        async move { raw.put(&key, "x".into()).await.map(|_| ()) }
+    };
+    let done: Vec<_> = futures::stream::iter(0..2100)
+        .map(put)
+        .buffer_unordered(32)
+        .collect()
+        .await;
+    assert!(done.iter().all(Result::is_ok));
+    let store = s3.open("s3://pages", &handle);
+    let versions = blocking(&store, |store| store.versions(&["v2"]).unwrap()).await;
+    let mut ids: Vec<_> = versions.iter().map(|v| (&v.path, &v.version)).collect();
+    ids.sort();
+    ids.dedup();
+    assert_eq!(ids.len(), 2100);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn minio_hides_nothing_from_us() {
+    let minio = Minio::start();
+    let s3 = minio.s3();
+    tells_versions(&s3).await;
+    // It tells of those of one object alone, and gives them up by itself.
+    tells_uploads(&s3, false).await;
+    turns_pages(&s3).await;
+    copies_by_ranges(&s3).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn versitygw_hides_nothing_from_us() {
+    let server = Versitygw::start();
+    tells_versions(server.s3()).await;
+    tells_uploads(server.s3(), true).await;
+    copies_by_ranges(server.s3()).await;
+}
+
+#[test]
+fn a_folder_has_no_versions() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let folder = scratch::folder().unwrap();
+    let url = folder.path().to_str().unwrap();
+    let store = deltafold::store::open(url, &[], runtime.handle().clone()).unwrap();
+    assert_eq!(store.versioning().unwrap(), Versioning::Off);
+    assert_eq!(store.versions(&["v2"]).unwrap(), []);
+    assert_eq!(store.uploads().unwrap(), []);
+}
+
+/// More than the store copies at once is copied by ranges, and still only to a free name.
+async fn copies_by_ranges(s3: &S3) {
+    use std::io::Write as _;
+    let handle = tokio::runtime::Handle::current();
+    s3.create_bucket("ranges", Kind::Plain).await;
+    let content: Vec<u8> = (0..13_000_000u32).flat_map(|i| [(i >> 3) as u8]).collect();
+    let store = s3
+        .open("s3://ranges/p", &handle)
+        .with_largest_range(5 << 20);
+    let sent = content.clone();
+    let store = blocking(&store, move |store| {
+        use deltafold::store::{Published, Upload};
+        let publish = |bytes: &[u8]| {
+            let mut upload = Upload::new(store, "ranges", 2);
+            upload.write_all(bytes).unwrap();
+            upload.finish().unwrap().publish("v2/large").unwrap()
+        };
+        assert_eq!(publish(&sent), Published::Created);
+        assert_eq!(publish(&sent), Published::Identical);
+        let mut other = sent.clone();
+        other[12_999_999] ^= 1;
+        assert_eq!(publish(&other), Published::Taken);
+        store.clone()
+    })
+    .await;
+    let raw = s3.store("ranges");
+    let key = Path::from("p/v2/large");
+    let got = raw.get(&key).await.unwrap().bytes().await.unwrap();
+    assert!(got == content, "another content");
+    // Racers: each has looked, and found the name free.
+    blocking(&store, |store| {
+        use deltafold::store::{Published, Upload};
+        let staged: Vec<_> = (0..4u8)
+            .map(|i| {
+                let mut upload = Upload::new(store, "racers", 2);
+                upload.write_all(&vec![i; 6 << 20]).unwrap();
+                upload.finish().unwrap()
+            })
+            .collect();
+        let won: Vec<_> = std::thread::scope(|scope| {
+            let all: Vec<_> = staged
+                .into_iter()
+                .map(|s| scope.spawn(move || s.publish("v2/raced").unwrap()))
+                .collect();
+            all.into_iter().map(|t| t.join().unwrap()).collect()
+        });
+        let created = won.iter().filter(|p| **p == Published::Created).count();
+        assert_eq!(created, 1, "{won:?}");
+        let left = store.list(&["deltafold-staging", "v2"]).unwrap();
+        assert_eq!(left.len(), 2, "{left:?}");
+    })
+    .await;
+}

@@ -1,0 +1,382 @@
+//! Whose backup a prefix is: the first cluster that writes there is recorded, another is refused until it is said
+//! to have taken over.
+
+use crate::support::etcd::{Etcd, EtcdOptions, EtcdVersion, free_port};
+use crate::support::follower::{Ended, Follower, snapshot, snapshot_command};
+use crate::support::history::{Compression, Recorder};
+use crate::support::saved::Prefix;
+use crate::support::world::{World, with_etcd};
+use crate::support::{deltafold, restore, run_json};
+use serde_json::{Value, json};
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+const IDENTITY: &str = "deltafold-identity.json";
+const QUICK: [&str; 2] = ["--delta-period", "200ms"];
+
+fn identity_of(world: &World) -> Value {
+    let content = fs::read(Path::new(&world.prefix.url).join(IDENTITY)).expect("an identity");
+    serde_json::from_slice(&content).expect("JSON")
+}
+
+/// Everything below the prefix with its content.
+fn all_files(folder: &Path) -> Vec<(String, Vec<u8>)> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => files.extend(all_files(&path)),
+            false => files.push((path.display().to_string(), fs::read(&path).unwrap())),
+        }
+    }
+    files.sort();
+    files
+}
+
+fn list(prefix: &Prefix, output: &str) -> String {
+    let mut command = deltafold();
+    command.args(["list", "--output", output, "--store", &prefix.url]);
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn the_first_write_records_whose_backup_it_is() {
+    for (version, kind) in EtcdVersion::ALL.into_iter().zip(["full", "delta", "delta"]) {
+        with_etcd(version, |world| {
+            world.put("/a", "1");
+            world.snapshot(kind, &[]).succeeded();
+            let identity = identity_of(world);
+            let id = world.cluster_id(&world.etcd);
+            assert_eq!(identity["clusterId"], id);
+            assert_eq!(identity["memberNames"], json!(["default"]));
+            assert_eq!(identity["formerClusterIds"], json!([]));
+            let listed: Value = serde_json::from_str(&list(&world.prefix, "json")).unwrap();
+            assert_eq!(listed["identity"]["cluster_id"], id);
+            assert_eq!(listed["identity"]["recorded_at"], identity["recordedAt"]);
+            assert_eq!(
+                listed["problems"],
+                json!([]),
+                "it is nobody's foreign object"
+            );
+            let text = list(&world.prefix, "text");
+            assert!(
+                text.contains(&format!("backup of cluster {id}, members default")),
+                "{text}"
+            );
+            // Neither the same cluster, nor one that takes over from itself, changes it.
+            for args in [[].as_slice(), &["--take-over"]] {
+                world.put("/a", "2");
+                world.delta(args);
+                assert_eq!(identity_of(world), identity);
+            }
+        });
+    }
+}
+
+fn assert_refused(world: &World, ended: &Ended, theirs: &str, ours: &str) {
+    assert_eq!(
+        (ended.code, ended.reason()),
+        (65, "OtherCluster"),
+        "{}",
+        ended.json
+    );
+    let message = ended.json["message"].as_str().unwrap();
+    let object = Path::new(&world.prefix.url).join(IDENTITY);
+    for part in [
+        theirs,
+        ours,
+        "default",
+        "intruder",
+        object.to_str().unwrap(),
+        "--take-over",
+    ] {
+        assert!(message.contains(part), "no {part} in: {message}");
+    }
+}
+
+#[test]
+fn another_cluster_writes_nothing_until_it_has_taken_over() {
+    with_etcd(EtcdVersion::V3_6, |world| {
+        world.put_many("/a/", 5, 100);
+        world.delta(&[]);
+        let intruder = world.another("intruder");
+        let (first, second) = (world.cluster_id(&world.etcd), world.cluster_id(&intruder));
+        assert_ne!(first, second);
+        let at = [intruder.endpoint().to_owned()];
+        let before = all_files(Path::new(&world.prefix.url));
+        for kind in ["full", "delta"] {
+            let refused = snapshot(kind, &world.prefix, &at, &[]);
+            assert_refused(world, &refused, &first, &second);
+            assert_eq!(all_files(Path::new(&world.prefix.url)), before);
+        }
+        // Nor a lock.
+        let refused = Follower::start(&world.prefix, &at, &QUICK).wait();
+        assert_refused(world, &refused, &first, &second);
+        assert_eq!(all_files(Path::new(&world.prefix.url)), before);
+        // A variable that says no is no.
+        let mut command = snapshot_command("full", &world.prefix, &at);
+        let (code, _, _) = run_json(command.env("DELTAFOLD_TAKE_OVER", "false"));
+        assert_eq!(code, 65);
+
+        snapshot("full", &world.prefix, &at, &["--take-over"]).succeeded();
+        let identity = identity_of(world);
+        assert_eq!(identity["clusterId"], second);
+        assert_eq!(identity["memberNames"], json!(["intruder"]));
+        assert_eq!(identity["formerClusterIds"], json!([first]));
+        // Once is enough, and the first one is the other one now.
+        snapshot("delta", &world.prefix, &at, &[]).succeeded();
+        let refused = world.snapshot("delta", &[]);
+        assert_refused(world, &refused, &second, &first);
+        world.delta(&["--take-over"]);
+        assert_eq!(identity_of(world)["formerClusterIds"], json!([second]));
+    });
+}
+
+#[test]
+fn snapshots_of_another_tool_become_those_of_the_first_who_writes() {
+    with_etcd(EtcdVersion::V3_5, |world| {
+        let mut recorder = world.wait(Recorder::start(&world.etcd));
+        world.put_many("/a/", 20, 100);
+        world.wait(recorder.take_full(&world.etcd));
+        let last = world.put_many("/a/", 40, 100);
+        let mut rng = fastrand::Rng::with_seed(world.seed);
+        let recording = world.wait(recorder.finish(last, &mut rng, 3));
+        let folder = world.folder().join("store");
+        recording.write_bucket(&folder, Compression::Gzip, 1_790_000_000);
+        let listed: Value = serde_json::from_str(&list(&world.prefix, "json")).unwrap();
+        assert_eq!(listed["identity"], Value::Null);
+        world.put("/b", "1");
+        world.delta(&["--max-full-age", "0s"]);
+        assert_eq!(
+            identity_of(world)["clusterId"],
+            world.cluster_id(&world.etcd)
+        );
+    });
+}
+
+#[test]
+fn an_object_that_is_no_identity_is_not_overwritten() {
+    with_etcd(EtcdVersion::V3_6, |world| {
+        let object = Path::new(&world.prefix.url).join(IDENTITY);
+        for content in ["", "{}", r#"{"clusterId":"../"}"#, "not JSON"] {
+            fs::write(&object, content).unwrap();
+            for args in [[].as_slice(), &["--take-over"]] {
+                let refused = world.snapshot("full", args);
+                assert_eq!((refused.code, refused.reason()), (78, "Configuration"));
+                assert_eq!(fs::read_to_string(&object).unwrap(), content);
+            }
+        }
+        assert_eq!(world.prefix.names().len(), 0);
+        fs::remove_file(&object).unwrap();
+        world.delta(&[]);
+        fs::write(&object, "{}").unwrap();
+        let listed: Value = serde_json::from_str(&list(&world.prefix, "json")).unwrap();
+        assert_eq!(listed["problems"][0]["reason"], "IdentityUnreadable");
+        assert_eq!(listed["snapshots"].as_array().unwrap().len(), 1);
+    });
+}
+
+/// A cluster restored elsewhere has the same history and another ID.
+fn restored_elsewhere(world: &mut World, port: Option<u16>) -> (Value, Etcd) {
+    let data_dir = world.folder().join("restored");
+    let peer = free_port();
+    let url = format!("http://127.0.0.1:{peer}");
+    let (code, json, log) = restore(
+        Path::new(&world.prefix.url),
+        &data_dir,
+        &[
+            "--initial-advertise-peer-urls",
+            &url,
+            "--initial-cluster",
+            &format!("default={url}"),
+        ],
+    );
+    assert_eq!(code, 0, "{log}");
+    if port.is_some() {
+        world.etcd.end();
+    }
+    let options = EtcdOptions {
+        ports: Some((port.unwrap_or_else(free_port), peer)),
+        ..EtcdOptions::default()
+    };
+    (
+        json,
+        Etcd::start_with(world.etcd.version(), &data_dir, &options),
+    )
+}
+
+fn warnings_of(json: &Value) -> String {
+    json["warnings"].to_string()
+}
+
+#[test]
+fn a_restored_cluster_is_told_to_take_over_and_verify_warns() {
+    with_etcd(EtcdVersion::V3_6, |world| {
+        world.put_many("/a/", 10, 100);
+        world.delta(&[]);
+        let first = world.cluster_id(&world.etcd);
+        let (json, etcd) = restored_elsewhere(world, None);
+        let second = world.cluster_id(&etcd);
+        let warnings = warnings_of(&json);
+        for part in ["--take-over", &first, &second] {
+            assert!(warnings.contains(part), "{warnings}");
+        }
+        let verify = |etcd: &Etcd| {
+            let mut command = deltafold();
+            command.args(["verify", "--output", "json", "--store", &world.prefix.url]);
+            let (code, json, log) = run_json(command.args(["--endpoints", etcd.endpoint()]));
+            assert_eq!(code, 0, "{log}");
+            warnings_of(&json)
+        };
+        let warned = verify(&etcd);
+        assert!(
+            warned.contains(&first) && warned.contains(&second),
+            "{warned}"
+        );
+        assert_eq!(verify(&world.etcd), "[]");
+        let at = [etcd.endpoint().to_owned()];
+        let refused = snapshot("delta", &world.prefix, &at, &[]);
+        assert_eq!(refused.reason(), "OtherCluster");
+        snapshot("delta", &world.prefix, &at, &["--take-over"]).succeeded();
+    });
+}
+
+/// With the same peer URL and token it is the same cluster.
+#[test]
+fn a_cluster_restored_in_its_own_place_needs_no_word() {
+    with_etcd(EtcdVersion::V3_6, |world| {
+        world.put_many("/a/", 10, 100);
+        world.delta(&[]);
+        let id = world.cluster_id(&world.etcd);
+        let members = world.wait(async { world.etcd.client().await.member_list().await });
+        let url = members.unwrap().members()[0].peer_urls()[0].clone();
+        let prefix = world.prefix.url.clone();
+        let mut said = Value::Null;
+        world.restart(|data_dir| {
+            fs::remove_dir_all(data_dir).unwrap();
+            let cluster = format!("default={url}");
+            let args = [
+                "--initial-advertise-peer-urls",
+                &url,
+                "--initial-cluster",
+                &cluster,
+            ];
+            let (code, json, log) = restore(Path::new(&prefix), data_dir, &args);
+            assert_eq!(code, 0, "{log}");
+            said = json;
+        });
+        assert_eq!(warnings_of(&said), "[]");
+        assert_eq!(world.cluster_id(&world.etcd), id);
+        world.put("/b", "1");
+        world.delta(&[]);
+        assert_eq!(identity_of(world)["formerClusterIds"], json!([]));
+    });
+}
+
+/// Behind the same endpoint there is suddenly another cluster, whose history is the same so far: nothing but its
+/// ID tells.
+fn endpoints_become_another_cluster(args: &[&str]) -> (Ended, Value, String, String, i64, i64) {
+    let mut told = None;
+    with_etcd(EtcdVersion::V3_6, |world| {
+        world.put_many("/a/", 10, 100);
+        world.delta(&[]);
+        let first = world.cluster_id(&world.etcd);
+        let at = world.endpoints();
+        let mut args = args.to_vec();
+        args.extend([
+            "--delta-period",
+            "200ms",
+            "--dial-timeout",
+            "1s",
+            "--command-timeout",
+            "2s",
+        ]);
+        let mut follower = Follower::start(&world.prefix, &at, &args);
+        let saved = world.put_many("/b/", 10, 100);
+        follower.wait_saved(&world.prefix, saved);
+        let port: u16 = at[0].rsplit(':').next().unwrap().parse().unwrap();
+        let (_, etcd) = restored_elsewhere(world, Some(port));
+        let second = world.cluster_id(&etcd);
+        assert_ne!(first, second);
+        world.etcd = etcd;
+        let last = world.put_many("/c/", 10, 100);
+        let ended = match args.contains(&"--take-over") {
+            false => follower.wait(),
+            true => {
+                follower.wait_saved(&world.prefix, last);
+                follower.terminate()
+            }
+        };
+        let reached = world.prefix.last_saved();
+        told = Some((ended, identity_of(world), first, second, reached, saved));
+    });
+    told.unwrap()
+}
+
+#[test]
+fn a_follower_does_not_go_on_with_another_cluster() {
+    let (ended, identity, first, second, reached, saved) = endpoints_become_another_cluster(&[]);
+    assert_eq!(
+        (ended.code, ended.reason()),
+        (65, "OtherCluster"),
+        "{}",
+        ended.log
+    );
+    let message = ended.json["message"].as_str().unwrap();
+    assert!(
+        message.contains(&first) && message.contains(&second),
+        "{message}"
+    );
+    assert_eq!(reached, saved, "nothing of the other is saved");
+    assert_eq!(identity["clusterId"], first);
+}
+
+#[test]
+fn a_follower_that_may_take_over_goes_on() {
+    let (ended, identity, first, second, reached, saved) =
+        endpoints_become_another_cluster(&["--take-over"]);
+    ended.succeeded();
+    assert!(reached > saved);
+    assert_eq!(identity["clusterId"], second);
+    assert_eq!(identity["formerClusterIds"], json!([first]));
+}
+
+/// Who was taken over from finds out before its next snapshot, not with its next session.
+#[test]
+fn a_follower_that_was_taken_over_from_ends() {
+    with_etcd(EtcdVersion::V3_6, |world| {
+        world.put_many("/a/", 10, 100);
+        world.delta(&[]);
+        let at = world.endpoints();
+        let mut follower = Follower::start(&world.prefix, &at, &QUICK);
+        let saved = world.put_many("/b/", 10, 100);
+        follower.wait_saved(&world.prefix, saved);
+        let (_, etcd) = restored_elsewhere(world, None);
+        let theirs = [etcd.endpoint().to_owned()];
+        snapshot("full", &world.prefix, &theirs, &["--take-over"]).succeeded();
+        let before = world.prefix.names();
+        world.put("/c", "1");
+        let ended = follower.wait();
+        assert_eq!(
+            (ended.code, ended.reason()),
+            (65, "OtherCluster"),
+            "{}",
+            ended.log
+        );
+        assert_eq!(world.prefix.names(), before);
+    });
+}
+
+/// The flag is of every command that writes as a cluster.
+#[test]
+fn help_tells_of_taking_over() {
+    for kind in ["full", "delta", "follow"] {
+        let mut command: Command = deltafold();
+        let output = command.args(["snapshot", kind, "--help"]).output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(text.contains("--take-over"), "{kind}");
+    }
+}

@@ -1,0 +1,29 @@
+#[path = "../support/mod.rs"]
+mod support;
+
+mod apply;
+mod copy;
+mod datadir;
+mod encryption;
+mod fold_equals_etcd;
+mod gc;
+mod harness;
+mod identity;
+mod maintain;
+mod plain_snapshots;
+mod quorum;
+mod quorum_loss_page;
+mod read_a_backup;
+mod restore_asked_for;
+mod restore_equals_etcd;
+mod restore_review;
+mod restore_to_snapshot;
+mod restored_cluster;
+mod restored_leases;
+mod s3_whole_way;
+mod snapshot_access;
+mod snapshot_delta;
+mod snapshot_full;
+mod termination;
+mod verify_against_cluster;
+mod verify_bucket;

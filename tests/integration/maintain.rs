@@ -1,0 +1,444 @@
+//! Maintenance of real etcds: what is compacted, who is defragmented and when, and alarms that go.
+
+use crate::support::etcd::{Cluster, Etcd, EtcdOptions, EtcdVersion, Member};
+use crate::support::schema::Schema;
+use crate::support::scratch;
+use crate::support::{deltafold, run_json};
+use deltafold::store::lock::{Lock, Wait};
+use etcd_client::GetOptions;
+use rustix::fs::{FlockOperation, flock};
+use serde_json::Value;
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+const MIB: usize = 1 << 20;
+/// Of the etcds whose space is to be used up.
+const QUOTA: u64 = 24 << 20;
+
+fn command(endpoints: &str, temp_dir: &Path, args: &[&str]) -> Command {
+    let mut c = deltafold();
+    c.args(["maintain", "--output", "json", "--log-format", "text"])
+        .args(["--endpoints", endpoints, "--temp-dir"])
+        .arg(temp_dir)
+        .args(args);
+    c
+}
+
+/// `deltafold maintain`: exit code and JSON.
+#[track_caller]
+fn maintain(endpoints: &str, temp_dir: &Path, args: &[&str]) -> (i32, Value) {
+    let (code, json, stderr) = run_json(&mut command(endpoints, temp_dir, args));
+    println!("{stderr}");
+    Schema::of("maintain").check(&json);
+    (code, json)
+}
+
+#[track_caller]
+fn succeeds(endpoints: &str, temp_dir: &Path, args: &[&str]) -> Value {
+    let (code, json) = maintain(endpoints, temp_dir, args);
+    assert_eq!(code, 0, "{json:#}");
+    json
+}
+
+#[track_caller]
+fn refused(endpoints: &str, temp_dir: &Path, args: &[&str], code: i32, reason: &str) -> Value {
+    let (got, json) = maintain(endpoints, temp_dir, args);
+    assert_eq!(
+        (got, json["reason"].as_str()),
+        (code, Some(reason)),
+        "{json:#}"
+    );
+    json
+}
+
+/// Overwrites one key: all of it but the last value can be compacted.
+async fn waste(etcd: &Etcd, bytes: usize) {
+    let value = vec![b'x'; MIB / 2];
+    let mut kv = etcd.kv().await;
+    for _ in 0..bytes.div_ceil(value.len()) {
+        kv.put("/wasted", value.as_slice(), None).await.unwrap();
+    }
+    // The database grows with the commit after that.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+}
+
+async fn db_size(etcd: &Etcd) -> i64 {
+    etcd.client().await.status().await.unwrap().db_size()
+}
+
+/// Whether the state at a revision can still be read.
+async fn has(etcd: &Etcd, revision: i64) -> bool {
+    let options = GetOptions::new().with_revision(revision).with_count_only();
+    let mut kv = etcd.kv().await;
+    kv.get(vec![0], Some(options)).await.is_ok()
+}
+
+fn three(dir: &Path, version: EtcdVersion, options: &EtcdOptions) -> Cluster {
+    let members: Vec<Member> = ["a", "b", "c"].map(|n| Member::new(n, dir.join(n))).into();
+    Cluster::start_with(version, &members, "maintain", options)
+}
+
+/// When a member says that it began to be defragmented, as its log has it.
+fn defragmented_at(etcd: &Etcd) -> Option<String> {
+    let log = etcd.log();
+    let line = log.lines().find(|l| l.contains("defragmenting"))?;
+    let line: Value = serde_json::from_str(line).unwrap();
+    Some(line["ts"].as_str().unwrap().to_owned())
+}
+
+async fn life_of_a_member(version: EtcdVersion) {
+    let dir = scratch::folder().unwrap();
+    let etcd = Etcd::start(version, &dir.path().join("data"));
+    let at = etcd.endpoint().to_owned();
+    waste(&etcd, 8 * MIB).await;
+    let revision = etcd.revision().await;
+    let size = db_size(&etcd).await;
+
+    // Only a plan.
+    let args = ["--compact-keep", "3", "--defrag", "always", "--dry-run"];
+    let json = succeeds(&at, dir.path(), &args);
+    assert_eq!(json["dry_run"], true);
+    assert_eq!(json["compact"]["revision"], revision - 3);
+    assert_eq!(json["compact"]["previous_revision"], Value::Null);
+    assert_eq!(json["members"][0]["decision"], "Defragment");
+    assert!(has(&etcd, 2).await && db_size(&etcd).await == size);
+    assert_eq!(defragmented_at(&etcd), None);
+
+    // Nothing is wasted yet.
+    let json = succeeds(&at, dir.path(), &["--defrag", "0.5"]);
+    assert_eq!(json["status"], "NothingToDo", "{json:#}");
+
+    let args = ["--compact-keep", "3", "--defrag", "0.5"];
+    let json = succeeds(&at, dir.path(), &args);
+    assert_eq!(json["status"], "Succeeded");
+    assert_eq!(json["compact"]["done"], true);
+    let member = &json["members"][0];
+    assert_eq!(member["done"], true, "{json:#}");
+    assert!(member["db_size_after"].as_i64().unwrap() < size / 2);
+    assert!(db_size(&etcd).await < size / 2);
+    assert!(!has(&etcd, revision - 4).await && has(&etcd, revision - 3).await);
+
+    // Again: it is done already.
+    let json = succeeds(&at, dir.path(), &args);
+    assert_eq!(json["status"], "NothingToDo", "{json:#}");
+    assert_eq!(json["compact"]["previous_revision"], revision - 3);
+    assert_eq!(json["compact"]["revision"], Value::Null);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn compacted_and_defragmented_3_5() {
+    life_of_a_member(EtcdVersion::V3_5).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn compacted_and_defragmented_3_6() {
+    life_of_a_member(EtcdVersion::V3_6).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn compacted_and_defragmented_3_7() {
+    life_of_a_member(EtcdVersion::V3_7).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_member_at_a_time_and_the_leader_last() {
+    let dir = scratch::folder().unwrap();
+    let cluster = three(dir.path(), EtcdVersion::V3_6, &EtcdOptions::default());
+    waste(cluster.member(0), 12 * MIB).await;
+    let one = cluster.member(0).endpoint();
+    let args = ["--compact-keep", "2", "--defrag", "0.5"];
+    let json = succeeds(one, dir.path(), &args);
+    let members = json["members"].as_array().unwrap();
+    let leaders: Vec<bool> = members
+        .iter()
+        .map(|m| m["leader"].as_bool().unwrap())
+        .collect();
+    assert_eq!(leaders, [false, false, true], "{json:#}");
+    // Each in its turn, as they themselves say.
+    let mut told = Vec::new();
+    for m in members {
+        assert_eq!(m["done"], true, "{json:#}");
+        let (before, after) = (&m["db_size_before"], &m["db_size_after"]);
+        assert!(
+            after.as_u64().unwrap() < before.as_u64().unwrap() / 2,
+            "{json:#}"
+        );
+        let etcd = cluster
+            .running()
+            .find(|e| Some(e.endpoint()) == m["endpoint"].as_str());
+        told.push(defragmented_at(etcd.unwrap()).unwrap());
+    }
+    assert!(told.is_sorted(), "{told:?}");
+    let revision = cluster.member(0).revision().await;
+    let mut hashes = Vec::new();
+    for etcd in cluster.running() {
+        hashes.push(etcd.hash_kv(revision).await);
+    }
+    assert!(hashes.iter().all(|h| *h == hashes[0]), "{hashes:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_defragmented_while_a_member_is_down() {
+    let dir = scratch::folder().unwrap();
+    let mut cluster = three(dir.path(), EtcdVersion::V3_5, &EtcdOptions::default());
+    waste(cluster.member(0), 4 * MIB).await;
+    cluster.kill(2);
+    cluster.member(0).put_when_led("/more", "of it").await;
+    let one = cluster.member(0).endpoint().to_owned();
+    for more in [&["--dry-run"][..], &[]] {
+        let args = [&["--compact-keep", "2", "--defrag", "always"], more].concat();
+        let json = refused(&one, dir.path(), &args, 75, "MemberUnhealthy");
+        assert!(
+            json["message"].as_str().unwrap().contains("c: "),
+            "{json:#}"
+        );
+        // History can be compacted all the same.
+        assert_eq!(json["compact"]["done"], more.is_empty());
+        assert!(
+            json["members"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .all(|m| m["done"] == false)
+        );
+    }
+    for etcd in cluster.running() {
+        assert_eq!(defragmented_at(etcd), None);
+    }
+    // Where nothing is to be defragmented it is only told.
+    let json = succeeds(&one, dir.path(), &["--compact-keep", "1"]);
+    assert!(
+        json["warnings"][0].as_str().unwrap().contains("c: "),
+        "{json:#}"
+    );
+    cluster.start_again(2);
+    let json = succeeds(&one, dir.path(), &["--defrag", "always"]);
+    assert!(
+        json["members"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|m| m["done"] == true)
+    );
+
+    cluster.kill(1);
+    cluster.kill(2);
+    let args = ["--compact-keep", "1", "--defrag", "always"];
+    let json = refused(&one, dir.path(), &args, 69, "NoQuorum");
+    assert!(
+        json["message"].as_str().unwrap().contains("a at "),
+        "{json:#}"
+    );
+}
+
+/// Writes until there is no room.
+async fn use_up(etcd: &Etcd) {
+    let value = vec![b'x'; MIB / 2];
+    let mut kv = etcd.kv().await;
+    for _ in 0..1000 {
+        if let Err(e) = kv.put("/wasted", value.as_slice(), None).await {
+            assert!(e.to_string().contains("space exceeded"), "{e}");
+            return;
+        }
+    }
+    panic!("there is always room");
+}
+
+fn small() -> EtcdOptions {
+    EtcdOptions {
+        quota_backend_bytes: QUOTA,
+        ..EtcdOptions::default()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_alarm_for_want_of_space_goes_when_there_is_room() {
+    for version in EtcdVersion::ALL {
+        let dir = scratch::folder().unwrap();
+        let etcd = Etcd::start_with(version, &dir.path().join("data"), &small());
+        let at = etcd.endpoint();
+        use_up(&etcd).await;
+        // Compaction alone makes no file smaller, so the alarm stays.
+        let json = succeeds(at, dir.path(), &["--compact-keep", "1"]);
+        assert_eq!(json["alarms_cleared"].as_array().unwrap().len(), 0);
+        assert!(
+            json["warnings"][0].as_str().unwrap().contains("--defrag"),
+            "{json:#}"
+        );
+        // Far less than that is wasted, and still.
+        let json = succeeds(at, dir.path(), &["--defrag", "1"]);
+        assert_eq!(json["alarms_cleared"][0], "default", "{version}: {json:#}");
+        let reason = json["members"][0]["reason"].as_str().unwrap();
+        assert!(reason.contains("want of space"), "{reason}");
+        etcd.kv().await.put("/again", "room", None).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_without_space_is_written_to_again() {
+    let dir = scratch::folder().unwrap();
+    let cluster = three(dir.path(), EtcdVersion::V3_5, &small());
+    use_up(cluster.member(1)).await;
+    // 3.5 does not say its quota.
+    let quota = QUOTA.to_string();
+    let args = [
+        "--compact-keep",
+        "1",
+        "--defrag",
+        "1",
+        "--quota-backend-bytes",
+        &quota,
+    ];
+    let json = succeeds(cluster.member(0).endpoint(), dir.path(), &args);
+    assert!(
+        !json["alarms_cleared"].as_array().unwrap().is_empty(),
+        "{json:#}"
+    );
+    assert!(
+        json["members"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|m| m["done"] == true),
+        "{json:#}"
+    );
+    cluster
+        .member(2)
+        .kv()
+        .await
+        .put("/again", "room", None)
+        .await
+        .unwrap();
+}
+
+/// `deltafold snapshot`: its JSON.
+#[track_caller]
+fn snapshot(kind: &str, endpoints: &str, store: &Path) -> Value {
+    let mut c = deltafold();
+    c.args([
+        "snapshot",
+        kind,
+        "--output",
+        "json",
+        "--endpoints",
+        endpoints,
+    ])
+    .arg("--store")
+    .arg(store);
+    let (code, json, stderr) = run_json(&mut c);
+    assert_eq!(code, 0, "{json:#}\n{stderr}");
+    json
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_compacted_that_is_not_saved() {
+    let dir = scratch::folder().unwrap();
+    let store = dir.path().join("store");
+    fs::create_dir(&store).unwrap();
+    let etcd = Etcd::start(EtcdVersion::V3_6, &dir.path().join("data"));
+    let at = etcd.endpoint();
+    let mut kv = etcd.kv().await;
+    let mut write = async |n: usize| {
+        for i in 0..n {
+            let key = format!("/k/{}", i % 10);
+            match i % 5 {
+                4 => drop(kv.delete(key, None).await.unwrap()),
+                _ => drop(kv.put(key, "v", None).await.unwrap()),
+            }
+        }
+    };
+    write(50).await;
+    let with_store =
+        |keep: &'static str| ["--compact-keep", keep, "--store", store.to_str().unwrap()];
+
+    // Nothing is saved.
+    let json = succeeds(at, dir.path(), &with_store("0"));
+    assert_eq!(json["status"], "NothingToDo", "{json:#}");
+    assert_eq!(json["last_saved_revision"], Value::Null);
+    assert!(
+        json["warnings"][0].as_str().unwrap().contains("not saved"),
+        "{json:#}"
+    );
+
+    snapshot("full", at, &store);
+    write(40).await;
+    let last = snapshot("delta", at, &store)["revision"].as_i64().unwrap();
+    write(30).await;
+    // The last event saved is a deletion: it must stay, so that the next delta is known to go on there.
+    let json = succeeds(at, dir.path(), &with_store("0"));
+    assert_eq!(json["last_saved_revision"], last);
+    assert_eq!(json["compact"]["revision"], last - 1, "{json:#}");
+    assert!(has(&etcd, last - 1).await && !has(&etcd, last - 2).await);
+    let json = snapshot("delta", at, &store);
+    assert_eq!(json["full_reason"], Value::Null, "{json:#}");
+
+    // By the times of the events.
+    let json = succeeds(at, dir.path(), &with_store("1h"));
+    assert_eq!(json["compact"]["revision"], Value::Null, "{json:#}");
+    let old = etcd.revision().await;
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+    write(20).await;
+    let last = snapshot("delta", at, &store)["revision"].as_i64().unwrap();
+    let json = succeeds(at, dir.path(), &with_store("2s"));
+    let revision = json["compact"]["revision"].as_i64().unwrap();
+    assert!((old..last).contains(&revision), "{json:#}");
+    refused(at, dir.path(), &["--compact-keep", "1h"], 64, "Usage");
+    refused(at, dir.path(), &[], 64, "Usage");
+
+    // Another cluster's store.
+    let other = Etcd::start(EtcdVersion::V3_6, &dir.path().join("other"));
+    waste(&other, 100 * MIB).await;
+    let json = succeeds(other.endpoint(), dir.path(), &with_store("0"));
+    assert_eq!(json["compact"]["revision"], Value::Null, "{json:#}");
+    assert!(has(&other, 2).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_runs_never_overlap() {
+    let dir = scratch::folder().unwrap();
+    let store = dir.path().join("store");
+    fs::create_dir(&store).unwrap();
+    let etcd = Etcd::start(EtcdVersion::V3_7, &dir.path().join("data"));
+    let at = etcd.endpoint();
+    waste(&etcd, 4 * MIB).await;
+    let args = ["--compact-keep", "2", "--defrag", "always"];
+    // The name shows in the folder after the first run.
+    succeeds(at, dir.path(), &args);
+    let lock = fs::read_dir(dir.path()).unwrap();
+    let mut lock = lock.map(|e| e.unwrap().path());
+    let lock = lock
+        .find(|p| p.extension().is_some_and(|e| e == "lock"))
+        .unwrap();
+    let file = File::open(&lock).unwrap();
+    flock(&file, FlockOperation::LockExclusive).unwrap();
+    refused(at, dir.path(), &args, 75, "LockHeld");
+    // Who only looks is in nobody's way.
+    succeeds(at, dir.path(), &[&args[..], &["--dry-run"]].concat());
+    drop(file);
+    succeeds(at, dir.path(), &args);
+
+    // With a store the lock is in it, and works across machines.
+    snapshot("full", at, &store);
+    let name = lock.file_stem().unwrap().to_str().unwrap();
+    let name = name.strip_prefix("deltafold-").unwrap().to_owned();
+    let url = store.to_str().unwrap().to_owned();
+    let handle = tokio::runtime::Handle::current();
+    let take = move || {
+        let store = deltafold::store::open(&url, &[], handle).unwrap();
+        let mut lock = Lock::new(&store, &name, "somebody", Duration::from_secs(3)).unwrap();
+        lock.acquire(Wait::UntilSeenDead).unwrap()
+    };
+    let held = tokio::task::spawn_blocking(take).await.unwrap();
+    let with_store = [&args[..], &["--store", store.to_str().unwrap()]].concat();
+    let json = refused(at, dir.path(), &with_store, 75, "LockHeld");
+    assert!(
+        json["message"].as_str().unwrap().contains("somebody"),
+        "{json:#}"
+    );
+    tokio::task::spawn_blocking(move || held.release().unwrap())
+        .await
+        .unwrap();
+    succeeds(at, dir.path(), &with_store);
+}

@@ -1,0 +1,316 @@
+//! The way to a live etcd as `snapshot` goes it: TLS, users, quorum; each failure has a message and an exit
+//! code of its own, and nobody's secret shows.
+
+use crate::support::etcd::{Cluster, Etcd, EtcdOptions, EtcdVersion, Member, Tls, free_port};
+use crate::support::follower::{Ended, snapshot_command};
+use crate::support::saved::Prefix;
+use crate::support::scratch;
+use crate::support::{deltafold, run_json, tools};
+use etcd_client::Permission;
+use std::collections::BTreeSet;
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::Command;
+use tempfile::TempDir;
+
+const SECRET: &str = "hidden-from-all";
+
+struct Here {
+    folder: TempDir,
+    prefix: Prefix,
+}
+
+impl Here {
+    /// Within a runtime.
+    fn new() -> Self {
+        let folder = scratch::folder().unwrap();
+        let prefix = Prefix::local(&folder.path().join("store"));
+        Here { folder, prefix }
+    }
+
+    fn certs(&self) -> Tls {
+        let certs = self.folder.path().join("certs");
+        std::fs::create_dir_all(&certs).unwrap();
+        tools::write_certs(&certs);
+        Tls::new(&certs)
+    }
+
+    fn start(&self, version: EtcdVersion, name: &str, tls: Option<Tls>) -> Etcd {
+        let options = EtcdOptions {
+            tls,
+            ..EtcdOptions::default()
+        };
+        Etcd::start_with(version, &self.folder.path().join(name), &options)
+    }
+
+    /// A full snapshot with these flags, quick to give up.
+    fn take(&self, endpoints: &[String], args: &[&str]) -> Ended {
+        let mut command = snapshot_command("full", &self.prefix, endpoints);
+        command.args(["--dial-timeout", "1s", "--command-timeout", "3s"]);
+        ended(command.args(args))
+    }
+
+    /// It must fail so, and save nothing; gives what it said.
+    #[track_caller]
+    fn refused(&self, endpoints: &[String], args: &[&str], code: i32, reason: &str) -> String {
+        for kind in ["full", "delta"] {
+            let mut command = snapshot_command(kind, &self.prefix, endpoints);
+            command.args(["--dial-timeout", "1s", "--command-timeout", "3s"]);
+            let got = ended(command.args(args));
+            let said = format!("{}\n{}", got.json, got.log);
+            assert_eq!(
+                (got.code, got.reason()),
+                (code, reason),
+                "{kind} {args:?}: {said}"
+            );
+            assert_no_secret(&said);
+            if kind == "delta" {
+                assert!(self.prefix.names().is_empty(), "{said}");
+                return got.json["message"].as_str().unwrap().to_owned();
+            }
+        }
+        unreachable!("the loop returns")
+    }
+}
+
+fn ended(command: &mut Command) -> Ended {
+    let (code, json, log) = run_json(command);
+    Ended { code, json, log }
+}
+
+#[track_caller]
+fn assert_no_secret(said: &str) {
+    for secret in [SECRET, "wrong-one", "BEGIN PRIVATE", "BEGIN EC"] {
+        assert!(!said.contains(secret), "{said}");
+    }
+}
+
+fn path(folder: &Path, name: &str) -> String {
+    folder.join(name).display().to_string()
+}
+
+fn in_a_runtime(f: impl FnOnce(&tokio::runtime::Runtime)) {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let _within = runtime.enter();
+    f(&runtime);
+}
+
+#[test]
+fn each_failure_has_its_own_message_and_code() {
+    in_a_runtime(|runtime| {
+        let here = Here::new();
+        let tls = here.certs();
+        let certs = tls.folder.clone();
+        let file = |name: &str| path(&certs, name);
+        let (ca, other, cert, key) = (
+            file("ca.crt"),
+            file("other-ca.crt"),
+            file("node.crt"),
+            file("node.key"),
+        );
+        let (old_cert, old_key) = (file("expired.crt"), file("expired.key"));
+        let one = |etcd: &Etcd| vec![etcd.endpoint().to_owned()];
+        let mut messages = BTreeSet::new();
+        let mut tell = |message: String, parts: &[&str]| {
+            for part in parts {
+                assert!(message.contains(part), "{part}: {message}");
+            }
+            assert!(messages.insert(message.clone()), "said twice: {message}");
+        };
+
+        let secure = here.start(EtcdVersion::V3_6, "secure", Some(tls.clone()));
+        let with = |ca: &str, cert: &str, key: &str| {
+            ["--cacert", ca, "--cert", cert, "--key", key].map(str::to_owned)
+        };
+        let refused = |etcd: &Etcd, args: [String; 6], code, reason| {
+            let args: Vec<&str> = args.iter().map(String::as_str).collect();
+            here.refused(&one(etcd), &args, code, reason)
+        };
+        let said = refused(&secure, with(&other, &cert, &key), 78, "Configuration");
+        tell(said, &["--cacert", secure.endpoint()]);
+        let said = refused(
+            &secure,
+            with(&ca, &old_cert, &old_key),
+            76,
+            "CertificateExpired",
+        );
+        tell(said, &["--cert"]);
+
+        let old = Tls {
+            server: "expired",
+            client_auth: false,
+            ..tls.clone()
+        };
+        let old = here.start(EtcdVersion::V3_6, "old", Some(old));
+        let said = refused(&old, with(&ca, &cert, &key), 76, "CertificateExpired");
+        tell(said, &[old.endpoint()]);
+
+        let mut asking = here.start(EtcdVersion::V3_6, "asking", None);
+        runtime.block_on(enable_users(&mut asking));
+        let wrong = ["--user", "root:wrong-one"];
+        let said = here.refused(&one(&asking), &wrong, 77, "Unauthenticated");
+        tell(said, &["root", "--password"]);
+        let said = here.refused(&one(&asking), &[], 77, "Unauthenticated");
+        tell(said, &["--user"]);
+        let half = format!("half:{SECRET}");
+        let half = ["--user", &half];
+        let said = here.refused(&one(&asking), &half, 77, "PermissionDenied");
+        tell(said, &["role"]);
+
+        let nobody = vec![format!("http://127.0.0.1:{}", free_port())];
+        let said = here.refused(&nobody, &[], 69, "EtcdUnreachable");
+        tell(said, &[&nobody[0]]);
+        // One who listens and does not answer.
+        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+        let silent = vec![format!("http://{}", silent.local_addr().unwrap())];
+        let said = here.refused(&silent, &[], 69, "EtcdUnreachable");
+        tell(said, &[&silent[0]]);
+
+        let members = ["a", "b", "c"].map(|name| Member::new(name, here.folder.path().join(name)));
+        let mut cluster = Cluster::start(EtcdVersion::V3_6, &members, "quorum");
+        let endpoints = cluster.endpoints();
+        cluster.kill(0);
+        cluster.kill(1);
+        let said = here.refused(&endpoints, &[], 69, "NoQuorum");
+        tell(said, &["quorum"]);
+        let said = here.refused(&endpoints[2..], &[], 69, "NoQuorum");
+        assert!(said.contains("quorum"), "{said}");
+    });
+}
+
+/// A user without rights, and root; the password of both is the secret.
+async fn enable_users(etcd: &mut Etcd) {
+    let mut client = etcd.client().await;
+    client.put("/a", "1", None).await.unwrap();
+    client.role_add("root").await.unwrap();
+    client.role_add("half").await.unwrap();
+    let granted = Permission::read_write("/").with_prefix();
+    client.role_grant_permission("half", granted).await.unwrap();
+    for name in ["root", "half"] {
+        client.user_add(name, SECRET, None).await.unwrap();
+        client.user_grant_role(name, name).await.unwrap();
+    }
+    client.auth_enable().await.unwrap();
+    etcd.log_in("root", SECRET);
+}
+
+#[test]
+fn certificates_and_users_that_are_right() {
+    for version in EtcdVersion::ALL {
+        in_a_runtime(|runtime| {
+            let here = Here::new();
+            let tls = here.certs();
+            let file = |name: &str| path(&tls.folder, name);
+            let mut etcd = here.start(version, "data", Some(tls.clone()));
+            runtime.block_on(enable_users(&mut etcd));
+            let endpoints = vec![etcd.endpoint().to_owned()];
+            let password = here.folder.path().join("password");
+            std::fs::write(&password, format!("{SECRET}\n")).unwrap();
+            let (ca, cert, key) = (file("ca.crt"), file("node.crt"), file("node.key"));
+            let password = password.display().to_string();
+            let args = [
+                "--cacert",
+                &ca,
+                "--cert",
+                &cert,
+                "--key",
+                &key,
+                "--user",
+                "root",
+                "--password-file",
+                &password,
+                "--log-level",
+                "trace",
+            ];
+            let got = here.take(&endpoints, &args).succeeded();
+            assert_no_secret(&format!("{}{}", got.json, got.log));
+            let revision = runtime.block_on(etcd.revision());
+            assert_eq!(got.json["revision"], revision, "{version}");
+            // A delta of a user's own watch.
+            let mut client = runtime.block_on(etcd.client());
+            runtime.block_on(client.put("/a", "2", None)).unwrap();
+            let mut command = snapshot_command("delta", &here.prefix, &endpoints);
+            let got = ended(command.args(args)).succeeded();
+            assert_eq!(got.json["revision"], revision + 1, "{version}");
+            assert_eq!(here.prefix.deltas().len(), 1, "{version}");
+            assert_no_secret(&format!("{}{}", got.json, got.log));
+        });
+    }
+}
+
+/// etcdctl's variables count, ours before them, and flags before both.
+#[test]
+fn variables_of_etcdctl() {
+    in_a_runtime(|runtime| {
+        let here = Here::new();
+        let tls = here.certs();
+        let file = |name: &str| path(&tls.folder, name);
+        let mut etcd = here.start(EtcdVersion::V3_6, "data", Some(tls.clone()));
+        runtime.block_on(enable_users(&mut etcd));
+        let nobody = format!("http://127.0.0.1:{}", free_port());
+        let user = format!("root:{SECRET}");
+        let etcdctl = [
+            ("ETCDCTL_ENDPOINTS", etcd.endpoint().to_owned()),
+            ("ETCDCTL_CACERT", file("ca.crt")),
+            ("ETCDCTL_CERT", file("node.crt")),
+            ("ETCDCTL_KEY", file("node.key")),
+            ("ETCDCTL_USER", user.clone()),
+        ];
+        let run = |args: &[&str], more: &[(&str, &str)]| {
+            let mut command = deltafold();
+            command
+                .args([
+                    "snapshot",
+                    "full",
+                    "--output",
+                    "json",
+                    "--log-format",
+                    "json",
+                ])
+                .args(["--log-level", "debug", "--store", &here.prefix.url])
+                .args(["--dial-timeout", "1s", "--command-timeout", "3s"])
+                .args(args)
+                .envs(etcdctl.iter().map(|(name, value)| (name, value)))
+                .envs(more.iter().copied());
+            let got = ended(&mut command);
+            assert_no_secret(&format!("{}{}", got.json, got.log));
+            got
+        };
+        run(&[], &[]).succeeded();
+        let split = [("ETCDCTL_USER", "root"), ("ETCDCTL_PASSWORD", SECRET)];
+        run(&[], &split).succeeded();
+        let wrong = [("DELTAFOLD_USER", "root:wrong-one")];
+        let got = run(&[], &wrong);
+        assert_eq!(
+            (got.code, got.reason()),
+            (77, "Unauthenticated"),
+            "{}",
+            got.log
+        );
+        run(&["--user", &user], &wrong).succeeded();
+        let got = run(&[], &[("DELTAFOLD_CACERT", &file("other-ca.crt"))]);
+        assert_eq!(
+            (got.code, got.reason()),
+            (78, "Configuration"),
+            "{}",
+            got.log
+        );
+        // Without certificates, which are of no use to an endpoint without TLS.
+        let mut command = deltafold();
+        command
+            .args([
+                "snapshot",
+                "full",
+                "--output",
+                "json",
+                "--store",
+                &here.prefix.url,
+            ])
+            .args(["--dial-timeout", "1s", "--command-timeout", "3s"])
+            .env("ETCDCTL_ENDPOINTS", etcd.endpoint())
+            .env("DELTAFOLD_ENDPOINTS", &nobody);
+        let got = ended(&mut command);
+        assert_eq!(got.reason(), "EtcdUnreachable", "{}", got.log);
+        assert!(got.json["message"].as_str().unwrap().contains(&nobody));
+    });
+}

@@ -1,0 +1,580 @@
+//! What `copy` decides, over random buckets: no delta before what it follows, nothing twice, nothing that
+//! is wanted left out.
+
+use crate::support::shown::baseless;
+use crate::support::{rounds, seed};
+use deltafold::bucket::catalog::EXCLUDE_SUFFIX;
+use deltafold::bucket::{Catalog, Compression, Kind, Listed, SnapshotName};
+use deltafold::job::copy::plan::{
+    Decision, Encryption, Form, Need, Plan, Wanted, Why, plan as make_plan,
+};
+use fastrand::Rng;
+use std::collections::{BTreeMap, BTreeSet};
+
+const NOW: i64 = 1_800_000_000;
+const DAY: i64 = 86_400;
+
+/// Paths and sizes.
+type Listing = BTreeMap<String, u64>;
+
+fn catalog(listing: &Listing) -> Catalog {
+    let listing = listing.iter().map(|(path, bytes)| Listed {
+        path: path.clone(),
+        bytes: *bytes,
+    });
+    Catalog::from_listing(listing.collect())
+}
+
+/// What a snapshotter or two, compactors, restores, collectors and a clock that jumps leave behind.
+struct Bucket<'r> {
+    rng: &'r mut Rng,
+    listing: Listing,
+    revision: i64,
+    time: i64,
+    compression: Compression,
+    /// Of the old layout: the folder that is written to.
+    v1: Option<i64>,
+}
+
+impl Bucket<'_> {
+    fn random(rng: &mut Rng) -> Listing {
+        let all = Compression::ALL;
+        let mut bucket = Bucket {
+            compression: all[rng.usize(..all.len())],
+            time: NOW - rng.i64(1..40 * DAY),
+            revision: rng.i64(1..100),
+            v1: None,
+            listing: Listing::new(),
+            rng,
+        };
+        if bucket.rng.u8(..4) > 0 {
+            bucket.full(false);
+        }
+        for _ in 0..bucket.rng.usize(..40) {
+            bucket.step();
+        }
+        bucket.listing
+    }
+
+    fn step(&mut self) {
+        self.time += self.rng.i64(0..DAY / 2);
+        match self.rng.u8(..40) {
+            0..20 => {
+                let start = self.revision + 1;
+                self.revision += self.rng.i64(1..20);
+                self.put(Kind::Incr, start, self.revision);
+            }
+            20..26 => {
+                self.revision += self.rng.i64(0..3) * self.rng.i64(0..2);
+                self.full(false);
+            }
+            26..29 => self.compact(),
+            // A restore: another history of the same revisions.
+            29 | 30 => {
+                self.revision = self.rng.i64(1..=self.revision);
+                let noted = self.rng.bool();
+                self.full(noted);
+            }
+            31 => self.time -= 3600,
+            // A second snapshotter.
+            32 | 33 => {
+                let back = self.rng.i64(1..30).min(self.revision - 1);
+                if back > 0 {
+                    let start = self.revision - back + 1;
+                    let last = self.revision + self.rng.i64(0..5);
+                    self.put(Kind::Incr, start, last);
+                }
+            }
+            34 | 35 => self.exclude(),
+            36 | 37 => self.lose(),
+            38 => self
+                .listing
+                .insert(format!("v2/notes-{}", self.time), 1)
+                .map_or((), drop),
+            _ => self.v1 = self.rng.bool().then_some(self.time),
+        }
+    }
+
+    fn full(&mut self, begins: bool) {
+        if self.v1.is_some() {
+            self.v1 = Some(self.time);
+        }
+        let name = self.put(Kind::Full, 0, self.revision);
+        if begins {
+            self.listing
+                .insert(format!("deltafold-timelines/{name}"), 1);
+        }
+    }
+
+    fn put(&mut self, kind: Kind, start: i64, last: i64) -> SnapshotName {
+        let name = SnapshotName {
+            kind,
+            start: deltafold::mvcc::Revision(start),
+            last: deltafold::mvcc::Revision(last),
+            created: self.time,
+            compression: self.compression,
+            is_final: kind == Kind::Full && self.rng.u8(..8) == 0,
+            is_encrypted: self.rng.u8(..10) == 0,
+        };
+        let path = match self.v1 {
+            Some(folder) => format!("v1/Backup-{folder}/{name}"),
+            None => format!("v2/{name}"),
+        };
+        self.listing.insert(path, self.rng.u64(1..1000));
+        name
+    }
+
+    /// A full at the end of a delta, or in the middle of it, a second after the newest.
+    fn compact(&mut self) {
+        let (now, at) = (self.time, self.revision);
+        self.time = now.max(self.newest()) + 1;
+        if self.rng.u8(..3) == 0 {
+            self.revision = (at - self.rng.i64(0..10)).max(1);
+        }
+        let v1 = self.v1.take();
+        self.full(false);
+        (self.v1, self.time, self.revision) = (v1, now.max(self.time), at);
+    }
+
+    fn newest(&self) -> i64 {
+        let catalog = catalog(&self.listing);
+        catalog
+            .snapshots
+            .iter()
+            .map(|s| s.name.created)
+            .max()
+            .unwrap_or(self.time)
+    }
+
+    fn any(&mut self) -> Option<String> {
+        let paths: Vec<&String> = self.listing.keys().collect();
+        (!paths.is_empty()).then(|| paths[self.rng.usize(..paths.len())].clone())
+    }
+
+    fn exclude(&mut self) {
+        if let Some(path) = self.any() {
+            self.listing.insert(format!("{path}{EXCLUDE_SUFFIX}"), 0);
+        }
+    }
+
+    fn lose(&mut self) {
+        if let Some(path) = self.any() {
+            self.listing.remove(&path);
+        }
+    }
+}
+
+fn random_form(rng: &mut Rng) -> Form {
+    let all = Compression::ALL;
+    Form {
+        encoding: rng.bool().then(|| all[rng.usize(..all.len())].into()),
+        encryption: match rng.u8(..4) {
+            0 => Encryption::Encrypt,
+            1 => Encryption::Decrypt,
+            _ => Encryption::Keep,
+        },
+    }
+}
+
+fn random_wanted(rng: &mut Rng) -> Wanted {
+    Wanted {
+        max_backups: (rng.u8(..3) == 0).then(|| rng.u32(1..6)),
+        max_backup_age_days: (rng.u8(..3) == 0).then(|| rng.u32(0..45)),
+        excluded: rng.u8(..4) == 0,
+        form: match rng.bool() {
+            true => Form::default(),
+            false => random_form(rng),
+        },
+    }
+}
+
+/// What the target lists once an object of the plan is there.
+fn apply(target: &mut Listing, source: &Catalog, wanted: &Wanted, plan: &Plan, i: usize) {
+    let p = &plan.objects[i];
+    let s = &source.snapshots[p.source];
+    let bytes = match wanted.form.is_verbatim(&s.name) {
+        true => s.bytes,
+        false => s.bytes + 1,
+    };
+    target.insert(p.path.clone(), bytes);
+    if s.excluded {
+        target.insert(format!("{}{EXCLUDE_SUFFIX}", p.path), 0);
+    }
+    if s.begins_timeline {
+        target.insert(format!("deltafold-timelines/{}", p.name), 1);
+    }
+}
+
+fn show(listing: &Listing) -> String {
+    listing.keys().map(|p| format!("{p}\n")).collect()
+}
+
+/// A target that is empty, another history, or what an earlier copy and a collector have left.
+fn random_target(rng: &mut Rng, source: &Listing, wanted: &Wanted) -> Listing {
+    let mut target = Listing::new();
+    match rng.u8(..4) {
+        0 => {}
+        1 => target = Bucket::random(rng),
+        _ => {
+            let earlier = match rng.bool() {
+                true => wanted.clone(),
+                false => random_wanted(rng),
+            };
+            let source = catalog(source);
+            let plan = make_plan(&source, &Catalog::default(), &earlier, NOW);
+            let copied = rng.usize(..=plan.objects.len());
+            for i in 0..copied {
+                if plan.objects[i].decision == Decision::Copy {
+                    apply(&mut target, &source, &earlier, &plan, i);
+                }
+            }
+            for path in target.keys().cloned().collect::<Vec<_>>() {
+                match rng.u8(..30) {
+                    0 => drop(target.remove(&path)),
+                    1 => drop(target.insert(path, 7777)),
+                    2 => drop(target.insert(format!("{path}{EXCLUDE_SUFFIX}"), 0)),
+                    _ => {}
+                }
+            }
+        }
+    }
+    target
+}
+
+/// Whether every delta that may be used in one listing and was not lost before has its base.
+fn check(source: &Listing, target: &Listing, wanted: &Wanted) -> usize {
+    let (s, t) = (catalog(source), catalog(target));
+    let plan = make_plan(&s, &t, wanted, NOW);
+    let what = || {
+        let plan: String = plan
+            .objects
+            .iter()
+            .map(|p| format!("{:?} {:?} {} {:?}\n", p.decision, p.why, p.path, p.needs))
+            .collect();
+        format!(
+            "{wanted:?}\nsource\n{}target\n{}plan\n{plan}",
+            show(source),
+            show(target)
+        )
+    };
+
+    // Each snapshot of the source, once; nothing is written over.
+    let told: BTreeSet<usize> = plan.objects.iter().map(|p| p.source).collect();
+    assert_eq!(told.len(), s.snapshots.len(), "{}", what());
+    assert_eq!(plan.objects.len(), s.snapshots.len(), "{}", what());
+    let mut written = BTreeSet::new();
+    for p in &plan.objects {
+        if p.decision == Decision::Copy {
+            assert!(!target.contains_key(&p.path), "{}", what());
+            assert!(written.insert(&p.path), "{} twice\n{}", p.path, what());
+            let snapshot = &s.snapshots[p.source];
+            assert!(wanted.excluded || !snapshot.excluded, "{}", what());
+        }
+    }
+
+    // At no moment is there a delta without its base that was not there before.
+    let before: BTreeSet<String> = baseless(&t).into_iter().collect();
+    let mut now = target.clone();
+    for (i, p) in plan.objects.iter().enumerate() {
+        for need in &p.needs {
+            if let Need::Planned(other) = need {
+                assert!(*other < i, "{}", what());
+                assert_eq!(plan.objects[*other].decision, Decision::Copy);
+            }
+        }
+        if p.decision == Decision::Copy {
+            apply(&mut now, &s, wanted, &plan, i);
+            let new: Vec<String> = baseless(&catalog(&now))
+                .into_iter()
+                .filter(|path| !before.contains(path))
+                .collect();
+            assert!(new.is_empty(), "{new:?} after {}\n{}", p.path, what());
+        }
+    }
+
+    // Nothing is left for a second run.
+    let again = make_plan(&s, &catalog(&now), wanted, NOW);
+    for p in &again.objects {
+        assert_ne!(p.decision, Decision::Copy, "{} again\n{}", p.path, what());
+    }
+
+    // What is wanted, and of use, is there.
+    let useless: BTreeSet<String> = baseless(&s).into_iter().collect();
+    let limited = wanted.max_backups.is_some() || wanted.max_backup_age_days.is_some();
+    let conflict = plan
+        .objects
+        .iter()
+        .any(|p| p.decision == Decision::Conflict);
+    let mut fulls: Vec<&deltafold::bucket::Snapshot> = s
+        .snapshots
+        .iter()
+        .filter(|x| !x.excluded && x.name.kind == Kind::Full)
+        .collect();
+    fulls.reverse();
+    for p in &plan.objects {
+        let snapshot = &s.snapshots[p.source];
+        let left_out = p.decision == Decision::Skip && p.why != Why::SameAsAnother;
+        if snapshot.excluded {
+            continue;
+        }
+        // A mark in the target may take a base away.
+        let useful = !useless.contains(&snapshot.path) && t.snapshots.iter().all(|x| !x.excluded);
+        if !limited && useful && !conflict {
+            assert!(!left_out, "{} was left out\n{}", snapshot.path, what());
+        }
+        if snapshot.name.kind != Kind::Full {
+            continue;
+        }
+        let age = fulls.iter().position(|f| f.path == snapshot.path).unwrap();
+        let beyond = wanted.max_backups.is_some_and(|n| age >= n as usize);
+        let old = wanted
+            .max_backup_age_days
+            .is_some_and(|d| snapshot.name.created < NOW - i64::from(d) * DAY);
+        match beyond || old {
+            true if p.decision == Decision::Copy => {
+                assert_eq!(p.why, Why::NeededByNewer, "{}", what());
+            }
+            true => {}
+            false => assert!(!left_out, "{} was left out\n{}", snapshot.path, what()),
+        }
+    }
+    written.len()
+}
+
+#[test]
+fn random_buckets() {
+    let mut rng = Rng::with_seed(seed());
+    let (mut copied, mut runs) = (0, 0);
+    let rounds = rounds(300, 3000);
+    for _ in 0..rounds {
+        let source = Bucket::random(&mut rng);
+        let wanted = random_wanted(&mut rng);
+        let target = random_target(&mut rng, &source, &wanted);
+        let n = check(&source, &target, &wanted);
+        copied += n;
+        runs += usize::from(n > 0);
+    }
+    assert!(
+        runs * 3 > rounds && copied * 3 > rounds * 10,
+        "{copied} in {runs} runs: hardly anything was copied"
+    );
+}
+
+fn listing(paths: &[&str]) -> Listing {
+    paths.iter().map(|p| ((*p).to_owned(), 10)).collect()
+}
+
+/// Decisions by name, in the order of copying.
+fn decided(source: &[&str], target: &[&str], wanted: &Wanted) -> Vec<(String, Decision, Why)> {
+    let source = catalog(&listing(source));
+    let plan = make_plan(&source, &catalog(&listing(target)), wanted, NOW);
+    plan.objects
+        .iter()
+        .map(|p| (source.snapshots[p.source].path.clone(), p.decision, p.why))
+        .collect()
+}
+
+fn copied(decided: &[(String, Decision, Why)]) -> Vec<&str> {
+    let copied = decided.iter().filter(|d| d.1 == Decision::Copy);
+    copied.map(|d| d.0.as_str()).collect()
+}
+
+#[test]
+fn the_newest_backups_are_fulls_with_the_deltas_after_them() {
+    const SOURCE: [&str; 6] = [
+        "v2/Full-00000000-00000100-1000",
+        "v2/Incr-00000101-00000110-1001",
+        "v2/Full-00000000-00000110-1002",
+        "v2/Incr-00000111-00000120-1003",
+        "v2/Incr-00000121-00000130-1004",
+        "v2/Full-00000000-00000130-1005",
+    ];
+    let wanted = |max_backups| Wanted {
+        max_backups: Some(max_backups),
+        ..Wanted::default()
+    };
+    assert_eq!(copied(&decided(&SOURCE, &[], &wanted(1))), SOURCE[5..]);
+    assert_eq!(copied(&decided(&SOURCE, &[], &wanted(2))), SOURCE[2..]);
+    assert_eq!(copied(&decided(&SOURCE, &[], &wanted(9))), SOURCE);
+    let d = decided(&SOURCE, &SOURCE[2..4], &wanted(2));
+    assert_eq!(copied(&d), SOURCE[4..]);
+    assert_eq!(d[0].2, Why::BeyondMaxBackups);
+    assert_eq!((d[2].1, d[2].2), (Decision::Keep, Why::AlreadyThere));
+}
+
+/// The full was folded up to the middle of a delta; what comes behind that delta needs the delta.
+#[test]
+fn a_chain_over_the_border_keeps_its_base() {
+    const SOURCE: [&str; 5] = [
+        "v2/Full-00000000-00000100-1000",
+        "v2/Incr-00000101-00000110-1001",
+        "v2/Incr-00000111-00000120-1002",
+        "v2/Full-00000000-00000115-1003",
+        "v2/Incr-00000121-00000130-1004",
+    ];
+    let wanted = Wanted {
+        max_backups: Some(1),
+        ..Wanted::default()
+    };
+    let d = decided(&SOURCE, &[], &wanted);
+    assert_eq!(copied(&d), SOURCE);
+    assert_eq!(d[2].2, Why::NeededByNewer);
+}
+
+#[test]
+fn age_is_that_of_the_full() {
+    let days = |d: i64, name: &str| format!("v2/{name}-{}", NOW - d * DAY);
+    let source = [
+        days(8, "Full-00000000-00000100"),
+        days(6, "Incr-00000101-00000110"),
+        days(5, "Full-00000000-00000110"),
+        days(4, "Incr-00000111-00000120"),
+    ];
+    let source: Vec<&str> = source.iter().map(String::as_str).collect();
+    let wanted = |max_backup_age_days| Wanted {
+        max_backup_age_days: Some(max_backup_age_days),
+        ..Wanted::default()
+    };
+    assert_eq!(copied(&decided(&source, &[], &wanted(7))), source[2..]);
+    assert_eq!(copied(&decided(&source, &[], &wanted(5))), source[2..]);
+    assert_eq!(copied(&decided(&source, &[], &wanted(4))), [""; 0]);
+    assert_eq!(copied(&decided(&source, &[], &wanted(8))), source);
+}
+
+/// In the old layout a folder is a backup, wherever its times would put it.
+#[test]
+fn the_old_layout_is_counted_by_folder() {
+    const SOURCE: [&str; 4] = [
+        "v1/Backup-1000/Full-00000000-00000100-1000",
+        "v1/Backup-2000/Full-00000000-00000110-2000",
+        "v1/Backup-1000/Incr-00000101-00000110-2001",
+        "v1/Backup-2000/Incr-00000111-00000120-2002",
+    ];
+    let wanted = Wanted {
+        max_backups: Some(1),
+        ..Wanted::default()
+    };
+    assert_eq!(
+        copied(&decided(&SOURCE, &[], &wanted)),
+        [SOURCE[1], SOURCE[3]]
+    );
+}
+
+#[test]
+fn an_orphan_is_left_out_and_a_base_in_the_target_counts() {
+    const SOURCE: [&str; 3] = [
+        "v2/Incr-00000111-00000120-1002",
+        "v2/Full-00000000-00000200-2000",
+        "v2/Incr-00000201-00000210-2001",
+    ];
+    let d = decided(&SOURCE, &[], &Wanted::default());
+    assert_eq!(copied(&d), SOURCE[1..]);
+    assert_eq!((d[0].1, d[0].2), (Decision::Skip, Why::NoBase));
+    let there = ["v2/Full-00000000-00000110-1001"];
+    assert_eq!(
+        copied(&decided(&SOURCE, &there, &Wanted::default())),
+        SOURCE
+    );
+    // An excluded one is no base.
+    let excluded = [there[0], "v2/Full-00000000-00000110-1001.exclude"];
+    let d = decided(&SOURCE, &excluded, &Wanted::default());
+    assert_eq!(copied(&d), SOURCE[1..]);
+}
+
+/// A full of another history that happens to end right before a delta is not taken for its base.
+#[test]
+fn forks_follow_their_own_full() {
+    const SOURCE: [&str; 6] = [
+        "v2/Full-00000000-00000100-1000",
+        "v2/Incr-00000101-00000110-1001",
+        "v2/Incr-00000111-00000120-1002",
+        "v2/Full-00000000-00000105-1003",
+        "v2/Incr-00000106-00000111-1004",
+        "v2/Incr-00000112-00000119-1005",
+    ];
+    let source = catalog(&listing(&SOURCE));
+    let plan = make_plan(&source, &Catalog::default(), &Wanted::default(), NOW);
+    let needs: Vec<&[Need]> = plan.objects.iter().map(|p| p.needs.as_slice()).collect();
+    assert_eq!(needs[4], [Need::Planned(3)]);
+    assert_eq!(needs[5], [Need::Planned(4)]);
+}
+
+#[test]
+fn another_size_is_a_conflict_and_carries_nothing() {
+    const SOURCE: [&str; 2] = [
+        "v2/Full-00000000-00000100-1000",
+        "v2/Incr-00000101-00000110-1001",
+    ];
+    let target = Listing::from([(SOURCE[0].to_owned(), 11)]);
+    let source = catalog(&listing(&SOURCE));
+    let plan = make_plan(&source, &catalog(&target), &Wanted::default(), NOW);
+    let decided: Vec<_> = plan.objects.iter().map(|p| (p.decision, p.why)).collect();
+    assert_eq!(
+        decided,
+        [
+            (Decision::Conflict, Why::OtherSize),
+            (Decision::Skip, Why::NoBase)
+        ]
+    );
+    // In another form its size says nothing.
+    let wanted = Wanted {
+        form: Form {
+            encoding: None,
+            encryption: Encryption::Encrypt,
+        },
+        ..Wanted::default()
+    };
+    let there = Listing::from([(format!("{}.age", SOURCE[0]), 11)]);
+    let plan = make_plan(&source, &catalog(&there), &wanted, NOW);
+    assert_eq!(plan.objects[0].decision, Decision::Keep);
+    assert_eq!(plan.objects[1].decision, Decision::Copy);
+}
+
+/// A full that is there twice, and the one that is excluded stands first: the other one is copied, and carries its
+/// deltas.
+#[test]
+fn of_two_that_become_one_the_usable_one_is_copied() {
+    const SOURCE: [&str; 3] = [
+        "v2/Full-00000000-00000100-1000.gz",
+        "v2/Full-00000000-00000100-1000.zlib",
+        "v2/Incr-00000101-00000110-1001.gz",
+    ];
+    let wanted = |compression: Compression| Wanted {
+        form: Form {
+            encoding: Some(compression.into()),
+            ..Form::default()
+        },
+        ..Wanted::default()
+    };
+    for excluded in &SOURCE[..2] {
+        let mut there = listing(&SOURCE);
+        there.insert(format!("{excluded}{EXCLUDE_SUFFIX}"), 0);
+        for compression in Compression::ALL {
+            let plan = make_plan(
+                &catalog(&there),
+                &Catalog::default(),
+                &wanted(compression),
+                NOW,
+            );
+            for p in &plan.objects {
+                let is_excluded = SOURCE[p.source] == *excluded;
+                let why = if is_excluded {
+                    Why::Excluded
+                } else {
+                    Why::Wanted
+                };
+                assert_eq!(p.why, why, "{excluded} to {compression}: {plan:?}");
+            }
+        }
+    }
+    // One that has the form already keeps its bytes: compressed anew, the other would be in conflict with it for ever.
+    let plan = make_plan(
+        &catalog(&listing(&SOURCE)),
+        &Catalog::default(),
+        &wanted(Compression::Zlib),
+        NOW,
+    );
+    let decided: Vec<_> = plan.objects.iter().map(|p| (p.source, p.why)).collect();
+    let same = Why::SameAsAnother;
+    assert_eq!(decided, [(0, same), (1, Why::Wanted), (2, Why::Wanted)]);
+}

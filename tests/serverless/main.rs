@@ -1,0 +1,14 @@
+#[path = "../support/mod.rs"]
+mod support;
+
+mod copy_plan;
+mod corrupted_input;
+mod delta_writer;
+mod documents;
+mod fold_equals_model;
+mod forked_history;
+mod fuzz_corpus;
+mod manifests;
+mod metrics;
+mod odd_buckets;
+mod restore_candidates;

@@ -1,0 +1,87 @@
+//! What `deltafold manifests` prints stands in `jobs/`.
+
+use crate::support::manifests::{documents, kind, path, printed, read};
+use deltafold::controller::manifests;
+use serde_json::{Value, json};
+use std::fs;
+
+#[test]
+fn the_files_are_what_the_program_prints() {
+    for (args, file) in [
+        ("install", "jobs/install.yaml"),
+        ("crds", "jobs/crds.yaml"),
+        ("crds", "jobs/helm/deltafold/crds/crds.yaml"),
+    ] {
+        let told = printed(&[args]);
+        assert!(
+            told == read(file),
+            "{file} is out of step: deltafold manifests {args} > {file}"
+        );
+    }
+    let samples = printed(&["samples"]);
+    let mut files = 0;
+    for file in fs::read_dir(path("jobs/samples")).unwrap() {
+        let text = fs::read_to_string(file.unwrap().path()).unwrap();
+        assert!(samples.contains(&text), "{text}");
+        files += 1;
+    }
+    assert_eq!(files, manifests::SAMPLES.len());
+    // The same, for machines.
+    for what in ["install", "crds", "samples"] {
+        let list: Value = serde_json::from_str(&printed(&[what, "--output", "json"])).unwrap();
+        assert_eq!(list["kind"], "List");
+        assert_eq!(list["items"], json!(documents(&printed(&[what]))), "{what}");
+    }
+}
+
+#[test]
+fn the_flags_are_put_in_everywhere() {
+    let text = printed(&["install", "-n", "elsewhere", "--image", "registry/x:7"]);
+    assert!(!text.contains("deltafold-system") && !text.contains("deltafold:0"));
+    let objects = documents(&text);
+    let namespaces = objects
+        .iter()
+        .filter_map(|o| o["metadata"]["namespace"].as_str());
+    let namespaces: Vec<&str> = namespaces.collect();
+    assert!(namespaces.len() > 3 && namespaces.iter().all(|n| *n == "elsewhere"));
+    let deployment = objects.iter().find(|o| kind(o) == "Deployment").unwrap();
+    let container = &deployment["spec"]["template"]["spec"]["containers"][0];
+    assert_eq!(container["image"], "registry/x:7");
+    let args: Vec<String> = serde_json::from_value(container["args"].clone()).unwrap();
+    assert!(
+        args.windows(2)
+            .any(|w| w == ["--job-image", "registry/x:7"])
+    );
+    // The real program takes them.
+    deltafold::cli::check(&args).unwrap();
+}
+
+/// The version that stands in the chart and its image is the program's.
+#[test]
+fn the_chart_is_of_this_version() {
+    let chart: Value = yaml_serde::from_str(&read("jobs/helm/deltafold/Chart.yaml")).unwrap();
+    assert_eq!(chart["version"], env!("CARGO_PKG_VERSION"));
+    assert_eq!(chart["appVersion"], env!("CARGO_PKG_VERSION"));
+}
+
+/// Alerts ask for metrics that there are.
+#[test]
+fn alerts_name_metrics_that_are_documented() {
+    let rules: Value = yaml_serde::from_str(&read("jobs/alerts.yaml")).unwrap();
+    let documented = read("docs/metrics.md") + &read("docs/controller.md");
+    let mut seen = 0;
+    for rule in rules["groups"][0]["rules"].as_array().unwrap() {
+        let expr = rule["expr"].as_str().unwrap();
+        for (at, _) in expr.match_indices("deltafold_") {
+            let metric = &expr[at..];
+            let end = metric.find(|c: char| !c.is_ascii_lowercase() && c != '_');
+            let metric = &metric[..end.unwrap_or(metric.len())];
+            let told = documented.contains(&format!("`{metric}`"));
+            assert!(told, "{metric} is documented nowhere");
+            seen += 1;
+        }
+        assert!(rule["annotations"]["summary"].is_string());
+        assert!(rule["annotations"]["description"].is_string());
+    }
+    assert!(seen > 8, "{seen}");
+}

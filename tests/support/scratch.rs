@@ -1,0 +1,77 @@
+//! Where tests keep their files: in memory if there is plenty of it, else in the temporary directory.
+//!
+//! Most of what tests write is the preallocated logs of hundreds of short-lived etcds. On a disk that is tens
+//! of gigabytes a run, and waiting for it takes longer than all else. `DELTAFOLD_TEST_SCRATCH` names another
+//! folder.
+
+use std::env;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use rustix::fs::statvfs;
+use tempfile::TempDir;
+
+/// A file system in memory that most Linux machines have.
+const MEMORY: &str = "/dev/shm";
+/// Tests of all tiers have used less than a third of this at once.
+const PLENTY: u64 = 12 << 30;
+/// Its folders of programs that were killed are removed by the next program.
+const PREFIX: &str = "deltafold-tests-";
+
+/// A new folder, removed when dropped.
+pub fn folder() -> io::Result<TempDir> {
+    folder_named("test-")
+}
+
+/// A new folder whose name begins with `prefix`, removed when dropped.
+pub fn folder_named(prefix: &str) -> io::Result<TempDir> {
+    TempDir::with_prefix_in(prefix, place())
+}
+
+/// The folder of this program, in which all its scratch folders are.
+pub fn place() -> PathBuf {
+    static PLACE: OnceLock<PathBuf> = OnceLock::new();
+    PLACE.get_or_init(choose).clone()
+}
+
+fn choose() -> PathBuf {
+    let root = env::var_os("DELTAFOLD_TEST_SCRATCH").map_or_else(in_memory_or_not, PathBuf::from);
+    remove_left_over(&root);
+    let own = root.join(format!("{PREFIX}{}", std::process::id()));
+    fs::create_dir(&own).unwrap_or_else(|err| panic!("{}: {err}", own.display()));
+    own
+}
+
+fn in_memory_or_not() -> PathBuf {
+    // Benches measure disks.
+    let is_test = cfg!(test);
+    let is_roomy = statvfs(MEMORY).is_ok_and(|s| s.f_bavail * s.f_frsize >= PLENTY);
+    let has_memory = available_memory().is_some_and(|bytes| bytes >= PLENTY);
+    if is_test && is_roomy && has_memory {
+        MEMORY.into()
+    } else {
+        env::temp_dir()
+    }
+}
+
+/// Bytes that new programs can take without swapping, as `/proc/meminfo` has it.
+fn available_memory() -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find(|l| l.starts_with("MemAvailable:"))?;
+    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+    Some(kib << 10)
+}
+
+/// No program outlives the folder of its own number: a folder without a process is nobody's.
+fn remove_left_over(root: &Path) {
+    for entry in fs::read_dir(root).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let of = name.to_str().and_then(|n| n.strip_prefix(PREFIX));
+        if of.is_some_and(|id| !Path::new("/proc").join(id).exists()) {
+            // Another program may be removing it, too.
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
