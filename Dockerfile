@@ -2,8 +2,8 @@
 #
 #   docker buildx build --platform linux/amd64,linux/arm64 --tag deltafold:0.1.0 .
 #
-# UNTESTED: the tests have no docker and no registry. They build the same image with tests/cluster/image, for
-# amd64 alone, and run it on a real Kubernetes (tests/end-to-end).
+# UNTESTED: the tests have no docker and no registry. They pack an image of the profile release
+# with tests/cluster/image, for amd64 and without OSS, and run it on a real Kubernetes (tests/end-to-end).
 FROM rust:1.95-bookworm AS build
 ARG TARGETARCH
 WORKDIR /build

@@ -1,6 +1,6 @@
 //! The one provider of TLS cryptography: ring.
 //!
-//! It sets up no connection. Whatever makes a client calls it first: store, etcd and kubernetes.
+//! `store`, `etcd` and `kubernetes` call [`ensure_provider`] before they make a client.
 
 /// Makes ring the provider of this process, unless the process has one already.
 pub fn ensure_provider() {

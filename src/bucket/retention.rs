@@ -1059,19 +1059,12 @@ mod tests {
         decide(&facts, options)
     }
 
-    fn seed() -> u64 {
-        let given = std::env::var("DELTAFOLD_TEST_SEED").ok();
-        let seed = given.map_or_else(|| fastrand::u64(..1 << 48), |s| s.parse().unwrap());
-        println!("seed {seed} (DELTAFOLD_TEST_SEED={seed} runs it again)");
-        seed
-    }
-
     /// Random buckets, histories and clocks: what must stay restorable stays so, after every single
     /// removal in its order, and no hole is left by one that did not come to its end.
     #[test]
     fn nothing_breaks_that_must_stay_whole() {
         let rounds = crate::rounds(300, 1500);
-        let mut rng = fastrand::Rng::with_seed(seed());
+        let mut rng = fastrand::Rng::with_seed(crate::seed());
         let (mut removed, mut guarded, mut forked) = (0, 0, 0);
         for round in 0..rounds {
             let w = World::random(&mut rng);
@@ -1152,7 +1145,7 @@ mod tests {
     /// Two collectors with clocks and listings of their own: what both together remove breaks nothing.
     #[test]
     fn two_plans_together_break_nothing() {
-        let mut rng = fastrand::Rng::with_seed(seed());
+        let mut rng = fastrand::Rng::with_seed(crate::seed());
         for round in 0..600 {
             let w = World::random(&mut rng);
             let timelines = Timelines::build(&w.catalog, &w).unwrap();

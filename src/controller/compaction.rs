@@ -1020,8 +1020,7 @@ mod tests {
 
     #[test]
     fn whatever_happens_jobs_come_one_at_a_time_and_every_crossing_is_acted_on() {
-        let seed = fastrand::u64(..);
-        println!("seed {seed}");
+        let seed = crate::seed();
         let mut seeds = fastrand::Rng::with_seed(seed);
         let (mut jobs, mut failures) = (0, 0);
         let rounds = crate::rounds(60, 300);
@@ -1063,13 +1062,12 @@ mod tests {
             }
         }
         println!("{jobs} Jobs at their ends, {failures} had failed");
-        assert!(jobs > 3 * rounds && failures * 3 > rounds);
+        assert!(jobs * 3 > rounds * 10 && failures * 3 > rounds);
     }
 
     #[test]
     fn what_did_not_answer_is_folded_when_it_does_though_nothing_moves() {
-        let seed = fastrand::u64(..);
-        println!("seed {seed}");
+        let seed = crate::seed();
         for i in 0..100 {
             let mut sim = Sim::new(seed.wrapping_add(i));
             sim.calm = true;

@@ -965,13 +965,6 @@ mod tests {
         }
     }
 
-    fn seed() -> u64 {
-        let given = std::env::var("DELTAFOLD_TEST_SEED").ok();
-        let seed = given.map_or_else(|| fastrand::u64(..1 << 48), |s| s.parse().unwrap());
-        println!("seed {seed} (DELTAFOLD_TEST_SEED={seed} runs it again)");
-        seed
-    }
-
     /// Runs the parties against each other; gives the moments at which two believed to have the lock, and
     /// how often each has had it.
     fn run(seed: u64, fails: u8, ignores_conditions: bool) -> (usize, Vec<u32>) {
@@ -1014,7 +1007,7 @@ mod tests {
 
     #[test]
     fn never_do_two_believe_to_have_it() {
-        let seed = seed();
+        let seed = crate::seed();
         let mut acquired = 0;
         for n in 0..100 {
             let fails = [0, 5, 30][n as usize % 3];
@@ -1028,7 +1021,7 @@ mod tests {
     /// The test above would see it.
     #[test]
     fn without_conditions_two_believe_it() {
-        let seed = seed();
+        let seed = crate::seed();
         let both: usize = (0..20).map(|n| run(seed.wrapping_add(n), 5, true).0).sum();
         assert!(both > 0);
     }

@@ -159,7 +159,7 @@ pub fn open(url: &str, options: &[(String, String)], handle: Handle) -> Result<S
         "oss" => Err(Error::new(
             Reason::Usage,
             format!(
-                "--store {url}: this build has no support for OSS: build with `cargo build --release --features oss`, or use the image, which has it"
+                "--store {url}: this build has no support for OSS: build with `--features oss`, or use the image, which has it"
             ),
         )),
         other => Err(Error::new(

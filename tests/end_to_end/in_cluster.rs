@@ -1,7 +1,7 @@
 //! The whole story on a real Kubernetes with kubelet and containerd, which `tests/end-to-end` brings up: what
 //! is applied becomes Pods, and the Pods do their work, whatever ends in between.
 //!
-//! Plain `cargo test` does not run this program: without the cluster it fails.
+//! Plain `cargo test` does not run this module: without the cluster it fails.
 
 use crate::support::etcd::Signal;
 use crate::support::minio::Minio;

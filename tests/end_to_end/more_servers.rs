@@ -1,7 +1,7 @@
 //! The same on servers that need more than Rust and Go: Swift and Azurite, which `tests/end-to-end`
 //! starts; and on Google Cloud Storage, as far as there is a server for it.
 //!
-//! Plain `cargo test` does not run this program: without the servers it fails.
+//! Plain `cargo test` does not run this module: without the servers it fails.
 
 use crate::support::buckets::{BASE, Bucket, LAST};
 use crate::support::gcs::Gcs;

@@ -1,4 +1,4 @@
-//! Whose backup a prefix is that two write to first.
+//! Two clusters write to a new prefix first: one of them wins, on folders and on MinIO.
 
 use crate::support::etcd::EtcdVersion;
 use crate::support::follower::snapshot;

@@ -1,5 +1,5 @@
-//! No room in the temporary directory or in a local store: 74, nothing half-written, and a rerun
-//! with room succeeds.
+//! No room in the temporary directory, in a local store or in the target of a copy: an error, nothing
+//! half-written, and a rerun with room succeeds.
 
 use crate::support::buckets::{BASE, Bucket, LAST, Objects, objects_in};
 use crate::support::disk::{on_a_small_disk, with_small_files};

@@ -824,7 +824,7 @@ fn whatever_the_order_of_steps_what_must_be_restorable_is() {
     let rounds = crate::support::rounds(20, 60);
     let counts = play(crate::support::seed(), rounds, Duration::ZERO);
     println!("{counts:?}");
-    assert!(counts.removals > rounds && counts.steps > rounds * 15);
+    assert!(counts.removals * 3 > rounds * 5 && counts.steps * 3 > rounds * 50);
     assert!(counts.ended_well * 3 > rounds && counts.operated * 6 > rounds);
     assert!(counts.deaths * 12 > rounds);
 }

@@ -178,11 +178,7 @@ async fn real_etcds_serve_every_result() {
 /// Random histories recorded on real etcds, folded, and compared with those etcds.
 #[tokio::test(flavor = "multi_thread")]
 async fn random_histories_of_real_etcds() {
-    let seed = std::env::var("DELTAFOLD_TEST_SEED")
-        .ok()
-        .map(|s| s.parse().expect("a seed"));
-    let first: u64 = seed.unwrap_or_else(|| fastrand::u64(..1 << 48));
-    println!("seeds from {first} on (DELTAFOLD_TEST_SEED={first} runs them again)");
+    let first = crate::support::seed();
     let versions = EtcdVersion::ALL.into_iter();
     for (n, version) in versions.cycle().take(rounds(3, 6)).enumerate() {
         let seed = first + n as u64;

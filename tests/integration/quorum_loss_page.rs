@@ -161,7 +161,7 @@ impl Machines {
             }
             (_, "On every machine") => all,
             (_, "On every machine that has its member still") => vec![SURVIVOR],
-            // By tests/in-cluster.
+            // By `tests/end-to-end cluster`.
             ("By tasks", "By kubectl") => Vec::new(),
             // Where a file was copied to, there is something, too.
             (_, "On every machine that had its member still") => vec![SURVIVOR],

@@ -1070,7 +1070,7 @@ fn the_two_commands_are_what_ci_runs() {
 }
 
 /// Each `cargo test --test TIER MODULE::NAME` in a document runs something: the module is there, and in it a test
-/// whose name begins so.
+/// whose name begins so. Without a tier there is no name of a test.
 #[test]
 fn tests_that_documents_name_exist() {
     let mut named = 0;
@@ -1096,6 +1096,36 @@ fn tests_that_documents_name_exist() {
         }
     }
     assert!(named > 30, "{named}");
+    for document in DOCUMENTS {
+        let text = read(document);
+        for (at, call) in text.match_indices("cargo test ") {
+            let next = text[at + call.len()..].trim_start();
+            let is_option = next.starts_with(['-', '#']);
+            assert!(is_option, "{document}: no tier: cargo test {next:.40}");
+        }
+    }
+}
+
+/// tests/README.md has one line for each module of the tiers, in the order of the folders' names.
+#[test]
+fn every_module_of_the_tiers_has_its_danger() {
+    let table = read("tests/README.md");
+    for tier in ["serverless", "integration", "faults", "end_to_end"] {
+        let files = fs::read_dir(path("tests").join(tier)).unwrap();
+        let mut modules: Vec<String> = files
+            .map(|f| f.unwrap().file_name().into_string().unwrap())
+            .filter(|f| f != "main.rs")
+            .map(|f| format!("{tier}/{f}"))
+            .collect();
+        modules.sort();
+        let listed: Vec<&str> = table
+            .lines()
+            .filter_map(|l| l.strip_prefix("| `")?.split_once("` | "))
+            .map(|(module, _)| module)
+            .filter(|m| m.starts_with(&format!("{tier}/")))
+            .collect();
+        assert_eq!(listed, modules);
+    }
 }
 
 /// What the README shows of the main job is what the main job says, but for the time it took.

@@ -22,9 +22,9 @@ const PLACE: &str = "DELTAFOLD_TEST_LOCK_PLACE";
 const LOG: &str = "DELTAFOLD_TEST_LOCK_LOG";
 const ROUNDS: &str = "DELTAFOLD_TEST_LOCK_ROUNDS";
 
-/// Of a lock in most tests.
+/// The time to live of a lock in most tests.
 pub const SHORT: Duration = Duration::from_secs(2);
-/// Of one that nobody is to wait for.
+/// The time to live of a lock that nobody waits for.
 pub const LONG: Duration = Duration::from_secs(600);
 
 /// Where a lock is kept, as a text that a process can be given.
@@ -142,7 +142,7 @@ pub fn threads_take_turns(handle: &Handle, place: &Place) {
     assert_eq!(turns.into_inner(), THREADS * TURNS, "{}", place.url);
 }
 
-/// And who gives back is followed at once.
+/// A lock that is given back is taken at once.
 pub fn the_living_are_not_waited_for(handle: &Handle, place: &Place) {
     let cancel = Cancel::default();
     let mut first = place.lock(handle, &cancel, "first", SHORT);
@@ -214,7 +214,7 @@ fn process(module: &str, place: &Place, log: &Path, rounds: &str) -> Child {
     child.expect("start a process")
 }
 
-/// And those that are killed block nobody for good. `module` (its `module_path!()`) has a test
+/// Holders that are killed block nobody for good. `module` (its `module_path!()`) has a test
 /// `a_process_of_its_own`, which calls the function above.
 pub fn processes_take_turns(module: &str, place: &Place, log: &Path) {
     fs::write(log, "").expect("write the log");

@@ -17,7 +17,7 @@ use tempfile::TempDir;
 const MEMORY: &str = "/dev/shm";
 /// Tests of all tiers have used less than a third of this at once.
 const PLENTY: u64 = 12 << 30;
-/// Its folders of programs that were killed are removed by the next program.
+/// The folder of a program that has ended is removed by the next program.
 const PREFIX: &str = "deltafold-tests-";
 
 /// A new folder, removed when dropped.
@@ -64,12 +64,14 @@ fn available_memory() -> Option<u64> {
     Some(kib << 10)
 }
 
-/// No program outlives the folder of its own number: a folder without a process is nobody's.
+/// A folder is left over if no process has its number, or if it has the number of this process.
 fn remove_left_over(root: &Path) {
     for entry in fs::read_dir(root).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let of = name.to_str().and_then(|n| n.strip_prefix(PREFIX));
-        if of.is_some_and(|id| !Path::new("/proc").join(id).exists()) {
+        let own = std::process::id().to_string();
+        let is_left_over = |id| id == own || !Path::new("/proc").join(id).exists();
+        if of.is_some_and(is_left_over) {
             // Another program may be removing it, too.
             let _ = fs::remove_dir_all(entry.path());
         }
