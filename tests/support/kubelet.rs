@@ -279,9 +279,19 @@ impl Shared {
         });
         let at = format!("{path}/binding");
         let binding = Some((Body::Json, &binding));
-        // One that was deleted meanwhile is nobody's any more.
-        if self.api.ask(Method::POST, &at, binding).await.is_err() {
-            return;
+        let mut was_away = false;
+        while let Err(refused) = self.api.ask(Method::POST, &at, binding).await {
+            match refused.code {
+                // The API server may be away for a while.
+                0 | 403 | 429 | 500.. => {
+                    was_away = true;
+                    tokio::time::sleep(5 * PAUSE).await;
+                }
+                // It was bound, and the answer was lost.
+                409 if was_away => break,
+                // One that was deleted meanwhile is nobody's any more.
+                _ => return,
+            }
         }
         let mut plans = self.plans.subscribe();
         while self.plan(&pod) == Plan::Hold && *order.borrow() == Order::GoOn {
