@@ -39,21 +39,8 @@ pub mod tls;
 
 pub use error::{Error, Reason, Result};
 
-/// The seed of a random unit test: `DELTAFOLD_TEST_SEED`, or a new one. It is printed.
 #[cfg(test)]
-fn seed() -> u64 {
-    let given = std::env::var("DELTAFOLD_TEST_SEED").ok();
-    let seed = given.map_or_else(|| fastrand::u64(..1 << 48), |s| s.parse().unwrap());
-    println!("seed {seed} (DELTAFOLD_TEST_SEED={seed} runs it again)");
-    seed
-}
-
-/// How often a random unit test goes round: `few`, or `many` if `DELTAFOLD_TEST_ROUNDS` says so.
+#[path = "../tests/support/random.rs"]
+mod random;
 #[cfg(test)]
-fn rounds(few: usize, many: usize) -> usize {
-    match std::env::var("DELTAFOLD_TEST_ROUNDS").as_deref() {
-        Err(_) => few,
-        Ok("many") => many,
-        Ok(number) => number.parse().unwrap(),
-    }
-}
+use random::{rounds, seed};

@@ -25,6 +25,7 @@ pub mod minio;
 pub mod page;
 pub mod past;
 pub mod proxy;
+pub mod random;
 pub mod s3;
 pub mod saved;
 pub mod schema;
@@ -44,6 +45,9 @@ use std::process::{Command, Stdio};
 use serde::Deserialize;
 use tempfile::TempDir;
 
+// Not used by every program, as above.
+#[allow(unused_imports)]
+pub use random::{rounds, seed};
 use tools::EtcdVersion;
 
 /// NAME.expected.json: what the etcd that a fixture comes from said of itself.
@@ -171,24 +175,6 @@ pub fn that_start_on(source: &str) -> &'static [EtcdVersion] {
     match source {
         s if s.starts_with("3.7.") => &[EtcdVersion::V3_7, EtcdVersion::V3_5],
         _ => &EtcdVersion::ALL,
-    }
-}
-
-/// The seed of a random test, printed so that it can be run again.
-pub fn seed() -> u64 {
-    let given = std::env::var("DELTAFOLD_TEST_SEED").ok();
-    let seed = given.map_or_else(|| fastrand::u64(..1 << 48), |s| s.parse().expect("a seed"));
-    println!("seed {seed} (DELTAFOLD_TEST_SEED={seed} runs it again)");
-    seed
-}
-
-/// How often a random test goes round: `few` by default; `many` if `DELTAFOLD_TEST_ROUNDS` is `many`, as
-/// `.ci/run` has it; or the number that it is.
-pub fn rounds(few: usize, many: usize) -> usize {
-    match std::env::var("DELTAFOLD_TEST_ROUNDS").as_deref() {
-        Err(_) => few,
-        Ok("many") => many,
-        Ok(number) => number.parse().expect("DELTAFOLD_TEST_ROUNDS"),
     }
 }
 
