@@ -3,7 +3,7 @@
 
 use crate::support::history::Compression;
 use crate::support::scratch;
-use crate::support::small::{change, object};
+use crate::support::small::{database, object, put_events};
 use async_trait::async_trait;
 use bytes::Bytes;
 use chrono::{TimeDelta, Utc};
@@ -38,75 +38,18 @@ use std::time::Duration;
 use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, oneshot};
 
-/// A database that holds every revision up to `last`.
-fn database(last: i64) -> Vec<u8> {
-    let file = tempfile::tempfile().expect("a temporary file");
-    let file = write_file(file, 4096, "", |w| {
-        let mut key = TreeBuilder::new(0);
-        for main in 2..=last {
-            let rk = RecordKey {
-                main: Revision(main),
-                sub: 0,
-                tombstone: false,
-            };
-            let (mut k, mut v) = (Vec::new(), Vec::new());
-            rk.encode(&mut k);
-            change(main).encode(&mut v);
-            key.push(w, &k, &v)?;
-        }
-        let mut buckets = BTreeMap::from([("key", key)]);
-        for name in ["alarm", "auth", "cluster", "lease", "members", "meta"] {
-            buckets.insert(name, TreeBuilder::new(0));
-        }
-        let mut put = |bucket: &str, key: &[u8], value: &[u8]| {
-            buckets
-                .get_mut(bucket)
-                .expect("a bucket")
-                .push(w, key, value)
-        };
-        put("cluster", b"clusterVersion", b"3.5.0")?;
-        for name in [&b"finishedCompactRev"[..], b"scheduledCompactRev"] {
-            put("meta", name, &encode_revision(Revision(1), 0))?;
-        }
-        let mut root = TreeBuilder::new(0);
-        for (name, tree) in buckets {
-            let value = tree.finish(w)?;
-            root.push_bucket(w, name.as_bytes(), &value)?;
-        }
-        Ok(root)
-    });
-    let mut file = file.expect("write the database");
-    let mut bytes = Vec::new();
-    file.rewind()
-        .and_then(|()| file.read_to_end(&mut bytes))
-        .expect("read it back");
-    bytes
-}
-
-fn delta(start: i64, last: i64) -> Vec<u8> {
-    use base64::Engine as _;
-    let base64 = |b: &[u8]| base64::engine::general_purpose::STANDARD.encode(b);
-    let events: Vec<Value> = (start..=last)
-        .map(|main| {
-            let kv = change(main);
-            json!({"etcdEvent": {"kv": {
-                "key": base64(kv.key), "create_revision": kv.create_revision,
-                "mod_revision": main, "version": kv.version, "value": base64(kv.value),
-                "lease": kv.lease
-            }}, "time": "2026-11-21T02:30:00Z"})
-        })
-        .collect();
-    serde_json::to_vec(&events).expect("JSON")
-}
-
 fn full_object(last: i64, created: i64) -> (String, Vec<u8>) {
     let name = format!("v2/Full-00000000-{last:08}-{created}");
-    (name, object(&database(last), Compression::None))
+    (
+        name,
+        object(&database(4096, 2..=last, 1), Compression::None),
+    )
 }
 
 fn delta_object(start: i64, last: i64, created: i64) -> (String, Vec<u8>) {
     let name = format!("v2/Incr-{start:08}-{last:08}-{created}");
-    (name, object(&delta(start, last), Compression::None))
+    let events = serde_json::to_vec(&put_events(start..=last)).expect("JSON");
+    (name, object(&events, Compression::None))
 }
 
 /// What a step may do.

@@ -18,6 +18,7 @@ use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::{Read, Seek};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 /// The base's newest revision; it was compacted at 10.
@@ -26,13 +27,18 @@ pub const SMALL_BASE: i64 = 40;
 pub const SMALL_LAST: i64 = 48;
 const COMPACTED: i64 = 10;
 
-/// A base of three keys that were changed in turn, with buckets as etcd has them: some inline, `key`
-/// with a branch over its leaves where pages are small.
+/// A base of three keys that were changed in turn.
 pub fn small_database(page_size: usize) -> Vec<u8> {
+    database(page_size, COMPACTED - 2..=SMALL_BASE, COMPACTED)
+}
+
+/// A database of these [changes](change), compacted at a revision, with buckets as etcd has them: some inline,
+/// `key` with a branch over its leaves where pages are small.
+pub fn database(page_size: usize, changes: RangeInclusive<i64>, compacted: i64) -> Vec<u8> {
     let file = tempfile::tempfile().expect("a temporary file");
     let file = write_file(file, page_size, "", |w| {
         let mut key = TreeBuilder::new(0);
-        for main in COMPACTED - 2..=SMALL_BASE {
+        for main in changes.clone() {
             let rk = RecordKey {
                 main: Revision(main),
                 sub: 0,
@@ -54,7 +60,7 @@ pub fn small_database(page_size: usize) -> Vec<u8> {
         };
         put("cluster", b"clusterVersion", b"3.5.0")?;
         for name in [&b"finishedCompactRev"[..], b"scheduledCompactRev"] {
-            put("meta", name, &encode_revision(Revision(COMPACTED), 0))?;
+            put("meta", name, &encode_revision(Revision(compacted), 0))?;
         }
         let mut root = TreeBuilder::new(0);
         for (name, tree) in buckets {
@@ -86,21 +92,26 @@ pub fn change(main: i64) -> KeyValue<'static> {
 
 /// The events behind the base; the last one deletes.
 pub fn small_events() -> Vec<Value> {
+    let mut events = put_events(SMALL_BASE + 1..=SMALL_LAST);
+    let last = events.last_mut().expect("an event");
+    last["etcdEvent"] = json!({"type": 1, "kv": {
+        "key": BASE64.encode(change(SMALL_LAST).key), "mod_revision": SMALL_LAST
+    }});
+    events
+}
+
+/// The [changes](change) as events of a delta, one a second.
+pub fn put_events(changes: RangeInclusive<i64>) -> Vec<Value> {
     let event = |main: i64| {
         let kv = change(main);
-        let time = format!("2026-11-21T02:30:{main}Z");
-        if main == SMALL_LAST {
-            let kv = json!({"key": BASE64.encode(kv.key), "mod_revision": main});
-            return json!({"etcdEvent": {"type": 1, "kv": kv}, "time": time});
-        }
-        let kv = json!({
+        let time = format!("2026-11-21T02:30:{:02}Z", main % 60);
+        json!({"etcdEvent": {"kv": {
             "key": BASE64.encode(kv.key), "create_revision": kv.create_revision,
             "mod_revision": main, "version": kv.version, "value": BASE64.encode(kv.value),
             "lease": kv.lease
-        });
-        json!({"etcdEvent": {"kv": kv}, "time": time})
+        }}, "time": time})
     };
-    (SMALL_BASE + 1..=SMALL_LAST).map(event).collect()
+    changes.map(event).collect()
 }
 
 pub fn full_name(compression: Compression) -> String {
