@@ -184,14 +184,7 @@ async fn random_histories_of_real_etcds() {
         let seed = first + n as u64;
         let folder = scratch::folder().unwrap();
         let etcd = Etcd::start(version, &folder.path().join("data"));
-        let options = HistoryOptions {
-            steps: 300,
-            deltas: 1 + n,
-            // In every other history the full holds more than its name says.
-            overrun: 40 * (n % 2),
-            ..HistoryOptions::default()
-        };
-        let history = History::record_with(&etcd, seed, &options).await;
+        let history = History::record_with(&etcd, seed, &HistoryOptions::nth(n)).await;
         let compression = Compression::ALL[n % Compression::ALL.len()];
         let bucket = |part: &str| {
             let store = folder.path().join(part);

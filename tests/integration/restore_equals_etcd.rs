@@ -123,14 +123,7 @@ async fn random_histories_of_real_etcds() {
         let mut rng = Rng::with_seed(seed);
         let folder = scratch::folder().unwrap();
         let source = Etcd::start(version, &folder.path().join("source"));
-        let options = HistoryOptions {
-            steps: 300,
-            deltas: 1 + n,
-            // In every other history the full holds more than its name says.
-            overrun: 40 * (n % 2),
-            ..HistoryOptions::default()
-        };
-        let history = History::record_with(&source, seed, &options).await;
+        let history = History::record_with(&source, seed, &HistoryOptions::nth(n)).await;
         drop(source);
         let compression = Compression::ALL[n % Compression::ALL.len()];
         let store = folder.path().join("store");

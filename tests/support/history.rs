@@ -77,6 +77,19 @@ pub struct HistoryOptions {
     pub max_value: usize,
 }
 
+impl HistoryOptions {
+    /// The history number `n` of a series, each with another number of deltas; in every other one the full holds
+    /// more than its name says.
+    pub fn nth(n: usize) -> Self {
+        Self {
+            steps: 300,
+            deltas: 1 + n,
+            overrun: 40 * (n % 2),
+            ..Self::default()
+        }
+    }
+}
+
 impl Default for HistoryOptions {
     fn default() -> Self {
         Self {
