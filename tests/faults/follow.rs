@@ -196,10 +196,7 @@ fn rolled_back(version: EtcdVersion, ahead: bool) {
             "ClusterBehind"
         };
         assert!(ended.log.contains(why), "{}", ended.log);
-        let truths = [&world.truth, &first];
-        let checked = world.prefix.check_every_restorable(&truths, world.seed, 20);
-        assert_eq!(checked.newest_of(0), revision, "{checked:?}");
-        assert_eq!(checked.newest_of(1), saved, "{checked:?}");
+        world.check_both_are_saved((&first, saved), revision, 20);
     });
 }
 

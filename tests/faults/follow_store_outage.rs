@@ -104,10 +104,7 @@ fn a_full_is_due_while_events_of_another_history_wait() {
         assert_eq!(last, Some(lost), "{names:?}\n{}", ended.log);
         assert!(after[0].last.0 < lost, "{names:?}");
         assert_eq!(ended.json["timeline_began"], true, "{}", ended.json);
-        let truths = [&world.truth, &first];
-        let checked = world.prefix.check_every_restorable(&truths, world.seed, 20);
-        assert_eq!(checked.newest_of(0), revision, "{checked:?}");
-        assert_eq!(checked.newest_of(1), lost, "{checked:?}");
+        world.check_both_are_saved((&first, lost), revision, 20);
     });
 }
 

@@ -3,7 +3,6 @@
 
 use crate::support::etcd::{Etcd, EtcdOptions, EtcdVersion, free_port};
 use crate::support::follower::{Ended, Follower, snapshot, snapshot_command};
-use crate::support::history::{Compression, Recorder};
 use crate::support::saved::Prefix;
 use crate::support::world::{World, with_etcd};
 use crate::support::{deltafold, restore, run_json};
@@ -138,14 +137,7 @@ fn another_cluster_writes_nothing_until_it_has_taken_over() {
 #[test]
 fn snapshots_of_another_tool_become_those_of_the_first_who_writes() {
     with_etcd(EtcdVersion::V3_5, |world| {
-        let mut recorder = world.wait(Recorder::start(&world.etcd));
-        world.put_many("/a/", 20, 100);
-        world.wait(recorder.take_full(&world.etcd));
-        let last = world.put_many("/a/", 40, 100);
-        let mut rng = fastrand::Rng::with_seed(world.seed);
-        let recording = world.wait(recorder.finish(last, &mut rng, 3));
-        let folder = world.folder().join("store");
-        recording.write_bucket(&folder, Compression::Gzip, 1_790_000_000);
+        world.saved_by_another_tool();
         let listed: Value = serde_json::from_str(&list(&world.prefix, "json")).unwrap();
         assert_eq!(listed["identity"], Value::Null);
         world.put("/b", "1");

@@ -3,7 +3,7 @@
 
 use crate::support::etcd::{Etcd, EtcdOptions, EtcdVersion, free_port};
 use crate::support::follower::snapshot;
-use crate::support::history::{Compression, Recorder};
+use crate::support::history::Compression;
 use crate::support::load::{Load, LoadOptions};
 use crate::support::saved::Prefix;
 use crate::support::truth::Truth;
@@ -204,12 +204,7 @@ fn another_history(version: EtcdVersion, last: impl Fn(&World, u8), behind: usiz
         assert_eq!(why(&done.json), "", "{}", done.json);
         let revision = world.revision();
         world.truth.wait_for(revision);
-        let truths = [&world.truth, &first];
-        let checked = world
-            .prefix
-            .check_every_restorable(&truths, world.seed, 300);
-        assert_eq!(checked.newest_of(0), revision, "{checked:?}");
-        assert_eq!(checked.newest_of(1), saved, "{checked:?}");
+        world.check_both_are_saved((&first, saved), revision, 300);
     });
 }
 
@@ -451,12 +446,7 @@ fn a_cluster_behind_the_bucket_begins_a_new_timeline() {
             let revision = world.revision();
             assert!(revision > saved);
             world.truth.wait_for(revision);
-            let truths = [&world.truth, &first];
-            let checked = world
-                .prefix
-                .check_every_restorable(&truths, world.seed, 300);
-            assert_eq!(checked.newest_of(0), revision, "{checked:?}");
-            assert_eq!(checked.newest_of(1), saved, "{checked:?}");
+            world.check_both_are_saved((&first, saved), revision, 300);
         });
     }
 }
@@ -598,14 +588,7 @@ fn messages_of_any_size() {
 #[test]
 fn beside_the_snapshots_of_another_tool() {
     with_etcd(EtcdVersion::V3_5, |world| {
-        let mut recorder = world.wait(Recorder::start(&world.etcd));
-        world.put_many("/a/", 20, 100);
-        world.wait(recorder.take_full(&world.etcd));
-        let last = world.put_many("/a/", 40, 100);
-        let mut rng = fastrand::Rng::with_seed(world.seed);
-        let recording = world.wait(recorder.finish(last, &mut rng, 3));
-        let folder = world.folder().join("store");
-        recording.write_bucket(&folder, Compression::Gzip, 1_790_000_000);
+        let recording = world.saved_by_another_tool();
         let theirs = world.prefix.names();
 
         // An old full, so that it must not be asked for another.
@@ -613,6 +596,7 @@ fn beside_the_snapshots_of_another_tool() {
         world.put_many("/b/", 10, 100);
         let done = world.delta(&never);
         assert_eq!(why(&done.json), "", "{}", done.json);
+        let last = recording.deltas[2].last;
         assert_eq!(done.last_snapshot()["start_revision"], last + 1);
         // As the newest is compressed.
         assert!(
@@ -637,7 +621,7 @@ fn beside_the_snapshots_of_another_tool() {
         for delta in other.deltas() {
             let name = delta.to_string();
             let from = world.folder().join("other/v2").join(&name);
-            std::fs::copy(from, folder.join("v2").join(&name)).unwrap();
+            std::fs::copy(from, world.folder().join("store/v2").join(&name)).unwrap();
         }
         let done = world.delta(&never);
         assert_eq!(done.json["status"], "NothingToDo", "{}", done.json);

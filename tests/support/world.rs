@@ -9,6 +9,7 @@ use tokio::runtime::{Handle, Runtime};
 
 use super::etcd::{Etcd, EtcdOptions, EtcdVersion, free_port};
 use super::follower::{self, Ended, Follower};
+use super::history::{Compression, Recorder, Recording};
 use super::saved::{Checked, Prefix};
 use super::truth::Truth;
 
@@ -135,12 +136,38 @@ impl World {
         self.snapshot("delta", args).succeeded()
     }
 
+    /// A full and three deltas, written as etcd-backup-restore writes them.
+    pub fn saved_by_another_tool(&self) -> Recording {
+        let mut recorder = self.wait(Recorder::start(&self.etcd));
+        self.put_many("/a/", 20, 100);
+        self.wait(recorder.take_full(&self.etcd));
+        let last = self.put_many("/a/", 40, 100);
+        let mut rng = fastrand::Rng::with_seed(self.seed);
+        let recording = self.wait(recorder.finish(last, &mut rng, 3));
+        let folder = self.folder().join("store");
+        recording.write_bucket(&folder, Compression::Gzip, 1_790_000_000);
+        recording
+    }
+
     /// A follower that has taken its first full.
     #[track_caller]
     pub fn follow(&self, args: &[&str]) -> Follower {
         let mut follower = Follower::start(&self.prefix, &self.endpoints(), args);
         follower.wait_until("the first full", || !self.prefix.fulls().is_empty());
         follower
+    }
+
+    /// Two histories: this etcd's up to a revision, and a former one's up to another one. Whatever of them is
+    /// restorable is right, by so many samples.
+    #[track_caller]
+    pub fn check_both_are_saved(&self, former: (&Truth, i64), revision: i64, samples: usize) {
+        let (first, saved) = former;
+        let truths = [&self.truth, first];
+        let checked = self
+            .prefix
+            .check_every_restorable(&truths, self.seed, samples);
+        assert_eq!(checked.newest_of(0), revision, "{checked:?}");
+        assert_eq!(checked.newest_of(1), saved, "{checked:?}");
     }
 
     /// Everything that is restorable is right, and that is all there is up to now.
