@@ -48,6 +48,16 @@ fn with(minio: &Minio, given: &[(&str, &str)]) -> Vec<(String, String)> {
     [credentials(minio), options(given)].concat()
 }
 
+/// What a Secret of the other tool holds for a MinIO, with this key.
+fn secret<'a>(minio: &'a Minio, key: &'a str) -> [(&'static str, &'a str); 4] {
+    [
+        ("accessKeyID", minio.access_key()),
+        ("secretAccessKey", key),
+        ("endpoint", minio.endpoint()),
+        ("region", "us-east-1"),
+    ]
+}
+
 /// Runs a command with these settings alone.
 fn run(command: &str, url: &str, options: &[(String, String)]) -> (i32, Value, String) {
     let mut c = deltafold();
@@ -160,14 +170,8 @@ fn a_certificate_authority_of_ones_own_is_given_by_a_file_or_a_secret() {
     // All from a Secret; with a key of the user's own that the server encrypts by.
     let pem = String::from_utf8(pem).unwrap();
     let key = "0123456789abcdef0123456789abcdef";
-    let mut settings = vec![
-        ("accessKeyID", minio.access_key()),
-        ("secretAccessKey", minio.secret_key()),
-        ("endpoint", minio.endpoint()),
-        ("region", "us-east-1"),
-        ("s3ForcePathStyle", "true"),
-        ("trustedCaCert", &pem),
-    ];
+    let mut settings = secret(&minio, minio.secret_key()).to_vec();
+    settings.extend([("s3ForcePathStyle", "true"), ("trustedCaCert", &pem)]);
     let mounted = Mounted::new(&settings);
     let secret = options(&[("secret_dir", mounted.path())]);
     assert_eq!(run("list", url, &secret).0, 0);
@@ -369,15 +373,10 @@ fn a_changed_secret_counts_within_a_run() {
     let rt = runtime();
     let minio = Minio::start();
     rt.block_on(minio.create_bucket("secret"));
-    let with = |key: &'static str| {
-        [
-            ("accessKeyID", minio.access_key()),
-            ("secretAccessKey", key),
-            ("endpoint", minio.endpoint()),
-            ("region", "us-east-1"),
-        ]
-    };
-    let (right, wrong) = (with(minio.secret_key()), with("SECRET-but-wrong"));
+    let (right, wrong) = (
+        secret(&minio, minio.secret_key()),
+        secret(&minio, "SECRET-but-wrong"),
+    );
     let mounted = Mounted::new(&wrong);
     let given = options(&[("secret_dir", mounted.path()), ("max_retries", "0")]);
     let store = store::open("s3://secret/p", &given, rt.handle().clone()).unwrap();
@@ -453,15 +452,7 @@ fn a_long_job_lives_through_a_change_of_its_key() {
     let rt = runtime();
     let minio = Minio::start();
     rt.block_on(minio.create_bucket("long"));
-    let with = |key: &'static str| {
-        [
-            ("accessKeyID", minio.access_key()),
-            ("secretAccessKey", key),
-            ("endpoint", minio.endpoint()),
-            ("region", "us-east-1"),
-        ]
-    };
-    let mounted = Mounted::new(&with(minio.secret_key()));
+    let mounted = Mounted::new(&secret(&minio, minio.secret_key()));
     let store = minio.store("long");
     let bucket = Bucket::with_base();
     let put = |name: &str| {
@@ -496,7 +487,13 @@ fn a_long_job_lives_through_a_change_of_its_key() {
     };
     copied(&mut job, &bucket.names()[0]);
     // Another state of the same Secret: read anew, and good.
-    mounted.change(&[&with(minio.secret_key())[..], &[("bucketName", "long")]].concat());
+    mounted.change(
+        &[
+            &secret(&minio, minio.secret_key())[..],
+            &[("bucketName", "long")],
+        ]
+        .concat(),
+    );
     std::thread::sleep(Duration::from_millis(1500));
     let first = bucket.delta(BASE + 1, 1499, 6);
     put(&first);
