@@ -17,7 +17,7 @@ use tokio::runtime::{Handle, Runtime};
 use super::minio::Minio;
 
 pub const NAME: &str = "test";
-/// What a process that a test starts is told by.
+/// The variables that tell a process started by a test what to do.
 const PLACE: &str = "DELTAFOLD_TEST_LOCK_PLACE";
 const LOG: &str = "DELTAFOLD_TEST_LOCK_LOG";
 const ROUNDS: &str = "DELTAFOLD_TEST_LOCK_ROUNDS";
@@ -165,7 +165,7 @@ pub fn the_living_are_not_waited_for(handle: &Handle, place: &Place) {
     held(second.try_acquire().expect("an answer"));
 }
 
-/// Takes the lock some times, and tells about it in a file; nothing where no test has started this process.
+/// Takes the lock several times and writes down when, if a test has started this process to do so.
 pub fn a_process_of_its_own() {
     let Ok(place) = std::env::var(PLACE) else {
         return;
