@@ -183,6 +183,9 @@ pub struct Verified {
 pub struct Metrics {
     registry: Arc<Registry>,
     names: Arc<[String]>,
+    /// Held while the end of a job is noted and while the text is made: whoever reads that a job has ended reads
+    /// the rest of what is known of it, too.
+    whole: Arc<Mutex<()>>,
     last_time: Family<Labels<1>, Float>,
     last_revision: Family<Labels<1>, Int>,
     last_stored: Family<Labels<1>, Int>,
@@ -331,6 +334,7 @@ impl Metrics {
             drill_succeeded: r.plain("verify_drill_succeeded", "1 where the last restore drill succeeded, 0 where it failed"),
             drill_seconds: r.seconds("verify_drill_duration", "How long the last restore drill took"),
             names: r.names.into(),
+            whole: Arc::default(),
             registry: Arc::new(r.registry),
         }
     }
@@ -346,6 +350,7 @@ impl Metrics {
     /// `Internal`.
     pub fn encode(&self) -> Result<String, Error> {
         let mut text = String::new();
+        let _whole = self.whole.lock().unwrap_or_else(PoisonError::into_inner);
         encode(&mut text, &self.registry)
             .map_err(|_| Error::internal("metrics that cannot be written down"))?;
         Ok(text)
@@ -490,6 +495,7 @@ impl Metrics {
     /// A run of a job ended now, after so long; `failure` is why it failed.
     pub fn job_ended(&self, job: &'static str, took: Duration, failure: Option<Reason>) {
         let labels = [("job", job.to_owned())];
+        let _whole = self.whole.lock().unwrap_or_else(PoisonError::into_inner);
         self.job_seconds
             .get_or_create(&labels)
             .set(took.as_secs_f64());
@@ -576,6 +582,29 @@ mod tests {
             [format!("deltafold_build_info{{version=\"{version}\"}} 1")]
         );
         assert!(text.ends_with("# EOF\n"));
+    }
+
+    #[test]
+    fn the_end_of_a_job_is_exposed_whole() {
+        for _ in 0..200 {
+            let m = Metrics::new();
+            let job = m.clone();
+            let job = std::thread::spawn(move || {
+                job.job_ended("compact", Duration::from_secs(1), Some(Reason::NoSnapshots));
+            });
+            let mut text = String::new();
+            while !text.contains("deltafold_job_succeeded{") {
+                text = m.encode().unwrap();
+            }
+            for part in [
+                "failures_total",
+                "job_duration_seconds",
+                "job_last_run_timestamp_seconds",
+            ] {
+                assert!(text.contains(&format!("deltafold_{part}{{")), "{text}");
+            }
+            job.join().unwrap();
+        }
     }
 
     #[test]
