@@ -489,7 +489,7 @@ fn swift_segments_of_a_run_that_was_killed_are_cleaned_away() {
         let path = format!("segments/p/deltafold-staging/{name}");
         swift(&server.runtime, "PUT", &path, &[], b"part".to_vec());
     }
-    assert_eq!(store.clean_staging(Utc::now()), [String::new(); 0]);
+    assert!(store.clean_staging(Utc::now()).is_empty());
     let later = Utc::now() + chrono::TimeDelta::hours(25);
     assert_eq!(store.clean_staging(later).len(), 2);
     nothing_is_staged(&store);

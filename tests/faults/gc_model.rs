@@ -7,15 +7,13 @@ use crate::support::small::{database, object, put_events};
 use async_trait::async_trait;
 use bytes::Bytes;
 use chrono::{TimeDelta, Utc};
-use deltafold::bolt::{TreeBuilder, write_file};
 use deltafold::bucket::codec::CompressionChoice;
 use deltafold::bucket::retention::{self, Periods, Policy};
 use deltafold::bucket::{Kind, SnapshotName};
 use deltafold::job::gc::{self, Options};
 use deltafold::job::source::Request;
 use deltafold::job::{Context, compact};
-use deltafold::mvcc::revision::encode_revision;
-use deltafold::mvcc::{KeepHistory, RecordKey, Revision};
+use deltafold::mvcc::{KeepHistory, Revision};
 use deltafold::store::Store;
 use deltafold::store::exclude::ExcludeTags;
 use deltafold::{Error, Reason};
@@ -28,10 +26,8 @@ use object_store::{
     CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
     ObjectStoreExt as _, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult,
 };
-use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt;
-use std::io::{Read as _, Seek as _};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;

@@ -1060,7 +1060,9 @@ fn the_two_commands_are_what_ci_runs() {
     assert!(lines.contains(&"set -euo pipefail"));
     for command in commands.into_iter().chain([
         "step 'formatting' cargo fmt --check",
-        "step 'lints' cargo clippy --all-targets --locked -- -D warnings",
+        "cargo clippy --all-targets --locked \"$@\" -- -D warnings",
+        "cargo clippy --test '*' --locked \"$@\" -- -D warnings",
+        "step 'lints' lints",
     ]) {
         assert!(lines.contains(&command), ".ci/run does not run: {command}");
     }
