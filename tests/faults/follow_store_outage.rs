@@ -42,6 +42,7 @@ fn store_outage(compacted: bool) {
         world.put_many("/c/", 5, 100);
         let revision = world.revision();
         follower.wait_saved(&world.prefix, revision);
+        let deltas = world.prefix.deltas().len();
         world.put_many("/d/", 5, 100);
         let ended = follower.terminate().succeeded();
         world.check_all_is_saved();
@@ -51,6 +52,8 @@ fn store_outage(compacted: bool) {
             assert!(ended.log.contains("Compacted"), "{}", ended.log);
         } else {
             assert_eq!(fulls, 1, "{:?}", world.prefix.names());
+            // What waited is saved together: an event has its 100 kB in base64, and 7 of them fit into a delta.
+            assert!(deltas <= 600 / 7 + 10, "{deltas} deltas");
         }
     });
 }

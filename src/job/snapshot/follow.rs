@@ -326,9 +326,6 @@ impl Session<'_, '_> {
             }
             self.follower.ctx.store.cancel().check()?;
             self.take_due_full()?;
-            if self.is_delta_due() {
-                self.flush()?;
-            }
             let item = self.tail.as_ref().and_then(|t| t.pop(self.patience()));
             match item {
                 Some(Item::Transaction(t)) => self.push(&t)?,
@@ -340,6 +337,9 @@ impl Session<'_, '_> {
                     }
                     return Err(e);
                 }
+                // What came while the store was away is all overdue: it is taken together, as far as one delta may
+                // hold it.
+                None if self.is_delta_due() => self.flush()?,
                 None => {}
             }
             self.told();
