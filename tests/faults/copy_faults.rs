@@ -5,6 +5,7 @@ use crate::support::buckets::{Bucket, Objects, objects_in, objects_of};
 use crate::support::faults::{Call, Fault, FaultStore, Strike};
 use crate::support::history::{Compression, with_checksum};
 use crate::support::minio::Minio;
+use crate::support::moments::Moments;
 use crate::support::scratch;
 use crate::support::shown::{baseless, catalog};
 use crate::support::{deltafold, run_json, seed};
@@ -605,7 +606,7 @@ fn killed_and_run_again(rounds: usize, signal: Signal, minio: bool) {
     let source = Bucket::of(&objects);
     let rt = runtime();
     let server = minio.then(Minio::start);
-    let mut whole = Duration::from_millis(300);
+    let mut moments: Option<Moments> = None;
     let mut killed = 0;
     for round in 0..rounds {
         let folder = scratch::folder_named("killed-").unwrap();
@@ -629,16 +630,18 @@ fn killed_and_run_again(rounds: usize, signal: Signal, minio: bool) {
             rt.block_on(minio.create_bucket(&bucket));
         }
         let started = Instant::now();
-        if round > 0 {
+        if let Some(moments) = &mut moments {
             let mut copy = command()
                 .stdout(Stdio::null())
                 .stderr(Stdio::null())
                 .spawn()
                 .unwrap();
-            std::thread::sleep(whole.mul_f64(rng.f64() * 1.1));
+            std::thread::sleep(moments.whole().mul_f64(rng.f64() * 1.1));
             // Not waited for until now, so the ID still is this child's.
             let _ = kill_process(Pid::from_child(&copy), signal);
-            killed += usize::from(!copy.wait().unwrap().success());
+            let was_killed = !copy.wait().unwrap().success();
+            moments.note(was_killed);
+            killed += usize::from(was_killed);
         }
         let left = there();
         for (path, bytes) in left.iter().filter(|(p, _)| !p.starts_with(STAGING)) {
@@ -662,9 +665,7 @@ fn killed_and_run_again(rounds: usize, signal: Signal, minio: bool) {
             "{round}"
         );
         assert!(now == objects, "{round}: contents differ");
-        if round == 0 {
-            whole = started.elapsed();
-        }
+        moments.get_or_insert_with(|| Moments::of(started.elapsed()));
     }
     assert!(killed > rounds / 4, "{killed} of {rounds} were killed");
 }

@@ -3,6 +3,7 @@
 
 use crate::support::buckets::{BASE, Bucket, LAST, Objects, objects_of};
 use crate::support::minio::Minio;
+use crate::support::moments::Moments;
 use crate::support::{deltafold, run_json, seed};
 use object_store::ObjectStoreExt;
 use object_store::aws::AmazonS3;
@@ -98,7 +99,7 @@ fn killed_and_run_again(site: &Site, rounds: usize, signal: Signal) {
     let inputs = site.objects();
     let started = Instant::now();
     let (code, clean, stderr) = run_json(&mut site.command());
-    let whole = started.elapsed();
+    let mut moments = Moments::of(started.elapsed());
     assert_eq!(code, 0, "{stderr}");
     let path = format!("v2/{}", clean["snapshot"].as_str().unwrap());
     let with_result = site.objects();
@@ -110,13 +111,14 @@ fn killed_and_run_again(site: &Site, rounds: usize, signal: Signal) {
         let mut command = site.command();
         command.stdout(Stdio::null()).stderr(Stdio::piped());
         let mut job = command.spawn().unwrap();
-        site.moment(&mut job, &mut rng, whole);
+        site.moment(&mut job, &mut rng, moments.whole());
         // Not waited for until now, so the ID still is this child's.
         let _ = kill_process(Pid::from_child(&job), signal);
         let ended = job.wait_with_output().unwrap();
         let stderr = String::from_utf8_lossy(&ended.stderr);
         let what = format!("round {round}: {} {stderr}", ended.status);
         let by_signal = ended.status.signal() == Some(signal.as_raw());
+        moments.note(!ended.status.success());
         killed += usize::from(!ended.status.success());
         match ended.status.code() {
             // It was done.

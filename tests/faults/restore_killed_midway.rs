@@ -6,6 +6,7 @@ use crate::support::disk::{assert_was_mounted, in_a_mount_namespace};
 use crate::support::member::{
     Files, assert_whole, debris, files, flip, hash_of, segment, write_files,
 };
+use crate::support::moments::Moments;
 use crate::support::scratch;
 use crate::support::{deltafold, run_json, seed};
 use rustix::process::{Pid, Signal, kill_process};
@@ -206,7 +207,7 @@ fn killed_and_run_again(site: &Site, rounds: usize, signal: Signal) {
     site.reset();
     let started = Instant::now();
     let (code, clean, stderr) = run_json(&mut site.command());
-    let mut whole = started.elapsed();
+    let mut moments = Moments::of(started.elapsed());
     assert_eq!(code, 0, "{stderr}");
     assert_eq!(clean["hash_kv"], site.hash);
     site.assert_new("a clean run");
@@ -222,17 +223,15 @@ fn killed_and_run_again(site: &Site, rounds: usize, signal: Signal) {
         let mut command = site.command();
         command.stdout(Stdio::null()).stderr(Stdio::piped());
         let mut job = command.spawn().unwrap();
-        site.moment(&mut job, &mut rng, whole, signal);
+        site.moment(&mut job, &mut rng, moments.whole(), signal);
         // Not waited for until now, so the ID still is this child's.
         let _ = kill_process(Pid::from_child(&job), signal);
         let ended = job.wait_with_output().unwrap();
         let stderr = String::from_utf8_lossy(&ended.stderr);
         let what = format!("round {round}: {} {stderr}", ended.status);
         let by_signal = ended.status.signal() == Some(signal.as_raw());
-        match ended.status.success() {
-            true => whole = whole.mul_f64(0.8),
-            false => killed += 1,
-        }
+        moments.note(!ended.status.success());
+        killed += usize::from(!ended.status.success());
         let phase = site.phase();
         *phases.entry(phase).or_insert(0) += 1;
         match ended.status.code() {

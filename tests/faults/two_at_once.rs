@@ -1,6 +1,7 @@
 //! Two Jobs at once, a rerun, other numbers of threads: one valid result, always the same bytes.
 
 use crate::support::buckets::{Bucket, LAST, T0};
+use crate::support::moments::Moments;
 use crate::support::{copy_fixture, deltafold, expected, fixture_names, run_json, seed};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
@@ -134,6 +135,7 @@ fn jobs_at_once_some_of_which_are_killed() {
     let path = format!("v2/{}", clean["snapshot"].as_str().unwrap());
     let with_result = b.objects();
     let whole = clean["seconds"].as_f64().unwrap();
+    let mut moments = Moments::of(Duration::from_secs_f64(whole));
     let mut rng = fastrand::Rng::with_seed(seed());
     let (mut killed, mut debris) = (0, 0);
     for round in 0..12 {
@@ -144,18 +146,21 @@ fn jobs_at_once_some_of_which_are_killed() {
             c.args(["compact", "--compression", "none", "--store"]);
             c.arg(b.path()).stdout(Stdio::null()).stderr(Stdio::piped());
             jobs.push(c.spawn().unwrap());
-            std::thread::sleep(Duration::from_secs_f64(whole * rng.f64() / 2.0));
+            std::thread::sleep(moments.whole().mul_f64(rng.f64() / 2.0));
         }
         for (job, signal) in jobs.iter().zip([Signal::KILL, Signal::TERM]) {
             // Not waited for until now, so the ID still is this child's.
             let _ = kill_process(Pid::from_child(job), signal);
-            std::thread::sleep(Duration::from_secs_f64(whole * rng.f64() / 2.0));
+            std::thread::sleep(moments.whole().mul_f64(rng.f64() / 2.0));
         }
         for (i, job) in jobs.into_iter().enumerate() {
             let out = job.wait_with_output().unwrap();
             let stderr = String::from_utf8_lossy(&out.stderr);
             let was_killed = !out.status.success();
             assert!(!was_killed || i < 2, "round {round}, job {i}: {stderr}");
+            if i < 2 {
+                moments.note(was_killed);
+            }
             killed += usize::from(was_killed);
         }
         let mut left = b.objects();

@@ -22,6 +22,7 @@ pub mod lying;
 pub mod manifests;
 pub mod member;
 pub mod minio;
+pub mod moments;
 pub mod page;
 pub mod past;
 pub mod proxy;
