@@ -76,7 +76,9 @@ impl Here {
             .args(["--prefix", prefix, "--endpoints", self.etcd.endpoint()])
             .arg("--snapshot")
             .arg(snapshot)
-            .args(args);
+            .args(args)
+            // A busy machine may take longer than the default.
+            .env("DELTAFOLD_COMMAND_TIMEOUT", "60s");
         let (code, json, stderr) = run_json(&mut c);
         assert_valid(&json);
         (code, json, stderr)

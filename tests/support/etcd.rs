@@ -320,12 +320,18 @@ impl Etcd {
         status.version().to_owned()
     }
 
-    /// The newest revision.
+    /// The newest revision. Waits for a leader, which answers it.
     pub async fn revision(&self) -> i64 {
         let options = GetOptions::new().with_count_only();
+        let started = Instant::now();
         let mut kv = self.kv().await;
-        let got = kv.get(vec![0], Some(options)).await.expect("a get");
-        got.header().expect("a header").revision()
+        loop {
+            match kv.get(vec![0], Some(options.clone())).await {
+                Ok(got) => return got.header().expect("a header").revision(),
+                Err(err) => assert!(started.elapsed() < START_TIMEOUT, "no reads: {err}"),
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
     }
 
     /// HashKV at a revision. At the newest one etcd is asked for "now" instead: a revision that it
