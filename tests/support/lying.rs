@@ -15,7 +15,7 @@ use super::s3::S3;
 pub struct Lies {
     /// It takes conditions on writes, answers 200 and overwrites, as Garage does.
     pub ignores_conditions: bool,
-    /// A condition counts only for an object that was there for a while: of racers, all win.
+    /// A condition counts only for an object that was there for 10 s: of racers, all win, on a slow machine too.
     pub lets_racers_win: bool,
     /// It knows no conditional writes: 501.
     pub refuses_conditions: bool,
@@ -370,7 +370,7 @@ impl State {
             let now = chrono::Utc::now();
             let counts = there.is_some_and(|o| {
                 let age = now - o.modified;
-                !self.lies.lets_racers_win || age > chrono::TimeDelta::milliseconds(300)
+                !self.lies.lets_racers_win || age > chrono::TimeDelta::seconds(10)
             });
             if none_match.is_some() && counts {
                 return refused(412, "PreconditionFailed");
