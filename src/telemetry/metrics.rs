@@ -183,8 +183,8 @@ pub struct Verified {
 pub struct Metrics {
     registry: Arc<Registry>,
     names: Arc<[String]>,
-    /// Held while the end of a job is noted and while the text is made: whoever reads that a job has ended reads
-    /// the rest of what is known of it, too.
+    /// Locked by `job_ended` and by `encode`. So a text that tells the end of a job tells its failure and duration,
+    /// too.
     whole: Arc<Mutex<()>>,
     last_time: Family<Labels<1>, Float>,
     last_revision: Family<Labels<1>, Int>,

@@ -607,7 +607,6 @@ fn killed_and_run_again(rounds: usize, signal: Signal, minio: bool) {
     let rt = runtime();
     let server = minio.then(Minio::start);
     let mut moments: Option<Moments> = None;
-    let mut killed = 0;
     for round in 0..rounds {
         let folder = scratch::folder_named("killed-").unwrap();
         let bucket = format!("target-{round}");
@@ -639,9 +638,7 @@ fn killed_and_run_again(rounds: usize, signal: Signal, minio: bool) {
             std::thread::sleep(moments.whole().mul_f64(rng.f64() * 1.1));
             // Not waited for until now, so the ID still is this child's.
             let _ = kill_process(Pid::from_child(&copy), signal);
-            let was_killed = !copy.wait().unwrap().success();
-            moments.note(was_killed);
-            killed += usize::from(was_killed);
+            moments.note(copy.wait().unwrap());
         }
         let left = there();
         for (path, bytes) in left.iter().filter(|(p, _)| !p.starts_with(STAGING)) {
@@ -667,6 +664,7 @@ fn killed_and_run_again(rounds: usize, signal: Signal, minio: bool) {
         assert!(now == objects, "{round}: contents differ");
         moments.get_or_insert_with(|| Moments::of(started.elapsed()));
     }
+    let killed = moments.map_or(0, |m| m.killed());
     assert!(killed > rounds / 4, "{killed} of {rounds} were killed");
 }
 

@@ -106,7 +106,7 @@ fn killed_and_run_again(site: &Site, rounds: usize, signal: Signal) {
     assert_eq!(with_result.len(), inputs.len() + 1);
     site.remove(&path);
 
-    let (mut killed, mut debris) = (0, 0);
+    let mut debris = 0;
     for round in 0..rounds {
         let mut command = site.command();
         command.stdout(Stdio::null()).stderr(Stdio::piped());
@@ -118,8 +118,7 @@ fn killed_and_run_again(site: &Site, rounds: usize, signal: Signal) {
         let stderr = String::from_utf8_lossy(&ended.stderr);
         let what = format!("round {round}: {} {stderr}", ended.status);
         let by_signal = ended.status.signal() == Some(signal.as_raw());
-        moments.note(!ended.status.success());
-        killed += usize::from(!ended.status.success());
+        moments.note(ended.status);
         match ended.status.code() {
             // It was done.
             Some(0) => {}
@@ -158,6 +157,7 @@ fn killed_and_run_again(site: &Site, rounds: usize, signal: Signal) {
         }
         site.remove(&path);
     }
+    let killed = moments.killed();
     println!("{killed} of {rounds} jobs were killed, {debris} left something in staging");
     assert!(killed * 4 > rounds, "hardly a job was killed");
     if signal == Signal::KILL && matches!(site, Site::Folder(_)) {

@@ -213,10 +213,9 @@ fn killed_and_run_again(site: &Site, rounds: usize, signal: Signal) {
     site.assert_new("a clean run");
 
     let mut phases = BTreeMap::new();
-    let mut killed = 0;
     // On a machine that does other things at times it may be over before its end is due.
     for round in 0..4 * rounds {
-        if round >= rounds && killed > 0 {
+        if round >= rounds && moments.killed() > 0 {
             break;
         }
         site.reset();
@@ -230,8 +229,7 @@ fn killed_and_run_again(site: &Site, rounds: usize, signal: Signal) {
         let stderr = String::from_utf8_lossy(&ended.stderr);
         let what = format!("round {round}: {} {stderr}", ended.status);
         let by_signal = ended.status.signal() == Some(signal.as_raw());
-        moments.note(!ended.status.success());
-        killed += usize::from(!ended.status.success());
+        moments.note(ended.status);
         let phase = site.phase();
         *phases.entry(phase).or_insert(0) += 1;
         match ended.status.code() {
@@ -275,6 +273,7 @@ fn killed_and_run_again(site: &Site, rounds: usize, signal: Signal) {
         assert!(!before || code == 73 || status == "NotNeeded", "{what}");
         site.assert_new(&what);
     }
+    let killed = moments.killed();
     println!("{killed} restores were killed; how far they came: {phases:?}");
     assert!(killed > 0, "no restore was killed");
     if signal == Signal::KILL {

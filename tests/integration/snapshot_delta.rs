@@ -388,12 +388,7 @@ fn a_history_that_shares_no_revision_with_what_is_saved() {
             assert_eq!(why(&done.json), "", "{}", done.json);
             let revision = world.revision();
             world.truth.wait_for(revision);
-            let checked =
-                world
-                    .prefix
-                    .check_every_restorable(&[&world.truth, &first], world.seed, 100);
-            assert_eq!(checked.newest_of(0), revision, "{checked:?}");
-            assert_eq!(checked.newest_of(1), saved, "{checked:?}");
+            let checked = world.check_both_are_saved((&first, saved), revision, 100);
             assert_eq!(checked.timelines.len(), 2, "{checked:?}");
             // What is taken without a word is the new one.
             let mut compact = deltafold();

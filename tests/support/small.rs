@@ -32,8 +32,8 @@ pub fn small_database(page_size: usize) -> Vec<u8> {
     database(page_size, COMPACTED - 2..=SMALL_BASE, COMPACTED)
 }
 
-/// A database of these [changes](change), compacted at a revision, with buckets as etcd has them: some inline,
-/// `key` with a branch over its leaves where pages are small.
+/// A database of these [changes](change), compacted at a revision. Its buckets are as etcd has them: some are
+/// inline; `key` has a branch page over its leaves if pages are small.
 pub fn database(page_size: usize, changes: RangeInclusive<i64>, compacted: i64) -> Vec<u8> {
     let file = tempfile::tempfile().expect("a temporary file");
     let file = write_file(file, page_size, "", |w| {

@@ -160,7 +160,12 @@ impl World {
     /// Two histories: this etcd's up to a revision, and a former one's up to another one. Whatever of them is
     /// restorable is right, by so many samples.
     #[track_caller]
-    pub fn check_both_are_saved(&self, former: (&Truth, i64), revision: i64, samples: usize) {
+    pub fn check_both_are_saved(
+        &self,
+        former: (&Truth, i64),
+        revision: i64,
+        samples: usize,
+    ) -> Checked {
         let (first, saved) = former;
         let truths = [&self.truth, first];
         let checked = self
@@ -168,6 +173,7 @@ impl World {
             .check_every_restorable(&truths, self.seed, samples);
         assert_eq!(checked.newest_of(0), revision, "{checked:?}");
         assert_eq!(checked.newest_of(1), saved, "{checked:?}");
+        checked
     }
 
     /// Everything that is restorable is right, and that is all there is up to now.

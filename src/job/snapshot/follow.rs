@@ -337,8 +337,8 @@ impl Session<'_, '_> {
                     }
                     return Err(e);
                 }
-                // What came while the store was away is all overdue: it is taken together, as far as one delta may
-                // hold it.
+                // Nothing more waits. After an outage all that waited is overdue: saved as it came, each revision
+                // would be a delta of its own.
                 None if self.is_delta_due() => self.flush()?,
                 None => {}
             }
