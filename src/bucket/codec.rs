@@ -158,6 +158,7 @@ impl FromStr for CompressionChoice {
 }
 
 const BUFFER: usize = 256 << 10;
+const SMALLEST_BUFFER: u64 = 4 << 10;
 
 /// Decompresses a stream. Bytes behind the end of the compressed data are an error.
 ///
@@ -167,7 +168,20 @@ pub fn decoder<'a, R: Read + Send + 'a>(
     compression: Compression,
     inner: R,
 ) -> io::Result<Box<dyn Read + Send + 'a>> {
-    let inner = BufReader::with_capacity(BUFFER, inner);
+    decoder_of(compression, inner, u64::MAX)
+}
+
+/// As [`decoder`], of about so many bytes: a small object needs no large buffer.
+///
+/// # Errors
+/// As [`decoder`].
+pub fn decoder_of<'a, R: Read + Send + 'a>(
+    compression: Compression,
+    inner: R,
+    bytes: u64,
+) -> io::Result<Box<dyn Read + Send + 'a>> {
+    let capacity = bytes.clamp(SMALLEST_BUFFER, BUFFER as u64) as usize;
+    let inner = BufReader::with_capacity(capacity, inner);
     Ok(match compression {
         Compression::None => Box::new(inner),
         Compression::Gzip => Box::new(Decoder {

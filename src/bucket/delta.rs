@@ -21,6 +21,7 @@ use std::ops::Range;
 /// etcd takes requests of 1.5 MiB by default, and warns where more than 10 MiB are allowed.
 const LONGEST_EVENT: usize = 256 << 20;
 const CHUNK: usize = 256 << 10;
+const FIRST_CHUNK: usize = 16 << 10;
 /// An event that needs a larger buffer is a long one: see [`DeltaReader::with_leave`].
 const LONG: usize = 1 << 20;
 
@@ -268,7 +269,12 @@ impl<'l, R: Read> DeltaReader<'l, R> {
         }
         if self.end == self.buf.len() {
             // By half, so that a long event is not copied again for each chunk.
-            let size = (self.end + self.end / 2).max(CHUNK);
+            let size = match self.buf.len() {
+                // Most deltas are small.
+                0 => FIRST_CHUNK,
+                len if len < CHUNK => CHUNK,
+                _ => self.end + self.end / 2,
+            };
             if size > LONG
                 && let Some(leave) = &mut self.leave
             {

@@ -8,6 +8,8 @@ use std::io::{self, Read, Write};
 
 /// Bytes of the hash behind the payload.
 pub const HASH_SIZE: usize = 32;
+/// Bytes that are read at once, at first and at most: most deltas are small.
+const FIRST_CHUNK: usize = 16 << 10;
 const CHUNK: usize = 256 << 10;
 
 /// Gives out the payload and checks the hash behind it when the end is reached.
@@ -38,7 +40,7 @@ impl<R: Read> FrameReader<R> {
         FrameReader {
             inner,
             hash: Sha256::new(),
-            buf: vec![0; CHUNK + HASH_SIZE],
+            buf: vec![0; FIRST_CHUNK + HASH_SIZE],
             at: 0,
             end: 0,
             payload_bytes: 0,
@@ -58,8 +60,12 @@ impl<R: Read> FrameReader<R> {
 
     fn fill(&mut self) -> io::Result<()> {
         self.buf.copy_within(self.at..self.end, 0);
+        let was_full = self.end == self.buf.len();
         self.end -= self.at;
         self.at = 0;
+        if was_full && self.buf.len() < CHUNK {
+            self.buf.resize(CHUNK + HASH_SIZE, 0);
+        }
         while self.end <= HASH_SIZE {
             match self.inner.read(&mut self.buf[self.end..]) {
                 Ok(0) => return self.verify(),

@@ -238,6 +238,9 @@ struct MeansArgs {
     /// Threads that read, compress and upload [default: as many as processors]
     #[arg(long, env = "DELTAFOLD_THREADS", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     threads: Option<u16>,
+    /// Requests to a store that are under way at once, 1 to 1024; a local folder has none
+    #[arg(long, env = "DELTAFOLD_REQUESTS", value_name = "N", default_value_t = store::DEFAULT_REQUESTS as u16, value_parser = clap::value_parser!(u16).range(1..=store::MOST_REQUESTS as i64))]
+    requests: u16,
     #[command(flatten)]
     encryption: encryption::EncryptionArgs,
 }
@@ -259,8 +262,12 @@ impl MeansArgs {
             let key = store::open::OPTION_SECRET_DIR.to_owned();
             (key, dir.display().to_string())
         });
+        let requests = (
+            store::open::OPTION_REQUESTS.to_owned(),
+            self.requests.to_string(),
+        );
         let given = parse_options(&of_this, "--store-option")?;
-        Ok(secret.chain(given).collect())
+        Ok(secret.chain([requests]).chain(given).collect())
     }
 
     fn temp_dir(&self) -> Result<PathBuf> {

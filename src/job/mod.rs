@@ -16,6 +16,7 @@ pub mod maintain;
 pub mod plain;
 mod publish;
 pub mod read;
+mod reading;
 mod rebuild;
 mod replay;
 pub mod restore;
@@ -36,6 +37,7 @@ use crate::bucket::frame::FrameReader;
 use crate::bucket::{Compression, Snapshot, codec};
 use crate::error::{Error, Reason, Result};
 use crate::job::ahead::Ahead;
+use crate::job::reading::Reading;
 use crate::mvcc::Base;
 use crate::store::{Cancel, Keys, ObjectReader, Store};
 use crate::telemetry::progress::Step;
@@ -89,12 +91,18 @@ impl Context {
     /// # Errors
     /// `CorruptSnapshot`; the rest comes while reading.
     pub fn payload(&self, snapshot: &Snapshot) -> Result<Payload> {
-        self.payload_from(self.store.read(&snapshot.path), snapshot)
+        Reading::new(self, [snapshot]).payload(0)
     }
 
     /// The payload of a snapshot whose transfer has begun.
-    fn payload_from(&self, object: ObjectReader, snapshot: &Snapshot) -> Result<Payload> {
-        let step = Step::new(format!("read {}", snapshot.name), Some(snapshot.bytes));
+    fn payload_from(
+        &self,
+        object: ObjectReader,
+        snapshot: &Snapshot,
+        step: &Step,
+    ) -> Result<Payload> {
+        /// A thread of its own is not worth while for less.
+        const WORTH_A_THREAD: u64 = 256 << 10;
         let opened: Box<dyn Read + Send> = match snapshot.name.is_encrypted {
             true => Box::new(
                 self.keys
@@ -103,12 +111,12 @@ impl Context {
             ),
             false => Box::new(step.reader(object)),
         };
-        let plain = codec::decoder(snapshot.name.compression, opened)
+        let plain = codec::decoder_of(snapshot.name.compression, opened, snapshot.bytes)
             .map_err(|e| self.at(snapshot)(Error::io("read", e)))?;
         // What is not compressed comes as fast as it can be hashed.
         let is_plain =
             snapshot.name.compression == Compression::None && !snapshot.name.is_encrypted;
-        let ahead = self.threads > 1 && !is_plain;
+        let ahead = self.threads > 1 && !is_plain && snapshot.bytes >= WORTH_A_THREAD;
         Ok(FrameReader::new(match ahead {
             true => Box::new(Ahead::new(plain)?),
             false => plain,
@@ -120,17 +128,7 @@ impl Context {
     /// # Errors
     /// As [`payload`](Self::payload).
     pub fn delta(&self, snapshot: &Snapshot) -> Result<DeltaReader<'static, Payload>> {
-        self.delta_from(self.store.read(&snapshot.path), snapshot)
-    }
-
-    /// A delta whose transfer has begun.
-    fn delta_from<'l>(
-        &self,
-        object: ObjectReader,
-        snapshot: &Snapshot,
-    ) -> Result<DeltaReader<'l, Payload>> {
-        let payload = self.payload_from(object, snapshot)?;
-        Ok(DeltaReader::new(payload, &snapshot.name))
+        Reading::new(self, [snapshot]).delta(0)
     }
 
     /// Fetches a full into an unnamed temporary file, checks it and opens it.
@@ -139,10 +137,18 @@ impl Context {
     /// `CorruptSnapshot`; `NameMismatch` where it holds less than its name promises; the store's;
     /// `Io`, `NoSpace`.
     pub fn full(&self, snapshot: &Snapshot) -> Result<(Database<Spool>, Base)> {
+        self.full_from(snapshot, || self.payload(snapshot))
+    }
+
+    fn full_from(
+        &self,
+        snapshot: &Snapshot,
+        payload: impl FnOnce() -> Result<Payload>,
+    ) -> Result<(Database<Spool>, Base)> {
         let at = self.at(snapshot);
         // Nothing is smaller decompressed.
         space::check(&self.temp_dir, snapshot.bytes, &snapshot.path)?;
-        let mut payload = self.payload(snapshot)?;
+        let mut payload = payload()?;
         let mut file = self.temp_file()?;
         let mut buf = vec![0; 256 << 10];
         loop {

@@ -8,9 +8,8 @@
 use crate::bucket::Snapshot;
 use crate::error::{Error, Result};
 use crate::job::Context;
+use crate::job::reading::Reading;
 use crate::mvcc::{Change, Fold, FoldOptions, Part, Revision};
-use crate::store::ObjectReader;
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -49,7 +48,7 @@ pub(super) fn replay<'f>(
         threads,
         taken: AtomicUsize::new(0),
         events: AtomicU64::new(0),
-        transfers: Mutex::default(),
+        reading: Reading::new(ctx, steps.iter().map(|s| &s.snapshot)),
         turn: Mutex::new(Turn {
             next: 0,
             fold: Some(fold),
@@ -88,8 +87,7 @@ struct Run<'a, 'f> {
     /// Steps that a thread has taken.
     taken: AtomicUsize,
     events: AtomicU64,
-    /// Transfers that were begun before their step was taken.
-    transfers: Mutex<HashMap<usize, ObjectReader>>,
+    reading: Reading<'a>,
     turn: Mutex<Turn<'f>>,
     passed: Condvar,
     /// Steps from this one on are not worth going on with.
@@ -195,21 +193,6 @@ impl<'f> Run<'_, 'f> {
         self.passed.notify_all();
     }
 
-    /// The transfer of a step's object, and a beginning of the one that this thread may do next.
-    fn transfer(&self, i: usize) -> ObjectReader {
-        let start = |i: usize| self.ctx.store.read(&self.steps[i].snapshot.path);
-        let mut begun = self
-            .transfers
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let this = begun.remove(&i).unwrap_or_else(|| start(i));
-        let next = i + self.threads;
-        if next < self.steps.len() {
-            begun.entry(next).or_insert_with(|| start(next));
-        }
-        this
-    }
-
     fn step(&self, i: usize) -> Result<()> {
         let Step {
             snapshot,
@@ -217,7 +200,7 @@ impl<'f> Run<'_, 'f> {
             until,
         } = &self.steps[i];
         let at = self.ctx.at(snapshot);
-        let delta = self.ctx.delta_from(self.transfer(i), snapshot)?;
+        let delta = self.reading.delta(i)?;
         // Only the earliest delta under way may hold a long event.
         let mut delta = delta.with_leave(|| self.wait_for_turn(i));
         let mut events = 0;

@@ -6,8 +6,9 @@ use crate::bucket::catalog::{PINS, REMOVED, TIMELINES, V1, V2};
 use crate::bucket::chain::KnownBases;
 use crate::bucket::survey::{Comparison, Continuity, Survey, SurveyFile};
 use crate::bucket::timeline::{self, Evidence, NamesOnly, Timelines};
-use crate::bucket::{Catalog, Kind, Listed, Snapshot, SnapshotName};
+use crate::bucket::{Catalog, Kind, Listed, SnapshotName};
 use crate::error::{Error, Reason, Result};
+use crate::job::reading::Reading;
 use crate::job::{Context, Spool};
 use crate::mvcc::Revision;
 use std::collections::{BTreeMap, HashMap};
@@ -180,9 +181,9 @@ pub(super) fn read_contents(
     let mut contents = Contents::default();
     if !to_read.is_empty() {
         let mut file = SurveyFile::new(ctx.temp_file()?);
-        for i in to_read {
-            let snapshot = &catalog.snapshots[i];
-            match survey(ctx, snapshot, &mut file, &mut each) {
+        let reading = Reading::new(ctx, to_read.iter().map(|&i| &catalog.snapshots[i]));
+        for (nth, i) in to_read.into_iter().enumerate() {
+            match survey(ctx, &reading, nth, &mut file, &mut each) {
                 Ok(s) => {
                     contents.surveys.insert(i, s);
                 }
@@ -211,18 +212,20 @@ pub(super) fn read_contents(
 
 fn survey(
     ctx: &Context,
-    snapshot: &Snapshot,
+    reading: &Reading<'_>,
+    nth: usize,
     file: &mut SurveyFile,
     each: &mut impl FnMut(&Database<Spool>) -> Result<()>,
 ) -> Result<Survey> {
+    let snapshot = reading.snapshot(nth);
     let at = ctx.at(snapshot);
     match snapshot.name.kind {
         Kind::Full => {
-            let db = ctx.full(snapshot)?.0;
+            let db = reading.full(nth)?.0;
             each(&db).map_err(&at)?;
             file.full(&db).map_err(at)
         }
-        Kind::Incr => file.delta(ctx.delta(snapshot)?).map_err(at),
+        Kind::Incr => file.delta(reading.delta(nth)?).map_err(at),
     }
 }
 

@@ -9,6 +9,7 @@ use crate::bucket::chain::{self, Chain, Choice, KnownBases, Span};
 use crate::bucket::timeline::Timeline;
 use crate::error::{Error, Reason, Result};
 use crate::job::list::Recorded;
+use crate::job::reading::Reading;
 use crate::job::rebuild::read_every_page;
 use crate::job::scan::{Depth, Scan, TAGS_UNREADABLE, scan_with};
 use crate::job::source::Source;
@@ -946,15 +947,16 @@ fn check_all(ctx: &Context, scan: &Scan, which: &[usize]) -> Result<BTreeMap<usi
     let fulls = Mutex::new(());
     let results = Mutex::new(BTreeMap::new());
     let failed = Mutex::new(None);
+    let reading = Reading::new(ctx, which.iter().map(|&i| &scan.catalog.snapshots[i]));
     let work = || {
         while !stop.load(Ordering::Relaxed) {
-            let Some(&i) = which.get(next.fetch_add(1, Ordering::Relaxed)) else {
+            let nth = next.fetch_add(1, Ordering::Relaxed);
+            let Some(&i) = which.get(nth) else {
                 return;
             };
-            let snapshot = &scan.catalog.snapshots[i];
-            let alone = (snapshot.name.kind == Kind::Full)
+            let alone = (reading.snapshot(nth).name.kind == Kind::Full)
                 .then(|| fulls.lock().unwrap_or_else(PoisonError::into_inner));
-            let result = read_whole(ctx, snapshot);
+            let result = read_whole(ctx, &reading, nth);
             drop(alone);
             match result {
                 Err(e) if !e.reason().is_bad_data() => {
@@ -983,11 +985,12 @@ fn check_all(ctx: &Context, scan: &Scan, which: &[usize]) -> Result<BTreeMap<usi
 }
 
 /// Reads a snapshot to its end, and checks all that can be seen in it alone.
-fn read_whole(ctx: &Context, snapshot: &Snapshot) -> Result<Read> {
+fn read_whole(ctx: &Context, reading: &Reading<'_>, nth: usize) -> Result<Read> {
+    let snapshot = reading.snapshot(nth);
     let at = ctx.at(snapshot);
     match snapshot.name.kind {
         Kind::Full => {
-            let (db, base) = ctx.full(snapshot)?;
+            let (db, base) = reading.full(nth)?;
             let hash = read_every_page(&db).map_err(at)?;
             Ok(Read {
                 base: Some(base),
@@ -996,7 +999,7 @@ fn read_whole(ctx: &Context, snapshot: &Snapshot) -> Result<Read> {
             })
         }
         Kind::Incr => {
-            let mut delta = ctx.delta(snapshot)?;
+            let mut delta = reading.delta(nth)?;
             let (mut value, mut last_time) = (Vec::new(), None);
             while let Some(e) = delta.next().map_err(&at)? {
                 value.clear();

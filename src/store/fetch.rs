@@ -1,40 +1,66 @@
 //! Streams an object: an async transfer behind a blocking `Read`.
+//!
+//! A large object comes by several ranges at once, in order; a local file is opened and read in place.
 
 use super::{Bandwidth, Cancel, Store, store_error};
 use crate::error::{Error, Reason, Result};
 use bytes::{Buf, Bytes};
-use futures::StreamExt;
-use object_store::{GetResultPayload, ObjectStoreExt};
+use futures::stream::{BoxStream, FuturesOrdered};
+use futures::{StreamExt, TryStreamExt};
+use object_store::path::Path;
+use object_store::{GetOptions, GetRange, GetResult, GetResultPayload, ObjectMeta};
+use object_store::{ObjectStore, ObjectStoreExt};
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Read};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::runtime::Handle;
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinHandle;
 
 /// Chunks that wait to be read; the transfer stops until there is room.
-const CHUNKS_AHEAD: usize = 4;
+const CHUNKS_AHEAD: usize = 3;
+/// Bytes that make a chunk; the last one has fewer.
+const CHUNK: usize = 256 << 10;
+
+/// Bytes of a range.
+const RANGE: u64 = 4 << 20;
+/// An object of fewer bytes comes by one request.
+const LARGE: u64 = 4 * RANGE;
+/// Ranges under way or unread, beside one of each object that is being read: of all objects of a store together.
+pub(super) const RANGES_AHEAD: usize = 7;
 
 /// The bytes of an object. The transfer starts at once and goes on by itself; dropping this ends
 /// it.
 pub struct ObjectReader {
-    chunks: mpsc::Receiver<Result<Chunk>>,
-    current: Bytes,
-    /// Of a local folder, with the bytes still to come.
-    file: Option<(File, u64)>,
+    source: Source,
+    current: VecDeque<Bytes>,
+    /// What `current` takes of the ranges.
+    range: Option<OwnedSemaphorePermit>,
     name: String,
-    transfer: JoinHandle<()>,
     bytes_read: Arc<AtomicU64>,
     cancel: Cancel,
     bandwidth: Option<Bandwidth>,
     handle: Handle,
 }
 
-enum Chunk {
-    Bytes(Bytes),
-    /// All there is, and its size: reading it needs no transfer.
+/// Where the bytes come from.
+enum Source {
+    Transfer {
+        chunks: mpsc::Receiver<Result<Chunk>>,
+        task: JoinHandle<()>,
+    },
+    /// Of a local folder: opened where it is read.
+    Unopened(Arc<dyn ObjectStore>, Path),
+    /// With the bytes still to come.
     File(File, u64),
+}
+
+struct Chunk {
+    bytes: Vec<Bytes>,
+    range: Option<OwnedSemaphorePermit>,
 }
 
 pub(super) fn cut_short(name: &str, got: u64, size: u64) -> Error {
@@ -46,63 +72,195 @@ pub(super) fn cut_short(name: &str, got: u64, size: u64) -> Error {
     )
 }
 
+fn failed(name: &str, e: object_store::Error) -> Error {
+    match e {
+        object_store::Error::NotFound { .. } => Error::new(
+            Reason::SnapshotVanished,
+            format!("{name} was listed and is gone: it was deleted meanwhile; run again"),
+        ),
+        object_store::Error::Precondition { .. } => changed(name),
+        e => store_error(format!("read {name}"), e),
+    }
+}
+
+fn changed(name: &str) -> Error {
+    Error::new(
+        Reason::SnapshotVanished,
+        format!("{name} was written anew while it was read: run again"),
+    )
+}
+
 impl Store {
     /// Starts to fetch an object.
     pub fn read(&self, below: &str) -> ObjectReader {
-        let (send, chunks) = mpsc::channel(CHUNKS_AHEAD);
+        self.fetch(below, 0)
+    }
+
+    /// Starts to fetch an object of about so many bytes; a large one by several ranges at once.
+    pub fn fetch(&self, below: &str, bytes: u64) -> ObjectReader {
         let (store, path) = (Arc::clone(&self.inner), self.path(below));
         let name = self.name(below);
-        let shown = name.clone();
-        let transfer = self.handle.spawn(async move {
-            let failed = |e: object_store::Error| match e {
-                object_store::Error::NotFound { .. } => Error::new(
-                    Reason::SnapshotVanished,
-                    format!("{shown} was listed and is gone: it was deleted meanwhile; run again"),
-                ),
-                e => store_error(format!("read {shown}"), e),
-            };
-            // Whoever no longer listens does not miss what is sent.
-            let (size, mut stream) = match store.get(&path).await {
-                Ok(object) => match object.payload {
-                    GetResultPayload::File(file, _) => {
-                        let _ = send.send(Ok(Chunk::File(file, object.meta.size))).await;
-                        return;
-                    }
-                    GetResultPayload::Stream(stream) => (object.meta.size, stream),
-                },
-                Err(e) => {
-                    let _ = send.send(Err(failed(e))).await;
-                    return;
-                }
-            };
-            let mut got = 0;
-            while let Some(chunk) = stream.next().await {
-                // Of a local file that is cut short meanwhile object_store reads nothing, for ever.
-                if chunk.as_ref().is_ok_and(Bytes::is_empty) {
-                    break;
-                }
-                let end = chunk.is_err();
-                got += chunk.as_ref().map_or(0, |bytes| bytes.len() as u64);
-                let chunk = chunk.map(Chunk::Bytes).map_err(failed);
-                if send.send(chunk).await.is_err() || end {
-                    return;
-                }
+        let source = match self.local_root {
+            Some(_) => Source::Unopened(store, path),
+            None => {
+                let ranges = (bytes >= LARGE).then(|| Arc::clone(&self.ranges));
+                let shown = name.clone();
+                Source::transfer(&self.handle, async move |send| match ranges {
+                    None => match store.get(&path).await {
+                        Ok(object) => {
+                            pump(object.meta.size, object.into_stream(), &shown, &send).await
+                        }
+                        Err(e) => Err(failed(&shown, e)),
+                    },
+                    Some(ranges) => by_ranges(&*store, &path, &shown, &ranges, &send).await,
+                })
             }
-            if got != size {
-                let _ = send.send(Err(cut_short(&shown, got, size))).await;
-            }
-        });
+        };
         ObjectReader {
-            chunks,
-            current: Bytes::new(),
-            file: None,
+            source,
+            current: VecDeque::new(),
+            range: None,
             name,
-            transfer,
             bytes_read: Arc::clone(&self.bytes_read),
             cancel: self.cancel.clone(),
             bandwidth: self.bandwidth.as_ref().map(|(read, _)| read.clone()),
             handle: self.handle.clone(),
         }
+    }
+}
+
+type Send = mpsc::Sender<Result<Chunk>>;
+
+/// Whoever no longer listens does not miss what is sent.
+const NOBODY_LISTENS: Result<()> = Ok(());
+
+/// Hands a stream over in chunks.
+async fn pump(
+    size: u64,
+    mut stream: BoxStream<'static, object_store::Result<Bytes>>,
+    name: &str,
+    send: &Send,
+) -> Result<()> {
+    let mut got = 0;
+    loop {
+        let (mut bytes, mut held) = (Vec::new(), 0);
+        let mut ended = None;
+        while held < CHUNK && ended.is_none() {
+            match stream.next().await {
+                // Of a local file that is cut short meanwhile object_store reads nothing, for ever.
+                None => ended = Some(Ok(())),
+                Some(Ok(more)) if more.is_empty() => ended = Some(Ok(())),
+                Some(Ok(more)) => {
+                    held += more.len();
+                    bytes.push(more);
+                }
+                Some(Err(e)) => ended = Some(Err(failed(name, e))),
+            }
+        }
+        got += held as u64;
+        let chunk = Chunk { bytes, range: None };
+        if held > 0 && send.send(Ok(chunk)).await.is_err() {
+            return NOBODY_LISTENS;
+        }
+        match ended {
+            None => {}
+            Some(Ok(())) if got != size => return Err(cut_short(name, got, size)),
+            Some(end) => return end,
+        }
+    }
+}
+
+/// Hands an object over by ranges, of which several come at once. All are of the same version of it.
+async fn by_ranges(
+    store: &dyn ObjectStore,
+    path: &Path,
+    name: &str,
+    ranges: &Arc<Semaphore>,
+    send: &Send,
+) -> Result<()> {
+    let (first, bytes) = range(store, path, name, 0..RANGE, None).await?;
+    let size = first.size;
+    let chunk = Chunk { bytes, range: None };
+    if send.send(Ok(chunk)).await.is_err() {
+        return NOBODY_LISTENS;
+    }
+    let mut under_way = FuturesOrdered::new();
+    let mut next = RANGE;
+    loop {
+        while next < size {
+            let permit = Arc::clone(ranges).try_acquire_owned().ok();
+            // One is always under way: else readers that wait for each other could take all ranges.
+            if permit.is_none() && !under_way.is_empty() {
+                break;
+            }
+            let this = next..size.min(next + RANGE);
+            next = this.end;
+            let first = &first;
+            under_way.push_back(async move {
+                let (_, bytes) = range(store, path, name, this, Some(first)).await?;
+                Ok::<_, Error>(Chunk {
+                    bytes,
+                    range: permit,
+                })
+            });
+        }
+        let Some(chunk) = under_way.try_next().await? else {
+            return Ok(());
+        };
+        if send.send(Ok(chunk)).await.is_err() {
+            return NOBODY_LISTENS;
+        }
+    }
+}
+
+/// A range of an object, less what is behind its end. `first` is what another range was of.
+async fn range(
+    store: &dyn ObjectStore,
+    path: &Path,
+    name: &str,
+    wanted: Range<u64>,
+    first: Option<&ObjectMeta>,
+) -> Result<(ObjectMeta, Vec<Bytes>)> {
+    let options = GetOptions {
+        range: Some(GetRange::Bounded(wanted.clone())),
+        if_match: first.and_then(|f| f.e_tag.clone()),
+        ..GetOptions::default()
+    };
+    let got: GetResult = store
+        .get_opts(path, options)
+        .await
+        .map_err(|e| failed(name, e))?;
+    let meta = got.meta.clone();
+    // A store may heed no condition.
+    let version = |m: &ObjectMeta| (m.size, m.e_tag.clone(), m.last_modified);
+    if first.is_some_and(|f| version(f) != version(&meta)) {
+        return Err(changed(name));
+    }
+    let (begin, end) = (wanted.start, wanted.end.min(meta.size));
+    let stream = got.into_stream().map_err(|e| failed(name, e));
+    let bytes: Vec<Bytes> = stream.try_collect().await?;
+    let len: u64 = bytes.iter().map(|b| b.len() as u64).sum();
+    match begin + len == end {
+        true => Ok((meta, bytes)),
+        false => Err(cut_short(name, begin + len, meta.size)),
+    }
+}
+
+impl Source {
+    /// A transfer that goes on by itself.
+    fn transfer<F: Future<Output = Result<()>> + std::marker::Send + 'static>(
+        handle: &Handle,
+        work: impl FnOnce(Send) -> F,
+    ) -> Source {
+        let (send, chunks) = mpsc::channel(CHUNKS_AHEAD);
+        let end = send.clone();
+        let work = work(send);
+        let task = handle.spawn(async move {
+            if let Err(e) = work.await {
+                let _ = end.send(Err(e)).await;
+            }
+        });
+        Source::Transfer { chunks, task }
     }
 }
 
@@ -119,45 +277,71 @@ impl Read for ObjectReader {
 impl ObjectReader {
     fn read_some(&mut self, out: &mut [u8]) -> io::Result<usize> {
         loop {
-            if let Some((file, left)) = &mut self.file {
-                self.cancel.check()?;
-                let n = file
-                    .read(out)
-                    .map_err(|e| Error::io(format!("read {}", self.name), e))?;
-                if n == 0 && *left > 0 && !out.is_empty() {
-                    let size = file
-                        .metadata()
-                        .map_err(|e| Error::io(format!("read {}", self.name), e))?
-                        .len();
-                    return Err(cut_short(&self.name, size, size + *left).into());
+            if let Some(bytes) = self.current.front_mut() {
+                let n = bytes.len().min(out.len());
+                bytes.copy_to_slice(&mut out[..n]);
+                if bytes.is_empty() {
+                    self.current.pop_front();
                 }
-                *left = left.saturating_sub(n as u64);
-                self.bytes_read.fetch_add(n as u64, Ordering::Relaxed);
                 return Ok(n);
             }
-            if !self.current.is_empty() {
-                break;
-            }
-            let next = self.handle.block_on(self.cancel.or(self.chunks.recv()))?;
-            match next {
-                Some(Ok(Chunk::Bytes(chunk))) => {
-                    self.bytes_read
-                        .fetch_add(chunk.len() as u64, Ordering::Relaxed);
-                    self.current = chunk;
+            self.range = None;
+            match &mut self.source {
+                Source::File(file, left) => {
+                    self.cancel.check()?;
+                    let n = read_file(file, left, &self.name, out)?;
+                    self.bytes_read.fetch_add(n as u64, Ordering::Relaxed);
+                    return Ok(n);
                 }
-                Some(Ok(Chunk::File(file, size))) => self.file = Some((file, size)),
-                Some(Err(e)) => return Err(e.into()),
-                None => return Ok(0),
+                Source::Unopened(store, path) => {
+                    let got = futures::executor::block_on(self.cancel.or(store.get(path)))?;
+                    let object = got.map_err(|e| failed(&self.name, e))?;
+                    let size = object.meta.size;
+                    self.source = match object.payload {
+                        GetResultPayload::File(file, _) => Source::File(file, size),
+                        GetResultPayload::Stream(stream) => {
+                            let name = self.name.clone();
+                            Source::transfer(&self.handle, async move |send| {
+                                pump(size, stream, &name, &send).await
+                            })
+                        }
+                    };
+                }
+                Source::Transfer { chunks, .. } => {
+                    match self.handle.block_on(self.cancel.or(chunks.recv()))? {
+                        Some(Ok(chunk)) => {
+                            let n: usize = chunk.bytes.iter().map(Bytes::len).sum();
+                            self.bytes_read.fetch_add(n as u64, Ordering::Relaxed);
+                            // An empty piece would look like the end.
+                            let bytes = chunk.bytes.into_iter().filter(|b| !b.is_empty());
+                            self.current = bytes.collect();
+                            self.range = chunk.range;
+                        }
+                        Some(Err(e)) => return Err(e.into()),
+                        None => return Ok(0),
+                    }
+                }
             }
         }
-        let n = self.current.len().min(out.len());
-        self.current.copy_to_slice(&mut out[..n]);
-        Ok(n)
     }
+}
+
+/// Reads a local file; `left` are the bytes that it must still have.
+fn read_file(file: &mut File, left: &mut u64, name: &str, out: &mut [u8]) -> io::Result<usize> {
+    let failed = |e| Error::io(format!("read {name}"), e);
+    let n = file.read(out).map_err(failed)?;
+    if n == 0 && *left > 0 && !out.is_empty() {
+        let size = file.metadata().map_err(failed)?.len();
+        return Err(cut_short(name, size, size + *left).into());
+    }
+    *left = left.saturating_sub(n as u64);
+    Ok(n)
 }
 
 impl Drop for ObjectReader {
     fn drop(&mut self) {
-        self.transfer.abort();
+        if let Source::Transfer { task, .. } = &self.source {
+            task.abort();
+        }
     }
 }

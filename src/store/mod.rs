@@ -16,6 +16,8 @@ mod lock_object;
 pub mod open;
 pub mod probe;
 pub mod publish;
+mod read_ahead;
+mod requests;
 pub mod retention;
 pub mod signed;
 mod small;
@@ -31,6 +33,8 @@ pub use fetch::ObjectReader;
 pub use lock_object::LOCKS;
 pub use open::open;
 pub use publish::{Published, Staged, Upload};
+pub use read_ahead::ReadAhead;
+pub use requests::{DEFAULT_REQUESTS, MOST_REQUESTS};
 pub use retention::{Mode, ObjectLock, Retention};
 pub use versions::{ObjectVersion, UnfinishedUpload, Versioning};
 
@@ -45,7 +49,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::runtime::Handle;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 /// Set once to end a run early; every loop over data looks at it, every wait ends with it.
 #[derive(Debug, Clone)]
@@ -128,6 +132,9 @@ pub struct Store {
     largest_range: Option<u64>,
     /// Of a server that may take conditions and ignore them: whether it does, once that is known.
     ignores_conditions: Option<Arc<OnceLock<bool>>>,
+    /// Requests under way at once.
+    requests: usize,
+    ranges: Arc<Semaphore>,
     handle: Handle,
     cancel: Cancel,
     bytes_read: Arc<AtomicU64>,
@@ -154,6 +161,8 @@ impl Store {
             largest_copy: None,
             largest_range: None,
             ignores_conditions: None,
+            requests: DEFAULT_REQUESTS,
+            ranges: Arc::new(Semaphore::new(fetch::RANGES_AHEAD)),
             handle,
             cancel: Cancel::default(),
             bytes_read: Arc::default(),
@@ -176,6 +185,12 @@ impl Store {
     /// The same store, with a switch that others share.
     pub fn with_cancel(mut self, cancel: Cancel) -> Self {
         self.cancel = cancel;
+        self
+    }
+
+    /// The same store, asked for so many things at once, 1 or more.
+    pub fn with_requests(mut self, most: usize) -> Self {
+        self.requests = most.max(1);
         self
     }
 

@@ -14,9 +14,10 @@ mod swift;
 use super::Store;
 use super::errors::store_error;
 use super::exclude::ExcludeTags;
+use super::requests::{Connector, DEFAULT_REQUESTS, MOST_REQUESTS, Requests};
 use super::signed::Wire;
 use crate::error::{Error, Reason, Result};
-use object_store::client::{Certificate, HttpConnector, ReqwestConnector};
+use object_store::client::{Certificate, HttpClient, HttpConnector};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{BackoffConfig, ClientConfigKey, ClientOptions, ObjectStore, RetryConfig};
@@ -53,6 +54,8 @@ const CLIENT_KEYS: [ClientConfigKey; 13] = [
 const OPTION_MAX_RETRIES: &str = "max_retries";
 /// A setting of ours: for how many seconds a request is tried again.
 const OPTION_RETRY_TIMEOUT: &str = "retry_timeout";
+/// A setting of ours: how many requests are under way at once.
+pub const OPTION_REQUESTS: &str = "requests";
 /// A setting of ours: a folder with settings and credentials, as a Secret is mounted.
 pub const OPTION_SECRET_DIR: &str = "secret_dir";
 /// A setting of ours: a file of PEM certificates that servers are trusted by, beside the system's.
@@ -72,6 +75,7 @@ struct Place {
 #[derive(Clone)]
 struct Means {
     retry: RetryConfig,
+    requests: Arc<Requests>,
     /// Beside the system's.
     certificates: Vec<Certificate>,
     secret: Option<Source>,
@@ -186,6 +190,7 @@ impl Means {
                 max_retries: 5,
                 retry_timeout: Duration::from_secs(60),
             },
+            requests: Requests::new(DEFAULT_REQUESTS),
             certificates: Vec::new(),
             secret: Source::from_env(variable),
             options: Vec::new(),
@@ -202,6 +207,18 @@ impl Means {
             match key.as_str() {
                 OPTION_MAX_RETRIES => means.retry.max_retries = number()? as usize,
                 OPTION_RETRY_TIMEOUT => means.retry.retry_timeout = Duration::from_secs(number()?),
+                OPTION_REQUESTS => {
+                    let most = number()?;
+                    if !(1..=MOST_REQUESTS as u64).contains(&most) {
+                        return Err(Error::new(
+                            Reason::Configuration,
+                            format!(
+                                "--store-option {key}={value}: give a number from 1 to {MOST_REQUESTS}"
+                            ),
+                        ));
+                    }
+                    means.requests = Requests::new(most as usize);
+                }
                 OPTION_SECRET_DIR => means.secret = Some(Source::Folder(value.into())),
                 OPTION_CA_CERTIFICATE => {
                     let text = std::fs::read(value).map_err(|e| {
@@ -269,10 +286,17 @@ impl Means {
 
     /// What sends requests of ours: they go the same way as all others.
     fn wire(&self, client: &ClientOptions, what: &str) -> Result<Wire> {
-        let http = ReqwestConnector::default()
-            .connect(client)
-            .map_err(|e| misconfigured(what, e))?;
-        Ok(Wire::new(http, &self.retry))
+        Ok(Wire::new(self.http(client, what)?, &self.retry))
+    }
+
+    /// What sends all requests of this store.
+    fn connector(&self) -> Connector {
+        Connector(Arc::clone(&self.requests))
+    }
+
+    fn http(&self, client: &ClientOptions, what: &str) -> Result<HttpClient> {
+        let http = self.connector().connect(client);
+        http.map_err(|e| misconfigured(what, e))
     }
 
     /// How a client connects that has no builder, and the settings that are left.
@@ -364,6 +388,7 @@ fn open_local(dir: &str, url: &str, options: &[(String, String)], handle: Handle
     let of_all = [
         OPTION_MAX_RETRIES,
         OPTION_RETRY_TIMEOUT,
+        OPTION_REQUESTS,
         OPTION_SECRET_DIR,
         OPTION_CA_CERTIFICATE,
     ];

@@ -46,7 +46,8 @@ pub(super) fn open(place: &Place, means: Means, handle: Handle) -> Result<Store>
         Some(own) if !unsigned => ExcludeTags::azure(Arc::new(own)),
         _ => ExcludeTags::none(),
     };
-    Ok(place.store(store, tags, handle))
+    let requests = means.requests.most();
+    Ok(place.store(store, tags, handle).with_requests(requests))
 }
 
 fn configure(
@@ -56,7 +57,8 @@ fn configure(
 ) -> Result<(MicrosoftAzureBuilder, ClientOptions)> {
     let mut builder = MicrosoftAzureBuilder::from_env()
         .with_url(&place.url)
-        .with_retry(means.retry.clone());
+        .with_retry(means.retry.clone())
+        .with_http_connector(means.connector());
     let mut settings = means.timeouts();
     if let Some(secret) = secret {
         settings.extend(from_secret(secret)?);

@@ -53,7 +53,9 @@ pub(super) fn open(place: &Place, mut means: Means, handle: Handle) -> Result<St
     let store = builder.build().map_err(|e| misconfigured(&place.what, e))?;
     let store = Arc::new(store);
     let own = Gcs::new(store.clone(), wire, &place.bucket, base);
-    Ok(place.store(store, ExcludeTags::gcs(Arc::new(own)), handle))
+    let tags = ExcludeTags::gcs(Arc::new(own));
+    let requests = means.requests.most();
+    Ok(place.store(store, tags, handle).with_requests(requests))
 }
 
 fn no_key(secret: &Secret) -> crate::error::Error {
@@ -80,7 +82,8 @@ fn configure(
 ) -> Result<(GoogleCloudStorageBuilder, ClientOptions)> {
     let mut builder = GoogleCloudStorageBuilder::from_env()
         .with_url(&place.url)
-        .with_retry(means.retry.clone());
+        .with_retry(means.retry.clone())
+        .with_http_connector(means.connector());
     let mut settings = means.timeouts();
     if let Some(secret) = secret {
         settings.extend(from_secret(secret)?);

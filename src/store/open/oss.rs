@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures::stream::BoxStream;
 use futures::{Stream, StreamExt, TryStreamExt};
-use object_store::client::{HttpClient, HttpConnector, HttpRequestBody, ReqwestConnector};
+use object_store::client::{HttpClient, HttpRequestBody};
 use object_store::path::Path;
 use object_store::{
     CopyMode, CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta,
@@ -44,6 +44,7 @@ const KEYS: [&str; 11] = [
 ];
 
 pub(super) fn open(place: &Place, means: Means, handle: Handle) -> Result<Store> {
+    let requests = means.requests.most();
     let secret = means.read_secret()?;
     let inner = match (&means.secret, &secret) {
         (Some(source), Some(secret)) => {
@@ -53,7 +54,8 @@ pub(super) fn open(place: &Place, means: Means, handle: Handle) -> Result<Store>
         }
         _ => Inner::Fixed(operator(place, &means, None)?),
     };
-    Ok(place.store(Arc::new(OssStore(inner)), ExcludeTags::none(), handle))
+    let store = place.store(Arc::new(OssStore(inner)), ExcludeTags::none(), handle);
+    Ok(store.with_requests(requests))
 }
 
 fn operator(place: &Place, means: &Means, secret: Option<&Secret>) -> Result<Operator> {
@@ -115,9 +117,7 @@ fn operator(place: &Place, means: &Means, secret: Option<&Secret>) -> Result<Ope
             ),
         ));
     }
-    let http = ReqwestConnector::default()
-        .connect(&client)
-        .map_err(|e| super::misconfigured(&place.what, e))?;
+    let http = means.http(&client, &place.what)?;
     let wrong = |e: opendal::Error| {
         let what = format!("cannot {}: {}", place.what, redact(&e.to_string()));
         Error::new(Reason::Configuration, what)

@@ -60,6 +60,7 @@ pub(super) fn open(place: &Place, means: Means, handle: Handle) -> Result<Store>
         let tags = ExcludeTags::s3(own.clone());
         place.store(store, tags, handle).with_s3(own)
     };
+    let store = store.with_requests(means.requests.most());
     // By ranges only what we sign, and without a key that each request would have to show.
     let store = match unsigned || own_key {
         true => store.with_largest_copy(LARGEST_COPY),
@@ -89,6 +90,7 @@ fn configure(
     let mut builder = from_env(means, secret)
         .with_url(&place.url)
         .with_retry(means.retry.clone())
+        .with_http_connector(means.connector())
         .with_copy_if_not_exists(S3CopyIfNotExists::Multipart);
     let mut certificates = means.certificates.clone();
     let mut settings = means.timeouts();

@@ -1,12 +1,11 @@
 //! Opens OpenStack Swift: what its settings, its variables and a Secret say of who logs in where.
 
 use super::secret::{Renewed, Secret};
-use super::{Means, Place, misconfigured, no_such_setting};
+use super::{Means, Place, no_such_setting};
 use crate::error::{Error, Reason, Result};
 use crate::store::Store;
 use crate::store::exclude::ExcludeTags;
 use crate::store::swift::{LARGEST_OBJECT, Login, Swift};
-use object_store::client::{HttpConnector, ReqwestConnector};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -86,6 +85,8 @@ pub(super) fn open(place: &Place, means: Means, handle: Handle) -> Result<Store>
     if first.urls().any(|url| url.starts_with("http://")) {
         client = client.with_allow_http(true);
     }
+    let http = means.http(&client, &place.what)?;
+    let requests = means.requests.most();
     let login: Box<dyn Fn() -> Login + Send + Sync> = match (means.secret, secret) {
         (Some(source), Some(secret)) => {
             let renewed = Renewed::new(source, secret, move |secret| make(Some(secret)))?;
@@ -93,12 +94,10 @@ pub(super) fn open(place: &Place, means: Means, handle: Handle) -> Result<Store>
         }
         _ => Box::new(move || first.clone()),
     };
-    let http = ReqwestConnector::default()
-        .connect(&client)
-        .map_err(|e| misconfigured(&place.what, e))?;
     let swift = Swift::new(http, place.bucket.clone(), means.retry, login);
     Ok(place
         .store(Arc::new(swift), ExcludeTags::none(), handle)
+        .with_requests(requests)
         .with_largest_copy(LARGEST_OBJECT))
 }
 

@@ -1,0 +1,61 @@
+//! Several snapshots that are read one after the other, in a known order: their transfers begin ahead.
+
+use crate::bolt::Database;
+use crate::bucket::Snapshot;
+use crate::bucket::delta::DeltaReader;
+use crate::error::Result;
+use crate::job::{Context, Payload, Spool};
+use crate::mvcc::Base;
+use crate::store::ReadAhead;
+use crate::telemetry::progress::Step;
+
+/// Snapshots to read; several threads may take from them, each snapshot once.
+pub(super) struct Reading<'a> {
+    ctx: &'a Context,
+    snapshots: Vec<&'a Snapshot>,
+    ahead: ReadAhead,
+    step: Step,
+}
+
+impl<'a> Reading<'a> {
+    /// Begins no transfer yet.
+    pub(super) fn new(ctx: &'a Context, snapshots: impl IntoIterator<Item = &'a Snapshot>) -> Self {
+        let snapshots: Vec<_> = snapshots.into_iter().collect();
+        let bytes = snapshots.iter().map(|s| s.bytes).sum();
+        let what = match snapshots.as_slice() {
+            [only] => format!("read {}", only.name),
+            all => format!("read {} snapshots", all.len()),
+        };
+        let objects = snapshots.iter().map(|s| (s.path.clone(), s.bytes));
+        Reading {
+            ctx,
+            ahead: ReadAhead::new(&ctx.store, objects),
+            step: Step::new(what, Some(bytes)),
+            snapshots,
+        }
+    }
+
+    /// The snapshot at that place in the order.
+    pub(super) fn snapshot(&self, nth: usize) -> &'a Snapshot {
+        self.snapshots[nth]
+    }
+
+    /// As [`Context::payload`].
+    pub(super) fn payload(&self, nth: usize) -> Result<Payload> {
+        let object = self.ahead.take(nth);
+        self.ctx
+            .payload_from(object, self.snapshots[nth], &self.step)
+    }
+
+    /// As [`Context::delta`].
+    pub(super) fn delta<'l>(&self, nth: usize) -> Result<DeltaReader<'l, Payload>> {
+        let payload = self.payload(nth)?;
+        Ok(DeltaReader::new(payload, &self.snapshots[nth].name))
+    }
+
+    /// As [`Context::full`].
+    pub(super) fn full(&self, nth: usize) -> Result<(Database<Spool>, Base)> {
+        self.ctx
+            .full_from(self.snapshots[nth], || self.payload(nth))
+    }
+}

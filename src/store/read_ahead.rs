@@ -1,0 +1,120 @@
+//! Objects that are read one after the other: their transfers begin ahead of the reader, so that the latency of
+//! a store passes once for many of them.
+
+use super::{ObjectReader, Store};
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+/// Bytes of objects that are fetched before they are read, at most. One object may have more: it is fetched when
+/// its turn comes.
+const AHEAD_BYTES: u64 = 16 << 20;
+
+/// Reads objects in about the order in which they are given; several threads may take from it.
+pub struct ReadAhead {
+    store: Store,
+    /// Paths below the store's prefix, and sizes as a listing tells them.
+    objects: Vec<(String, u64)>,
+    begun: Mutex<Begun>,
+}
+
+#[derive(Default)]
+struct Begun {
+    /// The first object whose transfer has not begun.
+    next: usize,
+    waiting: HashMap<usize, ObjectReader>,
+    /// Of those that wait.
+    bytes: u64,
+}
+
+impl ReadAhead {
+    /// Begins no transfer yet.
+    pub fn new(store: &Store, objects: impl IntoIterator<Item = (String, u64)>) -> Self {
+        ReadAhead {
+            store: store.clone(),
+            objects: objects.into_iter().collect(),
+            begun: Mutex::default(),
+        }
+    }
+
+    /// The object at that place in the order, and a beginning of those after it.
+    pub fn take(&self, nth: usize) -> ObjectReader {
+        let start = |nth: usize| {
+            let (path, bytes) = &self.objects[nth];
+            self.store.fetch(path, *bytes)
+        };
+        let mut begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner);
+        let taken = match begun.waiting.remove(&nth) {
+            Some(waiting) => {
+                begun.bytes -= self.objects[nth].1;
+                waiting
+            }
+            None => start(nth),
+        };
+        begun.next = begun.next.max(nth + 1);
+        // A file is opened at once.
+        let most = match self.store.local_root {
+            Some(_) => 0,
+            None => self.store.requests,
+        };
+        while begun.waiting.len() < most
+            && let Some((_, bytes)) = self.objects.get(begun.next)
+            && begun.bytes + bytes <= AHEAD_BYTES
+        {
+            let next = begun.next;
+            begun.bytes += bytes;
+            begun.waiting.insert(next, start(next));
+            begun.next += 1;
+        }
+        taken
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::exclude::ExcludeTags;
+    use object_store::memory::InMemory;
+    use object_store::path::Path;
+    use std::io::Read;
+    use std::sync::Arc;
+    use tokio::runtime::Runtime;
+
+    fn store(runtime: &Runtime) -> Store {
+        let handle = runtime.handle().clone();
+        let inner = Arc::new(InMemory::new());
+        Store::new(
+            inner,
+            Path::from("p"),
+            "m".to_owned(),
+            ExcludeTags::none(),
+            handle,
+        )
+    }
+
+    #[test]
+    fn each_object_is_given_whatever_the_order_and_little_is_held() {
+        let runtime = Runtime::new().unwrap();
+        let store = store(&runtime).with_requests(4);
+        let content = |n: usize| vec![n as u8; 1000 * n];
+        let mut objects = Vec::new();
+        for n in 0..20 {
+            let path = format!("v2/{n}");
+            store.replace_small(&path, &content(n)).unwrap();
+            objects.push((path, 1000 * n as u64));
+        }
+        // One that is too large for the window stops it until its turn.
+        objects[9].1 = AHEAD_BYTES + 1;
+        let ahead = ReadAhead::new(&store, objects);
+        for n in [1, 0, 2, 3, 5, 4, 7, 6, 8, 9, 10, 12, 11, 19, 18, 17, 13] {
+            let mut got = Vec::new();
+            ahead.take(n).read_to_end(&mut got).unwrap();
+            assert!(got == content(n), "{n}");
+            let begun = ahead.begun.lock().unwrap();
+            assert!(begun.waiting.len() <= 4);
+            assert!(!begun.waiting.contains_key(&9));
+            let bytes = begun.waiting.keys().map(|&n| 1000 * n as u64).sum::<u64>();
+            assert_eq!(begun.bytes, bytes);
+            assert!(n < 4 || n > 8 || begun.next == 9, "{n}: {}", begun.next);
+        }
+    }
+}
