@@ -5,6 +5,8 @@
 //! README; a part of it can be named: `cargo bench -- lease`, `churn`, `insert`, `restore`, `memory`,
 //! `restore-memory`, `large` (needs 45 GB of disk) or `s3`. `large` is only run when named.
 
+// It has shapes for the other benches, too.
+#[allow(dead_code)]
 mod generate;
 #[path = "../tests/support/mod.rs"]
 mod support;

@@ -1,7 +1,8 @@
 //! Stores that fail: every call of a run fails in every way, objects vanish, conditions are ignored.
 
 use crate::support::buckets::{BASE, Bucket, LAST, Objects, T0, objects_of};
-use crate::support::faults::{Call, Fault, FaultStore, LossyProxy, Strike};
+use crate::support::faults::{Call, Fault, FaultStore, Strike};
+use crate::support::line::Line;
 use crate::support::minio::Minio;
 use crate::support::scratch;
 use crate::support::{deltafold, expected, run_json};
@@ -446,20 +447,19 @@ fn every_answer_of_minio_is_lost_once() {
             put(&rt, &*store, path, bytes);
         }
         let here = Place::Server(store.clone());
-        let proxy = LossyProxy::start(minio.endpoint().trim_start_matches("http://"));
+        let line = Line::start(minio.endpoint());
         let run = || {
             let mut c = deltafold();
-            c.envs(minio.env())
-                .env("AWS_ENDPOINT_URL", proxy.endpoint());
+            c.envs(minio.env()).env("AWS_ENDPOINT_URL", line.endpoint());
             c.args(["compact", "--compression", sample.compression]);
             c.args(["--output", "json", "--store", &format!("s3://{name}")]);
             run_json(&mut c)
         };
         let (mut nth, mut requests) = (None, Vec::new());
         while nth.is_none_or(|n| n < requests.len()) {
-            proxy.lose(nth);
+            line.lose(nth);
             let (code, json, stderr) = run();
-            let seen = proxy.lose(None);
+            let seen = line.lose(None);
             let what = match nth {
                 None => "a clean run".to_owned(),
                 Some(n) => format!("the answer lost to {}", seen[n]),

@@ -1,8 +1,7 @@
 //! An object store with faults: the n-th call of a kind fails in one of many ways.
 
 use std::fmt;
-use std::io::{self, Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
+use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
@@ -429,82 +428,4 @@ impl MultipartUpload for FaultUpload {
             .call(Call::Abort, &self.path, fault, aborted)
             .await
     }
-}
-
-/// Stands before an HTTP server and loses one answer: the server has done what it was asked for,
-/// and the connection is closed.
-pub struct LossyProxy {
-    port: u16,
-    state: Arc<Mutex<ProxyState>>,
-}
-
-#[derive(Default)]
-struct ProxyState {
-    /// What was asked for so far: method and path.
-    requests: Vec<String>,
-    lost: Option<usize>,
-}
-
-impl LossyProxy {
-    /// Before the server at `address`; it lives as long as the test.
-    pub fn start(address: &str) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let port = listener.local_addr().expect("an address").port();
-        let state = Arc::new(Mutex::new(ProxyState::default()));
-        let (shared, server) = (state.clone(), address.to_owned());
-        std::thread::spawn(move || {
-            for client in listener.incoming().flatten() {
-                let (shared, server) = (shared.clone(), server.clone());
-                // A connection that breaks is the client's to tell.
-                std::thread::spawn(move || pass_on(client, &server, &shared));
-            }
-        });
-        LossyProxy { port, state }
-    }
-
-    pub fn endpoint(&self) -> String {
-        format!("http://127.0.0.1:{}", self.port)
-    }
-
-    /// Loses the answer to this request, counted from now on, from 0; returns those before.
-    pub fn lose(&self, nth: Option<usize>) -> Vec<String> {
-        let mut state = self.state.lock().expect("a lock");
-        state.lost = nth;
-        std::mem::take(&mut state.requests)
-    }
-}
-
-fn pass_on(mut client: TcpStream, server: &str, state: &Mutex<ProxyState>) -> io::Result<()> {
-    let mut request = Vec::new();
-    let mut byte = [0];
-    while !request.ends_with(b"\r\n\r\n") {
-        client.read_exact(&mut byte)?;
-        request.push(byte[0]);
-    }
-    let head = String::from_utf8_lossy(&request).into_owned();
-    let length = head.lines().find_map(|line| {
-        let (name, value) = line.split_once(':')?;
-        let is_length = name.eq_ignore_ascii_case("content-length");
-        is_length.then(|| value.trim().parse().expect("a length"))
-    });
-    let mut body = vec![0; length.unwrap_or(0)];
-    client.read_exact(&mut body)?;
-    let lost = {
-        let mut state = state.lock().expect("a lock");
-        let what = head.lines().next().unwrap_or_default();
-        state.requests.push(what.to_owned());
-        state.lost == Some(state.requests.len() - 1)
-    };
-    // One request a connection, so that the answer ends with it.
-    let at = request.len() - 2;
-    request.splice(at..at, *b"Connection: close\r\n");
-    let mut upstream = TcpStream::connect(server)?;
-    upstream.write_all(&request)?;
-    upstream.write_all(&body)?;
-    let mut answer = Vec::new();
-    upstream.read_to_end(&mut answer)?;
-    if !lost {
-        client.write_all(&answer)?;
-    }
-    Ok(())
 }

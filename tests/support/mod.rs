@@ -16,6 +16,7 @@ pub mod history;
 pub mod keys;
 pub mod kube;
 pub mod kubelet;
+pub mod line;
 pub mod load;
 pub mod locks;
 pub mod lying;

@@ -1,0 +1,1073 @@
+//! What many snapshots and a slow store cost: seconds, requests by kind, memory; each next to its goal.
+//!
+//! `cargo bench --bench wide` prints the tables of ARCHITECTURE.md. Parts are named on the command line; `--scale 10`
+//! makes all of it a tenth as large, for a quick look (goals are those of the whole). The S3 server is MinIO on this
+//! machine, behind a line that counts requests and delays answers; "plain" is the same line without the delay, in the
+//! same run. Times are medians of `--runs`; what takes longer than 20 s runs once.
+
+#[allow(dead_code)]
+mod generate;
+#[path = "../tests/support/mod.rs"]
+mod support;
+
+use chrono::{DateTime, SecondsFormat};
+use clap::{Parser, ValueEnum};
+use deltafold::bucket::events::{EventRef, encode_event};
+use deltafold::mvcc::{Change, KeyValue, Revision};
+use futures::{StreamExt, TryStreamExt};
+use generate::Shape;
+use object_store::aws::AmazonS3;
+use object_store::{ObjectStoreExt, PutPayload};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use support::etcd::{Etcd, EtcdVersion};
+use support::follower::Follower;
+use support::line::{Line, Request, Traffic};
+use support::minio::Minio;
+use support::s3::S3;
+use support::saved::Prefix;
+use support::tools;
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+const MIB: u64 = 1 << 20;
+const MB: f64 = 1e6;
+/// A run that takes longer is not run again.
+const SLOW: f64 = 20.0;
+/// Requests in flight that the goals count with.
+const IN_FLIGHT: f64 = 32.0;
+const VERSION: EtcdVersion = EtcdVersion::V3_6;
+
+#[derive(Parser)]
+struct Args {
+    /// What is measured [default: all]
+    parts: Vec<Part>,
+    /// Make everything so many times smaller
+    #[arg(long, default_value_t = 1)]
+    scale: usize,
+    #[arg(long, default_value_t = 3)]
+    runs: usize,
+    /// Milliseconds by which each answer is delayed, where the part has no delay of its own
+    #[arg(long, default_value_t = 30)]
+    delay: u64,
+    /// Seconds after which a run is ended
+    #[arg(long, default_value_t = 900)]
+    give_up: u64,
+    /// Measure another program than the one that was built
+    #[arg(long, default_value = env!("CARGO_BIN_EXE_deltafold"))]
+    program: PathBuf,
+    /// With `shapes`: an older program, which must not be faster on a local disk
+    #[arg(long)]
+    before: Option<PathBuf>,
+    /// With `outage`: seconds without a store [the goal's: 600]
+    #[arg(long, default_value_t = 60)]
+    outage: u64,
+    /// Cargo gives it.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// The wide bucket in a local folder
+    Local,
+    /// Two snapshotters that wrote side by side, in a local folder
+    Overlap,
+    /// The wide bucket on S3
+    S3,
+    /// Few large deltas, in a local folder and on S3
+    Shapes,
+    /// One object of 2 GB on S3, each stream held to 20 MB/s
+    Object,
+    /// Deltas of a follower, over 50 ms
+    Delta,
+    /// A follower after an outage of its store, over 50 ms
+    Outage,
+    /// The names of a year, in a local folder
+    Year,
+    /// A plain snapshot file, next to etcdutl
+    Plain,
+}
+
+fn main() -> Result<()> {
+    let mut args = Args::parse();
+    if args.parts.is_empty() {
+        args.parts = Part::value_variants().to_vec();
+    }
+    let data = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("buckets");
+    fs::create_dir_all(&data)?;
+    let bench = Bench {
+        runtime: Runtime::new()?,
+        data,
+        args,
+    };
+    let _within = bench.runtime.enter();
+    println!("\n| work | where | time | requests | peak memory | goal | holds |");
+    println!("|---|---|---|---|---|---|---|");
+    for part in bench.args.parts.clone() {
+        match part {
+            Part::Local => bench.local()?,
+            Part::Overlap => bench.overlap()?,
+            Part::S3 => bench.s3()?,
+            Part::Shapes => bench.shapes()?,
+            Part::Object => bench.object()?,
+            Part::Delta => bench.delta()?,
+            Part::Outage => bench.outage()?,
+            Part::Year => bench.year()?,
+            Part::Plain => bench.plain()?,
+        }
+    }
+    Ok(())
+}
+
+struct Bench {
+    args: Args,
+    /// Where buckets are kept from one run to the next.
+    data: PathBuf,
+    runtime: Runtime,
+}
+
+/// A run of a program, or the median of several.
+#[derive(Clone)]
+struct Run {
+    seconds: f64,
+    /// VmHWM: with the page cache of mapped files.
+    resident: u64,
+    anonymous: u64,
+    outcome: Value,
+    traffic: Traffic,
+    is_given_up: bool,
+}
+
+/// What a run is held against.
+enum Goal {
+    Seconds(f64),
+    /// Of resident memory.
+    Resident(u64),
+    /// Of anonymous memory, as ARCHITECTURE.md bounds it.
+    Anonymous(u64),
+    Requests(usize),
+    /// Of the kinds that begin so.
+    RequestsOf(&'static str, usize),
+    /// No slower than this many times the plain run, or than its requests take, so many at once.
+    InFlight(f64),
+    /// No slower than so many times the plain run and so many answers.
+    Plain(f64, u32),
+    /// MB/s over the line, in both directions together.
+    Rate(f64),
+}
+
+impl Goal {
+    /// In words, and whether it is reached.
+    fn judge(&self, run: &Run, plain: &Run, delay: Duration) -> (String, bool) {
+        let mib = |bytes: u64| bytes.div_ceil(MIB);
+        let delay = delay.as_secs_f64();
+        let within = |most: f64| (format!("≤ {most:.2} s"), run.seconds <= most);
+        let (text, holds) = match *self {
+            Goal::Seconds(most) => within(most),
+            Goal::Resident(most) => (format!("≤ {} MiB", mib(most)), run.resident <= most),
+            Goal::Anonymous(most) => (
+                format!("anonymous ≤ {} MiB", mib(most)),
+                run.anonymous <= most,
+            ),
+            Goal::Requests(most) => {
+                let n = run.traffic.requests.len();
+                (format!("≤ {most} requests"), n <= most)
+            }
+            Goal::RequestsOf(kind, most) => {
+                let counts = run.traffic.counts();
+                let of_kind = counts.iter().filter(|(k, _)| k.starts_with(kind));
+                let n: usize = of_kind.map(|(_, n)| n).sum();
+                (format!("≤ {most} × {kind}"), n <= most)
+            }
+            Goal::InFlight(times) => {
+                let waits = run.traffic.requests.len() as f64 * delay / IN_FLIGHT;
+                within(times * plain.seconds.max(waits))
+            }
+            Goal::Plain(times, answers) => {
+                within(times * plain.seconds + f64::from(answers) * delay)
+            }
+            Goal::Rate(least) => {
+                let rate = run.bytes() as f64 / MB / run.seconds;
+                (format!("{rate:.0} of ≥ {least:.0} MB/s"), rate >= least)
+            }
+        };
+        (text, holds && !run.is_given_up)
+    }
+}
+
+impl Run {
+    /// Over the line, in both directions.
+    fn bytes(&self) -> u64 {
+        let requests = self.traffic.requests.iter();
+        requests.map(|r| r.bytes_up + r.bytes_down).sum()
+    }
+
+    fn requests(&self) -> String {
+        let mut counts: Vec<_> = self.traffic.counts().into_iter().collect();
+        counts.sort_by_key(|(_, n)| std::cmp::Reverse(*n));
+        let kinds: Vec<String> = counts.iter().map(|(k, n)| format!("{n} {k}")).collect();
+        match self.traffic.requests.len() {
+            0 => "–".to_owned(),
+            n => format!(
+                "{n}, {} at once: {}",
+                self.traffic.most_at_once,
+                kinds.join(", ")
+            ),
+        }
+    }
+}
+
+/// A row of the table. Gives whether it is worth doing again.
+fn row(work: &str, place: &str, run: &Run, plain: &Run, delay: Duration, goals: &[Goal]) {
+    let judged: Vec<_> = goals.iter().map(|g| g.judge(run, plain, delay)).collect();
+    let texts: Vec<&str> = judged.iter().map(|(text, _)| text.as_str()).collect();
+    let holds = match judged.iter().all(|(_, holds)| *holds) {
+        _ if goals.is_empty() => "",
+        true => "yes",
+        false => "no",
+    };
+    println!(
+        "| {work} | {place} | {}{:.2} s | {} | {} MiB | {} | {holds} |",
+        if run.is_given_up { "> " } else { "" },
+        run.seconds,
+        run.requests(),
+        run.resident / MIB,
+        texts.join(", "),
+    );
+}
+
+/// Of the folder's own disk.
+fn local_row(work: &str, run: &Run, goals: &[Goal]) {
+    row(work, "local", run, run, Duration::ZERO, goals);
+}
+
+/// A bucket on S3, behind a line.
+struct Server {
+    line: Line,
+    minio: Minio,
+}
+
+impl Server {
+    fn start() -> Self {
+        let minio = Minio::start();
+        let line = Line::start(minio.endpoint());
+        Server { line, minio }
+    }
+
+    /// For the program.
+    fn env(&self) -> Vec<(String, String)> {
+        S3::new(&self.line.endpoint()).env()
+    }
+}
+
+impl Bench {
+    fn delay(&self) -> Duration {
+        Duration::from_millis(self.args.delay)
+    }
+
+    /// A part of what the goals speak of.
+    fn scaled(&self, n: usize) -> usize {
+        (n / self.args.scale).max(1)
+    }
+
+    fn wide(&self) -> Shape {
+        Shape {
+            changes: self.scaled(26_000) * 20,
+            ..generate::WIDE
+        }
+    }
+
+    /// A bucket that is made if it is not there. Gives the bound that ARCHITECTURE.md states, too.
+    fn bucket(&self, shape: &Shape) -> Result<(PathBuf, u64)> {
+        let folder = self.data.join(format!("{}-{}", shape.name, shape.changes));
+        let (keys, key_bytes) = generate::bucket(&folder, shape)?;
+        let threads = std::thread::available_parallelism()?.get() as u64;
+        let event = shape.value_bytes.end() * 4 / 3;
+        let most = 64 * MIB + 128 * keys + key_bytes + event as u64 + 8 * MIB * threads;
+        Ok((folder, most))
+    }
+
+    fn scratch(&self) -> Result<TempDir> {
+        Ok(TempDir::with_prefix_in("wide-", &self.data)?)
+    }
+
+    fn command(&self, args: &[&str], env: &[(String, String)]) -> Command {
+        let mut command = Command::new(&self.args.program);
+        tools::forget_env(&mut command, &["DELTAFOLD_", "AWS_"]);
+        command.args(args).envs(env.iter().cloned());
+        command
+    }
+
+    /// Runs a command to its end.
+    fn run(&self, command: &mut Command) -> Result<Run> {
+        let started = Instant::now();
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        let pid = i32::try_from(child.id())?;
+        let has_ended = AtomicBool::new(false);
+        let give_up = Duration::from_secs(self.args.give_up);
+        let mut peak = Run {
+            seconds: 0.0,
+            resident: 0,
+            anonymous: 0,
+            outcome: Value::Null,
+            traffic: Traffic::default(),
+            is_given_up: false,
+        };
+        let (mut out, mut err) = (Vec::new(), Vec::new());
+        let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+        let (stdout, stderr) = stdout.zip(stderr).ok_or("no output")?;
+        let (mut stdout, mut stderr) = (stdout, stderr);
+        let status = std::thread::scope(|s| -> Result<_> {
+            s.spawn(|| stderr.read_to_end(&mut err));
+            s.spawn(|| {
+                while !has_ended.load(Ordering::Relaxed) {
+                    let text = fs::read_to_string(format!("/proc/{pid}/status"));
+                    let text = text.unwrap_or_default();
+                    peak.resident = peak.resident.max(memory(&text, "VmHWM:"));
+                    peak.anonymous = peak.anonymous.max(memory(&text, "RssAnon:"));
+                    if started.elapsed() > give_up && !peak.is_given_up {
+                        peak.is_given_up = true;
+                        let _ = Pid::from_raw(pid).map(|pid| kill_process(pid, Signal::KILL));
+                    }
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+            });
+            let read = stdout.read_to_end(&mut out);
+            let status = child.wait();
+            has_ended.store(true, Ordering::Relaxed);
+            read?;
+            Ok(status?)
+        })?;
+        peak.seconds = started.elapsed().as_secs_f64();
+        if !status.success() && !peak.is_given_up {
+            let (out, err) = (String::from_utf8_lossy(&out), String::from_utf8_lossy(&err));
+            let tail: String = err.chars().rev().take(2000).collect();
+            let tail: String = tail.chars().rev().collect();
+            return Err(format!("{command:?}: {status}\n{out:.2000}\n{tail}").into());
+        }
+        peak.outcome = serde_json::from_slice(&out).unwrap_or_default();
+        Ok(peak)
+    }
+
+    /// The median of several runs, with the most memory of all.
+    fn repeat(&self, mut run: impl FnMut(usize) -> Result<Run>) -> Result<Run> {
+        let mut runs: Vec<Run> = Vec::new();
+        while runs.len() < self.args.runs && runs.last().is_none_or(|r| r.seconds < SLOW) {
+            runs.push(run(runs.len())?);
+        }
+        let resident = runs.iter().map(|r| r.resident).max().unwrap_or(0);
+        let anonymous = runs.iter().map(|r| r.anonymous).max().unwrap_or(0);
+        runs.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
+        let at = runs.len() / 2;
+        Ok(Run {
+            resident,
+            anonymous,
+            ..runs.swap_remove(at)
+        })
+    }
+
+    /// A command on a local store, which leaves nothing behind.
+    fn measure(&self, args: &[&str]) -> Result<Run> {
+        self.repeat(|_| {
+            let scratch = self.scratch()?;
+            let mut command = self.command(args, &[]);
+            self.run(in_scratch(&mut command, args, scratch.path()))
+        })
+    }
+
+    /// The same on S3, over a delay.
+    fn measure_s3(&self, server: &Server, delay: Duration, args: &[&str]) -> Result<Run> {
+        server.line.delay(delay);
+        self.repeat(|_| {
+            let scratch = self.scratch()?;
+            let mut command = self.command(args, &server.env());
+            in_scratch(&mut command, args, scratch.path());
+            server.line.take();
+            let mut run = self.run(&mut command)?;
+            run.traffic = server.line.take();
+            Ok(run)
+        })
+    }
+
+    /// The time a third of the way into a bucket: day 30 of the wide one.
+    fn day_30(&self, shape: &Shape) -> Result<String> {
+        let at = shape.start() + (generate::END - shape.start()) / 3;
+        let at = DateTime::from_timestamp(at, 0).ok_or("a time")?;
+        Ok(at.to_rfc3339_opts(SecondsFormat::Secs, true))
+    }
+
+    fn local(&self) -> Result<()> {
+        let shape = self.wide();
+        let (folder, most) = self.bucket(&shape)?;
+        let store = folder.to_str().ok_or("a plain path")?;
+        let (day, key) = (self.day_30(&shape)?, shape.key(17));
+        let seconds = |s| vec![Goal::Seconds(s)];
+        let works: [(&str, &[&str], Vec<Goal>); 9] = [
+            (
+                "compact",
+                &["compact"],
+                vec![Goal::Seconds(2.0), Goal::Anonymous(most)],
+            ),
+            (
+                "restore to day 30",
+                &["restore", "--time", &day],
+                vec![Goal::Seconds(2.0), Goal::Anonymous(most)],
+            ),
+            (
+                "verify checksums",
+                &["verify", "--level", "checksums"],
+                seconds(3.0),
+            ),
+            ("list", &["list"], vec![]),
+            ("list --deep", &["list", "--deep"], seconds(3.0)),
+            ("history of a key", &["history", &key], seconds(2.0)),
+            (
+                "get at day 30",
+                &["get", &key, "--time", &day],
+                seconds(1.0),
+            ),
+            ("gc, plan", &["gc", "--policy", "exponential"], vec![]),
+            ("copy", &["copy"], seconds(8.0)),
+        ];
+        for (work, args, goals) in works {
+            let with_store = [args, &[store_flag(args), store]].concat();
+            let run = self.measure_local(&folder, &with_store)?;
+            local_row(&format!("wide: {work}"), &run, &goals);
+        }
+        Ok(())
+    }
+
+    /// As `measure`; takes away what is published.
+    fn measure_local(&self, folder: &Path, args: &[&str]) -> Result<Run> {
+        self.repeat(|_| {
+            let scratch = self.scratch()?;
+            let mut command = self.command(args, &[]);
+            let run = self.run(in_scratch(&mut command, args, scratch.path()))?;
+            if let Some(snapshot) = published(args, &run) {
+                fs::remove_file(folder.join("v2").join(snapshot))?;
+            }
+            Ok(run)
+        })
+    }
+
+    fn overlap(&self) -> Result<()> {
+        let mut few: Option<Run> = None;
+        for deltas in [1_000, 4_000] {
+            let deltas = self.scaled(deltas);
+            let shape = Shape {
+                name: "side-by-side",
+                changes: deltas * 20,
+                streams: 2,
+                ..generate::WIDE
+            };
+            let (folder, most) = self.bucket(&shape)?;
+            let store = folder.to_str().ok_or("a plain path")?;
+            let run = self.measure_local(&folder, &["compact", "--store", store])?;
+            let mut goals = vec![Goal::Anonymous(most)];
+            if let Some(few) = &few {
+                // Linear, give or take a fifth.
+                goals.push(Goal::Seconds(1.5));
+                goals.push(Goal::Seconds(4.0 * 1.2 * few.seconds));
+            }
+            local_row(&format!("2 × {deltas} deltas: compact"), &run, &goals);
+            few = Some(run);
+        }
+        Ok(())
+    }
+
+    /// Puts the objects of a folder into a new bucket.
+    fn upload(&self, server: &Server, folder: &Path, bucket: &str) -> Result<Arc<AmazonS3>> {
+        let mut paths = Vec::new();
+        for entry in fs::read_dir(folder.join("v2"))? {
+            paths.push(entry?.path());
+        }
+        let objects = paths.into_iter().map(|path| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            (format!("v2/{name}"), path)
+        });
+        self.fill(server, bucket, objects, |path| Ok(fs::read(path)?))
+    }
+
+    /// A new bucket with objects; what each holds is made only when it is its turn.
+    fn fill<T>(
+        &self,
+        server: &Server,
+        bucket: &str,
+        objects: impl Iterator<Item = (String, T)>,
+        content: impl Fn(T) -> Result<Vec<u8>>,
+    ) -> Result<Arc<AmazonS3>> {
+        eprintln!("filling the bucket {bucket} …");
+        self.runtime.block_on(server.minio.create_bucket(bucket));
+        let store = server.minio.store(bucket);
+        let puts = futures::stream::iter(objects).map(|(name, what)| {
+            let (store, content) = (store.clone(), content(what));
+            async move {
+                let path = object_store::path::Path::from(name);
+                store.put(&path, PutPayload::from(content?)).await?;
+                Ok::<_, Box<dyn std::error::Error + Send + Sync>>(())
+            }
+        });
+        let done = puts.buffer_unordered(32).try_collect::<Vec<()>>();
+        self.runtime.block_on(done)?;
+        Ok(store)
+    }
+
+    fn s3(&self) -> Result<()> {
+        let shape = self.wide();
+        let (folder, most) = self.bucket(&shape)?;
+        let deltas = shape.changes / 20;
+        let server = Server::start();
+        let store = self.upload(&server, &folder, "wide")?;
+        let (day, key) = (self.day_30(&shape)?, shape.key(17));
+        let in_flight = || vec![Goal::InFlight(1.3)];
+        let names_only = || vec![Goal::Requests(100)];
+        // 1.01 requests a delta, and a few for the rest.
+        let each_once = deltas + deltas / 100 + 20;
+        let works: [(&str, &[&str], Vec<Goal>); 10] = [
+            ("list", &["list"], names_only()),
+            ("gc, plan", &["gc", "--policy", "exponential"], names_only()),
+            (
+                "restore to day 30, plan",
+                &["restore", "--dry-run", "--time", &day],
+                vec![Goal::Seconds(10.0), Goal::Requests(100)],
+            ),
+            (
+                "verify names",
+                &["verify", "--level", "names"],
+                vec![Goal::InFlight(1.3), Goal::Requests(100)],
+            ),
+            (
+                "compact",
+                &["compact"],
+                vec![
+                    Goal::InFlight(1.3),
+                    Goal::Requests(each_once),
+                    Goal::Anonymous(most),
+                ],
+            ),
+            (
+                "restore to day 30",
+                &["restore", "--time", &day],
+                vec![Goal::InFlight(1.3), Goal::Anonymous(most)],
+            ),
+            (
+                "verify checksums",
+                &["verify", "--level", "checksums"],
+                in_flight(),
+            ),
+            ("list --deep", &["list", "--deep"], in_flight()),
+            ("history of a key", &["history", &key], in_flight()),
+            ("get at day 30", &["get", &key, "--time", &day], vec![]),
+        ];
+        for (work, args, goals) in works {
+            let args = [args, &["--store", "s3://wide"]].concat();
+            let measure = |delay| {
+                self.measure_bucket(
+                    &server,
+                    delay,
+                    |_| args.iter().map(|a| (*a).to_owned()).collect(),
+                    &store,
+                )
+            };
+            self.both(&format!("wide: {work}"), goals, measure)?;
+        }
+        self.copies(&server)?;
+        self.deletions(&server, &shape)
+    }
+
+    /// Without the delay and with it: two rows. `measure` is given the delay.
+    fn both(
+        &self,
+        work: &str,
+        goals: Vec<Goal>,
+        measure: impl Fn(Duration) -> Result<Run>,
+    ) -> Result<()> {
+        let plain = measure(Duration::ZERO)?;
+        row(work, "S3, plain", &plain, &plain, Duration::ZERO, &[]);
+        let delay = self.delay();
+        let run = measure(delay)?;
+        let place = format!("S3 + {} ms", delay.as_millis());
+        row(work, &place, &run, &plain, delay, &goals);
+        Ok(())
+    }
+
+    /// Runs with the arguments that `args` gives each run; takes away what is published.
+    fn measure_bucket(
+        &self,
+        server: &Server,
+        delay: Duration,
+        args: impl Fn(usize) -> Vec<String>,
+        store: &AmazonS3,
+    ) -> Result<Run> {
+        server.line.delay(delay);
+        self.repeat(|round| {
+            let args = args(round);
+            let args: Vec<&str> = args.iter().map(String::as_str).collect();
+            let scratch = self.scratch()?;
+            let mut command = self.command(&args, &server.env());
+            in_scratch(&mut command, &args, scratch.path());
+            server.line.take();
+            let mut run = self.run(&mut command)?;
+            run.traffic = server.line.take();
+            if let Some(snapshot) = published(&args, &run) {
+                let path = object_store::path::Path::from(format!("v2/{snapshot}"));
+                self.runtime.block_on(store.delete(&path))?;
+            }
+            Ok(run)
+        })
+    }
+
+    /// From one bucket to another on the same server.
+    fn copies(&self, server: &Server) -> Result<()> {
+        self.runtime.block_on(server.minio.create_bucket("copies"));
+        let store = server.minio.store("copies");
+        self.both("wide: copy to S3", vec![Goal::InFlight(1.3)], |delay| {
+            let args = |round| {
+                let to = format!("s3://copies/{}-{round}", delay.as_millis());
+                let args = ["copy", "--from", "s3://wide", "--to", &to];
+                args.map(str::to_owned).to_vec()
+            };
+            self.measure_bucket(server, delay, args, &store)
+        })
+    }
+
+    /// A bucket whose last full supersedes all else: names alone count.
+    fn deletions(&self, server: &Server, shape: &Shape) -> Result<()> {
+        let deltas = shape.changes / 20;
+        let full = |revision, at| format!("v2/Full-00000000-{revision:08}-{at}");
+        let first = 2 + shape.keys_in_base as i64;
+        let mut names = vec![full(first - 1, shape.start())];
+        for number in 0..deltas as i64 {
+            let (start, at) = (first + 20 * number, shape.start() + 300 * (number + 1));
+            names.push(format!("v2/Incr-{start:08}-{:08}-{at}", start + 19));
+        }
+        names.push(full(first + 20 * deltas as i64 - 1, generate::END));
+        let args = |bucket: &str| {
+            let store = format!("s3://{bucket}");
+            let policy = ["--policy", "limit", "--limit", "1"];
+            let args = [&["gc", "--apply", "--store", &store], &policy[..]].concat();
+            args.into_iter().map(str::to_owned).collect::<Vec<_>>()
+        };
+        let once = |delay: Duration| {
+            let bucket = format!("superseded-{}", delay.as_millis());
+            let objects = names.iter().map(|n| (n.clone(), ()));
+            let store = self.fill(server, &bucket, objects, |()| Ok(b"x".to_vec()))?;
+            server.line.delay(delay);
+            server.line.take();
+            let strings = args(&bucket);
+            let strings: Vec<&str> = strings.iter().map(String::as_str).collect();
+            let mut run = self.run(
+                self.command(&strings, &server.env())
+                    .args(["--output", "json"]),
+            )?;
+            run.traffic = server.line.take();
+            let left = self
+                .runtime
+                .block_on(object_store::ObjectStore::list(&*store, None).count());
+            if left > 10 {
+                return Err(format!("gc left {left} objects: {}", run.outcome["totals"]).into());
+            }
+            Ok(run)
+        };
+        let most = names.len().div_ceil(1000);
+        // One request for a thousand objects; the lists come on top.
+        let goals = vec![
+            Goal::RequestsOf("POST delete", most),
+            Goal::RequestsOf("DELETE", 10),
+        ];
+        self.both("wide: gc --apply", goals, once)
+    }
+
+    fn shapes(&self) -> Result<()> {
+        let server = Server::start();
+        for shape in [generate::LEASE, generate::CHURN, generate::INSERT] {
+            let (folder, most) = self.bucket(&shape)?;
+            let store = folder.to_str().ok_or("a plain path")?;
+            let work = format!("{}: compact", shape.name);
+            let run = self.measure_local(&folder, &["compact", "--store", store])?;
+            local_row(&work, &run, &[Goal::Anonymous(most)]);
+            if let Some(before) = &self.args.before {
+                self.against(before, &shape, &folder)?;
+            }
+            let bucket = shape.name;
+            let objects = self.upload(&server, &folder, bucket)?;
+            let args = |_| {
+                let args = ["compact", "--store", &format!("s3://{bucket}")];
+                args.map(str::to_owned).to_vec()
+            };
+            self.both(&work, vec![Goal::Plain(1.1, 5)], |delay| {
+                self.measure_bucket(&server, delay, args, &objects)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The best of each of two programs that take turns.
+    fn against(&self, before: &Path, shape: &Shape, folder: &Path) -> Result<()> {
+        const ROUNDS: usize = 7;
+        let store = folder.to_str().ok_or("a plain path")?;
+        let args = ["compact", "--store", store];
+        let (mut old, mut new) = (f64::MAX, f64::MAX);
+        for _ in 0..ROUNDS {
+            for (program, best) in [(before, &mut old), (&*self.args.program, &mut new)] {
+                let scratch = self.scratch()?;
+                let mut command = Command::new(program);
+                command.args(args);
+                let run = self.run(in_scratch(&mut command, &args, scratch.path()))?;
+                if let Some(snapshot) = published(&args, &run) {
+                    fs::remove_file(folder.join("v2").join(snapshot))?;
+                }
+                *best = best.min(run.seconds);
+            }
+        }
+        println!(
+            "| {}: compact ÷ before | local | {:.3} ({new:.3} s ÷ {old:.3} s) | – | | ≤ 1.02 | {} |",
+            shape.name,
+            new / old,
+            if new <= 1.02 * old { "yes" } else { "no" }
+        );
+        Ok(())
+    }
+
+    fn object(&self) -> Result<()> {
+        /// Bytes a second of a stream, and how many streams the goal counts with.
+        const STREAM: u64 = 20_000_000;
+        const STREAMS: u64 = 8;
+        let shape = Shape {
+            name: "object",
+            keys_in_base: self.scaled(2_000),
+            changes: 0,
+            value_bytes: 1_000_000..=1_000_000,
+            packed_base: false,
+            ..generate::LEASE
+        };
+        let (folder, _) = self.bucket(&shape)?;
+        let store = folder.to_str().ok_or("a plain path")?;
+        let server = Server::start();
+        self.upload(&server, &folder, "object")?;
+        self.runtime.block_on(server.minio.create_bucket("up"));
+        server.line.hold_to(STREAM);
+        let least = 0.8 * (STREAM * STREAMS) as f64 / MB;
+        let goals = || [Goal::Rate(least), Goal::Resident(256 * MIB)];
+        let delay = self.delay();
+        let place = format!("S3 + {} ms, 20 MB/s a stream", delay.as_millis());
+        let down = self.measure_s3(&server, delay, &["copy", "--from", "s3://object"])?;
+        row("2 GB: copy from S3", &place, &down, &down, delay, &goals());
+        server.line.delay(delay);
+        server.line.take();
+        let args = ["copy", "--from", store, "--to", "s3://up"];
+        let mut command = self.command(&args, &server.env());
+        let mut up = self.run(command.args(["--output", "json"]))?;
+        up.traffic = server.line.take();
+        row(
+            "2 GB: copy to S3, read back",
+            &place,
+            &up,
+            &up,
+            delay,
+            &goals(),
+        );
+        Ok(())
+    }
+
+    /// A follower of an etcd, into a bucket over a line.
+    fn follow(&self, etcd: &Etcd, server: &Server, period: &str) -> Result<(Follower, Prefix)> {
+        self.runtime.block_on(server.minio.create_bucket("follow"));
+        let prefix = Prefix::minio(&server.minio, "follow", "etcd");
+        let args = ["snapshot", "follow", "--delta-period", period];
+        let mut command = self.command(&args, &server.env());
+        command
+            .args(["--endpoints", etcd.endpoint(), "--store", &prefix.url])
+            .args(["--full-schedule", "0 0 29 2 *"])
+            .args(["--output", "json", "--log-format", "json"]);
+        let mut follower = Follower::spawn(&mut command);
+        follower.wait_until("the first full", || !prefix.fulls().is_empty());
+        Ok((follower, prefix))
+    }
+
+    fn delta(&self) -> Result<()> {
+        let delay = Duration::from_millis(50);
+        let folder = self.scratch()?;
+        let etcd = Etcd::start(VERSION, &folder.path().join("data"));
+        let server = Server::start();
+        let writing = Writing::start(&self.runtime, &etcd, 20);
+        let (mut follower, prefix) = self.follow(&etcd, &server, "2s")?;
+        server.line.delay(delay);
+        let deltas = |n| move || prefix.deltas().len() >= n;
+        follower.wait_until("a delta", deltas.clone()(2));
+        server.line.take();
+        follower.wait_until("ten deltas", deltas(12));
+        let traffic = server.line.take();
+        let resident = resident(follower.id());
+        drop(writing);
+        follower.terminate();
+        let mut saved = bursts(&traffic);
+        // What began or ended outside has no whole delta.
+        saved.retain(|b| b.iter().any(|r| r.kind() == "PUT" || r.kind() == "COPY"));
+        saved.sort_by(|a, b| span(a).total_cmp(&span(b)));
+        let median = saved.get(saved.len() / 2).ok_or("no delta was saved")?;
+        let run = Run {
+            seconds: span(median),
+            resident,
+            anonymous: 0,
+            outcome: Value::Null,
+            is_given_up: false,
+            traffic: Traffic {
+                requests: median.clone(),
+                most_at_once: traffic.most_at_once,
+            },
+        };
+        let goals = [Goal::Requests(4), Goal::Seconds(0.3)];
+        row("follow: one delta", "S3 + 50 ms", &run, &run, delay, &goals);
+        Ok(())
+    }
+
+    fn outage(&self) -> Result<()> {
+        /// Changes a second, and bytes of each.
+        const CHANGES: u64 = 500;
+        const DELTA_BYTES: u64 = 10 * MIB;
+        let delay = Duration::from_millis(50);
+        let folder = self.scratch()?;
+        let etcd = Etcd::start(VERSION, &folder.path().join("data"));
+        let server = Server::start();
+        server.line.delay(delay);
+        let writing = Writing::start(&self.runtime, &etcd, CHANGES);
+        let (mut follower, prefix) = self.follow(&etcd, &server, "5s")?;
+        let saved = prefix.last_saved();
+        follower.wait_until("the first delta", || prefix.last_saved() > saved);
+        server.line.cut();
+        std::thread::sleep(Duration::from_secs(self.args.outage));
+        follower.assert_runs();
+        let (before, saved) = (prefix.deltas().len(), prefix.last_saved());
+        let revision = self.runtime.block_on(etcd.revision());
+        server.line.take();
+        server.line.mend();
+        let began = Instant::now();
+        let give_up = Duration::from_secs(self.args.give_up);
+        // Its own patience may be shorter than what is measured.
+        while prefix.last_saved() < revision && began.elapsed() < give_up {
+            follower.assert_runs();
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        let run = Run {
+            seconds: began.elapsed().as_secs_f64(),
+            resident: resident(follower.id()),
+            anonymous: 0,
+            outcome: Value::Null,
+            is_given_up: prefix.last_saved() < revision,
+            traffic: server.line.take(),
+        };
+        let deltas = prefix.deltas().len() - before;
+        drop(writing);
+        let missing = (revision - saved) as u64;
+        let most = missing * event_bytes() / DELTA_BYTES + run.seconds as u64 / 5 + 5;
+        let work = format!(
+            "follow: {missing} changes after {} s without a store, {deltas} deltas of at most {most}",
+            self.args.outage
+        );
+        row(
+            &work,
+            "S3 + 50 ms",
+            &run,
+            &run,
+            delay,
+            &[Goal::Seconds(60.0)],
+        );
+        if deltas as u64 > most {
+            println!("| too many deltas | | | | | | no |");
+        }
+        Ok(())
+    }
+
+    fn year(&self) -> Result<()> {
+        let (deltas, fulls) = (self.scaled(105_000), self.scaled(10_000));
+        let folder = self.data.join(format!("year-{deltas}"));
+        generate::names(&folder, deltas, fulls)?;
+        let store = folder.to_str().ok_or("a plain path")?;
+        let at = DateTime::from_timestamp(generate::END - deltas as i64 * 150 + 60, 0);
+        let at = at
+            .ok_or("a time")?
+            .to_rfc3339_opts(SecondsFormat::Secs, true);
+        let works: [(&str, &[&str]); 5] = [
+            ("list", &["list"]),
+            ("restore, plan", &["restore", "--dry-run", "--time", &at]),
+            ("get --time", &["get", generate::NAMES_KEY, "--time", &at]),
+            ("gc, plan", &["gc", "--policy", "exponential"]),
+            ("copy, plan", &["copy", "--dry-run"]),
+        ];
+        for (work, args) in works {
+            let args = [args, &[store_flag(args), store]].concat();
+            let goals = [Goal::Seconds(5.0), Goal::Resident(256 * MIB)];
+            local_row(&format!("a year: {work}"), &self.measure(&args)?, &goals);
+        }
+        Ok(())
+    }
+
+    fn plain(&self) -> Result<()> {
+        let shape = Shape {
+            name: "plain",
+            keys_in_base: self.scaled(105_000),
+            changes: 0,
+            value_bytes: 1_000..=3_000,
+            packed_base: false,
+            ..generate::LEASE
+        };
+        let (folder, _) = self.bucket(&shape)?;
+        let mut entries = fs::read_dir(folder.join("v2"))?;
+        let file = entries.next().ok_or("no full")??.path();
+        let file = file.to_str().ok_or("a plain path")?;
+        let etcdutl = tools::etcdutl(VERSION);
+        let theirs = self.repeat(|_| {
+            let scratch = self.scratch()?;
+            let mut command = Command::new(&etcdutl);
+            command.args(["snapshot", "restore", file, "--data-dir"]);
+            self.run(command.arg(scratch.path().join("member")))
+        })?;
+        let work = format!("plain file of {} MB", fs::metadata(file)?.len() / 1_000_000);
+        local_row(&format!("{work}: etcdutl snapshot restore"), &theirs, &[]);
+        let ours = self.measure(&["restore", "--snapshot", file])?;
+        let goals = [Goal::Plain(1.0, 0)];
+        let work = format!("{work}: restore --snapshot");
+        row(&work, "local", &ours, &theirs, Duration::ZERO, &goals);
+        Ok(())
+    }
+}
+
+fn store_flag(args: &[&str]) -> &'static str {
+    if args[0] == "copy" {
+        "--from"
+    } else {
+        "--store"
+    }
+}
+
+/// Adds what each command needs beside: a target in `scratch` and JSON on standard output.
+fn in_scratch<'a>(command: &'a mut Command, args: &[&str], scratch: &Path) -> &'a mut Command {
+    match args[0] {
+        "restore" => command.arg("--data-dir").arg(scratch.join("member")),
+        "copy" if !args.contains(&"--to") => command.arg("--to").arg(scratch),
+        _ => command,
+    };
+    if ["restore", "compact"].contains(&args[0]) {
+        command.arg("--temp-dir").arg(scratch);
+    }
+    command.args(["--output", "json"])
+}
+
+/// The snapshot that a compaction has published.
+fn published<'a>(args: &[&str], run: &'a Run) -> Option<&'a str> {
+    run.outcome["snapshot"]
+        .as_str()
+        .filter(|_| args[0] == "compact")
+}
+
+/// A line of `/proc/PID/status`, in bytes.
+fn memory(status: &str, name: &str) -> u64 {
+    let line = status.lines().find_map(|l| l.strip_prefix(name));
+    let kib = line.and_then(|l| l.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    kib.unwrap_or(0) * 1024
+}
+
+/// The most that was resident at once of a process that runs.
+fn resident(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"));
+    memory(&status.unwrap_or_default(), "VmHWM:")
+}
+
+/// Requests with pauses between them: each burst is what one delta took.
+fn bursts(traffic: &Traffic) -> Vec<Vec<Request>> {
+    const PAUSE: Duration = Duration::from_millis(400);
+    let mut bursts: Vec<Vec<Request>> = Vec::new();
+    let mut quiet_from: Option<Instant> = None;
+    for request in &traffic.requests {
+        let ended = request.ended.unwrap_or(request.began);
+        match bursts.last_mut() {
+            Some(burst) if quiet_from.is_some_and(|q| request.began < q + PAUSE) => {
+                burst.push(request.clone());
+            }
+            _ => bursts.push(vec![request.clone()]),
+        }
+        quiet_from = quiet_from.max(Some(ended));
+    }
+    bursts
+}
+
+/// Seconds from the first request to the last answer.
+fn span(burst: &[Request]) -> f64 {
+    let began = burst.iter().map(|r| r.began).min();
+    let ended = burst.iter().filter_map(|r| r.ended).max();
+    let span = began.zip(ended).map(|(from, to)| to - from);
+    span.unwrap_or_default().as_secs_f64()
+}
+
+/// What `Writing` puts.
+const VALUE: [u8; 400] = [b'v'; 400];
+
+/// Bytes of one of its events in a delta.
+fn event_bytes() -> u64 {
+    let revision = Revision(1_000_000);
+    let event = EventRef {
+        main: revision,
+        change: Change::Put(KeyValue {
+            key: b"/registry/00/object-0000",
+            create_revision: revision,
+            mod_revision: revision,
+            version: 1000,
+            value: &VALUE,
+            lease: 0,
+        }),
+    };
+    let mut out = Vec::new();
+    encode_event(&mut out, &event, DateTime::UNIX_EPOCH);
+    out.len() as u64
+}
+
+/// Puts so many values a second until it is dropped.
+struct Writing {
+    tasks: Vec<tokio::task::JoinHandle<()>>,
+}
+
+impl Writing {
+    fn start(runtime: &Runtime, etcd: &Etcd, a_second: u64) -> Self {
+        /// One waits for its disk while the others go on.
+        const WRITERS: u64 = 10;
+        let tasks = (0..WRITERS).map(|writer| {
+            let mut kv = runtime.block_on(etcd.kv());
+            let every = Duration::from_secs_f64(WRITERS as f64 / a_second as f64);
+            runtime.spawn(async move {
+                let mut clock = tokio::time::interval(every);
+                for n in 0.. {
+                    clock.tick().await;
+                    let key = format!("/registry/{writer:02}/object-{:04}", n % 1000);
+                    // One that fails is missing, and shows in the number of changes.
+                    let _ = kv.put(key, VALUE, None).await;
+                }
+            })
+        });
+        Writing {
+            tasks: tasks.collect(),
+        }
+    }
+}
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+    }
+}
