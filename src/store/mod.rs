@@ -291,26 +291,29 @@ impl Store {
             return Ok(objects);
         }
         self.block_on(async {
-            let mut objects = Vec::new();
-            for folder in folders {
-                let mut listing = self.inner.list(Some(&self.path(folder)));
-                while let Some(object) = listing
-                    .try_next()
-                    .await
-                    .map_err(|e| store_error(format!("list {}", self.url), e))?
-                {
-                    if let Some(below) = object.location.prefix_match(&self.prefix) {
-                        let parts: Vec<String> = below.map(|p| p.as_ref().to_owned()).collect();
-                        objects.push(ObjectInfo {
-                            path: parts.join("/"),
-                            bytes: object.size,
-                            modified: object.last_modified,
-                        });
-                    }
-                }
-            }
-            Ok(objects)
+            let listings = futures::stream::iter(folders)
+                .map(|folder| self.list_folder(folder))
+                .buffered(folders.len().max(1));
+            let listings: Vec<Vec<ObjectInfo>> = listings.try_collect().await?;
+            Ok(listings.into_iter().flatten().collect())
         })?
+    }
+
+    async fn list_folder(&self, folder: &str) -> Result<Vec<ObjectInfo>> {
+        let failed = |e| store_error(format!("list {}", self.url), e);
+        let mut objects = Vec::new();
+        let mut listing = self.inner.list(Some(&self.path(folder)));
+        while let Some(object) = listing.try_next().await.map_err(failed)? {
+            if let Some(below) = object.location.prefix_match(&self.prefix) {
+                let parts: Vec<String> = below.map(|p| p.as_ref().to_owned()).collect();
+                objects.push(ObjectInfo {
+                    path: parts.join("/"),
+                    bytes: object.size,
+                    modified: object.last_modified,
+                });
+            }
+        }
+        Ok(objects)
     }
 
     /// The names of the objects directly at the prefix, a few at most: for hints.

@@ -1,7 +1,8 @@
-//! Removing what goes: chain by chain, the newest delta first and the full last, many chains at once.
+//! Removing what goes: chain by chain, the newest deltas first and the full last, many chains at once.
 //!
-//! Before each batch the look is taken anew where it is old, and only what that one removes, too, goes. What
-//! fails holds the rest of its chain back, and nothing else.
+//! A batch takes many deltas of a chain, since a store deletes a thousand objects with one request. A full is
+//! only taken when all deltas of its chain are gone. Before each batch the look is taken anew if it is old,
+//! and only what that one removes, too, goes. What fails holds the rest of its chain back, and nothing else.
 
 use super::hidden::{Hidden, Lockings};
 use super::look::{Action, BesideKind, BesideWhy, Eyes, Look};
@@ -167,6 +168,12 @@ fn snapshots(
         .map(VecDeque::from)
         .collect();
     let mut again: Option<Allowed> = None;
+    // A bucket with versions deletes one by one. If one of a chain is locked, nothing behind it goes.
+    let most_of_chain = match hidden.may_keep_versions() {
+        true => 1,
+        false => BATCH,
+    };
+    let is_full = |i: usize| first.catalog.snapshots[i].name.kind == bucket::Kind::Full;
     while !chains.is_empty() {
         ctx.store.cancel().check()?;
         if let Some(held) = held {
@@ -176,30 +183,30 @@ fn snapshots(
         if last.is_stale(options.look_again) {
             again = Some(Allowed::new(eyes.look()?));
         }
-        let mut batch: Vec<(usize, VecDeque<usize>)> = Vec::new();
-        while batch.len() < BATCH
-            && let Some(mut chain) = chains.pop_front()
-        {
-            if let Some(i) = chain.pop_front() {
-                batch.push((i, chain));
-            }
-        }
-        let wanted: Vec<(usize, Action)> = batch
-            .iter()
-            .map(|&(i, _)| (i, first.action(i, options)))
-            .collect();
+        let batch = next_batch(&mut chains, most_of_chain, is_full);
         let mut todo = Vec::new();
-        for (i, action) in wanted {
-            let path = &first.catalog.snapshots[i].path;
-            let seen = match &again {
-                None => Seen::Same(first.catalog.snapshots[i].removal_noted),
-                Some(a) => a.seen(path, action, options),
-            };
-            match seen {
-                Seen::Same(noted) => todo.push(Todo { i, action, noted }),
-                // Somebody was faster.
-                Seen::Gone => applied.objects[i].fate = Some(Fate::Done),
-                Seen::Changed => applied.objects[i].fate = Some(Fate::Changed),
+        for (chain, (next, _)) in batch.iter().enumerate() {
+            for &i in next {
+                let action = first.action(i, options);
+                let path = &first.catalog.snapshots[i].path;
+                let seen = match &again {
+                    None => Seen::Same(first.catalog.snapshots[i].removal_noted),
+                    Some(a) => a.seen(path, action, options),
+                };
+                match seen {
+                    Seen::Same(noted) => todo.push(Todo {
+                        i,
+                        chain,
+                        action,
+                        noted,
+                    }),
+                    // Somebody was faster.
+                    Seen::Gone => applied.objects[i].fate = Some(Fate::Done),
+                    Seen::Changed => {
+                        applied.objects[i].fate = Some(Fate::Changed);
+                        break;
+                    }
+                }
             }
         }
         let now = eyes.now();
@@ -216,15 +223,14 @@ fn snapshots(
                 }
             }
         }
-        for (i, chain) in batch {
-            match applied.objects[i].fate {
-                Some(Fate::Failed | Fate::Locked | Fate::Changed) => {
-                    for rest in chain {
-                        applied.objects[rest].fate = Some(Fate::Waiting);
-                    }
+        for (next, rest) in batch {
+            let is_held = next.iter().any(|&i| holds(applied.objects[i].fate));
+            if is_held {
+                for i in next.into_iter().chain(rest) {
+                    applied.objects[i].fate.get_or_insert(Fate::Waiting);
                 }
-                _ if !chain.is_empty() => chains.push_back(chain),
-                _ => {}
+            } else if !rest.is_empty() {
+                chains.push_back(rest);
             }
         }
     }
@@ -238,6 +244,37 @@ fn snapshots(
     };
     beside(ctx, first, still, n, applied, &mut hidden, &lockings)?;
     versions(ctx, applied, &hidden, &lockings)
+}
+
+/// Whether what became of an object holds the rest of its chain back.
+fn holds(fate: Option<Fate>) -> bool {
+    matches!(
+        fate,
+        None | Some(Fate::Failed | Fate::Locked | Fate::Changed | Fate::Waiting)
+    )
+}
+
+/// What is removed next: of each chain its next deltas, `most_of_chain` at most, or its full if no delta is left;
+/// with what is left of the chain.
+fn next_batch(
+    chains: &mut VecDeque<VecDeque<usize>>,
+    most_of_chain: usize,
+    is_full: impl Fn(usize) -> bool,
+) -> Vec<(Vec<usize>, VecDeque<usize>)> {
+    let mut batch = Vec::new();
+    let mut room = BATCH;
+    while room > 0
+        && let Some(mut chain) = chains.pop_front()
+    {
+        let most = most_of_chain.min(room);
+        let deltas = chain.iter().take_while(|&&i| !is_full(i)).count();
+        // A full waits until its deltas are gone.
+        let most = deltas.min(most).max(1).min(chain.len());
+        let next: Vec<usize> = chain.drain(..most).collect();
+        room -= next.len();
+        batch.push((next, chain));
+    }
+    batch
 }
 
 /// A look by path.
@@ -273,13 +310,15 @@ impl Allowed {
 
 struct Todo {
     i: usize,
+    /// Its place in the batch: what fails holds back what is behind it in the same chain.
+    chain: usize,
     action: Action,
     noted: bool,
 }
 
 type Fated = Result<(Fate, Option<DateTime<Utc>>)>;
 
-/// Removes one of each chain.
+/// Removes a batch. What has no result waits for another of its chain.
 fn remove(
     ctx: &Context,
     options: &Options,
@@ -307,21 +346,38 @@ fn remove(
         let why = first.why[t.i].as_str();
         exclude_one(ctx, &s.path, &s.name.to_string(), why, t.noted, now)
     });
-    results.extend(exclude.iter().map(|t| t.i).zip(excluded));
+    let mut held = HashSet::new();
+    for (t, fated) in exclude.iter().zip(excluded) {
+        if holds(fated.as_ref().ok().map(|f| f.0)) {
+            held.insert(t.chain);
+        }
+        results.push((t.i, fated));
+    }
 
-    let (purge, plain): (Vec<&Todo>, Vec<&Todo>) = delete.into_iter().partition(|t| is_purge(t));
+    let purge: Vec<&Todo> = delete.iter().copied().filter(|t| is_purge(t)).collect();
     let due = in_parallel(&purge, |t| {
         let note = removal_note(&snapshot(t).name.to_string());
         is_due(ctx, &note, now, purge_after.unwrap_or_default())
     });
-    let mut delete = plain;
-    for (t, due) in purge.into_iter().zip(due) {
-        match due {
-            Ok(true) => delete.push(t),
-            Ok(false) => results.push((t.i, Ok((Fate::Changed, None)))),
-            Err(e) => results.push((t.i, Err(e))),
+    let mut due: HashMap<usize, Result<bool>> = purge.iter().map(|t| t.i).zip(due).collect();
+    let mut allowed = Vec::new();
+    for t in delete {
+        if held.contains(&t.chain) {
+            continue;
+        }
+        match due.remove(&t.i) {
+            None | Some(Ok(true)) => allowed.push(t),
+            Some(Ok(false)) => {
+                held.insert(t.chain);
+                results.push((t.i, Ok((Fate::Changed, None))));
+            }
+            Some(Err(e)) => {
+                held.insert(t.chain);
+                results.push((t.i, Err(e)));
+            }
         }
     }
+    let delete = allowed;
     let paths: Vec<String> = delete.iter().map(|t| snapshot(t).path.clone()).collect();
     let deleted = hidden.delete(ctx, lockings, &paths)?;
     results.extend(delete.iter().map(|t| t.i).zip(deleted));
