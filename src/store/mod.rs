@@ -5,6 +5,7 @@
 pub mod azure;
 pub mod bandwidth;
 mod claim;
+pub mod direct;
 pub mod encryption;
 mod errors;
 pub mod exclude;
@@ -36,6 +37,7 @@ pub use versions::{ObjectVersion, UnfinishedUpload, Versioning};
 
 use crate::error::{Error, Reason, Result};
 use chrono::{DateTime, Utc};
+use direct::Direct;
 use exclude::ExcludeTags;
 use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path;
@@ -128,6 +130,8 @@ pub struct Store {
     largest_range: Option<u64>,
     /// Of a server that may take conditions and ignore them: whether it does, once that is known.
     ignores_conditions: Option<Arc<OnceLock<bool>>>,
+    /// Where small objects may be put at once.
+    direct: Option<Direct>,
     handle: Handle,
     cancel: Cancel,
     bytes_read: Arc<AtomicU64>,
@@ -154,6 +158,7 @@ impl Store {
             largest_copy: None,
             largest_range: None,
             ignores_conditions: None,
+            direct: None,
             handle,
             cancel: Cancel::default(),
             bytes_read: Arc::default(),
@@ -189,6 +194,12 @@ impl Store {
     /// first object gets its name this is tried, and where it is so, writers look out for each other.
     pub fn with_doubted_conditions(mut self) -> Self {
         self.ignores_conditions = Some(Arc::default());
+        self
+    }
+
+    /// The same store, in which small objects are put at once if it proves to be safe.
+    pub fn with_direct(mut self, direct: Direct) -> Self {
+        self.direct = Some(direct);
         self
     }
 

@@ -16,7 +16,7 @@ use super::errors::store_error;
 use super::exclude::ExcludeTags;
 use super::signed::Wire;
 use crate::error::{Error, Reason, Result};
-use object_store::client::{Certificate, HttpConnector, ReqwestConnector};
+use object_store::client::{Certificate, HttpClient, HttpConnector, ReqwestConnector};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{BackoffConfig, ClientConfigKey, ClientOptions, ObjectStore, RetryConfig};
@@ -269,10 +269,12 @@ impl Means {
 
     /// What sends requests of ours: they go the same way as all others.
     fn wire(&self, client: &ClientOptions, what: &str) -> Result<Wire> {
-        let http = ReqwestConnector::default()
-            .connect(client)
-            .map_err(|e| misconfigured(what, e))?;
-        Ok(Wire::new(http, &self.retry))
+        Ok(Wire::new(self.http(client, what)?, &self.retry))
+    }
+
+    fn http(&self, client: &ClientOptions, what: &str) -> Result<HttpClient> {
+        let http = ReqwestConnector::default().connect(client);
+        http.map_err(|e| misconfigured(what, e))
     }
 
     /// How a client connects that has no builder, and the settings that are left.
