@@ -46,11 +46,21 @@ impl Claim {
         Ok(None)
     }
 
-    fn write(store: &Store, hint: &str) -> Result<Claim> {
-        let claim = Claim {
+    /// A claim that is not written yet: for an object that is deleted when this is dropped.
+    pub(super) fn unwritten(store: &Store, name: StagingName) -> Claim {
+        Claim {
             store: store.clone(),
-            name: StagingName::new(hint),
-        };
+            name,
+        }
+    }
+
+    /// Below the store's prefix.
+    pub(super) fn path(&self) -> &str {
+        &self.name.path
+    }
+
+    fn write(store: &Store, hint: &str) -> Result<Claim> {
+        let claim = Claim::unwritten(store, StagingName::new(hint));
         let path = store.path(&claim.name.path);
         let put = store.inner.put(&path, PutPayload::from_static(b"claim"));
         store
@@ -127,10 +137,7 @@ impl Store {
 
     fn try_conditions(&self) -> Result<bool> {
         let from = Claim::write(self, "probe")?;
-        let to = Claim {
-            store: self.clone(),
-            name: StagingName::new("probe"),
-        };
+        let to = Claim::unwritten(self, StagingName::new("probe"));
         let (a, b) = (self.path(&from.name.path), self.path(&to.name.path));
         for is_second in [false, true] {
             let options = CopyOptions::new().with_mode(CopyMode::Create);

@@ -5,6 +5,7 @@
 pub mod azure;
 pub mod bandwidth;
 mod claim;
+pub mod direct;
 pub mod encryption;
 mod errors;
 pub mod exclude;
@@ -40,6 +41,7 @@ pub use versions::{ObjectVersion, UnfinishedUpload, Versioning};
 
 use crate::error::{Error, Reason, Result};
 use chrono::{DateTime, Utc};
+use direct::Direct;
 use exclude::ExcludeTags;
 use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path;
@@ -135,6 +137,8 @@ pub struct Store {
     /// Requests under way at once.
     requests: usize,
     ranges: Arc<Semaphore>,
+    /// Where small objects may be put at once.
+    direct: Option<Direct>,
     handle: Handle,
     cancel: Cancel,
     bytes_read: Arc<AtomicU64>,
@@ -163,6 +167,7 @@ impl Store {
             ignores_conditions: None,
             requests: DEFAULT_REQUESTS,
             ranges: Arc::new(Semaphore::new(fetch::RANGES_AHEAD)),
+            direct: None,
             handle,
             cancel: Cancel::default(),
             bytes_read: Arc::default(),
@@ -204,6 +209,12 @@ impl Store {
     /// first object gets its name this is tried, and where it is so, writers look out for each other.
     pub fn with_doubted_conditions(mut self) -> Self {
         self.ignores_conditions = Some(Arc::default());
+        self
+    }
+
+    /// The same store, in which small objects are put at once if it proves to be safe.
+    pub fn with_direct(mut self, direct: Direct) -> Self {
+        self.direct = Some(direct);
         self
     }
 

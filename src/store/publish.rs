@@ -1,5 +1,5 @@
 //! Publishes an object: uploaded to a staging place, read back there and compared, and only then
-//! named.
+//! named. A small one is put under its name at once if that is safe (`direct`).
 //!
 //! The store itself copies the staging object to its name, on condition that the name is free:
 //! multipart uploads themselves cannot be conditional, and what was read back is what is named. An
@@ -7,6 +7,7 @@
 
 use super::Store;
 use super::claim::Claim;
+use super::direct::{Held, is_taken};
 use super::errors::{io_cause, store_error};
 use super::large_copy::Copied;
 use super::staging::StagingName;
@@ -39,7 +40,14 @@ pub struct Upload {
 }
 
 /// An upload that is complete and waits for its name.
-pub struct Staged {
+pub struct Staged(Waiting);
+
+enum Waiting {
+    InStaging(InStaging),
+    InMemory(Held),
+}
+
+struct InStaging {
     staging: Staging,
     sum: u64,
     bytes: u64,
@@ -120,11 +128,19 @@ impl Upload {
         }
     }
 
-    /// Completes the upload and reads it back from its staging place.
+    /// Completes the upload and reads it back from its staging place; or keeps it in memory, if it is small
+    /// and can be put under its name at once.
     ///
     /// # Errors
     /// The store's; `Io` where what is read back differs; `SnapshotVanished` where it is gone.
     pub fn finish(mut self) -> Result<Staged> {
+        let store = &self.staging.store;
+        if self.parts == 0
+            && let Some(direct) = store.direct()?
+        {
+            let held = Held::new(store, direct, std::mem::take(&mut self.part).into());
+            return Ok(Staged(Waiting::InMemory(held)));
+        }
         // Even a small file is written in more than one step on a local disk.
         if !self.part.is_empty() && (self.parts > 0 || self.staging.store.local_root.is_some()) {
             self.send_part()?;
@@ -140,7 +156,7 @@ impl Upload {
             ..
         } = self;
         let written = staging.complete(part)?;
-        let staged = Staged {
+        let staged = InStaging {
             staging,
             sum: sum.finalize(),
             bytes,
@@ -149,7 +165,7 @@ impl Upload {
         let same = staged.is_same(&staging.name.path);
         match (written, same) {
             // Where it is there after an error, only the answer was lost.
-            (_, Ok(true)) => Ok(staged),
+            (_, Ok(true)) => Ok(Staged(Waiting::InStaging(staged))),
             (_, Err(e)) if e.reason() == Reason::Terminated => Err(e),
             (Err(e), _) => Err(staging.error(e)),
             (Ok(()), Err(e)) => Err(e),
@@ -265,7 +281,10 @@ impl Drop for Staging {
 impl Staged {
     /// Bytes of the object.
     pub fn bytes(&self) -> u64 {
-        self.bytes
+        match &self.0 {
+            Waiting::InStaging(staged) => staged.bytes,
+            Waiting::InMemory(held) => held.bytes(),
+        }
     }
 
     /// Gives the object its name, unless something else has it.
@@ -274,9 +293,18 @@ impl Staged {
     /// store that cannot copy on a condition, or ignores it, writers look out for each other (`claim`).
     ///
     /// # Errors
-    /// The store's; `Io` where the named object has another size; `SnapshotVanished` where the
-    /// staging object or the named one is gone.
+    /// The store's; `Io` where the named object has another size, or reads back differently;
+    /// `SnapshotVanished` where the staging object or the named one is gone.
     pub fn publish(&self, below: &str) -> Result<Published> {
+        match &self.0 {
+            Waiting::InStaging(staged) => staged.publish(below),
+            Waiting::InMemory(held) => held.publish(below),
+        }
+    }
+}
+
+impl InStaging {
+    fn publish(&self, below: &str) -> Result<Published> {
         let store = &self.staging.store;
         // Some servers take the condition and ignore it: look first.
         if store.exists(below)? {
@@ -293,7 +321,7 @@ impl Staged {
             }
             Err(E::NotSupported { .. } | E::NotImplemented { .. }) => self.publish_claimed(below),
             // Another run was faster, or this request took effect and its answer was lost.
-            Err(E::AlreadyExists { .. } | E::Precondition { .. }) => Ok(if self.is_same(below)? {
+            Err(e) if is_taken(&e) => Ok(if self.is_same(below)? {
                 Published::Created
             } else {
                 Published::Taken
@@ -447,7 +475,7 @@ impl Staged {
 }
 
 /// A write that failed. What it needs was there a moment ago: where it is missing it was deleted.
-fn write_error(name: &str, e: object_store::Error) -> Error {
+pub(super) fn write_error(name: &str, e: object_store::Error) -> Error {
     match e {
         object_store::Error::NotFound { .. } => Error::new(
             Reason::SnapshotVanished,

@@ -35,8 +35,9 @@ const COMMANDS: [&str; 16] = [
 ];
 
 /// Settings of every object store that are deltafold's own.
-const OWN_SETTINGS: [&str; 4] = [
+const OWN_SETTINGS: [&str; 5] = [
     "max_retries",
+    "requests",
     "retry_timeout",
     "ca_certificate",
     "secret_dir",

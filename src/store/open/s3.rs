@@ -4,9 +4,16 @@ use super::secret::{Provider, Renewed, Secret};
 use super::{Means, Place, config_key, misconfigured};
 use crate::error::{Error, Reason, Result};
 use crate::store::Store;
+use crate::store::direct::Direct;
 use crate::store::exclude::ExcludeTags;
 use crate::store::signed::S3;
-use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, AwsCredential, S3CopyIfNotExists};
+use async_trait::async_trait;
+use object_store::aws::{
+    AmazonS3, AmazonS3Builder, AmazonS3ConfigKey, AwsCredential, Checksum, S3CopyIfNotExists,
+};
+use object_store::client::{
+    HttpClient, HttpConnector, HttpError, HttpRequest, HttpResponse, HttpService,
+};
 use object_store::{ClientConfigKey, ClientOptions};
 use std::sync::Arc;
 use tokio::runtime::Handle;
@@ -50,8 +57,8 @@ pub(super) fn open(place: &Place, means: Means, handle: Handle) -> Result<Store>
     // The crate tells the key of this setting by its name alone.
     let encryption = config_key::<AmazonS3ConfigKey>("aws_server_side_encryption")?;
     let own_key = setting(encryption).as_deref() == Some("sse-c");
-    let store = builder.build().map_err(|e| misconfigured(&place.what, e))?;
-    let store = Arc::new(store);
+    let ways = Ways::open(place, builder, means.http(&client, &place.what)?)?;
+    let (store, direct) = (ways.store, ways.direct);
     let store = if unsigned {
         place.store(store, ExcludeTags::none(), handle)
     } else {
@@ -60,7 +67,9 @@ pub(super) fn open(place: &Place, means: Means, handle: Handle) -> Result<Store>
         let tags = ExcludeTags::s3(own.clone());
         place.store(store, tags, handle).with_s3(own)
     };
-    let store = store.with_requests(means.requests.most());
+    let store = store
+        .with_requests(means.requests.most())
+        .with_direct(direct);
     // By ranges only what we sign, and without a key that each request would have to show.
     let store = match unsigned || own_key {
         true => store.with_largest_copy(LARGEST_COPY),
@@ -70,6 +79,60 @@ pub(super) fn open(place: &Place, means: Means, handle: Handle) -> Result<Store>
         true => store.with_doubted_conditions(),
         false => store,
     })
+}
+
+/// A store, and the ways to put small objects into it at once.
+struct Ways {
+    store: Arc<AmazonS3>,
+    direct: Direct,
+}
+
+impl Ways {
+    /// All of them have the same credentials and the same connections.
+    fn open(place: &Place, builder: AmazonS3Builder, http: HttpClient) -> Result<Ways> {
+        let built = |builder: AmazonS3Builder| {
+            let store = builder.build();
+            store.map_err(|e| misconfigured(&place.what, e))
+        };
+        // Credentials are asked for with connections of their own.
+        let credentials = built(builder.clone())?.credentials().clone();
+        let builder = builder.with_credentials(credentials);
+        let through = |builder: &AmazonS3Builder, http: HttpClient| {
+            let store = built(builder.clone().with_http_connector(Through(http)))?;
+            Ok::<_, Error>(Arc::new(store))
+        };
+        let store = through(&builder, http.clone())?;
+        let checked = match builder.get_config_value(&AmazonS3ConfigKey::Checksum) {
+            Some(_) => builder,
+            None => builder.with_checksum_algorithm(Checksum::SHA256),
+        };
+        let damaging = HttpClient::new(Damaging(http.clone()));
+        let direct = Direct::new(through(&checked, http)?, through(&checked, damaging)?);
+        Ok(Ways { store, direct })
+    }
+}
+
+/// Connects through what is connected already.
+#[derive(Debug)]
+struct Through(HttpClient);
+
+impl HttpConnector for Through {
+    fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
+        Ok(self.0.clone())
+    }
+}
+
+/// Sends other bytes than those that were signed and summed up, as a broken network would.
+#[derive(Debug)]
+struct Damaging(HttpClient);
+
+#[async_trait]
+impl HttpService for Damaging {
+    async fn call(&self, mut request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let length = request.body().content_length();
+        *request.body_mut() = vec![b'?'; length].into();
+        self.0.execute(request).await
+    }
 }
 
 fn has_credentials(secret: &Secret) -> bool {

@@ -1,0 +1,315 @@
+//! Small objects by one request: put under their names at once, and read back there.
+//!
+//! An object store shows what one request puts as a whole or not at all. So a small object needs no staging
+//! place if the store refuses a name that is taken, and a body that was damaged on its way. Whether it does
+//! both is tried once by each process. `publish` calls it.
+
+use super::Store;
+use super::claim::Claim;
+use super::errors::store_error;
+use super::fetch::cut_short;
+use super::publish::{Published, write_error};
+use super::staging::{STAGING, StagingName, rand_word};
+use crate::error::{Error, Reason, Result};
+use bytes::Bytes;
+use object_store::path::Path;
+use object_store::{
+    Attribute, Attributes, Error as E, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload,
+};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
+
+/// The metadata that tells whose request wrote an object.
+const UPLOAD: &str = "deltafold-upload";
+
+/// Further ways into the same place.
+#[derive(Clone)]
+pub struct Direct {
+    /// Sends a checksum with each body.
+    checked: Arc<dyn ObjectStore>,
+    /// The same, and each body is damaged on its way.
+    damaging: Arc<dyn ObjectStore>,
+    /// Whether small objects can be put at once, since that is known.
+    works: Arc<OnceLock<bool>>,
+}
+
+impl Direct {
+    /// `checked` sends a checksum with each body; `damaging` does so, too, and then damages the body.
+    pub fn new(checked: Arc<dyn ObjectStore>, damaging: Arc<dyn ObjectStore>) -> Self {
+        Direct {
+            checked,
+            damaging,
+            works: Arc::default(),
+        }
+    }
+
+    /// Whether a body that does not match its checksum is refused.
+    ///
+    /// # Errors
+    /// The store's, if it gave no answer.
+    pub(super) async fn refuses_damage(&self, path: &Path) -> Result<bool> {
+        let put = self.damaging.put_opts(path, "damaged".into(), create());
+        let Err(e) = put.await else {
+            return Ok(false);
+        };
+        match store_error("write a damaged object", e) {
+            e if e.reason() == Reason::StoreUnreachable => Err(e),
+            _ => Ok(true),
+        }
+    }
+
+    /// Puts an object with its checksum, on condition that the name is free.
+    pub(super) async fn put(
+        &self,
+        path: &Path,
+        content: PutPayload,
+        upload: &str,
+    ) -> object_store::Result<()> {
+        let mut attributes = Attributes::new();
+        attributes.insert(Attribute::Metadata(UPLOAD.into()), upload.to_owned().into());
+        let options = PutOptions {
+            attributes,
+            ..create()
+        };
+        self.checked.put_opts(path, content, options).await?;
+        Ok(())
+    }
+}
+
+fn create() -> PutOptions {
+    PutOptions {
+        mode: PutMode::Create,
+        ..PutOptions::default()
+    }
+}
+
+/// Whether the name of a conditional write is taken.
+pub(super) fn is_taken(e: &E) -> bool {
+    matches!(e, E::AlreadyExists { .. } | E::Precondition { .. })
+}
+
+impl Store {
+    /// The way to put small objects at once, if that is safe here. It is tried once, with an object in the
+    /// staging folder; what fails is tried again the next time.
+    ///
+    /// # Errors
+    /// `Terminated`.
+    pub(super) fn direct(&self) -> Result<Option<&Direct>> {
+        let Some(direct) = &self.direct else {
+            return Ok(None);
+        };
+        let works = match direct.works.get() {
+            Some(works) => *works,
+            None => match self.try_direct(direct) {
+                Ok(works) => *direct.works.get_or_init(|| works),
+                Err(e) if e.reason() == Reason::Terminated => return Err(e),
+                Err(e) => {
+                    tracing::debug!("whether small objects can be put at once is not known: {e}");
+                    false
+                }
+            },
+        };
+        Ok(works.then_some(direct))
+    }
+
+    fn try_direct(&self, direct: &Direct) -> Result<bool> {
+        // Writers that copy rely on claims there, which a writer that puts does not make.
+        if self.ignores_conditions()? {
+            return Ok(false);
+        }
+        let probe = Claim::unwritten(self, StagingName::new("probe"));
+        let path = self.path(probe.path());
+        if !self.block_on(direct.refuses_damage(&path))?? {
+            return Ok(false);
+        }
+        let failed = |e| store_error(format!("try {}", self.name(STAGING)), e);
+        let put = || self.block_on(direct.put(&path, "probe".into(), "probe"));
+        match put()? {
+            Ok(()) => {}
+            Err(E::NotSupported { .. } | E::NotImplemented { .. }) => return Ok(false),
+            // The damaged body was refused and kept.
+            Err(e) if is_taken(&e) => return Ok(false),
+            Err(e) => return Err(failed(e)),
+        }
+        match put()? {
+            Ok(()) => Ok(false),
+            Err(e) if is_taken(&e) => Ok(true),
+            Err(e) => Err(failed(e)),
+        }
+    }
+}
+
+/// A small object that waits for its name in memory.
+pub(super) struct Held {
+    store: Store,
+    direct: Direct,
+    content: Bytes,
+    /// Tells what this wrote from what others wrote.
+    upload: String,
+}
+
+/// What has a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Seen {
+    /// It holds the same bytes.
+    is_same: bool,
+    /// This upload wrote it.
+    is_ours: bool,
+}
+
+/// What became of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Answered {
+    Done,
+    /// The name is taken.
+    Taken,
+    /// It failed, or only its answer was lost.
+    Failed,
+}
+
+/// What a name's object means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    Published(Published),
+    /// What was written reads back differently.
+    Damaged,
+    /// The store said that it wrote the object, and another one has the name.
+    Overwritten,
+    /// The request failed, and did nothing.
+    Failed,
+}
+
+fn judge(answered: Answered, seen: Seen) -> Verdict {
+    match (answered, seen.is_same, seen.is_ours) {
+        // Damaged bytes must not keep the name, whatever was answered.
+        (_, false, true) => Verdict::Damaged,
+        (Answered::Taken, true, false) => Verdict::Published(Published::Identical),
+        (Answered::Taken, false, false) => Verdict::Published(Published::Taken),
+        (_, true, _) => Verdict::Published(Published::Created),
+        (Answered::Done, false, false) => Verdict::Overwritten,
+        (Answered::Failed, false, false) => Verdict::Failed,
+    }
+}
+
+impl Held {
+    pub(super) fn new(store: &Store, direct: &Direct, content: Bytes) -> Self {
+        Held {
+            store: store.clone(),
+            direct: direct.clone(),
+            content,
+            upload: format!("{:016x}", rand_word()),
+        }
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.content.len() as u64
+    }
+
+    /// Puts the object under its name, unless another one has it, and reads back what has the name.
+    ///
+    /// # Errors
+    /// The store's; `Io` if what is read back differs; `SnapshotVanished` if it is gone.
+    pub(super) fn publish(&self, below: &str) -> Result<Published> {
+        let (store, path) = (&self.store, self.store.path(below));
+        let name = store.name(below);
+        let content = PutPayload::from(self.content.clone());
+        let put = store.block_on(self.direct.put(&path, content, &self.upload))?;
+        let answered = match &put {
+            Ok(()) => Answered::Done,
+            Err(e) if is_taken(e) => Answered::Taken,
+            Err(_) => Answered::Failed,
+        };
+        let verdict = match store.block_on(self.look(&path, &name))? {
+            Ok(seen) => judge(answered, seen),
+            Err(_) if answered == Answered::Failed => Verdict::Failed,
+            Err(e) => return Err(e),
+        };
+        let failed = |what: &str| Err(Error::new(Reason::Io, format!("{name} {what}")));
+        match verdict {
+            Verdict::Published(published) => Ok(published),
+            Verdict::Damaged => {
+                // It has this upload's word, so it is nobody else's. A name like this is given again only by
+                // who finds it free.
+                let removed = store.clean_up(store.inner.delete(&path));
+                failed(&format!(
+                    "was written and reads back differently: the store is at fault; check it before you rely on its snapshots{}",
+                    match removed {
+                        Ok(()) => String::new(),
+                        Err(e) =>
+                            format!("; delete that object, since it could not be removed: {e}"),
+                    }
+                ))
+            }
+            Verdict::Overwritten => failed(
+                "was written and reads back differently: the store is at fault, or somebody else wrote it in the same moment; check it before you rely on its snapshots",
+            ),
+            Verdict::Failed => Err(match put {
+                Err(e) => write_error(&name, e),
+                Ok(()) => Error::internal("a write that failed without an error"),
+            }),
+        }
+    }
+
+    /// Reads what has the name.
+    async fn look(&self, path: &Path, name: &str) -> Result<Seen> {
+        let store = &self.store;
+        let failed = |e: E| match e {
+            E::NotFound { .. } => Error::new(
+                Reason::SnapshotVanished,
+                format!("{name} was written and is gone: it was deleted meanwhile; run again"),
+            ),
+            e => store_error(format!("read {name}"), e),
+        };
+        let got = store.inner.get(path).await.map_err(failed)?;
+        let size = got.meta.size;
+        let upload = got.attributes.get(&Attribute::Metadata(UPLOAD.into()));
+        let is_ours = upload.is_some_and(|u| **u == *self.upload);
+        // Whatever has another size is not read: it may be large.
+        if size != self.bytes() {
+            return Ok(Seen {
+                is_same: false,
+                is_ours,
+            });
+        }
+        let bytes = got.bytes().await.map_err(failed)?;
+        let read = bytes.len() as u64;
+        store.bytes_read.fetch_add(read, Ordering::Relaxed);
+        if read != size {
+            return Err(cut_short(name, read, size));
+        }
+        Ok(Seen {
+            is_same: bytes == self.content,
+            is_ours,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_the_name_decides_and_then_the_answer() {
+        use Answered::{Done, Failed, Taken};
+        let created = Verdict::Published(Published::Created);
+        for (answered, is_same, is_ours, expected) in [
+            (Done, true, true, created),
+            // A server that keeps no metadata.
+            (Done, true, false, created),
+            (Done, false, true, Verdict::Damaged),
+            (Done, false, false, Verdict::Overwritten),
+            // The answer was lost, and the same request tried again.
+            (Taken, true, true, created),
+            (Taken, false, true, Verdict::Damaged),
+            (Taken, true, false, Verdict::Published(Published::Identical)),
+            (Taken, false, false, Verdict::Published(Published::Taken)),
+            (Failed, true, true, created),
+            (Failed, true, false, created),
+            (Failed, false, true, Verdict::Damaged),
+            (Failed, false, false, Verdict::Failed),
+        ] {
+            let seen = Seen { is_same, is_ours };
+            assert_eq!(judge(answered, seen), expected, "{answered:?} {seen:?}");
+        }
+    }
+}
