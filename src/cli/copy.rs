@@ -117,7 +117,9 @@ pub(super) struct CopyArgs {
     /// Only say what would be done
     #[arg(long, env = "DELTAFOLD_DRY_RUN", value_parser = super::yes_or_no)]
     dry_run: bool,
-    /// Snapshots under way at once; each holds about 32 MiB [default: as many as threads]
+    /// Snapshots of 1 MiB and more under way at once; each holds about 32 MiB [default: as many as threads]
+    ///
+    /// Of smaller ones as many as --requests, between folders as many as this.
     #[arg(long, env = "DELTAFOLD_PARALLEL", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256), help_heading = "Means")]
     parallel: Option<u16>,
     #[command(flatten)]

@@ -137,6 +137,8 @@ pub struct Store {
     /// Requests under way at once.
     requests: usize,
     ranges: Arc<Semaphore>,
+    /// Room for bytes that are uploaded.
+    uploads: Arc<Semaphore>,
     /// Where small objects may be put at once.
     direct: Option<Direct>,
     handle: Handle,
@@ -167,6 +169,7 @@ impl Store {
             ignores_conditions: None,
             requests: DEFAULT_REQUESTS,
             ranges: Arc::new(Semaphore::new(fetch::RANGES_AHEAD)),
+            uploads: Arc::new(Semaphore::new(publish::UPLOAD_BYTES)),
             direct: None,
             handle,
             cancel: Cancel::default(),
@@ -263,7 +266,16 @@ impl Store {
 
     /// Waits for a request, unless cancelled first.
     fn block_on<F: Future>(&self, f: F) -> Result<F::Output> {
-        self.handle.block_on(self.cancel.or(f))
+        match self.local_root {
+            // Without the runtime it is done on this very thread.
+            Some(_) => futures::executor::block_on(self.cancel.or(f)),
+            None => self.handle.block_on(self.cancel.or(f)),
+        }
+    }
+
+    /// The most requests that may be under way at once; of a local folder there are none.
+    pub fn requests(&self) -> Option<usize> {
+        self.local_root.is_none().then_some(self.requests)
     }
 
     /// Waits for a request that cleans up, cancelled or not, for a few seconds.

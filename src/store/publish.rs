@@ -17,15 +17,21 @@ use object_store::{
     CopyMode, CopyOptions, MultipartUpload, ObjectStore, ObjectStoreExt, PutPayload,
 };
 use std::io::{self, ErrorKind, Read, Write};
+use std::sync::Arc;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinSet;
 
 /// Bytes of a part; S3 wants at least 5 MiB for all but the last.
-const PART: usize = 8 << 20;
-/// S3 takes 10,000 parts: they grow by 8 MiB after each so many, so that 250 GB fit.
-const PARTS_OF_ONE_SIZE: u64 = 2_000;
+const PART: usize = 5 << 20;
+/// S3 takes 10,000 parts: they grow by 5 MiB after each so many, so that 275 GB fit.
+const PARTS_OF_ONE_SIZE: u64 = 1_000;
+/// What has no more bytes is written by one request.
+const SMALL: usize = 8 << 20;
 
-/// Parts under way at once, whatever the number of threads.
+/// Parts under way at once to a local folder, whatever the number of threads.
 const MOST_IN_FLIGHT: usize = 15;
+/// Bytes of parts under way, beside one part of each upload: of all uploads to a store together.
+pub(super) const UPLOAD_BYTES: usize = 35 << 20;
 
 /// An upload under way.
 pub struct Upload {
@@ -33,7 +39,7 @@ pub struct Upload {
     part: Vec<u8>,
     parts: u64,
     // Before the staging object: parts under way end before the upload is given up.
-    in_flight: JoinSet<object_store::Result<()>>,
+    in_flight: JoinSet<object_store::Result<Option<OwnedSemaphorePermit>>>,
     staging: Staging,
     sum: Digest,
     bytes: u64,
@@ -79,8 +85,8 @@ fn new_sum() -> Digest {
 }
 
 impl Upload {
-    /// Starts an upload; `hint` becomes a part of the staging object's name. At most `threads` parts
-    /// are in memory at once, and two with one thread.
+    /// Starts an upload; `hint` becomes a part of the staging object's name. On the way to a local folder are at most
+    /// `threads` parts at once, and two with one thread.
     pub fn new(store: &Store, hint: &str, threads: usize) -> Self {
         Upload {
             // One more is being filled.
@@ -103,19 +109,53 @@ impl Upload {
         PART * (1 + self.parts / PARTS_OF_ONE_SIZE) as usize
     }
 
-    fn send_part(&mut self) -> Result<()> {
+    /// Bytes that are collected before some are sent.
+    fn room(&self) -> usize {
+        match self.parts {
+            0 => SMALL,
+            _ => self.part_size(),
+        }
+    }
+
+    /// Waits until one more part may be under way.
+    fn may_send(&mut self) -> Result<Option<OwnedSemaphorePermit>> {
+        let is_local = self.staging.store.local_root.is_some();
+        let bytes = self.part.len().try_into().unwrap_or(u32::MAX);
+        loop {
+            let room = Arc::clone(&self.staging.store.uploads);
+            if is_local && self.in_flight.len() < self.most_in_flight {
+                return Ok(None);
+            }
+            if !is_local && let Ok(permit) = room.try_acquire_many_owned(bytes) {
+                return Ok(Some(permit));
+            }
+            // One is always under way: else large parts would wait for ever.
+            if self.in_flight.is_empty() {
+                return Ok(None);
+            }
+            self.wait_for_one()?;
+        }
+    }
+
+    /// Sends a part; without waiting for its end, unless it is all there is.
+    fn send_part(&mut self, is_all: bool) -> Result<()> {
         self.staging.store.cancel.check()?;
         if self.staging.multipart.is_none() {
             self.staging.begin()?;
         }
-        while self.in_flight.len() >= self.most_in_flight {
-            self.wait_for_one()?;
-        }
-        let part = std::mem::take(&mut self.part);
+        let permit = self.may_send()?;
+        // All parts but the last have one size: some servers want it so.
+        let rest = self.part.split_off(self.part.len().min(self.part_size()));
+        let part = std::mem::replace(&mut self.part, rest);
         if let Some(multipart) = &mut self.staging.multipart {
             let sent = multipart.put_part(PutPayload::from(part));
-            self.in_flight.spawn_on(sent, &self.staging.store.handle);
             self.parts += 1;
+            if is_all {
+                let sent = self.staging.store.block_on(sent)?;
+                return sent.map_err(|e| self.staging.error(e));
+            }
+            let sent = async move { sent.await.map(|()| permit) };
+            self.in_flight.spawn_on(sent, &self.staging.store.handle);
         }
         Ok(())
     }
@@ -123,7 +163,7 @@ impl Upload {
     fn wait_for_one(&mut self) -> Result<()> {
         match self.staging.store.block_on(self.in_flight.join_next())? {
             None => Ok(()),
-            Some(Ok(sent)) => sent.map_err(|e| self.staging.error(e)),
+            Some(Ok(sent)) => sent.map(drop).map_err(|e| self.staging.error(e)),
             Some(Err(e)) => Err(Error::internal(format!("an upload's task ended: {e}"))),
         }
     }
@@ -142,8 +182,9 @@ impl Upload {
             return Ok(Staged(Waiting::InMemory(held)));
         }
         // Even a small file is written in more than one step on a local disk.
-        if !self.part.is_empty() && (self.parts > 0 || self.staging.store.local_root.is_some()) {
-            self.send_part()?;
+        while !self.part.is_empty() && (self.parts > 0 || self.staging.store.local_root.is_some()) {
+            let is_all = self.parts == 0 && self.part.len() <= PART;
+            self.send_part(is_all)?;
         }
         while !self.in_flight.is_empty() {
             self.wait_for_one()?;
@@ -182,14 +223,14 @@ impl Upload {
 
 impl Write for Upload {
     fn write(&mut self, b: &[u8]) -> io::Result<usize> {
-        let n = b.len().min(self.part_size() - self.part.len());
+        let n = b.len().min(self.room() - self.part.len());
         let store = &self.staging.store;
         if let Some((_, write)) = &store.bandwidth {
             write.take(n as u64, &store.cancel)?;
         }
-        if self.part.capacity() == 0 {
-            // All at once: growing would copy. What is not used costs no memory.
-            self.part.reserve_exact(self.part_size());
+        // All at once: growing would copy. What is not used costs no memory.
+        if self.part.capacity() < self.room() && self.part.len() + n > self.part.capacity() {
+            self.part.reserve_exact(self.room() - self.part.len());
         }
         self.part.extend_from_slice(&b[..n]);
         self.sum.update(&b[..n]);
@@ -206,8 +247,8 @@ impl Write for Upload {
             )
             .into());
         }
-        if self.part.len() == self.part_size() {
-            self.send_part()?;
+        if self.part.len() == self.room() {
+            self.send_part(false)?;
         }
         Ok(n)
     }
@@ -456,7 +497,7 @@ impl InStaging {
 
     fn is_same(&self, below: &str) -> Result<bool> {
         let store = &self.staging.store;
-        let mut object = store.read(below);
+        let mut object = store.fetch(below, self.bytes);
         let mut sum = new_sum();
         let mut buf = vec![0; 256 << 10];
         let mut bytes = 0u64;

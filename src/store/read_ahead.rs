@@ -52,10 +52,7 @@ impl ReadAhead {
         };
         begun.next = begun.next.max(nth + 1);
         // A file is opened at once.
-        let most = match self.store.local_root {
-            Some(_) => 0,
-            None => self.store.requests,
-        };
+        let most = self.store.requests().unwrap_or(0);
         while begun.waiting.len() < most
             && let Some((_, bytes)) = self.objects.get(begun.next)
             && begun.bytes + bytes <= AHEAD_BYTES

@@ -223,11 +223,9 @@ impl<'r> Sides<'r> {
 
     fn run(&self, options: &Options) -> deltafold::Result<Outcome> {
         let shown = self.target.watched(&self.to);
-        let from = self.source.store(self.rt, &self.from);
-        let to = self
-            .target
-            .store(self.rt, &self.to)
-            .with_cancel(from.cancel().clone());
+        let one = |store: Store| store.with_requests(options.parallel);
+        let from = one(self.source.store(self.rt, &self.from));
+        let to = one(self.target.store(self.rt, &self.to)).with_cancel(from.cancel().clone());
         self.from.cancels(from.cancel());
         self.to.cancels(from.cancel());
         let context = |store| Context {
@@ -269,7 +267,7 @@ fn every_call_fails(
     wanted: impl Fn(usize, Call, &str) -> bool,
 ) {
     let rt = runtime();
-    // One after the other, so that the n-th call is the same one each time.
+    // One after the other, requests as well, so that the n-th call is the same one each time.
     let options = Options {
         parallel: 1,
         ..options(form)

@@ -38,7 +38,8 @@ const LISTED: usize = 100;
 pub struct Options {
     /// Which snapshots, and what becomes of their bytes.
     pub wanted: Wanted,
-    /// Snapshots under way at once; 1 or more. Each holds about 32 MiB.
+    /// Snapshots of 1 MiB and more under way at once; 1 or more. Each holds about 32 MiB. Of smaller ones as many as the
+    /// stores take requests.
     pub parallel: usize,
     /// Wait first until the source's newest full is marked final.
     pub wait_for_final: Option<WaitForFinal>,

@@ -5,17 +5,17 @@
 //! that is away ends the round. `super` calls it.
 
 use super::plan::{Decision, Need, Plan, Planned};
-use super::transfer::{Transferred, transfer};
+use super::transfer::{SMALL, Transferred, transfer};
 use super::{Options, notes};
 use crate::bucket::{Catalog, Kind, Snapshot};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
-use crate::store::Published;
+use crate::store::{Published, Store};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Transferred snapshots that wait for their names, at most.
+/// Transferred snapshots that wait for their names, at most; more if more are under way.
 const MOST_WAITING: usize = 16;
 /// So many failures one after the other that are not of the data: the store itself is in trouble.
 const MOST_FAILURES: u32 = 3;
@@ -63,6 +63,8 @@ struct State {
     /// By index in the plan; under way is what is in none of the three.
     waiting: BTreeMap<usize, Transferred>,
     naming: BTreeSet<usize>,
+    /// Those that take much memory, from their beginning until they are done.
+    large: BTreeSet<usize>,
     done: BTreeMap<usize, Done>,
     failures: u32,
     /// The round ends.
@@ -95,19 +97,19 @@ impl Round<'_> {
             }
         }
         let state = (Mutex::new(state), Condvar::new());
-        let workers = self.options.parallel.clamp(1, order.len().max(1));
+        let workers = self.workers().clamp(1, order.len().max(1));
         std::thread::scope(|scope| {
-            for _ in 1..workers {
-                let work = || self.work(&order, &state);
-                // Where the system has no thread left, fewer do it.
-                if std::thread::Builder::new()
-                    .spawn_scoped(scope, work)
-                    .is_err()
-                {
+            let work = || self.work(&order, &state);
+            for n in 0..workers {
+                let worker = std::thread::Builder::new().spawn_scoped(scope, work);
+                // If the system has no thread left, fewer do it.
+                if worker.is_err() {
+                    if n == 0 {
+                        work();
+                    }
                     break;
                 }
             }
-            self.work(&order, &state);
         });
         let mut state = state.0.into_inner().unwrap_or_else(PoisonError::into_inner);
         self.from.store.cancel().check()?;
@@ -115,6 +117,19 @@ impl Round<'_> {
             state.done.entry(i).or_insert(Done::NotTried);
         }
         Ok(state.done)
+    }
+
+    /// How many snapshots are under way at once. Small ones wait most of the time, for a slow store.
+    fn workers(&self) -> usize {
+        let stores = [&self.from.store, &self.to.store];
+        let requests = stores.into_iter().filter_map(Store::requests).max();
+        requests.unwrap_or(0).max(self.options.parallel)
+    }
+
+    /// Whether one may begin beside those that are under way.
+    fn has_room(&self, state: &State, i: usize) -> bool {
+        let (_, snapshot) = self.planned(i);
+        snapshot.bytes < SMALL || state.large.len() < self.options.parallel.max(1)
     }
 
     fn work(&self, order: &[usize], shared: &(Mutex<State>, Condvar)) {
@@ -134,8 +149,10 @@ impl Round<'_> {
                 state = lock();
                 state.naming.remove(&i);
                 self.note(&mut state, i, done);
-            } else if state.next < order.len() && state.waiting.len() < MOST_WAITING {
-                let i = order[state.next];
+            } else if let Some(&i) = order.get(state.next)
+                && state.waiting.len() < MOST_WAITING.max(self.workers())
+                && self.has_room(&state, i)
+            {
                 state.next += 1;
                 if state.done.contains_key(&i) {
                     continue;
@@ -143,6 +160,9 @@ impl Round<'_> {
                 if self.is_lost(&state, i) {
                     state.done.insert(i, Done::NoBase);
                     continue;
+                }
+                if self.planned(i).1.bytes >= SMALL {
+                    state.large.insert(i);
                 }
                 drop(state);
                 let transferred = guarded(|| self.transfer(i));
@@ -173,6 +193,7 @@ impl Round<'_> {
         for i in waiting {
             if self.is_lost(state, i) {
                 state.waiting.remove(&i);
+                state.large.remove(&i);
                 state.done.insert(i, Done::NoBase);
             }
         }
@@ -272,6 +293,7 @@ impl Round<'_> {
             }
             _ => state.failures = 0,
         }
+        state.large.remove(&i);
         state.done.insert(i, done);
     }
 }

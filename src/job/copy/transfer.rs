@@ -17,6 +17,8 @@ use std::sync::mpsc;
 
 /// Bytes of a piece that goes to the store and to the check.
 const PIECE: usize = 256 << 10;
+/// One of fewer bytes is checked before it goes to the store, and not beside it.
+pub(super) const SMALL: u64 = 1 << 20;
 /// Pieces that wait to be checked.
 const PIECES_AHEAD: usize = 8;
 /// For each snapshot under way so many parts are in memory, and one more is being filled.
@@ -52,7 +54,7 @@ pub(super) fn transfer(
         });
     }
     let step = Step::new(format!("copy {}", snapshot.name), Some(snapshot.bytes));
-    let object = step.reader(from.store.read(&snapshot.path));
+    let object = step.reader(from.store.fetch(&snapshot.path, snapshot.bytes));
     let opens = snapshot.name.is_encrypted && form.encryption != Encryption::Keep;
     let sealed = seal(to, form, upload)?;
     let passed = match opens {
@@ -112,8 +114,26 @@ fn recompress(
     uploaded.finish()
 }
 
-/// Passes bytes on as they are, while they are checked beside it.
+/// Passes bytes on as they are, if a check finds them good.
 fn pass<W: Write>(
+    from: &Context,
+    mut bytes: impl Read,
+    name: &SnapshotName,
+    mut to: W,
+) -> Result<(W, bool)> {
+    let mut small = Vec::new();
+    let begin = bytes.by_ref().take(SMALL);
+    { begin }.read_to_end(&mut small).map_err(failed)?;
+    if (small.len() as u64) < SMALL {
+        let checked = check(&from.keys, name, small.as_slice())?;
+        to.write_all(&small).map_err(failed)?;
+        return Ok((to, checked));
+    }
+    pass_on(from, io::Cursor::new(small).chain(bytes), name, to)
+}
+
+/// Passes bytes on as they are, while they are checked beside it.
+fn pass_on<W: Write>(
     from: &Context,
     mut bytes: impl Read,
     name: &SnapshotName,
@@ -177,7 +197,7 @@ fn fill(bytes: &mut impl Read, piece: &mut [u8]) -> io::Result<usize> {
 }
 
 /// Opens a stored snapshot, and checks the SHA-256 of what is in it. Gives whether that could be done.
-fn check(keys: &Keys, name: &SnapshotName, mut pieces: Pieces) -> Result<bool> {
+fn check(keys: &Keys, name: &SnapshotName, mut pieces: impl Read + Send) -> Result<bool> {
     if name.is_encrypted {
         if keys.decrypts() {
             match keys.decrypt(&mut pieces) {
