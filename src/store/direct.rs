@@ -235,7 +235,8 @@ impl Held {
                     "was written and reads back differently: the store is at fault; check it before you rely on its snapshots{}",
                     match removed {
                         Ok(()) => String::new(),
-                        Err(e) => format!("; delete that object, since it could not be removed: {e}"),
+                        Err(e) =>
+                            format!("; delete that object, since it could not be removed: {e}"),
                     }
                 ))
             }
