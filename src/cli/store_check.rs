@@ -61,6 +61,7 @@ fn label(ability: Ability) -> &'static str {
         Ability::ConditionalCreate => "create if free",
         Ability::ConditionalUpdate => "update if unchanged",
         Ability::ConditionalCopy => "copy if free",
+        Ability::Checksum => "checksum",
         Ability::LargestCopy => "largest copy",
         Ability::ExcludeTag => "tags",
         Ability::Versioning => "versions",

@@ -8,7 +8,7 @@ use crate::bucket::{Catalog, Kind, Snapshot};
 use crate::error::Result;
 use crate::job::Context;
 use crate::job::scan::{Depth, scan};
-use crate::kubernetes::{LeaseState, SnapState, SnapshotLeases};
+use crate::kubernetes::{Behind, LeaseState, SnapState, SnapshotLeases};
 use crate::mvcc::Revision;
 use chrono::Utc;
 
@@ -27,15 +27,24 @@ pub struct News {
 /// warnings: the snapshots are there all the same.
 pub fn renew(ctx: &Context, leases: &SnapshotLeases, news: News) -> Vec<String> {
     match newest(ctx, news) {
-        Ok(state) => bring(ctx, leases, &state),
+        // A state that is new is never behind.
+        Ok(state) => bring(ctx, leases, &state).unwrap_or_default(),
         Err(e) => told(vec![format!("the snapshot Leases were not renewed: {e}")]),
     }
 }
 
 /// Has the Leases say this, without a look at the store. What fails is told as warnings.
-pub fn bring(ctx: &Context, leases: &SnapshotLeases, state: &LeaseState) -> Vec<String> {
+///
+/// # Errors
+/// Those of [`SnapshotLeases::renew`].
+pub fn bring(
+    ctx: &Context,
+    leases: &SnapshotLeases,
+    state: &LeaseState,
+) -> Result<Vec<String>, Behind> {
     let store = &ctx.store;
-    told(leases.renew(state, Utc::now(), store.handle(), store.cancel()))
+    let renewed = leases.renew(state, Utc::now(), store.handle(), store.cancel());
+    renewed.map(told)
 }
 
 fn told(warnings: Vec<String>) -> Vec<String> {

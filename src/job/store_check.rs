@@ -178,6 +178,14 @@ fn meaning(ability: Ability, state: State) -> (bool, &'static str) {
             false,
             "there are no locks in this store: in Kubernetes use --lock-lease; commands that need a lock refuse to run without",
         ),
+        (Ability::Checksum, Works) => (
+            false,
+            "a snapshot of less than 8 MiB is written by one request, if ConditionalCreate and ConditionalCopy work as well",
+        ),
+        (Ability::Checksum, _) => (
+            false,
+            "small snapshots go through deltafold-staging/ like large ones, which takes more requests",
+        ),
         (Ability::LargestCopy, _) => (
             false,
             "a snapshot beyond a limit cannot be published: make it smaller by --compression zstd or less --keep-history",
@@ -237,7 +245,9 @@ mod tests {
     fn a_store_that_does_all_is_no_problem_and_one_without_extras_neither() {
         assert!(summed_up(&all(|_| State::Works), "u").is_none());
         let plain = all(|a| match a {
-            Ability::ExcludeTag | Ability::Versioning | Ability::ObjectLock => State::Absent,
+            Ability::ExcludeTag | Ability::Versioning | Ability::ObjectLock | Ability::Checksum => {
+                State::Absent
+            }
             Ability::ConditionalCreate | Ability::ConditionalUpdate | Ability::ConditionalCopy => {
                 State::Refused
             }

@@ -8,7 +8,7 @@ mod person;
 mod snapshot_leases;
 
 pub use person::Person;
-pub use snapshot_leases::{LeaseState, SnapState, SnapshotLeases};
+pub use snapshot_leases::{Behind, LeaseState, SnapState, SnapshotLeases};
 
 use crate::error::{Error, Reason, Result};
 use crate::store::Cancel;

@@ -66,7 +66,13 @@ pub struct LeaseState {
     pub deltas_are_current: bool,
     /// The history that was saved before was given up: revisions may be lower than before.
     pub timeline_began: bool,
+    /// The store was not looked at just now: others may have saved since.
+    pub may_be_old: bool,
 }
+
+/// A Lease is at a higher revision than a state that may be old: the store is to be looked at first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Behind;
 
 /// What one of the two Leases shall say.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -228,40 +234,47 @@ pub struct SnapshotLeases {
 impl SnapshotLeases {
     /// Brings both Leases to the state. What could not be done is told as warnings: the snapshots are in
     /// the store, whatever became of the Leases. It blocks: not for async threads.
+    ///
+    /// # Errors
+    /// [`Behind`] if the state may be old, and a Lease tells of something newer.
     pub fn renew(
         &self,
         state: &LeaseState,
         now: DateTime<Utc>,
         handle: &Handle,
         cancel: &Cancel,
-    ) -> Vec<String> {
+    ) -> Result<Vec<String>, Behind> {
         let wanted = wanted(state);
         if wanted.is_empty() {
-            return Vec::new();
+            return Ok(Vec::new());
         }
         let client =
             match Client::connect(self.namespace.as_deref(), handle.clone(), cancel.clone()) {
                 Ok(client) => client,
-                Err(e) => return vec![format!("the snapshot Leases were not renewed: {e}")],
+                Err(e) => return Ok(vec![format!("the snapshot Leases were not renewed: {e}")]),
             };
         let mut warnings = Vec::new();
         for (suffix, wanted) in wanted {
             let name = format!("{}{suffix}", self.prefix);
             match renew(&client, &name, &wanted, now) {
-                Ok(warning) => warnings.extend(warning),
+                Ok(Renewed::Says) => {}
+                Ok(Renewed::Ahead(_)) if state.may_be_old => return Err(Behind),
+                Ok(Renewed::Ahead(warning) | Renewed::Foreign(warning)) => warnings.push(warning),
                 Err(e) => warnings.push(format!("a snapshot Lease was not renewed: {e}")),
             }
         }
-        warnings
+        Ok(warnings)
     }
 }
 
-fn renew(
-    client: &Client,
-    name: &str,
-    wanted: &Wanted,
-    now: DateTime<Utc>,
-) -> Result<Option<String>> {
+/// What became of a Lease; the text is a warning.
+enum Renewed {
+    Says,
+    Ahead(String),
+    Foreign(String),
+}
+
+fn renew(client: &Client, name: &str, wanted: &Wanted, now: DateTime<Utc>) -> Result<Renewed> {
     /// Others write these Leases now and then, not all the time.
     const TRIES: u32 = 10;
     const PAUSE: Duration = Duration::from_millis(20);
@@ -278,16 +291,16 @@ fn renew(
             Err(Failed::Conflict) => continue,
         };
         let change = match decide(current.as_ref(), wanted, now) {
-            Decision::Leave => return Ok(None),
+            Decision::Leave => return Ok(Renewed::Says),
             Decision::Ahead(held) => {
-                return Ok(Some(format!(
+                return Ok(Renewed::Ahead(format!(
                     "{} is at revision {held} and the newest snapshot at {}: it was left as it is; if etcd was rolled back, delete that Lease",
                     client.name(name),
                     wanted.revision
                 )));
             }
             Decision::Foreign(holder) => {
-                return Ok(Some(format!(
+                return Ok(Renewed::Foreign(format!(
                     "{} is held by \"{holder}\", which is no revision: it was left as it is; check --snapshot-lease-prefix",
                     client.name(name)
                 )));
@@ -316,7 +329,7 @@ fn renew(
                     revision = wanted.revision,
                     "renewed a snapshot Lease"
                 );
-                return Ok(None);
+                return Ok(Renewed::Says);
             }
             Err(Failed::Final(e)) => return Err(e),
             Err(Failed::Conflict) => {}

@@ -3,6 +3,7 @@
 //! It writes a few small objects in the staging folder, lets several writers race, and removes all of it
 //! again, whatever happened. What the findings mean for a backup, `job::store_check` says.
 
+use super::direct::is_taken;
 use super::exclude::Told;
 use super::staging::{STAGING, StagingName};
 use super::{Cancel, ObjectLock, Store, Versioning, store_error};
@@ -50,6 +51,8 @@ pub enum Ability {
     ConditionalUpdate,
     /// Of many that copy to a free name on that condition, one does.
     ConditionalCopy,
+    /// What is damaged on its way is refused.
+    Checksum,
     /// The most that it copies at once.
     LargestCopy,
     /// A snapshot can be marked as excluded, and the mark be seen.
@@ -64,7 +67,7 @@ pub enum Ability {
 
 impl Ability {
     /// All, in the order in which they are shown.
-    pub const ALL: [Ability; 13] = [
+    pub const ALL: [Ability; 14] = [
         Ability::Put,
         Ability::ReadBack,
         Ability::List,
@@ -73,6 +76,7 @@ impl Ability {
         Ability::ConditionalCreate,
         Ability::ConditionalUpdate,
         Ability::ConditionalCopy,
+        Ability::Checksum,
         Ability::LargestCopy,
         Ability::ExcludeTag,
         Ability::Versioning,
@@ -190,10 +194,6 @@ fn refused(what: &str, e: E) -> Result<Found> {
         Reason::Terminated => Err(e),
         _ => Ok((State::Refused, e.to_string())),
     }
-}
-
-fn is_taken(e: &E) -> bool {
-    matches!(e, E::AlreadyExists { .. } | E::Precondition { .. })
 }
 
 /// What became of a race for a free name: how many were told that they won, and whose content is there.
@@ -317,6 +317,7 @@ impl Prober {
         self.create().await?;
         self.update().await?;
         self.copy(&path).await?;
+        self.checksum().await?;
         self.tag(&path).await?;
         // Last: the others want it.
         self.delete(&path).await?;
@@ -693,6 +694,35 @@ impl Prober {
             )
         };
         self.note(Ability::ConditionalCopy, found);
+        Ok(())
+    }
+
+    async fn checksum(&mut self) -> Result<()> {
+        let Some(direct) = self.store.direct.clone() else {
+            let detail = "objects are sent to it without a checksum".to_owned();
+            self.note(Ability::Checksum, (State::Absent, detail));
+            return Ok(());
+        };
+        let name = self.name("checksum");
+        let path = self.store.path(&name);
+        let found = match direct.refuses_damage(&path).await? {
+            false => (
+                State::Lies,
+                "an object was damaged on its way, and the store said that it wrote it".to_owned(),
+            ),
+            true => match direct.put(&path, "whole".into(), "check").await {
+                Ok(()) => (
+                    State::Works,
+                    "an object that was damaged on its way was refused".to_owned(),
+                ),
+                Err(e) if is_taken(&e) => (
+                    State::Lies,
+                    "an object that was damaged on its way was refused, and is there".to_owned(),
+                ),
+                Err(e) => refused("write an object with its checksum", e)?,
+            },
+        };
+        self.note(Ability::Checksum, found);
         Ok(())
     }
 

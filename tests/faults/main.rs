@@ -18,6 +18,7 @@ mod killed_midway;
 mod locks;
 mod lying_store;
 mod object_lock;
+mod put_at_once;
 mod restore_faults;
 mod restore_if_needed;
 mod restore_killed_midway;

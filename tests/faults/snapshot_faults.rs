@@ -35,6 +35,8 @@ enum Kind {
 struct Bench {
     runtime: Runtime,
     endpoint: String,
+    /// Small objects are put at once.
+    at_once: bool,
     /// What the store holds before each run.
     objects: Objects,
 }
@@ -58,6 +60,10 @@ impl Bench {
             ExcludeTags::metadata(),
             self.runtime.handle().clone(),
         );
+        let store = match self.at_once {
+            true => store.with_direct(faults.direct()),
+            false => store,
+        };
         Context {
             store: store.with_cancel(cancel.clone()),
             temp_dir: scratch::place(),
@@ -120,7 +126,7 @@ fn visible(objects: Objects) -> Objects {
     objects.into_iter().filter(|(p, _)| !staged(p)).collect()
 }
 
-fn every_call_fails(kind: Kind) {
+fn every_call_fails(kind: Kind, at_once: bool) {
     let runtime = Runtime::new().unwrap();
     let folder = scratch::folder().unwrap();
     let _within = runtime.enter();
@@ -137,6 +143,7 @@ fn every_call_fails(kind: Kind) {
     put(20);
     let mut bench = Bench {
         endpoint: etcd.endpoint().to_owned(),
+        at_once,
         objects: Objects::new(),
         runtime: Runtime::new().unwrap(),
     };
@@ -177,7 +184,8 @@ fn every_call_fails(kind: Kind) {
             if fault == Fault::Gone && !path.starts_with("deltafold-staging") {
                 continue;
             }
-            let what = format!("{kind:?}: {fault:?} at {call:?} {nth} of {path}");
+            let what =
+                format!("{kind:?}, at once {at_once}: {fault:?} at {call:?} {nth} of {path}");
             let place = bench.place();
             let faults = FaultStore::new(place.clone(), vec![Strike { call, nth, fault }]);
             let result = bench.run(kind, &faults);
@@ -233,10 +241,20 @@ fn assert_failure(e: &Error, what: &str) {
 
 #[test]
 fn every_call_of_a_full() {
-    every_call_fails(Kind::Full);
+    every_call_fails(Kind::Full, false);
 }
 
 #[test]
 fn every_call_of_deltas() {
-    every_call_fails(Kind::Delta);
+    every_call_fails(Kind::Delta, false);
+}
+
+#[test]
+fn every_call_of_a_full_that_is_put_at_once() {
+    every_call_fails(Kind::Full, true);
+}
+
+#[test]
+fn every_call_of_deltas_that_are_put_at_once() {
+    every_call_fails(Kind::Delta, true);
 }

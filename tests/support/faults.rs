@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use bytes::Bytes;
 use deltafold::store::Cancel;
+use deltafold::store::direct::Direct;
 use futures::StreamExt as _;
 use futures::stream::{self, BoxStream};
 use object_store::path::Path;
@@ -121,6 +122,7 @@ pub struct FaultStore {
     inner: Arc<dyn ObjectStore>,
     plan: Arc<Plan>,
     ignores_conditions: bool,
+    refuses_puts: bool,
 }
 
 struct Plan {
@@ -146,7 +148,22 @@ impl FaultStore {
                 cancel: Mutex::default(),
             }),
             ignores_conditions: false,
+            refuses_puts: false,
         }
+    }
+
+    /// The ways by which small objects are put at once: it refuses what is damaged.
+    pub fn direct(&self) -> Direct {
+        let refusing = FaultStore {
+            refuses_puts: true,
+            ..self.clone()
+        };
+        Direct::new(Arc::new(self.clone()), Arc::new(refusing))
+    }
+
+    /// The same, and it takes what is damaged.
+    pub fn careless(&self) -> Direct {
+        Direct::new(Arc::new(self.clone()), Arc::new(self.clone()))
     }
 
     /// It takes conditions on writes, and ignores them.
@@ -304,9 +321,29 @@ impl ObjectStore for FaultStore {
         if self.ignores_conditions {
             options.mode = PutMode::Overwrite;
         }
+        let is_create = matches!(options.mode, PutMode::Create);
         let fault = self.count(Call::Put, path);
-        let put = self.inner.put_opts(path, written(payload, fault), options);
-        self.call(Call::Put, path, fault, put).await
+        let put = async {
+            if self.refuses_puts {
+                let source = "Server returned non-2xx status code: 400 Bad Request: BadDigest";
+                return Err(Error::Generic {
+                    store: "S3",
+                    source: source.into(),
+                });
+            }
+            let payload = written(payload, fault);
+            self.inner.put_opts(path, payload, options).await
+        };
+        match self.call(Call::Put, path, fault, put).await {
+            // Only a condition refuses what the same request did before.
+            Err(source) if is_create && fault == Some(Fault::LostThenRefused) => {
+                Err(Error::AlreadyExists {
+                    path: path.to_string(),
+                    source: Box::new(source),
+                })
+            }
+            result => result,
+        }
     }
 
     async fn put_multipart_opts(

@@ -8,6 +8,8 @@ use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 
+use sha2::{Digest as _, Sha256};
+
 use super::s3::S3;
 
 /// What it lies about.
@@ -19,6 +21,12 @@ pub struct Lies {
     pub lets_racers_win: bool,
     /// It knows no conditional writes: 501.
     pub refuses_conditions: bool,
+    /// It does not look at the checksums of what is put.
+    pub takes_damaged: bool,
+    /// It knows no checksums: 501.
+    pub refuses_checksums: bool,
+    /// It keeps no metadata.
+    pub forgets_metadata: bool,
     /// It takes tags and keeps none.
     pub forgets_tags: bool,
     /// It knows no tags: 501.
@@ -69,6 +77,8 @@ struct Object {
     modified: chrono::DateTime<chrono::Utc>,
     tags: String,
     retention: String,
+    /// Headers.
+    metadata: Vec<(&'static str, String)>,
 }
 
 struct Request {
@@ -277,7 +287,10 @@ impl State {
                     Some(body) => self.put(r, body, true),
                     None => refused(404, "NoSuchKey"),
                 },
-                None => self.put(r, r.body.clone(), false),
+                None => match self.checked(r) {
+                    Some(refusal) => refusal,
+                    None => self.put(r, r.body.clone(), false),
+                },
             },
             ("DELETE", _) => {
                 self.delete(&r.path);
@@ -288,6 +301,16 @@ impl State {
             }
             _ => refused(501, "NotImplemented"),
         }
+    }
+
+    /// The refusal of a body that is not what its checksum says.
+    fn checked(&self, r: &Request) -> Option<Answer> {
+        let sum = r.headers.get("x-amz-checksum-sha256")?;
+        if self.lies.refuses_checksums {
+            return Some(refused(501, "NotImplemented"));
+        }
+        let own = base64_simd::STANDARD.encode_to_string(Sha256::digest(&r.body));
+        (own != *sum && !self.lies.takes_damaged).then(|| refused(400, "BadDigest"))
     }
 
     fn source(&self, source: &str) -> Option<Vec<u8>> {
@@ -380,6 +403,12 @@ impl State {
             }
         }
         let etag = self.next_etag();
+        const UPLOAD: &str = "x-amz-meta-deltafold-upload";
+        let upload = r
+            .headers
+            .get(UPLOAD)
+            .filter(|_| !self.lies.forgets_metadata);
+        let metadata = upload.map(|u| (UPLOAD, u.clone())).into_iter().collect();
         self.before = self.objects.keys().cloned().collect();
         let object = Object {
             body,
@@ -387,6 +416,7 @@ impl State {
             modified: chrono::Utc::now() + chrono::TimeDelta::seconds(self.lies.clock_ahead),
             tags: String::new(),
             retention: String::new(),
+            metadata,
         };
         self.objects.insert(r.path.clone(), object);
         match is_copy {
@@ -415,6 +445,7 @@ impl State {
             ("ETag", object.etag.clone()),
             ("Last-Modified", modified.to_string()),
         ];
+        headers.extend(object.metadata.iter().cloned());
         if r.method == "HEAD" {
             headers.push(("Content-Length", body.len().to_string()));
             body.clear();

@@ -6,6 +6,7 @@ mod delta;
 pub mod follow;
 mod full;
 mod known;
+mod names;
 mod pending;
 mod queue;
 pub mod saved;

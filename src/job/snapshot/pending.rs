@@ -14,6 +14,7 @@ use crate::job::publish::{Packer, give_name};
 use crate::mvcc::{Change, KeyValue, Revision};
 use crate::temp::TempFile;
 use chrono::{DateTime, Utc};
+use std::cell::OnceCell;
 use std::io::Write;
 use std::time::Instant;
 
@@ -153,6 +154,7 @@ impl Pending {
             first,
             last,
             events,
+            created: OnceCell::new(),
         }))
     }
 }
@@ -165,6 +167,15 @@ pub(super) struct Sealed {
     pub(super) first: Revision,
     pub(super) last: Revision,
     pub(super) events: u64,
+    /// The time in its name, since it was tried first: what a failed try wrote after all is found again.
+    created: OnceCell<i64>,
+}
+
+/// A delta that is saved.
+pub(super) struct Saved {
+    pub(super) written: Written,
+    /// Nobody else had its name.
+    pub(super) was_free: bool,
 }
 
 impl Sealed {
@@ -177,12 +188,15 @@ impl Sealed {
         ctx: &Context,
         encoding: Encoding,
         newest: Option<Newest>,
-    ) -> Result<Written> {
+    ) -> Result<Saved> {
+        let created = self
+            .created
+            .get_or_init(|| name_time(Kind::Incr, newest, Utc::now()));
         let mut name = SnapshotName {
             kind: Kind::Incr,
             start: self.first,
             last: self.last,
-            created: name_time(Kind::Incr, newest, Utc::now()),
+            created: *created,
             compression: encoding.compression,
             is_final: false,
             is_encrypted: ctx.keys.encrypts(),
@@ -211,14 +225,17 @@ impl Sealed {
             bytes = packed.bytes(),
             "saved a delta"
         );
-        Ok(Written {
-            bytes: packed.bytes(),
-            uncompressed_bytes: at,
-            events: self.events,
-            hash_kv: None,
-            compact_revision: None,
-            live_keys: None,
-            name,
+        Ok(Saved {
+            was_free: name.created == *created,
+            written: Written {
+                bytes: packed.bytes(),
+                uncompressed_bytes: at,
+                events: self.events,
+                hash_kv: None,
+                compact_revision: None,
+                live_keys: None,
+                name,
+            },
         })
     }
 }

@@ -1,13 +1,13 @@
 //! One line of snapshots in a store: what is saved, and how the next one is added to it.
 
 use super::full::{self, Taken};
+use super::names::Names;
 use super::pending::Sealed;
 use super::saved::{self, FullReason, Newest, Saved};
 use super::{Compared, DEFAULT_COMPRESSION, Hole, Taking, Tell, Written, is_empty_bucket};
-use crate::bucket::catalog::{V1, V2};
 use crate::bucket::codec::Encoding;
 use crate::bucket::timeline::{NamesOnly, Timelines};
-use crate::bucket::{Catalog, Kind, Listed, SnapshotName};
+use crate::bucket::{Kind, SnapshotName};
 use crate::error::{Error, Result};
 use crate::etcd::cluster::Cluster;
 use crate::etcd::feed::{Ended, Position};
@@ -16,6 +16,7 @@ use crate::job::identity::{self, ClusterFacts};
 use crate::job::leases::{self, News};
 use crate::job::publish::refuse_plain;
 use crate::job::scan::{Depth, scan};
+use crate::kubernetes::{Behind, LeaseState};
 use crate::mvcc::Revision;
 use std::time::Duration;
 
@@ -42,6 +43,7 @@ pub(super) struct Saver<'a> {
     full: Option<SnapshotName>,
     /// When the line began, where other histories are before it; in seconds since 1970.
     line_from: Option<i64>,
+    names: Names,
     /// Whose snapshots they are, since it was looked at.
     cluster: Option<ClusterFacts>,
     report: Report,
@@ -77,6 +79,7 @@ impl<'a> Saver<'a> {
             last: None,
             full: None,
             line_from: None,
+            names: Names::default(),
             cluster: None,
             report: Report::default(),
         };
@@ -143,15 +146,18 @@ impl<'a> Saver<'a> {
         }
     }
 
-    /// What the names in the store tell, after whatever others did there: a request or two, however many
-    /// snapshots there are.
+    /// What the names in the store tell.
     fn tell_by_names(&mut self, tell: &Tell, deltas: bool) -> Result<()> {
-        let listing = self.ctx.store.list(&[V2, V1])?.into_iter();
-        let mut catalog = Catalog::from_listing(
-            listing
-                .map(|(path, bytes)| Listed { path, bytes })
-                .collect(),
-        );
+        if self.tell_by(tell, deltas)? == Err(Behind) {
+            // Somebody else has saved something since the store was listed, such as a compaction.
+            self.names.forget();
+            let _ = self.tell_by(tell, deltas)?;
+        }
+        Ok(())
+    }
+
+    fn tell_by(&mut self, tell: &Tell, deltas: bool) -> Result<Result<(), Behind>> {
+        let (mut catalog, is_new) = self.names.catalog(&self.ctx.store)?;
         // Names alone do not tell histories apart.
         let from = self.line_from.unwrap_or(i64::MIN);
         catalog.snapshots.retain(|s| s.name.created >= from);
@@ -160,17 +166,20 @@ impl<'a> Saver<'a> {
         if let Some(last) = self.last {
             tell.restorable(&catalog, timeline, last);
         }
-        if let Some(leases) = &self.taking.leases {
-            let news = News {
-                full: self.report.full.is_some(),
-                deltas,
-                timeline: self.report.timeline_began,
-            };
-            let state = leases::state(&catalog, timeline, news);
-            let warnings = leases::bring(self.ctx, leases, &state);
-            self.report.warnings.extend(warnings);
-        }
-        Ok(())
+        let Some(leases) = &self.taking.leases else {
+            return Ok(Ok(()));
+        };
+        let news = News {
+            full: self.report.full.is_some(),
+            deltas,
+            timeline: self.report.timeline_began,
+        };
+        let state = LeaseState {
+            may_be_old: !is_new,
+            ..leases::state(&catalog, timeline, news)
+        };
+        let told = leases::bring(self.ctx, leases, &state);
+        Ok(told.map(|warnings| self.report.warnings.extend(warnings)))
     }
 
     pub(super) fn warn(&mut self, message: String) {
@@ -296,6 +305,7 @@ impl<'a> Saver<'a> {
         self.report.full = Some(why);
         self.last = Some(revision);
         self.full = Some(written.name.clone());
+        self.names.forget();
         self.wrote(written);
         Ok(position)
     }
@@ -306,7 +316,12 @@ impl<'a> Saver<'a> {
     /// The store's; `OtherCluster` where another one has taken over since; `Io`, `Terminated`.
     pub(super) fn save(&mut self, sealed: &Sealed) -> Result<()> {
         self.check_still_ours()?;
-        let written = sealed.save(self.ctx, self.encoding(), self.newest)?;
+        let saved = sealed.save(self.ctx, self.encoding(), self.newest);
+        if !saved.as_ref().is_ok_and(|s| s.was_free) {
+            // Somebody else may be at work here.
+            self.names.forget();
+        }
+        let written = saved?.written;
         self.last = Some(sealed.last);
         self.wrote(written);
         Ok(())
@@ -318,6 +333,7 @@ impl<'a> Saver<'a> {
             is_full: written.name.kind == Kind::Full,
             compression: written.name.compression,
         });
+        self.names.add(&written);
         self.report.written.push(written);
     }
 
