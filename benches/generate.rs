@@ -34,6 +34,8 @@ pub struct Shape {
     /// Changes in all deltas together.
     pub changes: usize,
     pub value_bytes: RangeInclusive<usize>,
+    /// Of the base's values, if they are others.
+    pub base_bytes: Option<RangeInclusive<usize>>,
     /// Of a hundred changes how many create a new key, and how many delete one.
     pub inserts: u32,
     pub deletes: u32,
@@ -54,6 +56,7 @@ pub const LEASE: Shape = Shape {
     keys_in_base: 2_000,
     changes: 400_000,
     value_bytes: 100..=400,
+    base_bytes: None,
     inserts: 0,
     deletes: 0,
     transactions: 0,
@@ -398,7 +401,12 @@ pub fn bucket(dir: &Path, shape: &Shape) -> deltafold::Result<(u64, u64)> {
         keys.clear();
         for number in 0..shape.keys_in_base {
             revision += 1;
-            let len = pick(&mut rng);
+            let len = rng.usize(
+                shape
+                    .base_bytes
+                    .clone()
+                    .unwrap_or(shape.value_bytes.clone()),
+            );
             value(&mut rng, len, &mut text);
             let name = key_name(shape, number);
             let kv = KeyValue {

@@ -96,6 +96,8 @@ enum Part {
     Year,
     /// A plain snapshot file, next to etcdutl
     Plain,
+    /// A table of its own: by number of deltas, size of the database and delay
+    Sizes,
 }
 
 fn main() -> Result<()> {
@@ -124,6 +126,7 @@ fn main() -> Result<()> {
             Part::Outage => bench.outage()?,
             Part::Year => bench.year()?,
             Part::Plain => bench.plain()?,
+            Part::Sizes => bench.sizes()?,
         }
     }
     Ok(())
@@ -212,6 +215,11 @@ impl Run {
         requests.map(|r| r.bytes_up + r.bytes_down).sum()
     }
 
+    fn time(&self) -> String {
+        let more_than = if self.is_given_up { "> " } else { "" };
+        format!("{more_than}{:.2} s", self.seconds)
+    }
+
     fn requests(&self) -> String {
         let mut counts: Vec<_> = self.traffic.counts().into_iter().collect();
         counts.sort_by_key(|(_, n)| std::cmp::Reverse(*n));
@@ -227,7 +235,7 @@ impl Run {
     }
 }
 
-/// A row of the table. Gives whether it is worth doing again.
+/// A row of the table.
 fn row(work: &str, place: &str, run: &Run, plain: &Run, delay: Duration, goals: &[Goal]) {
     let judged: Vec<_> = goals.iter().map(|g| g.judge(run, plain, delay)).collect();
     let texts: Vec<&str> = judged.iter().map(|(text, _)| text.as_str()).collect();
@@ -237,9 +245,8 @@ fn row(work: &str, place: &str, run: &Run, plain: &Run, delay: Duration, goals: 
         false => "no",
     };
     println!(
-        "| {work} | {place} | {}{:.2} s | {} | {} MiB | {} | {holds} |",
-        if run.is_given_up { "> " } else { "" },
-        run.seconds,
+        "| {work} | {place} | {} | {} | {} MiB | {} | {holds} |",
+        run.time(),
         run.requests(),
         run.resident / MIB,
         texts.join(", "),
@@ -943,6 +950,63 @@ impl Bench {
         let goals = [Goal::Plain(1.0, 0)];
         let work = format!("{work}: restore --snapshot");
         row(&work, "local", &ours, &theirs, Duration::ZERO, &goals);
+        Ok(())
+    }
+}
+
+impl Bench {
+    /// Compactions and restorations by what they depend on.
+    fn sizes(&self) -> Result<()> {
+        const DELAYS: [u64; 3] = [0, 30, 100];
+        let head = DELAYS.map(|d| format!("{d} ms"));
+        println!(
+            "\n| deltas | database | work | requests | {} |",
+            head.join(" | ")
+        );
+        println!("|---|---|---|---|{}", "---|".repeat(DELAYS.len()));
+        let small = (2_000, 100..=300);
+        let large = (100_000, 1_024..=4_096);
+        for (deltas, base) in [
+            (100, &small),
+            (1_000, &small),
+            (10_000, &small),
+            (100, &large),
+            (1_000, &large),
+        ] {
+            let (keys_in_base, base_bytes) = base.clone();
+            let deltas = self.scaled(deltas);
+            let shape = Shape {
+                name: if keys_in_base > 2_000 {
+                    "large"
+                } else {
+                    "small"
+                },
+                changes: deltas * 20,
+                keys_in_base,
+                base_bytes: Some(base_bytes),
+                ..generate::WIDE
+            };
+            let (folder, _) = self.bucket(&shape)?;
+            let server = Server::start();
+            let store = self.upload(&server, &folder, "sizes")?;
+            for work in ["compact", "restore"] {
+                let args = |_| [work, "--store", "s3://sizes"].map(str::to_owned).to_vec();
+                let mut cells = Vec::new();
+                for delay in DELAYS {
+                    let delay = Duration::from_millis(delay);
+                    cells.push(self.measure_bucket(&server, delay, args, &store)?);
+                }
+                let last = cells.last().ok_or("no run")?;
+                let size = &last.outcome["database_bytes"];
+                let times: Vec<String> = cells.iter().map(Run::time).collect();
+                println!(
+                    "| {deltas} | {} MB | {work} | {} | {} |",
+                    size.as_f64().unwrap_or_default() / MB,
+                    last.traffic.requests.len(),
+                    times.join(" | ")
+                );
+            }
+        }
         Ok(())
     }
 }

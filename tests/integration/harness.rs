@@ -2,10 +2,18 @@
 
 use crate::support::scratch;
 use std::io::Write as _;
+use std::time::{Duration, Instant};
+
+use futures::TryStreamExt as _;
+use object_store::path::Path;
+use object_store::{ObjectStore as _, ObjectStoreExt as _, WriteMultipart};
 
 use crate::support::etcd::{Cluster, Etcd, Member, Signal, bbolt_check, etcdutl_status};
 use crate::support::history::{Compression, History, HistoryOptions, Recorder};
+use crate::support::line::Line;
 use crate::support::load::{Load, LoadOptions};
+use crate::support::lying::{Lies, LyingServer};
+use crate::support::s3::S3;
 use crate::support::saved::Prefix;
 use crate::support::tools::{self, EtcdVersion};
 use crate::support::truth::Truth;
@@ -279,4 +287,61 @@ fn the_truth_of_a_cluster_under_load_3_5() {
 #[test]
 fn the_truth_of_a_cluster_under_load_3_7() {
     truth_of_a_cluster(EtcdVersion::V3_7);
+}
+
+/// What a line passes on, counts and loses; and that requests do not wait for each other.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_line_passes_all_on_and_counts_it() {
+    const DELAY: Duration = Duration::from_millis(300);
+    let server = LyingServer::start(Lies::default());
+    let line = Line::start(server.s3().endpoint());
+    let store = S3::new(&line.endpoint()).store("bucket");
+    let body: Vec<u8> = (0..3_000_000u32).map(|n| (n % 251) as u8).collect();
+    let (one, two) = (Path::from("v2/one"), Path::from("v2/two"));
+    store.put(&one, body.clone().into()).await.unwrap();
+    let got = store.get(&one).await.unwrap().bytes().await.unwrap();
+    assert!(got == body, "the body changed on its way");
+    let mut upload = WriteMultipart::new(store.put_multipart(&two).await.unwrap());
+    upload.write(&[7; 100]);
+    upload.finish().await.unwrap();
+    store.head(&two).await.unwrap();
+    let listed: Vec<_> = store.list(None).try_collect().await.unwrap();
+    assert_eq!(listed.len(), 2);
+    let traffic = line.take();
+    let counts: Vec<_> = traffic.counts().into_iter().collect();
+    let kinds = [
+        "GET",
+        "HEAD",
+        "LIST",
+        "POST upload",
+        "POST uploads",
+        "PUT",
+        "PUT part",
+    ];
+    assert_eq!(counts, kinds.map(|kind| (kind.to_owned(), 1)));
+    assert_eq!(traffic.requests[0].bytes_up, 3_000_000);
+    assert_eq!(traffic.requests[1].bytes_down, 3_000_000);
+    assert_eq!(traffic.most_at_once, 1);
+
+    // Twenty at once, each of which is delayed.
+    line.delay(DELAY);
+    let began = Instant::now();
+    let heads = (0..20).map(|_| store.head(&one));
+    futures::future::try_join_all(heads).await.unwrap();
+    assert!(began.elapsed() >= DELAY, "{:?}", began.elapsed());
+    let traffic = line.take();
+    assert_eq!(traffic.requests.len(), 20);
+    assert!(traffic.most_at_once > 1, "they waited for each other");
+    line.delay(Duration::ZERO);
+
+    // A lost answer and an outage are as bad as they say.
+    line.lose(Some(0));
+    store.head(&one).await.unwrap();
+    assert_eq!(line.lose(None).len(), 2, "the client asks again");
+    line.cut();
+    let address = line.endpoint();
+    let once = || crate::support::http_client().build().unwrap();
+    assert!(once().get(&address).send().await.is_err());
+    line.mend();
+    assert!(once().get(&address).send().await.is_ok());
 }
