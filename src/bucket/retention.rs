@@ -251,7 +251,10 @@ impl Why {
 struct Line {
     /// (last, created, snapshot), in this order.
     bases: Vec<(Revision, i64, usize)>,
+    /// In the order of their first revisions.
     deltas: Vec<Delta>,
+    /// How far each of these and all before it reach.
+    reach: Vec<Revision>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -264,29 +267,58 @@ struct Delta {
 
 impl Line {
     fn new(catalog: &Catalog, timeline: &Timeline) -> Self {
-        let mut line = Line {
-            bases: Vec::new(),
-            deltas: Vec::new(),
+        let members = timeline.members.iter();
+        Self::of(catalog, members.map(|m| (m.snapshot, m.until)))
+    }
+
+    /// The fulls that may be used and the deltas that are excluded: these are on no timeline.
+    fn excluded(catalog: &Catalog) -> Self {
+        let is_in = |&i: &usize| {
+            let s = &catalog.snapshots[i];
+            s.excluded == (s.name.kind == Kind::Incr)
         };
-        for m in &timeline.members {
-            let n = &catalog.snapshots[m.snapshot].name;
+        let all = (0..catalog.snapshots.len()).filter(is_in);
+        Self::of(catalog, all.map(|i| (i, Revision(i64::MAX))))
+    }
+
+    /// Of snapshots, each cut to a revision.
+    fn of(catalog: &Catalog, members: impl Iterator<Item = (usize, Revision)>) -> Self {
+        let (mut bases, mut deltas) = (Vec::new(), Vec::new());
+        for (snapshot, until) in members {
+            let n = &catalog.snapshots[snapshot].name;
             match n.kind {
-                Kind::Full if n.last <= m.until => {
-                    line.bases.push((n.last, n.created, m.snapshot));
-                }
+                Kind::Full if n.last <= until => bases.push((n.last, n.created, snapshot)),
                 Kind::Full => {}
-                Kind::Incr => line.deltas.push(Delta {
+                Kind::Incr => deltas.push(Delta {
                     start: n.start,
-                    last: n.last.min(m.until),
+                    last: n.last.min(until),
                     created: n.created,
-                    snapshot: m.snapshot,
+                    snapshot,
                 }),
             }
         }
-        line.bases.sort_unstable();
-        line.deltas
-            .sort_unstable_by_key(|d| (d.start, d.last, d.snapshot));
-        line
+        bases.sort_unstable();
+        deltas.sort_unstable_by_key(|d| (d.start, d.last, d.snapshot));
+        let mut farthest = Revision(i64::MIN);
+        let reach = deltas.iter().map(|d| {
+            farthest = farthest.max(d.last);
+            farthest
+        });
+        Line {
+            reach: reach.collect(),
+            bases,
+            deltas,
+        }
+    }
+
+    /// The deltas behind a full of this revision, up to the next one.
+    fn behind(&self, full: Revision) -> impl Iterator<Item = usize> {
+        let next = self.bases.partition_point(|b| b.0 <= full);
+        let end = self.bases.get(next).map_or(Revision(i64::MAX), |b| b.0);
+        let from = self.reach.partition_point(|&r| r <= full);
+        let deltas = self.deltas[from..].iter();
+        let deltas = deltas.take_while(move |d| d.start <= end);
+        deltas.filter(move |d| d.last > full).map(|d| d.snapshot)
     }
 
     /// The oldest revision from which deltas lead to `goal`, or `goal` itself.
@@ -353,46 +385,16 @@ pub fn restorable(
     Line::new(catalog, timeline).ranges(has)
 }
 
-/// What a pin of this full keeps on a timeline: it, and the deltas up to the next full.
-fn pinned_on(line: &Line, full: (Revision, i64, usize), keep: &mut dyn FnMut(usize)) {
-    keep(full.2);
-    let next = line.bases.iter().find(|b| b.0 > full.0);
-    let end = next.map_or(Revision(i64::MAX), |b| b.0);
-    let deltas = line
-        .deltas
-        .iter()
-        .filter(|d| d.last > full.0 && d.start <= end);
-    deltas.for_each(|d| keep(d.snapshot));
-}
-
-/// The excluded deltas behind a full, up to the next that is not excluded: they are on no timeline, and are
-/// wanted where the chain is to be brought back.
-fn excluded_behind(catalog: &Catalog, full: usize) -> impl Iterator<Item = usize> {
-    let snapshots = &catalog.snapshots;
-    let from = snapshots[full].name.last;
-    let fulls = catalog.usable().map(|i| &snapshots[i].name);
-    let later = fulls.filter(|n| n.kind == Kind::Full && n.last > from);
-    let end = later.map(|n| n.last).min();
-    (0..snapshots.len()).filter(move |&i| {
-        let s = &snapshots[i];
-        s.excluded
-            && s.name.kind == Kind::Incr
-            && s.name.last > from
-            && end.is_none_or(|end| s.name.start <= end)
-    })
-}
-
 /// The chain of a full: it, and the deltas behind it up to the next full, on each of its timelines; and those
-/// of them that are excluded.
+/// of them that are excluded, which are wanted where the chain is to be brought back.
 pub fn chain_of(catalog: &Catalog, timelines: &Timelines, full: usize) -> Vec<usize> {
-    let mut chain: HashSet<usize> = excluded_behind(catalog, full).collect();
+    let last = catalog.snapshots[full].name.last;
+    let mut chain: HashSet<usize> = Line::excluded(catalog).behind(last).collect();
     chain.insert(full);
     for t in &timelines.all {
         let line = Line::new(catalog, t);
-        if let Some(&base) = line.bases.iter().find(|b| b.2 == full) {
-            pinned_on(&line, base, &mut |i| {
-                chain.insert(i);
-            });
+        if line.bases.iter().any(|b| b.2 == full) {
+            chain.extend(line.behind(last));
         }
     }
     let mut chain: Vec<usize> = chain.into_iter().collect();
@@ -507,15 +509,15 @@ pub fn decide(facts: &Facts, options: &Options) -> Vec<Why> {
         }
     }
     for line in &lines {
-        for &base in line.bases.iter().filter(|b| snapshots[b.2].pinned) {
-            pinned_on(line, base, &mut |i| kept.keep(i, Why::Pinned));
+        for &(last, ..) in line.bases.iter().filter(|b| snapshots[b.2].pinned) {
+            line.behind(last).for_each(|i| kept.keep(i, Why::Pinned));
         }
     }
+    let excluded = Line::excluded(catalog);
     for i in (0..snapshots.len()).filter(|&i| snapshots[i].pinned) {
         kept.keep(i, Why::Pinned);
-        for delta in excluded_behind(catalog, i) {
-            kept.keep(delta, Why::Pinned);
-        }
+        let deltas = excluded.behind(snapshots[i].name.last);
+        deltas.for_each(|delta| kept.keep(delta, Why::Pinned));
     }
     let blind = facts.doubtful.iter().any(|&i| (facts.is_unreadable)(i));
     for &i in facts.doubtful {
@@ -992,19 +994,27 @@ mod tests {
         }
     }
 
-    /// Contents: each snapshot holds every revision up to its last, or all of its own.
-    impl Evidence for World {
-        fn compare(&self, a: usize, b: usize) -> Result<Comparison> {
+    impl World {
+        fn compare(&self, a: usize, b: usize) -> Comparison {
             let from = |i: usize| self.catalog.snapshots[i].name.start.0.max(1);
             let last = |i: usize| self.catalog.snapshots[i].name.last.0;
             let both = from(a).max(from(b))..=last(a).min(last(b));
             let same = |r: &i64| self.owner(self.branch[a], *r) == self.owner(self.branch[b], *r);
             let conflict = both.clone().find(|r| !same(r));
             let agreed = both.filter(|r| conflict.is_none_or(|c| *r < c)).max();
-            Ok(Comparison {
+            Comparison {
                 conflict: conflict.map(Revision),
                 agreed: agreed.map(Revision),
-            })
+            }
+        }
+    }
+
+    /// Contents: each snapshot holds every revision up to its last, or all of its own.
+    impl Evidence for World {
+        fn compared(&self, x: usize) -> Vec<(usize, Comparison)> {
+            (0..x)
+                .map(|other| (other, self.compare(other, x)))
+                .collect()
         }
         fn continuity(&self, before: usize, until: Revision, after: usize) -> Result<Continuity> {
             let (x, y) = (self.branch[before], self.branch[after]);

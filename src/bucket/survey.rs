@@ -6,6 +6,7 @@
 
 use crate::bolt::{Database, ReadAt};
 use crate::bucket::delta::DeltaReader;
+use crate::bucket::intervals::Intervals;
 use crate::error::{Error, Result};
 use crate::mvcc::history::{Base, key_bucket};
 use crate::mvcc::{Change, KeyValue, RecordKey, Revision};
@@ -17,6 +18,8 @@ use std::io::{BufWriter, Read, Write};
 
 /// Bytes of an [`Entry`] on disk.
 const ENTRY: usize = 48;
+/// Entries that are read at once.
+const BLOCK: usize = if cfg!(test) { 4 } else { 512 };
 
 /// What one snapshot holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,7 +33,25 @@ pub struct Survey {
     /// The newest event's time, of a delta.
     pub last_time: Option<DateTime<Utc>>,
     offset: u64,
-    entries: u64,
+    entries: usize,
+    /// The revision of the first entry of each block: where to look for a revision.
+    blocks: Vec<Revision>,
+}
+
+impl Survey {
+    /// The first and the last revision of which it tells anything.
+    fn span(&self) -> (Revision, Revision) {
+        let first = self.blocks.first().copied();
+        let first = first.map_or(self.complete_from, |f| f.min(self.complete_from));
+        (first, self.last)
+    }
+}
+
+/// What was written of a snapshot.
+struct Written {
+    offset: u64,
+    entries: usize,
+    blocks: Vec<Revision>,
 }
 
 /// One record's fingerprint.
@@ -90,6 +111,11 @@ impl Entry {
     fn order(&self) -> (Revision, u32) {
         (self.main, self.sub)
     }
+
+    /// Whether it creates its key.
+    fn begins(&self) -> bool {
+        !self.tombstone && self.version == 1
+    }
 }
 
 fn short_hash(b: &[u8]) -> u64 {
@@ -133,18 +159,25 @@ impl SurveyFile {
     fn write(
         &mut self,
         mut entries: impl FnMut(&mut dyn FnMut(Entry) -> Result<()>) -> Result<()>,
-    ) -> Result<(u64, u64)> {
+    ) -> Result<Written> {
         let io = |e| Error::io("write fingerprints to the temporary directory", e);
         // Behind what a survey that failed has left, too.
         let offset = self.file.len();
         let mut out = BufWriter::with_capacity(256 << 10, &mut self.file);
-        let mut n = 0;
+        let (mut n, mut blocks) = (0, Vec::new());
         entries(&mut |e| {
+            if n % BLOCK == 0 {
+                blocks.push(e.main);
+            }
             n += 1;
             out.write_all(&e.encode()).map_err(io)
         })?;
         out.flush().map_err(io)?;
-        Ok((offset, n))
+        Ok(Written {
+            offset,
+            entries: n,
+            blocks,
+        })
     }
 
     /// Surveys a full snapshot.
@@ -154,7 +187,7 @@ impl SurveyFile {
     pub fn full<R: ReadAt>(&mut self, db: &Database<R>) -> Result<Survey> {
         let base = Base::read(db)?;
         let bucket = key_bucket(db)?;
-        let (offset, entries) = self.write(|put| {
+        let written = self.write(|put| {
             let mut c = db.cursor(&bucket);
             while let Some(e) = c.next()? {
                 let rk = RecordKey::decode(e.key)?;
@@ -167,8 +200,9 @@ impl SurveyFile {
             last: base.revision,
             base: Some(base),
             last_time: None,
-            offset,
-            entries,
+            offset: written.offset,
+            entries: written.entries,
+            blocks: written.blocks,
         })
     }
 
@@ -180,7 +214,7 @@ impl SurveyFile {
         let (mut first, mut last) = (None, Revision(0));
         let mut last_time = None;
         let (mut record, mut value) = (Vec::new(), Vec::new());
-        let (offset, entries) = self.write(|put| {
+        let written = self.write(|put| {
             while let Some(e) = delta.next()? {
                 // Only who asks for a time needs one.
                 if let Ok(time) = e.instant() {
@@ -213,18 +247,20 @@ impl SurveyFile {
             last,
             base: None,
             last_time,
-            offset,
-            entries,
+            offset: written.offset,
+            entries: written.entries,
+            blocks: written.blocks,
         })
     }
 
-    fn entries(&self, s: &Survey) -> Entries<'_> {
+    fn entries<'s>(&'s self, survey: &'s Survey) -> Entries<'s> {
         Entries {
             file: &self.file,
-            next: s.offset,
-            end: s.offset + s.entries * ENTRY as u64,
-            buf: Vec::new(),
+            survey,
             at: 0,
+            until: Revision(i64::MAX),
+            read: None,
+            buf: Vec::new(),
         }
     }
 
@@ -236,45 +272,40 @@ impl SurveyFile {
     /// # Errors
     /// `Io`.
     pub fn compare(&self, a: &Survey, b: &Survey) -> Result<Comparison> {
-        let mut found = Comparison::default();
-        // A delta shares nothing with what ends before it.
-        let apart = |x: &Survey, y: &Survey| y.base.is_none() && x.last < y.complete_from;
-        if apart(a, b) || apart(b, a) {
-            return Ok(found);
-        }
-        let complete = |s: &Survey, e: &Entry| e.main >= s.complete_from && e.main <= s.last;
-        let (mut left, mut right) = (self.entries(a), self.entries(b));
-        let (mut l, mut r) = (left.next()?, right.next()?);
-        loop {
-            match (l, r) {
-                (Some(x), Some(y)) if x.order() == y.order() => {
-                    if (x.digest, x.tombstone) != (y.digest, y.tombstone) {
-                        found.conflict = Some(x.main);
-                        break;
-                    }
-                    found.agreed = Some(x.main);
-                    (l, r) = (left.next()?, right.next()?);
-                }
-                (Some(x), y) if y.is_none_or(|y| x.order() < y.order()) => {
-                    if complete(b, &x) {
-                        found.conflict = Some(x.main);
-                        break;
-                    }
-                    l = left.next()?;
-                }
-                (_, Some(y)) => {
-                    if complete(a, &y) {
-                        found.conflict = Some(y.main);
-                        break;
-                    }
-                    r = right.next()?;
-                }
-                _ => break,
+        compare(&mut self.entries(a), &mut self.entries(b))
+    }
+
+    /// Compares all of these with each other. For each of them, by its place here, what it has to do with
+    /// those before it; those with which it shares nothing are left out.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn compare_all(&self, surveys: &[&Survey]) -> Result<Vec<Vec<(usize, Comparison)>>> {
+        let mut found = vec![Vec::new(); surveys.len()];
+        let mut note = |a: usize, b: usize, compared: Comparison| {
+            if compared != Comparison::default() {
+                found[a.max(b)].push((a.min(b), compared));
             }
+        };
+        let is_delta = |&i: &usize| surveys[i].base.is_none();
+        let (mut deltas, fulls): (Vec<usize>, Vec<usize>) = (0..surveys.len()).partition(is_delta);
+        deltas.sort_unstable_by_key(|&i| surveys[i].complete_from);
+        for (a, b) in overlapping(surveys, &deltas) {
+            note(a, b, self.compare(surveys[a], surveys[b])?);
         }
-        // Of a transaction that differs, its first changes may be the same.
-        if found.agreed == found.conflict {
-            found.agreed = found.agreed.map(Revision::previous);
+        for (n, &full) in fulls.iter().enumerate() {
+            let mut entries = self.entries(surveys[full]);
+            // In the order of their revisions, so that the full is read only once.
+            for &delta in &deltas {
+                if surveys[delta].complete_from > surveys[full].last {
+                    break;
+                }
+                let compared = compare(&mut entries, &mut self.entries(surveys[delta]))?;
+                note(full, delta, compared);
+            }
+            for &other in &fulls[..n] {
+                note(full, other, self.compare(surveys[full], surveys[other])?);
+            }
         }
         Ok(found)
     }
@@ -292,36 +323,44 @@ impl SurveyFile {
     ) -> Result<Continuity> {
         let mut firsts: HashMap<u64, Entry> = HashMap::new();
         let mut entries = self.entries(after);
+        entries.seek(until.next())?;
         while let Some(e) = entries.next()? {
-            if e.main > until {
-                firsts.entry(e.key).or_insert(e);
-            }
+            firsts.entry(e.key).or_insert(e);
         }
-        let mut states: HashMap<u64, Entry> = HashMap::new();
+        let mut verdict = Continuity::Unknown;
+        // The newest entry of a key tells its state: from there on backward, until all are told.
+        let mut blocks = before.blocks.partition_point(|&b| b <= until);
         let mut entries = self.entries(before);
-        while let Some(e) = entries.next()?.filter(|e| e.main <= until) {
-            if firsts.contains_key(&e.key) {
-                states.insert(e.key, e);
+        while blocks > 0 && !firsts.is_empty() {
+            blocks -= 1;
+            entries.read(blocks)?;
+            for state in entries.block().rev().filter(|e| e.main <= until) {
+                let Some(first) = firsts.remove(&state.key) else {
+                    continue;
+                };
+                let follows = match state.tombstone {
+                    true => first.begins(),
+                    false => {
+                        first.tombstone
+                            || (first.create == state.create
+                                && first.version == state.version.wrapping_add(1))
+                    }
+                };
+                if !follows {
+                    return Ok(Continuity::Contradicted);
+                }
+                verdict = Continuity::Confirmed;
             }
         }
         // A full that can tell the state there holds every key that is alive; a delta only those
         // that it changed.
-        let tells_all = before.base.is_some_and(|b| b.compact_revision <= until);
-        let mut verdict = Continuity::Unknown;
-        for (key, first) in &firsts {
-            let follows = match states.get(key) {
-                None if tells_all => !first.tombstone && first.version == 1,
-                None => continue,
-                Some(s) if s.tombstone => !first.tombstone && first.version == 1,
-                Some(s) => {
-                    first.tombstone
-                        || (first.create == s.create && first.version == s.version.wrapping_add(1))
+        if before.base.is_some_and(|b| b.compact_revision <= until) {
+            for first in firsts.values() {
+                if !first.begins() {
+                    return Ok(Continuity::Contradicted);
                 }
-            };
-            if !follows {
-                return Ok(Continuity::Contradicted);
+                verdict = Continuity::Confirmed;
             }
-            verdict = Continuity::Confirmed;
         }
         Ok(verdict)
     }
@@ -333,10 +372,9 @@ impl SurveyFile {
     pub fn fingerprint(&self, s: &Survey, revision: Revision) -> Result<String> {
         let mut hash = Sha256::new();
         let mut entries = self.entries(s);
-        while let Some(e) = entries.next()? {
-            if e.main == revision {
-                hash.update(e.encode());
-            }
+        entries.seek(revision)?;
+        while let Some(e) = entries.next()?.filter(|e| e.main == revision) {
+            hash.update(e.encode());
         }
         Ok(hash.finalize()[..4]
             .iter()
@@ -345,29 +383,316 @@ impl SurveyFile {
     }
 }
 
+/// The pairs of `deltas`, which are in the order of their first revisions, that hold a revision in common.
+fn overlapping(surveys: &[&Survey], deltas: &[usize]) -> Vec<(usize, usize)> {
+    let mut before = Intervals::new(surveys.iter().map(|s| s.complete_from));
+    let mut pairs = Vec::new();
+    for &delta in deltas {
+        let others = before.holding(surveys[delta].complete_from);
+        pairs.extend(others.map(|other| (other, delta)));
+        before.set(delta, surveys[delta].last);
+    }
+    pairs
+}
+
+fn compare(left: &mut Entries<'_>, right: &mut Entries<'_>) -> Result<Comparison> {
+    let mut found = Comparison::default();
+    let (a, b) = (left.survey, right.survey);
+    let (from, to) = (a.span().0.max(b.span().0), a.span().1.min(b.span().1));
+    if from > to {
+        return Ok(found);
+    }
+    left.until = to;
+    left.seek(from)?;
+    let mut l = left.next()?;
+    if l.is_none() && to < a.complete_from {
+        return Ok(found);
+    }
+    right.until = to;
+    right.seek(from)?;
+    let mut r = right.next()?;
+    let complete = |s: &Survey, e: &Entry| e.main >= s.complete_from && e.main <= s.last;
+    loop {
+        match (l, r) {
+            (Some(x), Some(y)) if x.order() == y.order() => {
+                if (x.digest, x.tombstone) != (y.digest, y.tombstone) {
+                    found.conflict = Some(x.main);
+                    break;
+                }
+                found.agreed = Some(x.main);
+                (l, r) = (left.next()?, right.next()?);
+            }
+            (Some(x), y) if y.is_none_or(|y| x.order() < y.order()) => {
+                if complete(b, &x) {
+                    found.conflict = Some(x.main);
+                    break;
+                }
+                l = left.next()?;
+            }
+            (_, Some(y)) => {
+                if complete(a, &y) {
+                    found.conflict = Some(y.main);
+                    break;
+                }
+                r = right.next()?;
+            }
+            _ => break,
+        }
+    }
+    // Of a transaction that differs, its first changes may be the same.
+    if found.agreed == found.conflict {
+        found.agreed = found.agreed.map(Revision::previous);
+    }
+    Ok(found)
+}
+
+/// Goes through a snapshot's entries, a block at a time.
 struct Entries<'f> {
     file: &'f TempFile,
-    next: u64,
-    end: u64,
-    buf: Vec<u8>,
+    survey: &'f Survey,
+    /// The next one.
     at: usize,
+    /// Those above do not count.
+    until: Revision,
+    /// The block that is in `buf`.
+    read: Option<usize>,
+    buf: Vec<u8>,
 }
 
 impl Entries<'_> {
-    fn next(&mut self) -> Result<Option<Entry>> {
-        if self.at == self.buf.len() {
-            let n = (self.end - self.next).min(1024 * ENTRY as u64) as usize;
-            if n == 0 {
-                return Ok(None);
-            }
-            self.buf.resize(n, 0);
-            ReadAt::read_exact_at(self.file, &mut self.buf, self.next)
-                .map_err(|e| Error::io("read fingerprints from the temporary directory", e))?;
-            self.next += n as u64;
-            self.at = 0;
+    fn read(&mut self, block: usize) -> Result<()> {
+        if self.read == Some(block) {
+            return Ok(());
         }
-        let e = Entry::decode(&self.buf[self.at..self.at + ENTRY]);
-        self.at += ENTRY;
-        Ok(Some(e))
+        let first = block * BLOCK;
+        let n = BLOCK.min(self.survey.entries - first);
+        self.buf.resize(n * ENTRY, 0);
+        let offset = self.survey.offset + (first * ENTRY) as u64;
+        ReadAt::read_exact_at(self.file, &mut self.buf, offset)
+            .map_err(|e| Error::io("read fingerprints from the temporary directory", e))?;
+        self.read = Some(block);
+        Ok(())
+    }
+
+    /// The entries of the block that was read.
+    fn block(&self) -> impl DoubleEndedIterator<Item = Entry> + ExactSizeIterator + '_ {
+        self.buf.chunks_exact(ENTRY).map(Entry::decode)
+    }
+
+    /// Goes to the first entry that is not below `from`.
+    fn seek(&mut self, from: Revision) -> Result<()> {
+        // All before this block is below, and nothing behind it is.
+        let block = self.survey.blocks.partition_point(|&b| b < from);
+        let Some(block) = block.checked_sub(1) else {
+            self.at = 0;
+            return Ok(());
+        };
+        self.read(block)?;
+        let (entries, _) = self.buf.as_chunks::<ENTRY>();
+        let below = entries.partition_point(|b| Entry::decode(b).main < from);
+        self.at = block * BLOCK + below;
+        Ok(())
+    }
+
+    fn next(&mut self) -> Result<Option<Entry>> {
+        if self.at == self.survey.entries {
+            return Ok(None);
+        }
+        self.read(self.at / BLOCK)?;
+        let at = self.at % BLOCK * ENTRY;
+        let e = Entry::decode(&self.buf[at..at + ENTRY]);
+        self.at += 1;
+        Ok(Some(e).filter(|e| e.main <= self.until))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::temp::TempFile;
+
+    /// One of the histories that are the same below a revision: a key changes in each revision, some keys are
+    /// deleted now and then.
+    struct History(Vec<Entry>);
+
+    impl History {
+        fn new(rng: &mut fastrand::Rng) -> Self {
+            let (fork, own) = (rng.i64(1..80), rng.u64(..));
+            let mut rng = fastrand::Rng::with_seed(0x5eed_5eed_5eed_5eed);
+            let mut states: HashMap<u64, Entry> = HashMap::new();
+            let mut entries = Vec::new();
+            for r in 1..80 {
+                if r == fork {
+                    rng = fastrand::Rng::with_seed(own);
+                }
+                for sub in 0..rng.u32(1..3) {
+                    let key = rng.u64(..6);
+                    let before = states.get(&key).filter(|s| !s.tombstone);
+                    let e = Entry {
+                        main: Revision(r),
+                        sub,
+                        tombstone: before.is_some() && rng.u8(..4) == 0,
+                        key,
+                        create: before.map_or(r, |b| b.create),
+                        version: before.map_or(1, |b| b.version + 1),
+                        digest: rng.u64(..3),
+                    };
+                    states.insert(key, e);
+                    entries.push(e);
+                }
+            }
+            History(entries)
+        }
+
+        /// What a full of `last` holds that was compacted at `compact`.
+        fn full(&self, compact: i64, last: i64) -> Vec<Entry> {
+            let below = |e: &&Entry| e.main.0 <= compact;
+            let newest: HashMap<u64, &Entry> =
+                self.0.iter().filter(below).map(|e| (e.key, e)).collect();
+            let is_held = |e: &&Entry| {
+                let is_newest = newest.get(&e.key).is_none_or(|n| n == e);
+                e.main.0 <= last && (e.main.0 > compact || is_newest && !e.tombstone)
+            };
+            self.0.iter().filter(is_held).copied().collect()
+        }
+
+        fn delta(&self, first: i64, last: i64) -> Vec<Entry> {
+            let held = self.0.iter().filter(|e| (first..=last).contains(&e.main.0));
+            held.copied().collect()
+        }
+    }
+
+    fn random(rng: &mut fastrand::Rng, file: &mut SurveyFile) -> (Survey, Vec<Entry>) {
+        let history = History::new(rng);
+        let last = rng.i64(1..80);
+        let first = last - rng.i64(0..last.min(30));
+        let base = (rng.u8(..3) == 0).then_some(Base {
+            revision: Revision(last),
+            compact_revision: Revision(first),
+            compaction_finished: true,
+            metadata_revision: Revision(last),
+        });
+        let entries = match base {
+            Some(_) => history.full(first, last),
+            None => history.delta(first, last),
+        };
+        let written = file.write(|put| entries.iter().try_for_each(|&e| put(e)));
+        let written = written.unwrap();
+        let survey = Survey {
+            complete_from: Revision(first + i64::from(base.is_some())),
+            last: Revision(last),
+            base,
+            last_time: None,
+            offset: written.offset,
+            entries: written.entries,
+            blocks: written.blocks,
+        };
+        (survey, entries)
+    }
+
+    /// By looking at every revision.
+    fn compared(a: &(Survey, Vec<Entry>), b: &(Survey, Vec<Entry>)) -> Comparison {
+        let mut found = Comparison::default();
+        let of = |s: &(Survey, Vec<Entry>), r: i64, sub: u32| {
+            let e = s.1.iter().find(|e| (e.main.0, e.sub) == (r, sub));
+            e.map(|e| (e.digest, e.tombstone))
+        };
+        let all = |s: &Survey, r: i64| (s.complete_from.0..=s.last.0).contains(&r);
+        for (r, sub) in (0..90).flat_map(|r| [(r, 0), (r, 1)]) {
+            let differ = match (of(a, r, sub), of(b, r, sub)) {
+                (Some(x), Some(y)) => x != y,
+                (Some(_), None) => all(&b.0, r),
+                (None, Some(_)) => all(&a.0, r),
+                (None, None) => continue,
+            };
+            if differ {
+                found.conflict = Some(Revision(r));
+                let is_here = |agreed: Revision| agreed.0 == r;
+                if found.agreed.is_some_and(is_here) {
+                    found.agreed = Some(Revision(r - 1));
+                }
+                return found;
+            }
+            if of(a, r, sub).is_some() && of(b, r, sub).is_some() {
+                found.agreed = Some(Revision(r));
+            }
+        }
+        found
+    }
+
+    /// By the state of every key.
+    fn continuity(a: &(Survey, Vec<Entry>), until: i64, b: &(Survey, Vec<Entry>)) -> Continuity {
+        let tells_all = a.0.base.is_some_and(|b| b.compact_revision.0 <= until);
+        let mut verdict = Continuity::Unknown;
+        for key in 0..6 {
+            let first = b.1.iter().find(|e| e.key == key && e.main.0 > until);
+            let mut states = a.1.iter().filter(|e| e.key == key && e.main.0 <= until);
+            let follows = match (first, states.next_back()) {
+                (None, _) => continue,
+                (Some(_), None) if !tells_all => continue,
+                (Some(f), s) if s.is_none_or(|s| s.tombstone) => !f.tombstone && f.version == 1,
+                (Some(f), s) => {
+                    let is_next = |s: &Entry| f.create == s.create && f.version == s.version + 1;
+                    f.tombstone || s.is_some_and(is_next)
+                }
+            };
+            match follows {
+                true => verdict = Continuity::Confirmed,
+                false => return Continuity::Contradicted,
+            }
+        }
+        verdict
+    }
+
+    #[test]
+    fn surveys_tell_the_same_as_all_that_they_hold() {
+        let mut rng = fastrand::Rng::with_seed(crate::seed());
+        let (mut conflicts, mut verdicts) = (0, [0; 3]);
+        for round in 0..crate::rounds(100, 1000) {
+            let file = TempFile::plain(tempfile::tempfile().unwrap()).unwrap();
+            let mut file = SurveyFile::new(file);
+            let all: Vec<_> = (0..8).map(|_| random(&mut rng, &mut file)).collect();
+            let surveys: Vec<&Survey> = all.iter().map(|s| &s.0).collect();
+            let found = file.compare_all(&surveys).unwrap();
+            for (b, found) in found.into_iter().enumerate() {
+                let mut found: HashMap<usize, Comparison> = found.into_iter().collect();
+                for a in 0..b {
+                    let expected = compared(&all[a], &all[b]);
+                    let told = format!("round {round}: {:?} and {:?}", all[a], all[b]);
+                    let found = found.remove(&a).unwrap_or_default();
+                    assert_eq!(found, expected, "{told}");
+                    assert_eq!(file.compare(surveys[b], surveys[a]).unwrap(), expected);
+                    conflicts += usize::from(expected.conflict.is_some());
+                    for until in [surveys[a].last.0, surveys[b].complete_from.0 - 1] {
+                        let said = file.continuity(surveys[a], Revision(until), surveys[b]);
+                        let expected = continuity(&all[a], until, &all[b]);
+                        assert_eq!(said.unwrap(), expected, "{until}, {told}");
+                        verdicts[expected as usize] += 1;
+                    }
+                }
+                assert!(found.is_empty());
+            }
+        }
+        println!("{conflicts} conflicts, verdicts {verdicts:?}");
+        assert!(conflicts > 100 && verdicts.iter().all(|&n| n > 100));
+    }
+
+    /// Two streams of the same events: a delta is compared with those that it overlaps alone.
+    #[test]
+    fn comparisons_grow_with_the_snapshots_and_not_with_their_square() {
+        let delta = |first: i64| Survey {
+            complete_from: Revision(first),
+            last: Revision(first + 9),
+            base: None,
+            last_time: None,
+            offset: 0,
+            entries: 0,
+            blocks: Vec::new(),
+        };
+        let all: Vec<Survey> = (0..8000).map(|n| delta(1 + n * 5)).collect();
+        let surveys: Vec<&Survey> = all.iter().collect();
+        let deltas: Vec<usize> = (0..surveys.len()).collect();
+        let pairs = overlapping(&surveys, &deltas).len();
+        assert_eq!(pairs, deltas.len() - 1);
     }
 }

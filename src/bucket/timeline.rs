@@ -6,6 +6,7 @@
 //! leave doubt ([`doubtful`]). All here is a pure function of the catalog and the [`Evidence`].
 
 use crate::bucket::catalog::Catalog;
+use crate::bucket::intervals::Intervals;
 use crate::bucket::name::Kind;
 use crate::bucket::survey::{Comparison, Continuity};
 use crate::error::{Error, Reason, Result};
@@ -16,11 +17,9 @@ pub const MAIN: &str = "main";
 
 /// What contents say; indexes are those of the catalog.
 pub trait Evidence {
-    /// Where two snapshots agree and disagree; nothing where either was not surveyed.
-    ///
-    /// # Errors
-    /// `Io`.
-    fn compare(&self, a: usize, b: usize) -> Result<Comparison>;
+    /// Where a snapshot agrees and disagrees with others: with all that come before it in the catalog and
+    /// share a revision with it, if both were surveyed.
+    fn compared(&self, snapshot: usize) -> Vec<(usize, Comparison)>;
     /// Whether `after`'s events follow the state that `before` has at `until`.
     ///
     /// # Errors
@@ -35,7 +34,8 @@ pub trait Evidence {
     fn last(&self, snapshot: usize) -> Option<Revision>;
     /// Whether the snapshot was found to be unreadable, so that it cannot be placed.
     fn is_unreadable(&self, snapshot: usize) -> bool;
-    /// Whether anything was read of the snapshot; if not, it agrees with all and disagrees with none.
+    /// Whether anything was read of the snapshot; if not, it agrees with all, disagrees with none, and follows
+    /// whatever its name says.
     fn speaks_of(&self, _snapshot: usize) -> bool {
         true
     }
@@ -45,8 +45,8 @@ pub trait Evidence {
 pub struct NamesOnly;
 
 impl Evidence for NamesOnly {
-    fn compare(&self, _: usize, _: usize) -> Result<Comparison> {
-        Ok(Comparison::default())
+    fn compared(&self, _: usize) -> Vec<(usize, Comparison)> {
+        Vec::new()
     }
     fn continuity(&self, _: usize, _: Revision, _: usize) -> Result<Continuity> {
         Ok(Continuity::Unknown)
@@ -98,7 +98,7 @@ pub struct Timeline {
     /// [`MAIN`], or `r<first own revision>-<fingerprint of what it holds there>`; a second one of that
     /// name ends with `-2`. It stays the same as long as the snapshots that show the fork are there.
     pub id: String,
-    /// In order of creation.
+    /// In the catalog's order, which is that of creation.
     pub members: Vec<Member>,
     /// The forks on the way from the first timeline: (which fork, its first own revision).
     lineage: Vec<(usize, Revision)>,
@@ -109,6 +109,12 @@ impl Timeline {
     pub fn last(&self, catalog: &Catalog, evidence: &dyn Evidence) -> Option<Revision> {
         let of = |m: &Member| m.until.min(last_of(catalog, evidence, m.snapshot));
         self.members.iter().map(of).max()
+    }
+
+    /// A snapshot's place on it.
+    pub fn member(&self, snapshot: usize) -> Option<&Member> {
+        let at = self.members.binary_search_by_key(&snapshot, |m| m.snapshot);
+        at.ok().map(|at| &self.members[at])
     }
 
     /// When the first of its own snapshots was taken, if it branched off; in seconds since 1970.
@@ -199,116 +205,152 @@ struct Fit {
     timeline: usize,
 }
 
-impl Timelines {
-    /// Sorts the catalog's usable snapshots into timelines, in order of creation: each goes where it
-    /// fits best, and joins that timeline or forks off it.
-    ///
-    /// # Errors
-    /// What `evidence` returns.
-    pub fn build(catalog: &Catalog, evidence: &dyn Evidence) -> Result<Self> {
-        let mut all = vec![Timeline {
-            id: MAIN.to_owned(),
-            members: Vec::new(),
-            lineage: Vec::new(),
-        }];
-        // The end of the only timeline, as long as there is one: most prefixes have no other.
-        let mut end = None;
-        for x in catalog.usable() {
-            if evidence.is_unreadable(x) {
-                continue;
-            }
-            if let ([only], false) = (all.as_mut_slice(), evidence.speaks_of(x)) {
-                let last = last_of(catalog, evidence, x);
-                only.members.push(Member {
-                    snapshot: x,
-                    until: Revision(i64::MAX),
-                    extends: end.is_none_or(|e| last > e),
-                    own: true,
-                });
-                end = end.max(Some(last));
-                continue;
-            }
-            end = end.max(Some(last_of(catalog, evidence, x)));
-            let mut conflicts = Vec::with_capacity(all.len());
-            let mut best = None;
-            for t in 0..all.len() {
-                let (fit, place) = Self::fit(catalog, evidence, &all, t, x)?;
-                conflicts.push(match place {
-                    Place::Fork(r) => Some(r),
-                    Place::Begin => Some(Revision(1)),
-                    _ => None,
-                });
-                best = best.max(Some((fit, place)));
-            }
-            let (fit, place) = best.ok_or_else(|| Error::internal("no timeline to choose from"))?;
-            let mut chosen = fit.timeline;
-            match place {
-                Place::Fork(fork) => {
-                    let new = Self::fork(catalog, evidence, &all, chosen, fork, fork, x)?;
-                    all.push(new);
-                    chosen = all.len() - 1;
-                }
-                Place::Begin => {
-                    let last = last_of(catalog, evidence, x);
-                    let new = Self::fork(catalog, evidence, &all, chosen, Revision(1), last, x)?;
-                    all.push(new);
-                    chosen = all.len() - 1;
-                }
-                Place::JoinForkedAt(fork) => {
-                    Self::lower_fork(catalog, evidence, &mut all, chosen, fork);
-                    Self::join(catalog, evidence, &mut all[chosen], x);
-                }
-                Place::Join => Self::join(catalog, evidence, &mut all[chosen], x),
-            }
-            Self::share(catalog, evidence, &mut all, chosen, &conflicts, x);
+/// A timeline, and what is asked of all its members again and again.
+struct Line {
+    timeline: Timeline,
+    /// The newest revision that it reaches.
+    last: Option<Revision>,
+    /// When it was last written to.
+    activity: Option<(i64, usize)>,
+    /// By snapshot, the revisions after which a delta follows it here.
+    followed: Intervals,
+}
+
+/// Sorts snapshots into timelines, one after the other.
+struct Builder<'a> {
+    catalog: &'a Catalog,
+    evidence: &'a dyn Evidence,
+    lines: Vec<Line>,
+}
+
+impl<'a> Builder<'a> {
+    fn new(catalog: &'a Catalog, evidence: &'a dyn Evidence) -> Self {
+        let starts = catalog.snapshots.iter().map(|s| match s.name.kind {
+            Kind::Full => s.name.last,
+            Kind::Incr => s.name.start,
+        });
+        let main = Line {
+            timeline: Timeline {
+                id: MAIN.to_owned(),
+                members: Vec::new(),
+                lineage: Vec::new(),
+            },
+            last: None,
+            activity: None,
+            followed: Intervals::new(starts),
+        };
+        Builder {
+            catalog,
+            evidence,
+            lines: vec![main],
         }
-        Ok(Timelines { all })
     }
 
-    fn join(catalog: &Catalog, evidence: &dyn Evidence, timeline: &mut Timeline, x: usize) {
-        let last = timeline.last(catalog, evidence);
-        timeline.members.push(Member {
+    fn last_of(&self, x: usize) -> Revision {
+        last_of(self.catalog, self.evidence, x)
+    }
+
+    /// Places the next snapshot: it goes where it fits best, and joins that timeline or forks off it.
+    fn place(&mut self, x: usize) -> Result<()> {
+        let compared = self.evidence.compared(x);
+        let mut conflicts = Vec::with_capacity(self.lines.len());
+        let mut best = None;
+        for t in 0..self.lines.len() {
+            let (fit, place) = self.fit(t, x, &compared)?;
+            conflicts.push(match place {
+                Place::Fork(r) => Some(r),
+                Place::Begin => Some(Revision(1)),
+                _ => None,
+            });
+            best = best.max(Some((fit, place)));
+        }
+        let (fit, place) = best.ok_or_else(|| Error::internal("no timeline to choose from"))?;
+        let mut chosen = fit.timeline;
+        match place {
+            Place::Fork(fork) => {
+                self.fork(chosen, fork, fork, x)?;
+                chosen = self.lines.len() - 1;
+            }
+            Place::Begin => {
+                self.fork(chosen, Revision(1), self.last_of(x), x)?;
+                chosen = self.lines.len() - 1;
+            }
+            Place::JoinForkedAt(fork) => {
+                self.lower_fork(chosen, fork);
+                self.join(chosen, x);
+            }
+            Place::Join => self.join(chosen, x),
+        }
+        self.share(chosen, &conflicts, x);
+        Ok(())
+    }
+
+    /// Puts a snapshot on a timeline, as its last.
+    fn push(&mut self, t: usize, member: Member) {
+        self.lines[t].timeline.members.push(member);
+        self.count_in(t, &member);
+    }
+
+    /// Takes a member into what is known of all members.
+    fn count_in(&mut self, t: usize, m: &Member) {
+        let created = self.catalog.snapshots[m.snapshot].name.created;
+        let ends = m.until.min(self.last_of(m.snapshot));
+        let line = &mut self.lines[t];
+        line.last = line.last.max(Some(ends));
+        if m.until.0 == i64::MAX {
+            line.activity = line.activity.max(Some((created, m.snapshot)));
+        }
+        line.followed.set(m.snapshot, ends);
+    }
+
+    /// Counts all members anew, after some were cut or taken away.
+    fn recount(&mut self, t: usize) {
+        let line = &mut self.lines[t];
+        (line.last, line.activity) = (None, None);
+        line.followed.clear();
+        for at in 0..line.timeline.members.len() {
+            let m = self.lines[t].timeline.members[at];
+            self.count_in(t, &m);
+        }
+    }
+
+    fn join(&mut self, t: usize, x: usize) {
+        let last = self.lines[t].last;
+        let member = Member {
             snapshot: x,
             until: Revision(i64::MAX),
-            extends: last.is_none_or(|l| last_of(catalog, evidence, x) > l),
+            extends: last.is_none_or(|l| self.last_of(x) > l),
             own: true,
-        });
+        };
+        self.push(t, member);
     }
 
     /// Takes back what timeline `t` shares from `fork` on: its own history begins there.
-    fn lower_fork(
-        catalog: &Catalog,
-        evidence: &dyn Evidence,
-        all: &mut [Timeline],
-        t: usize,
-        fork: Revision,
-    ) {
-        all[t]
-            .members
-            .retain_mut(|m| m.own || share_below(catalog, evidence, m, fork));
-        let Some(&(which, _)) = all[t].lineage.last() else {
+    fn lower_fork(&mut self, t: usize, fork: Revision) {
+        let (catalog, evidence) = (self.catalog, self.evidence);
+        let members = &mut self.lines[t].timeline.members;
+        members.retain_mut(|m| m.own || share_below(catalog, evidence, m, fork));
+        self.recount(t);
+        let Some(&(which, _)) = self.lines[t].timeline.lineage.last() else {
             return;
         };
-        for timeline in all {
-            for f in timeline.lineage.iter_mut().filter(|f| f.0 == which) {
+        for line in &mut self.lines {
+            let forks = line.timeline.lineage.iter_mut();
+            for f in forks.filter(|f| f.0 == which) {
                 f.1 = f.1.min(fork);
             }
         }
     }
 
     /// How well `x` fits timeline `t`, and how it would go there.
-    fn fit(
-        catalog: &Catalog,
-        evidence: &dyn Evidence,
-        all: &[Timeline],
-        t: usize,
-        x: usize,
-    ) -> Result<(Fit, Place)> {
+    fn fit(&self, t: usize, x: usize, compared: &[(usize, Comparison)]) -> Result<(Fit, Place)> {
+        let line = &self.lines[t];
         // With what was placed here, and with what is shared.
         let (mut own, mut shared) = (Comparison::default(), Comparison::default());
-        let speaks = evidence.speaks_of(x);
-        for m in all[t].members.iter().filter(|_| speaks) {
-            let c = evidence.compare(m.snapshot, x)?;
+        for &(other, c) in compared {
+            let Some(m) = line.timeline.member(other) else {
+                continue;
+            };
             let with = if m.own { &mut own } else { &mut shared };
             if let Some(r) = c.conflict.filter(|&r| r <= m.until) {
                 with.conflict = Some(with.conflict.map_or(r, |first| first.min(r)));
@@ -320,15 +362,17 @@ impl Timelines {
         let forked_at = shared.conflict.filter(|&r| {
             own.agreed >= Some(r)
                 && own.conflict.is_none_or(|c| c > r)
-                && all[t].forked_at().is_some_and(|fork| r < fork)
+                && line.timeline.forked_at().is_some_and(|fork| r < fork)
         });
         let conflict = match (own.conflict, shared.conflict) {
             (c, _) if forked_at.is_some() => c,
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
         };
-        let is_read = evidence.last(x).is_some();
-        let begins = catalog.snapshots[x].begins_timeline && is_read && !all[t].members.is_empty();
+        let is_read = self.evidence.last(x).is_some();
+        let begins = self.catalog.snapshots[x].begins_timeline
+            && is_read
+            && !line.timeline.members.is_empty();
         let place = match (conflict, forked_at) {
             (Some(r), _) => Place::Fork(r),
             // Whoever took it saw that the cluster went on otherwise, which its content need not show: what is
@@ -338,61 +382,57 @@ impl Timelines {
             (None, None) => Place::Join,
         };
         let agreed = own.agreed.max(shared.agreed);
-        let name = &catalog.snapshots[x].name;
-        let before = name.start.previous();
-        let mut connected = name.kind == Kind::Full;
-        let mut confirmed = false;
-        if name.kind == Kind::Incr {
-            // Whoever holds the revision before it was most likely written last.
-            for m in all[t].members.iter().rev() {
-                let p = &catalog.snapshots[m.snapshot].name;
-                let ends = m.until.min(last_of(catalog, evidence, m.snapshot));
-                let holds = match p.kind {
-                    Kind::Full => p.last <= m.until && p.last <= before && before <= ends,
-                    Kind::Incr => p.start <= before && before <= ends,
-                };
-                if !holds {
-                    continue;
-                }
-                match evidence.continuity(m.snapshot, before, x)? {
-                    Continuity::Contradicted => {
-                        connected = false;
-                        break;
-                    }
-                    Continuity::Confirmed => (connected, confirmed) = (true, true),
-                    Continuity::Unknown => connected = true,
-                }
-                if !speaks {
-                    break;
-                }
-            }
-        }
+        // There is nothing to choose from where there is one.
+        let (connected, confirmed) = match self.lines.len() {
+            1 => (true, false),
+            _ => self.follows(t, x)?,
+        };
         let fit = Fit {
             agreed: agreed.map(|a| conflict.map_or(a, |c| a.min(c.previous()))),
             connected,
             joins: conflict.is_none() && !begins,
             confirmed,
-            adjacent: all[t].last(catalog, evidence) == Some(before),
-            activity: activity(catalog, &all[t]),
+            adjacent: line.last == Some(self.catalog.snapshots[x].name.start.previous()),
+            activity: line.activity,
             timeline: t,
         };
         Ok((fit, place))
     }
 
+    /// Whether timeline `t` holds the revision before `x` and nothing speaks against `x` following it, and
+    /// whether the versions of keys show that it does.
+    fn follows(&self, t: usize, x: usize) -> Result<(bool, bool)> {
+        let name = &self.catalog.snapshots[x].name;
+        if name.kind == Kind::Full {
+            return Ok((true, false));
+        }
+        let before = name.start.previous();
+        let mut holders = self.lines[t].followed.holding(before);
+        if !self.evidence.speaks_of(x) {
+            return Ok((holders.next().is_some(), false));
+        }
+        // Whoever holds the revision before it was most likely written last.
+        let mut holders: Vec<usize> = holders.collect();
+        holders.sort_unstable();
+        let (mut connected, mut confirmed) = (false, false);
+        for &holder in holders.iter().rev() {
+            match self.evidence.continuity(holder, before, x)? {
+                Continuity::Contradicted => return Ok((false, confirmed)),
+                Continuity::Confirmed => (connected, confirmed) = (true, true),
+                Continuity::Unknown => connected = true,
+            }
+        }
+        Ok((connected, confirmed))
+    }
+
     /// What lies below a fork belongs to both branches: gives `x`, which is on timeline `on`, to the
     /// others as far as they share it.
-    fn share(
-        catalog: &Catalog,
-        evidence: &dyn Evidence,
-        all: &mut [Timeline],
-        on: usize,
-        conflicts: &[Option<Revision>],
-        x: usize,
-    ) {
-        let name = &catalog.snapshots[x].name;
-        let last = last_of(catalog, evidence, x);
-        for t in (0..all.len()).filter(|&t| t != on) {
-            let Some(mut fork) = divergence(&all[t], &all[on]) else {
+    fn share(&mut self, on: usize, conflicts: &[Option<Revision>], x: usize) {
+        let name = &self.catalog.snapshots[x].name;
+        let last = self.last_of(x);
+        for t in (0..self.lines.len()).filter(|&t| t != on) {
+            let between = divergence(&self.lines[t].timeline, &self.lines[on].timeline);
+            let Some(mut fork) = between else {
                 continue;
             };
             if let Some(Some(c)) = conflicts.get(t) {
@@ -405,30 +445,24 @@ impl Timelines {
             } else {
                 continue;
             };
-            all[t].members.push(Member {
+            let member = Member {
                 snapshot: x,
                 until,
                 extends: false,
                 own: false,
-            });
+            };
+            self.push(t, member);
         }
     }
 
-    /// A new timeline for `x`, branching off `parent` at its first own revision, `fork`; named for what `x`
+    /// Adds a timeline for `x`, branching off `parent` at its first own revision, `fork`; named for what `x`
     /// holds at `told`.
-    fn fork(
-        catalog: &Catalog,
-        evidence: &dyn Evidence,
-        all: &[Timeline],
-        parent: usize,
-        fork: Revision,
-        told: Revision,
-        x: usize,
-    ) -> Result<Timeline> {
-        let mut members = all[parent].members.clone();
+    fn fork(&mut self, parent: usize, fork: Revision, told: Revision, x: usize) -> Result<()> {
+        let line = &self.lines[parent];
+        let mut members = line.timeline.members.clone();
         members.retain_mut(|m| {
             m.own = false;
-            share_below(catalog, evidence, m, fork)
+            share_below(self.catalog, self.evidence, m, fork)
         });
         members.push(Member {
             snapshot: x,
@@ -436,22 +470,45 @@ impl Timelines {
             extends: true,
             own: true,
         });
-        let mut lineage = all[parent].lineage.clone();
+        let mut lineage = line.timeline.lineage.clone();
         lineage.retain(|f| f.1 <= fork);
-        lineage.push((all.len(), fork));
-        let mut id = format!("r{told}-{}", evidence.fingerprint(x, told)?);
+        lineage.push((self.lines.len(), fork));
+        let mut id = format!("r{told}-{}", self.evidence.fingerprint(x, told)?);
         // Histories that are the same there may differ elsewhere.
         let more = format!("{id}-");
-        let twins = all.iter().filter(|t| t.id == id || t.id.starts_with(&more));
-        match twins.count() {
+        let ids = self.lines.iter().map(|l| &l.timeline.id);
+        match ids.filter(|i| **i == id || i.starts_with(&more)).count() {
             0 => {}
             n => id = format!("{more}{}", n + 1),
         }
-        Ok(Timeline {
-            id,
-            members,
-            lineage,
-        })
+        let new = Line {
+            timeline: Timeline {
+                id,
+                members,
+                lineage,
+            },
+            last: None,
+            activity: None,
+            followed: line.followed.clone(),
+        };
+        self.lines.push(new);
+        self.recount(self.lines.len() - 1);
+        Ok(())
+    }
+}
+
+impl Timelines {
+    /// Sorts the catalog's usable snapshots into timelines, in order of creation.
+    ///
+    /// # Errors
+    /// What `evidence` returns.
+    pub fn build(catalog: &Catalog, evidence: &dyn Evidence) -> Result<Self> {
+        let mut builder = Builder::new(catalog, evidence);
+        for x in catalog.usable().filter(|&x| !evidence.is_unreadable(x)) {
+            builder.place(x)?;
+        }
+        let all = builder.lines.into_iter().map(|l| l.timeline).collect();
+        Ok(Timelines { all })
     }
 
     /// The timeline with this ID.
@@ -541,15 +598,6 @@ fn divergence(a: &Timeline, b: &Timeline) -> Option<Revision> {
     }
 }
 
-/// When a timeline was last written to.
-fn activity(catalog: &Catalog, t: &Timeline) -> Option<(i64, usize)> {
-    t.members
-        .iter()
-        .filter(|m| m.until.0 == i64::MAX)
-        .map(|m| (catalog.snapshots[m.snapshot].name.created, m.snapshot))
-        .max()
-}
-
 /// The snapshots that show a cluster at work on `a` and not on `b`.
 fn own_members<'a>(
     catalog: &'a Catalog,
@@ -580,13 +628,20 @@ fn was_written_after(catalog: &Catalog, a: &Timeline, b: &Timeline) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bucket::catalog::Listed;
+    use crate::bucket::catalog::{Listed, TIMELINES};
+    use std::cell::Cell;
     use std::collections::HashMap;
 
     /// A bucket told in letters: name, and for each revision a letter that stands for its content.
     struct Told {
         catalog: Catalog,
         content: Vec<HashMap<i64, char>>,
+        /// By index, what was not read although it is in doubt, and what cannot be read.
+        unread: Vec<bool>,
+        unreadable: Vec<bool>,
+        /// By index, what the versions of keys say of it and of another one: by their sum.
+        continuity: Vec<Continuity>,
+        asked: Cell<usize>,
     }
 
     impl Told {
@@ -600,7 +655,7 @@ mod tests {
                 })
                 .collect();
             let catalog = Catalog::from_listing(listing);
-            let content = catalog
+            let content: Vec<HashMap<i64, char>> = catalog
                 .snapshots
                 .iter()
                 .map(|s| {
@@ -614,7 +669,68 @@ mod tests {
                         .collect()
                 })
                 .collect();
-            Told { catalog, content }
+            Told {
+                unread: vec![false; content.len()],
+                unreadable: vec![false; content.len()],
+                continuity: vec![Continuity::Unknown],
+                asked: Cell::new(0),
+                catalog,
+                content,
+            }
+        }
+
+        /// Histories that fork off one another, and snapshots of any part of them, some of which nobody can read.
+        fn random(rng: &mut fastrand::Rng) -> Self {
+            let mut histories: Vec<String> = Vec::new();
+            for letter in 'a'..=rng.char('a'..='d') {
+                let parent = histories.get(rng.usize(..histories.len().max(1)));
+                let mut letters = parent.cloned().unwrap_or_default();
+                letters.truncate(rng.usize(..40));
+                letters.extend(std::iter::repeat_n(letter, 40 - letters.len()));
+                histories.push(letters);
+            }
+            let mut told: Vec<(String, i64, &str)> = Vec::new();
+            let mut notes = Vec::new();
+            let mut created = 100;
+            for _ in 0..rng.usize(..24) {
+                created += rng.i64(0..3);
+                let history = rng.choice(&histories).expect("there is one");
+                let last = rng.usize(1..=30);
+                let first = last - rng.usize(..last.min(12));
+                match rng.u8(..4) {
+                    0 => {
+                        // Running clusters save more than they say.
+                        let holds = last + rng.usize(..3);
+                        let name = format!("Full-00000000-{last:08}-{created}");
+                        if rng.u8(..6) == 0 {
+                            notes.push(format!("{TIMELINES}/{name}"));
+                        }
+                        told.push((name, first as i64, &history[first..=holds]));
+                    }
+                    _ => told.push((
+                        format!("Incr-{first:08}-{last:08}-{created}"),
+                        first as i64,
+                        &history[first..=last],
+                    )),
+                }
+            }
+            told.sort();
+            told.dedup_by(|a, b| a.0 == b.0);
+            let told: Vec<_> = told.iter().map(|t| (t.0.as_str(), t.1, t.2)).collect();
+            let mut told = Told::new(&told);
+            for s in &mut told.catalog.snapshots {
+                s.begins_timeline = notes.iter().any(|n| n.ends_with(&s.name.to_string()));
+                s.excluded = rng.u8(..12) == 0;
+            }
+            told.unread.fill_with(|| rng.u8(..6) == 0);
+            told.unreadable.fill_with(|| rng.u8(..12) == 0);
+            let all = [
+                Continuity::Contradicted,
+                Continuity::Unknown,
+                Continuity::Confirmed,
+            ];
+            told.continuity = (0..7).map(|_| all[rng.usize(..3)]).collect();
+            told
         }
 
         fn newest(&self) -> Result<String> {
@@ -623,8 +739,8 @@ mod tests {
         }
     }
 
-    impl Evidence for Told {
-        fn compare(&self, a: usize, b: usize) -> Result<Comparison> {
+    impl Told {
+        fn compare(&self, a: usize, b: usize) -> Comparison {
             let both = self.content[a]
                 .iter()
                 .filter_map(|(r, c)| Some((Revision(*r), self.content[b].get(r)? == c)));
@@ -633,10 +749,21 @@ mod tests {
                 .filter(|x| x.1 && conflict.is_none_or(|c| x.0 < c))
                 .map(|x| x.0)
                 .max();
-            Ok(Comparison { conflict, agreed })
+            Comparison { conflict, agreed }
         }
-        fn continuity(&self, _: usize, _: Revision, _: usize) -> Result<Continuity> {
-            Ok(Continuity::Unknown)
+    }
+
+    impl Evidence for Told {
+        fn compared(&self, x: usize) -> Vec<(usize, Comparison)> {
+            let read = (0..x).filter(|&i| self.speaks_of(i) && self.speaks_of(x));
+            read.map(|other| (other, self.compare(other, x))).collect()
+        }
+        fn continuity(&self, before: usize, _: Revision, after: usize) -> Result<Continuity> {
+            self.asked.update(|n| n + 1);
+            Ok(match self.speaks_of(before) && self.speaks_of(after) {
+                true => self.continuity[(before + after) % self.continuity.len()],
+                false => Continuity::Unknown,
+            })
         }
         fn fingerprint(&self, s: usize, r: Revision) -> Result<String> {
             Ok(self.content[s]
@@ -644,11 +771,15 @@ mod tests {
                 .map(char::to_string)
                 .unwrap_or_default())
         }
-        fn last(&self, _: usize) -> Option<Revision> {
-            None
+        fn last(&self, s: usize) -> Option<Revision> {
+            let last = self.content[s].keys().max();
+            last.copied().map(Revision).filter(|_| self.speaks_of(s))
         }
-        fn is_unreadable(&self, _: usize) -> bool {
-            false
+        fn is_unreadable(&self, s: usize) -> bool {
+            self.unreadable[s]
+        }
+        fn speaks_of(&self, s: usize) -> bool {
+            !self.unread[s] && !self.unreadable[s]
         }
     }
 
@@ -841,5 +972,68 @@ mod tests {
         );
         let until: Vec<_> = b.members.iter().map(|m| m.until.0.min(99)).collect();
         assert_eq!(until, [13, 13, 99, 99]);
+    }
+
+    #[test]
+    fn what_is_known_of_a_timeline_is_what_all_its_members_tell() {
+        let mut rng = fastrand::Rng::with_seed(crate::seed());
+        let mut forked = 0;
+        for round in 0..crate::rounds(300, 3000) {
+            let told = Told::random(&mut rng);
+            let (catalog, names) = (&told.catalog, &told.catalog.snapshots);
+            let mut builder = Builder::new(catalog, &told);
+            for x in catalog.usable().filter(|&x| !told.is_unreadable(x)) {
+                builder.place(x).unwrap();
+                for line in &builder.lines {
+                    let (t, members) = (&line.timeline, &line.timeline.members);
+                    assert_eq!(line.last, t.last(catalog, &told), "round {round}: {t:?}");
+                    let whole = members.iter().filter(|m| m.until.0 == i64::MAX);
+                    let written = whole.map(|m| (names[m.snapshot].name.created, m.snapshot));
+                    assert_eq!(line.activity, written.max(), "round {round}: {t:?}");
+                    for x in 0..names.len() {
+                        let found = members.iter().find(|m| m.snapshot == x);
+                        assert_eq!(t.member(x), found, "round {round}: {t:?}");
+                    }
+                    for r in (-1..40).map(Revision) {
+                        let holds = |m: &&Member| {
+                            let n = &names[m.snapshot].name;
+                            let ends = m.until.min(last_of(catalog, &told, m.snapshot));
+                            let begins = match n.kind {
+                                Kind::Full => n.last <= m.until && n.last <= r,
+                                Kind::Incr => n.start <= r,
+                            };
+                            begins && r <= ends
+                        };
+                        let holders = members.iter().filter(holds).map(|m| m.snapshot);
+                        let mut found: Vec<usize> = line.followed.holding(r).collect();
+                        found.sort_unstable();
+                        assert!(found.into_iter().eq(holders), "round {round}, {r}: {t:?}");
+                    }
+                }
+            }
+            forked += usize::from(builder.lines.len() > 1);
+        }
+        assert!(forked > 0);
+    }
+
+    /// Two streams of the same events since a fork: a delta is only asked about those that it follows.
+    #[test]
+    fn questions_grow_with_the_snapshots_and_not_with_their_square() {
+        let letters = "a".repeat(10);
+        let mut told = vec![
+            ("Full-00000000-00000010-100".to_owned(), 10, "a"),
+            ("Full-00000000-00000010-101".to_owned(), 10, "b"),
+        ];
+        for n in 1..=500 {
+            let (one, two) = (n * 10 + 1, n * 10 + 6);
+            let name = |first: i64, at: i64| format!("Incr-{first:08}-{:08}-{at}", first + 9);
+            told.push((name(one, 100 + n * 10), one, letters.as_str()));
+            told.push((name(two, 105 + n * 10), two, letters.as_str()));
+        }
+        let told: Vec<_> = told.iter().map(|t| (t.0.as_str(), t.1, t.2)).collect();
+        let told = Told::new(&told);
+        assert_eq!(Timelines::build(&told.catalog, &told).unwrap().all.len(), 2);
+        let (asked, all) = (told.asked.get(), told.content.len());
+        assert!((all..4 * all).contains(&asked), "{asked} for {all}");
     }
 }

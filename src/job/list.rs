@@ -10,6 +10,8 @@ use crate::job::scan::{Depth, Scan, TAGS_UNREADABLE, scan};
 use crate::mvcc::Revision;
 use chrono::{DateTime, Utc};
 use serde::Serialize;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashSet};
 
 /// What to list.
 #[derive(Debug, Clone, Copy)]
@@ -158,13 +160,13 @@ pub fn run(ctx: &Context, options: Options) -> Result<Outcome> {
             None
         }
     };
-    let mut in_chain = Vec::new();
+    let mut in_chain = HashSet::new();
     // Damage that `compact` would meet is a problem already; without it there is no chain.
     let newest_usable = newest.filter(|_| !is_blocked(&scan));
     if let Some(t) = newest_usable {
         match chain::choose(&scan.catalog, t, None, &known) {
             Ok(Choice::Found(c)) => {
-                in_chain.push(c.base);
+                in_chain.insert(c.base);
                 in_chain.extend(c.deltas.iter().map(|l| l.snapshot));
             }
             // Names leave a gap after this full, which only its content can close.
@@ -194,9 +196,8 @@ pub fn run(ctx: &Context, options: Options) -> Result<Outcome> {
         .collect();
     let mut restorable = Vec::new();
     for t in &scan.timelines.all {
-        for range in chain::restorable(&scan.catalog, t, &known) {
-            restorable.push(restorable_range(&scan, t, range));
-        }
+        let ranges = chain::restorable(&scan.catalog, t, &known);
+        restorable.extend(with_times(&scan, t, ranges));
     }
     Ok(Outcome {
         identity,
@@ -216,7 +217,7 @@ fn is_blocked(scan: &Scan) -> bool {
     if unreadable.is_empty() {
         return false;
     }
-    if unreadable.keys().any(|i| scan.doubtful.contains(i)) {
+    if unreadable.keys().any(|&i| scan.is_doubtful(i)) {
         return true;
     }
     // The chain that it would choose before it reads.
@@ -284,7 +285,7 @@ fn problems(scan: &Scan, deep: bool) -> Result<Vec<Problem>> {
     for i in catalog.usable() {
         let is_full = catalog.snapshots[i].name.kind == Kind::Full;
         if is_full {
-            for &before in since_full.iter().filter(|b| !scan.doubtful.contains(b)) {
+            for &before in since_full.iter().filter(|&&b| !scan.is_doubtful(b)) {
                 if let Some(r) = scan.contents.disagreement(before, i)? {
                     problems.push(Problem {
                         reason: Reason::HistoryMismatch.as_str(),
@@ -301,8 +302,8 @@ fn problems(scan: &Scan, deep: bool) -> Result<Vec<Problem>> {
 }
 
 fn listed(scan: &Scan, i: usize, s: &Snapshot, deep: bool, in_chain: bool) -> Listed {
-    let is_member = |t: &&Timeline| t.members.iter().any(|m| m.snapshot == i);
-    let timeline = if !deep && scan.doubtful.contains(&i) {
+    let is_member = |t: &&Timeline| t.member(i).is_some();
+    let timeline = if !deep && scan.is_doubtful(i) {
         None
     } else {
         scan.timelines
@@ -328,33 +329,46 @@ fn listed(scan: &Scan, i: usize, s: &Snapshot, deep: bool, in_chain: bool) -> Li
     }
 }
 
-fn restorable_range(scan: &Scan, timeline: &Timeline, (first, last): Range) -> Restorable {
-    let name = |i: usize| &scan.catalog.snapshots[i].name;
-    let survey = |i: usize| scan.contents.surveys.get(&i);
-    let members = || timeline.members.iter().map(|m| m.snapshot);
-    // The oldest full of the range, and the snapshots that end or pass its end.
-    let first_time = members()
-        .filter(|&i| name(i).kind == Kind::Full && name(i).last >= first && name(i).last <= last)
-        .map(|i| name(i).created_at())
-        .min()
-        .unwrap_or_default();
-    let last_time = members()
-        .filter(|&i| {
-            let reaches = survey(i).map_or(name(i).last, |s| s.last.max(name(i).last));
-            name(i).start <= last && reaches >= last
-        })
-        .map(|i| {
-            survey(i)
-                .and_then(|s| s.last_time)
-                .unwrap_or_else(|| name(i).created_at())
-        })
-        .min()
-        .unwrap_or(first_time);
-    Restorable {
-        timeline: timeline.id.clone(),
-        first_revision: first,
-        last_revision: last,
-        first_time,
-        last_time: last_time.max(first_time),
+/// The ranges of a timeline, which ascend, with their times.
+fn with_times(scan: &Scan, timeline: &Timeline, ranges: Vec<Range>) -> Vec<Restorable> {
+    let mut fulls: Vec<(Revision, DateTime<Utc>)> = Vec::new();
+    // The first and the last revision of each member, and the time of the last one.
+    let mut members: Vec<(Revision, Revision, DateTime<Utc>)> = Vec::new();
+    for m in &timeline.members {
+        let name = &scan.catalog.snapshots[m.snapshot].name;
+        let survey = scan.contents.surveys.get(&m.snapshot);
+        if name.kind == Kind::Full {
+            fulls.push((name.last, name.created_at()));
+        }
+        let reaches = survey.map_or(name.last, |s| s.last.max(name.last));
+        let time = survey.and_then(|s| s.last_time);
+        members.push((name.start, reaches, time.unwrap_or(name.created_at())));
     }
+    fulls.sort_unstable();
+    members.sort_unstable();
+    let mut members = members.into_iter().peekable();
+    // Those that begin in this range or before it, by their times.
+    let mut begun: BinaryHeap<Reverse<(DateTime<Utc>, Revision)>> = BinaryHeap::new();
+    let mut restorable = Vec::with_capacity(ranges.len());
+    for (first, last) in ranges {
+        let within = &fulls[fulls.partition_point(|f| f.0 < first)..];
+        let within = &within[..within.partition_point(|f| f.0 <= last)];
+        // When the oldest full of the range was made, and the oldest that ends or passes its end.
+        let first_time = within.iter().map(|f| f.1).min().unwrap_or_default();
+        while let Some((_, reaches, time)) = members.next_if(|m| m.0 <= last) {
+            begun.push(Reverse((time, reaches)));
+        }
+        while begun.peek().is_some_and(|b| b.0.1 < last) {
+            begun.pop();
+        }
+        let last_time = begun.peek().map_or(first_time, |b| b.0.0);
+        restorable.push(Restorable {
+            timeline: timeline.id.clone(),
+            first_revision: first,
+            last_revision: last,
+            first_time,
+            last_time: last_time.max(first_time),
+        });
+    }
+    restorable
 }

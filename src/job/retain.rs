@@ -227,7 +227,7 @@ fn choose(scan: &Scan, wanted: Option<&str>) -> Result<Chosen> {
         }
         Some(wanted) => {
             let base = full_called(catalog, wanted)?;
-            let is_member = |t: &&Timeline| t.members.iter().any(|m| m.snapshot == base);
+            let is_member = |t: &&Timeline| t.member(base).is_some();
             // Of several, the last to fork is the newest.
             let timeline = timelines.all.iter().rev().find(is_member).ok_or_else(|| {
                 Error::new(

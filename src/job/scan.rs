@@ -33,10 +33,17 @@ pub struct Scan {
     pub catalog: Catalog,
     /// Their timelines.
     pub timelines: Timelines,
-    /// Those whose names leave doubt about their timeline, by index.
+    /// Those whose names leave doubt about their timeline, by index, in ascending order.
     pub doubtful: Vec<usize>,
     /// What was found out by reading, by index.
     pub contents: Contents,
+}
+
+impl Scan {
+    /// Whether a snapshot's name leaves doubt about its timeline.
+    pub fn is_doubtful(&self, snapshot: usize) -> bool {
+        self.doubtful.binary_search(&snapshot).is_ok()
+    }
 }
 
 /// What was read of snapshots.
@@ -47,8 +54,8 @@ pub struct Contents {
     pub surveys: BTreeMap<usize, Survey>,
     /// Why a snapshot could not be read.
     pub unreadable: BTreeMap<usize, Error>,
-    /// What the doubtful say of each other, by pair.
-    compared: HashMap<(usize, usize), Comparison>,
+    /// What each of the doubtful has to do with those before it.
+    compared: HashMap<usize, Vec<(usize, Comparison)>>,
 }
 
 impl Contents {
@@ -79,9 +86,8 @@ impl Contents {
 }
 
 impl Evidence for Contents {
-    fn compare(&self, a: usize, b: usize) -> Result<Comparison> {
-        let pair = (a.min(b), a.max(b));
-        Ok(self.compared.get(&pair).copied().unwrap_or_default())
+    fn compared(&self, snapshot: usize) -> Vec<(usize, Comparison)> {
+        self.compared.get(&snapshot).cloned().unwrap_or_default()
     }
 
     fn continuity(&self, before: usize, until: Revision, after: usize) -> Result<Continuity> {
@@ -193,19 +199,15 @@ pub(super) fn read_contents(
                 Err(e) => return Err(e),
             }
         }
-        contents.file = Some(file);
         // Only pairs in doubt make timelines, so that these do not depend on the depth.
-        for (n, &a) in doubtful.iter().enumerate() {
-            for &b in &doubtful[..n] {
-                if let Some((file, x, y)) = contents.pair(b, a) {
-                    let compared = file.compare(x, y)?;
-                    // Most pairs share nothing.
-                    if compared != Comparison::default() {
-                        contents.compared.insert((b, a), compared);
-                    }
-                }
-            }
+        let read = |&i: &usize| Some((i, contents.surveys.get(&i)?));
+        let (indexes, surveys): (Vec<usize>, Vec<&Survey>) =
+            doubtful.iter().filter_map(read).unzip();
+        for (&i, with) in indexes.iter().zip(file.compare_all(&surveys)?) {
+            let with = with.into_iter().map(|(other, c)| (indexes[other], c));
+            contents.compared.insert(i, with.collect());
         }
+        contents.file = Some(file);
     }
     Ok(contents)
 }

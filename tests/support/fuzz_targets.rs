@@ -302,10 +302,8 @@ impl Histories {
         }
         h
     }
-}
 
-impl Evidence for Histories {
-    fn compare(&self, a: usize, b: usize) -> Result<Comparison> {
+    fn compare(&self, a: usize, b: usize) -> Comparison {
         let ((x, from_x, to_x), (y, from_y, to_y)) = (self.told[a], self.told[b]);
         let mut found = Comparison::default();
         for r in from_x.max(from_y)..=to_x.min(to_y) {
@@ -315,7 +313,15 @@ impl Evidence for Histories {
             }
             found.agreed = Some(Revision(r));
         }
-        Ok(found)
+        found
+    }
+}
+
+impl Evidence for Histories {
+    fn compared(&self, x: usize) -> Vec<(usize, Comparison)> {
+        (0..x)
+            .map(|other| (other, self.compare(other, x)))
+            .collect()
     }
     fn continuity(&self, before: usize, until: Revision, after: usize) -> Result<Continuity> {
         let (x, y) = (self.told[before].0, self.told[after].0);

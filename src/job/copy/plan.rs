@@ -6,7 +6,7 @@ use crate::bucket::codec::{Compression, Encoding};
 use crate::bucket::{Catalog, Kind, Snapshot, SnapshotName};
 use crate::mvcc::Revision;
 use serde::Serialize;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// Seconds of a day.
 const DAY: i64 = 86_400;
@@ -160,7 +160,7 @@ pub struct Planned {
 }
 
 /// What a delta follows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Need {
     /// It is in the target.
     InTarget,
@@ -523,43 +523,60 @@ impl Planner<'_> {
                 false => Vec::new(),
             })
             .collect();
-        let mut waiting: Vec<usize> = (0..self.nodes.len()).collect();
-        // Deltas go behind what they follow, wherever their times would put them.
-        while !waiting.is_empty() {
-            let before = waiting.len();
-            waiting.retain(|&i| {
-                let (decision, why) = self.decide(i, wanted, chosen, supported);
-                let n = &self.nodes[i];
-                let copies = decision == Decision::Copy && !n.of.excluded;
-                let follows = !n.is_full() && supported[i] && !there[i];
-                let mut needs = Vec::new();
-                if follows {
-                    let (_, bases) = self.may_follow(i, |p| supported[p]);
-                    needs = bases.iter().flat_map(|&p| placed[p].clone()).collect();
-                    needs.dedup();
-                    if needs.is_empty() {
-                        return true;
+        // Deltas go behind what they follow, wherever their times would put them: in rounds, each in the order
+        // of creation.
+        let mut round: BTreeSet<usize> = (0..self.nodes.len()).collect();
+        let mut next_round = BTreeSet::new();
+        // By what they wait for.
+        let mut waiting: HashMap<usize, Vec<usize>> = HashMap::new();
+        let mut is_done = vec![false; self.nodes.len()];
+        while let Some(i) = round.pop_first().or_else(|| {
+            std::mem::swap(&mut round, &mut next_round);
+            round.pop_first()
+        }) {
+            if is_done[i] {
+                continue;
+            }
+            let (decision, why) = self.decide(i, wanted, chosen, supported);
+            let n = &self.nodes[i];
+            let copies = decision == Decision::Copy && !n.of.excluded;
+            let follows = !n.is_full() && supported[i] && !there[i];
+            let mut needs = Vec::new();
+            if follows {
+                let (_, bases) = self.may_follow(i, |p| supported[p]);
+                let mut seen = HashSet::new();
+                let of_bases = bases.iter().flat_map(|&p| &placed[p]).copied();
+                needs.extend(of_bases.filter(|&n| seen.insert(n)));
+                if needs.is_empty() {
+                    for base in bases {
+                        waiting.entry(base).or_default().push(i);
                     }
+                    continue;
                 }
-                match copies {
-                    true => placed[i] = vec![Need::Planned(plan.objects.len())],
-                    false if follows => placed[i].clone_from(&needs),
-                    false => {}
+            }
+            is_done[i] = true;
+            match copies {
+                true => placed[i] = vec![Need::Planned(plan.objects.len())],
+                false if follows => placed[i].clone_from(&needs),
+                false => {}
+            }
+            if !placed[i].is_empty() {
+                for follower in waiting.remove(&i).unwrap_or_default() {
+                    match follower > i {
+                        true => round.insert(follower),
+                        false => next_round.insert(follower),
+                    };
                 }
-                if let Some(source) = n.source {
-                    plan.objects.push(Planned {
-                        source,
-                        name: n.name.clone(),
-                        path: n.path.clone(),
-                        decision,
-                        why,
-                        needs: if copies { needs } else { Vec::new() },
-                    });
-                }
-                false
-            });
-            if waiting.len() == before {
-                break;
+            }
+            if let Some(source) = n.source {
+                plan.objects.push(Planned {
+                    source,
+                    name: n.name.clone(),
+                    path: n.path.clone(),
+                    decision,
+                    why,
+                    needs: if copies { needs } else { Vec::new() },
+                });
             }
         }
         plan

@@ -320,17 +320,19 @@ impl<'a> Eyes<'a> {
     }
 
     fn evidence(&self, catalog: &Catalog, doubtful: &[usize]) -> Remembered<'_> {
-        let mut as_read = HashMap::new();
+        let (mut as_read, mut as_seen) = (HashMap::new(), HashMap::new());
         if let Some((_, paths)) = &self.read {
             for &i in doubtful {
                 if let Some(&read) = paths.get(&catalog.snapshots[i].path) {
                     as_read.insert(i, read);
+                    as_seen.insert(read, i);
                 }
             }
         }
         Remembered {
             contents: self.read.as_ref().map(|r| &r.0),
             as_read,
+            as_seen,
         }
     }
 
@@ -403,6 +405,8 @@ struct Remembered<'a> {
     contents: Option<&'a Contents>,
     /// Of those in doubt now.
     as_read: HashMap<usize, usize>,
+    /// The other way round.
+    as_seen: HashMap<usize, usize>,
 }
 
 impl Remembered<'_> {
@@ -417,11 +421,13 @@ impl Remembered<'_> {
 }
 
 impl Evidence for Remembered<'_> {
-    fn compare(&self, a: usize, b: usize) -> Result<Comparison> {
-        match (self.of(a), self.of(b)) {
-            (Some((contents, a)), Some((_, b))) => contents.compare(a, b),
-            _ => Ok(Comparison::default()),
-        }
+    fn compared(&self, snapshot: usize) -> Vec<(usize, Comparison)> {
+        let Some((contents, read)) = self.of(snapshot) else {
+            return Vec::new();
+        };
+        let with = contents.compared(read).into_iter();
+        with.filter_map(|(other, c)| Some((*self.as_seen.get(&other)?, c)))
+            .collect()
     }
 
     fn continuity(&self, before: usize, until: Revision, after: usize) -> Result<Continuity> {

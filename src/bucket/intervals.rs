@@ -1,0 +1,108 @@
+//! Intervals of revisions, and which of them hold a revision.
+//!
+//! The first revisions are given at the start and stay; the last ones are set, changed and taken away.
+//! All costs are logarithmic in the number of intervals, and linear in the number of answers.
+
+use crate::mvcc::Revision;
+use std::rc::Rc;
+
+/// The last revision of an interval that is not there.
+const ABSENT: Revision = Revision(i64::MIN);
+
+/// Intervals, numbered from 0. A clone shares the first revisions.
+#[derive(Debug, Clone)]
+pub struct Intervals {
+    /// First revisions in ascending order, with the intervals' numbers.
+    starts: Rc<[(Revision, usize)]>,
+    /// The place of each interval in `starts`.
+    places: Rc<[usize]>,
+    /// A binary tree: node `n` has the children `2n` and `2n + 1` and the highest last revision of both. The
+    /// leaves are the second half, in the order of `starts`.
+    lasts: Vec<Revision>,
+}
+
+impl Intervals {
+    /// Intervals with these first revisions; none of them is there yet.
+    pub fn new(starts: impl IntoIterator<Item = Revision>) -> Self {
+        let mut starts: Vec<(Revision, usize)> = starts.into_iter().zip(0..).collect();
+        starts.sort_unstable();
+        let mut places = vec![0; starts.len()];
+        for (place, &(_, i)) in starts.iter().enumerate() {
+            places[i] = place;
+        }
+        Intervals {
+            lasts: vec![ABSENT; 2 * starts.len().next_power_of_two()],
+            starts: starts.into(),
+            places: places.into(),
+        }
+    }
+
+    /// Takes all of them away.
+    pub fn clear(&mut self) {
+        self.lasts.fill(ABSENT);
+    }
+
+    /// Sets the last revision of interval `i`.
+    pub fn set(&mut self, i: usize, last: Revision) {
+        let mut node = self.lasts.len() / 2 + self.places[i];
+        self.lasts[node] = last;
+        while node > 1 {
+            node /= 2;
+            self.lasts[node] = self.lasts[2 * node].max(self.lasts[2 * node + 1]);
+        }
+    }
+
+    /// The intervals that hold `revision`, in no particular order.
+    pub fn holding(&self, revision: Revision) -> impl Iterator<Item = usize> + '_ {
+        let leaves = self.lasts.len() / 2;
+        let begun = self.starts.partition_point(|s| s.0 <= revision);
+        // Nodes to look at, with the first of their leaves and how many there are.
+        let mut open = vec![(1, 0, leaves)];
+        std::iter::from_fn(move || {
+            while let Some((node, first, count)) = open.pop() {
+                if first >= begun || self.lasts[node] < revision {
+                    continue;
+                }
+                if count == 1 {
+                    return Some(self.starts[first].1);
+                }
+                let half = count / 2;
+                open.push((2 * node, first, half));
+                open.push((2 * node + 1, first + half, half));
+            }
+            None
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn random_intervals_are_found_as_by_looking_at_all() {
+        let mut rng = fastrand::Rng::with_seed(crate::seed());
+        for _ in 0..crate::rounds(300, 3000) {
+            let count = rng.usize(..20);
+            let starts: Vec<i64> = (0..count).map(|_| rng.i64(-1..30)).collect();
+            let mut lasts: Vec<Option<i64>> = vec![None; count];
+            let mut intervals = Intervals::new(starts.iter().map(|&s| Revision(s)));
+            for _ in 0..30 {
+                if rng.u8(..20) == 0 {
+                    intervals.clear();
+                    lasts.fill(None);
+                } else if count > 0 {
+                    let (i, last) = (rng.usize(..count), rng.i64(-1..35));
+                    intervals.set(i, Revision(last));
+                    lasts[i] = Some(last);
+                }
+                let r = rng.i64(-1..36);
+                let mut found: Vec<usize> = intervals.holding(Revision(r)).collect();
+                found.sort_unstable();
+                let holds = |i: &usize| starts[*i] <= r && lasts[*i].is_some_and(|l| r <= l);
+                let expected: Vec<usize> = (0..count).filter(holds).collect();
+                assert_eq!(found, expected, "{r} in {starts:?} to {lasts:?}");
+            }
+        }
+    }
+}
