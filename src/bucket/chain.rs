@@ -8,6 +8,7 @@ use crate::bucket::name::Kind;
 use crate::bucket::timeline::{Member, Timeline};
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::{Base, Revision};
+use crate::shorten;
 use std::collections::HashMap;
 
 /// What was read from fulls, by index in the catalog.
@@ -356,13 +357,14 @@ pub fn without_base(catalog: &Catalog, timeline: &Timeline, known: &KnownBases) 
         .collect()
 }
 
-/// Ranges as text: `5 to 9, 12`.
+/// Ranges as text: `5 to 9, 12`. Of many, only some are shown.
 pub fn show_ranges(ranges: &[Range]) -> String {
     let show = |&(a, b): &Range| match a == b {
         true => a.to_string(),
         false => format!("{a} to {b}"),
     };
-    ranges.iter().map(show).collect::<Vec<_>>().join(", ")
+    let shown: Vec<String> = ranges.iter().map(show).collect();
+    shorten::line(&shown, ", ", "")
 }
 
 /// The error for a revision outside of what there is.
