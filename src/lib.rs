@@ -16,6 +16,7 @@
 //! - [`temp`] — files of the temporary directory, sealed where snapshots are encrypted.
 //! - [`telemetry`] — logs, progress, metrics, and what the process has used.
 //! - [`tls`] — the provider of TLS cryptography.
+//! - `shorten` — long lists, shortened for people.
 //! - [`error`] — the one error: reasons and exit codes.
 
 #![warn(missing_docs)]
@@ -32,6 +33,7 @@ pub mod job;
 pub mod kubernetes;
 pub mod mvcc;
 pub mod protobuf;
+mod shorten;
 pub mod store;
 pub mod telemetry;
 pub mod temp;

@@ -8,6 +8,7 @@ use crate::bucket::name::Kind;
 use crate::bucket::timeline::{Member, Timeline};
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::{Base, Revision};
+use crate::shorten;
 use std::collections::HashMap;
 
 /// What was read from fulls, by index in the catalog.
@@ -95,6 +96,8 @@ pub fn choose_with_history(
     let goal = target.unwrap_or(newest);
     let name = |i: usize| &catalog.snapshots[i].name;
 
+    let deltas = Deltas::of(catalog, timeline);
+
     let mut gap = None;
     for &base in bases.iter().filter(|&&b| name(b).last <= goal) {
         // What it holds beyond its name may have been compacted past the goal.
@@ -105,11 +108,10 @@ pub fn choose_with_history(
         let at = known
             .get(&base)
             .map_or(name(base).last, |b| b.revision.max(name(base).last));
-        let (deltas, reached) = walk(catalog, timeline, at, goal);
-        if reached >= goal {
+        if deltas.end(at) >= goal {
             return Ok(Choice::Found(Chain {
                 base,
-                deltas,
+                deltas: deltas.walk(at, goal),
                 target: goal,
             }));
         }
@@ -142,8 +144,8 @@ pub fn choose_with_history(
             Reason::RevisionGap,
             format!(
                 "the snapshots between revision {from} and {goal} have a gap: missing are {}; take a full snapshot, or use --revision up to {}",
-                show_ranges(&missing(catalog, timeline, from, goal)),
-                walk(catalog, timeline, from, goal).1
+                show_ranges(&deltas.missing(from, goal)),
+                deltas.end(from)
             ),
         ));
     }
@@ -166,58 +168,103 @@ pub fn bases(catalog: &Catalog, timeline: &Timeline) -> Vec<usize> {
     bases
 }
 
-/// Follows deltas from `at` as far as they lead towards `goal`, each time with the one that reaches
-/// farthest; of equals the one created last.
-pub fn walk(
-    catalog: &Catalog,
-    timeline: &Timeline,
-    at: Revision,
-    goal: Revision,
-) -> (Vec<Link>, Revision) {
-    let mut ahead: Vec<(Revision, Revision, i64, usize)> = timeline
-        .members
-        .iter()
-        .map(|m| (m, &catalog.snapshots[m.snapshot].name))
-        .filter(|(_, n)| n.kind == Kind::Incr)
-        .map(|(m, n)| (n.start, n.last.min(m.until), n.created, m.snapshot))
-        .collect();
-    ahead.sort_unstable();
-    let mut ahead = ahead.into_iter().peekable();
-    let (mut deltas, mut reached) = (Vec::new(), at);
-    let mut farthest: Option<(Revision, i64, usize)> = None;
-    while reached < goal {
-        while let Some((_, last, created, snapshot)) =
-            ahead.next_if(|&(start, ..)| start <= reached.next())
-        {
-            farthest = farthest.max(Some((last, created, snapshot)));
-        }
-        let Some((until, _, snapshot)) = farthest.filter(|f| f.0 > reached) else {
-            break;
+/// The deltas of a timeline, sorted once.
+struct Deltas {
+    /// Where they start, in order.
+    starts: Vec<Revision>,
+    /// For each of `starts`: of the deltas that start there or before, the one that reaches farthest. Of
+    /// equals it is the one created last.
+    farthest: Vec<Link>,
+    /// For each of `farthest`: how far it and the deltas after it lead.
+    ends: Vec<Revision>,
+}
+
+impl Deltas {
+    fn of(catalog: &Catalog, timeline: &Timeline) -> Self {
+        let mut all: Vec<(Revision, Revision, i64, usize)> = timeline
+            .members
+            .iter()
+            .map(|m| (m, &catalog.snapshots[m.snapshot].name))
+            .filter(|(_, n)| n.kind == Kind::Incr)
+            .map(|(m, n)| (n.start, n.last.min(m.until), n.created, m.snapshot))
+            .collect();
+        all.sort_unstable();
+        let starts = all.iter().map(|d| d.0).collect();
+        let mut best: Option<(Revision, i64, usize)> = None;
+        let farthest = all.into_iter().map(|(_, last, created, snapshot)| {
+            let delta = (last, created, snapshot);
+            let (until, _, snapshot) = *best.insert(best.map_or(delta, |b| b.max(delta)));
+            Link { snapshot, until }
+        });
+        let farthest: Vec<Link> = farthest.collect();
+        let mut deltas = Deltas {
+            starts,
+            ends: farthest.iter().map(|link| link.until).collect(),
+            farthest,
         };
-        deltas.push(Link { snapshot, until });
-        reached = until;
+        for i in (0..deltas.ends.len()).rev() {
+            deltas.ends[i] = deltas.end(deltas.farthest[i].until);
+        }
+        deltas
     }
-    (deltas, reached)
+
+    /// The delta that leads on from `at`, as its place in `farthest`.
+    fn next(&self, at: Revision) -> Option<usize> {
+        let started = self.starts.partition_point(|&start| start <= at.next());
+        let last = started.checked_sub(1)?;
+        (self.farthest[last].until > at).then_some(last)
+    }
+
+    /// How far deltas lead from `at`.
+    fn end(&self, at: Revision) -> Revision {
+        self.next(at).map_or(at, |i| self.ends[i])
+    }
+
+    /// The deltas that lead from `at` to `goal`, or as far as they lead: each time the one that reaches
+    /// farthest.
+    fn walk(&self, at: Revision, goal: Revision) -> Vec<Link> {
+        let (mut links, mut reached) = (Vec::new(), at);
+        while reached < goal
+            && let Some(i) = self.next(reached)
+        {
+            links.push(self.farthest[i]);
+            reached = self.farthest[i].until;
+        }
+        links
+    }
+
+    /// Where the first delta starts that starts after `at`.
+    fn first_start_after(&self, at: Revision) -> Option<Revision> {
+        let started = self.starts.partition_point(|&start| start <= at);
+        self.starts.get(started).copied()
+    }
+
+    /// The revisions above `from` up to `goal` that no delta holds.
+    fn missing(&self, from: Revision, goal: Revision) -> Vec<Range> {
+        let (mut holes, mut at) = (Vec::new(), from);
+        while at < goal {
+            let reached = self.end(at);
+            if reached >= goal {
+                break;
+            }
+            let next = self.first_start_after(reached.next());
+            let last = next.map_or(goal, |start| start.previous().min(goal));
+            holes.push((reached.next(), last));
+            at = last;
+        }
+        holes
+    }
 }
 
 /// All deltas of a timeline that add a revision, in order, across gaps.
 pub fn all_links(catalog: &Catalog, timeline: &Timeline) -> Vec<Link> {
-    let mut starts: Vec<Revision> = timeline
-        .members
-        .iter()
-        .map(|m| &catalog.snapshots[m.snapshot].name)
-        .filter(|n| n.kind == Kind::Incr)
-        .map(|n| n.start)
-        .collect();
-    starts.sort_unstable();
-    let (mut links, mut reached) = (Vec::new(), Revision(-1));
-    for start in starts {
-        if start > reached {
-            let from = reached.max(start.previous());
-            let (more, to) = walk(catalog, timeline, from, Revision(i64::MAX));
-            links.extend(more);
-            reached = to;
-        }
+    let deltas = Deltas::of(catalog, timeline);
+    let (mut links, mut reached) = (Vec::new(), Revision::NONE);
+    while let Some(start) = deltas.first_start_after(reached) {
+        let from = reached.max(start.previous());
+        links.extend(deltas.walk(from, Revision(i64::MAX)));
+        // Of a delta whose events here end before it starts nothing counts.
+        reached = deltas.end(from).max(start);
     }
     links
 }
@@ -229,28 +276,12 @@ pub fn missing(
     from: Revision,
     goal: Revision,
 ) -> Vec<Range> {
-    let (mut holes, mut at) = (Vec::new(), from);
-    while at < goal {
-        let (_, reached) = walk(catalog, timeline, at, goal);
-        if reached >= goal {
-            break;
-        }
-        let next = timeline
-            .members
-            .iter()
-            .map(|m| &catalog.snapshots[m.snapshot].name)
-            .filter(|n| n.kind == Kind::Incr && n.start > reached.next() && n.start <= goal)
-            .map(|n| n.start)
-            .min();
-        let last = next.map_or(goal, Revision::previous);
-        holes.push((reached.next(), last));
-        at = last;
-    }
-    holes
+    Deltas::of(catalog, timeline).missing(from, goal)
 }
 
 /// The revisions of a timeline that can be restored, by what is known of it.
 pub fn restorable(catalog: &Catalog, timeline: &Timeline, known: &KnownBases) -> Vec<Range> {
+    let deltas = Deltas::of(catalog, timeline);
     let mut ranges: Vec<Range> = Vec::new();
     for base in bases(catalog, timeline).into_iter().rev() {
         let named = catalog.snapshots[base].name.last;
@@ -259,10 +290,10 @@ pub fn restorable(catalog: &Catalog, timeline: &Timeline, known: &KnownBases) ->
             Some(b) => (b.first_revision(), b.revision.max(named)),
             None => (named, named),
         };
-        // From within a range the walk ends where the range does.
+        // From within a range deltas lead to where the range ends.
         let mut last = match ranges.last() {
             Some(r) if at <= r.1 => r.1,
-            _ => walk(catalog, timeline, at, Revision(i64::MAX)).1,
+            _ => deltas.end(at),
         };
         // One that holds much history may close the holes between several.
         while let Some(r) = ranges.pop_if(|r| first <= r.1.next()) {
@@ -304,19 +335,19 @@ pub fn spans(catalog: &Catalog, timeline: &Timeline, known: &KnownBases) -> Vec<
     bases.sort_unstable();
     let last_of = |m: &Member| catalog.snapshots[m.snapshot].name.last.min(m.until);
     let end = timeline.members.iter().map(last_of).max();
+    let all = Deltas::of(catalog, timeline);
     let mut spans = Vec::new();
     for (n, &(at, _, base)) in bases.iter().enumerate() {
         let next = bases.get(n + 1).map(|&(holds, _, i)| (i, holds));
         let goal = next.map_or(Revision(i64::MAX), |n| n.1);
-        let (deltas, reached) = walk(catalog, timeline, at, goal);
+        let deltas = all.walk(at, goal);
+        let reached = deltas.last().map_or(at, |link| link.until);
         // Up to the end of what is there: that nothing follows is no gap.
         let until = goal.min(end.unwrap_or(reached).max(reached));
-        let mut missing = missing(catalog, timeline, reached, until);
+        let mut missing = all.missing(reached, until);
         let has_delta_behind = |hole: &Range| {
-            timeline.members.iter().any(|m| {
-                let name = &catalog.snapshots[m.snapshot].name;
-                name.kind == Kind::Incr && name.start > hole.1 && name.start <= until
-            })
+            let next = all.first_start_after(hole.1);
+            next.is_some_and(|start| start <= until)
         };
         missing.retain(has_delta_behind);
         spans.push(Span {
@@ -356,13 +387,14 @@ pub fn without_base(catalog: &Catalog, timeline: &Timeline, known: &KnownBases) 
         .collect()
 }
 
-/// Ranges as text: `5 to 9, 12`.
+/// Ranges as text: `5 to 9, 12`. Of many, only some are shown.
 pub fn show_ranges(ranges: &[Range]) -> String {
     let show = |&(a, b): &Range| match a == b {
         true => a.to_string(),
         false => format!("{a} to {b}"),
     };
-    ranges.iter().map(show).collect::<Vec<_>>().join(", ")
+    let shown: Vec<String> = ranges.iter().map(show).collect();
+    shorten::line(&shown, ", ", "")
 }
 
 /// The error for a revision outside of what there is.
@@ -447,6 +479,110 @@ mod tests {
         let e = at(4, &known).unwrap_err();
         assert_eq!(e.reason(), Reason::OutOfRange);
         assert_eq!(base_of(choose(&b.0, &b.1, None, &known)), Some(2));
+    }
+
+    /// A bucket of overlapping deltas, with gaps and forks.
+    fn random_bucket(rng: &mut fastrand::Rng) -> (Catalog, Timeline) {
+        let (mut names, mut at) = (Vec::new(), 0);
+        for _ in 0..rng.usize(1..25) {
+            at += rng.i64(0..8);
+            let last = at + rng.i64(0..10);
+            let created = 100 + at + rng.i64(0..3);
+            names.push(match rng.u8(..5) {
+                0 => format!("Full-00000000-{last:08}-{created}"),
+                _ => format!("Incr-{:08}-{:08}-{created}", at + 1, last + 1),
+            });
+        }
+        names.sort();
+        names.dedup();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let (catalog, mut timeline) = bucket(&names);
+        for member in &mut timeline.members {
+            if rng.u8(..6) == 0 {
+                member.until = Revision(rng.i64(1..60));
+            }
+        }
+        (catalog, timeline)
+    }
+
+    /// The delta that leads on from `at`, found by looking at all of them.
+    fn next_of_all(b: &(Catalog, Timeline), at: Revision) -> Option<Link> {
+        let name = |m: &Member| &b.0.snapshots[m.snapshot].name;
+        let deltas = b.1.members.iter().filter(|m| name(m).kind == Kind::Incr);
+        let leading = deltas.filter(|m| name(m).start <= at.next());
+        let last = |m: &&Member| name(m).last.min(m.until);
+        let best = leading.max_by_key(|m| (last(m), name(m).created, m.snapshot));
+        best.filter(|m| last(m) > at).map(|m| Link {
+            snapshot: m.snapshot,
+            until: last(&m),
+        })
+    }
+
+    #[test]
+    fn one_sweep_finds_what_looking_at_all_deltas_for_each_revision_finds() {
+        let mut rng = fastrand::Rng::with_seed(crate::seed());
+        for _ in 0..crate::rounds(1_000, 50_000) {
+            let b = random_bucket(&mut rng);
+            let deltas = Deltas::of(&b.0, &b.1);
+            let end = 200;
+            let (from, goal) = (Revision(rng.i64(0..end)), Revision(rng.i64(0..end)));
+            let (mut links, mut at) = (Vec::new(), from);
+            while at < goal
+                && let Some(link) = next_of_all(&b, at)
+            {
+                at = link.until;
+                links.push(link);
+            }
+            assert_eq!(deltas.walk(from, goal), links, "{from} {goal} {b:?}");
+            let mut farthest = from;
+            while let Some(link) = next_of_all(&b, farthest) {
+                farthest = link.until;
+            }
+            assert_eq!(deltas.end(from), farthest, "{from} {b:?}");
+
+            // Across gaps, revision by revision.
+            let (mut links, mut at) = (Vec::new(), Revision(-1));
+            while at < Revision(end) {
+                match next_of_all(&b, at) {
+                    Some(link) => {
+                        at = link.until;
+                        links.push(link);
+                    }
+                    None => at = at.next(),
+                }
+            }
+            assert_eq!(all_links(&b.0, &b.1), links, "{b:?}");
+            let holds = |r: i64| {
+                let r = Revision(r);
+                b.1.members.iter().any(|m| {
+                    let n = &b.0.snapshots[m.snapshot].name;
+                    n.kind == Kind::Incr && n.start <= r && r <= n.last.min(m.until)
+                })
+            };
+            let lacks = |from: i64, goal: i64| (from + 1..=goal).filter(|&r| !holds(r));
+            let all = |ranges: &[Range]| -> Vec<i64> {
+                ranges.iter().flat_map(|r| r.0.0..=r.1.0).collect()
+            };
+            let holes = missing(&b.0, &b.1, from, goal);
+            let expected: Vec<i64> = lacks(from.0, goal.0).collect();
+            assert_eq!(all(&holes), expected, "{from} {goal} {b:?}");
+
+            let ends = |m: &Member| b.0.snapshots[m.snapshot].name.last.min(m.until);
+            let end = b.1.members.iter().map(ends).max().unwrap();
+            for span in spans(&b.0, &b.1, &KnownBases::new()) {
+                let until = end.max(span.reached);
+                let until = span.next.map_or(until, |next| next.1.min(until));
+                let starts = |m: &Member| {
+                    Some(&b.0.snapshots[m.snapshot].name)
+                        .filter(|n| n.kind == Kind::Incr && n.start <= until)
+                        .map(|n| n.start.0)
+                };
+                // Revisions are missing up to the last delta that starts before the next full's end.
+                let last = b.1.members.iter().filter_map(starts).max().unwrap_or(0);
+                let expected: Vec<i64> = lacks(span.reached.0, last - 1).collect();
+                assert_eq!(all(&span.missing), expected, "{span:?} {b:?}");
+            }
+        }
     }
 
     #[test]

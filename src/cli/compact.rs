@@ -7,6 +7,7 @@ use crate::bucket::codec::CompressionChoice;
 use crate::error::Result;
 use crate::job::compact::{Options, Outcome, Status, run};
 use crate::mvcc::{KeepHistory, Revision};
+use crate::shorten::{self, IN_JSON};
 use crate::store::Cancel;
 use crate::telemetry::metrics::{Folded, Metrics, SavedSnapshot, SnapshotKind};
 use chrono::Utc;
@@ -132,7 +133,7 @@ fn in_words(o: &Outcome) -> String {
     };
     if o.status == Status::Succeeded {
         let _ = writeln!(s, "  from      {}", o.base);
-        for d in &o.deltas {
+        for d in shorten::lines(&o.deltas, IN_JSON) {
             let _ = writeln!(s, "            {d}");
         }
     }

@@ -7,17 +7,15 @@ use crate::bucket::codec::CompressionChoice;
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
 use crate::job::copy::plan::{Encryption, Form, Wanted};
-use crate::job::copy::{Fate, Options, Outcome, Status, WaitForFinal, follow, run};
+use crate::job::copy::{Fate, ObjectOutcome, Options, Outcome, Status, WaitForFinal, follow, run};
 use crate::mvcc::history::parse_duration;
+use crate::shorten::{self, IN_JSON};
 use crate::store::{self, Cancel};
 use crate::telemetry::metrics::Metrics;
 use clap::Args;
 use std::fmt::Write;
 use std::path::Path;
 use std::time::Duration;
-
-/// Objects that are told of in words, at most.
-const TOLD: usize = 20;
 
 /// Copy backups from one store to another, once or for as long as it runs
 ///
@@ -292,23 +290,20 @@ fn in_words(o: &Outcome) -> String {
     if let Some(name) = &o.final_snapshot {
         let _ = writeln!(s, "  final     {name}");
     }
-    let mut told = o.objects.iter().filter(|x| match x.decision {
-        Fate::Failed => true,
-        Fate::Copied | Fate::Skipped => o.dry_run || x.reason == "BaseNotCopied",
-        Fate::Kept => false,
-    });
-    for x in told.by_ref().take(TOLD) {
-        let what = match x.decision {
-            Fate::Copied => "copy",
-            Fate::Skipped => "leave out",
-            Fate::Kept => "keep",
-            Fate::Failed => "failed",
+    for (what, decision) in [
+        ("copy", Fate::Copied),
+        ("leave out", Fate::Skipped),
+        ("failed", Fate::Failed),
+    ] {
+        let is_told = |x: &&ObjectOutcome| {
+            let always = decision == Fate::Failed || x.reason == "BaseNotCopied";
+            x.decision == decision && (always || o.dry_run)
         };
-        let _ = writeln!(s, "  {what:9} {}: {}", x.path, x.message);
-    }
-    let rest = told.count();
-    if rest > 0 {
-        let _ = writeln!(s, "            and {rest} more: see --output json");
+        let told = o.objects.iter().filter(is_told);
+        let told: Vec<String> = told.map(|x| format!("{}: {}", x.path, x.message)).collect();
+        for line in shorten::lines(&told, IN_JSON) {
+            let _ = writeln!(s, "  {what:9} {line}");
+        }
     }
     for warning in &o.warnings {
         let _ = writeln!(s, "  warning   {warning}");

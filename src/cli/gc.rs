@@ -6,6 +6,7 @@ use crate::bucket::retention::{self, Periods, Policy};
 use crate::error::{Error, Result};
 use crate::job::gc::{Decision, Fate, Options, Outcome, Status, run};
 use crate::mvcc::history::parse_duration;
+use crate::shorten::{self, IN_JSON};
 use crate::store::Cancel;
 use chrono::TimeDelta;
 use clap::{Args, ValueEnum};
@@ -143,9 +144,6 @@ impl GcArgs {
     }
 }
 
-/// More objects are not told one by one.
-const MOST_LINES: usize = 200;
-
 fn in_words(o: &Outcome) -> String {
     let mut s = String::new();
     // Writing to a String cannot fail.
@@ -176,12 +174,9 @@ fn in_words(o: &Outcome) -> String {
         );
     }
     s.push('\n');
-    let goes: Vec<_> = o
-        .objects
-        .iter()
-        .filter(|x| x.decision != Decision::Keep)
-        .collect();
-    for x in goes.iter().take(MOST_LINES) {
+    // What failed or is locked stands by itself: it must not vanish among the others.
+    let mut goes: BTreeMap<(Decision, &str, bool), Vec<String>> = BTreeMap::new();
+    for x in o.objects.iter().filter(|x| x.decision != Decision::Keep) {
         let fate = match x.fate {
             None | Some(Fate::Done) => String::new(),
             Some(Fate::Hidden) => ", hidden: the bucket keeps a version".to_owned(),
@@ -195,20 +190,15 @@ fn in_words(o: &Outcome) -> String {
             Some(Fate::Waiting) => ", waits for another".to_owned(),
             Some(Fate::Changed) => ", kept: it was changed meanwhile".to_owned(),
         };
-        let _ = writeln!(
-            s,
-            "{} {}: {}{fate}",
-            word(x.decision),
-            x.path,
-            x.explanation
-        );
+        let stays = !matches!(x.fate, None | Some(Fate::Done));
+        goes.entry((x.decision, x.reason, stays))
+            .or_default()
+            .push(format!("{}: {}{fate}", x.path, x.explanation));
     }
-    if goes.len() > MOST_LINES {
-        let _ = writeln!(
-            s,
-            "… and {} more: see --output json",
-            goes.len() - MOST_LINES
-        );
+    for ((decision, ..), objects) in &goes {
+        for line in shorten::lines(objects, IN_JSON) {
+            let _ = writeln!(s, "{} {line}", word(*decision));
+        }
     }
     for (when, ranges) in [
         ("was restorable", &o.restorable_before),

@@ -4,6 +4,7 @@ use super::{Output, StoreArgs, print_outcome, size};
 use crate::error::Result;
 use crate::job::Context;
 use crate::job::list::{Listed, Options, Outcome, run};
+use crate::shorten::{self, IN_JSON};
 use clap::Args;
 use std::fmt::Write;
 
@@ -106,7 +107,7 @@ fn in_words(o: &Outcome) -> String {
     }
     for p in &o.problems {
         let _ = writeln!(s, "{}: {}", p.reason, p.message);
-        for path in &p.snapshots {
+        for path in shorten::lines(&p.snapshots, IN_JSON) {
             let _ = writeln!(s, "    {path}");
         }
     }

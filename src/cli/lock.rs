@@ -4,6 +4,7 @@ use super::{Output, StoreArgs, parse_time, print_outcome};
 use crate::error::{Error, Reason, Result};
 use crate::job::retain::{Decision, Options, Outcome, Status, run};
 use crate::mvcc::history::parse_duration;
+use crate::shorten::{self, IN_JSON};
 use crate::store::{Cancel, Mode};
 use chrono::{DateTime, TimeDelta, Utc};
 use clap::{Args, ValueEnum};
@@ -117,6 +118,8 @@ fn in_words(o: &Outcome) -> String {
         o.kept,
         o.failed
     );
+    // What failed stands by itself: it must not vanish among the others.
+    let (mut fine, mut failed) = (Vec::new(), Vec::new());
     for object in &o.objects {
         let what = match (object.decision, &object.after) {
             (None, _) => format!("FAILED: {}", object.reason),
@@ -129,7 +132,16 @@ fn in_words(o: &Outcome) -> String {
                 None => "locked".to_owned(),
             },
         };
-        let _ = writeln!(s, "  {}  {what}", object.path);
+        let of_its_kind = match object.decision {
+            None => &mut failed,
+            Some(_) => &mut fine,
+        };
+        of_its_kind.push(format!("{}  {what}", object.path));
+    }
+    for objects in [&fine, &failed] {
+        for line in shorten::lines(objects, IN_JSON) {
+            let _ = writeln!(s, "  {line}");
+        }
     }
     for warning in &o.warnings {
         let _ = writeln!(s, "  warning   {warning}");

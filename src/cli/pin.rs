@@ -4,6 +4,7 @@ use super::{Output, StoreArgs, print_outcome};
 use crate::error::Result;
 use crate::job::gc::Status;
 use crate::job::gc::pin::{Options, Outcome, run};
+use crate::shorten::{self, IN_JSON};
 use crate::store::Cancel;
 use clap::Args;
 use std::fmt::Write;
@@ -61,7 +62,7 @@ fn in_words(o: &Outcome) -> String {
     // Writing to a String cannot fail.
     let _ = writeln!(s, "{} {what}", o.full);
     if o.pinned || o.status != Status::NothingToDo {
-        for path in &o.chain {
+        for path in shorten::lines(&o.chain, IN_JSON) {
             let _ = writeln!(s, "  {path}");
         }
     }

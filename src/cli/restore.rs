@@ -7,6 +7,7 @@ use crate::error::{Error, Reason, Result};
 use crate::job::restore::{Action, Depth, Fate, Leases, Options, Outcome, Status, To, run};
 use crate::mvcc::history::parse_duration;
 use crate::mvcc::{KeepHistory, Revision};
+use crate::shorten::{self, IN_JSON};
 use crate::store::Cancel;
 use clap::{Args, ValueEnum};
 use std::fmt::Write;
@@ -303,7 +304,7 @@ fn in_words(o: &Outcome) -> String {
     }
     if let Some(base) = &o.base {
         let _ = writeln!(s, "  from      {base}");
-        for d in &o.deltas {
+        for d in shorten::lines(&o.deltas, IN_JSON) {
             let _ = writeln!(s, "            {d}");
         }
     }

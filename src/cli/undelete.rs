@@ -2,7 +2,8 @@
 
 use super::{Output, StoreArgs, print_outcome};
 use crate::error::{Error, Result};
-use crate::job::gc::undelete::{Options, Outcome, run};
+use crate::job::gc::undelete::{Options, Outcome, Restored, run};
+use crate::shorten::{self, IN_JSON};
 use crate::store::Cancel;
 use clap::Args;
 use std::fmt::Write;
@@ -54,11 +55,15 @@ fn in_words(o: &Outcome) -> String {
         s.push_str("nothing to do: none of it is excluded\n");
     }
     // Writing to a String cannot fail.
-    for x in &o.snapshots {
-        let _ = match &x.error {
-            None => writeln!(s, "brought back {}", x.path),
-            Some(e) => writeln!(s, "not brought back {}: {e}", x.path),
-        };
+    let back = o.snapshots.iter().filter(|x| x.error.is_none());
+    let back: Vec<&String> = back.map(|x| &x.path).collect();
+    for path in shorten::lines(&back, IN_JSON) {
+        let _ = writeln!(s, "brought back {path}");
+    }
+    let failed = |x: &Restored| x.error.as_ref().map(|e| format!("{}: {e}", x.path));
+    let failed: Vec<String> = o.snapshots.iter().filter_map(failed).collect();
+    for line in shorten::lines(&failed, IN_JSON) {
+        let _ = writeln!(s, "not brought back {line}");
     }
     for warning in &o.warnings {
         let _ = writeln!(s, "warning: {warning}");

@@ -8,9 +8,11 @@ use crate::job::verify::{Options, Outcome, run};
 use crate::job::{drill, verify_store};
 use crate::mvcc::Revision;
 use crate::mvcc::history::parse_duration;
+use crate::shorten::{self, IN_JSON};
 use crate::store::Cancel;
 use crate::telemetry::metrics::{Metrics, Window};
 use clap::{Args, ValueEnum};
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -219,31 +221,39 @@ fn found_in_words(o: &verify_store::Outcome) -> String {
     };
     // Writing to a String cannot fail.
     let _ = writeln!(s, "{status}: {of}, {what}");
+    let mut told: BTreeMap<&str, usize> = BTreeMap::new();
     for f in &o.findings {
+        let of_its_kind = told.entry(f.reason).or_default();
+        *of_its_kind += 1;
+        if *of_its_kind > shorten::WHOLE {
+            continue;
+        }
         let severity = match f.severity {
             Severity::Error => "error",
             Severity::Note => "note",
         };
         let _ = writeln!(s, "  {severity:9} {} [{}]", f.message, f.reason);
-        // Of many, the first tell enough.
-        const SHOWN: usize = 10;
-        for path in f.snapshots.iter().take(SHOWN) {
+        for path in shorten::lines(&f.snapshots, IN_JSON) {
             let _ = writeln!(s, "            {path}");
         }
-        if f.snapshots.len() > SHOWN {
-            let _ = writeln!(s, "            and {} more", f.snapshots.len() - SHOWN);
-        }
     }
-    for c in &o.chains {
-        let _ = write!(
-            s,
-            "  chain     {} with {} deltas, to revision {} on {}",
+    for (reason, n) in told.into_iter().filter(|t| t.1 > shorten::WHOLE) {
+        let more = shorten::more(n - shorten::WHOLE, IN_JSON);
+        let _ = writeln!(s, "  [{reason}]: {more}");
+    }
+    let chain = |c: &verify_store::ChainOutcome| {
+        let mut line = format!(
+            "{} with {} deltas, to revision {} on {}",
             c.base, c.deltas, c.last_revision, c.timeline
         );
         if let (Some(hash), Some(keys)) = (c.hash_kv, c.live_keys) {
-            let _ = write!(s, ": HashKV {hash}, {keys} live keys");
+            let _ = write!(line, ": HashKV {hash}, {keys} live keys");
         }
-        s.push('\n');
+        line
+    };
+    let chains: Vec<String> = o.chains.iter().map(chain).collect();
+    for c in shorten::lines(&chains, IN_JSON) {
+        let _ = writeln!(s, "  chain     {c}");
     }
     for d in &o.drills {
         let said = match d.succeeded {
@@ -301,7 +311,7 @@ fn in_words(o: &Outcome) -> String {
         o.hash_kv, o.live_keys
     );
     let _ = writeln!(s, "  from      {}", o.base);
-    for d in &o.deltas {
+    for d in shorten::lines(&o.deltas, IN_JSON) {
         let _ = writeln!(s, "            {d}");
     }
     for m in &o.members {

@@ -15,6 +15,7 @@ use crate::job::{Context, Spool, space};
 use crate::mvcc::{
     Base, Fold, FoldOptions, HashKv, KeepHistory, KeyRange, KeyValue, Revision, hash_kv,
 };
+use crate::shorten;
 use chrono::{DateTime, TimeDelta, Utc};
 use std::collections::VecDeque;
 use std::path::Path;
@@ -450,7 +451,7 @@ impl<'a> Chooser<'a> {
             self.warn(format!(
                 "excluded, though newer than revision {}: {}",
                 chain.target,
-                left_out.join(", ")
+                shorten::line(&left_out, ", ", shorten::IN_LIST)
             ));
         }
         let mut source = Source::put_together(scan, timeline, &chain, db, base);
@@ -502,7 +503,7 @@ impl<'a> Chooser<'a> {
         if !catalog.foreign.is_empty() {
             self.warn(format!(
                 "left alone, for their names are not those of snapshots: {}",
-                catalog.foreign.join(", ")
+                shorten::line(&catalog.foreign, ", ", shorten::IN_LIST)
             ));
         }
         for (&i, e) in &contents.unreadable {
@@ -512,19 +513,16 @@ impl<'a> Chooser<'a> {
 
     /// A gap may be there because a snapshot could not be read: say so.
     fn explain(&self, e: Error) -> Error {
-        let unreadable: Vec<String> = self
-            .scan
-            .contents
-            .unreadable
-            .values()
-            .map(Error::to_string)
-            .collect();
+        let unreadable: Vec<&Error> = self.scan.contents.unreadable.values().collect();
         if e.reason() != Reason::RevisionGap || unreadable.is_empty() {
             return e;
         }
         Error::new(
             e.reason(),
-            format!("{e}; not used were: {}", unreadable.join("; ")),
+            format!(
+                "{e}; not used were: {}",
+                shorten::line(&unreadable, "; ", "")
+            ),
         )
     }
 

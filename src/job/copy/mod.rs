@@ -16,6 +16,7 @@ use crate::bucket::{Catalog, Kind, Listed, SnapshotName};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
 use crate::job::scan::TAGS_UNREADABLE;
+use crate::shorten;
 use crate::telemetry::memory::peak_memory_bytes;
 use crate::telemetry::metrics::{Metrics, SnapshotKind};
 use chrono::Utc;
@@ -532,7 +533,7 @@ impl<'a> Copier<'a> {
         if !source.foreign.is_empty() {
             self.warn(format!(
                 "left alone, for their names are not those of snapshots: {}",
-                source.foreign.join(", ")
+                shorten::line(&source.foreign, ", ", shorten::IN_LIST)
             ));
         }
         if plan.backups > 0 && plan.backups_wanted == 0 {
@@ -547,7 +548,7 @@ impl<'a> Copier<'a> {
         if !useless.is_empty() {
             self.warn(format!(
                 "not copied, for what they follow is neither in the source nor in the target: {}",
-                useless.join(", ")
+                shorten::line(&useless, ", ", shorten::IN_JSON)
             ));
         }
         let form = &self.options.wanted.form;
