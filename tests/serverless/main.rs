@@ -12,3 +12,4 @@ mod manifests;
 mod metrics;
 mod odd_buckets;
 mod restore_candidates;
+mod slow_store;
