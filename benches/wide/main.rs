@@ -5,52 +5,43 @@
 //! machine, behind a line that counts requests and delays answers; "plain" is the same line without the delay, in the
 //! same run. Times are medians of `--runs`; what takes longer than 20 s runs once.
 
+mod followers;
 #[allow(dead_code)]
+#[path = "../generate.rs"]
 mod generate;
-#[path = "../tests/support/mod.rs"]
+mod measure;
+#[path = "../../tests/support/mod.rs"]
 mod support;
 
 use chrono::{DateTime, SecondsFormat};
 use clap::{Parser, ValueEnum};
-use deltafold::bucket::events::{EventRef, encode_event};
-use deltafold::mvcc::{Change, KeyValue, Revision};
 use futures::{StreamExt, TryStreamExt};
 use generate::Shape;
+use measure::{Goal, MB, MIB, Run, local_row, row};
 use object_store::aws::AmazonS3;
 use object_store::{ObjectStoreExt, PutPayload};
-use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
 use std::fs;
-use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
-use support::etcd::{Etcd, EtcdVersion};
-use support::follower::Follower;
-use support::line::{Line, Request, Traffic};
+use std::time::Duration;
+use support::etcd::EtcdVersion;
+use support::line::Line;
 use support::minio::Minio;
 use support::s3::S3;
-use support::saved::Prefix;
 use support::tools;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-const MIB: u64 = 1 << 20;
-const MB: f64 = 1e6;
-/// A run that takes longer is not run again.
-const SLOW: f64 = 20.0;
-/// Requests in flight that the goals count with.
-const IN_FLIGHT: f64 = 32.0;
-const VERSION: EtcdVersion = EtcdVersion::V3_6;
-
 #[derive(Parser)]
 struct Args {
     /// What is measured [default: all]
     parts: Vec<Part>,
+    /// Only rows whose work contains this, with `local`, `s3` and `year`
+    #[arg(long)]
+    only: Option<String>,
     /// Make everything so many times smaller
     #[arg(long, default_value_t = 1)]
     scale: usize,
@@ -139,125 +130,6 @@ struct Bench {
     runtime: Runtime,
 }
 
-/// A run of a program, or the median of several.
-#[derive(Clone)]
-struct Run {
-    seconds: f64,
-    /// VmHWM: with the page cache of mapped files.
-    resident: u64,
-    anonymous: u64,
-    outcome: Value,
-    traffic: Traffic,
-    is_given_up: bool,
-}
-
-/// What a run is held against.
-enum Goal {
-    Seconds(f64),
-    /// Of resident memory.
-    Resident(u64),
-    /// Of anonymous memory, as ARCHITECTURE.md bounds it.
-    Anonymous(u64),
-    Requests(usize),
-    /// Of the kinds that begin so.
-    RequestsOf(&'static str, usize),
-    /// No slower than this many times the plain run, or than its requests take, so many at once.
-    InFlight(f64),
-    /// No slower than so many times the plain run and so many answers.
-    Plain(f64, u32),
-    /// MB/s over the line, in both directions together.
-    Rate(f64),
-}
-
-impl Goal {
-    /// In words, and whether it is reached.
-    fn judge(&self, run: &Run, plain: &Run, delay: Duration) -> (String, bool) {
-        let mib = |bytes: u64| bytes.div_ceil(MIB);
-        let delay = delay.as_secs_f64();
-        let within = |most: f64| (format!("≤ {most:.2} s"), run.seconds <= most);
-        let (text, holds) = match *self {
-            Goal::Seconds(most) => within(most),
-            Goal::Resident(most) => (format!("≤ {} MiB", mib(most)), run.resident <= most),
-            Goal::Anonymous(most) => (
-                format!("anonymous ≤ {} MiB", mib(most)),
-                run.anonymous <= most,
-            ),
-            Goal::Requests(most) => {
-                let n = run.traffic.requests.len();
-                (format!("≤ {most} requests"), n <= most)
-            }
-            Goal::RequestsOf(kind, most) => {
-                let counts = run.traffic.counts();
-                let of_kind = counts.iter().filter(|(k, _)| k.starts_with(kind));
-                let n: usize = of_kind.map(|(_, n)| n).sum();
-                (format!("≤ {most} × {kind}"), n <= most)
-            }
-            Goal::InFlight(times) => {
-                let waits = run.traffic.requests.len() as f64 * delay / IN_FLIGHT;
-                within(times * plain.seconds.max(waits))
-            }
-            Goal::Plain(times, answers) => {
-                within(times * plain.seconds + f64::from(answers) * delay)
-            }
-            Goal::Rate(least) => {
-                let rate = run.bytes() as f64 / MB / run.seconds;
-                (format!("{rate:.0} of ≥ {least:.0} MB/s"), rate >= least)
-            }
-        };
-        (text, holds && !run.is_given_up)
-    }
-}
-
-impl Run {
-    /// Over the line, in both directions.
-    fn bytes(&self) -> u64 {
-        let requests = self.traffic.requests.iter();
-        requests.map(|r| r.bytes_up + r.bytes_down).sum()
-    }
-
-    fn time(&self) -> String {
-        let more_than = if self.is_given_up { "> " } else { "" };
-        format!("{more_than}{:.2} s", self.seconds)
-    }
-
-    fn requests(&self) -> String {
-        let mut counts: Vec<_> = self.traffic.counts().into_iter().collect();
-        counts.sort_by_key(|(_, n)| std::cmp::Reverse(*n));
-        let kinds: Vec<String> = counts.iter().map(|(k, n)| format!("{n} {k}")).collect();
-        match self.traffic.requests.len() {
-            0 => "–".to_owned(),
-            n => format!(
-                "{n}, {} at once: {}",
-                self.traffic.most_at_once,
-                kinds.join(", ")
-            ),
-        }
-    }
-}
-
-/// A row of the table.
-fn row(work: &str, place: &str, run: &Run, plain: &Run, delay: Duration, goals: &[Goal]) {
-    let judged: Vec<_> = goals.iter().map(|g| g.judge(run, plain, delay)).collect();
-    let texts: Vec<&str> = judged.iter().map(|(text, _)| text.as_str()).collect();
-    let holds = match judged.iter().all(|(_, holds)| *holds) {
-        _ if goals.is_empty() => "",
-        true => "yes",
-        false => "no",
-    };
-    println!(
-        "| {work} | {place} | {} | {} | {} MiB | {} | {holds} |",
-        run.time(),
-        run.requests(),
-        run.resident / MIB,
-        texts.join(", "),
-    );
-}
-
-/// Of the folder's own disk.
-fn local_row(work: &str, run: &Run, goals: &[Goal]) {
-    row(work, "local", run, run, Duration::ZERO, goals);
-}
-
 /// A bucket on S3, behind a line.
 struct Server {
     line: Line,
@@ -280,6 +152,11 @@ impl Server {
 impl Bench {
     fn delay(&self) -> Duration {
         Duration::from_millis(self.args.delay)
+    }
+
+    fn is_wanted(&self, work: &str) -> bool {
+        let only = self.args.only.as_deref();
+        only.is_none_or(|text| work.contains(text))
     }
 
     /// A part of what the goals speak of.
@@ -308,106 +185,16 @@ impl Bench {
         Ok(TempDir::with_prefix_in("wide-", &self.data)?)
     }
 
+    /// Runs a command to its end.
+    fn run(&self, command: &mut Command) -> Result<Run> {
+        Run::of(command, Duration::from_secs(self.args.give_up))
+    }
+
     fn command(&self, args: &[&str], env: &[(String, String)]) -> Command {
         let mut command = Command::new(&self.args.program);
         tools::forget_env(&mut command, &["DELTAFOLD_", "AWS_"]);
         command.args(args).envs(env.iter().cloned());
         command
-    }
-
-    /// Runs a command to its end.
-    fn run(&self, command: &mut Command) -> Result<Run> {
-        let started = Instant::now();
-        let mut child = command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()?;
-        let pid = i32::try_from(child.id())?;
-        let has_ended = AtomicBool::new(false);
-        let give_up = Duration::from_secs(self.args.give_up);
-        let mut peak = Run {
-            seconds: 0.0,
-            resident: 0,
-            anonymous: 0,
-            outcome: Value::Null,
-            traffic: Traffic::default(),
-            is_given_up: false,
-        };
-        let (mut out, mut err) = (Vec::new(), Vec::new());
-        let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
-        let (stdout, stderr) = stdout.zip(stderr).ok_or("no output")?;
-        let (mut stdout, mut stderr) = (stdout, stderr);
-        let status = std::thread::scope(|s| -> Result<_> {
-            s.spawn(|| stderr.read_to_end(&mut err));
-            s.spawn(|| {
-                while !has_ended.load(Ordering::Relaxed) {
-                    let text = fs::read_to_string(format!("/proc/{pid}/status"));
-                    let text = text.unwrap_or_default();
-                    peak.resident = peak.resident.max(memory(&text, "VmHWM:"));
-                    peak.anonymous = peak.anonymous.max(memory(&text, "RssAnon:"));
-                    if started.elapsed() > give_up && !peak.is_given_up {
-                        peak.is_given_up = true;
-                        let _ = Pid::from_raw(pid).map(|pid| kill_process(pid, Signal::KILL));
-                    }
-                    std::thread::sleep(Duration::from_millis(5));
-                }
-            });
-            let read = stdout.read_to_end(&mut out);
-            let status = child.wait();
-            has_ended.store(true, Ordering::Relaxed);
-            read?;
-            Ok(status?)
-        })?;
-        peak.seconds = started.elapsed().as_secs_f64();
-        if !status.success() && !peak.is_given_up {
-            let (out, err) = (String::from_utf8_lossy(&out), String::from_utf8_lossy(&err));
-            let tail: String = err.chars().rev().take(2000).collect();
-            let tail: String = tail.chars().rev().collect();
-            return Err(format!("{command:?}: {status}\n{out:.2000}\n{tail}").into());
-        }
-        peak.outcome = serde_json::from_slice(&out).unwrap_or_default();
-        Ok(peak)
-    }
-
-    /// The median of several runs, with the most memory of all.
-    fn repeat(&self, mut run: impl FnMut(usize) -> Result<Run>) -> Result<Run> {
-        let mut runs: Vec<Run> = Vec::new();
-        while runs.len() < self.args.runs && runs.last().is_none_or(|r| r.seconds < SLOW) {
-            runs.push(run(runs.len())?);
-        }
-        let resident = runs.iter().map(|r| r.resident).max().unwrap_or(0);
-        let anonymous = runs.iter().map(|r| r.anonymous).max().unwrap_or(0);
-        runs.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
-        let at = runs.len() / 2;
-        Ok(Run {
-            resident,
-            anonymous,
-            ..runs.swap_remove(at)
-        })
-    }
-
-    /// A command on a local store, which leaves nothing behind.
-    fn measure(&self, args: &[&str]) -> Result<Run> {
-        self.repeat(|_| {
-            let scratch = self.scratch()?;
-            let mut command = self.command(args, &[]);
-            self.run(in_scratch(&mut command, args, scratch.path()))
-        })
-    }
-
-    /// The same on S3, over a delay.
-    fn measure_s3(&self, server: &Server, delay: Duration, args: &[&str]) -> Result<Run> {
-        server.line.delay(delay);
-        self.repeat(|_| {
-            let scratch = self.scratch()?;
-            let mut command = self.command(args, &server.env());
-            in_scratch(&mut command, args, scratch.path());
-            server.line.take();
-            let mut run = self.run(&mut command)?;
-            run.traffic = server.line.take();
-            Ok(run)
-        })
     }
 
     /// The time a third of the way into a bucket: day 30 of the wide one.
@@ -451,6 +238,9 @@ impl Bench {
             ("copy", &["copy"], seconds(8.0)),
         ];
         for (work, args, goals) in works {
+            if !self.is_wanted(work) {
+                continue;
+            }
             let with_store = [args, &[store_flag(args), store]].concat();
             let run = self.measure_local(&folder, &with_store)?;
             local_row(&format!("wide: {work}"), &run, &goals);
@@ -458,9 +248,9 @@ impl Bench {
         Ok(())
     }
 
-    /// As `measure`; takes away what is published.
+    /// Runs on a local store; leaves nothing behind.
     fn measure_local(&self, folder: &Path, args: &[&str]) -> Result<Run> {
-        self.repeat(|_| {
+        Run::median(self.args.runs, |_| {
             let scratch = self.scratch()?;
             let mut command = self.command(args, &[]);
             let run = self.run(in_scratch(&mut command, args, scratch.path()))?;
@@ -581,6 +371,9 @@ impl Bench {
             ("get at day 30", &["get", &key, "--time", &day], vec![]),
         ];
         for (work, args, goals) in works {
+            if !self.is_wanted(work) {
+                continue;
+            }
             let args = [args, &["--store", "s3://wide"]].concat();
             let measure = |delay| {
                 self.measure_bucket(
@@ -592,8 +385,13 @@ impl Bench {
             };
             self.both(&format!("wide: {work}"), goals, measure)?;
         }
-        self.copies(&server)?;
-        self.deletions(&server, &shape)
+        if self.is_wanted("copy") {
+            self.copies(&server)?;
+        }
+        if self.is_wanted("gc --apply") {
+            self.deletions(&server, &shape)?;
+        }
+        Ok(())
     }
 
     /// Without the delay and with it: two rows. `measure` is given the delay.
@@ -612,7 +410,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Runs with the arguments that `args` gives each run; takes away what is published.
+    /// The same on S3, over a delay; `args` gives each run its arguments.
     fn measure_bucket(
         &self,
         server: &Server,
@@ -621,7 +419,7 @@ impl Bench {
         store: &AmazonS3,
     ) -> Result<Run> {
         server.line.delay(delay);
-        self.repeat(|round| {
+        Run::median(self.args.runs, |round| {
             let args = args(round);
             let args: Vec<&str> = args.iter().map(String::as_str).collect();
             let scratch = self.scratch()?;
@@ -765,21 +563,26 @@ impl Bench {
         let (folder, _) = self.bucket(&shape)?;
         let store = folder.to_str().ok_or("a plain path")?;
         let server = Server::start();
-        self.upload(&server, &folder, "object")?;
+        let objects = self.upload(&server, &folder, "object")?;
         self.runtime.block_on(server.minio.create_bucket("up"));
         server.line.hold_to(STREAM);
         let least = 0.8 * (STREAM * STREAMS) as f64 / MB;
         let goals = || [Goal::Rate(least), Goal::Resident(256 * MIB)];
         let delay = self.delay();
         let place = format!("S3 + {} ms, 20 MB/s a stream", delay.as_millis());
-        let down = self.measure_s3(&server, delay, &["copy", "--from", "s3://object"])?;
+        let args = |_| {
+            ["copy", "--from", "s3://object"]
+                .map(str::to_owned)
+                .to_vec()
+        };
+        let down = self.measure_bucket(&server, delay, args, &objects)?;
         row("2 GB: copy from S3", &place, &down, &down, delay, &goals());
-        server.line.delay(delay);
-        server.line.take();
-        let args = ["copy", "--from", store, "--to", "s3://up"];
-        let mut command = self.command(&args, &server.env());
-        let mut up = self.run(command.args(["--output", "json"]))?;
-        up.traffic = server.line.take();
+        let args = |round| {
+            let to = format!("s3://up/{round}");
+            let args = ["copy", "--from", store, "--to", &to];
+            args.map(str::to_owned).to_vec()
+        };
+        let up = self.measure_bucket(&server, delay, args, &objects)?;
         row(
             "2 GB: copy to S3, read back",
             &place,
@@ -788,115 +591,6 @@ impl Bench {
             delay,
             &goals(),
         );
-        Ok(())
-    }
-
-    /// A follower of an etcd, into a bucket over a line.
-    fn follow(&self, etcd: &Etcd, server: &Server, period: &str) -> Result<(Follower, Prefix)> {
-        self.runtime.block_on(server.minio.create_bucket("follow"));
-        let prefix = Prefix::minio(&server.minio, "follow", "etcd");
-        let args = ["snapshot", "follow", "--delta-period", period];
-        let mut command = self.command(&args, &server.env());
-        command
-            .args(["--endpoints", etcd.endpoint(), "--store", &prefix.url])
-            .args(["--full-schedule", "0 0 29 2 *"])
-            .args(["--output", "json", "--log-format", "json"]);
-        let mut follower = Follower::spawn(&mut command);
-        follower.wait_until("the first full", || !prefix.fulls().is_empty());
-        Ok((follower, prefix))
-    }
-
-    fn delta(&self) -> Result<()> {
-        let delay = Duration::from_millis(50);
-        let folder = self.scratch()?;
-        let etcd = Etcd::start(VERSION, &folder.path().join("data"));
-        let server = Server::start();
-        let writing = Writing::start(&self.runtime, &etcd, 20);
-        let (mut follower, prefix) = self.follow(&etcd, &server, "2s")?;
-        server.line.delay(delay);
-        let deltas = |n| move || prefix.deltas().len() >= n;
-        follower.wait_until("a delta", deltas.clone()(2));
-        server.line.take();
-        follower.wait_until("ten deltas", deltas(12));
-        let traffic = server.line.take();
-        let resident = resident(follower.id());
-        drop(writing);
-        follower.terminate();
-        let mut saved = bursts(&traffic);
-        // What began or ended outside has no whole delta.
-        saved.retain(|b| b.iter().any(|r| r.kind() == "PUT" || r.kind() == "COPY"));
-        saved.sort_by(|a, b| span(a).total_cmp(&span(b)));
-        let median = saved.get(saved.len() / 2).ok_or("no delta was saved")?;
-        let run = Run {
-            seconds: span(median),
-            resident,
-            anonymous: 0,
-            outcome: Value::Null,
-            is_given_up: false,
-            traffic: Traffic {
-                requests: median.clone(),
-                most_at_once: traffic.most_at_once,
-            },
-        };
-        let goals = [Goal::Requests(4), Goal::Seconds(0.3)];
-        row("follow: one delta", "S3 + 50 ms", &run, &run, delay, &goals);
-        Ok(())
-    }
-
-    fn outage(&self) -> Result<()> {
-        /// Changes a second, and bytes of each.
-        const CHANGES: u64 = 500;
-        const DELTA_BYTES: u64 = 10 * MIB;
-        let delay = Duration::from_millis(50);
-        let folder = self.scratch()?;
-        let etcd = Etcd::start(VERSION, &folder.path().join("data"));
-        let server = Server::start();
-        server.line.delay(delay);
-        let writing = Writing::start(&self.runtime, &etcd, CHANGES);
-        let (mut follower, prefix) = self.follow(&etcd, &server, "5s")?;
-        let saved = prefix.last_saved();
-        follower.wait_until("the first delta", || prefix.last_saved() > saved);
-        server.line.cut();
-        std::thread::sleep(Duration::from_secs(self.args.outage));
-        follower.assert_runs();
-        let (before, saved) = (prefix.deltas().len(), prefix.last_saved());
-        let revision = self.runtime.block_on(etcd.revision());
-        server.line.take();
-        server.line.mend();
-        let began = Instant::now();
-        let give_up = Duration::from_secs(self.args.give_up);
-        // Its own patience may be shorter than what is measured.
-        while prefix.last_saved() < revision && began.elapsed() < give_up {
-            follower.assert_runs();
-            std::thread::sleep(Duration::from_millis(200));
-        }
-        let run = Run {
-            seconds: began.elapsed().as_secs_f64(),
-            resident: resident(follower.id()),
-            anonymous: 0,
-            outcome: Value::Null,
-            is_given_up: prefix.last_saved() < revision,
-            traffic: server.line.take(),
-        };
-        let deltas = prefix.deltas().len() - before;
-        drop(writing);
-        let missing = (revision - saved) as u64;
-        let most = missing * event_bytes() / DELTA_BYTES + run.seconds as u64 / 5 + 5;
-        let work = format!(
-            "follow: {missing} changes after {} s without a store, {deltas} deltas of at most {most}",
-            self.args.outage
-        );
-        row(
-            &work,
-            "S3 + 50 ms",
-            &run,
-            &run,
-            delay,
-            &[Goal::Seconds(60.0)],
-        );
-        if deltas as u64 > most {
-            println!("| too many deltas | | | | | | no |");
-        }
         Ok(())
     }
 
@@ -917,9 +611,16 @@ impl Bench {
             ("copy, plan", &["copy", "--dry-run"]),
         ];
         for (work, args) in works {
+            if !self.is_wanted(work) {
+                continue;
+            }
             let args = [args, &[store_flag(args), store]].concat();
             let goals = [Goal::Seconds(5.0), Goal::Resident(256 * MIB)];
-            local_row(&format!("a year: {work}"), &self.measure(&args)?, &goals);
+            local_row(
+                &format!("a year: {work}"),
+                &self.measure_local(&folder, &args)?,
+                &goals,
+            );
         }
         Ok(())
     }
@@ -937,8 +638,8 @@ impl Bench {
         let mut entries = fs::read_dir(folder.join("v2"))?;
         let file = entries.next().ok_or("no full")??.path();
         let file = file.to_str().ok_or("a plain path")?;
-        let etcdutl = tools::etcdutl(VERSION);
-        let theirs = self.repeat(|_| {
+        let etcdutl = tools::etcdutl(EtcdVersion::V3_6);
+        let theirs = Run::median(self.args.runs, |_| {
             let scratch = self.scratch()?;
             let mut command = Command::new(&etcdutl);
             command.args(["snapshot", "restore", file, "--data-dir"]);
@@ -946,7 +647,7 @@ impl Bench {
         })?;
         let work = format!("plain file of {} MB", fs::metadata(file)?.len() / 1_000_000);
         local_row(&format!("{work}: etcdutl snapshot restore"), &theirs, &[]);
-        let ours = self.measure(&["restore", "--snapshot", file])?;
+        let ours = self.measure_local(&folder, &["restore", "--snapshot", file])?;
         let goals = [Goal::Plain(1.0, 0)];
         let work = format!("{work}: restore --snapshot");
         row(&work, "local", &ours, &theirs, Duration::ZERO, &goals);
@@ -989,7 +690,9 @@ impl Bench {
             let (folder, _) = self.bucket(&shape)?;
             let server = Server::start();
             let store = self.upload(&server, &folder, "sizes")?;
-            for work in ["compact", "restore"] {
+            let mut database = 0.0;
+            // A restoration says how large the database is.
+            for work in ["restore", "compact"] {
                 let args = |_| [work, "--store", "s3://sizes"].map(str::to_owned).to_vec();
                 let mut cells = Vec::new();
                 for delay in DELAYS {
@@ -997,11 +700,11 @@ impl Bench {
                     cells.push(self.measure_bucket(&server, delay, args, &store)?);
                 }
                 let last = cells.last().ok_or("no run")?;
-                let size = &last.outcome["database_bytes"];
+                database = last.outcome["database_bytes"].as_f64().unwrap_or(database);
                 let times: Vec<String> = cells.iter().map(Run::time).collect();
                 println!(
-                    "| {deltas} | {} MB | {work} | {} | {} |",
-                    size.as_f64().unwrap_or_default() / MB,
+                    "| {deltas} | {:.1} MB | {work} | {} | {} |",
+                    database / MB,
                     last.traffic.requests.len(),
                     times.join(" | ")
                 );
@@ -1037,101 +740,4 @@ fn published<'a>(args: &[&str], run: &'a Run) -> Option<&'a str> {
     run.outcome["snapshot"]
         .as_str()
         .filter(|_| args[0] == "compact")
-}
-
-/// A line of `/proc/PID/status`, in bytes.
-fn memory(status: &str, name: &str) -> u64 {
-    let line = status.lines().find_map(|l| l.strip_prefix(name));
-    let kib = line.and_then(|l| l.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
-    kib.unwrap_or(0) * 1024
-}
-
-/// The most that was resident at once of a process that runs.
-fn resident(pid: u32) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{pid}/status"));
-    memory(&status.unwrap_or_default(), "VmHWM:")
-}
-
-/// Requests with pauses between them: each burst is what one delta took.
-fn bursts(traffic: &Traffic) -> Vec<Vec<Request>> {
-    const PAUSE: Duration = Duration::from_millis(400);
-    let mut bursts: Vec<Vec<Request>> = Vec::new();
-    let mut quiet_from: Option<Instant> = None;
-    for request in &traffic.requests {
-        let ended = request.ended.unwrap_or(request.began);
-        match bursts.last_mut() {
-            Some(burst) if quiet_from.is_some_and(|q| request.began < q + PAUSE) => {
-                burst.push(request.clone());
-            }
-            _ => bursts.push(vec![request.clone()]),
-        }
-        quiet_from = quiet_from.max(Some(ended));
-    }
-    bursts
-}
-
-/// Seconds from the first request to the last answer.
-fn span(burst: &[Request]) -> f64 {
-    let began = burst.iter().map(|r| r.began).min();
-    let ended = burst.iter().filter_map(|r| r.ended).max();
-    let span = began.zip(ended).map(|(from, to)| to - from);
-    span.unwrap_or_default().as_secs_f64()
-}
-
-/// What `Writing` puts.
-const VALUE: [u8; 400] = [b'v'; 400];
-
-/// Bytes of one of its events in a delta.
-fn event_bytes() -> u64 {
-    let revision = Revision(1_000_000);
-    let event = EventRef {
-        main: revision,
-        change: Change::Put(KeyValue {
-            key: b"/registry/00/object-0000",
-            create_revision: revision,
-            mod_revision: revision,
-            version: 1000,
-            value: &VALUE,
-            lease: 0,
-        }),
-    };
-    let mut out = Vec::new();
-    encode_event(&mut out, &event, DateTime::UNIX_EPOCH);
-    out.len() as u64
-}
-
-/// Puts so many values a second until it is dropped.
-struct Writing {
-    tasks: Vec<tokio::task::JoinHandle<()>>,
-}
-
-impl Writing {
-    fn start(runtime: &Runtime, etcd: &Etcd, a_second: u64) -> Self {
-        /// One waits for its disk while the others go on.
-        const WRITERS: u64 = 10;
-        let tasks = (0..WRITERS).map(|writer| {
-            let mut kv = runtime.block_on(etcd.kv());
-            let every = Duration::from_secs_f64(WRITERS as f64 / a_second as f64);
-            runtime.spawn(async move {
-                let mut clock = tokio::time::interval(every);
-                for n in 0.. {
-                    clock.tick().await;
-                    let key = format!("/registry/{writer:02}/object-{:04}", n % 1000);
-                    // One that fails is missing, and shows in the number of changes.
-                    let _ = kv.put(key, VALUE, None).await;
-                }
-            })
-        });
-        Writing {
-            tasks: tasks.collect(),
-        }
-    }
-}
-
-impl Drop for Writing {
-    fn drop(&mut self) {
-        for task in &self.tasks {
-            task.abort();
-        }
-    }
 }
