@@ -13,6 +13,7 @@ pub mod identity;
 pub mod leases;
 pub mod list;
 pub mod maintain;
+mod moment;
 pub mod plain;
 mod publish;
 pub mod read;
