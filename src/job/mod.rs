@@ -8,6 +8,7 @@ pub mod apply;
 pub mod compact;
 pub mod copy;
 pub mod drill;
+mod first;
 pub mod gc;
 pub mod identity;
 pub mod leases;

@@ -208,6 +208,11 @@ impl Source {
         self.steps.iter().map(|s| &s.snapshot)
     }
 
+    /// The deltas with the revisions that count of each, in order.
+    pub(super) fn steps(&self) -> &[Step] {
+        &self.steps
+    }
+
     /// The newest snapshot that takes part.
     pub fn newest_name(&self) -> Option<&SnapshotName> {
         let newest = self.deltas().next_back();
@@ -334,6 +339,18 @@ impl Source {
         self.hand_on(ctx, fold, each)
     }
 
+    /// As [`for_each_live`](Self::for_each_live), as if no delta changed one of `keys`.
+    pub(super) fn for_each_live_in_base(
+        &self,
+        ctx: &Context,
+        keys: KeyRange,
+        each: impl FnMut(&KeyValue<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let options = self.fold_options(ctx, self.target, keys, false);
+        let fold = Fold::new(options, &self.db).map_err(self.at_base(ctx))?;
+        self.hand_on(ctx, fold, each)
+    }
+
     fn hand_on(
         &self,
         ctx: &Context,
@@ -356,7 +373,7 @@ impl Source {
 }
 
 /// All deltas of a timeline that add a revision, in order, across gaps.
-fn all_steps(catalog: &Catalog, timeline: &Timeline) -> Vec<Step> {
+pub(super) fn all_steps(catalog: &Catalog, timeline: &Timeline) -> Vec<Step> {
     chain::all_links(catalog, timeline)
         .into_iter()
         .map(|link| Step {

@@ -1,8 +1,10 @@
-//! Hundreds of deltas: a point in time reads few of them, and what is printed for people stays short.
+//! Hundreds of deltas: a point in time reads few of them, what is printed for people stays short, and a key's
+//! history does not depend on the number of threads.
 
 use crate::support::buckets::{BASE, Bucket, T0, revision};
 use crate::support::{deltafold, run_json};
 use chrono::{DateTime, TimeDelta, Utc};
+use serde_json::Value;
 use std::fs;
 use std::path::Path;
 
@@ -146,4 +148,102 @@ fn people_are_shown_the_ends_of_a_long_list_and_json_holds_all() {
     let text = printed(&copy, to.path());
     assert!(text.contains("more: --output json has all"), "{text}");
     assert!(text.lines().count() < 60, "{text}");
+}
+
+#[test]
+fn a_history_does_not_depend_on_threads() {
+    let b = long_chain();
+    // A second stream saw the same events at other times: the first one counts.
+    let mut events = b.events(BASE + 1, BASE + 40);
+    for e in &mut events {
+        e["time"] = "2027-01-01T00:00:00Z".into();
+    }
+    b.delta_of(BASE + 3, BASE + 38, 86_400, &events[2..38]);
+    let key = |e: &Value| e["etcdEvent"]["kv"]["key"].as_str().unwrap().to_owned();
+    let key_base64 = key(&b.events(BASE + 20, BASE + 20)[0]);
+    let changes = b.events(BASE + 1, NEWEST);
+    let changes: Vec<i64> = changes
+        .iter()
+        .filter(|e| key(e) == key_base64)
+        .map(revision)
+        .collect();
+    let key = decoded(&key_base64);
+    let history = |threads: &str| {
+        let mut c = deltafold();
+        c.args(["history", &key, "--threads", threads, "--output", "json"]);
+        c.arg("--store").arg(b.path());
+        let (code, json, stderr) = run_json(&mut c);
+        assert_eq!(code, 0, "{stderr}");
+        json
+    };
+    let one = history("1");
+    let revisions = one["versions"].as_array().unwrap().iter();
+    let revisions = revisions.map(|v| v["revision"].as_i64().unwrap());
+    let revisions: Vec<i64> = revisions.filter(|&r| r > BASE).collect();
+    assert_eq!(revisions, changes);
+    for _ in 0..3 {
+        assert_eq!(history("8"), one);
+    }
+    // Of several damaged deltas the first is told, whatever the number of threads.
+    let deltas: Vec<String> = b
+        .names()
+        .into_iter()
+        .filter(|n| n.starts_with("Incr"))
+        .collect();
+    for name in &deltas[100..200] {
+        fs::write(b.path().join("v2").join(name), "damaged").unwrap();
+    }
+    for threads in ["1", "8"] {
+        let mut c = deltafold();
+        c.args(["history", &key, "--threads", threads, "--output", "json"]);
+        c.arg("--store").arg(b.path());
+        let (code, json, _) = run_json(&mut c);
+        let message = json["message"].as_str().unwrap();
+        assert!(code == 65 && message.contains(&deltas[100]), "{message}");
+    }
+}
+
+#[test]
+fn one_key_is_read_from_the_newest_delta_that_changed_it() {
+    let b = long_chain();
+    let key = |e: &Value| e["etcdEvent"]["kv"]["key"].as_str().unwrap().to_owned();
+    let events = b.events(BASE + 1, NEWEST);
+    let run = |args: &[&str], revision: i64| {
+        let revision = revision.to_string();
+        let (code, json, _) = b.run("get", &[args, &["--revision", &revision]].concat());
+        (code, json["keys"].clone())
+    };
+    let (mut there, mut gone) = (0, 0);
+    for at in (BASE..NEWEST).step_by(53) {
+        // A key that changed shortly before, and one that changes later.
+        for event in [at - BASE, (at - BASE + 400).min(NEWEST - BASE - 1)] {
+            let key = decoded(&key(&events[event as usize]));
+            let (code, one) = run(&[&key], at);
+            let (_, of_prefix) = run(&["--prefix", &key], at);
+            let is_it = |k: &&Value| k["key"] == key.as_str();
+            let expected = of_prefix.as_array().unwrap().iter().find(is_it);
+            assert_eq!(one.get(0), expected, "{key} at {at}");
+            assert_eq!(code, if expected.is_some() { 0 } else { 66 });
+            *(if code == 0 { &mut there } else { &mut gone }) += 1;
+        }
+    }
+    assert!(there > 10 && gone > 0, "{there} {gone}");
+    // Damage of older deltas does not matter; that of a newer one does.
+    let mut newest = events.iter().rev().take(200).map(|e| decoded(&key(e)));
+    let newest = newest.find(|key| run(&[key], NEWEST).0 == 0).unwrap();
+    let deltas: Vec<String> = b
+        .names()
+        .into_iter()
+        .filter(|n| n.starts_with("Incr"))
+        .collect();
+    let damage = |name: &String| fs::write(b.path().join("v2").join(name), "damaged").unwrap();
+    deltas[..250].iter().for_each(damage);
+    assert_eq!(run(&[&newest], NEWEST).0, 0);
+    damage(&deltas[299]);
+    assert_eq!(run(&[&newest], NEWEST).0, 65);
+}
+
+fn decoded(base64: &str) -> String {
+    let bytes = base64::Engine::decode(&base64::engine::general_purpose::STANDARD, base64);
+    String::from_utf8(bytes.unwrap()).unwrap()
 }
