@@ -174,8 +174,8 @@ fn in_words(o: &Outcome) -> String {
         );
     }
     s.push('\n');
-    // What failed or is locked stands by itself: it must not vanish among the others.
-    let mut goes: BTreeMap<(Decision, &str, bool), Vec<String>> = BTreeMap::new();
+    // Each fate stands by itself: what failed must not vanish among the others.
+    let mut goes: BTreeMap<(Decision, &str, Option<u8>), Vec<String>> = BTreeMap::new();
     for x in o.objects.iter().filter(|x| x.decision != Decision::Keep) {
         let fate = match x.fate {
             None | Some(Fate::Done) => String::new(),
@@ -190,8 +190,7 @@ fn in_words(o: &Outcome) -> String {
             Some(Fate::Waiting) => ", waits for another".to_owned(),
             Some(Fate::Changed) => ", kept: it was changed meanwhile".to_owned(),
         };
-        let stays = !matches!(x.fate, None | Some(Fate::Done));
-        goes.entry((x.decision, x.reason, stays))
+        goes.entry((x.decision, x.reason, x.fate.map(|fate| fate as u8)))
             .or_default()
             .push(format!("{}: {}{fate}", x.path, x.explanation));
     }

@@ -5,10 +5,10 @@
 
 use crate::bolt::Database;
 use crate::bucket::chain::{self, Chain, Choice, KnownBases};
-use crate::bucket::delta::Event;
 use crate::bucket::timeline::{self, Timeline};
-use crate::bucket::{Snapshot, SnapshotName};
+use crate::bucket::{Catalog, Snapshot, SnapshotName};
 use crate::error::{Error, Reason, Result};
+use crate::job::moment::{self, Each, Moment};
 use crate::job::replay::{Step, replay};
 use crate::job::scan::{Scan, TAGS_UNREADABLE};
 use crate::job::{Context, Spool, space};
@@ -17,7 +17,6 @@ use crate::mvcc::{
 };
 use crate::shorten;
 use chrono::{DateTime, TimeDelta, Utc};
-use std::collections::VecDeque;
 use std::path::Path;
 
 /// Changes held in memory before they go to the temporary directory.
@@ -209,6 +208,11 @@ impl Source {
         self.steps.iter().map(|s| &s.snapshot)
     }
 
+    /// The deltas with the revisions that count of each, in order.
+    pub(super) fn steps(&self) -> &[Step] {
+        &self.steps
+    }
+
     /// The newest snapshot that takes part.
     pub fn newest_name(&self) -> Option<&SnapshotName> {
         let newest = self.deltas().next_back();
@@ -243,57 +247,21 @@ impl Source {
         space::estimate(base, self.deltas())
     }
 
-    /// Calls `each` for every event that the fold takes, in order.
-    fn for_each_event(
-        &self,
-        ctx: &Context,
-        mut each: impl FnMut(&Event<'_>) -> Result<()>,
-    ) -> Result<()> {
-        for step in &self.steps {
-            let at = ctx.at(&step.snapshot);
-            let mut delta = ctx.delta(&step.snapshot)?;
-            while let Some(e) = delta.next().map_err(&at)? {
-                if e.main > step.after
-                    && e.main <= step.until
-                    && let Err(e) = each(&e)
-                {
-                    return Err(at(delta.explain(e)));
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// The newest revision whose events are at least `age` older than the last event.
     fn too_old(&self, ctx: &Context, age: std::time::Duration) -> Result<Option<Revision>> {
+        let read = |nth: usize, each: &mut Each<'_>| events(ctx, &self.steps[nth], each);
+        let Some(now) = moment::latest(&self.steps, read)? else {
+            return Ok(None);
+        };
         let age = TimeDelta::from_std(age).unwrap_or(TimeDelta::MAX);
-        let mut now = DateTime::<Utc>::MIN_UTC;
-        // The revisions that are young enough so far, by the time they were seen.
-        let mut young: VecDeque<(DateTime<Utc>, Revision)> = VecDeque::new();
-        let mut cutoff = None;
-        let old_at = |now: DateTime<Utc>| now.checked_sub_signed(age);
-        self.for_each_event(ctx, |e| {
-            now = now.max(e.instant()?);
-            match young.back_mut() {
-                Some(back) if back.0 == now => back.1 = e.main,
-                _ => young.push_back((now, e.main)),
-            }
-            while let Some(&(seen, revision)) = young.front()
-                && old_at(now).is_some_and(|old| seen <= old)
-            {
-                cutoff = Some(revision);
-                young.pop_front();
-            }
-            Ok(())
-        })?;
-        if cutoff.is_none() && now > DateTime::<Utc>::MIN_UTC {
-            // The base's events have no times, but they are older than the base.
-            let made = self.base_snapshot().map(|s| s.name.created_at());
-            if old_at(now).is_some_and(|old| made.is_some_and(|made| made <= old)) {
-                cutoff = Some(self.base.revision);
-            }
-        }
-        Ok(cutoff)
+        let Some(time) = now.checked_sub_signed(age) else {
+            return Ok(None);
+        };
+        let moment = Moment::look_for(&self.steps, time, read)?;
+        // The base's events have no times, but they are older than the base.
+        let made = self.base_snapshot().map(|s| s.name.created_at());
+        let by_base = made.filter(|&made| made <= time);
+        Ok(moment.found.or(by_base.map(|_| self.base.revision)))
     }
 
     /// The compacted revision of a result that keeps so much history.
@@ -334,7 +302,19 @@ impl Source {
         detach_leases: bool,
         to: impl FnOnce(Fold<'static>) -> Result<Fold<'f>>,
     ) -> Result<(Fold<'f>, u64)> {
-        let options = FoldOptions {
+        let options = self.fold_options(ctx, compact, keys, detach_leases);
+        let fold = Fold::new(options.clone(), &self.db).map_err(self.at_base(ctx))?;
+        replay(ctx, &self.steps, &options, to(fold)?)
+    }
+
+    fn fold_options(
+        &self,
+        ctx: &Context,
+        compact: Revision,
+        keys: KeyRange,
+        detach_leases: bool,
+    ) -> FoldOptions {
+        FoldOptions {
             target: self.target,
             compact,
             keys,
@@ -342,9 +322,7 @@ impl Source {
             base: self.base,
             temp_dir: ctx.temp(),
             buffer_bytes: CHANGE_BUFFER_BYTES,
-        };
-        let fold = Fold::new(options.clone(), &self.db).map_err(self.at_base(ctx))?;
-        replay(ctx, &self.steps, &options, to(fold)?)
+        }
     }
 
     /// Hands every one of `keys` that is alive to `each`, in the order of their newest revisions.
@@ -355,9 +333,30 @@ impl Source {
         &self,
         ctx: &Context,
         keys: KeyRange,
-        mut each: impl FnMut(&KeyValue<'_>) -> Result<()>,
+        each: impl FnMut(&KeyValue<'_>) -> Result<()>,
     ) -> Result<()> {
         let (fold, _) = self.fold(ctx, self.target, keys, false)?;
+        self.hand_on(ctx, fold, each)
+    }
+
+    /// As [`for_each_live`](Self::for_each_live), as if no delta changed one of `keys`.
+    pub(super) fn for_each_live_in_base(
+        &self,
+        ctx: &Context,
+        keys: KeyRange,
+        each: impl FnMut(&KeyValue<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let options = self.fold_options(ctx, self.target, keys, false);
+        let fold = Fold::new(options, &self.db).map_err(self.at_base(ctx))?;
+        self.hand_on(ctx, fold, each)
+    }
+
+    fn hand_on(
+        &self,
+        ctx: &Context,
+        fold: Fold<'_>,
+        mut each: impl FnMut(&KeyValue<'_>) -> Result<()>,
+    ) -> Result<()> {
         fold.finish(&self.db, |r| {
             ctx.store.cancel().check()?;
             if r.rk.tombstone {
@@ -371,6 +370,35 @@ impl Source {
         })?;
         Ok(())
     }
+}
+
+/// All deltas of a timeline that add a revision, in order, across gaps.
+pub(super) fn all_steps(catalog: &Catalog, timeline: &Timeline) -> Vec<Step> {
+    chain::all_links(catalog, timeline)
+        .into_iter()
+        .map(|link| Step {
+            snapshot: catalog.snapshots[link.snapshot].clone(),
+            after: Revision::NONE,
+            until: link.until,
+        })
+        .collect()
+}
+
+/// Hands the events of a step to `each`, until it says false.
+fn events(ctx: &Context, step: &Step, each: &mut Each<'_>) -> Result<()> {
+    let at = ctx.at(&step.snapshot);
+    let mut delta = ctx.delta(&step.snapshot)?;
+    while let Some(e) = delta.next().map_err(&at)? {
+        if e.main <= step.after || e.main > step.until {
+            continue;
+        }
+        match each(&e) {
+            Ok(true) => {}
+            Ok(false) => break,
+            Err(e) => return Err(at(delta.explain(e))),
+        }
+    }
+    Ok(())
 }
 
 /// Chooses the timeline of that ID, or the newest where `None`. Gives what an operator should know, too.
@@ -563,48 +591,19 @@ impl<'a> Chooser<'a> {
 
     /// The revision of the last event whose time is not after `time`.
     ///
-    /// Events tell, from the oldest delta on, since clocks that run backward count from there.
-    /// Where no event is left, a full tells by when it was made.
+    /// Events tell, across gaps. Where no event is left, a full tells by when it was made.
     fn revision_at(&mut self, timeline: &Timeline, time: DateTime<Utc>) -> Result<Revision> {
         let scan = self.scan;
         let catalog = &scan.catalog;
-        let mut now = DateTime::<Utc>::MIN_UTC;
-        let mut found = None;
-        let mut first_after = None;
-        // Damage is only in the way where it hides the answer: no event after it counts as before
-        // `time`.
-        let mut lost = None;
-        'links: for link in chain::all_links(catalog, timeline) {
-            let snapshot = &catalog.snapshots[link.snapshot];
-            let at = self.ctx.at(snapshot);
-            let mut events = self.ctx.delta(snapshot)?;
-            loop {
-                let e = match events.next() {
-                    Ok(Some(e)) => e,
-                    Ok(None) => continue 'links,
-                    Err(e) if e.reason().is_bad_data() => {
-                        lost = Some(at(e));
-                        continue 'links;
-                    }
-                    Err(e) => return Err(at(e)),
-                };
-                if e.main > link.until || found.is_some_and(|f| e.main < f) {
-                    continue;
-                }
-                now = now.max(e.instant().map_err(&at)?);
-                if now > time {
-                    // A transaction counts whole, from its first event on.
-                    let begun = found == Some(e.main);
-                    first_after = Some(if begun { e.main.next() } else { e.main });
-                    break 'links;
-                }
-                found = Some(e.main);
-                lost = None;
-            }
-        }
-        if let Some(e) = lost {
-            return Err(e);
-        }
+        let steps = all_steps(catalog, timeline);
+        let Moment {
+            found,
+            first_after,
+            now,
+            ..
+        } = Moment::look_for(&steps, time, |nth, each| {
+            events(self.ctx, &steps[nth], each)
+        })?;
         let by_full = chain::bases(catalog, timeline)
             .into_iter()
             .map(|i| &catalog.snapshots[i].name)

@@ -8,6 +8,7 @@ mod documents;
 mod fold_equals_model;
 mod forked_history;
 mod fuzz_corpus;
+mod long_chains;
 mod manifests;
 mod metrics;
 mod odd_buckets;

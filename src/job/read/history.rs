@@ -3,19 +3,21 @@
 //! All deltas are read, the oldest full, and where deltas are missing the fulls behind the hole. It
 //! does not check that versions follow each other: what is recorded is told. `cli` calls it.
 
-use super::SORT_BUFFER_BYTES;
+use super::{SORT_BUFFER_BYTES, versions};
 use crate::bolt::{Database, ReadAt};
-use crate::bucket::Snapshot;
-use crate::bucket::chain::{self, KnownBases, Link, Range};
+use crate::bucket::chain::{self, KnownBases, Range};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
+use crate::job::first::first;
+use crate::job::replay::Step;
 use crate::job::restore::Backup;
 use crate::job::scan::{Depth, scan};
 use crate::job::sorter::{Sorted, Sorter};
 use crate::job::source::{self, Request, Source};
 use crate::mvcc::history::key_bucket;
-use crate::mvcc::{Base, Change, KeyValue, RecordKey, Revision};
+use crate::mvcc::{Base, KeyValue, RecordKey, Revision};
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 /// What is known of a key's past.
 #[derive(Debug)]
@@ -138,10 +140,7 @@ impl Collector<'_> {
         let scan = scan(ctx, Depth::Doubtful)?;
         let (timeline, warnings) = source::choose_timeline(ctx, &scan, timeline)?;
         let snapshots = &scan.catalog.snapshots;
-        for link in chain::all_links(&scan.catalog, timeline) {
-            let snapshot = &snapshots[link.snapshot];
-            self.delta(ctx, snapshot, &link)?;
-        }
+        self.deltas(ctx, &source::all_steps(&scan.catalog, timeline))?;
         let mut fulls = chain::bases(&scan.catalog, timeline);
         fulls.reverse();
         let named: Vec<(usize, Revision)> = fulls
@@ -169,16 +168,20 @@ impl Collector<'_> {
         Ok((timeline.id.clone(), warnings))
     }
 
+    /// Takes a version of the snapshot that is the `nth` to tell: of two deltas that hold a version, the first
+    /// one counts.
     fn push(
         &mut self,
         at: (Revision, u32),
+        nth: usize,
         time: Option<&str>,
         kv: Option<&KeyValue<'_>>,
     ) -> Result<()> {
         self.any = true;
         let mut record = Vec::new();
         encode(time, kv, &mut record)?;
-        self.sorter.push(&encode_place(at, time.is_some()), &record)
+        self.sorter
+            .push(&encode_place(at, time.is_some(), nth), &record)
     }
 
     fn full<R: ReadAt>(
@@ -199,7 +202,7 @@ impl Collector<'_> {
             let kv = KeyValue::decode(e.value)?;
             if kv.key == self.key {
                 let put = (!rk.tombstone).then_some(&kv);
-                self.push((rk.main, rk.sub), None, put)?;
+                self.push((rk.main, rk.sub), 0, None, put)?;
             }
         }
         // Of what is at or below the compacted revision only each key's newest is left.
@@ -211,34 +214,25 @@ impl Collector<'_> {
         Ok(())
     }
 
-    fn delta(&mut self, ctx: &Context, snapshot: &Snapshot, link: &Link) -> Result<()> {
-        let at = ctx.at(snapshot);
-        let mut delta = ctx.delta(snapshot)?;
-        let mut value = Vec::new();
-        while let Some(e) = delta.next().map_err(&at)? {
-            if e.main > link.until || e.change.key() != self.key {
-                continue;
-            }
-            value.clear();
-            let mut take = || {
+    /// Reads deltas, several at once.
+    fn deltas(&mut self, ctx: &Context, steps: &[Step]) -> Result<()> {
+        let key = self.key;
+        let long_events = Mutex::new(());
+        let found = Mutex::new(&mut *self);
+        first(ctx.threads, steps.len(), |nth| {
+            versions(ctx, &steps[nth], key, &long_events, |e, kv| {
                 e.instant()?;
-                e.change.append_value(e.main, &mut value)?;
-                let kv = match e.change {
-                    Change::Put(kv) | Change::PutBase64(kv) => Some(KeyValue {
-                        value: &value,
-                        ..kv
-                    }),
-                    Change::Delete { .. } => None,
-                };
-                self.push((e.main, e.sub), Some(e.time), kv.as_ref())
-            };
-            if let Err(e) = take() {
-                return Err(at(delta.explain(e)));
-            }
+                let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
+                found.push((e.main, e.sub), nth, Some(e.time), kv)
+            })?;
+            Ok(None::<()>)
+        })?;
+        for step in steps {
+            let name = &step.snapshot.name;
+            let last = name.last.min(step.until);
+            self.covered.push((name.start, last));
+            self.newest = self.newest.max(last);
         }
-        let last = snapshot.name.last.min(link.until);
-        self.covered.push((snapshot.name.start, last));
-        self.newest = self.newest.max(last);
         Ok(())
     }
 }
@@ -278,12 +272,14 @@ fn uncovered(covered: &[Range], newest: Revision) -> Vec<Range> {
     holes
 }
 
-/// What versions are sorted by: main 8, sub 4, and 0 for a delta's, so that it comes before a full's.
-fn encode_place((main, sub): (Revision, u32), has_time: bool) -> [u8; 13] {
-    let mut b = [0; 13];
+/// What versions are sorted by: main 8, sub 4, 0 for a delta's, so that it comes before a full's, and 8 for the
+/// snapshot's place among its kind.
+fn encode_place((main, sub): (Revision, u32), has_time: bool, nth: usize) -> [u8; 21] {
+    let mut b = [0; 21];
     b[..8].copy_from_slice(&main.0.to_be_bytes());
     b[8..12].copy_from_slice(&sub.to_be_bytes());
     b[12] = u8::from(!has_time);
+    b[13..].copy_from_slice(&(nth as u64).to_be_bytes());
     b
 }
 
@@ -389,7 +385,9 @@ mod tests {
             assert_eq!((version.time, version.kv), (time, kv));
         }
         let place = (Revision(258), 7);
-        assert_eq!(decode_place(&encode_place(place, true)).unwrap(), place);
-        assert!(encode_place(place, true) < encode_place(place, false));
+        let first = encode_place(place, true, 256);
+        assert_eq!(decode_place(&first).unwrap(), place);
+        assert!(first < encode_place(place, true, 257));
+        assert!(encode_place(place, true, 257) < encode_place(place, false, 0));
     }
 }

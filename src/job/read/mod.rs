@@ -8,11 +8,15 @@ pub mod entry;
 pub mod history;
 pub mod kubernetes;
 
+use crate::bucket::delta::Event;
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
+use crate::job::first::first;
+use crate::job::replay::Step;
 use crate::job::sorter::{Sorted, Sorter};
 use crate::job::source::Source;
-use crate::mvcc::{KeyRange, KeyValue};
+use crate::mvcc::{Change, KeyRange, KeyValue};
+use std::sync::{Mutex, PoisonError};
 
 /// Bytes of records that are held in memory until they are in order.
 const SORT_BUFFER_BYTES: usize = 16 << 20;
@@ -59,7 +63,7 @@ impl Keys {
     }
 }
 
-/// Hands one key's newest record to `each`.
+/// Hands one key's newest record to `each`. Deltas are read from the newest on, until one changes the key.
 ///
 /// # Errors
 /// `KeyNotFound`; as [`Source::for_each_live`].
@@ -69,12 +73,31 @@ pub fn get(
     key: &[u8],
     mut each: impl FnMut(&KeyValue<'_>) -> Result<()>,
 ) -> Result<()> {
-    // What comes after it may still fail: it is handed on when all was read.
-    let mut found = Vec::new();
-    source.for_each_live(ctx, KeyRange::Key(key.to_vec()), |kv| {
-        kv.encode(&mut found);
-        Ok(())
+    let steps = source.steps();
+    let long_events = Mutex::new(());
+    // An empty record is that of a key that was deleted.
+    let changed = first(ctx.threads, steps.len(), |nth| {
+        let step = &steps[steps.len() - 1 - nth];
+        let mut newest: Option<Vec<u8>> = None;
+        versions(ctx, step, key, &long_events, |_, kv| {
+            let record = newest.get_or_insert_default();
+            record.clear();
+            if let Some(kv) = kv {
+                kv.encode(record);
+            }
+            Ok(())
+        })?;
+        Ok(newest)
     })?;
+    let unchanged = changed.is_none();
+    let mut found = changed.unwrap_or_default();
+    if unchanged {
+        // What comes after it may still fail: it is handed on when all was read.
+        source.for_each_live_in_base(ctx, KeyRange::Key(key.to_vec()), |kv| {
+            kv.encode(&mut found);
+            Ok(())
+        })?;
+    }
     if found.is_empty() {
         return Err(Error::new(
             Reason::KeyNotFound,
@@ -86,4 +109,43 @@ pub fn get(
         ));
     }
     each(&KeyValue::decode(&found)?)
+}
+
+/// Hands every change of `key` in a delta to `push`, with the record of a put. Of several that read at once, one
+/// holds `long_events` while it reads long events.
+fn versions(
+    ctx: &Context,
+    step: &Step,
+    key: &[u8],
+    long_events: &Mutex<()>,
+    mut push: impl FnMut(&Event<'_>, Option<&KeyValue<'_>>) -> Result<()>,
+) -> Result<()> {
+    let at = ctx.at(&step.snapshot);
+    let mut alone = None;
+    let mut delta = ctx.delta(&step.snapshot)?.with_leave(|| {
+        alone.get_or_insert_with(|| long_events.lock().unwrap_or_else(PoisonError::into_inner));
+        Ok(())
+    });
+    let mut value = Vec::new();
+    while let Some(e) = delta.next().map_err(&at)? {
+        if e.main <= step.after || e.main > step.until || e.change.key() != key {
+            continue;
+        }
+        value.clear();
+        let mut take = || {
+            e.change.append_value(e.main, &mut value)?;
+            let kv = match e.change {
+                Change::Put(kv) | Change::PutBase64(kv) => Some(KeyValue {
+                    value: &value,
+                    ..kv
+                }),
+                Change::Delete { .. } => None,
+            };
+            push(&e, kv.as_ref())
+        };
+        if let Err(e) = take() {
+            return Err(at(delta.explain(e)));
+        }
+    }
+    Ok(())
 }
