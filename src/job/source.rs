@@ -11,6 +11,7 @@ use crate::bucket::{Snapshot, SnapshotName};
 use crate::error::{Error, Reason, Result};
 use crate::job::replay::{Step, replay};
 use crate::job::scan::{Scan, TAGS_UNREADABLE};
+use crate::job::tags::{self, Ask};
 use crate::job::{Context, Spool, space};
 use crate::mvcc::{
     Base, Fold, FoldOptions, HashKv, KeepHistory, KeyRange, KeyValue, Revision, hash_kv,
@@ -21,6 +22,9 @@ use std::path::Path;
 
 /// Changes held in memory before they go to the temporary directory.
 const CHANGE_BUFFER_BYTES: usize = 16 << 20;
+
+/// Deltas whose tags are asked for at once, before they are read one by one.
+const TAGS_AHEAD: usize = 64;
 
 /// A point of a history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -57,6 +61,8 @@ pub struct Source {
     pub warnings: Vec<String>,
     full: Full,
     steps: Vec<Step>,
+    /// Deltas whose tags were not asked for.
+    tags_unread: Vec<String>,
 }
 
 /// Where the full is.
@@ -86,6 +92,7 @@ impl Source {
         timeline: &Timeline,
         chain: &Chain,
     ) -> Result<Source> {
+        scan.refuse_excluded(ctx, [chain.base])?;
         let (db, base) = ctx.full(&scan.catalog.snapshots[chain.base])?;
         Ok(Self::put_together(scan, timeline, chain, db, base))
     }
@@ -117,6 +124,7 @@ impl Source {
             warnings: Vec::new(),
             full: Full::Snapshot(snapshot(chain.base)),
             steps,
+            tags_unread: scan.unread_of(chain),
         }
     }
 
@@ -179,6 +187,7 @@ impl Source {
             warnings,
             full: Full::File(path.display().to_string()),
             steps: Vec::new(),
+            tags_unread: Vec::new(),
         })
     }
 
@@ -204,7 +213,7 @@ impl Source {
     }
 
     /// The deltas, in order.
-    pub fn deltas(&self) -> impl DoubleEndedIterator<Item = &Snapshot> {
+    pub fn deltas(&self) -> impl DoubleEndedIterator<Item = &Snapshot> + ExactSizeIterator {
         self.steps.iter().map(|s| &s.snapshot)
     }
 
@@ -221,6 +230,21 @@ impl Source {
             Full::File(path) if e.reason().is_bad_data() => e.at(path),
             Full::File(_) => e,
         }
+    }
+
+    /// What is to be said of a plan that nobody carries out, so that nothing looks at the tags of its deltas.
+    pub fn tags_warning(&self) -> Option<String> {
+        match self.tags_unread.len() {
+            0 => None,
+            n => Some(format!(
+                "the tags of {n} deltas of this plan were not read, since each is a request: a run looks at them as it reads the deltas, and plans again if one is excluded"
+            )),
+        }
+    }
+
+    /// Reads deltas, and fails if one turns out to be excluded.
+    fn read_deltas<T>(&self, ctx: &Context, read: impl FnOnce() -> Result<T>) -> Result<T> {
+        tags::unless_excluded(ctx, self.tags_unread.iter().map(String::as_str), read)
     }
 
     /// Whether the full is the state already.
@@ -271,19 +295,21 @@ impl Source {
         let mut young: VecDeque<(DateTime<Utc>, Revision)> = VecDeque::new();
         let mut cutoff = None;
         let old_at = |now: DateTime<Utc>| now.checked_sub_signed(age);
-        self.for_each_event(ctx, |e| {
-            now = now.max(e.instant()?);
-            match young.back_mut() {
-                Some(back) if back.0 == now => back.1 = e.main,
-                _ => young.push_back((now, e.main)),
-            }
-            while let Some(&(seen, revision)) = young.front()
-                && old_at(now).is_some_and(|old| seen <= old)
-            {
-                cutoff = Some(revision);
-                young.pop_front();
-            }
-            Ok(())
+        self.read_deltas(ctx, || {
+            self.for_each_event(ctx, |e| {
+                now = now.max(e.instant()?);
+                match young.back_mut() {
+                    Some(back) if back.0 == now => back.1 = e.main,
+                    _ => young.push_back((now, e.main)),
+                }
+                while let Some(&(seen, revision)) = young.front()
+                    && old_at(now).is_some_and(|old| seen <= old)
+                {
+                    cutoff = Some(revision);
+                    young.pop_front();
+                }
+                Ok(())
+            })
         })?;
         if cutoff.is_none() && now > DateTime::<Utc>::MIN_UTC {
             // The base's events have no times, but they are older than the base.
@@ -343,7 +369,8 @@ impl Source {
             buffer_bytes: CHANGE_BUFFER_BYTES,
         };
         let fold = Fold::new(options.clone(), &self.db).map_err(self.at_base(ctx))?;
-        replay(ctx, &self.steps, &options, to(fold)?)
+        let fold = to(fold)?;
+        self.read_deltas(ctx, || replay(ctx, &self.steps, &options, fold))
     }
 
     /// Hands every one of `keys` that is alive to `each`, in the order of their newest revisions.
@@ -548,7 +575,14 @@ impl<'a> Chooser<'a> {
             };
             let (db, base) = match open.take() {
                 Some((i, db, base)) if i == look_at => (db, base),
-                _ => self.ctx.full(&scan.catalog.snapshots[look_at])?,
+                _ => {
+                    let rests_on: Vec<usize> = match &choice {
+                        Choice::Found(chain) => tags::deciding_of(chain, Ask::Newest).collect(),
+                        Choice::Look(i) => vec![*i],
+                    };
+                    scan.refuse_excluded(self.ctx, rests_on)?;
+                    self.ctx.full(&scan.catalog.snapshots[look_at])?
+                }
             };
             match choice {
                 Choice::Found(chain) if known.contains_key(&look_at) => {
@@ -568,6 +602,17 @@ impl<'a> Chooser<'a> {
     /// Events tell, from the oldest delta on, since clocks that run backward count from there.
     /// Where no event is left, a full tells by when it was made.
     fn revision_at(&mut self, timeline: &Timeline, time: DateTime<Utc>) -> Result<Revision> {
+        let found = self.revision_by_events(timeline, time);
+        // What was read and has tags may be excluded, whatever came of reading it.
+        let paths = timeline.members.iter().map(|m| m.snapshot);
+        let paths = paths.map(|i| self.scan.catalog.snapshots[i].path.as_str());
+        match tags::refuse_noted(self.ctx, paths) {
+            Err(e) if found.is_ok() || e.plans_again() => Err(e),
+            _ => found,
+        }
+    }
+
+    fn revision_by_events(&mut self, timeline: &Timeline, time: DateTime<Utc>) -> Result<Revision> {
         let scan = self.scan;
         let catalog = &scan.catalog;
         let mut now = DateTime::<Utc>::MIN_UTC;
@@ -576,7 +621,13 @@ impl<'a> Chooser<'a> {
         // Damage is only in the way where it hides the answer: no event after it counts as before
         // `time`.
         let mut lost = None;
-        'links: for link in chain::all_links(catalog, timeline) {
+        let links = chain::all_links(catalog, timeline);
+        'links: for (n, link) in links.iter().enumerate() {
+            // Where a read does not tell of tags, they are asked for before it, many at once.
+            if n % TAGS_AHEAD == 0 && !self.ctx.store.tells_tags() {
+                let ahead = links[n..].iter().take(TAGS_AHEAD).map(|l| l.snapshot);
+                scan.refuse_excluded(self.ctx, ahead)?;
+            }
             let snapshot = &catalog.snapshots[link.snapshot];
             let at = self.ctx.at(snapshot);
             let mut events = self.ctx.delta(snapshot)?;

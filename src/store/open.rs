@@ -15,6 +15,7 @@ use super::Store;
 use super::errors::store_error;
 use super::exclude::ExcludeTags;
 use super::signed::Wire;
+use super::tagged::{Noting, Tagged};
 use crate::error::{Error, Reason, Result};
 use object_store::client::{Certificate, HttpConnector, ReqwestConnector};
 use object_store::local::LocalFileSystem;
@@ -72,6 +73,8 @@ struct Place {
 #[derive(Clone)]
 struct Means {
     retry: RetryConfig,
+    /// What the answers to reads tell of tags.
+    tagged: Arc<Tagged>,
     /// Beside the system's.
     certificates: Vec<Certificate>,
     secret: Option<Source>,
@@ -186,6 +189,7 @@ impl Means {
                 max_retries: 5,
                 retry_timeout: Duration::from_secs(60),
             },
+            tagged: Arc::default(),
             certificates: Vec::new(),
             secret: Source::from_env(variable),
             options: Vec::new(),
@@ -265,6 +269,14 @@ impl Means {
             client = client.with_root_certificate(certificate.clone());
         }
         client
+    }
+
+    /// What connects a store that tells tags with what is read.
+    fn noting(&self) -> Noting<ReqwestConnector> {
+        Noting {
+            inner: ReqwestConnector::default(),
+            tagged: Arc::clone(&self.tagged),
+        }
     }
 
     /// What sends requests of ours: they go the same way as all others.

@@ -11,4 +11,5 @@ mod fuzz_corpus;
 mod manifests;
 mod metrics;
 mod odd_buckets;
+mod request_counts;
 mod restore_candidates;

@@ -13,6 +13,7 @@ use crate::job::restore::Backup;
 use crate::job::scan::{Depth, scan};
 use crate::job::sorter::{Sorted, Sorter};
 use crate::job::source::{self, Request, Source};
+use crate::job::tags::{unless_excluded, without_excluded};
 use crate::mvcc::history::key_bucket;
 use crate::mvcc::{Base, Change, KeyValue, RecordKey, Revision};
 use std::path::Path;
@@ -51,6 +52,10 @@ impl History {
     /// `KeyNotFound` where there is none; `NoSnapshots`, `NoSuchTimeline`, `InterleavedTimelines`; what
     /// damaged snapshots give; the store's; `Io`, `NoSpace`, `Terminated`.
     pub fn read(backup: &Backup, timeline: Option<&str>, key: &[u8]) -> Result<History> {
+        without_excluded(|| Self::try_read(backup, timeline, key))
+    }
+
+    fn try_read(backup: &Backup, timeline: Option<&str>, key: &[u8]) -> Result<History> {
         let ctx = backup.context()?;
         let mut found = Collector {
             key,
@@ -138,10 +143,14 @@ impl Collector<'_> {
         let scan = scan(ctx, Depth::Doubtful)?;
         let (timeline, warnings) = source::choose_timeline(ctx, &scan, timeline)?;
         let snapshots = &scan.catalog.snapshots;
-        for link in chain::all_links(&scan.catalog, timeline) {
-            let snapshot = &snapshots[link.snapshot];
-            self.delta(ctx, snapshot, &link)?;
-        }
+        let links = chain::all_links(&scan.catalog, timeline);
+        let paths = links.iter().map(|l| snapshots[l.snapshot].path.as_str());
+        unless_excluded(ctx, paths.filter(|_| scan.tags_unread > 0), || {
+            for link in &links {
+                self.delta(ctx, &snapshots[link.snapshot], link)?;
+            }
+            Ok(())
+        })?;
         let mut fulls = chain::bases(&scan.catalog, timeline);
         fulls.reverse();
         let named: Vec<(usize, Revision)> = fulls
@@ -153,6 +162,7 @@ impl Collector<'_> {
         }
         let mut read = KnownBases::new();
         while let Some(i) = full_to_read(&named, &read, &uncovered(&self.covered, self.newest)) {
+            scan.refuse_excluded(ctx, [i])?;
             let (db, base) = ctx.full(&snapshots[i])?;
             let until = timeline.members.iter().find(|m| m.snapshot == i);
             let until = until.map_or(Revision(i64::MAX), |m| m.until);

@@ -40,10 +40,11 @@ pub(super) fn open(place: &Place, means: Means, handle: Handle) -> Result<Store>
         is_emulator: is_set(AzureConfigKey::UseEmulator),
     };
     let unsigned = is_set(AzureConfigKey::SkipSignature);
+    let tagged = means.tagged.clone();
     let store = builder.build().map_err(|e| misconfigured(&place.what, e))?;
     let store = Arc::new(store);
     let tags = match Azure::new(store.clone(), wire, &server) {
-        Some(own) if !unsigned => ExcludeTags::azure(Arc::new(own)),
+        Some(own) if !unsigned => ExcludeTags::azure(Arc::new(own)).with_tagged(tagged),
         _ => ExcludeTags::none(),
     };
     Ok(place.store(store, tags, handle))
@@ -56,7 +57,8 @@ fn configure(
 ) -> Result<(MicrosoftAzureBuilder, ClientOptions)> {
     let mut builder = MicrosoftAzureBuilder::from_env()
         .with_url(&place.url)
-        .with_retry(means.retry.clone());
+        .with_retry(means.retry.clone())
+        .with_http_connector(means.noting());
     let mut settings = means.timeouts();
     if let Some(secret) = secret {
         settings.extend(from_secret(secret)?);

@@ -50,10 +50,14 @@ pub(super) fn open(place: &Place, mut means: Means, handle: Handle) -> Result<St
     };
     let wire = means.wire(&client, &place.what)?;
     let base = builder.get_config_value(&GoogleConfigKey::BaseUrl);
+    let tagged = means.tagged.clone();
     let store = builder.build().map_err(|e| misconfigured(&place.what, e))?;
     let store = Arc::new(store);
     let own = Gcs::new(store.clone(), wire, &place.bucket, base);
-    Ok(place.store(store, ExcludeTags::gcs(Arc::new(own)), handle))
+    // It shows all metadata with an object.
+    tagged.set_tells();
+    let tags = ExcludeTags::gcs(Arc::new(own)).with_tagged(tagged);
+    Ok(place.store(store, tags, handle))
 }
 
 fn no_key(secret: &Secret) -> crate::error::Error {
@@ -80,7 +84,8 @@ fn configure(
 ) -> Result<(GoogleCloudStorageBuilder, ClientOptions)> {
     let mut builder = GoogleCloudStorageBuilder::from_env()
         .with_url(&place.url)
-        .with_retry(means.retry.clone());
+        .with_retry(means.retry.clone())
+        .with_http_connector(means.noting());
     let mut settings = means.timeouts();
     if let Some(secret) = secret {
         settings.extend(from_secret(secret)?);

@@ -50,6 +50,7 @@ pub(super) fn open(place: &Place, means: Means, handle: Handle) -> Result<Store>
     // The crate tells the key of this setting by its name alone.
     let encryption = config_key::<AmazonS3ConfigKey>("aws_server_side_encryption")?;
     let own_key = setting(encryption).as_deref() == Some("sse-c");
+    let tagged = means.tagged.clone();
     let store = builder.build().map_err(|e| misconfigured(&place.what, e))?;
     let store = Arc::new(store);
     let store = if unsigned {
@@ -57,7 +58,11 @@ pub(super) fn open(place: &Place, means: Means, handle: Handle) -> Result<Store>
     } else {
         let wire = means.wire(&client, &place.what)?;
         let own = Arc::new(S3::new(store.clone(), wire, region, request_payer));
-        let tags = ExcludeTags::s3(own.clone());
+        // AWS documents that it does, to who may read tags.
+        if !own_server {
+            tagged.set_tells();
+        }
+        let tags = ExcludeTags::s3(own.clone()).with_tagged(tagged);
         place.store(store, tags, handle).with_s3(own)
     };
     // By ranges only what we sign, and without a key that each request would have to show.
@@ -89,6 +94,7 @@ fn configure(
     let mut builder = from_env(means, secret)
         .with_url(&place.url)
         .with_retry(means.retry.clone())
+        .with_http_connector(means.noting())
         .with_copy_if_not_exists(S3CopyIfNotExists::Multipart);
     let mut certificates = means.certificates.clone();
     let mut settings = means.timeouts();
