@@ -63,6 +63,7 @@ fn label(ability: Ability) -> &'static str {
         Ability::ConditionalCopy => "copy if free",
         Ability::LargestCopy => "largest copy",
         Ability::ExcludeTag => "tags",
+        Ability::TagCount => "told of tags",
         Ability::Versioning => "versions",
         Ability::ObjectLock => "object lock",
         Ability::Clock => "clock",

@@ -28,7 +28,7 @@ fn table(outcome: &Value) -> Table {
         (name, (state, c["is_problem"].as_bool().unwrap()))
     };
     let table: Table = checks.iter().map(row).collect();
-    assert_eq!(table.len(), 13, "{outcome}");
+    assert_eq!(table.len(), 14, "{outcome}");
     table
 }
 
@@ -93,7 +93,7 @@ async fn is_honest(s3: &S3) {
         assert_eq!(those(&table, "Absent"), absent, "{bucket}: {outcome}");
         assert_eq!(
             those(&table, "Works").len() + absent.len(),
-            13,
+            14,
             "{bucket}: {outcome}"
         );
         nothing_is_left(s3, bucket).await;
@@ -116,7 +116,7 @@ async fn minio_is_honest() {
         (code, outcome["reason"].as_str()),
         (78, Some("Configuration"))
     );
-    assert_eq!(those(&table(&outcome), "NotTried").len(), 11, "{outcome}");
+    assert_eq!(those(&table(&outcome), "NotTried").len(), 12, "{outcome}");
     let message = outcome["message"].as_str().unwrap();
     assert!(message.contains("GOVERNANCE, 1 days"), "{message}");
     nothing_is_left(&s3, "locked").await;
@@ -137,7 +137,10 @@ fn a_folder_is_honest() {
     assert_eq!(code, 0, "{outcome} {stderr}");
     let table = table(&outcome);
     let absent = those(&table, "Absent");
-    assert_eq!(absent, ["ExcludeTag", "ObjectLock", "Versioning"]);
+    assert_eq!(
+        absent,
+        ["ExcludeTag", "ObjectLock", "TagCount", "Versioning"]
+    );
     assert_eq!(those(&table, "Works").len(), 10, "{outcome}");
     let left: Vec<_> = std::fs::read_dir(folder.path())
         .unwrap()
@@ -155,7 +158,7 @@ fn each_lie_is_found_and_nothing_is_left() {
         lies
     };
     let conditions = ["ConditionalCopy", "ConditionalCreate", "ConditionalUpdate"];
-    let cases: [(Lies, &str, &[&str], i32); 10] = [
+    let cases: [(Lies, &str, &[&str], i32); 11] = [
         (honest, "Lies", &[], 0),
         (
             lies(|l| l.ignores_conditions = true),
@@ -173,6 +176,12 @@ fn each_lie_is_found_and_nothing_is_left() {
             lies(|l| l.refuses_conditions = true),
             "Refused",
             &conditions,
+            0,
+        ),
+        (
+            lies(|l| l.hides_tag_counts = true),
+            "Absent",
+            &["ObjectLock", "TagCount", "Versioning"],
             0,
         ),
         (lies(|l| l.forgets_tags = true), "Lies", &["ExcludeTag"], 0),
