@@ -19,6 +19,7 @@ use crate::mvcc::{
 use chrono::{DateTime, TimeDelta, Utc};
 use std::collections::VecDeque;
 use std::path::Path;
+use std::sync::OnceLock;
 
 /// Changes held in memory before they go to the temporary directory.
 const CHANGE_BUFFER_BYTES: usize = 16 << 20;
@@ -63,6 +64,8 @@ pub struct Source {
     steps: Vec<Step>,
     /// Deltas whose tags were not asked for.
     tags_unread: Vec<String>,
+    /// They were read, or asked for, and none is excluded.
+    tags_known: OnceLock<()>,
 }
 
 /// Where the full is.
@@ -125,6 +128,7 @@ impl Source {
             full: Full::Snapshot(snapshot(chain.base)),
             steps,
             tags_unread: scan.unread_of(chain),
+            tags_known: OnceLock::new(),
         }
     }
 
@@ -188,6 +192,7 @@ impl Source {
             full: Full::File(path.display().to_string()),
             steps: Vec::new(),
             tags_unread: Vec::new(),
+            tags_known: OnceLock::new(),
         })
     }
 
@@ -244,7 +249,12 @@ impl Source {
 
     /// Reads deltas, and fails if one turns out to be excluded.
     fn read_deltas<T>(&self, ctx: &Context, read: impl FnOnce() -> Result<T>) -> Result<T> {
-        tags::unless_excluded(ctx, self.tags_unread.iter().map(String::as_str), read)
+        if self.tags_known.get().is_some() {
+            return read();
+        }
+        let done = tags::unless_excluded(ctx, self.tags_unread.iter().map(String::as_str), read)?;
+        let _ = self.tags_known.set(());
+        Ok(done)
     }
 
     /// Whether the full is the state already.
