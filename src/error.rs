@@ -237,6 +237,7 @@ impl fmt::Display for Reason {
 pub struct Error {
     reason: Reason,
     message: String,
+    plans_again: bool,
 }
 
 /// What everything here returns.
@@ -248,6 +249,28 @@ impl Error {
         Error {
             reason,
             message: message.into(),
+            plans_again: false,
+        }
+    }
+
+    /// What a plan relied on turned out to be excluded: the same run can plan again without it.
+    pub(crate) fn plan_again(message: impl Into<String>) -> Self {
+        Error {
+            plans_again: true,
+            ..Error::new(Reason::SnapshotVanished, message)
+        }
+    }
+
+    /// Whether it is of [`plan_again`](Self::plan_again).
+    pub(crate) fn plans_again(&self) -> bool {
+        self.plans_again
+    }
+
+    /// The same error once more.
+    pub(crate) fn again(&self) -> Self {
+        Error {
+            message: self.message.clone(),
+            ..*self
         }
     }
 

@@ -8,6 +8,7 @@ use crate::job::apply::{
     Difference, KeyName, MAX_REQUEST_BYTES, MAX_TXN_OPS, Options, Outcome, Status, Verb, run,
 };
 use crate::job::read::Keys;
+use crate::job::tags::without_excluded;
 use crate::mvcc::KeyRange;
 use crate::store::Cancel;
 use clap::Args;
@@ -79,16 +80,20 @@ impl ApplyArgs {
         // First what fails fast.
         let client = self.live.connect(cancel)?;
         let backup = self.backup.backup(cancel)?;
-        let (ctx, source) = backup.open(&self.state.request())?;
+        let keys = KeyRange::Prefix(self.prefix.as_bytes().to_vec());
+        let (source, mut wanted) = without_excluded(|| {
+            let (ctx, source) = backup.open(&self.state.request())?;
+            let wanted = Keys::read(ctx, &source, keys.clone())?;
+            Ok((source, wanted))
+        })?;
         let options = Options {
-            keys: KeyRange::Prefix(self.prefix.as_bytes().to_vec()),
+            keys,
             revision: source.target,
             execute: self.execute,
             delete_extra: self.delete_extra,
             max_txn_ops: self.max_txn_ops as usize,
             max_request_bytes: self.max_request_bytes as usize,
         };
-        let mut wanted = Keys::read(ctx, &source, options.keys.clone())?;
         let (mut outcome, error) = run(
             &client,
             cancel,

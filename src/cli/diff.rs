@@ -7,6 +7,7 @@ use crate::job::read::diff::Diff;
 use crate::job::read::entry::{Change, Kind};
 use crate::job::read::kubernetes::Object;
 use crate::job::source::{Request, Source, Target};
+use crate::job::tags::without_excluded;
 use crate::mvcc::{KeyRange, Revision};
 use crate::store::Cancel;
 use clap::Args;
@@ -71,11 +72,14 @@ impl DiffArgs {
             target,
             timeline: self.timeline.clone(),
         };
-        let (ctx, old) = backup.open(&request(self.from))?;
-        let (_, new) = backup.open(&request(self.to.unwrap_or_default()))?;
         let prefix = self.prefix.as_ref().map(|p| p.as_bytes().to_vec());
         let range = KeyRange::Prefix(prefix.unwrap_or_default());
-        let mut diff = Diff::read(ctx, &old, &new, &range)?;
+        let (old, new, mut diff) = without_excluded(|| {
+            let (ctx, old) = backup.open(&request(self.from))?;
+            let (_, new) = backup.open(&request(self.to.unwrap_or_default()))?;
+            let diff = Diff::read(ctx, &old, &new, &range)?;
+            Ok((old, new, diff))
+        })?;
         let mut out = Stream::new();
         let printed = match output {
             Output::Json => print_json(cancel, &old, &new, &mut diff, &mut out),

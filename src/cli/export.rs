@@ -5,6 +5,7 @@ use super::{BackupArgs, StateArgs};
 use crate::error::Result;
 use crate::job::read::Keys;
 use crate::job::read::entry::Entry;
+use crate::job::tags::without_excluded;
 use crate::mvcc::KeyRange;
 use crate::store::Cancel;
 use clap::Args;
@@ -46,10 +47,12 @@ impl ExportArgs {
 
     fn print(&self, cancel: &Cancel, out: &mut Stream) -> Result<()> {
         let backup = self.backup.backup(cancel)?;
-        let (ctx, source) = backup.open(&self.state.request())?;
         let prefix = self.prefix.as_ref().map(|p| p.as_bytes().to_vec());
         let range = KeyRange::Prefix(prefix.unwrap_or_default());
-        let mut keys = Keys::read(ctx, &source, range)?;
+        let mut keys = without_excluded(|| {
+            let (ctx, source) = backup.open(&self.state.request())?;
+            Keys::read(ctx, &source, range.clone())
+        })?;
         while keys.advance()? {
             cancel.check()?;
             out.line(&Entry::of(&keys.current()?))?;

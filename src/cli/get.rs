@@ -7,6 +7,7 @@ use crate::job::Context;
 use crate::job::read::entry::Entry;
 use crate::job::read::{self, Keys};
 use crate::job::source::Source;
+use crate::job::tags::without_excluded;
 use crate::mvcc::{KeyRange, KeyValue, Revision};
 use crate::store::Cancel;
 use clap::Args;
@@ -79,9 +80,11 @@ impl GetArgs {
             ));
         }
         let backup = self.backup.backup(cancel)?;
-        let (ctx, source) = backup.open(&self.state.request())?;
         let mut out = Stream::new();
-        let printed = self.print(ctx, &source, output, &mut out);
+        let printed = without_excluded(|| {
+            let (ctx, source) = backup.open(&self.state.request())?;
+            self.print(ctx, &source, output, &mut out)
+        });
         out.end(printed)
     }
 

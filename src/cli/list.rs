@@ -26,11 +26,18 @@ pub(super) struct ListArgs {
     /// Read the contents too, not only the names
     #[arg(long, env = "DELTAFOLD_DEEP", value_parser = super::yes_or_no)]
     deep: bool,
+    /// Read the tags of all snapshots, to show each that is excluded: a request each
+    #[arg(long, env = "DELTAFOLD_ALL_TAGS", value_parser = super::yes_or_no)]
+    all_tags: bool,
 }
 
 impl ListArgs {
     pub(super) fn run(&self, ctx: &Context, output: Output) -> Result<()> {
-        let outcome = run(ctx, Options { deep: self.deep })?;
+        let options = Options {
+            deep: self.deep,
+            all_tags: self.all_tags,
+        };
+        let outcome = run(ctx, options)?;
         print_outcome(output, &outcome, in_words)
     }
 }

@@ -394,7 +394,7 @@ fn yes_or_no(s: &str) -> Result<bool, String> {
 }
 
 /// Flags of which one excludes the other.
-const EXCLUSIVE: [(&str, &str); 10] = [
+const EXCLUSIVE: [(&str, &str); 11] = [
     ("store", "snapshot"),
     ("revision", "time"),
     ("data_dir", "to_snapshot"),
@@ -404,6 +404,7 @@ const EXCLUSIVE: [(&str, &str); 10] = [
     ("until", "for"),
     ("endpoints", "level"),
     ("endpoints", "all_chains"),
+    ("endpoints", "all_tags"),
     ("endpoints", "etcd_binary"),
 ];
 

@@ -64,6 +64,7 @@ fn label(ability: Ability) -> &'static str {
         Ability::Checksum => "checksum",
         Ability::LargestCopy => "largest copy",
         Ability::ExcludeTag => "tags",
+        Ability::TagCount => "told of tags",
         Ability::Versioning => "versions",
         Ability::ObjectLock => "object lock",
         Ability::Clock => "clock",

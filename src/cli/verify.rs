@@ -63,6 +63,11 @@ pub(super) struct VerifyArgs {
     /// which that is.
     #[arg(long, env = "DELTAFOLD_ALL_CHAINS", conflicts_with = "endpoints", help_heading = "Backup", value_parser = super::yes_or_no)]
     all_chains: bool,
+    /// Read the tags of all snapshots, to leave out each that is excluded: a request each
+    ///
+    /// Without it, of more than 64 snapshots only those that are read, and the newest.
+    #[arg(long, env = "DELTAFOLD_ALL_TAGS", conflicts_with = "endpoints", help_heading = "Backup", value_parser = super::yes_or_no)]
+    all_tags: bool,
     /// Start this etcd on what is restored: it must hold what was folded, and take a write
     ///
     /// It listens on a free port of 127.0.0.1 for as long as that takes, without TLS, and its data is in
@@ -183,6 +188,7 @@ impl VerifyArgs {
         let options = verify_store::Options {
             level,
             all_chains: self.all_chains,
+            all_tags: self.all_tags,
             timeline: self.timeline.clone(),
             drill,
         };

@@ -11,6 +11,7 @@ use crate::job::publish::{Both, Packed, Packer, give_name, refuse_plain, side_by
 use crate::job::rebuild::{Leases, Rebuild};
 use crate::job::scan::{Depth, scan};
 use crate::job::source::{Request, Source};
+use crate::job::tags::{FEW, without_excluded};
 use crate::job::{Context, space};
 use crate::kubernetes::SnapshotLeases;
 use crate::mvcc::{Fold, HashKv, KeepHistory, KeyRange, Revision};
@@ -92,13 +93,16 @@ pub struct Outcome {
 /// # Errors
 /// Any reason but `Usage`; nothing is visible in the store then but, at worst, a staging object.
 pub fn run(ctx: &Context, options: &Options) -> Result<Outcome> {
-    Run {
-        ctx,
-        options,
-        started: Instant::now(),
-        warnings: Vec::new(),
-    }
-    .run()
+    let started = Instant::now();
+    without_excluded(|| {
+        Run {
+            ctx,
+            options,
+            started,
+            warnings: Vec::new(),
+        }
+        .run()
+    })
 }
 
 struct Run<'a> {
@@ -135,7 +139,11 @@ impl Run<'_> {
         let encoding = self.resolve_compression(&source)?;
         self.warn_about_room(&source);
         if self.options.dry_run {
+            self.warnings.extend(source.tags_warning());
             return Ok(self.outcome(&source, encoding));
+        }
+        if source.deltas().len() > FEW {
+            self.ctx.store.find_out_whether_tags_are_told()?;
         }
         let compact = source.compact_revision(self.ctx, self.options.keep_history)?;
         let (fold, events) = source.fold(self.ctx, compact, KeyRange::All, false)?;

@@ -6,7 +6,8 @@ use crate::bucket::{Kind, Snapshot};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
 use crate::job::identity::{self, Identity};
-use crate::job::scan::{Depth, Scan, TAGS_UNREADABLE, scan};
+use crate::job::scan::{Depth, Scan, TAGS_UNREADABLE, scan_asking};
+use crate::job::tags::{self, Ask};
 use crate::mvcc::Revision;
 use chrono::{DateTime, Utc};
 use serde::Serialize;
@@ -18,6 +19,8 @@ use std::collections::{BinaryHeap, HashSet};
 pub struct Options {
     /// Read contents too, not only names.
     pub deep: bool,
+    /// Read the tags of all snapshots, however many there are.
+    pub all_tags: bool,
 }
 
 /// What a prefix holds. The fields are a contract: `docs/list-result.schema.json`.
@@ -128,13 +131,26 @@ pub fn run(ctx: &Context, options: Options) -> Result<Outcome> {
     } else {
         Depth::Names
     };
-    let scan = scan(ctx, depth)?;
+    let ask = match options.all_tags {
+        true => Ask::All,
+        false => Ask::Newest,
+    };
+    let scan = scan_asking(ctx, depth, ask)?;
     let known = scan.contents.known_bases();
     let mut problems = problems(&scan, options.deep)?;
     if ctx.store.hides_tags() {
         problems.push(Problem {
             reason: "TagsUnreadable",
             message: TAGS_UNREADABLE.to_owned(),
+            snapshots: Vec::new(),
+        });
+    }
+
+    // Whoever read the contents was told of tags.
+    if scan.tags_unread > 0 && !options.deep {
+        problems.push(Problem {
+            reason: "TagsNotRead",
+            message: tags::not_read(scan.tags_unread),
             snapshots: Vec::new(),
         });
     }

@@ -8,14 +8,15 @@ use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::{AlarmKind, Cluster, Compacted, Member};
 use crate::etcd::connect::Connector;
 use crate::job::Context;
-use crate::job::scan::{Depth, scan};
+use crate::job::scan::{Depth, scan_asking};
 use crate::job::snapshot::same_history;
 use crate::job::source::{choose_timeline, revision_at};
+use crate::job::tags::{Ask, without_excluded};
 use crate::kubernetes::{self, lease};
 use crate::mvcc::history::parse_duration;
 use crate::store::lock::{self, Held, Lock, Wait};
 use crate::telemetry::progress::Step;
-use chrono::{TimeDelta, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use rustix::fs::{FlockOperation, flock};
 use serde::{Serialize, Serializer};
 use std::collections::BTreeMap;
@@ -575,22 +576,12 @@ impl Run<'_> {
         let Keep::Age(age) = keep else {
             return Ok((Saved::UpTo(last), None));
         };
-        let scan = scan(ctx, Depth::Doubtful)?;
-        let (timeline, warnings) = choose_timeline(ctx, &scan, None)?;
-        self.outcome.warnings.extend(warnings);
         let age = TimeDelta::from_std(age).unwrap_or(TimeDelta::MAX);
-        let too_old = match Utc::now().checked_sub_signed(age) {
-            None => None,
-            Some(time) => match revision_at(ctx, &scan, timeline, time) {
-                Ok((revision, warnings)) => {
-                    self.outcome.warnings.extend(warnings);
-                    Some(revision.0)
-                }
-                // All that is saved is younger.
-                Err(e) if e.reason() == Reason::OutOfRange => None,
-                Err(e) => return Err(e),
-            },
+        let Some(time) = Utc::now().checked_sub_signed(age) else {
+            return Ok((Saved::UpTo(last), None));
         };
+        let (too_old, warnings) = without_excluded(|| newest_at(ctx, time))?;
+        self.outcome.warnings.extend(warnings);
         Ok((Saved::UpTo(last), too_old))
     }
 
@@ -865,6 +856,20 @@ fn lock_file(path: &Path) -> Result<Guard> {
             ),
         )),
         Err(e) => Err(Error::io(format!("lock {}", path.display()), e.into())),
+    }
+}
+
+/// The newest saved revision that is not younger than `time`; `None` if all are.
+fn newest_at(ctx: &Context, time: DateTime<Utc>) -> Result<(Option<i64>, Vec<String>)> {
+    let scan = scan_asking(ctx, Depth::Doubtful, Ask::Chain)?;
+    let (timeline, mut warnings) = choose_timeline(ctx, &scan, None)?;
+    match revision_at(ctx, &scan, timeline, time) {
+        Ok((revision, more)) => {
+            warnings.extend(more);
+            Ok((Some(revision.0), warnings))
+        }
+        Err(e) if e.reason() == Reason::OutOfRange => Ok((None, warnings)),
+        Err(e) => Err(e),
     }
 }
 

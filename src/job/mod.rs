@@ -30,6 +30,7 @@ mod sorter;
 pub mod source;
 mod space;
 pub mod store_check;
+pub mod tags;
 pub mod verify;
 pub mod verify_store;
 

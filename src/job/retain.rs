@@ -4,7 +4,8 @@
 //! lock is only ever extended. It says nothing of what is kept without one: that is `gc`'s.
 
 use super::Context;
-use super::scan::{Depth, Scan, TAGS_UNREADABLE, scan};
+use super::scan::{Depth, Scan, TAGS_UNREADABLE, scan_asking};
+use super::tags::Ask;
 use crate::bucket::catalog::TIMELINES;
 use crate::bucket::chain::{self, Choice, KnownBases};
 use crate::bucket::timeline::Timeline;
@@ -277,7 +278,7 @@ pub fn run(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)>
     let now = Utc::now();
     check_time(now, options.until)?;
     must_lock(&ctx.store)?;
-    let scan = scan(ctx, Depth::Doubtful)?;
+    let scan = scan_asking(ctx, Depth::Doubtful, Ask::All)?;
     let Chosen {
         base,
         timeline,

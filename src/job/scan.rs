@@ -3,12 +3,13 @@
 
 use crate::bolt::Database;
 use crate::bucket::catalog::{PINS, REMOVED, TIMELINES, V1, V2};
-use crate::bucket::chain::KnownBases;
+use crate::bucket::chain::{Chain, KnownBases};
 use crate::bucket::survey::{Comparison, Continuity, Survey, SurveyFile};
 use crate::bucket::timeline::{self, Evidence, NamesOnly, Timelines};
 use crate::bucket::{Catalog, Kind, Listed, SnapshotName};
 use crate::error::{Error, Reason, Result};
 use crate::job::reading::Reading;
+use crate::job::tags::{self, Ask, Asked, FEW};
 use crate::job::{Context, Spool};
 use crate::mvcc::Revision;
 use std::collections::{BTreeMap, HashMap};
@@ -37,6 +38,9 @@ pub struct Scan {
     pub doubtful: Vec<usize>,
     /// What was found out by reading, by index.
     pub contents: Contents,
+    /// Snapshots whose tags were not asked for: they may be excluded.
+    pub tags_unread: usize,
+    asked: Asked,
 }
 
 impl Scan {
@@ -123,7 +127,15 @@ impl Evidence for Contents {
 /// `NoSnapshots` where there is none; the store's; `Io`, `NoSpace`. A damaged snapshot is no error
 /// here: it is told in [`Contents::unreadable`].
 pub fn scan(ctx: &Context, depth: Depth) -> Result<Scan> {
-    scan_with(ctx, depth, |_| Ok(()))
+    scan_with(ctx, depth, Ask::Newest, |_| Ok(()))
+}
+
+/// As [`scan`], by somebody who relies on more than the newest chain, or does not read it.
+///
+/// # Errors
+/// As [`scan`].
+pub fn scan_asking(ctx: &Context, depth: Depth, ask: Ask) -> Result<Scan> {
+    scan_with(ctx, depth, ask, |_| Ok(()))
 }
 
 /// As [`scan`]; `each` is called for every full that is read, as long as it is open.
@@ -133,7 +145,8 @@ pub fn scan(ctx: &Context, depth: Depth) -> Result<Scan> {
 pub(super) fn scan_with(
     ctx: &Context,
     depth: Depth,
-    each: impl FnMut(&Database<Spool>) -> Result<()>,
+    ask: Ask,
+    mut each: impl FnMut(&Database<Spool>) -> Result<()>,
 ) -> Result<Scan> {
     let listing = ctx.store.list(&[V2, V1, TIMELINES, PINS, REMOVED])?;
     let listing = listing
@@ -144,31 +157,102 @@ pub(super) fn scan_with(
     if catalog.snapshots.is_empty() {
         return Err(nothing_there(ctx, &catalog));
     }
-    let paths: Vec<String> = catalog.snapshots.iter().map(|s| s.path.clone()).collect();
-    let tagged = ctx.store.excluded_by_tag(&paths)?;
-    for (s, tagged) in catalog.snapshots.iter_mut().zip(tagged) {
-        s.excluded |= tagged;
-    }
-
-    let doubtful = timeline::doubtful(&catalog);
-    let to_read: Vec<usize> = match depth {
-        Depth::Names => Vec::new(),
-        Depth::Doubtful => doubtful.clone(),
-        Depth::All => catalog.usable().collect(),
+    let mut asked = Asked::default();
+    let all = 0..catalog.snapshots.len();
+    match ask == Ask::All || all.len() <= FEW {
+        true => asked.ask(&ctx.store, &mut catalog, all)?,
+        false => false,
     };
     let is_told = |e: &Error| e.reason().is_bad_data();
-    let contents = read_contents(ctx, &catalog, to_read, &doubtful, is_told, each)?;
-    let evidence: &dyn Evidence = match depth {
-        Depth::Names => &NamesOnly,
-        _ => &contents,
+    let (doubtful, contents, timelines) = loop {
+        // Those that are known to have tags.
+        if ctx.store.knows_tags() {
+            let tagged: Vec<usize> = catalog
+                .usable()
+                .filter(|&i| ctx.store.has_tags(&catalog.snapshots[i].path))
+                .collect();
+            asked.ask(&ctx.store, &mut catalog, tagged)?;
+        }
+        let doubtful = timeline::doubtful(&catalog);
+        let breaks = tags::breaks(&catalog, &doubtful);
+        if asked.ask(&ctx.store, &mut catalog, breaks)? {
+            continue;
+        }
+        let to_read: Vec<usize> = match depth {
+            Depth::Names => Vec::new(),
+            Depth::Doubtful => doubtful.clone(),
+            Depth::All => catalog.usable().collect(),
+        };
+        let paths = to_read.iter().filter(|&&i| !asked.has(i));
+        let paths = paths.map(|&i| catalog.snapshots[i].path.as_str());
+        let contents = tags::unless_excluded(ctx, paths, || {
+            read_contents(
+                ctx,
+                &catalog,
+                to_read.clone(),
+                &doubtful,
+                is_told,
+                &mut each,
+            )
+        });
+        let contents = match contents {
+            Err(e) if e.plans_again() => continue,
+            contents => contents?,
+        };
+        let evidence: &dyn Evidence = match depth {
+            Depth::Names => &NamesOnly,
+            _ => &contents,
+        };
+        let timelines = Timelines::build(&catalog, evidence)?;
+        let deciding = match asked.unasked(&ctx.store, &catalog) {
+            0 => Vec::new(),
+            _ => tags::deciding(&catalog, &timelines, &contents.known_bases(), ask),
+        };
+        if !asked.ask(&ctx.store, &mut catalog, deciding)? {
+            break (doubtful, contents, timelines);
+        }
     };
-    let timelines = Timelines::build(&catalog, evidence)?;
     Ok(Scan {
+        tags_unread: asked.unasked(&ctx.store, &catalog),
         catalog,
         timelines,
         doubtful,
         contents,
+        asked,
     })
+}
+
+impl Scan {
+    /// The deltas of a chain whose tags were not asked for.
+    pub(super) fn unread_of(&self, chain: &Chain) -> Vec<String> {
+        if self.tags_unread == 0 {
+            return Vec::new();
+        }
+        let deltas = chain.deltas.iter().map(|l| l.snapshot);
+        let unread = deltas.filter(|&i| !self.asked.has(i));
+        unread
+            .map(|i| self.catalog.snapshots[i].path.clone())
+            .collect()
+    }
+
+    /// Fails if one of these is excluded by a tag that was not asked for.
+    ///
+    /// # Errors
+    /// One that [`Error::plans_again`]; the store's.
+    pub(super) fn refuse_excluded(
+        &self,
+        ctx: &Context,
+        which: impl IntoIterator<Item = usize>,
+    ) -> Result<()> {
+        if self.tags_unread == 0 {
+            return Ok(());
+        }
+        let which = which.into_iter().filter(|&i| !self.asked.has(i));
+        let paths: Vec<String> = which
+            .map(|i| self.catalog.snapshots[i].path.clone())
+            .collect();
+        tags::refuse_excluded(ctx, &paths)
+    }
 }
 
 /// Reads some snapshots, and compares those in doubt with each other. A failure of a kind that `is_told` is

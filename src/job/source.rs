@@ -4,13 +4,15 @@
 //! and the jobs that read a backup call it.
 
 use crate::bolt::Database;
-use crate::bucket::chain::{self, Chain, Choice, KnownBases};
+use crate::bucket::chain::{self, Chain, Choice, KnownBases, Link};
 use crate::bucket::timeline::{self, Timeline};
 use crate::bucket::{Catalog, Snapshot, SnapshotName};
 use crate::error::{Error, Reason, Result};
 use crate::job::moment::{self, Each, Moment};
+use crate::job::reading::Reading;
 use crate::job::replay::{Step, replay};
 use crate::job::scan::{Scan, TAGS_UNREADABLE};
+use crate::job::tags::{self, Ask};
 use crate::job::{Context, Spool, space};
 use crate::mvcc::{
     Base, Fold, FoldOptions, HashKv, KeepHistory, KeyRange, KeyValue, Revision, hash_kv,
@@ -18,9 +20,13 @@ use crate::mvcc::{
 use crate::shorten;
 use chrono::{DateTime, TimeDelta, Utc};
 use std::path::Path;
+use std::sync::OnceLock;
 
 /// Changes held in memory before they go to the temporary directory.
 const CHANGE_BUFFER_BYTES: usize = 16 << 20;
+
+/// Deltas whose tags are asked for at once, before they are read one by one.
+const TAGS_AHEAD: usize = 64;
 
 /// A point of a history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -57,6 +63,10 @@ pub struct Source {
     pub warnings: Vec<String>,
     full: Full,
     steps: Vec<Step>,
+    /// Deltas whose tags were not asked for.
+    tags_unread: Vec<String>,
+    /// They were read, or asked for, and none is excluded.
+    tags_known: OnceLock<()>,
 }
 
 /// Where the full is.
@@ -86,6 +96,7 @@ impl Source {
         timeline: &Timeline,
         chain: &Chain,
     ) -> Result<Source> {
+        scan.refuse_excluded(ctx, [chain.base])?;
         let (db, base) = ctx.full(&scan.catalog.snapshots[chain.base])?;
         Ok(Self::put_together(scan, timeline, chain, db, base))
     }
@@ -117,6 +128,8 @@ impl Source {
             warnings: Vec::new(),
             full: Full::Snapshot(snapshot(chain.base)),
             steps,
+            tags_unread: scan.unread_of(chain),
+            tags_known: OnceLock::new(),
         }
     }
 
@@ -179,6 +192,8 @@ impl Source {
             warnings,
             full: Full::File(path.display().to_string()),
             steps: Vec::new(),
+            tags_unread: Vec::new(),
+            tags_known: OnceLock::new(),
         })
     }
 
@@ -204,7 +219,7 @@ impl Source {
     }
 
     /// The deltas, in order.
-    pub fn deltas(&self) -> impl DoubleEndedIterator<Item = &Snapshot> {
+    pub fn deltas(&self) -> impl DoubleEndedIterator<Item = &Snapshot> + ExactSizeIterator {
         self.steps.iter().map(|s| &s.snapshot)
     }
 
@@ -225,6 +240,38 @@ impl Source {
             Full::Snapshot(s) => ctx.at(s)(e),
             Full::File(path) if e.reason().is_bad_data() => e.at(path),
             Full::File(_) => e,
+        }
+    }
+
+    /// What is to be said of a plan that nobody carries out, so that nothing looks at the tags of its deltas.
+    pub fn tags_warning(&self) -> Option<String> {
+        match self.tags_unread.len() {
+            0 => None,
+            n => Some(format!(
+                "the tags of {n} deltas of this plan were not read, since each is a request: a run looks at them as it reads the deltas, and plans again if one is excluded"
+            )),
+        }
+    }
+
+    /// Reads deltas, and fails if one turns out to be excluded.
+    fn read_deltas<T>(&self, ctx: &Context, read: impl FnOnce() -> Result<T>) -> Result<T> {
+        if self.tags_known.get().is_some() {
+            return read();
+        }
+        let done = tags::unless_excluded(ctx, self.tags_unread.iter().map(String::as_str), read)?;
+        let _ = self.tags_known.set(());
+        Ok(done)
+    }
+
+    /// As [`read_deltas`](Self::read_deltas), of some deltas alone: the others may have tags that nobody asked for.
+    pub(super) fn read_some_deltas<T>(
+        &self,
+        ctx: &Context,
+        read: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        match ctx.store.tells_tags() {
+            true => tags::unless_noted(ctx, self.tags_unread.iter().map(String::as_str), read()),
+            false => self.read_deltas(ctx, read),
         }
     }
 
@@ -249,8 +296,17 @@ impl Source {
 
     /// The newest revision whose events are at least `age` older than the last event.
     fn too_old(&self, ctx: &Context, age: std::time::Duration) -> Result<Option<Revision>> {
-        let read = |nth: usize, each: &mut Each<'_>| events(ctx, &self.steps[nth], each);
-        let Some(now) = moment::latest(&self.steps, read)? else {
+        self.read_some_deltas(ctx, || self.too_old_by_events(ctx, age))
+    }
+
+    fn too_old_by_events(
+        &self,
+        ctx: &Context,
+        age: std::time::Duration,
+    ) -> Result<Option<Revision>> {
+        let mut reader = StepReader::new(ctx, &self.steps);
+        let mut read = |nth: usize, each: &mut Each<'_>| reader.events(nth, each);
+        let Some(now) = moment::latest(&self.steps, &mut read)? else {
             return Ok(None);
         };
         let age = TimeDelta::from_std(age).unwrap_or(TimeDelta::MAX);
@@ -304,7 +360,8 @@ impl Source {
     ) -> Result<(Fold<'f>, u64)> {
         let options = self.fold_options(ctx, compact, keys, detach_leases);
         let fold = Fold::new(options.clone(), &self.db).map_err(self.at_base(ctx))?;
-        replay(ctx, &self.steps, &options, to(fold)?)
+        let fold = to(fold)?;
+        self.read_deltas(ctx, || replay(ctx, &self.steps, &options, fold))
     }
 
     fn fold_options(
@@ -374,31 +431,59 @@ impl Source {
 
 /// All deltas of a timeline that add a revision, in order, across gaps.
 pub(super) fn all_steps(catalog: &Catalog, timeline: &Timeline) -> Vec<Step> {
-    chain::all_links(catalog, timeline)
-        .into_iter()
-        .map(|link| Step {
-            snapshot: catalog.snapshots[link.snapshot].clone(),
-            after: Revision::NONE,
-            until: link.until,
-        })
-        .collect()
+    steps_of(catalog, &chain::all_links(catalog, timeline))
 }
 
-/// Hands the events of a step to `each`, until it says false.
-fn events(ctx: &Context, step: &Step, each: &mut Each<'_>) -> Result<()> {
-    let at = ctx.at(&step.snapshot);
-    let mut delta = ctx.delta(&step.snapshot)?;
-    while let Some(e) = delta.next().map_err(&at)? {
-        if e.main <= step.after || e.main > step.until {
-            continue;
-        }
-        match each(&e) {
-            Ok(true) => {}
-            Ok(false) => break,
-            Err(e) => return Err(at(delta.explain(e))),
+fn steps_of(catalog: &Catalog, links: &[Link]) -> Vec<Step> {
+    let steps = links.iter().map(|link| Step {
+        snapshot: catalog.snapshots[link.snapshot].clone(),
+        after: Revision::NONE,
+        until: link.until,
+    });
+    steps.collect()
+}
+
+/// Reads steps, in about their order.
+struct StepReader<'a> {
+    ctx: &'a Context,
+    steps: &'a [Step],
+    /// And the step after the one that was read last.
+    reading: Option<(Reading<'a>, usize)>,
+}
+
+impl<'a> StepReader<'a> {
+    fn new(ctx: &'a Context, steps: &'a [Step]) -> Self {
+        StepReader {
+            ctx,
+            steps,
+            reading: None,
         }
     }
-    Ok(())
+
+    /// Hands the events of a step to `each`, until it says false.
+    fn events(&mut self, nth: usize, each: &mut Each<'_>) -> Result<()> {
+        let step = &self.steps[nth];
+        let at = self.ctx.at(&step.snapshot);
+        // What was begun ahead is of no use for who goes back.
+        let reading = match self.reading.take() {
+            Some((reading, next)) if nth >= next => reading,
+            _ => Reading::new(self.ctx, self.steps.iter().map(|s| &s.snapshot)),
+        };
+        let delta = reading.delta(nth);
+        self.reading = Some((reading, nth + 1));
+        let mut delta = delta?;
+        while let Some(e) = delta.next().map_err(&at)? {
+            if e.main <= step.after || e.main > step.until {
+                continue;
+            }
+            match each(&e) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(e) => return Err(at(delta.explain(e))),
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Chooses the timeline of that ID, or the newest where `None`. Gives what an operator should know, too.
@@ -574,7 +659,14 @@ impl<'a> Chooser<'a> {
             };
             let (db, base) = match open.take() {
                 Some((i, db, base)) if i == look_at => (db, base),
-                _ => self.ctx.full(&scan.catalog.snapshots[look_at])?,
+                _ => {
+                    let rests_on: Vec<usize> = match &choice {
+                        Choice::Found(chain) => tags::deciding_of(chain, Ask::Newest).collect(),
+                        Choice::Look(i) => vec![*i],
+                    };
+                    scan.refuse_excluded(self.ctx, rests_on)?;
+                    self.ctx.full(&scan.catalog.snapshots[look_at])?
+                }
             };
             match choice {
                 Choice::Found(chain) if known.contains_key(&look_at) => {
@@ -593,16 +685,34 @@ impl<'a> Chooser<'a> {
     ///
     /// Events tell, across gaps. Where no event is left, a full tells by when it was made.
     fn revision_at(&mut self, timeline: &Timeline, time: DateTime<Utc>) -> Result<Revision> {
+        let found = self.revision_by_events(timeline, time);
+        // What was read and has tags may be excluded, whatever came of reading it.
+        let paths = timeline.members.iter().map(|m| m.snapshot);
+        let paths = paths.map(|i| self.scan.catalog.snapshots[i].path.as_str());
+        tags::unless_noted(self.ctx, paths, found)
+    }
+
+    fn revision_by_events(&mut self, timeline: &Timeline, time: DateTime<Utc>) -> Result<Revision> {
         let scan = self.scan;
         let catalog = &scan.catalog;
-        let steps = all_steps(catalog, timeline);
+        let links = chain::all_links(catalog, timeline);
+        let steps = steps_of(catalog, &links);
+        let mut reader = StepReader::new(self.ctx, &steps);
+        let mut asked = None;
         let Moment {
             found,
             first_after,
             now,
             ..
         } = Moment::look_for(&steps, time, |nth, each| {
-            events(self.ctx, &steps[nth], each)
+            // Where a read does not tell of tags, they are asked for before it, many at once.
+            let batch = nth / TAGS_AHEAD;
+            if asked != Some(batch) && !self.ctx.store.tells_tags() {
+                asked = Some(batch);
+                let ahead = links[nth..].iter().take(TAGS_AHEAD - nth % TAGS_AHEAD);
+                scan.refuse_excluded(self.ctx, ahead.map(|l| l.snapshot))?;
+            }
+            reader.events(nth, each)
         })?;
         let by_full = chain::bases(catalog, timeline)
             .into_iter()

@@ -199,6 +199,11 @@ fn meaning(ability: Ability, state: State) -> (bool, &'static str) {
             false,
             "excluded snapshots are marked by an object beside them, NAME.exclude; tags that others set are not seen (allow s3:GetObjectTagging, s3:PutObjectTagging)",
         ),
+        (Ability::TagCount, Works) => (false, "only objects that have tags are asked for them"),
+        (Ability::TagCount, _) => (
+            false,
+            "the tags of each delta are asked for before it is read, if the store has tags",
+        ),
         (Ability::Clock, Works) => (false, "ages are told the same here and there"),
         (Ability::Clock, _) => (
             false,
@@ -245,9 +250,11 @@ mod tests {
     fn a_store_that_does_all_is_no_problem_and_one_without_extras_neither() {
         assert!(summed_up(&all(|_| State::Works), "u").is_none());
         let plain = all(|a| match a {
-            Ability::ExcludeTag | Ability::Versioning | Ability::ObjectLock | Ability::Checksum => {
-                State::Absent
-            }
+            Ability::ExcludeTag
+            | Ability::TagCount
+            | Ability::Versioning
+            | Ability::ObjectLock
+            | Ability::Checksum => State::Absent,
             Ability::ConditionalCreate | Ability::ConditionalUpdate | Ability::ConditionalCopy => {
                 State::Refused
             }

@@ -9,6 +9,7 @@ use crate::etcd::cluster::{Cluster, Hash, MemberHash};
 use crate::etcd::connect::Connector;
 use crate::job::scan::{Depth, Scan, scan};
 use crate::job::source::{Request, Source, Target, choose_timeline};
+use crate::job::tags::without_excluded;
 use crate::job::{Context, identity};
 use crate::mvcc::{KeyRange, Revision};
 use crate::telemetry::memory::peak_memory_bytes;
@@ -142,14 +143,17 @@ pub fn choose_revision(
 /// holds, or does not yet hold, what the other does; those of a live cluster that does not answer, of
 /// choosing and folding a backup, and of the store; `Terminated`.
 pub fn run(ctx: &Context, way: &Connector, options: &Options) -> Result<Outcome> {
-    let run = Run {
-        ctx,
-        way,
-        options,
-        started: Instant::now(),
-        warnings: Vec::new(),
-    };
-    run.run()
+    let started = Instant::now();
+    without_excluded(|| {
+        let run = Run {
+            ctx,
+            way,
+            options,
+            started,
+            warnings: Vec::new(),
+        };
+        run.run()
+    })
 }
 
 struct Run<'a> {

@@ -13,6 +13,7 @@ use crate::job::reading::Reading;
 use crate::job::rebuild::read_every_page;
 use crate::job::scan::{Depth, Scan, TAGS_UNREADABLE, scan_with};
 use crate::job::source::Source;
+use crate::job::tags::{self, Ask, without_excluded};
 use crate::job::{Context, drill, identity};
 use crate::mvcc::{Base, HashKv, KeepHistory, KeyRange, Revision};
 use crate::telemetry::memory::peak_memory_bytes;
@@ -47,6 +48,8 @@ pub struct Options {
     /// Every chain of every timeline, and what is in no chain; else the chain that a restore of the newest state
     /// would use.
     pub all_chains: bool,
+    /// Read the tags of all snapshots, however many there are.
+    pub all_tags: bool,
     /// The timeline's ID; the newest where `None`.
     pub timeline: Option<String>,
     /// Start an etcd on what is restored; only with [`Level::Fold`].
@@ -199,6 +202,10 @@ struct Read {
 /// `NoSpace`, `Terminated`. What is wrong with snapshots is no error here.
 pub fn run(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)> {
     let started = Instant::now();
+    without_excluded(|| try_run(ctx, options, started))
+}
+
+fn try_run(ctx: &Context, options: &Options, started: Instant) -> Result<(Outcome, Option<Error>)> {
     let mut findings = Findings::default();
     let identity = match identity::read(&ctx.store) {
         Ok(identity) => identity,
@@ -212,7 +219,11 @@ pub fn run(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)>
         Level::Names => Depth::Names,
         _ => Depth::Doubtful,
     };
-    let scan = scan_with(ctx, depth, |db| read_every_page(db).map(drop))?;
+    let ask = match options.all_tags {
+        true => Ask::All,
+        false => Ask::Newest,
+    };
+    let scan = scan_with(ctx, depth, ask, |db| read_every_page(db).map(drop))?;
     let mut run = Run {
         ctx,
         options,
@@ -406,6 +417,14 @@ impl<'a> Run<'a> {
                 TAGS_UNREADABLE.to_owned(),
             );
         }
+        if self.options.level == Level::Names && self.scan.tags_unread > 0 {
+            self.findings.note(
+                "TagsNotRead",
+                None,
+                Vec::new(),
+                tags::not_read(self.scan.tags_unread),
+            );
+        }
         let excluded: Vec<usize> = (0..catalog.snapshots.len())
             .filter(|&i| catalog.snapshots[i].excluded)
             .collect();
@@ -527,7 +546,11 @@ impl<'a> Run<'a> {
                 && !contents.unreadable.contains_key(i)
         };
         let which: Vec<usize> = which.into_iter().filter(is_new).collect();
-        for (i, result) in check_all(self.ctx, self.scan, &which)? {
+        let unread = which.iter().filter(|_| self.scan.tags_unread > 0);
+        let unread = unread.map(|&i| self.scan.catalog.snapshots[i].path.as_str());
+        let checked =
+            tags::unless_excluded(self.ctx, unread, || check_all(self.ctx, self.scan, &which))?;
+        for (i, result) in checked {
             match result {
                 Ok(read) => {
                     if let Some(base) = read.base {

@@ -8,12 +8,17 @@
 use super::azure::Azure;
 use super::gcs::Gcs;
 use super::signed::{Answer, S3};
+use super::staging::StagingName;
+use super::tagged::Tagged;
 use super::xml::{self, Element};
 use super::{Store, store_error};
 use crate::error::{Error, Reason, Result};
+use futures::{StreamExt, TryStreamExt};
 use http::Method;
 use object_store::path::Path;
-use object_store::{Attribute, GetOptions, ObjectStore};
+use object_store::{
+    Attribute, GetOptions, ObjectStore, ObjectStoreExt, PutOptions, PutPayload, TagSet,
+};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -30,6 +35,8 @@ pub struct ExcludeTags {
     refused: Arc<AtomicBool>,
     /// It was for lack of a right: there may be tags.
     denied: Arc<AtomicBool>,
+    /// What the answers to reads have told.
+    tagged: Arc<Tagged>,
 }
 
 #[derive(Clone)]
@@ -84,7 +91,14 @@ impl ExcludeTags {
             kind,
             refused: Arc::default(),
             denied: Arc::default(),
+            tagged: Arc::default(),
         }
+    }
+
+    /// The same, with what the store's connector takes in.
+    pub(super) fn with_tagged(mut self, tagged: Arc<Tagged>) -> Self {
+        self.tagged = tagged;
+        self
     }
 
     fn note_refusal(&self, why: &Error) {
@@ -248,6 +262,81 @@ impl ExcludeTags {
 }
 
 impl Store {
+    /// For each path whether the object is tagged as excluded; asks many at once. A store that
+    /// does not tell counts as "no".
+    ///
+    /// # Errors
+    /// `StoreUnreachable`, `Terminated`.
+    pub fn excluded_by_tag(&self, paths: &[String]) -> Result<Vec<bool>> {
+        /// Requests under way at once.
+        const AT_ONCE: usize = 32;
+        if !self.asks_tags() {
+            return Ok(vec![false; paths.len()]);
+        }
+        let excluded: Vec<bool> = self.block_on(async {
+            futures::stream::iter(paths)
+                .map(|p| async move { self.tags.is_excluded(&self.inner, &self.path(p)).await })
+                .buffered(AT_ONCE)
+                .try_collect()
+                .await
+        })??;
+        for (path, _) in paths.iter().zip(&excluded).filter(|e| *e.1) {
+            self.tags.tagged.remember(path);
+        }
+        Ok(excluded)
+    }
+
+    /// Whether it is worth asking this store for tags.
+    pub fn asks_tags(&self) -> bool {
+        self.tags.can_tell() && !self.tags.was_refused()
+    }
+
+    /// Whether the answer to a read says that an object has tags, so that one without a word has none.
+    pub fn tells_tags(&self) -> bool {
+        self.tags.tagged.tells()
+    }
+
+    /// Whether an object is known to have, or to have had, tags: a read of it said so, or its tags were asked for.
+    pub fn has_tags(&self, below: &str) -> bool {
+        self.tags.tagged.has_tags(below)
+    }
+
+    /// Whether an object with tags was met at all.
+    pub fn knows_tags(&self) -> bool {
+        self.tags.tagged.knows_any()
+    }
+
+    /// Finds out whether the store says with an object that it has tags: by a small object with a tag in the
+    /// staging folder, which is read and deleted. If that fails, nobody knows.
+    ///
+    /// # Errors
+    /// `Terminated`.
+    pub fn find_out_whether_tags_are_told(&self) -> Result<()> {
+        if !self.asks_tags() || self.tells_tags() {
+            return Ok(());
+        }
+        let name = StagingName::new("tags");
+        let path = self.path(&name.path);
+        let mut tags = TagSet::default();
+        tags.push("deltafold", "probe");
+        let options = PutOptions::from(tags);
+        let tried = self.block_on(async {
+            let payload = PutPayload::from_static(b"x");
+            self.inner.put_opts(&path, payload, options).await?;
+            self.inner.get(&path).await?.bytes().await
+        })?;
+        if let Err(e) = self.clean_up(self.inner.delete(&path)) {
+            tracing::warn!(staging = %name.path, "a staging object is left behind: {e}");
+        }
+        let error = tried.err().map(|e| e.to_string());
+        tracing::debug!(
+            tells = self.tells_tags(),
+            error,
+            "tried whether tags are told"
+        );
+        Ok(())
+    }
+
     /// Marks a snapshot as excluded, or takes the mark away: by tag or metadata where the store has
     /// them, by an object `<below>.exclude` where it has none or refuses them. Tags of others stay.
     /// Doing it twice does it once.

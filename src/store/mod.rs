@@ -24,6 +24,7 @@ pub mod signed;
 mod small;
 pub mod staging;
 mod swift;
+mod tagged;
 pub mod versions;
 mod xml;
 
@@ -354,26 +355,6 @@ impl Store {
             Ok(names
                 .filter_map(|o| o.location.filename().map(str::to_owned))
                 .collect())
-        })?
-    }
-
-    /// For each path whether the object is tagged as excluded; asks many at once. A store that
-    /// does not tell counts as "no".
-    ///
-    /// # Errors
-    /// `StoreUnreachable`, `Terminated`.
-    pub fn excluded_by_tag(&self, paths: &[String]) -> Result<Vec<bool>> {
-        /// Requests under way at once.
-        const AT_ONCE: usize = 16;
-        if !self.tags.can_tell() {
-            return Ok(vec![false; paths.len()]);
-        }
-        self.block_on(async {
-            futures::stream::iter(paths)
-                .map(|p| async move { self.tags.is_excluded(&self.inner, &self.path(p)).await })
-                .buffered(AT_ONCE)
-                .try_collect()
-                .await
         })?
     }
 

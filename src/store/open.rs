@@ -16,6 +16,7 @@ use super::errors::store_error;
 use super::exclude::ExcludeTags;
 use super::requests::{Connector, DEFAULT_REQUESTS, MOST_REQUESTS, Requests};
 use super::signed::Wire;
+use super::tagged::{Noting, Tagged};
 use crate::error::{Error, Reason, Result};
 use object_store::client::{Certificate, HttpClient, HttpConnector};
 use object_store::local::LocalFileSystem;
@@ -76,6 +77,8 @@ struct Place {
 struct Means {
     retry: RetryConfig,
     requests: Arc<Requests>,
+    /// What the answers to reads tell of tags.
+    tagged: Arc<Tagged>,
     /// Beside the system's.
     certificates: Vec<Certificate>,
     secret: Option<Source>,
@@ -191,6 +194,7 @@ impl Means {
                 retry_timeout: Duration::from_secs(60),
             },
             requests: Requests::new(DEFAULT_REQUESTS),
+            tagged: Arc::default(),
             certificates: Vec::new(),
             secret: Source::from_env(variable),
             options: Vec::new(),
@@ -290,8 +294,11 @@ impl Means {
     }
 
     /// What sends all requests of this store.
-    fn connector(&self) -> Connector {
-        Connector(Arc::clone(&self.requests))
+    fn connector(&self) -> Noting<Connector> {
+        Noting {
+            inner: Connector(Arc::clone(&self.requests)),
+            tagged: Arc::clone(&self.tagged),
+        }
     }
 
     fn http(&self, client: &ClientOptions, what: &str) -> Result<HttpClient> {

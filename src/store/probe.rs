@@ -57,6 +57,8 @@ pub enum Ability {
     LargestCopy,
     /// A snapshot can be marked as excluded, and the mark be seen.
     ExcludeTag,
+    /// Who reads an object is told that it has tags.
+    TagCount,
     /// Whether it keeps what is deleted.
     Versioning,
     /// Whether objects can be locked.
@@ -67,7 +69,7 @@ pub enum Ability {
 
 impl Ability {
     /// All, in the order in which they are shown.
-    pub const ALL: [Ability; 14] = [
+    pub const ALL: [Ability; 15] = [
         Ability::Put,
         Ability::ReadBack,
         Ability::List,
@@ -79,6 +81,7 @@ impl Ability {
         Ability::Checksum,
         Ability::LargestCopy,
         Ability::ExcludeTag,
+        Ability::TagCount,
         Ability::Versioning,
         Ability::ObjectLock,
         Ability::Clock,
@@ -739,7 +742,24 @@ impl Prober {
         } else {
             (State::Absent, "it has no tags".to_owned())
         };
+        let told = match found.0 {
+            State::Works => match self.store.inner.get(&self.store.path(name)).await {
+                Err(e) => refused("read an object with a mark", e)?,
+                Ok(_) if self.store.has_tags(name) => (
+                    State::Works,
+                    "an object with a mark was read, and the answer says that it has one"
+                        .to_owned(),
+                ),
+                Ok(_) => (
+                    State::Absent,
+                    "an object with a mark was read, and the answer does not say that it has one"
+                        .to_owned(),
+                ),
+            },
+            _ => (State::Absent, "no mark could be set".to_owned()),
+        };
         self.note(Ability::ExcludeTag, found);
+        self.note(Ability::TagCount, told);
         Ok(())
     }
 

@@ -19,6 +19,7 @@ pub struct ReadAhead {
 
 #[derive(Default)]
 struct Begun {
+    taken: usize,
     /// The first object whose transfer has not begun.
     next: usize,
     waiting: HashMap<usize, ObjectReader>,
@@ -52,7 +53,9 @@ impl ReadAhead {
         };
         begun.next = begun.next.max(nth + 1);
         // A file is opened at once.
-        let most = self.store.requests().unwrap_or(0);
+        // Who reads few does not have many fetched.
+        begun.taken += 1;
+        let most = self.store.requests().unwrap_or(0).min(2 * begun.taken);
         while begun.waiting.len() < most
             && let Some((_, bytes)) = self.objects.get(begun.next)
             && begun.bytes + bytes <= AHEAD_BYTES

@@ -137,7 +137,13 @@ fn a_folder_is_honest() {
     assert_eq!(code, 0, "{outcome} {stderr}");
     let table = table(&outcome);
     let absent = those(&table, "Absent");
-    let expected = ["Checksum", "ExcludeTag", "ObjectLock", "Versioning"];
+    let expected = [
+        "Checksum",
+        "ExcludeTag",
+        "ObjectLock",
+        "TagCount",
+        "Versioning",
+    ];
     assert_eq!(absent, expected);
     assert_eq!(those(&table, "Works").len(), 10, "{outcome}");
     let left: Vec<_> = std::fs::read_dir(folder.path())
@@ -156,7 +162,7 @@ fn each_lie_is_found_and_nothing_is_left() {
         lies
     };
     let conditions = ["ConditionalCopy", "ConditionalCreate", "ConditionalUpdate"];
-    let cases: [(Lies, &str, &[&str], i32); 12] = [
+    let cases: [(Lies, &str, &[&str], i32); 13] = [
         (honest, "Lies", &[], 0),
         (
             lies(|l| l.ignores_conditions = true),
@@ -181,6 +187,12 @@ fn each_lie_is_found_and_nothing_is_left() {
             lies(|l| l.refuses_checksums = true),
             "Refused",
             &["Checksum"],
+            0,
+        ),
+        (
+            lies(|l| l.hides_tag_counts = true),
+            "Absent",
+            &["ObjectLock", "TagCount", "Versioning"],
             0,
         ),
         (lies(|l| l.forgets_tags = true), "Lies", &["ExcludeTag"], 0),

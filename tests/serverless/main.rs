@@ -12,5 +12,6 @@ mod long_chains;
 mod manifests;
 mod metrics;
 mod odd_buckets;
+mod request_counts;
 mod restore_candidates;
 mod slow_store;

@@ -29,6 +29,8 @@ pub struct Lies {
     pub forgets_metadata: bool,
     /// It takes tags and keeps none.
     pub forgets_tags: bool,
+    /// Of an object that is read it does not say that it has tags.
+    pub hides_tag_counts: bool,
     /// It knows no tags: 501.
     pub refuses_tags: bool,
     /// It says that the bucket has an object lock, takes retentions and keeps none.
@@ -132,6 +134,33 @@ impl LyingServer {
         objects.map(|(k, o)| (k.clone(), o.body.clone())).collect()
     }
 
+    /// Has these objects, `bucket/key`, without a request.
+    pub fn seed(&self, objects: impl IntoIterator<Item = (String, Vec<u8>)>) {
+        let mut state = self.state.lock().expect("a lock");
+        for (path, body) in objects {
+            let object = Object {
+                body,
+                etag: state.next_etag(),
+                modified: chrono::Utc::now(),
+                tags: String::new(),
+                retention: String::new(),
+            };
+            state.objects.insert(path, object);
+        }
+    }
+
+    /// Gives an object, `bucket/key`, these tags, without a request.
+    pub fn set_tags(&self, path: &str, tags: &[(&str, &str)]) {
+        let mut state = self.state.lock().expect("a lock");
+        let object = state.objects.get_mut(path).expect("an object");
+        object.tags = tag_set(tags.iter().copied());
+    }
+
+    /// Forgets the requests so far.
+    pub fn forget_requests(&self) {
+        self.state.lock().expect("a lock").requests.clear();
+    }
+
     /// Uploads that were neither completed nor given up.
     pub fn uploads(&self) -> usize {
         self.state.lock().expect("a lock").uploads.len()
@@ -166,11 +195,12 @@ fn serve(client: TcpStream, state: &Mutex<State>) -> io::Result<()> {
             head.push_str(&format!("Content-Length: {}\r\n", answer.body.len()));
         }
         head.push_str("\r\n");
-        writer.write_all(head.as_bytes())?;
+        let mut bytes = head.into_bytes();
         if request.method != "HEAD" {
-            writer.write_all(&answer.body)?;
+            bytes.extend(&answer.body);
         }
-        writer.flush()?;
+        // At once: the second of two small packets would wait for the first to be acknowledged.
+        writer.write_all(&bytes)?;
     }
     Ok(())
 }
@@ -226,6 +256,13 @@ fn refused(status: u16, code: &str) -> Answer {
         body: format!("<Error><Code>{code}</Code><Message>It says {code}.</Message></Error>")
             .into(),
     }
+}
+
+fn tag_set<T: std::fmt::Display>(tags: impl Iterator<Item = (T, T)>) -> String {
+    let tags: String = tags
+        .map(|(k, v)| format!("<Tag><Key>{k}</Key><Value>{v}</Value></Tag>"))
+        .collect();
+    format!("<Tagging><TagSet>{tags}</TagSet></Tagging>")
 }
 
 fn said(body: impl Into<Vec<u8>>) -> Answer {
@@ -414,7 +451,7 @@ impl State {
             body,
             etag: etag.clone(),
             modified: chrono::Utc::now() + chrono::TimeDelta::seconds(self.lies.clock_ahead),
-            tags: String::new(),
+            tags: self.tags_of_header(r),
             retention: String::new(),
             metadata,
         };
@@ -428,6 +465,18 @@ impl State {
                 ..said("")
             },
         }
+    }
+
+    /// The tags that are written with an object.
+    fn tags_of_header(&self, r: &Request) -> String {
+        let Some(tags) = r.headers.get("x-amz-tagging") else {
+            return String::new();
+        };
+        if self.lies.forgets_tags {
+            return String::new();
+        }
+        let tags = url::form_urlencoded::parse(tags.as_bytes());
+        tag_set(tags)
     }
 
     fn get(&self, r: &Request) -> Answer {
@@ -446,6 +495,10 @@ impl State {
             ("Last-Modified", modified.to_string()),
         ];
         headers.extend(object.metadata.iter().cloned());
+        let tags = object.tags.matches("<Tag>").count();
+        if tags > 0 && !self.lies.hides_tag_counts {
+            headers.push(("x-amz-tagging-count", tags.to_string()));
+        }
         if r.method == "HEAD" {
             headers.push(("Content-Length", body.len().to_string()));
             body.clear();
@@ -488,8 +541,15 @@ impl State {
     }
 
     fn list(&self, r: &Request) -> Answer {
+        /// As many as S3 lists at once.
+        const PAGE: usize = 1000;
         let (mut contents, mut count) = (String::new(), 0);
-        for (path, object) in self.listed(r) {
+        let after = r.query.get("continuation-token").cloned();
+        let listed = self.listed(r).into_iter();
+        let mut listed = listed.skip_while(|(path, _)| after.as_ref().is_some_and(|a| *path <= a));
+        let mut last = None;
+        for (path, object) in listed.by_ref().take(PAGE) {
+            last = Some(path);
             let (_, key) = path.split_once('/').expect("a bucket");
             let (etag, time) = (&object.etag, object.modified.to_rfc3339());
             contents.push_str(&format!(
@@ -498,8 +558,15 @@ impl State {
             ));
             count += 1;
         }
+        let next = match (listed.next(), last) {
+            (Some(_), Some(last)) => {
+                format!("<NextContinuationToken>{last}</NextContinuationToken>")
+            }
+            _ => String::new(),
+        };
         said(format!(
-            "<ListBucketResult><IsTruncated>false</IsTruncated><KeyCount>{count}</KeyCount>{contents}</ListBucketResult>"
+            "<ListBucketResult><IsTruncated>{}</IsTruncated>{next}<KeyCount>{count}</KeyCount>{contents}</ListBucketResult>",
+            !next.is_empty()
         ))
     }
 

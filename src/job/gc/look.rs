@@ -8,14 +8,16 @@ use crate::bucket::catalog::{EXCLUDE_SUFFIX, PINS, REMOVED, TIMELINES, V1, V2, s
 use crate::bucket::retention::{Facts, Why, decide};
 use crate::bucket::survey::{Comparison, Continuity};
 use crate::bucket::timeline::{self, Evidence, Timelines};
-use crate::bucket::{Catalog, Listed, SnapshotName};
+use crate::bucket::{self, Catalog, Listed, SnapshotName};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
 use crate::job::scan::{Contents, TAGS_UNREADABLE, nothing_there, read_contents};
+use crate::job::tags::FEW;
 use crate::mvcc::Revision;
 use crate::store::ObjectInfo;
 use crate::store::staging::{STAGING, is_abandoned};
 use chrono::{DateTime, TimeDelta, Utc};
+use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -91,6 +93,8 @@ pub(super) struct Look {
     pub(super) beside: Vec<Beside>,
     /// Where histories are in doubt, why.
     pub(super) doubts: Vec<String>,
+    /// Snapshots that stay and whose tags were not asked for, since nothing is removed.
+    pub(super) tags_unread: usize,
     /// The newest time that the store gave anything.
     pub(super) newest_modified: Option<DateTime<Utc>>,
     taken: (Instant, SystemTime),
@@ -219,6 +223,7 @@ impl<'a> Eyes<'a> {
         }
 
         let mut asked = HashSet::new();
+        let mut tags_unread = 0;
         let noted = noted_since.keys().copied().collect();
         self.ask_tags(&mut catalog, noted, &mut asked)?;
         let mut reading = Duration::ZERO;
@@ -251,7 +256,11 @@ impl<'a> Eyes<'a> {
                 }
             }
             // What something relies on must not be one that somebody excluded.
-            let relied_on = catalog.usable().filter(|&i| why[i].keeps()).collect();
+            let mut relied_on: Vec<usize> = catalog.usable().filter(|&i| why[i].keeps()).collect();
+            let removes = self.options.apply && why.iter().any(|w| !w.keeps());
+            if why.len() > FEW && !removes {
+                tags_unread = newest_of(&catalog, &mut relied_on);
+            }
             if !self.ask_tags(&mut catalog, relied_on, &mut asked)? {
                 break (doubtful, timelines, why, doubts);
             }
@@ -263,6 +272,10 @@ impl<'a> Eyes<'a> {
             why,
             beside: Vec::new(),
             doubts,
+            tags_unread: match store.asks_tags() {
+                true => tags_unread,
+                false => 0,
+            },
             newest_modified,
             taken,
             took: taken.0.elapsed().saturating_sub(reading),
@@ -398,6 +411,19 @@ impl<'a> Eyes<'a> {
         });
         decided.collect()
     }
+}
+
+/// Leaves of these the newest: fulls first, since they decide most. Gives how many are left out.
+fn newest_of(catalog: &Catalog, which: &mut Vec<usize>) -> usize {
+    /// A plan asks for the tags of so many.
+    const MOST: usize = 32;
+    let all = which.len();
+    which.sort_by_key(|&i| {
+        let name = &catalog.snapshots[i].name;
+        (name.kind != bucket::Kind::Full, Reverse(i))
+    });
+    which.truncate(MOST);
+    all - which.len()
 }
 
 /// What was read of a prefix at an earlier look, by the indexes of this one.

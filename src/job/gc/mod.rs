@@ -253,6 +253,12 @@ pub fn run(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)>
     if ctx.store.hides_tags() {
         warnings.push(TAGS_UNREADABLE.to_owned());
     }
+    if look.tags_unread > 0 {
+        warnings.push(format!(
+            "the tags of {} snapshots that stay were not read, since each is a request: one may be excluded; --apply reads them before it removes anything",
+            look.tags_unread
+        ));
+    }
     let future = look.catalog.usable().filter(|&i| {
         let created = look.catalog.snapshots[i].name.created;
         created > now.timestamp()

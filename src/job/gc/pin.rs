@@ -8,7 +8,8 @@ use crate::bucket::Kind;
 use crate::bucket::retention::chain_of;
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
-use crate::job::scan::{Depth, scan};
+use crate::job::scan::{Depth, scan_asking};
+use crate::job::tags::Ask;
 use chrono::{DateTime, SubsecRound, Utc};
 use serde::{Deserialize, Serialize};
 
@@ -80,7 +81,7 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Outcome> {
     let was_pinned = full.pinned;
     let chain = |warnings: &mut Vec<String>| -> Result<Vec<String>> {
         // Which deltas are its own, contents tell where names leave doubt.
-        let scan = scan(ctx, Depth::Doubtful)?;
+        let scan = scan_asking(ctx, Depth::Doubtful, Ask::All)?;
         let of = &scan.catalog.snapshots;
         let Some(i) = of.iter().position(|s| s.path == full.path) else {
             return Err(Error::new(

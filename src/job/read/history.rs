@@ -9,11 +9,13 @@ use crate::bucket::chain::{self, KnownBases, Range};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
 use crate::job::first::first;
+use crate::job::reading::Reading;
 use crate::job::replay::Step;
 use crate::job::restore::Backup;
 use crate::job::scan::{Depth, scan};
 use crate::job::sorter::{Sorted, Sorter};
 use crate::job::source::{self, Request, Source};
+use crate::job::tags::{unless_excluded, without_excluded};
 use crate::mvcc::history::key_bucket;
 use crate::mvcc::{Base, KeyValue, RecordKey, Revision};
 use std::path::Path;
@@ -53,6 +55,10 @@ impl History {
     /// `KeyNotFound` where there is none; `NoSnapshots`, `NoSuchTimeline`, `InterleavedTimelines`; what
     /// damaged snapshots give; the store's; `Io`, `NoSpace`, `Terminated`.
     pub fn read(backup: &Backup, timeline: Option<&str>, key: &[u8]) -> Result<History> {
+        without_excluded(|| Self::try_read(backup, timeline, key))
+    }
+
+    fn try_read(backup: &Backup, timeline: Option<&str>, key: &[u8]) -> Result<History> {
         let ctx = backup.context()?;
         let mut found = Collector {
             key,
@@ -140,7 +146,11 @@ impl Collector<'_> {
         let scan = scan(ctx, Depth::Doubtful)?;
         let (timeline, warnings) = source::choose_timeline(ctx, &scan, timeline)?;
         let snapshots = &scan.catalog.snapshots;
-        self.deltas(ctx, &source::all_steps(&scan.catalog, timeline))?;
+        let steps = source::all_steps(&scan.catalog, timeline);
+        let paths = steps.iter().map(|s| s.snapshot.path.as_str());
+        unless_excluded(ctx, paths.filter(|_| scan.tags_unread > 0), || {
+            self.deltas(ctx, &steps)
+        })?;
         let mut fulls = chain::bases(&scan.catalog, timeline);
         fulls.reverse();
         let named: Vec<(usize, Revision)> = fulls
@@ -152,6 +162,7 @@ impl Collector<'_> {
         }
         let mut read = KnownBases::new();
         while let Some(i) = full_to_read(&named, &read, &uncovered(&self.covered, self.newest)) {
+            scan.refuse_excluded(ctx, [i])?;
             let (db, base) = ctx.full(&snapshots[i])?;
             let until = timeline.members.iter().find(|m| m.snapshot == i);
             let until = until.map_or(Revision(i64::MAX), |m| m.until);
@@ -218,9 +229,11 @@ impl Collector<'_> {
     fn deltas(&mut self, ctx: &Context, steps: &[Step]) -> Result<()> {
         let key = self.key;
         let long_events = Mutex::new(());
+        let reading = Reading::new(ctx, steps.iter().map(|s| &s.snapshot));
         let found = Mutex::new(&mut *self);
         first(ctx.threads, steps.len(), |nth| {
-            versions(ctx, &steps[nth], key, &long_events, |e, kv| {
+            let delta = reading.delta(nth)?;
+            versions(ctx, delta, &steps[nth], key, &long_events, |e, kv| {
                 e.instant()?;
                 let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
                 found.push((e.main, e.sub), nth, Some(e.time), kv)

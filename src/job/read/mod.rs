@@ -8,13 +8,14 @@ pub mod entry;
 pub mod history;
 pub mod kubernetes;
 
-use crate::bucket::delta::Event;
+use crate::bucket::delta::{DeltaReader, Event};
 use crate::error::{Error, Reason, Result};
-use crate::job::Context;
 use crate::job::first::first;
+use crate::job::reading::Reading;
 use crate::job::replay::Step;
 use crate::job::sorter::{Sorted, Sorter};
 use crate::job::source::Source;
+use crate::job::{Context, Payload};
 use crate::mvcc::{Change, KeyRange, KeyValue};
 use std::sync::{Mutex, PoisonError};
 
@@ -76,19 +77,29 @@ pub fn get(
     let steps = source.steps();
     let long_events = Mutex::new(());
     // An empty record is that of a key that was deleted.
-    let changed = first(ctx.threads, steps.len(), |nth| {
+    let reading = Reading::new(ctx, steps.iter().rev().map(|s| &s.snapshot));
+    let newest_change = |nth: usize| {
         let step = &steps[steps.len() - 1 - nth];
         let mut newest: Option<Vec<u8>> = None;
-        versions(ctx, step, key, &long_events, |_, kv| {
-            let record = newest.get_or_insert_default();
-            record.clear();
-            if let Some(kv) = kv {
-                kv.encode(record);
-            }
-            Ok(())
-        })?;
+        versions(
+            ctx,
+            reading.delta(nth)?,
+            step,
+            key,
+            &long_events,
+            |_, kv| {
+                let record = newest.get_or_insert_default();
+                record.clear();
+                if let Some(kv) = kv {
+                    kv.encode(record);
+                }
+                Ok(())
+            },
+        )?;
         Ok(newest)
-    })?;
+    };
+    let changed =
+        source.read_some_deltas(ctx, || first(ctx.threads, steps.len(), newest_change))?;
     let unchanged = changed.is_none();
     let mut found = changed.unwrap_or_default();
     if unchanged {
@@ -115,6 +126,7 @@ pub fn get(
 /// holds `long_events` while it reads long events.
 fn versions(
     ctx: &Context,
+    delta: DeltaReader<'_, Payload>,
     step: &Step,
     key: &[u8],
     long_events: &Mutex<()>,
@@ -122,7 +134,7 @@ fn versions(
 ) -> Result<()> {
     let at = ctx.at(&step.snapshot);
     let mut alone = None;
-    let mut delta = ctx.delta(&step.snapshot)?.with_leave(|| {
+    let mut delta = delta.with_leave(|| {
         alone.get_or_insert_with(|| long_events.lock().unwrap_or_else(PoisonError::into_inner));
         Ok(())
     });

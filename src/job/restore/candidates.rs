@@ -42,7 +42,7 @@ impl Backup {
     pub fn context(&self) -> Result<&Context> {
         match self {
             Backup::Store(ctx) | Backup::File(ctx, _) => Ok(ctx),
-            Backup::Closed { error, .. } => Err(again(error)),
+            Backup::Closed { error, .. } => Err(error.again()),
         }
     }
 
@@ -62,14 +62,9 @@ impl Backup {
                 Ok((ctx, Source::open(ctx, &scan, request)?, Some(scan)))
             }
             Backup::File(ctx, path) => Ok((ctx, Source::open_file(ctx, path, request)?, None)),
-            Backup::Closed { error, .. } => Err(again(error)),
+            Backup::Closed { error, .. } => Err(error.again()),
         }
     }
-}
-
-/// The same error once more.
-fn again(e: &Error) -> Error {
-    Error::new(e.reason(), e.to_string())
 }
 
 /// What became of a candidate.
@@ -136,7 +131,7 @@ impl<'a> Candidate<'a> {
 
     /// What leads to the state at `revision`.
     pub(super) fn source_at(&self, revision: Revision) -> Result<Source> {
-        let Opened { ctx, source, scan } = self.opened.as_ref().map_err(again)?;
+        let Opened { ctx, source, scan } = self.opened.as_ref().map_err(Error::again)?;
         let request = Request {
             target: Target::Revision(revision),
             timeline: source.timeline_id().map(str::to_owned),
@@ -154,7 +149,7 @@ impl<'a> Candidate<'a> {
         compact: Revision,
         detach_leases: bool,
     ) -> Result<HashKv> {
-        let ctx = self.opened.as_ref().map_err(again)?.ctx;
+        let ctx = self.opened.as_ref().map_err(Error::again)?.ctx;
         let (fold, _) = at.fold(ctx, compact, KeyRange::All, detach_leases)?;
         fold.finish(&at.db, |_| ctx.store.cancel().check())
     }
@@ -162,10 +157,12 @@ impl<'a> Candidate<'a> {
 
 /// Whether a candidate that failed so may be passed over for another.
 pub(super) fn excludes(e: &Error) -> bool {
-    !matches!(
+    let is_its_own = !matches!(
         e.reason(),
         Reason::Terminated | Reason::Internal | Reason::NoSpace | Reason::Usage
-    )
+    );
+    // It may well be restored by another plan.
+    is_its_own && !e.plans_again()
 }
 
 /// The order in which candidates are tried: the highest revision first, of equals the one that was
@@ -205,8 +202,8 @@ impl<'a> Candidates<'a> {
         for i in 0..candidates.all.len() {
             match &candidates.all[i].opened {
                 Ok(_) => {}
-                Err(e) if excludes(e) => candidates.exclude(i, &again(e)),
-                Err(e) => return Err(again(e)),
+                Err(e) if excludes(e) => candidates.exclude(i, &e.again()),
+                Err(e) => return Err(e.again()),
             }
         }
         Ok(candidates)
@@ -240,7 +237,7 @@ impl<'a> Candidates<'a> {
                 texts.push(format!("{}: {message}", told.store));
             }
             if let (None, Err(e)) = (&first, &candidate.opened) {
-                first = Some(again(e));
+                first = Some(e.again());
             }
         }
         match first {

@@ -18,6 +18,7 @@ use crate::error::{Error, Reason, Result};
 use crate::etcd::peers::{self, PeerOptions};
 use crate::job::rebuild::{Rebuild, Rebuilt};
 use crate::job::source::{Request, Source};
+use crate::job::tags::without_excluded;
 use crate::job::{Context, identity, space};
 use crate::mvcc::{Fold, KeepHistory, KeyRange, Revision};
 use crate::store::{Cancel, Sealed, Store};
@@ -159,11 +160,13 @@ pub fn run(backups: &[Backup], options: &Options, cancel: &Cancel) -> Result<Out
             "there is nothing to restore from: give --store or --snapshot",
         ));
     }
-    let run = Run::new(backups, options, cancel);
-    match &options.to {
-        To::DataDir { .. } => run.into_data_dir(),
-        To::File(path) => run.into_file(path),
-    }
+    without_excluded(|| {
+        let run = Run::new(backups, options, cancel);
+        match &options.to {
+            To::DataDir { .. } => run.into_data_dir(),
+            To::File(path) => run.into_file(path),
+        }
+    })
 }
 
 /// Restores into a data directory that is removed again, once an etcd was tried on it.
@@ -172,9 +175,11 @@ pub fn run(backups: &[Backup], options: &Options, cancel: &Cancel) -> Result<Out
 /// As [`run`].
 pub(super) fn run_for_drill(backup: Backup, options: &Options, cancel: &Cancel) -> Result<Outcome> {
     let backups = [backup];
-    let mut run = Run::new(&backups, options, cancel);
-    run.is_drill = true;
-    run.into_data_dir()
+    without_excluded(|| {
+        let mut run = Run::new(&backups, options, cancel);
+        run.is_drill = true;
+        run.into_data_dir()
+    })
 }
 
 struct Run<'a> {
@@ -498,6 +503,9 @@ impl<'a> Run<'a> {
                 Err(Failed::Candidate(e) | Failed::Target(e)) => return Err(e),
             };
             self.warnings.extend(source.warnings.iter().cloned());
+            if self.options.dry_run {
+                self.warnings.extend(source.tags_warning());
+            }
             if holds_alarm(source).map_err(source.at_base(ctx))? {
                 self.warn("the base has an alarm raised (etcd had no space left, or found data that differed), and so has what is restored: etcd says that it is not healthy and may refuse to write until `etcdctl alarm disarm`".into());
             }

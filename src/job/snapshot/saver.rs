@@ -15,7 +15,8 @@ use crate::job::Context;
 use crate::job::identity::{self, ClusterFacts};
 use crate::job::leases::{self, News};
 use crate::job::publish::refuse_plain;
-use crate::job::scan::{Depth, scan};
+use crate::job::scan::{Depth, scan_asking};
+use crate::job::tags::Ask;
 use crate::kubernetes::{Behind, LeaseState};
 use crate::mvcc::Revision;
 use std::time::Duration;
@@ -83,7 +84,7 @@ impl<'a> Saver<'a> {
             cluster: None,
             report: Report::default(),
         };
-        let scan = match scan(ctx, Depth::Doubtful) {
+        let scan = match scan_asking(ctx, Depth::Doubtful, Ask::Chain) {
             Ok(scan) => scan,
             Err(e) if is_empty_bucket(&e) => {
                 let names = ctx.store.list_directly()?;

@@ -40,10 +40,11 @@ pub(super) fn open(place: &Place, means: Means, handle: Handle) -> Result<Store>
         is_emulator: is_set(AzureConfigKey::UseEmulator),
     };
     let unsigned = is_set(AzureConfigKey::SkipSignature);
+    let tagged = means.tagged.clone();
     let store = builder.build().map_err(|e| misconfigured(&place.what, e))?;
     let store = Arc::new(store);
     let tags = match Azure::new(store.clone(), wire, &server) {
-        Some(own) if !unsigned => ExcludeTags::azure(Arc::new(own)),
+        Some(own) if !unsigned => ExcludeTags::azure(Arc::new(own)).with_tagged(tagged),
         _ => ExcludeTags::none(),
     };
     let requests = means.requests.most();

@@ -50,10 +50,13 @@ pub(super) fn open(place: &Place, mut means: Means, handle: Handle) -> Result<St
     };
     let wire = means.wire(&client, &place.what)?;
     let base = builder.get_config_value(&GoogleConfigKey::BaseUrl);
+    let tagged = means.tagged.clone();
     let store = builder.build().map_err(|e| misconfigured(&place.what, e))?;
     let store = Arc::new(store);
     let own = Gcs::new(store.clone(), wire, &place.bucket, base);
-    let tags = ExcludeTags::gcs(Arc::new(own));
+    // It shows all metadata with an object.
+    tagged.set_tells();
+    let tags = ExcludeTags::gcs(Arc::new(own)).with_tagged(tagged);
     let requests = means.requests.most();
     Ok(place.store(store, tags, handle).with_requests(requests))
 }

@@ -59,12 +59,17 @@ pub(super) fn open(place: &Place, means: Means, handle: Handle) -> Result<Store>
     let own_key = setting(encryption).as_deref() == Some("sse-c");
     let ways = Ways::open(place, builder, means.http(&client, &place.what)?)?;
     let (store, direct) = (ways.store, ways.direct);
+    let tagged = means.tagged.clone();
     let store = if unsigned {
         place.store(store, ExcludeTags::none(), handle)
     } else {
         let wire = means.wire(&client, &place.what)?;
         let own = Arc::new(S3::new(store.clone(), wire, region, request_payer));
-        let tags = ExcludeTags::s3(own.clone());
+        // AWS documents that it does, to who may read tags.
+        if !own_server {
+            tagged.set_tells();
+        }
+        let tags = ExcludeTags::s3(own.clone()).with_tagged(tagged);
         place.store(store, tags, handle).with_s3(own)
     };
     let store = store

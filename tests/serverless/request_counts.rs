@@ -1,0 +1,275 @@
+//! A command that asks one request of each object of a wide bucket, for marks that hardly any has; and an excluded
+//! snapshot that is missed since nobody asked for its tags.
+
+use std::collections::BTreeMap;
+
+use crate::support::history::Compression;
+use crate::support::lying::{Lies, LyingServer};
+use crate::support::small::{SMALL_BASE, database, object, put_events, small_database};
+use crate::support::{deltafold, run_json, scratch};
+use deltafold::store::exclude::EXCLUDE_TAG;
+use serde_json::Value;
+
+/// Deltas of a bucket of two pages of a listing.
+const PAGES: i64 = 1100;
+/// Deltas of a bucket that is just wide enough for tags not to be asked for.
+const WIDE: i64 = 150;
+const PREFIX: &str = "b/p";
+
+/// A full and a delta for each revision behind it.
+struct Wide {
+    server: LyingServer,
+    /// When the full was taken.
+    since: i64,
+    /// The newest revision.
+    last: i64,
+}
+
+impl Wide {
+    fn new(lies: Lies, deltas: i64) -> Self {
+        let since = chrono::Utc::now().timestamp() - 90_000;
+        let server = LyingServer::start(lies);
+        let last = SMALL_BASE + deltas;
+        let wide = Wide {
+            server,
+            since,
+            last,
+        };
+        wide.put(&wide.full(SMALL_BASE), &small_database(4096));
+        for revision in SMALL_BASE + 1..=last {
+            wide.delta(revision, revision, 0);
+        }
+        wide
+    }
+
+    /// The name of a full that is taken with the delta of this revision.
+    fn full(&self, revision: i64) -> String {
+        let created = self.since + 10 * (revision - SMALL_BASE);
+        format!("v2/Full-00000000-{revision:08}-{created}")
+    }
+
+    fn put(&self, path: &str, payload: &[u8]) {
+        self.put_raw(path, object(payload, Compression::None));
+    }
+
+    fn put_raw(&self, path: &str, bytes: Vec<u8>) {
+        self.server.seed([(format!("{PREFIX}/{path}"), bytes)]);
+    }
+
+    fn delta_name(&self, first: i64, last: i64, later: i64) -> String {
+        let created = self.since + 10 * (last - SMALL_BASE) + later;
+        format!("v2/Incr-{first:08}-{last:08}-{created}")
+    }
+
+    fn delta(&self, first: i64, last: i64, later: i64) -> String {
+        let name = self.delta_name(first, last, later);
+        let events = serde_json::to_vec(&put_events(first..=last)).unwrap();
+        self.put(&name, &events);
+        name
+    }
+
+    fn exclude(&self, path: &str) {
+        let tags = [(EXCLUDE_TAG, "true"), ("other", "tag")];
+        self.server.set_tags(&format!("{PREFIX}/{path}"), &tags);
+    }
+
+    /// Runs a command: its exit code, outcome, and requests by kind.
+    fn run(&self, command: &str, args: &[&str]) -> (i32, Value, Requests) {
+        self.server.forget_requests();
+        let mut run = deltafold();
+        run.args([command, "--output", "json", "--store", "s3://b/p"])
+            .args(args)
+            .arg("--temp-dir")
+            .arg(scratch::place())
+            .envs(self.server.s3().env());
+        let (code, outcome, stderr) = run_json(&mut run);
+        eprintln!("{stderr}");
+        (code, outcome, Requests::of(&self.server.requests()))
+    }
+
+    fn snapshots(&self) -> usize {
+        let objects = self.server.objects();
+        objects.keys().filter(|k| k.contains("/v2/")).count()
+    }
+}
+
+/// How often something was asked for.
+#[derive(Debug)]
+struct Requests(BTreeMap<&'static str, usize>);
+
+impl Requests {
+    fn of(all: &[String]) -> Self {
+        let mut counts = BTreeMap::new();
+        for r in all {
+            let is = |method: &str| r.starts_with(method);
+            let kind = match () {
+                () if is("GET ") && r.contains("\"tagging\"") => "tags",
+                () if is("GET ") && r.contains("\"list-type\"") => "list",
+                () if is("GET ") && r.contains("/v2/") => "get",
+                () if is("HEAD ") => "head",
+                () if is("DELETE ") => "delete",
+                () if is("POST ") && r.contains("\"delete\"") => "delete many",
+                () => "other",
+            };
+            *counts.entry(kind).or_insert(0) += 1;
+        }
+        Requests(counts)
+    }
+
+    fn n(&self, kind: &str) -> usize {
+        self.0.get(kind).copied().unwrap_or_default()
+    }
+
+    fn all(&self) -> usize {
+        self.0.values().sum()
+    }
+
+    /// Those beside the reading of snapshots.
+    fn beside(&self) -> usize {
+        self.all() - self.n("get")
+    }
+}
+
+/// Both kinds of servers.
+fn servers() -> [Lies; 2] {
+    let hides = Lies {
+        hides_tag_counts: true,
+        ..Lies::default()
+    };
+    [Lies::default(), hides]
+}
+
+/// Requests of a plan that do not grow with the bucket: the folders beside the two pages, a few tags.
+const BOUND: usize = 50;
+
+#[test]
+fn a_plan_asks_little_of_a_wide_bucket() {
+    for lies in servers() {
+        let wide = Wide::new(lies, PAGES);
+        for (command, args) in [
+            ("list", &[][..]),
+            ("verify", &["--level", "names"]),
+            ("gc", &["--policy", "exponential"]),
+            ("compact", &["--dry-run"]),
+            ("compact", &["--dry-run", "--revision", "700"]),
+        ] {
+            let (code, outcome, requests) = wide.run(command, args);
+            assert_eq!(code, 0, "{outcome}");
+            assert!(requests.all() <= BOUND, "{command} {args:?}: {requests:?}");
+            // It is told that not all was looked at.
+            let told = outcome.to_string();
+            assert!(told.contains("were not read"), "{command} {args:?}");
+        }
+        let (_, outcome, requests) = wide.run("list", &["--all-tags"]);
+        assert_eq!(requests.n("tags") as i64, PAGES + 1, "{requests:?}");
+        assert!(!outcome.to_string().contains("TagsNotRead"));
+    }
+}
+
+#[test]
+fn a_compaction_reads_each_delta_and_asks_little_else() {
+    let wide = Wide::new(Lies::default(), WIDE);
+    let (code, outcome, requests) = wide.run("compact", &[]);
+    assert_eq!(
+        (code, &outcome["revision"]),
+        (0, &wide.last.into()),
+        "{outcome}"
+    );
+    assert!(requests.n("get") as i64 <= WIDE + 8, "{requests:?}");
+    assert!(requests.beside() <= BOUND, "{requests:?}");
+
+    // Silence tells nothing where the server is never heard to tell: all tags are asked for.
+    let wide = Wide::new(servers()[1], WIDE);
+    let (code, outcome, requests) = wide.run("compact", &[]);
+    assert_eq!(
+        (code, &outcome["revision"]),
+        (0, &wide.last.into()),
+        "{outcome}"
+    );
+    assert!(requests.n("tags") as i64 >= WIDE, "{requests:?}");
+}
+
+#[test]
+fn what_is_excluded_is_never_used() {
+    for lies in servers() {
+        let wide = Wide::new(lies, WIDE);
+        // Damaged, and better than the others by their names.
+        let delta = wide.delta_name(80, 82, 1);
+        let full = wide.full(120);
+        for path in [&delta, &full] {
+            wide.put_raw(path, b"not a snapshot".to_vec());
+        }
+        wide.exclude(&full);
+        wide.exclude(&delta);
+        let dir = scratch::folder().unwrap();
+        let to = dir.path().join("db");
+        let restored = wide.run("restore", &["--to-snapshot", to.to_str().unwrap()]);
+        assert_eq!(restored.0, 0, "{}", restored.1);
+        assert_eq!(restored.1["revision"], wide.last);
+        let now = chrono::Utc::now().to_rfc3339();
+        for args in [&["--revision", "110"][..], &["--time", &now]] {
+            let key = "/registry/a";
+            let (code, outcome, _) = wide.run("get", &[&[key], args].concat());
+            assert_eq!(code, 0, "{outcome}");
+        }
+        let (code, outcome, _) = wide.run("history", &["/registry/a"]);
+        assert_eq!(code, 0, "{outcome}");
+        let (code, outcome, _) = wide.run("verify", &["--level", "fold"]);
+        assert_eq!(code, 0, "{outcome}");
+        let (code, outcome, _) = wide.run("compact", &[]);
+        assert_eq!(
+            (code, &outcome["revision"]),
+            (0, &wide.last.into()),
+            "{outcome}"
+        );
+        assert_eq!(outcome["base"], wide.full(SMALL_BASE)[3..]);
+        let deltas: Vec<&str> = outcome["deltas"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|d| d.as_str().unwrap())
+            .collect();
+        assert_eq!(deltas.len() as i64, WIDE);
+        assert!(!deltas.contains(&&delta[3..]));
+    }
+}
+
+#[test]
+fn a_chain_goes_with_few_requests_unless_its_successor_is_excluded() {
+    for lies in servers() {
+        let wide = Wide::new(lies, PAGES);
+        let newer = wide.full(wide.last);
+        wide.put(&newer, &database(4096, 8..=wide.last, 10));
+        let policy = [
+            "--policy",
+            "exponential",
+            "--keep-hourly",
+            "0",
+            "--keep-daily",
+            "0",
+            "--keep-weekly",
+            "0",
+        ];
+        let apply = [&policy[..], &["--apply"]].concat();
+
+        // Without it all that it has superseded is needed. It goes itself: the policy keeps nothing so old.
+        wide.exclude(&newer);
+        let (code, outcome, _) = wide.run("gc", &apply);
+        assert_eq!(code, 0, "{outcome}");
+        assert_eq!(outcome["totals"]["deleted"]["objects"], 1, "{outcome}");
+        assert_eq!(wide.snapshots() as i64, PAGES + 1);
+
+        wide.put(&newer, &database(4096, 8..=wide.last, 10));
+        let (code, outcome, requests) = wide.run("gc", &policy);
+        assert_eq!(code, 0, "{outcome}");
+        assert!(requests.all() <= BOUND, "{requests:?}");
+        assert_eq!(outcome["totals"]["deleted"]["objects"], PAGES + 1);
+
+        let (code, outcome, requests) = wide.run("gc", &apply);
+        assert_eq!(code, 0, "{outcome}");
+        assert_eq!(wide.snapshots(), 1);
+        // Two for the deltas, one for their full, and one for the object that told the server's time.
+        assert_eq!(requests.n("delete many"), 4, "{requests:?}");
+        assert!(requests.all() <= 2 * BOUND, "{requests:?}");
+    }
+}
