@@ -144,6 +144,7 @@ impl LyingServer {
                 modified: chrono::Utc::now(),
                 tags: String::new(),
                 retention: String::new(),
+                metadata: Vec::new(),
             };
             state.objects.insert(path, object);
         }
