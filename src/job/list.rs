@@ -388,3 +388,55 @@ fn with_times(scan: &Scan, timeline: &Timeline, ranges: Vec<Range>) -> Vec<Resto
     }
     restorable
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bucket::{self, Catalog};
+    use crate::job::scan::Contents;
+
+    /// A random bucket with gaps, without contents.
+    fn random(rng: &mut fastrand::Rng) -> Scan {
+        let mut listing = Vec::new();
+        for at in 0..rng.usize(1..30) {
+            let last = rng.i64(1..60);
+            let name = match rng.u8(..3) {
+                0 => format!("Full-00000000-{last:08}"),
+                _ => format!("Incr-{:08}-{last:08}", (last - rng.i64(0..6)).max(1)),
+            };
+            let path = format!("v2/{name}-{}", 100 + at as i64 * rng.i64(1..5));
+            listing.push(bucket::Listed { path, bytes: 1 });
+        }
+        let catalog = Catalog::from_listing(listing);
+        Scan {
+            timelines: Timelines::build(&catalog, &NamesOnly).unwrap(),
+            doubtful: Vec::new(),
+            contents: Contents::default(),
+            catalog,
+        }
+    }
+
+    #[test]
+    fn the_times_of_a_range_are_those_of_the_snapshots_at_its_ends() {
+        let mut rng = fastrand::Rng::with_seed(crate::seed());
+        let mut several = 0;
+        for round in 0..crate::rounds(300, 3000) {
+            let scan = random(&mut rng);
+            let timeline = &scan.timelines.all[0];
+            let ranges = chain::restorable(&scan.catalog, timeline, &chain::KnownBases::new());
+            several += usize::from(ranges.len() > 1);
+            for r in with_times(&scan, timeline, ranges) {
+                let (first, last) = (r.first_revision, r.last_revision);
+                let names = || scan.catalog.snapshots.iter().map(|s| &s.name);
+                let fulls =
+                    names().filter(|n| n.kind == Kind::Full && (first..=last).contains(&n.last));
+                let first_time = fulls.map(|n| n.created_at()).min().unwrap();
+                let at_end = names().filter(|n| n.start <= last && last <= n.last);
+                let last_time = at_end.map(|n| n.created_at()).min().unwrap();
+                let times = (first_time, last_time.max(first_time));
+                assert_eq!((r.first_time, r.last_time), times, "round {round}");
+            }
+        }
+        assert!(several > 0);
+    }
+}

@@ -499,6 +499,31 @@ fn forks_follow_their_own_full() {
     assert_eq!(needs[5], [Need::Planned(4)]);
 }
 
+/// Two streams of deltas in the target lost both of their fulls: each delta follows two others, and the fulls count once.
+#[test]
+fn what_deltas_follow_by_many_ways_is_told_once() {
+    let fulls = [
+        "v2/Full-00000000-00000100-1000",
+        "v2/Full-00000000-00000100-1001",
+    ];
+    let mut deltas = Vec::new();
+    for n in 0..60 {
+        let (start, last) = (101 + 10 * n, 110 + 10 * n);
+        for created in [1100 + 10 * n, 1101 + 10 * n] {
+            deltas.push(format!("v2/Incr-{start:08}-{last:08}-{created}"));
+        }
+    }
+    let target: Vec<&str> = deltas.iter().map(String::as_str).collect();
+    let end = "v2/Incr-00000701-00000710-1800";
+    let source = [&fulls[..], &target, &[end]].concat();
+    let source = catalog(&listing(&source));
+    let target = catalog(&listing(&target));
+    let plan = make_plan(&source, &target, &Wanted::default(), NOW);
+    let last = plan.objects.last().unwrap();
+    assert_eq!((last.path.as_str(), last.decision), (end, Decision::Copy));
+    assert_eq!(last.needs, [Need::Planned(1), Need::Planned(0)]);
+}
+
 #[test]
 fn another_size_is_a_conflict_and_carries_nothing() {
     const SOURCE: [&str; 2] = [
