@@ -564,7 +564,7 @@ impl Bench {
         let store = folder.to_str().ok_or("a plain path")?;
         let server = Server::start();
         let objects = self.upload(&server, &folder, "object")?;
-        self.runtime.block_on(server.minio.create_bucket("up"));
+        self.runtime.block_on(server.minio.create_bucket("uploads"));
         server.line.hold_to(STREAM);
         let least = 0.8 * (STREAM * STREAMS) as f64 / MB;
         let goals = || [Goal::Rate(least), Goal::Resident(256 * MIB)];
@@ -578,7 +578,7 @@ impl Bench {
         let down = self.measure_bucket(&server, delay, args, &objects)?;
         row("2 GB: copy from S3", &place, &down, &down, delay, &goals());
         let args = |round| {
-            let to = format!("s3://up/{round}");
+            let to = format!("s3://uploads/{round}");
             let args = ["copy", "--from", store, "--to", &to];
             args.map(str::to_owned).to_vec()
         };
