@@ -8,6 +8,7 @@ use super::Store;
 use super::claim::Claim;
 use super::errors::store_error;
 use super::fetch::cut_short;
+use super::probe::refused;
 use super::publish::{Published, write_error};
 use super::staging::{STAGING, StagingName, rand_word};
 use crate::error::{Error, Reason, Result};
@@ -16,11 +17,17 @@ use object_store::path::Path;
 use object_store::{
     Attribute, Attributes, Error as E, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload,
 };
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// The metadata that tells whose request wrote an object.
 const UPLOAD: &str = "deltafold-upload";
+
+/// Bytes that wait for their names in memory; what comes beyond that waits in staging. `copy` may have many
+/// deltas that wait for their full.
+const MOST_HELD: u64 = 16 << 20;
+/// What else is in memory for each of them.
+const HELD_BESIDE: u64 = 1 << 10;
 
 /// Further ways into the same place.
 #[derive(Clone)]
@@ -31,6 +38,8 @@ pub struct Direct {
     damaging: Arc<dyn ObjectStore>,
     /// Whether small objects can be put at once, since that is known.
     works: Arc<OnceLock<bool>>,
+    /// Bytes that wait for their names.
+    held: Arc<AtomicU64>,
 }
 
 impl Direct {
@@ -40,7 +49,21 @@ impl Direct {
             checked,
             damaging,
             works: Arc::default(),
+            held: Arc::default(),
         }
+    }
+
+    /// Room for so many bytes in memory; `None` if there is none now.
+    pub(super) fn room(&self, bytes: usize) -> Option<Room> {
+        let bytes = (bytes as u64).saturating_add(HELD_BESIDE);
+        let add = |held: u64| held.checked_add(bytes).filter(|&sum| sum <= MOST_HELD);
+        let held = &self.held;
+        held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add)
+            .ok()?;
+        Some(Room {
+            held: Arc::clone(held),
+            bytes,
+        })
     }
 
     /// Whether a body that does not match its checksum is refused.
@@ -48,38 +71,41 @@ impl Direct {
     /// # Errors
     /// The store's, if it gave no answer.
     pub(super) async fn refuses_damage(&self, path: &Path) -> Result<bool> {
-        let put = self.damaging.put_opts(path, "damaged".into(), create());
-        let Err(e) = put.await else {
+        let Err(e) = self.damaging.put(path, "damaged".into()).await else {
             return Ok(false);
         };
-        match store_error("write a damaged object", e) {
-            e if e.reason() == Reason::StoreUnreachable => Err(e),
-            _ => Ok(true),
-        }
+        refused("write a damaged object", e).map(|_| true)
     }
 
-    /// Puts an object with its checksum, on condition that the name is free.
+    /// Puts an object with its checksum.
     pub(super) async fn put(
         &self,
         path: &Path,
         content: PutPayload,
         upload: &str,
+        mode: PutMode,
     ) -> object_store::Result<()> {
         let mut attributes = Attributes::new();
         attributes.insert(Attribute::Metadata(UPLOAD.into()), upload.to_owned().into());
         let options = PutOptions {
+            mode,
             attributes,
-            ..create()
+            ..PutOptions::default()
         };
         self.checked.put_opts(path, content, options).await?;
         Ok(())
     }
 }
 
-fn create() -> PutOptions {
-    PutOptions {
-        mode: PutMode::Create,
-        ..PutOptions::default()
+/// Room in memory, given back when this is dropped.
+pub(super) struct Room {
+    held: Arc<AtomicU64>,
+    bytes: u64,
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        self.held.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -122,19 +148,25 @@ impl Store {
         if !self.block_on(direct.refuses_damage(&path))?? {
             return Ok(false);
         }
-        let failed = |e| store_error(format!("try {}", self.name(STAGING)), e);
-        let put = || self.block_on(direct.put(&path, "probe".into(), "probe"));
+        let put = || self.block_on(direct.put(&path, "probe".into(), "probe", PutMode::Create));
+        let no = |e: E| {
+            let what = format!("try {}", self.name(STAGING));
+            // Credentials may be mended later.
+            match e {
+                E::PermissionDenied { .. } | E::Unauthenticated { .. } => Err(store_error(what, e)),
+                e => refused(&what, e).map(|_| false),
+            }
+        };
         match put()? {
             Ok(()) => {}
-            Err(E::NotSupported { .. } | E::NotImplemented { .. }) => return Ok(false),
             // The damaged body was refused and kept.
             Err(e) if is_taken(&e) => return Ok(false),
-            Err(e) => return Err(failed(e)),
+            Err(e) => return no(e),
         }
         match put()? {
             Ok(()) => Ok(false),
             Err(e) if is_taken(&e) => Ok(true),
-            Err(e) => Err(failed(e)),
+            Err(e) => no(e),
         }
     }
 }
@@ -146,6 +178,7 @@ pub(super) struct Held {
     content: Bytes,
     /// Tells what this wrote from what others wrote.
     upload: String,
+    _room: Room,
 }
 
 /// What has a name.
@@ -192,12 +225,13 @@ fn judge(answered: Answered, seen: Seen) -> Verdict {
 }
 
 impl Held {
-    pub(super) fn new(store: &Store, direct: &Direct, content: Bytes) -> Self {
+    pub(super) fn new(store: &Store, direct: &Direct, content: Bytes, room: Room) -> Self {
         Held {
             store: store.clone(),
             direct: direct.clone(),
             content,
             upload: format!("{:016x}", rand_word()),
+            _room: room,
         }
     }
 
@@ -213,7 +247,10 @@ impl Held {
         let (store, path) = (&self.store, self.store.path(below));
         let name = store.name(below);
         let content = PutPayload::from(self.content.clone());
-        let put = store.block_on(self.direct.put(&path, content, &self.upload))?;
+        let put = store.block_on(
+            self.direct
+                .put(&path, content, &self.upload, PutMode::Create),
+        )?;
         let answered = match &put {
             Ok(()) => Answered::Done,
             Err(e) if is_taken(e) => Answered::Taken,
@@ -287,6 +324,20 @@ impl Held {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_is_bounded() {
+        let store: Arc<dyn ObjectStore> = Arc::new(object_store::memory::InMemory::new());
+        let direct = Direct::new(Arc::clone(&store), store);
+        let half = (MOST_HELD / 2 - HELD_BESIDE) as usize;
+        let first = direct.clone().room(half).unwrap();
+        assert!(direct.room(half + 1).is_none());
+        assert!(direct.room(usize::MAX).is_none());
+        let _second = direct.room(half).unwrap();
+        assert!(direct.room(0).is_none());
+        drop(first);
+        assert!(direct.room(half).is_some());
+    }
 
     #[test]
     fn what_has_the_name_decides_and_then_the_answer() {

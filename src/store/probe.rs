@@ -184,7 +184,7 @@ impl Store {
 }
 
 /// What an error tells of the store; one that a later run may not see is passed on.
-fn refused(what: &str, e: E) -> Result<Found> {
+pub(super) fn refused(what: &str, e: E) -> Result<Found> {
     let is_answer = matches!(e, E::NotImplemented { .. } | E::NotSupported { .. });
     let e = store_error(what, e);
     match e.reason() {
@@ -713,16 +713,22 @@ impl Prober {
                 State::Lies,
                 "an object was damaged on its way, and the store said that it wrote it".to_owned(),
             ),
-            true => match direct.put(&path, "whole".into(), "check").await {
-                Ok(()) => (
-                    State::Works,
-                    "an object that was damaged on its way was refused".to_owned(),
-                ),
-                Err(e) if is_taken(&e) => (
+            true => match self.store.inner.head(&path).await {
+                Ok(_) => (
                     State::Lies,
                     "an object that was damaged on its way was refused, and is there".to_owned(),
                 ),
-                Err(e) => refused("write an object with its checksum", e)?,
+                Err(E::NotFound { .. }) => {
+                    let mode = PutMode::Overwrite;
+                    match direct.put(&path, "whole".into(), "check", mode).await {
+                        Ok(()) => (
+                            State::Works,
+                            "an object that was damaged on its way was refused".to_owned(),
+                        ),
+                        Err(e) => refused("write an object with its checksum", e)?,
+                    }
+                }
+                Err(e) => refused("look at an object", e)?,
             },
         };
         self.note(Ability::Checksum, found);

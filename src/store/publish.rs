@@ -12,6 +12,7 @@ use super::errors::{io_cause, store_error};
 use super::large_copy::Copied;
 use super::staging::StagingName;
 use crate::error::{Error, Reason, Result};
+use bytes::Bytes;
 use crc_fast::{CrcAlgorithm, Digest};
 use object_store::{
     CopyMode, CopyOptions, MultipartUpload, ObjectStore, ObjectStoreExt, PutPayload,
@@ -177,8 +178,11 @@ impl Upload {
         let store = &self.staging.store;
         if self.parts == 0
             && let Some(direct) = store.direct()?
+            && let Some(room) = direct.room(self.part.len())
         {
-            let held = Held::new(store, direct, std::mem::take(&mut self.part).into());
+            // A part has room for more.
+            let content = Bytes::copy_from_slice(&self.part);
+            let held = Held::new(store, direct, content, room);
             return Ok(Staged(Waiting::InMemory(held)));
         }
         // Even a small file is written in more than one step on a local disk.

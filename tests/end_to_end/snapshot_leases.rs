@@ -3,7 +3,9 @@
 
 use crate::support::buckets::{BASE, Bucket, LAST};
 use crate::support::etcd::Etcd;
+use crate::support::follower::{Follower, QUICK, snapshot_command};
 use crate::support::kube::{Apiserver, NOBODY, TOKEN};
+use crate::support::saved::Prefix;
 use crate::support::scratch;
 use crate::support::tools::{self, EtcdVersion};
 use crate::support::{copy_fixture, deltafold, run_json};
@@ -12,6 +14,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 const SPACE: &str = "backup";
@@ -244,6 +247,50 @@ async fn snapshots_of_a_live_etcd_bring_the_leases_forward() {
     let name = annotation(&full, "last-snapshot-name");
     assert_last_snapshot(&full, &store, name);
     assert_last_snapshot(&delta, &store, name);
+}
+
+/// A follower does not list its store for each delta; what a compaction did meanwhile it learns from the Lease.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_follower_sees_by_the_lease_that_somebody_has_compacted() {
+    let cluster = Cluster::start().await;
+    let config = cluster.kubeconfig(SPACE, TOKEN);
+    let etcd = Etcd::start(EtcdVersion::V3_6, &cluster.folder.path().join("saved"));
+    let prefix = Prefix::local(&cluster.folder.path().join("store"));
+    let mut c = snapshot_command("follow", &prefix, &[etcd.endpoint().to_owned()]);
+    tools::forget_env(&mut c, &["KUBE"]);
+    c.env("KUBECONFIG", &config).args(QUICK);
+    c.args(["--snapshot-lease-prefix", NAME]);
+    let mut follower = Follower::spawn(&mut c);
+    let mut put = async || {
+        let mut kv = etcd.kv().await;
+        for i in 0..5 {
+            kv.put(format!("/k/{i}"), vec![7; 300], None).await.unwrap();
+        }
+        let revision = etcd.revision().await;
+        let until = Instant::now() + Duration::from_secs(90);
+        loop {
+            follower.assert_runs();
+            let lease = cluster.server.lease(SPACE, DELTA).await;
+            if lease.is_some_and(|l| holder(&l) == revision.to_string()) {
+                return revision;
+            }
+            assert!(Instant::now() < until, "{revision}: {}", follower.log());
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    put().await;
+    let compacted = put().await;
+    let store = Path::new(&prefix.url);
+    let (code, outcome, stderr) = compact(store, &config, &[]);
+    assert_eq!((code, warnings(&outcome)), (0, vec![]), "{stderr}");
+    assert_eq!(holder(&cluster.lease(FULL).await), compacted.to_string());
+    let last = put().await;
+    let (full, delta) = (cluster.lease(FULL).await, cluster.lease(DELTA).await);
+    assert_eq!(holder(&full), compacted.to_string());
+    let events = (last - compacted).to_string();
+    assert_eq!(annotation(&delta, "accumulated-delta-events"), events);
+    let ended = follower.terminate().succeeded();
+    assert_eq!(warnings(&ended.json), [""; 0], "{}", ended.log);
 }
 
 #[tokio::test(flavor = "multi_thread")]

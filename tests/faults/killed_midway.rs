@@ -21,9 +21,15 @@ const STAGING: &str = "deltafold-staging/";
 
 /// A bucket whose result is uploaded in two parts.
 fn bucket() -> Bucket {
+    let bucket = small();
+    bucket.noise_delta(18);
+    bucket
+}
+
+/// A bucket whose result is put at once where that can be.
+fn small() -> Bucket {
     let bucket = Bucket::with_base();
     bucket.delta(BASE + 1, LAST, 6);
-    bucket.noise_delta(18);
     bucket
 }
 
@@ -38,12 +44,12 @@ enum Site {
 }
 
 impl Site {
-    fn minio() -> Self {
+    fn minio(bucket: &Bucket) -> Self {
         let rt = Runtime::new().unwrap();
         let minio = Minio::start();
         rt.block_on(minio.create_bucket("backups"));
         let store = minio.store("backups");
-        for (path, bytes) in bucket().objects() {
+        for (path, bytes) in bucket.objects() {
             let path = Path::from(path);
             rt.block_on(store.put(&path, bytes.into())).unwrap();
         }
@@ -228,10 +234,20 @@ fn sigkill_in_a_local_folder() {
 
 #[test]
 fn sigterm_on_minio() {
-    killed_and_run_again(&Site::minio(), 20, Signal::TERM);
+    killed_and_run_again(&Site::minio(&bucket()), 20, Signal::TERM);
 }
 
 #[test]
 fn sigkill_on_minio() {
-    killed_and_run_again(&Site::minio(), 24, Signal::KILL);
+    killed_and_run_again(&Site::minio(&bucket()), 24, Signal::KILL);
+}
+
+#[test]
+fn sigterm_on_minio_while_the_result_is_put_at_once() {
+    killed_and_run_again(&Site::minio(&small()), 20, Signal::TERM);
+}
+
+#[test]
+fn sigkill_on_minio_while_the_result_is_put_at_once() {
+    killed_and_run_again(&Site::minio(&small()), 24, Signal::KILL);
 }

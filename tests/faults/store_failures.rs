@@ -203,8 +203,11 @@ fn outcome_of(
     fault: Fault,
 ) -> Vec<Reason> {
     let staging = path.starts_with("deltafold-staging");
-    if staging && at_once.is_some() && fault != Fault::Hang {
-        return Vec::new();
+    if staging && at_once.is_some() {
+        return match fault {
+            Fault::Hang => vec![Reason::Terminated],
+            _ => Vec::new(),
+        };
     }
     let reason = match (call, fault) {
         // What is only tidied up fails no run.
