@@ -16,6 +16,11 @@ pub const TIMELINES: &str = "deltafold-timelines";
 pub const PINS: &str = "deltafold-pins";
 /// The folder of notes on what `gc` excluded, to be purged later: `<name of the snapshot>`.
 pub const REMOVED: &str = "deltafold-removed";
+/// The folders of snapshots.
+pub const SNAPSHOTS: [&str; 2] = [V2, V1];
+/// The folders of notes on snapshots. They are listed after these: a note on the beginning of a timeline is written
+/// before its full, which must not be seen without it.
+pub const NOTES: [&str; 3] = [TIMELINES, PINS, REMOVED];
 /// `<name>.exclude` beside a snapshot excludes it where the store has no tags.
 pub const EXCLUDE_SUFFIX: &str = ".exclude";
 

@@ -2,7 +2,7 @@
 //! doubt (or all of them), and sorts the snapshots into timelines.
 
 use crate::bolt::Database;
-use crate::bucket::catalog::{PINS, REMOVED, TIMELINES, V1, V2};
+use crate::bucket::catalog::{NOTES, SNAPSHOTS, V1, V2};
 use crate::bucket::chain::{Chain, KnownBases};
 use crate::bucket::survey::{Comparison, Continuity, Survey, SurveyFile};
 use crate::bucket::timeline::{self, Evidence, NamesOnly, Timelines};
@@ -138,6 +138,19 @@ pub fn scan_asking(ctx: &Context, depth: Depth, ask: Ask) -> Result<Scan> {
     scan_with(ctx, depth, ask, |_| Ok(()))
 }
 
+/// What the prefix holds, by names.
+///
+/// # Errors
+/// The store's.
+pub(super) fn by_names(ctx: &Context) -> Result<Catalog> {
+    let mut listing = ctx.store.list(&SNAPSHOTS)?;
+    listing.extend(ctx.store.list(&NOTES)?);
+    let listing = listing
+        .into_iter()
+        .map(|(path, bytes)| Listed { path, bytes });
+    Ok(Catalog::from_listing(listing.collect()))
+}
+
 /// As [`scan`]; `each` is called for every full that is read, as long as it is open.
 ///
 /// # Errors
@@ -148,12 +161,7 @@ pub(super) fn scan_with(
     ask: Ask,
     mut each: impl FnMut(&Database<Spool>) -> Result<()>,
 ) -> Result<Scan> {
-    let listing = ctx.store.list(&[V2, V1, TIMELINES, PINS, REMOVED])?;
-    let listing = listing
-        .into_iter()
-        .map(|(path, bytes)| Listed { path, bytes })
-        .collect();
-    let mut catalog = Catalog::from_listing(listing);
+    let mut catalog = by_names(ctx)?;
     if catalog.snapshots.is_empty() {
         return Err(nothing_there(ctx, &catalog));
     }

@@ -301,7 +301,7 @@ impl Store {
         Ok(objects.map(|o| (o.path, o.bytes)).collect())
     }
 
-    /// All objects in some folders below the prefix.
+    /// All objects in some folders below the prefix, which are listed side by side.
     ///
     /// # Errors
     /// `StoreUnreachable`, `PermissionDenied`, `Unauthenticated`, `Configuration`, `NoSnapshots`

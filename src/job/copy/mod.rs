@@ -11,11 +11,11 @@ mod transfer;
 
 use self::plan::{Decision, Encryption, Plan, Planned, Wanted, Why, plan};
 use self::round::{Done, Round};
-use crate::bucket::catalog::{PINS, REMOVED, TIMELINES, V1, V2};
-use crate::bucket::{Catalog, Kind, Listed, SnapshotName};
+use crate::bucket::catalog::{V1, V2};
+use crate::bucket::{Catalog, Kind, SnapshotName};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
-use crate::job::scan::TAGS_UNREADABLE;
+use crate::job::scan::{TAGS_UNREADABLE, by_names};
 use crate::shorten;
 use crate::telemetry::memory::peak_memory_bytes;
 use crate::telemetry::metrics::{Metrics, SnapshotKind};
@@ -293,7 +293,7 @@ impl<'a> Copier<'a> {
 
     /// The source's newest full that may be used, if it is marked final.
     fn newest_final(&self) -> Result<Option<String>> {
-        let catalog = list(self.from)?;
+        let catalog = by_names(self.from)?;
         let fulls = catalog.snapshots.iter().rev();
         for s in fulls.filter(|s| s.name.kind == Kind::Full && !s.excluded) {
             let excluded = self
@@ -434,7 +434,7 @@ impl<'a> Copier<'a> {
 
     /// Lists both stores.
     fn look(&mut self) -> Result<Listings> {
-        let mut source = list(self.from)?;
+        let mut source = by_names(self.from)?;
         if source.snapshots.is_empty() {
             return Err(Error::new(
                 Reason::NoSnapshots,
@@ -444,7 +444,7 @@ impl<'a> Copier<'a> {
                 ),
             ));
         }
-        let mut target = list(self.to)?;
+        let mut target = by_names(self.to)?;
         if self.remembers_since.elapsed() > MEMORY {
             self.tags.clear();
             self.damaged.clear();
@@ -787,13 +787,4 @@ fn worst(failures: Vec<Error>, partly: bool) -> Option<Error> {
         n => format!("{first}; {} more snapshots could not be copied", n - 1),
     };
     Some(Error::new(reason, message))
-}
-
-/// The snapshots of a store, and what stands beside them; what tags say is not asked.
-fn list(ctx: &Context) -> Result<Catalog> {
-    let objects = ctx.store.list(&[V2, V1, TIMELINES, PINS, REMOVED])?;
-    let listing = objects
-        .into_iter()
-        .map(|(path, bytes)| Listed { path, bytes });
-    Ok(Catalog::from_listing(listing.collect()))
 }

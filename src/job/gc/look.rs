@@ -4,7 +4,7 @@
 //! takes one for a dry run, and one before each batch that it removes.
 
 use super::Options;
-use crate::bucket::catalog::{EXCLUDE_SUFFIX, PINS, REMOVED, TIMELINES, V1, V2, snapshot_name};
+use crate::bucket::catalog::{EXCLUDE_SUFFIX, PINS, REMOVED, SNAPSHOTS, TIMELINES, snapshot_name};
 use crate::bucket::retention::{Facts, Why, decide};
 use crate::bucket::survey::{Comparison, Continuity};
 use crate::bucket::timeline::{self, Evidence, Timelines};
@@ -185,7 +185,9 @@ impl<'a> Eyes<'a> {
         let mut listing = Vec::new();
         let mut beside: Vec<(BesideKind, ObjectInfo)> = Vec::new();
         let mut newest_modified = None;
-        for o in store.objects(&[V2, V1, TIMELINES, PINS, REMOVED, STAGING])? {
+        let mut objects = store.objects(&SNAPSHOTS)?;
+        objects.extend(store.objects(&[TIMELINES, PINS, REMOVED, STAGING])?);
+        for o in objects {
             newest_modified = newest_modified.max(Some(o.modified));
             let kind = match o.path.split('/').next() {
                 Some(STAGING) => Some(BesideKind::Staging),

@@ -3,8 +3,7 @@
 //! A snapshot that is named comes back whoever excluded it; all of them only where `gc` did. `cli` calls it.
 
 use super::{LOCK, LOCK_DURATION, Status, removal_note};
-use crate::bucket::catalog::{PINS, REMOVED, TIMELINES, V1, V2};
-use crate::bucket::{Catalog, Kind, Listed};
+use crate::bucket::{Catalog, Kind};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
 use crate::job::scan::TAGS_UNREADABLE;
@@ -64,11 +63,7 @@ pub(super) fn take_lock(ctx: &Context, warnings: &mut Vec<String>) -> Result<Opt
 
 /// What the prefix holds, by names.
 pub(super) fn catalog(ctx: &Context) -> Result<Catalog> {
-    let listing = ctx.store.list(&[V2, V1, TIMELINES, PINS, REMOVED])?;
-    let listing = listing
-        .into_iter()
-        .map(|(path, bytes)| Listed { path, bytes });
-    let catalog = Catalog::from_listing(listing.collect());
+    let catalog = crate::job::scan::by_names(ctx)?;
     match catalog.snapshots.is_empty() {
         true => Err(crate::job::scan::nothing_there(ctx, &catalog)),
         false => Ok(catalog),
