@@ -10,6 +10,7 @@ use crate::job::scan::{Depth, Scan, TAGS_UNREADABLE, scan};
 use crate::mvcc::Revision;
 use chrono::{DateTime, Utc};
 use serde::Serialize;
+use std::collections::{HashMap, HashSet};
 
 /// What to list.
 #[derive(Debug, Clone, Copy)]
@@ -158,13 +159,13 @@ pub fn run(ctx: &Context, options: Options) -> Result<Outcome> {
             None
         }
     };
-    let mut in_chain = Vec::new();
+    let mut in_chain = HashSet::new();
     // Damage that `compact` would meet is a problem already; without it there is no chain.
     let newest_usable = newest.filter(|_| !is_blocked(&scan));
     if let Some(t) = newest_usable {
         match chain::choose(&scan.catalog, t, None, &known) {
             Ok(Choice::Found(c)) => {
-                in_chain.push(c.base);
+                in_chain.insert(c.base);
                 in_chain.extend(c.deltas.iter().map(|l| l.snapshot));
             }
             // Names leave a gap after this full, which only its content can close.
@@ -185,12 +186,24 @@ pub fn run(ctx: &Context, options: Options) -> Result<Outcome> {
             Err(e) => problems.push(problem(&e, Vec::new())),
         }
     }
+    let in_doubt: HashSet<usize> = match options.deep {
+        true => HashSet::new(),
+        false => scan.doubtful.iter().copied().collect(),
+    };
+    // The first timeline counts.
+    let mut timeline_of: HashMap<usize, &str> = HashMap::new();
+    for t in scan.timelines.all.iter().rev() {
+        timeline_of.extend(t.members.iter().map(|m| (m.snapshot, t.id.as_str())));
+    }
     let snapshots = scan
         .catalog
         .snapshots
         .iter()
         .enumerate()
-        .map(|(i, s)| listed(&scan, i, s, options.deep, in_chain.contains(&i)))
+        .map(|(i, s)| {
+            let timeline = timeline_of.get(&i).filter(|_| !in_doubt.contains(&i));
+            listed(s, timeline.map(|&id| id.to_owned()), in_chain.contains(&i))
+        })
         .collect();
     let mut restorable = Vec::new();
     for t in &scan.timelines.all {
@@ -300,17 +313,7 @@ fn problems(scan: &Scan, deep: bool) -> Result<Vec<Problem>> {
     Ok(problems)
 }
 
-fn listed(scan: &Scan, i: usize, s: &Snapshot, deep: bool, in_chain: bool) -> Listed {
-    let is_member = |t: &&Timeline| t.members.iter().any(|m| m.snapshot == i);
-    let timeline = if !deep && scan.doubtful.contains(&i) {
-        None
-    } else {
-        scan.timelines
-            .all
-            .iter()
-            .find(is_member)
-            .map(|t| t.id.clone())
-    };
+fn listed(s: &Snapshot, timeline: Option<String>, in_chain: bool) -> Listed {
     Listed {
         name: s.name.to_string(),
         path: s.path.clone(),
