@@ -203,12 +203,17 @@ fn in_words(o: &Outcome) -> String {
         ("was restorable", &o.restorable_before),
         ("restorable", &o.restorable_after),
     ] {
-        for r in ranges {
-            let _ = writeln!(
-                s,
-                "{when} on {}: revisions {} to {}",
-                r.timeline, r.first_revision, r.last_revision
-            );
+        let ranges: Vec<String> = ranges
+            .iter()
+            .map(|r| {
+                format!(
+                    "{when} on {}: revisions {} to {}",
+                    r.timeline, r.first_revision, r.last_revision
+                )
+            })
+            .collect();
+        for range in shorten::lines(&ranges, IN_JSON) {
+            let _ = writeln!(s, "{range}");
         }
     }
     for warning in &o.warnings {

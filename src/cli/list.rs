@@ -3,7 +3,7 @@
 use super::{Output, StoreArgs, print_outcome, size};
 use crate::error::Result;
 use crate::job::Context;
-use crate::job::list::{Listed, Options, Outcome, run};
+use crate::job::list::{Listed, Options, Outcome, Restorable, run};
 use crate::shorten::{self, IN_JSON};
 use clap::Args;
 use std::fmt::Write;
@@ -101,16 +101,19 @@ fn in_words(o: &Outcome) -> String {
         };
         let _ = writeln!(s, "backup of cluster {}{names}", identity.cluster_id);
     }
-    for r in &o.restorable {
-        let _ = writeln!(
-            s,
+    let restorable = |r: &Restorable| {
+        format!(
             "restorable on {}: revisions {} to {}, {} to {}",
             r.timeline,
             r.first_revision,
             r.last_revision,
             r.first_time.format("%Y-%m-%d %H:%M:%SZ"),
             r.last_time.format("%Y-%m-%d %H:%M:%SZ")
-        );
+        )
+    };
+    let ranges: Vec<String> = o.restorable.iter().map(restorable).collect();
+    for range in shorten::lines(&ranges, IN_JSON) {
+        let _ = writeln!(s, "{range}");
     }
     for p in &o.problems {
         let _ = writeln!(s, "{}: {}", p.reason, p.message);

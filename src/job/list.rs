@@ -12,7 +12,7 @@ use crate::mvcc::Revision;
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashSet};
+use std::collections::{BinaryHeap, HashMap, HashSet};
 
 /// What to list.
 #[derive(Debug, Clone, Copy)]
@@ -203,12 +203,22 @@ pub fn run(ctx: &Context, options: Options) -> Result<Outcome> {
             Err(e) => problems.push(problem(&e, Vec::new())),
         }
     }
+    // The first timeline counts.
+    let mut timeline_of: HashMap<usize, &str> = HashMap::new();
+    for t in scan.timelines.all.iter().rev() {
+        timeline_of.extend(t.members.iter().map(|m| (m.snapshot, t.id.as_str())));
+    }
     let snapshots = scan
         .catalog
         .snapshots
         .iter()
         .enumerate()
-        .map(|(i, s)| listed(&scan, i, s, options.deep, in_chain.contains(&i)))
+        .map(|(i, s)| {
+            let timeline = timeline_of
+                .get(&i)
+                .filter(|_| (options.deep || !scan.is_doubtful(i)));
+            listed(s, timeline.map(|&id| id.to_owned()), in_chain.contains(&i))
+        })
         .collect();
     let mut restorable = Vec::new();
     for t in &scan.timelines.all {
@@ -317,17 +327,7 @@ fn problems(scan: &Scan, deep: bool) -> Result<Vec<Problem>> {
     Ok(problems)
 }
 
-fn listed(scan: &Scan, i: usize, s: &Snapshot, deep: bool, in_chain: bool) -> Listed {
-    let is_member = |t: &&Timeline| t.member(i).is_some();
-    let timeline = if !deep && scan.is_doubtful(i) {
-        None
-    } else {
-        scan.timelines
-            .all
-            .iter()
-            .find(is_member)
-            .map(|t| t.id.clone())
-    };
+fn listed(s: &Snapshot, timeline: Option<String>, in_chain: bool) -> Listed {
     Listed {
         name: s.name.to_string(),
         path: s.path.clone(),
