@@ -216,7 +216,7 @@ pub fn run(ctx: &Context, options: Options) -> Result<Outcome> {
         .map(|(i, s)| {
             let timeline = timeline_of
                 .get(&i)
-                .filter(|_| (options.deep || !scan.is_doubtful(i)));
+                .filter(|_| options.deep || !scan.is_doubtful(i));
             listed(s, timeline.map(|&id| id.to_owned()), in_chain.contains(&i))
         })
         .collect();
@@ -393,7 +393,6 @@ fn with_times(scan: &Scan, timeline: &Timeline, ranges: Vec<Range>) -> Vec<Resto
 mod tests {
     use super::*;
     use crate::bucket::{self, Catalog};
-    use crate::job::scan::Contents;
 
     /// A random bucket with gaps, without contents.
     fn random(rng: &mut fastrand::Rng) -> Scan {
@@ -407,13 +406,7 @@ mod tests {
             let path = format!("v2/{name}-{}", 100 + at as i64 * rng.i64(1..5));
             listing.push(bucket::Listed { path, bytes: 1 });
         }
-        let catalog = Catalog::from_listing(listing);
-        Scan {
-            timelines: Timelines::build(&catalog, &NamesOnly).unwrap(),
-            doubtful: Vec::new(),
-            contents: Contents::default(),
-            catalog,
-        }
+        Scan::of_names(Catalog::from_listing(listing)).unwrap()
     }
 
     #[test]

@@ -44,6 +44,19 @@ pub struct Scan {
 }
 
 impl Scan {
+    /// What names alone tell.
+    #[cfg(test)]
+    pub(super) fn of_names(catalog: Catalog) -> Result<Scan> {
+        Ok(Scan {
+            timelines: Timelines::build(&catalog, &NamesOnly)?,
+            catalog,
+            doubtful: Vec::new(),
+            contents: Contents::default(),
+            tags_unread: 0,
+            asked: Asked::default(),
+        })
+    }
+
     /// Whether a snapshot's name leaves doubt about its timeline.
     pub fn is_doubtful(&self, snapshot: usize) -> bool {
         self.doubtful.binary_search(&snapshot).is_ok()
