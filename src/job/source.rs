@@ -26,7 +26,7 @@ use std::sync::OnceLock;
 const CHANGE_BUFFER_BYTES: usize = 16 << 20;
 
 /// Deltas whose tags are asked for at once, before they are read one by one.
-const TAGS_AHEAD: usize = 64;
+const TAGS_AHEAD: usize = 16;
 
 /// A point of a history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

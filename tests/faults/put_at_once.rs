@@ -2,8 +2,9 @@
 //! would not be safe.
 
 use crate::support::etcd::EtcdVersion;
-use crate::support::faults::{Call, Fault, FaultStore, LossyProxy, Strike};
+use crate::support::faults::{Call, Fault, FaultStore, Strike};
 use crate::support::follower::QUICK;
+use crate::support::line::Line;
 use crate::support::lying::{Lies, LyingServer};
 use crate::support::minio::Minio;
 use crate::support::s3::{Kind, S3};
@@ -231,25 +232,25 @@ fn requests_of_deltas(server: &S3) {
     const DELTAS: usize = 20;
     with_etcd(EtcdVersion::V3_6, |world| {
         world.wait(server.create_bucket("follow", Kind::Plain));
-        let proxy = LossyProxy::start(server.endpoint().trim_start_matches("http://"));
-        world.prefix = Prefix::s3(&S3::new(&proxy.endpoint()), "follow", "prefix");
+        let line = Line::start(server.endpoint());
+        world.prefix = Prefix::s3(&S3::new(&line.endpoint()), "follow", "prefix");
         let seen = Prefix::s3(server, "follow", "prefix");
         let mut follower = world.follow(&QUICK);
         let revision = world.put_many("/first/", 3, 100);
         follower.wait_saved(&seen, revision);
         let before = seen.deltas().len();
-        proxy.lose(None);
+        line.take();
         while seen.deltas().len() < before + DELTAS {
             let revision = world.put_many("/k/", 3, 100);
             follower.wait_saved(&seen, revision);
         }
         // The last one may be read back a moment later.
         let deltas = seen.deltas().len() - before;
-        let mut requests = proxy.lose(None);
-        requests.retain(|r| !r.contains("deltafold-locks"));
+        let mut requests = line.take().requests;
+        requests.retain(|r| !r.target.contains("deltafold-locks"));
         println!("{} requests for {deltas} deltas", requests.len());
         assert!(requests.len() <= 4 * deltas, "{deltas}: {requests:#?}");
-        let puts = requests.iter().filter(|r| r.starts_with("PUT"));
+        let puts = requests.iter().filter(|r| r.method == "PUT");
         assert_eq!(puts.count(), deltas, "{requests:#?}");
         world.prefix = seen;
         follower.terminate().succeeded();
