@@ -358,10 +358,10 @@ fn requests_are_tried_again_as_often_as_is_said() {
                 (69, Some("StoreUnreachable")),
                 "{stderr}"
             );
-            // A listing may be begun for each layout.
+            // Both layouts are listed at once; the first that fails ends the other.
             let times = asked.load(Ordering::SeqCst);
             assert!(
-                times == retries + 1,
+                (retries + 1..=2 * (retries + 1)).contains(&times),
                 "{url}: {times} requests with {retries} retries"
             );
         }
