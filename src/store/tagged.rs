@@ -79,7 +79,7 @@ impl Tagged {
         if tells {
             self.set_tells();
         }
-        if marked || COUNTS.iter().any(|name| is_some(name)) {
+        if marked || COUNTS.iter().any(is_some) {
             self.remember(uri.path());
         }
     }
