@@ -104,8 +104,10 @@ fn main() -> Result<()> {
         args,
     };
     let _within = bench.runtime.enter();
-    println!("\n| work | where | time | requests | peak memory | goal | holds |");
-    println!("|---|---|---|---|---|---|---|");
+    if bench.args.parts.iter().any(|p| *p != Part::Sizes) {
+        println!("\n| work | where | time | requests | peak memory | goal | holds |");
+        println!("|---|---|---|---|---|---|---|");
+    }
     for part in bench.args.parts.clone() {
         match part {
             Part::Local => bench.local()?,

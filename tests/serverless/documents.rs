@@ -15,7 +15,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// What people read.
-const DOCUMENTS: [&str; 10] = [
+const DOCUMENTS: [&str; 11] = [
     "README.md",
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
@@ -24,6 +24,7 @@ const DOCUMENTS: [&str; 10] = [
     "docs/metrics.md",
     "docs/migration.md",
     "docs/quorum-loss.md",
+    "docs/sizing.md",
     "docs/stores.md",
     "tests/README.md",
 ];
@@ -887,7 +888,7 @@ fn flags(text: &str) -> BTreeSet<&str> {
 #[test]
 fn every_flag_that_is_mentioned_exists() {
     /// Those of cargo, etcd and its tools, kubectl and aws.
-    const OTHERS: [&str; 25] = [
+    const OTHERS: [&str; 28] = [
         "--all-targets",
         "--duplicates",
         "--features",
@@ -913,6 +914,10 @@ fn every_flag_that_is_mentioned_exists() {
         "--replicas",
         "--timeout",
         "--type",
+        // Of the bench of wide buckets.
+        "--before",
+        "--program",
+        "--scale",
     ];
     let help = help();
     let real = flags(&help);
