@@ -28,7 +28,7 @@ fn table(outcome: &Value) -> Table {
         (name, (state, c["is_problem"].as_bool().unwrap()))
     };
     let table: Table = checks.iter().map(row).collect();
-    assert_eq!(table.len(), 14, "{outcome}");
+    assert_eq!(table.len(), 15, "{outcome}");
     table
 }
 
@@ -93,7 +93,7 @@ async fn is_honest(s3: &S3) {
         assert_eq!(those(&table, "Absent"), absent, "{bucket}: {outcome}");
         assert_eq!(
             those(&table, "Works").len() + absent.len(),
-            14,
+            15,
             "{bucket}: {outcome}"
         );
         nothing_is_left(s3, bucket).await;
@@ -116,7 +116,7 @@ async fn minio_is_honest() {
         (code, outcome["reason"].as_str()),
         (78, Some("Configuration"))
     );
-    assert_eq!(those(&table(&outcome), "NotTried").len(), 12, "{outcome}");
+    assert_eq!(those(&table(&outcome), "NotTried").len(), 13, "{outcome}");
     let message = outcome["message"].as_str().unwrap();
     assert!(message.contains("GOVERNANCE, 1 days"), "{message}");
     nothing_is_left(&s3, "locked").await;
