@@ -103,7 +103,7 @@ impl Store {
         let source = match self.local_root {
             Some(_) => Source::Unopened(store, path),
             None => {
-                let ranges = (bytes >= LARGE).then(|| Arc::clone(&self.ranges));
+                let ranges = self.ranges.clone().filter(|_| bytes >= LARGE);
                 let shown = name.clone();
                 Source::transfer(&self.handle, async move |send| match ranges {
                     None => match store.get(&path).await {

@@ -137,7 +137,8 @@ pub struct Store {
     ignores_conditions: Option<Arc<OnceLock<bool>>>,
     /// Requests under way at once.
     requests: usize,
-    ranges: Arc<Semaphore>,
+    /// Room for ranges of large objects, if they come by ranges.
+    ranges: Option<Arc<Semaphore>>,
     /// Room for bytes that are uploaded.
     uploads: Arc<Semaphore>,
     /// Where small objects may be put at once.
@@ -169,7 +170,7 @@ impl Store {
             largest_range: None,
             ignores_conditions: None,
             requests: DEFAULT_REQUESTS,
-            ranges: Arc::new(Semaphore::new(fetch::RANGES_AHEAD)),
+            ranges: None,
             uploads: Arc::new(Semaphore::new(publish::UPLOAD_BYTES)),
             direct: None,
             handle,
@@ -200,6 +201,13 @@ impl Store {
     /// The same store, asked for so many things at once, 1 or more.
     pub fn with_requests(mut self, most: usize) -> Self {
         self.requests = most.max(1);
+        self
+    }
+
+    /// The same store, that tells versions of objects apart when it is asked for ranges: large objects come by several at
+    /// once.
+    pub fn with_ranges(mut self) -> Self {
+        self.ranges = Some(Arc::new(Semaphore::new(fetch::RANGES_AHEAD)));
         self
     }
 

@@ -232,6 +232,7 @@ impl World {
         let url = "slow:".to_owned();
         Store::new(inner, Path::default(), url, ExcludeTags::none(), handle)
             .with_requests(REQUESTS)
+            .with_ranges()
             .with_cancel(self.cancel.clone())
     }
 

@@ -48,7 +48,8 @@ pub(super) fn open(place: &Place, means: Means, handle: Handle) -> Result<Store>
         _ => ExcludeTags::none(),
     };
     let requests = means.requests.most();
-    Ok(place.store(store, tags, handle).with_requests(requests))
+    let store = place.store(store, tags, handle).with_requests(requests);
+    Ok(store.with_ranges())
 }
 
 fn configure(

@@ -58,7 +58,8 @@ pub(super) fn open(place: &Place, mut means: Means, handle: Handle) -> Result<St
     tagged.set_tells();
     let tags = ExcludeTags::gcs(Arc::new(own)).with_tagged(tagged);
     let requests = means.requests.most();
-    Ok(place.store(store, tags, handle).with_requests(requests))
+    let store = place.store(store, tags, handle).with_requests(requests);
+    Ok(store.with_ranges())
 }
 
 fn no_key(secret: &Secret) -> crate::error::Error {

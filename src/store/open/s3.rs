@@ -74,6 +74,7 @@ pub(super) fn open(place: &Place, means: Means, handle: Handle) -> Result<Store>
     };
     let store = store
         .with_requests(means.requests.most())
+        .with_ranges()
         .with_direct(direct);
     // By ranges only what we sign, and without a key that each request would have to show.
     let store = match unsigned || own_key {
