@@ -18,7 +18,7 @@ use object_store::{
     Attribute, Attributes, Error as E, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload,
 };
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// The metadata that tells whose request wrote an object.
 const UPLOAD: &str = "deltafold-upload";
@@ -38,6 +38,8 @@ pub struct Direct {
     damaging: Arc<dyn ObjectStore>,
     /// Whether small objects can be put at once, since that is known.
     works: Arc<OnceLock<bool>>,
+    /// Held by who tries that: others wait, and need not.
+    trying: Arc<Mutex<()>>,
     /// Bytes that wait for their names.
     held: Arc<AtomicU64>,
 }
@@ -49,6 +51,7 @@ impl Direct {
             checked,
             damaging,
             works: Arc::default(),
+            trying: Arc::default(),
             held: Arc::default(),
         }
     }
@@ -124,6 +127,9 @@ impl Store {
         let Some(direct) = &self.direct else {
             return Ok(None);
         };
+        let is_known = direct.works.get().is_some();
+        let _trying =
+            (!is_known).then(|| direct.trying.lock().unwrap_or_else(PoisonError::into_inner));
         let works = match direct.works.get() {
             Some(works) => *works,
             None => match self.try_direct(direct) {
