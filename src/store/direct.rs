@@ -132,6 +132,8 @@ impl Store {
             (!is_known).then(|| direct.trying.lock().unwrap_or_else(PoisonError::into_inner));
         let works = match direct.works.get() {
             Some(works) => *works,
+            // Writers that copy rely on claims there, which a writer that puts does not make.
+            None if self.ignores_conditions()? => false,
             None => match self.try_direct(direct) {
                 Ok(works) => *direct.works.get_or_init(|| works),
                 Err(e) if e.reason() == Reason::Terminated => return Err(e),
@@ -145,10 +147,6 @@ impl Store {
     }
 
     fn try_direct(&self, direct: &Direct) -> Result<bool> {
-        // Writers that copy rely on claims there, which a writer that puts does not make.
-        if self.ignores_conditions()? {
-            return Ok(false);
-        }
         let probe = Claim::unwritten(self, StagingName::new("probe"));
         let path = self.path(probe.path());
         if !self.block_on(direct.refuses_damage(&path))?? {
@@ -271,8 +269,8 @@ impl Held {
         match verdict {
             Verdict::Published(published) => Ok(published),
             Verdict::Damaged => {
-                // It has this upload's word, so it is nobody else's. A name like this is given again only by
-                // who finds it free.
+                // The object has this upload's word, so it is nobody else's. Nobody can have replaced it since:
+                // a name is given only if it is free.
                 let removed = store.clean_up(store.inner.delete(&path));
                 failed(&format!(
                     "was written and reads back differently: the store is at fault; check it before you rely on its snapshots{}",

@@ -116,7 +116,7 @@ async fn minio_is_honest() {
         (code, outcome["reason"].as_str()),
         (78, Some("Configuration"))
     );
-    assert_eq!(those(&table(&outcome), "NotTried").len(), 12, "{outcome}");
+    assert_eq!(those(&table(&outcome), "NotTried").len(), 13, "{outcome}");
     let message = outcome["message"].as_str().unwrap();
     assert!(message.contains("GOVERNANCE, 1 days"), "{message}");
     nothing_is_left(&s3, "locked").await;
