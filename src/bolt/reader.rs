@@ -1,4 +1,5 @@
-//! Reads a bbolt file page by page, in order, holding one page per level of the tree.
+//! Reads a bbolt file page by page, in order, holding one page per level of the tree, and pages that lie
+//! one behind the other with one read.
 //!
 //! It trusts nothing in the file: every page number, count, offset and the order of all keys is
 //! checked, so loops and wild offsets end in an error. A walk never loads more pages than the file
@@ -234,11 +235,18 @@ impl<R: ReadAt> Database<R> {
             stack: Vec::new(),
             root: Some(bucket.root.clone()),
             spare: Vec::new(),
+            window: Window::new(self.meta.high_water.0 * u64::from(self.meta.page_size)),
         }
     }
 
     /// Reads and checks a page with what follows it.
-    fn load(&self, id: PageId, budget: &PageBudget, mut buf: Vec<u8>) -> Result<Page> {
+    fn load(
+        &self,
+        id: PageId,
+        budget: &PageBudget,
+        window: &mut Window,
+        mut buf: Vec<u8>,
+    ) -> Result<Page> {
         let size = self.page_size();
         if id.0 < 2 || id.0 >= self.meta.high_water.0 {
             return Err(Error::corrupt(format!(
@@ -249,7 +257,7 @@ impl<R: ReadAt> Database<R> {
         let offset = id.0 * size as u64;
         buf.resize(size, 0);
         let io = |e| Error::io(format!("read bbolt page {id}"), e);
-        self.src.read_exact_at(&mut buf, offset).map_err(io)?;
+        window.read(&self.src, &mut buf, offset).map_err(io)?;
         let header = PageHeader::decode(&buf)
             .ok_or_else(|| Error::corrupt(format!("bbolt page {id} has no header")))?;
         if header.id != id {
@@ -267,11 +275,91 @@ impl<R: ReadAt> Database<R> {
         budget.take(id, pages)?;
         if header.overflow > 0 {
             buf.resize(size * pages as usize, 0);
-            self.src
-                .read_exact_at(&mut buf[size..], offset + size as u64)
+            window
+                .read(&self.src, &mut buf[size..], offset + size as u64)
                 .map_err(io)?;
         }
         Page::check(buf, id, header)
+    }
+}
+
+/// Bytes that one read fetches at most when pages lie one behind the other.
+const MAX_WINDOW: usize = 256 << 10;
+
+/// A part of the file that was read ahead of a cursor.
+///
+/// A read that begins at the end of the last one fetches more than it was asked for: twice what the cursor
+/// took of the part before. So about twice the bytes that are wanted are read at most, in whatever order the
+/// pages lie; and a page elsewhere, as a branch is between leaves, does not end the run.
+#[derive(Debug)]
+struct Window {
+    buf: Vec<u8>,
+    /// Where `buf` begins.
+    at: u64,
+    /// Bytes of `buf` that the cursor took.
+    taken: usize,
+    /// The end of the last read past `buf`.
+    last_end: u64,
+    /// Nothing is read ahead past this.
+    limit: u64,
+}
+
+impl Window {
+    fn new(limit: u64) -> Self {
+        Window {
+            buf: Vec::new(),
+            at: 0,
+            taken: 0,
+            last_end: 0,
+            limit,
+        }
+    }
+
+    /// Fills `out` from `offset`.
+    fn read(&mut self, src: &impl ReadAt, out: &mut [u8], offset: u64) -> io::Result<()> {
+        let end = self.at + self.buf.len() as u64;
+        if (self.at..end).contains(&offset) {
+            let here = &self.buf[(offset - self.at) as usize..];
+            let (now, later) = out.split_at_mut(out.len().min(here.len()));
+            now.copy_from_slice(&here[..now.len()]);
+            self.taken += now.len();
+            return match later.is_empty() {
+                true => Ok(()),
+                false => self.read_on(src, later, end),
+            };
+        }
+        self.read_on(src, out, offset)
+    }
+
+    /// Fills `out` from `offset`, which `buf` does not hold.
+    fn read_on(&mut self, src: &impl ReadAt, out: &mut [u8], offset: u64) -> io::Result<()> {
+        let run = if !self.buf.is_empty() && offset == self.at + self.buf.len() as u64 {
+            self.taken.max(out.len())
+        } else if offset == self.last_end {
+            out.len()
+        } else {
+            0
+        };
+        let ahead = self.limit.saturating_sub(offset);
+        let ahead = ahead.min(run.saturating_mul(2).min(MAX_WINDOW) as u64) as usize;
+        if ahead > out.len() {
+            if self.buf.capacity() < ahead {
+                self.buf.clear();
+                self.buf.reserve_exact(ahead);
+            }
+            self.buf.resize(ahead, 0);
+            self.at = offset;
+            self.taken = out.len();
+            if src.read_exact_at(&mut self.buf, offset).is_ok() {
+                out.copy_from_slice(&self.buf[..out.len()]);
+                return Ok(());
+            }
+            // A page that nobody asked for may be what cannot be read.
+            self.buf.clear();
+        }
+        src.read_exact_at(out, offset)?;
+        self.last_end = offset + out.len() as u64;
+        Ok(())
     }
 }
 
@@ -438,6 +526,7 @@ pub struct Cursor<'d, R> {
     stack: Vec<Level>,
     root: Option<Root>,
     spare: Vec<Vec<u8>>,
+    window: Window,
 }
 
 /// A page on the way to the current entry.
@@ -473,7 +562,7 @@ impl<R: ReadAt> Cursor<'_, R> {
             false => end.clone(),
         };
         let spare = self.spare.pop().unwrap_or_default();
-        let page = self.db.load(id, &self.budget, spare)?;
+        let page = self.db.load(id, &self.budget, &mut self.window, spare)?;
         // Only the root of an empty bucket has nothing in it.
         let Some(last) = page.count.checked_sub(1) else {
             return Err(Error::corrupt(format!("bbolt leaf page {id} is empty")));
@@ -495,7 +584,9 @@ impl<R: ReadAt> Cursor<'_, R> {
 
     fn push_root(&mut self) -> Result<()> {
         let page = match self.root.take() {
-            Some(Root::Page(id)) => self.db.load(id, &self.budget, Vec::new())?,
+            Some(Root::Page(id)) => self
+                .db
+                .load(id, &self.budget, &mut self.window, Vec::new())?,
             Some(Root::Inline(bytes)) => {
                 // The id of an inline page is written as 0 and means nothing.
                 let header = PageHeader::decode(&bytes)
@@ -576,5 +667,115 @@ impl<R: ReadAt> Cursor<'_, R> {
         }
         let current = self.stack.last();
         Ok(current.map(|level| level.page.entry(level.next - 1)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    /// Counts what is read, and fails at one offset.
+    struct Counting {
+        bytes: Vec<u8>,
+        bad: Option<u64>,
+        reads: Cell<u64>,
+        read: Cell<usize>,
+    }
+
+    impl ReadAt for Counting {
+        fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+            self.reads.set(self.reads.get() + 1);
+            self.read.set(self.read.get() + buf.len());
+            let here = offset..offset + buf.len() as u64;
+            if self.bad.is_some_and(|bad| here.contains(&bad)) {
+                return Err(io::ErrorKind::Other.into());
+            }
+            self.bytes.read_exact_at(buf, offset)
+        }
+        fn size(&self) -> io::Result<u64> {
+            self.bytes.size()
+        }
+    }
+
+    const PAGE: usize = 1024;
+
+    fn file(pages: usize) -> Counting {
+        let mut rng = fastrand::Rng::with_seed(crate::seed());
+        let mut bytes = vec![0; pages * PAGE];
+        rng.fill(&mut bytes);
+        Counting {
+            bytes,
+            bad: None,
+            reads: Cell::new(0),
+            read: Cell::new(0),
+        }
+    }
+
+    /// Reads pages, and compares each with the file. Gives the bytes that were asked for.
+    fn walk(src: &Counting, order: impl IntoIterator<Item = (usize, usize)>) -> usize {
+        let mut window = Window::new(src.bytes.len() as u64);
+        let mut wanted = 0;
+        for (page, pages) in order {
+            let mut out = vec![0; pages * PAGE];
+            let at = page * PAGE;
+            window.read(src, &mut out, at as u64).unwrap();
+            assert!(out == src.bytes[at..at + out.len()], "page {page}");
+            assert!(window.buf.capacity() <= MAX_WINDOW);
+            wanted += out.len();
+        }
+        wanted
+    }
+
+    #[test]
+    fn pages_in_any_order_are_read_as_they_lie_and_few_others() {
+        let mut rng = fastrand::Rng::with_seed(crate::seed());
+        for _ in 0..crate::rounds(30, 300) {
+            let src = file(1500);
+            let mut order = Vec::new();
+            while order.len() < 2000 {
+                let (from, step) = (rng.usize(..1400), rng.usize(1..5));
+                let size = rng.usize(1..4);
+                let run = (from..1500 - size).step_by(step * size);
+                order.extend(run.take(rng.usize(1..300)).map(|page| (page, size)));
+            }
+            let wanted = walk(&src, order);
+            assert!(src.read.get() <= 3 * wanted, "{}", src.read.get());
+        }
+        // Windows end where this goes on, and nothing in them was wanted.
+        let src = file(1 << 14);
+        let (mut page, mut order) = (0, Vec::new());
+        while page < 1 << 13 {
+            order.extend((page..page + 40).map(|page| (page, 1)));
+            page += 256;
+        }
+        let wanted = walk(&src, order);
+        assert!(src.read.get() <= 3 * wanted, "{}", src.read.get());
+    }
+
+    #[test]
+    fn pages_one_behind_the_other_need_few_reads() {
+        let src = file(20_000);
+        // A branch stands before or behind its leaves.
+        let leaves = (0..10_000).flat_map(|i| {
+            let branch = (i % 100 == 0).then_some((19_000 - i / 100 * 7, 1));
+            branch.into_iter().chain([(i, 1)])
+        });
+        let wanted = walk(&src, leaves);
+        assert!(src.reads.get() < 170, "{} reads", src.reads.get());
+        assert!(src.read.get() < wanted + MAX_WINDOW);
+    }
+
+    #[test]
+    fn a_page_that_cannot_be_read_fails_only_those_that_want_it() {
+        let mut src = file(300);
+        src.bad = Some(200 * PAGE as u64);
+        walk(&src, (0..200).chain(201..300).map(|page| (page, 1)));
+        let mut window = Window::new(src.bytes.len() as u64);
+        let mut out = vec![0; PAGE];
+        for page in 0..300 {
+            let read = window.read(&src, &mut out, (page * PAGE) as u64);
+            assert_eq!(read.is_ok(), page != 200, "page {page}");
+        }
     }
 }

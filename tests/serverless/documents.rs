@@ -888,7 +888,7 @@ fn flags(text: &str) -> BTreeSet<&str> {
 #[test]
 fn every_flag_that_is_mentioned_exists() {
     /// Those of cargo, etcd and its tools, kubectl and aws.
-    const OTHERS: [&str; 28] = [
+    const OTHERS: [&str; 29] = [
         "--all-targets",
         "--duplicates",
         "--features",
@@ -917,6 +917,7 @@ fn every_flag_that_is_mentioned_exists() {
         // Of the bench of wide buckets.
         "--before",
         "--program",
+        "--runs",
         "--scale",
     ];
     let help = help();
