@@ -130,11 +130,23 @@ impl Rebuild<'_> {
         if self.compact > source.base.revision {
             return Ok(None);
         }
+        let is_alone = source.deltas().next().is_none();
         let db = &source.db;
         let detach = self.leases == Leases::Drop;
         let mut folded = None;
         let mut w = Writer::streaming(db.page_size(), out)?;
         let (root, leases_added) = self.build(ctx, &mut w, |w, tree, leases| {
+            if is_alone {
+                // Nothing follows: what is each key's newest record is known, and one pass does for all.
+                let (fold, events) = source.fold(ctx, self.compact, KeyRange::All, detach)?;
+                let hash = fold.finish(db, |r| {
+                    ctx.store.cancel().check()?;
+                    leases.note(r);
+                    tree.push(w, r.key, r.record)
+                });
+                folded = Some((hash.map_err(|e| self.at_base(ctx, e))?, events));
+                return Ok(());
+            }
             let (fold, events) =
                 source.fold_to(ctx, self.compact, KeyRange::All, detach, |fold| {
                     let streamed = fold.stream(db, |r| {
