@@ -11,6 +11,7 @@ pub mod drill;
 mod first;
 pub mod gc;
 pub mod identity;
+mod in_place;
 pub mod leases;
 pub mod list;
 pub mod maintain;
@@ -40,6 +41,7 @@ use crate::bucket::frame::FrameReader;
 use crate::bucket::{Compression, Snapshot, codec};
 use crate::error::{Error, Reason, Result};
 use crate::job::ahead::Ahead;
+use crate::job::in_place::InPlace;
 use crate::job::reading::Reading;
 use crate::mvcc::Base;
 use crate::store::{Cancel, Keys, ObjectReader, Store};
@@ -47,6 +49,7 @@ use crate::telemetry::progress::Step;
 use crate::temp::{self, TempFile};
 use std::io::{Read, Write};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// What every Job needs.
 #[derive(Clone)]
@@ -62,15 +65,23 @@ pub struct Context {
     pub keys: Keys,
 }
 
-/// A database file in the temporary directory; reading it ends when the Job is cancelled.
+/// A database file, in the temporary directory or a plain snapshot where it lies; reading it ends when the
+/// Job is cancelled.
 #[derive(Debug)]
 pub struct Spool {
-    file: TempFile,
+    file: SpoolFile,
     cancel: Cancel,
+}
+
+#[derive(Debug)]
+enum SpoolFile {
+    Temp(TempFile),
+    InPlace(Arc<InPlace>),
 }
 
 impl Spool {
     fn new(file: TempFile, cancel: Cancel) -> Self {
+        let file = SpoolFile::Temp(file);
         Spool { file, cancel }
     }
 }
@@ -78,10 +89,16 @@ impl Spool {
 impl ReadAt for Spool {
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> std::io::Result<()> {
         self.cancel.check()?;
-        ReadAt::read_exact_at(&self.file, buf, offset)
+        match &self.file {
+            SpoolFile::Temp(file) => ReadAt::read_exact_at(file, buf, offset),
+            SpoolFile::InPlace(file) => file.read_exact_at(buf, offset),
+        }
     }
     fn size(&self) -> std::io::Result<u64> {
-        self.file.size()
+        match &self.file {
+            SpoolFile::Temp(file) => file.size(),
+            SpoolFile::InPlace(file) => file.size(),
+        }
     }
 }
 

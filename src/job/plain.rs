@@ -1,7 +1,7 @@
 //! A plain snapshot file: one that etcdctl, k3s, kOps or OpenShift left, compressed or not.
 //!
-//! It tells the layout by the bytes, not by the name, and copies the database out; it takes no
-//! deltas and knows no store. The jobs that take `--snapshot FILE` call it.
+//! It tells the layout by the bytes, not by the name, and copies the database out if it is packed or
+//! encrypted; it takes no deltas and knows no store. The jobs that take `--snapshot FILE` call it.
 
 use crate::bolt::Database;
 use crate::bucket::Compression;
@@ -9,7 +9,8 @@ use crate::bucket::codec;
 use crate::bucket::frame::HASH_SIZE;
 use crate::bucket::name::ENCRYPTED;
 use crate::error::{Error, Reason, Result};
-use crate::job::{Context, Spool, space};
+use crate::job::in_place::{InPlace, Proof};
+use crate::job::{Context, Spool, SpoolFile, space};
 use crate::mvcc::Base;
 use crate::store::encryption;
 use crate::telemetry::progress::Step;
@@ -18,16 +19,19 @@ use sha2::{Digest, Sha256};
 use std::fs::File;
 use std::io::{BufReader, Cursor, Read, Seek, SeekFrom, Write};
 use std::path::Path;
+use std::sync::Arc;
 
-/// A plain snapshot file, copied out, checked and opened.
+/// A plain snapshot file, opened.
 pub struct Plain {
     /// The database.
     pub db: Database<Spool>,
     /// What it says of itself.
     pub base: Base,
-    /// Whether a SHA-256 stood behind the database and was right. Without one nothing proves the
-    /// bytes: see [`warning`](Self::warning).
+    /// Whether a SHA-256 stands behind the database. Without one nothing proves the bytes: see
+    /// [`warning`](Self::warning).
     pub has_checksum: bool,
+    /// Whether it is right.
+    pub(super) proof: Proof,
     /// How the file was compressed: none, gzip, zlib, lzw, zstd or zip.
     pub compression: &'static str,
     /// The file's size in bytes, as it lies there.
@@ -52,6 +56,9 @@ enum Packing {
     Stream(Compression),
     Zip,
 }
+
+/// Not packed at all.
+const PLAIN: Packing = Packing::Stream(Compression::None);
 
 impl Packing {
     fn as_str(self) -> &'static str {
@@ -155,14 +162,25 @@ struct Unpacked {
 }
 
 impl Context {
-    /// Copies a plain snapshot file into an unnamed temporary file, decrypted and unpacked, checks it and
-    /// opens it. How it is packed is told by its bytes; only LZW by a name that ends in `.Z`.
+    /// Opens a plain snapshot file, and checks it. How it is packed is told by its bytes; only LZW by a name
+    /// that ends in `.Z`. One that is packed or encrypted is copied into an unnamed temporary file.
+    ///
+    /// # Errors
+    /// As [`plain_unproven`](Self::plain_unproven).
+    pub fn plain(&self, path: &Path) -> Result<Plain> {
+        let plain = self.plain_unproven(path)?;
+        plain.proof.wait()?;
+        Ok(plain)
+    }
+
+    /// As [`plain`](Self::plain). If nothing has to be copied, the file may still be hashed when this returns:
+    /// nothing counts that was read from it before [`Plain::proof`] is there.
     ///
     /// # Errors
     /// `NoSnapshots` where there is no such file; `Usage` where it is no file; `CorruptSnapshot`
     /// where it is damaged, a delta or no snapshot at all; `CannotDecrypt`; `PermissionDenied`, `Io`,
     /// `NoSpace`, `Terminated`.
-    pub fn plain(&self, path: &Path) -> Result<Plain> {
+    pub(super) fn plain_unproven(&self, path: &Path) -> Result<Plain> {
         let at = |e: Error| match e.reason() {
             Reason::CorruptSnapshot | Reason::CannotDecrypt => e.at(path.display()),
             _ => e,
@@ -184,6 +202,9 @@ impl Context {
         let step = Step::new(format!("read {}", path.display()), Some(file_bytes));
         let is_encrypted =
             head.starts_with(encryption::MAGIC) || head.starts_with(encryption::ARMORED);
+        if !is_encrypted && packing(&head, &name).map_err(at)? == PLAIN {
+            return self.in_place(path, file, file_bytes, &head, step);
+        }
         let (packing, unpacked) = if is_encrypted {
             let mut opened = self.keys.decrypt(step.reader(file)).map_err(at)?;
             head.clear();
@@ -223,7 +244,52 @@ impl Context {
             db,
             base,
             has_checksum,
+            proof: Proof::known(),
             compression: packing.as_str(),
+            file_bytes,
+        })
+    }
+
+    /// Opens a file that is neither packed nor encrypted where it lies.
+    fn in_place(
+        &self,
+        path: &Path,
+        file: File,
+        file_bytes: u64,
+        head: &[u8],
+        step: Step,
+    ) -> Result<Plain> {
+        let at = |e: Error| match e.reason() {
+            Reason::CorruptSnapshot => e.at(path.display()),
+            _ => e,
+        };
+        refuse_delta(head).map_err(at)?;
+        let file = Arc::new(InPlace::new(file, file_bytes));
+        let cancel = self.store.cancel().clone();
+        let spool = Spool {
+            file: SpoolFile::InPlace(file.clone()),
+            cancel: cancel.clone(),
+        };
+        let db = Database::open(spool).map_err(at)?;
+        let layout = layout(file_bytes, db.page_size()).map_err(at)?;
+        let proof = match layout {
+            Layout::Checksum => Proof::start(&file, path, cancel, step),
+            Layout::PagesOnly => Proof::known(),
+        };
+        let base = match Base::read(&db) {
+            Ok(base) => base,
+            // A file that is damaged is told as such.
+            Err(e) => {
+                proof.wait()?;
+                return Err(at(e));
+            }
+        };
+        Ok(Plain {
+            db,
+            base,
+            has_checksum: layout == Layout::Checksum,
+            proof,
+            compression: PLAIN.as_str(),
             file_bytes,
         })
     }

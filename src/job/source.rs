@@ -8,6 +8,7 @@ use crate::bucket::chain::{self, Chain, Choice, KnownBases, Link};
 use crate::bucket::timeline::{self, Timeline};
 use crate::bucket::{Catalog, Snapshot, SnapshotName};
 use crate::error::{Error, Reason, Result};
+use crate::job::in_place::Proof;
 use crate::job::moment::{self, Each, Moment};
 use crate::job::reading::Reading;
 use crate::job::replay::{Step, replay};
@@ -67,6 +68,7 @@ pub struct Source {
     tags_unread: Vec<String>,
     /// They were read, or asked for, and none is excluded.
     tags_known: OnceLock<()>,
+    proof: Proof,
 }
 
 /// Where the full is.
@@ -130,6 +132,7 @@ impl Source {
             steps,
             tags_unread: scan.unread_of(chain),
             tags_known: OnceLock::new(),
+            proof: Proof::known(),
         }
     }
 
@@ -152,18 +155,34 @@ impl Source {
     /// `Usage` for a time, which no plain snapshot knows, or a timeline; `OutOfRange`; those of
     /// [`Context::plain`].
     pub fn open_file(ctx: &Context, path: &Path, request: &Request) -> Result<Source> {
+        let source = Self::open_file_unproven(ctx, path, request)?;
+        source.prove()?;
+        Ok(source)
+    }
+
+    /// As [`open_file`](Self::open_file). The file may still be hashed when this returns: nothing that comes of
+    /// it counts before [`prove`](Self::prove) has returned.
+    ///
+    /// # Errors
+    /// As [`open_file`](Self::open_file).
+    pub(super) fn open_file_unproven(
+        ctx: &Context,
+        path: &Path,
+        request: &Request,
+    ) -> Result<Source> {
         if request.timeline.is_some() {
             return Err(Error::new(
                 Reason::Usage,
                 "a plain snapshot has no timelines: leave --timeline out",
             ));
         }
-        let plain = ctx.plain(path)?;
+        let plain = ctx.plain_unproven(path)?;
         let base = plain.base;
         let target = match request.target {
             Target::Newest => base.revision,
             Target::Revision(r) if r >= base.first_revision() && r <= base.revision => r,
             Target::Revision(r) => {
+                plain.proof.wait()?;
                 return Err(Error::new(
                     Reason::OutOfRange,
                     format!(
@@ -194,7 +213,16 @@ impl Source {
             steps: Vec::new(),
             tags_unread: Vec::new(),
             tags_known: OnceLock::new(),
+            proof: plain.proof,
         })
+    }
+
+    /// Waits until the hash of a plain snapshot file was compared.
+    ///
+    /// # Errors
+    /// `CorruptSnapshot` if the file is damaged, or was changed since it was opened; `Io`, `Terminated`.
+    pub(super) fn prove(&self) -> Result<()> {
+        self.proof.wait()
     }
 
     /// The full's name, for people.

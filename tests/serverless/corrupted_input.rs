@@ -151,6 +151,48 @@ fn a_database_with_one_bad_meta_is_read_by_the_other() {
     assert_eq!(want.hash, expected("kubernetes").hash_kv[0].hash);
 }
 
+/// The file is hashed while it is restored: a wrong hash counts before anything has a name, and is what is told
+/// whatever else is wrong because of it.
+#[test]
+fn a_plain_file_with_a_wrong_hash_is_restored_nowhere() {
+    let mut rng = fastrand::Rng::with_seed(seed());
+    let good = with_checksum(&kubernetes_database());
+    let page = Database::open(good.clone()).unwrap().page_size();
+    let dir = scratch::folder().unwrap();
+    let file = dir.path().join("a.db");
+    let (data, copy) = (dir.path().join("data"), dir.path().join("copy.db"));
+    let restore = |extra: &[&str]| {
+        let mut c = deltafold();
+        c.args(["restore", "--output", "json", "--snapshot"]);
+        run_json(c.arg(&file).args(extra))
+    };
+    let into_data = ["--data-dir", data.to_str().unwrap()];
+    let dry_run = [&into_data[..], &["--dry-run"]].concat();
+    let if_needed = [&into_data[..], &["--if-needed", "full"]].concat();
+    for _ in 0..rounds(5, 40) {
+        let mut bad = good.clone();
+        bad[rng.usize(2 * page..good.len())] ^= 1 << rng.u8(..8);
+        fs::write(&file, bad).unwrap();
+        for extra in [
+            &into_data[..],
+            &dry_run,
+            &if_needed,
+            &["--to-snapshot", copy.to_str().unwrap()],
+        ] {
+            let (code, failed, stderr) = restore(extra);
+            assert_eq!(code, 65, "{extra:?}: {stderr}");
+            assert!(failed.to_string().contains("SHA-256"), "{failed}");
+            assert!(failed.to_string().contains("a.db"), "{failed}");
+            assert!(!copy.exists() && !data.join("member").exists());
+            let left = fs::read_dir(dir.path()).unwrap().count();
+            assert!(left <= 2, "{extra:?} left {left} files");
+        }
+    }
+    fs::write(&file, good).unwrap();
+    let (code, _, stderr) = restore(&into_data);
+    assert_eq!(code, 0, "{stderr}");
+}
+
 #[test]
 fn a_damaged_database_never_panics_the_reader() {
     let mut rng = fastrand::Rng::with_seed(seed());

@@ -51,17 +51,22 @@ impl Backup {
     /// # Errors
     /// As [`Source::open`] and [`Source::open_file`].
     pub fn open(&self, request: &Request) -> Result<(&Context, Source)> {
-        let (ctx, source, _) = self.open_with_scan(request)?;
+        let (ctx, source, _) = self.open_unproven(request)?;
+        source.prove()?;
         Ok((ctx, source))
     }
 
-    fn open_with_scan(&self, request: &Request) -> Result<(&Context, Source, Option<Scan>)> {
+    /// Opens it with its scan; a plain snapshot file may still be hashed: see [`Source::prove`].
+    fn open_unproven(&self, request: &Request) -> Result<(&Context, Source, Option<Scan>)> {
         match self {
             Backup::Store(ctx) => {
                 let scan = scan(ctx, Depth::Doubtful)?;
                 Ok((ctx, Source::open(ctx, &scan, request)?, Some(scan)))
             }
-            Backup::File(ctx, path) => Ok((ctx, Source::open_file(ctx, path, request)?, None)),
+            Backup::File(ctx, path) => {
+                let source = Source::open_file_unproven(ctx, path, request)?;
+                Ok((ctx, source, None))
+            }
             Backup::Closed { error, .. } => Err(error.again()),
         }
     }
@@ -109,8 +114,14 @@ pub(super) struct Opened<'a> {
 }
 
 impl<'a> Candidate<'a> {
-    fn open(backup: &'a Backup, request: &Request) -> Self {
-        let opened = backup.open_with_scan(request);
+    fn open(backup: &'a Backup, request: &Request, proven: bool) -> Self {
+        let mut opened = backup.open_unproven(request);
+        if proven
+            && let Ok((_, source, _)) = &opened
+            && let Err(e) = source.prove()
+        {
+            opened = Err(e);
+        }
         Candidate {
             backup,
             opened: opened.map(|(ctx, source, scan)| Opened { ctx, source, scan }),
@@ -184,14 +195,17 @@ pub(super) struct Candidates<'a> {
 }
 
 impl<'a> Candidates<'a> {
-    /// Looks at all of them.
+    /// Looks at all of them. If not `proven`, a single plain snapshot file may still be hashed when this
+    /// returns: [`Source::prove`] waits for that.
     ///
     /// # Errors
     /// Only what is not a candidate's own fault: `Terminated`, `NoSpace`, `Usage`.
-    pub(super) fn open(backups: &'a [Backup], request: &Request) -> Result<Self> {
+    pub(super) fn open(backups: &'a [Backup], request: &Request, proven: bool) -> Result<Self> {
+        // A damaged one must not keep the others from being tried first.
+        let proven = proven || backups.len() > 1;
         let all: Vec<Candidate<'a>> = backups
             .iter()
-            .map(|b| Candidate::open(b, request))
+            .map(|b| Candidate::open(b, request, proven))
             .collect();
         let told = all.iter().map(Candidate::told).collect();
         let mut candidates = Candidates {

@@ -282,7 +282,8 @@ impl<'a> Run<'a> {
         if decision.action == Action::Keep && *if_needed == Some(Depth::Sanity) {
             return Ok(self.kept(decision, None));
         }
-        let mut candidates = Candidates::open(self.backups, &self.options.request)?;
+        let mut candidates =
+            Candidates::open(self.backups, &self.options.request, if_needed.is_some())?;
         if decision.action == Action::Keep {
             let alone = cluster.members().len() == 1;
             decision = self.compare_with_backup(&found, alone, &mut candidates)?;
@@ -421,7 +422,7 @@ impl<'a> Run<'a> {
             ));
         }
         self.check_encryption(path)?;
-        let candidates = Candidates::open(self.backups, &self.options.request)?;
+        let candidates = Candidates::open(self.backups, &self.options.request, false)?;
         let decision = needed::Found::asked().decide();
         let mut file = None;
         let (mut outcome, _) = self.try_candidates(candidates, decision, |run, source, ctx| {
@@ -493,7 +494,14 @@ impl<'a> Run<'a> {
             let Ok(Opened { ctx, source, .. }) = &candidates.all[i].opened else {
                 return Err(Error::internal("a candidate is ranked that was not opened"));
             };
-            let written = match write(self, source, ctx) {
+            let written = write(self, source, ctx);
+            let failed = matches!(written, Err(Failed::Target(_)));
+            // What is wrong with a damaged file is its damage.
+            let written = match source.prove() {
+                Err(e) if !failed => Err(Failed::Candidate(e)),
+                _ => written,
+            };
+            let written = match written {
                 Ok(written) => written,
                 Err(Failed::Candidate(e)) if excludes(&e) => {
                     candidates.exclude(i, &e);
