@@ -35,6 +35,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, SyncSender};
 use std::time::Instant;
 
 pub use crate::job::rebuild::Leases;
@@ -658,32 +659,38 @@ impl<'a> Run<'a> {
         let what = format!("write {}", path.display());
         let failed = |e| Failed::Target(Error::io(&what, e));
         let file = create(path).map_err(failed)?;
-        let mut out = Counted::new(&file, &what);
-        let streamed = rebuild.stream(ctx, &mut out);
-        let (rebuilt, layout, events) = match streamed.map_err(|e| out.whose(e))? {
-            Some((rebuilt, layout, events)) => {
-                out.flush().map_err(failed)?;
-                let head = std::os::unix::fs::FileExt::write_all_at(&file, &layout.head(), 0);
-                head.map_err(failed)?;
-                (rebuilt, layout, events)
-            }
-            None => {
-                let folded = self.fold(&rebuild, ctx).map_err(Failed::Candidate)?;
-                let (fold, layout, events) = folded;
-                space::check(dir, layout.bytes(), "the new database").map_err(Failed::Target)?;
-                let rebuilt = rebuild.write(ctx, fold, &layout, &mut out);
-                let rebuilt = rebuilt.map_err(|e| out.whose(e))?;
-                out.flush().map_err(failed)?;
-                (rebuilt, layout, events)
-            }
-        };
-        drop(out);
-        let again = File::open(path).and_then(TempFile::plain);
-        let again = again.map_err(failed)?;
-        let verified = sync_beside(&file, &what, || {
-            rebuild.verify(ctx.spool(again), &rebuilt.hash, &layout)
+        let written = sync_along(&file, &what, |grown| {
+            let mut out = Counted::new(&file, &what);
+            out.grown = Some(grown);
+            let streamed = rebuild.stream(ctx, &mut out);
+            let (rebuilt, layout, events) = match streamed.map_err(|e| out.whose(e))? {
+                Some((rebuilt, layout, events)) => {
+                    out.flush().map_err(failed)?;
+                    let head = std::os::unix::fs::FileExt::write_all_at(&file, &layout.head(), 0);
+                    head.map_err(failed)?;
+                    (rebuilt, layout, events)
+                }
+                None => {
+                    let folded = self.fold(&rebuild, ctx).map_err(Failed::Candidate)?;
+                    let (fold, layout, events) = folded;
+                    space::check(dir, layout.bytes(), "the new database")
+                        .map_err(Failed::Target)?;
+                    let rebuilt = rebuild.write(ctx, fold, &layout, &mut out);
+                    let rebuilt = rebuilt.map_err(|e| out.whose(e))?;
+                    out.flush().map_err(failed)?;
+                    (rebuilt, layout, events)
+                }
+            };
+            drop(out);
+            let again = File::open(path).and_then(TempFile::plain);
+            let again = again.map_err(failed)?;
+            let verified = sync_beside(&file, &what, || {
+                rebuild.verify(ctx.spool(again), &rebuilt.hash, &layout)
+            });
+            verified.map_err(of_whom)?;
+            Ok((rebuilt, layout, events))
         });
-        verified.map_err(of_whom)?;
+        let (rebuilt, layout, events) = written?;
         Ok(Written {
             rebuilt,
             events,
@@ -931,6 +938,36 @@ fn sync_beside(file: &File, what: &str, read: impl FnOnce() -> Result<()> + Send
     })
 }
 
+/// Bytes after which a file that grows is synced once more.
+const SYNC_EVERY: u64 = 32 << 20;
+
+/// Syncs a file while it is written, so that little is left to sync in the end. `write` gets what asks for it;
+/// it must sync the file itself when it has written all.
+fn sync_along<T>(
+    file: &File,
+    what: &str,
+    write: impl FnOnce(SyncSender<()>) -> Result<T, Failed>,
+) -> Result<T, Failed> {
+    std::thread::scope(|s| {
+        let (grown, growths) = mpsc::sync_channel(1);
+        let sync = move || growths.iter().try_for_each(|()| file.sync_data());
+        // If the system has no thread left, nobody listens.
+        let synced = std::thread::Builder::new().spawn_scoped(s, sync);
+        let written = write(grown);
+        let synced = synced.map_or(Ok(()), |thread| {
+            let synced = thread.join();
+            let synced = synced.map(|synced| synced.map_err(|e| Error::io(what, e)));
+            synced.unwrap_or_else(|_| Err(Error::internal("syncing panicked")))
+        });
+        match (written, synced) {
+            (Err(Failed::Target(e)), _) => Err(Failed::Target(e)),
+            // The system tells this once: a later sync may succeed for all that.
+            (_, Err(e)) => Err(Failed::Target(e)),
+            (written, Ok(())) => written,
+        }
+    })
+}
+
 /// Reads a framed file to its end, where its hash is checked.
 fn check_frame(file: File, cancel: &Cancel) -> Result<()> {
     use std::io::Seek;
@@ -966,6 +1003,9 @@ struct Counted<'a> {
     step: Step,
     what: &'a str,
     failed: bool,
+    /// Asks for a sync of what was written; see [`sync_along`].
+    grown: Option<SyncSender<()>>,
+    unsynced: u64,
 }
 
 impl<'a> Counted<'a> {
@@ -975,6 +1015,8 @@ impl<'a> Counted<'a> {
             step: Step::new(what, None),
             what,
             failed: false,
+            grown: None,
+            unsynced: 0,
         }
     }
 
@@ -999,6 +1041,14 @@ impl Write for Counted<'_> {
         let written = self.inner.write_all(b);
         self.note(written)?;
         self.step.add(b.len() as u64);
+        self.unsynced += b.len() as u64;
+        if self.unsynced >= SYNC_EVERY
+            && let Some(grown) = &self.grown
+        {
+            // If the last sync still runs, the next one takes more.
+            let _ = grown.try_send(());
+            self.unsynced = 0;
+        }
         Ok(b.len())
     }
     fn flush(&mut self) -> io::Result<()> {
