@@ -1,7 +1,7 @@
 //! What tells two histories apart: the fingerprints of every record that a snapshot holds.
 //!
-//! A survey is made where names leave doubt. Its fingerprints lie in one unnamed file of the
-//! temporary directory, so that memory does not grow with the snapshots. It draws no conclusion
+//! A survey is made where names leave doubt. Its fingerprints lie in unnamed files of the temporary
+//! directory, one for each thread, so that memory does not grow with the snapshots. It draws no conclusion
 //! about branches; `timeline` does.
 
 use crate::bolt::{Database, ReadAt};
@@ -32,25 +32,26 @@ pub struct Survey {
     pub base: Option<Base>,
     /// The newest event's time, of a delta.
     pub last_time: Option<DateTime<Utc>>,
-    offset: u64,
-    entries: usize,
-    /// The revision of the first entry of each block: where to look for a revision.
-    blocks: Vec<Revision>,
+    written: Written,
 }
 
 impl Survey {
-    /// The first and the last revision of which it tells anything.
+    /// The first and the last revision of which it holds something.
     fn span(&self) -> (Revision, Revision) {
-        let first = self.blocks.first().copied();
+        let first = self.written.blocks.first().copied();
         let first = first.map_or(self.complete_from, |f| f.min(self.complete_from));
         (first, self.last)
     }
 }
 
-/// What was written of a snapshot.
+/// Where a snapshot's fingerprints are.
+#[derive(Debug, Clone, PartialEq, Eq)]
 struct Written {
+    /// Which file.
+    file: usize,
     offset: u64,
     entries: usize,
+    /// The revision of the first entry of each block: where to look for a revision.
     blocks: Vec<Revision>,
 }
 
@@ -146,16 +147,17 @@ pub enum Continuity {
 
 /// The fingerprints of all snapshots surveyed.
 #[derive(Debug)]
-pub struct SurveyFile {
-    file: TempFile,
+pub struct Surveys {
+    files: Vec<TempFile>,
 }
 
-impl SurveyFile {
-    /// Keeps fingerprints in `file`, which is empty.
-    pub fn new(file: TempFile) -> Self {
-        SurveyFile { file }
-    }
+/// Surveys one snapshot after the other.
+pub struct Surveyor<'f> {
+    nth: usize,
+    file: &'f mut TempFile,
+}
 
+impl Surveyor<'_> {
     fn write(
         &mut self,
         mut entries: impl FnMut(&mut dyn FnMut(Entry) -> Result<()>) -> Result<()>,
@@ -163,7 +165,7 @@ impl SurveyFile {
         let io = |e| Error::io("write fingerprints to the temporary directory", e);
         // Behind what a survey that failed has left, too.
         let offset = self.file.len();
-        let mut out = BufWriter::with_capacity(256 << 10, &mut self.file);
+        let mut out = BufWriter::with_capacity(256 << 10, &mut *self.file);
         let (mut n, mut blocks) = (0, Vec::new());
         entries(&mut |e| {
             if n % BLOCK == 0 {
@@ -174,6 +176,7 @@ impl SurveyFile {
         })?;
         out.flush().map_err(io)?;
         Ok(Written {
+            file: self.nth,
             offset,
             entries: n,
             blocks,
@@ -200,9 +203,7 @@ impl SurveyFile {
             last: base.revision,
             base: Some(base),
             last_time: None,
-            offset: written.offset,
-            entries: written.entries,
-            blocks: written.blocks,
+            written,
         })
     }
 
@@ -247,15 +248,26 @@ impl SurveyFile {
             last,
             base: None,
             last_time,
-            offset: written.offset,
-            entries: written.entries,
-            blocks: written.blocks,
+            written,
         })
+    }
+}
+
+impl Surveys {
+    /// Keeps fingerprints in `files`, which are empty: as many as threads survey at the same time.
+    pub fn new(files: Vec<TempFile>) -> Self {
+        Surveys { files }
+    }
+
+    /// One for each file.
+    pub fn surveyors(&mut self) -> impl Iterator<Item = Surveyor<'_>> {
+        let files = self.files.iter_mut().enumerate();
+        files.map(|(nth, file)| Surveyor { nth, file })
     }
 
     fn entries<'s>(&'s self, survey: &'s Survey) -> Entries<'s> {
         Entries {
-            file: &self.file,
+            file: &self.files[survey.written.file],
             survey,
             at: 0,
             until: Revision(i64::MAX),
@@ -329,7 +341,7 @@ impl SurveyFile {
         }
         let mut verdict = Continuity::Unknown;
         // The newest entry of a key tells its state: from there on backward, until all are told.
-        let mut blocks = before.blocks.partition_point(|&b| b <= until);
+        let mut blocks = before.written.blocks.partition_point(|&b| b <= until);
         let mut entries = self.entries(before);
         while blocks > 0 && !firsts.is_empty() {
             blocks -= 1;
@@ -465,9 +477,9 @@ impl Entries<'_> {
             return Ok(());
         }
         let first = block * BLOCK;
-        let n = BLOCK.min(self.survey.entries - first);
+        let n = BLOCK.min(self.survey.written.entries - first);
         self.buf.resize(n * ENTRY, 0);
-        let offset = self.survey.offset + (first * ENTRY) as u64;
+        let offset = self.survey.written.offset + (first * ENTRY) as u64;
         ReadAt::read_exact_at(self.file, &mut self.buf, offset)
             .map_err(|e| Error::io("read fingerprints from the temporary directory", e))?;
         self.read = Some(block);
@@ -482,7 +494,7 @@ impl Entries<'_> {
     /// Goes to the first entry that is not below `from`.
     fn seek(&mut self, from: Revision) -> Result<()> {
         // All before this block is below, and nothing behind it is.
-        let block = self.survey.blocks.partition_point(|&b| b < from);
+        let block = self.survey.written.blocks.partition_point(|&b| b < from);
         let Some(block) = block.checked_sub(1) else {
             self.at = 0;
             return Ok(());
@@ -495,7 +507,7 @@ impl Entries<'_> {
     }
 
     fn next(&mut self) -> Result<Option<Entry>> {
-        if self.at == self.survey.entries {
+        if self.at == self.survey.written.entries {
             return Ok(None);
         }
         self.read(self.at / BLOCK)?;
@@ -562,7 +574,7 @@ mod tests {
         }
     }
 
-    fn random(rng: &mut fastrand::Rng, file: &mut SurveyFile) -> (Survey, Vec<Entry>) {
+    fn random(rng: &mut fastrand::Rng, surveys: &mut Surveys) -> (Survey, Vec<Entry>) {
         let history = History::new(rng);
         let last = rng.i64(1..80);
         let first = last - rng.i64(0..last.min(30));
@@ -576,16 +588,15 @@ mod tests {
             Some(_) => history.full(first, last),
             None => history.delta(first, last),
         };
-        let written = file.write(|put| entries.iter().try_for_each(|&e| put(e)));
-        let written = written.unwrap();
+        let nth = rng.usize(..2);
+        let mut surveyor = surveys.surveyors().nth(nth).unwrap();
+        let written = surveyor.write(|put| entries.iter().try_for_each(|&e| put(e)));
         let survey = Survey {
             complete_from: Revision(first + i64::from(base.is_some())),
             last: Revision(last),
             base,
             last_time: None,
-            offset: written.offset,
-            entries: written.entries,
-            blocks: written.blocks,
+            written: written.unwrap(),
         };
         (survey, entries)
     }
@@ -649,8 +660,8 @@ mod tests {
         let mut rng = fastrand::Rng::with_seed(crate::seed());
         let (mut conflicts, mut verdicts) = (0, [0; 3]);
         for round in 0..crate::rounds(100, 1000) {
-            let file = TempFile::plain(tempfile::tempfile().unwrap()).unwrap();
-            let mut file = SurveyFile::new(file);
+            let file = || TempFile::plain(tempfile::tempfile().unwrap()).unwrap();
+            let mut file = Surveys::new(vec![file(), file()]);
             let all: Vec<_> = (0..8).map(|_| random(&mut rng, &mut file)).collect();
             let surveys: Vec<&Survey> = all.iter().map(|s| &s.0).collect();
             let found = file.compare_all(&surveys).unwrap();
@@ -685,9 +696,12 @@ mod tests {
             last: Revision(first + 9),
             base: None,
             last_time: None,
-            offset: 0,
-            entries: 0,
-            blocks: Vec::new(),
+            written: Written {
+                file: 0,
+                offset: 0,
+                entries: 0,
+                blocks: Vec::new(),
+            },
         };
         let all: Vec<Survey> = (0..8000).map(|n| delta(1 + n * 5)).collect();
         let surveys: Vec<&Survey> = all.iter().collect();

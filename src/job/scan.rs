@@ -4,15 +4,17 @@
 use crate::bolt::Database;
 use crate::bucket::catalog::{NOTES, SNAPSHOTS, V1, V2};
 use crate::bucket::chain::{Chain, KnownBases};
-use crate::bucket::survey::{Comparison, Continuity, Survey, SurveyFile};
+use crate::bucket::survey::{Comparison, Continuity, Survey, Surveyor, Surveys};
 use crate::bucket::timeline::{self, Evidence, NamesOnly, Timelines};
 use crate::bucket::{Catalog, Kind, Listed, SnapshotName};
 use crate::error::{Error, Reason, Result};
+use crate::job::first::first;
 use crate::job::reading::Reading;
 use crate::job::tags::{self, Ask, Asked, FEW};
 use crate::job::{Context, Spool};
 use crate::mvcc::Revision;
 use std::collections::{BTreeMap, HashMap};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// What is said where the store does not tell tags.
 pub const TAGS_UNREADABLE: &str = "the store does not tell object tags: snapshots that are excluded by a tag are not known as such (allow s3:GetObjectTagging; on Azure reading tags)";
@@ -66,7 +68,7 @@ impl Scan {
 /// What was read of snapshots.
 #[derive(Default)]
 pub struct Contents {
-    file: Option<SurveyFile>,
+    file: Option<Surveys>,
     /// By index in the catalog.
     pub surveys: BTreeMap<usize, Survey>,
     /// Why a snapshot could not be read.
@@ -93,7 +95,7 @@ impl Contents {
         }
     }
 
-    fn pair(&self, a: usize, b: usize) -> Option<(&SurveyFile, &Survey, &Survey)> {
+    fn pair(&self, a: usize, b: usize) -> Option<(&Surveys, &Survey, &Survey)> {
         Some((
             self.file.as_ref()?,
             self.surveys.get(&a)?,
@@ -172,7 +174,7 @@ pub(super) fn scan_with(
     ctx: &Context,
     depth: Depth,
     ask: Ask,
-    mut each: impl FnMut(&Database<Spool>) -> Result<()>,
+    each: impl Fn(&Database<Spool>) -> Result<()> + Sync,
 ) -> Result<Scan> {
     let mut catalog = by_names(ctx)?;
     if catalog.snapshots.is_empty() {
@@ -207,14 +209,7 @@ pub(super) fn scan_with(
         let paths = to_read.iter().filter(|&&i| !asked.has(i));
         let paths = paths.map(|&i| catalog.snapshots[i].path.as_str());
         let contents = tags::unless_excluded(ctx, paths, || {
-            read_contents(
-                ctx,
-                &catalog,
-                to_read.clone(),
-                &doubtful,
-                is_told,
-                &mut each,
-            )
+            read_contents(ctx, &catalog, to_read.clone(), &doubtful, is_told, &each)
         });
         let contents = match contents {
             Err(e) if e.plans_again() => continue,
@@ -286,53 +281,69 @@ pub(super) fn read_contents(
     catalog: &Catalog,
     to_read: Vec<usize>,
     doubtful: &[usize],
-    is_told: impl Fn(&Error) -> bool,
-    mut each: impl FnMut(&Database<Spool>) -> Result<()>,
+    is_told: impl Fn(&Error) -> bool + Sync,
+    each: impl Fn(&Database<Spool>) -> Result<()> + Sync,
 ) -> Result<Contents> {
     let mut contents = Contents::default();
-    if !to_read.is_empty() {
-        let mut file = SurveyFile::new(ctx.temp_file()?);
+    if to_read.is_empty() {
+        return Ok(contents);
+    }
+    let threads = ctx.threads.clamp(1, to_read.len());
+    let files: Result<_> = (0..threads).map(|_| ctx.temp_file()).collect();
+    let mut file = Surveys::new(files?);
+    {
+        let free: Mutex<Vec<Surveyor<'_>>> = Mutex::new(file.surveyors().collect());
+        let (read, one_full) = (Mutex::new(&mut contents), Mutex::new(()));
         let reading = Reading::new(ctx, to_read.iter().map(|&i| &catalog.snapshots[i]));
-        for (nth, i) in to_read.into_iter().enumerate() {
-            match survey(ctx, &reading, nth, &mut file, &mut each) {
-                Ok(s) => {
-                    contents.surveys.insert(i, s);
-                }
-                Err(e) if is_told(&e) => {
-                    contents.unreadable.insert(i, e);
-                }
+        first(threads, to_read.len(), |nth| {
+            let Some(mut surveyor) = lock(&free).pop() else {
+                return Err(Error::internal("more threads survey than there are files"));
+            };
+            let survey = survey(ctx, &reading, nth, &mut surveyor, &one_full, &each);
+            lock(&free).push(surveyor);
+            let i = to_read[nth];
+            match survey {
+                Ok(s) => drop(lock(&read).surveys.insert(i, s)),
+                Err(e) if is_told(&e) => drop(lock(&read).unreadable.insert(i, e)),
                 Err(e) => return Err(e),
             }
-        }
-        // Only pairs in doubt make timelines, so that these do not depend on the depth.
-        let read = |&i: &usize| Some((i, contents.surveys.get(&i)?));
-        let (indexes, surveys): (Vec<usize>, Vec<&Survey>) =
-            doubtful.iter().filter_map(read).unzip();
-        for (&i, with) in indexes.iter().zip(file.compare_all(&surveys)?) {
-            let with = with.into_iter().map(|(other, c)| (indexes[other], c));
-            contents.compared.insert(i, with.collect());
-        }
-        contents.file = Some(file);
+            Ok(None::<()>)
+        })?;
     }
+    // Only pairs in doubt make timelines, so that these do not depend on the depth.
+    let read = |&i: &usize| Some((i, contents.surveys.get(&i)?));
+    let (indexes, surveys): (Vec<usize>, Vec<&Survey>) = doubtful.iter().filter_map(read).unzip();
+    for (&i, with) in indexes.iter().zip(file.compare_all(&surveys)?) {
+        let with = with.into_iter().map(|(other, c)| (indexes[other], c));
+        contents.compared.insert(i, with.collect());
+    }
+    contents.file = Some(file);
     Ok(contents)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn survey(
     ctx: &Context,
     reading: &Reading<'_>,
     nth: usize,
-    file: &mut SurveyFile,
-    each: &mut impl FnMut(&Database<Spool>) -> Result<()>,
+    surveyor: &mut Surveyor<'_>,
+    one_full: &Mutex<()>,
+    each: impl Fn(&Database<Spool>) -> Result<()>,
 ) -> Result<Survey> {
     let snapshot = reading.snapshot(nth);
     let at = ctx.at(snapshot);
     match snapshot.name.kind {
         Kind::Full => {
+            // The temporary directory has room for one.
+            let _one = lock(one_full);
             let db = reading.full(nth)?.0;
             each(&db).map_err(&at)?;
-            file.full(&db).map_err(at)
+            surveyor.full(&db).map_err(at)
         }
-        Kind::Incr => file.delta(reading.delta(nth)?).map_err(at),
+        Kind::Incr => surveyor.delta(reading.delta(nth)?).map_err(at),
     }
 }
 
