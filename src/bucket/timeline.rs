@@ -382,7 +382,7 @@ impl<'a> Builder<'a> {
             (None, None) => Place::Join,
         };
         let agreed = own.agreed.max(shared.agreed);
-        // There is nothing to choose from where there is one.
+        // If there is one timeline, there is nothing to choose from.
         let (connected, confirmed) = match self.lines.len() {
             1 => (true, false),
             _ => self.follows(t, x)?,

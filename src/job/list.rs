@@ -131,11 +131,7 @@ pub fn run(ctx: &Context, options: Options) -> Result<Outcome> {
     } else {
         Depth::Names
     };
-    let ask = match options.all_tags {
-        true => Ask::All,
-        false => Ask::Newest,
-    };
-    let scan = scan_asking(ctx, depth, ask)?;
+    let scan = scan_asking(ctx, depth, Ask::newest_or(options.all_tags))?;
     let known = scan.contents.known_bases();
     let mut problems = problems(&scan, options.deep)?;
     if ctx.store.hides_tags() {

@@ -13,6 +13,7 @@ use crate::job::reading::Reading;
 use crate::job::tags::{self, Ask, Asked, FEW};
 use crate::job::{Context, Spool};
 use crate::mvcc::Revision;
+use crate::store::Store;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -62,6 +63,37 @@ impl Scan {
     /// Whether a snapshot's name leaves doubt about its timeline.
     pub fn is_doubtful(&self, snapshot: usize) -> bool {
         self.doubtful.binary_search(&snapshot).is_ok()
+    }
+
+    /// The deltas of a chain whose tags were not asked for.
+    pub(super) fn unread_of(&self, chain: &Chain) -> Vec<String> {
+        if self.tags_unread == 0 {
+            return Vec::new();
+        }
+        let deltas = chain.deltas.iter().map(|l| l.snapshot);
+        let unread = deltas.filter(|&i| !self.asked.has(i));
+        unread
+            .map(|i| self.catalog.snapshots[i].path.clone())
+            .collect()
+    }
+
+    /// Fails if one of these is excluded by a tag that was not asked for.
+    ///
+    /// # Errors
+    /// One that [`Error::plans_again`]; the store's.
+    pub(super) fn refuse_excluded(
+        &self,
+        ctx: &Context,
+        which: impl IntoIterator<Item = usize>,
+    ) -> Result<()> {
+        if self.tags_unread == 0 {
+            return Ok(());
+        }
+        let which = which.into_iter().filter(|&i| !self.asked.has(i));
+        let paths: Vec<String> = which
+            .map(|i| self.catalog.snapshots[i].path.clone())
+            .collect();
+        tags::refuse_excluded(ctx, &paths)
     }
 }
 
@@ -158,12 +190,19 @@ pub fn scan_asking(ctx: &Context, depth: Depth, ask: Ask) -> Result<Scan> {
 /// # Errors
 /// The store's.
 pub(super) fn by_names(ctx: &Context) -> Result<Catalog> {
-    let mut listing = ctx.store.list(&SNAPSHOTS)?;
-    listing.extend(ctx.store.list(&NOTES)?);
-    let listing = listing
-        .into_iter()
-        .map(|(path, bytes)| Listed { path, bytes });
-    Ok(Catalog::from_listing(listing.collect()))
+    let mut listing = listed(&ctx.store, &SNAPSHOTS)?;
+    listing.extend(listed(&ctx.store, &NOTES)?);
+    Ok(Catalog::from_listing(listing))
+}
+
+/// The objects in some folders.
+///
+/// # Errors
+/// The store's.
+pub(super) fn listed(store: &Store, folders: &[&str]) -> Result<Vec<Listed>> {
+    let listing = store.list(folders)?.into_iter();
+    let listed = listing.map(|(path, bytes)| Listed { path, bytes });
+    Ok(listed.collect())
 }
 
 /// As [`scan`]; `each` is called for every full that is read, as long as it is open.
@@ -236,39 +275,6 @@ pub(super) fn scan_with(
         contents,
         asked,
     })
-}
-
-impl Scan {
-    /// The deltas of a chain whose tags were not asked for.
-    pub(super) fn unread_of(&self, chain: &Chain) -> Vec<String> {
-        if self.tags_unread == 0 {
-            return Vec::new();
-        }
-        let deltas = chain.deltas.iter().map(|l| l.snapshot);
-        let unread = deltas.filter(|&i| !self.asked.has(i));
-        unread
-            .map(|i| self.catalog.snapshots[i].path.clone())
-            .collect()
-    }
-
-    /// Fails if one of these is excluded by a tag that was not asked for.
-    ///
-    /// # Errors
-    /// One that [`Error::plans_again`]; the store's.
-    pub(super) fn refuse_excluded(
-        &self,
-        ctx: &Context,
-        which: impl IntoIterator<Item = usize>,
-    ) -> Result<()> {
-        if self.tags_unread == 0 {
-            return Ok(());
-        }
-        let which = which.into_iter().filter(|&i| !self.asked.has(i));
-        let paths: Vec<String> = which
-            .map(|i| self.catalog.snapshots[i].path.clone())
-            .collect();
-        tags::refuse_excluded(ctx, &paths)
-    }
 }
 
 /// Reads some snapshots, and compares those in doubt with each other. A failure of a kind that `is_told` is

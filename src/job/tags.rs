@@ -33,6 +33,16 @@ pub enum Ask {
     All,
 }
 
+impl Ask {
+    /// What is asked for by a command that has `--all-tags`.
+    pub(super) fn newest_or(all: bool) -> Ask {
+        match all {
+            true => Ask::All,
+            false => Ask::Newest,
+        }
+    }
+}
+
 /// The snapshots of a scan whose tags were asked for, as indexes.
 #[derive(Debug, Default)]
 pub(super) struct Asked(HashSet<usize>);

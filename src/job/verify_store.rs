@@ -219,10 +219,7 @@ fn try_run(ctx: &Context, options: &Options, started: Instant) -> Result<(Outcom
         Level::Names => Depth::Names,
         _ => Depth::Doubtful,
     };
-    let ask = match options.all_tags {
-        true => Ask::All,
-        false => Ask::Newest,
-    };
+    let ask = Ask::newest_or(options.all_tags);
     let scan = scan_with(ctx, depth, ask, |db| read_every_page(db).map(drop))?;
     let mut run = Run {
         ctx,

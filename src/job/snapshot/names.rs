@@ -8,6 +8,7 @@ use super::Written;
 use crate::bucket::catalog::{V1, V2};
 use crate::bucket::{Catalog, Listed};
 use crate::error::Result;
+use crate::job::scan;
 use crate::store::Store;
 
 /// Names in one answer of a listing.
@@ -51,8 +52,7 @@ impl Names {
         if let Some(listing) = &self.listing {
             return Ok((Catalog::from_listing(listing.clone()), false));
         }
-        let listed = store.list(&[V2, V1])?.into_iter();
-        let listing: Vec<_> = listed.map(|(path, bytes)| Listed { path, bytes }).collect();
+        let listing = scan::listed(store, &[V2, V1])?;
         self.saved = 0;
         Ok((
             Catalog::from_listing(self.listing.insert(listing).clone()),
