@@ -129,6 +129,22 @@ pub const WIDE: Shape = Shape {
 };
 
 impl Shape {
+    /// A full without compression, and no deltas.
+    pub fn plain_base(
+        name: &'static str,
+        keys: usize,
+        value_bytes: RangeInclusive<usize>,
+    ) -> Shape {
+        Shape {
+            name,
+            keys_in_base: keys,
+            changes: 0,
+            value_bytes,
+            packed_base: false,
+            ..LEASE
+        }
+    }
+
     /// The same with `n` times the changes.
     pub fn times(&self, n: usize, name: &'static str) -> Shape {
         Shape {

@@ -554,14 +554,7 @@ impl Bench {
         /// Bytes a second of a stream, and how many streams the goal counts with.
         const STREAM: u64 = 20_000_000;
         const STREAMS: u64 = 8;
-        let shape = Shape {
-            name: "object",
-            keys_in_base: self.scaled(2_000),
-            changes: 0,
-            value_bytes: 1_000_000..=1_000_000,
-            packed_base: false,
-            ..generate::LEASE
-        };
+        let shape = Shape::plain_base("object", self.scaled(2_000), 1_000_000..=1_000_000);
         let (folder, _) = self.bucket(&shape)?;
         let store = folder.to_str().ok_or("a plain path")?;
         let server = Server::start();
@@ -628,14 +621,7 @@ impl Bench {
     }
 
     fn plain(&self) -> Result<()> {
-        let shape = Shape {
-            name: "plain",
-            keys_in_base: self.scaled(105_000),
-            changes: 0,
-            value_bytes: 1_000..=3_000,
-            packed_base: false,
-            ..generate::LEASE
-        };
+        let shape = Shape::plain_base("plain", self.scaled(105_000), 1_000..=3_000);
         let (folder, _) = self.bucket(&shape)?;
         let mut entries = fs::read_dir(folder.join("v2"))?;
         let file = entries.next().ok_or("no full")??.path();

@@ -3,17 +3,15 @@
 
 use crate::support::history::Compression;
 use crate::support::scratch;
-use crate::support::small::{database, object, put_events};
+use crate::support::small::{database, keep_all, object, put_events};
 use async_trait::async_trait;
 use bytes::Bytes;
 use chrono::{TimeDelta, Utc};
-use deltafold::bucket::codec::CompressionChoice;
 use deltafold::bucket::retention::{self, Periods, Policy};
 use deltafold::bucket::{Kind, SnapshotName};
 use deltafold::job::gc::{self, Options};
-use deltafold::job::source::Request;
 use deltafold::job::{Context, compact};
-use deltafold::mvcc::{KeepHistory, Revision};
+use deltafold::mvcc::Revision;
 use deltafold::store::Store;
 use deltafold::store::exclude::ExcludeTags;
 use deltafold::{Error, Reason};
@@ -388,14 +386,7 @@ fn collector(ctx: Context, options: Options) -> Ended {
 }
 
 fn compactor(ctx: Context) -> Ended {
-    let options = compact::Options {
-        request: Request::default(),
-        keep_history: KeepHistory::All,
-        compression: CompressionChoice::Same,
-        dry_run: false,
-        leases: None,
-    };
-    compact::run(&ctx, &options).map(|_| ())
+    compact::run(&ctx, &keep_all()).map(|_| ())
 }
 
 #[derive(Debug, Default)]

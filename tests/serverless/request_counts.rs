@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use crate::support::history::Compression;
 use crate::support::lying::{Lies, LyingServer};
+use crate::support::past::NOTHING;
 use crate::support::small::{SMALL_BASE, database, object, put_events, small_database};
 use crate::support::{deltafold, run_json, scratch};
 use deltafold::store::exclude::EXCLUDE_TAG;
@@ -240,17 +241,7 @@ fn a_chain_goes_with_few_requests_unless_its_successor_is_excluded() {
         let wide = Wide::new(lies, PAGES);
         let newer = wide.full(wide.last);
         wide.put(&newer, &database(4096, 8..=wide.last, 10));
-        let policy = [
-            "--policy",
-            "exponential",
-            "--keep-hourly",
-            "0",
-            "--keep-daily",
-            "0",
-            "--keep-weekly",
-            "0",
-        ];
-        let apply = [&policy[..], &["--apply"]].concat();
+        let apply = [&NOTHING[..], &["--apply"]].concat();
 
         // Without it all that it has superseded is needed. It goes itself: the policy keeps nothing so old.
         wide.exclude(&newer);
@@ -260,7 +251,7 @@ fn a_chain_goes_with_few_requests_unless_its_successor_is_excluded() {
         assert_eq!(wide.snapshots() as i64, PAGES + 1);
 
         wide.put(&newer, &database(4096, 8..=wide.last, 10));
-        let (code, outcome, requests) = wide.run("gc", &policy);
+        let (code, outcome, requests) = wide.run("gc", &NOTHING);
         assert_eq!(code, 0, "{outcome}");
         assert!(requests.all() <= BOUND, "{requests:?}");
         assert_eq!(outcome["totals"]["deleted"]["objects"], PAGES + 1);

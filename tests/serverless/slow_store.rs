@@ -5,10 +5,7 @@ use crate::support::small::{self, Objects, SMALL_BASE};
 use crate::support::{scratch, seed};
 use async_trait::async_trait;
 use bytes::Bytes;
-use deltafold::bucket::codec::CompressionChoice;
-use deltafold::job::source::Request;
 use deltafold::job::{Context, compact};
-use deltafold::mvcc::KeepHistory;
 use deltafold::store::{Cancel, Keys, Store, exclude::ExcludeTags};
 use deltafold::{Error, Reason};
 use futures::stream::{self, BoxStream, StreamExt};
@@ -243,14 +240,7 @@ impl World {
             threads: 2,
             keys: Keys::default(),
         };
-        let options = compact::Options {
-            request: Request::default(),
-            keep_history: KeepHistory::All,
-            compression: CompressionChoice::Same,
-            dry_run: false,
-            leases: None,
-        };
-        compact::run(&context, &options)
+        compact::run(&context, &small::keep_all())
     }
 
     fn objects(&self) -> Vec<String> {

@@ -149,6 +149,17 @@ pub fn small_bucket(page_size: usize, compression: Compression) -> Objects {
     ])
 }
 
+/// A compaction of all that there is, with its whole history.
+pub fn keep_all() -> compact::Options {
+    compact::Options {
+        request: Request::default(),
+        keep_history: KeepHistory::All,
+        compression: CompressionChoice::Same,
+        dry_run: false,
+        leases: None,
+    }
+}
+
 /// Runs compactions on objects in memory.
 pub struct InProcess {
     runtime: tokio::runtime::Runtime,
@@ -194,14 +205,7 @@ impl InProcess {
             threads: 1,
             keys,
         };
-        let options = compact::Options {
-            request: Request::default(),
-            keep_history: KeepHistory::All,
-            compression: CompressionChoice::Same,
-            dry_run: false,
-            leases: None,
-        };
-        let outcome = compact::run(&context, &options);
+        let outcome = compact::run(&context, &keep_all());
         let after = self.runtime.block_on(async {
             let listing: Vec<_> = futures::TryStreamExt::try_collect(memory.list(None))
                 .await
