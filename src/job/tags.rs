@@ -1,4 +1,4 @@
-//! Which tags a run asks for, since each costs a request: those of snapshots that a decision rests on.
+//! Which tags a run asks for: those of snapshots that a decision rests on. Each tag costs a request.
 //!
 //! In a small prefix all are asked for. In a wide one a plan is made as if nothing was excluded by a tag; then the
 //! tags of the snapshots that decide it are asked for. Of those that are read, the answer says whether there are
