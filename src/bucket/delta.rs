@@ -261,18 +261,20 @@ impl<'l, R: Read> DeltaReader<'l, R> {
 
     /// Reads more; false at the end of the payload.
     fn fill(&mut self) -> Result<bool> {
+        let was_full = self.end == self.buf.len();
         self.buf.copy_within(self.at..self.end, 0);
         self.end -= self.at;
         self.at = 0;
         if self.end > LONGEST_EVENT {
             return Err(Error::corrupt("an event is longer than 256 MiB"));
         }
-        if self.end == self.buf.len() {
-            // By half, so that a long event is not copied again for each chunk.
-            let size = match self.buf.len() {
+        let len = self.buf.len();
+        if self.end == len || (was_full && len < CHUNK) {
+            let size = match len {
                 // Most deltas are small.
                 0 => FIRST_CHUNK,
-                len if len < CHUNK => CHUNK,
+                _ if len < CHUNK => CHUNK,
+                // By half, so that a long event is not copied again for each chunk.
                 _ => self.end + self.end / 2,
             };
             if size > LONG
