@@ -83,8 +83,9 @@ pub struct Outcome {
 
 /// Warnings and holes that an outcome has at most.
 const LISTED: usize = 100;
-/// Pauses before what failed is tried again: the first, and the longest.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+/// Pauses before what failed is tried again: the first, and the longest. So much is lost at most when a store
+/// is back after an outage.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
 /// The loop looks at its switches and clocks at least this often.
 const TICK: Duration = Duration::from_millis(250);
 /// At the end it takes for so long what has come already.
