@@ -374,3 +374,20 @@ impl Drop for ObjectReader {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_than_all_share_has_room_of_its_own() {
+        let (own, shared) = (Arc::new(Semaphore::new(1)), Arc::new(Semaphore::new(4)));
+        let room = |bytes| wait_for_room(&own, &shared, bytes).now_or_never();
+        let first = room(5).unwrap().unwrap();
+        assert!(room(5).is_none());
+        let _second = room(4).unwrap().unwrap();
+        assert!(room(1).is_none());
+        drop(first);
+        assert!(room(5).is_some());
+    }
+}
