@@ -33,7 +33,7 @@ const SMALL: usize = 8 << 20;
 /// Parts under way at once to a local folder, whatever the number of threads.
 const MOST_IN_FLIGHT: usize = 15;
 /// Bytes of parts under way, beside one part of each upload: of all uploads to a store together.
-pub(super) const UPLOAD_BYTES: usize = 35 << 20;
+pub(super) const UPLOAD_BYTES: usize = 45 << 20;
 
 /// An upload under way.
 pub struct Upload {

@@ -443,7 +443,7 @@ fn room_that_a_reader_frees_is_used_at_once() {
 
 /// Bytes of a part, and parts that all uploads share beside one for each.
 const PART: usize = 5 << 20;
-const SHARED_PARTS: usize = 7;
+const SHARED_PARTS: usize = 9;
 
 #[test]
 fn parts_under_way_are_few_whatever_the_number_of_uploads() {
