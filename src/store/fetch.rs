@@ -6,7 +6,7 @@ use super::{Bandwidth, Cancel, Store, store_error};
 use crate::error::{Error, Reason, Result};
 use bytes::{Buf, Bytes};
 use futures::stream::{BoxStream, FuturesOrdered};
-use futures::{StreamExt, TryStreamExt};
+use futures::{FutureExt, StreamExt, TryStreamExt};
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange, GetResult, GetResultPayload, ObjectMeta};
 use object_store::{ObjectStore, ObjectStoreExt};
@@ -25,12 +25,12 @@ const CHUNKS_AHEAD: usize = 3;
 /// Bytes that make a chunk; the last one has fewer.
 const CHUNK: usize = 256 << 10;
 
-/// Bytes of a range.
-const RANGE: u64 = 4 << 20;
+/// Bytes of a range. Small ones pay: so many bytes in memory are more streams then.
+const RANGE: u64 = 2 << 20;
 /// An object of fewer bytes comes by one request.
-const LARGE: u64 = 4 * RANGE;
+const LARGE: u64 = 16 << 20;
 /// Ranges under way or unread, beside one of each object that is being read: of all objects of a store together.
-pub(super) const RANGES_AHEAD: usize = 7;
+pub(super) const RANGES_AHEAD: usize = 15;
 
 /// The bytes of an object. The transfer starts at once and goes on by itself; dropping this ends
 /// it.
@@ -105,7 +105,12 @@ impl Store {
             None => {
                 let ranges = self.ranges.clone().filter(|_| bytes >= LARGE);
                 let shown = name.clone();
-                Source::transfer(&self.handle, async move |send| match ranges {
+                // Who sends ranges never waits: each of them has its room.
+                let ahead = match &ranges {
+                    None => CHUNKS_AHEAD,
+                    Some(_) => 1 + RANGES_AHEAD,
+                };
+                Source::transfer(&self.handle, ahead, async move |send| match ranges {
                     None => match store.get(&path).await {
                         Ok(object) => {
                             pump(object.meta.size, object.into_stream(), &shown, &send).await
@@ -175,84 +180,108 @@ async fn by_ranges(
     store: &dyn ObjectStore,
     path: &Path,
     name: &str,
-    ranges: &Arc<Semaphore>,
+    shared: &Arc<Semaphore>,
     send: &Send,
 ) -> Result<()> {
-    let (first, bytes) = range(store, path, name, 0..RANGE, None).await?;
-    let size = first.size;
-    let chunk = Chunk { bytes, range: None };
-    if send.send(Ok(chunk)).await.is_err() {
-        return NOBODY_LISTENS;
-    }
+    // Room for one: otherwise readers that wait for each other could take all.
+    let own = Arc::new(Semaphore::new(1));
+    let room = wait_for_room(&own, shared, 1).await?;
+    let first = Part::begin(store, path, name, 0..RANGE, None).await?;
+    let meta = first.got.meta.clone();
     let mut under_way = FuturesOrdered::new();
+    // The others need not wait for its bytes.
+    under_way.push_back(first.chunk(name, room).boxed());
     let mut next = RANGE;
     loop {
-        while next < size {
-            let permit = Arc::clone(ranges).try_acquire_owned().ok();
-            // One is always under way: else readers that wait for each other could take all ranges.
-            if permit.is_none() && !under_way.is_empty() {
-                break;
+        tokio::select! {
+            room = wait_for_room(&own, shared, 1), if next < meta.size => {
+                let (room, meta) = (room?, &meta);
+                let wanted = next..meta.size.min(next + RANGE);
+                next = wanted.end;
+                let fetched = async move {
+                    let part = Part::begin(store, path, name, wanted, Some(meta)).await?;
+                    part.chunk(name, room).await
+                };
+                under_way.push_back(fetched.boxed());
             }
-            let this = next..size.min(next + RANGE);
-            next = this.end;
-            let first = &first;
-            under_way.push_back(async move {
-                let (_, bytes) = range(store, path, name, this, Some(first)).await?;
-                Ok::<_, Error>(Chunk {
-                    bytes,
-                    range: permit,
-                })
-            });
-        }
-        let Some(chunk) = under_way.try_next().await? else {
-            return Ok(());
-        };
-        if send.send(Ok(chunk)).await.is_err() {
-            return NOBODY_LISTENS;
+            Some(chunk) = under_way.next() => {
+                if send.send(Ok(chunk?)).await.is_err() {
+                    return NOBODY_LISTENS;
+                }
+            }
+            else => return Ok(()),
         }
     }
 }
 
-/// A range of an object, less what is behind its end. `first` is what another range was of.
-async fn range(
-    store: &dyn ObjectStore,
-    path: &Path,
-    name: &str,
-    wanted: Range<u64>,
-    first: Option<&ObjectMeta>,
-) -> Result<(ObjectMeta, Vec<Bytes>)> {
-    let options = GetOptions {
-        range: Some(GetRange::Bounded(wanted.clone())),
-        if_match: first.and_then(|f| f.e_tag.clone()),
-        ..GetOptions::default()
+/// Waits for room, one's own or what all share.
+pub(super) async fn wait_for_room(
+    own: &Arc<Semaphore>,
+    shared: &Arc<Semaphore>,
+    of_shared: u32,
+) -> Result<OwnedSemaphorePermit> {
+    let (own, shared) = (Arc::clone(own), Arc::clone(shared));
+    let room = tokio::select! {
+        biased;
+        room = own.acquire_owned() => room,
+        room = shared.acquire_many_owned(of_shared) => room,
     };
-    let got: GetResult = store
-        .get_opts(path, options)
-        .await
-        .map_err(|e| failed(name, e))?;
-    let meta = got.meta.clone();
-    // A store may heed no condition.
-    let version = |m: &ObjectMeta| (m.size, m.e_tag.clone(), m.last_modified);
-    if first.is_some_and(|f| version(f) != version(&meta)) {
-        return Err(changed(name));
+    room.map_err(|e| Error::internal(format!("room for a transfer: {e}")))
+}
+
+/// A range of an object, whose bytes are still to come.
+struct Part {
+    wanted: Range<u64>,
+    got: GetResult,
+}
+
+impl Part {
+    /// Asks for it. `first` is what another range was of.
+    async fn begin(
+        store: &dyn ObjectStore,
+        path: &Path,
+        name: &str,
+        wanted: Range<u64>,
+        first: Option<&ObjectMeta>,
+    ) -> Result<Self> {
+        let options = GetOptions {
+            range: Some(GetRange::Bounded(wanted.clone())),
+            if_match: first.and_then(|f| f.e_tag.clone()),
+            ..GetOptions::default()
+        };
+        let got = store.get_opts(path, options).await;
+        let got = got.map_err(|e| failed(name, e))?;
+        // A store may heed no condition.
+        let version = |m: &ObjectMeta| (m.size, m.e_tag.clone(), m.last_modified);
+        if first.is_some_and(|f| version(f) != version(&got.meta)) {
+            return Err(changed(name));
+        }
+        Ok(Part { wanted, got })
     }
-    let (begin, end) = (wanted.start, wanted.end.min(meta.size));
-    let stream = got.into_stream().map_err(|e| failed(name, e));
-    let bytes: Vec<Bytes> = stream.try_collect().await?;
-    let len: u64 = bytes.iter().map(|b| b.len() as u64).sum();
-    match begin + len == end {
-        true => Ok((meta, bytes)),
-        false => Err(cut_short(name, begin + len, meta.size)),
+
+    /// Its bytes, less what is behind the object's end.
+    async fn chunk(self, name: &str, room: OwnedSemaphorePermit) -> Result<Chunk> {
+        let size = self.got.meta.size;
+        let (begin, end) = (self.wanted.start, self.wanted.end.min(size));
+        let stream = self.got.into_stream().map_err(|e| failed(name, e));
+        let bytes: Vec<Bytes> = stream.try_collect().await?;
+        let len: u64 = bytes.iter().map(|b| b.len() as u64).sum();
+        let range = Some(room);
+        match begin + len == end {
+            true => Ok(Chunk { bytes, range }),
+            false => Err(cut_short(name, begin + len, size)),
+        }
     }
 }
 
 impl Source {
-    /// A transfer that goes on by itself.
+    /// A transfer that goes on by itself, with so many chunks ahead of the reader.
     fn transfer<F: Future<Output = Result<()>> + std::marker::Send + 'static>(
         handle: &Handle,
+        ahead: usize,
         work: impl FnOnce(Send) -> F,
     ) -> Source {
-        let (send, chunks) = mpsc::channel(CHUNKS_AHEAD);
+        let (send, chunks) = mpsc::channel(ahead);
         let end = send.clone();
         let work = work(send);
         let task = handle.spawn(async move {
@@ -301,7 +330,7 @@ impl ObjectReader {
                         GetResultPayload::File(file, _) => Source::File(file, size),
                         GetResultPayload::Stream(stream) => {
                             let name = self.name.clone();
-                            Source::transfer(&self.handle, async move |send| {
+                            Source::transfer(&self.handle, CHUNKS_AHEAD, async move |send| {
                                 pump(size, stream, &name, &send).await
                             })
                         }
@@ -343,5 +372,22 @@ impl Drop for ObjectReader {
         if let Source::Transfer { task, .. } = &self.source {
             task.abort();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_than_all_share_has_room_of_its_own() {
+        let (own, shared) = (Arc::new(Semaphore::new(1)), Arc::new(Semaphore::new(4)));
+        let room = |bytes| wait_for_room(&own, &shared, bytes).now_or_never();
+        let first = room(5).unwrap().unwrap();
+        assert!(room(5).is_none());
+        let _second = room(4).unwrap().unwrap();
+        assert!(room(1).is_none());
+        drop(first);
+        assert!(room(5).is_some());
     }
 }

@@ -9,6 +9,7 @@ use super::Store;
 use super::claim::Claim;
 use super::direct::{Held, is_taken};
 use super::errors::{io_cause, store_error};
+use super::fetch::wait_for_room;
 use super::large_copy::Copied;
 use super::staging::StagingName;
 use crate::error::{Error, Reason, Result};
@@ -19,8 +20,8 @@ use object_store::{
 };
 use std::io::{self, ErrorKind, Read, Write};
 use std::sync::Arc;
-use tokio::sync::OwnedSemaphorePermit;
-use tokio::task::JoinSet;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::{JoinError, JoinSet};
 
 /// Bytes of a part; S3 wants at least 5 MiB for all but the last.
 const PART: usize = 5 << 20;
@@ -32,7 +33,7 @@ const SMALL: usize = 8 << 20;
 /// Parts under way at once to a local folder, whatever the number of threads.
 const MOST_IN_FLIGHT: usize = 15;
 /// Bytes of parts under way, beside one part of each upload: of all uploads to a store together.
-pub(super) const UPLOAD_BYTES: usize = 35 << 20;
+pub(super) const UPLOAD_BYTES: usize = 45 << 20;
 
 /// An upload under way.
 pub struct Upload {
@@ -40,7 +41,9 @@ pub struct Upload {
     part: Vec<u8>,
     parts: u64,
     // Before the staging object: parts under way end before the upload is given up.
-    in_flight: JoinSet<object_store::Result<Option<OwnedSemaphorePermit>>>,
+    in_flight: JoinSet<object_store::Result<()>>,
+    /// Room for one part: otherwise a part that is larger than what all share would wait for ever.
+    own_room: Arc<Semaphore>,
     staging: Staging,
     sum: Digest,
     bytes: u64,
@@ -95,6 +98,7 @@ impl Upload {
             part: Vec::new(),
             parts: 0,
             in_flight: JoinSet::new(),
+            own_room: Arc::new(Semaphore::new(1)),
             staging: Staging {
                 store: store.clone(),
                 name: StagingName::new(hint),
@@ -118,24 +122,21 @@ impl Upload {
         }
     }
 
-    /// Waits until one more part may be under way.
-    fn may_send(&mut self) -> Result<Option<OwnedSemaphorePermit>> {
-        let is_local = self.staging.store.local_root.is_some();
-        let bytes = self.part.len().try_into().unwrap_or(u32::MAX);
-        loop {
-            let room = Arc::clone(&self.staging.store.uploads);
-            if is_local && self.in_flight.len() < self.most_in_flight {
-                return Ok(None);
+    /// Waits until one more part, of so many bytes, may be under way. Gives its room, if it is counted in bytes.
+    fn may_send(&mut self, bytes: usize) -> Result<Option<OwnedSemaphorePermit>> {
+        let store = &self.staging.store;
+        if store.local_root.is_some() {
+            while self.in_flight.len() >= self.most_in_flight {
+                self.wait_for_one()?;
             }
-            if !is_local && let Ok(permit) = room.try_acquire_many_owned(bytes) {
-                return Ok(Some(permit));
-            }
-            // One is always under way: else large parts would wait for ever.
-            if self.in_flight.is_empty() {
-                return Ok(None);
-            }
-            self.wait_for_one()?;
+            return Ok(None);
         }
+        let bytes = bytes.try_into().unwrap_or(u32::MAX);
+        let room = store.block_on(wait_for_room(&self.own_room, &store.uploads, bytes))??;
+        while let Some(sent) = self.in_flight.try_join_next() {
+            self.sent(sent)?;
+        }
+        Ok(Some(room))
     }
 
     /// Sends a part; without waiting for its end, unless it is all there is.
@@ -144,9 +145,10 @@ impl Upload {
         if self.staging.multipart.is_none() {
             self.staging.begin()?;
         }
-        let permit = self.may_send()?;
         // All parts but the last have one size: some servers want it so.
-        let rest = self.part.split_off(self.part.len().min(self.part_size()));
+        let size = self.part.len().min(self.part_size());
+        let room = self.may_send(size)?;
+        let rest = self.part.split_off(size);
         let part = std::mem::replace(&mut self.part, rest);
         if let Some(multipart) = &mut self.staging.multipart {
             let sent = multipart.put_part(PutPayload::from(part));
@@ -155,7 +157,10 @@ impl Upload {
                 let sent = self.staging.store.block_on(sent)?;
                 return sent.map_err(|e| self.staging.error(e));
             }
-            let sent = async move { sent.await.map(|()| permit) };
+            let sent = async move {
+                let _room = room;
+                sent.await
+            };
             self.in_flight.spawn_on(sent, &self.staging.store.handle);
         }
         Ok(())
@@ -164,8 +169,15 @@ impl Upload {
     fn wait_for_one(&mut self) -> Result<()> {
         match self.staging.store.block_on(self.in_flight.join_next())? {
             None => Ok(()),
-            Some(Ok(sent)) => sent.map(drop).map_err(|e| self.staging.error(e)),
-            Some(Err(e)) => Err(Error::internal(format!("an upload's task ended: {e}"))),
+            Some(sent) => self.sent(sent),
+        }
+    }
+
+    /// How a part's task ended.
+    fn sent(&self, sent: Result<object_store::Result<()>, JoinError>) -> Result<()> {
+        match sent {
+            Ok(sent) => sent.map_err(|e| self.staging.error(e)),
+            Err(e) => Err(Error::internal(format!("an upload's task ended: {e}"))),
         }
     }
 

@@ -6,7 +6,7 @@ use crate::support::{scratch, seed};
 use async_trait::async_trait;
 use bytes::Bytes;
 use deltafold::job::{Context, compact};
-use deltafold::store::{Cancel, Keys, Store, exclude::ExcludeTags};
+use deltafold::store::{Cancel, Keys, Store, Upload, exclude::ExcludeTags};
 use deltafold::{Error, Reason};
 use futures::stream::{self, BoxStream, StreamExt};
 use object_store::memory::InMemory;
@@ -14,13 +14,15 @@ use object_store::path::Path;
 use object_store::{
     CopyOptions, GetOptions, GetResult, GetResultPayload, ListResult, MultipartUpload, ObjectMeta,
     ObjectStore, ObjectStoreExt, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+    UploadPart,
 };
 use std::fmt;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
+use tokio::sync::Semaphore;
 
 const DELTAS: i64 = 200;
 const EVENTS: i64 = 5;
@@ -37,6 +39,8 @@ enum Way {
     Stalled,
     /// The object is written anew after the first answer, and conditions are not heeded.
     WrittenAnew,
+    /// What is behind the first so many bytes never ends.
+    StalledFrom(u64),
 }
 
 /// Passes everything on to a store in memory; reads come late.
@@ -46,6 +50,7 @@ struct Slow {
     way: Way,
     random: Mutex<fastrand::Rng>,
     open: Arc<Open>,
+    parts: Arc<Parts>,
 }
 
 impl fmt::Debug for Way {
@@ -65,6 +70,49 @@ impl fmt::Display for Slow {
 struct Open {
     now: AtomicUsize,
     most: AtomicUsize,
+    ever: AtomicUsize,
+}
+
+/// Parts that are under way to the store.
+#[derive(Debug)]
+struct Parts {
+    now: AtomicUsize,
+    bytes: AtomicUsize,
+    most_bytes: AtomicUsize,
+    /// Parts wait until this is closed.
+    gate: Semaphore,
+}
+
+/// Passes parts on, through the gate.
+#[derive(Debug)]
+struct SlowUpload {
+    inner: Box<dyn MultipartUpload>,
+    parts: Arc<Parts>,
+}
+
+#[async_trait]
+impl MultipartUpload for SlowUpload {
+    fn put_part(&mut self, part: PutPayload) -> UploadPart {
+        let (parts, len) = (Arc::clone(&self.parts), part.content_length());
+        let put = self.inner.put_part(part);
+        Box::pin(async move {
+            let bytes = parts.bytes.fetch_add(len, Ordering::SeqCst) + len;
+            parts.most_bytes.fetch_max(bytes, Ordering::SeqCst);
+            parts.now.fetch_add(1, Ordering::SeqCst);
+            let _closed = parts.gate.acquire().await;
+            parts.now.fetch_sub(1, Ordering::SeqCst);
+            parts.bytes.fetch_sub(len, Ordering::SeqCst);
+            put.await
+        })
+    }
+
+    async fn complete(&mut self) -> Result<PutResult> {
+        self.inner.complete().await
+    }
+
+    async fn abort(&mut self) -> Result<()> {
+        self.inner.abort().await
+    }
 }
 
 struct Opened(Arc<Open>);
@@ -73,6 +121,7 @@ impl Opened {
     fn new(open: &Arc<Open>) -> Self {
         let now = open.now.fetch_add(1, Ordering::SeqCst) + 1;
         open.most.fetch_max(now, Ordering::SeqCst);
+        open.ever.fetch_add(1, Ordering::SeqCst);
         Opened(Arc::clone(open))
     }
 }
@@ -103,6 +152,9 @@ impl Slow {
         });
         let pieces = match self.way {
             Way::Stalled if meta.location.filename() >= Some(STALLED) => {
+                pieces.chain(stream::pending()).boxed()
+            }
+            Way::StalledFrom(begin) if range.start >= begin => {
                 pieces.chain(stream::pending()).boxed()
             }
             _ => pieces.boxed(),
@@ -155,7 +207,9 @@ impl ObjectStore for Slow {
         path: &Path,
         options: PutMultipartOptions,
     ) -> Result<Box<dyn MultipartUpload>> {
-        self.inner.put_multipart_opts(path, options).await
+        let inner = self.inner.put_multipart_opts(path, options).await?;
+        let parts = Arc::clone(&self.parts);
+        Ok(Box::new(SlowUpload { inner, parts }))
     }
 
     fn delete_stream(
@@ -215,6 +269,12 @@ impl World {
             way,
             random: Mutex::new(fastrand::Rng::with_seed(seed())),
             open: Arc::default(),
+            parts: Arc::new(Parts {
+                now: AtomicUsize::new(0),
+                bytes: AtomicUsize::new(0),
+                most_bytes: AtomicUsize::new(0),
+                gate: Semaphore::new(0),
+            }),
         });
         World {
             runtime,
@@ -250,18 +310,19 @@ impl World {
         paths.collect()
     }
 
-    fn open(&self) -> usize {
-        self.slow.open.now.load(Ordering::SeqCst)
-    }
-
     /// Transfers that were given up end a moment later.
     fn wait_until_open(&self, is_so: impl Fn(usize) -> bool) -> bool {
-        let patience = Instant::now() + Duration::from_secs(60);
-        while !is_so(self.open()) && Instant::now() < patience {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        is_so(self.open())
+        wait_until(&self.slow.open.now, is_so)
     }
+}
+
+fn wait_until(count: &AtomicUsize, is_so: impl Fn(usize) -> bool) -> bool {
+    let now = || count.load(Ordering::SeqCst);
+    let patience = Instant::now() + Duration::from_secs(60);
+    while !is_so(now()) && Instant::now() < patience {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    is_so(now())
 }
 
 #[test]
@@ -300,13 +361,20 @@ fn a_signal_ends_reads_that_never_end_and_nothing_is_left() {
 }
 
 /// More than one range, and not a whole number of them.
-const LARGE: usize = (21 << 20) + 17;
+const LARGE: usize = (70 << 20) + 17;
+/// Bytes of a range, and ranges under way or unread if one object is read.
+const RANGE: usize = 2 << 20;
+const RANGES: usize = 16;
 
-fn large(way: Way) -> (World, Vec<u8>, std::result::Result<Vec<u8>, Error>) {
+fn large_object(way: Way) -> (World, Vec<u8>) {
     let mut content = vec![0; LARGE];
     fastrand::Rng::with_seed(7).fill(&mut content);
     let objects = Objects::from([("v2/large".to_owned(), content.clone())]);
-    let world = World::new(way, &objects);
+    (World::new(way, &objects), content)
+}
+
+fn large(way: Way) -> (World, Vec<u8>, std::result::Result<Vec<u8>, Error>) {
+    let (world, content) = large_object(way);
     let mut got = Vec::new();
     let read = world
         .store()
@@ -321,8 +389,77 @@ fn ranges_of_a_large_object_come_at_once_and_are_put_in_order() {
     let (world, content, got) = large(Way::OutOfOrder);
     assert!(got.unwrap() == content);
     let most = world.slow.open.most.load(Ordering::SeqCst);
-    assert!((2..=8).contains(&most), "{most} were open");
+    assert!((2..=RANGES).contains(&most), "{most} were open");
     assert!(world.wait_until_open(|open| open == 0));
+}
+
+#[test]
+fn unread_ranges_are_few_whatever_the_number_of_objects() {
+    let (world, content) = large_object(Way::OutOfOrder);
+    let store = world.store();
+    let read = || store.fetch("v2/large", LARGE as u64);
+    let mut readers = [read(), read(), read()];
+    // One for each, and one's others.
+    let most = RANGES + 2;
+    let ever = || world.slow.open.ever.load(Ordering::SeqCst);
+    assert!(wait_until(&world.slow.open.ever, |ever| ever >= most));
+    assert!(world.wait_until_open(|open| open == 0));
+    assert_eq!(ever(), most);
+    for reader in &mut readers {
+        let mut got = Vec::new();
+        reader.read_to_end(&mut got).unwrap();
+        assert!(got == content);
+    }
+    assert_eq!(ever(), 3 * LARGE.div_ceil(RANGE));
+}
+
+#[test]
+fn room_that_a_reader_frees_is_used_at_once() {
+    const READ: usize = 10;
+    let (world, content) = large_object(Way::StalledFrom((READ * RANGE) as u64));
+    let mut reader = world.store().fetch("v2/large", LARGE as u64);
+    let mut got = vec![0; READ * RANGE];
+    reader.read_exact(&mut got).unwrap();
+    assert!(got == content[..READ * RANGE]);
+    // The room of the last one that was read is free when the next is asked for.
+    let expected = RANGES + READ - 1;
+    let ever = &world.slow.open.ever;
+    assert!(wait_until(ever, |ever| ever >= expected));
+    assert!(world.wait_until_open(|open| open == RANGES - 1));
+    assert_eq!(ever.load(Ordering::SeqCst), expected);
+    drop(reader);
+    assert!(world.wait_until_open(|open| open == 0));
+}
+
+/// Bytes of a part, and parts that all uploads share beside one for each.
+const PART: usize = 5 << 20;
+const SHARED_PARTS: usize = 9;
+
+#[test]
+fn parts_under_way_are_few_whatever_the_number_of_uploads() {
+    let (world, content) = large_object(Way::OutOfOrder);
+    let store = world.store();
+    let parts = &world.slow.parts;
+    std::thread::scope(|scope| {
+        for name in ["v2/one", "v2/other"] {
+            let (store, content) = (store.clone(), &content);
+            scope.spawn(move || {
+                let mut upload = Upload::new(&store, "large", 1);
+                upload.write_all(content).unwrap();
+                upload.finish().unwrap().publish(name).unwrap();
+            });
+        }
+        let reached = wait_until(&parts.now, |now| now >= SHARED_PARTS + 2);
+        parts.gate.close();
+        assert!(reached);
+    });
+    let most = parts.most_bytes.load(Ordering::SeqCst);
+    assert_eq!(most, (SHARED_PARTS + 2) * PART);
+    for name in ["v2/one", "v2/other"] {
+        let mut got = Vec::new();
+        store.read(name).read_to_end(&mut got).unwrap();
+        assert!(got == content);
+    }
 }
 
 #[test]
