@@ -124,7 +124,11 @@ impl Run<'_> {
             })
         });
         let _preparing = (writes && is_delta_newest(&scan)).then(|| store.prepare_naming());
-        let source = Source::open_to_fold(self.ctx, &scan, &self.options.request)?;
+        let request = &self.options.request;
+        let source = match writes {
+            true => Source::open_to_fold(self.ctx, &scan, request)?,
+            false => Source::open(self.ctx, &scan, request)?,
+        };
         self.warnings.extend(source.warnings.iter().cloned());
         if source.is_folded() {
             let hash = source.hash_of_base(self.ctx)?;

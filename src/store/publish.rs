@@ -519,12 +519,21 @@ impl InStaging {
         let name = store.name(below);
         let (path, staging) = (store.path(below), store.path(&self.staging.name.path));
         // The staging object is of no more use, and its removal need not wait.
-        let removal = tokio::time::timeout(PATIENCE, store.inner.delete(&staging));
-        let (seen, removed) =
-            store.block_on(async { futures::join!(store.inner.head(&path), removal) })?;
-        if matches!(removed, Ok(Ok(()))) {
-            self.staging.may_exist.store(false, Ordering::Relaxed);
-        }
+        let removal = async {
+            let removed = tokio::time::timeout(PATIENCE, store.inner.delete(&staging)).await;
+            if matches!(removed, Ok(Ok(()))) {
+                self.staging.may_exist.store(false, Ordering::Relaxed);
+            }
+        };
+        let look = store.inner.head(&path);
+        let seen = match store.local_root {
+            Some(_) => store.block_on(look)?,
+            // Who cancels the run then does not cancel what only tidies up.
+            None => {
+                let both = async { futures::join!(store.cancel.or(look), removal).0 };
+                store.handle.block_on(both)?
+            }
+        };
         match seen {
             Ok(object) if object.size == self.bytes => Ok(()),
             Ok(object) => Err(Error::new(

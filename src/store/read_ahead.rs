@@ -157,7 +157,7 @@ mod tests {
             let mut got = Vec::new();
             ahead.take(n).read_to_end(&mut got).unwrap();
             assert!(got == content(n), "{n}");
-            let begun = ahead.begun.lock().unwrap();
+            let begun = ahead.state.lock().unwrap();
             assert!(begun.waiting.len() <= 4);
             assert!(!begun.waiting.contains_key(&9));
             let bytes = begun.waiting.keys().map(|&n| 1000 * n as u64).sum::<u64>();
