@@ -54,8 +54,8 @@ pub struct Upload {
 pub struct Staged(Waiting);
 
 enum Waiting {
-    InStaging(InStaging),
-    InMemory(Held),
+    InStaging(Box<InStaging>),
+    InMemory(Box<Held>),
 }
 
 struct InStaging {
@@ -196,7 +196,7 @@ impl Upload {
             // A part has room for more.
             let content = Bytes::copy_from_slice(&self.part);
             let held = Held::new(store, direct, content, room);
-            return Ok(Staged(Waiting::InMemory(held)));
+            return Ok(Staged(Waiting::InMemory(Box::new(held))));
         }
         // Even a small file is written in more than one step on a local disk.
         while !self.part.is_empty() && (self.parts > 0 || self.staging.store.local_root.is_some()) {
@@ -230,7 +230,7 @@ impl Upload {
         let same = staged.is_same(&staging.name.path);
         match (written, same) {
             // Where it is there after an error, only the answer was lost.
-            (_, Ok(true)) => Ok(Staged(Waiting::InStaging(staged))),
+            (_, Ok(true)) => Ok(Staged(Waiting::InStaging(Box::new(staged)))),
             (_, Err(e)) if e.reason() == Reason::Terminated => Err(e),
             (Err(e), _) => Err(staging.error(e)),
             (Ok(()), Err(e)) => Err(e),
