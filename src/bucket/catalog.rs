@@ -66,15 +66,9 @@ impl Catalog {
     pub fn from_listing(listing: Vec<Listed>) -> Self {
         let mut catalog = Catalog::default();
         let mut marks = HashSet::new();
-        let mut notes = [TIMELINES, PINS, REMOVED].map(|folder| (folder, HashSet::new()));
-        for object in listing {
-            let note = notes.iter_mut().find_map(|(folder, names)| {
-                let name = object.path.strip_prefix(*folder)?.strip_prefix('/')?;
-                Some(names.insert(name.to_owned()))
-            });
-            if note.is_some() {
-                continue;
-            }
+        let (notes, objects): (Vec<Listed>, Vec<Listed>) =
+            listing.into_iter().partition(|o| note(&o.path).is_some());
+        for object in objects {
             match snapshot_name(&object.path) {
                 Some(name) => catalog.snapshots.push(Snapshot {
                     name,
@@ -95,11 +89,8 @@ impl Catalog {
         }
         for s in &mut catalog.snapshots {
             s.excluded = marks.contains(&s.path);
-            let (full, name) = (s.name.kind == Kind::Full, s.name.to_string());
-            let [begins, pins, removed] = notes.each_ref().map(|(_, names)| names.contains(&name));
-            (s.begins_timeline, s.pinned, s.removal_noted) =
-                (full && begins, full && pins, removed);
         }
+        catalog.add_notes(&notes);
         catalog.foreign.sort();
         catalog.snapshots.sort_by(|a, b| {
             let order = |s: &Snapshot| {
@@ -111,6 +102,21 @@ impl Catalog {
         catalog
     }
 
+    /// Takes in what the folders of notes hold.
+    pub fn add_notes(&mut self, notes: &[Listed]) {
+        let notes: HashSet<(&str, &str)> = notes.iter().filter_map(|o| note(&o.path)).collect();
+        if notes.is_empty() {
+            return;
+        }
+        for s in &mut self.snapshots {
+            let (full, name) = (s.name.kind == Kind::Full, s.name.to_string());
+            let is_in = |folder| notes.contains(&(folder, name.as_str()));
+            s.begins_timeline |= full && is_in(TIMELINES);
+            s.pinned |= full && is_in(PINS);
+            s.removal_noted |= is_in(REMOVED);
+        }
+    }
+
     /// The snapshots that may be used, as indexes, in order of creation.
     pub fn usable(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.snapshots.len()).filter(|&i| !self.snapshots[i].excluded)
@@ -120,6 +126,12 @@ impl Catalog {
     pub fn latest_revision(&self) -> Option<Revision> {
         self.usable().map(|i| self.snapshots[i].name.last).max()
     }
+}
+
+/// The folder of a note, and the name of the snapshot that it is on.
+fn note(path: &str) -> Option<(&str, &str)> {
+    path.split_once('/')
+        .filter(|(folder, _)| NOTES.contains(folder))
 }
 
 /// The name of the snapshot at `path`, in either layout.

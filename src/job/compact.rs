@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::job::leases::{self, News};
 use crate::job::publish::{Both, Packed, Packer, give_name, refuse_plain, side_by_side};
 use crate::job::rebuild::{Leases, Rebuild};
-use crate::job::scan::{Depth, scan};
+use crate::job::scan::{Depth, Scan, scan};
 use crate::job::source::{Request, Source};
 use crate::job::tags::{FEW, without_excluded};
 use crate::job::{Context, space};
@@ -115,10 +115,20 @@ struct Run<'a> {
 impl Run<'_> {
     fn run(mut self) -> Result<Outcome> {
         let scan = scan(self.ctx, Depth::Doubtful)?;
-        if !self.options.dry_run {
-            self.ctx.store.clean_staging(Utc::now());
-        }
-        let source = Source::open(self.ctx, &scan, &self.options.request)?;
+        // What is not waited for goes on beside the reading and folding.
+        let store = &self.ctx.store;
+        let writes = !self.options.dry_run;
+        let _cleaning = writes.then(|| {
+            store.beside(|store| {
+                store.clean_staging(Utc::now());
+            })
+        });
+        let _preparing = (writes && is_delta_newest(&scan)).then(|| store.prepare_naming());
+        let request = &self.options.request;
+        let source = match writes {
+            true => Source::open_to_fold(self.ctx, &scan, request)?,
+            false => Source::open(self.ctx, &scan, request)?,
+        };
         self.warnings.extend(source.warnings.iter().cloned());
         if source.is_folded() {
             let hash = source.hash_of_base(self.ctx)?;
@@ -285,7 +295,7 @@ impl Run<'_> {
         let failed = |e| Error::io("write the new snapshot", e);
         let mut both = Both {
             file: BufWriter::with_capacity(256 << 10, self.ctx.temp_file()?),
-            stream: FrameWriter::new(Packer::new(self.ctx, &name.to_string(), encoding)?),
+            stream: FrameWriter::new(Packer::named(self.ctx, name, encoding)?),
             step: Step::new(format!("write {name}"), Some(layout.bytes())),
         };
         let folded = rebuild.write(self.ctx, fold, &layout, &mut both)?.hash;
@@ -300,6 +310,12 @@ impl Run<'_> {
         verified?;
         Ok((packed, folded))
     }
+}
+
+/// Whether there is likely something to fold.
+fn is_delta_newest(scan: &Scan) -> bool {
+    let newest = scan.catalog.usable().last();
+    newest.is_some_and(|i| scan.catalog.snapshots[i].name.kind == Kind::Incr)
 }
 
 /// When the newest of all inputs was taken, in seconds since 1970.

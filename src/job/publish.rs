@@ -92,7 +92,19 @@ impl Packer {
     /// # Errors
     /// The store's.
     pub(super) fn new(ctx: &Context, hint: &str, encoding: Encoding) -> Result<Self> {
-        let upload = Upload::new(&ctx.store, hint, ctx.threads);
+        Self::of(ctx, Upload::new(&ctx.store, hint, ctx.threads), encoding)
+    }
+
+    /// Begins the upload of what will get that name, unless it is taken.
+    ///
+    /// # Errors
+    /// The store's.
+    pub(super) fn named(ctx: &Context, name: &SnapshotName, encoding: Encoding) -> Result<Self> {
+        let upload = Upload::new(&ctx.store, &name.to_string(), ctx.threads);
+        Self::of(ctx, upload.likely_named(format!("{V2}/{name}")), encoding)
+    }
+
+    fn of(ctx: &Context, upload: Upload, encoding: Encoding) -> Result<Self> {
         let summed = Summed {
             sealed: ctx.keys.encrypt(upload)?,
             sum: ctx.keys.encrypts().then(Sha256::new),
@@ -167,25 +179,26 @@ impl Packed {
     }
 }
 
-/// Verifies a file while the upload is completed and read back; one after the other with one thread.
-pub(super) fn side_by_side<V: Send, S>(
+/// Does two things at once, such as to verify a file while the upload is completed and read back; one after the
+/// other with one thread.
+pub(super) fn side_by_side<A: Send, B>(
     threads: usize,
-    verify: impl FnOnce() -> Result<V> + Send,
-    stage: impl FnOnce() -> Result<S>,
-) -> (Result<V>, Result<S>) {
+    a: impl FnOnce() -> Result<A> + Send,
+    b: impl FnOnce() -> Result<B>,
+) -> (Result<A>, Result<B>) {
     if threads <= 1 {
-        return (verify(), stage());
+        return (a(), b());
     }
     std::thread::scope(|s| {
-        let panicked = |_| Err(Error::internal("the verification panicked"));
-        match std::thread::Builder::new().spawn_scoped(s, verify) {
-            Ok(verified) => {
-                let staged = stage();
-                (verified.join().unwrap_or_else(panicked), staged)
+        let panicked = |_| Err(Error::internal("a thread panicked"));
+        match std::thread::Builder::new().spawn_scoped(s, a) {
+            Ok(a) => {
+                let b = b();
+                (a.join().unwrap_or_else(panicked), b)
             }
             Err(e) => {
                 let what = "start a thread (give fewer with --threads)";
-                (Err(Error::io(what, e)), stage())
+                (Err(Error::io(what, e)), b())
             }
         }
     })

@@ -9,6 +9,7 @@ use crate::bucket::timeline::{self, Evidence, NamesOnly, Timelines};
 use crate::bucket::{Catalog, Kind, Listed, SnapshotName};
 use crate::error::{Error, Reason, Result};
 use crate::job::first::first;
+use crate::job::publish::side_by_side;
 use crate::job::reading::Reading;
 use crate::job::tags::{self, Ask, Asked, FEW};
 use crate::job::{Context, Spool};
@@ -190,9 +191,9 @@ pub fn scan_asking(ctx: &Context, depth: Depth, ask: Ask) -> Result<Scan> {
 /// # Errors
 /// The store's.
 pub(super) fn by_names(ctx: &Context) -> Result<Catalog> {
-    let mut listing = listed(&ctx.store, &SNAPSHOTS)?;
-    listing.extend(listed(&ctx.store, &NOTES)?);
-    Ok(Catalog::from_listing(listing))
+    let mut catalog = Catalog::from_listing(listed(&ctx.store, &SNAPSHOTS)?);
+    catalog.add_notes(&listed(&ctx.store, &NOTES)?);
+    Ok(catalog)
 }
 
 /// The objects in some folders.
@@ -215,16 +216,24 @@ pub(super) fn scan_with(
     ask: Ask,
     each: impl Fn(&Database<Spool>) -> Result<()> + Sync,
 ) -> Result<Scan> {
-    let mut catalog = by_names(ctx)?;
+    let mut catalog = Catalog::from_listing(listed(&ctx.store, &SNAPSHOTS)?);
     if catalog.snapshots.is_empty() {
         return Err(nothing_there(ctx, &catalog));
     }
     let mut asked = Asked::default();
     let all = 0..catalog.snapshots.len();
-    match ask == Ask::All || all.len() <= FEW {
-        true => asked.ask(&ctx.store, &mut catalog, all)?,
-        false => false,
-    };
+    let asks_all = ask == Ask::All || all.len() <= FEW;
+    // Whose tags are asked for does not depend on the notes.
+    let (notes, tags) = side_by_side(
+        ctx.store.requests().map_or(1, |_| 2),
+        || listed(&ctx.store, &NOTES),
+        || match asks_all {
+            true => asked.ask(&ctx.store, &mut catalog, all),
+            false => Ok(false),
+        },
+    );
+    tags?;
+    catalog.add_notes(&notes?);
     let is_told = |e: &Error| e.reason().is_bad_data();
     let (doubtful, contents, timelines) = loop {
         // Those that are known to have tags.

@@ -19,6 +19,7 @@ use crate::mvcc::{
     Base, Fold, FoldOptions, HashKv, KeepHistory, KeyRange, KeyValue, Revision, hash_kv,
 };
 use crate::shorten;
+use crate::store::{Begun, is_large};
 use chrono::{DateTime, TimeDelta, Utc};
 use std::path::Path;
 use std::sync::OnceLock;
@@ -69,6 +70,8 @@ pub struct Source {
     /// They were read, or asked for, and none is excluded.
     tags_known: OnceLock<()>,
     proof: Proof,
+    /// Transfers of the first deltas.
+    _begun: Option<Begun>,
 }
 
 /// Where the full is.
@@ -86,6 +89,16 @@ impl Source {
     /// damaged full gives; the store's; `Io`, `NoSpace`, `Terminated`.
     pub fn open(ctx: &Context, scan: &Scan, request: &Request) -> Result<Source> {
         Chooser::new(ctx, scan).open(request, Revision(i64::MAX))
+    }
+
+    /// As [`open`](Self::open), by somebody who will read the deltas: their transfers begin beside that of the full.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_to_fold(ctx: &Context, scan: &Scan, request: &Request) -> Result<Source> {
+        let mut chooser = Chooser::new(ctx, scan);
+        chooser.reads_deltas = true;
+        chooser.open(request, Revision(i64::MAX))
     }
 
     /// Opens a chain that was chosen already, with what its full really holds known.
@@ -133,6 +146,7 @@ impl Source {
             tags_unread: scan.unread_of(chain),
             tags_known: OnceLock::new(),
             proof: Proof::known(),
+            _begun: None,
         }
     }
 
@@ -214,6 +228,7 @@ impl Source {
             tags_unread: Vec::new(),
             tags_known: OnceLock::new(),
             proof: plain.proof,
+            _begun: None,
         })
     }
 
@@ -550,6 +565,7 @@ pub(super) fn revision_at(
 struct Chooser<'a> {
     ctx: &'a Context,
     scan: &'a Scan,
+    reads_deltas: bool,
     warnings: Vec<String>,
 }
 
@@ -558,6 +574,7 @@ impl<'a> Chooser<'a> {
         Chooser {
             ctx,
             scan,
+            reads_deltas: false,
             warnings: Vec::new(),
         }
     }
@@ -571,7 +588,8 @@ impl<'a> Chooser<'a> {
             Target::Time(t) => Some(self.revision_at(timeline, t)?),
         };
         let known = scan.contents.known_bases();
-        let (chain, db, base) = self.open_chain(timeline, target, history, known)?;
+        let mut begun = None;
+        let (chain, db, base) = self.open_chain(timeline, target, history, known, &mut begun)?;
         let snapshot = |i: usize| scan.catalog.snapshots[i].clone();
         tracing::info!(
             base = %snapshot(chain.base).name,
@@ -597,6 +615,7 @@ impl<'a> Chooser<'a> {
         }
         let mut source = Source::put_together(scan, timeline, &chain, db, base);
         source.warnings = self.warnings;
+        source._begun = begun;
         Ok(source)
     }
 
@@ -674,6 +693,7 @@ impl<'a> Chooser<'a> {
         target: Option<Revision>,
         history: Revision,
         mut known: KnownBases,
+        begun: &mut Option<Begun>,
     ) -> Result<(Chain, Database<Spool>, Base)> {
         let scan = self.scan;
         let mut open = None;
@@ -693,6 +713,11 @@ impl<'a> Chooser<'a> {
                         Choice::Look(i) => vec![*i],
                     };
                     scan.refuse_excluded(self.ctx, rests_on)?;
+                    if let Choice::Found(chain) = &choice
+                        && self.reads_deltas
+                    {
+                        *begun = self.begin_deltas(chain);
+                    }
                     self.ctx.full(&scan.catalog.snapshots[look_at])?
                 }
             };
@@ -707,6 +732,15 @@ impl<'a> Chooser<'a> {
                 }
             }
         }
+    }
+
+    /// Begins to fetch deltas, unless the full is large: that has all the ranges to itself.
+    fn begin_deltas(&self, chain: &Chain) -> Option<Begun> {
+        let snapshot = |i: usize| &self.scan.catalog.snapshots[i];
+        let deltas = chain.deltas.iter().map(|link| snapshot(link.snapshot));
+        let deltas = deltas.map(|s| (s.path.as_str(), s.bytes));
+        let store = &self.ctx.store;
+        (!is_large(snapshot(chain.base).bytes)).then(|| store.begin(deltas))
     }
 
     /// The revision of the last event whose time is not after `time`.

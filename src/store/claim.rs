@@ -6,14 +6,19 @@
 
 use super::Store;
 use super::errors::store_error;
+use super::large_copy::{Copied, Copying};
 use super::staging::{STAGING, StagingName, is_left_behind, rand_word};
+use super::tried::Tried;
 use crate::error::{Reason, Result};
 use chrono::Utc;
 use futures::TryStreamExt;
+use object_store::path::Path;
 use object_store::{CopyMode, CopyOptions, Error as E, ObjectStore, ObjectStoreExt, PutPayload};
 use sha2::{Digest, Sha256};
 use std::time::Duration;
 
+/// What a claim holds.
+const PROBE: &[u8] = b"claim";
 /// A name that others claim is tried so often; then it counts as taken.
 const TRIES: u64 = 20;
 /// Pauses between tries are random, up to this.
@@ -62,7 +67,7 @@ impl Claim {
     fn write(store: &Store, hint: &str) -> Result<Claim> {
         let claim = Claim::unwritten(store, StagingName::new(hint));
         let path = store.path(&claim.name.path);
-        let put = store.inner.put(&path, PutPayload::from_static(b"claim"));
+        let put = store.inner.put(&path, PutPayload::from_static(PROBE));
         store
             .block_on(put)?
             .map_err(|e| store_error(format!("write {}", store.name(&claim.name.path)), e))?;
@@ -112,33 +117,44 @@ impl Store {
     /// # Errors
     /// `Terminated`.
     pub(super) fn ignores_conditions(&self) -> Result<bool> {
-        let Some(known) = &self.ignores_conditions else {
+        let Some(tried) = &self.ignores_conditions else {
             return Ok(false);
         };
-        if let Some(ignores) = known.get() {
-            return Ok(*ignores);
-        }
-        let ignores = match self.try_conditions() {
-            Ok(ignores) => ignores,
-            Err(e) if e.reason() == Reason::Terminated => return Err(e),
-            Err(e) => {
-                tracing::debug!("whether conditions of writes are heeded cannot be told: {e}");
-                return Ok(true);
+        // Removed when those that wait know.
+        let mut probes = Vec::new();
+        let found = tried.find_out(|| {
+            let ignores = self.try_conditions(&mut probes)?;
+            if ignores {
+                tracing::warn!(
+                    store = self.url,
+                    "this store takes the condition of a write and ignores it: writers look out for each other; locks in it do not hold, use --lock-lease"
+                );
             }
-        };
-        if *known.get_or_init(|| ignores) {
-            tracing::warn!(
-                store = self.url,
-                "this store takes the condition of a write and ignores it: writers look out for each other; locks in it do not hold, use --lock-lease"
-            );
+            Ok(ignores)
+        });
+        match found {
+            Err(e) if e.reason() != Reason::Terminated => {
+                tracing::debug!("whether conditions of writes are heeded cannot be told: {e}");
+                Ok(true)
+            }
+            found => found,
         }
-        Ok(ignores)
     }
 
-    fn try_conditions(&self) -> Result<bool> {
+    /// Whether it is known that they do.
+    pub(super) fn is_known_to_ignore(&self) -> bool {
+        let tried = self.ignores_conditions.as_ref();
+        tried.and_then(Tried::known) == Some(true)
+    }
+
+    fn try_conditions(&self, probes: &mut Vec<Claim>) -> Result<bool> {
         let from = Claim::write(self, "probe")?;
         let to = Claim::unwritten(self, StagingName::new("probe"));
         let (a, b) = (self.path(&from.name.path), self.path(&to.name.path));
+        probes.extend([from, to]);
+        if let Some(copying) = self.copying() {
+            return self.block_on(self.try_two_copies(&copying, &a, &b))?;
+        }
         for is_second in [false, true] {
             let options = CopyOptions::new().with_mode(CopyMode::Create);
             match self.block_on(self.inner.copy_opts(&a, &b, options))? {
@@ -151,5 +167,27 @@ impl Store {
             }
         }
         Ok(false)
+    }
+
+    /// As above, by copies of which only the last step is made one after the other.
+    async fn try_two_copies(&self, copying: &Copying<'_>, a: &Path, b: &Path) -> Result<bool> {
+        let prepare = || copying.prepare((a, b), PROBE.len() as u64);
+        let (first, second) = futures::join!(prepare(), prepare());
+        let first = match first {
+            Ok(first) => copying.complete(b, first, true).await,
+            Err(e) => Err(e),
+        };
+        match (first, second) {
+            (Ok(Copied::Done), Ok(second)) => {
+                let second = copying.complete(b, second, true).await?;
+                Ok(second == Copied::Done)
+            }
+            (first, Ok(second)) => {
+                copying.give_up(b, second).await;
+                // Refused at once: an answer was lost, and the same tried again.
+                first.map(|_| false)
+            }
+            (first, Err(e)) => first.and(Err(e)),
+        }
     }
 }

@@ -11,14 +11,15 @@ use super::fetch::cut_short;
 use super::probe::refused;
 use super::publish::{Published, write_error};
 use super::staging::{STAGING, StagingName, rand_word};
+use super::tried::Tried;
 use crate::error::{Error, Reason, Result};
 use bytes::Bytes;
 use object_store::path::Path;
 use object_store::{
     Attribute, Attributes, Error as E, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload,
 };
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// The metadata that tells whose request wrote an object.
 const UPLOAD: &str = "deltafold-upload";
@@ -36,10 +37,8 @@ pub struct Direct {
     checked: Arc<dyn ObjectStore>,
     /// The same, and each body is damaged on its way.
     damaging: Arc<dyn ObjectStore>,
-    /// Whether small objects can be put at once, since that is known.
-    works: Arc<OnceLock<bool>>,
-    /// Held by who tries that: others wait, and need not.
-    trying: Arc<Mutex<()>>,
+    /// Whether small objects can be put at once.
+    works: Tried,
     /// Bytes that wait for their names.
     held: Arc<AtomicU64>,
 }
@@ -50,8 +49,7 @@ impl Direct {
         Direct {
             checked,
             damaging,
-            works: Arc::default(),
-            trying: Arc::default(),
+            works: Tried::default(),
             held: Arc::default(),
         }
     }
@@ -124,30 +122,35 @@ impl Store {
     /// # Errors
     /// `Terminated`.
     pub(super) fn direct(&self) -> Result<Option<&Direct>> {
+        // Writers that copy rely on claims if conditions are ignored, which a writer that puts does not make.
+        if self.direct.is_none() || self.ignores_conditions()? {
+            return Ok(None);
+        }
+        self.puts_at_once()
+    }
+
+    /// As above, by one's own means: a store on which writers rely on claims may do it, too.
+    pub(super) fn puts_at_once(&self) -> Result<Option<&Direct>> {
         let Some(direct) = &self.direct else {
             return Ok(None);
         };
-        let is_known = direct.works.get().is_some();
-        let _trying =
-            (!is_known).then(|| direct.trying.lock().unwrap_or_else(PoisonError::into_inner));
-        let works = match direct.works.get() {
-            Some(works) => *works,
-            // Writers that copy rely on claims there, which a writer that puts does not make.
-            None if self.ignores_conditions()? => false,
-            None => match self.try_direct(direct) {
-                Ok(works) => *direct.works.get_or_init(|| works),
-                Err(e) if e.reason() == Reason::Terminated => return Err(e),
-                Err(e) => {
-                    tracing::debug!("whether small objects can be put at once is not known: {e}");
-                    false
-                }
-            },
-        };
-        Ok(works.then_some(direct))
+        // Removed when those that wait know.
+        let mut probe = None;
+        match direct
+            .works
+            .find_out(|| self.try_direct(direct, &mut probe))
+        {
+            Ok(works) => Ok(works.then_some(direct)),
+            Err(e) if e.reason() == Reason::Terminated => Err(e),
+            Err(e) => {
+                tracing::debug!("whether small objects can be put at once is not known: {e}");
+                Ok(None)
+            }
+        }
     }
 
-    fn try_direct(&self, direct: &Direct) -> Result<bool> {
-        let probe = Claim::unwritten(self, StagingName::new("probe"));
+    fn try_direct(&self, direct: &Direct, probe: &mut Option<Claim>) -> Result<bool> {
+        let probe = probe.insert(Claim::unwritten(self, StagingName::new("probe")));
         let path = self.path(probe.path());
         if !self.block_on(direct.refuses_damage(&path))?? {
             return Ok(false);

@@ -29,6 +29,11 @@ const CHUNK: usize = 256 << 10;
 const RANGE: u64 = 2 << 20;
 /// An object of fewer bytes comes by one request.
 const LARGE: u64 = 16 << 20;
+/// Whether an object of so many bytes comes by several ranges at once, if the store has them.
+pub fn is_large(bytes: u64) -> bool {
+    bytes >= LARGE
+}
+
 /// Ranges under way or unread, beside one of each object that is being read: of all objects of a store together.
 pub(super) const RANGES_AHEAD: usize = 15;
 
@@ -98,12 +103,15 @@ impl Store {
 
     /// Starts to fetch an object of about so many bytes; a large one by several ranges at once.
     pub fn fetch(&self, below: &str, bytes: u64) -> ObjectReader {
+        if let Some(begun) = self.take_begun(below) {
+            return begun;
+        }
         let (store, path) = (Arc::clone(&self.inner), self.path(below));
         let name = self.name(below);
         let source = match self.local_root {
             Some(_) => Source::Unopened(store, path),
             None => {
-                let ranges = self.ranges.clone().filter(|_| bytes >= LARGE);
+                let ranges = self.ranges.clone().filter(|_| is_large(bytes));
                 let shown = name.clone();
                 // Who sends ranges never waits: each of them has its room.
                 let ahead = match &ranges {

@@ -8,6 +8,7 @@ use super::xml::Element;
 use crate::error::{Error, Reason, Result};
 use futures::{StreamExt, TryStreamExt};
 use http::Method;
+use object_store::MultipartId;
 use object_store::multipart::MultipartStore;
 use object_store::path::Path;
 
@@ -51,53 +52,90 @@ fn part_of(number: usize, copied: &Element) -> Option<String> {
     Some(format!("<Part>{part}</Part>"))
 }
 
+/// Copies on S3, step by step.
+pub(super) struct Copying<'a> {
+    s3: &'a S3,
+    /// The most bytes that are copied at once.
+    most: u64,
+}
+
+/// A copy that has all its bytes. Nobody sees it before it is completed.
+pub(super) struct Prepared {
+    id: MultipartId,
+    /// The XML of each part.
+    parts: Vec<String>,
+}
+
 impl Store {
-    /// Copies an object of so many bytes to a name, by ranges of at most `most` bytes.
+    /// The way to copy step by step, if there is one.
+    pub(super) fn copying(&self) -> Option<Copying<'_>> {
+        let s3 = self.s3.as_deref()?;
+        let most = self.largest_range?;
+        Some(Copying { s3, most })
+    }
+}
+
+impl Copying<'_> {
+    /// The most bytes that are copied at once.
+    pub(super) fn most(&self) -> u64 {
+        self.most
+    }
+
+    /// Copies an object of so many bytes to where a name shall be.
     ///
     /// # Errors
     /// The store's. What was copied by then is given up.
-    pub(super) async fn copy_in_parts(
-        &self,
-        s3: &S3,
-        (from, to): (&Path, &Path),
-        (bytes, most): (u64, u64),
-        if_free: bool,
-    ) -> Result<Copied> {
+    pub(super) async fn prepare(&self, (from, to): (&Path, &Path), bytes: u64) -> Result<Prepared> {
         let what = format!("copy {from} to {to}");
         let failed = |e| super::store_error(&what, e);
         // By the crate: with the encryption that the settings ask for.
-        let id = s3.store().create_multipart(to).await.map_err(failed)?;
-        let copied = self
-            .copy_ranges(s3, &what, (from, to), (bytes, most), &id, if_free)
-            .await;
-        if !matches!(copied, Ok(Copied::Done))
-            && let Err(e) = s3.store().abort_multipart(to, &id).await
-        {
+        let id = self.s3.store().create_multipart(to).await.map_err(failed)?;
+        let copied = self.copy_ranges(&what, (from, to), bytes, &id).await;
+        let mut prepared = Prepared {
+            id,
+            parts: Vec::new(),
+        };
+        match copied {
+            Ok(parts) => {
+                prepared.parts = parts;
+                Ok(prepared)
+            }
+            Err(e) => {
+                self.give_up(to, prepared).await;
+                Err(e)
+            }
+        }
+    }
+
+    /// Removes what was copied.
+    pub(super) async fn give_up(&self, to: &Path, prepared: Prepared) {
+        if let Err(e) = self.s3.store().abort_multipart(to, &prepared.id).await {
             tracing::warn!("an unfinished upload of {to} could not be given up: {e}");
         }
-        copied
     }
 
     async fn copy_ranges(
         &self,
-        s3: &S3,
         what: &str,
         (from, to): (&Path, &Path),
-        (bytes, most): (u64, u64),
+        bytes: u64,
         id: &str,
-        if_free: bool,
-    ) -> Result<Copied> {
+    ) -> Result<Vec<String>> {
+        let s3 = self.s3;
         let source = format!("{}/{}", s3.bucket(), encode_path(from));
+        let ranges = ranges(bytes, self.most);
+        // S3 takes ranges of large objects alone.
+        let is_whole = ranges.len() <= 1;
         let source = &source;
-        let copies = ranges(bytes, most).into_iter().enumerate();
+        let copies = ranges.into_iter().enumerate();
         let copies = copies.map(|(i, (first, last))| async move {
             let number = i + 1;
             let shown = number.to_string();
             let query = [("partNumber", shown.as_str()), ("uploadId", id)];
-            let headers = [
-                ("x-amz-copy-source", source.clone()),
-                ("x-amz-copy-source-range", format!("bytes={first}-{last}")),
-            ];
+            let mut headers = vec![("x-amz-copy-source", source.clone())];
+            if !is_whole {
+                headers.push(("x-amz-copy-source-range", format!("bytes={first}-{last}")));
+            }
             let asked = s3.ask_with(what, Method::PUT, to, &query, &headers, String::new());
             let answer = asked.await?;
             if !answer.is_success() {
@@ -107,17 +145,43 @@ impl Store {
             part.and_then(|part| part_of(number, &part))
                 .ok_or_else(|| answer.not_understood(what))
         });
-        let parts: Vec<String> = futures::stream::iter(copies)
+        futures::stream::iter(copies)
             .buffered(AT_ONCE)
             .try_collect()
-            .await?;
+            .await
+    }
+
+    /// Gives a copy its name, on condition that it is free if `if_free`.
+    ///
+    /// # Errors
+    /// The store's. What was copied is given up then, and if the name is taken.
+    pub(super) async fn complete(
+        &self,
+        to: &Path,
+        prepared: Prepared,
+        if_free: bool,
+    ) -> Result<Copied> {
+        let completed = self.try_complete(to, &prepared, if_free).await;
+        if !matches!(completed, Ok(Copied::Done)) {
+            self.give_up(to, prepared).await;
+        }
+        completed
+    }
+
+    async fn try_complete(
+        &self,
+        to: &Path,
+        Prepared { id, parts }: &Prepared,
+        if_free: bool,
+    ) -> Result<Copied> {
+        let (s3, what) = (self.s3, &format!("put {to} together"));
         let body = format!(
             "<CompleteMultipartUpload>{}</CompleteMultipartUpload>",
             parts.concat()
         );
         let condition = [("if-none-match", "*".to_owned())];
         let headers = if if_free { &condition[..] } else { &[] };
-        let query = [("uploadId", id)];
+        let query = [("uploadId", id.as_str())];
         let asked = s3.ask_with(what, Method::POST, to, &query, headers, body);
         let answer = asked.await?;
         match answer.status {

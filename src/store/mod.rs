@@ -14,6 +14,7 @@ pub mod gcs;
 mod large_copy;
 pub mod lock;
 mod lock_object;
+mod naming;
 pub mod open;
 pub mod probe;
 pub mod publish;
@@ -25,19 +26,22 @@ mod small;
 pub mod staging;
 mod swift;
 mod tagged;
+mod tried;
 pub mod versions;
 mod xml;
 
 pub use bandwidth::Bandwidth;
 pub use encryption::{Keys, Sealed};
 pub use errors::store_error;
-pub use fetch::ObjectReader;
+pub use fetch::{ObjectReader, is_large};
 pub use lock_object::LOCKS;
 pub use open::open;
 pub use publish::{Published, Staged, Upload};
-pub use read_ahead::ReadAhead;
+pub use read_ahead::{Begun, ReadAhead};
+
 pub use requests::{DEFAULT_REQUESTS, MOST_REQUESTS};
 pub use retention::{Mode, ObjectLock, Retention};
+pub use tried::Beside;
 pub use versions::{ObjectVersion, UnfinishedUpload, Versioning};
 
 use crate::error::{Error, Reason, Result};
@@ -47,12 +51,14 @@ use exclude::ExcludeTags;
 use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
+use read_ahead::BegunTransfers;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
+use tried::Tried;
 
 /// Set once to end a run early; every loop over data looks at it, every wait ends with it.
 #[derive(Debug, Clone)]
@@ -116,6 +122,9 @@ pub struct ObjectInfo {
     pub modified: DateTime<Utc>,
 }
 
+/// How long a request that cleans up may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+
 /// One prefix of one object store.
 ///
 /// Its blocking calls must not be made on an async thread of the runtime.
@@ -133,12 +142,14 @@ pub struct Store {
     largest_copy: Option<u64>,
     /// The most bytes that it copies at once; more are copied by ranges.
     largest_range: Option<u64>,
-    /// Of a server that may take conditions and ignore them: whether it does, once that is known.
-    ignores_conditions: Option<Arc<OnceLock<bool>>>,
+    /// Of a server that may take conditions and ignore them: whether it does.
+    ignores_conditions: Option<Tried>,
     /// Requests under way at once.
     requests: usize,
     /// Room for ranges of large objects, if they come by ranges.
     ranges: Option<Arc<Semaphore>>,
+    /// Transfers that were begun before they were asked for.
+    begun: BegunTransfers,
     /// Room for bytes that are uploaded.
     uploads: Arc<Semaphore>,
     /// Where small objects may be put at once.
@@ -171,6 +182,7 @@ impl Store {
             ignores_conditions: None,
             requests: DEFAULT_REQUESTS,
             ranges: None,
+            begun: BegunTransfers::default(),
             uploads: Arc::new(Semaphore::new(publish::UPLOAD_BYTES)),
             direct: None,
             handle,
@@ -220,7 +232,7 @@ impl Store {
     /// The same store, of a server that may take the conditions of writes and ignore them: before the
     /// first object gets its name this is tried, and where it is so, writers look out for each other.
     pub fn with_doubted_conditions(mut self) -> Self {
-        self.ignores_conditions = Some(Arc::default());
+        self.ignores_conditions = Some(Tried::default());
         self
     }
 
@@ -289,7 +301,6 @@ impl Store {
 
     /// Waits for a request that cleans up, cancelled or not, for a few seconds.
     fn clean_up<T>(&self, f: impl Future<Output = object_store::Result<T>>) -> Result<(), String> {
-        const PATIENCE: Duration = Duration::from_secs(5);
         let done = self
             .handle
             .block_on(async { tokio::time::timeout(PATIENCE, f).await });
@@ -381,7 +392,11 @@ impl Store {
     /// # Errors
     /// As [`list`](Self::list).
     pub fn exists(&self, below: &str) -> Result<bool> {
-        match self.block_on(self.inner.head(&self.path(below)))? {
+        self.block_on(self.is_there(below))?
+    }
+
+    async fn is_there(&self, below: &str) -> Result<bool> {
+        match self.inner.head(&self.path(below)).await {
             Ok(_) => Ok(true),
             Err(object_store::Error::NotFound { .. }) => Ok(false),
             Err(e) => Err(store_error(format!("look at {}", self.name(below)), e)),

@@ -5,13 +5,14 @@
 //! multipart uploads themselves cannot be conditional, and what was read back is what is named. An
 //! existing object is never overwritten.
 
-use super::Store;
 use super::claim::Claim;
 use super::direct::{Held, is_taken};
 use super::errors::{io_cause, store_error};
 use super::fetch::wait_for_room;
 use super::large_copy::Copied;
+use super::naming::{Ahead, Looked};
 use super::staging::StagingName;
+use super::{PATIENCE, Store};
 use crate::error::{Error, Reason, Result};
 use bytes::Bytes;
 use crc_fast::{CrcAlgorithm, Digest};
@@ -19,7 +20,8 @@ use object_store::{
     CopyMode, CopyOptions, MultipartUpload, ObjectStore, ObjectStoreExt, PutPayload,
 };
 use std::io::{self, ErrorKind, Read, Write};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::{JoinError, JoinSet};
 
@@ -45,6 +47,8 @@ pub struct Upload {
     /// Room for one part: otherwise a part that is larger than what all share would wait for ever.
     own_room: Arc<Semaphore>,
     staging: Staging,
+    /// The name that it will get, unless that is taken.
+    likely: Option<String>,
     sum: Digest,
     bytes: u64,
 }
@@ -53,11 +57,13 @@ pub struct Upload {
 pub struct Staged(Waiting);
 
 enum Waiting {
-    InStaging(InStaging),
-    InMemory(Held),
+    InStaging(Box<InStaging>),
+    InMemory(Box<Held>),
 }
 
 struct InStaging {
+    // Before the staging object, which it copies.
+    ahead: Mutex<Option<Ahead>>,
     staging: Staging,
     sum: u64,
     bytes: u64,
@@ -69,7 +75,7 @@ struct Staging {
     name: StagingName,
     multipart: Option<Box<dyn MultipartUpload>>,
     /// It may be there.
-    may_exist: bool,
+    may_exist: AtomicBool,
 }
 
 /// What became of a name.
@@ -103,11 +109,18 @@ impl Upload {
                 store: store.clone(),
                 name: StagingName::new(hint),
                 multipart: None,
-                may_exist: false,
+                may_exist: AtomicBool::new(false),
             },
+            likely: None,
             sum: new_sum(),
             bytes: 0,
         }
+    }
+
+    /// The same, for an object that will likely be named `below`: the naming is prepared while it is read back.
+    pub fn likely_named(mut self, below: String) -> Self {
+        self.likely = Some(below);
+        self
     }
 
     fn part_size(&self) -> usize {
@@ -195,7 +208,7 @@ impl Upload {
             // A part has room for more.
             let content = Bytes::copy_from_slice(&self.part);
             let held = Held::new(store, direct, content, room);
-            return Ok(Staged(Waiting::InMemory(held)));
+            return Ok(Staged(Waiting::InMemory(Box::new(held))));
         }
         // Even a small file is written in more than one step on a local disk.
         while !self.part.is_empty() && (self.parts > 0 || self.staging.store.local_root.is_some()) {
@@ -208,12 +221,19 @@ impl Upload {
         let Upload {
             part,
             mut staging,
+            likely,
             sum,
             bytes,
             ..
         } = self;
         let written = staging.complete(part)?;
+        let ahead = match &written {
+            Ok(()) => likely
+                .and_then(|below| Ahead::begin(&staging.store, &staging.name.path, below, bytes)),
+            Err(_) => None,
+        };
         let staged = InStaging {
+            ahead: Mutex::new(ahead),
             staging,
             sum: sum.finalize(),
             bytes,
@@ -222,7 +242,7 @@ impl Upload {
         let same = staged.is_same(&staging.name.path);
         match (written, same) {
             // Where it is there after an error, only the answer was lost.
-            (_, Ok(true)) => Ok(Staged(Waiting::InStaging(staged))),
+            (_, Ok(true)) => Ok(Staged(Waiting::InStaging(Box::new(staged)))),
             (_, Err(e)) if e.reason() == Reason::Terminated => Err(e),
             (Err(e), _) => Err(staging.error(e)),
             (Ok(()), Err(e)) => Err(e),
@@ -303,7 +323,7 @@ impl Staging {
 
     /// Writes what is in no part yet, all at once, or puts the parts together.
     fn complete(&mut self, all: Vec<u8>) -> Result<object_store::Result<()>> {
-        self.may_exist = true;
+        *self.may_exist.get_mut() = true;
         let Some(multipart) = &mut self.multipart else {
             let path = self.store.path(&self.name.path);
             let put = self.store.inner.put(&path, PutPayload::from(all));
@@ -326,7 +346,7 @@ impl Drop for Staging {
         {
             tracing::warn!(staging = %self.name.path, "an unfinished upload could not be aborted: {e}");
         }
-        if self.may_exist
+        if *self.may_exist.get_mut()
             && let Err(e) = store.clean_up(store.inner.delete(&store.path(&self.name.path)))
         {
             tracing::warn!(staging = %self.name.path, "a staging object is left behind: {e}");
@@ -363,15 +383,21 @@ impl Staged {
 impl InStaging {
     fn publish(&self, below: &str) -> Result<Published> {
         let store = &self.staging.store;
+        let ignores_conditions = store.ignores_conditions()?;
         // Some servers take the condition and ignore it: look first.
-        if store.exists(below)? {
+        let Looked { exists, copy } = self.look_ahead(below)?;
+        if exists {
             return self.compare(below);
         }
-        if store.ignores_conditions()? {
+        if ignores_conditions {
             return self.publish_claimed(below);
         }
         use object_store::Error as E;
-        match self.copy_to(below, CopyMode::Create)? {
+        let copied = match copy {
+            Some(copy) => as_copy(below, copy.complete()?),
+            None => self.copy_to(below, CopyMode::Create)?,
+        };
+        match copied {
             Ok(()) => {
                 self.check_size(below)?;
                 Ok(Published::Created)
@@ -384,6 +410,28 @@ impl InStaging {
                 Published::Taken
             }),
             Err(e) => self.answer_lost(below, e),
+        }
+    }
+
+    /// Looks what has the name, unless that was begun when this was read back.
+    fn look_ahead(&self, below: &str) -> Result<Looked> {
+        let store = &self.staging.store;
+        let begun = self
+            .ahead
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        let begun = match begun {
+            Some(ahead) if ahead.below() == below => Some(ahead),
+            // Another name.
+            _ => Ahead::begin(store, &self.staging.name.path, below.to_owned(), self.bytes),
+        };
+        match begun {
+            Some(ahead) => ahead.end(),
+            None => Ok(Looked {
+                exists: store.exists(below)?,
+                copy: None,
+            }),
         }
     }
 
@@ -431,32 +479,19 @@ impl InStaging {
 
     /// Has the store copy the staging object.
     fn copy_to(&self, below: &str, mode: CopyMode) -> Result<object_store::Result<()>> {
-        use object_store::Error as E;
         let store = &self.staging.store;
         let (from, to) = (store.path(&self.staging.name.path), store.path(below));
-        let by_ranges = store.s3.as_ref().zip(store.largest_range);
-        let Some((s3, most)) = by_ranges.filter(|(_, most)| self.bytes > *most) else {
+        let copying = store.copying().filter(|c| self.bytes > c.most());
+        let Some(copying) = copying else {
             let options = CopyOptions::new().with_mode(mode);
             return store.block_on(store.inner.copy_opts(&from, &to, options));
         };
         let if_free = matches!(mode, CopyMode::Create);
-        let copy = store.copy_in_parts(s3, (&from, &to), (self.bytes, most), if_free);
-        let path = to.to_string();
-        Ok(match store.block_on(copy)? {
-            Ok(Copied::Done) => Ok(()),
-            Ok(Copied::Taken) => Err(E::AlreadyExists {
-                path,
-                source: "the name is taken".into(),
-            }),
-            Err(e) if e.reason() == Reason::SnapshotVanished => Err(E::NotFound {
-                path,
-                source: Box::new(e),
-            }),
-            Err(e) => Err(E::Generic {
-                store: "S3",
-                source: Box::new(e),
-            }),
-        })
+        let copied = store.block_on(async {
+            let prepared = copying.prepare((&from, &to), self.bytes).await?;
+            copying.complete(&to, prepared, if_free).await
+        })?;
+        Ok(as_copy(below, copied))
     }
 
     /// For a store that cannot copy: reads the staging object, and writes it once more.
@@ -494,7 +529,24 @@ impl InStaging {
     fn check_size(&self, below: &str) -> Result<()> {
         let store = &self.staging.store;
         let name = store.name(below);
-        match store.block_on(store.inner.head(&store.path(below)))? {
+        let (path, staging) = (store.path(below), store.path(&self.staging.name.path));
+        // The staging object is of no more use, and its removal need not wait.
+        let removal = async {
+            let removed = tokio::time::timeout(PATIENCE, store.inner.delete(&staging)).await;
+            if matches!(removed, Ok(Ok(()))) {
+                self.staging.may_exist.store(false, Ordering::Relaxed);
+            }
+        };
+        let look = store.inner.head(&path);
+        let seen = match store.local_root {
+            Some(_) => store.block_on(look)?,
+            // Who cancels the run then does not cancel what only tidies up.
+            None => {
+                let both = async { futures::join!(store.cancel.or(look), removal).0 };
+                store.handle.block_on(both)?
+            }
+        };
+        match seen {
             Ok(object) if object.size == self.bytes => Ok(()),
             Ok(object) => Err(Error::new(
                 Reason::Io,
@@ -528,6 +580,27 @@ impl InStaging {
             bytes += n as u64;
         }
         Ok(bytes == self.bytes && sum.finalize() == self.sum)
+    }
+}
+
+/// What became of a copy, as the object_store crate says it.
+fn as_copy(below: &str, copied: Result<Copied>) -> object_store::Result<()> {
+    use object_store::Error as E;
+    let path = below.to_owned();
+    match copied {
+        Ok(Copied::Done) => Ok(()),
+        Ok(Copied::Taken) => Err(E::AlreadyExists {
+            path,
+            source: "the name is taken".into(),
+        }),
+        Err(e) if e.reason() == Reason::SnapshotVanished => Err(E::NotFound {
+            path,
+            source: Box::new(e),
+        }),
+        Err(e) => Err(E::Generic {
+            store: "S3",
+            source: Box::new(e),
+        }),
     }
 }
 

@@ -3,7 +3,7 @@
 
 use super::{ObjectReader, Store};
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Bytes of objects that are fetched before they are read, at most. One object may have more: it is fetched when
 /// its turn comes.
@@ -14,11 +14,11 @@ pub struct ReadAhead {
     store: Store,
     /// Paths below the store's prefix, and sizes as a listing tells them.
     objects: Vec<(String, u64)>,
-    begun: Mutex<Begun>,
+    state: Mutex<State>,
 }
 
 #[derive(Default)]
-struct Begun {
+struct State {
     taken: usize,
     /// The first object whose transfer has not begun.
     next: usize,
@@ -33,7 +33,7 @@ impl ReadAhead {
         ReadAhead {
             store: store.clone(),
             objects: objects.into_iter().collect(),
-            begun: Mutex::default(),
+            state: Mutex::default(),
         }
     }
 
@@ -43,7 +43,7 @@ impl ReadAhead {
             let (path, bytes) = &self.objects[nth];
             self.store.fetch(path, *bytes)
         };
-        let mut begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut begun = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let taken = match begun.waiting.remove(&nth) {
             Some(waiting) => {
                 begun.bytes -= self.objects[nth].1;
@@ -69,6 +69,55 @@ impl ReadAhead {
     }
 }
 
+/// Transfers that wait for who fetches these objects, by path.
+pub(super) type BegunTransfers = Arc<Mutex<HashMap<String, ObjectReader>>>;
+
+/// Ends those transfers that nobody has asked for, when dropped.
+#[must_use]
+pub struct Begun {
+    transfers: BegunTransfers,
+    paths: Vec<String>,
+}
+
+impl Store {
+    /// Begins to fetch objects that are about to be read in this order, as far as they may be fetched ahead: the first,
+    /// and those that are small together. Nothing is begun in a local folder.
+    pub fn begin<'p>(&self, objects: impl IntoIterator<Item = (&'p str, u64)>) -> Begun {
+        let mut begun = Begun {
+            transfers: Arc::clone(&self.begun),
+            paths: Vec::new(),
+        };
+        let mut all = 0;
+        for (path, bytes) in objects.into_iter().take(self.requests().unwrap_or(0)) {
+            all += bytes;
+            if all > AHEAD_BYTES && !begun.paths.is_empty() {
+                break;
+            }
+            let reader = self.fetch(path, bytes);
+            lock(&self.begun).insert(path.to_owned(), reader);
+            begun.paths.push(path.to_owned());
+        }
+        begun
+    }
+
+    pub(super) fn take_begun(&self, below: &str) -> Option<ObjectReader> {
+        lock(&self.begun).remove(below)
+    }
+}
+
+fn lock(transfers: &BegunTransfers) -> MutexGuard<'_, HashMap<String, ObjectReader>> {
+    transfers.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        let mut transfers = lock(&self.transfers);
+        for path in &self.paths {
+            transfers.remove(path);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -76,7 +125,6 @@ mod tests {
     use object_store::memory::InMemory;
     use object_store::path::Path;
     use std::io::Read;
-    use std::sync::Arc;
     use tokio::runtime::Runtime;
 
     fn store(runtime: &Runtime) -> Store {
@@ -109,7 +157,7 @@ mod tests {
             let mut got = Vec::new();
             ahead.take(n).read_to_end(&mut got).unwrap();
             assert!(got == content(n), "{n}");
-            let begun = ahead.begun.lock().unwrap();
+            let begun = ahead.state.lock().unwrap();
             assert!(begun.waiting.len() <= 4);
             assert!(!begun.waiting.contains_key(&9));
             let bytes = begun.waiting.keys().map(|&n| 1000 * n as u64).sum::<u64>();

@@ -2,10 +2,13 @@
 //! snapshot that is missed since nobody asked for its tags.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use crate::support::history::Compression;
+use crate::support::line::{Line, Traffic};
 use crate::support::lying::{Lies, LyingServer};
 use crate::support::past::NOTHING;
+use crate::support::s3::S3;
 use crate::support::small::{SMALL_BASE, database, object, put_events, small_database};
 use crate::support::{deltafold, run_json, scratch};
 use deltafold::store::exclude::EXCLUDE_TAG;
@@ -188,6 +191,39 @@ fn a_compaction_reads_each_delta_and_asks_little_else() {
         "{outcome}"
     );
     assert!(requests.n("tags") as i64 >= WIDE, "{requests:?}");
+}
+
+/// The most requests that stood one after the other: none began before the one before it was answered.
+fn one_after_the_other(traffic: &Traffic) -> usize {
+    let ended = traffic.requests.iter().filter_map(|r| Some((r.ended?, r)));
+    let mut ended: Vec<_> = ended.collect();
+    ended.sort_by_key(|(end, _)| *end);
+    let (mut depth, mut last) = (0, None);
+    for (end, request) in ended {
+        if last.is_none_or(|last| request.began >= last) {
+            eprintln!("{request}");
+            (depth, last) = (depth + 1, Some(end));
+        }
+    }
+    depth
+}
+
+#[test]
+fn few_requests_of_a_compaction_stand_one_after_the_other() {
+    let few = Wide::new(Lies::default(), 3);
+    let line = Line::start(few.server.s3().endpoint());
+    // So long that what is asked for side by side is seen to be, also on a busy machine.
+    line.delay(Duration::from_millis(150));
+    let mut run = deltafold();
+    run.args(["compact", "--output", "json", "--store", "s3://b/p"])
+        .arg("--temp-dir")
+        .arg(scratch::place())
+        .envs(S3::new(&line.endpoint()).env());
+    let (code, outcome, stderr) = run_json(&mut run);
+    assert_eq!(code, 0, "{outcome}: {stderr}");
+    // The lists of snapshots, those of notes beside the tags, five that find out what the server does beside the full and
+    // the deltas, and the result with its reading back. What was tried with goes meanwhile, one more step.
+    assert!(one_after_the_other(&line.take()) <= 10);
 }
 
 #[test]
