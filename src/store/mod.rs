@@ -12,6 +12,7 @@ pub mod exclude;
 pub mod fetch;
 pub mod gcs;
 mod large_copy;
+mod local;
 pub mod lock;
 mod lock_object;
 pub mod open;

@@ -1,5 +1,6 @@
 //! Publishes an object: uploaded to a staging place, read back there and compared, and only then
-//! named. A small one is put under its name at once if that is safe (`direct`).
+//! named. A small one is put under its name at once if that is safe (`direct`); in a local folder it is one file, which
+//! is renamed (`local`).
 //!
 //! The store itself copies the staging object to its name, on condition that the name is free:
 //! multipart uploads themselves cannot be conditional, and what was read back is what is named. An
@@ -10,6 +11,7 @@ use super::claim::Claim;
 use super::direct::{Held, is_taken};
 use super::errors::{io_cause, store_error};
 use super::large_copy::Copied;
+use super::local::{self, Renamed};
 use super::staging::StagingName;
 use crate::error::{Error, Reason, Result};
 use bytes::Bytes;
@@ -19,6 +21,7 @@ use object_store::{
 };
 use std::io::{self, ErrorKind, Read, Write};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinSet;
 
@@ -66,7 +69,7 @@ struct Staging {
     name: StagingName,
     multipart: Option<Box<dyn MultipartUpload>>,
     /// It may be there.
-    may_exist: bool,
+    may_exist: AtomicBool,
 }
 
 /// What became of a name.
@@ -99,7 +102,7 @@ impl Upload {
                 store: store.clone(),
                 name: StagingName::new(hint),
                 multipart: None,
-                may_exist: false,
+                may_exist: AtomicBool::new(false),
             },
             sum: new_sum(),
             bytes: 0,
@@ -138,8 +141,8 @@ impl Upload {
         }
     }
 
-    /// Sends a part; without waiting for its end, unless it is all there is.
-    fn send_part(&mut self, is_all: bool) -> Result<()> {
+    /// Sends a part, without waiting for its end.
+    fn send_part(&mut self) -> Result<()> {
         self.staging.store.cancel.check()?;
         if self.staging.multipart.is_none() {
             self.staging.begin()?;
@@ -151,10 +154,6 @@ impl Upload {
         if let Some(multipart) = &mut self.staging.multipart {
             let sent = multipart.put_part(PutPayload::from(part));
             self.parts += 1;
-            if is_all {
-                let sent = self.staging.store.block_on(sent)?;
-                return sent.map_err(|e| self.staging.error(e));
-            }
             let sent = async move { sent.await.map(|()| permit) };
             self.in_flight.spawn_on(sent, &self.staging.store.handle);
         }
@@ -185,10 +184,8 @@ impl Upload {
             let held = Held::new(store, direct, content, room);
             return Ok(Staged(Waiting::InMemory(held)));
         }
-        // Even a small file is written in more than one step on a local disk.
-        while !self.part.is_empty() && (self.parts > 0 || self.staging.store.local_root.is_some()) {
-            let is_all = self.parts == 0 && self.part.len() <= PART;
-            self.send_part(is_all)?;
+        while !self.part.is_empty() && self.parts > 0 {
+            self.send_part()?;
         }
         while !self.in_flight.is_empty() {
             self.wait_for_one()?;
@@ -252,7 +249,7 @@ impl Write for Upload {
             .into());
         }
         if self.part.len() == self.room() {
-            self.send_part(false)?;
+            self.send_part()?;
         }
         Ok(n)
     }
@@ -291,8 +288,13 @@ impl Staging {
 
     /// Writes what is in no part yet, all at once, or puts the parts together.
     fn complete(&mut self, all: Vec<u8>) -> Result<object_store::Result<()>> {
-        self.may_exist = true;
+        self.may_exist.store(true, Ordering::Relaxed);
         let Some(multipart) = &mut self.multipart else {
+            if let Some(root) = &self.store.local_root {
+                self.store.cancel.check()?;
+                let written = local::write(root, &self.name.path, &all);
+                return Ok(written.map_err(local_error));
+            }
             let path = self.store.path(&self.name.path);
             let put = self.store.inner.put(&path, PutPayload::from(all));
             return Ok(self.store.block_on(put)?.map(|_| ()));
@@ -314,7 +316,7 @@ impl Drop for Staging {
         {
             tracing::warn!(staging = %self.name.path, "an unfinished upload could not be aborted: {e}");
         }
-        if self.may_exist
+        if *self.may_exist.get_mut()
             && let Err(e) = store.clean_up(store.inner.delete(&store.path(&self.name.path)))
         {
             tracing::warn!(staging = %self.name.path, "a staging object is left behind: {e}");
@@ -341,16 +343,44 @@ impl Staged {
     /// The store's; `Io` where the named object has another size, or reads back differently;
     /// `SnapshotVanished` where the staging object or the named one is gone.
     pub fn publish(&self, below: &str) -> Result<Published> {
+        let published = self.name(below)?;
+        if let Waiting::InStaging(staged) = &self.0 {
+            staged.staging.store.sync_names([below])?;
+        }
+        Ok(published)
+    }
+
+    /// As [`publish`](Self::publish), and the name may not outlast a loss of power before
+    /// [`sync_names`](Store::sync_names).
+    ///
+    /// # Errors
+    /// As [`publish`](Self::publish).
+    pub fn name(&self, below: &str) -> Result<Published> {
         match &self.0 {
-            Waiting::InStaging(staged) => staged.publish(below),
+            Waiting::InStaging(staged) => staged.name(below),
             Waiting::InMemory(held) => held.publish(below),
         }
     }
 }
 
 impl InStaging {
-    fn publish(&self, below: &str) -> Result<Published> {
+    fn name(&self, below: &str) -> Result<Published> {
         let store = &self.staging.store;
+        // A name that object_store writes in another way is not taken apart here.
+        if let Some(root) = &store.local_root
+            && store.path(below).as_ref() == below
+        {
+            store.cancel.check()?;
+            let renamed = local::rename(root, &self.staging.name.path, below);
+            match renamed.map_err(|e| write_error(&store.name(below), local_error(e)))? {
+                Renamed::Done => {
+                    self.staging.may_exist.store(false, Ordering::Relaxed);
+                    return Ok(Published::Created);
+                }
+                Renamed::Taken => return self.compare(below),
+                Renamed::NotSo => {}
+            }
+        }
         // Some servers take the condition and ignore it: look first.
         if store.exists(below)? {
             return self.compare(below);
@@ -503,7 +533,7 @@ impl InStaging {
         let store = &self.staging.store;
         let mut object = store.fetch(below, self.bytes);
         let mut sum = new_sum();
-        let mut buf = vec![0; 256 << 10];
+        let mut buf = vec![0; (self.bytes as usize).clamp(1, 256 << 10)];
         let mut bytes = 0u64;
         loop {
             let n = object
@@ -516,6 +546,13 @@ impl InStaging {
             bytes += n as u64;
         }
         Ok(bytes == self.bytes && sum.finalize() == self.sum)
+    }
+}
+
+fn local_error(e: io::Error) -> object_store::Error {
+    object_store::Error::Generic {
+        store: "LocalFileSystem",
+        source: e.into(),
     }
 }
 
