@@ -49,7 +49,7 @@ use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::runtime::Handle;
@@ -144,6 +144,8 @@ pub struct Store {
     uploads: Arc<Semaphore>,
     /// Where small objects may be put at once.
     direct: Option<Direct>,
+    /// How many keep the staging folder of a local folder, though it is empty.
+    staging_kept: Arc<AtomicUsize>,
     handle: Handle,
     cancel: Cancel,
     bytes_read: Arc<AtomicU64>,
@@ -174,6 +176,7 @@ impl Store {
             ranges: None,
             uploads: Arc::new(Semaphore::new(publish::UPLOAD_BYTES)),
             direct: None,
+            staging_kept: Arc::default(),
             handle,
             cancel: Cancel::default(),
             bytes_read: Arc::default(),

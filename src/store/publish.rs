@@ -29,6 +29,8 @@ use tokio::task::JoinSet;
 const PART: usize = 5 << 20;
 /// S3 takes 10,000 parts: they grow by 5 MiB after each so many, so that 275 GB fit.
 const PARTS_OF_ONE_SIZE: u64 = 1_000;
+/// For fewer bytes no room for a part is set aside.
+const LITTLE: usize = 64 << 10;
 /// What has no more bytes is written by one request.
 const SMALL: usize = 8 << 20;
 
@@ -229,9 +231,13 @@ impl Write for Upload {
         if let Some((_, write)) = &store.bandwidth {
             write.take(n as u64, &store.cancel)?;
         }
-        // All at once: growing would copy. What is not used costs no memory.
+        // All at once: growing would copy. What is not used costs no memory. What comes first may be all, and is little.
         if self.part.capacity() < self.room() && self.part.len() + n > self.part.capacity() {
-            self.part.reserve_exact(self.room() - self.part.len());
+            let room = match self.bytes {
+                0 if n < LITTLE => n,
+                _ => self.room() - self.part.len(),
+            };
+            self.part.reserve_exact(room);
         }
         self.part.extend_from_slice(&b[..n]);
         self.sum.update(&b[..n]);

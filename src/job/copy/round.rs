@@ -117,6 +117,7 @@ impl Round<'_> {
             }
         }
         let state = (Mutex::new(state), Condvar::new());
+        let _kept = self.to.store.keep_staging_folder();
         let workers = self.workers().clamp(1, order.len().max(1));
         std::thread::scope(|scope| {
             let work = || self.work(&order, &state);
