@@ -12,6 +12,7 @@ pub mod exclude;
 pub mod fetch;
 pub mod gcs;
 mod large_copy;
+mod local;
 pub mod lock;
 mod lock_object;
 mod naming;
@@ -54,7 +55,7 @@ use object_store::{ObjectStore, ObjectStoreExt};
 use read_ahead::BegunTransfers;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
@@ -154,6 +155,8 @@ pub struct Store {
     uploads: Arc<Semaphore>,
     /// Where small objects may be put at once.
     direct: Option<Direct>,
+    /// How many keep the staging folder of a local folder, though it is empty.
+    staging_kept: Arc<AtomicUsize>,
     handle: Handle,
     cancel: Cancel,
     bytes_read: Arc<AtomicU64>,
@@ -185,6 +188,7 @@ impl Store {
             begun: BegunTransfers::default(),
             uploads: Arc::new(Semaphore::new(publish::UPLOAD_BYTES)),
             direct: None,
+            staging_kept: Arc::default(),
             handle,
             cancel: Cancel::default(),
             bytes_read: Arc::default(),

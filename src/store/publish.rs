@@ -1,5 +1,6 @@
 //! Publishes an object: uploaded to a staging place, read back there and compared, and only then
-//! named. A small one is put under its name at once if that is safe (`direct`).
+//! named. A small one is put under its name at once if that is safe (`direct`); in a local folder it is one file, which
+//! is renamed (`local`).
 //!
 //! The store itself copies the staging object to its name, on condition that the name is free:
 //! multipart uploads themselves cannot be conditional, and what was read back is what is named. An
@@ -10,6 +11,7 @@ use super::direct::{Held, is_taken};
 use super::errors::{io_cause, store_error};
 use super::fetch::wait_for_room;
 use super::large_copy::Copied;
+use super::local::{self, Renamed};
 use super::naming::{Ahead, Looked};
 use super::staging::StagingName;
 use super::{PATIENCE, Store};
@@ -29,6 +31,8 @@ use tokio::task::{JoinError, JoinSet};
 const PART: usize = 5 << 20;
 /// S3 takes 10,000 parts: they grow by 5 MiB after each so many, so that 275 GB fit.
 const PARTS_OF_ONE_SIZE: u64 = 1_000;
+/// For fewer bytes no room for a part is set aside.
+const LITTLE: usize = 64 << 10;
 /// What has no more bytes is written by one request.
 const SMALL: usize = 8 << 20;
 
@@ -152,8 +156,8 @@ impl Upload {
         Ok(Some(room))
     }
 
-    /// Sends a part; without waiting for its end, unless it is all there is.
-    fn send_part(&mut self, is_all: bool) -> Result<()> {
+    /// Sends a part, without waiting for its end.
+    fn send_part(&mut self) -> Result<()> {
         self.staging.store.cancel.check()?;
         if self.staging.multipart.is_none() {
             self.staging.begin()?;
@@ -166,10 +170,6 @@ impl Upload {
         if let Some(multipart) = &mut self.staging.multipart {
             let sent = multipart.put_part(PutPayload::from(part));
             self.parts += 1;
-            if is_all {
-                let sent = self.staging.store.block_on(sent)?;
-                return sent.map_err(|e| self.staging.error(e));
-            }
             let sent = async move {
                 let _room = room;
                 sent.await
@@ -210,10 +210,8 @@ impl Upload {
             let held = Held::new(store, direct, content, room);
             return Ok(Staged(Waiting::InMemory(Box::new(held))));
         }
-        // Even a small file is written in more than one step on a local disk.
-        while !self.part.is_empty() && (self.parts > 0 || self.staging.store.local_root.is_some()) {
-            let is_all = self.parts == 0 && self.part.len() <= PART;
-            self.send_part(is_all)?;
+        while !self.part.is_empty() && self.parts > 0 {
+            self.send_part()?;
         }
         while !self.in_flight.is_empty() {
             self.wait_for_one()?;
@@ -264,9 +262,13 @@ impl Write for Upload {
         if let Some((_, write)) = &store.bandwidth {
             write.take(n as u64, &store.cancel)?;
         }
-        // All at once: growing would copy. What is not used costs no memory.
+        // All at once: growing would copy. What is not used costs no memory. What comes first may be all, and is little.
         if self.part.capacity() < self.room() && self.part.len() + n > self.part.capacity() {
-            self.part.reserve_exact(self.room() - self.part.len());
+            let room = match self.bytes {
+                0 if n < LITTLE => n,
+                _ => self.room() - self.part.len(),
+            };
+            self.part.reserve_exact(room);
         }
         self.part.extend_from_slice(&b[..n]);
         self.sum.update(&b[..n]);
@@ -284,7 +286,7 @@ impl Write for Upload {
             .into());
         }
         if self.part.len() == self.room() {
-            self.send_part(false)?;
+            self.send_part()?;
         }
         Ok(n)
     }
@@ -325,6 +327,11 @@ impl Staging {
     fn complete(&mut self, all: Vec<u8>) -> Result<object_store::Result<()>> {
         *self.may_exist.get_mut() = true;
         let Some(multipart) = &mut self.multipart else {
+            if let Some(root) = &self.store.local_root {
+                self.store.cancel.check()?;
+                let written = local::write(root, &self.name.path, &all);
+                return Ok(written.map_err(local_error));
+            }
             let path = self.store.path(&self.name.path);
             let put = self.store.inner.put(&path, PutPayload::from(all));
             return Ok(self.store.block_on(put)?.map(|_| ()));
@@ -373,16 +380,44 @@ impl Staged {
     /// The store's; `Io` where the named object has another size, or reads back differently;
     /// `SnapshotVanished` where the staging object or the named one is gone.
     pub fn publish(&self, below: &str) -> Result<Published> {
+        let published = self.name(below)?;
+        if let Waiting::InStaging(staged) = &self.0 {
+            staged.staging.store.sync_names([below])?;
+        }
+        Ok(published)
+    }
+
+    /// As [`publish`](Self::publish), and the name may not outlast a loss of power before
+    /// [`sync_names`](Store::sync_names).
+    ///
+    /// # Errors
+    /// As [`publish`](Self::publish).
+    pub fn name(&self, below: &str) -> Result<Published> {
         match &self.0 {
-            Waiting::InStaging(staged) => staged.publish(below),
+            Waiting::InStaging(staged) => staged.name(below),
             Waiting::InMemory(held) => held.publish(below),
         }
     }
 }
 
 impl InStaging {
-    fn publish(&self, below: &str) -> Result<Published> {
+    fn name(&self, below: &str) -> Result<Published> {
         let store = &self.staging.store;
+        // A name that object_store writes in another way is not taken apart here.
+        if let Some(root) = &store.local_root
+            && store.path(below).as_ref() == below
+        {
+            store.cancel.check()?;
+            let renamed = local::rename(root, &self.staging.name.path, below);
+            match renamed.map_err(|e| write_error(&store.name(below), local_error(e)))? {
+                Renamed::Done => {
+                    self.staging.may_exist.store(false, Ordering::Relaxed);
+                    return Ok(Published::Created);
+                }
+                Renamed::Taken => return self.compare(below),
+                Renamed::NotSo => {}
+            }
+        }
         let ignores_conditions = store.ignores_conditions()?;
         // Some servers take the condition and ignore it: look first.
         let Looked { exists, copy } = self.look_ahead(below)?;
@@ -567,7 +602,7 @@ impl InStaging {
         let store = &self.staging.store;
         let mut object = store.fetch(below, self.bytes);
         let mut sum = new_sum();
-        let mut buf = vec![0; 256 << 10];
+        let mut buf = vec![0; (self.bytes as usize).clamp(1, 256 << 10)];
         let mut bytes = 0u64;
         loop {
             let n = object
@@ -601,6 +636,13 @@ fn as_copy(below: &str, copied: Result<Copied>) -> object_store::Result<()> {
             store: "S3",
             source: Box::new(e),
         }),
+    }
+}
+
+fn local_error(e: io::Error) -> object_store::Error {
+    object_store::Error::Generic {
+        store: "LocalFileSystem",
+        source: e.into(),
     }
 }
 

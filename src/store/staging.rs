@@ -14,6 +14,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 /// Where unfinished objects wait, below the store's prefix and beside what is listed.
@@ -209,6 +210,16 @@ pub fn is_abandoned(
     Some(now - modified > age)
 }
 
+/// The local staging folder stays until this is dropped.
+pub struct KeptFolder<'s>(&'s Store);
+
+impl Drop for KeptFolder<'_> {
+    fn drop(&mut self) {
+        self.0.staging_kept.fetch_sub(1, Ordering::Relaxed);
+        self.0.remove_staging_folder();
+    }
+}
+
 impl Store {
     /// How far the store's clock is ahead of this one's, seen by an object that is written and deleted.
     /// Zero where they differ by no more than a request takes, or a second.
@@ -289,9 +300,17 @@ impl Store {
         })?
     }
 
+    /// Keeps the local staging folder for many objects: each would make it anew.
+    pub fn keep_staging_folder(&self) -> KeptFolder<'_> {
+        self.staging_kept.fetch_add(1, Ordering::Relaxed);
+        KeptFolder(self)
+    }
+
     /// Removes the local staging folder, unless another run uses it.
     pub(super) fn remove_staging_folder(&self) {
-        if let Some(root) = &self.local_root {
+        if let Some(root) = &self.local_root
+            && self.staging_kept.load(Ordering::Relaxed) == 0
+        {
             // It is not empty, or not there: both are fine.
             let _ = fs::remove_dir(root.join(STAGING));
         }

@@ -1,5 +1,6 @@
 //! Copies that fail: every call on either side fails in every way, processes are killed, snapshots vanish,
-//! two copy at once. At every moment each delta in the target has its base, and a rerun completes it.
+//! two copy at once. At every moment each delta in the target has its base, or in a large plan its full, and a rerun
+//! completes it.
 
 use crate::support::buckets::{Bucket, Objects, objects_in, objects_of};
 use crate::support::faults::{Call, Fault, FaultStore, Strike};
@@ -7,9 +8,10 @@ use crate::support::history::{Compression, with_checksum};
 use crate::support::minio::Minio;
 use crate::support::moments::Moments;
 use crate::support::scratch;
-use crate::support::shown::{baseless, catalog};
+use crate::support::shown::{baseless, catalog, without_full};
 use crate::support::{deltafold, run_json, seed};
 use deltafold::Reason;
+use deltafold::bucket::Catalog;
 use deltafold::job::Context;
 use deltafold::job::copy::plan::{Form, Wanted};
 use deltafold::job::copy::{Fate, Options, Outcome, Status, run};
@@ -86,6 +88,33 @@ fn large() -> Objects {
             noise(3000, Compression::None),
         ),
     ])
+}
+
+/// A full and its deltas: a large plan.
+fn wide() -> Objects {
+    let full = "v2/Full-00000000-00000100-1000".to_owned();
+    let mut all = Objects::from([(full, noise(5000, Compression::None))]);
+    for n in 0..WIDE {
+        all.insert(wide_delta(n), noise(1000 + n, Compression::None));
+    }
+    all
+}
+
+/// Deltas of [`wide`].
+const WIDE: usize = 100;
+
+fn wide_delta(n: usize) -> String {
+    let revision = 101 + n;
+    format!("v2/Incr-{revision:08}-{revision:08}-{}", 1001 + n)
+}
+
+/// The deltas of [`wide`] that are missing before the last one that is there, and how many are there in all.
+fn gap(paths: &[String]) -> (usize, usize) {
+    let there: Vec<usize> = (0..WIDE)
+        .filter(|&n| paths.contains(&wide_delta(n)))
+        .collect();
+    let before = there.last().map_or(0, |last| last + 1);
+    (before - there.len(), there.len())
 }
 
 fn runtime() -> Runtime {
@@ -176,12 +205,16 @@ impl Place {
     }
 
     /// Looks at it before each call, and keeps what was shown without a base.
-    fn watched(&self, faults: &FaultStore) -> Arc<Mutex<Vec<String>>> {
+    fn watched(
+        &self,
+        faults: &FaultStore,
+        useless: fn(&Catalog) -> Vec<String>,
+    ) -> Arc<Mutex<Vec<String>>> {
         let seen = Arc::new(Mutex::new(Vec::new()));
         let (place, shown) = (self.clone(), seen.clone());
         faults.watch(move || {
-            let baseless = baseless(&catalog(&place.paths()));
-            shown.lock().unwrap().extend(baseless);
+            let useless = useless(&catalog(&place.paths()));
+            shown.lock().unwrap().extend(useless);
         });
         seen
     }
@@ -207,6 +240,8 @@ struct Sides<'r> {
     target: Place,
     from: FaultStore,
     to: FaultStore,
+    /// What must not be shown.
+    useless: fn(&Catalog) -> Vec<String>,
 }
 
 impl<'r> Sides<'r> {
@@ -218,11 +253,12 @@ impl<'r> Sides<'r> {
             target: target.clone(),
             from: FaultStore::new(source.inner(), from),
             to: FaultStore::new(target.inner(), to),
+            useless: baseless,
         }
     }
 
     fn run(&self, options: &Options) -> deltafold::Result<Outcome> {
-        let shown = self.target.watched(&self.to);
+        let shown = self.target.watched(&self.to, self.useless);
         let one = |store: Store| store.with_requests(options.parallel);
         let from = one(self.source.store(self.rt, &self.from));
         let to = one(self.target.store(self.rt, &self.to)).with_cancel(from.cancel().clone());
@@ -236,7 +272,7 @@ impl<'r> Sides<'r> {
         };
         let ended = run(&context(from), &context(to), options).map(|(outcome, _)| outcome);
         let mut shown = shown.lock().unwrap().clone();
-        shown.extend(baseless(&catalog(&self.target.paths())));
+        shown.extend((self.useless)(&catalog(&self.target.paths())));
         assert_eq!(shown, [""; 0], "shown without a base");
         ended
     }
@@ -442,6 +478,111 @@ fn a_source_that_is_cleared_meanwhile() {
     }
 }
 
+/// Waits until something holds, a minute at most; then says whether it does.
+fn comes_true(holds: impl Fn() -> bool) -> bool {
+    let since = Instant::now();
+    while !holds() && since.elapsed() < Duration::from_secs(60) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    holds()
+}
+
+/// Names under way at once in [`large_plan`].
+const AT_ONCE: usize = 8;
+
+/// Copies [`wide`] while something happens at some naming, the full's being the first. Gives the outcome, the
+/// target, and what was seen meanwhile.
+fn large_plan<T: Clone + Default + Send + 'static>(
+    rt: &Runtime,
+    named: usize,
+    fault: Fault,
+    meanwhile: impl Fn(&Place) -> T + Send + 'static,
+) -> (Outcome, Place, T) {
+    let (source, target) = (Place::memory(&wide()), Place::memory(&Objects::new()));
+    let strike = Strike {
+        call: Call::Copy,
+        nth: named,
+        fault,
+    };
+    let mut sides = Sides::new(rt, &source, &target, [Vec::new(), vec![strike]]);
+    sides.useless = without_full;
+    let seen = Arc::new(Mutex::new(T::default()));
+    let (place, saw) = (target.clone(), seen.clone());
+    sides
+        .to
+        .meanwhile(move || *saw.lock().unwrap() = meanwhile(&place));
+    let options = Options {
+        parallel: AT_ONCE,
+        ..options(Form::default())
+    };
+    let outcome = sides.run(&options).unwrap();
+    let seen = seen.lock().unwrap().clone();
+    (outcome, target, seen)
+}
+
+#[test]
+fn names_of_a_large_plan_wait_for_their_full() {
+    let rt = runtime();
+    let staged = |place: &Place| {
+        let paths = place.paths();
+        paths.iter().filter(|p| p.starts_with(STAGING)).count()
+    };
+    let (o, target, seen) = large_plan(&rt, 0, Fault::Meanwhile, move |place| {
+        let waits = comes_true(|| staged(place) > AT_ONCE);
+        (waits, gap(&place.paths()))
+    });
+    assert_eq!(seen, (true, (0, 0)));
+    assert_eq!(o.reason, None, "{:?}", o.message);
+    assert!(target.objects(&rt) == wide());
+}
+
+/// One name takes long: others go on beside it, so many at most that the gap stays small.
+#[test]
+fn names_of_a_large_plan_go_side_by_side() {
+    let rt = runtime();
+    let (o, target, seen) = large_plan(&rt, 20, Fault::Meanwhile, |place| {
+        let beside = || gap(&place.paths());
+        let goes_on = comes_true(|| beside().0 > 0 && beside().1 == 19 + AT_ONCE - 1);
+        // More would come now.
+        std::thread::sleep(Duration::from_millis(200));
+        (goes_on, beside())
+    });
+    assert_eq!(seen, (true, (1, 19 + AT_ONCE - 1)));
+    assert_eq!(o.reason, None, "{:?}", o.message);
+    assert!(target.objects(&rt) == wide());
+}
+
+/// A name cannot be given: what is under way beside it ends, nothing behind it is begun, and a rerun fills the gap.
+#[test]
+fn a_failure_in_the_middle_of_a_large_plan() {
+    let rt = runtime();
+    let (o, target, ()) = large_plan(&rt, 20, Fault::Denied, |_| ());
+    assert_eq!(o.reason, Some(Reason::PermissionDenied), "{:?}", o.message);
+    assert_eq!(o.failed, 1);
+    let (missing, there) = gap(&target.paths());
+    assert!(missing <= 1 && there < 19 + AT_ONCE, "{missing}, {there}");
+    let lost = o.objects.iter().filter(|x| x.reason == "BaseNotCopied");
+    assert_eq!(lost.count(), WIDE - there - 1);
+
+    let source = Place::memory(&wide());
+    let mut again = Sides::new(&rt, &source, &target, Default::default());
+    again.useless = without_full;
+    let o = again.run(&options(Form::default())).unwrap();
+    assert_eq!(o.reason, None, "{:?}", o.message);
+    assert!(target.objects(&rt) == wide());
+}
+
+/// A folder keeps the order of a large plan, too: it costs nothing there.
+#[test]
+fn a_large_plan_in_a_folder_is_in_order() {
+    let rt = runtime();
+    let (source, target) = (Place::folder(&wide()), Place::folder(&Objects::new()));
+    let sides = Sides::new(&rt, &source, &target, Default::default());
+    let o = sides.run(&options(Form::default())).unwrap();
+    assert_eq!((o.reason, o.copied), (None, WIDE as u64 + 1));
+    assert!(target.objects(&rt) == wide());
+}
+
 /// A thread that panics fails its snapshot, and keeps nobody waiting.
 #[test]
 fn a_panic_is_a_failure_of_one_snapshot() {
@@ -593,7 +734,6 @@ fn several_copy_at_once() {
 
 /// Kills copies at random moments; then nothing is wrong, and a rerun completes it.
 fn killed_and_run_again(rounds: usize, signal: Signal, minio: bool) {
-    let mut rng = fastrand::Rng::with_seed(seed());
     let mut objects = small();
     for (path, bytes) in large() {
         objects.insert(
@@ -601,7 +741,20 @@ fn killed_and_run_again(rounds: usize, signal: Signal, minio: bool) {
             bytes,
         );
     }
-    let source = Bucket::of(&objects);
+    killed_copying(&objects, rounds, signal, minio, |left| {
+        assert_eq!(baseless(&catalog(left)), [""; 0]);
+    });
+}
+
+fn killed_copying(
+    objects: &Objects,
+    rounds: usize,
+    signal: Signal,
+    minio: bool,
+    check: impl Fn(&[String]),
+) {
+    let mut rng = fastrand::Rng::with_seed(seed());
+    let source = Bucket::of(objects);
     let rt = runtime();
     let server = minio.then(Minio::start);
     let mut moments: Option<Moments> = None;
@@ -646,7 +799,7 @@ fn killed_and_run_again(rounds: usize, signal: Signal, minio: bool) {
                 "{round}: {path}"
             );
         }
-        assert_eq!(baseless(&catalog(left.keys())), [""; 0], "{round}");
+        check(&left.keys().cloned().collect::<Vec<_>>());
         let (code, again, stderr) = run_json(&mut command());
         assert_eq!(
             (code, &again["failed"]),
@@ -659,7 +812,7 @@ fn killed_and_run_again(rounds: usize, signal: Signal, minio: bool) {
             objects.keys().collect::<Vec<_>>(),
             "{round}"
         );
-        assert!(now == objects, "{round}: contents differ");
+        assert!(now == *objects, "{round}: contents differ");
         moments.get_or_insert_with(|| Moments::of(started.elapsed()));
     }
     let killed = moments.map_or(0, |m| m.killed());
@@ -679,4 +832,21 @@ fn sigkill_and_a_rerun_on_a_server() {
 #[test]
 fn sigterm_and_a_rerun() {
     killed_and_run_again(15, Signal::TERM, false);
+}
+
+#[test]
+fn sigkill_in_a_large_plan_and_a_rerun() {
+    killed_copying(&wide(), 20, Signal::KILL, false, |left| {
+        assert_eq!(gap(left).0, 0, "a gap in a folder");
+        assert_eq!(without_full(&catalog(left)), [""; 0]);
+    });
+}
+
+#[test]
+fn sigkill_in_a_large_plan_and_a_rerun_on_a_server() {
+    killed_copying(&wide(), 20, Signal::KILL, true, |left| {
+        assert_eq!(without_full(&catalog(left)), [""; 0]);
+        let (missing, _) = gap(left);
+        assert!(missing < 32, "{missing} are missing before the last");
+    });
 }

@@ -227,6 +227,30 @@ fn few_requests_of_a_compaction_stand_one_after_the_other() {
 }
 
 #[test]
+fn a_copy_puts_and_reads_each_snapshot_once() {
+    let wide = Wide::new(Lies::default(), WIDE);
+    wide.server.forget_requests();
+    let mut run = deltafold();
+    run.args(["copy", "--output", "json", "--from", "s3://b/p"])
+        .args(["--to", "s3://b/q"])
+        .envs(wide.server.s3().env());
+    let (code, outcome, stderr) = run_json(&mut run);
+    assert_eq!(
+        (code, &outcome["copied"]),
+        (0, &(WIDE + 1).into()),
+        "{stderr}"
+    );
+    let requests = Requests::of(&wide.server.requests());
+    // From the source, and back from the target.
+    assert_eq!(requests.n("get") as i64, 2 * (WIDE + 1), "{requests:?}");
+    assert_eq!(requests.n("tags") as i64, WIDE + 1, "{requests:?}");
+    let puts = requests.n("other") as i64;
+    assert!((WIDE..WIDE + BOUND as i64).contains(&puts), "{requests:?}");
+    let rest = requests.n("head") + requests.n("delete") + requests.n("list");
+    assert!(rest <= BOUND, "{requests:?}");
+}
+
+#[test]
 fn what_is_excluded_is_never_used() {
     for lies in servers() {
         let wide = Wide::new(lies, WIDE);

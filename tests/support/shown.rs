@@ -28,6 +28,15 @@ pub fn baseless(catalog: &Catalog) -> Vec<String> {
     without.map(|i| usable[i].path.clone()).collect()
 }
 
+/// The paths of usable deltas that follow no full at all, whatever is between.
+pub fn without_full(catalog: &Catalog) -> Vec<String> {
+    let usable = || catalog.snapshots.iter().filter(|s| !s.excluded);
+    let fulls: Vec<_> = usable().filter(|s| s.name.kind == Kind::Full).collect();
+    let deltas = usable().filter(|s| s.name.kind == Kind::Incr);
+    let lost = deltas.filter(|d| !fulls.iter().any(|f| f.name.last < d.name.last));
+    lost.map(|d| d.path.clone()).collect()
+}
+
 /// As a store lists it.
 pub fn catalog<'p>(paths: impl IntoIterator<Item = &'p String>) -> Catalog {
     let listing = paths.into_iter().map(|path| Listed {

@@ -1,7 +1,8 @@
 //! Copies backups from one store to another: once, or for as long as it lives.
 //!
 //! `plan` decides, `round` carries out, `transfer` moves the bytes. Nothing in the target is ever deleted or
-//! overwritten, and no delta is named there before what it follows.
+//! overwritten, and no delta is named there before its full, nor, but for large plans in object stores, before what it
+//! follows.
 
 mod identity;
 mod notes;

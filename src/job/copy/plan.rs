@@ -10,6 +10,8 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// Seconds of a day.
 const DAY: i64 = 86_400;
+/// A plan with more snapshots to copy is a large one.
+const FEW: usize = 32;
 
 /// What becomes of the bytes of a snapshot on its way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -178,6 +180,15 @@ pub struct Plan {
     pub backups: usize,
     /// Those that are wanted.
     pub backups_wanted: usize,
+}
+
+impl Plan {
+    /// Whether the order of names in an object store may be loosened: names one after the other would take hours, and
+    /// a run that is killed in the middle is followed by another one anyway.
+    pub fn is_large(&self) -> bool {
+        let copies = self.objects.iter();
+        copies.filter(|p| p.decision == Decision::Copy).count() > FEW
+    }
 }
 
 /// A snapshot in the source, in the target, or in both.

@@ -1,6 +1,9 @@
 //! Carries out a plan once: several snapshots are transferred at the same time, and each is named when
 //! something that it follows has its name.
 //!
+//! In an object store, deltas of a large plan are named side by side as soon as their full is there: their names are
+//! begun in order, a few at once. In a folder one sync makes many names last.
+//!
 //! What is to be done `plan` has decided. A failure ends what follows from it, and nothing else; a store
 //! that is away ends the round. `super` calls it.
 
@@ -17,6 +20,8 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Transferred snapshots that wait for their names, at most; more if more are under way.
 const MOST_WAITING: usize = 16;
+/// Names in a folder that one sync makes last, at most.
+const MOST_NAMED: usize = 128;
 /// So many failures one after the other that are not of the data: the store itself is in trouble.
 const MOST_FAILURES: u32 = 3;
 /// A snapshot of fewer bytes is compressed by one thread.
@@ -60,15 +65,30 @@ pub(super) struct Round<'a> {
 struct State {
     /// The next to begin: an index in `order`.
     next: usize,
-    /// By index in the plan; under way is what is in none of the three.
+    /// By index in the plan; under way is what is in none of these.
     waiting: BTreeMap<usize, Transferred>,
     naming: BTreeSet<usize>,
+    /// They have names in a folder that was not synced since; what becomes of them when it is.
+    named: BTreeMap<usize, Done>,
+    /// Somebody syncs that folder.
+    is_syncing: bool,
     /// Those that take much memory, from their beginning until they are done.
     large: BTreeSet<usize>,
     done: BTreeMap<usize, Done>,
+    /// Of those that are there: what they follow is still being named, or such a one leads to it.
+    open: BTreeSet<usize>,
+    /// Of those that are there: what they follow could not be copied.
+    broken: BTreeSet<usize>,
     failures: u32,
     /// The round ends.
     ended: bool,
+}
+
+impl State {
+    /// Whether it is in the target, and nothing is known to be missing before it.
+    fn is_sound(&self, i: usize) -> bool {
+        self.done.get(&i).is_some_and(Done::is_there) && !self.broken.contains(&i)
+    }
 }
 
 impl Round<'_> {
@@ -97,6 +117,7 @@ impl Round<'_> {
             }
         }
         let state = (Mutex::new(state), Condvar::new());
+        let _kept = self.to.store.keep_staging_folder();
         let workers = self.workers().clamp(1, order.len().max(1));
         std::thread::scope(|scope| {
             let work = || self.work(&order, &state);
@@ -137,19 +158,27 @@ impl Round<'_> {
         let lock = || mutex.lock().unwrap_or_else(PoisonError::into_inner);
         let mut state: MutexGuard<'_, State> = lock();
         loop {
-            self.settle_lost(&mut state);
-            if state.done.len() == order.len() || state.ended {
+            self.settle(&mut state);
+            let ends = state.ended || state.done.len() == order.len();
+            if ends && state.named.is_empty() {
                 changed.notify_all();
                 return;
             }
-            if let Some((i, transferred)) = self.take_ready(&mut state) {
+            let may_sync = !state.is_syncing && !state.named.is_empty();
+            if may_sync && (ends || state.named.len() >= MOST_NAMED) {
+                state = self.sync(state, lock);
+            } else if !ends && let Some((i, transferred)) = self.take_ready(&mut state) {
                 drop(state);
                 let done = guarded(|| Ok(self.name(i, &transferred))).unwrap_or_else(Done::Failed);
                 drop(transferred);
                 state = lock();
                 state.naming.remove(&i);
-                self.note(&mut state, i, done);
-            } else if let Some(&i) = order.get(state.next)
+                match self.to.store.requests() {
+                    None if done.is_there() => drop(state.named.insert(i, done)),
+                    _ => self.note(&mut state, i, done),
+                }
+            } else if !ends
+                && let Some(&i) = order.get(state.next)
                 && state.waiting.len() < MOST_WAITING.max(self.workers())
                 && self.has_room(&state, i)
             {
@@ -173,6 +202,8 @@ impl Round<'_> {
                     }
                     Err(e) => self.note(&mut state, i, Done::Failed(e)),
                 }
+            } else if may_sync {
+                state = self.sync(state, lock);
             } else {
                 state = changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
@@ -181,14 +212,58 @@ impl Round<'_> {
         }
     }
 
+    /// Makes the names last that were given until now: only then are they said to be copied.
+    fn sync<'s>(
+        &self,
+        mut state: MutexGuard<'s, State>,
+        lock: impl Fn() -> MutexGuard<'s, State>,
+    ) -> MutexGuard<'s, State> {
+        let batch: Vec<usize> = state.named.keys().copied().collect();
+        state.is_syncing = true;
+        drop(state);
+        let paths = batch.iter().map(|&i| self.plan.objects[i].path.as_str());
+        let synced = guarded(|| self.to.store.sync_names(paths));
+        let mut state = lock();
+        state.is_syncing = false;
+        for i in batch {
+            let Some(done) = state.named.remove(&i) else {
+                continue;
+            };
+            let done = match &synced {
+                Ok(()) => done,
+                Err(e) => Done::Failed(Error::new(e.reason(), e.to_string())),
+            };
+            self.note(&mut state, i, done);
+        }
+        state
+    }
+
     fn planned(&self, i: usize) -> (&Planned, &Snapshot) {
         let planned = &self.plan.objects[i];
         (planned, &self.source.snapshots[planned.source])
     }
 
-    /// Settles those that wait and can never be named. What one follows is before it in the plan, so a whole
-    /// chain goes at once: nobody would come back for its end.
-    fn settle_lost(&self, state: &mut State) {
+    /// Settles those that wait and can never be named, and those that are there before what they follow. What one
+    /// follows is before it in the plan, so a whole chain goes at once: nobody would come back for its end.
+    fn settle(&self, state: &mut State) {
+        let open: Vec<usize> = state.open.iter().copied().collect();
+        for i in open {
+            let needs = &self.plan.objects[i].needs;
+            let holds = |n: &Need| match n {
+                Need::InTarget => true,
+                Need::Planned(j) => state.is_sound(*j) && !state.open.contains(j),
+            };
+            let may_come = |n: &Need| match n {
+                Need::InTarget => true,
+                Need::Planned(j) => state.is_sound(*j) || state.naming.contains(j),
+            };
+            if needs.iter().any(holds) {
+                state.open.remove(&i);
+            } else if !needs.iter().any(may_come) {
+                state.open.remove(&i);
+                state.broken.insert(i);
+            }
+        }
         let waiting: Vec<usize> = state.waiting.keys().copied().collect();
         for i in waiting {
             if self.is_lost(state, i) {
@@ -199,31 +274,47 @@ impl Round<'_> {
         }
     }
 
-    /// Takes one that can be named now.
+    /// Takes one that can be named now: the first in the plan.
     fn take_ready(&self, state: &mut State) -> Option<(usize, Transferred)> {
+        // A run that is killed leaves a gap among so many names at most.
+        let is_full = state.naming.len() + state.open.len() >= self.workers();
+        let side_by_side = self.to.store.requests().is_some() && self.plan.is_large();
         let ready = state.waiting.keys().copied().find(|&i| {
             let needs = &self.plan.objects[i].needs;
-            needs.is_empty() || needs.iter().any(|n| self.is_there(state, n))
+            let may_follow = |n: &Need| match n {
+                Need::InTarget => !(side_by_side && is_full),
+                Need::Planned(j) if side_by_side => {
+                    !is_full && (state.is_sound(*j) || self.is_delta_being_named(state, *j))
+                }
+                Need::Planned(j) => state.is_sound(*j) || self.is_named_beside(state, *j, i),
+            };
+            needs.is_empty() || needs.iter().any(may_follow)
         })?;
         state.naming.insert(ready);
         Some((ready, state.waiting.remove(&ready)?))
     }
 
-    fn is_there(&self, state: &State, need: &Need) -> bool {
-        match need {
-            Need::InTarget => true,
-            Need::Planned(i) => state.done.get(i).is_some_and(Done::is_there),
-        }
+    /// Whether a delta is being named. Its full is in the target then: the name of a delta is begun behind that of a full
+    /// that is there, or behind that of a delta for which this holds.
+    fn is_delta_being_named(&self, state: &State, i: usize) -> bool {
+        state.naming.contains(&i) && !is_full(self.planned(i).1)
+    }
+
+    /// Whether it has a name in the same folder as another one, whose name then cannot last without it: a folder keeps the
+    /// order of its names.
+    fn is_named_beside(&self, state: &State, i: usize, other: usize) -> bool {
+        let folder = |i: usize| self.plan.objects[i].path.rsplit_once('/').map(|(f, _)| f);
+        state.named.contains_key(&i) && folder(i) == folder(other)
     }
 
     /// Whether nothing that it follows can be in the target any more.
     fn is_lost(&self, state: &State, i: usize) -> bool {
         let needs = &self.plan.objects[i].needs;
-        let is_settled = |n: &Need| match n {
+        let is_lost = |n: &Need| match n {
             Need::InTarget => false,
-            Need::Planned(i) => state.done.get(i).is_some_and(|d| !d.is_there()),
+            Need::Planned(j) => state.done.contains_key(j) && !state.is_sound(*j),
         };
-        !needs.is_empty() && needs.iter().all(is_settled)
+        !needs.is_empty() && needs.iter().all(is_lost)
     }
 
     fn transfer(&self, i: usize) -> Result<Transferred> {
@@ -240,21 +331,14 @@ impl Round<'_> {
         let (planned, snapshot) = self.planned(i);
         let named = || {
             notes::before(self, planned, snapshot)?;
-            let published = transferred.staged.publish(&planned.path)?;
+            let published = transferred.staged.name(&planned.path)?;
             if published != Published::Taken {
                 notes::after(self, planned, snapshot)?;
             }
             Ok(published)
         };
         match named() {
-            Ok(Published::Created) => {
-                tracing::info!(
-                    snapshot = %planned.name,
-                    bytes = transferred.staged.bytes(),
-                    "copied a snapshot"
-                );
-                Done::Copied(transferred.staged.bytes(), transferred.checked)
-            }
+            Ok(Published::Created) => Done::Copied(transferred.staged.bytes(), transferred.checked),
             Ok(Published::Identical) => Done::There,
             // Encrypted twice, the same content has other bytes.
             Ok(Published::Taken) if planned.name.is_encrypted && !self.is_verbatim(snapshot) => {
@@ -291,7 +375,14 @@ impl Round<'_> {
                 );
                 state.ended |= ends_all || state.failures >= MOST_FAILURES;
             }
+            Done::Copied(bytes, _) => {
+                state.failures = 0;
+                tracing::info!(snapshot = %self.planned(i).0.name, bytes, "copied a snapshot");
+            }
             _ => state.failures = 0,
+        }
+        if done.is_there() && !self.plan.objects[i].needs.is_empty() {
+            state.open.insert(i);
         }
         state.large.remove(&i);
         state.done.insert(i, done);
