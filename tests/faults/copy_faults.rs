@@ -117,6 +117,12 @@ fn gap(paths: &[String]) -> (usize, usize) {
     (before - there.len(), there.len())
 }
 
+/// The first delta of [`wide`] that is missing. Names that are begun in order may reach the store in another one.
+fn first_missing(paths: &[String]) -> usize {
+    let is_missing = |n: &usize| !paths.contains(&wide_delta(*n));
+    (0..WIDE).find(is_missing).unwrap_or(WIDE)
+}
+
 fn runtime() -> Runtime {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     builder.worker_threads(2).enable_all().build().unwrap()
@@ -541,13 +547,18 @@ fn names_of_a_large_plan_wait_for_their_full() {
 fn names_of_a_large_plan_go_side_by_side() {
     let rt = runtime();
     let (o, target, seen) = large_plan(&rt, 20, Fault::Meanwhile, |place| {
-        let beside = || gap(&place.paths());
-        let goes_on = comes_true(|| beside().0 > 0 && beside().1 == 19 + AT_ONCE - 1);
+        // Beside the one that is held up, by how many there are behind it.
+        let beside = || {
+            let paths = place.paths();
+            let (missing, there) = gap(&paths);
+            (missing, there - first_missing(&paths))
+        };
+        let goes_on = comes_true(|| beside() == (1, AT_ONCE - 1));
         // More would come now.
         std::thread::sleep(Duration::from_millis(200));
         (goes_on, beside())
     });
-    assert_eq!(seen, (true, (1, 19 + AT_ONCE - 1)));
+    assert_eq!(seen, (true, (1, AT_ONCE - 1)));
     assert_eq!(o.reason, None, "{:?}", o.message);
     assert!(target.objects(&rt) == wide());
 }
@@ -560,7 +571,8 @@ fn a_failure_in_the_middle_of_a_large_plan() {
     assert_eq!(o.reason, Some(Reason::PermissionDenied), "{:?}", o.message);
     assert_eq!(o.failed, 1);
     let (missing, there) = gap(&target.paths());
-    assert!(missing <= 1 && there < 19 + AT_ONCE, "{missing}, {there}");
+    let behind = there - first_missing(&target.paths());
+    assert!(missing <= 1 && behind < AT_ONCE, "{missing}, {behind}");
     let lost = o.objects.iter().filter(|x| x.reason == "BaseNotCopied");
     assert_eq!(lost.count(), WIDE - there - 1);
 

@@ -77,7 +77,7 @@ struct State {
     done: BTreeMap<usize, Done>,
     /// Of those that are there: what they follow is still being named, or such a one leads to it.
     open: BTreeSet<usize>,
-    /// Of those that are there: what they follow could not be copied.
+    /// Of those that are there or being named: what they follow could not be copied.
     broken: BTreeSet<usize>,
     failures: u32,
     /// The round ends.
@@ -243,11 +243,11 @@ impl Round<'_> {
         (planned, &self.source.snapshots[planned.source])
     }
 
-    /// Settles those that wait and can never be named, and those that are there before what they follow. What one
-    /// follows is before it in the plan, so a whole chain goes at once: nobody would come back for its end.
+    /// Settles those that wait and can never be named, and those that are there, or being named, before what they follow.
+    /// What one follows is before it in the plan, so a whole chain goes at once: nobody would come back for its end.
     fn settle(&self, state: &mut State) {
-        let open: Vec<usize> = state.open.iter().copied().collect();
-        for i in open {
+        let unsettled: Vec<usize> = state.open.union(&state.naming).copied().collect();
+        for i in unsettled {
             let needs = &self.plan.objects[i].needs;
             let holds = |n: &Need| match n {
                 Need::InTarget => true,
@@ -255,9 +255,12 @@ impl Round<'_> {
             };
             let may_come = |n: &Need| match n {
                 Need::InTarget => true,
-                Need::Planned(j) => state.is_sound(*j) || state.naming.contains(j),
+                Need::Planned(j) => {
+                    let is_under_way = state.naming.contains(j) || state.named.contains_key(j);
+                    state.is_sound(*j) || is_under_way && !state.broken.contains(j)
+                }
             };
-            if needs.iter().any(holds) {
+            if needs.is_empty() || needs.iter().any(holds) {
                 state.open.remove(&i);
             } else if !needs.iter().any(may_come) {
                 state.open.remove(&i);
@@ -297,7 +300,8 @@ impl Round<'_> {
     /// Whether a delta is being named. Its full is in the target then: the name of a delta is begun behind that of a full
     /// that is there, or behind that of a delta for which this holds.
     fn is_delta_being_named(&self, state: &State, i: usize) -> bool {
-        state.naming.contains(&i) && !is_full(self.planned(i).1)
+        let holds = state.naming.contains(&i) && !state.broken.contains(&i);
+        holds && !is_full(self.planned(i).1)
     }
 
     /// Whether it has a name in the same folder as another one, whose name then cannot last without it: a folder keeps the
