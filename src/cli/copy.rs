@@ -117,7 +117,7 @@ pub(super) struct CopyArgs {
     dry_run: bool,
     /// Snapshots of 1 MiB and more under way at once; each holds about 32 MiB [default: as many as threads]
     ///
-    /// Of smaller ones as many as --requests, between folders as many as this.
+    /// Of smaller ones as many as --requests, between folders eight, unless this is one, or more than eight.
     #[arg(long, env = "DELTAFOLD_PARALLEL", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256), help_heading = "Means")]
     parallel: Option<u16>,
     #[command(flatten)]

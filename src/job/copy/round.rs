@@ -20,6 +20,8 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Transferred snapshots that wait for their names, at most; more if more are under way.
 const MOST_WAITING: usize = 16;
+/// Small snapshots under way at once between folders, unless `--parallel` is one, or more than this.
+const SYNCED_AT_ONCE: usize = 8;
 /// Names in a folder that one sync makes last, at most.
 const MOST_NAMED: usize = 128;
 /// So many failures one after the other that are not of the data: the store itself is in trouble.
@@ -140,11 +142,16 @@ impl Round<'_> {
         Ok(state.done)
     }
 
-    /// How many snapshots are under way at once. Small ones wait most of the time, for a slow store.
+    /// How many snapshots are under way at once. Small ones wait most of the time: for a slow store, or for a disk that
+    /// syncs several files as fast as one.
     fn workers(&self) -> usize {
         let stores = [&self.from.store, &self.to.store];
         let requests = stores.into_iter().filter_map(Store::requests).max();
-        requests.unwrap_or(0).max(self.options.parallel)
+        let synced = match self.options.parallel {
+            0 | 1 => 1,
+            _ => SYNCED_AT_ONCE,
+        };
+        requests.unwrap_or(synced).max(self.options.parallel)
     }
 
     /// Whether one may begin beside those that are under way.
