@@ -142,7 +142,7 @@ impl Store {
     }
 }
 
-type Send = mpsc::Sender<Result<Chunk>>;
+type Chunks = mpsc::Sender<Result<Chunk>>;
 
 /// Whoever no longer listens does not miss what is sent.
 const NOBODY_LISTENS: Result<()> = Ok(());
@@ -152,7 +152,7 @@ async fn pump(
     size: u64,
     mut stream: BoxStream<'static, object_store::Result<Bytes>>,
     name: &str,
-    send: &Send,
+    send: &Chunks,
 ) -> Result<()> {
     let mut got = 0;
     loop {
@@ -189,7 +189,7 @@ async fn by_ranges(
     path: &Path,
     name: &str,
     shared: &Arc<Semaphore>,
-    send: &Send,
+    send: &Chunks,
 ) -> Result<()> {
     // Room for one: otherwise readers that wait for each other could take all.
     let own = Arc::new(Semaphore::new(1));
@@ -284,10 +284,10 @@ impl Part {
 
 impl Source {
     /// A transfer that goes on by itself, with so many chunks ahead of the reader.
-    fn transfer<F: Future<Output = Result<()>> + std::marker::Send + 'static>(
+    fn transfer<F: Future<Output = Result<()>> + Send + 'static>(
         handle: &Handle,
         ahead: usize,
-        work: impl FnOnce(Send) -> F,
+        work: impl FnOnce(Chunks) -> F,
     ) -> Source {
         let (send, chunks) = mpsc::channel(ahead);
         let end = send.clone();

@@ -39,7 +39,6 @@ pub use lock_object::LOCKS;
 pub use open::open;
 pub use publish::{Published, Staged, Upload};
 pub use read_ahead::{Begun, ReadAhead};
-
 pub use requests::{DEFAULT_REQUESTS, MOST_REQUESTS};
 pub use retention::{Mode, ObjectLock, Retention};
 pub use tried::Beside;

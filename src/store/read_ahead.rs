@@ -52,8 +52,7 @@ impl ReadAhead {
             None => start(nth),
         };
         begun.next = begun.next.max(nth + 1);
-        // A file is opened at once.
-        // Who reads few does not have many fetched.
+        // Nothing is fetched ahead from a local folder, and little for who reads few.
         begun.taken += 1;
         let most = self.store.requests().unwrap_or(0).min(2 * begun.taken);
         while begun.waiting.len() < most

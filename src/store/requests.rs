@@ -147,10 +147,8 @@ struct Pace {
     answered: usize,
     /// Refusals in a row that changed the limit.
     refused: u32,
-    /// No request begins before.
+    /// No request begins before, since the limit was lowered. A refusal of one that was begun earlier says nothing new.
     not_before: Option<Instant>,
-    /// When the limit was lowered. A refusal of a request that was begun earlier says nothing new.
-    lowered: Option<Instant>,
 }
 
 impl Pace {
@@ -162,7 +160,6 @@ impl Pace {
             answered: 0,
             refused: 0,
             not_before: None,
-            lowered: None,
         }
     }
 
@@ -191,7 +188,7 @@ impl Pace {
                 }
                 None
             }
-            Ended::Throttled(_) if self.lowered.is_some_and(|l| begun < l) => None,
+            Ended::Throttled(_) if self.not_before.is_some_and(|t| begun < t) => None,
             Ended::Throttled(asked) => {
                 let own = FIRST_PAUSE * 2u32.saturating_pow(self.refused.min(16));
                 let pause = asked.map_or(own, |a| a.max(own)).min(LONGEST_PAUSE);
@@ -199,7 +196,6 @@ impl Pace {
                 self.answered = 0;
                 self.refused += 1;
                 self.not_before = Some(now + pause);
-                self.lowered = Some(now + pause);
                 Some(pause)
             }
         }
@@ -295,15 +291,14 @@ impl Client {
         let slow = self.requests.latency().slow();
         let again = request.clone();
         let first = self.send(request);
-        let Some(slow) = slow else {
-            let answer = first.await;
-            self.requests.latency().add(begun.elapsed());
-            return answer;
-        };
         tokio::pin!(first);
-        let answer = match tokio::time::timeout(slow, &mut first).await {
-            Ok(answer) => answer,
-            Err(_) if self.may_ask_again() => {
+        let in_time = match slow {
+            Some(slow) => tokio::time::timeout(slow, &mut first).await.ok(),
+            None => Some((&mut first).await),
+        };
+        let answer = match in_time {
+            Some(answer) => answer,
+            None if self.may_ask_again() => {
                 tracing::debug!("a slow request is asked again");
                 let second = self.send(again);
                 tokio::pin!(second);
@@ -318,7 +313,7 @@ impl Client {
                     },
                 }
             }
-            Err(_) => first.await,
+            None => first.await,
         };
         self.requests.latency().add(begun.elapsed());
         answer
@@ -402,7 +397,7 @@ mod tests {
         let now = Instant::now();
         let mut pace = Pace::new(2);
         for _ in 0..100 {
-            let at = pace.lowered.unwrap_or(now);
+            let at = pace.not_before.unwrap_or(now);
             assert_eq!(pace.begin(at), Begin::Now);
             let asked = Some(Duration::from_secs(u64::MAX));
             assert_eq!(

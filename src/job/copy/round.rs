@@ -156,8 +156,12 @@ impl Round<'_> {
 
     /// Whether one may begin beside those that are under way.
     fn has_room(&self, state: &State, i: usize) -> bool {
-        let (_, snapshot) = self.planned(i);
-        snapshot.bytes < SMALL || state.large.len() < self.options.parallel.max(1)
+        !self.is_large(i) || state.large.len() < self.options.parallel.max(1)
+    }
+
+    /// Whether one takes much memory.
+    fn is_large(&self, i: usize) -> bool {
+        self.planned(i).1.bytes >= SMALL
     }
 
     fn work(&self, order: &[usize], shared: &(Mutex<State>, Condvar)) {
@@ -197,7 +201,7 @@ impl Round<'_> {
                     state.done.insert(i, Done::NoBase);
                     continue;
                 }
-                if self.planned(i).1.bytes >= SMALL {
+                if self.is_large(i) {
                     state.large.insert(i);
                 }
                 drop(state);
