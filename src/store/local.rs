@@ -76,3 +76,35 @@ impl Store {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_given_once_and_what_has_it_stays() {
+        let root = tempfile::tempdir().unwrap();
+        let (root, a, b) = (root.path(), "deltafold-staging/a", "deltafold-staging/b");
+        let read = |below: &str| fs::read(root.join(below)).unwrap();
+        // The staging folder is made when it is needed.
+        write(root, a, b"one").unwrap();
+        write(root, b, b"two").unwrap();
+        let again = write(root, a, b"three").unwrap_err();
+        assert_eq!(again.kind(), ErrorKind::AlreadyExists);
+        assert_eq!(read(a), b"one");
+
+        // The folder is not there yet.
+        assert!(matches!(
+            rename(root, a, "v2/full").unwrap(),
+            Renamed::NotSo
+        ));
+        fs::create_dir(root.join("v2")).unwrap();
+        assert!(matches!(rename(root, a, "v2/full").unwrap(), Renamed::Done));
+        assert!(matches!(
+            rename(root, b, "v2/full").unwrap(),
+            Renamed::Taken
+        ));
+        assert_eq!((read("v2/full"), read(b)), (b"one".into(), b"two".into()));
+        assert!(!root.join(a).exists());
+    }
+}
