@@ -499,6 +499,24 @@ fn forks_follow_their_own_full() {
     assert_eq!(needs[5], [Need::Planned(4)]);
 }
 
+/// The order of names is loosened by what is to be copied, not by what is there already.
+#[test]
+fn a_plan_is_large_with_33_snapshots_to_copy() {
+    let mut source = vec!["v2/Full-00000000-00000100-1000".to_owned()];
+    source.extend((1..=80).map(|n| format!("v2/Incr-{:08}-{:08}-{}", 100 + n, 100 + n, 1000 + n)));
+    let source: Vec<&str> = source.iter().map(String::as_str).collect();
+    for there in 0..source.len() {
+        let target = catalog(&listing(&source[..there]));
+        let plan = make_plan(
+            &catalog(&listing(&source)),
+            &target,
+            &Wanted::default(),
+            NOW,
+        );
+        assert_eq!(plan.is_large(), source.len() - there > 32, "{there}");
+    }
+}
+
 /// Two streams of deltas in the target lost both of their fulls: each delta follows two others, and the fulls count once.
 #[test]
 fn what_deltas_follow_by_many_ways_is_told_once() {
