@@ -274,6 +274,10 @@ impl World {
         apply_all(&[
             json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}),
         ]);
+        // Kubernetes adds it a moment later; no Pod can be made before.
+        wait("the service account of a namespace", || {
+            get(&["-n", namespace, "serviceaccount", "default"])
+        });
         let minio = Minio::start_at(&host());
         minio.create_bucket(BUCKET).await;
         let folder = scratch::folder().unwrap();
