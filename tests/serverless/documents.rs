@@ -888,7 +888,7 @@ fn flags(text: &str) -> BTreeSet<&str> {
 #[test]
 fn every_flag_that_is_mentioned_exists() {
     /// Those of cargo, etcd and its tools, kubectl and aws.
-    const OTHERS: [&str; 29] = [
+    const OTHERS: [&str; 30] = [
         "--all-targets",
         "--duplicates",
         "--features",
@@ -919,6 +919,7 @@ fn every_flag_that_is_mentioned_exists() {
         "--program",
         "--runs",
         "--scale",
+        "--outage",
     ];
     let help = help();
     let real = flags(&help);
