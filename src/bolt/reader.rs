@@ -742,7 +742,7 @@ mod tests {
             let wanted = walk(&src, order);
             assert!(src.read.get() <= 3 * wanted, "{}", src.read.get());
         }
-        // Windows end where this goes on, and nothing in them was wanted.
+        // The worst case: each run ends where a window begins, of which nothing is wanted.
         let src = file(1 << 14);
         let (mut page, mut order) = (0, Vec::new());
         while page < 1 << 13 {

@@ -1,6 +1,6 @@
 //! What tells two histories apart: the fingerprints of every record that a snapshot holds.
 //!
-//! A survey is made where names leave doubt. Its fingerprints lie in unnamed files of the temporary
+//! A survey is made if names leave doubt. Its fingerprints lie in unnamed files of the temporary
 //! directory, one for each thread, so that memory does not grow with the snapshots. It draws no conclusion
 //! about branches; `timeline` does.
 
@@ -36,7 +36,7 @@ pub struct Survey {
 }
 
 impl Survey {
-    /// The first and the last revision of which it holds something.
+    /// The first and the last revision that it holds.
     fn span(&self) -> (Revision, Revision) {
         let first = self.written.blocks.first().copied();
         let first = first.map_or(self.complete_from, |f| f.min(self.complete_from));
@@ -51,7 +51,7 @@ struct Written {
     file: usize,
     offset: u64,
     entries: usize,
-    /// The revision of the first entry of each block: where to look for a revision.
+    /// The revision of each block's first entry: it tells where a revision is.
     blocks: Vec<Revision>,
 }
 

@@ -1,8 +1,8 @@
 //! A plain snapshot file that is read where it lies, without a copy.
 //!
-//! Others may write to it meanwhile. So each block of it is summed up whenever it is read: who reads it first
-//! notes the sum, and who reads it again must find the same. Once the hash of the whole file was compared, all
-//! that was ever read of it is what was hashed. `plain` opens it; nothing else knows where a database lies.
+//! Others may write to it meanwhile. So each block has a sum: the first reader notes it, and each later reader must
+//! find the same. Once the hash of the whole file is right, all that was ever read of it is what was hashed. `plain`
+//! opens it; nothing else knows where a database lies.
 
 use crate::bolt::ReadAt;
 use crate::bucket::frame::HASH_SIZE;
@@ -172,7 +172,7 @@ impl Proof {
     /// Waits for it.
     ///
     /// # Errors
-    /// `CorruptSnapshot` where the hash is wrong, or the file was changed; `Io`, `Terminated`.
+    /// `CorruptSnapshot` if the hash is wrong, or the file was changed; `Io`, `Terminated`.
     pub(super) fn wait(&self) -> Result<()> {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let now = std::mem::replace(&mut *state, State::Known(Ok(())));

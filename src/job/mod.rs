@@ -65,8 +65,8 @@ pub struct Context {
     pub keys: Keys,
 }
 
-/// A database file, in the temporary directory or a plain snapshot where it lies; reading it ends when the
-/// Job is cancelled.
+/// A database file: one in the temporary directory, or a plain snapshot where it lies. Reading it ends if the Job is
+/// cancelled.
 #[derive(Debug)]
 pub struct Spool {
     file: SpoolFile,

@@ -162,7 +162,7 @@ struct Unpacked {
 }
 
 impl Context {
-    /// Opens a plain snapshot file, and checks it. How it is packed is told by its bytes; only LZW by a name
+    /// Opens a plain snapshot file, and checks it. Its bytes tell how it is packed; LZW alone is told by a name
     /// that ends in `.Z`. One that is packed or encrypted is copied into an unnamed temporary file.
     ///
     /// # Errors
@@ -250,7 +250,7 @@ impl Context {
         })
     }
 
-    /// Opens a file that is neither packed nor encrypted where it lies.
+    /// Opens a file where it lies, which is neither packed nor encrypted.
     fn in_place(
         &self,
         path: &Path,

@@ -5,7 +5,7 @@
 //! makes all names last that were given in it before. `publish` calls it.
 
 use super::Store;
-use super::staging::STAGING;
+use super::staging::{STAGING, STAGING_TRIES};
 use crate::error::{Error, Result};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
@@ -13,9 +13,6 @@ use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::path::Path;
-
-/// Runs that remove the staging folder in the same moment, one after the other.
-const TRIES: u32 = 100;
 
 /// What became of a name.
 pub(super) enum Renamed {
@@ -34,7 +31,7 @@ pub(super) fn write(root: &Path, below: &str, content: &[u8]) -> std::io::Result
         tried += 1;
         match OpenOptions::new().write(true).create_new(true).open(&path) {
             // Another run removes the empty folder while this one makes it.
-            Err(e) if e.kind() == ErrorKind::NotFound && tried < TRIES => {
+            Err(e) if e.kind() == ErrorKind::NotFound && tried < STAGING_TRIES => {
                 match fs::create_dir(root.join(STAGING)) {
                     Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(e),
                     _ => {}

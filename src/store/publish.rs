@@ -13,7 +13,7 @@ use super::fetch::wait_for_room;
 use super::large_copy::Copied;
 use super::local::{self, Renamed};
 use super::naming::{Ahead, Looked};
-use super::staging::StagingName;
+use super::staging::{STAGING_TRIES, StagingName};
 use super::{PATIENCE, Store};
 use crate::error::{Error, Reason, Result};
 use bytes::Bytes;
@@ -306,8 +306,6 @@ impl Staging {
     }
 
     fn begin(&mut self) -> Result<()> {
-        /// Runs that remove the folder in the same moment, one after the other.
-        const TRIES: u32 = 100;
         let path = self.store.path(&self.name.path);
         for tried in 1.. {
             match self.store.block_on(self.store.inner.put_multipart(&path))? {
@@ -316,7 +314,7 @@ impl Staging {
                     break;
                 }
                 // Another run removes the empty folder while this one makes it.
-                Err(e) if io_cause(&e) == Some(ErrorKind::NotFound) && tried < TRIES => {}
+                Err(e) if io_cause(&e) == Some(ErrorKind::NotFound) && tried < STAGING_TRIES => {}
                 Err(e) => return Err(self.error(e)),
             }
         }

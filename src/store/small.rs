@@ -1,7 +1,7 @@
 //! Small objects beside the snapshots, and the deletion of objects.
 
 use super::errors::{io_cause, store_error};
-use super::staging::StagingName;
+use super::staging::{STAGING_TRIES, StagingName};
 use super::{Published, Store, Upload};
 use crate::error::{Error, Reason, Result};
 use futures::StreamExt;
@@ -14,9 +14,6 @@ use std::path::Path;
 const BATCH: usize = 1000;
 /// Single requests under way at once.
 const AT_ONCE: usize = 16;
-
-/// Runs that remove the staging folder in the same moment, one after the other.
-const STAGING_TRIES: u32 = 100;
 
 fn is_missing(e: &object_store::Error) -> bool {
     matches!(e, object_store::Error::NotFound { .. }) || io_cause(e) == Some(ErrorKind::NotFound)

@@ -19,6 +19,8 @@ use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 /// Where unfinished objects wait, below the store's prefix and beside what is listed.
 pub const STAGING: &str = "deltafold-staging";
+/// Runs that remove the local staging folder in the same moment, one after the other.
+pub(super) const STAGING_TRIES: u32 = 100;
 /// Beyond this age a staging object is debris, whoever wrote it. An upload takes hours at most.
 pub const STALE_AFTER: TimeDelta = TimeDelta::hours(24);
 /// In names made where processes cannot be told apart: only age counts for these.
