@@ -394,6 +394,9 @@ impl<'a> Copier<'a> {
                 .run()?;
             }
             let copied = self.outcome.bytes_written;
+            self.count(&listings.source, &plan, &done);
+            // What has its name counts, though a signal ended the round.
+            self.from.store.cancel().check()?;
             let failures = self.record(&listings.source, &plan, done);
             self.measure();
             let vanished = failures
@@ -563,6 +566,27 @@ impl<'a> Copier<'a> {
         }
     }
 
+    /// Counts what was copied.
+    fn count(&mut self, source: &Catalog, plan: &Plan, done: &BTreeMap<usize, Done>) {
+        for (i, p) in plan.objects.iter().enumerate() {
+            match done.get(&i) {
+                Some(Done::Copied(bytes, checked)) => {
+                    self.outcome.copied += 1;
+                    self.outcome.bytes_written += bytes;
+                    self.outcome.unchecked += u64::from(!checked);
+                    if let Some(metrics) = &self.metrics {
+                        metrics.copied(match source.snapshots[p.source].name.kind {
+                            Kind::Full => SnapshotKind::Full,
+                            Kind::Incr => SnapshotKind::Delta,
+                        });
+                    }
+                }
+                None if p.decision == Decision::Copy => self.outcome.copied += 1,
+                _ => {}
+            }
+        }
+    }
+
     /// Notes what became of all of the source, and gives what failed.
     fn record(
         &mut self,
@@ -574,23 +598,7 @@ impl<'a> Copier<'a> {
         let mut told = Vec::with_capacity(plan.objects.len());
         for (i, p) in plan.objects.iter().enumerate() {
             let s = &source.snapshots[p.source];
-            let done = done.remove(&i);
-            match &done {
-                Some(Done::Copied(bytes, checked)) => {
-                    self.outcome.copied += 1;
-                    self.outcome.bytes_written += bytes;
-                    self.outcome.unchecked += u64::from(!checked);
-                    if let Some(metrics) = &self.metrics {
-                        metrics.copied(match s.name.kind {
-                            Kind::Full => SnapshotKind::Full,
-                            Kind::Incr => SnapshotKind::Delta,
-                        });
-                    }
-                }
-                None if p.decision == Decision::Copy => self.outcome.copied += 1,
-                _ => {}
-            }
-            let (decision, reason, message) = self.fate(p, done, &mut failures);
+            let (decision, reason, message) = self.fate(p, done.remove(&i), &mut failures);
             if let Some(e) = failures.last().filter(|_| decision == Fate::Failed)
                 && e.reason().is_bad_data()
             {

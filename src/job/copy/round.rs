@@ -98,7 +98,7 @@ impl Round<'_> {
     /// what went wrong beside it.
     ///
     /// # Errors
-    /// `Terminated`; those of notes on snapshots that the target has already.
+    /// Those of notes on snapshots that the target has already.
     pub(super) fn run(&self) -> Result<BTreeMap<usize, Done>> {
         let objects = &self.plan.objects;
         for p in objects.iter().filter(|p| p.decision == Decision::Keep) {
@@ -135,7 +135,6 @@ impl Round<'_> {
             }
         });
         let mut state = state.0.into_inner().unwrap_or_else(PoisonError::into_inner);
-        self.from.store.cancel().check()?;
         for i in order {
             state.done.entry(i).or_insert(Done::NotTried);
         }
