@@ -30,6 +30,12 @@ pub enum Reason {
     OtherCluster,
     /// Two timelines were written at the same time: two clusters share one prefix.
     InterleavedTimelines,
+    /// A snapshot is larger than is allowed.
+    TooLarge,
+    /// A snapshot may be anybody's: it is plain text where snapshots are encrypted.
+    Untrusted,
+    /// A removal would leave less to restore than there is.
+    WouldShrink,
     /// There is no snapshot to start from.
     NoSnapshots,
     /// The revision or time asked for is not covered.
@@ -98,6 +104,9 @@ impl Reason {
         Reason::DrillFailed,
         Reason::OtherCluster,
         Reason::InterleavedTimelines,
+        Reason::TooLarge,
+        Reason::Untrusted,
+        Reason::WouldShrink,
         Reason::NoSnapshots,
         Reason::OutOfRange,
         Reason::NoSuchTimeline,
@@ -140,6 +149,9 @@ impl Reason {
             Reason::DrillFailed => "DrillFailed",
             Reason::OtherCluster => "OtherCluster",
             Reason::InterleavedTimelines => "InterleavedTimelines",
+            Reason::TooLarge => "TooLarge",
+            Reason::Untrusted => "Untrusted",
+            Reason::WouldShrink => "WouldShrink",
             Reason::NoSnapshots => "NoSnapshots",
             Reason::OutOfRange => "OutOfRange",
             Reason::NoSuchTimeline => "NoSuchTimeline",
@@ -182,7 +194,10 @@ impl Reason {
             | Reason::BackupDiffers
             | Reason::DrillFailed
             | Reason::OtherCluster
-            | Reason::InterleavedTimelines => 65,
+            | Reason::InterleavedTimelines
+            | Reason::TooLarge
+            | Reason::Untrusted
+            | Reason::WouldShrink => 65,
             Reason::NoSnapshots
             | Reason::OutOfRange
             | Reason::NoSuchTimeline
@@ -215,6 +230,8 @@ impl Reason {
                 | Reason::BackupDiffers
                 | Reason::DrillFailed
                 | Reason::OtherCluster
+                | Reason::Untrusted
+                | Reason::WouldShrink
         );
         self.exit_code() == 65 && !of_surroundings
     }
