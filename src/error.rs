@@ -92,7 +92,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, in the order of the exit codes.
-    pub const ALL: [Reason; 37] = [
+    pub const ALL: [Reason; 40] = [
         Reason::Usage,
         Reason::CorruptSnapshot,
         Reason::CorruptDataDir,
