@@ -150,8 +150,8 @@ struct DeltaArgs {
 /// Save deltas as changes come, and fulls by a schedule, until it is stopped
 ///
 /// For a Deployment of one replica, or a sidecar. It goes on through the loss of members, changes of the
-/// leader, compactions, and a store that is away: events wait in a buffer, then etcd keeps them, and where
-/// etcd has them no more a full is taken. SIGTERM saves a last delta. Of several followers on one prefix
+/// leader, compactions, and a store that is away: events wait in memory and in
+/// the temporary directory, then etcd keeps them, and if it has them no more a full is taken. SIGTERM saves a last delta. Of several followers on one prefix
 /// one is at work, and the others wait for its lock, which is an object in the store, or a Lease.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
@@ -194,9 +194,12 @@ struct FollowArgs {
     /// Take a full, too, where the newest is older than this; 0s: never
     #[arg(long, env = "DELTAFOLD_MAX_FULL_AGE", value_name = "DURATION", default_value = "0s", value_parser = parse_age)]
     max_full_age: Duration,
-    /// Bytes of events that wait in memory where the store is away, before etcd has to keep them
+    /// Bytes of events that wait in memory if the store is away
     #[arg(long, env = "DELTAFOLD_BUFFER_BYTES", value_name = "SIZE", default_value = "64MiB", value_parser = parse_size)]
     buffer_bytes: u64,
+    /// Bytes of events that then wait in the temporary directory, before etcd has to keep them
+    #[arg(long, env = "DELTAFOLD_SPOOL_BYTES", value_name = "SIZE", default_value = "1GiB", value_parser = parse_size)]
+    spool_bytes: u64,
     /// When it is stopped, save a full, too, marked as the last of a cluster that is given up
     #[arg(long = "final", env = "DELTAFOLD_FINAL", value_parser = super::yes_or_no)]
     is_final: bool,
@@ -219,6 +222,7 @@ impl FollowArgs {
             full_schedule: Some(Schedule::parse(&self.full_schedule, &self.time_zone)?),
             max_full_age: self.max_full_age,
             buffer_bytes: self.buffer_bytes,
+            spool_bytes: self.spool_bytes,
             is_final: self.is_final,
         };
         let (ctx, taking) = self.common.open(cancel)?;

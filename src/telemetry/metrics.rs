@@ -199,6 +199,7 @@ pub struct Metrics {
     unsaved_revisions: Known<Int>,
     unsaved_for: Age,
     buffer: Known<Int>,
+    spool: Known<Int>,
     first_restorable: Known<Int>,
     last_restorable: Known<Int>,
     first_restorable_time: Known<Float>,
@@ -307,6 +308,10 @@ impl Metrics {
             unsaved_revisions: r.plain("unsaved_revisions", "Revisions of etcd that are in no snapshot yet"),
             unsaved_for: r.seconds("unsaved_age", "How long the oldest change has been waiting that is in no snapshot yet, or that may be in none: the recovery point objective"),
             buffer: r.bytes("buffer", "Events in memory that are in no snapshot yet"),
+            spool: r.bytes(
+                "spool",
+                "Events in the temporary directory that wait for the store",
+            ),
             first_restorable: r.plain("restorable_first_revision", "The first revision that can be restored without a gap up to the last one"),
             last_restorable: r.plain("restorable_last_revision", "The last revision that can be restored"),
             first_restorable_time: r.seconds("restorable_first_timestamp", "When the first restorable revision was, in unix time"),
@@ -459,8 +464,9 @@ impl Metrics {
     }
 
     /// Bytes of events in memory.
-    pub fn buffered(&self, bytes: u64) {
-        self.buffer.get().set(int(bytes));
+    pub fn buffered(&self, in_memory: u64, on_disk: u64) {
+        self.buffer.get().set(int(in_memory));
+        self.spool.get().set(int(on_disk));
     }
 
     /// What can be restored.

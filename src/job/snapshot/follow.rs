@@ -8,7 +8,7 @@ use super::delta::endpoints;
 use super::full::Taken;
 use super::known;
 use super::pending::{Encoded, Pending};
-use super::queue::{Item, Pulse, Tail};
+use super::queue::{Item, Pulse, Room, Tail};
 use super::saved::FullReason;
 use super::saver::{Report, Saver};
 use super::tell::Tell;
@@ -42,8 +42,10 @@ pub struct FollowOptions {
     pub full_schedule: Option<Schedule>,
     /// A full is taken where the newest is older than this; zero: never.
     pub max_full_age: Duration,
-    /// Bytes of events that wait for the store before etcd has to keep them.
+    /// Bytes of events that wait for the store in memory: half of it, if some may wait in the temporary directory.
     pub buffer_bytes: u64,
+    /// Bytes of events that wait in the temporary directory after that, before etcd has to keep them.
+    pub spool_bytes: u64,
     /// The last snapshot is a full that is marked final.
     pub is_final: bool,
 }
@@ -370,11 +372,15 @@ impl Session<'_, '_> {
         self.saver.claim(cluster)?;
         let feed = Feed::new(self.follower.taking.way.clone(), endpoints, position)
             .of_cluster(cluster.cluster_id);
-        let limit = self.follower.options.buffer_bytes;
+        let room = Room {
+            memory: self.follower.options.buffer_bytes,
+            spool: self.follower.options.spool_bytes,
+            dir: self.follower.ctx.temp(),
+        };
         let bandwidth = self.follower.taking.bandwidth.clone();
         let bandwidth = bandwidth.map(|b| (b, self.follower.ctx.store.cancel().clone()));
         let tail =
-            Tail::start(feed, limit, bandwidth).map_err(|e| Error::io("start a thread", e))?;
+            Tail::start(feed, room, bandwidth).map_err(|e| Error::io("start a thread", e))?;
         self.tail = Some(tail);
         self.reconnects = 0;
         self.watch_failures = 0;
@@ -621,7 +627,7 @@ impl Session<'_, '_> {
         due.unwrap_or(TICK).min(TICK)
     }
 
-    /// Saves the delta; tries until the store takes it. Meanwhile the watch fills its buffer, and waits.
+    /// Saves the delta; tries until the store takes it. Meanwhile the watch fills its queue.
     fn flush(&mut self) -> Result<()> {
         let next = Pending::new(self.follower.ctx)?;
         self.unsaved_since = self.pending.since();

@@ -59,7 +59,33 @@ impl Encoded {
 
     /// Bytes in a delta, with what separates events.
     pub(super) fn bytes(&self) -> u64 {
-        (self.json.len() + self.ends.len()) as u64
+        (self.text_len() + self.ends.len()) as u64
+    }
+
+    /// Its events.
+    pub(super) fn text(&self) -> &[u8] {
+        &self.json
+    }
+
+    /// Bytes of its events, whether they are here or not.
+    pub(super) fn text_len(&self) -> usize {
+        self.ends.last().copied().unwrap_or_default()
+    }
+
+    /// Bytes of memory beside the text and this.
+    pub(super) fn overhead(&self) -> usize {
+        self.ends.len() * size_of::<usize>()
+    }
+
+    /// Its text waits elsewhere.
+    pub(super) fn forget_text(&mut self) {
+        self.json = Vec::new();
+        self.ends.shrink_to_fit();
+    }
+
+    /// The text that was forgotten.
+    pub(super) fn put_text(&mut self, text: Vec<u8>) {
+        self.json = text;
     }
 }
 

@@ -1,12 +1,18 @@
-//! Transactions on their way from the watch to the deltas: so many bytes and no more. Where the store is
-//! away for longer, the watch waits, and etcd keeps what comes.
+//! Transactions on their way from the watch to the deltas: so many bytes in memory, then so many in the temporary
+//! directory, and no more. If the store is away for longer, the watch waits, and etcd keeps what comes.
+//!
+//! A watch that is far behind gets no more than some thousand revisions a second from etcd, and none that etcd has
+//! compacted meanwhile: so as much as possible is taken while the store is away.
 
 use super::pending::Encoded;
-use crate::error::{Error, Reason};
+use crate::bolt::ReadAt as _;
+use crate::error::{Error, Reason, Result};
 use crate::etcd::feed::{Ended, Feed, Next};
 use crate::store::{Bandwidth, Cancel};
+use crate::temp::{Dir, TempFile};
 use chrono::{DateTime, Utc};
 use std::collections::VecDeque;
+use std::io::Write as _;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -24,10 +30,79 @@ pub(super) enum Item {
     Failed(Error),
 }
 
-#[derive(Default)]
+/// What waits.
+struct Entry {
+    item: Item,
+    /// Where the text of a transaction is, if it is not in memory.
+    spooled_at: Option<u64>,
+}
+
+impl Entry {
+    /// Bytes of memory. Beside a text that is in memory the rest is little, and not counted.
+    fn bytes(&self) -> u64 {
+        match (&self.item, self.spooled_at) {
+            (Item::Transaction(t), None) => t.bytes(),
+            (Item::Transaction(t), Some(_)) => (size_of::<Self>() + t.overhead()) as u64,
+            _ => 0,
+        }
+    }
+}
+
+/// Texts in the temporary directory.
+struct Spool {
+    dir: Dir,
+    limit: u64,
+    /// Begun when there is a text for it, and gone when none waits in it.
+    file: Option<TempFile>,
+    texts: usize,
+}
+
+impl Spool {
+    fn has_room(&self, bytes: u64) -> bool {
+        let used = self.file.as_ref().map_or(0, TempFile::len);
+        used + bytes <= self.limit
+    }
+
+    /// Gives where the text is now.
+    fn write(&mut self, text: &[u8]) -> Result<u64> {
+        let file = match &mut self.file {
+            Some(file) => file,
+            none => none.insert(self.dir.file()?),
+        };
+        let at = file.len();
+        let written = file.write_all(text);
+        written.map_err(|e| Error::io("write events to the temporary directory", e))?;
+        self.texts += 1;
+        Ok(at)
+    }
+
+    fn read(&mut self, at: u64, len: usize) -> Result<Vec<u8>> {
+        let mut text = vec![0; len];
+        let file = self.file.as_ref();
+        let read = file.map_or(Ok(()), |f| f.read_exact_at(&mut text, at));
+        read.map_err(|e| Error::io("read events from the temporary directory", e))?;
+        self.texts -= 1;
+        if self.texts == 0 {
+            self.file = None;
+        }
+        Ok(text)
+    }
+}
+
+/// How much may wait, and where.
+pub(super) struct Room {
+    /// Bytes in memory. While some may wait in the temporary directory, texts take half of it.
+    pub(super) memory: u64,
+    /// Bytes in the temporary directory.
+    pub(super) spool: u64,
+    pub(super) dir: Dir,
+}
+
 struct State {
-    items: VecDeque<Item>,
+    items: VecDeque<Entry>,
+    /// Of memory.
     bytes: u64,
+    spool: Spool,
     closed: bool,
     /// The newest revision that the cluster was seen to have.
     current: i64,
@@ -44,26 +119,83 @@ struct Queue {
 }
 
 impl Queue {
+    fn new(room: Room, current: i64) -> Self {
+        let spool = Spool {
+            dir: room.dir,
+            limit: room.spool,
+            file: None,
+            texts: 0,
+        };
+        Queue {
+            state: Mutex::new(State {
+                items: VecDeque::new(),
+                bytes: 0,
+                spool,
+                closed: false,
+                current,
+                reconnects: 0,
+                failures: 0,
+                down: None,
+            }),
+            changed: Condvar::new(),
+            limit: room.memory,
+        }
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits for room. False once nobody takes any more.
-    fn push(&self, item: Item, bytes: u64) -> bool {
+    fn push(&self, item: Item) -> bool {
+        let mut entry = Entry {
+            item,
+            spooled_at: None,
+        };
         let mut state = self.state();
-        while !state.closed && state.bytes > 0 && state.bytes + bytes > self.limit {
-            state = self
-                .changed
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if state.closed {
+                return false;
+            }
+            let texts = match state.spool.limit {
+                0 => self.limit,
+                _ => self.limit / 2,
+            };
+            let is_text = matches!(entry.item, Item::Transaction(_));
+            let fits = !is_text || state.bytes == 0 || state.bytes + entry.bytes() <= texts;
+            if fits || self.spool(&mut state, &mut entry) {
+                break;
+            }
+            let waited = self.changed.wait(state);
+            state = waited.unwrap_or_else(PoisonError::into_inner);
         }
-        if state.closed {
-            return false;
-        }
-        state.bytes += bytes;
-        state.items.push_back(item);
+        state.bytes += entry.bytes();
+        state.items.push_back(entry);
         self.changed.notify_all();
         true
+    }
+
+    /// Puts a transaction's text into the temporary directory, if there is room. If that fails, memory is all there is,
+    /// and may have room.
+    fn spool(&self, state: &mut State, entry: &mut Entry) -> bool {
+        let Item::Transaction(t) = &mut entry.item else {
+            return false;
+        };
+        if state.bytes >= self.limit || !state.spool.has_room(t.bytes()) {
+            return false;
+        }
+        match state.spool.write(t.text()) {
+            Ok(at) => {
+                t.forget_text();
+                entry.spooled_at = Some(at);
+                true
+            }
+            Err(e) => {
+                tracing::warn!("events wait in memory alone from now on: {e}");
+                state.spool.limit = 0;
+                state.bytes + t.bytes() <= self.limit
+            }
+        }
     }
 
     fn pop(&self, patience: Duration) -> Option<Item> {
@@ -72,12 +204,16 @@ impl Queue {
             .changed
             .wait_timeout_while(state, patience, |s| s.items.is_empty())
             .unwrap_or_else(PoisonError::into_inner);
-        let item = state.items.pop_front()?;
-        if let Item::Transaction(t) = &item {
-            state.bytes -= t.bytes();
-        }
+        let mut entry = state.items.pop_front()?;
+        state.bytes -= entry.bytes();
         self.changed.notify_all();
-        Some(item)
+        if let (Some(at), Item::Transaction(t)) = (entry.spooled_at, &mut entry.item) {
+            match state.spool.read(at, t.text_len()) {
+                Ok(text) => t.put_text(text),
+                Err(e) => return Some(Item::Failed(e)),
+            }
+        }
+        Some(entry.item)
     }
 
     /// Waits, unless nobody takes any more.
@@ -101,8 +237,10 @@ pub(super) struct Pulse {
     pub(super) failures: u64,
     /// Why, where it is so at this moment.
     pub(super) failure: Option<Reason>,
-    /// Bytes that wait.
+    /// Bytes of memory that what waits takes.
     pub(super) buffered_bytes: u64,
+    /// Bytes of events in the temporary directory.
+    pub(super) spooled_bytes: u64,
     /// For how long nothing could be watched.
     pub(super) down_for: Option<Duration>,
 }
@@ -114,20 +252,13 @@ pub(super) struct Tail {
 }
 
 impl Tail {
-    /// Goes on behind where `feed` stands; at most `limit` bytes wait, and one transaction whatever its size.
+    /// Goes on behind where `feed` stands; as much waits as there is room for, and one transaction whatever its size.
     pub(super) fn start(
         feed: Feed,
-        limit: u64,
+        room: Room,
         bandwidth: Option<(Bandwidth, Cancel)>,
     ) -> std::io::Result<Self> {
-        let queue = Arc::new(Queue {
-            state: Mutex::new(State {
-                current: feed.current(),
-                ..State::default()
-            }),
-            changed: Condvar::new(),
-            limit,
-        });
+        let queue = Arc::new(Queue::new(room, feed.current()));
         let theirs = Arc::clone(&queue);
         let thread = std::thread::Builder::new()
             .name("watch".to_owned())
@@ -144,7 +275,11 @@ impl Tail {
 
     /// What was taken and is no transaction, to be taken again.
     pub(super) fn put_back(&self, item: Item) {
-        self.queue.state().items.push_front(item);
+        let entry = Entry {
+            item,
+            spooled_at: None,
+        };
+        self.queue.state().items.push_front(entry);
     }
 
     pub(super) fn pulse(&self) -> Pulse {
@@ -154,6 +289,7 @@ impl Tail {
             reconnects: state.reconnects,
             failures: state.failures,
             buffered_bytes: state.bytes,
+            spooled_bytes: state.spool.file.as_ref().map_or(0, TempFile::len),
             failure: state.down.map(|d| d.1),
             down_for: state.down.map(|d| d.0.elapsed()),
         }
@@ -201,10 +337,10 @@ fn watch(mut feed: Feed, queue: &Queue, bandwidth: Option<&(Bandwidth, Cancel)>)
                 {
                     return;
                 }
-                queue.push(Item::Transaction(encoded), bytes)
+                queue.push(Item::Transaction(encoded))
             }
             Ok(Next::Ended(ended)) => {
-                queue.push(Item::Ended(ended), 0);
+                queue.push(Item::Ended(ended));
                 return;
             }
             Err(e) if e.reason().is_retryable() => {
@@ -218,7 +354,7 @@ fn watch(mut feed: Feed, queue: &Queue, bandwidth: Option<&(Bandwidth, Cancel)>)
                 true
             }
             Err(e) => {
-                queue.push(Item::Failed(e), 0);
+                queue.push(Item::Failed(e));
                 return;
             }
         };
@@ -242,40 +378,125 @@ mod tests {
         };
         let changes = vec![change];
         let t = Transaction { revision, changes };
-        Encoded::new(&t, Position::after(&t), Utc::now())
+        Encoded::new(&t, Position::after(&t), DateTime::UNIX_EPOCH)
+    }
+
+    fn queue(memory: u64, spool: u64) -> Arc<Queue> {
+        let dir = Dir::new(std::env::temp_dir(), false);
+        Arc::new(Queue::new(Room { memory, spool, dir }, 0))
+    }
+
+    fn assert_is(item: Option<Item>, revision: i64, bytes: usize) {
+        match item {
+            Some(Item::Transaction(t)) => {
+                let whole = transaction(revision, bytes);
+                assert_eq!(t.position(), whole.position());
+                assert_eq!(t.text(), whole.text());
+            }
+            _ => panic!("no transaction {revision}"),
+        }
     }
 
     #[test]
     fn the_watch_waits_where_the_buffer_is_full_and_one_transaction_always_fits() {
-        let queue = Arc::new(Queue {
-            state: Mutex::default(),
-            changed: Condvar::new(),
-            limit: 1000,
-        });
+        let queue = queue(1000, 0);
+        // Larger than the whole buffer, and several in it.
+        let bytes = |revision| if revision % 7 == 0 { 5000 } else { 100 };
         let theirs = Arc::clone(&queue);
         let pushing = std::thread::spawn(move || {
             for revision in 1..=50 {
-                // Larger than the whole buffer, and several in it.
-                let t = transaction(revision, if revision % 7 == 0 { 5000 } else { 100 });
-                let bytes = t.bytes();
-                assert!(theirs.push(Item::Transaction(t), bytes));
+                let t = transaction(revision, bytes(revision));
+                assert!(theirs.push(Item::Transaction(t)));
                 let state = theirs.state();
                 assert!(
                     state.bytes <= 1000 || state.items.len() == 1,
                     "{}",
                     state.bytes
                 );
+                assert!(state.spool.file.is_none());
             }
         });
         for revision in 1..=50 {
-            match queue.pop(Duration::from_secs(60)) {
-                Some(Item::Transaction(t)) => assert_eq!(t.revision().0, revision),
-                _ => panic!("no transaction {revision}"),
-            }
+            let item = queue.pop(Duration::from_secs(60));
+            assert_is(item, revision, bytes(revision));
         }
         pushing.join().unwrap();
         assert_eq!(queue.state().bytes, 0);
         queue.state().closed = true;
-        assert!(!queue.push(Item::Ended(Ended::Forked), 0));
+        assert!(!queue.push(Item::Ended(Ended::Forked)));
+    }
+
+    #[test]
+    fn what_memory_has_no_room_for_waits_in_the_temporary_directory_in_order() {
+        let queue = queue(100_000, 1_000_000);
+        let bytes = |revision: i64| (revision % 5) as usize * 1000;
+        for round in 0..2 {
+            let revisions = round * 100 + 1..=round * 100 + 100;
+            for revision in revisions.clone() {
+                let t = transaction(revision, bytes(revision));
+                assert!(queue.push(Item::Transaction(t)));
+            }
+            assert!(queue.push(Item::Ended(Ended::Forked)));
+            {
+                let state = queue.state();
+                assert!(state.bytes <= 100_000, "{}", state.bytes);
+                assert!(state.spool.texts > 50, "{}", state.spool.texts);
+            }
+            for revision in revisions {
+                assert_is(queue.pop(Duration::ZERO), revision, bytes(revision));
+            }
+            let end = queue.pop(Duration::ZERO);
+            assert!(matches!(end, Some(Item::Ended(Ended::Forked))));
+            let state = queue.state();
+            // Its room is free again.
+            assert_eq!((state.bytes, state.spool.texts), (0, 0));
+            assert!(state.spool.file.is_none());
+        }
+    }
+
+    /// Which revision finds no room.
+    fn first_without_room(queue: &Arc<Queue>) -> i64 {
+        let theirs = Arc::clone(queue);
+        let pushing = std::thread::spawn(move || {
+            (1..)
+                .find(|&revision| !theirs.push(Item::Transaction(transaction(revision, 1000))))
+                .unwrap()
+        });
+        // It waits for room, or is about to.
+        let count = || queue.state().items.len();
+        let mut before = usize::MAX;
+        while before != count() {
+            before = count();
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        queue.state().closed = true;
+        queue.changed.notify_all();
+        pushing.join().unwrap()
+    }
+
+    #[test]
+    fn room_ends_in_the_temporary_directory_too() {
+        let text = transaction(1, 1000).bytes() as i64;
+        let with = |spool| first_without_room(&queue(20_000, spool));
+        assert_eq!(with(0), 20_000 / text + 1);
+        let spooled = 5;
+        let spool = (spooled * text + text / 2) as u64;
+        assert_eq!(with(spool), 10_000 / text + spooled + 1);
+        // What is known of each takes memory as well.
+        let most = with(u64::MAX);
+        assert!(most < 20_000 / size_of::<Entry>() as i64, "{most}");
+    }
+
+    #[test]
+    fn a_temporary_directory_that_takes_nothing_is_done_without() {
+        let dir = Dir::new("/proc/no/such/folder", false);
+        let room = Room {
+            memory: 20_000,
+            spool: 1_000_000,
+            dir,
+        };
+        let queue = Arc::new(Queue::new(room, 0));
+        let text = transaction(1, 1000).bytes() as i64;
+        assert_eq!(first_without_room(&queue), 20_000 / text + 1);
     }
 }

@@ -49,7 +49,8 @@ impl Tell {
         let oldest = [oldest, down].into_iter().flatten().min();
         let unsaved = u64::try_from(pulse.current - saved).unwrap_or(0);
         self.metrics.unsaved(unsaved, oldest);
-        self.metrics.buffered(pulse.buffered_bytes);
+        self.metrics
+            .buffered(pulse.buffered_bytes, pulse.spooled_bytes);
     }
 
     pub(super) fn reconnected(&self) {
