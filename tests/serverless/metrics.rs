@@ -131,7 +131,7 @@ fn told() -> Metrics {
     m.failed("watch", Reason::EtcdUnreachable);
     m.failed("watch", Reason::EtcdUnreachable);
     m.unsaved(3, None);
-    m.buffered(400);
+    m.buffered(400, 500);
     m.restorable(&Window {
         first_revision: 5,
         last_revision: 9,
