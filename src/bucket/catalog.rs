@@ -44,6 +44,8 @@ pub struct Snapshot {
     pub bytes: u64,
     /// Tagged `x-etcd-snapshot-exclude=true`, or marked so: not to be used.
     pub excluded: bool,
+    /// It may be anybody's ([`Trust`](super::trust::Trust)): not to be used.
+    pub untrusted: bool,
     /// Of a full: noted by who took it as the first of another history than what was saved before.
     pub begins_timeline: bool,
     /// Of a full: kept with its chain, whatever the policy.
@@ -75,6 +77,7 @@ impl Catalog {
                     path: object.path,
                     bytes: object.bytes,
                     excluded: false,
+                    untrusted: false,
                     begins_timeline: false,
                     pinned: false,
                     removal_noted: false,
@@ -119,7 +122,8 @@ impl Catalog {
 
     /// The snapshots that may be used, as indexes, in order of creation.
     pub fn usable(&self) -> impl Iterator<Item = usize> + '_ {
-        (0..self.snapshots.len()).filter(|&i| !self.snapshots[i].excluded)
+        let is_usable = |s: &Snapshot| !s.excluded && !s.untrusted;
+        (0..self.snapshots.len()).filter(move |&i| is_usable(&self.snapshots[i]))
     }
 
     /// The newest revision that a usable snapshot's name promises.

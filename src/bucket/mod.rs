@@ -1,6 +1,6 @@
 //! The snapshots of one store prefix: their names, their bytes, and how they hang together.
 //!
-//! `name`, `catalog`, `chain`, `intervals` and `timeline` decide from data alone; `codec`, `frame`, `delta` and
+//! `name`, `catalog`, `chain`, `intervals`, `timeline` and `trust` decide from data alone; `codec`, `frame`, `delta` and
 //! `survey` read contents from any `Read`. None of them speaks to a store; `job` does.
 
 pub mod catalog;
@@ -14,6 +14,7 @@ pub mod name;
 pub mod retention;
 pub mod survey;
 pub mod timeline;
+pub mod trust;
 
 pub use catalog::{Catalog, Listed, Snapshot};
 pub use codec::Compression;

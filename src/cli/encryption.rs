@@ -1,6 +1,8 @@
 //! Encryption: the flags, and the files that they name.
 
+use crate::bucket::trust::Trust;
 use crate::error::{Error, Reason, Result};
+use crate::mvcc::Revision;
 use crate::store::Keys;
 use crate::store::encryption::{ARMORED, MAGIC, MAX_RECIPIENTS};
 use age::x25519::{Identity, Recipient};
@@ -40,12 +42,27 @@ pub(super) struct EncryptionArgs {
         value_delimiter = ','
     )]
     age_identity: Vec<PathBuf>,
+    /// Go on without snapshots that are not encrypted, though keys are given: they may be anybody's
+    #[arg(long, env = "DELTAFOLD_IGNORE_UNTRUSTED", value_parser = super::yes_or_no)]
+    ignore_untrusted: bool,
+    /// The prefix was encrypted later: trust snapshots from before that, if they end below this revision
+    #[arg(long, env = "DELTAFOLD_ALLOW_PLAINTEXT_BELOW", value_name = "REVISION", value_parser = clap::value_parser!(i64).range(1..))]
+    allow_plaintext_below: Option<i64>,
 }
 
 /// Bytes of a file of keys; a key takes less than a hundred.
 const MAX_FILE: u64 = 1 << 20;
 
 impl EncryptionArgs {
+    /// What the flags say about snapshots that are not encrypted.
+    pub(super) fn trust(&self, keys: &Keys) -> Trust {
+        Trust {
+            only_encrypted: keys.encrypts() || keys.decrypts(),
+            plaintext_below: self.allow_plaintext_below.map(Revision),
+            ignore_untrusted: self.ignore_untrusted,
+        }
+    }
+
     /// The keys that the flags name.
     ///
     /// # Errors

@@ -61,6 +61,7 @@ fn in_words(o: &Outcome) -> String {
         let marks = [
             (s.in_chain, "chain"),
             (s.excluded, "excluded"),
+            (s.untrusted, "untrusted"),
             (s.is_final, "final"),
             (s.encrypted, "encrypted"),
         ];
@@ -127,7 +128,10 @@ fn in_words(o: &Outcome) -> String {
 /// Each timeline as a line over the revisions: fulls as `●`, deltas as `─`, holes as blanks.
 fn picture(snapshots: &[Listed]) -> String {
     const WIDTH: i64 = 60;
-    let used: Vec<&Listed> = snapshots.iter().filter(|s| !s.excluded).collect();
+    let used: Vec<&Listed> = snapshots
+        .iter()
+        .filter(|s| !s.excluded && !s.untrusted)
+        .collect();
     let first_of = |s: &Listed| {
         if s.start_revision.0 == 0 {
             s.last_revision.0

@@ -293,11 +293,13 @@ impl MeansArgs {
             Some(n) => usize::from(n),
             None => std::thread::available_parallelism().map_or(1, usize::from),
         };
+        let keys = self.encryption.keys()?;
         Ok(Context {
             store: open(&self.options(nth)?, handle)?.with_cancel(cancel.clone()),
             temp_dir,
             threads,
-            keys: self.encryption.keys()?,
+            trust: self.encryption.trust(&keys),
+            keys,
         })
     }
 

@@ -89,6 +89,8 @@ pub struct Listed {
     pub encrypted: bool,
     /// Tagged not to be used.
     pub excluded: bool,
+    /// Not encrypted, though keys are given: not used.
+    pub untrusted: bool,
     /// The first timeline it is on; `None` where only contents would tell, or where it is unusable.
     pub timeline: Option<String>,
     /// Whether `compact` would take it now.
@@ -336,6 +338,7 @@ fn listed(s: &Snapshot, timeline: Option<String>, in_chain: bool) -> Listed {
         is_final: s.name.is_final,
         encrypted: s.name.is_encrypted,
         excluded: s.excluded,
+        untrusted: s.untrusted,
         timeline,
         in_chain,
     }

@@ -38,6 +38,7 @@ pub mod verify_store;
 use crate::bolt::{Database, ReadAt};
 use crate::bucket::delta::DeltaReader;
 use crate::bucket::frame::FrameReader;
+use crate::bucket::trust::Trust;
 use crate::bucket::{Compression, Snapshot, codec};
 use crate::error::{Error, Reason, Result};
 use crate::job::ahead::Ahead;
@@ -63,6 +64,8 @@ pub struct Context {
     pub threads: usize,
     /// What opens encrypted snapshots, and for whom new ones are encrypted.
     pub keys: Keys,
+    /// Which snapshots may be inputs.
+    pub trust: Trust,
 }
 
 /// A database file: one in the temporary directory, or a plain snapshot where it lies. Reading it ends if the Job is

@@ -207,6 +207,7 @@ mod tests {
                     path,
                     bytes: 1,
                     excluded: false,
+                    untrusted: false,
                     begins_timeline: false,
                     pinned: false,
                     removal_noted: false,

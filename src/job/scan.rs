@@ -6,6 +6,7 @@ use crate::bucket::catalog::{NOTES, SNAPSHOTS, V1, V2};
 use crate::bucket::chain::{Chain, KnownBases};
 use crate::bucket::survey::{Comparison, Continuity, Survey, Surveyor, Surveys};
 use crate::bucket::timeline::{self, Evidence, NamesOnly, Timelines};
+use crate::bucket::trust::{self, Untrusted};
 use crate::bucket::{Catalog, Kind, Listed, SnapshotName};
 use crate::error::{Error, Reason, Result};
 use crate::job::first::first;
@@ -14,6 +15,7 @@ use crate::job::reading::Reading;
 use crate::job::tags::{self, Ask, Asked, FEW};
 use crate::job::{Context, Spool};
 use crate::mvcc::Revision;
+use crate::shorten;
 use crate::store::Store;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -44,6 +46,8 @@ pub struct Scan {
     pub contents: Contents,
     /// Snapshots whose tags were not asked for: they may be excluded.
     pub tags_unread: usize,
+    /// Snapshots that may be anybody's.
+    pub untrusted: Untrusted,
     asked: Asked,
 }
 
@@ -57,6 +61,7 @@ impl Scan {
             doubtful: Vec::new(),
             contents: Contents::default(),
             tags_unread: 0,
+            untrusted: Untrusted::default(),
             asked: Asked::default(),
         })
     }
@@ -64,6 +69,47 @@ impl Scan {
     /// Whether a snapshot's name leaves doubt about its timeline.
     pub fn is_doubtful(&self, snapshot: usize) -> bool {
         self.doubtful.binary_search(&snapshot).is_ok()
+    }
+
+    /// Fails if the newest state seems to stand on what is not trusted.
+    ///
+    /// # Errors
+    /// `Untrusted`.
+    pub fn refuse_untrusted(&self, ctx: &Context) -> Result<()> {
+        match self.untrusted.refused.is_empty() {
+            true => Ok(()),
+            false => {
+                let which = &self.untrusted.refused;
+                Err(untrusted_error(
+                    &ctx.store,
+                    &self.catalog,
+                    &self.untrusted,
+                    which,
+                ))
+            }
+        }
+    }
+
+    /// Explains a failure that may come of what was left out, for it is not trusted.
+    pub(super) fn explain_untrusted(&self, ctx: &Context, e: Error) -> Error {
+        let may_be = matches!(
+            e.reason(),
+            Reason::NoSnapshots
+                | Reason::OutOfRange
+                | Reason::RevisionGap
+                | Reason::NoSuchTimeline
+                | Reason::KeyNotFound
+        );
+        if !may_be || self.untrusted.is_empty() || ctx.trust.ignore_untrusted {
+            return e;
+        }
+        let all: Vec<usize> = self.untrusted.all().collect();
+        untrusted_error(&ctx.store, &self.catalog, &self.untrusted, &all).at(e.to_string())
+    }
+
+    /// What is to be said of what was left out.
+    pub(super) fn untrusted_warning(&self) -> Option<String> {
+        untrusted_warning(&self.catalog, &self.untrusted)
     }
 
     /// The deltas of a chain whose tags were not asked for.
@@ -220,6 +266,7 @@ pub(super) fn scan_with(
     if catalog.snapshots.is_empty() {
         return Err(nothing_there(ctx, &catalog));
     }
+    ctx.trust.mark(&mut catalog);
     let mut asked = Asked::default();
     let all = 0..catalog.snapshots.len();
     let asks_all = ask == Ask::All || all.len() <= FEW;
@@ -278,6 +325,7 @@ pub(super) fn scan_with(
     };
     Ok(Scan {
         tags_unread: asked.unasked(&ctx.store, &catalog),
+        untrusted: trust::untrusted(&catalog, &ctx.trust),
         catalog,
         timelines,
         doubtful,
@@ -360,6 +408,45 @@ fn survey(
         }
         Kind::Incr => surveyor.delta(reading.delta(nth)?).map_err(at),
     }
+}
+
+/// The failure that some snapshots may be anybody's.
+pub(super) fn untrusted_error(
+    store: &Store,
+    catalog: &Catalog,
+    untrusted: &Untrusted,
+    which: &[usize],
+) -> Error {
+    let flag = untrusted.allowed_below.map(|below| {
+        format!(
+            "; or, if they are from before the prefix was encrypted, trust them by --allow-plaintext-below {below}"
+        )
+    });
+    Error::new(
+        Reason::Untrusted,
+        format!(
+            "keys are given, and these snapshots of {} are not encrypted, so anybody who can write there may have made them: {}; remove or exclude what is not yours; go on without them by --ignore-untrusted{}",
+            store.url(),
+            paths(catalog, which.iter().copied()),
+            flag.unwrap_or_default()
+        ),
+    )
+}
+
+/// What is to be said of snapshots that are left out, for they may be anybody's.
+pub(super) fn untrusted_warning(catalog: &Catalog, untrusted: &Untrusted) -> Option<String> {
+    let say = || {
+        format!(
+            "left out, for they are not encrypted and keys are given: {}",
+            paths(catalog, untrusted.all())
+        )
+    };
+    (!untrusted.is_empty()).then(say)
+}
+
+fn paths(catalog: &Catalog, which: impl Iterator<Item = usize>) -> String {
+    let paths: Vec<&str> = which.map(|i| catalog.snapshots[i].path.as_str()).collect();
+    shorten::line(&paths, ", ", shorten::IN_LIST)
 }
 
 /// The error for a prefix without snapshots, with a hint at what is there instead.

@@ -540,7 +540,8 @@ pub(super) fn choose_timeline<'a>(
     wanted: Option<&str>,
 ) -> Result<(&'a Timeline, Vec<String>)> {
     let mut chooser = Chooser::new(ctx, scan);
-    let timeline = chooser.timeline(wanted)?;
+    let timeline = chooser.timeline(wanted);
+    let timeline = timeline.map_err(|e| scan.explain_untrusted(ctx, e))?;
     Ok((timeline, chooser.warnings))
 }
 
@@ -557,7 +558,8 @@ pub(super) fn revision_at(
     time: DateTime<Utc>,
 ) -> Result<(Revision, Vec<String>)> {
     let mut chooser = Chooser::new(ctx, scan);
-    let revision = chooser.revision_at(timeline, time)?;
+    let revision = chooser.revision_at(timeline, time);
+    let revision = revision.map_err(|e| scan.explain_untrusted(ctx, e))?;
     Ok((revision, chooser.warnings))
 }
 
@@ -579,7 +581,13 @@ impl<'a> Chooser<'a> {
         }
     }
 
-    fn open(mut self, request: &Request, history: Revision) -> Result<Source> {
+    fn open(self, request: &Request, history: Revision) -> Result<Source> {
+        let (ctx, scan) = (self.ctx, self.scan);
+        self.try_open(request, history)
+            .map_err(|e| scan.explain_untrusted(ctx, e))
+    }
+
+    fn try_open(mut self, request: &Request, history: Revision) -> Result<Source> {
         let scan = self.scan;
         let timeline = self.timeline(request.timeline.as_deref())?;
         let target = match request.target {
@@ -622,6 +630,7 @@ impl<'a> Chooser<'a> {
     /// The timeline of that ID; the newest where `None`.
     fn timeline(&mut self, wanted: Option<&str>) -> Result<&'a Timeline> {
         let scan = self.scan;
+        scan.refuse_untrusted(self.ctx)?;
         self.warn_about_scan();
         // Where names leave doubt, a damaged snapshot may be the very one that tells the histories
         // apart, or the newest.
@@ -665,6 +674,9 @@ impl<'a> Chooser<'a> {
                 "left alone, for their names are not those of snapshots: {}",
                 shorten::line(&catalog.foreign, ", ", shorten::IN_LIST)
             ));
+        }
+        if let Some(warning) = self.scan.untrusted_warning() {
+            self.warn(warning);
         }
         for (&i, e) in &contents.unreadable {
             self.warn(format!("{} is not used: {e}", catalog.snapshots[i].path));

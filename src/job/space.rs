@@ -55,6 +55,7 @@ mod tests {
             path: String::new(),
             bytes,
             excluded: false,
+            untrusted: false,
             begins_timeline: false,
             pinned: false,
             removal_noted: false,

@@ -434,6 +434,20 @@ impl<'a> Run<'a> {
                 "marked not to be used: not looked at".to_owned(),
             );
         }
+        let untrusted = &self.scan.untrusted;
+        if !untrusted.left_out.is_empty() {
+            let paths = self.paths(&untrusted.left_out);
+            self.findings.note(
+                "Untrusted",
+                None,
+                paths,
+                "not encrypted, though keys are given: not used".to_owned(),
+            );
+        }
+        if let Err(e) = self.scan.refuse_untrusted(self.ctx) {
+            let paths = self.paths(&untrusted.refused);
+            self.findings.error(&e, None, paths);
+        }
         if self.options.level == Level::Names && !self.scan.doubtful.is_empty() {
             let paths = self.paths(&self.scan.doubtful);
             self.findings.note(

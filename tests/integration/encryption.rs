@@ -168,10 +168,12 @@ fn no_plain_text_comes_behind_what_is_encrypted() {
     )
     .unwrap();
     fs::remove_file(path).unwrap();
-    refused(&mixed, "compact", &args(&reads), 78, "Configuration");
+    let allows = ["--allow-plaintext-below", "1500"];
+    let flags = [&args(&reads)[..], &allows].concat();
+    refused(&mixed, "compact", &flags, 78, "Configuration");
     let both = key.both();
     assert!(
-        mixed.compact(&args(&both))["snapshot"]
+        mixed.compact(&[&args(&both)[..], &allows].concat())["snapshot"]
             .as_str()
             .unwrap()
             .ends_with(".gz.age")
@@ -179,7 +181,7 @@ fn no_plain_text_comes_behind_what_is_encrypted() {
     let plain = plain_bucket();
     let writes = key.writes();
     assert!(
-        plain.compact(&args(&writes))["snapshot"]
+        plain.compact(&[&args(&writes)[..], &["--allow-plaintext-below", "3000"]].concat())["snapshot"]
             .as_str()
             .unwrap()
             .ends_with(".gz.age")

@@ -25,5 +25,6 @@ mod snapshot_access;
 mod snapshot_delta;
 mod snapshot_full;
 mod termination;
+mod untrusted;
 mod verify_against_cluster;
 mod verify_bucket;

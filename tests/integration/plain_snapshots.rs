@@ -42,6 +42,7 @@ impl Here {
                 temp_dir: dir.path().to_owned(),
                 threads: 1,
                 keys: Default::default(),
+                trust: Default::default(),
             },
             _runtime: runtime,
             dir,

@@ -94,6 +94,13 @@ pub struct EncryptionSpec {
     /// A Secret with the identity in `identity.txt`, to read the backup with
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity_secret_ref: Option<SecretRef>,
+    /// The prefix was encrypted later: plain snapshots from before that are trusted, if they end below this revision
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub allow_plaintext_below: Option<i64>,
+    /// Whether Jobs go on without snapshots that are not encrypted, which may be anybody's
+    #[serde(default)]
+    pub ignore_untrusted: bool,
 }
 
 /// When snapshots are taken.

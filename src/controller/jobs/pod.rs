@@ -312,15 +312,22 @@ impl<'a> Pod<'a> {
         pod
     }
 
-    /// The identity that opens snapshots.
+    /// The identity that opens snapshots, and what is made of those that need none.
     pub(super) fn identities(self) -> Self {
-        let encryption = self.policy.spec.encryption.as_ref();
-        match encryption.and_then(|e| e.identity_secret_ref.as_ref()) {
-            None => self,
-            Some(secret) => {
-                let (pod, path) = self.secret("age", secret);
-                pod.flag("--age-identity", &format!("{path}/identity.txt"))
-            }
+        let Some(encryption) = &self.policy.spec.encryption else {
+            return self;
+        };
+        let mut pod = self;
+        if let Some(secret) = &encryption.identity_secret_ref {
+            let (with, path) = pod.secret("age", secret);
+            pod = with.flag("--age-identity", &format!("{path}/identity.txt"));
+        }
+        if let Some(revision) = encryption.allow_plaintext_below {
+            pod = pod.flag("--allow-plaintext-below", &revision.to_string());
+        }
+        match encryption.ignore_untrusted {
+            true => pod.switch("--ignore-untrusted"),
+            false => pod,
         }
     }
 

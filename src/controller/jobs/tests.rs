@@ -383,7 +383,7 @@ fn with(spec: &Value, path: &str, value: &Value) -> Value {
 
 #[test]
 fn every_field_of_a_policy_has_an_effect() {
-    let changes: [(Make, &str, Value); 46] = [
+    let changes: [(Make, &str, Value); 48] = [
         (rich, "etcd.endpoints", json!(["https://etcd-0:2379"])),
         (rich, "etcd.tlsSecretRef.name", json!("other")),
         (rich, "etcd.authSecretRef.name", json!("other")),
@@ -394,6 +394,8 @@ fn every_field_of_a_policy_has_an_effect() {
         (local, "store.volume.hostPath", json!("/srv")),
         (rich, "encryption.recipients", json!([])),
         (rich, "encryption.identitySecretRef.name", json!("other")),
+        (rich, "encryption.allowPlaintextBelow", json!(700)),
+        (rich, "encryption.ignoreUntrusted", json!(true)),
         (rich, "snapshot.fullSchedule", json!("1 3 * * *")),
         (rich, "snapshot.deltaSchedule", json!("*/6 * * * *")),
         (following, "snapshot.follow.deltaPeriod", json!("2m")),

@@ -13,10 +13,11 @@ mod transfer;
 use self::plan::{Decision, Encryption, Plan, Planned, Wanted, Why, plan};
 use self::round::{Done, Round};
 use crate::bucket::catalog::{V1, V2};
+use crate::bucket::trust;
 use crate::bucket::{Catalog, Kind, SnapshotName};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
-use crate::job::scan::{TAGS_UNREADABLE, by_names};
+use crate::job::scan::{TAGS_UNREADABLE, by_names, untrusted_error, untrusted_warning};
 use crate::shorten;
 use crate::telemetry::memory::peak_memory_bytes;
 use crate::telemetry::metrics::{Metrics, SnapshotKind};
@@ -487,10 +488,32 @@ impl<'a> Copier<'a> {
         {
             source.snapshots[i].excluded |= excluded;
         }
+        self.leave_out_untrusted(&mut source)?;
         if self.from.store.hides_tags() || self.to.store.hides_tags() {
             self.warn(TAGS_UNREADABLE.to_owned());
         }
         Ok(Listings { source, target })
+    }
+
+    /// Where the source is encrypted, its plain snapshots may be anybody's: encrypted on the way, they would look like
+    /// the others. A follower goes on without them.
+    fn leave_out_untrusted(&mut self, source: &mut Catalog) -> Result<()> {
+        let seals = self.options.wanted.form.encryption == Encryption::Encrypt;
+        if !seals || !source.snapshots.iter().any(|s| s.name.is_encrypted) {
+            return Ok(());
+        }
+        let trust = &self.from.trust;
+        trust.mark(source);
+        let untrusted = trust::untrusted(source, trust);
+        if !untrusted.refused.is_empty() && self.metrics.is_none() {
+            let which = &untrusted.refused;
+            return Err(untrusted_error(&self.from.store, source, &untrusted, which));
+        }
+        if let Some(warning) = untrusted_warning(source, &untrusted) {
+            self.warn(warning);
+        }
+        source.snapshots.retain(|s| !s.untrusted);
+        Ok(())
     }
 
     /// Whether what is wanted can be made of what is encrypted.

@@ -171,10 +171,8 @@ impl Collector<'_> {
             read.insert(i, base);
         }
         if named.is_empty() && self.covered.is_empty() {
-            return Err(Error::new(
-                Reason::NoSnapshots,
-                "there is no snapshot that can be used",
-            ));
+            let nothing = Error::new(Reason::NoSnapshots, "there is no snapshot that can be used");
+            return Err(scan.explain_untrusted(ctx, nothing));
         }
         Ok((timeline.id.clone(), warnings))
     }

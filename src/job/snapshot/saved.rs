@@ -36,6 +36,8 @@ pub enum FullReason {
     InterleavedTimelines,
     /// What the store holds at the last saved revision cannot be told.
     Unverifiable,
+    /// The newest snapshots are not encrypted, though keys are given: anybody may have made them.
+    Untrusted,
 }
 
 /// What a store has of the newest history.
@@ -67,9 +69,10 @@ pub struct Newest {
 
 impl Newest {
     /// Of a scan, those that are excluded too.
-    pub fn read(scan: &Scan) -> Option<Self> {
-        // Of one second fulls come last in the catalog.
-        let newest = scan.catalog.snapshots.last()?;
+    pub fn read(scan: &Scan, now: DateTime<Utc>) -> Option<Self> {
+        // Of one second fulls come last in the catalog. A forged name may be of any time.
+        let is_known = |s: &&Snapshot| !s.untrusted || s.name.created <= now.timestamp();
+        let newest = scan.catalog.snapshots.iter().rev().find(is_known)?;
         Some(Newest {
             created: newest.name.created,
             is_full: newest.name.kind == Kind::Full,
@@ -80,8 +83,19 @@ impl Newest {
 
 impl Saved {
     /// Reads a scan. `Err` says why a full is needed without looking any further.
-    pub fn read(scan: &Scan) -> Result<Self, (FullReason, String)> {
+    pub fn read(scan: &Scan, now: DateTime<Utc>) -> Result<Self, (FullReason, String)> {
         let catalog = &scan.catalog;
+        // A full is newer than all but those whose names are of the future.
+        let is_behind_a_full = |&&i: &&usize| catalog.snapshots[i].name.created <= now.timestamp();
+        if let Some(&late) = scan.untrusted.refused.iter().find(is_behind_a_full) {
+            return Err((
+                FullReason::Untrusted,
+                format!(
+                    "{} is not encrypted, and keys are given: anybody may have made it",
+                    catalog.snapshots[late].path
+                ),
+            ));
+        }
         if let Some((_, e)) = scan.contents.unreadable.iter().next() {
             return Err((FullReason::CorruptSnapshot, e.to_string()));
         }

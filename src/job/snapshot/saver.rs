@@ -19,6 +19,7 @@ use crate::job::scan::{Depth, scan_asking};
 use crate::job::tags::Ask;
 use crate::kubernetes::{Behind, LeaseState};
 use crate::mvcc::Revision;
+use chrono::Utc;
 use std::time::Duration;
 
 /// What has been done so far.
@@ -93,8 +94,12 @@ impl<'a> Saver<'a> {
             }
             Err(e) => return Err(e),
         };
-        saver.newest = Newest::read(&scan);
-        let found = Saved::read(&scan);
+        let now = Utc::now();
+        saver.newest = Newest::read(&scan, now);
+        let found = Saved::read(&scan, now);
+        if let Some(warning) = scan.untrusted_warning() {
+            saver.warn(warning);
+        }
         match &found {
             Ok(saved) => {
                 saver.last = Some(saved.last);

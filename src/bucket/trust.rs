@@ -1,0 +1,176 @@
+//! Which snapshots may be anybody's. Pure functions of names.
+//!
+//! Where keys are given, a snapshot that is not encrypted is never an input: whoever can write into the store can have put
+//! it there. That one is encrypted says little about who wrote it, since recipients are public.
+
+use crate::bucket::{Catalog, Kind, Snapshot};
+use crate::mvcc::Revision;
+
+/// What is trusted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Trust {
+    /// Keys are given: what is not encrypted is not trusted.
+    pub only_encrypted: bool,
+    /// Snapshots from before the first encrypted one are trusted, if all their revisions are below this.
+    pub plaintext_below: Option<Revision>,
+    /// Jobs go on with what is trusted, whatever else is there.
+    pub ignore_untrusted: bool,
+}
+
+/// The snapshots that are not trusted, by index, in order of creation.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Untrusted {
+    /// They are newer than the newest full that is trusted: the newest state seems to stand on them.
+    pub refused: Vec<usize>,
+    /// Jobs go on without them: a full that is trusted has superseded them, or the user said so.
+    pub left_out: Vec<usize>,
+    /// With this, those from before the first encrypted snapshot would be trusted.
+    pub allowed_below: Option<Revision>,
+}
+
+impl Untrusted {
+    /// Whether all is trusted.
+    pub fn is_empty(&self) -> bool {
+        self.refused.is_empty() && self.left_out.is_empty()
+    }
+
+    /// All of them.
+    pub fn all(&self) -> impl Iterator<Item = usize> + '_ {
+        self.left_out.iter().chain(&self.refused).copied()
+    }
+}
+
+impl Trust {
+    /// Marks what is not trusted in a catalog.
+    pub fn mark(&self, catalog: &mut Catalog) {
+        if !self.only_encrypted {
+            return;
+        }
+        let first = first_encrypted(catalog);
+        for s in &mut catalog.snapshots {
+            let is_allowed = s.name.created <= first
+                && self
+                    .plaintext_below
+                    .is_some_and(|below| s.name.last < below);
+            s.untrusted = !s.name.is_encrypted && !is_allowed;
+        }
+    }
+}
+
+/// When the first encrypted snapshot was made.
+fn first_encrypted(catalog: &Catalog) -> i64 {
+    let encrypted = catalog.snapshots.iter().filter(|s| s.name.is_encrypted);
+    encrypted.map(|s| s.name.created).min().unwrap_or(i64::MAX)
+}
+
+/// What is not trusted in a catalog that was marked.
+pub fn untrusted(catalog: &Catalog, trust: &Trust) -> Untrusted {
+    let order = |s: &Snapshot| (s.name.created, s.name.kind == Kind::Full);
+    let fulls = catalog.usable().map(|i| &catalog.snapshots[i]);
+    let newest = fulls.filter(|s| s.name.kind == Kind::Full).map(order).max();
+    let first = first_encrypted(catalog);
+    let mut found = Untrusted::default();
+    for (i, s) in catalog.snapshots.iter().enumerate() {
+        if !s.untrusted || s.excluded {
+            continue;
+        }
+        if s.name.created <= first {
+            let below = Some(Revision(s.name.last.0.saturating_add(1)));
+            found.allowed_below = found.allowed_below.max(below);
+        }
+        match newest {
+            _ if trust.ignore_untrusted => found.left_out.push(i),
+            Some(newest) if order(s) <= newest => found.left_out.push(i),
+            _ => found.refused.push(i),
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bucket::Listed;
+
+    const ALWAYS: Trust = Trust {
+        only_encrypted: true,
+        plaintext_below: None,
+        ignore_untrusted: false,
+    };
+
+    /// Refused, left out, and below which revision they would be trusted.
+    fn found(trust: Trust, names: &[&str]) -> (Vec<usize>, Vec<usize>, Option<i64>) {
+        let listing = names.iter().map(|n| Listed {
+            path: format!("v2/{n}"),
+            bytes: 1,
+        });
+        let mut catalog = Catalog::from_listing(listing.collect());
+        trust.mark(&mut catalog);
+        let usable: Vec<usize> = catalog.usable().collect();
+        let u = untrusted(&catalog, &trust);
+        assert!(u.all().all(|i| !usable.contains(&i)));
+        assert_eq!(u.all().count() + usable.len(), names.len());
+        (u.refused, u.left_out, u.allowed_below.map(|r| r.0))
+    }
+
+    #[test]
+    fn without_keys_all_is_trusted() {
+        let names = ["Full-00000000-00000010-100", "Incr-00000011-00000020-200"];
+        assert_eq!(found(Trust::default(), &names), (vec![], vec![], None));
+    }
+
+    #[test]
+    fn a_plain_snapshot_behind_the_newest_encrypted_full_is_refused() {
+        let names = [
+            "Full-00000000-00000010-100.gz.age",
+            "Incr-00000011-00000020-200.gz.age",
+            "Incr-00000021-00000030-300.gz",
+        ];
+        // There was nothing plain before the prefix was encrypted, so no revision is told.
+        assert_eq!(found(ALWAYS, &names), (vec![2], vec![], None));
+        let allows = Trust {
+            plaintext_below: Some(Revision(1000)),
+            ..ALWAYS
+        };
+        assert_eq!(found(allows, &names), (vec![2], vec![], None));
+        let ignores = Trust {
+            ignore_untrusted: true,
+            ..ALWAYS
+        };
+        assert_eq!(found(ignores, &names), (vec![], vec![2], None));
+    }
+
+    #[test]
+    fn a_prefix_that_was_encrypted_later_needs_no_flag_once_a_full_is_encrypted() {
+        let plain = ["Full-00000000-00000010-100", "Incr-00000011-00000020-200"];
+        assert_eq!(found(ALWAYS, &plain), (vec![0, 1], vec![], Some(21)));
+        let delta = [&plain[..], &["Incr-00000021-00000030-300.age"]].concat();
+        assert_eq!(found(ALWAYS, &delta), (vec![0, 1], vec![], Some(21)));
+        let full = [&delta[..], &["Full-00000000-00000030-300.age"]].concat();
+        assert_eq!(found(ALWAYS, &full), (vec![], vec![0, 1], Some(21)));
+    }
+
+    #[test]
+    fn what_ends_below_a_revision_is_trusted_if_it_is_older_than_what_is_encrypted() {
+        let below = |r| Trust {
+            plaintext_below: Some(Revision(r)),
+            ..ALWAYS
+        };
+        let names = [
+            "Full-00000000-00000010-100",
+            "Incr-00000011-00000020-200",
+            "Incr-00000021-00000030-300.age",
+            "Incr-00000011-00000015-400",
+        ];
+        assert_eq!(found(below(21), &names), (vec![3], vec![], None));
+        assert_eq!(found(below(20), &names), (vec![1, 3], vec![], Some(21)));
+        assert_eq!(found(below(10), &names), (vec![0, 1, 3], vec![], Some(21)));
+    }
+
+    #[test]
+    fn a_name_with_the_last_revision_of_all_overflows_nothing() {
+        let names = [format!("Incr-1-{}-5", i64::MAX)];
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        assert_eq!(found(ALWAYS, &names).2, Some(i64::MAX));
+    }
+}

@@ -1,0 +1,309 @@
+//! Attacks by whoever can write into an encrypted prefix without a key: what is not encrypted is never an input.
+
+use crate::support::buckets::{BASE, Bucket, LAST, T0, objects_in};
+use crate::support::etcd::EtcdVersion;
+use crate::support::follower::QUICK;
+use crate::support::history::{Compression, with_checksum};
+use crate::support::keys::{Key, args, plain_bucket, seal_all, sealed_bucket, sealed_for};
+use crate::support::world::with_etcd;
+use crate::support::{deltafold, run_json, scratch};
+use serde_json::{Value, json};
+use std::fs;
+use std::path::Path;
+
+/// A base and a delta up to 1499 for a key, and a plain delta that somebody has put behind them.
+fn forged(key: &Key) -> (Bucket, String) {
+    let bucket = Bucket::with_base();
+    bucket.delta(BASE + 1, 1499, 6);
+    seal_all(bucket.path(), &[key]);
+    let forged = bucket.altered_delta(1500, LAST, 9);
+    (bucket, forged)
+}
+
+/// Runs a command that must be refused; gives the message.
+fn refused(bucket: &Bucket, command: &str, flags: &[&str]) -> String {
+    let before = bucket.objects();
+    let (code, json, stderr) = bucket.run(command, flags);
+    let is = (code, json["reason"].as_str());
+    assert_eq!(is, (65, Some("Untrusted")), "{command} {flags:?}: {stderr}");
+    assert!(bucket.objects() == before, "{command} wrote something");
+    json["message"].as_str().unwrap().to_owned()
+}
+
+fn succeeds(bucket: &Bucket, command: &str, flags: &[&str]) -> Value {
+    let (code, json, stderr) = bucket.run(command, flags);
+    assert_eq!(code, 0, "{command} {flags:?}: {stderr}");
+    json
+}
+
+#[test]
+fn a_plain_delta_behind_an_encrypted_chain_is_no_input() {
+    let key = Key::new();
+    let (bucket, forged) = forged(&key);
+    let (reads, both) = (key.reads(), key.both());
+    let (reads, both) = (args(&reads), args(&both));
+    let folder = scratch::folder().unwrap();
+    let to = folder.path().join("data").to_str().unwrap().to_owned();
+    let commands: [(&str, &[&str]); 9] = [
+        ("restore", &["--data-dir", &to]),
+        ("restore", &["--data-dir", &to, "--revision", "800"]),
+        ("restore", &["--data-dir", &to, "--dry-run"]),
+        ("get", &["--prefix", ""]),
+        ("history", &["/registry/a"]),
+        ("diff", &["--from", "800", "--to", "900"]),
+        ("export", &[]),
+        ("verify", &["--level", "names"]),
+        ("verify", &["--all-chains"]),
+    ];
+    for (command, flags) in commands {
+        let said = refused(&bucket, command, &[flags, &reads].concat());
+        assert!(said.contains(&format!("v2/{forged}")), "{command}: {said}");
+        assert!(said.contains("--ignore-untrusted"), "{command}: {said}");
+        // Nothing was plain before the prefix was encrypted.
+        assert!(!said.contains("--allow-plaintext-below"), "{said}");
+    }
+    let said = refused(&bucket, "compact", &both);
+    assert!(said.contains(&forged), "{said}");
+    // A flag for what is older than the encryption does not help what is not.
+    let allows = ["--allow-plaintext-below", "1000000"];
+    refused(&bucket, "compact", &[&both[..], &allows].concat());
+    assert_eq!(folder.path().read_dir().unwrap().count(), 0);
+
+    let listed = bucket.list(&reads);
+    let marked = |s: &&Value| s["untrusted"] == true;
+    let untrusted: Vec<&Value> = listed["snapshots"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(marked)
+        .collect();
+    assert_eq!(untrusted.len(), 1);
+    assert_eq!(untrusted[0]["name"], forged);
+    assert_eq!(listed["latest_revision"], 1499);
+
+    // With what is trusted alone they do what they would do if it were not there.
+    let clean = Bucket::of(&bucket.objects());
+    fs::remove_file(clean.path().join("v2").join(&forged)).unwrap();
+    for (command, flags) in [
+        ("get", &["--prefix", ""][..]),
+        ("history", &["/registry/a"]),
+        ("diff", &["--from", "800", "--to", "1499"]),
+    ] {
+        let ignores = [flags, &reads, &["--ignore-untrusted"]].concat();
+        let (got, expected) = (
+            bucket.run(command, &ignores),
+            clean.run(command, &[flags, &reads].concat()),
+        );
+        assert_eq!(got.0, expected.0, "{command}: {}", got.2);
+        for field in ["keys", "versions", "changes", "revision"] {
+            assert_eq!(got.1[field], expected.1[field], "{command} {field}");
+        }
+        assert!(
+            got.2.contains(&forged),
+            "{command} does not tell: {}",
+            got.2
+        );
+    }
+    let verified = succeeds(
+        &bucket,
+        "verify",
+        &[&reads[..], &["--ignore-untrusted"]].concat(),
+    );
+    let note = verified["findings"].as_array().unwrap();
+    assert_eq!(
+        (&note[0]["reason"], &note[0]["severity"]),
+        (&json!("Untrusted"), &json!("note"))
+    );
+    let made = bucket.compact(&[&both[..], &["--ignore-untrusted"]].concat());
+    assert_eq!(made["revision"], 1499);
+    assert_eq!(made["hash_kv"], clean.compact(&both)["hash_kv"]);
+    // The new full has superseded what somebody put there.
+    succeeds(&bucket, "verify", &reads);
+}
+
+#[test]
+fn a_plain_full_is_no_input_however_it_is_named() {
+    let key = Key::new();
+    let (reads, both) = (key.reads(), key.both());
+    let (reads, both) = (args(&reads), args(&both));
+    let sealed = sealed_bucket(&[&key]).objects();
+    let plain = plain_bucket();
+    let base = plain.names()[0].clone();
+    let full = fs::read(plain.path().join("v2").join(base)).unwrap();
+    let names = [
+        // The newest by time, with a low revision and a high one, of the future, and a byte.
+        (
+            format!("Full-00000000-00000746-{}.gz", T0 + 100),
+            full.clone(),
+        ),
+        (
+            format!("Full-00000000-00009000-{}.gz", T0 + 100),
+            full.clone(),
+        ),
+        ("Full-00000000-00009000-99999999999.gz".to_owned(), full),
+        (
+            format!("Full-00000000-00009000-{}", T0 + 100),
+            b"x".to_vec(),
+        ),
+    ];
+    for (name, bytes) in names {
+        let bucket = Bucket::of(&sealed);
+        bucket.put(&format!("v2/{name}"), &bytes);
+        for (command, flags) in [
+            ("get", [&["--prefix", ""][..], &reads].concat()),
+            ("verify", reads.clone()),
+            ("compact", both.clone()),
+        ] {
+            let said = refused(&bucket, command, &flags);
+            assert!(said.contains(&name), "{said}");
+        }
+        let made = bucket.compact(&[&both[..], &["--ignore-untrusted"]].concat());
+        assert_eq!(made["revision"], LAST, "{name}");
+    }
+    // One that is older than the newest encrypted full changes nothing.
+    let bucket = Bucket::of(&sealed);
+    let old = format!("v2/Full-00000000-00009000-{}", T0 - 1);
+    bucket.put(&old, b"x");
+    let got = succeeds(&bucket, "get", &[&["--prefix", ""][..], &reads].concat());
+    assert_eq!(got["revision"], LAST);
+}
+
+#[test]
+fn a_prefix_that_was_encrypted_later_tells_the_flag_and_needs_it_once() {
+    let key = Key::new();
+    let (reads, both) = (key.reads(), key.both());
+    let (reads, both) = (args(&reads), args(&both));
+    let bucket = plain_bucket();
+    let last = bucket.names().pop().unwrap();
+    assert!(last.starts_with("Incr-00001500"), "{last}");
+    let path = bucket.path().join("v2").join(&last);
+    let sealed = sealed_for(&[&key], &fs::read(&path).unwrap());
+    bucket.put(&format!("v2/{last}.age"), &sealed);
+    fs::remove_file(path).unwrap();
+    let all = [&["--prefix", ""][..], &reads].concat();
+    for (command, flags) in [("get", &all), ("verify", &reads), ("compact", &both)] {
+        let said = refused(&bucket, command, flags);
+        assert!(said.contains("--allow-plaintext-below 1500"), "{said}");
+    }
+    // A lower one is not enough.
+    let mut low = both.clone();
+    low.extend(["--allow-plaintext-below", "1499"]);
+    refused(&bucket, "compact", &low);
+    let mut enough = both.clone();
+    enough.extend(["--allow-plaintext-below", "1500"]);
+    let made = bucket.compact(&enough);
+    assert_eq!(made["revision"], LAST);
+    // Its full has superseded them, and no flag is needed; but for a moment that only they hold.
+    assert_eq!(succeeds(&bucket, "get", &all)["revision"], LAST);
+    succeeds(&bucket, "verify", &reads);
+    let mut past = all.clone();
+    past.extend(["--revision", "800"]);
+    let said = refused(&bucket, "get", &past);
+    assert!(said.contains("--allow-plaintext-below 1500"), "{said}");
+    past.extend(["--allow-plaintext-below", "1500"]);
+    let there = succeeds(&bucket, "get", &past);
+    let plain = plain_bucket();
+    let expected = succeeds(&plain, "get", &["--prefix", "", "--revision", "800"]);
+    assert_eq!(there["keys"], expected["keys"]);
+}
+
+#[test]
+fn a_copy_does_not_encrypt_what_somebody_has_put_there() {
+    let (key, other) = (Key::new(), Key::new());
+    let (bucket, forged) = forged(&key);
+    let keys = [key.reads(), other.writes()].concat();
+    let copy = |to: &Path, flags: &[&str]| {
+        let mut c = deltafold();
+        c.args(["copy", "--output", "json", "--from"])
+            .arg(bucket.path());
+        run_json(c.arg("--to").arg(to).args(flags))
+    };
+    let target = scratch::folder().unwrap();
+    let (code, json, stderr) = copy(target.path(), &args(&keys));
+    assert_eq!(
+        (code, &json["reason"]),
+        (65, &json!("Untrusted")),
+        "{stderr}"
+    );
+    assert!(
+        json["message"].as_str().unwrap().contains(&forged),
+        "{json}"
+    );
+    assert!(objects_in(target.path()).is_empty());
+    let ignores = [&args(&keys)[..], &["--ignore-untrusted"]].concat();
+    let (code, json, stderr) = copy(target.path(), &ignores);
+    assert_eq!((code, &json["copied"]), (0, &json!(2)), "{stderr}");
+    assert!(
+        objects_in(target.path())
+            .keys()
+            .all(|p| p.ends_with(".age"))
+    );
+    // Byte for byte nothing looks better than it was; and a prefix that is plain becomes encrypted.
+    let verbatim = scratch::folder().unwrap();
+    let (code, json, stderr) = copy(verbatim.path(), &args(&key.reads()));
+    assert_eq!((code, &json["copied"]), (0, &json!(3)), "{stderr}");
+    let plain = plain_bucket();
+    let target = scratch::folder().unwrap();
+    let mut c = deltafold();
+    c.args(["copy", "--output", "json", "--from"])
+        .arg(plain.path());
+    let (code, json, stderr) = run_json(c.arg("--to").arg(target.path()).args(other.writes()));
+    assert_eq!((code, &json["copied"]), (0, &json!(3)), "{stderr}");
+}
+
+#[test]
+fn a_follower_takes_a_new_full_and_goes_on() {
+    let key = Key::new();
+    let both = key.both();
+    let both = args(&both);
+    with_etcd(EtcdVersion::V3_6, |world| {
+        // A prefix that was plain until now.
+        world.put_many("/a/", 20, 100);
+        world.snapshot("full", &[]).succeeded();
+        world.put("/b", "1");
+        let taken = world.delta(&both);
+        assert_eq!(taken.json["full"]["reason"], "Untrusted", "{}", taken.json);
+        let store = Path::new(&world.prefix.url).to_owned();
+        let forge = |start: i64, last: i64, created: i64| {
+            let bytes = Compression::Gzip.pack(&with_checksum(b"[]"));
+            let name = format!("v2/Incr-{start:08}-{last:08}-{created}.gz");
+            fs::write(store.join(&name), bytes).unwrap();
+            name
+        };
+        // Somebody drops an object, and another one with a name of the future: no full for that, which would not help.
+        world.put("/b", "2");
+        world.delta(&both);
+        let last = world.prefix.last_saved();
+        let newest = world.prefix.names().last().unwrap().created;
+        forge(last + 1, last + 100, newest);
+        world.put("/b", "3");
+        let taken = world.delta(&both);
+        assert_eq!(taken.json["full"]["reason"], "Untrusted", "{}", taken.json);
+        let future = forge(last + 1, last + 100, 99_999_999_999);
+        let fulls = world.prefix.fulls().len();
+        for n in 0..2 {
+            world.put("/b", n.to_string());
+            let taken = world.delta(&both);
+            assert_eq!(taken.json["full"], Value::Null, "{}", taken.json);
+            assert!(taken.log.contains(&future), "{}", taken.log);
+        }
+        let mut follower = world.follow(&[&QUICK[..], &both].concat());
+        let revision = world.put("/c", "1");
+        follower.wait_until("a delta", || {
+            let names = world.prefix.names();
+            names.iter().any(|n| n.is_encrypted && n.last.0 >= revision)
+        });
+        follower.terminate().succeeded();
+        assert_eq!(world.prefix.fulls().len(), fulls);
+        // What is trusted is the whole cluster.
+        let mut c = deltafold();
+        c.args(["get", "/c", "--output", "json", "--store"])
+            .arg(&store);
+        let (code, got, stderr) = run_json(c.args(&both).arg("--ignore-untrusted"));
+        assert_eq!(
+            (code, &got["revision"]),
+            (0, &json!(world.revision())),
+            "{stderr}"
+        );
+    });
+}
