@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn a_name_with_the_last_revision_of_all_overflows_nothing() {
-        let names = [format!("Incr-1-{}-5", i64::MAX)];
+        let names = [format!("Incr-00000001-{}-5", i64::MAX)];
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         assert_eq!(found(ALWAYS, &names).2, Some(i64::MAX));
     }

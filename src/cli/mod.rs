@@ -316,7 +316,11 @@ impl MeansArgs {
     /// The snapshots of the `nth` store that is given. One that cannot be opened may be passed over for another.
     fn backup_store(&self, nth: usize, url: &str, cancel: &Cancel) -> Result<Backup> {
         match self.nth_context(nth, url, cancel) {
-            Ok(ctx) => Ok(Backup::Store(ctx)),
+            Ok(mut ctx) => {
+                // Recipients are those of a file that is written: the backup may be plain.
+                ctx.trust.only_encrypted = ctx.keys.decrypts();
+                Ok(Backup::Store(ctx))
+            }
             Err(e) if e.reason() == Reason::Usage => Err(e),
             Err(error) => Ok(Backup::Closed {
                 name: url.to_owned(),

@@ -25,7 +25,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::task::{JoinError, JoinSet};
+use tokio::task::{JoinError, JoinHandle, JoinSet};
 
 /// Bytes of a part; S3 wants at least 5 MiB for all but the last.
 const PART: usize = 5 << 20;
@@ -78,6 +78,8 @@ struct Staging {
     store: Store,
     name: StagingName,
     multipart: Option<Box<dyn MultipartUpload>>,
+    /// The upload that is being begun.
+    begun: Option<JoinHandle<object_store::Result<Box<dyn MultipartUpload>>>>,
     /// It may be there.
     may_exist: AtomicBool,
 }
@@ -113,6 +115,7 @@ impl Upload {
                 store: store.clone(),
                 name: StagingName::new(hint),
                 multipart: None,
+                begun: None,
                 may_exist: AtomicBool::new(false),
             },
             likely: None,
@@ -133,8 +136,10 @@ impl Upload {
 
     /// Bytes that are collected before some are sent.
     fn room(&self) -> usize {
-        match self.parts {
-            0 => SMALL,
+        match (self.parts, &self.staging.begun) {
+            (0, None) => SMALL,
+            // What comes until the upload has begun.
+            (0, Some(_)) => SMALL + PART,
             _ => self.part_size(),
         }
     }
@@ -201,7 +206,8 @@ impl Upload {
     /// The store's; `Io` where what is read back differs; `SnapshotVanished` where it is gone.
     pub fn finish(mut self) -> Result<Staged> {
         let store = &self.staging.store;
-        if self.parts == 0
+        let is_small = self.parts == 0 && self.staging.begun.is_none();
+        if is_small
             && let Some(direct) = store.direct()?
             && let Some(room) = direct.room(self.part.len())
         {
@@ -210,7 +216,7 @@ impl Upload {
             let held = Held::new(store, direct, content, room);
             return Ok(Staged(Waiting::InMemory(Box::new(held))));
         }
-        while !self.part.is_empty() && self.parts > 0 {
+        while !self.part.is_empty() && !is_small {
             self.send_part()?;
         }
         while !self.in_flight.is_empty() {
@@ -285,8 +291,15 @@ impl Write for Upload {
             )
             .into());
         }
-        if self.part.len() == self.room() {
+        if self.parts == 0 && self.part.len() == SMALL && self.staging.begin_beside() {
+            return Ok(n);
+        }
+        let begun = self.staging.begun.as_ref();
+        if begun.is_some_and(JoinHandle::is_finished) || self.part.len() == self.room() {
             self.send_part()?;
+            while self.part.len() >= self.part_size() {
+                self.send_part()?;
+            }
         }
         Ok(n)
     }
@@ -305,7 +318,27 @@ impl Staging {
         write_error(&self.full_name(), e)
     }
 
+    /// Begins the upload beside what is written meanwhile. False in a local folder, where nothing waits.
+    fn begin_beside(&mut self) -> bool {
+        let store = &self.store;
+        if store.local_root.is_some() || self.begun.is_some() {
+            return false;
+        }
+        let (inner, path) = (Arc::clone(&store.inner), store.path(&self.name.path));
+        let begun = async move { inner.put_multipart(&path).await };
+        self.begun = Some(store.handle.spawn(begun));
+        true
+    }
+
     fn begin(&mut self) -> Result<()> {
+        if let Some(begun) = &mut self.begun {
+            let ended = self.store.block_on(begun)?;
+            self.begun = None;
+            let begun =
+                ended.map_err(|e| Error::internal(format!("an upload's task ended: {e}")))?;
+            self.multipart = Some(begun.map_err(|e| self.error(e))?);
+            return Ok(());
+        }
         let path = self.store.path(&self.name.path);
         for tried in 1.. {
             match self.store.block_on(self.store.inner.put_multipart(&path))? {
@@ -346,6 +379,17 @@ impl Drop for Staging {
     /// Nothing is left behind, if the store lets it.
     fn drop(&mut self) {
         let store = &self.store;
+        if let Some(begun) = self.begun.take() {
+            let ended = store.clean_up(async {
+                if let Ok(begun) = begun.await {
+                    self.multipart = Some(begun?);
+                }
+                Ok(())
+            });
+            if let Err(e) = ended {
+                tracing::debug!("an upload had not begun: {e}");
+            }
+        }
         if let Some(mut multipart) = self.multipart.take()
             && let Err(e) = store.clean_up(multipart.abort())
         {
