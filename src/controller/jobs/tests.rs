@@ -840,6 +840,18 @@ fn what_the_api_server_cannot_see_is_a_problem() {
         ),
         (
             rich,
+            "store.options",
+            json!({"secret_access_key": "x"}),
+            "into the Secret of secretRef",
+        ),
+        (
+            rich,
+            "store.options",
+            json!({"proxy_url": "http://user:password@proxy"}),
+            "into the Secret of secretRef",
+        ),
+        (
+            rich,
             "etcd.endpoints",
             json!(["http://etcd:2379"]),
             "without TLS",
