@@ -70,6 +70,8 @@ pub(super) async fn with_stand_ins(answer: HttpResponse) -> Result<HttpResponse,
 
 /// The page with its odd keys replaced; `None` if there are none.
 fn replaced(page: &[u8]) -> Option<Vec<u8>> {
+    // Azure sends a byte order mark, which the reader's positions do not count.
+    let page = page.strip_prefix(b"\xef\xbb\xbf").unwrap_or(page);
     let mut reader = Reader::from_reader(page);
     let (mut out, mut copied) = (Vec::new(), 0);
     let mut open: Vec<Vec<u8>> = Vec::new();
@@ -200,11 +202,9 @@ mod tests {
         assert_eq!(replaced(page("v2/b & c").as_bytes()), None);
         for key in ODD {
             let got = replaced(page(key).as_bytes()).unwrap();
-            assert_eq!(
-                String::from_utf8(got).unwrap(),
-                page(&stand_in(key)),
-                "{key:?}"
-            );
+            let expected = page(&stand_in(key));
+            let expected = expected.trim_start_matches('\u{feff}');
+            assert_eq!(String::from_utf8(got).unwrap(), expected, "{key:?}");
         }
         let azure = "<EnumerationResults><Blobs><Blob><Name>a/../b</Name></Blob><BlobPrefix><Name>a//</Name></BlobPrefix></Blobs></EnumerationResults>";
         let got = String::from_utf8(replaced(azure.as_bytes()).unwrap()).unwrap();

@@ -738,7 +738,7 @@ fn deadlines_are_what_was_asked_for() {
 
 #[test]
 fn what_the_api_server_cannot_see_is_a_problem() {
-    let table: [(Make, &str, Value, &str); 32] = [
+    let table: [(Make, &str, Value, &str); 34] = [
         (
             rich,
             "snapshot.fullSchedule",
