@@ -17,6 +17,7 @@
 //! - [`telemetry`] — logs, progress, metrics, and what the process has used.
 //! - [`tls`] — the provider of TLS cryptography.
 //! - `shorten` — long lists, shortened for people.
+//! - `shown` — text from elsewhere, as people are shown it.
 //! - [`error`] — the one error: reasons and exit codes.
 
 #![warn(missing_docs)]
@@ -34,6 +35,7 @@ pub mod kubernetes;
 pub mod mvcc;
 pub mod protobuf;
 mod shorten;
+mod shown;
 pub mod store;
 pub mod telemetry;
 pub mod temp;

@@ -2,6 +2,7 @@
 //!
 //! JSON results hold every item; text and messages hold the first, the last and the number of the others.
 
+use crate::shown;
 use std::fmt::Display;
 
 /// The longest list that is shown whole.
@@ -17,12 +18,13 @@ pub(crate) const IN_LIST: &str = "`deltafold list --output json` has all";
 /// A list, one item a line: whole, or its first items and a line with the last one. `all_in` says where all
 /// items are.
 pub(crate) fn lines<T: Display>(items: &[T], all_in: &str) -> Vec<String> {
-    let whole = |items: &[T]| items.iter().map(T::to_string).collect();
+    let whole = |items: &[T]| items.iter().map(one).collect();
     match items {
         [first @ .., last] if items.len() > WHOLE => {
             let mut shown: Vec<String> = whole(&first[..FIRST]);
             shown.push(format!(
-                "… {last}, {}",
+                "… {}, {}",
+                one(last),
                 more(items.len() - FIRST - 1, all_in)
             ));
             shown
@@ -31,10 +33,15 @@ pub(crate) fn lines<T: Display>(items: &[T], all_in: &str) -> Vec<String> {
     }
 }
 
+/// An item on one line, whatever it is called.
+fn one<T: Display>(item: &T) -> String {
+    shown::line(&item.to_string()).into_owned()
+}
+
 /// A list on one line, with `separator` between its items. `all_in` says where all items are; it may be empty.
 pub(crate) fn line<T: Display>(items: &[T], separator: &str, all_in: &str) -> String {
     let whole = |items: &[T]| {
-        let items: Vec<String> = items.iter().map(T::to_string).collect();
+        let items: Vec<String> = items.iter().map(one).collect();
         items.join(separator)
     };
     match items {
@@ -43,7 +50,7 @@ pub(crate) fn line<T: Display>(items: &[T], separator: &str, all_in: &str) -> St
                 whole(&first[..FIRST]),
                 more(items.len() - FIRST - 1, all_in),
             );
-            format!("{first} … {last} ({more})")
+            format!("{first} … {} ({more})", one(last))
         }
         _ => whole(items),
     }

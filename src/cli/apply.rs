@@ -10,6 +10,7 @@ use crate::job::apply::{
 use crate::job::read::Keys;
 use crate::job::tags::without_excluded;
 use crate::mvcc::KeyRange;
+use crate::shown;
 use crate::store::Cancel;
 use clap::Args;
 use std::ffi::OsString;
@@ -148,7 +149,12 @@ fn in_words(o: &Outcome) -> String {
     let mut s = String::new();
     for skipped in &o.skipped {
         // Writing to a String cannot fail.
-        let _ = writeln!(s, "! {}: {}", show(&skipped.key), skipped.message);
+        let _ = writeln!(
+            s,
+            "! {}: {}",
+            show(&skipped.key),
+            shown::line(&skipped.message)
+        );
     }
     let differ = o.to_create + o.to_update + o.to_delete;
     let _ = match (o.status, o.dry_run) {
@@ -200,7 +206,7 @@ fn in_words(o: &Outcome) -> String {
         );
     }
     for warning in &o.warnings {
-        let _ = writeln!(s, "  warning   {warning}");
+        let _ = writeln!(s, "  warning   {}", shown::line(warning));
     }
     s
 }

@@ -10,6 +10,7 @@ use crate::job::copy::plan::{Encryption, Form, Wanted};
 use crate::job::copy::{Fate, ObjectOutcome, Options, Outcome, Status, WaitForFinal, follow, run};
 use crate::mvcc::history::parse_duration;
 use crate::shorten::{self, IN_JSON};
+use crate::shown;
 use crate::store::{self, Cancel};
 use crate::telemetry::metrics::Metrics;
 use clap::Args;
@@ -306,7 +307,7 @@ fn in_words(o: &Outcome) -> String {
         }
     }
     for warning in &o.warnings {
-        let _ = writeln!(s, "  warning   {warning}");
+        let _ = writeln!(s, "  warning   {}", shown::line(warning));
     }
     let _ = writeln!(s, "  took      {:.2} s", o.seconds);
     s

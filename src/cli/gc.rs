@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::job::gc::{Decision, Fate, Options, Outcome, Status, run};
 use crate::mvcc::history::parse_duration;
 use crate::shorten::{self, IN_JSON};
+use crate::shown;
 use crate::store::Cancel;
 use chrono::TimeDelta;
 use clap::{Args, ValueEnum};
@@ -217,7 +218,7 @@ fn in_words(o: &Outcome) -> String {
         }
     }
     for warning in &o.warnings {
-        let _ = writeln!(s, "warning: {warning}");
+        let _ = writeln!(s, "warning: {}", shown::line(warning));
     }
     let t = &o.totals;
     let _ = match o.status {

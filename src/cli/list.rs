@@ -5,6 +5,7 @@ use crate::error::Result;
 use crate::job::Context;
 use crate::job::list::{Listed, Options, Outcome, Restorable, run};
 use crate::shorten::{self, IN_JSON};
+use crate::shown;
 use clap::Args;
 use std::fmt::Write;
 
@@ -98,7 +99,10 @@ fn in_words(o: &Outcome) -> String {
     if let Some(identity) = &o.identity {
         let names = match identity.member_names.is_empty() {
             true => String::new(),
-            false => format!(", members {}", identity.member_names.join(", ")),
+            false => format!(
+                ", members {}",
+                shorten::line(&identity.member_names, ", ", "")
+            ),
         };
         let _ = writeln!(s, "backup of cluster {}{names}", identity.cluster_id);
     }
@@ -117,7 +121,7 @@ fn in_words(o: &Outcome) -> String {
         let _ = writeln!(s, "{range}");
     }
     for p in &o.problems {
-        let _ = writeln!(s, "{}: {}", p.reason, p.message);
+        let _ = writeln!(s, "{}: {}", p.reason, shown::line(&p.message));
         for path in shorten::lines(&p.snapshots, IN_JSON) {
             let _ = writeln!(s, "    {path}");
         }

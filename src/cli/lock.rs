@@ -5,6 +5,7 @@ use crate::error::{Error, Reason, Result};
 use crate::job::retain::{Decision, Options, Outcome, Status, run};
 use crate::mvcc::history::parse_duration;
 use crate::shorten::{self, IN_JSON};
+use crate::shown;
 use crate::store::{Cancel, Mode};
 use chrono::{DateTime, TimeDelta, Utc};
 use clap::{Args, ValueEnum};
@@ -144,7 +145,7 @@ fn in_words(o: &Outcome) -> String {
         }
     }
     for warning in &o.warnings {
-        let _ = writeln!(s, "  warning   {warning}");
+        let _ = writeln!(s, "  warning   {}", shown::line(warning));
     }
     s
 }

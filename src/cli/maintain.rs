@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::job::maintain::{
     Decision, Defrag, Keep, LockLease, MemberOutcome, Options, Outcome, Status, run,
 };
+use crate::shown;
 use crate::store::Cancel;
 use crate::telemetry::metrics::Metrics;
 use clap::Args;
@@ -164,7 +165,7 @@ fn in_words(o: &Outcome) -> String {
         );
     }
     for warning in &o.warnings {
-        let _ = writeln!(s, "  warning   {warning}");
+        let _ = writeln!(s, "  warning   {}", shown::line(warning));
     }
     s
 }
@@ -174,6 +175,7 @@ fn member(m: &MemberOutcome, would: &str, dry_run: bool) -> String {
         "" => &m.id,
         name => name,
     };
+    let name = shown::line(name);
     let leader = if m.leader { " (leader)" } else { "" };
     let before = m.db_size_before.map_or("?".to_owned(), size);
     match (m.decision, m.db_size_after) {

@@ -41,6 +41,7 @@ use crate::job::Context;
 use crate::job::restore::Backup;
 use crate::job::source::{Request, Target};
 use crate::mvcc::Revision;
+use crate::shown;
 use crate::store::{self, Cancel, Store};
 use crate::telemetry::logs::{self, LogFormat};
 use crate::telemetry::memory;
@@ -657,7 +658,7 @@ fn print_outcome<T: Serialize>(
     termination::keep(outcome);
     match output {
         Output::Json => print_json(outcome),
-        Output::Text => print(&in_words(outcome)),
+        Output::Text => print(&shown::lines(&in_words(outcome))),
     }
 }
 
@@ -674,7 +675,12 @@ fn fail(e: &Error, output: Output, say: bool) -> ExitCode {
     let code = e.reason().exit_code();
     if say {
         // Nowhere to complain if this fails; the exit code tells.
-        let _ = writeln!(std::io::stderr(), "error: {e} [{}]", e.reason());
+        let _ = writeln!(
+            std::io::stderr(),
+            "error: {} [{}]",
+            shown::line(&e.to_string()),
+            e.reason()
+        );
     }
     if output == Output::Json {
         let failure = Failure {

@@ -5,6 +5,7 @@ use crate::error::Result;
 use crate::job::gc::Status;
 use crate::job::gc::pin::{Options, Outcome, run};
 use crate::shorten::{self, IN_JSON};
+use crate::shown;
 use crate::store::Cancel;
 use clap::Args;
 use std::fmt::Write;
@@ -67,7 +68,7 @@ fn in_words(o: &Outcome) -> String {
         }
     }
     for warning in &o.warnings {
-        let _ = writeln!(s, "warning: {warning}");
+        let _ = writeln!(s, "warning: {}", shown::line(warning));
     }
     s
 }

@@ -8,6 +8,7 @@ use crate::job::restore::{Action, Depth, Fate, Leases, Options, Outcome, Status,
 use crate::mvcc::history::parse_duration;
 use crate::mvcc::{KeepHistory, Revision};
 use crate::shorten::{self, IN_JSON};
+use crate::shown;
 use crate::store::Cancel;
 use clap::{Args, ValueEnum};
 use std::fmt::Write;
@@ -286,7 +287,9 @@ fn in_words(o: &Outcome) -> String {
     };
     // Writing to a String cannot fail.
     let _ = match (o.status, o.dry_run) {
-        (Status::NotNeeded, _) => writeln!(s, "nothing to do: {}", o.decision.message),
+        (Status::NotNeeded, _) => {
+            writeln!(s, "nothing to do: {}", shown::line(&o.decision.message))
+        }
         (Status::Succeeded, true) => writeln!(s, "would {would} {target}"),
         (Status::Succeeded, false) => {
             writeln!(s, "{did} {target} ({})", size(o.database_bytes))
@@ -296,7 +299,8 @@ fn in_words(o: &Outcome) -> String {
         let _ = writeln!(
             s,
             "  because   {} [{}]",
-            o.decision.message, o.decision.reason
+            shown::line(&o.decision.message),
+            o.decision.reason
         );
     }
     for kept in &o.kept_aside {
@@ -316,7 +320,7 @@ fn in_words(o: &Outcome) -> String {
                 Fate::Excluded => "excluded",
             };
             let revision = c.revision.map(|r| format!(" at revision {r}"));
-            let why = c.message.as_ref().map(|m| format!(": {m}"));
+            let why = c.message.as_ref().map(|m| format!(": {}", shown::line(m)));
             let _ = writeln!(
                 s,
                 "  {fate:10}{}{}{}",
@@ -361,9 +365,9 @@ fn in_words(o: &Outcome) -> String {
         let _ = writeln!(
             s,
             "  member    {} ({}) of {} in cluster {}",
-            m.name,
+            shown::line(&m.name),
             m.id,
-            m.members.join(", "),
+            shorten::line(&m.members, ", ", ""),
             m.cluster_id
         );
     }

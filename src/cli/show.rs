@@ -6,35 +6,14 @@
 use super::size;
 use crate::job::read::kubernetes::Object;
 use crate::mvcc::KeyValue;
+use crate::shown::{harmless, line, lines};
 use std::borrow::Cow;
 use std::fmt::Write;
-
-/// Characters that change what a terminal does, or in which direction it writes.
-fn steers(c: char) -> bool {
-    matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-        || c.is_control()
-}
-
-/// Text with its control characters spelled out, but for those that `allowed` lets through.
-fn harmless(text: &str, allowed: fn(char) -> bool) -> Cow<'_, str> {
-    let bad = |c: char| steers(c) && !allowed(c);
-    if !text.chars().any(bad) {
-        return Cow::Borrowed(text);
-    }
-    let mut out = String::with_capacity(text.len() + 16);
-    for c in text.chars() {
-        match bad(c) {
-            true => out.extend(c.escape_default()),
-            false => out.push(c),
-        }
-    }
-    Cow::Owned(out)
-}
 
 /// A key, on one line.
 pub(super) fn key(key: &[u8]) -> Cow<'_, str> {
     match std::str::from_utf8(key) {
-        Ok(text) => harmless(text, |_| false),
+        Ok(text) => line(text),
         Err(_) => Cow::Owned(key.escape_ascii().to_string()),
     }
 }
@@ -49,7 +28,7 @@ pub(super) fn object(o: &Object<'_>) -> String {
         o.name,
         version.unwrap_or_default()
     );
-    harmless(&text, |_| false).into_owned()
+    line(&text).into_owned()
 }
 
 /// A key with its newest version: YAML, if the value is a JSON object.
@@ -82,7 +61,7 @@ fn value(value: &[u8]) -> Cow<'_, str> {
         Ok("") => Cow::Borrowed("# empty"),
         Ok(text) if !text.contains('\0') => match yaml(text) {
             Some(yaml) => Cow::Owned(yaml),
-            None => harmless(text, |c| matches!(c, '\n' | '\t')),
+            None => lines(text),
         },
         _ => Cow::Owned(format!(
             "# {} that are no text: use --raw or --output json",
@@ -157,7 +136,10 @@ mod tests {
         );
         assert_eq!(value("a\u{202e}b\u{9b}".as_bytes()), "a\\u{202e}b\\u{9b}");
         let shown = value(br#"{"b":"\u001b[2J","a":[1,"\u202e"]}"#);
-        assert!(!shown.chars().any(|c| steers(c) && c != '\n'), "{shown}");
+        assert!(
+            !shown.chars().any(|c| c.is_control() && c != '\n'),
+            "{shown}"
+        );
     }
 
     #[test]

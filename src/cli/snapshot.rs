@@ -13,6 +13,7 @@ use crate::job::schedule::Schedule;
 use crate::job::snapshot::follow::{self, FollowOptions, follow};
 use crate::job::snapshot::{DeltaOptions, Outcome, Status, Taking, Tell, delta, full};
 use crate::mvcc::history::parse_duration;
+use crate::shown;
 use crate::store::{self, Cancel};
 use crate::telemetry::metrics::Metrics;
 use clap::{Args, Subcommand};
@@ -351,7 +352,7 @@ fn in_words(o: &Outcome) -> String {
         );
     }
     if let Some(why) = &o.message {
-        let _ = writeln!(s, "  full      {why}");
+        let _ = writeln!(s, "  full      {}", shown::line(why));
     }
     if o.timeline_began {
         let _ = writeln!(s, "  history   a new timeline begins");
@@ -365,7 +366,7 @@ fn in_words(o: &Outcome) -> String {
     }
     let _ = writeln!(s, "  took      {:.1} s", o.seconds);
     for warning in &o.warnings {
-        let _ = writeln!(s, "  warning   {warning}");
+        let _ = writeln!(s, "  warning   {}", shown::line(warning));
     }
     s
 }
@@ -395,7 +396,7 @@ fn followed(o: &follow::Outcome) -> String {
         let _ = writeln!(s, "  failures  {} that were waited out", o.failures);
     }
     for warning in &o.warnings {
-        let _ = writeln!(s, "  warning   {warning}");
+        let _ = writeln!(s, "  warning   {}", shown::line(warning));
     }
     s
 }

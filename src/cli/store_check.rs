@@ -3,6 +3,7 @@
 use super::{Output, StoreArgs, print_outcome};
 use crate::error::{Error, Result};
 use crate::job::store_check::{Check, Outcome, Status, run};
+use crate::shown;
 use crate::store::Cancel;
 use crate::store::probe::{Ability, State};
 use clap::{Args, Subcommand};
@@ -92,7 +93,7 @@ fn in_words(o: &Outcome) -> String {
             "{mark} {:<20} {:<10} {}",
             label(check.ability),
             state(check),
-            check.detail
+            shown::line(&check.detail)
         );
         let _ = writeln!(s, "  {:<31} → {}", "", check.meaning);
     }

@@ -4,6 +4,7 @@ use super::{Output, StoreArgs, print_outcome};
 use crate::error::{Error, Result};
 use crate::job::gc::undelete::{Options, Outcome, Restored, run};
 use crate::shorten::{self, IN_JSON};
+use crate::shown;
 use crate::store::Cancel;
 use clap::Args;
 use std::fmt::Write;
@@ -66,7 +67,7 @@ fn in_words(o: &Outcome) -> String {
         let _ = writeln!(s, "not brought back {line}");
     }
     for warning in &o.warnings {
-        let _ = writeln!(s, "warning: {warning}");
+        let _ = writeln!(s, "warning: {}", shown::line(warning));
     }
     s
 }

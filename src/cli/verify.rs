@@ -9,6 +9,7 @@ use crate::job::{drill, verify_store};
 use crate::mvcc::Revision;
 use crate::mvcc::history::parse_duration;
 use crate::shorten::{self, IN_JSON};
+use crate::shown;
 use crate::store::Cancel;
 use crate::telemetry::metrics::{Metrics, Window};
 use clap::{Args, ValueEnum};
@@ -238,7 +239,12 @@ fn found_in_words(o: &verify_store::Outcome) -> String {
             Severity::Error => "error",
             Severity::Note => "note",
         };
-        let _ = writeln!(s, "  {severity:9} {} [{}]", f.message, f.reason);
+        let _ = writeln!(
+            s,
+            "  {severity:9} {} [{}]",
+            shown::line(&f.message),
+            f.reason
+        );
         for path in shorten::lines(&f.snapshots, IN_JSON) {
             let _ = writeln!(s, "            {path}");
         }
@@ -326,10 +332,10 @@ fn in_words(o: &Outcome) -> String {
             Some(_) => "equal",
             None => "not compared",
         };
-        let _ = writeln!(s, "  member    {} at {at}: {said}", m.name);
+        let _ = writeln!(s, "  member    {} at {at}: {said}", shown::line(&m.name));
     }
     for warning in &o.warnings {
-        let _ = writeln!(s, "  warning   {warning}");
+        let _ = writeln!(s, "  warning   {}", shown::line(warning));
     }
     let _ = writeln!(
         s,

@@ -5,6 +5,7 @@
 
 use crate::error::{Error, Reason, Result};
 use crate::etcd::connect::{Connector, Failed, Streams};
+use crate::shown;
 use etcd_client::{
     AlarmAction, AlarmOptions, AlarmType, Client, CompactionOptions, Error as EtcdError, GetOptions,
 };
@@ -86,7 +87,7 @@ impl fmt::Display for Member {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.name.as_str() {
             "" => write!(f, "member {:x}", self.id),
-            name => f.write_str(name),
+            name => f.write_str(&shown::line(name)),
         }
     }
 }
@@ -247,13 +248,7 @@ impl Cluster {
             return Err(most_telling(failed.into_iter().map(|(_, e)| e)));
         };
         let mut members = known.members.clone();
-        let secure = way
-            .options()
-            .endpoints
-            .iter()
-            .all(|e| e.starts_with("https://"));
-        // What was sent through TLS so far must not go without it because a member says so.
-        let allowed = |url: &&String| !secure || url.starts_with("https://");
+        let allowed = |url: &&String| way.may_ask(url);
         let missing: Vec<&Member> = members
             .iter()
             .filter(|m| seen.iter().all(|s| s.member_id != m.id))

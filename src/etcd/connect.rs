@@ -130,6 +130,12 @@ impl Connector {
         &self.cancel
     }
 
+    /// Whether a URL that a member gives for itself may be asked. If TLS was asked for, a member's word is not enough to
+    /// go without it: the password would be sent in plain text.
+    pub(super) fn may_ask(&self, url: &str) -> bool {
+        may_ask(&self.options, url)
+    }
+
     /// Waits for `f`, unless cancelled first.
     ///
     /// # Errors
@@ -200,6 +206,10 @@ impl Connector {
         endpoint: &str,
         streams: Streams,
     ) -> Result<etcd_client::Client, Failed> {
+        if !self.may_ask(endpoint) {
+            let what = format!("connect at {endpoint}: it is without TLS, and TLS was asked for");
+            return Err(Failed::Final(Error::new(Reason::Configuration, what)));
+        }
         let patience = self.options.command_timeout + self.options.dial_timeout;
         // A follower outlives its certificates: they are read again where they were renewed.
         let tls = match endpoint.starts_with("http://") {
@@ -395,6 +405,13 @@ fn has_tls_files(options: &Endpoints) -> bool {
     options.cacert.is_some() || options.cert.is_some()
 }
 
+/// Whether a connection may be made: with TLS, or because the user named this very URL, or asked for TLS nowhere.
+fn may_ask(options: &Endpoints, url: &str) -> bool {
+    let is_tls = |url: &str| url.starts_with("https://");
+    let asks_for_tls = has_tls_files(options) || options.endpoints.iter().any(|e| is_tls(e));
+    is_tls(url) || !asks_for_tls || options.endpoints.iter().any(|e| e == url)
+}
+
 /// Refuses what can be seen to be wrong before anything is sent.
 fn check_endpoint(endpoint: &str, has_tls_files: bool) -> Result<()> {
     let wrong = |why: &str| {
@@ -504,6 +521,62 @@ fn date(time: UnixTime) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn asking(endpoints: &[&str], cacert: Option<&str>) -> Endpoints {
+        Endpoints {
+            endpoints: endpoints.iter().map(|&e| e.to_owned()).collect(),
+            cacert: cacert.map(PathBuf::from),
+            cert: None,
+            key: None,
+            user: Some(User {
+                name: "root".to_owned(),
+                password: "secret".to_owned(),
+            }),
+            dial_timeout: Duration::from_secs(2),
+            command_timeout: Duration::from_secs(5),
+            keepalive_time: Duration::from_secs(10),
+            keepalive_timeout: Duration::from_secs(10),
+        }
+    }
+
+    #[test]
+    fn who_forges_the_member_list_is_not_asked_without_tls() {
+        let plain = "http://evil:2379";
+        for endpoints in [
+            &["https://a:2379"][..],
+            &["https://a:2379", "http://b:2379"],
+        ] {
+            let options = asking(endpoints, None);
+            assert!(!may_ask(&options, plain), "{endpoints:?}");
+            assert!(!may_ask(&options, "HTTP://evil:2379"));
+            assert!(!may_ask(&options, "evil:2379"));
+            assert!(may_ask(&options, "https://c:2379"));
+            assert!(endpoints.iter().all(|e| may_ask(&options, e)));
+        }
+        // Without a scheme, the certificates ask for TLS.
+        let options = asking(&["a:2379"], Some("ca.crt"));
+        assert!(!may_ask(&options, plain));
+        assert!(may_ask(&options, "a:2379"));
+        let options = asking(&["http://a:2379"], None);
+        assert!(may_ask(&options, "http://c:2379"));
+    }
+
+    #[test]
+    fn who_listens_without_tls_hears_no_password() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let options = asking(&["https://127.0.0.1:1"], None);
+        let way = Connector::new(options, runtime.handle().clone(), Cancel::default()).unwrap();
+        let Err(Failed::Final(e)) = way.dial(&url, Streams::Plain) else {
+            panic!("it was asked");
+        };
+        assert_eq!(e.reason(), Reason::Configuration);
+        assert!(!e.to_string().contains("secret"), "{e}");
+        let heard = listener.accept().map(|_| ());
+        assert_eq!(heard.unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+    }
 
     #[test]
     fn endpoints_are_looked_at_before_anything_is_sent() {

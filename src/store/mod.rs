@@ -5,6 +5,7 @@
 pub mod azure;
 pub mod bandwidth;
 mod claim;
+mod connect;
 pub mod direct;
 pub mod encryption;
 mod errors;
@@ -12,6 +13,7 @@ pub mod exclude;
 pub mod fetch;
 pub mod gcs;
 mod large_copy;
+mod listing;
 mod local;
 pub mod lock;
 mod lock_object;
@@ -120,6 +122,8 @@ pub struct ObjectInfo {
     pub bytes: u64,
     /// When it was written, by the store's clock.
     pub modified: DateTime<Utc>,
+    /// No request of ours can name it: its path must be shown, and never asked for or deleted.
+    pub is_odd: bool,
 }
 
 /// How long a request that cleans up may take.
@@ -350,16 +354,32 @@ impl Store {
         let mut objects = Vec::new();
         let mut listing = self.inner.list(Some(&self.path(folder)));
         while let Some(object) = listing.try_next().await.map_err(failed)? {
-            if let Some(below) = object.location.prefix_match(&self.prefix) {
-                let parts: Vec<String> = below.map(|p| p.as_ref().to_owned()).collect();
-                objects.push(ObjectInfo {
-                    path: parts.join("/"),
-                    bytes: object.size,
-                    modified: object.last_modified,
-                });
-            }
+            let odd = listing::odd_key(&object.location);
+            let below = match &odd {
+                Some(key) => self.odd_below(key, folder),
+                None => object.location.prefix_match(&self.prefix).map(|below| {
+                    let parts: Vec<String> = below.map(|p| p.as_ref().to_owned()).collect();
+                    parts.join("/")
+                }),
+            };
+            objects.extend(below.map(|path| ObjectInfo {
+                path,
+                bytes: object.size,
+                modified: object.last_modified,
+                is_odd: odd.is_some(),
+            }));
         }
         Ok(objects)
+    }
+
+    /// Below the prefix, the key of an object that no path names, if it is in a folder there.
+    fn odd_below(&self, key: &str, folder: &str) -> Option<String> {
+        let below = match self.prefix.as_ref() {
+            "" => key,
+            prefix => key.strip_prefix(prefix)?.strip_prefix('/')?,
+        };
+        let rest = below.strip_prefix(folder)?;
+        rest.starts_with('/').then(|| below.to_owned())
     }
 
     /// The names of the objects directly at the prefix, a few at most: for hints.
@@ -375,6 +395,7 @@ impl Store {
                 .map_err(|e| store_error(format!("list {}", self.url), e))?;
             let names = listing.objects.into_iter().take(1000);
             Ok(names
+                .filter(|o| listing::odd_key(&o.location).is_none())
                 .filter_map(|o| o.location.filename().map(str::to_owned))
                 .collect())
         })?
@@ -439,6 +460,7 @@ fn list_local(
         };
         if meta.is_file() {
             objects.push(ObjectInfo {
+                is_odd: listing::is_odd(&path),
                 path,
                 bytes: meta.len(),
                 modified: meta.modified().map_err(failed)?.into(),

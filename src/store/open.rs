@@ -5,6 +5,7 @@
 
 mod azure;
 mod gcs;
+pub mod options;
 #[cfg(feature = "oss")]
 mod oss;
 mod s3;
@@ -18,10 +19,11 @@ use super::requests::{Connector, DEFAULT_REQUESTS, MOST_REQUESTS, Requests};
 use super::signed::Wire;
 use super::tagged::{Noting, Tagged};
 use crate::error::{Error, Reason, Result};
-use object_store::client::{Certificate, HttpClient, HttpConnector};
+use object_store::client::{HttpClient, HttpConnector};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{BackoffConfig, ClientConfigKey, ClientOptions, ObjectStore, RetryConfig};
+use reqwest::Certificate;
 use secret::{Secret, Source};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -270,20 +272,13 @@ impl Means {
         ]
     }
 
-    /// How a builder's store connects, with further certificates.
-    fn client(
-        &self,
-        certificates: &[Certificate],
-        setting: impl Fn(ClientConfigKey) -> Option<String>,
-    ) -> ClientOptions {
+    /// How a builder's store connects.
+    fn client(&self, setting: impl Fn(ClientConfigKey) -> Option<String>) -> ClientOptions {
         let mut client = ClientOptions::new();
         for key in CLIENT_KEYS {
             if let Some(value) = setting(key) {
                 client = client.with_config(key, value);
             }
-        }
-        for certificate in certificates {
-            client = client.with_root_certificate(certificate.clone());
         }
         client
     }
@@ -296,7 +291,10 @@ impl Means {
     /// What sends all requests of this store.
     fn connector(&self) -> Noting<Connector> {
         Noting {
-            inner: Connector(Arc::clone(&self.requests)),
+            inner: Connector {
+                requests: Arc::clone(&self.requests),
+                certificates: self.certificates.clone(),
+            },
             tagged: Arc::clone(&self.tagged),
         }
     }
@@ -318,9 +316,6 @@ impl Means {
         let mut client = ClientOptions::new();
         for (key, value) in of_client {
             client = client.with_config(config_key::<ClientConfigKey>(&key)?, value);
-        }
-        for certificate in &self.certificates {
-            client = client.with_root_certificate(certificate.clone());
         }
         Ok((client, rest))
     }

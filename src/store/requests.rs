@@ -4,13 +4,15 @@
 //! All requests of a store go through here, those of the object_store crate and ours. What is decided is in
 //! [`Pace`] and [`Latency`], of which time is an argument.
 
+use super::{connect, listing};
 use async_trait::async_trait;
 use http::header::RETRY_AFTER;
 use http::{Method, StatusCode};
 use object_store::ClientOptions;
 use object_store::client::{
-    HttpClient, HttpConnector, HttpError, HttpRequest, HttpResponse, HttpService, ReqwestConnector,
+    HttpClient, HttpConnector, HttpError, HttpRequest, HttpResponse, HttpService,
 };
+use reqwest::Certificate;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -256,15 +258,19 @@ impl Latency {
     }
 }
 
-/// Connects as object_store does; all requests are counted by `Requests`.
+/// Connects a store; all requests are counted by `Requests`.
 #[derive(Debug, Clone)]
-pub(super) struct Connector(pub(super) Arc<Requests>);
+pub(super) struct Connector {
+    pub(super) requests: Arc<Requests>,
+    /// Servers are trusted by these, beside the system's.
+    pub(super) certificates: Vec<Certificate>,
+}
 
 impl HttpConnector for Connector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
         Ok(HttpClient::new(Client {
-            inner: ReqwestConnector::default().connect(options)?,
-            requests: Arc::clone(&self.0),
+            inner: connect::connect(options, &self.certificates)?,
+            requests: Arc::clone(&self.requests),
         }))
     }
 }
@@ -327,9 +333,15 @@ impl Client {
 #[async_trait]
 impl HttpService for Client {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        match *request.method() == Method::GET && request.body().content_length() == 0 {
-            true => self.read(request).await,
-            false => self.send(request).await,
+        let asks_for_page = listing::asks_for_page(request.method(), request.uri());
+        let answer = match *request.method() == Method::GET && request.body().content_length() == 0
+        {
+            true => self.read(request).await?,
+            false => self.send(request).await?,
+        };
+        match asks_for_page && answer.status().is_success() {
+            true => listing::with_stand_ins(answer).await,
+            false => Ok(answer),
         }
     }
 }

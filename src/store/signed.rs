@@ -21,7 +21,7 @@ use tokio::sync::OnceCell;
 use url::Url;
 
 /// No answer to these requests has more.
-const LARGEST_ANSWER: usize = 32 << 20;
+pub(super) const LARGEST_ANSWER: usize = 32 << 20;
 /// How long the first wait between two tries is; each next one is twice as long.
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 const LONGEST_WAIT: Duration = Duration::from_secs(5);

@@ -4,6 +4,7 @@
 //! deletes. `open` makes it; what is behind the names it does not know.
 
 use super::errors::redact;
+use super::listing;
 use async_trait::async_trait;
 use bytes::Bytes;
 use chrono::{DateTime, NaiveDateTime, Utc};
@@ -397,8 +398,12 @@ impl Swift {
 
     /// A listed object. One that is put together when it is read has no size in a listing.
     async fn meta(&self, listed: Listed) -> Result<ObjectMeta> {
-        let location = Path::parse(&listed.name)?;
-        if listed.bytes == 0 && !listed.name.ends_with('/') {
+        let is_odd = listing::is_odd(&listed.name);
+        let location = match is_odd {
+            true => Path::from(listing::stand_in(&listed.name)),
+            false => Path::parse(&listed.name)?,
+        };
+        if listed.bytes == 0 && !is_odd {
             match self.head(&location).await {
                 Ok(headers) => return Ok(meta(location, &headers)),
                 Err(Error::NotFound { .. }) => {}
@@ -786,7 +791,8 @@ impl ObjectStore for Swift {
             marker = last.subdir.clone().unwrap_or_else(|| last.name.clone());
             for listed in page {
                 match &listed.subdir {
-                    Some(subdir) => common_prefixes.push(Path::parse(subdir)?),
+                    // One that no path names holds nothing of ours.
+                    Some(subdir) => common_prefixes.extend(Path::parse(subdir)),
                     None => objects.push(self.meta(listed).await?),
                 }
             }
@@ -941,6 +947,48 @@ mod tests {
         assert_eq!(at("public", None).as_deref(), Some("https://o/"));
         assert_eq!(at("internal", Some("r")).as_deref(), Some("https://i/"));
         assert_eq!(at("public", Some("none")), None);
+    }
+
+    /// Answers with these pages, one after the other, and with empty ones after them.
+    #[derive(Debug)]
+    struct Pages(Mutex<Vec<String>>);
+
+    #[async_trait]
+    impl object_store::client::HttpService for Pages {
+        async fn call(
+            &self,
+            _: object_store::client::HttpRequest,
+        ) -> Result<HttpResponse, object_store::client::HttpError> {
+            let page = self.0.lock().unwrap().pop().unwrap_or_default();
+            Ok(HttpResponse::new(page.into_bytes().into()))
+        }
+    }
+
+    #[tokio::test]
+    async fn who_writes_odd_names_does_not_fail_the_listing() {
+        let names = ["p/v2/a", "p/v2/a//b", "p/v2/../x", "p/v2/x\ny", "p/v2/a/"];
+        let page: Vec<Value> = names
+            .iter()
+            .map(|name| json!({"name": name, "bytes": 1, "last_modified": "2026-11-21T00:00:00.5"}))
+            .collect();
+        let page = Value::from(page).to_string();
+        let http = HttpClient::new(Pages(Mutex::new(vec![page])));
+        let login = || Login::Token {
+            url: "http://s.example/v1/a".to_owned(),
+            token: "t".to_owned(),
+        };
+        let swift = Swift::new(
+            http,
+            "c".to_owned(),
+            RetryConfig::default(),
+            Box::new(login),
+        );
+        let listed: Vec<ObjectMeta> = swift.list(None).try_collect().await.unwrap();
+        let told = listed
+            .iter()
+            .map(|o| listing::odd_key(&o.location).unwrap_or_else(|| o.location.to_string()));
+        assert_eq!(told.collect::<Vec<_>>(), names);
+        assert_eq!(listed[0].location.as_ref(), names[0]);
     }
 
     #[test]

@@ -1,7 +1,12 @@
 //! Logs on standard error: text for people, one JSON object a line for Pods.
 
+use crate::shown;
+use std::fmt::Debug;
 use std::io::IsTerminal;
+use tracing::field::Field;
+use tracing_subscriber::field::MakeExt as _;
 use tracing_subscriber::filter::Targets;
+use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{Layer as _, fmt, registry};
@@ -24,6 +29,16 @@ impl LogFormat {
         } else {
             LogFormat::Text
         }
+    }
+}
+
+/// Writes a field of a text line. What others have named or said must not forge a line or steer the terminal.
+fn write_field(out: &mut Writer<'_>, field: &Field, value: &dyn Debug) -> std::fmt::Result {
+    let text = format!("{value:?}");
+    let text = shown::line(&text);
+    match field.name() {
+        "message" => write!(out, "{text}"),
+        name => write!(out, "{name}={text}"),
     }
 }
 
@@ -50,6 +65,7 @@ pub fn init(format: LogFormat, level: &str) -> Result<(), String> {
         LogFormat::Text => lines
             .with_ansi(std::io::stderr().is_terminal())
             .compact()
+            .fmt_fields(fmt::format::debug_fn(write_field).delimited(" "))
             .boxed(),
     };
     registry().with(lines.with_filter(filter)).init();

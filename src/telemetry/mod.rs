@@ -1,5 +1,6 @@
 //! What the process tells of itself: logs, progress, metrics, and the memory it has used.
 
+mod guard;
 pub mod logs;
 pub mod memory;
 pub mod metrics;

@@ -3,6 +3,7 @@
 //! It shows what others tell it. It takes no request that changes anything, and has no TLS: it is for the
 //! network of the cluster.
 
+use super::guard::{Guarded, Limits};
 use super::metrics::Metrics;
 use crate::error::{Error, Reason, Result};
 use crate::store::Cancel;
@@ -125,6 +126,16 @@ pub fn serve_text(
     handle: &Handle,
     cancel: &Cancel,
 ) -> Result<Server> {
+    serve_within(Limits::default(), address, metrics, handle, cancel)
+}
+
+fn serve_within(
+    limits: Limits,
+    address: &BindAddress,
+    metrics: Exposition,
+    handle: &Handle,
+    cancel: &Cancel,
+) -> Result<Server> {
     let failed = |e: std::io::Error| {
         let what = match e.kind() {
             ErrorKind::AddrInUse => {
@@ -159,7 +170,7 @@ pub fn serve_text(
         .route("/readyz", get(show_ready))
         .with_state(shown.clone());
     let serving = handle.spawn(async move {
-        if let Err(e) = axum::serve(listener, router).await {
+        if let Err(e) = axum::serve(Guarded::new(listener, limits), router).await {
             tracing::warn!("the endpoint for metrics has ended: {e}");
         }
     });
@@ -238,6 +249,76 @@ mod tests {
             let e = BindAddress::from_str(s).unwrap_err();
             assert!(e.contains(says) && e.contains(":8080"), "{s}: {e}");
         }
+    }
+
+    use std::io::{Read as _, Write as _};
+    use std::net::TcpStream;
+
+    /// Sends the beginning of a request, or all of it.
+    fn sent(server: &Server, text: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(server.address()).unwrap();
+        let patience = Some(Duration::from_secs(30));
+        stream.set_read_timeout(patience).unwrap();
+        stream.write_all(text.as_bytes()).unwrap();
+        stream
+    }
+
+    /// All that the server says until it closes the connection.
+    fn heard(mut stream: TcpStream) -> String {
+        let mut text = String::new();
+        // A connection that is reset has said nothing more, either.
+        let _ = stream.read_to_string(&mut text);
+        text
+    }
+
+    fn serving(runtime: &tokio::runtime::Runtime, connections: usize, ms: u64) -> Server {
+        let limits = Limits {
+            connections,
+            patience: Duration::from_millis(ms),
+        };
+        let exposition: Exposition = Arc::new(|| Ok("# EOF\n".to_owned()));
+        let address = "127.0.0.1:0".parse().unwrap();
+        let cancel = Cancel::default();
+        serve_within(limits, &address, exposition, runtime.handle(), &cancel).unwrap()
+    }
+
+    #[test]
+    fn who_holds_all_connections_does_not_fail_the_probes() {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let server = serving(&runtime, 4, 3_600_000);
+        let held: Vec<TcpStream> = (0..20)
+            .map(|n| match n % 2 {
+                0 => sent(&server, "GET /metrics HTTP/1.1\r\nHost: a\r\nX: "),
+                _ => sent(&server, "GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"),
+            })
+            .collect();
+        for path in ["/healthz", "/metrics", "/readyz"] {
+            let ask = format!("GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
+            let status = if path == "/readyz" { "503" } else { "200" };
+            let answer = heard(sent(&server, &ask));
+            assert!(
+                answer.starts_with(&format!("HTTP/1.1 {status}")),
+                "{answer}"
+            );
+        }
+        // The oldest were closed for those that came later.
+        assert_eq!(heard(held.into_iter().next().unwrap()), "");
+    }
+
+    #[test]
+    fn who_never_ends_a_header_is_cut_off() {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let server = serving(&runtime, 4, 100);
+        assert_eq!(heard(sent(&server, "GET /metrics HT")), "");
+        assert_eq!(heard(sent(&server, "")), "");
+        // Byte by byte is no better.
+        let mut slow = sent(&server, "GET /metrics HTTP/1.1\r\nX: ");
+        while slow.write_all(b"x").is_ok() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // A connection that was answered ends, too, if nothing more is asked for.
+        let answer = heard(sent(&server, "GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n"));
+        assert!(answer.ends_with("ok\n"), "{answer}");
     }
 
     #[test]

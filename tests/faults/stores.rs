@@ -301,6 +301,16 @@ fn a_proxy_is_used_and_the_bucket_may_be_part_of_the_host_name() {
             "{seen:?}"
         );
     }
+    // Who listens on the way to that host would see credentials; a request without them shows none.
+    let warnings = |given: &[(String, String)]| {
+        let (code, _, stderr) = run("list", "s3://virtual/true", given);
+        assert!(!stderr.contains(minio.secret_key()), "{stderr}");
+        (code, stderr.matches("without TLS").count())
+    };
+    assert_eq!(warnings(&given), (0, 1));
+    assert_eq!(warnings(&credentials(&minio)), (0, 0));
+    given.push(("skip_signature".to_owned(), "true".to_owned()));
+    assert_eq!(warnings(&given), (77, 0));
     let (code, result, _) = run(
         "list",
         "s3://virtual/true",

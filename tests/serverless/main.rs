@@ -8,6 +8,7 @@ mod documents;
 mod fold_equals_model;
 mod forked_history;
 mod fuzz_corpus;
+mod hostile_bucket;
 mod long_chains;
 mod manifests;
 mod metrics;

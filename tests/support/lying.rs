@@ -1,4 +1,5 @@
-//! An S3 server that lies: it says that it does what it is asked for, and does something else.
+//! An S3 server that lies: it says that it does what it is asked for, and does something else. Or that is hostile: it
+//! lists keys that no client can name, and sends requests elsewhere.
 //!
 //! A small S3 in memory that checks no signatures. Without lies it behaves as S3 does, so far as deltafold
 //! needs it: objects, listings, multipart uploads, conditional writes, copies, tags; no versions.
@@ -70,6 +71,8 @@ struct State {
     uploads: BTreeMap<String, (String, BTreeMap<u32, Vec<u8>>)>,
     count: u64,
     requests: Vec<String>,
+    /// The status of a redirect, and the server that all requests are sent to.
+    redirect: Option<(u16, String)>,
 }
 
 #[derive(Clone)]
@@ -85,6 +88,8 @@ struct Object {
 
 struct Request {
     method: String,
+    /// As it was sent.
+    target: String,
     path: String,
     query: BTreeMap<String, String>,
     headers: BTreeMap<String, String>,
@@ -108,6 +113,7 @@ impl LyingServer {
             uploads: BTreeMap::new(),
             count: 0,
             requests: Vec::new(),
+            redirect: None,
         }));
         let shared = state.clone();
         std::thread::spawn(move || {
@@ -155,6 +161,11 @@ impl LyingServer {
         let mut state = self.state.lock().expect("a lock");
         let object = state.objects.get_mut(path).expect("an object");
         object.tags = tag_set(tags.iter().copied());
+    }
+
+    /// Sends all requests from now on to another server.
+    pub fn redirect(&self, status: u16, to: &str) {
+        self.state.lock().expect("a lock").redirect = Some((status, to.to_owned()));
     }
 
     /// Forgets the requests so far.
@@ -237,6 +248,7 @@ fn read_request(reader: &mut BufReader<TcpStream>) -> io::Result<Option<Request>
     let path = decoded(url.path().trim_start_matches('/'));
     Ok(Some(Request {
         method,
+        target,
         path,
         query: url.query_pairs().into_owned().collect(),
         headers,
@@ -259,6 +271,16 @@ fn refused(status: u16, code: &str) -> Answer {
     }
 }
 
+/// Text as it stands in XML, control characters as AWS writes them.
+fn xml(text: &str) -> String {
+    let escaped = |c: char| match c {
+        '<' | '>' | '&' => format!("&#{};", c as u32),
+        c if c.is_control() => format!("&#x{:X};", c as u32),
+        c => c.to_string(),
+    };
+    text.chars().map(escaped).collect()
+}
+
 fn tag_set<T: std::fmt::Display>(tags: impl Iterator<Item = (T, T)>) -> String {
     let tags: String = tags
         .map(|(k, v)| format!("<Tag><Key>{k}</Key><Value>{v}</Value></Tag>"))
@@ -276,6 +298,13 @@ fn said(body: impl Into<Vec<u8>>) -> Answer {
 
 impl State {
     fn answer(&mut self, r: &Request) -> Answer {
+        if let Some((status, to)) = &self.redirect {
+            return Answer {
+                status: *status,
+                headers: vec![("Location", format!("{to}{}", r.target))],
+                body: Vec::new(),
+            };
+        }
         let has = |name: &str| r.query.contains_key(name);
         let (_, key) = r.path.split_once('/').unwrap_or((&r.path, ""));
         match (r.method.as_str(), key.is_empty()) {
@@ -547,21 +576,25 @@ impl State {
         let (mut contents, mut count) = (String::new(), 0);
         let after = r.query.get("continuation-token").cloned();
         let listed = self.listed(r).into_iter();
-        let mut listed = listed.skip_while(|(path, _)| after.as_ref().is_some_and(|a| *path <= a));
+        let token = |path: &str| path.bytes().map(|b| format!("{b:02x}")).collect::<String>();
+        let mut listed = listed
+            .skip_while(|(path, _)| after.as_ref().is_some_and(|a| token(path.as_str()) <= *a));
         let mut last = None;
         for (path, object) in listed.by_ref().take(PAGE) {
             last = Some(path);
             let (_, key) = path.split_once('/').expect("a bucket");
             let (etag, time) = (&object.etag, object.modified.to_rfc3339());
             contents.push_str(&format!(
-                "<Contents><Key>{key}</Key><Size>{}</Size><ETag>{etag}</ETag><LastModified>{time}</LastModified></Contents>",
+                "<Contents><Key>{}</Key><Size>{}</Size><ETag>{etag}</ETag><LastModified>{time}</LastModified></Contents>",
+                xml(key),
                 object.body.len()
             ));
             count += 1;
         }
         let next = match (listed.next(), last) {
             (Some(_), Some(last)) => {
-                format!("<NextContinuationToken>{last}</NextContinuationToken>")
+                let token = token(last);
+                format!("<NextContinuationToken>{token}</NextContinuationToken>")
             }
             _ => String::new(),
         };
@@ -594,7 +627,8 @@ impl State {
             let (_, key) = path.split_once('/').expect("a bucket");
             let time = object.modified.to_rfc3339();
             versions.push_str(&format!(
-                "<Version><Key>{key}</Key><VersionId>null</VersionId><IsLatest>true</IsLatest><Size>{}</Size><LastModified>{time}</LastModified></Version>",
+                "<Version><Key>{}</Key><VersionId>null</VersionId><IsLatest>true</IsLatest><Size>{}</Size><LastModified>{time}</LastModified></Version>",
+                xml(key),
                 object.body.len()
             ));
         }

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use deltafold::store::{self, Store};
 use http::{HeaderName, HeaderValue};
-use object_store::aws::{AmazonS3, AmazonS3Builder};
+use object_store::aws::{AmazonS3, AmazonS3Builder, AwsAuthorizer, AwsCredential};
+use object_store::client::{HttpRequest, HttpRequestBody};
 use object_store::path::Path;
 use object_store::signer::{Method, SignedUrlOptions, Signer as _};
 
@@ -140,6 +141,26 @@ impl S3 {
             "{place:?} {query:?}: {status} {answer}"
         );
         answer
+    }
+
+    /// Puts an object whose key no path can name, percent-encoded, and gives the status.
+    pub async fn put_odd(&self, bucket: &str, encoded_key: &str, body: &str) -> u16 {
+        let url = format!("{}/{bucket}/{encoded_key}", self.endpoint);
+        let mut request = HttpRequest::new(HttpRequestBody::from(body.to_owned()));
+        *request.method_mut() = Method::PUT;
+        *request.uri_mut() = url.parse().expect("a URL");
+        let credential = AwsCredential {
+            key_id: ACCESS_KEY.to_owned(),
+            secret_key: SECRET_KEY.to_owned(),
+            token: None,
+        };
+        AwsAuthorizer::new(&credential, "s3", REGION)
+            .try_authorize(&mut request, None)
+            .expect("a signature");
+        let client = super::http_client().build().expect("a client");
+        let put = client.put(url).headers(request.headers().clone());
+        let answer = put.body(body.to_owned()).send().await.expect("an answer");
+        answer.status().as_u16()
     }
 
     pub async fn create_bucket(&self, name: &str, kind: Kind) {

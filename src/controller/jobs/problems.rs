@@ -9,7 +9,7 @@ use super::super::api::{
 };
 use super::secrets::{Family, local_path};
 use crate::job::schedule::Schedule;
-use crate::store::open::refuse_layout;
+use crate::store::open::{options::is_plain, refuse_layout};
 use age::x25519::Recipient;
 
 /// Folders of a Pod that nothing may be mounted in.
@@ -110,6 +110,12 @@ impl Found {
                 self.add(&options, format!("\"{key}\" is no setting's name"));
             } else if value.contains('\n') {
                 self.add(&options, format!("{key} has more than one line"));
+            } else if !is_plain(key, value) {
+                let what = "whoever reads this object would read the secret: put it into the Secret of secretRef, or mend the name";
+                self.add(
+                    &options,
+                    format!("{key} may hold a secret, or is no known setting; {what}"),
+                );
             }
         }
         if family.is_local() {

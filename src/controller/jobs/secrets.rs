@@ -194,9 +194,7 @@ fn plain(secret: &SecretRef, needs: &[&'static str], what_for: &'static str) -> 
 
 fn of_store(store: &StoreSpec, copied: bool, what_for: &'static str) -> Option<Referenced> {
     let secret = store.secret_ref.as_ref()?;
-    // A key among the options is used before the Secret's.
-    let has_key = store.options.keys().any(|k| k.contains("access_key_id"));
-    let family = Family::of(&store.url).filter(|_| !has_key);
+    let family = Family::of(&store.url);
     let mut one_of = family.map(Family::credentials).unwrap_or_default();
     if copied && matches!(family, Some(Family::Swift | Family::Oss)) {
         // Of two stores the environment cannot tell whose a variable is.

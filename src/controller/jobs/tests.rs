@@ -740,7 +740,7 @@ fn deadlines_are_what_was_asked_for() {
 
 #[test]
 fn what_the_api_server_cannot_see_is_a_problem() {
-    let table: [(Make, &str, Value, &str); 32] = [
+    let table: [(Make, &str, Value, &str); 34] = [
         (
             rich,
             "snapshot.fullSchedule",
@@ -839,6 +839,18 @@ fn what_the_api_server_cannot_see_is_a_problem() {
             "store.options",
             json!({"region": "x\ny"}),
             "more than one line",
+        ),
+        (
+            rich,
+            "store.options",
+            json!({"secret_access_key": "x"}),
+            "into the Secret of secretRef",
+        ),
+        (
+            rich,
+            "store.options",
+            json!({"proxy_url": "http://user:password@proxy"}),
+            "into the Secret of secretRef",
         ),
         (
             rich,

@@ -190,6 +190,8 @@ impl<'a> Eyes<'a> {
         for o in objects {
             newest_modified = newest_modified.max(Some(o.modified));
             let kind = match o.path.split('/').next() {
+                // None of ours, and no request can name it.
+                _ if o.is_odd => None,
                 Some(STAGING) => Some(BesideKind::Staging),
                 Some(TIMELINES | PINS | REMOVED) => Some(BesideKind::Note),
                 _ if o.path.ends_with(EXCLUDE_SUFFIX) => Some(BesideKind::Mark),

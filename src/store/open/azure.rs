@@ -69,9 +69,7 @@ fn configure(
     for (key, value) in settings {
         builder = builder.with_config(config_key::<AzureConfigKey>(&key)?, value);
     }
-    let client = means.client(&means.certificates, |key| {
-        builder.get_config_value(&AzureConfigKey::Client(key))
-    });
+    let client = means.client(|key| builder.get_config_value(&AzureConfigKey::Client(key)));
     Ok((builder.with_client_options(client.clone()), client))
 }
 

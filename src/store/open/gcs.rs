@@ -96,9 +96,7 @@ fn configure(
     for (key, value) in settings {
         builder = builder.with_config(config_key::<GoogleConfigKey>(&key)?, value);
     }
-    let client = means.client(&means.certificates, |key| {
-        builder.get_config_value(&GoogleConfigKey::Client(key))
-    });
+    let client = means.client(|key| builder.get_config_value(&GoogleConfigKey::Client(key)));
     Ok((builder.with_client_options(client.clone()), client))
 }
 

@@ -26,8 +26,12 @@ const OPTION_PATH_STYLE: &str = "path_style";
 /// An SSE-C key has so many bytes.
 const CUSTOMER_KEY_BYTES: usize = 32;
 
-pub(super) fn open(place: &Place, means: Means, handle: Handle) -> Result<Store> {
+pub(super) fn open(place: &Place, mut means: Means, handle: Handle) -> Result<Store> {
     let secret = means.read_secret()?;
+    if let Some(secret) = &secret {
+        let own = means.certificates_of(secret, "trustedCaCert")?;
+        means.certificates.extend(own);
+    }
     let is_given = |name: &str| means.options.iter().any(|(key, _)| key.contains(name));
     let (mut builder, client) = configure(place, &means, secret.as_ref())?;
     if let (Some(source), Some(secret)) = (&means.secret, &secret)
@@ -161,11 +165,9 @@ fn configure(
         .with_retry(means.retry.clone())
         .with_http_connector(means.connector())
         .with_copy_if_not_exists(S3CopyIfNotExists::Multipart);
-    let mut certificates = means.certificates.clone();
     let mut settings = means.timeouts();
     if let Some(secret) = secret {
         settings.extend(from_secret(secret)?);
-        certificates.extend(means.certificates_of(secret, "trustedCaCert")?);
     }
     settings.extend(means.options.iter().cloned());
     let mut path_style = None;
@@ -193,9 +195,7 @@ fn configure(
         let key = AmazonS3ConfigKey::Client(ClientConfigKey::AllowHttp);
         builder = builder.with_config(key, "true");
     }
-    let client = means.client(&certificates, |key| {
-        builder.get_config_value(&AmazonS3ConfigKey::Client(key))
-    });
+    let client = means.client(|key| builder.get_config_value(&AmazonS3ConfigKey::Client(key)));
     Ok((builder.with_client_options(client.clone()), client))
 }
 

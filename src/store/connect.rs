@@ -1,0 +1,374 @@
+//! The HTTP connections of stores: made of object_store's settings, as the crate makes its own, but for redirects.
+//!
+//! A redirect is not followed. A server, or somebody on the way to it, could send the request on to another host, with
+//! all headers that reqwest does not know to be secret: `X-Auth-Token`, `x-amz-security-token`, the keys of SSE-C.
+
+use async_trait::async_trait;
+use http::header::{AUTHORIZATION, LOCATION};
+use http::{HeaderMap, HeaderName, Method, StatusCode, Uri};
+use object_store::client::{
+    HttpClient, HttpError, HttpRequest, HttpResponse, HttpResponseBody, HttpService,
+};
+use object_store::{ClientConfigKey as Key, ClientOptions};
+use reqwest::dns::{Addrs, Name, Resolve, Resolving};
+use reqwest::redirect::Policy;
+use reqwest::{Certificate, ClientBuilder, NoProxy, Proxy};
+use std::collections::BTreeSet;
+use std::hash::{BuildHasher, RandomState};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+use url::{Host, Url};
+
+/// Headers that let whoever reads them act for us, or read what is stored.
+const SECRET_HEADERS: [HeaderName; 6] = [
+    AUTHORIZATION,
+    HeaderName::from_static("x-auth-token"),
+    HeaderName::from_static("x-auth-key"),
+    HeaderName::from_static("x-amz-security-token"),
+    HeaderName::from_static("x-amz-server-side-encryption-customer-key"),
+    HeaderName::from_static("x-amz-copy-source-server-side-encryption-customer-key"),
+];
+
+/// Connects as `options` say, with these certificates beside the system's.
+///
+/// # Errors
+/// The crate's, if a setting makes no sense.
+pub(super) fn connect(
+    options: &ClientOptions,
+    certificates: &[Certificate],
+) -> object_store::Result<HttpClient> {
+    let client = builder(options, certificates)?.build().map_err(wrong)?;
+    Ok(HttpClient::new(Direct(HttpClient::new(client))))
+}
+
+fn wrong(e: impl std::error::Error + Send + Sync + 'static) -> object_store::Error {
+    object_store::Error::Generic {
+        store: "HTTP client",
+        source: Box::new(e),
+    }
+}
+
+fn builder(
+    options: &ClientOptions,
+    certificates: &[Certificate],
+) -> object_store::Result<ClientBuilder> {
+    let settings = Settings(options);
+    let agent = settings.text(Key::UserAgent);
+    let agent =
+        agent.unwrap_or_else(|| concat!("deltafold/", env!("CARGO_PKG_VERSION")).to_owned());
+    let mut builder = ClientBuilder::new()
+        .redirect(Policy::none())
+        .user_agent(agent)
+        .https_only(!settings.flag(Key::AllowHttp)?);
+    if let Some(url) = settings.text(Key::ProxyUrl) {
+        let mut proxy = Proxy::all(url).map_err(wrong)?;
+        if let Some(pem) = settings.text(Key::ProxyCaCertificate) {
+            let certificate = Certificate::from_pem(pem.as_bytes()).map_err(wrong)?;
+            builder = builder.tls_certs_merge([certificate]);
+        }
+        if let Some(hosts) = settings.text(Key::ProxyExcludes) {
+            proxy = proxy.no_proxy(NoProxy::from_string(&hosts));
+        }
+        builder = builder.proxy(proxy);
+    }
+    let certificates = certificates.iter().cloned();
+    builder = match settings.flag(Key::NoSystemCertificates)? {
+        true => builder.tls_certs_only(certificates),
+        false => builder.tls_certs_merge(certificates),
+    };
+    if let Some(time) = settings.duration(Key::Timeout)? {
+        builder = builder.timeout(time);
+    }
+    if let Some(time) = settings.duration(Key::ConnectTimeout)? {
+        builder = builder.connect_timeout(time);
+    }
+    if let Some(time) = settings.duration(Key::ReadTimeout)? {
+        builder = builder.read_timeout(time);
+    }
+    if let Some(time) = settings.duration(Key::PoolIdleTimeout)? {
+        builder = builder.pool_idle_timeout(time);
+    }
+    if let Some(most) = settings.number(Key::PoolMaxIdlePerHost)? {
+        builder = builder.pool_max_idle_per_host(most as usize);
+    }
+    if let Some(time) = settings.duration(Key::Http2KeepAliveInterval)? {
+        builder = builder.http2_keep_alive_interval(time);
+    }
+    if let Some(time) = settings.duration(Key::Http2KeepAliveTimeout)? {
+        builder = builder.http2_keep_alive_timeout(time);
+    }
+    if settings.flag(Key::Http2KeepAliveWhileIdle)? {
+        builder = builder.http2_keep_alive_while_idle(true);
+    }
+    if let Some(bytes) = settings.number(Key::Http2MaxFrameSize)? {
+        builder = builder.http2_max_frame_size(Some(bytes));
+    }
+    if settings.flag(Key::Http1Only)? {
+        builder = builder.http1_only();
+    }
+    if settings.flag(Key::Http2Only)? {
+        builder = builder.http2_prior_knowledge();
+    }
+    if settings.flag(Key::AllowInvalidCertificates)? {
+        builder = builder.tls_danger_accept_invalid_certs(true);
+    }
+    if settings.flag(Key::RandomizeAddresses)? {
+        builder = builder.dns_resolver(AnyOrder);
+    }
+    Ok(builder)
+}
+
+/// The crate's settings, which it tells as texts.
+struct Settings<'a>(&'a ClientOptions);
+
+impl Settings<'_> {
+    fn text(&self, key: Key) -> Option<String> {
+        self.0.get_config_value(&key)
+    }
+
+    fn parsed<T>(
+        &self,
+        key: Key,
+        parse: impl FnOnce(&str) -> Option<T>,
+    ) -> object_store::Result<Option<T>> {
+        let Some(text) = self.text(key) else {
+            return Ok(None);
+        };
+        let found = parse(&text);
+        let what = format!("{} cannot be {text:?}", key.as_ref());
+        found
+            .map(Some)
+            .ok_or_else(|| wrong(std::io::Error::other(what)))
+    }
+
+    fn flag(&self, key: Key) -> object_store::Result<bool> {
+        let flag = |text: &str| match text.to_ascii_lowercase().as_str() {
+            "1" | "true" | "on" | "yes" | "y" => Some(true),
+            "0" | "false" | "off" | "no" | "n" => Some(false),
+            _ => None,
+        };
+        Ok(self.parsed(key, flag)?.unwrap_or_default())
+    }
+
+    fn number(&self, key: Key) -> object_store::Result<Option<u32>> {
+        self.parsed(key, |text| text.parse().ok())
+    }
+
+    fn duration(&self, key: Key) -> object_store::Result<Option<Duration>> {
+        self.parsed(key, |text| humantime::parse_duration(text).ok())
+    }
+}
+
+/// Resolves a name to its addresses, beginning with any of them, so that runs do not all go to the first.
+struct AnyOrder;
+
+impl Resolve for AnyOrder {
+    fn resolve(&self, name: Name) -> Resolving {
+        Box::pin(async move {
+            let found = tokio::task::spawn_blocking(move || {
+                (name.as_str(), 0).to_socket_addrs().map(Vec::from_iter)
+            });
+            let mut addresses: Vec<SocketAddr> = found.await??;
+            if !addresses.is_empty() {
+                let any = RandomState::new().hash_one(()) as usize;
+                let first = any % addresses.len();
+                addresses.rotate_left(first);
+            }
+            Ok(Box::new(addresses.into_iter()) as Addrs)
+        })
+    }
+}
+
+/// Sends requests to the host that they are for, and to no other.
+#[derive(Debug)]
+struct Direct(HttpClient);
+
+#[async_trait]
+impl HttpService for Direct {
+    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let uri = request.uri().clone();
+        if let Some(origin) = shows_secrets(request.method(), &uri, request.headers()) {
+            warn_once(&origin);
+        }
+        let answer = self.0.execute(request).await?;
+        Ok(match redirects(answer.status()) {
+            true => refusal(&uri, &answer),
+            false => answer,
+        })
+    }
+}
+
+fn redirects(status: StatusCode) -> bool {
+    status.is_redirection() && status != StatusCode::NOT_MODIFIED
+}
+
+/// What a redirect becomes: an answer that no client follows or tries again, with the reason in its body.
+fn refusal(uri: &Uri, redirect: &HttpResponse) -> HttpResponse {
+    let header = |name: &str| redirect.headers().get(name)?.to_str().ok();
+    let to = header(LOCATION.as_str())
+        .and_then(|to| Url::parse(&uri.to_string()).ok()?.join(to).ok())
+        .map_or_else(String::new, |to| format!(" to {}", origin_of(&to)));
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '-';
+    let region = header("x-amz-bucket-region")
+        .filter(|region| region.chars().all(is_plain) && region.len() < 40)
+        .map_or_else(String::new, |region| {
+            format!("; the bucket is in the region {region}")
+        });
+    let text = format!(
+        "the server redirects ({}){to}, and no redirect is followed, because credentials would go along: give the store's own endpoint and region{region}",
+        redirect.status().as_u16()
+    );
+    let mut answer = HttpResponse::new(HttpResponseBody::from(text.into_bytes()));
+    *answer.status_mut() = StatusCode::MISDIRECTED_REQUEST;
+    answer
+}
+
+/// Where a URL leads to, without its path and query, which may hold secrets.
+fn origin_of(url: &Url) -> String {
+    url.origin().ascii_serialization()
+}
+
+/// The origin of a request that shows secrets to the network: credentials without TLS, to another machine.
+fn shows_secrets(method: &Method, uri: &Uri, headers: &HeaderMap) -> Option<String> {
+    if uri.scheme_str() != Some("http") {
+        return None;
+    }
+    let is_login = *method == Method::POST && uri.path().ends_with("/auth/tokens");
+    let query = uri.query().unwrap_or_default();
+    let is_signed = query.split('&').any(|pair| {
+        let name = pair.split('=').next().unwrap_or_default();
+        matches!(name, "sig" | "X-Amz-Signature" | "X-Goog-Signature")
+    });
+    let has_header = SECRET_HEADERS.iter().any(|name| headers.contains_key(name));
+    let url = Url::parse(&uri.to_string()).ok()?;
+    (is_login || is_signed || has_header)
+        .then_some(url)
+        .filter(|url| !stays_here(url))
+        .map(|url| origin_of(&url))
+}
+
+/// Whether requests do not leave the machine. The metadata services of clouds have link-local addresses.
+fn stays_here(url: &Url) -> bool {
+    let address = match url.host() {
+        Some(Host::Domain(name)) => return name == "localhost" || name.ends_with(".localhost"),
+        Some(Host::Ipv4(address)) => IpAddr::V4(address),
+        Some(Host::Ipv6(address)) => IpAddr::V6(address),
+        None => return false,
+    };
+    match address {
+        IpAddr::V4(v4) => v4.is_loopback() || v4.is_link_local(),
+        IpAddr::V6(v6) => v6.is_loopback() || v6.is_unicast_link_local(),
+    }
+}
+
+fn warn_once(origin: &str) {
+    static WARNED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let mut warned = WARNED.lock().unwrap_or_else(PoisonError::into_inner);
+    if warned.insert(origin.to_owned()) {
+        tracing::warn!(
+            endpoint = origin,
+            "credentials and snapshots go to this endpoint without TLS: whoever sees the network's traffic can read them; use https://"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::HeaderValue;
+
+    fn redirect(status: u16, headers: &[(&'static str, &'static str)]) -> HttpResponse {
+        let mut answer = HttpResponse::new(HttpResponseBody::from(Vec::new()));
+        *answer.status_mut() = StatusCode::from_u16(status).unwrap();
+        for &(name, value) in headers {
+            let value = HeaderValue::from_static(value);
+            answer.headers_mut().insert(name, value);
+        }
+        answer
+    }
+
+    async fn said(redirected: HttpResponse) -> String {
+        assert!(redirects(redirected.status()));
+        let uri = Uri::from_static("http://a.example:1/b?sig=SECRET");
+        let refusal = refusal(&uri, &redirected);
+        assert_eq!(refusal.status().as_u16(), 421);
+        String::from_utf8(refusal.into_body().bytes().await.unwrap().to_vec()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_redirect_becomes_a_refusal_that_shows_the_host_alone() {
+        let to = "https://u:SECRET@b.example:2/c?sig=SECRET";
+        let text = said(redirect(307, &[("location", to)])).await;
+        assert!(text.contains("(307) to https://b.example:2,"), "{text}");
+        assert!(!text.contains("SECRET"), "{text}");
+        let text = said(redirect(302, &[("location", "/else?sig=SECRET")])).await;
+        assert!(text.contains("to http://a.example:1,"), "{text}");
+        assert!(!text.contains("SECRET"), "{text}");
+        let region = ("x-amz-bucket-region", "eu-west-1");
+        let text = said(redirect(301, &[region])).await;
+        assert!(text.ends_with("is in the region eu-west-1"), "{text}");
+        let hostile = ("x-amz-bucket-region", "x; rm -rf");
+        assert!(!said(redirect(301, &[hostile])).await.contains("rm"));
+        assert!(!redirects(StatusCode::NOT_MODIFIED));
+        assert!(!redirects(StatusCode::OK));
+    }
+
+    #[test]
+    fn secrets_without_tls_are_noticed_unless_they_stay_here() {
+        let shows = |method, uri: &'static str, header: Option<&'static str>| {
+            let mut headers = HeaderMap::new();
+            if let Some(name) = header {
+                headers.insert(name, HeaderValue::from_static("x"));
+            }
+            shows_secrets(&method, &Uri::from_static(uri), &headers)
+        };
+        let get = |uri, header| shows(Method::GET, uri, header);
+        for header in [
+            "authorization",
+            "x-auth-token",
+            "x-amz-server-side-encryption-customer-key",
+        ] {
+            assert_eq!(
+                get("http://s.example:9000/b?x", Some(header)).as_deref(),
+                Some("http://s.example:9000")
+            );
+        }
+        assert!(get("http://s.example/b?a=b&sig=x", None).is_some());
+        assert!(shows(Method::POST, "http://k.example/v3/auth/tokens", None).is_some());
+        assert_eq!(get("http://s.example/b", None), None);
+        assert_eq!(get("https://s.example/b", Some("authorization")), None);
+        for here in [
+            "http://127.0.0.1:9000/b",
+            "http://[::1]/b",
+            "http://localhost/b",
+            "http://b.localhost:9000/",
+            "http://169.254.170.2/v2/credentials",
+        ] {
+            assert_eq!(get(here, Some("authorization")), None, "{here}");
+        }
+        assert!(get("http://localhost.example/b", Some("authorization")).is_some());
+    }
+
+    #[test]
+    fn settings_are_read_as_the_crate_reads_its_own() {
+        crate::tls::ensure_provider();
+        let with = |key, value: &str| ClientOptions::new().with_config(key, value);
+        builder(&ClientOptions::new(), &[])
+            .unwrap()
+            .build()
+            .unwrap();
+        for (key, value) in [(Key::Timeout, "1 day"), (Key::AllowHttp, "Yes")] {
+            builder(&with(key, value), &[]).unwrap().build().unwrap();
+        }
+        for (key, value) in [
+            (Key::Timeout, "soon"),
+            (Key::AllowHttp, "perhaps"),
+            (Key::PoolMaxIdlePerHost, "-1"),
+            (Key::ProxyUrl, "http://[nowhere"),
+        ] {
+            let e = builder(&with(key, value), &[]).unwrap_err();
+            assert!(e.to_string().contains("HTTP client"), "{e}");
+        }
+    }
+}

@@ -1,0 +1,299 @@
+//! Pages of listings with keys that object_store's paths cannot name, such as `v2/a//b` or one with a newline.
+//!
+//! The crate refuses a whole listing for one such key, and takes the key `v2/x/` for `v2/x`. So the key is replaced,
+//! before the crate reads the page, by a name that it takes and that no request can confuse with another object's.
+
+use super::signed::LARGEST_ANSWER;
+use futures::TryStreamExt;
+use http::header::CONTENT_LENGTH;
+use http::{Method, Uri};
+use object_store::client::{HttpError, HttpErrorKind, HttpResponse, HttpResponseBody};
+use object_store::path::Path;
+use quick_xml::Reader;
+use quick_xml::escape::resolve_predefined_entity;
+use quick_xml::events::Event;
+
+/// What a replaced key begins with; its own bytes follow in hexadecimal digits.
+const MARK: &str = "deltafold-odd-key:";
+
+/// Whether no path names exactly this key.
+pub(super) fn is_odd(key: &str) -> bool {
+    key.trim() != key
+        || key.contains(char::REPLACEMENT_CHARACTER)
+        || key.starts_with(MARK)
+        || !Path::parse(key).is_ok_and(|path| path.as_ref() == key)
+}
+
+/// The name that stands for an odd key.
+pub(super) fn stand_in(key: &str) -> String {
+    let hex: String = key.bytes().map(|b| format!("{b:02x}")).collect();
+    format!("{MARK}{hex}")
+}
+
+/// The odd key that a path stands for, if it does.
+pub(super) fn odd_key(path: &Path) -> Option<String> {
+    let hex = path.as_ref().strip_prefix(MARK)?.as_bytes();
+    let bytes = hex.chunks(2).map(|pair| {
+        let digits = std::str::from_utf8(pair).unwrap_or_default();
+        u8::from_str_radix(digits, 16).unwrap_or(b'?')
+    });
+    Some(String::from_utf8_lossy(&bytes.collect::<Vec<u8>>()).into_owned())
+}
+
+/// Whether a request asks for a page of object_store's listings of S3, Google Cloud Storage, OSS or Azure.
+pub(super) fn asks_for_page(method: &Method, uri: &Uri) -> bool {
+    let query = uri.query().unwrap_or_default();
+    let is_page = |pair: &str| pair == "list-type=2" || pair == "comp=list";
+    *method == Method::GET && query.split('&').any(is_page)
+}
+
+/// The same page, with other names for odd keys.
+pub(super) async fn with_stand_ins(answer: HttpResponse) -> Result<HttpResponse, HttpError> {
+    let (mut parts, body) = answer.into_parts();
+    let mut stream = body.bytes_stream();
+    let mut page = Vec::new();
+    while let Some(chunk) = stream.try_next().await? {
+        if page.len() + chunk.len() > LARGEST_ANSWER {
+            let what = format!("a page of a listing has more than {LARGEST_ANSWER} bytes");
+            let error = std::io::Error::other(what);
+            return Err(HttpError::new(HttpErrorKind::Decode, error));
+        }
+        page.extend_from_slice(&chunk);
+    }
+    let page = replaced(&page).unwrap_or(page);
+    parts.headers.remove(CONTENT_LENGTH);
+    Ok(HttpResponse::from_parts(
+        parts,
+        HttpResponseBody::from(page),
+    ))
+}
+
+/// The page with its odd keys replaced; `None` if there are none.
+fn replaced(page: &[u8]) -> Option<Vec<u8>> {
+    // Azure sends a byte order mark, which the reader's positions do not count.
+    let page = page.strip_prefix(b"\xef\xbb\xbf").unwrap_or(page);
+    let mut reader = Reader::from_reader(page);
+    let (mut out, mut copied) = (Vec::new(), 0);
+    let mut open: Vec<Vec<u8>> = Vec::new();
+    // Of a key that is open: where it begins, and what it is so far.
+    let mut key: Option<(usize, String)> = None;
+    let position = |reader: &Reader<&[u8]>| reader.buffer_position() as usize;
+    loop {
+        let before = position(&reader);
+        // What is no XML is the crate's to refuse.
+        let Ok(event) = reader.read_event() else {
+            break;
+        };
+        match event {
+            Event::Start(element) => {
+                let name = element.local_name().as_ref().to_vec();
+                let parent = open.last().map_or(&b""[..], Vec::as_slice);
+                key = names_object(parent, &name).then(|| (position(&reader), String::new()));
+                open.push(name);
+            }
+            Event::End(_) => {
+                open.pop();
+                let is_folder = open.last().is_some_and(|p| is_folder(p));
+                if let Some((begin, key)) = key.take() {
+                    let whole = match is_folder {
+                        true => key.strip_suffix('/').unwrap_or(&key),
+                        false => &key,
+                    };
+                    if is_odd(whole) {
+                        out.extend_from_slice(page.get(copied..begin)?);
+                        out.extend_from_slice(stand_in(&key).as_bytes());
+                        copied = before;
+                    }
+                }
+            }
+            Event::Eof => break,
+            event => {
+                if let Some((_, key)) = &mut key {
+                    key.push_str(&text_of(&event));
+                }
+            }
+        }
+    }
+    if copied == 0 {
+        return None;
+    }
+    out.extend_from_slice(page.get(copied..)?);
+    Some(out)
+}
+
+fn is_folder(element: &[u8]) -> bool {
+    matches!(element, b"CommonPrefixes" | b"BlobPrefix")
+}
+
+/// Whether an element holds the name of an object or of a folder.
+fn names_object(parent: &[u8], element: &[u8]) -> bool {
+    match element {
+        b"Key" => parent == b"Contents",
+        b"Prefix" => parent == b"CommonPrefixes",
+        b"Name" => matches!(parent, b"Blob" | b"BlobPrefix"),
+        _ => false,
+    }
+}
+
+/// The text of a part of a name. What is no text becomes U+FFFD, which is in no name of ours.
+fn text_of(event: &Event<'_>) -> String {
+    const UNREADABLE: &str = "\u{fffd}";
+    match event {
+        Event::Text(text) => String::from_utf8_lossy(text).into_owned(),
+        Event::CData(text) => String::from_utf8_lossy(text).into_owned(),
+        Event::GeneralRef(name) => match name.resolve_char_ref() {
+            Ok(Some(c)) => c.to_string(),
+            Ok(None) => {
+                let name = String::from_utf8_lossy(name);
+                let known = resolve_predefined_entity(&name);
+                known.unwrap_or(UNREADABLE).to_owned()
+            }
+            Err(_) => UNREADABLE.to_owned(),
+        },
+        _ => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ODD: [&str; 13] = [
+        "/v2/a",
+        "v2//a",
+        "v2/a//b",
+        "v2/../a",
+        "v2/./a",
+        "v2/a/",
+        "v2/a\nb",
+        "v2/a\u{1b}[2J",
+        "v2/a\u{7f}",
+        "v2/a ",
+        "v2/a\u{fffd}\0",
+        "..",
+        "deltafold-odd-key:00",
+    ];
+
+    #[test]
+    fn odd_keys_come_back_from_what_stands_for_them() {
+        for key in ODD {
+            assert!(is_odd(key), "{key:?}");
+            let path = Path::parse(stand_in(key)).unwrap();
+            assert_eq!(odd_key(&path).as_deref(), Some(key));
+        }
+        for key in ["v2/a", "v2/a b/ü", "v2/%2e%2e/a", "v2/...", "v2/a\u{202e}b"] {
+            assert!(!is_odd(key), "{key:?}");
+            assert_eq!(odd_key(&Path::parse(key).unwrap()), None);
+        }
+        assert_eq!(
+            odd_key(&Path::from("deltafold-odd-key:zz4")).as_deref(),
+            Some("?\u{4}")
+        );
+    }
+
+    #[test]
+    fn only_odd_keys_are_replaced() {
+        let page = |key: &str| {
+            let key = quick_xml::escape::escape(key).replace('\n', "&#xA;");
+            format!(
+                "\u{feff}<?xml version=\"1.0\"?><ListBucketResult><Prefix>v2//</Prefix><Contents><Key>v2/a</Key><Size>1</Size></Contents><Contents><Key>{key}</Key><Owner><Key>//</Key></Owner></Contents><CommonPrefixes><Prefix>v2/</Prefix></CommonPrefixes></ListBucketResult>"
+            )
+        };
+        assert_eq!(replaced(page("v2/b & c").as_bytes()), None);
+        for key in ODD {
+            let got = replaced(page(key).as_bytes()).unwrap();
+            let expected = page(&stand_in(key));
+            let expected = expected.trim_start_matches('\u{feff}');
+            assert_eq!(String::from_utf8(got).unwrap(), expected, "{key:?}");
+        }
+        let azure = "<EnumerationResults><Blobs><Blob><Name>a/../b</Name></Blob><BlobPrefix><Name>a//</Name></BlobPrefix></Blobs></EnumerationResults>";
+        let got = String::from_utf8(replaced(azure.as_bytes()).unwrap()).unwrap();
+        for key in ["a/../b", "a//"] {
+            assert!(got.contains(&format!("<Name>{}</Name>", stand_in(key))));
+        }
+    }
+
+    #[test]
+    fn what_is_no_text_is_odd() {
+        for key in ["a&#0;b", "a&nope;b", "<![CDATA[a//b]]>", "a&#x1;"] {
+            let page = format!("<L><Contents><Key>{key}</Key></Contents></L>");
+            assert!(replaced(page.as_bytes()).is_some(), "{key}");
+        }
+        let page = b"<L><Contents><Key>a//\xff</Key></Contents></L>";
+        let got = String::from_utf8(replaced(page).unwrap()).unwrap();
+        assert!(got.contains(&stand_in("a//\u{fffd}")), "{got}");
+        // What is cut off is not ours to mend.
+        assert_eq!(replaced(b"<L><Contents><Key>a//b"), None);
+    }
+
+    /// A page as the crate reads it.
+    #[derive(serde::Deserialize)]
+    #[serde(rename_all = "PascalCase")]
+    struct Page {
+        contents: Vec<Content>,
+    }
+
+    #[derive(serde::Deserialize)]
+    #[serde(rename_all = "PascalCase")]
+    struct Content {
+        key: String,
+    }
+
+    /// One of the ways in which a server may write a character.
+    fn written(c: char, rng: &mut fastrand::Rng) -> String {
+        match (rng.u8(..4), c) {
+            (0, c) => format!("&#{};", c as u32),
+            (1, c) => format!("&#x{:X};", c as u32),
+            (2, c) if c != ']' => format!("<![CDATA[{c}]]>"),
+            (_, '<') => "&lt;".to_owned(),
+            (_, '&') => "&amp;".to_owned(),
+            (_, c) => c.to_string(),
+        }
+    }
+
+    #[test]
+    fn whatever_keys_are_listed_the_crate_reads_the_page() {
+        let letters: Vec<char> = "ab/./..\n\r\t <>&%]\u{1b}\u{7f}\u{9b}\u{a0}\u{fffd}ü"
+            .chars()
+            .collect();
+        let mut rng = fastrand::Rng::with_seed(crate::seed());
+        for _ in 0..crate::rounds(2_000, 100_000) {
+            let keys: Vec<String> = (0..rng.usize(1..5))
+                .map(|_| {
+                    let length = rng.usize(1..8);
+                    (0..length)
+                        .map(|_| *rng.choice(&letters).unwrap())
+                        .collect()
+                })
+                .collect();
+            let mut page = "<ListBucketResult>".to_owned();
+            for key in &keys {
+                let text: String = key.chars().map(|c| written(c, &mut rng)).collect();
+                page.push_str(&format!("<Contents><Key>{text}</Key></Contents>"));
+            }
+            page.push_str("</ListBucketResult>");
+            let read = replaced(page.as_bytes()).unwrap_or(page.clone().into_bytes());
+            let read: Page = quick_xml::de::from_reader(read.as_slice()).unwrap();
+            assert_eq!(read.contents.len(), keys.len(), "{page}");
+            for (read, key) in read.contents.iter().zip(&keys) {
+                let path = Path::parse(&read.key).unwrap_or_else(|e| panic!("{page}: {e}"));
+                let told = odd_key(&path).unwrap_or_else(|| path.to_string());
+                assert_eq!(&told, key, "{page}");
+                assert_eq!(odd_key(&path).is_some(), is_odd(key), "{page}");
+            }
+        }
+    }
+
+    #[test]
+    fn listings_of_versions_and_uploads_are_not_touched() {
+        let asks = |uri: &'static str| asks_for_page(&Method::GET, &Uri::from_static(uri));
+        assert!(asks("http://h/b?list-type=2&prefix=a"));
+        assert!(asks("http://h/c?restype=container&comp=list"));
+        assert!(!asks("http://h/b?versions=&prefix=list-type=2"));
+        assert!(!asks("http://h/b/list-type=2"));
+        assert!(!asks_for_page(
+            &Method::POST,
+            &Uri::from_static("http://h/b?list-type=2")
+        ));
+    }
+}

@@ -1,0 +1,304 @@
+//! Who can write into the bucket, or runs the store, disables a prefix by a key that no client can name, has our own
+//! objects deleted in place of such a key, steers the terminal, or is sent credentials that are for another server.
+
+use std::process::Command;
+
+use crate::support::history::Compression;
+use crate::support::lying::{Lies, LyingServer};
+use crate::support::past::NOTHING;
+use crate::support::small::{SMALL_BASE, object, put_events, small_database};
+use crate::support::{deltafold, run_json, scratch};
+use serde_json::Value;
+
+/// Odd keys below the prefix, in the folders of snapshots.
+fn odd_snapshots(full: &str) -> Vec<String> {
+    let long = "x".repeat(1000);
+    [
+        "v2/a//b",
+        "v2/../x",
+        "v2/./x",
+        "v2/x\ny",
+        "v2/x\r",
+        "v2/\u{1b}]0;owned\u{7}\u{1b}[2J",
+        "v2/\u{9b}31m",
+        "v2/a\u{202e}b",
+        "v2/%2e%2e%2fx",
+        "v2/ \u{a0}",
+        "v2//",
+        "v1/Backup-1//Full-00000000-00000001-1",
+        // What the crate, or we, could take for the full itself.
+        &format!("v2//{full}"),
+        &format!("v2/./{full}"),
+        &format!("v2/{full}/"),
+        &format!("v2/{full}\n"),
+        &format!("v2/{long}"),
+    ]
+    .map(str::to_owned)
+    .to_vec()
+}
+
+/// A full, a delta, and whatever else there is.
+struct Bucket {
+    server: LyingServer,
+    full: String,
+    last: i64,
+}
+
+impl Bucket {
+    fn new() -> Self {
+        let since = chrono::Utc::now().timestamp() - 90_000;
+        let bucket = Bucket {
+            server: LyingServer::start(Lies::default()),
+            full: format!("Full-00000000-{SMALL_BASE:08}-{since}"),
+            last: SMALL_BASE + 1,
+        };
+        bucket.put(&format!("v2/{}", bucket.full), &small_database(4096));
+        let (last, later) = (bucket.last, since + 10);
+        let events = serde_json::to_vec(&put_events(last..=last)).unwrap();
+        bucket.put(&format!("v2/Incr-{last:08}-{last:08}-{later}"), &events);
+        bucket
+    }
+
+    fn put(&self, key: &str, payload: &[u8]) {
+        let object = object(payload, Compression::None);
+        self.server.seed([(format!("b/p/{key}"), object)]);
+    }
+
+    fn put_rubbish(&self, keys: &[String]) {
+        let objects = keys
+            .iter()
+            .map(|k| (format!("b/p/{k}"), b"rubbish".to_vec()));
+        self.server.seed(objects);
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = deltafold();
+        command.args(args).envs(self.server.s3().env());
+        command
+    }
+
+    fn succeeds(&self, args: &[&str]) -> Value {
+        let args = [args, &["--output", "json", "--store", "s3://b/p"]].concat();
+        let (code, outcome, stderr) = run_json(&mut self.command(&args));
+        assert_eq!(code, 0, "{args:?}: {outcome} {stderr}");
+        outcome
+    }
+
+    fn listings(&self) -> usize {
+        let requests = self.server.requests();
+        requests.iter().filter(|r| r.contains("list-type")).count()
+    }
+}
+
+/// The names that a list of problems or findings calls foreign.
+fn foreign(list: &Value) -> Vec<String> {
+    let of = |p: &Value| serde_json::from_value::<Vec<String>>(p["snapshots"].clone()).unwrap();
+    let mut problems = list.as_array().unwrap().iter();
+    let problem = problems.find(|p| p["reason"] == "ForeignObject");
+    problem.map(of).unwrap_or_default()
+}
+
+#[test]
+fn who_writes_odd_keys_disables_nothing() {
+    let bucket = Bucket::new();
+    let mut odd = odd_snapshots(&bucket.full);
+    bucket.put_rubbish(&odd);
+    odd.sort();
+    let list = bucket.succeeds(&["list"]);
+    assert_eq!(foreign(&list["problems"]), odd, "{list}");
+    assert_eq!(list["latest_revision"], bucket.last);
+    let verified = bucket.succeeds(&["verify", "--level", "fold"]);
+    assert_eq!(foreign(&verified["findings"]), odd, "{verified}");
+
+    let dir = scratch::folder().unwrap();
+    let to = dir.path().join("db");
+    let restored = bucket.succeeds(&["restore", "--to-snapshot", to.to_str().unwrap()]);
+    assert_eq!(restored["revision"], bucket.last);
+    let compacted = bucket.succeeds(&["compact"]);
+    assert_eq!(compacted["revision"], bucket.last);
+    let copies = scratch::folder().unwrap();
+    let mut copy = bucket.command(&["copy", "--output", "json", "--from", "s3://b/p", "--to"]);
+    let (code, outcome, stderr) = run_json(copy.arg(copies.path()));
+    assert_eq!((code, &outcome["copied"]), (0, &3.into()), "{stderr}");
+
+    // Without a signature the listing comes by the same way.
+    let unsigned = ["--store-option", "skip_signature=true"];
+    let list = bucket.succeeds(&[&["list"][..], &unsigned].concat());
+    assert_eq!(foreign(&list["problems"]), odd, "{list}");
+}
+
+#[test]
+fn who_writes_odd_keys_has_nothing_deleted() {
+    let bucket = Bucket::new();
+    let full = &bucket.full;
+    let mut odd = odd_snapshots(full);
+    let snapshots = odd.len();
+    // Notes and staging objects that look abandoned, beside some that are in use.
+    for key in [
+        "deltafold-pins//{}",
+        "deltafold-pins/{}/",
+        "deltafold-removed//{}",
+        "deltafold-staging//Full-0000000000000001.1.1.0000000000000001",
+        "deltafold-staging/../v2/{}",
+    ] {
+        odd.push(key.replace("{}", full));
+    }
+    bucket.put_rubbish(&odd);
+    bucket.put_rubbish(&[format!("deltafold-pins/{full}")]);
+    let before = bucket.server.objects();
+    let args = [&NOTHING[..], &["--apply", "--staging-age", "0s"]].concat();
+    let collected = bucket.succeeds(&[&["gc"][..], &args].concat());
+    assert_eq!(collected["totals"]["deleted"]["objects"], 0, "{collected}");
+    // Those beside snapshots are left alone, too; strangers among the notes are not counted.
+    let foreign = collected["foreign_objects"].as_u64().unwrap();
+    assert!(foreign >= snapshots as u64, "{collected}");
+    bucket.succeeds(&["compact"]);
+    let after = bucket.server.objects();
+    for (key, content) in &before {
+        assert!(after.get(key) == Some(content), "{key:?}");
+    }
+}
+
+#[test]
+fn who_writes_a_thousand_odd_keys_costs_no_request() {
+    let with = |name: &dyn Fn(usize) -> String| {
+        let bucket = Bucket::new();
+        let keys: Vec<String> = (0..1100).map(name).collect();
+        bucket.put_rubbish(&keys);
+        bucket.server.forget_requests();
+        let list = bucket.succeeds(&["list"]);
+        assert_eq!(foreign(&list["problems"]).len(), keys.len());
+        (bucket.listings(), bucket.server.requests().len())
+    };
+    let sound = with(&|n| format!("v2/rubbish-{n:04}"));
+    assert_eq!(with(&|n| format!("v2/rubbish-{n:04}//\n")), sound);
+}
+
+#[test]
+fn who_names_keys_does_not_steer_the_terminal() {
+    let bucket = Bucket::new();
+    // Lines of the output, forged.
+    let forged = "v2/x\nFORGED: all is well\r";
+    bucket.put_rubbish(&[forged.to_owned()]);
+    bucket.put_rubbish(&odd_snapshots(&bucket.full)[5..8]);
+    for command in ["list", "verify", "compact"] {
+        for log in ["text", "json"] {
+            let args = [command, "--store", "s3://b/p", "--log-format", log];
+            let output = bucket.command(&args).output().unwrap();
+            assert!(output.status.success());
+            let stdout = String::from_utf8(output.stdout).unwrap();
+            let stderr = String::from_utf8(output.stderr).unwrap();
+            for (name, text) in [("stdout", &stdout), ("stderr", &stderr)] {
+                let steers = |c: char| (c.is_control() && c != '\n') || c == '\u{202e}';
+                assert!(!text.contains(steers), "{command}: {name}: {text:?}");
+                let is_forged = |line: &str| line.trim_start().starts_with("FORGED");
+                assert!(!text.lines().any(is_forged), "{command}: {name}: {text}");
+            }
+            if command != "compact" {
+                assert!(stdout.contains("x\\nFORGED: all is well\\r"), "{stdout}");
+                assert!(stdout.contains("\\u{1b}[2J"), "{stdout}");
+            }
+        }
+    }
+    // JSON has the very names.
+    let list = bucket.succeeds(&["list"]);
+    assert!(foreign(&list["problems"]).contains(&forged.to_owned()));
+}
+
+/// How a store at an endpoint is asked, with secrets of its kind.
+fn stores(endpoint: &str) -> Vec<(&'static str, Vec<String>)> {
+    let key = "c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0c2U=";
+    let account = serde_json::json!({
+        "type": "service_account", "gcs_base_url": endpoint, "disable_oauth": true,
+        "client_email": "", "private_key": "", "private_key_id": "",
+    });
+    let options = |of: &[&str]| of.iter().map(|o| (*o).to_owned()).collect();
+    let at = |key: &str| format!("{key}={endpoint}");
+    let storage = format!("storage_url={endpoint}/v1/AUTH_x");
+    let auth = format!("auth_url={endpoint}/v3");
+    vec![
+        (
+            "s3://b/p",
+            options(&[
+                &at("endpoint"),
+                "region=us-east-1",
+                "access_key_id=secret-id",
+                "secret_access_key=secret-key",
+                "session_token=secret-token",
+                "server_side_encryption=sse-c",
+                &format!("sse_customer_key_base64={key}"),
+            ]),
+        ),
+        (
+            "swift://b/p",
+            options(&[&storage, "auth_token=secret-token"]),
+        ),
+        (
+            "swift://b/p",
+            options(&[
+                &auth,
+                "username=u",
+                "password=secret-password",
+                "tenant_name=t",
+            ]),
+        ),
+        (
+            "az://b/p",
+            options(&[
+                &at("endpoint"),
+                "allow_http=true",
+                "account_name=a",
+                &format!("account_key={key}"),
+            ]),
+        ),
+        (
+            "gs://b/p",
+            options(&[&format!("service_account_key={account}"), "allow_http=true"]),
+        ),
+    ]
+}
+
+#[test]
+fn who_redirects_is_sent_no_credentials() {
+    let (server, listener) = (
+        LyingServer::start(Lies::default()),
+        LyingServer::start(Lies::default()),
+    );
+    let elsewhere = listener.s3().endpoint();
+    for status in [301, 302, 303, 307, 308] {
+        server.redirect(status, elsewhere);
+        for (url, options) in stores(server.s3().endpoint()) {
+            let mut command = deltafold();
+            command.args(["list", "--output", "json", "--store", url]);
+            for option in &options {
+                command.args(["--store-option", option]);
+            }
+            server.forget_requests();
+            let (code, outcome, stderr) = run_json(&mut command);
+            let message = outcome["message"].as_str().unwrap_or_default();
+            assert_eq!(
+                (code, outcome["reason"].as_str()),
+                (78, Some("Configuration")),
+                "{url}: {outcome} {stderr}"
+            );
+            assert!(
+                message.contains(&format!("({status}) to {elsewhere},")),
+                "{url}: {message}"
+            );
+            assert!(
+                !(message.to_owned() + &stderr).contains("secret-"),
+                "{stderr}"
+            );
+            // It was asked, once for each listing, and nobody else was.
+            assert!((1..=4).contains(&server.requests().len()), "{url}");
+            assert_eq!(listener.requests(), [""; 0], "{url} {status}");
+        }
+    }
+    // What writes is not sent elsewhere, either.
+    let bucket = Bucket::new();
+    bucket.server.redirect(307, elsewhere);
+    let args = ["compact", "--output", "json", "--store", "s3://b/p"];
+    let (code, _, stderr) = run_json(&mut bucket.command(&args));
+    assert_eq!(code, 78, "{stderr}");
+    assert_eq!(listener.requests(), [""; 0]);
+}
