@@ -8,6 +8,7 @@ mod documents;
 mod fold_equals_model;
 mod forked_history;
 mod fuzz_corpus;
+mod local_stores;
 mod long_chains;
 mod manifests;
 mod metrics;
