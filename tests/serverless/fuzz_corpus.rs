@@ -104,3 +104,11 @@ fn delta_parser() {
 fn chain_builder() {
     replay_and_mutate("chain_builder", crate::support::fuzz_targets::chain_builder);
 }
+
+#[test]
+fn listings_and_notes() {
+    replay_and_mutate(
+        "listings_and_notes",
+        crate::support::fuzz_hostile::listings_and_notes,
+    );
+}
