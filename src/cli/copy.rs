@@ -203,7 +203,8 @@ impl CopyArgs {
         };
         let mut from = open(1, &self.from, &from_options, "--from")?;
         if !self.dry_run {
-            store::open::make_folder(&self.to)?;
+            let options = [self.means.options(2)?, to_options.clone()].concat();
+            store::open::make_folder(&self.to, &options)?;
         }
         let mut to = open(2, &self.to, &to_options, "--to")?;
         // One limit for each direction: that of the source is read, that of the target written, and read back.

@@ -154,7 +154,7 @@ fn in_words(o: &Outcome) -> String {
             .entry((x.decision, x.reason))
             .or_insert((0, 0, &x.explanation));
         group.0 += 1;
-        group.1 += x.bytes;
+        group.1 = group.1.saturating_add(x.bytes);
     }
     let word = |d: Decision| match d {
         Decision::Keep => "keep",

@@ -242,6 +242,11 @@ struct MeansArgs {
     /// Requests to a store that are under way at once, 1 to 1024; a local folder has none
     #[arg(long, env = "DELTAFOLD_REQUESTS", value_name = "N", default_value_t = store::DEFAULT_REQUESTS as u16, value_parser = clap::value_parser!(u16).range(1..=store::MOST_REQUESTS as i64))]
     requests: u16,
+    /// Mode of new files in a local folder, such as 0640, and 0750 of new folders [default: 0600]
+    ///
+    /// Whatever the umask is. What is there keeps its mode. Object stores have no such modes.
+    #[arg(long, env = "DELTAFOLD_FILE_MODE", value_name = "MODE")]
+    file_mode: Option<store::FileMode>,
     #[command(flatten)]
     encryption: encryption::EncryptionArgs,
 }
@@ -267,8 +272,13 @@ impl MeansArgs {
             store::open::OPTION_REQUESTS.to_owned(),
             self.requests.to_string(),
         );
+        let file_mode = self.file_mode.map(|mode| {
+            let key = store::open::OPTION_FILE_MODE.to_owned();
+            (key, mode.to_string())
+        });
         let given = parse_options(&of_this, "--store-option")?;
-        Ok(secret.chain([requests]).chain(given).collect())
+        let ours = secret.chain([requests]).chain(file_mode);
+        Ok(ours.chain(given).collect())
     }
 
     fn temp_dir(&self) -> Result<PathBuf> {

@@ -81,7 +81,7 @@ impl CommonArgs {
     fn open(&self, cancel: &Cancel) -> Result<(Context, Taking)> {
         let way = self.live.connector(cancel)?;
         store::open::refuse_layout(&self.store, "--store")?;
-        store::open::make_folder(&self.store)?;
+        store::open::make_folder(&self.store, &self.means.options(1)?)?;
         let mut ctx = self.means.context(&self.store, cancel)?;
         ctx.store = self.bandwidth.limited(ctx.store);
         let taking = Taking {

@@ -98,6 +98,7 @@ fn open(options: &mut OpenOptions, file: &Path) -> std::io::Result<std::fs::File
     options
         .write(true)
         .custom_flags(libc::O_NONBLOCK)
+        .mode(0o600)
         .open(file)
 }
 

@@ -19,10 +19,10 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// The folder of a member in its data directory.
@@ -37,6 +37,7 @@ const WAL_DIR: &str = "wal-dir";
 const MARK: &str = ".deltafold-new";
 /// As etcd creates its directories.
 const DIRECTORY_MODE: u32 = 0o700;
+const FILE_MODE: u32 = 0o600;
 /// The ending of WAL segments.
 const SEGMENT: &str = "wal";
 
@@ -530,7 +531,9 @@ fn create_directory(dir: &Path) -> Result<()> {
 
 fn create_file(path: &Path, content: &[u8]) -> Result<()> {
     let write = || {
-        let mut file = File::create(path)?;
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(true);
+        let mut file = options.mode(FILE_MODE).open(path)?;
         file.write_all(content)?;
         file.sync_all()
     };

@@ -18,9 +18,9 @@ use rustix::fs::{FlockOperation, OFlags};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 use serde::Serialize;
 use std::ffi::OsStr;
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, Permissions};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -549,6 +549,8 @@ impl Folder {
         };
         let folder = tempfile::Builder::new()
             .prefix(FOLDER)
+            // What it holds is a whole database.
+            .permissions(Permissions::from_mode(0o700))
             .tempdir_in(temp_dir)
             .map_err(failed)?;
         // Whoever removes leftovers sees it when it is held.

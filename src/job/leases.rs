@@ -91,7 +91,7 @@ pub fn state(catalog: &Catalog, timeline: &Timeline, news: News) -> LeaseState {
         if delta.name.kind == Kind::Full || revision <= from {
             continue;
         }
-        state.accumulated_bytes += delta.bytes;
+        state.accumulated_bytes = state.accumulated_bytes.saturating_add(delta.bytes);
         if state.delta.as_ref().is_none_or(|d| d.revision <= revision) {
             state.accumulated_events = (revision - from).unsigned_abs();
             state.delta = Some(saved(delta, Revision(revision)));

@@ -21,7 +21,8 @@ impl<'a> Reading<'a> {
     /// Begins no transfer yet.
     pub(super) fn new(ctx: &'a Context, snapshots: impl IntoIterator<Item = &'a Snapshot>) -> Self {
         let snapshots: Vec<_> = snapshots.into_iter().collect();
-        let bytes = snapshots.iter().map(|s| s.bytes).sum();
+        let bytes = snapshots.iter().map(|s| s.bytes);
+        let bytes = bytes.fold(0, u64::saturating_add);
         let what = match snapshots.as_slice() {
             [only] => format!("read {}", only.name),
             all => format!("read {} snapshots", all.len()),

@@ -27,6 +27,7 @@ pub fn store_error(what: impl std::fmt::Display, e: object_store::Error) -> Erro
         _ if matches!(e, E::InvalidPath { .. }) => {
             "; rename or delete that object, or use another prefix"
         }
+        _ if io_cause(&e).is_some() => "",
         _ => advice_for(reason),
     };
     Error::new(reason, format!("cannot {what}: {text}{advice}"))
@@ -117,7 +118,7 @@ pub(super) fn io_cause(e: &object_store::Error) -> Option<std::io::ErrorKind> {
     let object_store::Error::Generic { store, .. } = e else {
         return None;
     };
-    if *store != "LocalFileSystem" {
+    if *store != super::local::STORE {
         return None;
     }
     let mut next = e.source();

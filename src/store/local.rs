@@ -1,58 +1,50 @@
-//! Small objects in a local folder: written, synced, and renamed to where they belong, by as few calls as that takes.
+//! Objects in a local folder. A small one is written, synced, and renamed to where it belongs, by as few calls as that
+//! takes.
 //!
 //! What lasts is the content, by the file's own sync, and the name, by that of its folder. That the staging folder is
 //! not synced loses nothing: what a crash leaves there, or takes from there, had no name yet. One sync of a folder
-//! makes all names last that were given in it before. `publish` calls it.
+//! makes all names last that were given in it before. `folder` opens all files; `publish` calls this.
 
 use super::Store;
-use super::staging::{STAGING, STAGING_TRIES};
+use super::folder::{DEEPEST, FOLDER_TRIES, Folder, LINK, Renamed, modified, split};
+use super::staging::STAGING;
 use crate::error::{Error, Result};
-use rustix::fs::{CWD, RenameFlags, renameat_with};
-use rustix::io::Errno;
+use async_trait::async_trait;
+use futures::stream::BoxStream;
+use futures::{FutureExt, StreamExt};
+use object_store::path::Path;
+use object_store::{
+    Attributes, CopyMode, CopyOptions, Error as E, Extensions, GetOptions, GetResult,
+    GetResultPayload, ListResult, MultipartUpload, ObjectMeta, ObjectStore, PutMode,
+    PutMultipartOptions, PutOptions, PutPayload, PutResult, RenameOptions, RenameTargetMode,
+    UploadPart,
+};
+use rustix::fs::Stat;
 use std::collections::BTreeSet;
-use std::fs::{self, File, OpenOptions};
-use std::io::{ErrorKind, Write};
-use std::path::Path;
+use std::fmt;
+use std::fs::File;
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
-/// What became of a name.
-pub(super) enum Renamed {
-    Done,
-    /// Something has the name.
-    Taken,
-    /// The file system has no such call, or the folder is not there yet.
-    NotSo,
-}
+/// What object_store's errors have for the name of this store.
+pub(super) const STORE: &str = "LocalFileSystem";
 
 /// Writes a new staging file.
-pub(super) fn write(root: &Path, below: &str, content: &[u8]) -> std::io::Result<()> {
-    let path = root.join(below);
+pub(super) fn write(folder: &Folder, below: &str, content: &[u8]) -> io::Result<()> {
     let mut tried = 0;
     let mut file = loop {
         tried += 1;
-        match OpenOptions::new().write(true).create_new(true).open(&path) {
+        match folder.create(below) {
             // Another run removes the empty folder while this one makes it.
-            Err(e) if e.kind() == ErrorKind::NotFound && tried < STAGING_TRIES => {
-                match fs::create_dir(root.join(STAGING)) {
-                    Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(e),
-                    _ => {}
-                }
+            Err(e) if e.kind() == ErrorKind::NotFound && tried < FOLDER_TRIES => {
+                folder.make_passing(STAGING)?;
             }
-            opened => break opened?,
+            created => break created?,
         }
     };
     file.write_all(content)?;
     file.sync_all()
-}
-
-/// Renames a staging file, if its new name is free.
-pub(super) fn rename(root: &Path, from: &str, to: &str) -> std::io::Result<Renamed> {
-    let (from, to) = (root.join(from), root.join(to));
-    match renameat_with(CWD, &from, CWD, &to, RenameFlags::NOREPLACE) {
-        Ok(()) => Ok(Renamed::Done),
-        Err(Errno::EXIST) => Ok(Renamed::Taken),
-        Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP | Errno::NOENT) => Ok(Renamed::NotSo),
-        Err(e) => Err(e.into()),
-    }
 }
 
 impl Store {
@@ -64,43 +56,385 @@ impl Store {
         let Some(root) = &self.local_root else {
             return Ok(());
         };
-        let folder = |path: &'p str| path.rsplit_once('/').map_or("", |(folder, _)| folder);
-        let folders: BTreeSet<&str> = paths.into_iter().map(folder).collect();
+        let folders: BTreeSet<&str> = paths.into_iter().map(|path| split(path).0).collect();
         for folder in folders {
-            let synced = File::open(root.join(folder)).and_then(|f| f.sync_all());
+            let synced = root.sync(folder);
             synced.map_err(|e| Error::io(format!("sync {}", self.name(folder)), e))?;
         }
         Ok(())
     }
 }
 
+fn store_error(path: &str, e: io::Error) -> E {
+    let path = path.to_owned();
+    match e.kind() {
+        ErrorKind::NotFound => E::NotFound {
+            path,
+            source: e.into(),
+        },
+        ErrorKind::AlreadyExists => E::AlreadyExists {
+            path,
+            source: e.into(),
+        },
+        _ => unnamed_error(e),
+    }
+}
+
+/// An error that keeps its kind (`errors::io_cause`).
+pub(super) fn unnamed_error(e: io::Error) -> E {
+    E::Generic {
+        store: STORE,
+        source: e.into(),
+    }
+}
+
+/// object_store tells a file's versions apart by this.
+fn e_tag(stat: &Stat) -> String {
+    let (inode, size, at) = (stat.st_ino, stat.st_size, modified(stat));
+    format!("\"{inode:x}-{:x}-{size:x}\"", at.timestamp_micros())
+}
+
+fn put_result(file: &File) -> io::Result<PutResult> {
+    Ok(PutResult {
+        e_tag: Some(e_tag(&rustix::fs::fstat(file)?)),
+        version: None,
+        extensions: Extensions::default(),
+    })
+}
+
+fn not_implemented<T>(operation: &str) -> object_store::Result<T> {
+    Err(E::NotImplemented {
+        operation: operation.to_owned(),
+        implementer: STORE.to_owned(),
+    })
+}
+
+/// Whether a name is that of an unfinished write: `<name>#<number>`.
+fn is_unfinished(name: &str) -> bool {
+    let number = name.rsplit_once('#').map(|(_, number)| number);
+    number.is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
+}
+
+impl Folder {
+    /// A new file beside its later name, whose folder is made if it is not there.
+    fn begin(&self, to: &str) -> io::Result<(File, String)> {
+        let (mut number, mut tries) = (1u64, 0);
+        loop {
+            let unfinished = format!("{to}#{number}");
+            match self.create(&unfinished) {
+                Ok(file) => return Ok((file, unfinished)),
+                Err(e) if e.kind() == ErrorKind::AlreadyExists => number += 1,
+                // Another run removes the empty folder while this one makes it.
+                Err(e) if e.kind() == ErrorKind::NotFound && tries < FOLDER_TRIES => {
+                    tries += 1;
+                    self.make(split(to).0)?;
+                }
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    /// Gives a whole file its name, and makes that last.
+    fn end(&self, from: &str, to: &str, if_free: bool) -> io::Result<()> {
+        match if_free {
+            false => self.rename(from, to)?,
+            true => match self.rename_if_free(from, to)? {
+                Renamed::Done => {}
+                Renamed::Taken => return Err(ErrorKind::AlreadyExists.into()),
+                Renamed::NotSo => {
+                    self.link(from, to)?;
+                    self.remove(from)?;
+                }
+            },
+        }
+        self.sync(split(to).0)
+    }
+
+    fn copy(&self, from: &str, to: &str, if_free: bool) -> io::Result<()> {
+        let link = |to: &str| match self.link(from, to) {
+            // Without the file itself the folder is of no use.
+            Err(e) if e.kind() == ErrorKind::NotFound && self.read(from).is_ok() => {
+                self.make(split(to).0)?;
+                self.link(from, to)
+            }
+            linked => linked,
+        };
+        if if_free {
+            link(to)?;
+            return self.sync(split(to).0);
+        }
+        let mut number = 1u64;
+        loop {
+            let beside = format!("{to}#{number}");
+            match link(&beside) {
+                Ok(()) => return self.end(&beside, to, false),
+                Err(e) if e.kind() == ErrorKind::AlreadyExists => number += 1,
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    fn metas(&self, prefix: Option<&Path>, depth: usize) -> object_store::Result<Vec<ObjectMeta>> {
+        let below = prefix.map_or("", Path::as_ref);
+        let listed = self.list(below, depth).map_err(|e| E::Generic {
+            store: STORE,
+            source: Box::new(io::Error::from(e)),
+        })?;
+        let objects = listed.into_iter();
+        let objects = objects.filter(|o| !is_unfinished(&o.path) && !o.path.ends_with(LINK));
+        Ok(objects
+            .filter_map(|o| {
+                Some(ObjectMeta {
+                    location: Path::parse(&o.path).ok()?,
+                    last_modified: o.modified,
+                    size: o.bytes,
+                    e_tag: None,
+                    version: None,
+                })
+            })
+            .collect())
+    }
+}
+
+impl fmt::Display for Folder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.shown("").display())
+    }
+}
+
+#[async_trait]
+impl ObjectStore for Folder {
+    async fn put_opts(
+        &self,
+        location: &Path,
+        payload: PutPayload,
+        options: PutOptions,
+    ) -> object_store::Result<PutResult> {
+        let if_free = match options.mode {
+            PutMode::Create => true,
+            PutMode::Overwrite => false,
+            PutMode::Update(_) => return not_implemented("a write on condition of a version"),
+        };
+        if !options.attributes.is_empty() {
+            return not_implemented("attributes");
+        }
+        let to = location.as_ref();
+        let failed = |e| store_error(to, e);
+        let (mut file, unfinished) = self.begin(to).map_err(failed)?;
+        let mut write = || {
+            payload.iter().try_for_each(|b| file.write_all(b))?;
+            file.sync_all()?;
+            let put = put_result(&file)?;
+            self.end(&unfinished, to, if_free).map(|()| put)
+        };
+        write().map_err(|e| {
+            // That it failed is what is told.
+            let _ = self.remove(&unfinished);
+            failed(e)
+        })
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        location: &Path,
+        options: PutMultipartOptions,
+    ) -> object_store::Result<Box<dyn MultipartUpload>> {
+        if !options.attributes.is_empty() {
+            return not_implemented("attributes");
+        }
+        let to = location.to_string();
+        let begun = self.begin(&to);
+        let (file, unfinished) = begun.map_err(|e| store_error(&to, e))?;
+        Ok(Box::new(LocalUpload {
+            folder: self.clone(),
+            unfinished: Some(unfinished),
+            to,
+            file: Arc::new(file),
+            end: 0,
+        }))
+    }
+
+    async fn get_opts(
+        &self,
+        location: &Path,
+        options: GetOptions,
+    ) -> object_store::Result<GetResult> {
+        let below = location.as_ref();
+        let (file, stat) = self.read(below).map_err(|e| store_error(below, e))?;
+        let meta = ObjectMeta {
+            location: location.clone(),
+            last_modified: modified(&stat),
+            size: stat.st_size as u64,
+            e_tag: Some(e_tag(&stat)),
+            version: None,
+        };
+        options.check_preconditions(&meta)?;
+        let range = match options.range {
+            Some(range) => range.as_range(meta.size).map_err(|e| E::Generic {
+                store: STORE,
+                source: Box::new(e),
+            })?,
+            None => 0..meta.size,
+        };
+        Ok(GetResult {
+            payload: GetResultPayload::File(file, self.shown(below)),
+            attributes: Attributes::default(),
+            range,
+            meta,
+            extensions: Extensions::default(),
+        })
+    }
+
+    fn delete_stream(
+        &self,
+        locations: BoxStream<'static, object_store::Result<Path>>,
+    ) -> BoxStream<'static, object_store::Result<Path>> {
+        let folder = self.clone();
+        let delete = move |location: object_store::Result<Path>| {
+            let location = location?;
+            let removed = folder.remove(location.as_ref());
+            removed.map_err(|e| store_error(location.as_ref(), e))?;
+            Ok(location)
+        };
+        locations.map(delete).boxed()
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, object_store::Result<ObjectMeta>> {
+        let listed = match self.metas(prefix, DEEPEST) {
+            Ok(metas) => metas.into_iter().map(Ok).collect(),
+            Err(e) => vec![Err(e)],
+        };
+        futures::stream::iter(listed).boxed()
+    }
+
+    /// Tells of no folders: nobody asks for them.
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> object_store::Result<ListResult> {
+        Ok(ListResult {
+            common_prefixes: Vec::new(),
+            objects: self.metas(prefix, 0)?,
+            extensions: Extensions::default(),
+        })
+    }
+
+    async fn copy_opts(
+        &self,
+        from: &Path,
+        to: &Path,
+        options: CopyOptions,
+    ) -> object_store::Result<()> {
+        let if_free = matches!(options.mode, CopyMode::Create);
+        let copied = self.copy(from.as_ref(), to.as_ref(), if_free);
+        copied.map_err(|e| store_error(to.as_ref(), e))
+    }
+
+    async fn rename_opts(
+        &self,
+        from: &Path,
+        to: &Path,
+        options: RenameOptions,
+    ) -> object_store::Result<()> {
+        let if_free = matches!(options.target_mode, RenameTargetMode::Create);
+        let rename = || self.end(from.as_ref(), to.as_ref(), if_free);
+        let renamed = match rename() {
+            Err(e) if e.kind() == ErrorKind::NotFound && self.read(from.as_ref()).is_ok() => {
+                self.make(split(to.as_ref()).0).and_then(|()| rename())
+            }
+            renamed => renamed,
+        };
+        renamed.map_err(|e| store_error(to.as_ref(), e))
+    }
+}
+
+/// A file that is written part by part, and gets its name when it is whole.
+#[derive(Debug)]
+struct LocalUpload {
+    folder: Folder,
+    unfinished: Option<String>,
+    to: String,
+    file: Arc<File>,
+    /// Where the next part begins.
+    end: u64,
+}
+
+#[async_trait]
+impl MultipartUpload for LocalUpload {
+    fn put_part(&mut self, part: PutPayload) -> UploadPart {
+        let mut at = self.end;
+        self.end += part.content_length() as u64;
+        let file = Arc::clone(&self.file);
+        let mut write = move || {
+            for bytes in part.iter() {
+                file.write_all_at(bytes, at).map_err(unnamed_error)?;
+                at += bytes.len() as u64;
+            }
+            Ok(())
+        };
+        async move {
+            match tokio::runtime::Handle::try_current() {
+                Ok(handle) => handle.spawn_blocking(write).await.map_err(E::from)?,
+                Err(_) => write(),
+            }
+        }
+        .boxed()
+    }
+
+    async fn complete(&mut self) -> object_store::Result<PutResult> {
+        let Some(unfinished) = self.unfinished.take() else {
+            return Err(unnamed_error(ErrorKind::NotFound.into()));
+        };
+        let write = || {
+            self.file.sync_all()?;
+            let put = put_result(&self.file)?;
+            self.folder.end(&unfinished, &self.to, false).map(|()| put)
+        };
+        write().map_err(|e| {
+            // That it failed is what is told.
+            let _ = self.folder.remove(&unfinished);
+            store_error(&self.to, e)
+        })
+    }
+
+    async fn abort(&mut self) -> object_store::Result<()> {
+        match self.unfinished.take() {
+            Some(unfinished) => self.folder.remove(&unfinished).map_err(unnamed_error),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for LocalUpload {
+    fn drop(&mut self) {
+        if let Some(unfinished) = &self.unfinished {
+            // It is debris, which the next run removes.
+            let _ = self.folder.remove(unfinished);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
     fn a_name_is_given_once_and_what_has_it_stays() {
-        let root = tempfile::tempdir().unwrap();
-        let (root, a, b) = (root.path(), "deltafold-staging/a", "deltafold-staging/b");
+        let dir = tempfile::tempdir().unwrap();
+        let (root, a, b) = (dir.path(), "deltafold-staging/a", "deltafold-staging/b");
+        let folder = Folder::from(root.to_owned());
         let read = |below: &str| fs::read(root.join(below)).unwrap();
         // The staging folder is made when it is needed.
-        write(root, a, b"one").unwrap();
-        write(root, b, b"two").unwrap();
-        let again = write(root, a, b"three").unwrap_err();
+        write(&folder, a, b"one").unwrap();
+        write(&folder, b, b"two").unwrap();
+        let again = write(&folder, a, b"three").unwrap_err();
         assert_eq!(again.kind(), ErrorKind::AlreadyExists);
         assert_eq!(read(a), b"one");
 
         // The folder is not there yet.
-        assert!(matches!(
-            rename(root, a, "v2/full").unwrap(),
-            Renamed::NotSo
-        ));
+        let rename = |from| folder.rename_if_free(from, "v2/full").unwrap();
+        assert!(matches!(rename(a), Renamed::NotSo));
         fs::create_dir(root.join("v2")).unwrap();
-        assert!(matches!(rename(root, a, "v2/full").unwrap(), Renamed::Done));
-        assert!(matches!(
-            rename(root, b, "v2/full").unwrap(),
-            Renamed::Taken
-        ));
+        assert!(matches!(rename(a), Renamed::Done));
+        assert!(matches!(rename(b), Renamed::Taken));
         assert_eq!((read("v2/full"), read(b)), (b"one".into(), b"two".into()));
         assert!(!root.join(a).exists());
     }

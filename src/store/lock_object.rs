@@ -5,6 +5,7 @@
 
 use super::Store;
 use super::errors::store_error;
+use super::folder::{FOLDER_TRIES, Folder};
 use super::lock::{LockStore, Record, Version, Written};
 use crate::error::{Error, Reason, Result};
 use futures::FutureExt;
@@ -12,9 +13,8 @@ use futures::future::BoxFuture;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload, UpdateVersion};
 use rustix::fs::{FlockOperation, flock};
-use std::fs::{self, File};
-use std::io::{self, ErrorKind, Write};
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::{self, ErrorKind, Read, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ pub(super) fn at(store: &Store, name: &str) -> Result<Arc<dyn LockStore>> {
     let full = store.name(&below);
     Ok(match &store.local_root {
         Some(root) => Arc::new(FileLock {
-            folder: root.join(LOCKS),
+            root: root.clone(),
             name: name.to_owned(),
             full,
         }),
@@ -135,14 +135,14 @@ impl LockStore for ObjectLock {
 }
 
 struct FileLock {
-    folder: PathBuf,
+    root: Folder,
     name: String,
     full: String,
 }
 
 impl FileLock {
-    fn file(&self, suffix: &str) -> PathBuf {
-        self.folder.join(format!("{}.{suffix}", self.name))
+    fn file(&self, suffix: &str) -> String {
+        format!("{LOCKS}/{}.{suffix}", self.name)
     }
 
     fn failed(&self, what: &str) -> impl Fn(io::Error) -> Error {
@@ -151,24 +151,44 @@ impl FileLock {
     }
 
     fn read_text(&self) -> Result<Option<Vec<u8>>> {
-        match fs::read(self.file("json")) {
-            Ok(text) => Ok(Some(text)),
-            Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
-            Err(e) => Err(self.failed("read")(e)),
+        let failed = self.failed("read");
+        let file = match self.root.read(&self.file("json")) {
+            Ok((file, _)) => file,
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(failed(e)),
+        };
+        // What is longer is none of ours, and what it begins with tells it apart.
+        let mut text = Vec::new();
+        file.take(LONGEST_RECORD)
+            .read_to_end(&mut text)
+            .map_err(failed)?;
+        Ok(Some(text))
+    }
+
+    /// The file that is locked; whoever comes first makes it.
+    fn flock_file(&self) -> io::Result<File> {
+        let path = self.file("flock");
+        for _ in 0..FOLDER_TRIES {
+            let opened = match self.root.write(&path) {
+                Err(e) if e.kind() == ErrorKind::NotFound => {
+                    self.root.make(LOCKS)?;
+                    self.root.create(&path)
+                }
+                opened => opened,
+            };
+            match opened {
+                Err(e) if matches!(e.kind(), ErrorKind::AlreadyExists | ErrorKind::NotFound) => {}
+                opened => return opened,
+            }
         }
+        self.root.write(&path)
     }
 
     /// Waits until no other process reads and writes. What it gives is let go by being dropped, and by
     /// the system where a process ends.
     async fn alone(&self) -> Result<File> {
         const PAUSE: Duration = Duration::from_millis(5);
-        fs::create_dir_all(&self.folder).map_err(self.failed("create the folder of"))?;
-        let file = fs::OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(self.file("flock"))
-            .map_err(self.failed("open"))?;
+        let file = self.flock_file().map_err(self.failed("open"))?;
         loop {
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => return Ok(file),
@@ -186,14 +206,18 @@ impl FileLock {
         if self.read_text()?.as_deref() != expected {
             return Ok(Written::Refused);
         }
-        // Nobody else writes it now; one that is left behind is overwritten.
         let new = self.file("json.new");
         let write = || {
-            let mut file = File::create(&new)?;
+            // Nobody else writes it now; one that is left behind may be of another user.
+            match self.root.remove(&new) {
+                Err(e) if e.kind() != ErrorKind::NotFound => return Err(e),
+                _ => {}
+            }
+            let mut file = self.root.create(&new)?;
             file.write_all(&to_text(record)?)?;
             file.sync_all()?;
-            fs::rename(&new, self.file("json"))?;
-            File::open(&self.folder)?.sync_all()
+            self.root.rename(&new, &self.file("json"))?;
+            self.root.sync(LOCKS)
         };
         write().map_err(self.failed("write"))?;
         Ok(Written::Done)

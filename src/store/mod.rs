@@ -11,6 +11,7 @@ pub mod encryption;
 mod errors;
 pub mod exclude;
 pub mod fetch;
+pub mod folder;
 pub mod gcs;
 mod large_copy;
 mod listing;
@@ -37,6 +38,7 @@ pub use bandwidth::Bandwidth;
 pub use encryption::{Keys, Sealed};
 pub use errors::store_error;
 pub use fetch::{ObjectReader, is_large};
+pub use folder::{FileMode, Folder};
 pub use lock_object::LOCKS;
 pub use open::open;
 pub use publish::{Published, Staged, Upload};
@@ -54,7 +56,6 @@ use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use read_ahead::BegunTransfers;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -140,8 +141,8 @@ pub struct Store {
     tags: ExcludeTags,
     /// Where it is S3: for what the object_store crate has no call.
     s3: Option<Arc<signed::S3>>,
-    /// Of a local folder: object_store refuses a whole listing for one name that it cannot take.
-    local_root: Option<PathBuf>,
+    /// Of a local folder: what is asked of it there and then, without a runtime.
+    local_root: Option<Folder>,
     /// The most bytes that it copies.
     largest_copy: Option<u64>,
     /// The most bytes that it copies at once; more are copied by ranges.
@@ -199,9 +200,9 @@ impl Store {
         }
     }
 
-    /// The same store, listed through the file system: `root` is the folder that it keeps.
-    pub fn with_local_root(mut self, root: PathBuf) -> Self {
-        self.local_root = Some(root);
+    /// The same store, which is kept in a local folder.
+    pub fn with_local_root(mut self, root: impl Into<Folder>) -> Self {
+        self.local_root = Some(root.into());
         self
     }
 
@@ -336,7 +337,7 @@ impl Store {
         if let Some(root) = &self.local_root {
             let mut objects = Vec::new();
             for folder in folders {
-                list_local(root, folder, 0, &mut objects)?;
+                objects.extend(root.list(folder, folder::DEEPEST)?);
             }
             return Ok(objects);
         }
@@ -431,43 +432,4 @@ impl Store {
     pub fn name(&self, below: &str) -> String {
         format!("{}/{below}", self.url.trim_end_matches('/'))
     }
-}
-
-/// Folders below a listed one; the old layout has one level.
-const DEEPEST: usize = 4;
-
-/// The files below `root/below`: whatever their names are, one that is none of ours harms nothing.
-fn list_local(
-    root: &std::path::Path,
-    below: &str,
-    depth: usize,
-    objects: &mut Vec<ObjectInfo>,
-) -> Result<()> {
-    let folder = root.join(below);
-    let failed = |e| Error::io(format!("list {}", folder.display()), e);
-    let entries = match std::fs::read_dir(&folder) {
-        Ok(entries) => entries,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-        Err(e) => return Err(failed(e)),
-    };
-    for entry in entries {
-        let entry = entry.map_err(failed)?;
-        let name = entry.file_name();
-        let path = format!("{below}/{}", name.to_string_lossy());
-        // A file that vanishes meanwhile, or a link to nowhere, is none.
-        let Ok(meta) = std::fs::metadata(entry.path()) else {
-            continue;
-        };
-        if meta.is_file() {
-            objects.push(ObjectInfo {
-                is_odd: listing::is_odd(&path),
-                path,
-                bytes: meta.len(),
-                modified: meta.modified().map_err(failed)?.into(),
-            });
-        } else if meta.is_dir() && depth < DEEPEST && name.to_str().is_some() {
-            list_local(root, &path, depth + 1, objects)?;
-        }
-    }
-    Ok(())
 }

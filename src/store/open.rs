@@ -15,12 +15,12 @@ mod swift;
 use super::Store;
 use super::errors::store_error;
 use super::exclude::ExcludeTags;
+use super::folder::{FileMode, Folder};
 use super::requests::{Connector, DEFAULT_REQUESTS, MOST_REQUESTS, Requests};
 use super::signed::Wire;
 use super::tagged::{Noting, Tagged};
 use crate::error::{Error, Reason, Result};
 use object_store::client::{HttpClient, HttpConnector};
-use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{BackoffConfig, ClientConfigKey, ClientOptions, ObjectStore, RetryConfig};
 use reqwest::Certificate;
@@ -63,6 +63,8 @@ pub const OPTION_REQUESTS: &str = "requests";
 pub const OPTION_SECRET_DIR: &str = "secret_dir";
 /// A setting of ours: a file of PEM certificates that servers are trusted by, beside the system's.
 const OPTION_CA_CERTIFICATE: &str = "ca_certificate";
+/// A setting of ours: the mode of files in a local folder.
+pub const OPTION_FILE_MODE: &str = "file_mode";
 
 /// What a URL names.
 #[derive(Clone)]
@@ -225,6 +227,8 @@ impl Means {
                     }
                     means.requests = Requests::new(most as usize);
                 }
+                // It is for local folders.
+                OPTION_FILE_MODE => {}
                 OPTION_SECRET_DIR => means.secret = Some(Source::Folder(value.into())),
                 OPTION_CA_CERTIFICATE => {
                     let text = std::fs::read(value).map_err(|e| {
@@ -353,8 +357,8 @@ pub fn refuse_layout(url: &str, flag: &str) -> Result<()> {
 /// saved into an empty store. Whatever else is wrong with the URL, [`open`] tells.
 ///
 /// # Errors
-/// `Io`, `PermissionDenied`, `NoSpace`.
-pub fn make_folder(url: &str) -> Result<()> {
+/// `Io`, `PermissionDenied`, `NoSpace`, `Configuration`.
+pub fn make_folder(url: &str, options: &[(String, String)]) -> Result<()> {
     let dir = match Url::parse(url) {
         Ok(u) if url.contains("://") => match u.scheme() {
             "file" => u.to_file_path().ok(),
@@ -366,7 +370,7 @@ pub fn make_folder(url: &str) -> Result<()> {
     let Some(dir) = dir.filter(|d| !d.as_os_str().is_empty()) else {
         return Ok(());
     };
-    match std::fs::create_dir(&dir) {
+    match file_mode(options)?.make_root(&dir) {
         Ok(()) => {
             tracing::info!(folder = %dir.display(), "made the store's folder");
             Ok(())
@@ -393,6 +397,7 @@ fn open_local(dir: &str, url: &str, options: &[(String, String)], handle: Handle
         OPTION_REQUESTS,
         OPTION_SECRET_DIR,
         OPTION_CA_CERTIFICATE,
+        OPTION_FILE_MODE,
     ];
     let mut others = options
         .iter()
@@ -418,17 +423,26 @@ fn open_local(dir: &str, url: &str, options: &[(String, String)], handle: Handle
             format!("--store {dir} is a file: give the folder that holds v2/"),
         ));
     }
-    let store = LocalFileSystem::new_with_prefix(dir)
-        .map_err(|e| store_error(format!("open {dir}"), e))?
-        .with_fsync(true);
+    let folder = Folder::new(dir.into(), file_mode(options)?);
     Ok(Store::new(
-        Arc::new(store),
+        Arc::new(folder.clone()),
         Path::default(),
         url.to_owned(),
         ExcludeTags::none(),
         handle,
     )
-    .with_local_root(dir.into()))
+    .with_local_root(folder))
+}
+
+/// The mode of what is made in a local folder.
+fn file_mode(options: &[(String, String)]) -> Result<FileMode> {
+    let mode = options.iter().rfind(|(key, _)| key == OPTION_FILE_MODE);
+    mode.map_or(Ok(FileMode::default()), |(key, value)| {
+        value.parse().map_err(|e| {
+            let what = format!("--store-option {key}={value}: {e}");
+            Error::new(Reason::Configuration, what)
+        })
+    })
 }
 
 /// Whatever a builder complains of, a retry does not mend.

@@ -10,10 +10,11 @@ use super::claim::Claim;
 use super::direct::{Held, is_taken};
 use super::errors::{io_cause, store_error};
 use super::fetch::wait_for_room;
+use super::folder::{FOLDER_TRIES, Renamed};
 use super::large_copy::Copied;
-use super::local::{self, Renamed};
+use super::local;
 use super::naming::{Ahead, Looked};
-use super::staging::{STAGING_TRIES, StagingName};
+use super::staging::StagingName;
 use super::{PATIENCE, Store};
 use crate::error::{Error, Reason, Result};
 use bytes::Bytes;
@@ -347,7 +348,7 @@ impl Staging {
                     break;
                 }
                 // Another run removes the empty folder while this one makes it.
-                Err(e) if io_cause(&e) == Some(ErrorKind::NotFound) && tried < STAGING_TRIES => {}
+                Err(e) if io_cause(&e) == Some(ErrorKind::NotFound) && tried < FOLDER_TRIES => {}
                 Err(e) => return Err(self.error(e)),
             }
         }
@@ -361,7 +362,7 @@ impl Staging {
             if let Some(root) = &self.store.local_root {
                 self.store.cancel.check()?;
                 let written = local::write(root, &self.name.path, &all);
-                return Ok(written.map_err(local_error));
+                return Ok(written.map_err(local::unnamed_error));
             }
             let path = self.store.path(&self.name.path);
             let put = self.store.inner.put(&path, PutPayload::from(all));
@@ -450,8 +451,9 @@ impl InStaging {
             && store.path(below).as_ref() == below
         {
             store.cancel.check()?;
-            let renamed = local::rename(root, &self.staging.name.path, below);
-            match renamed.map_err(|e| write_error(&store.name(below), local_error(e)))? {
+            let renamed = root.rename_if_free(&self.staging.name.path, below);
+            let failed = |e| write_error(&store.name(below), local::unnamed_error(e));
+            match renamed.map_err(failed)? {
                 Renamed::Done => {
                     self.staging.may_exist.store(false, Ordering::Relaxed);
                     return Ok(Published::Created);
@@ -678,13 +680,6 @@ fn as_copy(below: &str, copied: Result<Copied>) -> object_store::Result<()> {
             store: "S3",
             source: Box::new(e),
         }),
-    }
-}
-
-fn local_error(e: io::Error) -> object_store::Error {
-    object_store::Error::Generic {
-        store: "LocalFileSystem",
-        source: e.into(),
     }
 }
 

@@ -1,14 +1,14 @@
 //! Small objects beside the snapshots, and the deletion of objects.
 
 use super::errors::{io_cause, store_error};
-use super::staging::{STAGING_TRIES, StagingName};
+use super::folder::{FOLDER_TRIES, Folder};
+use super::staging::StagingName;
 use super::{Published, Store, Upload};
 use crate::error::{Error, Reason, Result};
 use futures::StreamExt;
 use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
 use std::collections::HashSet;
 use std::io::{ErrorKind, Write};
-use std::path::Path;
 
 /// Deletions asked for at once, and held in memory.
 const BATCH: usize = 1000;
@@ -20,11 +20,11 @@ fn is_missing(e: &object_store::Error) -> bool {
 }
 
 /// Deletes a file as it is listed: object_store cannot name one whose name has a `#`.
-fn delete_local(root: &Path, below: &str) -> Result<()> {
-    let file = root.join(below);
-    match std::fs::remove_file(&file) {
+fn delete_local(root: &Folder, below: &str) -> Result<()> {
+    match root.remove(below) {
         Err(e) if e.kind() != ErrorKind::NotFound => {
-            Err(Error::io(format!("delete {}", file.display()), e))
+            let what = format!("delete {}", root.shown(below).display());
+            Err(Error::io(what, e))
         }
         _ => Ok(()),
     }
@@ -95,7 +95,7 @@ impl Store {
         let hint = below.rsplit('/').next().unwrap_or(below);
         let name = StagingName::new(hint);
         let at = self.path(&name.path);
-        let mut tries = STAGING_TRIES;
+        let mut tries = FOLDER_TRIES;
         let written = loop {
             match self.block_on(self.inner.put(&at, payload.clone()))? {
                 // Another run removes the empty folder while this one makes it.

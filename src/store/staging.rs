@@ -4,7 +4,8 @@
 //! everything that must be the same before one process can tell whether another is alive.
 
 use super::Store;
-use crate::error::Result;
+use super::folder::{self, Folder};
+use crate::error::{Error, Result};
 use chrono::{DateTime, TimeDelta, Utc};
 use futures::TryStreamExt;
 use object_store::{ObjectStoreExt, PutPayload};
@@ -13,14 +14,11 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 /// Where unfinished objects wait, below the store's prefix and beside what is listed.
 pub const STAGING: &str = "deltafold-staging";
-/// Runs that remove the local staging folder in the same moment, one after the other.
-pub(super) const STAGING_TRIES: u32 = 100;
 /// Beyond this age a staging object is debris, whoever wrote it. An upload takes hours at most.
 pub const STALE_AFTER: TimeDelta = TimeDelta::hours(24);
 /// In names made where processes cannot be told apart: only age counts for these.
@@ -257,9 +255,7 @@ impl Store {
         let debris = |name: &str, modified| is_left_behind(name, modified, now);
         let mut removed = Vec::new();
         let cleaned = match &self.local_root {
-            Some(root) => {
-                clean_folder(&root.join(STAGING), debris, &mut removed).map_err(|e| e.to_string())
-            }
+            Some(root) => clean_folder(root, debris, &mut removed).map_err(|e| e.to_string()),
             None => self
                 .clean_objects(debris, &mut removed)
                 .map_err(|e| e.to_string()),
@@ -314,38 +310,27 @@ impl Store {
             && self.staging_kept.load(Ordering::Relaxed) == 0
         {
             // It is not empty, or not there: both are fine.
-            let _ = fs::remove_dir(root.join(STAGING));
+            let _ = root.remove_empty(STAGING);
         }
     }
 }
 
 /// object_store hides unfinished writes, so a local folder is listed without it.
 fn clean_folder(
-    folder: &Path,
+    root: &Folder,
     debris: impl Fn(&str, DateTime<Utc>) -> bool,
     removed: &mut Vec<String>,
-) -> std::io::Result<()> {
-    let gone_is_fine = |e: std::io::Error| match e.kind() {
-        ErrorKind::NotFound => Ok(()),
-        _ => Err(e),
-    };
-    let entries = match fs::read_dir(folder) {
-        Ok(entries) => entries,
-        Err(e) => return gone_is_fine(e),
-    };
-    for entry in entries {
-        let entry = entry?;
-        let name = entry.file_name().to_string_lossy().into_owned();
-        match entry
-            .metadata()
-            .and_then(|m| Ok((m.is_file(), m.modified()?)))
-        {
-            Ok((true, modified)) if debris(&name, modified.into()) => {
-                fs::remove_file(entry.path()).or_else(gone_is_fine)?;
-                removed.push(name);
+) -> Result<()> {
+    for object in root.list(STAGING, 0)? {
+        let (_, name) = folder::split(&object.path);
+        if object.path.ends_with(folder::LINK) || !debris(name, object.modified) {
+            continue;
+        }
+        match root.remove(&object.path) {
+            Err(e) if e.kind() != ErrorKind::NotFound => {
+                return Err(Error::io(format!("delete {name}"), e));
             }
-            Ok(_) => {}
-            Err(e) => gone_is_fine(e)?,
+            _ => removed.push(name.to_owned()),
         }
     }
     Ok(())

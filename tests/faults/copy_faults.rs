@@ -15,10 +15,9 @@ use deltafold::bucket::Catalog;
 use deltafold::job::Context;
 use deltafold::job::copy::plan::{Form, Wanted};
 use deltafold::job::copy::{Fate, Options, Outcome, Status, run};
-use deltafold::store::Store;
 use deltafold::store::exclude::ExcludeTags;
+use deltafold::store::{Folder, Store};
 use futures::{FutureExt, TryStreamExt};
-use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
@@ -170,10 +169,7 @@ impl Place {
     fn inner(&self) -> Arc<dyn ObjectStore> {
         match self {
             Place::Memory(store) => store.clone(),
-            Place::Folder(folder) => {
-                let store = LocalFileSystem::new_with_prefix(folder.path()).unwrap();
-                Arc::new(store.with_fsync(true))
-            }
+            Place::Folder(folder) => Arc::new(Folder::from(folder.path().to_owned())),
         }
     }
 

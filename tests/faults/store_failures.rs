@@ -10,11 +10,10 @@ use deltafold::job::Context;
 use deltafold::job::compact::{Options, Outcome, Status, run};
 use deltafold::job::source::Request;
 use deltafold::mvcc::KeepHistory;
-use deltafold::store::Store;
 use deltafold::store::exclude::ExcludeTags;
+use deltafold::store::{Folder, Store};
 use deltafold::{Error, Reason};
 use object_store::aws::AmazonS3;
-use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
@@ -125,10 +124,7 @@ impl Place {
         match self {
             Place::Memory(store) | Place::Direct(store) => store.clone(),
             Place::Server(store) => store.clone(),
-            Place::Folder(bucket) => {
-                let store = LocalFileSystem::new_with_prefix(bucket.path()).unwrap();
-                Arc::new(store.with_fsync(true))
-            }
+            Place::Folder(bucket) => Arc::new(Folder::from(bucket.path().to_owned())),
         }
     }
 

@@ -15,10 +15,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// What people read.
-const DOCUMENTS: [&str; 11] = [
+const DOCUMENTS: [&str; 12] = [
     "README.md",
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
+    "SECURITY.md",
     "docs/controller.md",
     "docs/exit-codes.md",
     "docs/metrics.md",

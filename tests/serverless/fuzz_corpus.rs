@@ -15,7 +15,7 @@ fn run(target: fn(&[u8]), input: &[u8], what: &str) {
     assert!(done.is_ok(), "{what} fails; the message is above");
 }
 
-fn replay_and_mutate(name: &str, target: fn(&[u8])) {
+fn replay_and_mutate(name: &str, target: fn(&[u8]), rounds: usize) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/fuzz/corpus")
         .join(name);
@@ -34,7 +34,7 @@ fn replay_and_mutate(name: &str, target: fn(&[u8])) {
     }
 
     let first = seed();
-    for seed in first..first + rounds(300, 3000) as u64 {
+    for seed in first..first + rounds as u64 {
         let input = mutated(&mut fastrand::Rng::with_seed(seed), &corpus);
         run(
             target,
@@ -92,15 +92,36 @@ fn mutated(rng: &mut fastrand::Rng, corpus: &[Vec<u8>]) -> Vec<u8> {
 
 #[test]
 fn bbolt_reader() {
-    replay_and_mutate("bbolt_reader", crate::support::fuzz_targets::bbolt_reader);
+    replay_and_mutate(
+        "bbolt_reader",
+        crate::support::fuzz_targets::bbolt_reader,
+        rounds(300, 3000),
+    );
 }
 
 #[test]
 fn delta_parser() {
-    replay_and_mutate("delta_parser", crate::support::fuzz_targets::delta_parser);
+    replay_and_mutate(
+        "delta_parser",
+        crate::support::fuzz_targets::delta_parser,
+        rounds(300, 3000),
+    );
 }
 
 #[test]
 fn chain_builder() {
-    replay_and_mutate("chain_builder", crate::support::fuzz_targets::chain_builder);
+    replay_and_mutate(
+        "chain_builder",
+        crate::support::fuzz_targets::chain_builder,
+        rounds(300, 3000),
+    );
+}
+
+#[test]
+fn listings_and_notes() {
+    replay_and_mutate(
+        "listings_and_notes",
+        crate::support::fuzz_hostile::listings_and_notes,
+        rounds(60, 1000),
+    );
 }

@@ -9,6 +9,7 @@ mod fold_equals_model;
 mod forked_history;
 mod fuzz_corpus;
 mod hostile_bucket;
+mod local_stores;
 mod long_chains;
 mod manifests;
 mod metrics;

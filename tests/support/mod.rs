@@ -10,6 +10,7 @@ pub mod disk;
 pub mod etcd;
 pub mod faults;
 pub mod follower;
+pub mod fuzz_hostile;
 pub mod fuzz_targets;
 pub mod gcs;
 pub mod history;

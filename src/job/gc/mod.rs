@@ -161,7 +161,8 @@ pub struct Total {
 impl Total {
     fn add(&mut self, bytes: u64) {
         self.objects += 1;
-        self.bytes += bytes;
+        // A store may say any size.
+        self.bytes = self.bytes.saturating_add(bytes);
     }
 }
 
@@ -344,7 +345,7 @@ fn told(
         .collect();
     let after = ranges(look, &|i| !gone.contains(&i));
     let mut totals = Totals::default();
-    let (mut freed, mut hidden) = (0, 0);
+    let (mut freed, mut hidden) = (0u64, 0u64);
     for o in &applied.objects {
         let total = match (o.decision, o.fate) {
             (Decision::Keep, _) | (_, Some(Fate::Changed)) => &mut totals.kept,
@@ -352,8 +353,8 @@ fn told(
             (Decision::Remove, _) => &mut totals.removed,
             (Decision::Delete, fate) => {
                 match fate {
-                    Some(Fate::Hidden) => hidden += o.bytes,
-                    _ => freed += o.bytes,
+                    Some(Fate::Hidden) => hidden = hidden.saturating_add(o.bytes),
+                    _ => freed = freed.saturating_add(o.bytes),
                 }
                 &mut totals.deleted
             }

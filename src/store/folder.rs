@@ -1,0 +1,584 @@
+//! A local folder and what is below it: no symbolic link is followed, and what is made has the mode that was asked for.
+//!
+//! Others may write to the folder, and may put a link there between two calls. So no path is looked at first and opened
+//! later: the kernel resolves each path below the root's descriptor and refuses links (`openat2`), and names are given and
+//! removed relative to the descriptor of their folder, where the last step of a path is never followed. The root itself
+//! and the folders above it may be links, and what is mounted below it is followed. `local` stores objects in it.
+
+use super::{ObjectInfo, listing};
+use crate::error::{Error, Result};
+use chrono::{DateTime, Utc};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{
+    AtFlags, CWD, Dir, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Stat, fchmod, fstat,
+    fsync, linkat, mkdirat, open, openat, openat2, renameat, renameat_with, statat, unlinkat,
+};
+use rustix::io::Errno;
+use std::fmt;
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+
+/// What a listing adds to the name of a symbolic link, which makes it the name of nothing that is ours.
+pub(super) const LINK: &str = " (a symbolic link)";
+/// Folders below a listed one; the old layout has one level.
+pub(super) const DEEPEST: usize = 4;
+/// Runs that remove a folder in the same moment as others make it, one after the other.
+pub(super) const FOLDER_TRIES: u32 = 100;
+
+/// The mode of new files; new folders have the execute bits that go with its read bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileMode {
+    bits: u32,
+    /// If not, a file system that has no such modes is good enough.
+    is_asked: bool,
+}
+
+/// Nobody else reads what a database holds.
+impl Default for FileMode {
+    fn default() -> Self {
+        FileMode {
+            bits: 0o600,
+            is_asked: false,
+        }
+    }
+}
+
+impl FromStr for FileMode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let is_octal = !text.is_empty() && text.bytes().all(|b| matches!(b, b'0'..=b'7'));
+        let bits = match u32::from_str_radix(text, 8) {
+            Ok(bits) if is_octal && bits <= 0o7777 => bits,
+            _ => return Err("give an octal mode, such as 0640".to_owned()),
+        };
+        match bits {
+            _ if bits & 0o600 != 0o600 => {
+                Err("the owner must read and write: give 0600, 0640 or 0660".to_owned())
+            }
+            _ if bits & 0o7111 != 0 => {
+                Err("files take no execute, setuid, setgid or sticky bit".to_owned())
+            }
+            _ if bits & 0o002 != 0 => Err("everybody could write to the files".to_owned()),
+            _ => Ok(FileMode {
+                bits,
+                is_asked: true,
+            }),
+        }
+    }
+}
+
+impl fmt::Display for FileMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:04o}", self.bits)
+    }
+}
+
+impl FileMode {
+    fn of_folders(self) -> u32 {
+        self.bits | (self.bits & 0o444) >> 2
+    }
+
+    /// Gives a new file or folder its mode, if the umask took some of it away.
+    fn settle(self, new: BorrowedFd<'_>, wanted: u32) -> io::Result<()> {
+        let mode = fstat(new)?.st_mode;
+        if mode & 0o777 == wanted {
+            return Ok(());
+        }
+        // A folder inherits setgid.
+        let kept = mode & 0o2000;
+        match fchmod(new, Mode::from_raw_mode(wanted | kept)) {
+            Err(Errno::PERM | Errno::NOTSUP | Errno::NOSYS) if !self.is_asked => Ok(()),
+            done => Ok(done?),
+        }
+    }
+
+    /// Makes one folder, unless something has its name.
+    fn make(self, at: BorrowedFd<'_>, name: impl rustix::path::Arg + Copy) -> io::Result<bool> {
+        let wanted = self.of_folders();
+        match mkdirat(at, name, Mode::from_raw_mode(wanted)) {
+            Ok(()) => {}
+            Err(Errno::EXIST) => return Ok(false),
+            Err(e) => return Err(e.into()),
+        }
+        match openat(at, name, FOLDER | OFlags::NOFOLLOW, Mode::empty()) {
+            Ok(made) => self.settle(made.as_fd(), wanted).map(|()| true),
+            // Another run has removed it.
+            Err(Errno::NOENT) => Ok(true),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// Makes the folder of a store.
+    pub(super) fn make_root(self, path: &Path) -> io::Result<()> {
+        match self.make(CWD, path)? {
+            true => Ok(()),
+            false => Err(ErrorKind::AlreadyExists.into()),
+        }
+    }
+}
+
+const FOLDER: OFlags = OFlags::RDONLY
+    .union(OFlags::DIRECTORY)
+    .union(OFlags::CLOEXEC);
+/// A folder that nothing is read from.
+const WAY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+/// Opening a pipe must not wait for who writes to it.
+const READ: OFlags = OFlags::RDONLY
+    .union(OFlags::NONBLOCK)
+    .union(OFlags::NOCTTY)
+    .union(OFlags::CLOEXEC);
+
+/// A folder, and how files are made below it. Paths below it have `/` between their parts.
+#[derive(Debug, Clone)]
+pub struct Folder {
+    root: Arc<Path>,
+    mode: FileMode,
+}
+
+/// With files that nobody else reads.
+impl From<PathBuf> for Folder {
+    fn from(root: PathBuf) -> Self {
+        Folder::new(root, FileMode::default())
+    }
+}
+
+/// What became of a name.
+pub(super) enum Renamed {
+    Done,
+    /// Something has the name.
+    Taken,
+    /// The file system has no such call, or the folder is not there yet.
+    NotSo,
+}
+
+/// What a folder holds.
+struct Entry {
+    name: String,
+    stat: Stat,
+}
+
+fn refused() -> io::Error {
+    io::Error::new(
+        ErrorKind::PermissionDenied,
+        "a symbolic link is in the way, and none below the folder of a store is followed: put in its place what it names, or mount that there",
+    )
+}
+
+fn io_error(e: Errno) -> io::Error {
+    match e {
+        Errno::LOOP => refused(),
+        e => e.into(),
+    }
+}
+
+/// The folder of a path, and its name there.
+pub(super) fn split(below: &str) -> (&str, &str) {
+    below.rsplit_once('/').unwrap_or(("", below))
+}
+
+pub(super) fn modified(stat: &Stat) -> DateTime<Utc> {
+    DateTime::from_timestamp(stat.st_mtime, stat.st_mtime_nsec as u32).unwrap_or_default()
+}
+
+impl Folder {
+    /// A folder that is there.
+    pub fn new(root: PathBuf, mode: FileMode) -> Self {
+        Folder {
+            root: root.into(),
+            mode,
+        }
+    }
+
+    /// A path for messages.
+    pub(super) fn shown(&self, below: &str) -> PathBuf {
+        self.root.join(below)
+    }
+
+    /// Opened anew each time: it may be mounted anew while a process goes on.
+    fn root(&self) -> io::Result<OwnedFd> {
+        Ok(open(&*self.root, WAY, Mode::empty())?)
+    }
+
+    fn open(&self, below: &str, flags: OFlags, mode: u32) -> io::Result<OwnedFd> {
+        let root = self.root()?;
+        if below.is_empty() {
+            return Ok(openat(root, ".", flags, Mode::empty())?);
+        }
+        open_below(root.as_fd(), below, flags, Mode::from_raw_mode(mode))
+    }
+
+    /// The folder that holds a path, and the name there.
+    fn way<'p>(&self, below: &'p str) -> io::Result<(OwnedFd, &'p str)> {
+        let (folder, name) = split(below);
+        if matches!(name, "" | "." | "..") {
+            return Err(ErrorKind::InvalidInput.into());
+        }
+        Ok((self.open(folder, WAY, 0)?, name))
+    }
+
+    /// Opens a file to be read; one that is no plain file is refused.
+    pub(super) fn read(&self, below: &str) -> io::Result<(File, Stat)> {
+        let file = self.open(below, READ, 0)?;
+        let stat = fstat(&file)?;
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => Ok((file.into(), stat)),
+            FileType::Directory => Err(ErrorKind::NotFound.into()),
+            _ => Err(io::Error::new(
+                ErrorKind::PermissionDenied,
+                "it is no plain file",
+            )),
+        }
+    }
+
+    /// Opens a file that is there to be locked.
+    pub(super) fn write(&self, below: &str) -> io::Result<File> {
+        let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        Ok(self.open(below, flags, 0)?.into())
+    }
+
+    /// Makes a new file.
+    pub(super) fn create(&self, below: &str) -> io::Result<File> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let wanted = self.mode.bits;
+        let file = self.open(below, flags, wanted)?;
+        let settled = self.mode.settle(file.as_fd(), wanted);
+        settled.inspect_err(|_| {
+            // It failed with a file that is empty.
+            let _ = self.remove(below);
+        })?;
+        Ok(file.into())
+    }
+
+    /// Makes the folders of a path that are not there yet, and lets their names last.
+    pub(super) fn make(&self, below: &str) -> io::Result<()> {
+        let mut at = open(&*self.root, FOLDER, Mode::empty())?;
+        for part in below.split('/').filter(|part| !part.is_empty()) {
+            if self.mode.make(at.as_fd(), part)? {
+                fsync(&at)?;
+            }
+            at = open_below(at.as_fd(), part, FOLDER, Mode::empty())?;
+        }
+        Ok(())
+    }
+
+    /// Makes a folder at the root whose name need not last.
+    pub(super) fn make_passing(&self, name: &str) -> io::Result<()> {
+        self.mode.make(self.root()?.as_fd(), name).map(|_| ())
+    }
+
+    /// Gives a file another name, over what has it.
+    pub(super) fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        let ((from, old), (to, new)) = (self.way(from)?, self.way(to)?);
+        Ok(renameat(&from, old, &to, new)?)
+    }
+
+    /// Gives a file another name, if that is free.
+    pub(super) fn rename_if_free(&self, from: &str, to: &str) -> io::Result<Renamed> {
+        let (from, old) = self.way(from)?;
+        let (to, new) = match self.way(to) {
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Renamed::NotSo),
+            way => way?,
+        };
+        match renameat_with(&from, old, &to, new, RenameFlags::NOREPLACE) {
+            Ok(()) => Ok(Renamed::Done),
+            Err(Errno::EXIST) => Ok(Renamed::Taken),
+            Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP | Errno::NOENT) => Ok(Renamed::NotSo),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// Gives a file one more name, which must be free.
+    pub(super) fn link(&self, from: &str, to: &str) -> io::Result<()> {
+        let ((from, old), (to, new)) = (self.way(from)?, self.way(to)?);
+        Ok(linkat(&from, old, &to, new, AtFlags::empty())?)
+    }
+
+    /// Removes a file, or a link itself.
+    pub(super) fn remove(&self, below: &str) -> io::Result<()> {
+        let (at, name) = self.way(below)?;
+        Ok(unlinkat(&at, name, AtFlags::empty())?)
+    }
+
+    /// Removes a folder that is empty.
+    pub(super) fn remove_empty(&self, below: &str) -> io::Result<()> {
+        let (at, name) = self.way(below)?;
+        Ok(unlinkat(&at, name, AtFlags::REMOVEDIR)?)
+    }
+
+    /// Makes the names in a folder last.
+    pub(super) fn sync(&self, below: &str) -> io::Result<()> {
+        Ok(fsync(self.open(below, FOLDER, 0)?)?)
+    }
+
+    /// The files in a folder and in those below it, and links by another name; of a folder that is not there, none.
+    ///
+    /// # Errors
+    /// `Io`, `PermissionDenied`.
+    pub(super) fn list(&self, below: &str, depth: usize) -> Result<Vec<ObjectInfo>> {
+        let failed = |e| Error::io(format!("list {}", self.shown(below).display()), e);
+        let mut objects = Vec::new();
+        match self.open(below, FOLDER, 0) {
+            Ok(at) => list_in(at, below, depth.min(DEEPEST), &mut objects).map_err(failed)?,
+            Err(e) if e.kind() == ErrorKind::NotFound => {}
+            Err(e) => return Err(failed(e)),
+        }
+        Ok(objects)
+    }
+}
+
+/// Opens a path below a folder; no step of it may be a link.
+fn open_below(at: BorrowedFd<'_>, below: &str, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
+    if below.split('/').any(|part| matches!(part, "" | "." | "..")) {
+        return Err(ErrorKind::InvalidInput.into());
+    }
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+    match openat2(at, below, flags, mode, resolve) {
+        // Before Linux 5.6, and where a sandbox does not know the call.
+        Err(Errno::NOSYS | Errno::PERM) => open_by_steps(at, below, flags, mode),
+        opened => opened.map_err(io_error),
+    }
+}
+
+/// The same, one step after the other.
+fn open_by_steps(
+    at: BorrowedFd<'_>,
+    below: &str,
+    flags: OFlags,
+    mode: Mode,
+) -> io::Result<OwnedFd> {
+    let mut held: Option<OwnedFd> = None;
+    let (folder, name) = split(below);
+    let folders = folder.split('/').filter(|f| !f.is_empty());
+    for (part, flags) in folders.map(|f| (f, WAY)).chain([(name, flags)]) {
+        let from = held.as_ref().map_or(at, AsFd::as_fd);
+        let opened = openat(from, part, flags | OFlags::NOFOLLOW, mode);
+        held = Some(match opened {
+            // A link where a folder must be.
+            Err(Errno::NOTDIR) if is_link(from, part) => return Err(refused()),
+            opened => opened.map_err(io_error)?,
+        });
+    }
+    held.ok_or_else(|| ErrorKind::InvalidInput.into())
+}
+
+fn is_link(at: BorrowedFd<'_>, name: &str) -> bool {
+    let stat = statat(at, name, AtFlags::SYMLINK_NOFOLLOW);
+    stat.is_ok_and(|s| FileType::from_raw_mode(s.st_mode) == FileType::Symlink)
+}
+
+/// What a folder holds, but for what vanishes meanwhile.
+fn entries(at: &OwnedFd) -> io::Result<Vec<Entry>> {
+    let mut all = Vec::new();
+    for entry in Dir::read_from(at)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if matches!(name.to_bytes(), b"." | b"..") {
+            continue;
+        }
+        if let Ok(stat) = statat(at, name, AtFlags::SYMLINK_NOFOLLOW) {
+            let name = name.to_string_lossy().into_owned();
+            all.push(Entry { name, stat });
+        }
+    }
+    Ok(all)
+}
+
+fn list_in(
+    at: OwnedFd,
+    below: &str,
+    depth: usize,
+    objects: &mut Vec<ObjectInfo>,
+) -> io::Result<()> {
+    for Entry { name, stat } in entries(&at)? {
+        let mut path = match below {
+            "" => name.clone(),
+            below => format!("{below}/{name}"),
+        };
+        let mut kind = FileType::from_raw_mode(stat.st_mode);
+        if kind == FileType::Directory && depth > 0 {
+            // Whatever its name is, one that is none of ours harms nothing.
+            match openat(&at, &*name, FOLDER | OFlags::NOFOLLOW, Mode::empty()) {
+                Ok(folder) => list_in(folder, &path, depth - 1, objects)?,
+                Err(Errno::LOOP | Errno::NOTDIR) => kind = FileType::Symlink,
+                Err(Errno::NOENT) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        if kind == FileType::Symlink {
+            path.push_str(LINK);
+        } else if kind != FileType::RegularFile {
+            continue;
+        }
+        objects.push(ObjectInfo {
+            is_odd: listing::is_odd(&path),
+            path,
+            bytes: stat.st_size as u64,
+            modified: modified(&stat),
+        });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::io::Write;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    #[test]
+    fn a_mode_is_for_the_owner_and_for_nobody_to_execute() {
+        for (text, of_folders) in [
+            ("0600", 0o700),
+            ("640", 0o750),
+            ("0660", 0o770),
+            ("0644", 0o755),
+        ] {
+            let mode: FileMode = text.parse().unwrap();
+            assert_eq!(mode.of_folders(), of_folders, "{text}");
+        }
+        for text in [
+            "",
+            "0",
+            "0400",
+            "0200",
+            "0755",
+            "0610",
+            "4600",
+            "2660",
+            "1600",
+            "0666",
+            "0602",
+            "+600",
+            "0o600",
+            "0680",
+            "600600",
+            "rw-------",
+        ] {
+            assert!(text.parse::<FileMode>().is_err(), "{text}");
+        }
+    }
+
+    /// A folder with a secret beside it and links to that.
+    fn attacked() -> (tempfile::TempDir, Folder) {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |path: &str| dir.path().join(path);
+        fs::create_dir_all(at("root/v2")).unwrap();
+        fs::create_dir(at("secret")).unwrap();
+        fs::write(at("secret/file"), "secret").unwrap();
+        symlink(at("secret/file"), at("root/v2/file")).unwrap();
+        symlink(at("secret"), at("root/linked")).unwrap();
+        symlink("v2", at("root/within")).unwrap();
+        let folder = Folder::from(at("root"));
+        (dir, folder)
+    }
+
+    #[test]
+    fn no_link_is_followed_by_either_way_of_opening() {
+        let (_dir, folder) = attacked();
+        let root = folder.root().unwrap();
+        for path in ["v2/file", "linked/file", "within/x", "linked"] {
+            for open in [open_below, open_by_steps] {
+                for flags in [READ, FOLDER, WAY, READ | OFlags::CREATE] {
+                    let mode = Mode::from_raw_mode(match flags.contains(OFlags::CREATE) {
+                        true => 0o600,
+                        false => 0,
+                    });
+                    let e = open(root.as_fd(), path, flags, mode).unwrap_err();
+                    let shown = format!("{path} {flags:?}: {e}");
+                    assert_eq!(e.kind(), ErrorKind::PermissionDenied, "{shown}");
+                    assert!(e.to_string().contains("symbolic link"), "{shown}");
+                }
+            }
+        }
+        for path in [
+            "",
+            "/etc/passwd",
+            "../secret/file",
+            "v2/../../secret/file",
+            "v2//file",
+            ".",
+        ] {
+            let e = open_below(root.as_fd(), path, READ, Mode::empty()).unwrap_err();
+            assert_eq!(e.kind(), ErrorKind::InvalidInput, "{path}");
+        }
+    }
+
+    #[test]
+    fn what_is_written_renamed_and_removed_stays_below_the_root() {
+        let (dir, folder) = attacked();
+        let secret = dir.path().join("secret");
+        fs::write(folder.shown("v2/new"), "new").unwrap();
+        for done in [
+            folder.create("linked/x").map(|_| ()),
+            folder.make("linked/x"),
+            folder.rename("v2/new", "linked/file"),
+            folder.rename("linked/file", "v2/stolen"),
+            folder.rename_if_free("v2/new", "linked/x").map(|_| ()),
+            folder.link("linked/file", "v2/stolen"),
+            folder.remove("linked/file"),
+            folder.sync("linked"),
+            folder
+                .list("linked", 1)
+                .map(|_| ())
+                .map_err(io::Error::other),
+        ] {
+            done.unwrap_err();
+        }
+        // A link itself is nothing that matters.
+        folder.rename("v2/new", "v2/file").unwrap();
+        folder.remove("linked").unwrap();
+        let names: Vec<_> = fs::read_dir(&secret).unwrap().collect();
+        assert_eq!(names.len(), 1);
+        assert_eq!(fs::read(secret.join("file")).unwrap(), b"secret");
+        assert_eq!(fs::read(folder.shown("v2/file")).unwrap(), b"new");
+    }
+
+    #[test]
+    fn links_and_pipes_are_no_objects() {
+        let (_dir, folder) = attacked();
+        let pipe = folder.shown("v2/pipe");
+        rustix::fs::mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        let mut listed: Vec<_> = folder.list("", DEEPEST).unwrap();
+        listed.sort_by(|a, b| a.path.cmp(&b.path));
+        let paths: Vec<_> = listed.iter().map(|o| &*o.path).collect();
+        let linked = ["linked", "v2/file", "within"].map(|name| format!("{name}{LINK}"));
+        assert_eq!(paths, linked);
+        assert_eq!(
+            folder.read("v2/pipe").unwrap_err().kind(),
+            ErrorKind::PermissionDenied
+        );
+        folder.write("v2/pipe").unwrap_err();
+    }
+
+    #[test]
+    fn what_is_made_has_its_mode_and_what_exists_keeps_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let set = |path: &str, mode| {
+            fs::set_permissions(dir.path().join(path), fs::Permissions::from_mode(mode)).unwrap();
+        };
+        fs::create_dir(dir.path().join("old")).unwrap();
+        set("old", 0o2755);
+        let shared = Folder::new(dir.path().to_owned(), "0660".parse().unwrap());
+        shared.make("old/new").unwrap();
+        let mut file = shared.create("old/new/file").unwrap();
+        file.write_all(b"x").unwrap();
+        let mode = |path: &str| {
+            let meta = fs::metadata(dir.path().join(path)).unwrap();
+            meta.permissions().mode() & 0o7777
+        };
+        assert_eq!(mode("old"), 0o2755);
+        // setgid is inherited, by which a shared folder keeps its group.
+        assert_eq!(mode("old/new"), 0o2770);
+        assert_eq!(mode("old/new/file"), 0o660);
+        assert!(shared.create("old/new/file").is_err());
+        let own = Folder::from(dir.path().to_owned());
+        own.create("file").unwrap();
+        own.make_passing("folder").unwrap();
+        assert_eq!((mode("file"), mode("folder")), (0o600, 0o700));
+    }
+}
