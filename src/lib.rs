@@ -16,6 +16,7 @@
 //! - [`temp`] — files of the temporary directory, sealed where snapshots are encrypted.
 //! - [`telemetry`] — logs, progress, metrics, and what the process has used.
 //! - [`tls`] — the provider of TLS cryptography.
+//! - [`limits`] — how much a snapshot may hold.
 //! - `shorten` — long lists, shortened for people.
 //! - [`error`] — the one error: reasons and exit codes.
 
@@ -31,6 +32,7 @@ pub mod error;
 pub mod etcd;
 pub mod job;
 pub mod kubernetes;
+pub mod limits;
 pub mod mvcc;
 pub mod protobuf;
 mod shorten;

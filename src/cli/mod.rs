@@ -40,6 +40,7 @@ use crate::error::{Error, Reason, Result};
 use crate::job::Context;
 use crate::job::restore::Backup;
 use crate::job::source::{Request, Target};
+use crate::limits::Limits;
 use crate::mvcc::Revision;
 use crate::store::{self, Cancel, Store};
 use crate::telemetry::logs::{self, LogFormat};
@@ -49,6 +50,7 @@ use clap::builder::{OsStr, Resettable};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
+use size::parse_size;
 use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -241,6 +243,12 @@ struct MeansArgs {
     /// Requests to a store that are under way at once, 1 to 1024; a local folder has none
     #[arg(long, env = "DELTAFOLD_REQUESTS", value_name = "N", default_value_t = store::DEFAULT_REQUESTS as u16, value_parser = clap::value_parser!(u16).range(1..=store::MOST_REQUESTS as i64))]
     requests: u16,
+    /// The largest database that is read, unpacked; a full snapshot of more is refused as TooLarge
+    #[arg(long, env = "DELTAFOLD_MAX_DATABASE_BYTES", value_name = "SIZE", default_value = "16GiB", value_parser = parse_size)]
+    max_database_bytes: u64,
+    /// The largest key and value together; a snapshot with a larger one is refused as TooLarge
+    #[arg(long, env = "DELTAFOLD_MAX_VALUE_BYTES", value_name = "SIZE", default_value = "64MiB", value_parser = parse_size)]
+    max_value_bytes: u64,
     #[command(flatten)]
     encryption: encryption::EncryptionArgs,
 }
@@ -298,6 +306,10 @@ impl MeansArgs {
             temp_dir,
             threads,
             keys: self.encryption.keys()?,
+            limits: Limits {
+                database_bytes: self.max_database_bytes,
+                value_bytes: self.max_value_bytes,
+            },
         })
     }
 

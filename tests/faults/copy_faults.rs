@@ -275,6 +275,7 @@ impl<'r> Sides<'r> {
             temp_dir: scratch::place(),
             threads: 2,
             keys: Default::default(),
+            limits: Default::default(),
         };
         let ended = run(&context(from), &context(to), options).map(|(outcome, _)| outcome);
         let mut shown = shown.lock().unwrap().clone();

@@ -93,6 +93,7 @@ fn context(rt: &Runtime, faults: &FaultStore) -> Context {
         temp_dir: scratch::place(),
         threads: 1,
         keys: Default::default(),
+        limits: Default::default(),
     }
 }
 

@@ -373,6 +373,7 @@ fn context(rt: &Runtime, store: Stepped) -> Context {
         temp_dir: scratch::place(),
         threads: 1,
         keys: Default::default(),
+        limits: Default::default(),
     }
 }
 

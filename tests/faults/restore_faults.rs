@@ -74,6 +74,7 @@ impl InMemoryBucket {
             temp_dir: scratch::place(),
             threads: 2,
             keys: Default::default(),
+            limits: Default::default(),
         };
         let options = Options {
             request: Request::default(),

@@ -69,6 +69,7 @@ impl Bench {
             temp_dir: scratch::place(),
             threads: 2,
             keys: Default::default(),
+            limits: Default::default(),
         }
     }
 

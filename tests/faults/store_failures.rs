@@ -184,6 +184,7 @@ fn compact(store: Store, options: &Options) -> Result<Outcome, Error> {
         temp_dir: scratch::place(),
         threads: 2,
         keys: Default::default(),
+        limits: Default::default(),
     };
     run(&ctx, options)
 }

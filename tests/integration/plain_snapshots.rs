@@ -42,6 +42,7 @@ impl Here {
                 temp_dir: dir.path().to_owned(),
                 threads: 1,
                 keys: Default::default(),
+                limits: Default::default(),
             },
             _runtime: runtime,
             dir,

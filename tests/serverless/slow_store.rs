@@ -299,6 +299,7 @@ impl World {
             temp_dir: scratch::place(),
             threads: 2,
             keys: Keys::default(),
+            limits: Default::default(),
         };
         compact::run(&context, &small::keep_all())
     }

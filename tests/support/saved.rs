@@ -95,6 +95,7 @@ impl Prefix {
             temp_dir: scratch::place(),
             threads: 1,
             keys: Default::default(),
+            limits: Default::default(),
         }
     }
 

@@ -204,6 +204,7 @@ impl InProcess {
             temp_dir: scratch::place(),
             threads: 1,
             keys,
+            limits: Default::default(),
         };
         let outcome = compact::run(&context, &keep_all());
         let after = self.runtime.block_on(async {
