@@ -350,12 +350,12 @@ impl<R: ReadAt> Database<R> {
             let at = PAGE_HEADER_SIZE + i * LEAF_ELEMENT_SIZE;
             let field = |n: usize| u32_at(&buf, at + n).ok_or_else(|| outside(id, i));
             let (pos, ksize, vsize) = (field(4)?, field(8)?, field(12)?);
-            check_size(id, i, ksize, vsize, &self.limits)?;
             let key_at = at as u64 + u64::from(pos);
             let value_at = key_at + u64::from(ksize);
             if key_at < free || value_at + u64::from(vsize) > bytes {
                 return Err(outside(id, i));
             }
+            check_size(id, i, ksize, vsize, &self.limits)?;
             free = value_at + u64::from(vsize);
             values.push((offset + value_at, vsize as usize));
             // The key goes behind those before it.
@@ -564,12 +564,12 @@ impl Page {
             let (Some(pos), Some(ksize), Some(vsize)) = span else {
                 return Err(outside(id, i));
             };
-            check_size(id, i, ksize, vsize, limits)?;
             let from = at as u64 + u64::from(pos);
             let end = from + u64::from(ksize) + u64::from(vsize);
             if from < free || end > buf.len() as u64 {
                 return Err(outside(id, i));
             }
+            check_size(id, i, ksize, vsize, limits)?;
             free = end;
             let key = &buf[from as usize..][..ksize as usize];
             if last_key.is_some_and(|last| key <= last) {
@@ -818,6 +818,7 @@ impl<R: ReadAt> Cursor<'_, R> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Reason;
     use std::cell::Cell;
 
     /// Counts what is read, and fails at one offset.
@@ -922,5 +923,107 @@ mod tests {
             let read = window.read(&src, &mut out, (page * PAGE) as u64);
             assert_eq!(read.is_ok(), page != 200, "page {page}");
         }
+    }
+
+    /// A file whose root is one leaf of these elements, laid out as bbolt does it.
+    fn leaf_of(elements: &[(Vec<u8>, Vec<u8>)]) -> Vec<u8> {
+        let mut page = vec![0; PAGE_HEADER_SIZE + elements.len() * LEAF_ELEMENT_SIZE];
+        for (i, (key, value)) in elements.iter().enumerate() {
+            let at = PAGE_HEADER_SIZE + i * LEAF_ELEMENT_SIZE;
+            let sizes = [page.len() - at, key.len(), value.len()];
+            for (n, size) in sizes.into_iter().enumerate() {
+                page[at + 4 + n * 4..][..4].copy_from_slice(&(size as u32).to_le_bytes());
+            }
+            page.extend_from_slice(key);
+            page.extend_from_slice(value);
+        }
+        let pages = page.len().div_ceil(PAGE);
+        page.resize(pages * PAGE, 0);
+        PageHeader {
+            id: PageId(3),
+            flags: LEAF_PAGE_FLAG,
+            count: elements.len() as u16,
+            overflow: pages as u32 - 1,
+        }
+        .encode(&mut page);
+        let mut file = vec![0; 3 * PAGE];
+        let meta = Meta {
+            page_size: PAGE as u32,
+            root: PageId(3),
+            sequence: 0,
+            freelist: PageId(2),
+            high_water: PageId(3 + pages as u64),
+            txid: 1,
+        };
+        meta.encode(&mut file[PAGE_HEADER_SIZE..]);
+        file.extend(page);
+        file
+    }
+
+    #[test]
+    fn of_a_long_page_one_value_is_held() {
+        let mut rng = fastrand::Rng::with_seed(crate::seed());
+        for _ in 0..crate::rounds(10, 50) {
+            let elements: Vec<(Vec<u8>, Vec<u8>)> = (0..rng.u8(1..=5))
+                .map(|i| {
+                    let mut value = vec![0; rng.usize(..1_500_000)];
+                    rng.fill(&mut value);
+                    ([&[i][..], &vec![b'k'; rng.usize(..300)]].concat(), value)
+                })
+                .collect();
+            let db = Database::open_within(leaf_of(&elements), Limits::default()).unwrap();
+            let mut c = db.cursor(&db.root());
+            let from = rng.usize(..elements.len());
+            if from > 0 {
+                c.seek(&elements[from].0).unwrap();
+            }
+            for (key, value) in &elements[from..] {
+                let e = c.next().unwrap().unwrap();
+                assert!(e.key == key && e.value == value && e.flags == 0);
+                let long = db.size_of_root() > LONG_PAGE;
+                assert_eq!(c.stack[0].page.values.is_some(), long);
+                assert!(!long || c.stack[0].page.buf.len() < 4096);
+            }
+            assert_eq!(c.next().unwrap(), None);
+            assert_eq!(c.value.capacity(), 0);
+            assert_eq!(
+                db.last_key(&db.root()).unwrap().as_ref(),
+                elements.last().map(|(key, _)| key)
+            );
+        }
+    }
+
+    impl Database<Vec<u8>> {
+        fn size_of_root(&self) -> usize {
+            self.src.len() - 3 * PAGE
+        }
+    }
+
+    #[test]
+    fn an_element_that_is_too_long_is_not_read() {
+        let limits = Limits {
+            value_bytes: 1 << 20,
+            ..Limits::default()
+        };
+        // There is room for what stands around a value.
+        for (bytes, reason) in [
+            (1 << 20, None),
+            (3 << 19, Some(Reason::TooLarge)),
+            (8 << 20, Some(Reason::TooLarge)),
+        ] {
+            let elements = [(vec![1], vec![7; 10]), (vec![2], vec![7; bytes])];
+            let db = Database::open_within(leaf_of(&elements), limits).unwrap();
+            let read = db.cursor(&db.root()).next().map(|_| ());
+            assert_eq!(read.err().map(|e| e.reason()), reason, "{bytes}");
+        }
+        // A key of that length is none of bbolt's, whatever is allowed.
+        for value in [10, 2 << 20] {
+            let elements = [(vec![1; 40_000], vec![7; value])];
+            let db = Database::open(leaf_of(&elements)).unwrap();
+            let e = db.cursor(&db.root()).next().map(|_| ()).unwrap_err();
+            assert_eq!(e.reason(), Reason::CorruptSnapshot);
+        }
+        let inline = vec![0; 100_000];
+        assert!(Bucket::decode(&inline).is_err() && Bucket::decode(&inline[..1000]).is_ok());
     }
 }

@@ -55,6 +55,7 @@ fn rich() -> Value {
             "labels": {"team": "storage"},
             "metricsScrapeWait": "90s",
             "scratchSize": "20Gi",
+            "maxDatabaseSize": "6Gi",
         },
     })
 }
@@ -383,7 +384,7 @@ fn with(spec: &Value, path: &str, value: &Value) -> Value {
 
 #[test]
 fn every_field_of_a_policy_has_an_effect() {
-    let changes: [(Make, &str, Value); 46] = [
+    let changes: [(Make, &str, Value); 49] = [
         (rich, "etcd.endpoints", json!(["https://etcd-0:2379"])),
         (rich, "etcd.tlsSecretRef.name", json!("other")),
         (rich, "etcd.authSecretRef.name", json!("other")),
@@ -427,6 +428,9 @@ fn every_field_of_a_policy_has_an_effect() {
         (rich, "jobTemplate.metricsScrapeWait", json!("91s")),
         (rich, "jobTemplate.hostNetwork", json!(true)),
         (rich, "jobTemplate.scratchSize", json!("21Gi")),
+        (rich, "jobTemplate.maxDatabaseSize", json!("7Gi")),
+        (following, "jobTemplate.maxDatabaseSize", json!("7Gi")),
+        (rich, "jobTemplate.maxValueSize", json!("8Mi")),
         (rich, "suspend", json!(true)),
         (following, "suspend", json!(true)),
         (following, "jobTemplate.hostNetwork", json!(true)),
@@ -447,6 +451,55 @@ fn every_field_of_a_policy_has_an_effect() {
         seen.insert(path.to_owned());
     }
     assert_eq!(seen, all_leaves(0));
+}
+
+/// All Pods of what is made.
+fn pods<'v>(made: &'v Value, found: &mut Vec<&'v Value>) {
+    match made {
+        Value::Object(fields) if fields.contains_key("containers") => found.push(made),
+        Value::Object(fields) => fields.values().for_each(|value| pods(value, found)),
+        Value::Array(all) => all.iter().for_each(|value| pods(value, found)),
+        _ => {}
+    }
+}
+
+#[test]
+fn no_pod_is_without_limits() {
+    for (make, memory, scratch, storage) in [
+        (rich as Make, "1Gi", "20480Mi", None),
+        // Three databases of 16 GiB, and logs.
+        (following, "2Gi", "49152Mi", Some("50176Mi")),
+        (local, "2Gi", "49152Mi", Some("50176Mi")),
+    ] {
+        let made = made(&policy(&make()));
+        let mut found = Vec::new();
+        pods(&made, &mut found);
+        assert!(found.len() > 2, "{}", found.len());
+        for pod in found {
+            let volumes = pod["volumes"].as_array().unwrap();
+            let empty = volumes.iter().filter(|v| v["emptyDir"].is_object());
+            let limits: Vec<&Value> = empty.map(|v| &v["emptyDir"]["sizeLimit"]).collect();
+            assert_eq!(limits, [scratch], "{pod:#}");
+            let containers = pod["containers"].as_array().unwrap().iter();
+            let before = pod["initContainers"].as_array().into_iter().flatten();
+            for container in containers.chain(before) {
+                let (limits, requests) = (
+                    &container["resources"]["limits"],
+                    &container["resources"]["requests"],
+                );
+                // That of a compaction is its own.
+                assert!(limits["memory"] == memory || limits["memory"] == "2Gi");
+                assert_eq!(limits["ephemeral-storage"].as_str(), storage, "{pod:#}");
+                // A limit without a request is requested.
+                assert!(storage.is_none() || requests["ephemeral-storage"] == "1Gi");
+            }
+        }
+    }
+    let mut spec = following();
+    spec["jobTemplate"] = json!({"maxDatabaseSize": "32Gi"});
+    let made = made(&policy(&spec)).to_string();
+    assert!(made.contains(r#""sizeLimit":"98304Mi""#), "{made}");
+    assert!(made.contains(r#""--max-database-bytes","32Gi""#), "{made}");
 }
 
 #[test]
