@@ -66,12 +66,12 @@ impl<R: Read> Read for FullReader<R> {
         let promised = self.promised();
         let longest = promised.saturating_add(self.tail);
         if self.given > longest || (n == 0 && !out.is_empty() && self.given < promised) {
-            let came = match n {
-                0 => format!("{} came", self.given),
-                _ => format!("more than {longest} came"),
+            let (what, came) = match n {
+                0 => ("it is cut short", format!("{} came", self.given)),
+                _ => ("it does not end", format!("more than {longest} came")),
             };
             return Err(Error::corrupt(format!(
-                "its meta pages promise {} pages of {} bytes, {promised} bytes in all, and {came}",
+                "{what}: its meta pages promise {} pages of {} bytes, {promised} bytes in all, and {came}",
                 self.meta.high_water, self.meta.page_size
             ))
             .into());

@@ -223,8 +223,10 @@ fn a_full_of_more_than_is_allowed_is_told_by_its_meta_pages() {
     assert!(said.contains("21474836480 bytes") && said.contains("--max-database-bytes"));
     // Allowed, it is not there.
     let (_, json, _) = confined.run(&["compact", "--store", store, "--max-database-bytes", "32Gi"]);
-    let reason = json["reason"].as_str().unwrap();
-    assert!(["CorruptSnapshot", "NoSpace"].contains(&reason), "{json}");
+    assert!(
+        json["reason"].is_string() && json["reason"] != "TooLarge",
+        "{json}"
+    );
 }
 
 #[test]

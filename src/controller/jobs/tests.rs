@@ -2,6 +2,7 @@ use super::super::api::{EtcdBackupPolicySpec, EtcdBackupTaskSpec, crds};
 use super::*;
 use crate::cli;
 use k8s_openapi::api::core::v1::{Container, PodSpec, PodTemplateSpec};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::{Value, json};
 
 /// Makes a spec.
@@ -453,53 +454,47 @@ fn every_field_of_a_policy_has_an_effect() {
     assert_eq!(seen, all_leaves(0));
 }
 
-/// All Pods of what is made.
-fn pods<'v>(made: &'v Value, found: &mut Vec<&'v Value>) {
-    match made {
-        Value::Object(fields) if fields.contains_key("containers") => found.push(made),
-        Value::Object(fields) => fields.values().for_each(|value| pods(value, found)),
-        Value::Array(all) => all.iter().for_each(|value| pods(value, found)),
-        _ => {}
-    }
-}
-
 #[test]
 fn no_pod_is_without_limits() {
+    let text = |q: Option<&Quantity>| q.map(|q| q.0.clone());
     for (make, memory, scratch, storage) in [
-        (rich as Make, "1Gi", "20480Mi", None),
+        (rich as Make, ["1Gi", "2Gi"], "20480Mi", None),
         // Three databases of 16 GiB, and logs.
-        (following, "2Gi", "49152Mi", Some("50176Mi")),
-        (local, "2Gi", "49152Mi", Some("50176Mi")),
+        (following, ["2Gi"; 2], "49152Mi", Some("50176Mi")),
+        (local, ["2Gi"; 2], "49152Mi", Some("50176Mi")),
     ] {
-        let made = made(&policy(&make()));
-        let mut found = Vec::new();
-        pods(&made, &mut found);
-        assert!(found.len() > 2, "{}", found.len());
-        for pod in found {
-            let volumes = pod["volumes"].as_array().unwrap();
-            let empty = volumes.iter().filter(|v| v["emptyDir"].is_object());
-            let limits: Vec<&Value> = empty.map(|v| &v["emptyDir"]["sizeLimit"]).collect();
-            assert_eq!(limits, [scratch], "{pod:#}");
-            let containers = pod["containers"].as_array().unwrap().iter();
-            let before = pod["initContainers"].as_array().into_iter().flatten();
-            for container in containers.chain(before) {
-                let (limits, requests) = (
-                    &container["resources"]["limits"],
-                    &container["resources"]["requests"],
-                );
-                // That of a compaction is its own.
-                assert!(limits["memory"] == memory || limits["memory"] == "2Gi");
-                assert_eq!(limits["ephemeral-storage"].as_str(), storage, "{pod:#}");
+        for (name, pod) in pods(&policy(&make())) {
+            let spec = pod.spec.unwrap();
+            let empty = spec.volumes.iter().flatten();
+            let empty = empty.filter_map(|v| v.empty_dir.as_ref());
+            let sizes: Vec<_> = empty.map(|e| text(e.size_limit.as_ref())).collect();
+            assert_eq!(sizes, [Some(scratch.to_owned())], "{name}");
+            let before = spec.init_containers.into_iter().flatten();
+            for container in spec.containers.into_iter().chain(before) {
+                let resources = container.resources.unwrap();
+                let limits = resources.limits.unwrap();
+                // A compaction may have its own.
+                let limit = text(limits.get("memory")).unwrap();
+                assert!(memory.contains(&limit.as_str()), "{name}: {limit}");
+                let limit = text(limits.get("ephemeral-storage"));
+                assert_eq!(limit.as_deref(), storage, "{name}");
                 // A limit without a request is requested.
-                assert!(storage.is_none() || requests["ephemeral-storage"] == "1Gi");
+                let requests = resources.requests.unwrap_or_default();
+                let request = text(requests.get("ephemeral-storage"));
+                assert!(storage.is_none() || request.unwrap() == "1Gi", "{name}");
             }
         }
     }
     let mut spec = following();
     spec["jobTemplate"] = json!({"maxDatabaseSize": "32Gi"});
-    let made = made(&policy(&spec)).to_string();
-    assert!(made.contains(r#""sizeLimit":"98304Mi""#), "{made}");
-    assert!(made.contains(r#""--max-database-bytes","32Gi""#), "{made}");
+    for (name, pod) in pods(&policy(&spec)) {
+        let pod = serde_json::to_string(&pod).unwrap();
+        assert!(pod.contains(r#""sizeLimit":"98304Mi""#), "{name}: {pod}");
+        assert!(
+            pod.contains(r#""--max-database-bytes","32Gi""#),
+            "{name}: {pod}"
+        );
+    }
 }
 
 #[test]
