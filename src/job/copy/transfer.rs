@@ -5,6 +5,7 @@
 //! so that a damaged snapshot is never copied silently.
 
 use super::plan::{Encryption, Form};
+use crate::bolt::{METAS_END, newest_meta};
 use crate::bucket::codec;
 use crate::bucket::frame::{FrameReader, FrameWriter};
 use crate::bucket::full::FullReader;
@@ -226,15 +227,23 @@ fn check_plain(from: &Context, name: &SnapshotName, stored: impl Read + Send) ->
     Ok(())
 }
 
-/// What a snapshot holds; that of a full is held to its meta pages.
+/// What a snapshot holds; that of a full is held to its meta pages. Whether there are any is not for a copy to judge.
 fn content<'a>(
-    payload: impl Read + 'a,
+    mut payload: impl Read + 'a,
     name: &SnapshotName,
     limits: &Limits,
 ) -> Result<Box<dyn Read + 'a>> {
-    Ok(match name.kind {
-        Kind::Full => Box::new(FullReader::open(payload, limits, 0).map_err(failed)?),
-        Kind::Incr => Box::new(payload),
+    if name.kind == Kind::Incr {
+        return Ok(Box::new(payload));
+    }
+    let mut head = Vec::new();
+    let begin = payload.by_ref().take(METAS_END as u64);
+    { begin }.read_to_end(&mut head).map_err(failed)?;
+    let has_metas = newest_meta(&head).is_ok();
+    let whole = io::Cursor::new(head).chain(payload);
+    Ok(match has_metas {
+        true => Box::new(FullReader::open(whole, limits, 0).map_err(failed)?),
+        false => Box::new(whole),
     })
 }
 
