@@ -16,6 +16,7 @@
 //! - [`temp`] — files of the temporary directory, sealed where snapshots are encrypted.
 //! - [`telemetry`] — logs, progress, metrics, and what the process has used.
 //! - [`tls`] — the provider of TLS cryptography.
+//! - [`limits`] — how much a snapshot may hold.
 //! - `shorten` — long lists, shortened for people.
 //! - `shown` — text from elsewhere, as people are shown it.
 //! - [`error`] — the one error: reasons and exit codes.
@@ -32,6 +33,7 @@ pub mod error;
 pub mod etcd;
 pub mod job;
 pub mod kubernetes;
+pub mod limits;
 pub mod mvcc;
 pub mod protobuf;
 mod shorten;

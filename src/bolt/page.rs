@@ -49,6 +49,8 @@ pub const META_SIZE: usize = 64;
 /// Where a note may stand in the first meta page: behind the meta. bbolt leaves these bytes zero,
 /// never reads them, and zeroes them again with its next transaction or copy.
 pub const NOTE_AT: usize = PAGE_HEADER_SIZE + META_SIZE;
+/// The longest key that bbolt takes.
+pub const MAX_KEY_SIZE: u32 = 32768;
 /// Page sizes that bbolt can write: the operating system's, a power of two.
 pub const PAGE_SIZES: std::ops::RangeInclusive<usize> = 1024..=65536;
 
@@ -134,6 +136,11 @@ impl Meta {
             return Err("its page size is not a power of two from 1 KiB to 64 KiB");
         }
         Ok(meta)
+    }
+
+    /// Bytes of all pages in use.
+    pub fn bytes(&self) -> u64 {
+        self.high_water.0.saturating_mul(u64::from(self.page_size))
     }
 
     /// Writes the meta with its checksum at the start of `b`, which must have room.

@@ -1,5 +1,5 @@
 //! Reads a bbolt file page by page, in order, holding one page per level of the tree, and pages that lie
-//! one behind the other with one read.
+//! one behind the other with one read. Of a page of more than a megabyte it holds one value.
 //!
 //! It trusts nothing in the file: every page number, count, offset and the order of all keys is
 //! checked, so loops and wild offsets end in an error. A walk never loads more pages than the file
@@ -8,6 +8,7 @@
 
 use super::page::*;
 use crate::error::{Error, Result};
+use crate::limits::Limits;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -16,6 +17,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Deeper trees than this do not exist: 4 KiB pages hold at least two children each.
 const MAX_DEPTH: usize = 64;
+/// Branch pages on the way to a leaf have no more bytes: bbolt has four keys of up to 32 KiB in one, or fills a page.
+const MAX_PATH: usize = 4 << 20;
+/// Of a longer page only the keys are held. bbolt makes such pages for up to four long values.
+const LONG_PAGE: usize = 1 << 20;
 
 /// Bytes that can be read at any place; what a [`Database`] stands on.
 pub trait ReadAt {
@@ -63,11 +68,62 @@ impl<T: ReadAt + ?Sized> ReadAt for &T {
     }
 }
 
+/// As much of a file's beginning as [`newest_meta`] may look at.
+pub const METAS_END: usize = *PAGE_SIZES.end() + PAGE_HEADER_SIZE + META_SIZE;
+
+/// The newest valid meta of a file, or of its first [`METAS_END`] bytes.
+///
+/// # Errors
+/// `CorruptSnapshot` if no meta is valid; `Io`.
+pub fn newest_meta(src: &impl ReadAt) -> Result<Meta> {
+    let size = src
+        .size()
+        .map_err(|e| Error::io("read the database file", e))?;
+    let read_meta = |offset: u64| -> Result<Result<Meta, &'static str>> {
+        let mut b = [0u8; PAGE_HEADER_SIZE + META_SIZE];
+        if offset + b.len() as u64 > size {
+            return Ok(Err("it is beyond the end of the file"));
+        }
+        src.read_exact_at(&mut b, offset)
+            .map_err(|e| Error::io("read the database's meta page", e))?;
+        Ok(Meta::decode(&b[PAGE_HEADER_SIZE..]))
+    };
+    let first = read_meta(0)?;
+    let second = match &first {
+        Ok(m) => read_meta(u64::from(m.page_size))?,
+        // The first meta cannot tell the page size: look where the second may be.
+        Err(_) => {
+            let mut found = Err("it was found at no page size");
+            let mut at = *PAGE_SIZES.start();
+            while found.is_err() && at <= *PAGE_SIZES.end() {
+                found = read_meta(at as u64)?.and_then(|m| {
+                    if m.page_size as usize == at {
+                        Ok(m)
+                    } else {
+                        Err("it is at the wrong place")
+                    }
+                });
+                at *= 2;
+            }
+            found
+        }
+    };
+    match (first, second) {
+        (Ok(a), Ok(b)) if b.page_size == a.page_size && b.txid > a.txid => Ok(b),
+        (Ok(a), _) => Ok(a),
+        (Err(_), Ok(b)) => Ok(b),
+        (Err(a), Err(b)) => Err(Error::corrupt(format!(
+            "not a bbolt database: of the first meta page, {a}; of the second, {b}"
+        ))),
+    }
+}
+
 /// An open bbolt file.
 #[derive(Debug)]
 pub struct Database<R> {
     src: R,
     meta: Meta,
+    limits: Limits,
 }
 
 /// Where a bucket's tree begins.
@@ -91,48 +147,19 @@ impl<R: ReadAt> Database<R> {
     /// # Errors
     /// `CorruptSnapshot` where no meta is valid or the file is shorter than the meta says; `Io`.
     pub fn open(src: R) -> Result<Self> {
+        Self::open_within(src, Limits::NONE)
+    }
+
+    /// As [`open`](Self::open), of a database that may be anybody's.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); `TooLarge`, later on too, if it or an element of it is larger than is allowed.
+    pub fn open_within(src: R, limits: Limits) -> Result<Self> {
+        let meta = newest_meta(&src)?;
+        limits.check_database(meta.bytes())?;
         let size = src
             .size()
             .map_err(|e| Error::io("read the database file", e))?;
-        let read_meta = |offset: u64| -> Result<Result<Meta, &'static str>> {
-            let mut b = [0u8; PAGE_HEADER_SIZE + META_SIZE];
-            if offset + b.len() as u64 > size {
-                return Ok(Err("it is beyond the end of the file"));
-            }
-            src.read_exact_at(&mut b, offset)
-                .map_err(|e| Error::io("read the database's meta page", e))?;
-            Ok(Meta::decode(&b[PAGE_HEADER_SIZE..]))
-        };
-        let first = read_meta(0)?;
-        let second = match &first {
-            Ok(m) => read_meta(u64::from(m.page_size))?,
-            // The first meta cannot tell the page size: look where the second may be.
-            Err(_) => {
-                let mut found = Err("it was found at no page size");
-                let mut at = *PAGE_SIZES.start();
-                while found.is_err() && at <= *PAGE_SIZES.end() {
-                    found = read_meta(at as u64)?.and_then(|m| {
-                        if m.page_size as usize == at {
-                            Ok(m)
-                        } else {
-                            Err("it is at the wrong place")
-                        }
-                    });
-                    at *= 2;
-                }
-                found
-            }
-        };
-        let meta = match (first, second) {
-            (Ok(a), Ok(b)) if b.page_size == a.page_size && b.txid > a.txid => b,
-            (Ok(a), _) => a,
-            (Err(_), Ok(b)) => b,
-            (Err(a), Err(b)) => {
-                return Err(Error::corrupt(format!(
-                    "not a bbolt database: of the first meta page, {a}; of the second, {b}"
-                )));
-            }
-        };
         let pages = size / u64::from(meta.page_size);
         if meta.high_water.0 > pages {
             return Err(Error::corrupt(format!(
@@ -140,7 +167,7 @@ impl<R: ReadAt> Database<R> {
                 meta.high_water, meta.page_size
             )));
         }
-        Ok(Database { src, meta })
+        Ok(Database { src, meta, limits })
     }
 
     /// Gives back what it stands on.
@@ -166,6 +193,11 @@ impl<R: ReadAt> Database<R> {
         let end = b.iter().position(|&x| x == 0).unwrap_or(b.len());
         b.truncate(end);
         Ok(String::from_utf8(b).unwrap_or_default())
+    }
+
+    /// How much it may hold.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
     }
 
     /// Bytes of a page.
@@ -235,7 +267,8 @@ impl<R: ReadAt> Database<R> {
             stack: Vec::new(),
             root: Some(bucket.root.clone()),
             spare: Vec::new(),
-            window: Window::new(self.meta.high_water.0 * u64::from(self.meta.page_size)),
+            window: Window::new(self.meta.bytes()),
+            value: Vec::new(),
         }
     }
 
@@ -273,13 +306,95 @@ impl<R: ReadAt> Database<R> {
             )));
         }
         budget.take(id, pages)?;
+        let bytes = size as u64 * pages;
+        if bytes > LONG_PAGE as u64 {
+            return self.load_long(buf, id, header, bytes);
+        }
         if header.overflow > 0 {
             buf.resize(size * pages as usize, 0);
             window
                 .read(&self.src, &mut buf[size..], offset + size as u64)
                 .map_err(io)?;
         }
-        Page::check(buf, id, header)
+        Page::check(buf, id, header, &self.limits)
+    }
+
+    /// Reads the elements of a long page, and their keys; `buf` is how it begins. The page that it makes has no values.
+    fn load_long(
+        &self,
+        mut buf: Vec<u8>,
+        id: PageId,
+        header: PageHeader,
+        bytes: u64,
+    ) -> Result<Page> {
+        let offset = id.0 * self.page_size() as u64;
+        let io = |e| Error::io(format!("read bbolt page {id}"), e);
+        let longer = || {
+            Error::corrupt(format!(
+                "the keys of bbolt page {id} are longer than bbolt makes them"
+            ))
+        };
+        if header.flags != LEAF_PAGE_FLAG {
+            return Err(longer());
+        }
+        let count = usize::from(header.count);
+        let elements = PAGE_HEADER_SIZE + count * LEAF_ELEMENT_SIZE;
+        if elements as u64 > bytes {
+            return Err(outside(id, 0));
+        }
+        buf.resize(elements, 0);
+        self.src.read_exact_at(&mut buf, offset).map_err(io)?;
+        let mut values = Vec::with_capacity(count);
+        let mut free = elements as u64;
+        for i in 0..count {
+            let at = PAGE_HEADER_SIZE + i * LEAF_ELEMENT_SIZE;
+            let field = |n: usize| u32_at(&buf, at + n).ok_or_else(|| outside(id, i));
+            let (pos, ksize, vsize) = (field(4)?, field(8)?, field(12)?);
+            let key_at = at as u64 + u64::from(pos);
+            let value_at = key_at + u64::from(ksize);
+            if key_at < free || value_at + u64::from(vsize) > bytes {
+                return Err(outside(id, i));
+            }
+            check_size(id, i, ksize, vsize, &self.limits)?;
+            free = value_at + u64::from(vsize);
+            values.push((offset + value_at, vsize as usize));
+            // The key goes behind those before it.
+            let key = buf.len();
+            if key + ksize as usize > elements + LONG_PAGE {
+                return Err(longer());
+            }
+            buf.resize(key + ksize as usize, 0);
+            self.src
+                .read_exact_at(&mut buf[key..], offset + key_at)
+                .map_err(io)?;
+            buf[at + 4..at + 8].copy_from_slice(&((key - at) as u32).to_le_bytes());
+            buf[at + 12..at + 16].fill(0);
+        }
+        let mut page = Page::check(buf, id, header, &self.limits)?;
+        page.values = Some(values);
+        Ok(page)
+    }
+}
+
+fn outside(id: PageId, i: usize) -> Error {
+    Error::corrupt(format!(
+        "element {i} of bbolt page {id} lies outside of the page, or over the one before it"
+    ))
+}
+
+/// Checks that an element is not longer than bbolt makes it, or than is allowed.
+fn check_size(id: PageId, i: usize, ksize: u32, vsize: u32, limits: &Limits) -> Result<()> {
+    if ksize > MAX_KEY_SIZE {
+        return Err(Error::corrupt(format!(
+            "element {i} of bbolt page {id} has a key of {ksize} bytes, and bbolt takes none of more than {MAX_KEY_SIZE}"
+        )));
+    }
+    let bytes = u64::from(ksize) + u64::from(vsize);
+    match bytes > limits.element_bytes() {
+        true => {
+            Err(limits.value_too_large(format!("element {i} of bbolt page {id} has {bytes} bytes")))
+        }
+        false => Ok(()),
     }
 }
 
@@ -390,6 +505,12 @@ impl Bucket {
         let root = u64_at(value, 0).ok_or_else(bad)?;
         let sequence = u64_at(value, 8).ok_or_else(bad)?;
         let root = if root == 0 {
+            if value.len() > *PAGE_SIZES.end() {
+                return Err(Error::corrupt(format!(
+                    "an inline bbolt bucket has {} bytes, more than any page",
+                    value.len()
+                )));
+            }
             Root::Inline(value[BUCKET_HEADER_SIZE..].to_vec())
         } else {
             Root::Page(PageId(root))
@@ -405,10 +526,12 @@ struct Page {
     id: PageId,
     leaf: bool,
     count: usize,
+    /// Where the values of a long page are in the file, and how long.
+    values: Option<Vec<(u64, usize)>>,
 }
 
 impl Page {
-    fn check(buf: Vec<u8>, id: PageId, header: PageHeader) -> Result<Self> {
+    fn check(buf: Vec<u8>, id: PageId, header: PageHeader, limits: &Limits) -> Result<Self> {
         let leaf = match header.flags {
             LEAF_PAGE_FLAG => true,
             BRANCH_PAGE_FLAG => false,
@@ -417,11 +540,6 @@ impl Page {
                     "bbolt page {id} is no tree page (flags {other:#06x})"
                 )));
             }
-        };
-        let outside = |i: usize| {
-            Error::corrupt(format!(
-                "element {i} of bbolt page {id} lies outside of the page, or over the one before it"
-            ))
         };
         let count = usize::from(header.count);
         if !leaf && count == 0 {
@@ -444,13 +562,14 @@ impl Page {
             // bbolt lays them out one after the other. Were they allowed to overlap, a page of some
             // elements could hold many times its size.
             let (Some(pos), Some(ksize), Some(vsize)) = span else {
-                return Err(outside(i));
+                return Err(outside(id, i));
             };
             let from = at as u64 + u64::from(pos);
             let end = from + u64::from(ksize) + u64::from(vsize);
             if from < free || end > buf.len() as u64 {
-                return Err(outside(i));
+                return Err(outside(id, i));
             }
+            check_size(id, i, ksize, vsize, limits)?;
             free = end;
             let key = &buf[from as usize..][..ksize as usize];
             if last_key.is_some_and(|last| key <= last) {
@@ -465,6 +584,7 @@ impl Page {
             id,
             leaf,
             count,
+            values: None,
         })
     }
 
@@ -527,6 +647,8 @@ pub struct Cursor<'d, R> {
     root: Option<Root>,
     spare: Vec<Vec<u8>>,
     window: Window,
+    /// The current value, if its page is a long one.
+    value: Vec<u8>,
 }
 
 /// A page on the way to the current entry.
@@ -555,6 +677,12 @@ impl<R: ReadAt> Cursor<'_, R> {
         if depth >= MAX_DEPTH {
             return Err(Error::corrupt(format!(
                 "the bbolt tree is deeper than {MAX_DEPTH} pages at page {id}: it loops"
+            )));
+        }
+        let path: usize = self.stack.iter().map(|level| level.page.buf.len()).sum();
+        if path > MAX_PATH {
+            return Err(Error::corrupt(format!(
+                "the branch pages above bbolt page {id} have {path} bytes, more than bbolt makes them"
             )));
         }
         let end = match i + 1 < above.count {
@@ -594,7 +722,7 @@ impl<R: ReadAt> Cursor<'_, R> {
                 if header.flags != LEAF_PAGE_FLAG {
                     return Err(Error::corrupt("an inline bbolt bucket is no leaf page"));
                 }
-                Page::check(bytes, PageId(0), header)?
+                Page::check(bytes, PageId(0), header, &self.db.limits)?
             }
             None => return Ok(()),
         };
@@ -656,6 +784,8 @@ impl<R: ReadAt> Cursor<'_, R> {
                 if let Some(level) = self.stack.pop() {
                     self.spare.push(level.page.buf);
                 }
+                // One long value must not keep its memory.
+                self.value = Vec::new();
                 continue;
             }
             let i = *next;
@@ -665,14 +795,30 @@ impl<R: ReadAt> Cursor<'_, R> {
             }
             self.descend(i)?;
         }
-        let current = self.stack.last();
-        Ok(current.map(|level| level.page.entry(level.next - 1)))
+        let Some(Level { page, next, .. }) = self.stack.last() else {
+            return Ok(None);
+        };
+        let entry = page.entry(*next - 1);
+        let Some(values) = &page.values else {
+            return Ok(Some(entry));
+        };
+        let (at, len) = values[*next - 1];
+        self.value.clear();
+        self.value.reserve_exact(len);
+        self.value.resize(len, 0);
+        self.db
+            .src
+            .read_exact_at(&mut self.value, at)
+            .map_err(|e| Error::io(format!("read bbolt page {}", page.id), e))?;
+        let value = self.value.as_slice();
+        Ok(Some(Entry { value, ..entry }))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Reason;
     use std::cell::Cell;
 
     /// Counts what is read, and fails at one offset.
@@ -777,5 +923,107 @@ mod tests {
             let read = window.read(&src, &mut out, (page * PAGE) as u64);
             assert_eq!(read.is_ok(), page != 200, "page {page}");
         }
+    }
+
+    /// A file whose root is one leaf of these elements, laid out as bbolt does it.
+    fn leaf_of(elements: &[(Vec<u8>, Vec<u8>)]) -> Vec<u8> {
+        let mut page = vec![0; PAGE_HEADER_SIZE + elements.len() * LEAF_ELEMENT_SIZE];
+        for (i, (key, value)) in elements.iter().enumerate() {
+            let at = PAGE_HEADER_SIZE + i * LEAF_ELEMENT_SIZE;
+            let sizes = [page.len() - at, key.len(), value.len()];
+            for (n, size) in sizes.into_iter().enumerate() {
+                page[at + 4 + n * 4..][..4].copy_from_slice(&(size as u32).to_le_bytes());
+            }
+            page.extend_from_slice(key);
+            page.extend_from_slice(value);
+        }
+        let pages = page.len().div_ceil(PAGE);
+        page.resize(pages * PAGE, 0);
+        PageHeader {
+            id: PageId(3),
+            flags: LEAF_PAGE_FLAG,
+            count: elements.len() as u16,
+            overflow: pages as u32 - 1,
+        }
+        .encode(&mut page);
+        let mut file = vec![0; 3 * PAGE];
+        let meta = Meta {
+            page_size: PAGE as u32,
+            root: PageId(3),
+            sequence: 0,
+            freelist: PageId(2),
+            high_water: PageId(3 + pages as u64),
+            txid: 1,
+        };
+        meta.encode(&mut file[PAGE_HEADER_SIZE..]);
+        file.extend(page);
+        file
+    }
+
+    #[test]
+    fn of_a_long_page_one_value_is_held() {
+        let mut rng = fastrand::Rng::with_seed(crate::seed());
+        for _ in 0..crate::rounds(10, 50) {
+            let elements: Vec<(Vec<u8>, Vec<u8>)> = (0..rng.u8(1..=5))
+                .map(|i| {
+                    let mut value = vec![0; rng.usize(..1_500_000)];
+                    rng.fill(&mut value);
+                    ([&[i][..], &vec![b'k'; rng.usize(..300)]].concat(), value)
+                })
+                .collect();
+            let db = Database::open_within(leaf_of(&elements), Limits::default()).unwrap();
+            let mut c = db.cursor(&db.root());
+            let from = rng.usize(..elements.len());
+            if from > 0 {
+                c.seek(&elements[from].0).unwrap();
+            }
+            for (key, value) in &elements[from..] {
+                let e = c.next().unwrap().unwrap();
+                assert!(e.key == key && e.value == value && e.flags == 0);
+                let long = db.size_of_root() > LONG_PAGE;
+                assert_eq!(c.stack[0].page.values.is_some(), long);
+                assert!(!long || c.stack[0].page.buf.len() < 4096);
+            }
+            assert_eq!(c.next().unwrap(), None);
+            assert_eq!(c.value.capacity(), 0);
+            assert_eq!(
+                db.last_key(&db.root()).unwrap().as_ref(),
+                elements.last().map(|(key, _)| key)
+            );
+        }
+    }
+
+    impl Database<Vec<u8>> {
+        fn size_of_root(&self) -> usize {
+            self.src.len() - 3 * PAGE
+        }
+    }
+
+    #[test]
+    fn an_element_that_is_too_long_is_not_read() {
+        let limits = Limits {
+            value_bytes: 1 << 20,
+            ..Limits::default()
+        };
+        // There is room for what stands around a value.
+        for (bytes, reason) in [
+            (1 << 20, None),
+            (3 << 19, Some(Reason::TooLarge)),
+            (8 << 20, Some(Reason::TooLarge)),
+        ] {
+            let elements = [(vec![1], vec![7; 10]), (vec![2], vec![7; bytes])];
+            let db = Database::open_within(leaf_of(&elements), limits).unwrap();
+            let read = db.cursor(&db.root()).next().map(|_| ());
+            assert_eq!(read.err().map(|e| e.reason()), reason, "{bytes}");
+        }
+        // A key of that length is none of bbolt's, whatever is allowed.
+        for value in [10, 2 << 20] {
+            let elements = [(vec![1; 40_000], vec![7; value])];
+            let db = Database::open(leaf_of(&elements)).unwrap();
+            let e = db.cursor(&db.root()).next().map(|_| ()).unwrap_err();
+            assert_eq!(e.reason(), Reason::CorruptSnapshot);
+        }
+        let inline = vec![0; 100_000];
+        assert!(Bucket::decode(&inline).is_err() && Bucket::decode(&inline[..1000]).is_ok());
     }
 }

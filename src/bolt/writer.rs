@@ -181,6 +181,11 @@ impl<'w> Writer<'w> {
         Ok(())
     }
 
+    /// Bytes of all pages up to now.
+    pub fn bytes(&self) -> u64 {
+        self.next.0 * self.page_size as u64
+    }
+
     fn allocate(&mut self, pages: u64) -> PageId {
         let id = self.next;
         self.next.0 += pages;

@@ -159,8 +159,13 @@ impl FromStr for CompressionChoice {
 
 const BUFFER: usize = 256 << 10;
 const SMALLEST_BUFFER: u64 = 4 << 10;
+/// A decoder has a window in memory, of a size that the stream names. Of snapshots in a prefix: 2^23 bytes, twice what
+/// [`ZSTD_BLOCK`] needs.
+const ZSTD_WINDOW: u32 = 23;
+/// Of a plain file that somebody packed: 2^27 bytes, as `zstd` itself allows.
+const ZSTD_WINDOW_OF_OTHERS: u32 = 27;
 
-/// Decompresses a stream. Bytes behind the end of the compressed data are an error.
+/// Decompresses a stream that any tool may have packed. Bytes behind the end of the compressed data are an error.
 ///
 /// # Errors
 /// `CorruptSnapshot`, behind `std::io::Error`, while reading.
@@ -168,10 +173,10 @@ pub fn decoder<'a, R: Read + Send + 'a>(
     compression: Compression,
     inner: R,
 ) -> io::Result<Box<dyn Read + Send + 'a>> {
-    decoder_of(compression, inner, u64::MAX)
+    open_decoder(compression, inner, u64::MAX, ZSTD_WINDOW_OF_OTHERS)
 }
 
-/// As [`decoder`], of about so many bytes: a small object needs no large buffer.
+/// Decompresses a snapshot of about so many bytes: a small object needs no large buffer.
 ///
 /// # Errors
 /// As [`decoder`].
@@ -179,6 +184,15 @@ pub fn decoder_of<'a, R: Read + Send + 'a>(
     compression: Compression,
     inner: R,
     bytes: u64,
+) -> io::Result<Box<dyn Read + Send + 'a>> {
+    open_decoder(compression, inner, bytes, ZSTD_WINDOW)
+}
+
+fn open_decoder<'a, R: Read + Send + 'a>(
+    compression: Compression,
+    inner: R,
+    bytes: u64,
+    window_log: u32,
 ) -> io::Result<Box<dyn Read + Send + 'a>> {
     let capacity = bytes.clamp(SMALLEST_BUFFER, BUFFER as u64) as usize;
     let inner = BufReader::with_capacity(capacity, inner);
@@ -203,10 +217,14 @@ pub fn decoder_of<'a, R: Read + Send + 'a>(
             },
             compression,
         }),
-        Compression::Zstd => Box::new(Decoder {
-            inner: zstd::stream::read::Decoder::with_buffer(inner)?,
-            compression,
-        }),
+        Compression::Zstd => {
+            let mut frames = zstd::stream::read::Decoder::with_buffer(inner)?;
+            frames.window_log_max(window_log)?;
+            Box::new(Decoder {
+                inner: frames,
+                compression,
+            })
+        }
     })
 }
 

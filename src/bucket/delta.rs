@@ -8,6 +8,7 @@
 
 use crate::bucket::name::SnapshotName;
 use crate::error::{Error, Reason, Result};
+use crate::limits::Limits;
 use crate::mvcc::{Change, KeyValue, Revision};
 use base64_simd::STANDARD;
 use chrono::{DateTime, Utc};
@@ -17,13 +18,12 @@ use std::borrow::Cow;
 use std::io::Read;
 use std::ops::Range;
 
-/// The longest event that is read, in bytes of JSON: a small object may hold an event without end.
-/// etcd takes requests of 1.5 MiB by default, and warns where more than 10 MiB are allowed.
-const LONGEST_EVENT: usize = 256 << 20;
 const CHUNK: usize = 256 << 10;
 const FIRST_CHUNK: usize = 16 << 10;
 /// An event that needs a larger buffer is a long one: see [`DeltaReader::with_leave`].
 const LONG: usize = 1 << 20;
+/// No time in RFC 3339 is longer.
+const LONGEST_TIME: usize = 64;
 
 /// One event of a delta. The value of a put is still base64: what is not kept is not decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -198,6 +198,7 @@ pub struct DeltaReader<'l, R> {
     /// Create revision, version and lease of a put.
     put: Option<(Revision, i64, i64)>,
     damaged: bool,
+    limits: Limits,
     leave: Option<Leave<'l>>,
 }
 
@@ -233,8 +234,15 @@ impl<'l, R: Read> DeltaReader<'l, R> {
             time: String::new(),
             put: None,
             damaged: false,
+            limits: Limits::default(),
             leave: None,
         }
+    }
+
+    /// Reads no more than `limits` allow: a small object may hold an event without end, or events without end.
+    pub fn within(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
     }
 
     /// Calls `leave` before memory is taken for an event of more than a megabyte, so that those who
@@ -265,8 +273,12 @@ impl<'l, R: Read> DeltaReader<'l, R> {
         self.buf.copy_within(self.at..self.end, 0);
         self.end -= self.at;
         self.at = 0;
-        if self.end > LONGEST_EVENT {
-            return Err(Error::corrupt("an event is longer than 256 MiB"));
+        let longest = self.limits.event_bytes();
+        if self.end > longest {
+            return Err(self.limits.value_too_large(format!(
+                "the event after revision {} has more than {longest} bytes of JSON",
+                self.current
+            )));
         }
         let len = self.buf.len();
         if self.end == len || (was_full && len < CHUNK) {
@@ -275,13 +287,14 @@ impl<'l, R: Read> DeltaReader<'l, R> {
                 0 => FIRST_CHUNK,
                 _ if len < CHUNK => CHUNK,
                 // By half, so that a long event is not copied again for each chunk.
-                _ => self.end + self.end / 2,
+                _ => (self.end + self.end / 2).min(longest.saturating_add(CHUNK)),
             };
             if size > LONG
                 && let Some(leave) = &mut self.leave
             {
                 leave()?;
             }
+            self.buf.reserve_exact(size - len);
             self.buf.resize(size, 0);
         } else if self.buf.len() > LONG && self.end < CHUNK / 2 {
             // One long event must not keep its memory.
@@ -422,7 +435,8 @@ impl<'l, R: Read> DeltaReader<'l, R> {
     /// Says of an error about this delta's events whether damaged bytes are the cause: reads on to
     /// the end, where the source checks its hash.
     pub fn explain(&mut self, e: Error) -> Error {
-        if !e.reason().is_bad_data() {
+        // What is too large already is not read to its end.
+        if !e.reason().is_bad_data() || e.reason() == Reason::TooLarge {
             return e;
         }
         let mut rest = vec![0; CHUNK];
@@ -506,6 +520,9 @@ impl<'l, R: Read> DeltaReader<'l, R> {
         };
         self.at = found.end;
         self.value = found.value;
+        if self.time.len() > LONGEST_TIME {
+            return Err(self.not_json("a time is longer than any"));
+        }
         let main = Revision(found.mod_revision);
 
         if main == self.current && self.events > 0 {
@@ -558,6 +575,12 @@ impl<'l, R: Read> DeltaReader<'l, R> {
                 )));
             }
         };
+        if self.events == self.limits.events() {
+            let events = self.events;
+            return Err(self.limits.database_too_large(format!(
+                "it has more than {events} events, one for 4 KiB of a database"
+            )));
+        }
         self.put = put.then_some((Revision(found.create_revision), found.version, found.lease));
         self.current = main;
         self.events += 1;
@@ -575,10 +598,21 @@ impl<'l, R: Read> DeltaReader<'l, R> {
         self.key.extend_from_slice(kv.key.as_bytes());
         self.time.clear();
         self.time.push_str(&wire.time);
-        self.unescaped.clear();
-        self.unescaped.extend_from_slice(kv.value.as_bytes());
+        let value = match kv.value {
+            // One without escapes stands in the buffer.
+            Cow::Borrowed(value) if !value.is_empty() => {
+                let from = value.as_ptr().addr() - self.buf.as_ptr().addr();
+                self.unescaped.clear();
+                from..from + value.len()
+            }
+            value => {
+                self.unescaped = value.into_owned().into_bytes();
+                0..0
+            }
+        };
         Ok(Found {
             kind: wire.event.kind,
+            value,
             create_revision: kv.create_revision,
             mod_revision: kv.mod_revision,
             version: kv.version,

@@ -3,6 +3,7 @@
 //! It neither compresses nor understands the payload.
 
 use crate::error::Error;
+use crate::limits::Limits;
 use sha2::{Digest, Sha256};
 use std::io::{self, Read, Write};
 
@@ -24,6 +25,7 @@ pub struct FrameReader<R> {
     at: usize,
     end: usize,
     payload_bytes: u64,
+    limits: Limits,
     state: State,
 }
 
@@ -44,8 +46,15 @@ impl<R: Read> FrameReader<R> {
             at: 0,
             end: 0,
             payload_bytes: 0,
+            limits: Limits::NONE,
             state: State::Reading,
         }
+    }
+
+    /// Gives no more payload than a database may have: a small object may unpack without end.
+    pub fn within(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
     }
 
     /// Bytes of payload given out so far.
@@ -116,6 +125,10 @@ impl<R: Read> Read for FrameReader<R> {
         }
         let ready = &self.buf[self.at..self.end - HASH_SIZE];
         let n = ready.len().min(out.len());
+        if self.payload_bytes + n as u64 > self.limits.database_bytes {
+            self.state = State::Failed;
+            return Err(self.limits.database_too_large("it unpacks to more").into());
+        }
         out[..n].copy_from_slice(&ready[..n]);
         self.hash.update(&out[..n]);
         self.at += n;
@@ -170,6 +183,20 @@ mod tests {
         fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
             self.0.read(&mut out[..1.min(self.0.len())])
         }
+    }
+
+    #[test]
+    fn a_frame_without_end_is_not_read_on() {
+        let limits = Limits {
+            database_bytes: 1 << 20,
+            ..Limits::default()
+        };
+        let mut endless = FrameReader::new(io::repeat(7)).within(limits);
+        let mut out = Vec::new();
+        let e = Error::io("read", endless.read_to_end(&mut out).unwrap_err());
+        assert_eq!(e.reason(), crate::error::Reason::TooLarge, "{e}");
+        assert!(out.len() <= 1 << 20);
+        assert!(endless.read(&mut [0; 8]).is_err());
     }
 
     #[test]

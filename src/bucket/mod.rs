@@ -1,6 +1,6 @@
 //! The snapshots of one store prefix: their names, their bytes, and how they hang together.
 //!
-//! `name`, `catalog`, `chain`, `intervals`, `timeline` and `trust` decide from data alone; `codec`, `frame`, `delta` and
+//! `name`, `catalog`, `chain`, `intervals`, `timeline` and `trust` decide from data alone; `codec`, `frame`, `full`, `delta` and
 //! `survey` read contents from any `Read`. None of them speaks to a store; `job` does.
 
 pub mod catalog;
@@ -9,6 +9,7 @@ pub mod codec;
 pub mod delta;
 pub mod events;
 pub mod frame;
+pub mod full;
 mod intervals;
 pub mod name;
 pub mod retention;

@@ -40,6 +40,7 @@ use crate::error::{Error, Reason, Result};
 use crate::job::Context;
 use crate::job::restore::Backup;
 use crate::job::source::{Request, Target};
+use crate::limits::Limits;
 use crate::mvcc::Revision;
 use crate::shown;
 use crate::store::{self, Cancel, Store};
@@ -50,6 +51,7 @@ use clap::builder::{OsStr, Resettable};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
+use size::parse_size;
 use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -247,6 +249,12 @@ struct MeansArgs {
     /// Whatever the umask is. What is there keeps its mode. Object stores have no such modes.
     #[arg(long, env = "DELTAFOLD_FILE_MODE", value_name = "MODE")]
     file_mode: Option<store::FileMode>,
+    /// The largest database that is read, unpacked; a full snapshot of more is refused as TooLarge
+    #[arg(long, env = "DELTAFOLD_MAX_DATABASE_BYTES", value_name = "SIZE", default_value = "16GiB", value_parser = parse_size)]
+    max_database_bytes: u64,
+    /// The largest key and value together; a snapshot with a larger one is refused as TooLarge
+    #[arg(long, env = "DELTAFOLD_MAX_VALUE_BYTES", value_name = "SIZE", default_value = "64MiB", value_parser = parse_size)]
+    max_value_bytes: u64,
     #[command(flatten)]
     encryption: encryption::EncryptionArgs,
 }
@@ -311,6 +319,10 @@ impl MeansArgs {
             threads,
             trust: self.encryption.trust(&keys),
             keys,
+            limits: Limits {
+                database_bytes: self.max_database_bytes,
+                value_bytes: self.max_value_bytes,
+            },
         })
     }
 

@@ -64,11 +64,17 @@ impl Stream {
     /// # Errors
     /// As [`write`](Self::write).
     pub(super) fn item(&mut self, item: &impl Serialize) -> Result<()> {
-        // Whole items only, so that a failure finds the list between two of them.
-        let item = json(item)?;
         self.write(if self.items == 0 { b"\n" } else { b",\n" })?;
         self.items += 1;
-        self.write(item.as_bytes())
+        self.json(item)
+    }
+
+    /// Writes JSON as it comes about: a long value would be several times as long in memory.
+    fn json(&mut self, item: &impl Serialize) -> Result<()> {
+        serde_json::to_writer(&mut self.out, item).map_err(|e| match e.is_io() {
+            true => self.failed(e.into()),
+            false => no_json(&e),
+        })
     }
 
     /// Ends the list and its object.
@@ -92,8 +98,8 @@ impl Stream {
     /// # Errors
     /// As [`write`](Self::write).
     pub(super) fn line(&mut self, item: &impl Serialize) -> Result<()> {
-        let item = json(item)? + "\n";
-        self.write(item.as_bytes())
+        self.json(item)?;
+        self.write(b"\n")
     }
 
     fn flush(&mut self) -> Result<()> {
@@ -131,6 +137,9 @@ pub(super) fn end_with(failure: &impl Serialize) -> Result<()> {
 }
 
 fn json(value: &impl Serialize) -> Result<String> {
-    serde_json::to_string(value)
-        .map_err(|e| Error::internal(format!("an outcome that is no JSON: {e}")))
+    serde_json::to_string(value).map_err(|e| no_json(&e))
+}
+
+fn no_json(e: &serde_json::Error) -> Error {
+    Error::internal(format!("an outcome that is no JSON: {e}"))
 }

@@ -38,12 +38,14 @@ pub mod verify_store;
 use crate::bolt::{Database, ReadAt};
 use crate::bucket::delta::DeltaReader;
 use crate::bucket::frame::FrameReader;
+use crate::bucket::full::FullReader;
 use crate::bucket::trust::Trust;
 use crate::bucket::{Compression, Snapshot, codec};
 use crate::error::{Error, Reason, Result};
 use crate::job::ahead::Ahead;
 use crate::job::in_place::InPlace;
 use crate::job::reading::Reading;
+use crate::limits::Limits;
 use crate::mvcc::Base;
 use crate::store::{Cancel, Keys, ObjectReader, Store};
 use crate::telemetry::progress::Step;
@@ -66,6 +68,8 @@ pub struct Context {
     pub keys: Keys,
     /// Which snapshots may be inputs.
     pub trust: Trust,
+    /// The largest snapshot that is read.
+    pub limits: Limits,
 }
 
 /// A database file: one in the temporary directory, or a plain snapshot where it lies. Reading it ends if the Job is
@@ -140,10 +144,11 @@ impl Context {
         let is_plain =
             snapshot.name.compression == Compression::None && !snapshot.name.is_encrypted;
         let ahead = self.threads > 1 && !is_plain && snapshot.bytes >= WORTH_A_THREAD;
-        Ok(FrameReader::new(match ahead {
+        let plain = match ahead {
             true => Box::new(Ahead::new(plain)?),
             false => plain,
-        }))
+        };
+        Ok(FrameReader::new(plain).within(self.limits))
     }
 
     /// Starts to read a delta.
@@ -157,7 +162,7 @@ impl Context {
     /// Fetches a full into an unnamed temporary file, checks it and opens it.
     ///
     /// # Errors
-    /// `CorruptSnapshot`; `NameMismatch` where it holds less than its name promises; the store's;
+    /// `CorruptSnapshot`; `TooLarge`; `NameMismatch` where it holds less than its name promises; the store's;
     /// `Io`, `NoSpace`.
     pub fn full(&self, snapshot: &Snapshot) -> Result<(Database<Spool>, Base)> {
         self.full_from(snapshot, || self.payload(snapshot))
@@ -171,11 +176,13 @@ impl Context {
         let at = self.at(snapshot);
         // Nothing is smaller decompressed.
         space::check(&self.temp_dir, snapshot.bytes, &snapshot.path)?;
-        let mut payload = payload()?;
+        let mut database =
+            FullReader::open(payload()?, &self.limits, 0).map_err(|e| at(Error::io("read", e)))?;
+        space::check(&self.temp_dir, database.promised(), &snapshot.path)?;
         let mut file = self.temp_file()?;
         let mut buf = vec![0; 256 << 10];
         loop {
-            let n = payload
+            let n = database
                 .read(&mut buf)
                 .map_err(|e| at(Error::io("read", e)))?;
             if n == 0 {
@@ -184,14 +191,7 @@ impl Context {
             file.write_all(&buf[..n])
                 .map_err(|e| Error::io(format!("write to {}", self.temp_dir.display()), e))?;
         }
-        let db = Database::open(self.spool(file)).map_err(&at)?;
-        if payload.payload_bytes() % db.page_size() as u64 != 0 {
-            return Err(at(Error::corrupt(format!(
-                "its {} bytes are not a multiple of its pages of {} bytes",
-                payload.payload_bytes(),
-                db.page_size()
-            ))));
-        }
+        let db = Database::open_within(self.spool(file), self.limits).map_err(&at)?;
         let base = Base::read(&db).map_err(&at)?;
         if base.revision < snapshot.name.last {
             return Err(at(Error::new(

@@ -7,6 +7,7 @@ use crate::bolt::Database;
 use crate::bucket::Compression;
 use crate::bucket::codec;
 use crate::bucket::frame::HASH_SIZE;
+use crate::bucket::full::FullReader;
 use crate::bucket::name::ENCRYPTED;
 use crate::error::{Error, Reason, Result};
 use crate::job::in_place::{InPlace, Proof};
@@ -108,6 +109,10 @@ fn is_named_lzw(file_name: &str) -> bool {
     name.ends_with(Compression::Lzw.suffix())
 }
 
+/// Behind its pages in use, a member's file has room to grow: bbolt makes it longer by 16 MiB at a time, and where
+/// it is as long as its memory map, by 1 GiB. That room is not copied.
+const MOST_ROOM: u64 = (1 << 30) + HASH_SIZE as u64;
+
 /// What stands in a file behind its pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Layout {
@@ -182,7 +187,9 @@ impl Context {
     /// `NoSpace`, `Terminated`.
     pub(super) fn plain_unproven(&self, path: &Path) -> Result<Plain> {
         let at = |e: Error| match e.reason() {
-            Reason::CorruptSnapshot | Reason::CannotDecrypt => e.at(path.display()),
+            Reason::CorruptSnapshot | Reason::TooLarge | Reason::CannotDecrypt => {
+                e.at(path.display())
+            }
             _ => e,
         };
         let (mut file, file_bytes) = open(path)?;
@@ -222,8 +229,8 @@ impl Context {
                     .and_then(|mut plain| self.copy_out(path, &mut plain)),
                 // A zip archive is read from its end.
                 Packing::Zip => self
-                    .copy_out(path, &mut whole)
-                    .and_then(|archive| self.unzip(path, archive.file)),
+                    .copy_archive(path, &mut whole)
+                    .and_then(|archive| self.unzip(path, archive)),
             };
             (packing, unpacked)
         } else {
@@ -260,7 +267,7 @@ impl Context {
         step: Step,
     ) -> Result<Plain> {
         let at = |e: Error| match e.reason() {
-            Reason::CorruptSnapshot => e.at(path.display()),
+            Reason::CorruptSnapshot | Reason::TooLarge => e.at(path.display()),
             _ => e,
         };
         refuse_delta(head).map_err(at)?;
@@ -270,7 +277,7 @@ impl Context {
             file: SpoolFile::InPlace(file.clone()),
             cancel: cancel.clone(),
         };
-        let db = Database::open(spool).map_err(at)?;
+        let db = Database::open_within(spool, self.limits).map_err(at)?;
         let layout = layout(file_bytes, db.page_size()).map_err(at)?;
         let proof = match layout {
             Layout::Checksum => Proof::start(&file, path, cancel, step),
@@ -295,7 +302,7 @@ impl Context {
     }
 
     fn open_unpacked(&self, unpacked: Unpacked) -> Result<(Database<Spool>, bool)> {
-        let db = Database::open(self.spool(unpacked.file))?;
+        let db = Database::open_within(self.spool(unpacked.file), self.limits)?;
         let layout = layout(unpacked.bytes, db.page_size())?;
         if layout == Layout::Checksum && !unpacked.tail.holds() {
             return Err(Error::corrupt(
@@ -327,30 +334,60 @@ impl Context {
         self.copy_out(path, &mut entry)
     }
 
-    /// Copies what is read into an unnamed temporary file.
+    /// Copies a zip archive that was decrypted, which is no longer than what was encrypted.
+    fn copy_archive(&self, path: &Path, archive: &mut dyn Read) -> Result<TempFile> {
+        let mut file = self.temp_file()?;
+        self.copy(path, archive, |piece| {
+            file.write_all(piece).map_err(|e| self.write_error(e))
+        })?;
+        Ok(file)
+    }
+
+    /// Copies a database into an unnamed temporary file, and hashes it with what follows it.
     fn copy_out(&self, path: &Path, plain: &mut dyn Read) -> Result<Unpacked> {
+        let mut head = Vec::with_capacity(HEAD_BYTES);
+        let begin = Read::take(&mut *plain, HEAD_BYTES as u64).read_to_end(&mut head);
+        begin.map_err(|e| read_error(path, e))?;
+        refuse_delta(&head)?;
+        let stream = Cursor::new(head).chain(plain);
+        let mut database =
+            FullReader::open(stream, &self.limits, MOST_ROOM).map_err(|e| read_error(path, e))?;
+        let promised = database.promised();
+        space::check(&self.temp_dir, promised, &path.display().to_string())?;
         let mut file = self.temp_file()?;
         let mut tail = Tail::default();
         let mut bytes = 0;
+        self.copy(path, &mut database, |piece| {
+            tail.update(piece);
+            let in_use = promised.saturating_sub(bytes).min(piece.len() as u64);
+            bytes += piece.len() as u64;
+            file.write_all(&piece[..in_use as usize])
+                .map_err(|e| self.write_error(e))
+        })?;
+        Ok(Unpacked { file, bytes, tail })
+    }
+
+    fn write_error(&self, e: std::io::Error) -> Error {
+        Error::io(format!("write to {}", self.temp_dir.display()), e)
+    }
+
+    /// Hands what is read to `write`.
+    fn copy(
+        &self,
+        path: &Path,
+        from: &mut dyn Read,
+        mut write: impl FnMut(&[u8]) -> Result<()>,
+    ) -> Result<()> {
         let mut buf = vec![0; 256 << 10];
         loop {
             self.store.cancel().check()?;
-            let n = match plain.read(&mut buf) {
-                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
-                other => other.map_err(|e| read_error(path, e))?,
-            };
-            if n == 0 {
-                break;
+            match from.read(&mut buf) {
+                Ok(0) => return Ok(()),
+                Ok(n) => write(&buf[..n])?,
+                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(read_error(path, e)),
             }
-            if bytes == 0 {
-                refuse_delta(&buf[..n])?;
-            }
-            tail.update(&buf[..n]);
-            file.write_all(&buf[..n])
-                .map_err(|e| Error::io(format!("write to {}", self.temp_dir.display()), e))?;
-            bytes += n as u64;
         }
-        Ok(Unpacked { file, bytes, tail })
     }
 }
 

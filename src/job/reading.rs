@@ -8,6 +8,7 @@ use crate::job::{Context, Payload, Spool};
 use crate::mvcc::Base;
 use crate::store::ReadAhead;
 use crate::telemetry::progress::Step;
+use std::sync::{Mutex, PoisonError};
 
 /// Snapshots to read; several threads may take from them, each snapshot once.
 pub(super) struct Reading<'a> {
@@ -15,6 +16,8 @@ pub(super) struct Reading<'a> {
     snapshots: Vec<&'a Snapshot>,
     ahead: ReadAhead,
     step: Step,
+    /// Held by the one of several threads that reads a delta with a long event.
+    long_events: Mutex<()>,
 }
 
 impl<'a> Reading<'a> {
@@ -32,6 +35,7 @@ impl<'a> Reading<'a> {
             ctx,
             ahead: ReadAhead::new(&ctx.store, objects),
             step: Step::new(what, Some(bytes)),
+            long_events: Mutex::new(()),
             snapshots,
         }
     }
@@ -51,7 +55,21 @@ impl<'a> Reading<'a> {
     /// As [`Context::delta`].
     pub(super) fn delta<'l>(&self, nth: usize) -> Result<DeltaReader<'l, Payload>> {
         let payload = self.payload(nth)?;
-        Ok(DeltaReader::new(payload, &self.snapshots[nth].name))
+        let delta = DeltaReader::new(payload, &self.snapshots[nth].name);
+        Ok(delta.within(self.ctx.limits))
+    }
+
+    /// As [`Context::delta`]. Of several that are read at once, one alone holds long events.
+    pub(super) fn delta_in_turn(&self, nth: usize) -> Result<DeltaReader<'_, Payload>> {
+        let mut alone = None;
+        Ok(self.delta(nth)?.with_leave(move || {
+            alone.get_or_insert_with(|| {
+                self.long_events
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+            });
+            Ok(())
+        }))
     }
 
     /// As [`Context::full`].

@@ -80,7 +80,9 @@ impl Rebuild<'_> {
             })
             .map_err(|e| self.at_base(ctx, e))
         })?;
-        w.layout(root, &metadata_note(self.source.base.metadata_revision))
+        let layout = w.layout(root, &metadata_note(self.source.base.metadata_revision))?;
+        check_size(ctx, layout.bytes())?;
+        Ok(layout)
     }
 
     /// Writes what was measured.
@@ -151,6 +153,7 @@ impl Rebuild<'_> {
                 source.fold_to(ctx, self.compact, KeyRange::All, detach, |fold| {
                     let streamed = fold.stream(db, |r| {
                         ctx.store.cancel().check()?;
+                        check_size(ctx, w.bytes())?;
                         tree.push(w, r.key, r.record)
                     });
                     streamed.map_err(|e| self.at_base(ctx, e))
@@ -337,6 +340,16 @@ impl Attached {
     }
 }
 
+/// A database that is larger could not be read again.
+fn check_size(ctx: &Context, bytes: u64) -> Result<()> {
+    match bytes > ctx.limits.database_bytes {
+        true => Err(ctx
+            .limits
+            .database_too_large(format!("the new database has {bytes} bytes"))),
+        false => Ok(()),
+    }
+}
+
 fn write_bucket(w: &mut Writer<'_>, sequence: u64, entries: &Entries) -> Result<BucketValue> {
     let mut tree = TreeBuilder::new(sequence);
     for (key, value) in entries {
@@ -345,27 +358,44 @@ fn write_bucket(w: &mut Writer<'_>, sequence: u64, entries: &Entries) -> Result<
     tree.finish(w)
 }
 
+/// Bytes that a small bucket may have. etcd's `meta` has some hundred.
+const SMALL_BUCKET: usize = 1 << 20;
+
 /// All entries of a small bucket.
 fn read_bucket<R: ReadAt>(db: &Database<R>, bucket: &Bucket) -> Result<Entries> {
     let mut entries = Entries::new();
+    let mut bytes = 0;
     let mut c = db.cursor(bucket);
     while let Some(e) = c.next()? {
+        bytes += e.key.len() + e.value.len();
+        if bytes > SMALL_BUCKET {
+            return Err(Error::corrupt(format!(
+                "its bucket \"meta\" has more than {SMALL_BUCKET} bytes, which etcd's never has"
+            )));
+        }
         entries.insert(e.key.to_vec(), e.value.to_vec());
     }
     Ok(entries)
 }
 
+/// Bytes of keys that are held to find one that is there twice.
+const MOST_KEYS: usize = 64 << 20;
+
 /// A base that says it is compacted holds one record a key up to there. The fold relies on that;
 /// whether it is so is only looked at when something does not add up.
+///
+/// It holds no more than the first [`MOST_KEYS`] bytes of keys.
 fn check_compacted<R: ReadAt>(db: &Database<R>) -> Result<()> {
     let base = Base::read(db)?;
     let mut keys = HashSet::new();
+    let mut key_bytes = 0;
     let mut c = db.cursor(&key_bucket(db)?);
     while let Some(e) = c.next()? {
         let rk = RecordKey::decode(e.key)?;
-        if rk.main > base.compact_revision || !base.compaction_finished {
+        if rk.main > base.compact_revision || !base.compaction_finished || key_bytes > MOST_KEYS {
             break;
         }
+        key_bytes += KeyValue::decode(e.value)?.key.len();
         if !keys.insert(KeyValue::decode(e.value)?.key.to_vec()) {
             return Err(Error::corrupt(format!(
                 "the base says that it was compacted at revision {}, and holds a key twice below",

@@ -406,7 +406,7 @@ fn survey(
             each(&db).map_err(&at)?;
             surveyor.full(&db).map_err(at)
         }
-        Kind::Incr => surveyor.delta(reading.delta(nth)?).map_err(at),
+        Kind::Incr => surveyor.delta(reading.delta_in_turn(nth)?).map_err(at),
     }
 }
 

@@ -422,6 +422,7 @@ impl Source {
             base: self.base,
             temp_dir: ctx.temp(),
             buffer_bytes: CHANGE_BUFFER_BYTES,
+            limits: ctx.limits,
         }
     }
 

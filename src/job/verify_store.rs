@@ -1033,7 +1033,7 @@ fn read_whole(ctx: &Context, reading: &Reading<'_>, nth: usize) -> Result<Read> 
             })
         }
         Kind::Incr => {
-            let mut delta = reading.delta(nth)?;
+            let mut delta = reading.delta_in_turn(nth)?;
             let (mut value, mut last_time) = (Vec::new(), None);
             while let Some(e) = delta.next().map_err(&at)? {
                 value.clear();

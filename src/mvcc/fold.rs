@@ -13,6 +13,7 @@
 use super::keys::{Keys, Slot, SlotId};
 use crate::bolt::{Database, ReadAt};
 use crate::error::{Error, Reason, Result};
+use crate::limits::Limits;
 use crate::mvcc::hash_kv::{HashKv, Hasher, Tail, is_alive};
 use crate::mvcc::history::{Base, key_bucket};
 use crate::mvcc::log::{ChangeLog, Entry};
@@ -40,6 +41,8 @@ pub struct FoldOptions {
     pub temp_dir: temp::Dir,
     /// How many bytes of changes are held in memory before they go there.
     pub buffer_bytes: usize,
+    /// How large the database may be that they make.
+    pub limits: Limits,
 }
 
 /// A change of one key.
@@ -221,6 +224,7 @@ impl Changes<'_> {
             to: To::Log(Box::new(ChangeLog::new(
                 buffer_bytes,
                 options.temp_dir.clone(),
+                options.limits,
             ))),
             last: None,
         }
@@ -312,7 +316,7 @@ impl Changes<'_> {
                 }
                 id
             }
-            None => self.insert(key, state, (rk.main, rk.sub))?,
+            None => self.insert(options, key, state, (rk.main, rk.sub))?,
         };
         let slot = self.keys.at_mut(id);
         slot.newest = state;
@@ -324,7 +328,19 @@ impl Changes<'_> {
         Ok(id)
     }
 
-    fn insert(&mut self, key: &[u8], first: State, at: (Revision, u32)) -> Result<SlotId> {
+    fn insert(
+        &mut self,
+        options: &FoldOptions,
+        key: &[u8],
+        first: State,
+        at: (Revision, u32),
+    ) -> Result<SlotId> {
+        let most = options.limits.key_memory();
+        if self.keys.memory() > most {
+            return Err(options.limits.database_too_large(format!(
+                "the keys that change need more than {most} bytes of memory, a quarter of a database"
+            )));
+        }
         self.keys.insert(key, first, at).ok_or_else(|| {
             Error::new(
                 Reason::Configuration,
@@ -354,7 +370,7 @@ impl Changes<'_> {
                     }
                     id
                 }
-                None => self.insert(key, theirs.first, theirs.noted_from())?,
+                None => self.insert(options, key, theirs.first, theirs.noted_from())?,
             };
             let slot = self.keys.at_mut(id);
             slot.newest = theirs.newest;

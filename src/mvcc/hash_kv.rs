@@ -10,6 +10,9 @@ use crate::mvcc::revision::{RecordKey, Revision, encode_revision};
 use crc_fast::{CrcAlgorithm, Digest};
 use hashbrown::HashMap;
 
+/// Bytes of memory beside a key's own.
+const AROUND_A_KEY: usize = 64;
+
 /// The sum that etcd's HashKV would give.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HashKv {
@@ -143,6 +146,7 @@ pub fn hash_kv<R: ReadAt>(db: &Database<R>, revision: Option<Revision>) -> Resul
     // have several records below.
     let finished = base.compaction_finished;
     let mut newest: HashMap<Box<[u8]>, RecordKey> = HashMap::new();
+    let mut key_bytes = 0;
     let mut live_keys = 0u64;
     let mut above = Tail::default();
     let mut c = db.cursor(&bucket);
@@ -168,6 +172,12 @@ pub fn hash_kv<R: ReadAt>(db: &Database<R>, revision: Option<Revision>) -> Resul
         match newest.get_mut(kv.key) {
             Some(n) => *n = rk,
             None => {
+                key_bytes += kv.key.len() + AROUND_A_KEY;
+                if key_bytes > db.limits().key_memory() {
+                    return Err(db.limits().database_too_large(format!(
+                        "the keys that its history changes need more than {key_bytes} bytes of memory"
+                    )));
+                }
                 newest.insert(kv.key.into(), rk);
             }
         }

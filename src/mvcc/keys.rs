@@ -75,6 +75,8 @@ pub(super) struct Keys {
     hasher: DefaultHashBuilder,
     slots: Vec<Vec<Slot>>,
     bytes: Vec<Vec<u8>>,
+    /// The capacity of all `bytes`.
+    byte_memory: usize,
 }
 
 impl Keys {
@@ -88,8 +90,9 @@ impl Keys {
 
     /// Bytes of memory in use.
     pub(super) fn memory(&self) -> usize {
-        let bytes: usize = self.bytes.iter().map(Vec::capacity).sum();
-        bytes + self.slots.len() * CHUNK_SLOTS * size_of::<Slot>() + self.index.allocation_size()
+        self.byte_memory
+            + self.slots.len() * CHUNK_SLOTS * size_of::<Slot>()
+            + self.index.allocation_size()
     }
 
     pub(super) fn find(&self, key: &[u8]) -> Option<SlotId> {
@@ -124,6 +127,7 @@ impl Keys {
         if self.bytes.last().is_none_or(full) {
             let chunk = (FIRST_CHUNK << self.bytes.len().min(16)).min(LONGEST_CHUNK);
             self.bytes.push(Vec::with_capacity(chunk.max(key.len())));
+            self.byte_memory += chunk.max(key.len());
         }
         let chunk = self.bytes.len() - 1;
         let start = self.bytes[chunk].len();

@@ -5,6 +5,7 @@
 
 use super::keys::SlotId;
 use crate::error::{Error, Result};
+use crate::limits::Limits;
 use crate::mvcc::revision::{RecordKey, Revision};
 use crate::temp::{Dir, TempFile};
 use std::io::{BufReader, BufWriter, Read, Seek, Write};
@@ -78,6 +79,8 @@ pub(super) struct ChangeLog {
     spilled: Option<Spilled>,
     /// The files are thinned out when they reach this size.
     thin_at: u64,
+    /// What is live is part of a database.
+    limits: Limits,
 }
 
 #[derive(Debug)]
@@ -114,7 +117,7 @@ fn failed(e: std::io::Error) -> Error {
 
 impl ChangeLog {
     /// Holds up to `limit` bytes in memory.
-    pub(super) fn new(limit: usize, temp_dir: Dir) -> Self {
+    pub(super) fn new(limit: usize, temp_dir: Dir, limits: Limits) -> Self {
         ChangeLog {
             entries: Vec::new(),
             // All at once: growing would copy. What is not used costs no memory.
@@ -122,7 +125,8 @@ impl ChangeLog {
             limit,
             temp_dir,
             spilled: None,
-            thin_at: THIN_AT_LEAST,
+            thin_at: THIN_AT_LEAST.min(limits.database_bytes),
+            limits,
         }
     }
 
@@ -207,6 +211,11 @@ impl ChangeLog {
             |e| live(e).then_some(true),
             |e, value| new.append(e, value),
         )?;
+        if new.bytes > self.limits.database_bytes {
+            return Err(self
+                .limits
+                .database_too_large(format!("the deltas put {} bytes", new.bytes)));
+        }
         self.thin_at = (2 * new.bytes).max(THIN_AT_LEAST) + new.bytes;
         Ok(new)
     }

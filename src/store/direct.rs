@@ -10,6 +10,7 @@ use super::errors::store_error;
 use super::fetch::cut_short;
 use super::probe::refused;
 use super::publish::{Published, write_error};
+use super::small::bytes_of;
 use super::staging::{STAGING, StagingName, rand_word};
 use super::tried::Tried;
 use crate::error::{Error, Reason, Result};
@@ -315,7 +316,7 @@ impl Held {
                 is_ours,
             });
         }
-        let bytes = got.bytes().await.map_err(failed)?;
+        let bytes = bytes_of(got, size).await.map_err(failed)?;
         let read = bytes.len() as u64;
         store.bytes_read.fetch_add(read, Ordering::Relaxed);
         if read != size {

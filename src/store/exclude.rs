@@ -8,6 +8,7 @@
 use super::azure::Azure;
 use super::gcs::Gcs;
 use super::signed::{Answer, S3};
+use super::small::bytes_of;
 use super::staging::StagingName;
 use super::tagged::Tagged;
 use super::xml::{self, Element};
@@ -323,7 +324,7 @@ impl Store {
         let tried = self.block_on(async {
             let payload = PutPayload::from_static(b"x");
             self.inner.put_opts(&path, payload, options).await?;
-            self.inner.get(&path).await?.bytes().await
+            bytes_of(self.inner.get(&path).await?, 1).await
         })?;
         if let Err(e) = self.clean_up(self.inner.delete(&path)) {
             tracing::warn!(staging = %name.path, "a staging object is left behind: {e}");

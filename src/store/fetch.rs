@@ -171,6 +171,9 @@ async fn pump(
             }
         }
         got += held as u64;
+        if got > size {
+            return Err(cut_short(name, got, size));
+        }
         let chunk = Chunk { bytes, range: None };
         if held > 0 && send.send(Ok(chunk)).await.is_err() {
             return NOBODY_LISTENS;
@@ -271,9 +274,15 @@ impl Part {
     async fn chunk(self, name: &str, room: OwnedSemaphorePermit) -> Result<Chunk> {
         let size = self.got.meta.size;
         let (begin, end) = (self.wanted.start, self.wanted.end.min(size));
-        let stream = self.got.into_stream().map_err(|e| failed(name, e));
-        let bytes: Vec<Bytes> = stream.try_collect().await?;
-        let len: u64 = bytes.iter().map(|b| b.len() as u64).sum();
+        let mut stream = self.got.into_stream().map_err(|e| failed(name, e));
+        let (mut bytes, mut len): (Vec<Bytes>, u64) = (Vec::new(), 0);
+        // A server may send more than it was asked for.
+        while begin + len <= end
+            && let Some(more) = stream.try_next().await?
+        {
+            len += more.len() as u64;
+            bytes.push(more);
+        }
         let range = Some(room);
         match begin + len == end {
             true => Ok(Chunk { bytes, range }),

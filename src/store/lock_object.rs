@@ -7,6 +7,7 @@ use super::Store;
 use super::errors::store_error;
 use super::folder::{FOLDER_TRIES, Folder};
 use super::lock::{LockStore, Record, Version, Written};
+use super::small::bytes_of;
 use crate::error::{Error, Reason, Result};
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -107,7 +108,7 @@ impl LockStore for ObjectLock {
                 let text = format!("{} bytes, {version:?}", got.meta.size);
                 return Ok(Some((Record::unknown(&text), version)));
             }
-            let text = got.bytes().await.map_err(failed)?;
+            let text = bytes_of(got, LONGEST_RECORD).await.map_err(failed)?;
             Ok(Some((parse(&text), version)))
         }
         .boxed()

@@ -6,11 +6,13 @@
 
 use super::{connect, listing};
 use async_trait::async_trait;
+use futures::TryStreamExt;
 use http::header::RETRY_AFTER;
 use http::{Method, StatusCode};
 use object_store::ClientOptions;
 use object_store::client::{
-    HttpClient, HttpConnector, HttpError, HttpRequest, HttpResponse, HttpService,
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse,
+    HttpResponseBody, HttpService,
 };
 use reqwest::Certificate;
 use std::collections::VecDeque;
@@ -23,6 +25,10 @@ use tokio::time::Instant;
 pub const DEFAULT_REQUESTS: usize = 32;
 /// The most that can be asked for.
 pub const MOST_REQUESTS: usize = 1024;
+
+/// The longest answer that is read into memory: a page of a listing has a few megabytes. A server may send any number of
+/// bytes, or say that it will.
+const LONGEST_ANSWER: usize = 32 << 20;
 
 /// The pause after a first refusal; each further one in a row doubles it.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -284,11 +290,15 @@ struct Client {
 impl Client {
     async fn send(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let mut under_way = self.requests.begin().await;
-        let answer = self.inner.execute(request).await;
-        if let Ok(answer) = &answer {
-            under_way.ended = Ended::of(answer);
+        let asks = request.method() == Method::GET && is_question(&request);
+        let answer = self.inner.execute(request).await?;
+        under_way.ended = Ended::of(&answer);
+        let is_refusal = answer.status().is_client_error() || answer.status().is_server_error();
+        drop(under_way);
+        match is_refusal || asks {
+            true => bounded(answer).await,
+            false => Ok(answer),
         }
-        answer
     }
 
     /// Only reads are asked for twice: they change nothing.
@@ -330,6 +340,52 @@ impl Client {
     }
 }
 
+/// Whether a request asks for a listing, or for something about an object or a bucket, and not for an object.
+fn is_question(request: &HttpRequest) -> bool {
+    const ASKS: [&str; 14] = [
+        "comp",
+        "delimiter",
+        "format",
+        "legal-hold",
+        "list-type",
+        "marker",
+        "object-lock",
+        "prefix",
+        "restype",
+        "retention",
+        "tagging",
+        "uploads",
+        "versioning",
+        "versions",
+    ];
+    let query = request.uri().query().unwrap_or_default();
+    query.split('&').any(|part| {
+        let name = part.split_once('=').map_or(part, |(name, _)| name);
+        ASKS.contains(&name)
+    })
+}
+
+/// An answer that was read whole.
+async fn bounded(answer: HttpResponse) -> Result<HttpResponse, HttpError> {
+    let (parts, body) = answer.into_parts();
+    let mut pieces = body.bytes_stream();
+    let mut whole = Vec::new();
+    while let Some(piece) = pieces.try_next().await? {
+        if whole.len() + piece.len() > LONGEST_ANSWER {
+            let e = format!("an answer of more than {LONGEST_ANSWER} bytes");
+            return Err(HttpError::new(
+                HttpErrorKind::Decode,
+                std::io::Error::other(e),
+            ));
+        }
+        whole.extend_from_slice(&piece);
+    }
+    Ok(HttpResponse::from_parts(
+        parts,
+        HttpResponseBody::from(whole),
+    ))
+}
+
 #[async_trait]
 impl HttpService for Client {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
@@ -349,7 +405,7 @@ impl HttpService for Client {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use object_store::client::{HttpRequestBody, HttpResponseBody};
+    use object_store::client::HttpRequestBody;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     const MS: Duration = Duration::from_millis(1);
@@ -471,6 +527,52 @@ mod tests {
         let mut request = HttpRequest::new(HttpRequestBody::empty());
         *request.method_mut() = method;
         request
+    }
+
+    /// Answers with so many bytes.
+    #[derive(Debug)]
+    struct Long(StatusCode, usize);
+
+    #[async_trait]
+    impl HttpService for Long {
+        async fn call(&self, _: HttpRequest) -> Result<HttpResponse, HttpError> {
+            let mut answer = http::Response::new(HttpResponseBody::from(vec![b' '; self.1]));
+            *answer.status_mut() = self.0;
+            Ok(answer)
+        }
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_is_no_object_is_not_read_without_end() {
+        let objects = [
+            "/b/v2/Full?versionId=3",
+            "/b/v2/Full",
+            "/b/x?sv=2026&sig=prefix",
+        ];
+        let questions = ["/b?list-type=2&prefix=v2", "/b/x?tagging", "/b?comp=list"];
+        let (ok, bad) = (StatusCode::OK, StatusCode::SERVICE_UNAVAILABLE);
+        let all = objects.map(|uri| (uri, true)).into_iter();
+        for (uri, is_object) in all.chain(questions.map(|uri| (uri, false))) {
+            for (status, more, fits) in [
+                (ok, 0, true),
+                (ok, 1, is_object),
+                (bad, 0, true),
+                (bad, 1, false),
+            ] {
+                let client = Client {
+                    inner: HttpClient::new(Long(status, LONGEST_ANSWER + more)),
+                    requests: Requests::new(4),
+                };
+                let mut request = request(Method::GET);
+                *request.uri_mut() = uri.parse().unwrap();
+                let answer = client.call(request).await;
+                assert_eq!(answer.is_ok(), fits, "{uri} {status} {more}");
+                if let Ok(answer) = answer {
+                    let body = answer.into_body().bytes().await.unwrap();
+                    assert_eq!(body.len(), LONGEST_ANSWER + more);
+                }
+            }
+        }
     }
 
     #[tokio::test]

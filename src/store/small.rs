@@ -5,8 +5,9 @@ use super::folder::{FOLDER_TRIES, Folder};
 use super::staging::StagingName;
 use super::{Published, Store, Upload};
 use crate::error::{Error, Reason, Result};
-use futures::StreamExt;
-use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt};
+use object_store::{GetResult, ObjectStore, ObjectStoreExt, PutPayload};
 use std::collections::HashSet;
 use std::io::{ErrorKind, Write};
 
@@ -28,6 +29,26 @@ fn delete_local(root: &Folder, below: &str) -> Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+/// The bytes of an object, if they are no more than `most`. A server may send more than it said.
+pub(super) async fn bytes_of(got: GetResult, most: u64) -> object_store::Result<Bytes> {
+    let mut pieces = got.into_stream();
+    let mut whole = Vec::new();
+    while let Some(piece) = pieces.try_next().await? {
+        if (whole.len() + piece.len()) as u64 > most {
+            return Err(object_store::Error::Generic {
+                store: "a server",
+                source: format!("more than {most} bytes came").into(),
+            });
+        }
+        // Of a local file that is cut short meanwhile object_store reads nothing, for ever.
+        if piece.is_empty() {
+            break;
+        }
+        whole.extend_from_slice(&piece);
+    }
+    Ok(whole.into())
 }
 
 impl Store {
@@ -54,7 +75,7 @@ impl Store {
                 ));
             }
             let size = got.meta.size;
-            let bytes = got.bytes().await.map_err(failed)?;
+            let bytes = bytes_of(got, most).await.map_err(failed)?;
             if bytes.len() as u64 != size {
                 return Err(super::fetch::cut_short(
                     &self.name(below),

@@ -272,6 +272,7 @@ impl<'r> Sides<'r> {
             threads: 2,
             keys: Default::default(),
             trust: Default::default(),
+            limits: Default::default(),
         };
         let ended = run(&context(from), &context(to), options).map(|(outcome, _)| outcome);
         let mut shown = shown.lock().unwrap().clone();

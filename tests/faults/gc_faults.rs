@@ -94,6 +94,7 @@ fn context(rt: &Runtime, faults: &FaultStore) -> Context {
         threads: 1,
         keys: Default::default(),
         trust: Default::default(),
+        limits: Default::default(),
     }
 }
 

@@ -374,6 +374,7 @@ fn context(rt: &Runtime, store: Stepped) -> Context {
         threads: 1,
         keys: Default::default(),
         trust: Default::default(),
+        limits: Default::default(),
     }
 }
 

@@ -75,6 +75,7 @@ impl InMemoryBucket {
             threads: 2,
             keys: Default::default(),
             trust: Default::default(),
+            limits: Default::default(),
         };
         let options = Options {
             request: Request::default(),

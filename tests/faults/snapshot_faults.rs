@@ -70,6 +70,7 @@ impl Bench {
             threads: 2,
             keys: Default::default(),
             trust: Default::default(),
+            limits: Default::default(),
         }
     }
 

@@ -181,6 +181,7 @@ fn compact(store: Store, options: &Options) -> Result<Outcome, Error> {
         threads: 2,
         keys: Default::default(),
         trust: Default::default(),
+        limits: Default::default(),
     };
     run(&ctx, options)
 }

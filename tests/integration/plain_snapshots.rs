@@ -43,6 +43,7 @@ impl Here {
                 threads: 1,
                 keys: Default::default(),
                 trust: Default::default(),
+                limits: Default::default(),
             },
             _runtime: runtime,
             dir,

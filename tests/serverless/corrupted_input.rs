@@ -805,7 +805,7 @@ fn databases_that_are_damaged_in_a_right_frame() {
         (
             "a part of a page behind it",
             Edit([&new().0[..], &[0; 100]].concat()),
-            "not a multiple",
+            "it does not end",
         ),
         (
             "the first page alone",

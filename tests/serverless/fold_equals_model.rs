@@ -217,6 +217,7 @@ fn one_history(seed: u64) {
         temp_dir: scratch::place().into(),
         // Small enough that most histories are spilled and thinned out.
         buffer_bytes: rng.usize(1..2000),
+        limits: Default::default(),
     };
     let mut fold = Fold::new(options.clone(), &db).unwrap();
     // Deltas that overlap the base, and go on past the target.
@@ -389,6 +390,7 @@ fn a_change_that_does_not_follow_is_refused() {
                 base: Base::read(&db)?,
                 temp_dir: scratch::place().into(),
                 buffer_bytes: 1 << 20,
+                limits: Default::default(),
             };
             let mut fold = Fold::new(options, &db)?;
             for (sub, c) in changes.iter().enumerate() {

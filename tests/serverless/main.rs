@@ -1,6 +1,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod bombs;
 mod copy_plan;
 mod corrupted_input;
 mod delta_writer;

@@ -56,6 +56,53 @@ fn the_flags_are_put_in_everywhere() {
     deltafold::cli::check(&args).unwrap();
 }
 
+/// All Pods of a manifest.
+fn pods<'v>(value: &'v Value, found: &mut Vec<&'v Value>) {
+    match value {
+        Value::Object(fields) if fields.contains_key("containers") => found.push(value),
+        Value::Object(fields) => fields.values().for_each(|value| pods(value, found)),
+        Value::Array(all) => all.iter().for_each(|value| pods(value, found)),
+        _ => {}
+    }
+}
+
+/// A hostile snapshot must not take a node's memory or disk.
+#[test]
+fn no_job_is_without_limits() {
+    let gib = |v: &Value| -> u64 {
+        let text = v.as_str().unwrap_or_else(|| panic!("no size: {v}"));
+        text.strip_suffix("Gi").unwrap().parse().unwrap()
+    };
+    let mut seen = 0;
+    for file in [
+        "compact", "copy", "gc", "maintain", "once", "restore", "snapshot",
+    ] {
+        let all = documents(&read(&format!("jobs/{file}.yaml")));
+        let mut found = Vec::new();
+        all.iter().for_each(|object| pods(object, &mut found));
+        assert!(!found.is_empty(), "{file}");
+        for pod in found {
+            let volumes = pod["volumes"].as_array().into_iter().flatten();
+            let empty = volumes.filter(|v| v["emptyDir"].is_object());
+            let scratch: u64 = empty.map(|v| gib(&v["emptyDir"]["sizeLimit"])).sum();
+            let containers = ["initContainers", "containers"].map(|c| pod[c].as_array());
+            let containers = containers.into_iter().flatten().flatten();
+            let ours =
+                containers.filter(|c| c["command"][0] == "deltafold" || c["command"].is_null());
+            for container in ours {
+                let resources = &container["resources"];
+                let limits = &resources["limits"];
+                assert!(limits["memory"].is_string(), "{file}: {container:#}");
+                // The scratch volume counts, too; and what has no request is requested.
+                assert_eq!(gib(&limits["ephemeral-storage"]), scratch + 1, "{file}");
+                assert!(resources["requests"]["ephemeral-storage"].is_string());
+                seen += 1;
+            }
+        }
+    }
+    assert!(seen > 9, "{seen}");
+}
+
 /// The version that stands in the chart and its image is the program's.
 #[test]
 fn the_chart_is_of_this_version() {

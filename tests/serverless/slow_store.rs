@@ -300,6 +300,7 @@ impl World {
             threads: 2,
             keys: Keys::default(),
             trust: Default::default(),
+            limits: Default::default(),
         };
         compact::run(&context, &small::keep_all())
     }

@@ -319,6 +319,7 @@ pub fn listings_and_notes(data: &[u8]) {
         threads: 1,
         keys: Keys::default(),
         trust: Default::default(),
+        limits: Default::default(),
     };
     let from = context(Store::new(
         hostile.clone(),

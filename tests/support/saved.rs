@@ -96,6 +96,7 @@ impl Prefix {
             threads: 1,
             keys: Default::default(),
             trust: Default::default(),
+            limits: Default::default(),
         }
     }
 

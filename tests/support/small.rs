@@ -205,6 +205,7 @@ impl InProcess {
             threads: 1,
             keys,
             trust: Default::default(),
+            limits: Default::default(),
         };
         let outcome = compact::run(&context, &keep_all());
         let after = self.runtime.block_on(async {

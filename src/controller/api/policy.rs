@@ -321,7 +321,7 @@ pub struct JobTemplate {
     /// [default: Kubernetes']
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_pull_policy: Option<ImagePullPolicy>,
-    /// Of the container
+    /// Of the container [default: limits of memory and ephemeral storage that a database of maxDatabaseSize fits into]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resources: Option<ResourceRequirements>,
     /// It may get, create and patch the snapshot Leases [default: one that the controller makes]
@@ -346,10 +346,18 @@ pub struct JobTemplate {
     /// Pods share the node's network, as an etcd that listens there needs it
     #[serde(default)]
     pub host_network: bool,
-    /// The size limit of the scratch volume [default: none]
+    /// The size limit of the scratch volume [default: three times maxDatabaseSize]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = super::SIZE))]
     pub scratch_size: Option<String>,
+    /// The largest database that Jobs read; a full snapshot of more is refused as TooLarge [default: 16Gi]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = super::SIZE))]
+    pub max_database_size: Option<String>,
+    /// The largest key and value together that Jobs read [default: 64Mi]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = super::SIZE))]
+    pub max_value_size: Option<String>,
 }
 
 /// When images are pulled.

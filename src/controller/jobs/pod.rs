@@ -3,12 +3,15 @@
 //! Each part of it adds its flags and its volumes together, so that none is without the other. `jobs` puts the parts
 //! together.
 
-use super::super::api::{EtcdBackupPolicy, IfNeeded, ImagePullPolicy, SecretRef, StoreSpec};
+use super::super::api::{
+    EtcdBackupPolicy, IfNeeded, ImagePullPolicy, JobTemplate, SecretRef, StoreSpec, parse_size,
+};
 use super::secrets::{Family, SecretKeys, local_path, setting, variables};
 use super::{
     CONTAINER, CONTAINER_BEFORE, Settings, TERMINATION_LOG, USER, flag_of, lease_prefix,
     lock_lease_name, locks_are_leases, service_account_name,
 };
+use crate::limits;
 use k8s_openapi::api::core::v1::{
     Capabilities, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, EnvVarSource,
     HTTPGetAction, HostPathVolumeSource, PersistentVolumeClaimVolumeSource, PodSecurityContext,
@@ -105,10 +108,18 @@ impl<'a> Pod<'a> {
         };
         pod.args
             .extend(command.iter().chain(&common).map(|a| (*a).to_owned()));
-        let size = policy.spec.job_template.scratch_size.clone();
+        let template = &policy.spec.job_template;
+        for (flag, size) in [
+            ("--max-database-bytes", &template.max_database_size),
+            ("--max-value-bytes", &template.max_value_size),
+        ] {
+            if let Some(size) = size {
+                pod = pod.flag(flag, size);
+            }
+        }
         let scratch = Volume {
             empty_dir: Some(EmptyDirVolumeSource {
-                size_limit: size.map(Quantity),
+                size_limit: Some(mebibytes(scratch_bytes(template))),
                 ..EmptyDirVolumeSource::default()
             }),
             ..Volume::default()
@@ -424,7 +435,10 @@ impl<'a> Pod<'a> {
             command: Some(vec!["deltafold".to_owned()]),
             args: Some(args),
             env: (!self.env.is_empty()).then(|| self.env.clone()),
-            resources: Some(self.resources.cloned().unwrap_or_else(usual_resources)),
+            resources: Some(match self.resources {
+                Some(own) => own.clone(),
+                None => usual_resources(template),
+            }),
             security_context: Some(SecurityContext {
                 allow_privilege_escalation: Some(false),
                 read_only_root_filesystem: Some(true),
@@ -516,11 +530,41 @@ fn is_druids(key: &str) -> bool {
     key.starts_with(|c: char| c.is_ascii_lowercase())
 }
 
-/// Enough to be placed sensibly; no limit, for what a compaction needs grows with the keys that changed.
-fn usual_resources() -> ResourceRequirements {
+/// Bytes of the scratch volume: for the base's database, the new one, and changes of as much again.
+fn scratch_bytes(template: &JobTemplate) -> u64 {
+    let size = |text: &Option<String>| parse_size(text.as_ref()?).ok();
+    let database = size(&template.max_database_size).unwrap_or(limits::DATABASE_BYTES);
+    size(&template.scratch_size).unwrap_or(database.saturating_mul(3))
+}
+
+fn mebibytes(bytes: u64) -> Quantity {
+    Quantity(format!("{}Mi", bytes.div_ceil(1 << 20)))
+}
+
+/// Enough to be placed sensibly, and limits that keep a hostile snapshot from taking a whole node. docs/sizing.md says
+/// what fits into them.
+fn usual_resources(template: &JobTemplate) -> ResourceRequirements {
+    const MEMORY: &str = "2Gi";
+    /// Beside the scratch volume: logs.
+    const LOGS: u64 = 1 << 30;
     let quantity = |(name, value): (&str, &str)| (name.to_owned(), Quantity(value.to_owned()));
+    let storage = mebibytes(scratch_bytes(template).saturating_add(LOGS));
     ResourceRequirements {
-        requests: Some([("cpu", "100m"), ("memory", "128Mi")].map(quantity).into()),
+        requests: Some(
+            [
+                ("cpu", "100m"),
+                ("memory", "128Mi"),
+                // Without it, the limit would be requested.
+                ("ephemeral-storage", "1Gi"),
+            ]
+            .map(quantity)
+            .into(),
+        ),
+        limits: Some(
+            [("memory", MEMORY), ("ephemeral-storage", &storage.0)]
+                .map(quantity)
+                .into(),
+        ),
         ..ResourceRequirements::default()
     }
 }

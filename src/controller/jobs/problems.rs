@@ -277,8 +277,16 @@ pub fn problems(policy: &EtcdBackupPolicy) -> Vec<String> {
     let template = &spec.job_template;
     let wait = template.metrics_scrape_wait.as_ref();
     found.duration("spec.jobTemplate.metricsScrapeWait", wait);
-    let scratch = template.scratch_size.as_ref();
-    found.size_above_zero("spec.jobTemplate.scratchSize", scratch);
+    for (field, size) in [
+        ("spec.jobTemplate.scratchSize", &template.scratch_size),
+        (
+            "spec.jobTemplate.maxDatabaseSize",
+            &template.max_database_size,
+        ),
+        ("spec.jobTemplate.maxValueSize", &template.max_value_size),
+    ] {
+        found.size_above_zero(field, size.as_ref());
+    }
     found.labels(policy);
     found.0
 }

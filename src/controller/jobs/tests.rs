@@ -2,6 +2,7 @@ use super::super::api::{EtcdBackupPolicySpec, EtcdBackupTaskSpec, crds};
 use super::*;
 use crate::cli;
 use k8s_openapi::api::core::v1::{Container, PodSpec, PodTemplateSpec};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::{Value, json};
 
 /// Makes a spec.
@@ -55,6 +56,7 @@ fn rich() -> Value {
             "labels": {"team": "storage"},
             "metricsScrapeWait": "90s",
             "scratchSize": "20Gi",
+            "maxDatabaseSize": "6Gi",
         },
     })
 }
@@ -383,7 +385,7 @@ fn with(spec: &Value, path: &str, value: &Value) -> Value {
 
 #[test]
 fn every_field_of_a_policy_has_an_effect() {
-    let changes: [(Make, &str, Value); 48] = [
+    let changes: [(Make, &str, Value); 51] = [
         (rich, "etcd.endpoints", json!(["https://etcd-0:2379"])),
         (rich, "etcd.tlsSecretRef.name", json!("other")),
         (rich, "etcd.authSecretRef.name", json!("other")),
@@ -429,6 +431,9 @@ fn every_field_of_a_policy_has_an_effect() {
         (rich, "jobTemplate.metricsScrapeWait", json!("91s")),
         (rich, "jobTemplate.hostNetwork", json!(true)),
         (rich, "jobTemplate.scratchSize", json!("21Gi")),
+        (rich, "jobTemplate.maxDatabaseSize", json!("7Gi")),
+        (following, "jobTemplate.maxDatabaseSize", json!("7Gi")),
+        (rich, "jobTemplate.maxValueSize", json!("8Mi")),
         (rich, "suspend", json!(true)),
         (following, "suspend", json!(true)),
         (following, "jobTemplate.hostNetwork", json!(true)),
@@ -449,6 +454,49 @@ fn every_field_of_a_policy_has_an_effect() {
         seen.insert(path.to_owned());
     }
     assert_eq!(seen, all_leaves(0));
+}
+
+#[test]
+fn no_pod_is_without_limits() {
+    let text = |q: Option<&Quantity>| q.map(|q| q.0.clone());
+    for (make, memory, scratch, storage) in [
+        (rich as Make, ["1Gi", "2Gi"], "20480Mi", None),
+        // Three databases of 16 GiB, and logs.
+        (following, ["2Gi"; 2], "49152Mi", Some("50176Mi")),
+        (local, ["2Gi"; 2], "49152Mi", Some("50176Mi")),
+    ] {
+        for (name, pod) in pods(&policy(&make())) {
+            let spec = pod.spec.unwrap();
+            let empty = spec.volumes.iter().flatten();
+            let empty = empty.filter_map(|v| v.empty_dir.as_ref());
+            let sizes: Vec<_> = empty.map(|e| text(e.size_limit.as_ref())).collect();
+            assert_eq!(sizes, [Some(scratch.to_owned())], "{name}");
+            let before = spec.init_containers.into_iter().flatten();
+            for container in spec.containers.into_iter().chain(before) {
+                let resources = container.resources.unwrap();
+                let limits = resources.limits.unwrap();
+                // A compaction may have its own.
+                let limit = text(limits.get("memory")).unwrap();
+                assert!(memory.contains(&limit.as_str()), "{name}: {limit}");
+                let limit = text(limits.get("ephemeral-storage"));
+                assert_eq!(limit.as_deref(), storage, "{name}");
+                // A limit without a request is requested.
+                let requests = resources.requests.unwrap_or_default();
+                let request = text(requests.get("ephemeral-storage"));
+                assert!(storage.is_none() || request.unwrap() == "1Gi", "{name}");
+            }
+        }
+    }
+    let mut spec = following();
+    spec["jobTemplate"] = json!({"maxDatabaseSize": "32Gi"});
+    for (name, pod) in pods(&policy(&spec)) {
+        let pod = serde_json::to_string(&pod).unwrap();
+        assert!(pod.contains(r#""sizeLimit":"98304Mi""#), "{name}: {pod}");
+        assert!(
+            pod.contains(r#""--max-database-bytes","32Gi""#),
+            "{name}: {pod}"
+        );
+    }
 }
 
 #[test]

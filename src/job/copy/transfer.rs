@@ -5,12 +5,15 @@
 //! so that a damaged snapshot is never copied silently.
 
 use super::plan::{Encryption, Form};
+use crate::bolt::{METAS_END, newest_meta};
 use crate::bucket::codec;
 use crate::bucket::frame::{FrameReader, FrameWriter};
-use crate::bucket::{Snapshot, SnapshotName};
+use crate::bucket::full::FullReader;
+use crate::bucket::{Kind, Snapshot, SnapshotName};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
-use crate::store::{Cancel, Keys, Sealed, Staged, Upload};
+use crate::limits::Limits;
+use crate::store::{Cancel, Sealed, Staged, Upload};
 use crate::telemetry::progress::Step;
 use std::io::{self, Read, Write};
 use std::sync::mpsc;
@@ -97,7 +100,7 @@ fn recompress(
     let Some(encoding) = form.encoding else {
         return Err(Error::internal("a compression that nobody asked for"));
     };
-    let mut payload = from.payload(snapshot)?;
+    let mut payload = content(from.payload(snapshot)?, &snapshot.name, &from.limits)?;
     let sealed = seal(to, form, upload)?;
     let packed = codec::encoder(encoding, threads, sealed).map_err(failed)?;
     let mut frame = FrameWriter::new(packed);
@@ -127,7 +130,7 @@ fn pass<W: Write>(
     let begin = bytes.by_ref().take(SMALL);
     { begin }.read_to_end(&mut small).map_err(failed)?;
     if (small.len() as u64) < SMALL {
-        let checked = check(&from.keys, name, small.as_slice())?;
+        let checked = check(from, name, small.as_slice())?;
         to.write_all(&small).map_err(failed)?;
         return Ok((to, checked));
     }
@@ -144,7 +147,7 @@ fn pass_on<W: Write>(
     let cancel = from.store.cancel();
     std::thread::scope(|scope| {
         let (send, receive) = mpsc::sync_channel::<Vec<u8>>(PIECES_AHEAD);
-        let check = || check(&from.keys, name, Pieces::new(receive, cancel.clone()));
+        let check = || check(from, name, Pieces::new(receive, cancel.clone()));
         let checking = std::thread::Builder::new()
             .spawn_scoped(scope, check)
             .map_err(|e| Error::io("start a thread (give fewer with --parallel)", e))?;
@@ -199,11 +202,12 @@ fn fill(bytes: &mut impl Read, piece: &mut [u8]) -> io::Result<usize> {
 }
 
 /// Opens a stored snapshot, and checks the SHA-256 of what is in it. Gives whether that could be done.
-fn check(keys: &Keys, name: &SnapshotName, mut pieces: impl Read + Send) -> Result<bool> {
+fn check(from: &Context, name: &SnapshotName, mut pieces: impl Read + Send) -> Result<bool> {
+    let keys = &from.keys;
     if name.is_encrypted {
         if keys.decrypts() {
             match keys.decrypt(&mut pieces) {
-                Ok(opened) => return check_plain(name, opened).map(|()| true),
+                Ok(opened) => return check_plain(from, name, opened).map(|()| true),
                 Err(e) if e.reason() != Reason::CannotDecrypt => return Err(e),
                 Err(_) => {}
             }
@@ -211,15 +215,36 @@ fn check(keys: &Keys, name: &SnapshotName, mut pieces: impl Read + Send) -> Resu
         io::copy(&mut pieces, &mut io::sink()).map_err(failed)?;
         return Ok(false);
     }
-    check_plain(name, pieces).map(|()| true)
+    check_plain(from, name, pieces).map(|()| true)
 }
 
-fn check_plain(name: &SnapshotName, stored: impl Read + Send) -> Result<()> {
-    let plain = codec::decoder(name.compression, stored).map_err(failed)?;
-    let mut payload = FrameReader::new(plain);
+fn check_plain(from: &Context, name: &SnapshotName, stored: impl Read + Send) -> Result<()> {
+    let plain = codec::decoder_of(name.compression, stored, u64::MAX).map_err(failed)?;
+    let payload = FrameReader::new(plain).within(from.limits);
+    let mut payload = content(payload, name, &from.limits)?;
     let mut piece = vec![0; PIECE];
     while payload.read(&mut piece).map_err(failed)? > 0 {}
     Ok(())
+}
+
+/// What a snapshot holds; that of a full is held to its meta pages. Whether there are any is not for a copy to judge.
+fn content<'a>(
+    mut payload: impl Read + 'a,
+    name: &SnapshotName,
+    limits: &Limits,
+) -> Result<Box<dyn Read + 'a>> {
+    if name.kind == Kind::Incr {
+        return Ok(Box::new(payload));
+    }
+    let mut head = Vec::new();
+    let begin = payload.by_ref().take(METAS_END as u64);
+    { begin }.read_to_end(&mut head).map_err(failed)?;
+    let has_metas = newest_meta(&head).is_ok();
+    let whole = io::Cursor::new(head).chain(payload);
+    Ok(match has_metas {
+        true => Box::new(FullReader::open(whole, limits, 0).map_err(failed)?),
+        false => Box::new(whole),
+    })
 }
 
 /// The pieces that were passed on, as a stream.

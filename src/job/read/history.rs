@@ -226,12 +226,11 @@ impl Collector<'_> {
     /// Reads deltas, several at once.
     fn deltas(&mut self, ctx: &Context, steps: &[Step]) -> Result<()> {
         let key = self.key;
-        let long_events = Mutex::new(());
         let reading = Reading::new(ctx, steps.iter().map(|s| &s.snapshot));
         let found = Mutex::new(&mut *self);
         first(ctx.threads, steps.len(), |nth| {
-            let delta = reading.delta(nth)?;
-            versions(ctx, delta, &steps[nth], key, &long_events, |e, kv| {
+            let delta = reading.delta_in_turn(nth)?;
+            versions(ctx, delta, &steps[nth], key, |e, kv| {
                 e.instant()?;
                 let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
                 found.push((e.main, e.sub), nth, Some(e.time), kv)

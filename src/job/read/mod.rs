@@ -17,7 +17,6 @@ use crate::job::sorter::{Sorted, Sorter};
 use crate::job::source::Source;
 use crate::job::{Context, Payload};
 use crate::mvcc::{Change, KeyRange, KeyValue};
-use std::sync::{Mutex, PoisonError};
 
 /// Bytes of records that are held in memory until they are in order.
 const SORT_BUFFER_BYTES: usize = 16 << 20;
@@ -75,27 +74,19 @@ pub fn get(
     mut each: impl FnMut(&KeyValue<'_>) -> Result<()>,
 ) -> Result<()> {
     let steps = source.steps();
-    let long_events = Mutex::new(());
     // An empty record is that of a key that was deleted.
     let reading = Reading::new(ctx, steps.iter().rev().map(|s| &s.snapshot));
     let newest_change = |nth: usize| {
         let step = &steps[steps.len() - 1 - nth];
         let mut newest: Option<Vec<u8>> = None;
-        versions(
-            ctx,
-            reading.delta(nth)?,
-            step,
-            key,
-            &long_events,
-            |_, kv| {
-                let record = newest.get_or_insert_default();
-                record.clear();
-                if let Some(kv) = kv {
-                    kv.encode(record);
-                }
-                Ok(())
-            },
-        )?;
+        versions(ctx, reading.delta_in_turn(nth)?, step, key, |_, kv| {
+            let record = newest.get_or_insert_default();
+            record.clear();
+            if let Some(kv) = kv {
+                kv.encode(record);
+            }
+            Ok(())
+        })?;
         Ok(newest)
     };
     let changed =
@@ -122,22 +113,15 @@ pub fn get(
     each(&KeyValue::decode(&found)?)
 }
 
-/// Hands every change of `key` in a delta to `push`, with the record of a put. Of several that read at once, one
-/// holds `long_events` while it reads long events.
+/// Hands every change of `key` in a delta to `push`, with the record of a put.
 fn versions(
     ctx: &Context,
-    delta: DeltaReader<'_, Payload>,
+    mut delta: DeltaReader<'_, Payload>,
     step: &Step,
     key: &[u8],
-    long_events: &Mutex<()>,
     mut push: impl FnMut(&Event<'_>, Option<&KeyValue<'_>>) -> Result<()>,
 ) -> Result<()> {
     let at = ctx.at(&step.snapshot);
-    let mut alone = None;
-    let mut delta = delta.with_leave(|| {
-        alone.get_or_insert_with(|| long_events.lock().unwrap_or_else(PoisonError::into_inner));
-        Ok(())
-    });
     let mut value = Vec::new();
     while let Some(e) = delta.next().map_err(&at)? {
         if e.main <= step.after || e.main > step.until || e.change.key() != key {

@@ -10,6 +10,7 @@ use crate::datadir::{snap, wal};
 use crate::error::{Error, Reason, Result};
 use crate::job::Spool;
 use crate::job::rebuild::read_every_page;
+use crate::limits::Limits;
 use crate::mvcc::history::META_BUCKET;
 use crate::mvcc::{Base, Fold, FoldOptions, KeyRange, Revision};
 use crate::store::Cancel;
@@ -199,6 +200,7 @@ impl Found {
                 base: sound.base,
                 temp_dir: opened.ctx.temp(),
                 buffer_bytes: 0,
+                limits: Limits::NONE,
             };
             let ours = match hash(sound, options, cancel) {
                 Ok(hash) => hash,

@@ -5,7 +5,7 @@
 use super::known;
 use super::saved::{Newest, name_time};
 use super::{Compared, Taking, Written};
-use crate::bolt::Database;
+use crate::bolt::{Database, ReadAt};
 use crate::bucket::catalog::TIMELINES;
 use crate::bucket::codec::Encoding;
 use crate::bucket::frame::FrameReader;
@@ -18,6 +18,7 @@ use crate::job::identity::{self, ClusterFacts};
 use crate::job::publish::{Packed, Packer, give_name, side_by_side};
 use crate::job::rebuild::read_every_page;
 use crate::job::{Context, Spool};
+use crate::limits::Limits;
 use crate::mvcc::{Base, HashKv, Revision, hash_kv};
 use crate::telemetry::progress::Step;
 use chrono::Utc;
@@ -286,6 +287,12 @@ impl Read for Tee {
     }
 }
 
+/// A full is saved however large it is; who reads it must know.
+fn too_large_to_read<R: ReadAt>(db: &Database<R>, limits: &Limits) -> Option<String> {
+    let e = limits.check_database(db.meta().bytes()).err()?;
+    Some(format!("who reads this full must allow for it: {e}"))
+}
+
 /// Takes a snapshot from one member; it must reach `least`.
 fn take_from(
     ctx: &Context,
@@ -366,7 +373,7 @@ fn take_from(
         cluster: ClusterFacts::default(),
         members: Vec::new(),
         payload_bytes,
-        warnings: Vec::new(),
+        warnings: too_large_to_read(&db, &ctx.limits).into_iter().collect(),
     };
     Ok((taken, db))
 }

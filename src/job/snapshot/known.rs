@@ -6,6 +6,7 @@ use crate::bucket::{Kind, Snapshot};
 use crate::error::{Error, Reason, Result};
 use crate::etcd::feed::{KeyChange, Position, Transaction};
 use crate::job::Context;
+use crate::limits::Limits;
 use crate::mvcc::history::key_bucket;
 use crate::mvcc::revision::encode_revision;
 use crate::mvcc::{Base, Change, KeyValue, RecordKey, Revision};
@@ -43,10 +44,14 @@ fn of_delta(ctx: &Context, snapshot: &Snapshot, revision: Revision) -> Result<Ve
     let at = ctx.at(snapshot);
     let mut delta = ctx.delta(snapshot)?;
     let mut changes = Vec::new();
+    let mut bytes = 0;
     // To the end: only there its hash is checked.
     while let Some(e) = delta.next().map_err(&at)? {
         if e.main == revision {
-            changes.push(change(&e.change).map_err(&at)?);
+            let change = change(&e.change).map_err(&at)?;
+            bytes += bytes_of(&change);
+            check(&ctx.limits, bytes).map_err(&at)?;
+            changes.push(change);
         }
     }
     Ok(changes)
@@ -71,6 +76,7 @@ pub(super) fn of_full<R: ReadAt>(
         ));
     }
     let mut changes = Vec::new();
+    let mut bytes = 0;
     let mut cursor = db.cursor(&key_bucket(db)?);
     cursor.seek(&encode_revision(revision, 0))?;
     while let Some(e) = cursor.next()? {
@@ -79,12 +85,31 @@ pub(super) fn of_full<R: ReadAt>(
             break;
         }
         let kv = KeyValue::decode(e.value)?;
-        changes.push(match rk.tombstone {
+        let change = match rk.tombstone {
             true => change(&Change::Delete { key: kv.key })?,
             false => change(&Change::Put(kv))?,
-        });
+        };
+        bytes += bytes_of(&change);
+        check(db.limits(), bytes)?;
+        changes.push(change);
     }
     Ok(changes)
+}
+
+/// What a change takes of a transaction. A request of a few bytes deletes any number of keys: these count less.
+fn bytes_of(change: &KeyChange) -> u64 {
+    match change.delete {
+        true => change.key.len() as u64 / 4 + 1,
+        false => (change.key.len() + change.value.len()) as u64,
+    }
+}
+
+/// A transaction was one request of etcd's, as a value is: the same limit holds.
+fn check(limits: &Limits, bytes: u64) -> Result<()> {
+    match bytes > limits.element_bytes() {
+        true => Err(limits.value_too_large(format!("one transaction has {bytes} bytes"))),
+        false => Ok(()),
+    }
 }
 
 fn change(change: &Change<'_>) -> Result<KeyChange> {
