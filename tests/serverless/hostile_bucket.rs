@@ -133,20 +133,27 @@ fn who_writes_odd_keys_has_nothing_deleted() {
     let full = &bucket.full;
     let mut odd = odd_snapshots(full);
     let snapshots = odd.len();
-    // Notes and staging objects that look abandoned, beside some that are in use.
+    // A staging object that looks abandoned, beside the one of a run that is at work; and notes.
+    const STAGED: &str = "Full.00000000000000ff.1.1.0000000000000001";
+    let abandoned = format!("deltafold-staging//{STAGED}");
+    odd.push(abandoned.clone());
     for key in [
         "deltafold-pins//{}",
         "deltafold-pins/{}/",
         "deltafold-removed//{}",
-        "deltafold-staging//Full-0000000000000001.1.1.0000000000000001",
         "deltafold-staging/../v2/{}",
     ] {
         odd.push(key.replace("{}", full));
     }
     bucket.put_rubbish(&odd);
-    bucket.put_rubbish(&[format!("deltafold-pins/{full}")]);
+    bucket.put_rubbish(&[
+        format!("deltafold-pins/{full}"),
+        format!("deltafold-staging/{STAGED}"),
+    ]);
+    let two_days = chrono::TimeDelta::days(2);
+    bucket.server.set_age(&format!("b/p/{abandoned}"), two_days);
     let before = bucket.server.objects();
-    let args = [&NOTHING[..], &["--apply", "--staging-age", "0s"]].concat();
+    let args = [&NOTHING[..], &["--apply"]].concat();
     let collected = bucket.succeeds(&[&["gc"][..], &args].concat());
     assert_eq!(collected["totals"]["deleted"]["objects"], 0, "{collected}");
     // Those beside snapshots are left alone, too; strangers among the notes are not counted.

@@ -156,6 +156,13 @@ impl LyingServer {
         }
     }
 
+    /// Makes an object, `bucket/key`, look as old as that.
+    pub fn set_age(&self, path: &str, age: chrono::TimeDelta) {
+        let mut state = self.state.lock().expect("a lock");
+        let object = state.objects.get_mut(path).expect("an object");
+        object.modified = chrono::Utc::now() - age;
+    }
+
     /// Gives an object, `bucket/key`, these tags, without a request.
     pub fn set_tags(&self, path: &str, tags: &[(&str, &str)]) {
         let mut state = self.state.lock().expect("a lock");
