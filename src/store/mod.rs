@@ -52,6 +52,7 @@ use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use read_ahead::BegunTransfers;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -120,6 +121,8 @@ pub struct ObjectInfo {
     pub bytes: u64,
     /// When it was written, by the store's clock.
     pub modified: DateTime<Utc>,
+    /// Its ETag, if the listing tells it; of a file its inode and the time of its last change.
+    pub etag: Option<String>,
 }
 
 /// How long a request that cleans up may take.
@@ -356,6 +359,7 @@ impl Store {
                     path: parts.join("/"),
                     bytes: object.size,
                     modified: object.last_modified,
+                    etag: object.e_tag,
                 });
             }
         }
@@ -442,6 +446,13 @@ fn list_local(
                 path,
                 bytes: meta.len(),
                 modified: meta.modified().map_err(failed)?.into(),
+                // Whoever may write can set the time of writing back, but not that of the change.
+                etag: Some(format!(
+                    "{:x}-{:x}.{:x}",
+                    meta.ino(),
+                    meta.ctime(),
+                    meta.ctime_nsec()
+                )),
             });
         } else if meta.is_dir() && depth < DEEPEST && name.to_str().is_some() {
             list_local(root, &path, depth + 1, objects)?;

@@ -8,6 +8,7 @@ mod documents;
 mod fold_equals_model;
 mod forked_history;
 mod fuzz_corpus;
+mod gc_attacks;
 mod long_chains;
 mod manifests;
 mod metrics;
