@@ -227,6 +227,10 @@ fn every_call_fails(purge_after: Option<i64>, first: impl Fn(&Runtime, &Arc<InMe
                     outcome = Some(told);
                 }
                 let mended = rt.block_on(objects_of(&*inner));
+                // The store has deleted the full that was to be read, by itself: what it superseded stays.
+                if fault == Fault::Gone && needed.iter().any(|path| !mended.contains_key(path)) {
+                    continue;
+                }
                 assert_eq!(of_v2(&mended), of_v2(&whole), "{context}: {outcome:#?}");
             }
         }
