@@ -15,14 +15,16 @@ use std::io::Read;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use support::history::Compression;
 use support::minio::Minio;
 use support::s3::{Kind, S3};
+use support::small::{database, object};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// A full an hour, eleven deltas between: names alone, as gc reads them.
+/// A full an hour, eleven deltas between. Of these gc reads the names alone.
 fn names(count: usize) -> Vec<String> {
     let now = chrono::Utc::now().timestamp();
     let name = |n: usize| {
@@ -35,6 +37,19 @@ fn names(count: usize) -> Vec<String> {
     (0..count).map(name).collect()
 }
 
+/// A full that holds the revisions of all names.
+fn full(count: usize) -> Vec<u8> {
+    let last = 10 * count as i64;
+    object(&database(4096, last..=last, 1), Compression::None)
+}
+
+fn content<'a>(name: &str, full: &'a [u8]) -> &'a [u8] {
+    match name.starts_with("Full") {
+        true => full,
+        false => b"x",
+    }
+}
+
 struct Run {
     seconds: f64,
     anonymous: u64,
@@ -45,7 +60,8 @@ fn gc(store: &str, env: &[(String, String)], args: &[&str]) -> Result<Run> {
     let started = Instant::now();
     let mut child = Command::new(env!("CARGO_BIN_EXE_deltafold"))
         .args(["gc", "--policy", "exponential", "--restorable-window", "3d"])
-        .args(["--output", "json", "--store", store])
+        .args(["--purge-after", "0s", "--output", "json"])
+        .args(["--store", store])
         .args(args)
         .envs(env.iter().map(|(k, v)| (k, v)))
         .stdout(Stdio::piped())
@@ -97,16 +113,21 @@ fn row(place: &str, count: usize, what: &str, listing: f64, run: &Run) {
 fn local(count: usize) -> Result<()> {
     let folder = TempDir::new_in(env!("CARGO_TARGET_TMPDIR"))?;
     fs::create_dir(folder.path().join("v2"))?;
+    let full = full(count);
+    let mut bytes = 0;
     for name in names(count) {
-        fs::write(folder.path().join("v2").join(name), b"x")?;
+        let content = content(&name, &full);
+        bytes += content.len() as u64;
+        fs::write(folder.path().join("v2").join(name), content)?;
     }
+    let written = bytes;
     let listing = || -> Result<f64> {
         let started = Instant::now();
         let mut bytes = 0;
         for entry in fs::read_dir(folder.path().join("v2"))? {
             bytes += fs::metadata(entry?.path())?.len();
         }
-        assert_eq!(bytes, count as u64);
+        assert_eq!(bytes, written);
         Ok(started.elapsed().as_secs_f64())
     };
     let floor = listing()?.min(listing()?);
@@ -127,13 +148,15 @@ fn s3(rt: &Runtime, count: usize) -> Result<()> {
     let server: S3 = minio.s3();
     rt.block_on(server.create_bucket("many", Kind::Plain));
     let store: Arc<AmazonS3> = minio.store("many");
+    let full = full(count);
     rt.block_on(
         futures::stream::iter(names(count))
             .map(|n| {
                 let store = store.clone();
+                let content = content(&n, &full).to_vec();
                 async move {
                     let path = Path::from(format!("v2/{n}"));
-                    store.put(&path, "x".into()).await.map(|_| ())
+                    store.put(&path, content.into()).await.map(|_| ())
                 }
             })
             .buffer_unordered(16)

@@ -26,9 +26,11 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 use support::etcd::EtcdVersion;
+use support::history::Compression;
 use support::line::Line;
 use support::minio::Minio;
 use support::s3::S3;
+use support::small::{database, object};
 use support::tools;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
@@ -452,7 +454,7 @@ impl Bench {
         })
     }
 
-    /// A bucket whose last full supersedes all else: names alone count.
+    /// A bucket whose last full supersedes all else: it is read, of the rest names alone count.
     fn deletions(&self, server: &Server, shape: &Shape) -> Result<()> {
         let deltas = shape.changes / 20;
         let full = |revision, at| format!("v2/Full-00000000-{revision:08}-{at}");
@@ -462,17 +464,22 @@ impl Bench {
             let (start, at) = (first + 20 * number, shape.start() + 300 * (number + 1));
             names.push(format!("v2/Incr-{start:08}-{:08}-{at}", start + 19));
         }
-        names.push(full(first + 20 * deltas as i64 - 1, generate::END));
+        let last = first + 20 * deltas as i64 - 1;
+        names.push(full(last, generate::END));
+        let full_object = object(&database(4096, last..=last, 1), Compression::None);
         let args = |bucket: &str| {
             let store = format!("s3://{bucket}");
-            let policy = ["--policy", "limit", "--limit", "1"];
+            let policy = ["--policy", "limit", "--limit", "1", "--purge-after", "0s"];
             let args = [&["gc", "--apply", "--store", &store], &policy[..]].concat();
             args.into_iter().map(str::to_owned).collect::<Vec<_>>()
         };
         let once = |delay: Duration| {
             let bucket = format!("superseded-{}", delay.as_millis());
-            let objects = names.iter().map(|n| (n.clone(), ()));
-            let store = self.fill(server, &bucket, objects, |()| Ok(b"x".to_vec()))?;
+            let objects = names.iter().map(|n| (n.clone(), n.contains("/Full-")));
+            let store = self.fill(server, &bucket, objects, |is_full| match is_full {
+                true => Ok(full_object.clone()),
+                false => Ok(b"x".to_vec()),
+            })?;
             server.line.delay(delay);
             server.line.take();
             let strings = args(&bucket);

@@ -2,6 +2,9 @@
 //!
 //! A pure function of the catalog, its timelines, the options and now. It reads and deletes nothing;
 //! `job::gc` calls it, before it says what it would do and again before each batch that it removes.
+//!
+//! Names can be forged by everybody who can write. So the decision names the fulls that it rests on. The caller
+//! reads these, and decides again without those that are not what their names say.
 
 use crate::bucket::catalog::{Catalog, V1};
 use crate::bucket::chain::Range;
@@ -11,7 +14,7 @@ use crate::mvcc::Revision;
 use chrono::{DateTime, Datelike, TimeDelta, Utc};
 use std::borrow::Cow;
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 /// How many calendar periods (UTC), the current one included, keep their newest full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,8 +76,29 @@ pub struct Facts<'a> {
     pub is_unreadable: &'a dyn Fn(usize) -> bool,
     /// Since when a snapshot is noted as removed, where that is known.
     pub noted_since: &'a HashMap<usize, DateTime<Utc>>,
+    /// Fulls that stay and count for nothing.
+    pub aside: &'a BTreeMap<usize, Aside>,
     /// The earlier of the clocks that count.
     pub now: DateTime<Utc>,
+}
+
+/// Why a full counts for nothing: it is no base, supersedes nothing and is none of a policy's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Aside {
+    /// Its content is damaged, or not what its name says.
+    Damaged,
+    /// Its content was not read.
+    NotRead,
+}
+
+/// What is decided.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Decided {
+    /// In the catalog's order.
+    pub why: Vec<Why>,
+    /// The fulls because of which other snapshots go, ascending. If one of them is not what its name says, decide
+    /// again with it aside. Empty if nothing goes because of a full.
+    pub rests_on: Vec<usize>,
 }
 
 /// Why a snapshot is kept or goes; the most telling reason, where there are several.
@@ -116,6 +140,10 @@ pub enum Why {
     Removed(DateTime<Utc>),
     /// Kept: somebody excluded it, and the policy has not passed it by.
     Excluded,
+    /// Kept: a full that the policy would keep, if its content were what its name says.
+    Damaged,
+    /// Kept: a full whose content was not read yet.
+    NotRead,
     /// Goes: a full that the policy does not keep.
     BeyondPolicy,
     /// Goes: a delta that a newer full has superseded.
@@ -130,7 +158,7 @@ pub enum Why {
 
 impl Why {
     /// Every reason's name.
-    pub const NAMES: [&'static str; 23] = [
+    pub const NAMES: [&'static str; 25] = [
         "NewestChain",
         "RestorableWindow",
         "Pinned",
@@ -149,6 +177,8 @@ impl Why {
         "V1Backup",
         "Removed",
         "Excluded",
+        "Damaged",
+        "NotRead",
         "BeyondPolicy",
         "Superseded",
         "NoBase",
@@ -189,6 +219,8 @@ impl Why {
             Why::V1Backup => "V1Backup",
             Why::Removed(_) => "Removed",
             Why::Excluded => "Excluded",
+            Why::Damaged => "Damaged",
+            Why::NotRead => "NotRead",
             Why::BeyondPolicy => "BeyondPolicy",
             Why::Superseded => "Superseded",
             Why::NoBase => "NoBase",
@@ -235,6 +267,10 @@ impl Why {
             Why::Excluded => {
                 "excluded by somebody, and younger than the oldest that the policy keeps"
             }
+            Why::Damaged => {
+                "its content is damaged or not what its name says: it counts for nothing"
+            }
+            Why::NotRead => "its content was not read yet: it counts for nothing until a later run",
             Why::BeyondPolicy => "a full that the policy does not keep",
             Why::Superseded => "a newer full has superseded this delta",
             Why::NoBase => "no full that is kept leads to this delta",
@@ -249,8 +285,10 @@ impl Why {
 
 /// A timeline's snapshots, cut to what they tell of it.
 struct Line {
-    /// (last, created, snapshot), in this order.
-    bases: Vec<(Revision, i64, usize)>,
+    /// In their order.
+    bases: Vec<LineBase>,
+    /// What counts for nothing and may be a base after all, in the same order. Nobody knows on which lines.
+    aside: Vec<LineBase>,
     /// In the order of their first revisions.
     deltas: Vec<Delta>,
     /// How far each of these and all before it reach.
@@ -265,10 +303,27 @@ struct Delta {
     snapshot: usize,
 }
 
+/// A base of a line: its last revision, when it was created, and the snapshot.
+type LineBase = (Revision, i64, usize);
+
 impl Line {
     fn new(catalog: &Catalog, timeline: &Timeline) -> Self {
         let members = timeline.members.iter();
         Self::of(catalog, members.map(|m| (m.snapshot, m.until)))
+    }
+
+    /// Without fulls that count for nothing.
+    fn without(mut self, catalog: &Catalog, aside: &BTreeMap<usize, Aside>) -> Self {
+        if !aside.is_empty() {
+            self.bases.retain(|b| !aside.contains_key(&b.2));
+            let bases = aside.keys().map(|&i| {
+                let name = &catalog.snapshots[i].name;
+                (name.last, name.created, i)
+            });
+            self.aside = bases.collect();
+            self.aside.sort_unstable();
+        }
+        self
     }
 
     /// The fulls that may be used and the deltas that are excluded: these are on no timeline.
@@ -307,14 +362,20 @@ impl Line {
         Line {
             reach: reach.collect(),
             bases,
+            aside: Vec::new(),
             deltas,
         }
     }
 
+    /// The full after one of this revision.
+    fn next(&self, full: Revision) -> Option<&LineBase> {
+        let next = self.bases.partition_point(|b| b.0 <= full);
+        self.bases.get(next)
+    }
+
     /// The deltas behind a full of this revision, up to the next one.
     fn behind(&self, full: Revision) -> impl Iterator<Item = usize> {
-        let next = self.bases.partition_point(|b| b.0 <= full);
-        let end = self.bases.get(next).map_or(Revision(i64::MAX), |b| b.0);
+        let end = self.next(full).map_or(Revision(i64::MAX), |b| b.0);
         let from = self.reach.partition_point(|&r| r <= full);
         let deltas = self.deltas[from..].iter();
         let deltas = deltas.take_while(move |d| d.start <= end);
@@ -340,7 +401,9 @@ impl Line {
         let below = |from: Revision| {
             let bases = self.bases.iter().rev();
             let mut bases = bases.filter(|b| b.0 <= goal && b.0 >= from);
-            bases.next().map(|b| b.0)
+            // Of what is aside any may be the one.
+            let mut aside = self.aside.iter().filter(|b| b.0 <= goal && b.0 >= from);
+            bases.next().or_else(|| aside.next()).map(|b| b.0)
         };
         let leading = below(self.leads_from(goal));
         // What the newest full before it holds past its name may reach over a gap.
@@ -353,10 +416,15 @@ impl Line {
 
     /// What can be restored with some of the snapshots.
     fn ranges(&self, has: &dyn Fn(usize) -> bool) -> Vec<Range> {
+        self.ranges_from(&self.bases, has)
+    }
+
+    /// What can be restored from these bases, which are in order, with some of the snapshots.
+    fn ranges_from(&self, bases: &[LineBase], has: &dyn Fn(usize) -> bool) -> Vec<Range> {
         let mut ranges: Vec<Range> = Vec::new();
         let mut ahead = self.deltas.iter().filter(|d| has(d.snapshot)).peekable();
         let mut farthest = Revision(-1);
-        for &(base, ..) in self.bases.iter().filter(|b| has(b.2)) {
+        for &(base, ..) in bases.iter().filter(|b| has(b.2)) {
             let mut reached = ranges.last().map_or(base, |r| r.1.max(base));
             loop {
                 while let Some(d) = ahead.next_if(|d| d.start <= reached.next()) {
@@ -442,27 +510,42 @@ fn rules(p: Periods) -> [Rule; 4] {
     ]
 }
 
-/// The newest full of each period, of those given in order of creation.
+/// The newest full of each period, of those given in order of creation. Gives of each rule the periods in which it
+/// keeps a full, with the full and the first of the period: they supersede what is between.
 fn of_periods(
     catalog: &Catalog,
     fulls: &[usize],
     periods: Periods,
     now: DateTime<Utc>,
-    keep: &mut dyn FnMut(usize, Why),
-) {
+    kept: &mut Kept,
+) -> Vec<OfPeriod> {
+    let mut all = Vec::new();
     for (count, period, why) in rules(periods) {
         let current = period(now).0;
-        let mut newest: BTreeMap<i64, usize> = BTreeMap::new();
-        for &i in fulls {
+        let mut newest: BTreeMap<i64, OfPeriod> = BTreeMap::new();
+        for (at, &i) in fulls.iter().enumerate() {
             let n = period(catalog.snapshots[i].name.created_at()).0;
             if n <= current && current - n < i64::from(count) {
-                newest.insert(n, i);
+                let of = newest.entry(n).or_insert(OfPeriod {
+                    first: at,
+                    last: at,
+                });
+                of.last = at;
             }
         }
-        for i in newest.into_values() {
-            keep(i, why(period(catalog.snapshots[i].name.created_at()).1));
+        for of in newest.into_values() {
+            let i = fulls[of.last];
+            kept.keep(i, why(period(catalog.snapshots[i].name.created_at()).1));
+            all.push(of);
         }
     }
+    all
+}
+
+/// The fulls of a period, by their places in a list: the last is kept, those before it need not be.
+struct OfPeriod {
+    first: usize,
+    last: usize,
 }
 
 /// When the oldest period begins of which anything is kept.
@@ -479,21 +562,32 @@ fn horizon(periods: Periods, now: DateTime<Utc>) -> DateTime<Utc> {
     begins.min().unwrap_or(now)
 }
 
-/// Decides on every snapshot; what is not kept may go. In the catalog's order.
-pub fn decide(facts: &Facts, options: &Options) -> Vec<Why> {
+/// Decides on every snapshot; what is not kept may go.
+pub fn decide(facts: &Facts, options: &Options) -> Decided {
     let (catalog, now) = (facts.catalog, facts.now);
     let snapshots = &catalog.snapshots;
-    let mut kept = Kept(vec![None; snapshots.len()]);
+    let mut kept = Kept {
+        why: vec![None; snapshots.len()],
+        rests_on: BTreeSet::new(),
+    };
     let is_future = |i: usize| snapshots[i].name.created > now.timestamp();
     let lines: Vec<Line> = facts
         .timelines
         .all
         .iter()
-        .map(|t| Line::new(catalog, t))
+        .map(|t| Line::new(catalog, t).without(catalog, facts.aside))
         .collect();
 
     // Chains that must not break, the most important first.
-    let newest = facts.timelines.newest(catalog).ok();
+    // The ends of timelines tell which is the newest, and when another was given up.
+    let ends: Vec<usize> = match facts.timelines.all.as_slice() {
+        [_] => Vec::new(),
+        all => all.iter().flat_map(Timeline::own_ends).collect(),
+    };
+    let newest = match ends.iter().any(|i| facts.aside.contains_key(i)) {
+        true => None,
+        false => facts.timelines.newest(catalog).ok(),
+    };
     for (line, t) in lines.iter().zip(&facts.timelines.all) {
         // Where none is the newest, each may be.
         if newest.is_none_or(|n| n.id == t.id) {
@@ -508,16 +602,24 @@ pub fn decide(facts: &Facts, options: &Options) -> Vec<Why> {
             }
         }
     }
+    let excluded = Line::excluded(catalog).without(catalog, facts.aside);
+    let pinned: Vec<usize> = (0..snapshots.len())
+        .filter(|&i| snapshots[i].pinned)
+        .collect();
     for line in &lines {
-        for &(last, ..) in line.bases.iter().filter(|b| snapshots[b.2].pinned) {
-            line.behind(last).for_each(|i| kept.keep(i, Why::Pinned));
+        let of_line: HashSet<usize> = match pinned.is_empty() {
+            true => HashSet::new(),
+            false => line.bases.iter().map(|b| b.2).collect(),
+        };
+        // Of what is aside nobody knows the timeline.
+        let is_on = |i: &&usize| of_line.contains(i) || facts.aside.contains_key(i);
+        for &i in pinned.iter().filter(is_on) {
+            kept.keep_behind(line, snapshots[i].name.last);
         }
     }
-    let excluded = Line::excluded(catalog);
-    for i in (0..snapshots.len()).filter(|&i| snapshots[i].pinned) {
+    for &i in &pinned {
         kept.keep(i, Why::Pinned);
-        let deltas = excluded.behind(snapshots[i].name.last);
-        deltas.for_each(|delta| kept.keep(delta, Why::Pinned));
+        kept.keep_behind(&excluded, snapshots[i].name.last);
     }
     let blind = facts.doubtful.iter().any(|&i| (facts.is_unreadable)(i));
     for &i in facts.doubtful {
@@ -535,8 +637,10 @@ pub fn decide(facts: &Facts, options: &Options) -> Vec<Why> {
     let fulls: Vec<usize> = catalog
         .usable()
         .filter(|&i| snapshots[i].name.kind == Kind::Full && !is_future(i))
+        .filter(|i| !facts.aside.contains_key(i))
         .collect();
     let mut within = HashSet::new();
+    let mut of_lines: Vec<(Vec<usize>, Vec<OfPeriod>)> = Vec::new();
     let oldest_kept = match options.policy {
         Policy::Exponential(periods) => {
             for line in &lines {
@@ -544,7 +648,8 @@ pub fn decide(facts: &Facts, options: &Options) -> Vec<Why> {
                 on.retain(|&i| !is_future(i));
                 // The catalog is in order of creation.
                 on.sort_unstable();
-                of_periods(catalog, &on, periods, now, &mut |i, why| kept.keep(i, why));
+                let periods = of_periods(catalog, &on, periods, now, &mut kept);
+                of_lines.push((on, periods));
             }
             horizon(periods, now)
         }
@@ -561,7 +666,29 @@ pub fn decide(facts: &Facts, options: &Options) -> Vec<Why> {
             }
         }
     };
-    keep_deltas(&lines, options, now, &within, &is_future, &mut kept);
+    // As old as what others excluded may be.
+    let oldest_kept = match options.restorable_window {
+        Some(window) => {
+            let start = now.checked_sub_signed(window);
+            start.map_or(oldest_kept, |s| s.min(oldest_kept))
+        }
+        None => oldest_kept,
+    };
+    for (&i, aside) in facts.aside {
+        let why = match aside {
+            Aside::Damaged => Why::Damaged,
+            Aside::NotRead => Why::NotRead,
+        };
+        kept.keep(i, why);
+    }
+    let mut deltas_of = within.clone();
+    if let Policy::Limit(n) = options.policy
+        && fulls.len() < n as usize
+    {
+        // What is not read may be among so many.
+        deltas_of.extend(facts.aside.keys());
+    }
+    keep_deltas(&lines, options, now, &deltas_of, &is_future, &mut kept);
     keep_v1_backups(catalog, &mut kept);
 
     let reach = |line: &Line| {
@@ -578,9 +705,9 @@ pub fn decide(facts: &Facts, options: &Options) -> Vec<Why> {
             behind_full[d.snapshot] = true;
         }
     }
-    let decided = kept.0.into_iter().enumerate().map(|(i, why)| {
+    let decided = kept.why.iter().enumerate().map(|(i, why)| {
         let s = &snapshots[i];
-        match why {
+        match *why {
             Some(why) => why,
             None if s.excluded && s.removal_noted => match options.purge_after {
                 None => Why::RemovedLongAgo,
@@ -594,16 +721,10 @@ pub fn decide(facts: &Facts, options: &Options) -> Vec<Why> {
                     }
                 }
             },
-            None if s.excluded => {
-                let start = options
-                    .restorable_window
-                    .and_then(|w| now.checked_sub_signed(w));
-                let oldest = start.map_or(oldest_kept, |s| s.min(oldest_kept));
-                match s.name.created_at() < oldest {
-                    true => Why::ExcludedBeyondPolicy,
-                    false => Why::Excluded,
-                }
-            }
+            None if s.excluded => match s.name.created_at() < oldest_kept {
+                true => Why::ExcludedBeyondPolicy,
+                false => Why::Excluded,
+            },
             // It is on no timeline: unreadable, and nobody knows what else.
             None if (facts.is_unreadable)(i) => Why::Unreadable,
             None if s.name.kind == Kind::Full => Why::BeyondPolicy,
@@ -611,19 +732,118 @@ pub fn decide(facts: &Facts, options: &Options) -> Vec<Why> {
             None => Why::NoBase,
         }
     });
-    decided.collect()
+    let why: Vec<Why> = decided.collect();
+
+    // What makes others go.
+    let mut rests_on = kept.rests_on;
+    for (on, periods) in &of_lines {
+        // How many of these go, up to each.
+        let mut gone = vec![0_usize];
+        for &i in on {
+            gone.push(gone[gone.len() - 1] + usize::from(!why[i].keeps()));
+        }
+        let supersedes = |of: &&OfPeriod| gone[of.last] > gone[of.first];
+        rests_on.extend(periods.iter().filter(supersedes).map(|of| on[of.last]));
+    }
+    rests_on.extend(&within);
+    for line in &lines {
+        // The end of a timeline is what no full of it has superseded.
+        rests_on.extend(
+            line.bases
+                .iter()
+                .rev()
+                .find(|b| !is_future(b.2))
+                .map(|b| b.2),
+        );
+    }
+    let is_counted =
+        |i: &usize| snapshots[*i].name.kind == Kind::Full && !facts.aside.contains_key(i);
+    rests_on.extend(ends.into_iter().filter(is_counted));
+    let goes_by_age = |w: &Why| matches!(w, Why::ExcludedBeyondPolicy);
+    if let (Policy::Limit(n), true) = (options.policy, why.iter().any(goes_by_age)) {
+        // That there is one more than the limit makes old ones go.
+        rests_on.extend(fulls.iter().rev().nth(n as usize));
+    }
+    // What was removed long ago goes whatever the fulls are.
+    let is_because_of_a_full = |w: &Why| !w.keeps() && *w != Why::RemovedLongAgo;
+    if !why.iter().any(is_because_of_a_full) {
+        rests_on.clear();
+    }
+    Decided {
+        why,
+        rests_on: rests_on.into_iter().collect(),
+    }
+}
+
+/// What would be lost of a timeline by a plan.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shrink {
+    /// The timeline's ID.
+    pub timeline: String,
+    /// The newest revision that can be restored, and when the snapshot that holds it was made.
+    pub before: (Revision, DateTime<Utc>),
+    /// The same after the plan; `None` if nothing can be restored any more.
+    pub after: Option<(Revision, DateTime<Utc>)>,
+}
+
+/// Whether the newest restorable revision of the newest timeline falls; of each timeline, if none is the newest.
+/// `counts` says what can be used before the plan, `stays` what is left by it.
+pub fn shrinks(
+    catalog: &Catalog,
+    timelines: &Timelines,
+    counts: &dyn Fn(usize) -> bool,
+    stays: &dyn Fn(usize) -> bool,
+) -> Option<Shrink> {
+    let newest = timelines.newest(catalog).ok();
+    let all = timelines.all.iter();
+    let mut own = all.filter(|t| newest.is_none_or(|n| n.id == t.id));
+    own.find_map(|t| {
+        let line = Line::new(catalog, t);
+        let before = newest_restorable(&line, counts)?;
+        let after = newest_restorable(&line, &|i| counts(i) && stays(i));
+        (after.is_none_or(|after| after.0 < before.0)).then(|| Shrink {
+            timeline: t.id.clone(),
+            before,
+            after,
+        })
+    })
+}
+
+/// The newest revision that can be restored with some of the snapshots, and when the one that holds it was made.
+fn newest_restorable(
+    line: &Line,
+    has: &dyn Fn(usize) -> bool,
+) -> Option<(Revision, DateTime<Utc>)> {
+    let newest = line.ranges(has).last()?.1;
+    let bases = line.bases.iter().filter(|b| has(b.2) && b.0 == newest);
+    let deltas = line
+        .deltas
+        .iter()
+        .filter(|d| has(d.snapshot) && d.last == newest);
+    let made = bases.map(|b| b.1).chain(deltas.map(|d| d.created)).min();
+    Some((newest, at(made?)))
 }
 
 /// Why each snapshot is kept: the first reason that was found.
-struct Kept(Vec<Option<Why>>);
+struct Kept {
+    why: Vec<Option<Why>>,
+    /// Fulls because of which others are not.
+    rests_on: BTreeSet<usize>,
+}
 
 impl Kept {
     fn keep(&mut self, i: usize, why: Why) {
-        self.0[i].get_or_insert(why);
+        self.why[i].get_or_insert(why);
     }
 
     fn has(&self, i: usize) -> bool {
-        self.0[i].is_some()
+        self.why[i].is_some()
+    }
+
+    /// The chain behind a pinned full of this revision ends at the next full.
+    fn keep_behind(&mut self, line: &Line, full: Revision) {
+        line.behind(full).for_each(|i| self.keep(i, Why::Pinned));
+        self.rests_on.extend(line.next(full).map(|b| b.2));
     }
 
     /// All that can be restored at `goal` and above it stays so.
@@ -634,10 +854,14 @@ impl Kept {
             if last >= goal || last == floor {
                 self.keep(i, why);
             }
+            if last == floor {
+                self.rests_on.insert(i);
+            }
         }
         let nearest = line.bases.iter().rev().find(|b| b.0 <= goal).map(|b| b.0);
         for &(_, _, i) in line.bases.iter().filter(|b| Some(b.0) == nearest) {
             self.keep(i, why);
+            self.rests_on.insert(i);
         }
         for d in line.deltas.iter().filter(|d| d.last > floor) {
             self.keep(d.snapshot, why);
@@ -686,7 +910,8 @@ fn keep_window(line: &Line, start: i64, kept: &mut Kept) {
     kept.keep_from(line, goal, Why::RestorableWindow);
 }
 
-/// Deltas that no chain needs, but the options keep; only those to which a full that is kept leads.
+/// Deltas that no chain needs, but the options keep; only those to which a full that is kept leads. What is aside may
+/// be a base after all.
 fn keep_deltas(
     lines: &[Line],
     options: &Options,
@@ -706,8 +931,8 @@ fn keep_deltas(
     for line in lines {
         let mut newest = line.bases.iter().rev().filter(|b| !is_future(b.2));
         let newest = newest.next().map_or(Revision(-1), |b| b.0);
-        let mut oldest = line.bases.iter().filter(|b| within.contains(&b.2));
-        let oldest = oldest.next().map(|b| b.0);
+        let bases = line.bases.iter().chain(&line.aside);
+        let oldest = bases.filter(|b| within.contains(&b.2)).map(|b| b.0).min();
         let wanted: HashMap<usize, Why> = line
             .deltas
             .iter()
@@ -725,7 +950,10 @@ fn keep_deltas(
         if wanted.is_empty() {
             continue;
         }
-        let ranges = line.ranges(&|i| kept.has(i) || wanted.contains_key(&i));
+        let mut bases = [line.bases.as_slice(), &line.aside].concat();
+        bases.sort_unstable();
+        let has = |i: usize| kept.has(i) || wanted.contains_key(&i);
+        let ranges = line.ranges_from(&bases, &has);
         for d in &line.deltas {
             // The last range that begins below its end.
             let at = ranges.partition_point(|r| r.0 < d.last);
@@ -799,7 +1027,7 @@ pub fn removal_chains(catalog: &Catalog, goes: &HashSet<usize>) -> Vec<Vec<usize
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bucket::catalog::Listed;
+    use crate::bucket::catalog::{Listed, Snapshot};
     use crate::bucket::survey::{Comparison, Continuity};
     use crate::bucket::timeline::Evidence;
     use crate::error::Result;
@@ -810,6 +1038,16 @@ mod tests {
         fork: i64,
         /// The time of each revision from `fork` on.
         times: Vec<i64>,
+    }
+
+    impl Branch {
+        fn again(&self) -> Branch {
+            Branch {
+                parent: self.parent,
+                fork: self.fork,
+                times: self.times.clone(),
+            }
+        }
     }
 
     /// A random bucket of which all is known.
@@ -1064,9 +1302,10 @@ mod tests {
             doubtful: &doubtful,
             is_unreadable: &|_| false,
             noted_since: &HashMap::new(),
+            aside: &BTreeMap::new(),
             now: at(w.now),
         };
-        decide(&facts, options)
+        decide(&facts, options).why
     }
 
     /// Random buckets, histories and clocks: what must stay restorable stays so, after every single
@@ -1152,6 +1391,245 @@ mod tests {
         assert!(removed > rounds && guarded > rounds && forked > rounds / 4);
     }
 
+    /// What a collector knows who reads what is in doubt, and the fulls that decisions rest on.
+    struct Reader<'a> {
+        world: &'a World,
+        doubtful: Vec<usize>,
+        rubbish: &'a HashSet<usize>,
+    }
+
+    impl Reader<'_> {
+        fn has_read(&self, i: usize) -> bool {
+            self.doubtful.contains(&i) && !self.rubbish.contains(&i)
+        }
+    }
+
+    impl Evidence for Reader<'_> {
+        fn compared(&self, x: usize) -> Vec<(usize, Comparison)> {
+            if !self.has_read(x) {
+                return Vec::new();
+            }
+            let before = (0..x).filter(|&other| self.has_read(other));
+            before
+                .map(|other| (other, self.world.compare(other, x)))
+                .collect()
+        }
+        fn continuity(&self, before: usize, until: Revision, after: usize) -> Result<Continuity> {
+            match self.has_read(before) && self.has_read(after) {
+                true => self.world.continuity(before, until, after),
+                false => Ok(Continuity::Unknown),
+            }
+        }
+        fn fingerprint(&self, s: usize, r: Revision) -> Result<String> {
+            self.world.fingerprint(s, r)
+        }
+        fn last(&self, s: usize) -> Option<Revision> {
+            self.has_read(s)
+                .then(|| self.world.catalog.snapshots[s].name.last)
+        }
+        fn is_unreadable(&self, s: usize) -> bool {
+            self.doubtful.contains(&s) && self.rubbish.contains(&s)
+        }
+        fn speaks_of(&self, s: usize) -> bool {
+            self.has_read(s)
+        }
+    }
+
+    /// Decides as `job::gc` does; after so many rounds it reads no more. `in_doubt` are the paths of those that are read
+    /// anyway, and gets what else was in doubt. Gives how many fulls it has read, too.
+    fn collected(
+        world: &World,
+        rubbish: &HashSet<usize>,
+        options: &Options,
+        rounds: usize,
+        in_doubt: &mut HashSet<String>,
+    ) -> (Vec<Why>, usize) {
+        let all = &world.catalog.snapshots;
+        let is_full = |i: &usize| all[*i].name.kind == Kind::Full;
+        let mut aside: BTreeMap<usize, Aside> = BTreeMap::new();
+        let mut read: HashSet<usize> = HashSet::new();
+        for round in 0.. {
+            let mut counted = world.catalog.clone();
+            for (&i, why) in &aside {
+                counted.snapshots[i].excluded |= *why == Aside::Damaged;
+            }
+            let mut doubtful = crate::bucket::timeline::doubtful(&world.catalog);
+            doubtful.extend(crate::bucket::timeline::doubtful(&counted));
+            doubtful.extend(
+                world
+                    .catalog
+                    .usable()
+                    .filter(|&i| in_doubt.contains(&all[i].path)),
+            );
+            doubtful.sort_unstable();
+            doubtful.dedup();
+            let reader = Reader {
+                world,
+                doubtful,
+                rubbish,
+            };
+            let unreadable = reader.doubtful.iter().filter(|&&i| reader.is_unreadable(i));
+            let before = aside.len();
+            aside.extend(unreadable.map(|&i| (i, Aside::Damaged)));
+            if aside.len() > before {
+                continue;
+            }
+            let timelines = Timelines::build(&counted, &reader).unwrap();
+            let facts = Facts {
+                catalog: &counted,
+                timelines: &timelines,
+                doubtful: &reader.doubtful,
+                is_unreadable: &|i| reader.is_unreadable(i),
+                noted_since: &HashMap::new(),
+                aside: &aside,
+                now: at(world.now),
+            };
+            let decided = decide(&facts, options);
+            let knows = |i: &usize| read.contains(i) || reader.has_read(*i);
+            let unknown: Vec<usize> = decided
+                .rests_on
+                .iter()
+                .copied()
+                .filter(|i| !knows(i))
+                .collect();
+            assert!(unknown.iter().all(|i| is_full(i) && !aside.contains_key(i)));
+            if unknown.is_empty() {
+                let counts = |i: usize| aside.get(&i) != Some(&Aside::Damaged);
+                let stays = |i: usize| decided.why[i].keeps();
+                let lost = shrinks(&counted, &timelines, &counts, &stays);
+                assert_eq!(lost, None, "{:?}", decided.why);
+                in_doubt.extend(reader.doubtful.iter().map(|&i| all[i].path.clone()));
+                return (decided.why, read.len());
+            }
+            if round >= rounds {
+                let fulls = world.catalog.usable().filter(is_full);
+                for i in fulls.filter(|i| !knows(i)) {
+                    aside.entry(i).or_insert(Aside::NotRead);
+                }
+                continue;
+            }
+            for i in unknown {
+                match rubbish.contains(&i) {
+                    true => drop(aside.insert(i, Aside::Damaged)),
+                    false => drop(read.insert(i)),
+                }
+            }
+        }
+        unreachable!("it decides at some time")
+    }
+
+    /// Rubbish with names of fulls, anywhere, makes no snapshot go that would stay without it, and no reader who
+    /// stops early does.
+    #[test]
+    fn rubbish_makes_nothing_go() {
+        let mut rng = fastrand::Rng::with_seed(crate::seed());
+        let rounds = 3000;
+        let (mut gone, mut harmed, mut early, mut read) = (0, 0, 0, 0);
+        for round in 0..rounds {
+            let mut w = World::random(&mut rng);
+            for s in &mut w.catalog.snapshots {
+                s.excluded = rng.u8(..15) == 0;
+            }
+            let mut spoilt = World {
+                branches: w.branches.iter().map(Branch::again).collect(),
+                written: Vec::new(),
+                catalog: w.catalog.clone(),
+                branch: Vec::new(),
+                now: w.now,
+            };
+            let real: HashMap<String, usize> = (w.catalog.snapshots.iter().zip(&w.branch))
+                .map(|(s, b)| (s.path.clone(), *b))
+                .collect();
+            let (first, last) = (w.branches[0].times[0], w.now);
+            let highest = (0..w.branches.len()).map(|b| w.last(b)).max().unwrap();
+            for _ in 0..rng.usize(1..8) {
+                let t = match rng.bool() {
+                    true => rng.i64(first - 10..last + 10),
+                    false => last + rng.i64(0..10),
+                };
+                // Mostly of a revision that leaves no doubt: those are read only if a decision rests on them.
+                let before = w.catalog.snapshots.iter().map(|s| &s.name);
+                let before = before.filter(|n| n.created <= t).map(|n| n.last.0);
+                let r = match rng.u8(..6) {
+                    0 => rng.i64(1..highest + 5),
+                    _ => before.max().unwrap_or(1),
+                };
+                let name = format!("Full-00000000-{r:08}-{t}");
+                if !real.keys().any(|path| path.ends_with(&name)) {
+                    let path = match rng.u8(..8) {
+                        0 => format!("v1/Backup-17/{name}"),
+                        _ => format!("v2/{name}"),
+                    };
+                    let mut forged =
+                        Catalog::from_listing(vec![Listed { path, bytes: 1 }]).snapshots;
+                    forged[0].pinned = rng.u8(..12) == 0;
+                    spoilt.catalog.snapshots.append(&mut forged);
+                }
+            }
+            spoilt.catalog.snapshots.sort_by(|a, b| {
+                let order = |s: &Snapshot| (s.name.created, s.name.kind == Kind::Full, s.name.last);
+                (order(a), a.name.start, &a.path).cmp(&(order(b), b.name.start, &b.path))
+            });
+            let all = &spoilt.catalog.snapshots;
+            spoilt.branch = all
+                .iter()
+                .map(|s| real.get(&s.path).copied().unwrap_or(0))
+                .collect();
+            let rubbish: HashSet<usize> = (0..all.len())
+                .filter(|&i| !real.contains_key(&all[i].path))
+                .collect();
+            let span = (w.now - first).max(2);
+            let options = random_options(&mut rng, span);
+            let patience = match rng.u8(..4) {
+                0 => rng.usize(..4),
+                _ => usize::MAX,
+            };
+            let mut read_too = HashSet::new();
+            let (with, n) = collected(&spoilt, &rubbish, &options, patience, &mut read_too);
+            let none = HashSet::new();
+            let all_of = |mut in_doubt| collected(&w, &none, &options, usize::MAX, &mut in_doubt).0;
+            // A fork that names do not show is seen by those who read.
+            let (without, knowing) = (all_of(HashSet::new()), all_of(read_too));
+            read += n;
+            early += usize::from(with.contains(&Why::NotRead));
+            let names = w.catalog.snapshots.iter().map(|s| &s.path);
+            let stays: HashSet<&String> = names
+                .zip(without.iter().zip(&knowing))
+                .filter(|(_, (a, b))| a.keeps() && b.keeps())
+                .map(|(path, _)| path)
+                .collect();
+            for (s, why) in all.iter().zip(&with) {
+                if !real.contains_key(&s.path) {
+                    harmed += usize::from(*why == Why::Damaged);
+                    continue;
+                }
+                gone += usize::from(!why.keeps());
+                assert!(
+                    why.keeps() || !stays.contains(&s.path),
+                    "round {round}: {} goes ({why:?}), now {}: {options:?}\n{:#?}\nwithout {:#?}",
+                    s.path,
+                    w.now,
+                    all.iter()
+                        .zip(&with)
+                        .map(|(s, w)| format!(
+                            "{} {w:?}{}",
+                            s.path,
+                            if s.excluded { " x" } else { "" }
+                        ))
+                        .collect::<Vec<_>>(),
+                    w.catalog
+                        .snapshots
+                        .iter()
+                        .zip(without.iter().zip(&knowing))
+                        .map(|(s, w)| format!("{} {w:?}", s.path))
+                        .collect::<Vec<_>>(),
+                );
+            }
+        }
+        println!("{gone} went, {harmed} damaged, {read} read, {early} times stopped early");
+        assert!(gone > rounds / 2 && harmed > rounds / 3 && early > rounds / 200);
+    }
+
     /// Two collectors with clocks and listings of their own: what both together remove breaks nothing.
     #[test]
     fn two_plans_together_break_nothing() {
@@ -1222,9 +1700,10 @@ mod tests {
             doubtful: &[],
             is_unreadable: &|_| false,
             noted_since: &HashMap::new(),
+            aside: &BTreeMap::new(),
             now: at(NOW),
         };
-        let why = decide(&facts, options);
+        let why = decide(&facts, options).why;
         let names = w.catalog.snapshots.iter().map(|s| s.name.to_string());
         names.zip(why.iter().map(|w| w.as_str())).collect()
     }
@@ -1349,6 +1828,7 @@ mod tests {
                 doubtful: &[],
                 is_unreadable: &|_| false,
                 noted_since: &since.into_iter().collect(),
+                aside: &BTreeMap::new(),
                 now: at(NOW),
             };
             let purge_after = purge_after.map(TimeDelta::seconds);
@@ -1356,7 +1836,7 @@ mod tests {
                 purge_after,
                 ..exponential()
             };
-            decide(&facts, &options)[i]
+            decide(&facts, &options).why[i]
         };
         assert_eq!(of(Some(99), Some(100)), Why::Removed(at(NOW + 1)));
         assert_eq!(of(Some(100), Some(100)), Why::RemovedLongAgo);
@@ -1391,6 +1871,33 @@ mod tests {
                 "NewestChain"
             ]
         );
+    }
+
+    #[test]
+    fn a_plan_that_loses_the_newest_revision_is_seen() {
+        let names = [
+            format!("Full-00000000-00000010-{}", NOW - 90),
+            format!("Incr-00000011-00000020-{}", NOW - 80),
+            format!("Full-00000000-00000020-{}", NOW - 70),
+            format!("Incr-00000021-00000030-{}", NOW - 60),
+        ];
+        let w = bucket(&names);
+        let one = Timelines::build(&w.catalog, &crate::bucket::timeline::NamesOnly).unwrap();
+        let all = |_: usize| true;
+        let lost = |counts: &dyn Fn(usize) -> bool, goes: &[usize]| {
+            let lost = shrinks(&w.catalog, &one, counts, &|i| !goes.contains(&i))?;
+            let told = |(r, made): (Revision, DateTime<Utc>)| (r.0, NOW - made.timestamp());
+            Some((told(lost.before), lost.after.map(told)))
+        };
+        assert_eq!(lost(&all, &[]), None);
+        assert_eq!(lost(&all, &[0, 1]), None);
+        assert_eq!(lost(&all, &[3]), Some(((30, 60), Some((20, 80)))));
+        assert_eq!(lost(&all, &[2]), None, "another way leads there");
+        assert_eq!(lost(&all, &[0, 2]), Some(((30, 60), None)));
+        // A full that is damaged has restored nothing.
+        let sound = |i: usize| i != 2;
+        assert_eq!(lost(&sound, &[2]), None);
+        assert_eq!(lost(&sound, &[1]), Some(((30, 60), Some((10, 90)))));
     }
 
     #[test]
@@ -1460,6 +1967,8 @@ mod tests {
             Why::V1Backup,
             Why::Removed(t),
             Why::Excluded,
+            Why::Damaged,
+            Why::NotRead,
             Why::BeyondPolicy,
             Why::Superseded,
             Why::NoBase,

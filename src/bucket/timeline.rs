@@ -124,6 +124,13 @@ impl Timeline {
         self.lineage.last().and(created.min())
     }
 
+    /// The first and the last of its own snapshots.
+    pub fn own_ends(&self) -> Vec<usize> {
+        let mut own = self.members.iter().filter(|m| m.own).map(|m| m.snapshot);
+        let first = own.next();
+        first.into_iter().chain(own.next_back()).collect()
+    }
+
     /// The first revision that is this timeline's own, if it branched off.
     pub fn forked_at(&self) -> Option<Revision> {
         self.lineage.last().map(|f| f.1)

@@ -17,16 +17,17 @@ use std::fmt::Write;
 /// Remove the snapshots that a policy does not keep, and what removal leaves behind
 ///
 /// Without --apply it only says what would go, and why. The newest chain of the newest timeline is always
-/// kept, and whatever --restorable-window, pins and doubts about histories need. In a bucket that keeps
-/// versions what is locked stays and is reported, the rest is deleted by version.
+/// kept, and whatever --restorable-window, pins and doubts about histories need. A full makes others go only
+/// after it was read whole, once. In a bucket that keeps versions what is locked stays and is reported, the
+/// rest is deleted by version.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
   What would go? Kept are the newest full of each of the last 24 hours, 7 days and 4 weeks:
       deltafold gc --store s3://backups/etcd-main --policy exponential
-  Each point of the last three days stays restorable, and what goes can be brought back for a week:
+  Each point of the last three days stays restorable, and what goes can be brought back for two weeks:
       deltafold gc --store s3://backups/etcd-main --policy exponential \\
-          --restorable-window 3d --purge-after 7d --apply
+          --restorable-window 3d --purge-after 14d --apply
   The newest ten fulls with their deltas:
       deltafold gc --store /backups/etcd-main --policy limit --limit 10 --apply
   What goes, and why?
@@ -84,12 +85,15 @@ pub(super) struct GcArgs {
     #[arg(long, env = "DELTAFOLD_RESTORABLE_WINDOW", value_name = "DURATION", value_parser = parse_time)]
     restorable_window: Option<TimeDelta>,
     /// First only exclude what goes, so that `deltafold undelete` brings it back, and delete it when it was
-    /// excluded for so long [default: delete at once]
-    #[arg(long, env = "DELTAFOLD_PURGE_AFTER", value_name = "DURATION", value_parser = parse_time)]
-    purge_after: Option<TimeDelta>,
+    /// excluded for so long; 0s: delete at once
+    #[arg(long, env = "DELTAFOLD_PURGE_AFTER", value_name = "DURATION", default_value = "7d", value_parser = parse_time)]
+    purge_after: TimeDelta,
     /// Delete uploads that nobody completed, and notes on snapshots that are not there, when so old
     #[arg(long, env = "DELTAFOLD_STAGING_AGE", value_name = "DURATION", default_value = "24h", value_parser = parse_time)]
     staging_age: TimeDelta,
+    /// Remove even if the newest revision that can be restored would fall
+    #[arg(long, env = "DELTAFOLD_ALLOW_SHRINK", value_parser = super::yes_or_no)]
+    allow_shrink: bool,
     /// Do it; without this nothing is changed
     #[arg(long, env = "DELTAFOLD_APPLY", value_parser = super::yes_or_no)]
     apply: bool,
@@ -125,10 +129,11 @@ impl GcArgs {
                 },
                 delta_retention: self.delta_retention,
                 restorable_window: self.restorable_window,
-                purge_after: self.purge_after,
+                purge_after: Some(self.purge_after).filter(|age| !age.is_zero()),
             },
             staging_age: self.staging_age,
             apply: self.apply,
+            allow_shrink: self.allow_shrink,
             look_again: Options::LOOK_AGAIN,
         }
     }

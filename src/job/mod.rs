@@ -47,7 +47,7 @@ use crate::job::in_place::InPlace;
 use crate::job::reading::Reading;
 use crate::limits::Limits;
 use crate::mvcc::Base;
-use crate::store::{Cancel, Keys, ObjectReader, Store};
+use crate::store::{Cancel, Keys, Store};
 use crate::telemetry::progress::Step;
 use crate::temp::{self, TempFile};
 use std::io::{Read, Write};
@@ -124,7 +124,7 @@ impl Context {
     /// The payload of a snapshot whose transfer has begun.
     fn payload_from(
         &self,
-        object: ObjectReader,
+        object: impl Read + Send + 'static,
         snapshot: &Snapshot,
         step: &Step,
     ) -> Result<Payload> {

@@ -6,9 +6,29 @@ use crate::bucket::delta::DeltaReader;
 use crate::error::Result;
 use crate::job::{Context, Payload, Spool};
 use crate::mvcc::Base;
-use crate::store::ReadAhead;
+use crate::store::{ObjectReader, ReadAhead};
 use crate::telemetry::progress::Step;
-use std::sync::{Mutex, PoisonError};
+use sha2::{Digest, Sha256};
+use std::io::{self, Read};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// An object that is hashed as it is read.
+struct Hashed {
+    object: ObjectReader,
+    hash: Arc<Mutex<Sha256>>,
+}
+
+impl Read for Hashed {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let n = self.object.read(out)?;
+        lock(&self.hash).update(&out[..n]);
+        Ok(n)
+    }
+}
+
+fn lock(hash: &Mutex<Sha256>) -> MutexGuard<'_, Sha256> {
+    hash.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Snapshots to read; several threads may take from them, each snapshot once.
 pub(super) struct Reading<'a> {
@@ -70,6 +90,23 @@ impl<'a> Reading<'a> {
             });
             Ok(())
         }))
+    }
+
+    /// As [`full`](Self::full); gives the SHA-256 of the object, too.
+    pub(super) fn full_with_hash(&self, nth: usize) -> Result<(Database<Spool>, Base, String)> {
+        let hash = Arc::new(Mutex::new(Sha256::new()));
+        let object = Hashed {
+            object: self.ahead.take(nth),
+            hash: Arc::clone(&hash),
+        };
+        let snapshot = self.snapshots[nth];
+        // What is read to its end was read whole: bytes behind it are an error.
+        let (db, base) = self.ctx.full_from(snapshot, || {
+            self.ctx.payload_from(object, snapshot, &self.step)
+        })?;
+        let hash = lock(&hash).clone().finalize();
+        let hash = hash.iter().map(|b| format!("{b:02x}")).collect();
+        Ok((db, base, hash))
     }
 
     /// As [`Context::full`].

@@ -142,6 +142,32 @@ fn header(inner: &mut impl BufRead) -> Result<Vec<u8>> {
     }
 }
 
+/// Checks what can be checked of an age file of so many bytes without an identity: that its header is one for X25519
+/// recipients, and that there is room for a snapshot behind it. It reads no more than the header.
+///
+/// # Errors
+/// `CorruptSnapshot`; those of `inner`.
+pub fn check_header(inner: impl Read, bytes: u64) -> Result<()> {
+    /// The nonce, a tag, and fewer bytes than any snapshot has.
+    const LEAST: u64 = 16 + 16 + 64;
+    let mut inner = BufReader::with_capacity(BUFFER.min(MAX_HEADER as usize), inner);
+    let header = header(&mut inner)?;
+    if bytes < header.len() as u64 + LEAST {
+        return Err(Error::corrupt(format!(
+            "it is cut short: it has {bytes} bytes, {} of them its age header",
+            header.len()
+        )));
+    }
+    match Decryptor::new_buffered(Cursor::new(header).chain(inner)) {
+        Ok(decryptor) if decryptor.is_scrypt() => Err(Error::corrupt(
+            "it is encrypted with a passphrase: snapshots are for X25519 recipients",
+        )),
+        Ok(_) => Ok(()),
+        Err(DecryptError::Io(e)) if is_of_source(&e) => Err(Error::io(READING, e)),
+        Err(e) => Err(Error::corrupt(format!("its age header is damaged: {e}"))),
+    }
+}
+
 /// A stream that is decrypted as it is read; every 64 KiB are authenticated before they are given.
 pub struct Opened<R>(StreamReader<Chain<Cursor<Vec<u8>>, BufReader<R>>>);
 

@@ -414,10 +414,15 @@ fn list_in(
             continue;
         }
         objects.push(ObjectInfo {
-            is_odd: listing::is_odd(&path),
+            is_odd: kind == FileType::Symlink || listing::is_odd(&path),
             path,
             bytes: stat.st_size as u64,
             modified: modified(&stat),
+            // Whoever may write can set the time of writing back, but not that of the change.
+            etag: Some(format!(
+                "{:x}-{:x}.{:x}",
+                stat.st_ino, stat.st_ctime, stat.st_ctime_nsec
+            )),
         });
     }
     Ok(())

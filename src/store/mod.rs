@@ -125,6 +125,8 @@ pub struct ObjectInfo {
     pub modified: DateTime<Utc>,
     /// No request of ours can name it: its path must be shown, and never asked for or deleted.
     pub is_odd: bool,
+    /// Its ETag, if the listing tells it; of a file its inode and the time of its last change.
+    pub etag: Option<String>,
 }
 
 /// How long a request that cleans up may take.
@@ -367,6 +369,7 @@ impl Store {
                 path,
                 bytes: object.size,
                 modified: object.last_modified,
+                etag: object.e_tag,
                 is_odd: odd.is_some(),
             }));
         }

@@ -3,7 +3,9 @@
 
 use crate::support::buckets::{Bucket, Objects, objects_of};
 use crate::support::faults::{Call, Fault, FaultStore, Strike};
+use crate::support::history::Compression;
 use crate::support::scratch;
+use crate::support::small::{database, object};
 use crate::support::{deltafold, run_json, seed};
 use chrono::TimeDelta;
 use deltafold::bucket::retention::{self, Periods, Policy};
@@ -28,7 +30,7 @@ fn name(kind: &str, start: i64, last: i64, created: i64) -> String {
     format!("v2/{kind}-{start:08}-{last:08}-{created}")
 }
 
-/// Names alone: three chains of a full and three deltas, an hour each, and the newest.
+/// Three chains of a full and three deltas, an hour each, and the newest. What deltas hold is not read.
 fn bucket() -> (Objects, BTreeSet<String>) {
     let now = chrono::Utc::now().timestamp();
     let mut objects = Objects::new();
@@ -39,7 +41,11 @@ fn bucket() -> (Objects, BTreeSet<String>) {
             if chain == 3 {
                 needed.insert(path.clone());
             }
-            objects.insert(path, b"content".to_vec());
+            let content = match path.contains("Full") {
+                true => object(&database(4096, 2..=r, 1), Compression::None),
+                false => b"content".to_vec(),
+            };
+            objects.insert(path, content);
         };
         put(name("Full", 0, r, t));
         for d in 0..3 {
@@ -66,6 +72,7 @@ fn options(purge_after: Option<i64>) -> Options {
         },
         staging_age: TimeDelta::hours(24),
         apply: true,
+        allow_shrink: false,
         look_again: Duration::ZERO,
     }
 }
@@ -222,6 +229,10 @@ fn every_call_fails(purge_after: Option<i64>, first: impl Fn(&Runtime, &Arc<InMe
                     outcome = Some(told);
                 }
                 let mended = rt.block_on(objects_of(&*inner));
+                // The store has deleted the full that was to be read, by itself: what it superseded stays.
+                if fault == Fault::Gone && needed.iter().any(|path| !mended.contains_key(path)) {
+                    continue;
+                }
                 assert_eq!(of_v2(&mended), of_v2(&whole), "{context}: {outcome:#?}");
             }
         }
@@ -422,12 +433,7 @@ fn killed_midway_and_two_at_once_leave_what_is_needed() {
     }
     let args = |purge: bool| {
         let mut args = vec!["gc", "--policy", "limit", "--limit", "1", "--apply"];
-        args.extend(
-            purge
-                .then_some(["--purge-after", "1d"])
-                .into_iter()
-                .flatten(),
-        );
+        args.extend(["--purge-after", if purge { "1d" } else { "0s" }]);
         args
     };
     let mut midway = 0;

@@ -641,6 +641,7 @@ fn options(rng: &mut Rng, window: Option<i64>, purge_after: Option<i64>) -> Opti
         },
         staging_age: TimeDelta::hours(24),
         apply: true,
+        allow_shrink: false,
         look_again: Duration::ZERO,
     }
 }

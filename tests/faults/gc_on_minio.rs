@@ -52,7 +52,11 @@ impl Server {
     }
 
     fn gc(&self, bucket: &str, args: &[&str]) -> Value {
-        let args = [&["gc"], &NOTHING[..], args].concat();
+        let at_once: &[&str] = match args.contains(&"--purge-after") {
+            true => &[],
+            false => &["--purge-after", "0s"],
+        };
+        let args = [&["gc"], &NOTHING[..], at_once, args].concat();
         let (code, result, stderr) = self.command(bucket, &args);
         assert_eq!(code, 0, "{args:?}: {stderr}");
         result
@@ -266,6 +270,7 @@ fn what_is_locked_is_left_where_versions_cannot_be_looked_at() {
                 [
                     &["gc", "--output", "json", "--store", &url],
                     &NOTHING[..],
+                    &["--purge-after", "0s"],
                     apply,
                 ]
                 .concat(),

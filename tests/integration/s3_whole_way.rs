@@ -93,7 +93,7 @@ fn from_an_etcd_through_a_bucket_into_another_etcd() {
         while Utc::now().timestamp() < named.unwrap() {
             std::thread::sleep(Duration::from_millis(50));
         }
-        let limit = ["--policy", "limit", "--limit", "1"];
+        let limit = ["--policy", "limit", "--limit", "1", "--purge-after", "0s"];
         let superseded: BTreeSet<String> = saved.iter().map(|n| format!("v2/{n}")).collect();
         let told = of_store("gc", &limit);
         assert_eq!(decided(&told, "Delete"), superseded, "{told:#}");

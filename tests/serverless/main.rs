@@ -9,6 +9,7 @@ mod documents;
 mod fold_equals_model;
 mod forked_history;
 mod fuzz_corpus;
+mod gc_attacks;
 mod hostile_bucket;
 mod local_stores;
 mod long_chains;

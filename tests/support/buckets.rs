@@ -208,7 +208,9 @@ impl Bucket {
         let mut c = super::deltafold();
         c.args([command, "--output", "json", "--store"])
             .arg(self.path())
-            .args(args);
+            .args(args)
+            // What goes is gone, unless a test asks for something else.
+            .env("DELTAFOLD_PURGE_AFTER", "0s");
         super::run_json(&mut c)
     }
 

@@ -428,6 +428,7 @@ fn collect(ctx: &Context, apply: bool) -> Result<()> {
         },
         staging_age: TimeDelta::hours(24),
         apply,
+        allow_shrink: true,
         look_again: job::gc::Options::LOOK_AGAIN,
     };
     job::gc::run(ctx, &options).map(|_| ())

@@ -230,6 +230,10 @@ pub struct RetentionSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = super::DURATION))]
     pub restorable_window: Option<String>,
+    /// What goes can be brought back for so long; 0s: it is deleted at once [default: 7d]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = super::DURATION))]
+    pub purge_after: Option<String>,
     /// When garbage is collected [default: every six hours]
     #[serde(default = "collect_every_six_hours")]
     #[schemars(length(min = 1, max = 128))]

@@ -423,6 +423,9 @@ fn retention<'a>(
     if let Some(time) = &retention.restorable_window {
         pod = pod.flag("--restorable-window", &flag_of(time));
     }
+    if let Some(time) = &retention.purge_after {
+        pod = pod.flag("--purge-after", &flag_of(time));
+    }
     Some(pod.switch("--apply"))
 }
 

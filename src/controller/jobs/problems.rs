@@ -264,6 +264,8 @@ pub fn problems(policy: &EtcdBackupPolicy) -> Vec<String> {
         found.duration("spec.retention.deltaRetention", deltas);
         let window = retention.restorable_window.as_ref();
         found.duration("spec.retention.restorableWindow", window);
+        let purge = retention.purge_after.as_ref();
+        found.duration("spec.retention.purgeAfter", purge);
     }
     if let Some(verify) = &spec.verify {
         found.cron("spec.verify.schedule", Some(&verify.schedule), zone);

@@ -42,6 +42,7 @@ fn rich() -> Value {
             "limit": 5,
             "deltaRetention": "2w",
             "restorableWindow": "3d",
+            "purgeAfter": "2d",
             "schedule": "11 */6 * * *",
         },
         "verify": {"schedule": "0 5 * * *", "level": "fold", "againstCluster": true},
@@ -385,7 +386,7 @@ fn with(spec: &Value, path: &str, value: &Value) -> Value {
 
 #[test]
 fn every_field_of_a_policy_has_an_effect() {
-    let changes: [(Make, &str, Value); 51] = [
+    let changes: [(Make, &str, Value); 52] = [
         (rich, "etcd.endpoints", json!(["https://etcd-0:2379"])),
         (rich, "etcd.tlsSecretRef.name", json!("other")),
         (rich, "etcd.authSecretRef.name", json!("other")),
@@ -413,6 +414,7 @@ fn every_field_of_a_policy_has_an_effect() {
         (rich, "retention.limit", json!(6)),
         (rich, "retention.deltaRetention", json!("1w")),
         (rich, "retention.restorableWindow", json!("4d")),
+        (rich, "retention.purgeAfter", json!("3d")),
         (rich, "retention.schedule", json!("12 */6 * * *")),
         (rich, "verify.schedule", json!("1 5 * * *")),
         (rich, "verify.level", json!("names")),
@@ -788,7 +790,7 @@ fn deadlines_are_what_was_asked_for() {
 
 #[test]
 fn what_the_api_server_cannot_see_is_a_problem() {
-    let table: [(Make, &str, Value, &str); 34] = [
+    let table: [(Make, &str, Value, &str); 35] = [
         (
             rich,
             "snapshot.fullSchedule",
@@ -844,6 +846,7 @@ fn what_the_api_server_cannot_see_is_a_problem() {
             json!("5y"),
             "restorableWindow",
         ),
+        (rich, "retention.purgeAfter", json!("a week"), "purgeAfter"),
         (
             rich,
             "jobTemplate.metricsScrapeWait",

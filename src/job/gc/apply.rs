@@ -137,13 +137,19 @@ pub(super) fn apply(
     applied: &mut Applied,
 ) -> Result<()> {
     let result = snapshots(ctx, options, eyes, first, held, applied);
-    // What was not come to waits, whatever ended it.
+    if result.is_err() {
+        refuse(applied);
+    }
+    result
+}
+
+/// What was not come to waits, whatever ended the run.
+pub(super) fn refuse(applied: &mut Applied) {
     for o in &mut applied.objects {
-        if o.decision != Decision::Keep && o.fate.is_none() && result.is_err() {
+        if o.decision != Decision::Keep && o.fate.is_none() {
             o.fate = Some(Fate::Waiting);
         }
     }
-    result
 }
 
 fn snapshots(

@@ -3,22 +3,25 @@
 //! A later look reads again only what it must: names always, contents of what came to be in doubt. `gc`
 //! takes one for a dry run, and one before each batch that it removes.
 
-use super::Options;
+use super::verified::{Known, Verified};
+use super::{DamagedFull, Options};
 use crate::bucket::catalog::{EXCLUDE_SUFFIX, PINS, REMOVED, SNAPSHOTS, TIMELINES, snapshot_name};
-use crate::bucket::retention::{Facts, Why, decide};
+use crate::bucket::retention::{Aside, Decided, Facts, Why, decide};
 use crate::bucket::survey::{Comparison, Continuity};
 use crate::bucket::timeline::{self, Evidence, Timelines};
-use crate::bucket::{self, Catalog, Listed, SnapshotName};
+use crate::bucket::{self, Catalog, Listed, Snapshot, SnapshotName};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
+use crate::job::rebuild::read_every_page;
 use crate::job::scan::{Contents, TAGS_UNREADABLE, nothing_there, read_contents};
 use crate::job::tags::FEW;
 use crate::mvcc::Revision;
 use crate::store::ObjectInfo;
 use crate::store::staging::{STAGING, is_abandoned};
 use chrono::{DateTime, TimeDelta, Utc};
+use std::borrow::Cow;
 use std::cmp::Reverse;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant, SystemTime};
 
 /// What is to become of an object.
@@ -85,6 +88,14 @@ pub(super) struct Beside {
     pub(super) of: Vec<usize>,
 }
 
+/// What tells one version of an object from another.
+#[derive(Debug, Clone)]
+pub(super) struct Version {
+    pub(super) bytes: u64,
+    pub(super) modified: DateTime<Utc>,
+    pub(super) etag: Option<String>,
+}
+
 /// What was seen, and what was decided.
 pub(super) struct Look {
     pub(super) catalog: Catalog,
@@ -93,6 +104,12 @@ pub(super) struct Look {
     pub(super) beside: Vec<Beside>,
     /// Where histories are in doubt, why.
     pub(super) doubts: Vec<String>,
+    /// Fulls that count for nothing, since what they hold is not what their names say.
+    pub(super) damaged: Vec<DamagedFull>,
+    /// These, as indexes.
+    pub(super) is_damaged: HashSet<usize>,
+    /// Fulls that count for nothing until they are read.
+    pub(super) not_read: usize,
     /// Snapshots that stay and whose tags were not asked for, since nothing is removed.
     pub(super) tags_unread: usize,
     /// The newest time that the store gave anything.
@@ -103,6 +120,13 @@ pub(super) struct Look {
 }
 
 impl Look {
+    /// The paths of all fulls, in order of creation.
+    pub(super) fn fulls(&self) -> impl Iterator<Item = &str> {
+        let all = self.catalog.snapshots.iter();
+        let fulls = all.filter(|s| s.name.kind == bucket::Kind::Full);
+        fulls.map(|s| s.path.as_str())
+    }
+
     /// Whether it is too old to be believed. A machine that slept may have stopped one of its clocks.
     pub(super) fn is_stale(&self, after: Duration) -> bool {
         // Looking must not take all the time.
@@ -131,6 +155,7 @@ pub(super) struct Eyes<'a> {
     /// How far the store's clock is ahead of ours, where it is behind.
     skew: TimeDelta,
     read: Option<(Contents, HashMap<String, usize>)>,
+    pub(super) verified: Verified<'a>,
     /// Questions for tags, for those who measure.
     pub(super) tags_asked: usize,
 }
@@ -142,6 +167,7 @@ impl<'a> Eyes<'a> {
             options,
             skew: TimeDelta::zero(),
             read: None,
+            verified: Verified::new(ctx),
             tags_asked: 0,
         }
     }
@@ -185,6 +211,7 @@ impl<'a> Eyes<'a> {
         let mut listing = Vec::new();
         let mut beside: Vec<(BesideKind, ObjectInfo)> = Vec::new();
         let mut newest_modified = None;
+        let mut versions: HashMap<String, Version> = HashMap::new();
         let mut objects = store.objects(&SNAPSHOTS)?;
         objects.extend(store.objects(&[TIMELINES, PINS, REMOVED, STAGING])?);
         for o in objects {
@@ -202,6 +229,16 @@ impl<'a> Eyes<'a> {
                     path: o.path.clone(),
                     bytes: o.bytes,
                 });
+            }
+            if kind.is_none()
+                && snapshot_name(&o.path).is_some_and(|n| n.kind == bucket::Kind::Full)
+            {
+                let version = Version {
+                    bytes: o.bytes,
+                    modified: o.modified,
+                    etag: o.etag.clone(),
+                };
+                versions.insert(o.path.clone(), version);
             }
             beside.extend(kind.map(|kind| (kind, o)));
         }
@@ -231,8 +268,10 @@ impl<'a> Eyes<'a> {
         let noted = noted_since.keys().copied().collect();
         self.ask_tags(&mut catalog, noted, &mut asked)?;
         let mut reading = Duration::ZERO;
-        let (doubtful, timelines, why, doubts) = loop {
-            let doubtful = timeline::doubtful(&catalog);
+        let mut aside = SetAside::default();
+        let mut rounds = 0;
+        let (timelines, why, doubts) = loop {
+            let doubtful = aside.doubtful(&catalog);
             if self.ask_tags(&mut catalog, doubtful.clone(), &mut asked)? {
                 continue;
             }
@@ -240,18 +279,30 @@ impl<'a> Eyes<'a> {
             self.read(&catalog, &doubtful)?;
             reading += begun.elapsed();
             let evidence = self.evidence(&catalog, &doubtful);
-            let timelines = Timelines::build(&catalog, &evidence)?;
+            let is_full = |i: usize| catalog.snapshots[i].name.kind == bucket::Kind::Full;
+            let unreadable = doubtful.iter().filter(|&&i| is_full(i));
+            // Without an identity nothing speaks against what is encrypted.
+            let counts =
+                |e: &Error| e.reason() == Reason::CannotDecrypt && !self.ctx.keys.decrypts();
+            let why_bad = |i: usize| evidence.why_unreadable(i).filter(|e| !counts(e));
+            let unreadable = unreadable.filter_map(|&i| Some((i, told(why_bad(i)?))));
+            if aside.add_damaged(unreadable.collect()) {
+                continue;
+            }
+            let counted = aside.catalog(&catalog);
+            let timelines = Timelines::build(&counted, &evidence)?;
             let facts = Facts {
-                catalog: &catalog,
+                catalog: &counted,
                 timelines: &timelines,
                 doubtful: &doubtful,
                 is_unreadable: &|i| evidence.is_unreadable(i),
                 noted_since: &noted_since,
+                aside: &aside.why,
                 now,
             };
-            let why = decide(&facts, &self.options.retention);
+            let Decided { why, rests_on } = decide(&facts, &self.options.retention);
             let mut doubts = Vec::new();
-            if let Err(e) = timelines.newest(&catalog) {
+            if let Err(e) = timelines.newest(&counted) {
                 doubts.push(e.to_string());
             }
             for &i in &doubtful {
@@ -265,17 +316,30 @@ impl<'a> Eyes<'a> {
             if why.len() > FEW && !removes {
                 tags_unread = newest_of(&catalog, &mut relied_on);
             }
-            if !self.ask_tags(&mut catalog, relied_on, &mut asked)? {
-                break (doubtful, timelines, why, doubts);
+            relied_on.extend(&rests_on);
+            if self.ask_tags(&mut catalog, relied_on, &mut asked)? {
+                continue;
+            }
+            // Neither must it be one that is not what its name says.
+            let begun = Instant::now();
+            let is_read = |i: usize| self.speaks_of(&catalog.snapshots[i]);
+            let rests_on: Vec<usize> = rests_on.into_iter().filter(|&i| !is_read(i)).collect();
+            let again = self.look_into(&catalog, &versions, &rests_on, rounds, &mut aside)?;
+            reading += begun.elapsed();
+            rounds += 1;
+            if !again {
+                break (timelines, why, doubts);
             }
         };
-        drop(doubtful);
         let mut look = Look {
             catalog,
             timelines,
             why,
             beside: Vec::new(),
             doubts,
+            not_read: aside.why.values().filter(|a| **a == Aside::NotRead).count(),
+            damaged: Vec::new(),
+            is_damaged: HashSet::new(),
             tags_unread: match store.asks_tags() {
                 true => tags_unread,
                 false => 0,
@@ -285,7 +349,75 @@ impl<'a> Eyes<'a> {
             took: taken.0.elapsed().saturating_sub(reading),
         };
         look.beside = self.beside(&look, beside, now);
+        for (i, (reason, message)) in aside.damaged {
+            look.is_damaged.insert(i);
+            look.damaged.push(DamagedFull {
+                path: look.catalog.snapshots[i].path.clone(),
+                reason,
+                message,
+            });
+        }
         Ok(look)
+    }
+
+    /// Whether a snapshot was read since it was in doubt.
+    fn speaks_of(&self, snapshot: &Snapshot) -> bool {
+        self.read.as_ref().is_some_and(|(contents, paths)| {
+            let read = paths.get(&snapshot.path);
+            read.is_some_and(|i| contents.surveys.contains_key(i))
+        })
+    }
+
+    /// Looks into the fulls that a decision rests on. True if one is to be set aside: then decide again.
+    fn look_into(
+        &mut self,
+        catalog: &Catalog,
+        versions: &HashMap<String, Version>,
+        rests_on: &[usize],
+        round: usize,
+        aside: &mut SetAside,
+    ) -> Result<bool> {
+        /// Each round may find but one bad full. After so many, all that are known to be bad or not known are set
+        /// aside at once.
+        const ROUNDS: usize = 4;
+        if rests_on.is_empty() {
+            return Ok(false);
+        }
+        self.verified.load()?;
+        let of = |i: usize| {
+            let snapshot = &catalog.snapshots[i];
+            Some((snapshot, versions.get(&snapshot.path)?))
+        };
+        let read = |verified: &mut Verified<'_>, which: &[usize]| {
+            let unknown = which.iter().filter_map(|&i| of(i));
+            let unknown = unknown.filter(|(s, v)| verified.known(&s.path, v).is_none());
+            let unknown: Vec<_> = unknown.collect();
+            verified.read(&unknown)
+        };
+        read(&mut self.verified, rests_on)?;
+        let known = |verified: &Verified<'_>, i: usize| {
+            let (snapshot, version) = of(i)?;
+            verified.known(&snapshot.path, version)
+        };
+        let found =
+            |verified: &Verified<'_>, i: usize| (i, known(verified, i).unwrap_or(Known::NotRead));
+        let all: Vec<_> = rests_on.iter().map(|&i| found(&self.verified, i)).collect();
+        if all.iter().all(|(_, known)| *known == Known::Good) {
+            return Ok(false);
+        }
+        if round < ROUNDS && all.iter().all(|(_, known)| *known != Known::NotRead) {
+            return Ok(aside.add(all));
+        }
+        let fulls = catalog.usable().filter(|&i| {
+            let is_full = catalog.snapshots[i].name.kind == bucket::Kind::Full;
+            is_full && !self.speaks_of(&catalog.snapshots[i])
+        });
+        let mut fulls: Vec<usize> = fulls.collect();
+        // The newest first: they matter most to later runs.
+        fulls.reverse();
+        read(&mut self.verified, &fulls)?;
+        let all = fulls.into_iter().map(|i| found(&self.verified, i));
+        Ok(aside.add(all.collect()))
     }
 
     /// Asks for the tags of those that were not asked for, and says whether one is excluded.
@@ -329,7 +461,7 @@ impl<'a> Eyes<'a> {
             doubtful.to_vec(),
             doubtful,
             is_told,
-            |_| Ok(()),
+            |db| read_every_page(db).map(drop),
         )?;
         let paths = doubtful.iter().map(|&i| (path(i).clone(), i));
         self.read = Some((contents, paths.collect()));
@@ -415,6 +547,71 @@ impl<'a> Eyes<'a> {
         });
         decided.collect()
     }
+}
+
+/// Fulls that count for nothing.
+#[derive(Default)]
+struct SetAside {
+    why: BTreeMap<usize, Aside>,
+    /// The reason's name, and in words.
+    damaged: BTreeMap<usize, (String, String)>,
+}
+
+impl SetAside {
+    /// The catalog without what is not what its name says.
+    fn catalog<'c>(&self, catalog: &'c Catalog) -> Cow<'c, Catalog> {
+        if self.damaged.is_empty() {
+            return Cow::Borrowed(catalog);
+        }
+        let mut counted = catalog.clone();
+        for &i in self.damaged.keys() {
+            counted.snapshots[i].excluded = true;
+        }
+        Cow::Owned(counted)
+    }
+
+    /// What is in doubt, with and without what is damaged: that must not end a doubt.
+    fn doubtful(&self, catalog: &Catalog) -> Vec<usize> {
+        let mut doubtful = timeline::doubtful(catalog);
+        if let Cow::Owned(counted) = self.catalog(catalog) {
+            doubtful.extend(timeline::doubtful(&counted));
+            doubtful.sort_unstable();
+            doubtful.dedup();
+        }
+        doubtful
+    }
+
+    /// True if one of these was not aside.
+    fn add_damaged(&mut self, which: Vec<(usize, (String, String))>) -> bool {
+        let bad = |(i, (reason, message))| (i, Known::Bad(reason, message));
+        self.add(which.into_iter().map(bad).collect())
+    }
+
+    /// Takes in what is not good. True if one of these was not aside.
+    fn add(&mut self, found: Vec<(usize, Known)>) -> bool {
+        let mut any = false;
+        for (i, known) in found {
+            if self.why.contains_key(&i) {
+                continue;
+            }
+            let why = match known {
+                Known::Good => continue,
+                Known::NotRead => Aside::NotRead,
+                Known::Bad(reason, message) => {
+                    self.damaged.insert(i, (reason, message));
+                    Aside::Damaged
+                }
+            };
+            self.why.insert(i, why);
+            any = true;
+        }
+        any
+    }
+}
+
+/// An error as it is reported: the reason's name, and in words.
+fn told(e: &Error) -> (String, String) {
+    (e.reason().as_str().to_owned(), e.to_string())
 }
 
 /// Leaves of these the newest: fulls first, since they decide most. Gives how many are left out.

@@ -8,6 +8,7 @@ mod hidden;
 mod look;
 pub mod pin;
 pub mod undelete;
+mod verified;
 
 use crate::bucket::catalog::{PINS, REMOVED};
 use crate::bucket::chain::Range;
@@ -38,6 +39,8 @@ const SKEW: TimeDelta = TimeDelta::minutes(5);
 const AT_ONCE: usize = 16;
 /// A note is short.
 const LONGEST_NOTE: u64 = 64 << 10;
+/// Damaged fulls that are warned of one by one.
+const MOST_WARNINGS: usize = 10;
 
 /// What to do.
 #[derive(Debug, Clone)]
@@ -48,6 +51,8 @@ pub struct Options {
     pub staging_age: TimeDelta,
     /// Remove; otherwise only say what would be.
     pub apply: bool,
+    /// Remove even if the newest revision that can be restored falls.
+    pub allow_shrink: bool,
     /// A look at the store that is older is taken anew before anything more is removed. Zero: before
     /// every batch.
     pub look_again: Duration,
@@ -190,6 +195,17 @@ pub struct Restorable {
     pub last_revision: Revision,
 }
 
+/// A full that counts for nothing, since what it holds is not what its name says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct DamagedFull {
+    /// Below the store's prefix.
+    pub path: String,
+    /// CamelCase, stable: docs/exit-codes.md has them.
+    pub reason: String,
+    /// In words.
+    pub message: String,
+}
+
 /// What was done. The fields are a contract: `docs/gc-result.schema.json`.
 #[derive(Debug, Clone, Serialize)]
 pub struct Outcome {
@@ -219,6 +235,12 @@ pub struct Outcome {
     pub restorable_before: Vec<Restorable>,
     /// What can be now, or could be.
     pub restorable_after: Vec<Restorable>,
+    /// Fulls that the run has read.
+    pub fulls_read: usize,
+    /// Fulls that count for nothing until a later run reads them.
+    pub fulls_not_read: usize,
+    /// Fulls that count for nothing, since what they hold is not what their names say.
+    pub damaged_fulls: Vec<DamagedFull>,
     /// What is worth knowing.
     pub warnings: Vec<String>,
     /// How long it took.
@@ -228,7 +250,8 @@ pub struct Outcome {
 /// Collects garbage. What failed midway stands beside the outcome.
 ///
 /// # Errors
-/// Where nothing was done: `NoSnapshots` where there is none; the store's; `LockHeld`; `Io`, `NoSpace`.
+/// Where nothing was done: `NoSnapshots` where there is none; the store's; `LockHeld`; `Io`, `NoSpace`. Beside the
+/// outcome also `WouldShrink`: the plan would make the newest restorable revision fall, and nothing was removed.
 pub fn run(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)> {
     let started = Instant::now();
     let mut eyes = Eyes::new(ctx, options);
@@ -270,10 +293,16 @@ pub fn run(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)>
             "{n} snapshots are of a time that is not yet, by their names: a clock is wrong, here or where they were taken"
         )),
     }
+    if options.apply {
+        eyes.verified.save(look.fulls());
+    }
+    warnings.append(&mut eyes.verified.warnings);
+    warnings.extend(damage_warnings(&look));
     let before = ranges(&look, &|_| true);
     let mut applied = apply::begin(ctx, options, &look, now);
-    let mut error = None;
+    let mut error = would_shrink(&look).filter(|_| !options.allow_shrink);
     match options.apply {
+        true if error.is_some() => apply::refuse(&mut applied),
         true => {
             if let Err(e) =
                 apply::apply(ctx, options, &mut eyes, &look, held.as_ref(), &mut applied)
@@ -290,6 +319,7 @@ pub fn run(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)>
     }
     tracing::debug!(tags_asked = eyes.tags_asked, "asked for tags");
     let mut outcome = told(&look, options, now, applied, before);
+    outcome.fulls_read = eyes.verified.read;
     warnings.append(&mut outcome.warnings);
     outcome.warnings = warnings;
     // A signal, or a store that is away, is what it is; else it is about single objects.
@@ -379,9 +409,53 @@ fn told(
         foreign_objects: look.catalog.foreign.len() as u64,
         restorable_before: before,
         restorable_after: after,
+        fulls_read: 0,
+        fulls_not_read: look.not_read,
+        damaged_fulls: look.damaged.clone(),
         warnings: applied.warnings,
         seconds: 0.0,
     }
+}
+
+/// Refuses a plan that makes the newest restorable revision of the newest timeline fall.
+fn would_shrink(look: &Look) -> Option<Error> {
+    let counts = |i: usize| !look.is_damaged.contains(&i);
+    let stays = |i: usize| look.why[i].keeps();
+    let shrink = retention::shrinks(&look.catalog, &look.timelines, &counts, &stays)?;
+    let show = |(revision, made): (Revision, DateTime<Utc>)| {
+        format!("{revision} ({})", made.format("%Y-%m-%dT%H:%M:%SZ"))
+    };
+    let after = match shrink.after {
+        Some(after) => format!("the newest would be {}", show(after)),
+        None => "nothing could be restored any more".to_owned(),
+    };
+    Some(Error::new(
+        Reason::WouldShrink,
+        format!(
+            "on timeline {} revisions up to {} can be restored, and {after}: nothing was removed; find out which snapshots are to go and why, or give --allow-shrink",
+            shrink.timeline,
+            show(shrink.before)
+        ),
+    ))
+}
+
+/// What is to be said of fulls that count for nothing.
+fn damage_warnings(look: &Look) -> Vec<String> {
+    let told = look.damaged.iter().take(MOST_WARNINGS);
+    let told = told.map(|d| format!("it stays and counts for nothing: {}", d.message));
+    let mut warnings: Vec<String> = told.collect();
+    if let Some(more @ 1..) = look.damaged.len().checked_sub(MOST_WARNINGS) {
+        warnings.push(format!(
+            "{more} more fulls stay and count for nothing: damaged_fulls in the JSON result names them"
+        ));
+    }
+    if look.not_read > 0 {
+        warnings.push(format!(
+            "{} fulls were not read, since one run reads few: they stay and count for nothing until a later run reads them",
+            look.not_read
+        ));
+    }
+    warnings
 }
 
 /// Keeps other runs away, as far as the store can: nothing depends on it.

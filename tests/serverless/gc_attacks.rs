@@ -1,0 +1,313 @@
+//! Somebody who can write, and not delete, has `gc` delete: by rubbish, cut copies, renamed or damaged fulls.
+
+use crate::support::buckets::{BASE, LAST};
+use crate::support::keys::Key;
+use crate::support::past::{HOUR, NOTHING, Past, decided, reasons, snapshots};
+use crate::support::schema::Schema;
+use crate::support::{deltafold, run_json};
+use deltafold::store::Keys;
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::Write;
+
+const NOTE: &str = "deltafold-verified.json";
+
+/// What the controller runs on a schedule, and others: of the fulls that are real each keeps the newest alone.
+const POLICIES: [&[&str]; 4] = [
+    &["--policy", "limit", "--limit", "1"],
+    &[
+        "--policy",
+        "exponential",
+        "--keep-hourly",
+        "1",
+        "--keep-daily",
+        "0",
+        "--keep-weekly",
+        "0",
+    ],
+    &NOTHING,
+    &[
+        "--policy",
+        "limit",
+        "--limit",
+        "1",
+        "--delta-retention",
+        "2h",
+    ],
+];
+
+fn gc(p: &Past, args: &[&str], more: &[&str]) -> Value {
+    let (code, result, stderr) = p.bucket.run("gc", &[args, more].concat());
+    assert_eq!(code, 0, "{args:?}: {stderr}");
+    Schema::of("gc").check(&result);
+    result
+}
+
+/// The paths that are reported to count for nothing.
+fn damaged(result: &Value) -> BTreeSet<String> {
+    let damaged = result["damaged_fulls"].as_array().unwrap().iter();
+    damaged
+        .map(|d| {
+            assert!(d["message"].as_str().unwrap().len() > 20, "{d}");
+            d["path"].as_str().unwrap().to_owned()
+        })
+        .collect()
+}
+
+/// What is put into the bucket: of what a real full is made.
+type Forge = dyn Fn(&Past) -> Vec<(String, Vec<u8>)>;
+
+/// With forged fulls the same goes as without, or less, and each forged one that mattered is reported.
+fn harms_nothing(forge: &Forge) {
+    for policy in POLICIES {
+        let p = Past::new();
+        let real = snapshots(&p.bucket.objects());
+        let would = decided(&gc(&p, policy, &[]), "Delete");
+        assert!(would.len() > 2, "{policy:?}: nothing is at stake");
+        let forged = forge(&p);
+        for (path, bytes) in &forged {
+            p.bucket.put(path, bytes);
+        }
+        let forged: BTreeSet<String> = forged.into_iter().map(|f| f.0).collect();
+        for args in [&[][..], &["--apply"], &["--apply"]] {
+            let done = gc(&p, policy, args);
+            let gone = &decided(&done, "Delete") - &forged;
+            assert!(gone.is_subset(&would), "{policy:?} {args:?}: {gone:?}");
+            assert!(damaged(&done).is_subset(&forged), "{done:#}");
+            let left = snapshots(&p.bucket.objects());
+            let lost = &real - &left;
+            assert!(lost.is_subset(&would), "{policy:?} {args:?}: {lost:?}");
+            if args.is_empty() || lost.is_empty() {
+                assert!(!damaged(&done).is_empty(), "{policy:?}: {done:#}");
+                let told = done["warnings"].to_string();
+                assert!(told.contains("counts for nothing"), "{told}");
+            }
+        }
+    }
+}
+
+fn name(last: i64, created: i64) -> String {
+    format!("v2/Full-00000000-{last:08}-{created}.gz")
+}
+
+#[test]
+fn seven_objects_of_one_byte() {
+    harms_nothing(&|p| {
+        let rubbish = |n| (name(LAST + n, p.now + n), b"x".to_vec());
+        (1..8).map(rubbish).collect()
+    });
+}
+
+#[test]
+fn a_cut_copy_of_a_real_full() {
+    harms_nothing(&|p| {
+        let objects = p.bucket.objects();
+        let real = &objects[&p.full(2100, 1)];
+        let half = real[..real.len() / 2].to_vec();
+        vec![(name(LAST, p.now + 1), half)]
+    });
+}
+
+#[test]
+fn a_real_full_under_a_higher_revision() {
+    harms_nothing(&|p| {
+        let objects = p.bucket.objects();
+        let real = objects[&p.full(2100, 1)].clone();
+        vec![(name(LAST, p.now + 1), real)]
+    });
+}
+
+#[test]
+fn a_flipped_bit_in_a_copy() {
+    harms_nothing(&|p| {
+        let objects = p.bucket.objects();
+        let mut real = objects[&p.full(2100, 1)].clone();
+        let middle = real.len() / 2;
+        real[middle] ^= 4;
+        vec![(name(2100, p.now + 1), real)]
+    });
+}
+
+/// The newest real full is overwritten: what it has superseded is needed again.
+#[test]
+fn damage_in_the_newest_full() {
+    for policy in POLICIES {
+        let p = Past::new();
+        let newest = p.full(2100, 1);
+        let mut bytes = p.bucket.objects()[&newest].clone();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        p.bucket.put(&newest, &bytes);
+        let done = gc(&p, policy, &["--apply"]);
+        assert_eq!(damaged(&done), BTreeSet::from([newest.clone()]));
+        assert_eq!(reasons(&done)[&newest], "Damaged");
+        let left = snapshots(&p.bucket.objects());
+        for needed in [
+            newest,
+            p.full(1499, 7),
+            p.delta(1500, 1800, 6),
+            p.delta(1801, 2100, 3),
+            p.delta(2101, LAST, 0),
+        ] {
+            assert!(left.contains(&needed), "{policy:?}: {needed}");
+        }
+        let last = done["restorable_after"][0]["last_revision"].as_i64();
+        assert_eq!(last, Some(LAST), "{done:#}");
+    }
+}
+
+/// A full behind a pinned one would end its chain.
+#[test]
+fn rubbish_that_cuts_a_pinned_chain_short() {
+    let p = Past::new();
+    let pinned = p.full(BASE, 10).replace("v2/", "");
+    assert_eq!(p.bucket.run("pin", &[&pinned]).0, 0);
+    let rubbish = name(1100, p.now - 9 * HOUR + 1);
+    p.bucket.put(&rubbish, b"rubbish");
+    let done = gc(&p, &NOTHING, &["--apply"]);
+    assert_eq!(damaged(&done), BTreeSet::from([rubbish]));
+    assert_eq!(reasons(&done)[&p.delta(1101, 1499, 8)], "Pinned");
+}
+
+/// Each full is read once, when a decision first rests on it; the note remembers it.
+#[test]
+fn what_was_read_is_remembered_by_a_note() {
+    let p = Past::new();
+    let read = |result: &Value| result["fulls_read"].as_u64().unwrap();
+    let window = [&NOTHING[..], &["--restorable-window", "5h"]].concat();
+    let dry = gc(&p, &window, &[]);
+    assert!(read(&dry) > 0 && !p.bucket.objects().contains_key(NOTE));
+    assert_eq!(read(&gc(&p, &window, &[])), read(&dry));
+    let first = gc(&p, &window, &["--apply"]);
+    assert_eq!(read(&first), read(&dry));
+    let note: Value = serde_json::from_slice(&p.bucket.objects()[NOTE]).unwrap();
+    let newest = p.full(2100, 1);
+    assert_eq!(note["fulls"][&newest]["sha256"].as_str().unwrap().len(), 64);
+    assert_eq!(read(&gc(&p, &NOTHING, &[])), 0, "it is known");
+
+    // Another content of the same size and time is another version.
+    let file = p.bucket.path().join(&newest);
+    let time = fs::metadata(&file).unwrap().modified().unwrap();
+    let mut bytes = fs::read(&file).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(&file, &bytes).unwrap();
+    let opened = fs::File::options().write(true).open(&file).unwrap();
+    opened.set_modified(time).unwrap();
+    drop(opened);
+    let forged = gc(&p, &NOTHING, &[]);
+    assert_eq!(damaged(&forged), BTreeSet::from([newest.clone()]));
+    assert!(forged["warnings"].to_string().contains("was replaced"));
+    bytes[middle] ^= 1;
+    fs::write(&file, &bytes).unwrap();
+    let done = gc(&p, &NOTHING, &["--apply"]);
+    assert_eq!((read(&done), decided(&done, "Delete").len()), (1, 3));
+
+    // What is gone leaves the note when it is written next.
+    let rubbish = name(LAST, p.now + 1);
+    let superseded = p.delta(1801, 2100, 3);
+    p.bucket.put(&rubbish, b"x");
+    p.bucket.put(&superseded, b"any");
+    let done = gc(&p, &NOTHING, &["--apply"]);
+    assert_eq!(
+        decided(&done, "Delete"),
+        BTreeSet::from([superseded.clone()])
+    );
+    let note: Value = serde_json::from_slice(&p.bucket.objects()[NOTE]).unwrap();
+    let noted: BTreeSet<&String> = note["fulls"].as_object().unwrap().keys().collect();
+    assert_eq!(noted, BTreeSet::from([&newest, &rubbish]));
+
+    // A damaged note is as none.
+    p.bucket.put(NOTE, b"{");
+    p.bucket.put(&superseded, b"any");
+    let done = gc(&p, &NOTHING, &["--apply"]);
+    assert!(
+        done["warnings"].to_string().contains("is damaged"),
+        "{done:#}"
+    );
+    assert_eq!((read(&done), decided(&done, "Delete").len()), (2, 1));
+}
+
+/// One run reads few fulls: rubbish beyond count delays a collection, and makes nothing go.
+#[test]
+fn more_rubbish_than_a_run_reads() {
+    let p = Past::new();
+    let real = snapshots(&p.bucket.objects());
+    for n in 1..60 {
+        p.bucket.put(&name(LAST + n, p.now + n), b"x");
+    }
+    let limit = ["--policy", "limit", "--limit", "1"];
+    let first = gc(&p, &limit, &["--apply"]);
+    assert_eq!(first["fulls_read"], 32);
+    assert!(first["fulls_not_read"].as_u64().unwrap() > 20, "{first:#}");
+    let warnings = first["warnings"].to_string();
+    assert!(warnings.contains("were not read"), "{warnings}");
+    assert!(real.is_subset(&snapshots(&p.bucket.objects())));
+    // A later one knows them, and reads the real ones.
+    let second = gc(&p, &limit, &["--apply"]);
+    assert_eq!(second["fulls_not_read"], 0, "{second:#}");
+    let left = snapshots(&p.bucket.objects());
+    assert!(left.contains(&p.full(2100, 1)) && left.contains(&p.delta(2101, LAST, 0)));
+    assert!(!left.contains(&p.full(BASE, 10)));
+}
+
+/// Without an identity only the header of what is encrypted can be checked.
+#[test]
+fn rubbish_among_encrypted_fulls() {
+    let p = Past::new();
+    let key = Key::new();
+    let recipient = key.recipient().parse().unwrap();
+    let keys = Keys::new(Vec::new(), vec![recipient]);
+    for (path, bytes) in p.bucket.objects() {
+        let mut sealed = keys.encrypt(Vec::new()).unwrap();
+        sealed.write_all(&bytes).unwrap();
+        let sealed = sealed.finish().unwrap();
+        p.bucket.put(&format!("{path}.age"), &sealed);
+        fs::remove_file(p.bucket.path().join(path)).unwrap();
+    }
+    let identity = key.reads();
+    let identity = [identity[0].as_str(), &identity[1]];
+    let limit = ["--policy", "limit", "--limit", "1"];
+    let newest = format!("{}.age", p.full(2100, 1));
+    for args in [&[][..], &identity] {
+        let would = decided(&gc(&p, &limit, args), "Delete");
+        assert_eq!(would.len(), 6, "{args:?}: {would:?}");
+    }
+    let whole = p.bucket.objects()[&newest].clone();
+    let cut = whole[..150].to_vec();
+    let mut flipped = whole;
+    let middle = flipped.len() / 2;
+    flipped[middle] ^= 1;
+    for (bytes, is_seen_without) in [(b"x".to_vec(), true), (cut, true), (flipped, false)] {
+        p.bucket.put(&newest, &bytes);
+        let it = BTreeSet::from([newest.clone()]);
+        let without = gc(&p, &limit, &[]);
+        assert_eq!(damaged(&without) == it, is_seen_without, "{without:#}");
+        let with = gc(&p, &limit, &identity);
+        assert_eq!(damaged(&with), it);
+        let goes = decided(&with, "Delete");
+        let needed = format!("{}.age", p.delta(1801, 2100, 3));
+        assert!(
+            !goes.contains(&newest) && !goes.contains(&needed),
+            "{goes:?}"
+        );
+    }
+}
+
+/// What goes waits for a week, unless asked for otherwise.
+#[test]
+fn what_goes_can_be_brought_back_for_a_week() {
+    let p = Past::new();
+    let mut c = deltafold();
+    c.args(["gc", "--apply", "--output", "json", "--store"])
+        .arg(p.bucket.path())
+        .args(NOTHING);
+    let (code, result, stderr) = run_json(&mut c);
+    assert_eq!(code, 0, "{stderr}");
+    let removed = decided(&result, "Remove");
+    assert_eq!((removed.len(), decided(&result, "Delete").len()), (6, 0));
+    assert!(removed.is_subset(&snapshots(&p.bucket.objects())));
+    let until = gc(&p, &NOTHING, &["--purge-after", "7d"]);
+    assert_eq!(reasons(&until)[&p.full(BASE, 10)], "Removed");
+}
