@@ -57,6 +57,22 @@ impl Trust {
     }
 }
 
+impl Trust {
+    /// Fulls that are not encrypted and newer than the first encrypted snapshot, by index: nothing of ours makes them,
+    /// so that they must not make others go.
+    pub fn out_of_place(&self, catalog: &Catalog) -> Vec<usize> {
+        if !self.only_encrypted {
+            return Vec::new();
+        }
+        let first = first_encrypted(catalog);
+        let is_out_of_place = |&i: &usize| {
+            let s = &catalog.snapshots[i];
+            s.name.kind == Kind::Full && !s.name.is_encrypted && s.name.created > first
+        };
+        catalog.usable().filter(is_out_of_place).collect()
+    }
+}
+
 /// When the first encrypted snapshot was made.
 fn first_encrypted(catalog: &Catalog) -> i64 {
     let encrypted = catalog.snapshots.iter().filter(|s| s.name.is_encrypted);
@@ -165,6 +181,23 @@ mod tests {
         assert_eq!(found(below(21), &names), (vec![3], vec![], None));
         assert_eq!(found(below(20), &names), (vec![1, 3], vec![], Some(21)));
         assert_eq!(found(below(10), &names), (vec![0, 1, 3], vec![], Some(21)));
+    }
+
+    #[test]
+    fn a_plain_full_is_out_of_place_behind_what_is_encrypted() {
+        let names = [
+            "Full-00000000-00000010-100",
+            "Full-00000000-00000020-200.age",
+            "Incr-00000021-00000030-250",
+            "Full-00000000-00000030-300",
+        ];
+        let listing = names.iter().map(|n| Listed {
+            path: format!("v2/{n}"),
+            bytes: 1,
+        });
+        let catalog = Catalog::from_listing(listing.collect());
+        assert_eq!(ALWAYS.out_of_place(&catalog), [3]);
+        assert!(Trust::default().out_of_place(&catalog).is_empty());
     }
 
     #[test]

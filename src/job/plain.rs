@@ -18,7 +18,7 @@ use crate::telemetry::progress::Step;
 use crate::temp::TempFile;
 use sha2::{Digest, Sha256};
 use std::fs::File;
-use std::io::{BufReader, Cursor, Read, Seek, SeekFrom, Write};
+use std::io::{BufRead, BufReader, Cursor, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -345,13 +345,11 @@ impl Context {
 
     /// Copies a database into an unnamed temporary file, and hashes it with what follows it.
     fn copy_out(&self, path: &Path, plain: &mut dyn Read) -> Result<Unpacked> {
-        let mut head = Vec::with_capacity(HEAD_BYTES);
-        let begin = Read::take(&mut *plain, HEAD_BYTES as u64).read_to_end(&mut head);
-        begin.map_err(|e| read_error(path, e))?;
-        refuse_delta(&head)?;
-        let stream = Cursor::new(head).chain(plain);
+        // LZW's decoder, which is asked for little at a time, misses bytes behind its end.
+        let mut plain = BufReader::with_capacity(256 << 10, plain);
+        refuse_delta(plain.fill_buf().map_err(|e| read_error(path, e))?)?;
         let mut database =
-            FullReader::open(stream, &self.limits, MOST_ROOM).map_err(|e| read_error(path, e))?;
+            FullReader::open(plain, &self.limits, MOST_ROOM).map_err(|e| read_error(path, e))?;
         let promised = database.promised();
         space::check(&self.temp_dir, promised, &path.display().to_string())?;
         let mut file = self.temp_file()?;

@@ -255,6 +255,40 @@ fn a_copy_does_not_encrypt_what_somebody_has_put_there() {
 }
 
 #[test]
+fn plain_fulls_make_nothing_go() {
+    let key = Key::new();
+    let bucket = Bucket::with_base();
+    bucket.delta(BASE + 1, 1499, 6);
+    bucket.compact(&[]);
+    bucket.delta(1500, LAST, 9);
+    let newest = bucket.compact(&[])["snapshot"].as_str().unwrap().to_owned();
+    let full = fs::read(bucket.path().join("v2").join(newest)).unwrap();
+    seal_all(bucket.path(), &[&key]);
+    let clean = Bucket::of(&bucket.objects());
+    // They are as good as can be, but for the encryption.
+    let forged =
+        [8, 30, 40, 50].map(|after| format!("v2/Full-00000000-{LAST:08}-{}.gz", T0 + after));
+    for path in &forged {
+        bucket.put(path, &full);
+    }
+    let reads = key.reads();
+    let flags = ["--policy", "limit", "--limit", "2", "--apply"];
+    let collect = |of: &Bucket| {
+        let before = of.objects();
+        let done = succeeds(of, "gc", &[&flags[..], &args(&reads)].concat());
+        let left = of.objects();
+        let gone = before.into_keys().filter(|p| !left.contains_key(p));
+        (gone.collect::<Vec<_>>(), done)
+    };
+    let (gone, done) = collect(&bucket);
+    assert!(!gone.is_empty(), "{done}");
+    assert_eq!(gone, collect(&clean).0, "{done}");
+    let told: Vec<&Value> = done["damaged_fulls"].as_array().unwrap().iter().collect();
+    assert_eq!(told.len(), forged.len(), "{done}");
+    assert!(told.iter().all(|d| d["reason"] == "Untrusted"), "{done}");
+}
+
+#[test]
 fn a_follower_takes_a_new_full_and_goes_on() {
     let key = Key::new();
     let both = key.both();

@@ -269,6 +269,15 @@ impl<'a> Eyes<'a> {
         self.ask_tags(&mut catalog, noted, &mut asked)?;
         let mut reading = Duration::ZERO;
         let mut aside = SetAside::default();
+        let untrusted = self.ctx.trust.out_of_place(&catalog).into_iter();
+        let untrusted = untrusted.map(|i| {
+            let name = store.name(&catalog.snapshots[i].path);
+            let why = format!(
+                "{name} is not encrypted, and keys are given: whoever can write there may have made it"
+            );
+            (i, (Reason::Untrusted.as_str().to_owned(), why))
+        });
+        aside.add_damaged(untrusted.collect());
         let mut rounds = 0;
         let (timelines, why, doubts) = loop {
             let doubtful = aside.doubtful(&catalog);
