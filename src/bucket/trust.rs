@@ -199,11 +199,4 @@ mod tests {
         assert_eq!(ALWAYS.out_of_place(&catalog), [3]);
         assert!(Trust::default().out_of_place(&catalog).is_empty());
     }
-
-    #[test]
-    fn a_name_with_the_last_revision_of_all_overflows_nothing() {
-        let names = [format!("Incr-00000001-{}-5", i64::MAX)];
-        let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        assert_eq!(found(ALWAYS, &names).2, Some(i64::MAX));
-    }
 }
