@@ -3,7 +3,7 @@
 //! Where keys are given, a snapshot that is not encrypted is never an input: whoever can write into the store can have put
 //! it there. That one is encrypted says little about who wrote it, since recipients are public.
 
-use crate::bucket::{Catalog, Kind, Snapshot};
+use crate::bucket::{Catalog, Kind, Snapshot, SnapshotName};
 use crate::mvcc::Revision;
 
 /// What is trusted.
@@ -46,37 +46,63 @@ impl Trust {
         if !self.only_encrypted {
             return;
         }
-        let first = first_encrypted(catalog);
+        let encrypted = Encrypted::since(catalog);
         for s in &mut catalog.snapshots {
-            let is_allowed = s.name.created <= first
+            let is_allowed = encrypted.is_behind(&s.name)
                 && self
                     .plaintext_below
                     .is_some_and(|below| s.name.last < below);
             s.untrusted = !s.name.is_encrypted && !is_allowed;
         }
     }
-}
 
-impl Trust {
-    /// Fulls that are not encrypted and newer than the first encrypted snapshot, by index: nothing of ours makes them,
-    /// so that they must not make others go.
+    /// Fulls that are not encrypted and do not come before the first encrypted snapshot, by index: nothing of ours makes
+    /// them, so that they must not make others go.
     pub fn out_of_place(&self, catalog: &Catalog) -> Vec<usize> {
         if !self.only_encrypted {
             return Vec::new();
         }
-        let first = first_encrypted(catalog);
+        let encrypted = Encrypted::since(catalog);
         let is_out_of_place = |&i: &usize| {
-            let s = &catalog.snapshots[i];
-            s.name.kind == Kind::Full && !s.name.is_encrypted && s.name.created > first
+            let name = &catalog.snapshots[i].name;
+            name.kind == Kind::Full && !name.is_encrypted && !encrypted.is_behind(name)
         };
         catalog.usable().filter(is_out_of_place).collect()
     }
 }
 
-/// When the first encrypted snapshot was made.
-fn first_encrypted(catalog: &Catalog) -> i64 {
-    let encrypted = catalog.snapshots.iter().filter(|s| s.name.is_encrypted);
-    encrypted.map(|s| s.name.created).min().unwrap_or(i64::MAX)
+/// Where the first encrypted snapshot stands.
+struct Encrypted {
+    /// When it was made.
+    created: i64,
+    /// The last revision that may have been saved before it.
+    after: Revision,
+}
+
+impl Encrypted {
+    fn since(catalog: &Catalog) -> Self {
+        let counts = |s: &&Snapshot| s.name.is_encrypted && !s.excluded;
+        let encrypted = catalog.snapshots.iter().filter(counts);
+        // In order of creation.
+        match { encrypted }.next().map(|s| &s.name) {
+            None => Encrypted {
+                created: i64::MAX,
+                after: Revision(i64::MAX),
+            },
+            Some(first) => Encrypted {
+                created: first.created,
+                after: match first.kind {
+                    Kind::Full => first.last,
+                    Kind::Incr => first.start.previous(),
+                },
+            },
+        }
+    }
+
+    /// Whether a plain snapshot comes before all that is encrypted.
+    fn is_behind(&self, plain: &SnapshotName) -> bool {
+        plain.created <= self.created && plain.last <= self.after
+    }
 }
 
 /// What is not trusted in a catalog that was marked.
@@ -84,13 +110,13 @@ pub fn untrusted(catalog: &Catalog, trust: &Trust) -> Untrusted {
     let order = |s: &Snapshot| (s.name.created, s.name.kind == Kind::Full);
     let fulls = catalog.usable().map(|i| &catalog.snapshots[i]);
     let newest = fulls.filter(|s| s.name.kind == Kind::Full).map(order).max();
-    let first = first_encrypted(catalog);
+    let encrypted = Encrypted::since(catalog);
     let mut found = Untrusted::default();
     for (i, s) in catalog.snapshots.iter().enumerate() {
         if !s.untrusted || s.excluded {
             continue;
         }
-        if s.name.created <= first {
+        if encrypted.is_behind(&s.name) {
             let below = Some(Revision(s.name.last.0.saturating_add(1)));
             found.allowed_below = found.allowed_below.max(below);
         }
@@ -184,19 +210,56 @@ mod tests {
     }
 
     #[test]
+    fn a_forged_name_from_before_raises_no_revision_that_is_told() {
+        let names = [
+            "Full-00000000-00000010-100",
+            "Incr-00000011-00009999-150",
+            "Incr-00000011-00000020-200.age",
+        ];
+        assert_eq!(found(ALWAYS, &names), (vec![0, 1], vec![], Some(11)));
+        let allows = Trust {
+            plaintext_below: Some(Revision(i64::MAX)),
+            ..ALWAYS
+        };
+        assert_eq!(found(allows, &names), (vec![1], vec![], None));
+    }
+
+    #[test]
+    fn what_is_excluded_does_not_tell_when_encryption_began() {
+        let names = [
+            "Full-00000000-00000001-1.age",
+            "Full-00000000-00000001-1.age.exclude",
+            "Full-00000000-00000010-100",
+        ];
+        let listing = names.iter().map(|n| Listed {
+            path: format!("v2/{n}"),
+            bytes: 1,
+        });
+        let mut catalog = Catalog::from_listing(listing.collect());
+        let allows = Trust {
+            plaintext_below: Some(Revision(11)),
+            ..ALWAYS
+        };
+        allows.mark(&mut catalog);
+        assert_eq!(catalog.usable().collect::<Vec<_>>(), [1]);
+    }
+
+    #[test]
     fn a_plain_full_is_out_of_place_behind_what_is_encrypted() {
         let names = [
             "Full-00000000-00000010-100",
             "Full-00000000-00000020-200.age",
             "Incr-00000021-00000030-250",
             "Full-00000000-00000030-300",
+            // Its time says that it is old, its revision that it is not.
+            "Full-00000000-00000030-150",
         ];
         let listing = names.iter().map(|n| Listed {
             path: format!("v2/{n}"),
             bytes: 1,
         });
         let catalog = Catalog::from_listing(listing.collect());
-        assert_eq!(ALWAYS.out_of_place(&catalog), [3]);
+        assert_eq!(ALWAYS.out_of_place(&catalog), [1, 4]);
         assert!(Trust::default().out_of_place(&catalog).is_empty());
     }
 }

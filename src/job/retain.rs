@@ -288,6 +288,7 @@ pub fn run(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)>
     if ctx.store.hides_tags() {
         warnings.push(TAGS_UNREADABLE.to_owned());
     }
+    warnings.extend(scan.untrusted_warning());
     let asked = Retention {
         mode: options.mode,
         until: options.until,

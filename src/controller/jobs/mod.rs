@@ -385,6 +385,7 @@ fn maintenance<'a>(
     // Nothing is compacted that is not saved in the store, and the lock that keeps a second run away is there.
     let mut pod = Pod::new(policy, settings, secrets, &["maintain"])
         .store(false)
+        .recipients()
         .live()
         .lock("maintain")
         .metrics();
@@ -409,6 +410,7 @@ fn retention<'a>(
     let retention = policy.spec.retention.as_ref()?;
     let mut pod = Pod::new(policy, settings, secrets, &["gc"])
         .store(false)
+        .recipients()
         .metrics();
     pod = match retention.policy {
         RetentionPolicy::Exponential => pod.flag("--policy", "exponential"),

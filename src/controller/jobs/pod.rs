@@ -342,7 +342,7 @@ impl<'a> Pod<'a> {
         }
     }
 
-    /// Who can read what is written.
+    /// Who can read what is written. With recipients alone, too, plain snapshots are not trusted.
     pub(super) fn recipients(self) -> Self {
         let encryption = self.policy.spec.encryption.iter();
         let recipients = encryption.flat_map(|e| &e.recipients);

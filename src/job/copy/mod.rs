@@ -295,9 +295,11 @@ impl<'a> Copier<'a> {
 
     /// The source's newest full that may be used, if it is marked final.
     fn newest_final(&self) -> Result<Option<String>> {
-        let catalog = by_names(self.from)?;
-        let fulls = catalog.snapshots.iter().rev();
-        for s in fulls.filter(|s| s.name.kind == Kind::Full && !s.excluded) {
+        let mut catalog = by_names(self.from)?;
+        self.mark_untrusted(&mut catalog);
+        let usable: Vec<usize> = catalog.usable().collect();
+        let fulls = usable.into_iter().rev().map(|i| &catalog.snapshots[i]);
+        for s in fulls.filter(|s| s.name.kind == Kind::Full) {
             let excluded = self
                 .from
                 .store
@@ -495,15 +497,19 @@ impl<'a> Copier<'a> {
         Ok(Listings { source, target })
     }
 
-    /// Where the source is encrypted, its plain snapshots may be anybody's: encrypted on the way, they would look like
-    /// the others. A follower goes on without them.
-    fn leave_out_untrusted(&mut self, source: &mut Catalog) -> Result<()> {
-        let seals = self.options.wanted.form.encryption == Encryption::Encrypt;
-        if !seals || !source.snapshots.iter().any(|s| s.name.is_encrypted) {
-            return Ok(());
+    /// Where the source is encrypted, its plain snapshots may be anybody's. If they are encrypted on the way, or the others
+    /// are decrypted, they look like the others.
+    fn mark_untrusted(&self, source: &mut Catalog) {
+        let changes = self.options.wanted.form.encryption != Encryption::Keep;
+        if changes && source.snapshots.iter().any(|s| s.name.is_encrypted) {
+            self.from.trust.mark(source);
         }
+    }
+
+    /// A follower goes on without what may be anybody's.
+    fn leave_out_untrusted(&mut self, source: &mut Catalog) -> Result<()> {
+        self.mark_untrusted(source);
         let trust = &self.from.trust;
-        trust.mark(source);
         let untrusted = trust::untrusted(source, trust);
         if !untrusted.refused.is_empty() && self.metrics.is_none() {
             let which = &untrusted.refused;

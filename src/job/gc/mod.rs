@@ -10,9 +10,12 @@ pub mod pin;
 pub mod undelete;
 mod verified;
 
-use crate::bucket::catalog::{PINS, REMOVED};
 use crate::bucket::chain::Range;
-use crate::bucket::retention::{self, restorable};
+use crate::bucket::retention::{self, Why, restorable};
+use crate::bucket::{
+    self,
+    catalog::{PINS, REMOVED},
+};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
 use crate::job::scan::TAGS_UNREADABLE;
@@ -300,7 +303,8 @@ pub fn run(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)>
     warnings.extend(damage_warnings(&look));
     let before = ranges(&look, &|_| true);
     let mut applied = apply::begin(ctx, options, &look, now);
-    let mut error = would_shrink(&look).filter(|_| !options.allow_shrink);
+    let shrinks = || would_shrink(&look).or_else(|| would_purge_the_newest(&look));
+    let mut error = (!options.allow_shrink).then(shrinks).flatten();
     match options.apply {
         true if error.is_some() => apply::refuse(&mut applied),
         true => {
@@ -435,6 +439,26 @@ fn would_shrink(look: &Look) -> Option<Error> {
             "on timeline {} revisions up to {} can be restored, and {after}: nothing was removed; find out which snapshots are to go and why, or give --allow-shrink",
             shrink.timeline,
             show(shrink.before)
+        ),
+    ))
+}
+
+/// Refuses to purge fulls that are newer than all that is left: `gc` itself removes none such, but whoever can write can
+/// exclude a snapshot and note that it was removed.
+fn would_purge_the_newest(look: &Look) -> Option<Error> {
+    let snapshots = &look.catalog.snapshots;
+    let is_full = |&i: &usize| snapshots[i].name.kind == bucket::Kind::Full;
+    let left = look.catalog.usable().filter(is_full);
+    let left = left.filter(|&i| look.why[i].keeps() && !look.is_damaged.contains(&i));
+    let newest = left.map(|i| snapshots[i].name.created).max();
+    let purged = (0..snapshots.len()).filter(is_full);
+    let mut purged = purged.filter(|&i| look.why[i] == Why::RemovedLongAgo);
+    let newer = purged.find(|&i| newest.is_none_or(|n| snapshots[i].name.created > n))?;
+    Some(Error::new(
+        Reason::WouldShrink,
+        format!(
+            "{} is marked as removed, and no full that is left is newer: nothing was removed; bring it back by `deltafold undelete` if somebody else has marked it, or give --allow-shrink",
+            snapshots[newer].path
         ),
     ))
 }

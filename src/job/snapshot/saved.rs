@@ -67,11 +67,19 @@ pub struct Newest {
     pub compression: Compression,
 }
 
+/// Seconds between a full and another one that is taken for snapshots which are not trusted.
+const SECONDS_BETWEEN: i64 = 3600;
+/// Seconds that a clock may have been ahead. A name with a later time is nobody's, or forged.
+const MOST_AHEAD: i64 = 366 * 86_400;
+
 impl Newest {
     /// Of a scan, those that are excluded too.
     pub fn read(scan: &Scan, now: DateTime<Utc>) -> Option<Self> {
         // Of one second fulls come last in the catalog. A forged name may be of any time.
-        let is_known = |s: &&Snapshot| !s.untrusted || s.name.created <= now.timestamp();
+        let is_known = |s: &&Snapshot| {
+            let most_ahead = if s.untrusted { 0 } else { MOST_AHEAD };
+            s.name.created - now.timestamp() <= most_ahead
+        };
         let newest = scan.catalog.snapshots.iter().rev().find(is_known)?;
         Some(Newest {
             created: newest.name.created,
@@ -85,9 +93,15 @@ impl Saved {
     /// Reads a scan. `Err` says why a full is needed without looking any further.
     pub fn read(scan: &Scan, now: DateTime<Utc>) -> Result<Self, (FullReason, String)> {
         let catalog = &scan.catalog;
-        // A full is newer than all but those whose names are of the future.
+        // A full is newer than all but those whose names are of the future. One an hour, however many are put there.
         let is_behind_a_full = |&&i: &&usize| catalog.snapshots[i].name.created <= now.timestamp();
-        if let Some(&late) = scan.untrusted.refused.iter().find(is_behind_a_full) {
+        let fulls = catalog.usable().map(|i| &catalog.snapshots[i].name);
+        let newest = fulls
+            .filter(|n| n.kind == Kind::Full)
+            .map(|n| n.created)
+            .max();
+        let is_recent = newest.is_some_and(|created| now.timestamp() - created < SECONDS_BETWEEN);
+        if !is_recent && let Some(&late) = scan.untrusted.refused.iter().find(is_behind_a_full) {
             return Err((
                 FullReason::Untrusted,
                 format!(

@@ -164,6 +164,7 @@ impl<'a> Saver<'a> {
 
     fn tell_by(&mut self, tell: &Tell, deltas: bool) -> Result<Result<(), Behind>> {
         let (mut catalog, is_new) = self.names.catalog(&self.ctx.store)?;
+        self.ctx.trust.mark(&mut catalog);
         // Names alone do not tell histories apart.
         let from = self.line_from.unwrap_or(i64::MIN);
         catalog.snapshots.retain(|s| s.name.created >= from);
