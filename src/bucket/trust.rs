@@ -11,6 +11,8 @@ use crate::mvcc::Revision;
 pub struct Trust {
     /// Keys are given: what is not encrypted is not trusted.
     pub only_encrypted: bool,
+    /// But in a prefix without any encrypted snapshot all is trusted: encryption begins there.
+    pub unless_all_plain: bool,
     /// Snapshots from before the first encrypted one are trusted, if all their revisions are below this.
     pub plaintext_below: Option<Revision>,
     /// Jobs go on with what is trusted, whatever else is there.
@@ -41,9 +43,15 @@ impl Untrusted {
 }
 
 impl Trust {
+    fn distrusts(&self, catalog: &Catalog) -> bool {
+        let is_encrypted = |s: &Snapshot| s.name.is_encrypted && !s.excluded;
+        let all_plain = || !catalog.snapshots.iter().any(is_encrypted);
+        self.only_encrypted && !(self.unless_all_plain && all_plain())
+    }
+
     /// Marks what is not trusted in a catalog.
     pub fn mark(&self, catalog: &mut Catalog) {
-        if !self.only_encrypted {
+        if !self.distrusts(catalog) {
             return;
         }
         let encrypted = Encrypted::since(catalog);
@@ -59,7 +67,7 @@ impl Trust {
     /// Fulls that are not encrypted and do not come before the first encrypted snapshot, by index: nothing of ours makes
     /// them, so that they must not make others go.
     pub fn out_of_place(&self, catalog: &Catalog) -> Vec<usize> {
-        if !self.only_encrypted {
+        if !self.distrusts(catalog) {
             return Vec::new();
         }
         let encrypted = Encrypted::since(catalog);
@@ -136,6 +144,7 @@ mod tests {
 
     const ALWAYS: Trust = Trust {
         only_encrypted: true,
+        unless_all_plain: false,
         plaintext_below: None,
         ignore_untrusted: false,
     };
@@ -180,6 +189,18 @@ mod tests {
             ..ALWAYS
         };
         assert_eq!(found(ignores, &names), (vec![], vec![2], None));
+    }
+
+    #[test]
+    fn where_encryption_begins_all_may_be_trusted() {
+        let begins = Trust {
+            unless_all_plain: true,
+            ..ALWAYS
+        };
+        let plain = ["Full-00000000-00000010-100", "Incr-00000011-00000020-200"];
+        assert_eq!(found(begins, &plain), (vec![], vec![], None));
+        let delta = [&plain[..], &["Incr-00000021-00000030-300.age"]].concat();
+        assert_eq!(found(begins, &delta), (vec![0, 1], vec![], Some(21)));
     }
 
     #[test]

@@ -58,6 +58,8 @@ impl EncryptionArgs {
     pub(super) fn trust(&self, keys: &Keys) -> Trust {
         Trust {
             only_encrypted: keys.encrypts() || keys.decrypts(),
+            // Who has an identity expects something that is encrypted.
+            unless_all_plain: !keys.decrypts(),
             plaintext_below: self.allow_plaintext_below.map(Revision),
             ignore_untrusted: self.ignore_untrusted,
         }

@@ -84,6 +84,8 @@ impl CommonArgs {
         store::open::make_folder(&self.store, &self.means.options(1)?)?;
         let mut ctx = self.means.context(&self.store, cancel)?;
         ctx.store = self.bandwidth.limited(ctx.store);
+        // With recipients encryption begins by a full; without, what is written is as plain as what is there.
+        ctx.trust.unless_all_plain = !ctx.keys.encrypts();
         let taking = Taking {
             way,
             compression: self.compression,

@@ -181,7 +181,7 @@ fn no_plain_text_comes_behind_what_is_encrypted() {
     let plain = plain_bucket();
     let writes = key.writes();
     assert!(
-        plain.compact(&[&args(&writes)[..], &["--allow-plaintext-below", "3000"]].concat())["snapshot"]
+        plain.compact(&args(&writes))["snapshot"]
             .as_str()
             .unwrap()
             .ends_with(".gz.age")

@@ -99,6 +99,38 @@ fn seven_objects_of_one_byte() {
     });
 }
 
+/// Marks and notes as `gc` leaves them, on snapshots that it did not remove.
+#[test]
+fn marks_of_exclusion_and_notes_of_removal() {
+    for spared in [0, 1] {
+        let p = Past::new();
+        let real = snapshots(&p.bucket.objects());
+        let mut fulls: Vec<&String> = real.iter().filter(|p| p.contains("/Full-")).collect();
+        fulls.sort_by_key(|f| f.rsplit('-').next().unwrap().to_owned());
+        let spared: Vec<&String> = fulls.into_iter().take(spared).collect();
+        for path in real.iter().filter(|p| !spared.contains(p)) {
+            p.bucket.put(&format!("{path}.exclude"), b"");
+            let name = path.rsplit('/').next().unwrap();
+            p.bucket.put(&format!("deltafold-removed/{name}"), b"{}");
+        }
+        let marked = p.bucket.objects();
+        let limit = ["--policy", "limit", "--limit", "3"];
+        for apply in [&[][..], &["--apply"]] {
+            let (code, result, stderr) = p.bucket.run("gc", &[&limit[..], apply].concat());
+            assert_eq!(
+                (code, &result["reason"]),
+                (65, &"WouldShrink".into()),
+                "{stderr}"
+            );
+            assert!(stderr.contains("deltafold undelete"), "{stderr}");
+            assert_eq!(snapshots(&p.bucket.objects()), snapshots(&marked));
+        }
+        let allowed = [&limit[..], &["--apply", "--allow-shrink"]].concat();
+        gc(&p, &allowed, &[]);
+        assert_eq!(snapshots(&p.bucket.objects()).len(), spared.len());
+    }
+}
+
 #[test]
 fn a_cut_copy_of_a_real_full() {
     harms_nothing(&|p| {

@@ -222,6 +222,8 @@ pub fn name_time(kind: Kind, newest: Option<Newest>, now: DateTime<Utc>) -> i64 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bucket::trust::{self, Trust};
+    use crate::bucket::{Catalog, Listed};
 
     fn full(name: &str) -> SnapshotName {
         name.parse().unwrap()
@@ -250,6 +252,56 @@ mod tests {
         // The clock was set back.
         assert_eq!(delta(newest(500, false), 100), 500);
         assert_eq!(delta(newest(500, true), 100), 501);
+    }
+
+    fn scan_of(names: &[&str]) -> Scan {
+        let listing = names.iter().map(|n| Listed {
+            path: format!("v2/{n}"),
+            bytes: 1,
+        });
+        let trust = Trust {
+            only_encrypted: true,
+            ..Trust::default()
+        };
+        let mut catalog = Catalog::from_listing(listing.collect());
+        trust.mark(&mut catalog);
+        let untrusted = trust::untrusted(&catalog, &trust);
+        let mut scan = Scan::of_names(catalog).unwrap();
+        scan.untrusted = untrusted;
+        scan
+    }
+
+    #[test]
+    fn a_full_is_taken_for_what_is_not_trusted_and_not_for_each_of_it() {
+        let names = [
+            "Full-00000000-00000010-1000.age",
+            "Incr-00000011-00000020-2000",
+        ];
+        let why = |now| Saved::read(&scan_of(&names), at(now)).err().map(|e| e.0);
+        let hour = SECONDS_BETWEEN;
+        assert_eq!(why(2000), None);
+        assert_eq!(why(1000 + hour - 1), None);
+        assert_eq!(why(1000 + hour), Some(FullReason::Untrusted));
+        // Of the future: a full would not be newer.
+        assert_eq!(why(1999), None);
+        let plain = ["Full-00000000-00000010-1000"];
+        let why = Saved::read(&scan_of(&plain), at(1001)).err().unwrap();
+        assert_eq!(why.0, FullReason::Untrusted);
+    }
+
+    #[test]
+    fn forged_names_do_not_move_the_time_of_what_comes() {
+        let newest =
+            |names: &[&str], now| Newest::read(&scan_of(names), at(now)).map(|n| n.created);
+        let names = [
+            "Full-00000000-00000010-1000.age",
+            "Full-00000000-00000011-8210266876799.age",
+            "Full-00000000-00000012-5000",
+        ];
+        assert_eq!(newest(&names, 4000), Some(1000));
+        assert_eq!(newest(&names, 5000), Some(5000));
+        // A clock that was ahead for some days, and is right now.
+        assert_eq!(newest(&names[..1], 500), Some(1000));
     }
 
     #[test]
