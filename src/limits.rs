@@ -12,6 +12,9 @@ pub const DATABASE_BYTES: u64 = 16 << 30;
 /// warns if more than 10 MiB are allowed.
 pub const VALUE_BYTES: u64 = 64 << 20;
 
+/// An event for so many bytes of a database.
+const DATABASE_PER_EVENT: u64 = 4096;
+
 /// What stands around a key and a value: revisions and lease in a record; fields and time in an event.
 const AROUND: u64 = 64 << 10;
 
@@ -84,9 +87,18 @@ impl Limits {
         usize::try_from(bytes.saturating_add(AROUND)).unwrap_or(usize::MAX)
     }
 
-    /// Events of one delta.
+    /// Events of one delta. Small events need few bytes of a database, so a low limit of bytes does not lower this.
     pub(crate) fn events(&self) -> u64 {
-        self.database_bytes / 4096
+        (self.database_bytes / DATABASE_PER_EVENT).max(1 << 22)
+    }
+
+    /// A delta has more than [`events`](Self::events). A low limit has to grow by more than a little.
+    pub(crate) fn too_many_events(&self) -> Error {
+        let events = self.events();
+        self.database_too_large(format!(
+            "the delta has more than {events} events, which more than {} of a database allow",
+            Bytes(events.saturating_mul(DATABASE_PER_EVENT))
+        ))
     }
 
     /// Bytes of memory for the keys that all deltas of a chain touch.
@@ -124,6 +136,29 @@ mod tests {
             assert!(put >= value_bytes / 4 * 3);
             assert!(put < limits.element_bytes());
         }
+    }
+
+    #[test]
+    fn a_low_limit_allows_as_many_events_as_the_usual_one() {
+        let events = |database_bytes| {
+            let limits = Limits {
+                database_bytes,
+                ..Limits::default()
+            };
+            limits.events()
+        };
+        assert_eq!(events(64 << 20), 1 << 22);
+        assert_eq!(events(DATABASE_BYTES), 1 << 22);
+        assert_eq!(events(64 << 30), 1 << 24);
+        let low = Limits {
+            database_bytes: 1 << 30,
+            ..Limits::default()
+        };
+        let said = low.too_many_events().to_string();
+        assert!(
+            said.contains("4194304 events") && said.contains("more than 16 GiB of"),
+            "{said}"
+        );
     }
 
     #[test]

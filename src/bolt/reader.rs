@@ -21,6 +21,8 @@ const MAX_DEPTH: usize = 64;
 const MAX_PATH: usize = 4 << 20;
 /// Of a longer page only the keys are held. bbolt makes such pages for up to four long values.
 const LONG_PAGE: usize = 1 << 20;
+/// Pages of the longest buffer that is kept for the next page.
+const MOST_SPARE: usize = 4;
 
 /// Bytes that can be read at any place; what a [`Database`] stands on.
 pub trait ReadAt {
@@ -781,7 +783,10 @@ impl<R: ReadAt> Cursor<'_, R> {
                 return Ok(None);
             };
             if *next >= page.count {
-                if let Some(level) = self.stack.pop() {
+                // A long buffer would keep its memory, one for each level.
+                if let Some(level) = self.stack.pop()
+                    && level.page.buf.capacity() <= MOST_SPARE * self.db.page_size()
+                {
                     self.spare.push(level.page.buf);
                 }
                 // One long value must not keep its memory.
@@ -986,6 +991,7 @@ mod tests {
             }
             assert_eq!(c.next().unwrap(), None);
             assert_eq!(c.value.capacity(), 0);
+            assert!(c.spare.iter().all(|b| b.capacity() <= MOST_SPARE * PAGE));
             assert_eq!(
                 db.last_key(&db.root()).unwrap().as_ref(),
                 elements.last().map(|(key, _)| key)

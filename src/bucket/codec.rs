@@ -165,6 +165,9 @@ const ZSTD_WINDOW: u32 = 23;
 /// Of a plain file that somebody packed: 2^27 bytes, as `zstd` itself allows.
 const ZSTD_WINDOW_OF_OTHERS: u32 = 27;
 
+/// What zstd says of a window that is too large.
+const ZSTD_NO_MEMORY: &str = "requires too much memory";
+
 /// Decompresses a stream that any tool may have packed. Bytes behind the end of the compressed data are an error.
 ///
 /// # Errors
@@ -201,6 +204,7 @@ fn open_decoder<'a, R: Read + Send + 'a>(
         Compression::Gzip => Box::new(Decoder {
             inner: flate2::bufread::MultiGzDecoder::new(inner),
             compression,
+            window_log,
         }),
         Compression::Zlib => Box::new(Decoder {
             inner: ToEnd {
@@ -208,6 +212,7 @@ fn open_decoder<'a, R: Read + Send + 'a>(
                 rest: |z| z.get_mut().fill_buf().map(<[u8]>::is_empty),
             },
             compression,
+            window_log,
         }),
         Compression::Lzw => Box::new(Decoder {
             inner: LzwDecoder {
@@ -216,6 +221,7 @@ fn open_decoder<'a, R: Read + Send + 'a>(
                 ended: false,
             },
             compression,
+            window_log,
         }),
         Compression::Zstd => {
             let mut frames = zstd::stream::read::Decoder::with_buffer(inner)?;
@@ -223,6 +229,7 @@ fn open_decoder<'a, R: Read + Send + 'a>(
             Box::new(Decoder {
                 inner: frames,
                 compression,
+                window_log,
             })
         }
     })
@@ -232,6 +239,8 @@ fn open_decoder<'a, R: Read + Send + 'a>(
 struct Decoder<D> {
     inner: D,
     compression: Compression,
+    /// The largest window of zstd's.
+    window_log: u32,
 }
 
 impl<D: Read> Read for Decoder<D> {
@@ -241,6 +250,14 @@ impl<D: Read> Read for Decoder<D> {
                 e.raw_os_error().is_some() || e.get_ref().is_some_and(|i| i.is::<Error>());
             if of_source {
                 return e;
+            }
+            if self.compression == Compression::Zstd && e.to_string().contains(ZSTD_NO_MEMORY) {
+                let log = self.window_log;
+                return Error::corrupt(format!(
+                    "its zstd window is larger than {} MiB: pack it again with a smaller one (zstd --long={log})",
+                    (1_u64 << log) >> 20
+                ))
+                .into();
             }
             Error::corrupt(format!(
                 "its {} compression is damaged: {e}",

@@ -576,10 +576,7 @@ impl<'l, R: Read> DeltaReader<'l, R> {
             }
         };
         if self.events == self.limits.events() {
-            let events = self.events;
-            return Err(self.limits.database_too_large(format!(
-                "it has more than {events} events, one for 4 KiB of a database"
-            )));
+            return Err(self.limits.too_many_events());
         }
         self.put = put.then_some((Revision(found.create_revision), found.version, found.lease));
         self.current = main;

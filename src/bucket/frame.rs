@@ -127,7 +127,9 @@ impl<R: Read> Read for FrameReader<R> {
         let n = ready.len().min(out.len());
         if self.payload_bytes + n as u64 > self.limits.database_bytes {
             self.state = State::Failed;
-            return Err(self.limits.database_too_large("it unpacks to more").into());
+            let most = self.limits.database_bytes;
+            let what = format!("the object unpacks to more than {most} bytes");
+            return Err(self.limits.database_too_large(what).into());
         }
         out[..n].copy_from_slice(&ready[..n]);
         self.hash.update(&out[..n]);

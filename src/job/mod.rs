@@ -178,7 +178,12 @@ impl Context {
         space::check(&self.temp_dir, snapshot.bytes, &snapshot.path)?;
         let mut database =
             FullReader::open(payload()?, &self.limits, 0).map_err(|e| at(Error::io("read", e)))?;
-        space::check(&self.temp_dir, database.promised(), &snapshot.path)?;
+        if let Err(no_space) = space::check(&self.temp_dir, database.promised(), &snapshot.path) {
+            // A few bytes can promise any size: damage is final, and NoSpace is tried again.
+            std::io::copy(&mut database, &mut std::io::sink())
+                .map_err(|e| at(Error::io("read", e)))?;
+            return Err(no_space);
+        }
         let mut file = self.temp_file()?;
         let mut buf = vec![0; 256 << 10];
         loop {

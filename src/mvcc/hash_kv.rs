@@ -10,8 +10,9 @@ use crate::mvcc::revision::{RecordKey, Revision, encode_revision};
 use crc_fast::{CrcAlgorithm, Digest};
 use hashbrown::HashMap;
 
-/// Bytes of memory beside a key's own.
-const AROUND_A_KEY: usize = 64;
+/// Bytes of memory beside a key's own: up to 113 for the map's entry of 33 while the map grows, and what the allocator
+/// adds to the key.
+const AROUND_A_KEY: usize = 160;
 
 /// The sum that etcd's HashKV would give.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -107,6 +107,30 @@ fn a_delta_holds_the_events_since_the_last() {
     }
 }
 
+/// One object that is too large does not end backups, and is not told as damage.
+#[test]
+fn a_full_of_more_than_is_allowed_is_replaced_and_the_flag_is_named() {
+    with_etcd(EtcdVersion::V3_6, |world| {
+        for wanted in ["EmptyBucket", "TooLarge"] {
+            world.put("/a", wanted);
+            let done = world.delta(&["--max-database-bytes", "4KiB"]);
+            assert_eq!(why(&done.json), wanted, "{}", done.json);
+            let warnings = done.json["warnings"].to_string();
+            assert!(
+                warnings.contains("each run of snapshot delta"),
+                "{warnings}"
+            );
+            assert!(warnings.contains("--max-database-bytes"), "{warnings}");
+            let message = done.json["message"].as_str().unwrap();
+            let names_it = message.contains("--max-database-bytes");
+            assert_eq!(names_it, wanted == "TooLarge", "{message}");
+        }
+        world.put("/a", "allowed");
+        assert_eq!(why(&world.delta(&[]).json), "");
+        world.check_all_is_saved();
+    });
+}
+
 /// Under load, again and again, beside compactions of what is saved.
 #[test]
 fn deltas_under_load() {

@@ -85,6 +85,8 @@ fn no_job_is_without_limits() {
             let volumes = pod["volumes"].as_array().into_iter().flatten();
             let empty = volumes.filter(|v| v["emptyDir"].is_object());
             let scratch: u64 = empty.map(|v| gib(&v["emptyDir"]["sizeLimit"])).sum();
+            // The largest database that is allowed fits, and what a follower spools.
+            assert!(scratch == 0 || scratch >= 16 + 2, "{file}: {scratch}");
             let containers = ["initContainers", "containers"].map(|c| pod[c].as_array());
             let containers = containers.into_iter().flatten().flatten();
             let ours =
@@ -92,7 +94,8 @@ fn no_job_is_without_limits() {
             for container in ours {
                 let resources = &container["resources"];
                 let limits = &resources["limits"];
-                assert!(limits["memory"].is_string(), "{file}: {container:#}");
+                // The longest value that is allowed takes 384 MiB of it.
+                assert!(gib(&limits["memory"]) >= 1, "{file}: {container:#}");
                 // The scratch volume counts, too; and what has no request is requested.
                 assert_eq!(gib(&limits["ephemeral-storage"]), scratch + 1, "{file}");
                 assert!(resources["requests"]["ephemeral-storage"].is_string());

@@ -542,6 +542,7 @@ pub fn follower(
         .compression()
         .snapshot_leases()
         .lock("follow")
+        .spool()
         .following(FOLLOWER_GRACE_SECONDS);
     if let Some(period) = &wanted.delta_period {
         pod = pod.flag("--delta-period", &flag_of(period));

@@ -401,6 +401,13 @@ impl<'a> Pod<'a> {
         }
     }
 
+    /// What waits for the store must leave room for a full, and for two deltas.
+    pub(super) fn spool(self) -> Self {
+        const MOST: u64 = 1 << 30;
+        let bytes = MOST.min(scratch_bytes(&self.policy.spec.job_template) / 4);
+        self.flag("--spool-bytes", &bytes.to_string())
+    }
+
     /// Other resources than those of the policy's template.
     pub(super) fn resources(mut self, resources: Option<&'a ResourceRequirements>) -> Self {
         self.resources = resources.or(self.resources);

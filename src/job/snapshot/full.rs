@@ -183,7 +183,7 @@ pub(super) fn take(ctx: &Context, taking: &Taking, newest: Option<Newest>) -> Re
                 }
                 taken.cluster = facts;
                 taken.members = compared;
-                taken.warnings = warnings;
+                taken.warnings.extend(warnings);
                 return Ok(taken);
             }
             // Another member mends what is wrong with this one.
@@ -290,7 +290,11 @@ impl Read for Tee {
 /// A full is saved however large it is; who reads it must know.
 fn too_large_to_read<R: ReadAt>(db: &Database<R>, limits: &Limits) -> Option<String> {
     let e = limits.check_database(db.meta().bytes()).err()?;
-    Some(format!("who reads this full must allow for it: {e}"))
+    let warning = format!(
+        "this full cannot be restored, and each run of snapshot delta takes a full, until more is allowed: {e}"
+    );
+    tracing::warn!("{warning}");
+    Some(warning)
 }
 
 /// Takes a snapshot from one member; it must reach `least`.

@@ -35,7 +35,7 @@ pub(super) fn position(ctx: &Context, saved: &Saved) -> Result<Position> {
 pub(super) fn full_instead(e: &Error) -> Option<(FullReason, String)> {
     match e.reason() {
         Reason::OutOfRange => Some((FullReason::Unverifiable, e.to_string())),
-        r if r.is_bad_data() => Some((FullReason::CorruptSnapshot, e.to_string())),
+        r if r.is_bad_data() => Some((FullReason::of_bad_data(e), e.to_string())),
         _ => None,
     }
 }

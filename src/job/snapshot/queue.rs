@@ -55,6 +55,8 @@ struct Spool {
     /// Begun when there is a text for it, and gone when none waits in it.
     file: Option<TempFile>,
     texts: usize,
+    /// Bytes of the texts that wait. The file also has those that were read.
+    waiting: u64,
 }
 
 impl Spool {
@@ -70,9 +72,14 @@ impl Spool {
             none => none.insert(self.dir.file()?),
         };
         let at = file.len();
-        let written = file.write_all(text);
-        written.map_err(|e| Error::io("write events to the temporary directory", e))?;
+        if let Err(e) = file.write_all(text) {
+            if self.texts == 0 {
+                self.file = None;
+            }
+            return Err(Error::io("write events to the temporary directory", e));
+        }
         self.texts += 1;
+        self.waiting += text.len() as u64;
         Ok(at)
     }
 
@@ -82,6 +89,7 @@ impl Spool {
         let read = file.map_or(Ok(()), |f| f.read_exact_at(&mut text, at));
         read.map_err(|e| Error::io("read events from the temporary directory", e))?;
         self.texts -= 1;
+        self.waiting -= len as u64;
         if self.texts == 0 {
             self.file = None;
         }
@@ -125,6 +133,7 @@ impl Queue {
             limit: room.spool,
             file: None,
             texts: 0,
+            waiting: 0,
         };
         Queue {
             state: Mutex::new(State {
@@ -239,7 +248,7 @@ pub(super) struct Pulse {
     pub(super) failure: Option<Reason>,
     /// Bytes of memory that what waits takes.
     pub(super) buffered_bytes: u64,
-    /// Bytes of events in the temporary directory.
+    /// Bytes of events that wait in the temporary directory.
     pub(super) spooled_bytes: u64,
     /// For how long nothing could be watched.
     pub(super) down_for: Option<Duration>,
@@ -289,7 +298,7 @@ impl Tail {
             reconnects: state.reconnects,
             failures: state.failures,
             buffered_bytes: state.bytes,
-            spooled_bytes: state.spool.file.as_ref().map_or(0, TempFile::len),
+            spooled_bytes: state.spool.waiting,
             failure: state.down.map(|d| d.1),
             down_for: state.down.map(|d| d.0.elapsed()),
         }
@@ -444,6 +453,13 @@ mod tests {
             }
             for revision in revisions {
                 assert_is(queue.pop(Duration::ZERO), revision, bytes(revision));
+                let state = queue.state();
+                let spooled = state.items.iter().filter(|e| e.spooled_at.is_some());
+                let waiting = spooled.map(|e| match &e.item {
+                    Item::Transaction(t) => t.text_len() as u64,
+                    _ => 0,
+                });
+                assert_eq!(state.spool.waiting, waiting.sum::<u64>());
             }
             let end = queue.pop(Duration::ZERO);
             assert!(matches!(end, Some(Item::Ended(Ended::Forked))));

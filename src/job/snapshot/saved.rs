@@ -32,12 +32,24 @@ pub enum FullReason {
     RevisionGap,
     /// What would tell which history is the newest cannot be read.
     CorruptSnapshot,
+    /// It is larger than may be read.
+    TooLarge,
     /// Two histories were written at the same time.
     InterleavedTimelines,
     /// What the store holds at the last saved revision cannot be told.
     Unverifiable,
     /// The newest snapshots are not encrypted, though keys are given: anybody may have made them.
     Untrusted,
+}
+
+impl FullReason {
+    /// Of an error that a snapshot of the store gives.
+    pub(super) fn of_bad_data(e: &Error) -> Self {
+        match e.reason() {
+            Reason::TooLarge => FullReason::TooLarge,
+            _ => FullReason::CorruptSnapshot,
+        }
+    }
 }
 
 /// What a store has of the newest history.
@@ -111,7 +123,7 @@ impl Saved {
             ));
         }
         if let Some((_, e)) = scan.contents.unreadable.iter().next() {
-            return Err((FullReason::CorruptSnapshot, e.to_string()));
+            return Err((FullReason::of_bad_data(e), e.to_string()));
         }
         let because = |e: &Error| {
             let reason = match e.reason() {

@@ -282,6 +282,9 @@ impl<'a> Saver<'a> {
             FullReason::HistoryMismatch | FullReason::ClusterBehind
         );
         tracing::info!(reason = ?why.0, "a full snapshot: {}", why.1);
+        if why.0 == FullReason::TooLarge {
+            self.warn(why.1.clone());
+        }
         self.check_still_ours()?;
         let written = taken.publish(self.ctx, self.newest, is_final, forked)?;
         if forked {
