@@ -290,14 +290,15 @@ struct Client {
 impl Client {
     async fn send(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let mut under_way = self.requests.begin().await;
-        let asks = request.method() == Method::GET && is_question(&request);
+        let is_read = request.method() == Method::GET && !is_question(&request);
         let answer = self.inner.execute(request).await?;
         under_way.ended = Ended::of(&answer);
         let is_refusal = answer.status().is_client_error() || answer.status().is_server_error();
         drop(under_way);
-        match is_refusal || asks {
-            true => bounded(answer).await,
-            false => Ok(answer),
+        // Only the content of an object may have any length.
+        match is_read && !is_refusal {
+            true => Ok(answer),
+            false => bounded(answer).await,
         }
     }
 
@@ -340,7 +341,7 @@ impl Client {
     }
 }
 
-/// Whether a request asks for a listing, or for something about an object or a bucket, and not for an object.
+/// Whether a request logs in, asks for a listing, or for something about an object or a bucket, and not for an object.
 fn is_question(request: &HttpRequest) -> bool {
     const ASKS: [&str; 14] = [
         "comp",
@@ -358,11 +359,19 @@ fn is_question(request: &HttpRequest) -> bool {
         "versioning",
         "versions",
     ];
+    /// Headers of logins to Swift, and of the metadata services of clouds.
+    const LOGS_IN: [&str; 4] = [
+        "metadata",
+        "metadata-flavor",
+        "x-auth-key",
+        "x-aws-ec2-metadata-token",
+    ];
     let query = request.uri().query().unwrap_or_default();
-    query.split('&').any(|part| {
+    let asks = query.split('&').any(|part| {
         let name = part.split_once('=').map_or(part, |(name, _)| name);
         ASKS.contains(&name)
-    })
+    });
+    asks || LOGS_IN.iter().any(|h| request.headers().contains_key(*h))
 }
 
 /// An answer that was read whole.
@@ -553,25 +562,44 @@ mod tests {
         let (ok, bad) = (StatusCode::OK, StatusCode::SERVICE_UNAVAILABLE);
         let all = objects.map(|uri| (uri, true)).into_iter();
         for (uri, is_object) in all.chain(questions.map(|uri| (uri, false))) {
-            for (status, more, fits) in [
-                (ok, 0, true),
-                (ok, 1, is_object),
-                (bad, 0, true),
-                (bad, 1, false),
+            for (method, status, more, fits) in [
+                (Method::GET, ok, 0, true),
+                (Method::GET, ok, 1, is_object),
+                (Method::GET, bad, 0, true),
+                (Method::GET, bad, 1, false),
+                (Method::POST, ok, 0, true),
+                (Method::POST, ok, 1, false),
+                (Method::PUT, ok, 1, false),
+                (Method::DELETE, ok, 1, false),
+                (Method::HEAD, ok, 1, false),
             ] {
                 let client = Client {
                     inner: HttpClient::new(Long(status, LONGEST_ANSWER + more)),
                     requests: Requests::new(4),
                 };
-                let mut request = request(Method::GET);
+                let mut request = request(method.clone());
                 *request.uri_mut() = uri.parse().unwrap();
                 let answer = client.call(request).await;
-                assert_eq!(answer.is_ok(), fits, "{uri} {status} {more}");
+                assert_eq!(answer.is_ok(), fits, "{method} {uri} {status} {more}");
                 if let Ok(answer) = answer {
                     let body = answer.into_body().bytes().await.unwrap();
                     assert_eq!(body.len(), LONGEST_ANSWER + more);
                 }
             }
+        }
+    }
+
+    #[tokio::test]
+    async fn the_answer_to_a_login_is_not_read_without_end() {
+        for header in ["x-auth-key", "metadata", "x-aws-ec2-metadata-token"] {
+            let client = Client {
+                inner: HttpClient::new(Long(StatusCode::OK, LONGEST_ANSWER + 1)),
+                requests: Requests::new(4),
+            };
+            let mut login = request(Method::GET);
+            let value = http::HeaderValue::from_static("x");
+            login.headers_mut().insert(header, value);
+            client.call(login).await.unwrap_err();
         }
     }
 
