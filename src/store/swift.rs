@@ -29,6 +29,8 @@ use std::time::{Duration, Instant};
 pub(super) const LARGEST_OBJECT: u64 = 5 << 30;
 /// A token is not used in its last moments.
 const BEFORE_THE_END: Duration = Duration::from_secs(60);
+/// No token is used for longer, whatever a server says: so long a time may be no time at all.
+const LONGEST_SESSION: Duration = Duration::from_secs(24 * 60 * 60);
 /// An answer that is not streamed is no longer than this in messages.
 const LONGEST_ANSWER: usize = 300;
 /// Deletions under way at once.
@@ -140,6 +142,12 @@ fn encoded(text: &str, keep: &[u8]) -> String {
         }
     }
     out
+}
+
+/// When a token that lasts so long is used no more.
+fn until(lasts: Duration) -> Option<Instant> {
+    let lasts = lasts.saturating_sub(BEFORE_THE_END).min(LONGEST_SESSION);
+    Instant::now().checked_add(lasts)
 }
 
 fn header_value(text: &str) -> Result<HeaderValue> {
@@ -268,7 +276,7 @@ impl Swift {
             login,
             url: url.trim_end_matches('/').to_owned(),
             token,
-            until: lasts.map(|l| Instant::now() + l.saturating_sub(BEFORE_THE_END)),
+            until: lasts.and_then(until),
         })
     }
 
