@@ -330,12 +330,20 @@ impl Store {
         Ok(objects.map(|o| (o.path, o.bytes)).collect())
     }
 
-    /// All objects in some folders below the prefix, which are listed side by side.
+    /// All objects in some folders below the prefix, which are listed side by side, in the order of their paths. A path
+    /// that a server lists twice counts once.
     ///
     /// # Errors
     /// `StoreUnreachable`, `PermissionDenied`, `Unauthenticated`, `Configuration`, `NoSnapshots`
     /// where the bucket does not exist.
     pub fn objects(&self, folders: &[&str]) -> Result<Vec<ObjectInfo>> {
+        let mut objects = self.listed(folders)?;
+        objects.sort_by(|a, b| a.path.cmp(&b.path));
+        objects.dedup_by(|later, first| later.path == first.path);
+        Ok(objects)
+    }
+
+    fn listed(&self, folders: &[&str]) -> Result<Vec<ObjectInfo>> {
         if let Some(root) = &self.local_root {
             let mut objects = Vec::new();
             for folder in folders {
@@ -372,6 +380,12 @@ impl Store {
                 etag: object.e_tag,
                 is_odd: odd.is_some(),
             }));
+            if objects.len() > listing::LARGEST_LISTING {
+                return Err(Error::new(
+                    Reason::StoreUnreachable,
+                    format!("cannot list {}: {}", self.url, listing::ENDLESS),
+                ));
+            }
         }
         Ok(objects)
     }

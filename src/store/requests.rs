@@ -16,6 +16,7 @@ use object_store::client::{
 };
 use reqwest::Certificate;
 use std::collections::VecDeque;
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -41,6 +42,8 @@ pub struct Requests {
     pace: Mutex<Pace>,
     latency: Mutex<Latency>,
     changed: Notify,
+    /// Empty pages of listings in a row.
+    empty_pages: AtomicUsize,
 }
 
 impl Requests {
@@ -50,6 +53,7 @@ impl Requests {
             pace: Mutex::new(Pace::new(most.max(1))),
             latency: Mutex::default(),
             changed: Notify::new(),
+            empty_pages: AtomicUsize::new(0),
         })
     }
 
@@ -399,13 +403,19 @@ async fn bounded(answer: HttpResponse) -> Result<HttpResponse, HttpError> {
 impl HttpService for Client {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let asks_for_page = listing::asks_for_page(request.method(), request.uri());
+        let token = asks_for_page
+            .then(|| listing::token_of(request.uri()))
+            .flatten();
         let answer = match *request.method() == Method::GET && request.body().content_length() == 0
         {
             true => self.read(request).await?,
             false => self.send(request).await?,
         };
         match asks_for_page && answer.status().is_success() {
-            true => listing::with_stand_ins(answer).await,
+            true => {
+                let empty = &self.requests.empty_pages;
+                listing::with_stand_ins(answer, token.as_deref(), empty).await
+            }
             false => Ok(answer),
         }
     }
@@ -415,7 +425,7 @@ impl HttpService for Client {
 mod tests {
     use super::*;
     use object_store::client::HttpRequestBody;
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::Ordering;
 
     const MS: Duration = Duration::from_millis(1);
 
