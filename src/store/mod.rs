@@ -337,10 +337,7 @@ impl Store {
     /// `StoreUnreachable`, `PermissionDenied`, `Unauthenticated`, `Configuration`, `NoSnapshots`
     /// where the bucket does not exist.
     pub fn objects(&self, folders: &[&str]) -> Result<Vec<ObjectInfo>> {
-        let mut objects = self.listed(folders)?;
-        objects.sort_by(|a, b| a.path.cmp(&b.path));
-        objects.dedup_by(|later, first| later.path == first.path);
-        Ok(objects)
+        self.listed(folders).map(once_each)
     }
 
     fn listed(&self, folders: &[&str]) -> Result<Vec<ObjectInfo>> {
@@ -448,5 +445,31 @@ impl Store {
     /// An object's full name for messages.
     pub fn name(&self, below: &str) -> String {
         format!("{}/{below}", self.url.trim_end_matches('/'))
+    }
+}
+
+/// In the order of their paths; of several with one path the first that was listed.
+fn once_each(mut objects: Vec<ObjectInfo>) -> Vec<ObjectInfo> {
+    objects.sort_by(|a, b| a.path.cmp(&b.path));
+    objects.dedup_by(|later, first| later.path == first.path);
+    objects
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_lists_a_path_twice_has_one_object() {
+        let object = |path: &str, bytes| ObjectInfo {
+            path: path.to_owned(),
+            bytes,
+            modified: DateTime::default(),
+            is_odd: false,
+            etag: None,
+        };
+        let listed = [("v2/b", 1), ("v2/a", 2), ("v2/b", 3), ("v2/a", 4)];
+        let objects = once_each(listed.map(|(path, bytes)| object(path, bytes)).to_vec());
+        assert_eq!(objects, [object("v2/a", 2), object("v2/b", 1)]);
     }
 }
