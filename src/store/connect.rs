@@ -60,6 +60,11 @@ fn builder(
     let mut builder = ClientBuilder::new()
         .redirect(Policy::none())
         .user_agent(agent)
+        // What is stored is what was written, whatever features the crate is built with.
+        .no_gzip()
+        .no_brotli()
+        .no_zstd()
+        .no_deflate()
         .https_only(!settings.flag(Key::AllowHttp)?);
     if let Some(url) = settings.text(Key::ProxyUrl) {
         let mut proxy = Proxy::all(url).map_err(wrong)?;
@@ -248,7 +253,8 @@ fn shows_secrets(method: &Method, uri: &Uri, headers: &HeaderMap) -> Option<Stri
         .map(|url| origin_of(&url))
 }
 
-/// Whether requests do not leave the machine. The metadata services of clouds have link-local addresses.
+/// Whether requests do not leave the machine. The metadata services of clouds have link-local addresses, and those of
+/// AWS by IPv6 `fd00:ec2::/32`.
 fn stays_here(url: &Url) -> bool {
     let address = match url.host() {
         Some(Host::Domain(name)) => return name == "localhost" || name.ends_with(".localhost"),
@@ -258,7 +264,11 @@ fn stays_here(url: &Url) -> bool {
     };
     match address {
         IpAddr::V4(v4) => v4.is_loopback() || v4.is_link_local(),
-        IpAddr::V6(v6) => v6.is_loopback() || v6.is_unicast_link_local(),
+        IpAddr::V6(v6) => {
+            v6.is_loopback()
+                || v6.is_unicast_link_local()
+                || v6.segments().starts_with(&[0xfd00, 0x0ec2])
+        }
     }
 }
 
@@ -344,10 +354,14 @@ mod tests {
             "http://localhost/b",
             "http://b.localhost:9000/",
             "http://169.254.170.2/v2/credentials",
+            "http://[fd00:ec2::254]/latest/meta-data",
+            "http://[fd00:ec2::23]/v1/credentials",
         ] {
             assert_eq!(get(here, Some("authorization")), None, "{here}");
         }
-        assert!(get("http://localhost.example/b", Some("authorization")).is_some());
+        for elsewhere in ["http://localhost.example/b", "http://[fd00:ec3::23]/b"] {
+            assert!(get(elsewhere, Some("authorization")).is_some());
+        }
     }
 
     #[test]

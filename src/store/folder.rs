@@ -20,9 +20,15 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// What a listing adds to the name of a symbolic link, which makes it the name of nothing that is ours.
 pub(super) const LINK: &str = " (a symbolic link)";
+/// The same of a folder below a listed one that may not be read: it fails nothing, and nothing in it counts.
+const UNREADABLE: &str = " (a folder that cannot be read)";
+/// How long another process may keep a lease of a file that is to be opened: the kernel's own `lease-break-time`.
+const LEASE_BREAKS: Duration = Duration::from_secs(45);
+const LEASE_PAUSE: Duration = Duration::from_millis(50);
 /// Folders below a listed one; the old layout has one level.
 pub(super) const DEEPEST: usize = 4;
 /// Runs that remove a folder in the same moment as others make it, one after the other.
@@ -208,7 +214,8 @@ impl Folder {
         if below.is_empty() {
             return Ok(openat(root, ".", flags, Mode::empty())?);
         }
-        open_below(root.as_fd(), below, flags, Mode::from_raw_mode(mode))
+        let mode = Mode::from_raw_mode(mode);
+        past_leases(|| open_below(root.as_fd(), below, flags, mode))
     }
 
     /// The folder that holds a path, and the name there.
@@ -319,7 +326,16 @@ impl Folder {
     /// # Errors
     /// `Io`, `PermissionDenied`.
     pub(super) fn list(&self, below: &str, depth: usize) -> Result<Vec<ObjectInfo>> {
-        let failed = |e| Error::io(format!("list {}", self.shown(below).display()), e);
+        let failed = |e: io::Error| {
+            let e = match e.raw_os_error() == Some(Errno::ACCESS.raw_os_error()) {
+                true => io::Error::new(
+                    e.kind(),
+                    format!("{e}: if another user's run made the folder, both need --file-mode"),
+                ),
+                false => e,
+            };
+            Error::io(format!("list {}", self.shown(below).display()), e)
+        };
         let mut objects = Vec::new();
         match self.open(below, FOLDER, 0) {
             Ok(at) => list_in(at, below, depth.min(DEEPEST), &mut objects).map_err(failed)?,
@@ -330,6 +346,20 @@ impl Folder {
     }
 }
 
+/// Opens a file that another process (Samba, an NFS server) may have a lease of. The kernel asks that process to give
+/// it up, and an opening that does not wait fails meanwhile.
+fn past_leases<T>(open: impl Fn() -> io::Result<T>) -> io::Result<T> {
+    let begun = Instant::now();
+    loop {
+        match open() {
+            Err(e) if e.kind() == ErrorKind::WouldBlock && begun.elapsed() < LEASE_BREAKS => {
+                std::thread::sleep(LEASE_PAUSE);
+            }
+            opened => return opened,
+        }
+    }
+}
+
 /// Opens a path below a folder; no step of it may be a link.
 fn open_below(at: BorrowedFd<'_>, below: &str, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
     if below.split('/').any(|part| matches!(part, "" | "." | "..")) {
@@ -337,8 +367,10 @@ fn open_below(at: BorrowedFd<'_>, below: &str, flags: OFlags, mode: Mode) -> io:
     }
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
     match openat2(at, below, flags, mode, resolve) {
-        // Before Linux 5.6, and where a sandbox does not know the call.
-        Err(Errno::NOSYS | Errno::PERM) => open_by_steps(at, below, flags, mode),
+        // Before Linux 5.6, and if a sandbox or a kernel does not know the call or its flags.
+        Err(Errno::NOSYS | Errno::PERM | Errno::INVAL | Errno::TOOBIG) => {
+            open_by_steps(at, below, flags, mode)
+        }
         opened => opened.map_err(io_error),
     }
 }
@@ -379,9 +411,14 @@ fn entries(at: &OwnedFd) -> io::Result<Vec<Entry>> {
         if matches!(name.to_bytes(), b"." | b"..") {
             continue;
         }
-        if let Ok(stat) = statat(at, name, AtFlags::SYMLINK_NOFOLLOW) {
-            let name = name.to_string_lossy().into_owned();
-            all.push(Entry { name, stat });
+        match statat(at, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => {
+                let name = name.to_string_lossy().into_owned();
+                all.push(Entry { name, stat });
+            }
+            // The folder has no execute bit for us: it is not empty.
+            Err(Errno::ACCESS) => return Err(Errno::ACCESS.into()),
+            Err(_) => {}
         }
     }
     Ok(all)
@@ -398,23 +435,28 @@ fn list_in(
             "" => name.clone(),
             below => format!("{below}/{name}"),
         };
-        let mut kind = FileType::from_raw_mode(stat.st_mode);
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        let mut note = (kind == FileType::Symlink).then_some(LINK);
         if kind == FileType::Directory && depth > 0 {
             // Whatever its name is, one that is none of ours harms nothing.
             match openat(&at, &*name, FOLDER | OFlags::NOFOLLOW, Mode::empty()) {
-                Ok(folder) => list_in(folder, &path, depth - 1, objects)?,
-                Err(Errno::LOOP | Errno::NOTDIR) => kind = FileType::Symlink,
+                Ok(folder) => match list_in(folder, &path, depth - 1, objects) {
+                    Err(e) if e.kind() == ErrorKind::PermissionDenied => note = Some(UNREADABLE),
+                    listed => listed?,
+                },
+                Err(Errno::ACCESS) => note = Some(UNREADABLE),
+                Err(Errno::LOOP | Errno::NOTDIR) => note = Some(LINK),
                 Err(Errno::NOENT) => {}
                 Err(e) => return Err(e.into()),
             }
         }
-        if kind == FileType::Symlink {
-            path.push_str(LINK);
-        } else if kind != FileType::RegularFile {
-            continue;
+        match note {
+            Some(note) => path.push_str(note),
+            None if kind != FileType::RegularFile => continue,
+            None => {}
         }
         objects.push(ObjectInfo {
-            is_odd: kind == FileType::Symlink || listing::is_odd(&path),
+            is_odd: note.is_some() || listing::is_odd(&path),
             path,
             bytes: stat.st_size as u64,
             modified: modified(&stat),
@@ -558,6 +600,21 @@ mod tests {
             ErrorKind::PermissionDenied
         );
         folder.write("v2/pipe").unwrap_err();
+    }
+
+    #[test]
+    fn a_lease_of_another_process_is_waited_for() {
+        let tried = std::cell::Cell::new(0);
+        let opened = past_leases(|| {
+            tried.set(tried.get() + 1);
+            match tried.get() {
+                4 => Ok(()),
+                _ => Err(io::Error::from(Errno::AGAIN)),
+            }
+        });
+        opened.unwrap();
+        assert_eq!(tried.get(), 4);
+        past_leases::<()>(|| Err(Errno::NOENT.into())).unwrap_err();
     }
 
     #[test]

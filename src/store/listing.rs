@@ -2,6 +2,8 @@
 //!
 //! The crate refuses a whole listing for one such key, and takes the key `v2/x/` for `v2/x`. So the key is replaced,
 //! before the crate reads the page, by a name that it takes and that no request can confuse with another object's.
+//!
+//! A server may list without end. So a page must not lead to itself, and listings and runs of empty pages have limits.
 
 use super::signed::LARGEST_ANSWER;
 use futures::TryStreamExt;
@@ -12,6 +14,15 @@ use object_store::path::Path;
 use quick_xml::Reader;
 use quick_xml::escape::resolve_predefined_entity;
 use quick_xml::events::Event;
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Objects of one listing: more than a prefix ever has, and fewer than fill the memory.
+pub(super) const LARGEST_LISTING: usize = 10_000_000;
+/// Pages in a row that lead to further ones and hold nothing. S3 sends some after many deletions.
+const EMPTY_PAGES: usize = 1000;
+/// Why a listing is refused that has no end.
+pub(super) const ENDLESS: &str = "the server's listing does not end";
 
 /// What a replaced key begins with; its own bytes follow in hexadecimal digits.
 const MARK: &str = "deltafold-odd-key:";
@@ -47,8 +58,61 @@ pub(super) fn asks_for_page(method: &Method, uri: &Uri) -> bool {
     *method == Method::GET && query.split('&').any(is_page)
 }
 
-/// The same page, with other names for odd keys.
-pub(super) async fn with_stand_ins(answer: HttpResponse) -> Result<HttpResponse, HttpError> {
+/// How far a listing has come whose pages lead to each other by two markers.
+#[derive(Default)]
+pub(super) struct Course {
+    seen: HashSet<[String; 2]>,
+    entries: usize,
+    empty: usize,
+}
+
+impl Course {
+    /// Whether there can be an end after a page with so many entries that leads to `next`.
+    pub(super) fn may_end(&mut self, entries: usize, next: &[String; 2]) -> bool {
+        self.entries = self.entries.saturating_add(entries);
+        self.empty = match entries {
+            0 => self.empty + 1,
+            _ => 0,
+        };
+        self.entries <= LARGEST_LISTING
+            && self.empty <= EMPTY_PAGES
+            && self.seen.insert(next.clone())
+    }
+}
+
+/// What a request for a page continues.
+pub(super) fn token_of(uri: &Uri) -> Option<String> {
+    let query = uri.query().unwrap_or_default();
+    let mut pairs = url::form_urlencoded::parse(query.as_bytes());
+    let (_, token) = pairs.find(|(name, _)| name == "continuation-token" || name == "marker")?;
+    Some(token.into_owned())
+}
+
+/// What a page holds.
+#[derive(Debug, Default, PartialEq)]
+struct Found {
+    has_entries: bool,
+    /// What leads to the next page.
+    next: Option<String>,
+}
+
+impl Found {
+    /// Whether there can be an end after this page, which `token` led to; `empty` counts the empty pages before it.
+    fn may_end(&self, token: Option<&str>, empty: &AtomicUsize) -> bool {
+        if self.next.is_none() || self.has_entries {
+            empty.store(0, Ordering::Relaxed);
+            return self.next.is_none() || self.next.as_deref() != token;
+        }
+        empty.fetch_add(1, Ordering::Relaxed) < EMPTY_PAGES && self.next.as_deref() != token
+    }
+}
+
+/// The same page, with other names for odd keys; `token` led to it, and `empty` counts empty pages in a row.
+pub(super) async fn with_stand_ins(
+    answer: HttpResponse,
+    token: Option<&str>,
+    empty: &AtomicUsize,
+) -> Result<HttpResponse, HttpError> {
     let (mut parts, body) = answer.into_parts();
     let mut stream = body.bytes_stream();
     let mut page = Vec::new();
@@ -60,7 +124,12 @@ pub(super) async fn with_stand_ins(answer: HttpResponse) -> Result<HttpResponse,
         }
         page.extend_from_slice(&chunk);
     }
-    let page = replaced(&page).unwrap_or(page);
+    let mut found = Found::default();
+    let page = replaced(&page, &mut found).unwrap_or(page);
+    if !found.may_end(token, empty) {
+        let error = std::io::Error::other(ENDLESS);
+        return Err(HttpError::new(HttpErrorKind::Decode, error));
+    }
     parts.headers.remove(CONTENT_LENGTH);
     Ok(HttpResponse::from_parts(
         parts,
@@ -68,8 +137,8 @@ pub(super) async fn with_stand_ins(answer: HttpResponse) -> Result<HttpResponse,
     ))
 }
 
-/// The page with its odd keys replaced; `None` if there are none.
-fn replaced(page: &[u8]) -> Option<Vec<u8>> {
+/// The page with its odd keys replaced; `None` if there are none. What else it holds is `found`.
+fn replaced(page: &[u8], found: &mut Found) -> Option<Vec<u8>> {
     // Azure sends a byte order mark, which the reader's positions do not count.
     let page = page.strip_prefix(b"\xef\xbb\xbf").unwrap_or(page);
     let mut reader = Reader::from_reader(page);
@@ -77,6 +146,7 @@ fn replaced(page: &[u8]) -> Option<Vec<u8>> {
     let mut open: Vec<Vec<u8>> = Vec::new();
     // Of a key that is open: where it begins, and what it is so far.
     let mut key: Option<(usize, String)> = None;
+    let mut next: Option<String> = None;
     let position = |reader: &Reader<&[u8]>| reader.buffer_position() as usize;
     loop {
         let before = position(&reader);
@@ -89,10 +159,15 @@ fn replaced(page: &[u8]) -> Option<Vec<u8>> {
                 let name = element.local_name().as_ref().to_vec();
                 let parent = open.last().map_or(&b""[..], Vec::as_slice);
                 key = names_object(parent, &name).then(|| (position(&reader), String::new()));
+                found.has_entries |= key.is_some();
+                let leads = matches!(&*name, b"NextContinuationToken" | b"NextMarker");
+                next = (leads && open.len() == 1).then(String::new);
                 open.push(name);
             }
             Event::End(_) => {
                 open.pop();
+                let told = next.take().filter(|token| !token.is_empty());
+                found.next = told.or(found.next.take());
                 let is_folder = open.last().is_some_and(|p| is_folder(p));
                 if let Some((begin, key)) = key.take() {
                     let whole = match is_folder {
@@ -108,8 +183,10 @@ fn replaced(page: &[u8]) -> Option<Vec<u8>> {
             }
             Event::Eof => break,
             event => {
-                if let Some((_, key)) = &mut key {
-                    key.push_str(&text_of(&event));
+                if let Some((_, text)) = &mut key {
+                    text.push_str(&text_of(&event));
+                } else if let Some(text) = &mut next {
+                    text.push_str(&text_of(&event));
                 }
             }
         }
@@ -157,6 +234,73 @@ fn text_of(event: &Event<'_>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn replaced(page: &[u8]) -> Option<Vec<u8>> {
+        super::replaced(page, &mut Found::default())
+    }
+
+    fn found(page: &str) -> Found {
+        let mut found = Found::default();
+        super::replaced(page.as_bytes(), &mut found);
+        found
+    }
+
+    #[test]
+    fn a_page_that_leads_to_itself_is_refused() {
+        let s3 = "<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>a+&amp;</NextContinuationToken><Contents><Key>k</Key></Contents></ListBucketResult>";
+        let azure = "<EnumerationResults><Blobs><Blob><Name>k</Name></Blob></Blobs><NextMarker>a+&amp;</NextMarker></EnumerationResults>";
+        let empty = AtomicUsize::new(0);
+        for page in [s3, azure] {
+            let found = found(page);
+            assert_eq!(found.next.as_deref(), Some("a+&"));
+            assert!(found.may_end(None, &empty) && found.may_end(Some("b"), &empty));
+            assert!(!found.may_end(Some("a+&"), &empty));
+        }
+        for uri in [
+            "http://h/b?list-type=2&continuation-token=a%2B%26",
+            "http://h/b?comp=list&marker=a%2B%26",
+        ] {
+            let token = token_of(&Uri::from_static(uri));
+            assert_eq!(token.as_deref(), Some("a+&"));
+        }
+        // What is named like that within an entry leads nowhere.
+        for last in [
+            "<L><Contents><NextMarker>x</NextMarker></Contents></L>",
+            "<L><NextMarker></NextMarker><NextMarker/></L>",
+        ] {
+            assert_eq!(found(last).next, None);
+        }
+    }
+
+    #[test]
+    fn empty_pages_without_end_are_refused() {
+        let page = |n: usize| found(&format!("<L><NextMarker>{n}</NextMarker></L>"));
+        let full = found("<L><Contents><Key>k</Key></Contents><NextMarker>x</NextMarker></L>");
+        let empty = AtomicUsize::new(0);
+        for _ in 0..2 {
+            assert!((0..EMPTY_PAGES).all(|n| page(n).may_end(None, &empty)));
+            assert!(full.may_end(None, &empty));
+        }
+        assert_eq!(
+            (0..).take_while(|&n| page(n).may_end(None, &empty)).count(),
+            EMPTY_PAGES
+        );
+    }
+
+    #[test]
+    fn markers_that_go_in_circles_are_refused() {
+        let marker = |key: &str, id: &str| [key.to_owned(), id.to_owned()];
+        let mut course = Course::default();
+        assert!(course.may_end(1, &marker("a", "2")));
+        assert!(course.may_end(1, &marker("a", "1")));
+        assert!(course.may_end(1, &marker("b", "1")));
+        assert!(!course.may_end(1, &marker("a", "2")));
+        let mut course = Course::default();
+        assert!(!course.may_end(LARGEST_LISTING + 1, &marker("a", "")));
+        let mut course = Course::default();
+        let pages = (0..).take_while(|n| course.may_end(0, &marker(&n.to_string(), "")));
+        assert_eq!(pages.count(), EMPTY_PAGES);
+    }
 
     const ODD: [&str; 13] = [
         "/v2/a",

@@ -330,12 +330,17 @@ impl Store {
         Ok(objects.map(|o| (o.path, o.bytes)).collect())
     }
 
-    /// All objects in some folders below the prefix, which are listed side by side.
+    /// All objects in some folders below the prefix, which are listed side by side, in the order of their paths. A path
+    /// that a server lists twice counts once.
     ///
     /// # Errors
     /// `StoreUnreachable`, `PermissionDenied`, `Unauthenticated`, `Configuration`, `NoSnapshots`
     /// where the bucket does not exist.
     pub fn objects(&self, folders: &[&str]) -> Result<Vec<ObjectInfo>> {
+        self.listed(folders).map(once_each)
+    }
+
+    fn listed(&self, folders: &[&str]) -> Result<Vec<ObjectInfo>> {
         if let Some(root) = &self.local_root {
             let mut objects = Vec::new();
             for folder in folders {
@@ -372,6 +377,12 @@ impl Store {
                 etag: object.e_tag,
                 is_odd: odd.is_some(),
             }));
+            if objects.len() > listing::LARGEST_LISTING {
+                return Err(Error::new(
+                    Reason::StoreUnreachable,
+                    format!("cannot list {}: {}", self.url, listing::ENDLESS),
+                ));
+            }
         }
         Ok(objects)
     }
@@ -434,5 +445,31 @@ impl Store {
     /// An object's full name for messages.
     pub fn name(&self, below: &str) -> String {
         format!("{}/{below}", self.url.trim_end_matches('/'))
+    }
+}
+
+/// In the order of their paths; of several with one path the first that was listed.
+fn once_each(mut objects: Vec<ObjectInfo>) -> Vec<ObjectInfo> {
+    objects.sort_by(|a, b| a.path.cmp(&b.path));
+    objects.dedup_by(|later, first| later.path == first.path);
+    objects
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_lists_a_path_twice_has_one_object() {
+        let object = |path: &str, bytes| ObjectInfo {
+            path: path.to_owned(),
+            bytes,
+            modified: DateTime::default(),
+            is_odd: false,
+            etag: None,
+        };
+        let listed = [("v2/b", 1), ("v2/a", 2), ("v2/b", 3), ("v2/a", 4)];
+        let objects = once_each(listed.map(|(path, bytes)| object(path, bytes)).to_vec());
+        assert_eq!(objects, [object("v2/a", 2), object("v2/b", 1)]);
     }
 }

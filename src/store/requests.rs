@@ -16,6 +16,7 @@ use object_store::client::{
 };
 use reqwest::Certificate;
 use std::collections::VecDeque;
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -41,6 +42,8 @@ pub struct Requests {
     pace: Mutex<Pace>,
     latency: Mutex<Latency>,
     changed: Notify,
+    /// Empty pages of listings in a row.
+    empty_pages: AtomicUsize,
 }
 
 impl Requests {
@@ -50,6 +53,7 @@ impl Requests {
             pace: Mutex::new(Pace::new(most.max(1))),
             latency: Mutex::default(),
             changed: Notify::new(),
+            empty_pages: AtomicUsize::new(0),
         })
     }
 
@@ -290,14 +294,15 @@ struct Client {
 impl Client {
     async fn send(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let mut under_way = self.requests.begin().await;
-        let asks = request.method() == Method::GET && is_question(&request);
+        let is_read = request.method() == Method::GET && !is_question(&request);
         let answer = self.inner.execute(request).await?;
         under_way.ended = Ended::of(&answer);
         let is_refusal = answer.status().is_client_error() || answer.status().is_server_error();
         drop(under_way);
-        match is_refusal || asks {
-            true => bounded(answer).await,
-            false => Ok(answer),
+        // Only the content of an object may have any length.
+        match is_read && !is_refusal {
+            true => Ok(answer),
+            false => bounded(answer).await,
         }
     }
 
@@ -340,7 +345,7 @@ impl Client {
     }
 }
 
-/// Whether a request asks for a listing, or for something about an object or a bucket, and not for an object.
+/// Whether a request logs in, asks for a listing, or for something about an object or a bucket, and not for an object.
 fn is_question(request: &HttpRequest) -> bool {
     const ASKS: [&str; 14] = [
         "comp",
@@ -358,11 +363,19 @@ fn is_question(request: &HttpRequest) -> bool {
         "versioning",
         "versions",
     ];
+    /// Headers of logins to Swift, and of the metadata services of clouds.
+    const LOGS_IN: [&str; 4] = [
+        "metadata",
+        "metadata-flavor",
+        "x-auth-key",
+        "x-aws-ec2-metadata-token",
+    ];
     let query = request.uri().query().unwrap_or_default();
-    query.split('&').any(|part| {
+    let asks = query.split('&').any(|part| {
         let name = part.split_once('=').map_or(part, |(name, _)| name);
         ASKS.contains(&name)
-    })
+    });
+    asks || LOGS_IN.iter().any(|h| request.headers().contains_key(*h))
 }
 
 /// An answer that was read whole.
@@ -390,13 +403,19 @@ async fn bounded(answer: HttpResponse) -> Result<HttpResponse, HttpError> {
 impl HttpService for Client {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let asks_for_page = listing::asks_for_page(request.method(), request.uri());
+        let token = asks_for_page
+            .then(|| listing::token_of(request.uri()))
+            .flatten();
         let answer = match *request.method() == Method::GET && request.body().content_length() == 0
         {
             true => self.read(request).await?,
             false => self.send(request).await?,
         };
         match asks_for_page && answer.status().is_success() {
-            true => listing::with_stand_ins(answer).await,
+            true => {
+                let empty = &self.requests.empty_pages;
+                listing::with_stand_ins(answer, token.as_deref(), empty).await
+            }
             false => Ok(answer),
         }
     }
@@ -406,7 +425,7 @@ impl HttpService for Client {
 mod tests {
     use super::*;
     use object_store::client::HttpRequestBody;
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::Ordering;
 
     const MS: Duration = Duration::from_millis(1);
 
@@ -553,25 +572,44 @@ mod tests {
         let (ok, bad) = (StatusCode::OK, StatusCode::SERVICE_UNAVAILABLE);
         let all = objects.map(|uri| (uri, true)).into_iter();
         for (uri, is_object) in all.chain(questions.map(|uri| (uri, false))) {
-            for (status, more, fits) in [
-                (ok, 0, true),
-                (ok, 1, is_object),
-                (bad, 0, true),
-                (bad, 1, false),
+            for (method, status, more, fits) in [
+                (Method::GET, ok, 0, true),
+                (Method::GET, ok, 1, is_object),
+                (Method::GET, bad, 0, true),
+                (Method::GET, bad, 1, false),
+                (Method::POST, ok, 0, true),
+                (Method::POST, ok, 1, false),
+                (Method::PUT, ok, 1, false),
+                (Method::DELETE, ok, 1, false),
+                (Method::HEAD, ok, 1, false),
             ] {
                 let client = Client {
                     inner: HttpClient::new(Long(status, LONGEST_ANSWER + more)),
                     requests: Requests::new(4),
                 };
-                let mut request = request(Method::GET);
+                let mut request = request(method.clone());
                 *request.uri_mut() = uri.parse().unwrap();
                 let answer = client.call(request).await;
-                assert_eq!(answer.is_ok(), fits, "{uri} {status} {more}");
+                assert_eq!(answer.is_ok(), fits, "{method} {uri} {status} {more}");
                 if let Ok(answer) = answer {
                     let body = answer.into_body().bytes().await.unwrap();
                     assert_eq!(body.len(), LONGEST_ANSWER + more);
                 }
             }
+        }
+    }
+
+    #[tokio::test]
+    async fn the_answer_to_a_login_is_not_read_without_end() {
+        for header in ["x-auth-key", "metadata", "x-aws-ec2-metadata-token"] {
+            let client = Client {
+                inner: HttpClient::new(Long(StatusCode::OK, LONGEST_ANSWER + 1)),
+                requests: Requests::new(4),
+            };
+            let mut login = request(Method::GET);
+            let value = http::HeaderValue::from_static("x");
+            login.headers_mut().insert(header, value);
+            client.call(login).await.unwrap_err();
         }
     }
 

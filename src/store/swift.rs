@@ -29,6 +29,8 @@ use std::time::{Duration, Instant};
 pub(super) const LARGEST_OBJECT: u64 = 5 << 30;
 /// A token is not used in its last moments.
 const BEFORE_THE_END: Duration = Duration::from_secs(60);
+/// No token is used for longer, whatever a server says: so long a time may be no time at all.
+const LONGEST_SESSION: Duration = Duration::from_secs(24 * 60 * 60);
 /// An answer that is not streamed is no longer than this in messages.
 const LONGEST_ANSWER: usize = 300;
 /// Deletions under way at once.
@@ -129,6 +131,15 @@ fn failed(what: impl fmt::Display) -> Error {
     }
 }
 
+/// Fails if a listing with `listed` names, of which `next` is the last, may have no end: Swift lists in the order of
+/// the names' bytes, from a marker on.
+fn may_end(marker: &str, next: &str, listed: usize) -> Result<()> {
+    match next > marker && listed <= listing::LARGEST_LISTING {
+        true => Ok(()),
+        false => Err(failed(listing::ENDLESS)),
+    }
+}
+
 /// What Swift takes as a part of a URL's path or query.
 fn encoded(text: &str, keep: &[u8]) -> String {
     let mut out = String::with_capacity(text.len());
@@ -140,6 +151,12 @@ fn encoded(text: &str, keep: &[u8]) -> String {
         }
     }
     out
+}
+
+/// When a token that lasts so long is used no more.
+fn until(lasts: Duration) -> Option<Instant> {
+    let lasts = lasts.saturating_sub(BEFORE_THE_END).min(LONGEST_SESSION);
+    Instant::now().checked_add(lasts)
 }
 
 fn header_value(text: &str) -> Result<HeaderValue> {
@@ -268,7 +285,7 @@ impl Swift {
             login,
             url: url.trim_end_matches('/').to_owned(),
             token,
-            until: lasts.map(|l| Instant::now() + l.saturating_sub(BEFORE_THE_END)),
+            until: lasts.and_then(until),
         })
     }
 
@@ -423,8 +440,8 @@ impl Swift {
 
     fn listing(&self, prefix: String) -> BoxStream<'static, Result<ObjectMeta>> {
         let pages = stream::try_unfold(
-            (self.clone(), Some(String::new())),
-            move |(swift, marker)| {
+            (self.clone(), Some(String::new()), 0),
+            move |(swift, marker, listed_before)| {
                 let prefix = prefix.clone();
                 async move {
                     let Some(marker) = marker else {
@@ -432,11 +449,15 @@ impl Swift {
                     };
                     let page = swift.page(&prefix, "", &marker).await?;
                     let next = page.last().map(|l| l.name.clone());
+                    let so_far = listed_before + page.len();
+                    if let Some(next) = &next {
+                        may_end(&marker, next, so_far)?;
+                    }
                     let mut objects = Vec::with_capacity(page.len());
                     for listed in page {
                         objects.push(Ok(swift.meta(listed).await?));
                     }
-                    Ok::<_, Error>(Some((stream::iter(objects), (swift, next))))
+                    Ok::<_, Error>(Some((stream::iter(objects), (swift, next, so_far))))
                 }
             },
         );
@@ -788,7 +809,10 @@ impl ObjectStore for Swift {
             let Some(last) = page.last() else {
                 break;
             };
-            marker = last.subdir.clone().unwrap_or_else(|| last.name.clone());
+            let next = last.subdir.clone().unwrap_or_else(|| last.name.clone());
+            let so_far = objects.len() + common_prefixes.len() + page.len();
+            may_end(&marker, &next, so_far)?;
+            marker = next;
             for listed in page {
                 match &listed.subdir {
                     // One that no path names holds nothing of ours.
@@ -964,31 +988,54 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn who_writes_odd_names_does_not_fail_the_listing() {
-        let names = ["p/v2/a", "p/v2/a//b", "p/v2/../x", "p/v2/x\ny", "p/v2/a/"];
-        let page: Vec<Value> = names
-            .iter()
-            .map(|name| json!({"name": name, "bytes": 1, "last_modified": "2026-11-21T00:00:00.5"}))
-            .collect();
-        let page = Value::from(page).to_string();
-        let http = HttpClient::new(Pages(Mutex::new(vec![page])));
+    fn listed_by(pages: Vec<String>) -> Swift {
+        let http = HttpClient::new(Pages(Mutex::new(pages)));
         let login = || Login::Token {
             url: "http://s.example/v1/a".to_owned(),
             token: "t".to_owned(),
         };
-        let swift = Swift::new(
-            http,
-            "c".to_owned(),
-            RetryConfig::default(),
-            Box::new(login),
-        );
+        let retry = RetryConfig::default();
+        Swift::new(http, "c".to_owned(), retry, Box::new(login))
+    }
+
+    #[tokio::test]
+    async fn a_listing_that_goes_in_circles_is_refused() {
+        let page = |name: &str| json!([{"name": name, "bytes": 1}]).to_string();
+        for names in [["a", "b"], ["a", "a"]] {
+            let pages = || names.map(page).to_vec();
+            let listed = listed_by(pages()).list(None);
+            let e = listed.try_collect::<Vec<_>>().await.unwrap_err();
+            assert!(e.to_string().contains("does not end"), "{e}");
+            let listed = listed_by(pages()).list_with_delimiter(None).await;
+            let e = listed.unwrap_err();
+            assert!(e.to_string().contains("does not end"), "{e}");
+        }
+    }
+
+    #[test]
+    fn a_token_that_lasts_for_ever_is_used_for_a_day() {
+        let day = Instant::now() + LONGEST_SESSION;
+        for lasts in [Duration::MAX, Duration::from_secs(u64::MAX)] {
+            let until = until(lasts).unwrap();
+            assert!(until >= day && until < day + BEFORE_THE_END);
+        }
+        assert!(until(Duration::ZERO).unwrap() <= Instant::now());
+    }
+
+    #[tokio::test]
+    async fn who_writes_odd_names_does_not_fail_the_listing() {
+        let names = ["p/v2/../x", "p/v2/a", "p/v2/a/", "p/v2/a//b", "p/v2/x\ny"];
+        let page: Vec<Value> = names
+            .iter()
+            .map(|name| json!({"name": name, "bytes": 1, "last_modified": "2026-11-21T00:00:00.5"}))
+            .collect();
+        let swift = listed_by(vec![Value::from(page).to_string()]);
         let listed: Vec<ObjectMeta> = swift.list(None).try_collect().await.unwrap();
         let told = listed
             .iter()
             .map(|o| listing::odd_key(&o.location).unwrap_or_else(|| o.location.to_string()));
         assert_eq!(told.collect::<Vec<_>>(), names);
-        assert_eq!(listed[0].location.as_ref(), names[0]);
+        assert_eq!(listed[1].location.as_ref(), names[1]);
     }
 
     #[test]

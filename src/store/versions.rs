@@ -2,6 +2,7 @@
 //!
 //! S3 only; other stores have none that this could tell. `job::gc` deletes them, `job::retain` locks them.
 
+use super::listing::{Course, ENDLESS};
 use super::signed::{Answer, S3};
 use super::xml::Element;
 use super::{Store, store_error};
@@ -258,6 +259,7 @@ impl Store {
         mut each: impl FnMut(&Element) -> Result<()>,
     ) -> Result<()> {
         let mut markers: [String; 2] = Default::default();
+        let mut course = Course::default();
         loop {
             let size = match listing.question {
                 "uploads" => "max-uploads",
@@ -291,9 +293,16 @@ impl Store {
                     .ok_or_else(|| unclear(what))?,
                 page.text_of(id).unwrap_or_default().to_owned(),
             ];
-            // A server that goes round in circles would never end it.
-            if next == markers || next[0].is_empty() {
+            let is_entry = |e: &&Element| matches!(&*e.name, "Version" | "DeleteMarker" | "Upload");
+            let entries = page.children.iter().filter(is_entry).count();
+            if next[0].is_empty() {
                 return Err(unclear(what));
+            }
+            if !course.may_end(entries, &next) {
+                return Err(Error::new(
+                    Reason::StoreUnreachable,
+                    format!("cannot {what}: {ENDLESS}"),
+                ));
             }
             markers = next;
         }

@@ -46,9 +46,13 @@ struct Bucket {
 
 impl Bucket {
     fn new() -> Self {
+        Self::with(Lies::default())
+    }
+
+    fn with(lies: Lies) -> Self {
         let since = chrono::Utc::now().timestamp() - 90_000;
         let bucket = Bucket {
-            server: LyingServer::start(Lies::default()),
+            server: LyingServer::start(lies),
             full: format!("Full-00000000-{SMALL_BASE:08}-{since}"),
             last: SMALL_BASE + 1,
         };
@@ -308,4 +312,35 @@ fn who_redirects_is_sent_no_credentials() {
     let (code, _, stderr) = run_json(&mut bucket.command(&args));
     assert_eq!(code, 78, "{stderr}");
     assert_eq!(listener.requests(), [""; 0]);
+}
+
+#[test]
+fn who_lists_in_circles_keeps_nobody() {
+    let server = LyingServer::start(Lies {
+        lists_in_circles: true,
+        ..Lies::default()
+    });
+    server.seed([("b/p/v2/x".to_owned(), b"rubbish".to_vec())]);
+    let mut command = deltafold();
+    command.args(["list", "--output", "json", "--store", "s3://b/p"]);
+    let (code, outcome, stderr) = run_json(command.envs(server.s3().env()));
+    assert_eq!(outcome["reason"], "StoreUnreachable", "{outcome} {stderr}");
+    assert_ne!(code, 0);
+    let message = outcome["message"].as_str().unwrap();
+    assert!(message.contains("listing does not end"), "{message}");
+    // A page, and the one that leads to itself, of each listing.
+    assert!(server.requests().len() <= 12, "{:?}", server.requests());
+}
+
+#[test]
+fn who_announces_a_terabyte_ends_no_process() {
+    let bucket = Bucket::with(Lies {
+        announces_terabytes: true,
+        ..Lies::default()
+    });
+    let retries = ["--store-option", "max_retries=0"];
+    let args = ["compact", "--output", "json", "--store", "s3://b/p"];
+    let (code, outcome, stderr) = run_json(&mut bucket.command(&[&args[..], &retries].concat()));
+    assert_eq!(outcome["reason"], "StoreUnreachable", "{outcome} {stderr}");
+    assert_ne!(code, 0);
 }

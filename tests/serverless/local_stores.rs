@@ -2,7 +2,7 @@
 //! somebody else put below the store's folder leads out of it.
 
 use crate::support::buckets::{BASE, Bucket, FIXTURE, LAST, T0, objects_in};
-use crate::support::{copy_fixture, deltafold, scratch};
+use crate::support::{copy_fixture, deltafold, run_json, scratch};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -392,4 +392,46 @@ fn folders_that_become_links_while_a_copy_runs_are_not_followed() {
         println!("copies ended with {codes:?}");
         ended.store(true, Ordering::Relaxed);
     });
+}
+
+/// Runs `list` as somebody for whom the rights on files count, even if the tests run as root.
+fn list_without_privileges(store: &str) -> (i32, Value, String) {
+    let program = deltafold();
+    let wrapper: &[&str] = match rustix::process::geteuid().is_root() {
+        true => &["setpriv", "--bounding-set=-all", "--inh-caps=-all"],
+        false => &["env"],
+    };
+    let mut command = Command::new(wrapper[0]);
+    command.args(&wrapper[1..]).arg(program.get_program());
+    run_json(command.args(["list", "--output", "json", "--store", store]))
+}
+
+#[test]
+fn a_folder_that_may_not_be_read_fails_nothing_unless_it_is_one_of_ours() {
+    let bucket = with_old_chain();
+    let store = text(bucket.path());
+    let within = bucket.path().join("v2/theirs");
+    fs::create_dir(&within).unwrap();
+    fs::write(within.join("file"), "x").unwrap();
+    // Neither to be opened nor, in the second case, to be looked into.
+    for mode in [0o000, 0o400] {
+        set_mode(&within, mode);
+        let (code, result, stderr) = list_without_privileges(store);
+        assert_eq!(code, 0, "{stderr}");
+        let problems = result["problems"].to_string();
+        let named = "v2/theirs (a folder that cannot be read)";
+        assert!(problems.contains(named), "{problems}");
+        assert_eq!(result["latest_revision"], LAST);
+    }
+    set_mode(&within, 0o700);
+    let ours = bucket.path().join("v2");
+    for mode in [0o000, 0o400] {
+        set_mode(&ours, mode);
+        let (code, result, stderr) = list_without_privileges(store);
+        set_mode(&ours, 0o700);
+        assert_eq!(code, 77, "{stderr}");
+        let message = result["message"].as_str().unwrap();
+        assert!(message.contains(text(&ours)), "{message}");
+        assert!(message.contains("--file-mode"), "{message}");
+    }
 }

@@ -44,6 +44,10 @@ pub struct Lies {
     pub retention_overwrites: bool,
     /// A listing is as it was before the last write.
     pub lists_late: bool,
+    /// Each page of a listing leads to itself.
+    pub lists_in_circles: bool,
+    /// Of the answer to what writes it says that it has a terabyte, and it breaks off.
+    pub announces_terabytes: bool,
     /// What is read back has another last byte.
     pub damages: bool,
     /// A deletion is answered and not done.
@@ -195,13 +199,23 @@ fn serve(client: TcpStream, state: &Mutex<State>) -> io::Result<()> {
     let mut reader = BufReader::new(client.try_clone()?);
     let mut writer = client;
     while let Some(request) = read_request(&mut reader)? {
-        let (answer, ahead) = {
+        let writes = matches!(&*request.method, "POST" | "PUT");
+        let (answer, lies) = {
             let mut state = state.lock().expect("a lock");
             let shown = format!("{} {} {:?}", request.method, request.path, request.query);
             state.requests.push(shown);
-            (state.answer(&request), state.lies.clock_ahead)
+            (state.answer(&request), state.lies)
         };
-        let date = chrono::Utc::now() + chrono::TimeDelta::seconds(ahead);
+        if lies.announces_terabytes && writes {
+            writer.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 1099511627776\r\n\r\n")?;
+            // Two pieces, at the least, are what a client puts together.
+            for _ in 0..2 {
+                writer.write_all(b"<Error>")?;
+                std::thread::sleep(std::time::Duration::from_millis(50));
+            }
+            return Ok(());
+        }
+        let date = chrono::Utc::now() + chrono::TimeDelta::seconds(lies.clock_ahead);
         let mut head = format!(
             "HTTP/1.1 {} Whatever\r\nDate: {}\r\n",
             answer.status,
@@ -602,6 +616,9 @@ impl State {
             (Some(_), Some(last)) => {
                 let token = token(last);
                 format!("<NextContinuationToken>{token}</NextContinuationToken>")
+            }
+            _ if self.lies.lists_in_circles => {
+                "<NextContinuationToken>00</NextContinuationToken>".to_owned()
             }
             _ => String::new(),
         };

@@ -1,5 +1,7 @@
 //! Which settings of stores are no secrets, for those who write settings where others read them.
 
+use url::Url;
+
 /// What providers put before the names of their settings.
 const PREFIXES: [&str; 4] = ["aws_", "google_", "azure_storage_", "azure_"];
 
@@ -105,20 +107,34 @@ const PLAIN: [&str; 91] = [
     super::OPTION_SECRET_DIR,
 ];
 
+/// What the names of settings have in them whose values are URLs. A proxy's needs no scheme.
+const URLS: [&str; 4] = ["endpoint", "host", "uri", "url"];
+
 /// Whether a setting is known to hold no secret: neither by its name, nor as the password in a URL.
 pub fn is_plain(key: &str, value: &str) -> bool {
     let key = key.to_ascii_lowercase();
     let named = PREFIXES.iter().find_map(|prefix| key.strip_prefix(prefix));
     let is_known = PLAIN.contains(&key.as_str()) || named.is_some_and(|key| PLAIN.contains(&key));
-    is_known && !has_password(value)
+    let is_url = URLS.iter().any(|part| key.contains(part));
+    is_known && !has_password(value, is_url)
 }
 
-/// Whether a text is a URL with a user or a password in it.
-fn has_password(value: &str) -> bool {
-    value.split_once("://").is_some_and(|(_, rest)| {
-        let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
-        authority.contains('@')
-    })
+/// Whether a text has a user or a password of a URL in it.
+fn has_password(value: &str, is_url: bool) -> bool {
+    let authority = match value.split_once("://") {
+        Some((_, rest)) => rest,
+        None if is_url => value,
+        None => return false,
+    };
+    let in_text = authority.split(['/', '?', '#']).next();
+    // The parser also takes `http:/user:password@host`.
+    let in_url = |url: &str| {
+        let url = Url::parse(url);
+        url.is_ok_and(|url| !url.username().is_empty() || url.password().is_some())
+    };
+    in_text.is_some_and(|text| text.contains('@'))
+        || in_url(value)
+        || (is_url && in_url(&format!("http://{value}")))
 }
 
 #[cfg(test)]
@@ -185,5 +201,20 @@ mod tests {
         assert!(is_plain("proxy_url", "http://proxy:3128/x@y"));
         assert!(!is_plain("proxy_url", "http://user:password@proxy:3128"));
         assert!(!is_plain("endpoint", "https://user@host"));
+        for proxy in [
+            "user:hunter2@proxy:3128",
+            "//user:hunter2@proxy:3128",
+            "http:/user:hunter2@proxy:3128",
+            "user:hunter2@[",
+        ] {
+            assert!(!is_plain("proxy_url", proxy), "{proxy}");
+        }
+        for (key, value) in [
+            ("proxy_url", "proxy:3128"),
+            ("proxy_url", "proxy:3128/x@y"),
+            ("username", "user@example.com"),
+        ] {
+            assert!(is_plain(key, value), "{key} {value}");
+        }
     }
 }
