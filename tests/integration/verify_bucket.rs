@@ -547,6 +547,9 @@ fn without_the_key_nothing_is_called_damaged() {
             "--all-chains",
             "--age-identity",
             file.to_str().unwrap(),
+            // What was folded is plain.
+            "--allow-plaintext-below",
+            "2253",
         ],
     );
     assert_eq!(json["chains"][0]["equals_next"], true, "{json:#}");
