@@ -105,6 +105,16 @@ impl Catalog {
         catalog
     }
 
+    /// Of these names in [`V2`], a byte each.
+    #[cfg(test)]
+    pub(crate) fn of_names<S: AsRef<str>>(names: &[S]) -> Self {
+        let listing = names.iter().map(|name| Listed {
+            path: format!("{V2}/{}", name.as_ref()),
+            bytes: 1,
+        });
+        Catalog::from_listing(listing.collect())
+    }
+
     /// Takes in what the folders of notes hold.
     pub fn add_notes(&mut self, notes: &[Listed]) {
         let notes: HashSet<(&str, &str)> = notes.iter().filter_map(|o| note(&o.path)).collect();

@@ -417,18 +417,10 @@ fn out_of_range(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bucket::catalog::Listed;
     use crate::bucket::timeline::{NamesOnly, Timelines};
 
     fn bucket(names: &[&str]) -> (Catalog, Timeline) {
-        let listing = names
-            .iter()
-            .map(|n| Listed {
-                path: format!("v2/{n}"),
-                bytes: 1,
-            })
-            .collect();
-        let catalog = Catalog::from_listing(listing);
+        let catalog = Catalog::of_names(names);
         let timeline = Timelines::build(&catalog, &NamesOnly)
             .unwrap()
             .all

@@ -204,7 +204,6 @@ fn open_decoder<'a, R: Read + Send + 'a>(
         Compression::Gzip => Box::new(Decoder {
             inner: flate2::bufread::MultiGzDecoder::new(inner),
             compression,
-            window_log,
         }),
         Compression::Zlib => Box::new(Decoder {
             inner: ToEnd {
@@ -212,7 +211,6 @@ fn open_decoder<'a, R: Read + Send + 'a>(
                 rest: |z| z.get_mut().fill_buf().map(<[u8]>::is_empty),
             },
             compression,
-            window_log,
         }),
         Compression::Lzw => Box::new(Decoder {
             inner: LzwDecoder {
@@ -221,15 +219,13 @@ fn open_decoder<'a, R: Read + Send + 'a>(
                 ended: false,
             },
             compression,
-            window_log,
         }),
         Compression::Zstd => {
             let mut frames = zstd::stream::read::Decoder::with_buffer(inner)?;
             frames.window_log_max(window_log)?;
             Box::new(Decoder {
-                inner: frames,
+                inner: Windowed { frames, window_log },
                 compression,
-                window_log,
             })
         }
     })
@@ -239,8 +235,6 @@ fn open_decoder<'a, R: Read + Send + 'a>(
 struct Decoder<D> {
     inner: D,
     compression: Compression,
-    /// The largest window of zstd's.
-    window_log: u32,
 }
 
 impl<D: Read> Read for Decoder<D> {
@@ -251,17 +245,31 @@ impl<D: Read> Read for Decoder<D> {
             if of_source {
                 return e;
             }
-            if self.compression == Compression::Zstd && e.to_string().contains(ZSTD_NO_MEMORY) {
-                let log = self.window_log;
-                return Error::corrupt(format!(
-                    "its zstd window is larger than {} MiB: pack it again with a smaller one (zstd --long={log})",
-                    (1_u64 << log) >> 20
-                ))
-                .into();
-            }
             Error::corrupt(format!(
                 "its {} compression is damaged: {e}",
                 self.compression
+            ))
+            .into()
+        })
+    }
+}
+
+/// Tells a window that is too large from damage.
+struct Windowed<D> {
+    frames: D,
+    window_log: u32,
+}
+
+impl<D: Read> Read for Windowed<D> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        self.frames.read(out).map_err(|e| {
+            if !e.to_string().contains(ZSTD_NO_MEMORY) {
+                return e;
+            }
+            let log = self.window_log;
+            Error::corrupt(format!(
+                "its zstd window is larger than {} MiB: pack it again with a smaller one (zstd --long={log})",
+                (1_u64 << log) >> 20
             ))
             .into()
         })

@@ -654,14 +654,8 @@ mod tests {
     impl Told {
         /// `(name, first revision of `letters`, letters)`.
         fn new(told: &[(&str, i64, &str)]) -> Self {
-            let listing = told
-                .iter()
-                .map(|(name, ..)| Listed {
-                    path: format!("v2/{name}"),
-                    bytes: 1,
-                })
-                .collect();
-            let catalog = Catalog::from_listing(listing);
+            let names: Vec<&str> = told.iter().map(|(name, ..)| *name).collect();
+            let catalog = Catalog::of_names(&names);
             let content: Vec<HashMap<i64, char>> = catalog
                 .snapshots
                 .iter()

@@ -140,7 +140,6 @@ pub fn untrusted(catalog: &Catalog, trust: &Trust) -> Untrusted {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bucket::Listed;
 
     const ALWAYS: Trust = Trust {
         only_encrypted: true,
@@ -151,11 +150,7 @@ mod tests {
 
     /// Refused, left out, and below which revision they would be trusted.
     fn found(trust: Trust, names: &[&str]) -> (Vec<usize>, Vec<usize>, Option<i64>) {
-        let listing = names.iter().map(|n| Listed {
-            path: format!("v2/{n}"),
-            bytes: 1,
-        });
-        let mut catalog = Catalog::from_listing(listing.collect());
+        let mut catalog = Catalog::of_names(names);
         trust.mark(&mut catalog);
         let usable: Vec<usize> = catalog.usable().collect();
         let u = untrusted(&catalog, &trust);
@@ -252,11 +247,7 @@ mod tests {
             "Full-00000000-00000001-1.age.exclude",
             "Full-00000000-00000010-100",
         ];
-        let listing = names.iter().map(|n| Listed {
-            path: format!("v2/{n}"),
-            bytes: 1,
-        });
-        let mut catalog = Catalog::from_listing(listing.collect());
+        let mut catalog = Catalog::of_names(&names);
         let allows = Trust {
             plaintext_below: Some(Revision(11)),
             ..ALWAYS
@@ -275,11 +266,7 @@ mod tests {
             // Its time says that it is old, its revision that it is not.
             "Full-00000000-00000030-150",
         ];
-        let listing = names.iter().map(|n| Listed {
-            path: format!("v2/{n}"),
-            bytes: 1,
-        });
-        let catalog = Catalog::from_listing(listing.collect());
+        let catalog = Catalog::of_names(&names);
         assert_eq!(ALWAYS.out_of_place(&catalog), [1, 4]);
         assert!(Trust::default().out_of_place(&catalog).is_empty());
     }

@@ -1,7 +1,7 @@
 //! `deltafold apply`: its arguments, and its outcome in words.
 
 use super::endpoints::EndpointArgs;
-use super::{BackupArgs, Output, StateArgs, print, print_outcome};
+use super::{BackupArgs, Output, StateArgs, print, print_outcome, show};
 use crate::error::{Error, Reason, Result};
 use crate::etcd::diff::Wanted;
 use crate::job::apply::{
@@ -205,9 +205,7 @@ fn in_words(o: &Outcome) -> String {
             o.conflicts, o.too_large
         );
     }
-    for warning in &o.warnings {
-        let _ = writeln!(s, "  warning   {}", shown::line(warning));
-    }
+    show::each(&mut s, "  warning   ", &o.warnings);
     s
 }
 

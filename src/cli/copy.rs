@@ -2,7 +2,7 @@
 
 use super::bandwidth::BandwidthArgs;
 use super::metrics::MetricsArgs;
-use super::{MeansArgs, Output, parse_options, print_outcome, size};
+use super::{MeansArgs, Output, parse_options, print_outcome, show, size};
 use crate::bucket::codec::CompressionChoice;
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
@@ -10,7 +10,6 @@ use crate::job::copy::plan::{Encryption, Form, Wanted};
 use crate::job::copy::{Fate, ObjectOutcome, Options, Outcome, Status, WaitForFinal, follow, run};
 use crate::mvcc::history::parse_duration;
 use crate::shorten::{self, IN_JSON};
-use crate::shown;
 use crate::store::{self, Cancel};
 use crate::telemetry::metrics::Metrics;
 use clap::Args;
@@ -307,9 +306,7 @@ fn in_words(o: &Outcome) -> String {
             let _ = writeln!(s, "  {what:9} {line}");
         }
     }
-    for warning in &o.warnings {
-        let _ = writeln!(s, "  warning   {}", shown::line(warning));
-    }
+    show::each(&mut s, "  warning   ", &o.warnings);
     let _ = writeln!(s, "  took      {:.2} s", o.seconds);
     s
 }

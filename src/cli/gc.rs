@@ -1,13 +1,12 @@
 //! `deltafold gc`: its arguments, and its outcome as a table.
 
 use super::metrics::MetricsArgs;
-use super::{Output, StoreArgs, print_outcome, size};
+use super::{Output, StoreArgs, print_outcome, show, size};
 use crate::bucket::retention::{self, Periods, Policy};
 use crate::error::{Error, Result};
 use crate::job::gc::{Decision, Fate, Options, Outcome, Status, run};
 use crate::mvcc::history::parse_duration;
 use crate::shorten::{self, IN_JSON};
-use crate::shown;
 use crate::store::Cancel;
 use chrono::TimeDelta;
 use clap::{Args, ValueEnum};
@@ -222,9 +221,7 @@ fn in_words(o: &Outcome) -> String {
             let _ = writeln!(s, "{range}");
         }
     }
-    for warning in &o.warnings {
-        let _ = writeln!(s, "warning: {}", shown::line(warning));
-    }
+    show::each(&mut s, "warning: ", &o.warnings);
     let t = &o.totals;
     let _ = match o.status {
         Status::NothingToDo => writeln!(s, "nothing to do: all {} objects stay", t.kept.objects),

@@ -1,11 +1,10 @@
 //! `deltafold lock`: its arguments, and its outcome in words.
 
-use super::{Output, StoreArgs, parse_time, print_outcome};
+use super::{Output, StoreArgs, parse_time, print_outcome, show};
 use crate::error::{Error, Reason, Result};
 use crate::job::retain::{Decision, Options, Outcome, Status, run};
 use crate::mvcc::history::parse_duration;
 use crate::shorten::{self, IN_JSON};
-use crate::shown;
 use crate::store::{Cancel, Mode};
 use chrono::{DateTime, TimeDelta, Utc};
 use clap::{Args, ValueEnum};
@@ -144,8 +143,6 @@ fn in_words(o: &Outcome) -> String {
             let _ = writeln!(s, "  {line}");
         }
     }
-    for warning in &o.warnings {
-        let _ = writeln!(s, "  warning   {}", shown::line(warning));
-    }
+    show::each(&mut s, "  warning   ", &o.warnings);
     s
 }

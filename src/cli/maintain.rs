@@ -3,7 +3,7 @@
 use super::endpoints::EndpointArgs;
 use super::metrics::MetricsArgs;
 use super::size::parse_size;
-use super::{MeansArgs, Output, print_outcome, size};
+use super::{MeansArgs, Output, print_outcome, show, size};
 use crate::error::{Error, Result};
 use crate::job::maintain::{
     Decision, Defrag, Keep, LockLease, MemberOutcome, Options, Outcome, Status, run,
@@ -164,9 +164,7 @@ fn in_words(o: &Outcome) -> String {
             o.alarms_cleared.join(", ")
         );
     }
-    for warning in &o.warnings {
-        let _ = writeln!(s, "  warning   {}", shown::line(warning));
-    }
+    show::each(&mut s, "  warning   ", &o.warnings);
     s
 }
 

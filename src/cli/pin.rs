@@ -1,11 +1,10 @@
 //! `deltafold pin`: its arguments, and its outcome in words.
 
-use super::{Output, StoreArgs, print_outcome};
+use super::{Output, StoreArgs, print_outcome, show};
 use crate::error::Result;
 use crate::job::gc::Status;
 use crate::job::gc::pin::{Options, Outcome, run};
 use crate::shorten::{self, IN_JSON};
-use crate::shown;
 use crate::store::Cancel;
 use clap::Args;
 use std::fmt::Write;
@@ -67,8 +66,6 @@ fn in_words(o: &Outcome) -> String {
             let _ = writeln!(s, "  {path}");
         }
     }
-    for warning in &o.warnings {
-        let _ = writeln!(s, "warning: {}", shown::line(warning));
-    }
+    show::each(&mut s, "warning: ", &o.warnings);
     s
 }

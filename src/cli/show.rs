@@ -18,6 +18,14 @@ pub(super) fn key(key: &[u8]) -> Cow<'_, str> {
     }
 }
 
+/// Texts on a line each, behind what they are.
+pub(super) fn each<'a>(s: &mut String, what: &str, texts: impl IntoIterator<Item = &'a String>) {
+    for text in texts {
+        // Writing to a String cannot fail.
+        let _ = writeln!(s, "{what}{}", line(text));
+    }
+}
+
 /// Kind, namespace and name of an object.
 pub(super) fn object(o: &Object<'_>) -> String {
     let kind = o.kind.as_deref().unwrap_or(o.resource);

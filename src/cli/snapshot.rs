@@ -5,7 +5,7 @@ use super::endpoints::EndpointArgs;
 use super::leases::{LeaseArgs, LockArgs};
 use super::metrics::MetricsArgs;
 use super::size::parse_size;
-use super::{MeansArgs, Output, print_outcome, size};
+use super::{MeansArgs, Output, print_outcome, show, size};
 use crate::bucket::codec::CompressionChoice;
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
@@ -367,9 +367,7 @@ fn in_words(o: &Outcome) -> String {
         );
     }
     let _ = writeln!(s, "  took      {:.1} s", o.seconds);
-    for warning in &o.warnings {
-        let _ = writeln!(s, "  warning   {}", shown::line(warning));
-    }
+    show::each(&mut s, "  warning   ", &o.warnings);
     s
 }
 
@@ -397,8 +395,6 @@ fn followed(o: &follow::Outcome) -> String {
     if o.failures > 0 {
         let _ = writeln!(s, "  failures  {} that were waited out", o.failures);
     }
-    for warning in &o.warnings {
-        let _ = writeln!(s, "  warning   {}", shown::line(warning));
-    }
+    show::each(&mut s, "  warning   ", &o.warnings);
     s
 }

@@ -1,10 +1,9 @@
 //! `deltafold undelete`: its arguments, and its outcome in words.
 
-use super::{Output, StoreArgs, print_outcome};
+use super::{Output, StoreArgs, print_outcome, show};
 use crate::error::{Error, Result};
 use crate::job::gc::undelete::{Options, Outcome, Restored, run};
 use crate::shorten::{self, IN_JSON};
-use crate::shown;
 use crate::store::Cancel;
 use clap::Args;
 use std::fmt::Write;
@@ -66,8 +65,6 @@ fn in_words(o: &Outcome) -> String {
     for line in shorten::lines(&failed, IN_JSON) {
         let _ = writeln!(s, "not brought back {line}");
     }
-    for warning in &o.warnings {
-        let _ = writeln!(s, "warning: {}", shown::line(warning));
-    }
+    show::each(&mut s, "warning: ", &o.warnings);
     s
 }

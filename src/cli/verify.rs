@@ -2,7 +2,7 @@
 
 use super::endpoints::EndpointArgs;
 use super::metrics::MetricsArgs;
-use super::{Output, StoreArgs, print_outcome, size};
+use super::{Output, StoreArgs, print_outcome, show, size};
 use crate::error::{Error, Reason, Result};
 use crate::job::verify::{Options, Outcome, run};
 use crate::job::{drill, verify_store};
@@ -334,9 +334,7 @@ fn in_words(o: &Outcome) -> String {
         };
         let _ = writeln!(s, "  member    {} at {at}: {said}", shown::line(&m.name));
     }
-    for warning in &o.warnings {
-        let _ = writeln!(s, "  warning   {}", shown::line(warning));
-    }
+    show::each(&mut s, "  warning   ", &o.warnings);
     let _ = writeln!(
         s,
         "  folded    {} events in {:.2} s, on timeline {}",

@@ -395,8 +395,9 @@ fn check_compacted<R: ReadAt>(db: &Database<R>) -> Result<()> {
         if rk.main > base.compact_revision || !base.compaction_finished || key_bytes > MOST_KEYS {
             break;
         }
-        key_bytes += KeyValue::decode(e.value)?.key.len();
-        if !keys.insert(KeyValue::decode(e.value)?.key.to_vec()) {
+        let key = KeyValue::decode(e.value)?.key;
+        key_bytes += key.len();
+        if !keys.insert(key.to_vec()) {
             return Err(Error::corrupt(format!(
                 "the base says that it was compacted at revision {}, and holds a key twice below",
                 base.compact_revision

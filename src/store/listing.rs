@@ -5,8 +5,7 @@
 //!
 //! A server may list without end. So a page must not lead to itself, and listings and runs of empty pages have limits.
 
-use super::signed::LARGEST_ANSWER;
-use futures::TryStreamExt;
+use bytes::Bytes;
 use http::header::CONTENT_LENGTH;
 use http::{Method, Uri};
 use object_store::client::{HttpError, HttpErrorKind, HttpResponse, HttpResponseBody};
@@ -107,25 +106,16 @@ impl Found {
     }
 }
 
-/// The same page, with other names for odd keys; `token` led to it, and `empty` counts empty pages in a row.
+/// The same page, which was read whole, with other names for odd keys; `token` led to it, and `empty` counts empty pages in a row.
 pub(super) async fn with_stand_ins(
     answer: HttpResponse,
     token: Option<&str>,
     empty: &AtomicUsize,
 ) -> Result<HttpResponse, HttpError> {
     let (mut parts, body) = answer.into_parts();
-    let mut stream = body.bytes_stream();
-    let mut page = Vec::new();
-    while let Some(chunk) = stream.try_next().await? {
-        if page.len() + chunk.len() > LARGEST_ANSWER {
-            let what = format!("a page of a listing has more than {LARGEST_ANSWER} bytes");
-            let error = std::io::Error::other(what);
-            return Err(HttpError::new(HttpErrorKind::Decode, error));
-        }
-        page.extend_from_slice(&chunk);
-    }
+    let page = body.bytes().await?;
     let mut found = Found::default();
-    let page = replaced(&page, &mut found).unwrap_or(page);
+    let page = replaced(&page, &mut found).map_or(page, Bytes::from);
     if !found.may_end(token, empty) {
         let error = std::io::Error::other(ENDLESS);
         return Err(HttpError::new(HttpErrorKind::Decode, error));

@@ -6,7 +6,8 @@
 
 use super::{connect, listing};
 use async_trait::async_trait;
-use futures::TryStreamExt;
+use bytes::Bytes;
+use futures::{Stream, TryStreamExt};
 use http::header::RETRY_AFTER;
 use http::{Method, StatusCode};
 use object_store::ClientOptions;
@@ -16,6 +17,7 @@ use object_store::client::{
 };
 use reqwest::Certificate;
 use std::collections::VecDeque;
+use std::pin::pin;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -29,7 +31,7 @@ pub const MOST_REQUESTS: usize = 1024;
 
 /// The longest answer that is read into memory: a page of a listing has a few megabytes. A server may send any number of
 /// bytes, or say that it will.
-const LONGEST_ANSWER: usize = 32 << 20;
+pub(super) const LONGEST_ANSWER: usize = 32 << 20;
 
 /// The pause after a first refusal; each further one in a row doubles it.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -381,22 +383,33 @@ fn is_question(request: &HttpRequest) -> bool {
 /// An answer that was read whole.
 async fn bounded(answer: HttpResponse) -> Result<HttpResponse, HttpError> {
     let (parts, body) = answer.into_parts();
-    let mut pieces = body.bytes_stream();
-    let mut whole = Vec::new();
-    while let Some(piece) = pieces.try_next().await? {
-        if whole.len() + piece.len() > LONGEST_ANSWER {
-            let e = format!("an answer of more than {LONGEST_ANSWER} bytes");
-            return Err(HttpError::new(
-                HttpErrorKind::Decode,
-                std::io::Error::other(e),
-            ));
-        }
-        whole.extend_from_slice(&piece);
-    }
+    let Some(whole) = collect(body.bytes_stream(), LONGEST_ANSWER).await? else {
+        let e = format!("an answer of more than {LONGEST_ANSWER} bytes");
+        return Err(HttpError::new(
+            HttpErrorKind::Decode,
+            std::io::Error::other(e),
+        ));
+    };
     Ok(HttpResponse::from_parts(
         parts,
         HttpResponseBody::from(whole),
     ))
+}
+
+/// All of a stream; `None` if that is more than `most` bytes.
+pub(super) async fn collect<E>(
+    stream: impl Stream<Item = Result<Bytes, E>>,
+    most: usize,
+) -> Result<Option<Vec<u8>>, E> {
+    let mut stream = pin!(stream);
+    let mut whole = Vec::new();
+    while let Some(piece) = stream.try_next().await? {
+        if whole.len() + piece.len() > most {
+            return Ok(None);
+        }
+        whole.extend_from_slice(&piece);
+    }
+    Ok(Some(whole))
 }
 
 #[async_trait]

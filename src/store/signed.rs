@@ -4,10 +4,10 @@
 //! means is in `exclude`, `versions` and `retention`.
 
 use super::errors::{redact, status_error, store_error};
+use super::requests::{LONGEST_ANSWER, collect};
 use super::xml::{self, Element};
 use crate::error::{Error, Reason, Result};
 use bytes::Bytes;
-use futures::TryStreamExt;
 use http::{HeaderName, HeaderValue, Method, Uri};
 use md5::{Digest, Md5};
 use object_store::RetryConfig;
@@ -20,8 +20,6 @@ use std::time::Duration;
 use tokio::sync::OnceCell;
 use url::Url;
 
-/// No answer to these requests has more.
-pub(super) const LARGEST_ANSWER: usize = 32 << 20;
 /// How long the first wait between two tries is; each next one is twice as long.
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
@@ -81,16 +79,12 @@ impl Wire {
     async fn try_once(&self, request: HttpRequest) -> Result<Answer, String> {
         let answer = self.http.execute(request).await.map_err(|e| causes(&e))?;
         let status = answer.status().as_u16();
-        let mut stream = answer.into_body().bytes_stream();
-        let mut body = Vec::new();
-        while let Some(chunk) = stream.try_next().await.map_err(|e| causes(&e))? {
-            if body.len() + chunk.len() > LARGEST_ANSWER {
-                return Err(format!(
-                    "it answers with more than {LARGEST_ANSWER} bytes, so not with what was asked for"
-                ));
-            }
-            body.extend_from_slice(&chunk);
-        }
+        let body = collect(answer.into_body().bytes_stream(), LONGEST_ANSWER).await;
+        let Some(body) = body.map_err(|e| causes(&e))? else {
+            return Err(format!(
+                "it answers with more than {LONGEST_ANSWER} bytes, so not with what was asked for"
+            ));
+        };
         Ok(Answer {
             status,
             body: body.into(),

@@ -2,6 +2,7 @@
 
 use super::errors::{io_cause, store_error};
 use super::folder::{FOLDER_TRIES, Folder};
+use super::requests::collect;
 use super::staging::StagingName;
 use super::{Published, Store, Upload};
 use crate::error::{Error, Reason, Result};
@@ -9,6 +10,7 @@ use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
 use object_store::{GetResult, ObjectStore, ObjectStoreExt, PutPayload};
 use std::collections::HashSet;
+use std::future::ready;
 use std::io::{ErrorKind, Write};
 
 /// Deletions asked for at once, and held in memory.
@@ -33,22 +35,17 @@ fn delete_local(root: &Folder, below: &str) -> Result<()> {
 
 /// The bytes of an object, if they are no more than `most`. A server may send more than it said.
 pub(super) async fn bytes_of(got: GetResult, most: u64) -> object_store::Result<Bytes> {
-    let mut pieces = got.into_stream();
-    let mut whole = Vec::new();
-    while let Some(piece) = pieces.try_next().await? {
-        if (whole.len() + piece.len()) as u64 > most {
-            return Err(object_store::Error::Generic {
-                store: "a server",
-                source: format!("more than {most} bytes came").into(),
-            });
-        }
-        // Of a local file that is cut short meanwhile object_store reads nothing, for ever.
-        if piece.is_empty() {
-            break;
-        }
-        whole.extend_from_slice(&piece);
+    // Of a local file that is cut short meanwhile object_store reads nothing, for ever.
+    let pieces = got.into_stream();
+    let pieces = pieces.try_take_while(|piece| ready(Ok(!piece.is_empty())));
+    let most = usize::try_from(most).unwrap_or(usize::MAX);
+    match collect(pieces, most).await? {
+        Some(whole) => Ok(whole.into()),
+        None => Err(object_store::Error::Generic {
+            store: "a server",
+            source: format!("more than {most} bytes came").into(),
+        }),
     }
-    Ok(whole.into())
 }
 
 impl Store {

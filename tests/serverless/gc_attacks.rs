@@ -343,3 +343,18 @@ fn what_goes_can_be_brought_back_for_a_week() {
     let until = gc(&p, &NOTHING, &["--purge-after", "7d"]);
     assert_eq!(reasons(&until)[&p.full(BASE, 10)], "Removed");
 }
+
+/// What was too large for one run's limits is read again by the next one, which has others.
+#[test]
+fn a_low_limit_of_one_run_is_not_remembered_as_damage() {
+    let p = Past::new();
+    let policy = POLICIES[0];
+    let would = decided(&gc(&p, policy, &[]), "Delete");
+    let low = ["--apply", "--max-database-bytes", "1KiB"];
+    let (_, result, stderr) = p.bucket.run("gc", &[policy, &low].concat());
+    assert!(
+        result["damaged_fulls"].to_string().contains("TooLarge"),
+        "nothing was too large: {stderr}"
+    );
+    assert_eq!(decided(&gc(&p, policy, &["--apply"]), "Delete"), would);
+}

@@ -167,7 +167,9 @@ impl<'a> Verified<'a> {
                 Err(e) if e.reason().is_bad_data() || e.reason() == Reason::CannotDecrypt => {
                     let message: String = e.to_string().chars().take(LONGEST_MESSAGE).collect();
                     let bad = (e.reason().as_str().to_owned(), message);
-                    (None, Some(bad), e.reason() == Reason::CannotDecrypt)
+                    let of_this_run =
+                        matches!(e.reason(), Reason::CannotDecrypt | Reason::TooLarge);
+                    (None, Some(bad), of_this_run)
                 }
                 Err(e) if e.reason() == Reason::NoSpace => {
                     let name = self.ctx.store.name(&snapshot.path);

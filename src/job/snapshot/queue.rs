@@ -38,6 +38,14 @@ struct Entry {
 }
 
 impl Entry {
+    /// In memory.
+    fn new(item: Item) -> Self {
+        Entry {
+            item,
+            spooled_at: None,
+        }
+    }
+
     /// Bytes of memory. Beside a text that is in memory the rest is little, and not counted.
     fn bytes(&self) -> u64 {
         match (&self.item, self.spooled_at) {
@@ -157,10 +165,7 @@ impl Queue {
 
     /// Waits for room. False once nobody takes any more.
     fn push(&self, item: Item) -> bool {
-        let mut entry = Entry {
-            item,
-            spooled_at: None,
-        };
+        let mut entry = Entry::new(item);
         let mut state = self.state();
         loop {
             if state.closed {
@@ -284,11 +289,7 @@ impl Tail {
 
     /// What was taken and is no transaction, to be taken again.
     pub(super) fn put_back(&self, item: Item) {
-        let entry = Entry {
-            item,
-            spooled_at: None,
-        };
-        self.queue.state().items.push_front(entry);
+        self.queue.state().items.push_front(Entry::new(item));
     }
 
     pub(super) fn pulse(&self) -> Pulse {

@@ -234,8 +234,8 @@ pub fn name_time(kind: Kind, newest: Option<Newest>, now: DateTime<Utc>) -> i64 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bucket::Catalog;
     use crate::bucket::trust::{self, Trust};
-    use crate::bucket::{Catalog, Listed};
 
     fn full(name: &str) -> SnapshotName {
         name.parse().unwrap()
@@ -267,15 +267,11 @@ mod tests {
     }
 
     fn scan_of(names: &[&str]) -> Scan {
-        let listing = names.iter().map(|n| Listed {
-            path: format!("v2/{n}"),
-            bytes: 1,
-        });
         let trust = Trust {
             only_encrypted: true,
             ..Trust::default()
         };
-        let mut catalog = Catalog::from_listing(listing.collect());
+        let mut catalog = Catalog::of_names(names);
         trust.mark(&mut catalog);
         let untrusted = trust::untrusted(&catalog, &trust);
         let mut scan = Scan::of_names(catalog).unwrap();
