@@ -12,6 +12,7 @@
 //! - [`store`] — object stores: opening, listing, fetching, publishing.
 //! - [`etcd`] — a live etcd: a client, what differs from a backup, peers and their quorum.
 //! - [`kubernetes`] — Kubernetes' API: Leases that tell of snapshots, a lock by Lease.
+//! - [`base`] — the ground floor: the switch that ends waits, reading at an offset, causes of errors.
 //! - [`protobuf`] — the fields of etcd's records.
 //! - [`temp`] — files of the temporary directory, sealed where snapshots are encrypted.
 //! - [`telemetry`] — logs, progress, metrics, and what the process has used.
@@ -24,6 +25,7 @@
 #![warn(missing_docs)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::expect_used))]
 
+pub mod base;
 pub mod bolt;
 pub mod bucket;
 pub mod cli;

@@ -3,7 +3,7 @@
 //!
 //! What a file holds it does not know. `job`, `bucket` and `mvcc` spill into it.
 
-use crate::bolt::ReadAt;
+use crate::base::ReadAt;
 use crate::error::{Error, Result};
 use chacha20::ChaCha20;
 use chacha20::cipher::{KeyIvInit, StreamCipher, StreamCipherSeek};

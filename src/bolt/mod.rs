@@ -8,5 +8,5 @@ pub mod reader;
 pub mod writer;
 
 pub use page::PageId;
-pub use reader::{Bucket, Cursor, Database, METAS_END, PageBudget, ReadAt, newest_meta};
+pub use reader::{Bucket, Cursor, Database, METAS_END, PageBudget, newest_meta};
 pub use writer::{BucketValue, Layout, TreeBuilder, Writer, write_file};

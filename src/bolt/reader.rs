@@ -7,11 +7,10 @@
 //! look at the freelist. `mvcc` and `job` call it.
 
 use super::page::*;
+use crate::base::ReadAt;
 use crate::error::{Error, Result};
 use crate::limits::Limits;
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -23,52 +22,6 @@ const MAX_PATH: usize = 4 << 20;
 const LONG_PAGE: usize = 1 << 20;
 /// Pages of the longest buffer that is kept for the next page.
 const MOST_SPARE: usize = 4;
-
-/// Bytes that can be read at any place; what a [`Database`] stands on.
-pub trait ReadAt {
-    /// Fills `buf` from `offset`.
-    ///
-    /// # Errors
-    /// The operating system's, or `UnexpectedEof`.
-    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()>;
-    /// Bytes in all.
-    ///
-    /// # Errors
-    /// The operating system's.
-    fn size(&self) -> io::Result<u64>;
-}
-
-impl ReadAt for File {
-    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
-        FileExt::read_exact_at(self, buf, offset)
-    }
-    fn size(&self) -> io::Result<u64> {
-        Ok(self.metadata()?.len())
-    }
-}
-
-impl ReadAt for Vec<u8> {
-    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
-        let from = usize::try_from(offset).map_err(|_| io::ErrorKind::UnexpectedEof)?;
-        let to = from
-            .checked_add(buf.len())
-            .ok_or(io::ErrorKind::UnexpectedEof)?;
-        buf.copy_from_slice(self.get(from..to).ok_or(io::ErrorKind::UnexpectedEof)?);
-        Ok(())
-    }
-    fn size(&self) -> io::Result<u64> {
-        Ok(self.len() as u64)
-    }
-}
-
-impl<T: ReadAt + ?Sized> ReadAt for &T {
-    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
-        (**self).read_exact_at(buf, offset)
-    }
-    fn size(&self) -> io::Result<u64> {
-        (**self).size()
-    }
-}
 
 /// As much of a file's beginning as [`newest_meta`] may look at.
 pub const METAS_END: usize = *PAGE_SIZES.end() + PAGE_HEADER_SIZE + META_SIZE;

@@ -4,7 +4,8 @@
 //! directory, one for each thread, so that memory does not grow with the snapshots. It draws no conclusion
 //! about branches; `timeline` does.
 
-use crate::bolt::{Database, ReadAt};
+use crate::base::ReadAt;
+use crate::bolt::Database;
 use crate::bucket::delta::DeltaReader;
 use crate::bucket::intervals::Intervals;
 use crate::error::{Error, Result};

@@ -635,7 +635,7 @@ fn was_written_after(catalog: &Catalog, a: &Timeline, b: &Timeline) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bucket::catalog::{Listed, TIMELINES};
+    use crate::bucket::catalog::TIMELINES;
     use std::cell::Cell;
     use std::collections::HashMap;
 

@@ -2,6 +2,7 @@
 
 use super::endpoints::EndpointArgs;
 use super::{BackupArgs, Output, StateArgs, print, print_outcome, show};
+use crate::base::Cancel;
 use crate::error::{Error, Reason, Result};
 use crate::etcd::diff::Wanted;
 use crate::job::apply::{
@@ -11,7 +12,6 @@ use crate::job::read::Keys;
 use crate::job::tags::without_excluded;
 use crate::mvcc::KeyRange;
 use crate::shown;
-use crate::store::Cancel;
 use clap::Args;
 use std::ffi::OsString;
 use std::fmt::Write;
@@ -46,19 +46,19 @@ alone. The exit code is 0, or tells the kind of failure: docs/exit-codes.md. 75 
 changed meanwhile and not written: run it again to compare anew.")]
 pub(super) struct ApplyArgs {
     /// The keys that begin so; an empty one means all
-    #[arg(long, env = "DELTAFOLD_PREFIX", value_name = "P")]
+    #[arg(long, value_name = "P")]
     prefix: OsString,
     /// Write; without it only what differs is shown
-    #[arg(long, env = "DELTAFOLD_EXECUTE", value_parser = super::yes_or_no)]
+    #[arg(long, value_parser = super::yes_or_no)]
     execute: bool,
     /// Also delete the live keys with the prefix that the backup does not have
-    #[arg(long, env = "DELTAFOLD_DELETE_EXTRA", value_parser = super::yes_or_no)]
+    #[arg(long, value_parser = super::yes_or_no)]
     delete_extra: bool,
     /// The most keys in a transaction: etcd's own flag of this name
-    #[arg(long, env = "DELTAFOLD_MAX_TXN_OPS", value_name = "N", default_value_t = MAX_TXN_OPS as u32, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = MAX_TXN_OPS as u32, value_parser = clap::value_parser!(u32).range(1..))]
     max_txn_ops: u32,
     /// The most bytes in a request: etcd's own flag of this name
-    #[arg(long, env = "DELTAFOLD_MAX_REQUEST_BYTES", value_name = "N", default_value_t = MAX_REQUEST_BYTES as u32, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = MAX_REQUEST_BYTES as u32, value_parser = clap::value_parser!(u32).range(1..))]
     max_request_bytes: u32,
     #[command(flatten)]
     live: EndpointArgs,

@@ -12,7 +12,7 @@ use tokio::runtime::Handle;
 pub(super) struct BandwidthArgs {
     /// The most bytes a second that are read from etcd, read from the store, and written to it, each
     /// (500KiB, 20MiB) [default: no limit]
-    #[arg(long, env = "DELTAFOLD_BANDWIDTH", value_name = "SIZE", value_parser = parse_bandwidth)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bandwidth)]
     bandwidth: Option<NonZeroU64>,
 }
 

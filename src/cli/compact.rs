@@ -3,12 +3,12 @@
 use super::leases::LeaseArgs;
 use super::metrics::MetricsArgs;
 use super::{Output, StateArgs, StoreArgs, print_outcome, size};
+use crate::base::Cancel;
 use crate::bucket::codec::CompressionChoice;
 use crate::error::Result;
 use crate::job::compact::{Options, Outcome, Status, run};
 use crate::mvcc::{KeepHistory, Revision};
 use crate::shorten::{self, IN_JSON};
-use crate::store::Cancel;
 use crate::telemetry::metrics::{Folded, Metrics, SavedSnapshot, SnapshotKind};
 use chrono::Utc;
 use clap::Args;
@@ -39,23 +39,13 @@ pub(super) struct CompactArgs {
     #[command(flatten)]
     state: StateArgs,
     /// How much history to keep: latest, all, a number of revisions, or a duration (90s, 1h30m, 7d)
-    #[arg(
-        long,
-        env = "DELTAFOLD_KEEP_HISTORY",
-        value_name = "HISTORY",
-        default_value = "latest"
-    )]
+    #[arg(long, value_name = "HISTORY", default_value = "latest")]
     keep_history: KeepHistory,
     /// same (as the newest snapshot), none, gzip, zlib, lzw, zstd or zstd:LEVEL
-    #[arg(
-        long,
-        env = "DELTAFOLD_COMPRESSION",
-        value_name = "METHOD",
-        default_value = "same"
-    )]
+    #[arg(long, value_name = "METHOD", default_value = "same")]
     compression: CompressionChoice,
     /// Only say what would be done
-    #[arg(long, env = "DELTAFOLD_DRY_RUN", value_parser = super::yes_or_no)]
+    #[arg(long, value_parser = super::yes_or_no)]
     dry_run: bool,
     #[command(flatten)]
     leases: LeaseArgs,

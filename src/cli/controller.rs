@@ -1,10 +1,10 @@
 //! `deltafold controller`: its arguments.
 
+use crate::base::Cancel;
 use crate::controller::jobs::Settings;
 use crate::controller::{ControllerMetrics, Options, run};
 use crate::error::Result;
 use crate::kubernetes::Client;
-use crate::store::Cancel;
 use crate::store::lock::identity;
 use crate::telemetry::serve::{BindAddress, serve_text};
 use clap::Args;
@@ -25,44 +25,34 @@ Examples:
 The exit code is 0 where it was stopped, 75 where another replica has taken over: start it again.")]
 pub(super) struct ControllerArgs {
     /// The namespace that is looked after [default: all]
-    #[arg(long, env = "DELTAFOLD_NAMESPACE", value_name = "NAMESPACE", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    #[arg(long, value_name = "NAMESPACE", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     namespace: Option<String>,
     /// The image of the Jobs, where a policy names none
-    #[arg(long, env = "DELTAFOLD_JOB_IMAGE", value_name = "IMAGE", default_value = concat!("deltafold:", env!("CARGO_PKG_VERSION")))]
+    #[arg(long, value_name = "IMAGE", default_value = concat!("deltafold:", env!("CARGO_PKG_VERSION")))]
     job_image: String,
     /// Policies that are looked after at once
-    #[arg(long, env = "DELTAFOLD_POLICY_WORKERS", value_name = "N", default_value = "3", value_parser = clap::value_parser!(u16).range(1..=100))]
+    #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u16).range(1..=100))]
     policy_workers: u16,
     /// Policies whose thresholds are looked at at once; 0 turns compaction by threshold off
-    #[arg(long, env = "DELTAFOLD_COMPACTION_WORKERS", value_name = "N", default_value = "3", value_parser = clap::value_parser!(u16).range(0..=100))]
+    #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u16).range(0..=100))]
     compaction_workers: u16,
     /// Tasks that are looked at at once; 0 turns tasks off
-    #[arg(long, env = "DELTAFOLD_TASK_WORKERS", value_name = "N", default_value = "3", value_parser = clap::value_parser!(u16).range(0..=100))]
+    #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u16).range(0..=100))]
     task_workers: u16,
     /// Jobs of thresholds and tasks at once, over all policies; 0 for no limit
-    #[arg(
-        long,
-        env = "DELTAFOLD_MAX_JOBS",
-        value_name = "N",
-        default_value = "20"
-    )]
+    #[arg(long, value_name = "N", default_value = "20")]
     max_jobs: u32,
     /// Whether several replicas elect a leader, by a Lease
-    #[arg(long, env = "DELTAFOLD_LEADER_ELECT", value_name = "BOOL", default_value = "true", action = clap::ArgAction::Set, value_parser = super::yes_or_no)]
+    #[arg(long, value_name = "BOOL", default_value = "true", action = clap::ArgAction::Set, value_parser = super::yes_or_no)]
     leader_elect: bool,
     /// The leader's Lease
-    #[arg(
-        long,
-        env = "DELTAFOLD_LEADER_LEASE",
-        value_name = "NAME",
-        default_value = "deltafold-controller"
-    )]
+    #[arg(long, value_name = "NAME", default_value = "deltafold-controller")]
     leader_lease: String,
     /// The namespace of the leader's Lease [default: the Pod's, or the kubeconfig's]
-    #[arg(long, env = "DELTAFOLD_LEASE_NAMESPACE", value_name = "NAMESPACE")]
+    #[arg(long, value_name = "NAMESPACE")]
     lease_namespace: Option<String>,
     /// Serve /metrics (Prometheus), /healthz and /readyz here: 127.0.0.1:8080, or :8080 for all addresses
-    #[arg(long, env = "DELTAFOLD_METRICS_BIND_ADDRESS", value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS")]
     metrics_bind_address: Option<BindAddress>,
 }
 

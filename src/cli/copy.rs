@@ -3,6 +3,7 @@
 use super::bandwidth::BandwidthArgs;
 use super::metrics::MetricsArgs;
 use super::{MeansArgs, Output, parse_options, print_outcome, show, size};
+use crate::base::Cancel;
 use crate::bucket::codec::CompressionChoice;
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
@@ -10,7 +11,7 @@ use crate::job::copy::plan::{Encryption, Form, Wanted};
 use crate::job::copy::{Fate, ObjectOutcome, Options, Outcome, Status, WaitForFinal, follow, run};
 use crate::mvcc::history::parse_duration;
 use crate::shorten::{self, IN_JSON};
-use crate::store::{self, Cancel};
+use crate::store;
 use crate::telemetry::metrics::Metrics;
 use clap::Args;
 use std::fmt::Write;
@@ -43,20 +44,14 @@ The exit code is 0 where the target has all that is wanted, 65 where a snapshot 
 docs/exit-codes.md.")]
 pub(super) struct CopyArgs {
     /// Copy from here, the folder that holds v2/ (or v1/): s3://bucket/prefix, gs://…, az://…, file:///dir or a path
-    #[arg(
-        long,
-        env = "DELTAFOLD_FROM",
-        value_name = "URL",
-        help_heading = "Store"
-    )]
+    #[arg(long, value_name = "URL", help_heading = "Store")]
     from: String,
     /// Copy to here; a local folder is made where the one above it is there
-    #[arg(long, env = "DELTAFOLD_TO", value_name = "URL", help_heading = "Store")]
+    #[arg(long, value_name = "URL", help_heading = "Store")]
     to: String,
     /// A setting of the store that is copied from, over those of --store-option; may be given again
     #[arg(
         long,
-        env = "DELTAFOLD_FROM_OPTION",
         value_name = "KEY=VALUE",
         hide_env_values = true,
         help_heading = "Store"
@@ -65,60 +60,53 @@ pub(super) struct CopyArgs {
     /// A setting of the store that is copied to, over those of --store-option; may be given again
     #[arg(
         long,
-        env = "DELTAFOLD_TO_OPTION",
         value_name = "KEY=VALUE",
         hide_env_values = true,
         help_heading = "Store"
     )]
     to_option: Vec<String>,
     /// Copy only the newest so many backups [default: all]
-    #[arg(long, env = "DELTAFOLD_MAX_BACKUPS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_backups: Option<u32>,
     /// Copy only backups whose full snapshot is not older than so many days [default: all]
-    #[arg(long, env = "DELTAFOLD_MAX_BACKUP_AGE", value_name = "DAYS")]
+    #[arg(long, value_name = "DAYS")]
     max_backup_age: Option<u32>,
     /// Wait first until the source's newest full snapshot is marked final
-    #[arg(long, env = "DELTAFOLD_WAIT_FOR_FINAL", value_parser = super::yes_or_no)]
+    #[arg(long, value_parser = super::yes_or_no)]
     wait_for_final: bool,
     /// Copy what is there when it has not come for so long; 0s: wait for ever
-    #[arg(long, env = "DELTAFOLD_WAIT_TIMEOUT", value_name = "DURATION", default_value = "0s", value_parser = parse_time_span)]
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = parse_time_span)]
     wait_timeout: Duration,
     /// Go on copying what comes, until it is stopped
-    #[arg(long, env = "DELTAFOLD_FOLLOW", value_parser = super::yes_or_no, conflicts_with = "dry_run")]
+    #[arg(long, value_parser = super::yes_or_no, conflicts_with = "dry_run")]
     follow: bool,
     /// How often the source is listed, while it is waited for or followed
-    #[arg(long, env = "DELTAFOLD_INTERVAL", value_name = "DURATION", default_value = "60s", value_parser = parse_interval)]
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = parse_interval)]
     interval: Duration,
     /// same (byte for byte), none, gzip, zlib, lzw, zstd or zstd:LEVEL
-    #[arg(
-        long,
-        env = "DELTAFOLD_COMPRESSION",
-        value_name = "METHOD",
-        default_value = "same"
-    )]
+    #[arg(long, value_name = "METHOD", default_value = "same")]
     compression: CompressionChoice,
     /// Write encrypted snapshots as plain text
     #[arg(
         long,
-        env = "DELTAFOLD_DECRYPT",
         value_parser = super::yes_or_no,
         conflicts_with_all = ["age_recipient", "age_recipients_file"],
         help_heading = "Encryption"
     )]
     decrypt: bool,
     /// Copy excluded snapshots, too, with their marks
-    #[arg(long, env = "DELTAFOLD_INCLUDE_EXCLUDED", value_parser = super::yes_or_no)]
+    #[arg(long, value_parser = super::yes_or_no)]
     include_excluded: bool,
     /// Copy although the target is the backup of another cluster; from now on it is the source's
-    #[arg(long, env = "DELTAFOLD_TAKE_OVER", value_parser = super::yes_or_no)]
+    #[arg(long, value_parser = super::yes_or_no)]
     take_over: bool,
     /// Only say what would be done
-    #[arg(long, env = "DELTAFOLD_DRY_RUN", value_parser = super::yes_or_no)]
+    #[arg(long, value_parser = super::yes_or_no)]
     dry_run: bool,
     /// Snapshots of 1 MiB and more under way at once; each holds about 32 MiB [default: as many as threads]
     ///
     /// Of smaller ones as many as --requests, between folders eight, unless this is one, or more than eight.
-    #[arg(long, env = "DELTAFOLD_PARALLEL", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256), help_heading = "Means")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256), help_heading = "Means")]
     parallel: Option<u16>,
     #[command(flatten)]
     means: MeansArgs,

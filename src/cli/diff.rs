@@ -2,6 +2,7 @@
 
 use super::stream::Stream;
 use super::{BackupArgs, Output, parse_time, show};
+use crate::base::Cancel;
 use crate::error::Result;
 use crate::job::read::diff::Diff;
 use crate::job::read::entry::{Change, Kind};
@@ -9,7 +10,6 @@ use crate::job::read::kubernetes::Object;
 use crate::job::source::{Request, Source, Target};
 use crate::job::tags::without_excluded;
 use crate::mvcc::{KeyRange, Revision};
-use crate::store::Cancel;
 use clap::Args;
 use serde::Serialize;
 use std::ffi::OsString;
@@ -30,16 +30,16 @@ Examples:
 + is added, ~ changed, - deleted. --output json prints one object: docs/diff-result.schema.json.")]
 pub(super) struct DiffArgs {
     /// The first point: a revision or a time
-    #[arg(long, env = "DELTAFOLD_FROM", value_name = "REV|TIME", value_parser = parse_point)]
+    #[arg(long, value_name = "REV|TIME", value_parser = parse_point)]
     from: Target,
     /// The second point: a revision or a time [default: the newest]
-    #[arg(long, env = "DELTAFOLD_TO", value_name = "REV|TIME", value_parser = parse_point)]
+    #[arg(long, value_name = "REV|TIME", value_parser = parse_point)]
     to: Option<Target>,
     /// Only keys that begin so
-    #[arg(long, env = "DELTAFOLD_PREFIX", value_name = "P")]
+    #[arg(long, value_name = "P")]
     prefix: Option<OsString>,
     /// Take this timeline, by its ID in `deltafold list --deep` [default: the newest]
-    #[arg(long, env = "DELTAFOLD_TIMELINE", value_name = "ID")]
+    #[arg(long, value_name = "ID")]
     timeline: Option<String>,
     #[command(flatten)]
     backup: BackupArgs,

@@ -19,34 +19,27 @@ pub(super) struct EncryptionArgs {
     /// Encrypt what is written for this age recipient (age1…); may be given again
     #[arg(
         long,
-        env = "DELTAFOLD_AGE_RECIPIENT",
         hide_env_values = true,
         value_name = "RECIPIENT",
         value_delimiter = ','
     )]
     age_recipient: Vec<String>,
     /// Encrypt what is written for the recipients in this file, one a line
-    #[arg(
-        long,
-        env = "DELTAFOLD_AGE_RECIPIENTS_FILE",
-        hide_env_values = true,
-        value_name = "FILE"
-    )]
+    #[arg(long, hide_env_values = true, value_name = "FILE")]
     age_recipients_file: Option<PathBuf>,
     /// A file of age identities (AGE-SECRET-KEY-1…) that open encrypted snapshots; may be given again
     #[arg(
         long,
-        env = "DELTAFOLD_AGE_IDENTITY",
         hide_env_values = true,
         value_name = "FILE",
         value_delimiter = ','
     )]
     age_identity: Vec<PathBuf>,
     /// Go on without snapshots that are not encrypted, though keys are given: they may be anybody's
-    #[arg(long, env = "DELTAFOLD_IGNORE_UNTRUSTED", value_parser = super::yes_or_no)]
+    #[arg(long, value_parser = super::yes_or_no)]
     ignore_untrusted: bool,
     /// The prefix was encrypted later: trust snapshots from before that, if they end below this revision
-    #[arg(long, env = "DELTAFOLD_ALLOW_PLAINTEXT_BELOW", value_name = "REVISION", value_parser = clap::value_parser!(i64).range(1..))]
+    #[arg(long, value_name = "REVISION", value_parser = clap::value_parser!(i64).range(1..))]
     allow_plaintext_below: Option<i64>,
 }
 

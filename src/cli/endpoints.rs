@@ -1,10 +1,10 @@
 //! How a live etcd is reached: the flags, named as etcdctl's own.
 
+use crate::base::Cancel;
 use crate::error::{Error, Reason, Result};
 use crate::etcd::client::Client;
 use crate::etcd::connect::{Connector, Endpoints, User};
 use crate::mvcc::history::parse_duration;
-use crate::store::Cancel;
 use clap::Args;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -15,38 +15,26 @@ use tokio::runtime::Handle;
 #[command(next_help_heading = "Live etcd")]
 pub(super) struct EndpointArgs {
     /// URLs of its members, with commas; tried in turn
-    #[arg(
-        long,
-        env = "DELTAFOLD_ENDPOINTS",
-        value_name = "URLS",
-        value_delimiter = ',',
-        required = true
-    )]
+    #[arg(long, value_name = "URLS", value_delimiter = ',', required = true)]
     endpoints: Vec<String>,
     /// PEM of the authorities of its certificates [default: the system's]
-    #[arg(long, env = "DELTAFOLD_CACERT", value_name = "FILE")]
+    #[arg(long, value_name = "FILE")]
     cacert: Option<PathBuf>,
     /// PEM of the client's certificate
-    #[arg(long, env = "DELTAFOLD_CERT", value_name = "FILE", requires = "key")]
+    #[arg(long, value_name = "FILE", requires = "key")]
     cert: Option<PathBuf>,
     /// PEM of the client's key
-    #[arg(long, env = "DELTAFOLD_KEY", value_name = "FILE", requires = "cert")]
+    #[arg(long, value_name = "FILE", requires = "cert")]
     key: Option<PathBuf>,
     /// A user of etcd, and the password unless --password gives it
     ///
     /// On the command line other users of the machine may see the password: give it as
     /// DELTAFOLD_PASSWORD.
-    #[arg(
-        long,
-        env = "DELTAFOLD_USER",
-        value_name = "NAME[:PASSWORD]",
-        hide_env_values = true
-    )]
+    #[arg(long, value_name = "NAME[:PASSWORD]", hide_env_values = true)]
     user: Option<String>,
     /// The user's password
     #[arg(
         long,
-        env = "DELTAFOLD_PASSWORD",
         value_name = "PASSWORD",
         hide_env_values = true,
         requires = "user"
@@ -55,23 +43,22 @@ pub(super) struct EndpointArgs {
     /// A file that holds the password, such as one of a mounted Secret
     #[arg(
         long,
-        env = "DELTAFOLD_PASSWORD_FILE",
         value_name = "FILE",
         requires = "user",
         conflicts_with = "password"
     )]
     password_file: Option<PathBuf>,
     /// How long to wait for a connection
-    #[arg(long, env = "DELTAFOLD_DIAL_TIMEOUT", value_name = "DURATION", default_value = "2s", value_parser = parse_timeout)]
+    #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = parse_timeout)]
     dial_timeout: Duration,
     /// How long to wait for an answer
-    #[arg(long, env = "DELTAFOLD_COMMAND_TIMEOUT", value_name = "DURATION", default_value = "5s", value_parser = parse_timeout)]
+    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = parse_timeout)]
     command_timeout: Duration,
     /// A connection that is silent for so long is looked after
-    #[arg(long, env = "DELTAFOLD_KEEPALIVE_TIME", value_name = "DURATION", default_value = "10s", value_parser = parse_timeout)]
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_timeout)]
     keepalive_time: Duration,
     /// And given up after so long without an answer
-    #[arg(long, env = "DELTAFOLD_KEEPALIVE_TIMEOUT", value_name = "DURATION", default_value = "6s", value_parser = parse_timeout)]
+    #[arg(long, value_name = "DURATION", default_value = "6s", value_parser = parse_timeout)]
     keepalive_timeout: Duration,
 }
 

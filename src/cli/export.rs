@@ -2,12 +2,12 @@
 
 use super::stream::Stream;
 use super::{BackupArgs, StateArgs};
+use crate::base::Cancel;
 use crate::error::Result;
 use crate::job::read::Keys;
 use crate::job::read::entry::Entry;
 use crate::job::tags::without_excluded;
 use crate::mvcc::KeyRange;
-use crate::store::Cancel;
 use clap::Args;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -29,7 +29,7 @@ Lines are the same with any --output: docs/export-result.schema.json. With --out
 the last one.")]
 pub(super) struct ExportArgs {
     /// Only keys that begin so
-    #[arg(long, env = "DELTAFOLD_PREFIX", value_name = "P")]
+    #[arg(long, value_name = "P")]
     prefix: Option<OsString>,
     #[command(flatten)]
     state: StateArgs,

@@ -2,12 +2,12 @@
 
 use super::metrics::MetricsArgs;
 use super::{Output, StoreArgs, print_outcome, show, size};
+use crate::base::Cancel;
 use crate::bucket::retention::{self, Periods, Policy};
 use crate::error::{Error, Result};
 use crate::job::gc::{Decision, Fate, Options, Outcome, Status, run};
 use crate::mvcc::history::parse_duration;
 use crate::shorten::{self, IN_JSON};
-use crate::store::Cancel;
 use chrono::TimeDelta;
 use clap::{Args, ValueEnum};
 use std::collections::BTreeMap;
@@ -39,62 +39,42 @@ pub(super) struct GcArgs {
     #[command(flatten)]
     store: StoreArgs,
     /// Which fulls are kept
-    #[arg(long, env = "DELTAFOLD_POLICY", value_name = "POLICY")]
+    #[arg(long, value_name = "POLICY")]
     policy: PolicyName,
     /// With the policy "limit": so many of the newest fulls, with their deltas
-    #[arg(long, env = "DELTAFOLD_LIMIT", value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
     limit: u32,
     /// With "exponential": the newest full of each of so many hours (UTC), this one included
-    #[arg(
-        long,
-        env = "DELTAFOLD_KEEP_HOURLY",
-        value_name = "N",
-        default_value_t = 24
-    )]
+    #[arg(long, value_name = "N", default_value_t = 24)]
     keep_hourly: u32,
     /// Of so many days
-    #[arg(
-        long,
-        env = "DELTAFOLD_KEEP_DAILY",
-        value_name = "N",
-        default_value_t = 7
-    )]
+    #[arg(long, value_name = "N", default_value_t = 7)]
     keep_daily: u32,
     /// Of so many weeks, from Monday on
-    #[arg(
-        long,
-        env = "DELTAFOLD_KEEP_WEEKLY",
-        value_name = "N",
-        default_value_t = 4
-    )]
+    #[arg(long, value_name = "N", default_value_t = 4)]
     keep_weekly: u32,
     /// Of so many months
-    #[arg(
-        long,
-        env = "DELTAFOLD_KEEP_MONTHLY",
-        value_name = "N",
-        default_value_t = 0
-    )]
+    #[arg(long, value_name = "N", default_value_t = 0)]
     keep_monthly: u32,
     /// Keep deltas that a newer full has superseded for so long, while a full that is kept leads to them
     /// [default: with "exponential" they go at once, with "limit" they stay with their fulls]
-    #[arg(long, env = "DELTAFOLD_DELTA_RETENTION", value_name = "DURATION", value_parser = parse_time)]
+    #[arg(long, value_name = "DURATION", value_parser = parse_time)]
     delta_retention: Option<TimeDelta>,
     /// All that can be restored of so long a time before now stays restorable
-    #[arg(long, env = "DELTAFOLD_RESTORABLE_WINDOW", value_name = "DURATION", value_parser = parse_time)]
+    #[arg(long, value_name = "DURATION", value_parser = parse_time)]
     restorable_window: Option<TimeDelta>,
     /// First only exclude what goes, so that `deltafold undelete` brings it back, and delete it when it was
     /// excluded for so long; 0s: delete at once
-    #[arg(long, env = "DELTAFOLD_PURGE_AFTER", value_name = "DURATION", default_value = "7d", value_parser = parse_time)]
+    #[arg(long, value_name = "DURATION", default_value = "7d", value_parser = parse_time)]
     purge_after: TimeDelta,
     /// Delete uploads that nobody completed, and notes on snapshots that are not there, when so old
-    #[arg(long, env = "DELTAFOLD_STAGING_AGE", value_name = "DURATION", default_value = "24h", value_parser = parse_time)]
+    #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = parse_time)]
     staging_age: TimeDelta,
     /// Remove even if the newest revision that can be restored would fall
-    #[arg(long, env = "DELTAFOLD_ALLOW_SHRINK", value_parser = super::yes_or_no)]
+    #[arg(long, value_parser = super::yes_or_no)]
     allow_shrink: bool,
     /// Do it; without this nothing is changed
-    #[arg(long, env = "DELTAFOLD_APPLY", value_parser = super::yes_or_no)]
+    #[arg(long, value_parser = super::yes_or_no)]
     apply: bool,
     #[command(flatten)]
     metrics: MetricsArgs,

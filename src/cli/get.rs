@@ -2,6 +2,7 @@
 
 use super::stream::Stream;
 use super::{BackupArgs, Output, StateArgs, show};
+use crate::base::Cancel;
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
 use crate::job::read::entry::Entry;
@@ -9,7 +10,6 @@ use crate::job::read::{self, Keys};
 use crate::job::source::Source;
 use crate::job::tags::without_excluded;
 use crate::mvcc::{KeyRange, KeyValue, Revision};
-use crate::store::Cancel;
 use clap::Args;
 use serde::Serialize;
 use std::ffi::OsString;
@@ -42,10 +42,10 @@ pub(super) struct GetArgs {
     )]
     key: Option<OsString>,
     /// All keys that begin so; an empty one means all
-    #[arg(long, env = "DELTAFOLD_PREFIX", value_name = "P")]
+    #[arg(long, value_name = "P")]
     prefix: Option<OsString>,
     /// Print the bytes of KEY's value and nothing else
-    #[arg(long, env = "DELTAFOLD_RAW", value_parser = super::yes_or_no)]
+    #[arg(long, value_parser = super::yes_or_no)]
     raw: bool,
     #[command(flatten)]
     state: StateArgs,

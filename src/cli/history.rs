@@ -2,12 +2,12 @@
 
 use super::stream::Stream;
 use super::{BackupArgs, Output, show, size};
+use crate::base::Cancel;
 use crate::bucket::chain::{Range, show_ranges};
 use crate::error::Result;
 use crate::job::read::entry::{Name, Recorded};
 use crate::job::read::history::{History, Version};
 use crate::mvcc::Revision;
-use crate::store::Cancel;
 use clap::Args;
 use serde::Serialize;
 use std::ffi::OsString;
@@ -34,7 +34,7 @@ pub(super) struct HistoryArgs {
     #[arg(value_name = "KEY")]
     key: OsString,
     /// Take this timeline, by its ID in `deltafold list --deep` [default: the newest]
-    #[arg(long, env = "DELTAFOLD_TIMELINE", value_name = "ID")]
+    #[arg(long, value_name = "ID")]
     timeline: Option<String>,
     #[command(flatten)]
     backup: BackupArgs,

@@ -1,9 +1,9 @@
 //! Which Kubernetes, and where in it: the flags of the commands that people give a controller's cluster.
 
+use crate::base::Cancel;
 use crate::error::Result;
 use crate::kubernetes::Person;
 use crate::mvcc::history::{parse_duration, show_duration};
-use crate::store::Cancel;
 use chrono::{DateTime, Utc};
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
@@ -15,10 +15,10 @@ use tokio::runtime::Handle;
 #[command(next_help_heading = "Kubernetes")]
 pub(super) struct ClusterArgs {
     /// The namespace [default: the kubeconfig's or the Pod's]
-    #[arg(short, long, env = "DELTAFOLD_NAMESPACE", value_name = "NAMESPACE", value_parser = NonEmptyStringValueParser::new())]
+    #[arg(short, long, value_name = "NAMESPACE", value_parser = NonEmptyStringValueParser::new())]
     namespace: Option<String>,
     /// The context of the kubeconfig [default: the current one]
-    #[arg(long, env = "DELTAFOLD_CONTEXT", value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
+    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     context: Option<String>,
 }
 

@@ -16,10 +16,10 @@ pub(super) struct LeaseArgs {
     /// As etcd-backup-restore does and etcd-druid reads it. The API is found by KUBECONFIG, or in a Pod by
     /// its service account, which needs get, create and patch on leases. A Lease that cannot be renewed is
     /// a warning.
-    #[arg(long, env = "DELTAFOLD_SNAPSHOT_LEASE_PREFIX", value_name = "NAME", value_parser = parse_prefix)]
+    #[arg(long, value_name = "NAME", value_parser = parse_prefix)]
     snapshot_lease_prefix: Option<String>,
     /// Where the Leases are [default: the kubeconfig's or the Pod's]
-    #[arg(long, env = "DELTAFOLD_LEASE_NAMESPACE", value_name = "NAMESPACE")]
+    #[arg(long, value_name = "NAMESPACE")]
     lease_namespace: Option<String>,
 }
 
@@ -46,7 +46,7 @@ impl LeaseArgs {
 #[command(next_help_heading = "Kubernetes")]
 pub(super) struct LockArgs {
     /// Let this Lease be the lock [default: an object in the store]
-    #[arg(long, env = "DELTAFOLD_LOCK_LEASE", value_name = "NAME", value_parser = parse_prefix)]
+    #[arg(long, value_name = "NAME", value_parser = parse_prefix)]
     lock_lease: Option<String>,
 }
 

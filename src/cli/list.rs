@@ -25,10 +25,10 @@ pub(super) struct ListArgs {
     #[command(flatten)]
     pub(super) store: StoreArgs,
     /// Read the contents too, not only the names
-    #[arg(long, env = "DELTAFOLD_DEEP", value_parser = super::yes_or_no)]
+    #[arg(long, value_parser = super::yes_or_no)]
     deep: bool,
     /// Read the tags of all snapshots, to show each that is excluded: a request each
-    #[arg(long, env = "DELTAFOLD_ALL_TAGS", value_parser = super::yes_or_no)]
+    #[arg(long, value_parser = super::yes_or_no)]
     all_tags: bool,
 }
 

@@ -1,11 +1,12 @@
 //! `deltafold lock`: its arguments, and its outcome in words.
 
 use super::{Output, StoreArgs, parse_time, print_outcome, show};
+use crate::base::Cancel;
 use crate::error::{Error, Reason, Result};
 use crate::job::retain::{Decision, Options, Outcome, Status, run};
 use crate::mvcc::history::parse_duration;
 use crate::shorten::{self, IN_JSON};
-use crate::store::{Cancel, Mode};
+use crate::store::Mode;
 use chrono::{DateTime, TimeDelta, Utc};
 use clap::{Args, ValueEnum};
 use std::fmt::Write;
@@ -37,24 +38,19 @@ pub(super) struct LockArgs {
     #[command(flatten)]
     store: StoreArgs,
     /// Until when
-    #[arg(long, env = "DELTAFOLD_UNTIL", value_name = "RFC3339", value_parser = parse_time, required_unless_present = "for", conflicts_with = "for")]
+    #[arg(long, value_name = "RFC3339", value_parser = parse_time, required_unless_present = "for", conflicts_with = "for")]
     until: Option<DateTime<Utc>>,
     /// For how long from now on (12h, 30d)
-    #[arg(long, env = "DELTAFOLD_FOR", value_name = "DURATION", value_parser = parse_for)]
+    #[arg(long, value_name = "DURATION", value_parser = parse_for)]
     r#for: Option<Duration>,
     /// Who may still delete it
-    #[arg(
-        long,
-        env = "DELTAFOLD_MODE",
-        value_name = "MODE",
-        default_value = "governance"
-    )]
+    #[arg(long, value_name = "MODE", default_value = "governance")]
     mode: ModeArg,
     /// The full whose chain is locked, by its name [default: the newest chain of the newest timeline]
-    #[arg(long, env = "DELTAFOLD_CHAIN", value_name = "NAME")]
+    #[arg(long, value_name = "NAME")]
     chain: Option<String>,
     /// Only say what would be done
-    #[arg(long, env = "DELTAFOLD_DRY_RUN", value_parser = super::yes_or_no)]
+    #[arg(long, value_parser = super::yes_or_no)]
     dry_run: bool,
 }
 

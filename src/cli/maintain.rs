@@ -4,12 +4,12 @@ use super::endpoints::EndpointArgs;
 use super::metrics::MetricsArgs;
 use super::size::parse_size;
 use super::{MeansArgs, Output, print_outcome, show, size};
+use crate::base::Cancel;
 use crate::error::{Error, Result};
 use crate::job::maintain::{
     Decision, Defrag, Keep, LockLease, MemberOutcome, Options, Outcome, Status, run,
 };
 use crate::shown;
-use crate::store::Cancel;
 use crate::telemetry::metrics::Metrics;
 use clap::Args;
 use std::fmt::Write;
@@ -42,42 +42,27 @@ pub(super) struct MaintainArgs {
     #[command(flatten)]
     live: EndpointArgs,
     /// History to keep: a number of revisions, or with --store a duration (90s, 1h30m, 7d)
-    #[arg(long, env = "DELTAFOLD_COMPACT_KEEP", value_name = "HISTORY")]
+    #[arg(long, value_name = "HISTORY")]
     compact_keep: Option<Keep>,
     /// Defragment members that waste such a part of their database (0 to 1), or always
-    #[arg(long, env = "DELTAFOLD_DEFRAG", value_name = "FRACTION")]
+    #[arg(long, value_name = "FRACTION")]
     defrag: Option<Defrag>,
     /// Their quota, as etcd has it; beyond 80 % of it less waste is enough [default: what they say]
     ///
     /// Servers before 3.6 do not say.
-    #[arg(long, env = "DELTAFOLD_QUOTA_BACKEND_BYTES", value_name = "SIZE", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     quota_backend_bytes: Option<u64>,
     /// Only say what would be done
-    #[arg(long, env = "DELTAFOLD_DRY_RUN", value_parser = super::yes_or_no)]
+    #[arg(long, value_parser = super::yes_or_no)]
     dry_run: bool,
     /// The folder that holds v2/: nothing is compacted that is not saved in it
-    #[arg(
-        long,
-        env = "DELTAFOLD_STORE",
-        value_name = "URL",
-        help_heading = "Store"
-    )]
+    #[arg(long, value_name = "URL", help_heading = "Store")]
     store: Option<String>,
     /// The Lease that keeps a second run away [default: an object of the store, or a lock on this machine]
-    #[arg(
-        long,
-        env = "DELTAFOLD_LOCK_LEASE",
-        value_name = "NAME",
-        help_heading = "Kubernetes"
-    )]
+    #[arg(long, value_name = "NAME", help_heading = "Kubernetes")]
     lock_lease: Option<String>,
     /// Where it is [default: the kubeconfig's or the Pod's]
-    #[arg(
-        long,
-        env = "DELTAFOLD_LEASE_NAMESPACE",
-        value_name = "NAMESPACE",
-        help_heading = "Kubernetes"
-    )]
+    #[arg(long, value_name = "NAMESPACE", help_heading = "Kubernetes")]
     lease_namespace: Option<String>,
     #[command(flatten)]
     means: MeansArgs,

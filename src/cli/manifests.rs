@@ -39,7 +39,6 @@ struct InstallArgs {
     #[arg(
         short,
         long,
-        env = "DELTAFOLD_NAMESPACE",
         value_name = "NAMESPACE",
         default_value = manifests::NAMESPACE,
         value_parser = NonEmptyStringValueParser::new()
@@ -48,7 +47,6 @@ struct InstallArgs {
     /// Its image, and that of the Jobs whose policy names none
     #[arg(
         long,
-        env = "DELTAFOLD_IMAGE",
         value_name = "IMAGE",
         default_value = manifests::IMAGE,
         value_parser = NonEmptyStringValueParser::new()

@@ -1,8 +1,8 @@
 //! Metrics for Prometheus: the flags, and how a job that ends is measured.
 
+use crate::base::Cancel;
 use crate::error::{Reason, Result};
 use crate::mvcc::history::parse_duration;
-use crate::store::Cancel;
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::serve::{BindAddress, Server, serve};
 use crate::telemetry::textfile::{self, Textfile};
@@ -16,13 +16,13 @@ use tokio::runtime::Handle;
 #[command(next_help_heading = "Metrics")]
 pub(super) struct MetricsArgs {
     /// Serve /metrics (Prometheus), /healthz and /readyz here: 127.0.0.1:8080, or :8080 for all addresses
-    #[arg(long, env = "DELTAFOLD_METRICS_BIND_ADDRESS", value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS")]
     metrics_bind_address: Option<BindAddress>,
     /// How long a run that has ended goes on serving its metrics; a signal ends it at once
-    #[arg(long, env = "DELTAFOLD_METRICS_SCRAPE_WAIT", value_name = "DURATION", default_value = "0s", value_parser = parse_wait)]
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = parse_wait)]
     metrics_scrape_wait: Duration,
     /// Write the metrics to this file, for node exporter's textfile collector; also when the run fails
-    #[arg(long, env = "DELTAFOLD_METRICS_FILE", value_name = "FILE")]
+    #[arg(long, value_name = "FILE")]
     metrics_file: Option<PathBuf>,
 }
 

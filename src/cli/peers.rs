@@ -9,23 +9,13 @@ use std::path::PathBuf;
 #[command(next_help_heading = "Peers")]
 pub(super) struct PeerArgs {
     /// PEM of the authorities of the other members' certificates [default: the system's]
-    #[arg(long, env = "DELTAFOLD_PEER_TRUSTED_CA_FILE", value_name = "FILE")]
+    #[arg(long, value_name = "FILE")]
     peer_trusted_ca_file: Option<PathBuf>,
     /// PEM of a certificate that the other members take
-    #[arg(
-        long,
-        env = "DELTAFOLD_PEER_CERT_FILE",
-        value_name = "FILE",
-        requires = "peer_key_file"
-    )]
+    #[arg(long, value_name = "FILE", requires = "peer_key_file")]
     peer_cert_file: Option<PathBuf>,
     /// PEM of its key
-    #[arg(
-        long,
-        env = "DELTAFOLD_PEER_KEY_FILE",
-        value_name = "FILE",
-        requires = "peer_cert_file"
-    )]
+    #[arg(long, value_name = "FILE", requires = "peer_cert_file")]
     peer_key_file: Option<PathBuf>,
 }
 

@@ -1,11 +1,11 @@
 //! `deltafold pin`: its arguments, and its outcome in words.
 
 use super::{Output, StoreArgs, print_outcome, show};
+use crate::base::Cancel;
 use crate::error::Result;
 use crate::job::gc::Status;
 use crate::job::gc::pin::{Options, Outcome, run};
 use crate::shorten::{self, IN_JSON};
-use crate::store::Cancel;
 use clap::Args;
 use std::fmt::Write;
 
@@ -25,15 +25,10 @@ pub(super) struct PinArgs {
     #[arg(value_name = "NAME")]
     name: String,
     /// Why, for whoever looks at it later
-    #[arg(
-        long,
-        env = "DELTAFOLD_REASON",
-        value_name = "TEXT",
-        conflicts_with = "unpin"
-    )]
+    #[arg(long, value_name = "TEXT", conflicts_with = "unpin")]
     reason: Option<String>,
     /// Let it go
-    #[arg(long, env = "DELTAFOLD_UNPIN", value_parser = super::yes_or_no)]
+    #[arg(long, value_parser = super::yes_or_no)]
     unpin: bool,
     #[command(flatten)]
     store: StoreArgs,

@@ -2,11 +2,11 @@
 
 use super::kubernetes::{ClusterArgs, age, table, wait_for};
 use super::{Output, print_outcome, size, yes_or_no};
+use crate::base::Cancel;
 use crate::controller::api::{
     Condition, EtcdBackupPolicy, EtcdBackupPolicyStatus, LastRun, RunState, SnapshotStatus,
 };
 use crate::error::{Error, Reason, Result};
-use crate::store::Cancel;
 use chrono::{DateTime, Utc};
 use clap::{Args, Subcommand};
 use kube::ResourceExt;
@@ -42,7 +42,7 @@ struct StatusArgs {
     /// The policy [default: all of the namespace, in a table]
     name: Option<String>,
     /// Of all namespaces
-    #[arg(short = 'A', long, env = "DELTAFOLD_ALL_NAMESPACES", value_parser = yes_or_no, conflicts_with = "name")]
+    #[arg(short = 'A', long, value_parser = yes_or_no, conflicts_with = "name")]
     all_namespaces: bool,
     #[command(flatten)]
     cluster: ClusterArgs,

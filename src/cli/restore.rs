@@ -1,6 +1,7 @@
 //! `deltafold restore`: its arguments, and its outcome in words.
 
 use super::{MeansArgs, Output, StateArgs, print_outcome, size};
+use crate::base::Cancel;
 use crate::datadir::Cluster;
 use crate::datadir::place::Place;
 use crate::error::{Error, Reason, Result};
@@ -9,7 +10,6 @@ use crate::mvcc::history::parse_duration;
 use crate::mvcc::{KeepHistory, Revision};
 use crate::shorten::{self, IN_JSON};
 use crate::shown;
-use crate::store::Cancel;
 use clap::{Args, ValueEnum};
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -56,7 +56,6 @@ pub(super) struct RestoreArgs {
     /// first is taken; one that cannot be read is passed over. In the environment: one URL a line.
     #[arg(
         long,
-        env = "DELTAFOLD_STORE",
         value_name = "URL",
         value_delimiter = '\n',
         required_unless_present = "snapshot",
@@ -66,7 +65,6 @@ pub(super) struct RestoreArgs {
     /// A plain snapshot file instead, as etcdctl, k3s, kOps or OpenShift leave it, compressed or not
     #[arg(
         long,
-        env = "DELTAFOLD_SNAPSHOT",
         value_name = "FILE",
         conflicts_with = "store",
         help_heading = "Backup"
@@ -87,7 +85,6 @@ pub(super) struct RestoreArgs {
     /// --initial-cluster have a quorum.
     #[arg(
         long,
-        env = "DELTAFOLD_IF_NEEDED",
         value_name = "LOOK",
         conflicts_with = "to_snapshot",
         help_heading = "Target"
@@ -96,7 +93,7 @@ pub(super) struct RestoreArgs {
     #[command(flatten)]
     peers: super::peers::PeerArgs,
     /// Only say what would be done
-    #[arg(long, env = "DELTAFOLD_DRY_RUN", help_heading = "Output", value_parser = super::yes_or_no)]
+    #[arg(long, help_heading = "Output", value_parser = super::yes_or_no)]
     dry_run: bool,
 }
 
@@ -105,64 +102,33 @@ pub(super) struct RestoreArgs {
 #[command(next_help_heading = "Target")]
 struct TargetArgs {
     /// The member's data directory; it may be a mount point
-    #[arg(
-        long,
-        env = "DELTAFOLD_DATA_DIR",
-        value_name = "DIR",
-        required_unless_present = "to_snapshot"
-    )]
+    #[arg(long, value_name = "DIR", required_unless_present = "to_snapshot")]
     data_dir: Option<PathBuf>,
     /// A WAL directory of its own [default: in the data directory]
-    #[arg(
-        long,
-        env = "DELTAFOLD_WAL_DIR",
-        value_name = "DIR",
-        conflicts_with = "to_snapshot"
-    )]
+    #[arg(long, value_name = "DIR", conflicts_with = "to_snapshot")]
     wal_dir: Option<PathBuf>,
     /// Write a plain snapshot file instead, for etcdutl and others
     ///
     /// Not compressed, its SHA-256 behind it. It holds the members of the backup: --name and the other
     /// flags of the new cluster are for whatever restores from it. It is encrypted where --age-recipient is
     /// given, and its name must end in `.age` then.
-    #[arg(
-        long,
-        env = "DELTAFOLD_TO_SNAPSHOT",
-        value_name = "FILE",
-        conflicts_with = "data_dir"
-    )]
+    #[arg(long, value_name = "FILE", conflicts_with = "data_dir")]
     to_snapshot: Option<PathBuf>,
     /// This member's name
-    #[arg(
-        long,
-        env = "DELTAFOLD_NAME",
-        value_name = "NAME",
-        default_value = "default"
-    )]
+    #[arg(long, value_name = "NAME", default_value = "default")]
     name: String,
     /// All members of the new cluster: NAME=PEER-URL,…
     #[arg(
         long,
-        env = "DELTAFOLD_INITIAL_CLUSTER",
         value_name = "MEMBERS",
         default_value = "default=http://localhost:2380"
     )]
     initial_cluster: String,
     /// Tells clusters with the same URLs apart
-    #[arg(
-        long,
-        env = "DELTAFOLD_INITIAL_CLUSTER_TOKEN",
-        value_name = "TOKEN",
-        default_value = "etcd-cluster"
-    )]
+    #[arg(long, value_name = "TOKEN", default_value = "etcd-cluster")]
     initial_cluster_token: String,
     /// This member's peer URLs, as in --initial-cluster
-    #[arg(
-        long,
-        env = "DELTAFOLD_INITIAL_ADVERTISE_PEER_URLS",
-        value_name = "URLS",
-        default_value = "http://localhost:2380"
-    )]
+    #[arg(long, value_name = "URLS", default_value = "http://localhost:2380")]
     initial_advertise_peer_urls: String,
 }
 
@@ -171,29 +137,19 @@ struct TargetArgs {
 #[command(next_help_heading = "Content")]
 struct ContentArgs {
     /// How much history to keep: latest, all, a number of revisions, or a duration (90s, 1h30m, 7d)
-    #[arg(
-        long,
-        env = "DELTAFOLD_KEEP_HISTORY",
-        value_name = "HISTORY",
-        default_value = "all"
-    )]
+    #[arg(long, value_name = "HISTORY", default_value = "all")]
     keep_history: KeepHistory,
     /// Raise the newest revision by so many, past all that clients have seen
-    #[arg(long, env = "DELTAFOLD_BUMP_REVISION", value_name = "N", requires = "mark_compacted", value_parser = clap::value_parser!(i64).range(1..))]
+    #[arg(long, value_name = "N", requires = "mark_compacted", value_parser = clap::value_parser!(i64).range(1..))]
     bump_revision: Option<i64>,
     /// Count all below the raised revision as compacted, so that clients list anew; no history is kept
-    #[arg(long, env = "DELTAFOLD_MARK_COMPACTED", requires = "bump_revision", value_parser = super::yes_or_no)]
+    #[arg(long, requires = "bump_revision", value_parser = super::yes_or_no)]
     mark_compacted: bool,
     /// keep: keys stay attached to their leases; drop: no key has one, and none expires
-    #[arg(
-        long,
-        env = "DELTAFOLD_LEASES",
-        value_name = "HOW",
-        default_value = "keep"
-    )]
+    #[arg(long, value_name = "HOW", default_value = "keep")]
     leases: KeepOrDrop,
     /// How long a lease lives that keys are attached to and no snapshot recorded: 90s, 1h30m, 7d
-    #[arg(long, env = "DELTAFOLD_LEASE_TTL", value_name = "DURATION", default_value = "1h", value_parser = parse_ttl)]
+    #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = parse_ttl)]
     lease_ttl: Duration,
 }
 

@@ -6,6 +6,7 @@ use super::leases::{LeaseArgs, LockArgs};
 use super::metrics::MetricsArgs;
 use super::size::parse_size;
 use super::{MeansArgs, Output, print_outcome, show, size};
+use crate::base::Cancel;
 use crate::bucket::codec::CompressionChoice;
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
@@ -14,7 +15,7 @@ use crate::job::snapshot::follow::{self, FollowOptions, follow};
 use crate::job::snapshot::{DeltaOptions, Outcome, Status, Taking, Tell, delta, full};
 use crate::mvcc::history::parse_duration;
 use crate::shown;
-use crate::store::{self, Cancel};
+use crate::store;
 use crate::telemetry::metrics::Metrics;
 use clap::{Args, Subcommand};
 use std::fmt::Write;
@@ -43,17 +44,11 @@ struct CommonArgs {
     #[command(flatten)]
     live: EndpointArgs,
     /// The folder that holds v2/ (or v1/): s3://bucket/prefix, gs://…, az://…, file:///dir or a path
-    #[arg(
-        long,
-        env = "DELTAFOLD_STORE",
-        value_name = "URL",
-        help_heading = "Store"
-    )]
+    #[arg(long, value_name = "URL", help_heading = "Store")]
     store: String,
     /// same (as the newest snapshot, gzip for the first), none, gzip, zlib, lzw, zstd or zstd:LEVEL
     #[arg(
         long,
-        env = "DELTAFOLD_COMPRESSION",
         value_name = "METHOD",
         default_value = "same",
         help_heading = "Store"
@@ -68,7 +63,7 @@ struct CommonArgs {
     /// The first snapshot records the cluster's ID in the prefix, and any other cluster is refused. A cluster
     /// that was restored with other peer URLs or another token has another ID. Where the ID is the same, this
     /// does nothing.
-    #[arg(long, env = "DELTAFOLD_TAKE_OVER", help_heading = "Store", value_parser = super::yes_or_no)]
+    #[arg(long, help_heading = "Store", value_parser = super::yes_or_no)]
     take_over: bool,
     #[command(flatten)]
     leases: LeaseArgs,
@@ -114,7 +109,7 @@ struct FullArgs {
     #[command(flatten)]
     common: CommonArgs,
     /// Mark it as the last snapshot of a cluster that is given up
-    #[arg(long = "final", env = "DELTAFOLD_FINAL", value_parser = super::yes_or_no)]
+    #[arg(long = "final", value_parser = super::yes_or_no)]
     is_final: bool,
 }
 
@@ -139,14 +134,13 @@ struct DeltaArgs {
     /// The most bytes of events in one delta; a transaction is never split
     #[arg(
         long,
-        env = "DELTAFOLD_MAX_DELTA_BYTES",
         value_name = "SIZE",
         default_value = "64MiB",
         value_parser = parse_size
     )]
     max_delta_bytes: u64,
     /// Take a full, too, where the newest is older than this; 0s: never
-    #[arg(long, env = "DELTAFOLD_MAX_FULL_AGE", value_name = "DURATION", default_value = "24h", value_parser = parse_age)]
+    #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = parse_age)]
     max_full_age: Duration,
 }
 
@@ -170,44 +164,34 @@ struct FollowArgs {
     #[command(flatten)]
     common: CommonArgs,
     /// Save a delta when its first event is so old
-    #[arg(long, env = "DELTAFOLD_DELTA_PERIOD", value_name = "DURATION", default_value = "5m", value_parser = parse_age)]
+    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = parse_age)]
     delta_period: Duration,
     /// Or has so many bytes of events; a transaction is never split
-    #[arg(long, env = "DELTAFOLD_DELTA_BYTES", value_name = "SIZE", default_value = "10MiB", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", default_value = "10MiB", value_parser = parse_size)]
     delta_bytes: u64,
     /// Or so many events
-    #[arg(long, env = "DELTAFOLD_DELTA_EVENTS", value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..))]
     delta_events: u64,
     /// When fulls are taken, as a CronJob's schedule; one that was missed is caught up with
-    #[arg(
-        long,
-        env = "DELTAFOLD_FULL_SCHEDULE",
-        value_name = "CRON",
-        default_value = "0 0 * * *"
-    )]
+    #[arg(long, value_name = "CRON", default_value = "0 0 * * *")]
     full_schedule: String,
     /// The time zone of --full-schedule, as in the IANA database
-    #[arg(
-        long,
-        env = "DELTAFOLD_TIME_ZONE",
-        value_name = "ZONE",
-        default_value = "UTC"
-    )]
+    #[arg(long, value_name = "ZONE", default_value = "UTC")]
     time_zone: String,
     /// Take a full, too, where the newest is older than this; 0s: never
-    #[arg(long, env = "DELTAFOLD_MAX_FULL_AGE", value_name = "DURATION", default_value = "0s", value_parser = parse_age)]
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = parse_age)]
     max_full_age: Duration,
     /// Bytes of events that wait in memory if the store is away
-    #[arg(long, env = "DELTAFOLD_BUFFER_BYTES", value_name = "SIZE", default_value = "64MiB", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = parse_size)]
     buffer_bytes: u64,
     /// Bytes of events that then wait in the temporary directory, before etcd has to keep them
-    #[arg(long, env = "DELTAFOLD_SPOOL_BYTES", value_name = "SIZE", default_value = "1GiB", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_size)]
     spool_bytes: u64,
     /// When it is stopped, save a full, too, marked as the last of a cluster that is given up
-    #[arg(long = "final", env = "DELTAFOLD_FINAL", value_parser = super::yes_or_no)]
+    #[arg(long = "final", value_parser = super::yes_or_no)]
     is_final: bool,
     /// How long saving may take after SIGTERM
-    #[arg(long, env = "DELTAFOLD_SHUTDOWN_TIMEOUT", value_name = "DURATION", default_value = "25s", value_parser = parse_age)]
+    #[arg(long, value_name = "DURATION", default_value = "25s", value_parser = parse_age)]
     shutdown_timeout: Duration,
     #[command(flatten)]
     lock: LockArgs,

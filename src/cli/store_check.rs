@@ -1,10 +1,10 @@
 //! `deltafold store`: its arguments, and what a store does as a table.
 
 use super::{Output, StoreArgs, print_outcome};
+use crate::base::Cancel;
 use crate::error::{Error, Result};
 use crate::job::store_check::{Check, Outcome, Status, run};
 use crate::shown;
-use crate::store::Cancel;
 use crate::store::probe::{Ability, State};
 use clap::{Args, Subcommand};
 use std::fmt::Write;

@@ -1,10 +1,10 @@
 //! `deltafold undelete`: its arguments, and its outcome in words.
 
 use super::{Output, StoreArgs, print_outcome, show};
+use crate::base::Cancel;
 use crate::error::{Error, Result};
 use crate::job::gc::undelete::{Options, Outcome, Restored, run};
 use crate::shorten::{self, IN_JSON};
-use crate::store::Cancel;
 use clap::Args;
 use std::fmt::Write;
 
@@ -30,7 +30,7 @@ pub(super) struct UndeleteArgs {
     #[arg(value_name = "NAME", required_unless_present = "all")]
     names: Vec<String>,
     /// All that gc removed
-    #[arg(long, env = "DELTAFOLD_ALL", conflicts_with = "names", value_parser = super::yes_or_no)]
+    #[arg(long, conflicts_with = "names", value_parser = super::yes_or_no)]
     all: bool,
     #[command(flatten)]
     store: StoreArgs,

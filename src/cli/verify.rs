@@ -3,6 +3,7 @@
 use super::endpoints::EndpointArgs;
 use super::metrics::MetricsArgs;
 use super::{Output, StoreArgs, print_outcome, show, size};
+use crate::base::Cancel;
 use crate::error::{Error, Reason, Result};
 use crate::job::verify::{Options, Outcome, run};
 use crate::job::{drill, verify_store};
@@ -10,7 +11,6 @@ use crate::mvcc::Revision;
 use crate::mvcc::history::parse_duration;
 use crate::shorten::{self, IN_JSON};
 use crate::shown;
-use crate::store::Cancel;
 use crate::telemetry::metrics::{Metrics, Window};
 use clap::{Args, ValueEnum};
 use std::collections::BTreeMap;
@@ -52,7 +52,6 @@ pub(super) struct VerifyArgs {
     /// How much to look at [default: checksums; fold with --etcd-binary]
     #[arg(
         long,
-        env = "DELTAFOLD_LEVEL",
         value_name = "LEVEL",
         conflicts_with = "endpoints",
         help_heading = "Backup"
@@ -62,12 +61,12 @@ pub(super) struct VerifyArgs {
     ///
     /// Without it, at the chain that a restore of the newest state would use, and at what is needed to tell
     /// which that is.
-    #[arg(long, env = "DELTAFOLD_ALL_CHAINS", conflicts_with = "endpoints", help_heading = "Backup", value_parser = super::yes_or_no)]
+    #[arg(long, conflicts_with = "endpoints", help_heading = "Backup", value_parser = super::yes_or_no)]
     all_chains: bool,
     /// Read the tags of all snapshots, to leave out each that is excluded: a request each
     ///
     /// Without it, of more than 64 snapshots only those that are read, and the newest.
-    #[arg(long, env = "DELTAFOLD_ALL_TAGS", conflicts_with = "endpoints", help_heading = "Backup", value_parser = super::yes_or_no)]
+    #[arg(long, conflicts_with = "endpoints", help_heading = "Backup", value_parser = super::yes_or_no)]
     all_tags: bool,
     /// Start this etcd on what is restored: it must hold what was folded, and take a write
     ///
@@ -76,22 +75,21 @@ pub(super) struct VerifyArgs {
     /// backup has authentication enabled, --user and --password are those of a user with the role root.
     #[arg(
         long,
-        env = "DELTAFOLD_ETCD_BINARY",
         value_name = "PATH",
         conflicts_with = "endpoints",
         help_heading = "Backup"
     )]
     etcd_binary: Option<PathBuf>,
     /// How long that etcd may take until it is healthy
-    #[arg(long, env = "DELTAFOLD_DRILL_TIMEOUT", value_name = "DURATION", default_value = "5m", help_heading = "Backup", value_parser = parse_patience)]
+    #[arg(long, value_name = "DURATION", default_value = "5m", help_heading = "Backup", value_parser = parse_patience)]
     drill_timeout: Duration,
     #[command(flatten)]
     live: EndpointArgs,
     /// Compare at this revision [default: the newest that the backup holds]; with --endpoints
-    #[arg(long, env = "DELTAFOLD_REVISION", value_name = "N", value_parser = clap::value_parser!(i64).range(1..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..))]
     revision: Option<i64>,
     /// Take this timeline, by its ID in `deltafold list --deep` [default: the newest]
-    #[arg(long, env = "DELTAFOLD_TIMELINE", value_name = "ID")]
+    #[arg(long, value_name = "ID")]
     timeline: Option<String>,
     #[command(flatten)]
     metrics: MetricsArgs,

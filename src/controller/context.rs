@@ -8,6 +8,7 @@ use super::admission::Admission;
 use super::api::{EtcdBackupPolicy, EtcdBackupTask};
 use super::compaction::Start;
 use super::jobs::Settings;
+use crate::base::causes::causes;
 use chrono::{DateTime, Utc};
 use futures::channel::mpsc::UnboundedSender;
 use k8s_openapi::api::apps::v1::Deployment;
@@ -271,7 +272,7 @@ async fn answer<T>(
     match tokio::time::timeout(PATIENCE, asked).await {
         Ok(Ok(done)) => Ok(Answer::Done(done)),
         Ok(Err(kube::Error::Api(status))) => Ok(Answer::Refused(status)),
-        Ok(Err(e)) => Err(failure(crate::kubernetes::causes(&e))),
+        Ok(Err(e)) => Err(failure(causes(&e))),
         Err(_) => Err(failure(format!(
             "no answer within {} s",
             PATIENCE.as_secs()
@@ -882,7 +883,7 @@ impl Context {
         let published = self.recorder.publish(&event, &reference);
         let why = match tokio::time::timeout(PATIENCE, published).await {
             Ok(Ok(())) => return,
-            Ok(Err(e)) => crate::kubernetes::causes(&e),
+            Ok(Err(e)) => causes(&e),
             Err(_) => format!("no answer within {} s", PATIENCE.as_secs()),
         };
         tracing::warn!(namespace, name, "an Event could not be written: {why}");

@@ -29,9 +29,9 @@ mod watch;
 pub use context::{Caches, Context, Failure, Options};
 pub use metrics::ControllerMetrics;
 
+use crate::base::Cancel;
 use crate::error::{Error, Reason, Result};
 use crate::kubernetes::{self, lease};
-use crate::store::Cancel;
 use crate::store::lock::{Attempt, Held};
 use crate::telemetry::serve::Server;
 use futures::channel::mpsc::{UnboundedReceiver, unbounded};

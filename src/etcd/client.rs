@@ -3,10 +3,10 @@
 //! It takes the endpoints in turn, tries again where that is safe, and gives every failure its
 //! reason; what is read and written it does not decide. `job::apply` calls it.
 
+use crate::base::Cancel;
 use crate::error::{Error, Reason, Result};
 use crate::etcd::connect::{Connector, Endpoints, Failed, Streams};
 use crate::etcd::diff::{Action, LiveKey, Write};
-use crate::store::Cancel;
 use etcd_client::{
     Compare, CompareOp, GetOptions, KvClient, PutOptions, Txn, TxnOp, TxnOpResponse,
 };

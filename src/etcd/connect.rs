@@ -3,8 +3,8 @@
 //! It connects to one endpoint and gives every failure its reason; what is asked there, and which endpoint
 //! is tried, it does not decide. The other files of this room call it.
 
+use crate::base::{Cancel, causes};
 use crate::error::{Error, Reason, Result};
-use crate::store::Cancel;
 use etcd_client::{Certificate, ConnectOptions, Identity, TlsOptions};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, UnixTime};
@@ -380,25 +380,13 @@ fn failure(what: &str, endpoint: &str, options: &Endpoints, e: etcd_client::Erro
 const CHECK_TLS: &str =
     ": check whether --endpoints are https:// or http://, and --cacert, --cert and --key";
 
-/// An error with what lies below it.
+/// An error with what lies below it. A status by itself tells its code, too.
 fn causes(e: &etcd_client::Error) -> String {
-    let mut said = match e {
-        etcd_client::Error::GRpcStatus(s) => s.message().to_owned(),
+    match e {
+        etcd_client::Error::GRpcStatus(s) => causes::below(s.message().to_owned(), s),
+        etcd_client::Error::TransportError(t) => causes::below(e.to_string(), t),
         e => e.to_string(),
-    };
-    let mut source = match e {
-        etcd_client::Error::GRpcStatus(s) => s.source(),
-        etcd_client::Error::TransportError(t) => t.source(),
-        _ => None,
-    };
-    while let Some(cause) = source {
-        let text = cause.to_string();
-        if !said.contains(&text) {
-            said = format!("{said}: {text}");
-        }
-        source = cause.source();
     }
-    said
 }
 
 fn has_tls_files(options: &Endpoints) -> bool {

@@ -3,9 +3,10 @@
 //! It asks at their peer URLs and changes nothing; what follows from the answer it does not decide.
 //! `restore --if-needed` calls it.
 
+use crate::base::Cancel;
+use crate::base::causes::causes;
 use crate::datadir::Member;
 use crate::error::{Error, Reason, Result};
-use crate::store::Cancel;
 use reqwest::{Certificate, Client, Identity};
 use std::error::Error as _;
 use std::path::{Path, PathBuf};
@@ -294,21 +295,10 @@ async fn get(
 
 /// Whether somebody is there, and what went wrong.
 fn failure(e: &reqwest::Error) -> (bool, String) {
-    let mut said = String::new();
-    let mut source = e.source();
-    while let Some(cause) = source {
-        let text = cause.to_string();
-        if !said.contains(&text) {
-            if !said.is_empty() {
-                said.push_str(": ");
-            }
-            said.push_str(&text);
-        }
-        source = cause.source();
-    }
-    if said.is_empty() {
-        said = e.to_string();
-    }
+    let said = match e.source() {
+        Some(cause) => causes(cause),
+        None => e.to_string(),
+    };
     // Nobody answers with these but one who is there.
     const TLS: [&str; 4] = ["certificate", "alert", "corrupt message", "handshake"];
     let away = e.is_connect() || e.is_timeout();

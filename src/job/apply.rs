@@ -3,11 +3,11 @@
 //! The backup's keys and the live ones are compared in order, and what differs is written in guarded
 //! transactions while the comparison goes on. Where the backup's keys come from it does not know.
 
+use crate::base::Cancel;
 use crate::error::{Error, Reason, Result};
 use crate::etcd::client::{Client, Committed};
 use crate::etcd::diff::{Action, Batches, Change, Diff, LiveKey, Wanted, Write};
 use crate::mvcc::{KeyRange, Revision};
-use crate::store::Cancel;
 use crate::telemetry::memory::peak_memory_bytes;
 use serde::Serialize;
 use std::collections::VecDeque;

@@ -4,10 +4,10 @@
 //! find the same. Once the hash of the whole file is right, all that was ever read of it is what was hashed. `plain`
 //! opens it; nothing else knows where a database lies.
 
-use crate::bolt::ReadAt;
+use crate::base::Cancel;
+use crate::base::ReadAt;
 use crate::bucket::frame::HASH_SIZE;
 use crate::error::{Error, Reason, Result};
-use crate::store::Cancel;
 use crate::telemetry::progress::Step;
 use crc_fast::{CrcAlgorithm, Digest};
 use sha2::{Digest as _, Sha256};

@@ -3,7 +3,8 @@
 //!
 //! It does not know where the bytes go. `compact` and `restore` call it.
 
-use crate::bolt::{Bucket, BucketValue, Database, Layout, PageBudget, ReadAt, TreeBuilder, Writer};
+use crate::base::ReadAt;
+use crate::bolt::{Bucket, BucketValue, Database, Layout, PageBudget, TreeBuilder, Writer};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
 use crate::job::source::Source;

@@ -10,8 +10,9 @@ mod snapshot_leases;
 pub use person::Person;
 pub use snapshot_leases::{Behind, LeaseState, SnapState, SnapshotLeases};
 
+use crate::base::Cancel;
+use crate::base::causes::causes;
 use crate::error::{Error, Reason, Result};
-use crate::store::Cancel;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::{Api, Config};
 use std::time::Duration;
@@ -236,18 +237,4 @@ fn failure(what: &str, e: &kube::Error) -> Error {
         _ => "",
     };
     Error::new(reason, format!("cannot {what}: {said}{advice}"))
-}
-
-/// An error with those below it that say something new.
-pub(crate) fn causes(e: &dyn std::error::Error) -> String {
-    let mut said = e.to_string();
-    let mut source = e.source();
-    while let Some(cause) = source {
-        let text = cause.to_string();
-        if !said.contains(&text) {
-            said = format!("{said}: {text}");
-        }
-        source = cause.source();
-    }
-    said
 }

@@ -2,7 +2,8 @@
 //!
 //! Its calls are async, and every failure has a reason; what is asked is for `cli` to know.
 
-use super::{CONNECT_TIMEOUT, PATIENCE, causes, failure, status};
+use super::{CONNECT_TIMEOUT, PATIENCE, failure, status};
+use crate::base::causes::causes;
 use crate::error::{Error, Reason, Result};
 use kube::config::KubeConfigOptions;
 use kube::core::NamespaceResourceScope;

@@ -5,8 +5,8 @@
 
 use super::lease::{micro_time, time};
 use super::{Client, Failed};
+use crate::base::Cancel;
 use crate::error::{Error, Reason, Result};
-use crate::store::Cancel;
 use chrono::{DateTime, SecondsFormat, SubsecRound, Utc};
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;

@@ -11,7 +11,8 @@
 //! so a delta of another history is found out by its counting.
 
 use super::keys::{Keys, Slot, SlotId};
-use crate::bolt::{Database, ReadAt};
+use crate::base::ReadAt;
+use crate::bolt::Database;
 use crate::error::{Error, Reason, Result};
 use crate::limits::Limits;
 use crate::mvcc::hash_kv::{HashKv, Hasher, Tail, is_alive};

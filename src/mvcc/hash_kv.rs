@@ -2,7 +2,8 @@
 //!
 //! Source: etcd's `server/storage/mvcc/hash.go` and `kvstore.go`; the rule is in ARCHITECTURE.md.
 
-use crate::bolt::{Database, ReadAt};
+use crate::base::ReadAt;
+use crate::bolt::Database;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::history::{Base, KEY_BUCKET, key_bucket};
 use crate::mvcc::record::KeyValue;

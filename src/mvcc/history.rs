@@ -3,7 +3,8 @@
 //! `Base` reads what a full snapshot says of itself; `KeepHistory` is the user's wish. Neither
 //! changes anything.
 
-use crate::bolt::{Bucket, Database, ReadAt};
+use crate::base::ReadAt;
+use crate::bolt::{Bucket, Database};
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::revision::{RecordKey, Revision, decode_revision};
 use std::str::FromStr;

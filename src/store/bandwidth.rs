@@ -3,7 +3,7 @@
 //! A token bucket: what was not used is kept for a quarter of a second, no more, so that a pause is not
 //! followed by a flood. It knows nothing of what the bytes are.
 
-use super::Cancel;
+use crate::base::Cancel;
 use crate::error::Result;
 use std::io::{self, Read};
 use std::num::NonZeroU64;

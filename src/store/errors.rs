@@ -1,7 +1,7 @@
 //! What a store's complaint means for the user: a reason, and the cause that helps.
 
+use crate::base::causes;
 use crate::error::{Error, Reason};
-use std::error::Error as StdError;
 
 /// Turns a store's error into ours; `what` says what was tried, on what.
 pub fn store_error(what: impl std::fmt::Display, e: object_store::Error) -> Error {
@@ -100,15 +100,12 @@ fn tidy(text: &str) -> String {
 /// The error and those below it that say something new, outermost first.
 fn innermost(e: &object_store::Error) -> String {
     let mut parts: Vec<String> = Vec::new();
-    let mut next: Option<&dyn StdError> = Some(e);
-    while let Some(e) = next {
-        let text = e.to_string();
+    for text in causes::chain(e).map(ToString::to_string) {
         // Most errors repeat their source's text.
         parts.retain(|p| !p.contains(&text) || *p == text);
         if !parts.iter().any(|p| p.contains(&text)) {
             parts.push(text);
         }
-        next = e.source();
     }
     parts.join(": ")
 }
@@ -121,14 +118,9 @@ pub(super) fn io_cause(e: &object_store::Error) -> Option<std::io::ErrorKind> {
     if *store != super::local::STORE {
         return None;
     }
-    let mut next = e.source();
-    while let Some(e) = next {
-        if let Some(io) = e.downcast_ref::<std::io::Error>() {
-            return Some(io.kind());
-        }
-        next = e.source();
-    }
-    None
+    let below = causes::chain(e).skip(1);
+    let mut io = below.filter_map(|e| e.downcast_ref::<std::io::Error>());
+    io.next().map(std::io::Error::kind)
 }
 
 /// Cuts the query off every URL: signatures and tokens stand there.

@@ -2,7 +2,8 @@
 //!
 //! A large object comes by several ranges at once, in order; a local file is opened and read in place.
 
-use super::{Bandwidth, Cancel, Store, store_error};
+use super::{Bandwidth, Store, store_error};
+use crate::base::Cancel;
 use crate::error::{Error, Reason, Result};
 use bytes::{Buf, Bytes};
 use futures::stream::{BoxStream, FuturesOrdered};

@@ -3,8 +3,9 @@
 //! It knows when a lock may be taken and when it is lost; where its record is kept, a [`LockStore`] knows.
 //! Jobs that must not run twice at once call it.
 
+use super::Store;
 use super::lock_object;
-use super::{Cancel, Store};
+use crate::base::Cancel;
 use crate::error::{Error, Reason, Result};
 use chrono::{DateTime, SubsecRound, TimeDelta, Utc};
 use futures::future::BoxFuture;

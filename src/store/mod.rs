@@ -48,6 +48,7 @@ pub use retention::{Mode, ObjectLock, Retention};
 pub use tried::Beside;
 pub use versions::{ObjectVersion, UnfinishedUpload, Versioning};
 
+use crate::base::Cancel;
 use crate::error::{Error, Reason, Result};
 use chrono::{DateTime, Utc};
 use direct::Direct;
@@ -60,59 +61,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::runtime::Handle;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::Semaphore;
 use tried::Tried;
-
-/// Set once to end a run early; every loop over data looks at it, every wait ends with it.
-#[derive(Debug, Clone)]
-pub struct Cancel(watch::Sender<bool>);
-
-impl Default for Cancel {
-    fn default() -> Self {
-        Cancel(watch::Sender::new(false))
-    }
-}
-
-impl Cancel {
-    /// Asks everything that looks or waits to stop.
-    pub fn cancel(&self) {
-        self.0.send_replace(true);
-    }
-
-    /// Fails once cancelled.
-    ///
-    /// # Errors
-    /// `Terminated`.
-    pub fn check(&self) -> Result<()> {
-        if *self.0.borrow() {
-            return Err(Self::terminated());
-        }
-        Ok(())
-    }
-
-    /// Whether it was cancelled.
-    pub fn is_cancelled(&self) -> bool {
-        *self.0.borrow()
-    }
-
-    fn terminated() -> Error {
-        Error::new(Reason::Terminated, "ended by a signal")
-    }
-
-    /// Waits for `f`, unless cancelled first.
-    ///
-    /// # Errors
-    /// `Terminated`.
-    pub(crate) async fn or<F: Future>(&self, f: F) -> Result<F::Output> {
-        let mut cancelled = self.0.subscribe();
-        tokio::select! {
-            biased;
-            // The sender lives as long as `self`: this ends with a true or not at all.
-            _ = cancelled.wait_for(|&c| c) => Err(Self::terminated()),
-            done = f => Ok(done),
-        }
-    }
-}
 
 /// An object as a listing tells it.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,7 +6,8 @@
 use super::direct::is_taken;
 use super::exclude::Told;
 use super::staging::{STAGING, StagingName};
-use super::{Cancel, ObjectLock, Store, Versioning, store_error};
+use super::{ObjectLock, Store, Versioning, store_error};
+use crate::base::Cancel;
 use crate::error::{Reason, Result};
 use bytes::Bytes;
 use chrono::{DateTime, TimeDelta, Utc};

@@ -6,6 +6,7 @@
 use super::errors::{redact, status_error, store_error};
 use super::requests::{LONGEST_ANSWER, collect};
 use super::xml::{self, Element};
+use crate::base::causes::causes;
 use crate::error::{Error, Reason, Result};
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, Uri};
@@ -77,10 +78,14 @@ impl Wire {
     }
 
     async fn try_once(&self, request: HttpRequest) -> Result<Answer, String> {
-        let answer = self.http.execute(request).await.map_err(|e| causes(&e))?;
+        let answer = self
+            .http
+            .execute(request)
+            .await
+            .map_err(|e| redact(&causes(&e)))?;
         let status = answer.status().as_u16();
         let body = collect(answer.into_body().bytes_stream(), LONGEST_ANSWER).await;
-        let Some(body) = body.map_err(|e| causes(&e))? else {
+        let Some(body) = body.map_err(|e| redact(&causes(&e)))? else {
             return Err(format!(
                 "it answers with more than {LONGEST_ANSWER} bytes, so not with what was asked for"
             ));
@@ -90,20 +95,6 @@ impl Wire {
             body: body.into(),
         })
     }
-}
-
-/// An error and what caused it, without what must not be seen.
-fn causes(e: &dyn std::error::Error) -> String {
-    let mut text = e.to_string();
-    let mut next = e.source();
-    while let Some(cause) = next {
-        let said = cause.to_string();
-        if !text.contains(&said) {
-            text = format!("{text}: {said}");
-        }
-        next = cause.source();
-    }
-    redact(&text)
 }
 
 impl Answer {

@@ -5,6 +5,7 @@
 
 use super::errors::redact;
 use super::listing;
+use crate::base::causes::causes;
 use async_trait::async_trait;
 use bytes::Bytes;
 use chrono::{DateTime, NaiveDateTime, Utc};
@@ -309,15 +310,7 @@ impl Swift {
                 }
             };
             if !again || tried >= retry.max_retries || began.elapsed() >= retry.retry_timeout {
-                return answer.map_err(|e| {
-                    let mut text = e.to_string();
-                    let mut next = std::error::Error::source(&e);
-                    while let Some(source) = next {
-                        text = format!("{text}: {source}");
-                        next = source.source();
-                    }
-                    failed(text)
-                });
+                return answer.map_err(|e| failed(causes(&e)));
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(LONGEST_PAUSE);

@@ -5,8 +5,8 @@
 
 use super::guard::{Guarded, Limits};
 use super::metrics::Metrics;
+use crate::base::Cancel;
 use crate::error::{Error, Reason, Result};
-use crate::store::Cancel;
 use axum::Router;
 use axum::extract::State;
 use axum::http::StatusCode;

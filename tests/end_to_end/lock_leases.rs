@@ -6,7 +6,7 @@ use crate::support::locks::{self, NAME, Place, SHORT, held, wait_until};
 use crate::support::scratch;
 use crate::support::tools::EtcdVersion;
 use deltafold::Reason;
-use deltafold::store::Cancel;
+use deltafold::base::Cancel;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 

@@ -7,9 +7,10 @@ use crate::support::locks::{self, LONG, NAME, Place, SHORT, held, holder, wait_u
 use crate::support::minio::Minio;
 use crate::support::scratch;
 use deltafold::Reason;
+use deltafold::base::Cancel;
 use deltafold::store::exclude::ExcludeTags;
 use deltafold::store::lock::{Attempt, Held, Lock, Wait};
-use deltafold::store::{Cancel, LOCKS, Store};
+use deltafold::store::{LOCKS, Store};
 use futures::TryStreamExt;
 use object_store::memory::InMemory;
 use object_store::path::Path as ObjectPath;

@@ -4,6 +4,7 @@ use crate::support::etcd::{Etcd, EtcdOptions, EtcdVersion, Process, free_port};
 use crate::support::schema::Schema;
 use crate::support::scratch;
 use crate::support::{deltafold, run_json, tools};
+use deltafold::base::Cancel;
 use deltafold::etcd::client::Client;
 use deltafold::etcd::connect::Endpoints;
 use deltafold::etcd::diff::Wanted;
@@ -11,7 +12,6 @@ use deltafold::job::apply::{
     Difference, MAX_REQUEST_BYTES, MAX_TXN_OPS, Options, Outcome, Status, run,
 };
 use deltafold::mvcc::{KeyRange, Revision};
-use deltafold::store::Cancel;
 use deltafold::{Error, Reason};
 use etcd_client::{Compare, CompareOp, DeleteOptions, GetOptions, PutOptions, Txn, TxnOp};
 use serde_json::Value;

@@ -3,9 +3,9 @@
 use crate::support::etcd::{EtcdVersion, Process, free_port};
 use crate::support::scratch;
 use crate::support::tools;
+use deltafold::base::Cancel;
 use deltafold::datadir::Member;
 use deltafold::etcd::peers::{PeerOptions, Verdict, ask, has_quorum, look};
-use deltafold::store::Cancel;
 use deltafold::{Error, Reason};
 use std::path::Path;
 use std::process::Command;

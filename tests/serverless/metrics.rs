@@ -13,7 +13,7 @@ use crate::support::etcd::{free_port, http};
 use crate::support::{copy_fixture, deltafold, expected, run_json};
 use chrono::{DateTime, Utc};
 use deltafold::Reason;
-use deltafold::store::Cancel;
+use deltafold::base::Cancel;
 use deltafold::telemetry::metrics::{
     Folded, Metrics, SavedSnapshot, SnapshotKind, Verified, Window,
 };

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use deltafold::store::Cancel;
+use deltafold::base::Cancel;
 use deltafold::store::direct::Direct;
 use futures::StreamExt as _;
 use futures::stream::{self, BoxStream};

@@ -5,9 +5,10 @@
 // Each fuzzer uses one target.
 #![allow(dead_code)]
 
+use deltafold::base::ReadAt;
 use deltafold::bolt::page::{Meta, PAGE_HEADER_SIZE};
 use deltafold::bolt::{
-    Bucket, BucketValue, Database, PageBudget, PageId, ReadAt, TreeBuilder, Writer, write_file,
+    Bucket, BucketValue, Database, PageBudget, PageId, TreeBuilder, Writer, write_file,
 };
 use deltafold::bucket::chain::{self, Choice, KnownBases};
 use deltafold::bucket::delta::DeltaReader;

@@ -8,9 +8,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use deltafold::Reason;
+use deltafold::base::Cancel;
 use deltafold::kubernetes::{Client, lease};
+use deltafold::store;
 use deltafold::store::lock::{Attempt, Held, Lock, Wait};
-use deltafold::store::{self, Cancel};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use tokio::runtime::{Handle, Runtime};
 

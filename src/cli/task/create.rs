@@ -3,6 +3,7 @@
 use super::super::kubernetes::{ClusterArgs, parse_time_span, wait_for};
 use super::super::{Output, parse_options, parse_time, print_outcome, yes_or_no};
 use super::{TaskOutcome, ended, tell};
+use crate::base::Cancel;
 use crate::controller::api::{
     CopyBackupsConfig, EtcdBackupPolicy, EtcdBackupTask, EtcdBackupTaskSpec, IfNeeded,
     MaintenanceConfig, OnDemandCompactionConfig, OnDemandSnapshotConfig, RestoreConfig, SecretRef,
@@ -11,7 +12,6 @@ use crate::controller::api::{
 };
 use crate::error::{Error, Reason, Result};
 use crate::kubernetes::Person;
-use crate::store::Cancel;
 use chrono::{DateTime, Utc};
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Subcommand, ValueEnum};
@@ -55,19 +55,19 @@ enum CreateType {
 #[derive(Debug, Args)]
 struct CommonArgs {
     /// The policy whose etcd and store it is about
-    #[arg(long, env = "DELTAFOLD_POLICY", value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
+    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     policy: String,
     /// The task's name [default: the policy's and the type, with something random]
-    #[arg(long, env = "DELTAFOLD_TASK_NAME", value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
+    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     task_name: Option<String>,
     /// It is deleted so long after it has ended [default: a day]
-    #[arg(long, env = "DELTAFOLD_TTL", value_name = "DURATION", value_parser = parse_time_span)]
+    #[arg(long, value_name = "DURATION", value_parser = parse_time_span)]
     ttl: Option<Duration>,
     /// Wait until it has ended, as `deltafold task wait`
-    #[arg(long, env = "DELTAFOLD_WAIT", value_parser = yes_or_no)]
+    #[arg(long, value_parser = yes_or_no)]
     wait: bool,
     /// With --wait: no longer than this; 0s: as long as it takes
-    #[arg(long, env = "DELTAFOLD_TIMEOUT", value_name = "DURATION", default_value = "0s", value_parser = parse_time_span)]
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = parse_time_span)]
     timeout: Duration,
     #[command(flatten)]
     cluster: ClusterArgs,
@@ -77,18 +77,13 @@ struct CommonArgs {
 #[derive(Debug, Args)]
 struct SnapshotArgs {
     /// The whole database, or what has changed since the last snapshot
-    #[arg(
-        long = "type",
-        env = "DELTAFOLD_TYPE",
-        value_name = "TYPE",
-        default_value = "full"
-    )]
+    #[arg(long = "type", value_name = "TYPE", default_value = "full")]
     kind: Kind,
     /// Mark it as the last snapshot of a cluster that is given up
-    #[arg(long = "final", env = "DELTAFOLD_FINAL", value_parser = yes_or_no)]
+    #[arg(long = "final", value_parser = yes_or_no)]
     is_final: bool,
     /// The store was another cluster's backup, whose place this one has taken
-    #[arg(long, env = "DELTAFOLD_TAKE_OVER", value_parser = yes_or_no)]
+    #[arg(long, value_parser = yes_or_no)]
     take_over: bool,
     #[command(flatten)]
     common: CommonArgs,
@@ -106,10 +101,10 @@ enum Kind {
 #[derive(Debug, Args)]
 struct CompactionArgs {
     /// Fold up to this revision [default: the newest]
-    #[arg(long, env = "DELTAFOLD_REVISION", value_name = "N", value_parser = clap::value_parser!(i64).range(1..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..))]
     revision: Option<i64>,
     /// What is kept of older revisions: latest, all, or a number of them [default: the policy's]
-    #[arg(long, env = "DELTAFOLD_KEEP_HISTORY", value_name = "HISTORY")]
+    #[arg(long, value_name = "HISTORY")]
     keep_history: Option<String>,
     #[command(flatten)]
     common: CommonArgs,
@@ -119,70 +114,40 @@ struct CompactionArgs {
 #[derive(Debug, Args)]
 struct CopyArgs {
     /// Where from [default: the policy's store]
-    #[arg(
-        long,
-        env = "DELTAFOLD_FROM",
-        value_name = "URL",
-        required_unless_present = "to"
-    )]
+    #[arg(long, value_name = "URL", required_unless_present = "to")]
     from: Option<String>,
     /// The Secret of the store that is copied from
-    #[arg(
-        long,
-        env = "DELTAFOLD_FROM_SECRET",
-        value_name = "NAME",
-        requires = "from"
-    )]
+    #[arg(long, value_name = "NAME", requires = "from")]
     from_secret: Option<String>,
     /// A setting of the store that is copied from; may be given again
-    #[arg(
-        long,
-        env = "DELTAFOLD_FROM_OPTION",
-        value_name = "KEY=VALUE",
-        requires = "from"
-    )]
+    #[arg(long, value_name = "KEY=VALUE", requires = "from")]
     from_option: Vec<String>,
     /// The claim with the store that is copied from, where it is file:///path
-    #[arg(
-        long,
-        env = "DELTAFOLD_FROM_CLAIM",
-        value_name = "NAME",
-        requires = "from"
-    )]
+    #[arg(long, value_name = "NAME", requires = "from")]
     from_claim: Option<String>,
     /// Where to [default: the policy's store]
-    #[arg(long, env = "DELTAFOLD_TO", value_name = "URL")]
+    #[arg(long, value_name = "URL")]
     to: Option<String>,
     /// The Secret of the store that is copied to
-    #[arg(
-        long,
-        env = "DELTAFOLD_TO_SECRET",
-        value_name = "NAME",
-        requires = "to"
-    )]
+    #[arg(long, value_name = "NAME", requires = "to")]
     to_secret: Option<String>,
     /// A setting of the store that is copied to; may be given again
-    #[arg(
-        long,
-        env = "DELTAFOLD_TO_OPTION",
-        value_name = "KEY=VALUE",
-        requires = "to"
-    )]
+    #[arg(long, value_name = "KEY=VALUE", requires = "to")]
     to_option: Vec<String>,
     /// The claim with the store that is copied to, where it is file:///path
-    #[arg(long, env = "DELTAFOLD_TO_CLAIM", value_name = "NAME", requires = "to")]
+    #[arg(long, value_name = "NAME", requires = "to")]
     to_claim: Option<String>,
     /// No more than so many backups, the newest
-    #[arg(long, env = "DELTAFOLD_MAX_BACKUPS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_backups: Option<u32>,
     /// None that are older than so many days
-    #[arg(long, env = "DELTAFOLD_MAX_BACKUP_AGE", value_name = "DAYS", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "DAYS", value_parser = clap::value_parser!(u32).range(1..))]
     max_backup_age: Option<u32>,
     /// Wait first until the newest full snapshot is marked final
-    #[arg(long, env = "DELTAFOLD_WAIT_FOR_FINAL", value_parser = yes_or_no)]
+    #[arg(long, value_parser = yes_or_no)]
     wait_for_final: bool,
     /// Copy what is there when it has not come for so long; 0s: wait for ever
-    #[arg(long, env = "DELTAFOLD_WAIT_TIMEOUT", value_name = "DURATION", default_value = "0s", value_parser = parse_time_span)]
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = parse_time_span)]
     wait_timeout: Duration,
     #[command(flatten)]
     common: CommonArgs,
@@ -192,44 +157,40 @@ struct CopyArgs {
 #[derive(Debug, Args)]
 struct RestoreArgs {
     /// The PersistentVolumeClaim
-    #[arg(long, env = "DELTAFOLD_CLAIM", value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
+    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     claim: String,
     /// The data directory's path in it [default: default.etcd]
-    #[arg(long, env = "DELTAFOLD_SUB_PATH", value_name = "PATH")]
+    #[arg(long, value_name = "PATH")]
     sub_path: Option<String>,
     /// The state at this revision [default: the newest]
-    #[arg(long, env = "DELTAFOLD_REVISION", value_name = "N", conflicts_with = "time", value_parser = clap::value_parser!(i64).range(1..))]
+    #[arg(long, value_name = "N", conflicts_with = "time", value_parser = clap::value_parser!(i64).range(1..))]
     revision: Option<i64>,
     /// The state after the last event whose time is not after this
-    #[arg(long, env = "DELTAFOLD_TIME", value_name = "RFC3339", value_parser = parse_time)]
+    #[arg(long, value_name = "RFC3339", value_parser = parse_time)]
     time: Option<DateTime<Utc>>,
     /// The member's name [default: default]
-    #[arg(long, env = "DELTAFOLD_NAME", value_name = "NAME")]
+    #[arg(long, value_name = "NAME")]
     name: Option<String>,
     /// All members of the new cluster: NAME=PEER-URL,… [default: this one alone]
-    #[arg(long, env = "DELTAFOLD_INITIAL_CLUSTER", value_name = "MEMBERS")]
+    #[arg(long, value_name = "MEMBERS")]
     initial_cluster: Option<String>,
     /// Tells clusters with the same URLs apart
-    #[arg(long, env = "DELTAFOLD_INITIAL_CLUSTER_TOKEN", value_name = "TOKEN")]
+    #[arg(long, value_name = "TOKEN")]
     initial_cluster_token: Option<String>,
     /// This member's peer URLs
-    #[arg(
-        long,
-        env = "DELTAFOLD_INITIAL_ADVERTISE_PEER_URLS",
-        value_name = "URLS"
-    )]
+    #[arg(long, value_name = "URLS")]
     initial_advertise_peer_urls: Option<String>,
     /// Raise the newest revision by so many, past all that clients have seen
-    #[arg(long, env = "DELTAFOLD_BUMP_REVISION", value_name = "N", requires = "mark_compacted", value_parser = clap::value_parser!(i64).range(1..))]
+    #[arg(long, value_name = "N", requires = "mark_compacted", value_parser = clap::value_parser!(i64).range(1..))]
     bump_revision: Option<i64>,
     /// Count all below the raised revision as compacted, so that clients list anew
-    #[arg(long, env = "DELTAFOLD_MARK_COMPACTED", requires = "bump_revision", value_parser = yes_or_no)]
+    #[arg(long, requires = "bump_revision", value_parser = yes_or_no)]
     mark_compacted: bool,
     /// Only where the volume holds no sound member, after a look at it
-    #[arg(long, env = "DELTAFOLD_IF_NEEDED", value_name = "LOOK")]
+    #[arg(long, value_name = "LOOK")]
     if_needed: Option<Look>,
     /// The user and group that own the restored files [default: 65532]
-    #[arg(long, env = "DELTAFOLD_RUN_AS_USER", value_name = "UID", value_parser = clap::value_parser!(i64).range(0..=2_147_483_647))]
+    #[arg(long, value_name = "UID", value_parser = clap::value_parser!(i64).range(0..=2_147_483_647))]
     run_as_user: Option<i64>,
     #[command(flatten)]
     common: CommonArgs,
@@ -247,10 +208,10 @@ enum Look {
 #[derive(Debug, Args)]
 struct VerifyArgs {
     /// How thoroughly [default: the policy's, or checksums]
-    #[arg(long, env = "DELTAFOLD_LEVEL", value_name = "LEVEL")]
+    #[arg(long, value_name = "LEVEL")]
     level: Option<Level>,
     /// Compare it with the live etcd, too
-    #[arg(long, env = "DELTAFOLD_AGAINST_CLUSTER", value_parser = yes_or_no)]
+    #[arg(long, value_parser = yes_or_no)]
     against_cluster: bool,
     #[command(flatten)]
     common: CommonArgs,
@@ -270,15 +231,10 @@ enum Level {
 #[derive(Debug, Args)]
 struct MaintenanceArgs {
     /// History to keep: a number of revisions, or a duration
-    #[arg(
-        long,
-        env = "DELTAFOLD_COMPACT_KEEP",
-        value_name = "HISTORY",
-        required_unless_present = "defrag"
-    )]
+    #[arg(long, value_name = "HISTORY", required_unless_present = "defrag")]
     compact_keep: Option<String>,
     /// Defragment members that waste such a part of their database (0 to 1), or always
-    #[arg(long, env = "DELTAFOLD_DEFRAG", value_name = "FRACTION")]
+    #[arg(long, value_name = "FRACTION")]
     defrag: Option<String>,
     #[command(flatten)]
     common: CommonArgs,

@@ -3,11 +3,11 @@
 use super::super::kubernetes::{ClusterArgs, wait_for};
 use super::super::yes_or_no;
 use super::{TaskOutcome, lasting, no_task};
+use crate::base::Cancel;
 use crate::controller::api::EtcdBackupTask;
 use crate::controller::jobs::CONTAINER_BEFORE;
 use crate::error::{Error, Reason, Result};
 use crate::kubernetes::Person;
-use crate::store::Cancel;
 use clap::Args;
 use futures::StreamExt;
 use futures::io::AsyncReadExt;
@@ -29,7 +29,7 @@ pub(super) struct LogsArgs {
     /// The task
     name: String,
     /// Go on until the task has ended
-    #[arg(short, long, env = "DELTAFOLD_FOLLOW", value_parser = yes_or_no)]
+    #[arg(short, long, value_parser = yes_or_no)]
     follow: bool,
     #[command(flatten)]
     cluster: ClusterArgs,

@@ -5,10 +5,10 @@ mod logs;
 
 use super::kubernetes::{ClusterArgs, age, parse_time_span, table, wait_for};
 use super::{Output, print_outcome, yes_or_no};
+use crate::base::Cancel;
 use crate::controller::api::{EtcdBackupTask, TaskState};
 use crate::error::{Error, Reason, Result};
 use crate::kubernetes::Person;
-use crate::store::Cancel;
 use chrono::{DateTime, Utc};
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Subcommand};
@@ -44,10 +44,10 @@ enum TaskCommand {
 #[derive(Debug, Args)]
 struct ListArgs {
     /// Only those of this policy
-    #[arg(long, env = "DELTAFOLD_POLICY", value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
+    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     policy: Option<String>,
     /// Of all namespaces
-    #[arg(short = 'A', long, env = "DELTAFOLD_ALL_NAMESPACES", value_parser = yes_or_no)]
+    #[arg(short = 'A', long, value_parser = yes_or_no)]
     all_namespaces: bool,
     #[command(flatten)]
     cluster: ClusterArgs,
@@ -63,7 +63,7 @@ struct WaitArgs {
     /// The task
     name: String,
     /// No longer than this; 0s: as long as it takes
-    #[arg(long, env = "DELTAFOLD_TIMEOUT", value_name = "DURATION", default_value = "0s", value_parser = parse_time_span)]
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = parse_time_span)]
     timeout: Duration,
     #[command(flatten)]
     cluster: ClusterArgs,

@@ -5,6 +5,7 @@
 //! so that a damaged snapshot is never copied silently.
 
 use super::plan::{Encryption, Form};
+use crate::base::Cancel;
 use crate::bolt::{METAS_END, newest_meta};
 use crate::bucket::codec;
 use crate::bucket::frame::{FrameReader, FrameWriter};
@@ -13,7 +14,7 @@ use crate::bucket::{Kind, Snapshot, SnapshotName};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
 use crate::limits::Limits;
-use crate::store::{Cancel, Sealed, Staged, Upload};
+use crate::store::{Sealed, Staged, Upload};
 use crate::telemetry::progress::Step;
 use std::io::{self, Read, Write};
 use std::sync::mpsc;

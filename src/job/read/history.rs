@@ -4,7 +4,8 @@
 //! does not check that versions follow each other: what is recorded is told. `cli` calls it.
 
 use super::{SORT_BUFFER_BYTES, versions};
-use crate::bolt::{Database, ReadAt};
+use crate::base::ReadAt;
+use crate::bolt::Database;
 use crate::bucket::chain::{self, KnownBases, Range};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;

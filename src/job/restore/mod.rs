@@ -8,6 +8,7 @@ mod needed;
 pub use candidates::{Backup, Fate, Told};
 pub use needed::{Action, Decision, Depth};
 
+use crate::base::Cancel;
 use crate::bolt::Layout;
 use crate::bucket::frame::{FrameReader, FrameWriter};
 use crate::bucket::name::ENCRYPTED;
@@ -21,7 +22,7 @@ use crate::job::source::{Request, Source};
 use crate::job::tags::without_excluded;
 use crate::job::{Context, identity, space};
 use crate::mvcc::{Fold, KeepHistory, KeyRange, Revision};
-use crate::store::{Cancel, Sealed, Store};
+use crate::store::{Sealed, Store};
 use crate::telemetry::memory::peak_memory_bytes;
 use crate::telemetry::progress::Step;
 use crate::temp::TempFile;
@@ -988,9 +989,9 @@ struct Head {
     bytes: u64,
 }
 
-impl crate::bolt::ReadAt for Head {
+impl crate::base::ReadAt for Head {
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
-        crate::bolt::ReadAt::read_exact_at(&self.file, buf, offset)
+        crate::base::ReadAt::read_exact_at(&self.file, buf, offset)
     }
     fn size(&self) -> io::Result<u64> {
         Ok(self.bytes)

@@ -4,7 +4,9 @@
 //! calls it.
 
 use super::candidates::Candidate;
-use crate::bolt::{Database, ReadAt};
+use crate::base::Cancel;
+use crate::base::ReadAt;
+use crate::bolt::Database;
 use crate::datadir::place::Place;
 use crate::datadir::{snap, wal};
 use crate::error::{Error, Reason, Result};
@@ -13,7 +15,6 @@ use crate::job::rebuild::read_every_page;
 use crate::limits::Limits;
 use crate::mvcc::history::META_BUCKET;
 use crate::mvcc::{Base, Fold, FoldOptions, KeyRange, Revision};
-use crate::store::Cancel;
 use crate::temp::TempFile;
 use serde::Serialize;
 use std::fs::File;

@@ -5,7 +5,8 @@
 use super::known;
 use super::saved::{Newest, name_time};
 use super::{Compared, Taking, Written};
-use crate::bolt::{Database, ReadAt};
+use crate::base::ReadAt;
+use crate::bolt::Database;
 use crate::bucket::catalog::TIMELINES;
 use crate::bucket::codec::Encoding;
 use crate::bucket::frame::FrameReader;

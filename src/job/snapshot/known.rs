@@ -1,7 +1,8 @@
 //! What a store holds at its last saved revision, so that a watch can be compared with it.
 
 use super::saved::{FullReason, Saved};
-use crate::bolt::{Database, ReadAt};
+use crate::base::ReadAt;
+use crate::bolt::Database;
 use crate::bucket::{Kind, Snapshot};
 use crate::error::{Error, Reason, Result};
 use crate::etcd::feed::{KeyChange, Position, Transaction};

@@ -5,10 +5,11 @@
 //! compacted meanwhile: so as much as possible is taken while the store is away.
 
 use super::pending::Encoded;
-use crate::bolt::ReadAt as _;
+use crate::base::Cancel;
+use crate::base::ReadAt as _;
 use crate::error::{Error, Reason, Result};
 use crate::etcd::feed::{Ended, Feed, Next};
-use crate::store::{Bandwidth, Cancel};
+use crate::store::Bandwidth;
 use crate::temp::{Dir, TempFile};
 use chrono::{DateTime, Utc};
 use std::collections::VecDeque;
