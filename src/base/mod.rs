@@ -4,7 +4,12 @@
 
 pub mod cancel;
 pub mod causes;
+pub mod hash;
+pub mod mutex;
+pub mod percent;
+pub mod random;
 pub mod read_at;
 
 pub use cancel::Cancel;
+pub use mutex::{lock, unpoisoned};
 pub use read_at::ReadAt;

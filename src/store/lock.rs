@@ -6,11 +6,13 @@
 use super::Store;
 use super::lock_object;
 use crate::base::Cancel;
+use crate::base::random::random_word;
+use crate::base::{lock, unpoisoned};
 use crate::error::{Error, Reason, Result};
 use chrono::{DateTime, SubsecRound, TimeDelta, Utc};
 use futures::future::BoxFuture;
 use serde::{Deserialize, Serialize};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
@@ -153,13 +155,11 @@ struct Who {
 
 impl Who {
     fn new(identity: &str, duration: Duration) -> Self {
-        use std::hash::{BuildHasher, Hasher};
-        let word = std::hash::RandomState::new().build_hasher().finish();
         // In whole seconds, as the record has it.
         let seconds = duration.min(LONGEST).as_secs_f64().ceil().max(1.0);
         Who {
             identity: identity.to_owned(),
-            token: format!("{word:016x}"),
+            token: format!("{:016x}", random_word()),
             duration: Duration::from_secs_f64(seconds),
         }
     }
@@ -677,7 +677,7 @@ impl Drop for Held {
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn lost(&self, why: &str) -> Error {
@@ -709,10 +709,7 @@ impl Shared {
         let mut pause = usual;
         loop {
             let state = self.state();
-            let waited = self
-                .stopped
-                .wait_timeout_while(state, pause, |s| !s.stop)
-                .unwrap_or_else(PoisonError::into_inner);
+            let waited = unpoisoned(self.stopped.wait_timeout_while(state, pause, |s| !s.stop));
             let (stop, lost) = (waited.0.stop, waited.0.lost.is_some());
             drop(waited);
             if stop || lost {

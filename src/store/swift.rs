@@ -6,6 +6,8 @@
 use super::errors::redact;
 use super::listing;
 use crate::base::causes::causes;
+use crate::base::lock;
+use crate::base::percent::{encoded, encoded_path};
 use async_trait::async_trait;
 use bytes::Bytes;
 use chrono::{DateTime, NaiveDateTime, Utc};
@@ -23,7 +25,7 @@ use object_store::{
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Swift's own limit for an object that is not made of others, and so for what it copies.
@@ -139,19 +141,6 @@ fn may_end(marker: &str, next: &str, listed: usize) -> Result<()> {
         true => Ok(()),
         false => Err(failed(listing::ENDLESS)),
     }
-}
-
-/// What Swift takes as a part of a URL's path or query.
-fn encoded(text: &str, keep: &[u8]) -> String {
-    let mut out = String::with_capacity(text.len());
-    for b in text.bytes() {
-        if b.is_ascii_alphanumeric() || b"-_.~".contains(&b) || keep.contains(&b) {
-            out.push(char::from(b));
-        } else {
-            out.push_str(&format!("%{b:02X}"));
-        }
-    }
-    out
 }
 
 /// When a token that lasts so long is used no more.
@@ -325,9 +314,9 @@ impl Swift {
             let session = self.session(refused.as_ref()).await?;
             let answer = self
                 .tried(|| {
-                    let mut url = format!("{}/{}", session.url, encoded(&self.0.container, b""));
+                    let mut url = format!("{}/{}", session.url, encoded(&self.0.container));
                     if let Some(path) = &request.path {
-                        url = format!("{url}/{}", encoded(path.as_ref(), b"/"));
+                        url = format!("{url}/{}", encoded_path(path.as_ref()));
                     }
                     if !request.query.is_empty() {
                         url = format!("{url}?{}", request.query);
@@ -388,10 +377,10 @@ impl Swift {
 
     /// One page of a listing, behind `marker`.
     async fn page(&self, prefix: &str, delimiter: &str, marker: &str) -> Result<Vec<Listed>> {
-        let mut query = format!("format=json&prefix={}", encoded(prefix, b""));
+        let mut query = format!("format=json&prefix={}", encoded(prefix));
         for (key, value) in [("delimiter", delimiter), ("marker", marker)] {
             if !value.is_empty() {
-                query.push_str(&format!("&{key}={}", encoded(value, b"")));
+                query.push_str(&format!("&{key}={}", encoded(value)));
             }
         }
         let request = Request {
@@ -515,7 +504,7 @@ impl Swift {
         let own = format!("{}/{path}", self.0.container);
         let segments = text(&headers, X_OBJECT_MANIFEST).is_some_and(|m| {
             let m = m.trim_end_matches('/');
-            m == own || m == encoded(&own, b"/")
+            m == own || m == encoded_path(&own)
         });
         if segments {
             let listed: Vec<_> = self.listing(format!("{path}/")).try_collect().await?;
@@ -830,7 +819,7 @@ impl ObjectStore for Swift {
         }
         let source = format!("{}/{from}", self.0.container);
         let mut headers = HeaderMap::new();
-        headers.insert(X_COPY_FROM, header_value(&encoded(&source, b"/"))?);
+        headers.insert(X_COPY_FROM, header_value(&encoded_path(&source))?);
         let request = Request {
             method: Method::PUT,
             path: Some(to.clone()),
@@ -888,18 +877,14 @@ impl MultipartUpload for Segments {
             let bytes = part.content_length();
             let put = swift.put(&path, part, false).await?;
             let e_tag = put.e_tag.unwrap_or_default().trim_matches('"').to_owned();
-            let mut written = written.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut written = lock(&written);
             written.push((number, e_tag, bytes));
             Ok(())
         })
     }
 
     async fn complete(&mut self) -> Result<PutResult> {
-        let mut written = self
-            .written
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        let mut written = lock(&self.written).clone();
         written.sort();
         let manifest: Vec<Value> = written
             .into_iter()
@@ -1032,8 +1017,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_encoded_and_messages_are_one_line() {
-        assert_eq!(encoded("a b/ü%", b"/"), "a%20b/%C3%BC%25");
+    fn messages_are_one_line() {
         let html = b"<html><h1>Unauthorized</h1><p>No &amp; no</p></html>";
         let said = message(StatusCode::UNAUTHORIZED, html);
         assert!(said.starts_with("status code: 401 Unauthorized:"), "{said}");

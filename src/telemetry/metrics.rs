@@ -3,6 +3,7 @@
 //! Whatever was not told yet is not exposed: a job that saves nothing has no last snapshot. Label values come
 //! from small sets, or are names of members; never keys, values, URLs or anything from a message.
 
+use crate::base::lock;
 use crate::error::{Error, Reason};
 use chrono::{DateTime, Utc};
 use prometheus_client::encoding::text::encode;
@@ -16,7 +17,7 @@ use prometheus_client::metrics::{MetricType, TypedMetric};
 use prometheus_client::registry::{Metric, Registry, Unit};
 use std::fmt;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 /// What all names begin with.
@@ -70,7 +71,7 @@ type Since = Option<(DateTime<Utc>, Instant, Duration)>;
 
 impl Age {
     fn set(&self, since: Option<DateTime<Utc>>) {
-        let mut age = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut age = lock(&self.0);
         let before = age.flatten();
         *age = Some(since.map(|since| match before {
             Some(same) if same.0 == since => same,
@@ -84,7 +85,7 @@ impl Age {
 
 impl EncodeMetric for Age {
     fn encode(&self, encoder: MetricEncoder<'_>) -> fmt::Result {
-        let age = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let age = *lock(&self.0);
         let seconds = age
             .flatten()
             .map_or(0.0, |(_, told, old)| (told.elapsed() + old).as_secs_f64());
@@ -96,7 +97,7 @@ impl EncodeMetric for Age {
     }
 
     fn is_empty(&self) -> bool {
-        let age = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let age = lock(&self.0);
         age.is_none()
     }
 }
@@ -355,7 +356,7 @@ impl Metrics {
     /// `Internal`.
     pub fn encode(&self) -> Result<String, Error> {
         let mut text = String::new();
-        let _whole = self.whole.lock().unwrap_or_else(PoisonError::into_inner);
+        let _whole = lock(&self.whole);
         encode(&mut text, &self.registry)
             .map_err(|_| Error::internal("metrics that cannot be written down"))?;
         Ok(text)
@@ -501,7 +502,7 @@ impl Metrics {
     /// A run of a job ended now, after so long; `failure` is why it failed.
     pub fn job_ended(&self, job: &'static str, took: Duration, failure: Option<Reason>) {
         let labels = [("job", job.to_owned())];
-        let _whole = self.whole.lock().unwrap_or_else(PoisonError::into_inner);
+        let _whole = lock(&self.whole);
         self.job_seconds
             .get_or_create(&labels)
             .set(took.as_secs_f64());

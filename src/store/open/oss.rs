@@ -2,6 +2,7 @@
 
 use super::secret::{Renewed, Secret};
 use super::{Means, Place};
+use crate::base::unpoisoned;
 use crate::error::{Error, Reason, Result};
 use crate::store::Store;
 use crate::store::errors::redact;
@@ -24,7 +25,7 @@ use opendal::{
 };
 use std::fmt;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use tokio::runtime::Handle;
 
@@ -177,7 +178,7 @@ impl Stream for Shareable {
     type Item = opendal::Result<Buffer>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let stream = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let stream = unpoisoned(self.0.get_mut());
         stream.poll_next_unpin(cx)
     }
 }

@@ -4,6 +4,7 @@
 //! A Secret is read again when it changes: whoever signs a request asks for the credentials anew. What
 //! else it holds (endpoint, region, certificates) counts from the start of a run to its end.
 
+use crate::base::lock;
 use crate::error::{Error, Reason, Result};
 use async_trait::async_trait;
 use object_store::CredentialProvider;
@@ -12,7 +13,7 @@ use std::fmt;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// A Secret is not looked at more often. Kubernetes itself takes up to two minutes to bring a change.
@@ -256,7 +257,7 @@ impl<T: Clone> Renewed<T> {
     /// What is to be used now. A Secret that cannot be read, or makes no sense, changes nothing: it
     /// may be in the middle of being changed, and what was read before may still do.
     pub(super) fn current(&self) -> T {
-        let mut now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut now = lock(&self.now);
         if now.looked.elapsed() >= LOOK_AGAIN_AFTER {
             now.looked = Instant::now();
             match self.source.read() {
