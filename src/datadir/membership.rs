@@ -252,7 +252,7 @@ impl Member {
 }
 
 fn usage(message: impl Into<String>) -> Error {
-    Error::new(Reason::Usage, message)
+    Reason::Usage.error(message)
 }
 
 /// The first 8 bytes of the SHA-1, big endian.

@@ -95,14 +95,11 @@ impl Place {
         if let Some(w) = &wal_dir
             && (is_moved(w) || is_moved(&real(w)))
         {
-            return Err(Error::new(
-                Reason::Usage,
-                format!(
-                    "--wal-dir {} lies in what is put in place as a whole: leave it out, or name a directory outside of {}",
-                    w.display(),
-                    member.display()
-                ),
-            ));
+            return Err(Reason::Usage.error(format!(
+                "--wal-dir {} lies in what is put in place as a whole: leave it out, or name a directory outside of {}",
+                w.display(),
+                member.display()
+            )));
         }
         Ok(Place { dir, wal_dir })
     }
@@ -220,10 +217,10 @@ impl Place {
 fn lock(dir: &Path) -> Result<File> {
     let file = File::open(dir).map_err(failed("open", dir))?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Err(Errno::WOULDBLOCK) => Err(Error::new(
-            Reason::TargetInUse,
-            format!("another restore into {} is running", dir.display()),
-        )),
+        Err(Errno::WOULDBLOCK) => {
+            Err(Reason::TargetInUse
+                .error(format!("another restore into {} is running", dir.display())))
+        }
         // Some network file systems lock no directories: what is lost there is only this check.
         Err(_) | Ok(()) => Ok(file),
     }
@@ -408,14 +405,11 @@ impl Occupied {
             Err(e) => return Err(failed("read", &path)(e)),
         };
         let journal: Journal = serde_json::from_slice(&journal).map_err(|e| {
-            Error::new(
-                Reason::CorruptDataDir,
-                format!(
-                    "{} is no journal of a restore ({e}): look what is in {}, and remove it",
-                    path.display(),
-                    place.staging().display()
-                ),
-            )
+            Reason::CorruptDataDir.error(format!(
+                "{} is no journal of a restore ({e}): look what is in {}, and remove it",
+                path.display(),
+                place.staging().display()
+            ))
         })?;
         if place.member().join(MARK).exists() {
             self.complete(&journal, done)?;
@@ -436,15 +430,12 @@ impl Occupied {
                 (true, _) => {}
                 (false, true) => rename(&placed, &staged)?,
                 (false, false) => {
-                    return Err(Error::new(
-                        Reason::Configuration,
-                        format!(
-                            "an interrupted restore had staged a WAL segment in {}, which is not there now: mount that directory; or look what is in it and in {}, and remove {}",
-                            w.display(),
-                            place.dir.display(),
-                            place.staging().display()
-                        ),
-                    ));
+                    return Err(Reason::Configuration.error(format!(
+                        "an interrupted restore had staged a WAL segment in {}, which is not there now: mount that directory; or look what is in it and in {}, and remove {}",
+                        w.display(),
+                        place.dir.display(),
+                        place.staging().display()
+                    )));
                 }
             }
             done("took the new segment back");
@@ -502,13 +493,10 @@ impl Drop for Occupied {
 
 fn failed<'p>(what: &'p str, path: &'p Path) -> impl Fn(io::Error) -> Error + 'p {
     move |e| match e.raw_os_error().map(Errno::from_raw_os_error) {
-        Some(Errno::BUSY | Errno::XDEV) => Error::new(
-            Reason::Configuration,
-            format!(
-                "{what} {}: {e}; the data directory may be a mount point, what is in it may not",
-                path.display()
-            ),
-        ),
+        Some(Errno::BUSY | Errno::XDEV) => Reason::Configuration.error(format!(
+            "{what} {}: {e}; the data directory may be a mount point, what is in it may not",
+            path.display()
+        )),
         _ => Error::io(format!("{what} {}", path.display()), e),
     }
 }

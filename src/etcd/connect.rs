@@ -71,7 +71,7 @@ impl Failed {
     pub fn into_error(self) -> Error {
         match self {
             Failed::TryAgain(e) | Failed::Final(e) => e,
-            Failed::TooLarge(message) => Error::new(Reason::Configuration, message),
+            Failed::TooLarge(message) => Reason::Configuration.error(message),
         }
     }
 }
@@ -100,7 +100,7 @@ impl Connector {
     /// `Usage` and `Configuration`.
     pub fn new(options: Endpoints, handle: Handle, cancel: Cancel) -> Result<Self> {
         if options.endpoints.is_empty() {
-            return Err(Error::new(Reason::Usage, "--endpoints names no endpoint"));
+            return Err(Reason::Usage.error("--endpoints names no endpoint"));
         }
         for endpoint in &options.endpoints {
             check_endpoint(endpoint, has_tls_files(&options))?;
@@ -208,7 +208,7 @@ impl Connector {
     ) -> Result<etcd_client::Client, Failed> {
         if !self.may_ask(endpoint) {
             let what = format!("connect at {endpoint}: it is without TLS, and TLS was asked for");
-            return Err(Failed::Final(Error::new(Reason::Configuration, what)));
+            return Err(Failed::Final(Reason::Configuration.error(what)));
         }
         let patience = self.options.command_timeout + self.options.dial_timeout;
         // A follower outlives its certificates: they are read again where they were renewed.
@@ -250,13 +250,10 @@ impl Connector {
 }
 
 fn timed_out(what: &str, endpoint: &str, patience: Duration) -> Failed {
-    Failed::TryAgain(Error::new(
-        Reason::EtcdUnreachable,
-        format!(
-            "{what} at {endpoint}: no answer within {} s: check --endpoints, or give it more time with --command-timeout",
-            patience.as_secs_f64()
-        ),
-    ))
+    Failed::TryAgain(Reason::EtcdUnreachable.error(format!(
+        "{what} at {endpoint}: no answer within {} s: check --endpoints, or give it more time with --command-timeout",
+        patience.as_secs_f64()
+    )))
 }
 
 /// Gives a failure its reason.
@@ -403,10 +400,9 @@ fn may_ask(options: &Endpoints, url: &str) -> bool {
 /// Refuses what can be seen to be wrong before anything is sent.
 fn check_endpoint(endpoint: &str, has_tls_files: bool) -> Result<()> {
     let wrong = |why: &str| {
-        Err(Error::new(
-            Reason::Usage,
-            format!("--endpoints: {why}: give URLs such as https://10.0.0.1:2379"),
-        ))
+        Err(Reason::Usage.error(format!(
+            "--endpoints: {why}: give URLs such as https://10.0.0.1:2379"
+        )))
     };
     let (scheme, rest) = match endpoint.split_once("://") {
         Some((scheme, rest)) => (Some(scheme), rest),
@@ -429,10 +425,7 @@ fn check_endpoint(endpoint: &str, has_tls_files: bool) -> Result<()> {
 fn tls(options: &Endpoints) -> Result<Option<TlsOptions>> {
     let read = |flag: &str, path: &Path| {
         std::fs::read(path).map_err(|e| {
-            Error::new(
-                Reason::Configuration,
-                format!("{flag} {} cannot be read: {e}", path.display()),
-            )
+            Reason::Configuration.error(format!("{flag} {} cannot be read: {e}", path.display()))
         })
     };
     let secure = options.endpoints.iter().any(|e| e.starts_with("https://"));
@@ -453,10 +446,7 @@ fn tls(options: &Endpoints) -> Result<Option<TlsOptions>> {
         }
         (None, None) => {}
         _ => {
-            return Err(Error::new(
-                Reason::Usage,
-                "--cert and --key belong together: give both",
-            ));
+            return Err(Reason::Usage.error("--cert and --key belong together: give both"));
         }
     }
     Ok(Some(tls))
@@ -490,13 +480,10 @@ fn check_validity(pem: &[u8], path: &Path) -> Result<()> {
         }
         _ => return Ok(()),
     };
-    Err(Error::new(
-        Reason::CertificateExpired,
-        format!(
-            "the certificate of --cert, {}, {what}: renew it",
-            path.display()
-        ),
-    ))
+    Err(Reason::CertificateExpired.error(format!(
+        "the certificate of --cert, {}, {what}: renew it",
+        path.display()
+    )))
 }
 
 fn date(time: UnixTime) -> String {

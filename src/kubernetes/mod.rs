@@ -64,13 +64,10 @@ impl Client {
     fn infer(namespace: Option<&str>, handle: &Handle, cancel: &Cancel) -> Result<Config> {
         let inferred = async { Config::infer().await };
         let mut config = handle.block_on(cancel.or(inferred))?.map_err(|e| {
-            Error::new(
-                Reason::Configuration,
-                format!(
-                    "cannot tell where the Kubernetes API is: {}; set KUBECONFIG, or give the Pod a service account",
-                    causes(&e)
-                ),
-            )
+            Reason::Configuration.error(format!(
+                "cannot tell where the Kubernetes API is: {}; set KUBECONFIG, or give the Pod a service account",
+                causes(&e)
+            ))
         })?;
         if let Some(namespace) = namespace {
             config.default_namespace = namespace.to_owned();
@@ -160,10 +157,10 @@ impl Client {
             Ok(Ok(Ok(answer))) => Ok(answer),
             Ok(Ok(Err(e))) if is_conflict(&e) => Err(Failed::Conflict),
             Ok(Ok(Err(e))) => Err(Failed::Final(failure(&what, &e))),
-            Ok(Err(_)) => Err(Failed::Final(Error::new(
-                Reason::KubernetesUnreachable,
-                format!("cannot {what}: no answer within {} s", PATIENCE.as_secs()),
-            ))),
+            Ok(Err(_)) => Err(Failed::Final(Reason::KubernetesUnreachable.error(format!(
+                "cannot {what}: no answer within {} s",
+                PATIENCE.as_secs()
+            )))),
         }
     }
 }

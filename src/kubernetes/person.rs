@@ -34,12 +34,9 @@ impl Person {
         silence: bool,
     ) -> Result<Self> {
         let wrong = |said: String| {
-            Error::new(
-                Reason::Configuration,
-                format!(
-                    "cannot tell where the Kubernetes API is: {said}; check KUBECONFIG and --context"
-                ),
-            )
+            Reason::Configuration.error(format!(
+                "cannot tell where the Kubernetes API is: {said}; check KUBECONFIG and --context"
+            ))
         };
         let mut config = match context {
             None => Config::infer().await.map_err(|e| wrong(causes(&e)))?,
@@ -105,14 +102,11 @@ impl Person {
         match tokio::time::timeout(PATIENCE, answer).await {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(e)) => Err(self.failure(what, &e)),
-            Err(_) => Err(Error::new(
-                Reason::KubernetesUnreachable,
-                format!(
-                    "cannot {what} at {}: no answer within {} s",
-                    self.server,
-                    PATIENCE.as_secs()
-                ),
-            )),
+            Err(_) => Err(Reason::KubernetesUnreachable.error(format!(
+                "cannot {what} at {}: no answer within {} s",
+                self.server,
+                PATIENCE.as_secs()
+            ))),
         }
     }
 

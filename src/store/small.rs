@@ -62,14 +62,11 @@ impl Store {
                 Err(e) => return Err(failed(e)),
             };
             if got.meta.size > most {
-                return Err(Error::new(
-                    Reason::Configuration,
-                    format!(
-                        "{} has {} bytes, more than {most}: deltafold did not write it; look at it and delete it",
-                        self.name(below),
-                        got.meta.size
-                    ),
-                ));
+                return Err(Reason::Configuration.error(format!(
+                    "{} has {} bytes, more than {most}: deltafold did not write it; look at it and delete it",
+                    self.name(below),
+                    got.meta.size
+                )));
             }
             let size = got.meta.size;
             let bytes = bytes_of(got, most).await.map_err(failed)?;

@@ -110,18 +110,15 @@ fn operator(place: &Place, means: &Means, secret: Option<&Secret>) -> Result<Ope
         };
     }
     if !has_endpoint {
-        return Err(Error::new(
-            Reason::Configuration,
-            format!(
-                "--store {}: OSS needs its region's endpoint: --store-option endpoint=https://oss-<region>.aliyuncs.com",
-                place.url
-            ),
-        ));
+        return Err(Reason::Configuration.error(format!(
+            "--store {}: OSS needs its region's endpoint: --store-option endpoint=https://oss-<region>.aliyuncs.com",
+            place.url
+        )));
     }
     let http = means.http(&client, &place.what)?;
     let wrong = |e: opendal::Error| {
         let what = format!("cannot {}: {}", place.what, redact(&e.to_string()));
-        Error::new(Reason::Configuration, what)
+        Reason::Configuration.error(what)
     };
     let retry = RetryLayer::new()
         .with_max_times(means.retry.max_retries)

@@ -81,10 +81,9 @@ impl Source {
                 },
                 settings,
             }),
-            Err(e) => Err(Error::new(
-                Reason::Configuration,
-                format!("the Secret {place} cannot be read: {e}"),
-            )),
+            Err(e) => {
+                Err(Reason::Configuration.error(format!("the Secret {place} cannot be read: {e}")))
+            }
         }
     }
 }
@@ -126,10 +125,10 @@ impl Secret {
 
     /// What is wrong with it.
     pub(super) fn wrong(&self, what: &str) -> Error {
-        Error::new(
-            Reason::Configuration,
-            format!("the Secret {}: {what}; see docs/stores.md", self.place),
-        )
+        Reason::Configuration.error(format!(
+            "the Secret {}: {what}; see docs/stores.md",
+            self.place
+        ))
     }
 }
 
