@@ -22,6 +22,14 @@ fn is_missing(e: &object_store::Error) -> bool {
     matches!(e, object_store::Error::NotFound { .. }) || io_cause(e) == Some(ErrorKind::NotFound)
 }
 
+/// How a deletion went: what is not there is deleted.
+fn gone(name: &str, deleted: object_store::Result<()>) -> Result<()> {
+    match deleted {
+        Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+        Err(e) => Err(store_error(format!("delete {name}"), e)),
+    }
+}
+
 /// Deletes a file as it is listed: object_store cannot name one whose name has a `#`.
 fn delete_local(root: &Folder, below: &str) -> Result<()> {
     match root.remove(below) {
@@ -140,10 +148,8 @@ impl Store {
             self.cancel.check()?;
             return delete_local(root, below);
         }
-        match self.block_on(self.inner.delete(&self.path(below)))? {
-            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
-            Err(e) => Err(store_error(format!("delete {}", self.name(below)), e)),
-        }
+        let deleted = self.block_on(self.inner.delete(&self.path(below)))?;
+        gone(&self.name(below), deleted)
     }
 
     /// Deletes objects, many at once, and tells of each how it went, in the order given.
@@ -175,14 +181,11 @@ impl Store {
                 futures::stream::iter(batch)
                     .map(async |path| {
                         let location = self.path(path);
-                        if deleted.contains(&location) {
-                            return (path, Ok(()));
-                        }
-                        let result = match self.inner.delete(&location).await {
-                            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
-                            Err(e) => Err(store_error(format!("delete {}", self.name(path)), e)),
+                        let again = match deleted.contains(&location) {
+                            true => Ok(()),
+                            false => self.inner.delete(&location).await,
                         };
-                        (path, result)
+                        (path, gone(&self.name(path), again))
                     })
                     .buffered(AT_ONCE)
                     .collect(),
