@@ -110,8 +110,6 @@ fn write_new(dir: &Path, name: &str, bytes: &[u8], len: u64) -> Result<PathBuf> 
         file.set_len(len).map_err(failed)?;
     }
     file.sync_all().map_err(failed)?;
-    File::open(dir)
-        .and_then(|d| d.sync_all())
-        .map_err(|e| Error::io(format!("sync {}", dir.display()), e))?;
+    place::sync_directory(dir)?;
     Ok(path)
 }

@@ -13,6 +13,7 @@
 //! WAL-DIR/bad-<time>                    the segments that were there before
 //! ```
 
+use crate::base::if_there;
 use crate::error::{Error, Reason, Result};
 use rustix::fs::{CWD, FlockOperation, RenameFlags};
 use rustix::io::Errno;
@@ -138,10 +139,8 @@ impl Place {
         if holds_files(&self.member())? {
             return Ok(true);
         }
-        match &self.wal_dir {
-            Some(w) => Ok(!segments(w)?.is_empty()),
-            None => Ok(false),
-        }
+        let segments = self.wal_dir.as_deref().map(segments).transpose()?;
+        Ok(segments.is_some_and(|s| !s.is_empty()))
     }
 
     /// Whether an earlier run did not come to its end; changes nothing.
@@ -389,20 +388,17 @@ impl Occupied {
     fn settle(&self, done: &mut dyn FnMut(&'static str)) -> Result<Leftover> {
         let place = &self.place;
         let path = place.staging().join(JOURNAL);
-        let journal = match fs::read(&path) {
-            Ok(text) => text,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                let leftover = match (place.member().join(MARK).exists(), place.has_leftover()) {
-                    (true, _) => Leftover::Completed,
-                    (false, true) => Leftover::Undone,
-                    (false, false) => Leftover::None,
-                };
-                self.clear()?;
-                done("removed what was staged");
-                remove_file_if_there(&place.member().join(MARK))?;
-                return Ok(leftover);
-            }
-            Err(e) => return Err(failed("read", &path)(e)),
+        let journal = if_there(fs::read(&path)).map_err(failed("read", &path))?;
+        let Some(journal) = journal else {
+            let leftover = match (place.member().join(MARK).exists(), place.has_leftover()) {
+                (true, _) => Leftover::Completed,
+                (false, true) => Leftover::Undone,
+                (false, false) => Leftover::None,
+            };
+            self.clear()?;
+            done("removed what was staged");
+            remove_file_if_there(&place.member().join(MARK))?;
+            return Ok(leftover);
         };
         let journal: Journal = serde_json::from_slice(&journal).map_err(|e| {
             Reason::CorruptDataDir.error(format!(
@@ -463,22 +459,14 @@ impl Occupied {
             return Ok(());
         }
         let note = staging.join(WAL_DIR);
-        let noted = match fs::read(&note) {
-            Ok(path) => Some(PathBuf::from(OsString::from_vec(path)).join(STAGING)),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => None,
-            Err(e) => return Err(failed("read", &note)(e)),
-        };
+        let noted = if_there(fs::read(&note)).map_err(failed("read", &note))?;
+        let noted = noted.map(|path| PathBuf::from(OsString::from_vec(path)).join(STAGING));
         // The one with the note goes last.
         for dir in [noted, self.place.staged_wal(), Some(staging)]
             .into_iter()
             .flatten()
         {
-            match fs::remove_dir_all(&dir) {
-                Err(e) if e.kind() != io::ErrorKind::NotFound => {
-                    return Err(failed("remove", &dir)(e));
-                }
-                _ => {}
-            }
+            if_there(fs::remove_dir_all(&dir)).map_err(failed("remove", &dir))?;
         }
         Ok(())
     }
@@ -568,13 +556,11 @@ fn exchange(a: &Path, b: &Path) -> Result<bool> {
 /// Whether there is any file below a directory.
 fn holds_files(dir: &Path) -> Result<bool> {
     let entries = match fs::read_dir(dir) {
-        Ok(entries) => entries,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
         // Something else than a directory is there.
         Err(e) if e.kind() == io::ErrorKind::NotADirectory => return Ok(true),
-        Err(e) => return Err(failed("look into", dir)(e)),
+        entries => if_there(entries).map_err(failed("look into", dir))?,
     };
-    for entry in entries {
+    for entry in entries.into_iter().flatten() {
         let entry = entry.map_err(failed("look into", dir))?;
         let kind = entry
             .file_type()
@@ -588,13 +574,9 @@ fn holds_files(dir: &Path) -> Result<bool> {
 
 /// The names of the WAL segments in a directory, sorted.
 fn segments(dir: &Path) -> Result<Vec<String>> {
-    let entries = match fs::read_dir(dir) {
-        Ok(entries) => entries,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(e) => return Err(failed("look into", dir)(e)),
-    };
+    let entries = if_there(fs::read_dir(dir)).map_err(failed("look into", dir))?;
     let mut names = Vec::new();
-    for entry in entries {
+    for entry in entries.into_iter().flatten() {
         let name = entry.map_err(failed("look into", dir))?.file_name();
         if Path::new(&name).extension() == Some(OsStr::new(SEGMENT))
             && let Some(name) = name.to_str()

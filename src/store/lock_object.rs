@@ -7,11 +7,12 @@ use super::Store;
 use super::errors::store_error;
 use super::folder::{FOLDER_TRIES, Folder};
 use super::lock::{Lock, LockStore, Record, Version, Written};
-use super::small::bytes_of;
+use super::small::{bytes_of, get_if_there};
+use crate::base::if_there;
 use crate::error::{Error, Reason, Result};
 use async_trait::async_trait;
 use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutPayload};
+use object_store::{ObjectStore, PutMode, PutPayload};
 use rustix::fs::{FlockOperation, flock};
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
@@ -94,10 +95,9 @@ impl LockStore for ObjectLock {
 
     async fn read(&self) -> Result<Option<(Record, Version)>> {
         let failed = |e| store_error(format!("read the lock {}", self.full), e);
-        let got = match self.inner.get(&self.path).await {
-            Ok(got) => got,
-            Err(object_store::Error::NotFound { .. }) => return Ok(None),
-            Err(e) => return Err(failed(e)),
+        let got = get_if_there(&self.inner, &self.path).await;
+        let Some(got) = got.map_err(failed)? else {
+            return Ok(None);
         };
         let version = Version {
             e_tag: got.meta.e_tag.clone(),
@@ -142,10 +142,9 @@ impl FileLock {
 
     fn read_text(&self) -> Result<Option<Vec<u8>>> {
         let failed = self.failed("read");
-        let file = match self.root.read(&self.file("json")) {
-            Ok((file, _)) => file,
-            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
-            Err(e) => return Err(failed(e)),
+        let file = self.root.read(&self.file("json"));
+        let Some((file, _)) = if_there(file).map_err(&failed)? else {
+            return Ok(None);
         };
         // What is longer is none of ours, and what it begins with tells it apart.
         let mut text = Vec::new();
@@ -199,10 +198,7 @@ impl FileLock {
         let new = self.file("json.new");
         let write = || {
             // Nobody else writes it now; one that is left behind may be of another user.
-            match self.root.remove(&new) {
-                Err(e) if e.kind() != ErrorKind::NotFound => return Err(e),
-                _ => {}
-            }
+            if_there(self.root.remove(&new))?;
             let mut file = self.root.create(&new)?;
             file.write_all(&to_text(record)?)?;
             file.sync_all()?;

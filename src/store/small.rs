@@ -5,9 +5,11 @@ use super::folder::{FOLDER_TRIES, Folder};
 use super::requests::collect;
 use super::staging::StagingName;
 use super::{Published, Store, Upload};
+use crate::base::if_there;
 use crate::error::{Error, Reason, Result};
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
+use object_store::path::Path;
 use object_store::{GetResult, ObjectStore, ObjectStoreExt, PutPayload};
 use std::collections::HashSet;
 use std::future::ready;
@@ -31,13 +33,20 @@ fn gone(name: &str, deleted: object_store::Result<()>) -> Result<()> {
 }
 
 /// Deletes a file as it is listed: object_store cannot name one whose name has a `#`.
-fn delete_local(root: &Folder, below: &str) -> Result<()> {
-    match root.remove(below) {
-        Err(e) if e.kind() != ErrorKind::NotFound => {
-            let what = format!("delete {}", root.shown(below).display());
-            Err(Error::io(what, e))
-        }
-        _ => Ok(()),
+pub(super) fn delete_local(root: &Folder, below: &str) -> Result<()> {
+    let failed = |e| Error::io(format!("delete {}", root.shown(below).display()), e);
+    if_there(root.remove(below)).map_err(failed)?;
+    Ok(())
+}
+
+/// The object, if it is there.
+pub(super) async fn get_if_there(
+    store: &dyn ObjectStore,
+    path: &Path,
+) -> object_store::Result<Option<GetResult>> {
+    match store.get(path).await {
+        Err(object_store::Error::NotFound { .. }) => Ok(None),
+        got => got.map(Some),
     }
 }
 
@@ -64,10 +73,9 @@ impl Store {
     pub fn read_small(&self, below: &str, most: u64) -> Result<Option<Vec<u8>>> {
         let failed = |e| store_error(format!("read {}", self.name(below)), e);
         self.block_on(async {
-            let got = match self.inner.get(&self.path(below)).await {
-                Ok(got) => got,
-                Err(object_store::Error::NotFound { .. }) => return Ok(None),
-                Err(e) => return Err(failed(e)),
+            let got = get_if_there(&self.inner, &self.path(below)).await;
+            let Some(got) = got.map_err(failed)? else {
+                return Ok(None);
             };
             if got.meta.size > most {
                 return Err(Reason::Configuration.error(format!(

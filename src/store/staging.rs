@@ -5,9 +5,10 @@
 
 use super::Store;
 use super::folder::{self, Folder};
+use super::small::delete_local;
 use crate::base::lock;
 use crate::base::random::random_word;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use chrono::{DateTime, TimeDelta, Utc};
 use futures::TryStreamExt;
 use object_store::{ObjectStoreExt, PutPayload};
@@ -322,12 +323,8 @@ fn clean_folder(
         if object.path.ends_with(folder::LINK) || !debris(name, object.modified) {
             continue;
         }
-        match root.remove(&object.path) {
-            Err(e) if e.kind() != ErrorKind::NotFound => {
-                return Err(Error::io(format!("delete {name}"), e));
-            }
-            _ => removed.push(name.to_owned()),
-        }
+        delete_local(root, &object.path)?;
+        removed.push(name.to_owned());
     }
     Ok(())
 }

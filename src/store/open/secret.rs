@@ -4,7 +4,7 @@
 //! A Secret is read again when it changes: whoever signs a request asks for the credentials anew. What
 //! else it holds (endpoint, region, certificates) counts from the start of a run to its end.
 
-use crate::base::lock;
+use crate::base::{if_there, lock};
 use crate::error::{Error, Reason, Result};
 use async_trait::async_trait;
 use object_store::CredentialProvider;
@@ -136,11 +136,7 @@ impl Secret {
 /// link another folder and deleting the one before: whoever reads through one folder, and finds it named
 /// still, has seen one whole state.
 fn read_folder(folder: &Path) -> io::Result<BTreeMap<String, String>> {
-    let named = || match fs::canonicalize(folder.join("..data")) {
-        Ok(now) => Ok(Some(now)),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(e),
-    };
+    let named = || if_there(fs::canonicalize(folder.join("..data")));
     let mut tried = 0;
     loop {
         let now = named()?;
