@@ -5,6 +5,7 @@
 //! about branches; `timeline` does.
 
 use crate::base::ReadAt;
+use crate::base::hash::hex;
 use crate::bolt::Database;
 use crate::bucket::delta::DeltaReader;
 use crate::bucket::intervals::Intervals;
@@ -389,10 +390,7 @@ impl Surveys {
         while let Some(e) = entries.next()?.filter(|e| e.main == revision) {
             hash.update(e.encode());
         }
-        Ok(hash.finalize()[..4]
-            .iter()
-            .map(|b| format!("{b:02x}"))
-            .collect())
+        Ok(hex(&hash.finalize()[..4]))
     }
 }
 

@@ -538,10 +538,7 @@ impl Cluster {
             .iter()
             .filter_map(|m| Some(format!("{m}: {}", self.illness(m)?)))
             .collect();
-        Error::new(
-            Reason::EtcdUnreachable,
-            format!("no member is healthy: {}", ill.join("; ")),
-        )
+        Reason::EtcdUnreachable.error(format!("no member is healthy: {}", ill.join("; ")))
     }
 }
 
@@ -566,13 +563,10 @@ fn assemble(mut members: Vec<Member>, seen: &[Seen]) -> Result<Cluster> {
             .iter()
             .map(|s| format!("{} of {:x}", s.endpoint, s.cluster_id))
             .collect();
-        return Err(Error::new(
-            Reason::Configuration,
-            format!(
-                "--endpoints are members of different clusters: {}",
-                at.join(", ")
-            ),
-        ));
+        return Err(Reason::Configuration.error(format!(
+            "--endpoints are members of different clusters: {}",
+            at.join(", ")
+        )));
     }
     let reads: Vec<i64> = seen
         .iter()
@@ -631,17 +625,14 @@ fn no_quorum(members: &[Member], seen: &[Seen]) -> Error {
         down => format!(", not {down}"),
     };
     let why = said.first().map(|e| format!(": {e}")).unwrap_or_default();
-    Error::new(
-        Reason::NoQuorum,
-        format!(
-            "the cluster has no quorum: of {} members {up} answer{}{down}, and cannot read what a quorum agrees on{why}",
-            members.len(),
-            match seen.len() {
-                1 => "s",
-                _ => "",
-            }
-        ),
-    )
+    Reason::NoQuorum.error(format!(
+        "the cluster has no quorum: of {} members {up} answer{}{down}, and cannot read what a quorum agrees on{why}",
+        members.len(),
+        match seen.len() {
+            1 => "s",
+            _ => "",
+        }
+    ))
 }
 
 /// The failure that tells most where no endpoint answers.
@@ -697,29 +688,22 @@ async fn look_for(way: &Connector, member: &Member, urls: &[&String]) -> Result<
     for url in urls {
         match look_at(way, url).await {
             Ok(seen) if seen.member_id == member.id => return Ok(seen),
-            Ok(seen) => failed.push(Error::new(
-                Reason::EtcdUnreachable,
-                format!(
-                    "at its client URL {url} answers member {:x}",
-                    seen.member_id
-                ),
-            )),
+            Ok(seen) => failed.push(Reason::EtcdUnreachable.error(format!(
+                "at its client URL {url} answers member {:x}",
+                seen.member_id
+            ))),
             Err(e) => failed.push(e),
         }
     }
     match (failed.is_empty(), member.client_urls.is_empty()) {
         (false, _) => Err(most_telling(failed.into_iter())),
-        (true, true) => Err(Error::new(
-            Reason::EtcdUnreachable,
-            "it has no client URL: it was never started",
-        )),
-        (true, false) => Err(Error::new(
-            Reason::Configuration,
-            format!(
-                "its client URLs are without TLS ({}), and --endpoints are not: name it there",
-                member.client_urls.join(", ")
-            ),
-        )),
+        (true, true) => {
+            Err(Reason::EtcdUnreachable.error("it has no client URL: it was never started"))
+        }
+        (true, false) => Err(Reason::Configuration.error(format!(
+            "its client URLs are without TLS ({}), and --endpoints are not: name it there",
+            member.client_urls.join(", ")
+        ))),
     }
 }
 
@@ -800,13 +784,10 @@ async fn read(way: &Connector, endpoint: &str, client: Client) -> Result<Option<
     match tokio::time::timeout(patience, until_read).await {
         Ok(done) => done,
         Err(_) => Err(said.unwrap_or_else(|| {
-            Error::new(
-                Reason::NoQuorum,
-                format!(
-                    "read at {endpoint}: no answer within {} s",
-                    patience.as_secs_f64()
-                ),
-            )
+            Reason::NoQuorum.error(format!(
+                "read at {endpoint}: no answer within {} s",
+                patience.as_secs_f64()
+            ))
         })),
     }
 }
@@ -1033,7 +1014,7 @@ mod tests {
     #[test]
     fn who_answers_without_a_quorum_is_named() {
         let members = || vec![member(1, 5), member(2, 5), member(3, 5)];
-        let cut_off = || Err(Error::new(Reason::NoQuorum, "read at m2: no answer"));
+        let cut_off = || Err(Reason::NoQuorum.error("read at m2: no answer"));
         let e = assemble(members(), &[seen(2, 7, cut_off())]).unwrap_err();
         assert_eq!(e.reason(), Reason::NoQuorum);
         assert!(

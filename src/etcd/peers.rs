@@ -6,7 +6,7 @@
 use crate::base::Cancel;
 use crate::base::causes::causes;
 use crate::datadir::Member;
-use crate::error::{Error, Reason, Result};
+use crate::error::{Reason, Result};
 use reqwest::{Certificate, Client, Identity};
 use std::error::Error as _;
 use std::path::{Path, PathBuf};
@@ -167,10 +167,9 @@ pub fn look(
     match verdict {
         Verdict::Quorum => Ok(Some(reason)),
         Verdict::NoQuorum => Ok(None),
-        Verdict::Unknown => Err(Error::new(
-            Reason::Configuration,
-            format!("whether the other members have a quorum cannot be told: {reason}"),
-        )),
+        Verdict::Unknown => Err(Reason::Configuration.error(format!(
+            "whether the other members have a quorum cannot be told: {reason}"
+        ))),
     }
 }
 
@@ -312,10 +311,7 @@ fn failure(e: &reqwest::Error) -> (bool, String) {
 
 fn client(options: &PeerOptions) -> Result<Client> {
     let wrong = |flag: &str, path: &Path, e: &dyn std::fmt::Display| {
-        Error::new(
-            Reason::Configuration,
-            format!("{flag} {} cannot be used: {e}", path.display()),
-        )
+        Reason::Configuration.error(format!("{flag} {} cannot be used: {e}", path.display()))
     };
     let read = |flag: &str, path: &Path| std::fs::read(path).map_err(|e| wrong(flag, path, &e));
     crate::tls::ensure_provider();
@@ -346,18 +342,15 @@ fn client(options: &PeerOptions) -> Result<Client> {
         }
         (None, None) => {}
         _ => {
-            return Err(Error::new(
-                Reason::Usage,
-                "--peer-cert-file and --peer-key-file belong together: give both",
-            ));
+            return Err(Reason::Usage
+                .error("--peer-cert-file and --peer-key-file belong together: give both"));
         }
     }
     builder.build().map_err(|e| {
         let (_, said) = failure(&e);
-        Error::new(
-            Reason::Configuration,
-            format!("the way to the other members cannot be set up: {said}"),
-        )
+        Reason::Configuration.error(format!(
+            "the way to the other members cannot be set up: {said}"
+        ))
     })
 }
 

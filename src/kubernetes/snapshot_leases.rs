@@ -6,7 +6,7 @@
 use super::lease::{micro_time, time};
 use super::{Client, Failed};
 use crate::base::Cancel;
-use crate::error::{Error, Reason, Result};
+use crate::error::{Reason, Result};
 use chrono::{DateTime, SecondsFormat, SubsecRound, Utc};
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -335,10 +335,7 @@ fn renew(client: &Client, name: &str, wanted: &Wanted, now: DateTime<Utc>) -> Re
             Err(Failed::Conflict) => {}
         }
     }
-    Err(Error::new(
-        Reason::Conflict,
-        format!("{} changes all the time", client.name(name)),
-    ))
+    Err(Reason::Conflict.error(format!("{} changes all the time", client.name(name))))
 }
 
 #[cfg(test)]

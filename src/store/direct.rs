@@ -11,8 +11,9 @@ use super::fetch::cut_short;
 use super::probe::refused;
 use super::publish::{Published, write_error};
 use super::small::bytes_of;
-use super::staging::{STAGING, StagingName, rand_word};
+use super::staging::{STAGING, StagingName};
 use super::tried::Tried;
+use crate::base::random::random_word;
 use crate::error::{Error, Reason, Result};
 use bytes::Bytes;
 use object_store::path::Path;
@@ -238,7 +239,7 @@ impl Held {
             store: store.clone(),
             direct: direct.clone(),
             content,
-            upload: format!("{:016x}", rand_word()),
+            upload: format!("{:016x}", random_word()),
             _room: room,
         }
     }

@@ -3,8 +3,9 @@
 //! The object_store crate sets it only when an object is written. The JSON API changes one entry of it and
 //! leaves the rest, the content and its time alone. `exclude` calls it.
 
-use super::signed::{Answer, Wire, encoded, request};
+use super::signed::{Answer, Wire, request};
 use super::store_error;
+use crate::base::percent::encoded;
 use crate::error::{Error, Result};
 use bytes::Bytes;
 use http::Method;

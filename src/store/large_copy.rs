@@ -3,8 +3,9 @@
 //! The object_store crate copies whole objects only. `publish` calls it.
 
 use super::Store;
-use super::signed::{Answer, S3, encoded};
+use super::signed::{Answer, S3};
 use super::xml::Element;
+use crate::base::percent::encoded;
 use crate::error::{Error, Reason, Result};
 use futures::{StreamExt, TryStreamExt};
 use http::Method;

@@ -5,6 +5,7 @@
 //! answer has shown that this server does, silence means nothing.
 
 use super::exclude::EXCLUDE_TAG;
+use crate::base::lock;
 use async_trait::async_trait;
 use http::{HeaderMap, Method, StatusCode, Uri};
 use object_store::ClientOptions;
@@ -13,7 +14,7 @@ use object_store::client::{
 };
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// Names that are remembered. With more, each object may have tags.
 const MOST_NAMES: usize = 100_000;
@@ -47,7 +48,7 @@ impl Tagged {
 
     /// Remembers that an object may have tags.
     pub fn remember(&self, path: &str) {
-        let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut names = lock(&self.names);
         match names.len() < MOST_NAMES {
             true => {
                 names.insert(last_part(path).to_owned());
@@ -58,13 +59,13 @@ impl Tagged {
 
     /// Whether an object is known to have, or to have had, tags.
     pub fn has_tags(&self, path: &str) -> bool {
-        let names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        let names = lock(&self.names);
         self.overflowed.load(Ordering::Relaxed) || names.contains(last_part(path))
     }
 
     /// Whether an object with tags was met at all.
     pub fn knows_any(&self) -> bool {
-        let names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        let names = lock(&self.names);
         self.overflowed.load(Ordering::Relaxed) || !names.is_empty()
     }
 

@@ -7,6 +7,7 @@
 use super::pending::Encoded;
 use crate::base::Cancel;
 use crate::base::ReadAt as _;
+use crate::base::{lock, unpoisoned};
 use crate::error::{Error, Reason, Result};
 use crate::etcd::feed::{Ended, Feed, Next};
 use crate::store::Bandwidth;
@@ -14,7 +15,7 @@ use crate::temp::{Dir, TempFile};
 use chrono::{DateTime, Utc};
 use std::collections::VecDeque;
 use std::io::Write as _;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -161,7 +162,7 @@ impl Queue {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Waits for room. False once nobody takes any more.
@@ -182,7 +183,7 @@ impl Queue {
                 break;
             }
             let waited = self.changed.wait(state);
-            state = waited.unwrap_or_else(PoisonError::into_inner);
+            state = unpoisoned(waited);
         }
         state.bytes += entry.bytes();
         state.items.push_back(entry);
@@ -215,10 +216,10 @@ impl Queue {
 
     fn pop(&self, patience: Duration) -> Option<Item> {
         let state = self.state();
-        let (mut state, _) = self
+        let waited = self
             .changed
-            .wait_timeout_while(state, patience, |s| s.items.is_empty())
-            .unwrap_or_else(PoisonError::into_inner);
+            .wait_timeout_while(state, patience, |s| s.items.is_empty());
+        let (mut state, _) = unpoisoned(waited);
         let mut entry = state.items.pop_front()?;
         state.bytes -= entry.bytes();
         self.changed.notify_all();
@@ -235,10 +236,7 @@ impl Queue {
     fn pause(&self, pause: Duration) {
         let state = self.state();
         // What comes meanwhile is the result either way.
-        let _ = self
-            .changed
-            .wait_timeout_while(state, pause, |s| !s.closed)
-            .unwrap_or_else(PoisonError::into_inner);
+        let _ = unpoisoned(self.changed.wait_timeout_while(state, pause, |s| !s.closed));
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::secret::{Renewed, Secret};
 use super::{Means, Place};
+use crate::base::unpoisoned;
 use crate::error::{Error, Reason, Result};
 use crate::store::Store;
 use crate::store::errors::redact;
@@ -24,7 +25,7 @@ use opendal::{
 };
 use std::fmt;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use tokio::runtime::Handle;
 
@@ -109,18 +110,15 @@ fn operator(place: &Place, means: &Means, secret: Option<&Secret>) -> Result<Ope
         };
     }
     if !has_endpoint {
-        return Err(Error::new(
-            Reason::Configuration,
-            format!(
-                "--store {}: OSS needs its region's endpoint: --store-option endpoint=https://oss-<region>.aliyuncs.com",
-                place.url
-            ),
-        ));
+        return Err(Reason::Configuration.error(format!(
+            "--store {}: OSS needs its region's endpoint: --store-option endpoint=https://oss-<region>.aliyuncs.com",
+            place.url
+        )));
     }
     let http = means.http(&client, &place.what)?;
     let wrong = |e: opendal::Error| {
         let what = format!("cannot {}: {}", place.what, redact(&e.to_string()));
-        Error::new(Reason::Configuration, what)
+        Reason::Configuration.error(what)
     };
     let retry = RetryLayer::new()
         .with_max_times(means.retry.max_retries)
@@ -177,7 +175,7 @@ impl Stream for Shareable {
     type Item = opendal::Result<Buffer>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let stream = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let stream = unpoisoned(self.0.get_mut());
         stream.poll_next_unpin(cx)
     }
 }
