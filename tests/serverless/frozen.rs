@@ -1,7 +1,8 @@
 //! What version 0.1 wrote and took works in every later version: `fixtures/frozen`.
 
 use crate::support::frozen::{
-    Facts, PROMISE, Side, files, must_hold, no_fact_is_lost, of_flags, of_schema, versions,
+    Facts, PROMISE, Side, differences, files, is_frozen, must_hold, no_fact_is_lost, of_flags,
+    of_schema, versions,
 };
 use crate::support::manifests::documents;
 use crate::support::schema::Schema;
@@ -14,7 +15,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Secret;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -54,7 +55,7 @@ fn results_are_still_as_documented() {
             None => name.clone(),
         };
         let schema = Schema::of_older(&name);
-        for (path, text) in files(&folder) {
+        for (path, text) in versions().iter().flat_map(|v| files(v, &folder)) {
             let value: Value = serde_json::from_str(&text).unwrap();
             let (is_valid, path) = (schema.is_valid(&value), path.display());
             assert!(
@@ -64,58 +65,24 @@ fn results_are_still_as_documented() {
             seen += 1;
         }
     }
-    assert!(seen > 100, "{seen}");
+    assert!(seen > 150, "{seen}");
 }
 
 /// The controller reads of a message what it read then.
 #[test]
 fn termination_messages() {
-    let mut told = BTreeMap::new();
-    for (path, text) in files("termination-message") {
-        let t = Told::read(&text).unwrap_or_else(|| panic!("{}\n{PROMISE}.", path.display()));
-        let name = path.file_name().unwrap().to_str().unwrap().to_owned();
-        let t = json!({
-            "exit_code": t.exit_code, "reason": t.reason, "message": t.message,
-            "revision": t.revision, "finished_at": t.finished_at,
-        });
-        told.insert(name, t);
-    }
-    is_frozen("told.json", &json!(told));
-}
-
-/// Whether a value that is made of frozen resources is the one that was made then.
-#[track_caller]
-fn is_frozen(file: &str, now: &Value) {
     for version in versions() {
-        let path = version.join(file);
-        if std::env::var("DELTAFOLD_TEST_FREEZE").is_ok() && !path.exists() {
-            fs::write(&path, serde_json::to_string_pretty(now).unwrap() + "\n").unwrap();
+        let mut told = BTreeMap::new();
+        for (path, text) in files(&version, "termination-message") {
+            let t = Told::read(&text).unwrap_or_else(|| panic!("{}\n{PROMISE}.", path.display()));
+            let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+            let t = json!({
+                "exit_code": t.exit_code, "reason": t.reason, "message": t.message,
+                "revision": t.revision, "finished_at": t.finished_at,
+            });
+            told.insert(name, t);
         }
-        let then: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
-        let mut other = Vec::new();
-        differences(&then, now, "", &mut other);
-        let path = path.display();
-        assert!(
-            other.is_empty(),
-            "{path} differs:\n  {}\n{PROMISE}.",
-            other.join("\n  ")
-        );
-    }
-}
-
-/// What a value has that another one has not.
-fn differences(then: &Value, now: &Value, at: &str, found: &mut Vec<String>) {
-    match (then, now) {
-        (Value::Object(a), Value::Object(_)) => {
-            a.iter()
-                .for_each(|(k, v)| differences(v, &now[k], &format!("{at}/{k}"), found));
-        }
-        (Value::Array(a), Value::Array(b)) if a.len() == b.len() => {
-            let both = a.iter().zip(b).enumerate();
-            both.for_each(|(i, (a, b))| differences(a, b, &format!("{at}/{i}"), found));
-        }
-        _ if then == now => {}
-        _ => found.push(format!("{at}: {then} was, {now} is")),
+        is_frozen(&version, "told.json", &json!(told));
     }
 }
 
@@ -154,19 +121,15 @@ fn of_crds(crds: &[Value]) -> Facts {
     facts
 }
 
-/// Objects of a file of every version.
-fn resources<T: DeserializeOwned>(file: &str) -> Vec<(Value, T)> {
-    let files = versions()
-        .into_iter()
-        .map(|v| v.join("resources").join(file));
-    let texts = files.map(|f| fs::read_to_string(f).unwrap());
-    let objects = texts.flat_map(|text| documents(&text));
+/// Objects of a version's file, as they are there and as they are read.
+fn resources<T: DeserializeOwned>(version: &Path, file: &str) -> Vec<(Value, T)> {
+    let text = fs::read_to_string(version.join("resources").join(file)).unwrap();
     let parse = |then: Value| {
         let parsed = serde_json::from_value(then.clone());
         let parsed = parsed.unwrap_or_else(|e| panic!("{file}: {e}\n{then:#}\n{PROMISE}."));
         (then, parsed)
     };
-    objects.map(parse).collect()
+    documents(&text).into_iter().map(parse).collect()
 }
 
 /// What is read and written again has lost nothing.
@@ -182,45 +145,51 @@ fn loses_nothing<T: Serialize>((then, parsed): &(Value, T)) {
 
 #[test]
 fn policies_and_tasks_make_the_same_jobs() {
-    let policies = resources::<EtcdBackupPolicy>("policies.yaml");
-    let tasks = resources::<EtcdBackupTask>("tasks.yaml");
-    policies.iter().for_each(loses_nothing);
-    tasks.iter().for_each(loses_nothing);
-
-    let settings = Settings::new("deltafold:frozen");
-    let secrets: SecretKeys = resources::<Secret>("secrets.yaml")
-        .into_iter()
-        .map(|(_, s)| {
-            (
-                s.metadata.name.unwrap(),
-                s.data.unwrap_or_default().into_keys().collect(),
-            )
-        })
-        .collect();
-    let mut made = BTreeMap::new();
-    for (_, policy) in &policies {
-        let mut of_policy = vec![
-            json!(jobs::follower(policy, &settings, &secrets)),
-            json!(jobs::leases(policy)),
-            json!(jobs::lock_leases(policy)),
-            json!(jobs::access(policy)),
-        ];
-        let cron = jobs::cron_jobs(policy, &settings, &secrets, false);
-        of_policy.extend(cron.iter().map(|c| json!(c)));
-        for instead in [false, true] {
-            let name = jobs::compaction_job_name(policy, 100, 200, 1, instead);
-            let job =
-                jobs::compaction_job(policy, &settings, &secrets, &name, instead, BTreeMap::new());
-            of_policy.push(json!(job));
+    for version in versions() {
+        let policies = resources::<EtcdBackupPolicy>(&version, "policies.yaml");
+        let tasks = resources::<EtcdBackupTask>(&version, "tasks.yaml");
+        policies.iter().for_each(loses_nothing);
+        tasks.iter().for_each(loses_nothing);
+        let keys = |s: Secret| s.data.unwrap_or_default().into_keys().collect();
+        let secrets = resources::<Secret>(&version, "secrets.yaml").into_iter();
+        let secrets = secrets.map(|(_, s)| (s.metadata.name.clone().unwrap(), keys(s)));
+        let secrets: SecretKeys = secrets.collect();
+        let mut made = Map::new();
+        for (_, policy) in &policies {
+            let name = jobs::name_of(policy).to_owned();
+            let own = tasks.iter().map(|(_, task)| task);
+            let own = own.filter(|task| task.spec.policy == name);
+            made.insert(name.clone(), made_of(policy, own, &secrets));
         }
-        let name = jobs::name_of(policy);
-        let own = tasks.iter().filter(|(_, t)| t.spec.policy == name);
-        of_policy.extend(own.map(|(_, t)| json!(jobs::task_job(policy, t, &settings, &secrets))));
-        made.insert(name.to_owned(), json!(of_policy));
+        let mut made = Value::from(made);
+        in_order(&mut made);
+        is_frozen(&version, "jobs.json", &made);
     }
-    let mut made = json!(made);
-    in_order(&mut made);
-    is_frozen("jobs.json", &made);
+}
+
+/// All that is made for a policy and its tasks.
+fn made_of<'t>(
+    policy: &EtcdBackupPolicy,
+    tasks: impl Iterator<Item = &'t EtcdBackupTask>,
+    secrets: &SecretKeys,
+) -> Value {
+    let settings = Settings::new("deltafold:frozen");
+    let mut made = vec![
+        json!(jobs::follower(policy, &settings, secrets)),
+        json!(jobs::leases(policy)),
+        json!(jobs::lock_leases(policy)),
+        json!(jobs::access(policy)),
+    ];
+    let cron = jobs::cron_jobs(policy, &settings, secrets, false);
+    made.extend(cron.iter().map(|c| json!(c)));
+    for instead in [false, true] {
+        let name = jobs::compaction_job_name(policy, 100, 200, 1, instead);
+        let none = BTreeMap::new();
+        let job = jobs::compaction_job(policy, &settings, secrets, &name, instead, none);
+        made.push(json!(job));
+    }
+    made.extend(tasks.map(|task| json!(jobs::task_job(policy, task, &settings, secrets))));
+    made.into()
 }
 
 /// Flags and variables by name: their order tells nothing.
@@ -252,29 +221,28 @@ fn in_order(value: &mut Value) {
 
 #[test]
 fn leases_and_finalizers() {
-    let leases = resources::<Lease>("snapshot-leases.yaml");
-    let told = leases.chunks(2).map(|pair| {
-        let facts = LeaseFacts::read(Some(&pair[0].1), Some(&pair[1].1));
-        let tell = |f: &SnapshotFact| {
-            let kind = f.kind.map(|k| format!("{k:?}"));
+    for version in versions() {
+        let leases = resources::<Lease>(&version, "snapshot-leases.yaml");
+        let told = leases.chunks(2).map(|pair| {
+            let facts = LeaseFacts::read(Some(&pair[0].1), Some(&pair[1].1));
+            let tell = |f: &SnapshotFact| {
+                let kind = f.kind.map(|k| format!("{k:?}"));
+                json!({
+                    "revision": f.revision, "start_revision": f.start_revision, "name": f.name,
+                    "bytes": f.bytes, "time": f.time, "renewed": f.renewed, "kind": kind,
+                })
+            };
             json!({
-                "revision": f.revision, "start_revision": f.start_revision, "name": f.name,
-                "bytes": f.bytes, "time": f.time, "renewed": f.renewed, "kind": kind,
+                "full": facts.full.as_ref().map(tell), "delta": facts.delta.as_ref().map(tell),
+                "accumulated_events": facts.accumulated_events, "accumulated_bytes": facts.accumulated_bytes,
+                "told_base": facts.told_base, "restorable": facts.restorable, "status": facts.status(),
             })
-        };
-        json!({
-            "full": facts.full.as_ref().map(tell), "delta": facts.delta.as_ref().map(tell),
-            "accumulated_events": facts.accumulated_events, "accumulated_bytes": facts.accumulated_bytes,
-            "told_base": facts.told_base, "restorable": facts.restorable, "status": facts.status(),
-        })
-    });
-    is_frozen("leases.json", &told.collect());
-    for (then, secret) in resources::<Secret>("secrets.yaml") {
-        let finalizers = secret.metadata.finalizers.unwrap_or_default();
-        let is_held = finalizers.iter().any(|f| f == jobs::FINALIZER);
-        assert!(
-            is_held || then["metadata"].get("finalizers").is_none(),
-            "{then:#}\n{PROMISE}."
-        );
+        });
+        is_frozen(&version, "leases.json", &told.collect());
+        let secrets = resources::<Secret>(&version, "secrets.yaml").into_iter();
+        let held = secrets.filter_map(|(_, s)| s.metadata.finalizers);
+        for finalizers in held {
+            assert_eq!(finalizers, [jobs::FINALIZER], "{PROMISE}.");
+        }
     }
 }

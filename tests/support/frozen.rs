@@ -6,7 +6,7 @@ use super::deltafold;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Promises, a line each.
 pub type Facts = BTreeSet<String>;
@@ -25,20 +25,13 @@ pub fn versions() -> Vec<PathBuf> {
     folders
 }
 
-/// The files of a folder of every version: their paths and their texts.
-pub fn files(folder: &str) -> Vec<(PathBuf, String)> {
-    let mut files = Vec::new();
-    for version in versions() {
-        let there = fs::read_dir(version.join(folder));
-        let there = there
-            .into_iter()
-            .flatten()
-            .map(|f| f.expect("a file").path());
-        let read = |f: PathBuf| (f.clone(), fs::read_to_string(f).expect("text"));
-        files.extend(there.map(read));
-    }
+/// The files of a version's folder: their paths and their texts.
+pub fn files(version: &Path, folder: &str) -> Vec<(PathBuf, String)> {
+    let there = fs::read_dir(version.join(folder)).into_iter().flatten();
+    let paths = there.map(|f| f.expect("a file").path());
+    let read = |path: PathBuf| (path.clone(), fs::read_to_string(path).expect("text"));
+    let mut files: Vec<_> = paths.map(read).collect();
     files.sort();
-    assert!(!files.is_empty(), "{folder}");
     files
 }
 
@@ -67,6 +60,44 @@ pub fn no_fact_is_lost(file: &str, then: &Facts, now: &Facts) {
     let lost: Vec<&str> = then.difference(now).map(String::as_str).collect();
     let what = lost.join("\n  ");
     assert!(lost.is_empty(), "of {file} is lost:\n  {what}\n{PROMISE}.");
+}
+
+/// Whether a value that is made of what a version froze is the one that was made then, but for new fields.
+#[track_caller]
+pub fn is_frozen(version: &Path, file: &str, now: &Value) {
+    let path = version.join(file);
+    if std::env::var("DELTAFOLD_TEST_FREEZE").is_ok_and(|v| version.ends_with(v)) {
+        assert!(!path.exists(), "{} is frozen already", path.display());
+        let text = serde_json::to_string_pretty(now).expect("JSON");
+        fs::write(&path, text + "\n").expect("freeze");
+    }
+    let text = fs::read_to_string(&path).expect("what is frozen");
+    let then: Value = serde_json::from_str(&text).expect("JSON");
+    let mut other = Vec::new();
+    differences(&then, now, "", &mut other);
+    let (path, other_is) = (path.display(), other.join("\n  "));
+    assert!(
+        other.is_empty(),
+        "{path} differs:\n  {other_is}\n{PROMISE}."
+    );
+}
+
+/// What a value has that another one has not.
+pub fn differences(then: &Value, now: &Value, at: &str, found: &mut Vec<String>) {
+    match (then, now) {
+        (Value::Object(a), Value::Object(_)) => {
+            for (name, value) in a {
+                differences(value, &now[name], &format!("{at}/{name}"), found);
+            }
+        }
+        (Value::Array(a), Value::Array(b)) if a.len() == b.len() => {
+            for (i, (a, b)) in a.iter().zip(b).enumerate() {
+                differences(a, b, &format!("{at}/{i}"), found);
+            }
+        }
+        _ if then == now => {}
+        _ => found.push(format!("{at}: {then} was, {now} is")),
+    }
 }
 
 /// Whom a schema binds.
