@@ -75,10 +75,9 @@ pub fn choose_with_history(
 ) -> Result<Choice> {
     let bases = bases(catalog, timeline);
     if bases.is_empty() {
-        return Err(Error::new(
-            Reason::NoSnapshots,
-            "there is no full snapshot to start from: take one first",
-        ));
+        return Err(
+            Reason::NoSnapshots.error("there is no full snapshot to start from: take one first")
+        );
     }
     let end_of = |m: &Member| {
         let named = catalog.snapshots[m.snapshot].name.last;
@@ -140,14 +139,11 @@ pub fn choose_with_history(
         if goal > newest {
             return Err(out_of_range(catalog, timeline, known, goal));
         }
-        return Err(Error::new(
-            Reason::RevisionGap,
-            format!(
-                "the snapshots between revision {from} and {goal} have a gap: missing are {}; take a full snapshot, or use --revision up to {}",
-                show_ranges(&deltas.missing(from, goal)),
-                deltas.end(from)
-            ),
-        ));
+        return Err(Reason::RevisionGap.error(format!(
+            "the snapshots between revision {from} and {goal} have a gap: missing are {}; take a full snapshot, or use --revision up to {}",
+            show_ranges(&deltas.missing(from, goal)),
+            deltas.end(from)
+        )));
     }
     Err(out_of_range(catalog, timeline, known, goal))
 }
@@ -404,14 +400,11 @@ fn out_of_range(
     known: &KnownBases,
     goal: Revision,
 ) -> Error {
-    Error::new(
-        Reason::OutOfRange,
-        format!(
-            "revision {goal} is not covered on timeline {}; covered are {}",
-            timeline.id,
-            show_ranges(&restorable(catalog, timeline, known))
-        ),
-    )
+    Reason::OutOfRange.error(format!(
+        "revision {goal} is not covered on timeline {}; covered are {}",
+        timeline.id,
+        show_ranges(&restorable(catalog, timeline, known))
+    ))
 }
 
 #[cfg(test)]

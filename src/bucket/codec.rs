@@ -124,12 +124,9 @@ impl FromStr for CompressionChoice {
 
     fn from_str(s: &str) -> Result<Self, Error> {
         let bad = |why: &str| {
-            Error::new(
-                Reason::Usage,
-                format!(
-                    "\"{s}\" is no compression ({why}): use same, none, gzip, zlib, lzw, zstd or zstd:LEVEL (1 to 22)"
-                ),
-            )
+            Reason::Usage.error(format!(
+                "\"{s}\" is no compression ({why}): use same, none, gzip, zlib, lzw, zstd or zstd:LEVEL (1 to 22)"
+            ))
         };
         if s == "same" {
             return Ok(CompressionChoice::Same);

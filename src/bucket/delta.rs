@@ -488,13 +488,10 @@ impl<'l, R: Read> DeltaReader<'l, R> {
         if !self.next_element()? {
             if self.current != self.last {
                 return Err(if self.events == 0 {
-                    Error::new(
-                        Reason::NameMismatch,
-                        format!(
-                            "its name promises revisions {} to {}, it holds no event",
-                            self.start, self.last
-                        ),
-                    )
+                    Reason::NameMismatch.error(format!(
+                        "its name promises revisions {} to {}, it holds no event",
+                        self.start, self.last
+                    ))
                 } else {
                     self.mismatch(&format!("it ends at revision {}", self.current))
                 });
@@ -620,13 +617,10 @@ impl<'l, R: Read> DeltaReader<'l, R> {
     }
 
     fn mismatch(&self, is: &str) -> Error {
-        Error::new(
-            Reason::NameMismatch,
-            format!(
-                "its name promises revisions {} to {}, but {is}",
-                self.start, self.last
-            ),
-        )
+        Reason::NameMismatch.error(format!(
+            "its name promises revisions {} to {}, but {is}",
+            self.start, self.last
+        ))
     }
 }
 

@@ -525,13 +525,10 @@ impl Timelines {
     pub fn by_id(&self, id: &str) -> Result<&Timeline> {
         self.all.iter().find(|t| t.id == id).ok_or_else(|| {
             let ids: Vec<&str> = self.all.iter().map(|t| t.id.as_str()).collect();
-            Error::new(
-                Reason::NoSuchTimeline,
-                format!(
-                    "there is no timeline \"{id}\"; there are: {}",
-                    ids.join(", ")
-                ),
-            )
+            Reason::NoSuchTimeline.error(format!(
+                "there is no timeline \"{id}\"; there are: {}",
+                ids.join(", ")
+            ))
         })
     }
 
@@ -564,18 +561,15 @@ impl Timelines {
                 .collect();
             own.join(", ")
         };
-        Err(Error::new(
-            Reason::InterleavedTimelines,
-            format!(
-                "two clusters write to this prefix: from revision {} on, timeline {} ({}) and timeline {} ({}) differ, and no history was written wholly after all others; \
-                 stop one of the writers, see `deltafold list --deep`, and choose with --timeline",
-                divergence(t, u).unwrap_or_default(),
-                t.id,
-                names(t, u),
-                u.id,
-                names(u, t)
-            ),
-        ))
+        Err(Reason::InterleavedTimelines.error(format!(
+            "two clusters write to this prefix: from revision {} on, timeline {} ({}) and timeline {} ({}) differ, and no history was written wholly after all others; \
+             stop one of the writers, see `deltafold list --deep`, and choose with --timeline",
+            divergence(t, u).unwrap_or_default(),
+            t.id,
+            names(t, u),
+            u.id,
+            names(u, t)
+        )))
     }
 }
 

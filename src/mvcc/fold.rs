@@ -343,10 +343,8 @@ impl Changes<'_> {
             )));
         }
         self.keys.insert(key, first, at).ok_or_else(|| {
-            Error::new(
-                Reason::Configuration,
-                "the deltas touch more keys than one run can fold (4 billion)",
-            )
+            Reason::Configuration
+                .error("the deltas touch more keys than one run can fold (4 billion)")
         })
     }
 
@@ -449,13 +447,10 @@ impl<'s> Fold<'s> {
     pub fn new<R: ReadAt>(options: FoldOptions, db: &Database<R>) -> Result<Self> {
         let base = &options.base;
         if options.target < base.first_revision() {
-            return Err(Error::new(
-                Reason::OutOfRange,
-                format!(
-                    "the base was compacted at revision {}: the state at revision {} is gone from it",
-                    base.compact_revision, options.target
-                ),
-            ));
+            return Err(Reason::OutOfRange.error(format!(
+                "the base was compacted at revision {}: the state at revision {} is gone from it",
+                base.compact_revision, options.target
+            )));
         }
         let mut changes = Changes::new(&options, options.buffer_bytes);
         let fold = |options, changes| Fold { options, changes };
@@ -764,12 +759,9 @@ fn mismatch(key: &[u8], at: Revision, state: State, before: State) -> Error {
             format!("makes it version {version}, created at revision {create}")
         }
     };
-    Error::new(
-        Reason::HistoryMismatch,
-        format!(
-            "the deltas do not continue the history before them: of key {}, {was}, and the next change (at revision {at} or after) {is}; \
-             the snapshots come from two histories: see `deltafold list --deep`, and choose one with --timeline",
-            show_key(key)
-        ),
-    )
+    Reason::HistoryMismatch.error(format!(
+        "the deltas do not continue the history before them: of key {}, {was}, and the next change (at revision {at} or after) {is}; \
+         the snapshots come from two histories: see `deltafold list --deep`, and choose one with --timeline",
+        show_key(key)
+    ))
 }

@@ -55,22 +55,18 @@ impl LogsArgs {
         let Some(job) = job_of(&task) else {
             let state = TaskOutcome::of(&task);
             let why = state.message.map(|m| format!(": {m}")).unwrap_or_default();
-            return Err(Error::new(
-                Reason::Conflict,
-                format!(
-                    "the task {} is {} and has no Job{why}",
-                    self.name, state.state
-                ),
-            ));
+            return Err(Reason::Conflict.error(format!(
+                "the task {} is {} and has no Job{why}",
+                self.name, state.state
+            )));
         };
         let mut printed = Printed::default();
         self.print_rest(person, &job, &mut printed).await?;
         match printed.0.is_empty() {
             false => Ok(()),
-            true => Err(Error::new(
-                Reason::Conflict,
-                format!("no Pod of the Job {job} has begun, or they are gone already"),
-            )),
+            true => Err(Reason::Conflict.error(format!(
+                "no Pod of the Job {job} has begun, or they are gone already"
+            ))),
         }
     }
 
@@ -196,9 +192,8 @@ impl Printed {
         let mut buffer = vec![0; 1 << 16];
         loop {
             let read = log.read(&mut buffer).await;
-            let read = read.map_err(|e| {
-                Error::new(Reason::KubernetesUnreachable, format!("cannot {what}: {e}"))
-            })?;
+            let read = read
+                .map_err(|e| Reason::KubernetesUnreachable.error(format!("cannot {what}: {e}")))?;
             if read == 0 {
                 return Ok(());
             }

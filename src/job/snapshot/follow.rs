@@ -139,7 +139,7 @@ pub fn follow(
         match ended {
             Ok(()) => {}
             Err(e) => {
-                let last = Error::new(e.reason(), e.to_string());
+                let last = e.reason().error(e.to_string());
                 follower.failed(FOLLOW, e)?;
                 // Whoever has the lock saves the rest, but marks nothing as the end.
                 let others_do = last.reason() == Reason::LockHeld && !options.is_final;
@@ -412,10 +412,8 @@ impl Session<'_, '_> {
                 }
             }
             if self.follower.is_stopped() {
-                return Err(Error::new(
-                    Reason::Terminated,
-                    "ended by a signal before a full snapshot could be taken",
-                ));
+                return Err(Reason::Terminated
+                    .error("ended by a signal before a full snapshot could be taken"));
             }
             if self.held.is_lost() {
                 self.held.check()?;

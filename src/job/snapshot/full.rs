@@ -178,7 +178,7 @@ pub(super) fn take(ctx: &Context, taking: &Taking, newest: Option<Newest>) -> Re
                             ours.hash, hash.hash
                         );
                         tracing::warn!("{message}");
-                        failures.push(Error::new(Reason::MembersDiffer, message));
+                        failures.push(Reason::MembersDiffer.error(message));
                         continue;
                     }
                 }
@@ -199,13 +199,10 @@ pub(super) fn take(ctx: &Context, taking: &Taking, newest: Option<Newest>) -> Re
         .first()
         .map_or(Reason::EtcdUnreachable, Error::reason);
     let said: Vec<String> = failures.iter().map(Error::to_string).collect();
-    Err(Error::new(
-        reason,
-        match said.is_empty() {
-            true => "no healthy member to take a snapshot from".to_owned(),
-            false => format!("no member gave a whole snapshot: {}", said.join("; ")),
-        },
-    ))
+    Err(reason.error(match said.is_empty() {
+        true => "no healthy member to take a snapshot from".to_owned(),
+        false => format!("no member gave a whole snapshot: {}", said.join("; ")),
+    }))
 }
 
 /// Whether another member may do better.
@@ -262,14 +259,11 @@ fn compare_members(cluster: &Cluster, taking: &Taking) -> Result<(Vec<Compared>,
                 None => format!("{} did not tell", c.label()),
             })
             .collect();
-        return Err(Error::new(
-            Reason::MembersDiffer,
-            format!(
-                "members hold different data at revision {} (HashKV: {}), and no majority tells which is right: find out, and remove the others from the cluster",
-                cluster.revision,
-                shown.join(", ")
-            ),
-        ));
+        return Err(Reason::MembersDiffer.error(format!(
+            "members hold different data at revision {} (HashKV: {}), and no majority tells which is right: find out, and remove the others from the cluster",
+            cluster.revision,
+            shown.join(", ")
+        )));
     }
     Ok((compared, hashes))
 }
@@ -351,13 +345,10 @@ fn take_from(
     let (db, base, hash) = verified.map_err(|e| e.at(format!("the snapshot of {endpoint}")))?;
     let packed = packed?;
     if base.revision.0 < least {
-        return Err(Error::new(
-            Reason::NameMismatch,
-            format!(
-                "the snapshot of {endpoint} ends at revision {}, the cluster is at {least}: the member lags",
-                base.revision
-            ),
-        ));
+        return Err(Reason::NameMismatch.error(format!(
+            "the snapshot of {endpoint} ends at revision {}, the cluster is at {least}: the member lags",
+            base.revision
+        )));
     }
     let position = known::of_full(&db, &base, base.revision)
         .ok()

@@ -68,13 +68,10 @@ pub(super) fn of_full<R: ReadAt>(
     revision: Revision,
 ) -> Result<Vec<KeyChange>> {
     if base.compact_revision > revision {
-        return Err(Error::new(
-            Reason::OutOfRange,
-            format!(
-                "it was compacted at revision {}: what revision {revision} changed is not known any more",
-                base.compact_revision
-            ),
-        ));
+        return Err(Reason::OutOfRange.error(format!(
+            "it was compacted at revision {}: what revision {revision} changed is not known any more",
+            base.compact_revision
+        )));
     }
     let mut changes = Vec::new();
     let mut bytes = 0;
