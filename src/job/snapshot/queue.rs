@@ -336,24 +336,20 @@ fn watch(mut feed: Feed, queue: &Queue, bandwidth: Option<&(Bandwidth, Cancel)>)
                 pause = PAUSES.0;
             }
         }
-        let goes_on = match next {
-            Ok(Next::Idle | Next::Verified) => true,
+        let item = match next {
+            Ok(Next::Idle | Next::Verified) => continue,
             Ok(Next::Transaction(t)) => {
                 seen = seen.max(Utc::now());
                 let encoded = Encoded::new(&t, feed.position(), seen);
-                let bytes = encoded.bytes();
                 // Cancelled, all ends soon.
                 if let Some((limit, cancel)) = bandwidth
-                    && limit.take(bytes, cancel).is_err()
+                    && limit.take(encoded.bytes(), cancel).is_err()
                 {
                     return;
                 }
-                queue.push(Item::Transaction(encoded))
+                Item::Transaction(encoded)
             }
-            Ok(Next::Ended(ended)) => {
-                queue.push(Item::Ended(ended));
-                return;
-            }
+            Ok(Next::Ended(ended)) => Item::Ended(ended),
             Err(e) if e.reason().is_retryable() => {
                 tracing::warn!(reason = e.reason().as_str(), "no watch: {e}");
                 let mut state = queue.state();
@@ -362,14 +358,12 @@ fn watch(mut feed: Feed, queue: &Queue, bandwidth: Option<&(Bandwidth, Cancel)>)
                 drop(state);
                 queue.pause(pause);
                 pause = (pause * 2).min(PAUSES.1);
-                true
+                continue;
             }
-            Err(e) => {
-                queue.push(Item::Failed(e));
-                return;
-            }
+            Err(e) => Item::Failed(e),
         };
-        if !goes_on {
+        let is_last = !matches!(item, Item::Transaction(_));
+        if !queue.push(item) || is_last {
             return;
         }
     }
