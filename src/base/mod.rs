@@ -5,6 +5,7 @@
 pub mod cancel;
 pub mod causes;
 pub mod read_at;
+pub mod words;
 
 pub use cancel::Cancel;
 pub use read_at::ReadAt;
