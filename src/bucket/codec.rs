@@ -9,13 +9,15 @@
 use crate::error::{Error, Reason};
 use flate2::{Compress, FlushCompress, Status};
 use std::collections::VecDeque;
-use std::fmt;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, mpsc};
 
 /// How a snapshot is compressed; told by its name's suffix.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, strum::Display, strum::EnumString, strum::IntoStaticStr,
+)]
+#[strum(serialize_all = "lowercase")]
 pub enum Compression {
     /// No suffix.
     None,
@@ -57,24 +59,12 @@ impl Compression {
 
     /// As in options and output.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Compression::None => "none",
-            Compression::Gzip => "gzip",
-            Compression::Zlib => "zlib",
-            Compression::Lzw => "lzw",
-            Compression::Zstd => "zstd",
-        }
+        self.into()
     }
 
     /// Whether etcd-backup-restore reads it.
     pub fn is_read_by_others(self) -> bool {
         self != Compression::Zstd
-    }
-}
-
-impl fmt::Display for Compression {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
     }
 }
 
@@ -131,24 +121,15 @@ impl FromStr for CompressionChoice {
         if s == "same" {
             return Ok(CompressionChoice::Same);
         }
-        let (method, level) = match s.split_once(':') {
-            Some((m, l)) => (m, Some(l)),
-            None => (s, None),
-        };
-        let compression = Compression::ALL
-            .into_iter()
-            .find(|c| c.as_str() == method)
-            .ok_or_else(|| bad("unknown method"))?;
+        let (method, level) = s.split_once(':').map_or((s, None), |(m, l)| (m, Some(l)));
+        let compression: Compression = method.parse().map_err(|_| bad("unknown method"))?;
         let mut encoding = Encoding::from(compression);
         if let Some(level) = level {
             if compression != Compression::Zstd {
                 return Err(bad("only zstd takes a level"));
             }
-            encoding.level = level
-                .parse()
-                .ok()
-                .filter(|l| ZSTD_LEVELS.contains(l))
-                .ok_or_else(|| bad("the level is out of range"))?;
+            let level = level.parse().ok().filter(|l| ZSTD_LEVELS.contains(l));
+            encoding.level = level.ok_or_else(|| bad("the level is out of range"))?;
         }
         Ok(CompressionChoice::Chosen(encoding))
     }
@@ -328,11 +309,6 @@ impl<R: BufRead> Read for LzwDecoder<R> {
     }
 }
 
-/// Compresses a stream with `threads` threads (1 or more); the bytes do not depend on them.
-pub fn encoder<W: Write>(encoding: Encoding, threads: usize, out: W) -> io::Result<Encoder<W>> {
-    Encoder::new(encoding, threads, out)
-}
-
 /// Bytes of input that are compressed apart.
 const DEFLATE_BLOCK: usize = 1 << 20;
 const ZSTD_BLOCK: usize = 4 << 20;
@@ -348,29 +324,30 @@ pub struct Encoder<W> {
     block: Vec<u8>,
     workers: Workers,
     lzw: Option<weezl::encode::Encoder>,
-    adler: Adler32,
+    adler: libdeflater::Adler32,
     bytes: u64,
 }
 
-impl<W: Write> Encoder<W> {
-    fn new(encoding: Encoding, threads: usize, mut out: W) -> io::Result<Self> {
-        if encoding.compression == Compression::Zlib {
-            // 32 KiB window, default level, no dictionary.
-            out.write_all(&[0x78, 0x9c])?;
-        }
-        let lzw = (encoding.compression == Compression::Lzw)
-            .then(|| weezl::encode::Encoder::new(weezl::BitOrder::Lsb, 8));
-        Ok(Encoder {
-            out,
-            encoding,
-            block: Vec::new(),
-            workers: Workers::new(encoding, threads)?,
-            lzw,
-            adler: Adler32::new(),
-            bytes: 0,
-        })
+/// Compresses a stream with `threads` threads (1 or more); the bytes do not depend on them.
+pub fn encoder<W: Write>(encoding: Encoding, threads: usize, mut out: W) -> io::Result<Encoder<W>> {
+    if encoding.compression == Compression::Zlib {
+        // 32 KiB window, default level, no dictionary.
+        out.write_all(&[0x78, 0x9c])?;
     }
+    let lzw = (encoding.compression == Compression::Lzw)
+        .then(|| weezl::encode::Encoder::new(weezl::BitOrder::Lsb, 8));
+    Ok(Encoder {
+        out,
+        encoding,
+        block: Vec::new(),
+        workers: Workers::new(encoding, threads)?,
+        lzw,
+        adler: libdeflater::Adler32::new(),
+        bytes: 0,
+    })
+}
 
+impl<W: Write> Encoder<W> {
     fn block_size(&self) -> usize {
         match self.encoding.compression {
             Compression::Zstd => ZSTD_BLOCK,
@@ -424,7 +401,7 @@ impl<W: Write> Encoder<W> {
                 }
                 self.workers.drain(&mut self.out)?;
                 if method == Compression::Zlib {
-                    self.out.write_all(&self.adler.value().to_be_bytes())?;
+                    self.out.write_all(&self.adler.sum().to_be_bytes())?;
                 }
             }
         }
@@ -456,37 +433,6 @@ impl<W: Write> Write for Encoder<W> {
 
     fn flush(&mut self) -> io::Result<()> {
         self.out.flush()
-    }
-}
-
-/// The checksum of RFC 1950; crc-fast has none.
-struct Adler32 {
-    a: u32,
-    b: u32,
-}
-
-impl Adler32 {
-    const MODULUS: u32 = 65_521;
-    /// As many bytes as can be added before a 32-bit sum overflows.
-    const BURST: usize = 5552;
-
-    fn new() -> Self {
-        Adler32 { a: 1, b: 0 }
-    }
-
-    fn update(&mut self, bytes: &[u8]) {
-        for burst in bytes.chunks(Self::BURST) {
-            for &x in burst {
-                self.a += u32::from(x);
-                self.b += self.a;
-            }
-            self.a %= Self::MODULUS;
-            self.b %= Self::MODULUS;
-        }
-    }
-
-    fn value(&self) -> u32 {
-        self.b << 16 | self.a
     }
 }
 

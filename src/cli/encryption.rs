@@ -66,23 +66,15 @@ impl EncryptionArgs {
     pub(super) fn keys(&self) -> Result<Keys> {
         let mut recipients = Vec::new();
         for text in &self.age_recipient {
-            let parsed = recipient(text, "--age-recipient", Reason::Usage)?;
-            recipients.push(parsed.map_err(|e| {
-                Reason::Usage.error(format!(
-                    "--age-recipient {text} is no X25519 recipient (age1…): {e}"
-                ))
-            })?);
+            let what = format!("--age-recipient {text} is");
+            recipients.push(recipient(text, "--age-recipient", &what, Reason::Usage)?);
         }
         if let Some(file) = &self.age_recipients_file {
             let place = place("--age-recipients-file", file)?;
+            // What else the file holds may be a secret.
+            let what = format!("{place} holds a line that is");
             for line in lines(file, &place)?.0 {
-                let parsed = recipient(&line, &place, Reason::Configuration)?;
-                // What else the file holds may be a secret.
-                recipients.push(parsed.map_err(|e| {
-                    Reason::Configuration.error(format!(
-                        "{place} holds a line that is no X25519 recipient (age1…): {e}"
-                    ))
-                })?);
+                recipients.push(recipient(&line, &place, &what, Reason::Configuration)?);
             }
         }
         if recipients.len() > MAX_RECIPIENTS {
@@ -123,18 +115,15 @@ fn place(flag: &str, file: &Path) -> Result<String> {
     }
 }
 
-/// A recipient, or why it is none.
-fn recipient(
-    text: &str,
-    place: &str,
-    reason: Reason,
-) -> Result<std::result::Result<Recipient, &'static str>> {
+/// A recipient. `what` begins the message if it is none.
+fn recipient(text: &str, place: &str, what: &str, reason: Reason) -> Result<Recipient> {
     if holds_secret(text) {
         return Err(reason.error(format!(
             "{place}: an identity (AGE-SECRET-KEY-1…) stands where a recipient (age1…) belongs: `age-keygen -y` tells the recipient of an identity"
         )));
     }
-    Ok(text.trim().parse())
+    let parsed = text.trim().parse();
+    parsed.map_err(|e: &str| reason.error(format!("{what} no X25519 recipient (age1…): {e}")))
 }
 
 fn identity(line: &str, place: &str) -> Result<Identity> {

@@ -1,9 +1,9 @@
 //! `deltafold task logs`: which containers have begun, and their logs as they come.
 
-use super::super::kubernetes::{ClusterArgs, wait_for};
-use super::super::yes_or_no;
-use super::{TaskOutcome, lasting, no_task};
+use super::{TaskOutcome, lasting, no_more, no_task};
 use crate::base::Cancel;
+use crate::cli::kubernetes::{ClusterArgs, wait_for};
+use crate::cli::yes_or_no;
 use crate::controller::api::EtcdBackupTask;
 use crate::controller::jobs::CONTAINER_BEFORE;
 use crate::error::{Error, Reason, Result};
@@ -96,7 +96,7 @@ impl LogsArgs {
                 },
                 Some(Ok(None)) => return Err(no_task(person, &self.name)),
                 Some(Err(e)) => lasting(person, "watch the task", &e)?,
-                None => return Err(Error::internal("a watch has ended")),
+                None => return Err(no_more()),
             }
         };
         let config = watcher::Config::default().labels(&format!("{JOB_NAME}={job}"));
@@ -122,13 +122,13 @@ impl LogsArgs {
                     Some(Ok(Event::Init)) => pods.clear(),
                     Some(Ok(Event::InitDone)) => {}
                     Some(Err(e)) => lasting(person, "watch the Pods", &e)?,
-                    None => return Err(Error::internal("a watch has ended")),
+                    None => return Err(no_more()),
                 },
                 state = states.next() => match state {
                     // One that was deleted is done, too.
                     Some(Ok(state)) => done = state.as_ref().is_none_or(is_done),
                     Some(Err(e)) => lasting(person, "watch the task", &e)?,
-                    None => return Err(Error::internal("a watch has ended")),
+                    None => return Err(no_more()),
                 },
             }
         }

@@ -237,6 +237,10 @@ impl WaitArgs {
     }
 }
 
+fn no_more() -> Error {
+    Error::internal("a watch has ended")
+}
+
 fn no_task(person: &Person, name: &str) -> Error {
     let namespace = person.namespace();
     Error::new(
@@ -266,7 +270,7 @@ async fn ended(person: &Person, name: &str, timeout: Duration) -> Result<EtcdBac
                 Err(e) => lasting(person, "watch the task", &e)?,
             }
         }
-        Err(Error::internal("a watch has ended"))
+        Err(no_more())
     };
     if timeout.is_zero() {
         return waiting.await;
