@@ -297,8 +297,8 @@ impl<R: ReadAt> Database<R> {
         let mut free = elements as u64;
         for i in 0..count {
             let at = PAGE_HEADER_SIZE + i * LEAF_ELEMENT_SIZE;
-            let field = |n: usize| u32_at(&buf, at + n).ok_or_else(|| outside(id, i));
-            let (pos, ksize, vsize) = (field(4)?, field(8)?, field(12)?);
+            let span = element(&buf, true, at);
+            let (pos, ksize, vsize) = span.ok_or_else(|| outside(id, i))?;
             let key_at = at as u64 + u64::from(pos);
             let value_at = key_at + u64::from(ksize);
             if key_at < free || value_at + u64::from(vsize) > bytes {
@@ -365,7 +365,7 @@ const MAX_WINDOW: usize = 256 << 10;
 /// A read that begins at the end of the last one fetches more than it was asked for: twice what the cursor
 /// took of the part before. So about twice the bytes that are wanted are read at most, in whatever order the
 /// pages lie; and a page elsewhere, as a branch is between leaves, does not end the run.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Window {
     buf: Vec<u8>,
     /// Where `buf` begins.
@@ -381,11 +381,8 @@ struct Window {
 impl Window {
     fn new(limit: u64) -> Self {
         Window {
-            buf: Vec::new(),
-            at: 0,
-            taken: 0,
-            last_end: 0,
             limit,
+            ..Window::default()
         }
     }
 
@@ -443,14 +440,13 @@ pub struct PageBudget(Arc<AtomicU64>);
 
 impl PageBudget {
     fn take(&self, id: PageId, pages: u64) -> Result<()> {
-        let left = self.0.load(Ordering::Relaxed);
-        let left = left.checked_sub(pages).ok_or_else(|| {
-            id.bad(format!(
-                "is one too many: pages of its tree overlap, or stand in it twice"
-            ))
-        })?;
-        self.0.store(left, Ordering::Relaxed);
-        Ok(())
+        let take = |left: u64| left.checked_sub(pages);
+        let taken = self
+            .0
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
+        taken
+            .map(drop)
+            .map_err(|_| id.bad("is one too many: pages of its tree overlap, or stand in it twice"))
     }
 }
 
@@ -475,6 +471,15 @@ impl Bucket {
             Root::Page(PageId(root))
         };
         Ok(Bucket { root, sequence })
+    }
+}
+
+/// Where the key of the element at `at` is, seen from there, and the sizes of its key and value.
+fn element(buf: &[u8], leaf: bool, at: usize) -> Option<(u32, u32, u32)> {
+    let field = |n: usize| u32_at(buf, at + n);
+    match leaf {
+        true => Some((field(4)?, field(8)?, field(12)?)),
+        false => Some((field(0)?, field(4)?, 0)),
     }
 }
 
@@ -507,20 +512,10 @@ impl Page {
         let mut last_key: Option<&[u8]> = None;
         for i in 0..count {
             let at = PAGE_HEADER_SIZE + i * LEAF_ELEMENT_SIZE;
-            let span = if leaf {
-                (
-                    u32_at(&buf, at + 4),
-                    u32_at(&buf, at + 8),
-                    u32_at(&buf, at + 12),
-                )
-            } else {
-                (u32_at(&buf, at), u32_at(&buf, at + 4), Some(0))
-            };
             // bbolt lays them out one after the other. Were they allowed to overlap, a page of some
             // elements could hold many times its size.
-            let (Some(pos), Some(ksize), Some(vsize)) = span else {
-                return Err(outside(id, i));
-            };
+            let span = element(&buf, leaf, at);
+            let (pos, ksize, vsize) = span.ok_or_else(|| outside(id, i))?;
             let from = at as u64 + u64::from(pos);
             let end = from + u64::from(ksize) + u64::from(vsize);
             if from < free || end > buf.len() as u64 {
@@ -546,28 +541,19 @@ impl Page {
     }
 
     // The offsets below were checked by `check`.
-    fn u32(&self, at: usize) -> usize {
-        u32_at(&self.buf, at).unwrap_or(0) as usize
-    }
-
     fn key(&self, i: usize) -> &[u8] {
-        let at = PAGE_HEADER_SIZE + i * LEAF_ELEMENT_SIZE;
-        let (pos, ksize) = if self.leaf {
-            (self.u32(at + 4), self.u32(at + 8))
-        } else {
-            (self.u32(at), self.u32(at + 4))
-        };
-        &self.buf[at + pos..at + pos + ksize]
+        self.entry(i).key
     }
 
     fn entry(&self, i: usize) -> Entry<'_> {
         let at = PAGE_HEADER_SIZE + i * LEAF_ELEMENT_SIZE;
-        let (pos, ksize, vsize) = (self.u32(at + 4), self.u32(at + 8), self.u32(at + 12));
-        let key = at + pos;
+        let (pos, ksize, vsize) = element(&self.buf, self.leaf, at).unwrap_or_default();
+        let rest = &self.buf[at + pos as usize..];
+        let (key, rest) = rest.split_at(ksize as usize);
         Entry {
             flags: u32_at(&self.buf, at).unwrap_or(0),
-            key: &self.buf[key..key + ksize],
-            value: &self.buf[key + ksize..key + ksize + vsize],
+            key,
+            value: &rest[..vsize as usize],
         }
     }
 

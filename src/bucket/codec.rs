@@ -177,45 +177,34 @@ fn open_decoder<'a, R: Read + Send + 'a>(
 ) -> io::Result<Box<dyn Read + Send + 'a>> {
     let capacity = bytes.clamp(SMALLEST_BUFFER, BUFFER as u64) as usize;
     let inner = BufReader::with_capacity(capacity, inner);
-    Ok(match compression {
-        Compression::None => Box::new(inner),
-        Compression::Gzip => Box::new(Decoder {
-            inner: flate2::bufread::MultiGzDecoder::new(inner),
-            compression,
+    let inner: Box<dyn Read + Send + 'a> = match compression {
+        Compression::None => return Ok(Box::new(inner)),
+        Compression::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(inner)),
+        Compression::Zlib => Box::new(ToEnd {
+            inner: flate2::bufread::ZlibDecoder::new(inner),
+            rest: |z| z.get_mut().fill_buf().map(<[u8]>::is_empty),
         }),
-        Compression::Zlib => Box::new(Decoder {
-            inner: ToEnd {
-                inner: flate2::bufread::ZlibDecoder::new(inner),
-                rest: |z| z.get_mut().fill_buf().map(<[u8]>::is_empty),
-            },
-            compression,
-        }),
-        Compression::Lzw => Box::new(Decoder {
-            inner: LzwDecoder {
-                inner,
-                decoder: weezl::decode::Decoder::new(weezl::BitOrder::Lsb, 8),
-                ended: false,
-            },
-            compression,
+        Compression::Lzw => Box::new(LzwDecoder {
+            inner,
+            decoder: weezl::decode::Decoder::new(weezl::BitOrder::Lsb, 8),
+            ended: false,
         }),
         Compression::Zstd => {
             let mut frames = zstd::stream::read::Decoder::with_buffer(inner)?;
             frames.window_log_max(window_log)?;
-            Box::new(Decoder {
-                inner: Windowed { frames, window_log },
-                compression,
-            })
+            Box::new(Windowed { frames, window_log })
         }
-    })
+    };
+    Ok(Box::new(Decoder { inner, compression }))
 }
 
 /// Makes the decompressors' complaints ours; errors of the source pass as they are.
-struct Decoder<D> {
-    inner: D,
+struct Decoder<'a> {
+    inner: Box<dyn Read + Send + 'a>,
     compression: Compression,
 }
 
-impl<D: Read> Read for Decoder<D> {
+impl Read for Decoder<'_> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         self.inner.read(out).map_err(|e| {
             let of_source =
@@ -464,10 +453,8 @@ impl Packer {
         match self {
             Packer::Gzip(members) => {
                 let mut out = vec![0; members.gzip_compress_bound(block.len())];
-                let n = members
-                    .gzip_compress(block, &mut out)
-                    .map_err(io::Error::other)?;
-                out.truncate(n);
+                let packed = members.gzip_compress(block, &mut out);
+                out.truncate(packed.map_err(io::Error::other)?);
                 Ok(out)
             }
             Packer::Zlib => deflate(block, last),
@@ -479,10 +466,9 @@ impl Packer {
 /// A piece of a deflate stream that ends on a byte boundary.
 fn deflate(block: &[u8], last: bool) -> io::Result<Vec<u8>> {
     let mut deflate = Compress::new(flate2::Compression::new(ZLIB_LEVEL), false);
-    let flush = if last {
-        FlushCompress::Finish
-    } else {
-        FlushCompress::Full
+    let flush = match last {
+        true => FlushCompress::Finish,
+        false => FlushCompress::Full,
     };
     let mut out = Vec::with_capacity(block.len() / 2 + 64);
     loop {
@@ -514,10 +500,7 @@ struct Workers {
 
 impl Workers {
     fn new(encoding: Encoding, threads: usize) -> io::Result<Self> {
-        let cuts = matches!(
-            encoding.compression,
-            Compression::Gzip | Compression::Zlib | Compression::Zstd
-        );
+        let cuts = !matches!(encoding.compression, Compression::None | Compression::Lzw);
         let mut jobs = None;
         if threads > 1 && cuts {
             let (send, receive) = mpsc::channel::<Job>();
@@ -529,11 +512,8 @@ impl Workers {
                 let work = move || {
                     loop {
                         // The lock is held while waiting: whoever has it gets the next block.
-                        let job = match receive.lock() {
-                            Ok(r) => r.recv(),
-                            Err(_) => return,
-                        };
-                        let Ok((block, last, reply)) = job else {
+                        let job = receive.lock().ok().and_then(|r| r.recv().ok());
+                        let Some((block, last, reply)) = job else {
                             return;
                         };
                         // A writer that has given up no longer listens.
@@ -570,13 +550,11 @@ impl Workers {
     }
 
     fn take(&mut self, out: &mut impl Write) -> io::Result<()> {
-        if let Some(next) = self.pending.pop_front() {
-            let block = next
-                .recv()
-                .map_err(|_| io::Error::other("a compression thread has ended"))?;
-            out.write_all(&block?)?;
-        }
-        Ok(())
+        let Some(next) = self.pending.pop_front() else {
+            return Ok(());
+        };
+        let ended = |_| io::Error::other("a compression thread has ended");
+        out.write_all(&next.recv().map_err(ended)??)
     }
 
     fn drain(&mut self, out: &mut impl Write) -> io::Result<()> {

@@ -551,15 +551,8 @@ impl<'s> Fold<'s> {
         with_records: bool,
         mut each: impl FnMut(&Kept<'_>) -> Result<()>,
     ) -> Result<u64> {
-        let FoldOptions {
-            target,
-            compact,
-            base,
-            detach_leases,
-            keys: range,
-            ..
-        } = &self.options;
-        let (target, compact, base) = (*target, *compact, *base);
+        let options = &self.options;
+        let (target, compact, base) = (options.target, options.compact, options.base);
         let Changes { keys, to, .. } = &mut self.changes;
         let mut live_keys = 0;
         let mut record = Vec::new();
@@ -571,7 +564,7 @@ impl<'s> Fold<'s> {
                 break;
             }
             let mut kv = KeyValue::decode(e.value)?;
-            if !range.contains(kv.key) {
+            if !options.keys.contains(kv.key) {
                 continue;
             }
             let state = state_of(&rk, kv);
@@ -600,7 +593,7 @@ impl<'s> Fold<'s> {
                 is_newest: slot.is_none_or(|s| is_newest(s, compact, &rk, state)),
                 lease: kv.lease,
             };
-            if *detach_leases && kv.lease != 0 {
+            if options.detach_leases && kv.lease != 0 {
                 (kv.lease, kept.lease) = (0, 0);
                 record.clear();
                 kv.encode(&mut record);
@@ -628,11 +621,12 @@ impl<'s> Fold<'s> {
             e.rk.encode(&mut raw_key);
             let kv = e.record(keys.key(e.slot), value);
             record.clear();
-            let len = if with_records {
-                kv.encode(&mut record);
-                record.len()
-            } else {
-                kv.encoded_len(e.len)
+            let len = match with_records {
+                false => kv.encoded_len(e.len),
+                true => {
+                    kv.encode(&mut record);
+                    record.len()
+                }
             };
             each(&Kept {
                 rk: e.rk,

@@ -49,7 +49,8 @@ pub fn delta(
         Some(why) => Ok(Some(why)),
         None => {
             let needed = catch_up(ctx, taking, &mut saver, &cluster, options);
-            tell.took(SnapshotKind::Delta, begun.elapsed(), needed.is_ok());
+            tell.metrics
+                .snapshot_took(SnapshotKind::Delta, begun.elapsed(), needed.is_ok());
             needed
         }
     };

@@ -129,7 +129,7 @@ pub fn follow(
             Ok(None) => break,
             Ok(Some(held)) => {
                 let ended = follower.session(&held);
-                tell.lock_held(false);
+                tell.metrics.lock_held(false);
                 ended
             }
             Err(e) => Err(e),
@@ -218,7 +218,7 @@ impl Follower<'_> {
             _ => is_mendable(&e),
         };
         if !mendable {
-            self.tell.failed(operation, e.reason());
+            self.tell.metrics.failed(operation, e.reason());
             return Err(e);
         }
         let pause = self.note(operation, &e);
@@ -227,7 +227,7 @@ impl Follower<'_> {
 
     /// Notes a failure. Gives the time after which to try again.
     fn note(&mut self, operation: &'static str, e: &Error) -> Duration {
-        self.tell.failed(operation, e.reason());
+        self.tell.metrics.failed(operation, e.reason());
         self.outcome.failures += 1;
         let pause = self.retry.pause();
         tracing::warn!(
@@ -264,7 +264,7 @@ impl Follower<'_> {
                         );
                         said = true;
                     }
-                    self.tell.lock_held(false);
+                    self.tell.metrics.lock_held(false);
                     self.sleep(Duration::from_secs(1))?;
                 }
             }
@@ -354,7 +354,7 @@ impl Session<'_, '_> {
             Some(why) => Err(why),
             None => self.saver.position()?,
         };
-        self.follower.tell.lock_held(true);
+        self.follower.tell.metrics.lock_held(true);
         self.told();
         let position = match found {
             Ok(position) => position,
@@ -417,7 +417,10 @@ impl Session<'_, '_> {
 
     fn full_failed(&self, started: Instant) {
         let took = started.elapsed();
-        self.follower.tell.took(SnapshotKind::Full, took, false);
+        self.follower
+            .tell
+            .metrics
+            .snapshot_took(SnapshotKind::Full, took, false);
     }
 
     fn publish(&mut self, taken: Taken, why: Why, is_final: bool) -> Result<Option<Position>> {
@@ -428,7 +431,10 @@ impl Session<'_, '_> {
         self.full_after = None;
         self.schedule_next_full(false);
         let took = started.elapsed();
-        self.follower.tell.took(SnapshotKind::Full, took, true);
+        self.follower
+            .tell
+            .metrics
+            .snapshot_took(SnapshotKind::Full, took, true);
         self.report();
         Ok(position)
     }
@@ -610,7 +616,10 @@ impl Session<'_, '_> {
                     self.unsaved_since = None;
                     self.follower.retry = Retry::default();
                     let took = started.elapsed();
-                    self.follower.tell.took(SnapshotKind::Delta, took, true);
+                    self.follower
+                        .tell
+                        .metrics
+                        .snapshot_took(SnapshotKind::Delta, took, true);
                     self.report();
                     return Ok(());
                 }
@@ -619,7 +628,7 @@ impl Session<'_, '_> {
                     if !is_mendable(&e) {
                         return Err(e);
                     }
-                    self.follower.tell.failed("delta", e.reason());
+                    self.follower.tell.metrics.failed("delta", e.reason());
                     self.follower.ctx.store.cancel().check()?;
                     std::thread::sleep(PAUSES.0);
                 }
@@ -635,11 +644,11 @@ impl Session<'_, '_> {
             if self.held.is_lost() {
                 return self.held.check();
             }
-            self.follower.tell.lock_held(false);
+            self.follower.tell.metrics.lock_held(false);
             self.follower.ctx.store.cancel().check()?;
             std::thread::sleep(TICK);
         }
-        self.follower.tell.lock_held(true);
+        self.follower.tell.metrics.lock_held(true);
         Ok(())
     }
 
@@ -673,13 +682,13 @@ impl Session<'_, '_> {
         let pulse = self.pulse();
         while self.reconnects < pulse.reconnects {
             self.reconnects += 1;
-            self.follower.tell.reconnected();
+            self.follower.tell.metrics.reconnected();
         }
         if let Some(reason) = pulse
             .failure
             .filter(|_| pulse.failures > self.watch_failures)
         {
-            self.follower.tell.failed("watch", reason);
+            self.follower.tell.metrics.failed("watch", reason);
             self.follower.outcome.failures += pulse.failures - self.watch_failures;
             self.watch_failures = pulse.failures;
         }

@@ -350,7 +350,8 @@ impl<'a> Saver<'a> {
         let started = Instant::now();
         let taken = self.take_full();
         let ended = taken.and_then(|taken| self.publish_full(taken, why, is_final));
-        tell.took(SnapshotKind::Full, started.elapsed(), ended.is_ok());
+        tell.metrics
+            .snapshot_took(SnapshotKind::Full, started.elapsed(), ended.is_ok());
         ended.map(drop)
     }
 
