@@ -100,11 +100,6 @@ impl Reason {
         self.into()
     }
 
-    /// A failure for this reason; the message is lower case, without a full stop.
-    pub fn error(self, message: impl Into<String>) -> Error {
-        Error::new(self, message)
-    }
-
     /// The process exit code, after BSD's sysexits.h; 143 is 128 + SIGTERM.
     pub fn exit_code(self) -> u8 {
         match self {
@@ -144,6 +139,11 @@ impl Reason {
             Reason::Configuration => 78,
             Reason::Terminated => 143,
         }
+    }
+
+    /// A failure for this reason; the message is lower case, without a full stop.
+    pub fn error(self, message: impl Into<String>) -> Error {
+        Error::new(self, message)
     }
 
     /// Whether snapshots or a data directory, not their surroundings, are what is wrong.

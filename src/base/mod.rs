@@ -10,6 +10,7 @@ pub mod mutex;
 pub mod percent;
 pub mod random;
 pub mod read_at;
+pub mod words;
 
 pub use cancel::Cancel;
 pub use if_there::if_there;

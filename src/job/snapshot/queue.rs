@@ -122,12 +122,9 @@ struct State {
     bytes: u64,
     spool: Spool,
     closed: bool,
-    /// The newest revision that the cluster was seen to have.
-    current: i64,
-    reconnects: u64,
-    failures: u64,
-    /// Nothing can be watched at this moment: since when, and why.
-    down: Option<(Instant, Reason)>,
+    seen: Pulse,
+    /// Nothing can be watched: since when.
+    down: Option<Instant>,
 }
 
 struct Queue {
@@ -151,9 +148,10 @@ impl Queue {
                 bytes: 0,
                 spool,
                 closed: false,
-                current,
-                reconnects: 0,
-                failures: 0,
+                seen: Pulse {
+                    current,
+                    ..Pulse::default()
+                },
                 down: None,
             }),
             changed: Condvar::new(),
@@ -294,13 +292,10 @@ impl Tail {
     pub(super) fn pulse(&self) -> Pulse {
         let state = self.queue.state();
         Pulse {
-            current: state.current,
-            reconnects: state.reconnects,
-            failures: state.failures,
             buffered_bytes: state.bytes,
             spooled_bytes: state.spool.waiting,
-            failure: state.down.map(|d| d.1),
-            down_for: state.down.map(|d| d.0.elapsed()),
+            down_for: state.down.map(|since| since.elapsed()),
+            ..state.seen.clone()
         }
     }
 }
@@ -327,47 +322,42 @@ fn watch(mut feed: Feed, queue: &Queue, bandwidth: Option<&(Bandwidth, Cancel)>)
             if state.closed {
                 return;
             }
-            state.current = feed.current();
-            state.reconnects = feed.reconnects();
+            state.seen.current = feed.current();
+            state.seen.reconnects = feed.reconnects();
             if next.is_ok() {
-                state.down = None;
+                (state.down, state.seen.failure) = (None, None);
                 pause = PAUSES.0;
             }
         }
-        let goes_on = match next {
-            Ok(Next::Idle | Next::Verified) => true,
+        let item = match next {
+            Ok(Next::Idle | Next::Verified) => continue,
             Ok(Next::Transaction(t)) => {
                 seen = seen.max(Utc::now());
                 let encoded = Encoded::new(&t, feed.position(), seen);
-                let bytes = encoded.bytes();
                 // Cancelled, all ends soon.
                 if let Some((limit, cancel)) = bandwidth
-                    && limit.take(bytes, cancel).is_err()
+                    && limit.take(encoded.bytes(), cancel).is_err()
                 {
                     return;
                 }
-                queue.push(Item::Transaction(encoded))
+                Item::Transaction(encoded)
             }
-            Ok(Next::Ended(ended)) => {
-                queue.push(Item::Ended(ended));
-                return;
-            }
+            Ok(Next::Ended(ended)) => Item::Ended(ended),
             Err(e) if e.reason().is_retryable() => {
                 tracing::warn!(reason = e.reason().as_str(), "no watch: {e}");
                 let mut state = queue.state();
-                state.failures += 1;
-                state.down.get_or_insert((Instant::now(), e.reason()));
+                state.seen.failures += 1;
+                state.seen.failure.get_or_insert(e.reason());
+                state.down.get_or_insert_with(Instant::now);
                 drop(state);
                 queue.pause(pause);
                 pause = (pause * 2).min(PAUSES.1);
-                true
+                continue;
             }
-            Err(e) => {
-                queue.push(Item::Failed(e));
-                return;
-            }
+            Err(e) => Item::Failed(e),
         };
-        if !goes_on {
+        let is_last = !matches!(item, Item::Transaction(_));
+        if !queue.push(item) || is_last {
             return;
         }
     }
