@@ -67,18 +67,15 @@ impl Source {
     /// # Errors
     /// `Configuration` where it cannot be read.
     pub(super) fn read(&self) -> Result<Secret> {
-        let (path, settings) = match self {
-            Source::Folder(folder) => (folder, read_folder(folder)),
-            Source::File(file) => (file, read_file(file)),
+        let (path, folder, settings) = match self {
+            Source::Folder(folder) => (folder, folder.clone(), read_folder(folder)),
+            Source::File(file) => (file, PathBuf::new(), read_file(file)),
         };
         let place = path.display().to_string();
         match settings {
             Ok(settings) => Ok(Secret {
                 place,
-                folder: match self {
-                    Source::Folder(folder) => folder.clone(),
-                    Source::File(_) => PathBuf::new(),
-                },
+                folder,
                 settings,
             }),
             Err(e) => {
@@ -95,21 +92,26 @@ impl Secret {
         (!value.is_empty()).then_some(value)
     }
 
+    /// Settings of a store, with the names that the Secret has for them: those that it holds.
+    pub(super) fn settings<const N: usize>(
+        &self,
+        names: [(&str, &str); N],
+    ) -> impl Iterator<Item = (String, String)> {
+        let held = |(key, name): (&str, &str)| Some((key.to_owned(), self.get(name)?.to_owned()));
+        names.into_iter().filter_map(held)
+    }
+
     /// A setting that is on or off.
     ///
     /// # Errors
     /// `Configuration` where it is neither.
     pub(super) fn flag(&self, name: &str) -> Result<Option<bool>> {
-        let flag = match self.get(name).map(str::to_ascii_lowercase).as_deref() {
-            None => None,
-            Some("true" | "1" | "t") => Some(true),
-            Some("false" | "0" | "f") => Some(false),
-            Some(_) => {
-                let what = format!("{name} is neither true nor false");
-                return Err(self.wrong(&what));
-            }
-        };
-        Ok(flag)
+        match self.get(name).map(str::to_ascii_lowercase).as_deref() {
+            None => Ok(None),
+            Some("true" | "1" | "t") => Ok(Some(true)),
+            Some("false" | "0" | "f") => Ok(Some(false)),
+            Some(_) => Err(self.wrong(&format!("{name} is neither true nor false"))),
+        }
     }
 
     /// The whole of the one JSON file that it is.
