@@ -2,8 +2,8 @@
 //!
 //! It knows the address of a blob and how a request is signed; `exclude` knows what is asked.
 
-use super::signed::{Answer, Wire, query_string, request};
 use super::store_error;
+use super::wire::{Answer, Wire, query_string, request};
 use crate::error::{Error, Result};
 use bytes::Bytes;
 use http::Method;

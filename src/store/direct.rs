@@ -4,15 +4,13 @@
 //! place if the store refuses a name that is taken, and a body that was damaged on its way. Whether it does
 //! both is tried once by each process. `publish` calls it.
 
-use super::Store;
 use super::claim::Claim;
-use super::errors::store_error;
+use super::errors::{is_taken, refusal, store_error, write_error};
 use super::fetch::cut_short;
-use super::probe::refused;
-use super::publish::{Published, write_error};
 use super::small::bytes_of;
 use super::staging::{STAGING, StagingName, rand_word};
 use super::tried::Tried;
+use super::{Published, Store};
 use crate::error::{Error, Reason, Result};
 use bytes::Bytes;
 use object_store::path::Path;
@@ -76,7 +74,7 @@ impl Direct {
         let Err(e) = self.damaging.put(path, "damaged".into()).await else {
             return Ok(false);
         };
-        refused("write a damaged object", e).map(|_| true)
+        refusal("write a damaged object", e).map(|_| true)
     }
 
     /// Puts an object with its checksum.
@@ -109,11 +107,6 @@ impl Drop for Room {
     fn drop(&mut self) {
         self.held.fetch_sub(self.bytes, Ordering::Relaxed);
     }
-}
-
-/// Whether the name of a conditional write is taken.
-pub(super) fn is_taken(e: &E) -> bool {
-    matches!(e, E::AlreadyExists { .. } | E::Precondition { .. })
 }
 
 impl Store {
@@ -162,7 +155,7 @@ impl Store {
             // Credentials may be mended later.
             match e {
                 E::PermissionDenied { .. } | E::Unauthenticated { .. } => Err(store_error(what, e)),
-                e => refused(&what, e).map(|_| false),
+                e => refusal(&what, e).map(|_| false),
             }
         };
         match put()? {

@@ -3,8 +3,8 @@
 //! The object_store crate sets it only when an object is written. The JSON API changes one entry of it and
 //! leaves the rest, the content and its time alone. `exclude` calls it.
 
-use super::signed::{Answer, Wire, encoded, request};
 use super::store_error;
+use super::wire::{Answer, Wire, encoded, request};
 use crate::error::{Error, Result};
 use bytes::Bytes;
 use http::Method;

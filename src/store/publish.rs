@@ -7,15 +7,15 @@
 //! existing object is never overwritten.
 
 use super::claim::Claim;
-use super::direct::{Held, is_taken};
-use super::errors::{io_cause, store_error};
+use super::direct::Held;
+use super::errors::{io_cause, is_taken, store_error, write_error};
 use super::fetch::wait_for_room;
 use super::folder::{FOLDER_TRIES, Renamed};
-use super::large_copy::Copied;
 use super::local;
 use super::naming::{Ahead, Looked};
+use super::s3::Copied;
 use super::staging::StagingName;
-use super::{PATIENCE, Store};
+use super::{PATIENCE, Published, Store};
 use crate::error::{Error, Reason, Result};
 use bytes::Bytes;
 use crc_fast::{CrcAlgorithm, Digest};
@@ -83,17 +83,6 @@ struct Staging {
     begun: Option<JoinHandle<object_store::Result<Box<dyn MultipartUpload>>>>,
     /// It may be there.
     may_exist: AtomicBool,
-}
-
-/// What became of a name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Published {
-    /// The object was not there before, and is there now.
-    Created,
-    /// The very same bytes were there already.
-    Identical,
-    /// Something else has the name.
-    Taken,
 }
 
 /// A check against damage, not against forgery: what is uploaded holds its own SHA-256.
@@ -680,18 +669,5 @@ fn as_copy(below: &str, copied: Result<Copied>) -> object_store::Result<()> {
             store: "S3",
             source: Box::new(e),
         }),
-    }
-}
-
-/// A write that failed. What it needs was there a moment ago: where it is missing it was deleted.
-pub(super) fn write_error(name: &str, e: object_store::Error) -> Error {
-    match e {
-        object_store::Error::NotFound { .. } => Error::new(
-            Reason::SnapshotVanished,
-            format!(
-                "cannot write {name}: its staging object or upload is gone: it was deleted meanwhile; run again"
-            ),
-        ),
-        e => store_error(format!("write {name}"), e),
     }
 }

@@ -4,7 +4,6 @@
 //! itself. So an object that is read anyway need not be asked for its tags. Not every server does it: until one
 //! answer has shown that this server does, silence means nothing.
 
-use super::exclude::EXCLUDE_TAG;
 use async_trait::async_trait;
 use http::{HeaderMap, Method, StatusCode, Uri};
 use object_store::ClientOptions;
@@ -15,6 +14,8 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+/// The tag that keeps a snapshot out of every chain; its value is `true`.
+pub const EXCLUDE_TAG: &str = "x-etcd-snapshot-exclude";
 /// Names that are remembered. With more, each object may have tags.
 const MOST_NAMES: usize = 100_000;
 /// The headers that tell how many tags an object has.

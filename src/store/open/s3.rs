@@ -6,7 +6,7 @@ use crate::error::{Error, Reason, Result};
 use crate::store::Store;
 use crate::store::direct::Direct;
 use crate::store::exclude::ExcludeTags;
-use crate::store::signed::S3;
+use crate::store::s3::S3;
 use async_trait::async_trait;
 use object_store::aws::{
     AmazonS3, AmazonS3Builder, AmazonS3ConfigKey, AwsCredential, Checksum, S3CopyIfNotExists,

@@ -1,24 +1,17 @@
-//! Requests that the object_store crate has no call for, signed as it signs its own.
+//! The way of requests that the object_store crate has no call for: tries, answers, refusals.
 //!
-//! It knows the way of a request: address, signature, tries, refusals. What is asked and what the answer
-//! means is in `exclude`, `versions` and `retention`.
+//! `s3`, `azure` and `gcs` sign them; what is asked and what an answer means is theirs and `exclude`'s to know.
 
-use super::errors::{redact, status_error, store_error};
+use super::errors::{redact, status_error};
 use super::requests::{LONGEST_ANSWER, collect};
-use super::xml::{self, Element};
+use super::xml::Document;
 use crate::base::causes::causes;
 use crate::error::{Error, Reason, Result};
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, Uri};
-use md5::{Digest, Md5};
 use object_store::RetryConfig;
-use object_store::aws::{AmazonS3, AwsAuthorizer};
 use object_store::client::{HttpClient, HttpRequest, HttpRequestBody};
-use object_store::path::Path;
-use object_store::signer::Signer;
-use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::OnceCell;
 use url::Url;
 
 /// How long the first wait between two tries is; each next one is twice as long.
@@ -107,17 +100,17 @@ impl Answer {
         self.status == 429 || (self.status >= 500 && self.status != 501 && self.status != 505)
     }
 
-    /// The root of its XML, if that has the name: a server may answer with something else altogether.
-    pub fn xml(&self, root: &str) -> Option<Element> {
-        xml::parse(&self.body).filter(|e| e.name == root)
+    /// Its XML, if that is a document that we know: a server may answer with something else altogether.
+    pub fn document(&self) -> Option<Document> {
+        Document::read(&self.body)
     }
 
     /// The code of a refusal, such as `NoSuchKey`.
     pub fn code(&self) -> String {
-        let code = self
-            .xml("Error")
-            .and_then(|e| Some(e.text_of("Code")?.to_owned()));
-        code.unwrap_or_default()
+        match self.document() {
+            Some(Document::Error(refusal)) => refusal.code.trim().to_owned(),
+            _ => String::new(),
+        }
     }
 
     /// Whether the object, or this version of it, is not there.
@@ -190,109 +183,6 @@ pub(super) fn request(
     Ok(request)
 }
 
-/// The requests of one S3 bucket.
-pub struct S3 {
-    store: Arc<AmazonS3>,
-    wire: Wire,
-    region: String,
-    request_payer: bool,
-    /// What was learnt of the bucket's lock.
-    pub(super) lock: OnceCell<super::retention::ObjectLock>,
-}
-
-impl S3 {
-    /// `region` as the store's builder has it; S3's own default where it has none.
-    pub fn new(
-        store: Arc<AmazonS3>,
-        wire: Wire,
-        region: Option<String>,
-        request_payer: bool,
-    ) -> Self {
-        S3 {
-            store,
-            wire,
-            region: region.unwrap_or_else(|| "us-east-1".to_owned()),
-            request_payer,
-            lock: OnceCell::new(),
-        }
-    }
-
-    /// What the crate can do.
-    pub(super) fn store(&self) -> &AmazonS3 {
-        &self.store
-    }
-
-    /// The bucket's name.
-    pub(super) fn bucket(&self) -> String {
-        // The crate tells it nowhere else.
-        let shown = self.store.to_string();
-        let name = shown.strip_prefix("AmazonS3(");
-        let name = name.and_then(|n| n.strip_suffix(')'));
-        name.unwrap_or(&shown).to_owned()
-    }
-
-    /// Asks something of the bucket; as [`ask`](Self::ask).
-    pub(super) async fn ask_bucket(&self, what: &str, query: &[(&str, &str)]) -> Result<Answer> {
-        let bucket = Path::default();
-        self.ask(what, Method::GET, &bucket, query, String::new())
-            .await
-    }
-
-    /// Asks something of an object, or of the bucket where `path` is empty.
-    ///
-    /// # Errors
-    /// Where nothing was answered. A refusal is an answer.
-    pub(super) async fn ask(
-        &self,
-        what: &str,
-        method: Method,
-        path: &Path,
-        query: &[(&str, &str)],
-        body: String,
-    ) -> Result<Answer> {
-        self.ask_with(what, method, path, query, &[], body).await
-    }
-
-    /// The same, with more headers.
-    pub(super) async fn ask_with(
-        &self,
-        what: &str,
-        method: Method,
-        path: &Path,
-        query: &[(&str, &str)],
-        more: &[(&'static str, String)],
-        body: String,
-    ) -> Result<Answer> {
-        let failed = |e| store_error(what, e);
-        let body = Bytes::from(body);
-        let mut headers = more.to_vec();
-        if !body.is_empty() {
-            // S3 demands it, or a checksum of its own kind, of tags and retentions.
-            let sum = Md5::digest(&body);
-            let sum = base64_simd::STANDARD.encode_to_string(sum);
-            headers.push(("content-md5", sum));
-            headers.push(("content-type", "application/xml".to_owned()));
-        }
-        let (body, headers) = (&body, &headers);
-        let make = async || {
-            // The crate tells the address only with a signature in the query.
-            let valid_for = Duration::from_secs(60);
-            let signed = self.store.signed_url(Method::GET, path, valid_for);
-            let mut url = signed.await.map_err(failed)?;
-            url.set_query(Some(&query_string(query)));
-            let mut request = request(method.clone(), &url, headers, body)?;
-            let credential = self.store.credentials().get_credential();
-            let credential = credential.await.map_err(failed)?;
-            AwsAuthorizer::new(&credential, "s3", &self.region)
-                .with_request_payer(self.request_payer)
-                .try_authorize(&mut request, None)
-                .map_err(failed)?;
-            Ok(request)
-        };
-        self.wire.send(what, make).await
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -336,16 +226,5 @@ mod tests {
         }
         assert!(answer(404, &xml("NoSuchKey")).is_object_missing());
         assert!(!answer(404, &xml("NoSuchTagSet")).is_object_missing());
-    }
-
-    #[test]
-    fn another_document_is_no_answer() {
-        assert!(answer(200, "<Retention/>").xml("Retention").is_some());
-        assert!(answer(200, "<Retention/>").xml("Tagging").is_none());
-        assert!(
-            answer(200, "an object's content")
-                .xml("Retention")
-                .is_none()
-        );
     }
 }
