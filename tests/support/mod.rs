@@ -4,6 +4,7 @@
 #![allow(dead_code)]
 
 pub mod buckets;
+pub mod conformance;
 pub mod controller;
 pub mod denying;
 pub mod disk;
