@@ -6,7 +6,6 @@
 use super::ControllerMetrics;
 use super::admission::Admission;
 use super::api::{EtcdBackupPolicy, EtcdBackupTask};
-use super::compaction::Start;
 use super::jobs::Settings;
 use crate::base::causes::causes;
 use chrono::{DateTime, Utc};
@@ -329,8 +328,6 @@ pub struct Context {
     recovered: Mutex<HashMap<(String, String), DateTime<Utc>>>,
     /// What a failed policy's Jobs depend on, as it was at the last look.
     dependencies: Mutex<HashMap<(String, String), String>>,
-    /// Jobs of thresholds that may have been created: no answer came.
-    unanswered: Mutex<HashMap<(String, String), Start>>,
     /// What people and metrics were told of last, where the status that tells so may not have come back yet.
     told: Mutex<HashMap<(String, String), String>>,
     admission: Mutex<Admission>,
@@ -348,7 +345,7 @@ pub(super) struct Seen {
     pub changed: Option<DateTime<Utc>>,
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -380,7 +377,6 @@ impl Context {
             seen: Mutex::default(),
             recovered: Mutex::default(),
             dependencies: Mutex::default(),
-            unanswered: Mutex::default(),
             told: Mutex::default(),
             admission: Mutex::new(admission),
             secret_keys: Mutex::default(),
@@ -504,20 +500,6 @@ impl Context {
         if before.is_some() && dependencies.is_some() && before != dependencies {
             self.note_recovery(policy);
         }
-    }
-
-    /// The Job of a policy's threshold that may have been created.
-    pub(super) fn unanswered(&self, policy: &(String, String)) -> Option<Start> {
-        locked(&self.unanswered).get(policy).cloned()
-    }
-
-    /// Remembers that a Job may have been created, or that it is known.
-    pub(super) fn set_unanswered(&self, policy: &(String, String), start: Option<Start>) {
-        let mut unanswered = locked(&self.unanswered);
-        match start {
-            Some(start) => unanswered.insert(policy.clone(), start),
-            None => unanswered.remove(policy),
-        };
     }
 
     /// Whether the end of something is told for the first time by this controller.

@@ -224,7 +224,8 @@ fn outcome_of(
         (_, Fault::NotFound | Fault::Gone) => Reason::SnapshotVanished,
         (Call::Body, Fault::Flipped) if !staging && at_once != Some(path) => {
             return Reason::ALL
-                .into_iter()
+                .iter()
+                .copied()
                 .filter(|r| r.is_bad_data())
                 .collect();
         }

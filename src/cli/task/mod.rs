@@ -146,7 +146,7 @@ fn failure_of(task: &EtcdBackupTask) -> Option<Error> {
     let status = task.status.clone().unwrap_or_default();
     let newest = status.last_errors.first();
     let code = newest.map(|e| e.code.as_str()).unwrap_or_default();
-    let own = Reason::ALL.into_iter().find(|r| r.as_str() == code);
+    let own = Reason::ALL.iter().copied().find(|r| r.as_str() == code);
     let (what, reason) = match status.state {
         TaskState::Failed => ("failed", own.unwrap_or(Reason::Terminated)),
         TaskState::Rejected if code == "DuplicateTask" => ("was rejected", Reason::Conflict),
@@ -337,7 +337,7 @@ mod tests {
     fn the_exit_code_is_that_of_the_work() {
         let reason = |state, code| failure_of(&task(state, code)).map(|e| e.reason());
         assert_eq!(reason(TaskState::Succeeded, ""), None);
-        for r in Reason::ALL {
+        for &r in Reason::ALL {
             assert_eq!(reason(TaskState::Failed, r.as_str()), Some(r));
         }
         for (state, code, expected) in [
