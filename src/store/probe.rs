@@ -19,6 +19,7 @@ use object_store::{
 };
 use serde::Serialize;
 use std::time::Duration;
+use strum::VariantArray;
 use tokio::task::JoinSet;
 
 /// Writers of one name at once.
@@ -35,7 +36,7 @@ const CLEAN_UP: Duration = Duration::from_secs(20);
 const SETTLE: Duration = Duration::from_millis(300);
 
 /// Something that a store may do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, VariantArray)]
 pub enum Ability {
     /// It takes an object.
     Put,
@@ -71,23 +72,7 @@ pub enum Ability {
 
 impl Ability {
     /// All, in the order in which they are shown.
-    pub const ALL: [Ability; 15] = [
-        Ability::Put,
-        Ability::ReadBack,
-        Ability::List,
-        Ability::Delete,
-        Ability::Multipart,
-        Ability::ConditionalCreate,
-        Ability::ConditionalUpdate,
-        Ability::ConditionalCopy,
-        Ability::Checksum,
-        Ability::LargestCopy,
-        Ability::ExcludeTag,
-        Ability::TagCount,
-        Ability::Versioning,
-        Ability::ObjectLock,
-        Ability::Clock,
-    ];
+    pub const ALL: &[Ability] = Ability::VARIANTS;
 }
 
 /// What was found.
@@ -209,16 +194,16 @@ impl Store {
             true => "what it needs does not work",
             false => "the bucket locks all that is written: what is tried could not be removed",
         };
-        let all = Ability::ALL.map(|ability| {
+        let finding = |&ability: &Ability| {
             let known = prober.found.iter().find(|f| f.ability == ability);
             known.cloned().unwrap_or_else(|| Finding {
                 ability,
                 state: State::NotTried,
                 detail: why_not.to_owned(),
             })
-        });
+        };
         Ok(Findings {
-            all: all.to_vec(),
+            all: Ability::ALL.iter().map(finding).collect(),
             left_behind,
         })
     }

@@ -447,7 +447,7 @@ impl InStaging {
                     self.staging.may_exist.store(false, Ordering::Relaxed);
                     return Ok(Published::Created);
                 }
-                Renamed::Taken => return self.compare(below),
+                Renamed::Taken => return self.compare(below, Published::Identical),
                 Renamed::NotSo => {}
             }
         }
@@ -455,7 +455,7 @@ impl InStaging {
         // Some servers take the condition and ignore it: look first.
         let Looked { exists, copy } = self.look_ahead(below)?;
         if exists {
-            return self.compare(below);
+            return self.compare(below, Published::Identical);
         }
         if ignores_conditions {
             return self.publish_claimed(below);
@@ -472,11 +472,7 @@ impl InStaging {
             }
             Err(E::NotSupported { .. } | E::NotImplemented { .. }) => self.publish_claimed(below),
             // Another run was faster, or this request took effect and its answer was lost.
-            Err(e) if is_taken(&e) => Ok(if self.is_same(below)? {
-                Published::Created
-            } else {
-                Published::Taken
-            }),
+            Err(e) if is_taken(&e) => self.compare(below, Published::Created),
             Err(e) => self.answer_lost(below, e),
         }
     }
@@ -503,12 +499,11 @@ impl InStaging {
         }
     }
 
-    /// What has the name, against this.
-    fn compare(&self, below: &str) -> Result<Published> {
-        Ok(if self.is_same(below)? {
-            Published::Identical
-        } else {
-            Published::Taken
+    /// What has the name, against this: `if_same`, if it holds the same bytes.
+    fn compare(&self, below: &str, if_same: Published) -> Result<Published> {
+        Ok(match self.is_same(below)? {
+            true => if_same,
+            false => Published::Taken,
         })
     }
 
@@ -527,7 +522,7 @@ impl InStaging {
         let store = &self.staging.store;
         let claim = Claim::take(store, below)?;
         if store.exists(below)? {
-            return self.compare(below);
+            return self.compare(below, Published::Identical);
         }
         if claim.is_none() {
             return Ok(Published::Taken);
@@ -538,9 +533,8 @@ impl InStaging {
             copied => copied,
         };
         match copied {
-            Ok(()) if self.is_same(below)? => Ok(Published::Created),
-            // Somebody who makes no claims wrote it in the same moment.
-            Ok(()) => Ok(Published::Taken),
+            // Somebody who makes no claims may have written it in the same moment.
+            Ok(()) => self.compare(below, Published::Created),
             Err(e) => self.answer_lost(below, e),
         }
     }

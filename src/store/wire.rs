@@ -2,7 +2,7 @@
 //!
 //! `s3`, `azure` and `gcs` sign them; what is asked and what an answer means is theirs and `exclude`'s to know.
 
-use super::errors::{redact, status_error};
+use super::errors::{redact, status_error, store_error};
 use super::requests::{LONGEST_ANSWER, collect};
 use super::xml::Document;
 use crate::base::causes::causes;
@@ -42,19 +42,23 @@ impl Wire {
         }
     }
 
-    /// Sends what `make` makes, anew for each try since a signature has its time; it tries again
-    /// where the server is at fault. `what` says what is done, for messages.
+    /// Sends a request, signed anew for each try since a signature has its time; it tries again if the server is at
+    /// fault. `what` says what is done, for messages.
     pub(super) async fn send(
         &self,
         what: &str,
-        make: impl AsyncFn() -> Result<HttpRequest>,
+        request: HttpRequest,
+        sign: impl AsyncFn(&mut HttpRequest) -> object_store::Result<()>,
     ) -> Result<Answer> {
         let begun = tokio::time::Instant::now();
         let mut wait = FIRST_WAIT;
         let mut tried = 0;
         loop {
             tried += 1;
-            let failed = match self.try_once(make().await?).await {
+            let mut signed = request.clone();
+            let done = sign(&mut signed).await;
+            done.map_err(|e| store_error(what, e))?;
+            let failed = match self.try_once(signed).await {
                 Ok(answer) if !answer.is_passing() => return Ok(answer),
                 Ok(answer) => answer.refusal(what),
                 Err(why) => Error::new(
@@ -168,10 +172,10 @@ pub(super) fn request(
     method: Method,
     url: &Url,
     headers: &[(&'static str, String)],
-    body: &Bytes,
+    body: String,
 ) -> Result<HttpRequest> {
     let odd = |e: &dyn std::fmt::Display| Error::internal(format!("a request that is none: {e}"));
-    let mut request = HttpRequest::new(HttpRequestBody::from(body.clone()));
+    let mut request = HttpRequest::new(HttpRequestBody::from(body));
     *request.method_mut() = method;
     *request.uri_mut() = url.as_str().parse::<Uri>().map_err(|e| odd(&e))?;
     for (name, value) in headers {

@@ -33,7 +33,7 @@ pub fn conforms(store: &Store) -> Vec<(Ability, State)> {
     let has = |ability| !lacks.iter().any(|(lacked, _)| *lacked == ability);
     what_is_not_there_is_told(store);
     what_is_written_is_read_and_listed(store);
-    a_name_is_given_once(store);
+    a_name_is_given_once(store, has(Ability::Versioning));
     one_of_many_creates(store, 4, 6, 10);
     one_of_many_creates(store, 1, 4, 6 << 20);
     a_large_object_is_written_in_parts(store);
@@ -135,7 +135,7 @@ fn what_is_written_is_read_and_listed(store: &Store) {
     nothing_is_staged(store);
 }
 
-fn a_name_is_given_once(store: &Store) {
+fn a_name_is_given_once(store: &Store, is_versioned: bool) {
     let path = "v2/once";
     let create = |content: &[u8]| store.create_small(path, content).unwrap();
     assert_eq!(create(b"first"), Published::Created);
@@ -145,8 +145,11 @@ fn a_name_is_given_once(store: &Store) {
     }
     assert_eq!(content(store, path), b"first");
     store.delete(path).unwrap();
-    assert_eq!(create(b"other"), Published::Created);
-    store.delete(path).unwrap();
+    // versitygw takes the mark of a deletion for an object.
+    if !is_versioned {
+        assert_eq!(create(b"other"), Published::Created);
+        store.delete(path).unwrap();
+    }
     nothing_is_staged(store);
 }
 

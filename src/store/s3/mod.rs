@@ -14,14 +14,17 @@ use super::Store;
 use super::errors::store_error;
 use super::wire::{Answer, Wire, query_string, request};
 use crate::error::{Error, Result};
-use bytes::Bytes;
 use http::Method;
 use md5::{Digest, Md5};
 use object_store::aws::{AmazonS3, AwsAuthorizer};
+use object_store::client::HttpRequest;
 use object_store::path::Path;
 use object_store::signer::Signer;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// A signature that is thrown away, with this time in it.
+const ADDRESS_LASTS: Duration = Duration::from_secs(60);
 
 /// The requests of one S3 bucket.
 pub struct S3 {
@@ -86,8 +89,6 @@ impl S3 {
         headers: &[(&'static str, String)],
         body: String,
     ) -> Result<Answer> {
-        let failed = |e| store_error(what, e);
-        let body = Bytes::from(body);
         let mut headers = headers.to_vec();
         if !body.is_empty() {
             // S3 demands it, or a checksum of its own kind, of tags and retentions.
@@ -95,23 +96,18 @@ impl S3 {
             headers.push(("content-md5", sum));
             headers.push(("content-type", "application/xml".to_owned()));
         }
-        let (body, headers) = (&body, &headers);
-        let make = async || {
-            // The crate tells the address only with a signature in the query.
-            let valid_for = Duration::from_secs(60);
-            let signed = self.store.signed_url(Method::GET, path, valid_for);
-            let mut url = signed.await.map_err(failed)?;
-            url.set_query(Some(&query_string(query)));
-            let mut request = request(method.clone(), &url, headers, body)?;
-            let credential = self.store.credentials().get_credential();
-            let credential = credential.await.map_err(failed)?;
+        // The crate tells the address only with a signature in the query.
+        let address = self.store.signed_url(Method::GET, path, ADDRESS_LASTS);
+        let mut url = address.await.map_err(|e| store_error(what, e))?;
+        url.set_query(Some(&query_string(query)));
+        let request = request(method, &url, &headers, body)?;
+        let sign = async |request: &mut HttpRequest| {
+            let credential = self.store.credentials().get_credential().await?;
             AwsAuthorizer::new(&credential, "s3", &self.region)
                 .with_request_payer(self.request_payer)
-                .try_authorize(&mut request, None)
-                .map_err(failed)?;
-            Ok(request)
+                .try_authorize(request, None)
         };
-        self.wire.send(what, make).await
+        self.wire.send(what, request, sign).await
     }
 }
 

@@ -13,6 +13,7 @@ use http::Method;
 use object_store::path::Path;
 use serde::Serialize;
 use std::fmt;
+use strum::{EnumString, IntoStaticStr};
 
 /// What a bucket says of its lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,9 +29,12 @@ pub enum ObjectLock {
     Unsupported(String),
 }
 
-/// Who may still delete what is locked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+/// Who may still delete what is locked. S3 writes it in capitals.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, EnumString, IntoStaticStr, Serialize,
+)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "UPPERCASE")]
 pub enum Mode {
     /// Whoever has the right to pass over it.
     Governance,
@@ -38,29 +42,9 @@ pub enum Mode {
     Compliance,
 }
 
-impl Mode {
-    fn as_s3(self) -> &'static str {
-        match self {
-            Mode::Governance => "GOVERNANCE",
-            Mode::Compliance => "COMPLIANCE",
-        }
-    }
-
-    fn of_s3(text: &str) -> Option<Self> {
-        match text {
-            "GOVERNANCE" => Some(Mode::Governance),
-            "COMPLIANCE" => Some(Mode::Compliance),
-            _ => None,
-        }
-    }
-}
-
 impl fmt::Display for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Mode::Governance => "governance",
-            Mode::Compliance => "compliance",
-        })
+        f.write_str(&<&str>::from(*self).to_lowercase())
     }
 }
 
@@ -211,7 +195,7 @@ impl Store {
         };
         let body = format!(
             r#"<Retention xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Mode>{}</Mode><RetainUntilDate>{}</RetainUntilDate></Retention>"#,
-            asked.mode.as_s3(),
+            <&str>::from(asked.mode),
             seconds(asked.until)
         );
         let mut query = vec![("retention", "")];
@@ -300,7 +284,7 @@ fn retention_of(said: &Said) -> Option<Option<Retention>> {
     match (&*said.mode, &*said.retain_until_date) {
         ("", "") => Some(None),
         (mode, until) => Some(Some(Retention {
-            mode: Mode::of_s3(mode)?,
+            mode: mode.parse().ok()?,
             until: DateTime::parse_from_rfc3339(until).ok()?.to_utc(),
         })),
     }
