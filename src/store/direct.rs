@@ -149,26 +149,25 @@ impl Store {
         if !self.block_on(direct.refuses_damage(&path))?? {
             return Ok(false);
         }
-        let put = || self.block_on(direct.put(&path, "probe".into(), "probe", PutMode::Create));
-        let no = |e: E| {
-            let what = format!("try {}", self.name(STAGING));
-            // Credentials may be mended later.
-            match e {
-                E::PermissionDenied { .. } | E::Unauthenticated { .. } => Err(store_error(what, e)),
-                e => refusal(&what, e).map(|_| false),
+        for is_second in [false, true] {
+            match self.block_on(direct.put(&path, "probe".into(), "probe", PutMode::Create))? {
+                Ok(()) if is_second => return Ok(false),
+                Ok(()) => {}
+                // The damaged body was refused and kept, if this is the first.
+                Err(e) if is_taken(&e) => return Ok(is_second),
+                Err(e) => {
+                    let what = format!("try {}", self.name(STAGING));
+                    // Credentials may be mended later.
+                    return match e {
+                        E::PermissionDenied { .. } | E::Unauthenticated { .. } => {
+                            Err(store_error(what, e))
+                        }
+                        e => refusal(&what, e).map(|_| false),
+                    };
+                }
             }
-        };
-        match put()? {
-            Ok(()) => {}
-            // The damaged body was refused and kept.
-            Err(e) if is_taken(&e) => return Ok(false),
-            Err(e) => return no(e),
         }
-        match put()? {
-            Ok(()) => Ok(false),
-            Err(e) if is_taken(&e) => Ok(true),
-            Err(e) => no(e),
-        }
+        Ok(false)
     }
 }
 

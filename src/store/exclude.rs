@@ -39,11 +39,15 @@ pub struct ExcludeTags {
     tagged: Arc<Tagged>,
 }
 
+/// What tells.
 #[derive(Clone)]
-enum Kind {
+pub(super) enum Kind {
     None,
+    /// Custom metadata, which only Google Cloud Storage can change.
     Metadata(Option<Arc<Gcs>>),
+    /// Tags of objects.
     S3(Arc<S3>),
+    /// Tags of blobs.
     Azure(Arc<Azure>),
 }
 
@@ -76,22 +80,7 @@ impl ExcludeTags {
         Self::of(Kind::Metadata(None))
     }
 
-    /// Google Cloud Storage's custom metadata.
-    pub fn gcs(gcs: Arc<Gcs>) -> Self {
-        Self::of(Kind::Metadata(Some(gcs)))
-    }
-
-    /// S3's object tags.
-    pub fn s3(s3: Arc<S3>) -> Self {
-        Self::of(Kind::S3(s3))
-    }
-
-    /// Azure's blob tags.
-    pub fn azure(azure: Arc<Azure>) -> Self {
-        Self::of(Kind::Azure(azure))
-    }
-
-    fn of(kind: Kind) -> Self {
+    pub(super) fn of(kind: Kind) -> Self {
         ExcludeTags {
             kind,
             refused: Arc::default(),
