@@ -126,6 +126,25 @@ impl Answer {
             )
     }
 
+    /// Itself, if it is no refusal.
+    ///
+    /// # Errors
+    /// The refusal.
+    pub fn accepted(self, what: &str) -> Result<Self> {
+        match self.is_success() {
+            true => Ok(self),
+            false => Err(self.refusal(what)),
+        }
+    }
+
+    /// As [`accepted`](Self::accepted), of the removal of something that may be gone.
+    pub fn removed(self, what: &str) -> Result<()> {
+        match self.status {
+            404 => Ok(()),
+            _ => self.accepted(what).map(|_| ()),
+        }
+    }
+
     /// As an error.
     pub fn refusal(&self, what: &str) -> Error {
         let status = http::StatusCode::from_u16(self.status)

@@ -8,7 +8,7 @@ use crate::support::conformance::{
     Server, conforms, content, nothing_is_staged, paths, runtime, the_program_works_on,
 };
 use crate::support::gcs::Gcs;
-use crate::support::scratch;
+use crate::support::mounted::Mounted;
 use crate::support::{deltafold, run_json};
 use chrono::{DateTime, Utc};
 use deltafold::Reason;
@@ -18,7 +18,6 @@ use std::env;
 use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
-use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
 const AZURITE_ACCOUNT: &str = "devstoreaccount1";
@@ -28,28 +27,6 @@ const AZURITE_KEY: &str =
 
 fn address(name: &str) -> String {
     env::var(name).unwrap_or_else(|_| panic!("{name} is not set: run tests/end-to-end"))
-}
-
-/// A Secret as Kubernetes mounts it.
-fn secret(settings: &[(&str, &str)]) -> TempDir {
-    let folder = scratch::folder_named("secret-").unwrap();
-    change(&folder, settings);
-    for (name, _) in settings {
-        let link = folder.path().join(name);
-        std::os::unix::fs::symlink(format!("..data/{name}"), link).unwrap();
-    }
-    folder
-}
-
-fn change(folder: &TempDir, settings: &[(&str, &str)]) {
-    let state = format!("..{:08x}", fastrand::u32(..));
-    fs::create_dir(folder.path().join(&state)).unwrap();
-    for (name, value) in settings {
-        fs::write(folder.path().join(&state).join(name), value).unwrap();
-    }
-    let new = folder.path().join("..data_tmp");
-    std::os::unix::fs::symlink(&state, &new).unwrap();
-    fs::rename(new, folder.path().join("..data")).unwrap();
 }
 
 // --- Swift ---
@@ -181,8 +158,8 @@ fn swift_refuses_a_wrong_password_and_takes_a_changed_one() {
             ("password", password),
         ]
     };
-    let folder = secret(&with("test:tester", "SECRET-but-wrong"));
-    let dir = folder.path().to_str().unwrap();
+    let folder = Mounted::new(&with("test:tester", "SECRET-but-wrong"));
+    let dir = folder.path();
     let list = || {
         let mut c = deltafold();
         c.args([
@@ -203,7 +180,7 @@ fn swift_refuses_a_wrong_password_and_takes_a_changed_one() {
         "{stderr}"
     );
     assert!(!stderr.contains("SECRET"), "{stderr}");
-    change(&folder, &with("test:tester", "testing"));
+    folder.change(&with("test:tester", "testing"));
     assert_eq!(list().0, 0);
 
     // And within one run.
@@ -211,11 +188,11 @@ fn swift_refuses_a_wrong_password_and_takes_a_changed_one() {
     let handle = server.runtime.handle().clone();
     let store = deltafold::store::open(&server.url("p"), &options, handle).unwrap();
     assert_eq!(store.list(&["v2"]).unwrap().len(), 1);
-    change(&folder, &with("test:tester", "no longer"));
+    folder.change(&with("test:tester", "no longer"));
     std::thread::sleep(Duration::from_millis(1100));
     let e = store.list(&["v2"]).unwrap_err();
     assert_eq!(e.reason(), Reason::Unauthenticated, "{e}");
-    change(&folder, &with("test:other", "rotated"));
+    folder.change(&with("test:other", "rotated"));
     std::thread::sleep(Duration::from_millis(1100));
     assert_eq!(store.list(&["v2"]).unwrap().len(), 1);
 }
@@ -401,19 +378,16 @@ fn azure_takes_its_key_from_a_secret_that_changes() {
         ]
     };
     let wrong = AZURITE_KEY.replace('E', "F");
-    let folder = secret(&with(&wrong));
+    let folder = Mounted::new(&with(&wrong));
     let options = [
-        (
-            "secret_dir".to_owned(),
-            folder.path().to_str().unwrap().to_owned(),
-        ),
+        ("secret_dir".to_owned(), folder.path().to_owned()),
         ("max_retries".to_owned(), "0".to_owned()),
     ];
     let handle = server.runtime.handle().clone();
     let store = deltafold::store::open(&server.url("p"), &options, handle).unwrap();
     let e = store.list(&["v2"]).unwrap_err();
     assert_eq!(e.reason(), Reason::PermissionDenied, "{e}");
-    change(&folder, &with(AZURITE_KEY));
+    folder.change(&with(AZURITE_KEY));
     std::thread::sleep(Duration::from_millis(1100));
     assert_eq!(store.list(&["v2"]).unwrap().len(), 1);
 }
@@ -443,21 +417,18 @@ fn google_takes_its_key_from_a_secret() {
     let gcs = Gcs::start(&runtime);
     gcs.create_bucket("secret");
     let endpoint = format!("{}/storage/v1/", gcs.endpoint());
-    let folder = secret(&[
+    let folder = Mounted::new(&[
         ("serviceaccount.json", &gcs.service_account()),
         ("storageAPIEndpoint", &endpoint),
         ("emulatorEnabled", "true"),
     ]);
-    let dir = folder.path().to_str().unwrap();
+    let dir = folder.path();
     let server = Server::new(runtime, "gs://secret", &[("secret_dir", dir)]);
     let bucket = Bucket::with_base();
     let store = server.fill("p", bucket.path());
     assert_eq!(store.list(&["v2"]).unwrap().len(), 1);
     // A key that is of another kind is told.
-    change(
-        &folder,
-        &[("serviceaccount.json", r#"{"type": "external_account"}"#)],
-    );
+    folder.change(&[("serviceaccount.json", r#"{"type": "external_account"}"#)]);
     let (code, result, stderr) = server.run("list", "p", &[]);
     assert_eq!(
         (code, result["reason"].as_str()),

@@ -156,7 +156,7 @@ fn a_name_is_given_once(store: &Store, is_versioned: bool) {
 /// Each of the racers has its object ready before the first one asks for the name.
 fn one_of_many_creates(store: &Store, rounds: usize, racers: usize, bytes: usize) {
     for round in 0..rounds {
-        let (path, start) = (format!("v2/race-{round}"), &Barrier::new(racers));
+        let (path, start) = (format!("v2/race-{bytes}-{round}"), &Barrier::new(racers));
         let results: Vec<Published> = std::thread::scope(|s| {
             let race = |i: usize| {
                 let path = &path;

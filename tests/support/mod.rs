@@ -26,6 +26,7 @@ pub mod manifests;
 pub mod member;
 pub mod minio;
 pub mod moments;
+pub mod mounted;
 pub mod page;
 pub mod past;
 pub mod proxy;

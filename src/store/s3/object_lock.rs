@@ -109,15 +109,12 @@ impl Store {
     /// # Errors
     /// The store's; `SnapshotVanished` where the object or the version is not there.
     pub fn retention(&self, below: &str, version: Option<&str>) -> Result<Option<Retention>> {
-        let what = format!("read the retention of {}", self.name(below));
-        let Some(answer) = self.ask_of_lock(&what, below, version, "retention")? else {
-            return Ok(None);
-        };
-        match answer.document() {
-            Some(Document::Retention(said)) => retention_of(&said),
+        let read = |said| match said {
+            Document::Retention(said) => retention_of(&said),
             _ => None,
-        }
-        .ok_or_else(|| answer.not_understood(&what))
+        };
+        let said = self.ask_of_lock("retention", below, version, "retention", read);
+        said.map(Option::flatten)
     }
 
     /// Whether a legal hold keeps an object, or that version of it, from being deleted.
@@ -125,24 +122,24 @@ impl Store {
     /// # Errors
     /// Those of [`retention`](Self::retention).
     pub fn legal_hold(&self, below: &str, version: Option<&str>) -> Result<bool> {
-        let what = format!("read the legal hold of {}", self.name(below));
-        let Some(answer) = self.ask_of_lock(&what, below, version, "legal-hold")? else {
-            return Ok(false);
+        let read = |said| match said {
+            Document::LegalHold(said) => Some(said.status == "ON"),
+            _ => None,
         };
-        match answer.document() {
-            Some(Document::LegalHold(said)) => Ok(said.status == "ON"),
-            _ => Err(answer.not_understood(&what)),
-        }
+        let said = self.ask_of_lock("legal hold", below, version, "legal-hold", read);
+        said.map(|said| said == Some(true))
     }
 
-    /// `None` where there is no lock that could be set.
-    fn ask_of_lock(
+    /// `None` if there is no lock that could be set.
+    fn ask_of_lock<T>(
         &self,
-        what: &str,
+        of_what: &str,
         below: &str,
         version: Option<&str>,
         question: &str,
-    ) -> Result<Option<Answer>> {
+        read: impl Fn(Document) -> Option<T>,
+    ) -> Result<Option<T>> {
+        let what = &format!("read the {of_what} of {}", self.name(below));
         let Some(s3) = &self.s3 else {
             return Ok(None);
         };
@@ -161,7 +158,10 @@ impl Store {
             return Err(gone(what));
         }
         match (answer.status, &*answer.code()) {
-            (200..=299, _) => Ok(Some(answer)),
+            (200..=299, _) => match answer.document().and_then(read) {
+                Some(said) => Ok(Some(said)),
+                None => Err(answer.not_understood(what)),
+            },
             // It has none; a deletion's mark cannot have any; the bucket has no lock.
             (404 | 405 | 501, _)
             | (
@@ -215,11 +215,8 @@ impl Store {
             let bypass = [("x-amz-bypass-governance-retention", "true".to_owned())];
             answer = self.block_on(put(&bypass))??;
         }
-        if !answer.is_success() {
-            return Err(answer.refusal(&what));
-        }
-        let kept = self.retention(below, version)?;
-        match kept {
+        answer.accepted(&what)?;
+        match self.retention(below, version)? {
             Some(kept) if asked.is_covered_by(&kept) => Ok(()),
             kept => Err(Error::new(
                 Reason::Configuration,

@@ -146,20 +146,16 @@ impl Store {
         let what = format!("delete the version {version} of {}", self.name(below));
         let (path, query) = (self.path(below), [("versionId", version)]);
         let answer = self.s3(&what)?.delete(&what, &path, &query).await?;
-        if answer.is_success() || answer.status == 404 {
-            return Ok(());
+        let is_wrong = answer.status == 400;
+        match answer.removed(&what) {
+            // versitygw's word for a version that is not there any more.
+            Err(e) if is_wrong && e.to_string().contains("Invalid version id") => Ok(()),
+            // MinIO's word for "locked" is that of a request that is wrong.
+            Err(e) if is_wrong && e.to_string().contains("WORM") => {
+                Err(Error::new(Reason::PermissionDenied, e.to_string()))
+            }
+            removed => removed,
         }
-        let refusal = answer.refusal(&what);
-        let says = |words| answer.status == 400 && refusal.to_string().contains(words);
-        // versitygw's word for a version that is not there any more.
-        if says("Invalid version id") {
-            return Ok(());
-        }
-        // MinIO's word for "locked" is that of a request that is wrong.
-        if says("WORM") {
-            return Err(Error::new(Reason::PermissionDenied, refusal.to_string()));
-        }
-        Err(refusal)
     }
 
     /// The unfinished multipart uploads below the prefix. Some servers tell of none but those of an
@@ -208,10 +204,7 @@ impl Store {
         );
         let (path, query) = (self.path(&upload.path), [("uploadId", &*upload.id)]);
         let answer = self.s3(&what)?.delete(&what, &path, &query).await?;
-        match answer.is_success() || answer.status == 404 {
-            true => Ok(()),
-            false => Err(answer.refusal(&what)),
-        }
+        answer.removed(&what)
     }
 
     /// Turns the pages of a listing. `each` gets what our own paths can name, and gives `None` if it lacks something.
@@ -245,10 +238,7 @@ impl Store {
                     .filter(|(_, m)| !m.is_empty())
                     .map(|(n, m)| (*n, &**m)),
             );
-            let answer = s3.get(what, &bucket, &query).await?;
-            if !answer.is_success() {
-                return Err(answer.refusal(what));
-            }
+            let answer = s3.get(what, &bucket, &query).await?.accepted(what)?;
             let Some(Document::ListVersionsResult(page)) = answer.document() else {
                 return Err(answer.not_understood(what));
             };
