@@ -5,8 +5,8 @@
 //! the same moment at least one sees the other's claim, or finds the name taken. `publish` calls it.
 
 use super::Store;
-use super::errors::store_error;
-use super::large_copy::{Copied, Copying};
+use super::errors::{is_taken, store_error};
+use super::s3::{Copied, Copying};
 use super::staging::{STAGING, StagingName, is_left_behind};
 use super::tried::Tried;
 use crate::base::hash::short_hash;
@@ -160,7 +160,7 @@ impl Store {
                 Ok(()) if is_second => return Ok(true),
                 Ok(()) => {}
                 // Refused at once: an answer was lost, and the same tried again.
-                Err(E::AlreadyExists { .. } | E::Precondition { .. }) => return Ok(false),
+                Err(e) if is_taken(&e) => return Ok(false),
                 Err(E::NotSupported { .. } | E::NotImplemented { .. }) => return Ok(true),
                 Err(e) => return Err(store_error(format!("try {}", self.name(STAGING)), e)),
             }

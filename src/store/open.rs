@@ -17,8 +17,7 @@ use super::errors::store_error;
 use super::exclude::ExcludeTags;
 use super::folder::{FileMode, Folder};
 use super::requests::{Connector, DEFAULT_REQUESTS, MOST_REQUESTS, Requests};
-use super::signed::Wire;
-use super::tagged::{Noting, Tagged};
+use super::wire::Wire;
 use crate::error::{Error, Reason, Result};
 use object_store::client::{HttpClient, HttpConnector};
 use object_store::path::Path;
@@ -81,8 +80,6 @@ struct Place {
 struct Means {
     retry: RetryConfig,
     requests: Arc<Requests>,
-    /// What the answers to reads tell of tags.
-    tagged: Arc<Tagged>,
     /// Beside the system's.
     certificates: Vec<Certificate>,
     secret: Option<Source>,
@@ -180,7 +177,6 @@ impl Means {
                 retry_timeout: Duration::from_secs(60),
             },
             requests: Requests::new(DEFAULT_REQUESTS),
-            tagged: Arc::default(),
             certificates: Vec::new(),
             secret: Source::from_env(variable),
             options: Vec::new(),
@@ -269,13 +265,10 @@ impl Means {
     }
 
     /// What sends all requests of this store.
-    fn connector(&self) -> Noting<Connector> {
-        Noting {
-            inner: Connector {
-                requests: Arc::clone(&self.requests),
-                certificates: self.certificates.clone(),
-            },
-            tagged: Arc::clone(&self.tagged),
+    fn connector(&self) -> Connector {
+        Connector {
+            requests: Arc::clone(&self.requests),
+            certificates: self.certificates.clone(),
         }
     }
 

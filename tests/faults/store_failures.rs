@@ -1,6 +1,7 @@
 //! Stores that fail: every call of a run fails in every way, objects vanish, conditions are ignored.
 
 use crate::support::buckets::{BASE, Bucket, LAST, Objects, T0, objects_of};
+use crate::support::conformance::runtime;
 use crate::support::faults::{Call, Fault, FaultStore, Strike};
 use crate::support::line::Line;
 use crate::support::minio::Minio;
@@ -184,11 +185,6 @@ fn compact(store: Store, options: &Options) -> Result<Outcome, Error> {
         limits: Default::default(),
     };
     run(&ctx, options)
-}
-
-fn runtime() -> Runtime {
-    let mut builder = tokio::runtime::Builder::new_multi_thread();
-    builder.worker_threads(2).enable_all().build().unwrap()
 }
 
 /// What must come of a fault: no reason means success. `again`: the same call was made on the same

@@ -21,3 +21,4 @@ mod odd_buckets;
 mod request_counts;
 mod restore_candidates;
 mod slow_store;
+mod stores_conform;

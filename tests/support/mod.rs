@@ -4,6 +4,7 @@
 #![allow(dead_code)]
 
 pub mod buckets;
+pub mod conformance;
 pub mod controller;
 pub mod denying;
 pub mod disk;
@@ -26,6 +27,7 @@ pub mod manifests;
 pub mod member;
 pub mod minio;
 pub mod moments;
+pub mod mounted;
 pub mod page;
 pub mod past;
 pub mod proxy;

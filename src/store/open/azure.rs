@@ -5,7 +5,7 @@ use super::{Means, Place, config_key, misconfigured};
 use crate::error::Result;
 use crate::store::Store;
 use crate::store::azure::{self, Azure};
-use crate::store::exclude::ExcludeTags;
+use crate::store::exclude::{ExcludeTags, Kind};
 use object_store::ClientOptions;
 use object_store::azure::{AzureConfigKey, AzureCredential, MicrosoftAzureBuilder};
 use std::sync::Arc;
@@ -40,11 +40,11 @@ pub(super) fn open(place: &Place, means: Means, handle: Handle) -> Result<Store>
         is_emulator: is_set(AzureConfigKey::UseEmulator),
     };
     let unsigned = is_set(AzureConfigKey::SkipSignature);
-    let tagged = means.tagged.clone();
+    let tagged = means.requests.tagged.clone();
     let store = builder.build().map_err(|e| misconfigured(&place.what, e))?;
     let store = Arc::new(store);
     let tags = match Azure::new(store.clone(), wire, &server) {
-        Some(own) if !unsigned => ExcludeTags::azure(Arc::new(own)).with_tagged(tagged),
+        Some(own) if !unsigned => ExcludeTags::of(Kind::Azure(Arc::new(own))).with_tagged(tagged),
         _ => ExcludeTags::none(),
     };
     let requests = means.requests.most();

@@ -1,25 +1,18 @@
-//! Requests that the object_store crate has no call for, signed as it signs its own.
+//! The way of requests that the object_store crate has no call for: tries, answers, refusals.
 //!
-//! It knows the way of a request: address, signature, tries, refusals. What is asked and what the answer
-//! means is in `exclude`, `versions` and `retention`.
+//! `s3`, `azure` and `gcs` sign them; what is asked and what an answer means is theirs and `exclude`'s to know.
 
 use super::errors::{redact, status_error, store_error};
 use super::requests::{LONGEST_ANSWER, collect};
-use super::xml::{self, Element};
+use super::xml::Document;
 use crate::base::causes::causes;
 use crate::base::percent::encoded;
 use crate::error::{Error, Reason, Result};
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, Uri};
-use md5::{Digest, Md5};
 use object_store::RetryConfig;
-use object_store::aws::{AmazonS3, AwsAuthorizer};
 use object_store::client::{HttpClient, HttpRequest, HttpRequestBody};
-use object_store::path::Path;
-use object_store::signer::Signer;
-use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::OnceCell;
 use url::Url;
 
 /// How long the first wait between two tries is; each next one is twice as long.
@@ -50,19 +43,23 @@ impl Wire {
         }
     }
 
-    /// Sends what `make` makes, anew for each try since a signature has its time; it tries again
-    /// where the server is at fault. `what` says what is done, for messages.
+    /// Sends a request, signed anew for each try since a signature has its time; it tries again if the server is at
+    /// fault. `what` says what is done, for messages.
     pub(super) async fn send(
         &self,
         what: &str,
-        make: impl AsyncFn() -> Result<HttpRequest>,
+        request: HttpRequest,
+        sign: impl AsyncFn(&mut HttpRequest) -> object_store::Result<()>,
     ) -> Result<Answer> {
         let begun = tokio::time::Instant::now();
         let mut wait = FIRST_WAIT;
         let mut tried = 0;
         loop {
             tried += 1;
-            let failed = match self.try_once(make().await?).await {
+            let mut signed = request.clone();
+            let done = sign(&mut signed).await;
+            done.map_err(|e| store_error(what, e))?;
+            let failed = match self.try_once(signed).await {
                 Ok(answer) if !answer.is_passing() => return Ok(answer),
                 Ok(answer) => answer.refusal(what),
                 Err(why) => Error::new(
@@ -108,17 +105,17 @@ impl Answer {
         self.status == 429 || (self.status >= 500 && self.status != 501 && self.status != 505)
     }
 
-    /// The root of its XML, if that has the name: a server may answer with something else altogether.
-    pub fn xml(&self, root: &str) -> Option<Element> {
-        xml::parse(&self.body).filter(|e| e.name == root)
+    /// Its XML, if that is a document that we know: a server may answer with something else altogether.
+    pub fn document(&self) -> Option<Document> {
+        Document::read(&self.body)
     }
 
     /// The code of a refusal, such as `NoSuchKey`.
     pub fn code(&self) -> String {
-        let code = self
-            .xml("Error")
-            .and_then(|e| Some(e.text_of("Code")?.to_owned()));
-        code.unwrap_or_default()
+        match self.document() {
+            Some(Document::Error(refusal)) => refusal.code.trim().to_owned(),
+            _ => String::new(),
+        }
     }
 
     /// Whether the object, or this version of it, is not there.
@@ -128,6 +125,25 @@ impl Answer {
                 &*self.code(),
                 "NoSuchKey" | "NoSuchVersion" | "BlobNotFound"
             )
+    }
+
+    /// Itself, if it is no refusal.
+    ///
+    /// # Errors
+    /// The refusal.
+    pub fn accepted(self, what: &str) -> Result<Self> {
+        match self.is_success() {
+            true => Ok(self),
+            false => Err(self.refusal(what)),
+        }
+    }
+
+    /// As [`accepted`](Self::accepted), of the removal of something that may be gone.
+    pub fn removed(self, what: &str) -> Result<()> {
+        match self.status {
+            404 => Ok(()),
+            _ => self.accepted(what).map(|_| ()),
+        }
     }
 
     /// As an error.
@@ -164,10 +180,10 @@ pub(super) fn request(
     method: Method,
     url: &Url,
     headers: &[(&'static str, String)],
-    body: &Bytes,
+    body: String,
 ) -> Result<HttpRequest> {
     let odd = |e: &dyn std::fmt::Display| Error::internal(format!("a request that is none: {e}"));
-    let mut request = HttpRequest::new(HttpRequestBody::from(body.clone()));
+    let mut request = HttpRequest::new(HttpRequestBody::from(body));
     *request.method_mut() = method;
     *request.uri_mut() = url.as_str().parse::<Uri>().map_err(|e| odd(&e))?;
     for (name, value) in headers {
@@ -177,109 +193,6 @@ pub(super) fn request(
             .insert(HeaderName::from_static(name), value);
     }
     Ok(request)
-}
-
-/// The requests of one S3 bucket.
-pub struct S3 {
-    store: Arc<AmazonS3>,
-    wire: Wire,
-    region: String,
-    request_payer: bool,
-    /// What was learnt of the bucket's lock.
-    pub(super) lock: OnceCell<super::retention::ObjectLock>,
-}
-
-impl S3 {
-    /// `region` as the store's builder has it; S3's own default where it has none.
-    pub fn new(
-        store: Arc<AmazonS3>,
-        wire: Wire,
-        region: Option<String>,
-        request_payer: bool,
-    ) -> Self {
-        S3 {
-            store,
-            wire,
-            region: region.unwrap_or_else(|| "us-east-1".to_owned()),
-            request_payer,
-            lock: OnceCell::new(),
-        }
-    }
-
-    /// What the crate can do.
-    pub(super) fn store(&self) -> &AmazonS3 {
-        &self.store
-    }
-
-    /// The bucket's name.
-    pub(super) fn bucket(&self) -> String {
-        // The crate tells it nowhere else.
-        let shown = self.store.to_string();
-        let name = shown.strip_prefix("AmazonS3(");
-        let name = name.and_then(|n| n.strip_suffix(')'));
-        name.unwrap_or(&shown).to_owned()
-    }
-
-    /// Asks something of the bucket; as [`ask`](Self::ask).
-    pub(super) async fn ask_bucket(&self, what: &str, query: &[(&str, &str)]) -> Result<Answer> {
-        let bucket = Path::default();
-        self.ask(what, Method::GET, &bucket, query, String::new())
-            .await
-    }
-
-    /// Asks something of an object, or of the bucket where `path` is empty.
-    ///
-    /// # Errors
-    /// Where nothing was answered. A refusal is an answer.
-    pub(super) async fn ask(
-        &self,
-        what: &str,
-        method: Method,
-        path: &Path,
-        query: &[(&str, &str)],
-        body: String,
-    ) -> Result<Answer> {
-        self.ask_with(what, method, path, query, &[], body).await
-    }
-
-    /// The same, with more headers.
-    pub(super) async fn ask_with(
-        &self,
-        what: &str,
-        method: Method,
-        path: &Path,
-        query: &[(&str, &str)],
-        more: &[(&'static str, String)],
-        body: String,
-    ) -> Result<Answer> {
-        let failed = |e| store_error(what, e);
-        let body = Bytes::from(body);
-        let mut headers = more.to_vec();
-        if !body.is_empty() {
-            // S3 demands it, or a checksum of its own kind, of tags and retentions.
-            let sum = Md5::digest(&body);
-            let sum = base64_simd::STANDARD.encode_to_string(sum);
-            headers.push(("content-md5", sum));
-            headers.push(("content-type", "application/xml".to_owned()));
-        }
-        let (body, headers) = (&body, &headers);
-        let make = async || {
-            // The crate tells the address only with a signature in the query.
-            let valid_for = Duration::from_secs(60);
-            let signed = self.store.signed_url(Method::GET, path, valid_for);
-            let mut url = signed.await.map_err(failed)?;
-            url.set_query(Some(&query_string(query)));
-            let mut request = request(method.clone(), &url, headers, body)?;
-            let credential = self.store.credentials().get_credential();
-            let credential = credential.await.map_err(failed)?;
-            AwsAuthorizer::new(&credential, "s3", &self.region)
-                .with_request_payer(self.request_payer)
-                .try_authorize(&mut request, None)
-                .map_err(failed)?;
-            Ok(request)
-        };
-        self.wire.send(what, make).await
-    }
 }
 
 #[cfg(test)]
@@ -325,16 +238,5 @@ mod tests {
         }
         assert!(answer(404, &xml("NoSuchKey")).is_object_missing());
         assert!(!answer(404, &xml("NoSuchTagSet")).is_object_missing());
-    }
-
-    #[test]
-    fn another_document_is_no_answer() {
-        assert!(answer(200, "<Retention/>").xml("Retention").is_some());
-        assert!(answer(200, "<Retention/>").xml("Tagging").is_none());
-        assert!(
-            answer(200, "an object's content")
-                .xml("Retention")
-                .is_none()
-        );
     }
 }

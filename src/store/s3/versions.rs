@@ -2,13 +2,12 @@
 //!
 //! S3 only; other stores have none that this could tell. `job::gc` deletes them, `job::retain` locks them.
 
-use super::listing::{Course, ENDLESS};
-use super::signed::{Answer, S3};
-use super::xml::Element;
-use super::{Store, store_error};
 use crate::error::{Error, Reason, Result};
+use crate::store::listing::{Course, ENDLESS};
+use crate::store::wire::Answer;
+use crate::store::xml::{Document, Entry, Fields};
+use crate::store::{Store, store_error};
 use chrono::{DateTime, Utc};
-use http::Method;
 use object_store::ObjectStoreExt;
 use object_store::path::Path;
 
@@ -66,8 +65,8 @@ impl Store {
             return Ok(Versioning::Off);
         };
         let what = format!("ask whether {} keeps versions", self.url());
-        let query = [("versioning", "")];
-        let asked = s3.ask_bucket(&what, &query);
+        let bucket = Path::default();
+        let asked = s3.get(&what, &bucket, &[("versioning", "")]);
         read_versioning(&what, &self.block_on(asked)??)
     }
 
@@ -117,40 +116,18 @@ impl Store {
     }
 
     /// The versions of objects whose names begin so.
-    pub(super) async fn versions_behind(
+    pub(in crate::store) async fn versions_behind(
         &self,
         prefix: String,
         mut each: impl FnMut(ObjectVersion) -> Result<()>,
     ) -> Result<()> {
-        let Some(s3) = &self.s3 else {
-            return Ok(());
-        };
         let what = format!("list the versions in {}", self.url());
-        let listing = Listing {
-            question: "versions",
-            root: "ListVersionsResult",
-            // The page's last entry: where the next one begins.
-            markers: [
-                ("key-marker", "NextKeyMarker"),
-                ("version-id-marker", "NextVersionIdMarker"),
-            ],
-            prefix,
-        };
-        let pages = self.pages(s3, &what, &listing, |page| {
-            for entry in &page.children {
-                let is_delete_marker = match &*entry.name {
-                    "Version" => false,
-                    "DeleteMarker" => true,
-                    _ => continue,
-                };
-                if let Some(path) = self.path_of(page, entry) {
-                    let read = version_of(entry, path, is_delete_marker);
-                    each(read.ok_or_else(|| unclear(&what))?)?;
-                }
-            }
-            Ok(())
-        });
-        pages.await
+        self.pages(&what, &VERSIONS, &prefix, |entry, path| match entry {
+            Entry::Version(fields) => Some(each(version_of(&fields, path, false)?)),
+            Entry::DeleteMarker(fields) => Some(each(version_of(&fields, path, true)?)),
+            Entry::Upload(_) => Some(Ok(())),
+        })
+        .await
     }
 
     /// Deletes a version for good, or the mark of a deletion; one that is not there is deleted.
@@ -161,27 +138,24 @@ impl Store {
         self.block_on(self.delete_version_of(below, version))?
     }
 
-    pub(super) async fn delete_version_of(&self, below: &str, version: &str) -> Result<()> {
+    pub(in crate::store) async fn delete_version_of(
+        &self,
+        below: &str,
+        version: &str,
+    ) -> Result<()> {
         let what = format!("delete the version {version} of {}", self.name(below));
-        let Some(s3) = &self.s3 else {
-            return Err(Error::internal(format!("cannot {what}: it has none")));
-        };
         let (path, query) = (self.path(below), [("versionId", version)]);
-        let asked = s3.ask(&what, Method::DELETE, &path, &query, String::new());
-        let answer = asked.await?;
-        if answer.is_success() || answer.status == 404 {
-            return Ok(());
+        let answer = self.s3(&what)?.delete(&what, &path, &query).await?;
+        let is_wrong = answer.status == 400;
+        match answer.removed(&what) {
+            // versitygw's word for a version that is not there any more.
+            Err(e) if is_wrong && e.to_string().contains("Invalid version id") => Ok(()),
+            // MinIO's word for "locked" is that of a request that is wrong.
+            Err(e) if is_wrong && e.to_string().contains("WORM") => {
+                Err(Error::new(Reason::PermissionDenied, e.to_string()))
+            }
+            removed => removed,
         }
-        let refusal = answer.refusal(&what);
-        // versitygw's word for a version that is not there any more.
-        if answer.status == 400 && refusal.to_string().contains("Invalid version id") {
-            return Ok(());
-        }
-        // MinIO's word for "locked" is that of a request that is wrong.
-        if answer.status == 400 && refusal.to_string().contains("WORM") {
-            return Err(Error::new(Reason::PermissionDenied, refusal.to_string()));
-        }
-        Err(refusal)
     }
 
     /// The unfinished multipart uploads below the prefix. Some servers tell of none but those of an
@@ -198,28 +172,17 @@ impl Store {
     }
 
     /// The unfinished uploads of objects whose names begin so.
-    pub(super) async fn uploads_of(&self, prefix: String) -> Result<Vec<UnfinishedUpload>> {
-        let Some(s3) = &self.s3 else {
-            return Ok(Vec::new());
-        };
+    pub(in crate::store) async fn uploads_of(
+        &self,
+        prefix: String,
+    ) -> Result<Vec<UnfinishedUpload>> {
         let what = format!("list the unfinished uploads in {}", self.url());
-        let listing = Listing {
-            question: "uploads",
-            root: "ListMultipartUploadsResult",
-            markers: [
-                ("key-marker", "NextKeyMarker"),
-                ("upload-id-marker", "NextUploadIdMarker"),
-            ],
-            prefix,
-        };
         let mut uploads = Vec::new();
-        let pages = self.pages(s3, &what, &listing, |page| {
-            for entry in page.all("Upload") {
-                if let Some(path) = self.path_of(page, entry) {
-                    uploads.push(upload_of(entry, path).ok_or_else(|| unclear(&what))?);
-                }
+        let pages = self.pages(&what, &UPLOADS, &prefix, |entry, path| {
+            if let Entry::Upload(fields) = entry {
+                uploads.push(upload_of(&fields, path)?);
             }
-            Ok(())
+            Some(Ok(()))
         });
         pages.await?;
         Ok(uploads)
@@ -234,70 +197,62 @@ impl Store {
         self.block_on(self.give_up(upload))?
     }
 
-    pub(super) async fn give_up(&self, upload: &UnfinishedUpload) -> Result<()> {
+    pub(in crate::store) async fn give_up(&self, upload: &UnfinishedUpload) -> Result<()> {
         let what = format!(
             "give up an unfinished upload of {}",
             self.name(&upload.path)
         );
-        let Some(s3) = &self.s3 else {
-            return Err(Error::internal(format!("cannot {what}: there is none")));
-        };
         let (path, query) = (self.path(&upload.path), [("uploadId", &*upload.id)]);
-        let asked = s3.ask(&what, Method::DELETE, &path, &query, String::new());
-        let answer = asked.await?;
-        if answer.is_success() || answer.status == 404 {
-            return Ok(());
-        }
-        Err(answer.refusal(&what))
+        let answer = self.s3(&what)?.delete(&what, &path, &query).await?;
+        answer.removed(&what)
     }
 
+    /// Turns the pages of a listing. `each` gets what our own paths can name, and gives `None` if it lacks something.
     async fn pages(
         &self,
-        s3: &S3,
         what: &str,
         listing: &Listing,
-        mut each: impl FnMut(&Element) -> Result<()>,
+        prefix: &str,
+        mut each: impl FnMut(Entry, String) -> Option<Result<()>>,
     ) -> Result<()> {
+        let Some(s3) = &self.s3 else {
+            return Ok(());
+        };
+        let unclear = || {
+            let why = format!("cannot {what}: the store's answer cannot be understood");
+            Error::new(Reason::StoreUnreachable, why)
+        };
+        let bucket = Path::default();
         let mut markers: [String; 2] = Default::default();
         let mut course = Course::default();
         loop {
-            let size = match listing.question {
-                "uploads" => "max-uploads",
-                _ => "max-keys",
-            };
             let mut query = vec![
                 (listing.question, ""),
                 ("encoding-type", "url"),
-                (size, PAGE),
-                ("prefix", &*listing.prefix),
+                (listing.size, PAGE),
+                ("prefix", prefix),
             ];
-            for ((name, _), marker) in listing.markers.iter().zip(&markers) {
-                if !marker.is_empty() {
-                    query.push((name, marker));
+            let given = listing.markers.iter().zip(&markers);
+            query.extend(
+                given
+                    .filter(|(_, m)| !m.is_empty())
+                    .map(|(n, m)| (*n, &**m)),
+            );
+            let answer = s3.get(what, &bucket, &query).await?.accepted(what)?;
+            let Some(Document::ListVersionsResult(page)) = answer.document() else {
+                return Err(answer.not_understood(what));
+            };
+            let entries = page.entries.len();
+            for entry in page.entries {
+                if let Some(path) = self.own_path(page.is_encoded, &entry) {
+                    each(entry, path).ok_or_else(unclear)??;
                 }
             }
-            let answer = s3.ask_bucket(what, &query).await?;
-            if !answer.is_success() {
-                return Err(answer.refusal(what));
-            }
-            let page = answer
-                .xml(listing.root)
-                .ok_or_else(|| answer.not_understood(what))?;
-            each(&page)?;
-            if page.text_of("IsTruncated") != Some("true") {
+            if !page.is_truncated {
                 return Ok(());
             }
-            let [(_, key), (_, id)] = listing.markers;
-            let next = [
-                decoded(&page, page.text_of(key).unwrap_or_default())
-                    .ok_or_else(|| unclear(what))?,
-                page.text_of(id).unwrap_or_default().to_owned(),
-            ];
-            let is_entry = |e: &&Element| matches!(&*e.name, "Version" | "DeleteMarker" | "Upload");
-            let entries = page.children.iter().filter(is_entry).count();
-            if next[0].is_empty() {
-                return Err(unclear(what));
-            }
+            let key = decoded(page.is_encoded, &page.next_key).filter(|key| !key.is_empty());
+            let next = [key.ok_or_else(unclear)?, page.next_id];
             if !course.may_end(entries, &next) {
                 return Err(Error::new(
                     Reason::StoreUnreachable,
@@ -308,9 +263,10 @@ impl Store {
         }
     }
 
-    /// Below the prefix; `None` for one that our own paths cannot name: it is none of ours.
-    fn path_of(&self, page: &Element, entry: &Element) -> Option<String> {
-        let key = decoded(page, entry.child("Key").map(|k| &*k.text)?)?;
+    /// An entry's path below the prefix; `None` for one that our own paths cannot name: it is none of ours.
+    fn own_path(&self, is_encoded: bool, entry: &Entry) -> Option<String> {
+        let (Entry::Version(fields) | Entry::DeleteMarker(fields) | Entry::Upload(fields)) = entry;
+        let key = decoded(is_encoded, fields.key.as_deref()?)?;
         let path = Path::parse(&key).ok().filter(|p| p.as_ref() == key)?;
         let below: Vec<_> = path.prefix_match(&self.prefix)?.collect();
         let below: Vec<&str> = below.iter().map(|part| part.as_ref()).collect();
@@ -318,23 +274,29 @@ impl Store {
     }
 }
 
+/// What a listing is asked for by.
 struct Listing {
     question: &'static str,
-    root: &'static str,
-    markers: [(&'static str, &'static str); 2],
-    prefix: String,
+    size: &'static str,
+    /// Where a page begins: a name, and what tells several of that name apart.
+    markers: [&'static str; 2],
 }
 
-fn unclear(what: &str) -> Error {
-    Error::new(
-        Reason::StoreUnreachable,
-        format!("cannot {what}: the store's answer cannot be understood"),
-    )
-}
+const VERSIONS: Listing = Listing {
+    question: "versions",
+    size: "max-keys",
+    markers: ["key-marker", "version-id-marker"],
+};
+
+const UPLOADS: Listing = Listing {
+    question: "uploads",
+    size: "max-uploads",
+    markers: ["key-marker", "upload-id-marker"],
+};
 
 /// A name on a page, which says itself whether its names are encoded.
-fn decoded(page: &Element, text: &str) -> Option<String> {
-    if page.text_of("EncodingType") != Some("url") {
+fn decoded(is_encoded: bool, text: &str) -> Option<String> {
+    if !is_encoded {
         return Some(text.to_owned());
     }
     let mut out = Vec::with_capacity(text.len());
@@ -352,43 +314,42 @@ fn decoded(page: &Element, text: &str) -> Option<String> {
     String::from_utf8(out).ok()
 }
 
-fn time_of(entry: &Element, name: &str) -> Option<DateTime<Utc>> {
-    let time = DateTime::parse_from_rfc3339(entry.text_of(name)?).ok()?;
-    Some(time.to_utc())
-}
-
-fn version_of(entry: &Element, path: String, is_delete_marker: bool) -> Option<ObjectVersion> {
+fn version_of(fields: &Fields, path: String, is_delete_marker: bool) -> Option<ObjectVersion> {
     Some(ObjectVersion {
         path,
-        version: entry.text_of("VersionId")?.to_owned(),
-        is_latest: entry.text_of("IsLatest")? == "true",
+        version: fields.version_id.clone()?,
+        is_latest: fields.is_latest.as_deref()? == "true",
         is_delete_marker,
         bytes: match is_delete_marker {
             true => 0,
-            false => entry.text_of("Size")?.parse().ok()?,
+            false => fields.size.as_deref()?.parse().ok()?,
         },
-        modified: time_of(entry, "LastModified")?,
+        modified: time(fields.last_modified.as_deref())?,
     })
 }
 
-fn upload_of(entry: &Element, path: String) -> Option<UnfinishedUpload> {
+fn upload_of(fields: &Fields, path: String) -> Option<UnfinishedUpload> {
     Some(UnfinishedUpload {
         path,
-        id: entry.text_of("UploadId")?.to_owned(),
-        begun: time_of(entry, "Initiated")?,
+        id: fields.upload_id.clone()?,
+        begun: time(fields.initiated.as_deref())?,
     })
+}
+
+fn time(text: Option<&str>) -> Option<DateTime<Utc>> {
+    Some(DateTime::parse_from_rfc3339(text?).ok()?.to_utc())
 }
 
 fn read_versioning(what: &str, answer: &Answer) -> Result<Versioning> {
     match answer.status {
-        200..=299 => Ok(match answer.xml("VersioningConfiguration") {
-            None => Versioning::Unknown("the store answers something else".to_owned()),
-            Some(root) => match root.text_of("Status") {
-                None | Some("") => Versioning::Off,
-                Some("Enabled") => Versioning::Enabled,
-                Some("Suspended") => Versioning::Suspended,
-                Some(other) => Versioning::Unknown(format!("its state is {other}")),
+        200..=299 => Ok(match answer.document() {
+            Some(Document::VersioningConfiguration(said)) => match &*said.status {
+                "" => Versioning::Off,
+                "Enabled" => Versioning::Enabled,
+                "Suspended" => Versioning::Suspended,
+                other => Versioning::Unknown(format!("its state is {other}")),
             },
+            _ => Versioning::Unknown("the store answers something else".to_owned()),
         }),
         404 if answer.code() == "NoSuchBucket" => Err(answer.refusal(what)),
         401 => Err(answer.refusal(what)),
@@ -399,30 +360,34 @@ fn read_versioning(what: &str, answer: &Answer) -> Result<Versioning> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::xml::parse;
 
     #[test]
     fn a_name_is_decoded_only_where_the_page_says_so() {
-        let page = |kind: &str| parse(format!("<P>{kind}</P>").as_bytes()).unwrap();
-        let url = page("<EncodingType>url</EncodingType>");
-        assert_eq!(decoded(&url, "a%20b+c%2F%C3%BC").unwrap(), "a b c/ü");
-        assert_eq!(decoded(&url, "a%2"), None);
-        assert_eq!(decoded(&url, "a%zz"), None);
-        assert_eq!(decoded(&page(""), "a%20b+c").unwrap(), "a%20b+c");
+        assert_eq!(decoded(true, "a%20b+c%2F%C3%BC").unwrap(), "a b c/ü");
+        assert_eq!(decoded(true, "a%2"), None);
+        assert_eq!(decoded(true, "a%zz"), None);
+        assert_eq!(decoded(false, "a%20b+c").unwrap(), "a%20b+c");
     }
 
     #[test]
     fn versions_are_read_and_what_lacks_something_is_not() {
-        let entry = |inner: &str| parse(format!("<Version>{inner}</Version>").as_bytes()).unwrap();
+        let version = |inner: &str, is_mark| {
+            let xml =
+                format!("<ListVersionsResult><Version>{inner}</Version></ListVersionsResult>");
+            let Some(Document::ListVersionsResult(page)) = Document::read(xml.as_bytes()) else {
+                panic!("{xml}");
+            };
+            let Entry::Version(fields) = &page.entries[0] else {
+                panic!("{page:?}");
+            };
+            version_of(fields, "k".to_owned(), is_mark)
+        };
         let whole = "<Key>k</Key><VersionId>v1</VersionId><IsLatest>true</IsLatest><LastModified>2026-11-21T01:02:03.000Z</LastModified><Size>7</Size>";
-        let got = version_of(&entry(whole), "k".to_owned(), false).unwrap();
+        let got = version(whole, false).unwrap();
         assert_eq!((&*got.version, got.is_latest, got.bytes), ("v1", true, 7));
         let without_size = whole.replace("<Size>7</Size>", "");
-        assert_eq!(
-            version_of(&entry(&without_size), "k".to_owned(), false),
-            None
-        );
-        let mark = version_of(&entry(&without_size), "k".to_owned(), true).unwrap();
+        assert_eq!(version(&without_size, false), None);
+        let mark = version(&without_size, true).unwrap();
         assert!(mark.is_delete_marker && mark.bytes == 0);
     }
 

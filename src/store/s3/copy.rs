@@ -2,16 +2,19 @@
 //!
 //! The object_store crate copies whole objects only. `publish` calls it.
 
-use super::Store;
-use super::signed::{Answer, S3};
-use super::xml::Element;
-use crate::base::percent::encoded;
+use super::S3;
 use crate::error::{Error, Reason, Result};
+use crate::base::percent::encoded;
+use crate::store::wire::Answer;
+use crate::store::xml::Document;
+use crate::store::{Store, store_error};
 use futures::{StreamExt, TryStreamExt};
 use http::Method;
 use object_store::MultipartId;
 use object_store::multipart::MultipartStore;
 use object_store::path::Path;
+use quick_xml::escape::escape;
+use std::collections::BTreeMap;
 
 /// Ranges copied at once.
 const AT_ONCE: usize = 8;
@@ -20,7 +23,7 @@ const LARGEST_RANGE: u64 = 1 << 30;
 
 /// What became of the name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Copied {
+pub(in crate::store) enum Copied {
     /// The object has it.
     Done,
     /// Something has it.
@@ -37,31 +40,28 @@ fn ranges(bytes: u64, most: u64) -> Vec<(u64, u64)> {
 }
 
 /// A part as the answer to its copy tells it: its XML for putting the parts together.
-fn part_of(number: usize, copied: &Element) -> Option<String> {
-    let etag = copied.text_of("ETag").filter(|e| !e.is_empty())?;
-    let mut part = format!(
-        "<PartNumber>{number}</PartNumber><ETag>{}</ETag>",
-        super::xml::escape(etag)
-    );
-    // Where the upload was begun with a checksum, each part has to name its own.
-    for child in copied.children.iter() {
-        if child.name.starts_with("Checksum") && child.name != "ChecksumType" {
-            let (name, text) = (&child.name, super::xml::escape(child.text.trim()));
-            part.push_str(&format!("<{name}>{text}</{name}>"));
+fn part_of(number: usize, copied: &BTreeMap<String, String>) -> Option<String> {
+    let etag = copied.get("ETag").filter(|e| !e.is_empty())?;
+    let etag = escape(etag.as_str());
+    let mut part = format!("<PartNumber>{number}</PartNumber><ETag>{etag}</ETag>");
+    // If the upload was begun with a checksum, each part has to name its own.
+    for (name, text) in copied {
+        if name.starts_with("Checksum") && name != "ChecksumType" {
+            part.push_str(&format!("<{name}>{}</{name}>", escape(text.trim())));
         }
     }
     Some(format!("<Part>{part}</Part>"))
 }
 
 /// Copies on S3, step by step.
-pub(super) struct Copying<'a> {
+pub(in crate::store) struct Copying<'a> {
     s3: &'a S3,
     /// The most bytes that are copied at once.
     most: u64,
 }
 
 /// A copy that has all its bytes. Nobody sees it before it is completed.
-pub(super) struct Prepared {
+pub(in crate::store) struct Prepared {
     id: MultipartId,
     /// The XML of each part.
     parts: Vec<String>,
@@ -69,7 +69,7 @@ pub(super) struct Prepared {
 
 impl Store {
     /// The way to copy step by step, if there is one.
-    pub(super) fn copying(&self) -> Option<Copying<'_>> {
+    pub(in crate::store) fn copying(&self) -> Option<Copying<'_>> {
         let s3 = self.s3.as_deref()?;
         let most = self.largest_range?;
         Some(Copying { s3, most })
@@ -78,7 +78,7 @@ impl Store {
 
 impl Copying<'_> {
     /// The most bytes that are copied at once.
-    pub(super) fn most(&self) -> u64 {
+    pub(in crate::store) fn most(&self) -> u64 {
         self.most
     }
 
@@ -86,31 +86,32 @@ impl Copying<'_> {
     ///
     /// # Errors
     /// The store's. What was copied by then is given up.
-    pub(super) async fn prepare(&self, (from, to): (&Path, &Path), bytes: u64) -> Result<Prepared> {
+    pub(in crate::store) async fn prepare(
+        &self,
+        (from, to): (&Path, &Path),
+        bytes: u64,
+    ) -> Result<Prepared> {
         let what = format!("copy {from} to {to}");
-        let failed = |e| super::store_error(&what, e);
+        let failed = |e| store_error(&what, e);
         // By the crate: with the encryption that the settings ask for.
-        let id = self.s3.store().create_multipart(to).await.map_err(failed)?;
+        let id = self.s3.store.create_multipart(to).await.map_err(failed)?;
         let copied = self.copy_ranges(&what, (from, to), bytes, &id).await;
-        let mut prepared = Prepared {
-            id,
-            parts: Vec::new(),
-        };
         match copied {
-            Ok(parts) => {
-                prepared.parts = parts;
-                Ok(prepared)
-            }
+            Ok(parts) => Ok(Prepared { id, parts }),
             Err(e) => {
-                self.give_up(to, prepared).await;
+                self.abort(to, &id).await;
                 Err(e)
             }
         }
     }
 
     /// Removes what was copied.
-    pub(super) async fn give_up(&self, to: &Path, prepared: Prepared) {
-        if let Err(e) = self.s3.store().abort_multipart(to, &prepared.id).await {
+    pub(in crate::store) async fn give_up(&self, to: &Path, prepared: Prepared) {
+        self.abort(to, &prepared.id).await;
+    }
+
+    async fn abort(&self, to: &Path, id: &MultipartId) {
+        if let Err(e) = self.s3.store.abort_multipart(to, id).await {
             tracing::warn!("an unfinished upload of {to} could not be given up: {e}");
         }
     }
@@ -137,14 +138,16 @@ impl Copying<'_> {
             if !is_whole {
                 headers.push(("x-amz-copy-source-range", format!("bytes={first}-{last}")));
             }
-            let asked = s3.ask_with(what, Method::PUT, to, &query, &headers, String::new());
+            let asked = s3.ask(what, Method::PUT, to, &query, &headers, String::new());
             let answer = asked.await?;
             if !answer.is_success() {
                 return Err(refusal(what, &answer));
             }
-            let part = answer.xml("CopyPartResult");
-            part.and_then(|part| part_of(number, &part))
-                .ok_or_else(|| answer.not_understood(what))
+            match answer.document() {
+                Some(Document::CopyPartResult(copied)) => part_of(number, &copied),
+                _ => None,
+            }
+            .ok_or_else(|| answer.not_understood(what))
         });
         futures::stream::iter(copies)
             .buffered(AT_ONCE)
@@ -156,7 +159,7 @@ impl Copying<'_> {
     ///
     /// # Errors
     /// The store's. What was copied is given up then, and if the name is taken.
-    pub(super) async fn complete(
+    pub(in crate::store) async fn complete(
         &self,
         to: &Path,
         prepared: Prepared,
@@ -183,11 +186,13 @@ impl Copying<'_> {
         let condition = [("if-none-match", "*".to_owned())];
         let headers = if if_free { &condition[..] } else { &[] };
         let query = [("uploadId", id.as_str())];
-        let asked = s3.ask_with(what, Method::POST, to, &query, headers, body);
+        let asked = s3.ask(what, Method::POST, to, &query, headers, body);
         let answer = asked.await?;
         match answer.status {
             // It may say so after it has begun to answer.
-            200..=299 if answer.xml("Error").is_some() => Err(answer.refusal(what)),
+            200..=299 if matches!(answer.document(), Some(Document::Error(_))) => {
+                Err(answer.refusal(what))
+            }
             200..=299 => Ok(Copied::Done),
             409 | 412 if if_free => Ok(Copied::Taken),
             _ => Err(refusal(what, &answer)),
@@ -215,7 +220,6 @@ fn encode_path(path: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::xml::parse;
 
     #[test]
     fn ranges_cover_every_byte_once() {
@@ -229,14 +233,16 @@ mod tests {
 
     #[test]
     fn a_part_names_its_checksum() {
-        let xml = "<CopyPartResult><LastModified>x</LastModified><ETag>&quot;e&quot;</ETag><ChecksumSHA256>c=</ChecksumSHA256></CopyPartResult>";
-        let part = part_of(3, &parse(xml.as_bytes()).unwrap()).unwrap();
+        let part = |number, xml: &str| match Document::read(xml.as_bytes()) {
+            Some(Document::CopyPartResult(copied)) => part_of(number, &copied),
+            other => panic!("{other:?}"),
+        };
+        let xml = "<CopyPartResult xmlns=\"urn:x\"><LastModified>x</LastModified><ETag>&quot;e&quot;</ETag><ChecksumSHA256>c=</ChecksumSHA256></CopyPartResult>";
         assert_eq!(
-            part,
+            part(3, xml).unwrap(),
             "<Part><PartNumber>3</PartNumber><ETag>&quot;e&quot;</ETag><ChecksumSHA256>c=</ChecksumSHA256></Part>"
         );
-        let without = parse(b"<CopyPartResult></CopyPartResult>").unwrap();
-        assert_eq!(part_of(1, &without), None);
+        assert_eq!(part(1, "<CopyPartResult></CopyPartResult>"), None);
     }
 
     #[test]

@@ -4,14 +4,16 @@
 //! is asked or set before the bucket says that its lock is enabled, and what was set is read back. Which
 //! objects are locked, and for how long, `job` decides.
 
-use super::Store;
-use super::signed::{Answer, S3};
-use super::xml::Element;
 use crate::error::{Error, Reason, Result};
+use crate::store::Store;
+use crate::store::wire::Answer;
+use crate::store::xml::{DefaultRetention, Document, Retention as Said};
 use chrono::{DateTime, DurationRound, SecondsFormat, TimeDelta, Utc};
 use http::Method;
+use object_store::path::Path;
 use serde::Serialize;
 use std::fmt;
+use strum::{EnumString, IntoStaticStr};
 
 /// What a bucket says of its lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,9 +29,12 @@ pub enum ObjectLock {
     Unsupported(String),
 }
 
-/// Who may still delete what is locked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+/// Who may still delete what is locked. S3 writes it in capitals.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, EnumString, IntoStaticStr, Serialize,
+)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "UPPERCASE")]
 pub enum Mode {
     /// Whoever has the right to pass over it.
     Governance,
@@ -37,29 +42,9 @@ pub enum Mode {
     Compliance,
 }
 
-impl Mode {
-    fn as_s3(self) -> &'static str {
-        match self {
-            Mode::Governance => "GOVERNANCE",
-            Mode::Compliance => "COMPLIANCE",
-        }
-    }
-
-    fn of_s3(text: &str) -> Option<Self> {
-        match text {
-            "GOVERNANCE" => Some(Mode::Governance),
-            "COMPLIANCE" => Some(Mode::Compliance),
-            _ => None,
-        }
-    }
-}
-
 impl fmt::Display for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Mode::Governance => "governance",
-            Mode::Compliance => "compliance",
-        })
+        f.write_str(&<&str>::from(*self).to_lowercase())
     }
 }
 
@@ -110,7 +95,13 @@ impl Store {
                 "only S3 locks objects this way".to_owned(),
             ));
         };
-        self.block_on(lock_of(s3, self.url()))?
+        let what = format!("ask whether {} has an object lock", self.url());
+        let asked = self.object_lock.get_or_try_init(async || {
+            let bucket = Path::default();
+            let answer = s3.get(&what, &bucket, &[("object-lock", "")]).await?;
+            read_lock(&what, &answer)
+        });
+        self.block_on(asked)?.cloned()
     }
 
     /// Until when an object cannot be deleted, or that version of it; `None` where it is not locked.
@@ -118,16 +109,12 @@ impl Store {
     /// # Errors
     /// The store's; `SnapshotVanished` where the object or the version is not there.
     pub fn retention(&self, below: &str, version: Option<&str>) -> Result<Option<Retention>> {
-        let what = format!("read the retention of {}", self.name(below));
-        let Some(answer) = self.ask_of_lock(&what, below, version, "retention")? else {
-            return Ok(None);
+        let read = |said| match said {
+            Document::Retention(said) => retention_of(&said),
+            _ => None,
         };
-        // versitygw's word for it is the longer one.
-        let root = answer
-            .xml("Retention")
-            .or(answer.xml("ObjectLockRetention"));
-        let read = root.and_then(|e| retention_of(&e));
-        read.ok_or_else(|| answer.not_understood(&what))
+        let said = self.ask_of_lock("retention", below, version, "retention", read);
+        said.map(Option::flatten)
     }
 
     /// Whether a legal hold keeps an object, or that version of it, from being deleted.
@@ -135,24 +122,24 @@ impl Store {
     /// # Errors
     /// Those of [`retention`](Self::retention).
     pub fn legal_hold(&self, below: &str, version: Option<&str>) -> Result<bool> {
-        let what = format!("read the legal hold of {}", self.name(below));
-        let Some(answer) = self.ask_of_lock(&what, below, version, "legal-hold")? else {
-            return Ok(false);
+        let read = |said| match said {
+            Document::LegalHold(said) => Some(said.status == "ON"),
+            _ => None,
         };
-        let root = answer
-            .xml("LegalHold")
-            .ok_or_else(|| answer.not_understood(&what))?;
-        Ok(root.text_of("Status") == Some("ON"))
+        let said = self.ask_of_lock("legal hold", below, version, "legal-hold", read);
+        said.map(|said| said == Some(true))
     }
 
-    /// `None` where there is no lock that could be set.
-    fn ask_of_lock(
+    /// `None` if there is no lock that could be set.
+    fn ask_of_lock<T>(
         &self,
-        what: &str,
+        of_what: &str,
         below: &str,
         version: Option<&str>,
         question: &str,
-    ) -> Result<Option<Answer>> {
+        read: impl Fn(Document) -> Option<T>,
+    ) -> Result<Option<T>> {
+        let what = &format!("read the {of_what} of {}", self.name(below));
         let Some(s3) = &self.s3 else {
             return Ok(None);
         };
@@ -166,15 +153,15 @@ impl Store {
         let mut query = vec![(question, "")];
         query.extend(version.map(|v| ("versionId", v)));
         let path = self.path(below);
-        let answer = self.block_on(s3.ask(what, Method::GET, &path, &query, String::new()))??;
+        let answer = self.block_on(s3.get(what, &path, &query))??;
         if answer.is_object_missing() {
-            return Err(Error::new(
-                Reason::SnapshotVanished,
-                format!("cannot {what}: it is gone; run again"),
-            ));
+            return Err(gone(what));
         }
         match (answer.status, &*answer.code()) {
-            (200..=299, _) => Ok(Some(answer)),
+            (200..=299, _) => match answer.document().and_then(read) {
+                Some(said) => Ok(Some(said)),
+                None => Err(answer.not_understood(what)),
+            },
             // It has none; a deletion's mark cannot have any; the bucket has no lock.
             (404 | 405 | 501, _)
             | (
@@ -208,19 +195,16 @@ impl Store {
         };
         let body = format!(
             r#"<Retention xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Mode>{}</Mode><RetainUntilDate>{}</RetainUntilDate></Retention>"#,
-            asked.mode.as_s3(),
+            <&str>::from(asked.mode),
             seconds(asked.until)
         );
         let mut query = vec![("retention", "")];
         query.extend(version.map(|v| ("versionId", v)));
         let path = self.path(below);
-        let put = |headers| s3.ask_with(&what, Method::PUT, &path, &query, headers, body.clone());
+        let put = |headers| s3.ask(&what, Method::PUT, &path, &query, headers, body.clone());
         let mut answer = self.block_on(put(&[]))??;
         if answer.is_object_missing() {
-            return Err(Error::new(
-                Reason::SnapshotVanished,
-                format!("cannot {what}: it is gone; run again"),
-            ));
+            return Err(gone(&what));
         }
         // Some servers want the right to pass over a lock even to make it stricter; nothing of it is lost.
         if matches!(answer.status, 400 | 403)
@@ -231,11 +215,8 @@ impl Store {
             let bypass = [("x-amz-bypass-governance-retention", "true".to_owned())];
             answer = self.block_on(put(&bypass))??;
         }
-        if !answer.is_success() {
-            return Err(answer.refusal(&what));
-        }
-        let kept = self.retention(below, version)?;
-        match kept {
+        answer.accepted(&what)?;
+        match self.retention(below, version)? {
             Some(kept) if asked.is_covered_by(&kept) => Ok(()),
             kept => Err(Error::new(
                 Reason::Configuration,
@@ -249,65 +230,60 @@ impl Store {
     }
 }
 
-async fn lock_of(s3: &S3, url: &str) -> Result<ObjectLock> {
-    let what = format!("ask whether {url} has an object lock");
-    let asked = s3.lock.get_or_try_init(async || {
-        let asked = s3.ask_bucket(&what, &[("object-lock", "")]);
-        read_lock(&what, &asked.await?)
-    });
-    asked.await.cloned()
+fn gone(what: &str) -> Error {
+    let why = format!("cannot {what}: it is gone; run again");
+    Error::new(Reason::SnapshotVanished, why)
 }
 
 fn read_lock(what: &str, answer: &Answer) -> Result<ObjectLock> {
-    let said = || {
-        let code = answer.code();
-        let code = if code.is_empty() { "no reason" } else { &code };
-        format!("the store answers {} ({code})", answer.status)
-    };
+    let code = answer.code();
     match answer.status {
-        200..=299 => {
-            let Some(root) = answer.xml("ObjectLockConfiguration") else {
-                return Ok(ObjectLock::Unsupported(
-                    "the store answers something else when it is asked for the bucket's lock"
-                        .to_owned(),
-                ));
-            };
-            if root.text_of("ObjectLockEnabled") != Some("Enabled") {
-                return Ok(ObjectLock::Disabled);
+        200..=299 => Ok(match answer.document() {
+            Some(Document::ObjectLockConfiguration(said)) => {
+                match said.object_lock_enabled == "Enabled" {
+                    true => ObjectLock::Enabled {
+                        default: said.rule.default_retention.map(default_rule),
+                    },
+                    false => ObjectLock::Disabled,
+                }
             }
-            let rule = root.child("Rule").and_then(|r| r.child("DefaultRetention"));
-            Ok(ObjectLock::Enabled {
-                default: rule.map(default_rule),
-            })
+            _ => ObjectLock::Unsupported(
+                "the store answers something else when it is asked for the bucket's lock"
+                    .to_owned(),
+            ),
+        }),
+        404 if code != "NoSuchBucket" => Ok(ObjectLock::Disabled),
+        400 | 405 | 501 => {
+            let code = if code.is_empty() { "no reason" } else { &code };
+            let status = answer.status;
+            let why = format!("the store answers {status} ({code})");
+            Ok(ObjectLock::Unsupported(why))
         }
-        404 if answer.code() == "NoSuchBucket" => Err(answer.refusal(what)),
-        404 => Ok(ObjectLock::Disabled),
-        400 | 405 | 501 => Ok(ObjectLock::Unsupported(said())),
         _ => Err(answer.refusal(what)),
     }
 }
 
-fn default_rule(rule: &Element) -> String {
-    let mode = rule.text_of("Mode").unwrap_or("no mode");
-    let time = |unit: &str| {
-        let n = rule.text_of(unit).filter(|n| !n.is_empty() && *n != "0")?;
-        Some(format!("{mode}, {n} {}", unit.to_lowercase()))
+fn default_rule(rule: DefaultRetention) -> String {
+    let mode = match &*rule.mode {
+        "" => "no mode",
+        mode => mode,
     };
-    time("Days")
-        .or_else(|| time("Years"))
-        .unwrap_or_else(|| mode.to_owned())
+    let is_set = |n: &str| !matches!(n, "" | "0");
+    match (&*rule.days, &*rule.years) {
+        (days, _) if is_set(days) => format!("{mode}, {days} days"),
+        (_, years) if is_set(years) => format!("{mode}, {years} years"),
+        _ => mode.to_owned(),
+    }
 }
 
-/// `Some(None)` where it says that there is none.
-fn retention_of(root: &Element) -> Option<Option<Retention>> {
-    let (mode, until) = (root.text_of("Mode"), root.text_of("RetainUntilDate"));
-    match (mode, until) {
-        (None | Some(""), None | Some("")) => Some(None),
-        (Some(mode), Some(until)) => Some(Some(Retention {
-            mode: Mode::of_s3(mode)?,
+/// `Some(None)` if it says that there is none.
+fn retention_of(said: &Said) -> Option<Option<Retention>> {
+    match (&*said.mode, &*said.retain_until_date) {
+        ("", "") => Some(None),
+        (mode, until) => Some(Some(Retention {
+            mode: mode.parse().ok()?,
             until: DateTime::parse_from_rfc3339(until).ok()?.to_utc(),
         })),
-        _ => None,
     }
 }
 
@@ -371,7 +347,10 @@ mod tests {
     fn a_retention_is_read_whole_or_not_at_all() {
         let read = |inner: &str| {
             let xml = format!("<Retention>{inner}</Retention>");
-            retention_of(&super::super::xml::parse(xml.as_bytes()).unwrap())
+            match Document::read(xml.as_bytes()) {
+                Some(Document::Retention(said)) => retention_of(&said),
+                other => panic!("{other:?}"),
+            }
         };
         let until = "<RetainUntilDate>2027-01-01T00:00:00.5Z</RetainUntilDate>";
         let got = read(&format!("<Mode>COMPLIANCE</Mode>{until}"))
