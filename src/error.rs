@@ -240,6 +240,11 @@ impl Reason {
     pub fn is_retryable(self) -> bool {
         matches!(self.exit_code(), 69 | 74 | 75)
     }
+
+    /// A failure for this reason; the message is lower case, without a full stop.
+    pub fn error(self, message: impl Into<String>) -> Error {
+        Error::new(self, message)
+    }
 }
 
 impl fmt::Display for Reason {

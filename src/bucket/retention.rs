@@ -330,7 +330,7 @@ impl Line {
     fn excluded(catalog: &Catalog) -> Self {
         let is_in = |&i: &usize| {
             let s = &catalog.snapshots[i];
-            s.excluded == (s.name.kind == Kind::Incr)
+            s.excluded != s.name.is_full()
         };
         let all = (0..catalog.snapshots.len()).filter(is_in);
         Self::of(catalog, all.map(|i| (i, Revision(i64::MAX))))
@@ -636,7 +636,7 @@ pub fn decide(facts: &Facts, options: &Options) -> Decided {
     // Fulls by policy.
     let fulls: Vec<usize> = catalog
         .usable()
-        .filter(|&i| snapshots[i].name.kind == Kind::Full && !is_future(i))
+        .filter(|&i| snapshots[i].name.is_full() && !is_future(i))
         .filter(|i| !facts.aside.contains_key(i))
         .collect();
     let mut within = HashSet::new();
@@ -727,7 +727,7 @@ pub fn decide(facts: &Facts, options: &Options) -> Decided {
             },
             // It is on no timeline: unreadable, and nobody knows what else.
             None if (facts.is_unreadable)(i) => Why::Unreadable,
-            None if s.name.kind == Kind::Full => Why::BeyondPolicy,
+            None if s.name.is_full() => Why::BeyondPolicy,
             None if behind_full[i] => Why::Superseded,
             None => Why::NoBase,
         }
@@ -756,8 +756,7 @@ pub fn decide(facts: &Facts, options: &Options) -> Decided {
                 .map(|b| b.2),
         );
     }
-    let is_counted =
-        |i: &usize| snapshots[*i].name.kind == Kind::Full && !facts.aside.contains_key(i);
+    let is_counted = |i: &usize| snapshots[*i].name.is_full() && !facts.aside.contains_key(i);
     rests_on.extend(ends.into_iter().filter(is_counted));
     let goes_by_age = |w: &Why| matches!(w, Why::ExcludedBeyondPolicy);
     if let (Policy::Limit(n), true) = (options.policy, why.iter().any(goes_by_age)) {
@@ -1000,16 +999,16 @@ pub fn removal_chains(catalog: &Catalog, goes: &HashSet<usize>) -> Vec<Vec<usize
     };
     // A full that stays is where a chain ends, too.
     let mut order: Vec<usize> = (0..catalog.snapshots.len())
-        .filter(|i| goes.contains(i) || name(*i).kind == Kind::Full)
+        .filter(|i| goes.contains(i) || name(*i).is_full())
         .collect();
     order.sort_unstable_by_key(|&i| {
         let n = name(i);
-        (folder(i), n.last, n.kind == Kind::Full, n.created, i)
+        (folder(i), n.last, n.is_full(), n.created, i)
     });
     let mut chains: Vec<Vec<usize>> = Vec::new();
     let mut last_folder = None;
     for i in order {
-        if name(i).kind == Kind::Full || last_folder != Some(folder(i)) {
+        if name(i).is_full() || last_folder != Some(folder(i)) {
             chains.push(Vec::new());
         }
         last_folder = Some(folder(i));
@@ -1210,13 +1209,13 @@ mod tests {
             let all = &self.catalog.snapshots;
             let told = |i: usize| all[i].name.last.0.min(self.shared(self.branch[i], b));
             for i in (0..all.len()).filter(|&i| has(i)) {
-                if all[i].name.kind == Kind::Full && told(i) == all[i].name.last.0 && told(i) <= r {
+                if all[i].name.is_full() && told(i) == all[i].name.last.0 && told(i) <= r {
                     reached.insert(told(i));
                 }
             }
             loop {
                 let before = reached.len();
-                for i in (0..all.len()).filter(|&i| has(i) && all[i].name.kind == Kind::Incr) {
+                for i in (0..all.len()).filter(|&i| has(i) && !all[i].name.is_full()) {
                     let start = all[i].name.start.0;
                     if (start - 1..told(i)).any(|at| reached.contains(&at)) {
                         let from = (start - 1..told(i))
@@ -1337,7 +1336,7 @@ mod tests {
                     let in_window = start.is_some_and(|start| w.is_of_window(b, r, start));
                     let fulls = (0..n).filter(|&i| {
                         let s = &w.catalog.snapshots[i];
-                        s.name.kind == Kind::Full && s.name.last.0 <= w.shared(w.branch[i], b)
+                        s.name.is_full() && s.name.last.0 <= w.shared(w.branch[i], b)
                     });
                     let base = fulls.map(|i| w.catalog.snapshots[i].name.last.0).max();
                     let in_newest = b == newest && base.is_some_and(|base| r >= base);
@@ -1365,7 +1364,7 @@ mod tests {
                 // Of streams that overlap, one may lead where another has a hole: names show that.
                 let name = |i: usize| &w.catalog.snapshots[i].name;
                 let crosses = chain.windows(2).any(|pair| {
-                    name(pair[0]).kind == Kind::Incr && name(pair[0]).start <= name(pair[1]).last
+                    !name(pair[0]).is_full() && name(pair[0]).start <= name(pair[1]).last
                 });
                 if crosses {
                     continue;
@@ -1445,7 +1444,7 @@ mod tests {
         in_doubt: &mut HashSet<String>,
     ) -> (Vec<Why>, usize) {
         let all = &world.catalog.snapshots;
-        let is_full = |i: &usize| all[*i].name.kind == Kind::Full;
+        let is_full = |i: &usize| all[*i].name.is_full();
         let mut aside: BTreeMap<usize, Aside> = BTreeMap::new();
         let mut read: HashSet<usize> = HashSet::new();
         for round in 0.. {
@@ -1567,7 +1566,7 @@ mod tests {
                 }
             }
             spoilt.catalog.snapshots.sort_by(|a, b| {
-                let order = |s: &Snapshot| (s.name.created, s.name.kind == Kind::Full, s.name.last);
+                let order = |s: &Snapshot| (s.name.created, s.name.is_full(), s.name.last);
                 (order(a), a.name.start, &a.path).cmp(&(order(b), b.name.start, &b.path))
             });
             let all = &spoilt.catalog.snapshots;

@@ -1,8 +1,8 @@
 //! The list: what a prefix holds, which of it makes a chain, what can be restored, what is wrong.
 
+use crate::bucket::Snapshot;
 use crate::bucket::chain::{self, Choice, Range};
 use crate::bucket::timeline::{NamesOnly, Timeline, Timelines};
-use crate::bucket::{Kind, Snapshot};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
 use crate::job::identity::{self, Identity};
@@ -307,7 +307,7 @@ fn problems(scan: &Scan, deep: bool) -> Result<Vec<Problem>> {
     // Where revisions grow no timeline was looked for; a full can still tell of another history.
     let mut since_full: Vec<usize> = Vec::new();
     for i in catalog.usable() {
-        let is_full = catalog.snapshots[i].name.kind == Kind::Full;
+        let is_full = catalog.snapshots[i].name.is_full();
         if is_full {
             for &before in since_full.iter().filter(|&&b| !scan.is_doubtful(b)) {
                 if let Some(r) = scan.contents.disagreement(before, i)? {
@@ -352,7 +352,7 @@ fn with_times(scan: &Scan, timeline: &Timeline, ranges: Vec<Range>) -> Vec<Resto
     for m in &timeline.members {
         let name = &scan.catalog.snapshots[m.snapshot].name;
         let survey = scan.contents.surveys.get(&m.snapshot);
-        if name.kind == Kind::Full {
+        if name.is_full() {
             fulls.push((name.last, name.created_at()));
         }
         let reaches = survey.map_or(name.last, |s| s.last.max(name.last));
@@ -420,8 +420,7 @@ mod tests {
             for r in with_times(&scan, timeline, ranges) {
                 let (first, last) = (r.first_revision, r.last_revision);
                 let names = || scan.catalog.snapshots.iter().map(|s| &s.name);
-                let fulls =
-                    names().filter(|n| n.kind == Kind::Full && (first..=last).contains(&n.last));
+                let fulls = names().filter(|n| n.is_full() && (first..=last).contains(&n.last));
                 let first_time = fulls.map(|n| n.created_at()).min().unwrap();
                 let at_end = names().filter(|n| n.start <= last && last <= n.last);
                 let last_time = at_end.map(|n| n.created_at()).min().unwrap();

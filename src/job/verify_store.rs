@@ -354,7 +354,7 @@ impl Findings {
                 2 => "; and one more finding".to_owned(),
                 n => format!("; and {} more findings", n - 1),
             };
-            Error::new(reason, format!("{}{more}", f.message))
+            reason.error(format!("{}{more}", f.message))
         });
         (all, failure)
     }
@@ -504,7 +504,7 @@ impl<'a> Run<'a> {
             .members
             .iter()
             .map(|m| (m, &self.snapshot(m.snapshot).name))
-            .filter(|(m, n)| n.kind == Kind::Incr && n.last <= m.until)
+            .filter(|(m, n)| !n.is_full() && n.last <= m.until)
             .map(|(m, n)| (n.start, n.last, m.snapshot))
             .collect();
         deltas.sort_unstable();
@@ -603,7 +603,7 @@ impl<'a> Run<'a> {
                         chain::show_ranges(&holes),
                         self.path(i)
                     );
-                    let e = Error::new(Reason::RevisionGap, message);
+                    let e = Reason::RevisionGap.error(message);
                     let path = self.path(i);
                     self.findings.error(&e, Some(&timeline.id), vec![path]);
                     return Ok(());
@@ -658,13 +658,10 @@ impl<'a> Run<'a> {
         let catalog = &self.scan.catalog;
         let spans = chain::spans(catalog, timeline, &self.known);
         if spans.is_empty() {
-            let e = Error::new(
-                Reason::NoSnapshots,
-                format!(
-                    "timeline {} has no full snapshot to start from",
-                    timeline.id
-                ),
-            );
+            let e = Reason::NoSnapshots.error(format!(
+                "timeline {} has no full snapshot to start from",
+                timeline.id
+            ));
             self.findings.error(&e, Some(&timeline.id), Vec::new());
         }
         let lost = chain::without_base(catalog, timeline, &self.known);
@@ -681,7 +678,7 @@ impl<'a> Run<'a> {
                     format!("{message}, unless the full after them does"),
                 ),
                 _ => {
-                    let e = Error::new(Reason::RevisionGap, message);
+                    let e = Reason::RevisionGap.error(message);
                     self.findings.error(&e, Some(&timeline.id), paths);
                 }
             }
@@ -735,13 +732,10 @@ impl<'a> Run<'a> {
                 );
                 return;
             }
-            let e = Error::new(
-                Reason::RevisionGap,
-                format!(
-                    "the deltas after {} have a gap: missing are revisions {holes}",
-                    self.path(span.base)
-                ),
-            );
+            let e = Reason::RevisionGap.error(format!(
+                "the deltas after {} have a gap: missing are revisions {holes}",
+                self.path(span.base)
+            ));
             self.findings.error(&e, Some(&timeline.id), around);
             return;
         }
@@ -868,9 +862,7 @@ impl<'a> Run<'a> {
         let equal = (ours.hash, ours.live_keys) == (theirs.hash, theirs.live_keys);
         outcome.equals_next = Some(equal);
         if !equal {
-            let e = Error::new(
-                Reason::HistoryMismatch,
-                format!(
+            let e = Reason::HistoryMismatch.error(format!(
                     "at revision {at} {} and its deltas fold to HashKV {} with {} keys, and {} holds HashKV {} with {} keys (both compacted at {compact}): they tell different histories, or one of them was made of damaged data",
                     self.path(span.base),
                     ours.hash,
@@ -878,8 +870,7 @@ impl<'a> Run<'a> {
                     self.path(next),
                     theirs.hash,
                     theirs.live_keys
-                ),
-            );
+                ));
             let paths = self.paths(&[span.base, next]);
             self.findings.error(&e, Some(&timeline.id), paths);
         }
@@ -988,7 +979,7 @@ fn check_all(ctx: &Context, scan: &Scan, which: &[usize]) -> Result<BTreeMap<usi
             let Some(&i) = which.get(nth) else {
                 return;
             };
-            let alone = (reading.snapshot(nth).name.kind == Kind::Full)
+            let alone = (reading.snapshot(nth).name.is_full())
                 .then(|| fulls.lock().unwrap_or_else(PoisonError::into_inner));
             let result = read_whole(ctx, &reading, nth);
             drop(alone);

@@ -179,7 +179,7 @@ fn snapshots(
         true => 1,
         false => BATCH,
     };
-    let is_full = |i: usize| first.catalog.snapshots[i].name.kind == bucket::Kind::Full;
+    let is_full = |i: usize| first.catalog.snapshots[i].name.is_full();
     while !chains.is_empty() {
         ctx.store.cancel().check()?;
         if let Some(held) = held {
@@ -391,7 +391,7 @@ fn remove(
         if let Err(e) = result
             && e.reason() == Reason::Terminated
         {
-            return Err(Error::new(e.reason(), e.to_string()));
+            return Err(e.again());
         }
     }
     Ok(results)

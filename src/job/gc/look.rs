@@ -9,7 +9,7 @@ use crate::bucket::catalog::{EXCLUDE_SUFFIX, PINS, REMOVED, SNAPSHOTS, TIMELINES
 use crate::bucket::retention::{Aside, Decided, Facts, Why, decide};
 use crate::bucket::survey::{Comparison, Continuity};
 use crate::bucket::timeline::{self, Evidence, Timelines};
-use crate::bucket::{self, Catalog, Listed, Snapshot, SnapshotName};
+use crate::bucket::{Catalog, Listed, Snapshot, SnapshotName};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
 use crate::job::rebuild::read_every_page;
@@ -123,7 +123,7 @@ impl Look {
     /// The paths of all fulls, in order of creation.
     pub(super) fn fulls(&self) -> impl Iterator<Item = &str> {
         let all = self.catalog.snapshots.iter();
-        let fulls = all.filter(|s| s.name.kind == bucket::Kind::Full);
+        let fulls = all.filter(|s| s.name.is_full());
         fulls.map(|s| s.path.as_str())
     }
 
@@ -196,7 +196,7 @@ impl<'a> Eyes<'a> {
                 Err(e) if e.reason() == Reason::SnapshotVanished && tries < TRIES => tries += 1,
                 // What somebody excluded for being broken must not make the rest look superfluous.
                 Ok(_) if self.options.apply && self.ctx.store.denies_tags() => {
-                    return Err(Error::new(Reason::PermissionDenied, TAGS_UNREADABLE));
+                    return Err(Reason::PermissionDenied.error(TAGS_UNREADABLE));
                 }
                 done => return done,
             }
@@ -230,9 +230,7 @@ impl<'a> Eyes<'a> {
                     bytes: o.bytes,
                 });
             }
-            if kind.is_none()
-                && snapshot_name(&o.path).is_some_and(|n| n.kind == bucket::Kind::Full)
-            {
+            if kind.is_none() && snapshot_name(&o.path).is_some_and(|n| n.is_full()) {
                 let version = Version {
                     bytes: o.bytes,
                     modified: o.modified,
@@ -288,7 +286,7 @@ impl<'a> Eyes<'a> {
             self.read(&catalog, &doubtful)?;
             reading += begun.elapsed();
             let evidence = self.evidence(&catalog, &doubtful);
-            let is_full = |i: usize| catalog.snapshots[i].name.kind == bucket::Kind::Full;
+            let is_full = |i: usize| catalog.snapshots[i].name.is_full();
             let unreadable = doubtful.iter().filter(|&&i| is_full(i));
             // Without an identity nothing speaks against what is encrypted.
             let counts =
@@ -418,7 +416,7 @@ impl<'a> Eyes<'a> {
             return Ok(aside.add(all));
         }
         let fulls = catalog.usable().filter(|&i| {
-            let is_full = catalog.snapshots[i].name.kind == bucket::Kind::Full;
+            let is_full = catalog.snapshots[i].name.is_full();
             is_full && !self.speaks_of(&catalog.snapshots[i])
         });
         let mut fulls: Vec<usize> = fulls.collect();
@@ -630,7 +628,7 @@ fn newest_of(catalog: &Catalog, which: &mut Vec<usize>) -> usize {
     let all = which.len();
     which.sort_by_key(|&i| {
         let name = &catalog.snapshots[i].name;
-        (name.kind != bucket::Kind::Full, Reverse(i))
+        (!name.is_full(), Reverse(i))
     });
     which.truncate(MOST);
     all - which.len()

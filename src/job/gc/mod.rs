@@ -10,12 +10,9 @@ pub mod pin;
 pub mod undelete;
 mod verified;
 
+use crate::bucket::catalog::{PINS, REMOVED};
 use crate::bucket::chain::Range;
 use crate::bucket::retention::{self, Why, restorable};
-use crate::bucket::{
-    self,
-    catalog::{PINS, REMOVED},
-};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
 use crate::job::scan::TAGS_UNREADABLE;
@@ -342,13 +339,10 @@ fn partly_done(o: &Outcome) -> Option<Error> {
     let count = |fate| o.objects.iter().filter(|x| x.fate == Some(fate)).count();
     let (failed, waiting) = (count(Fate::Failed), count(Fate::Waiting));
     let failed_one = o.objects.iter().find(|x| x.fate == Some(Fate::Failed))?;
-    Some(Error::new(
-        Reason::PartlyDone,
-        format!(
+    Some(Reason::PartlyDone.error(format!(
             "{failed} objects could not be removed and {waiting} wait for them, the rest is done: {}; run again",
             failed_one.error.as_deref().unwrap_or("no reason is known")
-        ),
-    ))
+        )))
 }
 
 /// What can be restored of each timeline with the snapshots that `has` says are there.
@@ -433,34 +427,28 @@ fn would_shrink(look: &Look) -> Option<Error> {
         Some(after) => format!("the newest would be {}", show(after)),
         None => "nothing could be restored any more".to_owned(),
     };
-    Some(Error::new(
-        Reason::WouldShrink,
-        format!(
+    Some(Reason::WouldShrink.error(format!(
             "on timeline {} revisions up to {} can be restored, and {after}: nothing was removed; find out which snapshots are to go and why, or give --allow-shrink",
             shrink.timeline,
             show(shrink.before)
-        ),
-    ))
+        )))
 }
 
 /// Refuses to purge fulls that are newer than all that is left: `gc` itself removes none such, but whoever can write can
 /// exclude a snapshot and note that it was removed.
 fn would_purge_the_newest(look: &Look) -> Option<Error> {
     let snapshots = &look.catalog.snapshots;
-    let is_full = |&i: &usize| snapshots[i].name.kind == bucket::Kind::Full;
+    let is_full = |&i: &usize| snapshots[i].name.is_full();
     let left = look.catalog.usable().filter(is_full);
     let left = left.filter(|&i| look.why[i].keeps() && !look.is_damaged.contains(&i));
     let newest = left.map(|i| snapshots[i].name.created).max();
     let purged = (0..snapshots.len()).filter(is_full);
     let mut purged = purged.filter(|&i| look.why[i] == Why::RemovedLongAgo);
     let newer = purged.find(|&i| newest.is_none_or(|n| snapshots[i].name.created > n))?;
-    Some(Error::new(
-        Reason::WouldShrink,
-        format!(
+    Some(Reason::WouldShrink.error(format!(
             "{} is marked as removed, and no full that is left is newer: nothing was removed; bring it back by `deltafold undelete` if somebody else has marked it, or give --allow-shrink",
             snapshots[newer].path
-        ),
-    ))
+        )))
 }
 
 /// What is to be said of fulls that count for nothing.

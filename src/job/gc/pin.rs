@@ -4,7 +4,6 @@
 
 use super::undelete::{catalog, is_named, take_lock};
 use super::{LONGEST_NOTE, Status, pin_of};
-use crate::bucket::Kind;
 use crate::bucket::retention::chain_of;
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
@@ -63,16 +62,13 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Outcome> {
     let all = &by_names.snapshots;
     let full = all
         .iter()
-        .find(|s| s.name.kind == Kind::Full && is_named(&s.path, &options.name))
+        .find(|s| s.name.is_full() && is_named(&s.path, &options.name))
         .ok_or_else(|| {
-            Error::new(
-                Reason::NoSnapshots,
-                format!(
-                    "{} holds no full snapshot {}: see `deltafold list`",
-                    ctx.store.url(),
-                    options.name
-                ),
-            )
+            Reason::NoSnapshots.error(format!(
+                "{} holds no full snapshot {}: see `deltafold list`",
+                ctx.store.url(),
+                options.name
+            ))
         })?;
     let name = full.name.to_string();
     let at = pin_of(&name);
@@ -84,10 +80,8 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Outcome> {
         let scan = scan_asking(ctx, Depth::Doubtful, Ask::All)?;
         let of = &scan.catalog.snapshots;
         let Some(i) = of.iter().position(|s| s.path == full.path) else {
-            return Err(Error::new(
-                Reason::SnapshotVanished,
-                format!("{} went meanwhile", ctx.store.name(&full.path)),
-            ));
+            return Err(Reason::SnapshotVanished
+                .error(format!("{} went meanwhile", ctx.store.name(&full.path))));
         };
         let chain = chain_of(&scan.catalog, &scan.timelines, i);
         match chain.iter().filter(|&&i| of[i].excluded).count() {
@@ -123,13 +117,10 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Outcome> {
             // A gc without the lock may have been about to delete what was seen above.
             let now = chain(&mut Vec::new())?;
             if let Some(gone) = kept.iter().find(|p| !now.contains(p)) {
-                return Err(Error::new(
-                    Reason::SnapshotVanished,
-                    format!(
-                        "{} went while its chain was pinned; what is left of it is kept",
-                        ctx.store.name(gone)
-                    ),
-                ));
+                return Err(Reason::SnapshotVanished.error(format!(
+                    "{} went while its chain was pinned; what is left of it is kept",
+                    ctx.store.name(gone)
+                )));
             }
             (Status::Succeeded, Some(pin))
         }

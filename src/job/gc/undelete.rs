@@ -3,7 +3,7 @@
 //! A snapshot that is named comes back whoever excluded it; all of them only where `gc` did. `cli` calls it.
 
 use super::{LOCK, LOCK_DURATION, Status, removal_note};
-use crate::bucket::{Catalog, Kind};
+use crate::bucket::Catalog;
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
 use crate::job::scan::TAGS_UNREADABLE;
@@ -91,27 +91,24 @@ pub fn run(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)>
             .filter(|&i| is_named(&all[i].path, name))
             .collect();
         if named.is_empty() {
-            return Err(Error::new(
-                Reason::NoSnapshots,
-                format!(
+            return Err(Reason::NoSnapshots.error(format!(
                     "{} holds no snapshot {name}: see `deltafold list`; what was purged cannot be brought back",
                     ctx.store.url()
-                ),
-            ));
+                )));
         }
         for i in named {
             wanted.push(i);
             // What gc removed behind a full is of no use without it, and it is of little use without that.
-            if all[i].name.kind == Kind::Full {
+            if all[i].name.is_full() {
                 let mut next: Vec<_> = all
                     .iter()
-                    .filter(|s| s.name.kind == Kind::Full && s.name.last > all[i].name.last)
+                    .filter(|s| s.name.is_full() && s.name.last > all[i].name.last)
                     .map(|s| s.name.last)
                     .collect();
                 next.sort_unstable();
                 let folder = |p: &str| p.rsplit_once('/').map(|p| p.0.to_owned());
                 wanted.extend((0..all.len()).filter(|&d| {
-                    all[d].name.kind == Kind::Incr
+                    !all[d].name.is_full()
                         && all[d].removal_noted
                         && folder(&all[d].path) == folder(&all[i].path)
                         && all[d].name.last > all[i].name.last
@@ -136,7 +133,7 @@ pub fn run(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)>
     let all = &catalog.snapshots;
     wanted.retain(|&i| all[i].excluded || all[i].removal_noted);
     // The full first, then what stands on it: stopped anywhere, what is back has no hole.
-    wanted.sort_by_key(|&i| (all[i].name.last, all[i].name.kind == Kind::Incr));
+    wanted.sort_by_key(|&i| (all[i].name.last, !all[i].name.is_full()));
     let mut snapshots = Vec::new();
     let mut ended = None;
     for &i in &wanted {
@@ -146,7 +143,7 @@ pub fn run(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)>
         }
         let note = removal_note(&s.name.to_string());
         let result = match &ended {
-            Some(e) => Err(Error::new(e.reason(), e.to_string())),
+            Some(e) => Err(e.again()),
             // Without the note it is not purged, whatever comes next.
             None => ctx
                 .store
@@ -167,15 +164,12 @@ pub fn run(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)>
     let failed: Vec<&Restored> = snapshots.iter().filter(|s| !s.done).collect();
     let error = ended.or_else(|| {
         let first = failed.first()?;
-        Some(Error::new(
-            Reason::PartlyDone,
-            format!(
-                "{} of {} snapshots could not be brought back: {}; run again",
-                failed.len(),
-                snapshots.len(),
-                first.error.as_deref().unwrap_or("no reason is known")
-            ),
-        ))
+        Some(Reason::PartlyDone.error(format!(
+            "{} of {} snapshots could not be brought back: {}; run again",
+            failed.len(),
+            snapshots.len(),
+            first.error.as_deref().unwrap_or("no reason is known")
+        )))
     });
     let outcome = Outcome {
         status: match (&error, snapshots.is_empty()) {

@@ -246,14 +246,11 @@ fn read_whole(ctx: &Context, reading: &Reading<'_>, nth: usize) -> Result<Option
     let (db, base, sha256) = reading.full_with_hash(nth)?;
     read_every_page(&db).map_err(&at)?;
     if base.first_revision() > snapshot.name.last {
-        return Err(at(Error::new(
-            Reason::NameMismatch,
-            format!(
-                "its name promises revision {}, it holds revisions from {} on",
-                snapshot.name.last,
-                base.first_revision()
-            ),
-        )));
+        return Err(at(Reason::NameMismatch.error(format!(
+            "its name promises revision {}, it holds revisions from {} on",
+            snapshot.name.last,
+            base.first_revision()
+        ))));
     }
     Ok(Some(sha256))
 }
