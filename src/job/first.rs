@@ -1,6 +1,7 @@
 //! Looks at many items, several at once, with the result of one thread that looks at them in order.
 
 use crate::error::Result;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -44,6 +45,24 @@ pub(super) fn first<T: Send>(
     });
     let ended = ended.into_inner().unwrap_or_else(PoisonError::into_inner);
     ended.map_or(Ok(None), |(_, result)| result)
+}
+
+/// Does something with each item, several at once; the results in order.
+pub(super) fn each<T: Sync, R: Send>(
+    threads: usize,
+    items: &[T],
+    work: impl Fn(&T) -> R + Sync,
+) -> Vec<R> {
+    let results = Mutex::new(BTreeMap::new());
+    // It finds nothing, so it looks at all.
+    let _ = first(threads, items.len(), |nth| {
+        let result = work(&items[nth]);
+        let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
+        results.insert(nth, result);
+        Ok(None::<()>)
+    });
+    let results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
+    results.into_values().collect()
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 //! lock is only ever extended. It says nothing of what is kept without one: that is `gc`'s.
 
 use super::Context;
+use super::first::each;
 use super::scan::{Depth, Scan, TAGS_UNREADABLE, scan_asking};
 use super::tags::Ask;
 use crate::bucket::catalog::TIMELINES;
@@ -14,8 +15,6 @@ use crate::error::{Error, Reason, Result};
 use crate::store::{Mode, ObjectLock, Retention, Store};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 /// Objects asked for at once.
@@ -285,7 +284,7 @@ pub fn run(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)>
         mode: options.mode,
         until: options.until,
     };
-    let looked: Vec<Result<Looked>> = each(&objects, |path| look(&ctx.store, path));
+    let looked: Vec<Result<Looked>> = each(AT_ONCE, &objects, |path| look(&ctx.store, path));
     ctx.store.cancel().check()?;
     // Decided for all before anything is done: what cannot be must not end it midway.
     let mut plans = Vec::new();
@@ -301,7 +300,7 @@ pub fn run(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)>
             },
         ));
     }
-    let results = each(&plans, |(path, plan)| match plan {
+    let results = each(AT_ONCE, &plans, |(path, plan)| match plan {
         Ok((looked, (Some(retention), _))) if !options.dry_run => {
             let version = looked.version.as_deref();
             ctx.store.retain(path, version, retention)
@@ -433,29 +432,6 @@ fn summed_up(errors: Vec<Error>, all: usize) -> Option<Error> {
     Some(Reason::PartlyDone.error(format!(
         "{failed} of {all} objects could not be locked; run again to go on; the first: {first}"
     )))
-}
-
-/// Does something with many, several at once; the results are in their order.
-fn each<T: Sync, R: Send>(all: &[T], with: impl Fn(&T) -> Result<R> + Sync) -> Vec<Result<R>> {
-    let next = AtomicUsize::new(0);
-    let done = Mutex::new(Vec::with_capacity(all.len()));
-    std::thread::scope(|scope| {
-        for _ in 0..AT_ONCE.min(all.len()) {
-            scope.spawn(|| {
-                loop {
-                    let i = next.fetch_add(1, Ordering::Relaxed);
-                    let Some(item) = all.get(i) else { return };
-                    let result = with(item);
-                    if let Ok(mut done) = done.lock() {
-                        done.push((i, result));
-                    }
-                }
-            });
-        }
-    });
-    let mut done = done.into_inner().unwrap_or_default();
-    done.sort_by_key(|(i, _)| *i);
-    done.into_iter().map(|(_, result)| result).collect()
 }
 
 #[cfg(test)]

@@ -2,10 +2,11 @@
 //!
 //! A pin is an object beside the snapshots, by the name of the full. `cli` calls it.
 
-use super::undelete::{catalog, is_named, take_lock};
-use super::{LONGEST_NOTE, Status, pin_of};
+use super::undelete::{catalog, is_named, keep_gc_away};
+use super::{LONGEST_NOTE, Status, as_json, release};
+use crate::bucket::catalog::PINS;
 use crate::bucket::retention::chain_of;
-use crate::error::{Error, Reason, Result};
+use crate::error::{Reason, Result};
 use crate::job::Context;
 use crate::job::scan::{Depth, scan_asking};
 use crate::job::tags::Ask;
@@ -57,7 +58,7 @@ pub struct Outcome {
 /// meanwhile; the store's; `LockHeld`.
 pub fn run(ctx: &Context, options: &Options) -> Result<Outcome> {
     let mut warnings = Vec::new();
-    let held = take_lock(ctx, &mut warnings)?;
+    let held = keep_gc_away(ctx, &mut warnings)?;
     let by_names = catalog(ctx)?;
     let all = &by_names.snapshots;
     let full = all
@@ -70,8 +71,7 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Outcome> {
                 options.name
             ))
         })?;
-    let name = full.name.to_string();
-    let at = pin_of(&name);
+    let at = format!("{PINS}/{}", full.name);
     let before = ctx.store.read_small(&at, LONGEST_NOTE)?;
     let before: Option<Pin> = before.and_then(|text| serde_json::from_slice(&text).ok());
     let was_pinned = full.pinned;
@@ -111,9 +111,7 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Outcome> {
                 pinned_at: before.map_or_else(|| Utc::now().trunc_subsecs(0), |p| p.pinned_at),
                 reason: options.reason.clone(),
             };
-            let text = serde_json::to_vec(&pin)
-                .map_err(|e| Error::internal(format!("a pin that is no JSON: {e}")))?;
-            ctx.store.replace_small(&at, &text)?;
+            ctx.store.replace_small(&at, &as_json(&pin)?)?;
             // A gc without the lock may have been about to delete what was seen above.
             let now = chain(&mut Vec::new())?;
             if let Some(gone) = kept.iter().find(|p| !now.contains(p)) {
@@ -125,11 +123,7 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Outcome> {
             (Status::Succeeded, Some(pin))
         }
     };
-    if let Some(held) = held
-        && let Err(e) = held.release()
-    {
-        tracing::warn!("the lock could not be given back, others wait until it expires: {e}");
-    }
+    release(held);
     Ok(Outcome {
         status,
         pinned: !options.unpin,
