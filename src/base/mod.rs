@@ -4,7 +4,10 @@
 
 pub mod cancel;
 pub mod causes;
+mod lock;
+pub mod pieces;
 pub mod read_at;
 
 pub use cancel::Cancel;
+pub use lock::lock;
 pub use read_at::ReadAt;

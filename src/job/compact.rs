@@ -6,11 +6,12 @@ use crate::bucket::codec::{self, CompressionChoice};
 use crate::bucket::frame::FrameWriter;
 use crate::bucket::{Kind, SnapshotName};
 use crate::error::{Error, Result};
+use crate::job::fold::publish::{Both, Packed, Packer, give_name, refuse_plain};
+use crate::job::fold::rebuild::{Leases, Rebuild};
+use crate::job::fold::{Request, Source};
 use crate::job::leases::{self, News};
-use crate::job::publish::{Both, Packed, Packer, give_name, refuse_plain, side_by_side};
-use crate::job::rebuild::{Leases, Rebuild};
+use crate::job::parallel::side_by_side;
 use crate::job::scan::{Depth, Scan, scan};
-use crate::job::source::{Request, Source};
 use crate::job::tags::{FEW, without_excluded};
 use crate::job::{Context, space};
 use crate::kubernetes::SnapshotLeases;
@@ -143,7 +144,7 @@ impl Run<'_> {
             return Ok(outcome);
         }
 
-        let inputs = source.deltas().chain(source.base_snapshot());
+        let inputs = source.inputs();
         let encrypted = inputs.map(|s| &s.name).find(|n| n.is_encrypted);
         refuse_plain(self.ctx, encrypted)?;
         let encoding = self.resolve_compression(&source)?;
@@ -320,7 +321,7 @@ fn is_delta_newest(scan: &Scan) -> bool {
 
 /// When the newest of all inputs was taken, in seconds since 1970.
 fn newest_input(source: &Source) -> i64 {
-    let inputs = source.deltas().chain(source.base_snapshot());
+    let inputs = source.inputs();
     let created = inputs.map(|s| s.name.created);
     created.max().unwrap_or_default()
 }

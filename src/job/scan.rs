@@ -1,6 +1,7 @@
 //! Looks at a prefix: lists it, finds out what is excluded, reads contents where names leave
 //! doubt (or all of them), and sorts the snapshots into timelines.
 
+use crate::base::lock;
 use crate::bolt::Database;
 use crate::bucket::catalog::{NOTES, SNAPSHOTS, V1, V2};
 use crate::bucket::chain::{Chain, KnownBases};
@@ -9,16 +10,16 @@ use crate::bucket::timeline::{self, Evidence, NamesOnly, Timelines};
 use crate::bucket::trust::{self, Untrusted};
 use crate::bucket::{Catalog, Kind, Listed, SnapshotName};
 use crate::error::{Error, Reason, Result};
-use crate::job::first::first;
-use crate::job::publish::side_by_side;
-use crate::job::reading::Reading;
+use crate::job::Context;
+use crate::job::fold::open::Reading;
+use crate::job::fold::open::Spool;
+use crate::job::parallel::{first, side_by_side};
 use crate::job::tags::{self, Ask, Asked, FEW};
-use crate::job::{Context, Spool};
 use crate::mvcc::Revision;
 use crate::shorten;
 use crate::store::Store;
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 /// What is said where the store does not tell tags.
 pub const TAGS_UNREADABLE: &str = "the store does not tell object tags: snapshots that are excluded by a tag are not known as such (allow s3:GetObjectTagging; on Azure reading tags)";
@@ -382,10 +383,6 @@ pub(super) fn read_contents(
     }
     contents.file = Some(file);
     Ok(contents)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn survey(

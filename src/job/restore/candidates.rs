@@ -4,73 +4,11 @@
 
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
-use crate::job::scan::{Depth, Scan, scan};
-use crate::job::source::{Request, Source, Target};
+use crate::job::fold::open::Backup;
+use crate::job::fold::{Request, Source, Target};
+use crate::job::scan::Scan;
 use crate::mvcc::{HashKv, KeyRange, Revision};
 use serde::Serialize;
-use std::path::PathBuf;
-
-/// Where a backup is.
-pub enum Backup {
-    /// A prefix of a store.
-    Store(Context),
-    /// A plain snapshot file.
-    File(Context, PathBuf),
-    /// A store that could not be opened.
-    Closed {
-        /// Its URL.
-        name: String,
-        /// Why.
-        error: Error,
-    },
-}
-
-impl Backup {
-    /// Where it is, for people.
-    pub fn name(&self) -> String {
-        match self {
-            Backup::Store(ctx) => ctx.store.url().to_owned(),
-            Backup::File(_, path) => path.display().to_string(),
-            Backup::Closed { name, .. } => name.clone(),
-        }
-    }
-
-    /// What it is read with.
-    ///
-    /// # Errors
-    /// Why it could not be opened.
-    pub fn context(&self) -> Result<&Context> {
-        match self {
-            Backup::Store(ctx) | Backup::File(ctx, _) => Ok(ctx),
-            Backup::Closed { error, .. } => Err(error.again()),
-        }
-    }
-
-    /// Opens what leads to the state that is asked for.
-    ///
-    /// # Errors
-    /// As [`Source::open`] and [`Source::open_file`].
-    pub fn open(&self, request: &Request) -> Result<(&Context, Source)> {
-        let (ctx, source, _) = self.open_unproven(request)?;
-        source.prove()?;
-        Ok((ctx, source))
-    }
-
-    /// Opens it with its scan; a plain snapshot file may still be hashed: see [`Source::prove`].
-    fn open_unproven(&self, request: &Request) -> Result<(&Context, Source, Option<Scan>)> {
-        match self {
-            Backup::Store(ctx) => {
-                let scan = scan(ctx, Depth::Doubtful)?;
-                Ok((ctx, Source::open(ctx, &scan, request)?, Some(scan)))
-            }
-            Backup::File(ctx, path) => {
-                let source = Source::open_file_unproven(ctx, path, request)?;
-                Ok((ctx, source, None))
-            }
-            Backup::Closed { error, .. } => Err(error.again()),
-        }
-    }
-}
 
 /// What became of a candidate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -115,16 +53,17 @@ pub(super) struct Opened<'a> {
 
 impl<'a> Candidate<'a> {
     fn open(backup: &'a Backup, request: &Request, proven: bool) -> Self {
-        let mut opened = backup.open_unproven(request);
-        if proven
-            && let Ok((_, source, _)) = &opened
-            && let Err(e) = source.prove()
-        {
-            opened = Err(e);
-        }
+        let open = || {
+            let (source, scan) = backup.open_unproven(request)?;
+            if proven {
+                source.prove()?;
+            }
+            let ctx = backup.context()?;
+            Ok(Opened { ctx, source, scan })
+        };
         Candidate {
             backup,
-            opened: opened.map(|(ctx, source, scan)| Opened { ctx, source, scan }),
+            opened: open(),
         }
     }
 

@@ -5,7 +5,8 @@
 mod candidates;
 mod needed;
 
-pub use candidates::{Backup, Fate, Told};
+pub use crate::job::fold::open::Backup;
+pub use candidates::{Fate, Told};
 pub use needed::{Action, Decision, Depth};
 
 use crate::base::Cancel;
@@ -17,8 +18,8 @@ use crate::datadir::place::{Leftover, Occupied, Place};
 use crate::datadir::{self, place, snap, wal};
 use crate::error::{Error, Reason, Result};
 use crate::etcd::peers::{self, PeerOptions};
-use crate::job::rebuild::{Rebuild, Rebuilt};
-use crate::job::source::{Request, Source};
+use crate::job::fold::rebuild::{Rebuild, Rebuilt};
+use crate::job::fold::{Request, Source};
 use crate::job::tags::without_excluded;
 use crate::job::{Context, identity, space};
 use crate::mvcc::{Fold, KeepHistory, KeyRange, Revision};
@@ -39,7 +40,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, SyncSender};
 use std::time::Instant;
 
-pub use crate::job::rebuild::Leases;
+pub use crate::job::fold::rebuild::Leases;
 
 /// What is written.
 pub enum To {

@@ -1,32 +1,155 @@
-//! Applies the deltas of a chain to a fold: one after the other with one thread, several at once
+//! Replay: the deltas of a [`Source`] go into a fold, one after the other with one thread, several at once
 //! with more.
 //!
 //! The first delta that is under way holds the fold; those after it fold into parts of their own,
 //! and hand these over when their turn comes. Their results, and the error if there is one, are
 //! those of one thread.
 
-use crate::bucket::Snapshot;
+use super::by_time;
+use super::open::reading::Reading;
+use super::open::source::Source;
+use super::select::Step;
+use crate::base::lock;
 use crate::error::{Error, Result};
 use crate::job::Context;
-use crate::job::reading::Reading;
-use crate::mvcc::{Change, Fold, FoldOptions, Part, Revision};
+use crate::mvcc::{
+    Change, Fold, FoldOptions, HashKv, KeepHistory, KeyRange, KeyValue, Part, Revision, hash_kv,
+};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+/// Changes that a fold holds in memory before they go to the temporary directory.
+const CHANGE_BUFFER_BYTES: usize = 16 << 20;
 /// Changes that a part holds in memory: what an upload's part takes later.
 const PART_BUFFER_BYTES: usize = 4 << 20;
 /// Keys that all parts together hold in memory; one that has more waits for its turn.
 const PARTS_KEY_BYTES: usize = 12 << 20;
 
-/// A delta and the revisions that are taken of it.
-#[derive(Debug, Clone)]
-pub(super) struct Step {
-    pub(super) snapshot: Snapshot,
-    /// Later than this one.
-    pub(super) after: Revision,
-    /// And not later than this one.
-    pub(super) until: Revision,
+impl Source {
+    /// Folds the records of some keys. Gives the number of events that were taken, too.
+    ///
+    /// # Errors
+    /// Those of a damaged or foreign delta; the store's; `Io`, `NoSpace`, `Terminated`.
+    pub fn fold(
+        &self,
+        ctx: &Context,
+        compact: Revision,
+        keys: KeyRange,
+        detach_leases: bool,
+    ) -> Result<(Fold<'static>, u64)> {
+        self.fold_to(ctx, compact, keys, detach_leases, Ok)
+    }
+
+    /// As [`fold`](Self::fold); `to` says where the changes go before they come.
+    ///
+    /// # Errors
+    /// As [`fold`](Self::fold); what `to` returns.
+    pub(super) fn fold_to<'f>(
+        &self,
+        ctx: &Context,
+        compact: Revision,
+        keys: KeyRange,
+        detach_leases: bool,
+        to: impl FnOnce(Fold<'static>) -> Result<Fold<'f>>,
+    ) -> Result<(Fold<'f>, u64)> {
+        let options = self.fold_options(ctx, compact, keys, detach_leases);
+        let fold = to(self.fold_of_base(ctx, options.clone())?)?;
+        self.read_deltas(ctx, || replay(ctx, self.steps(), &options, fold))
+    }
+
+    fn fold_options(
+        &self,
+        ctx: &Context,
+        compact: Revision,
+        keys: KeyRange,
+        detach_leases: bool,
+    ) -> FoldOptions {
+        FoldOptions {
+            target: self.target,
+            compact,
+            keys,
+            detach_leases,
+            base: self.base,
+            temp_dir: ctx.temp(),
+            buffer_bytes: CHANGE_BUFFER_BYTES,
+            limits: ctx.limits,
+        }
+    }
+
+    fn fold_of_base(&self, ctx: &Context, options: FoldOptions) -> Result<Fold<'static>> {
+        Fold::new(options, &self.db).map_err(self.at_base(ctx))
+    }
+
+    /// The compacted revision of a result that keeps so much history.
+    ///
+    /// # Errors
+    /// As [`fold`](Self::fold): for a duration the deltas are read.
+    pub fn compact_revision(&self, ctx: &Context, keep: KeepHistory) -> Result<Revision> {
+        let made = self.base_snapshot().map(|s| s.name.created_at());
+        // The base's events have no times, but they are older than the base.
+        let base = made.map(|made| (made, self.base.revision));
+        let cutoff = match keep {
+            KeepHistory::Age(age) => {
+                self.read_some_deltas(ctx, || by_time::too_old(ctx, self.steps(), base, age))?
+            }
+            _ => None,
+        };
+        Ok(keep.compact_revision(&self.base, self.target, cutoff))
+    }
+
+    /// HashKV of the full itself.
+    ///
+    /// # Errors
+    /// `CorruptSnapshot`, `Io`.
+    pub fn hash_of_base(&self, ctx: &Context) -> Result<HashKv> {
+        hash_kv(&self.db, None).map_err(self.at_base(ctx))
+    }
+
+    /// Hands every one of `keys` that is alive to `each`, in the order of their newest revisions.
+    ///
+    /// # Errors
+    /// As [`fold`](Self::fold); what `each` returns.
+    pub fn for_each_live(
+        &self,
+        ctx: &Context,
+        keys: KeyRange,
+        each: impl FnMut(&KeyValue<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let (fold, _) = self.fold(ctx, self.target, keys, false)?;
+        self.hand_on(ctx, fold, each)
+    }
+
+    /// As [`for_each_live`](Self::for_each_live), as if no delta changed one of `keys`.
+    pub(in crate::job) fn for_each_live_in_base(
+        &self,
+        ctx: &Context,
+        keys: KeyRange,
+        each: impl FnMut(&KeyValue<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let options = self.fold_options(ctx, self.target, keys, false);
+        self.hand_on(ctx, self.fold_of_base(ctx, options)?, each)
+    }
+
+    fn hand_on(
+        &self,
+        ctx: &Context,
+        fold: Fold<'_>,
+        mut each: impl FnMut(&KeyValue<'_>) -> Result<()>,
+    ) -> Result<()> {
+        fold.finish(&self.db, |r| {
+            ctx.store.cancel().check()?;
+            if r.rk.tombstone {
+                return Ok(());
+            }
+            match KeyValue::decode(r.record)? {
+                // etcdutl's mark of a bumped revision is no key.
+                kv if kv.key.is_empty() => Ok(()),
+                kv => each(&kv),
+            }
+        })?;
+        Ok(())
+    }
 }
 
 /// Applies the deltas in order. Gives the fold back, and the number of events it took.
@@ -34,7 +157,7 @@ pub(super) struct Step {
 /// # Errors
 /// Those of the first delta that has one: `CorruptSnapshot`, `NameMismatch`, `HistoryMismatch`; the
 /// store's; `Io`, `NoSpace`, `Terminated`.
-pub(super) fn replay<'f>(
+fn replay<'f>(
     ctx: &Context,
     steps: &[Step],
     options: &FoldOptions,
@@ -133,12 +256,8 @@ impl<'f> Run<'_, 'f> {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Turn<'f>> {
-        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn fail(&self, i: usize, e: Error) {
-        let mut turn = self.lock();
+        let mut turn = lock(&self.turn);
         if turn.failed.as_ref().is_none_or(|(first, _)| i < *first) {
             turn.failed = Some((i, e));
             self.stop_at.fetch_min(i, Ordering::Relaxed);
@@ -153,7 +272,7 @@ impl<'f> Run<'_, 'f> {
 
     /// The fold, if it is this step's turn.
     fn take(&self, i: usize) -> Option<Fold<'f>> {
-        let mut turn = self.lock();
+        let mut turn = lock(&self.turn);
         if turn.next == i {
             turn.fold.take()
         } else {
@@ -163,7 +282,7 @@ impl<'f> Run<'_, 'f> {
 
     /// Waits for the fold; `None` where a step before this one has failed.
     fn wait(&self, i: usize) -> Result<Option<Fold<'f>>> {
-        let mut turn = self.lock();
+        let mut turn = lock(&self.turn);
         loop {
             if self.is_in_vain(i) {
                 return Ok(None);
@@ -187,7 +306,7 @@ impl<'f> Run<'_, 'f> {
     }
 
     fn pass(&self, i: usize, fold: Fold<'f>) {
-        let mut turn = self.lock();
+        let mut turn = lock(&self.turn);
         turn.next = i + 1;
         turn.fold = Some(fold);
         self.passed.notify_all();
@@ -290,7 +409,7 @@ impl<'f> Run<'_, 'f> {
 
     /// Waits until this step may have the fold.
     fn wait_for_turn(&self, i: usize) -> Result<()> {
-        let mut turn = self.lock();
+        let mut turn = lock(&self.turn);
         while turn.next != i && !self.is_in_vain(i) {
             turn = self.look_again(turn)?;
         }

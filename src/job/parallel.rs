@@ -1,8 +1,9 @@
-//! Looks at many items, several at once, with the result of one thread that looks at them in order.
+//! Work on several threads with the result of one: items that are looked at, and two things side by side.
 
-use crate::error::Result;
+use crate::base::lock;
+use crate::error::{Error, Result};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 /// What `look` finds in the first of `items` in which it finds something, or its failure if that comes first.
 /// Items after that one may not be looked at.
@@ -29,7 +30,7 @@ pub(super) fn first<T: Send>(
                 continue;
             }
             end.fetch_min(nth, Ordering::Relaxed);
-            let mut ended = ended.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut ended = lock(&ended);
             if ended.as_ref().is_none_or(|(first, _)| nth < *first) {
                 *ended = Some((nth, result));
             }
@@ -42,14 +43,38 @@ pub(super) fn first<T: Send>(
         }
         work();
     });
-    let ended = ended.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let ended = lock(&ended).take();
     ended.map_or(Ok(None), |(_, result)| result)
+}
+
+/// Does two things at once, such as to verify a file while the upload is completed and read back; one after the
+/// other with one thread.
+pub(super) fn side_by_side<A: Send, B>(
+    threads: usize,
+    a: impl FnOnce() -> Result<A> + Send,
+    b: impl FnOnce() -> Result<B>,
+) -> (Result<A>, Result<B>) {
+    if threads <= 1 {
+        return (a(), b());
+    }
+    std::thread::scope(|s| {
+        let panicked = |_| Err(Error::internal("a thread panicked"));
+        match std::thread::Builder::new().spawn_scoped(s, a) {
+            Ok(a) => {
+                let b = b();
+                (a.join().unwrap_or_else(panicked), b)
+            }
+            Err(e) => {
+                let what = "start a thread (give fewer with --threads)";
+                (Err(Error::io(what, e)), b())
+            }
+        }
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Error;
 
     #[test]
     fn the_first_item_tells_whatever_the_number_of_threads() {

@@ -18,10 +18,10 @@ use std::io::{self, BufWriter, Read, Write};
 const NAMES_TRIED: i64 = 3600;
 
 /// Where a new database goes: into a file to be verified, and on its way into the store.
-pub(super) struct Both<W> {
-    pub(super) file: BufWriter<TempFile>,
-    pub(super) stream: W,
-    pub(super) step: Step,
+pub(in crate::job) struct Both<W> {
+    pub(in crate::job) file: BufWriter<TempFile>,
+    pub(in crate::job) stream: W,
+    pub(in crate::job) step: Step,
 }
 
 impl<W: Write> Write for Both<W> {
@@ -50,7 +50,7 @@ type Sum = [u8; 32];
 ///
 /// # Errors
 /// `Configuration` where `existing` is encrypted and there is nobody to encrypt a new snapshot for.
-pub(super) fn refuse_plain(ctx: &Context, existing: Option<&SnapshotName>) -> Result<()> {
+pub(in crate::job) fn refuse_plain(ctx: &Context, existing: Option<&SnapshotName>) -> Result<()> {
     match existing {
         Some(name) if name.is_encrypted && !ctx.keys.encrypts() => Err(Error::new(
             Reason::Configuration,
@@ -64,7 +64,7 @@ pub(super) fn refuse_plain(ctx: &Context, existing: Option<&SnapshotName>) -> Re
 
 /// The way into the store: compressed, then encrypted where there is somebody to encrypt it for, then
 /// uploaded.
-pub(super) struct Packer(Encoder<Summed>);
+pub(in crate::job) struct Packer(Encoder<Summed>);
 
 /// Sums up what is encrypted: of the same content no two encrypted objects are the same.
 struct Summed {
@@ -91,7 +91,7 @@ impl Packer {
     ///
     /// # Errors
     /// The store's.
-    pub(super) fn new(ctx: &Context, hint: &str, encoding: Encoding) -> Result<Self> {
+    pub(in crate::job) fn new(ctx: &Context, hint: &str, encoding: Encoding) -> Result<Self> {
         Self::of(ctx, Upload::new(&ctx.store, hint, ctx.threads), encoding)
     }
 
@@ -99,7 +99,11 @@ impl Packer {
     ///
     /// # Errors
     /// The store's.
-    pub(super) fn named(ctx: &Context, name: &SnapshotName, encoding: Encoding) -> Result<Self> {
+    pub(in crate::job) fn named(
+        ctx: &Context,
+        name: &SnapshotName,
+        encoding: Encoding,
+    ) -> Result<Self> {
         let upload = Upload::new(&ctx.store, &name.to_string(), ctx.threads);
         Self::of(ctx, upload.likely_named(format!("{V2}/{name}")), encoding)
     }
@@ -117,7 +121,7 @@ impl Packer {
     ///
     /// # Errors
     /// The store's.
-    pub(super) fn finish(self) -> Result<Packed> {
+    pub(in crate::job) fn finish(self) -> Result<Packed> {
         let Summed { sealed, sum } = self.0.finish().map_err(unwritten)?;
         let staged = sealed.finish().map_err(unwritten)?.finish()?;
         let content = sum.map(|sum| sum.finalize().into());
@@ -140,7 +144,7 @@ fn unwritten(e: io::Error) -> Error {
 }
 
 /// What is uploaded and waits for its name.
-pub(super) struct Packed {
+pub(in crate::job) struct Packed {
     staged: Staged,
     /// Of what is encrypted.
     content: Option<Sum>,
@@ -148,7 +152,7 @@ pub(super) struct Packed {
 
 impl Packed {
     /// Size in the store.
-    pub(super) fn bytes(&self) -> u64 {
+    pub(in crate::job) fn bytes(&self) -> u64 {
         self.staged.bytes()
     }
 
@@ -179,37 +183,16 @@ impl Packed {
     }
 }
 
-/// Does two things at once, such as to verify a file while the upload is completed and read back; one after the
-/// other with one thread.
-pub(super) fn side_by_side<A: Send, B>(
-    threads: usize,
-    a: impl FnOnce() -> Result<A> + Send,
-    b: impl FnOnce() -> Result<B>,
-) -> (Result<A>, Result<B>) {
-    if threads <= 1 {
-        return (a(), b());
-    }
-    std::thread::scope(|s| {
-        let panicked = |_| Err(Error::internal("a thread panicked"));
-        match std::thread::Builder::new().spawn_scoped(s, a) {
-            Ok(a) => {
-                let b = b();
-                (a.join().unwrap_or_else(panicked), b)
-            }
-            Err(e) => {
-                let what = "start a thread (give fewer with --threads)";
-                (Err(Error::io(what, e)), b())
-            }
-        }
-    })
-}
-
 /// Gives an object the first free name from `name` on. Returns its size, or 0 where it was there already:
 /// the same bytes, or the same content encrypted.
 ///
 /// # Errors
 /// `TargetExists` where all names that are tried are taken; the store's.
-pub(super) fn give_name(ctx: &Context, packed: &Packed, name: &mut SnapshotName) -> Result<u64> {
+pub(in crate::job) fn give_name(
+    ctx: &Context,
+    packed: &Packed,
+    name: &mut SnapshotName,
+) -> Result<u64> {
     let first = name.created;
     while name.created < first + NAMES_TRIED {
         let below = format!("{V2}/{name}");

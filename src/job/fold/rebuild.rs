@@ -3,11 +3,11 @@
 //!
 //! It does not know where the bytes go. `compact` and `restore` call it.
 
+use super::open::source::Source;
 use crate::base::ReadAt;
 use crate::bolt::{Bucket, BucketValue, Database, Layout, PageBudget, TreeBuilder, Writer};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
-use crate::job::source::Source;
 use crate::mvcc::history::{
     FINISHED_COMPACT, KEY_BUCKET, META_BUCKET, SCHEDULED_COMPACT, key_bucket, metadata_note,
 };
@@ -21,7 +21,7 @@ use std::io::Write;
 use std::time::Duration;
 
 /// Entries of a bucket, in ascending order of their keys.
-pub(super) type Entries = BTreeMap<Vec<u8>, Vec<u8>>;
+pub(in crate::job) type Entries = BTreeMap<Vec<u8>, Vec<u8>>;
 
 /// What becomes of leases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,28 +39,28 @@ pub enum Leases {
 }
 
 /// What the new database shall be.
-pub(super) struct Rebuild<'a> {
-    pub(super) source: &'a Source,
+pub(in crate::job) struct Rebuild<'a> {
+    pub(in crate::job) source: &'a Source,
     /// The compacted revision; above the source's target it is the newest revision, too.
-    pub(super) compact: Revision,
-    pub(super) leases: Leases,
+    pub(in crate::job) compact: Revision,
+    pub(in crate::job) leases: Leases,
     /// Buckets that hold these entries and none of the full's.
-    pub(super) replaced: BTreeMap<Vec<u8>, Entries>,
+    pub(in crate::job) replaced: BTreeMap<Vec<u8>, Entries>,
     /// Entries of `meta` that are set, or removed where `None`.
-    pub(super) meta: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
+    pub(in crate::job) meta: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
 }
 
 /// What was written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Rebuilt {
-    pub(super) hash: HashKv,
+pub(in crate::job) struct Rebuilt {
+    pub(in crate::job) hash: HashKv,
     /// Leases that got a record.
-    pub(super) leases_added: u64,
+    pub(in crate::job) leases_added: u64,
 }
 
 impl Rebuild<'_> {
     /// The newest revision of the new database.
-    pub(super) fn revision(&self) -> Revision {
+    pub(in crate::job) fn revision(&self) -> Revision {
         self.source.target.max(self.compact)
     }
 
@@ -68,7 +68,7 @@ impl Rebuild<'_> {
     ///
     /// # Errors
     /// As [`Fold::finish`]; `Terminated`.
-    pub(super) fn measure(&self, ctx: &Context, fold: &mut Fold<'_>) -> Result<Layout> {
+    pub(in crate::job) fn measure(&self, ctx: &Context, fold: &mut Fold<'_>) -> Result<Layout> {
         let step = Step::new("measure the new snapshot", None);
         let db = &self.source.db;
         let mut w = Writer::measuring(db.page_size())?;
@@ -90,7 +90,7 @@ impl Rebuild<'_> {
     ///
     /// # Errors
     /// As [`measure`](Self::measure); what `out` returns; `Internal`.
-    pub(super) fn write(
+    pub(in crate::job) fn write(
         &self,
         ctx: &Context,
         fold: Fold<'_>,
@@ -124,7 +124,7 @@ impl Rebuild<'_> {
     ///
     /// # Errors
     /// As [`Source::fold`] and [`write`](Self::write).
-    pub(super) fn stream(
+    pub(in crate::job) fn stream(
         &self,
         ctx: &Context,
         out: &mut (dyn Write + Send),
@@ -253,7 +253,12 @@ impl Rebuild<'_> {
     ///
     /// # Errors
     /// `Internal` where it is not what was written; `CorruptSnapshot`; `Io`.
-    pub(super) fn verify(&self, src: impl ReadAt, written: &HashKv, layout: &Layout) -> Result<()> {
+    pub(in crate::job) fn verify(
+        &self,
+        src: impl ReadAt,
+        written: &HashKv,
+        layout: &Layout,
+    ) -> Result<()> {
         let _step = Step::new("verify the new snapshot", None);
         let db = Database::open(src)?;
         let base = Base::read(&db)?;
@@ -438,7 +443,7 @@ fn copy_bucket<R: ReadAt>(
 ///
 /// # Errors
 /// `CorruptSnapshot`, `Io`.
-pub(super) fn read_every_page<R: ReadAt>(db: &Database<R>) -> Result<HashKv> {
+pub(in crate::job) fn read_every_page<R: ReadAt>(db: &Database<R>) -> Result<HashKv> {
     let hash = hash_kv(db, None)?;
     // HashKV has read all of the `key` bucket.
     read_all(db, &db.root(), 0, |name| name != KEY_BUCKET)?;
