@@ -21,7 +21,6 @@ use crate::telemetry::progress::Step;
 use chrono::Utc;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::io::BufWriter;
 use std::time::Instant;
 
 /// What to compact, and how.
@@ -294,19 +293,17 @@ impl Run<'_> {
         space::check(&self.ctx.temp_dir, layout.bytes(), "the new database")?;
 
         let failed = |e| Error::io("write the new snapshot", e);
-        let mut both = Both {
-            file: BufWriter::with_capacity(256 << 10, self.ctx.temp_file()?),
-            stream: FrameWriter::new(Packer::named(self.ctx, name, encoding)?),
-            step: Step::new(format!("write {name}"), Some(layout.bytes())),
-        };
+        let mut both = Both::new(
+            Some(self.ctx.temp_file()?),
+            FrameWriter::new(Packer::named(self.ctx, name, encoding)?),
+            Some(Step::new(format!("write {name}"), Some(layout.bytes()))),
+        );
         let folded = rebuild.write(self.ctx, fold, &layout, &mut both)?.hash;
-
-        let Both { file, stream, step } = both;
-        let file = file.into_inner().map_err(|e| failed(e.into_error()))?;
+        let (file, stream) = both.into_parts().map_err(failed)?;
+        let file = file.ok_or_else(|| Error::internal("a database without a file"))?;
         let verify = || rebuild.verify(self.ctx.spool(file), &folded, &layout);
         let stage = || stream.finish().map_err(failed)?.finish();
         let (verified, packed) = side_by_side(self.ctx.threads, verify, stage);
-        drop(step);
         let packed = packed?;
         verified?;
         Ok((packed, folded))

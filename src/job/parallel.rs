@@ -57,18 +57,19 @@ pub(super) fn side_by_side<A: Send, B>(
     if threads <= 1 {
         return (a(), b());
     }
-    std::thread::scope(|s| {
-        let panicked = |_| Err(Error::internal("a thread panicked"));
-        match std::thread::Builder::new().spawn_scoped(s, a) {
-            Ok(a) => {
-                let b = b();
-                (a.join().unwrap_or_else(panicked), b)
-            }
-            Err(e) => {
-                let what = "start a thread (give fewer with --threads)";
-                (Err(Error::io(what, e)), b())
-            }
+    let a = Mutex::new(Some(a));
+    let a = || match lock(&a).take() {
+        Some(a) => a(),
+        None => Err(Error::internal("a thing was done twice")),
+    };
+    std::thread::scope(|s| match std::thread::Builder::new().spawn_scoped(s, &a) {
+        Ok(thread) => {
+            let b = b();
+            let panicked = |_| Err(Error::internal("a thread panicked"));
+            (thread.join().unwrap_or_else(panicked), b)
         }
+        // The system has no thread left.
+        Err(_) => (a(), b()),
     })
 }
 
