@@ -69,7 +69,7 @@ impl<'a> StepReader<'a> {
 /// # Errors
 /// `OutOfRange` where the timeline begins after it; `RevisionGap`, `NoSnapshots`; those of a damaged
 /// delta; the store's; `Terminated`.
-pub(in crate::job) fn revision_at(
+pub(crate) fn revision_at(
     ctx: &Context,
     scan: &Scan,
     timeline: &Timeline,

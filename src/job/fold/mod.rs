@@ -2,11 +2,11 @@
 //!
 //! `compact` takes all of them, `restore` all but the last, and what reads or verifies a backup the first three.
 
-pub(in crate::job) mod by_time;
+pub(crate) mod by_time;
 mod moment;
 pub mod open;
-pub(in crate::job) mod publish;
-pub(in crate::job) mod rebuild;
+pub(crate) mod publish;
+pub(crate) mod rebuild;
 mod replay;
 pub mod select;
 

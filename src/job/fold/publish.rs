@@ -19,20 +19,20 @@ use std::io::{self, BufWriter, IntoInnerError, Write};
 const NAMES_TRIED: i64 = 3600;
 
 /// Where a new database goes: into a file to be verified, and on its way into the store or to its target.
-pub(in crate::job) struct Both<W> {
+pub(crate) struct Both<W> {
     file: Option<BufWriter<TempFile>>,
     stream: W,
     step: Option<Step>,
 }
 
 impl<W> Both<W> {
-    pub(in crate::job) fn new(file: Option<TempFile>, stream: W, step: Option<Step>) -> Self {
+    pub(crate) fn new(file: Option<TempFile>, stream: W, step: Option<Step>) -> Self {
         let file = file.map(|file| BufWriter::with_capacity(256 << 10, file));
         Both { file, stream, step }
     }
 
     /// The file, written to its end, and the stream.
-    pub(in crate::job) fn into_parts(self) -> io::Result<(Option<TempFile>, W)> {
+    pub(crate) fn into_parts(self) -> io::Result<(Option<TempFile>, W)> {
         let file = self.file.map(BufWriter::into_inner).transpose();
         Ok((file.map_err(IntoInnerError::into_error)?, self.stream))
     }
@@ -68,7 +68,7 @@ type Sum = [u8; 32];
 ///
 /// # Errors
 /// `Configuration` where `existing` is encrypted and there is nobody to encrypt a new snapshot for.
-pub(in crate::job) fn refuse_plain(ctx: &Context, existing: Option<&SnapshotName>) -> Result<()> {
+pub(crate) fn refuse_plain(ctx: &Context, existing: Option<&SnapshotName>) -> Result<()> {
     match existing {
         Some(name) if name.is_encrypted && !ctx.keys.encrypts() => Err(Error::new(
             Reason::Configuration,
@@ -82,12 +82,12 @@ pub(in crate::job) fn refuse_plain(ctx: &Context, existing: Option<&SnapshotName
 
 /// The way into the store: compressed, then encrypted where there is somebody to encrypt it for, then
 /// uploaded. What is encrypted is summed up before: of the same content no two encrypted objects are the same.
-pub(in crate::job) struct Packer(Encoder<Summed<Sealed<Upload>>>);
+pub(crate) struct Packer(Encoder<Summed<Sealed<Upload>>>);
 
 /// Sums up what is written, if it is asked to.
-pub(in crate::job) struct Summed<W> {
-    pub(in crate::job) inner: W,
-    pub(in crate::job) sum: Option<Sha256>,
+pub(crate) struct Summed<W> {
+    pub(crate) inner: W,
+    pub(crate) sum: Option<Sha256>,
 }
 
 impl<W: Write> Write for Summed<W> {
@@ -109,7 +109,7 @@ impl Packer {
     ///
     /// # Errors
     /// The store's.
-    pub(in crate::job) fn new(ctx: &Context, hint: &str, encoding: Encoding) -> Result<Self> {
+    pub(crate) fn new(ctx: &Context, hint: &str, encoding: Encoding) -> Result<Self> {
         Self::of(ctx, Upload::new(&ctx.store, hint, ctx.threads), encoding)
     }
 
@@ -117,11 +117,7 @@ impl Packer {
     ///
     /// # Errors
     /// The store's.
-    pub(in crate::job) fn named(
-        ctx: &Context,
-        name: &SnapshotName,
-        encoding: Encoding,
-    ) -> Result<Self> {
+    pub(crate) fn named(ctx: &Context, name: &SnapshotName, encoding: Encoding) -> Result<Self> {
         let upload = Upload::new(&ctx.store, &name.to_string(), ctx.threads);
         Self::of(ctx, upload.likely_named(format!("{V2}/{name}")), encoding)
     }
@@ -139,7 +135,7 @@ impl Packer {
     ///
     /// # Errors
     /// The store's.
-    pub(in crate::job) fn finish(self) -> Result<Packed> {
+    pub(crate) fn finish(self) -> Result<Packed> {
         let Summed { inner, sum } = self.0.finish().map_err(unwritten)?;
         let staged = inner.finish().map_err(unwritten)?.finish()?;
         let content = sum.map(|sum| sum.finalize().into());
@@ -162,7 +158,7 @@ fn unwritten(e: io::Error) -> Error {
 }
 
 /// What is uploaded and waits for its name.
-pub(in crate::job) struct Packed {
+pub(crate) struct Packed {
     staged: Staged,
     /// Of what is encrypted.
     content: Option<Sum>,
@@ -170,7 +166,7 @@ pub(in crate::job) struct Packed {
 
 impl Packed {
     /// Size in the store.
-    pub(in crate::job) fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.staged.bytes()
     }
 
@@ -205,11 +201,7 @@ fn sum_of(ctx: &Context, below: &str) -> Result<Sum> {
 ///
 /// # Errors
 /// `TargetExists` where all names that are tried are taken; the store's.
-pub(in crate::job) fn give_name(
-    ctx: &Context,
-    packed: &Packed,
-    name: &mut SnapshotName,
-) -> Result<u64> {
+pub(crate) fn give_name(ctx: &Context, packed: &Packed, name: &mut SnapshotName) -> Result<u64> {
     let first = name.created;
     while name.created < first + NAMES_TRIED {
         let below = format!("{V2}/{name}");

@@ -21,7 +21,7 @@ use std::io::Write;
 use std::time::Duration;
 
 /// Entries of a bucket, in ascending order of their keys.
-pub(in crate::job) type Entries = BTreeMap<Vec<u8>, Vec<u8>>;
+pub(crate) type Entries = BTreeMap<Vec<u8>, Vec<u8>>;
 
 /// What becomes of leases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,28 +39,28 @@ pub enum Leases {
 }
 
 /// What the new database shall be.
-pub(in crate::job) struct Rebuild<'a> {
-    pub(in crate::job) source: &'a Source,
+pub(crate) struct Rebuild<'a> {
+    pub(crate) source: &'a Source,
     /// The compacted revision; above the source's target it is the newest revision, too.
-    pub(in crate::job) compact: Revision,
-    pub(in crate::job) leases: Leases,
+    pub(crate) compact: Revision,
+    pub(crate) leases: Leases,
     /// Buckets that hold these entries and none of the full's.
-    pub(in crate::job) replaced: BTreeMap<Vec<u8>, Entries>,
+    pub(crate) replaced: BTreeMap<Vec<u8>, Entries>,
     /// Entries of `meta` that are set, or removed where `None`.
-    pub(in crate::job) meta: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
+    pub(crate) meta: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
 }
 
 /// What was written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::job) struct Rebuilt {
-    pub(in crate::job) hash: HashKv,
+pub(crate) struct Rebuilt {
+    pub(crate) hash: HashKv,
     /// Leases that got a record.
-    pub(in crate::job) leases_added: u64,
+    pub(crate) leases_added: u64,
 }
 
 impl Rebuild<'_> {
     /// The newest revision of the new database.
-    pub(in crate::job) fn revision(&self) -> Revision {
+    pub(crate) fn revision(&self) -> Revision {
         self.source.target.max(self.compact)
     }
 
@@ -68,7 +68,7 @@ impl Rebuild<'_> {
     ///
     /// # Errors
     /// As [`Fold::finish`]; `Terminated`.
-    pub(in crate::job) fn measure(&self, ctx: &Context, fold: &mut Fold<'_>) -> Result<Layout> {
+    pub(crate) fn measure(&self, ctx: &Context, fold: &mut Fold<'_>) -> Result<Layout> {
         let step = Step::new("measure the new snapshot", None);
         let db = &self.source.db;
         let mut w = Writer::measuring(db.page_size())?;
@@ -90,7 +90,7 @@ impl Rebuild<'_> {
     ///
     /// # Errors
     /// As [`measure`](Self::measure); what `out` returns; `Internal`.
-    pub(in crate::job) fn write(
+    pub(crate) fn write(
         &self,
         ctx: &Context,
         fold: Fold<'_>,
@@ -124,7 +124,7 @@ impl Rebuild<'_> {
     ///
     /// # Errors
     /// As [`Source::fold`] and [`write`](Self::write).
-    pub(in crate::job) fn stream(
+    pub(crate) fn stream(
         &self,
         ctx: &Context,
         out: &mut (dyn Write + Send),
@@ -192,13 +192,16 @@ impl Rebuild<'_> {
         let budget = db.page_budget();
         let mut attached = Attached::new(self.leases);
         let mut leases_added = 0;
+        // Buckets that the full does not have stand between its own.
+        let add = |w: &mut Writer<'_>, root: &mut TreeBuilder, (name, entries): (&Vec<u8>, _)| {
+            let value = write_bucket(w, 0, entries)?;
+            root.push_bucket(w, name, &value)
+        };
         let mut missing = self.replaced.iter().peekable();
         let mut buckets = db.cursor_within(&db.root(), &budget);
         while let Some(e) = buckets.next().map_err(at_base)? {
-            // Buckets that the full does not have stand between its own.
-            while let Some((name, entries)) = missing.next_if(|(name, _)| name.as_slice() < e.key) {
-                let value = write_bucket(w, 0, entries)?;
-                root.push_bucket(w, name, &value)?;
+            while let Some(bucket) = missing.next_if(|(name, _)| name.as_slice() < e.key) {
+                add(w, &mut root, bucket)?;
             }
             if !e.is_bucket() {
                 root.push(w, e.key, e.value)?;
@@ -219,17 +222,16 @@ impl Rebuild<'_> {
                     write_bucket(w, bucket.sequence, &entries)?
                 }
                 (lease::BUCKET, _) => {
-                    let added = attached.write(w, db, &bucket).map_err(at_base)?;
-                    leases_added = added.1;
-                    added.0
+                    let value;
+                    (value, leases_added) = attached.write(w, db, &bucket).map_err(at_base)?;
+                    value
                 }
                 _ => copy_bucket(db, &bucket, &budget, w, 0).map_err(at_base)?,
             };
             root.push_bucket(w, e.key, &value)?;
         }
-        for (name, entries) in missing {
-            let value = write_bucket(w, 0, entries)?;
-            root.push_bucket(w, name, &value)?;
+        for bucket in missing {
+            add(w, &mut root, bucket)?;
         }
         Ok((root, leases_added))
     }
@@ -253,12 +255,7 @@ impl Rebuild<'_> {
     ///
     /// # Errors
     /// `Internal` where it is not what was written; `CorruptSnapshot`; `Io`.
-    pub(in crate::job) fn verify(
-        &self,
-        src: impl ReadAt,
-        written: &HashKv,
-        layout: &Layout,
-    ) -> Result<()> {
+    pub(crate) fn verify(&self, src: impl ReadAt, written: &HashKv, layout: &Layout) -> Result<()> {
         let _step = Step::new("verify the new snapshot", None);
         let db = Database::open(src)?;
         let base = Base::read(&db)?;
@@ -316,14 +313,11 @@ impl Attached {
         bucket: &Bucket,
     ) -> Result<(BucketValue, u64)> {
         let mut tree = TreeBuilder::new(bucket.sequence);
-        let Leases::Keep { time_to_live } = self.wanted else {
-            let mut c = db.cursor(bucket);
-            while self.wanted != Leases::Drop
-                && let Some(e) = c.next()?
-            {
-                tree.push(w, e.key, e.value)?;
-            }
-            return Ok((tree.finish(w)?, 0));
+        let time_to_live = match self.wanted {
+            Leases::Drop => return Ok((tree.finish(w)?, 0)),
+            // No ID was noted.
+            Leases::AsRecorded => Duration::ZERO,
+            Leases::Keep { time_to_live } => time_to_live,
         };
         let mut added = 0;
         let mut unknown = std::mem::take(&mut self.ids).into_iter().peekable();
@@ -349,9 +343,10 @@ impl Attached {
 /// A database that is larger could not be read again.
 fn check_size(ctx: &Context, bytes: u64) -> Result<()> {
     match bytes > ctx.limits.database_bytes {
-        true => Err(ctx
-            .limits
-            .database_too_large(format!("the new database has {bytes} bytes"))),
+        true => {
+            let what = format!("the new database has {bytes} bytes");
+            Err(ctx.limits.database_too_large(what))
+        }
         false => Ok(()),
     }
 }
@@ -423,9 +418,7 @@ fn copy_bucket<R: ReadAt>(
     writer: &mut Writer<'_>,
     depth: usize,
 ) -> Result<BucketValue> {
-    if depth > MAX_NESTING {
-        return Err(Error::corrupt("buckets are nested without end"));
-    }
+    check_depth(depth)?;
     let mut tree = TreeBuilder::new(bucket.sequence);
     let mut c = db.cursor_within(bucket, budget);
     while let Some(e) = c.next()? {
@@ -443,11 +436,19 @@ fn copy_bucket<R: ReadAt>(
 ///
 /// # Errors
 /// `CorruptSnapshot`, `Io`.
-pub(in crate::job) fn read_every_page<R: ReadAt>(db: &Database<R>) -> Result<HashKv> {
+pub(crate) fn read_every_page<R: ReadAt>(db: &Database<R>) -> Result<HashKv> {
     let hash = hash_kv(db, None)?;
     // HashKV has read all of the `key` bucket.
     read_all(db, &db.root(), 0, |name| name != KEY_BUCKET)?;
     Ok(hash)
+}
+
+/// Fails if buckets are nested deeper than etcd nests them, which is not at all.
+fn check_depth(depth: usize) -> Result<()> {
+    match depth > MAX_NESTING {
+        true => Err(Error::corrupt("buckets are nested without end")),
+        false => Ok(()),
+    }
 }
 
 /// Reads every page of a bucket, and of those in it that `wanted` names.
@@ -457,9 +458,7 @@ fn read_all<R: ReadAt>(
     depth: usize,
     wanted: fn(&[u8]) -> bool,
 ) -> Result<()> {
-    if depth > MAX_NESTING {
-        return Err(Error::corrupt("buckets are nested without end"));
-    }
+    check_depth(depth)?;
     let mut c = db.cursor(bucket);
     while let Some(e) = c.next()? {
         if e.is_bucket() && wanted(e.key) {

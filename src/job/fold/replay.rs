@@ -121,7 +121,7 @@ impl Source {
     }
 
     /// As [`for_each_live`](Self::for_each_live), as if no delta changed one of `keys`.
-    pub(in crate::job) fn for_each_live_in_base(
+    pub(crate) fn for_each_live_in_base(
         &self,
         ctx: &Context,
         keys: KeyRange,
@@ -191,13 +191,10 @@ fn replay<'f>(
             run.work();
         });
     }
-    let turn = run
-        .turn
-        .into_inner()
-        .unwrap_or_else(PoisonError::into_inner);
-    match (turn.failed, turn.fold) {
+    let turn = &mut *lock(&run.turn);
+    match (turn.failed.take(), turn.fold.take()) {
         (Some((_, e)), _) => Err(e),
-        (None, Some(fold)) => Ok((fold, run.events.into_inner())),
+        (None, Some(fold)) => Ok((fold, run.events.load(Ordering::Relaxed))),
         (None, None) => Err(Error::internal("the fold was lost")),
     }
 }
@@ -231,12 +228,20 @@ enum Taker<'f> {
     Part(Box<Part>),
 }
 
-impl Taker<'_> {
+impl<'f> Taker<'f> {
     fn apply(&mut self, main: Revision, sub: u32, change: &Change<'_>) -> Result<bool> {
         match self {
             Taker::Whole(fold) => fold.apply(main, sub, change),
             Taker::Part(part) => part.apply(main, sub, change),
         }
+    }
+
+    /// Hands what a part took over to the fold whose turn it is.
+    fn join(self, mut fold: Fold<'f>) -> Result<Fold<'f>> {
+        if let Taker::Part(part) = self {
+            fold.absorb(*part)?;
+        }
+        Ok(fold)
     }
 }
 
@@ -273,11 +278,7 @@ impl<'f> Run<'_, 'f> {
     /// The fold, if it is this step's turn.
     fn take(&self, i: usize) -> Option<Fold<'f>> {
         let mut turn = lock(&self.turn);
-        if turn.next == i {
-            turn.fold.take()
-        } else {
-            None
-        }
+        (turn.next == i).then(|| turn.fold.take())?
     }
 
     /// Waits for the fold; `None` where a step before this one has failed.
@@ -313,17 +314,11 @@ impl<'f> Run<'_, 'f> {
     }
 
     fn step(&self, i: usize) -> Result<()> {
-        let Step {
-            snapshot,
-            after,
-            until,
-        } = &self.steps[i];
-        let at = self.ctx.at(snapshot);
+        let step = &self.steps[i];
+        let at = self.ctx.at(&step.snapshot);
         let delta = self.reading.delta(i)?;
         // Only the earliest delta under way may hold a long event.
         let mut delta = delta.with_leave(|| self.wait_for_turn(i));
-        let mut events = 0;
-        let mut key_bytes = 0;
         let mut taker = match self.take(i) {
             Some(fold) => Taker::Whole(Box::new(fold)),
             None => {
@@ -331,13 +326,14 @@ impl<'f> Run<'_, 'f> {
                 Taker::Part(Box::new(part))
             }
         };
+        let (mut events, mut key_bytes) = (0, 0);
         let mut n = 0u32;
         loop {
             let applied = match delta.next() {
                 Ok(None) => break,
-                Ok(Some(e)) if e.main <= *after || e.main > *until => Ok(false),
+                Ok(Some(e)) if e.main <= step.after || e.main > step.until => Ok(false),
                 Ok(Some(e)) => taker.apply(e.main, e.sub, &e.change),
-                Err(e) => return Err(at(self.first_error(i, taker, e, delta.is_damaged())?)),
+                Err(e) => Err(e),
             };
             match applied {
                 Ok(taken) => events += u64::from(taken),
@@ -355,43 +351,26 @@ impl<'f> Run<'_, 'f> {
             }
             if let Taker::Part(part) = &taker {
                 key_bytes = part.key_memory().max(key_bytes);
-                let mut whole = self.take(i);
-                if whole.is_none() && key_bytes > PARTS_KEY_BYTES / self.threads {
-                    match self.wait(i)? {
-                        Some(fold) => whole = Some(fold),
-                        None => return Ok(()),
-                    }
-                }
+                let whole = match key_bytes > PARTS_KEY_BYTES / self.threads {
+                    true => self.wait(i)?,
+                    false => self.take(i),
+                };
                 if let Some(fold) = whole {
-                    taker = match self.join(fold, taker) {
-                        Ok(fold) => Taker::Whole(Box::new(fold)),
-                        Err(e) => return Err(at(delta.explain(e))),
-                    };
+                    let joined = taker.join(fold).map_err(|e| at(delta.explain(e)))?;
+                    taker = Taker::Whole(Box::new(joined));
                 }
             }
         }
-        let whole = match &taker {
-            Taker::Whole(_) => None,
-            Taker::Part(_) => match self.wait(i)? {
-                Some(fold) => Some(fold),
+        let fold = match taker {
+            Taker::Whole(fold) => *fold,
+            part => match self.wait(i)? {
+                Some(fold) => part.join(fold).map_err(&at)?,
                 None => return Ok(()),
             },
-        };
-        let fold = match (whole, taker) {
-            (Some(fold), part) => self.join(fold, part).map_err(&at)?,
-            (None, Taker::Whole(fold)) => *fold,
-            (None, Taker::Part(_)) => return Err(Error::internal("a part without a fold")),
         };
         self.events.fetch_add(events, Ordering::Relaxed);
         self.pass(i, fold);
         Ok(())
-    }
-
-    fn join(&self, mut fold: Fold<'f>, part: Taker<'f>) -> Result<Fold<'f>> {
-        if let Taker::Part(part) = part {
-            fold.absorb(*part)?;
-        }
-        Ok(fold)
     }
 
     /// What one thread would have said where a part failed with `e`: what came before `e` may
@@ -401,7 +380,7 @@ impl<'f> Run<'_, 'f> {
             return Ok(e);
         }
         match self.wait(i)? {
-            Some(fold) => Ok(self.join(fold, taker).err().unwrap_or(e)),
+            Some(fold) => Ok(taker.join(fold).err().unwrap_or(e)),
             // It is told already what failed first.
             None => Ok(e),
         }

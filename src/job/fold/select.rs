@@ -37,12 +37,12 @@ pub struct Request {
 
 /// A delta and the revisions that are taken of it.
 #[derive(Debug, Clone)]
-pub(in crate::job) struct Step {
-    pub(in crate::job) snapshot: Snapshot,
+pub(crate) struct Step {
+    pub(crate) snapshot: Snapshot,
     /// Later than this one.
-    pub(in crate::job) after: Revision,
+    pub(crate) after: Revision,
     /// And not later than this one.
-    pub(in crate::job) until: Revision,
+    pub(crate) until: Revision,
 }
 
 /// Selects the timeline of that ID, or the newest if `None`. Gives what an operator should know, too.
@@ -50,7 +50,7 @@ pub(in crate::job) struct Step {
 /// # Errors
 /// `NoSuchTimeline`, `InterleavedTimelines`; that of a damaged snapshot without which the histories
 /// cannot be told apart.
-pub(in crate::job) fn choose_timeline<'a>(
+pub(crate) fn choose_timeline<'a>(
     ctx: &Context,
     scan: &'a Scan,
     wanted: Option<&str>,
@@ -173,7 +173,7 @@ pub(super) fn steps(catalog: &Catalog, chain: &Chain, base: &Base) -> Vec<Step> 
 }
 
 /// All deltas of a timeline that add a revision, in order, across gaps.
-pub(in crate::job) fn all_steps(catalog: &Catalog, timeline: &Timeline) -> Vec<Step> {
+pub(crate) fn all_steps(catalog: &Catalog, timeline: &Timeline) -> Vec<Step> {
     let links = chain::all_links(catalog, timeline);
     let steps = links.iter().map(|link| Step {
         snapshot: catalog.snapshots[link.snapshot].clone(),

@@ -258,7 +258,7 @@ impl<'a> Run<'a> {
         let taken = place.is_taken()?;
         let found = match if_needed {
             None if taken => return Err(holds_member(place)),
-            None => needed::Found::asked(),
+            None => needed::Found::Asked,
             Some(depth) => needed::look(place, taken, *depth, &self.cancel)?,
         };
         let mut decision = found.decide();
@@ -407,7 +407,7 @@ impl<'a> Run<'a> {
         }
         self.check_encryption(path)?;
         let candidates = Candidates::open(self.backups, &self.options.request, false)?;
-        let decision = needed::Found::asked().decide();
+        let decision = needed::Found::Asked.decide();
         let mut file = None;
         let (mut outcome, _) = self.try_candidates(candidates, decision, |run, source, ctx| {
             if run.options.dry_run {

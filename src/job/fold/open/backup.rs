@@ -54,10 +54,7 @@ impl Backup {
     }
 
     /// Opens it with its scan; a plain snapshot file may still be hashed: see [`Source::prove`].
-    pub(in crate::job) fn open_unproven(
-        &self,
-        request: &Request,
-    ) -> Result<(Source, Option<Scan>)> {
+    pub(crate) fn open_unproven(&self, request: &Request) -> Result<(Source, Option<Scan>)> {
         let ctx = self.context()?;
         match self {
             Backup::File(_, path) => Ok((Source::open_file_unproven(ctx, path, request)?, None)),

@@ -14,6 +14,6 @@ mod spool;
 pub use backup::Backup;
 pub use plain::Plain;
 pub use reading::Payload;
-pub(in crate::job) use reading::Reading;
+pub(crate) use reading::Reading;
 pub use source::Source;
 pub use spool::Spool;

@@ -63,7 +63,7 @@ impl Read for Hashed {
 }
 
 /// Snapshots to read; several threads may take from them, each snapshot once.
-pub(in crate::job) struct Reading<'a> {
+pub(crate) struct Reading<'a> {
     ctx: &'a Context,
     snapshots: Vec<&'a Snapshot>,
     ahead: ReadAhead,
@@ -74,10 +74,7 @@ pub(in crate::job) struct Reading<'a> {
 
 impl<'a> Reading<'a> {
     /// Begins no transfer yet.
-    pub(in crate::job) fn new(
-        ctx: &'a Context,
-        snapshots: impl IntoIterator<Item = &'a Snapshot>,
-    ) -> Self {
+    pub(crate) fn new(ctx: &'a Context, snapshots: impl IntoIterator<Item = &'a Snapshot>) -> Self {
         let snapshots: Vec<_> = snapshots.into_iter().collect();
         let bytes = snapshots.iter().map(|s| s.bytes);
         let bytes = bytes.fold(0, u64::saturating_add);
@@ -96,12 +93,12 @@ impl<'a> Reading<'a> {
     }
 
     /// The snapshot at that place in the order.
-    pub(in crate::job) fn snapshot(&self, nth: usize) -> &'a Snapshot {
+    pub(crate) fn snapshot(&self, nth: usize) -> &'a Snapshot {
         self.snapshots[nth]
     }
 
     /// As [`Context::payload`].
-    pub(in crate::job) fn payload(&self, nth: usize) -> Result<Payload> {
+    pub(crate) fn payload(&self, nth: usize) -> Result<Payload> {
         self.payload_of(nth, self.ahead.take(nth))
     }
 
@@ -129,14 +126,14 @@ impl<'a> Reading<'a> {
     }
 
     /// As [`Context::delta`].
-    pub(in crate::job) fn delta<'l>(&self, nth: usize) -> Result<DeltaReader<'l, Payload>> {
+    pub(crate) fn delta<'l>(&self, nth: usize) -> Result<DeltaReader<'l, Payload>> {
         let payload = self.payload(nth)?;
         let delta = DeltaReader::new(payload, &self.snapshots[nth].name);
         Ok(delta.within(self.ctx.limits))
     }
 
     /// As [`Context::delta`]. Of several that are read at once, one alone holds long events.
-    pub(in crate::job) fn delta_in_turn(&self, nth: usize) -> Result<DeltaReader<'_, Payload>> {
+    pub(crate) fn delta_in_turn(&self, nth: usize) -> Result<DeltaReader<'_, Payload>> {
         let mut alone = None;
         Ok(self.delta(nth)?.with_leave(move || {
             alone.get_or_insert_with(|| lock(&self.long_events));
@@ -145,15 +142,12 @@ impl<'a> Reading<'a> {
     }
 
     /// As [`Context::full`].
-    pub(in crate::job) fn full(&self, nth: usize) -> Result<(Database<Spool>, Base)> {
+    pub(crate) fn full(&self, nth: usize) -> Result<(Database<Spool>, Base)> {
         self.full_of(nth, |object| object)
     }
 
     /// As [`full`](Self::full); gives the SHA-256 of the object, too.
-    pub(in crate::job) fn full_with_hash(
-        &self,
-        nth: usize,
-    ) -> Result<(Database<Spool>, Base, String)> {
+    pub(crate) fn full_with_hash(&self, nth: usize) -> Result<(Database<Spool>, Base, String)> {
         let hash = Arc::new(Mutex::new(Sha256::new()));
         // What is read to its end was read whole: bytes behind it are an error.
         let (db, base) = self.full_of(nth, |object| Hashed {

@@ -30,7 +30,9 @@ pub struct Source {
     pub timeline: String,
     /// What an operator should know.
     pub warnings: Vec<String>,
-    full: Full,
+    /// The full's name, or the plain file's path.
+    name: String,
+    full: Option<Snapshot>,
     steps: Vec<Step>,
     /// Deltas whose tags were not asked for.
     tags_unread: Vec<String>,
@@ -39,13 +41,6 @@ pub struct Source {
     proof: Proof,
     /// Transfers of the first deltas.
     _begun: Option<Begun>,
-}
-
-/// Where the full is.
-enum Full {
-    Snapshot(Snapshot),
-    /// A plain snapshot file: its path.
-    File(String),
 }
 
 impl Source {
@@ -87,7 +82,7 @@ impl Source {
     ///
     /// # Errors
     /// What a damaged full gives; the store's; `Io`, `NoSpace`, `Terminated`.
-    pub(in crate::job) fn of_chain(
+    pub(crate) fn of_chain(
         ctx: &Context,
         scan: &Scan,
         timeline: &Timeline,
@@ -102,17 +97,35 @@ impl Source {
         scan: &Scan,
         timeline: &Timeline,
         chain: &Chain,
+        opened: (Database<Spool>, Base),
+    ) -> Source {
+        let full = &scan.catalog.snapshots[chain.base];
+        let timeline = timeline.id.clone();
+        let name = full.name.to_string();
+        Source {
+            full: Some(full.clone()),
+            steps: select::steps(&scan.catalog, chain, &opened.1),
+            tags_unread: scan.unread_of(chain),
+            ..Self::of_full(opened, chain.target, timeline, name)
+        }
+    }
+
+    fn of_full(
         (db, base): (Database<Spool>, Base),
+        target: Revision,
+        timeline: String,
+        name: String,
     ) -> Source {
         Source {
             db,
             base,
-            target: chain.target,
-            timeline: timeline.id.clone(),
+            target,
+            timeline,
             warnings: Vec::new(),
-            full: Full::Snapshot(scan.catalog.snapshots[chain.base].clone()),
-            steps: select::steps(&scan.catalog, chain, &base),
-            tags_unread: scan.unread_of(chain),
+            name,
+            full: None,
+            steps: Vec::new(),
+            tags_unread: Vec::new(),
             tags_known: OnceLock::new(),
             proof: Proof::known(),
             _begun: None,
@@ -170,18 +183,11 @@ impl Source {
         if let Some(warning) = plain.warning(path) {
             warn(&mut warnings, warning);
         }
+        let (timeline, name) = (timeline::MAIN.to_owned(), path.display().to_string());
         Ok(Source {
-            db: plain.db,
-            base,
-            target,
-            timeline: timeline::MAIN.to_owned(),
             warnings,
-            full: Full::File(path.display().to_string()),
-            steps: Vec::new(),
-            tags_unread: Vec::new(),
-            tags_known: OnceLock::new(),
             proof: plain.proof,
-            _begun: None,
+            ..Self::of_full((plain.db, base), target, timeline, name)
         })
     }
 
@@ -189,16 +195,13 @@ impl Source {
     ///
     /// # Errors
     /// `CorruptSnapshot` if the file is damaged, or was changed since it was opened; `Io`, `Terminated`.
-    pub(in crate::job) fn prove(&self) -> Result<()> {
+    pub(crate) fn prove(&self) -> Result<()> {
         self.proof.wait()
     }
 
     /// The full's name, for people.
     pub fn base_name(&self) -> String {
-        match &self.full {
-            Full::Snapshot(s) => s.name.to_string(),
-            Full::File(path) => path.clone(),
-        }
+        self.name.clone()
     }
 
     /// The timeline's ID; `None` if the full is a plain file.
@@ -208,10 +211,7 @@ impl Source {
 
     /// The full; `None` if it is a plain file.
     pub fn base_snapshot(&self) -> Option<&Snapshot> {
-        match &self.full {
-            Full::Snapshot(s) => Some(s),
-            Full::File(_) => None,
-        }
+        self.full.as_ref()
     }
 
     /// The deltas, in order.
@@ -220,12 +220,12 @@ impl Source {
     }
 
     /// The deltas with the revisions that count of each, in order.
-    pub(in crate::job) fn steps(&self) -> &[Step] {
+    pub(crate) fn steps(&self) -> &[Step] {
         &self.steps
     }
 
     /// The deltas, then the full: all snapshots that take part.
-    pub(in crate::job) fn inputs(&self) -> impl Iterator<Item = &Snapshot> {
+    pub(crate) fn inputs(&self) -> impl Iterator<Item = &Snapshot> {
         self.deltas().chain(self.base_snapshot())
     }
 
@@ -238,24 +238,22 @@ impl Source {
     /// Puts the full's name before an error's message.
     pub fn at_base<'a>(&'a self, ctx: &'a Context) -> impl Fn(Error) -> Error + 'a {
         |e| match &self.full {
-            Full::Snapshot(s) => ctx.at(s)(e),
-            Full::File(path) if e.reason().is_bad_data() => e.at(path),
-            Full::File(_) => e,
+            Some(full) => ctx.at(full)(e),
+            None if e.reason().is_bad_data() => e.at(&self.name),
+            None => e,
         }
     }
 
     /// What is to be said of a plan that nobody carries out, so that nothing looks at the tags of its deltas.
     pub fn tags_warning(&self) -> Option<String> {
-        match self.tags_unread.len() {
-            0 => None,
-            n => Some(format!(
-                "the tags of {n} deltas of this plan were not read, since each is a request: a run looks at them as it reads the deltas, and plans again if one is excluded"
-            )),
-        }
+        let n = self.tags_unread.len();
+        (n > 0).then(|| format!(
+            "the tags of {n} deltas of this plan were not read, since each is a request: a run looks at them as it reads the deltas, and plans again if one is excluded"
+        ))
     }
 
     /// Reads deltas, and fails if one turns out to be excluded.
-    pub(in crate::job) fn read_deltas<T>(
+    pub(crate) fn read_deltas<T>(
         &self,
         ctx: &Context,
         read: impl FnOnce() -> Result<T>,
@@ -269,7 +267,7 @@ impl Source {
     }
 
     /// As [`read_deltas`](Self::read_deltas), of some deltas alone: the others may have tags that nobody asked for.
-    pub(in crate::job) fn read_some_deltas<T>(
+    pub(crate) fn read_some_deltas<T>(
         &self,
         ctx: &Context,
         read: impl FnOnce() -> Result<T>,

@@ -25,7 +25,7 @@ enum SpoolFile {
 }
 
 impl Spool {
-    pub(in crate::job) fn new(file: TempFile, cancel: Cancel) -> Self {
+    pub(crate) fn new(file: TempFile, cancel: Cancel) -> Self {
         let file = SpoolFile::Temp(file);
         Spool { file, cancel }
     }
@@ -54,7 +54,7 @@ impl ReadAt for Spool {
 
 impl Context {
     /// Puts a database file behind the Job's switch.
-    pub(in crate::job) fn spool(&self, file: TempFile) -> Spool {
+    pub(crate) fn spool(&self, file: TempFile) -> Spool {
         Spool::new(file, self.store.cancel().clone())
     }
 
