@@ -3,6 +3,8 @@
 //! look at the target → choose a backup → fold → stage, sync, verify → put in place. No etcd runs.
 
 mod candidates;
+mod data_dir;
+mod file;
 mod needed;
 mod output;
 mod write;
@@ -12,22 +14,17 @@ pub use candidates::{Fate, Told};
 pub use needed::{Action, Decision, Depth};
 
 use crate::base::Cancel;
-use crate::bucket::name::ENCRYPTED;
 use crate::datadir::membership::Cluster;
-use crate::datadir::place::{Leftover, Occupied, Place};
-use crate::datadir::{self, place, snap, wal};
+use crate::datadir::place::Place;
 use crate::error::{Error, Reason, Result};
-use crate::etcd::peers::{self, PeerOptions};
+use crate::etcd::peers::PeerOptions;
+use crate::job::Context;
 use crate::job::fold::rebuild::Rebuild;
 use crate::job::fold::{Request, Source};
 use crate::job::tags::without_excluded;
-use crate::job::{Context, identity};
 use crate::mvcc::{KeepHistory, Revision};
-use crate::store::Store;
 use crate::telemetry::memory::peak_memory_bytes;
 use candidates::{Candidates, Opened, excludes};
-use chrono::Utc;
-use output::{Unnamed, exists};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -188,22 +185,6 @@ struct Run<'a> {
     is_drill: bool,
 }
 
-/// A warning where the backup is recorded as that of a cluster of another ID than the restored one has.
-fn says_other_cluster(store: &Store, cluster: &Cluster) -> Option<String> {
-    let recorded = match identity::read(store) {
-        Ok(recorded) => recorded?,
-        Err(e) => return Some(format!("whose backup it is cannot be told: {e}")),
-    };
-    (!recorded.is_of(cluster.id().0)).then(|| {
-        format!(
-            "{} is recorded as the backup of cluster {}, and the restored cluster's ID is {}: its next snapshot there needs --take-over",
-            store.url(),
-            recorded.cluster(),
-            cluster.id()
-        )
-    })
-}
-
 impl<'a> Run<'a> {
     fn new(backups: &'a [Backup], options: &'a Options, cancel: &Cancel) -> Self {
         Run {
@@ -219,241 +200,6 @@ impl<'a> Run<'a> {
     fn warn(&mut self, message: String) {
         tracing::warn!("{message}");
         self.warnings.push(message);
-    }
-
-    fn into_data_dir(mut self) -> Result<Outcome> {
-        let To::DataDir {
-            place,
-            cluster,
-            if_needed,
-            peers,
-        } = &self.options.to
-        else {
-            return Err(Error::internal("a restore without a data directory"));
-        };
-        refuse_in_use(place)?;
-        let occupied = match self.options.dry_run {
-            true => {
-                if place.has_leftover() {
-                    self.warn(format!(
-                        "a restore into {} was interrupted: the next one completes or undoes it first",
-                        place.dir().display()
-                    ));
-                }
-                None
-            }
-            false => Some(place.occupy()?),
-        };
-        match occupied.as_ref().map(Occupied::leftover) {
-            Some(Leftover::Completed) => {
-                self.warn(
-                    "an earlier restore was interrupted at its very end: it was completed".into(),
-                );
-            }
-            Some(Leftover::Undone) => {
-                self.warn("an earlier restore was interrupted: it was undone".into());
-            }
-            Some(Leftover::None) | None => {}
-        }
-        let taken = place.is_taken()?;
-        let found = match if_needed {
-            None if taken => return Err(holds_member(place)),
-            None => needed::Found::Asked,
-            Some(depth) => needed::look(place, taken, *depth, &self.cancel)?,
-        };
-        let mut decision = found.decide();
-        if decision.action == Action::Keep && *if_needed == Some(Depth::Sanity) {
-            return Ok(self.kept(decision, None));
-        }
-        let mut candidates =
-            Candidates::open(self.backups, &self.options.request, if_needed.is_some())?;
-        if decision.action == Action::Keep {
-            let alone = cluster.members().len() == 1;
-            decision = self.compare_with_backup(&found, alone, &mut candidates)?;
-            if decision.action == Action::Keep {
-                return Ok(self.kept(decision, Some(candidates)));
-            }
-        }
-        if if_needed.is_some() {
-            tracing::info!(reason = decision.reason, "{}", decision.message);
-            let others: Vec<_> = cluster
-                .members()
-                .iter()
-                .filter(|m| m.id != cluster.me().id)
-                .collect();
-            let decided = peers::look(&others, cluster.members().len(), peers, &self.cancel)?;
-            if let Some(why) = decided {
-                return Err(Error::new(
-                    Reason::ClusterHasQuorum,
-                    format!(
-                        "{}; but {why}: a restored member would not fit to it. Remove this member from the running cluster and add it again as a new one (etcdctl member remove, etcdctl member add), with an empty data directory",
-                        decision.message
-                    ),
-                ));
-            }
-        }
-        let (mut member, mut store) = (None, None);
-        let (mut outcome, chosen) =
-            self.try_candidates(candidates, decision, |run, source, ctx| {
-                let cluster = match if_needed {
-                    None => Cluster::clone(cluster),
-                    Some(_) => run.cluster_of(cluster, source).map_err(Failed::Target)?,
-                };
-                let cluster = &*member.insert(cluster);
-                store = source.base_snapshot().map(|_| ctx.store.clone());
-                let Some(occupied) = &occupied else {
-                    return Ok(None);
-                };
-                let (snap_dir, wal_dir) = occupied.stage().map_err(Failed::Target)?;
-                let rebuild = run.plan(source, ctx, Some(cluster))?;
-                let written = write::database(ctx, &rebuild, &snap_dir.join("db"))?;
-                write_log(cluster, &snap_dir, &wal_dir).map_err(Failed::Target)?;
-                Ok(Some(written))
-            })?;
-        if chosen && let Some(occupied) = occupied {
-            // It took its time: an etcd may have been started meanwhile, on what was there or on nothing.
-            refuse_in_use(place)?;
-            if !taken && place.is_taken()? {
-                return Err(holds_member(place));
-            }
-            let aside = format!("bad-{}", Utc::now().format("%Y%m%dT%H%M%SZ"));
-            let mut done = |step| tracing::debug!(step, "putting the member in place");
-            let kept = occupied.put_in_place(&aside, &mut done)?;
-            outcome.kept_aside = kept.iter().map(|p| shown(p)).collect();
-            tracing::info!(
-                data_dir = %place.dir().display(),
-                revision = outcome.revision.unwrap_or_default().0,
-                hash_kv = outcome.hash_kv,
-                "restored a member"
-            );
-        }
-        // A drill's cluster saves nothing.
-        if let (Some(store), Some(cluster), false) = (&store, &member, self.is_drill) {
-            let warning = says_other_cluster(store, cluster);
-            outcome
-                .warnings
-                .extend(warning.inspect(|w| tracing::warn!("{w}")));
-        }
-        outcome.member = member.map(|cluster| Member {
-            name: cluster.me().name.clone(),
-            id: cluster.me().id.to_string(),
-            cluster_id: cluster.id().to_string(),
-            members: cluster.members().iter().map(|m| m.name.clone()).collect(),
-        });
-        outcome.data_dir = Some(shown(place.dir()));
-        outcome.wal_dir = place.own_wal_dir().map(shown);
-        outcome.seconds = self.started.elapsed().as_secs_f64();
-        Ok(outcome)
-    }
-
-    /// The outcome where what is there stays.
-    fn kept(mut self, decision: Decision, candidates: Option<Candidates<'_>>) -> Outcome {
-        tracing::info!(reason = decision.reason, "{}", decision.message);
-        let mut outcome = self.outcome(decision);
-        outcome.status = Status::NotNeeded;
-        outcome.candidates = candidates.map(|c| c.told).unwrap_or_default();
-        if let To::DataDir { place, .. } = &self.options.to {
-            outcome.data_dir = Some(shown(place.dir()));
-            outcome.wal_dir = place.own_wal_dir().map(shown);
-        }
-        outcome
-    }
-
-    /// Compares a member that is in order by itself with the best backup that can be read.
-    fn compare_with_backup(
-        &mut self,
-        found: &needed::Found,
-        alone: bool,
-        candidates: &mut Candidates<'_>,
-    ) -> Result<Decision> {
-        let why = match candidates.compare() {
-            Ok(warnings) => {
-                warnings.into_iter().for_each(|w| self.warn(w));
-                for i in candidates.ranked() {
-                    match found.compare(&candidates.all[i], alone, &self.cancel) {
-                        Ok(decision) => return Ok(decision),
-                        Err(e) if excludes(&e) => candidates.exclude(i, &e),
-                        Err(e) => return Err(e),
-                    }
-                }
-                candidates.none_left(None)
-            }
-            Err(e) if excludes(&e) => e,
-            Err(e) => return Err(e),
-        };
-        // A member that is in order must not wait for a backup.
-        self.warn(format!(
-            "the member could not be compared with a backup: {why}"
-        ));
-        Ok(found.decide())
-    }
-
-    fn into_file(mut self, path: &Path) -> Result<Outcome> {
-        if path.symlink_metadata().is_ok() {
-            return Err(exists(path));
-        }
-        let parent = match path.parent() {
-            Some(p) if !p.as_os_str().is_empty() => p,
-            _ => Path::new("."),
-        };
-        if !parent.is_dir() {
-            return Err(Error::new(
-                Reason::Usage,
-                format!(
-                    "--to-snapshot: the folder {} is not there",
-                    parent.display()
-                ),
-            ));
-        }
-        self.check_encryption(path)?;
-        let candidates = Candidates::open(self.backups, &self.options.request, false)?;
-        let decision = needed::Found::Asked.decide();
-        let mut file = None;
-        let (mut outcome, _) = self.try_candidates(candidates, decision, |run, source, ctx| {
-            if run.options.dry_run {
-                return Ok(None);
-            }
-            let unnamed = Unnamed::new(parent).map_err(Failed::Target)?;
-            let rebuild = run.plan(source, ctx, None)?;
-            let written = write::snapshot(ctx, &rebuild, &unnamed, parent)?;
-            file = Some(unnamed);
-            Ok(Some(written))
-        })?;
-        if let Some(file) = file {
-            file.name(path)?;
-            place::sync_directory(parent)?;
-        }
-        outcome.snapshot_file = Some(shown(path));
-        outcome.seconds = self.started.elapsed().as_secs_f64();
-        Ok(outcome)
-    }
-
-    /// Whether a file is to be encrypted, its name and the recipients must say alike: nobody shall take the one
-    /// for the other.
-    fn check_encryption(&self, path: &Path) -> Result<()> {
-        let mut contexts = self.backups.iter().filter_map(|b| b.context().ok());
-        let encrypts = contexts.any(|ctx| ctx.keys.encrypts());
-        let is_named_so = path
-            .as_os_str()
-            .as_encoded_bytes()
-            .ends_with(ENCRYPTED.as_bytes());
-        match (is_named_so, encrypts) {
-            (true, false) => Err(Error::new(
-                Reason::Configuration,
-                format!(
-                    "--to-snapshot {}: what is named so is encrypted: say with --age-recipient for whom",
-                    path.display()
-                ),
-            )),
-            (false, true) => Err(Error::new(
-                Reason::Usage,
-                format!(
-                    "--to-snapshot {}: age recipients are given, and a snapshot that is encrypted has a name that ends in {ENCRYPTED}: name it so, or leave the recipients out for a plain one",
-                    path.display()
-                ),
-            )),
-            _ => Ok(()),
-        }
     }
 
     /// Tries the candidates, the best first, until one is written. Says whether one was, too: in a dry
@@ -571,22 +317,6 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The cluster of a member that is restored where it is needed, beside others that may not need it.
-    ///
-    /// The log of a restored member is that with which a cluster of the same IDs once began: together with
-    /// members that were not restored, or at another revision, it would take their entries for what
-    /// follows its own data, and nobody would notice. With IDs that depend on the revision such members
-    /// refuse each other, and those restored at the same one are one cluster.
-    fn cluster_of(&self, cluster: &Cluster, source: &Source) -> Result<Cluster> {
-        match cluster.members().len() {
-            1 => Ok(cluster.clone()),
-            _ => {
-                let (restored, newest) = (source.target, self.newest_revision(source)?);
-                cluster.with_token(format!("{}@{restored}-{newest}", cluster.token()))
-            }
-        }
-    }
-
     /// What the new database shall be.
     fn plan<'s>(
         &self,
@@ -628,44 +358,5 @@ fn holds_alarm(source: &Source) -> Result<bool> {
     match source.db.bucket(b"alarm")? {
         Some(alarms) => Ok(source.db.cursor(&alarms).next()?.is_some()),
         None => Ok(false),
-    }
-}
-
-fn refuse_in_use(place: &Place) -> Result<()> {
-    if datadir::in_use(&place.member(), &place.wal())? {
-        return Err(Error::new(
-            Reason::TargetInUse,
-            format!(
-                "a running etcd uses {}: stop it first",
-                place.dir().display()
-            ),
-        ));
-    }
-    Ok(())
-}
-
-fn holds_member(place: &Place) -> Error {
-    Error::new(
-        Reason::TargetExists,
-        format!(
-            "{} holds a member already, which is never overwritten: choose another --data-dir, or have it looked at and replaced with --if-needed",
-            place.dir().display()
-        ),
-    )
-}
-
-/// Writes the WAL and the `.snap`, and reads them back.
-fn write_log(cluster: &Cluster, snap_dir: &Path, wal_dir: &Path) -> Result<()> {
-    let snap_file = snap::write(snap_dir, cluster)?;
-    wal::create(wal_dir, cluster)?;
-    let log = wal::read(wal_dir)?;
-    let snapshot = snap::read(&snap_file)?;
-    let same = log.node_id == cluster.me().id
-        && log.cluster_id == cluster.id()
-        && log.last_index == cluster.index()
-        && snapshot.index == cluster.index();
-    match same {
-        true => Ok(()),
-        false => Err(Error::internal("the WAL or .snap is not what was written")),
     }
 }
