@@ -1,14 +1,15 @@
 //! `deltafold apply`: its arguments, and its outcome in words.
 
 use super::endpoints::EndpointArgs;
-use super::{BackupArgs, Output, StateArgs, print, print_outcome, show};
+use super::{BackupArgs, Ended, Output, StateArgs, print, print_report, show};
 use crate::base::Cancel;
-use crate::error::{Error, Reason, Result};
+use crate::error::{Error, Reason};
 use crate::etcd::diff::Wanted;
 use crate::job::apply::{
     Difference, KeyName, MAX_REQUEST_BYTES, MAX_TXN_OPS, Options, Outcome, Status, Verb, run,
 };
 use crate::job::read::Keys;
+use crate::job::report::Report;
 use crate::job::tags::without_excluded;
 use crate::mvcc::KeyRange;
 use crate::shown;
@@ -69,8 +70,7 @@ pub(super) struct ApplyArgs {
 }
 
 impl ApplyArgs {
-    /// Gives the failure whose outcome is printed already, if it is one.
-    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<Option<Error>> {
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         // A shell variable that is not set must not delete what is in an etcd.
         if self.delete_extra && self.prefix.is_empty() {
             return Err(Error::new(
@@ -95,7 +95,7 @@ impl ApplyArgs {
             max_txn_ops: self.max_txn_ops as usize,
             max_request_bytes: self.max_request_bytes as usize,
         };
-        let (mut outcome, error) = run(
+        let mut report = run(
             &client,
             cancel,
             &options,
@@ -115,11 +115,9 @@ impl ApplyArgs {
                 Output::Text => print(&line(d)),
             },
         );
-        outcome
-            .warnings
-            .splice(0..0, source.warnings.iter().cloned());
-        print_outcome(output, &outcome, in_words)?;
-        Ok(error)
+        let of_backup = source.warnings.iter().cloned();
+        report.warnings.splice(0..0, of_backup);
+        print_report(output, report, in_words)
     }
 }
 
@@ -145,7 +143,7 @@ fn line(d: &Difference) -> String {
     }
 }
 
-fn in_words(o: &Outcome) -> String {
+fn in_words(o: &Report<Outcome>) -> String {
     let mut s = String::new();
     for skipped in &o.skipped {
         // Writing to a String cannot fail.

@@ -1,7 +1,7 @@
 //! `deltafold diff`: its arguments, and what changed in words.
 
 use super::stream::Stream;
-use super::{BackupArgs, Output, parse_time, show};
+use super::{BackupArgs, Ended, Output, parse_time, show};
 use crate::base::Cancel;
 use crate::error::Result;
 use crate::job::read::diff::Diff;
@@ -66,7 +66,7 @@ struct Head<'a> {
 }
 
 impl DiffArgs {
-    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<()> {
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         let backup = self.backup.backup(cancel)?;
         let request = |target| Request {
             target,

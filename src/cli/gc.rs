@@ -1,11 +1,11 @@
 //! `deltafold gc`: its arguments, and its outcome as a table.
 
 use super::metrics::MetricsArgs;
-use super::{Output, StoreArgs, print_outcome, show, size};
+use super::{Ended, Output, StoreArgs, print_report, show, size};
 use crate::base::Cancel;
 use crate::bucket::retention::{self, Periods, Policy};
-use crate::error::{Error, Result};
 use crate::job::gc::{Decision, Fate, Options, Outcome, Status, run};
+use crate::job::report::Report;
 use crate::mvcc::history::parse_duration;
 use crate::shorten::{self, IN_JSON};
 use chrono::TimeDelta;
@@ -117,19 +117,16 @@ impl GcArgs {
         }
     }
 
-    /// Gives the failure whose outcome is printed already, if it is one.
-    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<Option<Error>> {
-        let failed = |e: &Option<Error>| e.as_ref().map(Error::reason);
-        self.metrics.around_all("gc", cancel, failed, |_| {
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
+        self.metrics.around("gc", cancel, |_| {
             let ctx = self.store.context(cancel)?;
-            let (outcome, error) = run(&ctx, &self.options())?;
-            print_outcome(output, &outcome, in_words)?;
-            Ok(error)
+            let report = run(&ctx, &self.options())?;
+            print_report(output, report, in_words)
         })
     }
 }
 
-fn in_words(o: &Outcome) -> String {
+fn in_words(o: &Report<Outcome>) -> String {
     let mut s = String::new();
     // Writing to a String cannot fail.
     let mut groups: BTreeMap<(Decision, &str), (u64, u64, &str)> = BTreeMap::new();

@@ -1,7 +1,7 @@
 //! `deltafold get`: its arguments, and keys with their values in words.
 
 use super::stream::Stream;
-use super::{BackupArgs, Output, StateArgs, show};
+use super::{BackupArgs, Ended, Output, StateArgs, show};
 use crate::base::Cancel;
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
@@ -72,7 +72,7 @@ impl<'a> Head<'a> {
 }
 
 impl GetArgs {
-    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<()> {
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         if self.raw && (self.prefix.is_some() || output == Output::Json) {
             return Err(Error::new(
                 Reason::Usage,

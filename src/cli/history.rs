@@ -1,7 +1,7 @@
 //! `deltafold history`: its arguments, and a key's versions as a table.
 
 use super::stream::Stream;
-use super::{BackupArgs, Output, show, size};
+use super::{BackupArgs, Ended, Output, show, size};
 use crate::base::Cancel;
 use crate::bucket::chain::{Range, show_ranges};
 use crate::error::Result;
@@ -68,7 +68,7 @@ impl From<&Range> for Missing {
 }
 
 impl HistoryArgs {
-    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<()> {
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         let backup = self.backup.backup(cancel)?;
         let timeline = self.timeline.as_deref();
         let mut history = History::read(&backup, timeline, self.key.as_bytes())?;

@@ -39,6 +39,7 @@ mod verify;
 use crate::base::Cancel;
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
+use crate::job::report::Report;
 use crate::job::restore::Backup;
 use crate::job::source::{Request, Target};
 use crate::limits::Limits;
@@ -117,6 +118,9 @@ enum Command {
     Manifests(manifests::ManifestsArgs),
     Completions(completions::CompletionsArgs),
 }
+
+/// How a command ended: the failure whose report is printed already, if it is one.
+type Ended = Result<Option<Error>>;
 
 /// How the outcome is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -559,8 +563,8 @@ fn end_without_log(termination: &Termination, e: &Error) {
     }
 }
 
-/// Runs a command. Gives the failure whose outcome is printed already, if it is one.
-fn run(cli: Cli) -> Result<Option<Error>> {
+/// Runs a command.
+fn run(cli: Cli) -> Ended {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -569,20 +573,16 @@ fn run(cli: Cli) -> Result<Option<Error>> {
     let _entered = runtime.enter();
     let output = cli.global.output;
     let result = match cli.command {
-        Command::Compact(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
-        Command::Snapshot(args) if args.is_follow() => {
-            args.run(&Cancel::default(), output).map(|()| None)
-        }
-        Command::Snapshot(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
+        Command::Compact(args) => with_signals(|cancel| args.run(cancel, output)),
+        Command::Snapshot(args) if args.is_follow() => args.run(&Cancel::default(), output),
+        Command::Snapshot(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Copy(args) => with_signals(|cancel| args.run(cancel, output)),
-        Command::List(args) => {
-            with_signals(|cancel| args.run(&args.store.context(cancel)?, output)).map(|()| None)
-        }
-        Command::Restore(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
-        Command::Get(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
-        Command::History(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
-        Command::Diff(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
-        Command::Export(args) => with_signals(|cancel| args.run(cancel)).map(|()| None),
+        Command::List(args) => with_signals(|cancel| args.run(cancel, output)),
+        Command::Restore(args) => with_signals(|cancel| args.run(cancel, output)),
+        Command::Get(args) => with_signals(|cancel| args.run(cancel, output)),
+        Command::History(args) => with_signals(|cancel| args.run(cancel, output)),
+        Command::Diff(args) => with_signals(|cancel| args.run(cancel, output)),
+        Command::Export(args) => with_signals(|cancel| args.run(cancel)),
         Command::Apply(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Verify(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Maintain(args) => with_signals(|cancel| args.run(cancel, output)),
@@ -590,10 +590,10 @@ fn run(cli: Cli) -> Result<Option<Error>> {
         Command::Store(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Gc(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Undelete(args) => with_signals(|cancel| args.run(cancel, output)),
-        Command::Pin(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
+        Command::Pin(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Controller(args) => with_signals(|cancel| args.run(cancel)).map(|()| None),
         Command::Task(args) => with_signals(|cancel| args.run(cancel, output)),
-        Command::Policy(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
+        Command::Policy(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Manifests(args) => args.run(output).map(|()| None),
         Command::Completions(args) => args.run().map(|()| None),
     };
@@ -645,17 +645,29 @@ fn print_json(value: &impl Serialize) -> Result<()> {
     print(&(text + "\n"))
 }
 
-/// Prints the outcome of a command as it is asked for, and keeps it for the termination message.
+/// Prints what a command came to as it is asked for, and keeps it for the termination message.
 fn print_outcome<T: Serialize>(
     output: Output,
     outcome: &T,
     in_words: impl FnOnce(&T) -> String,
-) -> Result<()> {
+) -> Ended {
     termination::keep(outcome);
     match output {
-        Output::Json => print_json(outcome),
-        Output::Text => print(&shown::lines(&in_words(outcome))),
+        Output::Json => print_json(outcome)?,
+        Output::Text => print(&shown::lines(&in_words(outcome)))?,
     }
+    Ok(None)
+}
+
+/// Prints the report of an operation likewise, and gives the failure that it tells of.
+fn print_report<T: Serialize>(
+    output: Output,
+    mut report: Report<T>,
+    in_words: impl FnOnce(&Report<T>) -> String,
+) -> Ended {
+    let failure = report.failure.take();
+    print_outcome(output, &report, in_words)?;
+    Ok(failure)
 }
 
 /// What is printed on failure. The fields are a contract.

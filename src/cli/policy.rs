@@ -1,12 +1,12 @@
 //! `deltafold policy status`: its arguments, and how policies are, in words.
 
 use super::kubernetes::{ClusterArgs, age, table, wait_for};
-use super::{Output, print_outcome, size, yes_or_no};
+use super::{Ended, Output, print_outcome, size, yes_or_no};
 use crate::base::Cancel;
 use crate::controller::api::{
     Condition, EtcdBackupPolicy, EtcdBackupPolicyStatus, LastRun, RunState, SnapshotStatus,
 };
-use crate::error::{Error, Reason, Result};
+use crate::error::{Error, Reason};
 use chrono::{DateTime, Utc};
 use clap::{Args, Subcommand};
 use kube::ResourceExt;
@@ -80,7 +80,7 @@ impl PolicyOutcome {
 }
 
 impl PolicyCommand {
-    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<()> {
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         match &self.command {
             PolicySubcommand::Status(args) => args.run(cancel, output),
         }
@@ -88,7 +88,7 @@ impl PolicyCommand {
 }
 
 impl StatusArgs {
-    fn run(&self, cancel: &Cancel, output: Output) -> Result<()> {
+    fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         let mut policies = wait_for(cancel, async {
             let person = self.cluster.person(false).await?;
             let api = match self.all_namespaces {

@@ -1,9 +1,9 @@
 //! `deltafold undelete`: its arguments, and its outcome in words.
 
-use super::{Output, StoreArgs, print_outcome, show};
+use super::{Ended, Output, StoreArgs, print_report, show};
 use crate::base::Cancel;
-use crate::error::{Error, Result};
 use crate::job::gc::undelete::{Options, Outcome, Restored, run};
+use crate::job::report::Report;
 use crate::shorten::{self, IN_JSON};
 use clap::Args;
 use std::fmt::Write;
@@ -37,19 +37,16 @@ pub(super) struct UndeleteArgs {
 }
 
 impl UndeleteArgs {
-    /// Gives the failure whose outcome is printed already, if it is one.
-    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<Option<Error>> {
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         let ctx = self.store.context(cancel)?;
         let options = Options {
             names: self.names.clone(),
         };
-        let (outcome, error) = run(&ctx, &options)?;
-        print_outcome(output, &outcome, in_words)?;
-        Ok(error)
+        print_report(output, run(&ctx, &options)?, in_words)
     }
 }
 
-fn in_words(o: &Outcome) -> String {
+fn in_words(o: &Report<Outcome>) -> String {
     let mut s = String::new();
     if o.snapshots.is_empty() {
         s.push_str("nothing to do: none of it is excluded\n");

@@ -7,11 +7,10 @@ use crate::base::Cancel;
 use crate::error::{Error, Reason, Result};
 use crate::etcd::client::{Client, Committed};
 use crate::etcd::diff::{Action, Batches, Change, Diff, LiveKey, Wanted, Write};
+use crate::job::report::{Clock, Failed, Report};
 use crate::mvcc::{KeyRange, Revision};
-use crate::telemetry::memory::peak_memory_bytes;
 use serde::Serialize;
 use std::collections::VecDeque;
-use std::time::Instant;
 
 /// etcd's own default for `--max-txn-ops`.
 pub const MAX_TXN_OPS: usize = 128;
@@ -39,13 +38,14 @@ pub struct Options {
 }
 
 /// How it ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub enum Status {
     /// All that differs is written (or would be, in a dry run).
     Succeeded,
     /// Nothing differs.
     NothingToDo,
     /// Not all is written: the other fields tell what is.
+    #[default]
     Failed,
 }
 
@@ -120,16 +120,13 @@ pub struct Skipped {
 }
 
 /// What was done. The fields are a contract: `docs/apply-result.schema.json`.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub struct Outcome {
     /// How it ended.
     pub status: Status,
-    /// The exit code, where it failed.
-    pub code: Option<u8>,
-    /// Why it failed.
-    pub reason: Option<&'static str>,
-    /// Why it failed, in words.
-    pub message: Option<String>,
+    /// Why, if it failed.
+    #[serde(flatten)]
+    pub error: Failed,
     /// Whether nothing was to be written.
     pub dry_run: bool,
     /// The revision of the backup.
@@ -170,12 +167,6 @@ pub struct Outcome {
     pub skipped: Vec<Skipped>,
     /// Keys that were not written and are not listed.
     pub skipped_omitted: u64,
-    /// Wall-clock time.
-    pub seconds: f64,
-    /// The most memory that was resident at once.
-    pub peak_memory_bytes: Option<u64>,
-    /// What an operator should know.
-    pub warnings: Vec<String>,
 }
 
 /// Compares and, with `execute`, writes.
@@ -192,15 +183,19 @@ pub fn run(
     options: &Options,
     wanted: impl FnOnce(&mut dyn FnMut(Wanted<'_>) -> Result<()>) -> Result<()>,
     tell: &mut dyn FnMut(&Difference) -> Result<()>,
-) -> (Outcome, Option<Error>) {
-    let started = Instant::now();
+) -> Report<Outcome> {
+    let mut clock = Clock::start();
     let mut run = Run {
         client: client.clone(),
         cancel,
         options,
         tell,
         batches: Batches::new(options.max_txn_ops, options.max_request_bytes),
-        outcome: Outcome::new(options),
+        outcome: Outcome {
+            dry_run: !options.execute,
+            revision: options.revision,
+            ..Outcome::default()
+        },
     };
     let mut error = run.compare(wanted).err();
     let mut outcome = run.outcome;
@@ -214,21 +209,15 @@ pub fn run(
         }
         None => Status::Succeeded,
     };
-    if let Some(e) = &error {
-        outcome.code = Some(e.reason().exit_code());
-        outcome.reason = Some(e.reason().as_str());
-        outcome.message = Some(e.to_string());
-    }
+    outcome.error = Failed::from(&error);
     if outcome.leases_detached > 0 {
-        outcome.warnings.push(format!(
+        clock.warnings.push(format!(
             "{} keys had a lease in the backup and {} put without one: they do not expire",
             outcome.leases_detached,
             if options.execute { "are" } else { "would be" }
         ));
     }
-    outcome.seconds = started.elapsed().as_secs_f64();
-    outcome.peak_memory_bytes = peak_memory_bytes();
-    (outcome, error)
+    clock.ended(outcome, error)
 }
 
 struct Run<'a> {
@@ -350,38 +339,6 @@ impl Run<'_> {
 }
 
 impl Outcome {
-    fn new(options: &Options) -> Self {
-        Outcome {
-            status: Status::Failed,
-            code: None,
-            reason: None,
-            message: None,
-            dry_run: !options.execute,
-            revision: options.revision,
-            live_revision: 0,
-            to_create: 0,
-            to_update: 0,
-            to_delete: 0,
-            left_alone: 0,
-            unchanged: 0,
-            put: 0,
-            deleted: 0,
-            conflicts: 0,
-            too_large: 0,
-            leases_detached: 0,
-            transactions: 0,
-            first_revision: None,
-            last_revision: None,
-            differences: Vec::new(),
-            differences_omitted: 0,
-            skipped: Vec::new(),
-            skipped_omitted: 0,
-            seconds: 0.0,
-            peak_memory_bytes: None,
-            warnings: Vec::new(),
-        }
-    }
-
     fn wrote(&mut self, batch: &[Write], revision: i64) {
         self.transactions += 1;
         self.first_revision.get_or_insert(revision);

@@ -6,6 +6,7 @@ use crate::bucket::{Kind, Snapshot};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
 use crate::job::identity::{self, Identity};
+use crate::job::report::{Clock, Report};
 use crate::job::scan::{Depth, Scan, TAGS_UNREADABLE, scan_asking};
 use crate::job::tags::{self, Ask};
 use crate::mvcc::Revision;
@@ -127,7 +128,8 @@ pub struct Problem {
 ///
 /// # Errors
 /// `NoSnapshots` where there is none; the store's. What is wrong with snapshots is no error here.
-pub fn run(ctx: &Context, options: Options) -> Result<Outcome> {
+pub fn run(ctx: &Context, options: Options) -> Result<Report<Outcome>> {
+    let clock = Clock::start();
     let depth = if options.deep {
         Depth::All
     } else {
@@ -223,7 +225,7 @@ pub fn run(ctx: &Context, options: Options) -> Result<Outcome> {
         let ranges = chain::restorable(&scan.catalog, t, &known);
         restorable.extend(with_times(&scan, t, ranges));
     }
-    Ok(Outcome {
+    Ok(clock.report(Outcome {
         identity,
         snapshots,
         latest_revision: match newest {
@@ -232,7 +234,7 @@ pub fn run(ctx: &Context, options: Options) -> Result<Outcome> {
         },
         restorable,
         problems,
-    })
+    }))
 }
 
 /// Whether a damaged snapshot would stop `compact`: it needs all that are in doubt, and its chain.

@@ -8,6 +8,7 @@ use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::{AlarmKind, Cluster, Compacted, Member};
 use crate::etcd::connect::Connector;
 use crate::job::Context;
+use crate::job::report::{Clock, Failed, Report};
 use crate::job::scan::{Depth, scan_asking};
 use crate::job::snapshot::same_history;
 use crate::job::source::{choose_timeline, revision_at};
@@ -18,7 +19,7 @@ use crate::store::lock::{self, Held, Lock, Wait};
 use crate::telemetry::progress::Step;
 use chrono::{DateTime, TimeDelta, Utc};
 use rustix::fs::{FlockOperation, flock};
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
@@ -113,28 +114,25 @@ pub struct LockLease {
 }
 
 /// How it ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub enum Status {
     /// Something was done (or would be, in a dry run).
     Succeeded,
     /// Nothing had to be.
+    #[default]
     NothingToDo,
     /// It failed midway: the rest tells how far it came.
     Failed,
 }
 
 /// What was done. The fields are a contract: `docs/maintain-result.schema.json`.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub struct Outcome {
     /// How it ended.
     pub status: Status,
-    /// The process's exit code, where it failed.
-    pub code: Option<u8>,
-    /// Why it failed.
-    #[serde(serialize_with = "as_str")]
-    pub reason: Option<Reason>,
-    /// What failed, for people.
-    pub message: Option<String>,
+    /// Why, if it failed.
+    #[serde(flatten)]
+    pub error: Failed,
     /// Whether only a plan was made.
     pub dry_run: bool,
     /// The compaction; `None` where none was asked for.
@@ -145,14 +143,6 @@ pub struct Outcome {
     pub alarms_cleared: Vec<String>,
     /// The newest revision that the store holds; `None` without a store, or where it holds none.
     pub last_saved_revision: Option<i64>,
-    /// What an operator should know.
-    pub warnings: Vec<String>,
-    /// Wall-clock time.
-    pub seconds: f64,
-}
-
-fn as_str<S: Serializer>(reason: &Option<Reason>, s: S) -> Result<S::Ok, S::Error> {
-    reason.map(Reason::as_str).serialize(s)
 }
 
 /// What became of the compaction.
@@ -394,17 +384,12 @@ pub fn wants_room(cluster: &Cluster, quota: Option<u64>, shrunk: &[u64]) -> Opti
     None
 }
 
-/// Maintains a cluster. With a store nothing is compacted that it does not hold. Gives the failure that ended
-/// it midway, too.
+/// Maintains a cluster. With a store nothing is compacted that it does not hold.
 ///
 /// # Errors
 /// Where nothing was done: those of a live cluster that does not answer, and of the store; `LockHeld`;
 /// `Usage` for a duration without a store.
-pub fn run(
-    way: &Connector,
-    store: Option<&Context>,
-    options: &Options,
-) -> Result<(Outcome, Option<Error>)> {
+pub fn run(way: &Connector, store: Option<&Context>, options: &Options) -> Result<Report<Outcome>> {
     if store.is_none() && matches!(options.compact_keep, Some(Keep::Age(_))) {
         return Err(Error::new(
             Reason::Usage,
@@ -417,7 +402,7 @@ pub fn run(
             "there is nothing to do: give --compact-keep, --defrag, or both",
         ));
     }
-    let started = Instant::now();
+    let clock = Clock::start();
     let cluster = Cluster::look(way)?;
     // Who only looks is in nobody's way.
     let guard = match options.dry_run {
@@ -430,33 +415,21 @@ pub fn run(
         options,
         guard,
         shrunk: Vec::new(),
+        clock,
         outcome: Outcome {
-            status: Status::NothingToDo,
-            code: None,
-            reason: None,
-            message: None,
             dry_run: options.dry_run,
-            compact: None,
-            members: Vec::new(),
-            alarms_cleared: Vec::new(),
-            last_saved_revision: None,
-            warnings: Vec::new(),
-            seconds: 0.0,
+            ..Outcome::default()
         },
     };
-    let ended = run.run(cluster);
+    let error = run.run(cluster).err();
     let mut outcome = run.outcome;
-    outcome.seconds = started.elapsed().as_secs_f64();
-    let error = ended.err();
-    if let Some(e) = &error {
+    if error.is_some() {
         outcome.status = Status::Failed;
-        outcome.code = Some(e.reason().exit_code());
-        outcome.reason = Some(e.reason());
-        outcome.message = Some(e.to_string());
     } else if outcome.did_something() {
         outcome.status = Status::Succeeded;
     }
-    Ok((outcome, error))
+    outcome.error = Failed::from(&error);
+    Ok(run.clock.ended(outcome, error))
 }
 
 impl Outcome {
@@ -484,6 +457,7 @@ struct Run<'a> {
     guard: Guard,
     /// IDs of members whose databases were made smaller.
     shrunk: Vec<u64>,
+    clock: Clock,
     outcome: Outcome,
 }
 
@@ -496,11 +470,6 @@ impl Run<'_> {
         }
         cluster = self.defragment(cluster)?;
         self.disarm(&cluster)
-    }
-
-    fn warn(&mut self, message: String) {
-        tracing::warn!("{message}");
-        self.outcome.warnings.push(message);
     }
 
     /// Says whether history was compacted.
@@ -529,7 +498,7 @@ impl Run<'_> {
             "planned the compaction"
         );
         if let (Saved::Nothing(_), None) = (&history.saved, revision) {
-            self.warn(reason.clone());
+            self.clock.warn(reason.clone());
         }
         let outcome = self.outcome.compact.insert(CompactOutcome {
             requested,
@@ -581,7 +550,7 @@ impl Run<'_> {
             return Ok((Saved::UpTo(last), None));
         };
         let (too_old, warnings) = without_excluded(|| newest_at(ctx, time))?;
-        self.outcome.warnings.extend(warnings);
+        self.clock.warnings.extend(warnings);
         Ok((Saved::UpTo(last), too_old))
     }
 
@@ -653,7 +622,7 @@ impl Run<'_> {
         if !ill.is_empty() {
             let ill = ill.join("; ");
             if wanted.is_empty() {
-                self.warn(format!("not healthy: {ill}"));
+                self.clock.warn(format!("not healthy: {ill}"));
                 return Ok(cluster);
             }
             return Err(Error::new(
@@ -671,7 +640,8 @@ impl Run<'_> {
                     .as_ref()
                     .is_some_and(|c| c.revision.is_some())
             {
-                self.warn("sizes are from before the compaction, which frees more".to_owned());
+                self.clock
+                    .warn("sizes are from before the compaction, which frees more".to_owned());
             }
             return Ok(cluster);
         }
@@ -689,7 +659,8 @@ impl Run<'_> {
     /// Defragments a member, and waits until all are well.
     fn defragment_one(&mut self, cluster: &Cluster, id: u64) -> Result<Cluster> {
         let Some(member) = cluster.member(id) else {
-            self.warn(format!("member {id:x} was removed meanwhile"));
+            self.clock
+                .warn(format!("member {id:x} was removed meanwhile"));
             return Ok(cluster.clone());
         };
         self.guard.check()?;
@@ -771,7 +742,7 @@ impl Run<'_> {
                 None => ": --defrag gives room that was freed back",
                 Some(_) => "",
             };
-            self.warn(format!(
+            self.clock.warn(format!(
                 "the alarm for want of space stays raised: {why}{advice}"
             ));
             return Ok(());

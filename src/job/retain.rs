@@ -4,6 +4,7 @@
 //! lock is only ever extended. It says nothing of what is kept without one: that is `gc`'s.
 
 use super::Context;
+use super::report::{Clock, Failed, Report};
 use super::scan::{Depth, Scan, TAGS_UNREADABLE, scan_asking};
 use super::tags::Ask;
 use crate::bucket::catalog::TIMELINES;
@@ -16,7 +17,6 @@ use chrono::{DateTime, Utc};
 use serde::Serialize;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
 
 /// Objects asked for at once.
 const AT_ONCE: usize = 8;
@@ -52,12 +52,9 @@ pub enum Status {
 pub struct Outcome {
     /// How it ended.
     pub status: Status,
-    /// The exit code of a failure.
-    pub code: Option<u8>,
-    /// Its reason.
-    pub reason: Option<&'static str>,
-    /// Its message.
-    pub message: Option<String>,
+    /// Why, if it failed.
+    #[serde(flatten)]
+    pub error: Failed,
     /// The full's name.
     pub chain: String,
     /// The timeline's ID.
@@ -74,12 +71,8 @@ pub struct Outcome {
     pub kept: usize,
     /// Objects that could not be locked.
     pub failed: usize,
-    /// Wall-clock time.
-    pub seconds: f64,
     /// Whether only a plan was made.
     pub dry_run: bool,
-    /// What an operator should know.
-    pub warnings: Vec<String>,
 }
 
 /// An object of the chain.
@@ -267,14 +260,14 @@ fn full_called(catalog: &Catalog, wanted: &str) -> Result<usize> {
     }
 }
 
-/// Locks a chain. Gives the outcome, and the failure that it tells of.
+/// Locks a chain.
 ///
 /// # Errors
 /// `Usage` for a time that has passed or is too far, or a chain that there is not; `Configuration` where
 /// the bucket has no lock enabled; those of choosing a chain, as for `compact`; the store's. Then nothing was
 /// locked.
-pub fn run(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)> {
-    let started = Instant::now();
+pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
+    let mut clock = Clock::start();
     let now = Utc::now();
     check_time(now, options.until)?;
     must_lock(&ctx.store)?;
@@ -283,12 +276,13 @@ pub fn run(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)>
         base,
         timeline,
         objects,
-        mut warnings,
+        warnings,
     } = choose(&scan, options.chain.as_deref())?;
+    clock.warnings.extend(warnings);
     if ctx.store.hides_tags() {
-        warnings.push(TAGS_UNREADABLE.to_owned());
+        clock.warnings.push(TAGS_UNREADABLE.to_owned());
     }
-    warnings.extend(scan.untrusted_warning());
+    clock.warnings.extend(scan.untrusted_warning());
     let asked = Retention {
         mode: options.mode,
         until: options.until,
@@ -355,9 +349,7 @@ pub fn run(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)>
             (None, 0) => Status::NothingToDo,
             (None, _) => Status::Succeeded,
         },
-        code: error.as_ref().map(|e| e.reason().exit_code()),
-        reason: error.as_ref().map(|e| e.reason().as_str()),
-        message: error.as_ref().map(Error::to_string),
+        error: Failed::from(&error),
         chain: base.to_string(),
         timeline,
         mode: options.mode,
@@ -366,11 +358,9 @@ pub fn run(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)>
         objects: shown,
         locked,
         kept,
-        seconds: started.elapsed().as_secs_f64(),
         dry_run: options.dry_run,
-        warnings,
     };
-    Ok((outcome, error))
+    Ok(clock.ended(outcome, error))
 }
 
 impl Object {

@@ -3,10 +3,10 @@
 //! `store::probe` tries it; here stands what is needed for what. A pure function of the findings.
 
 use super::Context;
+use super::report::{Clock, Failed, Report};
 use crate::error::{Error, Reason, Result};
 use crate::store::probe::{Ability, Finding, State};
 use serde::Serialize;
-use std::time::Instant;
 
 /// How it ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -22,20 +22,15 @@ pub enum Status {
 pub struct Outcome {
     /// How it ended.
     pub status: Status,
-    /// The exit code of a failure.
-    pub code: Option<u8>,
-    /// Its reason.
-    pub reason: Option<&'static str>,
-    /// Its message.
-    pub message: Option<String>,
+    /// Why, if it failed.
+    #[serde(flatten)]
+    pub error: Failed,
     /// The store's URL, without secrets.
     pub store: String,
     /// What was tried, each once.
     pub checks: Vec<Check>,
     /// What was written and could not be removed again.
     pub left_behind: Vec<String>,
-    /// Wall-clock time.
-    pub seconds: f64,
 }
 
 /// What was found of one ability.
@@ -53,31 +48,26 @@ pub struct Check {
     pub meaning: String,
 }
 
-/// Finds out what the store does. Gives the outcome, and the failure that it tells of.
+/// Finds out what the store does.
 ///
 /// # Errors
 /// Those of [`Store::probe`](crate::store::Store::probe).
-pub fn run(ctx: &Context) -> Result<(Outcome, Option<Error>)> {
-    let started = Instant::now();
+pub fn run(ctx: &Context) -> Result<Report<Outcome>> {
+    let clock = Clock::start();
     let findings = ctx.store.probe()?;
     let checks: Vec<Check> = findings.all.into_iter().map(judge).collect();
     let error = summed_up(&checks, ctx.store.url());
-    Ok((
-        Outcome {
-            status: match error {
-                None => Status::Succeeded,
-                Some(_) => Status::Failed,
-            },
-            code: error.as_ref().map(|e| e.reason().exit_code()),
-            reason: error.as_ref().map(|e| e.reason().as_str()),
-            message: error.as_ref().map(Error::to_string),
-            store: ctx.store.url().to_owned(),
-            checks,
-            left_behind: findings.left_behind,
-            seconds: started.elapsed().as_secs_f64(),
+    let outcome = Outcome {
+        status: match error {
+            None => Status::Succeeded,
+            Some(_) => Status::Failed,
         },
-        error,
-    ))
+        error: Failed::from(&error),
+        store: ctx.store.url().to_owned(),
+        checks,
+        left_behind: findings.left_behind,
+    };
+    Ok(clock.ended(outcome, error))
 }
 
 /// What a finding means.

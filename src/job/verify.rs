@@ -7,16 +7,15 @@ use crate::bucket::chain;
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::{Cluster, Hash, MemberHash};
 use crate::etcd::connect::Connector;
+use crate::job::report::{Clock, Report};
 use crate::job::scan::{Depth, Scan, scan};
 use crate::job::source::{Request, Source, Target, choose_timeline};
 use crate::job::tags::without_excluded;
 use crate::job::{Context, identity};
 use crate::mvcc::{KeyRange, Revision};
-use crate::telemetry::memory::peak_memory_bytes;
 use crate::telemetry::progress::Step;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::time::Instant;
 
 /// What to compare.
 #[derive(Debug, Clone, Default)]
@@ -57,12 +56,6 @@ pub struct Outcome {
     pub live_keys: u64,
     /// The members, by name.
     pub members: Vec<MemberOutcome>,
-    /// Wall-clock time.
-    pub seconds: f64,
-    /// The most memory that was resident at once.
-    pub peak_memory_bytes: Option<u64>,
-    /// What an operator should know.
-    pub warnings: Vec<String>,
 }
 
 /// One member.
@@ -142,15 +135,14 @@ pub fn choose_revision(
 /// `BackupDiffers` and `MembersDiffer` with the hashes; `NoCommonRevision` where one side no longer
 /// holds, or does not yet hold, what the other does; those of a live cluster that does not answer, of
 /// choosing and folding a backup, and of the store; `Terminated`.
-pub fn run(ctx: &Context, way: &Connector, options: &Options) -> Result<Outcome> {
-    let started = Instant::now();
+pub fn run(ctx: &Context, way: &Connector, options: &Options) -> Result<Report<Outcome>> {
+    let clock = Clock::start();
     without_excluded(|| {
         let run = Run {
             ctx,
             way,
             options,
-            started,
-            warnings: Vec::new(),
+            clock: clock.clone(),
         };
         run.run()
     })
@@ -160,8 +152,7 @@ struct Run<'a> {
     ctx: &'a Context,
     way: &'a Connector,
     options: &'a Options,
-    started: Instant,
-    warnings: Vec<String>,
+    clock: Clock,
 }
 
 /// The backup's side of a comparison.
@@ -174,13 +165,13 @@ struct Folded {
 }
 
 impl Run<'_> {
-    fn run(mut self) -> Result<Outcome> {
+    fn run(mut self) -> Result<Report<Outcome>> {
         // First what fails fast.
         let cluster = Cluster::look(self.way)?;
         if let Some(recorded) = identity::read(&self.ctx.store)?
             && !recorded.is_of(cluster.cluster_id)
         {
-            self.warn(format!(
+            self.clock.warn(format!(
                 "{} is the backup of cluster {}, and --endpoints is cluster {}: check --endpoints and --store",
                 self.ctx.store.url(),
                 recorded.cluster(),
@@ -195,7 +186,7 @@ impl Run<'_> {
         let live = Revision(cluster.revision);
         let (revision, warning) = choose_revision(self.options.revision, saved, live)?;
         if let Some(warning) = warning {
-            self.warn(warning);
+            self.clock.warn(warning);
         }
         tracing::info!(
             revision = revision.0,
@@ -230,7 +221,8 @@ impl Run<'_> {
             .collect();
         for m in members.iter().filter(|m| m.equal.is_none()) {
             let why = m.error.as_deref().unwrap_or("it did not answer");
-            self.warn(format!("member {} could not be compared: {why}", m.name));
+            self.clock
+                .warn(format!("member {} could not be compared: {why}", m.name));
         }
         let equal: Vec<Option<bool>> = members.iter().map(|m| m.equal).collect();
         let shown = |m: &MemberOutcome| show(m, &answers, &folded);
@@ -272,7 +264,7 @@ impl Run<'_> {
         let Some(Ok(first)) = folded.into_iter().find(|(c, _)| *c == compact).map(|f| f.1) else {
             return Err(Error::internal("equal to what was not folded"));
         };
-        Ok(Outcome {
+        Ok(self.clock.report(Outcome {
             status: Status::Equal,
             revision,
             compact_revision: Revision(compact),
@@ -283,15 +275,7 @@ impl Run<'_> {
             events: first.events,
             live_keys: first.live_keys,
             members,
-            seconds: self.started.elapsed().as_secs_f64(),
-            peak_memory_bytes: peak_memory_bytes(),
-            warnings: self.warnings,
-        })
-    }
-
-    fn warn(&mut self, message: String) {
-        tracing::warn!("{message}");
-        self.warnings.push(message);
+        }))
     }
 
     /// Folds the backup for every compacted revision that members have: mostly that is one.
@@ -336,8 +320,8 @@ impl Run<'_> {
             other => other?,
         };
         for warning in &source.warnings {
-            if !self.warnings.contains(warning) {
-                self.warnings.push(warning.clone());
+            if !self.clock.warnings.contains(warning) {
+                self.clock.warnings.push(warning.clone());
             }
         }
         let (fold, events) = source.fold(self.ctx, compact, KeyRange::All, false)?;

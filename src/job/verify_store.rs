@@ -11,19 +11,19 @@ use crate::error::{Error, Reason, Result};
 use crate::job::list::Recorded;
 use crate::job::reading::Reading;
 use crate::job::rebuild::read_every_page;
+use crate::job::report::{Clock, Report};
 use crate::job::scan::{Depth, Scan, TAGS_UNREADABLE, scan_with};
 use crate::job::source::Source;
 use crate::job::tags::{self, Ask, without_excluded};
 use crate::job::{Context, drill, identity};
 use crate::mvcc::{Base, HashKv, KeepHistory, KeyRange, Revision};
-use crate::telemetry::memory::peak_memory_bytes;
 use crate::telemetry::progress::Step;
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Snapshots that are read at once, at most: each needs buffers of its own.
 const AT_ONCE: usize = 4;
@@ -146,14 +146,14 @@ pub struct Newest {
 }
 
 /// What was found. The fields are a contract: `docs/verify-result.schema.json`.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Serialize)]
 pub struct Outcome {
     /// How it ended.
     pub status: Status,
     /// The process's exit code.
     pub code: u8,
     /// The reason of the gravest finding; `None` where there is none.
-    pub reason: Option<&'static str>,
+    pub reason: Option<Reason>,
     /// The same in words.
     pub message: Option<String>,
     /// What was looked at.
@@ -177,13 +177,9 @@ pub struct Outcome {
     /// The newest state; `None` where nothing can be restored, or no timeline is the newest.
     pub newest: Option<Newest>,
     /// The drills.
-    pub drills: Vec<drill::Outcome>,
+    pub drills: Vec<Report<drill::Outcome>>,
     /// Bytes read from the store.
     pub bytes_read: u64,
-    /// Wall-clock time.
-    pub seconds: f64,
-    /// The most memory that was resident at once.
-    pub peak_memory_bytes: Option<u64>,
 }
 
 /// What was read of a snapshot.
@@ -194,18 +190,17 @@ struct Read {
     last_time: Option<DateTime<Utc>>,
 }
 
-/// Verifies the backup in the context's store. Gives the failure, too, where something is wrong: the outcome tells of
-/// it.
+/// Verifies the backup in the context's store.
 ///
 /// # Errors
 /// `NoSnapshots` where there is none at all; `NoSuchTimeline`; `CannotDecrypt`; `SnapshotVanished`; the store's; `Io`,
 /// `NoSpace`, `Terminated`. What is wrong with snapshots is no error here.
-pub fn run(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)> {
-    let started = Instant::now();
-    without_excluded(|| try_run(ctx, options, started))
+pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
+    let clock = Clock::start();
+    without_excluded(|| try_run(ctx, options, clock.clone()))
 }
 
-fn try_run(ctx: &Context, options: &Options, started: Instant) -> Result<(Outcome, Option<Error>)> {
+fn try_run(ctx: &Context, options: &Options, clock: Clock) -> Result<Report<Outcome>> {
     let mut findings = Findings::default();
     let identity = match identity::read(&ctx.store) {
         Ok(identity) => identity,
@@ -265,7 +260,7 @@ fn try_run(ctx: &Context, options: &Options, started: Instant) -> Result<(Outcom
             Some(_) => Status::Failed,
         },
         code: failure.as_ref().map_or(0, |e| e.reason().exit_code()),
-        reason: failure.as_ref().map(|e| e.reason().as_str()),
+        reason: failure.as_ref().map(Error::reason),
         message: failure.as_ref().map(Error::to_string),
         level: options.level,
         all_chains: options.all_chains,
@@ -281,10 +276,8 @@ fn try_run(ctx: &Context, options: &Options, started: Instant) -> Result<(Outcom
         newest,
         drills: run.drills,
         bytes_read: ctx.store.bytes_read(),
-        seconds: started.elapsed().as_secs_f64(),
-        peak_memory_bytes: peak_memory_bytes(),
     };
-    Ok((outcome, failure))
+    Ok(clock.ended(outcome, failure))
 }
 
 /// What was found so far.
@@ -372,7 +365,7 @@ struct Run<'a> {
     bad: BTreeSet<usize>,
     findings: Findings,
     chains: Vec<ChainOutcome>,
-    drills: Vec<drill::Outcome>,
+    drills: Vec<Report<drill::Outcome>>,
 }
 
 impl<'a> Run<'a> {
@@ -964,8 +957,9 @@ impl<'a> Run<'a> {
             );
             return Ok(());
         };
-        let (outcome, failure) = drill::run(self.ctx, options, &timeline.id, expected)?;
-        self.drills.push(outcome);
+        let mut drill = drill::run(self.ctx, options, &timeline.id, expected)?;
+        let failure = drill.failure.take();
+        self.drills.push(drill);
         if let Some(e) = failure {
             self.findings.error(&e, Some(&timeline.id), Vec::new());
         }

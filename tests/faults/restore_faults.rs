@@ -17,6 +17,7 @@ use deltafold::datadir::place::Place;
 use deltafold::etcd::peers::PeerOptions;
 use deltafold::job::Context;
 use deltafold::job::identity::IDENTITY;
+use deltafold::job::report::Report;
 use deltafold::job::restore::{Backup, Leases, Options, Outcome, To, run};
 use deltafold::job::source::Request;
 use deltafold::mvcc::KeepHistory;
@@ -59,7 +60,7 @@ impl InMemoryBucket {
         FaultStore::new(inner, strikes)
     }
 
-    fn restore(&self, faults: &FaultStore, to: To) -> Result<Outcome, Error> {
+    fn restore(&self, faults: &FaultStore, to: To) -> Result<Report<Outcome>, Error> {
         let store = Store::new(
             Arc::new(faults.clone()),
             ObjectPath::default(),

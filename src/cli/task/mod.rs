@@ -4,7 +4,7 @@ mod create;
 mod logs;
 
 use super::kubernetes::{ClusterArgs, age, parse_time_span, table, wait_for};
-use super::{Output, print_outcome, yes_or_no};
+use super::{Ended, Output, print_outcome, yes_or_no};
 use crate::base::Cancel;
 use crate::controller::api::{EtcdBackupTask, TaskState};
 use crate::error::{Error, Reason, Result};
@@ -166,24 +166,23 @@ fn failure_of(task: &EtcdBackupTask) -> Option<Error> {
 }
 
 impl TaskArgs {
-    /// Gives the failure whose outcome is printed already, if it is one.
-    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<Option<Error>> {
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         match &self.command {
             TaskCommand::Create(args) => args.run(cancel, output),
-            TaskCommand::List(args) => args.run(cancel, output).map(|()| None),
+            TaskCommand::List(args) => args.run(cancel, output),
             TaskCommand::Wait(args) => args.run(cancel, output),
             TaskCommand::Logs(args) => args.run(cancel).map(|()| None),
         }
     }
 }
 
-fn tell(task: &EtcdBackupTask, output: Output) -> Result<Option<Error>> {
+fn tell(task: &EtcdBackupTask, output: Output) -> Ended {
     print_outcome(output, &TaskOutcome::of(task), TaskOutcome::in_words)?;
     Ok(failure_of(task))
 }
 
 impl ListArgs {
-    fn run(&self, cancel: &Cancel, output: Output) -> Result<()> {
+    fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         let mut tasks = wait_for(cancel, async {
             let person = self.cluster.person(false).await?;
             let api = match self.all_namespaces {
@@ -229,7 +228,7 @@ impl TasksOutcome {
 }
 
 impl WaitArgs {
-    fn run(&self, cancel: &Cancel, output: Output) -> Result<Option<Error>> {
+    fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         let task = wait_for(cancel, async {
             let person = self.cluster.person(false).await?;
             ended(&person, &self.name, self.timeout).await

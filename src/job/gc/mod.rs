@@ -18,6 +18,7 @@ use crate::bucket::{
 };
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
+use crate::job::report::{Clock, Failed, Report};
 use crate::job::scan::TAGS_UNREADABLE;
 use crate::mvcc::Revision;
 use crate::store::Store;
@@ -30,7 +31,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A run that is dead for so long blocks no other.
 const LOCK_DURATION: Duration = Duration::from_secs(15);
@@ -214,12 +215,9 @@ pub struct DamagedFull {
 pub struct Outcome {
     /// How it ended.
     pub status: Status,
-    /// The process's exit code, where it failed.
-    pub code: Option<u8>,
-    /// Why, where it failed.
-    pub reason: Option<&'static str>,
-    /// In words, where it failed.
-    pub message: Option<String>,
+    /// Why, if it failed.
+    #[serde(flatten)]
+    pub error: Failed,
     /// Nothing was changed.
     pub dry_run: bool,
     /// The time that ages were counted from.
@@ -244,23 +242,19 @@ pub struct Outcome {
     pub fulls_not_read: usize,
     /// Fulls that count for nothing, since what they hold is not what their names say.
     pub damaged_fulls: Vec<DamagedFull>,
-    /// What is worth knowing.
-    pub warnings: Vec<String>,
-    /// How long it took.
-    pub seconds: f64,
 }
 
-/// Collects garbage. What failed midway stands beside the outcome.
+/// Collects garbage.
 ///
 /// # Errors
-/// Where nothing was done: `NoSnapshots` where there is none; the store's; `LockHeld`; `Io`, `NoSpace`. Beside the
-/// outcome also `WouldShrink`: the plan would make the newest restorable revision fall, and nothing was removed.
-pub fn run(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)> {
-    let started = Instant::now();
+/// Where nothing was done: `NoSnapshots` where there is none; the store's; `LockHeld`; `Io`, `NoSpace`. In the
+/// report also `WouldShrink`: the plan would make the newest restorable revision fall, and nothing was removed.
+pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
+    let mut clock = Clock::start();
+    let warnings = &mut clock.warnings;
     let mut eyes = Eyes::new(ctx, options);
-    let mut warnings = Vec::new();
     let held = match options.apply {
-        true => take_lock(&ctx.store, &mut warnings)?,
+        true => take_lock(&ctx.store, warnings)?,
         false => None,
     };
     if options.apply {
@@ -322,20 +316,16 @@ pub fn run(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)>
         tracing::warn!("the lock could not be given back, others wait until it expires: {e}");
     }
     tracing::debug!(tags_asked = eyes.tags_asked, "asked for tags");
+    warnings.append(&mut applied.warnings);
     let mut outcome = told(&look, options, now, applied, before);
     outcome.fulls_read = eyes.verified.read;
-    warnings.append(&mut outcome.warnings);
-    outcome.warnings = warnings;
     // A signal, or a store that is away, is what it is; else it is about single objects.
     let error = error.or_else(|| partly_done(&outcome));
-    if let Some(e) = &error {
+    if error.is_some() {
         outcome.status = Status::Failed;
-        outcome.code = Some(e.reason().exit_code());
-        outcome.reason = Some(e.reason().as_str());
-        outcome.message = Some(e.to_string());
     }
-    outcome.seconds = started.elapsed().as_secs_f64();
-    Ok((outcome, error))
+    outcome.error = Failed::from(&error);
+    Ok(clock.ended(outcome, error))
 }
 
 fn partly_done(o: &Outcome) -> Option<Error> {
@@ -401,9 +391,7 @@ fn told(
             true => Status::NothingToDo,
             false => Status::Succeeded,
         },
-        code: None,
-        reason: None,
-        message: None,
+        error: Failed::default(),
         dry_run: !options.apply,
         now,
         objects: applied.objects,
@@ -416,8 +404,6 @@ fn told(
         fulls_read: 0,
         fulls_not_read: look.not_read,
         damaged_fulls: look.damaged.clone(),
-        warnings: applied.warnings,
-        seconds: 0.0,
     }
 }
 

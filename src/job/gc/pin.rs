@@ -8,6 +8,7 @@ use crate::bucket::Kind;
 use crate::bucket::retention::chain_of;
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
+use crate::job::report::{Clock, Report};
 use crate::job::scan::{Depth, scan_asking};
 use crate::job::tags::Ask;
 use chrono::{DateTime, SubsecRound, Utc};
@@ -47,8 +48,6 @@ pub struct Outcome {
     pub note: Option<String>,
     /// What the pin keeps, or kept: the full, and the deltas up to the next full; paths.
     pub chain: Vec<String>,
-    /// What is worth knowing.
-    pub warnings: Vec<String>,
 }
 
 /// Pins, or lets go.
@@ -56,9 +55,9 @@ pub struct Outcome {
 /// # Errors
 /// `NoSnapshots` where there is no such full; `SnapshotVanished` where something of the chain went
 /// meanwhile; the store's; `LockHeld`.
-pub fn run(ctx: &Context, options: &Options) -> Result<Outcome> {
-    let mut warnings = Vec::new();
-    let held = take_lock(ctx, &mut warnings)?;
+pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
+    let mut clock = Clock::start();
+    let held = take_lock(ctx, &mut clock.warnings)?;
     let by_names = catalog(ctx)?;
     let all = &by_names.snapshots;
     let full = all
@@ -99,7 +98,7 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Outcome> {
         }
         Ok(chain.into_iter().map(|i| of[i].path.clone()).collect())
     };
-    let kept = chain(&mut warnings)?;
+    let kept = chain(&mut clock.warnings)?;
     let (status, pin) = match (options.unpin, before) {
         (true, _) => {
             ctx.store.delete(&at)?;
@@ -139,13 +138,12 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Outcome> {
     {
         tracing::warn!("the lock could not be given back, others wait until it expires: {e}");
     }
-    Ok(Outcome {
+    Ok(clock.report(Outcome {
         status,
         pinned: !options.unpin,
         full: full.path.clone(),
         pinned_at: pin.as_ref().map(|p| p.pinned_at),
         note: pin.and_then(|p| p.reason),
         chain: kept,
-        warnings,
-    })
+    }))
 }

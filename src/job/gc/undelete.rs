@@ -6,6 +6,7 @@ use super::{LOCK, LOCK_DURATION, Status, removal_note};
 use crate::bucket::{Catalog, Kind};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
+use crate::job::report::{Clock, Failed, Report};
 use crate::job::scan::TAGS_UNREADABLE;
 use crate::store::lock::{self, Held, Lock, Wait};
 use serde::Serialize;
@@ -34,16 +35,11 @@ pub struct Restored {
 pub struct Outcome {
     /// How it ended.
     pub status: Status,
-    /// The process's exit code, where it failed.
-    pub code: Option<u8>,
-    /// Why, where it failed.
-    pub reason: Option<&'static str>,
-    /// In words, where it failed.
-    pub message: Option<String>,
+    /// Why, if it failed.
+    #[serde(flatten)]
+    pub error: Failed,
     /// The oldest first.
     pub snapshots: Vec<Restored>,
-    /// What is worth knowing.
-    pub warnings: Vec<String>,
 }
 
 /// The lock of all that removes and brings back, as far as the store can.
@@ -76,13 +72,13 @@ pub(super) fn is_named(path: &str, name: &str) -> bool {
     path == wanted || path.rsplit('/').next() == Some(wanted)
 }
 
-/// Brings snapshots back. What failed midway stands beside the outcome.
+/// Brings snapshots back.
 ///
 /// # Errors
 /// Where nothing was done: `NoSnapshots` where a name is nobody's; the store's; `LockHeld`.
-pub fn run(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)> {
-    let mut warnings = Vec::new();
-    let held = take_lock(ctx, &mut warnings)?;
+pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
+    let mut clock = Clock::start();
+    let held = take_lock(ctx, &mut clock.warnings)?;
     let mut catalog = catalog(ctx)?;
     let all = &catalog.snapshots;
     let mut wanted: Vec<usize> = Vec::new();
@@ -131,7 +127,7 @@ pub fn run(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)>
         catalog.snapshots[i].excluded |= tagged;
     }
     if ctx.store.hides_tags() {
-        warnings.push(TAGS_UNREADABLE.to_owned());
+        clock.warnings.push(TAGS_UNREADABLE.to_owned());
     }
     let all = &catalog.snapshots;
     wanted.retain(|&i| all[i].excluded || all[i].removal_noted);
@@ -183,11 +179,8 @@ pub fn run(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)>
             (None, true) => Status::NothingToDo,
             (None, false) => Status::Succeeded,
         },
-        code: error.as_ref().map(|e| e.reason().exit_code()),
-        reason: error.as_ref().map(|e| e.reason().as_str()),
-        message: error.as_ref().map(Error::to_string),
+        error: Failed::from(&error),
         snapshots,
-        warnings,
     };
-    Ok((outcome, error))
+    Ok(clock.ended(outcome, error))
 }

@@ -18,12 +18,12 @@ use crate::datadir::{self, place, snap, wal};
 use crate::error::{Error, Reason, Result};
 use crate::etcd::peers::{self, PeerOptions};
 use crate::job::rebuild::{Rebuild, Rebuilt};
+use crate::job::report::{Clock, Report};
 use crate::job::source::{Request, Source};
 use crate::job::tags::without_excluded;
 use crate::job::{Context, identity, space};
 use crate::mvcc::{Fold, KeepHistory, KeyRange, Revision};
 use crate::store::{Sealed, Store};
-use crate::telemetry::memory::peak_memory_bytes;
 use crate::telemetry::progress::Step;
 use crate::temp::TempFile;
 use candidates::{Candidates, Opened, excludes};
@@ -37,7 +37,6 @@ use std::io::{self, BufWriter, Read, Write};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, SyncSender};
-use std::time::Instant;
 
 pub use crate::job::rebuild::Leases;
 
@@ -75,9 +74,10 @@ pub struct Options {
 }
 
 /// How it ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub enum Status {
     /// It was restored (or would be, in a dry run).
+    #[default]
     Succeeded,
     /// The member that is there is in order.
     NotNeeded,
@@ -97,7 +97,7 @@ pub struct Member {
 }
 
 /// What was done. The fields are a contract: `docs/restore-result.schema.json`.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub struct Outcome {
     /// How it ended.
     pub status: Status,
@@ -141,21 +141,15 @@ pub struct Outcome {
     pub bytes_read: u64,
     /// Size of the database that was written.
     pub database_bytes: u64,
-    /// Wall-clock time.
-    pub seconds: f64,
-    /// The most memory that was resident at once.
-    pub peak_memory_bytes: Option<u64>,
     /// Whether only a plan was made.
     pub dry_run: bool,
-    /// What an operator should know.
-    pub warnings: Vec<String>,
 }
 
 /// Restores the best of some backups; one or more.
 ///
 /// # Errors
 /// Any reason but `KeyNotFound`. The target is as it was then, or the next run makes it so.
-pub fn run(backups: &[Backup], options: &Options, cancel: &Cancel) -> Result<Outcome> {
+pub fn run(backups: &[Backup], options: &Options, cancel: &Cancel) -> Result<Report<Outcome>> {
     if backups.is_empty() {
         return Err(Error::new(
             Reason::Usage,
@@ -175,7 +169,11 @@ pub fn run(backups: &[Backup], options: &Options, cancel: &Cancel) -> Result<Out
 ///
 /// # Errors
 /// As [`run`].
-pub(super) fn run_for_drill(backup: Backup, options: &Options, cancel: &Cancel) -> Result<Outcome> {
+pub(super) fn run_for_drill(
+    backup: Backup,
+    options: &Options,
+    cancel: &Cancel,
+) -> Result<Report<Outcome>> {
     let backups = [backup];
     without_excluded(|| {
         let mut run = Run::new(&backups, options, cancel);
@@ -188,8 +186,7 @@ struct Run<'a> {
     backups: &'a [Backup],
     options: &'a Options,
     cancel: Cancel,
-    started: Instant,
-    warnings: Vec<String>,
+    clock: Clock,
     is_drill: bool,
 }
 
@@ -229,18 +226,12 @@ impl<'a> Run<'a> {
             backups,
             options,
             cancel: cancel.clone(),
-            started: Instant::now(),
-            warnings: Vec::new(),
+            clock: Clock::start(),
             is_drill: false,
         }
     }
 
-    fn warn(&mut self, message: String) {
-        tracing::warn!("{message}");
-        self.warnings.push(message);
-    }
-
-    fn into_data_dir(mut self) -> Result<Outcome> {
+    fn into_data_dir(mut self) -> Result<Report<Outcome>> {
         let To::DataDir {
             place,
             cluster,
@@ -254,7 +245,7 @@ impl<'a> Run<'a> {
         let occupied = match self.options.dry_run {
             true => {
                 if place.has_leftover() {
-                    self.warn(format!(
+                    self.clock.warn(format!(
                         "a restore into {} was interrupted: the next one completes or undoes it first",
                         place.dir().display()
                     ));
@@ -265,12 +256,12 @@ impl<'a> Run<'a> {
         };
         match occupied.as_ref().map(Occupied::leftover) {
             Some(Leftover::Completed) => {
-                self.warn(
-                    "an earlier restore was interrupted at its very end: it was completed".into(),
-                );
+                self.clock
+                    .warn("an earlier restore was interrupted at its very end: it was completed");
             }
             Some(Leftover::Undone) => {
-                self.warn("an earlier restore was interrupted: it was undone".into());
+                self.clock
+                    .warn("an earlier restore was interrupted: it was undone");
             }
             Some(Leftover::None) | None => {}
         }
@@ -348,9 +339,7 @@ impl<'a> Run<'a> {
         // A drill's cluster saves nothing.
         if let (Some(store), Some(cluster), false) = (&store, &member, self.is_drill) {
             let warning = says_other_cluster(store, cluster);
-            outcome
-                .warnings
-                .extend(warning.inspect(|w| tracing::warn!("{w}")));
+            warning.into_iter().for_each(|w| self.clock.warn(w));
         }
         outcome.member = member.map(|cluster| Member {
             name: cluster.me().name.clone(),
@@ -360,12 +349,11 @@ impl<'a> Run<'a> {
         });
         outcome.data_dir = Some(shown(place.dir()));
         outcome.wal_dir = place.own_wal_dir().map(shown);
-        outcome.seconds = self.started.elapsed().as_secs_f64();
-        Ok(outcome)
+        Ok(self.clock.report(outcome))
     }
 
     /// The outcome where what is there stays.
-    fn kept(mut self, decision: Decision, candidates: Option<Candidates<'_>>) -> Outcome {
+    fn kept(self, decision: Decision, candidates: Option<Candidates<'_>>) -> Report<Outcome> {
         tracing::info!(reason = decision.reason, "{}", decision.message);
         let mut outcome = self.outcome(decision);
         outcome.status = Status::NotNeeded;
@@ -374,7 +362,7 @@ impl<'a> Run<'a> {
             outcome.data_dir = Some(shown(place.dir()));
             outcome.wal_dir = place.own_wal_dir().map(shown);
         }
-        outcome
+        self.clock.report(outcome)
     }
 
     /// Compares a member that is in order by itself with the best backup that can be read.
@@ -386,7 +374,7 @@ impl<'a> Run<'a> {
     ) -> Result<Decision> {
         let why = match candidates.compare() {
             Ok(warnings) => {
-                warnings.into_iter().for_each(|w| self.warn(w));
+                warnings.into_iter().for_each(|w| self.clock.warn(w));
                 for i in candidates.ranked() {
                     match found.compare(&candidates.all[i], alone, &self.cancel) {
                         Ok(decision) => return Ok(decision),
@@ -400,13 +388,13 @@ impl<'a> Run<'a> {
             Err(e) => return Err(e),
         };
         // A member that is in order must not wait for a backup.
-        self.warn(format!(
+        self.clock.warn(format!(
             "the member could not be compared with a backup: {why}"
         ));
         Ok(found.decide())
     }
 
-    fn into_file(mut self, path: &Path) -> Result<Outcome> {
+    fn into_file(mut self, path: &Path) -> Result<Report<Outcome>> {
         if path.symlink_metadata().is_ok() {
             return Err(exists(path));
         }
@@ -444,8 +432,7 @@ impl<'a> Run<'a> {
             place::sync_directory(parent)?;
         }
         outcome.snapshot_file = Some(shown(path));
-        outcome.seconds = self.started.elapsed().as_secs_f64();
-        Ok(outcome)
+        Ok(self.clock.report(outcome))
     }
 
     /// Whether a file is to be encrypted, its name and the recipients must say alike: nobody shall take the one
@@ -488,7 +475,7 @@ impl<'a> Run<'a> {
         loop {
             // Again when one has failed: another is the first then.
             for warning in candidates.compare()? {
-                self.warn(warning);
+                self.clock.warn(warning);
             }
             let Some(&i) = candidates.ranked().first() else {
                 return Err(candidates.none_left(first));
@@ -512,12 +499,12 @@ impl<'a> Run<'a> {
                 }
                 Err(Failed::Candidate(e) | Failed::Target(e)) => return Err(e),
             };
-            self.warnings.extend(source.warnings.iter().cloned());
+            self.clock.warnings.extend(source.warnings.iter().cloned());
             if self.options.dry_run {
-                self.warnings.extend(source.tags_warning());
+                self.clock.warnings.extend(source.tags_warning());
             }
             if holds_alarm(source).map_err(source.at_base(ctx))? {
-                self.warn("the base has an alarm raised (etcd had no space left, or found data that differed), and so has what is restored: etcd says that it is not healthy and may refuse to write until `etcdctl alarm disarm`".into());
+                self.clock.warn("the base has an alarm raised (etcd had no space left, or found data that differed), and so has what is restored: etcd says that it is not healthy and may refuse to write until `etcdctl alarm disarm`");
             }
             let mut outcome = self.outcome(decision);
             outcome.base = Some(source.base_name());
@@ -541,37 +528,16 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn outcome(&mut self, decision: Decision) -> Outcome {
+    fn outcome(&self, decision: Decision) -> Outcome {
         let read = self.backups.iter().map(|b| match b {
             Backup::Store(ctx) | Backup::File(ctx, _) => ctx.store.bytes_read(),
             Backup::Closed { .. } => 0,
         });
         Outcome {
-            status: Status::Succeeded,
             decision,
-            data_dir: None,
-            wal_dir: None,
-            snapshot_file: None,
-            kept_aside: Vec::new(),
-            member: None,
-            candidates: Vec::new(),
-            base: None,
-            deltas: Vec::new(),
-            events: None,
-            timeline: None,
-            restored_revision: None,
-            revision: None,
-            compact_revision: None,
-            live_keys: None,
-            hash_kv: None,
-            metadata_revision: None,
-            leases_added: None,
             bytes_read: read.sum(),
-            database_bytes: 0,
-            seconds: self.started.elapsed().as_secs_f64(),
-            peak_memory_bytes: peak_memory_bytes(),
             dry_run: self.options.dry_run,
-            warnings: std::mem::take(&mut self.warnings),
+            ..Outcome::default()
         }
     }
 

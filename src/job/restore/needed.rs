@@ -35,16 +35,17 @@ pub enum Depth {
 }
 
 /// What is done.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub enum Action {
     /// The member is restored.
+    #[default]
     Restore,
     /// The member that is there stays.
     Keep,
 }
 
 /// What was decided, and why.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Decision {
     /// What is done.
     pub action: Action,

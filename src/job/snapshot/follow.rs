@@ -10,7 +10,7 @@ use super::known;
 use super::pending::{Encoded, Pending};
 use super::queue::{Item, Pulse, Room, Tail};
 use super::saved::FullReason;
-use super::saver::{Report, Saver};
+use super::saver::{Report as Saved, Saver};
 use super::tell::Tell;
 use super::{Hole, Taking};
 use crate::base::Cancel;
@@ -19,10 +19,10 @@ use crate::etcd::cluster::Cluster;
 use crate::etcd::feed::{Ended, Feed, Position, quorum_revision};
 use crate::job::Context;
 use crate::job::identity::{self, ClusterFacts};
+use crate::job::report::{Clock, Report};
 use crate::job::schedule::Schedule;
 use crate::mvcc::Revision;
 use crate::store::lock::{Attempt, Held, Lock};
-use crate::telemetry::memory::peak_memory_bytes;
 use crate::telemetry::metrics::SnapshotKind;
 use chrono::{DateTime, Utc};
 use serde::Serialize;
@@ -75,12 +75,6 @@ pub struct Outcome {
     pub holes: VecDeque<Hole>,
     /// What failed and was tried again.
     pub failures: u64,
-    /// Wall-clock time.
-    pub seconds: f64,
-    /// The most memory that was resident at once.
-    pub peak_memory_bytes: Option<u64>,
-    /// What an operator should know, the last ones.
-    pub warnings: VecDeque<String>,
 }
 
 /// Warnings and holes that an outcome has at most.
@@ -111,14 +105,15 @@ pub fn follow(
     lock: &mut Lock,
     tell: &Tell,
     stop: &Cancel,
-) -> Result<Outcome> {
-    let started = Instant::now();
+) -> Result<Report<Outcome>> {
+    let clock = Clock::start();
     let mut follower = Follower {
         ctx,
         taking,
         options,
         tell,
         stop,
+        clock,
         outcome: Outcome {
             status: "Succeeded",
             ..Outcome::default()
@@ -150,10 +145,7 @@ pub fn follow(
             }
         }
     }
-    let mut outcome = follower.outcome;
-    outcome.seconds = started.elapsed().as_secs_f64();
-    outcome.peak_memory_bytes = peak_memory_bytes();
-    Ok(outcome)
+    Ok(follower.clock.report(follower.outcome))
 }
 
 /// When what failed is tried again.
@@ -187,6 +179,7 @@ struct Follower<'a> {
     options: &'a FollowOptions,
     tell: &'a Tell,
     stop: &'a Cancel,
+    clock: Clock,
     outcome: Outcome,
     retry: Retry,
 }
@@ -727,7 +720,7 @@ impl Session<'_, '_> {
         if !self.saver.report().written.is_empty() {
             self.saver.tell(self.follower.tell, true);
         }
-        let Report {
+        let Saved {
             written,
             timeline_began,
             hole,
@@ -738,13 +731,12 @@ impl Session<'_, '_> {
         outcome.revision = self.saver.last();
         outcome.timeline_began |= timeline_began;
         outcome.holes.extend(hole);
-        outcome.warnings.extend(warnings);
         while outcome.holes.len() > LISTED {
             outcome.holes.pop_front();
         }
-        while outcome.warnings.len() > LISTED {
-            outcome.warnings.pop_front();
-        }
+        let told = &mut self.follower.clock.warnings;
+        told.extend(warnings);
+        told.drain(..told.len().saturating_sub(LISTED));
         for w in &written {
             outcome.bytes_written += w.bytes;
             outcome.events += w.events;

@@ -22,10 +22,10 @@ use crate::bucket::{Compression, Kind, SnapshotName};
 use crate::error::{Reason, Result};
 use crate::etcd::connect::Connector;
 use crate::job::Context;
+use crate::job::report::{Clock, Report};
 use crate::kubernetes::SnapshotLeases;
 use crate::mvcc::Revision;
 use crate::store::Bandwidth;
-use crate::telemetry::memory::peak_memory_bytes;
 use crate::telemetry::metrics::SnapshotKind;
 use saver::Saver;
 use serde::Serialize;
@@ -195,20 +195,19 @@ pub struct Outcome {
     pub bytes_read: u64,
     /// Bytes written to the store.
     pub bytes_written: u64,
-    /// Wall-clock time.
-    pub seconds: f64,
-    /// The most memory that was resident at once.
-    pub peak_memory_bytes: Option<u64>,
-    /// What an operator should know.
-    pub warnings: Vec<String>,
 }
 
 /// Takes a full snapshot. `is_final` marks it as the last one of a cluster that is given up.
 ///
 /// # Errors
 /// `OtherCluster`, `MembersDiffer`; those of a way to etcd and to the store; `Io`, `NoSpace`, `Terminated`.
-pub fn full(ctx: &Context, taking: &Taking, is_final: bool, tell: &Tell) -> Result<Outcome> {
-    let started = Instant::now();
+pub fn full(
+    ctx: &Context,
+    taking: &Taking,
+    is_final: bool,
+    tell: &Tell,
+) -> Result<Report<Outcome>> {
+    let clock = Clock::start();
     ctx.store.clean_staging(chrono::Utc::now());
     let mut saver = Saver::open(ctx, taking)?;
     let why = match saver.saved() {
@@ -231,14 +230,15 @@ pub fn full(ctx: &Context, taking: &Taking, is_final: bool, tell: &Tell) -> Resu
     tell.took(SnapshotKind::Full, begun.elapsed(), ended.is_ok());
     ended?;
     saver.tell(tell, false);
-    Ok(saver.outcome(started))
+    Ok(saver.told(clock))
 }
 
 impl Saver<'_> {
-    fn outcome(&self, started: Instant) -> Outcome {
+    fn told(&self, mut clock: Clock) -> Report<Outcome> {
         let report = self.report();
+        clock.warnings.clone_from(&report.warnings);
         let written = &report.written;
-        Outcome {
+        clock.report(Outcome {
             status: match written.is_empty() {
                 true => Status::NothingToDo,
                 false => Status::Succeeded,
@@ -254,10 +254,7 @@ impl Saver<'_> {
             events: written.iter().map(|w| w.events).sum(),
             bytes_read: written.iter().map(|w| w.uncompressed_bytes).sum(),
             bytes_written: written.iter().map(|w| w.bytes).sum(),
-            seconds: started.elapsed().as_secs_f64(),
-            peak_memory_bytes: peak_memory_bytes(),
-            warnings: report.warnings.clone(),
-        }
+        })
     }
 }
 
