@@ -3,11 +3,12 @@
 //! Every failure has a [`Reason`]: a stable CamelCase name, an exit code and whether a retry can
 //! help. It does not say how a failure is printed; `cli` does. Everything returns it.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::fmt;
 
 /// Why something failed. The names and codes are a contract (`docs/exit-codes.md`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, JsonSchema, Serialize)]
 pub enum Reason {
     /// The command line or an environment variable cannot be understood.
     Usage,

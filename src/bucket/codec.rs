@@ -8,6 +8,8 @@
 
 use crate::error::{Error, Reason};
 use flate2::{Compress, FlushCompress, Status};
+use schemars::JsonSchema;
+use serde::Serialize;
 use std::collections::VecDeque;
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -15,7 +17,8 @@ use std::str::FromStr;
 use std::sync::{Arc, Mutex, mpsc};
 
 /// How a snapshot is compressed; told by its name's suffix.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, JsonSchema, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Compression {
     /// No suffix.
     None,

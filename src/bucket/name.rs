@@ -3,6 +3,8 @@
 use crate::bucket::codec::Compression;
 use crate::mvcc::Revision;
 use chrono::{DateTime, Utc};
+use schemars::JsonSchema;
+use serde::Serialize;
 use std::fmt;
 use std::str::FromStr;
 
@@ -10,7 +12,7 @@ use std::str::FromStr;
 pub const ENCRYPTED: &str = ".age";
 
 /// Whether a snapshot holds a whole store or the events after another.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, JsonSchema, Serialize)]
 pub enum Kind {
     /// A full snapshot: etcd's database.
     Full,

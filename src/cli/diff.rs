@@ -11,6 +11,7 @@ use crate::job::source::{Request, Source, Target};
 use crate::job::tags::without_excluded;
 use crate::mvcc::{KeyRange, Revision};
 use clap::Args;
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -57,11 +58,15 @@ fn parse_point(s: &str) -> Result<Target, String> {
 }
 
 /// What stands before the list of changes.
-#[derive(Serialize)]
-struct Head<'a> {
+#[derive(JsonSchema, Serialize)]
+pub(super) struct Head<'a> {
+    /// The revision of the first point.
     from_revision: Revision,
+    /// The revision of the second point.
     to_revision: Revision,
+    /// The timeline's ID; null of a plain snapshot file.
     timeline: Option<&'a str>,
+    /// What an operator should know.
     warnings: Vec<&'a String>,
 }
 

@@ -11,6 +11,7 @@ use crate::job::source::Source;
 use crate::job::tags::without_excluded;
 use crate::mvcc::{KeyRange, KeyValue, Revision};
 use clap::Args;
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -54,10 +55,13 @@ pub(super) struct GetArgs {
 }
 
 /// What stands before the list of a state's keys.
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
 pub(super) struct Head<'a> {
+    /// The revision as of which they are.
     revision: Revision,
+    /// The timeline's ID; null of a plain snapshot file.
     timeline: Option<&'a str>,
+    /// What an operator should know.
     warnings: &'a [String],
 }
 

@@ -68,7 +68,7 @@ fn in_words(o: &Report<Outcome>) -> String {
         ];
         let marks: Vec<&str> = marks.iter().filter(|m| m.0).map(|m| m.1).collect();
         [
-            s.kind.to_owned(),
+            s.kind.as_str().to_owned(),
             revisions,
             s.created.format("%Y-%m-%d %H:%M:%SZ").to_string(),
             size(s.bytes),

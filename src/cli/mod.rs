@@ -26,6 +26,7 @@ mod peers;
 mod pin;
 mod policy;
 mod restore;
+mod schemas;
 mod show;
 mod size;
 mod snapshot;
@@ -35,6 +36,8 @@ mod task;
 mod termination;
 mod undelete;
 mod verify;
+
+pub use schemas::schemas;
 
 use crate::base::Cancel;
 use crate::error::{Error, Reason, Result};
@@ -51,6 +54,7 @@ use crate::telemetry::memory;
 use chrono::{DateTime, Utc};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use schemars::JsonSchema;
 use serde::Serialize;
 use size::parse_size;
 use std::ffi::OsString;
@@ -671,12 +675,35 @@ fn print_report<T: Serialize>(
 }
 
 /// What is printed on failure. The fields are a contract.
-#[derive(Serialize)]
-struct Failure<'a> {
-    status: &'static str,
+#[derive(JsonSchema, Serialize)]
+#[schemars(extend("oneOf" = schemas::codes()))]
+struct Failure {
+    /// How it ended.
+    status: FailedStatus,
+    /// The process's exit code; see exit-codes.md.
     code: u8,
-    reason: &'a str,
+    /// Why it failed: a stable name; see exit-codes.md.
+    reason: Reason,
+    /// What failed, where, and what to do. For people: it may change.
     message: String,
+}
+
+/// How it ended.
+#[derive(JsonSchema, Serialize)]
+enum FailedStatus {
+    /// The command failed; the process ends with the code in `code`.
+    Failed,
+}
+
+impl Failure {
+    fn new(reason: Reason, message: String) -> Self {
+        Failure {
+            status: FailedStatus::Failed,
+            code: reason.exit_code(),
+            reason,
+            message,
+        }
+    }
 }
 
 fn fail(e: &Error, output: Output, say: bool) -> ExitCode {
@@ -691,12 +718,7 @@ fn fail(e: &Error, output: Output, say: bool) -> ExitCode {
         );
     }
     if output == Output::Json {
-        let failure = Failure {
-            status: "Failed",
-            code,
-            reason: e.reason().as_str(),
-            message: e.to_string(),
-        };
+        let failure = Failure::new(e.reason(), e.to_string());
         // There is no other way left to complain.
         let _ = stream::end_with(&failure);
     }
@@ -724,12 +746,8 @@ fn refuse(e: &clap::Error, given: &[OsString], started: Instant) -> ExitCode {
                     .unwrap_or_default();
                 let said: Vec<&str> = said.split_whitespace().collect();
                 let said = said.join(" ");
-                let failure = Failure {
-                    status: "Failed",
-                    code: Reason::Usage.exit_code(),
-                    reason: Reason::Usage.as_str(),
-                    message: said.trim_start_matches("error: ").to_owned(),
-                };
+                let said = said.trim_start_matches("error: ").to_owned();
+                let failure = Failure::new(Reason::Usage, said);
                 let _ = print_json(&failure);
             }
             ExitCode::from(Reason::Usage.exit_code())

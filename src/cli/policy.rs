@@ -11,6 +11,7 @@ use chrono::{DateTime, Utc};
 use clap::{Args, Subcommand};
 use kube::ResourceExt;
 use kube::api::ListParams;
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::fmt::Write;
 
@@ -49,17 +50,24 @@ struct StatusArgs {
 }
 
 /// What is printed. The fields are a contract; `status` is that of the API.
-#[derive(Debug, Serialize)]
-struct PoliciesOutcome {
+#[derive(Debug, JsonSchema, Serialize)]
+pub(super) struct PoliciesOutcome {
+    /// The policies, by namespace and name; of one that was named, that one.
     policies: Vec<PolicyOutcome>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, JsonSchema, Serialize)]
 struct PolicyOutcome {
+    /// Where it is.
     namespace: String,
+    /// Its name.
     name: String,
+    /// The URL of its store.
     store: String,
+    /// Whether nothing is started by schedule or threshold.
     suspended: bool,
+    /// As the API has it; see the CustomResourceDefinition.
+    #[schemars(with = "serde_json::Map<String, serde_json::Value>")]
     status: EtcdBackupPolicyStatus,
 }
 

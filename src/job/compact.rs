@@ -4,7 +4,7 @@
 
 use crate::bucket::codec::{self, CompressionChoice};
 use crate::bucket::frame::FrameWriter;
-use crate::bucket::{Kind, SnapshotName};
+use crate::bucket::{Compression, Kind, SnapshotName};
 use crate::error::{Error, Result};
 use crate::job::leases::{self, News};
 use crate::job::publish::{Both, Packed, Packer, give_name, refuse_plain, side_by_side};
@@ -18,6 +18,7 @@ use crate::kubernetes::SnapshotLeases;
 use crate::mvcc::{Fold, HashKv, KeepHistory, KeyRange, Revision};
 use crate::telemetry::progress::Step;
 use chrono::Utc;
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::BufWriter;
@@ -38,7 +39,7 @@ pub struct Options {
 }
 
 /// How it ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum Status {
     /// A new full is there (or would be, in a dry run).
     Succeeded,
@@ -47,36 +48,40 @@ pub enum Status {
 }
 
 /// What was done. The fields are a contract: `docs/compact-result.schema.json`.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Outcome {
     /// How it ended.
     pub status: Status,
-    /// The full that now holds `revision`; `None` in a dry run.
+    /// The name, without its folder, of the full snapshot that now holds `revision`: the one written, or the
+    /// base if there was nothing to do. null if a dry run would fold.
     pub snapshot: Option<String>,
-    /// The full it was folded from.
+    /// The name, without its folder, of the full snapshot that the deltas were folded into.
     pub base: String,
-    /// The deltas folded into it, in order.
+    /// The names, without their folders, of the delta snapshots that were folded, in order.
     pub deltas: Vec<String>,
-    /// Events of the deltas that were folded; `None` in a dry run.
+    /// How many events of the deltas were folded; those that the base holds already are not counted. null if
+    /// a dry run would fold.
     pub events: Option<u64>,
     /// The revision folded to.
     pub revision: Revision,
-    /// The compacted revision of `snapshot`; −1 where it holds all history.
+    /// The compacted revision of `snapshot`: states before it cannot be read from it. -1 if it holds all
+    /// history. null if a dry run would fold.
     pub compact_revision: Option<Revision>,
-    /// Keys alive at `revision`.
+    /// How many keys are alive at `revision`. null if a dry run would fold.
     pub live_keys: Option<u64>,
-    /// etcd's HashKV of `snapshot` at `revision`.
+    /// etcd's HashKV of `snapshot` at `revision`: what `etcdctl endpoint hashkv` says of an etcd that serves
+    /// it. null if a dry run would fold.
     pub hash_kv: Option<u32>,
-    /// The timeline's ID.
+    /// The ID of the timeline that was folded.
     pub timeline: String,
-    /// Bytes read from the store.
+    /// Bytes read from the store, the reading back of what was written included.
     pub bytes_read: u64,
-    /// Size of `snapshot` in the store; 0 where nothing had to be written.
+    /// Size in the store, in bytes, of `snapshot`; 0 if nothing had to be written.
     pub bytes_written: u64,
-    /// Users, roles, members, alarms and leases are as of this revision: deltas hold only keys.
+    /// Users, roles, members, alarms and leases are as of this revision, since deltas hold only keys.
     pub metadata_revision: Revision,
-    /// The compression of `snapshot`.
-    pub compression: &'static str,
+    /// The compression of `snapshot`, or in a dry run the one it would have.
+    pub compression: Compression,
     /// Whether only a plan was made.
     pub dry_run: bool,
 }
@@ -246,7 +251,7 @@ impl Run<'_> {
             bytes_read: self.ctx.store.bytes_read(),
             bytes_written: 0,
             metadata_revision: source.base.metadata_revision,
-            compression: encoding.compression.as_str(),
+            compression: encoding.compression,
             dry_run: self.options.dry_run,
         }
     }

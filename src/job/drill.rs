@@ -17,6 +17,7 @@ use crate::job::source::{Request, Target};
 use crate::mvcc::{KeepHistory, Revision};
 use rustix::fs::{FlockOperation, OFlags};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions, Permissions};
@@ -72,7 +73,7 @@ pub struct Expected {
 }
 
 /// What was found. A part of `docs/verify-result.schema.json`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, JsonSchema, Serialize)]
 pub struct Outcome {
     /// The timeline's ID.
     pub timeline: String,
@@ -80,13 +81,13 @@ pub struct Outcome {
     pub revision: Revision,
     /// Whether etcd held what was folded, and took a write.
     pub succeeded: bool,
-    /// The version that etcd says it is.
+    /// The version that etcd says it is; null if it did not come so far.
     pub etcd_version: Option<String>,
-    /// What etcd says that its HashKV is.
+    /// What etcd said that its HashKV is; null if it did not come so far.
     pub hash_kv: Option<u32>,
     /// How long the restore took, in seconds.
     pub restore_seconds: f64,
-    /// How long etcd took from its start until it was healthy, in seconds.
+    /// How long etcd took until it was healthy, in seconds; null if it did not come so far.
     pub start_seconds: Option<f64>,
 }
 

@@ -19,6 +19,7 @@ use crate::store::lock::{self, Held, Lock, Wait};
 use crate::telemetry::progress::Step;
 use chrono::{DateTime, TimeDelta, Utc};
 use rustix::fs::{FlockOperation, flock};
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -114,7 +115,7 @@ pub struct LockLease {
 }
 
 /// How it ended.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum Status {
     /// Something was done (or would be, in a dry run).
     Succeeded,
@@ -126,7 +127,7 @@ pub enum Status {
 }
 
 /// What was done. The fields are a contract: `docs/maintain-result.schema.json`.
-#[derive(Debug, Clone, Default, Serialize)]
+#[derive(Debug, Clone, Default, JsonSchema, Serialize)]
 pub struct Outcome {
     /// How it ended.
     pub status: Status,
@@ -135,60 +136,62 @@ pub struct Outcome {
     pub error: Failed,
     /// Whether only a plan was made.
     pub dry_run: bool,
-    /// The compaction; `None` where none was asked for.
+    /// The compaction; null if none was asked for, or if it failed before it was planned.
     pub compact: Option<CompactOutcome>,
-    /// The members, in the order in which they are defragmented.
+    /// The members, in the order in which they are defragmented: the leader is last. Empty if it failed
+    /// before that was planned.
     pub members: Vec<MemberOutcome>,
-    /// Names of the members whose alarm for want of space was disarmed.
+    /// The names of the members whose alarm for want of space (NOSPACE) was disarmed.
     pub alarms_cleared: Vec<String>,
-    /// The newest revision that the store holds; `None` without a store, or where it holds none.
+    /// The newest revision that the store holds of this cluster. null without a store, without
+    /// --compact-keep, or if the store holds none.
     pub last_saved_revision: Option<i64>,
 }
 
 /// What became of the compaction.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct CompactOutcome {
-    /// As it was asked for.
+    /// The history to keep, as it was asked for: a number of revisions, or seconds followed by `s`.
     pub requested: String,
-    /// The revision compacted at; `None` where there was nothing to compact.
+    /// The revision compacted at (in a dry run: that would be). null if nothing is to be compacted.
     pub revision: Option<i64>,
-    /// What was compacted before; `None` where nothing was.
+    /// What the cluster had compacted at before; null if it never had.
     pub previous_revision: Option<i64>,
-    /// Why this revision, or none.
+    /// Why this revision, or none. For people: it may change.
     pub reason: String,
     /// Whether it was done.
     pub done: bool,
 }
 
 /// What became of a member.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct MemberOutcome {
-    /// Its name.
+    /// Its name; empty if it was never started.
     pub name: String,
-    /// Its ID, as etcdctl shows it.
+    /// Its ID, hexadecimal, as etcdctl shows it.
     pub id: String,
-    /// Where it answers.
+    /// Where it answers; null if it answers nowhere.
     pub endpoint: Option<String>,
-    /// Whether it was the leader.
+    /// Whether it was the leader when the plan was made.
     pub leader: bool,
-    /// Bytes of its database, before; `None` where it does not answer.
+    /// Bytes of its database when the plan was made; null if it does not answer.
     pub db_size_before: Option<u64>,
-    /// Bytes of it that held data, before.
+    /// Bytes of it that held data; null if it does not answer.
     pub db_size_in_use_before: Option<u64>,
-    /// Bytes of its database after its defragmentation.
+    /// Bytes of its database after its defragmentation; null if there was none.
     pub db_size_after: Option<u64>,
-    /// What is done with it.
+    /// `Defragment`: it was, or is to be. `Leave`: it is left as it is.
     pub decision: Decision,
-    /// Why.
+    /// Why. For people: it may change.
     pub reason: String,
-    /// Whether it was done.
+    /// Whether it was defragmented.
     pub done: bool,
-    /// How long it took until the member was well again.
+    /// How long it took, until all members were well again; null if it was not done.
     pub seconds: Option<f64>,
 }
 
 /// What is done with a member.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum Decision {
     /// It is defragmented.
     Defragment,

@@ -4,21 +4,22 @@
 
 use crate::error::{Error, Reason};
 use crate::telemetry::memory::peak_memory_bytes;
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::ops::{Deref, DerefMut};
 use std::time::Instant;
 
 /// What an operation came to. As JSON one object: the outcome's fields beside these.
-#[derive(Debug, Serialize)]
+#[derive(Debug, JsonSchema, Serialize)]
 pub struct Report<T> {
     /// The operation's own part.
     #[serde(flatten)]
     pub outcome: T,
-    /// Wall-clock time.
+    /// Wall-clock time of the run, in seconds.
     pub seconds: f64,
-    /// The most memory that was resident at once; `None` if the system does not tell.
+    /// The most memory that was resident at once, in bytes. null if the system does not tell.
     pub peak_memory_bytes: Option<u64>,
-    /// What an operator should know.
+    /// What an operator should know: sentences for people.
     pub warnings: Vec<String>,
     /// The failure that the outcome tells of.
     #[serde(skip)]
@@ -40,13 +41,14 @@ impl<T> DerefMut for Report<T> {
 }
 
 /// The failure in the outcome of an operation that can fail midway; all `None` if it did not.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Failed {
-    /// The process's exit code.
+    /// The exit code, if it failed; else null.
     pub code: Option<u8>,
-    /// Why it failed.
+    /// Why it failed, see exit-codes.md; else null. Where several snapshots failed for different reasons:
+    /// what needs a hand first, damage before conflicts before the rest.
     pub reason: Option<Reason>,
-    /// The same in words.
+    /// Why it failed, in words; else null.
     pub message: Option<String>,
 }
 
@@ -58,6 +60,12 @@ impl From<&Option<Error>> for Failed {
             message: failure.as_ref().map(Error::to_string),
         }
     }
+}
+
+/// For a schema: the reasons of failures, and some of an operation's own.
+pub(super) fn reasons_and(own: &[&'static str]) -> Vec<&'static str> {
+    let all = Reason::ALL.iter().map(|r| r.as_str());
+    own.iter().copied().chain(all).collect()
 }
 
 /// Times an operation and collects its warnings.

@@ -14,6 +14,7 @@ use crate::bucket::{Catalog, Kind, SnapshotName};
 use crate::error::{Error, Reason, Result};
 use crate::store::{Mode, ObjectLock, Retention, Store};
 use chrono::{DateTime, Utc};
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -37,7 +38,7 @@ pub struct Options {
 }
 
 /// How it ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum Status {
     /// All is locked.
     Succeeded,
@@ -48,56 +49,57 @@ pub enum Status {
 }
 
 /// What came of it. The fields are a contract: `docs/lock-result.schema.json`.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Outcome {
     /// How it ended.
     pub status: Status,
     /// Why, if it failed.
     #[serde(flatten)]
     pub error: Failed,
-    /// The full's name.
+    /// The name of the chain's full.
     pub chain: String,
-    /// The timeline's ID.
+    /// The ID of its timeline.
     pub timeline: String,
-    /// What was asked for.
+    /// The mode that was asked for.
     pub mode: Mode,
-    /// What was asked for.
+    /// Until when, as it was asked for.
     pub until: DateTime<Utc>,
-    /// The full, its deltas, and the notes that tell their timeline.
+    /// The full, its deltas in order, and the notes that tell their timeline.
     pub objects: Vec<Object>,
-    /// Objects that were locked, or would be.
+    /// How many were locked, or locked for longer; in a dry run would be.
     pub locked: usize,
-    /// Objects that were locked already, for as long.
+    /// How many were locked already, for as long.
     pub kept: usize,
-    /// Objects that could not be locked.
+    /// How many could not be locked.
     pub failed: usize,
     /// Whether only a plan was made.
     pub dry_run: bool,
 }
 
 /// An object of the chain.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Object {
-    /// Below the store's prefix.
+    /// Its path below the store's prefix.
     pub path: String,
-    /// The version that is locked: the current one; `None` where the store tells none.
+    /// The version that is locked: the one that was current. null if the store tells none, or if it could not
+    /// be looked at.
     pub version: Option<String>,
-    /// What was locked before.
+    /// How it was locked before; null if it was not.
     pub before: Option<Locked>,
-    /// What is locked now; in a dry run what would be.
+    /// How it is locked now; in a dry run how it would be. null if it is not.
     pub after: Option<Locked>,
-    /// What was decided; `None` where nothing could be.
+    /// `Lock`: it is locked, or locked for longer. `Keep`: it was locked as long already. null if it failed.
     pub decision: Option<Decision>,
-    /// Why, or why it failed.
+    /// Why, or why it failed. For people: it may change.
     pub reason: String,
-    /// Whether it is as was decided; false in a dry run where something would be done.
+    /// Whether it is as it shall be; false if it failed, and in a dry run where something would be done.
     pub done: bool,
 }
 
 /// A retention, as it is printed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Locked {
-    /// From whom.
+    /// Who may still delete it: whoever has a special right (`governance`), or nobody (`compliance`).
     pub mode: Mode,
     /// Until when.
     pub until: DateTime<Utc>,
@@ -113,7 +115,7 @@ impl From<Retention> for Locked {
 }
 
 /// What is done with an object.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum Decision {
     /// It is locked, or locked for longer.
     Lock,

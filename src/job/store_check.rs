@@ -6,10 +6,11 @@ use super::Context;
 use super::report::{Clock, Failed, Report};
 use crate::error::{Error, Reason, Result};
 use crate::store::probe::{Ability, Finding, State};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// How it ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum Status {
     /// deltafold can work safely there.
     Succeeded,
@@ -18,7 +19,7 @@ pub enum Status {
 }
 
 /// What came of it. The fields are a contract: `docs/store-check-result.schema.json`.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Outcome {
     /// How it ended.
     pub status: Status,
@@ -27,24 +28,25 @@ pub struct Outcome {
     pub error: Failed,
     /// The store's URL, without secrets.
     pub store: String,
-    /// What was tried, each once.
+    /// What was found, each ability once.
     pub checks: Vec<Check>,
     /// What was written and could not be removed again.
     pub left_behind: Vec<String>,
 }
 
 /// What was found of one ability.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Check {
-    /// Which.
+    /// Which: see stores.md.
     pub ability: Ability,
-    /// How it is.
+    /// `Works`; `Refused`: it says that it does not, or not for these credentials; `Lies`: it says that it
+    /// does, and does something else; `Absent`: it has no such thing; `NotTried`, because of something else.
     pub state: State,
-    /// Whether deltafold cannot work safely without it, as it is.
+    /// Whether deltafold cannot work safely with it as it is.
     pub is_problem: bool,
-    /// What was seen.
+    /// What was seen. For people: it may change.
     pub detail: String,
-    /// What it means, and what to do.
+    /// What it means for backups, and what to do. For people: it may change.
     pub meaning: String,
 }
 

@@ -14,6 +14,7 @@ use crate::job::tags::without_excluded;
 use crate::job::{Context, identity};
 use crate::mvcc::{KeyRange, Revision};
 use crate::telemetry::progress::Step;
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -27,53 +28,55 @@ pub struct Options {
 }
 
 /// How it ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum Status {
     /// Every member that could be compared holds what the backup holds.
     Equal,
 }
 
 /// What was found. The fields are a contract: `docs/verify-result.schema.json`.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Outcome {
     /// How it ended.
     pub status: Status,
     /// The revision that was compared.
     pub revision: Revision,
-    /// What the first member that was compared had compacted at; −1 where nothing was.
+    /// The compacted revision that `hash_kv` depends on: that of the first member that was compared; -1 if it
+    /// never compacted.
     pub compact_revision: Revision,
-    /// The backup's HashKV with that compacted revision.
+    /// The backup's HashKV at `revision`, as if compacted at `compact_revision`.
     pub hash_kv: u32,
-    /// The timeline's ID.
+    /// The ID of the timeline that was folded.
     pub timeline: String,
-    /// The full that was folded.
+    /// The name, without its folder, of the full snapshot that the deltas were folded into.
     pub base: String,
-    /// The deltas folded into it, in order.
+    /// The names, without their folders, of the delta snapshots that were folded, in order.
     pub deltas: Vec<String>,
-    /// Events of the deltas that were folded.
+    /// How many events of the deltas were folded.
     pub events: u64,
-    /// Keys alive at `revision`.
+    /// How many keys are alive at `revision`.
     pub live_keys: u64,
-    /// The members, by name.
+    /// The members with a vote, by name.
     pub members: Vec<MemberOutcome>,
 }
 
 /// One member.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct MemberOutcome {
-    /// Its name.
+    /// Its name; empty if it was never started.
     pub name: String,
-    /// Its ID, as etcdctl shows it.
+    /// Its ID, hexadecimal, as etcdctl shows it.
     pub id: String,
-    /// Where it was asked.
+    /// Where it was asked; null if it answers nowhere.
     pub endpoint: Option<String>,
-    /// Its HashKV.
+    /// Its HashKV at `revision`; null if it gave none.
     pub hash_kv: Option<u32>,
-    /// What it had compacted at.
+    /// The compacted revision that its HashKV depends on; -1 if nothing was compacted, null if it gave no
+    /// HashKV.
     pub compact_revision: Option<i64>,
-    /// Whether it holds what the backup holds; `None` where it could not be compared.
+    /// Whether it holds what the backup holds; null if it could not be compared.
     pub equal: Option<bool>,
-    /// Why it could not.
+    /// Why it could not be compared. For people: it may change. null if it was.
     pub error: Option<String>,
 }
 

@@ -11,7 +11,7 @@ use crate::error::{Error, Reason, Result};
 use crate::job::list::Recorded;
 use crate::job::reading::Reading;
 use crate::job::rebuild::read_every_page;
-use crate::job::report::{Clock, Report};
+use crate::job::report::{Clock, Report, reasons_and};
 use crate::job::scan::{Depth, Scan, TAGS_UNREADABLE, scan_with};
 use crate::job::source::Source;
 use crate::job::tags::{self, Ask, without_excluded};
@@ -19,6 +19,7 @@ use crate::job::{Context, drill, identity};
 use crate::mvcc::{Base, HashKv, KeepHistory, KeyRange, Revision};
 use crate::telemetry::progress::Step;
 use chrono::{DateTime, Utc};
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -29,7 +30,7 @@ use std::time::Duration;
 const AT_ONCE: usize = 4;
 
 /// How much is looked at. A higher level does what the lower ones do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, JsonSchema, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
     /// Names alone.
@@ -57,7 +58,7 @@ pub struct Options {
 }
 
 /// How it ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum Status {
     /// Nothing is wrong with what was looked at.
     Verified,
@@ -66,7 +67,7 @@ pub enum Status {
 }
 
 /// Whether a finding makes a verification fail.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
     /// It does.
@@ -75,27 +76,53 @@ pub enum Severity {
     Note,
 }
 
+/// Findings that no command fails with.
+const NOTES: [&str; 13] = [
+    "DrillSkipped",
+    "Excluded",
+    "ForeignObject",
+    "ForkedHistory",
+    "GapIsCovered",
+    "IdentityUnreadable",
+    "MissingBase",
+    "OverlappingDeltas",
+    "RevisionPastName",
+    "RevisionsNotCovered",
+    "TagsNotRead",
+    "TagsUnreadable",
+    "TimelinesUnverified",
+];
+
 /// Something that was found.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Finding {
-    /// Whether it makes the verification fail.
+    /// `error` makes the verification fail, `note` is worth knowing.
     pub severity: Severity,
-    /// CamelCase, stable.
+    /// A stable name. Of an error one of exit-codes.md. Of a note: `DrillSkipped` (the timeline cannot be
+    /// folded to its end), `Excluded` (marked not to be used), `ForeignObject` (names that are not those of
+    /// snapshots), `ForkedHistory` (more than one timeline), `GapIsCovered` (deltas are missing, and the next
+    /// full holds their history), `IdentityUnreadable` (`deltafold-identity.json` does not tell whose backup
+    /// it is), `MissingBase` (by names, no full leads to these deltas), `OverlappingDeltas` (two streams),
+    /// `RevisionPastName` (a full holds more than its name says; harmless), `RevisionsNotCovered` (no deltas
+    /// lead up to a full), `TagsNotRead` (the tags of more than 64 snapshots: use --all-tags),
+    /// `TagsUnreadable` (the store does not tell which snapshots are excluded by a tag),
+    /// `TimelinesUnverified` (only contents tell whether the history forked).
+    #[schemars(extend("enum" = reasons_and(&NOTES)))]
     pub reason: &'static str,
-    /// The timeline that it was found on, where it belongs to one.
+    /// The ID of the timeline that it was found on; null if it belongs to none, or to several.
     pub timeline: Option<String>,
-    /// The paths of the snapshots that it is about.
+    /// The paths, below the store's prefix, of the objects that it is about; may be empty.
     pub snapshots: Vec<String>,
-    /// In words.
+    /// In words, for people: it may change.
     pub message: String,
     #[serde(skip)]
     failure: Option<Reason>,
 }
 
 /// A chain that was looked at.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize)]
 pub struct ChainOutcome {
-    /// The timeline's ID.
+    /// The ID of the timeline.
     pub timeline: String,
     /// The path of its full.
     pub base: String,
@@ -103,20 +130,22 @@ pub struct ChainOutcome {
     pub deltas: usize,
     /// The revision that it leads to.
     pub last_revision: Revision,
-    /// What it folds to there; `None` where it was not folded.
+    /// etcd's HashKV at `last_revision`, with all the history that the chain has. null if it was not folded.
     pub hash_kv: Option<u32>,
-    /// The compacted revision that the hash depends on; −1 where it holds all history.
+    /// The compacted revision that `hash_kv` depends on; -1 if nothing was compacted. null if it was not
+    /// folded.
     pub compact_revision: Option<Revision>,
-    /// Keys alive there.
+    /// How many keys are alive at `last_revision`; null if it was not folded.
     pub live_keys: Option<u64>,
-    /// Events that were folded.
+    /// How many events of the deltas were folded; null if it was not folded.
     pub events: Option<u64>,
-    /// Whether the next full holds what the chain folds to; `None` where that was not compared.
+    /// Whether the next full of the timeline holds what this chain folds to. null if that was not compared:
+    /// without --all-chains, below the level fold, or if the deltas do not lead there.
     pub equals_next: Option<bool>,
 }
 
 /// Revisions that can be restored by what was looked at.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Restorable {
     /// The timeline's ID.
     pub timeline: String,
@@ -127,44 +156,46 @@ pub struct Restorable {
 }
 
 /// The newest state that can be restored.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize)]
 pub struct Newest {
     /// The timeline's ID.
     pub timeline: String,
     /// From this revision on every one can be restored.
     pub first_revision: Revision,
-    /// The newest one.
+    /// The newest revision that can be restored.
     pub last_revision: Revision,
-    /// When it was: by the last event that was read, or else by a snapshot's name.
+    /// When that was: by the last event that was read, or else by a snapshot's name.
     pub last_time: DateTime<Utc>,
-    /// The path of the snapshot that was made last.
+    /// The path of the snapshot of the timeline that was made last.
     pub snapshot: String,
     /// When that was, by its name.
     pub snapshot_created: DateTime<Utc>,
-    /// How long ago that is. Less than 0 where the clocks differ.
+    /// How long ago that is, in seconds: for an alert on a backup that is not taken any more. Less than 0
+    /// where clocks differ.
     pub snapshot_age_seconds: f64,
 }
 
 /// What was found. The fields are a contract: `docs/verify-result.schema.json`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, JsonSchema, Serialize)]
 pub struct Outcome {
     /// How it ended.
     pub status: Status,
-    /// The process's exit code.
+    /// The process's exit code: that of the gravest finding; see exit-codes.md.
     pub code: u8,
-    /// The reason of the gravest finding; `None` where there is none.
+    /// The reason of the gravest finding; null if there is none.
     pub reason: Option<Reason>,
-    /// The same in words.
+    /// The same in words, for people: it may change. null if there is none.
     pub message: Option<String>,
     /// What was looked at.
     pub level: Level,
-    /// Whether all chains were looked at.
+    /// Whether every chain of every timeline was looked at; else the one that a restore of the newest state
+    /// would use.
     pub all_chains: bool,
-    /// Whose backup it is.
+    /// Whose backup it is; null if nobody has recorded it, or the object is unreadable.
     pub identity: Option<Recorded>,
     /// Snapshots in the prefix.
     pub snapshots: usize,
-    /// Of these, those marked not to be used.
+    /// Of these, those that are marked not to be used.
     pub excluded: usize,
     /// Snapshots that were read.
     pub snapshots_read: usize,
@@ -172,11 +203,11 @@ pub struct Outcome {
     pub findings: Vec<Finding>,
     /// The chains that were looked at.
     pub chains: Vec<ChainOutcome>,
-    /// What can be restored, by timeline.
+    /// What can be restored, by timeline, without what was found to be damaged.
     pub restorable: Vec<Restorable>,
-    /// The newest state; `None` where nothing can be restored, or no timeline is the newest.
+    /// The newest state; null if nothing can be restored, or no timeline is the newest.
     pub newest: Option<Newest>,
-    /// The drills.
+    /// The restore drills.
     pub drills: Vec<Report<drill::Outcome>>,
     /// Bytes read from the store.
     pub bytes_read: u64,

@@ -16,6 +16,7 @@ use object_store::{
     CopyMode, CopyOptions, Error as E, MultipartUpload, ObjectStore, ObjectStoreExt, PutMode,
     PutOptions, PutPayload, UpdateVersion,
 };
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::time::Duration;
 use tokio::task::JoinSet;
@@ -34,7 +35,7 @@ const CLEAN_UP: Duration = Duration::from_secs(20);
 const SETTLE: Duration = Duration::from_millis(300);
 
 /// Something that a store may do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, JsonSchema, Serialize)]
 pub enum Ability {
     /// It takes an object.
     Put,
@@ -90,7 +91,7 @@ impl Ability {
 }
 
 /// What was found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, JsonSchema, Serialize)]
 pub enum State {
     /// It does it.
     Works,

@@ -10,6 +10,7 @@ use super::xml::Element;
 use crate::error::{Error, Reason, Result};
 use chrono::{DateTime, DurationRound, SecondsFormat, TimeDelta, Utc};
 use http::Method;
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::fmt;
 
@@ -28,7 +29,7 @@ pub enum ObjectLock {
 }
 
 /// Who may still delete what is locked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, JsonSchema, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
     /// Whoever has the right to pass over it.

@@ -327,7 +327,7 @@ async fn nothing_that_changed_is_overwritten(version: EtcdVersion) {
         .map(|s| s.key.key.as_deref().unwrap())
         .collect();
     assert_eq!(skipped, ["/k/a", "/k/b", "/k/c", "/k/e"]);
-    assert!(outcome.skipped.iter().all(|s| s.cause == "Conflict"));
+    assert!(outcome.skipped.iter().all(|s| s.cause == Reason::Conflict));
     let expected = [
         ("/k/a", "mine"),
         ("/k/b", "mine"),

@@ -59,7 +59,8 @@ impl LogsArgs {
                 Reason::Conflict,
                 format!(
                     "the task {} is {} and has no Job{why}",
-                    self.name, state.state
+                    self.name,
+                    state.state.as_str()
                 ),
             ));
         };

@@ -6,7 +6,7 @@ mod logs;
 use super::kubernetes::{ClusterArgs, age, parse_time_span, table, wait_for};
 use super::{Ended, Output, print_outcome, yes_or_no};
 use crate::base::Cancel;
-use crate::controller::api::{EtcdBackupTask, TaskState};
+use crate::controller::api::{EtcdBackupTask, TaskState, TaskType};
 use crate::error::{Error, Reason, Result};
 use crate::kubernetes::Person;
 use chrono::{DateTime, Utc};
@@ -17,6 +17,7 @@ use kube::ResourceExt;
 use kube::api::ListParams;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, watch_object};
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::fmt::Write;
 use std::pin::pin;
@@ -70,33 +71,46 @@ struct WaitArgs {
 }
 
 /// A task as it is printed. The fields are a contract.
-#[derive(Debug, Serialize)]
-struct TaskOutcome {
+#[derive(Debug, JsonSchema, Serialize)]
+pub(super) struct TaskOutcome {
+    /// Where it is.
     namespace: String,
+    /// Its name.
     name: String,
+    /// The policy that it is for.
     policy: String,
+    /// What is to be done.
     #[serde(rename = "type")]
-    type_: &'static str,
-    /// As the API has it; Pending of one that nobody has looked at yet.
-    state: &'static str,
+    type_: TaskType,
+    /// How it is. `Pending`, too, if no controller has looked at it yet.
+    state: TaskState,
+    /// When it was created.
     created: Option<DateTime<Utc>>,
+    /// When it was no longer Pending.
     initiated_at: Option<DateTime<Utc>>,
+    /// When it ended.
     finished_at: Option<DateTime<Utc>>,
+    /// The name of its Job.
     job: Option<String>,
-    /// What it waits for or is at, for people.
+    /// What it waits for, or is at; for people.
     message: Option<String>,
+    /// What went wrong, the newest first.
     errors: Vec<TaskFailure>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, JsonSchema, Serialize)]
 struct TaskFailure {
+    /// A reason of exit-codes.md, Kubernetes' own, or why it was rejected.
     code: String,
+    /// A sentence for people.
     description: String,
+    /// When it was seen.
     observed_at: DateTime<Utc>,
 }
 
-#[derive(Debug, Serialize)]
-struct TasksOutcome {
+#[derive(Debug, JsonSchema, Serialize)]
+pub(super) struct TasksOutcome {
+    /// The tasks, the oldest first.
     tasks: Vec<TaskOutcome>,
 }
 
@@ -112,8 +126,8 @@ impl TaskOutcome {
             namespace: task.namespace().unwrap_or_default(),
             name: task.name_any(),
             policy: task.spec.policy.clone(),
-            type_: task.spec.type_.as_str(),
-            state: status.state.as_str(),
+            type_: task.spec.type_,
+            state: status.state,
             created: created(task),
             initiated_at: status.initiated_at,
             finished_at: status.finished_at,
@@ -124,7 +138,7 @@ impl TaskOutcome {
     }
 
     fn in_words(&self) -> String {
-        let mut s = format!("{} {}\n", self.name, self.state);
+        let mut s = format!("{} {}\n", self.name, self.state.as_str());
         if let Some(message) = self.message.as_ref().filter(|m| !m.is_empty()) {
             // Writing to a String cannot fail.
             let _ = writeln!(s, "  {message}");
@@ -216,8 +230,8 @@ impl TasksOutcome {
             [
                 name,
                 t.policy.clone(),
-                t.type_.to_owned(),
-                t.state.to_owned(),
+                t.type_.as_str().to_owned(),
+                t.state.as_str().to_owned(),
                 error.unwrap_or_default(),
                 t.created.map_or(String::new(), |at| age(at, now)),
             ]

@@ -22,6 +22,7 @@ use crate::job::scan::{TAGS_UNREADABLE, by_names, untrusted_error, untrusted_war
 use crate::shorten;
 use crate::telemetry::metrics::{Metrics, SnapshotKind};
 use chrono::Utc;
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -62,7 +63,7 @@ pub struct WaitForFinal {
 }
 
 /// How it ended.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum Status {
     /// Something was copied (or would be, in a dry run).
     Succeeded,
@@ -74,7 +75,7 @@ pub enum Status {
 }
 
 /// What was done. The fields are a contract: `docs/copy-result.schema.json`.
-#[derive(Debug, Clone, Default, Serialize)]
+#[derive(Debug, Clone, Default, JsonSchema, Serialize)]
 pub struct Outcome {
     /// How it ended.
     pub status: Status,
@@ -87,27 +88,27 @@ pub struct Outcome {
     pub to: String,
     /// Whether only a plan was made.
     pub dry_run: bool,
-    /// Fulls in the source that may be used, each with its deltas a backup.
+    /// Full snapshots in the source that may be used: each with its deltas is a backup.
     pub backups: u64,
-    /// Those that are wanted.
+    /// Those that the limits let through.
     pub backups_wanted: u64,
-    /// Snapshots copied (in a dry run: to be copied).
+    /// Snapshots copied (in a dry run: to be copied). Of a follower: since it began.
     pub copied: u64,
-    /// Snapshots that the target had.
+    /// Snapshots that the target had already. Of a follower: at the last listing.
     pub kept: u64,
-    /// Snapshots that are not wanted, or would be of no use.
+    /// Snapshots that are not wanted, or would be of no use. Of a follower: at the last listing.
     pub skipped: u64,
-    /// Snapshots that could not be copied.
+    /// Snapshots that could not be copied. Of a follower: at the last listing.
     pub failed: u64,
-    /// Copied snapshots whose content could not be checked, for want of a key.
+    /// Encrypted snapshots that were copied as they are and not checked inside, for want of a key.
     pub unchecked: u64,
-    /// Each snapshot of the source; a follower tells only the last that failed.
+    /// Each snapshot of the source. A follower tells only those that failed at the last listing, 100 at most.
     pub objects: Vec<ObjectOutcome>,
-    /// The final snapshot that was waited for; `None` where none was, or none came.
+    /// The path of the final snapshot that was waited for; null if none was, or none came in time.
     pub final_snapshot: Option<String>,
-    /// How long it was waited for.
+    /// How long it was waited for; null if it was not.
     pub waited_seconds: Option<f64>,
-    /// How often the stores were listed.
+    /// How often the stores were listed and compared.
     pub rounds: u64,
     /// Bytes read from the source.
     pub bytes_read: u64,
@@ -116,24 +117,29 @@ pub struct Outcome {
 }
 
 /// What became of a snapshot of the source.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct ObjectOutcome {
-    /// Its path in the source.
+    /// Its path in the source, below the prefix.
     pub path: String,
-    /// Its path in the target.
+    /// Its path in the target. The name's suffixes differ if it is compressed or encrypted otherwise.
     pub target_path: String,
     /// Its size in the source.
     pub bytes: u64,
-    /// What became of it.
+    /// What became of it. `Copied`: it is copied (in a dry run: would be). `Kept`: the target had it.
+    /// `Skipped`: it is not wanted, or would be of no use. `Failed`: it could not be copied.
     pub decision: Fate,
-    /// Why: a word of `plan::Why`, a reason of a failure, `BaseNotCopied` or `NotTried`.
+    /// Why. Copied: `Wanted`, or `NeededByNewer` if a delta that is wanted needs it. Kept: `AlreadyThere`, or
+    /// `ThereInOtherForm` if the target has it compressed or encrypted otherwise. Skipped: `Excluded`,
+    /// `BeyondMaxBackups`, `TooOld`, `NoBase` where what it follows is in neither store, `BaseNotCopied` if
+    /// that could not be copied, `SameAsAnother`. Failed: a reason of exit-codes.md, or `NotTried` if the run
+    /// ended before.
     pub reason: &'static str,
-    /// Why, for people.
+    /// Why, for people: it may change.
     pub message: String,
 }
 
 /// See [`ObjectOutcome`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum Fate {
     /// It is copied, or would be.
     Copied,

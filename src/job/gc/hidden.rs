@@ -332,7 +332,7 @@ impl Hidden {
             kind: Kind::Version,
             bytes: v.bytes,
             decision: Decision::Delete,
-            reason: "HiddenVersion",
+            reason: super::look::HIDDEN_VERSION,
             explanation: explanation.into(),
             fate: None,
             locked_until: None,

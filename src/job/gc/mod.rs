@@ -26,6 +26,7 @@ use crate::store::lock::{self, Held, Lock, Wait};
 use apply::Applied;
 use chrono::{DateTime, TimeDelta, Utc};
 use look::{Action, Eyes, Look};
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
@@ -68,7 +69,7 @@ impl Options {
 }
 
 /// How it ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum Status {
     /// Something was done (or would be, in a dry run).
     Succeeded,
@@ -79,7 +80,7 @@ pub enum Status {
 }
 
 /// What is decided on an object.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, JsonSchema, Serialize)]
 pub enum Decision {
     /// It stays.
     Keep,
@@ -100,7 +101,7 @@ impl From<Action> for Decision {
 }
 
 /// What became of the decision to remove an object.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum Fate {
     /// It was done.
     Done,
@@ -117,7 +118,7 @@ pub enum Fate {
 }
 
 /// What an object is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum Kind {
     /// A full.
     Full,
@@ -136,30 +137,34 @@ pub enum Kind {
 }
 
 /// What is decided on an object, and what became of it.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Object {
-    /// Below the store's prefix.
+    /// Below the store's prefix; of an unfinished upload and a version with its ID behind it.
     pub path: String,
     /// What it is.
     pub kind: Kind,
     /// Size in the store.
     pub bytes: u64,
-    /// What is to become of it.
+    /// `Keep`: it stays. `Remove`: it is excluded, and can be brought back by `deltafold undelete`. `Delete`:
+    /// it is deleted.
     pub decision: Decision,
-    /// Why, CamelCase, stable.
+    /// Why it is decided so: the reasons are in README.md.
+    #[schemars(extend("enum" = look::reasons()))]
     pub reason: &'static str,
     /// Why, in words.
     pub explanation: Cow<'static, str>,
-    /// What became of it; `None` where it stays, and in a dry run.
+    /// What became of a decision to remove or delete; null if it stays, and in a dry run (but for `Locked`).
+    /// `Hidden`: deleted, but the bucket keeps a version. `Waiting`: what comes before it in its chain could
+    /// not be removed. `Changed`: a new look keeps it.
     pub fate: Option<Fate>,
-    /// Until when it is locked, or why it could not be removed.
+    /// Of what is locked: until when; null if somebody has to lift it.
     pub locked_until: Option<DateTime<Utc>>,
-    /// What went wrong.
+    /// Of what failed: why.
     pub error: Option<String>,
 }
 
 /// A sum over objects.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Total {
     /// How many.
     pub objects: u64,
@@ -176,20 +181,20 @@ impl Total {
 }
 
 /// Sums over all objects, by what was decided.
-#[derive(Debug, Clone, Copy, Default, Serialize)]
+#[derive(Debug, Clone, Copy, Default, JsonSchema, Serialize)]
 pub struct Totals {
     /// Those that stay.
     pub kept: Total,
-    /// Those that can be brought back.
+    /// Those that are excluded, and can be brought back.
     pub removed: Total,
-    /// Those that are gone.
+    /// Those that are deleted.
     pub deleted: Total,
-    /// Those that could not be removed, for whatever cause.
+    /// Those that could not be removed: locked, failed, or waiting for such a one.
     pub left: Total,
 }
 
 /// A range of revisions that can be restored, by names.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Restorable {
     /// The timeline's ID.
     pub timeline: String,
@@ -200,47 +205,49 @@ pub struct Restorable {
 }
 
 /// A full that counts for nothing, since what it holds is not what its name says.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct DamagedFull {
     /// Below the store's prefix.
     pub path: String,
-    /// CamelCase, stable: docs/exit-codes.md has them.
+    /// One of exit-codes.md.
     pub reason: String,
-    /// In words.
+    /// The same in words.
     pub message: String,
 }
 
 /// What was done. The fields are a contract: `docs/gc-result.schema.json`.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Outcome {
     /// How it ended.
     pub status: Status,
     /// Why, if it failed.
     #[serde(flatten)]
     pub error: Failed,
-    /// Nothing was changed.
+    /// Whether only a plan was made: without `--apply`.
     pub dry_run: bool,
-    /// The time that ages were counted from.
+    /// The time that ages were counted from: the earlier of this clock and the store's, so far as that is
+    /// known.
     pub now: DateTime<Utc>,
-    /// Every object that is ours.
+    /// Every object that is ours: snapshots in order of creation, then what is beside them.
     pub objects: Vec<Object>,
-    /// Sums of these; of what would be, in a dry run.
+    /// Sums over the objects; in a dry run, of what would be.
     pub totals: Totals,
     /// Bytes that the store has back, or would have.
     pub freed_bytes: u64,
-    /// Bytes that are deleted and that the bucket keeps as versions.
+    /// Bytes of what is deleted and that the bucket keeps as versions: not freed.
     pub hidden_bytes: u64,
-    /// Objects that are none of ours, and left alone.
+    /// Objects in v2/ and v1/ that are none of ours, and left alone.
     pub foreign_objects: u64,
-    /// What could be restored before.
+    /// What could be restored before, by names.
     pub restorable_before: Vec<Restorable>,
-    /// What can be now, or could be.
+    /// What can be restored now, or could be, by names.
     pub restorable_after: Vec<Restorable>,
-    /// Fulls that the run has read.
+    /// Fulls that this run has read. Each is read once, when a decision first rests on it.
     pub fulls_read: usize,
-    /// Fulls that count for nothing until a later run reads them.
+    /// Fulls that stay and count for nothing until a later run reads them.
     pub fulls_not_read: usize,
-    /// Fulls that count for nothing, since what they hold is not what their names say.
+    /// Fulls that stay and count for nothing: what they hold is not what their names say. Only those on which
+    /// a decision rested, or that are in doubt, are known.
     pub damaged_fulls: Vec<DamagedFull>,
 }
 

@@ -12,6 +12,7 @@ use crate::job::report::{Clock, Report};
 use crate::job::scan::{Depth, scan_asking};
 use crate::job::tags::Ask;
 use chrono::{DateTime, SubsecRound, Utc};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// What to pin.
@@ -34,19 +35,20 @@ struct Pin {
 }
 
 /// What was done. The fields are a contract: `docs/pin-result.schema.json`.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Outcome {
     /// How it ended.
     pub status: Status,
     /// Whether the chain is pinned now.
     pub pinned: bool,
-    /// The full.
+    /// The full, below the store's prefix.
     pub full: String,
-    /// Since when, where it is.
+    /// Since when it is pinned; null if it is not.
     pub pinned_at: Option<DateTime<Utc>>,
-    /// What was given as the reason.
+    /// What was given as --reason.
     pub note: Option<String>,
-    /// What the pin keeps, or kept: the full, and the deltas up to the next full; paths.
+    /// What the pin keeps (or kept): the full, and the deltas after it up to the next full of its timeline;
+    /// paths.
     pub chain: Vec<String>,
 }
 

@@ -9,6 +9,7 @@ use crate::job::Context;
 use crate::job::report::{Clock, Failed, Report};
 use crate::job::scan::TAGS_UNREADABLE;
 use crate::store::lock::{self, Held, Lock, Wait};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// What to bring back.
@@ -20,7 +21,7 @@ pub struct Options {
 }
 
 /// A snapshot that is to come back.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Restored {
     /// Below the store's prefix.
     pub path: String,
@@ -31,14 +32,14 @@ pub struct Restored {
 }
 
 /// What was done. The fields are a contract: `docs/undelete-result.schema.json`.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Outcome {
     /// How it ended.
     pub status: Status,
     /// Why, if it failed.
     #[serde(flatten)]
     pub error: Failed,
-    /// The oldest first.
+    /// What was to come back, the oldest first.
     pub snapshots: Vec<Restored>,
 }
 

@@ -29,6 +29,7 @@ use crate::temp::TempFile;
 use candidates::{Candidates, Opened, excludes};
 use chrono::Utc;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use schemars::JsonSchema;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -74,7 +75,7 @@ pub struct Options {
 }
 
 /// How it ended.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum Status {
     /// It was restored (or would be, in a dry run).
     #[default]
@@ -84,64 +85,76 @@ pub enum Status {
 }
 
 /// The member that was written.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Member {
     /// Its name.
     pub name: String,
     /// Its ID, hexadecimal as etcd prints it.
     pub id: String,
-    /// The cluster's ID, hexadecimal.
+    /// The cluster's ID, hexadecimal. The same for all members that are restored with the same
+    /// --initial-cluster and --initial-cluster-token.
     pub cluster_id: String,
-    /// All members' names, in the order of their IDs.
+    /// The names of all members, in the order of their IDs.
     pub members: Vec<String>,
 }
 
 /// What was done. The fields are a contract: `docs/restore-result.schema.json`.
-#[derive(Debug, Clone, Default, Serialize)]
+#[derive(Debug, Clone, Default, JsonSchema, Serialize)]
 pub struct Outcome {
     /// How it ended.
     pub status: Status,
-    /// Whether it was needed, and why.
+    /// What was decided, and why.
     pub decision: Decision,
-    /// The data directory.
+    /// The data directory, as an absolute path. null if a plain snapshot file was asked for.
     pub data_dir: Option<String>,
-    /// The WAL directory, where it is one of its own.
+    /// The WAL directory, as an absolute path, if it is one of its own; else null.
     pub wal_dir: Option<String>,
-    /// The plain snapshot file.
+    /// The plain snapshot file, as --to-snapshot names it. null if a data directory was asked for.
     pub snapshot_file: Option<String>,
-    /// Where what was there before is kept.
+    /// Where what was there before is kept: the old member's folder, and the folder of the old WAL segments
+    /// if they have a directory of their own. Empty if nothing was there.
     pub kept_aside: Vec<String>,
-    /// The member; `None` where a plain snapshot file was written, or nothing.
+    /// The member that was written (in a dry run: would be). null if none is.
     pub member: Option<Member>,
-    /// Every backup that was looked at, in the order in which they were named.
+    /// Every backup that was looked at, in the order in which they were named. Empty if none had to be:
+    /// `--if-needed sanity`, and the member stays.
     pub candidates: Vec<Told>,
-    /// The full that was restored from.
+    /// The full snapshot that was restored from: its name without its folder, or, with --snapshot, the file
+    /// as it was named. null if nothing is restored.
     pub base: Option<String>,
-    /// The deltas folded into it, in order.
+    /// The names, without their folders, of the delta snapshots that were folded into it, in order.
     pub deltas: Vec<String>,
-    /// Events of the deltas that were folded.
+    /// How many events of the deltas were folded; those that the base holds already are not counted. null if
+    /// nothing was written.
     pub events: Option<u64>,
-    /// The timeline's ID.
+    /// The ID of the timeline that was restored; `main` of a plain snapshot file. null if nothing is
+    /// restored.
     pub timeline: Option<String>,
-    /// The revision of the backup that was restored.
+    /// The revision of the backup that was restored. null if nothing is.
     pub restored_revision: Option<Revision>,
-    /// The newest revision of what was written: `restored_revision`, raised by the bump.
+    /// The newest revision of what was written: `restored_revision`, raised by --bump-revision. null if
+    /// nothing is restored.
     pub revision: Option<Revision>,
-    /// Its compacted revision; −1 where it holds all history.
+    /// The compacted revision of what was written: states before it cannot be read. -1 if it holds all
+    /// history. null if nothing was written.
     pub compact_revision: Option<Revision>,
-    /// Keys alive.
+    /// How many keys are alive at `revision`. null if nothing was written.
     pub live_keys: Option<u64>,
-    /// etcd's HashKV at `revision`.
+    /// etcd's HashKV at `revision`: what `etcdctl endpoint hashkv` says of an etcd that serves it, before
+    /// anything is written to it. null if nothing was written.
     pub hash_kv: Option<u32>,
-    /// Users, roles, alarms and recorded leases are as of this revision.
+    /// Users, roles, alarms and the records of leases are as of this revision, since deltas hold only keys.
+    /// null if nothing is restored.
     pub metadata_revision: Option<Revision>,
-    /// Leases that no snapshot recorded and that got a record.
+    /// How many leases got a record, with --lease-ttl: keys are attached to them, and the base has none. null
+    /// if nothing was written.
     pub leases_added: Option<u64>,
-    /// Bytes read from the stores.
+    /// Bytes read from the stores. A plain snapshot file is not counted.
     pub bytes_read: u64,
-    /// Size of the database that was written.
+    /// Size of the database that was written, in bytes, without the SHA-256 behind it in a snapshot file; 0
+    /// if nothing was written.
     pub database_bytes: u64,
-    /// Whether only a plan was made.
+    /// Whether it was only said what would be done.
     pub dry_run: bool,
 }
 

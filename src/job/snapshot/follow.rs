@@ -25,6 +25,7 @@ use crate::mvcc::Revision;
 use crate::store::lock::{Attempt, Held, Lock};
 use crate::telemetry::metrics::SnapshotKind;
 use chrono::{DateTime, Utc};
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -50,30 +51,38 @@ pub struct FollowOptions {
     pub is_final: bool,
 }
 
+/// How it ended: what fails is waited out.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize)]
+pub enum Status {
+    /// It was told to end, and all was saved.
+    #[default]
+    Succeeded,
+}
+
 /// What was done. The fields are a contract: `docs/follow-result.schema.json`.
-#[derive(Debug, Clone, Default, Serialize)]
+#[derive(Debug, Clone, Default, JsonSchema, Serialize)]
 pub struct Outcome {
     /// Always `Succeeded`.
-    pub status: &'static str,
+    pub status: Status,
     /// Fulls saved.
     pub fulls: u64,
     /// Deltas saved.
     pub deltas: u64,
-    /// Events saved.
+    /// Events saved in deltas.
     pub events: u64,
     /// Bytes written to the store.
     pub bytes_written: u64,
-    /// The last revision that is saved; `None` where nothing is.
+    /// The last revision that is saved; null if nothing is.
     pub revision: Option<Revision>,
-    /// The name of the last full.
+    /// The name of the last full that it saved.
     pub last_full: Option<String>,
-    /// The name of the last delta.
+    /// The name of the last delta that it saved.
     pub last_delta: Option<String>,
     /// Whether the cluster was seen to have another history than the store.
     pub timeline_began: bool,
-    /// Revisions that can never be restored, the last ones.
+    /// Revisions that can never be restored, since etcd had compacted them; the last 100 ranges.
     pub holes: VecDeque<Hole>,
-    /// What failed and was tried again.
+    /// What failed and was tried again, in times.
     pub failures: u64,
 }
 
@@ -114,10 +123,7 @@ pub fn follow(
         tell,
         stop,
         clock,
-        outcome: Outcome {
-            status: "Succeeded",
-            ..Outcome::default()
-        },
+        outcome: Outcome::default(),
         retry: Retry::default(),
     };
     follower.refuse_other_cluster()?;
