@@ -4,7 +4,14 @@
 
 pub mod cancel;
 pub mod causes;
+pub mod duration;
+pub mod flag;
+pub mod quantity;
 pub mod read_at;
+pub mod written;
 
 pub use cancel::Cancel;
+pub use duration::Span;
+pub use quantity::Size;
 pub use read_at::ReadAt;
+pub use written::Written;

@@ -1,13 +1,15 @@
 //! `deltafold apply`: its arguments, and its outcome in words.
 
 use super::endpoints::EndpointArgs;
-use super::{BackupArgs, Output, StateArgs, print, print_outcome, show};
+use super::{BackupArgs, Output, print, print_outcome, show};
 use crate::base::Cancel;
+use crate::base::flag::yes_or_no;
 use crate::error::{Error, Reason, Result};
 use crate::etcd::diff::Wanted;
 use crate::job::apply::{
     Difference, KeyName, MAX_REQUEST_BYTES, MAX_TXN_OPS, Options, Outcome, Status, Verb, run,
 };
+use crate::job::options::State;
 use crate::job::read::Keys;
 use crate::job::tags::without_excluded;
 use crate::mvcc::KeyRange;
@@ -49,10 +51,10 @@ pub(super) struct ApplyArgs {
     #[arg(long, value_name = "P")]
     prefix: OsString,
     /// Write; without it only what differs is shown
-    #[arg(long, value_parser = super::yes_or_no)]
+    #[arg(long, value_parser = yes_or_no)]
     execute: bool,
     /// Also delete the live keys with the prefix that the backup does not have
-    #[arg(long, value_parser = super::yes_or_no)]
+    #[arg(long, value_parser = yes_or_no)]
     delete_extra: bool,
     /// The most keys in a transaction: etcd's own flag of this name
     #[arg(long, value_name = "N", default_value_t = MAX_TXN_OPS as u32, value_parser = clap::value_parser!(u32).range(1..))]
@@ -62,8 +64,8 @@ pub(super) struct ApplyArgs {
     max_request_bytes: u32,
     #[command(flatten)]
     live: EndpointArgs,
-    #[command(flatten)]
-    state: StateArgs,
+    #[command(flatten, next_help_heading = "State")]
+    state: State,
     #[command(flatten)]
     backup: BackupArgs,
 }

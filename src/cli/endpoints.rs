@@ -1,10 +1,9 @@
 //! How a live etcd is reached: the flags, named as etcdctl's own.
 
-use crate::base::Cancel;
+use crate::base::{Cancel, duration};
 use crate::error::{Error, Reason, Result};
 use crate::etcd::client::Client;
 use crate::etcd::connect::{Connector, Endpoints, User};
-use crate::mvcc::history::parse_duration;
 use clap::Args;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -49,16 +48,16 @@ pub(super) struct EndpointArgs {
     )]
     password_file: Option<PathBuf>,
     /// How long to wait for a connection
-    #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = parse_timeout)]
+    #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = duration::parse_above_zero)]
     dial_timeout: Duration,
     /// How long to wait for an answer
-    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = parse_timeout)]
+    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = duration::parse_above_zero)]
     command_timeout: Duration,
     /// A connection that is silent for so long is looked after
-    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_timeout)]
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration::parse_above_zero)]
     keepalive_time: Duration,
     /// And given up after so long without an answer
-    #[arg(long, value_name = "DURATION", default_value = "6s", value_parser = parse_timeout)]
+    #[arg(long, value_name = "DURATION", default_value = "6s", value_parser = duration::parse_above_zero)]
     keepalive_timeout: Duration,
 }
 
@@ -129,12 +128,6 @@ fn user(user: Option<&str>, password: Option<&str>) -> Result<Option<User>> {
         name: name.to_owned(),
         password: password.to_owned(),
     }))
-}
-
-fn parse_timeout(s: &str) -> Result<Duration, String> {
-    parse_duration(s)
-        .filter(|d| !d.is_zero())
-        .ok_or_else(|| "give a duration such as 500ms, 5s or 1m".to_owned())
 }
 
 #[cfg(test)]

@@ -1,9 +1,10 @@
 //! `deltafold export`: its arguments, and keys as JSON lines.
 
+use super::BackupArgs;
 use super::stream::Stream;
-use super::{BackupArgs, StateArgs};
 use crate::base::Cancel;
 use crate::error::Result;
+use crate::job::options::State;
 use crate::job::read::Keys;
 use crate::job::read::entry::Entry;
 use crate::job::tags::without_excluded;
@@ -31,8 +32,8 @@ pub(super) struct ExportArgs {
     /// Only keys that begin so
     #[arg(long, value_name = "P")]
     prefix: Option<OsString>,
-    #[command(flatten)]
-    state: StateArgs,
+    #[command(flatten, next_help_heading = "State")]
+    state: State,
     #[command(flatten)]
     backup: BackupArgs,
 }

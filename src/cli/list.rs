@@ -1,6 +1,7 @@
 //! `deltafold list`: its arguments, a table and a picture.
 
 use super::{Output, StoreArgs, print_outcome, size};
+use crate::base::flag::yes_or_no;
 use crate::error::Result;
 use crate::job::Context;
 use crate::job::list::{Listed, Options, Outcome, Restorable, run};
@@ -25,10 +26,10 @@ pub(super) struct ListArgs {
     #[command(flatten)]
     pub(super) store: StoreArgs,
     /// Read the contents too, not only the names
-    #[arg(long, value_parser = super::yes_or_no)]
+    #[arg(long, value_parser = yes_or_no)]
     deep: bool,
     /// Read the tags of all snapshots, to show each that is excluded: a request each
-    #[arg(long, value_parser = super::yes_or_no)]
+    #[arg(long, value_parser = yes_or_no)]
     all_tags: bool,
 }
 

@@ -1,10 +1,10 @@
 //! `deltafold lock`: its arguments, and its outcome in words.
 
-use super::{Output, StoreArgs, parse_time, print_outcome, show};
-use crate::base::Cancel;
+use super::{Output, StoreArgs, print_outcome, show};
+use crate::base::flag::{self, yes_or_no};
+use crate::base::{Cancel, duration};
 use crate::error::{Error, Reason, Result};
 use crate::job::retain::{Decision, Options, Outcome, Status, run};
-use crate::mvcc::history::parse_duration;
 use crate::shorten::{self, IN_JSON};
 use crate::store::Mode;
 use chrono::{DateTime, TimeDelta, Utc};
@@ -38,10 +38,10 @@ pub(super) struct LockArgs {
     #[command(flatten)]
     store: StoreArgs,
     /// Until when
-    #[arg(long, value_name = "RFC3339", value_parser = parse_time, required_unless_present = "for", conflicts_with = "for")]
+    #[arg(long, value_name = "RFC3339", value_parser = flag::time, required_unless_present = "for", conflicts_with = "for")]
     until: Option<DateTime<Utc>>,
     /// For how long from now on (12h, 30d)
-    #[arg(long, value_name = "DURATION", value_parser = parse_for)]
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse_above_zero)]
     r#for: Option<Duration>,
     /// Who may still delete it
     #[arg(long, value_name = "MODE", default_value = "governance")]
@@ -50,7 +50,7 @@ pub(super) struct LockArgs {
     #[arg(long, value_name = "NAME")]
     chain: Option<String>,
     /// Only say what would be done
-    #[arg(long, value_parser = super::yes_or_no)]
+    #[arg(long, value_parser = yes_or_no)]
     dry_run: bool,
 }
 
@@ -60,13 +60,6 @@ enum ModeArg {
     Governance,
     /// Nobody, before the time has come; this cannot be taken back
     Compliance,
-}
-
-fn parse_for(s: &str) -> Result<Duration, String> {
-    match parse_duration(s) {
-        Some(d) if !d.is_zero() => Ok(d),
-        _ => Err("give a duration such as 12h or 30d".to_owned()),
-    }
 }
 
 impl LockArgs {

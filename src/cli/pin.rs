@@ -2,6 +2,7 @@
 
 use super::{Output, StoreArgs, print_outcome, show};
 use crate::base::Cancel;
+use crate::base::flag::yes_or_no;
 use crate::error::Result;
 use crate::job::gc::Status;
 use crate::job::gc::pin::{Options, Outcome, run};
@@ -28,7 +29,7 @@ pub(super) struct PinArgs {
     #[arg(long, value_name = "TEXT", conflicts_with = "unpin")]
     reason: Option<String>,
     /// Let it go
-    #[arg(long, value_parser = super::yes_or_no)]
+    #[arg(long, value_parser = yes_or_no)]
     unpin: bool,
     #[command(flatten)]
     store: StoreArgs,

@@ -1,8 +1,9 @@
 //! `deltafold policy status`: its arguments, and how policies are, in words.
 
 use super::kubernetes::{ClusterArgs, age, table, wait_for};
-use super::{Output, print_outcome, size, yes_or_no};
+use super::{Output, print_outcome, size};
 use crate::base::Cancel;
+use crate::base::flag::yes_or_no;
 use crate::controller::api::{
     Condition, EtcdBackupPolicy, EtcdBackupPolicyStatus, LastRun, RunState, SnapshotStatus,
 };

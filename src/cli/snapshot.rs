@@ -4,16 +4,15 @@ use super::bandwidth::BandwidthArgs;
 use super::endpoints::EndpointArgs;
 use super::leases::{LeaseArgs, LockArgs};
 use super::metrics::MetricsArgs;
-use super::size::parse_size;
 use super::{MeansArgs, Output, print_outcome, show, size};
-use crate::base::Cancel;
+use crate::base::flag::yes_or_no;
+use crate::base::{Cancel, duration, quantity};
 use crate::bucket::codec::CompressionChoice;
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
 use crate::job::schedule::Schedule;
-use crate::job::snapshot::follow::{self, FollowOptions, follow};
+use crate::job::snapshot::follow::{self, FollowOptions, Pace, follow};
 use crate::job::snapshot::{DeltaOptions, Outcome, Status, Taking, Tell, delta, full};
-use crate::mvcc::history::parse_duration;
 use crate::shown;
 use crate::store;
 use crate::telemetry::metrics::Metrics;
@@ -63,7 +62,7 @@ struct CommonArgs {
     /// The first snapshot records the cluster's ID in the prefix, and any other cluster is refused. A cluster
     /// that was restored with other peer URLs or another token has another ID. Where the ID is the same, this
     /// does nothing.
-    #[arg(long, help_heading = "Store", value_parser = super::yes_or_no)]
+    #[arg(long, help_heading = "Store", value_parser = yes_or_no)]
     take_over: bool,
     #[command(flatten)]
     leases: LeaseArgs,
@@ -109,7 +108,7 @@ struct FullArgs {
     #[command(flatten)]
     common: CommonArgs,
     /// Mark it as the last snapshot of a cluster that is given up
-    #[arg(long = "final", value_parser = super::yes_or_no)]
+    #[arg(long = "final", value_parser = yes_or_no)]
     is_final: bool,
 }
 
@@ -136,11 +135,11 @@ struct DeltaArgs {
         long,
         value_name = "SIZE",
         default_value = "64MiB",
-        value_parser = parse_size
+        value_parser = quantity::parse
     )]
     max_delta_bytes: u64,
     /// Take a full, too, where the newest is older than this; 0s: never
-    #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = parse_age)]
+    #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = duration::parse)]
     max_full_age: Duration,
 }
 
@@ -163,12 +162,8 @@ docs/exit-codes.md.")]
 struct FollowArgs {
     #[command(flatten)]
     common: CommonArgs,
-    /// Save a delta when its first event is so old
-    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = parse_age)]
-    delta_period: Duration,
-    /// Or has so many bytes of events; a transaction is never split
-    #[arg(long, value_name = "SIZE", default_value = "10MiB", value_parser = parse_size)]
-    delta_bytes: u64,
+    #[command(flatten)]
+    pace: Pace,
     /// Or so many events
     #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..))]
     delta_events: u64,
@@ -179,19 +174,19 @@ struct FollowArgs {
     #[arg(long, value_name = "ZONE", default_value = "UTC")]
     time_zone: String,
     /// Take a full, too, where the newest is older than this; 0s: never
-    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = parse_age)]
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration::parse)]
     max_full_age: Duration,
     /// Bytes of events that wait in memory if the store is away
-    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = quantity::parse)]
     buffer_bytes: u64,
     /// Bytes of events that then wait in the temporary directory, before etcd has to keep them
-    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = quantity::parse)]
     spool_bytes: u64,
     /// When it is stopped, save a full, too, marked as the last of a cluster that is given up
-    #[arg(long = "final", value_parser = super::yes_or_no)]
+    #[arg(long = "final", value_parser = yes_or_no)]
     is_final: bool,
     /// How long saving may take after SIGTERM
-    #[arg(long, value_name = "DURATION", default_value = "25s", value_parser = parse_age)]
+    #[arg(long, value_name = "DURATION", default_value = "25s", value_parser = duration::parse)]
     shutdown_timeout: Duration,
     #[command(flatten)]
     lock: LockArgs,
@@ -203,8 +198,7 @@ const LOCK_DURATION: Duration = Duration::from_secs(15);
 impl FollowArgs {
     fn follow(&self, cancel: &Cancel, stop: &Cancel) -> Result<follow::Outcome> {
         let options = FollowOptions {
-            delta_period: self.delta_period,
-            delta_bytes: self.delta_bytes,
+            pace: self.pace.clone(),
             delta_events: self.delta_events,
             full_schedule: Some(Schedule::parse(&self.full_schedule, &self.time_zone)?),
             max_full_age: self.max_full_age,
@@ -296,10 +290,6 @@ impl SnapshotArgs {
 
 fn show(outcome: &Outcome, output: Output) -> Result<()> {
     print_outcome(output, outcome, in_words)
-}
-
-fn parse_age(s: &str) -> Result<Duration, String> {
-    parse_duration(s).ok_or_else(|| "give a duration such as 90s, 24h or 7d".to_owned())
 }
 
 fn in_words(o: &Outcome) -> String {

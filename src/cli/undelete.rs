@@ -2,6 +2,7 @@
 
 use super::{Output, StoreArgs, print_outcome, show};
 use crate::base::Cancel;
+use crate::base::flag::yes_or_no;
 use crate::error::{Error, Result};
 use crate::job::gc::undelete::{Options, Outcome, Restored, run};
 use crate::shorten::{self, IN_JSON};
@@ -30,7 +31,7 @@ pub(super) struct UndeleteArgs {
     #[arg(value_name = "NAME", required_unless_present = "all")]
     names: Vec<String>,
     /// All that gc removed
-    #[arg(long, conflicts_with = "names", value_parser = super::yes_or_no)]
+    #[arg(long, conflicts_with = "names", value_parser = yes_or_no)]
     all: bool,
     #[command(flatten)]
     store: StoreArgs,

@@ -264,6 +264,9 @@ mod tests {
     };
     use crate::controller::leases::tests::at;
     use crate::controller::outcome::tests::time;
+    use crate::job::copy::plan::Most;
+    use crate::job::maintain::Upkeep;
+    use crate::job::snapshot::Marks;
     use std::sync::Arc;
 
     fn policy() -> EtcdBackupPolicy {
@@ -299,8 +302,7 @@ mod tests {
         task.spec.config = Some(TaskConfig {
             on_demand_snapshot: Some(OnDemandSnapshotConfig {
                 type_,
-                final_: false,
-                take_over: false,
+                marks: Marks::default(),
             }),
             ..TaskConfig::default()
         });
@@ -311,8 +313,10 @@ mod tests {
         let mut task = task(name, created, TaskType::Maintenance);
         task.spec.config = Some(TaskConfig {
             maintenance: Some(MaintenanceConfig {
-                compact_keep: None,
-                defrag: Some("always".to_owned()),
+                upkeep: Upkeep {
+                    compact_keep: None,
+                    defrag: Some("always".into()),
+                },
             }),
             ..TaskConfig::default()
         });
@@ -501,8 +505,8 @@ mod tests {
         assert_eq!(judged(&verify), "Go");
         verify.spec.config = Some(TaskConfig {
             verify: Some(VerifyConfig {
-                level: None,
                 against_cluster: true,
+                ..VerifyConfig::default()
             }),
             ..TaskConfig::default()
         });
@@ -527,8 +531,7 @@ mod tests {
                 copy_backups: Some(CopyBackupsConfig {
                     source_store: source.clone(),
                     target_store: target.clone(),
-                    max_backups: None,
-                    max_backup_age: None,
+                    most: Most::default(),
                     wait_for_final_snapshot: None,
                 }),
                 ..TaskConfig::default()

@@ -16,6 +16,7 @@ pub mod leases;
 pub mod list;
 pub mod maintain;
 mod moment;
+pub mod options;
 pub mod plain;
 mod publish;
 pub mod read;

@@ -8,8 +8,6 @@ use crate::support::scratch;
 use crate::support::{deltafold, expected, run_json};
 use deltafold::job::Context;
 use deltafold::job::compact::{Options, Outcome, Status, run};
-use deltafold::job::source::Request;
-use deltafold::mvcc::KeepHistory;
 use deltafold::store::exclude::ExcludeTags;
 use deltafold::store::{Folder, Store};
 use deltafold::{Error, Reason};
@@ -76,11 +74,8 @@ impl Sample {
 
     fn options(&self) -> Options {
         Options {
-            request: Request::default(),
-            keep_history: KeepHistory::Latest,
             compression: self.compression.parse().unwrap(),
-            dry_run: false,
-            leases: None,
+            ..Options::default()
         }
     }
 }

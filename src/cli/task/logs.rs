@@ -1,9 +1,9 @@
 //! `deltafold task logs`: which containers have begun, and their logs as they come.
 
 use super::super::kubernetes::{ClusterArgs, wait_for};
-use super::super::yes_or_no;
 use super::{TaskOutcome, lasting, no_task};
 use crate::base::Cancel;
+use crate::base::flag::yes_or_no;
 use crate::controller::api::EtcdBackupTask;
 use crate::controller::jobs::CONTAINER_BEFORE;
 use crate::error::{Error, Reason, Result};

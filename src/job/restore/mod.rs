@@ -4,9 +4,11 @@
 
 mod candidates;
 mod needed;
+mod options;
 
 pub use candidates::{Backup, Fate, Told};
 pub use needed::{Action, Decision, Depth};
+pub use options::{KeepOrDrop, Membership, Options, Wanted};
 
 use crate::base::Cancel;
 use crate::bolt::Layout;
@@ -16,18 +18,19 @@ use crate::datadir::membership::Cluster;
 use crate::datadir::place::{Leftover, Occupied, Place};
 use crate::datadir::{self, place, snap, wal};
 use crate::error::{Error, Reason, Result};
-use crate::etcd::peers::{self, PeerOptions};
-use crate::job::rebuild::{Rebuild, Rebuilt};
-use crate::job::source::{Request, Source};
+use crate::etcd::peers;
+use crate::job::rebuild::{Leases, Rebuild, Rebuilt};
+use crate::job::source::Source;
 use crate::job::tags::without_excluded;
 use crate::job::{Context, identity, space};
-use crate::mvcc::{Fold, KeepHistory, KeyRange, Revision};
+use crate::mvcc::{Fold, KeyRange, Revision};
 use crate::store::{Sealed, Store};
 use crate::telemetry::memory::peak_memory_bytes;
 use crate::telemetry::progress::Step;
 use crate::temp::TempFile;
 use candidates::{Candidates, Opened, excludes};
 use chrono::Utc;
+use options::To;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
@@ -35,44 +38,9 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};
 use std::os::fd::AsRawFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::mpsc::{self, SyncSender};
 use std::time::Instant;
-
-pub use crate::job::rebuild::Leases;
-
-/// What is written.
-pub enum To {
-    /// A member's data directory.
-    DataDir {
-        /// Where.
-        place: Place,
-        /// The new cluster, and which of its members this is.
-        cluster: Box<Cluster>,
-        /// Only if it is needed.
-        if_needed: Option<Depth>,
-        /// How to ask the other members whether they still have a quorum.
-        peers: PeerOptions,
-    },
-    /// A plain snapshot file, as `etcdctl snapshot save` writes; encrypted where its name ends in `.age`.
-    File(PathBuf),
-}
-
-/// What to restore, and how.
-pub struct Options {
-    /// Which state.
-    pub request: Request,
-    /// Where to.
-    pub to: To,
-    /// How much history to keep.
-    pub keep_history: KeepHistory,
-    /// By how much the newest revision is raised; everything below counts as compacted then. 1 or more.
-    pub bump_revision: Option<i64>,
-    /// What becomes of leases.
-    pub leases: Leases,
-    /// Only say what would be done.
-    pub dry_run: bool,
-}
 
 /// How it ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -164,9 +132,9 @@ pub fn run(backups: &[Backup], options: &Options, cancel: &Cancel) -> Result<Out
     }
     without_excluded(|| {
         let run = Run::new(backups, options, cancel);
-        match &options.to {
-            To::DataDir { .. } => run.into_data_dir(),
-            To::File(path) => run.into_file(path),
+        match options.to()? {
+            To::DataDir { place, cluster } => run.into_data_dir(&place, &cluster),
+            To::File(path) => run.into_file(&path),
         }
     })
 }
@@ -180,7 +148,10 @@ pub(super) fn run_for_drill(backup: Backup, options: &Options, cancel: &Cancel) 
     without_excluded(|| {
         let mut run = Run::new(&backups, options, cancel);
         run.is_drill = true;
-        run.into_data_dir()
+        match options.to()? {
+            To::DataDir { place, cluster } => run.into_data_dir(&place, &cluster),
+            To::File(_) => Err(Error::internal("a drill without a data directory")),
+        }
     })
 }
 
@@ -240,16 +211,8 @@ impl<'a> Run<'a> {
         self.warnings.push(message);
     }
 
-    fn into_data_dir(mut self) -> Result<Outcome> {
-        let To::DataDir {
-            place,
-            cluster,
-            if_needed,
-            peers,
-        } = &self.options.to
-        else {
-            return Err(Error::internal("a restore without a data directory"));
-        };
+    fn into_data_dir(mut self, place: &Place, cluster: &Cluster) -> Result<Outcome> {
+        let if_needed = self.options.wanted.if_needed;
         refuse_in_use(place)?;
         let occupied = match self.options.dry_run {
             true => {
@@ -278,19 +241,19 @@ impl<'a> Run<'a> {
         let found = match if_needed {
             None if taken => return Err(holds_member(place)),
             None => needed::Found::asked(),
-            Some(depth) => needed::look(place, taken, *depth, &self.cancel)?,
+            Some(depth) => needed::look(place, taken, depth, &self.cancel)?,
         };
         let mut decision = found.decide();
-        if decision.action == Action::Keep && *if_needed == Some(Depth::Sanity) {
-            return Ok(self.kept(decision, None));
+        if decision.action == Action::Keep && if_needed == Some(Depth::Sanity) {
+            return Ok(self.kept(place, decision, None));
         }
         let mut candidates =
-            Candidates::open(self.backups, &self.options.request, if_needed.is_some())?;
+            Candidates::open(self.backups, &self.options.request(), if_needed.is_some())?;
         if decision.action == Action::Keep {
             let alone = cluster.members().len() == 1;
             decision = self.compare_with_backup(&found, alone, &mut candidates)?;
             if decision.action == Action::Keep {
-                return Ok(self.kept(decision, Some(candidates)));
+                return Ok(self.kept(place, decision, Some(candidates)));
             }
         }
         if if_needed.is_some() {
@@ -300,6 +263,7 @@ impl<'a> Run<'a> {
                 .iter()
                 .filter(|m| m.id != cluster.me().id)
                 .collect();
+            let peers = &self.options.peers;
             let decided = peers::look(&others, cluster.members().len(), peers, &self.cancel)?;
             if let Some(why) = decided {
                 return Err(Error::new(
@@ -365,15 +329,18 @@ impl<'a> Run<'a> {
     }
 
     /// The outcome where what is there stays.
-    fn kept(mut self, decision: Decision, candidates: Option<Candidates<'_>>) -> Outcome {
+    fn kept(
+        mut self,
+        place: &Place,
+        decision: Decision,
+        candidates: Option<Candidates<'_>>,
+    ) -> Outcome {
         tracing::info!(reason = decision.reason, "{}", decision.message);
         let mut outcome = self.outcome(decision);
         outcome.status = Status::NotNeeded;
         outcome.candidates = candidates.map(|c| c.told).unwrap_or_default();
-        if let To::DataDir { place, .. } = &self.options.to {
-            outcome.data_dir = Some(shown(place.dir()));
-            outcome.wal_dir = place.own_wal_dir().map(shown);
-        }
+        outcome.data_dir = Some(shown(place.dir()));
+        outcome.wal_dir = place.own_wal_dir().map(shown);
         outcome
     }
 
@@ -424,7 +391,7 @@ impl<'a> Run<'a> {
             ));
         }
         self.check_encryption(path)?;
-        let candidates = Candidates::open(self.backups, &self.options.request, false)?;
+        let candidates = Candidates::open(self.backups, &self.options.request(), false)?;
         let decision = needed::Found::asked().decide();
         let mut file = None;
         let (mut outcome, _) = self.try_candidates(candidates, decision, |run, source, ctx| {
@@ -577,7 +544,7 @@ impl<'a> Run<'a> {
 
     /// The newest revision of the result.
     fn newest_revision(&self, source: &Source) -> Result<Revision> {
-        let bump = self.options.bump_revision.unwrap_or_default();
+        let bump = self.options.wanted.bump_revision.unwrap_or_default();
         match source.target.0.checked_add(bump) {
             // The highest revision is no revision for a next transaction.
             Some(r) if r < i64::MAX / 2 => Ok(Revision(r)),
@@ -616,11 +583,11 @@ impl<'a> Run<'a> {
     ) -> Result<Rebuild<'s>> {
         let mut rebuild = Rebuild {
             source,
-            compact: match self.options.bump_revision {
+            compact: match self.options.wanted.bump_revision {
                 Some(_) => self.newest_revision(source)?,
                 None => source.compact_revision(ctx, self.options.keep_history)?,
             },
-            leases: self.options.leases,
+            leases: self.options.leases(),
             replaced: BTreeMap::new(),
             meta: BTreeMap::new(),
         };

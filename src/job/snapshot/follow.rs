@@ -13,7 +13,7 @@ use super::saved::FullReason;
 use super::saver::{Report, Saver};
 use super::tell::Tell;
 use super::{Hole, Taking};
-use crate::base::Cancel;
+use crate::base::{Cancel, Size, Span, Written};
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::Cluster;
 use crate::etcd::feed::{Ended, Feed, Position, quorum_revision};
@@ -25,17 +25,46 @@ use crate::store::lock::{Attempt, Held, Lock};
 use crate::telemetry::memory::peak_memory_bytes;
 use crate::telemetry::metrics::SnapshotKind;
 use chrono::{DateTime, Utc};
-use serde::Serialize;
+use clap::Args;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
+
+/// How often deltas are saved.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Pace {
+    /// Save a delta when its first event is so old
+    #[arg(long, value_name = "DURATION", default_value = "5m")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delta_period: Option<Written<Span>>,
+    /// Or has so many bytes of events; a transaction is never split
+    #[arg(long, value_name = "SIZE", default_value = "10MiB")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delta_bytes: Option<Written<Size>>,
+}
+
+impl Pace {
+    /// When a delta's first event is old enough.
+    pub fn period(&self) -> Duration {
+        const USUAL: Duration = Duration::from_secs(5 * 60);
+        let given = self.delta_period.as_ref().and_then(Written::value);
+        given.map_or(USUAL, |span| span.0)
+    }
+
+    fn bytes(&self) -> u64 {
+        const USUAL: u64 = 10 << 20;
+        let given = self.delta_bytes.as_ref().and_then(Written::value);
+        given.map_or(USUAL, |size| size.0)
+    }
+}
 
 /// How a cluster is followed.
 #[derive(Clone)]
 pub struct FollowOptions {
-    /// A delta is saved when its first event is so old.
-    pub delta_period: Duration,
-    /// Or has so many bytes of events; a transaction is never split.
-    pub delta_bytes: u64,
+    /// When a delta is saved.
+    pub pace: Pace,
     /// Or so many events.
     pub delta_events: u64,
     /// When fulls are taken.
@@ -603,7 +632,7 @@ impl Session<'_, '_> {
             return Ok(());
         }
         let options = self.follower.options;
-        if !self.pending.is_empty() && self.pending.bytes() + t.bytes() > options.delta_bytes {
+        if !self.pending.is_empty() && self.pending.bytes() + t.bytes() > options.pace.bytes() {
             self.flush()?;
         }
         self.pending.push(t)?;
@@ -614,12 +643,12 @@ impl Session<'_, '_> {
     }
 
     fn is_delta_due(&self) -> bool {
-        let period = self.follower.options.delta_period;
+        let period = self.follower.options.pace.period();
         self.pending.since().is_some_and(|s| s.elapsed() >= period)
     }
 
     fn patience(&self) -> Duration {
-        let period = self.follower.options.delta_period;
+        let period = self.follower.options.pace.period();
         let due = self
             .pending
             .since()

@@ -216,7 +216,7 @@ pub fn is_full_too_old(
     (!max_age.is_zero() && age >= max).then(|| {
         format!(
             "the newest full, {full}, is {} old",
-            crate::mvcc::history::show_duration(age.to_std().unwrap_or_default())
+            crate::base::duration::show(age.to_std().unwrap_or_default())
         )
     })
 }
