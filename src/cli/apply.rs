@@ -64,7 +64,7 @@ pub(super) struct ApplyArgs {
     max_request_bytes: u32,
     #[command(flatten)]
     live: EndpointArgs,
-    #[command(flatten, next_help_heading = "State")]
+    #[command(flatten)]
     state: State,
     #[command(flatten)]
     backup: BackupArgs,

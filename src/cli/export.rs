@@ -32,7 +32,7 @@ pub(super) struct ExportArgs {
     /// Only keys that begin so
     #[arg(long, value_name = "P")]
     prefix: Option<OsString>,
-    #[command(flatten, next_help_heading = "State")]
+    #[command(flatten)]
     state: State,
     #[command(flatten)]
     backup: BackupArgs,

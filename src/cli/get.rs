@@ -49,7 +49,7 @@ pub(super) struct GetArgs {
     /// Print the bytes of KEY's value and nothing else
     #[arg(long, value_parser = yes_or_no)]
     raw: bool,
-    #[command(flatten, next_help_heading = "State")]
+    #[command(flatten)]
     state: State,
     #[command(flatten)]
     backup: BackupArgs,

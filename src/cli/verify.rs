@@ -29,7 +29,7 @@ use std::time::Duration;
 ///
 /// Nothing is written to the store, nor to etcd.
 #[derive(Debug, Args)]
-#[command(mut_arg("level", |a| a.conflicts_with("endpoints")), after_long_help = "\
+#[command(mut_arg("level", |a| a.conflicts_with("endpoints").help_heading("Backup")), after_long_help = "\
 Examples:
   Can the newest state be restored? Every byte that it takes is read:
       deltafold verify --store s3://backups/etcd-main
@@ -49,7 +49,7 @@ restore from, or no revision that both sides still have; all others are in docs/
 pub(super) struct VerifyArgs {
     #[command(flatten)]
     store: StoreArgs,
-    #[command(flatten, next_help_heading = "Backup")]
+    #[command(flatten)]
     depth: verify_store::Thoroughness,
     /// Look at every chain of every timeline, and at what is in none
     ///

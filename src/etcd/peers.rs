@@ -15,6 +15,7 @@ use tokio::runtime::Handle;
 
 /// How the other members are asked whether they have a quorum. The flags are etcd's own.
 #[derive(Debug, Clone, Default, clap::Args)]
+#[command(next_help_heading = "Peers")]
 pub struct PeerOptions {
     /// PEM of the authorities of the other members' certificates [default: the system's]
     #[arg(long = "peer-trusted-ca-file", value_name = "FILE")]

@@ -43,7 +43,7 @@ pub struct History {
 #[derive(Debug, Clone, Default, Args)]
 pub struct Options {
     /// Up to where, and on which timeline.
-    #[command(flatten, next_help_heading = "State")]
+    #[command(flatten)]
     pub state: State,
     /// What is kept: the latest revision alone, if nothing is said.
     #[command(flatten)]

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 /// A point in the history of a backup.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize, JsonSchema)]
+#[command(next_help_heading = "State")]
 #[serde(rename_all = "camelCase")]
 pub struct Point {
     /// The state at this revision [default: the newest]
@@ -42,6 +43,7 @@ impl Point {
 
 /// Which state of a backup.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
+#[command(next_help_heading = "State")]
 pub struct State {
     /// When.
     #[command(flatten)]

@@ -217,6 +217,7 @@ pub struct WaitForFinalSnapshot {
 
 /// A member's data directory, restored into a volume.
 #[derive(Debug, Clone, Default, PartialEq, Args, Serialize, Deserialize, KubeSchema)]
+#[command(mut_args(|a| a.help_heading(None::<&str>)))]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("!(has(self.revision) && has(self.time))").message("give either revision or time"))]
 pub struct RestoreConfig {

@@ -28,23 +28,24 @@ const TOKEN: &str = "etcd-cluster";
 
 /// What the command line and tasks have in common.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize, JsonSchema)]
+#[command(next_help_heading = "Content")]
 #[serde(rename_all = "camelCase")]
 pub struct Wanted {
     /// Which state.
-    #[command(flatten, next_help_heading = "State")]
+    #[command(flatten)]
     #[serde(flatten)]
     pub point: Point,
     /// Which member.
-    #[command(flatten, next_help_heading = "Target")]
+    #[command(flatten)]
     #[serde(flatten)]
     pub membership: Membership,
     /// Raise the newest revision by so many, past all that clients have seen
-    #[arg(long, value_name = "N", requires = "mark_compacted", value_parser = clap::value_parser!(i64).range(1..), help_heading = "Content")]
+    #[arg(long, value_name = "N", requires = "mark_compacted", value_parser = clap::value_parser!(i64).range(1..))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub bump_revision: Option<i64>,
     /// Count all below the raised revision as compacted, so that clients list anew; no history is kept
-    #[arg(long, requires = "bump_revision", value_parser = flag::yes_or_no, help_heading = "Content")]
+    #[arg(long, requires = "bump_revision", value_parser = flag::yes_or_no)]
     #[serde(default)]
     pub mark_compacted: bool,
     /// Restore only if the member that is there needs it, after a look at it
@@ -59,6 +60,7 @@ pub struct Wanted {
 
 /// The new cluster, and which of its members this is; the flags are etcdutl's.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize, JsonSchema)]
+#[command(next_help_heading = "Target")]
 #[serde(rename_all = "camelCase")]
 pub struct Membership {
     /// This member's name
@@ -121,27 +123,23 @@ impl Membership {
 
 /// What to restore, and how.
 #[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Target")]
 pub struct Options {
     /// Take this timeline, by its ID in `deltafold list --deep` [default: the newest]
     #[arg(long, value_name = "ID", help_heading = "State")]
     pub timeline: Option<String>,
     /// The member's data directory; it may be a mount point
-    #[arg(
-        long,
-        value_name = "DIR",
-        required_unless_present = "to_snapshot",
-        help_heading = "Target"
-    )]
+    #[arg(long, value_name = "DIR", required_unless_present = "to_snapshot")]
     pub data_dir: Option<PathBuf>,
     /// A WAL directory of its own [default: in the data directory]
-    #[arg(long, value_name = "DIR", help_heading = "Target")]
+    #[arg(long, value_name = "DIR")]
     pub wal_dir: Option<PathBuf>,
     /// Write a plain snapshot file instead, for etcdutl and others
     ///
     /// Not compressed, its SHA-256 behind it. It holds the members of the backup: --name and the other
     /// flags of the new cluster are for whatever restores from it. It is encrypted where --age-recipient is
     /// given, and its name must end in `.age` then.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["data_dir", "wal_dir", "if_needed"], help_heading = "Target")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["data_dir", "wal_dir", "if_needed"])]
     pub to_snapshot: Option<PathBuf>,
     /// What tasks have, too.
     #[command(flatten)]
@@ -166,7 +164,7 @@ pub struct Options {
     #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = parse_ttl, help_heading = "Content")]
     pub lease_ttl: Option<Duration>,
     /// How to ask the other members whether they still have a quorum.
-    #[command(flatten, next_help_heading = "Peers")]
+    #[command(flatten)]
     pub peers: PeerOptions,
     /// Only say what would be done
     #[arg(long, value_parser = flag::yes_or_no, help_heading = "Output")]
