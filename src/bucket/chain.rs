@@ -4,9 +4,8 @@
 //! set of deltas that covers every revision will do: streams of two snapshotters may overlap.
 
 use crate::bucket::catalog::Catalog;
-use crate::bucket::name::Kind;
 use crate::bucket::timeline::{Member, Timeline};
-use crate::error::{Error, Reason, Result};
+use crate::error::{Reason, Result};
 use crate::mvcc::{Base, Revision};
 use crate::shorten;
 use std::collections::HashMap;
@@ -75,29 +74,16 @@ pub fn choose_with_history(
 ) -> Result<Choice> {
     let bases = bases(catalog, timeline);
     if bases.is_empty() {
-        return Err(Error::new(
-            Reason::NoSnapshots,
-            "there is no full snapshot to start from: take one first",
-        ));
+        return Err(
+            Reason::NoSnapshots.error("there is no full snapshot to start from: take one first")
+        );
     }
-    let end_of = |m: &Member| {
-        let named = catalog.snapshots[m.snapshot].name.last;
-        let true_last = known
-            .get(&m.snapshot)
-            .map_or(named, |b| b.revision.max(named));
-        true_last.min(m.until)
-    };
-    let newest = timeline
-        .members
-        .iter()
-        .map(end_of)
-        .max()
-        .unwrap_or_default();
+    let end_of = |m: &Member| holds(catalog, known, m.snapshot).min(m.until);
+    let newest = timeline.members.iter().map(end_of).max();
+    let newest = newest.unwrap_or_default();
     let goal = target.unwrap_or(newest);
     let name = |i: usize| &catalog.snapshots[i].name;
-
     let deltas = Deltas::of(catalog, timeline);
-
     let mut gap = None;
     for &base in bases.iter().filter(|&&b| name(b).last <= goal) {
         // What it holds beyond its name may have been compacted past the goal.
@@ -105,9 +91,7 @@ pub fn choose_with_history(
         if known.get(&base).is_some_and(is_gone) {
             continue;
         }
-        let at = known
-            .get(&base)
-            .map_or(name(base).last, |b| b.revision.max(name(base).last));
+        let at = holds(catalog, known, base);
         if deltas.end(at) >= goal {
             return Ok(Choice::Found(Chain {
                 base,
@@ -136,20 +120,24 @@ pub fn choose_with_history(
             Some(_) => {}
         }
     }
-    if let Some(from) = gap {
-        if goal > newest {
-            return Err(out_of_range(catalog, timeline, known, goal));
-        }
-        return Err(Error::new(
-            Reason::RevisionGap,
-            format!(
-                "the snapshots between revision {from} and {goal} have a gap: missing are {}; take a full snapshot, or use --revision up to {}",
-                show_ranges(&deltas.missing(from, goal)),
-                deltas.end(from)
-            ),
-        ));
+    if let Some(from) = gap.filter(|_| goal <= newest) {
+        return Err(Reason::RevisionGap.error(format!(
+            "the snapshots between revision {from} and {goal} have a gap: missing are {}; take a full snapshot, or use --revision up to {}",
+            show_ranges(&deltas.missing(from, goal)),
+            deltas.end(from)
+        )));
     }
-    Err(out_of_range(catalog, timeline, known, goal))
+    Err(Reason::OutOfRange.error(format!(
+        "revision {goal} is not covered on timeline {}; covered are {}",
+        timeline.id,
+        show_ranges(&restorable(catalog, timeline, known))
+    )))
+}
+
+/// The newest revision that a snapshot holds, by what is known of it.
+fn holds(catalog: &Catalog, known: &KnownBases, i: usize) -> Revision {
+    let named = catalog.snapshots[i].name.last;
+    known.get(&i).map_or(named, |b| b.revision.max(named))
 }
 
 /// The fulls of a timeline that can be a base: those that end before it forks off. Newest first.
@@ -158,7 +146,7 @@ pub fn bases(catalog: &Catalog, timeline: &Timeline) -> Vec<usize> {
         .members
         .iter()
         .map(|m| (m, &catalog.snapshots[m.snapshot].name))
-        .filter(|(m, n)| n.kind == Kind::Full && n.last <= m.until)
+        .filter(|(m, n)| n.is_full() && n.last <= m.until)
         .map(|(m, _)| m.snapshot)
         .collect();
     bases.sort_by_key(|&i| {
@@ -185,7 +173,7 @@ impl Deltas {
             .members
             .iter()
             .map(|m| (m, &catalog.snapshots[m.snapshot].name))
-            .filter(|(_, n)| n.kind == Kind::Incr)
+            .filter(|(_, n)| !n.is_full())
             .map(|(m, n)| (n.start, n.last.min(m.until), n.created, m.snapshot))
             .collect();
         all.sort_unstable();
@@ -284,12 +272,9 @@ pub fn restorable(catalog: &Catalog, timeline: &Timeline, known: &KnownBases) ->
     let deltas = Deltas::of(catalog, timeline);
     let mut ranges: Vec<Range> = Vec::new();
     for base in bases(catalog, timeline).into_iter().rev() {
-        let named = catalog.snapshots[base].name.last;
-        let (mut first, at) = match known.get(&base) {
-            // It may have been compacted past its name.
-            Some(b) => (b.first_revision(), b.revision.max(named)),
-            None => (named, named),
-        };
+        let at = holds(catalog, known, base);
+        // It may have been compacted past its name.
+        let mut first = known.get(&base).map_or(at, Base::first_revision);
         // From within a range deltas lead to where the range ends.
         let mut last = match ranges.last() {
             Some(r) if at <= r.1 => r.1,
@@ -322,16 +307,10 @@ pub struct Span {
 
 /// Every chain of a timeline: each full with the deltas after it up to the next full, the oldest first.
 pub fn spans(catalog: &Catalog, timeline: &Timeline, known: &KnownBases) -> Vec<Span> {
-    let mut bases: Vec<(Revision, i64, usize)> = bases(catalog, timeline)
-        .into_iter()
-        .map(|i| {
-            let name = &catalog.snapshots[i].name;
-            let holds = known
-                .get(&i)
-                .map_or(name.last, |b| b.revision.max(name.last));
-            (holds, name.created, i)
-        })
-        .collect();
+    let created = |i: usize| catalog.snapshots[i].name.created;
+    let bases = bases(catalog, timeline).into_iter();
+    let bases = bases.map(|i| (holds(catalog, known, i), created(i), i));
+    let mut bases: Vec<(Revision, i64, usize)> = bases.collect();
     bases.sort_unstable();
     let last_of = |m: &Member| catalog.snapshots[m.snapshot].name.last.min(m.until);
     let end = timeline.members.iter().map(last_of).max();
@@ -363,21 +342,19 @@ pub fn spans(catalog: &Catalog, timeline: &Timeline, known: &KnownBases) -> Vec<
 
 /// The deltas of a timeline that no full leads to: all fulls hold only what comes after them.
 pub fn without_base(catalog: &Catalog, timeline: &Timeline, known: &KnownBases) -> Vec<usize> {
-    let bases = bases(catalog, timeline).into_iter();
     // A full with history holds what those before it told.
-    let first = bases
-        .map(|i| {
-            let named = catalog.snapshots[i].name.last;
-            known
-                .get(&i)
-                .map_or(named, |b| b.first_revision().min(named))
-        })
-        .min();
+    let first_of = |i: usize| {
+        let named = catalog.snapshots[i].name.last;
+        let first = known.get(&i).map(Base::first_revision);
+        first.map_or(named, |first| first.min(named))
+    };
+    let bases = bases(catalog, timeline).into_iter();
+    let first = bases.map(first_of).min();
     let is_before = |m: &&Member| {
         let name = &catalog.snapshots[m.snapshot].name;
         let last = name.last.min(m.until);
         let lost = |first: Revision| name.start < first && last <= first;
-        name.kind == Kind::Incr && first.is_none_or(lost)
+        !name.is_full() && first.is_none_or(lost)
     };
     timeline
         .members
@@ -395,23 +372,6 @@ pub fn show_ranges(ranges: &[Range]) -> String {
     };
     let shown: Vec<String> = ranges.iter().map(show).collect();
     shorten::line(&shown, ", ", "")
-}
-
-/// The error for a revision outside of what there is.
-fn out_of_range(
-    catalog: &Catalog,
-    timeline: &Timeline,
-    known: &KnownBases,
-    goal: Revision,
-) -> Error {
-    Error::new(
-        Reason::OutOfRange,
-        format!(
-            "revision {goal} is not covered on timeline {}; covered are {}",
-            timeline.id,
-            show_ranges(&restorable(catalog, timeline, known))
-        ),
-    )
 }
 
 #[cfg(test)]
@@ -500,7 +460,7 @@ mod tests {
     /// The delta that leads on from `at`, found by looking at all of them.
     fn next_of_all(b: &(Catalog, Timeline), at: Revision) -> Option<Link> {
         let name = |m: &Member| &b.0.snapshots[m.snapshot].name;
-        let deltas = b.1.members.iter().filter(|m| name(m).kind == Kind::Incr);
+        let deltas = b.1.members.iter().filter(|m| !name(m).is_full());
         let leading = deltas.filter(|m| name(m).start <= at.next());
         let last = |m: &&Member| name(m).last.min(m.until);
         let best = leading.max_by_key(|m| (last(m), name(m).created, m.snapshot));
@@ -548,7 +508,7 @@ mod tests {
                 let r = Revision(r);
                 b.1.members.iter().any(|m| {
                     let n = &b.0.snapshots[m.snapshot].name;
-                    n.kind == Kind::Incr && n.start <= r && r <= n.last.min(m.until)
+                    !n.is_full() && n.start <= r && r <= n.last.min(m.until)
                 })
             };
             let lacks = |from: i64, goal: i64| (from + 1..=goal).filter(|&r| !holds(r));
@@ -566,7 +526,7 @@ mod tests {
                 let until = span.next.map_or(until, |next| next.1.min(until));
                 let starts = |m: &Member| {
                     Some(&b.0.snapshots[m.snapshot].name)
-                        .filter(|n| n.kind == Kind::Incr && n.start <= until)
+                        .filter(|n| !n.is_full() && n.start <= until)
                         .map(|n| n.start.0)
                 };
                 // Revisions are missing up to the last delta that starts before the next full's end.

@@ -4,6 +4,7 @@
 //! etcd nor the directory, also where we are ended by a signal. What is restored it does not choose. `verify_store`
 //! calls it.
 
+use crate::base::random::random_word;
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster;
 use crate::etcd::connect::{Connector, Endpoints, Failed, Streams};
@@ -94,7 +95,7 @@ pub fn check_program(etcd: &Path) -> Result<()> {
     use std::os::unix::fs::PermissionsExt;
     let wrong = |why: &str| {
         let message = format!("--etcd-binary {}: {why}", etcd.display());
-        Err(Error::new(Reason::Usage, message))
+        Err(Reason::Usage.error(message))
     };
     match std::fs::metadata(etcd) {
         Err(e) => wrong(&e.to_string()),
@@ -168,7 +169,7 @@ impl Drill<'_> {
     fn run(&self, outcome: &mut Outcome) -> Result<()> {
         let data_dir = self.folder.join("data");
         let begun = Instant::now();
-        let token = format!("deltafold-drill-{}-{:x}", std::process::id(), random());
+        let token = format!("deltafold-drill-{}-{:x}", std::process::id(), random_word());
         let membership = Membership {
             name: Some(NAME.to_owned()),
             initial_cluster: Some(format!("{NAME}={PEER_URL}")),
@@ -255,13 +256,10 @@ impl Drill<'_> {
         }
         die_with_us(&mut command);
         let child = command.spawn().map_err(|e| {
-            Error::new(
-                Reason::Configuration,
-                format!(
-                    "--etcd-binary {} cannot be started: {e}",
-                    self.options.etcd.display()
-                ),
-            )
+            Reason::Configuration.error(format!(
+                "--etcd-binary {} cannot be started: {e}",
+                self.options.etcd.display()
+            ))
         })?;
         tracing::info!(pid = child.id(), clients = %clients, "started an etcd for the drill");
         Ok(Running {
@@ -299,12 +297,9 @@ impl Drill<'_> {
                             Reason::Unauthenticated | Reason::PermissionDenied
                         ) =>
                     {
-                        return Err(Error::new(
-                            e.reason(),
-                            format!(
+                        return Err(e.reason().error(format!(
                                 "the backup has authentication enabled, so the drill's etcd wants --user and --password of a user with the role root: {e}"
-                            ),
-                        ));
+                            )));
                     }
                     Err(e) => last = e.to_string(),
                 }
@@ -347,7 +342,7 @@ impl Drill<'_> {
             Some(answer) => match (&answer.hash, &answer.error) {
                 (Some(hash), _) => *hash,
                 (None, Some((reason, why))) if *reason == Reason::Unauthenticated => {
-                    return Err(Error::new(*reason, why.clone()));
+                    return Err(reason.error(why.clone()));
                 }
                 (None, why) => {
                     let why = why.as_ref().map_or("it did not answer", |w| w.1.as_str());
@@ -388,7 +383,7 @@ impl Drill<'_> {
         let endpoint = &way.options().endpoints[0];
         let client = way.dial(endpoint, Streams::Plain).map_err(refused)?;
         let mut kv = client.kv_client();
-        let (key, value) = ("deltafold-drill", format!("{:x}", random()));
+        let (key, value) = ("deltafold-drill", format!("{:x}", random_word()));
         let put = way
             .ask("write", endpoint, kv.put(key, value.as_str(), None))
             .map_err(refused)?;
@@ -408,22 +403,12 @@ impl Drill<'_> {
 
 fn failed(message: impl Into<String>) -> Error {
     let message = message.into();
-    Error::new(
-        Reason::DrillFailed,
-        format!("the restore drill failed: {message}"),
-    )
+    Reason::DrillFailed.error(format!("the restore drill failed: {message}"))
 }
 
 /// What etcd reads its flags from.
 fn is_etcds(name: &OsStr) -> bool {
     name.to_str().is_some_and(|n| n.starts_with("ETCD_"))
-}
-
-fn random() -> u64 {
-    use std::hash::{BuildHasher, Hasher};
-    std::collections::hash_map::RandomState::new()
-        .build_hasher()
-        .finish()
 }
 
 /// Has the system end the process when we are ended in a way that leaves us no time to do it.
@@ -495,7 +480,7 @@ impl Running {
             log if log.trim().is_empty() => "; it logged nothing".to_owned(),
             log => format!("; the end of its log:\n{log}"),
         };
-        Error::new(e.reason(), format!("{e}{ended}{log}"))
+        e.reason().error(format!("{e}{ended}{log}"))
     }
 
     /// To it and its children: the group has its number, which is nobody else's as long as it was not waited for.

@@ -23,6 +23,7 @@ pub mod read;
 mod reading;
 mod rebuild;
 mod replay;
+pub mod restorable;
 pub mod restore;
 pub mod retain;
 pub mod scan;

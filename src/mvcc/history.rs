@@ -126,8 +126,7 @@ impl FromStr for KeepHistory {
             return Ok(KeepHistory::Revisions(n));
         }
         duration::parse(s).map(KeepHistory::Age).map_err(|_| {
-            Error::new(
-                Reason::Usage,
+            Reason::Usage.error(
                 "use latest, all, a number of revisions (1000) or a duration (90s, 30m, 1h30m, 7d)",
             )
         })

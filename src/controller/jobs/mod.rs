@@ -17,6 +17,7 @@ use super::api::{
     EtcdBackupPolicy, EtcdBackupTask, OnDemandCompactionConfig, RestoreConfig, SnapshotType,
     TaskConfig, TaskType,
 };
+use crate::base::hash::short_hash;
 use crate::base::{Span, Written};
 use crate::error::Reason;
 use crate::job::compact::History;
@@ -36,7 +37,6 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, 
 use kube::Resource;
 use pod::{Pod, Side};
 use secrets::Family;
-use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -656,8 +656,7 @@ pub fn compaction_job_name(
     full_snapshot_instead: bool,
 ) -> String {
     let state = format!("{full_revision}/{delta_revision}/{attempt}");
-    let hash = Sha256::digest(state.as_bytes());
-    let hash: String = hash.iter().take(4).map(|b| format!("{b:02x}")).collect();
+    let hash = short_hash(state, 4);
     let what = match full_snapshot_instead {
         true => "fullsnap",
         false => "compact",
