@@ -4,7 +4,7 @@
 //! of Jobs (`controller::jobs::flags`) derive from it.
 
 use crate::base::flag;
-use crate::job::source::{Request, Target};
+use crate::job::fold::{Request, Target};
 use crate::mvcc::Revision;
 use chrono::{DateTime, Utc};
 use clap::Args;

@@ -4,7 +4,7 @@
 //! lock is only ever extended. It says nothing of what is kept without one: that is `gc`'s.
 
 use super::Context;
-use super::first::each;
+use super::parallel::each;
 use super::scan::{Depth, Scan, TAGS_UNREADABLE, scan_asking};
 use super::tags::Ask;
 use crate::bucket::catalog::TIMELINES;

@@ -12,7 +12,7 @@ use crate::bucket::timeline::{self, Evidence, Timelines};
 use crate::bucket::{Catalog, Listed, Snapshot, SnapshotName};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
-use crate::job::rebuild::read_every_page;
+use crate::job::fold::rebuild::read_every_page;
 use crate::job::scan::{Contents, TAGS_UNREADABLE, nothing_there, read_contents};
 use crate::job::tags::{Asked, FEW};
 use crate::mvcc::Revision;

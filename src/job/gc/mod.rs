@@ -16,7 +16,7 @@ use crate::bucket::retention::{self, Why, restorable};
 use crate::bucket::{self, SnapshotName};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
-use crate::job::first::each;
+use crate::job::parallel::each;
 use crate::job::restorable::Restorable;
 use crate::job::scan::TAGS_UNREADABLE;
 use crate::mvcc::Revision;

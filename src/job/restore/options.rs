@@ -3,12 +3,11 @@
 use super::needed::Depth;
 use crate::base::{duration, flag};
 use crate::datadir::membership::Cluster;
-use crate::datadir::place::Place;
-use crate::error::{Error, Reason, Result};
+use crate::error::Result;
 use crate::etcd::peers::PeerOptions;
+use crate::job::fold::Request;
+use crate::job::fold::rebuild::Leases;
 use crate::job::options::Point;
-use crate::job::rebuild::Leases;
-use crate::job::source::Request;
 use crate::mvcc::KeepHistory;
 use clap::{Arg, Args, ValueEnum};
 use schemars::JsonSchema;
@@ -188,33 +187,7 @@ fn parse_ttl(s: &str) -> Result<Duration, String> {
     }
 }
 
-/// What is written.
-pub(super) enum To {
-    /// A member's data directory.
-    DataDir {
-        place: Place,
-        /// The new cluster, and which of its members this is.
-        cluster: Box<Cluster>,
-    },
-    /// A plain snapshot file, as `etcdctl snapshot save` writes; encrypted where its name ends in `.age`.
-    File(PathBuf),
-}
-
 impl Options {
-    pub(super) fn to(&self) -> Result<To> {
-        match (&self.data_dir, &self.to_snapshot) {
-            (Some(dir), _) => Ok(To::DataDir {
-                place: Place::new(dir, self.wal_dir.as_deref())?,
-                cluster: Box::new(self.wanted.membership.cluster()?),
-            }),
-            (None, Some(file)) => Ok(To::File(file.clone())),
-            (None, None) => Err(Error::new(
-                Reason::Usage,
-                "give --data-dir or --to-snapshot",
-            )),
-        }
-    }
-
     pub(super) fn request(&self) -> Request {
         self.wanted.point.of(self.timeline.as_deref())
     }
