@@ -3,7 +3,6 @@
 use super::kubernetes::table;
 use super::show::Text;
 use super::{Output, StoreArgs, print_outcome, size};
-use crate::base::flag::yes_or_no;
 use crate::error::Result;
 use crate::job::Context;
 use crate::job::list::{Listed, Options, Outcome, Restorable, run};
@@ -25,21 +24,13 @@ It ends with 0 whatever is wrong with the snapshots: that stands under problems.
 pub(super) struct ListArgs {
     #[command(flatten)]
     pub(super) store: StoreArgs,
-    /// Read the contents too, not only the names
-    #[arg(long, value_parser = yes_or_no)]
-    deep: bool,
-    /// Read the tags of all snapshots, to show each that is excluded: a request each
-    #[arg(long, value_parser = yes_or_no)]
-    all_tags: bool,
+    #[command(flatten)]
+    options: Options,
 }
 
 impl ListArgs {
     pub(super) fn run(&self, ctx: &Context, output: Output) -> Result<()> {
-        let options = Options {
-            deep: self.deep,
-            all_tags: self.all_tags,
-        };
-        let outcome = run(ctx, options)?;
+        let outcome = run(ctx, self.options)?;
         print_outcome(output, &outcome, in_words)
     }
 }

@@ -8,7 +8,7 @@ use crate::error::{Error, Reason, Result};
 use crate::job::retain::{Decision, Options, Outcome, Status, run};
 use crate::store::Mode;
 use chrono::{DateTime, TimeDelta, Utc};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use std::time::Duration;
 
 /// Lock a chain against deletion, by S3's object lock
@@ -44,21 +44,13 @@ pub(super) struct LockArgs {
     r#for: Option<Duration>,
     /// Who may still delete it
     #[arg(long, value_name = "MODE", default_value = "governance")]
-    mode: ModeArg,
+    mode: Mode,
     /// The full whose chain is locked, by its name [default: the newest chain of the newest timeline]
     #[arg(long, value_name = "NAME")]
     chain: Option<String>,
     /// Only say what would be done
     #[arg(long, value_parser = yes_or_no)]
     dry_run: bool,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum ModeArg {
-    /// Who has the right s3:BypassGovernanceRetention
-    Governance,
-    /// Nobody, before the time has come; this cannot be taken back
-    Compliance,
 }
 
 impl LockArgs {
@@ -74,10 +66,7 @@ impl LockArgs {
         };
         let options = Options {
             until,
-            mode: match self.mode {
-                ModeArg::Governance => Mode::Governance,
-                ModeArg::Compliance => Mode::Compliance,
-            },
+            mode: self.mode,
             chain: self.chain.clone(),
             dry_run: self.dry_run,
         };

@@ -37,7 +37,6 @@ mod verify;
 use crate::base::{Cancel, quantity};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
-use crate::job::fold::{Request, Target};
 use crate::job::restore::Backup;
 use crate::limits::Limits;
 use crate::shown;

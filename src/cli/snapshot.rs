@@ -7,12 +7,12 @@ use super::metrics::MetricsArgs;
 use super::show::Text;
 use super::{MeansArgs, Output, print_outcome, size};
 use crate::base::flag::yes_or_no;
-use crate::base::{Cancel, duration, quantity};
+use crate::base::{Cancel, duration};
 use crate::bucket::codec::CompressionChoice;
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
 use crate::job::schedule::Schedule;
-use crate::job::snapshot::follow::{self, FollowOptions, Pace, follow};
+use crate::job::snapshot::follow::{self, FollowOptions, follow};
 use crate::job::snapshot::{DeltaOptions, Hole, Outcome, Status, Taking, Tell, delta, full};
 use crate::store;
 use crate::telemetry::metrics::Metrics;
@@ -129,17 +129,8 @@ The exit code is 0, or tells the kind of failure: docs/exit-codes.md.")]
 struct DeltaArgs {
     #[command(flatten)]
     common: CommonArgs,
-    /// The most bytes of events in one delta; a transaction is never split
-    #[arg(
-        long,
-        value_name = "SIZE",
-        default_value = "64MiB",
-        value_parser = quantity::parse
-    )]
-    max_delta_bytes: u64,
-    /// Take a full, too, where the newest is older than this; 0s: never
-    #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = duration::parse)]
-    max_full_age: Duration,
+    #[command(flatten)]
+    options: DeltaOptions,
 }
 
 /// Save deltas as changes come, and fulls by a schedule, until it is stopped
@@ -162,28 +153,13 @@ struct FollowArgs {
     #[command(flatten)]
     common: CommonArgs,
     #[command(flatten)]
-    pace: Pace,
-    /// Or so many events
-    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..))]
-    delta_events: u64,
+    options: FollowOptions,
     /// When fulls are taken, as a CronJob's schedule; one that was missed is caught up with
     #[arg(long, value_name = "CRON", default_value = "0 0 * * *")]
     full_schedule: String,
     /// The time zone of --full-schedule, as in the IANA database
     #[arg(long, value_name = "ZONE", default_value = "UTC")]
     time_zone: String,
-    /// Take a full, too, where the newest is older than this; 0s: never
-    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration::parse)]
-    max_full_age: Duration,
-    /// Bytes of events that wait in memory if the store is away
-    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = quantity::parse)]
-    buffer_bytes: u64,
-    /// Bytes of events that then wait in the temporary directory, before etcd has to keep them
-    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = quantity::parse)]
-    spool_bytes: u64,
-    /// When it is stopped, save a full, too, marked as the last of a cluster that is given up
-    #[arg(long = "final", value_parser = yes_or_no)]
-    is_final: bool,
     /// How long saving may take after SIGTERM
     #[arg(long, value_name = "DURATION", default_value = "25s", value_parser = duration::parse)]
     shutdown_timeout: Duration,
@@ -197,13 +173,8 @@ const LOCK_DURATION: Duration = Duration::from_secs(15);
 impl FollowArgs {
     fn follow(&self, cancel: &Cancel, stop: &Cancel) -> Result<follow::Outcome> {
         let options = FollowOptions {
-            pace: self.pace.clone(),
-            delta_events: self.delta_events,
             full_schedule: Some(Schedule::parse(&self.full_schedule, &self.time_zone)?),
-            max_full_age: self.max_full_age,
-            buffer_bytes: self.buffer_bytes,
-            spool_bytes: self.spool_bytes,
-            is_final: self.is_final,
+            ..self.options.clone()
         };
         let (ctx, taking) = self.common.open(cancel)?;
         let namespace = self.common.leases.namespace();
@@ -271,12 +242,8 @@ impl SnapshotArgs {
                     .metrics
                     .around("snapshot-delta", cancel, |metrics| {
                         let (ctx, taking) = args.common.open(cancel)?;
-                        let options = DeltaOptions {
-                            max_bytes: args.max_delta_bytes,
-                            max_full_age: args.max_full_age,
-                        };
                         let tell = Tell::new(metrics.clone());
-                        show(&delta(&ctx, &taking, options, &tell)?, output)
+                        show(&delta(&ctx, &taking, args.options, &tell)?, output)
                     })
             }
             SnapshotCommand::Follow(args) => {

@@ -268,6 +268,7 @@ mod tests {
     use crate::job::maintain::Upkeep;
     use crate::job::snapshot::Marks;
     use std::sync::Arc;
+    use strum::VariantArray;
 
     fn policy() -> EtcdBackupPolicy {
         EtcdBackupPolicy::new(
@@ -549,7 +550,7 @@ mod tests {
             message: Some("1 of 3 members answers".to_owned()),
             ..PodOutcome::default()
         };
-        for type_ in TaskType::ALL {
+        for &type_ in TaskType::VARIANTS {
             let needs = matches!(type_, TaskType::OnDemandSnapshot | TaskType::Maintenance);
             let refusal = rejected_by(type_, &first);
             assert_eq!(refusal.is_some(), needs, "{type_:?}");
@@ -571,7 +572,7 @@ mod tests {
                         0 => snapshot(&name, created, SnapshotType::Full),
                         1 => snapshot(&name, created, SnapshotType::Delta),
                         2 => maintenance(&name, created),
-                        _ => task(&name, created, TaskType::ALL[rng.usize(..6)]),
+                        _ => task(&name, created, TaskType::VARIANTS[rng.usize(..6)]),
                     }
                 })
                 .collect();

@@ -89,7 +89,17 @@ pub struct Condition {
 }
 
 /// Whether a condition holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Serialize,
+    Deserialize,
+    schemars::JsonSchema,
+    strum::IntoStaticStr,
+)]
 pub enum ConditionStatus {
     /// It does.
     True,
@@ -102,10 +112,6 @@ pub enum ConditionStatus {
 impl ConditionStatus {
     /// As Kubernetes writes it.
     pub fn as_str(self) -> &'static str {
-        match self {
-            ConditionStatus::True => "True",
-            ConditionStatus::False => "False",
-            ConditionStatus::Unknown => "Unknown",
-        }
+        self.into()
     }
 }

@@ -272,7 +272,9 @@ pub struct JobTemplate {
 }
 
 /// When images are pulled.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema, strum::Display,
+)]
 pub enum ImagePullPolicy {
     /// Each time
     Always,

@@ -13,7 +13,9 @@ use chrono::{DateTime, Utc};
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, ValueEnum};
 use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use strum::{IntoStaticStr, VariantArray};
 
 /// A task is deleted so long after it has ended, if nothing else is said: a day.
 pub const DEFAULT_TTL_SECONDS: i64 = 86_400;
@@ -79,7 +81,9 @@ pub struct EtcdBackupTaskSpec {
     Ord,
     Serialize,
     Deserialize,
-    schemars::JsonSchema,
+    JsonSchema,
+    IntoStaticStr,
+    VariantArray,
 )]
 pub enum TaskType {
     /// A snapshot of the live etcd
@@ -97,26 +101,9 @@ pub enum TaskType {
 }
 
 impl TaskType {
-    /// All of them.
-    pub const ALL: [TaskType; 6] = [
-        TaskType::OnDemandSnapshot,
-        TaskType::OnDemandCompaction,
-        TaskType::CopyBackups,
-        TaskType::Restore,
-        TaskType::Verify,
-        TaskType::Maintenance,
-    ];
-
     /// As the API has it.
     pub fn as_str(self) -> &'static str {
-        match self {
-            TaskType::OnDemandSnapshot => "OnDemandSnapshot",
-            TaskType::OnDemandCompaction => "OnDemandCompaction",
-            TaskType::CopyBackups => "CopyBackups",
-            TaskType::Restore => "Restore",
-            TaskType::Verify => "Verify",
-            TaskType::Maintenance => "Maintenance",
-        }
+        self.into()
     }
 }
 
@@ -160,9 +147,7 @@ pub struct OnDemandSnapshotConfig {
 }
 
 /// The kind of a snapshot.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize, schemars::JsonSchema,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum SnapshotType {
     /// The whole database
@@ -295,7 +280,17 @@ pub struct EtcdBackupTaskStatus {
 
 /// How a task is.
 #[derive(
-    Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema,
+    Debug,
+    Clone,
+    Copy,
+    Default,
+    PartialEq,
+    Eq,
+    Hash,
+    Serialize,
+    Deserialize,
+    JsonSchema,
+    IntoStaticStr,
 )]
 pub enum TaskState {
     /// It waits for its turn
@@ -322,13 +317,7 @@ impl TaskState {
 
     /// As the API has it.
     pub fn as_str(self) -> &'static str {
-        match self {
-            TaskState::Pending => "Pending",
-            TaskState::InProgress => "InProgress",
-            TaskState::Succeeded => "Succeeded",
-            TaskState::Failed => "Failed",
-            TaskState::Rejected => "Rejected",
-        }
+        self.into()
     }
 }
 

@@ -138,7 +138,8 @@ impl Default for Deadlines {
 }
 
 /// What is done for a policy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, strum::IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 pub enum Work {
     /// A full snapshot by schedule, or in place of a compaction
     FullSnapshot,
@@ -161,16 +162,7 @@ pub enum Work {
 impl Work {
     /// The value of the label [`LABEL_WORK`].
     pub fn as_str(self) -> &'static str {
-        match self {
-            Work::FullSnapshot => "full-snapshot",
-            Work::DeltaSnapshot => "delta-snapshot",
-            Work::Follow => "follow",
-            Work::Compaction => "compaction",
-            Work::Retention => "retention",
-            Work::Verification => "verification",
-            Work::Maintenance => "maintenance",
-            Work::Task => "task",
-        }
+        self.into()
     }
 }
 

@@ -3,7 +3,7 @@
 //! Each part of it adds its flags and its volumes together, so that none is without the other. `jobs` puts the parts
 //! together.
 
-use super::super::api::{EtcdBackupPolicy, ImagePullPolicy, JobTemplate, SecretRef, StoreSpec};
+use super::super::api::{EtcdBackupPolicy, JobTemplate, SecretRef, StoreSpec};
 use super::flags::flags;
 use super::secrets::{Family, SecretKeys, local_path, setting, variables};
 use super::{
@@ -431,7 +431,7 @@ impl<'a> Pod<'a> {
     fn container(&self, name: &str, args: Vec<String>) -> Container {
         let template = &self.policy.spec.job_template;
         let image = template.image.clone();
-        let pull = template.image_pull_policy.map(|p| p.as_str().to_owned());
+        let pull = template.image_pull_policy.map(|p| p.to_string());
         Container {
             name: name.to_owned(),
             image: Some(image.unwrap_or_else(|| self.settings.image.clone())),
@@ -581,17 +581,6 @@ fn probe(path: &str) -> Probe {
             ..HTTPGetAction::default()
         }),
         ..Probe::default()
-    }
-}
-
-impl ImagePullPolicy {
-    /// As Kubernetes has it.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            ImagePullPolicy::Always => "Always",
-            ImagePullPolicy::IfNotPresent => "IfNotPresent",
-            ImagePullPolicy::Never => "Never",
-        }
     }
 }
 

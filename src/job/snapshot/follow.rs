@@ -11,7 +11,8 @@ use super::saved::{FullReason, Why};
 use super::saver::{Report, Saver};
 use super::tell::Tell;
 use super::{Hole, Taking};
-use crate::base::{Cancel, Size, Span, Written};
+use crate::base::flag::yes_or_no;
+use crate::base::{Cancel, Size, Span, Written, duration, quantity};
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::Cluster;
 use crate::etcd::feed::{Ended, Position, quorum_revision};
@@ -59,21 +60,28 @@ impl Pace {
 }
 
 /// How a cluster is followed.
-#[derive(Clone)]
+#[derive(Debug, Clone, Args)]
 pub struct FollowOptions {
     /// When a delta is saved.
+    #[command(flatten)]
     pub pace: Pace,
-    /// Or so many events.
+    /// Or so many events
+    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub delta_events: u64,
     /// When fulls are taken.
+    #[arg(skip)]
     pub full_schedule: Option<Schedule>,
-    /// A full is taken where the newest is older than this; zero: never.
+    /// Take a full, too, where the newest is older than this; 0s: never
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration::parse)]
     pub max_full_age: Duration,
-    /// Bytes of events that wait for the store in memory: half of it, if some may wait in the temporary directory.
+    /// Bytes of events that wait in memory if the store is away
+    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = quantity::parse)]
     pub buffer_bytes: u64,
-    /// Bytes of events that wait in the temporary directory after that, before etcd has to keep them.
+    /// Bytes of events that then wait in the temporary directory, before etcd has to keep them
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = quantity::parse)]
     pub spool_bytes: u64,
-    /// The last snapshot is a full that is marked final.
+    /// When it is stopped, save a full, too, marked as the last of a cluster that is given up
+    #[arg(long = "final", value_parser = yes_or_no)]
     pub is_final: bool,
 }
 

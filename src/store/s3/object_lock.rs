@@ -31,14 +31,25 @@ pub enum ObjectLock {
 
 /// Who may still delete what is locked. S3 writes it in capitals.
 #[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, EnumString, IntoStaticStr, Serialize,
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    EnumString,
+    IntoStaticStr,
+    Serialize,
+    clap::ValueEnum,
 )]
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "UPPERCASE")]
 pub enum Mode {
-    /// Whoever has the right to pass over it.
+    /// Who has the right s3:BypassGovernanceRetention
     Governance,
-    /// Nobody, before the time has come.
+    /// Nobody, before the time has come; this cannot be taken back
     Compliance,
 }
 
