@@ -44,13 +44,14 @@ pub enum ObjectLock {
     IntoStaticStr,
     JsonSchema,
     Serialize,
+    clap::ValueEnum,
 )]
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "UPPERCASE")]
 pub enum Mode {
-    /// Whoever has the right to pass over it.
+    /// Who has the right s3:BypassGovernanceRetention
     Governance,
-    /// Nobody, before the time has come.
+    /// Nobody, before the time has come; this cannot be taken back
     Compliance,
 }
 
