@@ -21,7 +21,9 @@ pub struct Written<T> {
 }
 
 impl<T: Notation> Written<T> {
-    fn new(text: String) -> Self {
+    /// That of a resource. There is no `From<&str>`: clap would take flags by it, whatever they hold.
+    pub fn of(text: impl Into<String>) -> Self {
+        let text = text.into();
         let value = text.parse().ok();
         Written { text, value }
     }
@@ -43,12 +45,6 @@ impl<T: Notation> Written<T> {
     pub fn check(&self) -> Result<T, String> {
         let parsed = self.text.parse::<T>();
         parsed.map_err(|e| format!("\"{}\": {e}", self.text))
-    }
-}
-
-impl<T: Notation> From<&str> for Written<T> {
-    fn from(text: &str) -> Self {
-        Written::new(text.to_owned())
     }
 }
 
@@ -81,7 +77,7 @@ impl<T> Serialize for Written<T> {
 
 impl<'de, T: Notation> Deserialize<'de> for Written<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer).map(Written::new)
+        String::deserialize(deserializer).map(Written::of)
     }
 }
 
@@ -94,5 +90,22 @@ impl<T: Notation> JsonSchema for Written<T> {
     }
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({"type": "string", "pattern": T::PATTERN})
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Span;
+    use super::*;
+
+    #[test]
+    fn a_bad_text_is_refused_as_a_flag_and_kept_in_a_resource() {
+        let parser = clap::value_parser!(Written<Span>);
+        let command = clap::Command::new("x").arg(clap::Arg::new("d").value_parser(parser));
+        assert!(command.clone().try_get_matches_from(["x", "soon"]).is_err());
+        assert!(command.try_get_matches_from(["x", "2w"]).is_ok());
+        let read: Written<Span> = serde_json::from_str("\"soon\"").unwrap();
+        assert!(read.value().is_none() && read.check().unwrap_err().contains("soon"));
+        assert_eq!(serde_json::to_string(&read).unwrap(), "\"soon\"");
     }
 }

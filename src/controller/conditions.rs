@@ -588,6 +588,7 @@ fn whole_seconds(time: DateTime<Utc>) -> DateTime<Utc> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::Written;
     use crate::controller::api::{EtcdBackupPolicySpec, EtcdSpec, SnapshotSpec, VerifySpec};
     use crate::controller::leases::tests::druid;
     use crate::controller::outcome::tests::time;
@@ -712,7 +713,7 @@ mod tests {
         // A follower, without a schedule of fulls: one is enough.
         p.spec.snapshot = Some(SnapshotSpec {
             follow: Some(Pace {
-                delta_period: Some("20s".into()),
+                delta_period: Some(Written::of("20s")),
                 delta_bytes: None,
             }),
             ..SnapshotSpec::default()

@@ -257,6 +257,7 @@ pub fn rejected_by(type_: TaskType, first: &PodOutcome) -> Option<Refusal> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::Written;
     use crate::controller::api::{
         CopyBackupsConfig, EtcdBackupPolicySpec, EtcdBackupTaskSpec, EtcdBackupTaskStatus,
         EtcdSpec, MaintenanceConfig, OnDemandCompactionConfig, OnDemandSnapshotConfig,
@@ -316,7 +317,7 @@ mod tests {
             maintenance: Some(MaintenanceConfig {
                 upkeep: Upkeep {
                     compact_keep: None,
-                    defrag: Some("always".into()),
+                    defrag: Some(Written::of("always")),
                 },
             }),
             ..TaskConfig::default()

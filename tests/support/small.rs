@@ -5,6 +5,7 @@ use super::history::{Compression, with_checksum};
 use super::scratch;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
+use deltafold::base::Written;
 use deltafold::bolt::{TreeBuilder, write_file};
 use deltafold::job::compact::History;
 use deltafold::job::report::Report;
@@ -153,7 +154,7 @@ pub fn small_bucket(page_size: usize, compression: Compression) -> Objects {
 pub fn keep_all() -> compact::Options {
     compact::Options {
         history: History {
-            keep_history: Some("all".into()),
+            keep_history: Some(Written::of("all")),
         },
         ..compact::Options::default()
     }

@@ -174,7 +174,7 @@ impl Default for CompactionSpec {
             size_threshold: None,
             age_threshold: None,
             full_snapshot_threshold: None,
-            active_deadline: "3h".into(),
+            active_deadline: Written::of("3h"),
             history: History::default(),
             resources: None,
         }
