@@ -586,7 +586,11 @@ impl State {
         let prefix = format!("{bucket}/{prefix}");
         let objects = self.objects.iter();
         objects
-            .filter(|(k, _)| k.starts_with(&prefix))
+            .filter(|(k, _)| {
+                let below = k.strip_prefix(&prefix);
+                let deeper = |b: &str| r.query.get("delimiter").is_some_and(|d| b.contains(&**d));
+                below.is_some_and(|below| !deeper(below))
+            })
             .filter(|(k, _)| !self.lies.lists_late || self.before.contains(k))
             .collect()
     }
