@@ -141,6 +141,11 @@ impl Reason {
         }
     }
 
+    /// A failure for this reason; the message is lower case, without a full stop.
+    pub fn error(self, message: impl Into<String>) -> Error {
+        Error::new(self, message)
+    }
+
     /// Whether snapshots or a data directory, not their surroundings, are what is wrong.
     pub fn is_bad_data(self) -> bool {
         let of_surroundings = matches!(

@@ -9,7 +9,7 @@ use super::api::{
     TaskType,
 };
 use super::conditions::{self, Judgement};
-use super::context::{Context, Failure, label, locked};
+use super::context::{Context, Failure, label};
 use super::jobs::{self, Work};
 use super::leases::LeaseFacts;
 use super::outcome::{self, JOB_DELETED, PODS_COME};
@@ -17,6 +17,7 @@ use super::policy;
 use super::threshold::{self, Backoff, Decision};
 use super::times::{later, requeue, sooner, utc};
 use super::turns::{self, TRIGGER, key};
+use crate::base::lock;
 use chrono::{DateTime, SubsecRound, Utc};
 use k8s_openapi::api::batch::v1::Job;
 use kube::ResourceExt;
@@ -147,15 +148,15 @@ pub(super) struct Unanswered(Mutex<HashMap<(String, String), Start>>);
 
 impl Unanswered {
     fn of(&self, policy: &(String, String)) -> Option<Start> {
-        locked(&self.0).get(policy).cloned()
+        lock(&self.0).get(policy).cloned()
     }
 
     fn remember(&self, policy: &(String, String), start: &Start) {
-        locked(&self.0).insert(policy.clone(), start.clone());
+        lock(&self.0).insert(policy.clone(), start.clone());
     }
 
     fn forget(&self, policy: &(String, String)) {
-        locked(&self.0).remove(policy);
+        lock(&self.0).remove(policy);
     }
 }
 

@@ -1,8 +1,9 @@
 //! Looks at many items, several at once, with the result of one thread that looks at them in order.
 
+use crate::base::{lock, unpoisoned};
 use crate::error::Result;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 /// What `look` finds in the first of `items` in which it finds something, or its failure if that comes first.
 /// Items after that one may not be looked at.
@@ -29,7 +30,7 @@ pub(super) fn first<T: Send>(
                 continue;
             }
             end.fetch_min(nth, Ordering::Relaxed);
-            let mut ended = ended.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut ended = lock(&ended);
             if ended.as_ref().is_none_or(|(first, _)| nth < *first) {
                 *ended = Some((nth, result));
             }
@@ -42,7 +43,7 @@ pub(super) fn first<T: Send>(
         }
         work();
     });
-    let ended = ended.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let ended = unpoisoned(ended.into_inner());
     ended.map_or(Ok(None), |(_, result)| result)
 }
 

@@ -6,6 +6,7 @@
 
 use crate::base::Cancel;
 use crate::base::ReadAt;
+use crate::base::lock;
 use crate::bucket::frame::HASH_SIZE;
 use crate::error::{Error, Reason, Result};
 use crate::telemetry::progress::Step;
@@ -16,7 +17,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 
 /// Blocks of a file are no smaller, and there are no more of them: then they are larger.
@@ -174,7 +175,7 @@ impl Proof {
     /// # Errors
     /// `CorruptSnapshot` if the hash is wrong, or the file was changed; `Io`, `Terminated`.
     pub(super) fn wait(&self) -> Result<()> {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.0);
         let now = std::mem::replace(&mut *state, State::Known(Ok(())));
         let known = match now {
             State::Known(known) => known,

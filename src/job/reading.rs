@@ -1,5 +1,7 @@
 //! Several snapshots that are read one after the other, in a known order: their transfers begin ahead.
 
+use crate::base::hash::hex;
+use crate::base::lock;
 use crate::bolt::Database;
 use crate::bucket::Snapshot;
 use crate::bucket::delta::DeltaReader;
@@ -10,7 +12,7 @@ use crate::store::{ObjectReader, ReadAhead};
 use crate::telemetry::progress::Step;
 use sha2::{Digest, Sha256};
 use std::io::{self, Read};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// An object that is hashed as it is read.
 struct Hashed {
@@ -24,10 +26,6 @@ impl Read for Hashed {
         lock(&self.hash).update(&out[..n]);
         Ok(n)
     }
-}
-
-fn lock(hash: &Mutex<Sha256>) -> MutexGuard<'_, Sha256> {
-    hash.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Snapshots to read; several threads may take from them, each snapshot once.
@@ -83,11 +81,7 @@ impl<'a> Reading<'a> {
     pub(super) fn delta_in_turn(&self, nth: usize) -> Result<DeltaReader<'_, Payload>> {
         let mut alone = None;
         Ok(self.delta(nth)?.with_leave(move || {
-            alone.get_or_insert_with(|| {
-                self.long_events
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-            });
+            alone.get_or_insert_with(|| lock(&self.long_events));
             Ok(())
         }))
     }
@@ -105,8 +99,7 @@ impl<'a> Reading<'a> {
             self.ctx.payload_from(object, snapshot, &self.step)
         })?;
         let hash = lock(&hash).clone().finalize();
-        let hash = hash.iter().map(|b| format!("{b:02x}")).collect();
-        Ok((db, base, hash))
+        Ok((db, base, hex(&hash)))
     }
 
     /// As [`Context::full`].

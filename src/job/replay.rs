@@ -5,13 +5,14 @@
 //! and hand these over when their turn comes. Their results, and the error if there is one, are
 //! those of one thread.
 
+use crate::base::{lock, unpoisoned};
 use crate::bucket::Snapshot;
 use crate::error::{Error, Result};
 use crate::job::Context;
 use crate::job::reading::Reading;
 use crate::mvcc::{Change, Fold, FoldOptions, Part, Revision};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 /// Changes that a part holds in memory: what an upload's part takes later.
@@ -68,10 +69,7 @@ pub(super) fn replay<'f>(
             run.work();
         });
     }
-    let turn = run
-        .turn
-        .into_inner()
-        .unwrap_or_else(PoisonError::into_inner);
+    let turn = unpoisoned(run.turn.into_inner());
     match (turn.failed, turn.fold) {
         (Some((_, e)), _) => Err(e),
         (None, Some(fold)) => Ok((fold, run.events.into_inner())),
@@ -134,7 +132,7 @@ impl<'f> Run<'_, 'f> {
     }
 
     fn lock(&self) -> MutexGuard<'_, Turn<'f>> {
-        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.turn)
     }
 
     fn fail(&self, i: usize, e: Error) {
@@ -183,7 +181,7 @@ impl<'f> Run<'_, 'f> {
         const LOOK: Duration = Duration::from_millis(50);
         self.ctx.store.cancel().check()?;
         let waited = self.passed.wait_timeout(turn, LOOK);
-        Ok(waited.unwrap_or_else(PoisonError::into_inner).0)
+        Ok(unpoisoned(waited).0)
     }
 
     fn pass(&self, i: usize, fold: Fold<'f>) {

@@ -1,6 +1,7 @@
 //! Looks at a prefix: lists it, finds out what is excluded, reads contents where names leave
 //! doubt (or all of them), and sorts the snapshots into timelines.
 
+use crate::base::lock;
 use crate::bolt::Database;
 use crate::bucket::catalog::{NOTES, SNAPSHOTS, V1, V2};
 use crate::bucket::chain::{Chain, KnownBases};
@@ -18,7 +19,7 @@ use crate::mvcc::Revision;
 use crate::shorten;
 use crate::store::Store;
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 /// What is said where the store does not tell tags.
 pub const TAGS_UNREADABLE: &str = "the store does not tell object tags: snapshots that are excluded by a tag are not known as such (allow s3:GetObjectTagging; on Azure reading tags)";
@@ -382,10 +383,6 @@ pub(super) fn read_contents(
     }
     contents.file = Some(file);
     Ok(contents)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn survey(

@@ -8,9 +8,10 @@ use super::claim::Claim;
 use super::errors::{is_taken, refusal, store_error, write_error};
 use super::fetch::cut_short;
 use super::small::bytes_of;
-use super::staging::{STAGING, StagingName, rand_word};
+use super::staging::{STAGING, StagingName};
 use super::tried::Tried;
 use super::{Published, Store};
+use crate::base::random::random_word;
 use crate::error::{Error, Reason, Result};
 use bytes::Bytes;
 use object_store::path::Path;
@@ -230,7 +231,7 @@ impl Held {
             store: store.clone(),
             direct: direct.clone(),
             content,
-            upload: format!("{:016x}", rand_word()),
+            upload: format!("{:016x}", random_word()),
             _room: room,
         }
     }

@@ -3,7 +3,8 @@
 //! The object_store crate sets it only when an object is written. The JSON API changes one entry of it and
 //! leaves the rest, the content and its time alone. `exclude` calls it.
 
-use super::wire::{Answer, Wire, encoded, request};
+use super::wire::{Answer, Wire, request};
+use crate::base::percent::encoded;
 use crate::error::{Error, Result};
 use http::header::AUTHORIZATION;
 use http::{HeaderValue, Method};

@@ -16,6 +16,7 @@ use super::naming::{Ahead, Looked};
 use super::s3::Copied;
 use super::staging::StagingName;
 use super::{PATIENCE, Published, Store};
+use crate::base::lock;
 use crate::error::{Error, Reason, Result};
 use bytes::Bytes;
 use crc_fast::{CrcAlgorithm, Digest};
@@ -24,7 +25,7 @@ use object_store::{
 };
 use std::io::{self, ErrorKind, Read, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::{JoinError, JoinHandle, JoinSet};
 
@@ -480,11 +481,7 @@ impl InStaging {
     /// Looks what has the name, unless that was begun when this was read back.
     fn look_ahead(&self, below: &str) -> Result<Looked> {
         let store = &self.staging.store;
-        let begun = self
-            .ahead
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let begun = lock(&self.ahead).take();
         let begun = match begun {
             Some(ahead) if ahead.below() == below => Some(ahead),
             // Another name.

@@ -6,6 +6,7 @@
 
 use super::tagged::{self, Tagged};
 use super::{connect, listing};
+use crate::base::lock;
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::{Stream, TryStreamExt};
@@ -20,7 +21,7 @@ use reqwest::Certificate;
 use std::collections::VecDeque;
 use std::pin::pin;
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -69,11 +70,11 @@ impl Requests {
     }
 
     fn pace(&self) -> MutexGuard<'_, Pace> {
-        self.pace.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.pace)
     }
 
     fn latency(&self) -> MutexGuard<'_, Latency> {
-        self.latency.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.latency)
     }
 
     /// Waits until one more request may be under way.

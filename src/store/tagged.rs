@@ -4,11 +4,12 @@
 //! itself. So an object that is read anyway need not be asked for its tags. Not every server does it: until one
 //! answer has shown that this server does, silence means nothing.
 
+use crate::base::lock;
 use http::{HeaderMap, Method, StatusCode, Uri};
 use object_store::client::HttpResponse;
 use std::collections::HashSet;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 /// The tag that keeps a snapshot out of every chain; its value is `true`.
 pub const EXCLUDE_TAG: &str = "x-etcd-snapshot-exclude";
@@ -44,7 +45,7 @@ impl Tagged {
 
     /// Remembers that an object may have tags.
     pub fn remember(&self, path: &str) {
-        let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut names = lock(&self.names);
         match names.len() < MOST_NAMES {
             true => {
                 names.insert(last_part(path).to_owned());
@@ -55,13 +56,13 @@ impl Tagged {
 
     /// Whether an object is known to have, or to have had, tags.
     pub fn has_tags(&self, path: &str) -> bool {
-        let names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        let names = lock(&self.names);
         self.overflowed.load(Ordering::Relaxed) || names.contains(last_part(path))
     }
 
     /// Whether an object with tags was met at all.
     pub fn knows_any(&self) -> bool {
-        let names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        let names = lock(&self.names);
         self.overflowed.load(Ordering::Relaxed) || !names.is_empty()
     }
 

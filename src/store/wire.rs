@@ -6,6 +6,7 @@ use super::errors::{redact, status_error, store_error};
 use super::requests::{LONGEST_ANSWER, collect};
 use super::xml::Document;
 use crate::base::causes::causes;
+use crate::base::percent::encoded;
 use crate::error::{Error, Reason, Result};
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, Uri};
@@ -164,18 +165,6 @@ impl Answer {
             ),
         )
     }
-}
-
-/// A text in a query or as one part of an address, encoded as S3 wants it: all but the unreserved.
-pub(super) fn encoded(text: &str) -> String {
-    text.bytes()
-        .map(|b| match b {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
-                (b as char).to_string()
-            }
-            b => format!("%{b:02X}"),
-        })
-        .collect()
 }
 
 pub(super) fn query_string(pairs: &[(&str, &str)]) -> String {

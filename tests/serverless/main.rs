@@ -8,6 +8,8 @@ mod delta_writer;
 mod documents;
 mod fold_equals_model;
 mod forked_history;
+mod frozen;
+mod frozen_prefix;
 mod fuzz_corpus;
 mod gc_attacks;
 mod hostile_bucket;

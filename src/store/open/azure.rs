@@ -74,17 +74,13 @@ fn configure(
 }
 
 fn from_secret(secret: &Secret) -> Result<Vec<(String, String)>> {
-    let mut settings = Vec::new();
+    let names = [
+        ("account_name", "storageAccount"),
+        ("account_key", "storageKey"),
+        ("sas_token", "sasToken"),
+    ];
+    let mut settings: Vec<(String, String)> = secret.settings(names).collect();
     let mut add = |key: &str, value: String| settings.push((key.to_owned(), value));
-    for (name, key) in [
-        ("storageAccount", "account_name"),
-        ("storageKey", "account_key"),
-        ("sasToken", "sas_token"),
-    ] {
-        if let Some(value) = secret.get(name) {
-            add(key, value.to_owned());
-        }
-    }
     let account = secret.get("storageAccount").unwrap_or_default();
     let emulator = secret.flag("emulatorEnabled")? == Some(true);
     match secret.get("domain") {
