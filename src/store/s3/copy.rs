@@ -202,12 +202,9 @@ impl Copying<'_> {
 
 fn refusal(what: &str, answer: &Answer) -> Error {
     match answer.status {
-        404 => Error::new(
-            Reason::SnapshotVanished,
-            format!(
-                "cannot {what}: the object or the upload is gone: it was deleted meanwhile; run again"
-            ),
-        ),
+        404 => Reason::SnapshotVanished.error(format!(
+            "cannot {what}: the object or the upload is gone: it was deleted meanwhile; run again"
+        )),
         _ => answer.refusal(what),
     }
 }
