@@ -9,7 +9,7 @@ use crate::support::scratch;
 use crate::support::{deltafold, expected, run_json};
 use deltafold::job::Context;
 use deltafold::job::compact::{Options, Outcome, Status, run};
-use deltafold::job::source::Request;
+use deltafold::job::fold::Request;
 use deltafold::mvcc::KeepHistory;
 use deltafold::store::exclude::ExcludeTags;
 use deltafold::store::{Folder, Store};

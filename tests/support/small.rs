@@ -7,7 +7,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use deltafold::bolt::{TreeBuilder, write_file};
 use deltafold::bucket::codec::CompressionChoice;
-use deltafold::job::source::Request;
+use deltafold::job::fold::Request;
 use deltafold::job::{Context, compact};
 use deltafold::mvcc::revision::encode_revision;
 use deltafold::mvcc::{KeepHistory, KeyValue, RecordKey, Revision};
