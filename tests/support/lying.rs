@@ -574,7 +574,8 @@ impl State {
         for part in text.split("<Key>").skip(1) {
             let key = part.split("</Key>").next().unwrap_or_default();
             let bucket = r.path.trim_end_matches('/');
-            self.delete(&format!("{bucket}/{key}"));
+            let plain = quick_xml::escape::unescape(key).expect("a key");
+            self.delete(&format!("{bucket}/{plain}"));
             done.push_str(&format!("<Deleted><Key>{key}</Key></Deleted>"));
         }
         said(format!("<DeleteResult>{done}</DeleteResult>"))
