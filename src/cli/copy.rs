@@ -2,7 +2,8 @@
 
 use super::bandwidth::BandwidthArgs;
 use super::metrics::MetricsArgs;
-use super::{MeansArgs, Output, parse_options, print_outcome, show, size};
+use super::show::Text;
+use super::{MeansArgs, Output, parse_options, print_outcome, size};
 use crate::base::Cancel;
 use crate::bucket::codec::CompressionChoice;
 use crate::error::{Error, Reason, Result};
@@ -10,11 +11,9 @@ use crate::job::Context;
 use crate::job::copy::plan::{Encryption, Form, Wanted};
 use crate::job::copy::{Fate, ObjectOutcome, Options, Outcome, Status, WaitForFinal, follow, run};
 use crate::mvcc::history::parse_duration;
-use crate::shorten::{self, IN_JSON};
 use crate::store;
 use crate::telemetry::metrics::Metrics;
 use clap::Args;
-use std::fmt::Write;
 use std::path::Path;
 use std::time::Duration;
 
@@ -246,39 +245,30 @@ fn place(url: &str) -> String {
 }
 
 fn in_words(o: &Outcome) -> String {
-    let mut s = String::new();
-    // Writing to a String cannot fail.
-    let _ = match o.status {
-        Status::NothingToDo if o.failed == 0 && o.kept == 0 => writeln!(
-            s,
-            "copied nothing to {}: nothing of what is there is wanted and can be used",
-            o.to
-        ),
-        Status::NothingToDo if o.failed == 0 => {
-            writeln!(s, "nothing to do: {} has all that is wanted", o.to)
+    let mut text = Text::new();
+    let (to, copied) = (&o.to, o.copied);
+    text.line(match o.status {
+        Status::NothingToDo if o.failed == 0 && o.kept == 0 => {
+            format!("copied nothing to {to}: nothing of what is there is wanted and can be used")
         }
-        _ if o.dry_run => writeln!(s, "would copy {} snapshots to {}", o.copied, o.to),
-        _ => writeln!(
-            s,
-            "copied {} snapshots ({}) to {}",
-            o.copied,
-            size(o.bytes_written),
-            o.to
+        Status::NothingToDo if o.failed == 0 => {
+            format!("nothing to do: {to} has all that is wanted")
+        }
+        _ if o.dry_run => format!("would copy {copied} snapshots to {to}"),
+        _ => format!(
+            "copied {copied} snapshots ({}) to {to}",
+            size(o.bytes_written)
         ),
-    };
-    let _ = writeln!(
-        s,
-        "  backups   {} of {} are wanted",
-        o.backups_wanted, o.backups
+    });
+    let wanted = o.backups_wanted;
+    text.field(
+        "backups",
+        format_args!("{wanted} of {} are wanted", o.backups),
     );
-    let _ = writeln!(
-        s,
-        "  others    {} were there, {} left out, {} failed",
-        o.kept, o.skipped, o.failed
-    );
-    if let Some(name) = &o.final_snapshot {
-        let _ = writeln!(s, "  final     {name}");
-    }
+    let (kept, skipped, failed) = (o.kept, o.skipped, o.failed);
+    let others = format!("{kept} were there, {skipped} left out, {failed} failed");
+    text.field("others", others);
+    text.maybe("final", o.final_snapshot.as_ref());
     for (what, decision) in [
         ("copy", Fate::Copied),
         ("leave out", Fate::Skipped),
@@ -290,11 +280,9 @@ fn in_words(o: &Outcome) -> String {
         };
         let told = o.objects.iter().filter(is_told);
         let told: Vec<String> = told.map(|x| format!("{}: {}", x.path, x.message)).collect();
-        for line in shorten::lines(&told, IN_JSON) {
-            let _ = writeln!(s, "  {what:9} {line}");
-        }
+        text.list(what, &told);
     }
-    show::each(&mut s, "  warning   ", &o.warnings);
-    let _ = writeln!(s, "  took      {:.2} s", o.seconds);
-    s
+    text.each("warning", &o.warnings);
+    text.field("took", format_args!("{:.2} s", o.seconds));
+    text.end()
 }

@@ -4,6 +4,7 @@
 //! etcd nor the directory, also where we are ended by a signal. What is restored it does not choose. `verify_store`
 //! calls it.
 
+use crate::base::random::random_word;
 use crate::datadir::membership::Cluster;
 use crate::datadir::place::Place;
 use crate::error::{Error, Reason, Result};
@@ -173,7 +174,7 @@ impl Drill<'_> {
     fn run(&self, outcome: &mut Outcome) -> Result<()> {
         let data_dir = self.folder.join("data");
         let begun = Instant::now();
-        let token = format!("deltafold-drill-{}-{:x}", std::process::id(), random());
+        let token = format!("deltafold-drill-{}-{:x}", std::process::id(), random_word());
         let members = format!("{NAME}={PEER_URL}");
         let cluster = Cluster::new(NAME, &members, &token, PEER_URL)?;
         let cluster_id = cluster.id();
@@ -394,7 +395,7 @@ impl Drill<'_> {
         let endpoint = &way.options().endpoints[0];
         let client = way.dial(endpoint, Streams::Plain).map_err(refused)?;
         let mut kv = client.kv_client();
-        let (key, value) = ("deltafold-drill", format!("{:x}", random()));
+        let (key, value) = ("deltafold-drill", format!("{:x}", random_word()));
         let put = way
             .ask("write", endpoint, kv.put(key, value.as_str(), None))
             .map_err(refused)?;
@@ -423,13 +424,6 @@ fn failed(message: impl Into<String>) -> Error {
 /// What etcd reads its flags from.
 fn is_etcds(name: &OsStr) -> bool {
     name.to_str().is_some_and(|n| n.starts_with("ETCD_"))
-}
-
-fn random() -> u64 {
-    use std::hash::{BuildHasher, Hasher};
-    std::collections::hash_map::RandomState::new()
-        .build_hasher()
-        .finish()
 }
 
 /// Has the system end the process when we are ended in a way that leaves us no time to do it.

@@ -1,6 +1,6 @@
 //! Work on several threads with the result of one: items that are looked at, and two things side by side.
 
-use crate::base::lock;
+use crate::base::{lock, unpoisoned};
 use crate::error::{Error, Result};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -43,7 +43,7 @@ pub(super) fn first<T: Send>(
         }
         work();
     });
-    let ended = lock(&ended).take();
+    let ended = unpoisoned(ended.into_inner());
     ended.map_or(Ok(None), |(_, result)| result)
 }
 

@@ -243,7 +243,12 @@ mod tests {
             state: with(ability),
             detail: format!("{ability:?} was seen"),
         };
-        Ability::ALL.into_iter().map(finding).map(judge).collect()
+        Ability::ALL
+            .iter()
+            .copied()
+            .map(finding)
+            .map(judge)
+            .collect()
     }
 
     #[test]

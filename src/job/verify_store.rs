@@ -3,6 +3,7 @@
 //! scan → choose chains → read what the level asks for → fold → restore drill. Everything that is wrong is
 //! collected, not only the first. It changes nothing in the store; what is missing it does not mend. `cli` calls it.
 
+use crate::base::{lock, unpoisoned};
 use crate::bucket::Kind;
 use crate::bucket::catalog::Snapshot;
 use crate::bucket::chain::{self, Chain, Choice, KnownBases, Span};
@@ -21,8 +22,8 @@ use crate::telemetry::progress::Step;
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Snapshots that are read at once, at most: each needs buffers of its own.
@@ -988,18 +989,17 @@ fn check_all(ctx: &Context, scan: &Scan, which: &[usize]) -> Result<BTreeMap<usi
             let Some(&i) = which.get(nth) else {
                 return;
             };
-            let alone = (reading.snapshot(nth).name.kind == Kind::Full)
-                .then(|| fulls.lock().unwrap_or_else(PoisonError::into_inner));
+            let alone = (reading.snapshot(nth).name.kind == Kind::Full).then(|| lock(&fulls));
             let result = read_whole(ctx, &reading, nth);
             drop(alone);
             match result {
                 Err(e) if !e.reason().is_bad_data() => {
                     stop.store(true, Ordering::Relaxed);
-                    let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
+                    let mut failed = lock(&failed);
                     failed.get_or_insert(e);
                 }
                 result => {
-                    let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
+                    let mut results = lock(&results);
                     results.insert(i, result);
                 }
             }
@@ -1012,9 +1012,9 @@ fn check_all(ctx: &Context, scan: &Scan, which: &[usize]) -> Result<BTreeMap<usi
         }
         work();
     });
-    match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+    match unpoisoned(failed.into_inner()) {
         Some(e) => Err(e),
-        None => Ok(results.into_inner().unwrap_or_else(PoisonError::into_inner)),
+        None => Ok(unpoisoned(results.into_inner())),
     }
 }
 

@@ -3,6 +3,7 @@
 //! completes it.
 
 use crate::support::buckets::{Bucket, Objects, objects_in, objects_of};
+use crate::support::conformance::runtime;
 use crate::support::faults::{Call, Fault, FaultStore, Strike};
 use crate::support::history::{Compression, with_checksum};
 use crate::support::minio::Minio;
@@ -120,11 +121,6 @@ fn gap(paths: &[String]) -> (usize, usize) {
 fn first_missing(paths: &[String]) -> usize {
     let is_missing = |n: &usize| !paths.contains(&wide_delta(*n));
     (0..WIDE).find(is_missing).unwrap_or(WIDE)
-}
-
-fn runtime() -> Runtime {
-    let mut builder = tokio::runtime::Builder::new_multi_thread();
-    builder.worker_threads(2).enable_all().build().unwrap()
 }
 
 /// Where a bucket is.

@@ -112,7 +112,7 @@ fn reasons(call: Call, fault: Fault, again: bool) -> Option<Vec<Reason>> {
         (Call::Head, Fault::NotFound) if !again => return None,
         (_, Fault::NotFound | Fault::Gone) => Reason::SnapshotVanished,
         (Call::Body, Fault::Flipped) => {
-            let bad = Reason::ALL.into_iter().filter(|r| r.is_bad_data());
+            let bad = Reason::ALL.iter().copied().filter(|r| r.is_bad_data());
             return Some(bad.collect());
         }
         _ => Reason::StoreUnreachable,

@@ -1,6 +1,7 @@
 //! Stores that fail: every call of a run fails in every way, objects vanish, conditions are ignored.
 
 use crate::support::buckets::{BASE, Bucket, LAST, Objects, T0, objects_of};
+use crate::support::conformance::runtime;
 use crate::support::faults::{Call, Fault, FaultStore, Strike};
 use crate::support::line::Line;
 use crate::support::minio::Minio;
@@ -186,11 +187,6 @@ fn compact(store: Store, options: &Options) -> Result<Outcome, Error> {
     run(&ctx, options)
 }
 
-fn runtime() -> Runtime {
-    let mut builder = tokio::runtime::Builder::new_multi_thread();
-    builder.worker_threads(2).enable_all().build().unwrap()
-}
-
 /// What must come of a fault: no reason means success. `again`: the same call was made on the same
 /// path before. `at_once`: the result, if it is put at once; then what is in staging only tries the store.
 fn outcome_of(
@@ -224,7 +220,8 @@ fn outcome_of(
         (_, Fault::NotFound | Fault::Gone) => Reason::SnapshotVanished,
         (Call::Body, Fault::Flipped) if !staging && at_once != Some(path) => {
             return Reason::ALL
-                .into_iter()
+                .iter()
+                .copied()
                 .filter(|r| r.is_bad_data())
                 .collect();
         }

@@ -217,8 +217,8 @@ fn schemas_describe_every_field() {
 fn schemas_know_every_failure() {
     for name in schemas() {
         let schema = Schema::of(name);
-        for reason in Reason::ALL {
-            for code in Reason::ALL.map(Reason::exit_code) {
+        for &reason in Reason::ALL {
+            for code in Reason::ALL.iter().map(|r| r.exit_code()) {
                 let failure = json!({"status": "Failed", "code": code, "reason": reason.as_str(), "message": "it failed"});
                 let own = code == reason.exit_code();
                 assert_eq!(schema.is_valid(&failure), own, "{name}: {failure}");

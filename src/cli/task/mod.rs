@@ -4,6 +4,7 @@ mod create;
 mod logs;
 
 use super::kubernetes::{ClusterArgs, age, parse_time_span, table, wait_for};
+use super::show::Text;
 use super::{Output, print_outcome, yes_or_no};
 use crate::base::Cancel;
 use crate::controller::api::{EtcdBackupTask, TaskState};
@@ -18,7 +19,6 @@ use kube::api::ListParams;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, watch_object};
 use serde::Serialize;
-use std::fmt::Write;
 use std::pin::pin;
 use std::time::Duration;
 
@@ -124,15 +124,14 @@ impl TaskOutcome {
     }
 
     fn in_words(&self) -> String {
-        let mut s = format!("{} {}\n", self.name, self.state);
+        let mut text = Text::new();
+        text.line(format_args!("{} {}", self.name, self.state));
         if let Some(message) = self.message.as_ref().filter(|m| !m.is_empty()) {
-            // Writing to a String cannot fail.
-            let _ = writeln!(s, "  {message}");
+            text.line(format_args!("  {message}"));
         }
-        for e in &self.errors {
-            let _ = writeln!(s, "  error     {} [{}]", e.description, e.code);
-        }
-        s
+        let error = |e: &TaskFailure| format!("{} [{}]", e.description, e.code);
+        text.each("error", self.errors.iter().map(error));
+        text.end()
     }
 }
 
@@ -146,7 +145,7 @@ fn failure_of(task: &EtcdBackupTask) -> Option<Error> {
     let status = task.status.clone().unwrap_or_default();
     let newest = status.last_errors.first();
     let code = newest.map(|e| e.code.as_str()).unwrap_or_default();
-    let own = Reason::ALL.into_iter().find(|r| r.as_str() == code);
+    let own = Reason::ALL.iter().copied().find(|r| r.as_str() == code);
     let (what, reason) = match status.state {
         TaskState::Failed => ("failed", own.unwrap_or(Reason::Terminated)),
         TaskState::Rejected if code == "DuplicateTask" => ("was rejected", Reason::Conflict),
@@ -238,6 +237,10 @@ impl WaitArgs {
     }
 }
 
+fn no_more() -> Error {
+    Error::internal("a watch has ended")
+}
+
 fn no_task(person: &Person, name: &str) -> Error {
     let namespace = person.namespace();
     Error::new(
@@ -267,7 +270,7 @@ async fn ended(person: &Person, name: &str, timeout: Duration) -> Result<EtcdBac
                 Err(e) => lasting(person, "watch the task", &e)?,
             }
         }
-        Err(Error::internal("a watch has ended"))
+        Err(no_more())
     };
     if timeout.is_zero() {
         return waiting.await;
@@ -337,7 +340,7 @@ mod tests {
     fn the_exit_code_is_that_of_the_work() {
         let reason = |state, code| failure_of(&task(state, code)).map(|e| e.reason());
         assert_eq!(reason(TaskState::Succeeded, ""), None);
-        for r in Reason::ALL {
+        for &r in Reason::ALL {
             assert_eq!(reason(TaskState::Failed, r.as_str()), Some(r));
         }
         for (state, code, expected) in [

@@ -10,13 +10,14 @@
 use super::plan::{Decision, Need, Plan, Planned};
 use super::transfer::{SMALL, Transferred, transfer};
 use super::{Options, notes};
+use crate::base::{lock, unpoisoned};
 use crate::bucket::{Catalog, Kind, Snapshot};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
 use crate::store::{Published, Store};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard};
 
 /// Transferred snapshots that wait for their names, at most; more if more are under way.
 const MOST_WAITING: usize = 16;
@@ -134,7 +135,7 @@ impl Round<'_> {
                 }
             }
         });
-        let mut state = state.0.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let mut state = unpoisoned(state.0.into_inner());
         for i in order {
             state.done.entry(i).or_insert(Done::NotTried);
         }
@@ -165,7 +166,7 @@ impl Round<'_> {
 
     fn work(&self, order: &[usize], shared: &(Mutex<State>, Condvar)) {
         let (mutex, changed) = shared;
-        let lock = || mutex.lock().unwrap_or_else(PoisonError::into_inner);
+        let lock = || lock(mutex);
         let mut state: MutexGuard<'_, State> = lock();
         loop {
             self.settle(&mut state);
@@ -215,7 +216,7 @@ impl Round<'_> {
             } else if may_sync {
                 state = self.sync(state, lock);
             } else {
-                state = changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state = unpoisoned(changed.wait(state));
                 continue;
             }
             changed.notify_all();

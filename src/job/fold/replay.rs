@@ -9,14 +9,14 @@ use super::by_time;
 use super::open::reading::Reading;
 use super::open::source::Source;
 use super::select::Step;
-use crate::base::lock;
+use crate::base::{lock, unpoisoned};
 use crate::error::{Error, Result};
 use crate::job::Context;
 use crate::mvcc::{
     Change, Fold, FoldOptions, HashKv, KeepHistory, KeyRange, KeyValue, Part, Revision, hash_kv,
 };
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 /// Changes that a fold holds in memory before they go to the temporary directory.
@@ -191,10 +191,10 @@ fn replay<'f>(
             run.work();
         });
     }
-    let turn = &mut *lock(&run.turn);
-    match (turn.failed.take(), turn.fold.take()) {
+    let turn = unpoisoned(run.turn.into_inner());
+    match (turn.failed, turn.fold) {
         (Some((_, e)), _) => Err(e),
-        (None, Some(fold)) => Ok((fold, run.events.load(Ordering::Relaxed))),
+        (None, Some(fold)) => Ok((fold, run.events.into_inner())),
         (None, None) => Err(Error::internal("the fold was lost")),
     }
 }
@@ -303,7 +303,7 @@ impl<'f> Run<'_, 'f> {
         const LOOK: Duration = Duration::from_millis(50);
         self.ctx.store.cancel().check()?;
         let waited = self.passed.wait_timeout(turn, LOOK);
-        Ok(waited.unwrap_or_else(PoisonError::into_inner).0)
+        Ok(unpoisoned(waited).0)
     }
 
     fn pass(&self, i: usize, fold: Fold<'f>) {

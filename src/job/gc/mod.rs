@@ -10,6 +10,7 @@ pub mod pin;
 pub mod undelete;
 mod verified;
 
+use crate::base::{lock, unpoisoned};
 use crate::bucket::chain::Range;
 use crate::bucket::retention::{self, Why, restorable};
 use crate::bucket::{
@@ -28,8 +29,8 @@ use look::{Action, Eyes, Look};
 use serde::Serialize;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A run that is dead for so long blocks no other.
@@ -520,13 +521,13 @@ fn in_parallel<T: Sync, R: Send>(items: &[T], f: impl Fn(&T) -> R + Sync) -> Vec
                     let i = next.fetch_add(1, Ordering::Relaxed);
                     let Some(item) = items.get(i) else { break };
                     let result = f(item);
-                    let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
+                    let mut results = lock(&results);
                     results.insert(i, result);
                 }
             });
         }
     });
-    let results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let results = unpoisoned(results.into_inner());
     results.into_values().collect()
 }
 

@@ -5,6 +5,7 @@
 
 use super::{SORT_BUFFER_BYTES, versions};
 use crate::base::ReadAt;
+use crate::base::lock;
 use crate::bolt::Database;
 use crate::bucket::chain::{self, KnownBases, Range};
 use crate::error::{Error, Reason, Result};
@@ -20,7 +21,7 @@ use crate::job::tags::{unless_excluded, without_excluded};
 use crate::mvcc::history::key_bucket;
 use crate::mvcc::{Base, KeyValue, RecordKey, Revision};
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 /// What is known of a key's past.
 #[derive(Debug)]
@@ -233,7 +234,7 @@ impl Collector<'_> {
             let delta = reading.delta_in_turn(nth)?;
             versions(ctx, delta, &steps[nth], key, |e, kv| {
                 e.instant()?;
-                let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut found = lock(&found);
                 found.push((e.main, e.sub), nth, Some(e.time), kv)
             })?;
             Ok(None::<()>)

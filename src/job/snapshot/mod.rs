@@ -19,7 +19,7 @@ pub use tell::Tell;
 
 use crate::bucket::codec::CompressionChoice;
 use crate::bucket::{Compression, Kind, SnapshotName};
-use crate::error::{Reason, Result};
+use crate::error::Result;
 use crate::etcd::connect::Connector;
 use crate::job::Context;
 use crate::kubernetes::SnapshotLeases;
@@ -27,7 +27,7 @@ use crate::mvcc::Revision;
 use crate::store::Bandwidth;
 use crate::telemetry::memory::peak_memory_bytes;
 use crate::telemetry::metrics::SnapshotKind;
-use saver::Saver;
+use saver::{Saver, nothing_saved};
 use serde::Serialize;
 use std::time::Instant;
 
@@ -212,24 +212,14 @@ pub fn full(ctx: &Context, taking: &Taking, is_final: bool, tell: &Tell) -> Resu
     ctx.store.clean_staging(chrono::Utc::now());
     let mut saver = Saver::open(ctx, taking)?;
     let why = match saver.saved() {
-        None => (
-            FullReason::EmptyBucket,
-            "the store holds no snapshot".to_owned(),
-        ),
-        Some(_) => match delta::another_history(ctx, taking, &mut saver)? {
-            Some(why) => why,
-            None => (
-                FullReason::Requested,
-                "a full snapshot was asked for".to_owned(),
-            ),
-        },
+        None => Some(nothing_saved()),
+        Some(_) => delta::another_history(taking, &mut saver)?,
     };
-    let begun = Instant::now();
-    let ended = saver
-        .take_full()
-        .and_then(|taken| saver.publish_full(taken, why, is_final));
-    tell.took(SnapshotKind::Full, begun.elapsed(), ended.is_ok());
-    ended?;
+    let asked = || {
+        let message = "a full snapshot was asked for".to_owned();
+        (FullReason::Requested, message)
+    };
+    saver.full_now(why.unwrap_or_else(asked), is_final, tell)?;
     saver.tell(tell, false);
     Ok(saver.outcome(started))
 }
@@ -259,9 +249,4 @@ impl Saver<'_> {
             warnings: report.warnings.clone(),
         }
     }
-}
-
-/// Whether the scan found a store without snapshots.
-fn is_empty_bucket(e: &crate::error::Error) -> bool {
-    e.reason() == Reason::NoSnapshots
 }

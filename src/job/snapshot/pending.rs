@@ -165,16 +165,17 @@ impl Pending {
         Ok(())
     }
 
-    /// Ends it; `None` where it is empty.
+    /// Ends it, and begins the next one; `None` where it is empty.
     ///
     /// # Errors
     /// `Io`, `NoSpace`.
-    pub(super) fn seal(self) -> Result<Option<Sealed>> {
+    pub(super) fn seal(&mut self, ctx: &Context) -> Result<Option<Sealed>> {
         let Some((first, last)) = self.revisions else {
             return Ok(None);
         };
-        let events = self.events.events();
-        let file = self.events.finish().map_err(|e| Error::io(WRITING, e))?;
+        let done = std::mem::replace(self, Pending::new(ctx)?);
+        let events = done.events.events();
+        let file = done.events.finish().map_err(|e| Error::io(WRITING, e))?;
         Ok(Some(Sealed {
             file,
             first,
