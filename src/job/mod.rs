@@ -15,6 +15,7 @@ pub mod list;
 pub mod maintain;
 mod parallel;
 pub mod read;
+pub mod restorable;
 pub mod restore;
 pub mod retain;
 pub mod scan;

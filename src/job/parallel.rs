@@ -2,6 +2,7 @@
 
 use crate::base::{lock, unpoisoned};
 use crate::error::{Error, Result};
+use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -45,6 +46,24 @@ pub(super) fn first<T: Send>(
     });
     let ended = unpoisoned(ended.into_inner());
     ended.map_or(Ok(None), |(_, result)| result)
+}
+
+/// Does something with each item, several at once; the results in order.
+pub(super) fn each<T: Sync, R: Send>(
+    threads: usize,
+    items: &[T],
+    work: impl Fn(&T) -> R + Sync,
+) -> Vec<R> {
+    let results = Mutex::new(BTreeMap::new());
+    // It finds nothing, so it looks at all.
+    let _ = first(threads, items.len(), |nth| {
+        let result = work(&items[nth]);
+        let mut results = lock(&results);
+        results.insert(nth, result);
+        Ok(None::<()>)
+    });
+    let results = unpoisoned(results.into_inner());
+    results.into_values().collect()
 }
 
 /// Does two things at once, such as to verify a file while the upload is completed and read back; one after the

@@ -8,8 +8,8 @@ use crate::base::lock;
 use http::{HeaderMap, Method, StatusCode, Uri};
 use object_store::client::HttpResponse;
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The tag that keeps a snapshot out of every chain; its value is `true`.
 pub const EXCLUDE_TAG: &str = "x-etcd-snapshot-exclude";

@@ -191,10 +191,10 @@ fn replay<'f>(
             run.work();
         });
     }
-    let turn = unpoisoned(run.turn.into_inner());
-    match (turn.failed, turn.fold) {
+    let turn = &mut *lock(&run.turn);
+    match (turn.failed.take(), turn.fold.take()) {
         (Some((_, e)), _) => Err(e),
-        (None, Some(fold)) => Ok((fold, run.events.into_inner())),
+        (None, Some(fold)) => Ok((fold, run.events.load(Ordering::Relaxed))),
         (None, None) => Err(Error::internal("the fold was lost")),
     }
 }

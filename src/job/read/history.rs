@@ -89,7 +89,7 @@ impl History {
                     chain::show_ranges(&missing)
                 );
             }
-            return Err(Error::new(Reason::KeyNotFound, message));
+            return Err(Reason::KeyNotFound.error(message));
         }
         Ok(History {
             timeline,
@@ -173,7 +173,7 @@ impl Collector<'_> {
             read.insert(i, base);
         }
         if named.is_empty() && self.covered.is_empty() {
-            let nothing = Error::new(Reason::NoSnapshots, "there is no snapshot that can be used");
+            let nothing = Reason::NoSnapshots.error("there is no snapshot that can be used");
             return Err(scan.explain_untrusted(ctx, nothing));
         }
         Ok((timeline.id.clone(), warnings))

@@ -9,7 +9,7 @@ pub mod history;
 pub mod kubernetes;
 
 use crate::bucket::delta::{DeltaReader, Event};
-use crate::error::{Error, Reason, Result};
+use crate::error::{Reason, Result};
 use crate::job::Context;
 use crate::job::fold::Source;
 use crate::job::fold::open::Payload;
@@ -102,14 +102,11 @@ pub fn get(
         })?;
     }
     if found.is_empty() {
-        return Err(Error::new(
-            Reason::KeyNotFound,
-            format!(
+        return Err(Reason::KeyNotFound.error(format!(
                 "there is no key \"{}\" at revision {}: `deltafold history` tells when it was there, `deltafold get --prefix` which keys are",
                 key.escape_ascii(),
                 source.target
-            ),
-        ));
+            )));
     }
     each(&KeyValue::decode(&found)?)
 }

@@ -3,8 +3,8 @@
 //! The object_store crate copies whole objects only. `publish` calls it.
 
 use super::S3;
-use crate::error::{Error, Reason, Result};
 use crate::base::percent::encoded;
+use crate::error::{Error, Reason, Result};
 use crate::store::wire::Answer;
 use crate::store::xml::Document;
 use crate::store::{Store, store_error};
