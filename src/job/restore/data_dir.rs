@@ -2,7 +2,8 @@
 
 use super::candidates::{Candidates, excludes};
 use super::needed::{self, Action, Decision, Depth, Found};
-use super::write::{self, Failed};
+use super::output::Failed;
+use super::write;
 use super::{Member, Outcome, Run, Status, To, shown};
 use crate::datadir::membership::Cluster;
 use crate::datadir::place::{Leftover, Occupied, Place};

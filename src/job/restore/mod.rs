@@ -25,11 +25,12 @@ use crate::job::tags::without_excluded;
 use crate::mvcc::{KeepHistory, Revision};
 use crate::telemetry::memory::peak_memory_bytes;
 use candidates::{Candidates, Opened, excludes};
+use output::Failed;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-use write::{Failed, Written};
+use write::Written;
 
 pub use crate::job::fold::rebuild::Leases;
 

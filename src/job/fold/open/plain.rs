@@ -3,7 +3,7 @@
 //! It tells the layout by the bytes, not by the name, and copies the database out if it is packed or
 //! encrypted; it takes no deltas and knows no store. The jobs that take `--snapshot FILE` call it.
 
-use super::in_place::{InPlace, Proof, check_hash};
+use super::in_place::{InPlace, Proof, at, check_hash};
 use super::spool::Spool;
 use crate::base::pieces::for_each_piece;
 use crate::bolt::Database;
@@ -195,19 +195,6 @@ impl Context {
             step: Step::new(format!("read {}", path.display()), Some(bytes)),
         };
         opener.open(file).map_err(|e| at(path, e))
-    }
-}
-
-/// Puts the file's name before what is wrong with it, once.
-pub(super) fn at(path: &Path, e: Error) -> Error {
-    let name = path.display().to_string();
-    match e.reason() {
-        Reason::CorruptSnapshot | Reason::TooLarge | Reason::CannotDecrypt
-            if !e.to_string().starts_with(&format!("{name}: ")) =>
-        {
-            e.at(name)
-        }
-        _ => e,
     }
 }
 
