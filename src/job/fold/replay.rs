@@ -98,6 +98,21 @@ impl Source {
         Ok(keep.compact_revision(&self.base, self.target, cutoff))
     }
 
+    /// HashKV of the state as if compacted at a revision. Gives the number of events that were taken, too.
+    ///
+    /// # Errors
+    /// As [`fold`](Self::fold).
+    pub(crate) fn hash(
+        &self,
+        ctx: &Context,
+        compact: Revision,
+        detach_leases: bool,
+    ) -> Result<(HashKv, u64)> {
+        let (fold, events) = self.fold(ctx, compact, KeyRange::All, detach_leases)?;
+        let hash = fold.finish(&self.db, |_| ctx.store.cancel().check());
+        Ok((hash.map_err(self.at_base(ctx))?, events))
+    }
+
     /// HashKV of the full itself.
     ///
     /// # Errors
