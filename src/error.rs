@@ -3,11 +3,25 @@
 //! Every failure has a [`Reason`]: a stable CamelCase name, an exit code and whether a retry can
 //! help. It does not say how a failure is printed; `cli` does. Everything returns it.
 
+use schemars::JsonSchema;
+use serde::Serialize;
 use std::fmt;
 use strum::{Display, IntoStaticStr, VariantArray};
 
 /// Why something failed. The names and codes are a contract (`docs/exit-codes.md`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Display, IntoStaticStr, VariantArray)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Hash,
+    Display,
+    IntoStaticStr,
+    JsonSchema,
+    Serialize,
+    VariantArray,
+)]
 pub enum Reason {
     /// The command line or an environment variable cannot be understood.
     Usage,

@@ -8,6 +8,8 @@
 
 use crate::error::{Error, Reason};
 use flate2::{Compress, FlushCompress, Status};
+use schemars::JsonSchema;
+use serde::Serialize;
 use std::collections::VecDeque;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::str::FromStr;
@@ -15,8 +17,19 @@ use std::sync::{Arc, Mutex, mpsc};
 
 /// How a snapshot is compressed; told by its name's suffix.
 #[derive(
-    Debug, Clone, Copy, PartialEq, Eq, Hash, strum::Display, strum::EnumString, strum::IntoStaticStr,
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Hash,
+    JsonSchema,
+    Serialize,
+    strum::Display,
+    strum::EnumString,
+    strum::IntoStaticStr,
 )]
+#[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase")]
 pub enum Compression {
     /// No suffix.

@@ -3,6 +3,8 @@
 use crate::bucket::codec::Compression;
 use crate::mvcc::Revision;
 use chrono::{DateTime, Utc};
+use schemars::JsonSchema;
+use serde::Serialize;
 use std::fmt;
 use std::str::FromStr;
 
@@ -19,6 +21,8 @@ pub const ENCRYPTED: &str = ".age";
     PartialOrd,
     Ord,
     Hash,
+    JsonSchema,
+    Serialize,
     strum::EnumString,
     strum::IntoStaticStr,
 )]

@@ -2,14 +2,15 @@
 
 use super::endpoints::EndpointArgs;
 use super::show::Text;
-use super::{BackupArgs, Output, StateArgs, print, print_outcome};
+use super::{BackupArgs, Ended, Output, StateArgs, print, print_report};
 use crate::base::Cancel;
-use crate::error::{Error, Reason, Result};
+use crate::error::{Error, Reason};
 use crate::etcd::diff::Wanted;
 use crate::job::apply::{
     Difference, KeyName, MAX_REQUEST_BYTES, MAX_TXN_OPS, Options, Outcome, Status, Verb, run,
 };
 use crate::job::read::Keys;
+use crate::job::report::Report;
 use crate::job::tags::without_excluded;
 use crate::mvcc::KeyRange;
 use clap::Args;
@@ -68,8 +69,7 @@ pub(super) struct ApplyArgs {
 }
 
 impl ApplyArgs {
-    /// Gives the failure whose outcome is printed already, if it is one.
-    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<Option<Error>> {
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         // A shell variable that is not set must not delete what is in an etcd.
         if self.delete_extra && self.prefix.is_empty() {
             return Err(Error::new(
@@ -94,7 +94,7 @@ impl ApplyArgs {
             max_txn_ops: self.max_txn_ops as usize,
             max_request_bytes: self.max_request_bytes as usize,
         };
-        let (mut outcome, error) = run(
+        let mut report = run(
             &client,
             cancel,
             &options,
@@ -114,11 +114,9 @@ impl ApplyArgs {
                 Output::Text => print(&line(d)),
             },
         );
-        outcome
-            .warnings
-            .splice(0..0, source.warnings.iter().cloned());
-        print_outcome(output, &outcome, in_words)?;
-        Ok(error)
+        let of_backup = source.warnings.iter().cloned();
+        report.warnings.splice(0..0, of_backup);
+        print_report(output, report, in_words)
     }
 }
 
@@ -144,7 +142,7 @@ fn line(d: &Difference) -> String {
     }
 }
 
-fn in_words(o: &Outcome) -> String {
+fn in_words(o: &Report<Outcome>) -> String {
     let mut text = Text::new();
     for skipped in &o.skipped {
         text.line(format_args!(

@@ -3,11 +3,12 @@
 use super::leases::LeaseArgs;
 use super::metrics::MetricsArgs;
 use super::show::{self, Text};
-use super::{Output, StateArgs, StoreArgs, print_outcome, size};
+use super::{Ended, Output, StateArgs, StoreArgs, print_report, size};
 use crate::base::Cancel;
 use crate::bucket::codec::CompressionChoice;
 use crate::error::Result;
 use crate::job::compact::{Options, Outcome, Status, run};
+use crate::job::report::Report;
 use crate::mvcc::KeepHistory;
 use crate::telemetry::metrics::{Folded, Metrics, SavedSnapshot, SnapshotKind};
 use chrono::Utc;
@@ -53,13 +54,13 @@ pub(super) struct CompactArgs {
 }
 
 impl CompactArgs {
-    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<()> {
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         self.metrics.around("compact", cancel, |metrics| {
             self.compact(cancel, metrics, output)
         })
     }
 
-    fn compact(&self, cancel: &Cancel, metrics: &Metrics, output: Output) -> Result<()> {
+    fn compact(&self, cancel: &Cancel, metrics: &Metrics, output: Output) -> Ended {
         let ctx = self.store.context(cancel)?;
         let options = Options {
             request: self.state.request(),
@@ -74,12 +75,12 @@ impl CompactArgs {
         if !self.dry_run {
             measure(metrics, &ended, started.elapsed());
         }
-        let outcome = ended?;
-        print_outcome(output, &outcome, in_words)
+        let report = ended?;
+        print_report(output, report, in_words)
     }
 }
 
-fn measure(metrics: &Metrics, ended: &Result<Outcome>, took: Duration) {
+fn measure(metrics: &Metrics, ended: &Result<Report<Outcome>>, took: Duration) {
     let Ok(o) = ended else {
         metrics.snapshot_took(SnapshotKind::Full, took, false);
         return;
@@ -105,7 +106,7 @@ fn measure(metrics: &Metrics, ended: &Result<Outcome>, took: Duration) {
     }
 }
 
-fn in_words(o: &Outcome) -> String {
+fn in_words(o: &Report<Outcome>) -> String {
     let mut text = Text::new();
     let revision = o.revision;
     text.line(match (o.status, &o.snapshot) {

@@ -3,13 +3,14 @@
 use super::bandwidth::BandwidthArgs;
 use super::metrics::MetricsArgs;
 use super::show::Text;
-use super::{MeansArgs, Output, parse_options, print_outcome, size};
+use super::{Ended, MeansArgs, Output, parse_options, print_report, size};
 use crate::base::Cancel;
 use crate::bucket::codec::CompressionChoice;
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
 use crate::job::copy::plan::{Encryption, Form, Wanted};
 use crate::job::copy::{Fate, ObjectOutcome, Options, Outcome, Status, WaitForFinal, follow, run};
+use crate::job::report::Report;
 use crate::mvcc::history::parse_duration;
 use crate::store;
 use crate::telemetry::metrics::Metrics;
@@ -127,28 +128,24 @@ fn parse_interval(s: &str) -> Result<Duration, String> {
 }
 
 impl CopyArgs {
-    /// Gives the failure whose outcome is printed already, if it is one.
-    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<Option<Error>> {
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         if self.follow {
-            return self.follow(cancel, output).map(|()| None);
+            return self.follow(cancel, output);
         }
-        let failed = |e: &Option<Error>| e.as_ref().map(Error::reason);
-        self.metrics.around_all("copy", cancel, failed, |metrics| {
-            self.copy(cancel, metrics, output)
-        })
+        self.metrics
+            .around("copy", cancel, |metrics| self.copy(cancel, metrics, output))
     }
 
-    fn copy(&self, cancel: &Cancel, metrics: &Metrics, output: Output) -> Result<Option<Error>> {
+    fn copy(&self, cancel: &Cancel, metrics: &Metrics, output: Output) -> Ended {
         let (from, to) = self.stores(cancel)?;
         let ended = run(&from, &to, &self.options(&to));
         metrics.store_read(from.store.bytes_read());
-        let (outcome, failure) = ended?;
-        metrics.store_written(outcome.bytes_written);
-        print_outcome(output, &outcome, in_words)?;
-        Ok(failure)
+        let report = ended?;
+        metrics.store_written(report.bytes_written);
+        print_report(output, report, in_words)
     }
 
-    fn follow(&self, cancel: &Cancel, output: Output) -> Result<()> {
+    fn follow(&self, cancel: &Cancel, output: Output) -> Ended {
         let metrics = Metrics::new();
         // Written a last time when all has ended.
         let _file = self.metrics.keep_file(&metrics)?;
@@ -157,8 +154,8 @@ impl CopyArgs {
         if let Some(server) = &server {
             server.set_ready(true);
         }
-        let outcome = follow(&from, &to, &self.options(&to), &metrics)?;
-        print_outcome(output, &outcome, in_words)
+        let report = follow(&from, &to, &self.options(&to), &metrics)?;
+        print_report(output, report, in_words)
     }
 
     fn stores(&self, cancel: &Cancel) -> Result<(Context, Context)> {
@@ -244,7 +241,7 @@ fn place(url: &str) -> String {
     }
 }
 
-fn in_words(o: &Outcome) -> String {
+fn in_words(o: &Report<Outcome>) -> String {
     let mut text = Text::new();
     let (to, copied) = (&o.to, o.copied);
     text.line(match o.status {

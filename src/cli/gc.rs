@@ -2,11 +2,12 @@
 
 use super::metrics::MetricsArgs;
 use super::show::Text;
-use super::{Output, StoreArgs, print_outcome, size};
+use super::{Ended, Output, StoreArgs, print_report, size};
 use crate::base::Cancel;
 use crate::bucket::retention::{self, Periods, Policy};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::job::gc::{Decision, Fate, Object, Options, Outcome, Status, run};
+use crate::job::report::Report;
 use crate::job::restorable::Restorable;
 use crate::mvcc::history::parse_duration;
 use chrono::TimeDelta;
@@ -117,19 +118,16 @@ impl GcArgs {
         }
     }
 
-    /// Gives the failure whose outcome is printed already, if it is one.
-    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<Option<Error>> {
-        let failed = |e: &Option<Error>| e.as_ref().map(Error::reason);
-        self.metrics.around_all("gc", cancel, failed, |_| {
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
+        self.metrics.around("gc", cancel, |_| {
             let ctx = self.store.context(cancel)?;
-            let (outcome, error) = run(&ctx, &self.options())?;
-            print_outcome(output, &outcome, in_words)?;
-            Ok(error)
+            let report = run(&ctx, &self.options())?;
+            print_report(output, report, in_words)
         })
     }
 }
 
-fn in_words(o: &Outcome) -> String {
+fn in_words(o: &Report<Outcome>) -> String {
     let mut text = Text::new();
     count(o, &mut text);
     text.block("\n");

@@ -2,10 +2,10 @@
 
 use super::kubernetes::table;
 use super::show::Text;
-use super::{Output, StoreArgs, print_outcome, size};
-use crate::error::Result;
-use crate::job::Context;
+use super::{Ended, Output, StoreArgs, print_report, size};
+use crate::base::Cancel;
 use crate::job::list::{Listed, Options, Outcome, Restorable, run};
+use crate::job::report::Report;
 use crate::shorten;
 use clap::Args;
 
@@ -23,7 +23,7 @@ Examples:
 It ends with 0 whatever is wrong with the snapshots: that stands under problems.")]
 pub(super) struct ListArgs {
     #[command(flatten)]
-    pub(super) store: StoreArgs,
+    store: StoreArgs,
     /// Read the contents too, not only the names
     #[arg(long, value_parser = super::yes_or_no)]
     deep: bool,
@@ -33,17 +33,17 @@ pub(super) struct ListArgs {
 }
 
 impl ListArgs {
-    pub(super) fn run(&self, ctx: &Context, output: Output) -> Result<()> {
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         let options = Options {
             deep: self.deep,
             all_tags: self.all_tags,
         };
-        let outcome = run(ctx, options)?;
-        print_outcome(output, &outcome, in_words)
+        let report = run(&self.store.context(cancel)?, options)?;
+        print_report(output, report, in_words)
     }
 }
 
-fn in_words(o: &Outcome) -> String {
+fn in_words(o: &Report<Outcome>) -> String {
     let header = [
         "KIND",
         "REVISIONS",
@@ -67,7 +67,7 @@ fn in_words(o: &Outcome) -> String {
         ];
         let marks: Vec<&str> = marks.iter().filter(|m| m.0).map(|m| m.1).collect();
         [
-            s.kind.to_owned(),
+            s.kind.as_str().to_owned(),
             revisions,
             s.created.format("%Y-%m-%d %H:%M:%SZ").to_string(),
             size(s.bytes),

@@ -1,9 +1,10 @@
 //! `deltafold lock`: its arguments, and its outcome in words.
 
 use super::show::Text;
-use super::{Output, StoreArgs, parse_time, print_outcome};
+use super::{Ended, Output, StoreArgs, parse_time, print_report};
 use crate::base::Cancel;
 use crate::error::{Error, Reason, Result};
+use crate::job::report::Report;
 use crate::job::retain::{Decision, Options, Outcome, Status, run};
 use crate::mvcc::history::parse_duration;
 use crate::store::Mode;
@@ -69,8 +70,7 @@ fn parse_for(s: &str) -> Result<Duration, String> {
 }
 
 impl LockArgs {
-    /// Gives the failure whose outcome is printed already, if it is one.
-    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<Option<Error>> {
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         let until = match (self.until, self.r#for) {
             (Some(until), _) => until,
             (None, Some(long)) => TimeDelta::from_std(long)
@@ -88,13 +88,12 @@ impl LockArgs {
             chain: self.chain.clone(),
             dry_run: self.dry_run,
         };
-        let (outcome, error) = run(&self.store.context(cancel)?, &options)?;
-        print_outcome(output, &outcome, in_words)?;
-        Ok(error)
+        let report = run(&self.store.context(cancel)?, &options)?;
+        print_report(output, report, in_words)
     }
 }
 
-fn in_words(o: &Outcome) -> String {
+fn in_words(o: &Report<Outcome>) -> String {
     let mut text = Text::new();
     let chain = &o.chain;
     text.line(match o.status {

@@ -4,12 +4,12 @@ use super::endpoints::EndpointArgs;
 use super::metrics::MetricsArgs;
 use super::show::Text;
 use super::size::parse_size;
-use super::{MeansArgs, Output, print_outcome, size};
+use super::{Ended, MeansArgs, Output, print_report, size};
 use crate::base::Cancel;
-use crate::error::{Error, Result};
 use crate::job::maintain::{
     Decision, Defrag, Keep, LockLease, MemberOutcome, Options, Outcome, Status, run,
 };
+use crate::job::report::Report;
 use crate::telemetry::metrics::Metrics;
 use clap::Args;
 
@@ -70,21 +70,13 @@ pub(super) struct MaintainArgs {
 }
 
 impl MaintainArgs {
-    /// Gives the failure whose outcome is printed already, if it is one.
-    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<Option<Error>> {
-        let failed = |e: &Option<Error>| e.as_ref().map(Error::reason);
-        self.metrics
-            .around_all("maintain", cancel, failed, |metrics| {
-                self.maintain(cancel, metrics, output)
-            })
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
+        self.metrics.around("maintain", cancel, |metrics| {
+            self.maintain(cancel, metrics, output)
+        })
     }
 
-    fn maintain(
-        &self,
-        cancel: &Cancel,
-        metrics: &Metrics,
-        output: Output,
-    ) -> Result<Option<Error>> {
+    fn maintain(&self, cancel: &Cancel, metrics: &Metrics, output: Output) -> Ended {
         let way = self.live.connector(cancel)?;
         let store = self.store.as_deref();
         let ctx = store
@@ -101,18 +93,17 @@ impl MaintainArgs {
                 namespace: self.lease_namespace.clone(),
             }),
         };
-        let (outcome, error) = run(&way, ctx.as_ref(), &options)?;
-        for m in &outcome.members {
+        let report = run(&way, ctx.as_ref(), &options)?;
+        for m in &report.members {
             if let (Some(before), Some(after)) = (m.db_size_before, m.db_size_after) {
                 metrics.defragmented(&m.name, before.saturating_sub(after));
             }
         }
-        print_outcome(output, &outcome, in_words)?;
-        Ok(error)
+        print_report(output, report, in_words)
     }
 }
 
-fn in_words(o: &Outcome) -> String {
+fn in_words(o: &Report<Outcome>) -> String {
     let mut text = Text::new();
     let would = match o.dry_run {
         true => "would be ",

@@ -1,11 +1,11 @@
 //! `deltafold pin`: its arguments, and its outcome in words.
 
 use super::show::Text;
-use super::{Output, StoreArgs, print_outcome};
+use super::{Ended, Output, StoreArgs, print_report};
 use crate::base::Cancel;
-use crate::error::Result;
 use crate::job::gc::Status;
 use crate::job::gc::pin::{Options, Outcome, run};
+use crate::job::report::Report;
 use clap::Args;
 
 /// Keep a chain whatever the policy of `deltafold gc`, or let it go again
@@ -34,18 +34,18 @@ pub(super) struct PinArgs {
 }
 
 impl PinArgs {
-    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<()> {
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         let options = Options {
             name: self.name.clone(),
             reason: self.reason.clone(),
             unpin: self.unpin,
         };
-        let outcome = run(&self.store.context(cancel)?, &options)?;
-        print_outcome(output, &outcome, in_words)
+        let report = run(&self.store.context(cancel)?, &options)?;
+        print_report(output, report, in_words)
     }
 }
 
-fn in_words(o: &Outcome) -> String {
+fn in_words(o: &Report<Outcome>) -> String {
     let mut text = Text::new();
     let what = match (o.pinned, o.status) {
         (true, Status::NothingToDo) => "is pinned already; it keeps",

@@ -2,16 +2,17 @@
 
 use super::kubernetes::{ClusterArgs, age, table, wait_for};
 use super::show::Text;
-use super::{Output, print_outcome, size, yes_or_no};
+use super::{Ended, Output, print_outcome, size, yes_or_no};
 use crate::base::Cancel;
 use crate::controller::api::{
     Condition, EtcdBackupPolicy, EtcdBackupPolicyStatus, LastRun, RunState, SnapshotStatus,
 };
-use crate::error::{Error, Reason, Result};
+use crate::error::{Error, Reason};
 use chrono::{DateTime, Utc};
 use clap::{Args, Subcommand};
 use kube::ResourceExt;
 use kube::api::ListParams;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// The conditions, in the order in which they are told.
@@ -49,17 +50,24 @@ struct StatusArgs {
 }
 
 /// What is printed. The fields are a contract; `status` is that of the API.
-#[derive(Debug, Serialize)]
-struct PoliciesOutcome {
+#[derive(Debug, JsonSchema, Serialize)]
+pub(super) struct PoliciesOutcome {
+    /// The policies, by namespace and name; of one that was named, that one.
     policies: Vec<PolicyOutcome>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, JsonSchema, Serialize)]
 struct PolicyOutcome {
+    /// Where it is.
     namespace: String,
+    /// Its name.
     name: String,
+    /// The URL of its store.
     store: String,
+    /// Whether nothing is started by schedule or threshold.
     suspended: bool,
+    /// The status that the controller wrote, as the API has it.
+    #[schemars(with = "serde_json::Map<String, serde_json::Value>")]
     status: EtcdBackupPolicyStatus,
 }
 
@@ -80,7 +88,7 @@ impl PolicyOutcome {
 }
 
 impl PolicyCommand {
-    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<()> {
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         match &self.command {
             PolicySubcommand::Status(args) => args.run(cancel, output),
         }
@@ -88,7 +96,7 @@ impl PolicyCommand {
 }
 
 impl StatusArgs {
-    fn run(&self, cancel: &Cancel, output: Output) -> Result<()> {
+    fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         let mut policies = wait_for(cancel, async {
             let person = self.cluster.person(false).await?;
             let api = match self.all_namespaces {

@@ -1,11 +1,12 @@
 //! `deltafold restore`: its arguments, and its outcome in words.
 
 use super::show::{self, Text};
-use super::{MeansArgs, Output, StateArgs, print_outcome, size};
+use super::{Ended, MeansArgs, Output, StateArgs, print_report, size};
 use crate::base::Cancel;
 use crate::datadir::Cluster;
 use crate::datadir::place::Place;
 use crate::error::{Error, Reason, Result};
+use crate::job::report::Report;
 use crate::job::restore::{Action, Depth, Fate, Leases, Options, Outcome, Status, To, run};
 use crate::mvcc::KeepHistory;
 use crate::mvcc::history::parse_duration;
@@ -177,7 +178,7 @@ fn parse_ttl(s: &str) -> Result<Duration, String> {
 }
 
 impl RestoreArgs {
-    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<()> {
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         let mut backups = Vec::new();
         match &self.snapshot {
             Some(file) => backups.push(self.means.backup_file(file, cancel)?),
@@ -202,8 +203,8 @@ impl RestoreArgs {
             },
             dry_run: self.dry_run,
         };
-        let outcome = run(&backups, &options, cancel)?;
-        print_outcome(output, &outcome, in_words)
+        let report = run(&backups, &options, cancel)?;
+        print_report(output, report, in_words)
     }
 
     fn to(&self) -> Result<To> {
@@ -232,7 +233,7 @@ impl RestoreArgs {
     }
 }
 
-fn in_words(o: &Outcome) -> String {
+fn in_words(o: &Report<Outcome>) -> String {
     let mut text = Text::new();
     let target = o.data_dir.as_ref().or(o.snapshot_file.as_ref());
     let target = target.cloned().unwrap_or_default();

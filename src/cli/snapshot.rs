@@ -6,11 +6,12 @@ use super::leases::{LeaseArgs, LockArgs};
 use super::metrics::MetricsArgs;
 use super::show::Text;
 use super::size::parse_size;
-use super::{MeansArgs, Output, print_outcome, size};
+use super::{Ended, MeansArgs, Output, print_report, size};
 use crate::base::Cancel;
 use crate::bucket::codec::CompressionChoice;
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
+use crate::job::report::Report;
 use crate::job::schedule::Schedule;
 use crate::job::snapshot::follow::{self, FollowOptions, follow};
 use crate::job::snapshot::{DeltaOptions, Hole, Outcome, Status, Taking, Tell, delta, full};
@@ -200,7 +201,7 @@ struct FollowArgs {
 const LOCK_DURATION: Duration = Duration::from_secs(15);
 
 impl FollowArgs {
-    fn follow(&self, cancel: &Cancel, stop: &Cancel) -> Result<follow::Outcome> {
+    fn follow(&self, cancel: &Cancel, stop: &Cancel) -> Result<Report<follow::Outcome>> {
         let options = FollowOptions {
             delta_period: self.delta_period,
             delta_bytes: self.delta_bytes,
@@ -228,7 +229,7 @@ impl FollowArgs {
     }
 
     /// The first signal stops it; the second, or the end of its time, ends it.
-    fn with_signals(&self) -> Result<follow::Outcome> {
+    fn with_signals(&self) -> Result<Report<follow::Outcome>> {
         let (mut term, mut int) = super::end_signals()?;
         let (cancel, stop) = (Cancel::default(), Cancel::default());
         let (hard, soft, patience) = (cancel.clone(), stop.clone(), self.shutdown_timeout);
@@ -261,7 +262,7 @@ impl SnapshotArgs {
         matches!(self.command, SnapshotCommand::Follow(_))
     }
 
-    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<()> {
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         match &self.command {
             SnapshotCommand::Full(args) => {
                 args.common
@@ -269,7 +270,8 @@ impl SnapshotArgs {
                     .around("snapshot-full", cancel, |metrics| {
                         let (ctx, taking) = args.common.open(cancel)?;
                         let tell = Tell::new(metrics.clone());
-                        show(&full(&ctx, &taking, args.is_final, &tell)?, output)
+                        let report = full(&ctx, &taking, args.is_final, &tell)?;
+                        print_report(output, report, in_words)
                     })
             }
             SnapshotCommand::Delta(args) => {
@@ -282,26 +284,23 @@ impl SnapshotArgs {
                             max_full_age: args.max_full_age,
                         };
                         let tell = Tell::new(metrics.clone());
-                        show(&delta(&ctx, &taking, options, &tell)?, output)
+                        let report = delta(&ctx, &taking, options, &tell)?;
+                        print_report(output, report, in_words)
                     })
             }
             SnapshotCommand::Follow(args) => {
-                let outcome = args.with_signals()?;
-                print_outcome(output, &outcome, followed)
+                let report = args.with_signals()?;
+                print_report(output, report, followed)
             }
         }
     }
-}
-
-fn show(outcome: &Outcome, output: Output) -> Result<()> {
-    print_outcome(output, outcome, in_words)
 }
 
 fn parse_age(s: &str) -> Result<Duration, String> {
     parse_duration(s).ok_or_else(|| "give a duration such as 90s, 24h or 7d".to_owned())
 }
 
-fn in_words(o: &Outcome) -> String {
+fn in_words(o: &Report<Outcome>) -> String {
     let mut text = Text::new();
     if o.status == Status::NothingToDo {
         text.line(format_args!(
@@ -346,7 +345,7 @@ fn hole(hole: &Hole) -> String {
     )
 }
 
-fn followed(o: &follow::Outcome) -> String {
+fn followed(o: &Report<follow::Outcome>) -> String {
     let mut text = Text::new();
     text.line(format_args!(
         "saved {} fulls and {} deltas ({} events, {})",

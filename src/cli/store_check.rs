@@ -1,9 +1,9 @@
 //! `deltafold store`: its arguments, and what a store does as a table.
 
 use super::show::Text;
-use super::{Output, StoreArgs, print_outcome};
+use super::{Ended, Output, StoreArgs, print_report};
 use crate::base::Cancel;
-use crate::error::{Error, Result};
+use crate::job::report::Report;
 use crate::job::store_check::{Check, Outcome, Status, run};
 use crate::store::probe::{Ability, State};
 use clap::{Args, Subcommand};
@@ -42,12 +42,10 @@ struct CheckArgs {
 }
 
 impl StoreCommand {
-    /// Gives the failure whose outcome is printed already, if it is one.
-    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<Option<Error>> {
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         let What::Check(args) = &self.what;
-        let (outcome, error) = run(&args.store.context(cancel)?)?;
-        print_outcome(output, &outcome, in_words)?;
-        Ok(error)
+        let report = run(&args.store.context(cancel)?)?;
+        print_report(output, report, in_words)
     }
 }
 
@@ -82,7 +80,7 @@ fn state(check: &Check) -> &'static str {
     }
 }
 
-fn in_words(o: &Outcome) -> String {
+fn in_words(o: &Report<Outcome>) -> String {
     let mut text = Text::new();
     for check in &o.checks {
         let mark = if check.is_problem { "!" } else { " " };

@@ -1,10 +1,10 @@
 //! `deltafold undelete`: its arguments, and its outcome in words.
 
 use super::show::Text;
-use super::{Output, StoreArgs, print_outcome};
+use super::{Ended, Output, StoreArgs, print_report};
 use crate::base::Cancel;
-use crate::error::{Error, Result};
 use crate::job::gc::undelete::{Options, Outcome, Restored, run};
+use crate::job::report::Report;
 use clap::Args;
 
 /// Bring back snapshots that `deltafold gc --purge-after` removed
@@ -36,19 +36,17 @@ pub(super) struct UndeleteArgs {
 }
 
 impl UndeleteArgs {
-    /// Gives the failure whose outcome is printed already, if it is one.
-    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<Option<Error>> {
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         let ctx = self.store.context(cancel)?;
         let options = Options {
             names: self.names.clone(),
         };
-        let (outcome, error) = run(&ctx, &options)?;
-        print_outcome(output, &outcome, in_words)?;
-        Ok(error)
+        let report = run(&ctx, &options)?;
+        print_report(output, report, in_words)
     }
 }
 
-fn in_words(o: &Outcome) -> String {
+fn in_words(o: &Report<Outcome>) -> String {
     let mut text = Text::new();
     if o.snapshots.is_empty() {
         text.line("nothing to do: none of it is excluded");

@@ -3,9 +3,10 @@
 use super::endpoints::EndpointArgs;
 use super::metrics::MetricsArgs;
 use super::show::{self, Text};
-use super::{Output, StoreArgs, print_outcome, size};
+use super::{Ended, Output, StoreArgs, print_report, size};
 use crate::base::Cancel;
 use crate::error::{Error, Reason, Result};
+use crate::job::report::Report;
 use crate::job::verify::{Options, Outcome, run};
 use crate::job::{drill, verify_store};
 use crate::mvcc::Revision;
@@ -121,20 +122,16 @@ fn parse_patience(s: &str) -> Result<Duration, String> {
 }
 
 impl VerifyArgs {
-    /// Gives the failure whose outcome is printed already, if it is one.
-    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<Option<Error>> {
-        let failed = |e: &Option<Error>| e.as_ref().map(Error::reason);
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         self.metrics
-            .around_all("verify", cancel, failed, |metrics| {
-                match self.live.is_given() {
-                    true => self.compare(cancel, metrics, output).map(|()| None),
-                    false => self.verify(cancel, metrics, output),
-                }
+            .around("verify", cancel, |metrics| match self.live.is_given() {
+                true => self.compare(cancel, metrics, output),
+                false => self.verify(cancel, metrics, output),
             })
     }
 
     /// The backup with a live cluster.
-    fn compare(&self, cancel: &Cancel, metrics: &Metrics, output: Output) -> Result<()> {
+    fn compare(&self, cancel: &Cancel, metrics: &Metrics, output: Output) -> Ended {
         let way = self.live.connector(cancel)?;
         let ctx = self.store.context(cancel)?;
         let options = Options {
@@ -143,8 +140,8 @@ impl VerifyArgs {
         };
         let ended = run(&ctx, &way, &options);
         metrics.store_read(ctx.store.bytes_read());
-        let outcome = ended?;
-        print_outcome(output, &outcome, in_words)
+        let report = ended?;
+        print_report(output, report, in_words)
     }
 
     fn level(&self) -> Result<verify_store::Level> {
@@ -161,7 +158,7 @@ impl VerifyArgs {
     }
 
     /// The backup by itself.
-    fn verify(&self, cancel: &Cancel, metrics: &Metrics, output: Output) -> Result<Option<Error>> {
+    fn verify(&self, cancel: &Cancel, metrics: &Metrics, output: Output) -> Ended {
         if self.revision.is_some() {
             return Err(Error::new(
                 Reason::Usage,
@@ -192,9 +189,9 @@ impl VerifyArgs {
         };
         let ended = verify_store::run(&ctx, &options);
         metrics.store_read(ctx.store.bytes_read());
-        let (outcome, failure) = ended?;
-        metrics.verified(&outcome.metrics());
-        if let Some(newest) = &outcome.newest {
+        let report = ended?;
+        metrics.verified(&report.metrics());
+        if let Some(newest) = &report.newest {
             metrics.restorable(&Window {
                 first_revision: newest.first_revision.0,
                 last_revision: newest.last_revision.0,
@@ -202,12 +199,11 @@ impl VerifyArgs {
                 last_time: Some(newest.last_time),
             });
         }
-        print_outcome(output, &outcome, found_in_words)?;
-        Ok(failure)
+        print_report(output, report, found_in_words)
     }
 }
 
-fn found_in_words(o: &verify_store::Outcome) -> String {
+fn found_in_words(o: &Report<verify_store::Outcome>) -> String {
     use verify_store::{Level, Severity, Status};
     let mut text = Text::new();
     let what = match o.level {
@@ -283,7 +279,7 @@ fn found_in_words(o: &verify_store::Outcome) -> String {
     text.end()
 }
 
-fn in_words(o: &Outcome) -> String {
+fn in_words(o: &Report<Outcome>) -> String {
     let mut text = Text::new();
     text.line(format_args!(
         "equal: at revision {} the backup holds what the cluster holds",

@@ -1,4 +1,4 @@
-//! One file for each thing a Job does: options → run → outcome.
+//! One file for each thing a Job does: options → run → report.
 //!
 //! Here stands the I/O around the decisions of `bucket` and `mvcc`. `cli` calls it; a program that
 //! uses deltafold as a library can as well. Everything blocks: call it outside of async code.
@@ -15,6 +15,7 @@ pub mod list;
 pub mod maintain;
 mod parallel;
 pub mod read;
+pub mod report;
 pub mod restorable;
 pub mod restore;
 pub mod retain;

@@ -17,6 +17,7 @@ use object_store::{
     CopyMode, CopyOptions, Error as E, MultipartUpload, ObjectStore, ObjectStoreExt, PutMode,
     PutPayload, UpdateVersion,
 };
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::time::Duration;
 use strum::VariantArray;
@@ -36,7 +37,7 @@ const CLEAN_UP: Duration = Duration::from_secs(20);
 const SETTLE: Duration = Duration::from_millis(300);
 
 /// Something that a store may do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, VariantArray)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, JsonSchema, Serialize, VariantArray)]
 pub enum Ability {
     /// It takes an object.
     Put,
@@ -76,7 +77,7 @@ impl Ability {
 }
 
 /// What was found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, JsonSchema, Serialize)]
 pub enum State {
     /// It does it.
     Works,

@@ -18,6 +18,7 @@ use deltafold::etcd::peers::PeerOptions;
 use deltafold::job::Context;
 use deltafold::job::fold::Request;
 use deltafold::job::identity::IDENTITY;
+use deltafold::job::report::Report;
 use deltafold::job::restore::{Backup, Leases, Options, Outcome, To, run};
 use deltafold::mvcc::KeepHistory;
 use deltafold::store::Store;
@@ -59,7 +60,7 @@ impl InMemoryBucket {
         FaultStore::new(inner, strikes)
     }
 
-    fn restore(&self, faults: &FaultStore, to: To) -> Result<Outcome, Error> {
+    fn restore(&self, faults: &FaultStore, to: To) -> Result<Report<Outcome>, Error> {
         let store = Store::new(
             Arc::new(faults.clone()),
             ObjectPath::default(),

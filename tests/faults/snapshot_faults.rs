@@ -13,6 +13,7 @@ use deltafold::job::Context;
 use deltafold::job::fold::{Request, Source};
 use deltafold::job::identity::IDENTITY;
 use deltafold::job::list;
+use deltafold::job::report::Report;
 use deltafold::job::scan::{Depth, scan};
 use deltafold::job::snapshot::{DeltaOptions, Outcome, Taking, Tell, delta, full};
 use deltafold::mvcc::{KeepHistory, KeyRange};
@@ -75,7 +76,7 @@ impl Bench {
         }
     }
 
-    fn run(&self, kind: Kind, faults: &FaultStore) -> Result<Outcome> {
+    fn run(&self, kind: Kind, faults: &FaultStore) -> Result<Report<Outcome>> {
         let cancel = Cancel::default();
         faults.cancels(&cancel);
         let ctx = self.context(faults, &cancel);

@@ -10,6 +10,7 @@ use crate::support::{deltafold, expected, run_json};
 use deltafold::job::Context;
 use deltafold::job::compact::{Options, Outcome, Status, run};
 use deltafold::job::fold::Request;
+use deltafold::job::report::Report;
 use deltafold::mvcc::KeepHistory;
 use deltafold::store::exclude::ExcludeTags;
 use deltafold::store::{Folder, Store};
@@ -151,7 +152,12 @@ impl Place {
         }
     }
 
-    fn run(&self, rt: &Runtime, faults: &FaultStore, options: &Options) -> Result<Outcome, Error> {
+    fn run(
+        &self,
+        rt: &Runtime,
+        faults: &FaultStore,
+        options: &Options,
+    ) -> Result<Report<Outcome>, Error> {
         let store = self.store(rt, faults);
         faults.cancels(store.cancel());
         compact(store, options)
@@ -175,7 +181,7 @@ impl Place {
     }
 }
 
-fn compact(store: Store, options: &Options) -> Result<Outcome, Error> {
+fn compact(store: Store, options: &Options) -> Result<Report<Outcome>, Error> {
     let ctx = Context {
         store,
         temp_dir: scratch::place(),
@@ -427,7 +433,7 @@ fn conditions_that_are_ignored() {
     let faults = FaultStore::ignoring_conditions(here.inner());
     let outcome = here.run(&rt, &faults, &sample.options()).unwrap();
     let next = format!("v2/Full-00000000-{LAST:08}-{}.gz", T0 + 11);
-    assert_eq!(format!("v2/{}", outcome.snapshot.unwrap()), next);
+    assert_eq!(format!("v2/{}", outcome.snapshot.clone().unwrap()), next);
     expected.insert(next, sample.full.clone());
     here.is(&rt, &expected, "a name that was taken");
 

@@ -57,7 +57,8 @@ impl LogsArgs {
             let why = state.message.map(|m| format!(": {m}")).unwrap_or_default();
             return Err(Reason::Conflict.error(format!(
                 "the task {} is {} and has no Job{why}",
-                self.name, state.state
+                self.name,
+                state.state.as_str()
             )));
         };
         let mut printed = Printed::default();

@@ -5,9 +5,9 @@ mod logs;
 
 use super::kubernetes::{ClusterArgs, age, parse_time_span, table, wait_for};
 use super::show::Text;
-use super::{Output, print_outcome, yes_or_no};
+use super::{Ended, Output, print_outcome, yes_or_no};
 use crate::base::Cancel;
-use crate::controller::api::{EtcdBackupTask, TaskState};
+use crate::controller::api::{EtcdBackupTask, TaskState, TaskType};
 use crate::error::{Error, Reason, Result};
 use crate::kubernetes::Person;
 use chrono::{DateTime, Utc};
@@ -18,6 +18,7 @@ use kube::ResourceExt;
 use kube::api::ListParams;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, watch_object};
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::pin::pin;
 use std::time::Duration;
@@ -70,33 +71,46 @@ struct WaitArgs {
 }
 
 /// A task as it is printed. The fields are a contract.
-#[derive(Debug, Serialize)]
-struct TaskOutcome {
+#[derive(Debug, JsonSchema, Serialize)]
+pub(super) struct TaskOutcome {
+    /// Where it is.
     namespace: String,
+    /// Its name.
     name: String,
+    /// The policy that it is for.
     policy: String,
+    /// What is to be done.
     #[serde(rename = "type")]
-    type_: &'static str,
-    /// As the API has it; Pending of one that nobody has looked at yet.
-    state: &'static str,
+    type_: TaskType,
+    /// How it is. `Pending`, too, if no controller has looked at it yet.
+    state: TaskState,
+    /// When it was created.
     created: Option<DateTime<Utc>>,
+    /// When it was no longer Pending.
     initiated_at: Option<DateTime<Utc>>,
+    /// When it ended.
     finished_at: Option<DateTime<Utc>>,
+    /// The name of its Job.
     job: Option<String>,
-    /// What it waits for or is at, for people.
+    /// What it waits for, or is at; for people.
     message: Option<String>,
+    /// What went wrong, the newest first.
     errors: Vec<TaskFailure>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, JsonSchema, Serialize)]
 struct TaskFailure {
+    /// A reason of exit-codes.md, Kubernetes' own, or why it was rejected.
     code: String,
+    /// A sentence for people.
     description: String,
+    /// When it was seen.
     observed_at: DateTime<Utc>,
 }
 
-#[derive(Debug, Serialize)]
-struct TasksOutcome {
+#[derive(Debug, JsonSchema, Serialize)]
+pub(super) struct TasksOutcome {
+    /// The tasks, the oldest first.
     tasks: Vec<TaskOutcome>,
 }
 
@@ -112,8 +126,8 @@ impl TaskOutcome {
             namespace: task.namespace().unwrap_or_default(),
             name: task.name_any(),
             policy: task.spec.policy.clone(),
-            type_: task.spec.type_.as_str(),
-            state: status.state.as_str(),
+            type_: task.spec.type_,
+            state: status.state,
             created: created(task),
             initiated_at: status.initiated_at,
             finished_at: status.finished_at,
@@ -125,7 +139,7 @@ impl TaskOutcome {
 
     fn in_words(&self) -> String {
         let mut text = Text::new();
-        text.line(format_args!("{} {}", self.name, self.state));
+        text.line(format_args!("{} {}", self.name, self.state.as_str()));
         if let Some(message) = self.message.as_ref().filter(|m| !m.is_empty()) {
             text.line(format_args!("  {message}"));
         }
@@ -165,24 +179,23 @@ fn failure_of(task: &EtcdBackupTask) -> Option<Error> {
 }
 
 impl TaskArgs {
-    /// Gives the failure whose outcome is printed already, if it is one.
-    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<Option<Error>> {
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         match &self.command {
             TaskCommand::Create(args) => args.run(cancel, output),
-            TaskCommand::List(args) => args.run(cancel, output).map(|()| None),
+            TaskCommand::List(args) => args.run(cancel, output),
             TaskCommand::Wait(args) => args.run(cancel, output),
             TaskCommand::Logs(args) => args.run(cancel).map(|()| None),
         }
     }
 }
 
-fn tell(task: &EtcdBackupTask, output: Output) -> Result<Option<Error>> {
+fn tell(task: &EtcdBackupTask, output: Output) -> Ended {
     print_outcome(output, &TaskOutcome::of(task), TaskOutcome::in_words)?;
     Ok(failure_of(task))
 }
 
 impl ListArgs {
-    fn run(&self, cancel: &Cancel, output: Output) -> Result<()> {
+    fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         let mut tasks = wait_for(cancel, async {
             let person = self.cluster.person(false).await?;
             let api = match self.all_namespaces {
@@ -216,8 +229,8 @@ impl TasksOutcome {
             [
                 name,
                 t.policy.clone(),
-                t.type_.to_owned(),
-                t.state.to_owned(),
+                t.type_.as_str().to_owned(),
+                t.state.as_str().to_owned(),
                 error.unwrap_or_default(),
                 t.created.map_or(String::new(), |at| age(at, now)),
             ]
@@ -228,7 +241,7 @@ impl TasksOutcome {
 }
 
 impl WaitArgs {
-    fn run(&self, cancel: &Cancel, output: Output) -> Result<Option<Error>> {
+    fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         let task = wait_for(cancel, async {
             let person = self.cluster.person(false).await?;
             ended(&person, &self.name, self.timeout).await

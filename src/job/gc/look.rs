@@ -58,6 +58,25 @@ impl BesideWhy {
     }
 }
 
+/// Why a version goes that only a delete marker hides.
+pub(super) const HIDDEN_VERSION: &str = "HiddenVersion";
+
+/// For a schema: every reason, of snapshots and of objects beside them.
+pub(super) fn reasons() -> Vec<&'static str> {
+    use BesideWhy::{Abandoned, BelongsToRemoved, BelongsToSnapshot, InUse, Orphaned, Young};
+    let beside = [
+        BelongsToSnapshot,
+        Young,
+        InUse,
+        BelongsToRemoved,
+        Orphaned,
+        Abandoned,
+    ];
+    let beside = beside.map(|why| why.told().0);
+    let all = Why::NAMES.iter().copied().chain(beside);
+    all.chain([HIDDEN_VERSION]).collect()
+}
+
 /// An object beside the snapshots.
 #[derive(Debug)]
 pub(super) struct Beside {

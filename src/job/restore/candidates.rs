@@ -8,10 +8,11 @@ use crate::job::fold::open::Backup;
 use crate::job::fold::{Request, Source, Target};
 use crate::job::scan::Scan;
 use crate::mvcc::{HashKv, Revision};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// What became of a candidate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum Fate {
     /// It is restored.
     Chosen,
@@ -22,19 +23,33 @@ pub enum Fate {
 }
 
 /// A candidate, as it is told. The fields are a contract.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
+#[schemars(extend("oneOf" = [
+    {"properties": {
+        "status": {"enum": ["Excluded"]},
+        "reason": {"type": "string"},
+        "message": {"type": "string"},
+    }},
+    {"properties": {
+        "status": {"enum": ["Chosen", "NotChosen"]},
+        "revision": {"type": "integer"},
+        "timeline": {"type": "string"},
+        "reason": {"type": "null"},
+        "message": {"type": "null"},
+    }},
+]))]
 pub struct Told {
-    /// Its URL, or the file.
+    /// Its URL, or the plain snapshot file.
     pub store: String,
     /// What became of it.
     pub status: Fate,
-    /// The revision it leads to; `None` where that was not found out.
+    /// The revision it leads to. null if that was not found out.
     pub revision: Option<Revision>,
-    /// Its timeline.
+    /// The timeline that leads there. null if that was not found out.
     pub timeline: Option<String>,
-    /// Why it is excluded: a reason of `docs/exit-codes.md`.
-    pub reason: Option<&'static str>,
-    /// The same in words.
+    /// Why it is excluded: a reason of exit-codes.md; else null.
+    pub reason: Option<Reason>,
+    /// The same in words. For people: it may change.
     pub message: Option<String>,
 }
 
@@ -190,7 +205,7 @@ impl<'a> Candidates<'a> {
             tracing::warn!("{} is not used: {e} [{}]", told.store, e.reason());
         }
         told.status = Fate::Excluded;
-        told.reason = Some(e.reason().as_str());
+        told.reason = Some(e.reason());
         told.message = Some(e.to_string());
     }
 

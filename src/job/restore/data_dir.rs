@@ -12,12 +12,13 @@ use crate::error::{Error, Reason, Result};
 use crate::etcd::peers::{self, PeerOptions};
 use crate::job::fold::Source;
 use crate::job::identity;
+use crate::job::report::Report;
 use crate::store::Store;
 use chrono::Utc;
 use std::path::Path;
 
 impl Run<'_> {
-    pub(super) fn into_data_dir(mut self) -> Result<Outcome> {
+    pub(super) fn into_data_dir(mut self) -> Result<Report<Outcome>> {
         let To::DataDir {
             place,
             cluster,
@@ -76,22 +77,19 @@ impl Run<'_> {
         // A drill's cluster saves nothing.
         if let (Some(store), Some(cluster), false) = (&store, &member, self.is_drill) {
             let warning = says_other_cluster(store, cluster);
-            outcome
-                .warnings
-                .extend(warning.inspect(|w| tracing::warn!("{w}")));
+            warning.into_iter().for_each(|w| self.clock.warn(w));
         }
         outcome.member = member.as_ref().map(Member::of);
         outcome.data_dir = Some(shown(place.dir()));
         outcome.wal_dir = place.own_wal_dir().map(shown);
-        outcome.seconds = self.started.elapsed().as_secs_f64();
-        Ok(outcome)
+        Ok(self.clock.report(outcome))
     }
 
     /// Takes the directory, if it is to be written, and tells what an interrupted restore had left there.
     fn occupy(&mut self, place: &Place) -> Result<Option<Occupied>> {
         if self.options.dry_run {
             if place.has_leftover() {
-                self.warn(format!(
+                self.clock.warn(format!(
                     "a restore into {} was interrupted: the next one completes or undoes it first",
                     place.dir().display()
                 ));
@@ -101,12 +99,12 @@ impl Run<'_> {
         let occupied = place.occupy()?;
         match occupied.leftover() {
             Leftover::Completed => {
-                self.warn(
-                    "an earlier restore was interrupted at its very end: it was completed".into(),
-                );
+                self.clock
+                    .warn("an earlier restore was interrupted at its very end: it was completed");
             }
             Leftover::Undone => {
-                self.warn("an earlier restore was interrupted: it was undone".into());
+                self.clock
+                    .warn("an earlier restore was interrupted: it was undone");
             }
             Leftover::None => {}
         }
@@ -136,18 +134,18 @@ impl Run<'_> {
 
     /// The outcome where what is there stays.
     fn kept(
-        mut self,
+        self,
         place: &Place,
         decision: Decision,
         candidates: Option<Candidates<'_>>,
-    ) -> Outcome {
+    ) -> Report<Outcome> {
         tracing::info!(reason = decision.reason, "{}", decision.message);
         let mut outcome = self.outcome(decision);
         outcome.status = Status::NotNeeded;
         outcome.candidates = candidates.map(|c| c.told).unwrap_or_default();
         outcome.data_dir = Some(shown(place.dir()));
         outcome.wal_dir = place.own_wal_dir().map(shown);
-        outcome
+        self.clock.report(outcome)
     }
 
     /// Compares a member that is in order by itself with the best backup that can be read.
@@ -159,7 +157,7 @@ impl Run<'_> {
     ) -> Result<Decision> {
         let why = match candidates.compare() {
             Ok(warnings) => {
-                warnings.into_iter().for_each(|w| self.warn(w));
+                warnings.into_iter().for_each(|w| self.clock.warn(w));
                 for i in candidates.ranked() {
                     match found.compare(&candidates.all[i], alone, &self.cancel) {
                         Ok(decision) => return Ok(decision),
@@ -173,7 +171,7 @@ impl Run<'_> {
             Err(e) => return Err(e),
         };
         // A member that is in order must not wait for a backup.
-        self.warn(format!(
+        self.clock.warn(format!(
             "the member could not be compared with a backup: {why}"
         ));
         Ok(found.decide())

@@ -8,10 +8,11 @@ use super::{Outcome, Run, shown};
 use crate::bucket::name::ENCRYPTED;
 use crate::datadir::place;
 use crate::error::{Error, Reason, Result};
+use crate::job::report::Report;
 use std::path::Path;
 
 impl Run<'_> {
-    pub(super) fn into_file(mut self, path: &Path) -> Result<Outcome> {
+    pub(super) fn into_file(mut self, path: &Path) -> Result<Report<Outcome>> {
         if path.symlink_metadata().is_ok() {
             return Err(exists(path));
         }
@@ -43,8 +44,7 @@ impl Run<'_> {
             place::sync_directory(parent)?;
         }
         outcome.snapshot_file = Some(shown(path));
-        outcome.seconds = self.started.elapsed().as_secs_f64();
-        Ok(outcome)
+        Ok(self.clock.report(outcome))
     }
 
     /// Whether a file is to be encrypted, its name and the recipients must say alike: nobody shall take the one

@@ -21,15 +21,15 @@ use crate::etcd::peers::PeerOptions;
 use crate::job::Context;
 use crate::job::fold::rebuild::Rebuild;
 use crate::job::fold::{Request, Source};
+use crate::job::report::{Clock, Report};
 use crate::job::tags::without_excluded;
 use crate::mvcc::{KeepHistory, Revision};
-use crate::telemetry::memory::peak_memory_bytes;
 use candidates::{Candidates, Opened, excludes};
 use output::Failed;
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 use write::Written;
 
 pub use crate::job::fold::rebuild::Leases;
@@ -68,87 +68,94 @@ pub struct Options {
 }
 
 /// How it ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum Status {
     /// It was restored (or would be, in a dry run).
+    #[default]
     Succeeded,
     /// The member that is there is in order.
     NotNeeded,
 }
 
 /// The member that was written.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Member {
     /// Its name.
     pub name: String,
     /// Its ID, hexadecimal as etcd prints it.
     pub id: String,
-    /// The cluster's ID, hexadecimal.
+    /// The cluster's ID, hexadecimal. The same for all members that are restored with the same
+    /// --initial-cluster and --initial-cluster-token.
     pub cluster_id: String,
-    /// All members' names, in the order of their IDs.
+    /// The names of all members, in the order of their IDs.
     pub members: Vec<String>,
 }
 
 /// What was done. The fields are a contract: `docs/restore-result.schema.json`.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Default, JsonSchema, Serialize)]
 pub struct Outcome {
     /// How it ended.
     pub status: Status,
-    /// Whether it was needed, and why.
+    /// What was decided, and why.
     pub decision: Decision,
-    /// The data directory.
+    /// The data directory, as an absolute path. null if a plain snapshot file was asked for.
     pub data_dir: Option<String>,
-    /// The WAL directory, where it is one of its own.
+    /// The WAL directory, as an absolute path, if it is one of its own; else null.
     pub wal_dir: Option<String>,
-    /// The plain snapshot file.
+    /// The plain snapshot file, as --to-snapshot names it. null if a data directory was asked for.
     pub snapshot_file: Option<String>,
-    /// Where what was there before is kept.
+    /// Where what was there before is kept: the old member's folder, and the folder of the old WAL segments
+    /// if they have a directory of their own. Empty if nothing was there.
     pub kept_aside: Vec<String>,
-    /// The member; `None` where a plain snapshot file was written, or nothing.
+    /// The member that was written (in a dry run: would be). null if none is.
     pub member: Option<Member>,
-    /// Every backup that was looked at, in the order in which they were named.
+    /// Every backup that was looked at, in the order in which they were named. Empty if none had to be:
+    /// `--if-needed sanity`, and the member stays.
     pub candidates: Vec<Told>,
-    /// The full that was restored from.
+    /// The full snapshot that was restored from: its name without its folder, or, with --snapshot, the file
+    /// as it was named. null if nothing is restored.
     pub base: Option<String>,
-    /// The deltas folded into it, in order.
+    /// The names, without their folders, of the delta snapshots that were folded into it, in order.
     pub deltas: Vec<String>,
-    /// Events of the deltas that were folded.
+    /// How many events of the deltas were folded; those that the base holds already are not counted. null if
+    /// nothing was written.
     pub events: Option<u64>,
-    /// The timeline's ID.
+    /// The ID of the timeline that was restored; `main` of a plain snapshot file. null if nothing is
+    /// restored.
     pub timeline: Option<String>,
-    /// The revision of the backup that was restored.
+    /// The revision of the backup that was restored. null if nothing is.
     pub restored_revision: Option<Revision>,
-    /// The newest revision of what was written: `restored_revision`, raised by the bump.
+    /// The newest revision of what was written: `restored_revision`, raised by --bump-revision. null if
+    /// nothing is restored.
     pub revision: Option<Revision>,
-    /// Its compacted revision; −1 where it holds all history.
+    /// The compacted revision of what was written: states before it cannot be read. -1 if it holds all
+    /// history. null if nothing was written.
     pub compact_revision: Option<Revision>,
-    /// Keys alive.
+    /// How many keys are alive at `revision`. null if nothing was written.
     pub live_keys: Option<u64>,
-    /// etcd's HashKV at `revision`.
+    /// etcd's HashKV at `revision`: what `etcdctl endpoint hashkv` says of an etcd that serves it, before
+    /// anything is written to it. null if nothing was written.
     pub hash_kv: Option<u32>,
-    /// Users, roles, alarms and recorded leases are as of this revision.
+    /// Users, roles, alarms and the records of leases are as of this revision, since deltas hold only keys.
+    /// null if nothing is restored.
     pub metadata_revision: Option<Revision>,
-    /// Leases that no snapshot recorded and that got a record.
+    /// How many leases got a record, with --lease-ttl: keys are attached to them, and the base has none. null
+    /// if nothing was written.
     pub leases_added: Option<u64>,
-    /// Bytes read from the stores.
+    /// Bytes read from the stores. A plain snapshot file is not counted.
     pub bytes_read: u64,
-    /// Size of the database that was written.
+    /// Size of the database that was written, in bytes, without the SHA-256 behind it in a snapshot file; 0
+    /// if nothing was written.
     pub database_bytes: u64,
-    /// Wall-clock time.
-    pub seconds: f64,
-    /// The most memory that was resident at once.
-    pub peak_memory_bytes: Option<u64>,
-    /// Whether only a plan was made.
+    /// Whether it was only said what would be done.
     pub dry_run: bool,
-    /// What an operator should know.
-    pub warnings: Vec<String>,
 }
 
 /// Restores the best of some backups; one or more.
 ///
 /// # Errors
 /// Any reason but `KeyNotFound`. The target is as it was then, or the next run makes it so.
-pub fn run(backups: &[Backup], options: &Options, cancel: &Cancel) -> Result<Outcome> {
+pub fn run(backups: &[Backup], options: &Options, cancel: &Cancel) -> Result<Report<Outcome>> {
     if backups.is_empty() {
         return Err(Error::new(
             Reason::Usage,
@@ -168,7 +175,11 @@ pub fn run(backups: &[Backup], options: &Options, cancel: &Cancel) -> Result<Out
 ///
 /// # Errors
 /// As [`run`].
-pub(super) fn run_for_drill(backup: Backup, options: &Options, cancel: &Cancel) -> Result<Outcome> {
+pub(super) fn run_for_drill(
+    backup: Backup,
+    options: &Options,
+    cancel: &Cancel,
+) -> Result<Report<Outcome>> {
     let backups = [backup];
     without_excluded(|| {
         let mut run = Run::new(&backups, options, cancel);
@@ -181,8 +192,7 @@ struct Run<'a> {
     backups: &'a [Backup],
     options: &'a Options,
     cancel: Cancel,
-    started: Instant,
-    warnings: Vec<String>,
+    clock: Clock,
     is_drill: bool,
 }
 
@@ -192,15 +202,9 @@ impl<'a> Run<'a> {
             backups,
             options,
             cancel: cancel.clone(),
-            started: Instant::now(),
-            warnings: Vec::new(),
+            clock: Clock::start(),
             is_drill: false,
         }
-    }
-
-    fn warn(&mut self, message: String) {
-        tracing::warn!("{message}");
-        self.warnings.push(message);
     }
 
     /// Tries the candidates, the best first, until one is written. Says whether one was, too: in a dry
@@ -215,7 +219,7 @@ impl<'a> Run<'a> {
         loop {
             // Again when one has failed: another is the first then.
             for warning in candidates.compare()? {
-                self.warn(warning);
+                self.clock.warn(warning);
             }
             let Some(&i) = candidates.ranked().first() else {
                 return Err(candidates.none_left(first));
@@ -239,12 +243,12 @@ impl<'a> Run<'a> {
                 }
                 Err(Failed::Candidate(e) | Failed::Target(e)) => return Err(e),
             };
-            self.warnings.extend(source.warnings.iter().cloned());
+            self.clock.warnings.extend(source.warnings.iter().cloned());
             if self.options.dry_run {
-                self.warnings.extend(source.tags_warning());
+                self.clock.warnings.extend(source.tags_warning());
             }
             if holds_alarm(source).map_err(source.at_base(ctx))? {
-                self.warn("the base has an alarm raised (etcd had no space left, or found data that differed), and so has what is restored: etcd says that it is not healthy and may refuse to write until `etcdctl alarm disarm`".into());
+                self.clock.warn("the base has an alarm raised (etcd had no space left, or found data that differed), and so has what is restored: etcd says that it is not healthy and may refuse to write until `etcdctl alarm disarm`");
             }
             let mut outcome = self.outcome(decision);
             outcome.base = Some(source.base_name());
@@ -268,37 +272,16 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn outcome(&mut self, decision: Decision) -> Outcome {
+    fn outcome(&self, decision: Decision) -> Outcome {
         let read = self.backups.iter().map(|b| match b {
             Backup::Store(ctx) | Backup::File(ctx, _) => ctx.store.bytes_read(),
             Backup::Closed { .. } => 0,
         });
         Outcome {
-            status: Status::Succeeded,
             decision,
-            data_dir: None,
-            wal_dir: None,
-            snapshot_file: None,
-            kept_aside: Vec::new(),
-            member: None,
-            candidates: Vec::new(),
-            base: None,
-            deltas: Vec::new(),
-            events: None,
-            timeline: None,
-            restored_revision: None,
-            revision: None,
-            compact_revision: None,
-            live_keys: None,
-            hash_kv: None,
-            metadata_revision: None,
-            leases_added: None,
             bytes_read: read.sum(),
-            database_bytes: 0,
-            seconds: self.started.elapsed().as_secs_f64(),
-            peak_memory_bytes: peak_memory_bytes(),
             dry_run: self.options.dry_run,
-            warnings: std::mem::take(&mut self.warnings),
+            ..Outcome::default()
         }
     }
 

@@ -15,6 +15,7 @@ use crate::limits::Limits;
 use crate::mvcc::history::META_BUCKET;
 use crate::mvcc::{Base, Fold, FoldOptions, KeyRange, Revision};
 use crate::temp::TempFile;
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::fs::File;
 use std::io;
@@ -34,22 +35,42 @@ pub enum Depth {
 }
 
 /// What is done.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum Action {
     /// The member is restored.
+    #[default]
     Restore,
     /// The member that is there stays.
     Keep,
 }
 
+const REASONS: [&str; 10] = [
+    "Asked",
+    "MemberMissing",
+    "DatabaseMissing",
+    "DatabaseDamaged",
+    "WalMissing",
+    "WalDamaged",
+    "SnapshotFileMissing",
+    "HashMismatch",
+    "BehindBackup",
+    "MemberSound",
+];
+
 /// What was decided, and why.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Decision {
-    /// What is done.
+    /// `Restore`: the state is written. `Keep`: the member that is there stays.
     pub action: Action,
-    /// CamelCase, stable.
+    /// `Asked`: without --if-needed. `MemberMissing`: there is no file of a member. `DatabaseMissing`,
+    /// `WalMissing`: that part of it is not there. `DatabaseDamaged`, `WalDamaged`: it cannot be read, or the
+    /// two do not belong together. `SnapshotFileMissing`: the WAL begins behind a .snap that is not there, or
+    /// a .snap's database is not there. `HashMismatch`: at a revision that both hold, its HashKV is not the
+    /// backup's. `BehindBackup`: the cluster's only member, with all that its WAL holds it does not reach the
+    /// backup's end. `MemberSound`: none of these.
+    #[schemars(extend("enum" = REASONS))]
     pub reason: &'static str,
-    /// In words.
+    /// The same in words. For people: it may change.
     pub message: String,
 }
 

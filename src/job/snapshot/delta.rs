@@ -10,6 +10,7 @@ use crate::etcd::cluster::Cluster;
 use crate::etcd::connect::Connector;
 use crate::etcd::feed::{Ended, Feed, Next};
 use crate::job::Context;
+use crate::job::report::{Clock, Report};
 use crate::mvcc::Revision;
 use crate::store::Bandwidth;
 use crate::telemetry::metrics::SnapshotKind;
@@ -38,8 +39,8 @@ pub fn delta(
     taking: &Taking,
     options: DeltaOptions,
     tell: &Tell,
-) -> Result<Outcome> {
-    let started = Instant::now();
+) -> Result<Report<Outcome>> {
+    let clock = Clock::start();
     ctx.store.clean_staging(Utc::now());
     let mut saver = Saver::open(ctx, taking)?;
     let cluster = Cluster::look(&taking.way)?;
@@ -61,7 +62,7 @@ pub fn delta(
     // What was saved before a failure is told, too.
     saver.tell(tell, ended.is_ok());
     ended?;
-    Ok(saver.outcome(started))
+    Ok(saver.told(clock))
 }
 
 /// The last saved revision, where the cluster holds there what the store holds; or why it does not. Nothing

@@ -8,7 +8,7 @@ use super::full::Taken;
 use super::pending::{Encoded, Pending};
 use super::queue::{Item, Pulse, Room, Tail};
 use super::saved::{FullReason, Why};
-use super::saver::{Report, Saver};
+use super::saver::{Report as Saved, Saver};
 use super::tell::Tell;
 use super::{Hole, Taking};
 use crate::base::Cancel;
@@ -17,14 +17,14 @@ use crate::etcd::cluster::Cluster;
 use crate::etcd::feed::{Ended, Position, quorum_revision};
 use crate::job::Context;
 use crate::job::identity::{self, ClusterFacts};
+use crate::job::report::{Clock, Report};
 use crate::job::schedule::Schedule;
 use crate::mvcc::Revision;
 use crate::store::lock::{Attempt, Held, Lock};
-use crate::telemetry::memory::peak_memory_bytes;
 use crate::telemetry::metrics::SnapshotKind;
 use chrono::{DateTime, Utc};
+use schemars::JsonSchema;
 use serde::Serialize;
-use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 /// How a cluster is followed.
@@ -48,37 +48,39 @@ pub struct FollowOptions {
     pub is_final: bool,
 }
 
+/// How it ended: what fails is waited out.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize)]
+pub enum Status {
+    /// It was told to end, and all was saved.
+    #[default]
+    Succeeded,
+}
+
 /// What was done. The fields are a contract: `docs/follow-result.schema.json`.
-#[derive(Debug, Clone, Default, Serialize)]
+#[derive(Debug, Clone, Default, JsonSchema, Serialize)]
 pub struct Outcome {
     /// Always `Succeeded`.
-    pub status: &'static str,
+    pub status: Status,
     /// Fulls saved.
     pub fulls: u64,
     /// Deltas saved.
     pub deltas: u64,
-    /// Events saved.
+    /// Events saved in deltas.
     pub events: u64,
     /// Bytes written to the store.
     pub bytes_written: u64,
-    /// The last revision that is saved; `None` where nothing is.
+    /// The last revision that is saved; null if nothing is.
     pub revision: Option<Revision>,
-    /// The name of the last full.
+    /// The name of the last full that it saved.
     pub last_full: Option<String>,
-    /// The name of the last delta.
+    /// The name of the last delta that it saved.
     pub last_delta: Option<String>,
     /// Whether the cluster was seen to have another history than the store.
     pub timeline_began: bool,
-    /// Revisions that can never be restored, the last ones.
-    pub holes: VecDeque<Hole>,
-    /// What failed and was tried again.
+    /// Revisions that can never be restored, since etcd had compacted them; the last 100 ranges.
+    pub holes: Vec<Hole>,
+    /// What failed and was tried again, in times.
     pub failures: u64,
-    /// Wall-clock time.
-    pub seconds: f64,
-    /// The most memory that was resident at once.
-    pub peak_memory_bytes: Option<u64>,
-    /// What an operator should know, the last ones.
-    pub warnings: VecDeque<String>,
 }
 
 /// Warnings and holes that an outcome has at most.
@@ -109,18 +111,16 @@ pub fn follow(
     lock: &mut Lock,
     tell: &Tell,
     stop: &Cancel,
-) -> Result<Outcome> {
-    let started = Instant::now();
+) -> Result<Report<Outcome>> {
+    let clock = Clock::start();
     let mut follower = Follower {
         ctx,
         taking,
         options,
         tell,
         stop,
-        outcome: Outcome {
-            status: "Succeeded",
-            ..Outcome::default()
-        },
+        clock,
+        outcome: Outcome::default(),
         retry: Retry::default(),
     };
     follower.refuse_other_cluster()?;
@@ -145,10 +145,7 @@ pub fn follow(
             }
         }
     }
-    let mut outcome = follower.outcome;
-    outcome.seconds = started.elapsed().as_secs_f64();
-    outcome.peak_memory_bytes = peak_memory_bytes();
-    Ok(outcome)
+    Ok(follower.clock.report(follower.outcome))
 }
 
 /// When what failed is tried again.
@@ -186,6 +183,7 @@ struct Follower<'a> {
     options: &'a FollowOptions,
     tell: &'a Tell,
     stop: &'a Cancel,
+    clock: Clock,
     outcome: Outcome,
     retry: Retry,
 }
@@ -703,7 +701,7 @@ impl Session<'_, '_> {
         if !self.saver.report().written.is_empty() {
             self.saver.tell(self.follower.tell, true);
         }
-        let Report {
+        let Saved {
             written,
             timeline_began,
             hole,
@@ -714,9 +712,10 @@ impl Session<'_, '_> {
         outcome.revision = self.saver.last();
         outcome.timeline_began |= timeline_began;
         outcome.holes.extend(hole);
-        outcome.warnings.extend(warnings);
         keep_last(&mut outcome.holes);
-        keep_last(&mut outcome.warnings);
+        let told = &mut self.follower.clock.warnings;
+        told.extend(warnings);
+        keep_last(told);
         for w in &written {
             outcome.bytes_written += w.bytes;
             outcome.events += w.events;
@@ -730,8 +729,6 @@ impl Session<'_, '_> {
     }
 }
 
-fn keep_last<T>(listed: &mut VecDeque<T>) {
-    while listed.len() > LISTED {
-        listed.pop_front();
-    }
+fn keep_last<T>(listed: &mut Vec<T>) {
+    listed.drain(..listed.len().saturating_sub(LISTED));
 }

@@ -7,11 +7,12 @@ use crate::job::scan::Scan;
 use crate::mvcc::Revision;
 use crate::mvcc::history::show_duration;
 use chrono::{DateTime, TimeDelta, Utc};
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::time::Duration;
 
 /// Why a full snapshot is taken.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum FullReason {
     /// It was asked for.
     Requested,

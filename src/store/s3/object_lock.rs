@@ -11,6 +11,7 @@ use crate::store::xml::{DefaultRetention, Document, Retention as Said};
 use chrono::{DateTime, DurationRound, SecondsFormat, TimeDelta, Utc};
 use http::Method;
 use object_store::path::Path;
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::fmt;
 use strum::{EnumString, IntoStaticStr};
@@ -31,7 +32,18 @@ pub enum ObjectLock {
 
 /// Who may still delete what is locked. S3 writes it in capitals.
 #[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, EnumString, IntoStaticStr, Serialize,
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    EnumString,
+    IntoStaticStr,
+    JsonSchema,
+    Serialize,
 )]
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "UPPERCASE")]
