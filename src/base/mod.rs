@@ -8,6 +8,7 @@ pub mod hash;
 pub mod if_there;
 pub mod mutex;
 pub mod percent;
+pub mod pieces;
 pub mod random;
 pub mod read_at;
 pub mod words;

@@ -2,7 +2,7 @@
 //!
 //! It decides from names alone. Both layouts are read: `v2/<name>` and `v1/Backup-<unix>/<name>`.
 
-use crate::bucket::name::{Kind, SnapshotName};
+use crate::bucket::name::SnapshotName;
 use crate::mvcc::Revision;
 use std::collections::HashSet;
 
@@ -97,7 +97,7 @@ impl Catalog {
         catalog.foreign.sort();
         catalog.snapshots.sort_by(|a, b| {
             let order = |s: &Snapshot| {
-                let full = s.name.kind == Kind::Full;
+                let full = s.name.is_full();
                 (s.name.created, full, s.name.last, s.name.start)
             };
             order(a).cmp(&order(b)).then_with(|| a.path.cmp(&b.path))
@@ -122,7 +122,7 @@ impl Catalog {
             return;
         }
         for s in &mut self.snapshots {
-            let (full, name) = (s.name.kind == Kind::Full, s.name.to_string());
+            let (full, name) = (s.name.is_full(), s.name.to_string());
             let is_in = |folder| notes.contains(&(folder, name.as_str()));
             s.begins_timeline |= full && is_in(TIMELINES);
             s.pinned |= full && is_in(PINS);

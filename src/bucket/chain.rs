@@ -4,7 +4,6 @@
 //! set of deltas that covers every revision will do: streams of two snapshotters may overlap.
 
 use crate::bucket::catalog::Catalog;
-use crate::bucket::name::Kind;
 use crate::bucket::timeline::{Member, Timeline};
 use crate::error::{Reason, Result};
 use crate::mvcc::{Base, Revision};
@@ -147,7 +146,7 @@ pub fn bases(catalog: &Catalog, timeline: &Timeline) -> Vec<usize> {
         .members
         .iter()
         .map(|m| (m, &catalog.snapshots[m.snapshot].name))
-        .filter(|(m, n)| n.kind == Kind::Full && n.last <= m.until)
+        .filter(|(m, n)| n.is_full() && n.last <= m.until)
         .map(|(m, _)| m.snapshot)
         .collect();
     bases.sort_by_key(|&i| {
@@ -174,7 +173,7 @@ impl Deltas {
             .members
             .iter()
             .map(|m| (m, &catalog.snapshots[m.snapshot].name))
-            .filter(|(_, n)| n.kind == Kind::Incr)
+            .filter(|(_, n)| !n.is_full())
             .map(|(m, n)| (n.start, n.last.min(m.until), n.created, m.snapshot))
             .collect();
         all.sort_unstable();
@@ -355,7 +354,7 @@ pub fn without_base(catalog: &Catalog, timeline: &Timeline, known: &KnownBases) 
         let name = &catalog.snapshots[m.snapshot].name;
         let last = name.last.min(m.until);
         let lost = |first: Revision| name.start < first && last <= first;
-        name.kind == Kind::Incr && first.is_none_or(lost)
+        !name.is_full() && first.is_none_or(lost)
     };
     timeline
         .members
@@ -461,7 +460,7 @@ mod tests {
     /// The delta that leads on from `at`, found by looking at all of them.
     fn next_of_all(b: &(Catalog, Timeline), at: Revision) -> Option<Link> {
         let name = |m: &Member| &b.0.snapshots[m.snapshot].name;
-        let deltas = b.1.members.iter().filter(|m| name(m).kind == Kind::Incr);
+        let deltas = b.1.members.iter().filter(|m| !name(m).is_full());
         let leading = deltas.filter(|m| name(m).start <= at.next());
         let last = |m: &&Member| name(m).last.min(m.until);
         let best = leading.max_by_key(|m| (last(m), name(m).created, m.snapshot));
@@ -509,7 +508,7 @@ mod tests {
                 let r = Revision(r);
                 b.1.members.iter().any(|m| {
                     let n = &b.0.snapshots[m.snapshot].name;
-                    n.kind == Kind::Incr && n.start <= r && r <= n.last.min(m.until)
+                    !n.is_full() && n.start <= r && r <= n.last.min(m.until)
                 })
             };
             let lacks = |from: i64, goal: i64| (from + 1..=goal).filter(|&r| !holds(r));
@@ -527,7 +526,7 @@ mod tests {
                 let until = span.next.map_or(until, |next| next.1.min(until));
                 let starts = |m: &Member| {
                     Some(&b.0.snapshots[m.snapshot].name)
-                        .filter(|n| n.kind == Kind::Incr && n.start <= until)
+                        .filter(|n| !n.is_full() && n.start <= until)
                         .map(|n| n.start.0)
                 };
                 // Revisions are missing up to the last delta that starts before the next full's end.

@@ -64,6 +64,11 @@ impl SnapshotName {
     pub fn created_at(&self) -> DateTime<Utc> {
         DateTime::from_timestamp(self.created, 0).unwrap_or_default()
     }
+
+    /// Whether it is a full's.
+    pub fn is_full(&self) -> bool {
+        self.kind == Kind::Full
+    }
 }
 
 impl fmt::Display for SnapshotName {

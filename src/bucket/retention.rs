@@ -8,13 +8,14 @@
 
 use crate::bucket::catalog::{Catalog, V1};
 use crate::bucket::chain::Range;
-use crate::bucket::name::Kind;
+use crate::bucket::name::{Kind, SnapshotName};
 use crate::bucket::timeline::{Timeline, Timelines};
 use crate::mvcc::Revision;
 use chrono::{DateTime, Datelike, TimeDelta, Utc};
 use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use strum::{IntoStaticStr, VariantNames};
 
 /// How many calendar periods (UTC), the current one included, keep their newest full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,6 +83,27 @@ pub struct Facts<'a> {
     pub now: DateTime<Utc>,
 }
 
+impl<'a> Facts<'a> {
+    fn name(&self, i: usize) -> &'a SnapshotName {
+        &self.catalog.snapshots[i].name
+    }
+
+    fn is_future(&self, i: usize) -> bool {
+        self.name(i).created > self.now.timestamp()
+    }
+
+    /// Whether it is a full that counts.
+    fn is_counted(&self, i: usize) -> bool {
+        self.name(i).is_full() && !self.aside.contains_key(&i)
+    }
+
+    /// The line of each timeline.
+    fn lines(&self) -> Vec<Line> {
+        let line = |t| Line::new(self.catalog, t).without(self.catalog, self.aside);
+        self.timelines.all.iter().map(line).collect()
+    }
+}
+
 /// Why a full counts for nothing: it is no base, supersedes nothing and is none of a policy's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Aside {
@@ -102,7 +124,7 @@ pub struct Decided {
 }
 
 /// Why a snapshot is kept or goes; the most telling reason, where there are several.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, IntoStaticStr, VariantNames)]
 pub enum Why {
     /// Kept: the newest chain of the newest timeline needs it.
     NewestChain,
@@ -158,33 +180,7 @@ pub enum Why {
 
 impl Why {
     /// Every reason's name.
-    pub const NAMES: [&'static str; 25] = [
-        "NewestChain",
-        "RestorableWindow",
-        "Pinned",
-        "InterleavedTimelines",
-        "Unreadable",
-        "RevisionGap",
-        "InTheFuture",
-        "Hourly",
-        "Daily",
-        "Weekly",
-        "Monthly",
-        "WithinLimit",
-        "WithItsFull",
-        "DeltaRetention",
-        "EndOfTimeline",
-        "V1Backup",
-        "Removed",
-        "Excluded",
-        "Damaged",
-        "NotRead",
-        "BeyondPolicy",
-        "Superseded",
-        "NoBase",
-        "ExcludedBeyondPolicy",
-        "RemovedLongAgo",
-    ];
+    pub const NAMES: &'static [&'static str] = Self::VARIANTS;
 
     /// Whether the snapshot stays.
     pub fn keeps(self) -> bool {
@@ -200,33 +196,7 @@ impl Why {
 
     /// CamelCase, stable.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Why::NewestChain => "NewestChain",
-            Why::RestorableWindow => "RestorableWindow",
-            Why::Pinned => "Pinned",
-            Why::InterleavedTimelines => "InterleavedTimelines",
-            Why::Unreadable => "Unreadable",
-            Why::RevisionGap => "RevisionGap",
-            Why::InTheFuture => "InTheFuture",
-            Why::Hourly(_) => "Hourly",
-            Why::Daily(_) => "Daily",
-            Why::Weekly(_) => "Weekly",
-            Why::Monthly(_) => "Monthly",
-            Why::WithinLimit(_) => "WithinLimit",
-            Why::WithItsFull => "WithItsFull",
-            Why::DeltaRetention => "DeltaRetention",
-            Why::EndOfTimeline => "EndOfTimeline",
-            Why::V1Backup => "V1Backup",
-            Why::Removed(_) => "Removed",
-            Why::Excluded => "Excluded",
-            Why::Damaged => "Damaged",
-            Why::NotRead => "NotRead",
-            Why::BeyondPolicy => "BeyondPolicy",
-            Why::Superseded => "Superseded",
-            Why::NoBase => "NoBase",
-            Why::ExcludedBeyondPolicy => "ExcludedBeyondPolicy",
-            Why::RemovedLongAgo => "RemovedLongAgo",
-        }
+        self.into()
     }
 
     /// In words.
@@ -330,7 +300,7 @@ impl Line {
     fn excluded(catalog: &Catalog) -> Self {
         let is_in = |&i: &usize| {
             let s = &catalog.snapshots[i];
-            s.excluded == (s.name.kind == Kind::Incr)
+            s.excluded != s.name.is_full()
         };
         let all = (0..catalog.snapshots.len()).filter(is_in);
         Self::of(catalog, all.map(|i| (i, Revision(i64::MAX))))
@@ -365,6 +335,11 @@ impl Line {
             aside: Vec::new(),
             deltas,
         }
+    }
+
+    /// The newest full that is not of the future.
+    fn newest(&self, facts: &Facts) -> Option<&LineBase> {
+        self.bases.iter().rev().find(|b| !facts.is_future(b.2))
     }
 
     /// The full after one of this revision.
@@ -512,30 +487,21 @@ fn rules(p: Periods) -> [Rule; 4] {
 
 /// The newest full of each period, of those given in order of creation. Gives of each rule the periods in which it
 /// keeps a full, with the full and the first of the period: they supersede what is between.
-fn of_periods(
-    catalog: &Catalog,
-    fulls: &[usize],
-    periods: Periods,
-    now: DateTime<Utc>,
-    kept: &mut Kept,
-) -> Vec<OfPeriod> {
+fn of_periods(facts: &Facts, fulls: &[usize], periods: Periods, kept: &mut Kept) -> Vec<OfPeriod> {
+    let created = |at: usize| facts.name(fulls[at]).created_at();
     let mut all = Vec::new();
     for (count, period, why) in rules(periods) {
-        let current = period(now).0;
+        let current = period(facts.now).0;
         let mut newest: BTreeMap<i64, OfPeriod> = BTreeMap::new();
-        for (at, &i) in fulls.iter().enumerate() {
-            let n = period(catalog.snapshots[i].name.created_at()).0;
+        for last in 0..fulls.len() {
+            let n = period(created(last)).0;
             if n <= current && current - n < i64::from(count) {
-                let of = newest.entry(n).or_insert(OfPeriod {
-                    first: at,
-                    last: at,
-                });
-                of.last = at;
+                let first = newest.get(&n).map_or(last, |of| of.first);
+                newest.insert(n, OfPeriod { first, last });
             }
         }
         for of in newest.into_values() {
-            let i = fulls[of.last];
-            kept.keep(i, why(period(catalog.snapshots[i].name.created_at()).1));
+            kept.keep(fulls[of.last], why(period(created(of.last)).1));
             all.push(of);
         }
     }
@@ -564,214 +530,309 @@ fn horizon(periods: Periods, now: DateTime<Utc>) -> DateTime<Utc> {
 
 /// Decides on every snapshot; what is not kept may go.
 pub fn decide(facts: &Facts, options: &Options) -> Decided {
-    let (catalog, now) = (facts.catalog, facts.now);
-    let snapshots = &catalog.snapshots;
-    let mut kept = Kept {
-        why: vec![None; snapshots.len()],
-        rests_on: BTreeSet::new(),
-    };
-    let is_future = |i: usize| snapshots[i].name.created > now.timestamp();
-    let lines: Vec<Line> = facts
-        .timelines
-        .all
-        .iter()
-        .map(|t| Line::new(catalog, t).without(catalog, facts.aside))
-        .collect();
-
+    let mut deciding = Deciding::new(facts, options);
     // Chains that must not break, the most important first.
-    // The ends of timelines tell which is the newest, and when another was given up.
-    let ends: Vec<usize> = match facts.timelines.all.as_slice() {
-        [_] => Vec::new(),
-        all => all.iter().flat_map(Timeline::own_ends).collect(),
-    };
-    let newest = match ends.iter().any(|i| facts.aside.contains_key(i)) {
-        true => None,
-        false => facts.timelines.newest(catalog).ok(),
-    };
-    for (line, t) in lines.iter().zip(&facts.timelines.all) {
-        // Where none is the newest, each may be.
-        if newest.is_none_or(|n| n.id == t.id) {
-            keep_newest_chain(line, &is_future, &mut kept);
-        }
-    }
-    if let Some(window) = options.restorable_window {
-        let start = now.checked_sub_signed(window).unwrap_or_default();
-        for (line, t) in lines.iter().zip(&facts.timelines.all) {
-            if !was_over(catalog, t, newest, start.timestamp()) {
-                keep_window(line, start.timestamp(), &mut kept);
-            }
-        }
-    }
-    let excluded = Line::excluded(catalog).without(catalog, facts.aside);
-    let pinned: Vec<usize> = (0..snapshots.len())
-        .filter(|&i| snapshots[i].pinned)
-        .collect();
-    for line in &lines {
-        let of_line: HashSet<usize> = match pinned.is_empty() {
-            true => HashSet::new(),
-            false => line.bases.iter().map(|b| b.2).collect(),
+    deciding.keep_newest_chains();
+    deciding.keep_windows();
+    deciding.keep_pinned();
+    deciding.keep_unclear();
+    let oldest_kept = deciding.keep_by_policy();
+    deciding.keep_aside();
+    deciding.keep_deltas();
+    keep_v1_backups(facts.catalog, &mut deciding.kept);
+    let why = deciding.judge(oldest_kept);
+    let rests_on = deciding.rests_on(&why);
+    Decided { why, rests_on }
+}
+
+/// A decision that is being made.
+struct Deciding<'a> {
+    facts: &'a Facts<'a>,
+    options: &'a Options,
+    /// Of each timeline.
+    lines: Vec<Line>,
+    /// The ends of several timelines tell which is the newest, and when another was given up.
+    ends: Vec<usize>,
+    newest: Option<&'a Timeline>,
+    /// Those that the policy counts, in order of creation.
+    fulls: Vec<usize>,
+    /// Those that a limit keeps.
+    within: HashSet<usize>,
+    /// Of each line its fulls, and the periods in which one of them is kept.
+    of_lines: Vec<(Vec<usize>, Vec<OfPeriod>)>,
+    kept: Kept,
+}
+
+impl<'a> Deciding<'a> {
+    fn new(facts: &'a Facts<'a>, options: &'a Options) -> Self {
+        let ends: Vec<usize> = match facts.timelines.all.as_slice() {
+            [_] => Vec::new(),
+            all => all.iter().flat_map(Timeline::own_ends).collect(),
         };
-        // Of what is aside nobody knows the timeline.
-        let is_on = |i: &&usize| of_line.contains(i) || facts.aside.contains_key(i);
-        for &i in pinned.iter().filter(is_on) {
-            kept.keep_behind(line, snapshots[i].name.last);
+        let newest = match ends.iter().any(|i| facts.aside.contains_key(i)) {
+            true => None,
+            false => facts.timelines.newest(facts.catalog).ok(),
+        };
+        let is_counted = |&i: &usize| facts.is_counted(i) && !facts.is_future(i);
+        Deciding {
+            facts,
+            options,
+            lines: facts.lines(),
+            ends,
+            newest,
+            fulls: facts.catalog.usable().filter(is_counted).collect(),
+            within: HashSet::new(),
+            of_lines: Vec::new(),
+            kept: Kept {
+                why: vec![None; facts.catalog.snapshots.len()],
+                rests_on: BTreeSet::new(),
+            },
         }
-    }
-    for &i in &pinned {
-        kept.keep(i, Why::Pinned);
-        kept.keep_behind(&excluded, snapshots[i].name.last);
-    }
-    let blind = facts.doubtful.iter().any(|&i| (facts.is_unreadable)(i));
-    for &i in facts.doubtful {
-        match (newest.is_none(), blind) {
-            (true, _) => kept.keep(i, Why::InterleavedTimelines),
-            (false, true) => kept.keep(i, Why::Unreadable),
-            (false, false) => {}
-        }
-    }
-    for i in catalog.usable().filter(|&i| is_future(i)) {
-        kept.keep(i, Why::InTheFuture);
     }
 
-    // Fulls by policy.
-    let fulls: Vec<usize> = catalog
-        .usable()
-        .filter(|&i| snapshots[i].name.kind == Kind::Full && !is_future(i))
-        .filter(|i| !facts.aside.contains_key(i))
-        .collect();
-    let mut within = HashSet::new();
-    let mut of_lines: Vec<(Vec<usize>, Vec<OfPeriod>)> = Vec::new();
-    let oldest_kept = match options.policy {
-        Policy::Exponential(periods) => {
-            for line in &lines {
-                let mut on: Vec<usize> = line.bases.iter().map(|b| b.2).collect();
-                on.retain(|&i| !is_future(i));
-                // The catalog is in order of creation.
-                on.sort_unstable();
-                let periods = of_periods(catalog, &on, periods, now, &mut kept);
-                of_lines.push((on, periods));
-            }
-            horizon(periods, now)
-        }
-        Policy::Limit(n) => {
-            let newest = fulls.iter().rev().take(n as usize);
-            let oldest = newest.clone().next_back();
-            newest.for_each(|&i| {
-                within.insert(i);
-                kept.keep(i, Why::WithinLimit(n));
-            });
-            match fulls.len() > n as usize {
-                true => oldest.map_or(now, |&i| snapshots[i].name.created_at()),
-                false => DateTime::UNIX_EPOCH,
+    fn keep_newest_chains(&mut self) {
+        for (line, t) in self.lines.iter().zip(&self.facts.timelines.all) {
+            // Where none is the newest, each may be.
+            if self.newest.is_none_or(|n| n.id == t.id) {
+                keep_newest_chain(line, self.facts, &mut self.kept);
             }
         }
-    };
-    // As old as what others excluded may be.
-    let oldest_kept = match options.restorable_window {
-        Some(window) => {
-            let start = now.checked_sub_signed(window);
-            start.map_or(oldest_kept, |s| s.min(oldest_kept))
-        }
-        None => oldest_kept,
-    };
-    for (&i, aside) in facts.aside {
-        let why = match aside {
-            Aside::Damaged => Why::Damaged,
-            Aside::NotRead => Why::NotRead,
-        };
-        kept.keep(i, why);
     }
-    let mut deltas_of = within.clone();
-    if let Policy::Limit(n) = options.policy
-        && fulls.len() < n as usize
-    {
-        // What is not read may be among so many.
-        deltas_of.extend(facts.aside.keys());
-    }
-    keep_deltas(&lines, options, now, &deltas_of, &is_future, &mut kept);
-    keep_v1_backups(catalog, &mut kept);
 
-    let reach = |line: &Line| {
-        line.bases
-            .iter()
-            .rev()
-            .find(|b| !is_future(b.2))
-            .map(|b| b.0)
-    };
-    let superseded: Vec<Option<Revision>> = lines.iter().map(reach).collect();
-    let mut behind_full = vec![false; snapshots.len()];
-    for (line, last) in lines.iter().zip(superseded) {
-        for d in line.deltas.iter().filter(|d| Some(d.last) <= last) {
-            behind_full[d.snapshot] = true;
+    fn keep_windows(&mut self) {
+        if self.options.restorable_window.is_none() {
+            return;
+        }
+        let start = self.window_start().unwrap_or_default().timestamp();
+        for (line, t) in self.lines.iter().zip(&self.facts.timelines.all) {
+            if !was_over(self.facts.catalog, t, self.newest, start) {
+                keep_window(line, start, &mut self.kept);
+            }
         }
     }
-    let decided = kept.why.iter().enumerate().map(|(i, why)| {
-        let s = &snapshots[i];
-        match *why {
-            Some(why) => why,
-            None if s.excluded && s.removal_noted => match options.purge_after {
-                None => Why::RemovedLongAgo,
-                // A note of which nobody knows when it was written is new.
-                Some(age) => {
-                    let since = facts.noted_since.get(&i).copied().unwrap_or(now);
-                    match since.checked_add_signed(age) {
-                        Some(until) if until > now => Why::Removed(until),
-                        Some(_) => Why::RemovedLongAgo,
-                        None => Why::Removed(DateTime::<Utc>::MAX_UTC),
-                    }
+
+    fn window_start(&self) -> Option<DateTime<Utc>> {
+        self.facts
+            .now
+            .checked_sub_signed(self.options.restorable_window?)
+    }
+
+    fn keep_pinned(&mut self) {
+        let Facts { catalog, aside, .. } = *self.facts;
+        let excluded = Line::excluded(catalog).without(catalog, aside);
+        let pinned: Vec<usize> = (0..catalog.snapshots.len())
+            .filter(|&i| catalog.snapshots[i].pinned)
+            .collect();
+        if pinned.is_empty() {
+            return;
+        }
+        for line in &self.lines {
+            let of_line: HashSet<usize> = line.bases.iter().map(|b| b.2).collect();
+            // Of what is aside nobody knows the timeline.
+            let is_on = |i: &&usize| of_line.contains(i) || aside.contains_key(i);
+            for &i in pinned.iter().filter(is_on) {
+                self.kept.keep_behind(line, self.facts.name(i).last);
+            }
+        }
+        for i in pinned {
+            self.kept.keep(i, Why::Pinned);
+            self.kept.keep_behind(&excluded, self.facts.name(i).last);
+        }
+    }
+
+    /// Keeps what may be needed by nobody knows what, and what is of the future.
+    fn keep_unclear(&mut self) {
+        let Facts {
+            catalog, doubtful, ..
+        } = *self.facts;
+        let why = match doubtful.iter().any(|&i| (self.facts.is_unreadable)(i)) {
+            _ if self.newest.is_none() => Some(Why::InterleavedTimelines),
+            true => Some(Why::Unreadable),
+            false => None,
+        };
+        if let Some(why) = why {
+            doubtful.iter().for_each(|&i| self.kept.keep(i, why));
+        }
+        for i in catalog.usable().filter(|&i| self.facts.is_future(i)) {
+            self.kept.keep(i, Why::InTheFuture);
+        }
+    }
+
+    /// Keeps fulls by policy. Gives how old may be what others excluded.
+    fn keep_by_policy(&mut self) -> DateTime<Utc> {
+        let now = self.facts.now;
+        let oldest_kept = match self.options.policy {
+            Policy::Exponential(periods) => {
+                for line in &self.lines {
+                    let mut on: Vec<usize> = line.bases.iter().map(|b| b.2).collect();
+                    on.retain(|&i| !self.facts.is_future(i));
+                    // The catalog is in order of creation.
+                    on.sort_unstable();
+                    let periods = of_periods(self.facts, &on, periods, &mut self.kept);
+                    self.of_lines.push((on, periods));
                 }
-            },
-            None if s.excluded => match s.name.created_at() < oldest_kept {
-                true => Why::ExcludedBeyondPolicy,
-                false => Why::Excluded,
-            },
-            // It is on no timeline: unreadable, and nobody knows what else.
-            None if (facts.is_unreadable)(i) => Why::Unreadable,
-            None if s.name.kind == Kind::Full => Why::BeyondPolicy,
-            None if behind_full[i] => Why::Superseded,
-            None => Why::NoBase,
-        }
-    });
-    let why: Vec<Why> = decided.collect();
+                horizon(periods, now)
+            }
+            Policy::Limit(n) => {
+                let older = self.fulls.len().saturating_sub(n as usize);
+                let newest = &self.fulls[older..];
+                for &i in newest {
+                    self.within.insert(i);
+                    self.kept.keep(i, Why::WithinLimit(n));
+                }
+                match (older, newest.first()) {
+                    (0, _) => DateTime::UNIX_EPOCH,
+                    (_, Some(&oldest)) => self.facts.name(oldest).created_at(),
+                    (_, None) => now,
+                }
+            }
+        };
+        let start = self.window_start();
+        start.map_or(oldest_kept, |s| s.min(oldest_kept))
+    }
 
-    // What makes others go.
-    let mut rests_on = kept.rests_on;
-    for (on, periods) in &of_lines {
-        // How many of these go, up to each.
-        let mut gone = vec![0_usize];
-        for &i in on {
-            gone.push(gone[gone.len() - 1] + usize::from(!why[i].keeps()));
+    fn keep_aside(&mut self) {
+        for (&i, aside) in self.facts.aside {
+            let why = match aside {
+                Aside::Damaged => Why::Damaged,
+                Aside::NotRead => Why::NotRead,
+            };
+            self.kept.keep(i, why);
         }
-        let supersedes = |of: &&OfPeriod| gone[of.last] > gone[of.first];
-        rests_on.extend(periods.iter().filter(supersedes).map(|of| on[of.last]));
     }
-    rests_on.extend(&within);
-    for line in &lines {
+
+    /// Keeps deltas that no chain needs, but the options keep; only those to which a full that is kept leads. What is
+    /// aside may be a base after all.
+    fn keep_deltas(&mut self) {
+        let mut more: Vec<(usize, Why)> = Vec::new();
+        for line in &self.lines {
+            let wanted = self.wanted_deltas(line);
+            if wanted.is_empty() {
+                continue;
+            }
+            let mut bases = [line.bases.as_slice(), &line.aside].concat();
+            bases.sort_unstable();
+            let has = |i: usize| self.kept.has(i) || wanted.contains_key(&i);
+            let ranges = line.ranges_from(&bases, &has);
+            for d in &line.deltas {
+                // The last range that begins below its end.
+                let at = ranges.partition_point(|r| r.0 < d.last);
+                let leads = at > 0 && ranges[at - 1].1 >= d.last;
+                if let (true, Some(&why)) = (leads, wanted.get(&d.snapshot)) {
+                    more.push((d.snapshot, why));
+                }
+            }
+        }
+        for (i, why) in more {
+            self.kept.keep(i, why);
+        }
+    }
+
+    /// The deltas of a line that the options keep.
+    fn wanted_deltas(&self, line: &Line) -> HashMap<usize, Why> {
+        let age = self.options.delta_retention;
+        let young_from = age.filter(|age| !age.is_zero()).map(|age| {
+            let oldest = self.facts.now.checked_sub_signed(age);
+            oldest.unwrap_or_default().timestamp()
+        });
+        let newest = line.newest(self.facts).map_or(Revision(-1), |b| b.0);
+        let with_fulls_from = match self.options.policy {
+            Policy::Limit(n) if age.is_none() => {
+                // What is not read may be among so many.
+                let has_room = self.fulls.len() < n as usize;
+                let counts = |b: &&LineBase| {
+                    self.within.contains(&b.2) || has_room && self.facts.aside.contains_key(&b.2)
+                };
+                let bases = line.bases.iter().chain(&line.aside);
+                bases.filter(counts).map(|b| b.0).min()
+            }
+            _ => None,
+        };
+        let deltas = line.deltas.iter().filter(|d| !self.kept.has(d.snapshot));
+        let wanted = deltas.filter_map(|d| {
+            let why = match () {
+                () if d.last > newest => Why::EndOfTimeline,
+                () if young_from.is_some_and(|t| d.created > t) => Why::DeltaRetention,
+                () if with_fulls_from.is_some_and(|o| d.last > o) => Why::WithItsFull,
+                () => return None,
+            };
+            Some((d.snapshot, why))
+        });
+        wanted.collect()
+    }
+
+    /// Why each snapshot is kept or goes.
+    fn judge(&self, oldest_kept: DateTime<Utc>) -> Vec<Why> {
+        let mut is_superseded = vec![false; self.kept.why.len()];
+        for line in &self.lines {
+            let last = line.newest(self.facts).map(|b| b.0);
+            for d in line.deltas.iter().filter(|d| Some(d.last) <= last) {
+                is_superseded[d.snapshot] = true;
+            }
+        }
+        let judge = |(i, why): (usize, &Option<Why>)| {
+            let s = &self.facts.catalog.snapshots[i];
+            match *why {
+                Some(why) => why,
+                None if s.excluded && s.removal_noted => self.removed(i),
+                None if s.excluded && s.name.created_at() < oldest_kept => {
+                    Why::ExcludedBeyondPolicy
+                }
+                None if s.excluded => Why::Excluded,
+                // It is on no timeline: unreadable, and nobody knows what else.
+                None if (self.facts.is_unreadable)(i) => Why::Unreadable,
+                None if s.name.is_full() => Why::BeyondPolicy,
+                None if is_superseded[i] => Why::Superseded,
+                None => Why::NoBase,
+            }
+        };
+        self.kept.why.iter().enumerate().map(judge).collect()
+    }
+
+    /// Of what is noted as removed: whether it can still be brought back.
+    fn removed(&self, i: usize) -> Why {
+        let Some(age) = self.options.purge_after else {
+            return Why::RemovedLongAgo;
+        };
+        // A note of which nobody knows when it was written is new.
+        let now = self.facts.now;
+        let since = self.facts.noted_since.get(&i).copied().unwrap_or(now);
+        let until = since.checked_add_signed(age);
+        match until.unwrap_or(DateTime::<Utc>::MAX_UTC) {
+            until if until > now => Why::Removed(until),
+            _ => Why::RemovedLongAgo,
+        }
+    }
+
+    /// The fulls that make others go, ascending.
+    fn rests_on(self, why: &[Why]) -> Vec<usize> {
+        // What was removed long ago goes whatever the fulls are.
+        let is_because_of_a_full = |w: &Why| !w.keeps() && *w != Why::RemovedLongAgo;
+        if !why.iter().any(is_because_of_a_full) {
+            return Vec::new();
+        }
+        let mut rests_on = self.kept.rests_on;
+        for (on, periods) in &self.of_lines {
+            // How many of these go, up to each.
+            let mut gone = vec![0_usize];
+            for &i in on {
+                gone.push(gone[gone.len() - 1] + usize::from(!why[i].keeps()));
+            }
+            let supersedes = |of: &&OfPeriod| gone[of.last] > gone[of.first];
+            rests_on.extend(periods.iter().filter(supersedes).map(|of| on[of.last]));
+        }
+        rests_on.extend(&self.within);
         // The end of a timeline is what no full of it has superseded.
-        rests_on.extend(
-            line.bases
-                .iter()
-                .rev()
-                .find(|b| !is_future(b.2))
-                .map(|b| b.2),
-        );
-    }
-    let is_counted =
-        |i: &usize| snapshots[*i].name.kind == Kind::Full && !facts.aside.contains_key(i);
-    rests_on.extend(ends.into_iter().filter(is_counted));
-    let goes_by_age = |w: &Why| matches!(w, Why::ExcludedBeyondPolicy);
-    if let (Policy::Limit(n), true) = (options.policy, why.iter().any(goes_by_age)) {
-        // That there is one more than the limit makes old ones go.
-        rests_on.extend(fulls.iter().rev().nth(n as usize));
-    }
-    // What was removed long ago goes whatever the fulls are.
-    let is_because_of_a_full = |w: &Why| !w.keeps() && *w != Why::RemovedLongAgo;
-    if !why.iter().any(is_because_of_a_full) {
-        rests_on.clear();
-    }
-    Decided {
-        why,
-        rests_on: rests_on.into_iter().collect(),
+        let newest = self.lines.iter().filter_map(|l| l.newest(self.facts));
+        rests_on.extend(newest.map(|b| b.2));
+        rests_on.extend(self.ends.iter().filter(|&&i| self.facts.is_counted(i)));
+        if let Policy::Limit(n) = self.options.policy
+            && why.contains(&Why::ExcludedBeyondPolicy)
+        {
+            // That there is one more than the limit makes old ones go.
+            rests_on.extend(self.fulls.iter().rev().nth(n as usize));
+        }
+        rests_on.into_iter().collect()
     }
 }
 
@@ -870,19 +931,18 @@ impl Kept {
 }
 
 /// The newest full and all behind it; where deltas after it are missing, an older full that leads around.
-fn keep_newest_chain(line: &Line, is_future: &dyn Fn(usize) -> bool, kept: &mut Kept) {
+fn keep_newest_chain(line: &Line, facts: &Facts, kept: &mut Kept) {
     let why = Why::NewestChain;
-    let Some(newest) = line.bases.iter().rev().find(|b| !is_future(b.2)) else {
+    let Some(newest) = line.newest(facts) else {
         // There is no full, or none that is of now.
         return kept.keep_from(line, Revision(-1), why);
     };
-    let ends = line.deltas.iter().filter(|d| !is_future(d.snapshot));
+    let ends = line.deltas.iter().filter(|d| !facts.is_future(d.snapshot));
     let end = ends.map(|d| d.last).max().unwrap_or_default().max(newest.0);
     kept.keep_from(line, newest.0, why);
-    let from = line.leads_from(end);
-    let mut around = line.bases.iter().rev().filter(|b| !is_future(b.2));
-    let around = around.find(|b| b.0 >= from && b.0 <= end);
-    match around {
+    let leads = line.leads_from(end)..=end;
+    let mut around = line.bases.iter().rev().filter(|b| !facts.is_future(b.2));
+    match around.find(|b| leads.contains(&b.0)) {
         Some(base) => kept.keep_from(line, base.0, why),
         // What a full holds past its name may close the gap, and names do not tell which.
         None => kept.keep_from(line, Revision(-1), Why::RevisionGap),
@@ -908,64 +968,6 @@ fn keep_window(line: &Line, start: i64, kept: &mut Kept) {
     let there = before.filter(|b| b.0 <= start).map(|b| b.1).max();
     let goal = there.unwrap_or(Revision(-1));
     kept.keep_from(line, goal, Why::RestorableWindow);
-}
-
-/// Deltas that no chain needs, but the options keep; only those to which a full that is kept leads. What is aside may
-/// be a base after all.
-fn keep_deltas(
-    lines: &[Line],
-    options: &Options,
-    now: DateTime<Utc>,
-    within: &HashSet<usize>,
-    is_future: &dyn Fn(usize) -> bool,
-    kept: &mut Kept,
-) {
-    let young = |d: &Delta| {
-        let age = options.delta_retention.unwrap_or_default();
-        let oldest = now.checked_sub_signed(age).unwrap_or_default();
-        !age.is_zero() && d.created > oldest.timestamp()
-    };
-    let with_fulls =
-        matches!(options.policy, Policy::Limit(_)) && options.delta_retention.is_none();
-    let mut more: Vec<(usize, Why)> = Vec::new();
-    for line in lines {
-        let mut newest = line.bases.iter().rev().filter(|b| !is_future(b.2));
-        let newest = newest.next().map_or(Revision(-1), |b| b.0);
-        let bases = line.bases.iter().chain(&line.aside);
-        let oldest = bases.filter(|b| within.contains(&b.2)).map(|b| b.0).min();
-        let wanted: HashMap<usize, Why> = line
-            .deltas
-            .iter()
-            .filter(|d| !kept.has(d.snapshot))
-            .filter_map(|d| {
-                let why = match () {
-                    () if d.last > newest => Why::EndOfTimeline,
-                    () if young(d) => Why::DeltaRetention,
-                    () if with_fulls && oldest.is_some_and(|o| d.last > o) => Why::WithItsFull,
-                    () => return None,
-                };
-                Some((d.snapshot, why))
-            })
-            .collect();
-        if wanted.is_empty() {
-            continue;
-        }
-        let mut bases = [line.bases.as_slice(), &line.aside].concat();
-        bases.sort_unstable();
-        let has = |i: usize| kept.has(i) || wanted.contains_key(&i);
-        let ranges = line.ranges_from(&bases, &has);
-        for d in &line.deltas {
-            // The last range that begins below its end.
-            let at = ranges.partition_point(|r| r.0 < d.last);
-            let leads = at > 0 && ranges[at - 1].1 >= d.last;
-            if let (true, Some(&why)) = (leads, wanted.get(&d.snapshot)) {
-                more.push((d.snapshot, why));
-            }
-        }
-    }
-    for (i, why) in more {
-        kept.keep(i, why);
-    }
 }
 
 /// A folder of the old layout stays as a whole, where anything of it does.
@@ -1000,16 +1002,16 @@ pub fn removal_chains(catalog: &Catalog, goes: &HashSet<usize>) -> Vec<Vec<usize
     };
     // A full that stays is where a chain ends, too.
     let mut order: Vec<usize> = (0..catalog.snapshots.len())
-        .filter(|i| goes.contains(i) || name(*i).kind == Kind::Full)
+        .filter(|i| goes.contains(i) || name(*i).is_full())
         .collect();
     order.sort_unstable_by_key(|&i| {
         let n = name(i);
-        (folder(i), n.last, n.kind == Kind::Full, n.created, i)
+        (folder(i), n.last, n.is_full(), n.created, i)
     });
     let mut chains: Vec<Vec<usize>> = Vec::new();
     let mut last_folder = None;
     for i in order {
-        if name(i).kind == Kind::Full || last_folder != Some(folder(i)) {
+        if name(i).is_full() || last_folder != Some(folder(i)) {
             chains.push(Vec::new());
         }
         last_folder = Some(folder(i));
@@ -1210,13 +1212,13 @@ mod tests {
             let all = &self.catalog.snapshots;
             let told = |i: usize| all[i].name.last.0.min(self.shared(self.branch[i], b));
             for i in (0..all.len()).filter(|&i| has(i)) {
-                if all[i].name.kind == Kind::Full && told(i) == all[i].name.last.0 && told(i) <= r {
+                if all[i].name.is_full() && told(i) == all[i].name.last.0 && told(i) <= r {
                     reached.insert(told(i));
                 }
             }
             loop {
                 let before = reached.len();
-                for i in (0..all.len()).filter(|&i| has(i) && all[i].name.kind == Kind::Incr) {
+                for i in (0..all.len()).filter(|&i| has(i) && !all[i].name.is_full()) {
                     let start = all[i].name.start.0;
                     if (start - 1..told(i)).any(|at| reached.contains(&at)) {
                         let from = (start - 1..told(i))
@@ -1337,7 +1339,7 @@ mod tests {
                     let in_window = start.is_some_and(|start| w.is_of_window(b, r, start));
                     let fulls = (0..n).filter(|&i| {
                         let s = &w.catalog.snapshots[i];
-                        s.name.kind == Kind::Full && s.name.last.0 <= w.shared(w.branch[i], b)
+                        s.name.is_full() && s.name.last.0 <= w.shared(w.branch[i], b)
                     });
                     let base = fulls.map(|i| w.catalog.snapshots[i].name.last.0).max();
                     let in_newest = b == newest && base.is_some_and(|base| r >= base);
@@ -1365,7 +1367,7 @@ mod tests {
                 // Of streams that overlap, one may lead where another has a hole: names show that.
                 let name = |i: usize| &w.catalog.snapshots[i].name;
                 let crosses = chain.windows(2).any(|pair| {
-                    name(pair[0]).kind == Kind::Incr && name(pair[0]).start <= name(pair[1]).last
+                    !name(pair[0]).is_full() && name(pair[0]).start <= name(pair[1]).last
                 });
                 if crosses {
                     continue;
@@ -1445,7 +1447,7 @@ mod tests {
         in_doubt: &mut HashSet<String>,
     ) -> (Vec<Why>, usize) {
         let all = &world.catalog.snapshots;
-        let is_full = |i: &usize| all[*i].name.kind == Kind::Full;
+        let is_full = |i: &usize| all[*i].name.is_full();
         let mut aside: BTreeMap<usize, Aside> = BTreeMap::new();
         let mut read: HashSet<usize> = HashSet::new();
         for round in 0.. {
@@ -1567,7 +1569,7 @@ mod tests {
                 }
             }
             spoilt.catalog.snapshots.sort_by(|a, b| {
-                let order = |s: &Snapshot| (s.name.created, s.name.kind == Kind::Full, s.name.last);
+                let order = |s: &Snapshot| (s.name.created, s.name.is_full(), s.name.last);
                 (order(a), a.name.start, &a.path).cmp(&(order(b), b.name.start, &b.path))
             });
             let all = &spoilt.catalog.snapshots;

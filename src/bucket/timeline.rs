@@ -179,7 +179,7 @@ pub fn doubtful(catalog: &Catalog) -> Vec<usize> {
         };
         highest = highest.max(n.last);
         segment.push(i);
-        let is_cut = n.kind == Kind::Full && n.last >= highest && above[at + 1] >= n.last;
+        let is_cut = n.is_full() && n.last >= highest && above[at + 1] >= n.last;
         if is_cut || at + 1 == order.len() {
             if !grows {
                 doubts.append(&mut segment);
@@ -404,7 +404,7 @@ impl<'a> Builder<'a> {
     /// whether the versions of keys show that it does.
     fn follows(&self, t: usize, x: usize) -> Result<(bool, bool)> {
         let name = &self.catalog.snapshots[x].name;
-        if name.kind == Kind::Full {
+        if name.is_full() {
             return Ok((true, false));
         }
         let before = name.start.previous();
@@ -441,7 +441,7 @@ impl<'a> Builder<'a> {
             }
             let until = if last < fork {
                 Revision(i64::MAX)
-            } else if name.kind == Kind::Incr && name.start < fork {
+            } else if !name.is_full() && name.start < fork {
                 fork.previous()
             } else {
                 continue;

@@ -73,7 +73,7 @@ impl Trust {
         let encrypted = Encrypted::since(catalog);
         let is_out_of_place = |&i: &usize| {
             let name = &catalog.snapshots[i].name;
-            name.kind == Kind::Full && !name.is_encrypted && !encrypted.is_behind(name)
+            name.is_full() && !name.is_encrypted && !encrypted.is_behind(name)
         };
         catalog.usable().filter(is_out_of_place).collect()
     }
@@ -115,9 +115,9 @@ impl Encrypted {
 
 /// What is not trusted in a catalog that was marked.
 pub fn untrusted(catalog: &Catalog, trust: &Trust) -> Untrusted {
-    let order = |s: &Snapshot| (s.name.created, s.name.kind == Kind::Full);
+    let order = |s: &Snapshot| (s.name.created, s.name.is_full());
     let fulls = catalog.usable().map(|i| &catalog.snapshots[i]);
-    let newest = fulls.filter(|s| s.name.kind == Kind::Full).map(order).max();
+    let newest = fulls.filter(|s| s.name.is_full()).map(order).max();
     let encrypted = Encrypted::since(catalog);
     let mut found = Untrusted::default();
     for (i, s) in catalog.snapshots.iter().enumerate() {

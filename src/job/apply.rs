@@ -418,22 +418,16 @@ impl Outcome {
     /// What keys that were not written come to.
     fn left_over(&self) -> Option<Error> {
         if self.too_large > 0 {
-            return Some(Error::new(
-                Reason::Configuration,
-                format!(
+            return Some(Reason::Configuration.error(format!(
                     "{} keys are larger than the server's limits allow and were not written: raise etcd's --max-request-bytes",
                     self.too_large
-                ),
-            ));
+                )));
         }
         (self.conflicts > 0).then(|| {
-            Error::new(
-                Reason::Conflict,
-                format!(
+            Reason::Conflict.error(format!(
                     "{} keys changed after they were compared and were not written; all else is: run again to compare anew",
                     self.conflicts
-                ),
-            )
+                ))
         })
     }
 }

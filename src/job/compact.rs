@@ -6,12 +6,13 @@ use crate::bucket::codec::{self, CompressionChoice};
 use crate::bucket::frame::FrameWriter;
 use crate::bucket::{Compression, Kind, SnapshotName};
 use crate::error::{Error, Result};
+use crate::job::fold::publish::{Both, Packed, Packer, give_name, refuse_plain};
+use crate::job::fold::rebuild::{Leases, Rebuild};
+use crate::job::fold::{Request, Source};
 use crate::job::leases::{self, News};
-use crate::job::publish::{Both, Packed, Packer, give_name, refuse_plain, side_by_side};
-use crate::job::rebuild::{Leases, Rebuild};
+use crate::job::parallel::side_by_side;
 use crate::job::report::{Clock, Report};
 use crate::job::scan::{Depth, Scan, scan};
-use crate::job::source::{Request, Source};
 use crate::job::tags::{FEW, without_excluded};
 use crate::job::{Context, space};
 use crate::kubernetes::SnapshotLeases;
@@ -21,7 +22,6 @@ use chrono::Utc;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::io::BufWriter;
 
 /// What to compact, and how.
 #[derive(Debug, Clone)]
@@ -139,7 +139,7 @@ impl Run<'_> {
             return Ok(self.clock.report(outcome));
         }
 
-        let inputs = source.deltas().chain(source.base_snapshot());
+        let inputs = source.inputs();
         let encrypted = inputs.map(|s| &s.name).find(|n| n.is_encrypted);
         refuse_plain(self.ctx, encrypted)?;
         let encoding = self.resolve_compression(&source)?;
@@ -282,19 +282,17 @@ impl Run<'_> {
         space::check(&self.ctx.temp_dir, layout.bytes(), "the new database")?;
 
         let failed = |e| Error::io("write the new snapshot", e);
-        let mut both = Both {
-            file: BufWriter::with_capacity(256 << 10, self.ctx.temp_file()?),
-            stream: FrameWriter::new(Packer::named(self.ctx, name, encoding)?),
-            step: Step::new(format!("write {name}"), Some(layout.bytes())),
-        };
+        let mut both = Both::new(
+            Some(self.ctx.temp_file()?),
+            FrameWriter::new(Packer::named(self.ctx, name, encoding)?),
+            Some(Step::new(format!("write {name}"), Some(layout.bytes()))),
+        );
         let folded = rebuild.write(self.ctx, fold, &layout, &mut both)?.hash;
-
-        let Both { file, stream, step } = both;
-        let file = file.into_inner().map_err(|e| failed(e.into_error()))?;
+        let (file, stream) = both.into_parts().map_err(failed)?;
+        let file = file.ok_or_else(|| Error::internal("a database without a file"))?;
         let verify = || rebuild.verify(self.ctx.spool(file), &folded, &layout);
         let stage = || stream.finish().map_err(failed)?.finish();
         let (verified, packed) = side_by_side(self.ctx.threads, verify, stage);
-        drop(step);
         let packed = packed?;
         verified?;
         Ok((packed, folded))
@@ -309,7 +307,7 @@ fn is_delta_newest(scan: &Scan) -> bool {
 
 /// When the newest of all inputs was taken, in seconds since 1970.
 fn newest_input(source: &Source) -> i64 {
-    let inputs = source.deltas().chain(source.base_snapshot());
+    let inputs = source.inputs();
     let created = inputs.map(|s| s.name.created);
     created.max().unwrap_or_default()
 }

@@ -12,9 +12,9 @@ use crate::etcd::cluster;
 use crate::etcd::connect::{Connector, Endpoints, Failed, Streams};
 use crate::etcd::peers::PeerOptions;
 use crate::job::Context;
+use crate::job::fold::{Request, Target};
 use crate::job::report::{Clock, Report};
 use crate::job::restore::{self, Backup, Leases, To};
-use crate::job::source::{Request, Target};
 use crate::mvcc::{KeepHistory, Revision};
 use rustix::fs::{FlockOperation, OFlags};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
@@ -100,7 +100,7 @@ pub fn check_program(etcd: &Path) -> Result<()> {
     use std::os::unix::fs::PermissionsExt;
     let wrong = |why: &str| {
         let message = format!("--etcd-binary {}: {why}", etcd.display());
-        Err(Error::new(Reason::Usage, message))
+        Err(Reason::Usage.error(message))
     };
     match std::fs::metadata(etcd) {
         Err(e) => wrong(&e.to_string()),
@@ -261,13 +261,10 @@ impl Drill<'_> {
         }
         die_with_us(&mut command);
         let child = command.spawn().map_err(|e| {
-            Error::new(
-                Reason::Configuration,
-                format!(
-                    "--etcd-binary {} cannot be started: {e}",
-                    self.options.etcd.display()
-                ),
-            )
+            Reason::Configuration.error(format!(
+                "--etcd-binary {} cannot be started: {e}",
+                self.options.etcd.display()
+            ))
         })?;
         tracing::info!(pid = child.id(), clients = %clients, "started an etcd for the drill");
         Ok(Running {
@@ -305,12 +302,9 @@ impl Drill<'_> {
                             Reason::Unauthenticated | Reason::PermissionDenied
                         ) =>
                     {
-                        return Err(Error::new(
-                            e.reason(),
-                            format!(
+                        return Err(e.reason().error(format!(
                                 "the backup has authentication enabled, so the drill's etcd wants --user and --password of a user with the role root: {e}"
-                            ),
-                        ));
+                            )));
                     }
                     Err(e) => last = e.to_string(),
                 }
@@ -353,7 +347,7 @@ impl Drill<'_> {
             Some(answer) => match (&answer.hash, &answer.error) {
                 (Some(hash), _) => *hash,
                 (None, Some((reason, why))) if *reason == Reason::Unauthenticated => {
-                    return Err(Error::new(*reason, why.clone()));
+                    return Err(reason.error(why.clone()));
                 }
                 (None, why) => {
                     let why = why.as_ref().map_or("it did not answer", |w| w.1.as_str());
@@ -414,10 +408,7 @@ impl Drill<'_> {
 
 fn failed(message: impl Into<String>) -> Error {
     let message = message.into();
-    Error::new(
-        Reason::DrillFailed,
-        format!("the restore drill failed: {message}"),
-    )
+    Reason::DrillFailed.error(format!("the restore drill failed: {message}"))
 }
 
 /// What etcd reads its flags from.
@@ -494,7 +485,7 @@ impl Running {
             log if log.trim().is_empty() => "; it logged nothing".to_owned(),
             log => format!("; the end of its log:\n{log}"),
         };
-        Error::new(e.reason(), format!("{e}{ended}{log}"))
+        e.reason().error(format!("{e}{ended}{log}"))
     }
 
     /// To it and its children: the group has its number, which is nobody else's as long as it was not waited for.

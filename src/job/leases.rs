@@ -4,7 +4,7 @@
 
 use crate::bucket::chain::{self, KnownBases};
 use crate::bucket::timeline::Timeline;
-use crate::bucket::{Catalog, Kind, Snapshot};
+use crate::bucket::{Catalog, Snapshot};
 use crate::error::Result;
 use crate::job::Context;
 use crate::job::scan::{Depth, scan};
@@ -88,7 +88,7 @@ pub fn state(catalog: &Catalog, timeline: &Timeline, news: News) -> LeaseState {
     for member in &timeline.members {
         let delta = snapshot(member.snapshot);
         let revision = delta.name.last.min(member.until).0;
-        if delta.name.kind == Kind::Full || revision <= from {
+        if delta.name.is_full() || revision <= from {
             continue;
         }
         state.accumulated_bytes = state.accumulated_bytes.saturating_add(delta.bytes);

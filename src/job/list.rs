@@ -1,6 +1,6 @@
 //! The list: what a prefix holds, which of it makes a chain, what can be restored, what is wrong.
 
-use crate::bucket::chain::{self, Choice, Range};
+use crate::bucket::chain::{self, Choice, KnownBases, Range};
 use crate::bucket::timeline::{NamesOnly, Timeline, Timelines};
 use crate::bucket::{Compression, Kind, Snapshot};
 use crate::error::{Error, Reason, Result};
@@ -147,6 +147,24 @@ pub struct Problem {
     pub snapshots: Vec<String>,
 }
 
+impl Problem {
+    pub(super) fn new(
+        reason: &'static str,
+        message: impl Into<String>,
+        snapshots: Vec<String>,
+    ) -> Self {
+        Problem {
+            reason,
+            message: message.into(),
+            snapshots,
+        }
+    }
+
+    fn of(e: &Error) -> Self {
+        Self::new(e.reason().as_str(), e.to_string(), Vec::new())
+    }
+}
+
 /// Lists a prefix.
 ///
 /// # Errors
@@ -160,72 +178,21 @@ pub fn run(ctx: &Context, options: Options) -> Result<Report<Outcome>> {
     };
     let scan = scan_asking(ctx, depth, Ask::newest_or(options.all_tags))?;
     let known = scan.contents.known_bases();
-    let mut problems = problems(&scan, options.deep)?;
-    if ctx.store.hides_tags() {
-        problems.push(Problem {
-            reason: "TagsUnreadable",
-            message: TAGS_UNREADABLE.to_owned(),
-            snapshots: Vec::new(),
-        });
-    }
-
-    // Whoever read the contents was told of tags.
-    if scan.tags_unread > 0 && !options.deep {
-        problems.push(Problem {
-            reason: "TagsNotRead",
-            message: tags::not_read(scan.tags_unread),
-            snapshots: Vec::new(),
-        });
-    }
-
-    let identity = match identity::read(&ctx.store) {
-        Ok(identity) => identity.map(Recorded::from),
-        Err(e) if e.reason() == Reason::Configuration => {
-            problems.push(Problem {
-                reason: "IdentityUnreadable",
-                message: e.to_string(),
-                snapshots: Vec::new(),
-            });
-            None
-        }
-        Err(e) => return Err(e),
-    };
-
+    let mut problems = problems(ctx, &scan, options.deep)?;
+    let (identity, problem) = recorded(ctx)?;
+    problems.extend(problem);
     // Where no timeline is the newest, none is taken.
-    let newest = match scan.timelines.newest(&scan.catalog) {
-        Ok(t) => Some(t),
-        Err(e) => {
-            problems.push(problem(&e, Vec::new()));
-            None
-        }
-    };
-    let mut in_chain = HashSet::new();
+    let newest = scan.timelines.newest(&scan.catalog);
+    problems.extend(newest.as_ref().err().map(Problem::of));
+    let newest = newest.ok();
     // Damage that `compact` would meet is a problem already; without it there is no chain.
-    let newest_usable = newest.filter(|_| !is_blocked(&scan));
-    if let Some(t) = newest_usable {
-        match chain::choose(&scan.catalog, t, None, &known) {
-            Ok(Choice::Found(c)) => {
-                in_chain.insert(c.base);
-                in_chain.extend(c.deltas.iter().map(|l| l.snapshot));
-            }
-            // Names leave a gap after this full, which only its content can close.
-            Ok(Choice::Look(i)) => problems.push(Problem {
-                reason: Reason::RevisionGap.as_str(),
-                message: format!(
-                    "by names, revisions {} are missing; whether {} holds them, past its name, needs --deep",
-                    chain::show_ranges(&chain::missing(
-                        &scan.catalog,
-                        t,
-                        scan.catalog.snapshots[i].name.last,
-                        t.last(&scan.catalog, &scan.contents).unwrap_or_default(),
-                    )),
-                    path(&scan, i)
-                ),
-                snapshots: vec![path(&scan, i)],
-            }),
-            Err(e) => problems.push(problem(&e, Vec::new())),
-        }
-    }
+    let in_chain = match newest.filter(|_| !is_blocked(&scan)) {
+        Some(t) => newest_chain(&scan, t, &known).unwrap_or_else(|problem| {
+            problems.push(problem);
+            HashSet::new()
+        }),
+        None => HashSet::new(),
+    };
     // The first timeline counts.
     let mut timeline_of: HashMap<usize, &str> = HashMap::new();
     for t in scan.timelines.all.iter().rev() {
@@ -260,6 +227,34 @@ pub fn run(ctx: &Context, options: Options) -> Result<Report<Outcome>> {
     }))
 }
 
+/// The chain that `compact` would take now.
+fn newest_chain(
+    scan: &Scan,
+    timeline: &Timeline,
+    known: &KnownBases,
+) -> Result<HashSet<usize>, Problem> {
+    let catalog = &scan.catalog;
+    match chain::choose(catalog, timeline, None, known) {
+        Ok(Choice::Found(c)) => {
+            let deltas = c.deltas.iter().map(|l| l.snapshot);
+            Ok(deltas.chain([c.base]).collect())
+        }
+        // Names leave a gap after this full, which only its content can close.
+        Ok(Choice::Look(i)) => {
+            let last = timeline.last(catalog, &scan.contents).unwrap_or_default();
+            let named = catalog.snapshots[i].name.last;
+            let message = format!(
+                "by names, revisions {} are missing; whether {} holds them, past its name, needs --deep",
+                chain::show_ranges(&chain::missing(catalog, timeline, named, last)),
+                path(scan, i)
+            );
+            let reason = Reason::RevisionGap.as_str();
+            Err(Problem::new(reason, message, vec![path(scan, i)]))
+        }
+        Err(e) => Err(Problem::of(&e)),
+    }
+}
+
 /// Whether a damaged snapshot would stop `compact`: it needs all that are in doubt, and its chain.
 fn is_blocked(scan: &Scan) -> bool {
     let unreadable = &scan.contents.unreadable;
@@ -288,59 +283,85 @@ fn path(scan: &Scan, i: usize) -> String {
     scan.catalog.snapshots[i].path.clone()
 }
 
-fn problem(e: &Error, snapshots: Vec<String>) -> Problem {
-    Problem {
-        reason: e.reason().as_str(),
-        message: e.to_string(),
-        snapshots,
+/// Whose backup a prefix is, or why that cannot be read.
+pub(super) fn recorded(ctx: &Context) -> Result<(Option<Recorded>, Option<Problem>)> {
+    match identity::read(&ctx.store) {
+        Ok(identity) => Ok((identity.map(Recorded::from), None)),
+        Err(e) if e.reason() == Reason::Configuration => {
+            let problem = Problem::new("IdentityUnreadable", e.to_string(), Vec::new());
+            Ok((None, Some(problem)))
+        }
+        Err(e) => Err(e),
     }
 }
 
-fn problems(scan: &Scan, deep: bool) -> Result<Vec<Problem>> {
+/// What a listing tells; `reading` is what would tell more, if contents were not read.
+pub(super) fn of_names(ctx: &Context, scan: &Scan, reading: Option<&str>) -> Vec<Problem> {
     let mut problems = Vec::new();
+    let foreign = &scan.catalog.foreign;
+    if !foreign.is_empty() {
+        let message = "names that are not those of snapshots: left alone";
+        problems.push(Problem::new("ForeignObject", message, foreign.clone()));
+    }
+    if ctx.store.hides_tags() {
+        let problem = Problem::new("TagsUnreadable", TAGS_UNREADABLE, Vec::new());
+        problems.push(problem);
+    }
+    // Whoever read the contents was told of tags.
+    let Some(reading) = reading else {
+        return problems;
+    };
+    if scan.tags_unread > 0 {
+        let message = tags::not_read(scan.tags_unread);
+        problems.push(Problem::new("TagsNotRead", message, Vec::new()));
+    }
+    if !scan.doubtful.is_empty() {
+        let message = format!(
+            "revisions do not only grow in order of creation: two streams, a late compaction, or a forked history; {reading} tells"
+        );
+        let paths = scan.doubtful.iter().map(|&i| path(scan, i)).collect();
+        problems.push(Problem::new("TimelinesUnverified", message, paths));
+    }
+    problems
+}
+
+/// If a full holds more than its name says.
+pub(super) fn past_name(full: &Snapshot, holds: Option<Revision>) -> Option<Problem> {
+    let named = full.name.last;
+    let holds = holds.filter(|&r| r > named)?;
+    let message = format!(
+        "it holds revisions up to {holds}, its name says {named}: no harm, fulls of a running etcd may"
+    );
+    let paths = vec![full.path.clone()];
+    Some(Problem::new("RevisionPastName", message, paths))
+}
+
+fn problems(ctx: &Context, scan: &Scan, deep: bool) -> Result<Vec<Problem>> {
     let catalog = &scan.catalog;
-    if !catalog.foreign.is_empty() {
-        problems.push(Problem {
-            reason: "ForeignObject",
-            message: "names that are not those of snapshots: left alone".to_owned(),
-            snapshots: catalog.foreign.clone(),
-        });
-    }
+    let reading = (!deep).then_some("`deltafold list --deep`");
+    let mut problems = of_names(ctx, scan, reading);
     for (&i, e) in &scan.contents.unreadable {
-        problems.push(problem(e, vec![path(scan, i)]));
-    }
-    if !deep && !scan.doubtful.is_empty() {
         problems.push(Problem {
-            reason: "TimelinesUnverified",
-            message: "revisions do not only grow in order of creation: two streams, a late compaction, or a forked history; `deltafold list --deep` tells".to_owned(),
-            snapshots: scan.doubtful.iter().map(|&i| path(scan, i)).collect(),
+            snapshots: vec![path(scan, i)],
+            ..Problem::of(e)
         });
     }
     for (&i, survey) in &scan.contents.surveys {
-        let name = &catalog.snapshots[i].name;
-        if survey.last > name.last {
-            problems.push(Problem {
-                reason: "RevisionPastName",
-                message: format!(
-                    "it holds revisions up to {}, its name says {}: no harm, fulls of a running etcd may",
-                    survey.last, name.last
-                ),
-                snapshots: vec![path(scan, i)],
-            });
-        }
+        problems.extend(past_name(&catalog.snapshots[i], Some(survey.last)));
     }
     // Where revisions grow no timeline was looked for; a full can still tell of another history.
     let mut since_full: Vec<usize> = Vec::new();
     for i in catalog.usable() {
-        let is_full = catalog.snapshots[i].name.kind == Kind::Full;
+        let is_full = catalog.snapshots[i].name.is_full();
         if is_full {
             for &before in since_full.iter().filter(|&&b| !scan.is_doubtful(b)) {
                 if let Some(r) = scan.contents.disagreement(before, i)? {
-                    problems.push(Problem {
-                        reason: Reason::HistoryMismatch.as_str(),
-                        message: format!("they disagree from revision {r} on: the history forked there, and the later one is taken"),
-                        snapshots: vec![path(scan, before), path(scan, i)],
-                    });
+                    let reason = Reason::HistoryMismatch.as_str();
+                    let message = format!(
+                        "they disagree from revision {r} on: the history forked there, and the later one is taken"
+                    );
+                    let paths = vec![path(scan, before), path(scan, i)];
+                    problems.push(Problem::new(reason, message, paths));
                 }
             }
             since_full.clear();
@@ -377,7 +398,7 @@ fn with_times(scan: &Scan, timeline: &Timeline, ranges: Vec<Range>) -> Vec<Resto
     for m in &timeline.members {
         let name = &scan.catalog.snapshots[m.snapshot].name;
         let survey = scan.contents.surveys.get(&m.snapshot);
-        if name.kind == Kind::Full {
+        if name.is_full() {
             fulls.push((name.last, name.created_at()));
         }
         let reaches = survey.map_or(name.last, |s| s.last.max(name.last));
@@ -445,8 +466,7 @@ mod tests {
             for r in with_times(&scan, timeline, ranges) {
                 let (first, last) = (r.first_revision, r.last_revision);
                 let names = || scan.catalog.snapshots.iter().map(|s| &s.name);
-                let fulls =
-                    names().filter(|n| n.kind == Kind::Full && (first..=last).contains(&n.last));
+                let fulls = names().filter(|n| n.is_full() && (first..=last).contains(&n.last));
                 let first_time = fulls.map(|n| n.created_at()).min().unwrap();
                 let at_end = names().filter(|n| n.start <= last && last <= n.last);
                 let last_time = at_end.map(|n| n.created_at()).min().unwrap();

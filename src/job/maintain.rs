@@ -8,10 +8,10 @@ use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::{AlarmKind, Cluster, Compacted, Member};
 use crate::etcd::connect::Connector;
 use crate::job::Context;
+use crate::job::fold::{by_time::revision_at, select::choose_timeline};
 use crate::job::report::{Clock, Failed, Report};
 use crate::job::scan::{Depth, scan_asking};
 use crate::job::snapshot::same_history;
-use crate::job::source::{choose_timeline, revision_at};
 use crate::job::tags::{Ask, without_excluded};
 use crate::kubernetes::{self, lease};
 use crate::mvcc::history::parse_duration;
@@ -394,16 +394,12 @@ pub fn wants_room(cluster: &Cluster, quota: Option<u64>, shrunk: &[u64]) -> Opti
 /// `Usage` for a duration without a store.
 pub fn run(way: &Connector, store: Option<&Context>, options: &Options) -> Result<Report<Outcome>> {
     if store.is_none() && matches!(options.compact_keep, Some(Keep::Age(_))) {
-        return Err(Error::new(
-            Reason::Usage,
-            "--compact-keep with a duration needs --store: only the times of saved events tell which revision is that old",
-        ));
+        return Err(Reason::Usage.error("--compact-keep with a duration needs --store: only the times of saved events tell which revision is that old"));
     }
     if options.compact_keep.is_none() && options.defrag.is_none() {
-        return Err(Error::new(
-            Reason::Usage,
-            "there is nothing to do: give --compact-keep, --defrag, or both",
-        ));
+        return Err(
+            Reason::Usage.error("there is nothing to do: give --compact-keep, --defrag, or both")
+        );
     }
     let clock = Clock::start();
     let cluster = Cluster::look(way)?;
@@ -628,12 +624,9 @@ impl Run<'_> {
                 self.clock.warn(format!("not healthy: {ill}"));
                 return Ok(cluster);
             }
-            return Err(Error::new(
-                Reason::MemberUnhealthy,
-                format!(
-                    "nothing is defragmented, for that needs every other member: {ill}: mend that first"
-                ),
-            ));
+            return Err(Reason::MemberUnhealthy.error(format!(
+                "nothing is defragmented, for that needs every other member: {ill}: mend that first"
+            )));
         }
         if self.options.dry_run {
             if !wanted.is_empty()
@@ -717,13 +710,10 @@ impl Run<'_> {
                     Some(member) => format!("after the defragmentation of {member}"),
                     None => "before the next defragmentation".to_owned(),
                 };
-                return Err(Error::new(
-                    Reason::MemberUnhealthy,
-                    format!(
-                        "{when} not all members were well within {} s: {said}",
-                        RETURN_PATIENCE.as_secs()
-                    ),
-                ));
+                return Err(Reason::MemberUnhealthy.error(format!(
+                    "{when} not all members were well within {} s: {said}",
+                    RETURN_PATIENCE.as_secs()
+                )));
             }
             tracing::debug!("waiting for members: {said}");
             pause(self.way)?;
@@ -822,13 +812,10 @@ fn lock_file(path: &Path) -> Result<Guard> {
         .map_err(|e| Error::io(format!("open the lock {}", path.display()), e))?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(Guard::File { _file: file }),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(Error::new(
-            Reason::LockHeld,
-            format!(
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(Reason::LockHeld.error(format!(
                 "another run maintains this cluster (it has the lock {}): nothing is wrong, run again later",
                 path.display()
-            ),
-        )),
+            ))),
         Err(e) => Err(Error::io(format!("lock {}", path.display()), e.into())),
     }
 }

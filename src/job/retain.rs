@@ -4,6 +4,7 @@
 //! lock is only ever extended. It says nothing of what is kept without one: that is `gc`'s.
 
 use super::Context;
+use super::parallel::each;
 use super::report::{Clock, Failed, Report};
 use super::scan::{Depth, Scan, TAGS_UNREADABLE, scan_asking};
 use super::tags::Ask;
@@ -16,8 +17,6 @@ use crate::store::{Mode, ObjectLock, Retention, Store};
 use chrono::{DateTime, Utc};
 use schemars::JsonSchema;
 use serde::Serialize;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Objects asked for at once.
 const AT_ONCE: usize = 8;
@@ -136,12 +135,9 @@ pub fn decide(has: Option<Retention>, asked: Retention) -> Result<(Option<Retent
         return Ok((None, format!("it is locked already, in {has}")));
     }
     match (has.mode, asked.mode) {
-        (Mode::Compliance, Mode::Governance) => Err(Error::new(
-            Reason::Usage,
-            format!(
+        (Mode::Compliance, Mode::Governance) => Err(Reason::Usage.error(format!(
                 "it is locked in {has}, and only in that mode can it be locked for longer: use --mode compliance, or --until a time that is not after it"
-            ),
-        )),
+            ))),
         (Mode::Governance, Mode::Compliance) if has.until > asked.until => Ok((
             Some(Retention {
                 until: has.until,
@@ -176,7 +172,7 @@ pub fn objects_of(
         .iter()
         .filter(|m| {
             let n = name(m.snapshot);
-            n.kind == Kind::Incr
+            !n.is_full()
                 && n.last.min(m.until) > name(base).last
                 && end.is_none_or(|end| n.start <= end)
         })
@@ -226,10 +222,7 @@ fn choose(scan: &Scan, wanted: Option<&str>) -> Result<Chosen> {
             let is_member = |t: &&Timeline| t.member(base).is_some();
             // Of several, the last to fork is the newest.
             let timeline = timelines.all.iter().rev().find(is_member).ok_or_else(|| {
-                Error::new(
-                    Reason::NoSnapshots,
-                    format!("--chain {wanted}: that full is on no timeline; it is excluded or damaged: see `deltafold list --deep`"),
-                )
+                Reason::NoSnapshots.error(format!("--chain {wanted}: that full is on no timeline; it is excluded or damaged: see `deltafold list --deep`"))
             })?;
             (timeline, base)
         }
@@ -248,17 +241,15 @@ fn full_called(catalog: &Catalog, wanted: &str) -> Result<usize> {
         s.path == wanted || s.name.to_string() == wanted
     };
     let found = (0..catalog.snapshots.len()).find(is_it).ok_or_else(|| {
-        Error::new(
-            Reason::NoSnapshots,
-            format!("--chain {wanted}: there is no such snapshot; `deltafold list` shows all"),
-        )
+        Reason::NoSnapshots.error(format!(
+            "--chain {wanted}: there is no such snapshot; `deltafold list` shows all"
+        ))
     })?;
     match catalog.snapshots[found].name.kind {
         Kind::Full => Ok(found),
-        Kind::Incr => Err(Error::new(
-            Reason::Usage,
-            format!("--chain {wanted}: that is a delta; a chain is named by its full"),
-        )),
+        Kind::Incr => Err(Reason::Usage.error(format!(
+            "--chain {wanted}: that is a delta; a chain is named by its full"
+        ))),
     }
 }
 
@@ -289,7 +280,7 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
         mode: options.mode,
         until: options.until,
     };
-    let looked: Vec<Result<Looked>> = each(&objects, |path| look(&ctx.store, path));
+    let looked: Vec<Result<Looked>> = each(AT_ONCE, &objects, |path| look(&ctx.store, path));
     ctx.store.cancel().check()?;
     // Decided for all before anything is done: what cannot be must not end it midway.
     let mut plans = Vec::new();
@@ -305,7 +296,7 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
             },
         ));
     }
-    let results = each(&plans, |(path, plan)| match plan {
+    let results = each(AT_ONCE, &plans, |(path, plan)| match plan {
         Ok((looked, (Some(retention), _))) if !options.dry_run => {
             let version = looked.version.as_deref();
             ctx.store.retain(path, version, retention)
@@ -393,10 +384,10 @@ fn look(store: &Store, path: &str) -> Result<Looked> {
 
 fn check_time(now: DateTime<Utc>, until: DateTime<Utc>) -> Result<()> {
     let usage = |why: &str| {
-        Err(Error::new(
-            Reason::Usage,
-            format!("a lock until {} is none: {why}", until.to_rfc3339()),
-        ))
+        Err(Reason::Usage.error(format!(
+            "a lock until {} is none: {why}",
+            until.to_rfc3339()
+        )))
     };
     if until <= now {
         return usage("that time has passed; give one that is to come, or --for");
@@ -420,7 +411,7 @@ fn must_lock(store: &Store) -> Result<()> {
             "{url} cannot lock objects ({why}): copy the backup to a bucket of S3 that has an object lock enabled"
         ),
     };
-    Err(Error::new(Reason::Configuration, message))
+    Err(Reason::Configuration.error(message))
 }
 
 /// Where nothing at all could be done, the first failure tells more than that.
@@ -430,35 +421,9 @@ fn summed_up(errors: Vec<Error>, all: usize) -> Option<Error> {
     if failed == all {
         return Some(first);
     }
-    Some(Error::new(
-        Reason::PartlyDone,
-        format!(
-            "{failed} of {all} objects could not be locked; run again to go on; the first: {first}"
-        ),
-    ))
-}
-
-/// Does something with many, several at once; the results are in their order.
-fn each<T: Sync, R: Send>(all: &[T], with: impl Fn(&T) -> Result<R> + Sync) -> Vec<Result<R>> {
-    let next = AtomicUsize::new(0);
-    let done = Mutex::new(Vec::with_capacity(all.len()));
-    std::thread::scope(|scope| {
-        for _ in 0..AT_ONCE.min(all.len()) {
-            scope.spawn(|| {
-                loop {
-                    let i = next.fetch_add(1, Ordering::Relaxed);
-                    let Some(item) = all.get(i) else { return };
-                    let result = with(item);
-                    if let Ok(mut done) = done.lock() {
-                        done.push((i, result));
-                    }
-                }
-            });
-        }
-    });
-    let mut done = done.into_inner().unwrap_or_default();
-    done.sort_by_key(|(i, _)| *i);
-    done.into_iter().map(|(_, result)| result).collect()
+    Some(Reason::PartlyDone.error(format!(
+        "{failed} of {all} objects could not be locked; run again to go on; the first: {first}"
+    )))
 }
 
 #[cfg(test)]
@@ -559,7 +524,7 @@ mod tests {
 
     #[test]
     fn a_failure_of_all_is_told_as_what_it_is() {
-        let e = |r| Error::new(r, "no");
+        let e = |r: Reason| r.error("no");
         assert!(summed_up(Vec::new(), 3).is_none());
         let all = vec![e(Reason::PermissionDenied), e(Reason::PermissionDenied)];
         assert_eq!(

@@ -48,21 +48,15 @@ impl Schedule {
     /// `Usage`.
     pub fn parse(schedule: &str, zone: &str) -> Result<Self> {
         let zone = Tz::from_str(zone.trim()).map_err(|_| {
-            Error::new(
-                Reason::Usage,
-                format!(
+            Reason::Usage.error(format!(
                     "\"{zone}\" is no time zone: give a name of the IANA database, such as UTC or Europe/Berlin"
-                ),
-            )
+                ))
         })?;
         let bad = |what: String| {
-            Error::new(
-                Reason::Usage,
-                format!(
+            Reason::Usage.error(format!(
                     "the schedule \"{schedule}\" cannot be understood: {what}; give five fields (minute, hour, \
                      day of month, month, day of week), such as \"0 */6 * * *\", or @hourly, @daily, @weekly, @monthly, @yearly"
-                ),
-            )
+                ))
         };
         let mut text = schedule.trim();
         if text.starts_with("CRON_TZ=") || text.starts_with("TZ=") {

@@ -219,10 +219,7 @@ fn summed_up(checks: &[Check], url: &str) -> Option<Error> {
         ),
         _ => format!("{}; {}", first.detail, first.meaning),
     };
-    Some(Error::new(
-        Reason::Configuration,
-        format!("deltafold cannot work safely in {url}: {why}"),
-    ))
+    Some(Reason::Configuration.error(format!("deltafold cannot work safely in {url}: {why}")))
 }
 
 #[cfg(test)]

@@ -80,6 +80,10 @@ impl Asked {
         catalog.usable().filter(|i| !self.0.contains(i)).count()
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     pub(super) fn has(&self, i: usize) -> bool {
         self.0.contains(&i)
     }

@@ -7,9 +7,9 @@ use crate::bucket::chain;
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::{Cluster, Hash, MemberHash};
 use crate::etcd::connect::Connector;
+use crate::job::fold::{Request, Source, Target, select::choose_timeline};
 use crate::job::report::{Clock, Report};
 use crate::job::scan::{Depth, Scan, scan};
-use crate::job::source::{Request, Source, Target, choose_timeline};
 use crate::job::tags::without_excluded;
 use crate::job::{Context, identity};
 use crate::mvcc::{KeyRange, Revision};
@@ -117,10 +117,9 @@ pub fn choose_revision(
     live: Revision,
 ) -> Result<(Revision, Option<String>)> {
     match wanted {
-        Some(r) if r > live => Err(Error::new(
-            Reason::NoCommonRevision,
-            format!("--revision {r} is not there yet: the cluster is at revision {live}"),
-        )),
+        Some(r) if r > live => Err(Reason::NoCommonRevision.error(format!(
+            "--revision {r} is not there yet: the cluster is at revision {live}"
+        ))),
         Some(r) => Ok((r, None)),
         None if saved > live => Ok((
             live,
@@ -185,7 +184,7 @@ impl Run<'_> {
         let (timeline, _) = choose_timeline(self.ctx, &scan, self.options.timeline.as_deref())?;
         let saved = timeline
             .last(&scan.catalog, &scan.contents)
-            .ok_or_else(|| Error::new(Reason::NoSnapshots, "there is no snapshot to compare"))?;
+            .ok_or_else(|| Reason::NoSnapshots.error("there is no snapshot to compare"))?;
         let live = Revision(cluster.revision);
         let (revision, warning) = choose_revision(self.options.revision, saved, live)?;
         if let Some(warning) = warning {
@@ -252,10 +251,7 @@ impl Run<'_> {
         };
         if let Some((reason, what, advice)) = reason {
             let all: Vec<String> = members.iter().map(shown).collect();
-            return Err(Error::new(
-                reason,
-                format!("{what}: {}: {advice}", all.join("; ")),
-            ));
+            return Err(reason.error(format!("{what}: {}: {advice}", all.join("; "))));
         }
         // The first that was compared: one there is, or the verdict would be another.
         let first = answers
@@ -365,7 +361,7 @@ fn no_history(
             "etcd holds history from revision {compact} on, and every full snapshot that leads to revision {revision} was compacted later: run again when etcd was compacted next, or take a full snapshot"
         ),
     };
-    Error::new(Reason::NoCommonRevision, message)
+    Reason::NoCommonRevision.error(message)
 }
 
 /// No member gave its hash at that revision.
@@ -378,23 +374,19 @@ fn nobody_answers(answers: &[MemberHash], revision: Revision, saved: Revision) -
             }
             false => "choose a newer --revision",
         };
-        return Error::new(
-            Reason::NoCommonRevision,
-            format!("etcd has compacted revision {revision} away: {advice}"),
-        );
+        return Reason::NoCommonRevision.error(format!(
+            "etcd has compacted revision {revision} away: {advice}"
+        ));
     }
     let said: Vec<String> = answers
         .iter()
         .filter_map(|a| Some(format!("{}: {}", a.name, a.error.as_ref()?.1)))
         .collect();
     let reason = errors.first().map_or(Reason::EtcdUnreachable, |e| e.0);
-    Error::new(
-        reason,
-        format!(
-            "no member gives its HashKV at revision {revision}: {}",
-            said.join("; ")
-        ),
-    )
+    reason.error(format!(
+        "no member gives its HashKV at revision {revision}: {}",
+        said.join("; ")
+    ))
 }
 
 /// A member's side and the backup's, for people.

@@ -9,14 +9,16 @@ use crate::bucket::catalog::Snapshot;
 use crate::bucket::chain::{self, Chain, Choice, KnownBases, Span};
 use crate::bucket::timeline::Timeline;
 use crate::error::{Error, Reason, Result};
-use crate::job::list::Recorded;
-use crate::job::reading::Reading;
-use crate::job::rebuild::read_every_page;
+use crate::job::fold::Source;
+use crate::job::fold::open::Reading;
+use crate::job::fold::rebuild::read_every_page;
+use crate::job::list::{self, Problem, Recorded};
+use crate::job::parallel::first;
 use crate::job::report::{Clock, Report, reasons_and};
-use crate::job::scan::{Depth, Scan, TAGS_UNREADABLE, scan_with};
-use crate::job::source::Source;
+use crate::job::restorable::Restorable;
+use crate::job::scan::{Depth, Scan, scan_with};
 use crate::job::tags::{self, Ask, without_excluded};
-use crate::job::{Context, drill, identity};
+use crate::job::{Context, drill};
 use crate::mvcc::{Base, HashKv, KeepHistory, KeyRange, Revision};
 use crate::telemetry::progress::Step;
 use chrono::{DateTime, Utc};
@@ -24,7 +26,6 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// Snapshots that are read at once, at most: each needs buffers of its own.
@@ -145,17 +146,6 @@ pub struct ChainOutcome {
     pub equals_next: Option<bool>,
 }
 
-/// Revisions that can be restored by what was looked at.
-#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]
-pub struct Restorable {
-    /// The timeline's ID.
-    pub timeline: String,
-    /// The oldest one.
-    pub first_revision: Revision,
-    /// The newest one.
-    pub last_revision: Revision,
-}
-
 /// The newest state that can be restored.
 #[derive(Debug, Clone, PartialEq, JsonSchema, Serialize)]
 pub struct Newest {
@@ -234,14 +224,8 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
 
 fn try_run(ctx: &Context, options: &Options, clock: Clock) -> Result<Report<Outcome>> {
     let mut findings = Findings::default();
-    let identity = match identity::read(&ctx.store) {
-        Ok(identity) => identity,
-        Err(e) if e.reason() == Reason::Configuration => {
-            findings.note("IdentityUnreadable", None, Vec::new(), e.to_string());
-            None
-        }
-        Err(e) => return Err(e),
-    };
+    let (identity, problem) = list::recorded(ctx)?;
+    problem.into_iter().for_each(|p| findings.note(None, p));
     let depth = match options.level {
         Level::Names => Depth::Names,
         _ => Depth::Doubtful,
@@ -296,7 +280,7 @@ fn try_run(ctx: &Context, options: &Options, clock: Clock) -> Result<Report<Outc
         message: failure.as_ref().map(Error::to_string),
         level: options.level,
         all_chains: options.all_chains,
-        identity: identity.map(Recorded::from),
+        identity,
         snapshots: scan.catalog.snapshots.len(),
         excluded: scan.catalog.snapshots.iter().filter(|s| s.excluded).count(),
         snapshots_read: run.read.len()
@@ -335,28 +319,22 @@ impl Findings {
         }
     }
 
-    fn note(
-        &mut self,
-        reason: &'static str,
-        timeline: Option<&str>,
-        snapshots: Vec<String>,
-        message: String,
-    ) {
+    fn note(&mut self, timeline: Option<&Timeline>, problem: Problem) {
         self.push(Finding {
             severity: Severity::Note,
-            reason,
-            timeline: timeline.map(str::to_owned),
-            snapshots,
-            message,
+            reason: problem.reason,
+            timeline: timeline.map(|t| t.id.clone()),
+            snapshots: problem.snapshots,
+            message: problem.message,
             failure: None,
         });
     }
 
-    fn error(&mut self, e: &Error, timeline: Option<&str>, snapshots: Vec<String>) {
+    fn error(&mut self, e: &Error, timeline: Option<&Timeline>, snapshots: Vec<String>) {
         self.push(Finding {
             severity: Severity::Error,
             reason: e.reason().as_str(),
-            timeline: timeline.map(str::to_owned),
+            timeline: timeline.map(|t| t.id.clone()),
             snapshots,
             message: e.to_string(),
             failure: Some(e.reason()),
@@ -379,7 +357,7 @@ impl Findings {
                 2 => "; and one more finding".to_owned(),
                 n => format!("; and {} more findings", n - 1),
             };
-            Error::new(reason, format!("{}{more}", f.message))
+            reason.error(format!("{}{more}", f.message))
         });
         (all, failure)
     }
@@ -413,6 +391,24 @@ impl<'a> Run<'a> {
         which.iter().map(|&i| self.path(i)).collect()
     }
 
+    /// Notes something about these snapshots.
+    fn note(
+        &mut self,
+        timeline: Option<&Timeline>,
+        which: &[usize],
+        reason: &'static str,
+        message: impl Into<String>,
+    ) {
+        let problem = Problem::new(reason, message, self.paths(which));
+        self.findings.note(timeline, problem);
+    }
+
+    /// Notes what is wrong with these snapshots.
+    fn error(&mut self, e: &Error, timeline: Option<&Timeline>, which: &[usize]) {
+        let paths = self.paths(which);
+        self.findings.error(e, timeline, paths);
+    }
+
     /// A timeline without what cannot be used.
     fn good(&self, timeline: &Timeline) -> Timeline {
         let mut good = timeline.clone();
@@ -422,103 +418,54 @@ impl<'a> Run<'a> {
 
     /// What the listing tells, and what the scan has met.
     fn look_at_names(&mut self) {
-        let catalog = &self.scan.catalog;
-        if !catalog.foreign.is_empty() {
-            self.findings.note(
-                "ForeignObject",
-                None,
-                catalog.foreign.clone(),
-                "names that are not those of snapshots: left alone".to_owned(),
-            );
+        let scan = self.scan;
+        let reading = (self.options.level == Level::Names).then_some("--level checksums");
+        for problem in list::of_names(self.ctx, scan, reading) {
+            self.findings.note(None, problem);
         }
-        if self.ctx.store.hides_tags() {
-            self.findings.note(
-                "TagsUnreadable",
-                None,
-                Vec::new(),
-                TAGS_UNREADABLE.to_owned(),
-            );
-        }
-        if self.options.level == Level::Names && self.scan.tags_unread > 0 {
-            self.findings.note(
-                "TagsNotRead",
-                None,
-                Vec::new(),
-                tags::not_read(self.scan.tags_unread),
-            );
-        }
-        let excluded: Vec<usize> = (0..catalog.snapshots.len())
-            .filter(|&i| catalog.snapshots[i].excluded)
+        let snapshots = &scan.catalog.snapshots;
+        let excluded: Vec<usize> = (0..snapshots.len())
+            .filter(|&i| snapshots[i].excluded)
             .collect();
         if !excluded.is_empty() {
-            let paths = self.paths(&excluded);
-            self.findings.note(
-                "Excluded",
-                None,
-                paths,
-                "marked not to be used: not looked at".to_owned(),
-            );
+            let message = "marked not to be used: not looked at";
+            self.note(None, &excluded, "Excluded", message);
         }
-        let untrusted = &self.scan.untrusted;
+        let untrusted = &scan.untrusted;
         if !untrusted.left_out.is_empty() {
-            let paths = self.paths(&untrusted.left_out);
-            self.findings.note(
-                "Untrusted",
-                None,
-                paths,
-                "not encrypted, though keys are given: not used".to_owned(),
-            );
+            let message = "not encrypted, though keys are given: not used";
+            self.note(None, &untrusted.left_out, "Untrusted", message);
         }
-        if let Err(e) = self.scan.refuse_untrusted(self.ctx) {
-            let paths = self.paths(&untrusted.refused);
-            self.findings.error(&e, None, paths);
+        if let Err(e) = scan.refuse_untrusted(self.ctx) {
+            self.error(&e, None, &untrusted.refused);
         }
-        if self.options.level == Level::Names && !self.scan.doubtful.is_empty() {
-            let paths = self.paths(&self.scan.doubtful);
-            self.findings.note(
-                "TimelinesUnverified",
-                None,
-                paths,
-                "revisions do not only grow in order of creation: two streams, a late compaction, or a forked history; --level checksums tells".to_owned(),
-            );
+        for (&i, e) in &scan.contents.unreadable {
+            self.error(e, None, &[i]);
         }
-        for (&i, e) in &self.scan.contents.unreadable {
-            let path = self.path(i);
-            self.findings.error(e, None, vec![path]);
-        }
-        let timelines = &self.scan.timelines.all;
+        let timelines = &scan.timelines.all;
         if let [_, forks @ ..] = timelines.as_slice()
             && !forks.is_empty()
         {
-            let at: Vec<String> = forks
-                .iter()
-                .map(|t| format!("{} at revision {}", t.id, t.forked_at().unwrap_or_default()))
-                .collect();
-            self.findings.note(
-                "ForkedHistory",
-                None,
-                Vec::new(),
-                format!(
-                    "the snapshots tell {} histories; forked off: {}",
-                    timelines.len(),
-                    at.join(", ")
-                ),
+            let at = |t: &Timeline| {
+                format!("{} at revision {}", t.id, t.forked_at().unwrap_or_default())
+            };
+            let at: Vec<String> = forks.iter().map(at).collect();
+            let message = format!(
+                "the snapshots tell {} histories; forked off: {}",
+                timelines.len(),
+                at.join(", ")
             );
+            self.note(None, &[], "ForkedHistory", message);
         }
         for t in timelines {
             let overlapping = self.overlapping(t);
             if !overlapping.is_empty() {
-                let paths = self.paths(&overlapping);
-                self.findings.note(
-                    "OverlappingDeltas",
-                    Some(&t.id),
-                    paths,
-                    "they repeat revisions of other deltas: two streams write here, or did"
-                        .to_owned(),
-                );
+                let message =
+                    "they repeat revisions of other deltas: two streams write here, or did";
+                self.note(Some(t), &overlapping, "OverlappingDeltas", message);
             }
         }
-        for i in self.scan.contents.surveys.keys() {
+        for i in scan.contents.surveys.keys() {
             self.note_past_name(*i);
         }
     }
@@ -529,7 +476,7 @@ impl<'a> Run<'a> {
             .members
             .iter()
             .map(|m| (m, &self.snapshot(m.snapshot).name))
-            .filter(|(m, n)| n.kind == Kind::Incr && n.last <= m.until)
+            .filter(|(m, n)| !n.is_full() && n.last <= m.until)
             .map(|(m, n)| (n.start, n.last, m.snapshot))
             .collect();
         deltas.sort_unstable();
@@ -545,17 +492,9 @@ impl<'a> Run<'a> {
     }
 
     fn note_past_name(&mut self, i: usize) {
-        let named = self.snapshot(i).name.last;
-        let path = self.path(i);
-        if let Some(base) = self.known.get(&i)
-            && base.revision > named
-        {
-            let message = format!(
-                "it holds revisions up to {}, its name says {named}: no harm, fulls of a running etcd may",
-                base.revision
-            );
-            self.findings
-                .note("RevisionPastName", None, vec![path], message);
+        let holds = self.known.get(&i).map(|base| base.revision);
+        if let Some(problem) = list::past_name(self.snapshot(i), holds) {
+            self.findings.note(None, problem);
         }
     }
 
@@ -567,7 +506,7 @@ impl<'a> Run<'a> {
         match self.scan.timelines.newest(&self.scan.catalog) {
             Ok(t) => Ok(Some(t)),
             Err(e) => {
-                self.findings.error(&e, None, Vec::new());
+                self.error(&e, None, &[]);
                 Ok(None)
             }
         }
@@ -596,8 +535,7 @@ impl<'a> Run<'a> {
                     self.read.insert(i, read);
                 }
                 Err(e) => {
-                    let path = self.path(i);
-                    self.findings.error(&e, None, vec![path]);
+                    self.error(&e, None, &[i]);
                     self.bad.insert(i);
                     self.read.insert(i, Read::default());
                 }
@@ -628,9 +566,7 @@ impl<'a> Run<'a> {
                         chain::show_ranges(&holes),
                         self.path(i)
                     );
-                    let e = Error::new(Reason::RevisionGap, message);
-                    let path = self.path(i);
-                    self.findings.error(&e, Some(&timeline.id), vec![path]);
+                    self.error(&Reason::RevisionGap.error(message), Some(timeline), &[i]);
                     return Ok(());
                 }
                 Ok(Choice::Found(chain)) => {
@@ -643,7 +579,7 @@ impl<'a> Run<'a> {
                     }
                 }
                 Err(e) => {
-                    self.findings.error(&e, Some(&timeline.id), Vec::new());
+                    self.error(&e, Some(timeline), &[]);
                     return Ok(());
                 }
             }
@@ -683,41 +619,31 @@ impl<'a> Run<'a> {
         let catalog = &self.scan.catalog;
         let spans = chain::spans(catalog, timeline, &self.known);
         if spans.is_empty() {
-            let e = Error::new(
-                Reason::NoSnapshots,
-                format!(
-                    "timeline {} has no full snapshot to start from",
-                    timeline.id
-                ),
-            );
-            self.findings.error(&e, Some(&timeline.id), Vec::new());
+            let e = Reason::NoSnapshots.error(format!(
+                "timeline {} has no full snapshot to start from",
+                timeline.id
+            ));
+            self.error(&e, Some(timeline), &[]);
         }
         let lost = chain::without_base(catalog, timeline, &self.known);
         if !lost.is_empty() && !spans.is_empty() {
-            let paths = self.paths(&lost);
             let message =
                 "no full snapshot leads to these deltas: what they hold cannot be restored";
             match self.options.level {
                 // A full may hold the history.
-                Level::Names => self.findings.note(
-                    "MissingBase",
-                    Some(&timeline.id),
-                    paths,
-                    format!("{message}, unless the full after them does"),
-                ),
+                Level::Names => {
+                    let message = format!("{message}, unless the full after them does");
+                    self.note(Some(timeline), &lost, "MissingBase", message);
+                }
                 _ => {
-                    let e = Error::new(Reason::RevisionGap, message);
-                    self.findings.error(&e, Some(&timeline.id), paths);
+                    let e = Reason::RevisionGap.error(message);
+                    self.error(&e, Some(timeline), &lost);
                 }
             }
         }
         for span in spans {
             self.look_at_gap(timeline, &span);
-            let chain = Chain {
-                base: span.base,
-                deltas: span.deltas.clone(),
-                target: span.reached,
-            };
+            let chain = chain_of(&span, span.reached);
             let mut outcome = self.chain_outcome(timeline, &chain);
             // Timelines share what lies before their fork.
             let known_already = self.chains.iter().any(|c| {
@@ -744,42 +670,31 @@ impl<'a> Run<'a> {
         let from_next = next
             .and_then(|i| self.known.get(&i))
             .map(Base::first_revision);
-        let path = self.path(span.base);
+        let around: Vec<usize> = [Some(span.base), next].into_iter().flatten().collect();
         if let Some(first) = span.missing.first().map(|m| m.0) {
             let holes = chain::show_ranges(&span.missing);
-            let around: Vec<String> = [Some(path), next.map(|i| self.path(i))]
-                .into_iter()
-                .flatten()
-                .collect();
             if from_next.is_some_and(|n| n <= first) {
-                self.findings.note(
-                    "GapIsCovered",
-                    Some(&timeline.id),
-                    around,
-                    format!("deltas are missing (revisions {holes}), and the next full holds their history"),
+                let message = format!(
+                    "deltas are missing (revisions {holes}), and the next full holds their history"
                 );
+                self.note(Some(timeline), &around, "GapIsCovered", message);
                 return;
             }
-            let e = Error::new(
-                Reason::RevisionGap,
-                format!(
-                    "the deltas after {} have a gap: missing are revisions {holes}",
-                    self.path(span.base)
-                ),
-            );
-            self.findings.error(&e, Some(&timeline.id), around);
+            let e = Reason::RevisionGap.error(format!(
+                "the deltas after {} have a gap: missing are revisions {holes}",
+                self.path(span.base)
+            ));
+            self.error(&e, Some(timeline), &around);
             return;
         }
-        let Some((i, holds)) = span.next else { return };
+        let Some((_, holds)) = span.next else { return };
         let first = from_next.unwrap_or(holds);
         if span.reached.next() < first {
-            let e = format!(
+            let message = format!(
                 "revisions {} are in no snapshot: no deltas lead up to the full after them",
                 chain::show_ranges(&[(span.reached.next(), first.previous())])
             );
-            let paths = vec![path, self.path(i)];
-            self.findings
-                .note("RevisionsNotCovered", Some(&timeline.id), paths, e);
+            self.note(Some(timeline), &around, "RevisionsNotCovered", message);
         }
     }
 
@@ -807,11 +722,11 @@ impl<'a> Run<'a> {
                 let at: Vec<usize> = (0..self.scan.catalog.snapshots.len())
                     .filter(|&i| message.starts_with(&self.ctx.store.name(&self.path(i))))
                     .collect();
-                let paths = match at.is_empty() {
-                    true => vec![self.path(chain.base)],
-                    false => self.paths(&at),
+                let about = match at.is_empty() {
+                    true => &[chain.base],
+                    false => at.as_slice(),
                 };
-                self.findings.error(&e, Some(&timeline.id), paths);
+                self.error(&e, Some(timeline), about);
                 self.bad.extend(at);
                 Ok(None)
             }
@@ -860,11 +775,7 @@ impl<'a> Run<'a> {
         if at < base.first_revision() {
             return Ok(());
         }
-        let ours = Chain {
-            base: span.base,
-            deltas: span.deltas.clone(),
-            target: at,
-        };
+        let ours = chain_of(span, at);
         let theirs = Chain {
             base: next,
             deltas: Vec::new(),
@@ -884,8 +795,7 @@ impl<'a> Run<'a> {
         let (ours, theirs) = match hashes {
             Ok(hashes) => hashes,
             Err(e) if e.reason().is_bad_data() => {
-                let paths = self.paths(&[span.base, next]);
-                self.findings.error(&e, Some(&timeline.id), paths);
+                self.error(&e, Some(timeline), &[span.base, next]);
                 return Ok(());
             }
             Err(e) => return Err(e),
@@ -893,9 +803,7 @@ impl<'a> Run<'a> {
         let equal = (ours.hash, ours.live_keys) == (theirs.hash, theirs.live_keys);
         outcome.equals_next = Some(equal);
         if !equal {
-            let e = Error::new(
-                Reason::HistoryMismatch,
-                format!(
+            let e = Reason::HistoryMismatch.error(format!(
                     "at revision {at} {} and its deltas fold to HashKV {} with {} keys, and {} holds HashKV {} with {} keys (both compacted at {compact}): they tell different histories, or one of them was made of damaged data",
                     self.path(span.base),
                     ours.hash,
@@ -903,10 +811,8 @@ impl<'a> Run<'a> {
                     self.path(next),
                     theirs.hash,
                     theirs.live_keys
-                ),
-            );
-            let paths = self.paths(&[span.base, next]);
-            self.findings.error(&e, Some(&timeline.id), paths);
+                ));
+            self.error(&e, Some(timeline), &[span.base, next]);
         }
         Ok(())
     }
@@ -916,11 +822,7 @@ impl<'a> Run<'a> {
         let mut all = Vec::new();
         for t in &self.scan.timelines.all {
             let ranges = chain::restorable(&self.scan.catalog, &self.good(t), &self.known);
-            all.extend(ranges.into_iter().map(|(first, last)| Restorable {
-                timeline: t.id.clone(),
-                first_revision: first,
-                last_revision: last,
-            }));
+            all.extend(Restorable::of(t, ranges));
         }
         all
     }
@@ -964,11 +866,8 @@ impl<'a> Run<'a> {
 
     /// Starts an etcd on the newest state of a timeline, where that can be folded.
     fn drill(&mut self, timeline: &Timeline, options: &drill::Options) -> Result<()> {
-        let ours = self
-            .chains
-            .iter()
-            .rev()
-            .filter(|c| c.timeline == timeline.id);
+        let chains = self.chains.iter().rev();
+        let ours = chains.filter(|c| c.timeline == timeline.id);
         let newest = ours.max_by_key(|c| c.last_revision);
         let expected = newest.and_then(|c| {
             Some(drill::Expected {
@@ -978,69 +877,51 @@ impl<'a> Run<'a> {
             })
         });
         let Some(expected) = expected else {
-            self.findings.note(
-                "DrillSkipped",
-                Some(&timeline.id),
-                Vec::new(),
-                format!(
-                    "no etcd was started on timeline {}: it cannot be folded to its end",
-                    timeline.id
-                ),
+            let message = format!(
+                "no etcd was started on timeline {}: it cannot be folded to its end",
+                timeline.id
             );
+            self.note(Some(timeline), &[], "DrillSkipped", message);
             return Ok(());
         };
         let mut drill = drill::run(self.ctx, options, &timeline.id, expected)?;
         let failure = drill.failure.take();
         self.drills.push(drill);
         if let Some(e) = failure {
-            self.findings.error(&e, Some(&timeline.id), Vec::new());
+            self.error(&e, Some(timeline), &[]);
         }
         Ok(())
+    }
+}
+
+fn chain_of(span: &Span, target: Revision) -> Chain {
+    Chain {
+        base: span.base,
+        deltas: span.deltas.clone(),
+        target,
     }
 }
 
 /// Reads snapshots to their ends, some at once; of fulls one at a time, each of which needs a file of its size. What
 /// is wrong with one stands at it.
 fn check_all(ctx: &Context, scan: &Scan, which: &[usize]) -> Result<BTreeMap<usize, Result<Read>>> {
-    let next = AtomicUsize::new(0);
-    let stop = AtomicBool::new(false);
     let fulls = Mutex::new(());
     let results = Mutex::new(BTreeMap::new());
-    let failed = Mutex::new(None);
     let reading = Reading::new(ctx, which.iter().map(|&i| &scan.catalog.snapshots[i]));
-    let work = || {
-        while !stop.load(Ordering::Relaxed) {
-            let nth = next.fetch_add(1, Ordering::Relaxed);
-            let Some(&i) = which.get(nth) else {
-                return;
-            };
-            let alone = (reading.snapshot(nth).name.kind == Kind::Full).then(|| lock(&fulls));
-            let result = read_whole(ctx, &reading, nth);
-            drop(alone);
-            match result {
-                Err(e) if !e.reason().is_bad_data() => {
-                    stop.store(true, Ordering::Relaxed);
-                    let mut failed = lock(&failed);
-                    failed.get_or_insert(e);
-                }
-                result => {
-                    let mut results = lock(&results);
-                    results.insert(i, result);
-                }
+    first(ctx.threads.min(AT_ONCE), which.len(), |nth| {
+        let alone = (reading.snapshot(nth).name.is_full()).then(|| lock(&fulls));
+        let result = read_whole(ctx, &reading, nth);
+        drop(alone);
+        match result {
+            Err(e) if !e.reason().is_bad_data() => Err(e),
+            result => {
+                let mut results = lock(&results);
+                results.insert(which[nth], result);
+                Ok(None::<()>)
             }
         }
-    };
-    std::thread::scope(|s| {
-        for _ in 1..ctx.threads.min(AT_ONCE).min(which.len()) {
-            // Where the system has no thread left, fewer do it.
-            let _ = std::thread::Builder::new().spawn_scoped(s, work);
-        }
-        work();
-    });
-    match unpoisoned(failed.into_inner()) {
-        Some(e) => Err(e),
-        None => Ok(unpoisoned(results.into_inner())),
-    }
+    })?;
+    Ok(unpoisoned(results.into_inner()))
 }
 
 /// Reads a snapshot to its end, and checks all that can be seen in it alone.

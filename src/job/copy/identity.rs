@@ -3,7 +3,7 @@
 //! The object that tells it (`job::identity`) is written before any snapshot; a target that is another
 //! cluster's is refused.
 
-use crate::error::{Error, Reason, Result};
+use crate::error::{Reason, Result};
 use crate::job::Context;
 use crate::job::identity::{IDENTITY, read};
 
@@ -53,14 +53,11 @@ pub(super) fn carry(from: &Context, to: &Context, take_over: bool, dry_run: bool
         };
         return to.store.replace_small(IDENTITY, &bytes);
     }
-    Err(Error::new(
-        Reason::OtherCluster,
-        format!(
+    Err(Reason::OtherCluster.error(format!(
             "{} is the backup of cluster {}, and {} that of {}: nothing was copied. Check --from and --to; if the one cluster has taken the other's place, say so once with --take-over",
             to.store.url(),
             target.cluster(),
             from.store.url(),
             source.cluster()
-        ),
-    ))
+        )))
 }

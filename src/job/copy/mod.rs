@@ -273,7 +273,7 @@ impl<'a> Copier<'a> {
         self.mark_untrusted(&mut catalog);
         let usable: Vec<usize> = catalog.usable().collect();
         let fulls = usable.into_iter().rev().map(|i| &catalog.snapshots[i]);
-        for s in fulls.filter(|s| s.name.kind == Kind::Full) {
+        for s in fulls.filter(|s| s.name.is_full()) {
             let excluded = self
                 .from
                 .store
@@ -402,27 +402,21 @@ impl<'a> Copier<'a> {
         {
             return Ok(());
         }
-        Err(Error::new(
-            Reason::OtherCluster,
-            format!(
+        Err(Reason::OtherCluster.error(format!(
                 "{} holds other snapshots of the same time as {}, and they have none in common: it looks like the backup of another cluster; check --from and --to, or say --take-over if both are one's",
                 self.to.store.url(),
                 self.from.store.url()
-            ),
-        ))
+            )))
     }
 
     /// Lists both stores.
     fn look(&mut self) -> Result<Listings> {
         let mut source = by_names(self.from)?;
         if source.snapshots.is_empty() {
-            return Err(Error::new(
-                Reason::NoSnapshots,
-                format!(
-                    "{} holds no snapshots (looked for {V2}/ and {V1}/ below it): check --from",
-                    self.from.store.url()
-                ),
-            ));
+            return Err(Reason::NoSnapshots.error(format!(
+                "{} holds no snapshots (looked for {V2}/ and {V1}/ below it): check --from",
+                self.from.store.url()
+            )));
         }
         let mut target = by_names(self.to)?;
         if self.remembers_since.elapsed() > MEMORY {
@@ -501,13 +495,10 @@ impl<'a> Copier<'a> {
         if form.encryption == Encryption::Keep
             && let Some((there, new)) = plain_behind_encrypted(source, target, plan)
         {
-            return Err(Error::new(
-                Reason::Configuration,
-                format!(
+            return Err(Reason::Configuration.error(format!(
                     "{} is encrypted and the source's is not, and {new} would come beside it as plain text: say with --age-recipient or --age-recipients-file for whom to encrypt it, or ask for plain text with --decrypt",
                     self.to.store.name(&there)
-                ),
-            ));
+                )));
         }
         for p in plan.objects.iter().filter(|p| p.decision == Decision::Copy) {
             let s = &source.snapshots[p.source];
@@ -516,20 +507,14 @@ impl<'a> Copier<'a> {
             }
             let name = self.from.store.name(&s.path);
             if form.encryption == Encryption::Keep {
-                return Err(Error::new(
-                    Reason::Usage,
-                    format!(
+                return Err(Reason::Usage.error(format!(
                         "{name} is encrypted, and to compress it anew it has to be opened: name who shall read it with --age-recipient, or ask for plain text with --decrypt"
-                    ),
-                ));
+                    )));
             }
             if !self.from.keys.decrypts() {
-                return Err(Error::new(
-                    Reason::CannotDecrypt,
-                    format!(
-                        "{name} is encrypted: give the age identity that opens it with --age-identity"
-                    ),
-                ));
+                return Err(Reason::CannotDecrypt.error(format!(
+                    "{name} is encrypted: give the age identity that opens it with --age-identity"
+                )));
             }
         }
         Ok(())
@@ -604,7 +589,7 @@ impl<'a> Copier<'a> {
             if let Some(e) = failures.last().filter(|_| decision == Fate::Failed)
                 && e.reason().is_bad_data()
             {
-                let again = Error::new(e.reason(), e.to_string());
+                let again = e.again();
                 self.damaged.insert(s.path.clone(), (s.bytes, again));
             }
             told.push(ObjectOutcome {
@@ -716,12 +701,9 @@ impl<'a> Copier<'a> {
 }
 
 fn conflict(name: &str) -> Error {
-    Error::new(
-        Reason::TargetExists,
-        format!(
-            "{name} is another object than the source's: look at both, and delete the wrong one"
-        ),
-    )
+    Reason::TargetExists.error(format!(
+        "{name} is another object than the source's: look at both, and delete the wrong one"
+    ))
 }
 
 /// Whether both stores tell whose backup they are.
@@ -793,5 +775,5 @@ fn worst(failures: Vec<Error>, partly: bool) -> Option<Error> {
         1 => first.to_string(),
         n => format!("{first}; {} more snapshots could not be copied", n - 1),
     };
-    Some(Error::new(reason, message))
+    Some(reason.error(message))
 }

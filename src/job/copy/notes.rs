@@ -7,7 +7,7 @@ use super::plan::Planned;
 use super::round::{Round, is_full};
 use crate::bucket::Snapshot;
 use crate::bucket::catalog::{EXCLUDE_SUFFIX, PINS, TIMELINES};
-use crate::error::{Error, Reason, Result};
+use crate::error::{Reason, Result};
 use crate::store::Store;
 
 /// A note is a line for people.
@@ -69,13 +69,10 @@ fn carry(round: &Round<'_>, folder: &str, planned: &Planned, snapshot: &Snapshot
     let note = format!("{folder}/{}", snapshot.name);
     let Some(text) = round.from.store.read_small(&note, MOST_BYTES)? else {
         // Another look tells whether it still counts.
-        return Err(Error::new(
-            Reason::SnapshotVanished,
-            format!(
-                "{} was listed and is gone: it was deleted meanwhile; run again",
-                round.from.store.name(&note)
-            ),
-        ));
+        return Err(Reason::SnapshotVanished.error(format!(
+            "{} was listed and is gone: it was deleted meanwhile; run again",
+            round.from.store.name(&note)
+        )));
     };
     create(
         &round.to.store,

@@ -3,7 +3,7 @@
 //! It reads names alone, and touches no store. `super::run` carries it out; a dry run prints it.
 
 use crate::bucket::codec::{Compression, Encoding};
-use crate::bucket::{Catalog, Kind, Snapshot, SnapshotName};
+use crate::bucket::{Catalog, Snapshot, SnapshotName};
 use crate::mvcc::Revision;
 use serde::Serialize;
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -209,7 +209,7 @@ struct Node<'a> {
 
 impl Node<'_> {
     fn is_full(&self) -> bool {
-        self.of.name.kind == Kind::Full
+        self.of.name.is_full()
     }
 
     /// A full that begins there, or a delta that leads there.
@@ -356,7 +356,7 @@ impl Planner<'_> {
         let (mut segment, mut highest) = (0, Revision(-1));
         for n in &mut self.nodes {
             let begins = n.of.begins_timeline || n.of.name.last < highest;
-            if n.of.name.kind == Kind::Full && begins {
+            if n.of.name.is_full() && begins {
                 segment += 1;
                 highest = n.of.name.last;
             }
@@ -428,7 +428,7 @@ impl Planner<'_> {
             backups: source
                 .snapshots
                 .iter()
-                .filter(|s| !s.excluded && s.name.kind == Kind::Full)
+                .filter(|s| !s.excluded && s.name.is_full())
                 .count(),
             wanted: fulls.len() - refused.len(),
             not: HashMap::new(),

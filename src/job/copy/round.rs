@@ -11,7 +11,7 @@ use super::plan::{Decision, Need, Plan, Planned};
 use super::transfer::{SMALL, Transferred, transfer};
 use super::{Options, notes};
 use crate::base::{lock, unpoisoned};
-use crate::bucket::{Catalog, Kind, Snapshot};
+use crate::bucket::{Catalog, Snapshot};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
 use crate::store::{Published, Store};
@@ -115,7 +115,7 @@ impl Round<'_> {
             if let Some((bytes, e)) = self.damaged.get(&snapshot.path)
                 && *bytes == snapshot.bytes
             {
-                let again = Error::new(e.reason(), e.to_string());
+                let again = e.again();
                 state.done.insert(i, Done::Failed(again));
             }
         }
@@ -242,7 +242,7 @@ impl Round<'_> {
             };
             let done = match &synced {
                 Ok(()) => done,
-                Err(e) => Done::Failed(Error::new(e.reason(), e.to_string())),
+                Err(e) => Done::Failed(e.again()),
             };
             self.note(&mut state, i, done);
         }
@@ -412,5 +412,5 @@ fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
 
 /// Whether a full's notes are of interest.
 pub(super) fn is_full(snapshot: &Snapshot) -> bool {
-    snapshot.name.kind == Kind::Full
+    snapshot.name.is_full()
 }

@@ -10,7 +10,7 @@ use crate::bolt::{METAS_END, newest_meta};
 use crate::bucket::codec;
 use crate::bucket::frame::{FrameReader, FrameWriter};
 use crate::bucket::full::FullReader;
-use crate::bucket::{Kind, Snapshot, SnapshotName};
+use crate::bucket::{Snapshot, SnapshotName};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
 use crate::limits::Limits;
@@ -234,7 +234,7 @@ fn content<'a>(
     name: &SnapshotName,
     limits: &Limits,
 ) -> Result<Box<dyn Read + 'a>> {
-    if name.kind == Kind::Incr {
+    if !name.is_full() {
         return Ok(Box::new(payload));
     }
     let mut head = Vec::new();

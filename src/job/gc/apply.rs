@@ -4,12 +4,14 @@
 //! only taken when all deltas of its chain are gone. Before each batch the look is taken anew if it is old,
 //! and only what that one removes, too, goes. What fails holds the rest of its chain back, and nothing else.
 
-use super::hidden::{Hidden, Lockings};
-use super::look::{Action, BesideKind, BesideWhy, Eyes, Look};
-use super::{Decision, Fate, Kind, LONGEST_NOTE, Object, Options, in_parallel, removal_note};
+use super::hidden::{self, Hidden, Lockings};
+use super::look::{BesideWhy, Eyes, Look};
+use super::{
+    Decision, Fate, Fated, Kind, LONGEST_NOTE, Object, Options, as_json, in_parallel, removal_note,
+};
+use crate::bucket::Snapshot;
 use crate::bucket::retention::{Why, removal_chains};
-use crate::bucket::{self};
-use crate::error::{Error, Reason, Result};
+use crate::error::{Reason, Result};
 use crate::job::Context;
 use crate::store::lock::Held;
 use chrono::{DateTime, Utc};
@@ -36,52 +38,24 @@ pub(super) struct RemovalNote {
 
 /// What is decided, before anything is done.
 pub(super) fn begin(ctx: &Context, options: &Options, look: &Look, now: DateTime<Utc>) -> Applied {
-    let snapshots = look
-        .catalog
-        .snapshots
-        .iter()
-        .enumerate()
-        .map(|(i, s)| Object {
-            path: s.path.clone(),
-            kind: match s.name.kind {
-                bucket::Kind::Full => Kind::Full,
-                bucket::Kind::Incr => Kind::Incr,
-            },
-            bytes: s.bytes,
-            decision: look.action(i, options).into(),
-            reason: look.why[i].as_str(),
-            explanation: look.why[i].text(),
-            fate: None,
-            locked_until: None,
-            error: None,
-        });
-    let beside = look.beside.iter().map(|b| Object {
-        path: b.path.clone(),
-        kind: match b.kind {
-            BesideKind::Note => Kind::Note,
-            BesideKind::Mark => Kind::Mark,
-            BesideKind::Staging => Kind::Staging,
-        },
-        bytes: b.bytes,
-        decision: match b.why.keeps() {
+    let snapshots = look.catalog.snapshots.iter().enumerate().map(|(i, s)| {
+        let (why, decision) = (look.why[i], look.decision(i, options));
+        let told = (why.as_str(), why.text());
+        Object::new(s.path.clone(), s.name.kind.into(), s.bytes, decision, told)
+    });
+    let beside = look.beside.iter().map(|b| {
+        let decision = match b.why.keeps() {
             true => Decision::Keep,
             false => Decision::Delete,
-        },
-        reason: b.why.told().0,
-        explanation: b.why.told().1.into(),
-        fate: None,
-        locked_until: None,
-        error: None,
+        };
+        Object::new(b.path.clone(), b.kind, b.bytes, decision, b.why.told())
     });
     let mut objects: Vec<Object> = snapshots.chain(beside).collect();
     let mut warnings = Vec::new();
     match ctx.store.uploads() {
         Ok(uploads) => {
-            for u in uploads {
-                if let Some(object) = super::hidden::upload(&u, options, now) {
-                    objects.push(object);
-                }
-            }
+            let uploads = uploads.iter();
+            objects.extend(uploads.filter_map(|u| hidden::upload(u, options, now)));
         }
         Err(e) => warnings.push(format!("unfinished uploads are left: {e}")),
     }
@@ -136,7 +110,7 @@ pub(super) fn apply(
     held: Option<&Held>,
     applied: &mut Applied,
 ) -> Result<()> {
-    let result = snapshots(ctx, options, eyes, first, held, applied);
+    let result = try_apply(ctx, options, eyes, first, held, applied);
     if result.is_err() {
         refuse(applied);
     }
@@ -152,7 +126,7 @@ pub(super) fn refuse(applied: &mut Applied) {
     }
 }
 
-fn snapshots(
+fn try_apply(
     ctx: &Context,
     options: &Options,
     eyes: &mut Eyes,
@@ -160,96 +134,259 @@ fn snapshots(
     held: Option<&Held>,
     applied: &mut Applied,
 ) -> Result<()> {
-    let n = first.catalog.snapshots.len();
-    let leaves: HashSet<usize> = (0..n).filter(|&i| !first.why[i].keeps()).collect();
-    let to_delete: HashSet<&str> = goes(&applied.objects, Decision::Delete).collect();
     let now = eyes.now();
-    let mut hidden = Hidden::list(ctx, options, now, &to_delete, &mut applied.warnings)?;
-    drop(to_delete);
-    let lockings = Lockings::new(ctx, now);
-
-    // Each chain's next one is at its front.
-    let mut chains: VecDeque<VecDeque<usize>> = removal_chains(&first.catalog, &leaves)
-        .into_iter()
-        .map(VecDeque::from)
-        .collect();
-    let mut again: Option<Allowed> = None;
-    // A bucket with versions deletes one by one. If one of a chain is locked, nothing behind it goes.
-    let most_of_chain = match hidden.may_keep_versions() {
-        true => 1,
-        false => BATCH,
+    let to_delete: HashSet<&str> = goes(&applied.objects, Decision::Delete).collect();
+    let hidden = Hidden::list(ctx, options, now, &to_delete, &mut applied.warnings)?;
+    let mut remover = Remover {
+        ctx,
+        options,
+        first,
+        objects: &mut applied.objects,
+        hidden,
+        lockings: Lockings::new(ctx, now),
     };
-    let is_full = |i: usize| first.catalog.snapshots[i].name.kind == bucket::Kind::Full;
-    while !chains.is_empty() {
-        ctx.store.cancel().check()?;
-        if let Some(held) = held {
-            held.check()?;
+    let orphans = remover.snapshots(eyes, held)?;
+    remover.beside(&orphans)?;
+    remover.uploads()?;
+    let purged = remover.hidden.purge(&remover.lockings)?;
+    remover.objects.extend(purged);
+    Ok(())
+}
+
+/// Removes what a look decided on.
+struct Remover<'a> {
+    ctx: &'a Context,
+    options: &'a Options,
+    first: &'a Look,
+    /// As in [`Applied`].
+    objects: &'a mut Vec<Object>,
+    hidden: Hidden,
+    lockings: Lockings<'a>,
+}
+
+/// Of each chain what is removed next, and what is left of it then.
+type Batch = Vec<(Vec<usize>, VecDeque<usize>)>;
+
+impl Remover<'_> {
+    fn snapshot(&self, i: usize) -> &Snapshot {
+        &self.first.catalog.snapshots[i]
+    }
+
+    /// Removes snapshots. Gives the paths beside them that belong to nothing, by the last look.
+    fn snapshots(&mut self, eyes: &mut Eyes, held: Option<&Held>) -> Result<HashSet<String>> {
+        let first = self.first;
+        let leaves: HashSet<usize> = (0..first.why.len())
+            .filter(|&i| !first.why[i].keeps())
+            .collect();
+        // Each chain's next one is at its front.
+        let mut chains: VecDeque<VecDeque<usize>> = removal_chains(&first.catalog, &leaves)
+            .into_iter()
+            .map(VecDeque::from)
+            .collect();
+        // A bucket with versions deletes one by one. If one of a chain is locked, nothing behind it goes.
+        let most_of_chain = match self.hidden.may_keep_versions() {
+            true => 1,
+            false => BATCH,
+        };
+        let is_full = |i: usize| first.catalog.snapshots[i].name.is_full();
+        let is_stale = |look: &Look| look.is_stale(self.options.look_again);
+        let mut again: Option<Allowed> = None;
+        while !chains.is_empty() {
+            self.ctx.store.cancel().check()?;
+            if let Some(held) = held {
+                held.check()?;
+            }
+            if is_stale(again.as_ref().map_or(first, |a| &a.look)) {
+                again = Some(Allowed::new(eyes.look()?));
+            }
+            let batch = next_batch(&mut chains, most_of_chain, is_full);
+            let todo = self.still_to_do(&batch, again.as_ref());
+            self.remove(&todo, eyes.now())?;
+            for (next, rest) in batch {
+                if next.iter().any(|&i| holds(self.objects[i].fate)) {
+                    for i in next.into_iter().chain(rest) {
+                        self.objects[i].fate.get_or_insert(Fate::Waiting);
+                    }
+                } else if !rest.is_empty() {
+                    chains.push_back(rest);
+                }
+            }
         }
+        // What belonged to nothing may belong to something by now.
         let last = again.as_ref().map_or(first, |a| &a.look);
-        if last.is_stale(options.look_again) {
-            again = Some(Allowed::new(eyes.look()?));
-        }
-        let batch = next_batch(&mut chains, most_of_chain, is_full);
+        let any = first.beside.iter().any(|b| b.why == BesideWhy::Orphaned);
+        Ok(match any && is_stale(last) {
+            true => orphans(&eyes.look()?),
+            false => orphans(last),
+        })
+    }
+
+    /// What of a batch is decided as before; notes the fate of the rest.
+    fn still_to_do(&mut self, batch: &Batch, again: Option<&Allowed>) -> Vec<Todo> {
         let mut todo = Vec::new();
         for (chain, (next, _)) in batch.iter().enumerate() {
             for &i in next {
-                let action = first.action(i, options);
-                let path = &first.catalog.snapshots[i].path;
-                let seen = match &again {
-                    None => Seen::Same(first.catalog.snapshots[i].removal_noted),
-                    Some(a) => a.seen(path, action, options),
+                let decision = self.first.decision(i, self.options);
+                let noted = match again {
+                    None => Ok(self.snapshot(i).removal_noted),
+                    Some(a) => a.noted(&self.snapshot(i).path, decision, self.options),
                 };
-                match seen {
-                    Seen::Same(noted) => todo.push(Todo {
+                match noted {
+                    Ok(noted) => todo.push(Todo {
                         i,
                         chain,
-                        action,
+                        decision,
                         noted,
                     }),
-                    // Somebody was faster.
-                    Seen::Gone => applied.objects[i].fate = Some(Fate::Done),
-                    Seen::Changed => {
-                        applied.objects[i].fate = Some(Fate::Changed);
-                        break;
-                    }
+                    Err(fate) => self.objects[i].fate = Some(fate),
+                }
+                if noted == Err(Fate::Changed) {
+                    break;
                 }
             }
         }
-        let now = eyes.now();
-        for (i, fate) in remove(ctx, options, first, now, &todo, &mut hidden, &lockings)? {
-            let object = &mut applied.objects[i];
-            match fate {
-                Ok((fate, until)) => {
-                    object.fate = Some(fate);
-                    object.locked_until = until;
-                }
-                Err(e) => {
-                    object.fate = Some(Fate::Failed);
-                    object.error = Some(e.to_string());
-                }
-            }
-        }
-        for (next, rest) in batch {
-            let is_held = next.iter().any(|&i| holds(applied.objects[i].fate));
-            if is_held {
-                for i in next.into_iter().chain(rest) {
-                    applied.objects[i].fate.get_or_insert(Fate::Waiting);
-                }
-            } else if !rest.is_empty() {
-                chains.push_back(rest);
-            }
-        }
+        todo
     }
-    // What belonged to nothing may belong to something by now.
-    let last = again.as_ref().map_or(first, |a| &a.look);
-    let still = match last.is_stale(options.look_again) {
-        true if first.beside.iter().any(|b| b.why == BesideWhy::Orphaned) => {
-            Some(orphans(&eyes.look()?))
+
+    /// Removes a batch. What has no fate then waits for another of its chain.
+    fn remove(&mut self, todo: &[Todo], now: DateTime<Utc>) -> Result<()> {
+        let is_removal = |t: &&Todo| t.decision == Decision::Remove;
+        let (exclude, delete): (Vec<&Todo>, Vec<&Todo>) = todo.iter().partition(is_removal);
+        let excluded = in_parallel(&exclude, |t| self.exclude(t, now));
+        let mut results: Vec<(&Todo, Fated)> = exclude.into_iter().zip(excluded).collect();
+        let is_held = |(_, fated): &&(&Todo, Fated)| holds(fated.as_ref().ok().map(|f| f.0));
+        let held = results.iter().filter(is_held);
+        let mut held: HashSet<usize> = held.map(|(t, _)| t.chain).collect();
+
+        let due = in_parallel(&delete, |t| self.is_due(t, now));
+        let mut allowed = Vec::new();
+        for (t, due) in delete.into_iter().zip(due) {
+            match due {
+                _ if held.contains(&t.chain) => {}
+                Ok(true) => allowed.push(t),
+                not_due => {
+                    held.insert(t.chain);
+                    results.push((t, not_due.map(|_| (Fate::Changed, None))));
+                }
+            }
         }
-        _ => again.as_ref().map(|a| orphans(&a.look)),
-    };
-    beside(ctx, first, still, n, applied, &mut hidden, &lockings)?;
-    versions(ctx, applied, &hidden, &lockings)
+        let paths: Vec<String> = allowed
+            .iter()
+            .map(|t| self.snapshot(t.i).path.clone())
+            .collect();
+        let deleted = self.hidden.delete(&self.lockings, &paths)?;
+        results.extend(allowed.into_iter().zip(deleted));
+        let mut errors = results.iter().filter_map(|(_, fated)| fated.as_ref().err());
+        if let Some(e) = errors.find(|e| e.reason() == Reason::Terminated) {
+            return Err(e.again());
+        }
+        for (t, fated) in results {
+            self.objects[t.i].ended(fated);
+        }
+        Ok(())
+    }
+
+    /// Excludes a snapshot, and notes that it was removed.
+    fn exclude(&self, t: &Todo, now: DateTime<Utc>) -> Fated {
+        let (store, s) = (&self.ctx.store, self.snapshot(t.i));
+        // What is locked is meant to be used.
+        if self.hidden.may_keep_versions()
+            && let Some(until) = self.hidden.locked(&self.lockings, &s.path)?
+        {
+            return Ok((Fate::Locked, until));
+        }
+        let text = as_json(&RemovalNote {
+            removed_at: now,
+            reason: self.first.why[t.i].as_str().to_owned(),
+        })?;
+        let at = removal_note(&s.name);
+        if t.noted {
+            // It is of another time, and must not make the snapshot look as if it had been removed then.
+            store.replace_small(&at, &text)?;
+        }
+        match store.set_excluded(&s.path, true) {
+            Ok(()) => {}
+            // The next run knows whether that is so.
+            Err(e) if e.reason() == Reason::SnapshotVanished => return Ok((Fate::Changed, None)),
+            Err(e) => return Err(e),
+        }
+        store.replace_small(&at, &text)?;
+        Ok((Fate::Done, None))
+    }
+
+    /// Of what is to be purged: whether its note is there, and old enough by its own word. It may just have been brought
+    /// back.
+    fn is_due(&self, t: &Todo, now: DateTime<Utc>) -> Result<bool> {
+        let purge_after = self.options.retention.purge_after;
+        let is_purge = self.first.why[t.i] == Why::RemovedLongAgo;
+        let Some(purge_after) = purge_after.filter(|_| is_purge) else {
+            return Ok(true);
+        };
+        let note = removal_note(&self.snapshot(t.i).name);
+        let Some(text) = self.ctx.store.read_small(&note, LONGEST_NOTE)? else {
+            return Ok(false);
+        };
+        // One that cannot be read is as old as the store says, which was looked at.
+        let said = serde_json::from_slice::<RemovalNote>(&text).ok();
+        Ok(said.is_none_or(|n| now - n.removed_at >= purge_after))
+    }
+
+    /// Deletes what is beside the snapshots: notes when what they are about is gone.
+    fn beside(&mut self, orphans: &HashSet<String>) -> Result<()> {
+        let mut todo = Vec::new();
+        let beside = (self.first.why.len()..).zip(&self.first.beside);
+        for (at, b) in beside.filter(|(_, b)| !b.why.keeps()) {
+            let mut of = b.of.iter().map(|&i| self.objects[i].fate);
+            let fate = match b.why {
+                BesideWhy::Orphaned if !orphans.contains(&b.path) => Fate::Changed,
+                BesideWhy::Orphaned => Fate::Done,
+                _ if of
+                    .clone()
+                    .all(|f| matches!(f, Some(Fate::Done | Fate::Hidden))) =>
+                {
+                    Fate::Done
+                }
+                _ if of.any(|f| f == Some(Fate::Changed)) => Fate::Changed,
+                _ => Fate::Waiting,
+            };
+            match fate {
+                Fate::Done => todo.push(at),
+                fate => self.objects[at].fate = Some(fate),
+            }
+        }
+        for batch in todo.chunks(BATCH) {
+            let path = |&i: &usize| self.objects[i].path.clone();
+            let paths: Vec<String> = batch.iter().map(path).collect();
+            let deleted = self.hidden.delete(&self.lockings, &paths)?;
+            for (&i, fated) in batch.iter().zip(deleted) {
+                self.objects[i].ended(fated);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives unfinished uploads up.
+    fn uploads(&mut self) -> Result<()> {
+        let goes = |o: &&mut Object| o.kind == Kind::Upload && o.decision == Decision::Delete;
+        let mut goes = self.objects.iter_mut().filter(goes).peekable();
+        if goes.peek().is_none() {
+            return Ok(());
+        }
+        let store = &self.ctx.store;
+        let unfinished = store.uploads()?;
+        for o in goes {
+            let mut of = unfinished.iter();
+            let of = of.by_ref().filter(|u| o.path == hidden::upload_path(u));
+            let given_up: Result<()> = of.map(|u| store.abort_upload(u)).collect();
+            o.ended(given_up.map(|()| (Fate::Done, None)));
+        }
+        Ok(())
+    }
+}
+
+fn orphans(look: &Look) -> HashSet<String> {
+    let orphans = look.beside.iter().filter(|b| b.why == BesideWhy::Orphaned);
+    orphans.map(|b| b.path.clone()).collect()
 }
 
 /// Whether what became of an object holds the rest of its chain back.
@@ -266,7 +403,7 @@ fn next_batch(
     chains: &mut VecDeque<VecDeque<usize>>,
     most_of_chain: usize,
     is_full: impl Fn(usize) -> bool,
-) -> Vec<(Vec<usize>, VecDeque<usize>)> {
+) -> Batch {
     let mut batch = Vec::new();
     let mut room = BATCH;
     while room > 0
@@ -289,13 +426,6 @@ struct Allowed {
     at: HashMap<String, usize>,
 }
 
-enum Seen {
-    /// It is decided as before; whether there is a note on it.
-    Same(bool),
-    Gone,
-    Changed,
-}
-
 impl Allowed {
     fn new(look: Look) -> Self {
         let paths = look.catalog.snapshots.iter().enumerate();
@@ -303,13 +433,13 @@ impl Allowed {
         Allowed { look, at }
     }
 
-    fn seen(&self, path: &str, action: Action, options: &Options) -> Seen {
-        let Some(&i) = self.at.get(path) else {
-            return Seen::Gone;
-        };
-        match self.look.action(i, options) == action {
-            true => Seen::Same(self.look.catalog.snapshots[i].removal_noted),
-            false => Seen::Changed,
+    /// Whether there is a note on a snapshot on which it is decided as before; its fate on another one.
+    fn noted(&self, path: &str, decision: Decision, options: &Options) -> Result<bool, Fate> {
+        // Somebody was faster.
+        let &i = self.at.get(path).ok_or(Fate::Done)?;
+        match self.look.decision(i, options) == decision {
+            true => Ok(self.look.catalog.snapshots[i].removal_noted),
+            false => Err(Fate::Changed),
         }
     }
 }
@@ -318,216 +448,6 @@ struct Todo {
     i: usize,
     /// Its place in the batch: what fails holds back what is behind it in the same chain.
     chain: usize,
-    action: Action,
+    decision: Decision,
     noted: bool,
-}
-
-type Fated = Result<(Fate, Option<DateTime<Utc>>)>;
-
-/// Removes a batch. What has no result waits for another of its chain.
-fn remove(
-    ctx: &Context,
-    options: &Options,
-    first: &Look,
-    now: DateTime<Utc>,
-    todo: &[Todo],
-    hidden: &mut Hidden,
-    lockings: &Lockings,
-) -> Result<Vec<(usize, Fated)>> {
-    let snapshot = |t: &Todo| &first.catalog.snapshots[t.i];
-    // What is purged may just have been brought back, and its note tells.
-    let purge_after = options.retention.purge_after;
-    let is_purge = |t: &Todo| first.why[t.i] == Why::RemovedLongAgo && purge_after.is_some();
-    let (exclude, delete): (Vec<&Todo>, Vec<&Todo>) =
-        todo.iter().partition(|t| t.action == Action::Remove);
-    let mut results: Vec<(usize, Fated)> = Vec::new();
-    let excluded = in_parallel(&exclude, |t| {
-        let s = snapshot(t);
-        // What is locked is meant to be used.
-        if hidden.may_keep_versions()
-            && let Some(until) = hidden.locked(lockings, &s.path)?
-        {
-            return Ok((Fate::Locked, until));
-        }
-        let why = first.why[t.i].as_str();
-        exclude_one(ctx, &s.path, &s.name.to_string(), why, t.noted, now)
-    });
-    let mut held = HashSet::new();
-    for (t, fated) in exclude.iter().zip(excluded) {
-        if holds(fated.as_ref().ok().map(|f| f.0)) {
-            held.insert(t.chain);
-        }
-        results.push((t.i, fated));
-    }
-
-    let purge: Vec<&Todo> = delete.iter().copied().filter(|t| is_purge(t)).collect();
-    let due = in_parallel(&purge, |t| {
-        let note = removal_note(&snapshot(t).name.to_string());
-        is_due(ctx, &note, now, purge_after.unwrap_or_default())
-    });
-    let mut due: HashMap<usize, Result<bool>> = purge.iter().map(|t| t.i).zip(due).collect();
-    let mut allowed = Vec::new();
-    for t in delete {
-        if held.contains(&t.chain) {
-            continue;
-        }
-        match due.remove(&t.i) {
-            None | Some(Ok(true)) => allowed.push(t),
-            Some(Ok(false)) => {
-                held.insert(t.chain);
-                results.push((t.i, Ok((Fate::Changed, None))));
-            }
-            Some(Err(e)) => {
-                held.insert(t.chain);
-                results.push((t.i, Err(e)));
-            }
-        }
-    }
-    let delete = allowed;
-    let paths: Vec<String> = delete.iter().map(|t| snapshot(t).path.clone()).collect();
-    let deleted = hidden.delete(ctx, lockings, &paths)?;
-    results.extend(delete.iter().map(|t| t.i).zip(deleted));
-    for (_, result) in &results {
-        if let Err(e) = result
-            && e.reason() == Reason::Terminated
-        {
-            return Err(Error::new(e.reason(), e.to_string()));
-        }
-    }
-    Ok(results)
-}
-
-/// Excludes a snapshot, and notes that it was removed.
-fn exclude_one(
-    ctx: &Context,
-    path: &str,
-    name: &str,
-    why: &str,
-    noted: bool,
-    now: DateTime<Utc>,
-) -> Fated {
-    let note = RemovalNote {
-        removed_at: now,
-        reason: why.to_owned(),
-    };
-    let text = serde_json::to_vec(&note)
-        .map_err(|e| Error::internal(format!("a note that is no JSON: {e}")))?;
-    let at = removal_note(name);
-    if noted {
-        // It is of another time, and must not make the snapshot look as if it had been removed then.
-        ctx.store.replace_small(&at, &text)?;
-    }
-    match ctx.store.set_excluded(path, true) {
-        Ok(()) => {}
-        // The next run knows whether that is so.
-        Err(e) if e.reason() == Reason::SnapshotVanished => return Ok((Fate::Changed, None)),
-        Err(e) => return Err(e),
-    }
-    ctx.store.replace_small(&at, &text)?;
-    Ok((Fate::Done, None))
-}
-
-/// Whether the note is there, and old enough by its own word.
-fn is_due(
-    ctx: &Context,
-    note: &str,
-    now: DateTime<Utc>,
-    purge_after: chrono::TimeDelta,
-) -> Result<bool> {
-    let Some(text) = ctx.store.read_small(note, LONGEST_NOTE)? else {
-        return Ok(false);
-    };
-    // One that cannot be read is as old as the store says, which was looked at.
-    let said = serde_json::from_slice::<RemovalNote>(&text).ok();
-    Ok(said.is_none_or(|n| now - n.removed_at >= purge_after))
-}
-
-fn orphans(look: &Look) -> HashSet<String> {
-    let orphans = look.beside.iter().filter(|b| b.why == BesideWhy::Orphaned);
-    orphans.map(|b| b.path.clone()).collect()
-}
-
-/// Deletes what is beside the snapshots: notes when what they are about is gone.
-fn beside(
-    ctx: &Context,
-    first: &Look,
-    still: Option<HashSet<String>>,
-    n: usize,
-    applied: &mut Applied,
-    hidden: &mut Hidden,
-    lockings: &Lockings,
-) -> Result<()> {
-    let mut todo = Vec::new();
-    for (at, b) in first.beside.iter().enumerate().filter(|b| !b.1.why.keeps()) {
-        let fates = || b.of.iter().map(|&i| applied.objects[i].fate);
-        let goes = match b.why {
-            BesideWhy::Orphaned => match still.as_ref().is_none_or(|s| s.contains(&b.path)) {
-                true => Ok(()),
-                false => Err(Fate::Changed),
-            },
-            _ if fates().all(|f| matches!(f, Some(Fate::Done | Fate::Hidden))) => Ok(()),
-            _ if fates().any(|f| f == Some(Fate::Changed)) => Err(Fate::Changed),
-            _ => Err(Fate::Waiting),
-        };
-        match goes {
-            Ok(()) => todo.push(n + at),
-            Err(fate) => applied.objects[n + at].fate = Some(fate),
-        }
-    }
-    for batch in todo.chunks(BATCH) {
-        let paths: Vec<String> = batch
-            .iter()
-            .map(|&i| applied.objects[i].path.clone())
-            .collect();
-        let deleted = hidden.delete(ctx, lockings, &paths)?;
-        for (&i, result) in batch.iter().zip(deleted) {
-            match result {
-                Ok((fate, until)) => {
-                    applied.objects[i].fate = Some(fate);
-                    applied.objects[i].locked_until = until;
-                }
-                Err(e) => {
-                    applied.objects[i].fate = Some(Fate::Failed);
-                    applied.objects[i].error = Some(e.to_string());
-                }
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Gives unfinished uploads up, and purges what earlier deletions have hidden.
-fn versions(
-    ctx: &Context,
-    applied: &mut Applied,
-    hidden: &Hidden,
-    lockings: &Lockings,
-) -> Result<()> {
-    let uploads: Vec<usize> = (0..applied.objects.len())
-        .filter(|&i| {
-            let o = &applied.objects[i];
-            o.kind == Kind::Upload && o.decision == Decision::Delete
-        })
-        .collect();
-    if !uploads.is_empty() {
-        let unfinished = ctx.store.uploads()?;
-        for i in uploads {
-            let of: Vec<_> = unfinished
-                .iter()
-                .filter(|u| applied.objects[i].path == super::hidden::upload_path(u))
-                .collect();
-            let given_up: Result<Vec<()>> =
-                of.into_iter().map(|u| ctx.store.abort_upload(u)).collect();
-            let o = &mut applied.objects[i];
-            match given_up {
-                Ok(_) => o.fate = Some(Fate::Done),
-                Err(e) => {
-                    o.fate = Some(Fate::Failed);
-                    o.error = Some(e.to_string());
-                }
-            }
-        }
-    }
-    applied.objects.extend(hidden.purge(ctx, lockings)?);
-    Ok(())
 }

@@ -2,7 +2,7 @@
 //!
 //! It knows paths and versions only, and touches no name that is not ours. `apply` calls it.
 
-use super::{Decision, Fate, Kind, Object, Options, in_parallel};
+use super::{Decision, Fate, Fated, Kind, Object, Options, in_parallel};
 use crate::bucket::SnapshotName;
 use crate::bucket::catalog::{EXCLUDE_SUFFIX, PINS, REMOVED, TIMELINES, V1, V2, snapshot_name};
 use crate::error::{Reason, Result};
@@ -45,26 +45,15 @@ pub(super) fn upload(
     if !is_ours(&u.path) {
         return None;
     }
-    let old = now - u.begun > options.staging_age;
-    let (decision, reason, explanation) = match old {
+    let is_old = now - u.begun > options.staging_age;
+    let (decision, told) = match is_old {
         true => (
             Decision::Delete,
-            "Abandoned",
-            "an upload that was not completed",
+            ("Abandoned", "an upload that was not completed"),
         ),
-        false => (Decision::Keep, "InUse", "an upload that may go on"),
+        false => (Decision::Keep, ("InUse", "an upload that may go on")),
     };
-    Some(Object {
-        path: upload_path(u),
-        kind: Kind::Upload,
-        bytes: 0,
-        decision,
-        reason,
-        explanation: explanation.into(),
-        fate: None,
-        locked_until: None,
-        error: None,
-    })
+    Some(Object::new(upload_path(u), Kind::Upload, 0, decision, told))
 }
 
 /// Whether what is deleted stays as a version.
@@ -123,19 +112,22 @@ impl<'a> Lockings<'a> {
 
     /// `Some` where a version is locked, the current one if none is told.
     fn of(&self, path: &str, version: Option<&str>) -> Result<Option<Until>> {
-        let retention = match self.store.retention(path, version) {
-            Ok(retention) => retention,
-            Err(e) if e.reason() == Reason::SnapshotVanished => return Ok(None),
-            Err(e) => return Err(e),
+        let Some(retention) = unless_gone(self.store.retention(path, version))? else {
+            return Ok(None);
         };
         if let Some(r) = retention.filter(|r| r.until > self.now) {
             return Ok(Some(Some(r.until)));
         }
-        match self.store.legal_hold(path, version) {
-            Ok(held) => Ok(held.then_some(None)),
-            Err(e) if e.reason() == Reason::SnapshotVanished => Ok(None),
-            Err(e) => Err(e),
-        }
+        let held = unless_gone(self.store.legal_hold(path, version))?;
+        Ok(held.unwrap_or(false).then_some(None))
+    }
+}
+
+/// What the store tells of an object; `None` if that is gone.
+fn unless_gone<T>(told: Result<T>) -> Result<Option<T>> {
+    match told {
+        Err(e) if e.reason() == Reason::SnapshotVanished => Ok(None),
+        told => told.map(Some),
     }
 }
 
@@ -237,10 +229,8 @@ impl Hidden {
 
     /// Of an object whose versions are not known: what is seen of it; `None` where it is gone.
     fn current(&self, lockings: &Lockings, path: &str) -> Result<Option<Current>> {
-        let version = match lockings.store.current_version(path) {
-            Ok(version) => version,
-            Err(e) if e.reason() == Reason::SnapshotVanished => return Ok(None),
-            Err(e) => return Err(e),
+        let Some(version) = unless_gone(lockings.store.current_version(path))? else {
+            return Ok(None);
         };
         // What has no version cannot be locked.
         let stays = self.keeps == Keeps::Yes || version.is_some();
@@ -257,30 +247,22 @@ impl Hidden {
     ///
     /// # Errors
     /// `Terminated`.
-    pub(super) fn delete(
-        &mut self,
-        ctx: &Context,
-        lockings: &Lockings,
-        paths: &[String],
-    ) -> Result<Vec<Result<(Fate, Until)>>> {
-        let mut fates = Vec::with_capacity(paths.len());
+    pub(super) fn delete(&self, lockings: &Lockings, paths: &[String]) -> Result<Vec<Fated>> {
+        let store = lockings.store;
         if self.keeps == Keeps::No {
-            ctx.store.delete_all(paths, |_, result| {
+            let mut fates = Vec::with_capacity(paths.len());
+            store.delete_all(paths, |_, result| {
                 fates.push(result.map(|()| (Fate::Done, None)))
             })?;
             return Ok(fates);
         }
-        let fates = in_parallel(paths, |path| self.delete_versions(ctx, lockings, path));
-        ctx.store.cancel().check()?;
+        let fates = in_parallel(paths, |path| self.delete_versions(lockings, path));
+        store.cancel().check()?;
         Ok(fates)
     }
 
-    fn delete_versions(
-        &self,
-        ctx: &Context,
-        lockings: &Lockings,
-        path: &str,
-    ) -> Result<(Fate, Until)> {
+    fn delete_versions(&self, lockings: &Lockings, path: &str) -> Fated {
+        let store = lockings.store;
         let Some(versions) = self.of.get(path) else {
             // A deletion of nothing would leave a mark.
             let Some(current) = self.current(lockings, path)? else {
@@ -289,7 +271,7 @@ impl Hidden {
             if let Some(until) = current.locked {
                 return Ok((Fate::Locked, until));
             }
-            ctx.store.delete(path)?;
+            store.delete(path)?;
             return Ok(match current.stays {
                 true => (Fate::Hidden, None),
                 false => (Fate::Done, None),
@@ -298,15 +280,10 @@ impl Hidden {
         if let Some(until) = self.locked(lockings, path)? {
             return Ok((Fate::Locked, until));
         }
-        let by_version = || -> Result<()> {
-            // The one that is seen goes last: no older one must come to light.
-            for v in versions {
-                ctx.store.delete_version(path, &v.version)?;
-            }
-            Ok(())
-        };
         if !self.no_right.load(Ordering::Relaxed) {
-            match by_version() {
+            // The one that is seen goes last: no older one must come to light.
+            let mut in_order = versions.iter();
+            match in_order.try_for_each(|v| store.delete_version(path, &v.version)) {
                 Ok(()) => return Ok((Fate::Done, None)),
                 Err(e) if e.reason() == Reason::PermissionDenied => {
                     // It was locked a moment ago, or is so by the store's own clock.
@@ -318,7 +295,7 @@ impl Hidden {
                 Err(e) => return Err(e),
             }
         }
-        ctx.store.delete(path)?;
+        store.delete(path)?;
         Ok((Fate::Hidden, None))
     }
 
@@ -327,17 +304,9 @@ impl Hidden {
             true => "the mark of an earlier deletion",
             false => "a version behind an earlier deletion, or an overwritten lock",
         };
-        Object {
-            path: format!("{}?versionId={}", v.path, v.version),
-            kind: Kind::Version,
-            bytes: v.bytes,
-            decision: Decision::Delete,
-            reason: super::look::HIDDEN_VERSION,
-            explanation: explanation.into(),
-            fate: None,
-            locked_until: None,
-            error: None,
-        }
+        let path = format!("{}?versionId={}", v.path, v.version);
+        let told = (super::look::HIDDEN_VERSION, explanation);
+        Object::new(path, Kind::Version, v.bytes, Decision::Delete, told)
     }
 
     /// What earlier deletions have hidden.
@@ -350,57 +319,45 @@ impl Hidden {
     ///
     /// # Errors
     /// `Terminated`.
-    pub(super) fn purge(&self, ctx: &Context, lockings: &Lockings) -> Result<Vec<Object>> {
-        let mut of: Vec<Vec<&ObjectVersion>> = Vec::new();
-        for v in &self.old {
-            match of.last_mut() {
-                Some(all) if all[0].path == v.path => all.push(v),
-                _ => of.push(vec![v]),
-            }
-        }
-        let purged = in_parallel(&of, |versions| {
-            let mut objects = Vec::new();
-            let mut left = false;
-            for v in versions {
-                let mut o = Self::object(v);
-                // While something is behind it, the mark stays.
-                if v.is_latest && left {
-                    o.fate = Some(Fate::Waiting);
-                    objects.push(o);
-                    continue;
-                }
-                let locked = match v.is_delete_marker {
-                    true => Ok(None),
-                    false => lockings.of(&v.path, Some(&v.version)),
-                };
-                let fate = match locked {
-                    Ok(Some(until)) => {
-                        o.locked_until = until;
-                        Ok(Fate::Locked)
-                    }
-                    Ok(None) => ctx
-                        .store
-                        .delete_version(&v.path, &v.version)
-                        .map(|()| Fate::Done),
-                    Err(e) => Err(e),
-                };
-                left |= !matches!(fate, Ok(Fate::Done));
-                match fate {
-                    Ok(fate) => o.fate = Some(fate),
-                    // Without the right to it, it is as it was.
-                    Err(e) if e.reason() == Reason::PermissionDenied => {
-                        o.fate = Some(Fate::Hidden);
-                    }
-                    Err(e) => {
-                        o.fate = Some(Fate::Failed);
-                        o.error = Some(e.to_string());
-                    }
-                }
-                objects.push(o);
-            }
-            objects
-        });
-        ctx.store.cancel().check()?;
+    pub(super) fn purge(&self, lockings: &Lockings) -> Result<Vec<Object>> {
+        let of: Vec<&[ObjectVersion]> = self.old.chunk_by(|a, b| a.path == b.path).collect();
+        let purged = in_parallel(&of, |versions| purge_versions(lockings, versions));
+        lockings.store.cancel().check()?;
         Ok(purged.into_iter().flatten().collect())
+    }
+}
+
+/// Purges the versions of one object, in their order.
+fn purge_versions(lockings: &Lockings, versions: &[ObjectVersion]) -> Vec<Object> {
+    let mut left = false;
+    let purged = versions.iter().map(|v| {
+        // While something is behind it, the mark stays.
+        let waits = v.is_latest && left;
+        let fated = match waits {
+            true => Ok((Fate::Waiting, None)),
+            false => purge_version(lockings, v),
+        };
+        left |= !matches!(fated, Ok((Fate::Done, _)));
+        let mut object = Hidden::object(v);
+        object.ended(fated);
+        object
+    });
+    purged.collect()
+}
+
+fn purge_version(lockings: &Lockings, v: &ObjectVersion) -> Fated {
+    let purge = || -> Fated {
+        if !v.is_delete_marker
+            && let Some(until) = lockings.of(&v.path, Some(&v.version))?
+        {
+            return Ok((Fate::Locked, until));
+        }
+        lockings.store.delete_version(&v.path, &v.version)?;
+        Ok((Fate::Done, None))
+    };
+    match purge() {
+        // Without the right to it, it is as it was.
+        Err(e) if e.reason() == Reason::PermissionDenied => Ok((Fate::Hidden, None)),
+        fated => fated,
     }
 }

@@ -3,18 +3,18 @@
 //! A later look reads again only what it must: names always, contents of what came to be in doubt. `gc`
 //! takes one for a dry run, and one before each batch that it removes.
 
-use super::verified::{Known, Verified};
-use super::{DamagedFull, Options};
+use super::verified::{Bad, Known, Verified, Version};
+use super::{DamagedFull, Decision, Kind, Options};
 use crate::bucket::catalog::{EXCLUDE_SUFFIX, PINS, REMOVED, SNAPSHOTS, TIMELINES, snapshot_name};
 use crate::bucket::retention::{Aside, Decided, Facts, Why, decide};
 use crate::bucket::survey::{Comparison, Continuity};
 use crate::bucket::timeline::{self, Evidence, Timelines};
-use crate::bucket::{self, Catalog, Listed, Snapshot, SnapshotName};
+use crate::bucket::{Catalog, Listed, Snapshot, SnapshotName};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
-use crate::job::rebuild::read_every_page;
+use crate::job::fold::rebuild::read_every_page;
 use crate::job::scan::{Contents, TAGS_UNREADABLE, nothing_there, read_contents};
-use crate::job::tags::FEW;
+use crate::job::tags::{Asked, FEW};
 use crate::mvcc::Revision;
 use crate::store::ObjectInfo;
 use crate::store::staging::{STAGING, is_abandoned};
@@ -23,25 +23,6 @@ use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant, SystemTime};
-
-/// What is to become of an object.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Action {
-    /// It stays.
-    Keep,
-    /// It is excluded, and can be brought back.
-    Remove,
-    /// It is deleted.
-    Delete,
-}
-
-/// What an object beside the snapshots is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum BesideKind {
-    Note,
-    Mark,
-    Staging,
-}
 
 /// Why an object beside the snapshots is kept or goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,7 +73,7 @@ pub(super) fn reasons() -> Vec<&'static str> {
         Abandoned,
     ];
     let beside = beside.map(|why| why.told().0);
-    let all = Why::NAMES.into_iter().chain(beside);
+    let all = Why::NAMES.iter().copied().chain(beside);
     all.chain([HIDDEN_VERSION]).collect()
 }
 
@@ -101,18 +82,10 @@ pub(super) fn reasons() -> Vec<&'static str> {
 pub(super) struct Beside {
     pub(super) path: String,
     pub(super) bytes: u64,
-    pub(super) kind: BesideKind,
+    pub(super) kind: Kind,
     pub(super) why: BesideWhy,
     /// The snapshots that it is about.
     pub(super) of: Vec<usize>,
-}
-
-/// What tells one version of an object from another.
-#[derive(Debug, Clone)]
-pub(super) struct Version {
-    pub(super) bytes: u64,
-    pub(super) modified: DateTime<Utc>,
-    pub(super) etag: Option<String>,
 }
 
 /// What was seen, and what was decided.
@@ -142,7 +115,7 @@ impl Look {
     /// The paths of all fulls, in order of creation.
     pub(super) fn fulls(&self) -> impl Iterator<Item = &str> {
         let all = self.catalog.snapshots.iter();
-        let fulls = all.filter(|s| s.name.kind == bucket::Kind::Full);
+        let fulls = all.filter(|s| s.name.is_full());
         fulls.map(|s| s.path.as_str())
     }
 
@@ -157,12 +130,12 @@ impl Look {
         self.taken.0.elapsed() > after || wall.is_ok_and(|w| w > after)
     }
 
-    pub(super) fn action(&self, i: usize, options: &Options) -> Action {
+    pub(super) fn decision(&self, i: usize, options: &Options) -> Decision {
         match self.why[i] {
-            why if why.keeps() => Action::Keep,
-            Why::RemovedLongAgo => Action::Delete,
-            _ if options.retention.purge_after.is_some() => Action::Remove,
-            _ => Action::Delete,
+            why if why.keeps() => Decision::Keep,
+            Why::RemovedLongAgo => Decision::Delete,
+            _ if options.retention.purge_after.is_some() => Decision::Remove,
+            _ => Decision::Delete,
         }
     }
 }
@@ -215,7 +188,7 @@ impl<'a> Eyes<'a> {
                 Err(e) if e.reason() == Reason::SnapshotVanished && tries < TRIES => tries += 1,
                 // What somebody excluded for being broken must not make the rest look superfluous.
                 Ok(_) if self.options.apply && self.ctx.store.denies_tags() => {
-                    return Err(Error::new(Reason::PermissionDenied, TAGS_UNREADABLE));
+                    return Err(Reason::PermissionDenied.error(TAGS_UNREADABLE));
                 }
                 done => return done,
             }
@@ -226,141 +199,20 @@ impl<'a> Eyes<'a> {
         let taken = (Instant::now(), SystemTime::now());
         // What is written meanwhile is not of the past.
         let now = self.now();
-        let store = &self.ctx.store;
-        let mut listing = Vec::new();
-        let mut beside: Vec<(BesideKind, ObjectInfo)> = Vec::new();
-        let mut newest_modified = None;
-        let mut versions: HashMap<String, Version> = HashMap::new();
-        let mut objects = store.objects(&SNAPSHOTS)?;
-        objects.extend(store.objects(&[TIMELINES, PINS, REMOVED, STAGING])?);
-        for o in objects {
-            newest_modified = newest_modified.max(Some(o.modified));
-            let kind = match o.path.split('/').next() {
-                // None of ours, and no request can name it.
-                _ if o.is_odd => None,
-                Some(STAGING) => Some(BesideKind::Staging),
-                Some(TIMELINES | PINS | REMOVED) => Some(BesideKind::Note),
-                _ if o.path.ends_with(EXCLUDE_SUFFIX) => Some(BesideKind::Mark),
-                _ => None,
-            };
-            if kind != Some(BesideKind::Staging) {
-                listing.push(Listed {
-                    path: o.path.clone(),
-                    bytes: o.bytes,
-                });
-            }
-            if kind.is_none()
-                && snapshot_name(&o.path).is_some_and(|n| n.kind == bucket::Kind::Full)
-            {
-                let version = Version {
-                    bytes: o.bytes,
-                    modified: o.modified,
-                    etag: o.etag.clone(),
-                };
-                versions.insert(o.path.clone(), version);
-            }
-            beside.extend(kind.map(|kind| (kind, o)));
-        }
-        let mut catalog = Catalog::from_listing(listing);
-        if catalog.snapshots.is_empty() {
-            return Err(nothing_there(self.ctx, &catalog));
-        }
-        let mut noted_since: HashMap<usize, DateTime<Utc>> = HashMap::new();
-        {
-            let notes = beside.iter().filter(|b| b.0 == BesideKind::Note);
-            let removed: HashMap<&str, DateTime<Utc>> = notes
-                .filter_map(|(_, o)| {
-                    let name = o.path.strip_prefix(REMOVED)?.strip_prefix('/')?;
-                    Some((name, o.modified))
-                })
-                .collect();
-            if !removed.is_empty() {
-                for (i, s) in catalog.snapshots.iter().enumerate() {
-                    let noted = removed.get(s.name.to_string().as_str());
-                    noted_since.extend(noted.map(|t| (i, *t)));
-                }
-            }
-        }
-
-        let mut asked = HashSet::new();
-        let mut tags_unread = 0;
-        let noted = noted_since.keys().copied().collect();
-        self.ask_tags(&mut catalog, noted, &mut asked)?;
-        let mut reading = Duration::ZERO;
-        let mut aside = SetAside::default();
-        let untrusted = self.ctx.trust.out_of_place(&catalog).into_iter();
-        let untrusted = untrusted.map(|i| {
-            let name = store.name(&catalog.snapshots[i].path);
-            let why = format!(
-                "{name} is not encrypted, and keys are given: whoever can write there may have made it"
-            );
-            (i, (Reason::Untrusted.as_str().to_owned(), why))
-        });
-        aside.add_damaged(untrusted.collect());
-        let mut rounds = 0;
+        let mut seen = self.list(now)?;
+        let noted: Vec<usize> = seen.noted_since.keys().copied().collect();
+        self.ask_tags(&mut seen, noted)?;
+        let untrusted = self.untrusted(&seen.catalog);
+        seen.aside.add_damaged(untrusted);
         let (timelines, why, doubts) = loop {
-            let doubtful = aside.doubtful(&catalog);
-            if self.ask_tags(&mut catalog, doubtful.clone(), &mut asked)? {
-                continue;
-            }
-            let begun = Instant::now();
-            self.read(&catalog, &doubtful)?;
-            reading += begun.elapsed();
-            let evidence = self.evidence(&catalog, &doubtful);
-            let is_full = |i: usize| catalog.snapshots[i].name.kind == bucket::Kind::Full;
-            let unreadable = doubtful.iter().filter(|&&i| is_full(i));
-            // Without an identity nothing speaks against what is encrypted.
-            let counts =
-                |e: &Error| e.reason() == Reason::CannotDecrypt && !self.ctx.keys.decrypts();
-            let why_bad = |i: usize| evidence.why_unreadable(i).filter(|e| !counts(e));
-            let unreadable = unreadable.filter_map(|&i| Some((i, told(why_bad(i)?))));
-            if aside.add_damaged(unreadable.collect()) {
-                continue;
-            }
-            let counted = aside.catalog(&catalog);
-            let timelines = Timelines::build(&counted, &evidence)?;
-            let facts = Facts {
-                catalog: &counted,
-                timelines: &timelines,
-                doubtful: &doubtful,
-                is_unreadable: &|i| evidence.is_unreadable(i),
-                noted_since: &noted_since,
-                aside: &aside.why,
-                now,
-            };
-            let Decided { why, rests_on } = decide(&facts, &self.options.retention);
-            let mut doubts = Vec::new();
-            if let Err(e) = timelines.newest(&counted) {
-                doubts.push(e.to_string());
-            }
-            for &i in &doubtful {
-                if let Some(e) = evidence.why_unreadable(i) {
-                    doubts.push(e.to_string());
-                }
-            }
-            // What something relies on must not be one that somebody excluded.
-            let mut relied_on: Vec<usize> = catalog.usable().filter(|&i| why[i].keeps()).collect();
-            let removes = self.options.apply && why.iter().any(|w| !w.keeps());
-            if why.len() > FEW && !removes {
-                tags_unread = newest_of(&catalog, &mut relied_on);
-            }
-            relied_on.extend(&rests_on);
-            if self.ask_tags(&mut catalog, relied_on, &mut asked)? {
-                continue;
-            }
-            // Neither must it be one that is not what its name says.
-            let begun = Instant::now();
-            let is_read = |i: usize| self.speaks_of(&catalog.snapshots[i]);
-            let rests_on: Vec<usize> = rests_on.into_iter().filter(|&i| !is_read(i)).collect();
-            let again = self.look_into(&catalog, &versions, &rests_on, rounds, &mut aside)?;
-            reading += begun.elapsed();
-            rounds += 1;
-            if !again {
-                break (timelines, why, doubts);
+            if let Some(decided) = self.try_decide(&mut seen)? {
+                break decided;
             }
         };
+        self.tags_asked += seen.asked.len();
+        let (of_note, aside) = (seen.beside, seen.aside);
         let mut look = Look {
-            catalog,
+            catalog: seen.catalog,
             timelines,
             why,
             beside: Vec::new(),
@@ -368,15 +220,15 @@ impl<'a> Eyes<'a> {
             not_read: aside.why.values().filter(|a| **a == Aside::NotRead).count(),
             damaged: Vec::new(),
             is_damaged: HashSet::new(),
-            tags_unread: match store.asks_tags() {
-                true => tags_unread,
+            tags_unread: match self.ctx.store.asks_tags() {
+                true => seen.tags_unread,
                 false => 0,
             },
-            newest_modified,
+            newest_modified: seen.newest_modified,
             taken,
-            took: taken.0.elapsed().saturating_sub(reading),
+            took: taken.0.elapsed().saturating_sub(seen.reading),
         };
-        look.beside = self.beside(&look, beside, now);
+        look.beside = self.beside(&look, of_note, now);
         for (i, (reason, message)) in aside.damaged {
             look.is_damaged.insert(i);
             look.damaged.push(DamagedFull {
@@ -388,6 +240,136 @@ impl<'a> Eyes<'a> {
         Ok(look)
     }
 
+    /// Lists the prefix.
+    fn list(&self, now: DateTime<Utc>) -> Result<Seen> {
+        let store = &self.ctx.store;
+        let mut seen = Seen {
+            now,
+            catalog: Catalog::default(),
+            beside: Vec::new(),
+            versions: HashMap::new(),
+            noted_since: HashMap::new(),
+            newest_modified: None,
+            asked: Asked::default(),
+            tags_unread: 0,
+            aside: SetAside::default(),
+            rounds: 0,
+            reading: Duration::ZERO,
+        };
+        let mut listing = Vec::new();
+        let mut removed: HashMap<String, DateTime<Utc>> = HashMap::new();
+        let mut objects = store.objects(&SNAPSHOTS)?;
+        objects.extend(store.objects(&[TIMELINES, PINS, REMOVED, STAGING])?);
+        for o in objects {
+            seen.newest_modified = seen.newest_modified.max(Some(o.modified));
+            let kind = match o.path.split_once('/') {
+                // None of ours, and no request can name it.
+                _ if o.is_odd => None,
+                Some((STAGING, _)) => Some(Kind::Staging),
+                Some((REMOVED, name)) => {
+                    removed.insert(name.to_owned(), o.modified);
+                    Some(Kind::Note)
+                }
+                Some((TIMELINES | PINS, _)) => Some(Kind::Note),
+                _ if o.path.ends_with(EXCLUDE_SUFFIX) => Some(Kind::Mark),
+                _ => None,
+            };
+            if kind != Some(Kind::Staging) {
+                listing.push(Listed {
+                    path: o.path.clone(),
+                    bytes: o.bytes,
+                });
+            }
+            if kind.is_none() && snapshot_name(&o.path).is_some_and(|n| n.is_full()) {
+                seen.versions.insert(o.path.clone(), Version::from(&o));
+            }
+            seen.beside.extend(kind.map(|kind| (kind, o)));
+        }
+        seen.catalog = Catalog::from_listing(listing);
+        if seen.catalog.snapshots.is_empty() {
+            return Err(nothing_there(self.ctx, &seen.catalog));
+        }
+        if !removed.is_empty() {
+            for (i, s) in seen.catalog.snapshots.iter().enumerate() {
+                let noted = removed.get(&s.name.to_string());
+                seen.noted_since.extend(noted.map(|&t| (i, t)));
+            }
+        }
+        Ok(seen)
+    }
+
+    /// Fulls that are not encrypted where they should be.
+    fn untrusted(&self, catalog: &Catalog) -> Vec<(usize, Bad)> {
+        let untrusted = self.ctx.trust.out_of_place(catalog).into_iter();
+        let told = untrusted.map(|i| {
+            let name = self.ctx.store.name(&catalog.snapshots[i].path);
+            let why = format!(
+                "{name} is not encrypted, and keys are given: whoever can write there may have made it"
+            );
+            (i, (Reason::Untrusted.as_str().to_owned(), why))
+        });
+        told.collect()
+    }
+
+    /// Decides on what is seen, and says what is in doubt; `None` if something that counted turns out not to: then decide
+    /// again.
+    fn try_decide(
+        &mut self,
+        seen: &mut Seen,
+    ) -> Result<Option<(Timelines, Vec<Why>, Vec<String>)>> {
+        let doubtful = seen.aside.doubtful(&seen.catalog);
+        if self.ask_tags(seen, doubtful.clone())? {
+            return Ok(None);
+        }
+        let begun = Instant::now();
+        self.read(&seen.catalog, &doubtful)?;
+        seen.reading += begun.elapsed();
+        let evidence = self.evidence(&seen.catalog, &doubtful);
+        // Without an identity nothing speaks against what is encrypted.
+        let counts = |e: &Error| e.reason() == Reason::CannotDecrypt && !self.ctx.keys.decrypts();
+        let unreadable = doubtful.iter().filter_map(|&i| {
+            let why = evidence.why_unreadable(i).filter(|e| !counts(e))?;
+            let is_full = seen.catalog.snapshots[i].name.is_full();
+            is_full.then(|| (i, told(why)))
+        });
+        if seen.aside.add_damaged(unreadable.collect()) {
+            return Ok(None);
+        }
+        let counted = seen.aside.catalog(&seen.catalog);
+        let timelines = Timelines::build(&counted, &evidence)?;
+        let facts = Facts {
+            catalog: &counted,
+            timelines: &timelines,
+            doubtful: &doubtful,
+            is_unreadable: &|i| evidence.is_unreadable(i),
+            noted_since: &seen.noted_since,
+            aside: &seen.aside.why,
+            now: seen.now,
+        };
+        let Decided { why, rests_on } = decide(&facts, &self.options.retention);
+        let newest = timelines.newest(&counted).err();
+        let unreadable = doubtful.iter().filter_map(|&i| evidence.why_unreadable(i));
+        let doubts = newest.iter().chain(unreadable).map(Error::to_string);
+        let doubts: Vec<String> = doubts.collect();
+        // What something relies on must not be one that somebody excluded.
+        let usable = seen.catalog.usable();
+        let mut relied_on: Vec<usize> = usable.filter(|&i| why[i].keeps()).collect();
+        let removes = self.options.apply && why.iter().any(|w| !w.keeps());
+        if why.len() > FEW && !removes {
+            seen.tags_unread = newest_of(&seen.catalog, &mut relied_on);
+        }
+        relied_on.extend(&rests_on);
+        if self.ask_tags(seen, relied_on)? {
+            return Ok(None);
+        }
+        // Neither must it be one that is not what its name says.
+        let begun = Instant::now();
+        let again = self.look_into(seen, rests_on)?;
+        seen.reading += begun.elapsed();
+        seen.rounds += 1;
+        Ok((!again).then_some((timelines, why, doubts)))
+    }
+
     /// Whether a snapshot was read since it was in doubt.
     fn speaks_of(&self, snapshot: &Snapshot) -> bool {
         self.read.as_ref().is_some_and(|(contents, paths)| {
@@ -397,78 +379,53 @@ impl<'a> Eyes<'a> {
     }
 
     /// Looks into the fulls that a decision rests on. True if one is to be set aside: then decide again.
-    fn look_into(
-        &mut self,
-        catalog: &Catalog,
-        versions: &HashMap<String, Version>,
-        rests_on: &[usize],
-        round: usize,
-        aside: &mut SetAside,
-    ) -> Result<bool> {
+    fn look_into(&mut self, seen: &mut Seen, mut rests_on: Vec<usize>) -> Result<bool> {
         /// Each round may find but one bad full. After so many, all that are known to be bad or not known are set
         /// aside at once.
         const ROUNDS: usize = 4;
+        rests_on.retain(|&i| !self.speaks_of(&seen.catalog.snapshots[i]));
         if rests_on.is_empty() {
             return Ok(false);
         }
-        self.verified.load()?;
-        let of = |i: usize| {
-            let snapshot = &catalog.snapshots[i];
-            Some((snapshot, versions.get(&snapshot.path)?))
-        };
-        let read = |verified: &mut Verified<'_>, which: &[usize]| {
-            let unknown = which.iter().filter_map(|&i| of(i));
-            let unknown = unknown.filter(|(s, v)| verified.known(&s.path, v).is_none());
-            let unknown: Vec<_> = unknown.collect();
-            verified.read(&unknown)
-        };
-        read(&mut self.verified, rests_on)?;
-        let known = |verified: &Verified<'_>, i: usize| {
-            let (snapshot, version) = of(i)?;
-            verified.known(&snapshot.path, version)
-        };
-        let found =
-            |verified: &Verified<'_>, i: usize| (i, known(verified, i).unwrap_or(Known::NotRead));
-        let all: Vec<_> = rests_on.iter().map(|&i| found(&self.verified, i)).collect();
-        if all.iter().all(|(_, known)| *known == Known::Good) {
+        let found = self.found(seen, rests_on)?;
+        if found.iter().all(|(_, known)| *known == Known::Good) {
             return Ok(false);
         }
-        if round < ROUNDS && all.iter().all(|(_, known)| *known != Known::NotRead) {
-            return Ok(aside.add(all));
+        if seen.rounds < ROUNDS && found.iter().all(|(_, known)| *known != Known::NotRead) {
+            return Ok(seen.aside.add(found));
         }
-        let fulls = catalog.usable().filter(|&i| {
-            let is_full = catalog.snapshots[i].name.kind == bucket::Kind::Full;
-            is_full && !self.speaks_of(&catalog.snapshots[i])
+        let mut fulls: Vec<usize> = seen.catalog.usable().collect();
+        fulls.retain(|&i| {
+            let s = &seen.catalog.snapshots[i];
+            s.name.is_full() && !self.speaks_of(s)
         });
-        let mut fulls: Vec<usize> = fulls.collect();
         // The newest first: they matter most to later runs.
         fulls.reverse();
-        read(&mut self.verified, &fulls)?;
-        let all = fulls.into_iter().map(|i| found(&self.verified, i));
-        Ok(aside.add(all.collect()))
+        let found = self.found(seen, fulls)?;
+        Ok(seen.aside.add(found))
+    }
+
+    /// What is known of fulls: those of which nothing is are read, as many as one run may.
+    fn found(&mut self, seen: &Seen, which: Vec<usize>) -> Result<Vec<(usize, Known)>> {
+        self.verified.load()?;
+        let of = |i: usize| {
+            let snapshot = &seen.catalog.snapshots[i];
+            Some((snapshot, seen.versions.get(&snapshot.path)?))
+        };
+        let unknown = which.iter().filter_map(|&i| of(i));
+        let unknown = unknown.filter(|(s, v)| self.verified.known(&s.path, v).is_none());
+        let unknown: Vec<_> = unknown.collect();
+        self.verified.read(&unknown)?;
+        let known = |i: usize| of(i).and_then(|(s, v)| self.verified.known(&s.path, v));
+        let found = which
+            .into_iter()
+            .map(|i| (i, known(i).unwrap_or(Known::NotRead)));
+        Ok(found.collect())
     }
 
     /// Asks for the tags of those that were not asked for, and says whether one is excluded.
-    fn ask_tags(
-        &mut self,
-        catalog: &mut Catalog,
-        which: Vec<usize>,
-        asked: &mut HashSet<usize>,
-    ) -> Result<bool> {
-        let mut which = which;
-        which.retain(|&i| !catalog.snapshots[i].excluded && asked.insert(i));
-        let paths: Vec<String> = which
-            .iter()
-            .map(|&i| catalog.snapshots[i].path.clone())
-            .collect();
-        self.tags_asked += paths.len();
-        let tagged = self.ctx.store.excluded_by_tag(&paths)?;
-        let mut any = false;
-        for (i, tagged) in which.into_iter().zip(tagged) {
-            catalog.snapshots[i].excluded |= tagged;
-            any |= tagged;
-        }
-        Ok(any)
+    fn ask_tags(&self, seen: &mut Seen, which: Vec<usize>) -> Result<bool> {
+        seen.asked.ask(&self.ctx.store, &mut seen.catalog, which)
     }
 
     /// Reads what is in doubt, unless all of it was read before.
@@ -517,53 +474,40 @@ impl<'a> Eyes<'a> {
     fn beside(
         &self,
         look: &Look,
-        objects: Vec<(BesideKind, ObjectInfo)>,
+        objects: Vec<(Kind, ObjectInfo)>,
         now: DateTime<Utc>,
     ) -> Vec<Beside> {
         let mut by_name: HashMap<String, Vec<usize>> = HashMap::new();
         for (i, s) in look.catalog.snapshots.iter().enumerate() {
             by_name.entry(s.name.to_string()).or_default().push(i);
         }
+        let named = |name: &str| by_name.get(name).cloned().unwrap_or_default();
         let age = self.options.staging_age;
-        let is_old = |o: &ObjectInfo| now - o.modified > age;
-        let goes = |&i: &usize| look.action(i, self.options) == Action::Delete;
         let decided = objects.into_iter().filter_map(|(kind, o)| {
-            let (of, why) = match kind {
-                BesideKind::Staging => {
+            let of = match kind {
+                Kind::Staging => Vec::new(),
+                Kind::Mark => {
+                    let path = o.path.strip_suffix(EXCLUDE_SUFFIX)?;
+                    let mut of = named(&snapshot_name(path)?.to_string());
+                    of.retain(|&i| look.catalog.snapshots[i].path == path);
+                    of
+                }
+                _ => {
+                    let name = o.path.split_once('/')?.1;
+                    // Another name is somebody else's.
+                    name.parse::<SnapshotName>().ok()?;
+                    named(name)
+                }
+            };
+            let why = match kind {
+                Kind::Staging => {
                     let name = o.path.rsplit('/').next().unwrap_or_default();
                     match is_abandoned(name, o.modified, now, age)? {
-                        true => (Vec::new(), BesideWhy::Abandoned),
-                        false => (Vec::new(), BesideWhy::InUse),
+                        true => BesideWhy::Abandoned,
+                        false => BesideWhy::InUse,
                     }
                 }
-                BesideKind::Note | BesideKind::Mark => {
-                    let of = match kind {
-                        BesideKind::Note => {
-                            let name = o.path.split_once('/')?.1;
-                            // Another name is somebody else's.
-                            name.parse::<SnapshotName>().ok()?;
-                            by_name.get(name).cloned().unwrap_or_default()
-                        }
-                        _ => {
-                            let path = o.path.strip_suffix(EXCLUDE_SUFFIX)?;
-                            let name = snapshot_name(path)?.to_string();
-                            let mut of = by_name.get(&name).cloned().unwrap_or_default();
-                            of.retain(|&i| look.catalog.snapshots[i].path == path);
-                            of
-                        }
-                    };
-                    // What is not excluded was brought back by somebody else.
-                    let stale = o.path.starts_with(REMOVED)
-                        && !self.ctx.store.hides_tags()
-                        && of.iter().all(|&i| !look.catalog.snapshots[i].excluded);
-                    let why = match of.is_empty() || stale {
-                        true if is_old(&o) => BesideWhy::Orphaned,
-                        true => BesideWhy::Young,
-                        false if of.iter().all(goes) => BesideWhy::BelongsToRemoved,
-                        false => BesideWhy::BelongsToSnapshot,
-                    };
-                    (of, why)
-                }
+                _ => self.why_beside(look, &o, &of, now),
             };
             Some(Beside {
                 path: o.path,
@@ -575,14 +519,54 @@ impl<'a> Eyes<'a> {
         });
         decided.collect()
     }
+
+    /// Decides on a note or mark on these snapshots.
+    fn why_beside(
+        &self,
+        look: &Look,
+        o: &ObjectInfo,
+        of: &[usize],
+        now: DateTime<Utc>,
+    ) -> BesideWhy {
+        let goes = |&i: &usize| look.decision(i, self.options) == Decision::Delete;
+        // What is not excluded was brought back by somebody else.
+        let stale = o.path.starts_with(REMOVED)
+            && !self.ctx.store.hides_tags()
+            && of.iter().all(|&i| !look.catalog.snapshots[i].excluded);
+        match of.is_empty() || stale {
+            true if now - o.modified > self.options.staging_age => BesideWhy::Orphaned,
+            true => BesideWhy::Young,
+            false if of.iter().all(goes) => BesideWhy::BelongsToRemoved,
+            false => BesideWhy::BelongsToSnapshot,
+        }
+    }
+}
+
+/// What a look has seen so far.
+struct Seen {
+    now: DateTime<Utc>,
+    catalog: Catalog,
+    /// What is beside the snapshots.
+    beside: Vec<(Kind, ObjectInfo)>,
+    /// Of fulls, by path.
+    versions: HashMap<String, Version>,
+    /// Since when snapshots are noted as removed.
+    noted_since: HashMap<usize, DateTime<Utc>>,
+    newest_modified: Option<DateTime<Utc>>,
+    asked: Asked,
+    tags_unread: usize,
+    aside: SetAside,
+    /// How often fulls were looked into.
+    rounds: usize,
+    /// How long snapshots were read.
+    reading: Duration,
 }
 
 /// Fulls that count for nothing.
 #[derive(Default)]
 struct SetAside {
     why: BTreeMap<usize, Aside>,
-    /// The reason's name, and in words.
-    damaged: BTreeMap<usize, (String, String)>,
+    damaged: BTreeMap<usize, Bad>,
 }
 
 impl SetAside {
@@ -610,9 +594,13 @@ impl SetAside {
     }
 
     /// True if one of these was not aside.
-    fn add_damaged(&mut self, which: Vec<(usize, (String, String))>) -> bool {
-        let bad = |(i, (reason, message))| (i, Known::Bad(reason, message));
-        self.add(which.into_iter().map(bad).collect())
+    fn add_damaged(&mut self, which: Vec<(usize, Bad)>) -> bool {
+        self.add(
+            which
+                .into_iter()
+                .map(|(i, bad)| (i, Known::Bad(bad)))
+                .collect(),
+        )
     }
 
     /// Takes in what is not good. True if one of these was not aside.
@@ -625,8 +613,8 @@ impl SetAside {
             let why = match known {
                 Known::Good => continue,
                 Known::NotRead => Aside::NotRead,
-                Known::Bad(reason, message) => {
-                    self.damaged.insert(i, (reason, message));
+                Known::Bad(bad) => {
+                    self.damaged.insert(i, bad);
                     Aside::Damaged
                 }
             };
@@ -638,7 +626,7 @@ impl SetAside {
 }
 
 /// An error as it is reported: the reason's name, and in words.
-fn told(e: &Error) -> (String, String) {
+fn told(e: &Error) -> Bad {
     (e.reason().as_str().to_owned(), e.to_string())
 }
 
@@ -649,7 +637,7 @@ fn newest_of(catalog: &Catalog, which: &mut Vec<usize>) -> usize {
     let all = which.len();
     which.sort_by_key(|&i| {
         let name = &catalog.snapshots[i].name;
-        (name.kind != bucket::Kind::Full, Reverse(i))
+        (!name.is_full(), Reverse(i))
     });
     which.truncate(MOST);
     all - which.len()

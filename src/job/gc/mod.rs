@@ -10,35 +10,33 @@ pub mod pin;
 pub mod undelete;
 mod verified;
 
-use crate::base::{lock, unpoisoned};
-use crate::bucket::chain::Range;
+use crate::bucket::catalog::REMOVED;
 use crate::bucket::retention::{self, Why, restorable};
-use crate::bucket::{
-    self,
-    catalog::{PINS, REMOVED},
-};
+use crate::bucket::{self, SnapshotName};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
+use crate::job::parallel::each;
 use crate::job::report::{Clock, Failed, Report};
+use crate::job::restorable::Restorable;
 use crate::job::scan::TAGS_UNREADABLE;
 use crate::mvcc::Revision;
 use crate::store::Store;
 use crate::store::lock::{self, Held, Lock, Wait};
 use apply::Applied;
 use chrono::{DateTime, TimeDelta, Utc};
-use look::{Action, Eyes, Look};
+use look::{Eyes, Look};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashSet};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::HashSet;
 use std::time::Duration;
 
 /// A run that is dead for so long blocks no other.
 const LOCK_DURATION: Duration = Duration::from_secs(15);
 /// The lock of all that removes and brings back.
 const LOCK: &str = "gc";
+/// What `gc` warns of without a lock: nothing depends on it.
+const SECOND_RUN: &str = "nothing keeps a second run away, which is safe and of no use";
 /// Clocks that differ by more are worth a warning.
 const SKEW: TimeDelta = TimeDelta::minutes(5);
 /// Requests under way at once, of those that are made one by one.
@@ -91,16 +89,6 @@ pub enum Decision {
     Delete,
 }
 
-impl From<Action> for Decision {
-    fn from(a: Action) -> Self {
-        match a {
-            Action::Keep => Decision::Keep,
-            Action::Remove => Decision::Remove,
-            Action::Delete => Decision::Delete,
-        }
-    }
-}
-
 /// What became of the decision to remove an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum Fate {
@@ -137,6 +125,15 @@ pub enum Kind {
     Version,
 }
 
+impl From<bucket::Kind> for Kind {
+    fn from(kind: bucket::Kind) -> Self {
+        match kind {
+            bucket::Kind::Full => Kind::Full,
+            bucket::Kind::Incr => Kind::Incr,
+        }
+    }
+}
+
 /// What is decided on an object, and what became of it.
 #[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Object {
@@ -163,6 +160,46 @@ pub struct Object {
     /// Of what failed: why.
     pub error: Option<String>,
 }
+
+impl Object {
+    /// What is decided on it, before anything is done; `told` is the reason, and the same in words.
+    fn new(
+        path: String,
+        kind: Kind,
+        bytes: u64,
+        decision: Decision,
+        told: (&'static str, impl Into<Cow<'static, str>>),
+    ) -> Self {
+        Object {
+            path,
+            kind,
+            bytes,
+            decision,
+            reason: told.0,
+            explanation: told.1.into(),
+            fate: None,
+            locked_until: None,
+            error: None,
+        }
+    }
+
+    /// Notes what became of it.
+    fn ended(&mut self, fated: Fated) {
+        match fated {
+            Ok((fate, until)) => {
+                self.fate = Some(fate);
+                self.locked_until = until;
+            }
+            Err(e) => {
+                self.fate = Some(Fate::Failed);
+                self.error = Some(e.to_string());
+            }
+        }
+    }
+}
+
+/// What became of an object; until when it is locked, if that is known.
+type Fated = Result<(Fate, Option<DateTime<Utc>>)>;
 
 /// A sum over objects.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize)]
@@ -192,17 +229,6 @@ pub struct Totals {
     pub deleted: Total,
     /// Those that could not be removed: locked, failed, or waiting for such a one.
     pub left: Total,
-}
-
-/// A range of revisions that can be restored, by names.
-#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]
-pub struct Restorable {
-    /// The timeline's ID.
-    pub timeline: String,
-    /// The oldest revision.
-    pub first_revision: Revision,
-    /// The newest revision.
-    pub last_revision: Revision,
 }
 
 /// A full that counts for nothing, since what it holds is not what its name says.
@@ -262,7 +288,7 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
     let warnings = &mut clock.warnings;
     let mut eyes = Eyes::new(ctx, options);
     let held = match options.apply {
-        true => take_lock(&ctx.store, warnings)?,
+        true => take_lock(&ctx.store, SECOND_RUN, warnings)?,
         false => None,
     };
     if options.apply {
@@ -318,11 +344,7 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
         }
         false => apply::tell_locked(ctx, options, now, &mut applied)?,
     }
-    if let Some(held) = held
-        && let Err(e) = held.release()
-    {
-        tracing::warn!("the lock could not be given back, others wait until it expires: {e}");
-    }
+    release(held);
     tracing::debug!(tags_asked = eyes.tags_asked, "asked for tags");
     warnings.append(&mut applied.warnings);
     let mut outcome = told(&look, options, now, applied, before);
@@ -340,26 +362,16 @@ fn partly_done(o: &Outcome) -> Option<Error> {
     let count = |fate| o.objects.iter().filter(|x| x.fate == Some(fate)).count();
     let (failed, waiting) = (count(Fate::Failed), count(Fate::Waiting));
     let failed_one = o.objects.iter().find(|x| x.fate == Some(Fate::Failed))?;
-    Some(Error::new(
-        Reason::PartlyDone,
-        format!(
+    Some(Reason::PartlyDone.error(format!(
             "{failed} objects could not be removed and {waiting} wait for them, the rest is done: {}; run again",
             failed_one.error.as_deref().unwrap_or("no reason is known")
-        ),
-    ))
+        )))
 }
 
 /// What can be restored of each timeline with the snapshots that `has` says are there.
 fn ranges(look: &Look, has: &dyn Fn(usize) -> bool) -> Vec<Restorable> {
-    let all = look.timelines.all.iter().flat_map(|t| {
-        let ranges: Vec<Range> = restorable(&look.catalog, t, has);
-        ranges.into_iter().map(|(first, last)| Restorable {
-            timeline: t.id.clone(),
-            first_revision: first,
-            last_revision: last,
-        })
-    });
-    all.collect()
+    let of = |t| Restorable::of(t, restorable(&look.catalog, t, has));
+    look.timelines.all.iter().flat_map(of).collect()
 }
 
 fn told(
@@ -427,34 +439,28 @@ fn would_shrink(look: &Look) -> Option<Error> {
         Some(after) => format!("the newest would be {}", show(after)),
         None => "nothing could be restored any more".to_owned(),
     };
-    Some(Error::new(
-        Reason::WouldShrink,
-        format!(
+    Some(Reason::WouldShrink.error(format!(
             "on timeline {} revisions up to {} can be restored, and {after}: nothing was removed; find out which snapshots are to go and why, or give --allow-shrink",
             shrink.timeline,
             show(shrink.before)
-        ),
-    ))
+        )))
 }
 
 /// Refuses to purge fulls that are newer than all that is left: `gc` itself removes none such, but whoever can write can
 /// exclude a snapshot and note that it was removed.
 fn would_purge_the_newest(look: &Look) -> Option<Error> {
     let snapshots = &look.catalog.snapshots;
-    let is_full = |&i: &usize| snapshots[i].name.kind == bucket::Kind::Full;
+    let is_full = |&i: &usize| snapshots[i].name.is_full();
     let left = look.catalog.usable().filter(is_full);
     let left = left.filter(|&i| look.why[i].keeps() && !look.is_damaged.contains(&i));
     let newest = left.map(|i| snapshots[i].name.created).max();
     let purged = (0..snapshots.len()).filter(is_full);
     let mut purged = purged.filter(|&i| look.why[i] == Why::RemovedLongAgo);
     let newer = purged.find(|&i| newest.is_none_or(|n| snapshots[i].name.created > n))?;
-    Some(Error::new(
-        Reason::WouldShrink,
-        format!(
+    Some(Reason::WouldShrink.error(format!(
             "{} is marked as removed, and no full that is left is newer: nothing was removed; bring it back by `deltafold undelete` if somebody else has marked it, or give --allow-shrink",
             snapshots[newer].path
-        ),
-    ))
+        )))
 }
 
 /// What is to be said of fulls that count for nothing.
@@ -476,19 +482,23 @@ fn damage_warnings(look: &Look) -> Vec<String> {
     warnings
 }
 
-/// Keeps other runs away, as far as the store can: nothing depends on it.
-fn take_lock(store: &Store, warnings: &mut Vec<String>) -> Result<Option<Held>> {
+/// Keeps other runs away, as far as the store can; warns that `without` a lock if it cannot.
+fn take_lock(store: &Store, without: &str, warnings: &mut Vec<String>) -> Result<Option<Held>> {
     let mut lock = Lock::new(store, LOCK, &lock::identity(), LOCK_DURATION)?;
     match lock.acquire(Wait::UntilSeenDead) {
         Ok(held) => Ok(Some(held)),
         // It does not write on a condition.
         Err(e) if e.reason() == Reason::Configuration => {
-            warnings.push(format!(
-                "nothing keeps a second run away, which is safe and of no use: {e}"
-            ));
+            warnings.push(format!("{without}: {e}"));
             Ok(None)
         }
         Err(e) => Err(e),
+    }
+}
+
+fn release(held: Option<Held>) {
+    if let Some(Err(e)) = held.map(Held::release) {
+        tracing::warn!("the lock could not be given back, others wait until it expires: {e}");
     }
 }
 
@@ -505,31 +515,15 @@ fn skew_warning(ahead: TimeDelta) -> Option<String> {
 
 /// Does something with each, several at once; the results in order.
 fn in_parallel<T: Sync, R: Send>(items: &[T], f: impl Fn(&T) -> R + Sync) -> Vec<R> {
-    let next = AtomicUsize::new(0);
-    let results: Mutex<BTreeMap<usize, R>> = Mutex::new(BTreeMap::new());
-    std::thread::scope(|scope| {
-        for _ in 0..AT_ONCE.min(items.len()) {
-            scope.spawn(|| {
-                loop {
-                    let i = next.fetch_add(1, Ordering::Relaxed);
-                    let Some(item) = items.get(i) else { break };
-                    let result = f(item);
-                    let mut results = lock(&results);
-                    results.insert(i, result);
-                }
-            });
-        }
-    });
-    let results = unpoisoned(results.into_inner());
-    results.into_values().collect()
+    each(AT_ONCE, items, f)
+}
+
+/// The text of a note.
+fn as_json(note: &impl Serialize) -> Result<Vec<u8>> {
+    serde_json::to_vec(note).map_err(|e| Error::internal(format!("a note that is no JSON: {e}")))
 }
 
 /// Where the note on a removed snapshot is.
-fn removal_note(name: &str) -> String {
+fn removal_note(name: &SnapshotName) -> String {
     format!("{REMOVED}/{name}")
-}
-
-/// Where the pin of a full is.
-fn pin_of(name: &str) -> String {
-    format!("{PINS}/{name}")
 }

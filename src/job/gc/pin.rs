@@ -2,11 +2,11 @@
 //!
 //! A pin is an object beside the snapshots, by the name of the full. `cli` calls it.
 
-use super::undelete::{catalog, is_named, take_lock};
-use super::{LONGEST_NOTE, Status, pin_of};
-use crate::bucket::Kind;
+use super::undelete::{catalog, is_named, keep_gc_away};
+use super::{LONGEST_NOTE, Status, as_json, release};
+use crate::bucket::catalog::PINS;
 use crate::bucket::retention::chain_of;
-use crate::error::{Error, Reason, Result};
+use crate::error::{Reason, Result};
 use crate::job::Context;
 use crate::job::report::{Clock, Report};
 use crate::job::scan::{Depth, scan_asking};
@@ -59,24 +59,20 @@ pub struct Outcome {
 /// meanwhile; the store's; `LockHeld`.
 pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
     let mut clock = Clock::start();
-    let held = take_lock(ctx, &mut clock.warnings)?;
+    let held = keep_gc_away(ctx, &mut clock.warnings)?;
     let by_names = catalog(ctx)?;
     let all = &by_names.snapshots;
     let full = all
         .iter()
-        .find(|s| s.name.kind == Kind::Full && is_named(&s.path, &options.name))
+        .find(|s| s.name.is_full() && is_named(&s.path, &options.name))
         .ok_or_else(|| {
-            Error::new(
-                Reason::NoSnapshots,
-                format!(
-                    "{} holds no full snapshot {}: see `deltafold list`",
-                    ctx.store.url(),
-                    options.name
-                ),
-            )
+            Reason::NoSnapshots.error(format!(
+                "{} holds no full snapshot {}: see `deltafold list`",
+                ctx.store.url(),
+                options.name
+            ))
         })?;
-    let name = full.name.to_string();
-    let at = pin_of(&name);
+    let at = format!("{PINS}/{}", full.name);
     let before = ctx.store.read_small(&at, LONGEST_NOTE)?;
     let before: Option<Pin> = before.and_then(|text| serde_json::from_slice(&text).ok());
     let was_pinned = full.pinned;
@@ -85,10 +81,8 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
         let scan = scan_asking(ctx, Depth::Doubtful, Ask::All)?;
         let of = &scan.catalog.snapshots;
         let Some(i) = of.iter().position(|s| s.path == full.path) else {
-            return Err(Error::new(
-                Reason::SnapshotVanished,
-                format!("{} went meanwhile", ctx.store.name(&full.path)),
-            ));
+            return Err(Reason::SnapshotVanished
+                .error(format!("{} went meanwhile", ctx.store.name(&full.path))));
         };
         let chain = chain_of(&scan.catalog, &scan.timelines, i);
         match chain.iter().filter(|&&i| of[i].excluded).count() {
@@ -118,28 +112,19 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
                 pinned_at: before.map_or_else(|| Utc::now().trunc_subsecs(0), |p| p.pinned_at),
                 reason: options.reason.clone(),
             };
-            let text = serde_json::to_vec(&pin)
-                .map_err(|e| Error::internal(format!("a pin that is no JSON: {e}")))?;
-            ctx.store.replace_small(&at, &text)?;
+            ctx.store.replace_small(&at, &as_json(&pin)?)?;
             // A gc without the lock may have been about to delete what was seen above.
             let now = chain(&mut Vec::new())?;
             if let Some(gone) = kept.iter().find(|p| !now.contains(p)) {
-                return Err(Error::new(
-                    Reason::SnapshotVanished,
-                    format!(
-                        "{} went while its chain was pinned; what is left of it is kept",
-                        ctx.store.name(gone)
-                    ),
-                ));
+                return Err(Reason::SnapshotVanished.error(format!(
+                    "{} went while its chain was pinned; what is left of it is kept",
+                    ctx.store.name(gone)
+                )));
             }
             (Status::Succeeded, Some(pin))
         }
     };
-    if let Some(held) = held
-        && let Err(e) = held.release()
-    {
-        tracing::warn!("the lock could not be given back, others wait until it expires: {e}");
-    }
+    release(held);
     Ok(clock.report(Outcome {
         status,
         pinned: !options.unpin,

@@ -2,13 +2,13 @@
 //!
 //! A snapshot that is named comes back whoever excluded it; all of them only where `gc` did. `cli` calls it.
 
-use super::{LOCK, LOCK_DURATION, Status, removal_note};
-use crate::bucket::{Catalog, Kind};
+use super::{Status, release, removal_note, take_lock};
+use crate::bucket::{Catalog, Snapshot};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
 use crate::job::report::{Clock, Failed, Report};
 use crate::job::scan::TAGS_UNREADABLE;
-use crate::store::lock::{self, Held, Lock, Wait};
+use crate::store::lock::Held;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -43,19 +43,10 @@ pub struct Outcome {
     pub snapshots: Vec<Restored>,
 }
 
-/// The lock of all that removes and brings back, as far as the store can.
-pub(super) fn take_lock(ctx: &Context, warnings: &mut Vec<String>) -> Result<Option<Held>> {
-    let mut lock = Lock::new(&ctx.store, LOCK, &lock::identity(), LOCK_DURATION)?;
-    match lock.acquire(Wait::UntilSeenDead) {
-        Ok(held) => Ok(Some(held)),
-        Err(e) if e.reason() == Reason::Configuration => {
-            warnings.push(format!(
-                "without a lock: make sure that no gc runs at the same time: {e}"
-            ));
-            Ok(None)
-        }
-        Err(e) => Err(e),
-    }
+/// Keeps `gc` away, as far as the store can.
+pub(super) fn keep_gc_away(ctx: &Context, warnings: &mut Vec<String>) -> Result<Option<Held>> {
+    let without = "without a lock: make sure that no gc runs at the same time";
+    take_lock(&ctx.store, without, warnings)
 }
 
 /// What the prefix holds, by names.
@@ -73,13 +64,30 @@ pub(super) fn is_named(path: &str, name: &str) -> bool {
     path == wanted || path.rsplit('/').next() == Some(wanted)
 }
 
+/// The deltas that `gc` removed behind a full: they are of no use without it, and it is of little use without them.
+fn removed_behind(all: &[Snapshot], full: usize) -> impl Iterator<Item = usize> {
+    let full = &all[full];
+    let folder = |s: &'_ Snapshot| s.path.rsplit_once('/').map(|p| p.0.to_owned());
+    let newer = |s: &&Snapshot| s.name.last > full.name.last;
+    let fulls = all.iter().filter(newer).filter(|s| s.name.is_full());
+    let next = fulls.map(|s| s.name.last).min();
+    (0..all.len()).filter(move |&i| {
+        let d = &all[i];
+        !d.name.is_full()
+            && d.removal_noted
+            && folder(d) == folder(full)
+            && d.name.last > full.name.last
+            && next.is_none_or(|n| d.name.start <= n)
+    })
+}
+
 /// Brings snapshots back.
 ///
 /// # Errors
 /// Where nothing was done: `NoSnapshots` where a name is nobody's; the store's; `LockHeld`.
 pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
     let mut clock = Clock::start();
-    let held = take_lock(ctx, &mut clock.warnings)?;
+    let held = keep_gc_away(ctx, &mut clock.warnings)?;
     let mut catalog = catalog(ctx)?;
     let all = &catalog.snapshots;
     let mut wanted: Vec<usize> = Vec::new();
@@ -88,33 +96,14 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
             .filter(|&i| is_named(&all[i].path, name))
             .collect();
         if named.is_empty() {
-            return Err(Error::new(
-                Reason::NoSnapshots,
-                format!(
+            return Err(Reason::NoSnapshots.error(format!(
                     "{} holds no snapshot {name}: see `deltafold list`; what was purged cannot be brought back",
                     ctx.store.url()
-                ),
-            ));
+                )));
         }
-        for i in named {
-            wanted.push(i);
-            // What gc removed behind a full is of no use without it, and it is of little use without that.
-            if all[i].name.kind == Kind::Full {
-                let mut next: Vec<_> = all
-                    .iter()
-                    .filter(|s| s.name.kind == Kind::Full && s.name.last > all[i].name.last)
-                    .map(|s| s.name.last)
-                    .collect();
-                next.sort_unstable();
-                let folder = |p: &str| p.rsplit_once('/').map(|p| p.0.to_owned());
-                wanted.extend((0..all.len()).filter(|&d| {
-                    all[d].name.kind == Kind::Incr
-                        && all[d].removal_noted
-                        && folder(&all[d].path) == folder(&all[i].path)
-                        && all[d].name.last > all[i].name.last
-                        && next.first().is_none_or(|n| all[d].name.start <= *n)
-                }));
-            }
+        wanted.extend(&named);
+        for i in named.into_iter().filter(|&i| all[i].name.is_full()) {
+            wanted.extend(removed_behind(all, i));
         }
     }
     if options.names.is_empty() {
@@ -133,7 +122,7 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
     let all = &catalog.snapshots;
     wanted.retain(|&i| all[i].excluded || all[i].removal_noted);
     // The full first, then what stands on it: stopped anywhere, what is back has no hole.
-    wanted.sort_by_key(|&i| (all[i].name.last, all[i].name.kind == Kind::Incr));
+    wanted.sort_by_key(|&i| (all[i].name.last, !all[i].name.is_full()));
     let mut snapshots = Vec::new();
     let mut ended = None;
     for &i in &wanted {
@@ -141,14 +130,13 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
         if let Err(e) = ctx.store.cancel().check() {
             ended = Some(e);
         }
-        let note = removal_note(&s.name.to_string());
         let result = match &ended {
-            Some(e) => Err(Error::new(e.reason(), e.to_string())),
+            Some(e) => Err(e.again()),
             // Without the note it is not purged, whatever comes next.
-            None => ctx
-                .store
-                .delete(&note)
-                .and_then(|()| ctx.store.set_excluded(&s.path, false)),
+            None => {
+                let deleted = ctx.store.delete(&removal_note(&s.name));
+                deleted.and_then(|()| ctx.store.set_excluded(&s.path, false))
+            }
         };
         snapshots.push(Restored {
             path: s.path.clone(),
@@ -156,23 +144,16 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
             error: result.err().map(|e| e.to_string()),
         });
     }
-    if let Some(held) = held
-        && let Err(e) = held.release()
-    {
-        tracing::warn!("the lock could not be given back, others wait until it expires: {e}");
-    }
+    release(held);
     let failed: Vec<&Restored> = snapshots.iter().filter(|s| !s.done).collect();
     let error = ended.or_else(|| {
         let first = failed.first()?;
-        Some(Error::new(
-            Reason::PartlyDone,
-            format!(
-                "{} of {} snapshots could not be brought back: {}; run again",
-                failed.len(),
-                snapshots.len(),
-                first.error.as_deref().unwrap_or("no reason is known")
-            ),
-        ))
+        Some(Reason::PartlyDone.error(format!(
+            "{} of {} snapshots could not be brought back: {}; run again",
+            failed.len(),
+            snapshots.len(),
+            first.error.as_deref().unwrap_or("no reason is known")
+        )))
     });
     let outcome = Outcome {
         status: match (&error, snapshots.is_empty()) {

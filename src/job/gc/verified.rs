@@ -3,13 +3,13 @@
 //! A full is read whole once, when a decision first rests on it. A note of the prefix remembers what was found, by
 //! path, size, ETag and time. It is as easy to forge as a full: it saves work and proves nothing.
 
-use super::look::Version;
+use super::as_json;
 use crate::bucket::Snapshot;
-use crate::error::{Error, Reason, Result};
+use crate::error::{Reason, Result};
 use crate::job::Context;
-use crate::job::reading::Reading;
-use crate::job::rebuild::read_every_page;
-use crate::store::encryption;
+use crate::job::fold::open::Reading;
+use crate::job::fold::rebuild::read_every_page;
+use crate::store::{ObjectInfo, encryption};
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashSet};
@@ -30,13 +30,16 @@ const MOST_READ: usize = 32;
 /// A run that has read for so long reads no further full.
 const LONGEST_READING: Duration = Duration::from_secs(600);
 
+/// Why a full is bad: the reason's name, and in words.
+pub(super) type Bad = (String, String);
+
 /// What is known of a full.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Known {
     /// It is what its name says.
     Good,
-    /// It is not: the reason's name, and why.
-    Bad(String, String),
+    /// It is not.
+    Bad(Bad),
     /// It was not read, for lack of time or room.
     NotRead,
 }
@@ -47,18 +50,34 @@ struct Note {
     fulls: BTreeMap<String, Entry>,
 }
 
+/// What tells one version of an object from another.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Version {
+    bytes: u64,
+    etag: Option<String>,
+    modified: DateTime<Utc>,
+}
+
+impl From<&ObjectInfo> for Version {
+    fn from(o: &ObjectInfo) -> Self {
+        Version {
+            bytes: o.bytes,
+            etag: o.etag.clone(),
+            modified: o.modified,
+        }
+    }
+}
+
 /// What is remembered of a full.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Entry {
-    bytes: u64,
-    etag: Option<String>,
-    modified: DateTime<Utc>,
+    #[serde(flatten)]
+    version: Version,
     read_at: DateTime<Utc>,
     /// Of the object as it is stored; `None` if only its header could be read, for lack of an identity.
     sha256: Option<String>,
-    /// Why it is bad: the reason's name, and in words.
-    bad: Option<(String, String)>,
+    bad: Option<Bad>,
     /// It depends on the flags of this run.
     #[serde(skip)]
     of_this_run: bool,
@@ -93,48 +112,40 @@ impl<'a> Verified<'a> {
     /// # Errors
     /// The store's, but for those about the note itself: without it fulls are read again.
     pub(super) fn load(&mut self) -> Result<()> {
-        if self.entries.is_some() {
-            return Ok(());
+        if self.entries.is_none() {
+            self.entries = Some(self.read_note()?);
         }
+        Ok(())
+    }
+
+    fn read_note(&mut self) -> Result<BTreeMap<String, Entry>> {
         let name = self.ctx.store.name(NOTE);
-        let entries = match self.ctx.store.read_small(NOTE, LONGEST) {
-            Ok(None) => BTreeMap::new(),
+        let problem = match self.ctx.store.read_small(NOTE, LONGEST) {
+            Ok(None) => return Ok(BTreeMap::new()),
             Ok(Some(text)) => match serde_json::from_slice::<Note>(&text) {
-                Ok(note) if note.form == FORM => note.fulls,
-                Ok(note) => {
-                    let form = note.form;
-                    self.warnings.push(format!(
-                        "{name} has form {form}, which this version does not know: fulls are read again"
-                    ));
-                    BTreeMap::new()
-                }
-                Err(e) => {
-                    self.warnings
-                        .push(format!("{name} is damaged, so fulls are read again: {e}"));
-                    BTreeMap::new()
-                }
+                Ok(note) if note.form == FORM => return Ok(note.fulls),
+                Ok(Note { form, .. }) => format!(
+                    "{name} has form {form}, which this version does not know: fulls are read again"
+                ),
+                Err(e) => format!("{name} is damaged, so fulls are read again: {e}"),
             },
             Err(e) if matches!(e.reason(), Reason::Configuration | Reason::PermissionDenied) => {
-                self.warnings
-                    .push(format!("fulls are read again, without their note: {e}"));
-                BTreeMap::new()
+                format!("fulls are read again, without their note: {e}")
             }
             Err(e) => return Err(e),
         };
-        self.entries = Some(entries);
-        Ok(())
+        self.warnings.push(problem);
+        Ok(BTreeMap::new())
     }
 
     /// What is known of a full without reading it.
     pub(super) fn known(&self, path: &str, version: &Version) -> Option<Known> {
         let entry = self.entries.as_ref()?.get(path)?;
-        let is_same = (entry.bytes, &entry.etag, entry.modified)
-            == (version.bytes, &version.etag, version.modified);
         // A header tells less than is asked for by somebody who has an identity.
         let is_enough = entry.sha256.is_some() || entry.bad.is_some() || !self.ctx.keys.decrypts();
-        (is_same && is_enough).then(|| match &entry.bad {
+        (entry.version == *version && is_enough).then(|| match &entry.bad {
             None => Known::Good,
-            Some((reason, message)) => Known::Bad(reason.clone(), message.clone()),
+            Some(bad) => Known::Bad(bad.clone()),
         })
     }
 
@@ -181,9 +192,7 @@ impl<'a> Verified<'a> {
                 Err(e) => return Err(e),
             };
             let entry = Entry {
-                bytes: version.bytes,
-                etag: version.etag.clone(),
-                modified: version.modified,
+                version: (*version).clone(),
                 read_at: Utc::now(),
                 sha256,
                 bad,
@@ -220,10 +229,7 @@ impl<'a> Verified<'a> {
             form: FORM,
             fulls: kept.map(|(path, e)| (path.clone(), e.clone())).collect(),
         };
-        let written = serde_json::to_vec(&note)
-            .map_err(|e| Error::internal(format!("a note that is no JSON: {e}")))
-            .and_then(|text| self.ctx.store.replace_small(NOTE, &text));
-        match written {
+        match as_json(&note).and_then(|text| self.ctx.store.replace_small(NOTE, &text)) {
             Ok(()) => self.is_new = false,
             Err(e) => self.warnings.push(format!(
                 "{} cannot be written, so the next run reads the same fulls again: {e}",
@@ -246,14 +252,11 @@ fn read_whole(ctx: &Context, reading: &Reading<'_>, nth: usize) -> Result<Option
     let (db, base, sha256) = reading.full_with_hash(nth)?;
     read_every_page(&db).map_err(&at)?;
     if base.first_revision() > snapshot.name.last {
-        return Err(at(Error::new(
-            Reason::NameMismatch,
-            format!(
-                "its name promises revision {}, it holds revisions from {} on",
-                snapshot.name.last,
-                base.first_revision()
-            ),
-        )));
+        return Err(at(Reason::NameMismatch.error(format!(
+            "its name promises revision {}, it holds revisions from {} on",
+            snapshot.name.last,
+            base.first_revision()
+        ))));
     }
     Ok(Some(sha256))
 }

@@ -10,13 +10,13 @@ use crate::bolt::Database;
 use crate::bucket::chain::{self, KnownBases, Range};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
-use crate::job::first::first;
-use crate::job::reading::Reading;
-use crate::job::replay::Step;
+use crate::job::fold::open::Reading;
+use crate::job::fold::select::Step;
+use crate::job::fold::{Request, Source, select};
+use crate::job::parallel::first;
 use crate::job::restore::Backup;
 use crate::job::scan::{Depth, scan};
 use crate::job::sorter::{Sorted, Sorter};
-use crate::job::source::{self, Request, Source};
 use crate::job::tags::{unless_excluded, without_excluded};
 use crate::mvcc::history::key_bucket;
 use crate::mvcc::{Base, KeyValue, RecordKey, Revision};
@@ -89,7 +89,7 @@ impl History {
                     chain::show_ranges(&missing)
                 );
             }
-            return Err(Error::new(Reason::KeyNotFound, message));
+            return Err(Reason::KeyNotFound.error(message));
         }
         Ok(History {
             timeline,
@@ -146,9 +146,9 @@ impl Collector<'_> {
 
     fn store(&mut self, ctx: &Context, timeline: Option<&str>) -> Result<(String, Vec<String>)> {
         let scan = scan(ctx, Depth::Doubtful)?;
-        let (timeline, warnings) = source::choose_timeline(ctx, &scan, timeline)?;
+        let (timeline, warnings) = select::choose_timeline(ctx, &scan, timeline)?;
         let snapshots = &scan.catalog.snapshots;
-        let steps = source::all_steps(&scan.catalog, timeline);
+        let steps = select::all_steps(&scan.catalog, timeline);
         let paths = steps.iter().map(|s| s.snapshot.path.as_str());
         unless_excluded(ctx, paths.filter(|_| scan.tags_unread > 0), || {
             self.deltas(ctx, &steps)
@@ -173,7 +173,7 @@ impl Collector<'_> {
             read.insert(i, base);
         }
         if named.is_empty() && self.covered.is_empty() {
-            let nothing = Error::new(Reason::NoSnapshots, "there is no snapshot that can be used");
+            let nothing = Reason::NoSnapshots.error("there is no snapshot that can be used");
             return Err(scan.explain_untrusted(ctx, nothing));
         }
         Ok((timeline.id.clone(), warnings))

@@ -9,13 +9,14 @@ pub mod history;
 pub mod kubernetes;
 
 use crate::bucket::delta::{DeltaReader, Event};
-use crate::error::{Error, Reason, Result};
-use crate::job::first::first;
-use crate::job::reading::Reading;
-use crate::job::replay::Step;
+use crate::error::{Reason, Result};
+use crate::job::Context;
+use crate::job::fold::Source;
+use crate::job::fold::open::Payload;
+use crate::job::fold::open::Reading;
+use crate::job::fold::select::Step;
+use crate::job::parallel::first;
 use crate::job::sorter::{Sorted, Sorter};
-use crate::job::source::Source;
-use crate::job::{Context, Payload};
 use crate::mvcc::{Change, KeyRange, KeyValue};
 
 /// Bytes of records that are held in memory until they are in order.
@@ -101,14 +102,11 @@ pub fn get(
         })?;
     }
     if found.is_empty() {
-        return Err(Error::new(
-            Reason::KeyNotFound,
-            format!(
+        return Err(Reason::KeyNotFound.error(format!(
                 "there is no key \"{}\" at revision {}: `deltafold history` tells when it was there, `deltafold get --prefix` which keys are",
                 key.escape_ascii(),
                 source.target
-            ),
-        ));
+            )));
     }
     each(&KeyValue::decode(&found)?)
 }

@@ -10,7 +10,7 @@ use crate::bucket::{Kind, SnapshotName};
 use crate::error::{Error, Result};
 use crate::etcd::feed::{KeyChange, Position, Transaction};
 use crate::job::Context;
-use crate::job::publish::{Packer, give_name};
+use crate::job::fold::publish::{Packer, give_name};
 use crate::mvcc::{Change, KeyValue, Revision};
 use crate::temp::TempFile;
 use chrono::{DateTime, Utc};

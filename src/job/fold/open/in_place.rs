@@ -4,11 +4,10 @@
 //! find the same. Once the hash of the whole file is right, all that was ever read of it is what was hashed. `plain`
 //! opens it; nothing else knows where a database lies.
 
-use crate::base::Cancel;
-use crate::base::ReadAt;
-use crate::base::lock;
+use super::plain::at;
+use crate::base::{Cancel, ReadAt, lock};
 use crate::bucket::frame::HASH_SIZE;
-use crate::error::{Error, Reason, Result};
+use crate::error::{Error, Result};
 use crate::telemetry::progress::Step;
 use crc_fast::{CrcAlgorithm, Digest};
 use sha2::{Digest as _, Sha256};
@@ -85,12 +84,7 @@ impl InPlace {
         while let Some(this) = this.upgrade() {
             let n = (this.bytes - at).min(CHUNK.max(this.block));
             if n == 0 {
-                return match hash.finalize().as_slice() == expected {
-                    true => Ok(()),
-                    false => Err(Error::corrupt(
-                        "its SHA-256 does not match: the file is damaged; use another copy or another snapshot",
-                    )),
-                };
+                return check_hash(hash, &expected);
             }
             cancel.check()?;
             buf.resize(n as usize, 0);
@@ -105,6 +99,16 @@ impl InPlace {
             step.add(n);
         }
         Err(Error::internal("a file was hashed that nobody reads"))
+    }
+}
+
+/// Compares the hash of a database with what stands behind it.
+pub(super) fn check_hash(hash: Sha256, expected: &[u8]) -> Result<()> {
+    match hash.finalize().as_slice() == expected {
+        true => Ok(()),
+        false => Err(Error::corrupt(
+            "its SHA-256 does not match: the file is damaged; use another copy or another snapshot",
+        )),
     }
 }
 
@@ -150,12 +154,8 @@ impl Proof {
     /// Starts to hash the file.
     pub(super) fn start(file: &Arc<InPlace>, path: &Path, cancel: Cancel, step: Step) -> Self {
         let (file, path) = (Arc::downgrade(file), path.to_owned());
-        let hash = Arc::new(move || {
-            InPlace::prove(&file, &cancel, &step).map_err(|e| match e.reason() {
-                Reason::CorruptSnapshot => e.at(path.display()),
-                _ => e,
-            })
-        });
+        let hash =
+            Arc::new(move || InPlace::prove(&file, &cancel, &step).map_err(|e| at(&path, e)));
         let on_thread = hash.clone();
         let thread = std::thread::Builder::new().spawn(move || on_thread());
         Proof(Mutex::new(match thread {
@@ -183,10 +183,7 @@ impl Proof {
                 .join()
                 .unwrap_or_else(|_| Err(Error::internal("hashing panicked"))),
         };
-        let told = match &known {
-            Ok(()) => Ok(()),
-            Err(e) => Err(e.again()),
-        };
+        let told = known.as_ref().map_err(Error::again).copied();
         *state = State::Known(known);
         told
     }
@@ -195,6 +192,7 @@ impl Proof {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Reason;
     use std::io::Write;
 
     /// A file of random bytes with their hash behind them.

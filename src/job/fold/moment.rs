@@ -4,9 +4,9 @@
 //! the time are read. If names or events show that a clock ran backward, all deltas are read, oldest first.
 //! It decides; the caller reads.
 
+use super::select::Step;
 use crate::bucket::delta::Event;
 use crate::error::{Error, Result};
-use crate::job::replay::Step;
 use crate::mvcc::Revision;
 use chrono::{DateTime, Utc};
 

@@ -1,8 +1,9 @@
-//! The end of every new snapshot: compressed, encrypted and into the store, and into a file to be verified;
-//! then its name.
+//! Publish: a new snapshot goes compressed and encrypted into the store, and into a file to be verified; then it gets
+//! its name.
 //!
 //! What is written it does not know. `compact` and `snapshot` call it.
 
+use crate::base::pieces::for_each_piece;
 use crate::bucket::SnapshotName;
 use crate::bucket::catalog::V2;
 use crate::bucket::codec::{self, Encoder, Encoding};
@@ -12,28 +13,45 @@ use crate::store::{Published, Sealed, Staged, Upload};
 use crate::telemetry::progress::Step;
 use crate::temp::TempFile;
 use sha2::{Digest, Sha256};
-use std::io::{self, BufWriter, Read, Write};
+use std::io::{self, BufWriter, IntoInnerError, Write};
 
 /// Names that are tried when a name is taken: as many seconds after the first.
 const NAMES_TRIED: i64 = 3600;
 
-/// Where a new database goes: into a file to be verified, and on its way into the store.
-pub(super) struct Both<W> {
-    pub(super) file: BufWriter<TempFile>,
-    pub(super) stream: W,
-    pub(super) step: Step,
+/// Where a new database goes: into a file to be verified, and on its way into the store or to its target.
+pub(crate) struct Both<W> {
+    file: Option<BufWriter<TempFile>>,
+    stream: W,
+    step: Option<Step>,
+}
+
+impl<W> Both<W> {
+    pub(crate) fn new(file: Option<TempFile>, stream: W, step: Option<Step>) -> Self {
+        let file = file.map(|file| BufWriter::with_capacity(256 << 10, file));
+        Both { file, stream, step }
+    }
+
+    /// The file, written to its end, and the stream.
+    pub(crate) fn into_parts(self) -> io::Result<(Option<TempFile>, W)> {
+        let file = self.file.map(BufWriter::into_inner).transpose();
+        Ok((file.map_err(IntoInnerError::into_error)?, self.stream))
+    }
 }
 
 impl<W: Write> Write for Both<W> {
     fn write(&mut self, b: &[u8]) -> io::Result<usize> {
-        self.file.write_all(b).map_err(|e| {
-            Error::io(
-                "write the new database to the temporary directory (choose another with --temp-dir)",
-                e,
-            )
-        })?;
+        if let Some(file) = &mut self.file {
+            file.write_all(b).map_err(|e| {
+                Error::io(
+                    "write the new database to the temporary directory (choose another with --temp-dir)",
+                    e,
+                )
+            })?;
+        }
         self.stream.write_all(b)?;
-        self.step.add(b.len() as u64);
+        if let Some(step) = &self.step {
+            step.add(b.len() as u64);
+        }
         Ok(b.len())
     }
 
@@ -50,7 +68,7 @@ type Sum = [u8; 32];
 ///
 /// # Errors
 /// `Configuration` where `existing` is encrypted and there is nobody to encrypt a new snapshot for.
-pub(super) fn refuse_plain(ctx: &Context, existing: Option<&SnapshotName>) -> Result<()> {
+pub(crate) fn refuse_plain(ctx: &Context, existing: Option<&SnapshotName>) -> Result<()> {
     match existing {
         Some(name) if name.is_encrypted && !ctx.keys.encrypts() => Err(Error::new(
             Reason::Configuration,
@@ -63,18 +81,18 @@ pub(super) fn refuse_plain(ctx: &Context, existing: Option<&SnapshotName>) -> Re
 }
 
 /// The way into the store: compressed, then encrypted where there is somebody to encrypt it for, then
-/// uploaded.
-pub(super) struct Packer(Encoder<Summed>);
+/// uploaded. What is encrypted is summed up before: of the same content no two encrypted objects are the same.
+pub(crate) struct Packer(Encoder<Summed<Sealed<Upload>>>);
 
-/// Sums up what is encrypted: of the same content no two encrypted objects are the same.
-struct Summed {
-    sealed: Sealed<Upload>,
-    sum: Option<Sha256>,
+/// Sums up what is written, if it is asked to.
+pub(crate) struct Summed<W> {
+    pub(crate) inner: W,
+    pub(crate) sum: Option<Sha256>,
 }
 
-impl Write for Summed {
+impl<W: Write> Write for Summed<W> {
     fn write(&mut self, b: &[u8]) -> io::Result<usize> {
-        let n = self.sealed.write(b)?;
+        let n = self.inner.write(b)?;
         if let Some(sum) = &mut self.sum {
             sum.update(&b[..n]);
         }
@@ -82,7 +100,7 @@ impl Write for Summed {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.sealed.flush()
+        self.inner.flush()
     }
 }
 
@@ -91,7 +109,7 @@ impl Packer {
     ///
     /// # Errors
     /// The store's.
-    pub(super) fn new(ctx: &Context, hint: &str, encoding: Encoding) -> Result<Self> {
+    pub(crate) fn new(ctx: &Context, hint: &str, encoding: Encoding) -> Result<Self> {
         Self::of(ctx, Upload::new(&ctx.store, hint, ctx.threads), encoding)
     }
 
@@ -99,14 +117,14 @@ impl Packer {
     ///
     /// # Errors
     /// The store's.
-    pub(super) fn named(ctx: &Context, name: &SnapshotName, encoding: Encoding) -> Result<Self> {
+    pub(crate) fn named(ctx: &Context, name: &SnapshotName, encoding: Encoding) -> Result<Self> {
         let upload = Upload::new(&ctx.store, &name.to_string(), ctx.threads);
         Self::of(ctx, upload.likely_named(format!("{V2}/{name}")), encoding)
     }
 
     fn of(ctx: &Context, upload: Upload, encoding: Encoding) -> Result<Self> {
         let summed = Summed {
-            sealed: ctx.keys.encrypt(upload)?,
+            inner: ctx.keys.encrypt(upload)?,
             sum: ctx.keys.encrypts().then(Sha256::new),
         };
         let packed = codec::encoder(encoding, ctx.threads, summed);
@@ -117,9 +135,9 @@ impl Packer {
     ///
     /// # Errors
     /// The store's.
-    pub(super) fn finish(self) -> Result<Packed> {
-        let Summed { sealed, sum } = self.0.finish().map_err(unwritten)?;
-        let staged = sealed.finish().map_err(unwritten)?.finish()?;
+    pub(crate) fn finish(self) -> Result<Packed> {
+        let Summed { inner, sum } = self.0.finish().map_err(unwritten)?;
+        let staged = inner.finish().map_err(unwritten)?.finish()?;
         let content = sum.map(|sum| sum.finalize().into());
         Ok(Packed { staged, content })
     }
@@ -140,7 +158,7 @@ fn unwritten(e: io::Error) -> Error {
 }
 
 /// What is uploaded and waits for its name.
-pub(super) struct Packed {
+pub(crate) struct Packed {
     staged: Staged,
     /// Of what is encrypted.
     content: Option<Sum>,
@@ -148,7 +166,7 @@ pub(super) struct Packed {
 
 impl Packed {
     /// Size in the store.
-    pub(super) fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.staged.bytes()
     }
 
@@ -158,20 +176,7 @@ impl Packed {
         let Some(content) = self.content.filter(|_| ctx.keys.decrypts()) else {
             return Ok(false);
         };
-        let sum = || {
-            let mut opened = ctx.keys.decrypt(ctx.store.read(below))?;
-            let mut sum = Sha256::new();
-            let mut buf = vec![0; 256 << 10];
-            loop {
-                match opened.read(&mut buf) {
-                    Ok(0) => return Ok(Sum::from(sum.finalize())),
-                    Ok(n) => sum.update(&buf[..n]),
-                    Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                    Err(e) => return Err(Error::io(format!("read {}", ctx.store.name(below)), e)),
-                }
-            }
-        };
-        match sum() {
+        match sum_of(ctx, below) {
             Ok(sum) => Ok(sum == content),
             Err(e) if e.reason().is_bad_data() || e.reason() == Reason::CannotDecrypt => Ok(false),
             Err(e) => Err(e),
@@ -179,29 +184,16 @@ impl Packed {
     }
 }
 
-/// Does two things at once, such as to verify a file while the upload is completed and read back; one after the
-/// other with one thread.
-pub(super) fn side_by_side<A: Send, B>(
-    threads: usize,
-    a: impl FnOnce() -> Result<A> + Send,
-    b: impl FnOnce() -> Result<B>,
-) -> (Result<A>, Result<B>) {
-    if threads <= 1 {
-        return (a(), b());
-    }
-    std::thread::scope(|s| {
-        let panicked = |_| Err(Error::internal("a thread panicked"));
-        match std::thread::Builder::new().spawn_scoped(s, a) {
-            Ok(a) => {
-                let b = b();
-                (a.join().unwrap_or_else(panicked), b)
-            }
-            Err(e) => {
-                let what = "start a thread (give fewer with --threads)";
-                (Err(Error::io(what, e)), b())
-            }
-        }
-    })
+/// The sum of what an encrypted object holds.
+fn sum_of(ctx: &Context, below: &str) -> Result<Sum> {
+    let opened = ctx.keys.decrypt(ctx.store.read(below))?;
+    let unread = |e| Error::io(format!("read {}", ctx.store.name(below)), e);
+    let mut sum = Sha256::new();
+    for_each_piece(opened, ctx.store.cancel(), unread, |piece| {
+        sum.update(piece);
+        Ok(())
+    })?;
+    Ok(sum.finalize().into())
 }
 
 /// Gives an object the first free name from `name` on. Returns its size, or 0 where it was there already:
@@ -209,7 +201,7 @@ pub(super) fn side_by_side<A: Send, B>(
 ///
 /// # Errors
 /// `TargetExists` where all names that are tried are taken; the store's.
-pub(super) fn give_name(ctx: &Context, packed: &Packed, name: &mut SnapshotName) -> Result<u64> {
+pub(crate) fn give_name(ctx: &Context, packed: &Packed, name: &mut SnapshotName) -> Result<u64> {
     let first = name.created;
     while name.created < first + NAMES_TRIED {
         let below = format!("{V2}/{name}");

@@ -3,11 +3,11 @@
 //!
 //! It does not know where the bytes go. `compact` and `restore` call it.
 
+use super::open::source::Source;
 use crate::base::ReadAt;
 use crate::bolt::{Bucket, BucketValue, Database, Layout, PageBudget, TreeBuilder, Writer};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
-use crate::job::source::Source;
 use crate::mvcc::history::{
     FINISHED_COMPACT, KEY_BUCKET, META_BUCKET, SCHEDULED_COMPACT, key_bucket, metadata_note,
 };
@@ -21,7 +21,7 @@ use std::io::Write;
 use std::time::Duration;
 
 /// Entries of a bucket, in ascending order of their keys.
-pub(super) type Entries = BTreeMap<Vec<u8>, Vec<u8>>;
+pub(crate) type Entries = BTreeMap<Vec<u8>, Vec<u8>>;
 
 /// What becomes of leases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,28 +39,28 @@ pub enum Leases {
 }
 
 /// What the new database shall be.
-pub(super) struct Rebuild<'a> {
-    pub(super) source: &'a Source,
+pub(crate) struct Rebuild<'a> {
+    pub(crate) source: &'a Source,
     /// The compacted revision; above the source's target it is the newest revision, too.
-    pub(super) compact: Revision,
-    pub(super) leases: Leases,
+    pub(crate) compact: Revision,
+    pub(crate) leases: Leases,
     /// Buckets that hold these entries and none of the full's.
-    pub(super) replaced: BTreeMap<Vec<u8>, Entries>,
+    pub(crate) replaced: BTreeMap<Vec<u8>, Entries>,
     /// Entries of `meta` that are set, or removed where `None`.
-    pub(super) meta: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
+    pub(crate) meta: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
 }
 
 /// What was written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Rebuilt {
-    pub(super) hash: HashKv,
+pub(crate) struct Rebuilt {
+    pub(crate) hash: HashKv,
     /// Leases that got a record.
-    pub(super) leases_added: u64,
+    pub(crate) leases_added: u64,
 }
 
 impl Rebuild<'_> {
     /// The newest revision of the new database.
-    pub(super) fn revision(&self) -> Revision {
+    pub(crate) fn revision(&self) -> Revision {
         self.source.target.max(self.compact)
     }
 
@@ -68,7 +68,7 @@ impl Rebuild<'_> {
     ///
     /// # Errors
     /// As [`Fold::finish`]; `Terminated`.
-    pub(super) fn measure(&self, ctx: &Context, fold: &mut Fold<'_>) -> Result<Layout> {
+    pub(crate) fn measure(&self, ctx: &Context, fold: &mut Fold<'_>) -> Result<Layout> {
         let step = Step::new("measure the new snapshot", None);
         let db = &self.source.db;
         let mut w = Writer::measuring(db.page_size())?;
@@ -90,7 +90,7 @@ impl Rebuild<'_> {
     ///
     /// # Errors
     /// As [`measure`](Self::measure); what `out` returns; `Internal`.
-    pub(super) fn write(
+    pub(crate) fn write(
         &self,
         ctx: &Context,
         fold: Fold<'_>,
@@ -124,7 +124,7 @@ impl Rebuild<'_> {
     ///
     /// # Errors
     /// As [`Source::fold`] and [`write`](Self::write).
-    pub(super) fn stream(
+    pub(crate) fn stream(
         &self,
         ctx: &Context,
         out: &mut (dyn Write + Send),
@@ -192,13 +192,16 @@ impl Rebuild<'_> {
         let budget = db.page_budget();
         let mut attached = Attached::new(self.leases);
         let mut leases_added = 0;
+        // Buckets that the full does not have stand between its own.
+        let add = |w: &mut Writer<'_>, root: &mut TreeBuilder, (name, entries): (&Vec<u8>, _)| {
+            let value = write_bucket(w, 0, entries)?;
+            root.push_bucket(w, name, &value)
+        };
         let mut missing = self.replaced.iter().peekable();
         let mut buckets = db.cursor_within(&db.root(), &budget);
         while let Some(e) = buckets.next().map_err(at_base)? {
-            // Buckets that the full does not have stand between its own.
-            while let Some((name, entries)) = missing.next_if(|(name, _)| name.as_slice() < e.key) {
-                let value = write_bucket(w, 0, entries)?;
-                root.push_bucket(w, name, &value)?;
+            while let Some(bucket) = missing.next_if(|(name, _)| name.as_slice() < e.key) {
+                add(w, &mut root, bucket)?;
             }
             if !e.is_bucket() {
                 root.push(w, e.key, e.value)?;
@@ -219,17 +222,16 @@ impl Rebuild<'_> {
                     write_bucket(w, bucket.sequence, &entries)?
                 }
                 (lease::BUCKET, _) => {
-                    let added = attached.write(w, db, &bucket).map_err(at_base)?;
-                    leases_added = added.1;
-                    added.0
+                    let value;
+                    (value, leases_added) = attached.write(w, db, &bucket).map_err(at_base)?;
+                    value
                 }
                 _ => copy_bucket(db, &bucket, &budget, w, 0).map_err(at_base)?,
             };
             root.push_bucket(w, e.key, &value)?;
         }
-        for (name, entries) in missing {
-            let value = write_bucket(w, 0, entries)?;
-            root.push_bucket(w, name, &value)?;
+        for bucket in missing {
+            add(w, &mut root, bucket)?;
         }
         Ok((root, leases_added))
     }
@@ -253,7 +255,7 @@ impl Rebuild<'_> {
     ///
     /// # Errors
     /// `Internal` where it is not what was written; `CorruptSnapshot`; `Io`.
-    pub(super) fn verify(&self, src: impl ReadAt, written: &HashKv, layout: &Layout) -> Result<()> {
+    pub(crate) fn verify(&self, src: impl ReadAt, written: &HashKv, layout: &Layout) -> Result<()> {
         let _step = Step::new("verify the new snapshot", None);
         let db = Database::open(src)?;
         let base = Base::read(&db)?;
@@ -311,14 +313,11 @@ impl Attached {
         bucket: &Bucket,
     ) -> Result<(BucketValue, u64)> {
         let mut tree = TreeBuilder::new(bucket.sequence);
-        let Leases::Keep { time_to_live } = self.wanted else {
-            let mut c = db.cursor(bucket);
-            while self.wanted != Leases::Drop
-                && let Some(e) = c.next()?
-            {
-                tree.push(w, e.key, e.value)?;
-            }
-            return Ok((tree.finish(w)?, 0));
+        let time_to_live = match self.wanted {
+            Leases::Drop => return Ok((tree.finish(w)?, 0)),
+            // No ID was noted.
+            Leases::AsRecorded => Duration::ZERO,
+            Leases::Keep { time_to_live } => time_to_live,
         };
         let mut added = 0;
         let mut unknown = std::mem::take(&mut self.ids).into_iter().peekable();
@@ -344,9 +343,10 @@ impl Attached {
 /// A database that is larger could not be read again.
 fn check_size(ctx: &Context, bytes: u64) -> Result<()> {
     match bytes > ctx.limits.database_bytes {
-        true => Err(ctx
-            .limits
-            .database_too_large(format!("the new database has {bytes} bytes"))),
+        true => {
+            let what = format!("the new database has {bytes} bytes");
+            Err(ctx.limits.database_too_large(what))
+        }
         false => Ok(()),
     }
 }
@@ -418,9 +418,7 @@ fn copy_bucket<R: ReadAt>(
     writer: &mut Writer<'_>,
     depth: usize,
 ) -> Result<BucketValue> {
-    if depth > MAX_NESTING {
-        return Err(Error::corrupt("buckets are nested without end"));
-    }
+    check_depth(depth)?;
     let mut tree = TreeBuilder::new(bucket.sequence);
     let mut c = db.cursor_within(bucket, budget);
     while let Some(e) = c.next()? {
@@ -438,11 +436,19 @@ fn copy_bucket<R: ReadAt>(
 ///
 /// # Errors
 /// `CorruptSnapshot`, `Io`.
-pub(super) fn read_every_page<R: ReadAt>(db: &Database<R>) -> Result<HashKv> {
+pub(crate) fn read_every_page<R: ReadAt>(db: &Database<R>) -> Result<HashKv> {
     let hash = hash_kv(db, None)?;
     // HashKV has read all of the `key` bucket.
     read_all(db, &db.root(), 0, |name| name != KEY_BUCKET)?;
     Ok(hash)
+}
+
+/// Fails if buckets are nested deeper than etcd nests them, which is not at all.
+fn check_depth(depth: usize) -> Result<()> {
+    match depth > MAX_NESTING {
+        true => Err(Error::corrupt("buckets are nested without end")),
+        false => Ok(()),
+    }
 }
 
 /// Reads every page of a bucket, and of those in it that `wanted` names.
@@ -452,9 +458,7 @@ fn read_all<R: ReadAt>(
     depth: usize,
     wanted: fn(&[u8]) -> bool,
 ) -> Result<()> {
-    if depth > MAX_NESTING {
-        return Err(Error::corrupt("buckets are nested without end"));
-    }
+    check_depth(depth)?;
     let mut c = db.cursor(bucket);
     while let Some(e) = c.next()? {
         if e.is_bucket() && wanted(e.key) {

@@ -1,33 +1,155 @@
-//! Applies the deltas of a chain to a fold: one after the other with one thread, several at once
+//! Replay: the deltas of a [`Source`] go into a fold, one after the other with one thread, several at once
 //! with more.
 //!
 //! The first delta that is under way holds the fold; those after it fold into parts of their own,
 //! and hand these over when their turn comes. Their results, and the error if there is one, are
 //! those of one thread.
 
+use super::by_time;
+use super::open::reading::Reading;
+use super::open::source::Source;
+use super::select::Step;
 use crate::base::{lock, unpoisoned};
-use crate::bucket::Snapshot;
 use crate::error::{Error, Result};
 use crate::job::Context;
-use crate::job::reading::Reading;
-use crate::mvcc::{Change, Fold, FoldOptions, Part, Revision};
+use crate::mvcc::{
+    Change, Fold, FoldOptions, HashKv, KeepHistory, KeyRange, KeyValue, Part, Revision, hash_kv,
+};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
+/// Changes that a fold holds in memory before they go to the temporary directory.
+const CHANGE_BUFFER_BYTES: usize = 16 << 20;
 /// Changes that a part holds in memory: what an upload's part takes later.
 const PART_BUFFER_BYTES: usize = 4 << 20;
 /// Keys that all parts together hold in memory; one that has more waits for its turn.
 const PARTS_KEY_BYTES: usize = 12 << 20;
 
-/// A delta and the revisions that are taken of it.
-#[derive(Debug, Clone)]
-pub(super) struct Step {
-    pub(super) snapshot: Snapshot,
-    /// Later than this one.
-    pub(super) after: Revision,
-    /// And not later than this one.
-    pub(super) until: Revision,
+impl Source {
+    /// Folds the records of some keys. Gives the number of events that were taken, too.
+    ///
+    /// # Errors
+    /// Those of a damaged or foreign delta; the store's; `Io`, `NoSpace`, `Terminated`.
+    pub fn fold(
+        &self,
+        ctx: &Context,
+        compact: Revision,
+        keys: KeyRange,
+        detach_leases: bool,
+    ) -> Result<(Fold<'static>, u64)> {
+        self.fold_to(ctx, compact, keys, detach_leases, Ok)
+    }
+
+    /// As [`fold`](Self::fold); `to` says where the changes go before they come.
+    ///
+    /// # Errors
+    /// As [`fold`](Self::fold); what `to` returns.
+    pub(super) fn fold_to<'f>(
+        &self,
+        ctx: &Context,
+        compact: Revision,
+        keys: KeyRange,
+        detach_leases: bool,
+        to: impl FnOnce(Fold<'static>) -> Result<Fold<'f>>,
+    ) -> Result<(Fold<'f>, u64)> {
+        let options = self.fold_options(ctx, compact, keys, detach_leases);
+        let fold = to(self.fold_of_base(ctx, options.clone())?)?;
+        self.read_deltas(ctx, || replay(ctx, self.steps(), &options, fold))
+    }
+
+    fn fold_options(
+        &self,
+        ctx: &Context,
+        compact: Revision,
+        keys: KeyRange,
+        detach_leases: bool,
+    ) -> FoldOptions {
+        FoldOptions {
+            target: self.target,
+            compact,
+            keys,
+            detach_leases,
+            base: self.base,
+            temp_dir: ctx.temp(),
+            buffer_bytes: CHANGE_BUFFER_BYTES,
+            limits: ctx.limits,
+        }
+    }
+
+    fn fold_of_base(&self, ctx: &Context, options: FoldOptions) -> Result<Fold<'static>> {
+        Fold::new(options, &self.db).map_err(self.at_base(ctx))
+    }
+
+    /// The compacted revision of a result that keeps so much history.
+    ///
+    /// # Errors
+    /// As [`fold`](Self::fold): for a duration the deltas are read.
+    pub fn compact_revision(&self, ctx: &Context, keep: KeepHistory) -> Result<Revision> {
+        let made = self.base_snapshot().map(|s| s.name.created_at());
+        // The base's events have no times, but they are older than the base.
+        let base = made.map(|made| (made, self.base.revision));
+        let cutoff = match keep {
+            KeepHistory::Age(age) => {
+                self.read_some_deltas(ctx, || by_time::too_old(ctx, self.steps(), base, age))?
+            }
+            _ => None,
+        };
+        Ok(keep.compact_revision(&self.base, self.target, cutoff))
+    }
+
+    /// HashKV of the full itself.
+    ///
+    /// # Errors
+    /// `CorruptSnapshot`, `Io`.
+    pub fn hash_of_base(&self, ctx: &Context) -> Result<HashKv> {
+        hash_kv(&self.db, None).map_err(self.at_base(ctx))
+    }
+
+    /// Hands every one of `keys` that is alive to `each`, in the order of their newest revisions.
+    ///
+    /// # Errors
+    /// As [`fold`](Self::fold); what `each` returns.
+    pub fn for_each_live(
+        &self,
+        ctx: &Context,
+        keys: KeyRange,
+        each: impl FnMut(&KeyValue<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let (fold, _) = self.fold(ctx, self.target, keys, false)?;
+        self.hand_on(ctx, fold, each)
+    }
+
+    /// As [`for_each_live`](Self::for_each_live), as if no delta changed one of `keys`.
+    pub(crate) fn for_each_live_in_base(
+        &self,
+        ctx: &Context,
+        keys: KeyRange,
+        each: impl FnMut(&KeyValue<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let options = self.fold_options(ctx, self.target, keys, false);
+        self.hand_on(ctx, self.fold_of_base(ctx, options)?, each)
+    }
+
+    fn hand_on(
+        &self,
+        ctx: &Context,
+        fold: Fold<'_>,
+        mut each: impl FnMut(&KeyValue<'_>) -> Result<()>,
+    ) -> Result<()> {
+        fold.finish(&self.db, |r| {
+            ctx.store.cancel().check()?;
+            if r.rk.tombstone {
+                return Ok(());
+            }
+            match KeyValue::decode(r.record)? {
+                // etcdutl's mark of a bumped revision is no key.
+                kv if kv.key.is_empty() => Ok(()),
+                kv => each(&kv),
+            }
+        })?;
+        Ok(())
+    }
 }
 
 /// Applies the deltas in order. Gives the fold back, and the number of events it took.
@@ -35,7 +157,7 @@ pub(super) struct Step {
 /// # Errors
 /// Those of the first delta that has one: `CorruptSnapshot`, `NameMismatch`, `HistoryMismatch`; the
 /// store's; `Io`, `NoSpace`, `Terminated`.
-pub(super) fn replay<'f>(
+fn replay<'f>(
     ctx: &Context,
     steps: &[Step],
     options: &FoldOptions,
@@ -69,10 +191,10 @@ pub(super) fn replay<'f>(
             run.work();
         });
     }
-    let turn = unpoisoned(run.turn.into_inner());
-    match (turn.failed, turn.fold) {
+    let turn = &mut *lock(&run.turn);
+    match (turn.failed.take(), turn.fold.take()) {
         (Some((_, e)), _) => Err(e),
-        (None, Some(fold)) => Ok((fold, run.events.into_inner())),
+        (None, Some(fold)) => Ok((fold, run.events.load(Ordering::Relaxed))),
         (None, None) => Err(Error::internal("the fold was lost")),
     }
 }
@@ -106,12 +228,20 @@ enum Taker<'f> {
     Part(Box<Part>),
 }
 
-impl Taker<'_> {
+impl<'f> Taker<'f> {
     fn apply(&mut self, main: Revision, sub: u32, change: &Change<'_>) -> Result<bool> {
         match self {
             Taker::Whole(fold) => fold.apply(main, sub, change),
             Taker::Part(part) => part.apply(main, sub, change),
         }
+    }
+
+    /// Hands what a part took over to the fold whose turn it is.
+    fn join(self, mut fold: Fold<'f>) -> Result<Fold<'f>> {
+        if let Taker::Part(part) = self {
+            fold.absorb(*part)?;
+        }
+        Ok(fold)
     }
 }
 
@@ -131,12 +261,8 @@ impl<'f> Run<'_, 'f> {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Turn<'f>> {
-        lock(&self.turn)
-    }
-
     fn fail(&self, i: usize, e: Error) {
-        let mut turn = self.lock();
+        let mut turn = lock(&self.turn);
         if turn.failed.as_ref().is_none_or(|(first, _)| i < *first) {
             turn.failed = Some((i, e));
             self.stop_at.fetch_min(i, Ordering::Relaxed);
@@ -151,17 +277,13 @@ impl<'f> Run<'_, 'f> {
 
     /// The fold, if it is this step's turn.
     fn take(&self, i: usize) -> Option<Fold<'f>> {
-        let mut turn = self.lock();
-        if turn.next == i {
-            turn.fold.take()
-        } else {
-            None
-        }
+        let mut turn = lock(&self.turn);
+        (turn.next == i).then(|| turn.fold.take())?
     }
 
     /// Waits for the fold; `None` where a step before this one has failed.
     fn wait(&self, i: usize) -> Result<Option<Fold<'f>>> {
-        let mut turn = self.lock();
+        let mut turn = lock(&self.turn);
         loop {
             if self.is_in_vain(i) {
                 return Ok(None);
@@ -185,24 +307,18 @@ impl<'f> Run<'_, 'f> {
     }
 
     fn pass(&self, i: usize, fold: Fold<'f>) {
-        let mut turn = self.lock();
+        let mut turn = lock(&self.turn);
         turn.next = i + 1;
         turn.fold = Some(fold);
         self.passed.notify_all();
     }
 
     fn step(&self, i: usize) -> Result<()> {
-        let Step {
-            snapshot,
-            after,
-            until,
-        } = &self.steps[i];
-        let at = self.ctx.at(snapshot);
+        let step = &self.steps[i];
+        let at = self.ctx.at(&step.snapshot);
         let delta = self.reading.delta(i)?;
         // Only the earliest delta under way may hold a long event.
         let mut delta = delta.with_leave(|| self.wait_for_turn(i));
-        let mut events = 0;
-        let mut key_bytes = 0;
         let mut taker = match self.take(i) {
             Some(fold) => Taker::Whole(Box::new(fold)),
             None => {
@@ -210,13 +326,14 @@ impl<'f> Run<'_, 'f> {
                 Taker::Part(Box::new(part))
             }
         };
+        let (mut events, mut key_bytes) = (0, 0);
         let mut n = 0u32;
         loop {
             let applied = match delta.next() {
                 Ok(None) => break,
-                Ok(Some(e)) if e.main <= *after || e.main > *until => Ok(false),
+                Ok(Some(e)) if e.main <= step.after || e.main > step.until => Ok(false),
                 Ok(Some(e)) => taker.apply(e.main, e.sub, &e.change),
-                Err(e) => return Err(at(self.first_error(i, taker, e, delta.is_damaged())?)),
+                Err(e) => Err(e),
             };
             match applied {
                 Ok(taken) => events += u64::from(taken),
@@ -234,43 +351,26 @@ impl<'f> Run<'_, 'f> {
             }
             if let Taker::Part(part) = &taker {
                 key_bytes = part.key_memory().max(key_bytes);
-                let mut whole = self.take(i);
-                if whole.is_none() && key_bytes > PARTS_KEY_BYTES / self.threads {
-                    match self.wait(i)? {
-                        Some(fold) => whole = Some(fold),
-                        None => return Ok(()),
-                    }
-                }
+                let whole = match key_bytes > PARTS_KEY_BYTES / self.threads {
+                    true => self.wait(i)?,
+                    false => self.take(i),
+                };
                 if let Some(fold) = whole {
-                    taker = match self.join(fold, taker) {
-                        Ok(fold) => Taker::Whole(Box::new(fold)),
-                        Err(e) => return Err(at(delta.explain(e))),
-                    };
+                    let joined = taker.join(fold).map_err(|e| at(delta.explain(e)))?;
+                    taker = Taker::Whole(Box::new(joined));
                 }
             }
         }
-        let whole = match &taker {
-            Taker::Whole(_) => None,
-            Taker::Part(_) => match self.wait(i)? {
-                Some(fold) => Some(fold),
+        let fold = match taker {
+            Taker::Whole(fold) => *fold,
+            part => match self.wait(i)? {
+                Some(fold) => part.join(fold).map_err(&at)?,
                 None => return Ok(()),
             },
-        };
-        let fold = match (whole, taker) {
-            (Some(fold), part) => self.join(fold, part).map_err(&at)?,
-            (None, Taker::Whole(fold)) => *fold,
-            (None, Taker::Part(_)) => return Err(Error::internal("a part without a fold")),
         };
         self.events.fetch_add(events, Ordering::Relaxed);
         self.pass(i, fold);
         Ok(())
-    }
-
-    fn join(&self, mut fold: Fold<'f>, part: Taker<'f>) -> Result<Fold<'f>> {
-        if let Taker::Part(part) = part {
-            fold.absorb(*part)?;
-        }
-        Ok(fold)
     }
 
     /// What one thread would have said where a part failed with `e`: what came before `e` may
@@ -280,7 +380,7 @@ impl<'f> Run<'_, 'f> {
             return Ok(e);
         }
         match self.wait(i)? {
-            Some(fold) => Ok(self.join(fold, taker).err().unwrap_or(e)),
+            Some(fold) => Ok(taker.join(fold).err().unwrap_or(e)),
             // It is told already what failed first.
             None => Ok(e),
         }
@@ -288,7 +388,7 @@ impl<'f> Run<'_, 'f> {
 
     /// Waits until this step may have the fold.
     fn wait_for_turn(&self, i: usize) -> Result<()> {
-        let mut turn = self.lock();
+        let mut turn = lock(&self.turn);
         while turn.next != i && !self.is_in_vain(i) {
             turn = self.look_again(turn)?;
         }

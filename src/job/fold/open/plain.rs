@@ -3,22 +3,23 @@
 //! It tells the layout by the bytes, not by the name, and copies the database out if it is packed or
 //! encrypted; it takes no deltas and knows no store. The jobs that take `--snapshot FILE` call it.
 
+use super::in_place::{InPlace, Proof, check_hash};
+use super::spool::Spool;
+use crate::base::pieces::for_each_piece;
 use crate::bolt::Database;
 use crate::bucket::Compression;
 use crate::bucket::codec;
 use crate::bucket::frame::HASH_SIZE;
-use crate::bucket::full::FullReader;
 use crate::bucket::name::ENCRYPTED;
 use crate::error::{Error, Reason, Result};
-use crate::job::in_place::{InPlace, Proof};
-use crate::job::{Context, Spool, SpoolFile, space};
+use crate::job::{Context, space};
 use crate::mvcc::Base;
 use crate::store::encryption;
 use crate::telemetry::progress::Step;
 use crate::temp::TempFile;
 use sha2::{Digest, Sha256};
 use std::fs::File;
-use std::io::{BufRead, BufReader, Cursor, Read, Seek, SeekFrom, Write};
+use std::io::{self, BufRead, BufReader, Cursor, Read, Seek, Write};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -153,9 +154,9 @@ impl Tail {
         self.kept.extend_from_slice(keep);
     }
 
-    /// Whether the last 32 bytes are the hash of those before them.
-    fn holds(self) -> bool {
-        self.hash.finalize().as_slice() == self.kept
+    /// Checks that the last 32 bytes are the hash of those before them.
+    fn check(self) -> Result<()> {
+        check_hash(self.hash, &self.kept)
     }
 }
 
@@ -182,146 +183,139 @@ impl Context {
     /// nothing counts that was read from it before [`Plain::proof`] is there.
     ///
     /// # Errors
-    /// `NoSnapshots` where there is no such file; `Usage` where it is no file; `CorruptSnapshot`
-    /// where it is damaged, a delta or no snapshot at all; `CannotDecrypt`; `PermissionDenied`, `Io`,
+    /// `NoSnapshots` if there is no such file; `Usage` if it is no file; `CorruptSnapshot`
+    /// if it is damaged, a delta or no snapshot at all; `CannotDecrypt`; `PermissionDenied`, `Io`,
     /// `NoSpace`, `Terminated`.
     pub(super) fn plain_unproven(&self, path: &Path) -> Result<Plain> {
-        let at = |e: Error| match e.reason() {
-            Reason::CorruptSnapshot | Reason::TooLarge | Reason::CannotDecrypt => {
-                e.at(path.display())
-            }
-            _ => e,
+        let (file, bytes) = open(path)?;
+        let opener = Opener {
+            ctx: self,
+            path,
+            bytes,
+            step: Step::new(format!("read {}", path.display()), Some(bytes)),
         };
-        let (mut file, file_bytes) = open(path)?;
-        if file_bytes == 0 {
-            return Err(at(Error::corrupt("it is empty: take the snapshot again")));
+        opener.open(file).map_err(|e| at(path, e))
+    }
+}
+
+/// Puts the file's name before what is wrong with it, once.
+pub(super) fn at(path: &Path, e: Error) -> Error {
+    let name = path.display().to_string();
+    match e.reason() {
+        Reason::CorruptSnapshot | Reason::TooLarge | Reason::CannotDecrypt
+            if !e.to_string().starts_with(&format!("{name}: ")) =>
+        {
+            e.at(name)
         }
-        let read_error = |e| read_error(path, e);
-        let mut head = Vec::with_capacity(HEAD_BYTES);
-        Read::by_ref(&mut file)
-            .take(HEAD_BYTES as u64)
-            .read_to_end(&mut head)
-            .map_err(read_error)?;
-        file.seek(SeekFrom::Start(0)).map_err(read_error)?;
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        // Nothing is smaller unpacked.
-        let room = || space::check(&self.temp_dir, file_bytes, &path.display().to_string());
-        let step = Step::new(format!("read {}", path.display()), Some(file_bytes));
+        _ => e,
+    }
+}
+
+/// Opens one file.
+struct Opener<'a> {
+    ctx: &'a Context,
+    path: &'a Path,
+    bytes: u64,
+    step: Step,
+}
+
+impl Opener<'_> {
+    fn open(&self, mut file: File) -> Result<Plain> {
+        if self.bytes == 0 {
+            return Err(Error::corrupt("it is empty: take the snapshot again"));
+        }
+        let mut head = self.head(&mut file)?;
+        file.rewind().map_err(|e| self.read_error(e))?;
         let is_encrypted =
             head.starts_with(encryption::MAGIC) || head.starts_with(encryption::ARMORED);
-        if !is_encrypted && packing(&head, &name).map_err(at)? == PLAIN {
-            return self.in_place(path, file, file_bytes, &head, step);
-        }
-        let (packing, unpacked) = if is_encrypted {
-            let mut opened = self.keys.decrypt(step.reader(file)).map_err(at)?;
-            head.clear();
-            Read::by_ref(&mut opened)
-                .take(HEAD_BYTES as u64)
-                .read_to_end(&mut head)
-                .map_err(read_error)
-                .map_err(at)?;
-            let packing = packing(&head, &name).map_err(at)?;
-            room()?;
-            let mut whole = Cursor::new(head).chain(opened);
-            let unpacked = match packing {
-                Packing::Stream(compression) => codec::decoder(compression, whole)
-                    .map_err(read_error)
-                    .and_then(|mut plain| self.copy_out(path, &mut plain)),
-                // A zip archive is read from its end.
-                Packing::Zip => self
-                    .copy_archive(path, &mut whole)
-                    .and_then(|archive| self.unzip(path, archive)),
-            };
-            (packing, unpacked)
-        } else {
-            let packing = packing(&head, &name).map_err(at)?;
-            room()?;
-            let unpacked = match packing {
-                Packing::Stream(compression) => codec::decoder(compression, step.reader(file))
-                    .map_err(read_error)
-                    .and_then(|mut plain| self.copy_out(path, &mut plain)),
-                Packing::Zip => self.unzip(path, file),
-            };
-            (packing, unpacked)
+        let whole: Box<dyn Read + Send + '_> = match is_encrypted {
+            true => {
+                let mut opened = self.ctx.keys.decrypt(self.step.reader(&file))?;
+                head = self.head(&mut opened)?;
+                Box::new(Cursor::new(head.clone()).chain(opened))
+            }
+            false => Box::new(self.step.reader(&file)),
         };
-        let unpacked = unpacked.map_err(at)?;
-        let (db, has_checksum) = self.open_unpacked(unpacked).map_err(at)?;
-        let base = Base::read(&db).map_err(at)?;
-        Ok(Plain {
-            db,
-            base,
-            has_checksum,
-            proof: Proof::known(),
-            compression: packing.as_str(),
-            file_bytes,
-        })
+        let name = self.path.file_name().unwrap_or_default().to_string_lossy();
+        let packing = packing(&head, &name)?;
+        if packing == PLAIN && !is_encrypted {
+            drop(whole);
+            return self.in_place(file, &head);
+        }
+        // Nothing is smaller unpacked.
+        space::check(&self.ctx.temp_dir, self.bytes, &self.what())?;
+        let unpacked = match packing {
+            Packing::Stream(compression) => {
+                let plain = codec::decoder(compression, whole).map_err(|e| self.read_error(e))?;
+                self.copy_out(plain)
+            }
+            // A zip archive is read from its end.
+            Packing::Zip if is_encrypted => self.unzip(self.copy_archive(whole)?),
+            Packing::Zip => self.unzip(&file),
+        };
+        let Unpacked { file, bytes, tail } = unpacked?;
+        let db = Database::open_within(self.ctx.spool(file), self.ctx.limits)?;
+        let layout = layout(bytes, db.page_size())?;
+        if layout == Layout::Checksum {
+            tail.check()?;
+        }
+        self.opened(Base::read(&db)?, db, layout, Proof::known(), packing)
     }
 
-    /// Opens a file where it lies, which is neither packed nor encrypted.
-    fn in_place(
+    fn opened(
         &self,
-        path: &Path,
-        file: File,
-        file_bytes: u64,
-        head: &[u8],
-        step: Step,
+        base: Base,
+        db: Database<Spool>,
+        layout: Layout,
+        proof: Proof,
+        packing: Packing,
     ) -> Result<Plain> {
-        let at = |e: Error| match e.reason() {
-            Reason::CorruptSnapshot | Reason::TooLarge => e.at(path.display()),
-            _ => e,
-        };
-        refuse_delta(head).map_err(at)?;
-        let file = Arc::new(InPlace::new(file, file_bytes));
-        let cancel = self.store.cancel().clone();
-        let spool = Spool {
-            file: SpoolFile::InPlace(file.clone()),
-            cancel: cancel.clone(),
-        };
-        let db = Database::open_within(spool, self.limits).map_err(at)?;
-        let layout = layout(file_bytes, db.page_size()).map_err(at)?;
-        let proof = match layout {
-            Layout::Checksum => Proof::start(&file, path, cancel, step),
-            Layout::PagesOnly => Proof::known(),
-        };
-        let base = match Base::read(&db) {
-            Ok(base) => base,
-            // A file that is damaged is told as such.
-            Err(e) => {
-                proof.wait()?;
-                return Err(at(e));
-            }
-        };
         Ok(Plain {
             db,
             base,
             has_checksum: layout == Layout::Checksum,
             proof,
-            compression: PLAIN.as_str(),
-            file_bytes,
+            compression: packing.as_str(),
+            file_bytes: self.bytes,
         })
     }
 
-    fn open_unpacked(&self, unpacked: Unpacked) -> Result<(Database<Spool>, bool)> {
-        let db = Database::open_within(self.spool(unpacked.file), self.limits)?;
-        let layout = layout(unpacked.bytes, db.page_size())?;
-        if layout == Layout::Checksum && !unpacked.tail.holds() {
-            return Err(Error::corrupt(
-                "its SHA-256 does not match: the file is damaged; use another copy or another snapshot",
-            ));
-        }
-        Ok((db, layout == Layout::Checksum))
+    /// The first bytes.
+    fn head(&self, from: &mut impl Read) -> Result<Vec<u8>> {
+        let mut head = Vec::with_capacity(HEAD_BYTES);
+        let read = from.take(HEAD_BYTES as u64).read_to_end(&mut head);
+        read.map_err(|e| self.read_error(e))?;
+        Ok(head)
+    }
+
+    fn what(&self) -> String {
+        self.path.display().to_string()
+    }
+
+    /// Opens a file where it lies, which is neither packed nor encrypted.
+    fn in_place(&self, file: File, head: &[u8]) -> Result<Plain> {
+        refuse_delta(head)?;
+        let file = Arc::new(InPlace::new(file, self.bytes));
+        let cancel = self.ctx.store.cancel();
+        let spool = Spool::in_place(file.clone(), cancel.clone());
+        let db = Database::open_within(spool, self.ctx.limits)?;
+        let layout = layout(self.bytes, db.page_size())?;
+        let proof = match layout {
+            Layout::Checksum => Proof::start(&file, self.path, cancel.clone(), self.step.clone()),
+            Layout::PagesOnly => Proof::known(),
+        };
+        // A file that is damaged is told as such.
+        let base = Base::read(&db).or_else(|e| proof.wait().and(Err(e)))?;
+        self.opened(base, db, layout, proof, PLAIN)
     }
 
     /// The one file of a zip archive.
-    fn unzip(&self, path: &Path, file: impl Read + Seek) -> Result<Unpacked> {
+    fn unzip(&self, file: impl Read + Seek) -> Result<Unpacked> {
         let mut archive = zip::ZipArchive::new(BufReader::new(file)).map_err(zip_error)?;
         let mut inside = None;
         for i in 0..archive.len() {
             let entry = archive.by_index_raw(i).map_err(zip_error)?;
-            if entry.is_dir() {
-                continue;
-            }
-            if inside.replace(i).is_some() {
+            if !entry.is_dir() && inside.replace(i).is_some() {
                 return Err(Error::corrupt(
                     "the zip archive holds several files, a snapshot's one: unpack it and give the snapshot among them",
                 ));
@@ -330,65 +324,41 @@ impl Context {
         let Some(i) = inside else {
             return Err(Error::corrupt("the zip archive holds no file"));
         };
-        let mut entry = archive.by_index(i).map_err(zip_error)?;
-        self.copy_out(path, &mut entry)
+        self.copy_out(archive.by_index(i).map_err(zip_error)?)
     }
 
     /// Copies a zip archive that was decrypted, which is no longer than what was encrypted.
-    fn copy_archive(&self, path: &Path, archive: &mut dyn Read) -> Result<TempFile> {
-        let mut file = self.temp_file()?;
-        self.copy(path, archive, |piece| {
-            file.write_all(piece).map_err(|e| self.write_error(e))
+    fn copy_archive(&self, archive: impl Read) -> Result<TempFile> {
+        let mut file = self.ctx.temp_file()?;
+        let (ctx, failed) = (self.ctx, |e| self.read_error(e));
+        for_each_piece(archive, ctx.store.cancel(), failed, |piece| {
+            file.write_all(piece).map_err(|e| ctx.write_error(e))
         })?;
         Ok(file)
     }
 
     /// Copies a database into an unnamed temporary file, and hashes it with what follows it.
-    fn copy_out(&self, path: &Path, plain: &mut dyn Read) -> Result<Unpacked> {
+    fn copy_out(&self, plain: impl Read) -> Result<Unpacked> {
         // LZW's decoder, which is asked for little at a time, misses bytes behind its end.
         let mut plain = BufReader::with_capacity(256 << 10, plain);
-        refuse_delta(plain.fill_buf().map_err(|e| read_error(path, e))?)?;
-        let mut database =
-            FullReader::open(plain, &self.limits, MOST_ROOM).map_err(|e| read_error(path, e))?;
-        let promised = database.promised();
-        if let Err(no_space) = space::check(&self.temp_dir, promised, &path.display().to_string()) {
-            // A few bytes can promise any size.
-            self.copy(path, &mut database, |_| Ok(()))?;
-            return Err(no_space);
-        }
-        let mut file = self.temp_file()?;
+        let failed = |e| self.read_error(e);
+        refuse_delta(plain.fill_buf().map_err(failed)?)?;
         let mut tail = Tail::default();
         let mut bytes = 0;
-        self.copy(path, &mut database, |piece| {
+        let (ctx, what) = (self.ctx, self.what());
+        let file = ctx.copy_database(plain, MOST_ROOM, &what, failed, |piece| {
             tail.update(piece);
-            let in_use = promised.saturating_sub(bytes).min(piece.len() as u64);
             bytes += piece.len() as u64;
-            file.write_all(&piece[..in_use as usize])
-                .map_err(|e| self.write_error(e))
         })?;
         Ok(Unpacked { file, bytes, tail })
     }
 
-    fn write_error(&self, e: std::io::Error) -> Error {
-        Error::io(format!("write to {}", self.temp_dir.display()), e)
-    }
-
-    /// Hands what is read to `write`.
-    fn copy(
-        &self,
-        path: &Path,
-        from: &mut dyn Read,
-        mut write: impl FnMut(&[u8]) -> Result<()>,
-    ) -> Result<()> {
-        let mut buf = vec![0; 256 << 10];
-        loop {
-            self.store.cancel().check()?;
-            match from.read(&mut buf) {
-                Ok(0) => return Ok(()),
-                Ok(n) => write(&buf[..n])?,
-                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(read_error(path, e)),
-            }
+    /// An error while reading: the disk's, or what a decompressor found wrong with the bytes.
+    fn read_error(&self, e: io::Error) -> Error {
+        let of_ours = e.get_ref().is_some_and(|inner| inner.is::<Error>());
+        match of_ours || e.raw_os_error().is_some() {
+            true => Error::io(format!("read {}", self.path.display()), e),
+            false => Error::corrupt(format!("its compression is damaged: {e}")),
         }
     }
 }
@@ -417,15 +387,6 @@ fn open(path: &Path) -> Result<(File, u64)> {
     let file = File::open(path).map_err(failed)?;
     let bytes = file.metadata().map_err(failed)?.len();
     Ok((file, bytes))
-}
-
-/// An error while reading: the disk's, or what a decompressor found wrong with the bytes.
-fn read_error(path: &Path, e: std::io::Error) -> Error {
-    let of_ours = e.get_ref().is_some_and(|inner| inner.is::<Error>());
-    match of_ours || e.raw_os_error().is_some() {
-        true => Error::io(format!("read {}", path.display()), e),
-        false => Error::corrupt(format!("its compression is damaged: {e}")),
-    }
 }
 
 /// A delta is JSON, and only of use together with a full.
@@ -501,10 +462,10 @@ mod tests {
         for piece in [1, 7, 31, 32, 33, 64, 200, 500] {
             let mut tail = Tail::default();
             all.chunks(piece).for_each(|c| tail.update(c));
-            assert!(tail.holds(), "{piece}");
+            assert!(tail.check().is_ok(), "{piece}");
             let mut tail = Tail::default();
             all[1..].chunks(piece).for_each(|c| tail.update(c));
-            assert!(!tail.holds(), "{piece}");
+            assert!(tail.check().is_err(), "{piece}");
         }
     }
 

@@ -1,7 +1,8 @@
-//! Looks at many items, several at once, with the result of one thread that looks at them in order.
+//! Work on several threads with the result of one: items that are looked at, and two things side by side.
 
 use crate::base::{lock, unpoisoned};
-use crate::error::Result;
+use crate::error::{Error, Result};
+use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -47,10 +48,53 @@ pub(super) fn first<T: Send>(
     ended.map_or(Ok(None), |(_, result)| result)
 }
 
+/// Does something with each item, several at once; the results in order.
+pub(super) fn each<T: Sync, R: Send>(
+    threads: usize,
+    items: &[T],
+    work: impl Fn(&T) -> R + Sync,
+) -> Vec<R> {
+    let results = Mutex::new(BTreeMap::new());
+    // It finds nothing, so it looks at all.
+    let _ = first(threads, items.len(), |nth| {
+        let result = work(&items[nth]);
+        let mut results = lock(&results);
+        results.insert(nth, result);
+        Ok(None::<()>)
+    });
+    let results = unpoisoned(results.into_inner());
+    results.into_values().collect()
+}
+
+/// Does two things at once, such as to verify a file while the upload is completed and read back; one after the
+/// other with one thread.
+pub(super) fn side_by_side<A: Send, B>(
+    threads: usize,
+    a: impl FnOnce() -> Result<A> + Send,
+    b: impl FnOnce() -> Result<B>,
+) -> (Result<A>, Result<B>) {
+    if threads <= 1 {
+        return (a(), b());
+    }
+    let a = Mutex::new(Some(a));
+    let a = || match lock(&a).take() {
+        Some(a) => a(),
+        None => Err(Error::internal("a thing was done twice")),
+    };
+    std::thread::scope(|s| match std::thread::Builder::new().spawn_scoped(s, &a) {
+        Ok(thread) => {
+            let b = b();
+            let panicked = |_| Err(Error::internal("a thread panicked"));
+            (thread.join().unwrap_or_else(panicked), b)
+        }
+        // The system has no thread left.
+        Err(_) => (a(), b()),
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Error;
 
     #[test]
     fn the_first_item_tells_whatever_the_number_of_threads() {
