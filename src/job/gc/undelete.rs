@@ -4,7 +4,7 @@
 
 use super::{Status, release, removal_note, take_lock};
 use crate::bucket::{Catalog, Snapshot};
-use crate::error::{Error, Reason, Result};
+use crate::error::{Reason, Result};
 use crate::job::Context;
 use crate::job::report::{Clock, Failed, Report};
 use crate::job::scan::TAGS_UNREADABLE;
