@@ -11,6 +11,7 @@ use crate::job::{
     apply, compact, copy, gc, list, maintain, restore, retain, snapshot, store_check, verify,
     verify_store,
 };
+use crate::telemetry::termination::Message;
 use schemars::generate::{SchemaGenerator, SchemaSettings};
 use schemars::{JsonSchema, Schema};
 use serde_json::{Value, json};
@@ -49,6 +50,7 @@ pub fn schemas() -> Vec<(String, Value)> {
                 g.subschema_for::<TasksOutcome>(),
             ]
         }),
+        message(),
         of("undelete", |g| vec![report::<gc::undelete::Outcome>(g)]),
         of("verify", |g| {
             vec![
@@ -76,16 +78,29 @@ fn of(command: &str, results: impl FnOnce(&mut SchemaGenerator) -> Vec<Schema>) 
         "store-check" => "store check",
         other => other,
     };
-    let mut schema = json!({
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": format!("{name}.schema.json"),
-        "title": format!("What `deltafold {shown} --output json` prints"),
-        "description": format!("{said}, as this version of deltafold prints it. A later version may add fields; these keep their names and meanings."),
-        "oneOf": results,
-        "$defs": generator.take_definitions(true),
-    });
+    let title = format!("What `deltafold {shown} --output json` prints");
+    let schema = json!({ "oneOf": results, "$defs": generator.take_definitions(true) });
+    document(&name, &title, said, schema)
+}
+
+fn message() -> (String, Value) {
+    let settings = SchemaSettings::draft2020_12().for_serialize();
+    let schema = settings.into_generator().into_root_schema_for::<Message>();
+    let title = "What `--termination-log FILE` leaves in the file";
+    let said = "One JSON object of less than 4096 bytes";
+    document("termination-message", title, said, schema.to_value())
+}
+
+fn document(name: &str, title: &str, said: &str, mut schema: Value) -> (String, Value) {
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema".into();
+    schema["$id"] = format!("{name}.schema.json").into();
+    schema["title"] = title.into();
+    let said = format!(
+        "{said}, as this version of deltafold prints it. A later version may add fields; these keep their names and meanings."
+    );
+    schema["description"] = said.into();
     tidy(&mut schema);
-    (name, schema)
+    (name.to_owned(), schema)
 }
 
 fn report<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {

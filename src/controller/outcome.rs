@@ -7,10 +7,10 @@ use super::api::{LastRun, RunState};
 use super::jobs::{CONTAINER, CONTAINER_BEFORE};
 use super::times::utc;
 use crate::error::Reason;
+use crate::telemetry::termination::Message;
 use chrono::{DateTime, TimeDelta, Utc};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
-use serde_json::Value;
 use std::borrow::Borrow;
 
 /// A Job may be known to have ended a little sooner than its Pod is.
@@ -42,30 +42,14 @@ pub struct Told {
 impl Told {
     /// Reads a termination message. `None` where it is none of ours.
     pub fn read(text: &str) -> Option<Told> {
-        let value: Value = serde_json::from_str(text).ok()?;
-        // What all of ours have.
-        value.get("status")?.as_str()?;
-        let code = value.get("code")?.as_i64()?;
-        let text = |key: &str| {
-            value
-                .get(key)
-                .and_then(Value::as_str)
-                .filter(|t| !t.is_empty())
-        };
-        let revision = |path: &str| {
-            let number = value.pointer(path)?;
-            // Some results have a revision as text, so that no reader rounds it.
-            let number = number.as_i64().or_else(|| number.as_str()?.parse().ok());
-            number.filter(|&n| n > 0)
-        };
+        let message: Message = serde_json::from_str(text).ok()?;
+        let text = |t: Option<String>| t.filter(|t| !t.is_empty());
         Some(Told {
-            exit_code: i32::try_from(code).ok(),
-            reason: text("reason").map(|r| r.chars().take(64).collect()),
-            message: text("message").map(cut),
-            revision: revision("/result/revision")
-                .or_else(|| revision("/result/newest/last_revision"))
-                .or_else(|| revision("/result/compact/revision")),
-            finished_at: text("finished_at").and_then(|t| t.parse().ok()),
+            exit_code: Some(i32::from(message.code)),
+            revision: message.revision(),
+            reason: text(message.reason).map(|r| r.chars().take(64).collect()),
+            message: text(message.message).map(|m| cut(&m)),
+            finished_at: message.finished_at,
         })
     }
 }

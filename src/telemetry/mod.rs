@@ -6,4 +6,5 @@ pub mod memory;
 pub mod metrics;
 pub mod progress;
 pub mod serve;
+pub mod termination;
 pub mod textfile;

@@ -305,7 +305,7 @@ impl Hidden {
             false => "a version behind an earlier deletion, or an overwritten lock",
         };
         let path = format!("{}?versionId={}", v.path, v.version);
-        let told = ("HiddenVersion", explanation);
+        let told = (super::look::HIDDEN_VERSION, explanation);
         Object::new(path, Kind::Version, v.bytes, Decision::Delete, told)
     }
 

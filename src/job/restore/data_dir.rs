@@ -3,8 +3,7 @@
 use super::candidates::{Candidates, excludes};
 use super::needed::{self, Action, Decision, Depth, Found};
 use super::output::Failed;
-use super::write::{self, Failed};
-use super::{Member, Outcome, Run, Status, shown};
+use super::{Member, Outcome, Run, Status, shown, write};
 use crate::datadir::membership::Cluster;
 use crate::datadir::place::{Leftover, Occupied, Place};
 use crate::datadir::{self, snap, wal};
