@@ -542,13 +542,4 @@ mod tests {
         let some = vec![e(Reason::StoreUnreachable)];
         assert_eq!(summed_up(some, 2).unwrap().reason(), Reason::PartlyDone);
     }
-
-    #[test]
-    fn many_are_done_in_their_order() {
-        let all: Vec<usize> = (0..100).collect();
-        let doubled = each(&all, |i| Ok(i * 2));
-        let doubled: Vec<usize> = doubled.into_iter().map(Result::unwrap).collect();
-        assert_eq!(doubled, (0..100).map(|i| i * 2).collect::<Vec<_>>());
-        assert!(each(&Vec::<usize>::new(), |_| Ok(())).is_empty());
-    }
 }
