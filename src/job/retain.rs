@@ -9,7 +9,7 @@ use super::scan::{Depth, Scan, TAGS_UNREADABLE, scan_asking};
 use super::tags::Ask;
 use crate::bucket::catalog::TIMELINES;
 use crate::bucket::chain::{self, Choice, KnownBases};
-use crate::bucket::timeline::Timeline;
+use crate::bucket::timeline::{Member, Timeline};
 use crate::bucket::{Catalog, Kind, SnapshotName};
 use crate::error::{Error, Reason, Result};
 use crate::store::{Mode, ObjectLock, Retention, Store};
@@ -172,22 +172,17 @@ pub fn objects_of(
         .filter(|&&i| up_to_next && order(i) > order(base))
         .map(|&i| name(i).last)
         .min();
-    let mut deltas: Vec<usize> = timeline
-        .members
-        .iter()
-        .filter(|m| {
-            let n = name(m.snapshot);
-            !n.is_full()
-                && n.last.min(m.until) > name(base).last
-                && end.is_none_or(|end| n.start <= end)
-        })
-        .map(|m| m.snapshot)
-        .collect();
+    let leads_on = |m: &&Member| {
+        let n = name(m.snapshot);
+        !n.is_full()
+            && n.last.min(m.until) > name(base).last
+            && end.is_none_or(|end| n.start <= end)
+    };
+    let deltas = timeline.members.iter().filter(leads_on);
+    let mut deltas: Vec<usize> = deltas.map(|m| m.snapshot).collect();
     deltas.sort_by_key(|&i| (name(i).start, order(i)));
-    let notes = timeline
-        .members
-        .iter()
-        .map(|m| m.snapshot)
+    let members = timeline.members.iter().map(|m| m.snapshot);
+    let notes = members
         .filter(|&i| catalog.snapshots[i].begins_timeline)
         .map(|i| format!("{TIMELINES}/{}", name(i)));
     let mut all = vec![path(base)];
