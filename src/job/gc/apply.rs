@@ -375,8 +375,8 @@ impl Remover<'_> {
         let store = &self.ctx.store;
         let unfinished = store.uploads()?;
         for o in goes {
-            let mut of = unfinished.iter();
-            let of = of.by_ref().filter(|u| o.path == hidden::upload_path(u));
+            let of = unfinished.iter();
+            let of = of.filter(|u| o.path == hidden::upload_path(u));
             let given_up: Result<()> = of.map(|u| store.abort_upload(u)).collect();
             o.ended(given_up.map(|()| (Fate::Done, None)));
         }

@@ -226,16 +226,7 @@ impl<'a> Eyes<'a> {
         let store = &self.ctx.store;
         let mut seen = Seen {
             now,
-            catalog: Catalog::default(),
-            beside: Vec::new(),
-            versions: HashMap::new(),
-            noted_since: HashMap::new(),
-            newest_modified: None,
-            asked: Asked::default(),
-            tags_unread: 0,
-            aside: SetAside::default(),
-            rounds: 0,
-            reading: Duration::ZERO,
+            ..Seen::default()
         };
         let mut listing = Vec::new();
         let mut removed: HashMap<String, DateTime<Utc>> = HashMap::new();
@@ -524,6 +515,7 @@ impl<'a> Eyes<'a> {
 }
 
 /// What a look has seen so far.
+#[derive(Default)]
 struct Seen {
     now: DateTime<Utc>,
     catalog: Catalog,
