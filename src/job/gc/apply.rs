@@ -376,8 +376,8 @@ impl Remover<'_> {
         let unfinished = store.uploads()?;
         for o in goes {
             let of = unfinished.iter();
-            let of = of.filter(|u| o.path == hidden::upload_path(u));
-            let given_up: Result<()> = of.map(|u| store.abort_upload(u)).collect();
+            let mut of = of.filter(|u| o.path == hidden::upload_path(u));
+            let given_up = of.try_for_each(|u| store.abort_upload(u));
             o.ended(given_up.map(|()| (Fate::Done, None)));
         }
         Ok(())

@@ -285,10 +285,7 @@ impl<'a> Eyes<'a> {
 
     /// Decides on what is seen, and says what is in doubt; `None` if something that counted turns out not to: then decide
     /// again.
-    fn try_decide(
-        &mut self,
-        seen: &mut Seen,
-    ) -> Result<Option<(Timelines, Vec<Why>, Vec<String>)>> {
+    fn try_decide(&mut self, seen: &mut Seen) -> Result<Option<Judged>> {
         let doubtful = seen.aside.doubtful(&seen.catalog);
         if self.ask_tags(seen, doubtful.clone())? {
             return Ok(None);
@@ -513,6 +510,9 @@ impl<'a> Eyes<'a> {
         }
     }
 }
+
+/// What is decided, on which timelines, and what is in doubt.
+type Judged = (Timelines, Vec<Why>, Vec<String>);
 
 /// What a look has seen so far.
 #[derive(Default)]
