@@ -3,10 +3,25 @@
 //! Every failure has a [`Reason`]: a stable CamelCase name, an exit code and whether a retry can
 //! help. It does not say how a failure is printed; `cli` does. Everything returns it.
 
+use schemars::JsonSchema;
+use serde::Serialize;
 use std::fmt;
+use strum::{Display, IntoStaticStr, VariantArray};
 
 /// Why something failed. The names and codes are a contract (`docs/exit-codes.md`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Hash,
+    Display,
+    IntoStaticStr,
+    JsonSchema,
+    Serialize,
+    VariantArray,
+)]
 pub enum Reason {
     /// The command line or an environment variable cannot be understood.
     Usage,
@@ -92,93 +107,11 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, in the order of the exit codes.
-    pub const ALL: [Reason; 40] = [
-        Reason::Usage,
-        Reason::CorruptSnapshot,
-        Reason::CorruptDataDir,
-        Reason::RevisionGap,
-        Reason::NameMismatch,
-        Reason::HistoryMismatch,
-        Reason::MembersDiffer,
-        Reason::BackupDiffers,
-        Reason::DrillFailed,
-        Reason::OtherCluster,
-        Reason::InterleavedTimelines,
-        Reason::TooLarge,
-        Reason::Untrusted,
-        Reason::WouldShrink,
-        Reason::NoSnapshots,
-        Reason::OutOfRange,
-        Reason::NoSuchTimeline,
-        Reason::KeyNotFound,
-        Reason::NoCommonRevision,
-        Reason::StoreUnreachable,
-        Reason::EtcdUnreachable,
-        Reason::NoQuorum,
-        Reason::KubernetesUnreachable,
-        Reason::Internal,
-        Reason::TargetExists,
-        Reason::TargetInUse,
-        Reason::ClusterHasQuorum,
-        Reason::Io,
-        Reason::NoSpace,
-        Reason::SnapshotVanished,
-        Reason::Conflict,
-        Reason::PartlyDone,
-        Reason::LockHeld,
-        Reason::MemberUnhealthy,
-        Reason::CertificateExpired,
-        Reason::PermissionDenied,
-        Reason::Unauthenticated,
-        Reason::CannotDecrypt,
-        Reason::Configuration,
-        Reason::Terminated,
-    ];
+    pub const ALL: &[Reason] = Reason::VARIANTS;
 
     /// The stable CamelCase name.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Reason::Usage => "Usage",
-            Reason::CorruptSnapshot => "CorruptSnapshot",
-            Reason::CorruptDataDir => "CorruptDataDir",
-            Reason::RevisionGap => "RevisionGap",
-            Reason::NameMismatch => "NameMismatch",
-            Reason::HistoryMismatch => "HistoryMismatch",
-            Reason::MembersDiffer => "MembersDiffer",
-            Reason::BackupDiffers => "BackupDiffers",
-            Reason::DrillFailed => "DrillFailed",
-            Reason::OtherCluster => "OtherCluster",
-            Reason::InterleavedTimelines => "InterleavedTimelines",
-            Reason::TooLarge => "TooLarge",
-            Reason::Untrusted => "Untrusted",
-            Reason::WouldShrink => "WouldShrink",
-            Reason::NoSnapshots => "NoSnapshots",
-            Reason::OutOfRange => "OutOfRange",
-            Reason::NoSuchTimeline => "NoSuchTimeline",
-            Reason::KeyNotFound => "KeyNotFound",
-            Reason::NoCommonRevision => "NoCommonRevision",
-            Reason::StoreUnreachable => "StoreUnreachable",
-            Reason::EtcdUnreachable => "EtcdUnreachable",
-            Reason::NoQuorum => "NoQuorum",
-            Reason::KubernetesUnreachable => "KubernetesUnreachable",
-            Reason::Internal => "Internal",
-            Reason::TargetExists => "TargetExists",
-            Reason::TargetInUse => "TargetInUse",
-            Reason::ClusterHasQuorum => "ClusterHasQuorum",
-            Reason::Io => "Io",
-            Reason::NoSpace => "NoSpace",
-            Reason::SnapshotVanished => "SnapshotVanished",
-            Reason::Conflict => "Conflict",
-            Reason::PartlyDone => "PartlyDone",
-            Reason::LockHeld => "LockHeld",
-            Reason::MemberUnhealthy => "MemberUnhealthy",
-            Reason::CertificateExpired => "CertificateExpired",
-            Reason::PermissionDenied => "PermissionDenied",
-            Reason::Unauthenticated => "Unauthenticated",
-            Reason::CannotDecrypt => "CannotDecrypt",
-            Reason::Configuration => "Configuration",
-            Reason::Terminated => "Terminated",
-        }
+        self.into()
     }
 
     /// The process exit code, after BSD's sysexits.h; 143 is 128 + SIGTERM.
@@ -222,6 +155,11 @@ impl Reason {
         }
     }
 
+    /// A failure for this reason; the message is lower case, without a full stop.
+    pub fn error(self, message: impl Into<String>) -> Error {
+        Error::new(self, message)
+    }
+
     /// Whether snapshots or a data directory, not their surroundings, are what is wrong.
     pub fn is_bad_data(self) -> bool {
         let of_surroundings = matches!(
@@ -239,17 +177,6 @@ impl Reason {
     /// Whether the same command can succeed later without anything being mended by hand.
     pub fn is_retryable(self) -> bool {
         matches!(self.exit_code(), 69 | 74 | 75)
-    }
-
-    /// A failure for this reason; the message is lower case, without a full stop.
-    pub fn error(self, message: impl Into<String>) -> Error {
-        Error::new(self, message)
-    }
-}
-
-impl fmt::Display for Reason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
     }
 }
 
@@ -365,7 +292,7 @@ mod tests {
 
     #[test]
     fn only_unreachable_io_and_partly_done_are_worth_a_retry() {
-        for r in Reason::ALL {
+        for &r in Reason::ALL {
             assert_eq!(
                 r.is_retryable(),
                 [69, 74, 75].contains(&r.exit_code()),

@@ -12,7 +12,7 @@
 //! - [`store`] — object stores: opening, listing, fetching, publishing.
 //! - [`etcd`] — a live etcd: a client, what differs from a backup, peers and their quorum.
 //! - [`kubernetes`] — Kubernetes' API: Leases that tell of snapshots, a lock by Lease.
-//! - [`base`] — the ground floor: the switch that ends waits, reading at an offset, causes of errors.
+//! - [`base`] — the ground floor: the switch that ends waits, reading at an offset, causes of errors, short hashes.
 //! - [`protobuf`] — the fields of etcd's records.
 //! - [`temp`] — files of the temporary directory, sealed where snapshots are encrypted.
 //! - [`telemetry`] — logs, progress, metrics, and what the process has used.

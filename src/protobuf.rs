@@ -49,6 +49,19 @@ pub fn put_bytes(out: &mut Vec<u8>, field: u64, b: &[u8]) {
     out.extend_from_slice(b);
 }
 
+/// A message of these fields, in this order, zero or empty or not.
+pub fn message<'a>(fields: impl IntoIterator<Item = (u64, Value<'a>)>) -> Vec<u8> {
+    let mut out = Vec::new();
+    for (field, value) in fields {
+        match value {
+            Value::Varint(n) => put_varint(&mut out, field, n),
+            Value::Bytes(b) => put_bytes(&mut out, field, b),
+            Value::Fixed => {}
+        }
+    }
+    out
+}
+
 /// Appends a field but for its `len` bytes, which must follow.
 #[inline]
 pub fn put_bytes_head(out: &mut Vec<u8>, field: u64, len: usize) {

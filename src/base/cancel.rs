@@ -36,7 +36,7 @@ impl Cancel {
     }
 
     fn terminated() -> Error {
-        Error::new(Reason::Terminated, "ended by a signal")
+        Reason::Terminated.error("ended by a signal")
     }
 
     /// Waits for `f`, unless cancelled first.

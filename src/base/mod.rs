@@ -4,7 +4,16 @@
 
 pub mod cancel;
 pub mod causes;
+pub mod hash;
+pub mod if_there;
+pub mod mutex;
+pub mod percent;
+pub mod pieces;
+pub mod random;
 pub mod read_at;
+pub mod words;
 
 pub use cancel::Cancel;
+pub use if_there::if_there;
+pub use mutex::{lock, unpoisoned};
 pub use read_at::ReadAt;

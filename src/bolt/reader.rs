@@ -31,9 +31,7 @@ pub const METAS_END: usize = *PAGE_SIZES.end() + PAGE_HEADER_SIZE + META_SIZE;
 /// # Errors
 /// `CorruptSnapshot` if no meta is valid; `Io`.
 pub fn newest_meta(src: &impl ReadAt) -> Result<Meta> {
-    let size = src
-        .size()
-        .map_err(|e| Error::io("read the database file", e))?;
+    let size = size_of_file(src)?;
     let read_meta = |offset: u64| -> Result<Result<Meta, &'static str>> {
         let mut b = [0u8; PAGE_HEADER_SIZE + META_SIZE];
         if offset + b.len() as u64 > size {
@@ -51,12 +49,9 @@ pub fn newest_meta(src: &impl ReadAt) -> Result<Meta> {
             let mut found = Err("it was found at no page size");
             let mut at = *PAGE_SIZES.start();
             while found.is_err() && at <= *PAGE_SIZES.end() {
-                found = read_meta(at as u64)?.and_then(|m| {
-                    if m.page_size as usize == at {
-                        Ok(m)
-                    } else {
-                        Err("it is at the wrong place")
-                    }
+                found = read_meta(at as u64)?.and_then(|m| match m.page_size as usize == at {
+                    true => Ok(m),
+                    false => Err("it is at the wrong place"),
                 });
                 at *= 2;
             }
@@ -71,6 +66,11 @@ pub fn newest_meta(src: &impl ReadAt) -> Result<Meta> {
             "not a bbolt database: of the first meta page, {a}; of the second, {b}"
         ))),
     }
+}
+
+fn size_of_file(src: &impl ReadAt) -> Result<u64> {
+    src.size()
+        .map_err(|e| Error::io("read the database file", e))
 }
 
 /// An open bbolt file.
@@ -112,9 +112,7 @@ impl<R: ReadAt> Database<R> {
     pub fn open_within(src: R, limits: Limits) -> Result<Self> {
         let meta = newest_meta(&src)?;
         limits.check_database(meta.bytes())?;
-        let size = src
-            .size()
-            .map_err(|e| Error::io("read the database file", e))?;
+        let size = size_of_file(&src)?;
         let pages = size / u64::from(meta.page_size);
         if meta.high_water.0 > pages {
             return Err(Error::corrupt(format!(
@@ -237,27 +235,23 @@ impl<R: ReadAt> Database<R> {
     ) -> Result<Page> {
         let size = self.page_size();
         if id.0 < 2 || id.0 >= self.meta.high_water.0 {
-            return Err(Error::corrupt(format!(
-                "bbolt page {id} does not exist (the file has {} pages)",
+            return Err(id.bad(format!(
+                "does not exist (the file has {} pages)",
                 self.meta.high_water
             )));
         }
         let offset = id.0 * size as u64;
         buf.resize(size, 0);
-        let io = |e| Error::io(format!("read bbolt page {id}"), e);
+        let io = |e| id.unread(e);
         window.read(&self.src, &mut buf, offset).map_err(io)?;
-        let header = PageHeader::decode(&buf)
-            .ok_or_else(|| Error::corrupt(format!("bbolt page {id} has no header")))?;
+        let header = PageHeader::decode(&buf).ok_or_else(|| id.bad("has no header"))?;
         if header.id != id {
-            return Err(Error::corrupt(format!(
-                "bbolt page {id} says that it is page {}",
-                header.id
-            )));
+            return Err(id.bad(format!("says that it is page {}", header.id)));
         }
         let pages = u64::from(header.overflow) + 1;
         if id.0 + pages > self.meta.high_water.0 {
-            return Err(Error::corrupt(format!(
-                "bbolt page {id} goes on for {pages} pages, past the end of the file"
+            return Err(id.bad(format!(
+                "goes on for {pages} pages, past the end of the file"
             )));
         }
         budget.take(id, pages)?;
@@ -283,7 +277,7 @@ impl<R: ReadAt> Database<R> {
         bytes: u64,
     ) -> Result<Page> {
         let offset = id.0 * self.page_size() as u64;
-        let io = |e| Error::io(format!("read bbolt page {id}"), e);
+        let io = |e| id.unread(e);
         let longer = || {
             Error::corrupt(format!(
                 "the keys of bbolt page {id} are longer than bbolt makes them"
@@ -303,8 +297,8 @@ impl<R: ReadAt> Database<R> {
         let mut free = elements as u64;
         for i in 0..count {
             let at = PAGE_HEADER_SIZE + i * LEAF_ELEMENT_SIZE;
-            let field = |n: usize| u32_at(&buf, at + n).ok_or_else(|| outside(id, i));
-            let (pos, ksize, vsize) = (field(4)?, field(8)?, field(12)?);
+            let span = element(&buf, true, at);
+            let (pos, ksize, vsize) = span.ok_or_else(|| outside(id, i))?;
             let key_at = at as u64 + u64::from(pos);
             let value_at = key_at + u64::from(ksize);
             if key_at < free || value_at + u64::from(vsize) > bytes {
@@ -328,6 +322,16 @@ impl<R: ReadAt> Database<R> {
         let mut page = Page::check(buf, id, header, &self.limits)?;
         page.values = Some(values);
         Ok(page)
+    }
+}
+
+impl PageId {
+    fn bad(self, what: impl std::fmt::Display) -> Error {
+        Error::corrupt(format!("bbolt page {self} {what}"))
+    }
+
+    fn unread(self, e: io::Error) -> Error {
+        Error::io(format!("read bbolt page {self}"), e)
     }
 }
 
@@ -361,7 +365,7 @@ const MAX_WINDOW: usize = 256 << 10;
 /// A read that begins at the end of the last one fetches more than it was asked for: twice what the cursor
 /// took of the part before. So about twice the bytes that are wanted are read at most, in whatever order the
 /// pages lie; and a page elsewhere, as a branch is between leaves, does not end the run.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Window {
     buf: Vec<u8>,
     /// Where `buf` begins.
@@ -377,11 +381,8 @@ struct Window {
 impl Window {
     fn new(limit: u64) -> Self {
         Window {
-            buf: Vec::new(),
-            at: 0,
-            taken: 0,
-            last_end: 0,
             limit,
+            ..Window::default()
         }
     }
 
@@ -439,14 +440,13 @@ pub struct PageBudget(Arc<AtomicU64>);
 
 impl PageBudget {
     fn take(&self, id: PageId, pages: u64) -> Result<()> {
-        let left = self.0.load(Ordering::Relaxed);
-        let left = left.checked_sub(pages).ok_or_else(|| {
-            Error::corrupt(format!(
-                "bbolt page {id} is one too many: pages of its tree overlap, or stand in it twice"
-            ))
-        })?;
-        self.0.store(left, Ordering::Relaxed);
-        Ok(())
+        let take = |left: u64| left.checked_sub(pages);
+        let taken = self
+            .0
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
+        taken
+            .map(drop)
+            .map_err(|_| id.bad("is one too many: pages of its tree overlap, or stand in it twice"))
     }
 }
 
@@ -474,6 +474,15 @@ impl Bucket {
     }
 }
 
+/// Where the key of the element at `at` is, seen from there, and the sizes of its key and value.
+fn element(buf: &[u8], leaf: bool, at: usize) -> Option<(u32, u32, u32)> {
+    let field = |n: usize| u32_at(buf, at + n);
+    match leaf {
+        true => Some((field(4)?, field(8)?, field(12)?)),
+        false => Some((field(0)?, field(4)?, 0)),
+    }
+}
+
 /// A page whose elements have been checked to lie within it.
 #[derive(Debug)]
 struct Page {
@@ -491,9 +500,7 @@ impl Page {
             LEAF_PAGE_FLAG => true,
             BRANCH_PAGE_FLAG => false,
             other => {
-                return Err(Error::corrupt(format!(
-                    "bbolt page {id} is no tree page (flags {other:#06x})"
-                )));
+                return Err(id.bad(format!("is no tree page (flags {other:#06x})")));
             }
         };
         let count = usize::from(header.count);
@@ -505,20 +512,10 @@ impl Page {
         let mut last_key: Option<&[u8]> = None;
         for i in 0..count {
             let at = PAGE_HEADER_SIZE + i * LEAF_ELEMENT_SIZE;
-            let span = if leaf {
-                (
-                    u32_at(&buf, at + 4),
-                    u32_at(&buf, at + 8),
-                    u32_at(&buf, at + 12),
-                )
-            } else {
-                (u32_at(&buf, at), u32_at(&buf, at + 4), Some(0))
-            };
             // bbolt lays them out one after the other. Were they allowed to overlap, a page of some
             // elements could hold many times its size.
-            let (Some(pos), Some(ksize), Some(vsize)) = span else {
-                return Err(outside(id, i));
-            };
+            let span = element(&buf, leaf, at);
+            let (pos, ksize, vsize) = span.ok_or_else(|| outside(id, i))?;
             let from = at as u64 + u64::from(pos);
             let end = from + u64::from(ksize) + u64::from(vsize);
             if from < free || end > buf.len() as u64 {
@@ -544,28 +541,19 @@ impl Page {
     }
 
     // The offsets below were checked by `check`.
-    fn u32(&self, at: usize) -> usize {
-        u32_at(&self.buf, at).unwrap_or(0) as usize
-    }
-
     fn key(&self, i: usize) -> &[u8] {
-        let at = PAGE_HEADER_SIZE + i * LEAF_ELEMENT_SIZE;
-        let (pos, ksize) = if self.leaf {
-            (self.u32(at + 4), self.u32(at + 8))
-        } else {
-            (self.u32(at), self.u32(at + 4))
-        };
-        &self.buf[at + pos..at + pos + ksize]
+        self.entry(i).key
     }
 
     fn entry(&self, i: usize) -> Entry<'_> {
         let at = PAGE_HEADER_SIZE + i * LEAF_ELEMENT_SIZE;
-        let (pos, ksize, vsize) = (self.u32(at + 4), self.u32(at + 8), self.u32(at + 12));
-        let key = at + pos;
+        let (pos, ksize, vsize) = element(&self.buf, self.leaf, at).unwrap_or_default();
+        let rest = &self.buf[at + pos as usize..];
+        let (key, rest) = rest.split_at(ksize as usize);
         Entry {
             flags: u32_at(&self.buf, at).unwrap_or(0),
-            key: &self.buf[key..key + ksize],
-            value: &self.buf[key + ksize..key + ksize + vsize],
+            key,
+            value: &rest[..vsize as usize],
         }
     }
 
@@ -651,14 +639,14 @@ impl<R: ReadAt> Cursor<'_, R> {
             return Err(Error::corrupt(format!("bbolt leaf page {id} is empty")));
         };
         if page.key(0) < above.key(i) {
-            return Err(Error::corrupt(format!(
-                "bbolt page {id} begins below the key that page {} names for it",
+            return Err(id.bad(format!(
+                "begins below the key that page {} names for it",
                 above.id
             )));
         }
         if end.as_deref().is_some_and(|end| page.key(last) >= end) {
-            return Err(Error::corrupt(format!(
-                "bbolt page {id} reaches the key that is named for the page behind it"
+            return Err(id.bad(format!(
+                "reaches the key that is named for the page behind it"
             )));
         }
         self.stack.push(Level { page, next: 0, end });
@@ -767,7 +755,7 @@ impl<R: ReadAt> Cursor<'_, R> {
         self.db
             .src
             .read_exact_at(&mut self.value, at)
-            .map_err(|e| Error::io(format!("read bbolt page {}", page.id), e))?;
+            .map_err(|e| page.id.unread(e))?;
         let value = self.value.as_slice();
         Ok(Some(Entry { value, ..entry }))
     }

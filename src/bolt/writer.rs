@@ -207,7 +207,7 @@ impl<'w> Writer<'w> {
 pub struct BucketValue(Vec<u8>);
 
 /// Builds one bucket's tree from entries in ascending order.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct TreeBuilder {
     sequence: u64,
     leaf: PageBuffer,
@@ -277,16 +277,11 @@ impl PageBuffer {
         for &(tag, ksize, vsize) in &self.elements {
             let p = u32::try_from(pos)
                 .map_err(|_| Error::internal("a bbolt page of more than 4 GiB"))?;
-            if flags == LEAF_PAGE_FLAG {
-                page.extend_from_slice(&(tag as u32).to_le_bytes());
-                page.extend_from_slice(&p.to_le_bytes());
-                page.extend_from_slice(&ksize.to_le_bytes());
-                page.extend_from_slice(&vsize.to_le_bytes());
-            } else {
-                page.extend_from_slice(&p.to_le_bytes());
-                page.extend_from_slice(&ksize.to_le_bytes());
-                page.extend_from_slice(&tag.to_le_bytes());
-            }
+            let fields = match flags {
+                LEAF_PAGE_FLAG => [tag as u32, p, ksize, vsize],
+                _ => [p, ksize, tag as u32, (tag >> 32) as u32],
+            };
+            page.extend_from_slice(fields.map(u32::to_le_bytes).as_flattened());
             pos = pos + u64::from(ksize) + u64::from(vsize) - LEAF_ELEMENT_SIZE as u64;
         }
         Ok(())
@@ -324,10 +319,7 @@ impl TreeBuilder {
     pub fn new(sequence: u64) -> Self {
         TreeBuilder {
             sequence,
-            leaf: PageBuffer::default(),
-            has_buckets: false,
-            last_key: Vec::new(),
-            levels: Vec::new(),
+            ..TreeBuilder::default()
         }
     }
 
@@ -420,14 +412,11 @@ impl TreeBuilder {
     /// How many of the first `children` fit into one page; at least two.
     fn fitting(children: &[(Vec<u8>, PageId)], page_size: usize) -> usize {
         let mut size = PAGE_HEADER_SIZE;
-        let n = children
-            .iter()
-            .take_while(|(key, _)| {
-                size += BRANCH_ELEMENT_SIZE + key.len();
-                size <= page_size
-            })
-            .count();
-        n.max(2)
+        let fits = |(key, _): &&(Vec<u8>, PageId)| {
+            size += BRANCH_ELEMENT_SIZE + key.len();
+            size <= page_size
+        };
+        children.iter().take_while(fits).count().max(2)
     }
 
     fn write_branch(
@@ -462,11 +451,8 @@ impl TreeBuilder {
         } else {
             self.finish_as_pages(w)?.0
         };
-        let mut value = Vec::with_capacity(BUCKET_HEADER_SIZE + body.len());
-        value.extend_from_slice(&root.0.to_le_bytes());
-        value.extend_from_slice(&sequence.to_le_bytes());
-        value.extend_from_slice(&body);
-        Ok(BucketValue(value))
+        let header = [root.0.to_le_bytes(), sequence.to_le_bytes()];
+        Ok(BucketValue([header.as_flattened(), &body].concat()))
     }
 
     /// Ends the bucket on pages of its own: its root page and sequence.
@@ -485,10 +471,9 @@ impl TreeBuilder {
                 return Ok((pending[0].1, self.sequence));
             }
             let fit = Self::fitting(&pending, w.page_size);
-            let rest = if pending.len() > fit {
-                pending.split_off(pending.len() / 2)
-            } else {
-                Vec::new()
+            let rest = match pending.len() {
+                n if n > fit => pending.split_off(n / 2),
+                _ => Vec::new(),
             };
             for children in [pending, rest] {
                 if !children.is_empty() {

@@ -5,7 +5,7 @@
 
 use crate::bucket::catalog::Catalog;
 use crate::bucket::timeline::{Member, Timeline};
-use crate::error::{Error, Reason, Result};
+use crate::error::{Reason, Result};
 use crate::mvcc::{Base, Revision};
 use crate::shorten;
 use std::collections::HashMap;
@@ -82,29 +82,16 @@ pub fn choose_with_history(
 ) -> Result<Choice> {
     let bases = bases(catalog, timeline);
     if bases.is_empty() {
-        return Err(Error::new(
-            Reason::NoSnapshots,
-            "there is no full snapshot to start from: take one first",
-        ));
+        return Err(
+            Reason::NoSnapshots.error("there is no full snapshot to start from: take one first")
+        );
     }
-    let end_of = |m: &Member| {
-        let named = catalog.snapshots[m.snapshot].name.last;
-        let true_last = known
-            .get(&m.snapshot)
-            .map_or(named, |b| b.revision.max(named));
-        true_last.min(m.until)
-    };
-    let newest = timeline
-        .members
-        .iter()
-        .map(end_of)
-        .max()
-        .unwrap_or_default();
+    let end_of = |m: &Member| holds(catalog, known, m.snapshot).min(m.until);
+    let newest = timeline.members.iter().map(end_of).max();
+    let newest = newest.unwrap_or_default();
     let goal = target.unwrap_or(newest);
     let name = |i: usize| &catalog.snapshots[i].name;
-
     let deltas = Deltas::of(catalog, timeline);
-
     let mut gap = None;
     for &base in bases.iter().filter(|&&b| name(b).last <= goal) {
         // What it holds beyond its name may have been compacted past the goal.
@@ -112,9 +99,7 @@ pub fn choose_with_history(
         if known.get(&base).is_some_and(is_gone) {
             continue;
         }
-        let at = known
-            .get(&base)
-            .map_or(name(base).last, |b| b.revision.max(name(base).last));
+        let at = holds(catalog, known, base);
         if deltas.end(at) >= goal {
             return Ok(Choice::Found(Chain {
                 base,
@@ -143,20 +128,24 @@ pub fn choose_with_history(
             Some(_) => {}
         }
     }
-    if let Some(from) = gap {
-        if goal > newest {
-            return Err(out_of_range(catalog, timeline, known, goal));
-        }
-        return Err(Error::new(
-            Reason::RevisionGap,
-            format!(
-                "the snapshots between revision {from} and {goal} have a gap: missing are {}; take a full snapshot, or use --revision up to {}",
-                show_ranges(&deltas.missing(from, goal)),
-                deltas.end(from)
-            ),
-        ));
+    if let Some(from) = gap.filter(|_| goal <= newest) {
+        return Err(Reason::RevisionGap.error(format!(
+            "the snapshots between revision {from} and {goal} have a gap: missing are {}; take a full snapshot, or use --revision up to {}",
+            show_ranges(&deltas.missing(from, goal)),
+            deltas.end(from)
+        )));
     }
-    Err(out_of_range(catalog, timeline, known, goal))
+    Err(Reason::OutOfRange.error(format!(
+        "revision {goal} is not covered on timeline {}; covered are {}",
+        timeline.id,
+        show_ranges(&restorable(catalog, timeline, known))
+    )))
+}
+
+/// The newest revision that a snapshot holds, by what is known of it.
+fn holds(catalog: &Catalog, known: &KnownBases, i: usize) -> Revision {
+    let named = catalog.snapshots[i].name.last;
+    known.get(&i).map_or(named, |b| b.revision.max(named))
 }
 
 /// The fulls of a timeline that can be a base: those that end before it forks off. Newest first.
@@ -291,12 +280,9 @@ pub fn restorable(catalog: &Catalog, timeline: &Timeline, known: &KnownBases) ->
     let deltas = Deltas::of(catalog, timeline);
     let mut ranges: Vec<Range> = Vec::new();
     for base in bases(catalog, timeline).into_iter().rev() {
-        let named = catalog.snapshots[base].name.last;
-        let (mut first, at) = match known.get(&base) {
-            // It may have been compacted past its name.
-            Some(b) => (b.first_revision(), b.revision.max(named)),
-            None => (named, named),
-        };
+        let at = holds(catalog, known, base);
+        // It may have been compacted past its name.
+        let mut first = known.get(&base).map_or(at, Base::first_revision);
         // From within a range deltas lead to where the range ends.
         let mut last = match ranges.last() {
             Some(r) if at <= r.1 => r.1,
@@ -329,16 +315,10 @@ pub struct Span {
 
 /// Every chain of a timeline: each full with the deltas after it up to the next full, the oldest first.
 pub fn spans(catalog: &Catalog, timeline: &Timeline, known: &KnownBases) -> Vec<Span> {
-    let mut bases: Vec<(Revision, i64, usize)> = bases(catalog, timeline)
-        .into_iter()
-        .map(|i| {
-            let name = &catalog.snapshots[i].name;
-            let holds = known
-                .get(&i)
-                .map_or(name.last, |b| b.revision.max(name.last));
-            (holds, name.created, i)
-        })
-        .collect();
+    let created = |i: usize| catalog.snapshots[i].name.created;
+    let bases = bases(catalog, timeline).into_iter();
+    let bases = bases.map(|i| (holds(catalog, known, i), created(i), i));
+    let mut bases: Vec<(Revision, i64, usize)> = bases.collect();
     bases.sort_unstable();
     let last_of = |m: &Member| catalog.snapshots[m.snapshot].name.last.min(m.until);
     let end = timeline.members.iter().map(last_of).max();
@@ -370,16 +350,14 @@ pub fn spans(catalog: &Catalog, timeline: &Timeline, known: &KnownBases) -> Vec<
 
 /// The deltas of a timeline that no full leads to: all fulls hold only what comes after them.
 pub fn without_base(catalog: &Catalog, timeline: &Timeline, known: &KnownBases) -> Vec<usize> {
-    let bases = bases(catalog, timeline).into_iter();
     // A full with history holds what those before it told.
-    let first = bases
-        .map(|i| {
-            let named = catalog.snapshots[i].name.last;
-            known
-                .get(&i)
-                .map_or(named, |b| b.first_revision().min(named))
-        })
-        .min();
+    let first_of = |i: usize| {
+        let named = catalog.snapshots[i].name.last;
+        let first = known.get(&i).map(Base::first_revision);
+        first.map_or(named, |first| first.min(named))
+    };
+    let bases = bases(catalog, timeline).into_iter();
+    let first = bases.map(first_of).min();
     let is_before = |m: &&Member| {
         let name = &catalog.snapshots[m.snapshot].name;
         let last = name.last.min(m.until);
@@ -402,23 +380,6 @@ pub fn show_ranges(ranges: &[Range]) -> String {
     };
     let shown: Vec<String> = ranges.iter().map(show).collect();
     shorten::line(&shown, ", ", "")
-}
-
-/// The error for a revision outside of what there is.
-fn out_of_range(
-    catalog: &Catalog,
-    timeline: &Timeline,
-    known: &KnownBases,
-    goal: Revision,
-) -> Error {
-    Error::new(
-        Reason::OutOfRange,
-        format!(
-            "revision {goal} is not covered on timeline {}; covered are {}",
-            timeline.id,
-            show_ranges(&restorable(catalog, timeline, known))
-        ),
-    )
 }
 
 #[cfg(test)]

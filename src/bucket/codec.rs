@@ -8,14 +8,29 @@
 
 use crate::error::{Error, Reason};
 use flate2::{Compress, FlushCompress, Status};
+use schemars::JsonSchema;
+use serde::Serialize;
 use std::collections::VecDeque;
-use std::fmt;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, mpsc};
 
 /// How a snapshot is compressed; told by its name's suffix.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Hash,
+    JsonSchema,
+    Serialize,
+    strum::Display,
+    strum::EnumString,
+    strum::IntoStaticStr,
+)]
+#[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum Compression {
     /// No suffix.
     None,
@@ -57,24 +72,12 @@ impl Compression {
 
     /// As in options and output.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Compression::None => "none",
-            Compression::Gzip => "gzip",
-            Compression::Zlib => "zlib",
-            Compression::Lzw => "lzw",
-            Compression::Zstd => "zstd",
-        }
+        self.into()
     }
 
     /// Whether etcd-backup-restore reads it.
     pub fn is_read_by_others(self) -> bool {
         self != Compression::Zstd
-    }
-}
-
-impl fmt::Display for Compression {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
     }
 }
 
@@ -124,34 +127,22 @@ impl FromStr for CompressionChoice {
 
     fn from_str(s: &str) -> Result<Self, Error> {
         let bad = |why: &str| {
-            Error::new(
-                Reason::Usage,
-                format!(
-                    "\"{s}\" is no compression ({why}): use same, none, gzip, zlib, lzw, zstd or zstd:LEVEL (1 to 22)"
-                ),
-            )
+            Reason::Usage.error(format!(
+                "\"{s}\" is no compression ({why}): use same, none, gzip, zlib, lzw, zstd or zstd:LEVEL (1 to 22)"
+            ))
         };
         if s == "same" {
             return Ok(CompressionChoice::Same);
         }
-        let (method, level) = match s.split_once(':') {
-            Some((m, l)) => (m, Some(l)),
-            None => (s, None),
-        };
-        let compression = Compression::ALL
-            .into_iter()
-            .find(|c| c.as_str() == method)
-            .ok_or_else(|| bad("unknown method"))?;
+        let (method, level) = s.split_once(':').map_or((s, None), |(m, l)| (m, Some(l)));
+        let compression: Compression = method.parse().map_err(|_| bad("unknown method"))?;
         let mut encoding = Encoding::from(compression);
         if let Some(level) = level {
             if compression != Compression::Zstd {
                 return Err(bad("only zstd takes a level"));
             }
-            encoding.level = level
-                .parse()
-                .ok()
-                .filter(|l| ZSTD_LEVELS.contains(l))
-                .ok_or_else(|| bad("the level is out of range"))?;
+            let level = level.parse().ok().filter(|l| ZSTD_LEVELS.contains(l));
+            encoding.level = level.ok_or_else(|| bad("the level is out of range"))?;
         }
         Ok(CompressionChoice::Chosen(encoding))
     }
@@ -199,45 +190,34 @@ fn open_decoder<'a, R: Read + Send + 'a>(
 ) -> io::Result<Box<dyn Read + Send + 'a>> {
     let capacity = bytes.clamp(SMALLEST_BUFFER, BUFFER as u64) as usize;
     let inner = BufReader::with_capacity(capacity, inner);
-    Ok(match compression {
-        Compression::None => Box::new(inner),
-        Compression::Gzip => Box::new(Decoder {
-            inner: flate2::bufread::MultiGzDecoder::new(inner),
-            compression,
+    let inner: Box<dyn Read + Send + 'a> = match compression {
+        Compression::None => return Ok(Box::new(inner)),
+        Compression::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(inner)),
+        Compression::Zlib => Box::new(ToEnd {
+            inner: flate2::bufread::ZlibDecoder::new(inner),
+            rest: |z| z.get_mut().fill_buf().map(<[u8]>::is_empty),
         }),
-        Compression::Zlib => Box::new(Decoder {
-            inner: ToEnd {
-                inner: flate2::bufread::ZlibDecoder::new(inner),
-                rest: |z| z.get_mut().fill_buf().map(<[u8]>::is_empty),
-            },
-            compression,
-        }),
-        Compression::Lzw => Box::new(Decoder {
-            inner: LzwDecoder {
-                inner,
-                decoder: weezl::decode::Decoder::new(weezl::BitOrder::Lsb, 8),
-                ended: false,
-            },
-            compression,
+        Compression::Lzw => Box::new(LzwDecoder {
+            inner,
+            decoder: weezl::decode::Decoder::new(weezl::BitOrder::Lsb, 8),
+            ended: false,
         }),
         Compression::Zstd => {
             let mut frames = zstd::stream::read::Decoder::with_buffer(inner)?;
             frames.window_log_max(window_log)?;
-            Box::new(Decoder {
-                inner: Windowed { frames, window_log },
-                compression,
-            })
+            Box::new(Windowed { frames, window_log })
         }
-    })
+    };
+    Ok(Box::new(Decoder { inner, compression }))
 }
 
 /// Makes the decompressors' complaints ours; errors of the source pass as they are.
-struct Decoder<D> {
-    inner: D,
+struct Decoder<'a> {
+    inner: Box<dyn Read + Send + 'a>,
     compression: Compression,
 }
 
-impl<D: Read> Read for Decoder<D> {
+impl Read for Decoder<'_> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         self.inner.read(out).map_err(|e| {
             let of_source =
@@ -331,11 +311,6 @@ impl<R: BufRead> Read for LzwDecoder<R> {
     }
 }
 
-/// Compresses a stream with `threads` threads (1 or more); the bytes do not depend on them.
-pub fn encoder<W: Write>(encoding: Encoding, threads: usize, out: W) -> io::Result<Encoder<W>> {
-    Encoder::new(encoding, threads, out)
-}
-
 /// Bytes of input that are compressed apart.
 const DEFLATE_BLOCK: usize = 1 << 20;
 const ZSTD_BLOCK: usize = 4 << 20;
@@ -351,29 +326,30 @@ pub struct Encoder<W> {
     block: Vec<u8>,
     workers: Workers,
     lzw: Option<weezl::encode::Encoder>,
-    adler: Adler32,
+    adler: libdeflater::Adler32,
     bytes: u64,
 }
 
-impl<W: Write> Encoder<W> {
-    fn new(encoding: Encoding, threads: usize, mut out: W) -> io::Result<Self> {
-        if encoding.compression == Compression::Zlib {
-            // 32 KiB window, default level, no dictionary.
-            out.write_all(&[0x78, 0x9c])?;
-        }
-        let lzw = (encoding.compression == Compression::Lzw)
-            .then(|| weezl::encode::Encoder::new(weezl::BitOrder::Lsb, 8));
-        Ok(Encoder {
-            out,
-            encoding,
-            block: Vec::new(),
-            workers: Workers::new(encoding, threads)?,
-            lzw,
-            adler: Adler32::new(),
-            bytes: 0,
-        })
+/// Compresses a stream with `threads` threads (1 or more); the bytes do not depend on them.
+pub fn encoder<W: Write>(encoding: Encoding, threads: usize, mut out: W) -> io::Result<Encoder<W>> {
+    if encoding.compression == Compression::Zlib {
+        // 32 KiB window, default level, no dictionary.
+        out.write_all(&[0x78, 0x9c])?;
     }
+    let lzw = (encoding.compression == Compression::Lzw)
+        .then(|| weezl::encode::Encoder::new(weezl::BitOrder::Lsb, 8));
+    Ok(Encoder {
+        out,
+        encoding,
+        block: Vec::new(),
+        workers: Workers::new(encoding, threads)?,
+        lzw,
+        adler: libdeflater::Adler32::new(),
+        bytes: 0,
+    })
+}
 
+impl<W: Write> Encoder<W> {
     fn block_size(&self) -> usize {
         match self.encoding.compression {
             Compression::Zstd => ZSTD_BLOCK,
@@ -427,7 +403,7 @@ impl<W: Write> Encoder<W> {
                 }
                 self.workers.drain(&mut self.out)?;
                 if method == Compression::Zlib {
-                    self.out.write_all(&self.adler.value().to_be_bytes())?;
+                    self.out.write_all(&self.adler.sum().to_be_bytes())?;
                 }
             }
         }
@@ -462,37 +438,6 @@ impl<W: Write> Write for Encoder<W> {
     }
 }
 
-/// The checksum of RFC 1950; crc-fast has none.
-struct Adler32 {
-    a: u32,
-    b: u32,
-}
-
-impl Adler32 {
-    const MODULUS: u32 = 65_521;
-    /// As many bytes as can be added before a 32-bit sum overflows.
-    const BURST: usize = 5552;
-
-    fn new() -> Self {
-        Adler32 { a: 1, b: 0 }
-    }
-
-    fn update(&mut self, bytes: &[u8]) {
-        for burst in bytes.chunks(Self::BURST) {
-            for &x in burst {
-                self.a += u32::from(x);
-                self.b += self.a;
-            }
-            self.a %= Self::MODULUS;
-            self.b %= Self::MODULUS;
-        }
-    }
-
-    fn value(&self) -> u32 {
-        self.b << 16 | self.a
-    }
-}
-
 /// Compresses blocks, each by itself.
 enum Packer {
     Gzip(libdeflater::Compressor),
@@ -521,10 +466,8 @@ impl Packer {
         match self {
             Packer::Gzip(members) => {
                 let mut out = vec![0; members.gzip_compress_bound(block.len())];
-                let n = members
-                    .gzip_compress(block, &mut out)
-                    .map_err(io::Error::other)?;
-                out.truncate(n);
+                let packed = members.gzip_compress(block, &mut out);
+                out.truncate(packed.map_err(io::Error::other)?);
                 Ok(out)
             }
             Packer::Zlib => deflate(block, last),
@@ -536,10 +479,9 @@ impl Packer {
 /// A piece of a deflate stream that ends on a byte boundary.
 fn deflate(block: &[u8], last: bool) -> io::Result<Vec<u8>> {
     let mut deflate = Compress::new(flate2::Compression::new(ZLIB_LEVEL), false);
-    let flush = if last {
-        FlushCompress::Finish
-    } else {
-        FlushCompress::Full
+    let flush = match last {
+        true => FlushCompress::Finish,
+        false => FlushCompress::Full,
     };
     let mut out = Vec::with_capacity(block.len() / 2 + 64);
     loop {
@@ -571,10 +513,7 @@ struct Workers {
 
 impl Workers {
     fn new(encoding: Encoding, threads: usize) -> io::Result<Self> {
-        let cuts = matches!(
-            encoding.compression,
-            Compression::Gzip | Compression::Zlib | Compression::Zstd
-        );
+        let cuts = !matches!(encoding.compression, Compression::None | Compression::Lzw);
         let mut jobs = None;
         if threads > 1 && cuts {
             let (send, receive) = mpsc::channel::<Job>();
@@ -586,11 +525,8 @@ impl Workers {
                 let work = move || {
                     loop {
                         // The lock is held while waiting: whoever has it gets the next block.
-                        let job = match receive.lock() {
-                            Ok(r) => r.recv(),
-                            Err(_) => return,
-                        };
-                        let Ok((block, last, reply)) = job else {
+                        let job = receive.lock().ok().and_then(|r| r.recv().ok());
+                        let Some((block, last, reply)) = job else {
                             return;
                         };
                         // A writer that has given up no longer listens.
@@ -627,13 +563,11 @@ impl Workers {
     }
 
     fn take(&mut self, out: &mut impl Write) -> io::Result<()> {
-        if let Some(next) = self.pending.pop_front() {
-            let block = next
-                .recv()
-                .map_err(|_| io::Error::other("a compression thread has ended"))?;
-            out.write_all(&block?)?;
-        }
-        Ok(())
+        let Some(next) = self.pending.pop_front() else {
+            return Ok(());
+        };
+        let ended = |_| io::Error::other("a compression thread has ended");
+        out.write_all(&next.recv().map_err(ended)??)
     }
 
     fn drain(&mut self, out: &mut impl Write) -> io::Result<()> {

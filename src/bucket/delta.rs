@@ -71,19 +71,16 @@ struct WireInner<'a> {
     kv: WireKeyValue<'a>,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
+#[serde(default)]
 struct WireKeyValue<'a> {
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     key: Cow<'a, str>,
-    #[serde(default)]
     create_revision: i64,
-    #[serde(default)]
     mod_revision: i64,
-    #[serde(default)]
     version: i64,
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     value: Cow<'a, str>,
-    #[serde(default)]
     lease: i64,
 }
 
@@ -136,12 +133,8 @@ impl Scan<'_> {
         let negative = self.literal(b"-").is_some();
         let from = self.at;
         let mut n = 0i64;
-        while let Some(d) = self
-            .b
-            .get(self.at)
-            .map(|d| d.wrapping_sub(b'0'))
-            .filter(|&d| d <= 9)
-        {
+        let digit = |at: usize| self.b.get(at).map(|d| d.wrapping_sub(b'0'));
+        while let Some(d) = digit(self.at).filter(|&d| d <= 9) {
             n = n.checked_mul(10)?.checked_add(i64::from(d))?;
             self.at += 1;
         }
@@ -380,37 +373,30 @@ impl<'l, R: Read> DeltaReader<'l, R> {
         let (mut i, mut depth, mut in_string) = (0usize, 0u32, false);
         loop {
             let rest = &self.buf[self.at + i..self.end];
-            if in_string {
-                match memchr2(b'"', b'\\', rest) {
-                    Some(n) if rest[n] == b'"' => {
-                        in_string = false;
-                        i += n + 1;
-                        continue;
-                    }
-                    // The byte after a backslash is never a quote that ends the string.
-                    Some(n) if n + 1 < rest.len() => {
-                        i += n + 2;
-                        continue;
-                    }
-                    Some(n) => i += n,
-                    None => i += rest.len(),
+            let found = match in_string {
+                true => memchr2(b'"', b'\\', rest),
+                false => memchr3(b'"', b'{', b'}', rest),
+            };
+            match found.map(|n| (n, rest[n])) {
+                // The byte after a backslash is never a quote that ends the string.
+                Some((n, b'\\')) if n + 1 < rest.len() => {
+                    i += n + 2;
+                    continue;
                 }
-            } else {
-                match memchr3(b'"', b'{', b'}', rest) {
-                    Some(n) => {
-                        i += n + 1;
-                        match rest[n] {
-                            b'"' => in_string = true,
-                            b'{' => depth += 1,
-                            _ => depth -= 1,
-                        }
-                        if depth == 0 {
-                            return Ok(i);
-                        }
-                        continue;
+                Some((n, b'\\')) => i += n,
+                Some((n, mark)) => {
+                    i += n + 1;
+                    match mark {
+                        b'"' => in_string = !in_string,
+                        b'{' => depth += 1,
+                        _ => depth -= 1,
                     }
-                    None => i += rest.len(),
+                    if depth == 0 {
+                        return Ok(i);
+                    }
+                    continue;
                 }
+                None => i += rest.len(),
             }
             if !self.fill()? {
                 return Err(self.not_json("an event is cut short"));
@@ -486,20 +472,11 @@ impl<'l, R: Read> DeltaReader<'l, R> {
     /// Reads the next event into `self`; false at the end.
     fn advance(&mut self) -> Result<bool> {
         if !self.next_element()? {
-            if self.current != self.last {
-                return Err(if self.events == 0 {
-                    Error::new(
-                        Reason::NameMismatch,
-                        format!(
-                            "its name promises revisions {} to {}, it holds no event",
-                            self.start, self.last
-                        ),
-                    )
-                } else {
-                    self.mismatch(&format!("it ends at revision {}", self.current))
-                });
-            }
-            return Ok(false);
+            return match self.current == self.last {
+                true => Ok(false),
+                false if self.events == 0 => Err(self.mismatch("it holds no event")),
+                false => Err(self.mismatch(&format!("it ends at revision {}", self.current))),
+            };
         }
         let scan = Scan {
             b: &self.buf[..self.end],
@@ -525,41 +502,13 @@ impl<'l, R: Read> DeltaReader<'l, R> {
         }
         let main = Revision(found.mod_revision);
 
-        if main == self.current && self.events > 0 {
-            self.sub = self
-                .sub
-                .checked_add(1)
-                .ok_or_else(|| Error::corrupt("a transaction has too many changes"))?;
-        } else if main <= self.current && self.events > 0 {
-            return Err(Error::corrupt(format!(
-                "its events are out of order: revision {main} follows revision {}",
-                self.current
-            )));
-        } else if main != self.current.next() {
-            let (first, current) = (self.events == 0, self.current);
-            return Err(if first {
-                self.mismatch(&format!("it begins at revision {main}"))
-            } else {
-                self.mismatch(&format!(
-                    "revisions {} to {} are missing",
-                    current.next(),
-                    main.previous()
-                ))
-            });
-        } else if main > self.last {
-            return Err(self.mismatch(&format!("it goes on with revision {main}")));
-        } else {
-            self.sub = 0;
-        }
-
-        let len = match STANDARD.decode_inplace(&mut self.key) {
-            Ok(key) => key.len(),
-            Err(e) => {
-                return Err(Error::corrupt(format!(
-                    "the key of an event at revision {main} is no base64: {e}"
-                )));
-            }
-        };
+        self.step_to(main)?;
+        let key = STANDARD.decode_inplace(&mut self.key).map_err(|e| {
+            Error::corrupt(format!(
+                "the key of an event at revision {main} is no base64: {e}"
+            ))
+        })?;
+        let len = key.len();
         self.key.truncate(len);
         if self.key.is_empty() {
             return Err(Error::corrupt(format!(
@@ -582,6 +531,33 @@ impl<'l, R: Read> DeltaReader<'l, R> {
         self.current = main;
         self.events += 1;
         Ok(true)
+    }
+
+    /// Checks that a change of revision `main` comes next, and counts it within its transaction.
+    fn step_to(&mut self, main: Revision) -> Result<()> {
+        let (current, first) = (self.current, self.events == 0);
+        if main == current && !first {
+            let sub = self.sub.checked_add(1);
+            self.sub = sub.ok_or_else(|| Error::corrupt("a transaction has too many changes"))?;
+            return Ok(());
+        }
+        self.sub = 0;
+        if main < current && !first {
+            return Err(Error::corrupt(format!(
+                "its events are out of order: revision {main} follows revision {current}"
+            )));
+        }
+        if main == current.next() && main <= self.last {
+            return Ok(());
+        }
+        Err(self.mismatch(&match main == current.next() {
+            true => format!("it goes on with revision {main}"),
+            false if first => format!("it begins at revision {main}"),
+            false => {
+                let (from, to) = (current.next(), main.previous());
+                format!("revisions {from} to {to} are missing")
+            }
+        }))
     }
 
     /// The general parser: any spelling that is JSON. Key and time are put into `self`.
@@ -620,13 +596,10 @@ impl<'l, R: Read> DeltaReader<'l, R> {
     }
 
     fn mismatch(&self, is: &str) -> Error {
-        Error::new(
-            Reason::NameMismatch,
-            format!(
-                "its name promises revisions {} to {}, but {is}",
-                self.start, self.last
-            ),
-        )
+        Reason::NameMismatch.error(format!(
+            "its name promises revisions {} to {}, but {is}",
+            self.start, self.last
+        ))
     }
 }
 

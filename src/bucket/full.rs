@@ -11,10 +11,8 @@ use std::io::{self, Read};
 
 /// Gives out a database, and fails if it is longer or shorter than its metas say.
 pub struct FullReader<R> {
-    inner: R,
-    /// The beginning of the stream; `head[at..]` was not given out.
-    head: Vec<u8>,
-    at: usize,
+    /// The beginning of the stream, which was read already, and the rest.
+    inner: io::Chain<io::Cursor<Vec<u8>>, R>,
     meta: Meta,
     /// Bytes that may follow the pages in use.
     tail: u64,
@@ -35,9 +33,7 @@ impl<R: Read> FullReader<R> {
         let meta = newest_meta(&head)?;
         limits.check_database(meta.bytes())?;
         Ok(FullReader {
-            inner,
-            head,
-            at: 0,
+            inner: io::Cursor::new(head).chain(inner),
             meta,
             tail,
             given: 0,
@@ -52,16 +48,7 @@ impl<R: Read> FullReader<R> {
 
 impl<R: Read> Read for FullReader<R> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        let held = &self.head[self.at..];
-        let n = match held.is_empty() {
-            true => self.inner.read(out)?,
-            false => {
-                let n = held.len().min(out.len());
-                out[..n].copy_from_slice(&held[..n]);
-                self.at += n;
-                n
-            }
-        };
+        let n = self.inner.read(out)?;
         self.given += n as u64;
         let promised = self.promised();
         let longest = promised.saturating_add(self.tail);

@@ -3,6 +3,8 @@
 use crate::bucket::codec::Compression;
 use crate::mvcc::Revision;
 use chrono::{DateTime, Utc};
+use schemars::JsonSchema;
+use serde::Serialize;
 use std::fmt;
 use std::str::FromStr;
 
@@ -10,7 +12,20 @@ use std::str::FromStr;
 pub const ENCRYPTED: &str = ".age";
 
 /// Whether a snapshot holds a whole store or the events after another.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    JsonSchema,
+    Serialize,
+    strum::EnumString,
+    strum::IntoStaticStr,
+)]
 pub enum Kind {
     /// A full snapshot: etcd's database.
     Full,
@@ -21,10 +36,7 @@ pub enum Kind {
 impl Kind {
     /// As in names: `Full` or `Incr`.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Kind::Full => "Full",
-            Kind::Incr => "Incr",
-        }
+        self.into()
     }
 }
 
@@ -83,32 +95,22 @@ impl FromStr for SnapshotName {
     type Err = NotASnapshot;
 
     fn from_str(s: &str) -> Result<Self, NotASnapshot> {
-        let (s, is_encrypted) = match s.strip_suffix(ENCRYPTED) {
-            Some(rest) => (rest, true),
-            None => (s, false),
-        };
-        let (s, is_final) = match s.strip_suffix(".final") {
-            Some(rest) => (rest, true),
-            None => (s, false),
-        };
-        let (s, compression) = match s.find('.') {
-            Some(dot) => (
-                &s[..dot],
-                Compression::from_suffix(&s[dot..]).ok_or(NotASnapshot)?,
-            ),
-            None => (s, Compression::None),
-        };
+        fn cut<'s>(s: &'s str, suffix: &str) -> (&'s str, bool) {
+            s.strip_suffix(suffix).map_or((s, false), |s| (s, true))
+        }
+        let (s, is_encrypted) = cut(s, ENCRYPTED);
+        let (s, is_final) = cut(s, ".final");
+        let (s, suffix) = s.split_at(s.find('.').unwrap_or(s.len()));
+        let compression = Compression::from_suffix(suffix).ok_or(NotASnapshot)?;
         let mut parts = s.split('-');
-        let kind = match parts.next() {
-            Some("Full") => Kind::Full,
-            Some("Incr") => Kind::Incr,
-            _ => return Err(NotASnapshot),
-        };
+        let kind = parts.next().and_then(|p| p.parse().ok());
+        let kind: Kind = kind.ok_or(NotASnapshot)?;
         let mut number = || {
-            let p = parts
-                .next()
-                .filter(|p| p.bytes().all(|b| b.is_ascii_digit()));
-            p.and_then(|p| p.parse::<i64>().ok()).ok_or(NotASnapshot)
+            let digits = parts.next().ok_or(NotASnapshot)?;
+            match digits.bytes().all(|b| b.is_ascii_digit()) {
+                true => digits.parse::<i64>().map_err(|_| NotASnapshot),
+                false => Err(NotASnapshot),
+            }
         };
         let (start, last, created) = (Revision(number()?), Revision(number()?), number()?);
         let ordered = match kind {

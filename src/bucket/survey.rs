@@ -4,7 +4,8 @@
 //! directory, one for each thread, so that memory does not grow with the snapshots. It draws no conclusion
 //! about branches; `timeline` does.
 
-use crate::base::ReadAt;
+use crate::base::hash::hex;
+use crate::base::{ReadAt, words};
 use crate::bolt::Database;
 use crate::bucket::delta::DeltaReader;
 use crate::bucket::intervals::Intervals;
@@ -18,7 +19,7 @@ use sha2::{Digest, Sha256};
 use std::io::{BufWriter, Read, Write};
 
 /// Bytes of an [`Entry`] on disk.
-const ENTRY: usize = 48;
+const ENTRY: usize = words::BYTES;
 /// Entries that are read at once.
 const BLOCK: usize = if cfg!(test) { 4 } else { 512 };
 
@@ -82,36 +83,40 @@ impl Entry {
     }
 
     fn encode(&self) -> [u8; ENTRY] {
-        let mut b = [0; ENTRY];
-        b[..8].copy_from_slice(&self.main.0.to_le_bytes());
-        b[8..12].copy_from_slice(&self.sub.to_le_bytes());
-        b[12] = u8::from(self.tombstone);
-        b[16..24].copy_from_slice(&self.key.to_le_bytes());
-        b[24..32].copy_from_slice(&self.create.to_le_bytes());
-        b[32..40].copy_from_slice(&self.version.to_le_bytes());
-        b[40..].copy_from_slice(&self.digest.to_le_bytes());
-        b
+        words::encode([
+            self.main.0 as u64,
+            u64::from(self.sub) | u64::from(self.tombstone) << 32,
+            self.key,
+            self.create as u64,
+            self.version as u64,
+            self.digest,
+        ])
     }
 
-    fn decode(b: &[u8]) -> Self {
-        let word = |at: usize| {
-            let mut w = [0; 8];
-            w.copy_from_slice(&b[at..at + 8]);
-            u64::from_le_bytes(w)
-        };
+    fn decode(b: &[u8; ENTRY]) -> Self {
+        let [main, sub, key, create, version, digest] = words::decode(b);
         Entry {
-            main: Revision(word(0) as i64),
-            sub: word(8) as u32,
-            tombstone: b[12] != 0,
-            key: word(16),
-            create: word(24) as i64,
-            version: word(32) as i64,
-            digest: word(40),
+            main: Revision(main as i64),
+            sub: sub as u32,
+            tombstone: sub >> 32 != 0,
+            key,
+            create: create as i64,
+            version: version as i64,
+            digest,
         }
     }
 
     fn order(&self) -> (Revision, u32) {
         (self.main, self.sub)
+    }
+
+    /// Whether it can be the next change of its key behind `state`.
+    fn follows(&self, state: &Entry) -> bool {
+        let next = (state.create, state.version.wrapping_add(1));
+        match state.tombstone {
+            true => self.begins(),
+            false => self.tombstone || (self.create, self.version) == next,
+        }
     }
 
     /// Whether it creates its key.
@@ -351,15 +356,7 @@ impl Surveys {
                 let Some(first) = firsts.remove(&state.key) else {
                     continue;
                 };
-                let follows = match state.tombstone {
-                    true => first.begins(),
-                    false => {
-                        first.tombstone
-                            || (first.create == state.create
-                                && first.version == state.version.wrapping_add(1))
-                    }
-                };
-                if !follows {
+                if !first.follows(&state) {
                     return Ok(Continuity::Contradicted);
                 }
                 verdict = Continuity::Confirmed;
@@ -389,10 +386,7 @@ impl Surveys {
         while let Some(e) = entries.next()?.filter(|e| e.main == revision) {
             hash.update(e.encode());
         }
-        Ok(hash.finalize()[..4]
-            .iter()
-            .map(|b| format!("{b:02x}"))
-            .collect())
+        Ok(hex(&hash.finalize()[..4]))
     }
 }
 
@@ -425,33 +419,30 @@ fn compare(left: &mut Entries<'_>, right: &mut Entries<'_>) -> Result<Comparison
     right.seek(from)?;
     let mut r = right.next()?;
     let complete = |s: &Survey, e: &Entry| e.main >= s.complete_from && e.main <= s.last;
-    loop {
+    found.conflict = loop {
         match (l, r) {
             (Some(x), Some(y)) if x.order() == y.order() => {
                 if (x.digest, x.tombstone) != (y.digest, y.tombstone) {
-                    found.conflict = Some(x.main);
-                    break;
+                    break Some(x.main);
                 }
                 found.agreed = Some(x.main);
                 (l, r) = (left.next()?, right.next()?);
             }
             (Some(x), y) if y.is_none_or(|y| x.order() < y.order()) => {
                 if complete(b, &x) {
-                    found.conflict = Some(x.main);
-                    break;
+                    break Some(x.main);
                 }
                 l = left.next()?;
             }
             (_, Some(y)) => {
                 if complete(a, &y) {
-                    found.conflict = Some(y.main);
-                    break;
+                    break Some(y.main);
                 }
                 r = right.next()?;
             }
-            _ => break,
+            _ => break None,
         }
-    }
+    };
     // Of a transaction that differs, its first changes may be the same.
     if found.agreed == found.conflict {
         found.agreed = found.agreed.map(Revision::previous);
@@ -487,9 +478,13 @@ impl Entries<'_> {
         Ok(())
     }
 
+    fn entries(&self) -> &[[u8; ENTRY]] {
+        self.buf.as_chunks().0
+    }
+
     /// The entries of the block that was read.
     fn block(&self) -> impl DoubleEndedIterator<Item = Entry> + ExactSizeIterator + '_ {
-        self.buf.chunks_exact(ENTRY).map(Entry::decode)
+        self.entries().iter().map(Entry::decode)
     }
 
     /// Goes to the first entry that is not below `from`.
@@ -501,8 +496,9 @@ impl Entries<'_> {
             return Ok(());
         };
         self.read(block)?;
-        let (entries, _) = self.buf.as_chunks::<ENTRY>();
-        let below = entries.partition_point(|b| Entry::decode(b).main < from);
+        let below = self
+            .entries()
+            .partition_point(|b| Entry::decode(b).main < from);
         self.at = block * BLOCK + below;
         Ok(())
     }
@@ -512,8 +508,7 @@ impl Entries<'_> {
             return Ok(None);
         }
         self.read(self.at / BLOCK)?;
-        let at = self.at % BLOCK * ENTRY;
-        let e = Entry::decode(&self.buf[at..at + ENTRY]);
+        let e = Entry::decode(&self.entries()[self.at % BLOCK]);
         self.at += 1;
         Ok(Some(e).filter(|e| e.main <= self.until))
     }

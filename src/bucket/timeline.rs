@@ -15,25 +15,35 @@ use crate::mvcc::Revision;
 /// The ID of the timeline that the oldest snapshot is on.
 pub const MAIN: &str = "main";
 
-/// What contents say; indexes are those of the catalog.
+/// What contents say; indexes are those of the catalog. Of what was not read nothing is said.
 pub trait Evidence {
     /// Where a snapshot agrees and disagrees with others: with all that come before it in the catalog and
     /// share a revision with it, if both were surveyed.
-    fn compared(&self, snapshot: usize) -> Vec<(usize, Comparison)>;
+    fn compared(&self, _snapshot: usize) -> Vec<(usize, Comparison)> {
+        Vec::new()
+    }
     /// Whether `after`'s events follow the state that `before` has at `until`.
     ///
     /// # Errors
     /// `Io`.
-    fn continuity(&self, before: usize, until: Revision, after: usize) -> Result<Continuity>;
+    fn continuity(&self, _before: usize, _until: Revision, _after: usize) -> Result<Continuity> {
+        Ok(Continuity::Unknown)
+    }
     /// A short name for what a snapshot holds at a revision.
     ///
     /// # Errors
     /// `Io`.
-    fn fingerprint(&self, snapshot: usize, revision: Revision) -> Result<String>;
+    fn fingerprint(&self, _snapshot: usize, _revision: Revision) -> Result<String> {
+        Ok(String::new())
+    }
     /// The newest revision that a snapshot really holds, where it is known.
-    fn last(&self, snapshot: usize) -> Option<Revision>;
+    fn last(&self, _snapshot: usize) -> Option<Revision> {
+        None
+    }
     /// Whether the snapshot was found to be unreadable, so that it cannot be placed.
-    fn is_unreadable(&self, snapshot: usize) -> bool;
+    fn is_unreadable(&self, _snapshot: usize) -> bool {
+        false
+    }
     /// Whether anything was read of the snapshot; if not, it agrees with all, disagrees with none, and follows
     /// whatever its name says.
     fn speaks_of(&self, _snapshot: usize) -> bool {
@@ -45,21 +55,6 @@ pub trait Evidence {
 pub struct NamesOnly;
 
 impl Evidence for NamesOnly {
-    fn compared(&self, _: usize) -> Vec<(usize, Comparison)> {
-        Vec::new()
-    }
-    fn continuity(&self, _: usize, _: Revision, _: usize) -> Result<Continuity> {
-        Ok(Continuity::Unknown)
-    }
-    fn fingerprint(&self, _: usize, _: Revision) -> Result<String> {
-        Ok(String::new())
-    }
-    fn last(&self, _: usize) -> Option<Revision> {
-        None
-    }
-    fn is_unreadable(&self, _: usize) -> bool {
-        false
-    }
     fn speaks_of(&self, _: usize) -> bool {
         false
     }
@@ -77,6 +72,17 @@ pub struct Member {
     extends: bool,
     /// Whether it was placed on this timeline, and is not shared from another.
     own: bool,
+}
+
+impl Member {
+    fn own(snapshot: usize, extends: bool) -> Self {
+        Member {
+            snapshot,
+            until: Revision(i64::MAX),
+            extends,
+            own: true,
+        }
+    }
 }
 
 /// Where a snapshot would go on a timeline.
@@ -272,22 +278,18 @@ impl<'a> Builder<'a> {
             best = best.max(Some((fit, place)));
         }
         let (fit, place) = best.ok_or_else(|| Error::internal("no timeline to choose from"))?;
-        let mut chosen = fit.timeline;
-        match place {
-            Place::Fork(fork) => {
-                self.fork(chosen, fork, fork, x)?;
-                chosen = self.lines.len() - 1;
-            }
-            Place::Begin => {
-                self.fork(chosen, Revision(1), self.last_of(x), x)?;
-                chosen = self.lines.len() - 1;
-            }
-            Place::JoinForkedAt(fork) => {
-                self.lower_fork(chosen, fork);
-                self.join(chosen, x);
-            }
-            Place::Join => self.join(chosen, x),
+        let t = fit.timeline;
+        if let Place::JoinForkedAt(fork) = place {
+            self.lower_fork(t, fork);
         }
+        let chosen = match place {
+            Place::Fork(fork) => self.fork(t, fork, fork, x)?,
+            Place::Begin => self.fork(t, Revision(1), self.last_of(x), x)?,
+            Place::Join | Place::JoinForkedAt(_) => {
+                self.join(t, x);
+                t
+            }
+        };
         self.share(chosen, &conflicts, x);
         Ok(())
     }
@@ -323,13 +325,8 @@ impl<'a> Builder<'a> {
 
     fn join(&mut self, t: usize, x: usize) {
         let last = self.lines[t].last;
-        let member = Member {
-            snapshot: x,
-            until: Revision(i64::MAX),
-            extends: last.is_none_or(|l| self.last_of(x) > l),
-            own: true,
-        };
-        self.push(t, member);
+        let extends = last.is_none_or(|l| self.last_of(x) > l);
+        self.push(t, Member::own(x, extends));
     }
 
     /// Takes back what timeline `t` shares from `fork` on: its own history begins there.
@@ -359,9 +356,7 @@ impl<'a> Builder<'a> {
                 continue;
             };
             let with = if m.own { &mut own } else { &mut shared };
-            if let Some(r) = c.conflict.filter(|&r| r <= m.until) {
-                with.conflict = Some(with.conflict.map_or(r, |first| first.min(r)));
-            }
+            with.conflict = first_of(with.conflict, c.conflict.filter(|&r| r <= m.until));
             with.agreed = with.agreed.max(c.agreed.map(|r| r.min(m.until)));
         }
         // It agrees with the timeline's own history later than it disagrees with what is shared:
@@ -371,10 +366,9 @@ impl<'a> Builder<'a> {
                 && own.conflict.is_none_or(|c| c > r)
                 && line.timeline.forked_at().is_some_and(|fork| r < fork)
         });
-        let conflict = match (own.conflict, shared.conflict) {
-            (c, _) if forked_at.is_some() => c,
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
+        let conflict = match forked_at {
+            Some(_) => own.conflict,
+            None => first_of(own.conflict, shared.conflict),
         };
         let is_read = self.evidence.last(x).is_some();
         let begins = self.catalog.snapshots[x].begins_timeline
@@ -464,19 +458,14 @@ impl<'a> Builder<'a> {
 
     /// Adds a timeline for `x`, branching off `parent` at its first own revision, `fork`; named for what `x`
     /// holds at `told`.
-    fn fork(&mut self, parent: usize, fork: Revision, told: Revision, x: usize) -> Result<()> {
+    fn fork(&mut self, parent: usize, fork: Revision, told: Revision, x: usize) -> Result<usize> {
         let line = &self.lines[parent];
         let mut members = line.timeline.members.clone();
         members.retain_mut(|m| {
             m.own = false;
             share_below(self.catalog, self.evidence, m, fork)
         });
-        members.push(Member {
-            snapshot: x,
-            until: Revision(i64::MAX),
-            extends: true,
-            own: true,
-        });
+        members.push(Member::own(x, true));
         let mut lineage = line.timeline.lineage.clone();
         lineage.retain(|f| f.1 <= fork);
         lineage.push((self.lines.len(), fork));
@@ -498,9 +487,10 @@ impl<'a> Builder<'a> {
             activity: None,
             followed: line.followed.clone(),
         };
+        let t = self.lines.len();
         self.lines.push(new);
-        self.recount(self.lines.len() - 1);
-        Ok(())
+        self.recount(t);
+        Ok(t)
     }
 }
 
@@ -525,13 +515,10 @@ impl Timelines {
     pub fn by_id(&self, id: &str) -> Result<&Timeline> {
         self.all.iter().find(|t| t.id == id).ok_or_else(|| {
             let ids: Vec<&str> = self.all.iter().map(|t| t.id.as_str()).collect();
-            Error::new(
-                Reason::NoSuchTimeline,
-                format!(
-                    "there is no timeline \"{id}\"; there are: {}",
-                    ids.join(", ")
-                ),
-            )
+            Reason::NoSuchTimeline.error(format!(
+                "there is no timeline \"{id}\"; there are: {}",
+                ids.join(", ")
+            ))
         })
     }
 
@@ -564,18 +551,15 @@ impl Timelines {
                 .collect();
             own.join(", ")
         };
-        Err(Error::new(
-            Reason::InterleavedTimelines,
-            format!(
-                "two clusters write to this prefix: from revision {} on, timeline {} ({}) and timeline {} ({}) differ, and no history was written wholly after all others; \
-                 stop one of the writers, see `deltafold list --deep`, and choose with --timeline",
-                divergence(t, u).unwrap_or_default(),
-                t.id,
-                names(t, u),
-                u.id,
-                names(u, t)
-            ),
-        ))
+        Err(Reason::InterleavedTimelines.error(format!(
+            "two clusters write to this prefix: from revision {} on, timeline {} ({}) and timeline {} ({}) differ, and no history was written wholly after all others; \
+             stop one of the writers, see `deltafold list --deep`, and choose with --timeline",
+            divergence(t, u).unwrap_or_default(),
+            t.id,
+            names(t, u),
+            u.id,
+            names(u, t)
+        )))
     }
 }
 
@@ -592,17 +576,15 @@ fn share_below(catalog: &Catalog, evidence: &dyn Evidence, m: &mut Member, fork:
 
 /// The first revision at which two timelines differ.
 fn divergence(a: &Timeline, b: &Timeline) -> Option<Revision> {
-    let same = a
-        .lineage
-        .iter()
-        .zip(&b.lineage)
-        .take_while(|(x, y)| x == y)
-        .count();
+    let both = a.lineage.iter().zip(&b.lineage);
+    let same = both.take_while(|(x, y)| x == y).count();
     let next = |t: &Timeline| t.lineage.get(same).map(|f| f.1);
-    match (next(a), next(b)) {
-        (Some(x), Some(y)) => Some(x.min(y)),
-        (x, y) => x.or(y),
-    }
+    first_of(next(a), next(b))
+}
+
+/// The first of two revisions, of which none, one or both are there.
+fn first_of(a: Option<Revision>, b: Option<Revision>) -> Option<Revision> {
+    [a, b].into_iter().flatten().min()
 }
 
 /// The snapshots that show a cluster at work on `a` and not on `b`.
@@ -624,12 +606,8 @@ fn was_written_after(catalog: &Catalog, a: &Timeline, b: &Timeline) -> bool {
     let created = |i: usize| catalog.snapshots[i].name.created;
     let first = own_members(catalog, a, b).map(created).min();
     let last = own_members(catalog, b, a).map(created).max();
-    match (first, last) {
-        (Some(first), Some(last)) => first > last,
-        // Nothing was ever written on the other branch since the fork.
-        (_, None) => true,
-        (None, Some(_)) => false,
-    }
+    // Nothing is before something: so it counts as after, if nothing was ever written on the other branch since the fork.
+    last.is_none() || first > last
 }
 
 #[cfg(test)]

@@ -1,20 +1,20 @@
 //! `deltafold apply`: its arguments, and its outcome in words.
 
 use super::endpoints::EndpointArgs;
-use super::{BackupArgs, Output, StateArgs, print, print_outcome, show};
+use super::show::Text;
+use super::{BackupArgs, Ended, Output, StateArgs, print, print_report};
 use crate::base::Cancel;
-use crate::error::{Error, Reason, Result};
+use crate::error::{Error, Reason};
 use crate::etcd::diff::Wanted;
 use crate::job::apply::{
     Difference, KeyName, MAX_REQUEST_BYTES, MAX_TXN_OPS, Options, Outcome, Status, Verb, run,
 };
 use crate::job::read::Keys;
+use crate::job::report::Report;
 use crate::job::tags::without_excluded;
 use crate::mvcc::KeyRange;
-use crate::shown;
 use clap::Args;
 use std::ffi::OsString;
-use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
 
 /// Put a part of a backup back into a live etcd: a deleted namespace, say
@@ -69,8 +69,7 @@ pub(super) struct ApplyArgs {
 }
 
 impl ApplyArgs {
-    /// Gives the failure whose outcome is printed already, if it is one.
-    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<Option<Error>> {
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         // A shell variable that is not set must not delete what is in an etcd.
         if self.delete_extra && self.prefix.is_empty() {
             return Err(Error::new(
@@ -95,7 +94,7 @@ impl ApplyArgs {
             max_txn_ops: self.max_txn_ops as usize,
             max_request_bytes: self.max_request_bytes as usize,
         };
-        let (mut outcome, error) = run(
+        let mut report = run(
             &client,
             cancel,
             &options,
@@ -115,11 +114,9 @@ impl ApplyArgs {
                 Output::Text => print(&line(d)),
             },
         );
-        outcome
-            .warnings
-            .splice(0..0, source.warnings.iter().cloned());
-        print_outcome(output, &outcome, in_words)?;
-        Ok(error)
+        let of_backup = source.warnings.iter().cloned();
+        report.warnings.splice(0..0, of_backup);
+        print_report(output, report, in_words)
     }
 }
 
@@ -145,68 +142,54 @@ fn line(d: &Difference) -> String {
     }
 }
 
-fn in_words(o: &Outcome) -> String {
-    let mut s = String::new();
+fn in_words(o: &Report<Outcome>) -> String {
+    let mut text = Text::new();
     for skipped in &o.skipped {
-        // Writing to a String cannot fail.
-        let _ = writeln!(
-            s,
+        text.line(format_args!(
             "! {}: {}",
             show(&skipped.key),
-            shown::line(&skipped.message)
-        );
+            skipped.message
+        ));
     }
     let differ = o.to_create + o.to_update + o.to_delete;
-    let _ = match (o.status, o.dry_run) {
+    let (put, deleted) = (o.put, o.deleted);
+    text.line(match (o.status, o.dry_run) {
         (Status::NothingToDo, _) => {
-            writeln!(s, "nothing to do: all keys of the backup are as they were")
+            "nothing to do: all keys of the backup are as they were".to_owned()
         }
-        (Status::Succeeded, true) => writeln!(
-            s,
+        (Status::Succeeded, true) => format!(
             "would put {} keys and delete {}; --execute does it",
             o.to_create + o.to_update,
             o.to_delete
         ),
-        (Status::Succeeded, false) => writeln!(s, "put {} keys, deleted {}", o.put, o.deleted),
-        (Status::Failed, _) => writeln!(
-            s,
-            "put {} keys and deleted {} of {differ} that differ so far",
-            o.put, o.deleted
-        ),
-    };
-    let _ = writeln!(
-        s,
-        "  compared  revision {} of the backup with revision {} of the live etcd",
-        o.revision, o.live_revision
-    );
-    let _ = writeln!(
-        s,
-        "  differ    {} missing, {} with another value; {} the same",
-        o.to_create, o.to_update, o.unchanged
-    );
+        (Status::Succeeded, false) => format!("put {put} keys, deleted {deleted}"),
+        (Status::Failed, _) => {
+            format!("put {put} keys and deleted {deleted} of {differ} that differ so far")
+        }
+    });
+    let (at, live) = (o.revision, o.live_revision);
+    let compared = format!("revision {at} of the backup with revision {live} of the live etcd");
+    text.field("compared", compared);
+    let (missing, other, same) = (o.to_create, o.to_update, o.unchanged);
+    let differ = format!("{missing} missing, {other} with another value; {same} the same");
+    text.field("differ", differ);
     if o.left_alone > 0 {
-        let _ = writeln!(
-            s,
-            "  left      {} keys that the backup does not have; --delete-extra deletes such",
-            o.left_alone
-        );
+        let left = "keys that the backup does not have; --delete-extra deletes such";
+        text.field("left", format_args!("{} {left}", o.left_alone));
     }
     if let (Some(first), Some(last)) = (o.first_revision, o.last_revision) {
-        let _ = writeln!(
-            s,
-            "  written   in {} transactions, revisions {first} to {last}",
-            o.transactions
-        );
+        let n = o.transactions;
+        let written = format!("in {n} transactions, revisions {first} to {last}");
+        text.field("written", written);
     }
-    if o.conflicts + o.too_large > 0 {
-        let _ = writeln!(
-            s,
-            "  skipped   {} keys that were changed meanwhile, {} that are too large",
-            o.conflicts, o.too_large
-        );
+    let (changed, large) = (o.conflicts, o.too_large);
+    if changed + large > 0 {
+        let skipped =
+            format!("{changed} keys that were changed meanwhile, {large} that are too large");
+        text.field("skipped", skipped);
     }
-    show::each(&mut s, "  warning   ", &o.warnings);
-    s
+    text.each("warning", &o.warnings);
+    text.end()
 }
 
 #[cfg(test)]

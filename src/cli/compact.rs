@@ -2,17 +2,17 @@
 
 use super::leases::LeaseArgs;
 use super::metrics::MetricsArgs;
-use super::{Output, StateArgs, StoreArgs, print_outcome, size};
+use super::show::{self, Text};
+use super::{Ended, Output, StateArgs, StoreArgs, print_report, size};
 use crate::base::Cancel;
 use crate::bucket::codec::CompressionChoice;
 use crate::error::Result;
 use crate::job::compact::{Options, Outcome, Status, run};
-use crate::mvcc::{KeepHistory, Revision};
-use crate::shorten::{self, IN_JSON};
+use crate::job::report::Report;
+use crate::mvcc::KeepHistory;
 use crate::telemetry::metrics::{Folded, Metrics, SavedSnapshot, SnapshotKind};
 use chrono::Utc;
 use clap::Args;
-use std::fmt::Write;
 use std::time::{Duration, Instant};
 
 /// Fold the newest full snapshot and the deltas after it into a new full snapshot
@@ -54,13 +54,13 @@ pub(super) struct CompactArgs {
 }
 
 impl CompactArgs {
-    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<()> {
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         self.metrics.around("compact", cancel, |metrics| {
             self.compact(cancel, metrics, output)
         })
     }
 
-    fn compact(&self, cancel: &Cancel, metrics: &Metrics, output: Output) -> Result<()> {
+    fn compact(&self, cancel: &Cancel, metrics: &Metrics, output: Output) -> Ended {
         let ctx = self.store.context(cancel)?;
         let options = Options {
             request: self.state.request(),
@@ -75,12 +75,12 @@ impl CompactArgs {
         if !self.dry_run {
             measure(metrics, &ended, started.elapsed());
         }
-        let outcome = ended?;
-        print_outcome(output, &outcome, in_words)
+        let report = ended?;
+        print_report(output, report, in_words)
     }
 }
 
-fn measure(metrics: &Metrics, ended: &Result<Outcome>, took: Duration) {
+fn measure(metrics: &Metrics, ended: &Result<Report<Outcome>>, took: Duration) {
     let Ok(o) = ended else {
         metrics.snapshot_took(SnapshotKind::Full, took, false);
         return;
@@ -106,50 +106,43 @@ fn measure(metrics: &Metrics, ended: &Result<Outcome>, took: Duration) {
     }
 }
 
-fn in_words(o: &Outcome) -> String {
-    let mut s = String::new();
-    // Writing to a String cannot fail.
-    let _ = match (o.status, &o.snapshot) {
-        (Status::NothingToDo, _) => writeln!(
-            s,
-            "nothing to do: {} holds revision {} already",
-            o.base, o.revision
-        ),
+fn in_words(o: &Report<Outcome>) -> String {
+    let mut text = Text::new();
+    let revision = o.revision;
+    text.line(match (o.status, &o.snapshot) {
+        (Status::NothingToDo, _) => {
+            format!(
+                "nothing to do: {} holds revision {revision} already",
+                o.base
+            )
+        }
         (Status::Succeeded, Some(name)) if o.bytes_written == 0 => {
-            writeln!(s, "the very same {name} was there already")
+            format!("the very same {name} was there already")
         }
-        (Status::Succeeded, Some(name)) => writeln!(s, "wrote {name} ({})", size(o.bytes_written)),
-        (Status::Succeeded, None) => writeln!(s, "would fold up to revision {}", o.revision),
-    };
+        (Status::Succeeded, Some(name)) => format!("wrote {name} ({})", size(o.bytes_written)),
+        (Status::Succeeded, None) => format!("would fold up to revision {revision}"),
+    });
     if o.status == Status::Succeeded {
-        let _ = writeln!(s, "  from      {}", o.base);
-        for d in shorten::lines(&o.deltas, IN_JSON) {
-            let _ = writeln!(s, "            {d}");
-        }
+        text.from(&o.base, &o.deltas);
     }
-    let _ = writeln!(s, "  revision  {} on timeline {}", o.revision, o.timeline);
-    if let (Some(hash), Some(live), Some(compact)) = (o.hash_kv, o.live_keys, o.compact_revision) {
-        let compacted = match compact {
-            Revision::NONE => "never compacted".to_owned(),
-            at => format!("compacted at {at}"),
-        };
-        let _ = writeln!(
-            s,
-            "  holds     {live} live keys, {compacted}, HashKV {hash}"
-        );
-    }
-    let _ = writeln!(
-        s,
+    text.field(
+        "revision",
+        format_args!("{revision} on timeline {}", o.timeline),
+    );
+    text.maybe(
+        "holds",
+        show::holds(o.live_keys, o.compact_revision, o.hash_kv),
+    );
+    text.line(format_args!(
         "  users, roles, members, alarms and leases are as of revision {}",
         o.metadata_revision
-    );
+    ));
     if let Some(events) = o.events.filter(|&n| n > 0) {
-        let _ = writeln!(
-            s,
-            "  folded    {events} events, {} read, in {:.2} s",
-            size(o.bytes_read),
-            o.seconds
+        let (read, seconds) = (size(o.bytes_read), o.seconds);
+        text.field(
+            "folded",
+            format_args!("{events} events, {read} read, in {seconds:.2} s"),
         );
     }
-    s
+    text.end()
 }

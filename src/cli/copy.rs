@@ -2,19 +2,19 @@
 
 use super::bandwidth::BandwidthArgs;
 use super::metrics::MetricsArgs;
-use super::{MeansArgs, Output, parse_options, print_outcome, show, size};
+use super::show::Text;
+use super::{Ended, MeansArgs, Output, parse_options, print_report, size};
 use crate::base::Cancel;
 use crate::bucket::codec::CompressionChoice;
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
 use crate::job::copy::plan::{Encryption, Form, Wanted};
 use crate::job::copy::{Fate, ObjectOutcome, Options, Outcome, Status, WaitForFinal, follow, run};
+use crate::job::report::Report;
 use crate::mvcc::history::parse_duration;
-use crate::shorten::{self, IN_JSON};
 use crate::store;
 use crate::telemetry::metrics::Metrics;
 use clap::Args;
-use std::fmt::Write;
 use std::path::Path;
 use std::time::Duration;
 
@@ -128,28 +128,24 @@ fn parse_interval(s: &str) -> Result<Duration, String> {
 }
 
 impl CopyArgs {
-    /// Gives the failure whose outcome is printed already, if it is one.
-    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<Option<Error>> {
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         if self.follow {
-            return self.follow(cancel, output).map(|()| None);
+            return self.follow(cancel, output);
         }
-        let failed = |e: &Option<Error>| e.as_ref().map(Error::reason);
-        self.metrics.around_all("copy", cancel, failed, |metrics| {
-            self.copy(cancel, metrics, output)
-        })
+        self.metrics
+            .around("copy", cancel, |metrics| self.copy(cancel, metrics, output))
     }
 
-    fn copy(&self, cancel: &Cancel, metrics: &Metrics, output: Output) -> Result<Option<Error>> {
+    fn copy(&self, cancel: &Cancel, metrics: &Metrics, output: Output) -> Ended {
         let (from, to) = self.stores(cancel)?;
         let ended = run(&from, &to, &self.options(&to));
         metrics.store_read(from.store.bytes_read());
-        let (outcome, failure) = ended?;
-        metrics.store_written(outcome.bytes_written);
-        print_outcome(output, &outcome, in_words)?;
-        Ok(failure)
+        let report = ended?;
+        metrics.store_written(report.bytes_written);
+        print_report(output, report, in_words)
     }
 
-    fn follow(&self, cancel: &Cancel, output: Output) -> Result<()> {
+    fn follow(&self, cancel: &Cancel, output: Output) -> Ended {
         let metrics = Metrics::new();
         // Written a last time when all has ended.
         let _file = self.metrics.keep_file(&metrics)?;
@@ -158,8 +154,8 @@ impl CopyArgs {
         if let Some(server) = &server {
             server.set_ready(true);
         }
-        let outcome = follow(&from, &to, &self.options(&to), &metrics)?;
-        print_outcome(output, &outcome, in_words)
+        let report = follow(&from, &to, &self.options(&to), &metrics)?;
+        print_report(output, report, in_words)
     }
 
     fn stores(&self, cancel: &Cancel) -> Result<(Context, Context)> {
@@ -245,40 +241,31 @@ fn place(url: &str) -> String {
     }
 }
 
-fn in_words(o: &Outcome) -> String {
-    let mut s = String::new();
-    // Writing to a String cannot fail.
-    let _ = match o.status {
-        Status::NothingToDo if o.failed == 0 && o.kept == 0 => writeln!(
-            s,
-            "copied nothing to {}: nothing of what is there is wanted and can be used",
-            o.to
-        ),
-        Status::NothingToDo if o.failed == 0 => {
-            writeln!(s, "nothing to do: {} has all that is wanted", o.to)
+fn in_words(o: &Report<Outcome>) -> String {
+    let mut text = Text::new();
+    let (to, copied) = (&o.to, o.copied);
+    text.line(match o.status {
+        Status::NothingToDo if o.failed == 0 && o.kept == 0 => {
+            format!("copied nothing to {to}: nothing of what is there is wanted and can be used")
         }
-        _ if o.dry_run => writeln!(s, "would copy {} snapshots to {}", o.copied, o.to),
-        _ => writeln!(
-            s,
-            "copied {} snapshots ({}) to {}",
-            o.copied,
-            size(o.bytes_written),
-            o.to
+        Status::NothingToDo if o.failed == 0 => {
+            format!("nothing to do: {to} has all that is wanted")
+        }
+        _ if o.dry_run => format!("would copy {copied} snapshots to {to}"),
+        _ => format!(
+            "copied {copied} snapshots ({}) to {to}",
+            size(o.bytes_written)
         ),
-    };
-    let _ = writeln!(
-        s,
-        "  backups   {} of {} are wanted",
-        o.backups_wanted, o.backups
+    });
+    let wanted = o.backups_wanted;
+    text.field(
+        "backups",
+        format_args!("{wanted} of {} are wanted", o.backups),
     );
-    let _ = writeln!(
-        s,
-        "  others    {} were there, {} left out, {} failed",
-        o.kept, o.skipped, o.failed
-    );
-    if let Some(name) = &o.final_snapshot {
-        let _ = writeln!(s, "  final     {name}");
-    }
+    let (kept, skipped, failed) = (o.kept, o.skipped, o.failed);
+    let others = format!("{kept} were there, {skipped} left out, {failed} failed");
+    text.field("others", others);
+    text.maybe("final", o.final_snapshot.as_ref());
     for (what, decision) in [
         ("copy", Fate::Copied),
         ("leave out", Fate::Skipped),
@@ -290,11 +277,9 @@ fn in_words(o: &Outcome) -> String {
         };
         let told = o.objects.iter().filter(is_told);
         let told: Vec<String> = told.map(|x| format!("{}: {}", x.path, x.message)).collect();
-        for line in shorten::lines(&told, IN_JSON) {
-            let _ = writeln!(s, "  {what:9} {line}");
-        }
+        text.list(what, &told);
     }
-    show::each(&mut s, "  warning   ", &o.warnings);
-    let _ = writeln!(s, "  took      {:.2} s", o.seconds);
-    s
+    text.each("warning", &o.warnings);
+    text.field("took", format_args!("{:.2} s", o.seconds));
+    text.end()
 }

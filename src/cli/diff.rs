@@ -1,16 +1,17 @@
 //! `deltafold diff`: its arguments, and what changed in words.
 
 use super::stream::Stream;
-use super::{BackupArgs, Output, parse_time, show};
+use super::{BackupArgs, Ended, Output, parse_time, show};
 use crate::base::Cancel;
 use crate::error::Result;
+use crate::job::fold::{Request, Source, Target};
 use crate::job::read::diff::Diff;
 use crate::job::read::entry::{Change, Kind};
 use crate::job::read::kubernetes::Object;
-use crate::job::source::{Request, Source, Target};
 use crate::job::tags::without_excluded;
 use crate::mvcc::{KeyRange, Revision};
 use clap::Args;
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -57,16 +58,20 @@ fn parse_point(s: &str) -> Result<Target, String> {
 }
 
 /// What stands before the list of changes.
-#[derive(Serialize)]
-struct Head<'a> {
+#[derive(JsonSchema, Serialize)]
+pub(super) struct Head<'a> {
+    /// The revision of the first point.
     from_revision: Revision,
+    /// The revision of the second point.
     to_revision: Revision,
+    /// The timeline's ID; null of a plain snapshot file.
     timeline: Option<&'a str>,
+    /// What an operator should know.
     warnings: Vec<&'a String>,
 }
 
 impl DiffArgs {
-    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<()> {
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         let backup = self.backup.backup(cancel)?;
         let request = |target| Request {
             target,

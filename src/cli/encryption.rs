@@ -1,7 +1,7 @@
 //! Encryption: the flags, and the files that they name.
 
 use crate::bucket::trust::Trust;
-use crate::error::{Error, Reason, Result};
+use crate::error::{Reason, Result};
 use crate::mvcc::Revision;
 use crate::store::Keys;
 use crate::store::encryption::{ARMORED, MAGIC, MAX_RECIPIENTS};
@@ -66,35 +66,22 @@ impl EncryptionArgs {
     pub(super) fn keys(&self) -> Result<Keys> {
         let mut recipients = Vec::new();
         for text in &self.age_recipient {
-            let parsed = recipient(text, "--age-recipient", Reason::Usage)?;
-            recipients.push(parsed.map_err(|e| {
-                Error::new(
-                    Reason::Usage,
-                    format!("--age-recipient {text} is no X25519 recipient (age1…): {e}"),
-                )
-            })?);
+            let what = format!("--age-recipient {text} is");
+            recipients.push(recipient(text, "--age-recipient", &what, Reason::Usage)?);
         }
         if let Some(file) = &self.age_recipients_file {
             let place = place("--age-recipients-file", file)?;
+            // What else the file holds may be a secret.
+            let what = format!("{place} holds a line that is");
             for line in lines(file, &place)?.0 {
-                let parsed = recipient(&line, &place, Reason::Configuration)?;
-                // What else the file holds may be a secret.
-                recipients.push(parsed.map_err(|e| {
-                    Error::new(
-                        Reason::Configuration,
-                        format!("{place} holds a line that is no X25519 recipient (age1…): {e}"),
-                    )
-                })?);
+                recipients.push(recipient(&line, &place, &what, Reason::Configuration)?);
             }
         }
         if recipients.len() > MAX_RECIPIENTS {
-            return Err(Error::new(
-                Reason::Configuration,
-                format!(
-                    "{} age recipients are given, and {MAX_RECIPIENTS} are the most",
-                    recipients.len()
-                ),
-            ));
+            return Err(Reason::Configuration.error(format!(
+                "{} age recipients are given, and {MAX_RECIPIENTS} are the most",
+                recipients.len()
+            )));
         }
         let mut identities = Vec::new();
         for file in &self.age_identity {
@@ -121,31 +108,22 @@ fn holds_secret(text: &str) -> bool {
 fn place(flag: &str, file: &Path) -> Result<String> {
     let file = file.to_string_lossy();
     match holds_secret(&file) {
-        true => Err(Error::new(
-            Reason::Usage,
-            format!(
-                "{flag} takes the name of a file, and an identity itself was given: it can be seen in the list of processes, so it is a secret no longer; make another one, in a file"
-            ),
-        )),
+        true => Err(Reason::Usage.error(format!(
+            "{flag} takes the name of a file, and an identity itself was given: it can be seen in the list of processes, so it is a secret no longer; make another one, in a file"
+        ))),
         false => Ok(format!("{flag} {file}")),
     }
 }
 
-/// A recipient, or why it is none.
-fn recipient(
-    text: &str,
-    place: &str,
-    reason: Reason,
-) -> Result<std::result::Result<Recipient, &'static str>> {
+/// A recipient. `what` begins the message if it is none.
+fn recipient(text: &str, place: &str, what: &str, reason: Reason) -> Result<Recipient> {
     if holds_secret(text) {
-        return Err(Error::new(
-            reason,
-            format!(
-                "{place}: an identity (AGE-SECRET-KEY-1…) stands where a recipient (age1…) belongs: `age-keygen -y` tells the recipient of an identity"
-            ),
-        ));
+        return Err(reason.error(format!(
+            "{place}: an identity (AGE-SECRET-KEY-1…) stands where a recipient (age1…) belongs: `age-keygen -y` tells the recipient of an identity"
+        )));
     }
-    Ok(text.trim().parse())
+    let parsed = text.trim().parse();
+    parsed.map_err(|e: &str| reason.error(format!("{what} no X25519 recipient (age1…): {e}")))
 }
 
 fn identity(line: &str, place: &str) -> Result<Identity> {
@@ -157,13 +135,13 @@ fn identity(line: &str, place: &str) -> Result<Identity> {
             }
             false => "holds a line that is no X25519 identity (AGE-SECRET-KEY-1…)",
         };
-        Error::new(Reason::Configuration, format!("{place} {what}"))
+        Reason::Configuration.error(format!("{place} {what}"))
     })
 }
 
 /// The lines of a file, but for empty ones and comments; and its mode.
 fn lines(file: &Path, place: &str) -> Result<(Vec<String>, u32)> {
-    let wrong = |why: String| Error::new(Reason::Configuration, format!("{place} {why}"));
+    let wrong = |why: String| Reason::Configuration.error(format!("{place} {why}"));
     let mut bytes = Vec::new();
     let mode = File::open(file)
         .and_then(|file| {

@@ -1,7 +1,7 @@
 //! `deltafold export`: its arguments, and keys as JSON lines.
 
 use super::stream::Stream;
-use super::{BackupArgs, StateArgs};
+use super::{BackupArgs, Ended, StateArgs};
 use crate::base::Cancel;
 use crate::error::Result;
 use crate::job::read::Keys;
@@ -38,7 +38,7 @@ pub(super) struct ExportArgs {
 }
 
 impl ExportArgs {
-    pub(super) fn run(&self, cancel: &Cancel) -> Result<()> {
+    pub(super) fn run(&self, cancel: &Cancel) -> Ended {
         let mut out = Stream::new();
         out.begin_lines();
         let printed = self.print(cancel, &mut out);

@@ -1,17 +1,18 @@
 //! `deltafold gc`: its arguments, and its outcome as a table.
 
 use super::metrics::MetricsArgs;
-use super::{Output, StoreArgs, print_outcome, show, size};
+use super::show::Text;
+use super::{Ended, Output, StoreArgs, print_report, size};
 use crate::base::Cancel;
 use crate::bucket::retention::{self, Periods, Policy};
-use crate::error::{Error, Result};
-use crate::job::gc::{Decision, Fate, Options, Outcome, Status, run};
+use crate::error::Result;
+use crate::job::gc::{Decision, Fate, Object, Options, Outcome, Status, run};
+use crate::job::report::Report;
+use crate::job::restorable::Restorable;
 use crate::mvcc::history::parse_duration;
-use crate::shorten::{self, IN_JSON};
 use chrono::TimeDelta;
 use clap::{Args, ValueEnum};
 use std::collections::BTreeMap;
-use std::fmt::Write;
 
 /// Remove the snapshots that a policy does not keep, and what removal leaves behind
 ///
@@ -117,97 +118,52 @@ impl GcArgs {
         }
     }
 
-    /// Gives the failure whose outcome is printed already, if it is one.
-    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<Option<Error>> {
-        let failed = |e: &Option<Error>| e.as_ref().map(Error::reason);
-        self.metrics.around_all("gc", cancel, failed, |_| {
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
+        self.metrics.around("gc", cancel, |_| {
             let ctx = self.store.context(cancel)?;
-            let (outcome, error) = run(&ctx, &self.options())?;
-            print_outcome(output, &outcome, in_words)?;
-            Ok(error)
+            let report = run(&ctx, &self.options())?;
+            print_report(output, report, in_words)
         })
     }
 }
 
-fn in_words(o: &Outcome) -> String {
-    let mut s = String::new();
-    // Writing to a String cannot fail.
-    let mut groups: BTreeMap<(Decision, &str), (u64, u64, &str)> = BTreeMap::new();
-    for x in &o.objects {
-        let group = groups
-            .entry((x.decision, x.reason))
-            .or_insert((0, 0, &x.explanation));
-        group.0 += 1;
-        group.1 = group.1.saturating_add(x.bytes);
-    }
-    let word = |d: Decision| match d {
-        Decision::Keep => "keep",
-        Decision::Remove => "remove",
-        Decision::Delete => "delete",
-    };
-    let _ = writeln!(
-        s,
-        "{:8} {:>8} {:>12}  REASON",
-        "DECISION", "OBJECTS", "SIZE"
-    );
-    for ((decision, reason), (objects, bytes, _)) in &groups {
-        let _ = writeln!(
-            s,
-            "{:8} {objects:>8} {:>12}  {reason}",
-            word(*decision),
-            size(*bytes)
-        );
-    }
-    s.push('\n');
+fn in_words(o: &Report<Outcome>) -> String {
+    let mut text = Text::new();
+    count(o, &mut text);
+    text.block("\n");
     // Each fate stands by itself: what failed must not vanish among the others.
     let mut goes: BTreeMap<(Decision, &str, Option<u8>), Vec<String>> = BTreeMap::new();
     for x in o.objects.iter().filter(|x| x.decision != Decision::Keep) {
-        let fate = match x.fate {
-            None | Some(Fate::Done) => String::new(),
-            Some(Fate::Hidden) => ", hidden: the bucket keeps a version".to_owned(),
-            Some(Fate::Locked) => match x.locked_until {
-                Some(t) => format!(", LOCKED until {}", t.format("%Y-%m-%dT%H:%M:%SZ")),
-                None => ", LOCKED until somebody lifts it".to_owned(),
-            },
-            Some(Fate::Failed) => {
-                format!(", FAILED: {}", x.error.as_deref().unwrap_or_default())
-            }
-            Some(Fate::Waiting) => ", waits for another".to_owned(),
-            Some(Fate::Changed) => ", kept: it was changed meanwhile".to_owned(),
-        };
         goes.entry((x.decision, x.reason, x.fate.map(|fate| fate as u8)))
             .or_default()
-            .push(format!("{}: {}{fate}", x.path, x.explanation));
+            .push(format!("{}: {}{}", x.path, x.explanation, fate(x)));
     }
     for ((decision, ..), objects) in &goes {
-        for line in shorten::lines(objects, IN_JSON) {
-            let _ = writeln!(s, "{} {line}", word(*decision));
-        }
+        text.items(&format!("{} ", word(*decision)), objects);
     }
     for (when, ranges) in [
         ("was restorable", &o.restorable_before),
         ("restorable", &o.restorable_after),
     ] {
-        let ranges: Vec<String> = ranges
-            .iter()
-            .map(|r| {
-                format!(
-                    "{when} on {}: revisions {} to {}",
-                    r.timeline, r.first_revision, r.last_revision
-                )
-            })
-            .collect();
-        for range in shorten::lines(&ranges, IN_JSON) {
-            let _ = writeln!(s, "{range}");
-        }
+        let range = |r: &Restorable| {
+            let (first, last) = (r.first_revision, r.last_revision);
+            format!("{when} on {}: revisions {first} to {last}", r.timeline)
+        };
+        let ranges: Vec<String> = ranges.iter().map(range).collect();
+        text.items("", &ranges);
     }
-    show::each(&mut s, "warning: ", &o.warnings);
+    for warning in &o.warnings {
+        text.line(format_args!("warning: {warning}"));
+    }
     let t = &o.totals;
-    let _ = match o.status {
-        Status::NothingToDo => writeln!(s, "nothing to do: all {} objects stay", t.kept.objects),
-        _ => writeln!(
-            s,
-            "{}{} deleted ({}), {} removed and recoverable ({}), {} kept ({}){}",
+    let left = match t.left.objects {
+        0 => String::new(),
+        n => format!(", {n} left ({})", size(t.left.bytes)),
+    };
+    text.line(match o.status {
+        Status::NothingToDo => format!("nothing to do: all {} objects stay", t.kept.objects),
+        _ => format!(
+            "{}{} deleted ({}), {} removed and recoverable ({}), {} kept ({}){left}",
             if o.dry_run { "would be: " } else { "" },
             t.deleted.objects,
             size(t.deleted.bytes),
@@ -215,14 +171,52 @@ fn in_words(o: &Outcome) -> String {
             size(t.removed.bytes),
             t.kept.objects,
             size(t.kept.bytes),
-            match t.left.objects {
-                0 => String::new(),
-                n => format!(", {n} left ({})", size(t.left.bytes)),
-            }
         ),
-    };
+    });
     if o.dry_run && o.status != Status::NothingToDo {
-        s.push_str("nothing was changed: --apply does it\n");
+        text.line("nothing was changed: --apply does it");
     }
-    s
+    text.end()
+}
+
+/// How many objects stay or go, for each reason.
+fn count(o: &Outcome, text: &mut Text) {
+    let mut groups: BTreeMap<(Decision, &str), (u64, u64)> = BTreeMap::new();
+    for x in &o.objects {
+        let group = groups.entry((x.decision, x.reason)).or_default();
+        group.0 += 1;
+        group.1 = group.1.saturating_add(x.bytes);
+    }
+    let mut row = |decision: &str, objects: &str, size: &str, reason: &str| {
+        text.line(format_args!(
+            "{decision:8} {objects:>8} {size:>12}  {reason}"
+        ));
+    };
+    row("DECISION", "OBJECTS", "SIZE", "REASON");
+    for ((decision, reason), (objects, bytes)) in groups {
+        row(word(decision), &objects.to_string(), &size(bytes), reason);
+    }
+}
+
+fn word(decision: Decision) -> &'static str {
+    match decision {
+        Decision::Keep => "keep",
+        Decision::Remove => "remove",
+        Decision::Delete => "delete",
+    }
+}
+
+/// What became of an object that shall go, unless it is just that.
+fn fate(x: &Object) -> String {
+    match x.fate {
+        None | Some(Fate::Done) => String::new(),
+        Some(Fate::Hidden) => ", hidden: the bucket keeps a version".to_owned(),
+        Some(Fate::Locked) => match x.locked_until {
+            Some(t) => format!(", LOCKED until {}", t.format("%Y-%m-%dT%H:%M:%SZ")),
+            None => ", LOCKED until somebody lifts it".to_owned(),
+        },
+        Some(Fate::Failed) => format!(", FAILED: {}", x.error.as_deref().unwrap_or_default()),
+        Some(Fate::Waiting) => ", waits for another".to_owned(),
+        Some(Fate::Changed) => ", kept: it was changed meanwhile".to_owned(),
+    }
 }

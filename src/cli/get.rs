@@ -1,16 +1,17 @@
 //! `deltafold get`: its arguments, and keys with their values in words.
 
 use super::stream::Stream;
-use super::{BackupArgs, Output, StateArgs, show};
+use super::{BackupArgs, Ended, Output, StateArgs, show};
 use crate::base::Cancel;
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
+use crate::job::fold::Source;
 use crate::job::read::entry::Entry;
 use crate::job::read::{self, Keys};
-use crate::job::source::Source;
 use crate::job::tags::without_excluded;
 use crate::mvcc::{KeyRange, KeyValue, Revision};
 use clap::Args;
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -54,10 +55,13 @@ pub(super) struct GetArgs {
 }
 
 /// What stands before the list of a state's keys.
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
 pub(super) struct Head<'a> {
+    /// The revision as of which they are.
     revision: Revision,
+    /// The timeline's ID; null of a plain snapshot file.
     timeline: Option<&'a str>,
+    /// What an operator should know.
     warnings: &'a [String],
 }
 
@@ -72,7 +76,7 @@ impl<'a> Head<'a> {
 }
 
 impl GetArgs {
-    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<()> {
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         if self.raw && (self.prefix.is_some() || output == Output::Json) {
             return Err(Error::new(
                 Reason::Usage,

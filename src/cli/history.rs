@@ -1,7 +1,7 @@
 //! `deltafold history`: its arguments, and a key's versions as a table.
 
 use super::stream::Stream;
-use super::{BackupArgs, Output, show, size};
+use super::{BackupArgs, Ended, Output, show, size};
 use crate::base::Cancel;
 use crate::bucket::chain::{Range, show_ranges};
 use crate::error::Result;
@@ -9,6 +9,7 @@ use crate::job::read::entry::{Name, Recorded};
 use crate::job::read::history::{History, Version};
 use crate::mvcc::Revision;
 use clap::Args;
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -41,20 +42,27 @@ pub(super) struct HistoryArgs {
 }
 
 /// What stands before the list of versions.
-#[derive(Serialize)]
-struct Head<'a> {
+#[derive(JsonSchema, Serialize)]
+pub(super) struct Head<'a> {
     #[serde(flatten)]
     name: Name<'a>,
+    /// The timeline's ID; null of a plain snapshot file.
     timeline: Option<&'a str>,
+    /// The newest revision that was looked at.
     revision: Revision,
+    /// Revisions up to `revision` of which no snapshot tells every change, in order: versions may be missing
+    /// there.
     missing: Vec<Missing>,
+    /// What an operator should know.
     warnings: &'a [String],
 }
 
 /// Revisions of which not every change is known.
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
 struct Missing {
+    /// The first of them.
     first_revision: Revision,
+    /// The last of them.
     last_revision: Revision,
 }
 
@@ -68,7 +76,7 @@ impl From<&Range> for Missing {
 }
 
 impl HistoryArgs {
-    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<()> {
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         let backup = self.backup.backup(cancel)?;
         let timeline = self.timeline.as_deref();
         let mut history = History::read(&backup, timeline, self.key.as_bytes())?;

@@ -1,13 +1,13 @@
 //! `deltafold list`: its arguments, a table and a picture.
 
-use super::{Output, StoreArgs, print_outcome, size};
-use crate::error::Result;
-use crate::job::Context;
+use super::kubernetes::table;
+use super::show::Text;
+use super::{Ended, Output, StoreArgs, print_report, size};
+use crate::base::Cancel;
 use crate::job::list::{Listed, Options, Outcome, Restorable, run};
-use crate::shorten::{self, IN_JSON};
-use crate::shown;
+use crate::job::report::Report;
+use crate::shorten;
 use clap::Args;
-use std::fmt::Write;
 
 /// List the snapshots of a store, what can be restored from them, and what is wrong with them
 #[derive(Debug, Args)]
@@ -23,7 +23,7 @@ Examples:
 It ends with 0 whatever is wrong with the snapshots: that stands under problems.")]
 pub(super) struct ListArgs {
     #[command(flatten)]
-    pub(super) store: StoreArgs,
+    store: StoreArgs,
     /// Read the contents too, not only the names
     #[arg(long, value_parser = super::yes_or_no)]
     deep: bool,
@@ -33,17 +33,17 @@ pub(super) struct ListArgs {
 }
 
 impl ListArgs {
-    pub(super) fn run(&self, ctx: &Context, output: Output) -> Result<()> {
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         let options = Options {
             deep: self.deep,
             all_tags: self.all_tags,
         };
-        let outcome = run(ctx, options)?;
-        print_outcome(output, &outcome, in_words)
+        let report = run(&self.store.context(cancel)?, options)?;
+        print_report(output, report, in_words)
     }
 }
 
-fn in_words(o: &Outcome) -> String {
+fn in_words(o: &Report<Outcome>) -> String {
     let header = [
         "KIND",
         "REVISIONS",
@@ -52,8 +52,7 @@ fn in_words(o: &Outcome) -> String {
         "TIMELINE",
         "",
         "NAME",
-    ]
-    .map(String::from);
+    ];
     let rows = o.snapshots.iter().map(|s| {
         let revisions = match s.start_revision.0 {
             0 => s.last_revision.to_string(),
@@ -68,7 +67,7 @@ fn in_words(o: &Outcome) -> String {
         ];
         let marks: Vec<&str> = marks.iter().filter(|m| m.0).map(|m| m.1).collect();
         [
-            s.kind.to_owned(),
+            s.kind.as_str().to_owned(),
             revisions,
             s.created.format("%Y-%m-%d %H:%M:%SZ").to_string(),
             size(s.bytes),
@@ -77,34 +76,22 @@ fn in_words(o: &Outcome) -> String {
             s.path.clone(),
         ]
     });
-    let table: Vec<[String; 7]> = std::iter::once(header).chain(rows).collect();
-    let mut widths = [0; 7];
-    for row in &table {
-        for (w, cell) in widths.iter_mut().zip(row) {
-            *w = (*w).max(cell.chars().count());
-        }
-    }
-    let mut s = String::new();
-    for row in &table {
-        let cells: Vec<String> = row
-            .iter()
-            .zip(widths)
-            .map(|(c, w)| format!("{c:w$}"))
-            .collect();
-        // Writing to a String cannot fail.
-        let _ = writeln!(s, "{}", cells.join("  ").trim_end());
-    }
-    s.push('\n');
-    s.push_str(&picture(&o.snapshots));
+    let mut text = Text::new();
+    text.block(&table(header, rows.collect()));
+    text.block("\n");
+    text.block(&picture(&o.snapshots));
     if let Some(identity) = &o.identity {
         let names = match identity.member_names.is_empty() {
             true => String::new(),
-            false => format!(
-                ", members {}",
-                shorten::line(&identity.member_names, ", ", "")
-            ),
+            false => {
+                let names = shorten::line(&identity.member_names, ", ", "");
+                format!(", members {names}")
+            }
         };
-        let _ = writeln!(s, "backup of cluster {}{names}", identity.cluster_id);
+        text.line(format_args!(
+            "backup of cluster {}{names}",
+            identity.cluster_id
+        ));
     }
     let restorable = |r: &Restorable| {
         format!(
@@ -117,34 +104,25 @@ fn in_words(o: &Outcome) -> String {
         )
     };
     let ranges: Vec<String> = o.restorable.iter().map(restorable).collect();
-    for range in shorten::lines(&ranges, IN_JSON) {
-        let _ = writeln!(s, "{range}");
-    }
+    text.items("", &ranges);
     for p in &o.problems {
-        let _ = writeln!(s, "{}: {}", p.reason, shown::line(&p.message));
-        for path in shorten::lines(&p.snapshots, IN_JSON) {
-            let _ = writeln!(s, "    {path}");
-        }
+        text.line(format_args!("{}: {}", p.reason, p.message));
+        text.items("    ", &p.snapshots);
     }
-    s
+    text.end()
 }
 
 /// Each timeline as a line over the revisions: fulls as `●`, deltas as `─`, holes as blanks.
 fn picture(snapshots: &[Listed]) -> String {
     const WIDTH: i64 = 60;
-    let used: Vec<&Listed> = snapshots
-        .iter()
-        .filter(|s| !s.excluded && !s.untrusted)
-        .collect();
-    let first_of = |s: &Listed| {
-        if s.start_revision.0 == 0 {
-            s.last_revision.0
-        } else {
-            s.start_revision.0
-        }
+    let counts = |s: &&Listed| !s.excluded && !s.untrusted;
+    let used: Vec<&Listed> = snapshots.iter().filter(counts).collect();
+    let first_of = |s: &&Listed| match s.start_revision.0 {
+        0 => s.last_revision.0,
+        start => start,
     };
     let (Some(first), Some(last)) = (
-        used.iter().map(|s| first_of(s)).min(),
+        used.iter().map(first_of).min(),
         used.iter().map(|s| s.last_revision.0).max(),
     ) else {
         return String::new();
@@ -153,43 +131,36 @@ fn picture(snapshots: &[Listed]) -> String {
         let of = i128::from(last - first).max(1);
         (i128::from(r - first) * i128::from(WIDTH - 1) / of) as usize
     };
-    let mut timelines: Vec<&str> = Vec::new();
+    let timeline = |s: &Listed| s.timeline.clone().unwrap_or_else(|| "?".to_owned());
+    // In the order in which they come.
+    let mut lines: Vec<(String, Vec<char>)> = Vec::new();
+    let (deltas, fulls): (Vec<&Listed>, Vec<&Listed>) =
+        used.iter().copied().partition(|s| s.start_revision.0 > 0);
     for s in &used {
-        let t = s.timeline.as_deref().unwrap_or("?");
-        if !timelines.contains(&t) {
-            timelines.push(t);
+        let t = timeline(s);
+        if !lines.iter().any(|l| l.0 == t) {
+            lines.push((t, vec![' '; WIDTH as usize]));
         }
     }
-    let name_width = timelines
-        .iter()
-        .map(|t| t.chars().count())
-        .max()
-        .unwrap_or(0);
-    let mut out = String::new();
-    for t in timelines {
-        let mut line = vec![' '; WIDTH as usize];
-        let on = || {
-            used.iter()
-                .filter(|s| s.timeline.as_deref().unwrap_or("?") == t)
+    for s in deltas.iter().chain(&fulls) {
+        let (from, mark) = match s.start_revision.0 {
+            0 => (s.last_revision.0, '●'),
+            start => (start, '─'),
         };
-        for s in on().filter(|s| s.start_revision.0 > 0) {
-            line[column(s.start_revision.0)..=column(s.last_revision.0)].fill('─');
+        let t = timeline(s);
+        if let Some((_, line)) = lines.iter_mut().find(|l| l.0 == t) {
+            line[column(from)..=column(s.last_revision.0)].fill(mark);
         }
-        for s in on().filter(|s| s.start_revision.0 == 0) {
-            line[column(s.last_revision.0)] = '●';
-        }
-        let line: String = line.into_iter().collect();
-        let _ = writeln!(out, "{t:name_width$}  {}", line.trim_end());
     }
+    let width = lines.iter().map(|l| l.0.chars().count()).max().unwrap_or(0);
     let (left, right) = (first.to_string(), last.to_string());
     let gap = (WIDTH as usize)
         .saturating_sub(left.len() + right.len())
         .max(1);
-    let _ = writeln!(
-        out,
-        "{:name_width$}  {left}{}{right}\n",
-        "",
-        " ".repeat(gap)
-    );
-    out
+    let mut out = String::new();
+    for (t, line) in lines {
+        let line: String = line.into_iter().collect();
+        out += &format!("{t:width$}  {}\n", line.trim_end());
+    }
+    out + &format!("{:width$}  {left}{}{right}\n\n", "", " ".repeat(gap))
 }

@@ -1,15 +1,15 @@
 //! `deltafold lock`: its arguments, and its outcome in words.
 
-use super::{Output, StoreArgs, parse_time, print_outcome, show};
+use super::show::Text;
+use super::{Ended, Output, StoreArgs, parse_time, print_report};
 use crate::base::Cancel;
 use crate::error::{Error, Reason, Result};
+use crate::job::report::Report;
 use crate::job::retain::{Decision, Options, Outcome, Status, run};
 use crate::mvcc::history::parse_duration;
-use crate::shorten::{self, IN_JSON};
 use crate::store::Mode;
 use chrono::{DateTime, TimeDelta, Utc};
 use clap::{Args, ValueEnum};
-use std::fmt::Write;
 use std::time::Duration;
 
 /// Lock a chain against deletion, by S3's object lock
@@ -70,8 +70,7 @@ fn parse_for(s: &str) -> Result<Duration, String> {
 }
 
 impl LockArgs {
-    /// Gives the failure whose outcome is printed already, if it is one.
-    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<Option<Error>> {
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         let until = match (self.until, self.r#for) {
             (Some(until), _) => until,
             (None, Some(long)) => TimeDelta::from_std(long)
@@ -89,44 +88,44 @@ impl LockArgs {
             chain: self.chain.clone(),
             dry_run: self.dry_run,
         };
-        let (outcome, error) = run(&self.store.context(cancel)?, &options)?;
-        print_outcome(output, &outcome, in_words)?;
-        Ok(error)
+        let report = run(&self.store.context(cancel)?, &options)?;
+        print_report(output, report, in_words)
     }
 }
 
-fn in_words(o: &Outcome) -> String {
-    let mut s = String::new();
+fn in_words(o: &Report<Outcome>) -> String {
+    let mut text = Text::new();
+    let chain = &o.chain;
+    text.line(match o.status {
+        Status::NothingToDo => format!("nothing to do: the chain of {chain} is locked"),
+        Status::Succeeded if o.dry_run => format!("would lock the chain of {chain}"),
+        Status::Succeeded => format!("locked the chain of {chain}"),
+        Status::Failed => format!("the chain of {chain} is not locked"),
+    });
     let time = |t: DateTime<Utc>| t.format("%Y-%m-%d %H:%M:%SZ").to_string();
-    // Writing to a String cannot fail.
-    let _ = match o.status {
-        Status::NothingToDo => writeln!(s, "nothing to do: the chain of {} is locked", o.chain),
-        Status::Succeeded if o.dry_run => writeln!(s, "would lock the chain of {}", o.chain),
-        Status::Succeeded => writeln!(s, "locked the chain of {}", o.chain),
-        Status::Failed => writeln!(s, "the chain of {} is not locked", o.chain),
-    };
-    let _ = writeln!(s, "  until     {}, in mode {}", time(o.until), o.mode);
-    let _ = writeln!(
-        s,
-        "  objects   {} {}, {} locked already, {} failed",
-        o.locked,
-        if o.dry_run { "to lock" } else { "locked" },
-        o.kept,
-        o.failed
+    text.field(
+        "until",
+        format_args!("{}, in mode {}", time(o.until), o.mode),
     );
+    let what = if o.dry_run { "to lock" } else { "locked" };
+    let (locked, kept, failed) = (o.locked, o.kept, o.failed);
+    let objects = format!("{locked} {what}, {kept} locked already, {failed} failed");
+    text.field("objects", objects);
     // What failed stands by itself: it must not vanish among the others.
     let (mut fine, mut failed) = (Vec::new(), Vec::new());
     for object in &o.objects {
+        let locked = if o.dry_run {
+            "would be locked"
+        } else {
+            "locked"
+        };
         let what = match (object.decision, &object.after) {
             (None, _) => format!("FAILED: {}", object.reason),
             (Some(Decision::Keep), _) => object.reason.clone(),
-            (Some(Decision::Lock), Some(l)) if o.dry_run => {
-                format!("would be locked, {} until {}", l.mode, time(l.until))
+            (Some(Decision::Lock), Some(l)) => {
+                format!("{locked}, {} until {}", l.mode, time(l.until))
             }
-            (Some(Decision::Lock), after) => match after {
-                Some(l) => format!("locked, {} until {}", l.mode, time(l.until)),
-                None => "locked".to_owned(),
-            },
+            (Some(Decision::Lock), None) => "locked".to_owned(),
         };
         let of_its_kind = match object.decision {
             None => &mut failed,
@@ -134,11 +133,8 @@ fn in_words(o: &Outcome) -> String {
         };
         of_its_kind.push(format!("{}  {what}", object.path));
     }
-    for objects in [&fine, &failed] {
-        for line in shorten::lines(objects, IN_JSON) {
-            let _ = writeln!(s, "  {line}");
-        }
-    }
-    show::each(&mut s, "  warning   ", &o.warnings);
-    s
+    text.items("  ", &fine);
+    text.items("  ", &failed);
+    text.each("warning", &o.warnings);
+    text.end()
 }

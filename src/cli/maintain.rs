@@ -2,17 +2,16 @@
 
 use super::endpoints::EndpointArgs;
 use super::metrics::MetricsArgs;
+use super::show::Text;
 use super::size::parse_size;
-use super::{MeansArgs, Output, print_outcome, show, size};
+use super::{Ended, MeansArgs, Output, print_report, size};
 use crate::base::Cancel;
-use crate::error::{Error, Result};
 use crate::job::maintain::{
     Decision, Defrag, Keep, LockLease, MemberOutcome, Options, Outcome, Status, run,
 };
-use crate::shown;
+use crate::job::report::Report;
 use crate::telemetry::metrics::Metrics;
 use clap::Args;
-use std::fmt::Write;
 
 /// Keep a live etcd lean: compact its history, defragment its members, disarm NOSPACE
 ///
@@ -71,21 +70,13 @@ pub(super) struct MaintainArgs {
 }
 
 impl MaintainArgs {
-    /// Gives the failure whose outcome is printed already, if it is one.
-    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<Option<Error>> {
-        let failed = |e: &Option<Error>| e.as_ref().map(Error::reason);
-        self.metrics
-            .around_all("maintain", cancel, failed, |metrics| {
-                self.maintain(cancel, metrics, output)
-            })
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
+        self.metrics.around("maintain", cancel, |metrics| {
+            self.maintain(cancel, metrics, output)
+        })
     }
 
-    fn maintain(
-        &self,
-        cancel: &Cancel,
-        metrics: &Metrics,
-        output: Output,
-    ) -> Result<Option<Error>> {
+    fn maintain(&self, cancel: &Cancel, metrics: &Metrics, output: Output) -> Ended {
         let way = self.live.connector(cancel)?;
         let store = self.store.as_deref();
         let ctx = store
@@ -102,55 +93,46 @@ impl MaintainArgs {
                 namespace: self.lease_namespace.clone(),
             }),
         };
-        let (outcome, error) = run(&way, ctx.as_ref(), &options)?;
-        for m in &outcome.members {
+        let report = run(&way, ctx.as_ref(), &options)?;
+        for m in &report.members {
             if let (Some(before), Some(after)) = (m.db_size_before, m.db_size_after) {
                 metrics.defragmented(&m.name, before.saturating_sub(after));
             }
         }
-        print_outcome(output, &outcome, in_words)?;
-        Ok(error)
+        print_report(output, report, in_words)
     }
 }
 
-fn in_words(o: &Outcome) -> String {
-    let mut s = String::new();
+fn in_words(o: &Report<Outcome>) -> String {
+    let mut text = Text::new();
     let would = match o.dry_run {
         true => "would be ",
         false => "",
     };
-    // Writing to a String cannot fail.
-    let _ = match o.status {
-        Status::NothingToDo => writeln!(s, "nothing to do"),
-        Status::Succeeded if o.dry_run => writeln!(s, "would maintain the cluster"),
-        Status::Succeeded => writeln!(s, "maintained the cluster in {:.2} s", o.seconds),
-        Status::Failed => writeln!(s, "not all is done"),
-    };
+    text.line(match o.status {
+        Status::NothingToDo => "nothing to do".to_owned(),
+        Status::Succeeded if o.dry_run => "would maintain the cluster".to_owned(),
+        Status::Succeeded => format!("maintained the cluster in {:.2} s", o.seconds),
+        Status::Failed => "not all is done".to_owned(),
+    });
     if let Some(c) = &o.compact {
-        let _ = match c.revision {
-            Some(r) if c.done || o.dry_run => {
-                writeln!(
-                    s,
-                    "  history   {would}compacted at revision {r}: {}",
-                    c.reason
-                )
-            }
-            Some(r) => writeln!(s, "  history   not compacted at revision {r}"),
-            None => writeln!(s, "  history   left as it is: {}", c.reason),
+        let why = &c.reason;
+        let history = match c.revision {
+            Some(r) if c.done || o.dry_run => format!("{would}compacted at revision {r}: {why}"),
+            Some(r) => format!("not compacted at revision {r}"),
+            None => format!("left as it is: {why}"),
         };
+        text.field("history", history);
     }
     for m in &o.members {
-        let _ = writeln!(s, "  member    {}", member(m, would, o.dry_run));
+        text.field("member", member(m, would, o.dry_run));
     }
     if !o.alarms_cleared.is_empty() {
-        let _ = writeln!(
-            s,
-            "  alarm     NOSPACE of {} disarmed",
-            o.alarms_cleared.join(", ")
-        );
+        let members = o.alarms_cleared.join(", ");
+        text.field("alarm", format_args!("NOSPACE of {members} disarmed"));
     }
-    show::each(&mut s, "  warning   ", &o.warnings);
-    s
+    text.each("warning", &o.warnings);
+    text.end()
 }
 
 fn member(m: &MemberOutcome, would: &str, dry_run: bool) -> String {
@@ -158,21 +140,17 @@ fn member(m: &MemberOutcome, would: &str, dry_run: bool) -> String {
         "" => &m.id,
         name => name,
     };
-    let name = shown::line(name);
     let leader = if m.leader { " (leader)" } else { "" };
     let before = m.db_size_before.map_or("?".to_owned(), size);
-    match (m.decision, m.db_size_after) {
-        (Decision::Defragment, Some(after)) => format!(
-            "{name}{leader} defragmented, {before} → {}: {}",
-            size(after),
-            m.reason
-        ),
+    let what = match (m.decision, m.db_size_after) {
+        (Decision::Defragment, Some(after)) => {
+            format!("defragmented, {before} → {}", size(after))
+        }
         (Decision::Defragment, None) if dry_run || m.done => {
-            format!("{name}{leader} {would}defragmented, {before}: {}", m.reason)
+            format!("{would}defragmented, {before}")
         }
-        (Decision::Defragment, None) => {
-            format!("{name}{leader} not defragmented, {before}: {}", m.reason)
-        }
-        (Decision::Leave, _) => format!("{name}{leader} left as it is, {before}: {}", m.reason),
-    }
+        (Decision::Defragment, None) => format!("not defragmented, {before}"),
+        (Decision::Leave, _) => format!("left as it is, {before}"),
+    };
+    format!("{name}{leader} {what}: {}", m.reason)
 }

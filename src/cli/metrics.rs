@@ -1,7 +1,8 @@
 //! Metrics for Prometheus: the flags, and how a job that ends is measured.
 
+use super::Ended;
 use crate::base::Cancel;
-use crate::error::{Reason, Result};
+use crate::error::{Error, Result};
 use crate::mvcc::history::parse_duration;
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::serve::{BindAddress, Server, serve};
@@ -49,24 +50,13 @@ impl MetricsArgs {
         Ok(Some(kept))
     }
 
-    /// Runs a job that ends, outcome printed and all, and holds the endpoint open for a while after it.
-    pub(super) fn around<T>(
+    /// Runs a job that ends, report printed and all, and holds the endpoint open for a while after it.
+    pub(super) fn around(
         &self,
         job: &'static str,
         cancel: &Cancel,
-        run: impl FnOnce(&Metrics) -> Result<T>,
-    ) -> Result<T> {
-        self.around_all(job, cancel, |_| None, run)
-    }
-
-    /// As [`around`](Self::around), of a job whose outcome may itself be a failure that was printed.
-    pub(super) fn around_all<T>(
-        &self,
-        job: &'static str,
-        cancel: &Cancel,
-        failed: impl FnOnce(&T) -> Option<Reason>,
-        run: impl FnOnce(&Metrics) -> Result<T>,
-    ) -> Result<T> {
+        run: impl FnOnce(&Metrics) -> Ended,
+    ) -> Ended {
         let metrics = Metrics::new();
         // Before anything else: a job that nobody could look at should not have begun.
         if let Some(file) = &self.metrics_file {
@@ -79,7 +69,7 @@ impl MetricsArgs {
         let started = Instant::now();
         let result = run(&metrics);
         let failure = match &result {
-            Ok(outcome) => failed(outcome),
+            Ok(failure) => failure.as_ref().map(Error::reason),
             Err(e) => Some(e.reason()),
         };
         metrics.job_ended(job, started.elapsed(), failure);

@@ -26,6 +26,7 @@ mod peers;
 mod pin;
 mod policy;
 mod restore;
+mod schemas;
 mod show;
 mod size;
 mod snapshot;
@@ -36,11 +37,14 @@ mod termination;
 mod undelete;
 mod verify;
 
+pub use schemas::schemas;
+
 use crate::base::Cancel;
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
+use crate::job::fold::{Request, Target};
+use crate::job::report::Report;
 use crate::job::restore::Backup;
-use crate::job::source::{Request, Target};
 use crate::limits::Limits;
 use crate::mvcc::Revision;
 use crate::shown;
@@ -50,6 +54,7 @@ use crate::telemetry::memory;
 use chrono::{DateTime, Utc};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use schemars::JsonSchema;
 use serde::Serialize;
 use size::parse_size;
 use std::ffi::OsString;
@@ -117,6 +122,9 @@ enum Command {
     Manifests(manifests::ManifestsArgs),
     Completions(completions::CompletionsArgs),
 }
+
+/// How a command ended: the failure whose report is printed already, if it is one.
+type Ended = Result<Option<Error>>;
 
 /// How the outcome is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -559,8 +567,8 @@ fn end_without_log(termination: &Termination, e: &Error) {
     }
 }
 
-/// Runs a command. Gives the failure whose outcome is printed already, if it is one.
-fn run(cli: Cli) -> Result<Option<Error>> {
+/// Runs a command.
+fn run(cli: Cli) -> Ended {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -569,20 +577,16 @@ fn run(cli: Cli) -> Result<Option<Error>> {
     let _entered = runtime.enter();
     let output = cli.global.output;
     let result = match cli.command {
-        Command::Compact(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
-        Command::Snapshot(args) if args.is_follow() => {
-            args.run(&Cancel::default(), output).map(|()| None)
-        }
-        Command::Snapshot(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
+        Command::Compact(args) => with_signals(|cancel| args.run(cancel, output)),
+        Command::Snapshot(args) if args.is_follow() => args.run(&Cancel::default(), output),
+        Command::Snapshot(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Copy(args) => with_signals(|cancel| args.run(cancel, output)),
-        Command::List(args) => {
-            with_signals(|cancel| args.run(&args.store.context(cancel)?, output)).map(|()| None)
-        }
-        Command::Restore(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
-        Command::Get(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
-        Command::History(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
-        Command::Diff(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
-        Command::Export(args) => with_signals(|cancel| args.run(cancel)).map(|()| None),
+        Command::List(args) => with_signals(|cancel| args.run(cancel, output)),
+        Command::Restore(args) => with_signals(|cancel| args.run(cancel, output)),
+        Command::Get(args) => with_signals(|cancel| args.run(cancel, output)),
+        Command::History(args) => with_signals(|cancel| args.run(cancel, output)),
+        Command::Diff(args) => with_signals(|cancel| args.run(cancel, output)),
+        Command::Export(args) => with_signals(|cancel| args.run(cancel)),
         Command::Apply(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Verify(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Maintain(args) => with_signals(|cancel| args.run(cancel, output)),
@@ -590,10 +594,10 @@ fn run(cli: Cli) -> Result<Option<Error>> {
         Command::Store(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Gc(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Undelete(args) => with_signals(|cancel| args.run(cancel, output)),
-        Command::Pin(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
+        Command::Pin(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Controller(args) => with_signals(|cancel| args.run(cancel)).map(|()| None),
         Command::Task(args) => with_signals(|cancel| args.run(cancel, output)),
-        Command::Policy(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
+        Command::Policy(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Manifests(args) => args.run(output).map(|()| None),
         Command::Completions(args) => args.run().map(|()| None),
     };
@@ -645,26 +649,61 @@ fn print_json(value: &impl Serialize) -> Result<()> {
     print(&(text + "\n"))
 }
 
-/// Prints the outcome of a command as it is asked for, and keeps it for the termination message.
+/// Prints what a command came to as it is asked for, and keeps it for the termination message.
 fn print_outcome<T: Serialize>(
     output: Output,
     outcome: &T,
     in_words: impl FnOnce(&T) -> String,
-) -> Result<()> {
+) -> Ended {
     termination::keep(outcome);
     match output {
-        Output::Json => print_json(outcome),
-        Output::Text => print(&shown::lines(&in_words(outcome))),
+        Output::Json => print_json(outcome)?,
+        Output::Text => print(&shown::lines(&in_words(outcome)))?,
     }
+    Ok(None)
+}
+
+/// Prints the report of an operation likewise, and gives the failure that it tells of.
+fn print_report<T: Serialize>(
+    output: Output,
+    mut report: Report<T>,
+    in_words: impl FnOnce(&Report<T>) -> String,
+) -> Ended {
+    let failure = report.failure.take();
+    print_outcome(output, &report, in_words)?;
+    Ok(failure)
 }
 
 /// What is printed on failure. The fields are a contract.
-#[derive(Serialize)]
-struct Failure<'a> {
-    status: &'static str,
+#[derive(JsonSchema, Serialize)]
+#[schemars(extend("oneOf" = schemas::codes()))]
+struct Failure {
+    /// How it ended.
+    status: FailedStatus,
+    /// The process's exit code; see exit-codes.md.
     code: u8,
-    reason: &'a str,
+    /// Why it failed: a stable name; see exit-codes.md.
+    reason: Reason,
+    /// What failed, where, and what to do. For people: it may change.
     message: String,
+}
+
+/// How it ended.
+#[derive(JsonSchema, Serialize)]
+enum FailedStatus {
+    /// The command failed; the process ends with the code in `code`.
+    Failed,
+}
+
+impl Failure {
+    fn new(reason: Reason, message: String) -> Self {
+        Failure {
+            status: FailedStatus::Failed,
+            code: reason.exit_code(),
+            reason,
+            message,
+        }
+    }
 }
 
 fn fail(e: &Error, output: Output, say: bool) -> ExitCode {
@@ -679,12 +718,7 @@ fn fail(e: &Error, output: Output, say: bool) -> ExitCode {
         );
     }
     if output == Output::Json {
-        let failure = Failure {
-            status: "Failed",
-            code,
-            reason: e.reason().as_str(),
-            message: e.to_string(),
-        };
+        let failure = Failure::new(e.reason(), e.to_string());
         // There is no other way left to complain.
         let _ = stream::end_with(&failure);
     }
@@ -712,12 +746,8 @@ fn refuse(e: &clap::Error, given: &[OsString], started: Instant) -> ExitCode {
                     .unwrap_or_default();
                 let said: Vec<&str> = said.split_whitespace().collect();
                 let said = said.join(" ");
-                let failure = Failure {
-                    status: "Failed",
-                    code: Reason::Usage.exit_code(),
-                    reason: Reason::Usage.as_str(),
-                    message: said.trim_start_matches("error: ").to_owned(),
-                };
+                let said = said.trim_start_matches("error: ").to_owned();
+                let failure = Failure::new(Reason::Usage, said);
                 let _ = print_json(&failure);
             }
             ExitCode::from(Reason::Usage.exit_code())

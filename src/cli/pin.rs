@@ -1,13 +1,12 @@
 //! `deltafold pin`: its arguments, and its outcome in words.
 
-use super::{Output, StoreArgs, print_outcome, show};
+use super::show::Text;
+use super::{Ended, Output, StoreArgs, print_report};
 use crate::base::Cancel;
-use crate::error::Result;
 use crate::job::gc::Status;
 use crate::job::gc::pin::{Options, Outcome, run};
-use crate::shorten::{self, IN_JSON};
+use crate::job::report::Report;
 use clap::Args;
-use std::fmt::Write;
 
 /// Keep a chain whatever the policy of `deltafold gc`, or let it go again
 ///
@@ -35,32 +34,31 @@ pub(super) struct PinArgs {
 }
 
 impl PinArgs {
-    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<()> {
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         let options = Options {
             name: self.name.clone(),
             reason: self.reason.clone(),
             unpin: self.unpin,
         };
-        let outcome = run(&self.store.context(cancel)?, &options)?;
-        print_outcome(output, &outcome, in_words)
+        let report = run(&self.store.context(cancel)?, &options)?;
+        print_report(output, report, in_words)
     }
 }
 
-fn in_words(o: &Outcome) -> String {
-    let mut s = String::new();
+fn in_words(o: &Report<Outcome>) -> String {
+    let mut text = Text::new();
     let what = match (o.pinned, o.status) {
         (true, Status::NothingToDo) => "is pinned already; it keeps",
         (true, _) => "is pinned; this keeps",
         (false, Status::NothingToDo) => "was not pinned",
         (false, _) => "is no longer pinned; the policy decides on",
     };
-    // Writing to a String cannot fail.
-    let _ = writeln!(s, "{} {what}", o.full);
+    text.line(format_args!("{} {what}", o.full));
     if o.pinned || o.status != Status::NothingToDo {
-        for path in shorten::lines(&o.chain, IN_JSON) {
-            let _ = writeln!(s, "  {path}");
-        }
+        text.items("  ", &o.chain);
     }
-    show::each(&mut s, "warning: ", &o.warnings);
-    s
+    for warning in &o.warnings {
+        text.line(format_args!("warning: {warning}"));
+    }
+    text.end()
 }

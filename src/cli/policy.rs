@@ -1,18 +1,19 @@
 //! `deltafold policy status`: its arguments, and how policies are, in words.
 
 use super::kubernetes::{ClusterArgs, age, table, wait_for};
-use super::{Output, print_outcome, size, yes_or_no};
+use super::show::Text;
+use super::{Ended, Output, print_outcome, size, yes_or_no};
 use crate::base::Cancel;
 use crate::controller::api::{
     Condition, EtcdBackupPolicy, EtcdBackupPolicyStatus, LastRun, RunState, SnapshotStatus,
 };
-use crate::error::{Error, Reason, Result};
+use crate::error::{Error, Reason};
 use chrono::{DateTime, Utc};
 use clap::{Args, Subcommand};
 use kube::ResourceExt;
 use kube::api::ListParams;
+use schemars::JsonSchema;
 use serde::Serialize;
-use std::fmt::Write;
 
 /// The conditions, in the order in which they are told.
 const CONDITIONS: [&str; 4] = [
@@ -49,17 +50,24 @@ struct StatusArgs {
 }
 
 /// What is printed. The fields are a contract; `status` is that of the API.
-#[derive(Debug, Serialize)]
-struct PoliciesOutcome {
+#[derive(Debug, JsonSchema, Serialize)]
+pub(super) struct PoliciesOutcome {
+    /// The policies, by namespace and name; of one that was named, that one.
     policies: Vec<PolicyOutcome>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, JsonSchema, Serialize)]
 struct PolicyOutcome {
+    /// Where it is.
     namespace: String,
+    /// Its name.
     name: String,
+    /// The URL of its store.
     store: String,
+    /// Whether nothing is started by schedule or threshold.
     suspended: bool,
+    /// The status that the controller wrote, as the API has it.
+    #[schemars(with = "serde_json::Map<String, serde_json::Value>")]
     status: EtcdBackupPolicyStatus,
 }
 
@@ -80,7 +88,7 @@ impl PolicyOutcome {
 }
 
 impl PolicyCommand {
-    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<()> {
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         match &self.command {
             PolicySubcommand::Status(args) => args.run(cancel, output),
         }
@@ -88,7 +96,7 @@ impl PolicyCommand {
 }
 
 impl StatusArgs {
-    fn run(&self, cancel: &Cancel, output: Output) -> Result<()> {
+    fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         let mut policies = wait_for(cancel, async {
             let person = self.cluster.person(false).await?;
             let api = match self.all_namespaces {
@@ -173,53 +181,40 @@ fn all(policies: &[PolicyOutcome], with_namespace: bool, now: DateTime<Utc>) -> 
 
 /// One policy, with all that is known.
 fn whole(p: &PolicyOutcome, now: DateTime<Utc>) -> String {
-    let mut s = String::new();
+    let mut text = Text::with_labels(19);
     let suspended = match p.suspended {
         true => ", suspended",
         false => "",
     };
-    // Writing to a String cannot fail.
-    let _ = writeln!(s, "{}/{}{suspended}", p.namespace, p.name);
-    let _ = writeln!(s, "  store               {}", p.store);
+    text.line(format_args!("{}/{}{suspended}", p.namespace, p.name));
+    text.field("store", &p.store);
     if p.status.conditions.is_empty() {
-        let _ = writeln!(s, "  no controller has looked at it yet");
+        text.line("  no controller has looked at it yet");
     }
     let known = CONDITIONS.iter().filter_map(|type_| p.condition(type_));
     let others = p.status.conditions.iter();
     let others = others.filter(|c| !CONDITIONS.contains(&c.type_.as_str()));
     for c in known.chain(others) {
-        let since = age(c.last_transition_time, now);
-        let _ = writeln!(
-            s,
-            "  {:18}  {} for {since} [{}]: {}",
-            c.type_,
-            c.status.as_str(),
-            c.reason,
-            c.message
-        );
+        let (status, since) = (c.status.as_str(), age(c.last_transition_time, now));
+        let said = format!("{status} for {since} [{}]: {}", c.reason, c.message);
+        text.field(&c.type_, said);
     }
     if let Some(snapshots) = &p.status.snapshots {
-        let kinds = [
-            ("last full", &snapshots.last_full),
-            ("last delta", &snapshots.last_delta),
-        ];
-        for (what, snapshot) in kinds {
-            if let Some(snapshot) = snapshot {
-                let _ = writeln!(s, "  {what:18}  {}", of_snapshot(snapshot, now));
-            }
-        }
+        let told = |s: &Option<SnapshotStatus>| s.as_ref().map(|s| of_snapshot(s, now));
+        text.maybe("last full", told(&snapshots.last_full));
+        text.maybe("last delta", told(&snapshots.last_delta));
         let events = snapshots.accumulated_delta_events;
+        let events = events.map(|n| format!("{n} events"));
         let bytes = snapshots.accumulated_delta_size;
-        if events.is_some() || bytes.is_some() {
-            let events = events.map(|n| format!("{n} events"));
-            let bytes = bytes.and_then(|n| u64::try_from(n).ok()).map(size);
+        let bytes = bytes.and_then(|n| u64::try_from(n).ok()).map(size);
+        if events.is_some() || snapshots.accumulated_delta_size.is_some() {
             let parts: Vec<String> = events.into_iter().chain(bytes).collect();
-            let _ = writeln!(s, "  since the full      {}", parts.join(", "));
+            text.field("since the full", parts.join(", "));
         }
     }
     if let Some(window) = &p.status.restorable_window {
         let (first, last) = (window.first_revision, window.last_revision);
-        let _ = writeln!(s, "  restorable          revisions {first} to {last}");
+        text.field("restorable", format_args!("revisions {first} to {last}"));
     }
     if let Some(c) = &p.status.last_compaction {
         let what = match c.full_snapshot {
@@ -227,35 +222,32 @@ fn whole(p: &PolicyOutcome, now: DateTime<Utc>) -> String {
             false => "",
         };
         let run = of_run(&c.run, now);
-        let _ = writeln!(s, "  last compaction     {run}; {}{what}", c.trigger);
+        text.field(
+            "last compaction",
+            format_args!("{run}; {}{what}", c.trigger),
+        );
     }
-    for (what, run) in [
-        ("last verification", &p.status.last_verification),
-        ("last restoration", &p.status.last_restoration),
-        ("last maintenance", &p.status.last_defragmentation),
-    ] {
-        if let Some(run) = run {
-            let _ = writeln!(s, "  {what:18}  {}", of_run(run, now));
-        }
-    }
+    let told = |run: &Option<LastRun>| run.as_ref().map(|r| of_run(r, now));
+    text.maybe("last verification", told(&p.status.last_verification));
+    text.maybe("last restoration", told(&p.status.last_restoration));
+    text.maybe("last maintenance", told(&p.status.last_defragmentation));
     if !p.status.active_jobs.is_empty() {
-        let jobs = p.status.active_jobs.join(", ");
-        let _ = writeln!(s, "  running             {jobs}");
+        text.field("running", p.status.active_jobs.join(", "));
     }
-    s
+    text.end()
 }
 
 fn of_snapshot(snapshot: &SnapshotStatus, now: DateTime<Utc>) -> String {
     let name = snapshot.name.as_deref().unwrap_or("of a name unknown");
-    let mut s = format!("{name}, to revision {}", snapshot.end_revision);
-    if let Some(bytes) = snapshot.size.and_then(|n| u64::try_from(n).ok()) {
-        // Writing to a String cannot fail.
-        let _ = write!(s, ", {}", size(bytes));
-    }
-    if let Some(time) = snapshot.time {
-        let _ = write!(s, ", {} ago", age(time, now));
-    }
-    s
+    let bytes = snapshot.size.and_then(|n| u64::try_from(n).ok());
+    let bytes = bytes.map(|n| format!(", {}", size(n)));
+    let time = snapshot.time.map(|t| format!(", {} ago", age(t, now)));
+    format!(
+        "{name}, to revision {}{}{}",
+        snapshot.end_revision,
+        bytes.unwrap_or_default(),
+        time.unwrap_or_default()
+    )
 }
 
 fn of_run(run: &LastRun, now: DateTime<Utc>) -> String {
@@ -264,21 +256,14 @@ fn of_run(run: &LastRun, now: DateTime<Utc>) -> String {
         RunState::Succeeded => "succeeded",
         RunState::Failed => "failed",
     };
-    let mut s = state.to_owned();
-    // Writing to a String cannot fail.
-    let _ = match (run.completion_time, run.start_time) {
-        (Some(at), _) => write!(s, " {} ago", age(at, now)),
-        (None, Some(at)) => write!(s, ", begun {} ago", age(at, now)),
-        (None, None) => Ok(()),
+    let time = match (run.completion_time, run.start_time) {
+        (Some(at), _) => Some(format!(" {} ago", age(at, now))),
+        (None, Some(at)) => Some(format!(", begun {} ago", age(at, now))),
+        (None, None) => None,
     };
-    if let Some(revision) = run.revision {
-        let _ = write!(s, ", to revision {revision}");
-    }
-    if let Some(reason) = &run.reason {
-        let _ = write!(s, " [{reason}]");
-    }
-    if let Some(message) = &run.message {
-        let _ = write!(s, ": {message}");
-    }
-    s
+    let revision = run.revision.map(|r| format!(", to revision {r}"));
+    let reason = run.reason.as_ref().map(|r| format!(" [{r}]"));
+    let message = run.message.as_ref().map(|m| format!(": {m}"));
+    let parts = [Some(state.to_owned()), time, revision, reason, message];
+    parts.into_iter().flatten().collect()
 }

@@ -1,17 +1,17 @@
 //! `deltafold restore`: its arguments, and its outcome in words.
 
-use super::{MeansArgs, Output, StateArgs, print_outcome, size};
+use super::show::{self, Text};
+use super::{Ended, MeansArgs, Output, StateArgs, print_report, size};
 use crate::base::Cancel;
 use crate::datadir::Cluster;
 use crate::datadir::place::Place;
 use crate::error::{Error, Reason, Result};
+use crate::job::report::Report;
 use crate::job::restore::{Action, Depth, Fate, Leases, Options, Outcome, Status, To, run};
+use crate::mvcc::KeepHistory;
 use crate::mvcc::history::parse_duration;
-use crate::mvcc::{KeepHistory, Revision};
-use crate::shorten::{self, IN_JSON};
-use crate::shown;
+use crate::shorten;
 use clap::{Args, ValueEnum};
-use std::fmt::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -178,7 +178,7 @@ fn parse_ttl(s: &str) -> Result<Duration, String> {
 }
 
 impl RestoreArgs {
-    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<()> {
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         let mut backups = Vec::new();
         match &self.snapshot {
             Some(file) => backups.push(self.means.backup_file(file, cancel)?),
@@ -203,8 +203,8 @@ impl RestoreArgs {
             },
             dry_run: self.dry_run,
         };
-        let outcome = run(&backups, &options, cancel)?;
-        print_outcome(output, &outcome, in_words)
+        let report = run(&backups, &options, cancel)?;
+        print_report(output, report, in_words)
     }
 
     fn to(&self) -> Result<To> {
@@ -233,40 +233,28 @@ impl RestoreArgs {
     }
 }
 
-fn in_words(o: &Outcome) -> String {
-    let mut s = String::new();
+fn in_words(o: &Report<Outcome>) -> String {
+    let mut text = Text::new();
     let target = o.data_dir.as_ref().or(o.snapshot_file.as_ref());
     let target = target.cloned().unwrap_or_default();
     let (would, did) = match o.snapshot_file {
         Some(_) => ("write", "wrote"),
         None => ("restore", "restored"),
     };
-    // Writing to a String cannot fail.
-    let _ = match (o.status, o.dry_run) {
-        (Status::NotNeeded, _) => {
-            writeln!(s, "nothing to do: {}", shown::line(&o.decision.message))
-        }
-        (Status::Succeeded, true) => writeln!(s, "would {would} {target}"),
-        (Status::Succeeded, false) => {
-            writeln!(s, "{did} {target} ({})", size(o.database_bytes))
-        }
-    };
-    if o.decision.action == Action::Restore && o.decision.reason != "Asked" {
-        let _ = writeln!(
-            s,
-            "  because   {} [{}]",
-            shown::line(&o.decision.message),
-            o.decision.reason
-        );
+    let (action, why) = (&o.decision.action, &o.decision.message);
+    text.line(match (o.status, o.dry_run) {
+        (Status::NotNeeded, _) => format!("nothing to do: {why}"),
+        (Status::Succeeded, true) => format!("would {would} {target}"),
+        (Status::Succeeded, false) => format!("{did} {target} ({})", size(o.database_bytes)),
+    });
+    if *action == Action::Restore && o.decision.reason != "Asked" {
+        text.field("because", format_args!("{why} [{}]", o.decision.reason));
     }
     for kept in &o.kept_aside {
-        let _ = writeln!(s, "  kept      what was there before: {}", kept);
+        text.field("kept", format_args!("what was there before: {kept}"));
     }
     if let Some(base) = &o.base {
-        let _ = writeln!(s, "  from      {base}");
-        for d in shorten::lines(&o.deltas, IN_JSON) {
-            let _ = writeln!(s, "            {d}");
-        }
+        text.from(base, &o.deltas);
     }
     if o.candidates.len() > 1 {
         for c in &o.candidates {
@@ -276,64 +264,46 @@ fn in_words(o: &Outcome) -> String {
                 Fate::Excluded => "excluded",
             };
             let revision = c.revision.map(|r| format!(" at revision {r}"));
-            let why = c.message.as_ref().map(|m| format!(": {}", shown::line(m)));
-            let _ = writeln!(
-                s,
-                "  {fate:10}{}{}{}",
-                c.store,
-                revision.unwrap_or_default(),
-                why.unwrap_or_default()
-            );
+            let why = c.message.as_ref().map(|m| format!(": {m}"));
+            let (revision, why) = (revision.unwrap_or_default(), why.unwrap_or_default());
+            text.line(format_args!("  {fate:10}{}{revision}{why}", c.store));
         }
     }
     if let (Some(restored), Some(revision), Some(timeline)) =
         (o.restored_revision, o.revision, &o.timeline)
     {
-        let _ = write!(s, "  revision  {restored} on timeline {timeline}");
-        let _ = match revision == restored {
-            true => writeln!(s),
-            false => writeln!(s, ", raised to {revision}"),
+        let raised = match revision == restored {
+            true => String::new(),
+            false => format!(", raised to {revision}"),
         };
-    }
-    if let (Some(hash), Some(live), Some(compact)) = (o.hash_kv, o.live_keys, o.compact_revision) {
-        let compacted = match compact {
-            Revision::NONE => "never compacted".to_owned(),
-            at => format!("compacted at {at}"),
-        };
-        let _ = writeln!(
-            s,
-            "  holds     {live} live keys, {compacted}, HashKV {hash}"
+        text.field(
+            "revision",
+            format_args!("{restored} on timeline {timeline}{raised}"),
         );
     }
+    text.maybe(
+        "holds",
+        show::holds(o.live_keys, o.compact_revision, o.hash_kv),
+    );
     if let Some(at) = o.metadata_revision {
-        let _ = writeln!(
-            s,
+        text.line(format_args!(
             "  users, roles, alarms and leases are as of revision {at}"
-        );
+        ));
     }
-    if let Some(n) = o.leases_added.filter(|&n| n > 0) {
-        let _ = writeln!(
-            s,
-            "  leases    {n} that no snapshot recorded got a time to live"
-        );
-    }
+    let leases = o.leases_added.filter(|&n| n > 0);
+    let leases = leases.map(|n| format!("{n} that no snapshot recorded got a time to live"));
+    text.maybe("leases", leases);
     if let Some(m) = &o.member {
-        let _ = writeln!(
-            s,
-            "  member    {} ({}) of {} in cluster {}",
-            shown::line(&m.name),
-            m.id,
-            shorten::line(&m.members, ", ", ""),
-            m.cluster_id
+        let members = shorten::line(&m.members, ", ", "");
+        let member = format!(
+            "{} ({}) of {members} in cluster {}",
+            m.name, m.id, m.cluster_id
         );
+        text.field("member", member);
     }
     if o.status == Status::Succeeded && !o.dry_run {
-        let _ = writeln!(
-            s,
-            "  read      {}, in {:.2} s",
-            size(o.bytes_read),
-            o.seconds
-        );
+        let read = size(o.bytes_read);
+        text.field("read", format_args!("{read}, in {:.2} s", o.seconds));
     }
-    s
+    text.end()
 }

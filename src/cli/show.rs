@@ -1,28 +1,112 @@
-//! Keys and values for people.
+//! Keys, values and outcomes for people.
 //!
 //! Whatever a backup holds, nothing of it steers the terminal: control characters are shown, not sent.
 //! The commands that read a backup call it.
 
 use super::size;
 use crate::job::read::kubernetes::Object;
-use crate::mvcc::KeyValue;
+use crate::mvcc::{KeyValue, Revision};
+use crate::shorten::{self, IN_JSON};
 use crate::shown::{harmless, line, lines};
 use std::borrow::Cow;
-use std::fmt::Write;
+use std::fmt::Display;
+
+/// An outcome as lines of text: a headline, and below it what belongs to it, behind labels.
+pub(super) struct Text {
+    text: String,
+    /// Columns of a label.
+    width: usize,
+}
+
+impl Text {
+    pub(super) fn new() -> Self {
+        Self::with_labels(9)
+    }
+
+    /// With labels of up to `width` characters.
+    pub(super) fn with_labels(width: usize) -> Self {
+        let text = String::new();
+        Text { text, width }
+    }
+
+    /// Adds a line.
+    pub(super) fn line(&mut self, text: impl Display) {
+        self.text.extend([&line(&text.to_string()), "\n"]);
+    }
+
+    /// Adds a line behind a label.
+    pub(super) fn field(&mut self, label: &str, text: impl Display) {
+        let width = self.width;
+        self.line(format_args!("  {label:width$} {text}"));
+    }
+
+    /// Adds a line behind a label, if there is something to tell.
+    pub(super) fn maybe(&mut self, label: &str, text: Option<impl Display>) {
+        if let Some(text) = text {
+            self.field(label, text);
+        }
+    }
+
+    /// Adds a long list, shortened: a line for each item behind `before`.
+    pub(super) fn items<T: Display>(&mut self, before: &str, items: &[T]) {
+        for item in shorten::lines(items, IN_JSON) {
+            self.line(format_args!("{before}{item}"));
+        }
+    }
+
+    /// As [`items`](Self::items), behind a label.
+    pub(super) fn list<T: Display>(&mut self, label: &str, items: &[T]) {
+        let width = self.width;
+        self.items(&format!("  {label:width$} "), items);
+    }
+
+    /// Adds a line for each text behind a label.
+    pub(super) fn each<T: Display>(&mut self, label: &str, texts: impl IntoIterator<Item = T>) {
+        for text in texts {
+            self.field(label, text);
+        }
+    }
+
+    /// Adds the base and the deltas of which something was made.
+    pub(super) fn from(&mut self, base: &str, deltas: &[String]) {
+        self.field("from", base);
+        self.list("", deltas);
+    }
+
+    /// Adds text that has lines already.
+    pub(super) fn block(&mut self, lines: &str) {
+        self.text.push_str(lines);
+    }
+
+    /// The text.
+    pub(super) fn end(self) -> String {
+        self.text
+    }
+}
+
+/// What a store at this compacted revision holds of its history.
+pub(super) fn compacted(at: Revision) -> String {
+    match at {
+        Revision::NONE => "never compacted".to_owned(),
+        at => format!("compacted at {at}"),
+    }
+}
+
+/// What a new database holds.
+pub(super) fn holds(
+    live_keys: Option<u64>,
+    compact: Option<Revision>,
+    hash: Option<u32>,
+) -> Option<String> {
+    let (live, compacted) = (live_keys?, compacted(compact?));
+    Some(format!("{live} live keys, {compacted}, HashKV {}", hash?))
+}
 
 /// A key, on one line.
 pub(super) fn key(key: &[u8]) -> Cow<'_, str> {
     match std::str::from_utf8(key) {
         Ok(text) => line(text),
         Err(_) => Cow::Owned(key.escape_ascii().to_string()),
-    }
-}
-
-/// Texts on a line each, behind what they are.
-pub(super) fn each<'a>(s: &mut String, what: &str, texts: impl IntoIterator<Item = &'a String>) {
-    for text in texts {
-        // Writing to a String cannot fail.
-        let _ = writeln!(s, "{what}{}", line(text));
     }
 }
 
@@ -41,26 +125,23 @@ pub(super) fn object(o: &Object<'_>) -> String {
 
 /// A key with its newest version: YAML, if the value is a JSON object.
 pub(super) fn entry(kv: &KeyValue<'_>) -> String {
-    let mut s = String::new();
-    // Writing to a String cannot fail.
-    let _ = writeln!(s, "# {}", key(kv.key));
+    let mut text = Text::new();
+    text.line(format_args!("# {}", key(kv.key)));
     if let Some(o) = Object::of(kv.key, Some(kv.value)) {
-        let _ = writeln!(s, "# {}", object(&o));
+        text.line(format_args!("# {}", object(&o)));
     }
-    let _ = write!(
-        s,
-        "# revision {}, created at {}, version {}",
+    let lease = match kv.lease {
+        0 => String::new(),
+        lease => format!(", lease {lease:x}"),
+    };
+    text.line(format_args!(
+        "# revision {}, created at {}, version {}{lease}",
         kv.mod_revision, kv.create_revision, kv.version
-    );
-    if kv.lease != 0 {
-        let _ = write!(s, ", lease {:x}", kv.lease);
-    }
-    s.push('\n');
-    s.push_str(&value(kv.value));
-    if !s.ends_with('\n') {
-        s.push('\n');
-    }
-    s
+    ));
+    let value = value(kv.value);
+    text.block(value.strip_suffix('\n').unwrap_or(&value));
+    text.block("\n");
+    text.end()
 }
 
 fn value(value: &[u8]) -> Cow<'_, str> {

@@ -4,21 +4,21 @@ use super::bandwidth::BandwidthArgs;
 use super::endpoints::EndpointArgs;
 use super::leases::{LeaseArgs, LockArgs};
 use super::metrics::MetricsArgs;
+use super::show::Text;
 use super::size::parse_size;
-use super::{MeansArgs, Output, print_outcome, show, size};
+use super::{Ended, MeansArgs, Output, print_report, size};
 use crate::base::Cancel;
 use crate::bucket::codec::CompressionChoice;
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
+use crate::job::report::Report;
 use crate::job::schedule::Schedule;
 use crate::job::snapshot::follow::{self, FollowOptions, follow};
-use crate::job::snapshot::{DeltaOptions, Outcome, Status, Taking, Tell, delta, full};
+use crate::job::snapshot::{DeltaOptions, Hole, Outcome, Status, Taking, Tell, delta, full};
 use crate::mvcc::history::parse_duration;
-use crate::shown;
 use crate::store;
 use crate::telemetry::metrics::Metrics;
 use clap::{Args, Subcommand};
-use std::fmt::Write;
 use std::time::Duration;
 
 /// Save a live etcd into the store: whole, or what has changed since the last snapshot
@@ -201,7 +201,7 @@ struct FollowArgs {
 const LOCK_DURATION: Duration = Duration::from_secs(15);
 
 impl FollowArgs {
-    fn follow(&self, cancel: &Cancel, stop: &Cancel) -> Result<follow::Outcome> {
+    fn follow(&self, cancel: &Cancel, stop: &Cancel) -> Result<Report<follow::Outcome>> {
         let options = FollowOptions {
             delta_period: self.delta_period,
             delta_bytes: self.delta_bytes,
@@ -229,7 +229,7 @@ impl FollowArgs {
     }
 
     /// The first signal stops it; the second, or the end of its time, ends it.
-    fn with_signals(&self) -> Result<follow::Outcome> {
+    fn with_signals(&self) -> Result<Report<follow::Outcome>> {
         let (mut term, mut int) = super::end_signals()?;
         let (cancel, stop) = (Cancel::default(), Cancel::default());
         let (hard, soft, patience) = (cancel.clone(), stop.clone(), self.shutdown_timeout);
@@ -262,7 +262,7 @@ impl SnapshotArgs {
         matches!(self.command, SnapshotCommand::Follow(_))
     }
 
-    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<()> {
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         match &self.command {
             SnapshotCommand::Full(args) => {
                 args.common
@@ -270,7 +270,8 @@ impl SnapshotArgs {
                     .around("snapshot-full", cancel, |metrics| {
                         let (ctx, taking) = args.common.open(cancel)?;
                         let tell = Tell::new(metrics.clone());
-                        show(&full(&ctx, &taking, args.is_final, &tell)?, output)
+                        let report = full(&ctx, &taking, args.is_final, &tell)?;
+                        print_report(output, report, in_words)
                     })
             }
             SnapshotCommand::Delta(args) => {
@@ -283,102 +284,84 @@ impl SnapshotArgs {
                             max_full_age: args.max_full_age,
                         };
                         let tell = Tell::new(metrics.clone());
-                        show(&delta(&ctx, &taking, options, &tell)?, output)
+                        let report = delta(&ctx, &taking, options, &tell)?;
+                        print_report(output, report, in_words)
                     })
             }
             SnapshotCommand::Follow(args) => {
-                let outcome = args.with_signals()?;
-                print_outcome(output, &outcome, followed)
+                let report = args.with_signals()?;
+                print_report(output, report, followed)
             }
         }
     }
-}
-
-fn show(outcome: &Outcome, output: Output) -> Result<()> {
-    print_outcome(output, outcome, in_words)
 }
 
 fn parse_age(s: &str) -> Result<Duration, String> {
     parse_duration(s).ok_or_else(|| "give a duration such as 90s, 24h or 7d".to_owned())
 }
 
-fn in_words(o: &Outcome) -> String {
-    let mut s = String::new();
-    // Writing to a String cannot fail.
+fn in_words(o: &Report<Outcome>) -> String {
+    let mut text = Text::new();
     if o.status == Status::NothingToDo {
-        let _ = writeln!(s, "nothing to do: revision {} is saved already", o.revision);
+        text.line(format_args!(
+            "nothing to do: revision {} is saved already",
+            o.revision
+        ));
     }
     for w in &o.snapshots {
-        let _ = match w.events {
-            None => writeln!(s, "saved {}", w.name),
-            Some(events) => writeln!(s, "saved {} ({events} events)", w.name),
-        };
-        if let Some(hash) = w.hash_kv {
-            let _ = writeln!(
-                s,
-                "  holds     revisions {} to {}, {} keys alive, HashKV {hash}",
-                w.compact_revision.map_or(1, |c| c.0.max(1)),
-                w.last_revision,
-                w.live_keys.unwrap_or(0)
-            );
+        match w.events {
+            None => text.line(format_args!("saved {}", w.name)),
+            Some(events) => text.line(format_args!("saved {} ({events} events)", w.name)),
         }
-        let _ = writeln!(
-            s,
-            "  size      {} of {}",
-            size(w.bytes),
-            size(w.uncompressed_bytes)
-        );
+        if let Some(hash) = w.hash_kv {
+            let first = w.compact_revision.map_or(1, |c| c.0.max(1));
+            let (last, keys) = (w.last_revision, w.live_keys.unwrap_or(0));
+            let holds = format!("revisions {first} to {last}, {keys} keys alive, HashKV {hash}");
+            text.field("holds", holds);
+        }
+        let (bytes, payload) = (size(w.bytes), size(w.uncompressed_bytes));
+        text.field("size", format_args!("{bytes} of {payload}"));
     }
     if let Some(endpoint) = &o.endpoint {
         let agree = o.members.iter().filter(|m| m.agrees == Some(true)).count();
-        let _ = writeln!(
-            s,
-            "  taken     from {endpoint}; {agree} of {} members hold the same",
-            o.members.len()
-        );
+        let all = o.members.len();
+        let taken = format!("from {endpoint}; {agree} of {all} members hold the same");
+        text.field("taken", taken);
     }
-    if let Some(why) = &o.message {
-        let _ = writeln!(s, "  full      {}", shown::line(why));
-    }
+    text.maybe("full", o.message.as_ref());
     if o.timeline_began {
-        let _ = writeln!(s, "  history   a new timeline begins");
+        text.field("history", "a new timeline begins");
     }
-    if let Some(hole) = &o.hole {
-        let _ = writeln!(
-            s,
-            "  hole      revisions {} to {} cannot be restored: etcd had compacted them",
-            hole.first_revision, hole.last_revision
-        );
-    }
-    let _ = writeln!(s, "  took      {:.1} s", o.seconds);
-    show::each(&mut s, "  warning   ", &o.warnings);
-    s
+    text.each("hole", o.hole.iter().map(hole));
+    text.field("took", format_args!("{:.1} s", o.seconds));
+    text.each("warning", &o.warnings);
+    text.end()
 }
 
-fn followed(o: &follow::Outcome) -> String {
-    let mut s = String::new();
-    // Writing to a String cannot fail.
-    let _ = writeln!(
-        s,
+fn hole(hole: &Hole) -> String {
+    format!(
+        "revisions {} to {} cannot be restored: etcd had compacted them",
+        hole.first_revision, hole.last_revision
+    )
+}
+
+fn followed(o: &Report<follow::Outcome>) -> String {
+    let mut text = Text::new();
+    text.line(format_args!(
         "saved {} fulls and {} deltas ({} events, {})",
         o.fulls,
         o.deltas,
         o.events,
         size(o.bytes_written)
-    );
-    if let Some(revision) = o.revision {
-        let _ = writeln!(s, "  revision  {revision} is saved");
-    }
-    for hole in &o.holes {
-        let _ = writeln!(
-            s,
-            "  hole      revisions {} to {} cannot be restored: etcd had compacted them",
-            hole.first_revision, hole.last_revision
+    ));
+    text.maybe("revision", o.revision.map(|r| format!("{r} is saved")));
+    text.each("hole", o.holes.iter().map(hole));
+    if o.failures > 0 {
+        text.field(
+            "failures",
+            format_args!("{} that were waited out", o.failures),
         );
     }
-    if o.failures > 0 {
-        let _ = writeln!(s, "  failures  {} that were waited out", o.failures);
-    }
-    show::each(&mut s, "  warning   ", &o.warnings);
-    s
+    text.each("warning", &o.warnings);
+    text.end()
 }

@@ -1,13 +1,12 @@
 //! `deltafold store`: its arguments, and what a store does as a table.
 
-use super::{Output, StoreArgs, print_outcome};
+use super::show::Text;
+use super::{Ended, Output, StoreArgs, print_report};
 use crate::base::Cancel;
-use crate::error::{Error, Result};
+use crate::job::report::Report;
 use crate::job::store_check::{Check, Outcome, Status, run};
-use crate::shown;
 use crate::store::probe::{Ability, State};
 use clap::{Args, Subcommand};
-use std::fmt::Write;
 
 /// Look at a store itself, whatever it holds
 #[derive(Debug, Args)]
@@ -43,12 +42,10 @@ struct CheckArgs {
 }
 
 impl StoreCommand {
-    /// Gives the failure whose outcome is printed already, if it is one.
-    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<Option<Error>> {
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         let What::Check(args) = &self.what;
-        let (outcome, error) = run(&args.store.context(cancel)?)?;
-        print_outcome(output, &outcome, in_words)?;
-        Ok(error)
+        let report = run(&args.store.context(cancel)?)?;
+        print_report(output, report, in_words)
     }
 }
 
@@ -83,26 +80,23 @@ fn state(check: &Check) -> &'static str {
     }
 }
 
-fn in_words(o: &Outcome) -> String {
-    let mut s = String::new();
-    // Writing to a String cannot fail.
+fn in_words(o: &Report<Outcome>) -> String {
+    let mut text = Text::new();
     for check in &o.checks {
         let mark = if check.is_problem { "!" } else { " " };
-        let _ = writeln!(
-            s,
-            "{mark} {:<20} {:<10} {}",
-            label(check.ability),
-            state(check),
-            shown::line(&check.detail)
-        );
-        let _ = writeln!(s, "  {:<31} → {}", "", check.meaning);
+        let (label, state) = (label(check.ability), state(check));
+        text.line(format_args!(
+            "{mark} {label:<20} {state:<10} {}",
+            check.detail
+        ));
+        text.line(format_args!("  {:<31} → {}", "", check.meaning));
     }
     for left in &o.left_behind {
-        let _ = writeln!(s, "  left behind: {left}");
+        text.line(format_args!("  left behind: {left}"));
     }
-    let _ = match o.status {
-        Status::Succeeded => writeln!(s, "deltafold can work safely in {}", o.store),
-        Status::Failed => writeln!(s, "deltafold cannot work safely in {}", o.store),
-    };
-    s
+    text.line(match o.status {
+        Status::Succeeded => format!("deltafold can work safely in {}", o.store),
+        Status::Failed => format!("deltafold cannot work safely in {}", o.store),
+    });
+    text.end()
 }

@@ -3,6 +3,7 @@
 //! A result that has begun is always ended: where the command fails on the way, `fail` in `cli` ends it
 //! with the failure (`end_with`). The commands that read a backup call it.
 
+use super::Ended;
 use crate::error::{Error, Result};
 use serde::Serialize;
 use std::io::{BufWriter, ErrorKind, Stdout, Write};
@@ -110,7 +111,7 @@ impl Stream {
     ///
     /// # Errors
     /// Those of `result`, and as [`write`](Self::write).
-    pub(super) fn end(mut self, result: Result<()>) -> Result<()> {
+    pub(super) fn end(mut self, result: Result<()>) -> Ended {
         let (result, flushed) = match self.closed {
             // The failure is the closed pipe itself.
             true => (Ok(()), Ok(())),
@@ -120,9 +121,9 @@ impl Stream {
         if self.closed {
             // The buffer's rest has nowhere to go.
             let _ = self.out.into_parts();
-            return result;
+            return result.map(|()| None);
         }
-        result.and(flushed)
+        result.and(flushed).map(|()| None)
     }
 }
 

@@ -3,6 +3,7 @@
 //! What it says is a pure function of the failure and the outcome; it never changes how a command ends.
 //! `main` in `cli` begins and ends it, and `print_outcome` hands it every outcome.
 
+use crate::base::lock;
 use crate::error::Error;
 use chrono::{DateTime, SecondsFormat, Utc};
 use serde::Serialize;
@@ -12,7 +13,7 @@ use std::fs::OpenOptions;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// Kubernetes cuts a message of more than 4096 bytes, and what is cut is no JSON.
@@ -34,7 +35,7 @@ struct Kept {
 }
 
 fn kept() -> MutexGuard<'static, Kept> {
-    OUTCOME.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&OUTCOME)
 }
 
 /// Keeps an outcome for the message, if one is asked for.

@@ -1,12 +1,11 @@
 //! `deltafold undelete`: its arguments, and its outcome in words.
 
-use super::{Output, StoreArgs, print_outcome, show};
+use super::show::Text;
+use super::{Ended, Output, StoreArgs, print_report};
 use crate::base::Cancel;
-use crate::error::{Error, Result};
 use crate::job::gc::undelete::{Options, Outcome, Restored, run};
-use crate::shorten::{self, IN_JSON};
+use crate::job::report::Report;
 use clap::Args;
-use std::fmt::Write;
 
 /// Bring back snapshots that `deltafold gc --purge-after` removed
 ///
@@ -37,34 +36,29 @@ pub(super) struct UndeleteArgs {
 }
 
 impl UndeleteArgs {
-    /// Gives the failure whose outcome is printed already, if it is one.
-    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<Option<Error>> {
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         let ctx = self.store.context(cancel)?;
         let options = Options {
             names: self.names.clone(),
         };
-        let (outcome, error) = run(&ctx, &options)?;
-        print_outcome(output, &outcome, in_words)?;
-        Ok(error)
+        let report = run(&ctx, &options)?;
+        print_report(output, report, in_words)
     }
 }
 
-fn in_words(o: &Outcome) -> String {
-    let mut s = String::new();
+fn in_words(o: &Report<Outcome>) -> String {
+    let mut text = Text::new();
     if o.snapshots.is_empty() {
-        s.push_str("nothing to do: none of it is excluded\n");
+        text.line("nothing to do: none of it is excluded");
     }
-    // Writing to a String cannot fail.
     let back = o.snapshots.iter().filter(|x| x.error.is_none());
     let back: Vec<&String> = back.map(|x| &x.path).collect();
-    for path in shorten::lines(&back, IN_JSON) {
-        let _ = writeln!(s, "brought back {path}");
-    }
+    text.items("brought back ", &back);
     let failed = |x: &Restored| x.error.as_ref().map(|e| format!("{}: {e}", x.path));
     let failed: Vec<String> = o.snapshots.iter().filter_map(failed).collect();
-    for line in shorten::lines(&failed, IN_JSON) {
-        let _ = writeln!(s, "not brought back {line}");
+    text.items("not brought back ", &failed);
+    for warning in &o.warnings {
+        text.line(format_args!("warning: {warning}"));
     }
-    show::each(&mut s, "warning: ", &o.warnings);
-    s
+    text.end()
 }

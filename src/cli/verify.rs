@@ -2,19 +2,19 @@
 
 use super::endpoints::EndpointArgs;
 use super::metrics::MetricsArgs;
-use super::{Output, StoreArgs, print_outcome, show, size};
+use super::show::{self, Text};
+use super::{Ended, Output, StoreArgs, print_report, size};
 use crate::base::Cancel;
 use crate::error::{Error, Reason, Result};
+use crate::job::report::Report;
 use crate::job::verify::{Options, Outcome, run};
 use crate::job::{drill, verify_store};
 use crate::mvcc::Revision;
 use crate::mvcc::history::parse_duration;
 use crate::shorten::{self, IN_JSON};
-use crate::shown;
 use crate::telemetry::metrics::{Metrics, Window};
 use clap::{Args, ValueEnum};
 use std::collections::BTreeMap;
-use std::fmt::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -122,20 +122,16 @@ fn parse_patience(s: &str) -> Result<Duration, String> {
 }
 
 impl VerifyArgs {
-    /// Gives the failure whose outcome is printed already, if it is one.
-    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<Option<Error>> {
-        let failed = |e: &Option<Error>| e.as_ref().map(Error::reason);
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         self.metrics
-            .around_all("verify", cancel, failed, |metrics| {
-                match self.live.is_given() {
-                    true => self.compare(cancel, metrics, output).map(|()| None),
-                    false => self.verify(cancel, metrics, output),
-                }
+            .around("verify", cancel, |metrics| match self.live.is_given() {
+                true => self.compare(cancel, metrics, output),
+                false => self.verify(cancel, metrics, output),
             })
     }
 
     /// The backup with a live cluster.
-    fn compare(&self, cancel: &Cancel, metrics: &Metrics, output: Output) -> Result<()> {
+    fn compare(&self, cancel: &Cancel, metrics: &Metrics, output: Output) -> Ended {
         let way = self.live.connector(cancel)?;
         let ctx = self.store.context(cancel)?;
         let options = Options {
@@ -144,8 +140,8 @@ impl VerifyArgs {
         };
         let ended = run(&ctx, &way, &options);
         metrics.store_read(ctx.store.bytes_read());
-        let outcome = ended?;
-        print_outcome(output, &outcome, in_words)
+        let report = ended?;
+        print_report(output, report, in_words)
     }
 
     fn level(&self) -> Result<verify_store::Level> {
@@ -162,7 +158,7 @@ impl VerifyArgs {
     }
 
     /// The backup by itself.
-    fn verify(&self, cancel: &Cancel, metrics: &Metrics, output: Output) -> Result<Option<Error>> {
+    fn verify(&self, cancel: &Cancel, metrics: &Metrics, output: Output) -> Ended {
         if self.revision.is_some() {
             return Err(Error::new(
                 Reason::Usage,
@@ -193,9 +189,9 @@ impl VerifyArgs {
         };
         let ended = verify_store::run(&ctx, &options);
         metrics.store_read(ctx.store.bytes_read());
-        let (outcome, failure) = ended?;
-        metrics.verified(&outcome.metrics());
-        if let Some(newest) = &outcome.newest {
+        let report = ended?;
+        metrics.verified(&report.metrics());
+        if let Some(newest) = &report.newest {
             metrics.restorable(&Window {
                 first_revision: newest.first_revision.0,
                 last_revision: newest.last_revision.0,
@@ -203,14 +199,13 @@ impl VerifyArgs {
                 last_time: Some(newest.last_time),
             });
         }
-        print_outcome(output, &outcome, found_in_words)?;
-        Ok(failure)
+        print_report(output, report, found_in_words)
     }
 }
 
-fn found_in_words(o: &verify_store::Outcome) -> String {
+fn found_in_words(o: &Report<verify_store::Outcome>) -> String {
     use verify_store::{Level, Severity, Status};
-    let mut s = String::new();
+    let mut text = Text::new();
     let what = match o.level {
         Level::Names => "by names",
         Level::Checksums => "by checksums",
@@ -224,8 +219,7 @@ fn found_in_words(o: &verify_store::Outcome) -> String {
         Status::Verified => "verified",
         Status::Failed => "failed",
     };
-    // Writing to a String cannot fail.
-    let _ = writeln!(s, "{status}: {of}, {what}");
+    text.line(format_args!("{status}: {of}, {what}"));
     let mut told: BTreeMap<&str, usize> = BTreeMap::new();
     for f in &o.findings {
         let of_its_kind = told.entry(f.reason).or_default();
@@ -237,106 +231,78 @@ fn found_in_words(o: &verify_store::Outcome) -> String {
             Severity::Error => "error",
             Severity::Note => "note",
         };
-        let _ = writeln!(
-            s,
-            "  {severity:9} {} [{}]",
-            shown::line(&f.message),
-            f.reason
-        );
-        for path in shorten::lines(&f.snapshots, IN_JSON) {
-            let _ = writeln!(s, "            {path}");
-        }
+        text.field(severity, format_args!("{} [{}]", f.message, f.reason));
+        text.list("", &f.snapshots);
     }
     for (reason, n) in told.into_iter().filter(|t| t.1 > shorten::WHOLE) {
         let more = shorten::more(n - shorten::WHOLE, IN_JSON);
-        let _ = writeln!(s, "  [{reason}]: {more}");
+        text.line(format_args!("  [{reason}]: {more}"));
     }
     let chain = |c: &verify_store::ChainOutcome| {
-        let mut line = format!(
-            "{} with {} deltas, to revision {} on {}",
-            c.base, c.deltas, c.last_revision, c.timeline
-        );
-        if let (Some(hash), Some(keys)) = (c.hash_kv, c.live_keys) {
-            let _ = write!(line, ": HashKV {hash}, {keys} live keys");
-        }
-        line
+        let hash = c.hash_kv.zip(c.live_keys);
+        let hash = hash.map(|(hash, keys)| format!(": HashKV {hash}, {keys} live keys"));
+        format!(
+            "{} with {} deltas, to revision {} on {}{}",
+            c.base,
+            c.deltas,
+            c.last_revision,
+            c.timeline,
+            hash.unwrap_or_default()
+        )
     };
     let chains: Vec<String> = o.chains.iter().map(chain).collect();
-    for c in shorten::lines(&chains, IN_JSON) {
-        let _ = writeln!(s, "  chain     {c}");
-    }
+    text.list("chain", &chains);
     for d in &o.drills {
         let said = match d.succeeded {
             true => "holds what was folded, and takes a write",
             false => "failed",
         };
         let version = d.etcd_version.as_deref().unwrap_or("of a version unknown");
-        let _ = writeln!(
-            s,
-            "  drill     etcd {version} at revision {} of {}: {said} ({:.1} s)",
-            d.revision, d.timeline, d.seconds
-        );
+        let (at, timeline) = (d.revision, &d.timeline);
+        let drill = format!("etcd {version} at revision {at} of {timeline}: {said}");
+        text.field("drill", format_args!("{drill} ({:.1} s)", d.seconds));
     }
     if let Some(n) = &o.newest {
-        let _ = writeln!(
-            s,
+        text.line(format_args!(
             "  restorable on {}: revisions {} to {}, up to {}",
             n.timeline,
             n.first_revision,
             n.last_revision,
             n.last_time.format("%Y-%m-%d %H:%M:%SZ")
-        );
-        let _ = writeln!(
-            s,
-            "  newest    {}, {:.0} s old",
-            n.snapshot, n.snapshot_age_seconds
-        );
+        ));
+        let age = n.snapshot_age_seconds;
+        text.field("newest", format_args!("{}, {age:.0} s old", n.snapshot));
     }
-    let _ = writeln!(
-        s,
-        "  read      {} of {} snapshots, {}, in {:.2} s",
-        o.snapshots_read,
-        o.snapshots,
-        size(o.bytes_read),
-        o.seconds
-    );
-    s
+    let (read, all, bytes) = (o.snapshots_read, o.snapshots, size(o.bytes_read));
+    let read = format!("{read} of {all} snapshots, {bytes}, in {:.2} s", o.seconds);
+    text.field("read", read);
+    text.end()
 }
 
-fn in_words(o: &Outcome) -> String {
-    let mut s = String::new();
-    // Writing to a String cannot fail.
-    let _ = writeln!(
-        s,
+fn in_words(o: &Report<Outcome>) -> String {
+    let mut text = Text::new();
+    text.line(format_args!(
         "equal: at revision {} the backup holds what the cluster holds",
         o.revision
-    );
-    let compacted = match o.compact_revision {
-        Revision::NONE => "never compacted".to_owned(),
-        at => format!("compacted at {at}"),
-    };
-    let _ = writeln!(
-        s,
-        "  HashKV    {}, {compacted}, {} live keys",
-        o.hash_kv, o.live_keys
-    );
-    let _ = writeln!(s, "  from      {}", o.base);
-    for d in shorten::lines(&o.deltas, IN_JSON) {
-        let _ = writeln!(s, "            {d}");
-    }
+    ));
+    let compacted = show::compacted(o.compact_revision);
+    let hash = format!("{}, {compacted}, {} live keys", o.hash_kv, o.live_keys);
+    text.field("HashKV", hash);
+    text.from(&o.base, &o.deltas);
     for m in &o.members {
         let at = m.endpoint.as_deref().unwrap_or("no endpoint");
         let said = match m.equal {
             Some(_) => "equal",
             None => "not compared",
         };
-        let _ = writeln!(s, "  member    {} at {at}: {said}", shown::line(&m.name));
+        text.field("member", format_args!("{} at {at}: {said}", m.name));
     }
-    show::each(&mut s, "  warning   ", &o.warnings);
-    let _ = writeln!(
-        s,
-        "  folded    {} events in {:.2} s, on timeline {}",
-        o.events, o.seconds, o.timeline
+    text.each("warning", &o.warnings);
+    let (events, seconds) = (o.events, o.seconds);
+    let folded = format!(
+        "{events} events in {seconds:.2} s, on timeline {}",
+        o.timeline
     );
-    s
+    text.field("folded", folded);
+    text.end()
 }

@@ -17,14 +17,15 @@ use super::policy;
 use super::threshold::{self, Backoff, Decision};
 use super::times::{later, requeue, sooner, utc};
 use super::turns::{self, TRIGGER, key};
+use crate::base::lock;
 use chrono::{DateTime, SubsecRound, Utc};
 use k8s_openapi::api::batch::v1::Job;
 use kube::ResourceExt;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 use serde_json::json;
-use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex};
 
 /// The owner of what it writes.
 const MANAGER: &str = "deltafold-compaction";
@@ -141,15 +142,34 @@ fn observe(
     }
 }
 
+/// By policy, the Job that may have been created: the create call got no answer.
+#[derive(Default)]
+pub(super) struct Unanswered(Mutex<HashMap<(String, String), Start>>);
+
+impl Unanswered {
+    fn of(&self, policy: &(String, String)) -> Option<Start> {
+        lock(&self.0).get(policy).cloned()
+    }
+
+    fn remember(&self, policy: &(String, String), start: &Start) {
+        lock(&self.0).insert(policy.clone(), start.clone());
+    }
+
+    fn forget(&self, policy: &(String, String)) {
+        lock(&self.0).remove(policy);
+    }
+}
+
 pub(super) async fn reconcile(
     policy: Arc<EtcdBackupPolicy>,
     ctx: Arc<Context>,
+    unanswered: Arc<Unanswered>,
 ) -> Result<Action, Failure> {
     let this = key(&*policy);
     let asker = Asker::Policy(this.clone());
     if policy.metadata.deletion_timestamp.is_some() {
         turns::withdraw(&ctx, &asker);
-        ctx.set_unanswered(&this, None);
+        unanswered.forget(&this);
         return Ok(Action::await_change());
     }
     let now = ctx.now();
@@ -170,9 +190,8 @@ pub(super) async fn reconcile(
         let is_its = start.policy_uid == policy.metadata.uid;
         is_its && spec.compaction.enabled && !spec.suspend && possible
     };
-    let unanswered = ctx.unanswered(&this);
-    let start = match unanswered.filter(still_wanted) {
-        // Whether that Job is there is not known: the same name again tells, and another one would be a second Job.
+    let start = match unanswered.of(&this).filter(still_wanted) {
+        // Retry with the same name: a new name could create a second Job.
         Some(start) => Some(start),
         None => {
             let waiting = Backoff {
@@ -188,7 +207,7 @@ pub(super) async fn reconcile(
                 &waiting,
                 now,
             );
-            ctx.set_unanswered(&this, None);
+            unanswered.forget(&this);
             match start(&policy, decision, &facts, &look) {
                 Ok(start) => Some(start),
                 Err((reason, again)) => {
@@ -203,7 +222,7 @@ pub(super) async fn reconcile(
     let mut wants_a_turn = false;
     let mut refused = None;
     if let Some(start) = start {
-        let created = match create(&policy, &asker, &start, &ctx).await {
+        let created = match create(&policy, &asker, &start, &ctx, &unanswered).await {
             // The status has to tell, which stands below.
             Err(e) if e.is_refusal() => {
                 let why = e.to_string();
@@ -374,7 +393,7 @@ fn dependencies(policy: &EtcdBackupPolicy, ctx: &Context) -> String {
 
 /// What was decided to start.
 #[derive(Debug, Clone)]
-pub(super) struct Start {
+struct Start {
     /// Whose: another policy may have the same name later.
     policy_uid: Option<String>,
     job: Started,
@@ -439,6 +458,7 @@ async fn create(
     asker: &Asker,
     start: &Start,
     ctx: &Context,
+    unanswered: &Unanswered,
 ) -> Result<Created, Failure> {
     let others = ctx.caches.policies.state();
     if let Some(problem) = policy::impediment(policy, &others) {
@@ -463,14 +483,14 @@ async fn create(
         start.job.annotations(&start.reason),
     );
     // Until there is an answer it may be there or not.
-    ctx.set_unanswered(&this, Some(start.clone()));
+    unanswered.remember(&this, start);
     let created = ctx.create_new(&job).await;
     let refused = matches!(
         created,
         Err(Failure::Api { code: Some(_), .. } | Failure::NotLeading)
     );
     if created.is_ok() || refused {
-        ctx.set_unanswered(&this, None);
+        unanswered.forget(&this);
     }
     match created {
         Err(e) => {

@@ -6,9 +6,10 @@
 use super::ControllerMetrics;
 use super::admission::Admission;
 use super::api::{EtcdBackupPolicy, EtcdBackupTask};
-use super::compaction::Start;
 use super::jobs::Settings;
 use crate::base::causes::causes;
+use crate::base::hash::short_hash;
+use crate::base::lock;
 use chrono::{DateTime, Utc};
 use futures::channel::mpsc::UnboundedSender;
 use k8s_openapi::api::apps::v1::Deployment;
@@ -24,10 +25,9 @@ use kube::{Api, Resource, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Debug;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 /// What an object was made from: whether it is as it should be is told without comparing what the API
@@ -329,8 +329,6 @@ pub struct Context {
     recovered: Mutex<HashMap<(String, String), DateTime<Utc>>>,
     /// What a failed policy's Jobs depend on, as it was at the last look.
     dependencies: Mutex<HashMap<(String, String), String>>,
-    /// Jobs of thresholds that may have been created: no answer came.
-    unanswered: Mutex<HashMap<(String, String), Start>>,
     /// What people and metrics were told of last, where the status that tells so may not have come back yet.
     told: Mutex<HashMap<(String, String), String>>,
     admission: Mutex<Admission>,
@@ -346,10 +344,6 @@ pub(super) struct Seen {
     pub annotations: Option<BTreeMap<String, String>>,
     /// When it was seen to change; `None` as long as it has been as it was found.
     pub changed: Option<DateTime<Utc>>,
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Context {
@@ -380,7 +374,6 @@ impl Context {
             seen: Mutex::default(),
             recovered: Mutex::default(),
             dependencies: Mutex::default(),
-            unanswered: Mutex::default(),
             told: Mutex::default(),
             admission: Mutex::new(admission),
             secret_keys: Mutex::default(),
@@ -430,7 +423,7 @@ impl Context {
             .and_then(|s| s.renew_time.as_ref())
             .map(|t| t.0.to_string());
         let annotations = lease.metadata.annotations.clone();
-        let mut seen = locked(&self.seen);
+        let mut seen = lock(&self.seen);
         let changed = match seen.get(&key) {
             None => None,
             Some(before) if before.holder == holder && before.renewed == renewed => {
@@ -454,14 +447,14 @@ impl Context {
 
     /// A Lease is gone.
     pub(super) fn forget_lease(&self, namespace: &str, name: &str) {
-        locked(&self.seen).remove(&(namespace.to_owned(), name.to_owned()));
+        lock(&self.seen).remove(&(namespace.to_owned(), name.to_owned()));
     }
 
     /// When a Lease was seen to change, by this controller's own clock; `None` where it has not since the
     /// controller looks. Another machine's clock may be wrong: this one cannot.
     pub fn lease_changed_at(&self, namespace: &str, name: &str) -> Option<DateTime<Utc>> {
         let key = (namespace.to_owned(), name.to_owned());
-        locked(&self.seen).get(&key)?.changed
+        lock(&self.seen).get(&key)?.changed
     }
 
     /// Notes that what a policy depends on is there again.
@@ -470,23 +463,23 @@ impl Context {
             policy.namespace.clone().unwrap_or_default(),
             policy.name.clone(),
         );
-        locked(&self.recovered).insert(key, self.now());
+        lock(&self.recovered).insert(key, self.now());
     }
 
     /// What came back has had its attempt.
     pub(super) fn forget_recovery(&self, policy: &(String, String)) {
-        locked(&self.recovered).remove(policy);
+        lock(&self.recovered).remove(policy);
     }
 
     /// Who may make a Job of a threshold or a task. Hold it for no longer than it takes to ask.
     pub fn admission(&self) -> MutexGuard<'_, Admission> {
-        locked(&self.admission)
+        lock(&self.admission)
     }
 
     /// When an endpoint of a policy's etcd was seen to become ready.
     pub fn recovered_at(&self, namespace: &str, policy: &str) -> Option<DateTime<Utc>> {
         let key = (namespace.to_owned(), policy.to_owned());
-        locked(&self.recovered).get(&key).copied()
+        lock(&self.recovered).get(&key).copied()
     }
 
     /// Compares what a policy's Jobs depend on with the last look; where somebody has changed it, that is a recovery.
@@ -498,48 +491,31 @@ impl Context {
         let namespace = policy.namespace.clone().unwrap_or_default();
         let key = (namespace, policy.name.clone());
         let before = match dependencies.clone() {
-            None => locked(&self.dependencies).remove(&key),
-            Some(now) => locked(&self.dependencies).insert(key, now),
+            None => lock(&self.dependencies).remove(&key),
+            Some(now) => lock(&self.dependencies).insert(key, now),
         };
         if before.is_some() && dependencies.is_some() && before != dependencies {
             self.note_recovery(policy);
         }
     }
 
-    /// The Job of a policy's threshold that may have been created.
-    pub(super) fn unanswered(&self, policy: &(String, String)) -> Option<Start> {
-        locked(&self.unanswered).get(policy).cloned()
-    }
-
-    /// Remembers that a Job may have been created, or that it is known.
-    pub(super) fn set_unanswered(&self, policy: &(String, String), start: Option<Start>) {
-        let mut unanswered = locked(&self.unanswered);
-        match start {
-            Some(start) => unanswered.insert(policy.clone(), start),
-            None => unanswered.remove(policy),
-        };
-    }
-
     /// Whether the end of something is told for the first time by this controller.
     pub(super) fn tells_once(&self, object: (String, String), what: &str) -> bool {
-        locked(&self.told)
-            .insert(object, what.to_owned())
-            .as_deref()
-            != Some(what)
+        lock(&self.told).insert(object, what.to_owned()).as_deref() != Some(what)
     }
 
     /// The status tells it now.
     pub(super) fn forget_told(&self, object: &(String, String)) {
-        locked(&self.told).remove(object);
+        lock(&self.told).remove(object);
     }
 
     pub(super) fn succeeded(&self, key: &Key) {
-        locked(&self.failures).remove(key);
+        lock(&self.failures).remove(key);
     }
 
     /// How long to wait before an object is looked at again.
     pub(super) fn retry_after(&self, key: &Key, e: &Failure) -> Duration {
-        let mut failures = locked(&self.failures);
+        let mut failures = lock(&self.failures);
         let count = failures.entry(key.clone()).or_insert(0);
         *count = count.saturating_add(1);
         if e.is_conflict() && *count <= 3 {
@@ -590,7 +566,7 @@ impl Context {
         let hash = hash(&object);
         object["metadata"]["annotations"][HASH] = hash.clone().into();
         let key = (kind, namespace.clone(), name.clone());
-        let before = locked(&self.applied).get(&key).cloned();
+        let before = lock(&self.applied).get(&key).cloned();
         let is_so = match (cached, &before) {
             (None, Some(before)) if !watched => before.hash == hash,
             (None, _) => false,
@@ -616,7 +592,7 @@ impl Context {
                     uid: there.uid(),
                     generation: there.meta().generation,
                 };
-                locked(&self.applied).insert(key, applied);
+                lock(&self.applied).insert(key, applied);
             }
             return Ok(false);
         }
@@ -631,7 +607,7 @@ impl Context {
             uid: written.uid(),
             generation: written.meta().generation,
         };
-        locked(&self.applied).insert(key, applied);
+        lock(&self.applied).insert(key, applied);
         tracing::info!("did {what}");
         Ok(true)
     }
@@ -690,18 +666,18 @@ impl Context {
             uid: None,
             generation: None,
         };
-        if locked(&self.applied).get(&key) == Some(&applied) {
+        if lock(&self.applied).get(&key) == Some(&applied) {
             return Ok(());
         }
         self.create(object).await?;
-        locked(&self.applied).insert(key, applied);
+        lock(&self.applied).insert(key, applied);
         Ok(())
     }
 
     /// What nothing watches was seen to go: it is created again.
     pub(super) fn forget_created(&self, kind: &str, namespace: &str, name: &str) {
         let key = (kind.to_owned(), namespace.to_owned(), name.to_owned());
-        locked(&self.applied).remove(&key);
+        lock(&self.applied).remove(&key);
     }
 
     /// Changes a part of an object, and leaves the rest of it.
@@ -836,7 +812,7 @@ impl Context {
         };
         let uid = there.uid().unwrap_or_default();
         let version = there.resource_version();
-        if let Some((known, keys)) = locked(&self.secret_keys).get(&uid)
+        if let Some((known, keys)) = lock(&self.secret_keys).get(&uid)
             && *known == version
         {
             return Ok(Some(keys.clone()));
@@ -849,7 +825,7 @@ impl Context {
         };
         let known = secret.resource_version();
         let keys: BTreeSet<String> = secret.data.unwrap_or_default().into_keys().collect();
-        locked(&self.secret_keys).insert(uid, (known, keys.clone()));
+        lock(&self.secret_keys).insert(uid, (known, keys.clone()));
         Ok(Some(keys))
     }
 
@@ -919,8 +895,7 @@ fn holds(there: &Value, wanted: &Value) -> bool {
 
 /// Of an object's JSON, whose keys serde_json keeps in order.
 fn hash(object: &Value) -> String {
-    let digest = Sha256::digest(object.to_string().as_bytes());
-    digest[..8].iter().map(|b| format!("{b:02x}")).collect()
+    short_hash(object.to_string(), 8)
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 use super::Context;
 use super::api::{TaskState, TaskType};
 use super::{outcome, turns};
+use crate::base::lock;
 use crate::error::Error;
 use crate::telemetry::serve::Exposition;
 use kube::ResourceExt;
@@ -19,7 +20,7 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 const PREFIX: &str = "deltafold";
@@ -74,7 +75,7 @@ impl fmt::Debug for Context {
 
 impl Collector for Seen {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let shown = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let shown = lock(&self.0);
         let Some(ctx) = shown.upgrade() else {
             return Ok(());
         };
@@ -218,7 +219,7 @@ impl ControllerMetrics {
 
     /// Whose caches are shown.
     pub(super) fn show(&self, ctx: &Arc<Context>) {
-        *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(ctx);
+        *lock(&self.shown) = Arc::downgrade(ctx);
     }
 
     pub(super) fn set_leader(&self, leads: bool) {

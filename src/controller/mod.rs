@@ -177,9 +177,10 @@ async fn reconcile_all(
             ),
         ];
         if ctx.options.compaction_workers > 0 {
+            let unanswered = Arc::<compaction::Unanswered>::default();
             reconcilers.push(queue(
                 "compaction",
-                |o, c| Box::pin(compaction::reconcile(o, c)),
+                move |o, c| Box::pin(compaction::reconcile(o, c, unanswered.clone())),
                 ctx.caches.policies.clone(),
                 compaction_requests,
                 ctx.options.compaction_workers,

@@ -665,7 +665,7 @@ pub(super) mod tests {
 
     #[test]
     fn whether_a_retry_can_help_is_told_by_the_table() {
-        for reason in Reason::ALL {
+        for &reason in Reason::ALL {
             let run = LastRun {
                 state: RunState::Failed,
                 exit_code: Some(i32::from(reason.exit_code())),

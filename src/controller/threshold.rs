@@ -16,7 +16,7 @@ const FIRST_BACK_OFF: TimeDelta = TimeDelta::minutes(1);
 const LONGEST_BACK_OFF: TimeDelta = TimeDelta::hours(1);
 
 /// What starts a compaction.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
 pub enum Trigger {
     /// Revisions since the last full.
     EventsThreshold,
@@ -33,13 +33,7 @@ pub enum Trigger {
 impl Trigger {
     /// As the API has it.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Trigger::EventsThreshold => "EventsThreshold",
-            Trigger::SizeThreshold => "SizeThreshold",
-            Trigger::AgeThreshold => "AgeThreshold",
-            Trigger::FullSnapshotThreshold => "FullSnapshotThreshold",
-            Trigger::DeadlineExceeded => "DeadlineExceeded",
-        }
+        self.into()
     }
 }
 

@@ -4,30 +4,29 @@
 //! Sources: etcd's `client/pkg/types`, `membership/member.go`, `storage/schema/membership.go`.
 
 use crate::error::{Error, Reason, Result};
-use crate::protobuf::{put_bytes, put_varint};
+use crate::protobuf::Value::{Bytes, Varint};
+use crate::protobuf::message;
 use sha1::{Digest as _, Sha1};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// A member's ID; never 0.
+/// A member's ID; never 0. It is shown as etcd prints it: hexadecimal, lower case, no leading zeros.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MemberId(pub u64);
 
-/// A cluster's ID.
+/// A cluster's ID, shown as etcd prints it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClusterId(pub u64);
 
-/// As etcd prints it: hexadecimal, lower case, no leading zeros.
 impl fmt::Display for MemberId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:x}", self.0)
+        fmt::LowerHex::fmt(&self.0, f)
     }
 }
 
-/// As etcd prints it: hexadecimal, lower case, no leading zeros.
 impl fmt::Display for ClusterId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:x}", self.0)
+        fmt::LowerHex::fmt(&self.0, f)
     }
 }
 
@@ -222,37 +221,27 @@ impl Cluster {
 
     /// `raftpb.ConfState`: voters (1) and auto_leave (5), false but written, as 3.5 and 3.6 do.
     pub(super) fn conf_state(&self) -> Vec<u8> {
-        let mut b = Vec::new();
-        for m in &self.members {
-            put_varint(&mut b, 1, m.id.0);
-        }
-        put_varint(&mut b, 5, 0);
-        b
+        let voters = self.members.iter().map(|m| (1, Varint(m.id.0)));
+        message(voters.chain([(5, Varint(0))]))
     }
 
     /// `etcdserverpb.Metadata`: NodeID (1) and ClusterID (2).
     pub(super) fn metadata(&self) -> Vec<u8> {
-        let mut b = Vec::new();
-        put_varint(&mut b, 1, self.me().id.0);
-        put_varint(&mut b, 2, self.id.0);
-        b
+        message([(1, Varint(self.me().id.0)), (2, Varint(self.id.0))])
     }
 }
 
 impl Member {
     /// `raftpb.ConfChange` that adds it: ID (1) 0, type (2) 0, node_id (3), context (4).
     pub(super) fn conf_change(&self) -> Vec<u8> {
-        let mut b = Vec::new();
-        put_varint(&mut b, 1, 0);
-        put_varint(&mut b, 2, 0);
-        put_varint(&mut b, 3, self.id.0);
-        put_bytes(&mut b, 4, self.to_json().as_bytes());
-        b
+        let json = self.to_json();
+        let (id, json) = (Varint(self.id.0), Bytes(json.as_bytes()));
+        message([(1, Varint(0)), (2, Varint(0)), (3, id), (4, json)])
     }
 }
 
 fn usage(message: impl Into<String>) -> Error {
-    Error::new(Reason::Usage, message)
+    Reason::Usage.error(message)
 }
 
 /// The first 8 bytes of the SHA-1, big endian.

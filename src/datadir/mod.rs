@@ -24,7 +24,7 @@ const TERM: u64 = 1;
 pub const DATABASE: &str = "snap/db";
 
 fn corrupt(message: impl Into<String>) -> Error {
-    Error::new(Reason::CorruptDataDir, message)
+    Reason::CorruptDataDir.error(message)
 }
 
 /// Whether a running etcd holds the member in `member_dir` (the folder with `snap/db`) with its WAL
@@ -94,10 +94,9 @@ fn probe(path: &Path, lock: impl Fn(&File) -> rustix::io::Result<()>) -> Result<
 fn write_new(dir: &Path, name: &str, bytes: &[u8], len: u64) -> Result<PathBuf> {
     let path = dir.join(name);
     let failed = |e: std::io::Error| match e.kind() {
-        ErrorKind::AlreadyExists => Error::new(
-            Reason::TargetExists,
-            format!("{} exists already", path.display()),
-        ),
+        ErrorKind::AlreadyExists => {
+            Reason::TargetExists.error(format!("{} exists already", path.display()))
+        }
         _ => Error::io(format!("write {}", path.display()), e),
     };
     let mut file = OpenOptions::new()
@@ -111,8 +110,6 @@ fn write_new(dir: &Path, name: &str, bytes: &[u8], len: u64) -> Result<PathBuf> 
         file.set_len(len).map_err(failed)?;
     }
     file.sync_all().map_err(failed)?;
-    File::open(dir)
-        .and_then(|d| d.sync_all())
-        .map_err(|e| Error::io(format!("sync {}", dir.display()), e))?;
+    place::sync_directory(dir)?;
     Ok(path)
 }

@@ -13,6 +13,7 @@
 //! WAL-DIR/bad-<time>                    the segments that were there before
 //! ```
 
+use crate::base::if_there;
 use crate::error::{Error, Reason, Result};
 use rustix::fs::{CWD, FlockOperation, RenameFlags};
 use rustix::io::Errno;
@@ -95,14 +96,11 @@ impl Place {
         if let Some(w) = &wal_dir
             && (is_moved(w) || is_moved(&real(w)))
         {
-            return Err(Error::new(
-                Reason::Usage,
-                format!(
-                    "--wal-dir {} lies in what is put in place as a whole: leave it out, or name a directory outside of {}",
-                    w.display(),
-                    member.display()
-                ),
-            ));
+            return Err(Reason::Usage.error(format!(
+                "--wal-dir {} lies in what is put in place as a whole: leave it out, or name a directory outside of {}",
+                w.display(),
+                member.display()
+            )));
         }
         Ok(Place { dir, wal_dir })
     }
@@ -141,10 +139,8 @@ impl Place {
         if holds_files(&self.member())? {
             return Ok(true);
         }
-        match &self.wal_dir {
-            Some(w) => Ok(!segments(w)?.is_empty()),
-            None => Ok(false),
-        }
+        let segments = self.wal_dir.as_deref().map(segments).transpose()?;
+        Ok(segments.is_some_and(|s| !s.is_empty()))
     }
 
     /// Whether an earlier run did not come to its end; changes nothing.
@@ -220,10 +216,10 @@ impl Place {
 fn lock(dir: &Path) -> Result<File> {
     let file = File::open(dir).map_err(failed("open", dir))?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Err(Errno::WOULDBLOCK) => Err(Error::new(
-            Reason::TargetInUse,
-            format!("another restore into {} is running", dir.display()),
-        )),
+        Err(Errno::WOULDBLOCK) => {
+            Err(Reason::TargetInUse
+                .error(format!("another restore into {} is running", dir.display())))
+        }
         // Some network file systems lock no directories: what is lost there is only this check.
         Err(_) | Ok(()) => Ok(file),
     }
@@ -392,30 +388,24 @@ impl Occupied {
     fn settle(&self, done: &mut dyn FnMut(&'static str)) -> Result<Leftover> {
         let place = &self.place;
         let path = place.staging().join(JOURNAL);
-        let journal = match fs::read(&path) {
-            Ok(text) => text,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                let leftover = match (place.member().join(MARK).exists(), place.has_leftover()) {
-                    (true, _) => Leftover::Completed,
-                    (false, true) => Leftover::Undone,
-                    (false, false) => Leftover::None,
-                };
-                self.clear()?;
-                done("removed what was staged");
-                remove_file_if_there(&place.member().join(MARK))?;
-                return Ok(leftover);
-            }
-            Err(e) => return Err(failed("read", &path)(e)),
+        let journal = if_there(fs::read(&path)).map_err(failed("read", &path))?;
+        let Some(journal) = journal else {
+            let leftover = match (place.member().join(MARK).exists(), place.has_leftover()) {
+                (true, _) => Leftover::Completed,
+                (false, true) => Leftover::Undone,
+                (false, false) => Leftover::None,
+            };
+            self.clear()?;
+            done("removed what was staged");
+            remove_file_if_there(&place.member().join(MARK))?;
+            return Ok(leftover);
         };
         let journal: Journal = serde_json::from_slice(&journal).map_err(|e| {
-            Error::new(
-                Reason::CorruptDataDir,
-                format!(
-                    "{} is no journal of a restore ({e}): look what is in {}, and remove it",
-                    path.display(),
-                    place.staging().display()
-                ),
-            )
+            Reason::CorruptDataDir.error(format!(
+                "{} is no journal of a restore ({e}): look what is in {}, and remove it",
+                path.display(),
+                place.staging().display()
+            ))
         })?;
         if place.member().join(MARK).exists() {
             self.complete(&journal, done)?;
@@ -436,15 +426,12 @@ impl Occupied {
                 (true, _) => {}
                 (false, true) => rename(&placed, &staged)?,
                 (false, false) => {
-                    return Err(Error::new(
-                        Reason::Configuration,
-                        format!(
-                            "an interrupted restore had staged a WAL segment in {}, which is not there now: mount that directory; or look what is in it and in {}, and remove {}",
-                            w.display(),
-                            place.dir.display(),
-                            place.staging().display()
-                        ),
-                    ));
+                    return Err(Reason::Configuration.error(format!(
+                        "an interrupted restore had staged a WAL segment in {}, which is not there now: mount that directory; or look what is in it and in {}, and remove {}",
+                        w.display(),
+                        place.dir.display(),
+                        place.staging().display()
+                    )));
                 }
             }
             done("took the new segment back");
@@ -472,22 +459,14 @@ impl Occupied {
             return Ok(());
         }
         let note = staging.join(WAL_DIR);
-        let noted = match fs::read(&note) {
-            Ok(path) => Some(PathBuf::from(OsString::from_vec(path)).join(STAGING)),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => None,
-            Err(e) => return Err(failed("read", &note)(e)),
-        };
+        let noted = if_there(fs::read(&note)).map_err(failed("read", &note))?;
+        let noted = noted.map(|path| PathBuf::from(OsString::from_vec(path)).join(STAGING));
         // The one with the note goes last.
         for dir in [noted, self.place.staged_wal(), Some(staging)]
             .into_iter()
             .flatten()
         {
-            match fs::remove_dir_all(&dir) {
-                Err(e) if e.kind() != io::ErrorKind::NotFound => {
-                    return Err(failed("remove", &dir)(e));
-                }
-                _ => {}
-            }
+            if_there(fs::remove_dir_all(&dir)).map_err(failed("remove", &dir))?;
         }
         Ok(())
     }
@@ -502,13 +481,10 @@ impl Drop for Occupied {
 
 fn failed<'p>(what: &'p str, path: &'p Path) -> impl Fn(io::Error) -> Error + 'p {
     move |e| match e.raw_os_error().map(Errno::from_raw_os_error) {
-        Some(Errno::BUSY | Errno::XDEV) => Error::new(
-            Reason::Configuration,
-            format!(
-                "{what} {}: {e}; the data directory may be a mount point, what is in it may not",
-                path.display()
-            ),
-        ),
+        Some(Errno::BUSY | Errno::XDEV) => Reason::Configuration.error(format!(
+            "{what} {}: {e}; the data directory may be a mount point, what is in it may not",
+            path.display()
+        )),
         _ => Error::io(format!("{what} {}", path.display()), e),
     }
 }
@@ -580,13 +556,11 @@ fn exchange(a: &Path, b: &Path) -> Result<bool> {
 /// Whether there is any file below a directory.
 fn holds_files(dir: &Path) -> Result<bool> {
     let entries = match fs::read_dir(dir) {
-        Ok(entries) => entries,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
         // Something else than a directory is there.
         Err(e) if e.kind() == io::ErrorKind::NotADirectory => return Ok(true),
-        Err(e) => return Err(failed("look into", dir)(e)),
+        entries => if_there(entries).map_err(failed("look into", dir))?,
     };
-    for entry in entries {
+    for entry in entries.into_iter().flatten() {
         let entry = entry.map_err(failed("look into", dir))?;
         let kind = entry
             .file_type()
@@ -600,13 +574,9 @@ fn holds_files(dir: &Path) -> Result<bool> {
 
 /// The names of the WAL segments in a directory, sorted.
 fn segments(dir: &Path) -> Result<Vec<String>> {
-    let entries = match fs::read_dir(dir) {
-        Ok(entries) => entries,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(e) => return Err(failed("look into", dir)(e)),
-    };
+    let entries = if_there(fs::read_dir(dir)).map_err(failed("look into", dir))?;
     let mut names = Vec::new();
-    for entry in entries {
+    for entry in entries.into_iter().flatten() {
         let name = entry.map_err(failed("look into", dir))?.file_name();
         if Path::new(&name).extension() == Some(OsStr::new(SEGMENT))
             && let Some(name) = name.to_str()

@@ -6,7 +6,8 @@
 use crate::datadir::membership::go_json;
 use crate::datadir::{Cluster, MemberId, TERM, corrupt, wal, write_new};
 use crate::error::{Error, Result};
-use crate::protobuf::{Value, put_bytes, put_varint, take_field, take_varint};
+use crate::protobuf::Value::{Bytes, Varint};
+use crate::protobuf::{Value, message, take_field, take_varint};
 use crc_fast::crc32_iscsi;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -42,17 +43,13 @@ pub fn write(dir: &Path, cluster: &Cluster) -> Result<PathBuf> {
 /// The bytes of the file: `snappb.Snapshot` with crc (1) and data (2), a `raftpb.Snapshot` with data (1)
 /// and metadata (2). They are those of etcdutl 3.5.
 pub fn encode(cluster: &Cluster) -> Vec<u8> {
-    let mut metadata = Vec::new();
-    put_bytes(&mut metadata, 1, &cluster.conf_state());
-    put_varint(&mut metadata, 2, cluster.index());
-    put_varint(&mut metadata, 3, TERM);
-    let mut snapshot = Vec::new();
-    put_bytes(&mut snapshot, 1, v2_store(cluster).as_bytes());
-    put_bytes(&mut snapshot, 2, &metadata);
-    let mut file = Vec::new();
-    put_varint(&mut file, 1, u64::from(crc32_iscsi(&snapshot)));
-    put_bytes(&mut file, 2, &snapshot);
-    file
+    let conf_state = cluster.conf_state();
+    let index = Varint(cluster.index());
+    let metadata = message([(1, Bytes(&conf_state)), (2, index), (3, Varint(TERM))]);
+    let store = v2_store(cluster);
+    let snapshot = message([(1, Bytes(store.as_bytes())), (2, Bytes(&metadata))]);
+    let crc = Varint(crc32_iscsi(&snapshot).into());
+    message([(1, crc), (2, Bytes(&snapshot))])
 }
 
 /// The store of etcd's old v2 API as JSON, holding the members. Servers up to 3.7 still load it.
@@ -151,8 +148,8 @@ fn parse_outer(mut b: &[u8]) -> Option<(u32, &[u8])> {
     let (mut crc, mut data) = (0, &[][..]);
     while !b.is_empty() {
         match take_field(&mut b)? {
-            (1, Value::Varint(n)) => crc = u32::try_from(n).ok()?,
-            (2, Value::Bytes(x)) => data = x,
+            (1, Varint(n)) => crc = u32::try_from(n).ok()?,
+            (2, Bytes(x)) => data = x,
             (0..=2, _) => return None,
             _ => {}
         }
@@ -164,8 +161,8 @@ fn parse_snapshot(mut b: &[u8]) -> Option<Metadata> {
     let mut m = Metadata::default();
     while !b.is_empty() {
         match take_field(&mut b)? {
-            (1, Value::Bytes(_)) => {}
-            (2, Value::Bytes(x)) => parse_metadata(x, &mut m)?,
+            (1, Bytes(_)) => {}
+            (2, Bytes(x)) => parse_metadata(x, &mut m)?,
             (0..=2, _) => return None,
             _ => {}
         }
@@ -176,9 +173,9 @@ fn parse_snapshot(mut b: &[u8]) -> Option<Metadata> {
 fn parse_metadata(mut b: &[u8], m: &mut Metadata) -> Option<()> {
     while !b.is_empty() {
         match take_field(&mut b)? {
-            (1, Value::Bytes(x)) => parse_conf_state(x, m)?,
-            (2, Value::Varint(n)) => m.index = n,
-            (3, Value::Varint(n)) => m.term = n,
+            (1, Bytes(x)) => parse_conf_state(x, m)?,
+            (2, Varint(n)) => m.index = n,
+            (3, Varint(n)) => m.term = n,
             (0..=3, _) => return None,
             _ => {}
         }
@@ -196,9 +193,9 @@ fn parse_conf_state(mut b: &[u8], m: &mut Metadata) -> Option<()> {
             _ => continue,
         };
         match value {
-            Value::Varint(n) => ids.push(MemberId(n)),
+            Varint(n) => ids.push(MemberId(n)),
             // Packed, as a newer protobuf may write them.
-            Value::Bytes(mut packed) => {
+            Bytes(mut packed) => {
                 while !packed.is_empty() {
                     ids.push(MemberId(take_varint(&mut packed)?));
                 }

@@ -5,7 +5,8 @@
 
 use crate::datadir::{Cluster, ClusterId, MemberId, TERM, corrupt, write_new};
 use crate::error::{Error, Result};
-use crate::protobuf::{Value, put_bytes, put_varint, take_field};
+use crate::protobuf::Value::{Bytes, Varint};
+use crate::protobuf::{message, take_field};
 use crc_fast::{CrcAlgorithm, Digest};
 use std::fs::{self, File};
 use std::io::{BufReader, ErrorKind, Read};
@@ -50,18 +51,11 @@ pub fn encode(cluster: &Cluster) -> Vec<u8> {
     log.record(METADATA, Some(&cluster.metadata()));
     log.record(SNAPSHOT, Some(&snapshot(0, 0, None)));
     for (m, index) in cluster.members().iter().zip(1..) {
-        let mut entry = Vec::new();
-        put_varint(&mut entry, 1, EntryKind::CONF_CHANGE);
-        put_varint(&mut entry, 2, TERM);
-        put_varint(&mut entry, 3, index);
-        put_bytes(&mut entry, 4, &m.conf_change());
-        log.record(ENTRY, Some(&entry));
+        let entry = [EntryKind::CONF_CHANGE, TERM, index];
+        log.record(ENTRY, Some(&numbers(entry, Some(&m.conf_change()))));
     }
-    let mut state = Vec::new();
-    put_varint(&mut state, 1, TERM);
-    put_varint(&mut state, 2, cluster.members()[0].id.0);
-    put_varint(&mut state, 3, cluster.index());
-    log.record(STATE, Some(&state));
+    let state = [TERM, cluster.members()[0].id.0, cluster.index()];
+    log.record(STATE, Some(&numbers(state, None)));
     let conf_state = cluster.conf_state();
     let last = snapshot(cluster.index(), TERM, Some(&conf_state));
     log.record(SNAPSHOT, Some(&last));
@@ -70,13 +64,14 @@ pub fn encode(cluster: &Cluster) -> Vec<u8> {
 
 /// `walpb.Snapshot`.
 fn snapshot(index: u64, term: u64, conf_state: Option<&[u8]>) -> Vec<u8> {
-    let mut b = Vec::new();
-    put_varint(&mut b, 1, index);
-    put_varint(&mut b, 2, term);
-    if let Some(conf_state) = conf_state {
-        put_bytes(&mut b, 3, conf_state);
-    }
-    b
+    numbers([index, term], conf_state)
+}
+
+/// A message of integers from field 1 on, and bytes in the field behind them.
+fn numbers<const N: usize>(numbers: [u64; N], bytes: Option<&[u8]>) -> Vec<u8> {
+    let numbers = (1..).zip(numbers.map(Varint));
+    let bytes = bytes.map(|b| (N as u64 + 1, Bytes(b)));
+    message(numbers.chain(bytes))
 }
 
 struct Encoder {
@@ -88,12 +83,7 @@ impl Encoder {
     /// Appends a frame: length and padding, `walpb.Record`, zeros up to a multiple of 8.
     fn record(&mut self, kind: u64, data: Option<&[u8]>) {
         self.crc.update(data.unwrap_or_default());
-        let mut record = Vec::new();
-        put_varint(&mut record, 1, kind);
-        put_varint(&mut record, 2, u64::from(sum(&self.crc)));
-        if let Some(data) = data {
-            put_bytes(&mut record, 3, data);
-        }
+        let record = numbers([kind, u64::from(sum(&self.crc))], data);
         let padding = record.len().next_multiple_of(8) - record.len();
         let mut length = record.len() as u64;
         if padding > 0 {
@@ -565,10 +555,7 @@ impl Reader {
                 return Ok(None);
             };
             let Some((kind, crc, data)) = parse_record(&self.frame[..record]) else {
-                return match self.is_torn() {
-                    true => self.tear("a record is none"),
-                    false => Err(self.damage("a record is none")),
-                };
+                return self.tear_if_torn("a record is none");
             };
             if kind == CRC {
                 let so_far = sum(&self.crc);
@@ -583,10 +570,7 @@ impl Reader {
                 if real != crc {
                     let what =
                         format!("a record's CRC-32C is {real:08x}, not {crc:08x} as it says");
-                    return match self.is_torn() {
-                        true => self.tear(what),
-                        false => Err(self.damage(what)),
-                    };
+                    return self.tear_if_torn(what);
                 }
             }
             self.offset += 8 + record as u64 + padding;
@@ -668,6 +652,13 @@ impl Reader {
         false
     }
 
+    fn tear_if_torn<T>(&mut self, what: impl std::fmt::Display) -> Result<Option<T>> {
+        match self.is_torn() {
+            true => self.tear(what),
+            false => Err(self.damage(what)),
+        }
+    }
+
     /// The end of a log whose last record is not whole: etcd's `Repair` cuts it off in the last
     /// segment, and in any other it refuses to start.
     fn tear<T>(&mut self, what: impl std::fmt::Display) -> Result<Option<T>> {
@@ -704,9 +695,9 @@ fn parse_record(frame: &[u8]) -> Option<(u64, u32, Range<usize>)> {
     let (mut kind, mut crc, mut data) = (0, 0, 0..0);
     while !b.is_empty() {
         match take_field(&mut b)? {
-            (1, Value::Varint(n)) => kind = n,
-            (2, Value::Varint(n)) => crc = u32::try_from(n).ok()?,
-            (3, Value::Bytes(x)) => {
+            (1, Varint(n)) => kind = n,
+            (2, Varint(n)) => crc = u32::try_from(n).ok()?,
+            (3, Bytes(x)) => {
                 let end = frame.len() - b.len();
                 data = end - x.len()..end;
             }
@@ -727,10 +718,10 @@ fn parse_entry(mut b: &[u8]) -> Option<Entry<'_>> {
     };
     while !b.is_empty() {
         match take_field(&mut b)? {
-            (1, Value::Varint(n)) => entry.kind = EntryKind(n),
-            (2, Value::Varint(n)) => entry.term = n,
-            (3, Value::Varint(n)) => entry.index = n,
-            (4, Value::Bytes(x)) => entry.data = x,
+            (1, Varint(n)) => entry.kind = EntryKind(n),
+            (2, Varint(n)) => entry.term = n,
+            (3, Varint(n)) => entry.index = n,
+            (4, Bytes(x)) => entry.data = x,
             (0..=4, _) => return None,
             _ => {}
         }
@@ -744,7 +735,7 @@ fn parse_integers(mut b: &[u8]) -> Option<[u64; 3]> {
     while !b.is_empty() {
         match take_field(&mut b)? {
             (0, _) => return None,
-            (field @ 1..=3, Value::Varint(x)) => n[field as usize - 1] = x,
+            (field @ 1..=3, Varint(x)) => n[field as usize - 1] = x,
             _ => {}
         }
     }
@@ -781,9 +772,7 @@ mod tests {
             crc: digest(crc),
             out: Vec::new(),
         };
-        let mut first = Vec::new();
-        put_varint(&mut first, 1, CRC);
-        put_varint(&mut first, 2, u64::from(crc));
+        let mut first = numbers([CRC, u64::from(crc)], None);
         log.out.extend_from_slice(
             &((first.len() as u64) | (0x80 | (8 - first.len() as u64 % 8)) << 56).to_le_bytes(),
         );
@@ -794,26 +783,16 @@ mod tests {
     }
 
     fn entry(log: &mut Encoder, index: u64, term: u64, data: &[u8]) {
-        let mut b = Vec::new();
-        put_varint(&mut b, 1, 0);
-        put_varint(&mut b, 2, term);
-        put_varint(&mut b, 3, index);
-        put_bytes(&mut b, 4, data);
-        log.record(ENTRY, Some(&b));
+        log.record(ENTRY, Some(&numbers([0, term, index], Some(data))));
     }
 
     fn commit(log: &mut Encoder, commit: u64) {
-        let mut b = Vec::new();
-        put_varint(&mut b, 1, 1);
-        put_varint(&mut b, 3, commit);
-        log.record(STATE, Some(&b));
+        let state = message([(1, Varint(1)), (3, Varint(commit))]);
+        log.record(STATE, Some(&state));
     }
 
     fn put() -> Vec<u8> {
-        let mut b = Vec::new();
-        put_varint(&mut b, 1, 77);
-        put_bytes(&mut b, 4, b"\x0a\x01a");
-        b
+        message([(1, Varint(77)), (4, Bytes(b"\x0a\x01a"))])
     }
 
     fn folder(segments: &[(u64, u64, &[u8])]) -> TempDir {
@@ -997,12 +976,7 @@ mod tests {
 
     #[test]
     fn requests_that_cannot_make_a_revision_are_known() {
-        let request = |field| {
-            let mut b = Vec::new();
-            put_bytes(&mut b, 100, b"");
-            put_bytes(&mut b, field, b"");
-            b
-        };
+        let request = |field| message([(100, Bytes(b"")), (field, Bytes(b""))]);
         for field in [4, 5, 6, 9, 12, 99, 1303, 20_000] {
             assert!(request_may_make_revision(&request(field)), "{field}");
         }

@@ -10,6 +10,7 @@ use etcd_client::{
     AlarmAction, AlarmOptions, AlarmType, Client, CompactionOptions, Error as EtcdError, GetOptions,
 };
 use futures::future::join_all;
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
@@ -233,19 +234,16 @@ impl Cluster {
         for (endpoint, answer) in way.options().endpoints.iter().zip(wait(way, first)?) {
             match answer {
                 Ok(s) => seen.push(s),
-                Err(e) => failed.push((endpoint.clone(), e)),
+                Err(e) => {
+                    let reason = e.reason().as_str();
+                    tracing::warn!(endpoint, reason, "an endpoint does not answer: {e}");
+                    failed.push(e);
+                }
             }
-        }
-        for (endpoint, e) in &failed {
-            tracing::warn!(
-                endpoint,
-                reason = e.reason().as_str(),
-                "an endpoint does not answer: {e}"
-            );
         }
         // One that reads what the quorum agrees on knows all members there are.
         let Some(known) = seen.iter().find(|s| s.read.is_ok()).or(seen.first()) else {
-            return Err(most_telling(failed.into_iter().map(|(_, e)| e)));
+            return Err(most_telling(failed));
         };
         let mut members = known.members.clone();
         let allowed = |url: &&String| way.may_ask(url);
@@ -304,12 +302,7 @@ impl Cluster {
             return Some("it was never started".to_owned());
         }
         let Some(status) = &member.status else {
-            return Some(
-                member
-                    .error
-                    .clone()
-                    .unwrap_or_else(|| "it does not answer".to_owned()),
-            );
+            return Some(member.why("it does not answer"));
         };
         let sick = |alarm: &&Alarm| {
             alarm.kind != AlarmKind::NoSpace && (alarm.member == member.id || alarm.member == 0)
@@ -326,12 +319,8 @@ impl Cluster {
         if status.leader == 0 {
             return Some("it has no leader".to_owned());
         }
-        match member.reads || member.is_learner {
-            true => None,
-            false => Some(member.error.clone().unwrap_or_else(|| {
-                "it cannot read what the quorum agrees on: it is cut off, or far behind".to_owned()
-            })),
-        }
+        let cut_off = "it cannot read what the quorum agrees on: it is cut off, or far behind";
+        (!member.reads && !member.is_learner).then(|| member.why(cut_off))
     }
 
     /// Entries of the log that a member is behind the farthest one.
@@ -438,27 +427,33 @@ impl Cluster {
     /// `Configuration` for a revision that is not there yet; `PermissionDenied`; what the last member
     /// that is asked fails with; `Terminated`.
     pub fn compact(&self, way: &Connector, revision: i64) -> Result<Compacted> {
+        let asked = Cell::new(false);
+        self.first_that_does(way, async |endpoint| {
+            let was_asked = asked.replace(true);
+            match compact_at(way, endpoint, revision).await {
+                // The answer of the one before may have been lost.
+                Err(Failed::Final(e)) if e.reason() == Reason::Conflict && !was_asked => {
+                    Ok(Compacted::Already)
+                }
+                Err(Failed::Final(e)) if e.reason() == Reason::Conflict => Ok(Compacted::Done),
+                done => done.map(|()| Compacted::Done),
+            }
+        })
+    }
+
+    /// Asks healthy members in turn, the best one first, until one does it.
+    fn first_that_does<T>(
+        &self,
+        way: &Connector,
+        ask: impl AsyncFn(&str) -> Result<T, Failed>,
+    ) -> Result<T> {
         let mut last = None;
         for member in self.choose(&[]) {
             let Some(endpoint) = member.endpoint.as_deref() else {
                 continue;
             };
-            let asked = async {
-                let mut client = way.connect(endpoint, Streams::Plain).await?;
-                let options = Some(CompactionOptions::new().with_physical());
-                let answer = client.compact(revision, options);
-                way.answer("compact", endpoint, UPKEEP_PATIENCE, answer)
-                    .await
-            };
-            match way.wait(asked).and_then(|answer| answer) {
-                Ok(_) => return Ok(Compacted::Done),
-                // The answer of the one before may have been lost.
-                Err(Failed::Final(e)) if e.reason() == Reason::Conflict => {
-                    return Ok(match last {
-                        None => Compacted::Already,
-                        Some(_) => Compacted::Done,
-                    });
-                }
+            match way.wait(ask(endpoint)).and_then(|answer| answer) {
+                Ok(done) => return Ok(done),
                 Err(Failed::TryAgain(e)) => last = Some(e),
                 Err(other) => return Err(other.into_error()),
             }
@@ -474,16 +469,10 @@ impl Cluster {
     /// `Terminated`. A member that does not answer is not waited for: its sizes are then told as they are.
     pub fn await_compaction(&self, way: &Connector, revision: i64) -> Result<()> {
         for endpoint in self.members.iter().filter_map(|m| m.endpoint.as_deref()) {
-            let asked = async {
-                let mut client = way.connect(endpoint, Streams::Plain).await?;
-                let options = Some(CompactionOptions::new().with_physical());
-                let answer = client.compact(revision, options);
-                way.answer("compact", endpoint, UPKEEP_PATIENCE, answer)
-                    .await
-            };
-            match way.wait(asked).map_err(Failed::into_error)? {
+            let asked = way.wait(compact_at(way, endpoint, revision));
+            match asked.map_err(Failed::into_error)? {
+                Ok(()) => {}
                 Err(Failed::Final(e)) if e.reason() == Reason::Conflict => {}
-                Ok(_) => {}
                 Err(other) => {
                     let why = other.into_error();
                     tracing::debug!(endpoint, %why, "a compaction's end is not waited for");
@@ -517,19 +506,7 @@ impl Cluster {
     /// # Errors
     /// `NoQuorum`, `PermissionDenied`; what the last member that is asked fails with; `Terminated`.
     pub fn disarm_no_space(&self, way: &Connector) -> Result<Vec<u64>> {
-        let mut last = None;
-        for endpoint in self
-            .choose(&[])
-            .iter()
-            .filter_map(|m| m.endpoint.as_deref())
-        {
-            match way.wait(disarm(way, endpoint)).and_then(|answer| answer) {
-                Ok(disarmed) => return Ok(disarmed),
-                Err(Failed::TryAgain(e)) => last = Some(e),
-                Err(other) => return Err(other.into_error()),
-            }
-        }
-        Err(last.unwrap_or_else(|| self.nobody()))
+        self.first_that_does(way, async |endpoint| disarm(way, endpoint).await)
     }
 
     fn nobody(&self) -> Error {
@@ -538,14 +515,16 @@ impl Cluster {
             .iter()
             .filter_map(|m| Some(format!("{m}: {}", self.illness(m)?)))
             .collect();
-        Error::new(
-            Reason::EtcdUnreachable,
-            format!("no member is healthy: {}", ill.join("; ")),
-        )
+        Reason::EtcdUnreachable.error(format!("no member is healthy: {}", ill.join("; ")))
     }
 }
 
 impl Member {
+    /// Why it does not answer or read, if that is known.
+    fn why(&self, otherwise: &str) -> String {
+        self.error.clone().unwrap_or_else(|| otherwise.to_owned())
+    }
+
     /// Takes over what was seen of it.
     fn take(&mut self, seen: &Seen) {
         self.endpoint = Some(seen.endpoint.clone());
@@ -566,13 +545,10 @@ fn assemble(mut members: Vec<Member>, seen: &[Seen]) -> Result<Cluster> {
             .iter()
             .map(|s| format!("{} of {:x}", s.endpoint, s.cluster_id))
             .collect();
-        return Err(Error::new(
-            Reason::Configuration,
-            format!(
-                "--endpoints are members of different clusters: {}",
-                at.join(", ")
-            ),
-        ));
+        return Err(Reason::Configuration.error(format!(
+            "--endpoints are members of different clusters: {}",
+            at.join(", ")
+        )));
     }
     let reads: Vec<i64> = seen
         .iter()
@@ -631,21 +607,18 @@ fn no_quorum(members: &[Member], seen: &[Seen]) -> Error {
         down => format!(", not {down}"),
     };
     let why = said.first().map(|e| format!(": {e}")).unwrap_or_default();
-    Error::new(
-        Reason::NoQuorum,
-        format!(
-            "the cluster has no quorum: of {} members {up} answer{}{down}, and cannot read what a quorum agrees on{why}",
-            members.len(),
-            match seen.len() {
-                1 => "s",
-                _ => "",
-            }
-        ),
-    )
+    Reason::NoQuorum.error(format!(
+        "the cluster has no quorum: of {} members {up} answer{}{down}, and cannot read what a quorum agrees on{why}",
+        members.len(),
+        match seen.len() {
+            1 => "s",
+            _ => "",
+        }
+    ))
 }
 
 /// The failure that tells most where no endpoint answers.
-fn most_telling(failed: impl Iterator<Item = Error>) -> Error {
+fn most_telling(mut failed: Vec<Error>) -> Error {
     let rank = |e: &Error| match e.reason() {
         Reason::Terminated => 0,
         Reason::CertificateExpired => 1,
@@ -654,7 +627,6 @@ fn most_telling(failed: impl Iterator<Item = Error>) -> Error {
         Reason::PermissionDenied => 4,
         _ => 5,
     };
-    let mut failed: Vec<Error> = failed.collect();
     failed.sort_by_key(rank);
     let best = failed.first().map(|e| (e.reason(), rank(e)));
     let (reason, best) = best.unwrap_or((Reason::EtcdUnreachable, 5));
@@ -697,29 +669,22 @@ async fn look_for(way: &Connector, member: &Member, urls: &[&String]) -> Result<
     for url in urls {
         match look_at(way, url).await {
             Ok(seen) if seen.member_id == member.id => return Ok(seen),
-            Ok(seen) => failed.push(Error::new(
-                Reason::EtcdUnreachable,
-                format!(
-                    "at its client URL {url} answers member {:x}",
-                    seen.member_id
-                ),
-            )),
+            Ok(seen) => failed.push(Reason::EtcdUnreachable.error(format!(
+                "at its client URL {url} answers member {:x}",
+                seen.member_id
+            ))),
             Err(e) => failed.push(e),
         }
     }
     match (failed.is_empty(), member.client_urls.is_empty()) {
-        (false, _) => Err(most_telling(failed.into_iter())),
-        (true, true) => Err(Error::new(
-            Reason::EtcdUnreachable,
-            "it has no client URL: it was never started",
-        )),
-        (true, false) => Err(Error::new(
-            Reason::Configuration,
-            format!(
-                "its client URLs are without TLS ({}), and --endpoints are not: name it there",
-                member.client_urls.join(", ")
-            ),
-        )),
+        (false, _) => Err(most_telling(failed)),
+        (true, true) => {
+            Err(Reason::EtcdUnreachable.error("it has no client URL: it was never started"))
+        }
+        (true, false) => Err(Reason::Configuration.error(format!(
+            "its client URLs are without TLS ({}), and --endpoints are not: name it there",
+            member.client_urls.join(", ")
+        ))),
     }
 }
 
@@ -800,43 +765,32 @@ async fn read(way: &Connector, endpoint: &str, client: Client) -> Result<Option<
     match tokio::time::timeout(patience, until_read).await {
         Ok(done) => done,
         Err(_) => Err(said.unwrap_or_else(|| {
-            Error::new(
-                Reason::NoQuorum,
-                format!(
-                    "read at {endpoint}: no answer within {} s",
-                    patience.as_secs_f64()
-                ),
-            )
+            Reason::NoQuorum.error(format!(
+                "read at {endpoint}: no answer within {} s",
+                patience.as_secs_f64()
+            ))
         })),
     }
 }
 
 /// HashKV of one member; at revision 0 that of its newest one.
 async fn hash_kv(way: &Connector, member: &Member, revision: i64) -> MemberHash {
-    let mut answer = MemberHash {
+    let asked = match &member.endpoint {
+        Some(endpoint) => hash_kv_at(way, endpoint, revision).await,
+        None => Err(Reason::EtcdUnreachable.error(member.why("it does not answer"))),
+    };
+    let (hash, revision, error) = match asked {
+        Ok((hash, revision)) => (Some(hash), revision, None),
+        Err(e) => (None, revision, Some((e.reason(), e.to_string()))),
+    };
+    MemberHash {
         member: member.id,
         name: member.name.clone(),
         endpoint: member.endpoint.clone(),
         revision,
-        hash: None,
-        error: None,
-    };
-    let Some(endpoint) = &member.endpoint else {
-        let why = member.error.clone();
-        answer.error = Some((
-            Reason::EtcdUnreachable,
-            why.unwrap_or_else(|| "it does not answer".to_owned()),
-        ));
-        return answer;
-    };
-    match hash_kv_at(way, endpoint, revision).await {
-        Ok((hash, revision)) => {
-            answer.hash = Some(hash);
-            answer.revision = revision;
-        }
-        Err(e) => answer.error = Some((e.reason(), e.to_string())),
+        hash,
+        error,
     }
-    answer
 }
 
 /// HashKV at an endpoint, and the revision it is of. What the member does not have yet is waited for.
@@ -870,6 +824,15 @@ async fn hash_kv_at(way: &Connector, endpoint: &str, revision: i64) -> Result<(H
             Err(e) => return Err(way.failure("HashKV", endpoint, e).into_error()),
         }
     }
+}
+
+/// Compacts at one member, and waits for the work.
+async fn compact_at(way: &Connector, endpoint: &str, revision: i64) -> Result<(), Failed> {
+    let mut client = way.connect(endpoint, Streams::Plain).await?;
+    let options = Some(CompactionOptions::new().with_physical());
+    let answer = client.compact(revision, options);
+    let answer = way.answer("compact", endpoint, UPKEEP_PATIENCE, answer);
+    answer.await.map(drop)
 }
 
 /// Disarms, through one member, what all have raised for want of space.
@@ -1033,7 +996,7 @@ mod tests {
     #[test]
     fn who_answers_without_a_quorum_is_named() {
         let members = || vec![member(1, 5), member(2, 5), member(3, 5)];
-        let cut_off = || Err(Error::new(Reason::NoQuorum, "read at m2: no answer"));
+        let cut_off = || Err(Reason::NoQuorum.error("read at m2: no answer"));
         let e = assemble(members(), &[seen(2, 7, cut_off())]).unwrap_err();
         assert_eq!(e.reason(), Reason::NoQuorum);
         assert!(
@@ -1054,7 +1017,7 @@ mod tests {
     #[test]
     fn the_most_telling_failure_counts() {
         let of = |reasons: &[Reason]| {
-            let errors = reasons.iter().map(|&r| Error::new(r, r.as_str()));
+            let errors = reasons.iter().map(|&r| r.error(r.as_str())).collect();
             most_telling(errors).reason()
         };
         use Reason::{CertificateExpired, Configuration, EtcdUnreachable, Unauthenticated};

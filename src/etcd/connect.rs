@@ -71,7 +71,7 @@ impl Failed {
     pub fn into_error(self) -> Error {
         match self {
             Failed::TryAgain(e) | Failed::Final(e) => e,
-            Failed::TooLarge(message) => Error::new(Reason::Configuration, message),
+            Failed::TooLarge(message) => Reason::Configuration.error(message),
         }
     }
 }
@@ -100,7 +100,7 @@ impl Connector {
     /// `Usage` and `Configuration`.
     pub fn new(options: Endpoints, handle: Handle, cancel: Cancel) -> Result<Self> {
         if options.endpoints.is_empty() {
-            return Err(Error::new(Reason::Usage, "--endpoints names no endpoint"));
+            return Err(Reason::Usage.error("--endpoints names no endpoint"));
         }
         for endpoint in &options.endpoints {
             check_endpoint(endpoint, has_tls_files(&options))?;
@@ -208,7 +208,7 @@ impl Connector {
     ) -> Result<etcd_client::Client, Failed> {
         if !self.may_ask(endpoint) {
             let what = format!("connect at {endpoint}: it is without TLS, and TLS was asked for");
-            return Err(Failed::Final(Error::new(Reason::Configuration, what)));
+            return Err(Failed::Final(Reason::Configuration.error(what)));
         }
         let patience = self.options.command_timeout + self.options.dial_timeout;
         // A follower outlives its certificates: they are read again where they were renewed.
@@ -250,21 +250,20 @@ impl Connector {
 }
 
 fn timed_out(what: &str, endpoint: &str, patience: Duration) -> Failed {
-    Failed::TryAgain(Error::new(
-        Reason::EtcdUnreachable,
-        format!(
-            "{what} at {endpoint}: no answer within {} s: check --endpoints, or give it more time with --command-timeout",
-            patience.as_secs_f64()
-        ),
-    ))
+    Failed::TryAgain(Reason::EtcdUnreachable.error(format!(
+        "{what} at {endpoint}: no answer within {} s: check --endpoints, or give it more time with --command-timeout",
+        patience.as_secs_f64()
+    )))
 }
 
 /// Gives a failure its reason.
 fn failure(what: &str, endpoint: &str, options: &Endpoints, e: etcd_client::Error) -> Failed {
     use etcd_client::Error as E;
-    let error = |reason, said: &str, advice: &str| {
-        Error::new(reason, format!("{what} at {endpoint}: {said}{advice}"))
+    let error = |reason: Reason, said: &str, advice: &str| {
+        reason.error(format!("{what} at {endpoint}: {said}{advice}"))
     };
+    let last = |reason, said: &str, advice: &str| Failed::Final(error(reason, said, advice));
+    let again = |reason, said: &str, advice: &str| Failed::TryAgain(error(reason, said, advice));
     let said = causes(&e);
     // TLS fails deep below what the libraries tell apart.
     let certificate = [
@@ -276,37 +275,22 @@ fn failure(what: &str, endpoint: &str, options: &Endpoints, e: etcd_client::Erro
     ]
     .iter()
     .any(|sign| said.contains(sign));
-    // rustls' own word, and the alert of a server that refuses ours.
-    let expired = [
-        "certificate expired",
-        "CertificateExpired",
-        "certificate not valid yet",
-    ]
-    .iter()
-    .any(|sign| said.contains(sign));
-    if expired {
-        return Failed::Final(error(
-            Reason::CertificateExpired,
-            &said,
-            ": renew the server's certificate, or the one of --cert",
-        ));
+    if crate::tls::says_expired(&said) {
+        let advice = ": renew the server's certificate, or the one of --cert";
+        return last(Reason::CertificateExpired, &said, advice);
     }
     if said.contains("UnknownIssuer") {
-        return Failed::Final(error(
-            Reason::Configuration,
-            &said,
-            ": no authority in --cacert has signed the server's certificate",
-        ));
+        let advice = ": no authority in --cacert has signed the server's certificate";
+        return last(Reason::Configuration, &said, advice);
     }
     let E::GRpcStatus(status) = &e else {
         return match &e {
-            _ if certificate => Failed::Final(error(Reason::Configuration, &said, CHECK_TLS)),
-            E::TransportError(_) | E::InvalidArgs(_) | E::InvalidUri(_) => Failed::Final(error(
-                Reason::Configuration,
-                &said,
-                ": check --endpoints, --cacert, --cert and --key",
-            )),
-            _ => Failed::TryAgain(error(Reason::EtcdUnreachable, &said, "")),
+            _ if certificate => last(Reason::Configuration, &said, CHECK_TLS),
+            E::TransportError(_) | E::InvalidArgs(_) | E::InvalidUri(_) => {
+                let advice = ": check --endpoints, --cacert, --cert and --key";
+                last(Reason::Configuration, &said, advice)
+            }
+            _ => again(Reason::EtcdUnreachable, &said, ""),
         };
     };
     // Codes of gRPC; the type itself is not etcd-client's to give.
@@ -332,48 +316,42 @@ fn failure(what: &str, endpoint: &str, options: &Endpoints, e: etcd_client::Erro
         }
         // Roles were changed meanwhile, or the member was restarted: the next connection logs in anew.
         _ if has("revision of auth store is old") || has("invalid auth token") => {
-            Failed::TryAgain(error(Reason::EtcdUnreachable, message, ""))
+            again(Reason::EtcdUnreachable, message, "")
         }
-        UNAUTHENTICATED => Failed::Final(error(Reason::Unauthenticated, message, &who)),
+        UNAUTHENTICATED => last(Reason::Unauthenticated, message, &who),
         INVALID_ARGUMENT | FAILED_PRECONDITION
-            if has("authentication failed") || has("user name") || has("user name is empty") =>
+            if has("authentication failed") || has("user name") =>
         {
-            Failed::Final(error(Reason::Unauthenticated, message, &who))
+            last(Reason::Unauthenticated, message, &who)
         }
-        PERMISSION_DENIED => Failed::Final(error(
-            Reason::PermissionDenied,
-            message,
-            ": grant the user's role what it lacks",
-        )),
-        RESOURCE_EXHAUSTED if has("database space exceeded") => Failed::Final(error(
-            Reason::NoSpace,
-            message,
-            ": compact and defragment etcd, then `etcdctl alarm disarm`",
-        )),
+        PERMISSION_DENIED => {
+            let advice = ": grant the user's role what it lacks";
+            last(Reason::PermissionDenied, message, advice)
+        }
+        RESOURCE_EXHAUSTED if has("database space exceeded") => {
+            let advice = ": compact and defragment etcd, then `etcdctl alarm disarm`";
+            last(Reason::NoSpace, message, advice)
+        }
         _ if has("etcdserver: no leader")
             || has("etcdserver: leader changed")
             || has("etcdserver: request timed out") =>
         {
-            Failed::TryAgain(error(
-                Reason::NoQuorum,
-                message,
-                ": the member answers, and its cluster has no quorum",
-            ))
+            let advice = ": the member answers, and its cluster has no quorum";
+            again(Reason::NoQuorum, message, advice)
         }
-        OUT_OF_RANGE if has("compacted") => Failed::Final(error(
-            Reason::Conflict,
-            message,
-            ": etcd was compacted while it was read, run again",
-        )),
+        OUT_OF_RANGE if has("compacted") => {
+            let advice = ": etcd was compacted while it was read, run again";
+            last(Reason::Conflict, message, advice)
+        }
         INVALID_ARGUMENT | FAILED_PRECONDITION | OUT_OF_RANGE => {
-            Failed::Final(error(Reason::Configuration, message, ""))
+            last(Reason::Configuration, message, "")
         }
-        _ if certificate => Failed::Final(error(Reason::Configuration, &said, CHECK_TLS)),
+        _ if certificate => last(Reason::Configuration, &said, CHECK_TLS),
         // The connection came about and broke: so it does where one end wants TLS, or a certificate.
         _ if status.source().is_some() && !said.contains("tcp connect error") => {
-            Failed::TryAgain(error(Reason::EtcdUnreachable, &said, CHECK_TLS))
+            again(Reason::EtcdUnreachable, &said, CHECK_TLS)
         }
-        _ => Failed::TryAgain(error(Reason::EtcdUnreachable, &said, "")),
+        _ => again(Reason::EtcdUnreachable, &said, ""),
     }
 }
 
@@ -403,10 +381,9 @@ fn may_ask(options: &Endpoints, url: &str) -> bool {
 /// Refuses what can be seen to be wrong before anything is sent.
 fn check_endpoint(endpoint: &str, has_tls_files: bool) -> Result<()> {
     let wrong = |why: &str| {
-        Err(Error::new(
-            Reason::Usage,
-            format!("--endpoints: {why}: give URLs such as https://10.0.0.1:2379"),
-        ))
+        Err(Reason::Usage.error(format!(
+            "--endpoints: {why}: give URLs such as https://10.0.0.1:2379"
+        )))
     };
     let (scheme, rest) = match endpoint.split_once("://") {
         Some((scheme, rest)) => (Some(scheme), rest),
@@ -429,10 +406,7 @@ fn check_endpoint(endpoint: &str, has_tls_files: bool) -> Result<()> {
 fn tls(options: &Endpoints) -> Result<Option<TlsOptions>> {
     let read = |flag: &str, path: &Path| {
         std::fs::read(path).map_err(|e| {
-            Error::new(
-                Reason::Configuration,
-                format!("{flag} {} cannot be read: {e}", path.display()),
-            )
+            Reason::Configuration.error(format!("{flag} {} cannot be read: {e}", path.display()))
         })
     };
     let secure = options.endpoints.iter().any(|e| e.starts_with("https://"));
@@ -453,10 +427,7 @@ fn tls(options: &Endpoints) -> Result<Option<TlsOptions>> {
         }
         (None, None) => {}
         _ => {
-            return Err(Error::new(
-                Reason::Usage,
-                "--cert and --key belong together: give both",
-            ));
+            return Err(Reason::Usage.error("--cert and --key belong together: give both"));
         }
     }
     Ok(Some(tls))
@@ -490,13 +461,10 @@ fn check_validity(pem: &[u8], path: &Path) -> Result<()> {
         }
         _ => return Ok(()),
     };
-    Err(Error::new(
-        Reason::CertificateExpired,
-        format!(
-            "the certificate of --cert, {}, {what}: renew it",
-            path.display()
-        ),
-    ))
+    Err(Reason::CertificateExpired.error(format!(
+        "the certificate of --cert, {}, {what}: renew it",
+        path.display()
+    )))
 }
 
 fn date(time: UnixTime) -> String {

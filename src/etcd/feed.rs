@@ -198,12 +198,9 @@ impl Feed {
         match self.cluster_id {
             // A proxy that leaves the ID out says nothing about it.
             Some(cluster_id) if answered != cluster_id && answered != 0 => {
-                Err(Failed::Final(Error::new(
-                    Reason::OtherCluster,
-                    format!(
-                        "{endpoint} was of cluster {cluster_id:x} and is of cluster {answered:x} now: its changes are not added to the other's backup; check --endpoints, or if it has taken the other's place, say so with --take-over"
-                    ),
-                )))
+                Err(Failed::Final(Reason::OtherCluster.error(format!(
+                    "{endpoint} was of cluster {cluster_id:x} and is of cluster {answered:x} now: its changes are not added to the other's backup; check --endpoints, or if it has taken the other's place, say so with --take-over"
+                ))))
             }
             _ => Ok(()),
         }
@@ -254,7 +251,7 @@ impl Feed {
                         return Err(e);
                     }
                 }
-                Err(Failed::TooLarge(e)) => return Err(Error::new(Reason::Configuration, e)),
+                Err(Failed::TooLarge(e)) => return Err(Reason::Configuration.error(e)),
             }
         }
     }
@@ -432,10 +429,10 @@ impl Feed {
         let response = received
             .map_err(|e| self.way.failure("watch", &endpoint, e))?
             .ok_or_else(|| {
-                Failed::TryAgain(Error::new(
-                    Reason::EtcdUnreachable,
-                    format!("watch at {endpoint}: the member ended it"),
-                ))
+                Failed::TryAgain(
+                    Reason::EtcdUnreachable
+                        .error(format!("watch at {endpoint}: the member ended it")),
+                )
             })?;
         self.respond(response, &endpoint)
     }
@@ -494,16 +491,13 @@ impl Feed {
         self.current = revision;
         if revision < position {
             let why = format!("the cluster is at revision {revision} only");
-            return Err(Failed::TryAgain(Error::new(Reason::EtcdUnreachable, why)));
+            return Err(Failed::TryAgain(Reason::EtcdUnreachable.error(why)));
         }
         if owed && silent >= STALLED_AFTER {
-            return Err(Failed::TryAgain(Error::new(
-                Reason::EtcdUnreachable,
-                format!(
-                    "the cluster is at revision {revision}, and nothing came after {position} for {} s",
-                    silent.as_secs()
-                ),
-            )));
+            return Err(Failed::TryAgain(Reason::EtcdUnreachable.error(format!(
+                "the cluster is at revision {revision}, and nothing came after {position} for {} s",
+                silent.as_secs()
+            ))));
         }
         Ok(())
     }
@@ -556,6 +550,6 @@ pub(super) fn most_telling(failures: Vec<Error>) -> Error {
     let said: Vec<String> = failures.iter().map(Error::to_string).collect();
     match reason {
         Some(reason) => Error::new(reason, said.join("; ")),
-        None => Error::new(Reason::Usage, "--endpoints names no endpoint"),
+        None => Reason::Usage.error("--endpoints names no endpoint"),
     }
 }

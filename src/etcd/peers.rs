@@ -6,7 +6,7 @@
 use crate::base::Cancel;
 use crate::base::causes::causes;
 use crate::datadir::Member;
-use crate::error::{Error, Reason, Result};
+use crate::error::{Reason, Result};
 use reqwest::{Certificate, Client, Identity};
 use std::error::Error as _;
 use std::path::{Path, PathBuf};
@@ -167,10 +167,9 @@ pub fn look(
     match verdict {
         Verdict::Quorum => Ok(Some(reason)),
         Verdict::NoQuorum => Ok(None),
-        Verdict::Unknown => Err(Error::new(
-            Reason::Configuration,
-            format!("whether the other members have a quorum cannot be told: {reason}"),
-        )),
+        Verdict::Unknown => Err(Reason::Configuration.error(format!(
+            "whether the other members have a quorum cannot be told: {reason}"
+        ))),
     }
 }
 
@@ -220,11 +219,9 @@ async fn version(client: &Client, url: &str) -> Result<String, (bool, String)> {
         ));
     }
     let (status, text, _) = get(client, &format!("{url}/version"), TIMEOUT).await?;
-    let version: Option<String> = serde_json::from_str::<serde_json::Value>(&text)
-        .ok()
-        .and_then(|v| Some(v.get("etcdserver")?.as_str()?.to_owned()));
-    match version {
-        Some(version) if status == 200 => Ok(version),
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
+    match json["etcdserver"].as_str() {
+        Some(version) if status == 200 => Ok(version.to_owned()),
         // Go's server says so to plain HTTP.
         _ if text.contains("HTTP request to an HTTPS server") => {
             Err((true, format!("it wants TLS: {CHECK_TLS}")))
@@ -241,20 +238,14 @@ async fn read(client: &Client, url: &str, seen: &mut Seen) {
     let url = format!("{url}/downgrade/enabled");
     for attempt in 1..=READS {
         match get(client, &url, READ_TIMEOUT).await {
-            Ok((200, _, id)) => {
+            Ok((status @ (200 | 500), text, id)) => {
+                let reads = status == 200;
                 seen.cluster_id = id;
                 seen.refuses = false;
-                seen.linearizable = Some(true);
-                seen.error = None;
-                return;
-            }
-            Ok((500, text, id)) => {
-                seen.cluster_id = id;
-                seen.refuses = false;
-                seen.linearizable = Some(false);
-                seen.error = Some(text.trim().to_owned());
+                seen.linearizable = Some(reads);
+                seen.error = (!reads).then(|| text.trim().to_owned());
                 // It has waited long enough for a leader.
-                if text.contains("timed out") || text.contains("deadline") {
+                if reads || text.contains("timed out") || text.contains("deadline") {
                     return;
                 }
             }
@@ -302,20 +293,16 @@ fn failure(e: &reqwest::Error) -> (bool, String) {
     // Nobody answers with these but one who is there.
     const TLS: [&str; 4] = ["certificate", "alert", "corrupt message", "handshake"];
     let away = e.is_connect() || e.is_timeout();
-    match TLS.iter().any(|sign| said.contains(sign)) {
+    // Or it took the connection and hung up: so does one that wants TLS.
+    match TLS.iter().any(|sign| said.contains(sign)) || !away {
         true => (true, format!("{said}: {CHECK_TLS}")),
-        false if away => (false, said),
-        // It took the connection and hung up: so does one that wants TLS.
-        false => (true, format!("{said}: {CHECK_TLS}")),
+        false => (false, said),
     }
 }
 
 fn client(options: &PeerOptions) -> Result<Client> {
     let wrong = |flag: &str, path: &Path, e: &dyn std::fmt::Display| {
-        Error::new(
-            Reason::Configuration,
-            format!("{flag} {} cannot be used: {e}", path.display()),
-        )
+        Reason::Configuration.error(format!("{flag} {} cannot be used: {e}", path.display()))
     };
     let read = |flag: &str, path: &Path| std::fs::read(path).map_err(|e| wrong(flag, path, &e));
     crate::tls::ensure_provider();
@@ -346,18 +333,15 @@ fn client(options: &PeerOptions) -> Result<Client> {
         }
         (None, None) => {}
         _ => {
-            return Err(Error::new(
-                Reason::Usage,
-                "--peer-cert-file and --peer-key-file belong together: give both",
-            ));
+            return Err(Reason::Usage
+                .error("--peer-cert-file and --peer-key-file belong together: give both"));
         }
     }
     builder.build().map_err(|e| {
         let (_, said) = failure(&e);
-        Error::new(
-            Reason::Configuration,
-            format!("the way to the other members cannot be set up: {said}"),
-        )
+        Reason::Configuration.error(format!(
+            "the way to the other members cannot be set up: {said}"
+        ))
     })
 }
 

@@ -41,13 +41,10 @@ impl SnapshotReader {
                     Ok(Ok(Some(message))) => Ok(message.0.blob),
                     Ok(Ok(None)) => return,
                     Ok(Err(e)) => Err(failing.failure("take a snapshot", &at, e).into_error()),
-                    Err(_) => Err(Error::new(
-                        Reason::EtcdUnreachable,
-                        format!(
-                            "take a snapshot at {at}: nothing came for {} s",
-                            PATIENCE.as_secs()
-                        ),
-                    )),
+                    Err(_) => Err(Reason::EtcdUnreachable.error(format!(
+                        "take a snapshot at {at}: nothing came for {} s",
+                        PATIENCE.as_secs()
+                    ))),
                 };
                 let end = message.is_err();
                 if send.send(message).await.is_err() || end {

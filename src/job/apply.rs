@@ -8,11 +8,11 @@ use crate::error::{Error, Reason, Result};
 use crate::etcd::client::{Client, Committed};
 use crate::etcd::diff::{Action, Batches, Change, Diff, LiveKey, Wanted, Write};
 use crate::job::read::entry::text_or_base64;
+use crate::job::report::{Clock, Failed, Report};
 use crate::mvcc::{KeyRange, Revision};
-use crate::telemetry::memory::peak_memory_bytes;
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::VecDeque;
-use std::time::Instant;
 
 /// etcd's own default for `--max-txn-ops`.
 pub const MAX_TXN_OPS: usize = 128;
@@ -40,18 +40,19 @@ pub struct Options {
 }
 
 /// How it ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum Status {
     /// All that differs is written (or would be, in a dry run).
     Succeeded,
     /// Nothing differs.
     NothingToDo,
     /// Not all is written: the other fields tell what is.
+    #[default]
     Failed,
 }
 
 /// What is (or would be) done to a key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verb {
     /// It is missing live.
@@ -65,11 +66,11 @@ pub enum Verb {
 }
 
 /// A key in an outcome: as text where it is text.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct KeyName {
-    /// The key, where it is UTF-8.
+    /// The key, if it is UTF-8; else null.
     pub key: Option<String>,
-    /// The key in base64, where it is not.
+    /// The key in base64 (standard alphabet, padded), if it is not UTF-8; else null.
     pub key_base64: Option<String>,
 }
 
@@ -84,61 +85,59 @@ impl From<&[u8]> for KeyName {
 }
 
 /// A key that differs.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Difference {
-    /// What is (or would be) done.
+    /// `create`: missing live. `update`: another value live. `delete`: not in the backup, and to go. `leave`:
+    /// not in the backup, and left alone.
     pub change: Verb,
     /// The key.
     #[serde(flatten)]
     pub key: KeyName,
-    /// The live key's revision of its last change when it was compared; `None` where it is missing.
+    /// The live key's revision of its last change when it was compared; null if it was missing.
     pub live_mod_revision: Option<i64>,
-    /// The live value's bytes.
+    /// Bytes of the live value.
     pub live_bytes: Option<usize>,
-    /// The backup's value's bytes.
+    /// Bytes of the backup's value.
     pub backup_bytes: Option<usize>,
 }
 
 /// A key that was not written.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Skipped {
     /// The key.
     #[serde(flatten)]
     pub key: KeyName,
     /// `Conflict`: it changed after it was compared. `TooLarge`: the server takes no such request.
-    pub cause: &'static str,
-    /// Its revision when it was compared; 0 where it was missing.
+    pub cause: Reason,
+    /// Its revision when it was compared; 0 if it was missing.
     pub seen_mod_revision: i64,
-    /// Its revision now; `None` where it is missing, or nobody looked.
+    /// Its revision now; null if it is missing, or nobody looked.
     pub mod_revision: Option<i64>,
     /// In words.
     pub message: String,
 }
 
 /// What was done. The fields are a contract: `docs/apply-result.schema.json`.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Default, JsonSchema, Serialize)]
 pub struct Outcome {
     /// How it ended.
     pub status: Status,
-    /// The exit code, where it failed.
-    pub code: Option<u8>,
-    /// Why it failed.
-    pub reason: Option<&'static str>,
-    /// Why it failed, in words.
-    pub message: Option<String>,
-    /// Whether nothing was to be written.
+    /// Why, if it failed.
+    #[serde(flatten)]
+    pub error: Failed,
+    /// Whether nothing was to be written: no `--execute`.
     pub dry_run: bool,
-    /// The revision of the backup.
+    /// The revision of the backup that was compared.
     pub revision: Revision,
-    /// The live etcd's revision that was compared with; 0 where it could not be read.
+    /// The revision of the live etcd that was compared; 0 if it could not be read.
     pub live_revision: i64,
-    /// Keys that are missing live.
+    /// Keys that the backup has and the live etcd had not.
     pub to_create: u64,
-    /// Keys that have another value live.
+    /// Keys with another value in the live etcd.
     pub to_update: u64,
-    /// Keys that are live, not in the backup, and are to go.
+    /// Keys that the backup has not and that are to go: `--delete-extra`.
     pub to_delete: u64,
-    /// Keys that are live, not in the backup, and are left alone.
+    /// Keys that the backup has not and that stay.
     pub left_alone: u64,
     /// Keys with the same value on both sides.
     pub unchanged: u64,
@@ -150,28 +149,22 @@ pub struct Outcome {
     pub conflicts: u64,
     /// Keys that the server's limits do not allow to be written.
     pub too_large: u64,
-    /// Keys that had a lease in the backup and are put without one.
+    /// Keys that had a lease in the backup and are (or would be) put without one.
     pub leases_detached: u64,
     /// Transactions that wrote.
     pub transactions: u64,
     /// The live etcd's revision of the first of them.
     pub first_revision: Option<i64>,
-    /// And of the last.
+    /// The live etcd's revision of the last of them.
     pub last_revision: Option<i64>,
-    /// What differs: the first 1000 keys.
+    /// What differs, in the order of the keys: the first 1000.
     pub differences: Vec<Difference>,
     /// Keys that differ and are not listed.
     pub differences_omitted: u64,
-    /// What was not written: the first 1000 keys.
+    /// What was not written: the first 1000.
     pub skipped: Vec<Skipped>,
     /// Keys that were not written and are not listed.
     pub skipped_omitted: u64,
-    /// Wall-clock time.
-    pub seconds: f64,
-    /// The most memory that was resident at once.
-    pub peak_memory_bytes: Option<u64>,
-    /// What an operator should know.
-    pub warnings: Vec<String>,
 }
 
 /// Compares and, with `execute`, writes.
@@ -188,15 +181,19 @@ pub fn run(
     options: &Options,
     wanted: impl FnOnce(&mut dyn FnMut(Wanted<'_>) -> Result<()>) -> Result<()>,
     tell: &mut dyn FnMut(&Difference) -> Result<()>,
-) -> (Outcome, Option<Error>) {
-    let started = Instant::now();
+) -> Report<Outcome> {
+    let mut clock = Clock::start();
     let mut run = Run {
         client: client.clone(),
         cancel,
         options,
         tell,
         batches: Batches::new(options.max_txn_ops, options.max_request_bytes),
-        outcome: Outcome::new(options),
+        outcome: Outcome {
+            dry_run: !options.execute,
+            revision: options.revision,
+            ..Outcome::default()
+        },
     };
     let mut error = run.compare(wanted).err();
     let mut outcome = run.outcome;
@@ -210,21 +207,15 @@ pub fn run(
         }
         None => Status::Succeeded,
     };
-    if let Some(e) = &error {
-        outcome.code = Some(e.reason().exit_code());
-        outcome.reason = Some(e.reason().as_str());
-        outcome.message = Some(e.to_string());
-    }
+    outcome.error = Failed::from(&error);
     if outcome.leases_detached > 0 {
-        outcome.warnings.push(format!(
+        clock.warnings.push(format!(
             "{} keys had a lease in the backup and {} put without one: they do not expire",
             outcome.leases_detached,
             if options.execute { "are" } else { "would be" }
         ));
     }
-    outcome.seconds = started.elapsed().as_secs_f64();
-    outcome.peak_memory_bytes = peak_memory_bytes();
-    (outcome, error)
+    clock.ended(outcome, error)
 }
 
 struct Run<'a> {
@@ -346,38 +337,6 @@ impl Run<'_> {
 }
 
 impl Outcome {
-    fn new(options: &Options) -> Self {
-        Outcome {
-            status: Status::Failed,
-            code: None,
-            reason: None,
-            message: None,
-            dry_run: !options.execute,
-            revision: options.revision,
-            live_revision: 0,
-            to_create: 0,
-            to_update: 0,
-            to_delete: 0,
-            left_alone: 0,
-            unchanged: 0,
-            put: 0,
-            deleted: 0,
-            conflicts: 0,
-            too_large: 0,
-            leases_detached: 0,
-            transactions: 0,
-            first_revision: None,
-            last_revision: None,
-            differences: Vec::new(),
-            differences_omitted: 0,
-            skipped: Vec::new(),
-            skipped_omitted: 0,
-            seconds: 0.0,
-            peak_memory_bytes: None,
-            warnings: Vec::new(),
-        }
-    }
-
     fn wrote(&mut self, batch: &[Write], revision: i64) {
         self.transactions += 1;
         self.first_revision.get_or_insert(revision);
@@ -403,7 +362,7 @@ impl Outcome {
                     "{message}: {} bytes; raise etcd's --max-request-bytes",
                     write.request_bytes()
                 );
-                self.skip(write, "TooLarge", None, message);
+                self.skip(write, Reason::TooLarge, None, message);
             }
         }
     }
@@ -431,13 +390,13 @@ impl Outcome {
             };
             let now = now.map(|n| n.mod_revision);
             let message = format!("it {what} after it was compared");
-            self.skip(write, "Conflict", now, message);
+            self.skip(write, Reason::Conflict, now, message);
         }
     }
 
-    fn skip(&mut self, write: &Write, cause: &'static str, now: Option<i64>, message: String) {
+    fn skip(&mut self, write: &Write, cause: Reason, now: Option<i64>, message: String) {
         match cause {
-            "Conflict" => self.conflicts += 1,
+            Reason::Conflict => self.conflicts += 1,
             _ => self.too_large += 1,
         }
         if self.skipped.len() >= LISTED {

@@ -4,24 +4,24 @@
 
 use crate::bucket::codec::{self, CompressionChoice};
 use crate::bucket::frame::FrameWriter;
-use crate::bucket::{Kind, SnapshotName};
+use crate::bucket::{Compression, Kind, SnapshotName};
 use crate::error::{Error, Result};
+use crate::job::fold::publish::{Both, Packed, Packer, give_name, refuse_plain};
+use crate::job::fold::rebuild::{Leases, Rebuild};
+use crate::job::fold::{Request, Source};
 use crate::job::leases::{self, News};
-use crate::job::publish::{Both, Packed, Packer, give_name, refuse_plain, side_by_side};
-use crate::job::rebuild::{Leases, Rebuild};
+use crate::job::parallel::side_by_side;
+use crate::job::report::{Clock, Report};
 use crate::job::scan::{Depth, Scan, scan};
-use crate::job::source::{Request, Source};
 use crate::job::tags::{FEW, without_excluded};
 use crate::job::{Context, space};
 use crate::kubernetes::SnapshotLeases;
 use crate::mvcc::{Fold, HashKv, KeepHistory, KeyRange, Revision};
-use crate::telemetry::memory::peak_memory_bytes;
 use crate::telemetry::progress::Step;
 use chrono::Utc;
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::io::BufWriter;
-use std::time::Instant;
 
 /// What to compact, and how.
 #[derive(Debug, Clone)]
@@ -39,7 +39,7 @@ pub struct Options {
 }
 
 /// How it ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum Status {
     /// A new full is there (or would be, in a dry run).
     Succeeded,
@@ -48,58 +48,55 @@ pub enum Status {
 }
 
 /// What was done. The fields are a contract: `docs/compact-result.schema.json`.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Outcome {
     /// How it ended.
     pub status: Status,
-    /// The full that now holds `revision`; `None` in a dry run.
+    /// The name, without its folder, of the full snapshot that now holds `revision`: the one written, or the
+    /// base if there was nothing to do. null if a dry run would fold.
     pub snapshot: Option<String>,
-    /// The full it was folded from.
+    /// The name, without its folder, of the full snapshot that the deltas were folded into.
     pub base: String,
-    /// The deltas folded into it, in order.
+    /// The names, without their folders, of the delta snapshots that were folded, in order.
     pub deltas: Vec<String>,
-    /// Events of the deltas that were folded; `None` in a dry run.
+    /// How many events of the deltas were folded; those that the base holds already are not counted. null if
+    /// a dry run would fold.
     pub events: Option<u64>,
     /// The revision folded to.
     pub revision: Revision,
-    /// The compacted revision of `snapshot`; −1 where it holds all history.
+    /// The compacted revision of `snapshot`: states before it cannot be read from it. -1 if it holds all
+    /// history. null if a dry run would fold.
     pub compact_revision: Option<Revision>,
-    /// Keys alive at `revision`.
+    /// How many keys are alive at `revision`. null if a dry run would fold.
     pub live_keys: Option<u64>,
-    /// etcd's HashKV of `snapshot` at `revision`.
+    /// etcd's HashKV of `snapshot` at `revision`: what `etcdctl endpoint hashkv` says of an etcd that serves
+    /// it. null if a dry run would fold.
     pub hash_kv: Option<u32>,
-    /// The timeline's ID.
+    /// The ID of the timeline that was folded.
     pub timeline: String,
-    /// Bytes read from the store.
+    /// Bytes read from the store, the reading back of what was written included.
     pub bytes_read: u64,
-    /// Size of `snapshot` in the store; 0 where nothing had to be written.
+    /// Size in the store, in bytes, of `snapshot`; 0 if nothing had to be written.
     pub bytes_written: u64,
-    /// Wall-clock time.
-    pub seconds: f64,
-    /// The most memory that was resident at once.
-    pub peak_memory_bytes: Option<u64>,
-    /// Users, roles, members, alarms and leases are as of this revision: deltas hold only keys.
+    /// Users, roles, members, alarms and leases are as of this revision, since deltas hold only keys.
     pub metadata_revision: Revision,
-    /// The compression of `snapshot`.
-    pub compression: &'static str,
+    /// The compression of `snapshot`, or in a dry run the one it would have.
+    pub compression: Compression,
     /// Whether only a plan was made.
     pub dry_run: bool,
-    /// What an operator should know.
-    pub warnings: Vec<String>,
 }
 
 /// Runs a compaction.
 ///
 /// # Errors
 /// Any reason but `Usage`; nothing is visible in the store then but, at worst, a staging object.
-pub fn run(ctx: &Context, options: &Options) -> Result<Outcome> {
-    let started = Instant::now();
+pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
+    let clock = Clock::start();
     without_excluded(|| {
         Run {
             ctx,
             options,
-            started,
-            warnings: Vec::new(),
+            clock: clock.clone(),
         }
         .run()
     })
@@ -108,12 +105,11 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Outcome> {
 struct Run<'a> {
     ctx: &'a Context,
     options: &'a Options,
-    started: Instant,
-    warnings: Vec<String>,
+    clock: Clock,
 }
 
 impl Run<'_> {
-    fn run(mut self) -> Result<Outcome> {
+    fn run(mut self) -> Result<Report<Outcome>> {
         let scan = scan(self.ctx, Depth::Doubtful)?;
         // What is not waited for goes on beside the reading and folding.
         let store = &self.ctx.store;
@@ -129,7 +125,7 @@ impl Run<'_> {
             true => Source::open_to_fold(self.ctx, &scan, request)?,
             false => Source::open(self.ctx, &scan, request)?,
         };
-        self.warnings.extend(source.warnings.iter().cloned());
+        self.clock.warnings.extend(source.warnings.iter().cloned());
         if source.is_folded() {
             let hash = source.hash_of_base(self.ctx)?;
             let compression = self.newest_name(&source)?.compression.into();
@@ -139,18 +135,19 @@ impl Run<'_> {
             outcome.events = Some(0);
             self.fill(&mut outcome, &hash);
             // An earlier run may have failed to.
-            self.renew_leases(&mut outcome, News::default());
-            return Ok(outcome);
+            self.renew_leases(News::default());
+            return Ok(self.clock.report(outcome));
         }
 
-        let inputs = source.deltas().chain(source.base_snapshot());
+        let inputs = source.inputs();
         let encrypted = inputs.map(|s| &s.name).find(|n| n.is_encrypted);
         refuse_plain(self.ctx, encrypted)?;
         let encoding = self.resolve_compression(&source)?;
         self.warn_about_room(&source);
         if self.options.dry_run {
-            self.warnings.extend(source.tags_warning());
-            return Ok(self.outcome(&source, encoding));
+            self.clock.warnings.extend(source.tags_warning());
+            let outcome = self.outcome(&source, encoding);
+            return Ok(self.clock.report(outcome));
         }
         if source.deltas().len() > FEW {
             self.ctx.store.find_out_whether_tags_are_told()?;
@@ -184,7 +181,7 @@ impl Run<'_> {
             .iter()
             .any(|s| s.excluded && s.name == new_name)
         {
-            self.warn(format!(
+            self.clock.warn(format!(
                 "{new_name} was there already and is excluded: it is not used, and the next run folds the same again"
             ));
         }
@@ -197,21 +194,16 @@ impl Run<'_> {
             full: true,
             ..News::default()
         };
-        self.renew_leases(&mut outcome, news);
-        Ok(outcome)
+        self.renew_leases(news);
+        Ok(self.clock.report(outcome))
     }
 
-    fn renew_leases(&self, outcome: &mut Outcome, news: News) {
-        if let Some(leases) = self.options.leases.as_ref().filter(|_| !outcome.dry_run) {
-            outcome
-                .warnings
-                .extend(leases::renew(self.ctx, leases, news));
+    fn renew_leases(&mut self, news: News) {
+        let leases = self.options.leases.as_ref();
+        if let Some(leases) = leases.filter(|_| !self.options.dry_run) {
+            let warnings = leases::renew(self.ctx, leases, news);
+            self.clock.warnings.extend(warnings);
         }
-    }
-
-    fn warn(&mut self, message: String) {
-        tracing::warn!("{message}");
-        self.warnings.push(message);
     }
 
     /// What will certainly not fit is an error where it is known for sure.
@@ -219,7 +211,7 @@ impl Run<'_> {
         let need = source.temp_bytes();
         let free = space::free_bytes(&self.ctx.temp_dir).unwrap_or(u64::MAX);
         if free < need {
-            self.warn(format!(
+            self.clock.warn(format!(
                 "the temporary directory {} has {free} bytes free; up to about {need} may be needed: choose another with --temp-dir if it fails",
                 self.ctx.temp_dir.display()
             ));
@@ -230,7 +222,7 @@ impl Run<'_> {
         let newest = self.newest_name(source)?.compression;
         let encoding = self.options.compression.resolve(newest);
         if !encoding.compression.is_read_by_others() {
-            self.warn(format!(
+            self.clock.warn(format!(
                 "{} is deltafold's own addition to the format: etcd-backup-restore cannot read this snapshot",
                 encoding.compression
             ));
@@ -258,12 +250,9 @@ impl Run<'_> {
             timeline: source.timeline.clone(),
             bytes_read: self.ctx.store.bytes_read(),
             bytes_written: 0,
-            seconds: self.started.elapsed().as_secs_f64(),
-            peak_memory_bytes: peak_memory_bytes(),
             metadata_revision: source.base.metadata_revision,
-            compression: encoding.compression.as_str(),
+            compression: encoding.compression,
             dry_run: self.options.dry_run,
-            warnings: self.warnings.clone(),
         }
     }
 
@@ -293,19 +282,17 @@ impl Run<'_> {
         space::check(&self.ctx.temp_dir, layout.bytes(), "the new database")?;
 
         let failed = |e| Error::io("write the new snapshot", e);
-        let mut both = Both {
-            file: BufWriter::with_capacity(256 << 10, self.ctx.temp_file()?),
-            stream: FrameWriter::new(Packer::named(self.ctx, name, encoding)?),
-            step: Step::new(format!("write {name}"), Some(layout.bytes())),
-        };
+        let mut both = Both::new(
+            Some(self.ctx.temp_file()?),
+            FrameWriter::new(Packer::named(self.ctx, name, encoding)?),
+            Some(Step::new(format!("write {name}"), Some(layout.bytes()))),
+        );
         let folded = rebuild.write(self.ctx, fold, &layout, &mut both)?.hash;
-
-        let Both { file, stream, step } = both;
-        let file = file.into_inner().map_err(|e| failed(e.into_error()))?;
+        let (file, stream) = both.into_parts().map_err(failed)?;
+        let file = file.ok_or_else(|| Error::internal("a database without a file"))?;
         let verify = || rebuild.verify(self.ctx.spool(file), &folded, &layout);
         let stage = || stream.finish().map_err(failed)?.finish();
         let (verified, packed) = side_by_side(self.ctx.threads, verify, stage);
-        drop(step);
         let packed = packed?;
         verified?;
         Ok((packed, folded))
@@ -320,7 +307,7 @@ fn is_delta_newest(scan: &Scan) -> bool {
 
 /// When the newest of all inputs was taken, in seconds since 1970.
 fn newest_input(source: &Source) -> i64 {
-    let inputs = source.deltas().chain(source.base_snapshot());
+    let inputs = source.inputs();
     let created = inputs.map(|s| s.name.created);
     created.max().unwrap_or_default()
 }

@@ -4,6 +4,7 @@
 //! etcd nor the directory, also where we are ended by a signal. What is restored it does not choose. `verify_store`
 //! calls it.
 
+use crate::base::random::random_word;
 use crate::datadir::membership::Cluster;
 use crate::datadir::place::Place;
 use crate::error::{Error, Reason, Result};
@@ -11,11 +12,13 @@ use crate::etcd::cluster;
 use crate::etcd::connect::{Connector, Endpoints, Failed, Streams};
 use crate::etcd::peers::PeerOptions;
 use crate::job::Context;
+use crate::job::fold::{Request, Target};
+use crate::job::report::{Clock, Report};
 use crate::job::restore::{self, Backup, Leases, To};
-use crate::job::source::{Request, Target};
 use crate::mvcc::{KeepHistory, Revision};
 use rustix::fs::{FlockOperation, OFlags};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions, Permissions};
@@ -71,7 +74,7 @@ pub struct Expected {
 }
 
 /// What was found. A part of `docs/verify-result.schema.json`.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, JsonSchema, Serialize)]
 pub struct Outcome {
     /// The timeline's ID.
     pub timeline: String,
@@ -79,16 +82,14 @@ pub struct Outcome {
     pub revision: Revision,
     /// Whether etcd held what was folded, and took a write.
     pub succeeded: bool,
-    /// The version that etcd says it is.
+    /// The version that etcd says it is; null if it did not come so far.
     pub etcd_version: Option<String>,
-    /// What etcd says that its HashKV is.
+    /// What etcd said that its HashKV is; null if it did not come so far.
     pub hash_kv: Option<u32>,
     /// How long the restore took, in seconds.
     pub restore_seconds: f64,
-    /// How long etcd took from its start until it was healthy, in seconds.
+    /// How long etcd took until it was healthy, in seconds; null if it did not come so far.
     pub start_seconds: Option<f64>,
-    /// All of it, in seconds.
-    pub seconds: f64,
 }
 
 /// Whether that file could be an etcd: it is a program.
@@ -109,7 +110,7 @@ pub fn check_program(etcd: &Path) -> Result<()> {
     }
 }
 
-/// Drills the newest state of a timeline. Gives the failure, too, where etcd does not hold what it should.
+/// Drills the newest state of a timeline.
 ///
 /// # Errors
 /// Those of a restore; `Unauthenticated` where the backup has authentication enabled and no user was given;
@@ -119,8 +120,8 @@ pub fn run(
     options: &Options,
     timeline: &str,
     expected: Expected,
-) -> Result<(Outcome, Option<Error>)> {
-    let started = Instant::now();
+) -> Result<Report<Outcome>> {
+    let mut clock = Clock::start();
     remove_leftovers(&ctx.temp_dir);
     let folder = Folder::new(&ctx.temp_dir)?;
     let mut outcome = Outcome {
@@ -131,7 +132,6 @@ pub fn run(
         hash_kv: None,
         restore_seconds: 0.0,
         start_seconds: None,
-        seconds: 0.0,
     };
     let drill = Drill {
         ctx,
@@ -140,22 +140,21 @@ pub fn run(
         expected,
         folder: folder.0.path(),
     };
-    let ended = drill.run(&mut outcome);
-    outcome.seconds = started.elapsed().as_secs_f64();
-    match ended {
+    match drill.run(&mut outcome, &mut clock) {
         Ok(()) => {
             outcome.succeeded = true;
+            let report = clock.report(outcome);
             tracing::info!(
                 revision = expected.revision.0,
-                version = outcome.etcd_version,
-                seconds = outcome.seconds,
+                version = report.etcd_version,
+                seconds = report.seconds,
                 "an etcd that was started on the backup holds what was folded"
             );
-            Ok((outcome, None))
+            Ok(report)
         }
         // What the restore itself finds to be damaged is as telling.
         Err(e) if e.reason() == Reason::DrillFailed || e.reason().is_bad_data() => {
-            Ok((outcome, Some(e)))
+            Ok(clock.ended(outcome, Some(e)))
         }
         Err(e) => Err(e),
     }
@@ -170,10 +169,10 @@ struct Drill<'a> {
 }
 
 impl Drill<'_> {
-    fn run(&self, outcome: &mut Outcome) -> Result<()> {
+    fn run(&self, outcome: &mut Outcome, clock: &mut Clock) -> Result<()> {
         let data_dir = self.folder.join("data");
         let begun = Instant::now();
-        let token = format!("deltafold-drill-{}-{:x}", std::process::id(), random());
+        let token = format!("deltafold-drill-{}-{:x}", std::process::id(), random_word());
         let members = format!("{NAME}={PEER_URL}");
         let cluster = Cluster::new(NAME, &members, &token, PEER_URL)?;
         let cluster_id = cluster.id();
@@ -199,6 +198,7 @@ impl Drill<'_> {
             },
             self.ctx.store.cancel(),
         )?;
+        clock.warnings.extend(restored.warnings.iter().cloned());
         outcome.restore_seconds = begun.elapsed().as_secs_f64();
         for tried in 1.. {
             let begun = Instant::now();
@@ -387,7 +387,7 @@ impl Drill<'_> {
         let endpoint = &way.options().endpoints[0];
         let client = way.dial(endpoint, Streams::Plain).map_err(refused)?;
         let mut kv = client.kv_client();
-        let (key, value) = ("deltafold-drill", format!("{:x}", random()));
+        let (key, value) = ("deltafold-drill", format!("{:x}", random_word()));
         let put = way
             .ask("write", endpoint, kv.put(key, value.as_str(), None))
             .map_err(refused)?;
@@ -413,13 +413,6 @@ fn failed(message: impl Into<String>) -> Error {
 /// What etcd reads its flags from.
 fn is_etcds(name: &OsStr) -> bool {
     name.to_str().is_some_and(|n| n.starts_with("ETCD_"))
-}
-
-fn random() -> u64 {
-    use std::hash::{BuildHasher, Hasher};
-    std::collections::hash_map::RandomState::new()
-        .build_hasher()
-        .finish()
 }
 
 /// Has the system end the process when we are ended in a way that leaves us no time to do it.

@@ -96,14 +96,7 @@ impl Identity {
 
     /// Its cluster for people: the ID, and the members' names where there are any.
     pub fn cluster(&self) -> String {
-        match self.member_names.is_empty() {
-            true => self.cluster_id.clone(),
-            false => format!(
-                "{} (members {})",
-                self.cluster_id,
-                self.member_names.join(", ")
-            ),
-        }
+        format!("{}{}", self.cluster_id, members(&self.member_names))
     }
 
     /// Whether it is the backup of the cluster with that ID.
@@ -219,11 +212,15 @@ pub fn check(store: &Store, facts: &ClusterFacts) -> Result<()> {
     }
 }
 
-fn other_cluster(store: &Store, recorded: &Identity, facts: &ClusterFacts) -> Error {
-    let names = match facts.member_names.is_empty() {
+fn members(names: &[String]) -> String {
+    match names.is_empty() {
         true => String::new(),
-        false => format!(" (members {})", facts.member_names.join(", ")),
-    };
+        false => format!(" (members {})", names.join(", ")),
+    }
+}
+
+fn other_cluster(store: &Store, recorded: &Identity, facts: &ClusterFacts) -> Error {
+    let names = members(&facts.member_names);
     let since = match recorded.recorded_at.as_str() {
         "" => String::new(),
         at => format!(" since {at}"),

@@ -1,15 +1,17 @@
 //! The list: what a prefix holds, which of it makes a chain, what can be restored, what is wrong.
 
-use crate::bucket::Snapshot;
 use crate::bucket::chain::{self, Choice, KnownBases, Range};
 use crate::bucket::timeline::{NamesOnly, Timeline, Timelines};
+use crate::bucket::{Compression, Kind, Snapshot};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
 use crate::job::identity::{self, Identity};
+use crate::job::report::{Clock, Report, reasons_and};
 use crate::job::scan::{Depth, Scan, TAGS_UNREADABLE, scan_asking};
 use crate::job::tags::{self, Ask};
 use crate::mvcc::Revision;
 use chrono::{DateTime, Utc};
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
@@ -27,13 +29,15 @@ pub struct Options {
 }
 
 /// What a prefix holds. The fields are a contract: `docs/list-result.schema.json`.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Outcome {
-    /// Whose backup it is; `None` where nobody has recorded it.
+    /// Whose backup it is, as the object `deltafold-identity.json` tells. null if nobody has recorded it, or
+    /// the object is unreadable.
     pub identity: Option<Recorded>,
-    /// In order of creation.
+    /// All snapshots, in order of creation.
     pub snapshots: Vec<Listed>,
-    /// The newest revision of the newest timeline; where none is the newest, of all.
+    /// The newest revision of the newest timeline; if none is the newest, of all snapshots. null if no
+    /// snapshot can be used.
     pub latest_revision: Option<Revision>,
     /// What can be restored, by timeline.
     pub restorable: Vec<Restorable>,
@@ -42,15 +46,15 @@ pub struct Outcome {
 }
 
 /// Whose backup a prefix is.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Recorded {
-    /// The cluster's ID, hexadecimal.
+    /// The cluster's ID, hexadecimal, as etcdctl shows it.
     pub cluster_id: String,
     /// Its members' names when it was recorded.
     pub member_names: Vec<String>,
-    /// When that was; `None` where it is no time.
+    /// When it was recorded; null if that is unreadable.
     pub recorded_at: Option<DateTime<Utc>>,
-    /// The clusters that wrote there before, the oldest first.
+    /// The IDs of the clusters that it was taken over from, the oldest first.
     pub former_cluster_ids: Vec<String>,
 }
 
@@ -67,62 +71,82 @@ impl From<Identity> for Recorded {
 }
 
 /// One snapshot.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Listed {
     /// The object's name without its folder.
     pub name: String,
-    /// Below the store's prefix.
+    /// The object's path below the store's prefix.
     pub path: String,
-    /// `Full` or `Incr`.
-    pub kind: &'static str,
-    /// 0 for a full.
+    /// `Full`: a whole database. `Incr`: the events of a range of revisions.
+    pub kind: Kind,
+    /// The first revision of a delta by its name; 0 for a full.
     pub start_revision: Revision,
-    /// By its name.
+    /// The last revision by its name. A full may hold more.
     pub last_revision: Revision,
-    /// By its name.
+    /// When it was taken, by its name.
     pub created: DateTime<Utc>,
-    /// Size in the store.
+    /// Size in the store, in bytes.
     pub bytes: u64,
-    /// `none`, `gzip`, `zlib`, `lzw` or `zstd`.
-    pub compression: &'static str,
-    /// The last snapshot of a cluster that was given up.
+    /// How it is compressed, by its name.
+    pub compression: Compression,
+    /// Whether its name ends with `.final`: the last snapshot of a cluster that was given up.
     #[serde(rename = "final")]
     pub is_final: bool,
-    /// Whether it is encrypted, by its name.
+    /// Whether it is encrypted, by its name: it ends with `.age`.
     pub encrypted: bool,
-    /// Tagged not to be used.
+    /// Whether it is marked not to be used, by a tag or by an object `<name>.exclude`.
     pub excluded: bool,
-    /// Not encrypted, though keys are given: not used.
+    /// It is not encrypted, though keys are given: anybody who can write into the store may have made it, and
+    /// it is not used.
     pub untrusted: bool,
-    /// The first timeline it is on; `None` where only contents would tell, or where it is unusable.
+    /// The ID of the first timeline that it is on. null if only its content would tell (see --deep), or if it
+    /// is excluded or unreadable.
     pub timeline: Option<String>,
-    /// Whether `compact` would take it now.
+    /// Whether `deltafold compact` would take it now.
     pub in_chain: bool,
 }
 
 /// A range of revisions that can be restored.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Restorable {
     /// The timeline's ID.
     pub timeline: String,
-    /// The oldest revision.
+    /// The oldest revision. By names, that of the oldest full; with --deep, the oldest one whose state that
+    /// full still holds.
     pub first_revision: Revision,
     /// The newest revision.
     pub last_revision: Revision,
-    /// The oldest time; by names, when the oldest full was made.
+    /// When the oldest full of the range was made, by its name.
     pub first_time: DateTime<Utc>,
-    /// The newest time; by names, when the newest snapshot was made.
+    /// When the snapshot that ends the range was made, by its name; with --deep, the time of the newest
+    /// event, if a delta ends the range.
     pub last_time: DateTime<Utc>,
 }
 
+/// Problems beside those that `compact` would fail with.
+const PROBLEMS: [&str; 6] = [
+    "ForeignObject",
+    "IdentityUnreadable",
+    "RevisionPastName",
+    "TagsNotRead",
+    "TagsUnreadable",
+    "TimelinesUnverified",
+];
+
 /// Something that is wrong.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Problem {
-    /// CamelCase, stable.
+    /// A stable name: `ForeignObject` (names that are not those of snapshots), `IdentityUnreadable`
+    /// (`deltafold-identity.json` does not tell whose backup it is), `TimelinesUnverified` (only contents
+    /// tell whether the history forked: use --deep), `RevisionPastName` (a full holds more than its name
+    /// says; harmless), `TagsNotRead` (the tags of more than 64 snapshots: use --all-tags), `TagsUnreadable`
+    /// (the store does not tell which snapshots are excluded by a tag), or the reason that `compact` would
+    /// fail with, see exit-codes.md.
+    #[schemars(extend("enum" = reasons_and(&PROBLEMS)))]
     pub reason: &'static str,
-    /// In words.
+    /// In words, for people: it may change.
     pub message: String,
-    /// The paths it is about.
+    /// The paths, below the store's prefix, of the objects it is about; may be empty.
     pub snapshots: Vec<String>,
 }
 
@@ -148,7 +172,8 @@ impl Problem {
 ///
 /// # Errors
 /// `NoSnapshots` where there is none; the store's. What is wrong with snapshots is no error here.
-pub fn run(ctx: &Context, options: Options) -> Result<Outcome> {
+pub fn run(ctx: &Context, options: Options) -> Result<Report<Outcome>> {
+    let clock = Clock::start();
     let depth = if options.deep {
         Depth::All
     } else {
@@ -193,7 +218,7 @@ pub fn run(ctx: &Context, options: Options) -> Result<Outcome> {
         let ranges = chain::restorable(&scan.catalog, t, &known);
         restorable.extend(with_times(&scan, t, ranges));
     }
-    Ok(Outcome {
+    Ok(clock.report(Outcome {
         identity,
         snapshots,
         latest_revision: match newest {
@@ -202,7 +227,7 @@ pub fn run(ctx: &Context, options: Options) -> Result<Outcome> {
         },
         restorable,
         problems,
-    })
+    }))
 }
 
 /// The chain that `compact` would take now.
@@ -352,12 +377,12 @@ fn listed(s: &Snapshot, timeline: Option<String>, in_chain: bool) -> Listed {
     Listed {
         name: s.name.to_string(),
         path: s.path.clone(),
-        kind: s.name.kind.as_str(),
+        kind: s.name.kind,
         start_revision: s.name.start,
         last_revision: s.name.last,
         created: s.name.created_at(),
         bytes: s.bytes,
-        compression: s.name.compression.as_str(),
+        compression: s.name.compression,
         is_final: s.name.is_final,
         encrypted: s.name.is_encrypted,
         excluded: s.excluded,

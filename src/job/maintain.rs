@@ -8,9 +8,10 @@ use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::{AlarmKind, Cluster, Compacted, Member};
 use crate::etcd::connect::Connector;
 use crate::job::Context;
+use crate::job::fold::{by_time::revision_at, select::choose_timeline};
+use crate::job::report::{Clock, Failed, Report};
 use crate::job::scan::{Depth, scan_asking};
 use crate::job::snapshot::same_history;
-use crate::job::source::{choose_timeline, revision_at};
 use crate::job::tags::{Ask, without_excluded};
 use crate::kubernetes::{self, lease};
 use crate::mvcc::history::parse_duration;
@@ -18,7 +19,8 @@ use crate::store::lock::{self, Held, Lock, Wait};
 use crate::telemetry::progress::Step;
 use chrono::{DateTime, TimeDelta, Utc};
 use rustix::fs::{FlockOperation, flock};
-use serde::{Serialize, Serializer};
+use schemars::JsonSchema;
+use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
@@ -113,87 +115,78 @@ pub struct LockLease {
 }
 
 /// How it ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum Status {
     /// Something was done (or would be, in a dry run).
     Succeeded,
     /// Nothing had to be.
+    #[default]
     NothingToDo,
     /// It failed midway: the rest tells how far it came.
     Failed,
 }
 
 /// What was done. The fields are a contract: `docs/maintain-result.schema.json`.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Default, JsonSchema, Serialize)]
 pub struct Outcome {
     /// How it ended.
     pub status: Status,
-    /// The process's exit code, where it failed.
-    pub code: Option<u8>,
-    /// Why it failed.
-    #[serde(serialize_with = "as_str")]
-    pub reason: Option<Reason>,
-    /// What failed, for people.
-    pub message: Option<String>,
+    /// Why, if it failed.
+    #[serde(flatten)]
+    pub error: Failed,
     /// Whether only a plan was made.
     pub dry_run: bool,
-    /// The compaction; `None` where none was asked for.
+    /// The compaction; null if none was asked for, or if it failed before it was planned.
     pub compact: Option<CompactOutcome>,
-    /// The members, in the order in which they are defragmented.
+    /// The members, in the order in which they are defragmented: the leader is last. Empty if it failed
+    /// before that was planned.
     pub members: Vec<MemberOutcome>,
-    /// Names of the members whose alarm for want of space was disarmed.
+    /// The names of the members whose alarm for want of space (NOSPACE) was disarmed.
     pub alarms_cleared: Vec<String>,
-    /// The newest revision that the store holds; `None` without a store, or where it holds none.
+    /// The newest revision that the store holds of this cluster. null without a store, without
+    /// --compact-keep, or if the store holds none.
     pub last_saved_revision: Option<i64>,
-    /// What an operator should know.
-    pub warnings: Vec<String>,
-    /// Wall-clock time.
-    pub seconds: f64,
-}
-
-fn as_str<S: Serializer>(reason: &Option<Reason>, s: S) -> Result<S::Ok, S::Error> {
-    reason.map(Reason::as_str).serialize(s)
 }
 
 /// What became of the compaction.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct CompactOutcome {
-    /// As it was asked for.
+    /// The history to keep, as it was asked for: a number of revisions, or seconds followed by `s`.
     pub requested: String,
-    /// The revision compacted at; `None` where there was nothing to compact.
+    /// The revision compacted at (in a dry run: that would be). null if nothing is to be compacted.
     pub revision: Option<i64>,
-    /// What was compacted before; `None` where nothing was.
+    /// What the cluster had compacted at before; null if it never had.
     pub previous_revision: Option<i64>,
-    /// Why this revision, or none.
+    /// Why this revision, or none. For people: it may change.
     pub reason: String,
     /// Whether it was done.
     pub done: bool,
 }
 
 /// What became of a member.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct MemberOutcome {
-    /// Its name.
+    /// Its name; empty if it was never started.
     pub name: String,
-    /// Its ID, as etcdctl shows it.
+    /// Its ID, hexadecimal, as etcdctl shows it.
     pub id: String,
-    /// Where it answers.
+    /// Where it answers; null if it answers nowhere.
     pub endpoint: Option<String>,
-    /// Whether it was the leader.
+    /// Whether it was the leader when the plan was made.
     pub leader: bool,
-    /// Bytes of its database, before; `None` where it does not answer.
+    /// Bytes of its database when the plan was made; null if it does not answer.
     pub db_size_before: Option<u64>,
-    /// Bytes of it that held data, before.
+    /// Bytes of it that held data; null if it does not answer.
     pub db_size_in_use_before: Option<u64>,
-    /// Bytes of its database after its defragmentation.
+    /// Bytes of its database after its defragmentation; null if there was none.
     pub db_size_after: Option<u64>,
-    /// What is done with it.
+    /// `Defragment`: it was, or is to be. `Leave`: it is left as it is.
     pub decision: Decision,
-    /// Why.
+    /// Why. For people: it may change.
     pub reason: String,
-    /// Whether it was done.
+    /// Whether it was defragmented.
     pub done: bool,
-    /// How long it took until the member was well again.
+    /// How long it took, until all members were well again; null if it was not done.
     pub seconds: Option<f64>,
 }
 
@@ -218,7 +211,7 @@ impl MemberOutcome {
 }
 
 /// What is done with a member.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum Decision {
     /// It is defragmented.
     Defragment,
@@ -412,17 +405,12 @@ pub fn wants_room(cluster: &Cluster, quota: Option<u64>, shrunk: &[u64]) -> Opti
     None
 }
 
-/// Maintains a cluster. With a store nothing is compacted that it does not hold. Gives the failure that ended
-/// it midway, too.
+/// Maintains a cluster. With a store nothing is compacted that it does not hold.
 ///
 /// # Errors
 /// Where nothing was done: those of a live cluster that does not answer, and of the store; `LockHeld`;
 /// `Usage` for a duration without a store.
-pub fn run(
-    way: &Connector,
-    store: Option<&Context>,
-    options: &Options,
-) -> Result<(Outcome, Option<Error>)> {
+pub fn run(way: &Connector, store: Option<&Context>, options: &Options) -> Result<Report<Outcome>> {
     if store.is_none() && matches!(options.compact_keep, Some(Keep::Age(_))) {
         return Err(Reason::Usage.error("--compact-keep with a duration needs --store: only the times of saved events tell which revision is that old"));
     }
@@ -431,7 +419,7 @@ pub fn run(
             Reason::Usage.error("there is nothing to do: give --compact-keep, --defrag, or both")
         );
     }
-    let started = Instant::now();
+    let clock = Clock::start();
     let cluster = Cluster::look(way)?;
     // Who only looks is in nobody's way.
     let guard = match options.dry_run {
@@ -444,33 +432,21 @@ pub fn run(
         options,
         guard,
         shrunk: Vec::new(),
+        clock,
         outcome: Outcome {
-            status: Status::NothingToDo,
-            code: None,
-            reason: None,
-            message: None,
             dry_run: options.dry_run,
-            compact: None,
-            members: Vec::new(),
-            alarms_cleared: Vec::new(),
-            last_saved_revision: None,
-            warnings: Vec::new(),
-            seconds: 0.0,
+            ..Outcome::default()
         },
     };
-    let ended = run.run(cluster);
+    let error = run.run(cluster).err();
     let mut outcome = run.outcome;
-    outcome.seconds = started.elapsed().as_secs_f64();
-    let error = ended.err();
-    if let Some(e) = &error {
+    if error.is_some() {
         outcome.status = Status::Failed;
-        outcome.code = Some(e.reason().exit_code());
-        outcome.reason = Some(e.reason());
-        outcome.message = Some(e.to_string());
     } else if outcome.did_something() {
         outcome.status = Status::Succeeded;
     }
-    Ok((outcome, error))
+    outcome.error = Failed::from(&error);
+    Ok(run.clock.ended(outcome, error))
 }
 
 impl Outcome {
@@ -500,6 +476,7 @@ struct Run<'a> {
     guard: Guard,
     /// IDs of members whose databases were made smaller.
     shrunk: Vec<u64>,
+    clock: Clock,
     outcome: Outcome,
 }
 
@@ -512,11 +489,6 @@ impl Run<'_> {
         }
         cluster = self.defragment(cluster)?;
         self.disarm(&cluster)
-    }
-
-    fn warn(&mut self, message: String) {
-        tracing::warn!("{message}");
-        self.outcome.warnings.push(message);
     }
 
     /// Says whether history was compacted.
@@ -545,7 +517,7 @@ impl Run<'_> {
             "planned the compaction"
         );
         if let (Saved::Nothing(_), None) = (&history.saved, revision) {
-            self.warn(reason.clone());
+            self.clock.warn(reason.clone());
         }
         let outcome = self.outcome.compact.insert(CompactOutcome {
             requested,
@@ -600,7 +572,7 @@ impl Run<'_> {
             return Ok((Saved::UpTo(last), None));
         };
         let (too_old, warnings) = without_excluded(|| newest_at(ctx, time))?;
-        self.outcome.warnings.extend(warnings);
+        self.clock.warnings.extend(warnings);
         Ok((Saved::UpTo(last), too_old))
     }
 
@@ -649,7 +621,7 @@ impl Run<'_> {
         let ill = ill.collect::<Vec<_>>().join("; ");
         if !ill.is_empty() {
             if wanted.is_empty() {
-                self.warn(format!("not healthy: {ill}"));
+                self.clock.warn(format!("not healthy: {ill}"));
                 return Ok(cluster);
             }
             return Err(Reason::MemberUnhealthy.error(format!(
@@ -658,7 +630,8 @@ impl Run<'_> {
         }
         if self.options.dry_run {
             if !wanted.is_empty() && self.outcome.compacts() {
-                self.warn("sizes are from before the compaction, which frees more".to_owned());
+                self.clock
+                    .warn("sizes are from before the compaction, which frees more".to_owned());
             }
             return Ok(cluster);
         }
@@ -676,7 +649,8 @@ impl Run<'_> {
     /// Defragments a member, and waits until all are well.
     fn defragment_one(&mut self, cluster: &Cluster, id: u64) -> Result<Cluster> {
         let Some(member) = cluster.member(id) else {
-            self.warn(format!("member {id:x} was removed meanwhile"));
+            self.clock
+                .warn(format!("member {id:x} was removed meanwhile"));
             return Ok(cluster.clone());
         };
         self.guard.check()?;
@@ -751,7 +725,7 @@ impl Run<'_> {
                 None => ": --defrag gives room that was freed back",
                 Some(_) => "",
             };
-            self.warn(format!(
+            self.clock.warn(format!(
                 "the alarm for want of space stays raised: {why}{advice}"
             ));
             return Ok(());

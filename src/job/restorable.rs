@@ -3,10 +3,11 @@
 use crate::bucket::chain::Range;
 use crate::bucket::timeline::Timeline;
 use crate::mvcc::Revision;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// Revisions that can be restored.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Restorable {
     /// The timeline's ID.
     pub timeline: String,

@@ -4,7 +4,8 @@
 //! lock is only ever extended. It says nothing of what is kept without one: that is `gc`'s.
 
 use super::Context;
-use super::first::each;
+use super::parallel::each;
+use super::report::{Clock, Failed, Report};
 use super::scan::{Depth, Scan, TAGS_UNREADABLE, scan_asking};
 use super::tags::Ask;
 use crate::bucket::catalog::TIMELINES;
@@ -14,8 +15,8 @@ use crate::bucket::{Catalog, Kind, SnapshotName};
 use crate::error::{Error, Reason, Result};
 use crate::store::{Mode, ObjectLock, Retention, Store};
 use chrono::{DateTime, Utc};
+use schemars::JsonSchema;
 use serde::Serialize;
-use std::time::Instant;
 
 /// Objects asked for at once.
 const AT_ONCE: usize = 8;
@@ -36,7 +37,7 @@ pub struct Options {
 }
 
 /// How it ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum Status {
     /// All is locked.
     Succeeded,
@@ -47,63 +48,57 @@ pub enum Status {
 }
 
 /// What came of it. The fields are a contract: `docs/lock-result.schema.json`.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Outcome {
     /// How it ended.
     pub status: Status,
-    /// The exit code of a failure.
-    pub code: Option<u8>,
-    /// Its reason.
-    pub reason: Option<&'static str>,
-    /// Its message.
-    pub message: Option<String>,
-    /// The full's name.
+    /// Why, if it failed.
+    #[serde(flatten)]
+    pub error: Failed,
+    /// The name of the chain's full.
     pub chain: String,
-    /// The timeline's ID.
+    /// The ID of its timeline.
     pub timeline: String,
-    /// What was asked for.
+    /// The mode that was asked for.
     pub mode: Mode,
-    /// What was asked for.
+    /// Until when, as it was asked for.
     pub until: DateTime<Utc>,
-    /// The full, its deltas, and the notes that tell their timeline.
+    /// The full, its deltas in order, and the notes that tell their timeline.
     pub objects: Vec<Object>,
-    /// Objects that were locked, or would be.
+    /// How many were locked, or locked for longer; in a dry run would be.
     pub locked: usize,
-    /// Objects that were locked already, for as long.
+    /// How many were locked already, for as long.
     pub kept: usize,
-    /// Objects that could not be locked.
+    /// How many could not be locked.
     pub failed: usize,
-    /// Wall-clock time.
-    pub seconds: f64,
     /// Whether only a plan was made.
     pub dry_run: bool,
-    /// What an operator should know.
-    pub warnings: Vec<String>,
 }
 
 /// An object of the chain.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Object {
-    /// Below the store's prefix.
+    /// Its path below the store's prefix.
     pub path: String,
-    /// The version that is locked: the current one; `None` where the store tells none.
+    /// The version that is locked: the one that was current. null if the store tells none, or if it could not
+    /// be looked at.
     pub version: Option<String>,
-    /// What was locked before.
+    /// How it was locked before; null if it was not.
     pub before: Option<Locked>,
-    /// What is locked now; in a dry run what would be.
+    /// How it is locked now; in a dry run how it would be. null if it is not.
     pub after: Option<Locked>,
-    /// What was decided; `None` where nothing could be.
+    /// `Lock`: it is locked, or locked for longer. `Keep`: it was locked as long already. null if it failed.
     pub decision: Option<Decision>,
-    /// Why, or why it failed.
+    /// Why, or why it failed. For people: it may change.
     pub reason: String,
-    /// Whether it is as was decided; false in a dry run where something would be done.
+    /// Whether it is as it shall be; false if it failed, and in a dry run where something would be done.
     pub done: bool,
 }
 
 /// A retention, as it is printed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Locked {
-    /// From whom.
+    /// Who may still delete it: whoever has a special right (`governance`), or nobody (`compliance`).
     pub mode: Mode,
     /// Until when.
     pub until: DateTime<Utc>,
@@ -119,7 +114,7 @@ impl From<Retention> for Locked {
 }
 
 /// What is done with an object.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum Decision {
     /// It is locked, or locked for longer.
     Lock,
@@ -253,14 +248,14 @@ fn full_called(catalog: &Catalog, wanted: &str) -> Result<usize> {
     }
 }
 
-/// Locks a chain. Gives the outcome, and the failure that it tells of.
+/// Locks a chain.
 ///
 /// # Errors
 /// `Usage` for a time that has passed or is too far, or a chain that there is not; `Configuration` where
 /// the bucket has no lock enabled; those of choosing a chain, as for `compact`; the store's. Then nothing was
 /// locked.
-pub fn run(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)> {
-    let started = Instant::now();
+pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
+    let mut clock = Clock::start();
     let now = Utc::now();
     check_time(now, options.until)?;
     must_lock(&ctx.store)?;
@@ -269,12 +264,13 @@ pub fn run(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)>
         base,
         timeline,
         objects,
-        mut warnings,
+        warnings,
     } = choose(&scan, options.chain.as_deref())?;
+    clock.warnings.extend(warnings);
     if ctx.store.hides_tags() {
-        warnings.push(TAGS_UNREADABLE.to_owned());
+        clock.warnings.push(TAGS_UNREADABLE.to_owned());
     }
-    warnings.extend(scan.untrusted_warning());
+    clock.warnings.extend(scan.untrusted_warning());
     let asked = Retention {
         mode: options.mode,
         until: options.until,
@@ -341,9 +337,7 @@ pub fn run(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)>
             (None, 0) => Status::NothingToDo,
             (None, _) => Status::Succeeded,
         },
-        code: error.as_ref().map(|e| e.reason().exit_code()),
-        reason: error.as_ref().map(|e| e.reason().as_str()),
-        message: error.as_ref().map(Error::to_string),
+        error: Failed::from(&error),
         chain: base.to_string(),
         timeline,
         mode: options.mode,
@@ -352,11 +346,9 @@ pub fn run(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)>
         objects: shown,
         locked,
         kept,
-        seconds: started.elapsed().as_secs_f64(),
         dry_run: options.dry_run,
-        warnings,
     };
-    Ok((outcome, error))
+    Ok(clock.ended(outcome, error))
 }
 
 impl Object {

@@ -1,6 +1,7 @@
 //! Looks at a prefix: lists it, finds out what is excluded, reads contents where names leave
 //! doubt (or all of them), and sorts the snapshots into timelines.
 
+use crate::base::lock;
 use crate::bolt::Database;
 use crate::bucket::catalog::{NOTES, SNAPSHOTS, V1, V2};
 use crate::bucket::chain::{Chain, KnownBases};
@@ -9,16 +10,16 @@ use crate::bucket::timeline::{self, Evidence, NamesOnly, Timelines};
 use crate::bucket::trust::{self, Untrusted};
 use crate::bucket::{Catalog, Kind, Listed, SnapshotName};
 use crate::error::{Error, Reason, Result};
-use crate::job::first::first;
-use crate::job::publish::side_by_side;
-use crate::job::reading::Reading;
+use crate::job::Context;
+use crate::job::fold::open::Reading;
+use crate::job::fold::open::Spool;
+use crate::job::parallel::{first, side_by_side};
 use crate::job::tags::{self, Ask, Asked, FEW};
-use crate::job::{Context, Spool};
 use crate::mvcc::Revision;
 use crate::shorten;
 use crate::store::Store;
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 /// What is said where the store does not tell tags.
 pub const TAGS_UNREADABLE: &str = "the store does not tell object tags: snapshots that are excluded by a tag are not known as such (allow s3:GetObjectTagging; on Azure reading tags)";
@@ -76,17 +77,10 @@ impl Scan {
     /// # Errors
     /// `Untrusted`.
     pub fn refuse_untrusted(&self, ctx: &Context) -> Result<()> {
-        match self.untrusted.refused.is_empty() {
+        let (untrusted, which) = (&self.untrusted, &self.untrusted.refused);
+        match which.is_empty() {
             true => Ok(()),
-            false => {
-                let which = &self.untrusted.refused;
-                Err(untrusted_error(
-                    &ctx.store,
-                    &self.catalog,
-                    &self.untrusted,
-                    which,
-                ))
-            }
+            false => Err(untrusted_error(&ctx.store, &self.catalog, untrusted, which)),
         }
     }
 
@@ -114,14 +108,16 @@ impl Scan {
 
     /// The deltas of a chain whose tags were not asked for.
     pub(super) fn unread_of(&self, chain: &Chain) -> Vec<String> {
+        self.unread(chain.deltas.iter().map(|l| l.snapshot))
+    }
+
+    fn unread(&self, which: impl IntoIterator<Item = usize>) -> Vec<String> {
         if self.tags_unread == 0 {
             return Vec::new();
         }
-        let deltas = chain.deltas.iter().map(|l| l.snapshot);
-        let unread = deltas.filter(|&i| !self.asked.has(i));
-        unread
-            .map(|i| self.catalog.snapshots[i].path.clone())
-            .collect()
+        let unread = which.into_iter().filter(|&i| !self.asked.has(i));
+        let path = |i: usize| self.catalog.snapshots[i].path.clone();
+        unread.map(path).collect()
     }
 
     /// Fails if one of these is excluded by a tag that was not asked for.
@@ -133,14 +129,7 @@ impl Scan {
         ctx: &Context,
         which: impl IntoIterator<Item = usize>,
     ) -> Result<()> {
-        if self.tags_unread == 0 {
-            return Ok(());
-        }
-        let which = which.into_iter().filter(|&i| !self.asked.has(i));
-        let paths: Vec<String> = which
-            .map(|i| self.catalog.snapshots[i].path.clone())
-            .collect();
-        tags::refuse_excluded(ctx, &paths)
+        tags::refuse_excluded(ctx, &self.unread(which))
     }
 }
 
@@ -168,18 +157,15 @@ impl Contents {
     /// # Errors
     /// `Io`.
     pub fn disagreement(&self, a: usize, b: usize) -> Result<Option<Revision>> {
-        match self.pair(a, b) {
-            Some((file, a, b)) => Ok(file.compare(a, b)?.conflict),
-            None => Ok(None),
-        }
+        let Some((file, a, b)) = self.pair(a, b) else {
+            return Ok(None);
+        };
+        Ok(file.compare(a, b)?.conflict)
     }
 
     fn pair(&self, a: usize, b: usize) -> Option<(&Surveys, &Survey, &Survey)> {
-        Some((
-            self.file.as_ref()?,
-            self.surveys.get(&a)?,
-            self.surveys.get(&b)?,
-        ))
+        let (a, b) = (self.surveys.get(&a)?, self.surveys.get(&b)?);
+        Some((self.file.as_ref()?, a, b))
     }
 }
 
@@ -382,10 +368,6 @@ pub(super) fn read_contents(
     }
     contents.file = Some(file);
     Ok(contents)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn survey(

@@ -7,14 +7,12 @@ use crate::error::{Error, Result};
 use crate::temp::{Dir, TempFile};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::io::{self, BufReader, BufWriter, Read, Seek, Write};
+use std::io::{self, BufRead, BufReader, BufWriter, Read, Seek, Write};
 
 /// Runs of one size that are merged into a larger one; as many files, at most, for each size.
 const FAN_IN: usize = 32;
 /// Bytes of a file's buffer.
 const BUFFER: usize = 64 << 10;
-/// Bytes of a record's lengths in a run: key 4, record 8.
-const HEAD: usize = 12;
 
 /// Takes records in any order.
 #[derive(Debug)]
@@ -135,20 +133,16 @@ impl Sorter {
     pub(super) fn finish(mut self) -> Result<Sorted> {
         if self.runs.is_empty() {
             self.held.sort();
-            return Ok(Sorted::Held {
-                held: self.held,
-                next: 0,
-            });
+            let held = self.held;
+            return Ok(Sorted::Held { held, next: 0 });
         }
         if !self.held.at.is_empty() {
             self.spill()?;
         }
         // The longest runs are the oldest.
         let runs = self.runs.into_iter().rev().flatten().collect();
-        Ok(Sorted::Merged {
-            merge: Merge::new(runs)?,
-            record: Vec::new(),
-        })
+        let (merge, record) = (Merge::new(runs)?, Vec::new());
+        Ok(Sorted::Merged { merge, record })
     }
 }
 
@@ -207,13 +201,12 @@ impl RunWriter {
         Ok(RunWriter(BufWriter::with_capacity(BUFFER, file)))
     }
 
+    /// Lengths of the key (4 bytes) and the record (8 bytes), then the key.
     fn head(&mut self, key: &[u8], record: usize) -> Result<()> {
         let key_len = u32::try_from(key.len())
             .map_err(|_| Error::corrupt("a key is longer than etcd takes (4 GiB)"))?;
-        let mut head = [0; HEAD];
-        head[..4].copy_from_slice(&key_len.to_le_bytes());
-        head[4..].copy_from_slice(&(record as u64).to_le_bytes());
-        self.bytes(&head)?;
+        self.bytes(&key_len.to_le_bytes())?;
+        self.bytes(&(record as u64).to_le_bytes())?;
         self.bytes(key)
     }
 
@@ -260,20 +253,12 @@ struct Run {
 impl Run {
     /// The next key; `None` at the end. The record before it must have been read.
     fn key(&mut self, mut key: Vec<u8>) -> Result<Option<Vec<u8>>> {
-        let mut head = [0; HEAD];
-        let mut n = 0;
-        while n < HEAD {
-            match self.file.read(&mut head[n..]) {
-                Ok(0) if n == 0 => return Ok(None),
-                Ok(0) => return Err(unread(io::ErrorKind::UnexpectedEof.into())),
-                Ok(more) => n += more,
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(unread(e)),
-            }
+        if self.file.fill_buf().map_err(unread)?.is_empty() {
+            return Ok(None);
         }
         let (mut len, mut record) = ([0; 4], [0; 8]);
-        len.copy_from_slice(&head[..4]);
-        record.copy_from_slice(&head[4..]);
+        self.file.read_exact(&mut len).map_err(unread)?;
+        self.file.read_exact(&mut record).map_err(unread)?;
         self.record = u64::from_le_bytes(record);
         key.resize(u32::from_le_bytes(len) as usize, 0);
         self.file.read_exact(&mut key).map_err(unread)?;
@@ -290,10 +275,8 @@ impl Merge {
             current: None,
         };
         for (i, file) in files.into_iter().enumerate() {
-            let mut run = Run {
-                file: BufReader::with_capacity(BUFFER, file),
-                record: 0,
-            };
+            let file = BufReader::with_capacity(BUFFER, file);
+            let mut run = Run { file, record: 0 };
             if let Some(key) = run.key(Vec::new())? {
                 merge.ahead.push(Reverse((key, i)));
             }
@@ -319,10 +302,8 @@ impl Merge {
     }
 
     fn run(&mut self) -> Result<&mut Run> {
-        match self.current {
-            Some(i) => Ok(&mut self.runs[i]),
-            None => Err(Error::internal("a record was read before its key")),
-        }
+        let current = self.current.map(|i| &mut self.runs[i]);
+        current.ok_or_else(|| Error::internal("a record was read before its key"))
     }
 
     fn record_len(&mut self) -> Result<usize> {

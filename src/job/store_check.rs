@@ -3,13 +3,14 @@
 //! `store::probe` tries it; here stands what is needed for what. A pure function of the findings.
 
 use super::Context;
+use super::report::{Clock, Failed, Report};
 use crate::error::{Error, Reason, Result};
 use crate::store::probe::{Ability, Finding, State};
+use schemars::JsonSchema;
 use serde::Serialize;
-use std::time::Instant;
 
 /// How it ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum Status {
     /// deltafold can work safely there.
     Succeeded,
@@ -18,66 +19,57 @@ pub enum Status {
 }
 
 /// What came of it. The fields are a contract: `docs/store-check-result.schema.json`.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Outcome {
     /// How it ended.
     pub status: Status,
-    /// The exit code of a failure.
-    pub code: Option<u8>,
-    /// Its reason.
-    pub reason: Option<&'static str>,
-    /// Its message.
-    pub message: Option<String>,
+    /// Why, if it failed.
+    #[serde(flatten)]
+    pub error: Failed,
     /// The store's URL, without secrets.
     pub store: String,
-    /// What was tried, each once.
+    /// What was found, each ability once.
     pub checks: Vec<Check>,
     /// What was written and could not be removed again.
     pub left_behind: Vec<String>,
-    /// Wall-clock time.
-    pub seconds: f64,
 }
 
 /// What was found of one ability.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Check {
-    /// Which.
+    /// Which: see stores.md.
     pub ability: Ability,
-    /// How it is.
+    /// `Works`; `Refused`: it says that it does not, or not for these credentials; `Lies`: it says that it
+    /// does, and does something else; `Absent`: it has no such thing; `NotTried`, because of something else.
     pub state: State,
-    /// Whether deltafold cannot work safely without it, as it is.
+    /// Whether deltafold cannot work safely with it as it is.
     pub is_problem: bool,
-    /// What was seen.
+    /// What was seen. For people: it may change.
     pub detail: String,
-    /// What it means, and what to do.
+    /// What it means for backups, and what to do. For people: it may change.
     pub meaning: String,
 }
 
-/// Finds out what the store does. Gives the outcome, and the failure that it tells of.
+/// Finds out what the store does.
 ///
 /// # Errors
 /// Those of [`Store::probe`](crate::store::Store::probe).
-pub fn run(ctx: &Context) -> Result<(Outcome, Option<Error>)> {
-    let started = Instant::now();
+pub fn run(ctx: &Context) -> Result<Report<Outcome>> {
+    let clock = Clock::start();
     let findings = ctx.store.probe()?;
     let checks: Vec<Check> = findings.all.into_iter().map(judge).collect();
     let error = summed_up(&checks, ctx.store.url());
-    Ok((
-        Outcome {
-            status: match error {
-                None => Status::Succeeded,
-                Some(_) => Status::Failed,
-            },
-            code: error.as_ref().map(|e| e.reason().exit_code()),
-            reason: error.as_ref().map(|e| e.reason().as_str()),
-            message: error.as_ref().map(Error::to_string),
-            store: ctx.store.url().to_owned(),
-            checks,
-            left_behind: findings.left_behind,
-            seconds: started.elapsed().as_secs_f64(),
+    let outcome = Outcome {
+        status: match error {
+            None => Status::Succeeded,
+            Some(_) => Status::Failed,
         },
-        error,
-    ))
+        error: Failed::from(&error),
+        store: ctx.store.url().to_owned(),
+        checks,
+        left_behind: findings.left_behind,
+    };
+    Ok(clock.ended(outcome, error))
 }
 
 /// What a finding means.
@@ -221,7 +213,12 @@ mod tests {
             state: with(ability),
             detail: format!("{ability:?} was seen"),
         };
-        Ability::ALL.into_iter().map(finding).map(judge).collect()
+        Ability::ALL
+            .iter()
+            .copied()
+            .map(finding)
+            .map(judge)
+            .collect()
     }
 
     #[test]

@@ -7,16 +7,16 @@ use crate::bucket::chain;
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::{Cluster, MemberHash};
 use crate::etcd::connect::Connector;
+use crate::job::fold::{Request, Source, Target, select::choose_timeline};
+use crate::job::report::{Clock, Report};
 use crate::job::scan::{Depth, Scan, scan};
-use crate::job::source::{Request, Source, Target, choose_timeline};
 use crate::job::tags::without_excluded;
 use crate::job::{Context, identity};
 use crate::mvcc::{KeyRange, Revision};
-use crate::telemetry::memory::peak_memory_bytes;
 use crate::telemetry::progress::Step;
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::time::Instant;
 
 /// What to compare.
 #[derive(Debug, Clone, Default)]
@@ -28,59 +28,55 @@ pub struct Options {
 }
 
 /// How it ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum Status {
     /// Every member that could be compared holds what the backup holds.
     Equal,
 }
 
 /// What was found. The fields are a contract: `docs/verify-result.schema.json`.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Outcome {
     /// How it ended.
     pub status: Status,
     /// The revision that was compared.
     pub revision: Revision,
-    /// What the first member that was compared had compacted at; −1 where nothing was.
+    /// The compacted revision that `hash_kv` depends on: that of the first member that was compared; -1 if it
+    /// never compacted.
     pub compact_revision: Revision,
-    /// The backup's HashKV with that compacted revision.
+    /// The backup's HashKV at `revision`, as if compacted at `compact_revision`.
     pub hash_kv: u32,
-    /// The timeline's ID.
+    /// The ID of the timeline that was folded.
     pub timeline: String,
-    /// The full that was folded.
+    /// The name, without its folder, of the full snapshot that the deltas were folded into.
     pub base: String,
-    /// The deltas folded into it, in order.
+    /// The names, without their folders, of the delta snapshots that were folded, in order.
     pub deltas: Vec<String>,
-    /// Events of the deltas that were folded.
+    /// How many events of the deltas were folded.
     pub events: u64,
-    /// Keys alive at `revision`.
+    /// How many keys are alive at `revision`.
     pub live_keys: u64,
-    /// The members, by name.
+    /// The members with a vote, by name.
     pub members: Vec<MemberOutcome>,
-    /// Wall-clock time.
-    pub seconds: f64,
-    /// The most memory that was resident at once.
-    pub peak_memory_bytes: Option<u64>,
-    /// What an operator should know.
-    pub warnings: Vec<String>,
 }
 
 /// One member.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct MemberOutcome {
-    /// Its name.
+    /// Its name; empty if it was never started.
     pub name: String,
-    /// Its ID, as etcdctl shows it.
+    /// Its ID, hexadecimal, as etcdctl shows it.
     pub id: String,
-    /// Where it was asked.
+    /// Where it was asked; null if it answers nowhere.
     pub endpoint: Option<String>,
-    /// Its HashKV.
+    /// Its HashKV at `revision`; null if it gave none.
     pub hash_kv: Option<u32>,
-    /// What it had compacted at.
+    /// The compacted revision that its HashKV depends on; -1 if nothing was compacted, null if it gave no
+    /// HashKV.
     pub compact_revision: Option<i64>,
-    /// Whether it holds what the backup holds; `None` where it could not be compared.
+    /// Whether it holds what the backup holds; null if it could not be compared.
     pub equal: Option<bool>,
-    /// Why it could not.
+    /// Why it could not be compared. For people: it may change. null if it was.
     pub error: Option<String>,
 }
 
@@ -141,15 +137,14 @@ pub fn choose_revision(
 /// `BackupDiffers` and `MembersDiffer` with the hashes; `NoCommonRevision` where one side no longer
 /// holds, or does not yet hold, what the other does; those of a live cluster that does not answer, of
 /// choosing and folding a backup, and of the store; `Terminated`.
-pub fn run(ctx: &Context, way: &Connector, options: &Options) -> Result<Outcome> {
-    let started = Instant::now();
+pub fn run(ctx: &Context, way: &Connector, options: &Options) -> Result<Report<Outcome>> {
+    let clock = Clock::start();
     without_excluded(|| {
         let run = Run {
             ctx,
             way,
             options,
-            started,
-            warnings: Vec::new(),
+            clock: clock.clone(),
         };
         run.run()
     })
@@ -159,8 +154,7 @@ struct Run<'a> {
     ctx: &'a Context,
     way: &'a Connector,
     options: &'a Options,
-    started: Instant,
-    warnings: Vec<String>,
+    clock: Clock,
 }
 
 /// The backup's side of a comparison.
@@ -173,13 +167,13 @@ struct Folded {
 }
 
 impl Run<'_> {
-    fn run(mut self) -> Result<Outcome> {
+    fn run(mut self) -> Result<Report<Outcome>> {
         // First what fails fast.
         let cluster = Cluster::look(self.way)?;
         if let Some(recorded) = identity::read(&self.ctx.store)?
             && !recorded.is_of(cluster.cluster_id)
         {
-            self.warn(format!(
+            self.clock.warn(format!(
                 "{} is the backup of cluster {}, and --endpoints is cluster {}: check --endpoints and --store",
                 self.ctx.store.url(),
                 recorded.cluster(),
@@ -194,7 +188,7 @@ impl Run<'_> {
         let live = Revision(cluster.revision);
         let (revision, warning) = choose_revision(self.options.revision, saved, live)?;
         if let Some(warning) = warning {
-            self.warn(warning);
+            self.clock.warn(warning);
         }
         tracing::info!(
             revision = revision.0,
@@ -213,7 +207,8 @@ impl Run<'_> {
         let members: Vec<MemberOutcome> = answers.iter().map(|a| compared(a, &folded)).collect();
         for m in members.iter().filter(|m| m.equal.is_none()) {
             let why = m.error.as_deref().unwrap_or("it did not answer");
-            self.warn(format!("member {} could not be compared: {why}", m.name));
+            self.clock
+                .warn(format!("member {} could not be compared: {why}", m.name));
         }
         let equal: Vec<Option<bool>> = members.iter().map(|m| m.equal).collect();
         match judge(&equal) {
@@ -238,7 +233,7 @@ impl Run<'_> {
         let Some(Ok(first)) = folded.into_iter().find(|(c, _)| *c == compact).map(|f| f.1) else {
             return Err(Error::internal("equal to what was not folded"));
         };
-        Ok(Outcome {
+        Ok(self.clock.report(Outcome {
             status: Status::Equal,
             revision,
             compact_revision: Revision(compact),
@@ -249,15 +244,7 @@ impl Run<'_> {
             events: first.events,
             live_keys: first.live_keys,
             members,
-            seconds: self.started.elapsed().as_secs_f64(),
-            peak_memory_bytes: peak_memory_bytes(),
-            warnings: self.warnings,
-        })
-    }
-
-    fn warn(&mut self, message: String) {
-        tracing::warn!("{message}");
-        self.warnings.push(message);
+        }))
     }
 
     /// Folds the backup for every compacted revision that members have: mostly that is one.
@@ -302,8 +289,8 @@ impl Run<'_> {
             other => other?,
         };
         for warning in &source.warnings {
-            if !self.warnings.contains(warning) {
-                self.warnings.push(warning.clone());
+            if !self.clock.warnings.contains(warning) {
+                self.clock.warnings.push(warning.clone());
             }
         }
         let (fold, events) = source.fold(self.ctx, compact, KeyRange::All, false)?;

@@ -3,28 +3,30 @@
 //! scan → choose chains → read what the level asks for → fold → restore drill. Everything that is wrong is
 //! collected, not only the first. It changes nothing in the store; what is missing it does not mend. `cli` calls it.
 
+use crate::base::{lock, unpoisoned};
 use crate::bucket::Kind;
 use crate::bucket::catalog::Snapshot;
 use crate::bucket::chain::{self, Chain, Choice, KnownBases, Span};
 use crate::bucket::timeline::Timeline;
 use crate::error::{Error, Reason, Result};
-use crate::job::first::first;
+use crate::job::fold::Source;
+use crate::job::fold::open::Reading;
+use crate::job::fold::rebuild::read_every_page;
 use crate::job::list::{self, Problem, Recorded};
-use crate::job::reading::Reading;
-use crate::job::rebuild::read_every_page;
+use crate::job::parallel::first;
+use crate::job::report::{Clock, Report, reasons_and};
 use crate::job::restorable::Restorable;
 use crate::job::scan::{Depth, Scan, scan_with};
-use crate::job::source::Source;
 use crate::job::tags::{self, Ask, without_excluded};
 use crate::job::{Context, drill};
 use crate::mvcc::{Base, HashKv, KeepHistory, KeyRange, Revision};
-use crate::telemetry::memory::peak_memory_bytes;
 use crate::telemetry::progress::Step;
 use chrono::{DateTime, Utc};
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Mutex;
+use std::time::Duration;
 
 /// Snapshots that are read at once, at most: each needs buffers of its own.
 const AT_ONCE: usize = 4;
@@ -33,7 +35,7 @@ const AT_ONCE: usize = 4;
 const CHECKSUMS: &str = "--level checksums";
 
 /// How much is looked at. A higher level does what the lower ones do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, JsonSchema, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
     /// Names alone.
@@ -61,7 +63,7 @@ pub struct Options {
 }
 
 /// How it ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum Status {
     /// Nothing is wrong with what was looked at.
     Verified,
@@ -70,7 +72,7 @@ pub enum Status {
 }
 
 /// Whether a finding makes a verification fail.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
     /// It does.
@@ -79,27 +81,53 @@ pub enum Severity {
     Note,
 }
 
+/// Findings that no command fails with.
+const NOTES: [&str; 13] = [
+    "DrillSkipped",
+    "Excluded",
+    "ForeignObject",
+    "ForkedHistory",
+    "GapIsCovered",
+    "IdentityUnreadable",
+    "MissingBase",
+    "OverlappingDeltas",
+    "RevisionPastName",
+    "RevisionsNotCovered",
+    "TagsNotRead",
+    "TagsUnreadable",
+    "TimelinesUnverified",
+];
+
 /// Something that was found.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Finding {
-    /// Whether it makes the verification fail.
+    /// `error` makes the verification fail, `note` is worth knowing.
     pub severity: Severity,
-    /// CamelCase, stable.
+    /// A stable name. Of an error one of exit-codes.md. Of a note: `DrillSkipped` (the timeline cannot be
+    /// folded to its end), `Excluded` (marked not to be used), `ForeignObject` (names that are not those of
+    /// snapshots), `ForkedHistory` (more than one timeline), `GapIsCovered` (deltas are missing, and the next
+    /// full holds their history), `IdentityUnreadable` (`deltafold-identity.json` does not tell whose backup
+    /// it is), `MissingBase` (by names, no full leads to these deltas), `OverlappingDeltas` (two streams),
+    /// `RevisionPastName` (a full holds more than its name says; harmless), `RevisionsNotCovered` (no deltas
+    /// lead up to a full), `TagsNotRead` (the tags of more than 64 snapshots: use --all-tags),
+    /// `TagsUnreadable` (the store does not tell which snapshots are excluded by a tag),
+    /// `TimelinesUnverified` (only contents tell whether the history forked).
+    #[schemars(extend("enum" = reasons_and(&NOTES)))]
     pub reason: &'static str,
-    /// The timeline that it was found on, where it belongs to one.
+    /// The ID of the timeline that it was found on; null if it belongs to none, or to several.
     pub timeline: Option<String>,
-    /// The paths of the snapshots that it is about.
+    /// The paths, below the store's prefix, of the objects that it is about; may be empty.
     pub snapshots: Vec<String>,
-    /// In words.
+    /// In words, for people: it may change.
     pub message: String,
     #[serde(skip)]
     failure: Option<Reason>,
 }
 
 /// A chain that was looked at.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize)]
 pub struct ChainOutcome {
-    /// The timeline's ID.
+    /// The ID of the timeline.
     pub timeline: String,
     /// The path of its full.
     pub base: String,
@@ -107,57 +135,61 @@ pub struct ChainOutcome {
     pub deltas: usize,
     /// The revision that it leads to.
     pub last_revision: Revision,
-    /// What it folds to there; `None` where it was not folded.
+    /// etcd's HashKV at `last_revision`, with all the history that the chain has. null if it was not folded.
     pub hash_kv: Option<u32>,
-    /// The compacted revision that the hash depends on; −1 where it holds all history.
+    /// The compacted revision that `hash_kv` depends on; -1 if nothing was compacted. null if it was not
+    /// folded.
     pub compact_revision: Option<Revision>,
-    /// Keys alive there.
+    /// How many keys are alive at `last_revision`; null if it was not folded.
     pub live_keys: Option<u64>,
-    /// Events that were folded.
+    /// How many events of the deltas were folded; null if it was not folded.
     pub events: Option<u64>,
-    /// Whether the next full holds what the chain folds to; `None` where that was not compared.
+    /// Whether the next full of the timeline holds what this chain folds to. null if that was not compared:
+    /// without --all-chains, below the level fold, or if the deltas do not lead there.
     pub equals_next: Option<bool>,
 }
 
 /// The newest state that can be restored.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize)]
 pub struct Newest {
     /// The timeline's ID.
     pub timeline: String,
     /// From this revision on every one can be restored.
     pub first_revision: Revision,
-    /// The newest one.
+    /// The newest revision that can be restored.
     pub last_revision: Revision,
-    /// When it was: by the last event that was read, or else by a snapshot's name.
+    /// When that was: by the last event that was read, or else by a snapshot's name.
     pub last_time: DateTime<Utc>,
-    /// The path of the snapshot that was made last.
+    /// The path of the snapshot of the timeline that was made last.
     pub snapshot: String,
     /// When that was, by its name.
     pub snapshot_created: DateTime<Utc>,
-    /// How long ago that is. Less than 0 where the clocks differ.
+    /// How long ago that is, in seconds: for an alert on a backup that is not taken any more. Less than 0
+    /// where clocks differ.
     pub snapshot_age_seconds: f64,
 }
 
 /// What was found. The fields are a contract: `docs/verify-result.schema.json`.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, JsonSchema, Serialize)]
 pub struct Outcome {
     /// How it ended.
     pub status: Status,
-    /// The process's exit code.
+    /// The process's exit code: that of the gravest finding; see exit-codes.md.
     pub code: u8,
-    /// The reason of the gravest finding; `None` where there is none.
-    pub reason: Option<&'static str>,
-    /// The same in words.
+    /// The reason of the gravest finding; null if there is none.
+    pub reason: Option<Reason>,
+    /// The same in words, for people: it may change. null if there is none.
     pub message: Option<String>,
     /// What was looked at.
     pub level: Level,
-    /// Whether all chains were looked at.
+    /// Whether every chain of every timeline was looked at; else the one that a restore of the newest state
+    /// would use.
     pub all_chains: bool,
-    /// Whose backup it is.
+    /// Whose backup it is; null if nobody has recorded it, or the object is unreadable.
     pub identity: Option<Recorded>,
     /// Snapshots in the prefix.
     pub snapshots: usize,
-    /// Of these, those marked not to be used.
+    /// Of these, those that are marked not to be used.
     pub excluded: usize,
     /// Snapshots that were read.
     pub snapshots_read: usize,
@@ -165,18 +197,14 @@ pub struct Outcome {
     pub findings: Vec<Finding>,
     /// The chains that were looked at.
     pub chains: Vec<ChainOutcome>,
-    /// What can be restored, by timeline.
+    /// What can be restored, by timeline, without what was found to be damaged.
     pub restorable: Vec<Restorable>,
-    /// The newest state; `None` where nothing can be restored, or no timeline is the newest.
+    /// The newest state; null if nothing can be restored, or no timeline is the newest.
     pub newest: Option<Newest>,
-    /// The drills.
-    pub drills: Vec<drill::Outcome>,
+    /// The restore drills.
+    pub drills: Vec<Report<drill::Outcome>>,
     /// Bytes read from the store.
     pub bytes_read: u64,
-    /// Wall-clock time.
-    pub seconds: f64,
-    /// The most memory that was resident at once.
-    pub peak_memory_bytes: Option<u64>,
 }
 
 /// What was read of a snapshot.
@@ -187,18 +215,17 @@ struct Read {
     last_time: Option<DateTime<Utc>>,
 }
 
-/// Verifies the backup in the context's store. Gives the failure, too, where something is wrong: the outcome tells of
-/// it.
+/// Verifies the backup in the context's store.
 ///
 /// # Errors
 /// `NoSnapshots` where there is none at all; `NoSuchTimeline`; `CannotDecrypt`; `SnapshotVanished`; the store's; `Io`,
 /// `NoSpace`, `Terminated`. What is wrong with snapshots is no error here.
-pub fn run(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)> {
-    let started = Instant::now();
-    without_excluded(|| try_run(ctx, options, started))
+pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
+    let clock = Clock::start();
+    without_excluded(|| try_run(ctx, options, clock.clone()))
 }
 
-fn try_run(ctx: &Context, options: &Options, started: Instant) -> Result<(Outcome, Option<Error>)> {
+fn try_run(ctx: &Context, options: &Options, clock: Clock) -> Result<Report<Outcome>> {
     let mut findings = Findings::default();
     let (identity, problem) = list::recorded(ctx)?;
     problem.into_iter().for_each(|p| findings.note(None, p));
@@ -252,7 +279,7 @@ fn try_run(ctx: &Context, options: &Options, started: Instant) -> Result<(Outcom
             Some(_) => Status::Failed,
         },
         code: failure.as_ref().map_or(0, |e| e.reason().exit_code()),
-        reason: failure.as_ref().map(|e| e.reason().as_str()),
+        reason: failure.as_ref().map(Error::reason),
         message: failure.as_ref().map(Error::to_string),
         level: options.level,
         all_chains: options.all_chains,
@@ -268,10 +295,8 @@ fn try_run(ctx: &Context, options: &Options, started: Instant) -> Result<(Outcom
         newest,
         drills: run.drills,
         bytes_read: ctx.store.bytes_read(),
-        seconds: started.elapsed().as_secs_f64(),
-        peak_memory_bytes: peak_memory_bytes(),
     };
-    Ok((outcome, failure))
+    Ok(clock.ended(outcome, failure))
 }
 
 /// What was found so far.
@@ -353,7 +378,7 @@ struct Run<'a> {
     bad: BTreeSet<usize>,
     findings: Findings,
     chains: Vec<ChainOutcome>,
-    drills: Vec<drill::Outcome>,
+    drills: Vec<Report<drill::Outcome>>,
 }
 
 impl<'a> Run<'a> {
@@ -853,8 +878,9 @@ impl<'a> Run<'a> {
             self.note(Some(timeline), &[], "DrillSkipped", message);
             return Ok(());
         };
-        let (outcome, failure) = drill::run(self.ctx, options, &timeline.id, expected)?;
-        self.drills.push(outcome);
+        let mut drill = drill::run(self.ctx, options, &timeline.id, expected)?;
+        let failure = drill.failure.take();
+        self.drills.push(drill);
         if let Some(e) = failure {
             self.error(&e, Some(timeline), &[]);
         }
@@ -877,20 +903,19 @@ fn check_all(ctx: &Context, scan: &Scan, which: &[usize]) -> Result<BTreeMap<usi
     let results = Mutex::new(BTreeMap::new());
     let reading = Reading::new(ctx, which.iter().map(|&i| &scan.catalog.snapshots[i]));
     first(ctx.threads.min(AT_ONCE), which.len(), |nth| {
-        let alone = (reading.snapshot(nth).name.is_full())
-            .then(|| fulls.lock().unwrap_or_else(PoisonError::into_inner));
+        let alone = (reading.snapshot(nth).name.is_full()).then(|| lock(&fulls));
         let result = read_whole(ctx, &reading, nth);
         drop(alone);
         match result {
             Err(e) if !e.reason().is_bad_data() => Err(e),
             result => {
-                let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut results = lock(&results);
                 results.insert(which[nth], result);
                 Ok(None::<()>)
             }
         }
     })?;
-    Ok(results.into_inner().unwrap_or_else(PoisonError::into_inner))
+    Ok(unpoisoned(results.into_inner()))
 }
 
 /// Reads a snapshot to its end, and checks all that can be seen in it alone.

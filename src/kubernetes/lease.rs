@@ -6,9 +6,8 @@
 use super::{Client, failure, is_conflict};
 use crate::error::{Error, Reason, Result};
 use crate::store::lock::{Lock, LockStore, Record, Version, Written};
+use async_trait::async_trait;
 use chrono::{DateTime, Utc};
-use futures::FutureExt;
-use futures::future::BoxFuture;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use k8s_openapi::jiff::Timestamp;
@@ -99,55 +98,43 @@ impl LeaseLock {
     }
 }
 
+#[async_trait]
 impl LockStore for LeaseLock {
     fn name(&self) -> String {
         self.full.clone()
     }
 
-    fn read(&self) -> BoxFuture<'_, Result<Option<(Record, Version)>>> {
-        async {
-            let lease = self.leases.get_opt(&self.name).await;
-            let lease = lease.map_err(|e| self.failed("read", &e))?;
-            Ok(lease.map(|lease| {
-                let version = Version {
-                    e_tag: None,
-                    version: lease.metadata.resource_version.clone(),
-                };
-                (record(&lease), version)
-            }))
-        }
-        .boxed()
-    }
-
-    fn create<'a>(&'a self, record: &'a Record) -> BoxFuture<'a, Result<Written>> {
-        async {
-            let lease = Lease {
-                metadata: ObjectMeta {
-                    name: Some(self.name.clone()),
-                    ..ObjectMeta::default()
-                },
-                spec: Some(spec(record)),
+    async fn read(&self) -> Result<Option<(Record, Version)>> {
+        let lease = self.leases.get_opt(&self.name).await;
+        let lease = lease.map_err(|e| self.failed("read", &e))?;
+        Ok(lease.map(|lease| {
+            let version = Version {
+                e_tag: None,
+                version: lease.metadata.resource_version.clone(),
             };
-            self.written(self.leases.create(&PostParams::default(), &lease).await)
-        }
-        .boxed()
+            (record(&lease), version)
+        }))
     }
 
-    fn update<'a>(
-        &'a self,
-        record: &'a Record,
-        version: &'a Version,
-    ) -> BoxFuture<'a, Result<Written>> {
-        async {
-            // Whatever else is in the Lease stays; the version makes it a conflict if somebody wrote.
-            let patch = Patch::Merge(json!({
-                "metadata": {"resourceVersion": version.version},
-                "spec": spec(record),
-            }));
-            let params = PatchParams::default();
-            self.written(self.leases.patch(&self.name, &params, &patch).await)
-        }
-        .boxed()
+    async fn create(&self, record: &Record) -> Result<Written> {
+        let lease = Lease {
+            metadata: ObjectMeta {
+                name: Some(self.name.clone()),
+                ..ObjectMeta::default()
+            },
+            spec: Some(spec(record)),
+        };
+        self.written(self.leases.create(&PostParams::default(), &lease).await)
+    }
+
+    async fn update(&self, record: &Record, version: &Version) -> Result<Written> {
+        // Whatever else is in the Lease stays; the version makes it a conflict if somebody wrote.
+        let patch = Patch::Merge(json!({
+            "metadata": {"resourceVersion": version.version},
+            "spec": spec(record),
+        }));
+        let params = PatchParams::default();
+        self.written(self.leases.patch(&self.name, &params, &patch).await)
     }
 
     fn unanswered(&self) -> Reason {
@@ -181,5 +168,19 @@ mod tests {
         }
         // One that somebody made empty is nobody's.
         assert_eq!(record(&Lease::default()).holder_identity, "");
+    }
+
+    #[test]
+    fn a_lease_of_an_older_version_is_read() {
+        let file = "/fixtures/frozen/0.1/resources/lock-lease.yaml";
+        let text = std::fs::read_to_string(env!("CARGO_MANIFEST_DIR").to_owned() + file).unwrap();
+        let r = record(&yaml_serde::from_str(&text).unwrap());
+        let holder = (r.holder_identity.as_str(), r.token.as_str());
+        assert_eq!(holder, ("etcd-0", "c9de87658a17b59f"));
+        assert_eq!((r.lease_duration_seconds, r.lease_transitions), (60, 6));
+        assert_eq!(
+            r.renew_time - r.acquire_time,
+            chrono::TimeDelta::seconds(10)
+        );
     }
 }

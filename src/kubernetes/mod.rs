@@ -63,15 +63,9 @@ impl Client {
 
     fn infer(namespace: Option<&str>, handle: &Handle, cancel: &Cancel) -> Result<Config> {
         let inferred = async { Config::infer().await };
-        let mut config = handle.block_on(cancel.or(inferred))?.map_err(|e| {
-            Error::new(
-                Reason::Configuration,
-                format!(
-                    "cannot tell where the Kubernetes API is: {}; set KUBECONFIG, or give the Pod a service account",
-                    causes(&e)
-                ),
-            )
-        })?;
+        let advice = "set KUBECONFIG, or give the Pod a service account";
+        let inferred = handle.block_on(cancel.or(inferred))?;
+        let mut config = inferred.map_err(|e| nowhere(&e, advice))?;
         if let Some(namespace) = namespace {
             config.default_namespace = namespace.to_owned();
         }
@@ -87,19 +81,11 @@ impl Client {
         Self::build(config, handle, cancel)
     }
 
-    fn build(mut config: Config, handle: Handle, cancel: Cancel) -> Result<Self> {
-        config.connect_timeout = Some(CONNECT_TIMEOUT);
-        config.write_timeout = Some(PATIENCE);
-        // Else the time that a connection was idle counts, too.
-        config.reset_reader_on_write = true;
-        let server = config.cluster_url.to_string();
-        let server = server.trim_end_matches('/').to_owned();
+    fn build(config: Config, handle: Handle, cancel: Cancel) -> Result<Self> {
         let namespace = config.default_namespace.clone();
-        crate::tls::ensure_provider();
         // It starts a task of its own.
         let _entered = handle.enter();
-        let inner = kube::Client::try_from(config)
-            .map_err(|e| failure(&format!("connect to {server}"), &e))?;
+        let (inner, server) = client(config)?;
         Ok(Client {
             inner,
             namespace,
@@ -160,12 +146,38 @@ impl Client {
             Ok(Ok(Ok(answer))) => Ok(answer),
             Ok(Ok(Err(e))) if is_conflict(&e) => Err(Failed::Conflict),
             Ok(Ok(Err(e))) => Err(Failed::Final(failure(&what, &e))),
-            Ok(Err(_)) => Err(Failed::Final(Error::new(
-                Reason::KubernetesUnreachable,
-                format!("cannot {what}: no answer within {} s", PATIENCE.as_secs()),
-            ))),
+            Ok(Err(_)) => Err(Failed::Final(unanswered(&what))),
         }
     }
+}
+
+/// A client, and the URL of the API.
+fn client(mut config: Config) -> Result<(kube::Client, String)> {
+    config.connect_timeout = Some(CONNECT_TIMEOUT);
+    config.write_timeout = Some(PATIENCE);
+    // Otherwise idle time would count toward the read timeout.
+    config.reset_reader_on_write = true;
+    let server = config.cluster_url.to_string();
+    let server = server.trim_end_matches('/').to_owned();
+    crate::tls::ensure_provider();
+    let client =
+        kube::Client::try_from(config).map_err(|e| failure(&format!("connect to {server}"), &e))?;
+    Ok((client, server))
+}
+
+fn nowhere(e: &(dyn std::error::Error + 'static), advice: &str) -> Error {
+    Reason::Configuration.error(format!(
+        "cannot tell where the Kubernetes API is: {}; {advice}",
+        causes(e)
+    ))
+}
+
+/// No answer came in time.
+fn unanswered(what: &str) -> Error {
+    Reason::KubernetesUnreachable.error(format!(
+        "cannot {what}: no answer within {} s",
+        PATIENCE.as_secs()
+    ))
 }
 
 /// What became of a request that failed.
@@ -181,6 +193,14 @@ fn status(e: &kube::Error) -> Option<&kube::core::Status> {
     match e {
         kube::Error::Api(status) => Some(status),
         _ => None,
+    }
+}
+
+/// What a status says.
+fn said(status: &kube::core::Status) -> String {
+    match status.message.trim() {
+        "" => format!("status {}", status.code),
+        said => said.to_owned(),
     }
 }
 
@@ -209,15 +229,11 @@ fn failure(what: &str, e: &kube::Error) -> Error {
             408 | 429 | 500.. => (Reason::KubernetesUnreachable, ""),
             _ => (Reason::Configuration, ""),
         };
-        let said = match s.message.is_empty() {
-            true => format!("status {}", s.code),
-            false => s.message.clone(),
-        };
+        let said = said(s);
         return Error::new(reason, format!("cannot {what}: {said}{advice}"));
     }
     let said = causes(e);
-    let expired = ["certificate expired", "CertificateExpired", "not valid yet"];
-    let reason = if expired.iter().any(|sign| said.contains(sign)) {
+    let reason = if crate::tls::says_expired(&said) {
         Reason::CertificateExpired
     } else {
         match e {

@@ -2,16 +2,11 @@
 //!
 //! Its calls are async, and every failure has a reason; what is asked is for `cli` to know.
 
-use super::{CONNECT_TIMEOUT, PATIENCE, failure, status};
-use crate::base::causes::causes;
+use super::{PATIENCE, WATCH_PATIENCE, client, failure, nowhere, said, status, unanswered};
 use crate::error::{Error, Reason, Result};
 use kube::config::KubeConfigOptions;
 use kube::core::NamespaceResourceScope;
 use kube::{Api, Config, Resource};
-use std::time::Duration;
-
-/// Longer than the API server lets a watch be silent.
-const WATCH_PATIENCE: Duration = Duration::from_secs(295);
 
 /// Somebody with a kubeconfig.
 #[derive(Clone)]
@@ -33,36 +28,22 @@ impl Person {
         namespace: Option<&str>,
         silence: bool,
     ) -> Result<Self> {
-        let wrong = |said: String| {
-            Error::new(
-                Reason::Configuration,
-                format!(
-                    "cannot tell where the Kubernetes API is: {said}; check KUBECONFIG and --context"
-                ),
-            )
-        };
-        let mut config = match context {
-            None => Config::infer().await.map_err(|e| wrong(causes(&e)))?,
+        const CHECK: &str = "check KUBECONFIG and --context";
+        let config = match context {
+            None => Config::infer().await.map_err(|e| nowhere(&e, CHECK)),
             Some(context) => {
                 let options = KubeConfigOptions {
                     context: Some(context.to_owned()),
                     ..KubeConfigOptions::default()
                 };
                 let config = Config::from_kubeconfig(&options).await;
-                config.map_err(|e| wrong(causes(&e)))?
+                config.map_err(|e| nowhere(&e, CHECK))
             }
         };
-        config.connect_timeout = Some(CONNECT_TIMEOUT);
-        config.write_timeout = Some(PATIENCE);
+        let mut config = config?;
         config.read_timeout = (!silence).then_some(WATCH_PATIENCE);
-        // Else the time that a connection was idle counts, too.
-        config.reset_reader_on_write = true;
-        let server = config.cluster_url.to_string();
-        let server = server.trim_end_matches('/').to_owned();
         let configured = config.default_namespace.clone();
-        crate::tls::ensure_provider();
-        let client = kube::Client::try_from(config)
-            .map_err(|e| failure(&format!("connect to {server}"), &e))?;
+        let (client, server) = client(config)?;
         Ok(Person {
             client,
             namespace: namespace.map_or(configured, str::to_owned),
@@ -105,14 +86,7 @@ impl Person {
         match tokio::time::timeout(PATIENCE, answer).await {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(e)) => Err(self.failure(what, &e)),
-            Err(_) => Err(Error::new(
-                Reason::KubernetesUnreachable,
-                format!(
-                    "cannot {what} at {}: no answer within {} s",
-                    self.server,
-                    PATIENCE.as_secs()
-                ),
-            )),
+            Err(_) => Err(unanswered(&format!("{what} at {}", self.server))),
         }
     }
 
@@ -135,10 +109,7 @@ impl Person {
             400 | 422 => (Reason::Usage, ""),
             _ => return failure(&format!("{what} at {}", self.server), e),
         };
-        let said = match s.message.trim() {
-            "" => format!("status {}", s.code),
-            said => said.to_owned(),
-        };
+        let said = said(s);
         Error::new(reason, format!("cannot {what}: {said}{advice}"))
     }
 }

@@ -6,12 +6,12 @@
 use super::lease::{micro_time, time};
 use super::{Client, Failed};
 use crate::base::Cancel;
-use crate::error::{Error, Reason, Result};
+use crate::error::{Reason, Result};
 use chrono::{DateTime, SecondsFormat, SubsecRound, Utc};
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Patch, PatchParams, PostParams};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::runtime::Handle;
@@ -112,35 +112,31 @@ fn wanted(state: &LeaseState) -> Vec<(&'static str, Wanted)> {
             (LAST_TIME, s.at.to_rfc3339_opts(SecondsFormat::Secs, true)),
         ])
     };
-    let full = state.full.iter().map(|full| {
-        let wanted = Wanted {
-            revision: full.revision,
-            renew: state.full_is_new,
+    let wanted = |newest: &SnapState, renew, more: Vec<(&'static str, String)>| {
+        let mut annotations = last(newest);
+        annotations.extend(more);
+        Wanted {
+            revision: newest.revision,
+            renew,
             may_go_back: state.timeline_began,
-            annotations: last(full),
-        };
-        (FULL_SUFFIX, wanted)
-    });
+            annotations,
+        }
+    };
+    let full = state.full.iter();
+    let full = full.map(|full| (FULL_SUFFIX, wanted(full, state.full_is_new, Vec::new())));
     // A full holds all that deltas up to its revision do.
     let newest = [&state.full, &state.delta];
     let newest = newest.into_iter().flatten().max_by_key(|s| s.revision);
     let delta = newest.map(|newest| {
-        let mut annotations = last(newest);
-        annotations.extend([
+        let mut more = vec![
             (ACCUMULATED_BYTES, state.accumulated_bytes.to_string()),
             (ACCUMULATED_EVENTS, state.accumulated_events.to_string()),
-        ]);
+        ];
         if let Some((first, last)) = state.restorable {
-            annotations.insert(RESTORABLE_FIRST, first.to_string());
-            annotations.insert(RESTORABLE_LAST, last.to_string());
+            more.push((RESTORABLE_FIRST, first.to_string()));
+            more.push((RESTORABLE_LAST, last.to_string()));
         }
-        let wanted = Wanted {
-            revision: newest.revision,
-            renew: state.deltas_are_current,
-            may_go_back: state.timeline_began,
-            annotations,
-        };
-        (DELTA_SUFFIX, wanted)
+        (DELTA_SUFFIX, wanted(newest, state.deltas_are_current, more))
     });
     full.chain(delta).collect()
 }
@@ -182,42 +178,37 @@ fn decide(current: Option<&Lease>, wanted: &Wanted, now: DateTime<Utc>) -> Decis
 impl Change {
     /// As a patch of this version of the Lease.
     fn patch(&self, resource_version: Option<&str>) -> Value {
-        let mut metadata = Map::new();
-        metadata.insert("resourceVersion".to_owned(), json!(resource_version));
-        if !self.annotations.is_empty() {
-            metadata.insert("annotations".to_owned(), json!(self.annotations));
-        }
-        let mut spec = Map::new();
-        if let Some(holder) = &self.holder {
-            spec.insert("holderIdentity".to_owned(), json!(holder));
-        }
-        if let Some(at) = self.renew_time {
-            spec.insert("renewTime".to_owned(), json!(micro_time(at)));
-        }
-        match spec.is_empty() {
-            true => json!({"metadata": metadata}),
-            false => json!({"metadata": metadata, "spec": spec}),
-        }
+        let metadata = ObjectMeta {
+            resource_version: resource_version.map(str::to_owned),
+            annotations: self.annotations(),
+            ..ObjectMeta::default()
+        };
+        json!({"metadata": metadata, "spec": self.spec()})
     }
 
     /// As a new Lease.
     fn lease(&self, name: &str) -> Lease {
-        let annotations = self.annotations.iter();
         Lease {
             metadata: ObjectMeta {
                 name: Some(name.to_owned()),
-                annotations: Some(
-                    annotations
-                        .map(|(k, v)| ((*k).to_owned(), v.clone()))
-                        .collect(),
-                ),
+                annotations: self.annotations(),
                 ..ObjectMeta::default()
             },
-            spec: Some(LeaseSpec {
-                holder_identity: self.holder.clone(),
-                renew_time: self.renew_time.map(micro_time),
-                ..LeaseSpec::default()
-            }),
+            spec: Some(self.spec()),
+        }
+    }
+
+    fn annotations(&self) -> Option<BTreeMap<String, String>> {
+        let annotations = self.annotations.iter();
+        let annotations = annotations.map(|(key, value)| ((*key).to_owned(), value.clone()));
+        (!self.annotations.is_empty()).then(|| annotations.collect())
+    }
+
+    fn spec(&self) -> LeaseSpec {
+        LeaseSpec {
+            holder_identity: self.holder.clone(),
+            renew_time: self.renew_time.map(micro_time),
+            ..LeaseSpec::default()
         }
     }
 }
@@ -278,7 +269,7 @@ fn renew(client: &Client, name: &str, wanted: &Wanted, now: DateTime<Utc>) -> Re
     /// Others write these Leases now and then, not all the time.
     const TRIES: u32 = 10;
     const PAUSE: Duration = Duration::from_millis(20);
-    let leases = client.leases();
+    let (leases, full) = (client.leases(), client.name(name));
     let now = now.trunc_subsecs(6);
     for tried in 0..TRIES {
         if tried > 0 {
@@ -294,51 +285,39 @@ fn renew(client: &Client, name: &str, wanted: &Wanted, now: DateTime<Utc>) -> Re
             Decision::Leave => return Ok(Renewed::Says),
             Decision::Ahead(held) => {
                 return Ok(Renewed::Ahead(format!(
-                    "{} is at revision {held} and the newest snapshot at {}: it was left as it is; if etcd was rolled back, delete that Lease",
-                    client.name(name),
+                    "{full} is at revision {held} and the newest snapshot at {}: it was left as it is; if etcd was rolled back, delete that Lease",
                     wanted.revision
                 )));
             }
             Decision::Foreign(holder) => {
                 return Ok(Renewed::Foreign(format!(
-                    "{} is held by \"{holder}\", which is no revision: it was left as it is; check --snapshot-lease-prefix",
-                    client.name(name)
+                    "{full} is held by \"{holder}\", which is no revision: it was left as it is; check --snapshot-lease-prefix"
                 )));
             }
             Decision::Write(change) => change,
         };
         let written = match &current {
             None => {
-                let lease = change.lease(name);
-                let params = PostParams::default();
-                let create = leases.create(&params, &lease);
-                client.ask("create", name, create).map(drop)
+                let (params, lease) = (PostParams::default(), change.lease(name));
+                client.ask("create", name, leases.create(&params, &lease))
             }
             Some(current) => {
                 let patch = change.patch(current.metadata.resource_version.as_deref());
-                let patch = Patch::Merge(&patch);
-                let params = PatchParams::default();
-                let patched = leases.patch(name, &params, &patch);
-                client.ask("renew", name, patched).map(drop)
+                let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
+                client.ask("renew", name, leases.patch(name, &params, &patch))
             }
         };
         match written {
-            Ok(()) => {
-                tracing::info!(
-                    lease = name,
-                    revision = wanted.revision,
-                    "renewed a snapshot Lease"
-                );
+            Ok(_) => {
+                let revision = wanted.revision;
+                tracing::info!(lease = name, revision, "renewed a snapshot Lease");
                 return Ok(Renewed::Says);
             }
             Err(Failed::Final(e)) => return Err(e),
             Err(Failed::Conflict) => {}
         }
     }
-    Err(Error::new(
-        Reason::Conflict,
-        format!("{} changes all the time", client.name(name)),
-    ))
+    Err(Reason::Conflict.error(format!("{full} changes all the time")))
 }
 
 #[cfg(test)]

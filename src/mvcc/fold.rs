@@ -10,7 +10,7 @@
 //! On the way it checks that the changes continue one another and the base: etcd counts versions,
 //! so a delta of another history is found out by its counting.
 
-use super::keys::{Keys, Slot, SlotId};
+use super::keys::{Keys, Slot, SlotId, State};
 use crate::base::ReadAt;
 use crate::bolt::Database;
 use crate::error::{Error, Reason, Result};
@@ -105,41 +105,6 @@ fn no_base64(main: Revision, e: &base64_simd::Error) -> Error {
     Error::corrupt(format!(
         "the value of an event at revision {main} is no base64: {e}"
     ))
-}
-
-/// What a change says of its key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum State {
-    Alive { create: Revision, version: i64 },
-    Gone,
-}
-
-impl State {
-    fn of(change: &Change<'_>) -> State {
-        match change {
-            Change::Put(kv) | Change::PutBase64(kv) => State::Alive {
-                create: kv.create_revision,
-                version: kv.version,
-            },
-            Change::Delete { .. } => State::Gone,
-        }
-    }
-
-    /// Whether a change to `self` can follow `before` (`Gone`: the key did not exist).
-    fn follows(self, before: State) -> bool {
-        match (before, self) {
-            (State::Gone, State::Gone) => false,
-            (State::Gone, State::Alive { version, .. }) => version == 1,
-            (State::Alive { .. }, State::Gone) => true,
-            (
-                State::Alive { create, version },
-                State::Alive {
-                    create: c,
-                    version: v,
-                },
-            ) => c == create && v == version.wrapping_add(1),
-        }
-    }
 }
 
 /// The changes of a stretch of history: a slot for each key, and what may have to be written.
@@ -281,7 +246,7 @@ impl Changes<'_> {
                 entry.lease = kv.lease;
             }
         }
-        entry.slot = self.note(options, rk, change.key(), State::of(change))?;
+        entry.slot = self.note(options, rk, change.key(), state_after(change))?;
         let (keys, compact) = (&self.keys, options.compact);
         let write = |out: &mut Vec<u8>| change.append_value(main, out);
         match &mut self.to {
@@ -308,17 +273,7 @@ impl Changes<'_> {
             )));
         }
         self.last = Some((rk.main, rk.sub));
-        let id = match self.keys.find(key) {
-            Some(id) => {
-                let newest = self.keys.at(id).newest;
-                // A record without a key is etcdutl's, which writes one each time it bumps the revision.
-                if !key.is_empty() && !state.follows(newest) {
-                    return Err(mismatch(key, rk.main, state, newest));
-                }
-                id
-            }
-            None => self.insert(options, key, state, (rk.main, rk.sub))?,
-        };
+        let id = self.slot(options, key, state, (rk.main, rk.sub))?;
         let slot = self.keys.at_mut(id);
         slot.newest = state;
         if rk.main > options.compact {
@@ -329,13 +284,22 @@ impl Changes<'_> {
         Ok(id)
     }
 
-    fn insert(
+    /// The slot of a key whose next change is `first`, at (main, sub): a new one, or one that the change follows.
+    fn slot(
         &mut self,
         options: &FoldOptions,
         key: &[u8],
         first: State,
         at: (Revision, u32),
     ) -> Result<SlotId> {
+        if let Some(id) = self.keys.find(key) {
+            let newest = self.keys.at(id).newest;
+            // A record without a key is etcdutl's, which writes one each time it bumps the revision.
+            return match key.is_empty() || first.follows(newest) {
+                true => Ok(id),
+                false => Err(mismatch(key, at.0, first, newest)),
+            };
+        }
         let most = options.limits.key_memory();
         if self.keys.memory() > most {
             return Err(options.limits.database_too_large(format!(
@@ -343,10 +307,8 @@ impl Changes<'_> {
             )));
         }
         self.keys.insert(key, first, at).ok_or_else(|| {
-            Error::new(
-                Reason::Configuration,
-                "the deltas touch more keys than one run can fold (4 billion)",
-            )
+            Reason::Configuration
+                .error("the deltas touch more keys than one run can fold (4 billion)")
         })
     }
 
@@ -362,17 +324,7 @@ impl Changes<'_> {
         };
         let mut ids = Vec::with_capacity(keys.len());
         for (key, theirs) in keys.iter() {
-            let id = match self.keys.find(key) {
-                Some(id) => {
-                    let newest = self.keys.at(id).newest;
-                    if !theirs.first.follows(newest) {
-                        let at = theirs.noted_from().0;
-                        return Err(mismatch(key, at, theirs.first, newest));
-                    }
-                    id
-                }
-                None => self.insert(options, key, theirs.first, theirs.noted_from())?,
-            };
+            let id = self.slot(options, key, theirs.first, theirs.noted_from())?;
             let slot = self.keys.at_mut(id);
             slot.newest = theirs.newest;
             slot.touched_after |= theirs.touched_after;
@@ -449,16 +401,12 @@ impl<'s> Fold<'s> {
     pub fn new<R: ReadAt>(options: FoldOptions, db: &Database<R>) -> Result<Self> {
         let base = &options.base;
         if options.target < base.first_revision() {
-            return Err(Error::new(
-                Reason::OutOfRange,
-                format!(
-                    "the base was compacted at revision {}: the state at revision {} is gone from it",
-                    base.compact_revision, options.target
-                ),
-            ));
+            return Err(Reason::OutOfRange.error(format!(
+                "the base was compacted at revision {}: the state at revision {} is gone from it",
+                base.compact_revision, options.target
+            )));
         }
         let mut changes = Changes::new(&options, options.buffer_bytes);
-        let fold = |options, changes| Fold { options, changes };
         let mut c = db.cursor(&key_bucket(db)?);
         if let Some(from) = history_from(&options) {
             c.seek(&encode_revision(from, 0))?;
@@ -479,7 +427,7 @@ impl<'s> Fold<'s> {
                 changes.note(&options, rk, kv.key, state_of(&rk, kv))?;
             }
         }
-        Ok(fold(options, changes))
+        Ok(Fold { options, changes })
     }
 
     /// Adds an event of a delta. Revisions that the base holds, and those past the target, are
@@ -603,15 +551,8 @@ impl<'s> Fold<'s> {
         with_records: bool,
         mut each: impl FnMut(&Kept<'_>) -> Result<()>,
     ) -> Result<u64> {
-        let FoldOptions {
-            target,
-            compact,
-            base,
-            detach_leases,
-            keys: range,
-            ..
-        } = &self.options;
-        let (target, compact, base) = (*target, *compact, *base);
+        let options = &self.options;
+        let (target, compact, base) = (options.target, options.compact, options.base);
         let Changes { keys, to, .. } = &mut self.changes;
         let mut live_keys = 0;
         let mut record = Vec::new();
@@ -623,7 +564,7 @@ impl<'s> Fold<'s> {
                 break;
             }
             let mut kv = KeyValue::decode(e.value)?;
-            if !range.contains(kv.key) {
+            if !options.keys.contains(kv.key) {
                 continue;
             }
             let state = state_of(&rk, kv);
@@ -652,7 +593,7 @@ impl<'s> Fold<'s> {
                 is_newest: slot.is_none_or(|s| is_newest(s, compact, &rk, state)),
                 lease: kv.lease,
             };
-            if *detach_leases && kv.lease != 0 {
+            if options.detach_leases && kv.lease != 0 {
                 (kv.lease, kept.lease) = (0, 0);
                 record.clear();
                 kv.encode(&mut record);
@@ -680,11 +621,12 @@ impl<'s> Fold<'s> {
             e.rk.encode(&mut raw_key);
             let kv = e.record(keys.key(e.slot), value);
             record.clear();
-            let len = if with_records {
-                kv.encode(&mut record);
-                record.len()
-            } else {
-                kv.encoded_len(e.len)
+            let len = match with_records {
+                false => kv.encoded_len(e.len),
+                true => {
+                    kv.encode(&mut record);
+                    record.len()
+                }
             };
             each(&Kept {
                 rk: e.rk,
@@ -734,12 +676,22 @@ fn history_from(options: &FoldOptions) -> Option<Revision> {
         .then(|| base.compact_revision.next().max(Revision(0)))
 }
 
+/// What a change says of its key.
+fn state_after(change: &Change<'_>) -> State {
+    match change {
+        Change::Put(kv) | Change::PutBase64(kv) => State::Alive {
+            create: kv.create_revision,
+            version: kv.version,
+        },
+        Change::Delete { .. } => State::Gone,
+    }
+}
+
 /// What a record of the base says of its key.
 fn state_of(rk: &RecordKey, kv: KeyValue<'_>) -> State {
-    if rk.tombstone {
-        State::Gone
-    } else {
-        State::of(&Change::Put(kv))
+    match rk.tombstone {
+        true => State::Gone,
+        false => state_after(&Change::Put(kv)),
     }
 }
 
@@ -752,24 +704,17 @@ pub(crate) fn show_key(key: &[u8]) -> String {
 }
 
 fn mismatch(key: &[u8], at: Revision, state: State, before: State) -> Error {
-    let was = match before {
-        State::Gone => "it did not exist".to_owned(),
+    let says = |state, gone: &str, alive: &str| match state {
+        State::Gone => gone.to_owned(),
         State::Alive { create, version } => {
-            format!("it was at version {version}, created at revision {create}")
+            format!("{alive} version {version}, created at revision {create}")
         }
     };
-    let is = match state {
-        State::Gone => "deletes it".to_owned(),
-        State::Alive { create, version } => {
-            format!("makes it version {version}, created at revision {create}")
-        }
-    };
-    Error::new(
-        Reason::HistoryMismatch,
-        format!(
-            "the deltas do not continue the history before them: of key {}, {was}, and the next change (at revision {at} or after) {is}; \
-             the snapshots come from two histories: see `deltafold list --deep`, and choose one with --timeline",
-            show_key(key)
-        ),
-    )
+    let was = says(before, "it did not exist", "it was at");
+    let is = says(state, "deletes it", "makes it");
+    Reason::HistoryMismatch.error(format!(
+        "the deltas do not continue the history before them: of key {}, {was}, and the next change (at revision {at} or after) {is}; \
+         the snapshots come from two histories: see `deltafold list --deep`, and choose one with --timeline",
+        show_key(key)
+    ))
 }

@@ -4,7 +4,7 @@
 
 use crate::base::ReadAt;
 use crate::bolt::Database;
-use crate::error::{Error, Reason, Result};
+use crate::error::{Reason, Result};
 use crate::mvcc::history::{Base, KEY_BUCKET, key_bucket};
 use crate::mvcc::record::KeyValue;
 use crate::mvcc::revision::{RecordKey, Revision, encode_revision};
@@ -131,14 +131,11 @@ pub fn hash_kv<R: ReadAt>(db: &Database<R>, revision: Option<Revision>) -> Resul
     let base = Base::read(db)?;
     let at = revision.unwrap_or(base.revision);
     if at < base.compact_revision || at > base.revision {
-        return Err(Error::new(
-            Reason::OutOfRange,
-            format!(
-                "the snapshot holds revisions {} to {}, not {at}",
-                base.first_revision(),
-                base.revision
-            ),
-        ));
+        return Err(Reason::OutOfRange.error(format!(
+            "the snapshot holds revisions {} to {}, not {at}",
+            base.first_revision(),
+            base.revision
+        )));
     }
     let bucket = key_bucket(db)?;
     let compact = base.compact_revision;

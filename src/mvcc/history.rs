@@ -124,13 +124,10 @@ impl FromStr for KeepHistory {
             return Ok(KeepHistory::Revisions(n));
         }
         parse_duration(s).map(KeepHistory::Age).ok_or_else(|| {
-            Error::new(
-                Reason::Usage,
-                format!(
-                    "\"{s}\" is not a history to keep: use latest, all, a number of revisions \
-                     (1000) or a duration (90s, 30m, 1h30m, 7d)"
-                ),
-            )
+            Reason::Usage.error(format!(
+                "\"{s}\" is not a history to keep: use latest, all, a number of revisions \
+                 (1000) or a duration (90s, 30m, 1h30m, 7d)"
+            ))
         })
     }
 }

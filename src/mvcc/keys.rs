@@ -3,7 +3,6 @@
 //!
 //! It decides nothing; `fold`, its only caller, does.
 
-use super::fold::State;
 use crate::mvcc::revision::{RecordKey, Revision};
 use hashbrown::{DefaultHashBuilder, HashTable};
 use std::hash::BuildHasher;
@@ -13,6 +12,31 @@ const CHUNK_SLOTS: usize = 1024;
 /// Key bytes in the first chunk; each chunk is twice as long as the one before, up to the longest.
 const FIRST_CHUNK: usize = 16 << 10;
 const LONGEST_CHUNK: usize = 1 << 20;
+
+/// What a change says of its key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum State {
+    Alive { create: Revision, version: i64 },
+    Gone,
+}
+
+impl State {
+    /// Whether a change to `self` can follow `before` (`Gone`: the key did not exist).
+    pub(super) fn follows(self, before: State) -> bool {
+        match (before, self) {
+            (State::Gone, State::Gone) => false,
+            (State::Gone, State::Alive { version, .. }) => version == 1,
+            (State::Alive { .. }, State::Gone) => true,
+            (
+                State::Alive { create, version },
+                State::Alive {
+                    create: c,
+                    version: v,
+                },
+            ) => c == create && v == version.wrapping_add(1),
+        }
+    }
+}
 
 /// A key's number, in the order in which keys were first seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,6 +4,7 @@
 //! It does not know which changes are live: `fold`, its only caller, tells.
 
 use super::keys::SlotId;
+use crate::base::words;
 use crate::error::{Error, Result};
 use crate::limits::Limits;
 use crate::mvcc::revision::{RecordKey, Revision};
@@ -11,7 +12,7 @@ use crate::temp::{Dir, TempFile};
 use std::io::{BufReader, BufWriter, Read, Seek, Write};
 
 /// Bytes of an [`Entry`] on disk.
-const ENTRY: usize = 48;
+const ENTRY: usize = words::BYTES;
 /// A spilled file is not worth rewriting before it is this large.
 const THIN_AT_LEAST: u64 = 256 << 20;
 const BUFFER: usize = 256 << 10;
@@ -32,39 +33,33 @@ impl Entry {
     const TOMBSTONE: u64 = 1 << 63;
 
     fn encode(&self) -> [u8; ENTRY] {
-        let mark = if self.rk.tombstone {
-            Self::TOMBSTONE
-        } else {
-            0
+        let mark = match self.rk.tombstone {
+            true => Self::TOMBSTONE,
+            false => 0,
         };
-        let mut b = [0; ENTRY];
-        b[..8].copy_from_slice(&self.rk.main.0.to_le_bytes());
-        b[8..12].copy_from_slice(&self.rk.sub.to_le_bytes());
-        b[12..16].copy_from_slice(&self.slot.0.to_le_bytes());
-        b[16..24].copy_from_slice(&self.create_revision.0.to_le_bytes());
-        b[24..32].copy_from_slice(&self.version.to_le_bytes());
-        b[32..40].copy_from_slice(&self.lease.to_le_bytes());
-        b[40..].copy_from_slice(&(self.len as u64 | mark).to_le_bytes());
-        b
+        words::encode([
+            self.rk.main.0 as u64,
+            u64::from(self.rk.sub) | u64::from(self.slot.0) << 32,
+            self.create_revision.0 as u64,
+            self.version as u64,
+            self.lease as u64,
+            self.len as u64 | mark,
+        ])
     }
 
     fn decode(b: &[u8; ENTRY]) -> Self {
-        let word = |at: usize| {
-            let mut w = [0; 8];
-            w.copy_from_slice(&b[at..at + 8]);
-            u64::from_le_bytes(w)
-        };
+        let [main, sub_slot, create, version, lease, len] = words::decode(b);
         Entry {
             rk: RecordKey {
-                main: Revision(word(0) as i64),
-                sub: word(8) as u32,
-                tombstone: word(40) & Self::TOMBSTONE != 0,
+                main: Revision(main as i64),
+                sub: sub_slot as u32,
+                tombstone: len & Self::TOMBSTONE != 0,
             },
-            slot: SlotId((word(8) >> 32) as u32),
-            create_revision: Revision(word(16) as i64),
-            version: word(24) as i64,
-            lease: word(32) as i64,
-            len: (word(40) & !Self::TOMBSTONE) as usize,
+            slot: SlotId((sub_slot >> 32) as u32),
+            create_revision: Revision(create as i64),
+            version: version as i64,
+            lease: lease as i64,
+            len: (len & !Self::TOMBSTONE) as usize,
         }
     }
 }

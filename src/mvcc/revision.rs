@@ -3,13 +3,25 @@
 //! Source of the format: etcd's `server/storage/mvcc/revision.go`.
 
 use crate::error::{Error, Result};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// A main revision of the store: it grows by one with every transaction that changes something.
 /// A new etcd is at 1; 0 and below never hold a change. Range: 0 to `i64::MAX`.
 #[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Default,
+    Serialize,
+    Deserialize,
+    JsonSchema,
 )]
 #[serde(transparent)]
 pub struct Revision(pub i64);

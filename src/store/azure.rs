@@ -2,12 +2,11 @@
 //!
 //! It knows the address of a blob and how a request is signed; `exclude` knows what is asked.
 
-use super::signed::{Answer, Wire, query_string, request};
-use super::store_error;
+use super::wire::{Answer, Wire, query_string, request};
 use crate::error::{Error, Result};
-use bytes::Bytes;
 use http::Method;
 use object_store::azure::{AzureAuthorizer, MicrosoftAzure};
+use object_store::client::HttpRequest;
 use object_store::path::Path;
 use std::sync::Arc;
 use url::Url;
@@ -64,25 +63,18 @@ impl Azure {
     ) -> Result<Answer> {
         let url = blob_url(&self.url, path, query)
             .ok_or_else(|| Error::internal(format!("cannot {what}: no URL")))?;
-        let body = Bytes::from(body);
         let mut headers = Vec::new();
         if !body.is_empty() {
             // It is signed along.
             headers.push(("content-length", body.len().to_string()));
             headers.push(("content-type", "application/xml; charset=UTF-8".to_owned()));
         }
-        let (url, headers, body) = (&url, &headers, &body);
-        let make = async || {
-            let failed = |e| store_error(what, e);
-            let mut request = request(method.clone(), url, headers, body)?;
-            let credential = self.store.credentials().get_credential();
-            let credential = credential.await.map_err(failed)?;
-            AzureAuthorizer::new(&credential, &self.account)
-                .try_authorize(&mut request)
-                .map_err(failed)?;
-            Ok(request)
+        let request = request(method, &url, &headers, body)?;
+        let sign = async |request: &mut HttpRequest| {
+            let credential = self.store.credentials().get_credential().await?;
+            AzureAuthorizer::new(&credential, &self.account).try_authorize(request)
         };
-        self.wire.send(what, make).await
+        self.wire.send(what, request, sign).await
     }
 }
 

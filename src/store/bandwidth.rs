@@ -4,10 +4,11 @@
 //! followed by a flood. It knows nothing of what the bytes are.
 
 use crate::base::Cancel;
+use crate::base::lock;
 use crate::error::Result;
 use std::io::{self, Read};
 use std::num::NonZeroU64;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 
@@ -86,11 +87,7 @@ impl Bandwidth {
         let nanos =
             (u128::from(bytes) * 1_000_000_000).div_ceil(self.0.bytes_per_second.get().into());
         let cost = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
-        let mut paid_until = self
-            .0
-            .paid_until
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut paid_until = lock(&self.0.paid_until);
         let now = self.0.clock.now();
         let kept = now.saturating_sub(BURST);
         *paid_until = (*paid_until).max(kept).saturating_add(cost);

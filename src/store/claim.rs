@@ -5,16 +5,17 @@
 //! the same moment at least one sees the other's claim, or finds the name taken. `publish` calls it.
 
 use super::Store;
-use super::errors::store_error;
-use super::large_copy::{Copied, Copying};
-use super::staging::{STAGING, StagingName, is_left_behind, rand_word};
+use super::errors::{is_taken, store_error};
+use super::s3::{Copied, Copying};
+use super::staging::{STAGING, StagingName, is_left_behind};
 use super::tried::Tried;
+use crate::base::hash::short_hash;
+use crate::base::random::random_word;
 use crate::error::{Reason, Result};
 use chrono::Utc;
 use futures::TryStreamExt;
 use object_store::path::Path;
 use object_store::{CopyMode, CopyOptions, Error as E, ObjectStore, ObjectStoreExt, PutPayload};
-use sha2::{Digest, Sha256};
 use std::time::Duration;
 
 /// What a claim holds.
@@ -42,7 +43,7 @@ impl Claim {
                 return Ok(Some(claim));
             }
             drop(claim);
-            let pause = Duration::from_millis(rand_word() % LONGEST_PAUSE_MS);
+            let pause = Duration::from_millis(random_word() % LONGEST_PAUSE_MS);
             store.block_on(async { tokio::time::sleep(pause).await })?;
             if store.exists(below)? {
                 return Ok(None);
@@ -105,9 +106,7 @@ impl Drop for Claim {
 
 /// What all claims to a name begin with.
 fn hint(below: &str) -> String {
-    let hash = Sha256::digest(below.as_bytes());
-    let hex: String = hash.iter().take(8).map(|b| format!("{b:02x}")).collect();
-    format!("claim-{hex}")
+    format!("claim-{}", short_hash(below, 8))
 }
 
 impl Store {
@@ -161,7 +160,7 @@ impl Store {
                 Ok(()) if is_second => return Ok(true),
                 Ok(()) => {}
                 // Refused at once: an answer was lost, and the same tried again.
-                Err(E::AlreadyExists { .. } | E::Precondition { .. }) => return Ok(false),
+                Err(e) if is_taken(&e) => return Ok(false),
                 Err(E::NotSupported { .. } | E::NotImplemented { .. }) => return Ok(true),
                 Err(e) => return Err(store_error(format!("try {}", self.name(STAGING)), e)),
             }

@@ -3,6 +3,8 @@
 //! A redirect is not followed. A server, or somebody on the way to it, could send the request on to another host, with
 //! all headers that reqwest does not know to be secret: `X-Auth-Token`, `x-amz-security-token`, the keys of SSE-C.
 
+use crate::base::lock;
+use crate::base::random::random_word;
 use async_trait::async_trait;
 use http::header::{AUTHORIZATION, LOCATION};
 use http::{HeaderMap, HeaderName, Method, StatusCode, Uri};
@@ -14,9 +16,8 @@ use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use reqwest::redirect::Policy;
 use reqwest::{Certificate, ClientBuilder, NoProxy, Proxy};
 use std::collections::BTreeSet;
-use std::hash::{BuildHasher, RandomState};
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 use url::{Host, Url};
 
@@ -176,8 +177,7 @@ impl Resolve for AnyOrder {
             });
             let mut addresses: Vec<SocketAddr> = found.await??;
             if !addresses.is_empty() {
-                let any = RandomState::new().hash_one(()) as usize;
-                let first = any % addresses.len();
+                let first = random_word() as usize % addresses.len();
                 addresses.rotate_left(first);
             }
             Ok(Box::new(addresses.into_iter()) as Addrs)
@@ -274,7 +274,7 @@ fn stays_here(url: &Url) -> bool {
 
 fn warn_once(origin: &str) {
     static WARNED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-    let mut warned = WARNED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut warned = lock(&WARNED);
     if warned.insert(origin.to_owned()) {
         tracing::warn!(
             endpoint = origin,

@@ -4,15 +4,14 @@
 //! place if the store refuses a name that is taken, and a body that was damaged on its way. Whether it does
 //! both is tried once by each process. `publish` calls it.
 
-use super::Store;
 use super::claim::Claim;
-use super::errors::store_error;
+use super::errors::{is_taken, refusal, store_error, write_error};
 use super::fetch::cut_short;
-use super::probe::refused;
-use super::publish::{Published, write_error};
 use super::small::bytes_of;
-use super::staging::{STAGING, StagingName, rand_word};
+use super::staging::{STAGING, StagingName};
 use super::tried::Tried;
+use super::{Published, Store};
+use crate::base::random::random_word;
 use crate::error::{Error, Reason, Result};
 use bytes::Bytes;
 use object_store::path::Path;
@@ -76,7 +75,7 @@ impl Direct {
         let Err(e) = self.damaging.put(path, "damaged".into()).await else {
             return Ok(false);
         };
-        refused("write a damaged object", e).map(|_| true)
+        refusal("write a damaged object", e).map(|_| true)
     }
 
     /// Puts an object with its checksum.
@@ -109,11 +108,6 @@ impl Drop for Room {
     fn drop(&mut self) {
         self.held.fetch_sub(self.bytes, Ordering::Relaxed);
     }
-}
-
-/// Whether the name of a conditional write is taken.
-pub(super) fn is_taken(e: &E) -> bool {
-    matches!(e, E::AlreadyExists { .. } | E::Precondition { .. })
 }
 
 impl Store {
@@ -156,26 +150,25 @@ impl Store {
         if !self.block_on(direct.refuses_damage(&path))?? {
             return Ok(false);
         }
-        let put = || self.block_on(direct.put(&path, "probe".into(), "probe", PutMode::Create));
-        let no = |e: E| {
-            let what = format!("try {}", self.name(STAGING));
-            // Credentials may be mended later.
-            match e {
-                E::PermissionDenied { .. } | E::Unauthenticated { .. } => Err(store_error(what, e)),
-                e => refused(&what, e).map(|_| false),
+        for is_second in [false, true] {
+            match self.block_on(direct.put(&path, "probe".into(), "probe", PutMode::Create))? {
+                Ok(()) if is_second => return Ok(false),
+                Ok(()) => {}
+                // The damaged body was refused and kept, if this is the first.
+                Err(e) if is_taken(&e) => return Ok(is_second),
+                Err(e) => {
+                    let what = format!("try {}", self.name(STAGING));
+                    // Credentials may be mended later.
+                    return match e {
+                        E::PermissionDenied { .. } | E::Unauthenticated { .. } => {
+                            Err(store_error(what, e))
+                        }
+                        e => refusal(&what, e).map(|_| false),
+                    };
+                }
             }
-        };
-        match put()? {
-            Ok(()) => {}
-            // The damaged body was refused and kept.
-            Err(e) if is_taken(&e) => return Ok(false),
-            Err(e) => return no(e),
         }
-        match put()? {
-            Ok(()) => Ok(false),
-            Err(e) if is_taken(&e) => Ok(true),
-            Err(e) => no(e),
-        }
+        Ok(false)
     }
 }
 
@@ -238,7 +231,7 @@ impl Held {
             store: store.clone(),
             direct: direct.clone(),
             content,
-            upload: format!("{:016x}", rand_word()),
+            upload: format!("{:016x}", random_word()),
             _room: room,
         }
     }

@@ -62,26 +62,23 @@ impl Keys {
     /// reading; those of `inner`.
     pub fn decrypt<R: Read>(&self, inner: R) -> Result<Opened<R>> {
         if !self.decrypts() {
-            return Err(Error::new(
-                Reason::CannotDecrypt,
+            return Err(Reason::CannotDecrypt.error(
                 "it is encrypted: give the age identity that opens it with --age-identity",
             ));
         }
-        let failed = |e: DecryptError| match e {
+        let failed = |e: DecryptError| {
+            match e {
             DecryptError::Io(e) if is_of_source(&e) => Error::io(READING, e),
-            DecryptError::NoMatchingKeys | DecryptError::KeyDecryptionFailed => Error::new(
-                Reason::CannotDecrypt,
-                "none of the identities given with --age-identity opens it: it is encrypted for others, or its header is damaged",
-            ),
+            DecryptError::NoMatchingKeys | DecryptError::KeyDecryptionFailed => Reason::CannotDecrypt.error("none of the identities given with --age-identity opens it: it is encrypted for others, or its header is damaged"),
             e => Error::corrupt(format!("its age header is damaged: {e}")),
+        }
         };
         let mut inner = BufReader::with_capacity(BUFFER, inner);
         let header = header(&mut inner)?;
         let decryptor =
             Decryptor::new_buffered(Cursor::new(header).chain(inner)).map_err(failed)?;
         if decryptor.is_scrypt() {
-            return Err(Error::new(
-                Reason::CannotDecrypt,
+            return Err(Reason::CannotDecrypt.error(
                 "it is encrypted with a passphrase: only X25519 identities open snapshots",
             ));
         }
@@ -257,7 +254,7 @@ mod tests {
         struct Failing;
         impl Read for Failing {
             fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
-                Err(Error::new(Reason::StoreUnreachable, "it is away").into())
+                Err(Reason::StoreUnreachable.error("it is away").into())
             }
         }
         let keys = keys();

@@ -1,7 +1,7 @@
 //! What a store's complaint means for the user: a reason, and the cause that helps.
 
 use crate::base::causes;
-use crate::error::{Error, Reason};
+use crate::error::{Error, Reason, Result};
 
 /// Turns a store's error into ours; `what` says what was tried, on what.
 pub fn store_error(what: impl std::fmt::Display, e: object_store::Error) -> Error {
@@ -31,6 +31,45 @@ pub fn store_error(what: impl std::fmt::Display, e: object_store::Error) -> Erro
         _ => advice_for(reason),
     };
     Error::new(reason, format!("cannot {what}: {text}{advice}"))
+}
+
+/// A write that failed. What it needs was there a moment ago: if it is missing, it was deleted.
+pub(super) fn write_error(name: &str, e: object_store::Error) -> Error {
+    match e {
+        object_store::Error::NotFound { .. } => Error::new(
+            Reason::SnapshotVanished,
+            format!(
+                "cannot write {name}: its staging object or upload is gone: it was deleted meanwhile; run again"
+            ),
+        ),
+        e => store_error(format!("write {name}"), e),
+    }
+}
+
+/// Whether the name of a conditional write is taken.
+pub(super) fn is_taken(e: &object_store::Error) -> bool {
+    use object_store::Error as E;
+    matches!(e, E::AlreadyExists { .. } | E::Precondition { .. })
+}
+
+/// What an error tells of the store: a refusal.
+///
+/// # Errors
+/// The error itself, if a later run may not see it.
+pub(super) fn refusal(what: &str, e: object_store::Error) -> Result<Error> {
+    use object_store::Error as E;
+    let is_answer = matches!(e, E::NotImplemented { .. } | E::NotSupported { .. });
+    let e = store_error(what, e);
+    match e.reason() {
+        // A server may call 501 an error of its own.
+        Reason::StoreUnreachable
+            if !is_answer && !e.to_string().contains("501 Not Implemented") =>
+        {
+            Err(e)
+        }
+        Reason::Terminated => Err(e),
+        _ => Ok(e),
+    }
 }
 
 /// An answer's refusal; `text` is its status and its body.

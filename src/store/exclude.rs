@@ -7,24 +7,23 @@
 
 use super::azure::Azure;
 use super::gcs::Gcs;
-use super::signed::{Answer, S3};
+use super::s3::S3;
 use super::small::bytes_of;
 use super::staging::StagingName;
 use super::tagged::Tagged;
-use super::xml::{self, Element};
+use super::wire::Answer;
+use super::xml::{Document, Tag, TagSet, Tagging};
 use super::{Store, store_error};
 use crate::error::{Error, Reason, Result};
 use futures::{StreamExt, TryStreamExt};
 use http::Method;
 use object_store::path::Path;
-use object_store::{
-    Attribute, GetOptions, ObjectStore, ObjectStoreExt, PutOptions, PutPayload, TagSet,
-};
+use object_store::{Attribute, GetOptions, ObjectStore, ObjectStoreExt, PutOptions, PutPayload};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The tag that keeps a snapshot out of every chain; its value is `true`.
-pub const EXCLUDE_TAG: &str = "x-etcd-snapshot-exclude";
+pub use super::tagged::EXCLUDE_TAG;
+
 /// What the name of a snapshot and this is that of an object that does the same.
 const EXCLUDE_SUFFIX: &str = ".exclude";
 
@@ -40,25 +39,34 @@ pub struct ExcludeTags {
     tagged: Arc<Tagged>,
 }
 
+/// What tells.
 #[derive(Clone)]
-enum Kind {
+pub(super) enum Kind {
     None,
+    /// Custom metadata, which only Google Cloud Storage can change.
     Metadata(Option<Arc<Gcs>>),
+    /// Tags of objects.
     S3(Arc<S3>),
+    /// Tags of blobs.
     Azure(Arc<Azure>),
 }
 
-type Tags = Vec<(String, String)>;
-
-/// What came of a question, or of a change.
-pub(super) enum Told<T> {
-    Yes(T),
+/// Why a store did not tell, or did not change, what it was asked for.
+pub(super) enum Untold {
     /// The object is not there.
     Gone,
     /// The store has no tags, or none for us.
     Refused(Error),
     /// It took a change, and did not keep it.
     Lied(Error),
+    /// It gave no answer, or one that means nothing.
+    Failed(Error),
+}
+
+impl From<Error> for Untold {
+    fn from(e: Error) -> Self {
+        Untold::Failed(e)
+    }
 }
 
 impl ExcludeTags {
@@ -72,22 +80,7 @@ impl ExcludeTags {
         Self::of(Kind::Metadata(None))
     }
 
-    /// Google Cloud Storage's custom metadata.
-    pub fn gcs(gcs: Arc<Gcs>) -> Self {
-        Self::of(Kind::Metadata(Some(gcs)))
-    }
-
-    /// S3's object tags.
-    pub fn s3(s3: Arc<S3>) -> Self {
-        Self::of(Kind::S3(s3))
-    }
-
-    /// Azure's blob tags.
-    pub fn azure(azure: Arc<Azure>) -> Self {
-        Self::of(Kind::Azure(azure))
-    }
-
-    fn of(kind: Kind) -> Self {
+    pub(super) fn of(kind: Kind) -> Self {
         ExcludeTags {
             kind,
             refused: Arc::default(),
@@ -102,11 +95,15 @@ impl ExcludeTags {
         self
     }
 
-    fn note_refusal(&self, why: &Error) {
-        self.refused.store(true, Ordering::Relaxed);
-        if why.reason() == Reason::PermissionDenied {
-            self.denied.store(true, Ordering::Relaxed);
+    /// Remembers a refusal.
+    fn noted<T>(&self, told: Result<T, Untold>) -> Result<T, Untold> {
+        if let Err(Untold::Refused(why)) = &told {
+            self.refused.store(true, Ordering::Relaxed);
+            if why.reason() == Reason::PermissionDenied {
+                self.denied.store(true, Ordering::Relaxed);
+            }
         }
+        told
     }
 
     pub(super) fn can_tell(&self) -> bool {
@@ -131,66 +128,61 @@ impl ExcludeTags {
         if self.was_refused() {
             return Ok(false);
         }
-        let told = match &self.kind {
-            Kind::None => return Ok(false),
-            Kind::Metadata(_) => return is_marked(store, path).await,
-            Kind::S3(_) | Kind::Azure(_) => self.read(path).await?,
-        };
-        Ok(match told {
-            Told::Yes(tags) => is_set(&tags),
-            Told::Gone => false,
-            Told::Refused(e) | Told::Lied(e) => {
+        match &self.kind {
+            Kind::None => Ok(false),
+            Kind::Metadata(_) => is_marked(store, path).await,
+            Kind::S3(_) | Kind::Azure(_) => match self.noted(self.read(path).await) {
+                Ok(tags) => Ok(is_set(&tags)),
                 // Many backup roles may not read tags, some servers have none.
-                self.note_refusal(&e);
-                false
-            }
-        })
+                Err(Untold::Gone | Untold::Refused(_) | Untold::Lied(_)) => Ok(false),
+                Err(Untold::Failed(e)) => Err(e),
+            },
+        }
     }
 
-    async fn read(&self, path: &Path) -> Result<Told<Tags>> {
+    async fn read(&self, path: &Path) -> Result<Vec<Tag>, Untold> {
         let what = format!("read the tags of {path}");
         let answer = self.ask(&what, Method::GET, path, String::new()).await?;
         if answer.is_object_missing() {
-            return Ok(Told::Gone);
+            return Err(Untold::Gone);
         }
-        Ok(match answer.status {
-            200..=299 => Told::Yes(tags_of(&answer).ok_or_else(|| {
-                Error::new(
-                    Reason::StoreUnreachable,
-                    format!("the tags of {path} cannot be understood"),
-                )
+        match answer.status {
+            200..=299 => Ok(tags_of(&answer).ok_or_else(|| {
+                let why = format!("the tags of {path} cannot be understood");
+                Error::new(Reason::StoreUnreachable, why)
             })?),
             // Some servers have a word for "none".
-            404 if answer.code().starts_with("NoSuchTagSet") => Told::Yes(Tags::new()),
-            404 if answer.code().is_empty() => Told::Gone,
+            404 if answer.code().starts_with("NoSuchTagSet") => Ok(Vec::new()),
+            404 if answer.code().is_empty() => Err(Untold::Gone),
             // Azure's accounts with a hierarchical namespace have none.
-            400 | 409 if answer.code().starts_with("Feature") => Told::Yes(Tags::new()),
-            _ => Told::Refused(answer.refusal(&what)),
-        })
+            400 | 409 if answer.code().starts_with("Feature") => Ok(Vec::new()),
+            _ => Err(Untold::Refused(answer.refusal(&what))),
+        }
     }
 
-    async fn write(&self, path: &Path, tags: &Tags) -> Result<Told<()>> {
+    async fn write(&self, path: &Path, tags: Vec<Tag>) -> Result<(), Untold> {
         let what = format!("change the tags of {path}");
-        let root = match &self.kind {
-            Kind::Azure(_) => "Tags",
-            _ => "Tagging",
+        let body = match &self.kind {
+            Kind::Azure(_) => xml_of("Tags", tags),
+            _ => xml_of("Tagging", tags),
         };
-        let body = xml_of(root, tags);
-        let answer = self.ask(&what, Method::PUT, path, body).await?;
-        Ok(match answer.status {
-            200..=299 => Told::Yes(()),
-            _ if answer.is_object_missing() => Told::Gone,
-            _ => Told::Refused(answer.refusal(&what)),
-        })
+        let answer = self.ask(&what, Method::PUT, path, body?).await?;
+        match answer.status {
+            200..=299 => Ok(()),
+            _ if answer.is_object_missing() => Err(Untold::Gone),
+            _ => Err(Untold::Refused(answer.refusal(&what))),
+        }
     }
 
     async fn ask(&self, what: &str, method: Method, path: &Path, body: String) -> Result<Answer> {
         match &self.kind {
-            Kind::S3(s3) => s3.ask(what, method, path, &[("tagging", "")], body).await,
+            Kind::S3(s3) => {
+                let query = [("tagging", "")];
+                s3.ask(what, method, path, &query, &[], body).await
+            }
             Kind::Azure(azure) => {
-                azure
-                    .ask(what, method, path, &[("comp", "tags")], body)
-                    .await
+                let query = [("comp", "tags")];
+                azure.ask(what, method, path, &query, body).await
             }
             Kind::None | Kind::Metadata(_) => {
                 Err(Error::internal(format!("cannot {what}: it has none")))
@@ -204,61 +196,51 @@ impl ExcludeTags {
         store: &Arc<dyn ObjectStore>,
         path: &Path,
         excluded: bool,
-    ) -> Result<Told<()>> {
-        let kept_nothing = || {
-            Error::new(
+    ) -> Result<(), Untold> {
+        let kept = if let Kind::Metadata(gcs) = &self.kind {
+            if is_marked(store, path).await? == excluded {
+                return Ok(());
+            }
+            set_metadata(gcs.as_deref(), path, excluded).await?;
+            is_marked(store, path).await?
+        } else {
+            // Written unread, the tags of others would be lost.
+            let mut tags = self.noted(self.read(path).await)?;
+            if is_set(&tags) == excluded {
+                return Ok(());
+            }
+            tags.retain(|tag| tag.key != EXCLUDE_TAG);
+            if excluded {
+                tags.push(Tag {
+                    key: EXCLUDE_TAG.to_owned(),
+                    value: "true".to_owned(),
+                });
+            }
+            self.write(path, tags).await?;
+            is_set(&self.read(path).await?)
+        };
+        match kept == excluded {
+            true => Ok(()),
+            false => Err(Untold::Lied(Error::new(
                 Reason::Configuration,
                 format!("the store took a change of the tags of {path}, and did not keep it"),
-            )
-        };
-        if let Kind::Metadata(gcs) = &self.kind {
-            if is_marked(store, path).await? == excluded {
-                return Ok(Told::Yes(()));
-            }
-            let Some(gcs) = gcs else {
-                return Ok(Told::Refused(Error::new(
-                    Reason::Configuration,
-                    format!(
-                        "cannot change the metadata of {path}: this store has no request for it"
-                    ),
-                )));
-            };
-            let what = format!("change the metadata of {path}");
-            let answer = gcs.set_metadata(&what, path, EXCLUDE_TAG, excluded.then_some("true"));
-            let answer = answer.await?;
-            return Ok(match answer.status {
-                200..=299 if is_marked(store, path).await? == excluded => Told::Yes(()),
-                200..=299 => Told::Lied(kept_nothing()),
-                404 => Told::Gone,
-                _ => Told::Refused(answer.refusal(&what)),
-            });
+            ))),
         }
-        let mut tags = match self.read(path).await? {
-            Told::Yes(tags) => tags,
-            // Written unread, the tags of others would be lost.
-            Told::Gone => return Ok(Told::Gone),
-            Told::Refused(e) | Told::Lied(e) => {
-                self.note_refusal(&e);
-                return Ok(Told::Refused(e));
-            }
-        };
-        if is_set(&tags) == excluded {
-            return Ok(Told::Yes(()));
-        }
-        tags.retain(|(key, _)| key != EXCLUDE_TAG);
-        if excluded {
-            tags.push((EXCLUDE_TAG.to_owned(), "true".to_owned()));
-        }
-        match self.write(path, &tags).await? {
-            Told::Yes(()) => {}
-            other => return Ok(other),
-        }
-        Ok(match self.read(path).await? {
-            Told::Yes(tags) if is_set(&tags) == excluded => Told::Yes(()),
-            Told::Yes(_) => Told::Lied(kept_nothing()),
-            Told::Gone => Told::Gone,
-            Told::Refused(e) | Told::Lied(e) => Told::Refused(e),
-        })
+    }
+}
+
+async fn set_metadata(gcs: Option<&Gcs>, path: &Path, excluded: bool) -> Result<(), Untold> {
+    let what = format!("change the metadata of {path}");
+    let Some(gcs) = gcs else {
+        let why = format!("cannot {what}: this store has no request for it");
+        return Err(Untold::Refused(Error::new(Reason::Configuration, why)));
+    };
+    let value = excluded.then_some("true");
+    let answer = gcs.set_metadata(&what, path, EXCLUDE_TAG, value).await?;
+    match answer.status {
+        200..=299 => Ok(()),
+        404 => Err(Untold::Gone),
+        _ => Err(Untold::Refused(answer.refusal(&what))),
     }
 }
 
@@ -318,7 +300,7 @@ impl Store {
         }
         let name = StagingName::new("tags");
         let path = self.path(&name.path);
-        let mut tags = TagSet::default();
+        let mut tags = object_store::TagSet::default();
         tags.push("deltafold", "probe");
         let options = PutOptions::from(tags);
         let tried = self.block_on(async {
@@ -346,36 +328,33 @@ impl Store {
     /// The store's; `SnapshotVanished` where the snapshot is not there; where a mark that is there
     /// cannot be taken away.
     pub fn set_excluded(&self, below: &str, excluded: bool) -> Result<()> {
-        let gone = || {
-            Error::new(
+        let told = match self.asks_tags() {
+            true => self.block_on(self.tags.set(&self.inner, &self.path(below), excluded))?,
+            false if self.exists(below)? => Err(Untold::Refused(Error::internal("no tags"))),
+            false => Err(Untold::Gone),
+        };
+        let object = format!("{below}{EXCLUDE_SUFFIX}");
+        match told {
+            Ok(()) if excluded => Ok(()),
+            Ok(()) => self.delete(&object),
+            Err(Untold::Failed(e)) => Err(e),
+            Err(Untold::Gone) => Err(Error::new(
                 Reason::SnapshotVanished,
                 format!(
                     "{} was to be marked and is gone; run again",
                     self.name(below)
                 ),
-            )
-        };
-        let path = self.path(below);
-        let told = match self.tags.can_tell() && !self.tags.was_refused() {
-            true => self.block_on(self.tags.set(&self.inner, &path, excluded))??,
-            false if self.exists(below)? => Told::Refused(Error::internal("no tags")),
-            false => Told::Gone,
-        };
-        let object = format!("{below}{EXCLUDE_SUFFIX}");
-        match told {
-            Told::Gone => Err(gone()),
-            Told::Yes(()) if excluded => Ok(()),
-            Told::Yes(()) => self.delete(&object),
-            Told::Refused(why) | Told::Lied(why) if excluded => {
+            )),
+            Err(Untold::Refused(why) | Untold::Lied(why)) if excluded => {
                 if self.tags.can_tell() {
                     tracing::debug!("marked by an object instead: {why}");
                 }
                 self.replace_small(&object, b"")
             }
-            Told::Refused(why) | Told::Lied(why) => {
+            Err(Untold::Refused(why) | Untold::Lied(why)) => {
                 self.delete(&object)?;
                 // What the store does not tell may be marked and cannot be unmarked by us.
-                match self.tags.can_tell() && !self.tags.was_refused() {
+                match self.asks_tags() {
                     true => Err(why),
                     false => Ok(()),
                 }
@@ -399,29 +378,23 @@ async fn is_marked(store: &Arc<dyn ObjectStore>, path: &Path) -> Result<bool> {
     }
 }
 
-fn is_set(tags: &Tags) -> bool {
-    tags.iter().any(|(k, v)| k == EXCLUDE_TAG && v == "true")
+fn is_set(tags: &[Tag]) -> bool {
+    tags.iter()
+        .any(|tag| tag.key == EXCLUDE_TAG && tag.value == "true")
 }
 
-/// S3 says `Tagging`, Azure `Tags`; what is in them is the same.
-fn tags_of(answer: &Answer) -> Option<Tags> {
-    let root = answer.xml("Tagging").or_else(|| answer.xml("Tags"))?;
-    let tag = |e: &Element| Some((e.child("Key")?.text.clone(), e.child("Value")?.text.clone()));
-    match root.child("TagSet") {
-        Some(set) => set.all("Tag").map(tag).collect(),
-        None => Some(Tags::new()),
+fn tags_of(answer: &Answer) -> Option<Vec<Tag>> {
+    match answer.document()? {
+        Document::Tagging(tagging) => Some(tagging.tag_set.tags),
+        _ => None,
     }
 }
 
-fn xml_of(root: &str, tags: &Tags) -> String {
-    let tags: String = tags
-        .iter()
-        .map(|(key, value)| {
-            let (key, value) = (xml::escape(key), xml::escape(value));
-            format!("<Tag><Key>{key}</Key><Value>{value}</Value></Tag>")
-        })
-        .collect();
-    format!("<{root}><TagSet>{tags}</TagSet></{root}>")
+/// S3 wants the root `Tagging`, Azure `Tags`; what is in them is the same.
+fn xml_of(root: &str, tags: Vec<Tag>) -> Result<String> {
+    let tag_set = TagSet { tags };
+    quick_xml::se::to_string_with_root(root, &Tagging { tag_set })
+        .map_err(|e| Error::internal(format!("tags without XML: {e}")))
 }
 
 #[cfg(test)]
@@ -437,17 +410,24 @@ mod tests {
 
     #[test]
     fn what_is_written_is_what_is_read() {
-        let tags: Tags = [
+        let tag = |(key, value): (&str, &str)| Tag {
+            key: key.to_owned(),
+            value: value.to_owned(),
+        };
+        let tags = [
             ("a&b", "<1>"),
             (EXCLUDE_TAG, "true"),
             ("empty", ""),
             (" x", "y "),
-        ]
-        .map(|(k, v)| (k.to_owned(), v.to_owned()))
-        .to_vec();
+            ("]]>", "\"'"),
+        ];
+        let tags = tags.map(tag).to_vec();
         for root in ["Tagging", "Tags"] {
-            assert_eq!(tags_of(&answer(&xml_of(root, &tags))), Some(tags.clone()));
-            assert_eq!(tags_of(&answer(&xml_of(root, &Tags::new()))), Some(vec![]));
+            for tags in [tags.clone(), Vec::new()] {
+                let xml = xml_of(root, tags.clone()).unwrap();
+                assert!(xml.starts_with(&format!("<{root}>")), "{xml}");
+                assert_eq!(tags_of(&answer(&xml)), Some(tags));
+            }
         }
     }
 

@@ -70,30 +70,25 @@ struct Chunk {
 }
 
 pub(super) fn cut_short(name: &str, got: u64, size: u64) -> Error {
-    Error::new(
-        Reason::StoreUnreachable,
-        format!(
-            "{name} ended after {got} of {size} bytes: run again; if it stays so, check the store"
-        ),
-    )
+    Reason::StoreUnreachable.error(format!(
+        "{name} ended after {got} of {size} bytes: run again; if it stays so, check the store"
+    ))
 }
 
 fn failed(name: &str, e: object_store::Error) -> Error {
     match e {
-        object_store::Error::NotFound { .. } => Error::new(
-            Reason::SnapshotVanished,
-            format!("{name} was listed and is gone: it was deleted meanwhile; run again"),
-        ),
+        object_store::Error::NotFound { .. } => Reason::SnapshotVanished.error(format!(
+            "{name} was listed and is gone: it was deleted meanwhile; run again"
+        )),
         object_store::Error::Precondition { .. } => changed(name),
         e => store_error(format!("read {name}"), e),
     }
 }
 
 fn changed(name: &str) -> Error {
-    Error::new(
-        Reason::SnapshotVanished,
-        format!("{name} was written anew while it was read: run again"),
-    )
+    Reason::SnapshotVanished.error(format!(
+        "{name} was written anew while it was read: run again"
+    ))
 }
 
 impl Store {

@@ -6,6 +6,7 @@
 //! and the folders above it may be links, and what is mounted below it is followed. `local` stores objects in it.
 
 use super::{ObjectInfo, listing};
+use crate::base::if_there;
 use crate::error::{Error, Result};
 use chrono::{DateTime, Utc};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -337,10 +338,8 @@ impl Folder {
             Error::io(format!("list {}", self.shown(below).display()), e)
         };
         let mut objects = Vec::new();
-        match self.open(below, FOLDER, 0) {
-            Ok(at) => list_in(at, below, depth.min(DEEPEST), &mut objects).map_err(failed)?,
-            Err(e) if e.kind() == ErrorKind::NotFound => {}
-            Err(e) => return Err(failed(e)),
+        if let Some(at) = if_there(self.open(below, FOLDER, 0)).map_err(failed)? {
+            list_in(at, below, depth.min(DEEPEST), &mut objects).map_err(failed)?;
         }
         Ok(objects)
     }

@@ -3,11 +3,12 @@
 //! The object_store crate sets it only when an object is written. The JSON API changes one entry of it and
 //! leaves the rest, the content and its time alone. `exclude` calls it.
 
-use super::signed::{Answer, Wire, encoded, request};
-use super::store_error;
+use super::wire::{Answer, Wire, request};
+use crate::base::percent::encoded;
 use crate::error::{Error, Result};
-use bytes::Bytes;
-use http::Method;
+use http::header::AUTHORIZATION;
+use http::{HeaderValue, Method};
+use object_store::client::HttpRequest;
 use object_store::gcp::GoogleCloudStorage;
 use object_store::path::Path;
 use serde_json::json;
@@ -53,19 +54,24 @@ impl Gcs {
     ) -> Result<Answer> {
         let url = object_url(&self.base, &self.bucket, path)
             .ok_or_else(|| Error::internal(format!("cannot {what}: no URL")))?;
-        let body = Bytes::from(json!({"metadata": {name: value}}).to_string());
-        let (url, body) = (&url, &body);
-        let make = async || {
-            let failed = |e| store_error(what, e);
-            let credential = self.store.credentials().get_credential();
-            let credential = credential.await.map_err(failed)?;
-            let mut headers = vec![("content-type", "application/json".to_owned())];
-            if !credential.bearer.is_empty() {
-                headers.push(("authorization", format!("Bearer {}", credential.bearer)));
-            }
-            request(Method::PATCH, url, &headers, body)
+        let body = json!({"metadata": {name: value}}).to_string();
+        let headers = [("content-type", "application/json".to_owned())];
+        let request = request(Method::PATCH, &url, &headers, body)?;
+        let odd = |e| object_store::Error::Generic {
+            store: "GCS",
+            source: Box::new(e),
         };
-        self.wire.send(what, make).await
+        let sign = async |request: &mut HttpRequest| {
+            let credential = self.store.credentials().get_credential().await?;
+            if !credential.bearer.is_empty() {
+                let bearer = HeaderValue::from_str(&format!("Bearer {}", credential.bearer));
+                request
+                    .headers_mut()
+                    .insert(AUTHORIZATION, bearer.map_err(odd)?);
+            }
+            Ok(())
+        };
+        self.wire.send(what, request, sign).await
     }
 }
 

@@ -5,6 +5,7 @@
 //!
 //! A server may list without end. So a page must not lead to itself, and listings and runs of empty pages have limits.
 
+use crate::base::hash::hex;
 use bytes::Bytes;
 use http::header::CONTENT_LENGTH;
 use http::{Method, Uri};
@@ -36,8 +37,7 @@ pub(super) fn is_odd(key: &str) -> bool {
 
 /// The name that stands for an odd key.
 pub(super) fn stand_in(key: &str) -> String {
-    let hex: String = key.bytes().map(|b| format!("{b:02x}")).collect();
-    format!("{MARK}{hex}")
+    format!("{MARK}{}", hex(key.as_bytes()))
 }
 
 /// The odd key that a path stands for, if it does.

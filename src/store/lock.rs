@@ -3,14 +3,14 @@
 //! It knows when a lock may be taken and when it is lost; where its record is kept, a [`LockStore`] knows.
 //! Jobs that must not run twice at once call it.
 
-use super::Store;
-use super::lock_object;
 use crate::base::Cancel;
+use crate::base::random::random_word;
+use crate::base::{lock, unpoisoned};
 use crate::error::{Error, Reason, Result};
+use async_trait::async_trait;
 use chrono::{DateTime, SubsecRound, TimeDelta, Utc};
-use futures::future::BoxFuture;
 use serde::{Deserialize, Serialize};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
@@ -89,14 +89,9 @@ fn after(wall: DateTime<Utc>, earlier: DateTime<Utc>) -> DateTime<Utc> {
     next.map_or(wall, |next| wall.max(next)).trunc_subsecs(6)
 }
 
-/// Which version of a record was read, so that no other is replaced.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Version {
-    /// The object's ETag, or its content.
-    pub e_tag: Option<String>,
-    /// Its version, generation or resourceVersion.
-    pub version: Option<String>,
-}
+/// Which version of a record was read, so that no other is replaced: the object's ETag or content, or its version,
+/// generation or resourceVersion.
+pub use object_store::UpdateVersion as Version;
 
 /// What became of a conditional write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,19 +103,16 @@ pub enum Written {
 }
 
 /// Keeps the record of one lock.
+#[async_trait]
 pub trait LockStore: Send + Sync {
     /// The lock's name, for people.
     fn name(&self) -> String;
     /// The record, if there is one.
-    fn read(&self) -> BoxFuture<'_, Result<Option<(Record, Version)>>>;
+    async fn read(&self) -> Result<Option<(Record, Version)>>;
     /// Writes the record where there is none.
-    fn create<'a>(&'a self, record: &'a Record) -> BoxFuture<'a, Result<Written>>;
+    async fn create(&self, record: &Record) -> Result<Written>;
     /// Replaces this version of the record and no other.
-    fn update<'a>(
-        &'a self,
-        record: &'a Record,
-        version: &'a Version,
-    ) -> BoxFuture<'a, Result<Written>>;
+    async fn update(&self, record: &Record, version: &Version) -> Result<Written>;
     /// Why a request that was not answered in time failed.
     fn unanswered(&self) -> Reason;
 }
@@ -153,13 +145,11 @@ struct Who {
 
 impl Who {
     fn new(identity: &str, duration: Duration) -> Self {
-        use std::hash::{BuildHasher, Hasher};
-        let word = std::hash::RandomState::new().build_hasher().finish();
         // In whole seconds, as the record has it.
         let seconds = duration.min(LONGEST).as_secs_f64().ceil().max(1.0);
         Who {
             identity: identity.to_owned(),
-            token: format!("{word:016x}"),
+            token: format!("{:016x}", random_word()),
             duration: Duration::from_secs_f64(seconds),
         }
     }
@@ -190,53 +180,32 @@ impl Who {
 #[derive(Debug, Default)]
 struct Watched(Option<(Record, Duration)>);
 
-/// What a look at the record means.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Verdict {
-    /// Nobody has it: take it.
-    Free,
-    /// It was not renewed for as long as it lasts: take it over.
-    Dead,
-    /// Somebody has it.
-    Held {
-        /// It was renewed, or went to another, since the last look.
-        renewed: bool,
-        /// It was seen like this for so long.
-        unchanged: Duration,
-    },
-}
-
 impl Watched {
-    /// Looks at the record as it was read at `now`, or before.
-    fn look(&mut self, record: Option<&Record>, who: &Who, now: Duration) -> Verdict {
+    /// Who has the lock by the record as it was read at `now`, or before. `None` where it can be taken: nobody has it,
+    /// or it was not renewed for as long as it lasts.
+    fn look(&mut self, record: Option<&Record>, who: &Who, now: Duration) -> Option<Holder> {
         let Some(record) = record.filter(|r| !r.is_released()) else {
             self.0 = None;
-            return Verdict::Free;
+            return None;
         };
         // An earlier attempt, whose answer was lost.
         if who.owns(record) {
-            return Verdict::Free;
+            return None;
         }
-        match &self.0 {
-            Some((seen, since)) if seen == record => {
-                let unchanged = now.saturating_sub(*since);
-                if unchanged >= record.lasts() {
-                    return Verdict::Dead;
-                }
-                Verdict::Held {
-                    renewed: false,
-                    unchanged,
-                }
-            }
+        let (renewed, unchanged) = match &self.0 {
+            Some((seen, since)) if seen == record => (false, now.saturating_sub(*since)),
             before => {
                 let renewed = before.is_some();
                 self.0 = Some((record.clone(), now));
-                Verdict::Held {
-                    renewed,
-                    unchanged: Duration::ZERO,
-                }
+                (renewed, Duration::ZERO)
             }
-        }
+        };
+        (unchanged < record.lasts()).then(|| Holder {
+            identity: record.holder_identity.clone(),
+            since: record.acquire_time,
+            renewed,
+            unchanged,
+        })
     }
 }
 
@@ -246,8 +215,6 @@ enum Attempted {
     /// It is ours, from this moment on.
     Acquired(Duration),
     HeldBy(Holder),
-    /// Somebody was faster, and has gone again.
-    Missed,
 }
 
 /// What a renewal came to.
@@ -265,23 +232,14 @@ async fn attempt(
     watched: &mut Watched,
     clock: &dyn Clock,
 ) -> Result<Attempted> {
-    let held_by = |record: Record, verdict| match verdict {
-        Verdict::Held { renewed, unchanged } => Attempted::HeldBy(Holder {
-            identity: record.holder_identity,
-            since: record.acquire_time,
-            renewed,
-            unchanged,
-        }),
-        Verdict::Free | Verdict::Dead => Attempted::Missed,
-    };
     let seen = store.read().await?;
-    let verdict = watched.look(seen.as_ref().map(|(r, _)| r), who, clock.now());
-    if let (Verdict::Held { .. }, Some((record, _))) = (verdict, &seen) {
-        return Ok(held_by(record.clone(), verdict));
+    let before = seen.as_ref().map(|(record, _)| record);
+    if let Some(holder) = watched.look(before, who, clock.now()) {
+        return Ok(Attempted::HeldBy(holder));
     }
     // It lasts from before it is written: nobody can have seen it earlier.
     let began = clock.now();
-    let record = who.record(seen.as_ref().map(|(r, _)| r), clock.wall());
+    let record = who.record(before, clock.wall());
     let written = match &seen {
         None => store.create(&record).await,
         Some((_, version)) => store.update(&record, version).await,
@@ -290,10 +248,16 @@ async fn attempt(
     match (written, store.read().await?) {
         (_, Some((now, _))) if now == record => Ok(Attempted::Acquired(began)),
         (Err(e), _) => Err(e),
-        (Ok(_), None) => Ok(Attempted::Missed),
-        (Ok(_), Some((other, _))) => {
-            let verdict = watched.look(Some(&other), who, clock.now());
-            Ok(held_by(other, verdict))
+        (Ok(_), other) => {
+            let other = other.as_ref().map(|(record, _)| record);
+            let holder = watched.look(other, who, clock.now());
+            // Somebody was faster, and may have gone again.
+            Ok(Attempted::HeldBy(holder.unwrap_or_else(|| Holder {
+                identity: "somebody who just gave it free".to_owned(),
+                since: clock.wall(),
+                renewed: false,
+                unchanged: Duration::ZERO,
+            })))
         }
     }
 }
@@ -304,14 +268,11 @@ async fn renewal(store: &dyn LockStore, who: &Who, clock: &dyn Clock) -> Result<
     for _ in 0..TRIES {
         let (before, version) = match store.read().await? {
             Some((record, version)) if who.owns(&record) => (record, version),
-            Some((other, _)) if other.is_released() => {
-                return Ok(Renewed::Lost("it was given free".to_owned()));
-            }
             Some((other, _)) => {
-                return Ok(Renewed::Lost(format!(
-                    "{} has it now",
-                    other.holder_identity
-                )));
+                return Ok(Renewed::Lost(match other.is_released() {
+                    true => "it was given free".to_owned(),
+                    false => format!("{} has it now", other.holder_identity),
+                }));
             }
             None => return Ok(Renewed::Lost("its record is gone".to_owned())),
         };
@@ -321,10 +282,7 @@ async fn renewal(store: &dyn LockStore, who: &Who, clock: &dyn Clock) -> Result<
             return Ok(Renewed::At(began));
         }
     }
-    Err(Error::new(
-        Reason::Conflict,
-        format!("the lock {} changes all the time", store.name()),
-    ))
+    Err(Reason::Conflict.error(format!("the lock {} changes all the time", store.name())))
 }
 
 /// Gives the lock back, if it still is one's own.
@@ -380,18 +338,8 @@ pub struct Lock {
 }
 
 impl Lock {
-    /// The lock `name` of a store: an object in `deltafold-locks/`. Its holder counts as dead when it was
-    /// not renewed for `duration`, which is rounded up to whole seconds, an hour at most.
-    ///
-    /// # Errors
-    /// `Internal` where the name is none for a file.
-    pub fn new(store: &Store, name: &str, identity: &str, duration: Duration) -> Result<Self> {
-        let kept = lock_object::at(store, name)?;
-        let (handle, cancel) = (store.handle.clone(), store.cancel.clone());
-        Ok(Self::on(kept, identity, duration, handle, cancel))
-    }
-
-    /// A lock that is kept elsewhere.
+    /// The lock that `store` keeps. Its holder counts as dead when it was not renewed for `duration`, which is rounded up
+    /// to whole seconds, an hour at most.
     pub fn on(
         store: Arc<dyn LockStore>,
         identity: &str,
@@ -419,21 +367,10 @@ impl Lock {
     /// # Errors
     /// Those of where it is kept; `Configuration` where that cannot write on a condition; `Terminated`.
     pub fn try_acquire(&mut self) -> Result<Attempt> {
-        let attempted = attempt(
-            &*self.store,
-            &self.who,
-            &mut self.watched,
-            self.clock.as_ref(),
-        );
+        let (store, clock) = (&*self.store, &*self.clock);
+        let attempted = attempt(store, &self.who, &mut self.watched, clock);
         let patience = patience(self.who.duration);
-        let attempted = ask(
-            &self.handle,
-            &self.cancel,
-            &*self.store,
-            patience,
-            attempted,
-        )?;
-        match attempted {
+        match ask(&self.handle, &self.cancel, store, patience, attempted)? {
             Attempted::Acquired(since) => {
                 // Who takes it again is another.
                 let next = Who::new(&self.who.identity, self.who.duration);
@@ -443,12 +380,6 @@ impl Lock {
                 Held::new(self, who, since).map(Attempt::Acquired)
             }
             Attempted::HeldBy(holder) => Ok(Attempt::HeldBy(holder)),
-            Attempted::Missed => Ok(Attempt::HeldBy(Holder {
-                identity: "somebody who just gave it free".to_owned(),
-                since: self.clock.wall(),
-                renewed: false,
-                unchanged: Duration::ZERO,
-            })),
         }
     }
 
@@ -466,15 +397,12 @@ impl Lock {
                 Ok(Attempt::Acquired(held)) => return Ok(held),
                 Ok(Attempt::HeldBy(holder)) => {
                     if wait == Wait::UntilSeenDead && holder.renewed {
-                        return Err(Error::new(
-                            Reason::LockHeld,
-                            format!(
-                                "{} has the lock {} since {} and is alive: nothing is wrong, run again later",
-                                holder.identity,
-                                self.name(),
-                                holder.since.format("%Y-%m-%dT%H:%M:%SZ"),
-                            ),
-                        ));
+                        return Err(Reason::LockHeld.error(format!(
+                            "{} has the lock {} since {} and is alive: nothing is wrong, run again later",
+                            holder.identity,
+                            self.name(),
+                            holder.since.format("%Y-%m-%dT%H:%M:%SZ"),
+                        )));
                     }
                     if !looked {
                         tracing::info!(
@@ -551,12 +479,6 @@ struct State {
     stop: bool,
 }
 
-impl State {
-    fn is_held(&self, who: &Who, now: Duration) -> bool {
-        self.lost.is_none() && !self.stop && now < self.since + who.duration
-    }
-}
-
 impl Held {
     fn new(lock: &Lock, who: Who, since: Duration) -> Result<Self> {
         let shared = Arc::new(Shared {
@@ -592,17 +514,13 @@ impl Held {
 
     /// Whether nobody else can have it, by one's own clock. After an outage it can be so again.
     pub fn is_held(&self) -> bool {
-        let state = self.shared.state();
-        state.is_held(&self.shared.who, self.shared.clock.now())
+        self.shared.is_held()
     }
 
     /// [`is_held`](Self::is_held), for whoever outlives this; no longer so once it was given back.
     pub fn watch(&self) -> Box<dyn Fn() -> bool + Send + Sync> {
         let shared = self.shared.clone();
-        Box::new(move || {
-            let state = shared.state();
-            state.is_held(&shared.who, shared.clock.now())
-        })
+        Box::new(move || shared.is_held())
     }
 
     /// Whether somebody else has taken it, or may have: it does not come back.
@@ -618,12 +536,9 @@ impl Held {
         if self.is_held() {
             return Ok(());
         }
+        let late = "it could not be renewed in time, so another run may have it";
         let state = self.shared.state();
-        let why = match &state.lost {
-            Some(why) => why.clone(),
-            None => "it could not be renewed in time, so another run may have it".to_owned(),
-        };
-        Err(self.shared.lost(&why))
+        Err(self.shared.lost(state.lost.as_deref().unwrap_or(late)))
     }
 
     /// Renews it now.
@@ -643,11 +558,8 @@ impl Held {
     }
 
     fn end(&mut self) -> Result<()> {
-        {
-            let mut state = self.shared.state();
-            if std::mem::replace(&mut state.stop, true) {
-                return Ok(());
-            }
+        if std::mem::replace(&mut self.shared.state().stop, true) {
+            return Ok(());
         }
         self.shared.stopped.notify_all();
         self.shared.stop.cancel();
@@ -677,14 +589,17 @@ impl Drop for Held {
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
+    }
+
+    fn is_held(&self) -> bool {
+        let state = self.state();
+        let end = state.since + self.who.duration;
+        state.lost.is_none() && !state.stop && self.clock.now() < end
     }
 
     fn lost(&self, why: &str) -> Error {
-        Error::new(
-            Reason::LockHeld,
-            format!("the lock {} was lost: {why}", self.store.name()),
-        )
+        Reason::LockHeld.error(format!("the lock {} was lost: {why}", self.store.name()))
     }
 
     fn renew(&self) -> Result<()> {
@@ -709,10 +624,7 @@ impl Shared {
         let mut pause = usual;
         loop {
             let state = self.state();
-            let waited = self
-                .stopped
-                .wait_timeout_while(state, pause, |s| !s.stop)
-                .unwrap_or_else(PoisonError::into_inner);
+            let waited = unpoisoned(self.stopped.wait_timeout_while(state, pause, |s| !s.stop));
             let (stop, lost) = (waited.0.stop, waited.0.lost.is_some());
             drop(waited);
             if stop || lost {
@@ -842,7 +754,7 @@ mod tests {
         fn fails(&self) -> Result<()> {
             let mut fake = self.fake();
             match fake.rng.u8(..100) < fake.fails {
-                true => Err(Error::new(Reason::StoreUnreachable, "it fails")),
+                true => Err(Reason::StoreUnreachable.error("it fails")),
                 false => Ok(()),
             }
         }
@@ -864,36 +776,30 @@ mod tests {
         }
     }
 
+    #[async_trait]
     impl LockStore for FakeStore {
         fn name(&self) -> String {
             "fake".to_owned()
         }
-        fn read(&self) -> BoxFuture<'_, Result<Option<(Record, Version)>>> {
-            async {
-                self.takes_its_time().await;
-                self.fails()?;
-                let seen = self.fake().record.clone();
-                self.takes_its_time().await;
-                Ok(seen.map(|(record, version)| {
-                    let version = Version {
-                        e_tag: None,
-                        version: Some(version.to_string()),
-                    };
-                    (record, version)
-                }))
-            }
-            .boxed()
+        async fn read(&self) -> Result<Option<(Record, Version)>> {
+            self.takes_its_time().await;
+            self.fails()?;
+            let seen = self.fake().record.clone();
+            self.takes_its_time().await;
+            Ok(seen.map(|(record, version)| {
+                let version = Version {
+                    e_tag: None,
+                    version: Some(version.to_string()),
+                };
+                (record, version)
+            }))
         }
-        fn create<'a>(&'a self, record: &'a Record) -> BoxFuture<'a, Result<Written>> {
-            self.put(None, record).boxed()
+        async fn create(&self, record: &Record) -> Result<Written> {
+            self.put(None, record).await
         }
-        fn update<'a>(
-            &'a self,
-            record: &'a Record,
-            version: &'a Version,
-        ) -> BoxFuture<'a, Result<Written>> {
+        async fn update(&self, record: &Record, version: &Version) -> Result<Written> {
             let version = version.version.as_ref().map(|v| v.parse().unwrap());
-            self.put(version, record).boxed()
+            self.put(version, record).await
         }
         fn unanswered(&self) -> Reason {
             Reason::StoreUnreachable

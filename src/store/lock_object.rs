@@ -6,13 +6,13 @@
 use super::Store;
 use super::errors::store_error;
 use super::folder::{FOLDER_TRIES, Folder};
-use super::lock::{LockStore, Record, Version, Written};
-use super::small::bytes_of;
+use super::lock::{Lock, LockStore, Record, Version, Written};
+use super::small::{bytes_of, get_if_there};
+use crate::base::if_there;
 use crate::error::{Error, Reason, Result};
-use futures::FutureExt;
-use futures::future::BoxFuture;
+use async_trait::async_trait;
 use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload, UpdateVersion};
+use object_store::{ObjectStore, PutMode, PutPayload};
 use rustix::fs::{FlockOperation, flock};
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
@@ -24,26 +24,33 @@ pub const LOCKS: &str = "deltafold-locks";
 /// A lock's record is short.
 const LONGEST_RECORD: u64 = 64 << 10;
 
-/// The lock `name` of a store.
-pub(super) fn at(store: &Store, name: &str) -> Result<Arc<dyn LockStore>> {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
-    if name.is_empty() || !name.chars().all(is_plain) {
-        return Err(Error::internal(format!("a lock with the name \"{name}\"")));
+impl Lock {
+    /// The lock `name` of a store: an object in `deltafold-locks/`. `duration` as [`on`](Self::on) takes it.
+    ///
+    /// # Errors
+    /// `Internal` where the name is none for a file.
+    pub fn new(store: &Store, name: &str, identity: &str, duration: Duration) -> Result<Self> {
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
+        if name.is_empty() || !name.chars().all(is_plain) {
+            return Err(Error::internal(format!("a lock with the name \"{name}\"")));
+        }
+        let below = format!("{LOCKS}/{name}.json");
+        let full = store.name(&below);
+        let kept: Arc<dyn LockStore> = match &store.local_root {
+            Some(root) => Arc::new(FileLock {
+                root: root.clone(),
+                name: name.to_owned(),
+                full,
+            }),
+            None => Arc::new(ObjectLock {
+                inner: store.inner.clone(),
+                path: store.path(&below),
+                full,
+            }),
+        };
+        let (handle, cancel) = (store.handle.clone(), store.cancel.clone());
+        Ok(Self::on(kept, identity, duration, handle, cancel))
     }
-    let below = format!("{LOCKS}/{name}.json");
-    let full = store.name(&below);
-    Ok(match &store.local_root {
-        Some(root) => Arc::new(FileLock {
-            root: root.clone(),
-            name: name.to_owned(),
-            full,
-        }),
-        None => Arc::new(ObjectLock {
-            inner: store.inner.clone(),
-            path: store.path(&below),
-            full,
-        }),
-    })
 }
 
 fn parse(text: &[u8]) -> Record {
@@ -65,69 +72,51 @@ impl ObjectLock {
     async fn put(&self, record: &Record, mode: PutMode) -> Result<Written> {
         use object_store::Error as E;
         let is_create = matches!(mode, PutMode::Create);
-        let options = PutOptions {
-            mode,
-            ..PutOptions::default()
-        };
         let payload = PutPayload::from(to_text(record)?);
-        match self.inner.put_opts(&self.path, payload, options).await {
+        match self.inner.put_opts(&self.path, payload, mode.into()).await {
             Ok(_) => Ok(Written::Done),
             Err(E::AlreadyExists { .. } | E::Precondition { .. }) => Ok(Written::Refused),
             // Somebody deleted it.
             Err(E::NotFound { .. }) if !is_create => Ok(Written::Refused),
-            Err(e @ (E::NotImplemented { .. } | E::NotSupported { .. })) => Err(Error::new(
-                Reason::Configuration,
-                format!(
-                    "this store cannot keep the lock {}, it does not write on a condition: {e}; use --lock-lease in Kubernetes",
-                    self.full
-                ),
-            )),
+            Err(e @ (E::NotImplemented { .. } | E::NotSupported { .. })) => Err(Reason::Configuration.error(format!(
+                "this store cannot keep the lock {}, it does not write on a condition: {e}; use --lock-lease in Kubernetes",
+                self.full
+            ))),
             Err(e) => Err(store_error(format!("write the lock {}", self.full), e)),
         }
     }
 }
 
+#[async_trait]
 impl LockStore for ObjectLock {
     fn name(&self) -> String {
         self.full.clone()
     }
 
-    fn read(&self) -> BoxFuture<'_, Result<Option<(Record, Version)>>> {
-        async {
-            let failed = |e| store_error(format!("read the lock {}", self.full), e);
-            let got = match self.inner.get(&self.path).await {
-                Ok(got) => got,
-                Err(object_store::Error::NotFound { .. }) => return Ok(None),
-                Err(e) => return Err(failed(e)),
-            };
-            let version = Version {
-                e_tag: got.meta.e_tag.clone(),
-                version: got.meta.version.clone(),
-            };
-            if got.meta.size > LONGEST_RECORD {
-                let text = format!("{} bytes, {version:?}", got.meta.size);
-                return Ok(Some((Record::unknown(&text), version)));
-            }
-            let text = bytes_of(got, LONGEST_RECORD).await.map_err(failed)?;
-            Ok(Some((parse(&text), version)))
-        }
-        .boxed()
-    }
-
-    fn create<'a>(&'a self, record: &'a Record) -> BoxFuture<'a, Result<Written>> {
-        self.put(record, PutMode::Create).boxed()
-    }
-
-    fn update<'a>(
-        &'a self,
-        record: &'a Record,
-        version: &'a Version,
-    ) -> BoxFuture<'a, Result<Written>> {
-        let condition = UpdateVersion {
-            e_tag: version.e_tag.clone(),
-            version: version.version.clone(),
+    async fn read(&self) -> Result<Option<(Record, Version)>> {
+        let failed = |e| store_error(format!("read the lock {}", self.full), e);
+        let got = get_if_there(&self.inner, &self.path).await;
+        let Some(got) = got.map_err(failed)? else {
+            return Ok(None);
         };
-        self.put(record, PutMode::Update(condition)).boxed()
+        let version = Version {
+            e_tag: got.meta.e_tag.clone(),
+            version: got.meta.version.clone(),
+        };
+        if got.meta.size > LONGEST_RECORD {
+            let text = format!("{} bytes, {version:?}", got.meta.size);
+            return Ok(Some((Record::unknown(&text), version)));
+        }
+        let text = bytes_of(got, LONGEST_RECORD).await.map_err(failed)?;
+        Ok(Some((parse(&text), version)))
+    }
+
+    async fn create(&self, record: &Record) -> Result<Written> {
+        self.put(record, PutMode::Create).await
+    }
+
+    async fn update(&self, record: &Record, version: &Version) -> Result<Written> {
+        self.put(record, PutMode::Update(version.clone())).await
     }
 
     fn unanswered(&self) -> Reason {
@@ -153,10 +142,9 @@ impl FileLock {
 
     fn read_text(&self) -> Result<Option<Vec<u8>>> {
         let failed = self.failed("read");
-        let file = match self.root.read(&self.file("json")) {
-            Ok((file, _)) => file,
-            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
-            Err(e) => return Err(failed(e)),
+        let file = self.root.read(&self.file("json"));
+        let Some((file, _)) = if_there(file).map_err(&failed)? else {
+            return Ok(None);
         };
         // What is longer is none of ours, and what it begins with tells it apart.
         let mut text = Vec::new();
@@ -210,10 +198,7 @@ impl FileLock {
         let new = self.file("json.new");
         let write = || {
             // Nobody else writes it now; one that is left behind may be of another user.
-            match self.root.remove(&new) {
-                Err(e) if e.kind() != ErrorKind::NotFound => return Err(e),
-                _ => {}
-            }
+            if_there(self.root.remove(&new))?;
             let mut file = self.root.create(&new)?;
             file.write_all(&to_text(record)?)?;
             file.sync_all()?;
@@ -225,35 +210,29 @@ impl FileLock {
     }
 }
 
+#[async_trait]
 impl LockStore for FileLock {
     fn name(&self) -> String {
         self.full.clone()
     }
 
-    fn read(&self) -> BoxFuture<'_, Result<Option<(Record, Version)>>> {
-        async {
-            Ok(self.read_text()?.map(|text| {
-                let version = Version {
-                    e_tag: Some(String::from_utf8_lossy(&text).into_owned()),
-                    version: None,
-                };
-                (parse(&text), version)
-            }))
-        }
-        .boxed()
+    async fn read(&self) -> Result<Option<(Record, Version)>> {
+        Ok(self.read_text()?.map(|text| {
+            let version = Version {
+                e_tag: Some(String::from_utf8_lossy(&text).into_owned()),
+                version: None,
+            };
+            (parse(&text), version)
+        }))
     }
 
-    fn create<'a>(&'a self, record: &'a Record) -> BoxFuture<'a, Result<Written>> {
-        self.replace(record, None).boxed()
+    async fn create(&self, record: &Record) -> Result<Written> {
+        self.replace(record, None).await
     }
 
-    fn update<'a>(
-        &'a self,
-        record: &'a Record,
-        version: &'a Version,
-    ) -> BoxFuture<'a, Result<Written>> {
+    async fn update(&self, record: &Record, version: &Version) -> Result<Written> {
         let expected = version.e_tag.as_deref().unwrap_or_default().as_bytes();
-        self.replace(record, Some(expected)).boxed()
+        self.replace(record, Some(expected)).await
     }
 
     fn unanswered(&self) -> Reason {

@@ -13,7 +13,6 @@ pub mod exclude;
 pub mod fetch;
 pub mod folder;
 pub mod gcs;
-mod large_copy;
 mod listing;
 mod local;
 pub mod lock;
@@ -24,14 +23,13 @@ pub mod probe;
 pub mod publish;
 mod read_ahead;
 mod requests;
-pub mod retention;
-pub mod signed;
+pub mod s3;
 mod small;
 pub mod staging;
 mod swift;
 mod tagged;
 mod tried;
-pub mod versions;
+pub mod wire;
 mod xml;
 
 pub use bandwidth::Bandwidth;
@@ -41,12 +39,11 @@ pub use fetch::{ObjectReader, is_large};
 pub use folder::{FileMode, Folder};
 pub use lock_object::LOCKS;
 pub use open::open;
-pub use publish::{Published, Staged, Upload};
+pub use publish::{Staged, Upload};
 pub use read_ahead::{Begun, ReadAhead};
 pub use requests::{DEFAULT_REQUESTS, MOST_REQUESTS};
-pub use retention::{Mode, ObjectLock, Retention};
+pub use s3::{Mode, ObjectLock, ObjectVersion, Retention, UnfinishedUpload, Versioning};
 pub use tried::Beside;
-pub use versions::{ObjectVersion, UnfinishedUpload, Versioning};
 
 use crate::base::Cancel;
 use crate::error::{Error, Reason, Result};
@@ -57,11 +54,12 @@ use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use read_ahead::BegunTransfers;
+use s3::S3;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::runtime::Handle;
-use tokio::sync::Semaphore;
+use tokio::sync::{OnceCell, Semaphore};
 use tried::Tried;
 
 /// An object as a listing tells it.
@@ -79,6 +77,17 @@ pub struct ObjectInfo {
     pub etag: Option<String>,
 }
 
+/// What became of a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Published {
+    /// The object was not there before, and is there now.
+    Created,
+    /// The very same bytes were there already.
+    Identical,
+    /// Something else has the name.
+    Taken,
+}
+
 /// How long a request that cleans up may take.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -92,7 +101,9 @@ pub struct Store {
     url: String,
     tags: ExcludeTags,
     /// Where it is S3: for what the object_store crate has no call.
-    s3: Option<Arc<signed::S3>>,
+    s3: Option<Arc<S3>>,
+    /// What was learnt of the bucket's object lock.
+    object_lock: Arc<OnceCell<ObjectLock>>,
     /// Of a local folder: what is asked of it there and then, without a runtime.
     local_root: Option<Folder>,
     /// The most bytes that it copies.
@@ -135,6 +146,7 @@ impl Store {
             url,
             tags,
             s3: None,
+            object_lock: Arc::default(),
             local_root: None,
             largest_copy: None,
             largest_range: None,
@@ -159,7 +171,7 @@ impl Store {
     }
 
     /// The same store, with S3's requests for versions, retention and uploads.
-    pub fn with_s3(mut self, s3: Arc<signed::S3>) -> Self {
+    pub fn with_s3(mut self, s3: Arc<S3>) -> Self {
         self.s3 = Some(s3);
         self
     }

@@ -4,7 +4,7 @@
 //! Nothing is named here. `publish` calls it, and decides.
 
 use super::Store;
-use super::large_copy::{Copied, Prepared};
+use super::s3::{Copied, Prepared};
 use crate::error::{Error, Result};
 use object_store::path::Path;
 use tokio::sync::oneshot;

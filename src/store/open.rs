@@ -17,8 +17,7 @@ use super::errors::store_error;
 use super::exclude::ExcludeTags;
 use super::folder::{FileMode, Folder};
 use super::requests::{Connector, DEFAULT_REQUESTS, MOST_REQUESTS, Requests};
-use super::signed::Wire;
-use super::tagged::{Noting, Tagged};
+use super::wire::Wire;
 use crate::error::{Error, Reason, Result};
 use object_store::client::{HttpClient, HttpConnector};
 use object_store::path::Path;
@@ -81,8 +80,6 @@ struct Place {
 struct Means {
     retry: RetryConfig,
     requests: Arc<Requests>,
-    /// What the answers to reads tell of tags.
-    tagged: Arc<Tagged>,
     /// Beside the system's.
     certificates: Vec<Certificate>,
     secret: Option<Source>,
@@ -107,13 +104,10 @@ pub fn open(url: &str, options: &[(String, String)], handle: Handle) -> Result<S
     let parsed = match Url::parse(url) {
         Ok(u) if url.contains("://") => u,
         Ok(u) if SCHEMES.contains(&u.scheme()) => {
-            return Err(Error::new(
-                Reason::Usage,
-                format!(
-                    "--store {url} lacks the slashes: use {}://… (a folder of this name is ./{url})",
-                    u.scheme()
-                ),
-            ));
+            return Err(Reason::Usage.error(format!(
+                "--store {url} lacks the slashes: use {}://… (a folder of this name is ./{url})",
+                u.scheme()
+            )));
         }
         _ => return open_local(url, url, options, handle),
     };
@@ -123,22 +117,16 @@ pub fn open(url: &str, options: &[(String, String)], handle: Handle) -> Result<S
         || parsed.password().is_some()
         || parsed.query().is_some()
     {
-        return Err(Error::new(
-            Reason::Usage,
-            "--store takes no user, password or query in its URL: give secrets by environment variables, --store-secret or --store-option",
-        ));
+        return Err(Reason::Usage.error("--store takes no user, password or query in its URL: give secrets by environment variables, --store-secret or --store-option"));
     }
     let prefix = Path::from_url_path(parsed.path())
-        .map_err(|e| Error::new(Reason::Usage, format!("--store {url}: {e}")))?;
+        .map_err(|e| Reason::Usage.error(format!("--store {url}: {e}")))?;
     let bucket = parsed.host_str().unwrap_or_default().to_owned();
     if parsed.scheme() != "file" && bucket.is_empty() {
-        return Err(Error::new(
-            Reason::Usage,
-            format!(
-                "--store {url} names no bucket: use {}://bucket/prefix",
-                parsed.scheme()
-            ),
-        ));
+        return Err(Reason::Usage.error(format!(
+            "--store {url} names no bucket: use {}://bucket/prefix",
+            parsed.scheme()
+        )));
     }
     let place = Place {
         url: url.to_owned(),
@@ -151,10 +139,7 @@ pub fn open(url: &str, options: &[(String, String)], handle: Handle) -> Result<S
     match parsed.scheme() {
         "file" => {
             let dir = parsed.to_file_path().map_err(|()| {
-                Error::new(
-                    Reason::Usage,
-                    format!("--store {url} names no local folder: use file:///folder"),
-                )
+                Reason::Usage.error(format!("--store {url} names no local folder: use file:///folder"))
             })?;
             open_local(&dir.to_string_lossy(), url, options, handle)
         }
@@ -167,18 +152,12 @@ pub fn open(url: &str, options: &[(String, String)], handle: Handle) -> Result<S
         #[cfg(feature = "oss")]
         "oss" => oss::open(&place, means("ALICLOUD_APPLICATION_CREDENTIALS")?, handle),
         #[cfg(not(feature = "oss"))]
-        "oss" => Err(Error::new(
-            Reason::Usage,
-            format!(
-                "--store {url}: this build has no support for OSS: build with `--features oss`, or use the image, which has it"
-            ),
-        )),
-        other => Err(Error::new(
-            Reason::Usage,
-            format!(
-                "--store {url}: \"{other}\" is no store deltafold knows: use s3://, gs://, az://, swift://, oss://, file:/// or a path"
-            ),
-        )),
+        "oss" => Err(Reason::Usage.error(format!(
+            "--store {url}: this build has no support for OSS: build with `--features oss`, or use the image, which has it"
+        ))),
+        other => Err(Reason::Usage.error(format!(
+            "--store {url}: \"{other}\" is no store deltafold knows: use s3://, gs://, az://, swift://, oss://, file:/// or a path"
+        ))),
     }
 }
 
@@ -198,7 +177,6 @@ impl Means {
                 retry_timeout: Duration::from_secs(60),
             },
             requests: Requests::new(DEFAULT_REQUESTS),
-            tagged: Arc::default(),
             certificates: Vec::new(),
             secret: Source::from_env(variable),
             options: Vec::new(),
@@ -206,10 +184,9 @@ impl Means {
         for (key, value) in options {
             let number = || {
                 value.parse::<u64>().map_err(|_| {
-                    Error::new(
-                        Reason::Configuration,
-                        format!("--store-option {key}={value}: it takes a whole number"),
-                    )
+                    Reason::Configuration.error(format!(
+                        "--store-option {key}={value}: it takes a whole number"
+                    ))
                 })
             };
             match key.as_str() {
@@ -218,12 +195,9 @@ impl Means {
                 OPTION_REQUESTS => {
                     let most = number()?;
                     if !(1..=MOST_REQUESTS as u64).contains(&most) {
-                        return Err(Error::new(
-                            Reason::Configuration,
-                            format!(
-                                "--store-option {key}={value}: give a number from 1 to {MOST_REQUESTS}"
-                            ),
-                        ));
+                        return Err(Reason::Configuration.error(format!(
+                            "--store-option {key}={value}: give a number from 1 to {MOST_REQUESTS}"
+                        )));
                     }
                     means.requests = Requests::new(most as usize);
                 }
@@ -232,10 +206,8 @@ impl Means {
                 OPTION_SECRET_DIR => means.secret = Some(Source::Folder(value.into())),
                 OPTION_CA_CERTIFICATE => {
                     let text = std::fs::read(value).map_err(|e| {
-                        Error::new(
-                            Reason::Configuration,
-                            format!("--store-option {key}={value} cannot be read: {e}"),
-                        )
+                        Reason::Configuration
+                            .error(format!("--store-option {key}={value} cannot be read: {e}"))
                     })?;
                     let what = format!("--store-option {key}={value}");
                     means.certificates.extend(certificates(&text, &what)?);
@@ -262,7 +234,7 @@ impl Means {
     fn flag(&self, key: &str, value: &str) -> Result<bool> {
         value.parse().map_err(|_| {
             let what = format!("--store-option {key}={value}: it takes true or false");
-            Error::new(Reason::Configuration, what)
+            Reason::Configuration.error(what)
         })
     }
 
@@ -293,13 +265,10 @@ impl Means {
     }
 
     /// What sends all requests of this store.
-    fn connector(&self) -> Noting<Connector> {
-        Noting {
-            inner: Connector {
-                requests: Arc::clone(&self.requests),
-                certificates: self.certificates.clone(),
-            },
-            tagged: Arc::clone(&self.tagged),
+    fn connector(&self) -> Connector {
+        Connector {
+            requests: Arc::clone(&self.requests),
+            certificates: self.certificates.clone(),
         }
     }
 
@@ -327,7 +296,7 @@ impl Means {
 
 /// The certificates in a PEM file.
 fn certificates(pem: &[u8], what: &str) -> Result<Vec<Certificate>> {
-    let wrong = |why: String| Error::new(Reason::Configuration, format!("{what} {why}"));
+    let wrong = |why: String| Reason::Configuration.error(format!("{what} {why}"));
     let found = Certificate::from_pem_bundle(pem)
         .map_err(|e| wrong(format!("holds what is no certificate: {e}")))?;
     match found.is_empty() {
@@ -343,12 +312,9 @@ fn certificates(pem: &[u8], what: &str) -> Result<Vec<Certificate>> {
 /// `Usage`.
 pub fn refuse_layout(url: &str, flag: &str) -> Result<()> {
     match url.trim_end_matches('/').rsplit('/').next() {
-        Some(layout @ ("v1" | "v2")) => Err(Error::new(
-            Reason::Usage,
-            format!(
-                "{flag} {url} ends in {layout}: name the folder above it, the one that holds {layout}/"
-            ),
-        )),
+        Some(layout @ ("v1" | "v2")) => Err(Reason::Usage.error(format!(
+            "{flag} {url} ends in {layout}: name the folder above it, the one that holds {layout}/"
+        ))),
         _ => Ok(()),
     }
 }
@@ -385,10 +351,7 @@ pub fn make_folder(url: &str, options: &[(String, String)]) -> Result<()> {
 
 fn open_local(dir: &str, url: &str, options: &[(String, String)], handle: Handle) -> Result<Store> {
     if dir.is_empty() {
-        return Err(Error::new(
-            Reason::Usage,
-            "--store is empty: give a URL or a folder",
-        ));
+        return Err(Reason::Usage.error("--store is empty: give a URL or a folder"));
     }
     // What counts for every object store may be set for several stores at once.
     let of_all = [
@@ -403,25 +366,22 @@ fn open_local(dir: &str, url: &str, options: &[(String, String)], handle: Handle
         .iter()
         .filter(|(k, _)| !of_all.contains(&k.as_str()));
     if let Some((key, _)) = others.next() {
-        return Err(Error::new(
-            Reason::Configuration,
-            format!("--store-option {key}: a local folder has no settings"),
-        ));
+        return Err(Reason::Configuration.error(format!(
+            "--store-option {key}: a local folder has no settings"
+        )));
     }
     let is_dir = std::fs::metadata(dir)
         .map_err(|e| match e.kind() {
-            std::io::ErrorKind::NotFound => Error::new(
-                Reason::NoSnapshots,
-                format!("the folder {dir} is not there: check --store"),
-            ),
+            std::io::ErrorKind::NotFound => {
+                Reason::NoSnapshots.error(format!("the folder {dir} is not there: check --store"))
+            }
             _ => Error::io(format!("open {dir}"), e),
         })?
         .is_dir();
     if !is_dir {
-        return Err(Error::new(
-            Reason::Usage,
-            format!("--store {dir} is a file: give the folder that holds v2/"),
-        ));
+        return Err(Reason::Usage.error(format!(
+            "--store {dir} is a file: give the folder that holds v2/"
+        )));
     }
     let folder = Folder::new(dir.into(), file_mode(options)?);
     Ok(Store::new(
@@ -440,7 +400,7 @@ fn file_mode(options: &[(String, String)]) -> Result<FileMode> {
     mode.map_or(Ok(FileMode::default()), |(key, value)| {
         value.parse().map_err(|e| {
             let what = format!("--store-option {key}={value}: {e}");
-            Error::new(Reason::Configuration, what)
+            Reason::Configuration.error(what)
         })
     })
 }
@@ -448,7 +408,7 @@ fn file_mode(options: &[(String, String)]) -> Result<FileMode> {
 /// Whatever a builder complains of, a retry does not mend.
 fn misconfigured(what: &str, e: object_store::Error) -> Error {
     let e = store_error(what, e);
-    Error::new(Reason::Configuration, e.to_string())
+    Reason::Configuration.error(e.to_string())
 }
 
 fn config_key<K: FromStr<Err = object_store::Error>>(key: &str) -> Result<K> {
@@ -456,8 +416,7 @@ fn config_key<K: FromStr<Err = object_store::Error>>(key: &str) -> Result<K> {
 }
 
 fn no_such_setting(key: &str) -> Error {
-    Error::new(
-        Reason::Configuration,
-        format!("--store-option {key}: this store has no such setting; see docs/stores.md"),
-    )
+    Reason::Configuration.error(format!(
+        "--store-option {key}: this store has no such setting; see docs/stores.md"
+    ))
 }

@@ -3,21 +3,24 @@
 //! It writes a few small objects in the staging folder, lets several writers race, and removes all of it
 //! again, whatever happened. What the findings mean for a backup, `job::store_check` says.
 
-use super::direct::is_taken;
-use super::exclude::Told;
+use super::errors::{is_taken, refusal};
+use super::exclude::Untold;
 use super::staging::{STAGING, StagingName};
-use super::{ObjectLock, Store, Versioning, store_error};
+use super::{ObjectLock, Store, Versioning};
 use crate::base::Cancel;
-use crate::error::{Reason, Result};
+use crate::error::{Error, Reason, Result};
 use bytes::Bytes;
 use chrono::{DateTime, TimeDelta, Utc};
 use futures::TryStreamExt;
+use object_store::path::Path;
 use object_store::{
     CopyMode, CopyOptions, Error as E, MultipartUpload, ObjectStore, ObjectStoreExt, PutMode,
-    PutOptions, PutPayload, UpdateVersion,
+    PutPayload, UpdateVersion,
 };
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::time::Duration;
+use strum::VariantArray;
 use tokio::task::JoinSet;
 
 /// Writers of one name at once.
@@ -34,7 +37,7 @@ const CLEAN_UP: Duration = Duration::from_secs(20);
 const SETTLE: Duration = Duration::from_millis(300);
 
 /// Something that a store may do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, JsonSchema, Serialize, VariantArray)]
 pub enum Ability {
     /// It takes an object.
     Put,
@@ -70,27 +73,11 @@ pub enum Ability {
 
 impl Ability {
     /// All, in the order in which they are shown.
-    pub const ALL: [Ability; 15] = [
-        Ability::Put,
-        Ability::ReadBack,
-        Ability::List,
-        Ability::Delete,
-        Ability::Multipart,
-        Ability::ConditionalCreate,
-        Ability::ConditionalUpdate,
-        Ability::ConditionalCopy,
-        Ability::Checksum,
-        Ability::LargestCopy,
-        Ability::ExcludeTag,
-        Ability::TagCount,
-        Ability::Versioning,
-        Ability::ObjectLock,
-        Ability::Clock,
-    ];
+    pub const ALL: &[Ability] = Ability::VARIANTS;
 }
 
 /// What was found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, JsonSchema, Serialize)]
 pub enum State {
     /// It does it.
     Works,
@@ -126,13 +113,53 @@ pub struct Findings {
 
 type Found = (State, String);
 
+/// Why an ability does not work, or is not known to.
+enum Stop {
+    Found(Found),
+    /// A later run may not see this.
+    Failed(Error),
+}
+
+impl From<Error> for Stop {
+    fn from(e: Error) -> Self {
+        Stop::Failed(e)
+    }
+}
+
+/// What came of trying an ability: how it works.
+type Tried = Result<String, Stop>;
+
+fn stop<T>(state: State, detail: impl Into<String>) -> Result<T, Stop> {
+    Err(Stop::Found((state, detail.into())))
+}
+
+fn lies<T>(detail: impl Into<String>) -> Result<T, Stop> {
+    stop(State::Lies, detail)
+}
+
+/// What an error means, of what was tried.
+fn refused(what: &str) -> impl Fn(E) -> Stop {
+    move |e| match refusal(what, e) {
+        Ok(refusal) => Stop::Found((State::Refused, refusal.to_string())),
+        Err(e) => Stop::Failed(e),
+    }
+}
+
+/// Whether a condition that does not hold was refused.
+fn was_refused<T>(done: Result<T, E>, what: &str, lie: &str) -> Result<(), Stop> {
+    match done {
+        Err(e) if is_taken(&e) => Ok(()),
+        Err(e) => Err(refused(what)(e)),
+        Ok(_) => lies(lie),
+    }
+}
+
 struct Prober {
     /// It is not cancelled: what was written is removed whatever happens.
     store: Store,
     names: Vec<StagingName>,
     multipart: Option<Box<dyn MultipartUpload>>,
     found: Vec<Finding>,
-    clock: Option<Found>,
     is_versioned: bool,
     /// Requests may still be under way.
     was_cut_off: bool,
@@ -152,7 +179,6 @@ impl Store {
             names: Vec::new(),
             multipart: None,
             found: Vec::new(),
-            clock: None,
             is_versioned: false,
             was_cut_off: false,
         };
@@ -169,34 +195,18 @@ impl Store {
             true => "what it needs does not work",
             false => "the bucket locks all that is written: what is tried could not be removed",
         };
-        let all = Ability::ALL.map(|ability| {
+        let finding = |&ability: &Ability| {
             let known = prober.found.iter().find(|f| f.ability == ability);
             known.cloned().unwrap_or_else(|| Finding {
                 ability,
                 state: State::NotTried,
                 detail: why_not.to_owned(),
             })
-        });
+        };
         Ok(Findings {
-            all: all.to_vec(),
+            all: Ability::ALL.iter().map(finding).collect(),
             left_behind,
         })
-    }
-}
-
-/// What an error tells of the store; one that a later run may not see is passed on.
-pub(super) fn refused(what: &str, e: E) -> Result<Found> {
-    let is_answer = matches!(e, E::NotImplemented { .. } | E::NotSupported { .. });
-    let e = store_error(what, e);
-    match e.reason() {
-        // A server may call 501 an error of its own.
-        Reason::StoreUnreachable
-            if !is_answer && !e.to_string().contains("501 Not Implemented") =>
-        {
-            Err(e)
-        }
-        Reason::Terminated => Err(e),
-        _ => Ok((State::Refused, e.to_string())),
     }
 }
 
@@ -252,45 +262,45 @@ impl Prober {
         });
     }
 
-    fn works(&mut self, ability: Ability, detail: &str) {
-        self.note(ability, (State::Works, detail.to_owned()));
+    /// Notes what came of trying; gives whether it works.
+    fn tried(&mut self, ability: Ability, tried: Tried) -> Result<bool> {
+        let found = match tried {
+            Ok(detail) => (State::Works, detail),
+            Err(Stop::Found(found)) => found,
+            Err(Stop::Failed(e)) => return Err(e),
+        };
+        let works = found.0 == State::Works;
+        self.note(ability, found);
+        Ok(works)
     }
 
-    /// A new name in the staging folder.
-    fn name(&mut self, hint: &str) -> String {
+    /// A new name in the staging folder, and its path in the store.
+    fn name(&mut self, hint: &str) -> (String, Path) {
         let name = StagingName::new(&format!("check-{hint}"));
-        let path = name.path.clone();
+        let below = name.path.clone();
         self.names.push(name);
-        path
+        let path = self.store.path(&below);
+        (below, path)
     }
 
     /// Whether something may be written: what is locked at once could not be removed.
     fn object_lock(&mut self) -> Result<bool> {
-        let (found, writes) = match self.store.object_lock() {
-            Ok(ObjectLock::Enabled { default: None }) => (
-                (
-                    State::Works,
-                    "enabled; what is written is not locked by itself".to_owned(),
-                ),
-                true,
-            ),
+        let (mut writes, word) = (true, str::to_owned);
+        let found = match self.store.object_lock() {
+            Ok(ObjectLock::Enabled { default: None }) => {
+                let detail = word("enabled; what is written is not locked by itself");
+                (State::Works, detail)
+            }
             Ok(ObjectLock::Enabled {
                 default: Some(rule),
-            }) => (
-                (
-                    State::Works,
-                    format!("enabled; all that is written is locked at once ({rule})"),
-                ),
-                false,
-            ),
-            Ok(ObjectLock::Disabled) => (
-                (State::Absent, "not enabled in this bucket".to_owned()),
-                true,
-            ),
-            Ok(ObjectLock::Unsupported(why)) => ((State::Absent, why), true),
-            Err(e) if e.reason() == Reason::PermissionDenied => {
-                ((State::Refused, e.to_string()), true)
+            }) => {
+                writes = false;
+                let detail = format!("enabled; all that is written is locked at once ({rule})");
+                (State::Works, detail)
             }
+            Ok(ObjectLock::Disabled) => (State::Absent, word("not enabled in this bucket")),
+            Ok(ObjectLock::Unsupported(why)) => (State::Absent, why),
+            Err(e) if e.reason() == Reason::PermissionDenied => (State::Refused, e.to_string()),
             Err(e) => return Err(e),
         };
         self.note(Ability::ObjectLock, found);
@@ -298,34 +308,44 @@ impl Prober {
     }
 
     fn versioning(&mut self) -> Result<()> {
-        let found = match self.store.versioning()? {
-            Versioning::Off => (State::Absent, "what is deleted is gone".to_owned()),
-            Versioning::Enabled => (State::Works, "enabled: a deletion only hides".to_owned()),
-            Versioning::Suspended => (
-                State::Works,
-                "suspended: older versions may still be there".to_owned(),
-            ),
-            Versioning::Unknown(why) => (State::Refused, why),
+        let versioning = self.store.versioning()?;
+        let (state, detail) = match &versioning {
+            Versioning::Off => (State::Absent, "what is deleted is gone"),
+            Versioning::Enabled => (State::Works, "enabled: a deletion only hides"),
+            Versioning::Suspended => (State::Works, "suspended: older versions may still be there"),
+            Versioning::Unknown(why) => (State::Refused, &**why),
         };
-        self.is_versioned = found.0 != State::Absent;
-        self.note(Ability::Versioning, found);
+        self.is_versioned = state != State::Absent;
+        self.note(Ability::Versioning, (state, detail.to_owned()));
         Ok(())
     }
 
     async fn all(&mut self) -> Result<()> {
-        let Some(path) = self.put_and_read().await? else {
+        let Some((path, clock)) = self.put_and_read().await? else {
             return Ok(());
         };
-        self.list(&path).await?;
-        self.multipart().await?;
-        self.create().await?;
-        self.update().await?;
-        self.copy(&path).await?;
-        self.checksum().await?;
-        self.tag(&path).await?;
+        let listed = self.list(&path).await;
+        self.tried(Ability::List, listed)?;
+        let uploaded = self.multipart().await;
+        self.tried(Ability::Multipart, uploaded)?;
+        let created = self.create().await;
+        self.tried(Ability::ConditionalCreate, created)?;
+        let updated = self.update().await;
+        self.tried(Ability::ConditionalUpdate, updated)?;
+        let copied = self.copy(&path).await;
+        self.tried(Ability::ConditionalCopy, copied)?;
+        let summed = self.checksum().await;
+        self.tried(Ability::Checksum, summed)?;
+        let marked = self.mark(&path).await;
+        let told = match self.tried(Ability::ExcludeTag, marked)? {
+            true => self.tells_mark(&path).await,
+            false => stop(State::Absent, "no mark could be set"),
+        };
+        self.tried(Ability::TagCount, told)?;
         // Last: the others want it.
-        self.delete(&path).await?;
-        if let Some(found) = self.clock.take() {
+        let deleted = self.delete(&path).await;
+        self.tried(Ability::Delete, deleted)?;
+        if let Some(found) = clock {
             self.note(Ability::Clock, found);
         }
         let detail = match (self.store.largest_copy, self.store.largest_range) {
@@ -338,69 +358,63 @@ impl Prober {
             ),
             (None, None) => "no limit is known: not tried".to_owned(),
         };
-        let found = (State::Works, detail);
-        self.note(Ability::LargestCopy, found);
+        self.note(Ability::LargestCopy, (State::Works, detail));
         Ok(())
     }
 
-    /// The first object, which the others use; `None` where nothing can be written.
-    async fn put_and_read(&mut self) -> Result<Option<String>> {
-        let name = self.name("put");
-        let path = self.store.path(&name);
+    /// The first object, which the others use, and how the store's clock is; `None` if nothing can be written.
+    async fn put_and_read(&mut self) -> Result<Option<(String, Option<Found>)>> {
+        let (name, path) = self.name("put");
         let content = Bytes::from(format!("deltafold checks this store: {name}"));
         let before = Utc::now();
         let put = self.store.inner.put(&path, content.clone().into()).await;
         let after = Utc::now();
-        if let Err(e) = put {
-            let found = refused("write an object", e)?;
-            self.note(Ability::Put, found);
+        let put = put.map_err(refused("write an object"));
+        if !self.tried(
+            Ability::Put,
+            put.map(|_| "an object was written".to_owned()),
+        )? {
             return Ok(None);
         }
-        self.works(Ability::Put, "an object was written");
-        match self.get(&name).await? {
-            Ok(got) if got == content => {
-                self.works(Ability::ReadBack, "it reads back as it was written");
-            }
-            Ok(got) => {
-                let detail = format!(
-                    "{} bytes were written, and {} other ones are read back",
-                    content.len(),
-                    got.len()
-                );
-                self.note(Ability::ReadBack, (State::Lies, detail));
-                return Ok(None);
-            }
-            Err(found) => {
-                self.note(Ability::ReadBack, found);
-                return Ok(None);
-            }
-        }
-        if let Ok(meta) = self.store.inner.head(&path).await {
-            self.clock = Some(judge_clock(before, meta.last_modified, after));
-        }
-        Ok(Some(name))
-    }
-
-    async fn get(&self, name: &str) -> Result<Result<Bytes, Found>> {
-        let got = async {
-            let got = self.store.inner.get(&self.store.path(name)).await?;
-            got.bytes().await
+        let read = match self.get(&path).await {
+            Ok(got) if got == content => Ok("it reads back as it was written".to_owned()),
+            Ok(got) => lies(format!(
+                "{} bytes were written, and {} other ones are read back",
+                content.len(),
+                got.len()
+            )),
+            Err(stop) => Err(stop),
         };
+        if !self.tried(Ability::ReadBack, read)? {
+            return Ok(None);
+        }
+        let seen = self.store.inner.head(&path).await.ok();
+        let clock = seen.map(|meta| judge_clock(before, meta.last_modified, after));
+        Ok(Some((name, clock)))
+    }
+
+    async fn get(&self, path: &Path) -> Result<Bytes, Stop> {
+        let got = async { self.store.inner.get(path).await?.bytes().await };
         match got.await {
-            Ok(bytes) => Ok(Ok(bytes)),
-            Err(E::NotFound { .. }) => Ok(Err((
-                State::Lies,
-                "an object was written, and is not there".to_owned(),
-            ))),
-            Err(e) => refused("read an object", e).map(Err),
+            Err(E::NotFound { .. }) => lies("an object was written, and is not there"),
+            got => got.map_err(refused("read an object")),
         }
     }
 
-    async fn size_listed(&self, name: &str) -> Result<Option<u64>, E> {
+    async fn is_there(&self, path: &Path) -> Result<bool, Stop> {
+        match self.store.inner.head(path).await {
+            Ok(_) => Ok(true),
+            Err(E::NotFound { .. }) => Ok(false),
+            Err(e) => Err(refused("look at an object")(e)),
+        }
+    }
+
+    async fn size_listed(&self, name: &str) -> Result<Option<u64>, Stop> {
         let folder = self.store.path(STAGING);
         let wanted = self.store.path(name);
         let mut listing = self.store.inner.list(Some(&folder));
-        while let Some(object) = listing.try_next().await? {
+        let failed = refused("list objects");
+        while let Some(object) = listing.try_next().await.map_err(&failed)? {
             if object.location == wanted {
                 return Ok(Some(object.size));
             }
@@ -408,94 +422,56 @@ impl Prober {
         Ok(None)
     }
 
-    async fn list(&mut self, first: &str) -> Result<()> {
+    async fn list(&mut self, first: &str) -> Tried {
         // One that was there before the listing, and one that was written a moment ago.
-        let name = self.name("list");
-        let path = self.store.path(&name);
-        let content = Bytes::from_static(b"listed");
-        if let Err(e) = self.store.inner.put(&path, content.clone().into()).await {
-            let found = refused("write an object", e)?;
-            self.note(Ability::List, found);
-            return Ok(());
+        let (name, path) = self.name("list");
+        let content = "listed";
+        let put = self.store.inner.put(&path, content.into()).await;
+        put.map_err(refused("write an object"))?;
+        let sizes = (
+            self.size_listed(&name).await?,
+            self.size_listed(first).await?,
+        );
+        match sizes {
+            (None, _) | (_, None) => {
+                lies("an object was written, and a listing right after it does not show it")
+            }
+            (Some(bytes), _) if bytes != content.len() as u64 => lies(format!(
+                "an object of {} bytes is listed with {bytes}",
+                content.len()
+            )),
+            _ => Ok("what was written is listed at once".to_owned()),
         }
-        let found = match (self.size_listed(&name).await, self.size_listed(first).await) {
-            (Err(e), _) | (_, Err(e)) => refused("list objects", e)?,
-            (Ok(None), _) | (_, Ok(None)) => (
-                State::Lies,
-                "an object was written, and a listing right after it does not show it".to_owned(),
-            ),
-            (Ok(Some(bytes)), _) if bytes != content.len() as u64 => (
-                State::Lies,
-                format!(
-                    "an object of {} bytes is listed with {bytes}",
-                    content.len()
-                ),
-            ),
-            _ => (
-                State::Works,
-                "what was written is listed at once".to_owned(),
-            ),
-        };
-        self.note(Ability::List, found);
-        Ok(())
     }
 
-    async fn multipart(&mut self) -> Result<()> {
-        let name = self.name("multipart");
-        let path = self.store.path(&name);
+    async fn multipart(&mut self) -> Tried {
+        let (_, path) = self.name("multipart");
         // Not all the same, so that parts that change places show.
         let mut content: Vec<u8> = (0..PART + 100).map(|i| (i / 7 + i / 4096) as u8).collect();
         content[PART] ^= 0x55;
         let content = Bytes::from(content);
         let parts = [content.slice(..PART), content.slice(PART..)];
-        let found = match self.upload(&path, &parts, true).await {
-            Err(e) => refused("upload an object in parts", e)?,
-            Ok(()) => match self.get(&name).await? {
-                Err(found) => found,
-                Ok(got) if got != content => (
-                    State::Lies,
-                    format!(
-                        "an object of {} bytes was uploaded in parts, and {} other ones are read back",
-                        content.len(),
-                        got.len()
-                    ),
-                ),
-                Ok(_) => self.abort(&content.slice(..100)).await?,
-            },
-        };
-        self.note(Ability::Multipart, found);
-        Ok(())
-    }
-
-    /// An upload that is given up must leave no object.
-    async fn abort(&mut self, content: &Bytes) -> Result<Found> {
-        let name = self.name("abort");
-        let path = self.store.path(&name);
-        if let Err(e) = self
-            .upload(&path, std::slice::from_ref(content), false)
-            .await
-        {
-            return refused("give up an upload in parts", e);
+        let uploaded = self.upload(&path, &parts, true).await;
+        uploaded.map_err(refused("upload an object in parts"))?;
+        let got = self.get(&path).await?;
+        if got != content {
+            return lies(format!(
+                "an object of {} bytes was uploaded in parts, and {} other ones are read back",
+                content.len(),
+                got.len()
+            ));
         }
-        match self.store.inner.head(&path).await {
-            Err(E::NotFound { .. }) => Ok((
-                State::Works,
-                "parts were put together, and given up".to_owned(),
-            )),
-            Err(e) => refused("look at an object", e),
-            Ok(_) => Ok((
-                State::Lies,
-                "an upload was given up, and its object is there".to_owned(),
-            )),
+        // An upload that is given up must leave no object.
+        let (_, path) = self.name("abort");
+        let aborted = self.upload(&path, &[content.slice(..100)], false).await;
+        aborted.map_err(refused("give up an upload in parts"))?;
+        match self.is_there(&path).await? {
+            false => Ok("parts were put together, and given up".to_owned()),
+            true => lies("an upload was given up, and its object is there"),
         }
     }
 
-    async fn upload(
-        &mut self,
-        path: &object_store::path::Path,
-        parts: &[Bytes],
-        complete: bool,
-    ) -> Result<(), E> {
+    async fn upload(&mut self, path: &Path, parts: &[Bytes], complete: bool) -> Result<(), E> {
         let upload = self.store.inner.put_multipart(path).await?;
         // Kept where the removal finds it.
         let upload = self.multipart.insert(upload);
@@ -510,288 +486,181 @@ impl Prober {
         Ok(())
     }
 
-    async fn create(&mut self) -> Result<()> {
-        let name = self.name("create");
-        let path = self.store.path(&name);
-        let create = || PutOptions {
-            mode: PutMode::Create,
-            ..PutOptions::default()
-        };
+    async fn create(&mut self) -> Tried {
+        let what = "write an object on condition that it is new";
+        let (_, path) = self.name("create");
         let inner = self.store.inner.clone();
-        let put = |text: &'static str| inner.put_opts(&path, text.into(), create());
-        let found = match put("first").await {
-            Err(e) => Some(refused("write an object on condition that it is new", e)?),
-            Ok(_) => match put("second").await {
-                Err(e) if is_taken(&e) => None,
-                Err(e) => Some(refused("write an object on condition that it is new", e)?),
-                Ok(_) => Some((
-                    State::Lies,
-                    "an object was written on condition that its name is free, which it was not, and the store said that it did: it overwrites"
-                        .to_owned(),
-                )),
-            },
-        };
-        let found = match found {
-            Some(found) => found,
-            None => {
-                let mut found = None;
-                for _ in 0..ROUNDS {
-                    let name = self.name("race");
-                    let path = self.store.path(&name);
-                    let mut racers = JoinSet::new();
-                    for i in 0..RACERS {
-                        let (inner, path) = (self.store.inner.clone(), path.clone());
-                        let text = PutPayload::from(format!("racer {i}"));
-                        racers.spawn(async move {
-                            let put = inner.put_opts(&path, text, create()).await;
-                            (i, put.map(|_| ()))
-                        });
-                    }
-                    if let Some(bad) = self.race(racers, &name).await? {
-                        found = Some(bad);
-                        break;
-                    }
-                }
-                found.unwrap_or_else(|| {
-                    (
-                        State::Works,
-                        format!("{ROUNDS} times, of {RACERS} that wrote one free name at once, exactly one did"),
-                    )
-                })
+        let create = |path: &Path, text: String| {
+            let (inner, path) = (inner.clone(), path.clone());
+            async move {
+                let put = inner.put_opts(&path, text.into(), PutMode::Create.into());
+                put.await.map(|_| ())
             }
         };
-        self.note(Ability::ConditionalCreate, found);
+        let first = create(&path, "first".to_owned()).await;
+        first.map_err(refused(what))?;
+        was_refused(
+            create(&path, "second".to_owned()).await,
+            what,
+            "an object was written on condition that its name is free, which it was not, and the store said that it did: it overwrites",
+        )?;
+        let racer = |i, path: &Path| create(path, format!("racer {i}"));
+        self.races("race", racer).await?;
+        Ok(format!(
+            "{ROUNDS} times, of {RACERS} that wrote one free name at once, exactly one did"
+        ))
+    }
+
+    /// Lets several write one free name at once, some times.
+    async fn races<F>(&mut self, hint: &str, racer: impl Fn(usize, &Path) -> F) -> Result<(), Stop>
+    where
+        F: Future<Output = Result<(), E>> + Send + 'static,
+    {
+        for _ in 0..ROUNDS {
+            let (_, path) = self.name(hint);
+            let mut racers = JoinSet::new();
+            for i in 0..RACERS {
+                let racer = racer(i, &path);
+                racers.spawn(async move { (i, racer.await) });
+            }
+            let (mut winners, mut refusals) = (Vec::new(), 0);
+            while let Some(ended) = racers.join_next().await {
+                match ended {
+                    Ok((i, Ok(()))) => winners.push(i),
+                    Ok((_, Err(e))) if is_taken(&e) => refusals += 1,
+                    Ok((_, Err(e))) => {
+                        return Err(refused("write at the same time as others")(e));
+                    }
+                    Err(_) => {}
+                }
+            }
+            let content = match self.get(&path).await {
+                Ok(bytes) => std::str::from_utf8(&bytes)
+                    .ok()
+                    .and_then(|t| t.strip_prefix("racer ")?.parse().ok()),
+                Err(Stop::Found((State::Lies, _))) => None,
+                Err(stop) => return Err(stop),
+            };
+            judge_race(&winners, refusals, content).map_err(Stop::Found)?;
+        }
         Ok(())
     }
 
-    /// What is wrong with a race, if something is.
-    async fn race(
-        &mut self,
-        mut racers: JoinSet<(usize, Result<(), E>)>,
-        name: &str,
-    ) -> Result<Option<Found>> {
-        let (mut winners, mut refusals) = (Vec::new(), 0);
-        while let Some(ended) = racers.join_next().await {
-            match ended {
-                Ok((i, Ok(()))) => winners.push(i),
-                Ok((_, Err(e))) if is_taken(&e) => refusals += 1,
-                Ok((_, Err(e))) => {
-                    return refused("write at the same time as others", e).map(Some);
-                }
-                Err(_) => {}
-            }
-        }
-        let content = match self.get(name).await? {
-            Ok(bytes) => std::str::from_utf8(&bytes)
-                .ok()
-                .and_then(|t| t.strip_prefix("racer ")?.parse().ok()),
-            Err((State::Lies, _)) => None,
-            Err(found) => return Ok(Some(found)),
-        };
-        Ok(judge_race(&winners, refusals, content).err())
-    }
-
-    async fn update(&mut self) -> Result<()> {
+    async fn update(&mut self) -> Tried {
         if self.store.local_root.is_some() {
-            self.works(
-                Ability::ConditionalUpdate,
-                "a folder needs none: files are locked",
-            );
-            return Ok(());
+            return Ok("a folder needs none: files are locked".to_owned());
         }
-        let name = self.name("update");
-        let path = self.store.path(&name);
-        let inner = self.store.inner.clone();
         let what = "write an object on condition that it is unchanged";
+        let (_, path) = self.name("update");
+        let inner = self.store.inner.clone();
         let put = |text: &'static str, version: UpdateVersion| {
-            let options = PutOptions {
-                mode: PutMode::Update(version),
-                ..PutOptions::default()
-            };
-            inner.put_opts(&path, text.into(), options)
+            inner.put_opts(&path, text.into(), PutMode::Update(version).into())
         };
-        let found = 'found: {
-            let first: UpdateVersion = match inner.put(&path, "first".into()).await {
-                Ok(first) => first.into(),
-                Err(e) => break 'found refused(what, e)?,
-            };
-            match put("second", first.clone()).await {
-                Ok(_) => {}
-                Err(e) if is_taken(&e) => {
-                    break 'found (
-                        State::Lies,
-                        "an object was written on condition that it is as it is, and the store said that it is not"
-                            .to_owned(),
-                    );
-                }
-                Err(e) => break 'found refused(what, e)?,
+        let first = inner.put(&path, "first".into()).await;
+        let first = UpdateVersion::from(first.map_err(refused(what))?);
+        match put("second", first.clone()).await {
+            Err(e) if is_taken(&e) => {
+                return lies(
+                    "an object was written on condition that it is as it is, and the store said that it is not",
+                );
             }
-            match put("third", first).await {
-                Err(e) if is_taken(&e) => {}
-                Err(e) => break 'found refused(what, e)?,
-                Ok(_) => {
-                    break 'found (
-                        State::Lies,
-                        "an object was written on condition that it is as it was before it was changed, and the store said that it did: it overwrites"
-                            .to_owned(),
-                    );
-                }
-            }
-            match self.get(&name).await? {
-                Ok(got) if got == "second".as_bytes() => (
-                    State::Works,
-                    "who has not seen the last change is refused".to_owned(),
-                ),
-                Ok(_) => (State::Lies, "a change was refused, and is there".to_owned()),
-                Err(found) => found,
-            }
+            second => second.map_err(refused(what))?,
         };
-        self.note(Ability::ConditionalUpdate, found);
-        Ok(())
+        was_refused(
+            put("third", first).await,
+            what,
+            "an object was written on condition that it is as it was before it was changed, and the store said that it did: it overwrites",
+        )?;
+        match self.get(&path).await? == "second".as_bytes() {
+            true => Ok("who has not seen the last change is refused".to_owned()),
+            false => lies("a change was refused, and is there"),
+        }
     }
 
-    async fn copy(&mut self, taken: &str) -> Result<()> {
+    async fn copy(&mut self, taken: &str) -> Tried {
         let what = "copy an object on condition that the name is free";
         let inner = self.store.inner.clone();
-        let create = || CopyOptions::new().with_mode(CopyMode::Create);
         let mut sources = Vec::new();
-        let found = 'found: {
-            for i in 0..RACERS {
-                let name = self.name("source");
-                let path = self.store.path(&name);
-                let text = PutPayload::from(format!("racer {i}"));
-                if let Err(e) = inner.put(&path, text).await {
-                    break 'found refused(what, e)?;
-                }
-                sources.push(path);
-            }
-            let taken = self.store.path(taken);
-            match inner.copy_opts(&sources[0], &taken, create()).await {
-                Err(e) if is_taken(&e) => {}
-                Err(e) => break 'found refused(what, e)?,
-                Ok(()) => {
-                    break 'found (
-                        State::Lies,
-                        "an object was copied on condition that the new name is free, which it was not, and the store said that it did: it overwrites"
-                            .to_owned(),
-                    );
-                }
-            }
-            for _ in 0..ROUNDS {
-                let name = self.name("copy");
-                let path = self.store.path(&name);
-                let mut racers = JoinSet::new();
-                for (i, source) in sources.iter().enumerate() {
-                    let (inner, source, path) = (inner.clone(), source.clone(), path.clone());
-                    racers
-                        .spawn(async move { (i, inner.copy_opts(&source, &path, create()).await) });
-                }
-                if let Some(bad) = self.race(racers, &name).await? {
-                    break 'found bad;
-                }
-            }
-            (
-                State::Works,
-                format!(
-                    "{ROUNDS} times, of {RACERS} that copied to one free name at once, exactly one did"
-                ),
-            )
+        for i in 0..RACERS {
+            let (_, path) = self.name("source");
+            let text = PutPayload::from(format!("racer {i}"));
+            inner.put(&path, text).await.map_err(refused(what))?;
+            sources.push(path);
+        }
+        let copy = |i: usize, to: &Path| {
+            let (inner, source, to) = (inner.clone(), sources[i].clone(), to.clone());
+            let options = CopyOptions::new().with_mode(CopyMode::Create);
+            async move { inner.copy_opts(&source, &to, options).await }
         };
-        self.note(Ability::ConditionalCopy, found);
-        Ok(())
+        was_refused(
+            copy(0, &self.store.path(taken)).await,
+            what,
+            "an object was copied on condition that the new name is free, which it was not, and the store said that it did: it overwrites",
+        )?;
+        self.races("copy", copy).await?;
+        Ok(format!(
+            "{ROUNDS} times, of {RACERS} that copied to one free name at once, exactly one did"
+        ))
     }
 
-    async fn checksum(&mut self) -> Result<()> {
+    async fn checksum(&mut self) -> Tried {
         let Some(direct) = self.store.direct.clone() else {
-            let detail = "objects are sent to it without a checksum".to_owned();
-            self.note(Ability::Checksum, (State::Absent, detail));
-            return Ok(());
+            let detail = "objects are sent to it without a checksum";
+            return stop(State::Absent, detail);
         };
-        let name = self.name("checksum");
-        let path = self.store.path(&name);
-        let found = match direct.refuses_damage(&path).await? {
-            false => (
-                State::Lies,
-                "an object was damaged on its way, and the store said that it wrote it".to_owned(),
+        let (_, path) = self.name("checksum");
+        if !direct.refuses_damage(&path).await? {
+            return lies("an object was damaged on its way, and the store said that it wrote it");
+        }
+        if self.is_there(&path).await? {
+            return lies("an object that was damaged on its way was refused, and is there");
+        }
+        let put = direct.put(&path, "whole".into(), "check", PutMode::Overwrite);
+        let put = put
+            .await
+            .map_err(refused("write an object with its checksum"));
+        put.map(|()| "an object that was damaged on its way was refused".to_owned())
+    }
+
+    async fn mark(&self, name: &str) -> Tried {
+        let (store, tags) = (&self.store, &self.store.tags);
+        if !tags.can_tell() {
+            return stop(State::Absent, "it has no tags");
+        }
+        match tags.set(&store.inner, &store.path(name), true).await {
+            Ok(()) => Ok("a mark was set, and is there".to_owned()),
+            Err(Untold::Gone) => lies("the object is not there"),
+            Err(Untold::Refused(e)) => stop(State::Refused, e.to_string()),
+            Err(Untold::Lied(e)) => lies(e.to_string()),
+            Err(Untold::Failed(e)) => Err(Stop::Failed(e)),
+        }
+    }
+
+    async fn tells_mark(&self, name: &str) -> Tried {
+        let read = self.store.inner.get(&self.store.path(name)).await;
+        read.map_err(refused("read an object with a mark"))?;
+        match self.store.has_tags(name) {
+            true => Ok(
+                "an object with a mark was read, and the answer says that it has one".to_owned(),
             ),
-            true => match self.store.inner.head(&path).await {
-                Ok(_) => (
-                    State::Lies,
-                    "an object that was damaged on its way was refused, and is there".to_owned(),
-                ),
-                Err(E::NotFound { .. }) => {
-                    let mode = PutMode::Overwrite;
-                    match direct.put(&path, "whole".into(), "check", mode).await {
-                        Ok(()) => (
-                            State::Works,
-                            "an object that was damaged on its way was refused".to_owned(),
-                        ),
-                        Err(e) => refused("write an object with its checksum", e)?,
-                    }
-                }
-                Err(e) => refused("look at an object", e)?,
-            },
-        };
-        self.note(Ability::Checksum, found);
-        Ok(())
+            false => stop(
+                State::Absent,
+                "an object with a mark was read, and the answer does not say that it has one",
+            ),
+        }
     }
 
-    async fn tag(&mut self, name: &str) -> Result<()> {
-        let tags = &self.store.tags;
-        let found = if tags.can_tell() {
-            let path = self.store.path(name);
-            match tags.set(&self.store.inner, &path, true).await? {
-                Told::Yes(()) => (State::Works, "a mark was set, and is there".to_owned()),
-                Told::Gone => (State::Lies, "the object is not there".to_owned()),
-                Told::Refused(e) => (State::Refused, e.to_string()),
-                Told::Lied(e) => (State::Lies, e.to_string()),
-            }
-        } else {
-            (State::Absent, "it has no tags".to_owned())
-        };
-        let told = match found.0 {
-            State::Works => match self.store.inner.get(&self.store.path(name)).await {
-                Err(e) => refused("read an object with a mark", e)?,
-                Ok(_) if self.store.has_tags(name) => (
-                    State::Works,
-                    "an object with a mark was read, and the answer says that it has one"
-                        .to_owned(),
-                ),
-                Ok(_) => (
-                    State::Absent,
-                    "an object with a mark was read, and the answer does not say that it has one"
-                        .to_owned(),
-                ),
-            },
-            _ => (State::Absent, "no mark could be set".to_owned()),
-        };
-        self.note(Ability::ExcludeTag, found);
-        self.note(Ability::TagCount, told);
-        Ok(())
-    }
-
-    async fn delete(&mut self, name: &str) -> Result<()> {
+    async fn delete(&mut self, name: &str) -> Tried {
         let path = self.store.path(name);
-        let found = match self.store.inner.delete(&path).await {
-            Err(e) => refused("delete an object", e)?,
-            Ok(()) => match self.store.inner.head(&path).await {
-                Err(E::NotFound { .. }) => match self.size_listed(name).await {
-                    Ok(None) => (State::Works, "what was deleted is gone".to_owned()),
-                    Ok(Some(_)) => (
-                        State::Lies,
-                        "an object was deleted, and a listing right after it shows it".to_owned(),
-                    ),
-                    Err(e) => refused("list objects", e)?,
-                },
-                Err(e) => refused("look at an object", e)?,
-                Ok(_) => (
-                    State::Lies,
-                    "an object was deleted, and is still there".to_owned(),
-                ),
-            },
-        };
-        self.note(Ability::Delete, found);
-        Ok(())
+        let deleted = self.store.inner.delete(&path).await;
+        deleted.map_err(refused("delete an object"))?;
+        if self.is_there(&path).await? {
+            return lies("an object was deleted, and is still there");
+        }
+        match self.size_listed(name).await? {
+            None => Ok("what was deleted is gone".to_owned()),
+            Some(_) => lies("an object was deleted, and a listing right after it shows it"),
+        }
     }
 
     /// Removes all that was written, with its versions; gives what could not be removed.

@@ -7,15 +7,16 @@
 //! existing object is never overwritten.
 
 use super::claim::Claim;
-use super::direct::{Held, is_taken};
-use super::errors::{io_cause, store_error};
+use super::direct::Held;
+use super::errors::{io_cause, is_taken, store_error, write_error};
 use super::fetch::wait_for_room;
 use super::folder::{FOLDER_TRIES, Renamed};
-use super::large_copy::Copied;
 use super::local;
 use super::naming::{Ahead, Looked};
+use super::s3::Copied;
 use super::staging::StagingName;
-use super::{PATIENCE, Store};
+use super::{PATIENCE, Published, Store};
+use crate::base::lock;
 use crate::error::{Error, Reason, Result};
 use bytes::Bytes;
 use crc_fast::{CrcAlgorithm, Digest};
@@ -24,7 +25,7 @@ use object_store::{
 };
 use std::io::{self, ErrorKind, Read, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::{JoinError, JoinHandle, JoinSet};
 
@@ -83,17 +84,6 @@ struct Staging {
     begun: Option<JoinHandle<object_store::Result<Box<dyn MultipartUpload>>>>,
     /// It may be there.
     may_exist: AtomicBool,
-}
-
-/// What became of a name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Published {
-    /// The object was not there before, and is there now.
-    Created,
-    /// The very same bytes were there already.
-    Identical,
-    /// Something else has the name.
-    Taken,
 }
 
 /// A check against damage, not against forgery: what is uploaded holds its own SHA-256.
@@ -458,7 +448,7 @@ impl InStaging {
                     self.staging.may_exist.store(false, Ordering::Relaxed);
                     return Ok(Published::Created);
                 }
-                Renamed::Taken => return self.compare(below),
+                Renamed::Taken => return self.compare(below, Published::Identical),
                 Renamed::NotSo => {}
             }
         }
@@ -466,7 +456,7 @@ impl InStaging {
         // Some servers take the condition and ignore it: look first.
         let Looked { exists, copy } = self.look_ahead(below)?;
         if exists {
-            return self.compare(below);
+            return self.compare(below, Published::Identical);
         }
         if ignores_conditions {
             return self.publish_claimed(below);
@@ -483,11 +473,7 @@ impl InStaging {
             }
             Err(E::NotSupported { .. } | E::NotImplemented { .. }) => self.publish_claimed(below),
             // Another run was faster, or this request took effect and its answer was lost.
-            Err(e) if is_taken(&e) => Ok(if self.is_same(below)? {
-                Published::Created
-            } else {
-                Published::Taken
-            }),
+            Err(e) if is_taken(&e) => self.compare(below, Published::Created),
             Err(e) => self.answer_lost(below, e),
         }
     }
@@ -495,11 +481,7 @@ impl InStaging {
     /// Looks what has the name, unless that was begun when this was read back.
     fn look_ahead(&self, below: &str) -> Result<Looked> {
         let store = &self.staging.store;
-        let begun = self
-            .ahead
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let begun = lock(&self.ahead).take();
         let begun = match begun {
             Some(ahead) if ahead.below() == below => Some(ahead),
             // Another name.
@@ -514,12 +496,11 @@ impl InStaging {
         }
     }
 
-    /// What has the name, against this.
-    fn compare(&self, below: &str) -> Result<Published> {
-        Ok(if self.is_same(below)? {
-            Published::Identical
-        } else {
-            Published::Taken
+    /// What has the name, against this: `if_same`, if it holds the same bytes.
+    fn compare(&self, below: &str, if_same: Published) -> Result<Published> {
+        Ok(match self.is_same(below)? {
+            true => if_same,
+            false => Published::Taken,
         })
     }
 
@@ -538,7 +519,7 @@ impl InStaging {
         let store = &self.staging.store;
         let claim = Claim::take(store, below)?;
         if store.exists(below)? {
-            return self.compare(below);
+            return self.compare(below, Published::Identical);
         }
         if claim.is_none() {
             return Ok(Published::Taken);
@@ -549,9 +530,8 @@ impl InStaging {
             copied => copied,
         };
         match copied {
-            Ok(()) if self.is_same(below)? => Ok(Published::Created),
-            // Somebody who makes no claims wrote it in the same moment.
-            Ok(()) => Ok(Published::Taken),
+            // Somebody who makes no claims may have written it in the same moment.
+            Ok(()) => self.compare(below, Published::Created),
             Err(e) => self.answer_lost(below, e),
         }
     }
@@ -680,18 +660,5 @@ fn as_copy(below: &str, copied: Result<Copied>) -> object_store::Result<()> {
             store: "S3",
             source: Box::new(e),
         }),
-    }
-}
-
-/// A write that failed. What it needs was there a moment ago: where it is missing it was deleted.
-pub(super) fn write_error(name: &str, e: object_store::Error) -> Error {
-    match e {
-        object_store::Error::NotFound { .. } => Error::new(
-            Reason::SnapshotVanished,
-            format!(
-                "cannot write {name}: its staging object or upload is gone: it was deleted meanwhile; run again"
-            ),
-        ),
-        e => store_error(format!("write {name}"), e),
     }
 }

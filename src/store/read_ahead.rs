@@ -2,8 +2,9 @@
 //! a store passes once for many of them.
 
 use super::{ObjectReader, Store};
+use crate::base::lock;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// Bytes of objects that are fetched before they are read, at most. One object may have more: it is fetched when
 /// its turn comes.
@@ -43,7 +44,7 @@ impl ReadAhead {
             let (path, bytes) = &self.objects[nth];
             self.store.fetch(path, *bytes)
         };
-        let mut begun = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut begun = lock(&self.state);
         let taken = match begun.waiting.remove(&nth) {
             Some(waiting) => {
                 begun.bytes -= self.objects[nth].1;
@@ -102,10 +103,6 @@ impl Store {
     pub(super) fn take_begun(&self, below: &str) -> Option<ObjectReader> {
         lock(&self.begun).remove(below)
     }
-}
-
-fn lock(transfers: &BegunTransfers) -> MutexGuard<'_, HashMap<String, ObjectReader>> {
-    transfers.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Drop for Begun {

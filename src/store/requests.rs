@@ -4,7 +4,9 @@
 //! All requests of a store go through here, those of the object_store crate and ours. What is decided is in
 //! [`Pace`] and [`Latency`], of which time is an argument.
 
+use super::tagged::{self, Tagged};
 use super::{connect, listing};
+use crate::base::lock;
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::{Stream, TryStreamExt};
@@ -19,7 +21,7 @@ use reqwest::Certificate;
 use std::collections::VecDeque;
 use std::pin::pin;
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -46,6 +48,8 @@ pub struct Requests {
     changed: Notify,
     /// Empty pages of listings in a row.
     empty_pages: AtomicUsize,
+    /// What the answers to reads tell of tags.
+    pub(super) tagged: Arc<Tagged>,
 }
 
 impl Requests {
@@ -56,6 +60,7 @@ impl Requests {
             latency: Mutex::default(),
             changed: Notify::new(),
             empty_pages: AtomicUsize::new(0),
+            tagged: Arc::default(),
         })
     }
 
@@ -65,11 +70,11 @@ impl Requests {
     }
 
     fn pace(&self) -> MutexGuard<'_, Pace> {
-        self.pace.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.pace)
     }
 
     fn latency(&self) -> MutexGuard<'_, Latency> {
-        self.latency.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.latency)
     }
 
     /// Waits until one more request may be under way.
@@ -419,11 +424,16 @@ impl HttpService for Client {
         let token = asks_for_page
             .then(|| listing::token_of(request.uri()))
             .flatten();
+        let object = tagged::reads_object(request.method(), request.uri());
+        let object = object.then(|| request.uri().clone());
         let answer = match *request.method() == Method::GET && request.body().content_length() == 0
         {
             true => self.read(request).await?,
             false => self.send(request).await?,
         };
+        if let Some(uri) = object {
+            self.requests.tagged.take_in(&uri, &answer);
+        }
         match asks_for_page && answer.status().is_success() {
             true => {
                 let empty = &self.requests.empty_pages;

@@ -5,9 +5,11 @@ use super::folder::{FOLDER_TRIES, Folder};
 use super::requests::collect;
 use super::staging::StagingName;
 use super::{Published, Store, Upload};
+use crate::base::if_there;
 use crate::error::{Error, Reason, Result};
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
+use object_store::path::Path;
 use object_store::{GetResult, ObjectStore, ObjectStoreExt, PutPayload};
 use std::collections::HashSet;
 use std::future::ready;
@@ -22,14 +24,29 @@ fn is_missing(e: &object_store::Error) -> bool {
     matches!(e, object_store::Error::NotFound { .. }) || io_cause(e) == Some(ErrorKind::NotFound)
 }
 
+/// How a deletion went: what is not there is deleted.
+fn gone(name: &str, deleted: object_store::Result<()>) -> Result<()> {
+    match deleted {
+        Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+        Err(e) => Err(store_error(format!("delete {name}"), e)),
+    }
+}
+
 /// Deletes a file as it is listed: object_store cannot name one whose name has a `#`.
-fn delete_local(root: &Folder, below: &str) -> Result<()> {
-    match root.remove(below) {
-        Err(e) if e.kind() != ErrorKind::NotFound => {
-            let what = format!("delete {}", root.shown(below).display());
-            Err(Error::io(what, e))
-        }
-        _ => Ok(()),
+pub(super) fn delete_local(root: &Folder, below: &str) -> Result<()> {
+    let failed = |e| Error::io(format!("delete {}", root.shown(below).display()), e);
+    if_there(root.remove(below)).map_err(failed)?;
+    Ok(())
+}
+
+/// The object, if it is there.
+pub(super) async fn get_if_there(
+    store: &dyn ObjectStore,
+    path: &Path,
+) -> object_store::Result<Option<GetResult>> {
+    match store.get(path).await {
+        Err(object_store::Error::NotFound { .. }) => Ok(None),
+        got => got.map(Some),
     }
 }
 
@@ -56,20 +73,16 @@ impl Store {
     pub fn read_small(&self, below: &str, most: u64) -> Result<Option<Vec<u8>>> {
         let failed = |e| store_error(format!("read {}", self.name(below)), e);
         self.block_on(async {
-            let got = match self.inner.get(&self.path(below)).await {
-                Ok(got) => got,
-                Err(object_store::Error::NotFound { .. }) => return Ok(None),
-                Err(e) => return Err(failed(e)),
+            let got = get_if_there(&self.inner, &self.path(below)).await;
+            let Some(got) = got.map_err(failed)? else {
+                return Ok(None);
             };
             if got.meta.size > most {
-                return Err(Error::new(
-                    Reason::Configuration,
-                    format!(
-                        "{} has {} bytes, more than {most}: deltafold did not write it; look at it and delete it",
-                        self.name(below),
-                        got.meta.size
-                    ),
-                ));
+                return Err(Reason::Configuration.error(format!(
+                    "{} has {} bytes, more than {most}: deltafold did not write it; look at it and delete it",
+                    self.name(below),
+                    got.meta.size
+                )));
             }
             let size = got.meta.size;
             let bytes = bytes_of(got, most).await.map_err(failed)?;
@@ -143,10 +156,8 @@ impl Store {
             self.cancel.check()?;
             return delete_local(root, below);
         }
-        match self.block_on(self.inner.delete(&self.path(below)))? {
-            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
-            Err(e) => Err(store_error(format!("delete {}", self.name(below)), e)),
-        }
+        let deleted = self.block_on(self.inner.delete(&self.path(below)))?;
+        gone(&self.name(below), deleted)
     }
 
     /// Deletes objects, many at once, and tells of each how it went, in the order given.
@@ -178,14 +189,11 @@ impl Store {
                 futures::stream::iter(batch)
                     .map(async |path| {
                         let location = self.path(path);
-                        if deleted.contains(&location) {
-                            return (path, Ok(()));
-                        }
-                        let result = match self.inner.delete(&location).await {
-                            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
-                            Err(e) => Err(store_error(format!("delete {}", self.name(path)), e)),
+                        let again = match deleted.contains(&location) {
+                            true => Ok(()),
+                            false => self.inner.delete(&location).await,
                         };
-                        (path, result)
+                        (path, gone(&self.name(path), again))
                     })
                     .buffered(AT_ONCE)
                     .collect(),

@@ -5,7 +5,10 @@
 
 use super::Store;
 use super::folder::{self, Folder};
-use crate::error::{Error, Result};
+use super::small::delete_local;
+use crate::base::lock;
+use crate::base::random::random_word;
+use crate::error::Result;
 use chrono::{DateTime, TimeDelta, Utc};
 use futures::TryStreamExt;
 use object_store::{ObjectStoreExt, PutPayload};
@@ -15,7 +18,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::Ordering;
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard};
 
 /// Where unfinished objects wait, below the store's prefix and beside what is listed.
 pub const STAGING: &str = "deltafold-staging";
@@ -60,7 +63,7 @@ pub(super) struct StagingName {
 impl StagingName {
     /// A name that nobody else has.
     pub(super) fn new(hint: &str) -> Self {
-        let word = rand_word();
+        let word = random_word();
         under_way().insert(word);
         let name = Owner { word, ..*SELF }.name(hint);
         StagingName {
@@ -77,13 +80,7 @@ impl Drop for StagingName {
 }
 
 fn under_way() -> MutexGuard<'static, BTreeSet<u64>> {
-    UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// A word that differs between processes and calls.
-pub(super) fn rand_word() -> u64 {
-    use std::hash::{BuildHasher, Hasher};
-    std::hash::RandomState::new().build_hasher().finish()
+    lock(&UNDER_WAY)
 }
 
 impl Owner {
@@ -326,12 +323,8 @@ fn clean_folder(
         if object.path.ends_with(folder::LINK) || !debris(name, object.modified) {
             continue;
         }
-        match root.remove(&object.path) {
-            Err(e) if e.kind() != ErrorKind::NotFound => {
-                return Err(Error::io(format!("delete {name}"), e));
-            }
-            _ => removed.push(name.to_owned()),
-        }
+        delete_local(root, &object.path)?;
+        removed.push(name.to_owned());
     }
     Ok(())
 }

@@ -6,14 +6,16 @@
 use super::errors::redact;
 use super::listing;
 use crate::base::causes::causes;
+use crate::base::lock;
+use crate::base::percent::{encoded, encoded_path};
 use async_trait::async_trait;
 use bytes::Bytes;
 use chrono::{DateTime, NaiveDateTime, Utc};
 use futures::stream::{self, BoxStream};
-use futures::{StreamExt, TryStreamExt};
+use futures::{Stream, StreamExt, TryStreamExt};
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, StatusCode};
-use object_store::client::{HttpClient, HttpRequestBody, HttpResponse};
+use object_store::client::{HttpClient, HttpRequest, HttpRequestBody, HttpResponse};
 use object_store::path::Path;
 use object_store::{
     Attributes, CopyMode, CopyOptions, Error, Extensions, GetOptions, GetRange, GetResult,
@@ -23,7 +25,8 @@ use object_store::{
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::pin::pin;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Swift's own limit for an object that is not made of others, and so for what it copies.
@@ -39,7 +42,12 @@ const AT_ONCE: usize = 10;
 /// Pauses between tries double up to this.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
+const X_AUTH_KEY: HeaderName = HeaderName::from_static("x-auth-key");
 const X_AUTH_TOKEN: HeaderName = HeaderName::from_static("x-auth-token");
+const X_AUTH_TOKEN_EXPIRES: HeaderName = HeaderName::from_static("x-auth-token-expires");
+const X_AUTH_USER: HeaderName = HeaderName::from_static("x-auth-user");
+const X_STORAGE_URL: HeaderName = HeaderName::from_static("x-storage-url");
+const X_SUBJECT_TOKEN: HeaderName = HeaderName::from_static("x-subject-token");
 const X_COPY_FROM: HeaderName = HeaderName::from_static("x-copy-from");
 const X_OBJECT_MANIFEST: HeaderName = HeaderName::from_static("x-object-manifest");
 const X_STATIC_LARGE_OBJECT: HeaderName = HeaderName::from_static("x-static-large-object");
@@ -88,6 +96,19 @@ struct Session {
     until: Option<Instant>,
 }
 
+impl Session {
+    fn new(login: Login, url: &str, token: &str, lasts: Option<Duration>) -> Result<Self> {
+        let mut token = header_value(token)?;
+        token.set_sensitive(true);
+        Ok(Session {
+            login,
+            url: url.trim_end_matches('/').to_owned(),
+            token,
+            until: lasts.and_then(until),
+        })
+    }
+}
+
 /// A container of Swift.
 #[derive(Clone)]
 pub(super) struct Swift(Arc<Inner>);
@@ -101,15 +122,54 @@ struct Inner {
 }
 
 /// A request but for where it goes and who sends it.
-#[derive(Clone, Default)]
 struct Request {
     method: Method,
     /// None: the container.
     path: Option<Path>,
     query: String,
     headers: HeaderMap,
-    body: Bytes,
-    payload: Option<PutPayload>,
+    body: HttpRequestBody,
+}
+
+impl Request {
+    fn new(method: Method, path: Option<&Path>) -> Self {
+        Request {
+            method,
+            path: path.cloned(),
+            query: String::new(),
+            headers: HeaderMap::new(),
+            body: HttpRequestBody::empty(),
+        }
+    }
+
+    fn query(mut self, query: impl Into<String>) -> Self {
+        self.query = query.into();
+        self
+    }
+
+    fn header(mut self, name: HeaderName, value: &str) -> Result<Self> {
+        self.headers.insert(name, header_value(value)?);
+        Ok(self)
+    }
+
+    fn body(mut self, body: impl Into<HttpRequestBody>) -> Self {
+        self.body = body.into();
+        self
+    }
+
+    /// The request to this URL, as it is sent.
+    fn to(&self, url: &str) -> Result<HttpRequest> {
+        let mut sent = HttpRequest::new(self.body.clone());
+        *sent.method_mut() = self.method.clone();
+        *sent.uri_mut() = url.parse().map_err(|_| failed("a URL that is none"))?;
+        *sent.headers_mut() = self.headers.clone();
+        if matches!(self.method, Method::PUT | Method::POST) {
+            let length = self.body.content_length();
+            sent.headers_mut()
+                .insert(header::CONTENT_LENGTH, length.into());
+        }
+        Ok(sent)
+    }
 }
 
 #[derive(Deserialize)]
@@ -130,28 +190,6 @@ fn failed(what: impl fmt::Display) -> Error {
         store: "Swift",
         source: redact(&what.to_string()).into(),
     }
-}
-
-/// Fails if a listing with `listed` names, of which `next` is the last, may have no end: Swift lists in the order of
-/// the names' bytes, from a marker on.
-fn may_end(marker: &str, next: &str, listed: usize) -> Result<()> {
-    match next > marker && listed <= listing::LARGEST_LISTING {
-        true => Ok(()),
-        false => Err(failed(listing::ENDLESS)),
-    }
-}
-
-/// What Swift takes as a part of a URL's path or query.
-fn encoded(text: &str, keep: &[u8]) -> String {
-    let mut out = String::with_capacity(text.len());
-    for b in text.bytes() {
-        if b.is_ascii_alphanumeric() || b"-_.~".contains(&b) || keep.contains(&b) {
-            out.push(char::from(b));
-        } else {
-            out.push_str(&format!("%{b:02X}"));
-        }
-    }
-    out
 }
 
 /// When a token that lasts so long is used no more.
@@ -197,45 +235,28 @@ impl Swift {
     }
 
     async fn log_in(&self, login: Login) -> Result<Session> {
-        let mut headers = HeaderMap::new();
-        let (url, method, body) = match &login {
+        let (url, request) = match &login {
             Login::Token { url, token } => {
-                return Ok(Session {
-                    url: url.trim_end_matches('/').to_owned(),
-                    token: header_value(token)?,
-                    until: None,
-                    login,
-                });
+                return Session::new(login.clone(), url, token, None);
             }
             Login::V1 { url, user, key } => {
-                headers.insert("x-auth-user", header_value(user)?);
-                headers.insert("x-auth-key", header_value(key)?);
-                (url.clone(), Method::GET, Bytes::new())
+                let request = Request::new(Method::GET, None)
+                    .header(X_AUTH_USER, user)?
+                    .header(X_AUTH_KEY, key)?;
+                (url.clone(), request)
             }
             Login::V3 { url, request, .. } => {
-                let json = HeaderValue::from_static("application/json");
-                headers.insert(header::CONTENT_TYPE, json);
-                let url = format!("{url}/auth/tokens");
-                (url, Method::POST, Bytes::from(request.to_string()))
+                let request = Request::new(Method::POST, None)
+                    .header(header::CONTENT_TYPE, "application/json")?
+                    .body(request.to_string());
+                (format!("{url}/auth/tokens"), request)
             }
         };
-        let answer = self
-            .tried(|| {
-                let mut request = http::Request::new(HttpRequestBody::from(body.clone()));
-                *request.method_mut() = method.clone();
-                *request.uri_mut() = url
-                    .parse()
-                    .map_err(|_| failed("the URL to log in is none"))?;
-                *request.headers_mut() = headers.clone();
-                Ok(request)
-            })
-            .await?;
-        let status = answer.status();
-        let (parts, body) = answer.into_parts();
+        let (parts, body) = self.tried(request.to(&url)?).await?.into_parts();
         let body = body.bytes().await.map_err(failed)?;
-        if !status.is_success() {
-            let said = message(status, &body);
-            return Err(match status {
+        if !parts.status.is_success() {
+            let said = message(parts.status, &body);
+            return Err(match parts.status {
                 StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Error::Unauthenticated {
                     path: url,
                     source: said.into(),
@@ -243,7 +264,7 @@ impl Swift {
                 _ => failed(format!("log in at {url}: {said}")),
             });
         }
-        let told = |name: &str| Some(parts.headers.get(name)?.to_str().ok()?.to_owned());
+        let told = |name| text(&parts.headers, name);
         let (url, token, lasts) = match &login {
             Login::V3 {
                 region,
@@ -266,40 +287,27 @@ impl Swift {
                     let end = DateTime::parse_from_rfc3339(end).ok()?;
                     (end.with_timezone(&Utc) - Utc::now()).to_std().ok()
                 });
-                (Some(url), told("x-subject-token"), lasts)
+                (Some(url), told(X_SUBJECT_TOKEN), lasts)
             }
             _ => {
-                let lasts = told("x-auth-token-expires").and_then(|s| s.parse().ok());
-                (
-                    told("x-storage-url"),
-                    told("x-auth-token"),
-                    lasts.map(Duration::from_secs),
-                )
+                let lasts = told(X_AUTH_TOKEN_EXPIRES).and_then(|s| s.parse().ok());
+                let lasts = lasts.map(Duration::from_secs);
+                (told(X_STORAGE_URL), told(X_AUTH_TOKEN), lasts)
             }
         };
-        let (Some(url), Some(token)) = (url, token) else {
-            return Err(failed("a login was answered without a token or a URL"));
-        };
-        let mut token = header_value(&token)?;
-        token.set_sensitive(true);
-        Ok(Session {
-            login,
-            url: url.trim_end_matches('/').to_owned(),
-            token,
-            until: lasts.and_then(until),
-        })
+        match (url, token) {
+            (Some(url), Some(token)) => Session::new(login, &url, &token, lasts),
+            _ => Err(failed("a login was answered without a token or a URL")),
+        }
     }
 
-    /// Sends what `request` makes, again where the server or the way to it is at fault.
-    async fn tried(
-        &self,
-        request: impl Fn() -> Result<http::Request<HttpRequestBody>>,
-    ) -> Result<HttpResponse> {
+    /// Sends a request, again where the server or the way to it is at fault.
+    async fn tried(&self, request: HttpRequest) -> Result<HttpResponse> {
         let began = Instant::now();
         let retry = &self.0.retry;
         let mut pause = retry.backoff.init_backoff.max(Duration::from_millis(1));
         for tried in 0.. {
-            let answer = self.0.http.execute(request()?).await;
+            let answer = self.0.http.execute(request.clone()).await;
             let again = match &answer {
                 Err(_) => true,
                 // 498: too many requests, as Swift's rate limit says it.
@@ -323,38 +331,22 @@ impl Swift {
         let mut refused = None;
         loop {
             let session = self.session(refused.as_ref()).await?;
-            let answer = self
-                .tried(|| {
-                    let mut url = format!("{}/{}", session.url, encoded(&self.0.container, b""));
-                    if let Some(path) = &request.path {
-                        url = format!("{url}/{}", encoded(path.as_ref(), b"/"));
-                    }
-                    if !request.query.is_empty() {
-                        url = format!("{url}?{}", request.query);
-                    }
-                    let body = match &request.payload {
-                        Some(payload) => HttpRequestBody::from(payload.clone()),
-                        None => HttpRequestBody::from(request.body.clone()),
-                    };
-                    let length = body.content_length();
-                    let mut sent = http::Request::new(body);
-                    *sent.method_mut() = request.method.clone();
-                    *sent.uri_mut() = url.parse().map_err(|_| failed("a URL that is none"))?;
-                    *sent.headers_mut() = request.headers.clone();
-                    sent.headers_mut()
-                        .insert(X_AUTH_TOKEN, session.token.clone());
-                    if matches!(request.method, Method::PUT | Method::POST) {
-                        sent.headers_mut()
-                            .insert(header::CONTENT_LENGTH, length.into());
-                    }
-                    Ok(sent)
-                })
-                .await?;
-            if answer.status() == StatusCode::UNAUTHORIZED && refused.is_none() {
+            let mut url = format!("{}/{}", session.url, encoded(&self.0.container));
+            if let Some(path) = &request.path {
+                url = format!("{url}/{}", encoded_path(path.as_ref()));
+            }
+            if !request.query.is_empty() {
+                url = format!("{url}?{}", request.query);
+            }
+            let mut sent = request.to(&url)?;
+            sent.headers_mut()
+                .insert(X_AUTH_TOKEN, session.token.clone());
+            let answer = self.tried(sent).await?;
+            let status = answer.status();
+            if status == StatusCode::UNAUTHORIZED && refused.is_none() {
                 refused = Some(session.token.clone());
                 continue;
             }
-            let status = answer.status();
             if status.is_success() {
                 return Ok(answer);
             }
@@ -377,29 +369,27 @@ impl Swift {
         }
     }
 
+    /// The whole answer to a request.
+    async fn ask(&self, request: Request) -> Result<Bytes> {
+        let body = self.send(request).await?.into_body();
+        body.bytes().await.map_err(failed)
+    }
+
     async fn head(&self, path: &Path) -> Result<HeaderMap> {
-        let request = Request {
-            method: Method::HEAD,
-            path: Some(path.clone()),
-            ..Request::default()
-        };
+        let request = Request::new(Method::HEAD, Some(path));
         Ok(self.send(request).await?.headers().clone())
     }
 
     /// One page of a listing, behind `marker`.
     async fn page(&self, prefix: &str, delimiter: &str, marker: &str) -> Result<Vec<Listed>> {
-        let mut query = format!("format=json&prefix={}", encoded(prefix, b""));
+        let mut query = format!("format=json&prefix={}", encoded(prefix));
         for (key, value) in [("delimiter", delimiter), ("marker", marker)] {
             if !value.is_empty() {
-                query.push_str(&format!("&{key}={}", encoded(value, b"")));
+                query.push_str(&format!("&{key}={}", encoded(value)));
             }
         }
-        let request = Request {
-            query,
-            ..Request::default()
-        };
-        let body = self.send(request).await?.into_body();
-        let body = body.bytes().await.map_err(failed)?;
+        let request = Request::new(Method::GET, None).query(query);
+        let body = self.ask(request).await?;
         if body.is_empty() {
             return Ok(Vec::new());
         }
@@ -431,74 +421,67 @@ impl Swift {
         })
     }
 
-    fn listing(&self, prefix: String) -> BoxStream<'static, Result<ObjectMeta>> {
-        let pages = stream::try_unfold(
-            (self.clone(), Some(String::new()), 0),
-            move |(swift, marker, listed_before)| {
-                let prefix = prefix.clone();
-                async move {
-                    let Some(marker) = marker else {
-                        return Ok(None);
-                    };
-                    let page = swift.page(&prefix, "", &marker).await?;
-                    let next = page.last().map(|l| l.name.clone());
-                    let so_far = listed_before + page.len();
-                    if let Some(next) = &next {
-                        may_end(&marker, next, so_far)?;
-                    }
-                    let mut objects = Vec::with_capacity(page.len());
-                    for listed in page {
-                        objects.push(Ok(swift.meta(listed).await?));
-                    }
-                    Ok::<_, Error>(Some((stream::iter(objects), (swift, next, so_far))))
+    /// The pages of a listing, up to its end. Swift lists in the order of the names' bytes, from a marker on: a page that
+    /// leads back may lead there for ever.
+    fn pages(
+        &self,
+        prefix: String,
+        delimiter: &'static str,
+    ) -> impl Stream<Item = Result<Vec<Listed>>> + Send + 'static {
+        let begin = (self.clone(), String::new(), 0);
+        stream::try_unfold(begin, move |(swift, marker, listed)| {
+            let prefix = prefix.clone();
+            async move {
+                let page = swift.page(&prefix, delimiter, &marker).await?;
+                let Some(last) = page.last() else {
+                    return Ok(None);
+                };
+                let next = last.subdir.as_ref().unwrap_or(&last.name).clone();
+                let listed = listed + page.len();
+                match next > marker && listed <= listing::LARGEST_LISTING {
+                    true => Ok(Some((page, (swift, next, listed)))),
+                    false => Err(failed(listing::ENDLESS)),
                 }
-            },
-        );
-        pages.try_flatten().boxed()
+            }
+        })
+    }
+
+    fn listing(&self, prefix: String) -> BoxStream<'static, Result<ObjectMeta>> {
+        let swift = self.clone();
+        let meta = move |listed| {
+            let swift = swift.clone();
+            async move { swift.meta(listed).await }
+        };
+        self.pages(prefix, "")
+            .map_ok(|page| stream::iter(page.into_iter().map(Ok)))
+            .try_flatten()
+            .and_then(meta)
+            .boxed()
     }
 
     async fn put(&self, path: &Path, payload: PutPayload, is_new: bool) -> Result<PutResult> {
-        let mut headers = HeaderMap::new();
-        let binary = HeaderValue::from_static("application/octet-stream");
-        headers.insert(header::CONTENT_TYPE, binary);
+        let mut request = Request::new(Method::PUT, Some(path))
+            .header(header::CONTENT_TYPE, "application/octet-stream")?
+            .body(payload);
         if is_new {
-            headers.insert(header::IF_NONE_MATCH, HeaderValue::from_static("*"));
+            request = request.header(header::IF_NONE_MATCH, "*")?;
         }
-        let request = Request {
-            method: Method::PUT,
-            path: Some(path.clone()),
-            headers,
-            payload: Some(payload),
-            ..Request::default()
-        };
-        let answer = self.send(request).await.map_err(|e| exists_if(is_new, e))?;
-        Ok(PutResult {
-            e_tag: text(answer.headers(), header::ETAG),
-            version: None,
-            extensions: Extensions::new(),
-        })
+        let answer = self.send(request).await.map_err(|e| match e {
+            Error::Precondition { path, source } if is_new => Error::AlreadyExists { path, source },
+            e => e,
+        })?;
+        Ok(put_result(&answer))
     }
 
     /// Deletes an object, with the others that it is made of.
     async fn remove(&self, path: &Path) -> Result<()> {
         let headers = self.head(path).await?;
-        let delete = |path: &Path, query: &str| Request {
-            method: Method::DELETE,
-            path: Some(path.clone()),
-            query: query.to_owned(),
-            ..Request::default()
-        };
-        if headers.get(X_STATIC_LARGE_OBJECT).is_some() {
-            let mut request = delete(path, "multipart-manifest=delete");
-            let json = HeaderValue::from_static("application/json");
-            request.headers.insert(header::ACCEPT, json);
-            let body = self
-                .send(request)
-                .await?
-                .into_body()
-                .bytes()
-                .await
-                .map_err(failed)?;
+        let delete = |path: &Path| Request::new(Method::DELETE, Some(path));
+        if headers.contains_key(X_STATIC_LARGE_OBJECT) {
+            let request = delete(path)
+                .query("multipart-manifest=delete")
+                .header(header::ACCEPT, "application/json")?;
+            let body = self.ask(request).await?;
             // It is answered with 200 whatever comes of it.
             let said: Value = serde_json::from_slice(&body).unwrap_or_default();
             let status = said["Response Status"].as_str().unwrap_or_default();
@@ -510,17 +493,17 @@ impl Swift {
             }
             return Ok(());
         }
-        self.send(delete(path, "")).await?;
+        self.send(delete(path)).await?;
         // Its segments are below its own name, as etcd-backup-restore leaves them, or not ours to know.
         let own = format!("{}/{path}", self.0.container);
         let segments = text(&headers, X_OBJECT_MANIFEST).is_some_and(|m| {
             let m = m.trim_end_matches('/');
-            m == own || m == encoded(&own, b"/")
+            m == own || m == encoded_path(&own)
         });
         if segments {
             let listed: Vec<_> = self.listing(format!("{path}/")).try_collect().await?;
             for segment in listed {
-                match self.send(delete(&segment.location, "")).await {
+                match self.send(delete(&segment.location)).await {
                     Ok(_) | Err(Error::NotFound { .. }) => {}
                     Err(e) => return Err(e),
                 }
@@ -531,39 +514,31 @@ impl Swift {
 
     /// Opens an object for reading.
     async fn open(&self, path: &Path, options: &GetOptions) -> Result<HttpResponse> {
-        let mut headers = HeaderMap::new();
+        let method = match options.head {
+            true => Method::HEAD,
+            false => Method::GET,
+        };
+        let date = |d: &DateTime<Utc>| d.format("%a, %d %b %Y %H:%M:%S GMT").to_string();
+        let range = options.range.as_ref();
+        let mut request = Request::new(method, Some(path));
         for (name, value) in [
-            (header::IF_MATCH, &options.if_match),
-            (header::IF_NONE_MATCH, &options.if_none_match),
+            (header::IF_MATCH, options.if_match.clone()),
+            (header::IF_NONE_MATCH, options.if_none_match.clone()),
+            (
+                header::IF_MODIFIED_SINCE,
+                options.if_modified_since.as_ref().map(date),
+            ),
+            (
+                header::IF_UNMODIFIED_SINCE,
+                options.if_unmodified_since.as_ref().map(date),
+            ),
+            (header::RANGE, range.map(GetRange::to_string)),
         ] {
             if let Some(value) = value {
-                headers.insert(name, header_value(value)?);
+                request = request.header(name, &value)?;
             }
         }
-        let date =
-            |d: DateTime<Utc>| header_value(&d.format("%a, %d %b %Y %H:%M:%S GMT").to_string());
-        for (name, value) in [
-            (header::IF_MODIFIED_SINCE, options.if_modified_since),
-            (header::IF_UNMODIFIED_SINCE, options.if_unmodified_since),
-        ] {
-            if let Some(value) = value {
-                headers.insert(name, date(value)?);
-            }
-        }
-        if let Some(range) = &options.range {
-            headers.insert(header::RANGE, header_value(&range.to_string())?);
-        }
-        self.send(Request {
-            method: if options.head {
-                Method::HEAD
-            } else {
-                Method::GET
-            },
-            path: Some(path.clone()),
-            headers,
-            ..Request::default()
-        })
-        .await
+        self.send(request).await
     }
 
     /// What is left of an object from `from` on, up to `end`; a connection that breaks is made again
@@ -625,14 +600,6 @@ impl Swift {
     }
 }
 
-/// A refusal means that the object is there, where it had to be new.
-fn exists_if(is_new: bool, e: Error) -> Error {
-    match e {
-        Error::Precondition { path, source } if is_new => Error::AlreadyExists { path, source },
-        e => e,
-    }
-}
-
 fn message(status: StatusCode, body: &[u8]) -> String {
     let body = String::from_utf8_lossy(body);
     let short: String = body.chars().take(LONGEST_ANSWER).collect();
@@ -660,6 +627,14 @@ fn without_tags(text: &str) -> String {
 
 fn text(headers: &HeaderMap, name: HeaderName) -> Option<String> {
     Some(headers.get(name)?.to_str().ok()?.to_owned())
+}
+
+fn put_result(answer: &HttpResponse) -> PutResult {
+    PutResult {
+        e_tag: text(answer.headers(), header::ETAG),
+        version: None,
+        extensions: Extensions::new(),
+    }
 }
 
 fn meta(location: Path, headers: &HeaderMap) -> ObjectMeta {
@@ -795,17 +770,9 @@ impl ObjectStore for Swift {
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
-        let (prefix, mut marker) = (folder(prefix), String::new());
+        let mut pages = pin!(self.pages(folder(prefix), "/"));
         let (mut objects, mut common_prefixes) = (Vec::new(), Vec::new());
-        loop {
-            let page = self.page(&prefix, "/", &marker).await?;
-            let Some(last) = page.last() else {
-                break;
-            };
-            let next = last.subdir.clone().unwrap_or_else(|| last.name.clone());
-            let so_far = objects.len() + common_prefixes.len() + page.len();
-            may_end(&marker, &next, so_far)?;
-            marker = next;
+        while let Some(page) = pages.try_next().await? {
             for listed in page {
                 match &listed.subdir {
                     // One that no path names holds nothing of ours.
@@ -829,14 +796,8 @@ impl ObjectStore for Swift {
             });
         }
         let source = format!("{}/{from}", self.0.container);
-        let mut headers = HeaderMap::new();
-        headers.insert(X_COPY_FROM, header_value(&encoded(&source, b"/"))?);
-        let request = Request {
-            method: Method::PUT,
-            path: Some(to.clone()),
-            headers,
-            ..Request::default()
-        };
+        let request = Request::new(Method::PUT, Some(to));
+        let request = request.header(X_COPY_FROM, &encoded_path(&source))?;
         self.send(request).await.map(|_| ())
     }
 }
@@ -888,18 +849,14 @@ impl MultipartUpload for Segments {
             let bytes = part.content_length();
             let put = swift.put(&path, part, false).await?;
             let e_tag = put.e_tag.unwrap_or_default().trim_matches('"').to_owned();
-            let mut written = written.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut written = lock(&written);
             written.push((number, e_tag, bytes));
             Ok(())
         })
     }
 
     async fn complete(&mut self) -> Result<PutResult> {
-        let mut written = self
-            .written
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        let mut written = lock(&self.written).clone();
         written.sort();
         let manifest: Vec<Value> = written
             .into_iter()
@@ -908,19 +865,10 @@ impl MultipartUpload for Segments {
                 json!({"path": path, "etag": e_tag, "size_bytes": bytes})
             })
             .collect();
-        let request = Request {
-            method: Method::PUT,
-            path: Some(self.path.clone()),
-            query: "multipart-manifest=put".to_owned(),
-            body: Bytes::from(Value::from(manifest).to_string()),
-            ..Request::default()
-        };
-        let answer = self.swift.send(request).await?;
-        Ok(PutResult {
-            e_tag: text(answer.headers(), header::ETAG),
-            version: None,
-            extensions: Extensions::new(),
-        })
+        let request = Request::new(Method::PUT, Some(&self.path))
+            .query("multipart-manifest=put")
+            .body(Value::from(manifest).to_string());
+        Ok(put_result(&self.swift.send(request).await?))
     }
 
     async fn abort(&mut self) -> Result<()> {
@@ -1032,8 +980,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_encoded_and_messages_are_one_line() {
-        assert_eq!(encoded("a b/ü%", b"/"), "a%20b/%C3%BC%25");
+    fn messages_are_one_line() {
         let html = b"<html><h1>Unauthorized</h1><p>No &amp; no</p></html>";
         let said = message(StatusCode::UNAUTHORIZED, html);
         assert!(said.starts_with("status code: 401 Unauthorized:"), "{said}");

@@ -4,17 +4,15 @@
 //! itself. So an object that is read anyway need not be asked for its tags. Not every server does it: until one
 //! answer has shown that this server does, silence means nothing.
 
-use super::exclude::EXCLUDE_TAG;
-use async_trait::async_trait;
+use crate::base::lock;
 use http::{HeaderMap, Method, StatusCode, Uri};
-use object_store::ClientOptions;
-use object_store::client::{
-    HttpClient, HttpConnector, HttpError, HttpRequest, HttpResponse, HttpService,
-};
+use object_store::client::HttpResponse;
 use std::collections::HashSet;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
+/// The tag that keeps a snapshot out of every chain; its value is `true`.
+pub const EXCLUDE_TAG: &str = "x-etcd-snapshot-exclude";
 /// Names that are remembered. With more, each object may have tags.
 const MOST_NAMES: usize = 100_000;
 /// The headers that tell how many tags an object has.
@@ -47,7 +45,7 @@ impl Tagged {
 
     /// Remembers that an object may have tags.
     pub fn remember(&self, path: &str) {
-        let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut names = lock(&self.names);
         match names.len() < MOST_NAMES {
             true => {
                 names.insert(last_part(path).to_owned());
@@ -58,17 +56,27 @@ impl Tagged {
 
     /// Whether an object is known to have, or to have had, tags.
     pub fn has_tags(&self, path: &str) -> bool {
-        let names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        let names = lock(&self.names);
         self.overflowed.load(Ordering::Relaxed) || names.contains(last_part(path))
     }
 
     /// Whether an object with tags was met at all.
     pub fn knows_any(&self) -> bool {
-        let names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        let names = lock(&self.names);
         self.overflowed.load(Ordering::Relaxed) || !names.is_empty()
     }
 
-    /// Takes in the answer to a read of an object.
+    /// Takes in the answer to a request for `uri`, if it is an object.
+    pub(super) fn take_in(&self, uri: &Uri, answer: &HttpResponse) {
+        let is_read = matches!(
+            answer.status(),
+            StatusCode::OK | StatusCode::PARTIAL_CONTENT
+        );
+        if is_read {
+            self.note(uri, answer.headers());
+        }
+    }
+
     fn note(&self, uri: &Uri, headers: &HeaderMap) {
         let is_some = |name: &&str| {
             let count = headers.get(*name).and_then(|v| v.to_str().ok());
@@ -90,46 +98,8 @@ fn last_part(path: &str) -> &str {
 }
 
 /// Whether a request reads an object: those for lists, tags and versions have a query.
-fn reads_object(method: &Method, uri: &Uri) -> bool {
+pub(super) fn reads_object(method: &Method, uri: &Uri) -> bool {
     *method == Method::GET && uri.query().is_none_or(str::is_empty)
-}
-
-/// Connects as another connector does, and takes in what answers tell.
-#[derive(Debug)]
-pub(super) struct Noting<C> {
-    pub(super) inner: C,
-    pub(super) tagged: Arc<Tagged>,
-}
-
-impl<C: HttpConnector> HttpConnector for Noting<C> {
-    fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
-        Ok(HttpClient::new(NotingClient {
-            inner: self.inner.connect(options)?,
-            tagged: Arc::clone(&self.tagged),
-        }))
-    }
-}
-
-#[derive(Debug)]
-struct NotingClient {
-    inner: HttpClient,
-    tagged: Arc<Tagged>,
-}
-
-#[async_trait]
-impl HttpService for NotingClient {
-    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        let uri = reads_object(request.method(), request.uri()).then(|| request.uri().clone());
-        let answer = self.inner.execute(request).await?;
-        let is_read = matches!(
-            answer.status(),
-            StatusCode::OK | StatusCode::PARTIAL_CONTENT
-        );
-        if let Some(uri) = uri.filter(|_| is_read) {
-            self.tagged.note(&uri, answer.headers());
-        }
-        Ok(answer)
-    }
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
 //! What is tried once by each process, and work on a store that goes on beside other work.
 
 use super::Store;
+use crate::base::lock;
 use crate::error::Result;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{Builder, JoinHandle};
 
 /// A fact about a store that is found out by trying. Who asks while it is tried waits for the answer.
@@ -29,7 +30,7 @@ impl Tried {
         if let Some(known) = self.known() {
             return Ok(known);
         }
-        let _trying = self.0.trying.lock().unwrap_or_else(PoisonError::into_inner);
+        let _trying = lock(&self.0.trying);
         if let Some(known) = self.known() {
             return Ok(known);
         }

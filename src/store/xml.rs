@@ -1,107 +1,199 @@
-//! The small XML answers of S3 and Azure, as a tree.
+//! The XML documents of S3 and Azure: answers, and the tags that are sent.
 //!
-//! It knows no meaning; `signed`, `versions`, `retention` and `exclude` look for what they need. Namespaces
-//! and attributes are passed over: no answer needs them.
+//! Answers are hostile. A document is no longer than `requests` lets it be, unknown elements are skipped without
+//! recursion, and no entity is known but XML's own five.
 
-use quick_xml::Reader;
-use quick_xml::escape::resolve_predefined_entity;
-use quick_xml::events::Event;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
-/// Elements within each other; the answers have five at most.
-const DEEPEST: usize = 16;
-
-/// An element, what text it has itself, and the elements in it.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Element {
-    pub name: String,
-    pub text: String,
-    pub children: Vec<Element>,
+/// A document, by the name of its root.
+#[derive(Debug, Deserialize)]
+pub(super) enum Document {
+    Error(Refusal),
+    #[serde(alias = "Tags")]
+    Tagging(Tagging),
+    // versitygw says `ObjectLockRetention`.
+    #[serde(alias = "ObjectLockRetention")]
+    Retention(Retention),
+    LegalHold(Status),
+    ObjectLockConfiguration(LockConfiguration),
+    VersioningConfiguration(Status),
+    #[serde(alias = "ListMultipartUploadsResult")]
+    ListVersionsResult(Page),
+    /// The part's ETag, and the checksums that putting the parts together must repeat.
+    CopyPartResult(BTreeMap<String, String>),
 }
 
-impl Element {
-    /// The first child of that name.
-    pub fn child(&self, name: &str) -> Option<&Element> {
-        self.children.iter().find(|c| c.name == name)
-    }
-
-    /// The children of that name.
-    pub fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Element> {
-        self.children.iter().filter(move |c| c.name == name)
-    }
-
-    /// The text of the first child of that name, without the white space around it.
-    pub fn text_of(&self, name: &str) -> Option<&str> {
-        Some(self.child(name)?.text.trim())
+impl Document {
+    /// `None` if this is no such document.
+    pub(super) fn read(xml: &[u8]) -> Option<Self> {
+        quick_xml::de::from_str(std::str::from_utf8(xml).ok()?).ok()
     }
 }
 
-/// The root of a document; `None` where it is no whole XML.
-pub(super) fn parse(xml: &[u8]) -> Option<Element> {
-    let mut reader = Reader::from_reader(xml);
-    // The last is the one that is open; the first holds the root.
-    let mut open = vec![Element::default()];
-    loop {
-        match reader.read_event().ok()? {
-            Event::Start(e) => {
-                if open.len() > DEEPEST {
-                    return None;
-                }
-                open.push(named(e.local_name().as_ref())?);
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub(super) struct Refusal {
+    /// Such as `NoSuchKey`.
+    #[serde(default)]
+    pub(super) code: String,
+}
+
+/// The tags of an object.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub(super) struct Tagging {
+    #[serde(default)]
+    pub(super) tag_set: TagSet,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct TagSet {
+    #[serde(default, rename = "Tag")]
+    pub(super) tags: Vec<Tag>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub(super) struct Tag {
+    pub(super) key: String,
+    pub(super) value: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+#[derive(Default)]
+pub(super) struct Retention {
+    pub(super) mode: String,
+    pub(super) retain_until_date: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub(super) struct Status {
+    #[serde(default)]
+    pub(super) status: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+pub(super) struct LockConfiguration {
+    pub(super) object_lock_enabled: String,
+    pub(super) rule: Rule,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+pub(super) struct Rule {
+    pub(super) default_retention: Option<DefaultRetention>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+pub(super) struct DefaultRetention {
+    pub(super) mode: String,
+    pub(super) days: String,
+    pub(super) years: String,
+}
+
+/// A page of a listing of versions or of uploads.
+#[derive(Debug, Default, Deserialize)]
+#[serde(from = "Items")]
+pub(super) struct Page {
+    /// In the order of the page.
+    pub(super) entries: Vec<Entry>,
+    pub(super) is_truncated: bool,
+    /// Whether names are percent-encoded.
+    pub(super) is_encoded: bool,
+    /// Where the next page begins.
+    pub(super) next_key: String,
+    pub(super) next_id: String,
+}
+
+#[derive(Debug)]
+pub(super) enum Entry {
+    Version(Box<Fields>),
+    DeleteMarker(Box<Fields>),
+    Upload(Box<Fields>),
+}
+
+/// What an entry has, whatever it is.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub(super) struct Fields {
+    pub(super) key: Option<String>,
+    pub(super) version_id: Option<String>,
+    pub(super) is_latest: Option<String>,
+    pub(super) last_modified: Option<String>,
+    pub(super) size: Option<String>,
+    pub(super) upload_id: Option<String>,
+    pub(super) initiated: Option<String>,
+}
+
+/// All elements of a page: servers mix versions, marks and settings in any order.
+#[derive(Deserialize)]
+struct Items {
+    #[serde(default, rename = "$value")]
+    items: Vec<Item>,
+}
+
+#[derive(Deserialize)]
+enum Item {
+    Version(Box<Fields>),
+    DeleteMarker(Box<Fields>),
+    Upload(Box<Fields>),
+    IsTruncated(String),
+    EncodingType(String),
+    NextKeyMarker(String),
+    #[serde(alias = "NextUploadIdMarker")]
+    NextVersionIdMarker(String),
+    #[serde(other)]
+    Other,
+}
+
+impl From<Items> for Page {
+    fn from(all: Items) -> Self {
+        let mut page = Page::default();
+        for item in all.items {
+            match item {
+                Item::Version(fields) => page.entries.push(Entry::Version(fields)),
+                Item::DeleteMarker(fields) => page.entries.push(Entry::DeleteMarker(fields)),
+                Item::Upload(fields) => page.entries.push(Entry::Upload(fields)),
+                Item::IsTruncated(text) => page.is_truncated = text == "true",
+                Item::EncodingType(text) => page.is_encoded = text == "url",
+                Item::NextKeyMarker(text) => page.next_key = text,
+                Item::NextVersionIdMarker(text) => page.next_id = text,
+                Item::Other => {}
             }
-            Event::Empty(e) => {
-                let element = named(e.local_name().as_ref())?;
-                open.last_mut()?.children.push(element);
-            }
-            Event::End(_) => {
-                let element = open.pop()?;
-                open.last_mut()?.children.push(element);
-            }
-            Event::Text(text) => open.last_mut()?.text.push_str(&text.decode().ok()?),
-            Event::CData(text) => open.last_mut()?.text.push_str(&text.decode().ok()?),
-            Event::GeneralRef(r) => {
-                let text = &mut open.last_mut()?.text;
-                match r.resolve_char_ref().ok()? {
-                    Some(c) => text.push(c),
-                    None => text.push_str(resolve_predefined_entity(&r.decode().ok()?)?),
-                }
-            }
-            Event::Eof => break,
-            Event::Comment(_) | Event::Decl(_) | Event::PI(_) | Event::DocType(_) => {}
         }
+        page
     }
-    let [document] = &mut open[..] else {
-        return None;
-    };
-    document.children.pop()
-}
-
-fn named(name: &[u8]) -> Option<Element> {
-    Some(Element {
-        name: std::str::from_utf8(name).ok()?.to_owned(),
-        ..Element::default()
-    })
-}
-
-/// A text as it stands between two tags.
-pub(super) fn escape(text: &str) -> String {
-    quick_xml::escape::escape(text).into_owned()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn tags(xml: &str) -> Option<Vec<(String, String)>> {
+        match Document::read(xml.as_bytes())? {
+            Document::Tagging(t) => Some(
+                t.tag_set
+                    .tags
+                    .into_iter()
+                    .map(|t| (t.key, t.value))
+                    .collect(),
+            ),
+            _ => None,
+        }
+    }
+
     #[test]
-    fn a_document_becomes_a_tree() {
-        let root = parse(
-            b"\xef\xbb\xbf<?xml version=\"1.0\"?>\n<a xmlns=\"urn:x\" x=\"1\"><b> one &amp;&#x20;<![CDATA[two<]]> </b><c/><b>3</b></a>\n",
-        )
-        .unwrap();
-        assert_eq!(root.name, "a");
-        assert_eq!(root.text_of("b"), Some("one & two<"));
-        assert_eq!(root.text_of("c"), Some(""));
-        assert_eq!(root.text_of("d"), None);
-        assert_eq!(root.all("b").count(), 2);
+    fn a_document_is_read_whatever_stands_around_it() {
+        let xml = "\u{feff}<?xml version=\"1.0\"?>\n<s:Tagging xmlns:s=\"urn:x\" x=\"1\">\n <!-- no --><Own><Tag/></Own>\n<TagSet>\n <Tag><Key> one &amp;&#x20;<![CDATA[two<]]> </Key>\n<Value/><More>x</More></Tag> </TagSet>\n</s:Tagging>\n";
+        let one = (" one & two< ".to_owned(), String::new());
+        assert_eq!(tags(xml), Some(vec![one]));
+        assert_eq!(tags("<Tags><TagSet>\n</TagSet></Tags>"), Some(vec![]));
+        assert_eq!(tags("<Tagging/>"), Some(vec![]));
     }
 
     #[test]
@@ -109,19 +201,132 @@ mod tests {
         for bad in [
             "",
             "text",
-            "<a>",
-            "<a></b>",
-            "<a>&nope;</a>",
-            &"<a>".repeat(40),
+            "<Tagging>",
+            "<Tagging><TagSet>",
+            "<Tagging></TagSet>",
+            "<Tagging><TagSet><Tag><Key>k</Key></Tag></TagSet></Tagging>",
+            "<Retention>text</Tagging>",
+            "<html/>",
         ] {
-            assert_eq!(parse(bad.as_bytes()), None, "{bad}");
+            assert!(Document::read(bad.as_bytes()).is_none(), "{bad}");
+        }
+        assert!(Document::read(b"<Error><Code>\xff</Code></Error>").is_none());
+    }
+
+    #[test]
+    fn entities_are_not_expanded() {
+        let code = |text: &str, dtd: &str| {
+            let xml = format!("{dtd}<Error><Code>{text}</Code></Error>");
+            match Document::read(xml.as_bytes()) {
+                Some(Document::Error(e)) => Some(e.code),
+                _ => None,
+            }
+        };
+        let dtd =
+            r#"<!DOCTYPE Error [<!ENTITY own "x"><!ENTITY file SYSTEM "file:///etc/hostname">]>"#;
+        assert_eq!(code("a&lt;b", dtd).as_deref(), Some("a<b"));
+        for entity in ["&own;", "&file;", "&nope;", "&#xFFFFFFFF;"] {
+            assert_eq!(code(entity, dtd), None, "{entity}");
         }
     }
 
     #[test]
-    fn text_survives_escaping() {
-        let odd = "a<b>&\"c'";
-        let root = parse(format!("<a>{}</a>", escape(odd)).as_bytes()).unwrap();
-        assert_eq!(root.text, odd);
+    fn depth_does_not_end_the_stack() {
+        for tag in ["x", "Tag", "TagSet", "Version", "Rule"] {
+            let deep = format!("<{tag}>").repeat(100_000);
+            let closed = deep.clone() + &format!("</{tag}>").repeat(100_000);
+            for root in ["Tagging", "ListVersionsResult", "Error", "CopyPartResult"] {
+                assert!(Document::read(format!("<{root}>{deep}").as_bytes()).is_none());
+                // It is skipped or refused.
+                let _ = Document::read(format!("<{root}>{closed}</{root}>").as_bytes());
+            }
+        }
+    }
+
+    #[test]
+    fn no_answer_panics() {
+        let parts = [
+            "<Tagging>",
+            "</Tagging>",
+            "<TagSet>",
+            "</TagSet>",
+            "<Tag>",
+            "</Tag>",
+            "<Key>",
+            "</Key>",
+            "<Value/>",
+            "<Error>",
+            "</Error>",
+            "<Code>",
+            "</Code>",
+            "<ListVersionsResult>",
+            "</ListVersionsResult>",
+            "<Version>",
+            "</Version>",
+            "<IsTruncated>",
+            "</IsTruncated>",
+            "<CopyPartResult>",
+            "</CopyPartResult>",
+            "<ETag>",
+            "</ETag>",
+            "<Retention>",
+            "</Retention>",
+            "<Mode>",
+            "</Mode>",
+            "<x>",
+            "</x>",
+            "<x/>",
+            "text",
+            " ",
+            "&amp;",
+            "&no;",
+            "<![CDATA[c]]>",
+            "<!DOCTYPE d>",
+            "<!-- c -->",
+            "<?pi?>",
+            "xsi:nil=\"true\"",
+            "<Key xsi:nil=\"true\">",
+            "<",
+        ];
+        let mut rng = fastrand::Rng::with_seed(18);
+        for _ in 0..20_000 {
+            let root = [
+                "Tagging",
+                "Error",
+                "ListVersionsResult",
+                "CopyPartResult",
+                "Retention",
+            ];
+            let root = root[rng.usize(..5)];
+            let inner: String = (0..rng.usize(..9))
+                .map(|_| parts[rng.usize(..parts.len())])
+                .collect();
+            let _ = Document::read(format!("<{root}>{inner}</{root}>").as_bytes());
+            let _ = Document::read(inner.as_bytes());
+        }
+    }
+
+    #[test]
+    fn a_page_may_have_any_order() {
+        let xml = "<ListVersionsResult><Name>b</Name><Version><Key>a</Key><Owner><ID>o</ID></Owner></Version><DeleteMarker><Key>b</Key></DeleteMarker><CommonPrefixes/><IsTruncated>true</IsTruncated><Version><Key>c</Key><Size>7</Size></Version><NextKeyMarker>c</NextKeyMarker><NextVersionIdMarker>v</NextVersionIdMarker><EncodingType>url</EncodingType></ListVersionsResult>";
+        let Some(Document::ListVersionsResult(page)) = Document::read(xml.as_bytes()) else {
+            panic!("no page");
+        };
+        let kinds = page.entries.iter().map(|e| match e {
+            Entry::Version(f) => ("version", f.key.as_deref()),
+            Entry::DeleteMarker(f) => ("mark", f.key.as_deref()),
+            Entry::Upload(f) => ("upload", f.key.as_deref()),
+        });
+        let kinds: Vec<_> = kinds.collect();
+        assert_eq!(
+            kinds,
+            [
+                ("version", Some("a")),
+                ("mark", Some("b")),
+                ("version", Some("c"))
+            ]
+        );
+        assert!(page.is_truncated && page.is_encoded);
+        assert_eq!((&*page.next_key, &*page.next_id), ("c", "v"));
     }
 }

@@ -3,12 +3,13 @@
 //! Nobody logs in there, so nobody may hold it: of too many connections the oldest is closed. So a probe of Kubernetes,
 //! which connects anew and asks at once, is answered although somebody holds all other connections.
 
+use crate::base::lock;
 use axum::serve::Listener;
 use std::collections::VecDeque;
 use std::io::{Error, ErrorKind, Result};
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -56,10 +57,6 @@ impl Guarded {
     }
 }
 
-fn locked(open: &Open) -> MutexGuard<'_, VecDeque<(u64, oneshot::Sender<()>)>> {
-    open.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Listener for Guarded {
     type Io = Connection;
     type Addr = SocketAddr;
@@ -68,7 +65,7 @@ impl Listener for Guarded {
         let (stream, address) = Listener::accept(&mut self.inner).await;
         let (sender, closed) = oneshot::channel();
         self.count += 1;
-        let mut open = locked(&self.open);
+        let mut open = lock(&self.open);
         while open.len() >= self.limits.connections {
             open.pop_front();
         }
@@ -115,7 +112,7 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        locked(&self.open).retain(|(number, _)| *number != self.number);
+        lock(&self.open).retain(|(number, _)| *number != self.number);
     }
 }
 

@@ -3,6 +3,7 @@
 //! Whatever was not told yet is not exposed: a job that saves nothing has no last snapshot. Label values come
 //! from small sets, or are names of members; never keys, values, URLs or anything from a message.
 
+use crate::base::lock;
 use crate::error::{Error, Reason};
 use chrono::{DateTime, Utc};
 use prometheus_client::encoding::text::encode;
@@ -16,7 +17,7 @@ use prometheus_client::metrics::{MetricType, TypedMetric};
 use prometheus_client::registry::{Metric, Registry, Unit};
 use std::fmt;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 /// What all names begin with.
@@ -70,7 +71,7 @@ type Since = Option<(DateTime<Utc>, Instant, Duration)>;
 
 impl Age {
     fn set(&self, since: Option<DateTime<Utc>>) {
-        let mut age = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut age = lock(&self.0);
         let before = age.flatten();
         *age = Some(since.map(|since| match before {
             Some(same) if same.0 == since => same,
@@ -84,7 +85,7 @@ impl Age {
 
 impl EncodeMetric for Age {
     fn encode(&self, encoder: MetricEncoder<'_>) -> fmt::Result {
-        let age = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let age = *lock(&self.0);
         let seconds = age
             .flatten()
             .map_or(0.0, |(_, told, old)| (told.elapsed() + old).as_secs_f64());
@@ -96,7 +97,7 @@ impl EncodeMetric for Age {
     }
 
     fn is_empty(&self) -> bool {
-        let age = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let age = lock(&self.0);
         age.is_none()
     }
 }
@@ -178,55 +179,78 @@ pub struct Verified {
     pub drill: Option<(bool, Duration)>,
 }
 
-/// All metrics of a process. Clones are the same metrics.
-#[derive(Debug, Clone)]
-pub struct Metrics {
-    registry: Arc<Registry>,
-    names: Arc<[String]>,
-    /// Locked by `job_ended` and by `encode`. So a text that tells the end of a job tells its failure and duration,
-    /// too.
-    whole: Arc<Mutex<()>>,
-    last_time: Family<Labels<1>, Float>,
-    last_revision: Family<Labels<1>, Int>,
-    last_stored: Family<Labels<1>, Int>,
-    last_uncompressed: Family<Labels<1>, Int>,
-    durations: Family<Labels<2>, Histogram, fn() -> Histogram>,
-    saved_events: Known<Counter>,
-    etcd_read: Known<Counter>,
-    store_read: Known<Counter>,
-    store_written: Known<Counter>,
-    failures: Family<Labels<3>, Counter>,
-    unsaved_revisions: Known<Int>,
-    unsaved_for: Age,
-    buffer: Known<Int>,
-    spool: Known<Int>,
-    first_restorable: Known<Int>,
-    last_restorable: Known<Int>,
-    first_restorable_time: Known<Float>,
-    last_restorable_time: Known<Float>,
-    lock_held: Known<Int>,
-    reconnects: Known<Counter>,
-    fulls: Family<Labels<1>, Counter>,
-    job_seconds: Family<Labels<1>, Float>,
-    job_succeeded: Family<Labels<1>, Int>,
-    job_ended: Family<Labels<1>, Float>,
-    folded_deltas: Known<Int>,
-    folded_events: Known<Int>,
-    compact_read: Known<Int>,
-    compact_written: Known<Int>,
-    defragmented: Family<Labels<1>, Counter>,
-    copied: Family<Labels<1>, Counter>,
-    not_copied: Known<Int>,
-    in_step: Known<Float>,
-    verify_errors: Known<Int>,
-    verify_findings: Family<Labels<1>, Int>,
-    verify_snapshots: Known<Int>,
-    verify_read: Known<Int>,
-    verify_newest: Known<Float>,
-    verify_newest_age: Known<Float>,
-    drill_succeeded: Known<Int>,
-    drill_seconds: Known<Float>,
+/// Declares the metrics that are alike: the field, its type, its unit, its name, and what it tells.
+macro_rules! metrics {
+    ($($field:ident: $type:ty = $unit:ident($name:literal, $help:literal);)*) => {
+        /// All metrics of a process. Clones are the same metrics.
+        #[derive(Debug, Clone)]
+        pub struct Metrics {
+            registry: Arc<Registry>,
+            names: Arc<[String]>,
+            /// Locked by `job_ended` and by `encode`. So a text that tells the end of a job tells its failure and
+            /// duration, too.
+            whole: Arc<Mutex<()>>,
+            durations: Durations,
+            $($field: $type,)*
+        }
+
+        impl Metrics {
+            fn register(mut r: Register, durations: Durations) -> Self {
+                Metrics {
+                    durations,
+                    $($field: r.$unit($name, $help),)*
+                    names: r.names.into(),
+                    whole: Arc::default(),
+                    registry: Arc::new(r.registry),
+                }
+            }
+        }
+    };
 }
+
+metrics! {
+    last_time: Family<Labels<1>, Float> = seconds("last_snapshot_timestamp", "When the last snapshot was saved, in unix time");
+    last_revision: Family<Labels<1>, Int> = plain("last_snapshot_revision", "The newest revision in the last snapshot");
+    last_stored: Family<Labels<1>, Int> = bytes("last_snapshot_stored", "The last snapshot's size in the store");
+    last_uncompressed: Family<Labels<1>, Int> = bytes("last_snapshot_uncompressed", "The last snapshot's size before it was compressed");
+    saved_events: Known<Counter> = plain("saved_events", "Events saved in delta snapshots");
+    etcd_read: Known<Counter> = bytes("etcd_read", "Read from etcd: snapshots and events");
+    store_read: Known<Counter> = bytes("store_read", "Read from the store");
+    store_written: Known<Counter> = bytes("store_written", "Written to the store");
+    failures: Family<Labels<3>, Counter> = plain("failures", "Failures, also those that were overcome, by the reason and exit code of docs/exit-codes.md");
+    unsaved_revisions: Known<Int> = plain("unsaved_revisions", "Revisions of etcd that are in no snapshot yet");
+    unsaved_for: Age = seconds("unsaved_age", "How long the oldest change has been waiting that is in no snapshot yet, or that may be in none: the recovery point objective");
+    buffer: Known<Int> = bytes("buffer", "Events in memory that are in no snapshot yet");
+    spool: Known<Int> = bytes("spool", "Events in the temporary directory that wait for the store");
+    first_restorable: Known<Int> = plain("restorable_first_revision", "The first revision that can be restored without a gap up to the last one");
+    last_restorable: Known<Int> = plain("restorable_last_revision", "The last revision that can be restored");
+    first_restorable_time: Known<Float> = seconds("restorable_first_timestamp", "When the first restorable revision was, in unix time");
+    last_restorable_time: Known<Float> = seconds("restorable_last_timestamp", "When the last restorable revision was, in unix time");
+    lock_held: Known<Int> = plain("lock_held", "1 where this process has the lock and saves, 0 where it waits for it");
+    reconnects: Known<Counter> = plain("etcd_reconnects", "Times that etcd was asked anew after a connection or a watch had ended");
+    fulls: Family<Labels<1>, Counter> = plain("full_snapshots", "Full snapshots that were saved, by why one was due");
+    job_seconds: Family<Labels<1>, Float> = seconds("job_duration", "How long the last run of a job took");
+    job_succeeded: Family<Labels<1>, Int> = plain("job_succeeded", "1 where the last run of a job succeeded, 0 where it failed");
+    job_ended: Family<Labels<1>, Float> = seconds("job_last_run_timestamp", "When the last run of a job ended, in unix time");
+    folded_deltas: Known<Int> = plain("compact_deltas", "Delta snapshots that the last compaction folded");
+    folded_events: Known<Int> = plain("compact_events", "Events that the last compaction folded");
+    compact_read: Known<Int> = bytes("compact_read", "Read from the store by the last compaction");
+    compact_written: Known<Int> = bytes("compact_written", "The snapshot's size that the last compaction wrote, 0 where none was due");
+    defragmented: Family<Labels<1>, Counter> = bytes("defragmented", "Given back by defragmentations of a member's database");
+    copied: Family<Labels<1>, Counter> = plain("copied_snapshots", "Snapshots copied to another store");
+    not_copied: Known<Int> = plain("copy_failed_snapshots", "Snapshots that are wanted in the other store and could not be copied, as of the last listing");
+    in_step: Known<Float> = seconds("copy_complete_timestamp", "When the other store was last seen to have all that is wanted, in unix time");
+    verify_errors: Known<Int> = plain("verify_errors", "Findings that made the last verification fail, 0 where it succeeded");
+    verify_findings: Family<Labels<1>, Int> = plain("verify_findings", "Findings of the last verification, by the reason of docs/verify-result.schema.json");
+    verify_snapshots: Known<Int> = plain("verify_snapshots", "Snapshots that the last verification read");
+    verify_read: Known<Int> = bytes("verify_read", "Read from the store by the last verification");
+    verify_newest: Known<Float> = seconds("verify_newest_snapshot_timestamp", "When the newest snapshot was made, by its name, in unix time");
+    verify_newest_age: Known<Float> = seconds("verify_newest_snapshot_age", "How old the newest snapshot was at the last verification");
+    drill_succeeded: Known<Int> = plain("verify_drill_succeeded", "1 where the last restore drill succeeded, 0 where it failed");
+    drill_seconds: Known<Float> = seconds("verify_drill_duration", "How long the last restore drill took");
+}
+
+type Durations = Family<Labels<2>, Histogram, fn() -> Histogram>;
 
 /// Registers metrics, and remembers their names as the exposition has them in `# TYPE`.
 struct Register {
@@ -294,54 +318,7 @@ impl Metrics {
             "How long it took to save a snapshot, or until that failed",
             durations,
         );
-        Metrics {
-            durations,
-            last_time: r.seconds("last_snapshot_timestamp", "When the last snapshot was saved, in unix time"),
-            last_revision: r.plain("last_snapshot_revision", "The newest revision in the last snapshot"),
-            last_stored: r.bytes("last_snapshot_stored", "The last snapshot's size in the store"),
-            last_uncompressed: r.bytes("last_snapshot_uncompressed", "The last snapshot's size before it was compressed"),
-            saved_events: r.plain("saved_events", "Events saved in delta snapshots"),
-            etcd_read: r.bytes("etcd_read", "Read from etcd: snapshots and events"),
-            store_read: r.bytes("store_read", "Read from the store"),
-            store_written: r.bytes("store_written", "Written to the store"),
-            failures: r.plain("failures", "Failures, also those that were overcome, by the reason and exit code of docs/exit-codes.md"),
-            unsaved_revisions: r.plain("unsaved_revisions", "Revisions of etcd that are in no snapshot yet"),
-            unsaved_for: r.seconds("unsaved_age", "How long the oldest change has been waiting that is in no snapshot yet, or that may be in none: the recovery point objective"),
-            buffer: r.bytes("buffer", "Events in memory that are in no snapshot yet"),
-            spool: r.bytes(
-                "spool",
-                "Events in the temporary directory that wait for the store",
-            ),
-            first_restorable: r.plain("restorable_first_revision", "The first revision that can be restored without a gap up to the last one"),
-            last_restorable: r.plain("restorable_last_revision", "The last revision that can be restored"),
-            first_restorable_time: r.seconds("restorable_first_timestamp", "When the first restorable revision was, in unix time"),
-            last_restorable_time: r.seconds("restorable_last_timestamp", "When the last restorable revision was, in unix time"),
-            lock_held: r.plain("lock_held", "1 where this process has the lock and saves, 0 where it waits for it"),
-            reconnects: r.plain("etcd_reconnects", "Times that etcd was asked anew after a connection or a watch had ended"),
-            fulls: r.plain("full_snapshots", "Full snapshots that were saved, by why one was due"),
-            job_seconds: r.seconds("job_duration", "How long the last run of a job took"),
-            job_succeeded: r.plain("job_succeeded", "1 where the last run of a job succeeded, 0 where it failed"),
-            job_ended: r.seconds("job_last_run_timestamp", "When the last run of a job ended, in unix time"),
-            folded_deltas: r.plain("compact_deltas", "Delta snapshots that the last compaction folded"),
-            folded_events: r.plain("compact_events", "Events that the last compaction folded"),
-            compact_read: r.bytes("compact_read", "Read from the store by the last compaction"),
-            compact_written: r.bytes("compact_written", "The snapshot's size that the last compaction wrote, 0 where none was due"),
-            defragmented: r.bytes("defragmented", "Given back by defragmentations of a member's database"),
-            copied: r.plain("copied_snapshots", "Snapshots copied to another store"),
-            not_copied: r.plain("copy_failed_snapshots", "Snapshots that are wanted in the other store and could not be copied, as of the last listing"),
-            in_step: r.seconds("copy_complete_timestamp", "When the other store was last seen to have all that is wanted, in unix time"),
-            verify_errors: r.plain("verify_errors", "Findings that made the last verification fail, 0 where it succeeded"),
-            verify_findings: r.plain("verify_findings", "Findings of the last verification, by the reason of docs/verify-result.schema.json"),
-            verify_snapshots: r.plain("verify_snapshots", "Snapshots that the last verification read"),
-            verify_read: r.bytes("verify_read", "Read from the store by the last verification"),
-            verify_newest: r.seconds("verify_newest_snapshot_timestamp", "When the newest snapshot was made, by its name, in unix time"),
-            verify_newest_age: r.seconds("verify_newest_snapshot_age", "How old the newest snapshot was at the last verification"),
-            drill_succeeded: r.plain("verify_drill_succeeded", "1 where the last restore drill succeeded, 0 where it failed"),
-            drill_seconds: r.seconds("verify_drill_duration", "How long the last restore drill took"),
-            names: r.names.into(),
-            whole: Arc::default(),
-            registry: Arc::new(r.registry),
-        }
+        Self::register(r, durations)
     }
 
     /// The names of all there are, whether known or not, as `# TYPE` has them.
@@ -355,7 +332,7 @@ impl Metrics {
     /// `Internal`.
     pub fn encode(&self) -> Result<String, Error> {
         let mut text = String::new();
-        let _whole = self.whole.lock().unwrap_or_else(PoisonError::into_inner);
+        let _whole = lock(&self.whole);
         encode(&mut text, &self.registry)
             .map_err(|_| Error::internal("metrics that cannot be written down"))?;
         Ok(text)
@@ -501,7 +478,7 @@ impl Metrics {
     /// A run of a job ended now, after so long; `failure` is why it failed.
     pub fn job_ended(&self, job: &'static str, took: Duration, failure: Option<Reason>) {
         let labels = [("job", job.to_owned())];
-        let _whole = self.whole.lock().unwrap_or_else(PoisonError::into_inner);
+        let _whole = lock(&self.whole);
         self.job_seconds
             .get_or_create(&labels)
             .set(took.as_secs_f64());

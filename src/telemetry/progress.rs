@@ -1,8 +1,9 @@
 //! Progress: bars on a terminal, a line in the log now and then elsewhere.
 
+use crate::base::lock;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use std::io::{self, IsTerminal, Write};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
 /// All bars of the process, so that log lines do not tear them.
@@ -70,7 +71,7 @@ impl Step {
             bar.inc(n);
             return;
         }
-        let mut done = self.0.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut done = lock(&self.0.bytes);
         done.0 += n;
         if done.1.elapsed() >= LOG_EVERY {
             done.1 = Instant::now();

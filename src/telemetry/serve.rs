@@ -6,7 +6,7 @@
 use super::guard::{Guarded, Limits};
 use super::metrics::Metrics;
 use crate::base::Cancel;
-use crate::error::{Error, Reason, Result};
+use crate::error::{Reason, Result};
 use axum::Router;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -145,14 +145,11 @@ fn serve_within(
                 let what = format!(
                     "cannot serve metrics at {address}: {e}; ports below 1024 need a privilege: give a higher one"
                 );
-                return Error::new(Reason::PermissionDenied, what);
+                return Reason::PermissionDenied.error(what);
             }
             _ => "give an address of this machine, or none before the colon for all of them",
         };
-        Error::new(
-            Reason::Configuration,
-            format!("cannot serve metrics at {address}: {e}; {what}"),
-        )
+        Reason::Configuration.error(format!("cannot serve metrics at {address}: {e}; {what}"))
     };
     let listener = address.bind().map_err(failed)?;
     listener.set_nonblocking(true).map_err(failed)?;

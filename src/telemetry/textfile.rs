@@ -32,7 +32,7 @@ fn folder(file: &Path) -> &Path {
 pub fn check(file: &Path) -> Result<()> {
     let wrong = |what: String| {
         let message = format!("--metrics-file {}: {what}", file.display());
-        Err(Error::new(Reason::Configuration, message))
+        Err(Reason::Configuration.error(message))
     };
     match folder(file) {
         f if !f.is_dir() => wrong(format!("the folder {} is not there", f.display())),

@@ -3,6 +3,7 @@
 //! completes it.
 
 use crate::support::buckets::{Bucket, Objects, objects_in, objects_of};
+use crate::support::conformance::runtime;
 use crate::support::faults::{Call, Fault, FaultStore, Strike};
 use crate::support::history::{Compression, with_checksum};
 use crate::support::minio::Minio;
@@ -15,6 +16,7 @@ use deltafold::bucket::Catalog;
 use deltafold::job::Context;
 use deltafold::job::copy::plan::{Form, Wanted};
 use deltafold::job::copy::{Fate, Options, Outcome, Status, run};
+use deltafold::job::report::Report;
 use deltafold::store::exclude::ExcludeTags;
 use deltafold::store::{Folder, Store};
 use futures::{FutureExt, TryStreamExt};
@@ -120,11 +122,6 @@ fn gap(paths: &[String]) -> (usize, usize) {
 fn first_missing(paths: &[String]) -> usize {
     let is_missing = |n: &usize| !paths.contains(&wide_delta(*n));
     (0..WIDE).find(is_missing).unwrap_or(WIDE)
-}
-
-fn runtime() -> Runtime {
-    let mut builder = tokio::runtime::Builder::new_multi_thread();
-    builder.worker_threads(2).enable_all().build().unwrap()
 }
 
 /// Where a bucket is.
@@ -259,7 +256,7 @@ impl<'r> Sides<'r> {
         }
     }
 
-    fn run(&self, options: &Options) -> deltafold::Result<Outcome> {
+    fn run(&self, options: &Options) -> deltafold::Result<Report<Outcome>> {
         let shown = self.target.watched(&self.to, self.useless);
         let one = |store: Store| store.with_requests(options.parallel);
         let from = one(self.source.store(self.rt, &self.from));
@@ -274,7 +271,7 @@ impl<'r> Sides<'r> {
             trust: Default::default(),
             limits: Default::default(),
         };
-        let ended = run(&context(from), &context(to), options).map(|(outcome, _)| outcome);
+        let ended = run(&context(from), &context(to), options);
         let mut shown = shown.lock().unwrap().clone();
         shown.extend((self.useless)(&catalog(&self.target.paths())));
         assert_eq!(shown, [""; 0], "shown without a base");
@@ -356,7 +353,7 @@ fn every_call_fails(
                 let ended = struck.run(&options);
                 runs += 1;
                 let (reason, message) = match &ended {
-                    Ok(o) => (o.reason, o.message.clone().unwrap_or_default()),
+                    Ok(o) => (o.error.reason, o.error.message.clone().unwrap_or_default()),
                     Err(e) => (Some(e.reason()), e.to_string()),
                 };
                 if let Some(reason) = reason {
@@ -378,7 +375,7 @@ fn every_call_fails(
                 let o = again
                     .run(&options)
                     .unwrap_or_else(|e| panic!("{what}, then {e}"));
-                assert_eq!(o.reason, None, "{what}, then {:?}", o.message);
+                assert_eq!(o.error.reason, None, "{what}, then {:?}", o.error.message);
                 let now = target.objects(&rt);
                 assert_eq!(
                     now.keys().collect::<Vec<_>>(),
@@ -476,7 +473,7 @@ fn a_source_that_is_cleared_meanwhile() {
             }
         });
         let o = sides.run(&options(Form::default())).unwrap();
-        assert_eq!(o.reason, None, "{nth}: {:?}", o.message);
+        assert_eq!(o.error.reason, None, "{nth}: {:?}", o.error.message);
         assert!(o.rounds >= 2, "{nth}: {}", o.rounds);
         assert!(target.paths().contains(&new), "{nth}: {:?}", target.paths());
     }
@@ -501,7 +498,7 @@ fn large_plan<T: Clone + Default + Send + 'static>(
     named: usize,
     fault: Fault,
     meanwhile: impl Fn(&Place) -> T + Send + 'static,
-) -> (Outcome, Place, T) {
+) -> (Report<Outcome>, Place, T) {
     let (source, target) = (Place::memory(&wide()), Place::memory(&Objects::new()));
     let strike = Strike {
         call: Call::Copy,
@@ -536,7 +533,7 @@ fn names_of_a_large_plan_wait_for_their_full() {
         (waits, gap(&place.paths()))
     });
     assert_eq!(seen, (true, (0, 0)));
-    assert_eq!(o.reason, None, "{:?}", o.message);
+    assert_eq!(o.error.reason, None, "{:?}", o.error.message);
     assert!(target.objects(&rt) == wide());
 }
 
@@ -557,7 +554,7 @@ fn names_of_a_large_plan_go_side_by_side() {
         (goes_on, beside())
     });
     assert_eq!(seen, (true, (1, AT_ONCE - 1)));
-    assert_eq!(o.reason, None, "{:?}", o.message);
+    assert_eq!(o.error.reason, None, "{:?}", o.error.message);
     assert!(target.objects(&rt) == wide());
 }
 
@@ -566,7 +563,12 @@ fn names_of_a_large_plan_go_side_by_side() {
 fn a_failure_in_the_middle_of_a_large_plan() {
     let rt = runtime();
     let (o, target, ()) = large_plan(&rt, 20, Fault::Denied, |_| ());
-    assert_eq!(o.reason, Some(Reason::PermissionDenied), "{:?}", o.message);
+    assert_eq!(
+        o.error.reason,
+        Some(Reason::PermissionDenied),
+        "{:?}",
+        o.error.message
+    );
     assert_eq!(o.failed, 1);
     let (missing, there) = gap(&target.paths());
     let behind = there - first_missing(&target.paths());
@@ -578,7 +580,7 @@ fn a_failure_in_the_middle_of_a_large_plan() {
     let mut again = Sides::new(&rt, &source, &target, Default::default());
     again.useless = without_full;
     let o = again.run(&options(Form::default())).unwrap();
-    assert_eq!(o.reason, None, "{:?}", o.message);
+    assert_eq!(o.error.reason, None, "{:?}", o.error.message);
     assert!(target.objects(&rt) == wide());
 }
 
@@ -589,7 +591,7 @@ fn a_large_plan_in_a_folder_is_in_order() {
     let (source, target) = (Place::folder(&wide()), Place::folder(&Objects::new()));
     let sides = Sides::new(&rt, &source, &target, Default::default());
     let o = sides.run(&options(Form::default())).unwrap();
-    assert_eq!((o.reason, o.copied), (None, WIDE as u64 + 1));
+    assert_eq!((o.error.reason, o.copied), (None, WIDE as u64 + 1));
     assert!(target.objects(&rt) == wide());
 }
 
@@ -614,7 +616,12 @@ fn a_panic_is_a_failure_of_one_snapshot() {
     let o = ended
         .recv_timeout(Duration::from_secs(120))
         .expect("it waits for a thread that died");
-    assert_eq!(o.reason, Some(Reason::Internal), "{:?}", o.message);
+    assert_eq!(
+        o.error.reason,
+        Some(Reason::Internal),
+        "{:?}",
+        o.error.message
+    );
     assert_eq!(o.failed, 1);
     assert!(o.copied > 0);
 }
@@ -660,9 +667,12 @@ fn a_damaged_source() {
         let (source, target) = (Place::memory(&objects), Place::memory(&Objects::new()));
         let sides = Sides::new(&rt, &source, &target, Default::default());
         let o = sides.run(&options(Form::default())).unwrap();
-        assert_eq!(o.reason, Some(Reason::CorruptSnapshot), "{damaged}");
-        assert_eq!((o.code, o.failed), (Some(65), 1), "{damaged}");
-        assert!(o.message.unwrap().contains(damaged.as_str()), "{damaged}");
+        assert_eq!(o.error.reason, Some(Reason::CorruptSnapshot), "{damaged}");
+        assert_eq!((o.error.code, o.failed), (Some(65), 1), "{damaged}");
+        assert!(
+            o.error.message.as_ref().unwrap().contains(damaged.as_str()),
+            "{damaged}"
+        );
         let there = target.objects(&rt);
         assert!(!there.contains_key(damaged), "{damaged}");
         for lost in o.objects.iter().filter(|x| x.decision == Fate::Skipped) {
@@ -696,7 +706,7 @@ fn a_chain_that_waits_for_a_damaged_full() {
     let (o, there) = ended
         .recv_timeout(Duration::from_secs(120))
         .expect("it waits for what never comes");
-    assert_eq!(o.reason, Some(Reason::CorruptSnapshot));
+    assert_eq!(o.error.reason, Some(Reason::CorruptSnapshot));
     let of_base = o.objects.iter().filter(|x| x.reason == "BaseNotCopied");
     assert_eq!((o.failed, of_base.count()), (1, 12));
     assert_eq!(there, [""; 0]);
@@ -714,7 +724,12 @@ fn conditions_that_are_ignored() {
     let mut sides = Sides::new(&rt, &source, &target, Default::default());
     sides.to = sides.to.that_ignores_conditions();
     let o = sides.run(&options(Form::default())).unwrap();
-    assert_eq!(o.reason, Some(Reason::TargetExists), "{:?}", o.message);
+    assert_eq!(
+        o.error.reason,
+        Some(Reason::TargetExists),
+        "{:?}",
+        o.error.message
+    );
     assert_eq!(target.objects(&rt)[&taken], b"another's");
 }
 
@@ -734,7 +749,7 @@ fn several_copy_at_once() {
                     .collect();
                 for copy in copies {
                     let o = copy.join().unwrap();
-                    assert_eq!(o.reason, None, "{:?}", o.message);
+                    assert_eq!(o.error.reason, None, "{:?}", o.error.message);
                 }
             });
             assert!(target.objects(&rt) == objects, "{:?}", target.paths());

@@ -5,6 +5,7 @@ use crate::support::history::Compression;
 use crate::support::small::*;
 use deltafold::bolt::Database;
 use deltafold::job::compact::{Outcome, Status};
+use deltafold::job::report::Report;
 use deltafold::mvcc::{Revision, hash_kv};
 use deltafold::{Reason, Result};
 
@@ -16,7 +17,7 @@ fn compact(
     path: &str,
     bad: Vec<u8>,
     what: &str,
-) -> Result<(Outcome, Option<Vec<u8>>)> {
+) -> Result<(Report<Outcome>, Option<Vec<u8>>)> {
     let mut objects = good.clone();
     objects.insert(path.to_owned(), bad);
     let (outcome, mut after) = runner.compact(&objects);
@@ -41,7 +42,7 @@ fn compact(
 }
 
 /// What the good bucket gives.
-fn good_result(runner: &InProcess, good: &Objects) -> (Outcome, Vec<u8>) {
+fn good_result(runner: &InProcess, good: &Objects) -> (Report<Outcome>, Vec<u8>) {
     let (path, bytes) = good.first_key_value().expect("an object");
     let (outcome, made) = compact(runner, good, path, bytes.clone(), "the good bucket").unwrap();
     (outcome, made.expect("a result"))

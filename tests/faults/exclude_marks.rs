@@ -145,26 +145,3 @@ async fn without_tags_an_object_is_the_mark() {
         assert_eq!(server.objects().len(), 1);
     }
 }
-
-#[test]
-fn a_folder_has_no_tags_and_its_marks_are_objects() {
-    let fixture = copy_fixture("kubernetes");
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    let url = fixture.path().to_str().unwrap();
-    let store = deltafold::store::open(url, &[], runtime.handle().clone()).unwrap();
-    let all = store.list(&["v2"]).unwrap();
-    let (path, _) = &all[0];
-    store.set_excluded(path, true).unwrap();
-    let mark = fixture.path().join(format!("{path}.exclude"));
-    assert!(mark.exists());
-    let mut c = deltafold();
-    c.args(["list", "--output", "json", "--store", url]);
-    let (_, list, _) = run_json(&mut c);
-    let snapshots = list["snapshots"].as_array().unwrap();
-    let excluded: Vec<_> = snapshots.iter().filter(|s| s["excluded"] == true).collect();
-    assert_eq!(excluded.len(), 1);
-    assert_eq!(excluded[0]["path"].as_str(), Some(path.as_str()));
-    store.set_excluded(path, false).unwrap();
-    assert!(!mark.exists());
-    assert_eq!(store.list(&["v2"]).unwrap().len(), all.len());
-}

@@ -11,6 +11,7 @@ use chrono::TimeDelta;
 use deltafold::bucket::retention::{self, Periods, Policy};
 use deltafold::job::Context;
 use deltafold::job::gc::{self, Options, pin, undelete};
+use deltafold::job::report::Report;
 use deltafold::store::Store;
 use deltafold::store::exclude::ExcludeTags;
 use deltafold::{Error, Reason};
@@ -105,7 +106,7 @@ fn context(rt: &Runtime, faults: &FaultStore) -> Context {
     }
 }
 
-type Ran = Result<(gc::Outcome, Option<Error>), Error>;
+type Ran = Result<Report<gc::Outcome>, Error>;
 
 fn run(
     rt: &Runtime,
@@ -177,7 +178,7 @@ fn every_call_fails(purge_after: Option<i64>, first: impl Fn(&Runtime, &Arc<InMe
     // Which calls there are.
     let inner = prepared();
     let (ran, faults) = run(&rt, &inner, Vec::new(), &options);
-    let (_, error) = ran.unwrap();
+    let error = ran.unwrap().failure;
     assert!(error.is_none(), "{error:?}");
     let whole = rt.block_on(objects_of(&*inner));
     let mut counts: BTreeMap<Call, usize> = BTreeMap::new();
@@ -200,9 +201,9 @@ fn every_call_fails(purge_after: Option<i64>, first: impl Fn(&Runtime, &Arc<InMe
                 let (ran, _) = run(&rt, &inner, vec![strike], &options);
                 struck += 1;
                 match &ran {
-                    Ok((outcome, error)) => {
-                        let error = error.as_ref();
-                        assert_eq!(outcome.code, error.map(|e| e.reason().exit_code()));
+                    Ok(report) => {
+                        let error = report.failure.as_ref();
+                        assert_eq!(report.error.code, error.map(|e| e.reason().exit_code()));
                         partly += usize::from(error.is_some());
                         assert!(error.is_none_or(is_honest), "{context}: {error:?}");
                     }
@@ -224,8 +225,12 @@ fn every_call_fails(purge_after: Option<i64>, first: impl Fn(&Runtime, &Arc<InMe
                 for _ in 0..runs {
                     unlock(&rt, &inner);
                     let (ran, _) = run(&rt, &inner, Vec::new(), &options);
-                    let (told, error) = ran.unwrap_or_else(|e| panic!("{context}, then: {e}"));
-                    assert!(error.is_none(), "{context}, then: {error:?}");
+                    let told = ran.unwrap_or_else(|e| panic!("{context}, then: {e}"));
+                    assert!(
+                        told.failure.is_none(),
+                        "{context}, then: {:?}",
+                        told.failure
+                    );
                     outcome = Some(told);
                 }
                 let mended = rt.block_on(objects_of(&*inner));
@@ -260,7 +265,7 @@ fn every_call_of_a_removal_fails_and_the_next_run_mends_it() {
 fn every_call_of_a_purge_fails_and_the_next_run_mends_it() {
     every_call_fails(Some(0), |rt, inner| {
         let (ran, _) = run(rt, inner, Vec::new(), &options(Some(0)));
-        assert!(ran.unwrap().1.is_none());
+        assert!(ran.unwrap().failure.is_none());
         unlock(rt, inner);
     });
 }
@@ -274,14 +279,14 @@ fn every_call_of_undelete_and_pin_fails_and_again_does_it() {
     let removed = || {
         let inner = fill(&rt, &objects);
         let (ran, _) = run(&rt, &inner, Vec::new(), &options(Some(HOUR)));
-        assert!(ran.unwrap().1.is_none());
+        assert!(ran.unwrap().failure.is_none());
         unlock(&rt, &inner);
         inner
     };
     let undelete = |faults: &FaultStore, names: &[String]| -> Result<(), Error> {
         let names = names.to_vec();
-        let (_, error) = undelete::run(&context(&rt, faults), &undelete::Options { names })?;
-        error.map_or(Ok(()), Err)
+        let report = undelete::run(&context(&rt, faults), &undelete::Options { names })?;
+        report.failure.map_or(Ok(()), Err)
     };
     let pin = |faults: &FaultStore, _: &[String]| -> Result<(), Error> {
         let options = pin::Options {
@@ -355,10 +360,11 @@ fn what_cannot_be_deleted_holds_only_its_own_chain_back() {
     // The clock's object is deleted first.
     let strikes = [1, 2, 10, 11].map(deny).to_vec();
     let (ran, _) = run(&rt, &inner, strikes, &options(None));
-    let (outcome, error) = ran.unwrap();
+    let mut outcome = ran.unwrap();
+    let error = outcome.failure.take();
     let error = error.expect("some failed");
     assert_eq!(
-        (error.reason(), outcome.code),
+        (error.reason(), outcome.error.code),
         (Reason::PartlyDone, Some(75))
     );
     assert!(outcome.totals.left.objects > 0 && outcome.totals.deleted.objects > 0);

@@ -381,9 +381,9 @@ fn context(rt: &Runtime, store: Stepped) -> Context {
 type Ended = Result<(), Error>;
 
 fn collector(ctx: Context, options: Options) -> Ended {
-    match gc::run(&ctx, &options)? {
-        (_, Some(e)) => Err(e),
-        (_, None) => Ok(()),
+    match gc::run(&ctx, &options)?.failure {
+        Some(e) => Err(e),
+        None => Ok(()),
     }
 }
 

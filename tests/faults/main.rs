@@ -27,5 +27,6 @@ mod snapshot_faults;
 mod store_check;
 mod store_failures;
 mod stores;
+mod stores_conform;
 mod two_at_once;
 mod versions;

@@ -1,6 +1,7 @@
 //! Small objects that are put under their names at once: how many requests it takes, and stores where it
 //! would not be safe.
 
+use crate::support::conformance::runtime;
 use crate::support::etcd::EtcdVersion;
 use crate::support::faults::{Call, Fault, FaultStore, Strike};
 use crate::support::follower::QUICK;
@@ -22,11 +23,6 @@ use tokio::runtime::Runtime;
 
 const NAME: &str = "v2/name";
 const STAGING: &str = "deltafold-staging";
-
-fn runtime() -> Runtime {
-    let mut builder = tokio::runtime::Builder::new_multi_thread();
-    builder.worker_threads(2).enable_all().build().unwrap()
-}
 
 fn in_memory(rt: &Runtime, faults: &FaultStore, direct: Direct) -> Store {
     let store = Store::new(

@@ -16,9 +16,10 @@ use deltafold::datadir::Cluster;
 use deltafold::datadir::place::Place;
 use deltafold::etcd::peers::PeerOptions;
 use deltafold::job::Context;
+use deltafold::job::fold::Request;
 use deltafold::job::identity::IDENTITY;
+use deltafold::job::report::Report;
 use deltafold::job::restore::{Backup, Leases, Options, Outcome, To, run};
-use deltafold::job::source::Request;
 use deltafold::mvcc::KeepHistory;
 use deltafold::store::Store;
 use deltafold::store::exclude::ExcludeTags;
@@ -59,7 +60,7 @@ impl InMemoryBucket {
         FaultStore::new(inner, strikes)
     }
 
-    fn restore(&self, faults: &FaultStore, to: To) -> Result<Outcome, Error> {
+    fn restore(&self, faults: &FaultStore, to: To) -> Result<Report<Outcome>, Error> {
         let store = Store::new(
             Arc::new(faults.clone()),
             ObjectPath::default(),
@@ -112,7 +113,7 @@ fn reasons(call: Call, fault: Fault, again: bool) -> Option<Vec<Reason>> {
         (Call::Head, Fault::NotFound) if !again => return None,
         (_, Fault::NotFound | Fault::Gone) => Reason::SnapshotVanished,
         (Call::Body, Fault::Flipped) => {
-            let bad = Reason::ALL.into_iter().filter(|r| r.is_bad_data());
+            let bad = Reason::ALL.iter().copied().filter(|r| r.is_bad_data());
             return Some(bad.collect());
         }
         _ => Reason::StoreUnreachable,

@@ -49,51 +49,6 @@ fn run(minio: &Minio, command: &str, url: &str, args: &[&str]) -> (i32, Value, S
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_fixture_on_minio() {
-    let minio = Minio::start();
-    minio.create_bucket("backups").await;
-    for name in fixture_names() {
-        let local = copy_fixture(&name);
-        upload(&minio, "backups", &name, local.path()).await;
-        let url = format!("s3://backups/{name}");
-        let e = expected(&name);
-        let (code, list, stderr) = run(&minio, "list", &url, &["--deep"]);
-        assert_eq!(
-            (code, list["latest_revision"].as_i64()),
-            (0, Some(e.last_revision)),
-            "{stderr}"
-        );
-        let (code, result, stderr) = run(&minio, "compact", &url, &[]);
-        assert_eq!(code, 0, "{name}: {stderr}");
-        assert_eq!(
-            result["hash_kv"], e.compacted_at_last_revision.hash,
-            "{name}"
-        );
-
-        // The same bytes as on a local disk.
-        let mut c = deltafold();
-        c.args(["compact", "--output", "json", "--store"])
-            .arg(local.path());
-        let (_, on_disk, _) = run_json(&mut c);
-        assert_eq!(on_disk["snapshot"], result["snapshot"]);
-        let snapshot = result["snapshot"].as_str().unwrap();
-        let local = fs::read(local.path().join("v2").join(snapshot)).unwrap();
-        let all = objects(&minio, "backups").await;
-        assert!(all[&format!("{name}/v2/{snapshot}")] == local, "{name}");
-
-        let (code, again, _) = run(&minio, "compact", &url, &[]);
-        assert_eq!((code, again["status"].as_str()), (0, Some("NothingToDo")));
-        assert_eq!(objects(&minio, "backups").await.len(), all.len());
-    }
-    assert!(
-        objects(&minio, "backups")
-            .await
-            .keys()
-            .all(|k| !k.contains("staging"))
-    );
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn who_writes_odd_keys_into_minio_disables_nothing() {
     let minio = Minio::start();
     minio.create_bucket("odd").await;

@@ -10,11 +10,12 @@ use deltafold::bucket::codec::CompressionChoice;
 use deltafold::error::Result;
 use deltafold::etcd::connect::{Connector, Endpoints};
 use deltafold::job::Context;
+use deltafold::job::fold::{Request, Source};
 use deltafold::job::identity::IDENTITY;
 use deltafold::job::list;
+use deltafold::job::report::Report;
 use deltafold::job::scan::{Depth, scan};
 use deltafold::job::snapshot::{DeltaOptions, Outcome, Taking, Tell, delta, full};
-use deltafold::job::source::{Request, Source};
 use deltafold::mvcc::{KeepHistory, KeyRange};
 use deltafold::store::Store;
 use deltafold::store::exclude::ExcludeTags;
@@ -75,7 +76,7 @@ impl Bench {
         }
     }
 
-    fn run(&self, kind: Kind, faults: &FaultStore) -> Result<Outcome> {
+    fn run(&self, kind: Kind, faults: &FaultStore) -> Result<Report<Outcome>> {
         let cancel = Cancel::default();
         faults.cancels(&cancel);
         let ctx = self.context(faults, &cancel);

@@ -1,6 +1,7 @@
 //! Stores that fail: every call of a run fails in every way, objects vanish, conditions are ignored.
 
 use crate::support::buckets::{BASE, Bucket, LAST, Objects, T0, objects_of};
+use crate::support::conformance::runtime;
 use crate::support::faults::{Call, Fault, FaultStore, Strike};
 use crate::support::line::Line;
 use crate::support::minio::Minio;
@@ -8,7 +9,8 @@ use crate::support::scratch;
 use crate::support::{deltafold, expected, run_json};
 use deltafold::job::Context;
 use deltafold::job::compact::{Options, Outcome, Status, run};
-use deltafold::job::source::Request;
+use deltafold::job::fold::Request;
+use deltafold::job::report::Report;
 use deltafold::mvcc::KeepHistory;
 use deltafold::store::exclude::ExcludeTags;
 use deltafold::store::{Folder, Store};
@@ -150,7 +152,12 @@ impl Place {
         }
     }
 
-    fn run(&self, rt: &Runtime, faults: &FaultStore, options: &Options) -> Result<Outcome, Error> {
+    fn run(
+        &self,
+        rt: &Runtime,
+        faults: &FaultStore,
+        options: &Options,
+    ) -> Result<Report<Outcome>, Error> {
         let store = self.store(rt, faults);
         faults.cancels(store.cancel());
         compact(store, options)
@@ -174,7 +181,7 @@ impl Place {
     }
 }
 
-fn compact(store: Store, options: &Options) -> Result<Outcome, Error> {
+fn compact(store: Store, options: &Options) -> Result<Report<Outcome>, Error> {
     let ctx = Context {
         store,
         temp_dir: scratch::place(),
@@ -184,11 +191,6 @@ fn compact(store: Store, options: &Options) -> Result<Outcome, Error> {
         limits: Default::default(),
     };
     run(&ctx, options)
-}
-
-fn runtime() -> Runtime {
-    let mut builder = tokio::runtime::Builder::new_multi_thread();
-    builder.worker_threads(2).enable_all().build().unwrap()
 }
 
 /// What must come of a fault: no reason means success. `again`: the same call was made on the same
@@ -224,7 +226,8 @@ fn outcome_of(
         (_, Fault::NotFound | Fault::Gone) => Reason::SnapshotVanished,
         (Call::Body, Fault::Flipped) if !staging && at_once != Some(path) => {
             return Reason::ALL
-                .into_iter()
+                .iter()
+                .copied()
                 .filter(|r| r.is_bad_data())
                 .collect();
         }
@@ -430,7 +433,7 @@ fn conditions_that_are_ignored() {
     let faults = FaultStore::ignoring_conditions(here.inner());
     let outcome = here.run(&rt, &faults, &sample.options()).unwrap();
     let next = format!("v2/Full-00000000-{LAST:08}-{}.gz", T0 + 11);
-    assert_eq!(format!("v2/{}", outcome.snapshot.unwrap()), next);
+    assert_eq!(format!("v2/{}", outcome.snapshot.clone().unwrap()), next);
     expected.insert(next, sample.full.clone());
     here.is(&rt, &expected, "a name that was taken");
 

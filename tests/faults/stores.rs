@@ -1,8 +1,10 @@
 //! How a store is reached: certificates, proxies, retries, encryption by the server, Secrets that change.
 
 use crate::support::buckets::{BASE, Bucket, LAST};
+use crate::support::conformance::runtime;
 use crate::support::etcd::http;
 use crate::support::minio::Minio;
+use crate::support::mounted::Mounted;
 use crate::support::scratch;
 use crate::support::{deltafold, run_json, tools};
 use deltafold::Reason;
@@ -14,20 +16,9 @@ use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::unix::fs::symlink;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tempfile::TempDir;
-use tokio::runtime::Runtime;
-
-fn runtime() -> Runtime {
-    tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .unwrap()
-}
 
 fn options(given: &[(&str, &str)]) -> Vec<(String, String)> {
     let owned = |(k, v): &(&str, &str)| ((*k).to_owned(), (*v).to_owned());
@@ -86,39 +77,6 @@ fn compacts(url: &str, options: &[(String, String)]) -> String {
     );
     assert_eq!(result["warnings"], serde_json::json!([]));
     result["snapshot"].as_str().unwrap().to_owned()
-}
-
-/// A Secret as kubelet mounts it.
-struct Mounted(TempDir);
-
-impl Mounted {
-    fn new(settings: &[(&str, &str)]) -> Self {
-        let mounted = Mounted(scratch::folder_named("secret-").unwrap());
-        mounted.change(settings);
-        for (name, _) in settings {
-            symlink(format!("..data/{name}"), mounted.0.path().join(name)).unwrap();
-        }
-        mounted
-    }
-
-    fn path(&self) -> &str {
-        self.0.path().to_str().unwrap()
-    }
-
-    fn change(&self, settings: &[(&str, &str)]) {
-        let state = format!("..{:016x}", fastrand::u64(..));
-        let folder = self.0.path();
-        fs::create_dir(folder.join(&state)).unwrap();
-        for (name, value) in settings {
-            fs::write(folder.join(&state).join(name), value).unwrap();
-        }
-        let before = fs::read_link(folder.join("..data"));
-        symlink(&state, folder.join("..data_tmp")).unwrap();
-        fs::rename(folder.join("..data_tmp"), folder.join("..data")).unwrap();
-        if let Ok(before) = before {
-            fs::remove_dir_all(folder.join(before)).unwrap();
-        }
-    }
 }
 
 #[test]

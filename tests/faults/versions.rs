@@ -2,7 +2,6 @@
 
 use crate::support::minio::Minio;
 use crate::support::s3::{Kind, S3};
-use crate::support::scratch;
 use crate::support::versitygw::Versitygw;
 use deltafold::store::{Store, Versioning};
 use object_store::path::Path;
@@ -143,7 +142,6 @@ async fn minio_hides_nothing_from_us() {
     // It tells of those of one object alone, and gives them up by itself.
     tells_uploads(&s3, false).await;
     turns_pages(&s3).await;
-    copies_by_ranges(&s3).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -151,70 +149,4 @@ async fn versitygw_hides_nothing_from_us() {
     let server = Versitygw::start();
     tells_versions(server.s3()).await;
     tells_uploads(server.s3(), true).await;
-    copies_by_ranges(server.s3()).await;
-}
-
-#[test]
-fn a_folder_has_no_versions() {
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    let folder = scratch::folder().unwrap();
-    let url = folder.path().to_str().unwrap();
-    let store = deltafold::store::open(url, &[], runtime.handle().clone()).unwrap();
-    assert_eq!(store.versioning().unwrap(), Versioning::Off);
-    assert_eq!(store.versions(&["v2"]).unwrap(), []);
-    assert_eq!(store.uploads().unwrap(), []);
-}
-
-/// More than the store copies at once is copied by ranges, and still only to a free name.
-async fn copies_by_ranges(s3: &S3) {
-    use std::io::Write as _;
-    let handle = tokio::runtime::Handle::current();
-    s3.create_bucket("ranges", Kind::Plain).await;
-    let content: Vec<u8> = (0..13_000_000u32).flat_map(|i| [(i >> 3) as u8]).collect();
-    let store = s3
-        .open("s3://ranges/p", &handle)
-        .with_largest_range(5 << 20);
-    let sent = content.clone();
-    let store = blocking(&store, move |store| {
-        use deltafold::store::{Published, Upload};
-        let publish = |bytes: &[u8]| {
-            let mut upload = Upload::new(store, "ranges", 2);
-            upload.write_all(bytes).unwrap();
-            upload.finish().unwrap().publish("v2/large").unwrap()
-        };
-        assert_eq!(publish(&sent), Published::Created);
-        assert_eq!(publish(&sent), Published::Identical);
-        let mut other = sent.clone();
-        other[12_999_999] ^= 1;
-        assert_eq!(publish(&other), Published::Taken);
-        store.clone()
-    })
-    .await;
-    let raw = s3.store("ranges");
-    let key = Path::from("p/v2/large");
-    let got = raw.get(&key).await.unwrap().bytes().await.unwrap();
-    assert!(got == content, "another content");
-    // Racers: each has looked, and found the name free.
-    blocking(&store, |store| {
-        use deltafold::store::{Published, Upload};
-        let staged: Vec<_> = (0..4u8)
-            .map(|i| {
-                let mut upload = Upload::new(store, "racers", 2);
-                upload.write_all(&vec![i; 6 << 20]).unwrap();
-                upload.finish().unwrap()
-            })
-            .collect();
-        let won: Vec<_> = std::thread::scope(|scope| {
-            let all: Vec<_> = staged
-                .into_iter()
-                .map(|s| scope.spawn(move || s.publish("v2/raced").unwrap()))
-                .collect();
-            all.into_iter().map(|t| t.join().unwrap()).collect()
-        });
-        let created = won.iter().filter(|p| **p == Published::Created).count();
-        assert_eq!(created, 1, "{won:?}");
-        let left = store.list(&["deltafold-staging", "v2"]).unwrap();
-        assert_eq!(left.len(), 2, "{left:?}");
-    })
-    .await;
 }

@@ -11,6 +11,7 @@ use deltafold::etcd::diff::Wanted;
 use deltafold::job::apply::{
     Difference, MAX_REQUEST_BYTES, MAX_TXN_OPS, Options, Outcome, Status, run,
 };
+use deltafold::job::report::Report;
 use deltafold::mvcc::{KeyRange, Revision};
 use deltafold::{Error, Reason};
 use etcd_client::{Compare, CompareOp, DeleteOptions, GetOptions, PutOptions, Txn, TxnOp};
@@ -90,13 +91,13 @@ impl Here {
         options: Options,
         wanted: Vec<(&'static str, Vec<u8>)>,
         mut tell: impl FnMut(&Difference, &Cancel) + Send + 'static,
-    ) -> (Outcome, Option<Error>) {
+    ) -> (Report<Outcome>, Option<Error>) {
         let endpoint = self.etcd.endpoint().to_owned();
         let handle = tokio::runtime::Handle::current();
         let blocking = move || {
             let cancel = Cancel::default();
             let client = Client::connect(endpoints(&endpoint), handle, cancel.clone()).unwrap();
-            let (outcome, error) = run(
+            let mut report = run(
                 &client,
                 &cancel,
                 &options,
@@ -111,8 +112,9 @@ impl Here {
                     Ok(())
                 },
             );
-            assert_valid(&serde_json::to_value(&outcome).unwrap());
-            (outcome, error)
+            assert_valid(&serde_json::to_value(&report).unwrap());
+            let error = report.failure.take();
+            (report, error)
         };
         tokio::task::spawn_blocking(blocking).await.unwrap()
     }
@@ -313,7 +315,10 @@ async fn nothing_that_changed_is_overwritten(version: EtcdVersion) {
     let (outcome, error) = here.run(options.clone(), wanted.clone(), meddle).await;
     let error = error.unwrap();
     assert_eq!(error.reason(), Reason::Conflict, "{error}");
-    assert_eq!((outcome.status, outcome.code), (Status::Failed, Some(75)));
+    assert_eq!(
+        (outcome.status, outcome.error.code),
+        (Status::Failed, Some(75))
+    );
     assert_eq!((outcome.put, outcome.deleted, outcome.conflicts), (2, 0, 4));
     assert_eq!(outcome.unchanged, 1);
     let skipped: Vec<_> = outcome
@@ -322,7 +327,7 @@ async fn nothing_that_changed_is_overwritten(version: EtcdVersion) {
         .map(|s| s.key.key.as_deref().unwrap())
         .collect();
     assert_eq!(skipped, ["/k/a", "/k/b", "/k/c", "/k/e"]);
-    assert!(outcome.skipped.iter().all(|s| s.cause == "Conflict"));
+    assert!(outcome.skipped.iter().all(|s| s.cause == Reason::Conflict));
     let expected = [
         ("/k/a", "mine"),
         ("/k/b", "mine"),
@@ -457,7 +462,10 @@ async fn a_signal_in_the_middle() {
         })
         .await;
     assert_eq!(error.unwrap().reason(), Reason::Terminated);
-    assert_eq!((outcome.status, outcome.code), (Status::Failed, Some(143)));
+    assert_eq!(
+        (outcome.status, outcome.error.code),
+        (Status::Failed, Some(143))
+    );
     assert_eq!((outcome.put, outcome.transactions), (20, 2));
     assert_eq!(here.keys().await.len(), 20);
 }

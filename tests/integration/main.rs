@@ -24,6 +24,7 @@ mod s3_whole_way;
 mod snapshot_access;
 mod snapshot_delta;
 mod snapshot_full;
+mod stores_conform;
 mod termination;
 mod untrusted;
 mod verify_against_cluster;

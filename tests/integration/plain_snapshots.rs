@@ -6,7 +6,7 @@ use crate::support::scratch;
 use crate::support::small::{SMALL_BASE, small_database, small_events};
 use deltafold::Reason;
 use deltafold::job::Context;
-use deltafold::job::plain::Plain;
+use deltafold::job::fold::open::Plain;
 use deltafold::mvcc::Revision;
 use deltafold::store::Store;
 use deltafold::store::exclude::ExcludeTags;

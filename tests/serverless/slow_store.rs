@@ -6,6 +6,7 @@ use crate::support::{scratch, seed};
 use async_trait::async_trait;
 use bytes::Bytes;
 use deltafold::base::Cancel;
+use deltafold::job::report::Report;
 use deltafold::job::{Context, compact};
 use deltafold::store::{Keys, Store, Upload, exclude::ExcludeTags};
 use deltafold::{Error, Reason};
@@ -294,7 +295,7 @@ impl World {
             .with_cancel(self.cancel.clone())
     }
 
-    fn compact(&self) -> deltafold::Result<compact::Outcome> {
+    fn compact(&self) -> deltafold::Result<Report<compact::Outcome>> {
         let context = Context {
             store: self.store(),
             temp_dir: scratch::place(),

@@ -4,12 +4,14 @@
 #![allow(dead_code)]
 
 pub mod buckets;
+pub mod conformance;
 pub mod controller;
 pub mod denying;
 pub mod disk;
 pub mod etcd;
 pub mod faults;
 pub mod follower;
+pub mod frozen;
 pub mod fuzz_hostile;
 pub mod fuzz_targets;
 pub mod gcs;
@@ -25,6 +27,7 @@ pub mod manifests;
 pub mod member;
 pub mod minio;
 pub mod moments;
+pub mod mounted;
 pub mod page;
 pub mod past;
 pub mod proxy;
@@ -86,9 +89,12 @@ pub fn fixtures_dir() -> PathBuf {
 pub fn fixture_names() -> Vec<String> {
     let mut names: Vec<String> = fs::read_dir(fixtures_dir())
         .expect("the fixtures")
-        .map(|entry| entry.expect("a fixture"))
-        .filter(|entry| entry.path().is_dir())
-        .map(|entry| entry.file_name().into_string().expect("a plain name"))
+        .map(|entry| entry.expect("a fixture").file_name())
+        .filter_map(|name| {
+            name.to_str()?
+                .strip_suffix(".expected.json")
+                .map(str::to_owned)
+        })
         .collect();
     names.sort();
     assert!(!names.is_empty(), "no fixtures");

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use deltafold::bucket::{Kind, SnapshotName};
+use deltafold::job::fold::{Request, Source, Target};
 use deltafold::job::scan::{Depth, scan};
-use deltafold::job::source::{Request, Source, Target};
 use deltafold::job::{Context, list};
 use deltafold::mvcc::{KeepHistory, KeyRange, Revision};
 use deltafold::store;

@@ -7,7 +7,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use deltafold::bolt::{TreeBuilder, write_file};
 use deltafold::bucket::codec::CompressionChoice;
-use deltafold::job::source::Request;
+use deltafold::job::fold::Request;
+use deltafold::job::report::Report;
 use deltafold::job::{Context, compact};
 use deltafold::mvcc::revision::encode_revision;
 use deltafold::mvcc::{KeepHistory, KeyValue, RecordKey, Revision};
@@ -172,7 +173,10 @@ impl InProcess {
     }
 
     /// The outcome, and all objects after it.
-    pub fn compact(&self, objects: &Objects) -> (deltafold::Result<compact::Outcome>, Objects) {
+    pub fn compact(
+        &self,
+        objects: &Objects,
+    ) -> (deltafold::Result<Report<compact::Outcome>>, Objects) {
         self.compact_with(objects, Keys::default())
     }
 
@@ -181,7 +185,7 @@ impl InProcess {
         &self,
         objects: &Objects,
         keys: Keys,
-    ) -> (deltafold::Result<compact::Outcome>, Objects) {
+    ) -> (deltafold::Result<Report<compact::Outcome>>, Objects) {
         let memory = Arc::new(InMemory::new());
         self.runtime.block_on(async {
             for (path, bytes) in objects {

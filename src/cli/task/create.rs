@@ -1,7 +1,7 @@
 //! `deltafold task create`: the arguments of each type, and the task that is made of them.
 
 use super::super::kubernetes::{ClusterArgs, parse_time_span, wait_for};
-use super::super::{Output, parse_options, parse_time, print_outcome, yes_or_no};
+use super::super::{Ended, Output, parse_options, parse_time, print_outcome, yes_or_no};
 use super::{TaskOutcome, ended, tell};
 use crate::base::Cancel;
 use crate::controller::api::{
@@ -242,7 +242,7 @@ struct MaintenanceArgs {
 
 impl CreateArgs {
     /// Gives the failure whose outcome is printed already, if it is one.
-    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<Option<Error>> {
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         self.type_.run(cancel, output)
     }
 }
@@ -328,7 +328,7 @@ impl CreateType {
         })
     }
 
-    fn run(&self, cancel: &Cancel, output: Output) -> Result<Option<Error>> {
+    fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         let (common, type_, word, config) = self.parts()?;
         let ttl = common.ttl.map(|d| i64::try_from(d.as_secs()));
         let too_long = || Error::new(Reason::Usage, "--ttl is too long");
@@ -370,8 +370,7 @@ impl CreateType {
             }
             print_outcome(output, &TaskOutcome::of(&created), |o| {
                 format!("{}\n", o.name)
-            })?;
-            Ok(None)
+            })
         })
     }
 }

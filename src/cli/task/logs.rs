@@ -1,9 +1,9 @@
 //! `deltafold task logs`: which containers have begun, and their logs as they come.
 
-use super::super::kubernetes::{ClusterArgs, wait_for};
-use super::super::yes_or_no;
-use super::{TaskOutcome, lasting, no_task};
+use super::{TaskOutcome, lasting, no_more, no_task};
 use crate::base::Cancel;
+use crate::cli::kubernetes::{ClusterArgs, wait_for};
+use crate::cli::yes_or_no;
 use crate::controller::api::EtcdBackupTask;
 use crate::controller::jobs::CONTAINER_BEFORE;
 use crate::error::{Error, Reason, Result};
@@ -55,22 +55,19 @@ impl LogsArgs {
         let Some(job) = job_of(&task) else {
             let state = TaskOutcome::of(&task);
             let why = state.message.map(|m| format!(": {m}")).unwrap_or_default();
-            return Err(Error::new(
-                Reason::Conflict,
-                format!(
-                    "the task {} is {} and has no Job{why}",
-                    self.name, state.state
-                ),
-            ));
+            return Err(Reason::Conflict.error(format!(
+                "the task {} is {} and has no Job{why}",
+                self.name,
+                state.state.as_str()
+            )));
         };
         let mut printed = Printed::default();
         self.print_rest(person, &job, &mut printed).await?;
         match printed.0.is_empty() {
             false => Ok(()),
-            true => Err(Error::new(
-                Reason::Conflict,
-                format!("no Pod of the Job {job} has begun, or they are gone already"),
-            )),
+            true => Err(Reason::Conflict.error(format!(
+                "no Pod of the Job {job} has begun, or they are gone already"
+            ))),
         }
     }
 
@@ -100,7 +97,7 @@ impl LogsArgs {
                 },
                 Some(Ok(None)) => return Err(no_task(person, &self.name)),
                 Some(Err(e)) => lasting(person, "watch the task", &e)?,
-                None => return Err(Error::internal("a watch has ended")),
+                None => return Err(no_more()),
             }
         };
         let config = watcher::Config::default().labels(&format!("{JOB_NAME}={job}"));
@@ -126,13 +123,13 @@ impl LogsArgs {
                     Some(Ok(Event::Init)) => pods.clear(),
                     Some(Ok(Event::InitDone)) => {}
                     Some(Err(e)) => lasting(person, "watch the Pods", &e)?,
-                    None => return Err(Error::internal("a watch has ended")),
+                    None => return Err(no_more()),
                 },
                 state = states.next() => match state {
                     // One that was deleted is done, too.
                     Some(Ok(state)) => done = state.as_ref().is_none_or(is_done),
                     Some(Err(e)) => lasting(person, "watch the task", &e)?,
-                    None => return Err(Error::internal("a watch has ended")),
+                    None => return Err(no_more()),
                 },
             }
         }
@@ -196,9 +193,8 @@ impl Printed {
         let mut buffer = vec![0; 1 << 16];
         loop {
             let read = log.read(&mut buffer).await;
-            let read = read.map_err(|e| {
-                Error::new(Reason::KubernetesUnreachable, format!("cannot {what}: {e}"))
-            })?;
+            let read = read
+                .map_err(|e| Reason::KubernetesUnreachable.error(format!("cannot {what}: {e}")))?;
             if read == 0 {
                 return Ok(());
             }

@@ -4,9 +4,10 @@ mod create;
 mod logs;
 
 use super::kubernetes::{ClusterArgs, age, parse_time_span, table, wait_for};
-use super::{Output, print_outcome, yes_or_no};
+use super::show::Text;
+use super::{Ended, Output, print_outcome, yes_or_no};
 use crate::base::Cancel;
-use crate::controller::api::{EtcdBackupTask, TaskState};
+use crate::controller::api::{EtcdBackupTask, TaskState, TaskType};
 use crate::error::{Error, Reason, Result};
 use crate::kubernetes::Person;
 use chrono::{DateTime, Utc};
@@ -17,8 +18,8 @@ use kube::ResourceExt;
 use kube::api::ListParams;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, watch_object};
+use schemars::JsonSchema;
 use serde::Serialize;
-use std::fmt::Write;
 use std::pin::pin;
 use std::time::Duration;
 
@@ -70,33 +71,46 @@ struct WaitArgs {
 }
 
 /// A task as it is printed. The fields are a contract.
-#[derive(Debug, Serialize)]
-struct TaskOutcome {
+#[derive(Debug, JsonSchema, Serialize)]
+pub(super) struct TaskOutcome {
+    /// Where it is.
     namespace: String,
+    /// Its name.
     name: String,
+    /// The policy that it is for.
     policy: String,
+    /// What is to be done.
     #[serde(rename = "type")]
-    type_: &'static str,
-    /// As the API has it; Pending of one that nobody has looked at yet.
-    state: &'static str,
+    type_: TaskType,
+    /// How it is. `Pending`, too, if no controller has looked at it yet.
+    state: TaskState,
+    /// When it was created.
     created: Option<DateTime<Utc>>,
+    /// When it was no longer Pending.
     initiated_at: Option<DateTime<Utc>>,
+    /// When it ended.
     finished_at: Option<DateTime<Utc>>,
+    /// The name of its Job.
     job: Option<String>,
-    /// What it waits for or is at, for people.
+    /// What it waits for, or is at; for people.
     message: Option<String>,
+    /// What went wrong, the newest first.
     errors: Vec<TaskFailure>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, JsonSchema, Serialize)]
 struct TaskFailure {
+    /// A reason of exit-codes.md, Kubernetes' own, or why it was rejected.
     code: String,
+    /// A sentence for people.
     description: String,
+    /// When it was seen.
     observed_at: DateTime<Utc>,
 }
 
-#[derive(Debug, Serialize)]
-struct TasksOutcome {
+#[derive(Debug, JsonSchema, Serialize)]
+pub(super) struct TasksOutcome {
+    /// The tasks, the oldest first.
     tasks: Vec<TaskOutcome>,
 }
 
@@ -112,8 +126,8 @@ impl TaskOutcome {
             namespace: task.namespace().unwrap_or_default(),
             name: task.name_any(),
             policy: task.spec.policy.clone(),
-            type_: task.spec.type_.as_str(),
-            state: status.state.as_str(),
+            type_: task.spec.type_,
+            state: status.state,
             created: created(task),
             initiated_at: status.initiated_at,
             finished_at: status.finished_at,
@@ -124,15 +138,14 @@ impl TaskOutcome {
     }
 
     fn in_words(&self) -> String {
-        let mut s = format!("{} {}\n", self.name, self.state);
+        let mut text = Text::new();
+        text.line(format_args!("{} {}", self.name, self.state.as_str()));
         if let Some(message) = self.message.as_ref().filter(|m| !m.is_empty()) {
-            // Writing to a String cannot fail.
-            let _ = writeln!(s, "  {message}");
+            text.line(format_args!("  {message}"));
         }
-        for e in &self.errors {
-            let _ = writeln!(s, "  error     {} [{}]", e.description, e.code);
-        }
-        s
+        let error = |e: &TaskFailure| format!("{} [{}]", e.description, e.code);
+        text.each("error", self.errors.iter().map(error));
+        text.end()
     }
 }
 
@@ -146,7 +159,7 @@ fn failure_of(task: &EtcdBackupTask) -> Option<Error> {
     let status = task.status.clone().unwrap_or_default();
     let newest = status.last_errors.first();
     let code = newest.map(|e| e.code.as_str()).unwrap_or_default();
-    let own = Reason::ALL.into_iter().find(|r| r.as_str() == code);
+    let own = Reason::ALL.iter().copied().find(|r| r.as_str() == code);
     let (what, reason) = match status.state {
         TaskState::Failed => ("failed", own.unwrap_or(Reason::Terminated)),
         TaskState::Rejected if code == "DuplicateTask" => ("was rejected", Reason::Conflict),
@@ -166,24 +179,23 @@ fn failure_of(task: &EtcdBackupTask) -> Option<Error> {
 }
 
 impl TaskArgs {
-    /// Gives the failure whose outcome is printed already, if it is one.
-    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Result<Option<Error>> {
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         match &self.command {
             TaskCommand::Create(args) => args.run(cancel, output),
-            TaskCommand::List(args) => args.run(cancel, output).map(|()| None),
+            TaskCommand::List(args) => args.run(cancel, output),
             TaskCommand::Wait(args) => args.run(cancel, output),
             TaskCommand::Logs(args) => args.run(cancel).map(|()| None),
         }
     }
 }
 
-fn tell(task: &EtcdBackupTask, output: Output) -> Result<Option<Error>> {
+fn tell(task: &EtcdBackupTask, output: Output) -> Ended {
     print_outcome(output, &TaskOutcome::of(task), TaskOutcome::in_words)?;
     Ok(failure_of(task))
 }
 
 impl ListArgs {
-    fn run(&self, cancel: &Cancel, output: Output) -> Result<()> {
+    fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         let mut tasks = wait_for(cancel, async {
             let person = self.cluster.person(false).await?;
             let api = match self.all_namespaces {
@@ -217,8 +229,8 @@ impl TasksOutcome {
             [
                 name,
                 t.policy.clone(),
-                t.type_.to_owned(),
-                t.state.to_owned(),
+                t.type_.as_str().to_owned(),
+                t.state.as_str().to_owned(),
                 error.unwrap_or_default(),
                 t.created.map_or(String::new(), |at| age(at, now)),
             ]
@@ -229,13 +241,17 @@ impl TasksOutcome {
 }
 
 impl WaitArgs {
-    fn run(&self, cancel: &Cancel, output: Output) -> Result<Option<Error>> {
+    fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         let task = wait_for(cancel, async {
             let person = self.cluster.person(false).await?;
             ended(&person, &self.name, self.timeout).await
         })?;
         tell(&task, output)
     }
+}
+
+fn no_more() -> Error {
+    Error::internal("a watch has ended")
 }
 
 fn no_task(person: &Person, name: &str) -> Error {
@@ -267,7 +283,7 @@ async fn ended(person: &Person, name: &str, timeout: Duration) -> Result<EtcdBac
                 Err(e) => lasting(person, "watch the task", &e)?,
             }
         }
-        Err(Error::internal("a watch has ended"))
+        Err(no_more())
     };
     if timeout.is_zero() {
         return waiting.await;
@@ -337,7 +353,7 @@ mod tests {
     fn the_exit_code_is_that_of_the_work() {
         let reason = |state, code| failure_of(&task(state, code)).map(|e| e.reason());
         assert_eq!(reason(TaskState::Succeeded, ""), None);
-        for r in Reason::ALL {
+        for &r in Reason::ALL {
             assert_eq!(reason(TaskState::Failed, r.as_str()), Some(r));
         }
         for (state, code, expected) in [

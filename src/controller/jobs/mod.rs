@@ -16,6 +16,7 @@ use super::api::{
     EtcdBackupPolicy, EtcdBackupTask, OnDemandSnapshotConfig, RestoreConfig, RetentionPolicy,
     SnapshotType, TaskConfig, TaskType, VerifyLevel, parse_duration,
 };
+use crate::base::hash::short_hash;
 use crate::error::Reason;
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentSpec, DeploymentStrategy};
 use k8s_openapi::api::batch::v1::{
@@ -30,7 +31,6 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, 
 use kube::Resource;
 use pod::{Pod, Side};
 use secrets::Family;
-use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -687,8 +687,7 @@ pub fn compaction_job_name(
     full_snapshot_instead: bool,
 ) -> String {
     let state = format!("{full_revision}/{delta_revision}/{attempt}");
-    let hash = Sha256::digest(state.as_bytes());
-    let hash: String = hash.iter().take(4).map(|b| format!("{b:02x}")).collect();
+    let hash = short_hash(state, 4);
     let what = match full_snapshot_instead {
         true => "fullsnap",
         false => "compact",

@@ -17,12 +17,13 @@ use crate::bucket::trust;
 use crate::bucket::{Catalog, Kind, Snapshot, SnapshotName};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
+use crate::job::report::{Clock, Failed, Report};
 use crate::job::scan::{TAGS_UNREADABLE, by_names, untrusted_error, untrusted_warning};
 use crate::shorten;
-use crate::telemetry::memory::peak_memory_bytes;
 use crate::telemetry::metrics::{Metrics, SnapshotKind};
 use chrono::Utc;
-use serde::{Serialize, Serializer};
+use schemars::JsonSchema;
+use serde::Serialize;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
@@ -62,91 +63,83 @@ pub struct WaitForFinal {
 }
 
 /// How it ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum Status {
     /// Something was copied (or would be, in a dry run).
     Succeeded,
     /// The target had all that is wanted.
+    #[default]
     NothingToDo,
     /// Some of it could not be copied.
     Failed,
 }
 
 /// What was done. The fields are a contract: `docs/copy-result.schema.json`.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Default, JsonSchema, Serialize)]
 pub struct Outcome {
     /// How it ended.
     pub status: Status,
-    /// The process's exit code, where it failed.
-    pub code: Option<u8>,
-    /// Why it failed.
-    #[serde(serialize_with = "as_str")]
-    pub reason: Option<Reason>,
-    /// What failed, for people.
-    pub message: Option<String>,
+    /// Why, if it failed.
+    #[serde(flatten)]
+    pub error: Failed,
     /// The source's URL.
     pub from: String,
     /// The target's URL.
     pub to: String,
     /// Whether only a plan was made.
     pub dry_run: bool,
-    /// Fulls in the source that may be used, each with its deltas a backup.
+    /// Full snapshots in the source that may be used: each with its deltas is a backup.
     pub backups: u64,
-    /// Those that are wanted.
+    /// Those that the limits let through.
     pub backups_wanted: u64,
-    /// Snapshots copied (in a dry run: to be copied).
+    /// Snapshots copied (in a dry run: to be copied). Of a follower: since it began.
     pub copied: u64,
-    /// Snapshots that the target had.
+    /// Snapshots that the target had already. Of a follower: at the last listing.
     pub kept: u64,
-    /// Snapshots that are not wanted, or would be of no use.
+    /// Snapshots that are not wanted, or would be of no use. Of a follower: at the last listing.
     pub skipped: u64,
-    /// Snapshots that could not be copied.
+    /// Snapshots that could not be copied. Of a follower: at the last listing.
     pub failed: u64,
-    /// Copied snapshots whose content could not be checked, for want of a key.
+    /// Encrypted snapshots that were copied as they are and not checked inside, for want of a key.
     pub unchecked: u64,
-    /// Each snapshot of the source; a follower tells only the last that failed.
+    /// Each snapshot of the source. A follower tells only those that failed at the last listing, 100 at most.
     pub objects: Vec<ObjectOutcome>,
-    /// The final snapshot that was waited for; `None` where none was, or none came.
+    /// The path of the final snapshot that was waited for; null if none was, or none came in time.
     pub final_snapshot: Option<String>,
-    /// How long it was waited for.
+    /// How long it was waited for; null if it was not.
     pub waited_seconds: Option<f64>,
-    /// How often the stores were listed.
+    /// How often the stores were listed and compared.
     pub rounds: u64,
     /// Bytes read from the source.
     pub bytes_read: u64,
     /// Bytes of the snapshots written to the target.
     pub bytes_written: u64,
-    /// Wall-clock time.
-    pub seconds: f64,
-    /// The most memory that was resident at once.
-    pub peak_memory_bytes: Option<u64>,
-    /// What an operator should know.
-    pub warnings: Vec<String>,
-}
-
-fn as_str<S: Serializer>(reason: &Option<Reason>, s: S) -> Result<S::Ok, S::Error> {
-    reason.map(Reason::as_str).serialize(s)
 }
 
 /// What became of a snapshot of the source.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct ObjectOutcome {
-    /// Its path in the source.
+    /// Its path in the source, below the prefix.
     pub path: String,
-    /// Its path in the target.
+    /// Its path in the target. The name's suffixes differ if it is compressed or encrypted otherwise.
     pub target_path: String,
     /// Its size in the source.
     pub bytes: u64,
-    /// What became of it.
+    /// What became of it. `Copied`: it is copied (in a dry run: would be). `Kept`: the target had it.
+    /// `Skipped`: it is not wanted, or would be of no use. `Failed`: it could not be copied.
     pub decision: Fate,
-    /// Why: a word of `plan::Why`, a reason of a failure, `BaseNotCopied` or `NotTried`.
+    /// Why. Copied: `Wanted`, or `NeededByNewer` if a delta that is wanted needs it. Kept: `AlreadyThere`, or
+    /// `ThereInOtherForm` if the target has it compressed or encrypted otherwise. Skipped: `Excluded`,
+    /// `BeyondMaxBackups`, `TooOld`, `NoBase` where what it follows is in neither store, `BaseNotCopied` if
+    /// that could not be copied, `SameAsAnother`. Failed: a reason of exit-codes.md, or `NotTried` if the run
+    /// ended before.
     pub reason: &'static str,
-    /// Why, for people.
+    /// Why, for people: it may change.
     pub message: String,
 }
 
 /// See [`ObjectOutcome`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum Fate {
     /// It is copied, or would be.
     Copied,
@@ -158,16 +151,16 @@ pub enum Fate {
     Failed,
 }
 
-/// Copies once. Gives the failure that the outcome tells of, too, if there is one.
+/// Copies once.
 ///
 /// # Errors
 /// What kept it from beginning: `NoSnapshots`, `OtherCluster`, `Usage`, `CannotDecrypt`, the stores';
 /// `Terminated`.
-pub fn run(from: &Context, to: &Context, options: &Options) -> Result<(Outcome, Option<Error>)> {
+pub fn run(from: &Context, to: &Context, options: &Options) -> Result<Report<Outcome>> {
     let mut copier = Copier::new(from, to, options);
     copier.wait_for_final()?;
     let failure = copier.rounds(true)?;
-    Ok(copier.outcome(failure))
+    Ok(copier.report(failure))
 }
 
 /// Copies again and again until it is cancelled. What fails and may be mended is logged, counted and tried
@@ -180,12 +173,12 @@ pub fn follow(
     to: &Context,
     options: &Options,
     metrics: &Metrics,
-) -> Result<Outcome> {
+) -> Result<Report<Outcome>> {
     let mut copier = Copier::new(from, to, options);
     copier.metrics = Some(metrics.clone());
     match copier.follow() {
         Err(e) if e.reason() != Reason::Terminated => Err(e),
-        _ => Ok(copier.outcome(None).0),
+        _ => Ok(copier.report(None)),
     }
 }
 
@@ -194,7 +187,7 @@ struct Copier<'a> {
     to: &'a Context,
     options: &'a Options,
     metrics: Option<Metrics>,
-    started: Instant,
+    clock: Clock,
     outcome: Outcome,
     /// What earlier rounds have copied, by path in the source.
     copied: BTreeMap<String, ObjectOutcome>,
@@ -221,31 +214,12 @@ impl<'a> Copier<'a> {
             to,
             options,
             metrics: None,
-            started: Instant::now(),
+            clock: Clock::start(),
             outcome: Outcome {
-                status: Status::NothingToDo,
-                code: None,
-                reason: None,
-                message: None,
                 from: from.store.url().to_owned(),
                 to: to.store.url().to_owned(),
                 dry_run: options.dry_run,
-                backups: 0,
-                backups_wanted: 0,
-                copied: 0,
-                kept: 0,
-                skipped: 0,
-                failed: 0,
-                unchecked: 0,
-                objects: Vec::new(),
-                final_snapshot: None,
-                waited_seconds: None,
-                rounds: 0,
-                bytes_read: 0,
-                bytes_written: 0,
-                seconds: 0.0,
-                peak_memory_bytes: None,
-                warnings: Vec::new(),
+                ..Outcome::default()
             },
             copied: BTreeMap::new(),
             damaged: HashMap::new(),
@@ -316,8 +290,7 @@ impl<'a> Copier<'a> {
 
     fn warn(&mut self, message: String) {
         if self.warned.len() < LISTED && self.warned.insert(message.clone()) {
-            tracing::warn!("{message}");
-            self.outcome.warnings.push(message);
+            self.clock.warn(message);
         }
     }
 
@@ -681,27 +654,23 @@ impl<'a> Copier<'a> {
         self.measured = (read, written);
     }
 
-    fn outcome(mut self, failure: Option<Error>) -> (Outcome, Option<Error>) {
+    fn report(mut self, failure: Option<Error>) -> Report<Outcome> {
         let o = &mut self.outcome;
         if o.copied > 0 {
             o.status = Status::Succeeded;
         }
-        if let Some(e) = &failure {
+        if failure.is_some() {
             o.status = Status::Failed;
-            o.code = Some(e.reason().exit_code());
-            o.reason = Some(e.reason());
-            o.message = Some(e.to_string());
         }
+        o.error = Failed::from(&failure);
         if o.unchecked > 0 {
-            o.warnings.push(format!(
+            self.clock.warnings.push(format!(
                 "{} encrypted snapshots were copied as they are and not checked inside: give the identity that opens them with --age-identity",
                 o.unchecked
             ));
         }
         o.bytes_read = self.from.store.bytes_read();
-        o.seconds = self.started.elapsed().as_secs_f64();
-        o.peak_memory_bytes = peak_memory_bytes();
-        (self.outcome, failure)
+        self.clock.ended(self.outcome, failure)
     }
 }
 

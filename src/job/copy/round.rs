@@ -11,13 +11,14 @@ use super::Options;
 use super::notes::Notes;
 use super::plan::{Decision, Need, Plan, Planned};
 use super::transfer::{SMALL, Transferred, transfer};
+use crate::base::{lock, unpoisoned};
 use crate::bucket::{Catalog, Snapshot};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
 use crate::store::{Published, Store};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard};
 
 /// Transferred snapshots that wait for their names, at most; more if more are under way.
 const MOST_WAITING: usize = 16;
@@ -135,7 +136,7 @@ impl Round<'_> {
                 }
             }
         });
-        let mut state = state.0.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let mut state = unpoisoned(state.0.into_inner());
         for i in order {
             state.done.entry(i).or_insert(Done::NotTried);
         }
@@ -184,7 +185,7 @@ impl Round<'_> {
 
     fn work(&self, order: &[usize], shared: &(Mutex<State>, Condvar)) {
         let (mutex, changed) = shared;
-        let lock = || mutex.lock().unwrap_or_else(PoisonError::into_inner);
+        let lock = || lock(mutex);
         let mut state: MutexGuard<'_, State> = lock();
         loop {
             self.settle(&mut state);
@@ -234,7 +235,7 @@ impl Round<'_> {
             } else if may_sync {
                 state = self.sync(state, lock);
             } else {
-                state = changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state = unpoisoned(changed.wait(state));
                 continue;
             }
             changed.notify_all();

@@ -8,8 +8,8 @@ use crate::bucket::catalog::{EXCLUDE_SUFFIX, PINS, REMOVED, TIMELINES, V1, V2, s
 use crate::error::{Reason, Result};
 use crate::job::Context;
 use crate::store::staging::{STAGING, is_abandoned};
-use crate::store::versions::{ObjectVersion, UnfinishedUpload, Versioning};
 use crate::store::{LOCKS, Store};
+use crate::store::{ObjectVersion, UnfinishedUpload, Versioning};
 use chrono::{DateTime, TimeDelta, Utc};
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};

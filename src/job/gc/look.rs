@@ -12,7 +12,7 @@ use crate::bucket::timeline::{self, Evidence, Timelines};
 use crate::bucket::{Catalog, Listed, Snapshot, SnapshotName};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
-use crate::job::rebuild::read_every_page;
+use crate::job::fold::rebuild::read_every_page;
 use crate::job::scan::{Contents, TAGS_UNREADABLE, nothing_there, read_contents};
 use crate::job::tags::{Asked, FEW};
 use crate::mvcc::Revision;
@@ -56,6 +56,25 @@ impl BesideWhy {
             BesideWhy::Abandoned => ("Abandoned", "of an upload that was not completed"),
         }
     }
+}
+
+/// Why a version goes that only a delete marker hides.
+pub(super) const HIDDEN_VERSION: &str = "HiddenVersion";
+
+/// For a schema: every reason, of snapshots and of objects beside them.
+pub(super) fn reasons() -> Vec<&'static str> {
+    use BesideWhy::{Abandoned, BelongsToRemoved, BelongsToSnapshot, InUse, Orphaned, Young};
+    let beside = [
+        BelongsToSnapshot,
+        Young,
+        InUse,
+        BelongsToRemoved,
+        Orphaned,
+        Abandoned,
+    ];
+    let beside = beside.map(|why| why.told().0);
+    let all = Why::NAMES.iter().copied().chain(beside);
+    all.chain([HIDDEN_VERSION]).collect()
 }
 
 /// An object beside the snapshots.

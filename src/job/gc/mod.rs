@@ -15,7 +15,8 @@ use crate::bucket::retention::{self, Why, restorable};
 use crate::bucket::{self, SnapshotName};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
-use crate::job::first::each;
+use crate::job::parallel::each;
+use crate::job::report::{Clock, Failed, Report};
 use crate::job::restorable::Restorable;
 use crate::job::scan::TAGS_UNREADABLE;
 use crate::mvcc::Revision;
@@ -24,10 +25,11 @@ use crate::store::lock::{self, Held, Lock, Wait};
 use apply::Applied;
 use chrono::{DateTime, TimeDelta, Utc};
 use look::{Eyes, Look};
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::borrow::Cow;
 use std::collections::HashSet;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A run that is dead for so long blocks no other.
 const LOCK_DURATION: Duration = Duration::from_secs(15);
@@ -66,7 +68,7 @@ impl Options {
 }
 
 /// How it ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum Status {
     /// Something was done (or would be, in a dry run).
     Succeeded,
@@ -77,7 +79,7 @@ pub enum Status {
 }
 
 /// What is decided on an object.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, JsonSchema, Serialize)]
 pub enum Decision {
     /// It stays.
     Keep,
@@ -88,7 +90,7 @@ pub enum Decision {
 }
 
 /// What became of the decision to remove an object.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum Fate {
     /// It was done.
     Done,
@@ -105,7 +107,7 @@ pub enum Fate {
 }
 
 /// What an object is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum Kind {
     /// A full.
     Full,
@@ -133,25 +135,29 @@ impl From<bucket::Kind> for Kind {
 }
 
 /// What is decided on an object, and what became of it.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Object {
-    /// Below the store's prefix.
+    /// Below the store's prefix; of an unfinished upload and a version with its ID behind it.
     pub path: String,
     /// What it is.
     pub kind: Kind,
     /// Size in the store.
     pub bytes: u64,
-    /// What is to become of it.
+    /// `Keep`: it stays. `Remove`: it is excluded, and can be brought back by `deltafold undelete`. `Delete`:
+    /// it is deleted.
     pub decision: Decision,
-    /// Why, CamelCase, stable.
+    /// Why it is decided so: the reasons are in README.md.
+    #[schemars(extend("enum" = look::reasons()))]
     pub reason: &'static str,
     /// Why, in words.
     pub explanation: Cow<'static, str>,
-    /// What became of it; `None` where it stays, and in a dry run.
+    /// What became of a decision to remove or delete; null if it stays, and in a dry run (but for `Locked`).
+    /// `Hidden`: deleted, but the bucket keeps a version. `Waiting`: what comes before it in its chain could
+    /// not be removed. `Changed`: a new look keeps it.
     pub fate: Option<Fate>,
-    /// Until when it is locked, or why it could not be removed.
+    /// Of what is locked: until when; null if somebody has to lift it.
     pub locked_until: Option<DateTime<Utc>>,
-    /// What went wrong.
+    /// Of what failed: why.
     pub error: Option<String>,
 }
 
@@ -196,7 +202,7 @@ impl Object {
 type Fated = Result<(Fate, Option<DateTime<Utc>>)>;
 
 /// A sum over objects.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Total {
     /// How many.
     pub objects: u64,
@@ -213,81 +219,76 @@ impl Total {
 }
 
 /// Sums over all objects, by what was decided.
-#[derive(Debug, Clone, Copy, Default, Serialize)]
+#[derive(Debug, Clone, Copy, Default, JsonSchema, Serialize)]
 pub struct Totals {
     /// Those that stay.
     pub kept: Total,
-    /// Those that can be brought back.
+    /// Those that are excluded, and can be brought back.
     pub removed: Total,
-    /// Those that are gone.
+    /// Those that are deleted.
     pub deleted: Total,
-    /// Those that could not be removed, for whatever cause.
+    /// Those that could not be removed: locked, failed, or waiting for such a one.
     pub left: Total,
 }
 
 /// A full that counts for nothing, since what it holds is not what its name says.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct DamagedFull {
     /// Below the store's prefix.
     pub path: String,
-    /// CamelCase, stable: docs/exit-codes.md has them.
+    /// One of exit-codes.md.
     pub reason: String,
-    /// In words.
+    /// The same in words.
     pub message: String,
 }
 
 /// What was done. The fields are a contract: `docs/gc-result.schema.json`.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Outcome {
     /// How it ended.
     pub status: Status,
-    /// The process's exit code, where it failed.
-    pub code: Option<u8>,
-    /// Why, where it failed.
-    pub reason: Option<&'static str>,
-    /// In words, where it failed.
-    pub message: Option<String>,
-    /// Nothing was changed.
+    /// Why, if it failed.
+    #[serde(flatten)]
+    pub error: Failed,
+    /// Whether only a plan was made: without `--apply`.
     pub dry_run: bool,
-    /// The time that ages were counted from.
+    /// The time that ages were counted from: the earlier of this clock and the store's, so far as that is
+    /// known.
     pub now: DateTime<Utc>,
-    /// Every object that is ours.
+    /// Every object that is ours: snapshots in order of creation, then what is beside them.
     pub objects: Vec<Object>,
-    /// Sums of these; of what would be, in a dry run.
+    /// Sums over the objects; in a dry run, of what would be.
     pub totals: Totals,
     /// Bytes that the store has back, or would have.
     pub freed_bytes: u64,
-    /// Bytes that are deleted and that the bucket keeps as versions.
+    /// Bytes of what is deleted and that the bucket keeps as versions: not freed.
     pub hidden_bytes: u64,
-    /// Objects that are none of ours, and left alone.
+    /// Objects in v2/ and v1/ that are none of ours, and left alone.
     pub foreign_objects: u64,
-    /// What could be restored before.
+    /// What could be restored before, by names.
     pub restorable_before: Vec<Restorable>,
-    /// What can be now, or could be.
+    /// What can be restored now, or could be, by names.
     pub restorable_after: Vec<Restorable>,
-    /// Fulls that the run has read.
+    /// Fulls that this run has read. Each is read once, when a decision first rests on it.
     pub fulls_read: usize,
-    /// Fulls that count for nothing until a later run reads them.
+    /// Fulls that stay and count for nothing until a later run reads them.
     pub fulls_not_read: usize,
-    /// Fulls that count for nothing, since what they hold is not what their names say.
+    /// Fulls that stay and count for nothing: what they hold is not what their names say. Only those on which
+    /// a decision rested, or that are in doubt, are known.
     pub damaged_fulls: Vec<DamagedFull>,
-    /// What is worth knowing.
-    pub warnings: Vec<String>,
-    /// How long it took.
-    pub seconds: f64,
 }
 
-/// Collects garbage. What failed midway stands beside the outcome.
+/// Collects garbage.
 ///
 /// # Errors
-/// Where nothing was done: `NoSnapshots` where there is none; the store's; `LockHeld`; `Io`, `NoSpace`. Beside the
-/// outcome also `WouldShrink`: the plan would make the newest restorable revision fall, and nothing was removed.
-pub fn run(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)> {
-    let started = Instant::now();
+/// Where nothing was done: `NoSnapshots` where there is none; the store's; `LockHeld`; `Io`, `NoSpace`. In the
+/// report also `WouldShrink`: the plan would make the newest restorable revision fall, and nothing was removed.
+pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
+    let mut clock = Clock::start();
+    let warnings = &mut clock.warnings;
     let mut eyes = Eyes::new(ctx, options);
-    let mut warnings = Vec::new();
     let held = match options.apply {
-        true => take_lock(&ctx.store, SECOND_RUN, &mut warnings)?,
+        true => take_lock(&ctx.store, SECOND_RUN, warnings)?,
         false => None,
     };
     if options.apply {
@@ -345,20 +346,16 @@ pub fn run(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)>
     }
     release(held);
     tracing::debug!(tags_asked = eyes.tags_asked, "asked for tags");
+    warnings.append(&mut applied.warnings);
     let mut outcome = told(&look, options, now, applied, before);
     outcome.fulls_read = eyes.verified.read;
-    warnings.append(&mut outcome.warnings);
-    outcome.warnings = warnings;
     // A signal, or a store that is away, is what it is; else it is about single objects.
     let error = error.or_else(|| partly_done(&outcome));
-    if let Some(e) = &error {
+    if error.is_some() {
         outcome.status = Status::Failed;
-        outcome.code = Some(e.reason().exit_code());
-        outcome.reason = Some(e.reason().as_str());
-        outcome.message = Some(e.to_string());
     }
-    outcome.seconds = started.elapsed().as_secs_f64();
-    Ok((outcome, error))
+    outcome.error = Failed::from(&error);
+    Ok(clock.ended(outcome, error))
 }
 
 fn partly_done(o: &Outcome) -> Option<Error> {
@@ -414,9 +411,7 @@ fn told(
             true => Status::NothingToDo,
             false => Status::Succeeded,
         },
-        code: None,
-        reason: None,
-        message: None,
+        error: Failed::default(),
         dry_run: !options.apply,
         now,
         objects: applied.objects,
@@ -429,8 +424,6 @@ fn told(
         fulls_read: 0,
         fulls_not_read: look.not_read,
         damaged_fulls: look.damaged.clone(),
-        warnings: applied.warnings,
-        seconds: 0.0,
     }
 }
 

@@ -8,9 +8,11 @@ use crate::bucket::catalog::PINS;
 use crate::bucket::retention::chain_of;
 use crate::error::{Reason, Result};
 use crate::job::Context;
+use crate::job::report::{Clock, Report};
 use crate::job::scan::{Depth, scan_asking};
 use crate::job::tags::Ask;
 use chrono::{DateTime, SubsecRound, Utc};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// What to pin.
@@ -33,22 +35,21 @@ struct Pin {
 }
 
 /// What was done. The fields are a contract: `docs/pin-result.schema.json`.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Outcome {
     /// How it ended.
     pub status: Status,
     /// Whether the chain is pinned now.
     pub pinned: bool,
-    /// The full.
+    /// The full, below the store's prefix.
     pub full: String,
-    /// Since when, where it is.
+    /// Since when it is pinned; null if it is not.
     pub pinned_at: Option<DateTime<Utc>>,
-    /// What was given as the reason.
+    /// What was given as --reason.
     pub note: Option<String>,
-    /// What the pin keeps, or kept: the full, and the deltas up to the next full; paths.
+    /// What the pin keeps (or kept): the full, and the deltas after it up to the next full of its timeline;
+    /// paths.
     pub chain: Vec<String>,
-    /// What is worth knowing.
-    pub warnings: Vec<String>,
 }
 
 /// Pins, or lets go.
@@ -56,9 +57,9 @@ pub struct Outcome {
 /// # Errors
 /// `NoSnapshots` where there is no such full; `SnapshotVanished` where something of the chain went
 /// meanwhile; the store's; `LockHeld`.
-pub fn run(ctx: &Context, options: &Options) -> Result<Outcome> {
-    let mut warnings = Vec::new();
-    let held = keep_gc_away(ctx, &mut warnings)?;
+pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
+    let mut clock = Clock::start();
+    let held = keep_gc_away(ctx, &mut clock.warnings)?;
     let by_names = catalog(ctx)?;
     let all = &by_names.snapshots;
     let full = all
@@ -93,7 +94,7 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Outcome> {
         }
         Ok(chain.into_iter().map(|i| of[i].path.clone()).collect())
     };
-    let kept = chain(&mut warnings)?;
+    let kept = chain(&mut clock.warnings)?;
     let (status, pin) = match (options.unpin, before) {
         (true, _) => {
             ctx.store.delete(&at)?;
@@ -124,13 +125,12 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Outcome> {
         }
     };
     release(held);
-    Ok(Outcome {
+    Ok(clock.report(Outcome {
         status,
         pinned: !options.unpin,
         full: full.path.clone(),
         pinned_at: pin.as_ref().map(|p| p.pinned_at),
         note: pin.and_then(|p| p.reason),
         chain: kept,
-        warnings,
-    })
+    }))
 }

@@ -4,10 +4,12 @@
 
 use super::{Status, release, removal_note, take_lock};
 use crate::bucket::{Catalog, Snapshot};
-use crate::error::{Error, Reason, Result};
+use crate::error::{Reason, Result};
 use crate::job::Context;
+use crate::job::report::{Clock, Failed, Report};
 use crate::job::scan::TAGS_UNREADABLE;
 use crate::store::lock::Held;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// What to bring back.
@@ -19,7 +21,7 @@ pub struct Options {
 }
 
 /// A snapshot that is to come back.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Restored {
     /// Below the store's prefix.
     pub path: String,
@@ -30,20 +32,15 @@ pub struct Restored {
 }
 
 /// What was done. The fields are a contract: `docs/undelete-result.schema.json`.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Outcome {
     /// How it ended.
     pub status: Status,
-    /// The process's exit code, where it failed.
-    pub code: Option<u8>,
-    /// Why, where it failed.
-    pub reason: Option<&'static str>,
-    /// In words, where it failed.
-    pub message: Option<String>,
-    /// The oldest first.
+    /// Why, if it failed.
+    #[serde(flatten)]
+    pub error: Failed,
+    /// What was to come back, the oldest first.
     pub snapshots: Vec<Restored>,
-    /// What is worth knowing.
-    pub warnings: Vec<String>,
 }
 
 /// Keeps `gc` away, as far as the store can.
@@ -84,13 +81,13 @@ fn removed_behind(all: &[Snapshot], full: usize) -> impl Iterator<Item = usize> 
     })
 }
 
-/// Brings snapshots back. What failed midway stands beside the outcome.
+/// Brings snapshots back.
 ///
 /// # Errors
 /// Where nothing was done: `NoSnapshots` where a name is nobody's; the store's; `LockHeld`.
-pub fn run(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)> {
-    let mut warnings = Vec::new();
-    let held = keep_gc_away(ctx, &mut warnings)?;
+pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
+    let mut clock = Clock::start();
+    let held = keep_gc_away(ctx, &mut clock.warnings)?;
     let mut catalog = catalog(ctx)?;
     let all = &catalog.snapshots;
     let mut wanted: Vec<usize> = Vec::new();
@@ -120,7 +117,7 @@ pub fn run(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)>
         catalog.snapshots[i].excluded |= tagged;
     }
     if ctx.store.hides_tags() {
-        warnings.push(TAGS_UNREADABLE.to_owned());
+        clock.warnings.push(TAGS_UNREADABLE.to_owned());
     }
     let all = &catalog.snapshots;
     wanted.retain(|&i| all[i].excluded || all[i].removal_noted);
@@ -164,11 +161,8 @@ pub fn run(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)>
             (None, true) => Status::NothingToDo,
             (None, false) => Status::Succeeded,
         },
-        code: error.as_ref().map(|e| e.reason().exit_code()),
-        reason: error.as_ref().map(|e| e.reason().as_str()),
-        message: error.as_ref().map(Error::to_string),
+        error: Failed::from(&error),
         snapshots,
-        warnings,
     };
-    Ok((outcome, error))
+    Ok(clock.ended(outcome, error))
 }

@@ -5,7 +5,7 @@
 use super::Keys;
 use crate::error::Result;
 use crate::job::Context;
-use crate::job::source::Source;
+use crate::job::fold::Source;
 use crate::mvcc::{KeyRange, KeyValue};
 use std::cmp::Ordering;
 

@@ -8,16 +8,17 @@ use super::history::Version;
 use super::kubernetes::Object;
 use crate::mvcc::{KeyValue, Revision};
 use base64_simd::STANDARD;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// A key. One of `key` and `key_base64` is there.
-#[derive(Debug, Serialize)]
+#[derive(Debug, JsonSchema, Serialize)]
 pub struct Name<'a> {
-    /// The key, where it is UTF-8.
+    /// The key, if it is UTF-8; else null.
     pub key: Option<&'a str>,
-    /// The key in base64 (standard alphabet, padded), where it is not.
+    /// The key in base64 (standard alphabet, padded), if it is not UTF-8; else null.
     pub key_base64: Option<String>,
-    /// What it is to Kubernetes.
+    /// What the key is to Kubernetes; null if it is no key of an API server.
     pub kubernetes: Option<Object<'a>>,
 }
 
@@ -34,19 +35,19 @@ impl<'a> Name<'a> {
 }
 
 /// A version of a key. One of `value` and `value_base64` is there.
-#[derive(Debug, Serialize)]
+#[derive(Debug, JsonSchema, Serialize)]
 pub struct Record<'a> {
-    /// When the key came into being.
+    /// The revision in which the key came into being.
     pub create_revision: Revision,
-    /// When it got this value.
+    /// The revision of this version.
     pub mod_revision: Revision,
     /// 1 at creation, one more with each change.
     pub version: i64,
-    /// The lease's ID; 0 where there is none.
+    /// The ID of the lease that the key is attached to; 0 if there is none.
     pub lease: i64,
-    /// The value, where it is UTF-8.
+    /// The value, if it is UTF-8; else null.
     pub value: Option<&'a str>,
-    /// The value in base64 (standard alphabet, padded), where it is not.
+    /// The value in base64 (standard alphabet, padded), if it is not UTF-8; else null.
     pub value_base64: Option<String>,
 }
 
@@ -66,7 +67,7 @@ impl<'a> Record<'a> {
 }
 
 /// A key with its newest version: an element of `keys`, a line of `export`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, JsonSchema, Serialize)]
 pub struct Entry<'a> {
     #[serde(flatten)]
     name: Name<'a>,
@@ -85,7 +86,7 @@ impl<'a> Entry<'a> {
 }
 
 /// What became of a key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
     /// It is only in the second state.
@@ -109,13 +110,16 @@ impl Kind {
 }
 
 /// An element of `changes`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, JsonSchema, Serialize)]
 pub struct Change<'a> {
-    /// What became of it.
+    /// `added`: only at the second point. `changed`: put in between, perhaps with the same value. `deleted`:
+    /// only at the first point.
     pub change: Kind,
     #[serde(flatten)]
     name: Name<'a>,
+    /// At the first point; null if the key was not there.
     old: Option<Record<'a>>,
+    /// At the second point; null if the key was not there.
     new: Option<Record<'a>>,
 }
 
@@ -134,14 +138,15 @@ impl<'a> Change<'a> {
 }
 
 /// An element of `versions`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, JsonSchema, Serialize)]
 pub struct Recorded<'a> {
     /// The revision of the change.
     revision: Revision,
-    /// When the snapshotter saw it; `None` where no delta tells.
+    /// When the snapshotter saw the change (RFC 3339); null if only a full snapshot holds it.
     time: Option<&'a str>,
-    /// Whether the key was deleted: then there is no record.
+    /// Whether the change deleted the key: then `record` is null.
     deleted: bool,
+    /// The version; null of a deletion.
     record: Option<Record<'a>>,
 }
 

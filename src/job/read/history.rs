@@ -5,22 +5,23 @@
 
 use super::{SORT_BUFFER_BYTES, versions};
 use crate::base::ReadAt;
+use crate::base::lock;
 use crate::bolt::Database;
 use crate::bucket::chain::{self, KnownBases, Range};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
-use crate::job::first::first;
-use crate::job::reading::Reading;
-use crate::job::replay::Step;
+use crate::job::fold::open::Reading;
+use crate::job::fold::select::Step;
+use crate::job::fold::{Request, Source, select};
+use crate::job::parallel::first;
 use crate::job::restore::Backup;
 use crate::job::scan::{Depth, scan};
 use crate::job::sorter::{Sorted, Sorter};
-use crate::job::source::{self, Request, Source};
 use crate::job::tags::{unless_excluded, without_excluded};
 use crate::mvcc::history::key_bucket;
 use crate::mvcc::{Base, KeyValue, RecordKey, Revision};
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 /// What is known of a key's past.
 #[derive(Debug)]
@@ -145,9 +146,9 @@ impl Collector<'_> {
 
     fn store(&mut self, ctx: &Context, timeline: Option<&str>) -> Result<(String, Vec<String>)> {
         let scan = scan(ctx, Depth::Doubtful)?;
-        let (timeline, warnings) = source::choose_timeline(ctx, &scan, timeline)?;
+        let (timeline, warnings) = select::choose_timeline(ctx, &scan, timeline)?;
         let snapshots = &scan.catalog.snapshots;
-        let steps = source::all_steps(&scan.catalog, timeline);
+        let steps = select::all_steps(&scan.catalog, timeline);
         let paths = steps.iter().map(|s| s.snapshot.path.as_str());
         unless_excluded(ctx, paths.filter(|_| scan.tags_unread > 0), || {
             self.deltas(ctx, &steps)
@@ -233,7 +234,7 @@ impl Collector<'_> {
             let delta = reading.delta_in_turn(nth)?;
             versions(ctx, delta, &steps[nth], key, |e, kv| {
                 e.instant()?;
-                let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut found = lock(&found);
                 found.push((e.main, e.sub), nth, Some(e.time), kv)
             })?;
             Ok(None::<()>)

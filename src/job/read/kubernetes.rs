@@ -6,6 +6,7 @@
 //! Sources: apiserver's `pkg/registry` (paths) and apimachinery's `runtime.Unknown` (envelope).
 
 use crate::protobuf::{Value, take_field};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
@@ -15,17 +16,17 @@ const PREFIXES: [&str; 3] = ["/registry/", "/kubernetes.io/", "/openshift.io/"];
 const PROTOBUF: &[u8] = b"k8s\0";
 
 /// An object of an API server. The fields are a contract: `docs/get-result.schema.json`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Object<'a> {
-    /// Such as `apps/v1`; `None` where the value does not tell (deleted, encrypted).
+    /// Such as `apps/v1`; null if the value does not tell (deleted, encrypted).
     pub api_version: Option<Cow<'a, str>>,
-    /// Such as `Deployment`; `None` where the value does not tell.
+    /// Such as `Deployment`; null if the value does not tell.
     pub kind: Option<Cow<'a, str>>,
-    /// Such as `apps`, empty for the core group; `None` where neither value nor key tells.
+    /// Such as `apps`, empty for the core group; null if neither key nor value tells.
     pub group: Option<Cow<'a, str>>,
-    /// As in the key: such as `deployments`.
+    /// As in the key, such as `deployments`.
     pub resource: &'a str,
-    /// `None` where the object has none.
+    /// The namespace; null if the object has none.
     pub namespace: Option<&'a str>,
     /// The object's name.
     pub name: &'a str,

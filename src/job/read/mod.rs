@@ -10,12 +10,13 @@ pub mod kubernetes;
 
 use crate::bucket::delta::{DeltaReader, Event};
 use crate::error::{Reason, Result};
-use crate::job::first::first;
-use crate::job::reading::Reading;
-use crate::job::replay::Step;
+use crate::job::Context;
+use crate::job::fold::Source;
+use crate::job::fold::open::Payload;
+use crate::job::fold::open::Reading;
+use crate::job::fold::select::Step;
+use crate::job::parallel::first;
 use crate::job::sorter::{Sorted, Sorter};
-use crate::job::source::Source;
-use crate::job::{Context, Payload};
 use crate::mvcc::{Change, KeyRange, KeyValue};
 
 /// Bytes of records that are held in memory until they are in order.

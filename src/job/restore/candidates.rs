@@ -4,76 +4,15 @@
 
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
-use crate::job::scan::{Depth, Scan, scan};
-use crate::job::source::{Request, Source, Target};
+use crate::job::fold::open::Backup;
+use crate::job::fold::{Request, Source, Target};
+use crate::job::scan::Scan;
 use crate::mvcc::{HashKv, KeyRange, Revision};
+use schemars::JsonSchema;
 use serde::Serialize;
-use std::path::PathBuf;
-
-/// Where a backup is.
-pub enum Backup {
-    /// A prefix of a store.
-    Store(Context),
-    /// A plain snapshot file.
-    File(Context, PathBuf),
-    /// A store that could not be opened.
-    Closed {
-        /// Its URL.
-        name: String,
-        /// Why.
-        error: Error,
-    },
-}
-
-impl Backup {
-    /// Where it is, for people.
-    pub fn name(&self) -> String {
-        match self {
-            Backup::Store(ctx) => ctx.store.url().to_owned(),
-            Backup::File(_, path) => path.display().to_string(),
-            Backup::Closed { name, .. } => name.clone(),
-        }
-    }
-
-    /// What it is read with.
-    ///
-    /// # Errors
-    /// Why it could not be opened.
-    pub fn context(&self) -> Result<&Context> {
-        match self {
-            Backup::Store(ctx) | Backup::File(ctx, _) => Ok(ctx),
-            Backup::Closed { error, .. } => Err(error.again()),
-        }
-    }
-
-    /// Opens what leads to the state that is asked for.
-    ///
-    /// # Errors
-    /// As [`Source::open`] and [`Source::open_file`].
-    pub fn open(&self, request: &Request) -> Result<(&Context, Source)> {
-        let (ctx, source, _) = self.open_unproven(request)?;
-        source.prove()?;
-        Ok((ctx, source))
-    }
-
-    /// Opens it with its scan; a plain snapshot file may still be hashed: see [`Source::prove`].
-    fn open_unproven(&self, request: &Request) -> Result<(&Context, Source, Option<Scan>)> {
-        match self {
-            Backup::Store(ctx) => {
-                let scan = scan(ctx, Depth::Doubtful)?;
-                Ok((ctx, Source::open(ctx, &scan, request)?, Some(scan)))
-            }
-            Backup::File(ctx, path) => {
-                let source = Source::open_file_unproven(ctx, path, request)?;
-                Ok((ctx, source, None))
-            }
-            Backup::Closed { error, .. } => Err(error.again()),
-        }
-    }
-}
 
 /// What became of a candidate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum Fate {
     /// It is restored.
     Chosen,
@@ -84,19 +23,33 @@ pub enum Fate {
 }
 
 /// A candidate, as it is told. The fields are a contract.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
+#[schemars(extend("oneOf" = [
+    {"properties": {
+        "status": {"enum": ["Excluded"]},
+        "reason": {"type": "string"},
+        "message": {"type": "string"},
+    }},
+    {"properties": {
+        "status": {"enum": ["Chosen", "NotChosen"]},
+        "revision": {"type": "integer"},
+        "timeline": {"type": "string"},
+        "reason": {"type": "null"},
+        "message": {"type": "null"},
+    }},
+]))]
 pub struct Told {
-    /// Its URL, or the file.
+    /// Its URL, or the plain snapshot file.
     pub store: String,
     /// What became of it.
     pub status: Fate,
-    /// The revision it leads to; `None` where that was not found out.
+    /// The revision it leads to. null if that was not found out.
     pub revision: Option<Revision>,
-    /// Its timeline.
+    /// The timeline that leads there. null if that was not found out.
     pub timeline: Option<String>,
-    /// Why it is excluded: a reason of `docs/exit-codes.md`.
-    pub reason: Option<&'static str>,
-    /// The same in words.
+    /// Why it is excluded: a reason of exit-codes.md; else null.
+    pub reason: Option<Reason>,
+    /// The same in words. For people: it may change.
     pub message: Option<String>,
 }
 
@@ -115,16 +68,17 @@ pub(super) struct Opened<'a> {
 
 impl<'a> Candidate<'a> {
     fn open(backup: &'a Backup, request: &Request, proven: bool) -> Self {
-        let mut opened = backup.open_unproven(request);
-        if proven
-            && let Ok((_, source, _)) = &opened
-            && let Err(e) = source.prove()
-        {
-            opened = Err(e);
-        }
+        let open = || {
+            let (source, scan) = backup.open_unproven(request)?;
+            if proven {
+                source.prove()?;
+            }
+            let ctx = backup.context()?;
+            Ok(Opened { ctx, source, scan })
+        };
         Candidate {
             backup,
-            opened: opened.map(|(ctx, source, scan)| Opened { ctx, source, scan }),
+            opened: open(),
         }
     }
 
@@ -164,6 +118,20 @@ impl<'a> Candidate<'a> {
         let (fold, _) = at.fold(ctx, compact, KeyRange::All, detach_leases)?;
         fold.finish(&at.db, |_| ctx.store.cancel().check())
     }
+}
+
+/// HashKV of two candidates at a revision, above what either has compacted.
+fn hashes_at(
+    one: &Candidate<'_>,
+    two: &Candidate<'_>,
+    at: Revision,
+) -> (Result<HashKv>, Result<HashKv>) {
+    let (ours, theirs) = (one.source_at(at), two.source_at(at));
+    let sources = [&ours, &theirs].into_iter().flatten();
+    let compact = sources.map(|s| s.base.compact_revision).max();
+    let compact = compact.unwrap_or(Revision::NONE);
+    let hash = |of: &Candidate<'_>, source: Result<Source>| of.hash(&source?, compact, false);
+    (hash(one, ours), hash(two, theirs))
 }
 
 /// Whether a candidate that failed so may be passed over for another.
@@ -214,10 +182,11 @@ impl<'a> Candidates<'a> {
             compared_with: None,
         };
         for i in 0..candidates.all.len() {
-            match &candidates.all[i].opened {
-                Ok(_) => {}
-                Err(e) if excludes(e) => candidates.exclude(i, &e.again()),
-                Err(e) => return Err(e.again()),
+            let failed = candidates.all[i].opened.as_ref().err().map(Error::again);
+            match failed {
+                Some(e) if excludes(&e) => candidates.exclude(i, &e),
+                Some(e) => return Err(e),
+                None => {}
             }
         }
         Ok(candidates)
@@ -237,23 +206,18 @@ impl<'a> Candidates<'a> {
             tracing::warn!("{} is not used: {e} [{}]", told.store, e.reason());
         }
         told.status = Fate::Excluded;
-        told.reason = Some(e.reason().as_str());
+        told.reason = Some(e.reason());
         told.message = Some(e.to_string());
     }
 
     /// The error where no candidate is left.
     pub(super) fn none_left(&self, last: Option<Error>) -> Error {
-        let excluded = self.told.iter().zip(&self.all);
-        let mut first = last;
-        let mut texts = Vec::new();
-        for (told, candidate) in excluded {
-            if let Some(message) = &told.message {
-                texts.push(format!("{}: {message}", told.store));
-            }
-            if let (None, Err(e)) = (&first, &candidate.opened) {
-                first = Some(e.again());
-            }
-        }
+        let failed = self.all.iter().find_map(|c| c.opened.as_ref().err());
+        let first = last.or_else(|| failed.map(Error::again));
+        let told = self.told.iter();
+        let texts: Vec<String> = told
+            .filter_map(|t| Some(format!("{}: {}", t.store, t.message.as_ref()?)))
+            .collect();
         match first {
             Some(e) if self.all.len() == 1 => e,
             Some(e) => Error::new(
@@ -296,26 +260,15 @@ impl<'a> Candidates<'a> {
                 self.told[other].store
             );
             let (one, two) = (&self.all[first], &self.all[other]);
-            // The history above this is in both.
-            let mut compact = Revision::NONE;
-            let ours = one
-                .source_at(at)
-                .inspect(|s| compact = s.base.compact_revision);
-            let theirs = two.source_at(at).and_then(|source| {
-                compact = compact.max(source.base.compact_revision);
-                two.hash(&source, compact, false)
-            });
-            let ours = ours.and_then(|source| one.hash(&source, compact, false));
+            let (ours, theirs) = hashes_at(one, two, at);
             let theirs = match theirs {
-                Ok(hash) => hash,
                 Err(e) if excludes(&e) => {
                     self.exclude(other, &e);
                     continue;
                 }
-                Err(e) => return Err(e),
+                theirs => theirs?,
             };
             let ours = match ours {
-                Ok(hash) => hash,
                 Err(e) if excludes(&e) => {
                     warnings.push(format!(
                         "whether {} and {} hold the same history could not be told at revision {at}: {e}",
@@ -323,7 +276,7 @@ impl<'a> Candidates<'a> {
                     ));
                     continue;
                 }
-                Err(e) => return Err(e),
+                ours => ours?,
             };
             // Not by the number of records: a tombstone at exactly the compacted revision is in the bases
             // of some versions of etcd and not of others.

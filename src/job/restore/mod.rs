@@ -3,43 +3,35 @@
 //! look at the target → choose a backup → fold → stage, sync, verify → put in place. No etcd runs.
 
 mod candidates;
+mod data_dir;
+mod file;
 mod needed;
+mod output;
+mod write;
 
-pub use candidates::{Backup, Fate, Told};
+pub use crate::job::fold::open::Backup;
+pub use candidates::{Fate, Told};
 pub use needed::{Action, Decision, Depth};
 
 use crate::base::Cancel;
-use crate::bolt::Layout;
-use crate::bucket::frame::{FrameReader, FrameWriter};
-use crate::bucket::name::ENCRYPTED;
 use crate::datadir::membership::Cluster;
-use crate::datadir::place::{Leftover, Occupied, Place};
-use crate::datadir::{self, place, snap, wal};
+use crate::datadir::place::Place;
 use crate::error::{Error, Reason, Result};
-use crate::etcd::peers::{self, PeerOptions};
-use crate::job::rebuild::{Rebuild, Rebuilt};
-use crate::job::source::{Request, Source};
+use crate::etcd::peers::PeerOptions;
+use crate::job::Context;
+use crate::job::fold::rebuild::Rebuild;
+use crate::job::fold::{Request, Source};
+use crate::job::report::{Clock, Report};
 use crate::job::tags::without_excluded;
-use crate::job::{Context, identity, space};
-use crate::mvcc::{Fold, KeepHistory, KeyRange, Revision};
-use crate::store::{Sealed, Store};
-use crate::telemetry::memory::peak_memory_bytes;
-use crate::telemetry::progress::Step;
-use crate::temp::TempFile;
+use crate::mvcc::{KeepHistory, Revision};
 use candidates::{Candidates, Opened, excludes};
-use chrono::Utc;
-use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use schemars::JsonSchema;
 use serde::Serialize;
-use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{self, BufWriter, Read, Write};
-use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{self, SyncSender};
-use std::time::Instant;
+use write::{Failed, Written};
 
-pub use crate::job::rebuild::Leases;
+pub use crate::job::fold::rebuild::Leases;
 
 /// What is written.
 pub enum To {
@@ -75,87 +67,94 @@ pub struct Options {
 }
 
 /// How it ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum Status {
     /// It was restored (or would be, in a dry run).
+    #[default]
     Succeeded,
     /// The member that is there is in order.
     NotNeeded,
 }
 
 /// The member that was written.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Member {
     /// Its name.
     pub name: String,
     /// Its ID, hexadecimal as etcd prints it.
     pub id: String,
-    /// The cluster's ID, hexadecimal.
+    /// The cluster's ID, hexadecimal. The same for all members that are restored with the same
+    /// --initial-cluster and --initial-cluster-token.
     pub cluster_id: String,
-    /// All members' names, in the order of their IDs.
+    /// The names of all members, in the order of their IDs.
     pub members: Vec<String>,
 }
 
 /// What was done. The fields are a contract: `docs/restore-result.schema.json`.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Default, JsonSchema, Serialize)]
 pub struct Outcome {
     /// How it ended.
     pub status: Status,
-    /// Whether it was needed, and why.
+    /// What was decided, and why.
     pub decision: Decision,
-    /// The data directory.
+    /// The data directory, as an absolute path. null if a plain snapshot file was asked for.
     pub data_dir: Option<String>,
-    /// The WAL directory, where it is one of its own.
+    /// The WAL directory, as an absolute path, if it is one of its own; else null.
     pub wal_dir: Option<String>,
-    /// The plain snapshot file.
+    /// The plain snapshot file, as --to-snapshot names it. null if a data directory was asked for.
     pub snapshot_file: Option<String>,
-    /// Where what was there before is kept.
+    /// Where what was there before is kept: the old member's folder, and the folder of the old WAL segments
+    /// if they have a directory of their own. Empty if nothing was there.
     pub kept_aside: Vec<String>,
-    /// The member; `None` where a plain snapshot file was written, or nothing.
+    /// The member that was written (in a dry run: would be). null if none is.
     pub member: Option<Member>,
-    /// Every backup that was looked at, in the order in which they were named.
+    /// Every backup that was looked at, in the order in which they were named. Empty if none had to be:
+    /// `--if-needed sanity`, and the member stays.
     pub candidates: Vec<Told>,
-    /// The full that was restored from.
+    /// The full snapshot that was restored from: its name without its folder, or, with --snapshot, the file
+    /// as it was named. null if nothing is restored.
     pub base: Option<String>,
-    /// The deltas folded into it, in order.
+    /// The names, without their folders, of the delta snapshots that were folded into it, in order.
     pub deltas: Vec<String>,
-    /// Events of the deltas that were folded.
+    /// How many events of the deltas were folded; those that the base holds already are not counted. null if
+    /// nothing was written.
     pub events: Option<u64>,
-    /// The timeline's ID.
+    /// The ID of the timeline that was restored; `main` of a plain snapshot file. null if nothing is
+    /// restored.
     pub timeline: Option<String>,
-    /// The revision of the backup that was restored.
+    /// The revision of the backup that was restored. null if nothing is.
     pub restored_revision: Option<Revision>,
-    /// The newest revision of what was written: `restored_revision`, raised by the bump.
+    /// The newest revision of what was written: `restored_revision`, raised by --bump-revision. null if
+    /// nothing is restored.
     pub revision: Option<Revision>,
-    /// Its compacted revision; −1 where it holds all history.
+    /// The compacted revision of what was written: states before it cannot be read. -1 if it holds all
+    /// history. null if nothing was written.
     pub compact_revision: Option<Revision>,
-    /// Keys alive.
+    /// How many keys are alive at `revision`. null if nothing was written.
     pub live_keys: Option<u64>,
-    /// etcd's HashKV at `revision`.
+    /// etcd's HashKV at `revision`: what `etcdctl endpoint hashkv` says of an etcd that serves it, before
+    /// anything is written to it. null if nothing was written.
     pub hash_kv: Option<u32>,
-    /// Users, roles, alarms and recorded leases are as of this revision.
+    /// Users, roles, alarms and the records of leases are as of this revision, since deltas hold only keys.
+    /// null if nothing is restored.
     pub metadata_revision: Option<Revision>,
-    /// Leases that no snapshot recorded and that got a record.
+    /// How many leases got a record, with --lease-ttl: keys are attached to them, and the base has none. null
+    /// if nothing was written.
     pub leases_added: Option<u64>,
-    /// Bytes read from the stores.
+    /// Bytes read from the stores. A plain snapshot file is not counted.
     pub bytes_read: u64,
-    /// Size of the database that was written.
+    /// Size of the database that was written, in bytes, without the SHA-256 behind it in a snapshot file; 0
+    /// if nothing was written.
     pub database_bytes: u64,
-    /// Wall-clock time.
-    pub seconds: f64,
-    /// The most memory that was resident at once.
-    pub peak_memory_bytes: Option<u64>,
-    /// Whether only a plan was made.
+    /// Whether it was only said what would be done.
     pub dry_run: bool,
-    /// What an operator should know.
-    pub warnings: Vec<String>,
 }
 
 /// Restores the best of some backups; one or more.
 ///
 /// # Errors
 /// Any reason but `KeyNotFound`. The target is as it was then, or the next run makes it so.
-pub fn run(backups: &[Backup], options: &Options, cancel: &Cancel) -> Result<Outcome> {
+pub fn run(backups: &[Backup], options: &Options, cancel: &Cancel) -> Result<Report<Outcome>> {
     if backups.is_empty() {
         return Err(Error::new(
             Reason::Usage,
@@ -175,7 +174,11 @@ pub fn run(backups: &[Backup], options: &Options, cancel: &Cancel) -> Result<Out
 ///
 /// # Errors
 /// As [`run`].
-pub(super) fn run_for_drill(backup: Backup, options: &Options, cancel: &Cancel) -> Result<Outcome> {
+pub(super) fn run_for_drill(
+    backup: Backup,
+    options: &Options,
+    cancel: &Cancel,
+) -> Result<Report<Outcome>> {
     let backups = [backup];
     without_excluded(|| {
         let mut run = Run::new(&backups, options, cancel);
@@ -188,39 +191,8 @@ struct Run<'a> {
     backups: &'a [Backup],
     options: &'a Options,
     cancel: Cancel,
-    started: Instant,
-    warnings: Vec<String>,
+    clock: Clock,
     is_drill: bool,
-}
-
-/// A failure of one candidate, after which another is tried, or one of the target.
-enum Failed {
-    Candidate(Error),
-    Target(Error),
-}
-
-/// A warning where the backup is recorded as that of a cluster of another ID than the restored one has.
-fn says_other_cluster(store: &Store, cluster: &Cluster) -> Option<String> {
-    let recorded = match identity::read(store) {
-        Ok(recorded) => recorded?,
-        Err(e) => return Some(format!("whose backup it is cannot be told: {e}")),
-    };
-    (!recorded.is_of(cluster.id().0)).then(|| {
-        format!(
-            "{} is recorded as the backup of cluster {}, and the restored cluster's ID is {}: its next snapshot there needs --take-over",
-            store.url(),
-            recorded.cluster(),
-            cluster.id()
-        )
-    })
-}
-
-/// What a fold came to.
-struct Written {
-    rebuilt: Rebuilt,
-    events: u64,
-    revision: Revision,
-    bytes: u64,
 }
 
 impl<'a> Run<'a> {
@@ -229,250 +201,8 @@ impl<'a> Run<'a> {
             backups,
             options,
             cancel: cancel.clone(),
-            started: Instant::now(),
-            warnings: Vec::new(),
+            clock: Clock::start(),
             is_drill: false,
-        }
-    }
-
-    fn warn(&mut self, message: String) {
-        tracing::warn!("{message}");
-        self.warnings.push(message);
-    }
-
-    fn into_data_dir(mut self) -> Result<Outcome> {
-        let To::DataDir {
-            place,
-            cluster,
-            if_needed,
-            peers,
-        } = &self.options.to
-        else {
-            return Err(Error::internal("a restore without a data directory"));
-        };
-        refuse_in_use(place)?;
-        let occupied = match self.options.dry_run {
-            true => {
-                if place.has_leftover() {
-                    self.warn(format!(
-                        "a restore into {} was interrupted: the next one completes or undoes it first",
-                        place.dir().display()
-                    ));
-                }
-                None
-            }
-            false => Some(place.occupy()?),
-        };
-        match occupied.as_ref().map(Occupied::leftover) {
-            Some(Leftover::Completed) => {
-                self.warn(
-                    "an earlier restore was interrupted at its very end: it was completed".into(),
-                );
-            }
-            Some(Leftover::Undone) => {
-                self.warn("an earlier restore was interrupted: it was undone".into());
-            }
-            Some(Leftover::None) | None => {}
-        }
-        let taken = place.is_taken()?;
-        let found = match if_needed {
-            None if taken => return Err(holds_member(place)),
-            None => needed::Found::asked(),
-            Some(depth) => needed::look(place, taken, *depth, &self.cancel)?,
-        };
-        let mut decision = found.decide();
-        if decision.action == Action::Keep && *if_needed == Some(Depth::Sanity) {
-            return Ok(self.kept(decision, None));
-        }
-        let mut candidates =
-            Candidates::open(self.backups, &self.options.request, if_needed.is_some())?;
-        if decision.action == Action::Keep {
-            let alone = cluster.members().len() == 1;
-            decision = self.compare_with_backup(&found, alone, &mut candidates)?;
-            if decision.action == Action::Keep {
-                return Ok(self.kept(decision, Some(candidates)));
-            }
-        }
-        if if_needed.is_some() {
-            tracing::info!(reason = decision.reason, "{}", decision.message);
-            let others: Vec<_> = cluster
-                .members()
-                .iter()
-                .filter(|m| m.id != cluster.me().id)
-                .collect();
-            let decided = peers::look(&others, cluster.members().len(), peers, &self.cancel)?;
-            if let Some(why) = decided {
-                return Err(Error::new(
-                    Reason::ClusterHasQuorum,
-                    format!(
-                        "{}; but {why}: a restored member would not fit to it. Remove this member from the running cluster and add it again as a new one (etcdctl member remove, etcdctl member add), with an empty data directory",
-                        decision.message
-                    ),
-                ));
-            }
-        }
-        let (mut member, mut store) = (None, None);
-        let (mut outcome, chosen) =
-            self.try_candidates(candidates, decision, |run, source, ctx| {
-                let cluster = match if_needed {
-                    None => Cluster::clone(cluster),
-                    Some(_) => run.cluster_of(cluster, source).map_err(Failed::Target)?,
-                };
-                let cluster = &*member.insert(cluster);
-                store = source.base_snapshot().map(|_| ctx.store.clone());
-                let Some(occupied) = &occupied else {
-                    return Ok(None);
-                };
-                let (snap_dir, wal_dir) = occupied.stage().map_err(Failed::Target)?;
-                let written = run.write_database(source, ctx, cluster, &snap_dir.join("db"))?;
-                write_log(cluster, &snap_dir, &wal_dir).map_err(Failed::Target)?;
-                Ok(Some(written))
-            })?;
-        if chosen && let Some(occupied) = occupied {
-            // It took its time: an etcd may have been started meanwhile, on what was there or on nothing.
-            refuse_in_use(place)?;
-            if !taken && place.is_taken()? {
-                return Err(holds_member(place));
-            }
-            let aside = format!("bad-{}", Utc::now().format("%Y%m%dT%H%M%SZ"));
-            let mut done = |step| tracing::debug!(step, "putting the member in place");
-            let kept = occupied.put_in_place(&aside, &mut done)?;
-            outcome.kept_aside = kept.iter().map(|p| shown(p)).collect();
-            tracing::info!(
-                data_dir = %place.dir().display(),
-                revision = outcome.revision.unwrap_or_default().0,
-                hash_kv = outcome.hash_kv,
-                "restored a member"
-            );
-        }
-        // A drill's cluster saves nothing.
-        if let (Some(store), Some(cluster), false) = (&store, &member, self.is_drill) {
-            let warning = says_other_cluster(store, cluster);
-            outcome
-                .warnings
-                .extend(warning.inspect(|w| tracing::warn!("{w}")));
-        }
-        outcome.member = member.map(|cluster| Member {
-            name: cluster.me().name.clone(),
-            id: cluster.me().id.to_string(),
-            cluster_id: cluster.id().to_string(),
-            members: cluster.members().iter().map(|m| m.name.clone()).collect(),
-        });
-        outcome.data_dir = Some(shown(place.dir()));
-        outcome.wal_dir = place.own_wal_dir().map(shown);
-        outcome.seconds = self.started.elapsed().as_secs_f64();
-        Ok(outcome)
-    }
-
-    /// The outcome where what is there stays.
-    fn kept(mut self, decision: Decision, candidates: Option<Candidates<'_>>) -> Outcome {
-        tracing::info!(reason = decision.reason, "{}", decision.message);
-        let mut outcome = self.outcome(decision);
-        outcome.status = Status::NotNeeded;
-        outcome.candidates = candidates.map(|c| c.told).unwrap_or_default();
-        if let To::DataDir { place, .. } = &self.options.to {
-            outcome.data_dir = Some(shown(place.dir()));
-            outcome.wal_dir = place.own_wal_dir().map(shown);
-        }
-        outcome
-    }
-
-    /// Compares a member that is in order by itself with the best backup that can be read.
-    fn compare_with_backup(
-        &mut self,
-        found: &needed::Found,
-        alone: bool,
-        candidates: &mut Candidates<'_>,
-    ) -> Result<Decision> {
-        let why = match candidates.compare() {
-            Ok(warnings) => {
-                warnings.into_iter().for_each(|w| self.warn(w));
-                for i in candidates.ranked() {
-                    match found.compare(&candidates.all[i], alone, &self.cancel) {
-                        Ok(decision) => return Ok(decision),
-                        Err(e) if excludes(&e) => candidates.exclude(i, &e),
-                        Err(e) => return Err(e),
-                    }
-                }
-                candidates.none_left(None)
-            }
-            Err(e) if excludes(&e) => e,
-            Err(e) => return Err(e),
-        };
-        // A member that is in order must not wait for a backup.
-        self.warn(format!(
-            "the member could not be compared with a backup: {why}"
-        ));
-        Ok(found.decide())
-    }
-
-    fn into_file(mut self, path: &Path) -> Result<Outcome> {
-        if path.symlink_metadata().is_ok() {
-            return Err(exists(path));
-        }
-        let parent = match path.parent() {
-            Some(p) if !p.as_os_str().is_empty() => p,
-            _ => Path::new("."),
-        };
-        if !parent.is_dir() {
-            return Err(Error::new(
-                Reason::Usage,
-                format!(
-                    "--to-snapshot: the folder {} is not there",
-                    parent.display()
-                ),
-            ));
-        }
-        self.check_encryption(path)?;
-        let candidates = Candidates::open(self.backups, &self.options.request, false)?;
-        let decision = needed::Found::asked().decide();
-        let mut file = None;
-        let (mut outcome, _) = self.try_candidates(candidates, decision, |run, source, ctx| {
-            if run.options.dry_run {
-                return Ok(None);
-            }
-            let unnamed = Unnamed::new(parent).map_err(Failed::Target)?;
-            let written = match ctx.keys.encrypts() {
-                true => run.write_encrypted(source, ctx, &unnamed, parent)?,
-                false => run.write_snapshot(source, ctx, &unnamed, parent)?,
-            };
-            file = Some(unnamed);
-            Ok(Some(written))
-        })?;
-        if let Some(file) = file {
-            file.name(path)?;
-            place::sync_directory(parent)?;
-        }
-        outcome.snapshot_file = Some(shown(path));
-        outcome.seconds = self.started.elapsed().as_secs_f64();
-        Ok(outcome)
-    }
-
-    /// Whether a file is to be encrypted, its name and the recipients must say alike: nobody shall take the one
-    /// for the other.
-    fn check_encryption(&self, path: &Path) -> Result<()> {
-        let mut contexts = self.backups.iter().filter_map(|b| b.context().ok());
-        let encrypts = contexts.any(|ctx| ctx.keys.encrypts());
-        let is_named_so = path
-            .as_os_str()
-            .as_encoded_bytes()
-            .ends_with(ENCRYPTED.as_bytes());
-        match (is_named_so, encrypts) {
-            (true, false) => Err(Error::new(
-                Reason::Configuration,
-                format!(
-                    "--to-snapshot {}: what is named so is encrypted: say with --age-recipient for whom",
-                    path.display()
-                ),
-            )),
-            (false, true) => Err(Error::new(
-                Reason::Usage,
-                format!(
-                    "--to-snapshot {}: age recipients are given, and a snapshot that is encrypted has a name that ends in {ENCRYPTED}: name it so, or leave the recipients out for a plain one",
-                    path.display()
-                ),
-            )),
-            _ => Ok(()),
         }
     }
 
@@ -488,7 +218,7 @@ impl<'a> Run<'a> {
         loop {
             // Again when one has failed: another is the first then.
             for warning in candidates.compare()? {
-                self.warn(warning);
+                self.clock.warn(warning);
             }
             let Some(&i) = candidates.ranked().first() else {
                 return Err(candidates.none_left(first));
@@ -512,12 +242,12 @@ impl<'a> Run<'a> {
                 }
                 Err(Failed::Candidate(e) | Failed::Target(e)) => return Err(e),
             };
-            self.warnings.extend(source.warnings.iter().cloned());
+            self.clock.warnings.extend(source.warnings.iter().cloned());
             if self.options.dry_run {
-                self.warnings.extend(source.tags_warning());
+                self.clock.warnings.extend(source.tags_warning());
             }
             if holds_alarm(source).map_err(source.at_base(ctx))? {
-                self.warn("the base has an alarm raised (etcd had no space left, or found data that differed), and so has what is restored: etcd says that it is not healthy and may refuse to write until `etcdctl alarm disarm`".into());
+                self.clock.warn("the base has an alarm raised (etcd had no space left, or found data that differed), and so has what is restored: etcd says that it is not healthy and may refuse to write until `etcdctl alarm disarm`");
             }
             let mut outcome = self.outcome(decision);
             outcome.base = Some(source.base_name());
@@ -541,37 +271,16 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn outcome(&mut self, decision: Decision) -> Outcome {
+    fn outcome(&self, decision: Decision) -> Outcome {
         let read = self.backups.iter().map(|b| match b {
             Backup::Store(ctx) | Backup::File(ctx, _) => ctx.store.bytes_read(),
             Backup::Closed { .. } => 0,
         });
         Outcome {
-            status: Status::Succeeded,
             decision,
-            data_dir: None,
-            wal_dir: None,
-            snapshot_file: None,
-            kept_aside: Vec::new(),
-            member: None,
-            candidates: Vec::new(),
-            base: None,
-            deltas: Vec::new(),
-            events: None,
-            timeline: None,
-            restored_revision: None,
-            revision: None,
-            compact_revision: None,
-            live_keys: None,
-            hash_kv: None,
-            metadata_revision: None,
-            leases_added: None,
             bytes_read: read.sum(),
-            database_bytes: 0,
-            seconds: self.started.elapsed().as_secs_f64(),
-            peak_memory_bytes: peak_memory_bytes(),
             dry_run: self.options.dry_run,
-            warnings: std::mem::take(&mut self.warnings),
+            ..Outcome::default()
         }
     }
 
@@ -588,22 +297,6 @@ impl<'a> Run<'a> {
                     source.target
                 ),
             )),
-        }
-    }
-
-    /// The cluster of a member that is restored where it is needed, beside others that may not need it.
-    ///
-    /// The log of a restored member is that with which a cluster of the same IDs once began: together with
-    /// members that were not restored, or at another revision, it would take their entries for what
-    /// follows its own data, and nobody would notice. With IDs that depend on the revision such members
-    /// refuse each other, and those restored at the same one are one cluster.
-    fn cluster_of(&self, cluster: &Cluster, source: &Source) -> Result<Cluster> {
-        match cluster.members().len() {
-            1 => Ok(cluster.clone()),
-            _ => {
-                let (restored, newest) = (source.target, self.newest_revision(source)?);
-                cluster.with_token(format!("{}@{restored}-{newest}", cluster.token()))
-            }
         }
     }
 
@@ -636,220 +329,6 @@ impl<'a> Run<'a> {
         }
         Ok(rebuild)
     }
-
-    /// Folds a plan's source. Gives the layout and the number of events, too.
-    fn fold(&self, rebuild: &Rebuild<'_>, ctx: &Context) -> Result<(Fold<'static>, Layout, u64)> {
-        let detach = rebuild.leases == Leases::Drop;
-        let source = rebuild.source;
-        let (mut fold, events) = source.fold(ctx, rebuild.compact, KeyRange::All, detach)?;
-        let layout = rebuild.measure(ctx, &mut fold)?;
-        Ok((fold, layout, events))
-    }
-
-    /// Writes a member's database.
-    fn write_database(
-        &self,
-        source: &Source,
-        ctx: &Context,
-        cluster: &Cluster,
-        path: &Path,
-    ) -> Result<Written, Failed> {
-        let rebuild = self.plan(source, ctx, Some(cluster));
-        let rebuild = rebuild.map_err(Failed::Candidate)?;
-        let dir = path.parent().unwrap_or(path);
-        let what = format!("write {}", path.display());
-        let failed = |e| Failed::Target(Error::io(&what, e));
-        let file = create(path).map_err(failed)?;
-        let written = sync_along(&file, &what, |grown| {
-            let mut out = Counted::new(&file, &what);
-            out.grown = Some(grown);
-            let streamed = rebuild.stream(ctx, &mut out);
-            let (rebuilt, layout, events) = match streamed.map_err(|e| out.whose(e))? {
-                Some((rebuilt, layout, events)) => {
-                    out.flush().map_err(failed)?;
-                    let head = std::os::unix::fs::FileExt::write_all_at(&file, &layout.head(), 0);
-                    head.map_err(failed)?;
-                    (rebuilt, layout, events)
-                }
-                None => {
-                    let folded = self.fold(&rebuild, ctx).map_err(Failed::Candidate)?;
-                    let (fold, layout, events) = folded;
-                    space::check(dir, layout.bytes(), "the new database")
-                        .map_err(Failed::Target)?;
-                    let rebuilt = rebuild.write(ctx, fold, &layout, &mut out);
-                    let rebuilt = rebuilt.map_err(|e| out.whose(e))?;
-                    out.flush().map_err(failed)?;
-                    (rebuilt, layout, events)
-                }
-            };
-            drop(out);
-            let again = File::open(path).and_then(TempFile::plain);
-            let again = again.map_err(failed)?;
-            let verified = sync_beside(&file, &what, || {
-                rebuild.verify(ctx.spool(again), &rebuilt.hash, &layout)
-            });
-            verified.map_err(of_whom)?;
-            Ok((rebuilt, layout, events))
-        });
-        let (rebuilt, layout, events) = written?;
-        Ok(Written {
-            rebuilt,
-            events,
-            revision: rebuild.revision(),
-            bytes: layout.bytes(),
-        })
-    }
-
-    /// Writes a plain snapshot: the database, and its SHA-256.
-    fn write_snapshot(
-        &self,
-        source: &Source,
-        ctx: &Context,
-        file: &Unnamed,
-        dir: &Path,
-    ) -> Result<Written, Failed> {
-        let rebuild = self.plan(source, ctx, None).map_err(Failed::Candidate)?;
-        let (fold, layout, events) = self.fold(&rebuild, ctx).map_err(Failed::Candidate)?;
-        space::check(dir, layout.bytes(), "the new snapshot").map_err(Failed::Target)?;
-        let what = format!("write a snapshot to {}", dir.display());
-        let failed = |e| Failed::Target(Error::io(&what, e));
-        let mut out = FrameWriter::new(Counted::new(&file.file, &what));
-        let written = rebuild.write(ctx, fold, &layout, &mut out);
-        let mut out = out.finish().map_err(failed)?;
-        let rebuilt = written.map_err(|e| out.whose(e))?;
-        out.flush().map_err(failed)?;
-        drop(out);
-        let again = || file.file.try_clone().map_err(|e| Error::io(&what, e));
-        let verified = sync_beside(&file.file, &what, || {
-            let whole = Head {
-                file: again()?,
-                bytes: layout.bytes(),
-            };
-            rebuild.verify(whole, &rebuilt.hash, &layout)?;
-            check_frame(again()?, &self.cancel)
-        });
-        verified.map_err(of_whom)?;
-        Ok(Written {
-            rebuilt,
-            events,
-            revision: rebuild.revision(),
-            bytes: layout.bytes(),
-        })
-    }
-
-    /// As [`write_snapshot`](Self::write_snapshot), encrypted. To be verified it is in the temporary directory, too,
-    /// in a sealed file: nobody but the recipients can read the other.
-    fn write_encrypted(
-        &self,
-        source: &Source,
-        ctx: &Context,
-        file: &Unnamed,
-        dir: &Path,
-    ) -> Result<Written, Failed> {
-        let rebuild = self.plan(source, ctx, None).map_err(Failed::Candidate)?;
-        let (fold, layout, events) = self.fold(&rebuild, ctx).map_err(Failed::Candidate)?;
-        for dir in [dir, &ctx.temp_dir] {
-            space::check(dir, layout.bytes(), "the new snapshot").map_err(Failed::Target)?;
-        }
-        let what = format!("write a snapshot to {}", dir.display());
-        let failed = |e| Failed::Target(Error::io(&what, e));
-        let out = Summed {
-            inner: Counted::new(&file.file, &what),
-            sum: Sha256::new(),
-        };
-        let sealed = ctx.keys.encrypt(out).map_err(Failed::Target)?;
-        let plain = ctx.temp_file().map_err(Failed::Target)?;
-        let mut both = Tee(
-            BufWriter::with_capacity(256 << 10, plain),
-            FrameWriter::new(sealed),
-        );
-        let written = rebuild.write(ctx, fold, &layout, &mut both);
-        let Tee(plain, framed) = both;
-        let out = framed.finish().and_then(Sealed::finish).map_err(failed)?;
-        let Summed {
-            inner: mut out,
-            sum,
-        } = out;
-        let rebuilt = written.map_err(|e| out.whose(e))?;
-        out.flush().map_err(failed)?;
-        drop(out);
-        let plain = plain.into_inner().map_err(|e| failed(e.into_error()))?;
-        let verified = sync_beside(&file.file, &what, || {
-            rebuild.verify(ctx.spool(plain), &rebuilt.hash, &layout)?;
-            let again = file.file.try_clone().map_err(|e| Error::io(&what, e))?;
-            check_sum(again, sum, &self.cancel)
-        });
-        verified.map_err(of_whom)?;
-        Ok(Written {
-            rebuilt,
-            events,
-            revision: rebuild.revision(),
-            bytes: layout.bytes(),
-        })
-    }
-}
-
-/// Writes to both.
-struct Tee<A, B>(A, B);
-
-impl<A: Write, B: Write> Write for Tee<A, B> {
-    fn write(&mut self, b: &[u8]) -> io::Result<usize> {
-        self.0.write_all(b)?;
-        self.1.write_all(b)?;
-        Ok(b.len())
-    }
-    fn flush(&mut self) -> io::Result<()> {
-        self.0.flush()?;
-        self.1.flush()
-    }
-}
-
-/// Sums up what is written.
-struct Summed<W> {
-    inner: W,
-    sum: Sha256,
-}
-
-impl<W: Write> Write for Summed<W> {
-    fn write(&mut self, b: &[u8]) -> io::Result<usize> {
-        let n = self.inner.write(b)?;
-        self.sum.update(&b[..n]);
-        Ok(n)
-    }
-    fn flush(&mut self) -> io::Result<()> {
-        self.inner.flush()
-    }
-}
-
-/// Reads a file back and compares its sum.
-fn check_sum(mut file: File, written: Sha256, cancel: &Cancel) -> Result<()> {
-    use std::io::Seek;
-    let io = |e| Error::io("read the snapshot back", e);
-    file.rewind().map_err(io)?;
-    let mut sum = Sha256::new();
-    let mut buf = vec![0; 256 << 10];
-    loop {
-        cancel.check()?;
-        match file.read(&mut buf).map_err(io)? {
-            0 => break,
-            n => sum.update(&buf[..n]),
-        }
-    }
-    match sum.finalize() == written.finalize() {
-        true => Ok(()),
-        false => Err(Error::new(
-            Reason::Io,
-            "the snapshot reads back differently from what was written: check the disk",
-        )),
-    }
-}
-
-/// Where what was written does not add up: a full that contradicts itself is the candidate's fault.
-fn of_whom(e: Error) -> Failed {
-    match e.reason().is_bad_data() {
-        true => Failed::Candidate(e),
-        false => Failed::Target(e),
-    }
 }
 
 /// A path as it can be told; not every one is text.
@@ -862,241 +341,5 @@ fn holds_alarm(source: &Source) -> Result<bool> {
     match source.db.bucket(b"alarm")? {
         Some(alarms) => Ok(source.db.cursor(&alarms).next()?.is_some()),
         None => Ok(false),
-    }
-}
-
-fn refuse_in_use(place: &Place) -> Result<()> {
-    if datadir::in_use(&place.member(), &place.wal())? {
-        return Err(Error::new(
-            Reason::TargetInUse,
-            format!(
-                "a running etcd uses {}: stop it first",
-                place.dir().display()
-            ),
-        ));
-    }
-    Ok(())
-}
-
-fn holds_member(place: &Place) -> Error {
-    Error::new(
-        Reason::TargetExists,
-        format!(
-            "{} holds a member already, which is never overwritten: choose another --data-dir, or have it looked at and replaced with --if-needed",
-            place.dir().display()
-        ),
-    )
-}
-
-fn exists(path: &Path) -> Error {
-    Error::new(
-        Reason::TargetExists,
-        format!(
-            "{} is there already and is never overwritten",
-            path.display()
-        ),
-    )
-}
-
-/// A file of etcd's: nobody else may read it.
-fn create(path: &Path) -> io::Result<File> {
-    use std::os::unix::fs::OpenOptionsExt;
-    let mut options = File::options();
-    options.read(true).write(true).create_new(true).mode(0o600);
-    options.open(path)
-}
-
-/// Writes the WAL and the `.snap`, and reads them back.
-fn write_log(cluster: &Cluster, snap_dir: &Path, wal_dir: &Path) -> Result<()> {
-    let snap_file = snap::write(snap_dir, cluster)?;
-    wal::create(wal_dir, cluster)?;
-    let log = wal::read(wal_dir)?;
-    let snapshot = snap::read(&snap_file)?;
-    let same = log.node_id == cluster.me().id
-        && log.cluster_id == cluster.id()
-        && log.last_index == cluster.index()
-        && snapshot.index == cluster.index();
-    match same {
-        true => Ok(()),
-        false => Err(Error::internal("the WAL or .snap is not what was written")),
-    }
-}
-
-/// Syncs a file while something else reads it.
-fn sync_beside(file: &File, what: &str, read: impl FnOnce() -> Result<()> + Send) -> Result<()> {
-    std::thread::scope(|s| {
-        let sync = || file.sync_all().map_err(|e| Error::io(what, e));
-        let synced = std::thread::Builder::new().spawn_scoped(s, sync);
-        let read = read();
-        match synced {
-            Ok(thread) => thread
-                .join()
-                .unwrap_or_else(|_| Err(Error::internal("syncing panicked")))?,
-            // The system has no thread left.
-            Err(_) => sync()?,
-        }
-        read
-    })
-}
-
-/// Bytes after which a file that grows is synced once more.
-const SYNC_EVERY: u64 = 32 << 20;
-
-/// Syncs a file while it is written, so that little is left to sync in the end. `write` gets what asks for it;
-/// it must sync the file itself when it has written all.
-fn sync_along<T>(
-    file: &File,
-    what: &str,
-    write: impl FnOnce(SyncSender<()>) -> Result<T, Failed>,
-) -> Result<T, Failed> {
-    std::thread::scope(|s| {
-        let (grown, growths) = mpsc::sync_channel(1);
-        let sync = move || growths.iter().try_for_each(|()| file.sync_data());
-        // If the system has no thread left, nobody listens.
-        let synced = std::thread::Builder::new().spawn_scoped(s, sync);
-        let written = write(grown);
-        let synced = synced.map_or(Ok(()), |thread| {
-            let synced = thread.join();
-            let synced = synced.map(|synced| synced.map_err(|e| Error::io(what, e)));
-            synced.unwrap_or_else(|_| Err(Error::internal("syncing panicked")))
-        });
-        match (written, synced) {
-            (Err(Failed::Target(e)), _) => Err(Failed::Target(e)),
-            // The system tells this once: a later sync may succeed for all that.
-            (_, Err(e)) => Err(Failed::Target(e)),
-            (written, Ok(())) => written,
-        }
-    })
-}
-
-/// Reads a framed file to its end, where its hash is checked.
-fn check_frame(file: File, cancel: &Cancel) -> Result<()> {
-    use std::io::Seek;
-    let mut file = file;
-    let io = |e| Error::io("read the snapshot back", e);
-    file.rewind().map_err(io)?;
-    let mut frame = FrameReader::new(file);
-    let mut buf = vec![0; 256 << 10];
-    while frame.read(&mut buf).map_err(io)? > 0 {
-        cancel.check()?;
-    }
-    Ok(())
-}
-
-/// The beginning of a file.
-struct Head {
-    file: File,
-    bytes: u64,
-}
-
-impl crate::base::ReadAt for Head {
-    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
-        crate::base::ReadAt::read_exact_at(&self.file, buf, offset)
-    }
-    fn size(&self) -> io::Result<u64> {
-        Ok(self.bytes)
-    }
-}
-
-/// Writes to a target: counts what is written, and knows whether that failed.
-struct Counted<'a> {
-    inner: BufWriter<&'a File>,
-    step: Step,
-    what: &'a str,
-    failed: bool,
-    /// Asks for a sync of what was written; see [`sync_along`].
-    grown: Option<SyncSender<()>>,
-    unsynced: u64,
-}
-
-impl<'a> Counted<'a> {
-    fn new(file: &'a File, what: &'a str) -> Self {
-        Counted {
-            inner: BufWriter::with_capacity(1 << 20, file),
-            step: Step::new(what, None),
-            what,
-            failed: false,
-            grown: None,
-            unsynced: 0,
-        }
-    }
-
-    /// Whether an error is the target's, or that of what was to be written.
-    fn whose(&self, e: Error) -> Failed {
-        match self.failed {
-            true => Failed::Target(e),
-            false => Failed::Candidate(e),
-        }
-    }
-
-    fn note<T>(&mut self, written: io::Result<T>) -> io::Result<T> {
-        written.map_err(|e| {
-            self.failed = true;
-            Error::io(self.what, e).into()
-        })
-    }
-}
-
-impl Write for Counted<'_> {
-    fn write(&mut self, b: &[u8]) -> io::Result<usize> {
-        let written = self.inner.write_all(b);
-        self.note(written)?;
-        self.step.add(b.len() as u64);
-        self.unsynced += b.len() as u64;
-        if self.unsynced >= SYNC_EVERY
-            && let Some(grown) = &self.grown
-        {
-            // If the last sync still runs, the next one takes more.
-            let _ = grown.try_send(());
-            self.unsynced = 0;
-        }
-        Ok(b.len())
-    }
-    fn flush(&mut self) -> io::Result<()> {
-        let flushed = self.inner.flush();
-        self.note(flushed)
-    }
-}
-
-/// A file without a name, in the directory where it shall get one; it vanishes with the process.
-struct Unnamed {
-    file: File,
-    /// Where the file system has no files without names.
-    hidden: Option<tempfile::TempPath>,
-}
-
-impl Unnamed {
-    fn new(dir: &Path) -> Result<Self> {
-        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-        if let Ok(fd) = rustix::fs::openat(CWD, dir, flags, Mode::RUSR | Mode::WUSR) {
-            return Ok(Unnamed {
-                file: File::from(fd),
-                hidden: None,
-            });
-        }
-        let mut builder = tempfile::Builder::new();
-        let file = builder.prefix(".deltafold-").tempfile_in(dir);
-        let file = file.map_err(|e| Error::io(format!("create a file in {}", dir.display()), e))?;
-        let (file, hidden) = file.into_parts();
-        Ok(Unnamed {
-            file,
-            hidden: Some(hidden),
-        })
-    }
-
-    /// Gives it its name, which must be free.
-    fn name(self, path: &Path) -> Result<()> {
-        let named = match self.hidden {
-            Some(hidden) => hidden.persist_noclobber(path).map_err(|e| e.error),
-            None => {
-                let this = format!("/proc/self/fd/{}", self.file.as_raw_fd());
-                rustix::fs::linkat(CWD, this, CWD, path, AtFlags::SYMLINK_FOLLOW)
-                    .map_err(io::Error::from)
-            }
-        };
-        named.map_err(|e| match e.kind() {
-            io::ErrorKind::AlreadyExists => exists(path),
-            _ => Error::io(format!("name {}", path.display()), e),
-        })
     }
 }

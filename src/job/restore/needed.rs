@@ -4,18 +4,18 @@
 //! calls it.
 
 use super::candidates::Candidate;
-use crate::base::Cancel;
-use crate::base::ReadAt;
+use crate::base::{Cancel, ReadAt};
 use crate::bolt::Database;
 use crate::datadir::place::Place;
 use crate::datadir::{snap, wal};
 use crate::error::{Error, Reason, Result};
-use crate::job::Spool;
-use crate::job::rebuild::read_every_page;
+use crate::job::fold::open::Spool;
+use crate::job::fold::rebuild::read_every_page;
 use crate::limits::Limits;
 use crate::mvcc::history::META_BUCKET;
 use crate::mvcc::{Base, Fold, FoldOptions, KeyRange, Revision};
 use crate::temp::TempFile;
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::fs::File;
 use std::io;
@@ -35,56 +35,69 @@ pub enum Depth {
 }
 
 /// What is done.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum Action {
     /// The member is restored.
+    #[default]
     Restore,
     /// The member that is there stays.
     Keep,
 }
 
+const REASONS: [&str; 10] = [
+    "Asked",
+    "MemberMissing",
+    "DatabaseMissing",
+    "DatabaseDamaged",
+    "WalMissing",
+    "WalDamaged",
+    "SnapshotFileMissing",
+    "HashMismatch",
+    "BehindBackup",
+    "MemberSound",
+];
+
 /// What was decided, and why.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Decision {
-    /// What is done.
+    /// `Restore`: the state is written. `Keep`: the member that is there stays.
     pub action: Action,
-    /// CamelCase, stable.
+    /// `Asked`: without --if-needed. `MemberMissing`: there is no file of a member. `DatabaseMissing`,
+    /// `WalMissing`: that part of it is not there. `DatabaseDamaged`, `WalDamaged`: it cannot be read, or the
+    /// two do not belong together. `SnapshotFileMissing`: the WAL begins behind a .snap that is not there, or
+    /// a .snap's database is not there. `HashMismatch`: at a revision that both hold, its HashKV is not the
+    /// backup's. `BehindBackup`: the cluster's only member, with all that its WAL holds it does not reach the
+    /// backup's end. `MemberSound`: none of these.
+    #[schemars(extend("enum" = REASONS))]
     pub reason: &'static str,
-    /// In words.
+    /// The same in words. For people: it may change.
     pub message: String,
 }
 
-/// What is wrong with a member by itself.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Fault {
-    NoDatabase,
-    Database(String),
-    NoWal,
-    Wal(String),
-    Snapshot(String),
-}
-
-impl Fault {
-    fn reason(&self) -> &'static str {
-        match self {
-            Fault::NoDatabase => "DatabaseMissing",
-            Fault::Database(_) => "DatabaseDamaged",
-            Fault::NoWal => "WalMissing",
-            Fault::Wal(_) => "WalDamaged",
-            Fault::Snapshot(_) => "SnapshotFileMissing",
+impl Decision {
+    fn restore(reason: &'static str, message: impl Into<String>) -> Self {
+        Decision {
+            action: Action::Restore,
+            reason,
+            message: message.into(),
         }
     }
 
-    fn message(&self) -> String {
-        match self {
-            Fault::NoDatabase => "there is no database in the member".to_owned(),
-            Fault::NoWal => {
-                "there is no WAL (if it has a directory of its own, give --wal-dir)".to_owned()
-            }
-            Fault::Database(m) | Fault::Wal(m) | Fault::Snapshot(m) => m.clone(),
+    fn keep(message: String) -> Self {
+        Decision {
+            action: Action::Keep,
+            reason: "MemberSound",
+            message,
         }
     }
 }
+
+/// What is wrong with a member by itself: the reason, and the same in words.
+type Fault = (&'static str, String);
+
+const DATABASE_DAMAGED: &str = "DatabaseDamaged";
+const WAL_DAMAGED: &str = "WalDamaged";
+const SNAPSHOT_FILE_MISSING: &str = "SnapshotFileMissing";
 
 /// A member that is in order by itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -103,7 +116,7 @@ pub(super) enum Found {
     /// No member.
     Nothing,
     /// A member that etcd could not start from.
-    Faulty(Vec<(&'static str, String)>),
+    Faulty(Vec<Fault>),
     /// One that it could.
     Sound(Sound),
 }
@@ -121,45 +134,28 @@ enum Compared {
 }
 
 impl Found {
-    pub(super) fn asked() -> Self {
-        Found::Asked
-    }
-
     /// What follows from the data directory alone.
     pub(super) fn decide(&self) -> Decision {
-        let (action, reason, message) = match self {
-            Found::Asked => (
-                Action::Restore,
-                "Asked",
-                "a restore was asked for".to_owned(),
-            ),
-            Found::Nothing => (
-                Action::Restore,
-                "MemberMissing",
-                "there is no member in the data directory".to_owned(),
-            ),
+        match self {
+            Found::Asked => Decision::restore("Asked", "a restore was asked for"),
+            Found::Nothing => {
+                Decision::restore("MemberMissing", "there is no member in the data directory")
+            }
             Found::Faulty(faults) => {
                 let messages: Vec<&str> = faults.iter().map(|f| f.1.as_str()).collect();
-                let reason = faults.first().map_or("DatabaseDamaged", |f| f.0);
-                (Action::Restore, reason, messages.join("; "))
+                let reason = faults.first().map_or(DATABASE_DAMAGED, |f| f.0);
+                Decision::restore(reason, messages.join("; "))
             }
-            Found::Sound(s) => (
-                Action::Keep,
-                "MemberSound",
-                format!(
-                    "the member is in order: its database is at revision {}{}",
-                    s.base.revision,
-                    match s.in_wal {
-                        0 => String::new(),
-                        n => format!(", its WAL holds up to {n} more"),
-                    }
-                ),
-            ),
-        };
-        Decision {
-            action,
-            reason,
-            message,
+            Found::Sound(s) => {
+                let in_wal = match s.in_wal {
+                    0 => String::new(),
+                    n => format!(", its WAL holds up to {n} more"),
+                };
+                Decision::keep(format!(
+                    "the member is in order: its database is at revision {}{in_wal}",
+                    s.base.revision
+                ))
+            }
         }
     }
 
@@ -177,22 +173,17 @@ impl Found {
             return Ok(self.decide());
         };
         let backup = opened.source.target;
-        if alone && is_behind(sound, backup) {
-            return Ok(against(sound, backup, Compared::Apart, alone));
-        }
         let at = sound.base.revision.min(backup);
-        if at < sound.base.first_revision() {
+        if (alone && is_behind(sound, backup)) || at < sound.base.first_revision() {
             return Ok(against(sound, backup, Compared::Apart, alone));
         }
         let source = candidate.source_at(at)?;
         // The history above this is in both.
-        let compact = sound
-            .base
-            .compact_revision
-            .max(source.base.compact_revision);
-        let mut compared = Compared::Apart;
+        let own_compact = sound.base.compact_revision;
+        let compact = own_compact.max(source.base.compact_revision);
+        let mut different = Compared::Apart;
         for detach_leases in [false, true] {
-            let theirs = candidate.hash(&source, compact, detach_leases)?;
+            let theirs = candidate.hash(&source, compact, detach_leases)?.hash;
             let options = FoldOptions {
                 target: at,
                 compact,
@@ -206,25 +197,25 @@ impl Found {
             let ours = match hash(sound, options, cancel) {
                 Ok(hash) => hash,
                 Err(e) if e.reason().is_bad_data() => {
-                    let fault = Fault::Database(format!("{}: {e}", sound.db.display()));
-                    return Ok(Found::Faulty(vec![(fault.reason(), fault.message())]).decide());
+                    let fault = (DATABASE_DAMAGED, format!("{}: {e}", sound.db.display()));
+                    return Ok(Found::Faulty(vec![fault]).decide());
                 }
                 Err(e) => return Err(e),
             };
-            if ours == theirs.hash {
-                compared = match detach_leases {
-                    false => Compared::Same(at),
-                    true => Compared::SameButLeases(at),
-                };
-                break;
+            let same = match detach_leases {
+                false => Compared::Same(at),
+                true => Compared::SameButLeases(at),
+            };
+            if ours == theirs {
+                return Ok(against(sound, backup, same, alone));
             }
             // What differs with leases is told. Without them it may be the same: a restore with
             // `--leases drop` has left it so, which is no damage.
             if !detach_leases {
-                compared = Compared::Different(at, ours, theirs.hash);
+                different = Compared::Different(at, ours, theirs);
             }
         }
-        Ok(against(sound, backup, compared, alone))
+        Ok(against(sound, backup, different, alone))
     }
 }
 
@@ -239,59 +230,36 @@ fn against(sound: &Sound, backup: Revision, compared: Compared, alone: bool) -> 
     let own = sound.base.revision;
     let behind = is_behind(sound, backup);
     if behind && alone {
-        return Decision {
-            action: Action::Restore,
-            reason: "BehindBackup",
-            message: format!(
+        return Decision::restore(
+            "BehindBackup",
+            format!(
                 "the member ends at revision {own}, with at most {} more in its WAL, and the backup leads to {backup}",
                 sound.in_wal
             ),
-        };
+        );
     }
-    let (action, reason, message) = match compared {
-        // One of several that was away for a while. Their log goes on where its own ends; a restored
-        // member's would not.
-        Compared::Same(_) | Compared::SameButLeases(_) | Compared::Apart if behind => (
-            Action::Keep,
-            "MemberSound",
-            format!(
-                "the member is in order; it ends at revision {own}, before the backup's {backup}, and the other members bring it what it lacks"
-            ),
-        ),
-        Compared::Same(at) => (
-            Action::Keep,
-            "MemberSound",
-            format!(
-                "the member is in order, is at revision {own}, and agrees with the backup at {at}"
-            ),
-        ),
-        Compared::SameButLeases(at) => (
-            Action::Keep,
-            "MemberSound",
-            format!(
-                "the member is in order, is at revision {own}, and agrees with the backup at {at} but for leases"
-            ),
-        ),
-        Compared::Different(at, ours, theirs) => (
-            Action::Restore,
+    match compared {
+        Compared::Different(at, ours, theirs) => Decision::restore(
             "HashMismatch",
             format!(
                 "at revision {at} the member's HashKV is {ours} and the backup's {theirs}: its database is damaged, or of another history"
             ),
         ),
-        Compared::Apart => (
-            Action::Keep,
-            "MemberSound",
-            format!(
-                "the member is in order and at revision {own}; it was compacted at {}, past the backup's end at {backup}, and cannot be compared with it",
-                sound.base.compact_revision
-            ),
-        ),
-    };
-    Decision {
-        action,
-        reason,
-        message,
+        // One of several that was away for a while. Their log goes on where its own ends; a restored
+        // member's would not.
+        _ if behind => Decision::keep(format!(
+            "the member is in order; it ends at revision {own}, before the backup's {backup}, and the other members bring it what it lacks"
+        )),
+        Compared::Same(at) => Decision::keep(format!(
+            "the member is in order, is at revision {own}, and agrees with the backup at {at}"
+        )),
+        Compared::SameButLeases(at) => Decision::keep(format!(
+            "the member is in order, is at revision {own}, and agrees with the backup at {at} but for leases"
+        )),
+        Compared::Apart => Decision::keep(format!(
+            "the member is in order and at revision {own}; it was compacted at {}, past the backup's end at {backup}, and cannot be compared with it",
+            sound.base.compact_revision
+        )),
     }
 }
 
@@ -314,39 +282,39 @@ pub(super) fn look(place: &Place, is_there: bool, depth: Depth, cancel: &Cancel)
         path = log.sent_database(place);
         opened = look_into(&path, depth, cancel)?;
         if opened.is_none() {
-            faults.push(Fault::Snapshot(format!(
+            let message = format!(
                 "the database is older than the newest .snap file, and {} is not there",
                 path.display()
-            )));
+            );
+            faults.push((SNAPSHOT_FILE_MISSING, message));
         }
     } else if opened.is_none() {
-        faults.push(Fault::NoDatabase);
+        let message = "there is no database in the member";
+        faults.push(("DatabaseMissing", message.to_owned()));
     }
-    let opened = match opened {
-        Some(Ok(found)) => Some(found),
-        Some(Err(message)) => {
-            faults.push(Fault::Database(message));
-            None
-        }
-        None => None,
-    };
+    let mut sound = None;
+    match opened {
+        Some(Ok(found)) => sound = Some(found),
+        Some(Err(message)) => faults.push((DATABASE_DAMAGED, message)),
+        None => {}
+    }
     let mut in_wal = 0;
-    match (log, &opened) {
+    match (log, &sound) {
         (Err(fault), _) => faults.push(fault),
         (Ok(log), Some((_, applied))) => match log.revisions_beyond(place, *applied) {
             Ok(most) => in_wal = most,
-            Err(e) if e.reason().is_bad_data() => faults.push(Fault::Wal(e.to_string())),
+            Err(e) if e.reason().is_bad_data() => faults.push((WAL_DAMAGED, e.to_string())),
             Err(e) => return Err(e),
         },
         (Ok(_), None) => {}
     }
-    Ok(match opened {
+    Ok(match sound {
         Some((base, _)) if faults.is_empty() => Found::Sound(Sound {
             db: path,
             base,
             in_wal,
         }),
-        _ => Found::Faulty(faults.iter().map(|f| (f.reason(), f.message())).collect()),
+        _ => Found::Faulty(faults),
     })
 }
 
@@ -413,11 +381,12 @@ struct Log {
 /// Reads the WAL and looks for its `.snap` file.
 fn look_at_wal(place: &Place) -> Result<Result<Log, Fault>> {
     if wal::segment_paths(&place.wal())?.is_empty() {
-        return Ok(Err(Fault::NoWal));
+        let message = "there is no WAL (if it has a directory of its own, give --wal-dir)";
+        return Ok(Err(("WalMissing", message.to_owned())));
     }
     let log = match wal::read(&place.wal()) {
         Ok(log) => log,
-        Err(e) if e.reason().is_bad_data() => return Ok(Err(Fault::Wal(e.to_string()))),
+        Err(e) if e.reason().is_bad_data() => return Ok(Err((WAL_DAMAGED, e.to_string()))),
         Err(e) => return Err(e),
     };
     let snap_dir = place.member().join("snap");
@@ -427,17 +396,19 @@ fn look_at_wal(place: &Place) -> Result<Result<Log, Fault>> {
     };
     // What a missing snapshot leaves out must be in the log.
     if snapshot_file == 0 && log.snapshot_index() > 0 && log.first_index > 1 {
-        return Ok(Err(Fault::Snapshot(format!(
+        let message = format!(
             "the WAL begins at entry {} and no .snap file that it knows is there",
             log.first_index
-        ))));
+        );
+        return Ok(Err((SNAPSHOT_FILE_MISSING, message)));
     }
     // Who votes stands in a snapshot, or in entries that are committed: without them etcd never serves.
     if log.hard_state.commit == 0 && log.snapshot_index() == 0 {
-        return Ok(Err(Fault::Wal(format!(
+        let message = format!(
             "{}: nothing in the log is committed and no snapshot is, so no member votes and etcd would never serve",
             place.wal().display()
-        ))));
+        );
+        return Ok(Err((WAL_DAMAGED, message)));
     }
     Ok(Ok(Log {
         wal: log,

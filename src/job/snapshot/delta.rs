@@ -1,16 +1,16 @@
 //! The batch Job of deltas: from the last saved revision to the cluster's newest, then it ends.
 
-use super::known;
 use super::pending::{Encoded, Pending};
-use super::saved::{FullReason, behind};
-use super::saver::Saver;
+use super::saved::{Why, behind};
+use super::saver::{Saver, nothing_saved};
 use super::{Outcome, Taking, Tell};
 use crate::bucket::codec::CompressionChoice;
-use crate::error::{Error, Reason, Result};
+use crate::error::{Reason, Result};
 use crate::etcd::cluster::Cluster;
 use crate::etcd::connect::Connector;
 use crate::etcd::feed::{Ended, Feed, Next};
 use crate::job::Context;
+use crate::job::report::{Clock, Report};
 use crate::mvcc::Revision;
 use crate::store::Bandwidth;
 use crate::telemetry::metrics::SnapshotKind;
@@ -39,37 +39,30 @@ pub fn delta(
     taking: &Taking,
     options: DeltaOptions,
     tell: &Tell,
-) -> Result<Outcome> {
-    let started = Instant::now();
+) -> Result<Report<Outcome>> {
+    let clock = Clock::start();
     ctx.store.clean_staging(Utc::now());
     let mut saver = Saver::open(ctx, taking)?;
     let cluster = Cluster::look(&taking.way)?;
     saver.claim(&cluster)?;
-    let endpoints = endpoints(&cluster, &taking.way);
     let begun = Instant::now();
     let needed = match saver.full_needed(cluster.revision) {
         Some(why) => Ok(Some(why)),
         None => {
-            let needed = catch_up(ctx, taking, &mut saver, endpoints, &cluster, options);
-            tell.took(SnapshotKind::Delta, begun.elapsed(), needed.is_ok());
+            let needed = catch_up(ctx, taking, &mut saver, &cluster, options);
+            tell.metrics
+                .snapshot_took(SnapshotKind::Delta, begun.elapsed(), needed.is_ok());
             needed
         }
     };
     let ended = needed.and_then(|needed| match needed {
-        Some(why) => {
-            let begun = Instant::now();
-            let ended = saver
-                .take_full()
-                .and_then(|taken| saver.publish_full(taken, why, false));
-            tell.took(SnapshotKind::Full, begun.elapsed(), ended.is_ok());
-            ended.map(drop)
-        }
+        Some(why) => saver.full_now(why, false, tell),
         None => Ok(()),
     });
     // What was saved before a failure is told, too.
     saver.tell(tell, ended.is_ok());
     ended?;
-    Ok(saver.outcome(started))
+    Ok(saver.told(clock))
 }
 
 /// The last saved revision, where the cluster holds there what the store holds; or why it does not. Nothing
@@ -91,26 +84,19 @@ pub fn same_history(
     };
     let saver = Saver::look(ctx, &taking)?;
     let saved = match saver.saved() {
-        None => return Ok(Err("the store holds no snapshot".to_owned())),
+        None => return Ok(Err(nothing_saved().1)),
         Some(Err((_, why))) => return Ok(Err(why.clone())),
-        // What is missing before it may be in etcd alone.
-        Some(Ok(saved)) => match &saved.broken {
-            Some((_, why)) => return Ok(Err(why.clone())),
-            None => saved,
-        },
+        Some(Ok(saved)) => saved,
     };
-    let position = match known::position(ctx, saved) {
+    // What is missing before it may be in etcd alone.
+    if let Some((_, why)) = &saved.broken {
+        return Ok(Err(why.clone()));
+    }
+    let position = match saver.position()? {
         Ok(position) => position,
-        Err(e) => {
-            return match known::full_instead(&e) {
-                Some((_, why)) => Ok(Err(why)),
-                None => Err(e),
-            };
-        }
+        Err((_, why)) => return Ok(Err(why)),
     };
-    let mut feed =
-        Feed::new(way.clone(), endpoints(cluster, way), position).of_cluster(cluster.cluster_id);
-    Ok(match feed.verify()? {
+    Ok(match saver.feed(cluster, position).verify()? {
         None => Ok(saved.last),
         Some(ended) => Err(saver.because(ended).1),
     })
@@ -121,46 +107,31 @@ pub fn same_history(
 ///
 /// # Errors
 /// Those of a way to etcd and to the store.
-pub(super) fn another_history(
-    ctx: &Context,
-    taking: &Taking,
-    saver: &mut Saver<'_>,
-) -> Result<Option<(FullReason, String)>> {
-    let Some(Ok(saved)) = saver.saved().cloned() else {
+pub(super) fn another_history(taking: &Taking, saver: &mut Saver<'_>) -> Result<Option<Why>> {
+    let Some(Ok(saved)) = saver.saved() else {
         return Ok(None);
     };
+    let last = saved.last;
     let cluster = Cluster::look(&taking.way)?;
-    if cluster.revision < saved.last.0 {
-        return Ok(Some(behind(saved.last, cluster.revision)));
+    if cluster.revision < last.0 {
+        return Ok(Some(behind(last, cluster.revision)));
     }
-    let position = match known::position(ctx, &saved) {
-        Ok(position) => position,
-        Err(e) if e.reason() == Reason::CannotDecrypt || known::full_instead(&e).is_some() => {
-            saver.warn(format!(
-                "whether the cluster has the store's history cannot be told: {e}"
-            ));
-            return Ok(None);
+    let unknown = match saver.position() {
+        Ok(Ok(position)) => {
+            return Ok(match saver.feed(&cluster, position).verify()? {
+                // What was compacted away tells nothing.
+                None | Some(Ended::Compacted { .. }) => None,
+                Some(ended) => Some(saver.because(ended)),
+            });
         }
+        Ok(Err((_, why))) => why,
+        Err(e) if e.reason() == Reason::CannotDecrypt => e.to_string(),
         Err(e) => return Err(e),
     };
-    let endpoints = endpoints(&cluster, &taking.way);
-    let mut feed =
-        Feed::new(taking.way.clone(), endpoints, position).of_cluster(cluster.cluster_id);
-    Ok(match feed.verify()? {
-        // What was compacted away tells nothing.
-        None | Some(Ended::Compacted { .. }) => None,
-        Some(ended) => Some(saver.because(ended)),
-    })
-}
-
-/// Where to watch: at the members in the order in which they are to be taken; else where it was said.
-pub(super) fn endpoints(cluster: &Cluster, way: &Connector) -> Vec<String> {
-    let chosen = cluster.choose(&[]);
-    let chosen: Vec<String> = chosen.iter().filter_map(|m| m.endpoint.clone()).collect();
-    match chosen.is_empty() {
-        true => way.options().endpoints.clone(),
-        false => chosen,
-    }
+    saver.warn(format!(
+        "whether the cluster has the store's history cannot be told: {unknown}"
+    ));
+    Ok(None)
 }
 
 /// Saves deltas up to the cluster's revision. Gives why a full has to be taken after all.
@@ -168,33 +139,25 @@ fn catch_up(
     ctx: &Context,
     taking: &Taking,
     saver: &mut Saver<'_>,
-    endpoints: Vec<String>,
     cluster: &Cluster,
     options: DeltaOptions,
-) -> Result<Option<(FullReason, String)>> {
-    let Some(Ok(saved)) = saver.saved() else {
-        return Err(Error::internal("deltas without anything before them"));
-    };
-    let position = match known::position(ctx, saved) {
+) -> Result<Option<Why>> {
+    let position = match saver.position()? {
         Ok(position) => position,
-        Err(e) => {
-            return match known::full_instead(&e) {
-                Some(why) => Ok(Some(why)),
-                None => Err(e),
-            };
-        }
+        Err(why) => return Ok(Some(why)),
     };
     let mut gather = Gather {
         ctx,
-        feed: Feed::new(taking.way.clone(), endpoints, position).of_cluster(cluster.cluster_id),
+        feed: saver.feed(cluster, position),
         pending: Pending::new(ctx)?,
         bandwidth: taking.bandwidth.clone(),
         max_bytes: options.max_bytes,
     };
-    if let Some(ended) = gather.feed.verify()? {
-        return Ok(Some(saver.because(ended)));
-    }
-    if let Some(ended) = gather.up_to(saver, cluster.revision)? {
+    let ended = match gather.feed.verify()? {
+        None => gather.up_to(saver, cluster.revision)?,
+        ended => ended,
+    };
+    if let Some(ended) = ended {
         return Ok(Some(saver.because(ended)));
     }
     let now = gather.feed.position().revision;
@@ -252,8 +215,7 @@ impl Gather<'_> {
     }
 
     fn save(&mut self, saver: &mut Saver<'_>) -> Result<()> {
-        let next = Pending::new(self.ctx)?;
-        match std::mem::replace(&mut self.pending, next).seal()? {
+        match self.pending.seal(self.ctx)? {
             Some(sealed) => saver.save(&sealed),
             None => Ok(()),
         }

@@ -4,29 +4,27 @@
 //! lock is waited out; what was not saved is asked of etcd again, and where etcd has it no more, a full is
 //! taken.
 
-use super::delta::endpoints;
 use super::full::Taken;
-use super::known;
 use super::pending::{Encoded, Pending};
 use super::queue::{Item, Pulse, Room, Tail};
-use super::saved::FullReason;
-use super::saver::{Report, Saver};
+use super::saved::{FullReason, Why};
+use super::saver::{Report as Saved, Saver};
 use super::tell::Tell;
 use super::{Hole, Taking};
 use crate::base::Cancel;
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::Cluster;
-use crate::etcd::feed::{Ended, Feed, Position, quorum_revision};
+use crate::etcd::feed::{Ended, Position, quorum_revision};
 use crate::job::Context;
 use crate::job::identity::{self, ClusterFacts};
+use crate::job::report::{Clock, Report};
 use crate::job::schedule::Schedule;
 use crate::mvcc::Revision;
 use crate::store::lock::{Attempt, Held, Lock};
-use crate::telemetry::memory::peak_memory_bytes;
 use crate::telemetry::metrics::SnapshotKind;
 use chrono::{DateTime, Utc};
+use schemars::JsonSchema;
 use serde::Serialize;
-use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 /// How a cluster is followed.
@@ -50,37 +48,39 @@ pub struct FollowOptions {
     pub is_final: bool,
 }
 
+/// How it ended: what fails is waited out.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize)]
+pub enum Status {
+    /// It was told to end, and all was saved.
+    #[default]
+    Succeeded,
+}
+
 /// What was done. The fields are a contract: `docs/follow-result.schema.json`.
-#[derive(Debug, Clone, Default, Serialize)]
+#[derive(Debug, Clone, Default, JsonSchema, Serialize)]
 pub struct Outcome {
     /// Always `Succeeded`.
-    pub status: &'static str,
+    pub status: Status,
     /// Fulls saved.
     pub fulls: u64,
     /// Deltas saved.
     pub deltas: u64,
-    /// Events saved.
+    /// Events saved in deltas.
     pub events: u64,
     /// Bytes written to the store.
     pub bytes_written: u64,
-    /// The last revision that is saved; `None` where nothing is.
+    /// The last revision that is saved; null if nothing is.
     pub revision: Option<Revision>,
-    /// The name of the last full.
+    /// The name of the last full that it saved.
     pub last_full: Option<String>,
-    /// The name of the last delta.
+    /// The name of the last delta that it saved.
     pub last_delta: Option<String>,
     /// Whether the cluster was seen to have another history than the store.
     pub timeline_began: bool,
-    /// Revisions that can never be restored, the last ones.
-    pub holes: VecDeque<Hole>,
-    /// What failed and was tried again.
+    /// Revisions that can never be restored, since etcd had compacted them; the last 100 ranges.
+    pub holes: Vec<Hole>,
+    /// What failed and was tried again, in times.
     pub failures: u64,
-    /// Wall-clock time.
-    pub seconds: f64,
-    /// The most memory that was resident at once.
-    pub peak_memory_bytes: Option<u64>,
-    /// What an operator should know, the last ones.
-    pub warnings: VecDeque<String>,
 }
 
 /// Warnings and holes that an outcome has at most.
@@ -111,49 +111,41 @@ pub fn follow(
     lock: &mut Lock,
     tell: &Tell,
     stop: &Cancel,
-) -> Result<Outcome> {
-    let started = Instant::now();
+) -> Result<Report<Outcome>> {
+    let clock = Clock::start();
     let mut follower = Follower {
         ctx,
         taking,
         options,
         tell,
         stop,
-        outcome: Outcome {
-            status: "Succeeded",
-            ..Outcome::default()
-        },
+        clock,
+        outcome: Outcome::default(),
         retry: Retry::default(),
     };
     follower.refuse_other_cluster()?;
     while !follower.is_stopped() {
         let ended = match follower.wait_for(lock) {
+            Ok(None) => break,
             Ok(Some(held)) => {
                 let ended = follower.session(&held);
-                tell.lock_held(false);
+                tell.metrics.lock_held(false);
                 ended
             }
-            Ok(None) => break,
             Err(e) => Err(e),
         };
-        match ended {
-            Ok(()) => {}
-            Err(e) => {
-                let last = Error::new(e.reason(), e.to_string());
-                follower.failed(FOLLOW, e)?;
-                // Whoever has the lock saves the rest, but marks nothing as the end.
-                let others_do = last.reason() == Reason::LockHeld && !options.is_final;
-                // Not all is saved, and nobody tries again.
-                if follower.is_stopped() && !others_do {
-                    return Err(last);
-                }
+        if let Err(e) = ended {
+            let last = e.reason().error(e.to_string());
+            follower.failed(FOLLOW, e)?;
+            // Whoever has the lock saves the rest, but marks nothing as the end.
+            let others_do = last.reason() == Reason::LockHeld && !options.is_final;
+            // Not all is saved, and nobody tries again.
+            if follower.is_stopped() && !others_do {
+                return Err(last);
             }
         }
     }
-    let mut outcome = follower.outcome;
-    outcome.seconds = started.elapsed().as_secs_f64();
-    outcome.peak_memory_bytes = peak_memory_bytes();
-    Ok(outcome)
+    Ok(follower.clock.report(follower.outcome))
 }
 
 /// When what failed is tried again.
@@ -181,12 +173,17 @@ fn is_mendable(e: &Error) -> bool {
     e.reason().is_retryable() || e.reason() == Reason::MembersDiffer
 }
 
+fn untold_end() -> Error {
+    Error::internal("a new full does not tell its own end")
+}
+
 struct Follower<'a> {
     ctx: &'a Context,
     taking: &'a Taking,
     options: &'a FollowOptions,
     tell: &'a Tell,
     stop: &'a Cancel,
+    clock: Clock,
     outcome: Outcome,
     retry: Retry,
 }
@@ -212,7 +209,6 @@ impl Follower<'_> {
 
     /// Notes a failure and waits; gives it back where no retry mends it.
     fn failed(&mut self, operation: &'static str, e: Error) -> Result<()> {
-        self.tell.failed(operation, e.reason());
         let mendable = match operation {
             FULL => is_mendable_full(&e),
             // The next session looks who it is, and takes over.
@@ -220,16 +216,25 @@ impl Follower<'_> {
             _ => is_mendable(&e),
         };
         if !mendable {
+            self.tell.metrics.failed(operation, e.reason());
             return Err(e);
         }
+        let pause = self.note(operation, &e);
+        self.sleep(pause)
+    }
+
+    /// Notes a failure. Gives the time after which to try again.
+    fn note(&mut self, operation: &'static str, e: &Error) -> Duration {
+        self.tell.metrics.failed(operation, e.reason());
         self.outcome.failures += 1;
         let pause = self.retry.pause();
         tracing::warn!(
+            operation,
             reason = e.reason().as_str(),
             again_in_seconds = pause.as_secs_f64(),
             "{e}"
         );
-        self.sleep(pause)
+        pause
     }
 
     /// Waits, unless it is stopped.
@@ -257,7 +262,7 @@ impl Follower<'_> {
                         );
                         said = true;
                     }
-                    self.tell.lock_held(false);
+                    self.tell.metrics.lock_held(false);
                     self.sleep(Duration::from_secs(1))?;
                 }
             }
@@ -309,19 +314,7 @@ struct Session<'s, 'a> {
 
 impl Session<'_, '_> {
     fn run(&mut self) -> Result<()> {
-        let cluster = Cluster::look(&self.follower.taking.way)?;
-        self.saver.claim(&cluster)?;
-        let found = match self.saver.full_needed(cluster.revision) {
-            Some(why) => Err(why),
-            None => self.position()?,
-        };
-        self.follower.tell.lock_held(true);
-        self.told();
-        let position = match found {
-            Ok(position) => position,
-            Err(why) => self.full_without_deltas(why)?,
-        };
-        self.watch(&cluster, position)?;
+        self.begin()?;
         // While the lock cannot be renewed nothing is saved, and what comes waits: nobody else may have it.
         while !self.held.is_lost() {
             if self.follower.is_stopped() {
@@ -351,27 +344,28 @@ impl Session<'_, '_> {
         self.held.check()
     }
 
-    /// Where to go on, or why a full is needed.
-    fn position(&mut self) -> Result<Result<Position, (FullReason, String)>> {
-        let Some(Ok(saved)) = self.saver.saved() else {
-            return Err(Error::internal("deltas without anything before them"));
+    /// Begins to watch behind what the store has, or behind a full.
+    fn begin(&mut self) -> Result<()> {
+        let cluster = Cluster::look(&self.follower.taking.way)?;
+        self.saver.claim(&cluster)?;
+        let found = match self.saver.full_needed(cluster.revision) {
+            Some(why) => Err(why),
+            None => self.saver.position()?,
         };
-        match known::position(self.follower.ctx, saved) {
-            Ok(position) => Ok(Ok(position)),
-            Err(e) => match known::full_instead(&e) {
-                Some(why) => Ok(Err(why)),
-                None => Err(e),
-            },
-        }
+        self.follower.tell.metrics.lock_held(true);
+        self.told();
+        let position = match found {
+            Ok(position) => position,
+            Err(why) => self.full_without_deltas(why)?,
+        };
+        self.watch(&cluster, position)
     }
 
     fn watch(&mut self, cluster: &Cluster, position: Position) -> Result<()> {
-        let endpoints = endpoints(cluster, &self.follower.taking.way);
         self.reached = Some(position);
         // It may have been looked at since the last claim, and be another one.
         self.saver.claim(cluster)?;
-        let feed = Feed::new(self.follower.taking.way.clone(), endpoints, position)
-            .of_cluster(cluster.cluster_id);
+        let feed = self.saver.feed(cluster, position);
         let room = Room {
             memory: self.follower.options.buffer_bytes,
             spool: self.follower.options.spool_bytes,
@@ -398,24 +392,20 @@ impl Session<'_, '_> {
     }
 
     /// Takes a full that nothing leads to; tries until it is there.
-    fn full_without_deltas(&mut self, why: (FullReason, String)) -> Result<Position> {
+    fn full_without_deltas(&mut self, why: Why) -> Result<Position> {
         loop {
             let started = Instant::now();
             let taken = self.saver.take_full();
-            match taken.and_then(|t| self.publish(t, why.clone(), false, started)) {
-                Ok(Some(position)) => return Ok(position),
-                Ok(None) => return Err(Error::internal("a new full does not tell its own end")),
+            match taken.and_then(|t| self.publish(t, why.clone(), false)) {
+                Ok(position) => return position.ok_or_else(untold_end),
                 Err(e) => {
-                    let took = started.elapsed();
-                    self.follower.tell.took(SnapshotKind::Full, took, false);
+                    self.full_failed(started);
                     self.follower.failed(FULL, e)?;
                 }
             }
             if self.follower.is_stopped() {
-                return Err(Error::new(
-                    Reason::Terminated,
-                    "ended by a signal before a full snapshot could be taken",
-                ));
+                return Err(Reason::Terminated
+                    .error("ended by a signal before a full snapshot could be taken"));
             }
             if self.held.is_lost() {
                 self.held.check()?;
@@ -423,20 +413,26 @@ impl Session<'_, '_> {
         }
     }
 
-    fn publish(
-        &mut self,
-        taken: Taken,
-        why: (FullReason, String),
-        is_final: bool,
-        started: Instant,
-    ) -> Result<Option<Position>> {
+    fn full_failed(&self, started: Instant) {
+        let took = started.elapsed();
+        self.follower
+            .tell
+            .metrics
+            .snapshot_took(SnapshotKind::Full, took, false);
+    }
+
+    fn publish(&mut self, taken: Taken, why: Why, is_final: bool) -> Result<Option<Position>> {
         self.wait_for_lock()?;
+        let started = taken.started;
         let position = self.saver.publish_full(taken, why, is_final)?;
         self.follower.retry = Retry::default();
         self.full_after = None;
         self.schedule_next_full(false);
         let took = started.elapsed();
-        self.follower.tell.took(SnapshotKind::Full, took, true);
+        self.follower
+            .tell
+            .metrics
+            .snapshot_took(SnapshotKind::Full, took, true);
         self.report();
         Ok(position)
     }
@@ -454,7 +450,7 @@ impl Session<'_, '_> {
         self.next_full = missed.or_else(|| schedule.next_after(now));
     }
 
-    fn full_due(&mut self) -> Option<(FullReason, String)> {
+    fn full_due(&mut self) -> Option<Why> {
         let now = Utc::now();
         if let Some(due) = self.next_full {
             if due <= now {
@@ -466,12 +462,9 @@ impl Session<'_, '_> {
             let again = schedule.and_then(|s| s.next_after(now));
             self.next_full = again.map_or(Some(due), |a| Some(a.min(due)));
         }
-        let current = self
-            .pulse()
-            .current
-            .max(self.saver.last().unwrap_or_default().0);
+        let current = Revision(self.pulse().current).max(self.saver.last().unwrap_or_default());
         let max_age = self.follower.options.max_full_age;
-        self.saver.full_too_old(Revision(current), max_age)
+        self.saver.full_too_old(current, max_age)
     }
 
     fn take_due_full(&mut self) -> Result<()> {
@@ -483,7 +476,7 @@ impl Session<'_, '_> {
         };
         let started = Instant::now();
         let taken = self.saver.take_full();
-        match taken.and_then(|taken| self.add_full(taken, why, false, started)) {
+        match taken.and_then(|taken| self.add_full(taken, why, false)) {
             Ok(None) => Ok(()),
             // What the watch would give next may be of another history than the full.
             Ok(Some(position)) => {
@@ -493,16 +486,8 @@ impl Session<'_, '_> {
             }
             // The deltas go on meanwhile.
             Err(e) if is_mendable_full(&e) && !self.held.is_lost() => {
-                self.follower.tell.failed(FULL, e.reason());
-                let took = started.elapsed();
-                self.follower.tell.took(SnapshotKind::Full, took, false);
-                self.follower.outcome.failures += 1;
-                let pause = self.follower.retry.pause();
-                tracing::warn!(
-                    reason = e.reason().as_str(),
-                    again_in_seconds = pause.as_secs_f64(),
-                    "no full snapshot: {e}"
-                );
+                self.full_failed(started);
+                let pause = self.follower.note(FULL, &e);
                 self.full_after = Some(Instant::now() + pause);
                 Ok(())
             }
@@ -513,37 +498,28 @@ impl Session<'_, '_> {
     /// Gives a full its name behind the deltas that lead to it. Gives the position behind the full where the
     /// watch was not seen to come by it: then deltas go on from there, and what the watch has still is not to
     /// be used.
-    fn add_full(
-        &mut self,
-        taken: Taken,
-        mut why: (FullReason, String),
-        is_final: bool,
-        started: Instant,
-    ) -> Result<Option<Position>> {
+    fn add_full(&mut self, taken: Taken, mut why: Why, is_final: bool) -> Result<Option<Position>> {
         let revision = taken.revision.0;
-        let ended = self.catch_up(revision)?;
+        let mut ended = self.catch_up(revision)?;
         self.flush()?;
-        let (reached, end) = (self.reached, taken.position);
-        let comes_by = reached.is_some() && reached == end;
-        let at = reached.map_or(0, |r| r.revision);
+        let comes_by = self.reached.is_some() && self.reached == taken.position;
+        let at = self.reached.map_or(0, |r| r.revision);
         // The cluster was set back, and the watch does not know yet.
-        let ended = ended.or(match () {
-            () if at > revision => Some(Ended::Behind { revision }),
-            () if at == revision && !comes_by && taken.tells_its_end() => Some(Ended::Forked),
-            () => None,
-        });
+        if ended.is_none() && at > revision {
+            ended = Some(Ended::Behind { revision });
+        } else if ended.is_none() && at == revision && !comes_by && taken.tells_its_end() {
+            ended = Some(Ended::Forked);
+        }
         if let Some(ended) = ended {
             // What the watch has still belongs before the full, and etcd may not have it any more.
             self.drain(CATCH_UP)?;
             self.flush()?;
             why = self.saver.because(ended);
         }
-        let position = self.publish(taken, why, is_final, started)?;
+        let position = self.publish(taken, why, is_final)?;
         match comes_by {
             true => Ok(None),
-            false => position
-                .ok_or_else(|| Error::internal("a new full does not tell its own end"))
-                .map(Some),
+            false => position.ok_or_else(untold_end).map(Some),
         }
     }
 
@@ -577,8 +553,8 @@ impl Session<'_, '_> {
                 Some(Item::Transaction(t)) => self.push(&t)?,
                 // It is told again when the loop asks.
                 Some(other) => {
-                    let ended = match &other {
-                        Item::Ended(ended) => Some(*ended),
+                    let ended = match other {
+                        Item::Ended(ended) => Some(ended),
                         _ => None,
                     };
                     tail.put_back(other);
@@ -620,18 +596,14 @@ impl Session<'_, '_> {
 
     fn patience(&self) -> Duration {
         let period = self.follower.options.delta_period;
-        let due = self
-            .pending
-            .since()
-            .map(|s| period.saturating_sub(s.elapsed()));
-        due.unwrap_or(TICK).min(TICK)
+        let since = self.pending.since();
+        since.map_or(TICK, |s| period.saturating_sub(s.elapsed()).min(TICK))
     }
 
     /// Saves the delta; tries until the store takes it. Meanwhile the watch fills its queue.
     fn flush(&mut self) -> Result<()> {
-        let next = Pending::new(self.follower.ctx)?;
         self.unsaved_since = self.pending.since();
-        let Some(sealed) = std::mem::replace(&mut self.pending, next).seal()? else {
+        let Some(sealed) = self.pending.seal(self.follower.ctx)? else {
             return Ok(());
         };
         loop {
@@ -642,7 +614,10 @@ impl Session<'_, '_> {
                     self.unsaved_since = None;
                     self.follower.retry = Retry::default();
                     let took = started.elapsed();
-                    self.follower.tell.took(SnapshotKind::Delta, took, true);
+                    self.follower
+                        .tell
+                        .metrics
+                        .snapshot_took(SnapshotKind::Delta, took, true);
                     self.report();
                     return Ok(());
                 }
@@ -651,7 +626,7 @@ impl Session<'_, '_> {
                     if !is_mendable(&e) {
                         return Err(e);
                     }
-                    self.follower.tell.failed("delta", e.reason());
+                    self.follower.tell.metrics.failed("delta", e.reason());
                     self.follower.ctx.store.cancel().check()?;
                     std::thread::sleep(PAUSES.0);
                 }
@@ -667,11 +642,11 @@ impl Session<'_, '_> {
             if self.held.is_lost() {
                 return self.held.check();
             }
-            self.follower.tell.lock_held(false);
+            self.follower.tell.metrics.lock_held(false);
             self.follower.ctx.store.cancel().check()?;
             std::thread::sleep(TICK);
         }
-        self.follower.tell.lock_held(true);
+        self.follower.tell.metrics.lock_held(true);
         Ok(())
     }
 
@@ -689,10 +664,9 @@ impl Session<'_, '_> {
         }
         self.flush()?;
         if self.follower.options.is_final {
-            let started = Instant::now();
             let taken = self.saver.take_full()?;
             let why = "the last snapshot of this cluster was asked for".to_owned();
-            self.add_full(taken, (FullReason::Requested, why), true, started)?;
+            self.add_full(taken, (FullReason::Requested, why), true)?;
         }
         Ok(())
     }
@@ -706,13 +680,13 @@ impl Session<'_, '_> {
         let pulse = self.pulse();
         while self.reconnects < pulse.reconnects {
             self.reconnects += 1;
-            self.follower.tell.reconnected();
+            self.follower.tell.metrics.reconnected();
         }
         if let Some(reason) = pulse
             .failure
             .filter(|_| pulse.failures > self.watch_failures)
         {
-            self.follower.tell.failed("watch", reason);
+            self.follower.tell.metrics.failed("watch", reason);
             self.follower.outcome.failures += pulse.failures - self.watch_failures;
             self.watch_failures = pulse.failures;
         }
@@ -727,7 +701,7 @@ impl Session<'_, '_> {
         if !self.saver.report().written.is_empty() {
             self.saver.tell(self.follower.tell, true);
         }
-        let Report {
+        let Saved {
             written,
             timeline_began,
             hole,
@@ -738,26 +712,23 @@ impl Session<'_, '_> {
         outcome.revision = self.saver.last();
         outcome.timeline_began |= timeline_began;
         outcome.holes.extend(hole);
-        outcome.warnings.extend(warnings);
-        while outcome.holes.len() > LISTED {
-            outcome.holes.pop_front();
-        }
-        while outcome.warnings.len() > LISTED {
-            outcome.warnings.pop_front();
-        }
+        keep_last(&mut outcome.holes);
+        let told = &mut self.follower.clock.warnings;
+        told.extend(warnings);
+        keep_last(told);
         for w in &written {
             outcome.bytes_written += w.bytes;
             outcome.events += w.events;
-            match w.kind() {
-                SnapshotKind::Full => {
-                    outcome.fulls += 1;
-                    outcome.last_full = Some(w.name.to_string());
-                }
-                SnapshotKind::Delta => {
-                    outcome.deltas += 1;
-                    outcome.last_delta = Some(w.name.to_string());
-                }
-            }
+            let (count, last) = match w.kind() {
+                SnapshotKind::Full => (&mut outcome.fulls, &mut outcome.last_full),
+                SnapshotKind::Delta => (&mut outcome.deltas, &mut outcome.last_delta),
+            };
+            *count += 1;
+            *last = Some(w.name.to_string());
         }
     }
+}
+
+fn keep_last<T>(listed: &mut Vec<T>) {
+    listed.drain(..listed.len().saturating_sub(LISTED));
 }

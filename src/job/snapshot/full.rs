@@ -13,17 +13,20 @@ use crate::bucket::frame::FrameReader;
 use crate::bucket::{Kind, SnapshotName};
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::{Cluster, MemberHash, compare};
-use crate::etcd::feed::{Position, Transaction};
+use crate::etcd::feed::Position;
 use crate::etcd::snapshot::SnapshotReader;
+use crate::job::Context;
+use crate::job::fold::open::Spool;
+use crate::job::fold::publish::{Packed, Packer, give_name};
+use crate::job::fold::rebuild::read_every_page;
 use crate::job::identity::{self, ClusterFacts};
-use crate::job::publish::{Packed, Packer, give_name, side_by_side};
-use crate::job::rebuild::read_every_page;
-use crate::job::{Context, Spool};
+use crate::job::parallel::side_by_side;
 use crate::limits::Limits;
 use crate::mvcc::{Base, HashKv, Revision, hash_kv};
 use crate::telemetry::progress::Step;
 use chrono::Utc;
 use std::io::{self, Read, Write};
+use std::time::Instant;
 
 /// Looks at the members' hashes again where compactions came in between.
 const HASH_TRIES: u32 = 3;
@@ -32,6 +35,8 @@ const HASH_TRIES: u32 = 3;
 pub(super) struct Taken {
     packed: Packed,
     encoding: Encoding,
+    /// When it was begun.
+    pub(super) started: Instant,
     /// The revision it holds.
     pub(super) revision: Revision,
     base: Base,
@@ -125,63 +130,31 @@ fn note_timeline(ctx: &Context, name: &SnapshotName) -> Result<()> {
 /// tells which is right; `EtcdUnreachable`,
 /// `NoQuorum`; those of wrong settings and credentials; the store's; `Io`, `NoSpace`, `Terminated`.
 pub(super) fn take(ctx: &Context, taking: &Taking, newest: Option<Newest>) -> Result<Taken> {
-    let way = &taking.way;
-    let cluster = Cluster::look(way)?;
+    let started = Instant::now();
+    let cluster = Cluster::look(&taking.way)?;
     let facts = ClusterFacts::from(&cluster);
     identity::claim(ctx, &facts, taking.take_over)?;
     let (compared, hashes) = compare_members(&cluster, taking)?;
-    let mut differ: Vec<u64> = Vec::new();
-    let mut warnings = Vec::new();
-    for c in &compared {
-        match (c.agrees, &c.error) {
-            (Some(false), _) => {
-                differ.push(c.member_id);
-                warnings.push(format!(
-                    "{} holds other data than most members at revision {}: nothing is taken from it; remove it from the cluster and add it again empty",
-                    c.label(),
-                    cluster.revision
-                ));
-            }
-            (None, Some(why)) => warnings.push(format!(
-                "{} could not be compared with the others: {why}",
-                c.label()
-            )),
-            _ => {}
-        }
-    }
+    let differ = compared.iter().filter(|c| c.agrees == Some(false));
+    let differ: Vec<u64> = differ.map(|c| c.member_id).collect();
+    let warnings = compared.iter().filter_map(|c| warning(c, cluster.revision));
+    let warnings: Vec<String> = warnings.collect();
     for warning in &warnings {
         tracing::warn!("{warning}");
     }
-    let encoding = taking
-        .compression
-        .resolve(newest.map_or(super::DEFAULT_COMPRESSION, |n| n.compression));
+    let newest = newest.map_or(super::DEFAULT_COMPRESSION, |n| n.compression);
+    let encoding = taking.compression.resolve(newest);
     let mut failures: Vec<Error> = Vec::new();
     for member in cluster.choose(&differ) {
         let Some(endpoint) = &member.endpoint else {
             continue;
         };
-        let agreed = hashes
-            .iter()
-            .find(|h| h.member == member.id)
-            .and_then(|h| Some((h.revision, h.hash?)));
-        match take_from(ctx, taking, endpoint, encoding, cluster.revision) {
-            Ok((mut taken, db)) => {
-                // What came over the wire is what the member answers for.
-                if let Some((revision, hash)) = agreed {
-                    let ours = match taken.revision.0 == revision {
-                        true => taken.hash,
-                        false => hash_kv(&db, Some(Revision(revision)))?,
-                    };
-                    if ours.compact_revision.0 == hash.compact_revision && ours.hash != hash.hash {
-                        let message = format!(
-                            "the snapshot of {endpoint} has HashKV {} at revision {revision}, the members have {}",
-                            ours.hash, hash.hash
-                        );
-                        tracing::warn!("{message}");
-                        failures.push(Error::new(Reason::MembersDiffer, message));
-                        continue;
-                    }
-                }
+        let agreed = hashes.iter().find(|h| h.member == member.id);
+        let taken = take_from(ctx, taking, endpoint, encoding, cluster.revision)
+            .and_then(|(taken, db)| check_hash(&taken, &db, agreed).map(|()| taken));
+        match taken {
+            Ok(mut taken) => {
+                taken.started = started;
                 taken.cluster = facts;
                 taken.members = compared;
                 taken.warnings.extend(warnings);
@@ -195,17 +168,46 @@ pub(super) fn take(ctx: &Context, taking: &Taking, newest: Option<Newest>) -> Re
             Err(e) => return Err(e),
         }
     }
-    let reason = failures
-        .first()
-        .map_or(Reason::EtcdUnreachable, Error::reason);
+    let reason = failures.first().map(Error::reason);
     let said: Vec<String> = failures.iter().map(Error::to_string).collect();
-    Err(Error::new(
-        reason,
-        match said.is_empty() {
+    Err(reason
+        .unwrap_or(Reason::EtcdUnreachable)
+        .error(match said.is_empty() {
             true => "no healthy member to take a snapshot from".to_owned(),
             false => format!("no member gave a whole snapshot: {}", said.join("; ")),
-        },
-    ))
+        }))
+}
+
+/// What an operator should know of a member.
+fn warning(c: &Compared, revision: i64) -> Option<String> {
+    let label = c.label();
+    match (c.agrees, &c.error) {
+        (Some(false), _) => Some(format!(
+            "{label} holds other data than most members at revision {revision}: nothing is taken from it; remove it from the cluster and add it again empty"
+        )),
+        (None, Some(why)) => Some(format!(
+            "{label} could not be compared with the others: {why}"
+        )),
+        _ => None,
+    }
+}
+
+/// What came over the wire is what the member answers for.
+fn check_hash(taken: &Taken, db: &Database<Spool>, agreed: Option<&MemberHash>) -> Result<()> {
+    let Some((revision, hash)) = agreed.and_then(|h| Some((h.revision, h.hash?))) else {
+        return Ok(());
+    };
+    let ours = match taken.revision.0 == revision {
+        true => taken.hash,
+        false => hash_kv(db, Some(Revision(revision)))?,
+    };
+    if ours.compact_revision.0 != hash.compact_revision || ours.hash == hash.hash {
+        return Ok(());
+    }
+    Err(Reason::MembersDiffer.error(format!(
+        "the snapshot of {} has HashKV {} at revision {revision}, the members have {}",
+        taken.endpoint, ours.hash, hash.hash
+    )))
 }
 
 /// Whether another member may do better.
@@ -216,6 +218,7 @@ fn is_the_members(e: &Error) -> bool {
             | Reason::NoQuorum
             | Reason::CorruptSnapshot
             | Reason::NameMismatch
+            | Reason::MembersDiffer
             | Reason::Configuration
             | Reason::CertificateExpired
     )
@@ -227,12 +230,12 @@ fn compare_members(cluster: &Cluster, taking: &Taking) -> Result<(Vec<Compared>,
     let (hashes, agreement) = loop {
         let hashes = cluster.hash_kv_all(&taking.way, cluster.revision)?;
         let agreement = compare(&hashes);
-        let compacted = hashes.iter().any(|h| {
-            h.error
-                .as_ref()
-                .is_some_and(|(r, _)| *r == Reason::Conflict)
-        });
-        if tries >= HASH_TRIES || (agreement.unknown.is_empty() && !compacted) {
+        let was_compacted = |h: &MemberHash| {
+            let reason = h.error.as_ref().map(|e| e.0);
+            reason == Some(Reason::Conflict)
+        };
+        let is_told = agreement.unknown.is_empty() && !hashes.iter().any(was_compacted);
+        if is_told || tries >= HASH_TRIES {
             break (hashes, agreement);
         }
         tries += 1;
@@ -262,14 +265,11 @@ fn compare_members(cluster: &Cluster, taking: &Taking) -> Result<(Vec<Compared>,
                 None => format!("{} did not tell", c.label()),
             })
             .collect();
-        return Err(Error::new(
-            Reason::MembersDiffer,
-            format!(
-                "members hold different data at revision {} (HashKV: {}), and no majority tells which is right: find out, and remove the others from the cluster",
-                cluster.revision,
-                shown.join(", ")
-            ),
-        ));
+        return Err(Reason::MembersDiffer.error(format!(
+            "members hold different data at revision {} (HashKV: {}), and no majority tells which is right: find out, and remove the others from the cluster",
+            cluster.revision,
+            shown.join(", ")
+        )));
     }
     Ok((compared, hashes))
 }
@@ -351,25 +351,17 @@ fn take_from(
     let (db, base, hash) = verified.map_err(|e| e.at(format!("the snapshot of {endpoint}")))?;
     let packed = packed?;
     if base.revision.0 < least {
-        return Err(Error::new(
-            Reason::NameMismatch,
-            format!(
-                "the snapshot of {endpoint} ends at revision {}, the cluster is at {least}: the member lags",
-                base.revision
-            ),
-        ));
+        return Err(Reason::NameMismatch.error(format!(
+            "the snapshot of {endpoint} ends at revision {}, the cluster is at {least}: the member lags",
+            base.revision
+        )));
     }
-    let position = known::of_full(&db, &base, base.revision)
-        .ok()
-        .map(|changes| {
-            Position::after(&Transaction {
-                revision: base.revision.0,
-                changes,
-            })
-        });
+    let last = known::of_full(&db, &base, base.revision).ok();
+    let position = last.map(|changes| known::behind(base.revision, changes));
     let taken = Taken {
         packed,
         encoding,
+        started: Instant::now(),
         revision: base.revision,
         base,
         hash,

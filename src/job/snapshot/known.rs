@@ -1,43 +1,47 @@
 //! What a store holds at its last saved revision, so that a watch can be compared with it.
 
-use super::saved::{FullReason, Saved};
+use super::saved::{FullReason, Saved, Why};
 use crate::base::ReadAt;
 use crate::bolt::Database;
 use crate::bucket::{Kind, Snapshot};
-use crate::error::{Error, Reason, Result};
+use crate::error::{Reason, Result};
 use crate::etcd::feed::{KeyChange, Position, Transaction};
 use crate::job::Context;
 use crate::limits::Limits;
 use crate::mvcc::history::key_bucket;
 use crate::mvcc::revision::encode_revision;
 use crate::mvcc::{Base, Change, KeyValue, RecordKey, Revision};
-use base64_simd::STANDARD;
 
-/// The position behind the last saved revision.
+/// The position behind the last saved revision; or why a full is needed, if the snapshots do not tell it any more.
 ///
 /// # Errors
-/// `OutOfRange` where the snapshot does not tell any more what that revision changed; what a damaged
-/// snapshot gives; the store's; `Io`, `NoSpace`.
-pub(super) fn position(ctx: &Context, saved: &Saved) -> Result<Position> {
-    let changes = match saved.holder.name.kind {
-        Kind::Incr => of_delta(ctx, &saved.holder, saved.last)?,
-        Kind::Full => {
-            let (db, base) = ctx.full(&saved.holder)?;
-            of_full(&db, &base, saved.last).map_err(ctx.at(&saved.holder))?
+/// The store's; `Io`, `NoSpace`.
+pub(super) fn position(ctx: &Context, saved: &Saved) -> Result<Result<Position, Why>> {
+    match changes(ctx, saved) {
+        Ok(changes) => Ok(Ok(behind(saved.last, changes))),
+        Err(e) if e.reason() == Reason::OutOfRange => {
+            Ok(Err((FullReason::Unverifiable, e.to_string())))
         }
-    };
-    Ok(Position::after(&Transaction {
-        revision: saved.last.0,
-        changes,
-    }))
+        Err(e) if e.reason().is_bad_data() => Ok(Err(FullReason::of_bad_data(&e))),
+        Err(e) => Err(e),
+    }
 }
 
-/// Why a full is needed where the position cannot be told; `None` where it may be told later.
-pub(super) fn full_instead(e: &Error) -> Option<(FullReason, String)> {
-    match e.reason() {
-        Reason::OutOfRange => Some((FullReason::Unverifiable, e.to_string())),
-        r if r.is_bad_data() => Some((FullReason::of_bad_data(e), e.to_string())),
-        _ => None,
+/// The position behind a revision that changed this.
+pub(super) fn behind(revision: Revision, changes: Vec<KeyChange>) -> Position {
+    Position::after(&Transaction {
+        revision: revision.0,
+        changes,
+    })
+}
+
+fn changes(ctx: &Context, saved: &Saved) -> Result<Vec<KeyChange>> {
+    match saved.holder.name.kind {
+        Kind::Incr => of_delta(ctx, &saved.holder, saved.last),
+        Kind::Full => {
+            let (db, base) = ctx.full(&saved.holder)?;
+            of_full(&db, &base, saved.last).map_err(ctx.at(&saved.holder))
+        }
     }
 }
 
@@ -68,13 +72,10 @@ pub(super) fn of_full<R: ReadAt>(
     revision: Revision,
 ) -> Result<Vec<KeyChange>> {
     if base.compact_revision > revision {
-        return Err(Error::new(
-            Reason::OutOfRange,
-            format!(
-                "it was compacted at revision {}: what revision {revision} changed is not known any more",
-                base.compact_revision
-            ),
-        ));
+        return Err(Reason::OutOfRange.error(format!(
+            "it was compacted at revision {}: what revision {revision} changed is not known any more",
+            base.compact_revision
+        )));
     }
     let mut changes = Vec::new();
     let mut bytes = 0;
@@ -86,10 +87,10 @@ pub(super) fn of_full<R: ReadAt>(
             break;
         }
         let kv = KeyValue::decode(e.value)?;
-        let change = match rk.tombstone {
-            true => change(&Change::Delete { key: kv.key })?,
-            false => change(&Change::Put(kv))?,
-        };
+        let change = change(&match rk.tombstone {
+            true => Change::Delete { key: kv.key },
+            false => Change::Put(kv),
+        })?;
         bytes += bytes_of(&change);
         check(db.limits(), bytes)?;
         changes.push(change);
@@ -114,22 +115,15 @@ fn check(limits: &Limits, bytes: u64) -> Result<()> {
 }
 
 fn change(change: &Change<'_>) -> Result<KeyChange> {
-    let (kv, value) = match change {
-        Change::Delete { key } => {
-            return Ok(KeyChange {
-                delete: true,
-                key: key.to_vec(),
-                ..KeyChange::default()
-            });
-        }
-        Change::Put(kv) => (kv, kv.value.to_vec()),
-        Change::PutBase64(kv) => (
-            kv,
-            STANDARD
-                .decode_to_vec(kv.value)
-                .map_err(|e| Error::corrupt(format!("a value is no base64: {e}")))?,
-        ),
+    let (Change::Put(kv) | Change::PutBase64(kv)) = change else {
+        return Ok(KeyChange {
+            delete: true,
+            key: change.key().to_vec(),
+            ..KeyChange::default()
+        });
     };
+    let mut value = Vec::new();
+    change.append_value(kv.mod_revision, &mut value)?;
     Ok(KeyChange {
         delete: false,
         key: kv.key.to_vec(),

@@ -19,17 +19,17 @@ pub use tell::Tell;
 
 use crate::bucket::codec::CompressionChoice;
 use crate::bucket::{Compression, Kind, SnapshotName};
-use crate::error::{Reason, Result};
+use crate::error::Result;
 use crate::etcd::connect::Connector;
 use crate::job::Context;
+use crate::job::report::{Clock, Report};
 use crate::kubernetes::SnapshotLeases;
 use crate::mvcc::Revision;
 use crate::store::Bandwidth;
-use crate::telemetry::memory::peak_memory_bytes;
 use crate::telemetry::metrics::SnapshotKind;
-use saver::Saver;
+use saver::{Saver, nothing_saved};
+use schemars::JsonSchema;
 use serde::Serialize;
-use std::time::Instant;
 
 /// Where no snapshot shows what is wanted.
 const DEFAULT_COMPRESSION: Compression = Compression::Gzip;
@@ -50,19 +50,19 @@ pub struct Taking {
 }
 
 /// What a member said of itself.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Compared {
     /// Its name.
     pub name: String,
     /// Its ID, hexadecimal.
     pub id: String,
-    /// Where it was asked.
+    /// Where it was asked; null if nothing is known.
     pub endpoint: Option<String>,
-    /// Its HashKV at the revision at which all were compared.
+    /// Its HashKV at the revision at which all were compared; null if it did not tell.
     pub hash_kv: Option<u32>,
-    /// The revision it had compacted at; −1 where it never was.
+    /// The revision that it had compacted at, -1 if it never was; null if it did not tell.
     pub compact_revision: Option<i64>,
-    /// Whether it holds what most members hold; `None` where that cannot be told.
+    /// Whether it holds what most members hold. null if that cannot be told.
     pub agrees: Option<bool>,
     /// Why it did not tell.
     pub error: Option<String>,
@@ -108,7 +108,7 @@ impl Written {
 }
 
 /// How it ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum Status {
     /// Something was saved.
     Succeeded,
@@ -117,27 +117,27 @@ pub enum Status {
 }
 
 /// A snapshot in an outcome.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Listed {
     /// The object's name without its folder.
     pub name: String,
-    /// `Full` or `Incr`.
-    pub kind: &'static str,
-    /// 0 for a full.
+    /// `Full`: a whole database. `Incr`: the events of a range of revisions.
+    pub kind: Kind,
+    /// The first revision of a delta; 0 for a full.
     pub start_revision: Revision,
-    /// The last revision.
+    /// The last revision; of a full exactly the one that it holds.
     pub last_revision: Revision,
-    /// Size in the store.
+    /// Size in the store, in bytes.
     pub bytes: u64,
-    /// Size of its payload: the database, or the events.
+    /// Size of what is compressed, in bytes: the database, or the events.
     pub uncompressed_bytes: u64,
-    /// Events of a delta; `None` for a full.
+    /// Events of a delta; null for a full.
     pub events: Option<u64>,
-    /// etcd's HashKV of a full.
+    /// etcd's HashKV of a full at its last revision; null for a delta.
     pub hash_kv: Option<u32>,
-    /// The compacted revision of a full; −1 where it holds all history.
+    /// The compacted revision of a full, -1 if it holds all history; null for a delta.
     pub compact_revision: Option<Revision>,
-    /// Keys alive in a full.
+    /// Keys alive in a full; null for a delta.
     pub live_keys: Option<u64>,
 }
 
@@ -146,7 +146,7 @@ impl From<&Written> for Listed {
         let is_full = w.name.kind == Kind::Full;
         Listed {
             name: w.name.to_string(),
-            kind: w.name.kind.as_str(),
+            kind: w.name.kind,
             start_revision: w.name.start,
             last_revision: w.name.last,
             bytes: w.bytes,
@@ -160,7 +160,7 @@ impl From<&Written> for Listed {
 }
 
 /// Revisions that cannot be restored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Hole {
     /// The first one.
     pub first_revision: Revision,
@@ -169,7 +169,7 @@ pub struct Hole {
 }
 
 /// What was done. The fields are a contract: `docs/snapshot-result.schema.json`.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Outcome {
     /// How it ended.
     pub status: Status,
@@ -177,68 +177,67 @@ pub struct Outcome {
     pub snapshots: Vec<Listed>,
     /// The last revision that is saved now.
     pub revision: Revision,
-    /// Why a full was taken; `None` where none was.
+    /// Why a full was taken; null if none was. `Requested`: it was asked for. `EmptyBucket`: the store held
+    /// no snapshot. `NoFull`: it held deltas only. `FullTooOld`: the newest was older than --max-full-age.
+    /// `HistoryMismatch`: at the last saved revision the cluster holds other changes than the store.
+    /// `Compacted`: the cluster has compacted what would come next. `ClusterBehind`: the cluster's newest
+    /// revision is below the last saved one. `RevisionGap`, `CorruptSnapshot`, `InterleavedTimelines`,
+    /// `Unverifiable`: deltas behind what the store holds would be of no use, or it cannot be told what it
+    /// holds at its last revision. `TooLarge`: the same, and a higher --max-database-bytes or
+    /// --max-value-bytes mends it. `Untrusted`: the newest snapshots are not encrypted, though keys are
+    /// given. `Scheduled`: only `follow`.
     pub full_reason: Option<FullReason>,
-    /// The same in words.
+    /// The same in words; it may change.
     pub message: Option<String>,
-    /// Whether the cluster's history is not the one that the store had, so that a new timeline begins.
+    /// Whether the cluster has another history than the store, so that a new timeline begins.
     pub timeline_began: bool,
-    /// Revisions between what was saved before and the new full that can never be restored.
+    /// Revisions between the last saved one and the new full that can never be restored, since etcd had
+    /// compacted them. null if there are none.
     pub hole: Option<Hole>,
-    /// The member that a full was taken from.
+    /// The member that a full was taken from; null if none was.
     pub endpoint: Option<String>,
-    /// The members' comparison before a full.
+    /// The members' comparison before a full; empty if none was taken.
     pub members: Vec<Compared>,
-    /// Events saved.
+    /// Events saved in deltas.
     pub events: u64,
-    /// Bytes of snapshots read from etcd, or of events.
+    /// Bytes of databases and events that were saved, uncompressed.
     pub bytes_read: u64,
     /// Bytes written to the store.
     pub bytes_written: u64,
-    /// Wall-clock time.
-    pub seconds: f64,
-    /// The most memory that was resident at once.
-    pub peak_memory_bytes: Option<u64>,
-    /// What an operator should know.
-    pub warnings: Vec<String>,
 }
 
 /// Takes a full snapshot. `is_final` marks it as the last one of a cluster that is given up.
 ///
 /// # Errors
 /// `OtherCluster`, `MembersDiffer`; those of a way to etcd and to the store; `Io`, `NoSpace`, `Terminated`.
-pub fn full(ctx: &Context, taking: &Taking, is_final: bool, tell: &Tell) -> Result<Outcome> {
-    let started = Instant::now();
+pub fn full(
+    ctx: &Context,
+    taking: &Taking,
+    is_final: bool,
+    tell: &Tell,
+) -> Result<Report<Outcome>> {
+    let clock = Clock::start();
     ctx.store.clean_staging(chrono::Utc::now());
     let mut saver = Saver::open(ctx, taking)?;
     let why = match saver.saved() {
-        None => (
-            FullReason::EmptyBucket,
-            "the store holds no snapshot".to_owned(),
-        ),
-        Some(_) => match delta::another_history(ctx, taking, &mut saver)? {
-            Some(why) => why,
-            None => (
-                FullReason::Requested,
-                "a full snapshot was asked for".to_owned(),
-            ),
-        },
+        None => Some(nothing_saved()),
+        Some(_) => delta::another_history(taking, &mut saver)?,
     };
-    let begun = Instant::now();
-    let ended = saver
-        .take_full()
-        .and_then(|taken| saver.publish_full(taken, why, is_final));
-    tell.took(SnapshotKind::Full, begun.elapsed(), ended.is_ok());
-    ended?;
+    let asked = || {
+        let message = "a full snapshot was asked for".to_owned();
+        (FullReason::Requested, message)
+    };
+    saver.full_now(why.unwrap_or_else(asked), is_final, tell)?;
     saver.tell(tell, false);
-    Ok(saver.outcome(started))
+    Ok(saver.told(clock))
 }
 
 impl Saver<'_> {
-    fn outcome(&self, started: Instant) -> Outcome {
+    fn told(&self, mut clock: Clock) -> Report<Outcome> {
         let report = self.report();
+        clock.warnings.clone_from(&report.warnings);
         let written = &report.written;
-        Outcome {
+        clock.report(Outcome {
             status: match written.is_empty() {
                 true => Status::NothingToDo,
                 false => Status::Succeeded,
@@ -254,14 +253,6 @@ impl Saver<'_> {
             events: written.iter().map(|w| w.events).sum(),
             bytes_read: written.iter().map(|w| w.uncompressed_bytes).sum(),
             bytes_written: written.iter().map(|w| w.bytes).sum(),
-            seconds: started.elapsed().as_secs_f64(),
-            peak_memory_bytes: peak_memory_bytes(),
-            warnings: report.warnings.clone(),
-        }
+        })
     }
-}
-
-/// Whether the scan found a store without snapshots.
-fn is_empty_bucket(e: &crate::error::Error) -> bool {
-    e.reason() == Reason::NoSnapshots
 }

@@ -10,7 +10,7 @@ use crate::bucket::{Kind, SnapshotName};
 use crate::error::{Error, Result};
 use crate::etcd::feed::{KeyChange, Position, Transaction};
 use crate::job::Context;
-use crate::job::publish::{Packer, give_name};
+use crate::job::fold::publish::{Packer, give_name};
 use crate::mvcc::{Change, KeyValue, Revision};
 use crate::temp::TempFile;
 use chrono::{DateTime, Utc};
@@ -165,16 +165,17 @@ impl Pending {
         Ok(())
     }
 
-    /// Ends it; `None` where it is empty.
+    /// Ends it, and begins the next one; `None` where it is empty.
     ///
     /// # Errors
     /// `Io`, `NoSpace`.
-    pub(super) fn seal(self) -> Result<Option<Sealed>> {
+    pub(super) fn seal(&mut self, ctx: &Context) -> Result<Option<Sealed>> {
         let Some((first, last)) = self.revisions else {
             return Ok(None);
         };
-        let events = self.events.events();
-        let file = self.events.finish().map_err(|e| Error::io(WRITING, e))?;
+        let done = std::mem::replace(self, Pending::new(ctx)?);
+        let events = done.events.events();
+        let file = done.events.finish().map_err(|e| Error::io(WRITING, e))?;
         Ok(Some(Sealed {
             file,
             first,

@@ -7,6 +7,7 @@
 use super::pending::Encoded;
 use crate::base::Cancel;
 use crate::base::ReadAt as _;
+use crate::base::{lock, unpoisoned};
 use crate::error::{Error, Reason, Result};
 use crate::etcd::feed::{Ended, Feed, Next};
 use crate::store::Bandwidth;
@@ -14,7 +15,7 @@ use crate::temp::{Dir, TempFile};
 use chrono::{DateTime, Utc};
 use std::collections::VecDeque;
 use std::io::Write as _;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -121,12 +122,9 @@ struct State {
     bytes: u64,
     spool: Spool,
     closed: bool,
-    /// The newest revision that the cluster was seen to have.
-    current: i64,
-    reconnects: u64,
-    failures: u64,
-    /// Nothing can be watched at this moment: since when, and why.
-    down: Option<(Instant, Reason)>,
+    seen: Pulse,
+    /// Nothing can be watched: since when.
+    down: Option<Instant>,
 }
 
 struct Queue {
@@ -150,9 +148,10 @@ impl Queue {
                 bytes: 0,
                 spool,
                 closed: false,
-                current,
-                reconnects: 0,
-                failures: 0,
+                seen: Pulse {
+                    current,
+                    ..Pulse::default()
+                },
                 down: None,
             }),
             changed: Condvar::new(),
@@ -161,7 +160,7 @@ impl Queue {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Waits for room. False once nobody takes any more.
@@ -182,7 +181,7 @@ impl Queue {
                 break;
             }
             let waited = self.changed.wait(state);
-            state = waited.unwrap_or_else(PoisonError::into_inner);
+            state = unpoisoned(waited);
         }
         state.bytes += entry.bytes();
         state.items.push_back(entry);
@@ -215,10 +214,10 @@ impl Queue {
 
     fn pop(&self, patience: Duration) -> Option<Item> {
         let state = self.state();
-        let (mut state, _) = self
+        let waited = self
             .changed
-            .wait_timeout_while(state, patience, |s| s.items.is_empty())
-            .unwrap_or_else(PoisonError::into_inner);
+            .wait_timeout_while(state, patience, |s| s.items.is_empty());
+        let (mut state, _) = unpoisoned(waited);
         let mut entry = state.items.pop_front()?;
         state.bytes -= entry.bytes();
         self.changed.notify_all();
@@ -235,10 +234,7 @@ impl Queue {
     fn pause(&self, pause: Duration) {
         let state = self.state();
         // What comes meanwhile is the result either way.
-        let _ = self
-            .changed
-            .wait_timeout_while(state, pause, |s| !s.closed)
-            .unwrap_or_else(PoisonError::into_inner);
+        let _ = unpoisoned(self.changed.wait_timeout_while(state, pause, |s| !s.closed));
     }
 }
 
@@ -296,13 +292,10 @@ impl Tail {
     pub(super) fn pulse(&self) -> Pulse {
         let state = self.queue.state();
         Pulse {
-            current: state.current,
-            reconnects: state.reconnects,
-            failures: state.failures,
             buffered_bytes: state.bytes,
             spooled_bytes: state.spool.waiting,
-            failure: state.down.map(|d| d.1),
-            down_for: state.down.map(|d| d.0.elapsed()),
+            down_for: state.down.map(|since| since.elapsed()),
+            ..state.seen.clone()
         }
     }
 }
@@ -329,47 +322,42 @@ fn watch(mut feed: Feed, queue: &Queue, bandwidth: Option<&(Bandwidth, Cancel)>)
             if state.closed {
                 return;
             }
-            state.current = feed.current();
-            state.reconnects = feed.reconnects();
+            state.seen.current = feed.current();
+            state.seen.reconnects = feed.reconnects();
             if next.is_ok() {
-                state.down = None;
+                (state.down, state.seen.failure) = (None, None);
                 pause = PAUSES.0;
             }
         }
-        let goes_on = match next {
-            Ok(Next::Idle | Next::Verified) => true,
+        let item = match next {
+            Ok(Next::Idle | Next::Verified) => continue,
             Ok(Next::Transaction(t)) => {
                 seen = seen.max(Utc::now());
                 let encoded = Encoded::new(&t, feed.position(), seen);
-                let bytes = encoded.bytes();
                 // Cancelled, all ends soon.
                 if let Some((limit, cancel)) = bandwidth
-                    && limit.take(bytes, cancel).is_err()
+                    && limit.take(encoded.bytes(), cancel).is_err()
                 {
                     return;
                 }
-                queue.push(Item::Transaction(encoded))
+                Item::Transaction(encoded)
             }
-            Ok(Next::Ended(ended)) => {
-                queue.push(Item::Ended(ended));
-                return;
-            }
+            Ok(Next::Ended(ended)) => Item::Ended(ended),
             Err(e) if e.reason().is_retryable() => {
                 tracing::warn!(reason = e.reason().as_str(), "no watch: {e}");
                 let mut state = queue.state();
-                state.failures += 1;
-                state.down.get_or_insert((Instant::now(), e.reason()));
+                state.seen.failures += 1;
+                state.seen.failure.get_or_insert(e.reason());
+                state.down.get_or_insert_with(Instant::now);
                 drop(state);
                 queue.pause(pause);
                 pause = (pause * 2).min(PAUSES.1);
-                true
+                continue;
             }
-            Err(e) => {
-                queue.push(Item::Failed(e));
-                return;
-            }
+            Err(e) => Item::Failed(e),
         };
-        if !goes_on {
+        let is_last = !matches!(item, Item::Transaction(_));
+        if !queue.push(item) || is_last {
             return;
         }
     }

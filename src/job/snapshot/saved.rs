@@ -5,12 +5,14 @@ use crate::bucket::{Compression, Kind, Snapshot, SnapshotName};
 use crate::error::{Error, Reason};
 use crate::job::scan::Scan;
 use crate::mvcc::Revision;
+use crate::mvcc::history::show_duration;
 use chrono::{DateTime, TimeDelta, Utc};
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::time::Duration;
 
 /// Why a full snapshot is taken.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum FullReason {
     /// It was asked for.
     Requested,
@@ -42,13 +44,17 @@ pub enum FullReason {
     Untrusted,
 }
 
+/// Why a full is taken, and the same in words.
+pub type Why = (FullReason, String);
+
 impl FullReason {
     /// Of an error that a snapshot of the store gives.
-    pub(super) fn of_bad_data(e: &Error) -> Self {
-        match e.reason() {
+    pub(super) fn of_bad_data(e: &Error) -> Why {
+        let reason = match e.reason() {
             Reason::TooLarge => FullReason::TooLarge,
             _ => FullReason::CorruptSnapshot,
-        }
+        };
+        (reason, e.to_string())
     }
 }
 
@@ -64,7 +70,7 @@ pub struct Saved {
     /// The newest full of the timeline.
     pub full: Option<SnapshotName>,
     /// Why deltas behind `last` would be of no use.
-    pub broken: Option<(FullReason, String)>,
+    pub broken: Option<Why>,
 }
 
 /// What any new snapshot has to mind.
@@ -84,6 +90,16 @@ const SECONDS_BETWEEN: i64 = 3600;
 /// Seconds that a clock may have been ahead. A name with a later time is nobody's, or forged.
 const MOST_AHEAD: i64 = 366 * 86_400;
 
+impl From<&SnapshotName> for Newest {
+    fn from(name: &SnapshotName) -> Self {
+        Newest {
+            created: name.created,
+            is_full: name.kind == Kind::Full,
+            compression: name.compression,
+        }
+    }
+}
+
 impl Newest {
     /// Of a scan, those that are excluded too.
     pub fn read(scan: &Scan, now: DateTime<Utc>) -> Option<Self> {
@@ -93,17 +109,13 @@ impl Newest {
             s.name.created - now.timestamp() <= most_ahead
         };
         let newest = scan.catalog.snapshots.iter().rev().find(is_known)?;
-        Some(Newest {
-            created: newest.name.created,
-            is_full: newest.name.kind == Kind::Full,
-            compression: newest.name.compression,
-        })
+        Some(Newest::from(&newest.name))
     }
 }
 
 impl Saved {
     /// Reads a scan. `Err` says why a full is needed without looking any further.
-    pub fn read(scan: &Scan, now: DateTime<Utc>) -> Result<Self, (FullReason, String)> {
+    pub fn read(scan: &Scan, now: DateTime<Utc>) -> Result<Self, Why> {
         let catalog = &scan.catalog;
         // A full is newer than all but those whose names are of the future. One an hour, however many are put there.
         let is_behind_a_full = |&&i: &&usize| catalog.snapshots[i].name.created <= now.timestamp();
@@ -123,9 +135,9 @@ impl Saved {
             ));
         }
         if let Some((_, e)) = scan.contents.unreadable.iter().next() {
-            return Err((FullReason::of_bad_data(e), e.to_string()));
+            return Err(FullReason::of_bad_data(e));
         }
-        let because = |e: &Error| {
+        let because = |e: Error| {
             let reason = match e.reason() {
                 Reason::NoSnapshots => FullReason::NoFull,
                 Reason::RevisionGap | Reason::OutOfRange => FullReason::RevisionGap,
@@ -134,7 +146,7 @@ impl Saved {
             };
             (reason, e.to_string())
         };
-        let timeline = scan.timelines.newest(catalog).map_err(|e| because(&e))?;
+        let timeline = scan.timelines.newest(catalog).map_err(because)?;
         let nothing = || {
             (
                 FullReason::EmptyBucket,
@@ -142,13 +154,10 @@ impl Saved {
             )
         };
         let last = timeline.last(catalog, &scan.contents).ok_or_else(nothing)?;
-        let members = || {
-            timeline
-                .members
-                .iter()
-                .map(|m| (m, &catalog.snapshots[m.snapshot]))
-        };
-        let full = members()
+        let members = timeline.members.iter();
+        let members = members.map(|m| (m, &catalog.snapshots[m.snapshot]));
+        let full = members
+            .clone()
             .filter(|(m, s)| s.name.kind == Kind::Full && m.until >= s.name.last)
             .map(|(_, s)| &s.name)
             .max_by_key(|n| (n.created, n.last));
@@ -156,7 +165,7 @@ impl Saved {
             let surveyed = scan.contents.surveys.get(&i).map(|s| s.last);
             s.name.last.max(surveyed.unwrap_or_default()) >= last
         };
-        let holder = members()
+        let holder = members
             .filter(|(m, s)| m.until >= last && s.name.start <= last && reaches(m.snapshot, s))
             .map(|(_, s)| s)
             // Where a history forked at that very revision, the newest tells how it goes on.
@@ -172,7 +181,7 @@ impl Saved {
                     catalog.snapshots[i].path
                 ),
             )),
-            Err(e) => Some(because(&e)),
+            Err(e) => Some(because(e)),
         };
         Ok(Saved {
             timeline: timeline.id.clone(),
@@ -186,7 +195,7 @@ impl Saved {
 
 /// What the cluster's newest revision and the store say about what to take; the watch may still tell
 /// otherwise.
-pub fn full_needed(saved: &Saved, current: i64) -> Option<(FullReason, String)> {
+pub fn full_needed(saved: &Saved, current: i64) -> Option<Why> {
     if let Some(broken) = &saved.broken {
         return Some(broken.clone());
     }
@@ -194,7 +203,7 @@ pub fn full_needed(saved: &Saved, current: i64) -> Option<(FullReason, String)> 
 }
 
 /// The cluster is behind the store.
-pub(super) fn behind(last: Revision, current: i64) -> (FullReason, String) {
+pub(super) fn behind(last: Revision, current: i64) -> Why {
     (
         FullReason::ClusterBehind,
         format!(
@@ -209,15 +218,14 @@ pub fn is_full_too_old(
     current: Revision,
     now: DateTime<Utc>,
     max_age: Duration,
-) -> Option<String> {
+) -> Option<Why> {
     let full = full.filter(|f| f.last < current)?;
     let age = now - full.created_at();
     let max = TimeDelta::from_std(max_age).unwrap_or(TimeDelta::MAX);
     (!max_age.is_zero() && age >= max).then(|| {
-        format!(
-            "the newest full, {full}, is {} old",
-            crate::mvcc::history::show_duration(age.to_std().unwrap_or_default())
-        )
+        let age = show_duration(age.to_std().unwrap_or_default());
+        let message = format!("the newest full, {full}, is {age} old");
+        (FullReason::FullTooOld, message)
     })
 }
 
@@ -318,7 +326,7 @@ mod tests {
         let day = Duration::from_secs(86_400);
         let old = |current, now, max| is_full_too_old(Some(&f), Revision(current), at(now), max);
         assert!(old(11, 1000 + 86_399, day).is_none());
-        assert!(old(11, 1000 + 86_400, day).unwrap().contains("1d old"));
+        assert!(old(11, 1000 + 86_400, day).unwrap().1.contains("1d old"));
         assert!(old(10, 1000 + 86_400, day).is_none());
         assert!(old(11, 1_000_000, Duration::ZERO).is_none());
         // The clock was behind when it was named, or is now.

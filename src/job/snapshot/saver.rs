@@ -1,32 +1,42 @@
 //! One line of snapshots in a store: what is saved, and how the next one is added to it.
 
 use super::full::{self, Taken};
+use super::known;
 use super::names::Names;
 use super::pending::Sealed;
-use super::saved::{self, FullReason, Newest, Saved};
-use super::{Compared, DEFAULT_COMPRESSION, Hole, Taking, Tell, Written, is_empty_bucket};
+use super::saved::{self, FullReason, Newest, Saved, Why};
+use super::{Compared, DEFAULT_COMPRESSION, Hole, Taking, Tell, Written};
+use crate::bucket::SnapshotName;
 use crate::bucket::codec::Encoding;
 use crate::bucket::timeline::{NamesOnly, Timelines};
-use crate::bucket::{Kind, SnapshotName};
-use crate::error::{Error, Result};
+use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::Cluster;
-use crate::etcd::feed::{Ended, Position};
+use crate::etcd::feed::{Ended, Feed, Position};
 use crate::job::Context;
+use crate::job::fold::publish::refuse_plain;
 use crate::job::identity::{self, ClusterFacts};
 use crate::job::leases::{self, News};
-use crate::job::publish::refuse_plain;
 use crate::job::scan::{Depth, scan_asking};
 use crate::job::tags::Ask;
 use crate::kubernetes::{Behind, LeaseState};
 use crate::mvcc::Revision;
+use crate::telemetry::metrics::SnapshotKind;
 use chrono::Utc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// The reason of a first full.
+pub(super) fn nothing_saved() -> Why {
+    (
+        FullReason::EmptyBucket,
+        "the store holds no snapshot".to_owned(),
+    )
+}
 
 /// What has been done so far.
 #[derive(Default)]
 pub(super) struct Report {
     pub(super) written: Vec<Written>,
-    pub(super) full: Option<(FullReason, String)>,
+    pub(super) full: Option<Why>,
     pub(super) timeline_began: bool,
     pub(super) hole: Option<Hole>,
     pub(super) endpoint: Option<String>,
@@ -39,7 +49,7 @@ pub(super) struct Saver<'a> {
     ctx: &'a Context,
     taking: &'a Taking,
     /// As the store was found; `None` where it was empty.
-    found: Option<Result<Saved, (FullReason, String)>>,
+    found: Option<Result<Saved, Why>>,
     newest: Option<Newest>,
     last: Option<Revision>,
     full: Option<SnapshotName>,
@@ -87,7 +97,7 @@ impl<'a> Saver<'a> {
         };
         let scan = match scan_asking(ctx, Depth::Doubtful, Ask::Chain) {
             Ok(scan) => scan,
-            Err(e) if is_empty_bucket(&e) => {
+            Err(e) if e.reason() == Reason::NoSnapshots => {
                 let names = ctx.store.list_directly()?;
                 let misplaced = names.iter().any(|n| n.parse::<SnapshotName>().is_ok());
                 return if misplaced { Err(e) } else { Ok((saver, None)) };
@@ -117,7 +127,7 @@ impl<'a> Saver<'a> {
     }
 
     /// What the store held; `None` where it was empty.
-    pub(super) fn saved(&self) -> Option<&Result<Saved, (FullReason, String)>> {
+    pub(super) fn saved(&self) -> Option<&Result<Saved, Why>> {
         self.found.as_ref()
     }
 
@@ -195,33 +205,53 @@ impl<'a> Saver<'a> {
     }
 
     /// Why a full has to be taken before any delta, where the cluster is at revision `current`.
-    pub(super) fn full_needed(&self, current: i64) -> Option<(FullReason, String)> {
+    pub(super) fn full_needed(&self, current: i64) -> Option<Why> {
         match &self.found {
-            None => Some((
-                FullReason::EmptyBucket,
-                "the store holds no snapshot".to_owned(),
-            )),
+            None => Some(nothing_saved()),
             Some(Err(why)) => Some(why.clone()),
             Some(Ok(saved)) => saved::full_needed(saved, current),
         }
     }
 
+    /// Where deltas go on, or why a full is needed.
+    ///
+    /// # Errors
+    /// Those of [`known::position`].
+    pub(super) fn position(&self) -> Result<Result<Position, Why>> {
+        match &self.found {
+            Some(Ok(saved)) => known::position(self.ctx, saved),
+            _ => Err(Error::internal("deltas without anything before them")),
+        }
+    }
+
+    /// A watch of the cluster from a position on: at the members in the order in which they are to be taken; else where
+    /// it was said.
+    pub(super) fn feed(&self, cluster: &Cluster, position: Position) -> Feed {
+        let way = &self.taking.way;
+        let chosen = cluster.choose(&[]).into_iter();
+        let mut endpoints: Vec<String> = chosen.filter_map(|m| m.endpoint.clone()).collect();
+        if endpoints.is_empty() {
+            endpoints.clone_from(&way.options().endpoints);
+        }
+        Feed::new(way.clone(), endpoints, position).of_cluster(cluster.cluster_id)
+    }
+
     /// Why there is no going on from the last saved revision.
-    pub(super) fn because(&self, ended: Ended) -> (FullReason, String) {
+    pub(super) fn because(&self, ended: Ended) -> Why {
         let last = self.last.unwrap_or_default();
         match ended {
-            Ended::Compacted { compact_revision } => (
-                FullReason::Compacted,
-                format!(
+            Ended::Compacted { compact_revision } => {
+                let why = format!(
                     "the cluster has compacted up to revision {compact_revision}, the store ends at {last}"
-                ),
-            ),
-            Ended::Forked => (
-                FullReason::HistoryMismatch,
-                format!(
+                );
+                (FullReason::Compacted, why)
+            }
+            Ended::Forked => {
+                let why = format!(
                     "at revision {last} the cluster holds other changes than the store: it has another history"
-                ),
-            ),
+                );
+                (FullReason::HistoryMismatch, why)
+            }
             Ended::Behind { revision } => saved::behind(last, revision),
         }
     }
@@ -273,7 +303,7 @@ impl<'a> Saver<'a> {
     pub(super) fn publish_full(
         &mut self,
         taken: Taken,
-        why: (FullReason, String),
+        why: Why,
         is_final: bool,
     ) -> Result<Option<Position>> {
         let (revision, first, position) = (taken.revision, taken.first_revision(), taken.position);
@@ -287,29 +317,21 @@ impl<'a> Saver<'a> {
         }
         self.check_still_ours()?;
         let written = taken.publish(self.ctx, self.newest, is_final, forked)?;
+        self.report.timeline_began |= forked;
         if forked {
             self.line_from = Some(written.name.created);
-        }
-        self.report.timeline_began |= forked;
-        if let Some(last) = self.last
-            && !forked
-            && first > last.next()
-        {
-            self.report.hole = Some(Hole {
-                first_revision: last.next(),
-                last_revision: first.previous(),
-            });
-        }
-        if forked {
             self.warn(format!(
                 "{}; a new timeline begins with {}: if nobody has set the cluster back, check --endpoints and --store",
                 why.1, written.name
             ));
-        }
-        if let Some(hole) = self.report.hole {
+        } else if let Some(last) = self.last.filter(|last| first > last.next()) {
+            let (lost, until) = (last.next(), first.previous());
+            self.report.hole = Some(Hole {
+                first_revision: lost,
+                last_revision: until,
+            });
             self.warn(format!(
-                "revisions {} to {} are lost: etcd had compacted them before they were saved",
-                hole.first_revision, hole.last_revision
+                "revisions {lost} to {until} are lost: etcd had compacted them before they were saved"
             ));
         }
         self.report.full = Some(why);
@@ -318,6 +340,19 @@ impl<'a> Saver<'a> {
         self.names.forget();
         self.wrote(written);
         Ok(position)
+    }
+
+    /// Takes a full and gives it its name.
+    ///
+    /// # Errors
+    /// Those of [`take_full`](Self::take_full) and [`publish_full`](Self::publish_full).
+    pub(super) fn full_now(&mut self, why: Why, is_final: bool, tell: &Tell) -> Result<()> {
+        let started = Instant::now();
+        let taken = self.take_full();
+        let ended = taken.and_then(|taken| self.publish_full(taken, why, is_final));
+        tell.metrics
+            .snapshot_took(SnapshotKind::Full, started.elapsed(), ended.is_ok());
+        ended.map(drop)
     }
 
     /// Saves a delta; it can be tried again after an error.
@@ -338,22 +373,13 @@ impl<'a> Saver<'a> {
     }
 
     fn wrote(&mut self, written: Written) {
-        self.newest = Some(Newest {
-            created: written.name.created,
-            is_full: written.name.kind == Kind::Full,
-            compression: written.name.compression,
-        });
+        self.newest = Some(Newest::from(&written.name));
         self.names.add(&written);
         self.report.written.push(written);
     }
 
     /// Why a full is taken although deltas would do: the newest one is too old.
-    pub(super) fn full_too_old(
-        &self,
-        current: Revision,
-        max_age: Duration,
-    ) -> Option<(FullReason, String)> {
-        saved::is_full_too_old(self.full.as_ref(), current, chrono::Utc::now(), max_age)
-            .map(|message| (FullReason::FullTooOld, message))
+    pub(super) fn full_too_old(&self, current: Revision, max_age: Duration) -> Option<Why> {
+        saved::is_full_too_old(self.full.as_ref(), current, Utc::now(), max_age)
     }
 }

@@ -6,34 +6,21 @@ use super::saved::FullReason;
 use crate::bucket::chain::{self, KnownBases};
 use crate::bucket::timeline::Timeline;
 use crate::bucket::{Catalog, Kind, SnapshotName};
-use crate::error::Reason;
 use crate::mvcc::Revision;
-use crate::telemetry::metrics::{Metrics, SavedSnapshot, SnapshotKind, Window};
+use crate::telemetry::metrics::{Metrics, SavedSnapshot, Window};
 use chrono::{DateTime, TimeDelta, Utc};
 use std::time::{Duration, Instant};
 
 /// Who is told.
 #[derive(Clone, Default)]
 pub struct Tell {
-    metrics: Metrics,
+    pub(super) metrics: Metrics,
 }
 
 impl Tell {
     /// Tells these metrics.
     pub fn new(metrics: Metrics) -> Self {
         Tell { metrics }
-    }
-
-    pub(super) fn lock_held(&self, held: bool) {
-        self.metrics.lock_held(held);
-    }
-
-    pub(super) fn failed(&self, operation: &'static str, reason: Reason) {
-        self.metrics.failed(operation, reason);
-    }
-
-    pub(super) fn took(&self, kind: SnapshotKind, time: Duration, succeeded: bool) {
-        self.metrics.snapshot_took(kind, time, succeeded);
     }
 
     /// How far a follower is: `saved` is the last revision in the store, `since` when the oldest event that
@@ -51,10 +38,6 @@ impl Tell {
         self.metrics.unsaved(unsaved, oldest);
         self.metrics
             .buffered(pulse.buffered_bytes, pulse.spooled_bytes);
-    }
-
-    pub(super) fn reconnected(&self) {
-        self.metrics.reconnected();
     }
 
     /// Snapshots that are in the store now.

@@ -5,7 +5,7 @@ use super::{Means, Place, config_key, misconfigured};
 use crate::error::Result;
 use crate::store::Store;
 use crate::store::azure::{self, Azure};
-use crate::store::exclude::ExcludeTags;
+use crate::store::exclude::{ExcludeTags, Kind};
 use object_store::ClientOptions;
 use object_store::azure::{AzureConfigKey, AzureCredential, MicrosoftAzureBuilder};
 use std::sync::Arc;
@@ -40,11 +40,11 @@ pub(super) fn open(place: &Place, means: Means, handle: Handle) -> Result<Store>
         is_emulator: is_set(AzureConfigKey::UseEmulator),
     };
     let unsigned = is_set(AzureConfigKey::SkipSignature);
-    let tagged = means.tagged.clone();
+    let tagged = means.requests.tagged.clone();
     let store = builder.build().map_err(|e| misconfigured(&place.what, e))?;
     let store = Arc::new(store);
     let tags = match Azure::new(store.clone(), wire, &server) {
-        Some(own) if !unsigned => ExcludeTags::azure(Arc::new(own)).with_tagged(tagged),
+        Some(own) if !unsigned => ExcludeTags::of(Kind::Azure(Arc::new(own))).with_tagged(tagged),
         _ => ExcludeTags::none(),
     };
     let requests = means.requests.most();
@@ -74,17 +74,13 @@ fn configure(
 }
 
 fn from_secret(secret: &Secret) -> Result<Vec<(String, String)>> {
-    let mut settings = Vec::new();
+    let names = [
+        ("account_name", "storageAccount"),
+        ("account_key", "storageKey"),
+        ("sas_token", "sasToken"),
+    ];
+    let mut settings: Vec<(String, String)> = secret.settings(names).collect();
     let mut add = |key: &str, value: String| settings.push((key.to_owned(), value));
-    for (name, key) in [
-        ("storageAccount", "account_name"),
-        ("storageKey", "account_key"),
-        ("sasToken", "sas_token"),
-    ] {
-        if let Some(value) = secret.get(name) {
-            add(key, value.to_owned());
-        }
-    }
     let account = secret.get("storageAccount").unwrap_or_default();
     let emulator = secret.flag("emulatorEnabled")? == Some(true);
     match secret.get("domain") {

@@ -4,7 +4,7 @@ use super::secret::{Provider, Renewed, Secret, Source};
 use super::{Means, Place, config_key, misconfigured};
 use crate::error::Result;
 use crate::store::Store;
-use crate::store::exclude::ExcludeTags;
+use crate::store::exclude::{ExcludeTags, Kind};
 use crate::store::gcs::Gcs;
 use object_store::ClientOptions;
 use object_store::gcp::{GcpCredential, GoogleCloudStorageBuilder, GoogleConfigKey};
@@ -50,13 +50,13 @@ pub(super) fn open(place: &Place, mut means: Means, handle: Handle) -> Result<St
     };
     let wire = means.wire(&client, &place.what)?;
     let base = builder.get_config_value(&GoogleConfigKey::BaseUrl);
-    let tagged = means.tagged.clone();
+    let tagged = means.requests.tagged.clone();
     let store = builder.build().map_err(|e| misconfigured(&place.what, e))?;
     let store = Arc::new(store);
     let own = Gcs::new(store.clone(), wire, &place.bucket, base);
     // It shows all metadata with an object.
     tagged.set_tells();
-    let tags = ExcludeTags::gcs(Arc::new(own)).with_tagged(tagged);
+    let tags = ExcludeTags::of(Kind::Metadata(Some(Arc::new(own)))).with_tagged(tagged);
     let requests = means.requests.most();
     let store = place.store(store, tags, handle).with_requests(requests);
     Ok(store.with_ranges())

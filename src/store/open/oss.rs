@@ -2,7 +2,8 @@
 
 use super::secret::{Renewed, Secret};
 use super::{Means, Place};
-use crate::error::{Error, Reason, Result};
+use crate::base::unpoisoned;
+use crate::error::{Reason, Result};
 use crate::store::Store;
 use crate::store::errors::redact;
 use crate::store::exclude::ExcludeTags;
@@ -24,7 +25,7 @@ use opendal::{
 };
 use std::fmt;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use tokio::runtime::Handle;
 
@@ -46,43 +47,40 @@ const KEYS: [&str; 11] = [
 pub(super) fn open(place: &Place, means: Means, handle: Handle) -> Result<Store> {
     let requests = means.requests.most();
     let secret = means.read_secret()?;
-    let inner = match (&means.secret, &secret) {
+    let current: Current = match (&means.secret, &secret) {
         (Some(source), Some(secret)) => {
             let (place, means) = (place.clone(), means.clone());
             let make = move |secret: &Secret| operator(&place, &means, Some(secret));
-            Inner::Renewed(Renewed::new(source.clone(), secret.clone(), make)?)
+            let renewed = Renewed::new(source.clone(), secret.clone(), make)?;
+            Box::new(move || renewed.current())
         }
-        _ => Inner::Fixed(operator(place, &means, None)?),
+        _ => {
+            let operator = operator(place, &means, None)?;
+            Box::new(move || operator.clone())
+        }
     };
-    let store = place.store(Arc::new(OssStore(inner)), ExcludeTags::none(), handle);
+    let store = place.store(Arc::new(OssStore(current)), ExcludeTags::none(), handle);
     Ok(store.with_requests(requests))
 }
 
 fn operator(place: &Place, means: &Means, secret: Option<&Secret>) -> Result<Operator> {
     let (client, options) = means.plain_client()?;
-    let mut settings = Vec::new();
     let from_env = [
         ("endpoint", "ALIBABA_CLOUD_OSS_ENDPOINT"),
         ("endpoint", "ALICLOUD_ENDPOINT"),
         ("access_key_id", "ALICLOUD_ACCESS_KEY_ID"),
         ("access_key_secret", "ALICLOUD_ACCESS_KEY_SECRET"),
     ];
-    for (key, variable) in from_env {
-        if let Ok(value) = std::env::var(variable) {
-            settings.push((key.to_owned(), value));
-        }
-    }
+    let from_env = from_env.into_iter();
+    let mut settings: Vec<(String, String)> = from_env
+        .filter_map(|(key, variable)| Some((key.to_owned(), std::env::var(variable).ok()?)))
+        .collect();
     if let Some(secret) = secret {
-        let names = [
+        settings.extend(secret.settings([
             ("endpoint", "storageEndpoint"),
             ("access_key_id", "accessKeyID"),
             ("access_key_secret", "accessKeySecret"),
-        ];
-        for (key, name) in names {
-            if let Some(value) = secret.get(name) {
-                settings.push((key.to_owned(), value.to_owned()));
-            }
-        }
+        ]));
     }
     for (key, value) in options {
         if !KEYS.contains(&key.as_str()) {
@@ -109,18 +107,15 @@ fn operator(place: &Place, means: &Means, secret: Option<&Secret>) -> Result<Ope
         };
     }
     if !has_endpoint {
-        return Err(Error::new(
-            Reason::Configuration,
-            format!(
-                "--store {}: OSS needs its region's endpoint: --store-option endpoint=https://oss-<region>.aliyuncs.com",
-                place.url
-            ),
-        ));
+        return Err(Reason::Configuration.error(format!(
+            "--store {}: OSS needs its region's endpoint: --store-option endpoint=https://oss-<region>.aliyuncs.com",
+            place.url
+        )));
     }
     let http = means.http(&client, &place.what)?;
     let wrong = |e: opendal::Error| {
         let what = format!("cannot {}: {}", place.what, redact(&e.to_string()));
-        Error::new(Reason::Configuration, what)
+        Reason::Configuration.error(what)
     };
     let retry = RetryLayer::new()
         .with_max_times(means.retry.max_retries)
@@ -177,29 +172,20 @@ impl Stream for Shareable {
     type Item = opendal::Result<Buffer>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let stream = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let stream = unpoisoned(self.0.get_mut());
         stream.poll_next_unpin(cx)
     }
 }
 
-enum Inner {
-    Fixed(Operator),
-    Renewed(Renewed<Operator>),
-}
+/// Gives the operator with the credentials as they are now.
+type Current = Box<dyn Fn() -> Operator + Send + Sync>;
 
 /// OSS as an object store whose copies can be conditional.
-struct OssStore(Inner);
+struct OssStore(Current);
 
 impl OssStore {
-    fn operator(&self) -> Operator {
-        match &self.0 {
-            Inner::Fixed(operator) => operator.clone(),
-            Inner::Renewed(renewed) => renewed.current(),
-        }
-    }
-
     fn store(&self) -> OpendalStore {
-        OpendalStore::new(self.operator())
+        OpendalStore::new((self.0)())
     }
 }
 
@@ -281,7 +267,7 @@ impl ObjectStore for OssStore {
                 },
             }
         };
-        let operator = self.operator();
+        let operator = (self.0)();
         let mut content = self
             .store()
             .get_opts(from, GetOptions::default())

@@ -5,8 +5,8 @@ use super::{Means, Place, config_key, misconfigured};
 use crate::error::{Error, Reason, Result};
 use crate::store::Store;
 use crate::store::direct::Direct;
-use crate::store::exclude::ExcludeTags;
-use crate::store::signed::S3;
+use crate::store::exclude::{ExcludeTags, Kind};
+use crate::store::s3::S3;
 use async_trait::async_trait;
 use object_store::aws::{
     AmazonS3, AmazonS3Builder, AmazonS3ConfigKey, AwsCredential, Checksum, S3CopyIfNotExists,
@@ -52,18 +52,18 @@ pub(super) fn open(place: &Place, mut means: Means, handle: Handle) -> Result<St
         return Err(no_credentials(secret));
     }
     let setting = |key| builder.get_config_value(&key);
-    let unsigned = setting(AmazonS3ConfigKey::SkipSignature).as_deref() == Some("true");
+    let is_set = |key| setting(key).as_deref() == Some("true");
+    let unsigned = is_set(AmazonS3ConfigKey::SkipSignature);
     let own_server = setting(AmazonS3ConfigKey::S3Endpoint)
         .or_else(|| setting(AmazonS3ConfigKey::Endpoint))
         .is_some_and(|e| !e.contains(".amazonaws.com"));
-    let request_payer = setting(AmazonS3ConfigKey::RequestPayer).as_deref() == Some("true");
+    let request_payer = is_set(AmazonS3ConfigKey::RequestPayer);
     let region = setting(AmazonS3ConfigKey::Region);
     // The crate tells the key of this setting by its name alone.
     let encryption = config_key::<AmazonS3ConfigKey>("aws_server_side_encryption")?;
     let own_key = setting(encryption).as_deref() == Some("sse-c");
-    let ways = Ways::open(place, builder, means.http(&client, &place.what)?)?;
-    let (store, direct) = (ways.store, ways.direct);
-    let tagged = means.tagged.clone();
+    let (store, direct) = ways(place, builder, means.http(&client, &place.what)?)?;
+    let tagged = means.requests.tagged.clone();
     let store = if unsigned {
         place.store(store, ExcludeTags::none(), handle)
     } else {
@@ -73,7 +73,7 @@ pub(super) fn open(place: &Place, mut means: Means, handle: Handle) -> Result<St
         if !own_server {
             tagged.set_tells();
         }
-        let tags = ExcludeTags::s3(own.clone()).with_tagged(tagged);
+        let tags = ExcludeTags::of(Kind::S3(own.clone())).with_tagged(tagged);
         place.store(store, tags, handle).with_s3(own)
     };
     let store = store
@@ -91,35 +91,31 @@ pub(super) fn open(place: &Place, mut means: Means, handle: Handle) -> Result<St
     })
 }
 
-/// A store, and the ways to put small objects into it at once.
-struct Ways {
-    store: Arc<AmazonS3>,
-    direct: Direct,
-}
-
-impl Ways {
-    /// All of them have the same credentials and the same connections.
-    fn open(place: &Place, builder: AmazonS3Builder, http: HttpClient) -> Result<Ways> {
-        let built = |builder: AmazonS3Builder| {
-            let store = builder.build();
-            store.map_err(|e| misconfigured(&place.what, e))
-        };
-        // Credentials are asked for with connections of their own.
-        let credentials = built(builder.clone())?.credentials().clone();
-        let builder = builder.with_credentials(credentials);
-        let through = |builder: &AmazonS3Builder, http: HttpClient| {
-            let store = built(builder.clone().with_http_connector(Through(http)))?;
-            Ok::<_, Error>(Arc::new(store))
-        };
-        let store = through(&builder, http.clone())?;
-        let checked = match builder.get_config_value(&AmazonS3ConfigKey::Checksum) {
-            Some(_) => builder,
-            None => builder.with_checksum_algorithm(Checksum::SHA256),
-        };
-        let damaging = HttpClient::new(Damaging(http.clone()));
-        let direct = Direct::new(through(&checked, http)?, through(&checked, damaging)?);
-        Ok(Ways { store, direct })
-    }
+/// A store, and the ways to put small objects into it at once. All of them have the same credentials and the same
+/// connections.
+fn ways(
+    place: &Place,
+    builder: AmazonS3Builder,
+    http: HttpClient,
+) -> Result<(Arc<AmazonS3>, Direct)> {
+    let built = |builder: AmazonS3Builder| {
+        let store = builder.build();
+        store.map_err(|e| misconfigured(&place.what, e))
+    };
+    // Credentials are asked for with connections of their own.
+    let credentials = built(builder.clone())?.credentials().clone();
+    let builder = builder.with_credentials(credentials);
+    let through = |builder: &AmazonS3Builder, http: HttpClient| {
+        built(builder.clone().with_http_connector(Through(http))).map(Arc::new)
+    };
+    let store = through(&builder, http.clone())?;
+    let checked = match builder.get_config_value(&AmazonS3ConfigKey::Checksum) {
+        Some(_) => builder,
+        None => builder.with_checksum_algorithm(Checksum::SHA256),
+    };
+    let damaging = HttpClient::new(Damaging(http.clone()));
+    let direct = Direct::new(through(&checked, http)?, through(&checked, damaging)?);
+    Ok((store, direct))
 }
 
 /// Connects through what is connected already.

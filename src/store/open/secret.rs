@@ -4,6 +4,7 @@
 //! A Secret is read again when it changes: whoever signs a request asks for the credentials anew. What
 //! else it holds (endpoint, region, certificates) counts from the start of a run to its end.
 
+use crate::base::{if_there, lock};
 use crate::error::{Error, Reason, Result};
 use async_trait::async_trait;
 use object_store::CredentialProvider;
@@ -12,7 +13,7 @@ use std::fmt;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// A Secret is not looked at more often. Kubernetes itself takes up to two minutes to bring a change.
@@ -66,24 +67,20 @@ impl Source {
     /// # Errors
     /// `Configuration` where it cannot be read.
     pub(super) fn read(&self) -> Result<Secret> {
-        let (path, settings) = match self {
-            Source::Folder(folder) => (folder, read_folder(folder)),
-            Source::File(file) => (file, read_file(file)),
+        let (path, folder, settings) = match self {
+            Source::Folder(folder) => (folder, folder.clone(), read_folder(folder)),
+            Source::File(file) => (file, PathBuf::new(), read_file(file)),
         };
         let place = path.display().to_string();
         match settings {
             Ok(settings) => Ok(Secret {
                 place,
-                folder: match self {
-                    Source::Folder(folder) => folder.clone(),
-                    Source::File(_) => PathBuf::new(),
-                },
+                folder,
                 settings,
             }),
-            Err(e) => Err(Error::new(
-                Reason::Configuration,
-                format!("the Secret {place} cannot be read: {e}"),
-            )),
+            Err(e) => {
+                Err(Reason::Configuration.error(format!("the Secret {place} cannot be read: {e}")))
+            }
         }
     }
 }
@@ -95,21 +92,26 @@ impl Secret {
         (!value.is_empty()).then_some(value)
     }
 
+    /// Settings of a store, with the names that the Secret has for them: those that it holds.
+    pub(super) fn settings<const N: usize>(
+        &self,
+        names: [(&str, &str); N],
+    ) -> impl Iterator<Item = (String, String)> {
+        let held = |(key, name): (&str, &str)| Some((key.to_owned(), self.get(name)?.to_owned()));
+        names.into_iter().filter_map(held)
+    }
+
     /// A setting that is on or off.
     ///
     /// # Errors
     /// `Configuration` where it is neither.
     pub(super) fn flag(&self, name: &str) -> Result<Option<bool>> {
-        let flag = match self.get(name).map(str::to_ascii_lowercase).as_deref() {
-            None => None,
-            Some("true" | "1" | "t") => Some(true),
-            Some("false" | "0" | "f") => Some(false),
-            Some(_) => {
-                let what = format!("{name} is neither true nor false");
-                return Err(self.wrong(&what));
-            }
-        };
-        Ok(flag)
+        match self.get(name).map(str::to_ascii_lowercase).as_deref() {
+            None => Ok(None),
+            Some("true" | "1" | "t") => Ok(Some(true)),
+            Some("false" | "0" | "f") => Ok(Some(false)),
+            Some(_) => Err(self.wrong(&format!("{name} is neither true nor false"))),
+        }
     }
 
     /// The whole of the one JSON file that it is.
@@ -125,10 +127,10 @@ impl Secret {
 
     /// What is wrong with it.
     pub(super) fn wrong(&self, what: &str) -> Error {
-        Error::new(
-            Reason::Configuration,
-            format!("the Secret {}: {what}; see docs/stores.md", self.place),
-        )
+        Reason::Configuration.error(format!(
+            "the Secret {}: {what}; see docs/stores.md",
+            self.place
+        ))
     }
 }
 
@@ -136,11 +138,7 @@ impl Secret {
 /// link another folder and deleting the one before: whoever reads through one folder, and finds it named
 /// still, has seen one whole state.
 fn read_folder(folder: &Path) -> io::Result<BTreeMap<String, String>> {
-    let named = || match fs::canonicalize(folder.join("..data")) {
-        Ok(now) => Ok(Some(now)),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(e),
-    };
+    let named = || if_there(fs::canonicalize(folder.join("..data")));
     let mut tried = 0;
     loop {
         let now = named()?;
@@ -256,7 +254,7 @@ impl<T: Clone> Renewed<T> {
     /// What is to be used now. A Secret that cannot be read, or makes no sense, changes nothing: it
     /// may be in the middle of being changed, and what was read before may still do.
     pub(super) fn current(&self) -> T {
-        let mut now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut now = lock(&self.now);
         if now.looked.elapsed() >= LOOK_AGAIN_AFTER {
             now.looked = Instant::now();
             match self.source.read() {

@@ -2,7 +2,7 @@
 
 use super::secret::{Renewed, Secret};
 use super::{Means, Place, no_such_setting};
-use crate::error::{Error, Reason, Result};
+use crate::error::{Reason, Result};
 use crate::store::Store;
 use crate::store::exclude::ExcludeTags;
 use crate::store::swift::{LARGEST_OBJECT, Login, Swift};
@@ -74,10 +74,7 @@ pub(super) fn open(place: &Place, means: Means, handle: Handle) -> Result<Store>
             let settings = settings(|name| std::env::var(name).ok(), secret, &options);
             login(&settings).map_err(|what| {
                 let advice = "see docs/stores.md for Swift's settings";
-                Error::new(
-                    Reason::Configuration,
-                    format!("--store {url}: {what}; {advice}"),
-                )
+                Reason::Configuration.error(format!("--store {url}: {what}; {advice}"))
             })
         }
     };

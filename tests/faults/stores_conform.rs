@@ -1,0 +1,50 @@
+//! MinIO, and the server by which the tests lie, do what every store must do.
+
+use crate::support::conformance::{Server, conforms, runtime, the_program_works_on};
+use crate::support::lying::{Lies, LyingServer};
+use crate::support::minio::Minio;
+use crate::support::s3::Kind;
+use deltafold::store::probe::{Ability, State};
+
+const ABSENT: [(Ability, State); 2] = [
+    (Ability::Versioning, State::Absent),
+    (Ability::ObjectLock, State::Absent),
+];
+
+#[test]
+fn minio_does() {
+    let (runtime, minio) = (runtime(), Minio::start());
+    let s3 = minio.s3();
+    for (bucket, kind, absent) in [
+        ("plain", Kind::Plain, &ABSENT[..]),
+        ("locked", Kind::Locked, &[]),
+    ] {
+        runtime.block_on(s3.create_bucket(bucket, kind));
+        let store = s3.open(&format!("s3://{bucket}/deep/p q"), runtime.handle());
+        assert_eq!(conforms(&store), absent, "{bucket}");
+    }
+    // Copies of large objects by ranges, and all names at the top.
+    runtime.block_on(s3.create_bucket("ranges", Kind::Plain));
+    let store = s3.open("s3://ranges", runtime.handle());
+    assert_eq!(conforms(&store.with_largest_range(5 << 20)), ABSENT);
+}
+
+#[test]
+fn the_server_of_the_tests_does_if_it_does_not_lie() {
+    let (runtime, server) = (runtime(), LyingServer::start(Lies::default()));
+    let store = server.s3().open("s3://b/p", runtime.handle());
+    assert_eq!(conforms(&store), ABSENT);
+}
+
+#[test]
+fn the_program_works_on_minio() {
+    let (runtime, minio) = (runtime(), Minio::start());
+    runtime.block_on(minio.create_bucket("backups"));
+    let options = [
+        ("endpoint", minio.endpoint()),
+        ("region", "us-east-1"),
+        ("access_key_id", minio.access_key()),
+        ("secret_access_key", minio.secret_key()),
+    ];
+    the_program_works_on(&Server::new(runtime, "s3://backups", &options));
+}

@@ -1,0 +1,195 @@
+//! Prefixes that version 0.1 wrote, with all its notes and locks, are read as it read them: `fixtures/frozen`.
+
+use crate::support::frozen::{is_frozen, versions};
+use crate::support::scratch;
+use crate::support::world::copy_dir;
+use crate::support::{deltafold, run_json};
+use deltafold::store::lock::{Attempt, Lock};
+use serde_json::{Map, Value, json};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// Of results, what differs from run to run, and sentences, which may change.
+const NOT_KEPT: [&str; 13] = [
+    "bytes_written",
+    "data_dir",
+    "etag",
+    "explanation",
+    "message",
+    "modified",
+    "now",
+    "peak_memory_bytes",
+    "seconds",
+    "snapshot_age_seconds",
+    "snapshot_file",
+    "snapshot_url",
+    "warnings",
+];
+
+/// A frozen prefix, to work on.
+struct Prefix {
+    folder: TempDir,
+    identity: Option<PathBuf>,
+}
+
+impl Prefix {
+    fn of(prefixes: &Path, name: &str) -> Self {
+        let folder = scratch::folder_named("frozen-").unwrap();
+        copy_dir(&prefixes.join(name), &folder.path().join("store"));
+        let identity = folder.path().join("identity.txt");
+        fs::copy(prefixes.join("identity.txt"), &identity).unwrap();
+        fs::set_permissions(&identity, fs::Permissions::from_mode(0o600)).unwrap();
+        let identity = (name == "encrypted").then_some(identity);
+        Prefix { folder, identity }
+    }
+
+    fn store(&self) -> PathBuf {
+        self.folder.path().join("store")
+    }
+
+    /// The exit code and what is kept of the result.
+    fn run(&self, args: &[&str]) -> Value {
+        let mut command = deltafold();
+        command.args(args).args(["--output", "json", "--store"]);
+        command.arg(self.store());
+        if let Some(file) = &self.identity {
+            command.arg("--age-identity").arg(file);
+        }
+        let (code, mut result, stderr) = run_json(&mut command);
+        assert!(!result.is_null(), "{args:?}: {stderr}");
+        let place = self.folder.path().to_str().unwrap();
+        keep(&mut result, place);
+        json!({"code": code, "result": result})
+    }
+
+    /// All files, by their paths.
+    fn files(&self) -> Vec<String> {
+        fn walk(at: &Path, root: &Path, found: &mut Vec<String>) {
+            for entry in fs::read_dir(at).unwrap() {
+                let path = entry.unwrap().path();
+                match path.is_dir() {
+                    true => walk(&path, root, found),
+                    false => found.push(path.strip_prefix(root).unwrap().display().to_string()),
+                }
+            }
+        }
+        let mut found = Vec::new();
+        walk(&self.store(), &self.store(), &mut found);
+        found.sort();
+        found
+    }
+}
+
+fn keep(value: &mut Value, place: &str) {
+    match value {
+        Value::Object(o) => {
+            o.retain(|name, _| !NOT_KEPT.contains(&name.as_str()));
+            o.values_mut().for_each(|v| keep(v, place));
+        }
+        Value::Array(all) => all.iter_mut().for_each(|v| keep(v, place)),
+        Value::String(text) => *text = text.replace(place, ""),
+        _ => {}
+    }
+}
+
+/// One full stays with its deltas; what was removed by 0.1 is not deleted, however old these files are.
+const COLLECT: [&str; 7] = [
+    "gc",
+    "--policy",
+    "limit",
+    "--limit",
+    "1",
+    "--purge-after",
+    "36500d",
+];
+/// All that was removed is deleted.
+const PURGE: [&str; 9] = [
+    "gc",
+    "--policy",
+    "limit",
+    "--limit",
+    "1",
+    "--purge-after",
+    "0s",
+    "--staging-age",
+    "0s",
+];
+
+/// Commands that change nothing, by the names of their outcomes.
+const READING: [(&str, &[&str]); 6] = [
+    ("list", &["list"]),
+    ("list, deep", &["list", "--deep"]),
+    ("verify", &["verify", "--level", "fold", "--all-chains"]),
+    ("gc", &COLLECT),
+    ("gc, purge", &PURGE),
+    ("get", &["get", "--prefix", ""]),
+];
+
+fn decided(prefixes: &Path, name: &str) -> Value {
+    let mut told = Map::new();
+    let prefix = Prefix::of(prefixes, name);
+    for (what, args) in READING {
+        told.insert(what.to_owned(), prefix.run(args));
+    }
+    let file = prefix.folder.path().join("restored.db");
+    let restore = ["restore", "--to-snapshot", file.to_str().unwrap()];
+    told.insert("restore".to_owned(), prefix.run(&restore));
+
+    // Each of these on a prefix of its own, and what is there after it.
+    let mut changing: Vec<(&str, Vec<&str>)> = vec![
+        ("compact", vec!["compact"]),
+        ("undelete", vec!["undelete", "--all"]),
+        ("gc, purged", [&PURGE[..], &["--apply"]].concat()),
+    ];
+    let pins = prefix.files();
+    let pinned = pins.iter().find_map(|f| f.strip_prefix("deltafold-pins/"));
+    if let Some(pinned) = pinned {
+        changing.push(("pin again", vec!["pin", pinned]));
+        changing.push(("unpin", vec!["pin", "--unpin", pinned]));
+    }
+    for (what, args) in changing {
+        let prefix = Prefix::of(prefixes, name);
+        let mut outcome = prefix.run(&args);
+        outcome["files"] = json!(prefix.files());
+        told.insert(what.to_owned(), outcome);
+    }
+    told.into()
+}
+
+#[test]
+fn what_is_in_them_and_what_goes() {
+    for version in versions() {
+        let prefixes = version.join("prefix");
+        for name in ["plain", "encrypted", "v1"] {
+            let now = decided(&prefixes, name);
+            is_frozen(&version, &format!("prefix/{name}.json"), &now);
+        }
+    }
+}
+
+/// Who was killed with the lock in hand has it until it expires; who gave it back has it no more.
+#[test]
+fn locks() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    for version in versions() {
+        let prefix = Prefix::of(&version.join("prefix"), "plain");
+        let url = prefix.store().display().to_string();
+        let store = deltafold::store::open(&url, &[], runtime.handle().clone()).unwrap();
+        let attempt = |name| {
+            let lock = Lock::new(&store, name, "me", Duration::from_secs(30));
+            lock.unwrap().try_acquire().unwrap()
+        };
+        let Attempt::HeldBy(holder) = attempt("follow") else {
+            panic!("the follower's lock is taken at once");
+        };
+        assert!(
+            holder.identity.starts_with("etcd-0."),
+            "{}",
+            holder.identity
+        );
+        assert!(matches!(attempt("gc"), Attempt::Acquired(_)));
+    }
+}

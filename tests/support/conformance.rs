@@ -1,0 +1,475 @@
+//! What every store must do, and what the program does on each: one suite for all of them.
+
+use super::buckets::{BASE, Bucket, LAST, objects_in};
+use super::{copy_fixture, deltafold, expected, fixture_names, run_json, scratch};
+use chrono::{TimeDelta, Utc};
+use deltafold::error::{Error, Reason};
+use deltafold::store::lock::{Lock, Wait};
+use deltafold::store::probe::{Ability, State};
+use deltafold::store::{Mode, Published, Retention, Store, Upload};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{Read, Write};
+use std::path::Path;
+use std::process::Stdio;
+use std::sync::Barrier;
+use std::time::Duration;
+use tokio::runtime::Runtime;
+
+const STAGING: &str = "deltafold-staging";
+
+pub fn runtime() -> Runtime {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.worker_threads(2).enable_all().build().unwrap()
+}
+
+/// Asserts what every store must do, on an empty prefix. Gives the abilities that this one lacks, by its own word.
+pub fn conforms(store: &Store) -> Vec<(Ability, State)> {
+    let findings = store.probe().unwrap();
+    assert_eq!(findings.left_behind, [""; 0]);
+    let all = findings.all.iter().map(|f| (f.ability, f.state));
+    let lacks: Vec<_> = all.filter(|(_, state)| *state != State::Works).collect();
+    let has = |ability| !lacks.iter().any(|(lacked, _)| *lacked == ability);
+    what_is_not_there_is_told(store);
+    what_is_written_is_read_and_listed(store);
+    a_name_is_given_once(store, has(Ability::Versioning));
+    one_of_many_creates(store, 4, 6, 10);
+    one_of_many_creates(store, 1, 4, 6 << 20);
+    a_large_object_is_written_in_parts(store);
+    what_is_deleted_is_gone(store);
+    marks_are_set_and_taken_away(store, has(Ability::ExcludeTag));
+    locks_hold_or_are_refused(store, has(Ability::ConditionalUpdate));
+    objects_are_locked_or_that_is_refused(store, has(Ability::ObjectLock));
+    assert_eq!(paths(store, "v2"), BTreeSet::new());
+    lacks
+}
+
+pub fn content(store: &Store, path: &str) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    store.read(path).read_to_end(&mut bytes).unwrap();
+    bytes
+}
+
+pub fn paths(store: &Store, folder: &str) -> BTreeSet<String> {
+    let listed = store.list(&[folder]).unwrap().into_iter();
+    listed.map(|(path, _)| path).collect()
+}
+
+pub fn nothing_is_staged(store: &Store) {
+    assert_eq!(paths(store, STAGING), BTreeSet::new());
+}
+
+fn publish(store: &Store, path: &str, content: &[u8]) -> Published {
+    let mut upload = Upload::new(store, "published", 4);
+    upload.write_all(content).unwrap();
+    upload.finish().unwrap().publish(path).unwrap()
+}
+
+fn what_is_not_there_is_told(store: &Store) {
+    let path = "v2/none";
+    assert_eq!(store.list(&["v2", "v1"]).unwrap(), []);
+    assert_eq!(store.list_directly().unwrap(), [""; 0]);
+    assert!(!store.exists(path).unwrap());
+    assert_eq!(store.read_small(path, 10).unwrap(), None);
+    let unread = store.read(path).read(&mut [0; 10]).unwrap_err();
+    let gone = [
+        Error::io("read", unread),
+        store.current_version(path).unwrap_err(),
+        store.set_excluded(path, true).unwrap_err(),
+    ];
+    for e in gone {
+        assert_eq!(e.reason(), Reason::SnapshotVanished, "{e}");
+    }
+    store.delete(path).unwrap();
+}
+
+fn what_is_written_is_read_and_listed(store: &Store) {
+    let long = format!("v2/{}", "long-".repeat(40));
+    let names = [
+        "v2/plain",
+        "v2/a b+c&d=e;f",
+        "v2/(x)!,@$'",
+        "v2/a..b.",
+        "v2/folder/deep/inner",
+        &long,
+    ];
+    // Beside the folder, and above it.
+    let others = ["v22/plain", "v1/Backup-1/plain", "plain"];
+    for (i, path) in names.iter().chain(&others).enumerate() {
+        let bytes = vec![i as u8; [0, 1, 100_000][i % 3]];
+        let created = store.create_small(path, &bytes).unwrap();
+        assert_eq!(created, Published::Created, "{path}");
+        assert!(store.exists(path).unwrap(), "{path}");
+        let read = store.read_small(path, 100_000).unwrap();
+        assert!(read.as_ref() == Some(&bytes), "{path}");
+        assert!(content(store, path) == bytes, "{path}");
+        if bytes.len() > 1 {
+            assert!(store.read_small(path, bytes.len() as u64 - 1).is_err());
+        }
+    }
+    let listed = store.objects(&["v2"]).unwrap();
+    let mut sorted = names;
+    sorted.sort_unstable();
+    let found: Vec<&str> = listed.iter().map(|o| o.path.as_str()).collect();
+    assert_eq!(found, sorted);
+    for object in &listed {
+        assert_eq!(object.bytes, content(store, &object.path).len() as u64);
+        let age = Utc::now() - object.modified;
+        assert!(age.num_minutes().abs() < 60, "{object:?}");
+        assert!(!object.is_odd, "{object:?}");
+    }
+    let elsewhere = store.list(&["v1", "v22"]).unwrap();
+    let elsewhere: Vec<&str> = elsewhere.iter().map(|(path, _)| path.as_str()).collect();
+    assert_eq!(elsewhere, ["v1/Backup-1/plain", "v22/plain"]);
+    assert_eq!(store.list_directly().unwrap(), ["plain"]);
+    for content in ["longer than before", "", "short"] {
+        store.replace_small("v2/plain", content.as_bytes()).unwrap();
+        let read = store.read_small("v2/plain", 100).unwrap();
+        assert_eq!(read.as_deref(), Some(content.as_bytes()));
+    }
+    for path in names.iter().chain(&others) {
+        store.delete(path).unwrap();
+        assert!(!store.exists(path).unwrap(), "{path}");
+    }
+    nothing_is_staged(store);
+}
+
+fn a_name_is_given_once(store: &Store, is_versioned: bool) {
+    let path = "v2/once";
+    let create = |content: &[u8]| store.create_small(path, content).unwrap();
+    assert_eq!(create(b"first"), Published::Created);
+    assert_eq!(create(b"first"), Published::Identical);
+    for other in ["other", "another length", ""] {
+        assert_eq!(create(other.as_bytes()), Published::Taken);
+    }
+    assert_eq!(content(store, path), b"first");
+    store.delete(path).unwrap();
+    // versitygw takes the mark of a deletion for an object.
+    if !is_versioned {
+        assert_eq!(create(b"other"), Published::Created);
+        store.delete(path).unwrap();
+    }
+    nothing_is_staged(store);
+}
+
+/// Each of the racers has its object ready before the first one asks for the name.
+fn one_of_many_creates(store: &Store, rounds: usize, racers: usize, bytes: usize) {
+    for round in 0..rounds {
+        let (path, start) = (format!("v2/race-{bytes}-{round}"), &Barrier::new(racers));
+        let results: Vec<Published> = std::thread::scope(|s| {
+            let race = |i: usize| {
+                let path = &path;
+                s.spawn(move || {
+                    let mut upload = Upload::new(store, "race", 1);
+                    upload.write_all(&vec![i as u8; bytes]).unwrap();
+                    let staged = upload.finish().unwrap();
+                    start.wait();
+                    staged.publish(path).unwrap()
+                })
+            };
+            let racers: Vec<_> = (0..racers).map(race).collect();
+            racers.into_iter().map(|r| r.join().unwrap()).collect()
+        });
+        let created: Vec<usize> = (0..racers)
+            .filter(|&i| results[i] == Published::Created)
+            .collect();
+        assert_eq!(created.len(), 1, "{results:?}");
+        assert!(content(store, &path) == vec![created[0] as u8; bytes]);
+        assert!(results.iter().all(|r| *r != Published::Identical));
+        store.delete(&path).unwrap();
+    }
+    nothing_is_staged(store);
+}
+
+fn a_large_object_is_written_in_parts(store: &Store) {
+    let path = "v2/large";
+    let mut noise = vec![0; (20 << 20) + 12_345];
+    fastrand::Rng::with_seed(5).fill(&mut noise);
+    assert_eq!(publish(store, path, &noise), Published::Created);
+    assert_eq!(publish(store, path, &noise), Published::Identical);
+    let listed = store.list(&["v2"]).unwrap();
+    let bytes = noise.len() as u64;
+    assert_eq!(listed, [(path.to_owned(), bytes)]);
+    let mut fetched = Vec::new();
+    store.fetch(path, bytes).read_to_end(&mut fetched).unwrap();
+    assert!(fetched == noise, "what is fetched by ranges differs");
+    *noise.last_mut().unwrap() ^= 1;
+    assert_eq!(publish(store, path, &noise), Published::Taken);
+    assert!(content(store, path) == fetched);
+    nothing_is_staged(store);
+
+    // One that is given up leaves nothing.
+    let mut upload = Upload::new(store, "given-up", 4);
+    upload.write_all(&noise).unwrap();
+    drop(upload);
+    nothing_is_staged(store);
+    store.delete(path).unwrap();
+}
+
+fn what_is_deleted_is_gone(store: &Store) {
+    let mut many: Vec<String> = (0..30).map(|i| format!("v2/many-{i}")).collect();
+    for path in &many {
+        store.create_small(path, b"x").unwrap();
+    }
+    // What is not there is deleted.
+    many.push("v2/none".to_owned());
+    let mut deleted = Vec::new();
+    let each = |path: &str, result: Result<(), Error>| {
+        result.unwrap();
+        deleted.push(path.to_owned());
+    };
+    store.delete_all(&many, each).unwrap();
+    assert_eq!(deleted, many);
+    assert_eq!(paths(store, "v2"), BTreeSet::new());
+    store.delete(&many[0]).unwrap();
+}
+
+fn marks_are_set_and_taken_away(store: &Store, has_tags: bool) {
+    let (path, object) = ("v2/marked", "v2/marked.exclude");
+    store.create_small(path, b"marked").unwrap();
+    for excluded in [true, true, false, false] {
+        store.set_excluded(path, excluded).unwrap();
+        let by_tag = store.excluded_by_tag(&[path.to_owned()]).unwrap();
+        assert_eq!(by_tag, [excluded && has_tags]);
+        assert_eq!(store.exists(object).unwrap(), excluded && !has_tags);
+        assert_eq!(content(store, path), b"marked");
+    }
+    // What another tool left beside it goes, too.
+    store.create_small(object, b"").unwrap();
+    store.set_excluded(path, false).unwrap();
+    assert!(!store.exists(object).unwrap());
+    store.delete(path).unwrap();
+}
+
+fn locks_hold_or_are_refused(store: &Store, has_conditions: bool) {
+    let lock =
+        |identity: &str| Lock::new(store, "test", identity, Duration::from_secs(10)).unwrap();
+    if !has_conditions {
+        // Taking it would do; keeping it would not.
+        let refused = match lock("a").acquire(Wait::UntilSeenDead) {
+            Ok(held) => held.renew().unwrap_err(),
+            Err(e) => e,
+        };
+        assert_eq!(refused.reason(), Reason::Configuration, "{refused}");
+        assert!(refused.to_string().contains("--lock-lease"), "{refused}");
+        return;
+    }
+    let held = lock("a").acquire(Wait::UntilSeenDead).unwrap();
+    let refused = lock("b").acquire(Wait::UntilSeenDead).err().unwrap();
+    assert_eq!(refused.reason(), Reason::LockHeld);
+    held.renew().unwrap();
+    held.release().unwrap();
+    let held = lock("b").acquire(Wait::UntilSeenDead).unwrap();
+    held.release().unwrap();
+}
+
+fn objects_are_locked_or_that_is_refused(store: &Store, has_lock: bool) {
+    let path = "v2/locked";
+    store.create_small(path, b"locked").unwrap();
+    let version = store.current_version(path).unwrap();
+    let version = version.as_deref();
+    let hour = Retention {
+        mode: Mode::Governance,
+        until: Utc::now() + TimeDelta::hours(1),
+    };
+    assert_eq!(store.retention(path, version).unwrap(), None);
+    assert!(!store.legal_hold(path, version).unwrap());
+    let locked = store.retain(path, version, &hour);
+    if has_lock {
+        locked.unwrap();
+        let kept = store.retention(path, version).unwrap().unwrap();
+        assert!(hour.is_covered_by(&kept), "{kept}");
+        let refused = store.delete_version(path, version.unwrap()).unwrap_err();
+        assert_eq!(refused.reason(), Reason::PermissionDenied, "{refused}");
+    } else {
+        assert_eq!(locked.unwrap_err().reason(), Reason::Configuration);
+        assert_eq!(store.retention(path, version).unwrap(), None);
+    }
+    // By its name it is hidden at least.
+    store.delete(path).unwrap();
+    assert!(!store.exists(path).unwrap());
+}
+
+/// A server, and how deltafold comes to it.
+pub struct Server {
+    pub runtime: Runtime,
+    /// Up to the prefix.
+    url: String,
+    options: Vec<(String, String)>,
+}
+
+impl Server {
+    pub fn new(runtime: Runtime, url: &str, options: &[(&str, &str)]) -> Self {
+        let owned = |(k, v): &(&str, &str)| ((*k).to_owned(), (*v).to_owned());
+        Server {
+            runtime,
+            url: url.to_owned(),
+            options: options.iter().map(owned).collect(),
+        }
+    }
+
+    pub fn url(&self, prefix: &str) -> String {
+        format!("{}/{prefix}", self.url)
+    }
+
+    pub fn store(&self, prefix: &str) -> Store {
+        let handle = self.runtime.handle().clone();
+        deltafold::store::open(&self.url(prefix), &self.options, handle).unwrap()
+    }
+
+    fn flags(&self, flag: &str) -> Vec<String> {
+        let options = self.options.iter();
+        options
+            .flat_map(|(k, v)| [flag.to_owned(), format!("{k}={v}")])
+            .collect()
+    }
+
+    pub fn run(&self, command: &str, prefix: &str, args: &[&str]) -> (i32, Value, String) {
+        let mut c = deltafold();
+        c.args([command, "--output", "json", "--store", &self.url(prefix)]);
+        c.args(self.flags("--store-option")).args(args);
+        run_json(&mut c)
+    }
+
+    /// Uploads a local bucket.
+    pub fn fill(&self, prefix: &str, from: &Path) -> Store {
+        let store = self.store(prefix);
+        for (path, bytes) in objects_in(from) {
+            let created = store.create_small(&path, &bytes).unwrap();
+            assert_eq!(created, Published::Created);
+        }
+        store
+    }
+}
+
+/// Asserts what the program does on every server.
+pub fn the_program_works_on(server: &Server) {
+    every_fixture_is_compacted(server);
+    marks_are_listed(server);
+    a_killed_run_leaves_nothing_that_stays(server);
+    a_copy_is_the_same(server);
+    let (code, result, _) = server.run("list", "nothing", &[]);
+    assert_eq!((code, result["reason"].as_str()), (66, Some("NoSnapshots")));
+}
+
+fn every_fixture_is_compacted(server: &Server) {
+    for name in fixture_names() {
+        let local = copy_fixture(&name);
+        let store = server.fill(&name, local.path());
+        let before = store.objects(&["v2"]).unwrap();
+        for object in &before {
+            let file = fs::read(local.path().join(&object.path)).unwrap();
+            assert_eq!(
+                (object.bytes, content(&store, &object.path)),
+                (file.len() as u64, file)
+            );
+            let age = Utc::now() - object.modified;
+            assert!(age.num_minutes().abs() < 60, "{object:?}");
+        }
+        let e = expected(&name);
+        let (code, list, stderr) = server.run("list", &name, &["--deep"]);
+        let found = (code, list["latest_revision"].as_i64());
+        assert_eq!(found, (0, Some(e.last_revision)), "{stderr}");
+        let (code, result, stderr) = server.run("compact", &name, &[]);
+        assert_eq!(code, 0, "{name}: {stderr}");
+        assert_eq!(
+            result["hash_kv"], e.compacted_at_last_revision.hash,
+            "{name}"
+        );
+        assert_eq!(result["warnings"], json!([]), "{name}");
+
+        // The same bytes as on a local disk.
+        let mut c = deltafold();
+        c.args(["compact", "--output", "json", "--store"])
+            .arg(local.path());
+        let (_, on_disk, _) = run_json(&mut c);
+        assert_eq!(on_disk["snapshot"], result["snapshot"]);
+        let path = format!("v2/{}", result["snapshot"].as_str().unwrap());
+        assert!(
+            content(&store, &path) == fs::read(local.path().join(&path)).unwrap(),
+            "{name}"
+        );
+
+        let (code, again, _) = server.run("compact", &name, &[]);
+        assert_eq!((code, again["status"].as_str()), (0, Some("NothingToDo")));
+        assert_eq!(store.objects(&["v2"]).unwrap().len(), before.len() + 1);
+        nothing_is_staged(&store);
+    }
+}
+
+fn marks_are_listed(server: &Server) {
+    let bucket = Bucket::with_base();
+    let delta = bucket.delta(BASE + 1, LAST, 6);
+    let store = server.fill("marks", bucket.path());
+    let path = format!("v2/{delta}");
+    let excluded = || {
+        let (code, list, stderr) = server.run("list", "marks", &[]);
+        assert_eq!(code, 0, "{stderr}");
+        let all = list["snapshots"].as_array().unwrap().iter();
+        all.map(|s| s["excluded"].as_bool().unwrap())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(excluded(), [false, false]);
+    store.set_excluded(&path, true).unwrap();
+    assert_eq!(excluded(), [false, true]);
+    let before = content(&store, &path);
+    store.set_excluded(&path, false).unwrap();
+    assert_eq!(excluded(), [false, false]);
+    assert!(before == content(&store, &path));
+}
+
+fn a_killed_run_leaves_nothing_that_stays(server: &Server) {
+    let bucket = Bucket::with_base();
+    bucket.delta(BASE + 1, LAST, 6);
+    let last = bucket.noise_delta(30);
+    let store = server.fill("killed", bucket.path());
+    let before = paths(&store, "v2");
+    for _ in 0..3 {
+        let mut c = deltafold();
+        c.args(["compact", "--store", &server.url("killed")]);
+        c.args(server.flags("--store-option"));
+        let mut job = c
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        while job.try_wait().unwrap().is_none() && paths(&store, "deltafold-staging").is_empty() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        job.kill().unwrap();
+        job.wait().unwrap();
+        let now = paths(&store, "v2");
+        assert!(now == before || now.len() == before.len() + 1);
+    }
+    let (code, result, stderr) = server.run("compact", "killed", &[]);
+    assert_eq!(code, 0, "{stderr}");
+    assert_eq!(result["revision"].as_i64(), Some(last));
+    nothing_is_staged(&store);
+}
+
+fn a_copy_is_the_same(server: &Server) {
+    let name = &fixture_names()[0];
+    let source = copy_fixture(name);
+    let local = scratch::folder().unwrap();
+    let there = server.url("copied");
+    let copy = |from: &str, to: &str, flag: &str| {
+        let mut c = deltafold();
+        c.args(["copy", "--output", "json", "--from", from, "--to", to]);
+        run_json(c.args(server.flags(flag)))
+    };
+    let from = source.path().to_str().unwrap();
+    let (code, _, stderr) = copy(from, &there, "--to-option");
+    assert_eq!(code, 0, "{stderr}");
+    let (code, _, stderr) = copy(&there, local.path().to_str().unwrap(), "--from-option");
+    assert_eq!(code, 0, "{stderr}");
+    let v2 = |root: &Path| objects_in(&root.join("v2"));
+    assert!(v2(source.path()) == v2(local.path()));
+    let (code, again, stderr) = copy(from, &there, "--to-option");
+    assert_eq!(
+        (code, again["bytes_written"].as_u64()),
+        (0, Some(0)),
+        "{stderr}"
+    );
+    nothing_is_staged(&server.store("copied"));
+}
