@@ -24,6 +24,14 @@ pub struct Chain {
     pub target: Revision,
 }
 
+impl Chain {
+    /// Its deltas and its full, as indexes.
+    pub fn snapshots(&self) -> impl Iterator<Item = usize> + '_ {
+        let deltas = self.deltas.iter().map(|l| l.snapshot);
+        deltas.chain([self.base])
+    }
+}
+
 /// A delta of a chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Link {

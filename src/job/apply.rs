@@ -7,6 +7,7 @@ use crate::base::Cancel;
 use crate::error::{Error, Reason, Result};
 use crate::etcd::client::{Client, Committed};
 use crate::etcd::diff::{Action, Batches, Change, Diff, LiveKey, Wanted, Write};
+use crate::job::read::entry::text_or_base64;
 use crate::job::report::{Clock, Failed, Report};
 use crate::mvcc::{KeyRange, Revision};
 use schemars::JsonSchema;
@@ -75,15 +76,10 @@ pub struct KeyName {
 
 impl From<&[u8]> for KeyName {
     fn from(key: &[u8]) -> Self {
-        match std::str::from_utf8(key) {
-            Ok(text) => KeyName {
-                key: Some(text.to_owned()),
-                key_base64: None,
-            },
-            Err(_) => KeyName {
-                key: None,
-                key_base64: Some(base64_simd::STANDARD.encode_to_string(key)),
-            },
+        let (key, key_base64) = text_or_base64(key);
+        KeyName {
+            key: key.map(str::to_owned),
+            key_base64,
         }
     }
 }
@@ -387,12 +383,13 @@ impl Outcome {
         } else if as_wanted {
             self.unchanged += 1;
         } else {
-            let message = match (&now, write.seen) {
-                (None, _) => "it was deleted after it was compared".to_owned(),
-                (Some(_), 0) => "it came into being after it was compared".to_owned(),
-                (Some(_), _) => "it was changed after it was compared".to_owned(),
+            let what = match (&now, write.seen) {
+                (None, _) => "was deleted",
+                (Some(_), 0) => "came into being",
+                (Some(_), _) => "was changed",
             };
             let now = now.map(|n| n.mod_revision);
+            let message = format!("it {what} after it was compared");
             self.skip(write, Reason::Conflict, now, message);
         }
     }

@@ -337,21 +337,20 @@ impl Drill<'_> {
             )));
         }
         let answers = cluster.hash_kv_all(way, wanted.revision.0)?;
-        let hash = match answers.first() {
-            Some(answer) => match (&answer.hash, &answer.error) {
-                (Some(hash), _) => *hash,
-                (None, Some((reason, why))) if *reason == Reason::Unauthenticated => {
-                    return Err(reason.error(why.clone()));
-                }
-                (None, why) => {
-                    let why = why.as_ref().map_or("it did not answer", |w| w.1.as_str());
-                    return Err(failed(format!(
-                        "etcd does not tell its HashKV at revision {}: {why}",
-                        wanted.revision
-                    )));
-                }
-            },
-            None => return Err(failed("etcd has no member with a vote")),
+        let answer = answers.first();
+        let answer = answer.ok_or_else(|| failed("etcd has no member with a vote"))?;
+        let hash = match (answer.hash, &answer.error) {
+            (Some(hash), _) => hash,
+            (None, Some((reason, why))) if *reason == Reason::Unauthenticated => {
+                return Err(reason.error(why.as_str()));
+            }
+            (None, why) => {
+                let why = why.as_ref().map_or("it did not answer", |w| w.1.as_str());
+                return Err(failed(format!(
+                    "etcd does not tell its HashKV at revision {}: {why}",
+                    wanted.revision
+                )));
+            }
         };
         outcome.hash_kv = Some(hash.hash);
         if (hash.hash, hash.compact_revision) != (wanted.hash_kv, wanted.compact_revision.0) {
@@ -442,13 +441,8 @@ struct Running {
 impl Running {
     /// Whether it has ended. Until it is waited for, its number is nobody else's.
     fn has_ended(&self) -> Result<bool> {
-        let Some(child) = &self.child else {
-            return Ok(true);
-        };
-        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        rustix::process::waitid(WaitId::Pid(Pid::from_child(child)), options)
-            .map(|ended| ended.is_some())
-            .map_err(|e| Error::io("look after the drill's etcd", e.into()))
+        let ended = self.child.as_ref().map_or(Ok(true), has_ended);
+        ended.map_err(|e| Error::io("look after the drill's etcd", e.into()))
     }
 
     /// The end of what it said.
@@ -465,28 +459,34 @@ impl Running {
         if e.reason() != Reason::DrillFailed {
             return e;
         }
-        let ended = match self.has_ended() {
-            Ok(true) => self.child.take().and_then(|mut c| {
-                self.signal(&c, Signal::KILL);
-                c.wait().ok()
-            }),
+        let child = match self.has_ended() {
+            Ok(true) => self.child.take(),
             _ => None,
         };
-        let ended = ended
-            .map(|status| format!(" ({status})"))
-            .unwrap_or_default();
+        let status = child.and_then(|mut child| {
+            signal(&child, Signal::KILL);
+            child.wait().ok()
+        });
+        let ended = status.map_or_else(String::new, |status| format!(" ({status})"));
         let log = match self.log() {
             log if log.trim().is_empty() => "; it logged nothing".to_owned(),
             log => format!("; the end of its log:\n{log}"),
         };
         e.reason().error(format!("{e}{ended}{log}"))
     }
+}
 
-    /// To it and its children: the group has its number, which is nobody else's as long as it was not waited for.
-    fn signal(&self, child: &Child, signal: Signal) {
-        // It may have ended.
-        let _ = rustix::process::kill_process_group(Pid::from_child(child), signal);
-    }
+/// Whether a process has ended that was not waited for.
+fn has_ended(child: &Child) -> rustix::io::Result<bool> {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    let ended = rustix::process::waitid(WaitId::Pid(Pid::from_child(child)), options)?;
+    Ok(ended.is_some())
+}
+
+/// To it and its children: the group has its number, which is nobody else's as long as it was not waited for.
+fn signal(child: &Child, signal: Signal) {
+    // It may have ended.
+    let _ = rustix::process::kill_process_group(Pid::from_child(child), signal);
 }
 
 impl Drop for Running {
@@ -494,17 +494,12 @@ impl Drop for Running {
         let Some(mut child) = self.child.take() else {
             return;
         };
-        self.signal(&child, Signal::TERM);
+        signal(&child, Signal::TERM);
         let deadline = Instant::now() + GRACE;
-        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        let runs = || {
-            let seen = rustix::process::waitid(WaitId::Pid(Pid::from_child(&child)), options);
-            matches!(seen, Ok(None))
-        };
-        while runs() && Instant::now() < deadline {
+        while has_ended(&child) == Ok(false) && Instant::now() < deadline {
             std::thread::sleep(TICK);
         }
-        self.signal(&child, Signal::KILL);
+        signal(&child, Signal::KILL);
         // It was killed: this ends.
         let _ = child.wait();
     }

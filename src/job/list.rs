@@ -17,6 +17,9 @@ use serde::Serialize;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
 
+/// What tells more than names.
+const DEEP: &str = "`deltafold list --deep`";
+
 /// What to list.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub struct Options {
@@ -238,22 +241,11 @@ fn newest_chain(
 ) -> Result<HashSet<usize>, Problem> {
     let catalog = &scan.catalog;
     match chain::choose(catalog, timeline, None, known) {
-        Ok(Choice::Found(c)) => {
-            let deltas = c.deltas.iter().map(|l| l.snapshot);
-            Ok(deltas.chain([c.base]).collect())
-        }
-        // Names leave a gap after this full, which only its content can close.
-        Ok(Choice::Look(i)) => {
-            let last = timeline.last(catalog, &scan.contents).unwrap_or_default();
-            let named = catalog.snapshots[i].name.last;
-            let message = format!(
-                "by names, revisions {} are missing; whether {} holds them, past its name, needs --deep",
-                chain::show_ranges(&chain::missing(catalog, timeline, named, last)),
-                path(scan, i)
-            );
-            let reason = Reason::RevisionGap.as_str();
-            Err(Problem::new(reason, message, vec![path(scan, i)]))
-        }
+        Ok(Choice::Found(c)) => Ok(c.snapshots().collect()),
+        Ok(Choice::Look(i)) => Err(Problem {
+            snapshots: vec![path(scan, i)],
+            ..Problem::of(&gap_after(scan, timeline, i, DEEP))
+        }),
         Err(e) => Err(Problem::of(&e)),
     }
 }
@@ -273,10 +265,7 @@ fn is_blocked(scan: &Scan) -> bool {
         chain::choose(&scan.catalog, timeline, None, &scan.contents.known_bases())
     });
     match chosen {
-        Ok(Ok(Choice::Found(c))) => {
-            let links = c.deltas.iter().map(|l| l.snapshot);
-            links.chain([c.base]).any(|i| unreadable.contains_key(&i))
-        }
+        Ok(Ok(Choice::Found(c))) => c.snapshots().any(|i| unreadable.contains_key(&i)),
         Ok(Ok(Choice::Look(i))) => unreadable.contains_key(&i),
         _ => false,
     }
@@ -328,6 +317,19 @@ pub(super) fn of_names(ctx: &Context, scan: &Scan, reading: Option<&str>) -> Vec
     problems
 }
 
+/// Names leave a gap after a full, which only its content can close; `reading` tells.
+pub(super) fn gap_after(scan: &Scan, timeline: &Timeline, full: usize, reading: &str) -> Error {
+    let s = &scan.catalog.snapshots[full];
+    let last = timeline.last(&scan.catalog, &scan.contents);
+    let last = last.unwrap_or(s.name.last);
+    let missing = chain::missing(&scan.catalog, timeline, s.name.last, last);
+    Reason::RevisionGap.error(format!(
+        "by names, revisions {} are missing; whether {} holds them, past its name, {reading} tells",
+        chain::show_ranges(&missing),
+        s.path
+    ))
+}
+
 /// If a full holds more than its name says.
 pub(super) fn past_name(full: &Snapshot, holds: Option<Revision>) -> Option<Problem> {
     let named = full.name.last;
@@ -341,7 +343,7 @@ pub(super) fn past_name(full: &Snapshot, holds: Option<Revision>) -> Option<Prob
 
 fn problems(ctx: &Context, scan: &Scan, deep: bool) -> Result<Vec<Problem>> {
     let catalog = &scan.catalog;
-    let reading = (!deep).then_some("`deltafold list --deep`");
+    let reading = (!deep).then_some(DEEP);
     let mut problems = of_names(ctx, scan, reading);
     for (&i, e) in &scan.contents.unreadable {
         problems.push(Problem {

@@ -222,6 +222,26 @@ pub struct MemberOutcome {
     pub seconds: Option<f64>,
 }
 
+impl MemberOutcome {
+    /// Before anything is done.
+    fn of(member: &Member, plan: &Plan) -> Self {
+        let status = member.status.as_ref();
+        MemberOutcome {
+            name: member.name.clone(),
+            id: member.hex_id(),
+            endpoint: member.endpoint.clone(),
+            leader: member.is_leader,
+            db_size_before: status.map(|s| s.db_size),
+            db_size_in_use_before: status.map(|s| s.db_size_in_use),
+            db_size_after: None,
+            decision: plan.decision,
+            reason: plan.reason.clone(),
+            done: false,
+            seconds: None,
+        }
+    }
+}
+
 /// What is done with a member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum Decision {
@@ -317,14 +337,7 @@ pub fn plan_defragmentation(
 ) -> Vec<Plan> {
     let mut members: Vec<&Member> = cluster.members.iter().collect();
     members.sort_by_key(|m| m.is_leader);
-    let plan = |m: &Member| {
-        let (decision, reason) = plan_member(cluster, m, defrag, quota);
-        Plan {
-            member: m.id,
-            decision,
-            reason,
-        }
-    };
+    let plan = |m: &Member| plan_member(cluster, m, defrag, quota);
     members.into_iter().map(plan).collect()
 }
 
@@ -333,9 +346,14 @@ fn plan_member(
     member: &Member,
     defrag: Option<Defrag>,
     quota: Option<u64>,
-) -> (Decision, String) {
-    let leave = |why: String| (Decision::Leave, why);
-    let go = |why: String| (Decision::Defragment, why);
+) -> Plan {
+    let plan = |decision, reason| Plan {
+        member: member.id,
+        decision,
+        reason,
+    };
+    let leave = |why| plan(Decision::Leave, why);
+    let go = |why| plan(Decision::Defragment, why);
     let Some(defrag) = defrag else {
         return leave("no defragmentation was asked for".to_owned());
     };
@@ -466,12 +484,14 @@ pub fn run(way: &Connector, store: Option<&Context>, options: &Options) -> Resul
 impl Outcome {
     /// Or would have, in a dry run.
     fn did_something(&self) -> bool {
-        self.compact.as_ref().is_some_and(|c| c.revision.is_some())
-            || self
-                .members
-                .iter()
-                .any(|m| m.decision == Decision::Defragment)
+        let mut members = self.members.iter();
+        self.compacts()
+            || members.any(|m| m.decision == Decision::Defragment)
             || !self.alarms_cleared.is_empty()
+    }
+
+    fn compacts(&self) -> bool {
+        self.compact.as_ref().is_some_and(|c| c.revision.is_some())
     }
 }
 
@@ -573,11 +593,14 @@ impl Run<'_> {
             Ok(last) => last.0,
         };
         self.outcome.last_saved_revision = Some(last);
-        let Keep::Age(age) = keep else {
-            return Ok((Saved::UpTo(last), None));
+        let time = match keep {
+            Keep::Revisions(_) => None,
+            Keep::Age(age) => {
+                let age = TimeDelta::from_std(age).unwrap_or(TimeDelta::MAX);
+                Utc::now().checked_sub_signed(age)
+            }
         };
-        let age = TimeDelta::from_std(age).unwrap_or(TimeDelta::MAX);
-        let Some(time) = Utc::now().checked_sub_signed(age) else {
+        let Some(time) = time else {
             return Ok((Saved::UpTo(last), None));
         };
         let (too_old, warnings) = without_excluded(|| newest_at(ctx, time))?;
@@ -588,17 +611,12 @@ impl Run<'_> {
     /// Waits until no member removes compacted records any more: what they waste shows only then.
     fn settle(&self) -> Result<Cluster> {
         let until = Instant::now() + SETTLE_PATIENCE;
-        let sizes = |c: &Cluster| -> BTreeMap<u64, u64> {
-            let sizes = c.members.iter();
-            sizes
-                .filter_map(|m| Some((m.id, m.status.as_ref()?.db_size_in_use)))
-                .collect()
-        };
+        let size = |m: &Member| Some((m.id, m.status.as_ref()?.db_size_in_use));
         let (mut before, mut quiet) = (BTreeMap::new(), 0);
         loop {
             pause(self.way)?;
             let cluster = Cluster::look(self.way)?;
-            let now = sizes(&cluster);
+            let now: BTreeMap<u64, u64> = cluster.members.iter().filter_map(size).collect();
             // Clients that write may well add to them.
             let falls = |(id, size): (&u64, &u64)| before.get(id).is_none_or(|b| size < b);
             quiet = match now.iter().any(falls) {
@@ -627,32 +645,14 @@ impl Run<'_> {
                 reason = plan.reason,
                 "planned for a member"
             );
-            self.outcome.members.push(MemberOutcome {
-                name: m.name.clone(),
-                id: m.hex_id(),
-                endpoint: m.endpoint.clone(),
-                leader: m.is_leader,
-                db_size_before: m.status.as_ref().map(|s| s.db_size),
-                db_size_in_use_before: m.status.as_ref().map(|s| s.db_size_in_use),
-                db_size_after: None,
-                decision: plan.decision,
-                reason: plan.reason.clone(),
-                done: false,
-                seconds: None,
-            });
+            self.outcome.members.push(MemberOutcome::of(m, plan));
         }
-        let mut wanted: Vec<u64> = plans
-            .iter()
-            .filter(|p| p.decision == Decision::Defragment)
-            .map(|p| p.member)
-            .collect();
-        let ill: Vec<String> = cluster
-            .members
-            .iter()
-            .filter_map(|m| Some(format!("{m}: {}", cluster.illness(m)?)))
-            .collect();
+        let wanted = plans.iter().filter(|p| p.decision == Decision::Defragment);
+        let mut wanted: Vec<u64> = wanted.map(|p| p.member).collect();
+        let ill = cluster.members.iter();
+        let ill = ill.filter_map(|m| Some(format!("{m}: {}", cluster.illness(m)?)));
+        let ill = ill.collect::<Vec<_>>().join("; ");
         if !ill.is_empty() {
-            let ill = ill.join("; ");
             if wanted.is_empty() {
                 self.clock.warn(format!("not healthy: {ill}"));
                 return Ok(cluster);
@@ -662,13 +662,7 @@ impl Run<'_> {
             )));
         }
         if self.options.dry_run {
-            if !wanted.is_empty()
-                && self
-                    .outcome
-                    .compact
-                    .as_ref()
-                    .is_some_and(|c| c.revision.is_some())
-            {
+            if !wanted.is_empty() && self.outcome.compacts() {
                 self.clock
                     .warn("sizes are from before the compaction, which frees more".to_owned());
             }
@@ -699,11 +693,11 @@ impl Run<'_> {
         let ended = cluster.defragment(self.way, member);
         drop(step);
         ended.map_err(|e| e.at(member))?;
-        let outcome = |o: &mut Outcome, done: &dyn Fn(&mut MemberOutcome)| {
-            let hex = format!("{id:x}");
-            o.members.iter_mut().filter(|m| m.id == hex).for_each(done);
-        };
-        outcome(&mut self.outcome, &|m| m.done = true);
+        let hex = format!("{id:x}");
+        let at = self.outcome.members.iter().position(|m| m.id == hex);
+        if let Some(at) = at {
+            self.outcome.members[at].done = true;
+        }
         let after = self.wait_until_well(Some(member))?;
         let size = after
             .member(id)
@@ -713,10 +707,10 @@ impl Run<'_> {
             self.shrunk.push(id);
         }
         let seconds = started.elapsed().as_secs_f64();
-        outcome(&mut self.outcome, &|m| {
-            m.db_size_after = size;
-            m.seconds = Some(seconds);
-        });
+        if let Some(at) = at {
+            self.outcome.members[at].db_size_after = size;
+            self.outcome.members[at].seconds = Some(seconds);
+        }
         tracing::info!(member = %member, before, after = size, seconds, "defragmented");
         Ok(after)
     }
@@ -755,12 +749,8 @@ impl Run<'_> {
 
     /// Disarms the alarm for want of space where there is room.
     fn disarm(&mut self, cluster: &Cluster) -> Result<()> {
-        let raised: Vec<&Member> = cluster
-            .members
-            .iter()
-            .filter(|m| wants_space(cluster, m))
-            .collect();
-        if raised.is_empty() || self.options.dry_run {
+        let is_raised = cluster.members.iter().any(|m| wants_space(cluster, m));
+        if !is_raised || self.options.dry_run {
             return Ok(());
         }
         if let Some(why) = wants_room(cluster, self.options.quota, &self.shrunk) {

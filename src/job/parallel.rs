@@ -122,4 +122,12 @@ mod tests {
             assert!(threads > 1 || looked_at.into_inner() <= most);
         }
     }
+
+    #[test]
+    fn many_are_done_in_their_order() {
+        let all: Vec<usize> = (0..100).collect();
+        let doubled = each(8, &all, |i| i * 2);
+        assert_eq!(doubled, (0..100).map(|i| i * 2).collect::<Vec<_>>());
+        assert!(each(8, &Vec::<usize>::new(), |_| ()).is_empty());
+    }
 }

@@ -10,7 +10,7 @@ use super::scan::{Depth, Scan, TAGS_UNREADABLE, scan_asking};
 use super::tags::Ask;
 use crate::bucket::catalog::TIMELINES;
 use crate::bucket::chain::{self, Choice, KnownBases};
-use crate::bucket::timeline::Timeline;
+use crate::bucket::timeline::{Member, Timeline};
 use crate::bucket::{Catalog, Kind, SnapshotName};
 use crate::error::{Error, Reason, Result};
 use crate::store::{Mode, ObjectLock, Retention, Store};
@@ -167,22 +167,17 @@ pub fn objects_of(
         .filter(|&&i| up_to_next && order(i) > order(base))
         .map(|&i| name(i).last)
         .min();
-    let mut deltas: Vec<usize> = timeline
-        .members
-        .iter()
-        .filter(|m| {
-            let n = name(m.snapshot);
-            !n.is_full()
-                && n.last.min(m.until) > name(base).last
-                && end.is_none_or(|end| n.start <= end)
-        })
-        .map(|m| m.snapshot)
-        .collect();
+    let leads_on = |m: &&Member| {
+        let n = name(m.snapshot);
+        !n.is_full()
+            && n.last.min(m.until) > name(base).last
+            && end.is_none_or(|end| n.start <= end)
+    };
+    let deltas = timeline.members.iter().filter(leads_on);
+    let mut deltas: Vec<usize> = deltas.map(|m| m.snapshot).collect();
     deltas.sort_by_key(|&i| (name(i).start, order(i)));
-    let notes = timeline
-        .members
-        .iter()
-        .map(|m| m.snapshot)
+    let members = timeline.members.iter().map(|m| m.snapshot);
+    let notes = members
         .filter(|&i| catalog.snapshots[i].begins_timeline)
         .map(|i| format!("{TIMELINES}/{}", name(i)));
     let mut all = vec![path(base)];
@@ -533,13 +528,5 @@ mod tests {
         );
         let some = vec![e(Reason::StoreUnreachable)];
         assert_eq!(summed_up(some, 2).unwrap().reason(), Reason::PartlyDone);
-    }
-
-    #[test]
-    fn many_are_done_in_their_order() {
-        let all: Vec<usize> = (0..100).collect();
-        let doubled = each(8, &all, |i| i * 2);
-        assert_eq!(doubled, (0..100).map(|i| i * 2).collect::<Vec<_>>());
-        assert!(each(8, &Vec::<usize>::new(), |_| ()).is_empty());
     }
 }

@@ -74,133 +74,114 @@ pub fn run(ctx: &Context) -> Result<Report<Outcome>> {
 
 /// What a finding means.
 pub fn judge(finding: Finding) -> Check {
-    let (is_problem, meaning) = meaning(finding.ability, finding.state);
+    let (ability, state) = (finding.ability, finding.state);
     Check {
-        ability: finding.ability,
-        state: finding.state,
-        is_problem,
+        ability,
+        state,
+        is_problem: is_problem(ability, state),
         detail: finding.detail,
-        meaning: meaning.to_owned(),
+        meaning: meaning(ability, state).to_owned(),
     }
 }
 
-fn meaning(ability: Ability, state: State) -> (bool, &'static str) {
+/// Whether deltafold cannot work safely without an ability, as it is.
+fn is_problem(ability: Ability, state: State) -> bool {
+    match ability {
+        Ability::ObjectLock | Ability::Versioning => false,
+        _ if state == State::NotTried => true,
+        Ability::Put | Ability::ReadBack | Ability::List => state != State::Works,
+        Ability::Delete | Ability::Multipart => state != State::Works,
+        // What is refused is known; what is a lie is relied on.
+        Ability::ConditionalCopy | Ability::ConditionalCreate | Ability::ConditionalUpdate => {
+            state == State::Lies
+        }
+        Ability::Checksum | Ability::LargestCopy | Ability::ExcludeTag => false,
+        Ability::TagCount | Ability::Clock => false,
+    }
+}
+
+fn meaning(ability: Ability, state: State) -> &'static str {
     use State::{Absent, Lies, NotTried, Refused, Works};
     match (ability, state) {
-        (Ability::ObjectLock, Works) => (
-            false,
-            "`deltafold lock` keeps a chain from being deleted; locks by default keep staging objects as well, so rather use none",
-        ),
-        (Ability::ObjectLock, _) => (
-            false,
-            "`deltafold lock` refuses to work here: for locks use a bucket of S3 with an object lock enabled",
-        ),
-        (Ability::Versioning, Works) => (
-            false,
-            "`deltafold gc` deletes versions one by one, which takes the right s3:DeleteObjectVersion; what others delete can be got back",
-        ),
-        (Ability::Versioning, Absent) => (false, "what is deleted cannot be got back"),
-        (Ability::Versioning, _) => (
-            false,
-            "whether a deletion frees room is not known: allow s3:GetBucketVersioning",
-        ),
-        (_, NotTried) => (
-            true,
-            "whether deltafold can work here is not known: see the other rows",
-        ),
-        (Ability::Put, Works) => (false, "snapshots can be written"),
-        (Ability::Put, _) => (
-            true,
-            "nothing can be written: check the credentials and what they allow (docs/stores.md)",
-        ),
-        (Ability::ReadBack, Works) => (false, "what is published was read back"),
-        (Ability::ReadBack, _) => (
-            true,
-            "do not keep backups here: what is written is not what is read",
-        ),
-        (Ability::List, Works) => (false, "each run sees what those before it wrote"),
-        (Ability::List, _) => (
-            true,
-            "runs would not see the newest snapshots: use another store, or allow the listing",
-        ),
-        (Ability::Delete, Works) => (false, "staging objects and old snapshots go"),
-        (Ability::Delete, Refused) => (
-            true,
-            "staging objects stay, and `gc` frees nothing: allow deletion, at least below deltafold-staging/",
-        ),
-        (Ability::Delete, _) => (
-            true,
-            "what is deleted stays: use another store, or turn its cache off",
-        ),
-        (Ability::Multipart, Works) => (false, "snapshots of more than 8 MiB can be written"),
-        (Ability::Multipart, _) => (
-            true,
-            "snapshots of more than 8 MiB cannot be written: use another store, or allow multipart uploads",
-        ),
-        (Ability::ConditionalCopy, Works) => (
-            false,
-            "a snapshot gets its name from one run only, and nothing is overwritten",
-        ),
-        (Ability::ConditionalCopy, Lies) => (
-            true,
-            "it overwrites: deltafold's own runs look out for each other before they give a name (slower), other tools do not; let only one run write at any time, or use another store",
-        ),
-        (Ability::ConditionalCopy, _) => (
-            false,
-            "runs look out for each other before they give a name, which takes longer",
-        ),
-        (Ability::ConditionalCreate, Works) => (false, "locks in the store keep a second run away"),
-        (Ability::ConditionalCreate, Lies) => (
-            true,
-            "locks in the store keep nobody away: in Kubernetes use --lock-lease; elsewhere let only one run write at any time, or use another store",
-        ),
-        (Ability::ConditionalCreate, _) => (
-            false,
-            "there are no locks in this store: in Kubernetes use --lock-lease; commands that need a lock refuse to run without",
-        ),
-        (Ability::ConditionalUpdate, Works) => (
-            false,
-            "a lock whose holder is gone is taken by one run only",
-        ),
-        (Ability::ConditionalUpdate, Lies) => (
-            true,
-            "two runs may take one lock whose holder is gone: in Kubernetes use --lock-lease; elsewhere let only one run write at any time, or use another store",
-        ),
-        (Ability::ConditionalUpdate, _) => (
-            false,
-            "there are no locks in this store: in Kubernetes use --lock-lease; commands that need a lock refuse to run without",
-        ),
-        (Ability::Checksum, Works) => (
-            false,
-            "a snapshot of less than 8 MiB is written by one request, if ConditionalCreate and ConditionalCopy work as well",
-        ),
-        (Ability::Checksum, _) => (
-            false,
-            "small snapshots go through deltafold-staging/ like large ones, which takes more requests",
-        ),
-        (Ability::LargestCopy, _) => (
-            false,
-            "a snapshot beyond a limit cannot be published: make it smaller by --compression zstd or less --keep-history",
-        ),
-        (Ability::ExcludeTag, Works) => (false, "excluded snapshots are tagged"),
-        (Ability::ExcludeTag, Absent) => (
-            false,
-            "excluded snapshots are marked by an object beside them, NAME.exclude",
-        ),
-        (Ability::ExcludeTag, _) => (
-            false,
-            "excluded snapshots are marked by an object beside them, NAME.exclude; tags that others set are not seen (allow s3:GetObjectTagging, s3:PutObjectTagging)",
-        ),
-        (Ability::TagCount, Works) => (false, "only objects that have tags are asked for them"),
-        (Ability::TagCount, _) => (
-            false,
-            "the tags of each delta are asked for before it is read, if the store has tags",
-        ),
-        (Ability::Clock, Works) => (false, "ages are told the same here and there"),
-        (Ability::Clock, _) => (
-            false,
-            "ages are counted by the smaller of both clocks; S3 refuses requests that are 15 minutes off: set this machine's clock by NTP",
-        ),
+        (Ability::ObjectLock, Works) => {
+            "`deltafold lock` keeps a chain from being deleted; locks by default keep staging objects as well, so rather use none"
+        }
+        (Ability::ObjectLock, _) => {
+            "`deltafold lock` refuses to work here: for locks use a bucket of S3 with an object lock enabled"
+        }
+        (Ability::Versioning, Works) => {
+            "`deltafold gc` deletes versions one by one, which takes the right s3:DeleteObjectVersion; what others delete can be got back"
+        }
+        (Ability::Versioning, Absent) => "what is deleted cannot be got back",
+        (Ability::Versioning, _) => {
+            "whether a deletion frees room is not known: allow s3:GetBucketVersioning"
+        }
+        (_, NotTried) => "whether deltafold can work here is not known: see the other rows",
+        (Ability::Put, Works) => "snapshots can be written",
+        (Ability::Put, _) => {
+            "nothing can be written: check the credentials and what they allow (docs/stores.md)"
+        }
+        (Ability::ReadBack, Works) => "what is published was read back",
+        (Ability::ReadBack, _) => "do not keep backups here: what is written is not what is read",
+        (Ability::List, Works) => "each run sees what those before it wrote",
+        (Ability::List, _) => {
+            "runs would not see the newest snapshots: use another store, or allow the listing"
+        }
+        (Ability::Delete, Works) => "staging objects and old snapshots go",
+        (Ability::Delete, Refused) => {
+            "staging objects stay, and `gc` frees nothing: allow deletion, at least below deltafold-staging/"
+        }
+        (Ability::Delete, _) => "what is deleted stays: use another store, or turn its cache off",
+        (Ability::Multipart, Works) => "snapshots of more than 8 MiB can be written",
+        (Ability::Multipart, _) => {
+            "snapshots of more than 8 MiB cannot be written: use another store, or allow multipart uploads"
+        }
+        (Ability::ConditionalCopy, Works) => {
+            "a snapshot gets its name from one run only, and nothing is overwritten"
+        }
+        (Ability::ConditionalCopy, Lies) => {
+            "it overwrites: deltafold's own runs look out for each other before they give a name (slower), other tools do not; let only one run write at any time, or use another store"
+        }
+        (Ability::ConditionalCopy, _) => {
+            "runs look out for each other before they give a name, which takes longer"
+        }
+        (Ability::ConditionalCreate, Works) => "locks in the store keep a second run away",
+        (Ability::ConditionalCreate, Lies) => {
+            "locks in the store keep nobody away: in Kubernetes use --lock-lease; elsewhere let only one run write at any time, or use another store"
+        }
+        (Ability::ConditionalUpdate, Works) => {
+            "a lock whose holder is gone is taken by one run only"
+        }
+        (Ability::ConditionalUpdate, Lies) => {
+            "two runs may take one lock whose holder is gone: in Kubernetes use --lock-lease; elsewhere let only one run write at any time, or use another store"
+        }
+        (Ability::ConditionalCreate | Ability::ConditionalUpdate, _) => {
+            "there are no locks in this store: in Kubernetes use --lock-lease; commands that need a lock refuse to run without"
+        }
+        (Ability::Checksum, Works) => {
+            "a snapshot of less than 8 MiB is written by one request, if ConditionalCreate and ConditionalCopy work as well"
+        }
+        (Ability::Checksum, _) => {
+            "small snapshots go through deltafold-staging/ like large ones, which takes more requests"
+        }
+        (Ability::LargestCopy, _) => {
+            "a snapshot beyond a limit cannot be published: make it smaller by --compression zstd or less --keep-history"
+        }
+        (Ability::ExcludeTag, Works) => "excluded snapshots are tagged",
+        (Ability::ExcludeTag, Absent) => {
+            "excluded snapshots are marked by an object beside them, NAME.exclude"
+        }
+        (Ability::ExcludeTag, _) => {
+            "excluded snapshots are marked by an object beside them, NAME.exclude; tags that others set are not seen (allow s3:GetObjectTagging, s3:PutObjectTagging)"
+        }
+        (Ability::TagCount, Works) => "only objects that have tags are asked for them",
+        (Ability::TagCount, _) => {
+            "the tags of each delta are asked for before it is read, if the store has tags"
+        }
+        (Ability::Clock, Works) => "ages are told the same here and there",
+        (Ability::Clock, _) => {
+            "ages are counted by the smaller of both clocks; S3 refuses requests that are 15 minutes off: set this machine's clock by NTP"
+        }
     }
 }
 

@@ -5,7 +5,7 @@
 
 use crate::bucket::chain;
 use crate::error::{Error, Reason, Result};
-use crate::etcd::cluster::{Cluster, Hash, MemberHash};
+use crate::etcd::cluster::{Cluster, MemberHash};
 use crate::etcd::connect::Connector;
 use crate::job::fold::{Request, Source, Target, select::choose_timeline};
 use crate::job::report::{Clock, Report};
@@ -204,54 +204,24 @@ impl Run<'_> {
             return Err(nobody_answers(&answers, revision, saved));
         }
         let folded = self.fold_for(&scan, &timeline.id, revision, &answers)?;
-        let backup = |h: Hash| folded.get(&h.compact_revision)?.as_ref().ok();
-        let members: Vec<MemberOutcome> = answers
-            .iter()
-            .map(|a| MemberOutcome {
-                name: a.name.clone(),
-                id: format!("{:x}", a.member),
-                endpoint: a.endpoint.clone(),
-                hash_kv: a.hash.map(|h| h.hash),
-                compact_revision: a.hash.map(|h| h.compact_revision),
-                equal: a.hash.and_then(|h| Some(backup(h)?.hash == h.hash)),
-                error: match (&a.error, a.hash.map(|h| folded.get(&h.compact_revision))) {
-                    (Some((_, said)), _) => Some(said.clone()),
-                    (None, Some(Some(Err(e)))) => Some(e.to_string()),
-                    _ => None,
-                },
-            })
-            .collect();
+        let members: Vec<MemberOutcome> = answers.iter().map(|a| compared(a, &folded)).collect();
         for m in members.iter().filter(|m| m.equal.is_none()) {
             let why = m.error.as_deref().unwrap_or("it did not answer");
             self.clock
                 .warn(format!("member {} could not be compared: {why}", m.name));
         }
         let equal: Vec<Option<bool>> = members.iter().map(|m| m.equal).collect();
-        let shown = |m: &MemberOutcome| show(m, &answers, &folded);
-        let at = format!("at revision {revision}");
-        let reason = match judge(&equal) {
-            Verdict::Equal => None,
+        match judge(&equal) {
+            Verdict::Equal => {}
             Verdict::Unknown => {
                 let first = folded.into_values().find_map(Result::err);
                 return Err(first.unwrap_or_else(|| nobody_answers(&answers, revision, saved)));
             }
-            Verdict::BackupDiffers => Some((
-                Reason::BackupDiffers,
-                format!(
-                    "{at} the backup (timeline {}) is not what the cluster holds",
-                    timeline.id
-                ),
-                "take a full snapshot; if the cluster was restored meanwhile, that begins a new timeline",
-            )),
-            Verdict::MembersDiffer => Some((
-                Reason::MembersDiffer,
-                format!("{at} members hold different data, and some of them what the backup holds"),
-                "look after the members that differ: etcd can be damaged",
-            )),
-        };
-        if let Some((reason, what, advice)) = reason {
-            let all: Vec<String> = members.iter().map(shown).collect();
-            return Err(reason.error(format!("{what}: {}: {advice}", all.join("; "))));
+            verdict => {
+                let all = members.iter().map(|m| show(m, &answers, &folded));
+                let all: Vec<String> = all.collect();
+                return Err(differs(verdict, revision, &timeline.id, &all.join("; ")));
+            }
         }
         // The first that was compared: one there is, or the verdict would be another.
         let first = answers
@@ -334,6 +304,44 @@ impl Run<'_> {
     }
 }
 
+/// A member's answer beside what the backup folds to, as compacted as the member is.
+fn compared(a: &MemberHash, folded: &BTreeMap<i64, Result<Folded>>) -> MemberOutcome {
+    let backup = a.hash.and_then(|h| folded.get(&h.compact_revision));
+    let ours = backup.and_then(|b| b.as_ref().ok());
+    MemberOutcome {
+        name: a.name.clone(),
+        id: format!("{:x}", a.member),
+        endpoint: a.endpoint.clone(),
+        hash_kv: a.hash.map(|h| h.hash),
+        compact_revision: a.hash.map(|h| h.compact_revision),
+        equal: a.hash.and_then(|h| Some(ours?.hash == h.hash)),
+        error: match (&a.error, backup) {
+            (Some((_, said)), _) => Some(said.clone()),
+            (None, Some(Err(e))) => Some(e.to_string()),
+            _ => None,
+        },
+    }
+}
+
+/// What it comes to that members do not hold what the backup does.
+fn differs(verdict: Verdict, revision: Revision, timeline: &str, members: &str) -> Error {
+    let (reason, what, advice) = match verdict {
+        Verdict::BackupDiffers => (
+            Reason::BackupDiffers,
+            format!("the backup (timeline {timeline}) is not what the cluster holds"),
+            "take a full snapshot; if the cluster was restored meanwhile, that begins a new timeline",
+        ),
+        _ => (
+            Reason::MembersDiffer,
+            "members hold different data, and some of them what the backup holds".to_owned(),
+            "look after the members that differ: etcd can be damaged",
+        ),
+    };
+    reason.error(format!(
+        "at revision {revision} {what}: {members}: {advice}"
+    ))
+}
+
 /// No full leads to the revision and holds the history that the members still count.
 fn no_history(
     scan: &Scan,
@@ -391,9 +399,8 @@ fn show(
     answers: &[MemberHash],
     folded: &BTreeMap<i64, Result<Folded>>,
 ) -> String {
-    let answer = answers
-        .iter()
-        .find(|a| format!("{:x}", a.member) == member.id);
+    let mut answers = answers.iter();
+    let answer = answers.find(|a| format!("{:x}", a.member) == member.id);
     let hash = answer.and_then(|a| a.hash);
     let backup = hash.and_then(|h| folded.get(&h.compact_revision)?.as_ref().ok());
     match (member.equal, hash, backup) {

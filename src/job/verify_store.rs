@@ -32,6 +32,9 @@ use std::time::Duration;
 /// Snapshots that are read at once, at most: each needs buffers of its own.
 const AT_ONCE: usize = 4;
 
+/// What tells more than names.
+const CHECKSUMS: &str = "--level checksums";
+
 /// How much is looked at. A higher level does what the lower ones do.
 #[derive(
     Debug,
@@ -444,7 +447,7 @@ impl<'a> Run<'a> {
     /// What the listing tells, and what the scan has met.
     fn look_at_names(&mut self) {
         let scan = self.scan;
-        let reading = (self.options.level == Level::Names).then_some("--level checksums");
+        let reading = (self.options.level == Level::Names).then_some(CHECKSUMS);
         for problem in list::of_names(self.ctx, scan, reading) {
             self.findings.note(None, problem);
         }
@@ -582,16 +585,8 @@ impl<'a> Run<'a> {
                     }
                 }
                 Ok(Choice::Look(i)) => {
-                    let last = timeline.last(&self.scan.catalog, &self.scan.contents);
-                    let from = self.snapshot(i).name.last;
-                    let holes =
-                        chain::missing(&self.scan.catalog, timeline, from, last.unwrap_or(from));
-                    let message = format!(
-                        "by names, revisions {} are missing; whether {} holds them, past its name, --level checksums tells",
-                        chain::show_ranges(&holes),
-                        self.path(i)
-                    );
-                    self.error(&Reason::RevisionGap.error(message), Some(timeline), &[i]);
+                    let e = list::gap_after(self.scan, timeline, i, CHECKSUMS);
+                    self.error(&e, Some(timeline), &[i]);
                     return Ok(());
                 }
                 Ok(Choice::Found(chain)) => {
@@ -635,8 +630,7 @@ impl<'a> Run<'a> {
     }
 
     fn is_usable(&self, chain: &Chain) -> bool {
-        let deltas = chain.deltas.iter().map(|l| l.snapshot);
-        !deltas.chain([chain.base]).any(|i| self.bad.contains(&i))
+        !chain.snapshots().any(|i| self.bad.contains(&i))
     }
 
     /// Every chain of a timeline.

@@ -14,7 +14,7 @@ use self::plan::{Decision, Encryption, Plan, Planned, Wanted, Why, plan};
 use self::round::{Done, Round};
 use crate::bucket::catalog::{V1, V2};
 use crate::bucket::trust;
-use crate::bucket::{Catalog, Kind, SnapshotName};
+use crate::bucket::{Catalog, Kind, Snapshot, SnapshotName};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
 use crate::job::report::{Clock, Failed, Report};
@@ -274,11 +274,8 @@ impl<'a> Copier<'a> {
         let usable: Vec<usize> = catalog.usable().collect();
         let fulls = usable.into_iter().rev().map(|i| &catalog.snapshots[i]);
         for s in fulls.filter(|s| s.name.is_full()) {
-            let excluded = self
-                .from
-                .store
-                .excluded_by_tag(std::slice::from_ref(&s.path))?;
-            if !excluded.contains(&true) {
+            let path = std::slice::from_ref(&s.path);
+            if self.from.store.excluded_by_tag(path)? == [false] {
                 return Ok(s.name.is_final.then(|| s.path.clone()));
             }
         }
@@ -375,12 +372,9 @@ impl<'a> Copier<'a> {
             self.from.store.cancel().check()?;
             let failures = self.record(&listings.source, &plan, done);
             self.measure();
-            let vanished = failures
-                .iter()
-                .any(|e| e.reason() == Reason::SnapshotVanished);
-            let away = failures
-                .iter()
-                .any(|e| e.reason() == Reason::StoreUnreachable);
+            let any = |reason| failures.iter().any(|e| e.reason() == reason);
+            let vanished = any(Reason::SnapshotVanished);
+            let away = any(Reason::StoreUnreachable);
             let progress = self.outcome.bytes_written > copied;
             if round >= MOST_ROUNDS || !(vanished || away && progress) {
                 return Ok(worst(failures, self.outcome.copied + self.outcome.kept > 0));
@@ -424,38 +418,22 @@ impl<'a> Copier<'a> {
             self.damaged.clear();
             self.remembers_since = Instant::now();
         }
-        let unknown: Vec<String> = target
-            .snapshots
-            .iter()
-            .map(|s| s.path.clone())
-            .filter(|p| !self.tags.contains_key(p))
-            .collect();
+        let paths = target.snapshots.iter().map(|s| s.path.clone());
+        let unknown: Vec<String> = paths.filter(|p| !self.tags.contains_key(p)).collect();
         let told = self.to.store.excluded_by_tag(&unknown)?;
         self.tags.extend(unknown.into_iter().zip(told));
         for s in &mut target.snapshots {
             s.excluded |= self.tags.get(&s.path).copied().unwrap_or_default();
         }
         // What the target has is not copied again, excluded or not.
-        let there: HashSet<String> = target
-            .snapshots
-            .iter()
-            .map(|s| plan::identity(&s.path, &s.name))
-            .collect();
-        let new: Vec<usize> = (0..source.snapshots.len())
-            .filter(|&i| {
-                let s = &source.snapshots[i];
-                !s.excluded && !there.contains(&plan::identity(&s.path, &s.name))
-            })
-            .collect();
-        let paths: Vec<String> = new
-            .iter()
-            .map(|&i| source.snapshots[i].path.clone())
-            .collect();
-        for (i, excluded) in new
-            .into_iter()
-            .zip(self.from.store.excluded_by_tag(&paths)?)
-        {
-            source.snapshots[i].excluded |= excluded;
+        let there = identities(&target);
+        let is_new =
+            |s: &&mut Snapshot| !s.excluded && !there.contains(&plan::identity(&s.path, &s.name));
+        let new: Vec<&mut Snapshot> = source.snapshots.iter_mut().filter(is_new).collect();
+        let paths: Vec<String> = new.iter().map(|s| s.path.clone()).collect();
+        let told = self.from.store.excluded_by_tag(&paths)?;
+        for (s, excluded) in new.into_iter().zip(told) {
+            s.excluded |= excluded;
         }
         self.leave_out_untrusted(&mut source)?;
         if self.from.store.hides_tags() || self.to.store.hides_tags() {
@@ -530,10 +508,8 @@ impl<'a> Copier<'a> {
         if plan.backups > 0 && plan.backups_wanted == 0 {
             self.warn("all backups are older than is wanted: nothing is copied".to_owned());
         }
-        let useless: Vec<&str> = plan
-            .objects
-            .iter()
-            .filter(|p| p.why == Why::NoBase)
+        let useless = plan.objects.iter().filter(|p| p.why == Why::NoBase);
+        let useless: Vec<&str> = useless
             .map(|p| source.snapshots[p.source].path.as_str())
             .collect();
         if !useless.is_empty() {
@@ -618,30 +594,28 @@ impl<'a> Copier<'a> {
         failures: &mut Vec<Error>,
     ) -> (Fate, &'static str, String) {
         let as_planned = |fate| (fate, p.why.as_str(), p.why.in_words().to_owned());
-        let failed = |e: Error, failures: &mut Vec<Error>| {
-            let told = (Fate::Failed, e.reason().as_str(), e.to_string());
-            failures.push(e);
-            told
-        };
-        match (p.decision, done) {
-            (Decision::Copy, None | Some(Done::Copied(..))) => as_planned(Fate::Copied),
+        let e = match (p.decision, done) {
+            (Decision::Keep, _) => return as_planned(Fate::Kept),
+            (Decision::Skip, _) => return as_planned(Fate::Skipped),
+            (Decision::Conflict, _) => conflict(&self.to.store.name(&p.path)),
+            (Decision::Copy, None | Some(Done::Copied(..))) => return as_planned(Fate::Copied),
             (Decision::Copy, Some(Done::There)) => {
                 let message = "somebody else has put it there meanwhile".to_owned();
-                (Fate::Kept, Why::AlreadyThere.as_str(), message)
+                return (Fate::Kept, Why::AlreadyThere.as_str(), message);
             }
             (Decision::Copy, Some(Done::NoBase)) => {
                 let message = "what it follows could not be copied".to_owned();
-                (Fate::Skipped, "BaseNotCopied", message)
+                return (Fate::Skipped, "BaseNotCopied", message);
             }
             (Decision::Copy, Some(Done::NotTried)) => {
                 let message = "the run ended before it was its turn".to_owned();
-                (Fate::Failed, "NotTried", message)
+                return (Fate::Failed, "NotTried", message);
             }
-            (Decision::Copy, Some(Done::Failed(e))) => failed(e, failures),
-            (Decision::Keep, _) => as_planned(Fate::Kept),
-            (Decision::Skip, _) => as_planned(Fate::Skipped),
-            (Decision::Conflict, _) => failed(conflict(&self.to.store.name(&p.path)), failures),
-        }
+            (Decision::Copy, Some(Done::Failed(e))) => e,
+        };
+        let told = (Fate::Failed, e.reason().as_str(), e.to_string());
+        failures.push(e);
+        told
     }
 
     /// Notes the state of all objects after a round.
@@ -712,17 +686,19 @@ fn both_recorded(from: &Context, to: &Context) -> Result<bool> {
     Ok(read(&from.store)?.is_some() && read(&to.store)?.is_some())
 }
 
+/// What is in a store, whatever its form.
+fn identities(catalog: &Catalog) -> HashSet<String> {
+    let all = catalog.snapshots.iter();
+    all.map(|s| plan::identity(&s.path, &s.name)).collect()
+}
+
 /// Whether the stores have no snapshot in common, although the target's go on after the source's began.
 fn are_strangers(source: &Catalog, target: &Catalog) -> bool {
-    let names = |c: &Catalog| -> HashSet<String> {
-        let all = c.snapshots.iter();
-        all.map(|s| plan::identity(&s.path, &s.name)).collect()
-    };
     let oldest = source.snapshots.iter().map(|s| s.name.created).min();
     let newest = target.snapshots.iter().map(|s| s.name.created).max();
     match (oldest, newest) {
         (Some(oldest), Some(newest)) if newest >= oldest => {
-            names(source).is_disjoint(&names(target))
+            identities(source).is_disjoint(&identities(target))
         }
         _ => false,
     }
@@ -737,10 +713,8 @@ fn plain_behind_encrypted(
 ) -> Option<(String, SnapshotName)> {
     let is_plain_copy = |p: &&Planned| p.decision == Decision::Copy && !p.name.is_encrypted;
     let new = plan.objects.iter().find(is_plain_copy)?;
-    let encrypted: HashMap<String, &str> = target
-        .snapshots
-        .iter()
-        .filter(|t| t.name.is_encrypted)
+    let encrypted = target.snapshots.iter().filter(|t| t.name.is_encrypted);
+    let encrypted: HashMap<String, &str> = encrypted
         .map(|t| (plan::identity(&t.path, &t.name), t.path.as_str()))
         .collect();
     let there = plan.objects.iter().find_map(|p| {

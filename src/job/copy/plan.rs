@@ -2,6 +2,7 @@
 //!
 //! It reads names alone, and touches no store. `super::run` carries it out; a dry run prints it.
 
+use crate::bucket::catalog::V1;
 use crate::bucket::codec::{Compression, Encoding};
 use crate::bucket::{Catalog, Snapshot, SnapshotName};
 use crate::mvcc::Revision;
@@ -9,6 +10,7 @@ use clap::Args;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeSet, HashMap, HashSet};
+use strum::IntoStaticStr;
 
 /// Seconds of a day.
 const DAY: i64 = 86_400;
@@ -103,7 +105,7 @@ pub enum Decision {
 }
 
 /// Why. The names are a contract (`docs/copy-result.schema.json`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, IntoStaticStr)]
 pub enum Why {
     /// It is wanted, and not in the target.
     Wanted,
@@ -130,18 +132,7 @@ pub enum Why {
 impl Why {
     /// As in results.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Why::Wanted => "Wanted",
-            Why::NeededByNewer => "NeededByNewer",
-            Why::AlreadyThere => "AlreadyThere",
-            Why::ThereInOtherForm => "ThereInOtherForm",
-            Why::SameAsAnother => "SameAsAnother",
-            Why::Excluded => "Excluded",
-            Why::BeyondMaxBackups => "BeyondMaxBackups",
-            Why::TooOld => "TooOld",
-            Why::NoBase => "NoBase",
-            Why::OtherSize => "OtherSize",
-        }
+        self.into()
     }
 
     /// A sentence for people.
@@ -225,9 +216,38 @@ struct Node<'a> {
     segment: usize,
 }
 
-impl Node<'_> {
+impl<'a> Node<'a> {
+    /// `of` becomes `path` in the target, where it may be already.
+    fn new(of: &'a Snapshot, path: String, name: SnapshotName, there: Option<Why>) -> Self {
+        Node {
+            of,
+            source: None,
+            path,
+            name,
+            there,
+            usable_there: false,
+            wanted: false,
+            segment: 0,
+        }
+    }
+
     fn is_full(&self) -> bool {
         self.of.name.is_full()
+    }
+
+    /// Whether it is the base of a backup of the source.
+    fn is_usable_full(&self) -> bool {
+        self.source.is_some() && self.is_full() && !self.of.excluded
+    }
+
+    /// Whether it may be brought to the target to be used.
+    fn may_come(&self) -> bool {
+        !self.of.excluded && self.there.is_none()
+    }
+
+    /// Whether it is a delta that is copied to be used.
+    fn is_delta_to_copy(&self) -> bool {
+        self.wanted && self.may_come() && !self.is_full()
     }
 
     /// A full that begins there, or a delta that leads there.
@@ -320,27 +340,17 @@ fn nodes<'a>(source: &'a Catalog, target: &'a Catalog, wanted: &Wanted) -> Vec<N
             told.insert(&t.path);
         }
         nodes.push(Node {
-            of: s,
             source: Some(i),
-            path,
-            name,
-            there,
             usable_there: found.is_some_and(|t| !t.excluded),
-            wanted: false,
-            segment: 0,
+            ..Node::new(s, path, name, there)
         });
     }
     let only_there = target.snapshots.iter();
     for t in only_there.filter(|t| !told.contains(t.path.as_str())) {
+        let there = Some(Why::AlreadyThere);
         nodes.push(Node {
-            of: t,
-            source: None,
-            path: t.path.clone(),
-            name: t.name.clone(),
-            there: Some(Why::AlreadyThere),
             usable_there: !t.excluded,
-            wanted: false,
-            segment: 0,
+            ..Node::new(t, t.path.clone(), t.name.clone(), there)
         });
     }
     nodes
@@ -406,126 +416,105 @@ impl Planner<'_> {
             };
             classes[class].push(i);
         }
-        classes[0].sort_unstable_by_key(|&i| std::cmp::Reverse(i));
-        classes[1].sort_unstable_by_key(|&i| std::cmp::Reverse(i));
-        classes[2].sort_unstable();
-        for (class, found) in (0..).zip(classes) {
-            if !found.is_empty() {
-                return (class, found);
-            }
-        }
-        (u8::MAX, Vec::new())
+        classes.iter_mut().for_each(|c| c.sort_unstable());
+        classes[..2].iter_mut().for_each(|c| c.reverse());
+        let mut classes = (0..).zip(classes);
+        let first = classes.find(|(_, found)| !found.is_empty());
+        first.unwrap_or((u8::MAX, Vec::new()))
     }
 
     /// Whether it is, or shall be, in the target to be used.
     fn will_be_there(&self, i: usize) -> bool {
         let n = &self.nodes[i];
-        n.usable_there || n.wanted && !n.of.excluded && n.there.is_none()
+        n.usable_there || n.wanted && n.may_come()
     }
 
     fn choose(&mut self, source: &Catalog, wanted: &Wanted, now: i64) -> Chosen {
-        let fulls: Vec<usize> = (0..self.nodes.len())
-            .filter(|&i| {
-                let n = &self.nodes[i];
-                n.source.is_some() && n.is_full() && !n.of.excluded
-            })
-            .collect();
-        let mut refused: HashMap<usize, Why> = HashMap::new();
-        for (age, &full) in fulls.iter().rev().enumerate() {
-            let days = wanted.max_backup_age_days.map(i64::from);
-            let created = self.nodes[full].of.name.created;
-            if days.is_some_and(|d| created < now.saturating_sub(d.saturating_mul(DAY))) {
-                refused.insert(full, Why::TooOld);
-            }
-            if wanted.max_backups.is_some_and(|most| age >= most as usize) {
-                refused.insert(full, Why::BeyondMaxBackups);
-            }
-        }
-        let limited = wanted.max_backups.is_some() || wanted.max_backup_age_days.is_some();
+        let refused = self.refused(wanted, now);
+        let is_usable = |s: &&Snapshot| !s.excluded && s.name.is_full();
+        let fulls = self.nodes.iter().filter(|n| n.is_usable_full()).count();
         let mut chosen = Chosen {
-            backups: source
-                .snapshots
-                .iter()
-                .filter(|s| !s.excluded && s.name.is_full())
-                .count(),
-            wanted: fulls.len() - refused.len(),
+            backups: source.snapshots.iter().filter(is_usable).count(),
+            wanted: fulls - refused.len(),
             not: HashMap::new(),
+        };
+        // What is older than every full.
+        let oldest = match (wanted.max_backups, wanted.max_backup_age_days) {
+            (Some(_), _) => Some(Why::BeyondMaxBackups),
+            (None, Some(_)) => Some(Why::TooOld),
+            (None, None) => None,
         };
         let mut newest = None;
         // In the old layout a folder is a backup.
         let mut newest_in: HashMap<&str, usize> = HashMap::new();
-        let mut refused_all = Vec::new();
-        for (i, n) in self.nodes.iter().enumerate() {
+        for (i, n) in self.nodes.iter_mut().enumerate() {
             if n.source.is_none() {
                 continue;
             }
             let folder = folder(&n.of.path);
-            if n.is_full() && !n.of.excluded {
+            if n.is_usable_full() {
                 newest = Some(i);
                 newest_in.insert(folder, i);
             }
-            let owner = match folder.starts_with(crate::bucket::catalog::V1) {
+            let owner = match folder.starts_with(V1) {
                 true => newest_in.get(folder).copied().or(newest),
                 false => newest,
             };
             let why = match owner {
                 _ if n.of.excluded && !wanted.excluded => Some(Why::Excluded),
                 Some(full) => refused.get(&full).copied(),
-                // It is older than every full.
-                None if limited => Some(match wanted.max_backups {
-                    Some(_) => Why::BeyondMaxBackups,
-                    None => Why::TooOld,
-                }),
-                None => None,
+                None => oldest,
             };
-            refused_all.push((i, why));
-        }
-        for (i, why) in refused_all {
-            match why {
-                None => self.nodes[i].wanted = true,
-                Some(why) => {
-                    chosen.not.insert(i, why);
-                }
-            }
+            n.wanted = why.is_none();
+            chosen.not.extend(why.map(|why| (i, why)));
         }
         chosen
     }
 
+    /// The fulls of the source that are beyond the limits.
+    fn refused(&self, wanted: &Wanted, now: i64) -> HashMap<usize, Why> {
+        let days = wanted.max_backup_age_days.map(i64::from);
+        let oldest = days.map(|d| now.saturating_sub(d.saturating_mul(DAY)));
+        let newest_first = self.nodes.iter().enumerate().rev();
+        let fulls = newest_first.filter(|(_, n)| n.is_usable_full());
+        let refused = fulls.enumerate().filter_map(|(age, (i, n))| {
+            let why = match () {
+                () if wanted.max_backups.is_some_and(|most| age >= most as usize) => {
+                    Why::BeyondMaxBackups
+                }
+                () if oldest.is_some_and(|oldest| n.of.name.created < oldest) => Why::TooOld,
+                () => return None,
+            };
+            Some((i, why))
+        });
+        refused.collect()
+    }
+
     /// Wants, too, what the deltas that are wanted need.
     fn close(&mut self, there: &[bool]) {
-        let may_be = |p: &Self, i: usize| {
-            let n = &p.nodes[i];
-            n.usable_there || n.source.is_some() && !n.of.excluded && n.there.is_none()
-        };
+        let may_be = |n: &Node<'_>| n.usable_there || n.source.is_some() && n.may_come();
         // A delta of the target that has lost its base needs one as well, where others follow it.
-        let is_open = |p: &Self, i: usize| {
-            let n = &p.nodes[i];
-            p.is_delta_to_copy(i) || n.usable_there && !n.is_full() && !there[i]
-        };
+        let has_lost = |n: &Node<'_>, i: usize| n.usable_there && !n.is_full() && !there[i];
         let mut open: Vec<usize> = (0..self.nodes.len())
-            .filter(|&i| self.is_delta_to_copy(i))
+            .filter(|&i| self.nodes[i].is_delta_to_copy())
             .collect();
         let mut seen: HashSet<usize> = open.iter().copied().collect();
         while let Some(delta) = open.pop() {
             let (have, at_hand) = self.may_follow(delta, |i| self.will_be_there(i));
-            let (could, found) = self.may_follow(delta, |i| may_be(self, i));
+            let (could, found) = self.may_follow(delta, |i| may_be(&self.nodes[i]));
             // What is likelier than all that will be there is worth its bytes.
             let bases = match have <= could {
                 true => at_hand,
                 false => found.into_iter().take(1).collect(),
             };
             for base in bases {
-                self.nodes[base].wanted |= have > could && self.nodes[base].there.is_none();
-                if is_open(self, base) && seen.insert(base) {
+                let n = &mut self.nodes[base];
+                n.wanted |= have > could && n.there.is_none();
+                if (n.is_delta_to_copy() || has_lost(n, base)) && seen.insert(base) {
                     open.push(base);
                 }
             }
         }
-    }
-
-    fn is_delta_to_copy(&self, i: usize) -> bool {
-        let n = &self.nodes[i];
-        n.wanted && n.there.is_none() && !n.of.excluded && !n.is_full()
     }
 
     /// Whether each of these has its base among them, all the way down.
@@ -619,24 +608,16 @@ impl Planner<'_> {
         supported: &[bool],
     ) -> (Decision, Why) {
         let n = &self.nodes[i];
-        let not = chosen.not.get(&i).copied();
-        match n.there {
-            Some(Why::OtherSize) if n.wanted => return (Decision::Conflict, Why::OtherSize),
-            Some(why @ (Why::AlreadyThere | Why::ThereInOtherForm)) => {
-                return (Decision::Keep, why);
-            }
-            Some(Why::SameAsAnother) if n.wanted => {
-                return (Decision::Skip, Why::SameAsAnother);
-            }
-            _ => {}
-        }
-        match not {
-            Some(why) if !n.wanted => (Decision::Skip, why),
+        match (n.there, chosen.not.get(&i).copied()) {
+            (Some(why @ Why::OtherSize), _) if n.wanted => (Decision::Conflict, why),
+            (Some(why @ (Why::AlreadyThere | Why::ThereInOtherForm)), _) => (Decision::Keep, why),
+            (Some(why @ Why::SameAsAnother), _) if n.wanted => (Decision::Skip, why),
+            (_, Some(why)) if !n.wanted => (Decision::Skip, why),
             // An excluded one is not to be used, so it needs no base.
             _ if n.of.excluded && wanted.excluded => (Decision::Copy, Why::Wanted),
             _ if !supported[i] => (Decision::Skip, Why::NoBase),
-            Some(_) => (Decision::Copy, Why::NeededByNewer),
-            None => (Decision::Copy, Why::Wanted),
+            (_, Some(_)) => (Decision::Copy, Why::NeededByNewer),
+            (_, None) => (Decision::Copy, Why::Wanted),
         }
     }
 }

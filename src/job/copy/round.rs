@@ -7,9 +7,10 @@
 //! What is to be done `plan` has decided. A failure ends what follows from it, and nothing else; a store
 //! that is away ends the round. `super` calls it.
 
+use super::Options;
+use super::notes::Notes;
 use super::plan::{Decision, Need, Plan, Planned};
 use super::transfer::{SMALL, Transferred, transfer};
-use super::{Options, notes};
 use crate::base::{lock, unpoisoned};
 use crate::bucket::{Catalog, Snapshot};
 use crate::error::{Error, Reason, Result};
@@ -103,7 +104,7 @@ impl Round<'_> {
     pub(super) fn run(&self) -> Result<BTreeMap<usize, Done>> {
         let objects = &self.plan.objects;
         for p in objects.iter().filter(|p| p.decision == Decision::Keep) {
-            notes::keep(self, p)?;
+            self.keep(p)?;
         }
         let order: Vec<usize> = (0..objects.len())
             .filter(|&i| objects[i].decision == Decision::Copy)
@@ -140,6 +141,24 @@ impl Round<'_> {
             state.done.entry(i).or_insert(Done::NotTried);
         }
         Ok(state.done)
+    }
+
+    fn notes(&self) -> Notes<'_> {
+        let (from, to) = (&self.from.store, &self.to.store);
+        Notes { from, to }
+    }
+
+    /// Carries the notes on a full that the target has already.
+    fn keep(&self, planned: &Planned) -> Result<()> {
+        let snapshot = &self.source.snapshots[planned.source];
+        if !(snapshot.begins_timeline || snapshot.pinned) {
+            return Ok(());
+        }
+        let mut there = self.target.snapshots.iter();
+        match there.find(|t| t.path == planned.path) {
+            Some(there) => self.notes().keep(planned, snapshot, there),
+            None => Ok(()),
+        }
     }
 
     /// How many snapshots are under way at once. Small ones wait most of the time: for a slow store, or for a disk that
@@ -312,7 +331,7 @@ impl Round<'_> {
     /// that is there, or behind that of a delta for which this holds.
     fn is_delta_being_named(&self, state: &State, i: usize) -> bool {
         let holds = state.naming.contains(&i) && !state.broken.contains(&i);
-        holds && !is_full(self.planned(i).1)
+        holds && !self.planned(i).1.name.is_full()
     }
 
     /// Whether it has a name in the same folder as another one, whose name then cannot last without it: a folder keeps the
@@ -345,10 +364,10 @@ impl Round<'_> {
     fn name(&self, i: usize, transferred: &Transferred) -> Done {
         let (planned, snapshot) = self.planned(i);
         let named = || {
-            notes::before(self, planned, snapshot)?;
+            self.notes().before(planned, snapshot)?;
             let published = transferred.staged.name(&planned.path)?;
             if published != Published::Taken {
-                notes::after(self, planned, snapshot)?;
+                self.notes().after(planned, snapshot)?;
             }
             Ok(published)
         };
@@ -408,9 +427,4 @@ impl Round<'_> {
 fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(work))
         .unwrap_or_else(|_| Err(Error::internal("the copy of a snapshot panicked")))
-}
-
-/// Whether a full's notes are of interest.
-pub(super) fn is_full(snapshot: &Snapshot) -> bool {
-    snapshot.name.is_full()
 }

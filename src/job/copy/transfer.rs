@@ -155,15 +155,9 @@ fn pass_on<W: Write>(
         let mut passed = Ok(());
         let mut whole = false;
         loop {
-            let mut piece = vec![0; PIECE];
-            match fill(&mut bytes, &mut piece) {
-                Ok(n) => piece.truncate(n),
-                Err(e) => {
-                    passed = Err(failed(e));
-                    break;
-                }
-            }
-            if let Err(e) = to.write_all(&piece) {
+            let mut piece = Vec::with_capacity(PIECE);
+            let read = bytes.by_ref().take(PIECE as u64).read_to_end(&mut piece);
+            if let Err(e) = read.and_then(|_| to.write_all(&piece)) {
                 passed = Err(failed(e));
                 break;
             }
@@ -188,35 +182,21 @@ fn pass_on<W: Write>(
     })
 }
 
-/// Fills a piece as far as there are bytes.
-fn fill(bytes: &mut impl Read, piece: &mut [u8]) -> io::Result<usize> {
-    let mut n = 0;
-    while n < piece.len() {
-        match bytes.read(&mut piece[n..]) {
-            Ok(0) => break,
-            Ok(more) => n += more,
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Err(e) => return Err(e),
-        }
-    }
-    Ok(n)
-}
-
 /// Opens a stored snapshot, and checks the SHA-256 of what is in it. Gives whether that could be done.
 fn check(from: &Context, name: &SnapshotName, mut pieces: impl Read + Send) -> Result<bool> {
     let keys = &from.keys;
-    if name.is_encrypted {
-        if keys.decrypts() {
-            match keys.decrypt(&mut pieces) {
-                Ok(opened) => return check_plain(from, name, opened).map(|()| true),
-                Err(e) if e.reason() != Reason::CannotDecrypt => return Err(e),
-                Err(_) => {}
-            }
-        }
-        io::copy(&mut pieces, &mut io::sink()).map_err(failed)?;
-        return Ok(false);
+    if !name.is_encrypted {
+        return check_plain(from, name, pieces).map(|()| true);
     }
-    check_plain(from, name, pieces).map(|()| true)
+    if keys.decrypts() {
+        match keys.decrypt(&mut pieces) {
+            Ok(opened) => return check_plain(from, name, opened).map(|()| true),
+            Err(e) if e.reason() != Reason::CannotDecrypt => return Err(e),
+            Err(_) => {}
+        }
+    }
+    io::copy(&mut pieces, &mut io::sink()).map_err(failed)?;
+    Ok(false)
 }
 
 fn check_plain(from: &Context, name: &SnapshotName, stored: impl Read + Send) -> Result<()> {

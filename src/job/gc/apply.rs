@@ -375,9 +375,9 @@ impl Remover<'_> {
         let store = &self.ctx.store;
         let unfinished = store.uploads()?;
         for o in goes {
-            let mut of = unfinished.iter();
-            let of = of.by_ref().filter(|u| o.path == hidden::upload_path(u));
-            let given_up: Result<()> = of.map(|u| store.abort_upload(u)).collect();
+            let of = unfinished.iter();
+            let mut of = of.filter(|u| o.path == hidden::upload_path(u));
+            let given_up = of.try_for_each(|u| store.abort_upload(u));
             o.ended(given_up.map(|()| (Fate::Done, None)));
         }
         Ok(())

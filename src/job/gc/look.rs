@@ -245,16 +245,7 @@ impl<'a> Eyes<'a> {
         let store = &self.ctx.store;
         let mut seen = Seen {
             now,
-            catalog: Catalog::default(),
-            beside: Vec::new(),
-            versions: HashMap::new(),
-            noted_since: HashMap::new(),
-            newest_modified: None,
-            asked: Asked::default(),
-            tags_unread: 0,
-            aside: SetAside::default(),
-            rounds: 0,
-            reading: Duration::ZERO,
+            ..Seen::default()
         };
         let mut listing = Vec::new();
         let mut removed: HashMap<String, DateTime<Utc>> = HashMap::new();
@@ -313,10 +304,7 @@ impl<'a> Eyes<'a> {
 
     /// Decides on what is seen, and says what is in doubt; `None` if something that counted turns out not to: then decide
     /// again.
-    fn try_decide(
-        &mut self,
-        seen: &mut Seen,
-    ) -> Result<Option<(Timelines, Vec<Why>, Vec<String>)>> {
+    fn try_decide(&mut self, seen: &mut Seen) -> Result<Option<Judged>> {
         let doubtful = seen.aside.doubtful(&seen.catalog);
         if self.ask_tags(seen, doubtful.clone())? {
             return Ok(None);
@@ -542,7 +530,11 @@ impl<'a> Eyes<'a> {
     }
 }
 
+/// What is decided, on which timelines, and what is in doubt.
+type Judged = (Timelines, Vec<Why>, Vec<String>);
+
 /// What a look has seen so far.
+#[derive(Default)]
 struct Seen {
     now: DateTime<Utc>,
     catalog: Catalog,

@@ -163,7 +163,7 @@ impl<'a> Recorded<'a> {
 }
 
 /// Text where the bytes are UTF-8, else base64.
-fn text_or_base64(bytes: &[u8]) -> (Option<&str>, Option<String>) {
+pub(in crate::job) fn text_or_base64(bytes: &[u8]) -> (Option<&str>, Option<String>) {
     match std::str::from_utf8(bytes) {
         Ok(text) => (Some(text), None),
         Err(_) => (None, Some(STANDARD.encode_to_string(bytes))),
