@@ -8,8 +8,7 @@
 
 use crate::error::{Error, Reason};
 use flate2::{Compress, FlushCompress, Status};
-use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::str::FromStr;
@@ -23,8 +22,9 @@ use std::sync::{Arc, Mutex, mpsc};
     PartialEq,
     Eq,
     Hash,
-    JsonSchema,
     Serialize,
+    Deserialize,
+    schemars::JsonSchema,
     strum::Display,
     strum::EnumString,
     strum::IntoStaticStr,
@@ -32,15 +32,15 @@ use std::sync::{Arc, Mutex, mpsc};
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase")]
 pub enum Compression {
-    /// No suffix.
+    /// Not at all; no suffix
     None,
     /// `.gz`
     Gzip,
     /// `.zlib`
     Zlib,
-    /// `.Z`: LZW as in Go's compress/lzw, least significant bit first, 8-bit literals.
+    /// `.Z`: LZW as in Go's compress/lzw, least significant bit first, 8-bit literals
     Lzw,
-    /// `.zst`: deltafold's own addition; the usual tool cannot read it.
+    /// `.zst`: deltafold's own addition; etcd-backup-restore cannot read it
     Zstd,
 }
 
@@ -86,9 +86,10 @@ pub const ZSTD_LEVELS: std::ops::RangeInclusive<i32> = 1..=22;
 const ZSTD_DEFAULT_LEVEL: i32 = 3;
 
 /// The user's choice for a new snapshot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum CompressionChoice {
     /// As the newest snapshot that goes into it.
+    #[default]
     Same,
     /// This one.
     Chosen(Encoding),

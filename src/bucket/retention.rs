@@ -18,15 +18,19 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use strum::{IntoStaticStr, VariantNames};
 
 /// How many calendar periods (UTC), the current one included, keep their newest full.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::Args)]
 pub struct Periods {
-    /// Hours.
+    /// With "exponential": the newest full of each of so many hours (UTC), this one included
+    #[arg(long = "keep-hourly", value_name = "N", default_value_t = 24)]
     pub hourly: u32,
-    /// Days.
+    /// Of so many days
+    #[arg(long = "keep-daily", value_name = "N", default_value_t = 7)]
     pub daily: u32,
-    /// Weeks, from Monday on.
+    /// Of so many weeks, from Monday on
+    #[arg(long = "keep-weekly", value_name = "N", default_value_t = 4)]
     pub weekly: u32,
-    /// Months.
+    /// Of so many months
+    #[arg(long = "keep-monthly", value_name = "N", default_value_t = 0)]
     pub monthly: u32,
 }
 

@@ -3,8 +3,12 @@
 //! Where keys are given, a snapshot that is not encrypted is never an input: whoever can write into the store can have put
 //! it there. That one is encrypted says little about who wrote it, since recipients are public.
 
+use crate::base::flag::yes_or_no;
 use crate::bucket::{Catalog, Kind, Snapshot, SnapshotName};
 use crate::mvcc::Revision;
+use clap::Args;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 /// What is trusted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -16,6 +20,21 @@ pub struct Trust {
     /// Snapshots from before the first encrypted one are trusted, if all their revisions are below this.
     pub plaintext_below: Option<Revision>,
     /// Jobs go on with what is trusted, whatever else is there.
+    pub ignore_untrusted: bool,
+}
+
+/// What is made of snapshots that are not encrypted, if others are or should be.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Plaintext {
+    /// The prefix was encrypted later: trust snapshots from before that, if they end below this revision
+    #[arg(long, value_name = "REVISION", value_parser = clap::value_parser!(i64).range(1..))]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub allow_plaintext_below: Option<i64>,
+    /// Go on without snapshots that are not encrypted, though keys are given: they may be anybody's
+    #[arg(long, value_parser = yes_or_no)]
+    #[serde(default)]
     pub ignore_untrusted: bool,
 }
 

@@ -2,13 +2,15 @@
 
 use super::endpoints::EndpointArgs;
 use super::show::Text;
-use super::{BackupArgs, Ended, Output, StateArgs, print, print_report};
+use super::{BackupArgs, Ended, Output, print, print_report};
 use crate::base::Cancel;
+use crate::base::flag::yes_or_no;
 use crate::error::{Error, Reason};
 use crate::etcd::diff::Wanted;
 use crate::job::apply::{
     Difference, KeyName, MAX_REQUEST_BYTES, MAX_TXN_OPS, Options, Outcome, Status, Verb, run,
 };
+use crate::job::options::State;
 use crate::job::read::Keys;
 use crate::job::report::Report;
 use crate::job::tags::without_excluded;
@@ -49,10 +51,10 @@ pub(super) struct ApplyArgs {
     #[arg(long, value_name = "P")]
     prefix: OsString,
     /// Write; without it only what differs is shown
-    #[arg(long, value_parser = super::yes_or_no)]
+    #[arg(long, value_parser = yes_or_no)]
     execute: bool,
     /// Also delete the live keys with the prefix that the backup does not have
-    #[arg(long, value_parser = super::yes_or_no)]
+    #[arg(long, value_parser = yes_or_no)]
     delete_extra: bool,
     /// The most keys in a transaction: etcd's own flag of this name
     #[arg(long, value_name = "N", default_value_t = MAX_TXN_OPS as u32, value_parser = clap::value_parser!(u32).range(1..))]
@@ -63,7 +65,7 @@ pub(super) struct ApplyArgs {
     #[command(flatten)]
     live: EndpointArgs,
     #[command(flatten)]
-    state: StateArgs,
+    state: State,
     #[command(flatten)]
     backup: BackupArgs,
 }

@@ -1,6 +1,6 @@
 //! How much may be read and written in a second: the flag, and the limits made of it.
 
-use super::size::parse_size;
+use crate::base::quantity;
 use crate::store::{Bandwidth, Store};
 use clap::Args;
 use std::num::NonZeroU64;
@@ -17,7 +17,7 @@ pub(super) struct BandwidthArgs {
 }
 
 fn parse_bandwidth(s: &str) -> Result<NonZeroU64, String> {
-    NonZeroU64::new(parse_size(s)?)
+    NonZeroU64::new(quantity::parse(s)?)
         .ok_or_else(|| "nothing would ever be done; leave the flag out for no limit".to_owned())
 }
 

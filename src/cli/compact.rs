@@ -3,13 +3,11 @@
 use super::leases::LeaseArgs;
 use super::metrics::MetricsArgs;
 use super::show::{self, Text};
-use super::{Ended, Output, StateArgs, StoreArgs, print_report, size};
+use super::{Ended, Output, StoreArgs, print_report, size};
 use crate::base::Cancel;
-use crate::bucket::codec::CompressionChoice;
 use crate::error::Result;
 use crate::job::compact::{Options, Outcome, Status, run};
 use crate::job::report::Report;
-use crate::mvcc::KeepHistory;
 use crate::telemetry::metrics::{Folded, Metrics, SavedSnapshot, SnapshotKind};
 use chrono::Utc;
 use clap::Args;
@@ -21,7 +19,7 @@ use std::time::{Duration, Instant};
 /// HashKV), uploaded, read back, and named for the exact revision it holds. The same input and
 /// options give the same bytes and the same name, so a rerun is harmless.
 #[derive(Debug, Args)]
-#[command(after_long_help = "\
+#[command(mut_arg("keep_history", |a| a.default_value("latest")), after_long_help = "\
 Examples:
   Fold all that is there:
       deltafold compact --store s3://backups/etcd-main
@@ -37,16 +35,7 @@ pub(super) struct CompactArgs {
     #[command(flatten)]
     store: StoreArgs,
     #[command(flatten)]
-    state: StateArgs,
-    /// How much history to keep: latest, all, a number of revisions, or a duration (90s, 1h30m, 7d)
-    #[arg(long, value_name = "HISTORY", default_value = "latest")]
-    keep_history: KeepHistory,
-    /// same (as the newest snapshot), none, gzip, zlib, lzw, zstd or zstd:LEVEL
-    #[arg(long, value_name = "METHOD", default_value = "same")]
-    compression: CompressionChoice,
-    /// Only say what would be done
-    #[arg(long, value_parser = super::yes_or_no)]
-    dry_run: bool,
+    options: Options,
     #[command(flatten)]
     leases: LeaseArgs,
     #[command(flatten)]
@@ -63,16 +52,13 @@ impl CompactArgs {
     fn compact(&self, cancel: &Cancel, metrics: &Metrics, output: Output) -> Ended {
         let ctx = self.store.context(cancel)?;
         let options = Options {
-            request: self.state.request(),
-            keep_history: self.keep_history,
-            compression: self.compression,
-            dry_run: self.dry_run,
             leases: self.leases.snapshot_leases(),
+            ..self.options.clone()
         };
         let started = Instant::now();
         let ended = run(&ctx, &options);
         metrics.store_read(ctx.store.bytes_read());
-        if !self.dry_run {
+        if !options.dry_run {
             measure(metrics, &ended, started.elapsed());
         }
         let report = ended?;

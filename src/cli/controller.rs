@@ -1,6 +1,7 @@
 //! `deltafold controller`: its arguments.
 
 use crate::base::Cancel;
+use crate::base::flag::yes_or_no;
 use crate::controller::jobs::Settings;
 use crate::controller::{ControllerMetrics, Options, run};
 use crate::error::Result;
@@ -43,7 +44,7 @@ pub(super) struct ControllerArgs {
     #[arg(long, value_name = "N", default_value = "20")]
     max_jobs: u32,
     /// Whether several replicas elect a leader, by a Lease
-    #[arg(long, value_name = "BOOL", default_value = "true", action = clap::ArgAction::Set, value_parser = super::yes_or_no)]
+    #[arg(long, value_name = "BOOL", default_value = "true", action = clap::ArgAction::Set, value_parser = yes_or_no)]
     leader_elect: bool,
     /// The leader's Lease
     #[arg(long, value_name = "NAME", default_value = "deltafold-controller")]

@@ -4,14 +4,14 @@ use super::bandwidth::BandwidthArgs;
 use super::metrics::MetricsArgs;
 use super::show::Text;
 use super::{Ended, MeansArgs, Output, parse_options, print_report, size};
-use crate::base::Cancel;
+use crate::base::flag::yes_or_no;
+use crate::base::{Cancel, duration};
 use crate::bucket::codec::CompressionChoice;
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
-use crate::job::copy::plan::{Encryption, Form, Wanted};
+use crate::job::copy::plan::{Encryption, Form, Most, Wanted};
 use crate::job::copy::{Fate, ObjectOutcome, Options, Outcome, Status, WaitForFinal, follow, run};
 use crate::job::report::Report;
-use crate::mvcc::history::parse_duration;
 use crate::store;
 use crate::telemetry::metrics::Metrics;
 use clap::Args;
@@ -65,23 +65,19 @@ pub(super) struct CopyArgs {
         help_heading = "Store"
     )]
     to_option: Vec<String>,
-    /// Copy only the newest so many backups [default: all]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    max_backups: Option<u32>,
-    /// Copy only backups whose full snapshot is not older than so many days [default: all]
-    #[arg(long, value_name = "DAYS")]
-    max_backup_age: Option<u32>,
+    #[command(flatten)]
+    most: Most,
     /// Wait first until the source's newest full snapshot is marked final
-    #[arg(long, value_parser = super::yes_or_no)]
+    #[arg(long, value_parser = yes_or_no)]
     wait_for_final: bool,
     /// Copy what is there when it has not come for so long; 0s: wait for ever
-    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = parse_time_span)]
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration::parse)]
     wait_timeout: Duration,
     /// Go on copying what comes, until it is stopped
-    #[arg(long, value_parser = super::yes_or_no, conflicts_with = "dry_run")]
+    #[arg(long, value_parser = yes_or_no, conflicts_with = "dry_run")]
     follow: bool,
     /// How often the source is listed, while it is waited for or followed
-    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = parse_interval)]
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = duration::parse_above_zero)]
     interval: Duration,
     /// same (byte for byte), none, gzip, zlib, lzw, zstd or zstd:LEVEL
     #[arg(long, value_name = "METHOD", default_value = "same")]
@@ -89,19 +85,19 @@ pub(super) struct CopyArgs {
     /// Write encrypted snapshots as plain text
     #[arg(
         long,
-        value_parser = super::yes_or_no,
+        value_parser = yes_or_no,
         conflicts_with_all = ["age_recipient", "age_recipients_file"],
         help_heading = "Encryption"
     )]
     decrypt: bool,
     /// Copy excluded snapshots, too, with their marks
-    #[arg(long, value_parser = super::yes_or_no)]
+    #[arg(long, value_parser = yes_or_no)]
     include_excluded: bool,
     /// Copy although the target is the backup of another cluster; from now on it is the source's
-    #[arg(long, value_parser = super::yes_or_no)]
+    #[arg(long, value_parser = yes_or_no)]
     take_over: bool,
     /// Only say what would be done
-    #[arg(long, value_parser = super::yes_or_no)]
+    #[arg(long, value_parser = yes_or_no)]
     dry_run: bool,
     /// Snapshots of 1 MiB and more under way at once; each holds about 32 MiB [default: as many as threads]
     ///
@@ -114,17 +110,6 @@ pub(super) struct CopyArgs {
     bandwidth: BandwidthArgs,
     #[command(flatten)]
     metrics: MetricsArgs,
-}
-
-fn parse_time_span(s: &str) -> Result<Duration, String> {
-    parse_duration(s).ok_or_else(|| "give a duration such as 90s, 24h or 7d".to_owned())
-}
-
-fn parse_interval(s: &str) -> Result<Duration, String> {
-    match parse_time_span(s)? {
-        Duration::ZERO => Err("it would list without a pause; give 1s or more".to_owned()),
-        interval => Ok(interval),
-    }
 }
 
 impl CopyArgs {
@@ -202,10 +187,11 @@ impl CopyArgs {
             (false, true) => Encryption::Decrypt,
             (false, false) => Encryption::Keep,
         };
+        let number = |n: Option<i64>| n.and_then(|n| u32::try_from(n).ok());
         Options {
             wanted: Wanted {
-                max_backups: self.max_backups,
-                max_backup_age_days: self.max_backup_age,
+                max_backups: number(self.most.max_backups),
+                max_backup_age_days: number(self.most.max_backup_age),
                 excluded: self.include_excluded,
                 form: Form {
                     encoding: match self.compression {

@@ -1,8 +1,8 @@
 //! `deltafold diff`: its arguments, and what changed in words.
 
 use super::stream::Stream;
-use super::{BackupArgs, Ended, Output, parse_time, show};
-use crate::base::Cancel;
+use super::{BackupArgs, Ended, Output, show};
+use crate::base::{Cancel, flag};
 use crate::error::Result;
 use crate::job::fold::{Request, Source, Target};
 use crate::job::read::diff::Diff;
@@ -51,7 +51,7 @@ fn parse_point(s: &str) -> Result<Target, String> {
     match s.parse() {
         Ok(r) if r > 0 => Ok(Target::Revision(Revision(r))),
         Ok(r) => Err(format!("{r} is no revision: they begin at 1")),
-        Err(_) => parse_time(s)
+        Err(_) => flag::time(s)
             .map(Target::Time)
             .map_err(|e| format!("neither a revision nor a time: {e}")),
     }

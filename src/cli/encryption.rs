@@ -1,6 +1,6 @@
 //! Encryption: the flags, and the files that they name.
 
-use crate::bucket::trust::Trust;
+use crate::bucket::trust::{Plaintext, Trust};
 use crate::error::{Reason, Result};
 use crate::mvcc::Revision;
 use crate::store::Keys;
@@ -35,12 +35,8 @@ pub(super) struct EncryptionArgs {
         value_delimiter = ','
     )]
     age_identity: Vec<PathBuf>,
-    /// Go on without snapshots that are not encrypted, though keys are given: they may be anybody's
-    #[arg(long, value_parser = super::yes_or_no)]
-    ignore_untrusted: bool,
-    /// The prefix was encrypted later: trust snapshots from before that, if they end below this revision
-    #[arg(long, value_name = "REVISION", value_parser = clap::value_parser!(i64).range(1..))]
-    allow_plaintext_below: Option<i64>,
+    #[command(flatten)]
+    plaintext: Plaintext,
 }
 
 /// Bytes of a file of keys; a key takes less than a hundred.
@@ -53,8 +49,8 @@ impl EncryptionArgs {
             only_encrypted: keys.encrypts() || keys.decrypts(),
             // Who has an identity expects something that is encrypted.
             unless_all_plain: !keys.decrypts(),
-            plaintext_below: self.allow_plaintext_below.map(Revision),
-            ignore_untrusted: self.ignore_untrusted,
+            plaintext_below: self.plaintext.allow_plaintext_below.map(Revision),
+            ignore_untrusted: self.plaintext.ignore_untrusted,
         }
     }
 

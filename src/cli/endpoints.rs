@@ -4,28 +4,16 @@ use crate::base::Cancel;
 use crate::error::{Error, Reason, Result};
 use crate::etcd::client::Client;
 use crate::etcd::connect::{Connector, Endpoints, User};
-use crate::mvcc::history::parse_duration;
 use clap::Args;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 use tokio::runtime::Handle;
 
 /// The live etcd.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Live etcd")]
 pub(super) struct EndpointArgs {
-    /// URLs of its members, with commas; tried in turn
-    #[arg(long, value_name = "URLS", value_delimiter = ',', required = true)]
-    endpoints: Vec<String>,
-    /// PEM of the authorities of its certificates [default: the system's]
-    #[arg(long, value_name = "FILE")]
-    cacert: Option<PathBuf>,
-    /// PEM of the client's certificate
-    #[arg(long, value_name = "FILE", requires = "key")]
-    cert: Option<PathBuf>,
-    /// PEM of the client's key
-    #[arg(long, value_name = "FILE", requires = "cert")]
-    key: Option<PathBuf>,
+    #[command(flatten)]
+    endpoints: Endpoints,
     /// A user of etcd, and the password unless --password gives it
     ///
     /// On the command line other users of the machine may see the password: give it as
@@ -48,18 +36,6 @@ pub(super) struct EndpointArgs {
         conflicts_with = "password"
     )]
     password_file: Option<PathBuf>,
-    /// How long to wait for a connection
-    #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = parse_timeout)]
-    dial_timeout: Duration,
-    /// How long to wait for an answer
-    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = parse_timeout)]
-    command_timeout: Duration,
-    /// A connection that is silent for so long is looked after
-    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_timeout)]
-    keepalive_time: Duration,
-    /// And given up after so long without an answer
-    #[arg(long, value_name = "DURATION", default_value = "6s", value_parser = parse_timeout)]
-    keepalive_timeout: Duration,
 }
 
 impl EndpointArgs {
@@ -73,21 +49,14 @@ impl EndpointArgs {
         let password = from_file.as_deref().or(self.password.as_deref());
         let user = user(self.user.as_deref(), password)?;
         Ok(Endpoints {
-            endpoints: self.endpoints.iter().map(|e| e.trim().to_owned()).collect(),
-            cacert: self.cacert.clone(),
-            cert: self.cert.clone(),
-            key: self.key.clone(),
             user,
-            dial_timeout: self.dial_timeout,
-            command_timeout: self.command_timeout,
-            keepalive_time: self.keepalive_time,
-            keepalive_timeout: self.keepalive_timeout,
+            ..self.endpoints.clone()
         })
     }
 
     /// Whether any was named.
     pub(super) fn is_given(&self) -> bool {
-        !self.endpoints.is_empty()
+        !self.endpoints.endpoints.is_empty()
     }
 
     /// A connection to its keys.
@@ -129,12 +98,6 @@ fn user(user: Option<&str>, password: Option<&str>) -> Result<Option<User>> {
         name: name.to_owned(),
         password: password.to_owned(),
     }))
-}
-
-fn parse_timeout(s: &str) -> Result<Duration, String> {
-    parse_duration(s)
-        .filter(|d| !d.is_zero())
-        .ok_or_else(|| "give a duration such as 500ms, 5s or 1m".to_owned())
 }
 
 #[cfg(test)]

@@ -1,9 +1,10 @@
 //! `deltafold export`: its arguments, and keys as JSON lines.
 
 use super::stream::Stream;
-use super::{BackupArgs, Ended, StateArgs};
+use super::{BackupArgs, Ended};
 use crate::base::Cancel;
 use crate::error::Result;
+use crate::job::options::State;
 use crate::job::read::Keys;
 use crate::job::read::entry::Entry;
 use crate::job::tags::without_excluded;
@@ -32,7 +33,7 @@ pub(super) struct ExportArgs {
     #[arg(long, value_name = "P")]
     prefix: Option<OsString>,
     #[command(flatten)]
-    state: StateArgs,
+    state: State,
     #[command(flatten)]
     backup: BackupArgs,
 }

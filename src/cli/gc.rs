@@ -3,15 +3,15 @@
 use super::metrics::MetricsArgs;
 use super::show::Text;
 use super::{Ended, Output, StoreArgs, print_report, size};
-use crate::base::Cancel;
-use crate::bucket::retention::{self, Periods, Policy};
+use crate::base::flag::yes_or_no;
+use crate::base::{Cancel, duration};
+use crate::bucket::retention::Periods;
 use crate::error::Result;
-use crate::job::gc::{Decision, Fate, Object, Options, Outcome, Status, run};
+use crate::job::gc::{Decision, Fate, Object, Options, Outcome, Rules, Status, run};
 use crate::job::report::Report;
 use crate::job::restorable::Restorable;
-use crate::mvcc::history::parse_duration;
 use chrono::TimeDelta;
-use clap::{Args, ValueEnum};
+use clap::Args;
 use std::collections::BTreeMap;
 
 /// Remove the snapshots that a policy does not keep, and what removal leaves behind
@@ -39,89 +39,42 @@ removed, or that another run is at work.")]
 pub(super) struct GcArgs {
     #[command(flatten)]
     store: StoreArgs,
-    /// Which fulls are kept
-    #[arg(long, value_name = "POLICY")]
-    policy: PolicyName,
-    /// With the policy "limit": so many of the newest fulls, with their deltas
-    #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
-    limit: u32,
-    /// With "exponential": the newest full of each of so many hours (UTC), this one included
-    #[arg(long, value_name = "N", default_value_t = 24)]
-    keep_hourly: u32,
-    /// Of so many days
-    #[arg(long, value_name = "N", default_value_t = 7)]
-    keep_daily: u32,
-    /// Of so many weeks, from Monday on
-    #[arg(long, value_name = "N", default_value_t = 4)]
-    keep_weekly: u32,
-    /// Of so many months
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    keep_monthly: u32,
-    /// Keep deltas that a newer full has superseded for so long, while a full that is kept leads to them
-    /// [default: with "exponential" they go at once, with "limit" they stay with their fulls]
-    #[arg(long, value_name = "DURATION", value_parser = parse_time)]
-    delta_retention: Option<TimeDelta>,
-    /// All that can be restored of so long a time before now stays restorable
-    #[arg(long, value_name = "DURATION", value_parser = parse_time)]
-    restorable_window: Option<TimeDelta>,
-    /// First only exclude what goes, so that `deltafold undelete` brings it back, and delete it when it was
-    /// excluded for so long; 0s: delete at once
-    #[arg(long, value_name = "DURATION", default_value = "7d", value_parser = parse_time)]
-    purge_after: TimeDelta,
+    #[command(flatten)]
+    rules: Rules,
+    #[command(flatten)]
+    periods: Periods,
     /// Delete uploads that nobody completed, and notes on snapshots that are not there, when so old
-    #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = parse_time)]
+    #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = staging_age)]
     staging_age: TimeDelta,
     /// Remove even if the newest revision that can be restored would fall
-    #[arg(long, value_parser = super::yes_or_no)]
+    #[arg(long, value_parser = yes_or_no)]
     allow_shrink: bool,
     /// Do it; without this nothing is changed
-    #[arg(long, value_parser = super::yes_or_no)]
+    #[arg(long, value_parser = yes_or_no)]
     apply: bool,
     #[command(flatten)]
     metrics: MetricsArgs,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum PolicyName {
-    /// The newest full of each of the last hours, days, weeks and months
-    Exponential,
-    /// The newest fulls
-    Limit,
-}
-
-fn parse_time(s: &str) -> Result<TimeDelta, String> {
-    let time = parse_duration(s).and_then(|d| TimeDelta::from_std(d).ok());
-    time.ok_or_else(|| "give a duration such as 90s, 30m, 1h30m or 7d".to_owned())
+fn staging_age(s: &str) -> Result<TimeDelta, String> {
+    TimeDelta::from_std(duration::parse(s)?).map_err(|e| e.to_string())
 }
 
 impl GcArgs {
-    fn options(&self) -> Options {
-        Options {
-            retention: retention::Options {
-                policy: match self.policy {
-                    PolicyName::Limit => Policy::Limit(self.limit),
-                    PolicyName::Exponential => Policy::Exponential(Periods {
-                        hourly: self.keep_hourly,
-                        daily: self.keep_daily,
-                        weekly: self.keep_weekly,
-                        monthly: self.keep_monthly,
-                    }),
-                },
-                delta_retention: self.delta_retention,
-                restorable_window: self.restorable_window,
-                purge_after: Some(self.purge_after).filter(|age| !age.is_zero()),
-            },
+    fn options(&self) -> Result<Options> {
+        Ok(Options {
+            retention: self.rules.retention(self.periods)?,
             staging_age: self.staging_age,
             apply: self.apply,
             allow_shrink: self.allow_shrink,
             look_again: Options::LOOK_AGAIN,
-        }
+        })
     }
 
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         self.metrics.around("gc", cancel, |_| {
             let ctx = self.store.context(cancel)?;
-            let report = run(&ctx, &self.options())?;
+            let report = run(&ctx, &self.options()?)?;
             print_report(output, report, in_words)
         })
     }

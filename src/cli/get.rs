@@ -1,11 +1,13 @@
 //! `deltafold get`: its arguments, and keys with their values in words.
 
 use super::stream::Stream;
-use super::{BackupArgs, Ended, Output, StateArgs, show};
+use super::{BackupArgs, Ended, Output, show};
 use crate::base::Cancel;
+use crate::base::flag::yes_or_no;
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
 use crate::job::fold::Source;
+use crate::job::options::State;
 use crate::job::read::entry::Entry;
 use crate::job::read::{self, Keys};
 use crate::job::tags::without_excluded;
@@ -46,10 +48,10 @@ pub(super) struct GetArgs {
     #[arg(long, value_name = "P")]
     prefix: Option<OsString>,
     /// Print the bytes of KEY's value and nothing else
-    #[arg(long, value_parser = super::yes_or_no)]
+    #[arg(long, value_parser = yes_or_no)]
     raw: bool,
     #[command(flatten)]
-    state: StateArgs,
+    state: State,
     #[command(flatten)]
     backup: BackupArgs,
 }

@@ -1,9 +1,8 @@
 //! Which Kubernetes, and where in it: the flags of the commands that people give a controller's cluster.
 
-use crate::base::Cancel;
+use crate::base::{Cancel, duration};
 use crate::error::Result;
 use crate::kubernetes::Person;
-use crate::mvcc::history::{parse_duration, show_duration};
 use chrono::{DateTime, Utc};
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
@@ -34,16 +33,11 @@ pub(super) fn wait_for<T>(cancel: &Cancel, f: impl Future<Output = Result<T>>) -
     Handle::current().block_on(cancel.or(f))?
 }
 
-/// A duration flag that may be 0.
-pub(super) fn parse_time_span(s: &str) -> Result<Duration, String> {
-    parse_duration(s).ok_or_else(|| "give a duration such as 90s, 30m, 1h30m or 7d".to_owned())
-}
-
 /// How long ago something was, for people.
 pub(super) fn age(then: DateTime<Utc>, now: DateTime<Utc>) -> String {
     let seconds = (now - then).num_seconds();
     // Another machine's clock may be ahead.
-    show_duration(Duration::from_secs(u64::try_from(seconds).unwrap_or(0))).replace("0ms", "0s")
+    duration::show(Duration::from_secs(u64::try_from(seconds).unwrap_or(0))).replace("0ms", "0s")
 }
 
 /// Columns as wide as their widest cell.

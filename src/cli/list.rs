@@ -3,7 +3,7 @@
 use super::kubernetes::table;
 use super::show::Text;
 use super::{Ended, Output, StoreArgs, print_report, size};
-use crate::base::Cancel;
+use crate::job::Context;
 use crate::job::list::{Listed, Options, Outcome, Restorable, run};
 use crate::job::report::Report;
 use crate::shorten;
@@ -23,23 +23,14 @@ Examples:
 It ends with 0 whatever is wrong with the snapshots: that stands under problems.")]
 pub(super) struct ListArgs {
     #[command(flatten)]
-    store: StoreArgs,
-    /// Read the contents too, not only the names
-    #[arg(long, value_parser = super::yes_or_no)]
-    deep: bool,
-    /// Read the tags of all snapshots, to show each that is excluded: a request each
-    #[arg(long, value_parser = super::yes_or_no)]
-    all_tags: bool,
+    pub(super) store: StoreArgs,
+    #[command(flatten)]
+    options: Options,
 }
 
 impl ListArgs {
-    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
-        let options = Options {
-            deep: self.deep,
-            all_tags: self.all_tags,
-        };
-        let report = run(&self.store.context(cancel)?, options)?;
-        print_report(output, report, in_words)
+    pub(super) fn run(&self, ctx: &Context, output: Output) -> Ended {
+        print_report(output, run(ctx, self.options)?, in_words)
     }
 }
 

@@ -1,15 +1,15 @@
 //! `deltafold lock`: its arguments, and its outcome in words.
 
 use super::show::Text;
-use super::{Ended, Output, StoreArgs, parse_time, print_report};
-use crate::base::Cancel;
-use crate::error::{Error, Reason, Result};
+use super::{Ended, Output, StoreArgs, print_report};
+use crate::base::flag::{self, yes_or_no};
+use crate::base::{Cancel, duration};
+use crate::error::{Error, Reason};
 use crate::job::report::Report;
 use crate::job::retain::{Decision, Options, Outcome, Status, run};
-use crate::mvcc::history::parse_duration;
 use crate::store::Mode;
 use chrono::{DateTime, TimeDelta, Utc};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use std::time::Duration;
 
 /// Lock a chain against deletion, by S3's object lock
@@ -38,35 +38,20 @@ pub(super) struct LockArgs {
     #[command(flatten)]
     store: StoreArgs,
     /// Until when
-    #[arg(long, value_name = "RFC3339", value_parser = parse_time, required_unless_present = "for", conflicts_with = "for")]
+    #[arg(long, value_name = "RFC3339", value_parser = flag::time, required_unless_present = "for", conflicts_with = "for")]
     until: Option<DateTime<Utc>>,
     /// For how long from now on (12h, 30d)
-    #[arg(long, value_name = "DURATION", value_parser = parse_for)]
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse_above_zero)]
     r#for: Option<Duration>,
     /// Who may still delete it
     #[arg(long, value_name = "MODE", default_value = "governance")]
-    mode: ModeArg,
+    mode: Mode,
     /// The full whose chain is locked, by its name [default: the newest chain of the newest timeline]
     #[arg(long, value_name = "NAME")]
     chain: Option<String>,
     /// Only say what would be done
-    #[arg(long, value_parser = super::yes_or_no)]
+    #[arg(long, value_parser = yes_or_no)]
     dry_run: bool,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum ModeArg {
-    /// Who has the right s3:BypassGovernanceRetention
-    Governance,
-    /// Nobody, before the time has come; this cannot be taken back
-    Compliance,
-}
-
-fn parse_for(s: &str) -> Result<Duration, String> {
-    match parse_duration(s) {
-        Some(d) if !d.is_zero() => Ok(d),
-        _ => Err("give a duration such as 12h or 30d".to_owned()),
-    }
 }
 
 impl LockArgs {
@@ -81,10 +66,7 @@ impl LockArgs {
         };
         let options = Options {
             until,
-            mode: match self.mode {
-                ModeArg::Governance => Mode::Governance,
-                ModeArg::Compliance => Mode::Compliance,
-            },
+            mode: self.mode,
             chain: self.chain.clone(),
             dry_run: self.dry_run,
         };

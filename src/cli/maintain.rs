@@ -3,11 +3,11 @@
 use super::endpoints::EndpointArgs;
 use super::metrics::MetricsArgs;
 use super::show::Text;
-use super::size::parse_size;
 use super::{Ended, MeansArgs, Output, print_report, size};
-use crate::base::Cancel;
+use crate::base::flag::yes_or_no;
+use crate::base::{Cancel, quantity};
 use crate::job::maintain::{
-    Decision, Defrag, Keep, LockLease, MemberOutcome, Options, Outcome, Status, run,
+    Decision, LockLease, MemberOutcome, Options, Outcome, Status, Upkeep, run,
 };
 use crate::job::report::Report;
 use crate::telemetry::metrics::Metrics;
@@ -40,19 +40,15 @@ healthy, or that another run is at work.")]
 pub(super) struct MaintainArgs {
     #[command(flatten)]
     live: EndpointArgs,
-    /// History to keep: a number of revisions, or with --store a duration (90s, 1h30m, 7d)
-    #[arg(long, value_name = "HISTORY")]
-    compact_keep: Option<Keep>,
-    /// Defragment members that waste such a part of their database (0 to 1), or always
-    #[arg(long, value_name = "FRACTION")]
-    defrag: Option<Defrag>,
+    #[command(flatten)]
+    upkeep: Upkeep,
     /// Their quota, as etcd has it; beyond 80 % of it less waste is enough [default: what they say]
     ///
     /// Servers before 3.6 do not say.
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", value_parser = quantity::parse)]
     quota_backend_bytes: Option<u64>,
     /// Only say what would be done
-    #[arg(long, value_parser = super::yes_or_no)]
+    #[arg(long, value_parser = yes_or_no)]
     dry_run: bool,
     /// The folder that holds v2/: nothing is compacted that is not saved in it
     #[arg(long, value_name = "URL", help_heading = "Store")]
@@ -83,8 +79,7 @@ impl MaintainArgs {
             .map(|url| self.means.context(url, cancel))
             .transpose()?;
         let options = Options {
-            compact_keep: self.compact_keep,
-            defrag: self.defrag,
+            upkeep: self.upkeep.clone(),
             quota: self.quota_backend_bytes,
             dry_run: self.dry_run,
             temp_dir: self.means.temp_dir()?,

@@ -1,9 +1,8 @@
 //! Metrics for Prometheus: the flags, and how a job that ends is measured.
 
 use super::Ended;
-use crate::base::Cancel;
+use crate::base::{Cancel, duration};
 use crate::error::{Error, Result};
-use crate::mvcc::history::parse_duration;
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::serve::{BindAddress, Server, serve};
 use crate::telemetry::textfile::{self, Textfile};
@@ -20,15 +19,11 @@ pub(super) struct MetricsArgs {
     #[arg(long, value_name = "ADDRESS")]
     metrics_bind_address: Option<BindAddress>,
     /// How long a run that has ended goes on serving its metrics; a signal ends it at once
-    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = parse_wait)]
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration::parse)]
     metrics_scrape_wait: Duration,
     /// Write the metrics to this file, for node exporter's textfile collector; also when the run fails
     #[arg(long, value_name = "FILE")]
     metrics_file: Option<PathBuf>,
-}
-
-fn parse_wait(s: &str) -> Result<Duration, String> {
-    parse_duration(s).ok_or_else(|| "give a duration such as 90s or 2m".to_owned())
 }
 
 impl MetricsArgs {

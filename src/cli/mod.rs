@@ -22,13 +22,11 @@ mod lock;
 mod maintain;
 mod manifests;
 mod metrics;
-mod peers;
 mod pin;
 mod policy;
 mod restore;
 mod schemas;
 mod show;
-mod size;
 mod snapshot;
 mod store_check;
 mod stream;
@@ -37,26 +35,21 @@ mod termination;
 mod undelete;
 mod verify;
 
-pub use schemas::schemas;
-
-use crate::base::Cancel;
+use crate::base::{Cancel, quantity};
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
-use crate::job::fold::{Request, Target};
 use crate::job::report::Report;
 use crate::job::restore::Backup;
 use crate::limits::Limits;
-use crate::mvcc::Revision;
 use crate::shown;
 use crate::store::{self, Store};
 use crate::telemetry::logs::{self, LogFormat};
 use crate::telemetry::memory;
-use chrono::{DateTime, Utc};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use schemars::JsonSchema;
+pub use schemas::schemas;
 use serde::Serialize;
-use size::parse_size;
 use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -227,10 +220,10 @@ struct MeansArgs {
     #[arg(long, value_name = "MODE")]
     file_mode: Option<store::FileMode>,
     /// The largest database that is read, unpacked; a full snapshot of more is refused as TooLarge
-    #[arg(long, value_name = "SIZE", default_value = "16GiB", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", default_value = "16GiB", value_parser = quantity::parse)]
     max_database_bytes: u64,
     /// The largest key and value together; a snapshot with a larger one is refused as TooLarge
-    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = quantity::parse)]
     max_value_bytes: u64,
     #[command(flatten)]
     encryption: encryption::EncryptionArgs,
@@ -352,51 +345,6 @@ fn parse_options(given: &[String], flag: &str) -> Result<Vec<(String, String)>> 
             )),
         })
         .collect()
-}
-
-/// Which state of a backup.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "State")]
-struct StateArgs {
-    /// The state at this revision [default: the newest]
-    #[arg(long, value_name = "N", conflicts_with = "time", value_parser = clap::value_parser!(i64).range(1..))]
-    revision: Option<i64>,
-    /// The state after the last event whose time is not after this
-    #[arg(long, value_name = "RFC3339", value_parser = parse_time)]
-    time: Option<DateTime<Utc>>,
-    /// Take this timeline, by its ID in `deltafold list --deep` [default: the newest]
-    #[arg(long, value_name = "ID")]
-    timeline: Option<String>,
-}
-
-impl StateArgs {
-    fn request(&self) -> Request {
-        Request {
-            target: match (self.revision, self.time) {
-                (Some(r), _) => Target::Revision(Revision(r)),
-                (None, Some(t)) => Target::Time(t),
-                (None, None) => Target::Newest,
-            },
-            timeline: self.timeline.clone(),
-        }
-    }
-}
-
-fn parse_time(s: &str) -> Result<DateTime<Utc>, String> {
-    DateTime::parse_from_rfc3339(s)
-        .map(|t| t.with_timezone(&Utc))
-        .map_err(|e| {
-            format!("{e}; give date, time and zone, such as 2026-11-20T12:00:00Z or 2026-11-20T13:00:00+01:00")
-        })
-}
-
-/// The value of a flag's variable. An empty one is a Kubernetes template's way to say no.
-fn yes_or_no(s: &str) -> Result<bool, String> {
-    match s.to_ascii_lowercase().as_str() {
-        "true" | "yes" | "on" | "y" | "t" | "1" => Ok(true),
-        "" | "false" | "no" | "off" | "n" | "f" | "0" => Ok(false),
-        _ => Err("it is neither true nor false".to_owned()),
-    }
 }
 
 /// Flags of which one excludes the other.
@@ -581,7 +529,9 @@ fn run(cli: Cli) -> Ended {
         Command::Snapshot(args) if args.is_follow() => args.run(&Cancel::default(), output),
         Command::Snapshot(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Copy(args) => with_signals(|cancel| args.run(cancel, output)),
-        Command::List(args) => with_signals(|cancel| args.run(cancel, output)),
+        Command::List(args) => {
+            with_signals(|cancel| args.run(&args.store.context(cancel)?, output))
+        }
         Command::Restore(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Get(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::History(args) => with_signals(|cancel| args.run(cancel, output)),

@@ -20,27 +20,15 @@ Examples:
   Let it go:
       deltafold pin --store s3://backups/etcd-main Full-00000000-00012345-1795224681.gz --unpin")]
 pub(super) struct PinArgs {
-    /// The name or the path of a full
-    #[arg(value_name = "NAME")]
-    name: String,
-    /// Why, for whoever looks at it later
-    #[arg(long, value_name = "TEXT", conflicts_with = "unpin")]
-    reason: Option<String>,
-    /// Let it go
-    #[arg(long, value_parser = super::yes_or_no)]
-    unpin: bool,
+    #[command(flatten)]
+    options: Options,
     #[command(flatten)]
     store: StoreArgs,
 }
 
 impl PinArgs {
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
-        let options = Options {
-            name: self.name.clone(),
-            reason: self.reason.clone(),
-            unpin: self.unpin,
-        };
-        let report = run(&self.store.context(cancel)?, &options)?;
+        let report = run(&self.store.context(cancel)?, &self.options)?;
         print_report(output, report, in_words)
     }
 }

@@ -2,8 +2,9 @@
 
 use super::kubernetes::{ClusterArgs, age, table, wait_for};
 use super::show::Text;
-use super::{Ended, Output, print_outcome, size, yes_or_no};
+use super::{Ended, Output, print_outcome, size};
 use crate::base::Cancel;
+use crate::base::flag::yes_or_no;
 use crate::controller::api::{
     Condition, EtcdBackupPolicy, EtcdBackupPolicyStatus, LastRun, RunState, SnapshotStatus,
 };

@@ -1,22 +1,13 @@
 //! `deltafold restore`: its arguments, and its outcome in words.
 
 use super::show::{self, Text};
-use super::{Ended, MeansArgs, Output, StateArgs, print_report, size};
+use super::{Ended, MeansArgs, Output, print_report, size};
 use crate::base::Cancel;
-use crate::datadir::Cluster;
-use crate::datadir::place::Place;
-use crate::error::{Error, Reason, Result};
 use crate::job::report::Report;
-use crate::job::restore::{Action, Depth, Fate, Leases, Options, Outcome, Status, To, run};
-use crate::mvcc::KeepHistory;
-use crate::mvcc::history::parse_duration;
+use crate::job::restore::{Action, Fate, Membership, Options, Outcome, Status, run};
 use crate::shorten;
-use clap::{Args, ValueEnum};
+use clap::Args;
 use std::path::PathBuf;
-use std::time::Duration;
-
-/// The longest time to live that etcd takes, in seconds.
-const LONGEST_LEASE: u64 = 9_000_000_000;
 
 /// Restore a member's data directory, at any revision or time, without an etcd
 ///
@@ -26,6 +17,7 @@ const LONGEST_LEASE: u64 = 9_000_000_000;
 /// kept aside.
 #[derive(Debug, Args)]
 #[command(
+    mut_args(Membership::with_default),
     override_usage = "\
 deltafold restore [OPTIONS] (--store <URL>... | --snapshot <FILE>) (--data-dir <DIR> | --to-snapshot <FILE>)",
     after_long_help = "\
@@ -73,108 +65,7 @@ pub(super) struct RestoreArgs {
     #[command(flatten)]
     means: MeansArgs,
     #[command(flatten)]
-    state: StateArgs,
-    #[command(flatten)]
-    target: TargetArgs,
-    #[command(flatten)]
-    content: ContentArgs,
-    /// Restore only if the member that is there needs it, after a look at it
-    ///
-    /// sanity: the files are there, the database's header is right, the WAL can be read. full: every page
-    /// of the database, too, and its HashKV agrees with the backup's. Refused where the other members of
-    /// --initial-cluster have a quorum.
-    #[arg(
-        long,
-        value_name = "LOOK",
-        conflicts_with = "to_snapshot",
-        help_heading = "Target"
-    )]
-    if_needed: Option<Look>,
-    #[command(flatten)]
-    peers: super::peers::PeerArgs,
-    /// Only say what would be done
-    #[arg(long, help_heading = "Output", value_parser = super::yes_or_no)]
-    dry_run: bool,
-}
-
-/// Where to; the flags are etcdutl's.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Target")]
-struct TargetArgs {
-    /// The member's data directory; it may be a mount point
-    #[arg(long, value_name = "DIR", required_unless_present = "to_snapshot")]
-    data_dir: Option<PathBuf>,
-    /// A WAL directory of its own [default: in the data directory]
-    #[arg(long, value_name = "DIR", conflicts_with = "to_snapshot")]
-    wal_dir: Option<PathBuf>,
-    /// Write a plain snapshot file instead, for etcdutl and others
-    ///
-    /// Not compressed, its SHA-256 behind it. It holds the members of the backup: --name and the other
-    /// flags of the new cluster are for whatever restores from it. It is encrypted where --age-recipient is
-    /// given, and its name must end in `.age` then.
-    #[arg(long, value_name = "FILE", conflicts_with = "data_dir")]
-    to_snapshot: Option<PathBuf>,
-    /// This member's name
-    #[arg(long, value_name = "NAME", default_value = "default")]
-    name: String,
-    /// All members of the new cluster: NAME=PEER-URL,…
-    #[arg(
-        long,
-        value_name = "MEMBERS",
-        default_value = "default=http://localhost:2380"
-    )]
-    initial_cluster: String,
-    /// Tells clusters with the same URLs apart
-    #[arg(long, value_name = "TOKEN", default_value = "etcd-cluster")]
-    initial_cluster_token: String,
-    /// This member's peer URLs, as in --initial-cluster
-    #[arg(long, value_name = "URLS", default_value = "http://localhost:2380")]
-    initial_advertise_peer_urls: String,
-}
-
-/// What the result holds.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Content")]
-struct ContentArgs {
-    /// How much history to keep: latest, all, a number of revisions, or a duration (90s, 1h30m, 7d)
-    #[arg(long, value_name = "HISTORY", default_value = "all")]
-    keep_history: KeepHistory,
-    /// Raise the newest revision by so many, past all that clients have seen
-    #[arg(long, value_name = "N", requires = "mark_compacted", value_parser = clap::value_parser!(i64).range(1..))]
-    bump_revision: Option<i64>,
-    /// Count all below the raised revision as compacted, so that clients list anew; no history is kept
-    #[arg(long, requires = "bump_revision", value_parser = super::yes_or_no)]
-    mark_compacted: bool,
-    /// keep: keys stay attached to their leases; drop: no key has one, and none expires
-    #[arg(long, value_name = "HOW", default_value = "keep")]
-    leases: KeepOrDrop,
-    /// How long a lease lives that keys are attached to and no snapshot recorded: 90s, 1h30m, 7d
-    #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = parse_ttl)]
-    lease_ttl: Duration,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Look {
-    /// Files, headers, WAL
-    Sanity,
-    /// Every page, and HashKV against the backup
-    Full,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum KeepOrDrop {
-    /// Keys stay attached
-    Keep,
-    /// No key has a lease
-    Drop,
-}
-
-fn parse_ttl(s: &str) -> Result<Duration, String> {
-    match parse_duration(s) {
-        Some(d) if (1..=LONGEST_LEASE).contains(&d.as_secs()) => Ok(d),
-        Some(_) => Err(format!("a lease lives from 1s to {LONGEST_LEASE}s")),
-        None => Err("give a duration such as 90s, 30m, 1h30m or 7d".to_owned()),
-    }
+    options: Options,
 }
 
 impl RestoreArgs {
@@ -190,46 +81,8 @@ impl RestoreArgs {
                 }
             }
         }
-        let options = Options {
-            request: self.state.request(),
-            to: self.to()?,
-            keep_history: self.content.keep_history,
-            bump_revision: self.content.bump_revision,
-            leases: match self.content.leases {
-                KeepOrDrop::Keep => Leases::Keep {
-                    time_to_live: self.content.lease_ttl,
-                },
-                KeepOrDrop::Drop => Leases::Drop,
-            },
-            dry_run: self.dry_run,
-        };
-        let report = run(&backups, &options, cancel)?;
+        let report = run(&backups, &self.options, cancel)?;
         print_report(output, report, in_words)
-    }
-
-    fn to(&self) -> Result<To> {
-        let t = &self.target;
-        match (&t.data_dir, &t.to_snapshot) {
-            (Some(dir), _) => Ok(To::DataDir {
-                place: Place::new(dir, t.wal_dir.as_deref())?,
-                cluster: Box::new(Cluster::new(
-                    &t.name,
-                    &t.initial_cluster,
-                    &t.initial_cluster_token,
-                    &t.initial_advertise_peer_urls,
-                )?),
-                if_needed: self.if_needed.map(|look| match look {
-                    Look::Sanity => Depth::Sanity,
-                    Look::Full => Depth::Full,
-                }),
-                peers: self.peers.options(),
-            }),
-            (None, Some(file)) => Ok(To::File(file.clone())),
-            (None, None) => Err(Error::new(
-                Reason::Usage,
-                "give --data-dir or --to-snapshot",
-            )),
-        }
     }
 }
 

@@ -5,9 +5,9 @@ use super::endpoints::EndpointArgs;
 use super::leases::{LeaseArgs, LockArgs};
 use super::metrics::MetricsArgs;
 use super::show::Text;
-use super::size::parse_size;
 use super::{Ended, MeansArgs, Output, print_report, size};
-use crate::base::Cancel;
+use crate::base::flag::yes_or_no;
+use crate::base::{Cancel, duration};
 use crate::bucket::codec::CompressionChoice;
 use crate::error::{Error, Reason, Result};
 use crate::job::Context;
@@ -15,7 +15,6 @@ use crate::job::report::Report;
 use crate::job::schedule::Schedule;
 use crate::job::snapshot::follow::{self, FollowOptions, follow};
 use crate::job::snapshot::{DeltaOptions, Hole, Outcome, Status, Taking, Tell, delta, full};
-use crate::mvcc::history::parse_duration;
 use crate::store;
 use crate::telemetry::metrics::Metrics;
 use clap::{Args, Subcommand};
@@ -63,7 +62,7 @@ struct CommonArgs {
     /// The first snapshot records the cluster's ID in the prefix, and any other cluster is refused. A cluster
     /// that was restored with other peer URLs or another token has another ID. Where the ID is the same, this
     /// does nothing.
-    #[arg(long, help_heading = "Store", value_parser = super::yes_or_no)]
+    #[arg(long, help_heading = "Store", value_parser = yes_or_no)]
     take_over: bool,
     #[command(flatten)]
     leases: LeaseArgs,
@@ -109,7 +108,7 @@ struct FullArgs {
     #[command(flatten)]
     common: CommonArgs,
     /// Mark it as the last snapshot of a cluster that is given up
-    #[arg(long = "final", value_parser = super::yes_or_no)]
+    #[arg(long = "final", value_parser = yes_or_no)]
     is_final: bool,
 }
 
@@ -131,17 +130,8 @@ The exit code is 0, or tells the kind of failure: docs/exit-codes.md.")]
 struct DeltaArgs {
     #[command(flatten)]
     common: CommonArgs,
-    /// The most bytes of events in one delta; a transaction is never split
-    #[arg(
-        long,
-        value_name = "SIZE",
-        default_value = "64MiB",
-        value_parser = parse_size
-    )]
-    max_delta_bytes: u64,
-    /// Take a full, too, where the newest is older than this; 0s: never
-    #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = parse_age)]
-    max_full_age: Duration,
+    #[command(flatten)]
+    options: DeltaOptions,
 }
 
 /// Save deltas as changes come, and fulls by a schedule, until it is stopped
@@ -163,35 +153,16 @@ docs/exit-codes.md.")]
 struct FollowArgs {
     #[command(flatten)]
     common: CommonArgs,
-    /// Save a delta when its first event is so old
-    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = parse_age)]
-    delta_period: Duration,
-    /// Or has so many bytes of events; a transaction is never split
-    #[arg(long, value_name = "SIZE", default_value = "10MiB", value_parser = parse_size)]
-    delta_bytes: u64,
-    /// Or so many events
-    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..))]
-    delta_events: u64,
+    #[command(flatten)]
+    options: FollowOptions,
     /// When fulls are taken, as a CronJob's schedule; one that was missed is caught up with
     #[arg(long, value_name = "CRON", default_value = "0 0 * * *")]
     full_schedule: String,
     /// The time zone of --full-schedule, as in the IANA database
     #[arg(long, value_name = "ZONE", default_value = "UTC")]
     time_zone: String,
-    /// Take a full, too, where the newest is older than this; 0s: never
-    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = parse_age)]
-    max_full_age: Duration,
-    /// Bytes of events that wait in memory if the store is away
-    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = parse_size)]
-    buffer_bytes: u64,
-    /// Bytes of events that then wait in the temporary directory, before etcd has to keep them
-    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_size)]
-    spool_bytes: u64,
-    /// When it is stopped, save a full, too, marked as the last of a cluster that is given up
-    #[arg(long = "final", value_parser = super::yes_or_no)]
-    is_final: bool,
     /// How long saving may take after SIGTERM
-    #[arg(long, value_name = "DURATION", default_value = "25s", value_parser = parse_age)]
+    #[arg(long, value_name = "DURATION", default_value = "25s", value_parser = duration::parse)]
     shutdown_timeout: Duration,
     #[command(flatten)]
     lock: LockArgs,
@@ -203,14 +174,8 @@ const LOCK_DURATION: Duration = Duration::from_secs(15);
 impl FollowArgs {
     fn follow(&self, cancel: &Cancel, stop: &Cancel) -> Result<Report<follow::Outcome>> {
         let options = FollowOptions {
-            delta_period: self.delta_period,
-            delta_bytes: self.delta_bytes,
-            delta_events: self.delta_events,
             full_schedule: Some(Schedule::parse(&self.full_schedule, &self.time_zone)?),
-            max_full_age: self.max_full_age,
-            buffer_bytes: self.buffer_bytes,
-            spool_bytes: self.spool_bytes,
-            is_final: self.is_final,
+            ..self.options.clone()
         };
         let (ctx, taking) = self.common.open(cancel)?;
         let namespace = self.common.leases.namespace();
@@ -279,12 +244,8 @@ impl SnapshotArgs {
                     .metrics
                     .around("snapshot-delta", cancel, |metrics| {
                         let (ctx, taking) = args.common.open(cancel)?;
-                        let options = DeltaOptions {
-                            max_bytes: args.max_delta_bytes,
-                            max_full_age: args.max_full_age,
-                        };
                         let tell = Tell::new(metrics.clone());
-                        let report = delta(&ctx, &taking, options, &tell)?;
+                        let report = delta(&ctx, &taking, args.options, &tell)?;
                         print_report(output, report, in_words)
                     })
             }
@@ -294,10 +255,6 @@ impl SnapshotArgs {
             }
         }
     }
-}
-
-fn parse_age(s: &str) -> Result<Duration, String> {
-    parse_duration(s).ok_or_else(|| "give a duration such as 90s, 24h or 7d".to_owned())
 }
 
 fn in_words(o: &Report<Outcome>) -> String {

@@ -3,6 +3,7 @@
 use super::show::Text;
 use super::{Ended, Output, StoreArgs, print_report};
 use crate::base::Cancel;
+use crate::base::flag::yes_or_no;
 use crate::job::gc::undelete::{Options, Outcome, Restored, run};
 use crate::job::report::Report;
 use clap::Args;
@@ -29,7 +30,7 @@ pub(super) struct UndeleteArgs {
     #[arg(value_name = "NAME", required_unless_present = "all")]
     names: Vec<String>,
     /// All that gc removed
-    #[arg(long, conflicts_with = "names", value_parser = super::yes_or_no)]
+    #[arg(long, conflicts_with = "names", value_parser = yes_or_no)]
     all: bool,
     #[command(flatten)]
     store: StoreArgs,

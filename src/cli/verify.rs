@@ -4,16 +4,16 @@ use super::endpoints::EndpointArgs;
 use super::metrics::MetricsArgs;
 use super::show::{self, Text};
 use super::{Ended, Output, StoreArgs, print_report, size};
-use crate::base::Cancel;
+use crate::base::flag::yes_or_no;
+use crate::base::{Cancel, duration};
 use crate::error::{Error, Reason, Result};
 use crate::job::report::Report;
 use crate::job::verify::{Options, Outcome, run};
 use crate::job::{drill, verify_store};
 use crate::mvcc::Revision;
-use crate::mvcc::history::parse_duration;
 use crate::shorten::{self, IN_JSON};
 use crate::telemetry::metrics::{Metrics, Window};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -29,7 +29,7 @@ use std::time::Duration;
 ///
 /// Nothing is written to the store, nor to etcd.
 #[derive(Debug, Args)]
-#[command(after_long_help = "\
+#[command(mut_arg("level", |a| a.conflicts_with("endpoints").help_heading("Backup")), after_long_help = "\
 Examples:
   Can the newest state be restored? Every byte that it takes is read:
       deltafold verify --store s3://backups/etcd-main
@@ -49,24 +49,18 @@ restore from, or no revision that both sides still have; all others are in docs/
 pub(super) struct VerifyArgs {
     #[command(flatten)]
     store: StoreArgs,
-    /// How much to look at [default: checksums; fold with --etcd-binary]
-    #[arg(
-        long,
-        value_name = "LEVEL",
-        conflicts_with = "endpoints",
-        help_heading = "Backup"
-    )]
-    level: Option<LevelArg>,
+    #[command(flatten)]
+    depth: verify_store::Thoroughness,
     /// Look at every chain of every timeline, and at what is in none
     ///
     /// Without it, at the chain that a restore of the newest state would use, and at what is needed to tell
     /// which that is.
-    #[arg(long, conflicts_with = "endpoints", help_heading = "Backup", value_parser = super::yes_or_no)]
+    #[arg(long, conflicts_with = "endpoints", help_heading = "Backup", value_parser = yes_or_no)]
     all_chains: bool,
     /// Read the tags of all snapshots, to leave out each that is excluded: a request each
     ///
     /// Without it, of more than 64 snapshots only those that are read, and the newest.
-    #[arg(long, conflicts_with = "endpoints", help_heading = "Backup", value_parser = super::yes_or_no)]
+    #[arg(long, conflicts_with = "endpoints", help_heading = "Backup", value_parser = yes_or_no)]
     all_tags: bool,
     /// Start this etcd on what is restored: it must hold what was folded, and take a write
     ///
@@ -81,7 +75,7 @@ pub(super) struct VerifyArgs {
     )]
     etcd_binary: Option<PathBuf>,
     /// How long that etcd may take until it is healthy
-    #[arg(long, value_name = "DURATION", default_value = "5m", help_heading = "Backup", value_parser = parse_patience)]
+    #[arg(long, value_name = "DURATION", default_value = "5m", help_heading = "Backup", value_parser = duration::parse_above_zero)]
     drill_timeout: Duration,
     #[command(flatten)]
     live: EndpointArgs,
@@ -93,32 +87,6 @@ pub(super) struct VerifyArgs {
     timeline: Option<String>,
     #[command(flatten)]
     metrics: MetricsArgs,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum LevelArg {
-    /// Names alone: gaps, forks, what is foreign
-    Names,
-    /// Every byte: SHA-256, compression, pages, JSON, and content against name
-    Checksums,
-    /// What it folds to, with HashKV
-    Fold,
-}
-
-impl From<LevelArg> for verify_store::Level {
-    fn from(level: LevelArg) -> Self {
-        match level {
-            LevelArg::Names => verify_store::Level::Names,
-            LevelArg::Checksums => verify_store::Level::Checksums,
-            LevelArg::Fold => verify_store::Level::Fold,
-        }
-    }
-}
-
-fn parse_patience(s: &str) -> Result<Duration, String> {
-    parse_duration(s)
-        .filter(|d| !d.is_zero())
-        .ok_or_else(|| "give a duration such as 90s or 5m".to_owned())
 }
 
 impl VerifyArgs {
@@ -146,14 +114,14 @@ impl VerifyArgs {
 
     fn level(&self) -> Result<verify_store::Level> {
         use verify_store::Level;
-        match (self.level.map(Level::from), &self.etcd_binary) {
+        match (self.depth.level, &self.etcd_binary) {
             (Some(level), Some(_)) if level < Level::Fold => Err(Error::new(
                 Reason::Usage,
                 "--etcd-binary compares what etcd holds with what was folded: give --level fold, or leave --level out",
             )),
             (Some(level), _) => Ok(level),
             (None, Some(_)) => Ok(Level::Fold),
-            (None, None) => Ok(Level::Checksums),
+            (None, None) => Ok(Level::default()),
         }
     }
 

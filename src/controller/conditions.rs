@@ -3,9 +3,7 @@
 //! Pure: what is known and now become a status, a reason, a sentence, and the time at which that is no longer
 //! so. No sentence holds an age: it would be another one at every look. `policy` and `compaction` write them.
 
-use super::api::{
-    Condition, ConditionStatus, EtcdBackupPolicy, LastCompaction, LastRun, RunState, parse_duration,
-};
+use super::api::{Condition, ConditionStatus, EtcdBackupPolicy, LastCompaction, LastRun, RunState};
 use super::leases::{LeaseFacts, SnapshotFact};
 use super::outcome;
 use super::times::{delta as span, later, shown, sooner};
@@ -17,7 +15,6 @@ use kube::ResourceExt;
 const SIDECAR_FULL: TimeDelta = TimeDelta::hours(24);
 const SIDECAR_DELTA: TimeDelta = TimeDelta::minutes(5);
 /// How often a follower saves a delta, if it was told nothing else.
-const FOLLOWER_DELTA: TimeDelta = TimeDelta::minutes(5);
 /// Whatever the period: Pods take time to start.
 const LEAST_GRACE: TimeDelta = TimeDelta::minutes(2);
 /// After so many periods without news something is broken.
@@ -196,9 +193,7 @@ fn expected(policy: &EtcdBackupPolicy) -> [Option<Expected>; 2] {
             cron_job("delta"),
         ),
         (_, Some(follow)) => {
-            let period = follow.delta_period.as_deref();
-            let period = period.and_then(|p| parse_duration(p).ok()).map(span);
-            let period = period.unwrap_or(FOLLOWER_DELTA);
+            let period = span(follow.period());
             make("delta", Some(Rhythm::Every(period)), None, follower())
         }
         (None, None) => None,
@@ -593,11 +588,12 @@ fn whole_seconds(time: DateTime<Utc>) -> DateTime<Utc> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::controller::api::{
-        EtcdBackupPolicySpec, EtcdSpec, FollowSpec, SnapshotSpec, VerifyLevel, VerifySpec,
-    };
+    use crate::base::Written;
+    use crate::controller::api::{EtcdBackupPolicySpec, EtcdSpec, SnapshotSpec, VerifySpec};
     use crate::controller::leases::tests::druid;
     use crate::controller::outcome::tests::time;
+    use crate::job::snapshot::follow::Pace;
+    use crate::job::verify_store::Level;
     use ConditionStatus::{False, True, Unknown};
 
     fn at(t: &str) -> DateTime<Utc> {
@@ -716,8 +712,8 @@ mod tests {
         );
         // A follower, without a schedule of fulls: one is enough.
         p.spec.snapshot = Some(SnapshotSpec {
-            follow: Some(FollowSpec {
-                delta_period: Some("20s".to_owned()),
+            follow: Some(Pace {
+                delta_period: Some(Written::of("20s")),
                 delta_bytes: None,
             }),
             ..SnapshotSpec::default()
@@ -843,7 +839,7 @@ mod tests {
         assert_eq!(judged(&p, None, "20T10:00:00").1, "NotConfigured");
         p.spec.verify = Some(VerifySpec {
             schedule: "0 3 * * *".to_owned(),
-            level: VerifyLevel::default(),
+            level: Level::default(),
             against_cluster: false,
         });
         assert_eq!(judged(&p, None, "20T10:00:00").1, "NeverVerified");

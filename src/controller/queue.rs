@@ -257,6 +257,7 @@ pub fn rejected_by(type_: TaskType, first: &PodOutcome) -> Option<Refusal> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::Written;
     use crate::controller::api::{
         CopyBackupsConfig, EtcdBackupPolicySpec, EtcdBackupTaskSpec, EtcdBackupTaskStatus,
         EtcdSpec, MaintenanceConfig, OnDemandCompactionConfig, OnDemandSnapshotConfig,
@@ -264,7 +265,11 @@ mod tests {
     };
     use crate::controller::leases::tests::at;
     use crate::controller::outcome::tests::time;
+    use crate::job::copy::plan::Most;
+    use crate::job::maintain::Upkeep;
+    use crate::job::snapshot::Marks;
     use std::sync::Arc;
+    use strum::VariantArray;
 
     fn policy() -> EtcdBackupPolicy {
         EtcdBackupPolicy::new(
@@ -299,8 +304,7 @@ mod tests {
         task.spec.config = Some(TaskConfig {
             on_demand_snapshot: Some(OnDemandSnapshotConfig {
                 type_,
-                final_: false,
-                take_over: false,
+                marks: Marks::default(),
             }),
             ..TaskConfig::default()
         });
@@ -311,8 +315,10 @@ mod tests {
         let mut task = task(name, created, TaskType::Maintenance);
         task.spec.config = Some(TaskConfig {
             maintenance: Some(MaintenanceConfig {
-                compact_keep: None,
-                defrag: Some("always".to_owned()),
+                upkeep: Upkeep {
+                    compact_keep: None,
+                    defrag: Some(Written::of("always")),
+                },
             }),
             ..TaskConfig::default()
         });
@@ -501,8 +507,8 @@ mod tests {
         assert_eq!(judged(&verify), "Go");
         verify.spec.config = Some(TaskConfig {
             verify: Some(VerifyConfig {
-                level: None,
                 against_cluster: true,
+                ..VerifyConfig::default()
             }),
             ..TaskConfig::default()
         });
@@ -527,8 +533,7 @@ mod tests {
                 copy_backups: Some(CopyBackupsConfig {
                     source_store: source.clone(),
                     target_store: target.clone(),
-                    max_backups: None,
-                    max_backup_age: None,
+                    most: Most::default(),
                     wait_for_final_snapshot: None,
                 }),
                 ..TaskConfig::default()
@@ -546,7 +551,7 @@ mod tests {
             message: Some("1 of 3 members answers".to_owned()),
             ..PodOutcome::default()
         };
-        for type_ in TaskType::ALL {
+        for &type_ in TaskType::VARIANTS {
             let needs = matches!(type_, TaskType::OnDemandSnapshot | TaskType::Maintenance);
             let refusal = rejected_by(type_, &first);
             assert_eq!(refusal.is_some(), needs, "{type_:?}");
@@ -568,7 +573,7 @@ mod tests {
                         0 => snapshot(&name, created, SnapshotType::Full),
                         1 => snapshot(&name, created, SnapshotType::Delta),
                         2 => maintenance(&name, created),
-                        _ => task(&name, created, TaskType::ALL[rng.usize(..6)]),
+                        _ => task(&name, created, TaskType::VARIANTS[rng.usize(..6)]),
                     }
                 })
                 .collect();

@@ -617,6 +617,7 @@ mod tests {
     use crate::controller::api::{EtcdBackupPolicySpec, EtcdBackupTaskSpec};
     use crate::controller::leases::tests::at;
     use crate::controller::outcome::tests::{failure, job, pod, time};
+    use strum::VariantArray;
 
     fn task(type_: TaskType) -> EtcdBackupTask {
         let mut task = EtcdBackupTask::new(
@@ -769,7 +770,7 @@ mod tests {
         ];
         let old = EtcdBackupTaskStatus::default();
         let p = policy();
-        for type_ in TaskType::ALL {
+        for &type_ in TaskType::VARIANTS {
             let needs = matches!(type_, TaskType::OnDemandSnapshot | TaskType::Maintenance);
             for condition in [None, Some(("Failed", "BackoffLimitExceeded", ""))] {
                 let (step, _) =

@@ -3,7 +3,7 @@
 //! A pure decision on the Leases, the last attempt and now, with its reason in words. It starts nothing:
 //! `compaction` does, and asks it again whenever something has changed.
 
-use super::api::{CompactionSpec, LastCompaction, RunState, parse_duration, parse_size};
+use super::api::{CompactionSpec, LastCompaction, RunState};
 use super::leases::LeaseFacts;
 use super::outcome::{self, DEADLINE_EXCEEDED};
 use super::times::{delta, later, shown};
@@ -281,8 +281,8 @@ fn crossing(spec: &CompactionSpec, base: &Base, events: i64, now: DateTime<Utc>)
     // What cannot be read is told by the policy's condition.
     let limit = spec
         .size_threshold
-        .as_deref()
-        .and_then(|s| parse_size(s).ok());
+        .as_ref()
+        .and_then(|size| Some(size.value()?.0));
     if let (Some(limit), Some(bytes)) = (limit, base.bytes)
         && bytes.unsigned_abs() >= limit
     {
@@ -292,8 +292,8 @@ fn crossing(spec: &CompactionSpec, base: &Base, events: i64, now: DateTime<Utc>)
         );
     }
     let few = format!("{events} events since {since} cross no threshold");
-    let text = spec.age_threshold.as_deref();
-    let limit = text.and_then(|t| parse_duration(t).ok()).map(delta);
+    let text = spec.age_threshold.as_ref();
+    let limit = text.and_then(|age| Some(delta(age.value()?.0)));
     let (Some(text), Some(limit), Some(made)) = (text, limit, base.time) else {
         return Crossing::Not(few, None);
     };
@@ -306,8 +306,9 @@ fn crossing(spec: &CompactionSpec, base: &Base, events: i64, now: DateTime<Utc>)
     Crossing::Crossed(
         Trigger::AgeThreshold,
         format!(
-            "{since} is of {}, and so older than ageThreshold, {text}, with {events} events after it",
-            shown(made)
+            "{since} is of {}, and so older than ageThreshold, {}, with {events} events after it",
+            shown(made),
+            text.as_str()
         ),
     )
 }
@@ -334,6 +335,7 @@ fn back_off(failures: i32) -> TimeDelta {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::Written;
     use crate::controller::api::LastRun;
     use crate::controller::leases::tests::{at, druid, ours};
 
@@ -533,26 +535,26 @@ mod tests {
         );
         let mut w = World::new(0, 0);
         w.facts = LeaseFacts::read(Some(&full), Some(&delta));
-        w.spec.size_threshold = Some("2Ki".to_owned());
+        w.spec.size_threshold = Some(Written::of("2Ki"));
         assert_eq!(w.starts(0), (Trigger::SizeThreshold, false, 0));
-        w.spec.size_threshold = Some("2049".to_owned());
+        w.spec.size_threshold = Some(Written::of("2049"));
         assert_eq!(w.waits(0).1, None);
-        w.spec.age_threshold = Some("1h".to_owned());
+        w.spec.age_threshold = Some(Written::of("1h"));
         assert_eq!(w.waits(0).1, Some(3600));
         assert_eq!(w.waits(3599).1, Some(3600));
         assert_eq!(w.starts(3600), (Trigger::AgeThreshold, false, 0));
         // The full's time is ahead of the clock: it counts as now.
         assert_eq!(w.waits(-500).1, Some(3100));
         // What cannot be read crosses nothing.
-        w.spec.size_threshold = Some("much".to_owned());
-        w.spec.age_threshold = Some("old".to_owned());
+        w.spec.size_threshold = Some(Written::of("much"));
+        w.spec.age_threshold = Some(Written::of("old"));
         assert_eq!(w.waits(9999).1, None);
         // Without deltas after it, no full is too old.
-        w.spec.age_threshold = Some("1h".to_owned());
+        w.spec.age_threshold = Some(Written::of("1h"));
         w.facts = facts(1000, 1000);
         assert_eq!(w.waits(9999).1, None);
         // etcd-druid's: the age by the renewal, no bytes.
-        w.spec.size_threshold = Some("1".to_owned());
+        w.spec.size_threshold = Some(Written::of("1"));
         w.facts = facts(1000, 1001);
         assert_eq!(w.starts(3600), (Trigger::AgeThreshold, false, 0));
     }
@@ -560,8 +562,8 @@ mod tests {
     #[test]
     fn a_full_lease_that_was_not_renewed_gives_no_second_job() {
         let mut w = World::new(1000, 1200);
-        w.spec.size_threshold = Some("1".to_owned());
-        w.spec.age_threshold = Some("1h".to_owned());
+        w.spec.size_threshold = Some(Written::of("1"));
+        w.spec.age_threshold = Some(Written::of("1h"));
         w.ended((1000, 1200), 100, reached(1200));
         assert_eq!(
             w.waits(200).0,
@@ -793,7 +795,7 @@ mod tests {
             last.failures = failures;
             last.full_snapshot = rng.bool();
             w.has_etcd = rng.bool();
-            w.spec.age_threshold = Some("1h".to_owned()).filter(|_| rng.bool());
+            w.spec.age_threshold = Some(Written::of("1h")).filter(|_| rng.bool());
             w.spec.full_snapshot_threshold = Some(1).filter(|_| rng.bool());
             let decision = w.decide(0);
             let same = w.facts.status() == Some(status);

@@ -3,8 +3,9 @@
 //! It connects to one endpoint and gives every failure its reason; what is asked there, and which endpoint
 //! is tried, it does not decide. The other files of this room call it.
 
-use crate::base::{Cancel, causes};
+use crate::base::{Cancel, causes, duration};
 use crate::error::{Error, Reason, Result};
+use clap::Args;
 use etcd_client::{Certificate, ConnectOptions, Identity, TlsOptions};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, UnixTime};
@@ -15,27 +16,41 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Handle;
 
-/// How to reach an etcd. The fields are etcdctl's flags of these names.
-#[derive(Debug, Clone)]
+/// How to reach an etcd. The flags are etcdctl's own.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Live etcd")]
 pub struct Endpoints {
-    /// URLs of members, tried in turn; one at least.
+    /// URLs of its members, with commas; tried in turn
+    #[arg(long, value_name = "URLS", value_delimiter = ',', value_parser = trimmed, required = true)]
     pub endpoints: Vec<String>,
-    /// PEM of the authorities whose certificates count; those of the system where `None`.
+    /// PEM of the authorities of its certificates [default: the system's]
+    #[arg(long, value_name = "FILE")]
     pub cacert: Option<PathBuf>,
-    /// PEM of the client's certificate; together with `key`.
+    /// PEM of the client's certificate
+    #[arg(long, value_name = "FILE", requires = "key")]
     pub cert: Option<PathBuf>,
-    /// PEM of the client's key.
+    /// PEM of the client's key
+    #[arg(long, value_name = "FILE", requires = "cert")]
     pub key: Option<PathBuf>,
-    /// Who asks, where etcd has authentication enabled.
+    /// Who asks, if etcd has authentication enabled.
+    #[arg(skip)]
     pub user: Option<User>,
-    /// To connect to one member.
+    /// How long to wait for a connection
+    #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = duration::parse_above_zero)]
     pub dial_timeout: Duration,
-    /// For one request.
+    /// How long to wait for an answer
+    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = duration::parse_above_zero)]
     pub command_timeout: Duration,
-    /// A connection that is silent for so long is looked after; etcd allows no less than 5 s.
+    /// A connection that is silent for so long is looked after
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration::parse_above_zero)]
     pub keepalive_time: Duration,
-    /// And given up after so long without an answer.
+    /// And given up after so long without an answer
+    #[arg(long, value_name = "DURATION", default_value = "6s", value_parser = duration::parse_above_zero)]
     pub keepalive_timeout: Duration,
+}
+
+fn trimmed(url: &str) -> Result<String, std::convert::Infallible> {
+    Ok(url.trim().to_owned())
 }
 
 /// A user of etcd; its password shows nowhere.

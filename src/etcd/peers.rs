@@ -13,14 +13,18 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::runtime::Handle;
 
-/// How to talk to peers. The fields are etcd's flags of these names.
-#[derive(Debug, Clone, Default)]
+/// How the other members are asked whether they have a quorum. The flags are etcd's own.
+#[derive(Debug, Clone, Default, clap::Args)]
+#[command(next_help_heading = "Peers")]
 pub struct PeerOptions {
-    /// PEM of the authorities whose certificates count; those of the system where `None`.
+    /// PEM of the authorities of the other members' certificates [default: the system's]
+    #[arg(long = "peer-trusted-ca-file", value_name = "FILE")]
     pub trusted_ca_file: Option<PathBuf>,
-    /// PEM of the certificate to show; together with `key_file`.
+    /// PEM of a certificate that the other members take
+    #[arg(long = "peer-cert-file", value_name = "FILE", requires = "key_file")]
     pub cert_file: Option<PathBuf>,
-    /// PEM of its key.
+    /// PEM of its key
+    #[arg(long = "peer-key-file", value_name = "FILE", requires = "cert_file")]
     pub key_file: Option<PathBuf>,
 }
 

@@ -2,14 +2,17 @@
 //!
 //! scan → choose a timeline and a chain → fold → lay out, compress and upload → verify → publish.
 
+use crate::base::Written;
+use crate::base::flag::yes_or_no;
 use crate::bucket::codec::{self, CompressionChoice};
 use crate::bucket::frame::FrameWriter;
 use crate::bucket::{Compression, Kind, SnapshotName};
 use crate::error::{Error, Result};
+use crate::job::fold::Source;
 use crate::job::fold::publish::{Both, Packed, Packer, give_name, refuse_plain};
 use crate::job::fold::rebuild::{Leases, Rebuild};
-use crate::job::fold::{Request, Source};
 use crate::job::leases::{self, News};
+use crate::job::options::State;
 use crate::job::parallel::side_by_side;
 use crate::job::report::{Clock, Report};
 use crate::job::scan::{Depth, Scan, scan};
@@ -19,23 +22,48 @@ use crate::kubernetes::SnapshotLeases;
 use crate::mvcc::{Fold, HashKv, KeepHistory, KeyRange, Revision};
 use crate::telemetry::progress::Step;
 use chrono::Utc;
+use clap::Args;
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
+/// What a new full snapshot keeps of older revisions.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct History {
+    /// How much history to keep: latest, all, or a number of revisions; as a flag of `compact` also a
+    /// duration (90s, 1h30m, 7d)
+    #[arg(long, value_name = "HISTORY")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep_history: Option<Written<KeepHistory>>,
+}
+
 /// What to compact, and how.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default, Args)]
 pub struct Options {
     /// Up to where, and on which timeline.
-    pub request: Request,
-    /// How much history to keep.
-    pub keep_history: KeepHistory,
-    /// How to compress the result.
+    #[command(flatten)]
+    pub state: State,
+    /// What is kept: the latest revision alone, if nothing is said.
+    #[command(flatten)]
+    pub history: History,
+    /// same (as the newest snapshot), none, gzip, zlib, lzw, zstd or zstd:LEVEL
+    #[arg(long, value_name = "METHOD", default_value = "same")]
     pub compression: CompressionChoice,
-    /// Only say what would be done.
+    /// Only say what would be done
+    #[arg(long, value_parser = yes_or_no)]
     pub dry_run: bool,
     /// The Leases that shall tell how far the backup is then.
+    #[arg(skip)]
     pub leases: Option<SnapshotLeases>,
+}
+
+impl Options {
+    fn keep_history(&self) -> KeepHistory {
+        let given = self.history.keep_history.as_ref();
+        let given = given.and_then(Written::value);
+        given.unwrap_or(KeepHistory::Latest)
+    }
 }
 
 /// How it ended.
@@ -120,7 +148,7 @@ impl Run<'_> {
             })
         });
         let _preparing = (writes && is_delta_newest(&scan)).then(|| store.prepare_naming());
-        let request = &self.options.request;
+        let request = &self.options.state.request();
         let source = match writes {
             true => Source::open_to_fold(self.ctx, &scan, request)?,
             false => Source::open(self.ctx, &scan, request)?,
@@ -152,7 +180,7 @@ impl Run<'_> {
         if source.deltas().len() > FEW {
             self.ctx.store.find_out_whether_tags_are_told()?;
         }
-        let compact = source.compact_revision(self.ctx, self.options.keep_history)?;
+        let compact = source.compact_revision(self.ctx, self.options.keep_history())?;
         let (fold, events) = source.fold(self.ctx, compact, KeyRange::All, false)?;
         let newest = self.newest_name(&source)?;
         let mut new_name = SnapshotName {

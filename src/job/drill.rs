@@ -5,17 +5,14 @@
 //! calls it.
 
 use crate::base::random::random_word;
-use crate::datadir::membership::Cluster;
-use crate::datadir::place::Place;
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster;
 use crate::etcd::connect::{Connector, Endpoints, Failed, Streams};
-use crate::etcd::peers::PeerOptions;
 use crate::job::Context;
-use crate::job::fold::{Request, Target};
+use crate::job::options::Point;
 use crate::job::report::{Clock, Report};
-use crate::job::restore::{self, Backup, Leases, To};
-use crate::mvcc::{KeepHistory, Revision};
+use crate::job::restore::{self, Backup, Membership};
+use crate::mvcc::Revision;
 use rustix::fs::{FlockOperation, OFlags};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 use schemars::JsonSchema;
@@ -47,8 +44,6 @@ const TRIES: u32 = 5;
 /// Of its log, at the end.
 const LOG_LINES: usize = 12;
 const LOG_BYTES: usize = 4 << 10;
-/// Keys attached to leases that no snapshot recorded: they must outlive the drill.
-const LEASE_TTL: Duration = Duration::from_secs(3600);
 
 /// How a drill is done.
 #[derive(Debug, Clone)]
@@ -173,28 +168,27 @@ impl Drill<'_> {
         let data_dir = self.folder.join("data");
         let begun = Instant::now();
         let token = format!("deltafold-drill-{}-{:x}", std::process::id(), random_word());
-        let members = format!("{NAME}={PEER_URL}");
-        let cluster = Cluster::new(NAME, &members, &token, PEER_URL)?;
-        let cluster_id = cluster.id();
+        let membership = Membership {
+            name: Some(NAME.to_owned()),
+            initial_cluster: Some(format!("{NAME}={PEER_URL}")),
+            initial_cluster_token: Some(token.clone()),
+            initial_advertise_peer_urls: Some(PEER_URL.to_owned()),
+        };
+        let cluster_id = membership.cluster()?.id();
         let restored = restore::run_for_drill(
             Backup::Store(self.ctx.clone()),
             &restore::Options {
-                request: Request {
-                    target: Target::Revision(self.expected.revision),
-                    timeline: Some(self.timeline.to_owned()),
+                timeline: Some(self.timeline.to_owned()),
+                data_dir: Some(data_dir.clone()),
+                wanted: restore::Wanted {
+                    point: Point {
+                        revision: Some(self.expected.revision.0),
+                        time: None,
+                    },
+                    membership,
+                    ..restore::Wanted::default()
                 },
-                to: To::DataDir {
-                    place: Place::new(&data_dir, None)?,
-                    cluster: Box::new(cluster),
-                    if_needed: None,
-                    peers: PeerOptions::default(),
-                },
-                keep_history: KeepHistory::All,
-                bump_revision: None,
-                leases: Leases::Keep {
-                    time_to_live: LEASE_TTL,
-                },
-                dry_run: false,
+                ..restore::Options::default()
             },
             self.ctx.store.cancel(),
         )?;

@@ -1,5 +1,6 @@
 //! The list: what a prefix holds, which of it makes a chain, what can be restored, what is wrong.
 
+use crate::base::flag::yes_or_no;
 use crate::bucket::chain::{self, Choice, KnownBases, Range};
 use crate::bucket::timeline::{NamesOnly, Timeline, Timelines};
 use crate::bucket::{Compression, Kind, Snapshot};
@@ -17,11 +18,13 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
 
 /// What to list.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, clap::Args)]
 pub struct Options {
-    /// Read contents too, not only names.
+    /// Read the contents too, not only the names
+    #[arg(long, value_parser = yes_or_no)]
     pub deep: bool,
-    /// Read the tags of all snapshots, however many there are.
+    /// Read the tags of all snapshots, to show each that is excluded: a request each
+    #[arg(long, value_parser = yes_or_no)]
     pub all_tags: bool,
 }
 

@@ -4,6 +4,8 @@
 //! while all are well → disarm what has room again. What is done is decided by [`plan_compaction`] and
 //! [`plan_defragmentation`], which are pure.
 
+use crate::base::written::Notation;
+use crate::base::{Written, duration};
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::{AlarmKind, Cluster, Compacted, Member};
 use crate::etcd::connect::Connector;
@@ -14,13 +16,13 @@ use crate::job::scan::{Depth, scan_asking};
 use crate::job::snapshot::same_history;
 use crate::job::tags::{Ask, without_excluded};
 use crate::kubernetes::{self, lease};
-use crate::mvcc::history::parse_duration;
 use crate::store::lock::{self, Held, Lock, Wait};
 use crate::telemetry::progress::Step;
 use chrono::{DateTime, TimeDelta, Utc};
+use clap::Args;
 use rustix::fs::{FlockOperation, flock};
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
@@ -61,10 +63,14 @@ impl FromStr for Keep {
         if let Ok(n) = s.parse() {
             return Ok(Keep::Revisions(n));
         }
-        parse_duration(s).map(Keep::Age).ok_or_else(|| {
+        duration::parse(s).map(Keep::Age).map_err(|_| {
             "give a number of revisions (1000) or a duration (90s, 30m, 1h30m, 7d)".to_owned()
         })
     }
+}
+
+impl Notation for Keep {
+    const PATTERN: &'static str = "^([0-9]+|([0-9]+(ms|s|m|h|d|w))+)$";
 }
 
 /// When a database is worth to be defragmented.
@@ -88,13 +94,39 @@ impl FromStr for Defrag {
     }
 }
 
+impl Notation for Defrag {
+    const PATTERN: &'static str = "^(always|0(\\.[0-9]+)?|1(\\.0+)?)$";
+}
+
+/// What keeps an etcd lean.
+#[derive(Debug, Clone, Default, PartialEq, Args, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Upkeep {
+    /// History to keep: a number of revisions, or with a store a duration (90s, 1h30m, 7d)
+    #[arg(long, value_name = "HISTORY")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compact_keep: Option<Written<Keep>>,
+    /// Defragment members that waste such a part of their database (0 to 1), or always
+    #[arg(long, value_name = "FRACTION")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub defrag: Option<Written<Defrag>>,
+}
+
+impl Upkeep {
+    fn keep(&self) -> Option<Keep> {
+        self.compact_keep.as_ref()?.value()
+    }
+
+    fn defrag(&self) -> Option<Defrag> {
+        self.defrag.as_ref()?.value()
+    }
+}
+
 /// What to do.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// Compact history but for this.
-    pub compact_keep: Option<Keep>,
-    /// Defragment.
-    pub defrag: Option<Defrag>,
+    /// Compact history, defragment, or both.
+    pub upkeep: Upkeep,
     /// The members' quota, where they do not say: servers before 3.6 do not.
     pub quota: Option<u64>,
     /// Only say what would be done.
@@ -393,10 +425,10 @@ pub fn wants_room(cluster: &Cluster, quota: Option<u64>, shrunk: &[u64]) -> Opti
 /// Where nothing was done: those of a live cluster that does not answer, and of the store; `LockHeld`;
 /// `Usage` for a duration without a store.
 pub fn run(way: &Connector, store: Option<&Context>, options: &Options) -> Result<Report<Outcome>> {
-    if store.is_none() && matches!(options.compact_keep, Some(Keep::Age(_))) {
+    if store.is_none() && matches!(options.upkeep.keep(), Some(Keep::Age(_))) {
         return Err(Reason::Usage.error("--compact-keep with a duration needs --store: only the times of saved events tell which revision is that old"));
     }
-    if options.compact_keep.is_none() && options.defrag.is_none() {
+    if options.upkeep == Upkeep::default() {
         return Err(
             Reason::Usage.error("there is nothing to do: give --compact-keep, --defrag, or both")
         );
@@ -462,7 +494,7 @@ struct Run<'a> {
 
 impl Run<'_> {
     fn run(&mut self, mut cluster: Cluster) -> Result<()> {
-        if let Some(keep) = self.options.compact_keep
+        if let Some(keep) = self.options.upkeep.keep()
             && self.compact(keep, &cluster)?
         {
             cluster = self.settle()?;
@@ -582,7 +614,8 @@ impl Run<'_> {
 
     /// Defragments what is worth it, one member at a time. Gives the cluster as it is then.
     fn defragment(&mut self, mut cluster: Cluster) -> Result<Cluster> {
-        let plans = plan_defragmentation(&cluster, self.options.defrag, self.options.quota);
+        let plans =
+            plan_defragmentation(&cluster, self.options.upkeep.defrag(), self.options.quota);
         for plan in &plans {
             let Some(m) = cluster.member(plan.member) else {
                 continue;
@@ -731,7 +764,7 @@ impl Run<'_> {
             return Ok(());
         }
         if let Some(why) = wants_room(cluster, self.options.quota, &self.shrunk) {
-            let advice = match self.options.defrag {
+            let advice = match self.options.upkeep.defrag() {
                 None => ": --defrag gives room that was freed back",
                 Some(_) => "",
             };

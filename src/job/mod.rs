@@ -13,6 +13,7 @@ pub mod identity;
 pub mod leases;
 pub mod list;
 pub mod maintain;
+pub mod options;
 mod parallel;
 pub mod read;
 pub mod report;

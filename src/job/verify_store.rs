@@ -22,8 +22,9 @@ use crate::job::{Context, drill};
 use crate::mvcc::{Base, HashKv, KeepHistory, KeyRange, Revision};
 use crate::telemetry::progress::Step;
 use chrono::{DateTime, Utc};
+use clap::{Args, ValueEnum};
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 use std::time::Duration;
@@ -32,15 +33,39 @@ use std::time::Duration;
 const AT_ONCE: usize = 4;
 
 /// How much is looked at. A higher level does what the lower ones do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, JsonSchema, Serialize)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    ValueEnum,
+    Serialize,
+    Deserialize,
+    JsonSchema,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
-    /// Names alone.
+    /// Names alone: gaps, forks, what is foreign
     Names,
-    /// Every byte: SHA-256, compression, pages, JSON, and content against name.
+    /// Every byte: SHA-256, compression, pages, JSON, and content against name
+    #[default]
     Checksums,
-    /// What the chains fold to, with HashKV.
+    /// What it folds to, with HashKV
     Fold,
+}
+
+/// How thoroughly a backup is verified.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Thoroughness {
+    /// How much to look at [default: checksums, or what the policy says; fold with --etcd-binary]
+    #[arg(long, value_name = "LEVEL")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub level: Option<Level>,
 }
 
 /// What to verify.

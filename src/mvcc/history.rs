@@ -3,7 +3,8 @@
 //! `Base` reads what a full snapshot says of itself; `KeepHistory` is the user's wish. Neither
 //! changes anything.
 
-use crate::base::ReadAt;
+use crate::base::written::Notation;
+use crate::base::{ReadAt, duration};
 use crate::bolt::{Bucket, Database};
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::revision::{RecordKey, Revision, decode_revision};
@@ -99,11 +100,12 @@ pub fn key_bucket<R: ReadAt>(db: &Database<R>) -> Result<Bucket> {
 }
 
 /// How much history a folded snapshot keeps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum KeepHistory {
     /// What etcd's compaction at the last revision keeps.
     Latest,
     /// The base's history and every event.
+    #[default]
     All,
     /// The last N revisions: compacted at last − N.
     Revisions(u64),
@@ -123,13 +125,17 @@ impl FromStr for KeepHistory {
         if let Ok(n) = s.parse() {
             return Ok(KeepHistory::Revisions(n));
         }
-        parse_duration(s).map(KeepHistory::Age).ok_or_else(|| {
-            Reason::Usage.error(format!(
-                "\"{s}\" is not a history to keep: use latest, all, a number of revisions \
-                 (1000) or a duration (90s, 30m, 1h30m, 7d)"
-            ))
+        duration::parse(s).map(KeepHistory::Age).map_err(|_| {
+            Reason::Usage.error(
+                "use latest, all, a number of revisions (1000) or a duration (90s, 30m, 1h30m, 7d)",
+            )
         })
     }
+}
+
+/// A policy's and a task's takes no duration.
+impl Notation for KeepHistory {
+    const PATTERN: &'static str = "^(latest|all|[0-9]+)$";
 }
 
 impl KeepHistory {
@@ -158,59 +164,9 @@ impl KeepHistory {
     }
 }
 
-/// Reads a duration such as `90s`, `1h30m` or `7d`; units d, h, m, s, ms.
-pub fn parse_duration(s: &str) -> Option<Duration> {
-    let mut rest = s;
-    let mut total = Duration::ZERO;
-    while !rest.is_empty() {
-        let digits = rest.find(|c: char| !c.is_ascii_digit())?;
-        let n: u64 = rest[..digits].parse().ok()?;
-        rest = &rest[digits..];
-        let unit = rest
-            .find(|c: char| c.is_ascii_digit())
-            .unwrap_or(rest.len());
-        let part = match &rest[..unit] {
-            "d" => Duration::from_secs(n.checked_mul(86_400)?),
-            "h" => Duration::from_secs(n.checked_mul(3_600)?),
-            "m" => Duration::from_secs(n.checked_mul(60)?),
-            "s" => Duration::from_secs(n),
-            "ms" => Duration::from_millis(n),
-            _ => return None,
-        };
-        total = total.checked_add(part)?;
-        rest = &rest[unit..];
-    }
-    (!s.is_empty()).then_some(total)
-}
-
-/// A duration as [`parse_duration`] reads it: its two largest units, `1d4h`, `90s` as `1m30s`.
-pub fn show_duration(d: Duration) -> String {
-    const UNITS: [(u64, &str); 4] = [(86_400, "d"), (3_600, "h"), (60, "m"), (1, "s")];
-    let mut seconds = d.as_secs();
-    let mut parts = Vec::new();
-    for (size, unit) in UNITS {
-        if seconds >= size {
-            parts.push(format!("{}{unit}", seconds / size));
-            seconds %= size;
-        }
-    }
-    match parts.len() {
-        0 => format!("{}ms", d.as_millis()),
-        n => parts[..n.min(2)].concat(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn durations_are_shown_as_they_are_read() {
-        for s in ["0ms", "250ms", "59s", "1m30s", "24m", "1d4h", "400d"] {
-            assert_eq!(show_duration(parse_duration(s).unwrap()), s);
-        }
-        assert_eq!(show_duration(Duration::from_secs(93_784)), "1d2h");
-    }
 
     #[test]
     fn history_to_keep_is_read_as_documented() {

@@ -262,7 +262,7 @@ impl Held {
             Err(_) if answered == Answered::Failed => Verdict::Failed,
             Err(e) => return Err(e),
         };
-        let failed = |what: &str| Err(Error::new(Reason::Io, format!("{name} {what}")));
+        let failed = |what: &str| Err(Reason::Io.error(format!("{name} {what}")));
         match verdict {
             Verdict::Published(published) => Ok(published),
             Verdict::Damaged => {
@@ -292,10 +292,9 @@ impl Held {
     async fn look(&self, path: &Path, name: &str) -> Result<Seen> {
         let store = &self.store;
         let failed = |e: E| match e {
-            E::NotFound { .. } => Error::new(
-                Reason::SnapshotVanished,
-                format!("{name} was written and is gone: it was deleted meanwhile; run again"),
-            ),
+            E::NotFound { .. } => Reason::SnapshotVanished.error(format!(
+                "{name} was written and is gone: it was deleted meanwhile; run again"
+            )),
             e => store_error(format!("read {name}"), e),
         };
         let got = store.inner.get(path).await.map_err(failed)?;

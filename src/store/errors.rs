@@ -30,15 +30,13 @@ pub fn store_error(what: impl std::fmt::Display, e: object_store::Error) -> Erro
         _ if io_cause(&e).is_some() => "",
         _ => advice_for(reason),
     };
-    Error::new(reason, format!("cannot {what}: {text}{advice}"))
+    reason.error(format!("cannot {what}: {text}{advice}"))
 }
 
 /// A write that failed. What it needs was there a moment ago: if it is missing, it was deleted.
 pub(super) fn write_error(name: &str, e: object_store::Error) -> Error {
     match e {
-        object_store::Error::NotFound { .. } => Error::new(
-            Reason::SnapshotVanished,
-            format!(
+        object_store::Error::NotFound { .. } => Reason::SnapshotVanished.error(format!(
                 "cannot write {name}: its staging object or upload is gone: it was deleted meanwhile; run again"
             ),
         ),
@@ -85,10 +83,7 @@ pub(super) fn status_error(what: &str, status: u16, text: &str) -> Error {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text,
     };
-    Error::new(
-        reason,
-        format!("cannot {what}: {shown}{}", advice_for(reason)),
-    )
+    reason.error(format!("cannot {what}: {shown}{}", advice_for(reason)))
 }
 
 fn reason_of(status: u16) -> Reason {

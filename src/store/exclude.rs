@@ -149,7 +149,7 @@ impl ExcludeTags {
         match answer.status {
             200..=299 => Ok(tags_of(&answer).ok_or_else(|| {
                 let why = format!("the tags of {path} cannot be understood");
-                Error::new(Reason::StoreUnreachable, why)
+                Reason::StoreUnreachable.error(why)
             })?),
             // Some servers have a word for "none".
             404 if answer.code().starts_with("NoSuchTagSet") => Ok(Vec::new()),
@@ -221,10 +221,9 @@ impl ExcludeTags {
         };
         match kept == excluded {
             true => Ok(()),
-            false => Err(Untold::Lied(Error::new(
-                Reason::Configuration,
-                format!("the store took a change of the tags of {path}, and did not keep it"),
-            ))),
+            false => Err(Untold::Lied(Reason::Configuration.error(format!(
+                "the store took a change of the tags of {path}, and did not keep it"
+            )))),
         }
     }
 }
@@ -233,7 +232,7 @@ async fn set_metadata(gcs: Option<&Gcs>, path: &Path, excluded: bool) -> Result<
     let what = format!("change the metadata of {path}");
     let Some(gcs) = gcs else {
         let why = format!("cannot {what}: this store has no request for it");
-        return Err(Untold::Refused(Error::new(Reason::Configuration, why)));
+        return Err(Untold::Refused(Reason::Configuration.error(why)));
     };
     let value = excluded.then_some("true");
     let answer = gcs.set_metadata(&what, path, EXCLUDE_TAG, value).await?;
@@ -338,13 +337,10 @@ impl Store {
             Ok(()) if excluded => Ok(()),
             Ok(()) => self.delete(&object),
             Err(Untold::Failed(e)) => Err(e),
-            Err(Untold::Gone) => Err(Error::new(
-                Reason::SnapshotVanished,
-                format!(
-                    "{} was to be marked and is gone; run again",
-                    self.name(below)
-                ),
-            )),
+            Err(Untold::Gone) => Err(Reason::SnapshotVanished.error(format!(
+                "{} was to be marked and is gone; run again",
+                self.name(below)
+            ))),
             Err(Untold::Refused(why) | Untold::Lied(why)) if excluded => {
                 if self.tags.can_tell() {
                     tracing::debug!("marked by an object instead: {why}");

@@ -46,7 +46,7 @@ pub use s3::{Mode, ObjectLock, ObjectVersion, Retention, UnfinishedUpload, Versi
 pub use tried::Beside;
 
 use crate::base::Cancel;
-use crate::error::{Error, Reason, Result};
+use crate::error::{Reason, Result};
 use chrono::{DateTime, Utc};
 use direct::Direct;
 use exclude::ExcludeTags;
@@ -340,10 +340,11 @@ impl Store {
                 is_odd: odd.is_some(),
             }));
             if objects.len() > listing::LARGEST_LISTING {
-                return Err(Error::new(
-                    Reason::StoreUnreachable,
-                    format!("cannot list {}: {}", self.url, listing::ENDLESS),
-                ));
+                return Err(Reason::StoreUnreachable.error(format!(
+                    "cannot list {}: {}",
+                    self.url,
+                    listing::ENDLESS
+                )));
             }
         }
         Ok(objects)

@@ -241,9 +241,7 @@ impl Upload {
             (_, Err(e)) if e.reason() == Reason::Terminated => Err(e),
             (Err(e), _) => Err(staging.error(e)),
             (Ok(()), Err(e)) => Err(e),
-            (Ok(()), Ok(false)) => Err(Error::new(
-                Reason::Io,
-                format!(
+            (Ok(()), Ok(false)) => Err(Reason::Io.error(format!(
                     "{} was written and reads back differently: the store is at fault; check it before you rely on its snapshots",
                     staging.full_name()
                 ),
@@ -273,9 +271,7 @@ impl Write for Upload {
         if let Some(most) = self.staging.store.largest_copy
             && self.bytes > most
         {
-            return Err(Error::new(
-                Reason::Configuration,
-                format!(
+            return Err(Reason::Configuration.error(format!(
                     "the new snapshot has more than {} GiB, and this store copies no more at once: make it smaller by --compression zstd or less --keep-history, or write it to a local folder",
                     most >> 30
                 ),
@@ -607,16 +603,12 @@ impl InStaging {
         };
         match seen {
             Ok(object) if object.size == self.bytes => Ok(()),
-            Ok(object) => Err(Error::new(
-                Reason::Io,
-                format!(
+            Ok(object) => Err(Reason::Io.error(format!(
                     "{name} was written with {} bytes and has {}: the store is at fault, or somebody else wrote it in the same moment; check it before you rely on its snapshots",
                     self.bytes, object.size
                 ),
             )),
-            Err(object_store::Error::NotFound { .. }) => Err(Error::new(
-                Reason::SnapshotVanished,
-                format!("{name} was written and is gone: it was deleted meanwhile; run again"),
+            Err(object_store::Error::NotFound { .. }) => Err(Reason::SnapshotVanished.error(format!("{name} was written and is gone: it was deleted meanwhile; run again"),
             )),
             Err(e) => Err(store_error(format!("look at {name}"), e)),
         }

@@ -62,10 +62,9 @@ impl Wire {
             let failed = match self.try_once(signed).await {
                 Ok(answer) if !answer.is_passing() => return Ok(answer),
                 Ok(answer) => answer.refusal(what),
-                Err(why) => Error::new(
-                    Reason::StoreUnreachable,
-                    format!("cannot {what}: {why}; check the URL, the endpoint and the network"),
-                ),
+                Err(why) => Reason::StoreUnreachable.error(format!(
+                    "cannot {what}: {why}; check the URL, the endpoint and the network"
+                )),
             };
             if tried >= self.tries || begun.elapsed() + wait > self.patience {
                 return Err(failed);
@@ -157,9 +156,7 @@ impl Answer {
 
     /// An answer that means nothing.
     pub fn not_understood(&self, what: &str) -> Error {
-        Error::new(
-            Reason::Configuration,
-            format!(
+        Reason::Configuration.error(format!(
                 "cannot {what}: the store answers {} with something else than was asked for; it may not have this function: see `deltafold store check`",
                 self.status
             ),

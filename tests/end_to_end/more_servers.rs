@@ -29,6 +29,13 @@ fn address(name: &str) -> String {
     env::var(name).unwrap_or_else(|_| panic!("{name} is not set: run tests/end-to-end"))
 }
 
+/// What none of these servers has, and `more`.
+fn absent(more: &[Ability]) -> Vec<(Ability, State)> {
+    let beside = [Ability::Versioning, Ability::ObjectLock];
+    let all = [&[Ability::Checksum], more, &beside].concat();
+    all.into_iter().map(|a| (a, State::Absent)).collect()
+}
+
 // --- Swift ---
 
 /// A request of the tests' own, as tempauth's user: the answer's status, headers and body.
@@ -79,8 +86,15 @@ fn swift_server(container: &str) -> Server {
 #[test]
 fn swift_does_all_of_it() {
     let server = swift_server("cycle");
-    let lacks = conforms(&server.store("conforms"));
-    assert_eq!(lacks, [(Ability::Checksum, State::Absent)]);
+    let mut lacks = conforms(&server.store("conforms"));
+    // Several of those that race for a name may win.
+    lacks.retain(|(ability, _)| *ability != Ability::ConditionalCreate);
+    let refused = [
+        (Ability::ConditionalUpdate, State::Refused),
+        (Ability::ConditionalCopy, State::Refused),
+    ];
+    let tags = [Ability::ExcludeTag, Ability::TagCount];
+    assert_eq!(lacks, [&refused[..], &absent(&tags)].concat());
     the_program_works_on(&server);
 }
 
@@ -357,7 +371,7 @@ fn azure_server(container: &str) -> Server {
 fn azure_does_all_of_it() {
     let server = azure_server("cycle");
     let lacks = conforms(&server.store("conforms"));
-    assert_eq!(lacks, [(Ability::Checksum, State::Absent)]);
+    assert_eq!(lacks, absent(&[]));
     the_program_works_on(&server);
 }
 
@@ -407,7 +421,8 @@ fn google_does_all_of_it() {
     ];
     let server = Server::new(runtime, "gs://cycle", &options);
     let lacks = conforms(&server.store("conforms"));
-    assert_eq!(lacks, [(Ability::Checksum, State::Absent)]);
+    // The server of the tests does not tell metadata with an object.
+    assert_eq!(lacks, absent(&[Ability::TagCount]));
     the_program_works_on(&server);
 }
 

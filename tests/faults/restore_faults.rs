@@ -9,14 +9,9 @@ use crate::support::history::Compression;
 use crate::support::member::{
     Stamp, assert_whole, cut, debris, files, flip, hash_of, segment, stamps, write_files,
 };
-use crate::support::scratch;
 use crate::support::small::small_bucket;
-use crate::support::{copy_fixture, deltafold, expected, restore, run_json};
-use deltafold::datadir::Cluster;
-use deltafold::datadir::place::Place;
-use deltafold::etcd::peers::PeerOptions;
+use crate::support::{copy_fixture, deltafold, expected, restore, run_json, scratch};
 use deltafold::job::Context;
-use deltafold::job::fold::Request;
 use deltafold::job::identity::IDENTITY;
 use deltafold::job::report::Report;
 use deltafold::job::restore::{Backup, Leases, Options, Outcome, To, run};
@@ -33,7 +28,6 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use std::time::Duration;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
@@ -60,7 +54,7 @@ impl InMemoryBucket {
         FaultStore::new(inner, strikes)
     }
 
-    fn restore(&self, faults: &FaultStore, to: To) -> Result<Report<Outcome>, Error> {
+    fn restore(&self, faults: &FaultStore, options: &Options) -> Result<Report<Outcome>, Error> {
         let store = Store::new(
             Arc::new(faults.clone()),
             ObjectPath::default(),
@@ -78,28 +72,15 @@ impl InMemoryBucket {
             trust: Default::default(),
             limits: Default::default(),
         };
-        let options = Options {
-            request: Request::default(),
-            to,
-            keep_history: KeepHistory::All,
-            bump_revision: None,
-            leases: Leases::Keep {
-                time_to_live: Duration::from_secs(3600),
-            },
-            dry_run: false,
-        };
-        run(&[Backup::Store(ctx)], &options, &cancel)
+        run(&[Backup::Store(ctx)], options, &cancel)
     }
 }
 
-fn into(data_dir: &Path, wal_dir: Option<&Path>) -> To {
-    let url = "http://localhost:2380";
-    let all = format!("default={url}");
-    To::DataDir {
-        place: Place::new(data_dir, wal_dir).unwrap(),
-        cluster: Box::new(Cluster::new("default", &all, "etcd-cluster", url).unwrap()),
-        if_needed: None,
-        peers: PeerOptions::default(),
+fn into(data_dir: &Path, wal_dir: Option<&Path>) -> Options {
+    Options {
+        data_dir: Some(data_dir.to_owned()),
+        wal_dir: wal_dir.map(Path::to_owned),
+        ..Options::default()
     }
 }
 
@@ -132,7 +113,7 @@ fn every_call_of_a_restore_fails_in_every_way() {
         root.path().join("plain.db"),
     );
     let faults = clean.faults(Vec::new());
-    let outcome = clean.restore(&faults, into(&data, None)).unwrap();
+    let outcome = clean.restore(&faults, &into(&data, None)).unwrap();
     let hash = outcome.hash_kv.unwrap();
     assert_whole(&data, None, hash, "a clean restore");
     fs::remove_dir_all(root.path().join("a")).unwrap();
@@ -151,10 +132,13 @@ fn every_call_of_a_restore_fails_in_every_way() {
                 let to = match target {
                     0 => into(&data, None),
                     1 => into(&data, Some(&wal)),
-                    _ => To::File(file.clone()),
+                    _ => Options {
+                        to_snapshot: Some(file.clone()),
+                        ..Options::default()
+                    },
                 };
                 let bucket = InMemoryBucket::new(&objects);
-                let result = bucket.restore(&bucket.faults(vec![strike]), to);
+                let result = bucket.restore(&bucket.faults(vec![strike]), &to);
                 runs += 1;
                 // Whose backup it is, is worth a warning only.
                 let reasons = match path.as_str() {
@@ -210,7 +194,7 @@ fn a_member_that_appears_while_a_restore_runs() {
             fs::write(&appears, "a new member's").unwrap();
         });
         let to = into(&data, own_wal.then_some(wal.as_path()));
-        let e = bucket.restore(&faults, to).unwrap_err();
+        let e = bucket.restore(&faults, &to).unwrap_err();
         assert_eq!(e.reason(), Reason::TargetExists, "{e}");
         let left = files(root.path());
         assert_eq!(left.keys().collect::<Vec<_>>(), [name]);
@@ -236,7 +220,7 @@ async fn an_etcd_that_is_started_while_a_restore_runs() {
         faults.meanwhile(move || {
             *started.lock().unwrap() = Some(Etcd::start(EtcdVersion::V3_6, &there));
         });
-        let e = bucket.restore(&faults, into(&dir, None)).unwrap_err();
+        let e = bucket.restore(&faults, &into(&dir, None)).unwrap_err();
         assert_eq!(e.reason(), Reason::TargetInUse, "{e}");
     })
     .await

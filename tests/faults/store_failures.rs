@@ -5,8 +5,7 @@ use crate::support::conformance::runtime;
 use crate::support::faults::{Call, Fault, FaultStore, Strike};
 use crate::support::line::Line;
 use crate::support::minio::Minio;
-use crate::support::scratch;
-use crate::support::{deltafold, expected, run_json};
+use crate::support::{deltafold, expected, run_json, scratch};
 use deltafold::job::Context;
 use deltafold::job::compact::{Options, Outcome, Status, run};
 use deltafold::job::fold::Request;
@@ -78,11 +77,8 @@ impl Sample {
 
     fn options(&self) -> Options {
         Options {
-            request: Request::default(),
-            keep_history: KeepHistory::Latest,
             compression: self.compression.parse().unwrap(),
-            dry_run: false,
-            leases: None,
+            ..Options::default()
         }
     }
 }

@@ -574,7 +574,8 @@ impl State {
         for part in text.split("<Key>").skip(1) {
             let key = part.split("</Key>").next().unwrap_or_default();
             let bucket = r.path.trim_end_matches('/');
-            self.delete(&format!("{bucket}/{key}"));
+            let plain = quick_xml::escape::unescape(key).expect("a key");
+            self.delete(&format!("{bucket}/{plain}"));
             done.push_str(&format!("<Deleted><Key>{key}</Key></Deleted>"));
         }
         said(format!("<DeleteResult>{done}</DeleteResult>"))
@@ -586,7 +587,11 @@ impl State {
         let prefix = format!("{bucket}/{prefix}");
         let objects = self.objects.iter();
         objects
-            .filter(|(k, _)| k.starts_with(&prefix))
+            .filter(|(k, _)| {
+                let below = k.strip_prefix(&prefix);
+                let deeper = |b: &str| r.query.get("delimiter").is_some_and(|d| b.contains(&**d));
+                below.is_some_and(|below| !deeper(below))
+            })
             .filter(|(k, _)| !self.lies.lists_late || self.before.contains(k))
             .collect()
     }

@@ -5,13 +5,13 @@ use super::history::{Compression, with_checksum};
 use super::scratch;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
+use deltafold::base::Written;
 use deltafold::bolt::{TreeBuilder, write_file};
-use deltafold::bucket::codec::CompressionChoice;
-use deltafold::job::fold::Request;
+use deltafold::job::compact::History;
 use deltafold::job::report::Report;
 use deltafold::job::{Context, compact};
 use deltafold::mvcc::revision::encode_revision;
-use deltafold::mvcc::{KeepHistory, KeyValue, RecordKey, Revision};
+use deltafold::mvcc::{KeyValue, RecordKey, Revision};
 use deltafold::store::{Keys, Store, exclude::ExcludeTags};
 use object_store::memory::InMemory;
 use object_store::path::Path;
@@ -153,11 +153,10 @@ pub fn small_bucket(page_size: usize, compression: Compression) -> Objects {
 /// A compaction of all that there is, with its whole history.
 pub fn keep_all() -> compact::Options {
     compact::Options {
-        request: Request::default(),
-        keep_history: KeepHistory::All,
-        compression: CompressionChoice::Same,
-        dry_run: false,
-        leases: None,
+        history: History {
+            keep_history: Some(Written::of("all")),
+        },
+        ..compact::Options::default()
     }
 }
 

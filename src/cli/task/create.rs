@@ -1,24 +1,26 @@
 //! `deltafold task create`: the arguments of each type, and the task that is made of them.
 
-use super::super::kubernetes::{ClusterArgs, parse_time_span, wait_for};
-use super::super::{Ended, Output, parse_options, parse_time, print_outcome, yes_or_no};
+use super::super::kubernetes::{ClusterArgs, wait_for};
+use super::super::{Ended, Output, parse_options, print_outcome};
 use super::{TaskOutcome, ended, tell};
-use crate::base::Cancel;
+use crate::base::flag::yes_or_no;
+use crate::base::{Cancel, Span, duration};
 use crate::controller::api::{
-    CopyBackupsConfig, EtcdBackupPolicy, EtcdBackupTask, EtcdBackupTaskSpec, IfNeeded,
-    MaintenanceConfig, OnDemandCompactionConfig, OnDemandSnapshotConfig, RestoreConfig, SecretRef,
-    SnapshotType, StoreSpec, StoreVolume, TaskConfig, TaskType, VerifyConfig, VerifyLevel,
-    WaitForFinalSnapshot,
+    CopyBackupsConfig, EtcdBackupPolicy, EtcdBackupTask, EtcdBackupTaskSpec, MaintenanceConfig,
+    OnDemandCompactionConfig, OnDemandSnapshotConfig, RestoreConfig, SecretRef, StoreSpec,
+    StoreVolume, TaskConfig, TaskType, VerifyConfig, WaitForFinalSnapshot,
 };
 use crate::error::{Error, Reason, Result};
+use crate::job::copy::plan::Most;
 use crate::kubernetes::Person;
-use chrono::{DateTime, Utc};
 use clap::builder::NonEmptyStringValueParser;
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use kube::ResourceExt;
 use kube::api::{ObjectMeta, PostParams};
 use std::time::Duration;
 
+/// The shortest time that a task waits for a final snapshot.
+const SECOND: Duration = Duration::from_secs(1);
 /// Of a name that the API server completes: so long may the policy's part be.
 const NAME_PART: usize = 36;
 
@@ -61,13 +63,13 @@ struct CommonArgs {
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     task_name: Option<String>,
     /// It is deleted so long after it has ended [default: a day]
-    #[arg(long, value_name = "DURATION", value_parser = parse_time_span)]
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     ttl: Option<Duration>,
     /// Wait until it has ended, as `deltafold task wait`
     #[arg(long, value_parser = yes_or_no)]
     wait: bool,
     /// With --wait: no longer than this; 0s: as long as it takes
-    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = parse_time_span)]
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration::parse)]
     timeout: Duration,
     #[command(flatten)]
     cluster: ClusterArgs,
@@ -76,36 +78,17 @@ struct CommonArgs {
 /// A snapshot of the live etcd
 #[derive(Debug, Args)]
 struct SnapshotArgs {
-    /// The whole database, or what has changed since the last snapshot
-    #[arg(long = "type", value_name = "TYPE", default_value = "full")]
-    kind: Kind,
-    /// Mark it as the last snapshot of a cluster that is given up
-    #[arg(long = "final", value_parser = yes_or_no)]
-    is_final: bool,
-    /// The store was another cluster's backup, whose place this one has taken
-    #[arg(long, value_parser = yes_or_no)]
-    take_over: bool,
+    #[command(flatten)]
+    config: OnDemandSnapshotConfig,
     #[command(flatten)]
     common: CommonArgs,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Kind {
-    /// The whole database
-    Full,
-    /// The events since the last snapshot
-    Delta,
 }
 
 /// The deltas become a new full snapshot
 #[derive(Debug, Args)]
 struct CompactionArgs {
-    /// Fold up to this revision [default: the newest]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..))]
-    revision: Option<i64>,
-    /// What is kept of older revisions: latest, all, or a number of them [default: the policy's]
-    #[arg(long, value_name = "HISTORY")]
-    keep_history: Option<String>,
+    #[command(flatten)]
+    config: OnDemandCompactionConfig,
     #[command(flatten)]
     common: CommonArgs,
 }
@@ -137,17 +120,13 @@ struct CopyArgs {
     /// The claim with the store that is copied to, where it is file:///path
     #[arg(long, value_name = "NAME", requires = "to")]
     to_claim: Option<String>,
-    /// No more than so many backups, the newest
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    max_backups: Option<u32>,
-    /// None that are older than so many days
-    #[arg(long, value_name = "DAYS", value_parser = clap::value_parser!(u32).range(1..))]
-    max_backup_age: Option<u32>,
+    #[command(flatten)]
+    most: Most,
     /// Wait first until the newest full snapshot is marked final
     #[arg(long, value_parser = yes_or_no)]
     wait_for_final: bool,
     /// Copy what is there when it has not come for so long; 0s: wait for ever
-    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = parse_time_span)]
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration::parse)]
     wait_timeout: Duration,
     #[command(flatten)]
     common: CommonArgs,
@@ -156,86 +135,26 @@ struct CopyArgs {
 /// A member's data directory is restored into a PersistentVolumeClaim
 #[derive(Debug, Args)]
 struct RestoreArgs {
-    /// The PersistentVolumeClaim
-    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
-    claim: String,
-    /// The data directory's path in it [default: default.etcd]
-    #[arg(long, value_name = "PATH")]
-    sub_path: Option<String>,
-    /// The state at this revision [default: the newest]
-    #[arg(long, value_name = "N", conflicts_with = "time", value_parser = clap::value_parser!(i64).range(1..))]
-    revision: Option<i64>,
-    /// The state after the last event whose time is not after this
-    #[arg(long, value_name = "RFC3339", value_parser = parse_time)]
-    time: Option<DateTime<Utc>>,
-    /// The member's name [default: default]
-    #[arg(long, value_name = "NAME")]
-    name: Option<String>,
-    /// All members of the new cluster: NAME=PEER-URL,… [default: this one alone]
-    #[arg(long, value_name = "MEMBERS")]
-    initial_cluster: Option<String>,
-    /// Tells clusters with the same URLs apart
-    #[arg(long, value_name = "TOKEN")]
-    initial_cluster_token: Option<String>,
-    /// This member's peer URLs
-    #[arg(long, value_name = "URLS")]
-    initial_advertise_peer_urls: Option<String>,
-    /// Raise the newest revision by so many, past all that clients have seen
-    #[arg(long, value_name = "N", requires = "mark_compacted", value_parser = clap::value_parser!(i64).range(1..))]
-    bump_revision: Option<i64>,
-    /// Count all below the raised revision as compacted, so that clients list anew
-    #[arg(long, requires = "bump_revision", value_parser = yes_or_no)]
-    mark_compacted: bool,
-    /// Only where the volume holds no sound member, after a look at it
-    #[arg(long, value_name = "LOOK")]
-    if_needed: Option<Look>,
-    /// The user and group that own the restored files [default: 65532]
-    #[arg(long, value_name = "UID", value_parser = clap::value_parser!(i64).range(0..=2_147_483_647))]
-    run_as_user: Option<i64>,
+    #[command(flatten)]
+    config: RestoreConfig,
     #[command(flatten)]
     common: CommonArgs,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Look {
-    /// Files, headers, WAL
-    Sanity,
-    /// Every page, and HashKV against the backup
-    Full,
 }
 
 /// The backup is verified
 #[derive(Debug, Args)]
 struct VerifyArgs {
-    /// How thoroughly [default: the policy's, or checksums]
-    #[arg(long, value_name = "LEVEL")]
-    level: Option<Level>,
-    /// Compare it with the live etcd, too
-    #[arg(long, value_parser = yes_or_no)]
-    against_cluster: bool,
+    #[command(flatten)]
+    config: VerifyConfig,
     #[command(flatten)]
     common: CommonArgs,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Level {
-    /// Names alone
-    Names,
-    /// Every byte
-    Checksums,
-    /// What it folds to
-    Fold,
 }
 
 /// The live etcd is compacted, defragmented, or both
 #[derive(Debug, Args)]
 struct MaintenanceArgs {
-    /// History to keep: a number of revisions, or a duration
-    #[arg(long, value_name = "HISTORY", required_unless_present = "defrag")]
-    compact_keep: Option<String>,
-    /// Defragment members that waste such a part of their database (0 to 1), or always
-    #[arg(long, value_name = "FRACTION")]
-    defrag: Option<String>,
+    #[command(flatten)]
+    config: MaintenanceConfig,
     #[command(flatten)]
     common: CommonArgs,
 }
@@ -250,82 +169,34 @@ impl CreateArgs {
 impl CreateType {
     /// What all of them have; the type, a short word for it, and its configuration.
     fn parts(&self) -> Result<(&CommonArgs, TaskType, &'static str, Option<TaskConfig>)> {
-        let none = TaskConfig::default();
-        Ok(match self {
+        let mut config = TaskConfig::default();
+        let (common, type_, word) = match self {
             CreateType::Snapshot(a) => {
-                let config = TaskConfig {
-                    on_demand_snapshot: Some(OnDemandSnapshotConfig {
-                        type_: match a.kind {
-                            Kind::Full => SnapshotType::Full,
-                            Kind::Delta => SnapshotType::Delta,
-                        },
-                        final_: a.is_final,
-                        take_over: a.take_over,
-                    }),
-                    ..none
-                };
-                (
-                    &a.common,
-                    TaskType::OnDemandSnapshot,
-                    "snapshot",
-                    Some(config),
-                )
+                config.on_demand_snapshot = Some(a.config.clone());
+                (&a.common, TaskType::OnDemandSnapshot, "snapshot")
             }
             CreateType::Compaction(a) => {
-                let wanted = OnDemandCompactionConfig {
-                    revision: a.revision,
-                    keep_history: a.keep_history.clone(),
-                };
-                let is_plain = wanted == OnDemandCompactionConfig::default();
-                let config = TaskConfig {
-                    on_demand_compaction: Some(wanted),
-                    ..none
-                };
-                let config = (!is_plain).then_some(config);
-                (&a.common, TaskType::OnDemandCompaction, "compact", config)
+                config.on_demand_compaction = Some(a.config.clone()).filter(is_given);
+                (&a.common, TaskType::OnDemandCompaction, "compact")
             }
             CreateType::Copy(a) => {
-                let config = TaskConfig {
-                    copy_backups: Some(a.config()?),
-                    ..none
-                };
-                (&a.common, TaskType::CopyBackups, "copy", Some(config))
+                config.copy_backups = Some(a.config()?);
+                (&a.common, TaskType::CopyBackups, "copy")
             }
             CreateType::Restore(a) => {
-                let config = TaskConfig {
-                    restore: Some(a.config()),
-                    ..none
-                };
-                (&a.common, TaskType::Restore, "restore", Some(config))
+                config.restore = Some(a.config.clone());
+                (&a.common, TaskType::Restore, "restore")
             }
             CreateType::Verify(a) => {
-                let wanted = VerifyConfig {
-                    level: a.level.map(|level| match level {
-                        Level::Names => VerifyLevel::Names,
-                        Level::Checksums => VerifyLevel::Checksums,
-                        Level::Fold => VerifyLevel::Fold,
-                    }),
-                    against_cluster: a.against_cluster,
-                };
-                let is_plain = wanted == VerifyConfig::default();
-                let config = TaskConfig {
-                    verify: Some(wanted),
-                    ..none
-                };
-                let config = (!is_plain).then_some(config);
-                (&a.common, TaskType::Verify, "verify", config)
+                config.verify = Some(a.config.clone()).filter(is_given);
+                (&a.common, TaskType::Verify, "verify")
             }
             CreateType::Maintenance(a) => {
-                let config = TaskConfig {
-                    maintenance: Some(MaintenanceConfig {
-                        compact_keep: a.compact_keep.clone(),
-                        defrag: a.defrag.clone(),
-                    }),
-                    ..none
-                };
-                (&a.common, TaskType::Maintenance, "maintain", Some(config))
+                config.maintenance = Some(a.config.clone());
+                (&a.common, TaskType::Maintenance, "maintain")
             }
-        })
+        };
+        Ok((common, type_, word, Some(config).filter(is_given)))
     }
 
     fn run(&self, cancel: &Cancel, output: Output) -> Ended {
@@ -373,6 +244,10 @@ impl CreateType {
             })
         })
     }
+}
+
+fn is_given<T: Default + PartialEq>(config: &T) -> bool {
+    *config != T::default()
 }
 
 /// A name that was mistyped is told at once. The controller would wait for a policy to come.
@@ -429,34 +304,11 @@ impl CopyArgs {
                 &self.to_claim,
                 "--to-option",
             )?,
-            max_backups: self.max_backups.map(i64::from),
-            max_backup_age: self.max_backup_age.map(i64::from),
+            most: self.most.clone(),
             wait_for_final_snapshot: self.wait_for_final.then(|| WaitForFinalSnapshot {
                 enabled: true,
-                timeout: (!zero).then(|| format!("{}s", self.wait_timeout.as_secs().max(1))),
+                timeout: (!zero).then(|| Span(self.wait_timeout.max(SECOND)).into()),
             }),
         })
-    }
-}
-
-impl RestoreArgs {
-    fn config(&self) -> RestoreConfig {
-        RestoreConfig {
-            claim_name: self.claim.clone(),
-            sub_path: self.sub_path.clone(),
-            revision: self.revision,
-            time: self.time,
-            name: self.name.clone(),
-            initial_cluster: self.initial_cluster.clone(),
-            initial_cluster_token: self.initial_cluster_token.clone(),
-            initial_advertise_peer_urls: self.initial_advertise_peer_urls.clone(),
-            bump_revision: self.bump_revision,
-            mark_compacted: self.mark_compacted,
-            if_needed: self.if_needed.map(|look| match look {
-                Look::Sanity => IfNeeded::Sanity,
-                Look::Full => IfNeeded::Full,
-            }),
-            run_as_user: self.run_as_user,
-        }
     }
 }

@@ -2,8 +2,8 @@
 
 use super::{TaskOutcome, lasting, no_more, no_task};
 use crate::base::Cancel;
+use crate::base::flag::yes_or_no;
 use crate::cli::kubernetes::{ClusterArgs, wait_for};
-use crate::cli::yes_or_no;
 use crate::controller::api::EtcdBackupTask;
 use crate::controller::jobs::CONTAINER_BEFORE;
 use crate::error::{Error, Reason, Result};

@@ -3,10 +3,11 @@
 mod create;
 mod logs;
 
-use super::kubernetes::{ClusterArgs, age, parse_time_span, table, wait_for};
+use super::kubernetes::{ClusterArgs, age, table, wait_for};
 use super::show::Text;
-use super::{Ended, Output, print_outcome, yes_or_no};
-use crate::base::Cancel;
+use super::{Ended, Output, print_outcome};
+use crate::base::flag::yes_or_no;
+use crate::base::{Cancel, duration};
 use crate::controller::api::{EtcdBackupTask, TaskState, TaskType};
 use crate::error::{Error, Reason, Result};
 use crate::kubernetes::Person;
@@ -64,7 +65,7 @@ struct WaitArgs {
     /// The task
     name: String,
     /// No longer than this; 0s: as long as it takes
-    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = parse_time_span)]
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration::parse)]
     timeout: Duration,
     #[command(flatten)]
     cluster: ClusterArgs,

@@ -14,7 +14,6 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::{CustomResourceExt, KubeSchema};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 /// The API group.
 pub const GROUP: &str = "deltafold.io";
@@ -90,7 +89,17 @@ pub struct Condition {
 }
 
 /// Whether a condition holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Serialize,
+    Deserialize,
+    schemars::JsonSchema,
+    strum::IntoStaticStr,
+)]
 pub enum ConditionStatus {
     /// It does.
     True,
@@ -103,103 +112,6 @@ pub enum ConditionStatus {
 impl ConditionStatus {
     /// As Kubernetes writes it.
     pub fn as_str(self) -> &'static str {
-        match self {
-            ConditionStatus::True => "True",
-            ConditionStatus::False => "False",
-            ConditionStatus::Unknown => "Unknown",
-        }
-    }
-}
-
-/// What durations look like in the API: Go's, with days and weeks.
-pub const DURATION: &str = "^([0-9]+(ms|s|m|h|d|w))+$";
-
-/// What sizes look like in the API: Kubernetes' quantities of bytes.
-pub const SIZE: &str = "^[0-9]+(Ki|Mi|Gi|Ti|k|M|G|T)?$";
-
-/// Reads a duration of the API, such as `90s` or `1h30m`.
-///
-/// # Errors
-/// What is wrong with it.
-pub fn parse_duration(text: &str) -> Result<Duration, String> {
-    let bad =
-        || format!("\"{text}\" is no duration: give numbers with units, such as 90s, 1h30m or 7d");
-    let mut total = Duration::ZERO;
-    let mut rest = text;
-    if rest.is_empty() {
-        return Err(bad());
-    }
-    while !rest.is_empty() {
-        let digits = rest.find(|c: char| !c.is_ascii_digit()).ok_or_else(bad)?;
-        let (number, behind) = rest.split_at(digits);
-        let number: u64 = number.parse().map_err(|_| bad())?;
-        let letters = behind
-            .find(|c: char| c.is_ascii_digit())
-            .unwrap_or(behind.len());
-        let (unit, behind) = behind.split_at(letters);
-        let millis: u64 = match unit {
-            "ms" => 1,
-            "s" => 1_000,
-            "m" => 60_000,
-            "h" => 3_600_000,
-            "d" => 86_400_000,
-            "w" => 604_800_000,
-            _ => return Err(bad()),
-        };
-        let part = number.checked_mul(millis).ok_or_else(bad)?;
-        total = total
-            .checked_add(Duration::from_millis(part))
-            .ok_or_else(bad)?;
-        rest = behind;
-    }
-    Ok(total)
-}
-
-/// Reads a size of the API in bytes, such as `500`, `64Mi` or `1G`.
-///
-/// # Errors
-/// What is wrong with it.
-pub fn parse_size(text: &str) -> Result<u64, String> {
-    let bad = || {
-        format!("\"{text}\" is no size: give bytes, or a number with Ki, Mi, Gi, Ti, k, M, G or T")
-    };
-    let end = text
-        .find(|c: char| !c.is_ascii_digit())
-        .unwrap_or(text.len());
-    let (number, unit) = text.split_at(end);
-    let number: u64 = number.parse().map_err(|_| bad())?;
-    let factor: u64 = match unit {
-        "" => 1,
-        "Ki" => 1 << 10,
-        "Mi" => 1 << 20,
-        "Gi" => 1 << 30,
-        "Ti" => 1 << 40,
-        "k" => 1_000,
-        "M" => 1_000_000,
-        "G" => 1_000_000_000,
-        "T" => 1_000_000_000_000,
-        _ => return Err(bad()),
-    };
-    number.checked_mul(factor).ok_or_else(bad)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn durations_and_sizes_are_read_as_kubernetes_does() {
-        assert_eq!(parse_duration("1h30m"), Ok(Duration::from_secs(5400)));
-        assert_eq!(parse_duration("7d"), Ok(Duration::from_secs(604_800)));
-        assert_eq!(parse_duration("250ms"), Ok(Duration::from_millis(250)));
-        for bad in ["", "5", "h", "5x", "-1s", "99999999999999999999s", "1h 2m"] {
-            assert!(parse_duration(bad).is_err(), "{bad}");
-        }
-        assert_eq!(parse_size("500"), Ok(500));
-        assert_eq!(parse_size("64Mi"), Ok(64 << 20));
-        assert_eq!(parse_size("1G"), Ok(1_000_000_000));
-        for bad in ["", "Mi", "1.5Gi", "1X", "99999999999Ti"] {
-            assert!(parse_size(bad).is_err(), "{bad}");
-        }
+        self.into()
     }
 }

@@ -1,6 +1,14 @@
 //! EtcdBackupPolicy: one etcd, one store prefix, and what is to be done there and when.
 
 use super::{Condition, SecretRef, StoreSpec};
+use crate::base::{Size, Span, Written};
+use crate::bucket::Compression;
+use crate::bucket::trust::Plaintext;
+use crate::job::compact::History;
+use crate::job::gc::Rules;
+use crate::job::maintain::Upkeep;
+use crate::job::snapshot::follow::Pace;
+use crate::job::verify_store::Level;
 use chrono::{DateTime, Utc};
 use k8s_openapi::api::core::v1::{ResourceRequirements, Toleration};
 use kube::{CustomResource, KubeSchema};
@@ -94,13 +102,9 @@ pub struct EncryptionSpec {
     /// A Secret with the identity in `identity.txt`, to read the backup with
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity_secret_ref: Option<SecretRef>,
-    /// The prefix was encrypted later: plain snapshots from before that are trusted, if they end below this revision
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1))]
-    pub allow_plaintext_below: Option<i64>,
-    /// Whether Jobs go on without snapshots that are not encrypted, which may be anybody's
-    #[serde(default)]
-    pub ignore_untrusted: bool,
+    /// What is made of snapshots that are not encrypted
+    #[serde(flatten)]
+    pub plaintext: Plaintext,
 }
 
 /// When snapshots are taken.
@@ -120,7 +124,7 @@ pub struct SnapshotSpec {
     pub delta_schedule: Option<String>,
     /// A Pod that follows the etcd all the time instead
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub follow: Option<FollowSpec>,
+    pub follow: Option<Pace>,
     /// The time zone of all schedules [default: Etc/UTC]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time_zone: Option<String>,
@@ -131,36 +135,6 @@ pub struct SnapshotSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 200))]
     pub lease_prefix: Option<String>,
-}
-
-/// A follower: it watches the etcd and saves deltas.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct FollowSpec {
-    /// A delta is saved so often at least [default: 5m]
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(regex(pattern = super::DURATION))]
-    pub delta_period: Option<String>,
-    /// A delta is saved when so many bytes of events are waiting [default: 10Mi]
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(regex(pattern = super::SIZE))]
-    pub delta_bytes: Option<String>,
-}
-
-/// How snapshots are compressed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Compression {
-    /// Not at all
-    None,
-    /// gzip
-    Gzip,
-    /// zlib
-    Zlib,
-    /// lzw
-    Lzw,
-    /// zstd: not read by etcd-backup-restore
-    Zstd,
 }
 
 /// When deltas are folded into a new full snapshot.
@@ -174,23 +148,19 @@ pub struct CompactionSpec {
     pub events_threshold: i64,
     /// Bytes of deltas in the store since the last full snapshot [default: no threshold]
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(regex(pattern = super::SIZE))]
-    pub size_threshold: Option<String>,
+    pub size_threshold: Option<Written<Size>>,
     /// Age of the last full snapshot, where there are deltas after it [default: no threshold]
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(regex(pattern = super::DURATION))]
-    pub age_threshold: Option<String>,
+    pub age_threshold: Option<Written<Span>>,
     /// So many events since the last full snapshot are not folded any more: a full snapshot is taken [default: no threshold]
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub full_snapshot_threshold: Option<i64>,
     /// A compaction that takes longer is ended
-    #[schemars(regex(pattern = super::DURATION))]
-    pub active_deadline: String,
-    /// What the new full snapshot keeps of older revisions: latest, all, or a number of revisions
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(regex(pattern = "^(latest|all|[0-9]+)$"))]
-    pub keep_history: Option<String>,
+    pub active_deadline: Written<Span>,
+    /// What the new full snapshot keeps
+    #[serde(flatten)]
+    pub history: History,
     /// Of a compaction's container
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resources: Option<ResourceRequirements>,
@@ -204,8 +174,8 @@ impl Default for CompactionSpec {
             size_threshold: None,
             age_threshold: None,
             full_snapshot_threshold: None,
-            active_deadline: "3h".to_owned(),
-            keep_history: None,
+            active_deadline: Written::of("3h"),
+            history: History::default(),
             resources: None,
         }
     }
@@ -215,25 +185,9 @@ impl Default for CompactionSpec {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RetentionSpec {
-    /// Which full snapshots are kept
-    #[serde(default)]
-    pub policy: RetentionPolicy,
-    /// How many, with policy Limit [default: 7]
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1))]
-    pub limit: Option<i64>,
-    /// Deltas of older chains are kept so long
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(regex(pattern = super::DURATION))]
-    pub delta_retention: Option<String>,
-    /// Every revision within this time stays restorable
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(regex(pattern = super::DURATION))]
-    pub restorable_window: Option<String>,
-    /// What goes can be brought back for so long; 0s: it is deleted at once [default: 7d]
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(regex(pattern = super::DURATION))]
-    pub purge_after: Option<String>,
+    /// What is kept, and how long
+    #[serde(flatten)]
+    pub rules: Rules,
     /// When garbage is collected [default: every six hours]
     #[serde(default = "collect_every_six_hours")]
     #[schemars(length(min = 1, max = 128))]
@@ -242,18 +196,6 @@ pub struct RetentionSpec {
 
 fn collect_every_six_hours() -> String {
     "23 */6 * * *".to_owned()
-}
-
-/// Which full snapshots are kept.
-#[derive(
-    Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
-)]
-pub enum RetentionPolicy {
-    /// The newest of each of the last hours, days and weeks
-    #[default]
-    Exponential,
-    /// The newest ones
-    Limit,
 }
 
 /// When the backup is verified.
@@ -265,54 +207,23 @@ pub struct VerifySpec {
     pub schedule: String,
     /// How thoroughly
     #[serde(default)]
-    pub level: VerifyLevel,
+    pub level: Level,
     /// It is compared with the live etcd, too
     #[serde(default)]
     pub against_cluster: bool,
 }
 
-/// How thoroughly a backup is verified.
-#[derive(
-    Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
-)]
-#[serde(rename_all = "lowercase")]
-pub enum VerifyLevel {
-    /// By names alone
-    Names,
-    /// Every byte
-    #[default]
-    Checksums,
-    /// What it folds to
-    Fold,
-}
-
-impl VerifyLevel {
-    /// As the flag has it.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            VerifyLevel::Names => "names",
-            VerifyLevel::Checksums => "checksums",
-            VerifyLevel::Fold => "fold",
-        }
-    }
-}
-
 /// When the etcd is compacted and defragmented.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("has(self.compactKeep) || has(self.defrag)").message("give compactKeep, defrag, or both"))]
 pub struct MaintenanceSpec {
     /// When
     #[schemars(length(min = 1, max = 128))]
     pub schedule: String,
-    /// History to keep: a number of revisions, or a duration
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(regex(pattern = "^([0-9]+|([0-9]+(ms|s|m|h|d|w))+)$"))]
-    pub compact_keep: Option<String>,
-    /// Defragment members of which this part is wasted, such as 0.5; or always
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(regex(pattern = "^(always|0(\\.[0-9]+)?|1(\\.0+)?)$"))]
-    pub defrag: Option<String>,
+    /// What is done
+    #[serde(flatten)]
+    pub upkeep: Upkeep,
 }
 
 /// What Jobs look like.
@@ -345,27 +256,25 @@ pub struct JobTemplate {
     pub labels: BTreeMap<String, String>,
     /// How long a Pod's metrics are there after its work is done
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(regex(pattern = super::DURATION))]
-    pub metrics_scrape_wait: Option<String>,
+    pub metrics_scrape_wait: Option<Written<Span>>,
     /// Pods share the node's network, as an etcd that listens there needs it
     #[serde(default)]
     pub host_network: bool,
     /// The size limit of the scratch volume [default: three times maxDatabaseSize]
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(regex(pattern = super::SIZE))]
-    pub scratch_size: Option<String>,
+    pub scratch_size: Option<Written<Size>>,
     /// The largest database that Jobs read; a full snapshot of more is refused as TooLarge [default: 16Gi]
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(regex(pattern = super::SIZE))]
-    pub max_database_size: Option<String>,
+    pub max_database_size: Option<Written<Size>>,
     /// The largest key and value together that Jobs read [default: 64Mi]
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(regex(pattern = super::SIZE))]
-    pub max_value_size: Option<String>,
+    pub max_value_size: Option<Written<Size>>,
 }
 
 /// When images are pulled.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema, strum::Display,
+)]
 pub enum ImagePullPolicy {
     /// Each time
     Always,

@@ -1,9 +1,21 @@
 //! EtcdBackupTask: something to be done once, now, for a policy.
 
-use super::{StoreSpec, VerifyLevel};
+use super::StoreSpec;
+use crate::base::flag::yes_or_no;
+use crate::base::{Span, Written};
+use crate::job::compact::History;
+use crate::job::copy::plan::Most;
+use crate::job::maintain::Upkeep;
+use crate::job::restore::Wanted;
+use crate::job::snapshot::Marks;
+use crate::job::verify_store::Thoroughness;
 use chrono::{DateTime, Utc};
+use clap::builder::NonEmptyStringValueParser;
+use clap::{Args, ValueEnum};
 use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use strum::{IntoStaticStr, VariantArray};
 
 /// A task is deleted so long after it has ended, if nothing else is said: a day.
 pub const DEFAULT_TTL_SECONDS: i64 = 86_400;
@@ -69,7 +81,9 @@ pub struct EtcdBackupTaskSpec {
     Ord,
     Serialize,
     Deserialize,
-    schemars::JsonSchema,
+    JsonSchema,
+    IntoStaticStr,
+    VariantArray,
 )]
 pub enum TaskType {
     /// A snapshot of the live etcd
@@ -87,26 +101,9 @@ pub enum TaskType {
 }
 
 impl TaskType {
-    /// All of them.
-    pub const ALL: [TaskType; 6] = [
-        TaskType::OnDemandSnapshot,
-        TaskType::OnDemandCompaction,
-        TaskType::CopyBackups,
-        TaskType::Restore,
-        TaskType::Verify,
-        TaskType::Maintenance,
-    ];
-
     /// As the API has it.
     pub fn as_str(self) -> &'static str {
-        match self {
-            TaskType::OnDemandSnapshot => "OnDemandSnapshot",
-            TaskType::OnDemandCompaction => "OnDemandCompaction",
-            TaskType::CopyBackups => "CopyBackups",
-            TaskType::Restore => "Restore",
-            TaskType::Verify => "Verify",
-            TaskType::Maintenance => "Maintenance",
-        }
+        self.into()
     }
 }
 
@@ -135,24 +132,22 @@ pub struct TaskConfig {
 }
 
 /// A snapshot of the live etcd.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[derive(Debug, Clone, PartialEq, Args, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("self.type == 'full' || !has(self.final) || !self.final").message("only a full snapshot can be final"))]
 pub struct OnDemandSnapshotConfig {
-    /// full or delta
+    /// The whole database, or what has changed since the last snapshot
+    #[arg(long = "type", value_name = "TYPE", default_value = "full")]
     #[serde(rename = "type")]
     pub type_: SnapshotType,
-    /// The full snapshot is marked as the last one of this cluster
-    #[serde(default, rename = "final")]
-    pub final_: bool,
-    /// The store was another cluster's backup, and this cluster has taken its place, as after a restore with
-    /// another token
-    #[serde(default)]
-    pub take_over: bool,
+    /// What it means
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub marks: Marks,
 }
 
 /// The kind of a snapshot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum SnapshotType {
     /// The whole database
@@ -162,17 +157,18 @@ pub enum SnapshotType {
 }
 
 /// A compaction.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Args, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct OnDemandCompactionConfig {
+    /// What it keeps [default: the policy's]
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub history: History,
     /// Fold up to this revision [default: the newest]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub revision: Option<i64>,
-    /// What is kept of older revisions [default: the policy's]
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(regex(pattern = "^(latest|all|[0-9]+)$"))]
-    pub keep_history: Option<String>,
 }
 
 /// A copy of the backup.
@@ -185,14 +181,9 @@ pub struct CopyBackupsConfig {
     /// Where to [default: the policy's store]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target_store: Option<StoreSpec>,
-    /// No more than so many full snapshots, the newest, with their deltas
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1))]
-    pub max_backups: Option<i64>,
-    /// None that are older, in days
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1))]
-    pub max_backup_age: Option<i64>,
+    /// Which backups
+    #[serde(flatten)]
+    pub most: Most,
     /// Waits for the final full snapshot first
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait_for_final_snapshot: Option<WaitForFinalSnapshot>,
@@ -206,92 +197,58 @@ pub struct WaitForFinalSnapshot {
     pub enabled: bool,
     /// For no longer than this [default: as long as it takes]
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(regex(pattern = super::DURATION))]
-    pub timeout: Option<String>,
+    pub timeout: Option<Written<Span>>,
 }
 
 /// A member's data directory, restored into a volume.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Args, Serialize, Deserialize, KubeSchema)]
+#[command(mut_args(|a| a.help_heading(None::<&str>)))]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("!(has(self.revision) && has(self.time))").message("give either revision or time"))]
 pub struct RestoreConfig {
     /// The PersistentVolumeClaim, of the same namespace
+    #[arg(long = "claim", value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     #[schemars(length(min = 1, max = 253))]
     pub claim_name: String,
     /// The data directory's path in the volume [default: default.etcd]
+    #[arg(long, value_name = "PATH")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = "^[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*$"))]
     pub sub_path: Option<String>,
-    /// The state at this revision [default: the newest]
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1))]
-    pub revision: Option<i64>,
-    /// The state at this time
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub time: Option<DateTime<Utc>>,
-    /// etcd's --name [default: default]
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub name: Option<String>,
-    /// etcd's --initial-cluster
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub initial_cluster: Option<String>,
-    /// etcd's --initial-cluster-token
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub initial_cluster_token: Option<String>,
-    /// etcd's --initial-advertise-peer-urls
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub initial_advertise_peer_urls: Option<String>,
-    /// Revisions are raised by so many, so that clients see that history has changed
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1))]
-    pub bump_revision: Option<i64>,
-    /// What was before the restored revision counts as compacted
-    #[serde(default)]
-    pub mark_compacted: bool,
-    /// Only where the volume holds no sound member: sanity or full
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub if_needed: Option<IfNeeded>,
+    /// What is restored
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub wanted: Wanted,
     /// The user and group that own the restored files [default: 65532]
+    #[arg(long, value_name = "UID", value_parser = clap::value_parser!(i64).range(0..=2_147_483_647))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 2_147_483_647_i64))]
     pub run_as_user: Option<i64>,
 }
 
-/// How a member that is there is looked at.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum IfNeeded {
-    /// Files, headers, WAL
-    Sanity,
-    /// Every page, and HashKV against the backup
-    Full,
-}
-
 /// A verification.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Args, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct VerifyConfig {
-    /// How thoroughly [default: the policy's, or checksums]
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub level: Option<VerifyLevel>,
-    /// It is compared with the live etcd, too
+    /// How thoroughly
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub depth: Thoroughness,
+    /// Compare it with the live etcd, too
+    #[arg(long, value_parser = yes_or_no)]
     #[serde(default)]
     pub against_cluster: bool,
 }
 
 /// Maintenance of the live etcd.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
-#[serde(rename_all = "camelCase")]
+#[derive(Debug, Clone, Default, PartialEq, Args, Serialize, Deserialize, KubeSchema)]
+#[command(mut_arg("compact_keep", |a| a.required_unless_present("defrag")))]
 #[x_kube(validation = Rule::new("has(self.compactKeep) || has(self.defrag)").message("give compactKeep, defrag, or both"))]
 pub struct MaintenanceConfig {
-    /// History to keep: a number of revisions, or a duration
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(regex(pattern = "^([0-9]+|([0-9]+(ms|s|m|h|d|w))+)$"))]
-    pub compact_keep: Option<String>,
-    /// Defragment members of which this part is wasted, such as 0.5; or always
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(regex(pattern = "^(always|0(\\.[0-9]+)?|1(\\.0+)?)$"))]
-    pub defrag: Option<String>,
+    /// What is done
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub upkeep: Upkeep,
 }
 
 /// What the controller tells of a task.
@@ -323,7 +280,17 @@ pub struct EtcdBackupTaskStatus {
 
 /// How a task is.
 #[derive(
-    Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema,
+    Debug,
+    Clone,
+    Copy,
+    Default,
+    PartialEq,
+    Eq,
+    Hash,
+    Serialize,
+    Deserialize,
+    JsonSchema,
+    IntoStaticStr,
 )]
 pub enum TaskState {
     /// It waits for its turn
@@ -350,13 +317,7 @@ impl TaskState {
 
     /// As the API has it.
     pub fn as_str(self) -> &'static str {
-        match self {
-            TaskState::Pending => "Pending",
-            TaskState::InProgress => "InProgress",
-            TaskState::Succeeded => "Succeeded",
-            TaskState::Failed => "Failed",
-            TaskState::Rejected => "Rejected",
-        }
+        self.into()
     }
 }
 

@@ -3,6 +3,7 @@
 //! Pure: an object is made of a policy, a task, the settings and what keys the Secrets have. When something is made
 //! and who writes it, the reconcilers know; what a Pod looks like is in `pod`.
 
+mod flags;
 mod pod;
 mod problems;
 mod secrets;
@@ -13,11 +14,16 @@ pub use problems::{problems, task_problems};
 pub use secrets::{Referenced, SecretKeys, same_url, secrets_of, secrets_of_copy, secrets_of_task};
 
 use super::api::{
-    EtcdBackupPolicy, EtcdBackupTask, OnDemandSnapshotConfig, RestoreConfig, RetentionPolicy,
-    SnapshotType, TaskConfig, TaskType, VerifyLevel, parse_duration,
+    EtcdBackupPolicy, EtcdBackupTask, OnDemandCompactionConfig, RestoreConfig, SnapshotType,
+    TaskConfig, TaskType,
 };
 use crate::base::hash::short_hash;
+use crate::base::{Span, Written};
 use crate::error::Reason;
+use crate::job::compact::History;
+use crate::job::maintain::Upkeep;
+use crate::job::restore;
+use crate::job::verify_store::{Level, Thoroughness};
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentSpec, DeploymentStrategy};
 use k8s_openapi::api::batch::v1::{
     CronJob, CronJobSpec, Job, JobSpec, JobTemplateSpec, PodFailurePolicy,
@@ -132,7 +138,8 @@ impl Default for Deadlines {
 }
 
 /// What is done for a policy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, strum::IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 pub enum Work {
     /// A full snapshot by schedule, or in place of a compaction
     FullSnapshot,
@@ -155,16 +162,7 @@ pub enum Work {
 impl Work {
     /// The value of the label [`LABEL_WORK`].
     pub fn as_str(self) -> &'static str {
-        match self {
-            Work::FullSnapshot => "full-snapshot",
-            Work::DeltaSnapshot => "delta-snapshot",
-            Work::Follow => "follow",
-            Work::Compaction => "compaction",
-            Work::Retention => "retention",
-            Work::Verification => "verification",
-            Work::Maintenance => "maintenance",
-            Work::Task => "task",
-        }
+        self.into()
     }
 }
 
@@ -277,17 +275,8 @@ fn job_spec(pod: Pod<'_>, deadline: Option<Duration>, labels: BTreeMap<String, S
 }
 
 /// A duration of the API. What cannot be read is told by [`problems`]; until it is mended, nothing is made.
-fn duration(text: &str) -> Duration {
-    parse_duration(text).unwrap_or_default()
-}
-
-/// A duration of the API as flags have it: they know no weeks.
-fn flag_of(text: &str) -> String {
-    let d = duration(text);
-    match d.subsec_millis() {
-        0 => format!("{}s", d.as_secs()),
-        _ => format!("{}ms", d.as_millis()),
-    }
+fn duration(given: &Written<Span>) -> Duration {
+    given.value().unwrap_or_default().0
 }
 
 /// The time zone of all schedules.
@@ -336,33 +325,36 @@ fn compaction<'a>(
     policy: &'a EtcdBackupPolicy,
     settings: &'a Settings,
     secrets: &'a SecretKeys,
-    keep_history: Option<&str>,
+    wanted: Option<&OnDemandCompactionConfig>,
 ) -> Pod<'a> {
     let compaction = &policy.spec.compaction;
-    let pod = Pod::new(policy, settings, secrets, &["compact"])
+    let wanted = wanted.cloned().unwrap_or_default();
+    let keep_history = wanted.history.keep_history;
+    let keep_history = keep_history.or_else(|| compaction.history.keep_history.clone());
+    Pod::new(policy, settings, secrets, &["compact"])
         .store(false)
         .recipients()
         .compression()
         .snapshot_leases()
         .metrics()
-        .resources(compaction.resources.as_ref());
-    match keep_history.or(compaction.keep_history.as_deref()) {
-        Some(history) => pod.flag("--keep-history", history),
-        None => pod,
-    }
+        .resources(compaction.resources.as_ref())
+        .options(&OnDemandCompactionConfig {
+            history: History { keep_history },
+            ..wanted
+        })
 }
 
 fn verification<'a>(
     policy: &'a EtcdBackupPolicy,
     settings: &'a Settings,
     secrets: &'a SecretKeys,
-    level: VerifyLevel,
+    level: Level,
     against_cluster: bool,
 ) -> Pod<'a> {
     let of_backup = || {
         Pod::new(policy, settings, secrets, &["verify"])
             .store(true)
-            .flag("--level", level.as_str())
+            .options(&Thoroughness { level: Some(level) })
     };
     match against_cluster {
         false => of_backup().metrics(),
@@ -379,27 +371,16 @@ fn maintenance<'a>(
     policy: &'a EtcdBackupPolicy,
     settings: &'a Settings,
     secrets: &'a SecretKeys,
-    compact_keep: Option<&str>,
-    defrag: Option<&str>,
+    upkeep: &Upkeep,
 ) -> Pod<'a> {
     // Nothing is compacted that is not saved in the store, and the lock that keeps a second run away is there.
-    let mut pod = Pod::new(policy, settings, secrets, &["maintain"])
+    Pod::new(policy, settings, secrets, &["maintain"])
         .store(false)
         .recipients()
         .live()
         .lock("maintain")
-        .metrics();
-    if let Some(keep) = compact_keep {
-        let is_number = keep.bytes().all(|b| b.is_ascii_digit());
-        pod = match is_number {
-            true => pod.flag("--compact-keep", keep),
-            false => pod.flag("--compact-keep", &flag_of(keep)),
-        };
-    }
-    match defrag {
-        Some(fraction) => pod.flag("--defrag", fraction),
-        None => pod,
-    }
+        .metrics()
+        .options(upkeep)
 }
 
 fn retention<'a>(
@@ -408,27 +389,13 @@ fn retention<'a>(
     secrets: &'a SecretKeys,
 ) -> Option<Pod<'a>> {
     let retention = policy.spec.retention.as_ref()?;
-    let mut pod = Pod::new(policy, settings, secrets, &["gc"])
+    let pod = Pod::new(policy, settings, secrets, &["gc"])
         .store(false)
         .recipients()
-        .metrics();
-    pod = match retention.policy {
-        RetentionPolicy::Exponential => pod.flag("--policy", "exponential"),
-        RetentionPolicy::Limit => pod.flag("--policy", "limit"),
-    };
-    if let Some(limit) = retention.limit {
-        pod = pod.flag("--limit", &limit.to_string());
-    }
-    if let Some(time) = &retention.delta_retention {
-        pod = pod.flag("--delta-retention", &flag_of(time));
-    }
-    if let Some(time) = &retention.restorable_window {
-        pod = pod.flag("--restorable-window", &flag_of(time));
-    }
-    if let Some(time) = &retention.purge_after {
-        pod = pod.flag("--purge-after", &flag_of(time));
-    }
-    Some(pod.switch("--apply"))
+        .metrics()
+        .options(&retention.rules)
+        .switch("--apply");
+    Some(pod)
 }
 
 /// The CronJobs of a policy: what its schedules name. A follower takes fulls itself, so that beside it there is none
@@ -479,8 +446,7 @@ pub fn cron_jobs(
         );
     }
     if let (Some(wanted), Some(_)) = (&spec.maintenance, &spec.etcd) {
-        let (keep, defrag) = (wanted.compact_keep.as_deref(), wanted.defrag.as_deref());
-        let pod = maintenance(policy, settings, secrets, keep, defrag);
+        let pod = maintenance(policy, settings, secrets, &wanted.upkeep);
         let deadline = deadlines.maintenance;
         add(
             Work::Maintenance,
@@ -543,13 +509,8 @@ pub fn follower(
         .snapshot_leases()
         .lock("follow")
         .spool()
-        .following(FOLLOWER_GRACE_SECONDS);
-    if let Some(period) = &wanted.delta_period {
-        pod = pod.flag("--delta-period", &flag_of(period));
-    }
-    if let Some(bytes) = &wanted.delta_bytes {
-        pod = pod.flag("--delta-bytes", bytes);
-    }
+        .following(FOLLOWER_GRACE_SECONDS)
+        .options(wanted);
     if let Some(schedule) = &snapshot.full_schedule {
         pod = pod.flag("--full-schedule", schedule);
     }
@@ -771,33 +732,28 @@ fn task_pod<'a>(
     match type_ {
         TaskType::OnDemandSnapshot => {
             let wanted = config.on_demand_snapshot.as_ref();
-            let of_deltas = |c: &OnDemandSnapshotConfig| c.type_ == SnapshotType::Delta;
-            let (mut pod, deadline) = match wanted {
-                Some(c) if of_deltas(c) => (
+            let is_delta = wanted.is_some_and(|c| c.type_ == SnapshotType::Delta);
+            let mut marks = wanted.map(|c| c.marks.clone()).unwrap_or_default();
+            marks.is_final &= !is_delta;
+            let (pod, deadline) = match is_delta {
+                true => (
                     delta_snapshot(policy, settings, secrets, true),
                     deadlines.delta_snapshot,
                 ),
-                _ => (
+                false => (
                     full_snapshot(policy, settings, secrets),
                     deadlines.full_snapshot,
                 ),
             };
-            if wanted.is_some_and(|c| c.final_ && !of_deltas(c)) {
-                pod = pod.switch("--final");
-            }
-            if wanted.is_some_and(|c| c.take_over) {
-                pod = pod.switch("--take-over");
-            }
-            (pod, Some(deadline))
+            (pod.options(&marks), Some(deadline))
         }
         TaskType::OnDemandCompaction => {
             let wanted = config.on_demand_compaction.as_ref();
-            let history = wanted.and_then(|c| c.keep_history.as_deref());
-            let mut pod = compaction(policy, settings, secrets, history);
-            if let Some(revision) = wanted.and_then(|c| c.revision) {
-                pod = pod.flag("--revision", &revision.to_string());
-            }
-            (pod, Some(duration(&policy.spec.compaction.active_deadline)))
+            let deadline = duration(&policy.spec.compaction.active_deadline);
+            (
+                compaction(policy, settings, secrets, wanted),
+                Some(deadline),
+            )
         }
         TaskType::CopyBackups => copy(policy, config, settings, secrets),
         TaskType::Restore => {
@@ -807,7 +763,7 @@ fn task_pod<'a>(
         TaskType::Verify => {
             let wanted = config.verify.as_ref();
             let of_policy = policy.spec.verify.as_ref().map(|v| v.level);
-            let level = wanted.and_then(|c| c.level).or(of_policy);
+            let level = wanted.and_then(|c| c.depth.level).or(of_policy);
             let against = wanted.is_some_and(|c| c.against_cluster) && policy.spec.etcd.is_some();
             let level = level.unwrap_or_default();
             (
@@ -816,11 +772,9 @@ fn task_pod<'a>(
             )
         }
         TaskType::Maintenance => {
-            let wanted = config.maintenance.as_ref();
-            let keep = wanted.and_then(|c| c.compact_keep.as_deref());
-            let defrag = wanted.and_then(|c| c.defrag.as_deref());
+            let wanted = config.maintenance.clone().unwrap_or_default();
             (
-                maintenance(policy, settings, secrets, keep, defrag),
+                maintenance(policy, settings, secrets, &wanted.upkeep),
                 Some(deadlines.maintenance),
             )
         }
@@ -846,11 +800,8 @@ fn copy<'a>(
     if target.is_none() {
         pod = pod.recipients();
     }
-    if let Some(n) = wanted.and_then(|c| c.max_backups) {
-        pod = pod.flag("--max-backups", &n.to_string());
-    }
-    if let Some(days) = wanted.and_then(|c| c.max_backup_age) {
-        pod = pod.flag("--max-backup-age", &days.to_string());
+    if let Some(wanted) = wanted {
+        pod = pod.options(&wanted.most);
     }
     let deadline = settings.deadlines.copy;
     let waits = wanted.and_then(|c| c.wait_for_final_snapshot.as_ref());
@@ -861,7 +812,7 @@ fn copy<'a>(
             match &waits.timeout {
                 None => (pod, None),
                 Some(timeout) => (
-                    pod.flag("--wait-timeout", &flag_of(timeout)),
+                    pod.duration("--wait-timeout", timeout),
                     Some(deadline.saturating_add(duration(timeout))),
                 ),
             }
@@ -878,48 +829,11 @@ fn restoration<'a>(
     let pod = Pod::new(policy, settings, secrets, &["restore"]).store(true);
     let Some(wanted) = wanted else { return pod };
     let path = wanted.sub_path.as_deref().unwrap_or("default.etcd");
-    let mut pod = pod
-        .claim(&wanted.claim_name, DATA_VOLUME)
+    pod.claim(&wanted.claim_name, DATA_VOLUME)
         .user(wanted.run_as_user.unwrap_or(USER))
-        .flag("--data-dir", &format!("{DATA_VOLUME}/{path}"));
-    if let Some(revision) = wanted.revision {
-        pod = pod.flag("--revision", &revision.to_string());
-    }
-    if let Some(time) = wanted.time {
-        let time = time.to_rfc3339_opts(chrono::SecondsFormat::AutoSi, true);
-        pod = pod.flag("--time", &time);
-    }
-    let urls = wanted.initial_advertise_peer_urls.as_deref();
-    if let Some(name) = &wanted.name {
-        pod = pod.flag("--name", name);
-    }
-    // Of one member, the cluster is that member.
-    let of_one = || {
-        let name = wanted.name.as_deref().unwrap_or("default");
-        let urls = urls.unwrap_or("http://localhost:2380").split(',');
-        let members: Vec<String> = urls.map(|url| format!("{name}={url}")).collect();
-        members.join(",")
-    };
-    let is_named = wanted.name.is_some() || urls.is_some();
-    match &wanted.initial_cluster {
-        Some(cluster) => pod = pod.flag("--initial-cluster", cluster),
-        None if is_named => pod = pod.flag("--initial-cluster", &of_one()),
-        None => {}
-    }
-    if let Some(token) = &wanted.initial_cluster_token {
-        pod = pod.flag("--initial-cluster-token", token);
-    }
-    if let Some(urls) = urls {
-        pod = pod.flag("--initial-advertise-peer-urls", urls);
-    }
-    if let Some(n) = wanted.bump_revision {
-        pod = pod.flag("--bump-revision", &n.to_string());
-    }
-    if wanted.mark_compacted {
-        pod = pod.switch("--mark-compacted");
-    }
-    match wanted.if_needed {
-        None => pod,
-        Some(look) => pod.flag("--if-needed", look.as_str()),
-    }
+        .flag("--data-dir", &format!("{DATA_VOLUME}/{path}"))
+        .options(&restore::Wanted {
+            membership: wanted.wanted.membership.clone().complete(),
+            ..wanted.wanted.clone()
+        })
 }

@@ -3,15 +3,16 @@
 //! Each part of it adds its flags and its volumes together, so that none is without the other. `jobs` puts the parts
 //! together.
 
-use super::super::api::{
-    EtcdBackupPolicy, IfNeeded, ImagePullPolicy, JobTemplate, SecretRef, StoreSpec, parse_size,
-};
+use super::super::api::{EtcdBackupPolicy, JobTemplate, SecretRef, StoreSpec};
+use super::flags::flags;
 use super::secrets::{Family, SecretKeys, local_path, setting, variables};
 use super::{
-    CONTAINER, CONTAINER_BEFORE, Settings, TERMINATION_LOG, USER, flag_of, lease_prefix,
+    CONTAINER, CONTAINER_BEFORE, Settings, TERMINATION_LOG, USER, duration, lease_prefix,
     lock_lease_name, locks_are_leases, service_account_name,
 };
+use crate::base::{Size, Span, Written};
 use crate::limits;
+use clap::Args;
 use k8s_openapi::api::core::v1::{
     Capabilities, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, EnvVarSource,
     HTTPGetAction, HostPathVolumeSource, PersistentVolumeClaimVolumeSource, PodSecurityContext,
@@ -21,6 +22,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Where metrics are served.
@@ -58,16 +60,6 @@ pub(super) struct Pod<'a> {
 pub(super) enum Side {
     Source,
     Target,
-}
-
-impl IfNeeded {
-    /// As the flag has it.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            IfNeeded::Sanity => "sanity",
-            IfNeeded::Full => "full",
-        }
-    }
 }
 
 /// A text that Kubernetes leaves as it is: `$(NAME)` would become a variable's value.
@@ -114,7 +106,7 @@ impl<'a> Pod<'a> {
             ("--max-value-bytes", &template.max_value_size),
         ] {
             if let Some(size) = size {
-                pod = pod.flag(flag, size);
+                pod = pod.flag(flag, size.as_str());
             }
         }
         let scratch = Volume {
@@ -138,6 +130,17 @@ impl<'a> Pod<'a> {
     pub(super) fn switch(mut self, flag: &str) -> Self {
         self.args.push(flag.to_owned());
         self
+    }
+
+    /// The flags of an operation's options.
+    pub(super) fn options<T: Args + Serialize>(mut self, options: &T) -> Self {
+        self.args.extend(flags(options).iter().map(|a| escaped(a)));
+        self
+    }
+
+    /// A flag with a duration.
+    pub(super) fn duration(self, flag: &str, given: &Written<Span>) -> Self {
+        self.flag(flag, &Span(duration(given)).to_string())
     }
 
     fn mount(mut self, name: &str, volume: Volume, path: &str, read_only: bool) -> Self {
@@ -333,13 +336,7 @@ impl<'a> Pod<'a> {
             let (with, path) = pod.secret("age", secret);
             pod = with.flag("--age-identity", &format!("{path}/identity.txt"));
         }
-        if let Some(revision) = encryption.allow_plaintext_below {
-            pod = pod.flag("--allow-plaintext-below", &revision.to_string());
-        }
-        match encryption.ignore_untrusted {
-            true => pod.switch("--ignore-untrusted"),
-            false => pod,
-        }
+        pod.options(&encryption.plaintext)
     }
 
     /// Who can read what is written. With recipients alone, too, plain snapshots are not trusted.
@@ -383,7 +380,7 @@ impl<'a> Pod<'a> {
             Some(wait) if !template.host_network => {
                 self.serves_metrics = true;
                 self.flag("--metrics-bind-address", &format!(":{PORT}"))
-                    .flag("--metrics-scrape-wait", &flag_of(wait))
+                    .duration("--metrics-scrape-wait", wait)
             }
             _ => self,
         }
@@ -434,7 +431,7 @@ impl<'a> Pod<'a> {
     fn container(&self, name: &str, args: Vec<String>) -> Container {
         let template = &self.policy.spec.job_template;
         let image = template.image.clone();
-        let pull = template.image_pull_policy.map(|p| p.as_str().to_owned());
+        let pull = template.image_pull_policy.map(|p| p.to_string());
         Container {
             name: name.to_owned(),
             image: Some(image.unwrap_or_else(|| self.settings.image.clone())),
@@ -539,7 +536,7 @@ fn is_druids(key: &str) -> bool {
 
 /// Bytes of the scratch volume: for the base's database, the new one, and changes of as much again.
 fn scratch_bytes(template: &JobTemplate) -> u64 {
-    let size = |text: &Option<String>| parse_size(text.as_ref()?).ok();
+    let size = |given: &Option<Written<Size>>| Some(given.as_ref()?.value()?.0);
     let database = size(&template.max_database_size).unwrap_or(limits::DATABASE_BYTES);
     size(&template.scratch_size).unwrap_or(database.saturating_mul(3))
 }
@@ -584,31 +581,6 @@ fn probe(path: &str) -> Probe {
             ..HTTPGetAction::default()
         }),
         ..Probe::default()
-    }
-}
-
-impl ImagePullPolicy {
-    /// As Kubernetes has it.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            ImagePullPolicy::Always => "Always",
-            ImagePullPolicy::IfNotPresent => "IfNotPresent",
-            ImagePullPolicy::Never => "Never",
-        }
-    }
-}
-
-impl super::super::api::Compression {
-    /// As the flag has it.
-    pub fn as_str(self) -> &'static str {
-        use super::super::api::Compression;
-        match self {
-            Compression::None => "none",
-            Compression::Gzip => "gzip",
-            Compression::Zlib => "zlib",
-            Compression::Lzw => "lzw",
-            Compression::Zstd => "zstd",
-        }
     }
 }
 

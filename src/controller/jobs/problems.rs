@@ -5,9 +5,11 @@
 
 use super::super::api::{
     CopyBackupsConfig, EtcdBackupPolicy, EtcdBackupTask, RestoreConfig, StoreSpec, TaskType,
-    parse_duration, parse_size,
 };
 use super::secrets::{Family, local_path};
+use crate::base::written::Notation;
+use crate::base::{Size, Span, Written};
+use crate::job::maintain::Upkeep;
 use crate::job::schedule::Schedule;
 use crate::store::open::{options::is_plain, refuse_layout};
 use age::x25519::Recipient;
@@ -31,25 +33,21 @@ impl Found {
         parsed.map_err(|e| self.add(field, e)).ok()
     }
 
-    fn duration(&mut self, field: &str, text: Option<&String>) {
-        if let Some(text) = text {
-            self.check(field, parse_duration(text));
-        }
+    fn written<T: Notation>(&mut self, field: &str, given: Option<&Written<T>>) -> Option<T> {
+        self.check(field, given?.check())
     }
 
-    /// One that would end what it is about before it began.
-    fn duration_above_zero(&mut self, field: &str, text: Option<&String>) {
-        let Some(text) = text else { return };
-        if let Some(d) = self.check(field, parse_duration(text))
-            && d.as_secs() == 0
+    /// A duration that would end what it is about before it began, if it were zero.
+    fn duration_above_zero(&mut self, field: &str, given: Option<&Written<Span>>) {
+        if let Some(span) = self.written(field, given)
+            && span.0.as_secs() == 0
         {
-            self.add(field, format!("\"{text}\" is too short: give 1s or more"));
+            self.add(field, format!("{span} is too short: give 1s or more"));
         }
     }
 
-    fn size_above_zero(&mut self, field: &str, text: Option<&String>) {
-        let Some(text) = text else { return };
-        if let Some(0) = self.check(field, parse_size(text)) {
+    fn size_above_zero(&mut self, field: &str, given: Option<&Written<Size>>) {
+        if let Some(Size(0)) = self.written(field, given) {
             self.add(field, "0 is too small");
         }
     }
@@ -82,13 +80,12 @@ impl Found {
         }
     }
 
-    fn history(&mut self, field: &str, keep: Option<&String>) {
-        match keep {
-            Some(keep) if keep.bytes().all(|b| b.is_ascii_digit()) => {
-                self.check(field, keep.parse::<u32>());
-            }
-            keep => self.duration(field, keep),
-        }
+    fn upkeep(&mut self, field: &str, upkeep: &Upkeep) {
+        self.written(
+            &format!("{field}.compactKeep"),
+            upkeep.compact_keep.as_ref(),
+        );
+        self.written(&format!("{field}.defrag"), upkeep.defrag.as_ref());
     }
 
     fn store(&mut self, field: &str, store: &StoreSpec) {
@@ -259,13 +256,15 @@ pub fn problems(policy: &EtcdBackupPolicy) -> Vec<String> {
     found.size_above_zero("spec.compaction.sizeThreshold", size);
     if let Some(retention) = &spec.retention {
         found.cron("spec.retention.schedule", Some(&retention.schedule), zone);
-        found.count("spec.retention.limit", retention.limit);
-        let deltas = retention.delta_retention.as_ref();
-        found.duration("spec.retention.deltaRetention", deltas);
-        let window = retention.restorable_window.as_ref();
-        found.duration("spec.retention.restorableWindow", window);
-        let purge = retention.purge_after.as_ref();
-        found.duration("spec.retention.purgeAfter", purge);
+        let rules = &retention.rules;
+        found.count("spec.retention.limit", rules.limit);
+        for (field, time) in [
+            ("spec.retention.deltaRetention", &rules.delta_retention),
+            ("spec.retention.restorableWindow", &rules.restorable_window),
+            ("spec.retention.purgeAfter", &rules.purge_after),
+        ] {
+            found.written(field, time.as_ref());
+        }
     }
     if let Some(verify) = &spec.verify {
         found.cron("spec.verify.schedule", Some(&verify.schedule), zone);
@@ -273,12 +272,11 @@ pub fn problems(policy: &EtcdBackupPolicy) -> Vec<String> {
     if let Some(maintenance) = &spec.maintenance {
         let schedule = Some(&maintenance.schedule);
         found.cron("spec.maintenance.schedule", schedule, zone);
-        let keep = maintenance.compact_keep.as_ref();
-        found.history("spec.maintenance.compactKeep", keep);
+        found.upkeep("spec.maintenance", &maintenance.upkeep);
     }
     let template = &spec.job_template;
     let wait = template.metrics_scrape_wait.as_ref();
-    found.duration("spec.jobTemplate.metricsScrapeWait", wait);
+    found.written("spec.jobTemplate.metricsScrapeWait", wait);
     for (field, size) in [
         ("spec.jobTemplate.scratchSize", &template.scratch_size),
         (
@@ -318,8 +316,7 @@ pub fn task_problems(policy: &EtcdBackupPolicy, task: &EtcdBackupTask) -> Vec<St
         restore_problems(&mut found, restore);
     }
     if let Some(maintenance) = &config.maintenance {
-        let keep = maintenance.compact_keep.as_ref();
-        found.history("spec.config.maintenance.compactKeep", keep);
+        found.upkeep("spec.config.maintenance", &maintenance.upkeep);
     }
     found.0
 }
@@ -349,8 +346,8 @@ fn copy_problems(found: &mut Found, policy: &EtcdBackupPolicy, copy: &CopyBackup
     } else if is_same {
         found.add(at, "source and target are the same");
     }
-    found.count(&format!("{at}.maxBackups"), copy.max_backups);
-    found.count(&format!("{at}.maxBackupAge"), copy.max_backup_age);
+    found.count(&format!("{at}.maxBackups"), copy.most.max_backups);
+    found.count(&format!("{at}.maxBackupAge"), copy.most.max_backup_age);
     let waits = copy.wait_for_final_snapshot.as_ref();
     let timeout = waits.and_then(|w| w.timeout.as_ref());
     let field = format!("{at}.waitForFinalSnapshot.timeout");
@@ -359,7 +356,7 @@ fn copy_problems(found: &mut Found, policy: &EtcdBackupPolicy, copy: &CopyBackup
 
 fn restore_problems(found: &mut Found, restore: &RestoreConfig) {
     let at = "spec.config.restore";
-    if restore.bump_revision.is_some() != restore.mark_compacted {
+    if restore.wanted.bump_revision.is_some() != restore.wanted.mark_compacted {
         found.add(
             at,
             "bumpRevision and markCompacted belong together: give both, or neither",

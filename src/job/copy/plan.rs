@@ -5,7 +5,9 @@
 use crate::bucket::codec::{Compression, Encoding};
 use crate::bucket::{Catalog, Snapshot, SnapshotName};
 use crate::mvcc::Revision;
-use serde::Serialize;
+use clap::Args;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// Seconds of a day.
@@ -56,6 +58,22 @@ impl Form {
     pub fn is_verbatim(&self, source: &SnapshotName) -> bool {
         self.encryption != Encryption::Encrypt && self.name(source) == *source
     }
+}
+
+/// How much of a backup is copied.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Most {
+    /// Copy only the newest so many backups [default: all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..=u32::MAX.into()))]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub max_backups: Option<i64>,
+    /// Copy only backups whose full snapshot is not older than so many days [default: all]
+    #[arg(long, value_name = "DAYS", value_parser = clap::value_parser!(i64).range(0..=u32::MAX.into()))]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub max_backup_age: Option<i64>,
 }
 
 /// What is wanted.

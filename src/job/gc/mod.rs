@@ -6,6 +6,7 @@
 mod apply;
 mod hidden;
 mod look;
+mod options;
 pub mod pin;
 pub mod undelete;
 mod verified;
@@ -25,6 +26,7 @@ use crate::store::lock::{self, Held, Lock, Wait};
 use apply::Applied;
 use chrono::{DateTime, TimeDelta, Utc};
 use look::{Eyes, Look};
+pub use options::{PolicyName, Rules};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::borrow::Cow;

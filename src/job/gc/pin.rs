@@ -4,6 +4,7 @@
 
 use super::undelete::{catalog, is_named, keep_gc_away};
 use super::{LONGEST_NOTE, Status, as_json, release};
+use crate::base::flag::yes_or_no;
 use crate::bucket::catalog::PINS;
 use crate::bucket::retention::chain_of;
 use crate::error::{Reason, Result};
@@ -16,13 +17,16 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// What to pin.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, clap::Args)]
 pub struct Options {
-    /// The name or the path of a full.
+    /// The name or the path of a full
+    #[arg(value_name = "NAME")]
     pub name: String,
-    /// Why, for people.
+    /// Why, for whoever looks at it later
+    #[arg(long, value_name = "TEXT", conflicts_with = "unpin")]
     pub reason: Option<String>,
-    /// Let it go instead.
+    /// Let it go
+    #[arg(long, value_parser = yes_or_no)]
     pub unpin: bool,
 }
 

@@ -3,12 +3,12 @@
 use super::candidates::{Candidates, excludes};
 use super::needed::{self, Action, Decision, Depth, Found};
 use super::write::{self, Failed};
-use super::{Member, Outcome, Run, Status, To, shown};
+use super::{Member, Outcome, Run, Status, shown};
 use crate::datadir::membership::Cluster;
 use crate::datadir::place::{Leftover, Occupied, Place};
 use crate::datadir::{self, snap, wal};
 use crate::error::{Error, Reason, Result};
-use crate::etcd::peers::{self, PeerOptions};
+use crate::etcd::peers;
 use crate::job::fold::Source;
 use crate::job::identity;
 use crate::job::report::Report;
@@ -17,30 +17,24 @@ use chrono::Utc;
 use std::path::Path;
 
 impl Run<'_> {
-    pub(super) fn into_data_dir(mut self) -> Result<Report<Outcome>> {
-        let To::DataDir {
-            place,
-            cluster,
-            if_needed,
-            peers,
-        } = &self.options.to
-        else {
-            return Err(Error::internal("a restore without a data directory"));
-        };
+    pub(super) fn into_data_dir(mut self, dir: &Path) -> Result<Report<Outcome>> {
+        let place = &Place::new(dir, self.options.wal_dir.as_deref())?;
+        let cluster = &self.options.wanted.membership.cluster()?;
+        let if_needed = self.options.wanted.if_needed;
         refuse_in_use(place)?;
         let occupied = self.occupy(place)?;
         let taken = place.is_taken()?;
         let found = match if_needed {
             None if taken => return Err(holds_member(place)),
             None => Found::Asked,
-            Some(depth) => needed::look(place, taken, *depth, &self.cancel)?,
+            Some(depth) => needed::look(place, taken, depth, &self.cancel)?,
         };
         let mut decision = found.decide();
-        if decision.action == Action::Keep && *if_needed == Some(Depth::Sanity) {
+        if decision.action == Action::Keep && if_needed == Some(Depth::Sanity) {
             return Ok(self.kept(place, decision, None));
         }
         let mut candidates =
-            Candidates::open(self.backups, &self.options.request, if_needed.is_some())?;
+            Candidates::open(self.backups, &self.options.request(), if_needed.is_some())?;
         if decision.action == Action::Keep {
             let alone = cluster.members().len() == 1;
             decision = self.compare_with_backup(&found, alone, &mut candidates)?;
@@ -50,7 +44,7 @@ impl Run<'_> {
         }
         if if_needed.is_some() {
             tracing::info!(reason = decision.reason, "{}", decision.message);
-            self.refuse_quorum(cluster, peers, &decision)?;
+            self.refuse_quorum(cluster, &decision)?;
         }
         let (mut member, mut store) = (None, None);
         let (mut outcome, chosen) =
@@ -111,15 +105,10 @@ impl Run<'_> {
     }
 
     /// Fails if the other members go on without this one.
-    fn refuse_quorum(
-        &self,
-        cluster: &Cluster,
-        peers: &PeerOptions,
-        decision: &Decision,
-    ) -> Result<()> {
+    fn refuse_quorum(&self, cluster: &Cluster, decision: &Decision) -> Result<()> {
         let (all, me) = (cluster.members(), cluster.me().id);
         let others: Vec<_> = all.iter().filter(|m| m.id != me).collect();
-        match peers::look(&others, all.len(), peers, &self.cancel)? {
+        match peers::look(&others, all.len(), &self.options.peers, &self.cancel)? {
             None => Ok(()),
             Some(why) => Err(Error::new(
                 Reason::ClusterHasQuorum,

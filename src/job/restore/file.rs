@@ -26,7 +26,7 @@ impl Run<'_> {
             return Err(Error::new(Reason::Usage, message));
         }
         self.check_encryption(path)?;
-        let candidates = Candidates::open(self.backups, &self.options.request, false)?;
+        let candidates = Candidates::open(self.backups, &self.options.request(), false)?;
         let decision = Found::Asked.decide();
         let mut file = None;
         let (mut outcome, _) = self.try_candidates(candidates, decision, |run, source, ctx| {

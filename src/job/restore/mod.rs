@@ -6,65 +6,30 @@ mod candidates;
 mod data_dir;
 mod file;
 mod needed;
+mod options;
 mod output;
 mod write;
 
 pub use crate::job::fold::open::Backup;
 pub use candidates::{Fate, Told};
 pub use needed::{Action, Decision, Depth};
+pub use options::{KeepOrDrop, Membership, Options, Wanted};
 
 use crate::base::Cancel;
 use crate::datadir::membership::Cluster;
-use crate::datadir::place::Place;
 use crate::error::{Error, Reason, Result};
-use crate::etcd::peers::PeerOptions;
 use crate::job::Context;
+use crate::job::fold::Source;
 use crate::job::fold::rebuild::Rebuild;
-use crate::job::fold::{Request, Source};
 use crate::job::report::{Clock, Report};
 use crate::job::tags::without_excluded;
-use crate::mvcc::{KeepHistory, Revision};
+use crate::mvcc::Revision;
 use candidates::{Candidates, Opened, excludes};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use write::{Failed, Written};
-
-pub use crate::job::fold::rebuild::Leases;
-
-/// What is written.
-pub enum To {
-    /// A member's data directory.
-    DataDir {
-        /// Where.
-        place: Place,
-        /// The new cluster, and which of its members this is.
-        cluster: Box<Cluster>,
-        /// Only if it is needed.
-        if_needed: Option<Depth>,
-        /// How to ask the other members whether they still have a quorum.
-        peers: PeerOptions,
-    },
-    /// A plain snapshot file, as `etcdctl snapshot save` writes; encrypted where its name ends in `.age`.
-    File(PathBuf),
-}
-
-/// What to restore, and how.
-pub struct Options {
-    /// Which state.
-    pub request: Request,
-    /// Where to.
-    pub to: To,
-    /// How much history to keep.
-    pub keep_history: KeepHistory,
-    /// By how much the newest revision is raised; everything below counts as compacted then. 1 or more.
-    pub bump_revision: Option<i64>,
-    /// What becomes of leases.
-    pub leases: Leases,
-    /// Only say what would be done.
-    pub dry_run: bool,
-}
 
 /// How it ended.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize)]
@@ -161,13 +126,7 @@ pub fn run(backups: &[Backup], options: &Options, cancel: &Cancel) -> Result<Rep
             "there is nothing to restore from: give --store or --snapshot",
         ));
     }
-    without_excluded(|| {
-        let run = Run::new(backups, options, cancel);
-        match &options.to {
-            To::DataDir { .. } => run.into_data_dir(),
-            To::File(path) => run.into_file(path),
-        }
-    })
+    restore(backups, options, cancel, false)
 }
 
 /// Restores into a data directory that is removed again, once an etcd was tried on it.
@@ -179,11 +138,28 @@ pub(super) fn run_for_drill(
     options: &Options,
     cancel: &Cancel,
 ) -> Result<Report<Outcome>> {
-    let backups = [backup];
+    restore(&[backup], options, cancel, true)
+}
+
+fn restore(
+    backups: &[Backup],
+    options: &Options,
+    cancel: &Cancel,
+    is_drill: bool,
+) -> Result<Report<Outcome>> {
     without_excluded(|| {
-        let mut run = Run::new(&backups, options, cancel);
-        run.is_drill = true;
-        run.into_data_dir()
+        let run = Run {
+            backups,
+            options,
+            cancel: cancel.clone(),
+            clock: Clock::start(),
+            is_drill,
+        };
+        match (&options.data_dir, &options.to_snapshot) {
+            (Some(dir), _) => run.into_data_dir(dir),
+            (None, Some(file)) => run.into_file(file),
+            (None, None) => Err(Reason::Usage.error("give --data-dir or --to-snapshot")),
+        }
     })
 }
 
@@ -195,17 +171,7 @@ struct Run<'a> {
     is_drill: bool,
 }
 
-impl<'a> Run<'a> {
-    fn new(backups: &'a [Backup], options: &'a Options, cancel: &Cancel) -> Self {
-        Run {
-            backups,
-            options,
-            cancel: cancel.clone(),
-            clock: Clock::start(),
-            is_drill: false,
-        }
-    }
-
+impl Run<'_> {
     /// Tries the candidates, the best first, until one is written. Says whether one was, too: in a dry
     /// run none is.
     fn try_candidates(
@@ -286,7 +252,7 @@ impl<'a> Run<'a> {
 
     /// The newest revision of the result.
     fn newest_revision(&self, source: &Source) -> Result<Revision> {
-        let bump = self.options.bump_revision.unwrap_or_default();
+        let bump = self.options.wanted.bump_revision.unwrap_or_default();
         match source.target.0.checked_add(bump) {
             // The highest revision is no revision for a next transaction.
             Some(r) if r < i64::MAX / 2 => Ok(Revision(r)),
@@ -309,11 +275,11 @@ impl<'a> Run<'a> {
     ) -> Result<Rebuild<'s>> {
         let mut rebuild = Rebuild {
             source,
-            compact: match self.options.bump_revision {
+            compact: match self.options.wanted.bump_revision {
                 Some(_) => self.newest_revision(source)?,
                 None => source.compact_revision(ctx, self.options.keep_history)?,
             },
-            leases: self.options.leases,
+            leases: self.options.leases(),
             replaced: BTreeMap::new(),
             meta: BTreeMap::new(),
         };

@@ -15,8 +15,9 @@ use crate::limits::Limits;
 use crate::mvcc::history::META_BUCKET;
 use crate::mvcc::{Base, Fold, FoldOptions, KeyRange, Revision};
 use crate::temp::TempFile;
+use clap::ValueEnum;
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
@@ -25,12 +26,14 @@ use std::path::PathBuf;
 const CONSISTENT_INDEX: &[u8] = b"consistent_index";
 
 /// How closely to look.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize, schemars::JsonSchema,
+)]
+#[serde(rename_all = "lowercase")]
 pub enum Depth {
-    /// The files are there, the database's header is right, the WAL and `.snap` can be read and fit
-    /// together.
+    /// Files, headers, WAL
     Sanity,
-    /// And every page of the database can be read, and it agrees with the backup and is not behind it.
+    /// Every page, and HashKV against the backup
     Full,
 }
 

@@ -4,6 +4,7 @@ use super::pending::{Encoded, Pending};
 use super::saved::{Why, behind};
 use super::saver::{Saver, nothing_saved};
 use super::{Outcome, Taking, Tell};
+use crate::base::{duration, quantity};
 use crate::bucket::codec::CompressionChoice;
 use crate::error::{Reason, Result};
 use crate::etcd::cluster::Cluster;
@@ -21,11 +22,18 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How deltas are taken.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, clap::Args)]
 pub struct DeltaOptions {
-    /// The most bytes of events in one delta; a transaction is never split.
+    /// The most bytes of events in one delta; a transaction is never split
+    #[arg(
+        long = "max-delta-bytes",
+        value_name = "SIZE",
+        default_value = "64MiB",
+        value_parser = quantity::parse
+    )]
     pub max_bytes: u64,
-    /// A full is taken, too, where the newest is older than this; zero: never.
+    /// Take a full, too, where the newest is older than this; 0s: never
+    #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = duration::parse)]
     pub max_full_age: Duration,
 }
 

@@ -11,7 +11,8 @@ use super::saved::{FullReason, Why};
 use super::saver::{Report as Saved, Saver};
 use super::tell::Tell;
 use super::{Hole, Taking};
-use crate::base::Cancel;
+use crate::base::flag::yes_or_no;
+use crate::base::{Cancel, Size, Span, Written, duration, quantity};
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::Cluster;
 use crate::etcd::feed::{Ended, Position, quorum_revision};
@@ -23,28 +24,63 @@ use crate::mvcc::Revision;
 use crate::store::lock::{Attempt, Held, Lock};
 use crate::telemetry::metrics::SnapshotKind;
 use chrono::{DateTime, Utc};
+use clap::Args;
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
 
+/// How often deltas are saved.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Pace {
+    /// Save a delta when its first event is so old
+    #[arg(long, value_name = "DURATION", default_value = "5m")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delta_period: Option<Written<Span>>,
+    /// Or has so many bytes of events; a transaction is never split
+    #[arg(long, value_name = "SIZE", default_value = "10MiB")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delta_bytes: Option<Written<Size>>,
+}
+
+impl Pace {
+    /// When a delta's first event is old enough.
+    pub fn period(&self) -> Duration {
+        const USUAL: Duration = Duration::from_secs(5 * 60);
+        let given = self.delta_period.as_ref().and_then(Written::value);
+        given.map_or(USUAL, |span| span.0)
+    }
+
+    fn bytes(&self) -> u64 {
+        const USUAL: u64 = 10 << 20;
+        let given = self.delta_bytes.as_ref().and_then(Written::value);
+        given.map_or(USUAL, |size| size.0)
+    }
+}
+
 /// How a cluster is followed.
-#[derive(Clone)]
+#[derive(Debug, Clone, Args)]
 pub struct FollowOptions {
-    /// A delta is saved when its first event is so old.
-    pub delta_period: Duration,
-    /// Or has so many bytes of events; a transaction is never split.
-    pub delta_bytes: u64,
-    /// Or so many events.
+    /// When a delta is saved.
+    #[command(flatten)]
+    pub pace: Pace,
+    /// Or so many events
+    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub delta_events: u64,
     /// When fulls are taken.
+    #[arg(skip)]
     pub full_schedule: Option<Schedule>,
-    /// A full is taken where the newest is older than this; zero: never.
+    /// Take a full, too, where the newest is older than this; 0s: never
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration::parse)]
     pub max_full_age: Duration,
-    /// Bytes of events that wait for the store in memory: half of it, if some may wait in the temporary directory.
+    /// Bytes of events that wait in memory if the store is away
+    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = quantity::parse)]
     pub buffer_bytes: u64,
-    /// Bytes of events that wait in the temporary directory after that, before etcd has to keep them.
+    /// Bytes of events that then wait in the temporary directory, before etcd has to keep them
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = quantity::parse)]
     pub spool_bytes: u64,
-    /// The last snapshot is a full that is marked final.
+    /// When it is stopped, save a full, too, marked as the last of a cluster that is given up
+    #[arg(long = "final", value_parser = yes_or_no)]
     pub is_final: bool,
 }
 
@@ -579,7 +615,7 @@ impl Session<'_, '_> {
             return Ok(());
         }
         let options = self.follower.options;
-        if !self.pending.is_empty() && self.pending.bytes() + t.bytes() > options.delta_bytes {
+        if !self.pending.is_empty() && self.pending.bytes() + t.bytes() > options.pace.bytes() {
             self.flush()?;
         }
         self.pending.push(t)?;
@@ -590,12 +626,12 @@ impl Session<'_, '_> {
     }
 
     fn is_delta_due(&self) -> bool {
-        let period = self.follower.options.delta_period;
+        let period = self.follower.options.pace.period();
         self.pending.since().is_some_and(|s| s.elapsed() >= period)
     }
 
     fn patience(&self) -> Duration {
-        let period = self.follower.options.delta_period;
+        let period = self.follower.options.pace.period();
         let since = self.pending.since();
         since.map_or(TICK, |s| period.saturating_sub(s.elapsed()).min(TICK))
     }

@@ -17,6 +17,7 @@ pub use delta::{DeltaOptions, delta, same_history};
 pub use saved::FullReason;
 pub use tell::Tell;
 
+use crate::base::flag::yes_or_no;
 use crate::bucket::codec::CompressionChoice;
 use crate::bucket::{Compression, Kind, SnapshotName};
 use crate::error::Result;
@@ -27,9 +28,10 @@ use crate::kubernetes::SnapshotLeases;
 use crate::mvcc::Revision;
 use crate::store::Bandwidth;
 use crate::telemetry::metrics::SnapshotKind;
+use clap::Args;
 use saver::{Saver, nothing_saved};
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Where no snapshot shows what is wanted.
 const DEFAULT_COMPRESSION: Compression = Compression::Gzip;
@@ -46,6 +48,21 @@ pub struct Taking {
     /// Leases in Kubernetes that tell how far the backup is.
     pub leases: Option<SnapshotLeases>,
     /// The prefix may have been another cluster's: this one has taken over.
+    pub take_over: bool,
+}
+
+/// What a task says of the snapshot that it takes.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Marks {
+    /// Mark it as the last snapshot of a cluster that is given up
+    #[arg(long = "final", value_parser = yes_or_no)]
+    #[serde(default, rename = "final")]
+    pub is_final: bool,
+    /// The store was another cluster's backup, and this cluster has taken its place, as after a restore with
+    /// another token
+    #[arg(long, value_parser = yes_or_no)]
+    #[serde(default)]
     pub take_over: bool,
 }
 

@@ -1,11 +1,11 @@
 //! What a bucket has saved, and what that means for the next snapshot. Pure functions of a scan.
 
+use crate::base::duration;
 use crate::bucket::chain::{self, Choice};
 use crate::bucket::{Compression, Kind, Snapshot, SnapshotName};
 use crate::error::{Error, Reason};
 use crate::job::scan::Scan;
 use crate::mvcc::Revision;
-use crate::mvcc::history::show_duration;
 use chrono::{DateTime, TimeDelta, Utc};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -223,7 +223,7 @@ pub fn is_full_too_old(
     let age = now - full.created_at();
     let max = TimeDelta::from_std(max_age).unwrap_or(TimeDelta::MAX);
     (!max_age.is_zero() && age >= max).then(|| {
-        let age = show_duration(age.to_std().unwrap_or_default());
+        let age = duration::show(age.to_std().unwrap_or_default());
         let message = format!("the newest full, {full}, is {age} old");
         (FullReason::FullTooOld, message)
     })

@@ -182,7 +182,7 @@ fn configure(
         if let (false, Some(endpoint)) = (path_style, &endpoint) {
             let host = with_bucket(endpoint, &place.bucket).ok_or_else(|| {
                 let what = format!("the endpoint {endpoint} is no URL of a server");
-                Error::new(Reason::Configuration, what)
+                Reason::Configuration.error(what)
             })?;
             builder = builder.with_config(AmazonS3ConfigKey::S3Endpoint, host);
         }

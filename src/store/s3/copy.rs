@@ -3,7 +3,7 @@
 //! The object_store crate copies whole objects only. `publish` calls it.
 
 use super::S3;
-use crate::base::percent::encoded;
+use crate::base::percent::encoded_path;
 use crate::error::{Error, Reason, Result};
 use crate::store::wire::Answer;
 use crate::store::xml::Document;
@@ -124,7 +124,7 @@ impl Copying<'_> {
         id: &str,
     ) -> Result<Vec<String>> {
         let s3 = self.s3;
-        let source = format!("{}/{}", s3.bucket(), encode_path(from));
+        let source = format!("{}/{}", s3.bucket(), encoded_path(from.as_ref()));
         let ranges = ranges(bytes, self.most);
         // S3 takes ranges of large objects alone.
         let is_whole = ranges.len() <= 1;
@@ -202,19 +202,11 @@ impl Copying<'_> {
 
 fn refusal(what: &str, answer: &Answer) -> Error {
     match answer.status {
-        404 => Error::new(
-            Reason::SnapshotVanished,
-            format!(
-                "cannot {what}: the object or the upload is gone: it was deleted meanwhile; run again"
-            ),
-        ),
+        404 => Reason::SnapshotVanished.error(format!(
+            "cannot {what}: the object or the upload is gone: it was deleted meanwhile; run again"
+        )),
         _ => answer.refusal(what),
     }
-}
-
-fn encode_path(path: &Path) -> String {
-    let parts: Vec<String> = path.as_ref().split('/').map(encoded).collect();
-    parts.join("/")
 }
 
 #[cfg(test)]
@@ -243,10 +235,5 @@ mod tests {
             "<Part><PartNumber>3</PartNumber><ETag>&quot;e&quot;</ETag><ChecksumSHA256>c=</ChecksumSHA256></Part>"
         );
         assert_eq!(part(1, "<CopyPartResult></CopyPartResult>"), None);
-    }
-
-    #[test]
-    fn a_source_is_encoded_part_by_part() {
-        assert_eq!(encode_path(&Path::from("a b/c+d")), "a%20b/c%2Bd");
     }
 }

@@ -44,13 +44,14 @@ pub enum ObjectLock {
     IntoStaticStr,
     JsonSchema,
     Serialize,
+    clap::ValueEnum,
 )]
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "UPPERCASE")]
 pub enum Mode {
-    /// Whoever has the right to pass over it.
+    /// Who has the right s3:BypassGovernanceRetention
     Governance,
-    /// Nobody, before the time has come.
+    /// Nobody, before the time has come; this cannot be taken back
     Compliance,
 }
 
@@ -196,10 +197,9 @@ impl Store {
     pub fn retain(&self, below: &str, version: Option<&str>, retention: &Retention) -> Result<()> {
         let what = format!("lock {}", self.name(below));
         let (Some(s3), ObjectLock::Enabled { .. }) = (&self.s3, self.object_lock()?) else {
-            return Err(Error::new(
-                Reason::Configuration,
-                format!("cannot {what}: the bucket has no object lock enabled"),
-            ));
+            return Err(Reason::Configuration.error(format!(
+                "cannot {what}: the bucket has no object lock enabled"
+            )));
         };
         let asked = Retention {
             until: whole_seconds(retention.until),
@@ -230,9 +230,7 @@ impl Store {
         answer.accepted(&what)?;
         match self.retention(below, version)? {
             Some(kept) if asked.is_covered_by(&kept) => Ok(()),
-            kept => Err(Error::new(
-                Reason::Configuration,
-                format!(
+            kept => Err(Reason::Configuration.error(format!(
                     "{} was to be locked ({asked}) and the store said that it is, but reads back {}: do not rely on this store's locks",
                     self.name(below),
                     kept.map_or("unlocked".to_owned(), |k| k.to_string())
@@ -244,7 +242,7 @@ impl Store {
 
 fn gone(what: &str) -> Error {
     let why = format!("cannot {what}: it is gone; run again");
-    Error::new(Reason::SnapshotVanished, why)
+    Reason::SnapshotVanished.error(why)
 }
 
 fn read_lock(what: &str, answer: &Answer) -> Result<ObjectLock> {

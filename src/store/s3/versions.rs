@@ -2,7 +2,7 @@
 //!
 //! S3 only; other stores have none that this could tell. `job::gc` deletes them, `job::retain` locks them.
 
-use crate::error::{Error, Reason, Result};
+use crate::error::{Reason, Result};
 use crate::store::listing::{Course, ENDLESS};
 use crate::store::wire::Answer;
 use crate::store::xml::{Document, Entry, Fields};
@@ -77,8 +77,7 @@ impl Store {
     pub fn current_version(&self, below: &str) -> Result<Option<String>> {
         match self.block_on(self.inner.head(&self.path(below)))? {
             Ok(meta) => Ok(meta.version),
-            Err(object_store::Error::NotFound { .. }) => Err(Error::new(
-                Reason::SnapshotVanished,
+            Err(object_store::Error::NotFound { .. }) => Err(Reason::SnapshotVanished.error(
                 format!("{} was listed and is gone: run again", self.name(below)),
             )),
             Err(e) => Err(store_error(format!("look at {}", self.name(below)), e)),
@@ -152,7 +151,7 @@ impl Store {
             Err(e) if is_wrong && e.to_string().contains("Invalid version id") => Ok(()),
             // MinIO's word for "locked" is that of a request that is wrong.
             Err(e) if is_wrong && e.to_string().contains("WORM") => {
-                Err(Error::new(Reason::PermissionDenied, e.to_string()))
+                Err(Reason::PermissionDenied.error(e.to_string()))
             }
             removed => removed,
         }
@@ -220,7 +219,7 @@ impl Store {
         };
         let unclear = || {
             let why = format!("cannot {what}: the store's answer cannot be understood");
-            Error::new(Reason::StoreUnreachable, why)
+            Reason::StoreUnreachable.error(why)
         };
         let bucket = Path::default();
         let mut markers: [String; 2] = Default::default();
@@ -254,10 +253,7 @@ impl Store {
             let key = decoded(page.is_encoded, &page.next_key).filter(|key| !key.is_empty());
             let next = [key.ok_or_else(unclear)?, page.next_id];
             if !course.may_end(entries, &next) {
-                return Err(Error::new(
-                    Reason::StoreUnreachable,
-                    format!("cannot {what}: {ENDLESS}"),
-                ));
+                return Err(Reason::StoreUnreachable.error(format!("cannot {what}: {ENDLESS}")));
             }
             markers = next;
         }

@@ -1,7 +1,10 @@
-//! Sizes in bytes, as flags take them.
+//! Sizes in bytes.
 //!
 //! They are written as for people (`10MiB`) or as Kubernetes writes quantities (`10Mi`, `2G`). Nothing else
-//! is known here: which sizes make sense is for the flag to say.
+//! is known here: which sizes make sense is for the option to say.
+
+use super::written::Notation;
+use std::str::FromStr;
 
 /// Bytes of each unit. Kubernetes' decimal ones are powers of 1000.
 const UNITS: [(&[&str], u64); 9] = [
@@ -20,7 +23,7 @@ const UNITS: [(&[&str], u64); 9] = [
 ///
 /// # Errors
 /// What is wrong with it, and how it is written.
-pub(super) fn parse_size(s: &str) -> Result<u64, String> {
+pub fn parse(s: &str) -> Result<u64, String> {
     const HOW: &str = "give bytes (500), or a number with KiB, MiB, GiB, TiB (powers of 1024, as Ki, Mi, Gi, Ti), \
          or K, M, G, T (powers of 1000), such as 64MiB";
     let s = s.trim();
@@ -66,6 +69,23 @@ pub(super) fn parse_size(s: &str) -> Result<u64, String> {
     u64::try_from(size).map_err(|_| too_large())
 }
 
+/// A size in a resource, or of an option that resources share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Size(pub u64);
+
+impl FromStr for Size {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        parse(text).map(Size)
+    }
+}
+
+/// Kubernetes' quantities of bytes.
+impl Notation for Size {
+    const PATTERN: &'static str = "^[0-9]+(Ki|Mi|Gi|Ti|k|M|G|T)?$";
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -89,7 +109,7 @@ mod tests {
             ("1.9999", 1),
             ("18446744073709551615", u64::MAX),
         ] {
-            assert_eq!(parse_size(s), Ok(bytes), "{s}");
+            assert_eq!(parse(s), Ok(bytes), "{s}");
         }
     }
 
@@ -109,7 +129,7 @@ mod tests {
             ("99999999999T", "more than"),
             ("9999999999999999999999999999999999999999", "more than"),
         ] {
-            let e = parse_size(s).unwrap_err();
+            let e = parse(s).unwrap_err();
             assert!(e.contains(says) && e.contains("64MiB"), "{s}: {e}");
         }
     }
