@@ -98,10 +98,8 @@ pub(super) fn deciding(
 ) -> Vec<usize> {
     // Each timeline's newest snapshot may make it the newest.
     let mut which: Vec<usize> = catalog.usable().last().into_iter().collect();
-    let fulls = catalog
-        .usable()
-        .filter(|&i| catalog.snapshots[i].name.kind == Kind::Full);
-    let fulls: Vec<usize> = fulls.collect();
+    let is_full = |i: &usize| catalog.snapshots[*i].name.kind == Kind::Full;
+    let fulls: Vec<usize> = catalog.usable().filter(is_full).collect();
     which.extend(fulls.iter().rev().take(NEWEST_FULLS));
     if let Ok(newest) = timelines.newest(catalog) {
         match chain::choose(catalog, newest, None, known) {

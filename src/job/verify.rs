@@ -12,7 +12,7 @@ use crate::job::report::{Clock, Report};
 use crate::job::scan::{Depth, Scan, scan};
 use crate::job::tags::without_excluded;
 use crate::job::{Context, identity};
-use crate::mvcc::{KeyRange, Revision};
+use crate::mvcc::Revision;
 use crate::telemetry::progress::Step;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -323,11 +323,7 @@ impl Run<'_> {
                 self.clock.warnings.push(warning.clone());
             }
         }
-        let (fold, events) = source.fold(self.ctx, compact, KeyRange::All, false)?;
-        let cancel = self.ctx.store.cancel();
-        let hash = fold
-            .finish(&source.db, |_| cancel.check())
-            .map_err(source.at_base(self.ctx))?;
+        let (hash, events) = source.hash(self.ctx, compact, false)?;
         Ok(Folded {
             hash: hash.hash,
             live_keys: hash.live_keys,

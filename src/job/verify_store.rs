@@ -19,7 +19,7 @@ use crate::job::restorable::Restorable;
 use crate::job::scan::{Depth, Scan, scan_with};
 use crate::job::tags::{self, Ask, without_excluded};
 use crate::job::{Context, drill};
-use crate::mvcc::{Base, HashKv, KeepHistory, KeyRange, Revision};
+use crate::mvcc::{Base, HashKv, KeepHistory, Revision};
 use crate::telemetry::progress::Step;
 use chrono::{DateTime, Utc};
 use clap::{Args, ValueEnum};
@@ -773,12 +773,7 @@ impl<'a> Run<'a> {
             Some(compact) => compact,
             None => source.compact_revision(ctx, KeepHistory::All)?,
         };
-        let (fold, events) = source.fold(ctx, compact, KeyRange::All, false)?;
-        let cancel = ctx.store.cancel();
-        let hash = fold
-            .finish(&source.db, |_| cancel.check())
-            .map_err(source.at_base(ctx))?;
-        Ok((hash, events))
+        source.hash(ctx, compact, false)
     }
 
     /// Whether the next full holds what the chain up to it folds to, with the history that both have.

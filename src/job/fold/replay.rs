@@ -16,7 +16,7 @@ use crate::mvcc::{
     Change, Fold, FoldOptions, HashKv, KeepHistory, KeyRange, KeyValue, Part, Revision, hash_kv,
 };
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard};
+use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
 /// Changes that a fold holds in memory before they go to the temporary directory.
@@ -96,6 +96,21 @@ impl Source {
             _ => None,
         };
         Ok(keep.compact_revision(&self.base, self.target, cutoff))
+    }
+
+    /// HashKV of the state as if compacted at a revision. Gives the number of events that were taken, too.
+    ///
+    /// # Errors
+    /// As [`fold`](Self::fold).
+    pub(crate) fn hash(
+        &self,
+        ctx: &Context,
+        compact: Revision,
+        detach_leases: bool,
+    ) -> Result<(HashKv, u64)> {
+        let (fold, events) = self.fold(ctx, compact, KeyRange::All, detach_leases)?;
+        let hash = fold.finish(&self.db, |_| ctx.store.cancel().check());
+        Ok((hash.map_err(self.at_base(ctx))?, events))
     }
 
     /// HashKV of the full itself.
@@ -180,21 +195,17 @@ fn replay<'f>(
         passed: Condvar::new(),
         stop_at: AtomicUsize::new(usize::MAX),
     };
-    if threads == 1 {
+    std::thread::scope(|s| {
+        for _ in 1..threads {
+            // If the system has no thread left, fewer do it.
+            let _ = std::thread::Builder::new().spawn_scoped(s, || run.work());
+        }
         run.work();
-    } else {
-        std::thread::scope(|s| {
-            for _ in 1..threads {
-                // Where the system has no thread left, fewer do it.
-                let _ = std::thread::Builder::new().spawn_scoped(s, || run.work());
-            }
-            run.work();
-        });
-    }
-    let turn = &mut *lock(&run.turn);
-    match (turn.failed.take(), turn.fold.take()) {
+    });
+    let turn = unpoisoned(run.turn.into_inner());
+    match (turn.failed, turn.fold) {
         (Some((_, e)), _) => Err(e),
-        (None, Some(fold)) => Ok((fold, run.events.load(Ordering::Relaxed))),
+        (None, Some(fold)) => Ok((fold, run.events.into_inner())),
         (None, None) => Err(Error::internal("the fold was lost")),
     }
 }
@@ -281,29 +292,22 @@ impl<'f> Run<'_, 'f> {
         (turn.next == i).then(|| turn.fold.take())?
     }
 
-    /// Waits for the fold; `None` where a step before this one has failed.
+    /// Waits for the fold; `None` if a step before this one has failed.
     fn wait(&self, i: usize) -> Result<Option<Fold<'f>>> {
-        let mut turn = lock(&self.turn);
-        loop {
-            if self.is_in_vain(i) {
-                return Ok(None);
-            }
-            if turn.next == i
-                && let Some(fold) = turn.fold.take()
-            {
-                return Ok(Some(fold));
-            }
-            turn = self.look_again(turn)?;
-        }
+        self.wait_for_turn(i)?;
+        Ok(self.take(i))
     }
 
-    /// Waits for something to happen.
-    fn look_again<'t>(&self, turn: MutexGuard<'t, Turn<'f>>) -> Result<MutexGuard<'t, Turn<'f>>> {
+    /// Waits until this step may have the fold, or a step before it has failed.
+    fn wait_for_turn(&self, i: usize) -> Result<()> {
         /// How long a signal may go unnoticed.
         const LOOK: Duration = Duration::from_millis(50);
-        self.ctx.store.cancel().check()?;
-        let waited = self.passed.wait_timeout(turn, LOOK);
-        Ok(unpoisoned(waited).0)
+        let mut turn = lock(&self.turn);
+        while turn.next != i && !self.is_in_vain(i) {
+            self.ctx.store.cancel().check()?;
+            turn = unpoisoned(self.passed.wait_timeout(turn, LOOK)).0;
+        }
+        Ok(())
     }
 
     fn pass(&self, i: usize, fold: Fold<'f>) {
@@ -384,15 +388,6 @@ impl<'f> Run<'_, 'f> {
             // It is told already what failed first.
             None => Ok(e),
         }
-    }
-
-    /// Waits until this step may have the fold.
-    fn wait_for_turn(&self, i: usize) -> Result<()> {
-        let mut turn = lock(&self.turn);
-        while turn.next != i && !self.is_in_vain(i) {
-            turn = self.look_again(turn)?;
-        }
-        Ok(())
     }
 }
 

@@ -7,7 +7,7 @@ use crate::job::Context;
 use crate::job::fold::open::Backup;
 use crate::job::fold::{Request, Source, Target};
 use crate::job::scan::Scan;
-use crate::mvcc::{HashKv, KeyRange, Revision};
+use crate::mvcc::{HashKv, Revision};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -115,8 +115,7 @@ impl<'a> Candidate<'a> {
         detach_leases: bool,
     ) -> Result<HashKv> {
         let ctx = self.opened.as_ref().map_err(Error::again)?.ctx;
-        let (fold, _) = at.fold(ctx, compact, KeyRange::All, detach_leases)?;
-        fold.finish(&at.db, |_| ctx.store.cancel().check())
+        Ok(at.hash(ctx, compact, detach_leases)?.0)
     }
 }
 

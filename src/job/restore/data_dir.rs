@@ -2,6 +2,7 @@
 
 use super::candidates::{Candidates, excludes};
 use super::needed::{self, Action, Decision, Depth, Found};
+use super::output::Failed;
 use super::write::{self, Failed};
 use super::{Member, Outcome, Run, Status, shown};
 use crate::datadir::membership::Cluster;

@@ -2,8 +2,8 @@
 
 use super::candidates::Candidates;
 use super::needed::Found;
-use super::output::{Unnamed, exists};
-use super::write::{self, Failed};
+use super::output::{Failed, Unnamed, exists};
+use super::write;
 use super::{Outcome, Run, shown};
 use crate::bucket::name::ENCRYPTED;
 use crate::datadir::place;

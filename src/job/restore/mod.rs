@@ -25,6 +25,7 @@ use crate::job::report::{Clock, Report};
 use crate::job::tags::without_excluded;
 use crate::mvcc::Revision;
 use candidates::{Candidates, Opened, excludes};
+use output::Failed;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeMap;

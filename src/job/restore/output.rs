@@ -1,6 +1,5 @@
 //! Files that a restore writes: their names come last, their bytes are synced early.
 
-use super::write::Failed;
 use crate::error::{Error, Reason, Result};
 use crate::job::parallel::side_by_side;
 use crate::telemetry::progress::Step;
@@ -10,6 +9,19 @@ use std::io::{self, BufWriter, Write};
 use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::sync::mpsc::{self, SyncSender};
+
+/// A failure of one candidate, after which another is tried, or one of the target.
+pub(super) enum Failed {
+    Candidate(Error),
+    Target(Error),
+}
+
+/// Where nothing else is said, it is the candidate's.
+impl From<Error> for Failed {
+    fn from(e: Error) -> Self {
+        Failed::Candidate(e)
+    }
+}
 
 /// Bytes after which a file that grows is synced once more.
 const SYNC_EVERY: u64 = 32 << 20;

@@ -1,6 +1,6 @@
 //! Writes what is rebuilt: a member's database, or a plain snapshot file; then syncs and verifies it.
 
-use super::output::{Output, Unnamed, create, sync_along, sync_beside};
+use super::output::{Failed, Output, Unnamed, create, sync_along, sync_beside};
 use crate::base::pieces::for_each_piece;
 use crate::base::{Cancel, ReadAt};
 use crate::bolt::Layout;
@@ -17,19 +17,6 @@ use std::fs::File;
 use std::io::{self, Seek, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-
-/// A failure of one candidate, after which another is tried, or one of the target.
-pub(super) enum Failed {
-    Candidate(Error),
-    Target(Error),
-}
-
-/// Where nothing else is said, it is the candidate's.
-impl From<Error> for Failed {
-    fn from(e: Error) -> Self {
-        Failed::Candidate(e)
-    }
-}
 
 /// What a fold came to.
 pub(super) struct Written {

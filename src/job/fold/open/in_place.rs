@@ -4,10 +4,9 @@
 //! find the same. Once the hash of the whole file is right, all that was ever read of it is what was hashed. `plain`
 //! opens it; nothing else knows where a database lies.
 
-use super::plain::at;
 use crate::base::{Cancel, ReadAt, lock};
 use crate::bucket::frame::HASH_SIZE;
-use crate::error::{Error, Result};
+use crate::error::{Error, Reason, Result};
 use crate::telemetry::progress::Step;
 use crc_fast::{CrcAlgorithm, Digest};
 use sha2::{Digest as _, Sha256};
@@ -102,6 +101,19 @@ impl InPlace {
     }
 }
 
+/// Puts the file's name before what is wrong with it, once.
+pub(super) fn at(path: &Path, e: Error) -> Error {
+    let name = path.display().to_string();
+    match e.reason() {
+        Reason::CorruptSnapshot | Reason::TooLarge | Reason::CannotDecrypt
+            if !e.to_string().starts_with(&format!("{name}: ")) =>
+        {
+            e.at(name)
+        }
+        _ => e,
+    }
+}
+
 /// Compares the hash of a database with what stands behind it.
 pub(super) fn check_hash(hash: Sha256, expected: &[u8]) -> Result<()> {
     match hash.finalize().as_slice() == expected {
@@ -192,7 +204,6 @@ impl Proof {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Reason;
     use std::io::Write;
 
     /// A file of random bytes with their hash behind them.

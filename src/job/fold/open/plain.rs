@@ -3,7 +3,7 @@
 //! It tells the layout by the bytes, not by the name, and copies the database out if it is packed or
 //! encrypted; it takes no deltas and knows no store. The jobs that take `--snapshot FILE` call it.
 
-use super::in_place::{InPlace, Proof, check_hash};
+use super::in_place::{InPlace, Proof, at, check_hash};
 use super::spool::Spool;
 use crate::base::pieces::for_each_piece;
 use crate::bolt::Database;
@@ -76,12 +76,6 @@ const HEAD_BYTES: usize = 64;
 
 /// Tells the packing by a file's first bytes; by its name only where the bytes cannot tell (LZW).
 fn packing(head: &[u8], file_name: &str) -> Result<Packing> {
-    const GZIP: &[u8] = &[0x1f, 0x8b];
-    const COMPRESS: &[u8] = &[0x1f, 0x9d];
-    const BZIP2: &[u8] = b"BZh";
-    const XZ: &[u8] = &[0xfd, b'7', b'z', b'X', b'Z', 0];
-    const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
-    const ZIP: [&[u8]; 2] = [b"PK\x03\x04", b"PK\x05\x06"];
     // bbolt's first page: its number 0, then the flag of a meta page.
     const BOLT: &[u8] = &[0, 0, 0, 0, 0, 0, 0, 0, 4, 0];
     let unread = |what: &str| {
@@ -92,12 +86,12 @@ fn packing(head: &[u8], file_name: &str) -> Result<Packing> {
     let is_zlib = matches!(head, [0x78, second, ..] if (0x7800 + u32::from(*second)) % 31 == 0);
     Ok(match head {
         h if h.starts_with(BOLT) => Packing::Stream(Compression::None),
-        h if h.starts_with(GZIP) => Packing::Stream(Compression::Gzip),
-        h if h.starts_with(ZSTD) => Packing::Stream(Compression::Zstd),
-        h if ZIP.iter().any(|magic| h.starts_with(magic)) => Packing::Zip,
-        h if h.starts_with(COMPRESS) => return unread("compress(1)"),
-        h if h.starts_with(BZIP2) => return unread("bzip2"),
-        h if h.starts_with(XZ) => return unread("xz"),
+        h if h.starts_with(&[0x1f, 0x8b]) => Packing::Stream(Compression::Gzip),
+        h if h.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]) => Packing::Stream(Compression::Zstd),
+        h if h.starts_with(b"PK\x03\x04") || h.starts_with(b"PK\x05\x06") => Packing::Zip,
+        h if h.starts_with(&[0x1f, 0x9d]) => return unread("compress(1)"),
+        h if h.starts_with(b"BZh") => return unread("bzip2"),
+        h if h.starts_with(b"\xfd7zXZ\0") => return unread("xz"),
         _ if is_zlib => Packing::Stream(Compression::Zlib),
         _ if is_named_lzw(file_name) => Packing::Stream(Compression::Lzw),
         _ => Packing::Stream(Compression::None),
@@ -198,19 +192,6 @@ impl Context {
     }
 }
 
-/// Puts the file's name before what is wrong with it, once.
-pub(super) fn at(path: &Path, e: Error) -> Error {
-    let name = path.display().to_string();
-    match e.reason() {
-        Reason::CorruptSnapshot | Reason::TooLarge | Reason::CannotDecrypt
-            if !e.to_string().starts_with(&format!("{name}: ")) =>
-        {
-            e.at(name)
-        }
-        _ => e,
-    }
-}
-
 /// Opens one file.
 struct Opener<'a> {
     ctx: &'a Context,
@@ -259,22 +240,11 @@ impl Opener<'_> {
         if layout == Layout::Checksum {
             tail.check()?;
         }
-        self.opened(Base::read(&db)?, db, layout, Proof::known(), packing)
-    }
-
-    fn opened(
-        &self,
-        base: Base,
-        db: Database<Spool>,
-        layout: Layout,
-        proof: Proof,
-        packing: Packing,
-    ) -> Result<Plain> {
         Ok(Plain {
+            base: Base::read(&db)?,
             db,
-            base,
             has_checksum: layout == Layout::Checksum,
-            proof,
+            proof: Proof::known(),
             compression: packing.as_str(),
             file_bytes: self.bytes,
         })
@@ -306,7 +276,14 @@ impl Opener<'_> {
         };
         // A file that is damaged is told as such.
         let base = Base::read(&db).or_else(|e| proof.wait().and(Err(e)))?;
-        self.opened(base, db, layout, proof, PLAIN)
+        Ok(Plain {
+            db,
+            base,
+            has_checksum: layout == Layout::Checksum,
+            proof,
+            compression: PLAIN.as_str(),
+            file_bytes: self.bytes,
+        })
     }
 
     /// The one file of a zip archive.
@@ -402,10 +379,7 @@ fn refuse_delta(head: &[u8]) -> Result<()> {
 fn zip_error(e: zip::result::ZipError) -> Error {
     use zip::result::ZipError;
     match e {
-        ZipError::Io(e) => match e.raw_os_error() {
-            Some(_) => Error::io("read the zip archive", e),
-            None => Error::corrupt(format!("the zip archive is damaged: {e}")),
-        },
+        ZipError::Io(e) if e.raw_os_error().is_some() => Error::io("read the zip archive", e),
         ZipError::UnsupportedArchive(why) => Error::corrupt(format!(
             "the zip archive cannot be read ({why}): unpack it first"
         )),

@@ -4,6 +4,7 @@
 
 use super::ahead::Ahead;
 use super::spool::Spool;
+use crate::base::hash::hex;
 use crate::base::lock;
 use crate::bolt::Database;
 use crate::bucket::delta::DeltaReader;
@@ -155,8 +156,7 @@ impl<'a> Reading<'a> {
             hash: Arc::clone(&hash),
         })?;
         let hash = lock(&hash).clone().finalize();
-        let hash = hash.iter().map(|b| format!("{b:02x}")).collect();
-        Ok((db, base, hash))
+        Ok((db, base, hex(&hash)))
     }
 
     /// Copies a full into a file, and opens it.
