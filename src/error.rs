@@ -206,7 +206,7 @@ impl Error {
     pub(crate) fn plan_again(message: impl Into<String>) -> Self {
         Error {
             plans_again: true,
-            ..Error::new(Reason::SnapshotVanished, message)
+            ..Reason::SnapshotVanished.error(message)
         }
     }
 
@@ -225,18 +225,15 @@ impl Error {
 
     /// Damaged bytes.
     pub fn corrupt(message: impl Into<String>) -> Self {
-        Error::new(Reason::CorruptSnapshot, message)
+        Reason::CorruptSnapshot.error(message)
     }
 
     /// A bug of ours.
     pub fn internal(message: impl Into<String>) -> Self {
-        Error::new(
-            Reason::Internal,
-            format!(
-                "{} (this is a bug in deltafold: please report it)",
-                message.into()
-            ),
-        )
+        Reason::Internal.error(format!(
+            "{} (this is a bug in deltafold: please report it)",
+            message.into()
+        ))
     }
 
     /// A local file operation that failed; `what` names the operation and the file.
@@ -254,7 +251,7 @@ impl Error {
                     }
                     _ => Reason::Io,
                 };
-                Error::new(reason, format!("{what}: {e}"))
+                reason.error(format!("{what}: {e}"))
             }
         }
     }

@@ -56,24 +56,18 @@ impl Limits {
 
     /// `what` goes beyond what a database may have.
     pub(crate) fn database_too_large(&self, what: impl fmt::Display) -> Error {
-        Error::new(
-            Reason::TooLarge,
-            format!(
-                "{what}, and no more than {} are allowed: raise --max-database-bytes if the snapshot is yours",
-                Bytes(self.database_bytes)
-            ),
-        )
+        Reason::TooLarge.error(format!(
+            "{what}, and no more than {} are allowed: raise --max-database-bytes if the snapshot is yours",
+            Bytes(self.database_bytes)
+        ))
     }
 
     /// An element of so many bytes is longer than is allowed.
     pub(crate) fn value_too_large(&self, what: impl fmt::Display) -> Error {
-        Error::new(
-            Reason::TooLarge,
-            format!(
-                "{what}, and a key and its value may have no more than {}: raise --max-value-bytes if the snapshot is yours",
-                Bytes(self.value_bytes)
-            ),
-        )
+        Reason::TooLarge.error(format!(
+            "{what}, and a key and its value may have no more than {}: raise --max-value-bytes if the snapshot is yours",
+            Bytes(self.value_bytes)
+        ))
     }
 
     /// The longest element of a database: a record has its revisions beside the key and the value.

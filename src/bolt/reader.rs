@@ -645,9 +645,7 @@ impl<R: ReadAt> Cursor<'_, R> {
             )));
         }
         if end.as_deref().is_some_and(|end| page.key(last) >= end) {
-            return Err(id.bad(format!(
-                "reaches the key that is named for the page behind it"
-            )));
+            return Err(id.bad("reaches the key that is named for the page behind it".to_string()));
         }
         self.stack.push(Level { page, next: 0, end });
         Ok(())

@@ -5,7 +5,7 @@ use super::show::Text;
 use super::{BackupArgs, Ended, Output, print, print_report};
 use crate::base::Cancel;
 use crate::base::flag::yes_or_no;
-use crate::error::{Error, Reason};
+use crate::error::Reason;
 use crate::etcd::diff::Wanted;
 use crate::job::apply::{
     Difference, KeyName, MAX_REQUEST_BYTES, MAX_TXN_OPS, Options, Outcome, Status, Verb, run,
@@ -74,10 +74,7 @@ impl ApplyArgs {
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         // A shell variable that is not set must not delete what is in an etcd.
         if self.delete_extra && self.prefix.is_empty() {
-            return Err(Error::new(
-                Reason::Usage,
-                "--delete-extra with an empty --prefix would delete whatever the backup does not have: name a prefix, or restore the whole backup",
-            ));
+            return Err(Reason::Usage.error("--delete-extra with an empty --prefix would delete whatever the backup does not have: name a prefix, or restore the whole backup"));
         }
         // First what fails fast.
         let client = self.live.connect(cancel)?;

@@ -7,7 +7,7 @@ use super::{Ended, MeansArgs, Output, parse_options, print_report, size};
 use crate::base::flag::yes_or_no;
 use crate::base::{Cancel, duration};
 use crate::bucket::codec::CompressionChoice;
-use crate::error::{Error, Reason, Result};
+use crate::error::{Reason, Result};
 use crate::job::Context;
 use crate::job::copy::plan::{Encryption, Form, Most, Wanted};
 use crate::job::copy::{Fate, ObjectOutcome, Options, Outcome, Status, WaitForFinal, follow, run};
@@ -148,10 +148,8 @@ impl CopyArgs {
         let to_options = parse_options(&self.to_option, "--to-option")?;
         store::open::refuse_layout(&self.to, "--to")?;
         if place(&self.from) == place(&self.to) && from_options == to_options {
-            return Err(Error::new(
-                Reason::Usage,
-                "--from and --to are the same: give two stores, or two prefixes of one",
-            ));
+            return Err(Reason::Usage
+                .error("--from and --to are the same: give two stores, or two prefixes of one"));
         }
         let open = |nth: usize, url: &str, own: &[(String, String)], flag: &str| {
             self.means.context_with(nth, cancel, |options, handle| {
@@ -165,7 +163,7 @@ impl CopyArgs {
                     let said = said.replace("--store ", &format!("{flag} "));
                     let at_end = said.strip_suffix("--store");
                     let said = at_end.map(|s| format!("{s}{flag}")).unwrap_or(said);
-                    Error::new(e.reason(), said)
+                    e.reason().error(said)
                 })
             })
         };

@@ -1,7 +1,7 @@
 //! How a live etcd is reached: the flags, named as etcdctl's own.
 
 use crate::base::Cancel;
-use crate::error::{Error, Reason, Result};
+use crate::error::{Reason, Result};
 use crate::etcd::client::Client;
 use crate::etcd::connect::{Connector, Endpoints, User};
 use clap::Args;
@@ -73,10 +73,10 @@ impl EndpointArgs {
 /// The password in a file: without the line's end that editors leave.
 fn read_password(path: &Path) -> Result<String> {
     let text = std::fs::read_to_string(path).map_err(|e| {
-        Error::new(
-            Reason::Configuration,
-            format!("--password-file {} cannot be read: {e}", path.display()),
-        )
+        Reason::Configuration.error(format!(
+            "--password-file {} cannot be read: {e}",
+            path.display()
+        ))
     })?;
     Ok(text.trim_end_matches(['\r', '\n']).to_owned())
 }
@@ -88,10 +88,7 @@ fn user(user: Option<&str>, password: Option<&str>) -> Result<Option<User>> {
         (Some(password), _) => (user, password),
         (None, Some(both)) => both,
         (None, None) => {
-            return Err(Error::new(
-                Reason::Usage,
-                "--user has no password: give --user NAME:PASSWORD, --password (best as DELTAFOLD_PASSWORD) or --password-file",
-            ));
+            return Err(Reason::Usage.error("--user has no password: give --user NAME:PASSWORD, --password (best as DELTAFOLD_PASSWORD) or --password-file"));
         }
     };
     Ok(Some(User {

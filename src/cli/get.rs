@@ -4,7 +4,7 @@ use super::stream::Stream;
 use super::{BackupArgs, Ended, Output, show};
 use crate::base::Cancel;
 use crate::base::flag::yes_or_no;
-use crate::error::{Error, Reason, Result};
+use crate::error::{Reason, Result};
 use crate::job::Context;
 use crate::job::fold::Source;
 use crate::job::options::State;
@@ -80,10 +80,7 @@ impl<'a> Head<'a> {
 impl GetArgs {
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         if self.raw && (self.prefix.is_some() || output == Output::Json) {
-            return Err(Error::new(
-                Reason::Usage,
-                "--raw prints the bytes of one value: it goes neither with --prefix nor with --output json",
-            ));
+            return Err(Reason::Usage.error("--raw prints the bytes of one value: it goes neither with --prefix nor with --output json"));
         }
         let backup = self.backup.backup(cancel)?;
         let mut out = Stream::new();

@@ -61,7 +61,7 @@ impl LockArgs {
             (None, Some(long)) => TimeDelta::from_std(long)
                 .ok()
                 .and_then(|long| Utc::now().checked_add_signed(long))
-                .ok_or_else(|| Error::new(Reason::Usage, "--for is too long"))?,
+                .ok_or_else(|| Reason::Usage.error("--for is too long"))?,
             (None, None) => return Err(Error::internal("neither --until nor --for")),
         };
         let options = Options {

@@ -263,10 +263,9 @@ impl MeansArgs {
         let temp_dir = self.temp_dir.clone().unwrap_or_else(std::env::temp_dir);
         match temp_dir.is_dir() {
             true => Ok(temp_dir),
-            false => Err(Error::new(
-                Reason::Usage,
-                format!("--temp-dir {} is no folder", temp_dir.display()),
-            )),
+            false => {
+                Err(Reason::Usage.error(format!("--temp-dir {} is no folder", temp_dir.display())))
+            }
         }
     }
 
@@ -339,10 +338,7 @@ fn parse_options(given: &[String], flag: &str) -> Result<Vec<(String, String)>> 
         .map(|l| match l.split_once('=') {
             Some((key, value)) if !key.is_empty() => Ok((key.trim().to_owned(), value.to_owned())),
             // It may be a secret: it is not shown.
-            _ => Err(Error::new(
-                Reason::Usage,
-                format!("a {flag} is not of the form KEY=VALUE"),
-            )),
+            _ => Err(Reason::Usage.error(format!("a {flag} is not of the form KEY=VALUE"))),
         })
         .collect()
 }
@@ -443,7 +439,7 @@ pub fn check(args: &[String]) -> Result<()> {
         .collect();
     match parse(&given) {
         Ok(_) => Ok(()),
-        Err(e) => Err(Error::new(Reason::Usage, e.to_string())),
+        Err(e) => Err(Reason::Usage.error(e.to_string())),
     }
 }
 
@@ -476,7 +472,7 @@ pub fn main() -> ExitCode {
         None => "info",
     };
     if let Err(e) = logs::init(format, level) {
-        let e = Error::new(Reason::Usage, format!("--log-level: {e}"));
+        let e = Reason::Usage.error(format!("--log-level: {e}"));
         end_without_log(&termination, &e);
         return fail(&e, cli.global.output, true);
     }
@@ -685,7 +681,7 @@ fn refuse(e: &clap::Error, given: &[OsString], started: Instant) -> ExitCode {
             let file = asked_for(given, "--termination-log", "DELTAFOLD_TERMINATION_LOG");
             let file = file.filter(|f| !f.is_empty()).map(PathBuf::from);
             let termination = Termination::begin(file, begun_name(given), started);
-            end_without_log(&termination, &Error::new(Reason::Usage, refusal(e)));
+            end_without_log(&termination, &Reason::Usage.error(refusal(e)));
             if wants_json(given) {
                 let message = e.render().to_string();
                 // Up to the usage, on one line.

@@ -8,7 +8,7 @@ use crate::base::flag::yes_or_no;
 use crate::controller::api::{
     Condition, EtcdBackupPolicy, EtcdBackupPolicyStatus, LastRun, RunState, SnapshotStatus,
 };
-use crate::error::{Error, Reason};
+use crate::error::Reason;
 use chrono::{DateTime, Utc};
 use clap::{Args, Subcommand};
 use kube::ResourceExt;
@@ -112,7 +112,7 @@ impl StatusArgs {
                         let what = format!(
                             "there is no EtcdBackupPolicy {name} in the namespace {namespace}"
                         );
-                        Error::new(Reason::Usage, what)
+                        Reason::Usage.error(what)
                     };
                     found.map(|p| vec![p]).ok_or_else(missing)
                 }

@@ -9,7 +9,7 @@ use super::{Ended, MeansArgs, Output, print_report, size};
 use crate::base::flag::yes_or_no;
 use crate::base::{Cancel, duration};
 use crate::bucket::codec::CompressionChoice;
-use crate::error::{Error, Reason, Result};
+use crate::error::{Reason, Result};
 use crate::job::Context;
 use crate::job::report::Report;
 use crate::job::schedule::Schedule;
@@ -32,9 +32,9 @@ pub(super) struct SnapshotArgs {
 
 #[derive(Debug, Subcommand)]
 enum SnapshotCommand {
-    Full(FullArgs),
-    Delta(DeltaArgs),
-    Follow(FollowArgs),
+    Full(Box<FullArgs>),
+    Delta(Box<DeltaArgs>),
+    Follow(Box<FollowArgs>),
 }
 
 /// What all three take.
@@ -212,10 +212,9 @@ impl FollowArgs {
             hard.cancel();
         });
         self.follow(&cancel, &stop).map_err(|e| match e.reason() {
-            Reason::Terminated if stop.is_cancelled() => Error::new(
-                Reason::Terminated,
-                format!("{e}; what was not saved is in etcd still, and the next run saves it"),
-            ),
+            Reason::Terminated if stop.is_cancelled() => Reason::Terminated.error(format!(
+                "{e}; what was not saved is in etcd still, and the next run saves it"
+            )),
             _ => e,
         })
     }

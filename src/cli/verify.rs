@@ -115,10 +115,7 @@ impl VerifyArgs {
     fn level(&self) -> Result<verify_store::Level> {
         use verify_store::Level;
         match (self.depth.level, &self.etcd_binary) {
-            (Some(level), Some(_)) if level < Level::Fold => Err(Error::new(
-                Reason::Usage,
-                "--etcd-binary compares what etcd holds with what was folded: give --level fold, or leave --level out",
-            )),
+            (Some(level), Some(_)) if level < Level::Fold => Err(Reason::Usage.error("--etcd-binary compares what etcd holds with what was folded: give --level fold, or leave --level out")),
             (Some(level), _) => Ok(level),
             (None, Some(_)) => Ok(Level::Fold),
             (None, None) => Ok(Level::default()),
@@ -128,10 +125,7 @@ impl VerifyArgs {
     /// The backup by itself.
     fn verify(&self, cancel: &Cancel, metrics: &Metrics, output: Output) -> Ended {
         if self.revision.is_some() {
-            return Err(Error::new(
-                Reason::Usage,
-                "--revision is for a comparison with --endpoints: without it the newest state is looked at",
-            ));
+            return Err(Reason::Usage.error("--revision is for a comparison with --endpoints: without it the newest state is looked at"));
         }
         let level = self.level()?;
         let drill = match &self.etcd_binary {

@@ -178,7 +178,7 @@ impl Client {
             .first()
             .map_or(Reason::EtcdUnreachable, Error::reason);
         let said: Vec<String> = failures.iter().map(Error::to_string).collect();
-        Err(Failed::Final(Error::new(reason, said.join("; "))))
+        Err(Failed::Final(reason.error(said.join("; "))))
     }
 
     fn attempt<T>(

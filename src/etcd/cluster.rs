@@ -588,7 +588,7 @@ fn no_quorum(members: &[Member], seen: &[Seen]) -> Error {
     // A password that is wrong is no lack of a quorum.
     let telling = [Reason::Unauthenticated, Reason::CertificateExpired];
     if let Some(e) = said.iter().find(|e| telling.contains(&e.reason())) {
-        return Error::new(e.reason(), e.to_string());
+        return e.reason().error(e.to_string());
     }
     let names = |answers: bool| {
         let names: Vec<String> = members
@@ -635,7 +635,7 @@ fn most_telling(mut failed: Vec<Error>) -> Error {
         .filter(|e| rank(e) == best)
         .map(Error::to_string)
         .collect();
-    Error::new(reason, said.join("; "))
+    reason.error(said.join("; "))
 }
 
 /// The alarm that a line of a status tells of: `memberID:10276657743932975437 alarm:NOSPACE`.

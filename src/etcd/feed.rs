@@ -448,9 +448,9 @@ impl Feed {
                 return Ok(Some(Next::Ended(Ended::Compacted { compact_revision })));
             }
             let why = response.cancel_reason();
-            let error = |reason, advice: &str| {
+            let error = |reason: Reason, advice: &str| {
                 let message = format!("watch at {endpoint}: {why}{advice}");
-                Error::new(reason, message)
+                reason.error(message)
             };
             return Err(match why {
                 w if w.contains("permission denied") => Failed::Final(error(
@@ -549,7 +549,7 @@ pub(super) fn most_telling(failures: Vec<Error>) -> Error {
     let reason = failures.iter().min_by_key(|e| rank(e)).map(Error::reason);
     let said: Vec<String> = failures.iter().map(Error::to_string).collect();
     match reason {
-        Some(reason) => Error::new(reason, said.join("; ")),
+        Some(reason) => reason.error(said.join("; ")),
         None => Reason::Usage.error("--endpoints names no endpoint"),
     }
 }

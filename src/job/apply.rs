@@ -416,15 +416,15 @@ impl Outcome {
     fn left_over(&self) -> Option<Error> {
         if self.too_large > 0 {
             return Some(Reason::Configuration.error(format!(
-                    "{} keys are larger than the server's limits allow and were not written: raise etcd's --max-request-bytes",
-                    self.too_large
-                )));
+                "{} keys are larger than the server's limits allow and were not written: raise etcd's --max-request-bytes",
+                self.too_large
+            )));
         }
         (self.conflicts > 0).then(|| {
             Reason::Conflict.error(format!(
-                    "{} keys changed after they were compared and were not written; all else is: run again to compare anew",
-                    self.conflicts
-                ))
+                "{} keys changed after they were compared and were not written; all else is: run again to compare anew",
+                self.conflicts
+            ))
         })
     }
 }

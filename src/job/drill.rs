@@ -297,8 +297,8 @@ impl Drill<'_> {
                         ) =>
                     {
                         return Err(e.reason().error(format!(
-                                "the backup has authentication enabled, so the drill's etcd wants --user and --password of a user with the role root: {e}"
-                            )));
+                            "the backup has authentication enabled, so the drill's etcd wants --user and --password of a user with the role root: {e}"
+                        )));
                     }
                     Err(e) => last = e.to_string(),
                 }

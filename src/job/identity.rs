@@ -148,13 +148,10 @@ pub fn read(store: &Store) -> Result<Option<Identity>> {
         return Ok(None);
     };
     Identity::parse(&content).map(Some).map_err(|why| {
-        Error::new(
-            Reason::Configuration,
-            format!(
-                "{} does not tell whose backup this is: {why}; look at it, and delete it if this prefix is the right one: the next snapshot writes it anew",
-                store.name(IDENTITY)
-            ),
-        )
+        Reason::Configuration.error(format!(
+            "{} does not tell whose backup this is: {why}; look at it, and delete it if this prefix is the right one: the next snapshot writes it anew",
+            store.name(IDENTITY)
+        ))
     })
 }
 
@@ -191,13 +188,10 @@ pub fn claim(ctx: &Context, facts: &ClusterFacts, take_over: bool) -> Result<()>
     match read(store)? {
         Some(r) if r.is_of(facts.cluster_id) => Ok(()),
         Some(r) => Err(other_cluster(store, &r, facts)),
-        None => Err(Error::new(
-            Reason::SnapshotVanished,
-            format!(
-                "{} was written and is gone: it was deleted meanwhile; run again",
-                store.name(IDENTITY)
-            ),
-        )),
+        None => Err(Reason::SnapshotVanished.error(format!(
+            "{} was written and is gone: it was deleted meanwhile; run again",
+            store.name(IDENTITY)
+        ))),
     }
 }
 
@@ -229,16 +223,13 @@ fn other_cluster(store: &Store, recorded: &Identity, facts: &ClusterFacts) -> Er
         true => ", which was taken over from",
         false => "",
     };
-    Error::new(
-        Reason::OtherCluster,
-        format!(
-            "{} is the backup of cluster {}{since}, and --endpoints is cluster {}{names}{was}: nothing was saved. Check --endpoints and --store; if this cluster has taken the other's place (it was restored from this backup), say so once with --take-over. It is recorded in {}",
-            store.url(),
-            recorded.cluster(),
-            facts.hex_id(),
-            store.name(IDENTITY)
-        ),
-    )
+    Reason::OtherCluster.error(format!(
+        "{} is the backup of cluster {}{since}, and --endpoints is cluster {}{names}{was}: nothing was saved. Check --endpoints and --store; if this cluster has taken the other's place (it was restored from this backup), say so once with --take-over. It is recorded in {}",
+        store.url(),
+        recorded.cluster(),
+        facts.hex_id(),
+        store.name(IDENTITY)
+    ))
 }
 
 #[cfg(test)]

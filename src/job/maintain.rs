@@ -836,9 +836,9 @@ fn lock_file(path: &Path) -> Result<Guard> {
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(Guard::File { _file: file }),
         Err(rustix::io::Errno::WOULDBLOCK) => Err(Reason::LockHeld.error(format!(
-                "another run maintains this cluster (it has the lock {}): nothing is wrong, run again later",
-                path.display()
-            ))),
+            "another run maintains this cluster (it has the lock {}): nothing is wrong, run again later",
+            path.display()
+        ))),
         Err(e) => Err(Error::io(format!("lock {}", path.display()), e.into())),
     }
 }

@@ -81,7 +81,7 @@ pub(super) fn side_by_side<A: Send, B>(
         Some(a) => a(),
         None => Err(Error::internal("a thing was done twice")),
     };
-    std::thread::scope(|s| match std::thread::Builder::new().spawn_scoped(s, &a) {
+    std::thread::scope(|s| match std::thread::Builder::new().spawn_scoped(s, a) {
         Ok(thread) => {
             let b = b();
             let panicked = |_| Err(Error::internal("a thread panicked"));

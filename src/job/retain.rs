@@ -136,8 +136,8 @@ pub fn decide(has: Option<Retention>, asked: Retention) -> Result<(Option<Retent
     }
     match (has.mode, asked.mode) {
         (Mode::Compliance, Mode::Governance) => Err(Reason::Usage.error(format!(
-                "it is locked in {has}, and only in that mode can it be locked for longer: use --mode compliance, or --until a time that is not after it"
-            ))),
+            "it is locked in {has}, and only in that mode can it be locked for longer: use --mode compliance, or --until a time that is not after it"
+        ))),
         (Mode::Governance, Mode::Compliance) if has.until > asked.until => Ok((
             Some(Retention {
                 until: has.until,

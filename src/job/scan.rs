@@ -404,15 +404,12 @@ pub(super) fn untrusted_error(
             "; or, if they are from before the prefix was encrypted, trust them by --allow-plaintext-below {below}"
         )
     });
-    Error::new(
-        Reason::Untrusted,
-        format!(
-            "keys are given, and these snapshots of {} are not encrypted, so anybody who can write there may have made them: {}; remove or exclude what is not yours; go on without them by --ignore-untrusted{}",
-            store.url(),
-            paths(catalog, which.iter().copied()),
-            flag.unwrap_or_default()
-        ),
-    )
+    Reason::Untrusted.error(format!(
+        "keys are given, and these snapshots of {} are not encrypted, so anybody who can write there may have made them: {}; remove or exclude what is not yours; go on without them by --ignore-untrusted{}",
+        store.url(),
+        paths(catalog, which.iter().copied()),
+        flag.unwrap_or_default()
+    ))
 }
 
 /// What is to be said of snapshots that are left out, for they may be anybody's.
@@ -451,5 +448,5 @@ pub(super) fn nothing_there(ctx: &Context, catalog: &Catalog) -> Error {
     } else {
         format!("{url} holds no snapshots (looked for {V2}/ and {V1}/ below it): check --store")
     };
-    Error::new(Reason::NoSnapshots, message)
+    Reason::NoSnapshots.error(message)
 }

@@ -49,14 +49,14 @@ impl Schedule {
     pub fn parse(schedule: &str, zone: &str) -> Result<Self> {
         let zone = Tz::from_str(zone.trim()).map_err(|_| {
             Reason::Usage.error(format!(
-                    "\"{zone}\" is no time zone: give a name of the IANA database, such as UTC or Europe/Berlin"
-                ))
+                "\"{zone}\" is no time zone: give a name of the IANA database, such as UTC or Europe/Berlin"
+            ))
         })?;
         let bad = |what: String| {
             Reason::Usage.error(format!(
-                    "the schedule \"{schedule}\" cannot be understood: {what}; give five fields (minute, hour, \
-                     day of month, month, day of week), such as \"0 */6 * * *\", or @hourly, @daily, @weekly, @monthly, @yearly"
-                ))
+                "the schedule \"{schedule}\" cannot be understood: {what}; give five fields (minute, hour, \
+                 day of month, month, day of week), such as \"0 */6 * * *\", or @hourly, @daily, @weekly, @monthly, @yearly"
+            ))
         };
         let mut text = schedule.trim();
         if text.starts_with("CRON_TZ=") || text.starts_with("TZ=") {

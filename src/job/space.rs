@@ -1,7 +1,7 @@
 //! Whether the temporary directory has room.
 
 use crate::bucket::Compression;
-use crate::error::{Error, Reason, Result};
+use crate::error::{Reason, Result};
 use std::path::Path;
 
 /// Bytes that are free for this user; `None` where the system does not tell.
@@ -17,13 +17,10 @@ pub(super) fn free_bytes(dir: &Path) -> Option<u64> {
 /// `NoSpace`.
 pub(super) fn check(dir: &Path, bytes: u64, what: &str) -> Result<()> {
     match free_bytes(dir) {
-        Some(free) if free < bytes => Err(Error::new(
-            Reason::NoSpace,
-            format!(
-                "{what} needs {bytes} bytes in the temporary directory {}, {free} are free: make room, or choose another with --temp-dir",
-                dir.display()
-            ),
-        )),
+        Some(free) if free < bytes => Err(Reason::NoSpace.error(format!(
+            "{what} needs {bytes} bytes in the temporary directory {}, {free} are free: make room, or choose another with --temp-dir",
+            dir.display()
+        ))),
         _ => Ok(()),
     }
 }

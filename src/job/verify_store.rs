@@ -818,14 +818,14 @@ impl<'a> Run<'a> {
         outcome.equals_next = Some(equal);
         if !equal {
             let e = Reason::HistoryMismatch.error(format!(
-                    "at revision {at} {} and its deltas fold to HashKV {} with {} keys, and {} holds HashKV {} with {} keys (both compacted at {compact}): they tell different histories, or one of them was made of damaged data",
-                    self.path(span.base),
-                    ours.hash,
-                    ours.live_keys,
-                    self.path(next),
-                    theirs.hash,
-                    theirs.live_keys
-                ));
+                "at revision {at} {} and its deltas fold to HashKV {} with {} keys, and {} holds HashKV {} with {} keys (both compacted at {compact}): they tell different histories, or one of them was made of damaged data",
+                self.path(span.base),
+                ours.hash,
+                ours.live_keys,
+                self.path(next),
+                theirs.hash,
+                theirs.live_keys
+            ));
             self.error(&e, Some(timeline), &[span.base, next]);
         }
         Ok(())

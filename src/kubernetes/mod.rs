@@ -230,7 +230,7 @@ fn failure(what: &str, e: &kube::Error) -> Error {
             _ => (Reason::Configuration, ""),
         };
         let said = said(s);
-        return Error::new(reason, format!("cannot {what}: {said}{advice}"));
+        return reason.error(format!("cannot {what}: {said}{advice}"));
     }
     let said = causes(e);
     let reason = if crate::tls::says_expired(&said) {
@@ -252,5 +252,5 @@ fn failure(what: &str, e: &kube::Error) -> Error {
         Reason::Configuration => "; check the kubeconfig",
         _ => "",
     };
-    Error::new(reason, format!("cannot {what}: {said}{advice}"))
+    reason.error(format!("cannot {what}: {said}{advice}"))
 }

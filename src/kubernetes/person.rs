@@ -110,6 +110,6 @@ impl Person {
             _ => return failure(&format!("{what} at {}", self.server), e),
         };
         let said = said(s);
-        Error::new(reason, format!("cannot {what}: {said}{advice}"))
+        reason.error(format!("cannot {what}: {said}{advice}"))
     }
 }

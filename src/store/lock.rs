@@ -440,14 +440,11 @@ fn ask<T>(
     let answered = async { tokio::time::timeout(patience, what).await };
     match handle.block_on(cancel.or(answered))? {
         Ok(answer) => answer,
-        Err(_) => Err(Error::new(
-            store.unanswered(),
-            format!(
-                "the lock {}: no answer within {} s",
-                store.name(),
-                patience.as_secs_f64()
-            ),
-        )),
+        Err(_) => Err(store.unanswered().error(format!(
+            "the lock {}: no answer within {} s",
+            store.name(),
+            patience.as_secs_f64()
+        ))),
     }
 }
 

@@ -256,7 +256,7 @@ mod tests {
             (Reason::StoreUnreachable, 69, true),
             (Reason::Terminated, 143, false),
         ] {
-            let failure = Error::new(reason, "no\n".repeat(5000));
+            let failure = reason.error("no\n".repeat(5000));
             // As where it could not be printed.
             let text = ended(Some(&failure), Some(&json!({"status": "Succeeded"})));
             assert!(text.len() < 4096);

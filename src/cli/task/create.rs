@@ -202,7 +202,7 @@ impl CreateType {
     fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         let (common, type_, word, config) = self.parts()?;
         let ttl = common.ttl.map(|d| i64::try_from(d.as_secs()));
-        let too_long = || Error::new(Reason::Usage, "--ttl is too long");
+        let too_long = || Reason::Usage.error("--ttl is too long");
         let spec = EtcdBackupTaskSpec {
             policy: common.policy.clone(),
             type_,
@@ -256,13 +256,10 @@ async fn check_policy(person: &Person, name: &str) -> Result<()> {
     let found = person.ask("read the policy", policies.get_opt(name)).await;
     match found {
         Ok(Some(_)) => Ok(()),
-        Ok(None) => Err(Error::new(
-            Reason::Usage,
-            format!(
-                "there is no EtcdBackupPolicy {name} in the namespace {}; `deltafold policy status` tells which there are",
-                person.namespace()
-            ),
-        )),
+        Ok(None) => Err(Reason::Usage.error(format!(
+            "there is no EtcdBackupPolicy {name} in the namespace {}; `deltafold policy status` tells which there are",
+            person.namespace()
+        ))),
         // Who may create tasks need not be allowed to read policies.
         Err(e) if e.reason() == Reason::PermissionDenied => Ok(()),
         Err(e) => Err(e),

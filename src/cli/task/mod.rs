@@ -173,10 +173,7 @@ fn failure_of(task: &EtcdBackupTask) -> Option<Error> {
         _ => String::new(),
     };
     let name = task.name_any();
-    Some(Error::new(
-        reason,
-        format!("the task {name} {what}{code}: {said}"),
-    ))
+    Some(reason.error(format!("the task {name} {what}{code}: {said}")))
 }
 
 impl TaskArgs {
@@ -257,10 +254,9 @@ fn no_more() -> Error {
 
 fn no_task(person: &Person, name: &str) -> Error {
     let namespace = person.namespace();
-    Error::new(
-        Reason::Usage,
-        format!("there is no EtcdBackupTask {name} in the namespace {namespace}"),
-    )
+    Reason::Usage.error(format!(
+        "there is no EtcdBackupTask {name} in the namespace {namespace}"
+    ))
 }
 
 /// The task when it has ended.
@@ -276,10 +272,8 @@ async fn ended(person: &Person, name: &str, timeout: Duration) -> Result<EtcdBac
                 Ok(Some(task)) => last = Some(task),
                 Ok(None) if last.is_none() => return Err(no_task(person, name)),
                 Ok(None) => {
-                    return Err(Error::new(
-                        Reason::Conflict,
-                        format!("the task {name} was deleted before it had ended"),
-                    ));
+                    return Err(Reason::Conflict
+                        .error(format!("the task {name} was deleted before it had ended")));
                 }
                 Err(e) => lasting(person, "watch the task", &e)?,
             }
@@ -291,13 +285,10 @@ async fn ended(person: &Person, name: &str, timeout: Duration) -> Result<EtcdBac
     }
     let in_time = tokio::time::timeout(timeout, waiting).await;
     in_time.unwrap_or_else(|_| {
-        Err(Error::new(
-            Reason::PartlyDone,
-            format!(
-                "the task {name} has not ended within {} s; it goes on",
-                timeout.as_secs_f64()
-            ),
-        ))
+        Err(Reason::PartlyDone.error(format!(
+            "the task {name} has not ended within {} s; it goes on",
+            timeout.as_secs_f64()
+        )))
     })
 }
 
@@ -309,7 +300,7 @@ fn lasting(person: &Person, what: &str, e: &watcher::Error) -> Result<()> {
         | watcher::Error::WatchFailed(e) => person.failure(what, e),
         watcher::Error::WatchError(_) => return Ok(()),
         watcher::Error::NoResourceVersion => {
-            Error::new(Reason::KubernetesUnreachable, format!("cannot {what}: {e}"))
+            Reason::KubernetesUnreachable.error(format!("cannot {what}: {e}"))
         }
     };
     match failure.reason().is_retryable() {

@@ -54,10 +54,10 @@ pub(super) fn carry(from: &Context, to: &Context, take_over: bool, dry_run: bool
         return to.store.replace_small(IDENTITY, &bytes);
     }
     Err(Reason::OtherCluster.error(format!(
-            "{} is the backup of cluster {}, and {} that of {}: nothing was copied. Check --from and --to; if the one cluster has taken the other's place, say so once with --take-over",
-            to.store.url(),
-            target.cluster(),
-            from.store.url(),
-            source.cluster()
-        )))
+        "{} is the backup of cluster {}, and {} that of {}: nothing was copied. Check --from and --to; if the one cluster has taken the other's place, say so once with --take-over",
+        to.store.url(),
+        target.cluster(),
+        from.store.url(),
+        source.cluster()
+    )))
 }

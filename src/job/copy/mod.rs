@@ -397,10 +397,10 @@ impl<'a> Copier<'a> {
             return Ok(());
         }
         Err(Reason::OtherCluster.error(format!(
-                "{} holds other snapshots of the same time as {}, and they have none in common: it looks like the backup of another cluster; check --from and --to, or say --take-over if both are one's",
-                self.to.store.url(),
-                self.from.store.url()
-            )))
+            "{} holds other snapshots of the same time as {}, and they have none in common: it looks like the backup of another cluster; check --from and --to, or say --take-over if both are one's",
+            self.to.store.url(),
+            self.from.store.url()
+        )))
     }
 
     /// Lists both stores.
@@ -474,9 +474,9 @@ impl<'a> Copier<'a> {
             && let Some((there, new)) = plain_behind_encrypted(source, target, plan)
         {
             return Err(Reason::Configuration.error(format!(
-                    "{} is encrypted and the source's is not, and {new} would come beside it as plain text: say with --age-recipient or --age-recipients-file for whom to encrypt it, or ask for plain text with --decrypt",
-                    self.to.store.name(&there)
-                )));
+                "{} is encrypted and the source's is not, and {new} would come beside it as plain text: say with --age-recipient or --age-recipients-file for whom to encrypt it, or ask for plain text with --decrypt",
+                self.to.store.name(&there)
+            )));
         }
         for p in plan.objects.iter().filter(|p| p.decision == Decision::Copy) {
             let s = &source.snapshots[p.source];
@@ -486,8 +486,8 @@ impl<'a> Copier<'a> {
             let name = self.from.store.name(&s.path);
             if form.encryption == Encryption::Keep {
                 return Err(Reason::Usage.error(format!(
-                        "{name} is encrypted, and to compress it anew it has to be opened: name who shall read it with --age-recipient, or ask for plain text with --decrypt"
-                    )));
+                    "{name} is encrypted, and to compress it anew it has to be opened: name who shall read it with --age-recipient, or ask for plain text with --decrypt"
+                )));
             }
             if !self.from.keys.decrypts() {
                 return Err(Reason::CannotDecrypt.error(format!(

@@ -8,7 +8,7 @@ use super::open::reading::Reading;
 use super::select::{Step, all_steps};
 use crate::bucket::chain;
 use crate::bucket::timeline::Timeline;
-use crate::error::{Error, Reason, Result};
+use crate::error::{Reason, Result};
 use crate::job::scan::Scan;
 use crate::job::{Context, tags, warn};
 use crate::mvcc::Revision;
@@ -123,41 +123,34 @@ fn settle(
 ) -> Result<(Revision, Option<String>)> {
     let catalog = &scan.catalog;
     let fulls = chain::bases(catalog, timeline);
-    let fulls = fulls.iter().map(|&i| &catalog.snapshots[i].name);
+    let mut fulls = fulls.iter().map(|&i| &catalog.snapshots[i].name);
     let by_full = fulls
         .clone()
         .filter(|n| n.created_at() <= time && moment.first_after.is_none_or(|r| n.last < r))
         .map(|n| n.last)
         .max();
     let Some(revision) = moment.found.max(by_full) else {
-        return Err(match fulls.last() {
-            None => Error::new(
-                Reason::NoSnapshots,
-                "there is no full snapshot to start from: take one first",
-            ),
-            Some(oldest) => Error::new(
-                Reason::OutOfRange,
-                format!(
-                    "{} is before the oldest state on timeline {}: that is {oldest}, of {}",
-                    time.to_rfc3339(),
-                    timeline.id,
-                    oldest.created_at().to_rfc3339()
-                ),
-            ),
+        return Err(match fulls.next_back() {
+            None => {
+                Reason::NoSnapshots.error("there is no full snapshot to start from: take one first")
+            }
+            Some(oldest) => Reason::OutOfRange.error(format!(
+                "{} is before the oldest state on timeline {}: that is {oldest}, of {}",
+                time.to_rfc3339(),
+                timeline.id,
+                oldest.created_at().to_rfc3339()
+            )),
         });
     };
     let known_to = moment.first_after.map(Revision::previous);
     let known_to = known_to.or(timeline.last(catalog, &scan.contents));
     let holes = chain::missing(catalog, timeline, revision, known_to.unwrap_or(revision));
     if !holes.is_empty() {
-        return Err(Error::new(
-            Reason::RevisionGap,
-            format!(
-                "whether the last event up to {} is at revision {revision} cannot be told: missing are {}",
-                time.to_rfc3339(),
-                chain::show_ranges(&holes)
-            ),
-        ));
+        return Err(Reason::RevisionGap.error(format!(
+            "whether the last event up to {} is at revision {revision} cannot be told: missing are {}",
+            time.to_rfc3339(),
+            chain::show_ranges(&holes)
+        )));
     }
     let is_last = moment.first_after.is_none() && moment.found == Some(revision);
     let warning = is_last.then(|| {

@@ -70,12 +70,9 @@ type Sum = [u8; 32];
 /// `Configuration` where `existing` is encrypted and there is nobody to encrypt a new snapshot for.
 pub(crate) fn refuse_plain(ctx: &Context, existing: Option<&SnapshotName>) -> Result<()> {
     match existing {
-        Some(name) if name.is_encrypted && !ctx.keys.encrypts() => Err(Error::new(
-            Reason::Configuration,
-            format!(
-                "{name} is encrypted, and the new snapshot would not be: say with --age-recipient or --age-recipients-file for whom to encrypt it"
-            ),
-        )),
+        Some(name) if name.is_encrypted && !ctx.keys.encrypts() => Err(Reason::Configuration.error(format!(
+            "{name} is encrypted, and the new snapshot would not be: say with --age-recipient or --age-recipients-file for whom to encrypt it"
+        ))),
         _ => Ok(()),
     }
 }
@@ -213,11 +210,8 @@ pub(crate) fn give_name(ctx: &Context, packed: &Packed, name: &mut SnapshotName)
         }
     }
     name.created = first;
-    Err(Error::new(
-        Reason::TargetExists,
-        format!(
-            "{} and the {NAMES_TRIED} names after it are taken by other snapshots",
-            ctx.store.name(&format!("{V2}/{name}"))
-        ),
-    ))
+    Err(Reason::TargetExists.error(format!(
+        "{} and the {NAMES_TRIED} names after it are taken by other snapshots",
+        ctx.store.name(&format!("{V2}/{name}"))
+    )))
 }

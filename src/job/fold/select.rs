@@ -62,12 +62,9 @@ pub(crate) fn choose_timeline<'a>(
     if let Some(e) = scan.contents.unreadable.values().next()
         && wanted.is_none()
     {
-        return Err(Error::new(
-            e.reason(),
-            format!(
-                "{e}; the histories cannot be told apart without it: exclude it, or choose with --timeline after `deltafold list --deep`"
-            ),
-        ));
+        return Err(e.reason().error(format!(
+            "{e}; the histories cannot be told apart without it: exclude it, or choose with --timeline after `deltafold list --deep`"
+        )));
     }
     let timeline = match wanted {
         Some(id) => scan.timelines.by_id(id),
@@ -123,7 +120,7 @@ pub(super) fn choose_chain(
             return e;
         }
         let not_used = shorten::line(&unreadable, "; ", "");
-        Error::new(e.reason(), format!("{e}; not used were: {not_used}"))
+        e.reason().error(format!("{e}; not used were: {not_used}"))
     })
 }
 

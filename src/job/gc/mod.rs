@@ -365,9 +365,9 @@ fn partly_done(o: &Outcome) -> Option<Error> {
     let (failed, waiting) = (count(Fate::Failed), count(Fate::Waiting));
     let failed_one = o.objects.iter().find(|x| x.fate == Some(Fate::Failed))?;
     Some(Reason::PartlyDone.error(format!(
-            "{failed} objects could not be removed and {waiting} wait for them, the rest is done: {}; run again",
-            failed_one.error.as_deref().unwrap_or("no reason is known")
-        )))
+        "{failed} objects could not be removed and {waiting} wait for them, the rest is done: {}; run again",
+        failed_one.error.as_deref().unwrap_or("no reason is known")
+    )))
 }
 
 /// What can be restored of each timeline with the snapshots that `has` says are there.
@@ -442,10 +442,10 @@ fn would_shrink(look: &Look) -> Option<Error> {
         None => "nothing could be restored any more".to_owned(),
     };
     Some(Reason::WouldShrink.error(format!(
-            "on timeline {} revisions up to {} can be restored, and {after}: nothing was removed; find out which snapshots are to go and why, or give --allow-shrink",
-            shrink.timeline,
-            show(shrink.before)
-        )))
+        "on timeline {} revisions up to {} can be restored, and {after}: nothing was removed; find out which snapshots are to go and why, or give --allow-shrink",
+        shrink.timeline,
+        show(shrink.before)
+    )))
 }
 
 /// Refuses to purge fulls that are newer than all that is left: `gc` itself removes none such, but whoever can write can
@@ -460,9 +460,9 @@ fn would_purge_the_newest(look: &Look) -> Option<Error> {
     let mut purged = purged.filter(|&i| look.why[i] == Why::RemovedLongAgo);
     let newer = purged.find(|&i| newest.is_none_or(|n| snapshots[i].name.created > n))?;
     Some(Reason::WouldShrink.error(format!(
-            "{} is marked as removed, and no full that is left is newer: nothing was removed; bring it back by `deltafold undelete` if somebody else has marked it, or give --allow-shrink",
-            snapshots[newer].path
-        )))
+        "{} is marked as removed, and no full that is left is newer: nothing was removed; bring it back by `deltafold undelete` if somebody else has marked it, or give --allow-shrink",
+        snapshots[newer].path
+    )))
 }
 
 /// What is to be said of fulls that count for nothing.

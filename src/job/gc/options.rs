@@ -2,7 +2,7 @@
 
 use crate::base::{Span, Written};
 use crate::bucket::retention::{self, Periods, Policy};
-use crate::error::{Error, Reason, Result};
+use crate::error::{Reason, Result};
 use chrono::TimeDelta;
 use clap::{Args, ValueEnum};
 use schemars::JsonSchema;
@@ -61,7 +61,7 @@ impl Rules {
     /// `Usage` for a limit or a duration that is too large.
     pub fn retention(&self, periods: Periods) -> Result<retention::Options> {
         let limit = self.limit.unwrap_or(LIMIT);
-        let limit = u32::try_from(limit).map_err(|e| Error::new(Reason::Usage, e.to_string()))?;
+        let limit = u32::try_from(limit).map_err(|e| Reason::Usage.error(e.to_string()))?;
         let purge_after = time(self.purge_after.as_ref())?.unwrap_or(PURGE_AFTER);
         Ok(retention::Options {
             policy: match self.policy {
@@ -81,5 +81,5 @@ fn time(given: Option<&Written<Span>>) -> Result<Option<TimeDelta>> {
         let time = TimeDelta::from_std(span.0);
         time.map_err(|e| format!("\"{}\": {e}", given.as_str()))
     });
-    checked.map(Some).map_err(|e| Error::new(Reason::Usage, e))
+    checked.map(Some).map_err(|e| Reason::Usage.error(e))
 }

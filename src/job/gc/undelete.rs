@@ -97,9 +97,9 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
             .collect();
         if named.is_empty() {
             return Err(Reason::NoSnapshots.error(format!(
-                    "{} holds no snapshot {name}: see `deltafold list`; what was purged cannot be brought back",
-                    ctx.store.url()
-                )));
+                "{} holds no snapshot {name}: see `deltafold list`; what was purged cannot be brought back",
+                ctx.store.url()
+            )));
         }
         wanted.extend(&named);
         for i in named.into_iter().filter(|&i| all[i].name.is_full()) {

@@ -103,10 +103,10 @@ pub fn get(
     }
     if found.is_empty() {
         return Err(Reason::KeyNotFound.error(format!(
-                "there is no key \"{}\" at revision {}: `deltafold history` tells when it was there, `deltafold get --prefix` which keys are",
-                key.escape_ascii(),
-                source.target
-            )));
+            "there is no key \"{}\" at revision {}: `deltafold history` tells when it was there, `deltafold get --prefix` which keys are",
+            key.escape_ascii(),
+            source.target
+        )));
     }
     each(&KeyValue::decode(&found)?)
 }

@@ -219,14 +219,11 @@ impl<'a> Candidates<'a> {
             .collect();
         match first {
             Some(e) if self.all.len() == 1 => e,
-            Some(e) => Error::new(
-                e.reason(),
-                format!(
-                    "none of the candidates can be restored: {}",
-                    texts.join("; ")
-                ),
-            ),
-            None => Error::new(Reason::NoSnapshots, "there is no candidate to restore from"),
+            Some(e) => e.reason().error(format!(
+                "none of the candidates can be restored: {}",
+                texts.join("; ")
+            )),
+            None => Reason::NoSnapshots.error("there is no candidate to restore from"),
         }
     }
 
@@ -280,13 +277,10 @@ impl<'a> Candidates<'a> {
             // Not by the number of records: a tombstone at exactly the compacted revision is in the bases
             // of some versions of etcd and not of others.
             if (ours.hash, ours.live_keys) != (theirs.hash, theirs.live_keys) {
-                return Err(Error::new(
-                    Reason::HistoryMismatch,
-                    format!(
-                        "{} and {} hold different histories: at revision {at} their HashKV is {} and {}; name only the one to restore from",
-                        self.told[first].store, self.told[other].store, ours.hash, theirs.hash
-                    ),
-                ));
+                return Err(Reason::HistoryMismatch.error(format!(
+                    "{} and {} hold different histories: at revision {at} their HashKV is {} and {}; name only the one to restore from",
+                    self.told[first].store, self.told[other].store, ours.hash, theirs.hash
+                )));
             }
         }
         self.compared_with = Some(first);

@@ -110,13 +110,10 @@ impl Run<'_> {
         let others: Vec<_> = all.iter().filter(|m| m.id != me).collect();
         match peers::look(&others, all.len(), &self.options.peers, &self.cancel)? {
             None => Ok(()),
-            Some(why) => Err(Error::new(
-                Reason::ClusterHasQuorum,
-                format!(
-                    "{}; but {why}: a restored member would not fit to it. Remove this member from the running cluster and add it again as a new one (etcdctl member remove, etcdctl member add), with an empty data directory",
-                    decision.message
-                ),
-            )),
+            Some(why) => Err(Reason::ClusterHasQuorum.error(format!(
+                "{}; but {why}: a restored member would not fit to it. Remove this member from the running cluster and add it again as a new one (etcdctl member remove, etcdctl member add), with an empty data directory",
+                decision.message
+            ))),
         }
     }
 
@@ -237,22 +234,16 @@ fn says_other_cluster(store: &Store, cluster: &Cluster) -> Option<String> {
 fn refuse_in_use(place: &Place) -> Result<()> {
     let dir = place.dir().display();
     match datadir::in_use(&place.member(), &place.wal())? {
-        true => Err(Error::new(
-            Reason::TargetInUse,
-            format!("a running etcd uses {dir}: stop it first"),
-        )),
+        true => Err(Reason::TargetInUse.error(format!("a running etcd uses {dir}: stop it first"))),
         false => Ok(()),
     }
 }
 
 fn holds_member(place: &Place) -> Error {
-    Error::new(
-        Reason::TargetExists,
-        format!(
-            "{} holds a member already, which is never overwritten: choose another --data-dir, or have it looked at and replaced with --if-needed",
-            place.dir().display()
-        ),
-    )
+    Reason::TargetExists.error(format!(
+        "{} holds a member already, which is never overwritten: choose another --data-dir, or have it looked at and replaced with --if-needed",
+        place.dir().display()
+    ))
 }
 
 /// Writes the WAL and the `.snap`, and reads them back.

@@ -7,7 +7,7 @@ use super::write;
 use super::{Outcome, Run, shown};
 use crate::bucket::name::ENCRYPTED;
 use crate::datadir::place;
-use crate::error::{Error, Reason, Result};
+use crate::error::{Reason, Result};
 use crate::job::report::Report;
 use std::path::Path;
 
@@ -23,7 +23,7 @@ impl Run<'_> {
         if !parent.is_dir() {
             let parent = parent.display();
             let message = format!("--to-snapshot: the folder {parent} is not there");
-            return Err(Error::new(Reason::Usage, message));
+            return Err(Reason::Usage.error(message));
         }
         self.check_encryption(path)?;
         let candidates = Candidates::open(self.backups, &self.options.request(), false)?;
@@ -70,6 +70,6 @@ impl Run<'_> {
             _ => return Ok(()),
         };
         let message = format!("--to-snapshot {}: {why}", path.display());
-        Err(Error::new(reason, message))
+        Err(reason.error(message))
     }
 }

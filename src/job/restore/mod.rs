@@ -122,10 +122,9 @@ pub struct Outcome {
 /// Any reason but `KeyNotFound`. The target is as it was then, or the next run makes it so.
 pub fn run(backups: &[Backup], options: &Options, cancel: &Cancel) -> Result<Report<Outcome>> {
     if backups.is_empty() {
-        return Err(Error::new(
-            Reason::Usage,
-            "there is nothing to restore from: give --store or --snapshot",
-        ));
+        return Err(
+            Reason::Usage.error("there is nothing to restore from: give --store or --snapshot")
+        );
     }
     restore(backups, options, cancel, false)
 }
@@ -257,13 +256,10 @@ impl Run<'_> {
         match source.target.0.checked_add(bump) {
             // The highest revision is no revision for a next transaction.
             Some(r) if r < i64::MAX / 2 => Ok(Revision(r)),
-            _ => Err(Error::new(
-                Reason::Usage,
-                format!(
-                    "--bump-revision {bump} would leave hardly a revision above {} for new transactions",
-                    source.target
-                ),
-            )),
+            _ => Err(Reason::Usage.error(format!(
+                "--bump-revision {bump} would leave hardly a revision above {} for new transactions",
+                source.target
+            ))),
         }
     }
 

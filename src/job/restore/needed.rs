@@ -430,13 +430,10 @@ impl Log {
     fn revisions_beyond(&self, place: &Place, applied: u64) -> Result<u64> {
         let end = self.wal.last_index.max(self.wal.snapshot_index());
         if applied > end {
-            return Err(Error::new(
-                Reason::CorruptDataDir,
-                format!(
-                    "the database has applied raft entry {applied} and the WAL in {} ends at {end}: it is not this database's",
-                    place.wal().display()
-                ),
-            ));
+            return Err(Reason::CorruptDataDir.error(format!(
+                "the database has applied raft entry {applied} and the WAL in {} ends at {end}: it is not this database's",
+                place.wal().display()
+            )));
         }
         wal::revisions_at_most(&place.wal(), applied)
     }
@@ -445,10 +442,7 @@ impl Log {
 /// HashKV of a member's database.
 fn hash(sound: &Sound, options: FoldOptions, cancel: &Cancel) -> Result<u32> {
     let Some(file) = open(&sound.db, cancel)? else {
-        return Err(Error::new(
-            Reason::SnapshotVanished,
-            format!("{} is gone", sound.db.display()),
-        ));
+        return Err(Reason::SnapshotVanished.error(format!("{} is gone", sound.db.display())));
     };
     let db = Database::open(file)?;
     Ok(Fold::new(options, &db)?.finish(&db, |_| Ok(()))?.hash)

@@ -173,11 +173,8 @@ impl Unnamed {
 
 /// The error if a file's name is taken.
 pub(super) fn exists(path: &Path) -> Error {
-    Error::new(
-        Reason::TargetExists,
-        format!(
-            "{} is there already and is never overwritten",
-            path.display()
-        ),
-    )
+    Reason::TargetExists.error(format!(
+        "{} is there already and is never overwritten",
+        path.display()
+    ))
 }

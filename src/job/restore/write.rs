@@ -157,10 +157,8 @@ fn check_sum(file: File, written: Sha256, cancel: &Cancel) -> Result<()> {
     })?;
     match sum.finalize() == written.finalize() {
         true => Ok(()),
-        false => Err(Error::new(
-            Reason::Io,
-            "the snapshot reads back differently from what was written: check the disk",
-        )),
+        false => Err(Reason::Io
+            .error("the snapshot reads back differently from what was written: check the disk")),
     }
 }
 

@@ -86,10 +86,10 @@ fn packing(head: &[u8], file_name: &str) -> Result<Packing> {
     let is_zlib = matches!(head, [0x78, second, ..] if (0x7800 + u32::from(*second)) % 31 == 0);
     Ok(match head {
         h if h.starts_with(BOLT) => Packing::Stream(Compression::None),
-        h if h.starts_with(&[0x1f, 0x8b]) => Packing::Stream(Compression::Gzip),
-        h if h.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]) => Packing::Stream(Compression::Zstd),
+        [0x1f, 0x8b, ..] => Packing::Stream(Compression::Gzip),
+        [0x28, 0xb5, 0x2f, 0xfd, ..] => Packing::Stream(Compression::Zstd),
         h if h.starts_with(b"PK\x03\x04") || h.starts_with(b"PK\x05\x06") => Packing::Zip,
-        h if h.starts_with(&[0x1f, 0x9d]) => return unread("compress(1)"),
+        [0x1f, 0x9d, ..] => return unread("compress(1)"),
         h if h.starts_with(b"BZh") => return unread("bzip2"),
         h if h.starts_with(b"\xfd7zXZ\0") => return unread("xz"),
         _ if is_zlib => Packing::Stream(Compression::Zlib),
@@ -343,10 +343,11 @@ impl Opener<'_> {
 /// Opens a file that must be a plain one, and tells its size.
 fn open(path: &Path) -> Result<(File, u64)> {
     let failed = |e: std::io::Error| match e.kind() {
-        std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => Error::new(
-            Reason::NoSnapshots,
-            format!("there is no file {}: check --snapshot", path.display()),
-        ),
+        std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => Reason::NoSnapshots
+            .error(format!(
+                "there is no file {}: check --snapshot",
+                path.display()
+            )),
         _ => Error::io(format!("open {}", path.display()), e),
     };
     // Looked at before it is opened: to open a pipe would wait for its writer.
@@ -356,10 +357,7 @@ fn open(path: &Path) -> Result<(File, u64)> {
             true => "a folder: give a snapshot file, or a folder of snapshots with --store",
             false => "no plain file: copy its content into one first",
         };
-        return Err(Error::new(
-            Reason::Usage,
-            format!("--snapshot {} is {what}", path.display()),
-        ));
+        return Err(Reason::Usage.error(format!("--snapshot {} is {what}", path.display())));
     }
     let file = File::open(path).map_err(failed)?;
     let bytes = file.metadata().map_err(failed)?.len();

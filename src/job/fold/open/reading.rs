@@ -175,13 +175,10 @@ impl<'a> Reading<'a> {
         let db = Database::open_within(ctx.spool(file), ctx.limits).map_err(&at)?;
         let base = Base::read(&db).map_err(&at)?;
         if base.revision < snapshot.name.last {
-            return Err(at(Error::new(
-                Reason::NameMismatch,
-                format!(
-                    "its name promises revision {}, it ends at {}",
-                    snapshot.name.last, base.revision
-                ),
-            )));
+            return Err(at(Reason::NameMismatch.error(format!(
+                "its name promises revision {}, it ends at {}",
+                snapshot.name.last, base.revision
+            ))));
         }
         Ok((db, base))
     }

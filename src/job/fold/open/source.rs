@@ -18,6 +18,9 @@ use crate::store::{Begun, is_large};
 use std::path::Path;
 use std::sync::OnceLock;
 
+/// A full's database, and what it holds.
+type Opened = (Database<Spool>, Base);
+
 /// A state that can be folded: an opened full, and the deltas that lead from it to a revision.
 pub struct Source {
     /// The full's database.
@@ -93,12 +96,7 @@ impl Source {
         Ok(Self::put_together(scan, timeline, chain, opened))
     }
 
-    fn put_together(
-        scan: &Scan,
-        timeline: &Timeline,
-        chain: &Chain,
-        opened: (Database<Spool>, Base),
-    ) -> Source {
+    fn put_together(scan: &Scan, timeline: &Timeline, chain: &Chain, opened: Opened) -> Source {
         let full = &scan.catalog.snapshots[chain.base];
         let timeline = timeline.id.clone();
         let name = full.name.to_string();
@@ -110,12 +108,7 @@ impl Source {
         }
     }
 
-    fn of_full(
-        (db, base): (Database<Spool>, Base),
-        target: Revision,
-        timeline: String,
-        name: String,
-    ) -> Source {
+    fn of_full((db, base): Opened, target: Revision, timeline: String, name: String) -> Source {
         Source {
             db,
             base,
@@ -153,7 +146,7 @@ impl Source {
         path: &Path,
         request: &Request,
     ) -> Result<Source> {
-        let usage = |message| Err(Error::new(Reason::Usage, message));
+        let usage = |message| Err(Reason::Usage.error(message));
         if request.timeline.is_some() {
             return usage("a plain snapshot has no timelines: leave --timeline out");
         }
@@ -164,14 +157,11 @@ impl Source {
             Target::Revision(r) if r >= base.first_revision() && r <= base.revision => r,
             Target::Revision(r) => {
                 plain.proof.wait()?;
-                return Err(Error::new(
-                    Reason::OutOfRange,
-                    format!(
-                        "revision {r} is not covered by {}: it holds {}",
-                        path.display(),
-                        chain::show_ranges(&[(base.first_revision(), base.revision)])
-                    ),
-                ));
+                return Err(Reason::OutOfRange.error(format!(
+                    "revision {r} is not covered by {}: it holds {}",
+                    path.display(),
+                    chain::show_ranges(&[(base.first_revision(), base.revision)])
+                )));
             }
             Target::Time(_) => {
                 return usage(
@@ -353,7 +343,7 @@ impl<'a> Opening<'a> {
         &self,
         timeline: &Timeline,
         target: Option<Revision>,
-    ) -> Result<(Chain, (Database<Spool>, Base), Option<Begun>)> {
+    ) -> Result<(Chain, Opened, Option<Begun>)> {
         let scan = self.scan;
         let mut known: KnownBases = scan.contents.known_bases();
         let (mut open, mut begun) = (None, None);
