@@ -13,6 +13,10 @@ use serde::Serialize;
 
 /// A key. One of `key` and `key_base64` is there.
 #[derive(Debug, JsonSchema, Serialize)]
+#[schemars(extend("oneOf" = [
+    {"properties": {"key": {"type": "string"}, "key_base64": {"type": "null"}}},
+    {"properties": {"key": {"type": "null"}, "key_base64": {"type": "string"}}},
+]))]
 pub struct Name<'a> {
     /// The key, if it is UTF-8; else null.
     pub key: Option<&'a str>,
@@ -36,6 +40,10 @@ impl<'a> Name<'a> {
 
 /// A version of a key. One of `value` and `value_base64` is there.
 #[derive(Debug, JsonSchema, Serialize)]
+#[schemars(extend("oneOf" = [
+    {"properties": {"value": {"type": "string"}, "value_base64": {"type": "null"}}},
+    {"properties": {"value": {"type": "null"}, "value_base64": {"type": "string"}}},
+]))]
 pub struct Record<'a> {
     /// The revision in which the key came into being.
     pub create_revision: Revision,
