@@ -14,8 +14,7 @@ use crate::support::{copy_fixture, deltafold, expected, restore, run_json, scrat
 use deltafold::job::Context;
 use deltafold::job::identity::IDENTITY;
 use deltafold::job::report::Report;
-use deltafold::job::restore::{Backup, Leases, Options, Outcome, To, run};
-use deltafold::mvcc::KeepHistory;
+use deltafold::job::restore::{Backup, Options, Outcome, run};
 use deltafold::store::Store;
 use deltafold::store::exclude::ExcludeTags;
 use deltafold::{Error, Reason};
