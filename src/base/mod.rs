@@ -14,6 +14,7 @@ pub mod pieces;
 pub mod quantity;
 pub mod random;
 pub mod read_at;
+pub mod retry;
 pub mod words;
 pub mod written;
 

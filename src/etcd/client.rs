@@ -4,12 +4,14 @@
 //! reason; what is read and written it does not decide. `job::apply` calls it.
 
 use crate::base::Cancel;
+use crate::base::retry::{BackoffBuilder, backoff};
 use crate::error::{Error, Reason, Result};
 use crate::etcd::connect::{Connector, Endpoints, Failed, Streams};
 use crate::etcd::diff::{Action, LiveKey, Write};
 use etcd_client::{
     Compare, CompareOp, GetOptions, KvClient, PutOptions, Txn, TxnOp, TxnOpResponse,
 };
+use std::iter;
 use std::time::Duration;
 use tokio::runtime::Handle;
 
@@ -47,8 +49,9 @@ pub enum Committed {
 }
 
 /// Rounds over all endpoints for a request, with longer pauses between them: an election ends.
-const ROUNDS: u32 = 5;
+const ROUNDS: usize = 5;
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// Bytes of an answer with several keys. A longer one is refused by its length, before it is received,
 /// and asked for again with fewer keys.
 const PAGE_BYTES: usize = 16 << 20;
@@ -154,15 +157,13 @@ impl Client {
     fn call<T>(
         &mut self,
         what: &str,
-        rounds: u32,
+        rounds: usize,
         request: impl AsyncFn(KvClient) -> Result<T, etcd_client::Error>,
     ) -> Result<(T, bool), Failed> {
         let mut failures: Vec<Error> = Vec::new();
-        for round in 0..rounds {
-            if round > 0 {
-                let pause = FIRST_PAUSE * 2u32.pow(round - 1);
-                self.way.wait(async { tokio::time::sleep(pause).await })?;
-            }
+        let pauses = backoff(FIRST_PAUSE, LONGEST_PAUSE, rounds - 1).build();
+        for (round, pause) in iter::once(Duration::ZERO).chain(pauses).enumerate() {
+            self.way.wait(async { tokio::time::sleep(pause).await })?;
             failures.clear();
             for _ in 0..self.way.options().endpoints.len() {
                 match self.attempt(what, &request) {

@@ -8,6 +8,7 @@ use super::listing;
 use crate::base::causes::causes;
 use crate::base::lock;
 use crate::base::percent::{encoded, encoded_path};
+use crate::base::retry::{Retryable, backoff};
 use async_trait::async_trait;
 use bytes::Bytes;
 use chrono::{DateTime, NaiveDateTime, Utc};
@@ -185,6 +186,12 @@ struct Listed {
     subdir: Option<String>,
 }
 
+/// Whether the server or the way to it is at fault. 498: too many requests, as Swift's rate limit says it.
+fn is_passing(status: StatusCode) -> bool {
+    matches!(status.as_u16(), 408 | 429 | 498)
+        || (status.is_server_error() && !matches!(status.as_u16(), 501 | 507))
+}
+
 fn failed(what: impl fmt::Display) -> Error {
     Error::Generic {
         store: "Swift",
@@ -305,25 +312,19 @@ impl Swift {
     async fn tried(&self, request: HttpRequest) -> Result<HttpResponse> {
         let began = Instant::now();
         let retry = &self.0.retry;
-        let mut pause = retry.backoff.init_backoff.max(Duration::from_millis(1));
-        for tried in 0.. {
-            let answer = self.0.http.execute(request.clone()).await;
-            let again = match &answer {
-                Err(_) => true,
-                // 498: too many requests, as Swift's rate limit says it.
-                Ok(a) => {
-                    let status = a.status();
-                    matches!(status.as_u16(), 408 | 429 | 498)
-                        || (status.is_server_error() && !matches!(status.as_u16(), 501 | 507))
-                }
-            };
-            if !again || tried >= retry.max_retries || began.elapsed() >= retry.retry_timeout {
-                return answer.map_err(|e| failed(causes(&e)));
+        let first = retry.backoff.init_backoff.max(Duration::from_millis(1));
+        // An answer that another try may better is a failure until no try is left.
+        let attempt = || async {
+            match self.0.http.execute(request.clone()).await {
+                Ok(answer) if is_passing(answer.status()) => Err(Ok(answer)),
+                Ok(answer) => Ok(answer),
+                Err(e) => Err(Err(failed(causes(&e)))),
             }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
-        }
-        Err(failed("no try was made"))
+        };
+        let answer = attempt
+            .retry(backoff(first, LONGEST_PAUSE, retry.max_retries))
+            .when(|_| began.elapsed() < retry.retry_timeout);
+        answer.await.or_else(|last| last)
     }
 
     /// Sends a request as whoever is logged in; once more where the token is not taken any longer.

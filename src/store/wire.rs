@@ -7,12 +7,13 @@ use super::requests::{LONGEST_ANSWER, collect};
 use super::xml::Document;
 use crate::base::causes::causes;
 use crate::base::percent::encoded;
+use crate::base::retry::{Retryable, backoff};
 use crate::error::{Error, Reason, Result};
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, Uri};
 use object_store::RetryConfig;
 use object_store::client::{HttpClient, HttpRequest, HttpRequestBody};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use url::Url;
 
 /// How long the first wait between two tries is; each next one is twice as long.
@@ -23,7 +24,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(5);
 #[derive(Clone)]
 pub struct Wire {
     http: HttpClient,
-    tries: usize,
+    retries: usize,
     patience: Duration,
 }
 
@@ -33,12 +34,19 @@ pub(super) struct Answer {
     pub body: Bytes,
 }
 
+/// Whether a failed request is worth another try.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Try {
+    Again,
+    Once,
+}
+
 impl Wire {
     /// `retry` as the store's other requests have it.
     pub fn new(http: HttpClient, retry: &RetryConfig) -> Self {
         Wire {
             http,
-            tries: 1 + retry.max_retries,
+            retries: retry.max_retries,
             patience: retry.retry_timeout,
         }
     }
@@ -51,27 +59,26 @@ impl Wire {
         request: HttpRequest,
         sign: impl AsyncFn(&mut HttpRequest) -> object_store::Result<()>,
     ) -> Result<Answer> {
-        let begun = tokio::time::Instant::now();
-        let mut wait = FIRST_WAIT;
-        let mut tried = 0;
-        loop {
-            tried += 1;
+        let begun = Instant::now();
+        let attempt = || async {
             let mut signed = request.clone();
             let done = sign(&mut signed).await;
-            done.map_err(|e| store_error(what, e))?;
-            let failed = match self.try_once(signed).await {
-                Ok(answer) if !answer.is_passing() => return Ok(answer),
-                Ok(answer) => answer.refusal(what),
-                Err(why) => Reason::StoreUnreachable.error(format!(
-                    "cannot {what}: {why}; check the URL, the endpoint and the network"
-                )),
-            };
-            if tried >= self.tries || begun.elapsed() + wait > self.patience {
-                return Err(failed);
+            done.map_err(|e| (store_error(what, e), Try::Once))?;
+            match self.try_once(signed).await {
+                Ok(answer) if !answer.is_passing() => Ok(answer),
+                Ok(answer) => Err((answer.refusal(what), Try::Again)),
+                Err(why) => {
+                    let message = format!(
+                        "cannot {what}: {why}; check the URL, the endpoint and the network"
+                    );
+                    Err((Reason::StoreUnreachable.error(message), Try::Again))
+                }
             }
-            tokio::time::sleep(wait).await;
-            wait = (wait * 2).min(LONGEST_WAIT);
-        }
+        };
+        let answer = attempt
+            .retry(backoff(FIRST_WAIT, LONGEST_WAIT, self.retries))
+            .when(|(_, again)| *again == Try::Again && begun.elapsed() < self.patience);
+        answer.await.map_err(|(e, _)| e)
     }
 
     async fn try_once(&self, request: HttpRequest) -> Result<Answer, String> {

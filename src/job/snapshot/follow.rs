@@ -12,6 +12,7 @@ use super::saver::{Report as Saved, Saver};
 use super::tell::Tell;
 use super::{Hole, Taking};
 use crate::base::flag::yes_or_no;
+use crate::base::retry::{BackoffBuilder, ExponentialBackoff, backoff};
 use crate::base::{Cancel, Size, Span, Written, duration, quantity};
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::Cluster;
@@ -157,7 +158,7 @@ pub fn follow(
         stop,
         clock,
         outcome: Outcome::default(),
-        retry: Retry::default(),
+        pauses: pauses(),
     };
     follower.refuse_other_cluster()?;
     while !follower.is_stopped() {
@@ -184,18 +185,9 @@ pub fn follow(
     Ok(follower.clock.report(follower.outcome))
 }
 
-/// When what failed is tried again.
-#[derive(Default)]
-struct Retry {
-    failures: u32,
-}
-
-impl Retry {
-    fn pause(&mut self) -> Duration {
-        let pause = PAUSES.0 * 2u32.saturating_pow(self.failures.min(8));
-        self.failures += 1;
-        pause.min(PAUSES.1)
-    }
+/// The pauses after failures in a row.
+fn pauses() -> ExponentialBackoff {
+    backoff(PAUSES.0, PAUSES.1, usize::MAX).build()
 }
 
 /// Whether it is worth to take a full again: what a member sent that is damaged, or lags, another time may be
@@ -221,7 +213,7 @@ struct Follower<'a> {
     stop: &'a Cancel,
     clock: Clock,
     outcome: Outcome,
-    retry: Retry,
+    pauses: ExponentialBackoff,
 }
 
 impl Follower<'_> {
@@ -263,7 +255,7 @@ impl Follower<'_> {
     fn note(&mut self, operation: &'static str, e: &Error) -> Duration {
         self.tell.metrics.failed(operation, e.reason());
         self.outcome.failures += 1;
-        let pause = self.retry.pause();
+        let pause = self.pauses.next().unwrap_or(PAUSES.1);
         tracing::warn!(
             operation,
             reason = e.reason().as_str(),
@@ -461,7 +453,7 @@ impl Session<'_, '_> {
         self.wait_for_lock()?;
         let started = taken.started;
         let position = self.saver.publish_full(taken, why, is_final)?;
-        self.follower.retry = Retry::default();
+        self.follower.pauses = pauses();
         self.full_after = None;
         self.schedule_next_full(false);
         let took = started.elapsed();
@@ -648,7 +640,7 @@ impl Session<'_, '_> {
             match self.saver.save(&sealed) {
                 Ok(()) => {
                     self.unsaved_since = None;
-                    self.follower.retry = Retry::default();
+                    self.follower.pauses = pauses();
                     let took = started.elapsed();
                     self.follower
                         .tell

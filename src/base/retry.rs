@@ -1,0 +1,26 @@
+//! Back-off between tries: the first pause, then each twice as long as the one before.
+
+use backon::ExponentialBuilder;
+pub use backon::{BackoffBuilder, ExponentialBackoff, Retryable};
+use std::time::Duration;
+
+/// Pauses from `first` up to `longest`, as many as `retries`.
+pub fn backoff(first: Duration, longest: Duration, retries: usize) -> ExponentialBuilder {
+    ExponentialBuilder::new()
+        .with_factor(2.0)
+        .with_min_delay(first)
+        .with_max_delay(longest)
+        .with_max_times(retries)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_up_to_the_longest() {
+        let ms = Duration::from_millis;
+        let pauses: Vec<_> = backoff(ms(100), ms(500), 5).build().collect();
+        assert_eq!(pauses, [100, 200, 400, 500, 500].map(ms));
+    }
+}
