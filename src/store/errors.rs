@@ -3,6 +3,9 @@
 use crate::base::causes;
 use crate::error::{Error, Reason, Result};
 
+/// What object_store's errors have for the name of a local folder.
+pub(super) const LOCAL: &str = "LocalFileSystem";
+
 /// Turns a store's error into ours; `what` says what was tried, on what.
 pub fn store_error(what: impl std::fmt::Display, e: object_store::Error) -> Error {
     use object_store::Error as E;
@@ -149,7 +152,7 @@ pub(super) fn io_cause(e: &object_store::Error) -> Option<std::io::ErrorKind> {
     let object_store::Error::Generic { store, .. } = e else {
         return None;
     };
-    if *store != super::local::STORE {
+    if *store != LOCAL {
         return None;
     }
     let below = causes::chain(e).skip(1);

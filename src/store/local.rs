@@ -6,6 +6,7 @@
 //! makes all names last that were given in it before. `folder` opens all files; `publish` calls this.
 
 use super::Store;
+use super::errors::LOCAL;
 use super::folder::{DEEPEST, FOLDER_TRIES, Folder, LINK, Renamed, modified, split};
 use super::staging::STAGING;
 use crate::error::{Error, Result};
@@ -26,9 +27,6 @@ use std::fs::File;
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-
-/// What object_store's errors have for the name of this store.
-pub(super) const STORE: &str = "LocalFileSystem";
 
 /// Writes a new staging file.
 pub(super) fn write(folder: &Folder, below: &str, content: &[u8]) -> io::Result<()> {
@@ -83,7 +81,7 @@ fn store_error(path: &str, e: io::Error) -> E {
 /// An error that keeps its kind (`errors::io_cause`).
 pub(super) fn unnamed_error(e: io::Error) -> E {
     E::Generic {
-        store: STORE,
+        store: LOCAL,
         source: e.into(),
     }
 }
@@ -105,7 +103,7 @@ fn put_result(file: &File) -> io::Result<PutResult> {
 fn not_implemented<T>(operation: &str) -> object_store::Result<T> {
     Err(E::NotImplemented {
         operation: operation.to_owned(),
-        implementer: STORE.to_owned(),
+        implementer: LOCAL.to_owned(),
     })
 }
 
@@ -177,7 +175,7 @@ impl Folder {
     fn metas(&self, prefix: Option<&Path>, depth: usize) -> object_store::Result<Vec<ObjectMeta>> {
         let below = prefix.map_or("", Path::as_ref);
         let listed = self.list(below, depth).map_err(|e| E::Generic {
-            store: STORE,
+            store: LOCAL,
             source: Box::new(io::Error::from(e)),
         })?;
         let objects = listed.into_iter();
@@ -271,7 +269,7 @@ impl ObjectStore for Folder {
         options.check_preconditions(&meta)?;
         let range = match options.range {
             Some(range) => range.as_range(meta.size).map_err(|e| E::Generic {
-                store: STORE,
+                store: LOCAL,
                 source: Box::new(e),
             })?,
             None => 0..meta.size,
