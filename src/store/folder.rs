@@ -305,6 +305,16 @@ impl Folder {
         Ok(linkat(&from, old, &to, new, AtFlags::empty())?)
     }
 
+    /// Deletes a file as it is listed, if it is there: object_store cannot name one whose name has a `#`.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub(super) fn delete(&self, below: &str) -> Result<()> {
+        let failed = |e| Error::io(format!("delete {}", self.shown(below).display()), e);
+        if_there(self.remove(below)).map_err(failed)?;
+        Ok(())
+    }
+
     /// Removes a file, or a link itself.
     pub(super) fn remove(&self, below: &str) -> io::Result<()> {
         let (at, name) = self.way(below)?;

@@ -1,11 +1,10 @@
 //! Small objects beside the snapshots, and the deletion of objects.
 
 use super::errors::{io_cause, store_error};
-use super::folder::{FOLDER_TRIES, Folder};
+use super::folder::FOLDER_TRIES;
 use super::requests::collect;
 use super::staging::StagingName;
 use super::{Published, Store, Upload};
-use crate::base::if_there;
 use crate::error::{Error, Reason, Result};
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
@@ -30,13 +29,6 @@ fn gone(name: &str, deleted: object_store::Result<()>) -> Result<()> {
         Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
         Err(e) => Err(store_error(format!("delete {name}"), e)),
     }
-}
-
-/// Deletes a file as it is listed: object_store cannot name one whose name has a `#`.
-pub(super) fn delete_local(root: &Folder, below: &str) -> Result<()> {
-    let failed = |e| Error::io(format!("delete {}", root.shown(below).display()), e);
-    if_there(root.remove(below)).map_err(failed)?;
-    Ok(())
 }
 
 /// The object, if it is there.
@@ -154,7 +146,7 @@ impl Store {
     pub fn delete(&self, below: &str) -> Result<()> {
         if let Some(root) = &self.local_root {
             self.cancel.check()?;
-            return delete_local(root, below);
+            return root.delete(below);
         }
         let deleted = self.block_on(self.inner.delete(&self.path(below)))?;
         gone(&self.name(below), deleted)
@@ -172,7 +164,7 @@ impl Store {
         if let Some(root) = &self.local_root {
             for path in paths {
                 self.cancel.check()?;
-                each(path, delete_local(root, path));
+                each(path, root.delete(path));
             }
             return Ok(());
         }

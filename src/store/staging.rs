@@ -5,7 +5,6 @@
 
 use super::Store;
 use super::folder::{self, Folder};
-use super::small::delete_local;
 use crate::base::lock;
 use crate::base::random::random_word;
 use crate::error::Result;
@@ -323,7 +322,7 @@ fn clean_folder(
         if object.path.ends_with(folder::LINK) || !debris(name, object.modified) {
             continue;
         }
-        delete_local(root, &object.path)?;
+        root.delete(&object.path)?;
         removed.push(name.to_owned());
     }
     Ok(())
