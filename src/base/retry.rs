@@ -1,8 +1,11 @@
 //! Back-off between tries: the first pause, then each twice as long as the one before.
 
 use backon::ExponentialBuilder;
-pub use backon::{BackoffBuilder, ExponentialBackoff, Retryable};
+pub use backon::{BackoffBuilder, Retryable};
 use std::time::Duration;
+
+/// The pauses that a back-off gives.
+pub type Pauses = <ExponentialBuilder as BackoffBuilder>::Backoff;
 
 /// Pauses from `first` up to `longest`, as many as `retries`.
 pub fn backoff(first: Duration, longest: Duration, retries: usize) -> ExponentialBuilder {
@@ -20,7 +23,8 @@ mod tests {
     #[test]
     fn pauses_double_up_to_the_longest() {
         let ms = Duration::from_millis;
-        let pauses: Vec<_> = backoff(ms(100), ms(500), 5).build().collect();
-        assert_eq!(pauses, [100, 200, 400, 500, 500].map(ms));
+        let pauses = backoff(ms(100), ms(500), 5).build();
+        let pauses: Vec<_> = pauses.map(|p| p.as_millis()).collect();
+        assert_eq!(pauses, [100, 200, 400, 500, 500]);
     }
 }

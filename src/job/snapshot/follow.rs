@@ -12,7 +12,7 @@ use super::saver::{Report as Saved, Saver};
 use super::tell::Tell;
 use super::{Hole, Taking};
 use crate::base::flag::yes_or_no;
-use crate::base::retry::{BackoffBuilder, ExponentialBackoff, backoff};
+use crate::base::retry::{BackoffBuilder, Pauses, backoff};
 use crate::base::{Cancel, Size, Span, Written, duration, quantity};
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::Cluster;
@@ -186,7 +186,7 @@ pub fn follow(
 }
 
 /// The pauses after failures in a row.
-fn pauses() -> ExponentialBackoff {
+fn pauses() -> Pauses {
     backoff(PAUSES.0, PAUSES.1, usize::MAX).build()
 }
 
@@ -213,7 +213,7 @@ struct Follower<'a> {
     stop: &'a Cancel,
     clock: Clock,
     outcome: Outcome,
-    pauses: ExponentialBackoff,
+    pauses: Pauses,
 }
 
 impl Follower<'_> {
