@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// Bytes that can be read at any place; what a [`Database`] stands on.
+/// Bytes that can be read at any offset.
 pub trait ReadAt {
     /// Fills `buf` from `offset`.
     ///

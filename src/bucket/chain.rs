@@ -142,7 +142,7 @@ pub fn choose_with_history(
     )))
 }
 
-/// The newest revision that a snapshot holds, by what is known of it.
+/// The newest revision of a snapshot, by its content if that was read, else by its name.
 fn holds(catalog: &Catalog, known: &KnownBases, i: usize) -> Revision {
     let named = catalog.snapshots[i].name.last;
     known.get(&i).map_or(named, |b| b.revision.max(named))

@@ -798,7 +798,7 @@ impl<'a> Deciding<'a> {
         let Some(age) = self.options.purge_after else {
             return Why::RemovedLongAgo;
         };
-        // A note of which nobody knows when it was written is new.
+        // If a note does not tell when it was written, it counts as new.
         let now = self.facts.now;
         let since = self.facts.noted_since.get(&i).copied().unwrap_or(now);
         let until = since.checked_add_signed(age);
@@ -826,7 +826,7 @@ impl<'a> Deciding<'a> {
             rests_on.extend(periods.iter().filter(supersedes).map(|of| on[of.last]));
         }
         rests_on.extend(&self.within);
-        // The end of a timeline is what no full of it has superseded.
+        // The end of a timeline: no full of the timeline has superseded it.
         let newest = self.lines.iter().filter_map(|l| l.newest(self.facts));
         rests_on.extend(newest.map(|b| b.2));
         rests_on.extend(self.ends.iter().filter(|&&i| self.facts.is_counted(i)));

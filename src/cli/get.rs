@@ -59,7 +59,7 @@ pub(super) struct GetArgs {
 /// What stands before the list of a state's keys.
 #[derive(JsonSchema, Serialize)]
 pub(super) struct Head<'a> {
-    /// The revision as of which they are.
+    /// The revision of the state that the keys are read from.
     revision: Revision,
     /// The timeline's ID; null of a plain snapshot file.
     timeline: Option<&'a str>,

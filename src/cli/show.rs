@@ -67,7 +67,7 @@ impl Text {
         }
     }
 
-    /// Adds the base and the deltas of which something was made.
+    /// Adds the base snapshot and the deltas that were folded.
     pub(super) fn from(&mut self, base: &str, deltas: &[String]) {
         self.field("from", base);
         self.list("", deltas);

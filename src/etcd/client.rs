@@ -162,8 +162,10 @@ impl Client {
     ) -> Result<(T, bool), Failed> {
         let mut failures: Vec<Error> = Vec::new();
         let pauses = backoff(FIRST_PAUSE, LONGEST_PAUSE, rounds - 1).build();
-        for (round, pause) in iter::once(Duration::ZERO).chain(pauses).enumerate() {
-            self.way.wait(async { tokio::time::sleep(pause).await })?;
+        for (round, pause) in iter::once(None).chain(pauses.map(Some)).enumerate() {
+            if let Some(pause) = pause {
+                self.way.wait(async { tokio::time::sleep(pause).await })?;
+            }
             failures.clear();
             for _ in 0..self.way.options().endpoints.len() {
                 match self.attempt(what, &request) {

@@ -199,16 +199,18 @@ pub(super) fn request(
     Ok(request)
 }
 
+/// What a server might answer.
+#[cfg(test)]
+pub(super) fn answer(status: u16, body: &str) -> Answer {
+    Answer {
+        status,
+        body: body.to_owned().into(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn answer(status: u16, body: &str) -> Answer {
-        Answer {
-            status,
-            body: body.to_owned().into(),
-        }
-    }
 
     #[test]
     fn a_query_is_encoded_strictly() {

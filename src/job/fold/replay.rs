@@ -263,7 +263,7 @@ impl<'f> Run<'_, 'f> {
             if i >= self.steps.len() || i > self.stop_at.load(Ordering::Relaxed) {
                 return;
             }
-            // A panic is told to those that wait, and then goes on.
+            // The waiting threads are told of the panic, and then it goes on.
             let guard = Panicked(self, i);
             if let Err(e) = self.step(i) {
                 self.fail(i, e);

@@ -300,13 +300,7 @@ fn retention_of(said: &Said) -> Option<Option<Retention>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn answer(status: u16, body: &str) -> Answer {
-        Answer {
-            status,
-            body: body.to_owned().into(),
-        }
-    }
+    use crate::store::wire::answer;
 
     #[test]
     fn only_a_bucket_that_says_so_has_a_lock() {

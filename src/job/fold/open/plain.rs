@@ -274,7 +274,7 @@ impl Opener<'_> {
             Layout::Checksum => Proof::start(&file, self.path, cancel.clone(), self.step.clone()),
             Layout::PagesOnly => Proof::known(),
         };
-        // A file that is damaged is told as such.
+        // A damaged file gets the error of damage.
         let base = Base::read(&db).or_else(|e| proof.wait().and(Err(e)))?;
         Ok(Plain {
             db,
