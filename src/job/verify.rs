@@ -12,7 +12,7 @@ use crate::job::report::{Clock, Report};
 use crate::job::scan::{Depth, Scan, scan};
 use crate::job::tags::without_excluded;
 use crate::job::{Context, identity};
-use crate::mvcc::Revision;
+use crate::mvcc::{HashKv, Revision};
 use crate::telemetry::progress::Step;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -159,8 +159,7 @@ struct Run<'a> {
 
 /// The backup's side of a comparison.
 struct Folded {
-    hash: u32,
-    live_keys: u64,
+    hash: HashKv,
     base: String,
     deltas: Vec<String>,
     events: u64,
@@ -237,12 +236,12 @@ impl Run<'_> {
             status: Status::Equal,
             revision,
             compact_revision: Revision(compact),
-            hash_kv: first.hash,
+            hash_kv: first.hash.hash,
             timeline: timeline.id.clone(),
             base: first.base,
             deltas: first.deltas,
             events: first.events,
-            live_keys: first.live_keys,
+            live_keys: first.hash.live_keys,
             members,
         }))
     }
@@ -295,8 +294,7 @@ impl Run<'_> {
         }
         let (hash, events) = source.hash(self.ctx, compact, false)?;
         Ok(Folded {
-            hash: hash.hash,
-            live_keys: hash.live_keys,
+            hash,
             base: source.base_name(),
             deltas: source.deltas().map(|d| d.name.to_string()).collect(),
             events,
@@ -314,7 +312,7 @@ fn compared(a: &MemberHash, folded: &BTreeMap<i64, Result<Folded>>) -> MemberOut
         endpoint: a.endpoint.clone(),
         hash_kv: a.hash.map(|h| h.hash),
         compact_revision: a.hash.map(|h| h.compact_revision),
-        equal: a.hash.and_then(|h| Some(ours?.hash == h.hash)),
+        equal: a.hash.and_then(|h| Some(ours?.hash.is(h.hash))),
         error: match (&a.error, backup) {
             (Some((_, said)), _) => Some(said.clone()),
             (None, Some(Err(e))) => Some(e.to_string()),
@@ -407,7 +405,7 @@ fn show(
         (Some(true), Some(h), _) => format!("{} is equal (HashKV {})", member.name, h.hash),
         (Some(false), Some(h), Some(b)) => format!(
             "{} differs (HashKV {}, the backup's {}, compacted at {})",
-            member.name, h.hash, b.hash, h.compact_revision
+            member.name, h.hash, b.hash.hash, h.compact_revision
         ),
         _ => format!("{} could not be compared", member.name),
     }

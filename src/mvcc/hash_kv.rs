@@ -20,12 +20,22 @@ const AROUND_A_KEY: usize = 160;
 pub struct HashKv {
     /// CRC-32C over the bucket's name and the counted records.
     pub hash: u32,
+    /// What an etcd may give that compacted at this very revision and remembers the sum from then; `hash` if keys are
+    /// alive.
+    at_compaction: u32,
     /// The compacted revision it depends on; −1 if never compacted.
     pub compact_revision: Revision,
     /// Keys alive at the revision asked for.
     pub live_keys: u64,
     /// Records at or below the revision asked for, counted by the sum or not.
     pub records: u64,
+}
+
+impl HashKv {
+    /// Whether an etcd with the same records may have answered `hash`.
+    pub fn is(&self, hash: u32) -> bool {
+        hash == self.hash || hash == self.at_compaction
+    }
 }
 
 /// Sums records above the compacted revision apart from those before them.
@@ -99,13 +109,14 @@ impl Hasher {
     }
 
     pub(crate) fn finish(self, live_keys: u64) -> HashKv {
-        let digest = if live_keys == 0 {
-            self.all
-        } else {
-            self.counted
+        let counted = self.counted.finalize() as u32;
+        let hash = match live_keys {
+            0 => self.all.finalize() as u32,
+            _ => counted,
         };
         HashKv {
-            hash: digest.finalize() as u32,
+            hash,
+            at_compaction: counted,
             compact_revision: self.compact,
             live_keys,
             records: self.records,

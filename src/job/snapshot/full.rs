@@ -201,7 +201,7 @@ fn check_hash(taken: &Taken, db: &Database<Spool>, agreed: Option<&MemberHash>) 
         true => taken.hash,
         false => hash_kv(db, Some(Revision(revision)))?,
     };
-    if ours.compact_revision.0 != hash.compact_revision || ours.hash == hash.hash {
+    if ours.compact_revision.0 != hash.compact_revision || ours.is(hash.hash) {
         return Ok(());
     }
     Err(Reason::MembersDiffer.error(format!(
