@@ -328,7 +328,7 @@ fn is_over(called: Option<DateTime<Utc>>, now: DateTime<Utc>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::controller::leases::tests::at;
+    use crate::controller::observe::leases::tests::at;
 
     fn key(name: &str) -> Key {
         ("ns".to_owned(), name.to_owned())

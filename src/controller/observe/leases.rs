@@ -3,7 +3,7 @@
 //! Ours have annotations; of etcd-druid's there is a revision and a time, no more. Anything may stand in them:
 //! what is no revision tells nothing. `threshold`, `conditions` and the reconcilers read it.
 
-use super::times::utc_of_micro;
+use crate::controller::times::utc_of_micro;
 use crate::bucket::Kind;
 use crate::bucket::name::SnapshotName;
 use chrono::{DateTime, Utc};

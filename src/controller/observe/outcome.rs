@@ -3,9 +3,9 @@
 //! A Pod leaves a termination message (docs/exit-codes.md), or nothing where it was killed; anything else that may
 //! stand there tells nothing. Pure; the reconcilers and `policy` call it.
 
-use super::api::{LastRun, RunState};
-use super::jobs::{CONTAINER, CONTAINER_BEFORE};
-use super::times::utc;
+use crate::controller::api::{LastRun, RunState};
+use crate::controller::jobs::{CONTAINER, CONTAINER_BEFORE};
+use crate::controller::times::utc;
 use crate::error::Reason;
 use crate::telemetry::termination::Message;
 use chrono::{DateTime, TimeDelta, Utc};

@@ -3,10 +3,10 @@
 //! Pure, over all tasks of a policy. First in, first out; but one whose pre-condition does not hold yet holds nobody
 //! up, since what it waits for may be behind it. `task` calls it.
 
-use super::api::{EtcdBackupPolicy, EtcdBackupTask, TaskConfig, TaskState, TaskType};
-use super::jobs;
-use super::outcome::PodOutcome;
-use super::times::{later, shown, utc};
+use crate::controller::api::{EtcdBackupPolicy, EtcdBackupTask, TaskConfig, TaskState, TaskType};
+use crate::controller::jobs;
+use crate::controller::observe::outcome::PodOutcome;
+use crate::controller::times::{later, shown, utc};
 use crate::error::Reason;
 use chrono::{DateTime, TimeDelta, Utc};
 use kube::ResourceExt;
@@ -263,8 +263,8 @@ mod tests {
         EtcdSpec, MaintenanceConfig, OnDemandCompactionConfig, OnDemandSnapshotConfig,
         SnapshotType, StoreSpec, VerifyConfig,
     };
-    use crate::controller::leases::tests::at;
-    use crate::controller::outcome::tests::time;
+    use crate::controller::observe::leases::tests::at;
+    use crate::controller::observe::outcome::tests::time;
     use crate::job::copy::plan::Most;
     use crate::job::maintain::Upkeep;
     use crate::job::snapshot::Marks;

@@ -1,0 +1,81 @@
+//! CronJobs and followers as the watches tell them, in a form that ten thousand policies can afford.
+
+use super::filters::Change;
+use crate::controller::names::{Key, key, label, owner};
+use crate::controller::{jobs, names};
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::batch::v1::CronJob;
+use kube::{Resource, ResourceExt};
+use serde::Serialize;
+use serde_json::Value;
+
+/// Of the compression: as fast as it goes.
+const LEVEL: i32 = 1;
+
+/// What was made for a policy and is there.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Made {
+    /// Its namespace and name.
+    pub key: Key,
+    /// The policy of its label.
+    pub policy: Option<String>,
+    /// The UID of its owner.
+    pub owner: Option<String>,
+    /// Its own.
+    pub uid: Option<String>,
+    /// How often its spec has changed.
+    pub generation: Option<i64>,
+    /// Of what it was made, by our annotation.
+    pub hash: Option<String>,
+    /// Whether it is neither suspended nor without replicas.
+    pub runs: bool,
+    /// The whole object as JSON, compressed.
+    packed: Vec<u8>,
+}
+
+impl Made {
+    /// Keeps a CronJob.
+    pub fn cron_job(object: CronJob) -> Made {
+        let runs = object.spec.suspend != Some(true);
+        Made::new(&object, runs)
+    }
+
+    /// Keeps a follower.
+    pub fn follower(mut object: Deployment) -> Made {
+        object.status = None;
+        let runs = object.spec.replicas != Some(0);
+        Made::new(&object, runs)
+    }
+
+    fn new<K: Resource + Serialize>(object: &K, runs: bool) -> Made {
+        // What cannot be read again counts as changed by somebody, and is written anew.
+        let json = serde_json::to_vec(object).unwrap_or_default();
+        Made {
+            key: key(object),
+            policy: label(object, jobs::LABEL_POLICY).map(str::to_owned),
+            owner: owner(object).map(str::to_owned),
+            uid: object.uid(),
+            generation: object.meta().generation,
+            hash: object.annotations().get(names::HASH).cloned(),
+            runs,
+            packed: zstd::bulk::compress(&json, LEVEL).unwrap_or_default(),
+        }
+    }
+
+    /// It concerns the policy of its label.
+    pub(super) fn concerned(change: &Change<'_, Made>) -> Vec<Key> {
+        let both = change.before.into_iter().chain(change.now);
+        both.filter_map(group).collect()
+    }
+
+    /// The whole object, if it can be read.
+    pub fn object(&self) -> Option<Value> {
+        let json = zstd::stream::decode_all(&self.packed[..]).ok()?;
+        serde_json::from_slice(&json).ok()
+    }
+}
+
+/// The label's group.
+pub(super) fn group(made: &Made) -> Option<Key> {
+    Some((made.key.0.clone(), made.policy.clone()?))
+}
