@@ -182,7 +182,7 @@ pub(super) async fn reconcile(
     let failed = last
         .as_ref()
         .is_some_and(|l| l.run.state == RunState::Failed);
-    ctx.saw_dependencies(&reference, failed.then(|| dependencies(&policy, &ctx)));
+    ctx.saw_dependencies(&reference, failed.then(|| dependencies(&policy)));
     let facts = policy::facts(&policy, &ctx);
     let spec = &policy.spec;
     let still_wanted = |start: &Start| {
@@ -378,17 +378,9 @@ fn is_compaction((namespace, name): &Key, ctx: &Context) -> bool {
     task.is_some_and(|t| t.spec.type_ == TaskType::OnDemandCompaction)
 }
 
-/// What was changed where a Job failed for want of it: the policy itself, its Secrets.
-fn dependencies(policy: &EtcdBackupPolicy, ctx: &Context) -> String {
-    let namespace = policy.namespace().unwrap_or_default();
-    let mut versions = format!("{}", policy.metadata.generation.unwrap_or_default());
-    for secret in jobs::secrets_of(policy) {
-        let reference = ObjectRef::new(&secret.name).within(&namespace);
-        let there = ctx.caches.secrets.get(&reference);
-        let version = there.and_then(|s| s.resource_version());
-        versions += &format!(" {}", version.as_deref().unwrap_or("-"));
-    }
-    versions
+/// What was changed where a Job failed for want of it: the policy itself.
+fn dependencies(policy: &EtcdBackupPolicy) -> String {
+    policy.metadata.generation.unwrap_or_default().to_string()
 }
 
 /// What was decided to start.
@@ -464,10 +456,6 @@ async fn create(
     if let Some(problem) = policy::impediment(policy, &others) {
         return Ok(Created::NotReady(problem.message));
     }
-    let (keys, problem) = policy::secrets(policy, ctx).await?;
-    if let Some(problem) = problem {
-        return Ok(Created::NotReady(problem.message));
-    }
     let (namespace, name) = key(policy);
     let this = (namespace.clone(), name.clone());
     let job_key: Key = (namespace.clone(), start.job.name.clone());
@@ -477,7 +465,6 @@ async fn create(
     let job = jobs::compaction_job(
         policy,
         &ctx.options.settings,
-        &keys,
         &start.job.name,
         start.job.full_snapshot,
         start.job.annotations(&start.reason),
@@ -653,15 +640,7 @@ mod tests {
             ..started
         };
         let annotations = started.annotations("since it is so");
-        let keys = jobs::SecretKeys::new();
-        let made = jobs::compaction_job(
-            &policy(),
-            &settings,
-            &keys,
-            &started.name,
-            true,
-            annotations,
-        );
+        let made = jobs::compaction_job(&policy(), &settings, &started.name, true, annotations);
         assert_eq!(Started::read(&made), Some(started));
         assert!(turns::is_of_threshold(&made) && !turns::is_of_task(&made));
         // A full snapshot's of a schedule is none.

@@ -5,15 +5,15 @@
 
 use super::api::{EtcdBackupPolicy, EtcdBackupTask};
 use super::context::{Context, Writers, label};
-use super::{jobs, secrets, turns};
+use super::{jobs, turns};
 use crate::error::{Error, Result};
 use futures::stream::{Stream, StreamExt};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::batch::v1::{CronJob, Job};
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{Pod, Secret};
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kube::core::{NamespaceResourceScope, PartialObjectMeta};
+use kube::core::NamespaceResourceScope;
 use kube::runtime::reflector::ObjectRef;
 use kube::runtime::reflector::store::Writer;
 use kube::runtime::watcher::{self, Event, watcher};
@@ -52,16 +52,6 @@ pub(super) async fn all(ctx: &Arc<Context>, writers: Writers) -> Result<()> {
             for task in ctx.caches.tasks_of(&namespace, &policy.name_any()) {
                 ctx.look_at_task(ObjectRef::from_obj(&*task));
             }
-            for name in secrets::names_of(policy) {
-                ctx.look_at_secret(ObjectRef::new(&name).within(&namespace));
-            }
-            // Another one may have been used before.
-            let held = ctx.caches.secrets.state_filter(|secret| {
-                secret.namespace().as_deref() == Some(&*namespace) && secrets::is_held(secret)
-            });
-            for secret in held {
-                ctx.look_at_secret(ObjectRef::from_obj(&*secret));
-            }
         },
     );
     let tasks = run(
@@ -74,9 +64,6 @@ pub(super) async fn all(ctx: &Arc<Context>, writers: Writers) -> Result<()> {
             // Those behind it move up.
             for other in ctx.caches.tasks_of(&namespace, &task.spec.policy) {
                 ctx.look_at_task(ObjectRef::from_obj(&*other));
-            }
-            for name in secrets::names_of_task(task) {
-                ctx.look_at_secret(ObjectRef::new(&name).within(&namespace));
             }
         },
     );
@@ -150,35 +137,6 @@ pub(super) async fn all(ctx: &Arc<Context>, writers: Writers) -> Result<()> {
             }
         },
     );
-    let secrets = run(
-        ctx,
-        watcher(api::<PartialObjectMeta<Secret>>(ctx), any()),
-        writers.secrets,
-        |ctx, secret: &PartialObjectMeta<Secret>, _| {
-            ctx.look_at_secret(ObjectRef::from_obj(secret));
-            let namespace = secret.namespace().unwrap_or_default();
-            let name = secret.name_any();
-            for policy in ctx.caches.policies.state() {
-                if policy.namespace().as_deref() == Some(&namespace)
-                    && secrets::names_of(&policy).contains(&name)
-                {
-                    let policy = ObjectRef::from_obj(&*policy);
-                    ctx.look_at_policy(policy.clone());
-                    ctx.look_at_thresholds(policy.clone());
-                    for task in ctx.caches.tasks_of(&namespace, &policy.name) {
-                        ctx.look_at_task(ObjectRef::from_obj(&*task));
-                    }
-                }
-            }
-            for task in ctx.caches.tasks.state() {
-                if task.namespace().as_deref() == Some(&namespace)
-                    && secrets::names_of_task(&task).contains(&name)
-                {
-                    ctx.look_at_task(ObjectRef::from_obj(&*task));
-                }
-            }
-        },
-    );
     let slices = watcher(api::<EndpointSlice>(ctx), any());
     let mut slices_of: BTreeMap<_, BTreeMap<String, bool>> = BTreeMap::new();
     let slices = run(
@@ -220,7 +178,6 @@ pub(super) async fn all(ctx: &Arc<Context>, writers: Writers) -> Result<()> {
         deployments,
         pods,
         leases,
-        secrets,
         slices
     );
     Err(Error::internal("the watches have ended"))
