@@ -4,7 +4,7 @@
 //! message and Leases. `cli::controller` runs it.
 //!
 //! What it knows comes from watches alone ([`Caches`]); a change of something is queued for whom it concerns
-//! ([`watch`]); each sub-reconciler (`policy`, `secrets`, `compaction`, `task`) looks at the caches, decides, and
+//! ([`watch`]); each sub-reconciler (`policy`, `compaction`, `task`) looks at the caches, decides, and
 //! writes what is not so yet: it may end at any line, and the next run goes on. Only the leader runs them.
 
 pub mod admission;
@@ -19,7 +19,6 @@ mod metrics;
 pub mod outcome;
 mod policy;
 pub mod queue;
-mod secrets;
 mod task;
 pub mod threshold;
 pub mod times;
@@ -130,12 +129,10 @@ async fn reconcile_all(
     let (policies, policy_requests) = unbounded();
     let (compactions, compaction_requests) = unbounded();
     let (tasks, task_requests) = unbounded();
-    let (secrets, secret_requests) = unbounded();
     let queues = context::Queues {
         policies,
         compactions,
         tasks,
-        secrets,
     };
     let (caches, writers) = Caches::new();
     let ctx = Arc::new(Context::new(
@@ -158,24 +155,14 @@ async fn reconcile_all(
         if let Some(server) = server {
             server.set_ready(true);
         }
-        let mut reconcilers = vec![
-            queue(
-                "policy",
-                |o, c| Box::pin(policy::reconcile(o, c)),
-                ctx.caches.policies.clone(),
-                policy_requests,
-                ctx.options.policy_workers,
-                &ctx,
-            ),
-            queue(
-                "secrets",
-                |o, c| Box::pin(secrets::reconcile(o, c)),
-                ctx.caches.secrets.clone(),
-                secret_requests,
-                1,
-                &ctx,
-            ),
-        ];
+        let mut reconcilers = vec![queue(
+            "policy",
+            |o, c| Box::pin(policy::reconcile(o, c)),
+            ctx.caches.policies.clone(),
+            policy_requests,
+            ctx.options.policy_workers,
+            &ctx,
+        )];
         if ctx.options.compaction_workers > 0 {
             let unanswered = Arc::<compaction::Unanswered>::default();
             reconcilers.push(queue(

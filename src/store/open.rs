@@ -4,6 +4,7 @@
 //! from `--store-option`. Each provider has a file of its own.
 
 mod azure;
+mod family;
 mod gcs;
 pub mod options;
 #[cfg(feature = "oss")]
@@ -29,6 +30,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Handle;
 use url::Url;
+
+pub use family::Family;
 
 /// Connecting takes no longer than this.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);

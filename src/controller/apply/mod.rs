@@ -15,17 +15,17 @@ use futures::channel::mpsc::UnboundedSender;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::batch::v1::{CronJob, Job};
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{Pod, Secret};
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy};
-use kube::core::{NamespaceResourceScope, PartialObjectMeta};
+use kube::core::NamespaceResourceScope;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::{Api, Resource, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -78,8 +78,6 @@ pub struct Caches {
     pub pods: Store<Pod>,
     /// Leases that are named as snapshot Leases are.
     pub leases: Store<Lease>,
-    /// Secrets, without what is in them.
-    pub secrets: Store<PartialObjectMeta<Secret>>,
     /// Where Services have their Pods.
     pub slices: Store<EndpointSlice>,
 }
@@ -93,7 +91,6 @@ pub(super) struct Writers {
     pub deployments: reflector::store::Writer<Deployment>,
     pub pods: reflector::store::Writer<Pod>,
     pub leases: reflector::store::Writer<Lease>,
-    pub secrets: reflector::store::Writer<PartialObjectMeta<Secret>>,
     pub slices: reflector::store::Writer<EndpointSlice>,
 }
 
@@ -106,7 +103,6 @@ impl Caches {
         let deployments = reflector::store();
         let pods = reflector::store();
         let leases = reflector::store();
-        let secrets = reflector::store();
         let slices = reflector::store();
         let caches = Caches {
             policies: policies.0,
@@ -116,7 +112,6 @@ impl Caches {
             deployments: deployments.0,
             pods: pods.0,
             leases: leases.0,
-            secrets: secrets.0,
             slices: slices.0,
         };
         let writers = Writers {
@@ -127,7 +122,6 @@ impl Caches {
             deployments: deployments.1,
             pods: pods.1,
             leases: leases.1,
-            secrets: secrets.1,
             slices: slices.1,
         };
         (caches, writers)
@@ -144,7 +138,6 @@ impl Caches {
             self.deployments.wait_until_ready(),
             self.pods.wait_until_ready(),
             self.leases.wait_until_ready(),
-            self.secrets.wait_until_ready(),
             self.slices.wait_until_ready(),
         );
     }
@@ -195,7 +188,6 @@ pub(super) struct Queues {
     pub policies: UnboundedSender<ObjectRef<EtcdBackupPolicy>>,
     pub compactions: UnboundedSender<ObjectRef<EtcdBackupPolicy>>,
     pub tasks: UnboundedSender<ObjectRef<EtcdBackupTask>>,
-    pub secrets: UnboundedSender<ObjectRef<PartialObjectMeta<Secret>>>,
 }
 
 /// Why a reconciliation did not come to its end. It is tried again, with fresh state.
@@ -308,9 +300,6 @@ struct Applied {
     generation: Option<i64>,
 }
 
-/// The version of a Secret, and the keys it had then.
-type KnownKeys = (Option<String>, BTreeSet<String>);
-
 /// What every sub-reconciler has.
 pub struct Context {
     client: kube::Client,
@@ -332,8 +321,6 @@ pub struct Context {
     /// What people and metrics were told of last, where the status that tells so may not have come back yet.
     told: Mutex<HashMap<(String, String), String>>,
     admission: Mutex<Admission>,
-    /// The keys of Secrets, by UID and version.
-    secret_keys: Mutex<HashMap<String, KnownKeys>>,
 }
 
 /// What was seen of a Lease, by this controller's clock.
@@ -376,7 +363,6 @@ impl Context {
             dependencies: Mutex::default(),
             told: Mutex::default(),
             admission: Mutex::new(admission),
-            secret_keys: Mutex::default(),
         }
     }
 
@@ -407,11 +393,6 @@ impl Context {
         if self.options.task_workers > 0 {
             let _ = self.queues.tasks.unbounded_send(task);
         }
-    }
-
-    /// Has a Secret looked at.
-    pub(super) fn look_at_secret(&self, secret: ObjectRef<PartialObjectMeta<Secret>>) {
-        let _ = self.queues.secrets.unbounded_send(secret);
     }
 
     /// Remembers how a Lease is; says whether it moved.
@@ -770,63 +751,6 @@ impl Context {
         let patch = Patch::Apply(&patch);
         let written = answer(&what, api.patch_status(&name, &params, &patch)).await?;
         written.or_fail(&what).map(drop)
-    }
-
-    /// Merges a patch into an object's metadata.
-    ///
-    /// # Errors
-    /// `Api`, `NotLeading`.
-    pub(super) async fn patch_metadata<K>(
-        &self,
-        namespace: &str,
-        name: &str,
-        metadata: Value,
-    ) -> Result<(), Failure>
-    where
-        K: Resource<Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug,
-        K::DynamicType: Default,
-    {
-        self.may_write()?;
-        let kind = K::kind(&K::DynamicType::default()).into_owned();
-        let what = format!("write the metadata of {kind} {namespace}/{name}");
-        let patch = json!({ "metadata": metadata });
-        let api = self.api::<K>(namespace);
-        let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
-        let written = answer(&what, api.patch_metadata(name, &params, &patch)).await?;
-        written.or_fail(&what).map(drop)
-    }
-
-    /// The keys of a Secret; `None` where it is not there. It is asked of the API once for each of its
-    /// versions: values are in no cache.
-    ///
-    /// # Errors
-    /// `Api`.
-    pub async fn secret_keys(
-        &self,
-        namespace: &str,
-        name: &str,
-    ) -> Result<Option<BTreeSet<String>>, Failure> {
-        let key = ObjectRef::<PartialObjectMeta<Secret>>::new(name).within(namespace);
-        let Some(there) = self.caches.secrets.get(&key) else {
-            return Ok(None);
-        };
-        let uid = there.uid().unwrap_or_default();
-        let version = there.resource_version();
-        if let Some((known, keys)) = lock(&self.secret_keys).get(&uid)
-            && *known == version
-        {
-            return Ok(Some(keys.clone()));
-        }
-        let what = format!("read Secret {namespace}/{name}");
-        let api = self.api::<Secret>(namespace);
-        let secret = answer(&what, api.get_opt(name)).await?;
-        let Some(secret) = secret.or_fail(&what)? else {
-            return Ok(None);
-        };
-        let known = secret.resource_version();
-        let keys: BTreeSet<String> = secret.data.unwrap_or_default().into_keys().collect();
-        lock(&self.secret_keys).insert(uid, (known, keys.clone()));
-        Ok(Some(keys))
     }
 
     /// Tells people what was decided about an object, and why: an Event, which may get lost, and a log line.

@@ -6,12 +6,12 @@
 use super::super::api::{
     CopyBackupsConfig, EtcdBackupPolicy, EtcdBackupTask, RestoreConfig, StoreSpec, TaskType,
 };
-use super::secrets::{Family, local_path};
+use super::store_url::local_path;
 use crate::base::written::Notation;
 use crate::base::{Size, Span, Written};
 use crate::job::maintain::Upkeep;
 use crate::job::schedule::Schedule;
-use crate::store::open::{options::is_plain, refuse_layout};
+use crate::store::open::{Family, options::is_plain, refuse_layout};
 use age::x25519::Recipient;
 
 /// Folders of a Pod that nothing may be mounted in.

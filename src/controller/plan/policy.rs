@@ -9,7 +9,7 @@ use super::api::{
 };
 use super::conditions::{self, Judgement, Problem};
 use super::context::{Context, Failure, label};
-use super::jobs::{self, SecretKeys, Work};
+use super::jobs::{self, Work};
 use super::leases::{LeaseFacts, SnapshotFact};
 use super::outcome;
 use super::times::{requeue, utc};
@@ -39,10 +39,7 @@ pub(super) async fn reconcile(
     let name = policy.name_any();
     let now = ctx.now();
     let others = ctx.caches.policies.state();
-    let (keys, not_ready) = match impediment(&policy, &others) {
-        Some(not_ready) => (SecretKeys::new(), Some(not_ready)),
-        None => secrets(&policy, &ctx).await?,
-    };
+    let not_ready = impediment(&policy, &others);
 
     let facts = facts(&policy, &ctx);
     let runs = Runs::of(&ctx, &namespace, &name);
@@ -79,7 +76,7 @@ pub(super) async fn reconcile(
         not_ready => {
             let mut acted_on = (*policy).clone();
             acted_on.spec.suspend |= not_ready.is_some();
-            match apply_all(&acted_on, &keys, !is_backed_up, not_ready.is_none(), &ctx).await {
+            match apply_all(&acted_on, !is_backed_up, not_ready.is_none(), &ctx).await {
                 Ok(()) => (not_ready, None),
                 Err(e) if e.is_refusal() => {
                     let refused = Problem {
@@ -263,29 +260,6 @@ fn server(store: &StoreSpec) -> impl Iterator<Item = (&str, &str)> {
     })
 }
 
-/// The keys of all Secrets that a policy refers to; and what is wrong with them.
-pub(super) async fn secrets(
-    policy: &EtcdBackupPolicy,
-    ctx: &Context,
-) -> Result<(SecretKeys, Option<Problem>), Failure> {
-    let namespace = policy.namespace().unwrap_or_default();
-    let mut keys = SecretKeys::new();
-    let mut missing = Vec::new();
-    for referenced in jobs::secrets_of(policy) {
-        let name = &referenced.name;
-        let there = ctx.secret_keys(&namespace, name).await?;
-        missing.extend(referenced.problem(there.as_ref()));
-        if let Some(there) = there {
-            keys.insert(name.clone(), there);
-        }
-    }
-    let not_ready = (!missing.is_empty()).then(|| Problem {
-        reason: "SecretMissing".to_owned(),
-        message: format!("{}; namespace {namespace}", missing.join("; ")),
-    });
-    Ok((keys, not_ready))
-}
-
 /// What the Leases of a policy tell.
 pub(super) fn facts(policy: &EtcdBackupPolicy, ctx: &Context) -> LeaseFacts {
     let namespace = policy.namespace().unwrap_or_default();
@@ -374,7 +348,6 @@ impl Runs {
 /// Has all objects of a policy be as they should be; what is wanted no more is deleted where `delete` says so.
 async fn apply_all(
     policy: &EtcdBackupPolicy,
-    keys: &SecretKeys,
     postpone_maintenance: bool,
     delete: bool,
     ctx: &Context,
@@ -390,12 +363,10 @@ async fn apply_all(
     for lease in jobs::lock_leases(policy) {
         ctx.create_once(&lease).await?;
     }
-    if let Some((account, role, binding)) = jobs::access(policy) {
-        ctx.apply(MANAGER, &account, None, false).await?;
-        ctx.apply(MANAGER, &role, None, false).await?;
-        ctx.apply(MANAGER, &binding, None, false).await?;
-    }
-    let cron_jobs = jobs::cron_jobs(policy, settings, keys, postpone_maintenance);
+    let (account, binding) = jobs::account(&namespace);
+    ctx.apply(MANAGER, &account, None, false).await?;
+    ctx.apply(MANAGER, &binding, None, false).await?;
+    let cron_jobs = jobs::cron_jobs(policy, settings, postpone_maintenance);
     for wanted in &cron_jobs {
         let key = ObjectRef::from_obj(wanted);
         let there = ctx.caches.cron_jobs.get(&key);
@@ -414,7 +385,7 @@ async fn apply_all(
                 .await;
         }
     }
-    let follower = jobs::follower(policy, settings, keys);
+    let follower = jobs::follower(policy, settings);
     if let Some(wanted) = &follower {
         let there = ctx.caches.deployments.get(&ObjectRef::from_obj(wanted));
         let written = ctx.apply(MANAGER, wanted, there.as_deref(), true).await?;

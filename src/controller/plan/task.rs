@@ -9,7 +9,7 @@ use super::api::{
     LastOperation, LastRun, RunState, TaskError, TaskState, TaskType,
 };
 use super::context::{Context, Failure, label};
-use super::jobs::{self, SecretKeys};
+use super::jobs;
 use super::outcome::{self, JOB_DELETED, PODS_COME};
 use super::policy;
 use super::queue::{self, Refusal, Surroundings, Verdict};
@@ -23,8 +23,6 @@ use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 use serde_json::json;
 use std::borrow::Borrow;
-use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// The owner of what it writes.
@@ -221,29 +219,11 @@ async fn admit(
 ) -> Result<(Step, Option<DateTime<Utc>>), Failure> {
     let namespace = task.namespace().unwrap_or_default();
     let all = ctx.caches.tasks_of(&namespace, &task.spec.policy);
-    let secrets = match policy {
-        None => BTreeMap::new(),
-        Some(policy) => secrets(policy, &all, ctx).await?,
-    };
-    let missing = |task: &EtcdBackupTask| {
-        let of_task = jobs::secrets_of_task(task);
-        let of_copy = policy.and_then(|policy| jobs::secrets_of_copy(policy, task));
-        let referenced = policy
-            .map(jobs::secrets_of)
-            .into_iter()
-            .flatten()
-            .chain(of_task)
-            .chain(of_copy);
-        let problems: Vec<String> = referenced
-            .filter_map(|r| r.problem(secrets.get(&r.name).and_then(Option::as_ref)))
-            .collect();
-        (!problems.is_empty()).then(|| problems.join("; "))
-    };
     let not_ready = policy.and_then(backup_not_ready);
     let surroundings = Surroundings {
         backup_not_ready: not_ready.as_deref(),
     };
-    let verdict = queue::judge(task, &all, policy, &surroundings, missing, now);
+    let verdict = queue::judge(task, &all, policy, &surroundings, |_| None, now);
     let policy = match (verdict, policy) {
         (Verdict::Go, Some(policy)) => policy,
         (Verdict::Reject(refusal), _) => {
@@ -280,11 +260,7 @@ async fn admit(
     if let Err(why) = turns::ask(ctx, asker, &job_key, task).await {
         return Ok((Step::Waits("TooManyJobs", why), None));
     }
-    let keys: SecretKeys = secrets
-        .into_iter()
-        .filter_map(|(name, keys)| Some((name, keys?)))
-        .collect();
-    let job = jobs::task_job(policy, task, &ctx.options.settings, &keys);
+    let job = jobs::task_job(policy, task, &ctx.options.settings);
     match ctx.create(&job).await {
         // That it is there already is as good: its name is this task's alone.
         Ok(_) => Ok((Step::Started, None)),
@@ -361,28 +337,6 @@ fn running(
         .filter(|(_, asker)| compacts && matches!(asker, Asker::Policy(_)));
     let coming = coming.next().map(|((_, job), _)| job.clone())?;
     Some((coming, Some(turns::look_again(now))))
-}
-
-/// The keys of all Secrets that the tasks of a policy need; `None` of one that is not there.
-async fn secrets(
-    policy: &EtcdBackupPolicy,
-    tasks: &[Arc<EtcdBackupTask>],
-    ctx: &Context,
-) -> Result<BTreeMap<String, Option<BTreeSet<String>>>, Failure> {
-    let namespace = policy.namespace().unwrap_or_default();
-    let open = tasks.iter().filter(|t| {
-        let state = t.status.as_ref().map(|s| s.state).unwrap_or_default();
-        state == TaskState::Pending
-    });
-    let of_tasks = open.flat_map(|t| jobs::secrets_of_task(t));
-    let mut keys = BTreeMap::new();
-    for referenced in jobs::secrets_of(policy).into_iter().chain(of_tasks) {
-        if let Entry::Vacant(unknown) = keys.entry(referenced.name) {
-            let there = ctx.secret_keys(&namespace, unknown.key()).await?;
-            unknown.insert(there);
-        }
-    }
-    Ok(keys)
 }
 
 /// Why BackupReady is not True, if it is not.
