@@ -3,13 +3,15 @@
 //! Pure: an object is made of a policy, a task, the settings and what keys the Secrets have. When something is made
 //! and who writes it, the reconcilers know; what a Pod looks like is in `pod`.
 
-mod flags;
+mod allowed;
+pub(super) mod flags;
 mod pod;
 mod problems;
 mod secrets;
 #[cfg(test)]
 mod tests;
 
+pub use allowed::{Allowed, Validation};
 pub use problems::{problems, task_problems};
 pub use secrets::{Referenced, SecretKeys, same_url, secrets_of, secrets_of_copy, secrets_of_task};
 
