@@ -3,13 +3,15 @@
 //! Pure: an object is made of a policy, a task and the settings. Of Secrets only names are known: a Job says itself
 //! what one lacks. When something is made and who writes it, the reconcilers know; what a Pod looks like is in `pod`.
 
-mod flags;
+mod allowed;
+pub(super) mod flags;
 mod pod;
 mod problems;
 mod store_url;
 #[cfg(test)]
 mod tests;
 
+pub use allowed::{Allowed, Validation};
 pub use problems::{problems, task_problems};
 pub use store_url::same_url;
 
