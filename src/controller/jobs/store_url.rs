@@ -3,12 +3,12 @@
 use crate::store::open::Family;
 use url::Url;
 
-/// Whether two URLs of stores mean the same, on the same server.
-pub fn same_url(a: &str, b: &str) -> bool {
-    let (one, other) = (a.trim_end_matches('/'), b.trim_end_matches('/'));
-    match (one.split_once("://"), other.split_once("://")) {
-        (Some((_, p)), Some((_, q))) => p == q && Family::of(one) == Family::of(other),
-        _ => one == other,
+/// A store's URL as one text for all ways in which the same place is written.
+pub fn plain_url(url: &str) -> String {
+    let url = url.trim_end_matches('/');
+    match (url.split_once("://"), Family::of(url)) {
+        (Some((_, rest)), Some(family)) => format!("{family:?}://{rest}"),
+        _ => url.to_owned(),
     }
 }
 

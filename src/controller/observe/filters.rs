@@ -36,9 +36,8 @@ impl<'a, T> Change<'a, T> {
 pub fn of_policy(tables: &Tables, change: &Change<'_, EtcdBackupPolicy>) -> Vec<Key> {
     let mut concerned: Vec<Key> = change.both().take(1).map(key).collect();
     let place = |policy: &EtcdBackupPolicy| {
-        let claims = [Claimed::Store, Claimed::Leases].map(|what| {
-            (places::rivals(policy, what), places::claim(policy, what))
-        });
+        let claims = [Claimed::Store, Claimed::Leases]
+            .map(|what| (places::rivals(policy, what), places::claim(policy, what)));
         (claims, policy.metadata.deletion_timestamp.is_some())
     };
     if change.before.map(place) == change.now.map(place) {
@@ -151,7 +150,8 @@ pub fn of_slice(
     others: &BTreeSet<bool>,
 ) -> Vec<Key> {
     let was_known = change.before.is_some() || !others.is_empty();
-    let ready = |slice: Option<&EndpointSlice>| slice.is_some_and(is_ready) || others.contains(&true);
+    let ready =
+        |slice: Option<&EndpointSlice>| slice.is_some_and(is_ready) || others.contains(&true);
     if !was_known || ready(change.before) || !ready(change.now) {
         return Vec::new();
     }

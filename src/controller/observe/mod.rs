@@ -22,7 +22,6 @@ use super::api::{
 };
 use super::jobs;
 use super::names::{Key, is_owned, key};
-use started::Start;
 use super::work::Work;
 use crate::base::lock;
 use chrono::{DateTime, TimeDelta, Utc};
@@ -32,6 +31,7 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::ResourceExt;
 use leases::LeaseFacts;
+use started::Start;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
 use table::{Table, by_name};
@@ -282,7 +282,10 @@ impl World {
     /// The status of a policy was written.
     pub fn wrote_status(&self, policy: &EtcdBackupPolicy, status: &EtcdBackupPolicyStatus) {
         let this = key(policy);
-        let over = lock(&self.tables).policies.get(&this).and_then(|p| p.resource_version());
+        let over = lock(&self.tables)
+            .policies
+            .get(&this)
+            .and_then(|p| p.resource_version());
         let status = Written {
             uid: policy.uid(),
             over,
@@ -400,11 +403,12 @@ impl Tables {
         let namespace = policy.namespace().unwrap_or_default();
         let lease = |name: &str| self.leases.get(&(namespace.clone(), name.to_owned()));
         let (full, delta) = jobs::lease_names(policy);
-        observed.facts = LeaseFacts::read(
-            lease(&full).map(|l| &**l),
-            lease(&delta).map(|l| &**l),
-        );
-        let renewed = |name: &str| self.renewed.get(&(namespace.clone(), name.to_owned())).copied();
+        observed.facts = LeaseFacts::read(lease(&full).map(|l| &**l), lease(&delta).map(|l| &**l));
+        let renewed = |name: &str| {
+            self.renewed
+                .get(&(namespace.clone(), name.to_owned()))
+                .copied()
+        };
         observed.renewed = [renewed(&full), renewed(&delta)];
         let locks = jobs::lock_leases(policy);
         let names = locks.iter().filter_map(|l| l.metadata.name.clone());
@@ -434,7 +438,10 @@ impl Memory {
         policy: &EtcdBackupPolicy,
         now: DateTime<Utc>,
     ) -> Option<DateTime<Utc>> {
-        let last = policy.status.as_ref().and_then(|s| s.last_compaction.as_ref());
+        let last = policy
+            .status
+            .as_ref()
+            .and_then(|s| s.last_compaction.as_ref());
         let has_failed = last.is_some_and(|l| l.run.state == super::api::RunState::Failed);
         let generation = policy.metadata.generation.filter(|_| has_failed);
         let before = std::mem::replace(&mut self.failed_with, generation);

@@ -340,7 +340,7 @@ pub fn why(run: &LastRun) -> String {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(in crate::controller) mod tests {
     use super::*;
     use k8s_openapi::api::batch::v1::{JobCondition, JobStatus};
     use k8s_openapi::api::core::v1::{

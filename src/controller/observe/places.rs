@@ -153,6 +153,7 @@ fn service(endpoint: &str, own_namespace: &str) -> Option<Key> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::controller::api::EtcdBackupPolicySpec;
 
     #[test]
     fn an_endpoint_names_its_service() {
@@ -173,5 +174,93 @@ mod tests {
         ] {
             assert_eq!(found(none), None, "{none}");
         }
+    }
+
+    fn policy(namespace: &str, store: StoreSpec) -> EtcdBackupPolicy {
+        let spec = EtcdBackupPolicySpec {
+            store,
+            ..EtcdBackupPolicySpec::default()
+        };
+        let mut policy = EtcdBackupPolicy::new("p", spec);
+        policy.metadata.namespace = Some(namespace.to_owned());
+        policy
+    }
+
+    fn at(url: &str, options: &[(&str, &str)], volume: Option<StoreVolume>) -> StoreSpec {
+        let options = options
+            .iter()
+            .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()));
+        StoreSpec {
+            url: url.to_owned(),
+            options: options.collect(),
+            volume,
+            ..StoreSpec::default()
+        }
+    }
+
+    #[test]
+    fn one_place_by_several_names() {
+        let claim = |name: &str| {
+            Some(StoreVolume {
+                persistent_volume_claim: Some(name.to_owned()),
+                host_path: None,
+            })
+        };
+        let folder = |path: &str| {
+            Some(StoreVolume {
+                persistent_volume_claim: None,
+                host_path: Some(path.to_owned()),
+            })
+        };
+        let here = |url: &str| at(url, &[], None);
+        let server = |name: &str| at("s3://b/p", &[("aws_endpoint", name)], None);
+        let account = |name: &str| at("az://b/p", &[("azure_storage_account_name", name)], None);
+        let same = [
+            (here("s3://b/p"), here("s3://b/p/")),
+            (here("s3://b/p"), here("s3a://b/p")),
+            (here("az://b/p"), here("abfss://b/p")),
+            (server("http://a:1"), server("http://a:1/")),
+            // The whole volume is the store.
+            (
+                at("file:///one", &[], folder("/data/")),
+                at("file:///two", &[], folder("/data")),
+            ),
+        ];
+        for (a, b) in same {
+            let (a, b) = (policy("x", a), policy("y", b));
+            assert!(
+                place(&a) == place(&b),
+                "{:?} {:?}",
+                a.spec.store,
+                b.spec.store
+            );
+        }
+        let others = [
+            (here("s3://b/p"), here("s3://b/q")),
+            (here("s3://b/p"), here("gs://b/p")),
+            (server("http://a:1"), server("http://b:1")),
+            (account("a"), account("b")),
+            (
+                at("file:///one", &[], folder("/data/a")),
+                at("file:///one", &[], folder("/data/b")),
+            ),
+            // A claim is one of its namespace.
+            (
+                at("file:///one", &[], claim("c")),
+                at("file:///one", &[], claim("c")),
+            ),
+        ];
+        for (a, b) in others {
+            let (a, b) = (policy("x", a), policy("y", b));
+            assert!(
+                place(&a) != place(&b),
+                "{:?} {:?}",
+                a.spec.store,
+                b.spec.store
+            );
+        }
+        let one = policy("x", at("file:///one", &[], claim("c")));
+        let two = policy("x", at("file:///two", &[], claim("c")));
+        assert_eq!(place(&one), place(&two));
     }
 }

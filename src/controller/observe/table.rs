@@ -104,7 +104,8 @@ mod tests {
         table.put(key("a"), Arc::new(("one", "2")));
         table.put(key("b"), Arc::new(("one", "1")));
         let names = |table: &Table<_>, group: &str| -> Vec<String> {
-            let members = table.members(&key(group));
+            let group = key(group);
+            let members = table.members(&group);
             members.map(|k| k.1.clone()).collect()
         };
         assert_eq!(names(&table, "one"), ["b", "a"]);

@@ -191,8 +191,12 @@ fn kept_lease(mut lease: Lease) -> Option<Lease> {
     if !is_ours && super::lease_prefix(&lease).is_none() {
         return None;
     }
-    lease.labels_mut().retain(|key, _| key == jobs::LABEL_POLICY);
-    lease.annotations_mut().retain(|key, _| key.starts_with(OURS));
+    lease
+        .labels_mut()
+        .retain(|key, _| key == jobs::LABEL_POLICY);
+    lease
+        .annotations_mut()
+        .retain(|key, _| key.starts_with(OURS));
     lease.metadata.owner_references = None;
     Some(lease)
 }
@@ -279,7 +283,8 @@ impl Watch<'_> {
         for policy in concerned {
             if kind.is_recovery {
                 let now = Utc::now();
-                self.world.remember(&policy, |memory| memory.recovered_at = Some(now));
+                self.world
+                    .remember(&policy, |memory| memory.recovered_at = Some(now));
             }
             self.world.work.add(policy);
         }

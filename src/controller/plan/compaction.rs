@@ -4,7 +4,7 @@
 
 use super::limits::{Asker, Wanted};
 use super::threshold::{self, Backoff, Decision};
-use super::{Action, Note, create};
+use super::{Action, Note};
 use crate::controller::api::{EtcdBackupPolicy, LastCompaction, LastRun, RunState, TaskType};
 use crate::controller::jobs::{self, Settings, Work};
 use crate::controller::names::{is_owned, label};
@@ -84,7 +84,10 @@ impl Look {
             }
             (started, run)
         });
-        let old = policy.status.as_ref().and_then(|s| s.last_compaction.as_ref());
+        let old = policy
+            .status
+            .as_ref()
+            .and_then(|s| s.last_compaction.as_ref());
         let mut pending = Vec::new();
         if let Some(start) = &observed.unanswered
             && observed.job(&start.job.name).is_none()
@@ -229,7 +232,11 @@ pub fn creation(policy: &EtcdBackupPolicy, start: Start, settings: &Settings) ->
         action: "Compact",
         text: format!("{}: {}", start.job.name, start.reason),
     };
-    create(job, Some(start), Some(note))
+    Action::CreateJob {
+        job: Box::new(job),
+        start: Some(start),
+        note,
+    }
 }
 
 /// What is told of a Job that has ended, once its end is in the status.
@@ -316,13 +323,7 @@ mod tests {
             ..started
         };
         let annotations = started.annotations("since it is so");
-        let made = jobs::compaction_job(
-            &policy(),
-            &settings,
-            &started.name,
-            true,
-            annotations,
-        );
+        let made = jobs::compaction_job(&policy(), &settings, &started.name, true, annotations);
         assert_eq!(Started::read(&made), Some(started));
         assert!(is_of_threshold(&made) && !is_of_task(&made));
         // A full snapshot's of a schedule is none.

@@ -3,7 +3,9 @@
 //! Pure: what is known and now become a status, a reason, a sentence, and the time at which that is no longer
 //! so. No sentence holds an age: it would be another one at every look. `policy` and `compaction` write them.
 
-use crate::controller::api::{Condition, ConditionStatus, EtcdBackupPolicy, LastCompaction, LastRun, RunState};
+use crate::controller::api::{
+    Condition, ConditionStatus, EtcdBackupPolicy, LastCompaction, LastRun, RunState,
+};
 use crate::controller::observe::leases::{LeaseFacts, SnapshotFact};
 use crate::controller::observe::outcome;
 use crate::controller::times::{delta as span, later, shown, sooner};
@@ -45,6 +47,11 @@ impl Judgement {
             message: message.into(),
             stale_at: None,
         }
+    }
+
+    /// Something to be known that holds nothing up.
+    pub fn warning(reason: &str, message: impl Into<String>) -> Self {
+        Judgement::new(ConditionStatus::True, reason, message)
     }
 
     fn until(self, stale_at: Option<DateTime<Utc>>) -> Self {

@@ -3,11 +3,11 @@
 //! A pure decision on the Leases, the last attempt and now, with its reason in words. It starts nothing:
 //! `compaction` does, and asks it again whenever something has changed.
 
+use crate::bucket::Kind;
 use crate::controller::api::{CompactionSpec, LastCompaction, RunState};
 use crate::controller::observe::leases::LeaseFacts;
 use crate::controller::observe::outcome::{self, DEADLINE_EXCEEDED};
 use crate::controller::times::{delta, later, shown};
-use crate::bucket::Kind;
 use chrono::{DateTime, TimeDelta, Utc};
 
 /// After the first failure; twice as long after each further one.
