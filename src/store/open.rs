@@ -221,6 +221,55 @@ impl Means {
         Ok(means)
     }
 
+    /// Whether the user gives a setting whose name has one of these in it.
+    fn gives(&self, names: &[&str]) -> bool {
+        let has = |key: &str| names.iter().any(|name| key.contains(name));
+        self.options.iter().any(|(key, _)| has(key))
+    }
+
+    /// Whether the user gives the setting that a variable stands for.
+    fn gives_variable<K: FromStr + PartialEq>(&self, name: &str) -> bool {
+        let of = |name: &str| name.parse::<K>().ok();
+        let meant = of(&name.to_ascii_lowercase());
+        meant.is_some() && self.options.iter().any(|(key, _)| of(key) == meant)
+    }
+
+    /// The Secret, if its credentials count: not beside a user's `own`.
+    fn decides<'s>(&self, secret: Option<&'s Secret>, own: &[&str]) -> Option<&'s Secret> {
+        secret.filter(|_| !self.gives(own))
+    }
+
+    /// The settings of the providers' variables: those of the environment, and over them the Secret's. If the Secret
+    /// decides who asks, the environment does not: a Secret that lacks a key must not be made up for in silence.
+    fn variables<K: FromStr>(
+        &self,
+        family: Family,
+        secret: Option<&Secret>,
+        own: &[&str],
+        is_credential: impl Fn(&K) -> bool,
+    ) -> Vec<(K, String)> {
+        let of = |name: &str| name.to_ascii_lowercase().parse::<K>().ok();
+        let prefixes = family.variables();
+        let of_env = |name: &str| {
+            prefixes
+                .iter()
+                .any(|p| name.starts_with(p))
+                .then(|| of(name))?
+        };
+        let replaced = self.decides(secret, own).is_some();
+        let mut settings = Vec::new();
+        for (name, value) in std::env::vars_os() {
+            if let (Some(key), Ok(value)) = (name.to_str().and_then(of_env), value.into_string())
+                && !(replaced && is_credential(&key))
+            {
+                settings.push((key, value));
+            }
+        }
+        let in_secret = secret.into_iter().flat_map(|s| s.variables(family));
+        settings.extend(in_secret.filter_map(|(name, value)| Some((of(name)?, value.to_owned()))));
+        settings
+    }
+
     /// The Secret as it is now.
     fn read_secret(&self) -> Result<Option<Secret>> {
         self.secret.as_ref().map(Source::read).transpose()
