@@ -2,7 +2,7 @@
 
 use crate::base::Cancel;
 use crate::base::flag::yes_or_no;
-use crate::controller::jobs::Settings;
+use crate::controller::jobs::{Allowed, Settings};
 use crate::controller::{ControllerMetrics, Options, run};
 use crate::error::Result;
 use crate::kubernetes::Client;
@@ -25,9 +25,9 @@ Examples:
 
 The exit code is 0 where it was stopped, 75 where another replica has taken over: start it again.")]
 pub(super) struct ControllerArgs {
-    /// The namespace that is looked after [default: all]
-    #[arg(long, value_name = "NAMESPACE", value_parser = clap::builder::NonEmptyStringValueParser::new())]
-    namespace: Option<String>,
+    /// A namespace whose policies and tasks are looked after; may be given again [default: all]
+    #[arg(long, value_name = "NAMESPACE", value_delimiter = ',', value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    namespace: Vec<String>,
     /// The image of the Jobs, where a policy names none
     #[arg(long, value_name = "IMAGE", default_value = concat!("deltafold:", env!("CARGO_PKG_VERSION")))]
     job_image: String,
@@ -43,6 +43,9 @@ pub(super) struct ControllerArgs {
     /// Jobs of thresholds and tasks at once, over all policies; 0 for no limit
     #[arg(long, value_name = "N", default_value = "20")]
     max_jobs: u32,
+    /// Of these, in one namespace [default: 0, the controller chooses]
+    #[arg(long, value_name = "N", default_value = "0", hide_default_value = true)]
+    max_jobs_per_namespace: u32,
     /// Whether several replicas elect a leader, by a Lease
     #[arg(long, value_name = "BOOL", default_value = "true", action = clap::ArgAction::Set, value_parser = yes_or_no)]
     leader_elect: bool,
@@ -55,6 +58,11 @@ pub(super) struct ControllerArgs {
     /// Serve /metrics (Prometheus), /healthz and /readyz here: 127.0.0.1:8080, or :8080 for all addresses
     #[arg(long, value_name = "ADDRESS")]
     metrics_bind_address: Option<BindAddress>,
+    /// Stop what ran before and is not allowed, too; without it such policies go on until their spec changes
+    #[arg(long, value_parser = yes_or_no)]
+    enforce_existing: bool,
+    #[command(flatten)]
+    allowed: Allowed,
 }
 
 impl ControllerArgs {
@@ -71,13 +79,16 @@ impl ControllerArgs {
             .leader_elect
             .then(|| (client.namespace().to_owned(), self.leader_lease.clone()));
         let options = Options {
-            namespace: self.namespace.clone(),
+            namespaces: self.namespace.clone(),
             leader_lease,
             identity: identity(),
             policy_workers: self.policy_workers,
             compaction_workers: self.compaction_workers,
             task_workers: self.task_workers,
             max_jobs: self.max_jobs,
+            max_jobs_per_namespace: self.max_jobs_per_namespace,
+            allowed: self.allowed.clone(),
+            enforce_existing: self.enforce_existing,
             settings: Settings::new(self.job_image.clone()),
         };
         run(&client, options, &metrics, server.as_ref(), cancel)

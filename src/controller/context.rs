@@ -6,7 +6,7 @@
 use super::ControllerMetrics;
 use super::admission::Admission;
 use super::api::{EtcdBackupPolicy, EtcdBackupTask};
-use super::jobs::Settings;
+use super::jobs::{Allowed, Settings};
 use crate::base::causes::causes;
 use crate::base::hash::short_hash;
 use crate::base::lock;
@@ -44,8 +44,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// How the controller was started.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The namespace that is looked after; `None` for all.
-    pub namespace: Option<String>,
+    /// The namespaces that are looked after; empty for all.
+    pub namespaces: Vec<String>,
     /// The Lease of the leader, by namespace and name; `None` where there is no other replica.
     pub leader_lease: Option<(String, String)>,
     /// Of this replica.
@@ -58,6 +58,12 @@ pub struct Options {
     pub task_workers: u16,
     /// Jobs of thresholds and tasks that there may be at once, over all policies; 0 for no limit.
     pub max_jobs: u32,
+    /// Of these, in one namespace; 0: the controller chooses.
+    pub max_jobs_per_namespace: u32,
+    /// What policies and tasks may ask for.
+    pub allowed: Allowed,
+    /// Whether what ran before and is not allowed is stopped, too.
+    pub enforce_existing: bool,
     /// Of the Jobs.
     pub settings: Settings,
 }

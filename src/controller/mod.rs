@@ -9,6 +9,7 @@
 
 pub mod admission;
 pub mod api;
+pub mod cleanup;
 mod compaction;
 pub mod conditions;
 mod context;

@@ -232,7 +232,7 @@ where
     K: Resource<Scope = NamespaceResourceScope>,
     K::DynamicType: Default,
 {
-    match &ctx.options.namespace {
+    match ctx.options.namespaces.first() {
         Some(namespace) => Api::namespaced(ctx.client(), namespace),
         None => Api::all(ctx.client()),
     }
