@@ -46,11 +46,6 @@ pub(super) struct ControllerArgs {
     /// As many of one namespace; 0 for half of them, as long as there are policies of other namespaces
     #[arg(long, value_name = "N", default_value = "0")]
     max_jobs_per_namespace: u32,
-    #[command(flatten)]
-    allowed: Allowed,
-    /// Whether policies that were carried out before are refused, too, if they ask for what is not allowed
-    #[arg(long, value_name = "BOOL", value_parser = yes_or_no)]
-    enforce_existing: bool,
     /// Whether several replicas elect a leader, by a Lease
     #[arg(long, value_name = "BOOL", default_value = "true", action = clap::ArgAction::Set, value_parser = yes_or_no)]
     leader_elect: bool,
@@ -63,6 +58,11 @@ pub(super) struct ControllerArgs {
     /// Serve /metrics (Prometheus), /healthz and /readyz here: 127.0.0.1:8080, or :8080 for all addresses
     #[arg(long, value_name = "ADDRESS")]
     metrics_bind_address: Option<BindAddress>,
+    /// Refuse what is not allowed also if it ran before; without it such policies go on until their spec changes
+    #[arg(long, value_parser = yes_or_no)]
+    enforce_existing: bool,
+    #[command(flatten)]
+    allowed: Allowed,
 }
 
 impl ControllerArgs {

@@ -4,6 +4,7 @@
 
 mod apply;
 mod bandwidth;
+mod cleanup;
 mod compact;
 mod completions;
 mod controller;
@@ -113,6 +114,7 @@ enum Command {
     Task(task::TaskArgs),
     Policy(policy::PolicyCommand),
     Manifests(manifests::ManifestsArgs),
+    Cleanup(cleanup::CleanupArgs),
     Completions(completions::CompletionsArgs),
 }
 
@@ -551,6 +553,7 @@ fn run(cli: Cli) -> Ended {
         Command::Task(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Policy(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Manifests(args) => args.run(output).map(|()| None),
+        Command::Cleanup(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Completions(args) => args.run().map(|()| None),
     };
     // A transfer that hangs must not keep the process.

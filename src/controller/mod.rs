@@ -10,6 +10,7 @@
 
 pub mod api;
 mod apply;
+pub mod cleanup;
 pub mod jobs;
 pub mod manifests;
 mod metrics;

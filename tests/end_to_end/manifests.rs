@@ -41,23 +41,92 @@ fn helm(args: &[&str]) -> Vec<Value> {
     documents(text.trim_start_matches("---\n"))
 }
 
-/// By kind and name.
-fn sorted(objects: Vec<Value>) -> BTreeMap<(String, String), Value> {
-    let key = |o: &Value| (kind(o).to_owned(), name(o).to_owned());
-    objects.into_iter().map(|o| (key(&o), o)).collect()
+/// By kind, namespace and name.
+fn sorted(objects: Vec<Value>) -> BTreeMap<[String; 3], Value> {
+    let key = |o: &Value| {
+        let namespace = o["metadata"]["namespace"].as_str().unwrap_or_default();
+        [kind(o), namespace, name(o)].map(str::to_owned)
+    };
+    let count = objects.len();
+    let sorted: BTreeMap<_, _> = objects.into_iter().map(|o| (key(&o), o)).collect();
+    assert_eq!(sorted.len(), count, "one of them is there twice");
+    sorted
 }
+
+/// Flags of `manifests install`, and values of the chart that say the same.
+const CHOICES: [(&[&str], &[&str]); 5] = [
+    (&[], &[]),
+    (
+        &["--watch-namespace", "one", "--watch-namespace", "two"],
+        &["watchNamespaces={one,two}"],
+    ),
+    (
+        &[
+            "--image",
+            "registry/x:7",
+            "--aggregate-roles",
+            "--api-server-port",
+            "16443",
+        ],
+        &[
+            "image.repository=registry/x",
+            "image.tag=7",
+            "aggregateRoles=true",
+            "apiServerPorts={16443}",
+        ],
+    ),
+    (
+        &[
+            "--allowed-image-prefix",
+            "registry.example/team",
+            "--allowed-image-prefix",
+            "x/",
+            "--allow-root",
+            "--allow-tolerations",
+            "--enforce-existing",
+        ],
+        &[
+            "allow.imagePrefixes={registry.example/team,x/}",
+            "allow.root=true",
+            "allow.tolerations=true",
+            "enforceExisting=true",
+        ],
+    ),
+    (
+        &[
+            "--allow-host-path",
+            "--allow-host-network",
+            "--allow-service-account",
+            "--allow-root",
+            "--allow-priority-class",
+            "--watch-namespace",
+            "one",
+        ],
+        &[
+            "allow.hostPath=true",
+            "allow.hostNetwork=true",
+            "allow.serviceAccount=true",
+            "allow.root=true",
+            "allow.priorityClass=true",
+            "watchNamespaces={one}",
+        ],
+    ),
+];
 
 #[test]
 fn the_chart_makes_the_same_objects() {
-    let mut wanted = sorted(documents(&printed(&["install"])));
-    // Helm makes it with --create-namespace.
-    let namespace = ("Namespace".to_owned(), manifests::NAMESPACE.to_owned());
-    assert!(wanted.remove(&namespace).is_some());
-    let made = sorted(helm(&[]));
-    let names = |m: &BTreeMap<_, _>| m.keys().cloned().collect::<Vec<(String, String)>>();
-    assert_eq!(names(&made), names(&wanted));
-    for (key, object) in &wanted {
-        assert_eq!(&made[key], object, "{key:?}");
+    for (flags, values) in CHOICES {
+        let mut wanted = sorted(documents(&printed(&[&["install"], flags].concat())));
+        // Helm makes it with --create-namespace.
+        let namespace = ["Namespace", "", manifests::NAMESPACE].map(str::to_owned);
+        assert!(wanted.remove(&namespace).is_some());
+        let values = values.iter().flat_map(|value| ["--set", value]);
+        let made = sorted(helm(&values.collect::<Vec<_>>()));
+        let names = |m: &BTreeMap<_, _>| m.keys().cloned().collect::<Vec<[String; 3]>>();
+        assert_eq!(names(&made), names(&wanted), "{flags:?}");
+        for (key, object) in &wanted {
+            assert_eq!(&made[key], object, "{flags:?} {key:?}");
+        }
     }
 }
 
@@ -71,14 +140,24 @@ fn every_value_of_the_chart_has_an_effect() {
         "imagePullSecrets[0]=pull",
         "jobImage=registry/jobs:7",
         "replicas=3",
-        "controller.namespace=one",
+        "watchNamespaces={one}",
+        "allow.hostPath=true",
+        "allow.hostNetwork=true",
+        "allow.serviceAccount=true",
+        "allow.root=true",
+        "allow.tolerations=true",
+        "allow.priorityClass=true",
+        "allow.imagePrefixes={registry.example/team}",
+        "enforceExisting=true",
+        "networkPolicies=false",
+        "apiServerPorts={8443}",
         "controller.extraArgs[0]=--max-jobs=7",
         "resources.requests.cpu=2",
         "nodeSelector.disk=fast",
         "tolerations[0].operator=Exists",
         "priorityClassName=high",
         "affinity.nodeAffinity.a=b",
-        "aggregateRoles=false",
+        "aggregateRoles=true",
         "podDisruptionBudget=false",
         "metricsService=false",
     ];
