@@ -388,33 +388,6 @@ async fn the_controllers_rights_are_what_it_needs() {
             assert!(!may(verb, group, resource).await, "{verb} {resource}");
         }
     }
-    // It grants service accounts what it has itself: no more, and that without being asked to be an administrator.
-    let policy = json!({
-        "apiVersion": "deltafold.io/v1alpha1",
-        "kind": "EtcdBackupPolicy",
-        "metadata": {"name": "main"},
-        "spec": {"store": {"url": "s3://backups/main"}},
-    });
-    let policy = cluster.apply(&policy).await.unwrap();
-    let policy = serde_json::from_value(json!(policy)).unwrap();
-    let (_, role, binding) = deltafold::controller::jobs::access(&policy).unwrap();
-    let params = PatchParams::apply("deltafold-policy").force();
-    for object in [json!(role), json!(binding)] {
-        let patch = Patch::Apply(&object);
-        let api = api(&own, &object);
-        let applied = api.patch(name(&object), &params, &patch).await;
-        applied.unwrap_or_else(|e| panic!("{object}: {e}"));
-    }
-    let mut more = json!(role);
-    more["rules"][0]["resources"] = json!(["configmaps"]);
-    more["rules"][0]["apiGroups"] = json!([""]);
-    let (api, patch) = (api(&own, &more), Patch::Apply(&more));
-    let refused = api.patch(name(&more), &params, &patch).await;
-    let refused = refused.unwrap_err().to_string();
-    assert!(
-        refused.contains("attempting to grant RBAC permissions"),
-        "{refused}"
-    );
 }
 
 /// What is refused, and by which of our sentences.

@@ -27,6 +27,8 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Who the controller is in a namespace.
 const ACCOUNT: &str = "deltafold-controller";
+/// The service account of Jobs, and their role.
+const JOBS: &str = "deltafold-jobs";
 
 /// Etcd, API server, Kubernetes' controllers.
 #[derive(Debug)]
@@ -115,20 +117,16 @@ async fn install(api: &Api) {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
-    let rules = rules();
-    let role = json!({
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "ClusterRole",
-        "metadata": {"name": ACCOUNT},
-        "rules": rules,
-    });
-    let path = format!("/apis/rbac.authorization.k8s.io/v1/clusterroles/{ACCOUNT}");
-    let applied = api.apply(&path, &role).await;
-    applied.unwrap_or_else(|err| panic!("the controller's role: {err}"));
+    for role in roles() {
+        let of = name(&role);
+        let path = format!("/apis/rbac.authorization.k8s.io/v1/clusterroles/{of}");
+        let applied = api.apply(&path, &role).await;
+        applied.unwrap_or_else(|err| panic!("the role {of}: {err}"));
+    }
 }
 
-/// What the controller may do: exactly what `deltafold manifests install` gives it.
-fn rules() -> Value {
+/// What the controller and Jobs may do: exactly what `deltafold manifests install` gives them.
+fn roles() -> [Value; 2] {
     let printed = super::deltafold()
         .args(["manifests", "install"])
         .output()
@@ -151,7 +149,14 @@ fn rules() -> Value {
     let rules = roles.flat_map(|role| role["rules"].as_array().expect("rules"));
     let rules: Vec<Value> = rules.cloned().collect();
     assert!(!rules.is_empty(), "no ClusterRole:\n{text}");
-    rules.into()
+    let of_controller = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRole",
+        "metadata": {"name": ACCOUNT},
+        "rules": rules,
+    });
+    let mut of_jobs = of_kind("ClusterRole").filter(|role| name(role) == JOBS);
+    [of_controller, of_jobs.next().expect("the role of Jobs").clone()]
 }
 
 const OURS: [(&str, &str); 2] = [
@@ -293,6 +298,29 @@ impl Space {
             "apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT},
         });
         self.create("serviceaccounts", account).await;
+        // As `deltafold manifests namespace` has it for a controller that looks after named ones.
+        let labels = json!({"app.kubernetes.io/managed-by": "deltafold"});
+        let account = json!({"metadata": {"name": JOBS, "labels": labels}});
+        self.create("serviceaccounts", account).await;
+        let bound = json!({
+            "metadata": {"name": JOBS, "labels": labels},
+            "roleRef": {
+                "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": JOBS,
+            },
+            "subjects": [{"kind": "ServiceAccount", "name": JOBS, "namespace": self.name}],
+        });
+        self.create("rolebindings", bound).await;
+        let leads = json!({
+            "metadata": {"name": ACCOUNT},
+            "rules": deltafold::controller::manifests::rules_of_leader(),
+        });
+        self.create("roles", leads).await;
+        let bound = json!({
+            "metadata": {"name": ACCOUNT},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": ACCOUNT},
+            "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT, "namespace": self.name}],
+        });
+        self.create("rolebindings", bound).await;
         let binding = json!({
             "metadata": {"name": format!("{ACCOUNT}-{}", self.name)},
             "roleRef": {
