@@ -156,7 +156,10 @@ fn roles() -> [Value; 2] {
         "rules": rules,
     });
     let mut of_jobs = of_kind("ClusterRole").filter(|role| name(role) == JOBS);
-    [of_controller, of_jobs.next().expect("the role of Jobs").clone()]
+    [
+        of_controller,
+        of_jobs.next().expect("the role of Jobs").clone(),
+    ]
 }
 
 const OURS: [(&str, &str); 2] = [

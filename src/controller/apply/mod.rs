@@ -324,21 +324,24 @@ impl Writer {
         let name = &desired.name;
         let what = format!("apply {kind} {namespace}/{name}");
         let api = self.of(&desired.resource, namespace);
-        let there = answered(
-            &format!("read {kind} {namespace}/{name}"),
-            api.get_opt(name),
-        )
-        .await?;
-        let mut object = desired.object.clone();
-        if let Some(there) = &there {
-            if owner(there) != Some(desired.owner.as_str()) {
-                return Err(taken(kind, namespace, name));
+        let mut uid = desired.there.clone();
+        if uid.is_none() {
+            // One that no watch has told of may be somebody else's.
+            let read = format!("read {kind} {namespace}/{name}");
+            if let Some(there) = answered(&read, api.get_opt(name)).await? {
+                if owner(&there) != Some(desired.owner.as_str()) {
+                    return Err(taken(kind, namespace, name));
+                }
+                uid = there.uid();
             }
-            // Not of another one by that name.
-            object["metadata"]["uid"] = there.uid().into();
         }
+        let mut object = desired.object.clone();
         let mut params = PatchParams::apply(MANAGER);
-        params.force = there.is_some();
+        params.force = uid.is_some();
+        if let Some(uid) = uid {
+            // Not of another one by that name.
+            object["metadata"]["uid"] = uid.into();
+        }
         let patch = Patch::Apply(&object);
         let written = self.write(&what, api.patch(name, &params, &patch)).await?;
         let applied = Applied {

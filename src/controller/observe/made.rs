@@ -8,6 +8,7 @@ use k8s_openapi::api::batch::v1::CronJob;
 use kube::{Resource, ResourceExt};
 use serde::Serialize;
 use serde_json::Value;
+use std::sync::OnceLock;
 
 /// Of the compression: as fast as it goes.
 const LEVEL: i32 = 1;
@@ -31,6 +32,8 @@ pub struct Made {
     pub runs: bool,
     /// The whole object as JSON, compressed.
     packed: Vec<u8>,
+    /// Whether all of what it was made from stands in it, once somebody has asked.
+    is_whole: OnceLock<bool>,
 }
 
 impl Made {
@@ -59,6 +62,7 @@ impl Made {
             hash: object.annotations().get(names::HASH).cloned(),
             runs,
             packed: zstd::bulk::compress(&json, LEVEL).unwrap_or_default(),
+            is_whole: OnceLock::new(),
         }
     }
 
@@ -68,14 +72,55 @@ impl Made {
         both.filter_map(group).collect()
     }
 
-    /// The whole object, if it can be read.
-    pub fn object(&self) -> Option<Value> {
-        let json = zstd::stream::decode_all(&self.packed[..]).ok()?;
-        serde_json::from_slice(&json).ok()
+    /// Whether all that is wanted stands in it. Its hash is that of what is wanted: so one answer is enough.
+    pub fn holds(&self, wanted: &Value) -> bool {
+        let is_whole = || {
+            let json = zstd::stream::decode_all(&self.packed[..]).ok()?;
+            let there = serde_json::from_slice(&json).ok()?;
+            Some(holds(&there, wanted))
+        };
+        *self.is_whole.get_or_init(|| is_whole().unwrap_or(false))
     }
 }
 
 /// The label's group.
 pub(super) fn group(made: &Made) -> Option<Key> {
     Some((made.key.0.clone(), made.policy.clone()?))
+}
+
+/// Whether all that is wanted stands in what is there, which may have more: defaults, others' fields.
+fn holds(there: &Value, wanted: &Value) -> bool {
+    match (there, wanted) {
+        (Value::Object(there), Value::Object(wanted)) => wanted.iter().all(|(key, wanted)| {
+            let nothing = wanted.is_null();
+            there.get(key).map_or(nothing, |there| holds(there, wanted))
+        }),
+        (Value::Array(there), Value::Array(wanted)) => {
+            there.len() == wanted.len() && there.iter().zip(wanted).all(|(t, w)| holds(t, w))
+        }
+        (there, wanted) => there == wanted,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn more_may_be_there_than_is_wanted_but_nothing_else() {
+        let wanted = json!({"a": 1, "b": [{"c": 2}], "d": {"e": null}});
+        let there = json!({"a": 1, "b": [{"c": 2, "x": 3}], "d": {}, "y": 4});
+        assert!(holds(&there, &wanted));
+        for (at, other) in [
+            ("/a", json!(2)),
+            ("/b", json!([])),
+            ("/b/0/c", json!("2")),
+            ("/d", json!({"e": 1})),
+        ] {
+            let mut changed = there.clone();
+            *changed.pointer_mut(at).unwrap() = other;
+            assert!(!holds(&changed, &wanted), "{at}");
+        }
+    }
 }

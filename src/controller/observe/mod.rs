@@ -335,13 +335,16 @@ impl World {
 
     /// How often in a row a look at a policy has failed, this time included; 0 begins anew.
     pub fn failed(&self, this: &Key, has_failed: bool) -> u32 {
-        self.remember(this, |memory| {
-            memory.failures = match has_failed {
-                true => memory.failures.saturating_add(1),
-                false => 0,
-            };
-            memory.failures
-        })
+        let mut memory = lock(&self.memory);
+        // Of one that is gone nothing is remembered.
+        let Some(memory) = memory.get_mut(this) else {
+            return u32::from(has_failed);
+        };
+        memory.failures = match has_failed {
+            true => memory.failures.saturating_add(1),
+            false => 0,
+        };
+        memory.failures
     }
 }
 
