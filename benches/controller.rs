@@ -1,72 +1,148 @@
 //! What the controller costs with many policies, and how soon a crossed threshold is a Job: on a real API server.
 //!
-//! 1,000 policies in ten namespaces and their 2,000 Leases, each renewed once a minute; every request of the
-//! controller is counted on its way. `cargo bench --bench controller` prints the tables of ARCHITECTURE.md; a
-//! number among the arguments is that of the policies.
+//! `cargo bench --bench controller` prints the tables of ARCHITECTURE.md, each row next to its goal; `--scale 10` makes a
+//! tenth of the policies and of the renewals, for a quick look. Nine tenths of the policies share one namespace, the
+//! crowd; the others are spread over small tenants. All schedules are yearly and Kubernetes' own controllers do not run:
+//! no CronJob fires and no Job ends. A proxy counts every request of the controller.
 
 #[path = "../tests/support/mod.rs"]
 mod support;
 
-use futures::StreamExt as _;
+use clap::Parser;
+use futures::{StreamExt as _, stream};
+use reqwest::Method;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use support::controller::Controller;
-use support::kube::{Api, Body};
-use support::proxy::Proxy;
-use support::space::{Kubernetes, Space, moment, name};
+use support::kube::{Api, Body, Refused};
+use support::proxy::{Call, Proxy};
+use support::space::{Kubernetes, Space, moment};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-const NAMESPACES: usize = 10;
 const MINUTE: Duration = Duration::from_secs(60);
 /// Requests of the bench itself at once.
-const AT_ONCE: usize = 8;
+const AT_ONCE: usize = 16;
+const TENANTS: usize = 5;
+/// The controller has looked at everything if it does nothing for so long.
+const QUIET: Duration = Duration::from_secs(3);
+/// A Job that is not there after so long counts as one that never comes.
+const PATIENCE: Duration = MINUTE;
+
+#[derive(Parser)]
+struct Args {
+    /// Policies; each has two Leases
+    #[arg(long, default_value_t = 10_000)]
+    policies: usize,
+    /// Renewals of Leases a minute
+    #[arg(long, default_value_t = 4_000)]
+    renewals: usize,
+    /// Make so many times fewer policies and renewals
+    #[arg(long, default_value_t = 1)]
+    scale: usize,
+    /// How many of 100 policies have four CronJobs: full, delta, gc, verify; the others have the first two
+    #[arg(long, default_value_t = 100)]
+    four: usize,
+    /// Minutes of renewals, of each kind
+    #[arg(long, default_value_t = 2)]
+    minutes: u32,
+    /// Thresholds that are crossed, ten a second and then at once
+    #[arg(long, default_value_t = 300)]
+    crossings: usize,
+    /// Seconds of crossings of the small tenants, one a second
+    #[arg(long, default_value_t = 60)]
+    seconds: usize,
+    /// Policies that the controller looks after at once while everything is made
+    #[arg(long, default_value_t = 16)]
+    workers: usize,
+    /// Jobs that may be there at once
+    #[arg(long, default_value_t = 10_000)]
+    max_jobs: usize,
+    /// Measure another program than the one that was built
+    #[arg(long, default_value = env!("CARGO_BIN_EXE_deltafold"))]
+    program: PathBuf,
+    /// Cargo gives it.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
 
 /// A policy by its number.
 #[derive(Clone, Copy)]
-struct Numbered(usize);
+struct Policy(usize);
 
-impl Numbered {
+impl Policy {
     fn name(self) -> String {
-        format!("etcd-{:04}", self.0)
+        format!("etcd-{:05}", self.0)
+    }
+
+    fn is_of_crowd(self) -> bool {
+        !self.0.is_multiple_of(10)
     }
 
     fn namespace(self) -> String {
-        format!("scale-{}", self.0 % NAMESPACES)
+        match self.is_of_crowd() {
+            true => "crowd".to_owned(),
+            false => format!("tenant-{}", self.0 / 10 % TENANTS),
+        }
     }
 
-    fn lease(self, kind: &str) -> String {
+    fn path(self) -> String {
         format!(
-            "/apis/coordination.k8s.io/v1/namespaces/{}/leases/{}-{kind}-snap",
-            self.namespace(),
-            self.name()
+            "/apis/deltafold.io/v1alpha1/namespaces/{}/etcdbackuppolicies",
+            self.namespace()
         )
     }
 
-    /// As a Job that has saved something renews it.
-    async fn renew(self, api: &Api, kind: &str, revision: i64) -> Result<()> {
-        let patch = json!({
+    fn leases(self) -> String {
+        format!(
+            "/apis/coordination.k8s.io/v1/namespaces/{}/leases",
+            self.namespace()
+        )
+    }
+
+    /// As a Job leaves it that has saved something.
+    fn lease(self, kind: &str, revision: i64) -> Value {
+        json!({
             "metadata": {"name": format!("{}-{kind}-snap", self.name())},
             "spec": {"holderIdentity": revision.to_string(), "renewTime": moment(0)},
+        })
+    }
+
+    async fn renew(self, api: &Api, kind: &str, revision: i64) -> Result<()> {
+        let path = format!("{}/{}-{kind}-snap", self.leases(), self.name());
+        done(api.merge(&path, &self.lease(kind, revision)).await)
+    }
+
+    fn object(self, args: &Args) -> Value {
+        const YEARLY: &str = "0 0 1 1 *";
+        let mut object = json!({
+            "apiVersion": "deltafold.io/v1alpha1",
+            "kind": "EtcdBackupPolicy",
+            "metadata": {"name": self.name()},
+            "spec": {
+                "etcd": {"endpoints": [format!("https://{}:2379", self.name())]},
+                "store": {
+                    "url": format!("s3://backups/{}", self.name()),
+                    "secretRef": {"name": "store"},
+                },
+                "snapshot": {"fullSchedule": YEARLY, "deltaSchedule": YEARLY},
+            },
         });
-        let renewed = api.merge(&self.lease(kind), &patch).await;
-        renewed.map(drop).map_err(|e| e.to_string().into())
+        // Tens, so that crowd and tenants have the same share.
+        if self.0 / 10 % 100 < args.four {
+            object["spec"]["retention"] = json!({"policy": "Exponential", "schedule": YEARLY});
+            object["spec"]["verify"] = json!({"schedule": YEARLY});
+        }
+        object
     }
 }
 
-async fn for_all<F: Future<Output = Result<()>>>(
-    count: usize,
-    act: impl Fn(Numbered) -> F,
-) -> Result<()> {
-    let acts = (0..count).map(|n| act(Numbered(n)));
-    let mut done = futures::stream::iter(acts).buffer_unordered(AT_ONCE);
-    while let Some(result) = done.next().await {
-        result?;
-    }
-    Ok(())
+fn done(answer: std::result::Result<Value, Refused>) -> Result<()> {
+    answer.map(drop).map_err(|e| e.to_string().into())
 }
 
 /// What a process has used so far.
@@ -74,7 +150,7 @@ async fn for_all<F: Future<Output = Result<()>>>(
 struct Used {
     cpu_seconds: f64,
     resident: u64,
-    anonymous: u64,
+    peak: u64,
 }
 
 fn used(pid: u32) -> Result<Used> {
@@ -85,310 +161,503 @@ fn used(pid: u32) -> Result<Used> {
     let fields: Vec<&str> = fields.split_whitespace().collect();
     let ticks = |at: usize| fields.get(at).and_then(|f| f.parse::<f64>().ok());
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let kib = |key: &str| {
+    let mib = |key: &str| {
         let line = status.lines().find_map(|l| l.strip_prefix(key))?;
-        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
+        let kib = line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?;
+        Some(kib.div_ceil(1024))
     };
     Ok(Used {
         cpu_seconds: (ticks(11).ok_or("utime")? + ticks(12).ok_or("stime")?) / TICKS_A_SECOND,
-        resident: kib("VmRSS:").ok_or("VmRSS")? << 10,
-        anonymous: kib("RssAnon:").ok_or("RssAnon")? << 10,
+        resident: mib("VmRSS:").ok_or("VmRSS")?,
+        peak: mib("VmHWM:").ok_or("VmHWM")?,
     })
 }
 
-/// What the controller did in a while.
-struct Phase<'a> {
-    what: &'a str,
-    began: Instant,
-    before: Used,
+/// Requests of the work: the leader's own Lease is renewed, and watches begin again, by the clock.
+fn counts(call: &Call) -> bool {
+    let of_leadership = call.resource == "leases" && call.name.contains("controller");
+    call.verb != "watch" && !of_leadership
 }
 
-impl<'a> Phase<'a> {
-    fn begin(what: &'a str, controller: &Controller, proxy: &Proxy) -> Result<Self> {
-        proxy.forget();
-        Ok(Self {
-            what,
+/// What a controller did since a moment.
+struct Phase {
+    began: Instant,
+    cpu_seconds: f64,
+}
+
+struct Cost {
+    seconds: f64,
+    requests: usize,
+    writes: usize,
+    cpu_seconds: f64,
+    used: Used,
+}
+
+impl Cost {
+    fn row(&self, what: &str, renewals: usize, goals: &[String]) {
+        let per_1000 = match renewals {
+            0 => "–".to_owned(),
+            n => format!("{:.2} s", self.cpu_seconds * 1000.0 / n as f64),
+        };
+        println!(
+            "| {what} | {:.0} s | {} | {} | {:.2} s | {per_1000} | {} MiB | {} MiB | {} |",
+            self.seconds,
+            self.requests,
+            self.writes,
+            self.cpu_seconds,
+            self.used.resident,
+            self.used.peak,
+            goals.join(", "),
+        );
+    }
+
+    fn writes_nothing(&self) -> String {
+        goal("0 writes", self.writes == 0)
+    }
+
+    fn within_a_minute(&self) -> String {
+        goal("≤ 60 s", self.seconds <= 60.0)
+    }
+
+    fn fits(&self) -> String {
+        goal("peak ≤ 400 MiB", self.used.peak <= 400)
+    }
+}
+
+fn goal(text: &str, holds: bool) -> String {
+    format!("{text}: {}", if holds { "yes" } else { "**no**" })
+}
+
+struct Bench {
+    args: Args,
+    api: Api,
+    proxy: Proxy,
+    space: Space,
+    policies: Vec<Policy>,
+    /// Of each policy's newest delta.
+    revisions: Vec<AtomicI64>,
+}
+
+impl Bench {
+    fn of_crowd(&self, is: bool) -> Vec<Policy> {
+        let policies = self.policies.iter().copied();
+        policies.filter(|p| p.is_of_crowd() == is).collect()
+    }
+
+    /// Namespaces with their Secret, policies and Leases.
+    async fn create(&self) -> Result<()> {
+        let create = async |path: &str, object: &Value| {
+            let body = Some((Body::Json, object));
+            done(self.api.ask(Method::POST, path, body).await)
+        };
+        let namespaces: BTreeSet<String> = self.policies.iter().map(|p| p.namespace()).collect();
+        for name in namespaces {
+            let namespace = json!({"metadata": {"name": name}});
+            create("/api/v1/namespaces", &namespace).await?;
+            let secret = json!({
+                "metadata": {"name": "store"},
+                "stringData": {"accessKeyID": "id", "secretAccessKey": "key", "region": "r"},
+            });
+            create(&format!("/api/v1/namespaces/{name}/secrets"), &secret).await?;
+        }
+        let all = self.policies.iter().map(|policy| async {
+            create(&policy.leases(), &policy.lease("full", 100)).await?;
+            create(&policy.leases(), &policy.lease("delta", 100)).await?;
+            create(&policy.path(), &policy.object(&self.args)).await
+        });
+        let mut all = stream::iter(all).buffer_unordered(AT_ONCE);
+        while let Some(result) = all.next().await {
+            result?;
+        }
+        Ok(())
+    }
+
+    async fn start(&self, args: &[&str]) -> Controller {
+        Controller::of_all(&self.proxy, &self.space, args).await
+    }
+
+    async fn start_as_usual(&self) -> Controller {
+        let max_jobs = format!("--max-jobs={}", self.args.max_jobs);
+        self.start(&[&max_jobs]).await
+    }
+
+    /// From here on; of a process that does not run yet everything.
+    fn begin(&self, controller: Option<&Controller>) -> Result<Phase> {
+        self.proxy.forget();
+        let used = controller.map(|c| used(c.id())).transpose()?;
+        Ok(Phase {
             began: Instant::now(),
-            before: used(controller.id())?,
+            cpu_seconds: used.map_or(0.0, |u| u.cpu_seconds),
         })
     }
 
-    fn end(self, controller: &Controller, proxy: &Proxy) -> Result<()> {
-        let seconds = self.began.elapsed().as_secs_f64();
-        let now = used(controller.id())?;
-        let counts = proxy.counts();
-        // The leadership is renewed by the clock, whatever else happens.
-        let leader = proxy
-            .calls()
-            .iter()
-            .filter(|c| c.name.contains("controller") && c.resource == "leases")
-            .count();
-        let calls: usize = counts.values().sum::<usize>() - leader;
-        println!(
-            "| {} | {seconds:.0} s | {:.2} | {} MiB | {} MiB | {calls} |",
-            self.what,
-            (now.cpu_seconds - self.before.cpu_seconds) / seconds * 60.0,
-            now.resident >> 20,
-            now.anonymous >> 20,
-        );
-        let mut told: BTreeMap<String, usize> = BTreeMap::new();
-        for ((verb, resource), count) in counts {
-            *told.entry(format!("{verb} {resource}")).or_default() += count;
+    /// Until now, or until a moment.
+    fn end(&self, what: &str, phase: &Phase, controller: &Controller, at: Instant) -> Result<Cost> {
+        let used = used(controller.id())?;
+        let mut kinds: BTreeMap<String, usize> = BTreeMap::new();
+        let (requests, writes) = self.proxy.look(|calls| {
+            for call in calls {
+                let kind = format!("{} {}", call.verb, call.resource);
+                *kinds.entry(kind).or_default() += 1;
+            }
+            let of_work = || calls.iter().filter(|c| counts(c));
+            (of_work().count(), of_work().filter(|c| c.writes()).count())
+        });
+        eprintln!("{what}: {kinds:?}");
+        Ok(Cost {
+            seconds: at.saturating_duration_since(phase.began).as_secs_f64(),
+            requests,
+            writes,
+            cpu_seconds: used.cpu_seconds - phase.cpu_seconds,
+            used,
+        })
+    }
+
+    /// Waits until a new controller watches all that it has listed.
+    async fn wait_until_it_watches(&self) {
+        let watches = |calls: &[Call]| {
+            let of = |verb| {
+                let calls = calls
+                    .iter()
+                    .filter(move |c| c.verb == verb && c.answered.is_some());
+                calls.map(|c| c.resource.as_str()).collect::<BTreeSet<_>>()
+            };
+            let watched = of("watch");
+            !watched.is_empty() && of("list").is_subset(&watched)
+        };
+        while !self.proxy.look(watches) {
+            tokio::time::sleep(Duration::from_millis(100)).await;
         }
-        let told: Vec<String> = told.iter().map(|(k, n)| format!("{k} {n}")).collect();
-        eprintln!("{}: {} (leadership: {leader})", self.what, told.join(", "));
+    }
+
+    /// Waits until the controller asks for nothing and computes nothing; returns when that began.
+    async fn settle(&self, controller: &Controller) -> Result<Instant> {
+        let (mut busy, mut before) = (Instant::now(), (0, 0.0));
+        while busy.elapsed() < QUIET {
+            tokio::time::sleep(Duration::from_millis(250)).await;
+            let requests = self
+                .proxy
+                .look(|calls| calls.iter().filter(|c| counts(c)).count());
+            let now = (requests, used(controller.id())?.cpu_seconds);
+            if now.0 != before.0 || now.1 - before.1 > 0.03 {
+                busy = Instant::now();
+            }
+            before = now;
+        }
+        Ok(busy)
+    }
+
+    /// Renews both Leases of one policy after the other, evenly, at the rate of the arguments; for ever.
+    async fn renew(&self, policies: &[Policy], events: i64, renewed: &AtomicUsize) -> Result<()> {
+        let pause = MINUTE * 2 / u32::try_from(self.args.renewals)?;
+        let began = Instant::now();
+        let slots = policies
+            .iter()
+            .cycle()
+            .zip(1_u32..)
+            .map(|(policy, at)| async move {
+                tokio::time::sleep_until((began + pause * at).into()).await;
+                let delta = self.revisions[policy.0].fetch_add(events, Ordering::Relaxed) + events;
+                policy.renew(&self.api, "full", 100).await?;
+                policy.renew(&self.api, "delta", delta).await?;
+                renewed.fetch_add(2, Ordering::Relaxed);
+                Ok::<_, Box<dyn std::error::Error + Send + Sync>>(())
+            });
+        let mut slots = stream::iter(slots).buffered(AT_ONCE);
+        while let Some(result) = slots.next().await {
+            result?;
+        }
+        Ok(())
+    }
+
+    /// Patches one policy after the other as fast as the API server takes it; for ever.
+    async fn flood(&self, flood: Flood, patched: &AtomicUsize) -> Result<()> {
+        let crowd = self.of_crowd(true);
+        let all = (1_usize..).flat_map(|round| crowd.iter().map(move |p| (round, p)));
+        let all = all.map(|(round, policy)| async move {
+            let patch = match flood {
+                Flood::None => return std::future::pending().await,
+                Flood::Labels => json!({"metadata": {"labels": {"round": round.to_string()}}}),
+                // It is in every CronJob of the policy.
+                Flood::Specs => {
+                    let zone = ["Etc/UTC", "Europe/Berlin"][round % 2];
+                    json!({"spec": {"snapshot": {"timeZone": zone}}})
+                }
+            };
+            let path = format!("{}/{}", policy.path(), policy.name());
+            done(self.api.merge(&path, &patch).await)?;
+            patched.fetch_add(1, Ordering::Relaxed);
+            Ok::<_, Box<dyn std::error::Error + Send + Sync>>(())
+        });
+        let mut all = stream::iter(all).buffer_unordered(AT_ONCE);
+        while let Some(result) = all.next().await {
+            result?;
+        }
+        Ok(())
+    }
+
+    /// Crosses the thresholds of policies, with this pause between.
+    async fn cross(&self, policies: &[Policy], pause: Duration) -> Result<Crossed> {
+        let began = Instant::now();
+        let slots = policies.iter().zip(0_u32..).map(|(policy, at)| async move {
+            tokio::time::sleep_until((began + pause * at).into()).await;
+            let asked = Instant::now();
+            policy.renew(&self.api, "delta", 5_000_000).await?;
+            Ok::<_, Box<dyn std::error::Error + Send + Sync>>((policy.name(), asked))
+        });
+        let mut slots = stream::iter(slots).buffered(AT_ONCE);
+        let mut asked = Vec::new();
+        while let Some(result) = slots.next().await {
+            asked.push(result?);
+        }
+        let last = Instant::now();
+        let made = loop {
+            let made = self.proxy.look(jobs_made);
+            let is_there = |(name, _): &(String, Instant)| made.contains_key(name);
+            if asked.iter().all(is_there) || last.elapsed() > PATIENCE {
+                break made;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        };
+        let mut crossed = Crossed::default();
+        for (name, asked) in asked {
+            let made = made.get(&name);
+            let seconds = |since| made.map(|at| at.saturating_duration_since(since).as_secs_f64());
+            crossed
+                .latencies
+                .push(seconds(asked).unwrap_or(f64::INFINITY));
+            crossed.all = crossed.all.max(seconds(began).unwrap_or(f64::INFINITY));
+        }
+        crossed.latencies.sort_by(f64::total_cmp);
+        Ok(crossed)
+    }
+
+    /// A row of thresholds that are crossed while other policies are renewed, and others changed.
+    async fn crossings(
+        &self,
+        controller: &Controller,
+        what: &str,
+        policies: &[Policy],
+        pause: Duration,
+        others: &[Policy],
+        flood: Flood,
+    ) -> Result<()> {
+        let phase = self.begin(Some(controller))?;
+        let (renewed, patched) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let crossed = tokio::select! {
+            crossed = self.cross(policies, pause) => crossed?,
+            ended = self.renew(others, 0, &renewed) => return Err(format!("renewals: {ended:?}").into()),
+            ended = self.flood(flood, &patched) => return Err(format!("the flood: {ended:?}").into()),
+        };
+        let patched = patched.into_inner();
+        let cost = self.end(what, &phase, controller, Instant::now())?;
+        let what = match patched {
+            0 => what.to_owned(),
+            n => format!("{what} ({:.0} a second)", n as f64 / cost.seconds),
+        };
+        let goal = match pause.is_zero() {
+            true => goal("all ≤ 10 s", crossed.all <= 10.0),
+            false => goal("p99 ≤ 1 s", crossed.percentile(0.99) <= 1.0),
+        };
+        let times = [
+            crossed.percentile(0.5),
+            crossed.percentile(0.99),
+            crossed.percentile(1.0),
+            crossed.all,
+        ];
+        let times = times.map(|seconds| match seconds.is_finite() {
+            true => format!("{seconds:.2} s"),
+            false => "never".to_owned(),
+        });
+        println!(
+            "| {what} | {} | {} | {} | {:.1} s | {} MiB | {goal} |",
+            crossed.latencies.len(),
+            times.join(" | "),
+            cost.requests,
+            cost.cpu_seconds,
+            cost.used.peak,
+        );
+        Ok(())
+    }
+
+    async fn run(&self) -> Result<()> {
+        let args = &self.args;
+        let began = Instant::now();
+        self.create().await?;
+        let cron_jobs = self.policies.iter().map(|p| p.object(args));
+        let cron_jobs = cron_jobs.map(|p| 2 + 2 * usize::from(p["spec"]["verify"].is_object()));
+        println!(
+            "{} policies, {} Leases, {} CronJobs, {} renewals a minute; policies and Leases made in {:.0} s\n",
+            self.policies.len(),
+            2 * self.policies.len(),
+            cron_jobs.sum::<usize>(),
+            args.renewals,
+            began.elapsed().as_secs_f64()
+        );
+        println!(
+            "| the controller | for | requests | writes | CPU | for 1,000 renewals | resident | peak | goals |"
+        );
+        println!("|---|---|---|---|---|---|---|---|---|");
+        let what = format!("makes everything, {} policies at once", args.workers);
+        let phase = self.begin(None)?;
+        let mut first = self
+            .start(&[&format!("--policy-workers={}", args.workers)])
+            .await;
+        self.wait_until_it_watches().await;
+        let at = self.settle(&first).await?;
+        self.end(&what, &phase, &first, at)?.row(&what, 0, &[]);
+
+        first.stop();
+        let mut second = self.takes_over("is started again").await?;
+
+        let phase = self.begin(Some(&second))?;
+        tokio::time::sleep(MINUTE).await;
+        let cost = self.end("nothing happens", &phase, &second, Instant::now())?;
+        let goals = [
+            goal("0 requests", cost.requests == 0),
+            cost.writes_nothing(),
+        ];
+        cost.row("nothing happens", 0, &goals);
+
+        for (what, events) in [
+            ("Leases are renewed, nothing is new", 0),
+            ("Leases are renewed, each time with a delta", 10),
+        ] {
+            let phase = self.begin(Some(&second))?;
+            let renewed = AtomicUsize::new(0);
+            let renewals = self.renew(&self.policies, events, &renewed);
+            // They do not end by themselves.
+            if let Ok(ended) = tokio::time::timeout(MINUTE * args.minutes, renewals).await {
+                ended?;
+            }
+            let cost = self.end(what, &phase, &second, Instant::now())?;
+            let mut goals = vec![cost.fits()];
+            if events == 0 {
+                goals.push(cost.writes_nothing());
+            }
+            cost.row(what, renewed.into_inner(), &goals);
+            self.settle(&second).await?;
+        }
+        let began = Instant::now();
+        let scraped = second.asked("/metrics").map_or(0, |(_, body)| body.len());
+        let took = began.elapsed().as_secs_f64();
+        eprintln!("a scrape of /metrics: {scraped} bytes in {took:.2} s");
+
+        second.kill();
+        let third = self
+            .takes_over("takes over from one that was killed")
+            .await?;
+        self.cross_thresholds(&third).await
+    }
+
+    /// A new controller; everything was looked at by another one before.
+    async fn takes_over(&self, what: &str) -> Result<Controller> {
+        let phase = self.begin(None)?;
+        let controller = self.start_as_usual().await;
+        self.wait_until_it_watches().await;
+        let at = self.settle(&controller).await?;
+        let cost = self.end(what, &phase, &controller, at)?;
+        let goals = [cost.within_a_minute(), cost.writes_nothing(), cost.fits()];
+        cost.row(what, 0, &goals);
+        Ok(controller)
+    }
+
+    async fn cross_thresholds(&self, controller: &Controller) -> Result<()> {
+        println!();
+        println!(
+            "| thresholds crossed | Jobs | p50 | p99 | longest | all after | requests | CPU | peak | goal |"
+        );
+        println!("|---|---|---|---|---|---|---|---|---|---|");
+        let crowd = self.of_crowd(true);
+        let some = self.args.crossings.min(crowd.len() / 3);
+        let (evenly, rest) = crowd.split_at(some);
+        let (at_once, others) = rest.split_at(some);
+        let (pause, none) = (Duration::from_millis(100), Flood::None);
+        self.crossings(controller, "ten a second", evenly, pause, others, none)
+            .await?;
+        self.crossings(controller, "at once", at_once, Duration::ZERO, others, none)
+            .await?;
+
+        let small = self.of_crowd(false);
+        let some = self.args.seconds.min(small.len() / 3);
+        let floods = [
+            (none, "one a second, of small tenants"),
+            (Flood::Labels, "the same while the crowd's labels change"),
+            (Flood::Specs, "the same while the crowd's specs change"),
+        ];
+        for ((flood, what), policies) in floods.into_iter().zip(small.chunks(some)) {
+            let second = Duration::from_secs(1);
+            self.crossings(controller, what, policies, second, others, flood)
+                .await?;
+            if flood == Flood::Labels {
+                self.settle(controller).await?;
+            }
+        }
         Ok(())
     }
 }
 
-/// Renews every Lease once a minute, evenly, for so many minutes. Revisions move where `events` is not 0.
-async fn renew_all(
-    api: &Api,
-    count: usize,
-    minutes: u32,
-    events: i64,
-    revisions: &mut [i64],
-) -> Result<()> {
-    for _ in 0..minutes {
-        let began = Instant::now();
-        let slots = (0..count).map(|n| {
-            let due = MINUTE.mul_f64(n as f64 / count as f64);
-            revisions[n] += events;
-            let revision = revisions[n];
-            async move {
-                tokio::time::sleep((began + due).saturating_duration_since(Instant::now())).await;
-                let policy = Numbered(n);
-                policy.renew(api, "full", 100).await?;
-                policy.renew(api, "delta", revision).await
-            }
-        });
-        let mut done = futures::stream::iter(slots).buffered(AT_ONCE);
-        while let Some(result) = done.next().await {
-            result?;
-        }
-        tokio::time::sleep(MINUTE.saturating_sub(began.elapsed())).await;
+/// What is changed of the crowd's policies meanwhile.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Flood {
+    None,
+    Labels,
+    Specs,
+}
+
+/// From a renewal that crosses a threshold to the answer that its Job was made, in seconds.
+#[derive(Default)]
+struct Crossed {
+    /// Sorted.
+    latencies: Vec<f64>,
+    /// From the first renewal to the last Job.
+    all: f64,
+}
+
+impl Crossed {
+    fn percentile(&self, part: f64) -> f64 {
+        let count = self.latencies.len();
+        let at = ((count as f64 * part).ceil() as usize).clamp(1, count);
+        self.latencies[at - 1]
     }
-    Ok(())
 }
 
-fn percentile(sorted: &[f64], part: f64) -> f64 {
-    let at = ((sorted.len() as f64 * part).ceil() as usize).clamp(1, sorted.len());
-    sorted[at - 1]
-}
-
-/// Crosses the thresholds of some policies, with this pause between; from each write's answer to the request that
-/// creates the Job.
-async fn cross(
-    api: &Api,
-    proxy: &Proxy,
-    policies: std::ops::Range<usize>,
-    pause: Duration,
-    what: &str,
-) -> Result<()> {
-    proxy.forget();
-    let count = policies.len();
-    let mut crossed: BTreeMap<String, Instant> = BTreeMap::new();
-    let began = Instant::now();
-    let slots = policies.enumerate().map(|(at, n)| async move {
-        let due = began + pause * u32::try_from(at).unwrap_or(u32::MAX);
-        tokio::time::sleep(due.saturating_duration_since(Instant::now())).await;
-        let policy = Numbered(n);
-        let asked = Instant::now();
-        policy.renew(api, "delta", 5_000_000).await?;
-        Ok::<_, Box<dyn std::error::Error + Send + Sync>>((policy.name(), asked))
+/// By policy, when the API server told that its Job was made.
+fn jobs_made(calls: &[Call]) -> BTreeMap<String, Instant> {
+    let made = calls
+        .iter()
+        .filter(|c| c.verb == "create" && c.resource == "jobs" && c.status == 201);
+    let made = made.filter_map(|call| {
+        let job = call.json();
+        let policy = job["metadata"]["labels"]["deltafold.io/policy"].as_str()?;
+        Some((policy.to_owned(), call.answered?))
     });
-    let mut done = futures::stream::iter(slots).buffered(AT_ONCE);
-    while let Some(result) = done.next().await {
-        let (name, at) = result?;
-        crossed.insert(name, at);
-    }
-    let made = || {
-        let calls = proxy.calls().into_iter();
-        calls
-            .filter(|c| c.verb == "create" && c.resource == "jobs" && c.status == 201)
-            .filter_map(|c| {
-                let job = c.json();
-                let policy = job["metadata"]["labels"]["deltafold.io/policy"].as_str()?;
-                Some((policy.to_owned(), c.answered?))
-            })
-            .collect::<BTreeMap<String, Instant>>()
-    };
-    let patience = Instant::now();
-    let made = loop {
-        let made = made();
-        if made.len() >= count {
-            break made;
-        }
-        if patience.elapsed() > 5 * MINUTE {
-            return Err(format!("{} of {count} Jobs", made.len()).into());
-        }
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    };
-    let mut millis: Vec<f64> = crossed
-        .iter()
-        .filter_map(|(policy, at)| {
-            let made = made.get(policy)?;
-            Some(made.saturating_duration_since(*at).as_secs_f64() * 1000.0)
-        })
-        .collect();
-    millis.sort_by(f64::total_cmp);
-    println!(
-        "| {what} | {} | {:.0} ms | {:.0} ms | {:.0} ms |",
-        millis.len(),
-        percentile(&millis, 0.5),
-        percentile(&millis, 0.99),
-        percentile(&millis, 1.0)
-    );
-    Ok(())
-}
-
-async fn create_all(api: &Api, count: usize) -> Result<()> {
-    for n in 0..NAMESPACES {
-        let object = json!({"metadata": {"name": format!("scale-{n}")}});
-        api.ask(
-            reqwest::Method::POST,
-            "/api/v1/namespaces",
-            Some((Body::Json, &object)),
-        )
-        .await
-        .map_err(|e| e.to_string())?;
-    }
-    for_all(count, |policy| async move {
-        let object = json!({
-            "apiVersion": "deltafold.io/v1alpha1",
-            "kind": "EtcdBackupPolicy",
-            "metadata": {"name": policy.name()},
-            "spec": {
-                "etcd": {"endpoints": [format!("https://{}:2379", policy.name())]},
-                "store": {"url": format!("s3://backups/{}", policy.name())},
-                // None of them comes while this runs.
-                "snapshot": {"fullSchedule": "0 0 1 1 *", "deltaSchedule": "0 0 1 1 *"},
-            },
-        });
-        let path = format!(
-            "/apis/deltafold.io/v1alpha1/namespaces/{}/etcdbackuppolicies",
-            policy.namespace()
-        );
-        let created = api
-            .ask(reqwest::Method::POST, &path, Some((Body::Json, &object)))
-            .await;
-        created.map(drop).map_err(|e| e.to_string().into())
-    })
-    .await
-}
-
-/// Until the controller has written nothing for a while, after something that makes it write.
-async fn wait_until_quiet(proxy: &Proxy) {
-    let works = || proxy.calls().iter().filter(|c| c.works()).count();
-    let mut before = 0;
-    loop {
-        tokio::time::sleep(Duration::from_secs(3)).await;
-        let now = works();
-        if now == before && now > 0 {
-            return;
-        }
-        before = now;
-    }
-}
-
-async fn run(count: usize, minutes: u32) -> Result<()> {
-    let kubernetes = Kubernetes::start().await;
-    let api = kubernetes.server.api();
-    let space = Space::on(&api, "controller").await;
-    create_all(&api, count).await?;
-    let proxy = Proxy::start(api.url()).await;
-    println!(
-        "| {count} policies, {} Leases | for | CPU seconds a minute | resident | anonymous | requests |",
-        2 * count
-    );
-    println!("|---|---|---|---|---|---|");
-    let args = ["--max-jobs", "0"];
-    let mut controller = Controller::of_all(&proxy, &space, &args).await;
-    let phase = Phase::begin("the first look: all is made", &controller, &proxy)?;
-    controller.wait_until_ready().await;
-    wait_until_quiet(&proxy).await;
-    phase.end(&controller, &proxy)?;
-
-    let mut revisions = vec![100; count];
-    renew_all(&api, count, 1, 10, &mut revisions).await?;
-    wait_until_quiet(&proxy).await;
-
-    let phase = Phase::begin("nothing happens", &controller, &proxy)?;
-    tokio::time::sleep(MINUTE).await;
-    phase.end(&controller, &proxy)?;
-
-    let phase = Phase::begin(
-        "every Lease is renewed once a minute, nothing is new",
-        &controller,
-        &proxy,
-    )?;
-    renew_all(&api, count, minutes, 0, &mut revisions).await?;
-    phase.end(&controller, &proxy)?;
-
-    let phase = Phase::begin(
-        "every Lease is renewed once a minute, each time with a delta",
-        &controller,
-        &proxy,
-    )?;
-    renew_all(&api, count, minutes, 10, &mut revisions).await?;
-    phase.end(&controller, &proxy)?;
-
-    controller.kill();
-    let mut controller = Controller::of_all(&proxy, &space, &args).await;
-    let phase = Phase::begin("another controller takes over", &controller, &proxy)?;
-    controller.wait_until_ready().await;
-    wait_until_quiet(&proxy).await;
-    phase.end(&controller, &proxy)?;
-
-    println!();
-    println!("| thresholds crossed | Jobs | p50 | p99 | longest |");
-    println!("|---|---|---|---|---|");
-    let (some, more) = (count * 3 / 10, count * 6 / 10);
-    let going = AtomicBool::new(true);
-    // All others go on meanwhile.
-    let others = async {
-        while going.load(Ordering::Relaxed) {
-            for (n, &revision) in revisions.iter().enumerate().take(count).skip(more) {
-                if !going.load(Ordering::Relaxed) {
-                    break;
-                }
-                Numbered(n).renew(&api, "delta", revision).await?;
-                tokio::time::sleep(MINUTE / u32::try_from(2 * count)?).await;
-            }
-        }
-        Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
-    };
-    let crossings = async {
-        let pause = Duration::from_millis(100);
-        let result = async {
-            cross(&api, &proxy, 0..some, pause, "ten a second").await?;
-            cross(&api, &proxy, some..more, Duration::ZERO, "all at once").await
-        };
-        let result = result.await;
-        going.store(false, Ordering::Relaxed);
-        result
-    };
-    let (others, crossings) = tokio::join!(others, crossings);
-    others?;
-    crossings?;
-    let jobs = proxy.calls();
-    let names: Vec<Value> = jobs
-        .iter()
-        .filter(|c| c.verb == "create" && c.resource == "jobs")
-        .map(|c| c.json())
-        .collect();
-    let mut distinct: Vec<&str> = names.iter().map(name).collect();
-    distinct.sort_unstable();
-    distinct.dedup();
-    eprintln!("{} Jobs asked for, {} names", names.len(), distinct.len());
-    Ok(())
+    made.collect()
 }
 
 fn main() -> Result<()> {
-    let wanted = std::env::args().skip(1).filter_map(|a| a.parse().ok());
-    let wanted: Vec<usize> = wanted.collect();
-    let count = wanted.first().copied().unwrap_or(1000);
-    let minutes = wanted.get(1).copied().unwrap_or(3);
+    let mut args = Args::parse();
+    args.policies /= args.scale;
+    args.renewals /= args.scale;
+    let _ = support::PROGRAM.set(args.program.clone());
     let runtime = tokio::runtime::Runtime::new()?;
-    runtime.block_on(run(count, u32::try_from(minutes)?))
+    runtime.block_on(async {
+        let Kubernetes {
+            folder: _folder,
+            etcd: _etcd,
+            server,
+            controllers,
+        } = Kubernetes::start().await;
+        let space = Space::on(&server.api(), "controller").await;
+        drop(controllers);
+        let bench = Bench {
+            api: server.api(),
+            proxy: Proxy::start(&server.url()).await,
+            space,
+            policies: (0..args.policies).map(Policy).collect(),
+            revisions: (0..args.policies).map(|_| AtomicI64::new(100)).collect(),
+            args,
+        };
+        bench.run().await
+    })
 }
