@@ -314,7 +314,7 @@ impl Bench {
     }
 
     /// Waits until a new controller watches all that it has listed.
-    async fn wait_until_it_watches(&self) {
+    async fn wait_until_it_watches(&self, controller: &Controller) -> Result<()> {
         let watches = |calls: &[Call]| {
             let of = |verb| {
                 let calls = calls
@@ -326,8 +326,11 @@ impl Bench {
             !watched.is_empty() && of("list").is_subset(&watched)
         };
         while !self.proxy.look(watches) {
+            // Fails if the process has ended.
+            used(controller.id())?;
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
+        Ok(())
     }
 
     /// Waits until the controller asks for nothing and computes nothing; returns when that began.
@@ -411,14 +414,11 @@ impl Bench {
             asked.push(result?);
         }
         let last = Instant::now();
-        let made = loop {
-            let made = self.proxy.look(jobs_made);
-            let is_there = |(name, _): &(String, Instant)| made.contains_key(name);
-            if asked.iter().all(is_there) || last.elapsed() > PATIENCE {
-                break made;
-            }
+        let count = |calls: &[Call]| calls.iter().filter(|c| makes_job(c)).count();
+        while self.proxy.look(count) < asked.len() && last.elapsed() < PATIENCE {
             tokio::time::sleep(Duration::from_millis(100)).await;
-        };
+        }
+        let made = self.proxy.look(jobs_made);
         let mut crossed = Crossed::default();
         for (name, asked) in asked {
             let made = made.get(&name);
@@ -503,7 +503,7 @@ impl Bench {
         let mut first = self
             .start(&[&format!("--policy-workers={}", args.workers)])
             .await;
-        self.wait_until_it_watches().await;
+        self.wait_until_it_watches(&first).await?;
         let at = self.settle(&first).await?;
         self.end(&what, &phase, &first, at)?.row(&what, 0, &[]);
 
@@ -554,7 +554,7 @@ impl Bench {
     async fn takes_over(&self, what: &str) -> Result<Controller> {
         let phase = self.begin(None)?;
         let controller = self.start_as_usual().await;
-        self.wait_until_it_watches().await;
+        self.wait_until_it_watches(&controller).await?;
         let at = self.settle(&controller).await?;
         let cost = self.end(what, &phase, &controller, at)?;
         let goals = [cost.within_a_minute(), cost.writes_nothing(), cost.fits()];
@@ -622,12 +622,13 @@ impl Crossed {
     }
 }
 
+fn makes_job(call: &Call) -> bool {
+    call.verb == "create" && call.resource == "jobs" && call.status == 201
+}
+
 /// By policy, when the API server told that its Job was made.
 fn jobs_made(calls: &[Call]) -> BTreeMap<String, Instant> {
-    let made = calls
-        .iter()
-        .filter(|c| c.verb == "create" && c.resource == "jobs" && c.status == 201);
-    let made = made.filter_map(|call| {
+    let made = calls.iter().filter(|c| makes_job(c)).filter_map(|call| {
         let job = call.json();
         let policy = job["metadata"]["labels"]["deltafold.io/policy"].as_str()?;
         Some((policy.to_owned(), call.answered?))
