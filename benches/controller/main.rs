@@ -5,15 +5,16 @@
 //! crowd; the others are spread over small tenants. All schedules are yearly and Kubernetes' own controllers do not run:
 //! no CronJob fires and no Job ends. A proxy counts every request of the controller.
 
-#[path = "../tests/support/mod.rs"]
+mod measure;
+#[path = "../../tests/support/mod.rs"]
 mod support;
 
 use clap::Parser;
-use futures::{StreamExt as _, stream};
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use measure::{Crossed, Phase, counts, goal, jobs_made, makes_job, used};
 use reqwest::Method;
 use serde_json::{Value, json};
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -145,87 +146,10 @@ fn done(answer: std::result::Result<Value, Refused>) -> Result<()> {
     answer.map(drop).map_err(|e| e.to_string().into())
 }
 
-/// What a process has used so far.
-#[derive(Clone, Copy)]
-struct Used {
-    cpu_seconds: f64,
-    resident: u64,
-    peak: u64,
-}
-
-fn used(pid: u32) -> Result<Used> {
-    /// Of /proc, on Linux everywhere.
-    const TICKS_A_SECOND: f64 = 100.0;
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    let (_, fields) = stat.rsplit_once(')').ok_or("a stat")?;
-    let fields: Vec<&str> = fields.split_whitespace().collect();
-    let ticks = |at: usize| fields.get(at).and_then(|f| f.parse::<f64>().ok());
-    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let mib = |key: &str| {
-        let line = status.lines().find_map(|l| l.strip_prefix(key))?;
-        let kib = line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?;
-        Some(kib.div_ceil(1024))
-    };
-    Ok(Used {
-        cpu_seconds: (ticks(11).ok_or("utime")? + ticks(12).ok_or("stime")?) / TICKS_A_SECOND,
-        resident: mib("VmRSS:").ok_or("VmRSS")?,
-        peak: mib("VmHWM:").ok_or("VmHWM")?,
-    })
-}
-
-/// Requests of the work: the leader's own Lease is renewed, and watches begin again, by the clock.
-fn counts(call: &Call) -> bool {
-    let of_leadership = call.resource == "leases" && call.name.contains("controller");
-    call.verb != "watch" && !of_leadership
-}
-
-/// What a controller did since a moment.
-struct Phase {
-    began: Instant,
-    cpu_seconds: f64,
-}
-
-struct Cost {
-    seconds: f64,
-    requests: usize,
-    writes: usize,
-    cpu_seconds: f64,
-    used: Used,
-}
-
-impl Cost {
-    fn row(&self, what: &str, renewals: usize, goals: &[String]) {
-        let per_1000 = match renewals {
-            0 => "–".to_owned(),
-            n => format!("{:.2} s", self.cpu_seconds * 1000.0 / n as f64),
-        };
-        println!(
-            "| {what} | {:.0} s | {} | {} | {:.2} s | {per_1000} | {} MiB | {} MiB | {} |",
-            self.seconds,
-            self.requests,
-            self.writes,
-            self.cpu_seconds,
-            self.used.resident,
-            self.used.peak,
-            goals.join(", "),
-        );
-    }
-
-    fn writes_nothing(&self) -> String {
-        goal("0 writes", self.writes == 0)
-    }
-
-    fn within_a_minute(&self) -> String {
-        goal("≤ 60 s", self.seconds <= 60.0)
-    }
-
-    fn fits(&self) -> String {
-        goal("peak ≤ 400 MiB", self.used.peak <= 400)
-    }
-}
-
-fn goal(text: &str, holds: bool) -> String {
-    format!("{text}: {}", if holds { "yes" } else { "**no**" })
+/// Some at once, begun in their order.
+async fn each<F: Future<Output = Result<()>>>(acts: impl Iterator<Item = F>) -> Result<()> {
+    let acts = stream::iter(acts).buffered(AT_ONCE);
+    acts.try_for_each(|()| async { Ok(()) }).await
 }
 
 struct Bench {
@@ -260,16 +184,12 @@ impl Bench {
             });
             create(&format!("/api/v1/namespaces/{name}/secrets"), &secret).await?;
         }
-        let all = self.policies.iter().map(|policy| async {
+        each(self.policies.iter().map(|policy| async {
             create(&policy.leases(), &policy.lease("full", 100)).await?;
             create(&policy.leases(), &policy.lease("delta", 100)).await?;
             create(&policy.path(), &policy.object(&self.args)).await
-        });
-        let mut all = stream::iter(all).buffer_unordered(AT_ONCE);
-        while let Some(result) = all.next().await {
-            result?;
-        }
-        Ok(())
+        }))
+        .await
     }
 
     async fn start(&self, args: &[&str]) -> Controller {
@@ -281,46 +201,13 @@ impl Bench {
         self.start(&[&max_jobs]).await
     }
 
-    /// From here on; of a process that does not run yet everything.
-    fn begin(&self, controller: Option<&Controller>) -> Result<Phase> {
-        self.proxy.forget();
-        let used = controller.map(|c| used(c.id())).transpose()?;
-        Ok(Phase {
-            began: Instant::now(),
-            cpu_seconds: used.map_or(0.0, |u| u.cpu_seconds),
-        })
-    }
-
-    /// Until now, or until a moment.
-    fn end(&self, what: &str, phase: &Phase, controller: &Controller, at: Instant) -> Result<Cost> {
-        let used = used(controller.id())?;
-        let mut kinds: BTreeMap<String, usize> = BTreeMap::new();
-        let (requests, writes) = self.proxy.look(|calls| {
-            for call in calls {
-                let kind = format!("{} {}", call.verb, call.resource);
-                *kinds.entry(kind).or_default() += 1;
-            }
-            let of_work = || calls.iter().filter(|c| counts(c));
-            (of_work().count(), of_work().filter(|c| c.writes()).count())
-        });
-        eprintln!("{what}: {kinds:?}");
-        Ok(Cost {
-            seconds: at.saturating_duration_since(phase.began).as_secs_f64(),
-            requests,
-            writes,
-            cpu_seconds: used.cpu_seconds - phase.cpu_seconds,
-            used,
-        })
-    }
-
     /// Waits until a new controller watches all that it has listed.
     async fn wait_until_it_watches(&self, controller: &Controller) -> Result<()> {
         let watches = |calls: &[Call]| {
+            let answered = || calls.iter().filter(|c| c.answered.is_some());
             let of = |verb| {
-                let calls = calls
-                    .iter()
-                    .filter(move |c| c.verb == verb && c.answered.is_some());
-                calls.map(|c| c.resource.as_str()).collect::<BTreeSet<_>>()
+                let calls = answered().filter(|c| c.verb == verb);
+                calls.map(|c| &c.resource).collect::<BTreeSet<_>>()
             };
             let watched = of("watch");
             !watched.is_empty() && of("list").is_subset(&watched)
@@ -338,10 +225,11 @@ impl Bench {
         let (mut busy, mut before) = (Instant::now(), (0, 0.0));
         while busy.elapsed() < QUIET {
             tokio::time::sleep(Duration::from_millis(250)).await;
-            let requests = self
-                .proxy
-                .look(|calls| calls.iter().filter(|c| counts(c)).count());
-            let now = (requests, used(controller.id())?.cpu_seconds);
+            let requests = |calls: &[Call]| calls.iter().filter(|c| counts(c)).count();
+            let now = (
+                self.proxy.look(requests),
+                used(controller.id())?.cpu_seconds,
+            );
             if now.0 != before.0 || now.1 - before.1 > 0.03 {
                 busy = Instant::now();
             }
@@ -354,30 +242,23 @@ impl Bench {
     async fn renew(&self, policies: &[Policy], events: i64, renewed: &AtomicUsize) -> Result<()> {
         let pause = MINUTE * 2 / u32::try_from(self.args.renewals)?;
         let began = Instant::now();
-        let slots = policies
-            .iter()
-            .cycle()
-            .zip(1_u32..)
-            .map(|(policy, at)| async move {
-                tokio::time::sleep_until((began + pause * at).into()).await;
-                let delta = self.revisions[policy.0].fetch_add(events, Ordering::Relaxed) + events;
-                policy.renew(&self.api, "full", 100).await?;
-                policy.renew(&self.api, "delta", delta).await?;
-                renewed.fetch_add(2, Ordering::Relaxed);
-                Ok::<_, Box<dyn std::error::Error + Send + Sync>>(())
-            });
-        let mut slots = stream::iter(slots).buffered(AT_ONCE);
-        while let Some(result) = slots.next().await {
-            result?;
-        }
-        Ok(())
+        let slots = policies.iter().cycle().zip(1_u32..);
+        each(slots.map(|(policy, at)| async move {
+            tokio::time::sleep_until((began + pause * at).into()).await;
+            let delta = self.revisions[policy.0].fetch_add(events, Ordering::Relaxed) + events;
+            policy.renew(&self.api, "full", 100).await?;
+            policy.renew(&self.api, "delta", delta).await?;
+            renewed.fetch_add(2, Ordering::Relaxed);
+            Ok(())
+        }))
+        .await
     }
 
     /// Patches one policy after the other as fast as the API server takes it; for ever.
     async fn flood(&self, flood: Flood, patched: &AtomicUsize) -> Result<()> {
         let crowd = self.of_crowd(true);
         let all = (1_usize..).flat_map(|round| crowd.iter().map(move |p| (round, p)));
-        let all = all.map(|(round, policy)| async move {
+        each(all.map(|(round, policy)| async move {
             let patch = match flood {
                 Flood::None => return std::future::pending().await,
                 Flood::Labels => json!({"metadata": {"labels": {"round": round.to_string()}}}),
@@ -390,13 +271,9 @@ impl Bench {
             let path = format!("{}/{}", policy.path(), policy.name());
             done(self.api.merge(&path, &patch).await)?;
             patched.fetch_add(1, Ordering::Relaxed);
-            Ok::<_, Box<dyn std::error::Error + Send + Sync>>(())
-        });
-        let mut all = stream::iter(all).buffer_unordered(AT_ONCE);
-        while let Some(result) = all.next().await {
-            result?;
-        }
-        Ok(())
+            Ok(())
+        }))
+        .await
     }
 
     /// Crosses the thresholds of policies, with this pause between.
@@ -406,13 +283,10 @@ impl Bench {
             tokio::time::sleep_until((began + pause * at).into()).await;
             let asked = Instant::now();
             policy.renew(&self.api, "delta", 5_000_000).await?;
-            Ok::<_, Box<dyn std::error::Error + Send + Sync>>((policy.name(), asked))
+            Result::Ok((policy.name(), asked))
         });
-        let mut slots = stream::iter(slots).buffered(AT_ONCE);
-        let mut asked = Vec::new();
-        while let Some(result) = slots.next().await {
-            asked.push(result?);
-        }
+        let slots = stream::iter(slots).buffered(AT_ONCE);
+        let asked: Vec<(String, Instant)> = slots.try_collect().await?;
         let last = Instant::now();
         let count = |calls: &[Call]| calls.iter().filter(|c| makes_job(c)).count();
         while self.proxy.look(count) < asked.len() && last.elapsed() < PATIENCE {
@@ -421,12 +295,12 @@ impl Bench {
         let made = self.proxy.look(jobs_made);
         let mut crossed = Crossed::default();
         for (name, asked) in asked {
-            let made = made.get(&name);
-            let seconds = |since| made.map(|at| at.saturating_duration_since(since).as_secs_f64());
-            crossed
-                .latencies
-                .push(seconds(asked).unwrap_or(f64::INFINITY));
-            crossed.all = crossed.all.max(seconds(began).unwrap_or(f64::INFINITY));
+            let seconds = |since| match made.get(&name) {
+                Some(at) => at.saturating_duration_since(since).as_secs_f64(),
+                None => f64::INFINITY,
+            };
+            crossed.latencies.push(seconds(asked));
+            crossed.all = crossed.all.max(seconds(began));
         }
         crossed.latencies.sort_by(f64::total_cmp);
         Ok(crossed)
@@ -442,7 +316,7 @@ impl Bench {
         others: &[Policy],
         flood: Flood,
     ) -> Result<()> {
-        let phase = self.begin(Some(controller))?;
+        let phase = Phase::begin(Some(controller), &self.proxy)?;
         let (renewed, patched) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let crossed = tokio::select! {
             crossed = self.cross(policies, pause) => crossed?,
@@ -450,7 +324,7 @@ impl Bench {
             ended = self.flood(flood, &patched) => return Err(format!("the flood: {ended:?}").into()),
         };
         let patched = patched.into_inner();
-        let cost = self.end(what, &phase, controller, Instant::now())?;
+        let cost = phase.end(what, controller, &self.proxy, Instant::now())?;
         let what = match patched {
             0 => what.to_owned(),
             n => format!("{what} ({:.0} a second)", n as f64 / cost.seconds),
@@ -459,20 +333,10 @@ impl Bench {
             true => goal("all ≤ 10 s", crossed.all <= 10.0),
             false => goal("p99 ≤ 1 s", crossed.percentile(0.99) <= 1.0),
         };
-        let times = [
-            crossed.percentile(0.5),
-            crossed.percentile(0.99),
-            crossed.percentile(1.0),
-            crossed.all,
-        ];
-        let times = times.map(|seconds| match seconds.is_finite() {
-            true => format!("{seconds:.2} s"),
-            false => "never".to_owned(),
-        });
         println!(
             "| {what} | {} | {} | {} | {:.1} s | {} MiB | {goal} |",
             crossed.latencies.len(),
-            times.join(" | "),
+            crossed.times(),
             cost.requests,
             cost.cpu_seconds,
             cost.used.peak,
@@ -499,20 +363,20 @@ impl Bench {
         );
         println!("|---|---|---|---|---|---|---|---|---|");
         let what = format!("makes everything, {} policies at once", args.workers);
-        let phase = self.begin(None)?;
-        let mut first = self
-            .start(&[&format!("--policy-workers={}", args.workers)])
-            .await;
+        let phase = Phase::begin(None, &self.proxy)?;
+        let workers = format!("--policy-workers={}", args.workers);
+        let mut first = self.start(&[&workers]).await;
         self.wait_until_it_watches(&first).await?;
         let at = self.settle(&first).await?;
-        self.end(&what, &phase, &first, at)?.row(&what, 0, &[]);
+        let cost = phase.end(&what, &first, &self.proxy, at)?;
+        cost.row(&what, 0, &[]);
 
         first.stop();
         let mut second = self.takes_over("is started again").await?;
 
-        let phase = self.begin(Some(&second))?;
+        let phase = Phase::begin(Some(&second), &self.proxy)?;
         tokio::time::sleep(MINUTE).await;
-        let cost = self.end("nothing happens", &phase, &second, Instant::now())?;
+        let cost = phase.end("nothing happens", &second, &self.proxy, Instant::now())?;
         let goals = [
             goal("0 requests", cost.requests == 0),
             cost.writes_nothing(),
@@ -523,19 +387,21 @@ impl Bench {
             ("Leases are renewed, nothing is new", 0),
             ("Leases are renewed, each time with a delta", 10),
         ] {
-            let phase = self.begin(Some(&second))?;
+            let phase = Phase::begin(Some(&second), &self.proxy)?;
             let renewed = AtomicUsize::new(0);
             let renewals = self.renew(&self.policies, events, &renewed);
             // They do not end by themselves.
             if let Ok(ended) = tokio::time::timeout(MINUTE * args.minutes, renewals).await {
                 ended?;
             }
-            let cost = self.end(what, &phase, &second, Instant::now())?;
+            let cost = phase.end(what, &second, &self.proxy, Instant::now())?;
             let mut goals = vec![cost.fits()];
             if events == 0 {
                 goals.push(cost.writes_nothing());
             }
-            cost.row(what, renewed.into_inner(), &goals);
+            let renewed = renewed.into_inner();
+            let a_minute = renewed as f64 * 60.0 / cost.seconds;
+            cost.row(&format!("{what} ({a_minute:.0} a minute)"), renewed, &goals);
             self.settle(&second).await?;
         }
         let began = Instant::now();
@@ -552,11 +418,11 @@ impl Bench {
 
     /// A new controller; everything was looked at by another one before.
     async fn takes_over(&self, what: &str) -> Result<Controller> {
-        let phase = self.begin(None)?;
+        let phase = Phase::begin(None, &self.proxy)?;
         let controller = self.start_as_usual().await;
         self.wait_until_it_watches(&controller).await?;
         let at = self.settle(&controller).await?;
-        let cost = self.end(what, &phase, &controller, at)?;
+        let cost = phase.end(what, &controller, &self.proxy, at)?;
         let goals = [cost.within_a_minute(), cost.writes_nothing(), cost.fits()];
         cost.row(what, 0, &goals);
         Ok(controller)
@@ -603,37 +469,6 @@ enum Flood {
     None,
     Labels,
     Specs,
-}
-
-/// From a renewal that crosses a threshold to the answer that its Job was made, in seconds.
-#[derive(Default)]
-struct Crossed {
-    /// Sorted.
-    latencies: Vec<f64>,
-    /// From the first renewal to the last Job.
-    all: f64,
-}
-
-impl Crossed {
-    fn percentile(&self, part: f64) -> f64 {
-        let count = self.latencies.len();
-        let at = ((count as f64 * part).ceil() as usize).clamp(1, count);
-        self.latencies[at - 1]
-    }
-}
-
-fn makes_job(call: &Call) -> bool {
-    call.verb == "create" && call.resource == "jobs" && call.status == 201
-}
-
-/// By policy, when the API server told that its Job was made.
-fn jobs_made(calls: &[Call]) -> BTreeMap<String, Instant> {
-    let made = calls.iter().filter(|c| makes_job(c)).filter_map(|call| {
-        let job = call.json();
-        let policy = job["metadata"]["labels"]["deltafold.io/policy"].as_str()?;
-        Some((policy.to_owned(), call.answered?))
-    });
-    made.collect()
 }
 
 fn main() -> Result<()> {
