@@ -219,7 +219,9 @@ impl Writer {
             Err(failure) => failure,
         };
         match &failure {
-            Failure::Api { said, .. } if failure.is_conflict() && said.contains("exists") => {
+            Failure::Api { said, .. }
+                if failure.is_conflict() && said.contains("already exists") =>
+            {
                 Ok(None)
             }
             _ => Err(failure),

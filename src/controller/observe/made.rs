@@ -98,8 +98,39 @@ fn holds(there: &Value, wanted: &Value) -> bool {
         (Value::Array(there), Value::Array(wanted)) => {
             there.len() == wanted.len() && there.iter().zip(wanted).all(|(t, w)| holds(t, w))
         }
+        // The API server writes 48Gi for 49152Mi.
+        (Value::String(there), Value::String(wanted)) => {
+            there == wanted || amount(there).is_some_and(|there| amount(wanted) == Some(there))
+        }
         (there, wanted) => there == wanted,
     }
+}
+
+/// What a quantity of Kubernetes amounts to; `None` if a text is none.
+///
+/// Source: Kubernetes' API conventions, "Quantity".
+fn amount(text: &str) -> Option<f64> {
+    let end = text
+        .find(|c: char| c.is_ascii_alphabetic())
+        .unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
+    let exponent = |unit: &str| {
+        "kMGTPE"
+            .find(unit)
+            .map(|i| i32::try_from(i).unwrap_or(0) + 1)
+    };
+    let factor = match unit {
+        "" => 1.0,
+        "n" => 1e-9,
+        "u" => 1e-6,
+        "m" => 1e-3,
+        "Ki" => 1024.0,
+        _ => match unit.strip_suffix('i') {
+            Some(unit) => 1024_f64.powi(exponent(unit)?),
+            None => 1000_f64.powi(exponent(unit)?),
+        },
+    };
+    Some(number.parse::<f64>().ok()? * factor)
 }
 
 #[cfg(test)]
@@ -112,6 +143,10 @@ mod tests {
         let wanted = json!({"a": 1, "b": [{"c": 2}], "d": {"e": null}});
         let there = json!({"a": 1, "b": [{"c": 2, "x": 3}], "d": {}, "y": 4});
         assert!(holds(&there, &wanted));
+        let canonical = |written: &str, there: &str| holds(&json!(there), &json!(written));
+        assert!(canonical("49152Mi", "48Gi") && canonical("0.5", "500m"));
+        assert!(canonical("1024Ki", "1Mi") && canonical("2000k", "2M"));
+        assert!(!canonical("1Gi", "1G") && !canonical("main", "m") && !canonical("a", "b"));
         for (at, other) in [
             ("/a", json!(2)),
             ("/b", json!([])),

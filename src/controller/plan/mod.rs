@@ -11,6 +11,8 @@ mod objects;
 mod policy;
 mod queue;
 mod task;
+#[cfg(test)]
+mod tests;
 pub mod threshold;
 
 pub use objects::Desired;
