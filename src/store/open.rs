@@ -90,11 +90,6 @@ struct Means {
     options: Vec<(String, String)>,
 }
 
-/// The schemes of stores.
-const SCHEMES: [&str; 10] = [
-    "file", "s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "swift", "oss",
-];
-
 /// Opens `url`: `s3://bucket/prefix`, `gs://…`, `az://…`, `swift://container/prefix`, `oss://…`,
 /// `file:///dir/prefix` or a plain path.
 ///
@@ -106,7 +101,7 @@ pub fn open(url: &str, options: &[(String, String)], handle: Handle) -> Result<S
     crate::tls::ensure_provider();
     let parsed = match Url::parse(url) {
         Ok(u) if url.contains("://") => u,
-        Ok(u) if SCHEMES.contains(&u.scheme()) => {
+        Ok(u) if Family::of_scheme(u.scheme()).is_some() => {
             return Err(Reason::Usage.error(format!(
                 "--store {url} lacks the slashes: use {}://… (a folder of this name is ./{url})",
                 u.scheme()
@@ -139,27 +134,28 @@ pub fn open(url: &str, options: &[(String, String)], handle: Handle) -> Result<S
     };
     // The folder that etcd-backup-restore would look into.
     let means = |variable: &str| Means::new(options, variable);
-    match parsed.scheme() {
-        "file" => {
+    match Family::of_scheme(parsed.scheme()) {
+        Some(Family::Local) => {
             let dir = parsed.to_file_path().map_err(|()| {
                 Reason::Usage.error(format!("--store {url} names no local folder: use file:///folder"))
             })?;
             open_local(&dir.to_string_lossy(), url, options, handle)
         }
-        "s3" | "s3a" => s3::open(&place, means("AWS_APPLICATION_CREDENTIALS")?, handle),
-        "gs" => gcs::open(&place, means("GOOGLE_APPLICATION_CREDENTIALS")?, handle),
-        "az" | "azure" | "abfs" | "abfss" | "adl" => {
+        Some(Family::S3) => s3::open(&place, means("AWS_APPLICATION_CREDENTIALS")?, handle),
+        Some(Family::Gcs) => gcs::open(&place, means("GOOGLE_APPLICATION_CREDENTIALS")?, handle),
+        Some(Family::Azure) => {
             azure::open(&place, means("AZURE_APPLICATION_CREDENTIALS")?, handle)
         }
-        "swift" => swift::open(&place, means("OPENSTACK_APPLICATION_CREDENTIALS")?, handle),
+        Some(Family::Swift) => swift::open(&place, means("OPENSTACK_APPLICATION_CREDENTIALS")?, handle),
         #[cfg(feature = "oss")]
-        "oss" => oss::open(&place, means("ALICLOUD_APPLICATION_CREDENTIALS")?, handle),
+        Some(Family::Oss) => oss::open(&place, means("ALICLOUD_APPLICATION_CREDENTIALS")?, handle),
         #[cfg(not(feature = "oss"))]
-        "oss" => Err(Reason::Usage.error(format!(
+        Some(Family::Oss) => Err(Reason::Usage.error(format!(
             "--store {url}: this build has no support for OSS: build with `--features oss`, or use the image, which has it"
         ))),
-        other => Err(Reason::Usage.error(format!(
-            "--store {url}: \"{other}\" is no store deltafold knows: use s3://, gs://, az://, swift://, oss://, file:/// or a path"
+        None => Err(Reason::Usage.error(format!(
+            "--store {url}: \"{}\" is no store deltafold knows: use s3://, gs://, az://, swift://, oss://, file:/// or a path",
+            parsed.scheme()
         ))),
     }
 }
@@ -382,7 +378,7 @@ pub fn make_folder(url: &str, options: &[(String, String)]) -> Result<()> {
             "file" => u.to_file_path().ok(),
             _ => None,
         },
-        Ok(u) if SCHEMES.contains(&u.scheme()) => None,
+        Ok(u) if Family::of_scheme(u.scheme()).is_some() => None,
         _ => Some(std::path::PathBuf::from(url)),
     };
     let Some(dir) = dir.filter(|d| !d.as_os_str().is_empty()) else {

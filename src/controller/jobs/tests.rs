@@ -829,7 +829,7 @@ fn deadlines_are_what_was_asked_for() {
 
 #[test]
 fn what_the_api_server_cannot_see_is_a_problem() {
-    let table: [(Make, &str, Value, &str); 36] = [
+    let table: [(Make, &str, Value, &str); 40] = [
         (
             rich,
             "snapshot.fullSchedule",
@@ -966,6 +966,25 @@ fn what_the_api_server_cannot_see_is_a_problem() {
             "encryption.recipients",
             json!(["AGE-SECRET-KEY-1"]),
             "X25519",
+        ),
+        (
+            rich,
+            "store.secretRef.name",
+            json!("../../bin"),
+            "no Secret's name",
+        ),
+        (rich, "etcd.tlsSecretRef.name", json!(".."), "tlsSecretRef"),
+        (
+            rich,
+            "etcd.authSecretRef.name",
+            json!("a/b"),
+            "authSecretRef",
+        ),
+        (
+            rich,
+            "encryption.identitySecretRef.name",
+            json!("A"),
+            "identitySecretRef",
         ),
         (local, "store.url", json!("file:///etc"), "mounted"),
         (local, "store.url", json!("/secrets/x"), "mounted"),

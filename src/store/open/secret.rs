@@ -410,6 +410,52 @@ mod tests {
         assert!(e.to_string().contains("/no/such/folder"), "{e}");
     }
 
+    #[test]
+    fn what_a_secret_lacks_is_told_by_names_of_keys_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let source = Source::Folder(folder.path().join("backup-s3"));
+        fs::create_dir(folder.path().join("backup-s3")).unwrap();
+        let file = |name: &str| folder.path().join("backup-s3").join(name);
+        let lacks = |family: Family| {
+            let secret = source.read().unwrap();
+            assert!(!secret.has_credentials(family, |_| false));
+            let e = secret.lacks_credentials(family);
+            assert_eq!(e.reason(), Reason::Configuration);
+            e.to_string()
+        };
+        let said = lacks(Family::S3);
+        assert!(said.contains("/backup-s3 is empty: give accessKeyID and secretAccessKey, or roleARN and token, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY;"), "{said}");
+        assert!(
+            said.contains("a Secret backup-s3 with this content must be in the Job's namespace"),
+            "{said}"
+        );
+        fs::write(file("AWS_ACCESS_KEY_ID"), "QUITE").unwrap();
+        fs::write(file("AWS_SECRET_ACCESS_KEY"), "\n").unwrap();
+        let said = lacks(Family::S3);
+        let part = "lacks AWS_SECRET_ACCESS_KEY (it has AWS_ACCESS_KEY_ID): give";
+        assert!(said.contains(part) && !said.contains("QUITE"), "{said}");
+        assert!(lacks(Family::Azure).contains("lacks credentials: give storageAccount"));
+        // One of each is none.
+        fs::write(file("secretAccessKey"), "SECRET").unwrap();
+        assert!(!lacks(Family::S3).contains("SECRET "));
+        fs::write(file("AWS_SECRET_ACCESS_KEY"), "SECRET").unwrap();
+        let secret = source.read().unwrap();
+        assert!(secret.has_credentials(Family::S3, |_| false));
+        let variables: Vec<_> = secret.variables(Family::S3).collect();
+        let expected = [
+            ("AWS_ACCESS_KEY_ID", "QUITE"),
+            ("AWS_SECRET_ACCESS_KEY", "SECRET"),
+        ];
+        assert_eq!(variables, expected);
+        // An option may give a part, and not all.
+        fs::write(file("AZURE_STORAGE_ACCOUNT_KEY"), "SECRET").unwrap();
+        let secret = source.read().unwrap();
+        let is_given = |name: &str| name == "AZURE_STORAGE_ACCOUNT_NAME";
+        assert!(secret.has_credentials(Family::Azure, is_given));
+        assert!(!secret.has_credentials(Family::Swift, |_| true));
+        assert!(!secret.has_credentials(Family::Local, |_| true));
+    }
+
     #[derive(Debug)]
     struct Fixed(Arc<String>);
 

@@ -249,6 +249,25 @@ mod tests {
     }
 
     #[test]
+    fn with_a_secret_nobody_logs_in_as_the_environment_says() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str| folder.path().join(name);
+        std::fs::write(file("OS_AUTH_URL"), "https://k.example").unwrap();
+        std::fs::write(file("OS_USERNAME"), "u").unwrap();
+        std::fs::write(file("username"), "own").unwrap();
+        let secret = super::super::secret::Source::Folder(folder.path().to_owned());
+        let secret = secret.read().unwrap();
+        let variable = |name: &str| Some(format!("{name} of the environment"));
+        let settings = settings(variable, Some(&secret), &[]);
+        assert_eq!(settings["auth_url"], "https://k.example");
+        assert_eq!(settings["username"], "own");
+        assert_eq!(settings["region"], "OS_REGION_NAME of the environment");
+        for key in ["password", "application_credential_secret", "auth_token"] {
+            assert!(!settings.contains_key(key), "{key}");
+        }
+    }
+
+    #[test]
     fn a_password_is_for_a_project_and_a_credential_for_its_own() {
         let base = [
             ("auth_url", "https://k.example:5000/"),
