@@ -477,7 +477,7 @@ async fn the_controllers_rights_are_what_it_needs() {
     cluster.apply(&role).await.unwrap();
     for (role, kind) in [
         ("cluster-admin", "ClusterRole"),
-        ("edit", "ClusterRole"),
+        ("system:aggregate-to-edit", "ClusterRole"),
         ("deltafold-edit", "ClusterRole"),
         ("deltafold-jobs", "Role"),
     ] {
