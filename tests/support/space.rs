@@ -27,8 +27,6 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Who the controller is in a namespace.
 const ACCOUNT: &str = "deltafold-controller";
-/// The service account of Jobs, and their role.
-const JOBS: &str = "deltafold-jobs";
 
 /// Etcd, API server, Kubernetes' controllers.
 #[derive(Debug)]
@@ -117,16 +115,16 @@ async fn install(api: &Api) {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
-    for role in roles() {
-        let of = name(&role);
-        let path = format!("/apis/rbac.authorization.k8s.io/v1/clusterroles/{of}");
+    for role in roles("ClusterRole") {
+        let name = role["metadata"]["name"].as_str().expect("a name");
+        let path = format!("/apis/rbac.authorization.k8s.io/v1/clusterroles/{name}");
         let applied = api.apply(&path, &role).await;
-        applied.unwrap_or_else(|err| panic!("the role {of}: {err}"));
+        applied.unwrap_or_else(|err| panic!("the role {name}: {err}"));
     }
 }
 
-/// What the controller and Jobs may do: exactly what `deltafold manifests install` gives them.
-fn roles() -> [Value; 2] {
+/// The roles that `deltafold manifests install` has: the controller's rights are exactly these.
+fn roles(kind: &str) -> Vec<Value> {
     let printed = super::deltafold()
         .args(["manifests", "install"])
         .output()
@@ -139,27 +137,9 @@ fn roles() -> [Value; 2] {
     );
     let documents = text.split("\n---\n");
     let documents = documents.filter_map(|d| yaml_serde::from_str::<Value>(d).ok());
-    let documents: Vec<Value> = documents.collect();
-    let of_kind = |kind: &'static str| documents.iter().filter(move |d| d["kind"] == kind);
-    // There are roles for people, too.
-    let bound: Vec<&Value> = of_kind("ClusterRoleBinding")
-        .map(|binding| &binding["roleRef"]["name"])
-        .collect();
-    let roles = of_kind("ClusterRole").filter(|role| bound.contains(&&role["metadata"]["name"]));
-    let rules = roles.flat_map(|role| role["rules"].as_array().expect("rules"));
-    let rules: Vec<Value> = rules.cloned().collect();
-    assert!(!rules.is_empty(), "no ClusterRole:\n{text}");
-    let of_controller = json!({
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "ClusterRole",
-        "metadata": {"name": ACCOUNT},
-        "rules": rules,
-    });
-    let mut of_jobs = of_kind("ClusterRole").filter(|role| name(role) == JOBS);
-    [
-        of_controller,
-        of_jobs.next().expect("the role of Jobs").clone(),
-    ]
+    let roles: Vec<Value> = documents.filter(|d| d["kind"] == kind).collect();
+    assert!(!roles.is_empty(), "no {kind}:\n{text}");
+    roles
 }
 
 const OURS: [(&str, &str); 2] = [
@@ -301,29 +281,6 @@ impl Space {
             "apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT},
         });
         self.create("serviceaccounts", account).await;
-        // As `deltafold manifests namespace` has it for a controller that looks after named ones.
-        let labels = json!({"app.kubernetes.io/managed-by": "deltafold"});
-        let account = json!({"metadata": {"name": JOBS, "labels": labels}});
-        self.create("serviceaccounts", account).await;
-        let bound = json!({
-            "metadata": {"name": JOBS, "labels": labels},
-            "roleRef": {
-                "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": JOBS,
-            },
-            "subjects": [{"kind": "ServiceAccount", "name": JOBS, "namespace": self.name}],
-        });
-        self.create("rolebindings", bound).await;
-        let leads = json!({
-            "metadata": {"name": ACCOUNT},
-            "rules": deltafold::controller::manifests::rules_of_leader(),
-        });
-        self.create("roles", leads).await;
-        let bound = json!({
-            "metadata": {"name": ACCOUNT},
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": ACCOUNT},
-            "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT, "namespace": self.name}],
-        });
-        self.create("rolebindings", bound).await;
         let binding = json!({
             "metadata": {"name": format!("{ACCOUNT}-{}", self.name)},
             "roleRef": {
@@ -335,6 +292,29 @@ impl Space {
         self.api
             .must(Method::POST, path, Some((Body::Json, &binding)))
             .await;
+        // The Lease of its leader is in its own namespace.
+        for role in roles("Role") {
+            let name = &role["metadata"]["name"];
+            self.create(
+                "roles",
+                json!({"metadata": {"name": name}, "rules": role["rules"]}),
+            )
+            .await;
+            let binding = json!({
+                "metadata": {"name": name},
+                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
+                "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT, "namespace": self.name}],
+            });
+            self.create("rolebindings", binding).await;
+        }
+        // What the manifests have for a namespace that the controller is told to look after.
+        for document in deltafold::controller::manifests::namespace(&self.name) {
+            match document.object["kind"].as_str() {
+                Some("ServiceAccount") => self.create("serviceaccounts", document.object).await,
+                Some("RoleBinding") => self.create("rolebindings", document.object).await,
+                _ => continue,
+            };
+        }
     }
 
     /// The controller's token here.
