@@ -32,13 +32,13 @@ pub(super) struct ControllerArgs {
     #[arg(long, value_name = "IMAGE", default_value = concat!("deltafold:", env!("CARGO_PKG_VERSION")))]
     job_image: String,
     /// Policies that are looked at at once, with their tasks: this, --compaction-workers and --task-workers together
-    #[arg(long, value_name = "N", default_value = "8", value_parser = clap::value_parser!(u16).range(1..=100))]
+    #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u16).range(1..=100))]
     policy_workers: u16,
     /// As many policies more at once; 0 turns compaction by threshold off
-    #[arg(long, value_name = "N", default_value = "4", value_parser = clap::value_parser!(u16).range(0..=100))]
+    #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u16).range(0..=100))]
     compaction_workers: u16,
     /// As many policies more at once; 0 turns tasks off
-    #[arg(long, value_name = "N", default_value = "4", value_parser = clap::value_parser!(u16).range(0..=100))]
+    #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u16).range(0..=100))]
     task_workers: u16,
     /// Jobs of thresholds and tasks at once, over all policies; 0 for no limit
     #[arg(long, value_name = "N", default_value = "20")]

@@ -18,8 +18,6 @@ use crate::base::causes::causes;
 use chrono::Utc;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::ServiceAccount;
-use k8s_openapi::api::rbac::v1::RoleBinding;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy};
 use kube::core::{ApiResource, DynamicObject, NamespaceResourceScope};
 use kube::{Api, Resource, ResourceExt};
@@ -251,15 +249,18 @@ impl Writer {
     /// The service account of a namespace's Jobs, and what binds it to their rights.
     async fn make_account(&self, namespace: &str, world: &World) -> Result<(), Failure> {
         let (account, binding) = jobs::account(namespace);
-        self.make_ours::<ServiceAccount>(&account, namespace)
-            .await?;
-        self.make_ours::<RoleBinding>(&binding, namespace).await?;
+        self.make_ours(&account, namespace).await?;
+        let bound = self.make_ours(&binding, namespace).await?;
+        // As that of a policy of 0.1 with the name `jobs`, until the cleanup.
+        if bound.is_some_and(|there| there.role_ref != binding.role_ref) {
+            return Err(taken("RoleBinding", namespace, jobs::ACCOUNT));
+        }
         world.has_account(namespace);
         Ok(())
     }
 
-    /// Creates an object that belongs to no policy, unless it is there and ours.
-    async fn make_ours<K>(&self, object: &K, namespace: &str) -> Result<(), Failure>
+    /// Creates an object that belongs to no policy; gives the one that is there and ours.
+    async fn make_ours<K>(&self, object: &K, namespace: &str) -> Result<Option<K>, Failure>
     where
         K: Resource<Scope = NamespaceResourceScope>,
         K: Clone + Serialize + DeserializeOwned + Debug,
@@ -268,11 +269,13 @@ impl Writer {
         let kind = K::kind(&K::DynamicType::default()).into_owned();
         let name = object.name_any();
         match self.get::<K>(&name, namespace).await? {
-            Some(there) if label(&there, jobs::LABEL_MANAGED_BY) == Some(jobs::NAME) => Ok(()),
+            Some(there) if label(&there, jobs::LABEL_MANAGED_BY) == Some(jobs::NAME) => {
+                Ok(Some(there))
+            }
             Some(_) => Err(taken(&kind, namespace, &name)),
             None => {
                 let what = format!("create {kind} {namespace}/{name}");
-                self.create(&what, object, namespace).await.map(drop)
+                self.create(&what, object, namespace).await
             }
         }
     }

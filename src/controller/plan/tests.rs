@@ -266,7 +266,8 @@ fn who_shares_a_place_is_warned_or_waits() {
 fn a_crossed_threshold_waits_for_its_turn_and_goes_before_a_task() {
     let mut observed = crossed();
     observed.tasks = vec![task("fold", TaskType::OnDemandCompaction)];
-    let decided = decide(&observed, &options(), at(60));
+    let usual = options();
+    let decided = decide(&observed, &usual, at(60));
     let wanted = decided.wanted();
     assert_eq!(wanted.len(), 1, "{wanted:?}");
     let job = wanted[0].job.1.clone();
