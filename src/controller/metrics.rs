@@ -3,6 +3,7 @@
 //! It counts what it is told; ages are computed when somebody looks. `cli::controller` serves them.
 
 use super::api::{TaskState, TaskType};
+use super::names::owner;
 use super::observe::World;
 use super::observe::{outcome, started};
 use super::plan;
@@ -20,7 +21,7 @@ use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -120,8 +121,10 @@ impl Collector for Seen {
                 .entry(policy.namespace().unwrap_or_default())
                 .or_default();
         }
+        let uids: BTreeSet<String> = policies.iter().filter_map(|p| p.uid()).collect();
         for job in world.jobs() {
-            if started::is_of_threshold(&job) && !outcome::is_finished(&job) {
+            let is_own = owner(&*job).is_some_and(|uid| uids.contains(uid));
+            if is_own && started::is_of_threshold(&job) && !outcome::is_finished(&job) {
                 *running
                     .entry(job.namespace().unwrap_or_default())
                     .or_default() += 1;

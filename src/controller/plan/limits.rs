@@ -332,7 +332,8 @@ impl Limits {
         for count in self.active.values() {
             let ordinary = count.ordinary.min(share);
             total.ordinary += ordinary;
-            total.restores += count.restores.min(share - ordinary);
+            let restores = (share - ordinary).max(self.restores_beyond_share());
+            total.restores += count.restores.min(restores);
         }
         total
     }
@@ -368,11 +369,17 @@ impl Limits {
         (self.cap / 10).max(1)
     }
 
+    /// The restores of a namespace that may run though it has its share.
+    fn restores_beyond_share(&self) -> usize {
+        self.reserve().div_ceil(2)
+    }
+
     /// The places of one namespace.
     fn share(&self) -> usize {
         match (self.share, self.policies.len()) {
             (0, ..=1) => usize::MAX,
-            (0, _) => self.cap.div_ceil(2).max(1),
+            (0, _) if self.cap == 0 => usize::MAX,
+            (0, _) => self.cap.div_ceil(2),
             (share, _) => share,
         }
     }
@@ -435,7 +442,13 @@ impl Limits {
                 self.active_in(namespace) + picked.get(namespace).copied().unwrap_or_default()
             };
             let share = self.share();
-            let open = namespaces.iter().filter(|(n, _)| count(n) < share);
+            let is_open = |namespace: &str| {
+                let restores = self.active.get(namespace).map_or(0, |c| c.restores);
+                let restores = restores + picked.get(namespace).copied().unwrap_or_default();
+                let is_reserved = is_restore && restores < self.restores_beyond_share();
+                count(namespace) < share || is_reserved
+            };
+            let open = namespaces.iter().filter(|(n, _)| is_open(n));
             let Some(namespace) = open
                 .min_by_key(|(namespace, queues)| (count(namespace), first(queues)))
                 .map(|(namespace, _)| *namespace)
@@ -582,6 +595,7 @@ mod tests {
     #[test]
     fn without_a_cap_all_go() {
         let mut a = Limits::new(0, 0);
+        a.see(&("elsewhere".to_owned(), "p".to_owned()), &[], at(0));
         for i in 0..100 {
             let answer = a.wants(&key("a"), &i.to_string(), at(0));
             assert_eq!(answer, Answer::Granted);
@@ -625,8 +639,8 @@ mod tests {
         assert_eq!(a.wants(&of("small", "s"), "s1", at(1)), Answer::Granted);
         assert_eq!(a.wants(&of("third", "t"), "t1", at(1)), Answer::Granted);
         waits(&a.wants(&of("third", "u"), "u1", at(1)));
-        // A place beyond the cap, for restores alone.
-        let restore = a.wants_one(&of("small", "r"), "r1", true, at(2));
+        // A place beyond the cap, for restores alone; also for one of a namespace that has its share.
+        let restore = a.wants_one(&of("large", "r"), "r1", true, at(2));
         assert_eq!(restore, Answer::Granted);
         waits(&a.wants_one(&of("third", "r"), "r2", true, at(2)));
         // The next one that is free is a restore's.

@@ -482,10 +482,14 @@ impl<'o> Decided<'o> {
         };
         let (observed, options, now) = (self.observed, self.options, self.now);
         plan.actions.extend(match &self.problem {
-            Some(problem) if policy::leaves_all_as_it_is(problem) => match policy.spec.suspend {
-                true => objects::stop(&policy, observed),
-                false => Vec::new(),
-            },
+            Some(problem) if policy::leaves_all_as_it_is(problem) => {
+                let is_stopped = policy.spec.suspend
+                    || options.enforce_existing && problem.reason == policy::NOT_ALLOWED;
+                match is_stopped {
+                    true => objects::stop(&policy, observed),
+                    false => Vec::new(),
+                }
+            }
             problem => objects::of_policy(
                 &policy,
                 observed,

@@ -21,7 +21,8 @@ const READY: &str = "Ready";
 const BACKUP_READY: &str = "BackupReady";
 const COMPACTION_HEALTHY: &str = "CompactionHealthy";
 const STORE_SHARED: &str = "StoreShared";
-const NOT_ALLOWED: &str = "NotAllowed";
+/// What the controller's flags do not allow.
+pub const NOT_ALLOWED: &str = "NotAllowed";
 /// What no Job could be made of.
 const INVALID: &str = "SpecInvalid";
 const PREFIX_TAKEN: &str = "StorePrefixTaken";
