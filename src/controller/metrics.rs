@@ -25,6 +25,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
+use strum::VariantArray;
 
 const PREFIX: &str = "deltafold";
 /// From a trivial Job to the default deadline of a compaction.
@@ -240,6 +241,22 @@ impl ControllerMetrics {
         self.delta_events.get_or_create(&labels).set(events);
     }
 
+    /// A policy is gone, and its tasks: nothing is shown of it any more.
+    pub fn forget(&self, namespace: &str, policy: &str) {
+        let labels = [
+            ("namespace", namespace.to_owned()),
+            ("policy", policy.to_owned()),
+        ];
+        self.delta_events.remove(&labels);
+        for type_ in TaskType::VARIANTS {
+            for state in TaskState::FINAL {
+                let labels = of_tasks(namespace, policy, *type_, state);
+                self.tasks.remove(&labels);
+                self.task_seconds.remove(&labels);
+            }
+        }
+    }
+
     /// A compaction Job has ended.
     pub fn compaction_ended(&self, succeeded: bool, took: Duration) {
         let labels = [("succeeded", succeeded.to_string())];
@@ -257,18 +274,22 @@ impl ControllerMetrics {
         state: TaskState,
         took: Option<Duration>,
     ) {
-        let labels = [
-            ("type", type_.as_str().to_owned()),
-            ("state", state.as_str().to_owned()),
-            ("policy", policy.to_owned()),
-            ("namespace", namespace.to_owned()),
-        ];
+        let labels = of_tasks(namespace, policy, type_, state);
         self.tasks.get_or_create(&labels).inc();
         if let Some(took) = took {
             let seconds = self.task_seconds.get_or_create(&labels);
             seconds.observe(took.as_secs_f64());
         }
     }
+}
+
+fn of_tasks(namespace: &str, policy: &str, type_: TaskType, state: TaskState) -> Labels<4> {
+    [
+        ("type", type_.as_str().to_owned()),
+        ("state", state.as_str().to_owned()),
+        ("policy", policy.to_owned()),
+        ("namespace", namespace.to_owned()),
+    ]
 }
 
 #[cfg(test)]

@@ -161,14 +161,17 @@ impl Writer {
                 applied.map(|()| Some(note.clone()))
             }
             Action::Change(resource, name, part) => {
+                // What is gone needs no change.
                 let params = PatchParams {
                     field_manager: Some(MANAGER.to_owned()),
                     ..PatchParams::default()
                 };
                 let api = self.of(resource, namespace);
                 let patch = Patch::Merge(part);
-                let written = self.write(&what, api.patch(name, &params, &patch)).await;
-                written.map(|_| None)
+                match self.write(&what, api.patch(name, &params, &patch)).await {
+                    Err(e) if e.code() == Some(404) => Ok(None),
+                    written => written.map(|_| None),
+                }
             }
             Action::Delete(resource, name, uid) => self
                 .delete(&what, resource, namespace, name, uid.clone())
@@ -381,7 +384,7 @@ impl Writer {
 
     /// Writes what is another one in an object's status: all of it is ours. By a merge, because versions before this one
     /// had several owners of its parts, and what one of those owns as well would stay.
-    async fn write_status<K>(&self, object: &K, old: Value, new: Value) -> Result<(), Failure>
+    async fn write_status<K>(&self, object: &K, old: Value, new: Value) -> Result<K, Failure>
     where
         K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
         K: Clone + DeserializeOwned + Debug,
@@ -399,8 +402,8 @@ impl Writer {
         };
         let api = self.api::<K>(&namespace);
         let patch = Patch::Merge(&patch);
-        let written = api.patch_status(&name, &params, &patch);
-        self.write(&what, written).await.map(drop)
+        self.write(&what, api.patch_status(&name, &params, &patch))
+            .await
     }
 
     /// Writes the status of a policy.
@@ -414,8 +417,8 @@ impl Writer {
         world: &World,
     ) -> Result<(), Failure> {
         let old = json_of(&policy.status);
-        self.write_status(policy, old, json_of(status)).await?;
-        world.wrote_status(policy, status);
+        let written = self.write_status(policy, old, json_of(status)).await?;
+        world.wrote_status(&written, status);
         Ok(())
     }
 
@@ -430,8 +433,8 @@ impl Writer {
         world: &World,
     ) -> Result<(), Failure> {
         let old = json_of(&task.status);
-        self.write_status(task, old, json_of(status)).await?;
-        world.wrote_task(task, status);
+        let written = self.write_status(task, old, json_of(status)).await?;
+        world.wrote_task(&written, status);
         Ok(())
     }
 }
