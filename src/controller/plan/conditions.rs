@@ -16,7 +16,6 @@ use kube::ResourceExt;
 /// How often etcd-druid's sidecar takes snapshots, if it was told nothing else: where the policy takes none itself.
 const SIDECAR_FULL: TimeDelta = TimeDelta::hours(24);
 const SIDECAR_DELTA: TimeDelta = TimeDelta::minutes(5);
-/// How often a follower saves a delta, if it was told nothing else.
 /// Whatever the period: Pods take time to start.
 const LEAST_GRACE: TimeDelta = TimeDelta::minutes(2);
 /// After so many periods without news something is broken.

@@ -43,7 +43,7 @@ pub struct Backoff {
     /// A Job of a threshold, or of a compaction task, that has not ended.
     pub running: Option<String>,
     /// When something that Jobs depend on was last seen to come back or to be mended: an endpoint that became
-    /// ready, a Secret or a policy that was changed.
+    /// ready, a policy that was changed.
     pub recovered_at: Option<DateTime<Utc>>,
 }
 
