@@ -205,8 +205,12 @@ impl Left {
             "jobs" => {
                 // The fixture has Jobs of other moments, too: they have ended, and are gone.
                 if name == COMPACTION {
-                    let trigger = json!({"deltafold.io/trigger": "EventsThreshold"});
-                    object["metadata"]["annotations"] = trigger;
+                    object["metadata"]["annotations"] = json!({
+                        "deltafold.io/trigger": "EventsThreshold",
+                        "deltafold.io/full-revision": "100",
+                        "deltafold.io/delta-revision": "200",
+                        "deltafold.io/attempt": "1",
+                    });
                 } else if name != self.running_job {
                     return;
                 }
