@@ -2,12 +2,14 @@
 //!
 //! It counts what it is told; ages are computed when somebody looks. `cli::controller` serves them.
 
-use super::Context;
 use super::api::{TaskState, TaskType};
-use super::{outcome, turns};
+use super::observe::World;
+use super::observe::{outcome, started};
+use super::plan;
 use crate::base::lock;
 use crate::error::Error;
 use crate::telemetry::serve::Exposition;
+use chrono::Utc;
 use kube::ResourceExt;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, text};
@@ -41,7 +43,7 @@ type Histograms<const N: usize> = Family<Labels<N>, Histogram, fn() -> Histogram
 #[derive(Clone)]
 pub struct ControllerMetrics {
     registry: Arc<Registry>,
-    shown: Arc<Mutex<Weak<Context>>>,
+    shown: Arc<Mutex<Weak<World>>>,
     leader: Gauge,
     compactions: Family<Labels<1>, Counter>,
     compaction_seconds: Histograms<1>,
@@ -65,23 +67,17 @@ impl Default for ControllerMetrics {
 
 /// What the caches tell at the time of the scrape: how old the newest snapshots are, how policies are, which Jobs run.
 #[derive(Debug)]
-struct Seen(Arc<Mutex<Weak<Context>>>);
-
-impl fmt::Debug for Context {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Context")
-    }
-}
+struct Seen(Arc<Mutex<Weak<World>>>);
 
 impl Collector for Seen {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let shown = lock(&self.0);
-        let Some(ctx) = shown.upgrade() else {
+        let Some(world) = shown.upgrade() else {
             return Ok(());
         };
         drop(shown);
         let gauge = MetricType::Gauge;
-        let policies = ctx.caches.policies.state();
+        let policies = world.policies();
         let mut metric = encoder.encode_descriptor(
             "seconds_since_last_snapshot",
             "How long ago the newest snapshot of a kind was saved, by its Lease; before the first one, how old the policy is",
@@ -90,7 +86,7 @@ impl Collector for Seen {
         )?;
         for policy in &policies {
             let namespace = policy.namespace().unwrap_or_default();
-            for (kind, seconds) in super::policy::snapshot_ages(&ctx, policy) {
+            for (kind, seconds) in plan::snapshot_ages(policy, &world.facts(policy), Utc::now()) {
                 let labels = [
                     ("namespace", namespace.clone()),
                     ("policy", policy.name_any()),
@@ -124,8 +120,8 @@ impl Collector for Seen {
                 .entry(policy.namespace().unwrap_or_default())
                 .or_default();
         }
-        for job in ctx.caches.jobs.state() {
-            if turns::is_of_threshold(&job) && !outcome::is_finished(&job) {
+        for job in world.jobs() {
+            if started::is_of_threshold(&job) && !outcome::is_finished(&job) {
                 *running
                     .entry(job.namespace().unwrap_or_default())
                     .or_default() += 1;
@@ -218,8 +214,8 @@ impl ControllerMetrics {
     }
 
     /// Whose caches are shown.
-    pub(super) fn show(&self, ctx: &Arc<Context>) {
-        *lock(&self.shown) = Arc::downgrade(ctx);
+    pub(super) fn show(&self, world: &Arc<World>) {
+        *lock(&self.shown) = Arc::downgrade(world);
     }
 
     pub(super) fn set_leader(&self, leads: bool) {

@@ -125,20 +125,16 @@ async fn install(api: &Api) {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
-    let rules = rules();
-    let role = json!({
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "ClusterRole",
-        "metadata": {"name": ACCOUNT},
-        "rules": rules,
-    });
-    let path = format!("/apis/rbac.authorization.k8s.io/v1/clusterroles/{ACCOUNT}");
-    let applied = api.apply(&path, &role).await;
-    applied.unwrap_or_else(|err| panic!("the controller's role: {err}"));
+    for role in roles("ClusterRole") {
+        let name = role["metadata"]["name"].as_str().expect("a name");
+        let path = format!("/apis/rbac.authorization.k8s.io/v1/clusterroles/{name}");
+        let applied = api.apply(&path, &role).await;
+        applied.unwrap_or_else(|err| panic!("the role {name}: {err}"));
+    }
 }
 
-/// What the controller may do: exactly what `deltafold manifests install` gives it.
-fn rules() -> Value {
+/// The roles that `deltafold manifests install` has: the controller's rights are exactly these.
+fn roles(kind: &str) -> Vec<Value> {
     let printed = super::deltafold()
         .args(["manifests", "install"])
         .output()
@@ -151,17 +147,9 @@ fn rules() -> Value {
     );
     let documents = text.split("\n---\n");
     let documents = documents.filter_map(|d| yaml_serde::from_str::<Value>(d).ok());
-    let documents: Vec<Value> = documents.collect();
-    let of_kind = |kind: &'static str| documents.iter().filter(move |d| d["kind"] == kind);
-    // There are roles for people, too.
-    let bound: Vec<&Value> = of_kind("ClusterRoleBinding")
-        .map(|binding| &binding["roleRef"]["name"])
-        .collect();
-    let roles = of_kind("ClusterRole").filter(|role| bound.contains(&&role["metadata"]["name"]));
-    let rules = roles.flat_map(|role| role["rules"].as_array().expect("rules"));
-    let rules: Vec<Value> = rules.cloned().collect();
-    assert!(!rules.is_empty(), "no ClusterRole:\n{text}");
-    rules.into()
+    let roles: Vec<Value> = documents.filter(|d| d["kind"] == kind).collect();
+    assert!(!roles.is_empty(), "no {kind}:\n{text}");
+    roles
 }
 
 const OURS: [(&str, &str); 2] = [
@@ -351,6 +339,29 @@ impl Space {
         self.api
             .must(Method::POST, path, Some((Body::Json, &binding)))
             .await;
+        // The Lease of its leader is in its own namespace.
+        for role in roles("Role") {
+            let name = &role["metadata"]["name"];
+            self.create(
+                "roles",
+                json!({"metadata": {"name": name}, "rules": role["rules"]}),
+            )
+            .await;
+            let binding = json!({
+                "metadata": {"name": name},
+                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
+                "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT, "namespace": self.name}],
+            });
+            self.create("rolebindings", binding).await;
+        }
+        // What the manifests have for a namespace that the controller is told to look after.
+        for document in deltafold::controller::manifests::namespace(&self.name) {
+            match document.object["kind"].as_str() {
+                Some("ServiceAccount") => self.create("serviceaccounts", document.object).await,
+                Some("RoleBinding") => self.create("rolebindings", document.object).await,
+                _ => continue,
+            };
+        }
     }
 
     /// The controller's token here.

@@ -3,10 +3,12 @@
 //! Pure: what is known and now become a status, a reason, a sentence, and the time at which that is no longer
 //! so. No sentence holds an age: it would be another one at every look. `policy` and `compaction` write them.
 
-use super::api::{Condition, ConditionStatus, EtcdBackupPolicy, LastCompaction, LastRun, RunState};
-use super::leases::{LeaseFacts, SnapshotFact};
-use super::outcome;
-use super::times::{delta as span, later, shown, sooner};
+use crate::controller::api::{
+    Condition, ConditionStatus, EtcdBackupPolicy, LastCompaction, LastRun, RunState,
+};
+use crate::controller::observe::leases::{LeaseFacts, SnapshotFact};
+use crate::controller::observe::outcome;
+use crate::controller::times::{delta as span, later, shown, sooner};
 use crate::job::schedule::Schedule;
 use chrono::{DateTime, TimeDelta, Utc};
 use kube::ResourceExt;
@@ -45,6 +47,11 @@ impl Judgement {
             message: message.into(),
             stale_at: None,
         }
+    }
+
+    /// Something to be known that holds nothing up.
+    pub fn warning(reason: &str, message: impl Into<String>) -> Self {
+        Judgement::new(ConditionStatus::True, reason, message)
     }
 
     fn until(self, stale_at: Option<DateTime<Utc>>) -> Self {
@@ -293,7 +300,7 @@ fn all_news(
     now: DateTime<Utc>,
 ) -> Vec<News> {
     let created = policy.metadata.creation_timestamp.as_ref();
-    let since = created.map(super::times::utc);
+    let since = created.map(crate::controller::times::utc);
     let full_at = facts.full.as_ref().and_then(|f| renewed(f, seen.full, now));
     let of_delta = facts
         .delta
@@ -590,8 +597,8 @@ mod tests {
     use super::*;
     use crate::base::Written;
     use crate::controller::api::{EtcdBackupPolicySpec, EtcdSpec, SnapshotSpec, VerifySpec};
-    use crate::controller::leases::tests::druid;
-    use crate::controller::outcome::tests::time;
+    use crate::controller::observe::leases::tests::druid;
+    use crate::controller::observe::outcome::tests::time;
     use crate::job::snapshot::follow::Pace;
     use crate::job::verify_store::Level;
     use ConditionStatus::{False, True, Unknown};

@@ -3,11 +3,11 @@
 //! A pure decision on the Leases, the last attempt and now, with its reason in words. It starts nothing:
 //! `compaction` does, and asks it again whenever something has changed.
 
-use super::api::{CompactionSpec, LastCompaction, RunState};
-use super::leases::LeaseFacts;
-use super::outcome::{self, DEADLINE_EXCEEDED};
-use super::times::{delta, later, shown};
 use crate::bucket::Kind;
+use crate::controller::api::{CompactionSpec, LastCompaction, RunState};
+use crate::controller::observe::leases::LeaseFacts;
+use crate::controller::observe::outcome::{self, DEADLINE_EXCEEDED};
+use crate::controller::times::{delta, later, shown};
 use chrono::{DateTime, TimeDelta, Utc};
 
 /// After the first failure; twice as long after each further one.
@@ -337,7 +337,7 @@ mod tests {
     use super::*;
     use crate::base::Written;
     use crate::controller::api::LastRun;
-    use crate::controller::leases::tests::{at, druid, ours};
+    use crate::controller::observe::leases::tests::{at, druid, ours};
 
     const MINUTE: i64 = 60;
 
