@@ -11,6 +11,8 @@ use std::collections::{BTreeMap, HashMap};
 const GRANT_LASTS: TimeDelta = TimeDelta::minutes(2);
 /// Who was called and does not ask by then has no use for it any more.
 const CALL_LASTS: TimeDelta = TimeDelta::minutes(1);
+/// A policy has no more Jobs at once: one of a threshold, one of a task. More than that the controller did not make.
+const MOST_OF_POLICY: usize = 2;
 
 /// What a Job is made for.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -109,11 +111,32 @@ impl Grant {
     }
 }
 
+/// Jobs that run or were granted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Count {
+    ordinary: usize,
+    restores: usize,
+}
+
+impl Count {
+    fn of(is_restore: bool) -> Count {
+        Count {
+            ordinary: usize::from(!is_restore),
+            restores: usize::from(is_restore),
+        }
+    }
+
+    fn all(self) -> usize {
+        self.ordinary + self.restores
+    }
+}
+
 /// The cap and those who wait for it.
 ///
 /// Turns are fair: restores go first; then the namespace with the fewest Jobs is next, in it the policy that was granted
 /// one longest ago, and what waits for one policy goes first in, first out. If there is more than one namespace, none
-/// has more than half of the places. Restores have places beyond the cap: a tenth of it, at least one.
+/// has more than half of the places, and none counts for more, whatever Jobs somebody else makes there. Restores have
+/// places beyond the cap: a tenth of it, at least one.
 ///
 /// Where there are more Jobs than the cap, as after it was lowered, nothing but restores is granted until no more than
 /// nine tenths of it are left, and at least one is free: so it does not go on at the brink.
@@ -127,10 +150,7 @@ pub struct Limits {
     /// Policies, by namespace.
     policies: BTreeMap<String, usize>,
     /// Jobs that run or were granted, by namespace.
-    active: BTreeMap<String, usize>,
-    total: usize,
-    /// How many of them are restores.
-    restores: usize,
+    active: BTreeMap<String, Count>,
     granted: BTreeMap<Key, Grant>,
     waiting: BTreeMap<Asker, Waiting>,
     /// When a policy was granted a Job last: a clock would not tell two of one second apart.
@@ -156,19 +176,17 @@ impl Limits {
         let running: BTreeMap<Key, bool> = running.map(|j| (j.job.clone(), j.is_restore)).collect();
         for seen in jobs {
             if let Some(grant) = self.granted.remove(&seen.job) {
-                self.ends(grant.asker.namespace(), grant.is_restore);
+                self.ends(grant.asker.namespace(), Count::of(grant.is_restore));
             }
             if let Some(created) = seen.created {
                 let last = self.last_grant.entry(policy.clone()).or_default();
                 *last = (*last).max((created.min(now), 0));
             }
         }
-        for is_restore in running.values() {
-            self.begins(&policy.0, *is_restore);
-        }
+        self.begins(&policy.0, counted(&running));
         match self.running.insert(policy.clone(), running) {
             None => *self.policies.entry(policy.0.clone()).or_default() += 1,
-            Some(before) => before.values().for_each(|is| self.ends(&policy.0, *is)),
+            Some(before) => self.ends(&policy.0, counted(&before)),
         }
         self.settle(now);
     }
@@ -228,7 +246,7 @@ impl Limits {
             self.count += 1;
             let policy = asker.policy().clone();
             self.last_grant.insert(policy, (now, self.count));
-            self.begins(asker.namespace(), *is_restore);
+            self.begins(asker.namespace(), Count::of(*is_restore));
             let grant = Grant {
                 asker: asker.clone(),
                 is_restore: *is_restore,
@@ -238,7 +256,7 @@ impl Limits {
             return Answer::Granted;
         }
         let freeze = (self.frozen && !self.told).then(|| Freeze {
-            active: self.total,
+            active: self.total().all(),
             cap: self.cap,
             until: self.thawed_at(),
         });
@@ -262,7 +280,7 @@ impl Limits {
     /// A Job that was granted could not be made.
     pub fn give_back(&mut self, job: &Key, now: DateTime<Utc>) {
         if let Some(grant) = self.granted.remove(job) {
-            self.ends(grant.asker.namespace(), grant.is_restore);
+            self.ends(grant.asker.namespace(), Count::of(grant.is_restore));
             self.settle(now);
         }
     }
@@ -287,25 +305,36 @@ impl Limits {
         called
     }
 
-    fn begins(&mut self, namespace: &str, is_restore: bool) {
-        self.total += 1;
-        self.restores += usize::from(is_restore);
-        *self.active.entry(namespace.to_owned()).or_default() += 1;
+    fn begins(&mut self, namespace: &str, more: Count) {
+        let count = self.active.entry(namespace.to_owned()).or_default();
+        count.ordinary += more.ordinary;
+        count.restores += more.restores;
     }
 
-    fn ends(&mut self, namespace: &str, is_restore: bool) {
-        self.total -= 1;
-        self.restores -= usize::from(is_restore);
+    fn ends(&mut self, namespace: &str, less: Count) {
         if let Some(count) = self.active.get_mut(namespace) {
-            *count -= 1;
-            if *count == 0 {
+            count.ordinary -= less.ordinary;
+            count.restores -= less.restores;
+            if *count == Count::default() {
                 self.active.remove(namespace);
             }
         }
     }
 
     fn active_in(&self, namespace: &str) -> usize {
-        self.active.get(namespace).copied().unwrap_or_default()
+        self.active.get(namespace).map_or(0, |count| count.all())
+    }
+
+    /// All that counts: of no namespace more than its share.
+    fn total(&self) -> Count {
+        let share = self.share();
+        let mut total = Count::default();
+        for count in self.active.values() {
+            let ordinary = count.ordinary.min(share);
+            total.ordinary += ordinary;
+            total.restores += count.restores.min(share - ordinary);
+        }
+        total
     }
 
     fn settle(&mut self, now: DateTime<Utc>) {
@@ -316,9 +345,9 @@ impl Limits {
             .filter_map(|job| self.granted.remove(job))
             .collect::<Vec<_>>()
         {
-            self.ends(grant.asker.namespace(), grant.is_restore);
+            self.ends(grant.asker.namespace(), Count::of(grant.is_restore));
         }
-        let ordinary = self.total - self.restores;
+        let ordinary = self.total().ordinary;
         if self.cap == 0 {
             return;
         }
@@ -355,10 +384,11 @@ impl Limits {
             (cap, true) => (0, cap + self.reserve()),
             (cap, false) => (cap, cap + self.reserve()),
         };
+        let total = self.total().all();
         let mut turns = Vec::new();
         let mut picked = BTreeMap::new();
         for (is_restore, cap) in [(true, restores), (false, ordinary)] {
-            let free = cap.saturating_sub(self.total + turns.len());
+            let free = cap.saturating_sub(total + turns.len());
             if free > 0 {
                 self.pick(is_restore, free, &mut picked, &mut turns, now);
             }
@@ -432,6 +462,16 @@ impl Limits {
                 namespaces.remove(namespace);
             }
         }
+    }
+}
+
+/// What counts of a policy's Jobs.
+fn counted(running: &BTreeMap<Key, bool>) -> Count {
+    let restores = running.values().filter(|is_restore| **is_restore).count();
+    let restores = restores.min(1);
+    Count {
+        ordinary: (running.len() - restores).min(MOST_OF_POLICY - restores),
+        restores,
     }
 }
 
@@ -519,7 +559,7 @@ mod tests {
         assert_eq!(waits(&a.wants(&key("c"), "jc", at(1))), None);
         assert_eq!(a.next(at(2)), []);
         a.observe([seen("ja", "a", false), seen("jb", "b", false)], at(3));
-        assert_eq!((a.total, a.next(at(3))), (2, vec![]));
+        assert_eq!((a.total().all(), a.next(at(3))), (2, vec![]));
         a.observe([seen("ja", "a", true), seen("jb", "b", false)], at(4));
         assert_eq!(a.next(at(4)), [key("c")]);
         // It is called once, and another one does not get ahead of it.
@@ -532,11 +572,11 @@ mod tests {
         assert_eq!(a.next(at(7)), [key("d")]);
         assert_eq!(a.wants(&key("d"), "jd", at(8)), Answer::Granted);
         a.observe([seen("jb", "b", false)], at(9));
-        assert_eq!(a.total, 2);
+        assert_eq!(a.total().all(), 2);
         a.observe([seen("jb", "b", false)], at(8 + 120));
-        assert_eq!(a.total, 1);
+        assert_eq!(a.total().all(), 1);
         a.forget(&key("b"), at(130));
-        assert_eq!((a.total, a.active.len()), (0, 0));
+        assert_eq!((a.total().all(), a.active.len()), (0, 0));
     }
 
     #[test]
@@ -605,6 +645,27 @@ mod tests {
     }
 
     #[test]
+    fn jobs_that_somebody_else_makes_take_nobodys_places() {
+        let mut a = Limits::new(4, 0);
+        let of = |namespace: &str, name: &str| (namespace.to_owned(), name.to_owned());
+        a.see(&of("fine", "p"), &[], at(0));
+        for policy in 0..20 {
+            let (_, seen) = seen("job", "p", false);
+            let jobs: Vec<Seen> = (0..20)
+                .map(|i| Seen {
+                    job: of("forger", &i.to_string()),
+                    ..seen.clone()
+                })
+                .collect();
+            a.see(&of("forger", &policy.to_string()), &jobs, at(0));
+        }
+        assert_eq!(a.total().all(), 2);
+        waits(&a.wants(&of("forger", "x"), "x", at(1)));
+        assert_eq!(a.wants(&of("fine", "p"), "1", at(1)), Answer::Granted);
+        assert_eq!(a.wants(&of("fine", "q"), "2", at(1)), Answer::Granted);
+    }
+
+    #[test]
     fn who_was_called_and_does_not_come_is_passed_over() {
         let mut a = Limits::new(1, 0);
         a.observe([seen("x", "x", false)], at(0));
@@ -625,7 +686,7 @@ mod tests {
         let mut a = Limits::new(10, 0);
         let jobs = |n: usize| -> Jobs {
             (0..n)
-                .map(|i| seen(&i.to_string(), "other", false))
+                .map(|i| seen("job", &format!("other{i}"), false))
                 .collect()
         };
         a.observe(jobs(12), at(0));
@@ -694,7 +755,8 @@ mod tests {
                     a = Limits::new(cap, 0);
                 }
                 if rng.u8(..) < 2 {
-                    jobs.push(seen(&format!("foreign{step}"), "foreign", false));
+                    let policy = format!("foreign{step}");
+                    jobs.push(seen(&policy, &policy, false));
                     foreign = true;
                 }
                 let i = rng.usize(..8);
