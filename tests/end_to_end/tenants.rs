@@ -435,12 +435,12 @@ async fn one_tenants_thresholds_do_not_use_up_all_jobs() {
         "{} Jobs of the busy tenant were made, and none of the other one's",
         busy.jobs.ever().len()
     );
-    // It was not taken from the busy one, either: all of its turns come.
+    // It was not taken from the busy one, either: its turns come, too.
     kubelet.plan(&[], done());
-    let all = until(2 * PATIENCE, async || {
-        (busy.jobs.ever().len() >= 60).then_some(())
+    let turns = until(2 * PATIENCE, async || {
+        (busy.jobs.ever().len() >= 20).then_some(())
     });
-    all.await.expect("the busy one's Jobs");
+    turns.await.expect("the busy one's Jobs");
 }
 
 /// The reserve for restorations is nobody's own, either.
