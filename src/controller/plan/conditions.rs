@@ -541,7 +541,7 @@ pub fn job_refused(why: &str) -> Judgement {
 /// Something that keeps a policy from being carried out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    /// A word for machines, such as `SpecInvalid`, `SecretMissing` or `StorePrefixTaken`.
+    /// A word for machines, such as `SpecInvalid`, `NotAllowed` or `StorePrefixTaken`.
     pub reason: String,
     /// A sentence for people.
     pub message: String,
@@ -914,8 +914,8 @@ mod tests {
             message: "no Secret s".to_owned(),
         };
         let good = ready(&p, None);
-        let bad = ready(&p, Some(&problem("SecretMissing")));
-        assert_eq!((bad.status, bad.reason.as_str()), (False, "SecretMissing"));
+        let bad = ready(&p, Some(&problem("NotAllowed")));
+        assert_eq!((bad.status, bad.reason.as_str()), (False, "NotAllowed"));
         assert_eq!(bad.message, "no Secret s");
         let first = merge(
             &[],

@@ -20,7 +20,7 @@ const POLICY_GRACE: TimeDelta = TimeDelta::minutes(1);
 /// Why a task is refused, or has failed without a Job's doing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
-    /// For machines: `PolicyNotFound`, `DuplicateTask`, `EtcdMissing`, `InvalidConfig`, `NoQuorum`.
+    /// For machines: `PolicyNotFound`, `DuplicateTask`, `EtcdMissing`, `InvalidConfig`, `NotAllowed`, `NoQuorum`.
     pub code: &'static str,
     /// For people.
     pub message: String,
@@ -33,7 +33,7 @@ pub enum Verdict {
     Go,
     /// It stays Pending.
     Wait {
-        /// For machines: `PolicyNotFound`, `Queued`, `SecretMissing`, `MaintenancePostponed`.
+        /// For machines: `PolicyNotFound`, `Queued`, `MaintenancePostponed`.
         reason: &'static str,
         /// For people.
         message: String,
