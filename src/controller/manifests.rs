@@ -229,7 +229,12 @@ pub fn rules() -> Vec<Value> {
             ],
             &["update"],
         ),
-        rule("batch", &["cronjobs", "jobs"], write),
+        rule("batch", &["cronjobs"], write),
+        rule(
+            "batch",
+            &["jobs"],
+            &["create", "delete", "get", "list", "watch"],
+        ),
         rule("apps", &["deployments"], write),
         rule("", &["pods"], watch),
         rule(

@@ -3,6 +3,7 @@
 //! It counts what it is told; ages are computed when somebody looks. `cli::controller` serves them.
 
 use super::api::{TaskState, TaskType};
+use super::names::owner;
 use super::observe::World;
 use super::observe::{outcome, started};
 use super::plan;
@@ -20,10 +21,11 @@ use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
+use strum::VariantArray;
 
 const PREFIX: &str = "deltafold";
 /// From a trivial Job to the default deadline of a compaction.
@@ -120,8 +122,10 @@ impl Collector for Seen {
                 .entry(policy.namespace().unwrap_or_default())
                 .or_default();
         }
+        let uids: BTreeSet<String> = policies.iter().filter_map(|p| p.uid()).collect();
         for job in world.jobs() {
-            if started::is_of_threshold(&job) && !outcome::is_finished(&job) {
+            let is_own = owner(&*job).is_some_and(|uid| uids.contains(uid));
+            if is_own && started::is_of_threshold(&job) && !outcome::is_finished(&job) {
                 *running
                     .entry(job.namespace().unwrap_or_default())
                     .or_default() += 1;
@@ -237,6 +241,22 @@ impl ControllerMetrics {
         self.delta_events.get_or_create(&labels).set(events);
     }
 
+    /// A policy is gone, and its tasks: nothing is shown of it any more.
+    pub fn forget(&self, namespace: &str, policy: &str) {
+        let labels = [
+            ("namespace", namespace.to_owned()),
+            ("policy", policy.to_owned()),
+        ];
+        self.delta_events.remove(&labels);
+        for type_ in TaskType::VARIANTS {
+            for state in TaskState::FINAL {
+                let labels = of_tasks(namespace, policy, *type_, state);
+                self.tasks.remove(&labels);
+                self.task_seconds.remove(&labels);
+            }
+        }
+    }
+
     /// A compaction Job has ended.
     pub fn compaction_ended(&self, succeeded: bool, took: Duration) {
         let labels = [("succeeded", succeeded.to_string())];
@@ -254,18 +274,22 @@ impl ControllerMetrics {
         state: TaskState,
         took: Option<Duration>,
     ) {
-        let labels = [
-            ("type", type_.as_str().to_owned()),
-            ("state", state.as_str().to_owned()),
-            ("policy", policy.to_owned()),
-            ("namespace", namespace.to_owned()),
-        ];
+        let labels = of_tasks(namespace, policy, type_, state);
         self.tasks.get_or_create(&labels).inc();
         if let Some(took) = took {
             let seconds = self.task_seconds.get_or_create(&labels);
             seconds.observe(took.as_secs_f64());
         }
     }
+}
+
+fn of_tasks(namespace: &str, policy: &str, type_: TaskType, state: TaskState) -> Labels<4> {
+    [
+        ("type", type_.as_str().to_owned()),
+        ("state", state.as_str().to_owned()),
+        ("policy", policy.to_owned()),
+        ("namespace", namespace.to_owned()),
+    ]
 }
 
 #[cfg(test)]

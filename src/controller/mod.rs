@@ -50,8 +50,8 @@ const LONGEST_RETRY: Duration = Duration::from_secs(60);
 const CONFLICT_RETRY: Duration = Duration::from_millis(100);
 /// Between two looks at one policy for which only time has gone on.
 const SHORTEST_WAIT: Duration = Duration::from_millis(500);
-/// A plan after whose actions there are others is done in several rounds, but not without end.
-const MOST_ROUNDS: usize = 5;
+/// In one look, of actions as of statuses of tasks: others have their turn before the rest.
+const MOST_WRITES: usize = 30;
 
 /// How the controller was started.
 #[derive(Debug, Clone)]
@@ -156,7 +156,8 @@ async fn reconcile_all(
     held: Option<&Held>,
 ) -> Result<()> {
     let size = |n: u32| usize::try_from(n).unwrap_or(usize::MAX);
-    let world = Arc::<World>::default();
+    let workers_at_once = options.workers.max(1);
+    let world = Arc::new(World::new(workers_at_once));
     metrics.show(&world);
     let writer = Arc::new(Writer::new(client.inner(), held.map(Held::watch)));
     let (events, publish) = Events::new(client.inner(), &options.identity, writer.clone());
@@ -190,7 +191,7 @@ async fn reconcile_all(
         if let Some(server) = server {
             server.set_ready(true);
         }
-        for _ in 0..options.workers.max(1) {
+        for _ in 0..workers_at_once {
             workers.spawn(look_at_policies(controller.clone()));
         }
         match workers.join_next().await {
@@ -219,6 +220,10 @@ async fn reconcile_all(
 async fn look_at_policies(controller: Arc<Controller>) {
     loop {
         let this = controller.world.work.next().await;
+        if !controller.world.is_listed(&this.0) {
+            controller.world.work.done(this, None);
+            continue;
+        }
         let again = match controller.look_at(&this).await {
             Ok(again) => {
                 controller.world.failed(&this, false);
@@ -261,37 +266,38 @@ impl Controller {
     /// written. Gives when to look again.
     async fn look_at(&self, this: &Key) -> Result<Option<Duration>, Failure> {
         let mut tried = Vec::new();
-        let mut failure = None;
-        for _ in 0..MOST_ROUNDS {
+        let mut refused = None;
+        while tried.len() < MOST_WRITES {
             let now = Utc::now();
             let observed = self.world.observe(this, &tried, now);
             let plan = self.plan(&observed);
             if let Some(policy) = &observed.policy {
-                plan.notes
-                    .iter()
-                    .for_each(|note| self.events.tell(&**policy, note));
+                let notes = plan.notes.iter();
+                notes.for_each(|note| self.events.tell(&**policy, note));
             }
             if plan.actions.is_empty() {
-                self.write_statuses(plan.policy, plan.tasks).await?;
-                let again = plan
-                    .look_again
-                    .map(|at| (at - now).to_std().unwrap_or_default());
-                return match failure {
+                let is_all = self.write_statuses(plan.policy, plan.tasks).await?;
+                let again = plan.look_again;
+                let again = again.map(|at| (at - now).to_std().unwrap_or_default());
+                return match refused {
                     // The quota, or whatever else stood in the way, may be another one by then.
                     Some(failure) => Err(failure),
+                    None if !is_all => Ok(Some(Duration::ZERO)),
                     None => Ok(again.map(|pause| pause.max(SHORTEST_WAIT))),
                 };
             }
-            for action in &plan.actions {
+            for action in plan.actions.iter().take(MOST_WRITES) {
                 let done = self.act(action, &observed).await;
-                if let Some(Failure::NotLeading) = done.failure {
-                    return Err(Failure::NotLeading);
+                match done.failure {
+                    // Without an answer nothing can be told.
+                    Some(failure) if done.tried.refusal.is_none() => return Err(failure),
+                    failure => refused = refused.or(failure),
                 }
                 tried.push(done.tried);
-                failure = failure.or(done.failure);
             }
         }
-        Ok(Some(SHORTEST_WAIT))
+        // Others have their turn before the rest.
+        refused.map_or(Ok(Some(Duration::ZERO)), Err)
     }
 
     /// The plan, once the limits have said whose turn it is.
@@ -303,7 +309,10 @@ impl Controller {
         let (turns, called) = {
             let mut limits = lock(&self.limits);
             match observed.policy.is_none() && observed.tasks.is_empty() {
-                true => limits.forget(this, now),
+                true => {
+                    limits.forget(this, now);
+                    self.metrics.forget(&this.0, &this.1);
+                }
                 false => limits.see(this, &plan::counted(observed), now),
             }
             (limits.ask(this, &wanted, now), limits.next(now))
@@ -346,12 +355,13 @@ impl Controller {
         done
     }
 
-    /// Writes what has become another one, and tells of it once it is there.
+    /// Writes what has become another one, and tells of it once it is there. Whether that was all.
     async fn write_statuses(
         &self,
         policy: Option<plan::PolicyStatus>,
         tasks: Vec<plan::TaskStatus>,
-    ) -> Result<(), Failure> {
+    ) -> Result<bool, Failure> {
+        let is_all = tasks.len() <= MOST_WRITES;
         if let Some(of) = policy {
             let written = self
                 .writer
@@ -364,7 +374,7 @@ impl Controller {
                 .iter()
                 .for_each(|note| self.events.tell(&*of.policy, note));
         }
-        for of in tasks {
+        for of in tasks.into_iter().take(MOST_WRITES) {
             let written = self
                 .writer
                 .write_task_status(&of.task, &of.status, &self.world);
@@ -380,6 +390,6 @@ impl Controller {
                 .iter()
                 .for_each(|note| self.events.tell(&*of.task, note));
         }
-        Ok(())
+        Ok(is_all)
     }
 }

@@ -27,6 +27,9 @@ struct State {
     turns: VecDeque<String>,
     waiting: HashSet<Key>,
     busy: HashSet<Key>,
+    /// How many of one namespace are looked at, and how many may be, so that some workers are left for others.
+    of_namespace: HashMap<String, usize>,
+    most_of_namespace: usize,
     /// Those that have changed while they are looked at.
     again: HashSet<Key>,
     later: BTreeSet<(Instant, Key)>,
@@ -54,17 +57,24 @@ impl State {
         while let Some((_, key)) = self.later.first().filter(|(due, _)| *due <= now).cloned() {
             self.add(key);
         }
-        let namespace = self.turns.pop_front();
+        let (busy, most) = (&self.of_namespace, self.most_of_namespace);
+        let may = |namespace: &String| busy.get(namespace).is_none_or(|count| *count < most);
+        let namespace = self.turns.iter().position(may);
+        let namespace = namespace.and_then(|at| self.turns.remove(at));
         let ready = namespace.as_ref().and_then(|n| self.ready.get_mut(n));
         let Some(key) = ready.and_then(VecDeque::pop_front) else {
             return Err(self.later.first().map(|(due, _)| *due));
         };
-        if let Some(namespace) = namespace {
-            match self.ready.get(&namespace).is_some_and(|r| !r.is_empty()) {
-                true => self.turns.push_back(namespace),
-                false => drop(self.ready.remove(&namespace)),
-            }
+        if self
+            .ready
+            .get(&key.0)
+            .is_some_and(|ready| !ready.is_empty())
+        {
+            self.turns.push_back(key.0.clone());
+        } else {
+            self.ready.remove(&key.0);
         }
+        *self.of_namespace.entry(key.0.clone()).or_default() += 1;
         self.waiting.remove(&key);
         self.busy.insert(key.clone());
         Ok(key)
@@ -72,6 +82,12 @@ impl State {
 
     fn done(&mut self, key: Key, again_at: Option<Instant>) {
         self.busy.remove(&key);
+        if let Some(count) = self.of_namespace.get_mut(&key.0) {
+            *count -= 1;
+            if *count == 0 {
+                self.of_namespace.remove(&key.0);
+            }
+        }
         if self.again.remove(&key) {
             self.add(key);
         } else if let Some(due) = again_at {
@@ -82,6 +98,13 @@ impl State {
 }
 
 impl Work {
+    /// For so many workers: two thirds of them look at policies of one namespace at most.
+    pub fn new(workers: usize) -> Self {
+        let work = Work::default();
+        lock(&work.state).most_of_namespace = (workers * 2).div_ceil(3);
+        work
+    }
+
     /// Has a policy looked at, as soon as it is its turn.
     pub fn add(&self, key: Key) {
         lock(&self.state).add(key);
@@ -124,7 +147,10 @@ mod tests {
 
     #[test]
     fn namespaces_take_turns() {
-        let mut state = State::default();
+        let mut state = State {
+            most_of_namespace: 3,
+            ..State::default()
+        };
         let now = Instant::now();
         for i in 0..1000 {
             state.add(key("large", &i.to_string()));
@@ -134,11 +160,20 @@ mod tests {
         let order: Vec<Key> = (0..5).map(|_| state.take(now).unwrap()).collect();
         let namespaces: Vec<&str> = order.iter().map(|k| k.0.as_str()).collect();
         assert_eq!(namespaces, ["large", "small", "large", "small", "large"]);
+        // It has as many workers as it may; the others are left for other namespaces.
+        assert_eq!(state.take(now), Err(None));
+        state.add(key("third", "c"));
+        assert_eq!(state.take(now), Ok(key("third", "c")));
+        state.done(key("large", "0"), None);
+        assert_eq!(state.take(now), Ok(key("large", "3")));
     }
 
     #[test]
     fn one_worker_at_a_time_and_no_change_is_lost() {
-        let mut state = State::default();
+        let mut state = State {
+            most_of_namespace: 3,
+            ..State::default()
+        };
         let now = Instant::now();
         let a = key("n", "a");
         state.add(a.clone());

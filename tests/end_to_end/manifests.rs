@@ -386,7 +386,7 @@ const NEEDED: [(&str, &str, &str); 11] = [
     ("patch", "deltafold.io", "etcdbackuppolicies/status"),
     ("patch", "deltafold.io", "etcdbackuptasks/status"),
     ("update", "deltafold.io", "etcdbackuptasks/finalizers"),
-    ("get list watch create patch delete", "batch", "jobs"),
+    ("get list watch create delete", "batch", "jobs"),
     ("get list watch create patch delete", "batch", "cronjobs"),
     ("get list watch create patch delete", "apps", "deployments"),
     ("get list watch", "", "pods"),
@@ -395,13 +395,14 @@ const NEEDED: [(&str, &str, &str); 11] = [
 ];
 
 /// What it does not.
-const NOT_NEEDED: [(&str, &str, &str); 16] = [
+const NOT_NEEDED: [(&str, &str, &str); 17] = [
     (
         "create update patch delete",
         "deltafold.io",
         "etcdbackuppolicies",
     ),
     ("create update patch", "deltafold.io", "etcdbackuptasks"),
+    ("patch update", "batch", "jobs"),
     ("create delete", "", "pods"),
     ("create", "", "pods/exec"),
     ("get list watch create update patch delete", "", "secrets"),

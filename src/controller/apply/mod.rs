@@ -8,7 +8,7 @@ mod events;
 
 pub use events::Events;
 
-use super::api::{EtcdBackupPolicyStatus, EtcdBackupTaskStatus};
+use super::api::{EtcdBackupPolicy, EtcdBackupPolicyStatus, EtcdBackupTask, EtcdBackupTaskStatus};
 use super::jobs;
 use super::names::{Key, key, label, owner};
 use super::observe::started::Start;
@@ -23,14 +23,12 @@ use kube::core::{ApiResource, DynamicObject, NamespaceResourceScope};
 use kube::{Api, Resource, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::fmt::Debug;
 use std::time::Duration;
 
 /// The owner of what is written.
 const MANAGER: &str = "deltafold-policy";
-/// The owner of the statuses of tasks.
-const TASK_MANAGER: &str = "deltafold-task";
 /// For one answer of the API.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -163,14 +161,17 @@ impl Writer {
                 applied.map(|()| Some(note.clone()))
             }
             Action::Change(resource, name, part) => {
+                // What is gone needs no change.
                 let params = PatchParams {
                     field_manager: Some(MANAGER.to_owned()),
                     ..PatchParams::default()
                 };
                 let api = self.of(resource, namespace);
                 let patch = Patch::Merge(part);
-                let written = self.write(&what, api.patch(name, &params, &patch)).await;
-                written.map(|_| None)
+                match self.write(&what, api.patch(name, &params, &patch)).await {
+                    Err(e) if e.code() == Some(404) => Ok(None),
+                    written => written.map(|_| None),
+                }
             }
             Action::Delete(resource, name, uid) => self
                 .delete(&what, resource, namespace, name, uid.clone())
@@ -269,9 +270,7 @@ impl Writer {
         let kind = K::kind(&K::DynamicType::default()).into_owned();
         let name = object.name_any();
         match self.get::<K>(&name, namespace).await? {
-            Some(there) if label(&there, jobs::LABEL_MANAGED_BY) == Some(jobs::NAME) => {
-                Ok(Some(there))
-            }
+            Some(there) if label(&there, jobs::LABEL_NAME) == Some(jobs::NAME) => Ok(Some(there)),
             Some(_) => Err(taken(&kind, namespace, &name)),
             None => {
                 let what = format!("create {kind} {namespace}/{name}");
@@ -383,27 +382,28 @@ impl Writer {
         }
     }
 
-    /// Writes an object's status by server-side apply: all of it is ours.
-    async fn apply_status<K>(&self, manager: &str, object: &K, status: Value) -> Result<(), Failure>
+    /// Writes what is another one in an object's status: all of it is ours. By a merge, because versions before this one
+    /// had several owners of its parts, and what one of those owns as well would stay.
+    async fn write_status<K>(&self, object: &K, old: Value, new: Value) -> Result<K, Failure>
     where
         K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
         K: Clone + DeserializeOwned + Debug,
     {
         let (namespace, name) = key(object);
-        let kind = K::kind(&());
-        let what = format!("write the status of {kind} {namespace}/{name}");
+        let what = format!("write the status of {} {namespace}/{name}", K::kind(&()));
         let patch = json!({
-            "apiVersion": K::api_version(&()),
-            "kind": kind,
             // One that was deleted and made again is another one.
-            "metadata": {"name": name, "uid": object.uid()},
-            "status": status,
+            "metadata": {"uid": object.uid()},
+            "status": changes(&old, new),
         });
-        let params = PatchParams::apply(manager).force();
+        let params = PatchParams {
+            field_manager: Some(MANAGER.to_owned()),
+            ..PatchParams::default()
+        };
         let api = self.api::<K>(&namespace);
-        let patch = Patch::Apply(&patch);
-        let written = api.patch_status(&name, &params, &patch);
-        self.write(&what, written).await.map(drop)
+        let patch = Patch::Merge(&patch);
+        self.write(&what, api.patch_status(&name, &params, &patch))
+            .await
     }
 
     /// Writes the status of a policy.
@@ -412,12 +412,13 @@ impl Writer {
     /// `Api`, `NotLeading`.
     pub async fn write_policy_status(
         &self,
-        policy: &super::api::EtcdBackupPolicy,
+        policy: &EtcdBackupPolicy,
         status: &EtcdBackupPolicyStatus,
         world: &World,
     ) -> Result<(), Failure> {
-        self.apply_status(MANAGER, policy, json_of(status)).await?;
-        world.wrote_status(policy, status);
+        let old = json_of(&policy.status);
+        let written = self.write_status(policy, old, json_of(status)).await?;
+        world.wrote_status(&written, status);
         Ok(())
     }
 
@@ -427,15 +428,31 @@ impl Writer {
     /// `Api`, `NotLeading`.
     pub async fn write_task_status(
         &self,
-        task: &super::api::EtcdBackupTask,
+        task: &EtcdBackupTask,
         status: &EtcdBackupTaskStatus,
         world: &World,
     ) -> Result<(), Failure> {
-        self.apply_status(TASK_MANAGER, task, json_of(status))
-            .await?;
-        world.wrote_task(task, status);
+        let old = json_of(&task.status);
+        let written = self.write_status(task, old, json_of(status)).await?;
+        world.wrote_task(&written, status);
         Ok(())
     }
+}
+
+/// The merge patch (RFC 7386) that makes `new` of `old`.
+fn changes(old: &Value, new: Value) -> Value {
+    let (old, mut new) = match (old, new) {
+        (Value::Object(old), Value::Object(new)) => (old, new),
+        (_, new) => return new,
+    };
+    for (field, before) in old {
+        match new.remove(field) {
+            None => new.insert(field.clone(), Value::Null),
+            Some(now) if now == *before => None,
+            Some(now) => new.insert(field.clone(), changes(before, now)),
+        };
+    }
+    Value::Object(new)
 }
 
 /// What the API server answers, which is not waited for without end.
@@ -469,5 +486,20 @@ fn taken(kind: &str, namespace: &str, name: &str) -> Failure {
 
 /// A status is always JSON.
 fn json_of<S: Serialize>(status: &S) -> Value {
-    serde_json::to_value(status).unwrap_or_else(|_| Value::Object(Map::new()))
+    serde_json::to_value(status).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_takes_away_what_is_no_more() {
+        let old = json!({"a": 1, "b": {"c": 2, "d": 3}, "e": [1, 2], "f": "x"});
+        let new = json!({"a": 1, "b": {"c": 4}, "e": [2], "g": {"h": 5}});
+        let patch = json!({"b": {"c": 4, "d": null}, "e": [2], "f": null, "g": {"h": 5}});
+        assert_eq!(changes(&old, new.clone()), patch);
+        assert_eq!(changes(&Value::Null, new.clone()), new);
+        assert_eq!(changes(&new, new.clone()), json!({}));
+    }
 }

@@ -8,7 +8,7 @@ pub(super) mod flags;
 mod pod;
 mod problems;
 mod store_url;
-#[cfg(any())]
+#[cfg(test)]
 mod tests;
 
 pub use allowed::{Allowed, Validation};

@@ -14,8 +14,8 @@ use std::collections::BTreeSet;
 
 /// Of a Service's EndpointSlices.
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
-/// So many that want the same place hear of a change there at once; who is first among them always does.
-const MOST_RIVALS: usize = 100;
+/// So many policies at most hear of one change at once.
+const MOST_CONCERNED: usize = 100;
 
 /// An object before and after a change; `None` if it was or is not there.
 #[derive(Debug)]
@@ -34,7 +34,15 @@ impl<'a, T> Change<'a, T> {
 
 /// A policy concerns itself; and those that want the same place, if that or a claim on it has changed.
 pub fn of_policy(tables: &Tables, change: &Change<'_, EtcdBackupPolicy>) -> Vec<Key> {
-    let mut concerned: Vec<Key> = change.both().take(1).map(key).collect();
+    // A status is written by the controller itself.
+    let spec = |policy: &EtcdBackupPolicy| {
+        let metadata = &policy.metadata;
+        let is_going = metadata.deletion_timestamp.is_some();
+        (metadata.uid.clone(), metadata.generation, is_going)
+    };
+    let has_changed = change.before.map(spec) != change.now.map(spec);
+    let this = change.both().take(usize::from(has_changed)).map(key);
+    let mut concerned: Vec<Key> = this.collect();
     let place = |policy: &EtcdBackupPolicy| {
         let claims = [Claimed::Store, Claimed::Leases]
             .map(|what| (places::rivals(policy, what), places::claim(policy, what)));
@@ -50,7 +58,13 @@ pub fn of_policy(tables: &Tables, change: &Change<'_, EtcdBackupPolicy>) -> Vec<
             places::everywhere(policy),
         ];
         for group in groups {
-            concerned.extend(tables.policies.members(&group).take(MOST_RIVALS).cloned());
+            concerned.extend(
+                tables
+                    .policies
+                    .members(&group)
+                    .take(MOST_CONCERNED)
+                    .cloned(),
+            );
             concerned.extend(tables.policies.members(&group).next_back().cloned());
         }
     }
@@ -96,7 +110,13 @@ pub fn of_lease(tables: &Tables, change: &Change<'_, Lease>) -> Vec<Key> {
     };
     if let Some(prefix) = lease_prefix(lease) {
         let group = places::with_leases(&lease.namespace().unwrap_or_default(), prefix);
-        concerned.extend(tables.policies.members(&group).cloned());
+        concerned.extend(
+            tables
+                .policies
+                .members(&group)
+                .take(MOST_CONCERNED)
+                .cloned(),
+        );
     }
     concerned
 }
@@ -158,7 +178,8 @@ pub fn of_slice(
     let service = change.now.and_then(service_of);
     let policies = service.iter().flat_map(|service| {
         let group = places::behind(service);
-        tables.policies.members(&group).cloned().collect::<Vec<_>>()
+        let members = tables.policies.members(&group).take(MOST_CONCERNED);
+        members.cloned().collect::<Vec<_>>()
     });
     policies.collect()
 }

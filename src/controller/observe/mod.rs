@@ -22,6 +22,7 @@ use super::api::{
 };
 use super::jobs;
 use super::names::{Key, is_owned, key};
+use super::times::later;
 use super::work::Work;
 use crate::base::lock;
 use chrono::{DateTime, TimeDelta, Utc};
@@ -77,9 +78,29 @@ impl Default for Tables {
 #[derive(Debug, Clone)]
 struct Written<S> {
     uid: Option<String>,
-    /// The version that the watch told of when it was written.
-    over: Option<String>,
+    /// The version that the watch told of when it was written first, and those that our writes have made.
+    over: Vec<Option<String>>,
     status: S,
+}
+
+impl<S: Clone> Written<S> {
+    /// Written once more: the object is of this version then.
+    fn write<K: ResourceExt>(
+        last: Option<Self>,
+        status: &S,
+        told: Option<String>,
+        written: &K,
+    ) -> Self {
+        let uid = written.uid();
+        let last = last.filter(|last| last.uid == uid && last.over.contains(&told));
+        let mut over = last.map_or_else(|| vec![told], |last| last.over);
+        over.push(written.resource_version());
+        Written {
+            uid,
+            over,
+            status: status.clone(),
+        }
+    }
 }
 
 /// What was written of a made object.
@@ -138,6 +159,8 @@ pub struct World {
     memory: Mutex<HashMap<Key, Memory>>,
     /// Namespaces in which the Jobs' service account is there.
     accounts: Mutex<BTreeSet<String>>,
+    /// Named namespaces of which not everything has been listed: their policies are not looked at.
+    unlisted: Mutex<BTreeSet<String>>,
     /// Who is to be looked at.
     pub work: Work,
 }
@@ -177,8 +200,10 @@ pub struct Observed {
     pub unanswered: Option<Start>,
     /// When something that Jobs depend on was seen to come back or to be mended.
     pub recovered_at: Option<DateTime<Utc>>,
-    /// What was tried in this look, and did not succeed.
+    /// What was tried in this look.
     pub tried: Vec<Tried>,
+    /// When what was written and no watch has told of counts as gone.
+    pub look_again: Option<DateTime<Utc>>,
 }
 
 impl Observed {
@@ -195,6 +220,14 @@ impl Observed {
 }
 
 impl World {
+    /// Nothing is known yet; so many workers look at policies.
+    pub fn new(workers: usize) -> Self {
+        World {
+            work: Work::new(workers),
+            ..World::default()
+        }
+    }
+
     /// All that is known of a policy.
     pub fn observe(&self, this: &Key, tried: &[Tried], now: DateTime<Utc>) -> Observed {
         let tables = lock(&self.tables);
@@ -203,6 +236,8 @@ impl World {
         let tasks = tables.tasks.of(this);
         if policy.is_none() && tasks.is_empty() {
             memory.remove(this);
+            // The namespace may be made again, without it.
+            lock(&self.accounts).remove(&this.0);
             return Observed {
                 key: this.clone(),
                 tried: tried.to_vec(),
@@ -221,6 +256,12 @@ impl World {
             task
         });
         let tasks: Vec<Arc<EtcdBackupTask>> = tasks.collect();
+        let is_unwanted = |start: &mut Start| {
+            policy
+                .as_ref()
+                .is_none_or(|policy| !start.is_wanted_by(policy))
+        };
+        memory.unanswered.take_if(is_unwanted);
         let jobs = own_jobs(&tables, this, policy.as_deref(), &tasks, memory, now);
         memory.applied.retain(|_, applied| {
             // One that somebody has deleted is not remembered as written.
@@ -237,6 +278,7 @@ impl World {
             has_account: lock(&self.accounts).contains(&this.0),
             unanswered: memory.unanswered.clone(),
             tried: tried.to_vec(),
+            look_again: memory.look_again(&tables, this),
             ..Observed::default()
         };
         if let Some(policy) = &policy {
@@ -246,6 +288,11 @@ impl World {
         }
         observed.policy = policy;
         observed
+    }
+
+    /// Whether all of a namespace is known.
+    pub fn is_listed(&self, namespace: &str) -> bool {
+        !lock(&self.unlisted).contains(namespace)
     }
 
     /// All policies that are there, or that tasks name.
@@ -279,31 +326,25 @@ impl World {
         note(lock(&self.memory).entry(this.clone()).or_default())
     }
 
-    /// The status of a policy was written.
+    /// The status of a policy was written, which is `policy` now.
     pub fn wrote_status(&self, policy: &EtcdBackupPolicy, status: &EtcdBackupPolicyStatus) {
         let this = key(policy);
-        let over = lock(&self.tables)
-            .policies
-            .get(&this)
-            .and_then(|p| p.resource_version());
-        let status = Written {
-            uid: policy.uid(),
-            over,
-            status: status.clone(),
-        };
-        self.remember(&this, |memory| memory.status = Some(status));
+        let told = lock(&self.tables).policies.get(&this).cloned();
+        let told = told.and_then(|p| p.resource_version());
+        self.remember(&this, |memory| {
+            memory.status = Some(Written::write(memory.status.take(), status, told, policy));
+        });
     }
 
-    /// The status of a task was written.
+    /// The status of a task was written, which is `task` now.
     pub fn wrote_task(&self, task: &EtcdBackupTask, status: &EtcdBackupTaskStatus) {
-        let there = lock(&self.tables).tasks.get(&key(task)).cloned();
-        let status = Written {
-            uid: task.uid(),
-            over: there.and_then(|t| t.resource_version()),
-            status: status.clone(),
-        };
-        let this = filters::policy_of_task(task);
-        self.remember(&this, |memory| memory.tasks.insert(task.name_any(), status));
+        let told = lock(&self.tables).tasks.get(&key(task)).cloned();
+        let told = told.and_then(|t| t.resource_version());
+        self.remember(&filters::policy_of_task(task), |memory| {
+            let last = memory.tasks.remove(&task.name_any());
+            let written = Written::write(last, status, told, task);
+            memory.tasks.insert(task.name_any(), written);
+        });
     }
 
     /// A CronJob or follower was written.
@@ -354,7 +395,8 @@ fn with_status<K: ResourceExt + Clone, S: Clone>(
     written: &mut Option<Written<S>>,
     put: impl FnOnce(&mut K, S),
 ) -> Arc<K> {
-    written.take_if(|w| w.uid != object.uid() || w.over != object.resource_version());
+    let version = object.resource_version();
+    written.take_if(|w| w.uid != object.uid() || !w.over.contains(&version));
     match written {
         None => object,
         Some(last) => {
@@ -435,6 +477,13 @@ impl Tables {
 }
 
 impl Memory {
+    /// When what was written and no watch has told of counts as gone.
+    fn look_again(&self, tables: &Tables, this: &Key) -> Option<DateTime<Utc>> {
+        let made = self.made.values().map(|(_, at)| later(*at, JOB_COMES));
+        let untold = self.applied.values().filter(|a| !tables.is_made(this, a));
+        made.chain(untold.map(|a| later(a.at, WATCH_LAGS))).min()
+    }
+
     /// When something came back. A spec that was changed after a failure may be what was missing.
     fn look_for_recovery(
         &mut self,

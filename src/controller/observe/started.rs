@@ -1,7 +1,7 @@
 //! The Jobs of thresholds: what each was made for stands on it, so that a lost status write loses nothing.
 
 use super::outcome;
-use crate::controller::api::{LastCompaction, LastRun, RunState};
+use crate::controller::api::{EtcdBackupPolicy, LastCompaction, LastRun, RunState};
 use crate::controller::jobs::{self, Work};
 use crate::controller::names::label;
 use crate::controller::times::utc;
@@ -124,4 +124,14 @@ pub struct Start {
     pub reason: String,
     /// Revisions since the last full.
     pub events: i64,
+}
+
+impl Start {
+    /// Whether a policy still wants it: it may be another one of the same name, or have changed.
+    pub fn is_wanted_by(&self, policy: &EtcdBackupPolicy) -> bool {
+        let spec = &policy.spec;
+        let is_possible = spec.etcd.is_some() || !self.job.full_snapshot;
+        let is_its = self.policy_uid == policy.metadata.uid;
+        is_its && is_possible && spec.compaction.enabled && !spec.suspend
+    }
 }

@@ -24,9 +24,10 @@ use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::sync::Semaphore;
 
 /// kubectl keeps the whole object in it once more.
@@ -45,7 +46,8 @@ struct Kind<K, T> {
 }
 
 /// Runs all watches on these namespaces, or on all if none is named; they do not end. `ready` is called once
-/// everything has been listed: decisions on half of it would be wrong ones.
+/// everything has been listed: decisions on half of it would be wrong ones. A named namespace in which something cannot
+/// be listed holds up itself alone.
 ///
 /// # Errors
 /// `Internal`: they have ended all the same.
@@ -55,41 +57,45 @@ pub async fn watch_all(
     namespaces: &[String],
     ready: impl FnOnce(),
 ) -> Result<()> {
-    let listed = Semaphore::new(0);
-    let scopes: Vec<Option<&str>> = match namespaces {
-        [] => vec![None],
-        some => some.iter().map(|n| Some(n.as_str())).collect(),
+    let named: BTreeSet<&str> = namespaces.iter().map(String::as_str).collect();
+    let scopes: Vec<Option<&str>> = match named.is_empty() {
+        true => vec![None],
+        false => named.iter().map(|namespace| Some(*namespace)).collect(),
     };
+    lock(&world.unlisted).extend(named.iter().map(|namespace| (*namespace).to_owned()));
+    let tried = Semaphore::new(0);
+    let listed: Vec<AtomicUsize> = scopes.iter().map(|_| AtomicUsize::new(0)).collect();
     let watches: Vec<BoxFuture<'_, ()>> = scopes
         .into_iter()
-        .flat_map(|scope| of_namespace(world, client, scope, &listed))
+        .zip(&listed)
+        .flat_map(|(scope, listed)| {
+            of_namespace(Watch {
+                world,
+                client,
+                scope,
+                listed,
+                tried: &tried,
+            })
+        })
         .collect();
     let count = u32::try_from(watches.len()).unwrap_or(u32::MAX);
-    let all_listed = async {
+    let all_tried = async {
         // It is never closed.
-        let _ = listed.acquire_many(count).await;
+        let _ = tried.acquire_many(count).await;
         ready();
     };
-    tokio::join!(join_all(watches), all_listed);
+    tokio::join!(join_all(watches), all_tried);
     Err(Error::internal("the watches have ended"))
 }
 
-fn of_namespace<'a>(
-    world: &'a World,
-    client: &'a kube::Client,
-    scope: Option<&'a str>,
-    listed: &'a Semaphore,
-) -> Vec<BoxFuture<'a, ()>> {
-    let of = Watch {
-        world,
-        client,
-        scope,
-        listed,
-    };
+/// So many kinds are watched.
+const KINDS: usize = 8;
+
+fn of_namespace(of: Watch<'_>) -> [BoxFuture<'_, ()>; KINDS] {
     let ours = format!("{}={}", jobs::LABEL_MANAGED_BY, jobs::NAME);
     let ours = || watcher::Config::default().labels(&ours);
     let any = watcher::Config::default;
-    vec![
+    [
         Box::pin(of.run(
             any(),
             Kind {
@@ -217,7 +223,10 @@ struct Watch<'a> {
     world: &'a World,
     client: &'a kube::Client,
     scope: Option<&'a str>,
-    listed: &'a Semaphore,
+    /// How many kinds of the scope have been listed.
+    listed: &'a AtomicUsize,
+    /// A permit for each watch that has listed, or that cannot in a named namespace.
+    tried: &'a Semaphore,
 }
 
 impl Watch<'_> {
@@ -236,7 +245,7 @@ impl Watch<'_> {
         let events = watcher(api, config).default_backoff();
         let mut events = std::pin::pin!(events);
         let mut list: BTreeMap<Key, Arc<T>> = BTreeMap::new();
-        let (mut failing, mut has_listed) = (false, false);
+        let (mut failing, mut has_listed, mut has_tried) = (false, false, false);
         while let Some(event) = events.next().await {
             match event {
                 Ok(Event::Init) => list.clear(),
@@ -244,7 +253,10 @@ impl Watch<'_> {
                 Ok(Event::InitDone) => {
                     self.replace(&kind, std::mem::take(&mut list));
                     if !std::mem::replace(&mut has_listed, true) {
-                        self.listed.add_permits(1);
+                        self.has_listed();
+                    }
+                    if !std::mem::replace(&mut has_tried, true) {
+                        self.tried.add_permits(1);
                     }
                 }
                 Ok(Event::Apply(object)) => {
@@ -254,6 +266,9 @@ impl Watch<'_> {
                 }
                 Ok(Event::Delete(object)) => self.change(&kind, key(&object), None),
                 Err(e) => {
+                    if self.scope.is_some() && !std::mem::replace(&mut has_tried, true) {
+                        self.tried.add_permits(1);
+                    }
                     // A watch that comes to its end is nothing; one that cannot begin is.
                     match failing {
                         false => tracing::warn!(kind = name, "watching failed, trying again: {e}"),
@@ -264,6 +279,23 @@ impl Watch<'_> {
                 }
             }
             failing = false;
+        }
+    }
+
+    /// One more kind of the scope is known. With the last one its policies are looked at.
+    fn has_listed(self) {
+        let listed = self.listed.fetch_add(1, Ordering::Relaxed) + 1;
+        if let Some(namespace) = self.scope.filter(|_| listed == KINDS) {
+            lock(&self.world.unlisted).remove(namespace);
+            self.all_look_again();
+        }
+    }
+
+    fn all_look_again(self) {
+        for policy in self.world.all() {
+            if self.scope.is_none_or(|scope| policy.0 == scope) {
+                self.world.work.add(policy);
+            }
         }
     }
 
@@ -299,9 +331,7 @@ impl Watch<'_> {
         for (key, object) in gone.chain(there) {
             self.change(kind, key, object);
         }
-        for policy in self.world.all() {
-            self.world.work.add(policy);
-        }
+        self.all_look_again();
     }
 }
 

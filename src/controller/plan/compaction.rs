@@ -128,12 +128,7 @@ impl Look {
             return Err(("there is no policy".to_owned(), None));
         };
         let spec = &policy.spec;
-        let still_wanted = |start: &&Start| {
-            let possible = spec.etcd.is_some() || !start.job.full_snapshot;
-            let is_its = start.policy_uid == policy.metadata.uid;
-            is_its && spec.compaction.enabled && !spec.suspend && possible
-        };
-        if let Some(start) = observed.unanswered.as_ref().filter(still_wanted) {
+        if let Some(start) = &observed.unanswered {
             // Retry with the same name: a new name could create a second Job.
             return Ok(start.clone());
         }

@@ -129,6 +129,11 @@ impl Count {
     fn all(self) -> usize {
         self.ordinary + self.restores
     }
+
+    fn add(&mut self, more: Count) {
+        self.ordinary += more.ordinary;
+        self.restores += more.restores;
+    }
 }
 
 /// The cap and those who wait for it.
@@ -152,7 +157,8 @@ pub struct Limits {
     /// Jobs that run or were granted, by namespace.
     active: BTreeMap<String, Count>,
     granted: BTreeMap<Key, Grant>,
-    waiting: BTreeMap<Asker, Waiting>,
+    /// Those who wait, by namespace and policy.
+    waiting: BTreeMap<String, BTreeMap<Key, Vec<Waiting>>>,
     /// When a policy was granted a Job last: a clock would not tell two of one second apart.
     last_grant: BTreeMap<Key, (DateTime<Utc>, u64)>,
     count: u64,
@@ -196,7 +202,7 @@ impl Limits {
         self.see(policy, &[], now);
         self.running.remove(policy);
         self.last_grant.remove(policy);
-        self.waiting.retain(|asker, _| asker.policy() != policy);
+        self.keep(policy, |_| false);
         if let Some(count) = self.policies.get_mut(&policy.0) {
             *count -= 1;
             if *count == 0 {
@@ -212,9 +218,7 @@ impl Limits {
         wanted: &[Wanted],
         now: DateTime<Utc>,
     ) -> BTreeMap<Key, Answer> {
-        let is_wanted = |asker: &Asker| wanted.iter().any(|w| w.asker == *asker);
-        self.waiting
-            .retain(|asker, _| asker.policy() != policy || is_wanted(asker));
+        self.keep(policy, |asker| wanted.iter().any(|w| w.asker == *asker));
         let answers = wanted.iter().map(|w| (w.job.clone(), self.answer(w, now)));
         answers.collect()
     }
@@ -229,20 +233,24 @@ impl Limits {
         // It is there, or granted: then it is no other one that counts.
         if self.running.get(asker.policy()).is_some_and(is_there) || self.granted.contains_key(job)
         {
-            self.waiting.remove(asker);
+            self.keep(asker.policy(), |other| other != asker);
             return Answer::Granted;
         }
         self.count += 1;
-        let since = self.count;
-        let waiting = self.waiting.entry(asker.clone()).or_insert(Waiting {
-            asker: asker.clone(),
-            is_restore: *is_restore,
-            since,
-            called: None,
-        });
-        waiting.called = None;
+        let (since, policy) = (self.count, asker.policy());
+        let of_namespace = self.waiting.entry(policy.0.clone()).or_default();
+        let waiting = of_namespace.entry(policy.clone()).or_default();
+        match waiting.iter_mut().find(|w| w.asker == *asker) {
+            Some(waiting) => waiting.called = None,
+            None => waiting.push(Waiting {
+                asker: asker.clone(),
+                is_restore: *is_restore,
+                since,
+                called: None,
+            }),
+        }
         if self.turns(now).contains(asker) {
-            self.waiting.remove(asker);
+            self.keep(asker.policy(), |other| other != asker);
             self.count += 1;
             let policy = asker.policy().clone();
             self.last_grant.insert(policy, (now, self.count));
@@ -291,24 +299,44 @@ impl Limits {
             return Vec::new();
         }
         self.settle(now);
-        self.waiting.retain(|_, w| !is_over(w.called, now));
         let turns = self.turns(now);
         let mut called = Vec::new();
         for asker in turns {
-            if let Some(waiting) = self.waiting.get_mut(&asker)
-                && waiting.called.is_none()
-            {
+            let policy = asker.policy();
+            let waiting = self
+                .waiting
+                .get_mut(&policy.0)
+                .and_then(|w| w.get_mut(policy));
+            let mut waiting = waiting.into_iter().flatten();
+            if let Some(waiting) = waiting.find(|w| w.asker == asker && w.called.is_none()) {
                 waiting.called = Some(now);
-                called.push(asker.policy().clone());
+                called.push(policy.clone());
             }
         }
         called
     }
 
+    /// Of those who wait for a policy, keeps these.
+    fn keep(&mut self, policy: &Key, is_kept: impl Fn(&Asker) -> bool) {
+        let Some(policies) = self.waiting.get_mut(&policy.0) else {
+            return;
+        };
+        if let Some(waiting) = policies.get_mut(policy) {
+            waiting.retain(|w| is_kept(&w.asker));
+            if waiting.is_empty() {
+                policies.remove(policy);
+            }
+        }
+        if policies.is_empty() {
+            self.waiting.remove(&policy.0);
+        }
+    }
+
     fn begins(&mut self, namespace: &str, more: Count) {
-        let count = self.active.entry(namespace.to_owned()).or_default();
-        count.ordinary += more.ordinary;
-        count.restores += more.restores;
+        self.active
+            .entry(namespace.to_owned())
+            .or_default()
+            .add(more);
     }
 
     fn ends(&mut self, namespace: &str, less: Count) {
@@ -332,7 +360,8 @@ impl Limits {
         for count in self.active.values() {
             let ordinary = count.ordinary.min(share);
             total.ordinary += ordinary;
-            total.restores += count.restores.min(share - ordinary);
+            let restores = (share - ordinary).max(self.restores_beyond_share());
+            total.restores += count.restores.min(restores);
         }
         total
     }
@@ -368,100 +397,75 @@ impl Limits {
         (self.cap / 10).max(1)
     }
 
+    /// The restores of a namespace that may run though it has its share.
+    fn restores_beyond_share(&self) -> usize {
+        self.reserve().div_ceil(2)
+    }
+
     /// The places of one namespace.
     fn share(&self) -> usize {
         match (self.share, self.policies.len()) {
             (0, ..=1) => usize::MAX,
-            (0, _) => self.cap.div_ceil(2).max(1),
+            (0, _) if self.cap == 0 => usize::MAX,
+            (0, _) => self.cap.div_ceil(2),
             (share, _) => share,
         }
     }
 
+    /// Whether there is a place, with so many more that are about to run.
+    fn is_free(&self, is_restore: bool, more: usize) -> bool {
+        let total = self.total();
+        match (self.cap, is_restore) {
+            (0, _) => true,
+            (cap, true) => total.ordinary.min(cap) + total.restores + more < cap + self.reserve(),
+            (cap, false) => !self.frozen && total.all() + more < cap,
+        }
+    }
+
+    /// How many a namespace has, with those that are about to run; `None` if it may have no more.
+    fn open(&self, namespace: &str, is_restore: bool, more: Count) -> Option<usize> {
+        let count = self.active.get(namespace).copied().unwrap_or_default();
+        let all = count.all() + more.all();
+        let restores = count.restores + more.restores;
+        let is_reserved = is_restore && restores < self.restores_beyond_share();
+        (all < self.share() || is_reserved).then_some(all)
+    }
+
     /// Those who may have a Job now, if nobody else asks.
     fn turns(&self, now: DateTime<Utc>) -> Vec<Asker> {
-        let (ordinary, restores) = match (self.cap, self.frozen) {
-            (0, _) => (usize::MAX, usize::MAX),
-            (cap, true) => (0, cap + self.reserve()),
-            (cap, false) => (cap, cap + self.reserve()),
-        };
-        let total = self.total().all();
         let mut turns = Vec::new();
-        let mut picked = BTreeMap::new();
-        for (is_restore, cap) in [(true, restores), (false, ordinary)] {
-            let free = cap.saturating_sub(total + turns.len());
-            if free > 0 {
-                self.pick(is_restore, free, &mut picked, &mut turns, now);
+        let mut picked: BTreeMap<&str, Count> = BTreeMap::new();
+        for is_restore in [true, false] {
+            if !self.is_free(is_restore, turns.len()) {
+                continue;
+            }
+            // The policy that was granted one longest ago is next, and stands last.
+            let turn = |w: &Waiting| (self.last_grant.get(w.asker.policy()).copied(), w.since);
+            let queues = self.waiting.iter().filter_map(|(namespace, waiting)| {
+                self.open(namespace, is_restore, Count::default())?;
+                let waits = |w: &&Waiting| w.is_restore == is_restore && !is_over(w.called, now);
+                let mut queue: Vec<&Waiting> = waiting.values().flatten().filter(waits).collect();
+                queue.sort_by_key(|w| std::cmp::Reverse(turn(w)));
+                Some((namespace.as_str(), queue))
+            });
+            let mut queues: Vec<(&str, Vec<&Waiting>)> = queues.collect();
+            while self.is_free(is_restore, turns.len()) {
+                let open = queues.iter_mut().filter_map(|(namespace, queue)| {
+                    let more = picked.get(namespace).copied().unwrap_or_default();
+                    let count = self.open(namespace, is_restore, more)?;
+                    Some(((count, turn(queue.last()?)), *namespace, queue))
+                });
+                let Some((_, namespace, queue)) = open.min_by_key(|(turn, ..)| *turn) else {
+                    break;
+                };
+                turns.extend(queue.pop().map(|w| w.asker.clone()));
+                picked
+                    .entry(namespace)
+                    .or_default()
+                    .add(Count::of(is_restore));
             }
         }
         turns
-    }
-
-    /// The first of those who wait, in the order of their turns.
-    fn pick(
-        &self,
-        is_restore: bool,
-        most: usize,
-        picked: &mut BTreeMap<String, usize>,
-        turns: &mut Vec<Asker>,
-        now: DateTime<Utc>,
-    ) {
-        type Queue<'a> = BTreeMap<&'a Key, Vec<&'a Waiting>>;
-        let mut namespaces: BTreeMap<&str, Queue<'_>> = BTreeMap::new();
-        let waiting = self.waiting.values();
-        for waiting in waiting.filter(|w| w.is_restore == is_restore && !is_over(w.called, now)) {
-            let queues = namespaces.entry(waiting.asker.namespace()).or_default();
-            queues
-                .entry(waiting.asker.policy())
-                .or_default()
-                .push(waiting);
-        }
-        for queue in namespaces.values_mut().flat_map(|q| q.values_mut()) {
-            queue.sort_by_key(|w| std::cmp::Reverse(w.since));
-        }
-        let mut last: HashMap<&Key, (DateTime<Utc>, u64)> = HashMap::new();
-        let end = turns.len().saturating_add(most);
-        while turns.len() < end {
-            let granted = |policy: &Key| {
-                let before = self.last_grant.get(policy).copied();
-                last.get(policy).copied().or(before)
-            };
-            let first = |queues: &Queue<'_>| {
-                let turn = |(policy, queue): (&&Key, &Vec<&Waiting>)| {
-                    (granted(policy), queue.last().map(|w| w.since))
-                };
-                queues.iter().map(turn).min()
-            };
-            let count = |namespace: &str| {
-                self.active_in(namespace) + picked.get(namespace).copied().unwrap_or_default()
-            };
-            let share = self.share();
-            let open = namespaces.iter().filter(|(n, _)| count(n) < share);
-            let Some(namespace) = open
-                .min_by_key(|(namespace, queues)| (count(namespace), first(queues)))
-                .map(|(namespace, _)| *namespace)
-            else {
-                return;
-            };
-            let queues = namespaces.get_mut(namespace);
-            let policy = queues.as_ref().and_then(|queues| {
-                let turn = |queue: &Vec<&Waiting>| queue.last().map(|w| w.since);
-                let next = queues.iter().min_by_key(|(p, q)| (granted(p), turn(q)));
-                next.map(|(policy, _)| *policy)
-            });
-            let (Some(queues), Some(policy)) = (queues, policy) else {
-                return;
-            };
-            let queue = queues.entry(policy).or_default();
-            turns.extend(queue.pop().map(|w| w.asker.clone()));
-            last.insert(policy, (DateTime::<Utc>::MAX_UTC, turns.len() as u64));
-            *picked.entry(namespace.to_owned()).or_default() += 1;
-            if queue.is_empty() {
-                queues.remove(policy);
-            }
-            if queues.is_empty() {
-                namespaces.remove(namespace);
-            }
-        }
     }
 }
 
@@ -582,6 +586,7 @@ mod tests {
     #[test]
     fn without_a_cap_all_go() {
         let mut a = Limits::new(0, 0);
+        a.see(&("elsewhere".to_owned(), "p".to_owned()), &[], at(0));
         for i in 0..100 {
             let answer = a.wants(&key("a"), &i.to_string(), at(0));
             assert_eq!(answer, Answer::Granted);
@@ -625,8 +630,8 @@ mod tests {
         assert_eq!(a.wants(&of("small", "s"), "s1", at(1)), Answer::Granted);
         assert_eq!(a.wants(&of("third", "t"), "t1", at(1)), Answer::Granted);
         waits(&a.wants(&of("third", "u"), "u1", at(1)));
-        // A place beyond the cap, for restores alone.
-        let restore = a.wants_one(&of("small", "r"), "r1", true, at(2));
+        // A place beyond the cap, for restores alone; also for one of a namespace that has its share.
+        let restore = a.wants_one(&of("large", "r"), "r1", true, at(2));
         assert_eq!(restore, Answer::Granted);
         waits(&a.wants_one(&of("third", "r"), "r2", true, at(2)));
         // The next one that is free is a restore's.
@@ -710,11 +715,12 @@ mod tests {
         let mut a = Limits::new(1, 0);
         a.observe(jobs(2), at(0));
         assert!(waits(&a.wants(&key("a"), "a", at(0))).is_some());
-        waits(&a.wants_one(&key("r"), "r", true, at(0)));
+        let restore = a.wants_one(&key("r"), "r", true, at(0));
+        assert_eq!(restore, Answer::Granted);
+        a.give_back(&key("r"), at(1));
         a.observe(jobs(1), at(1));
-        assert_eq!(a.next(at(1)), [key("r")]);
+        assert_eq!(a.next(at(1)), []);
         // A cap of one thaws when none is left.
-        a.ask(&key("r"), &[], at(1));
         a.observe(jobs(0), at(2));
         assert_eq!(a.next(at(2)), [key("a")]);
     }
@@ -760,7 +766,10 @@ mod tests {
                     foreign = true;
                 }
                 let i = rng.usize(..8);
-                wants.insert(i);
+                // It has one at a time.
+                if jobs.iter().all(|(policy, _)| *policy != key(&names[i])) {
+                    wants.insert(i);
+                }
                 let mut asks = vec![key(&names[i])];
                 if !jobs.is_empty() && rng.bool() {
                     jobs.swap_remove(rng.usize(..jobs.len()));

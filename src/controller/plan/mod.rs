@@ -123,7 +123,9 @@ impl Action {
         Action::Delete(resource, made.key.1.clone(), made.uid.clone())
     }
 
-    fn change<K: Resource<DynamicType = ()>>(made: &Made, part: Value) -> Action {
+    fn change<K: Resource<DynamicType = ()>>(made: &Made, mut part: Value) -> Action {
+        // Not of another one by that name.
+        part["metadata"]["uid"] = made.uid.clone().into();
         Action::Change(ApiResource::erase::<K>(&()), made.key.1.clone(), part)
     }
 }
@@ -234,9 +236,11 @@ pub fn counted(observed: &Observed) -> Vec<Seen> {
     let counts = |job: &&Arc<Job>| is_of_threshold(job) || is_of_task(job);
     let counted = observed.jobs.iter().filter(counts);
     let restore = TaskType::Restore.as_str();
+    // One that somebody has suspended has no Pods, and no end.
+    let is_suspended = |job: &Job| job.spec.as_ref().is_some_and(|s| s.suspend == Some(true));
     let counted = counted.map(|job| Seen {
         job: key(&**job),
-        finished: outcome::is_finished(job),
+        finished: outcome::is_finished(job) || is_suspended(job),
         is_restore: label(&**job, jobs::LABEL_TASK_TYPE) == Some(restore),
         created: job.metadata.creation_timestamp.as_ref().map(utc),
     });
@@ -339,7 +343,10 @@ impl<'o> Decided<'o> {
 
     /// The plan, with the answers of the limits by Job.
     pub fn plan(mut self, turns: &BTreeMap<Key, Answer>) -> Plan {
-        let mut plan = Plan::default();
+        let mut plan = Plan {
+            look_again: self.observed.look_again,
+            ..Plan::default()
+        };
         let healthy = self.plan_compaction(turns, &mut plan);
         let steps = self.plan_tasks(turns, &mut plan);
         self.plan_policy(healthy, &steps, &mut plan);
@@ -363,7 +370,7 @@ impl<'o> Decided<'o> {
     ) -> Option<Judgement> {
         let policy = self.policy().filter(|_| self.options.compactions)?;
         let (namespace, name) = &self.observed.key;
-        plan.look_again = self.compaction.look_again;
+        plan.look_again = sooner(plan.look_again, self.compaction.look_again);
         match &self.start {
             Err((reason, again)) => {
                 tracing::debug!(namespace, policy = name, "no compaction: {reason}");
@@ -482,10 +489,14 @@ impl<'o> Decided<'o> {
         };
         let (observed, options, now) = (self.observed, self.options, self.now);
         plan.actions.extend(match &self.problem {
-            Some(problem) if policy::leaves_all_as_it_is(problem) => match policy.spec.suspend {
-                true => objects::stop(&policy, observed),
-                false => Vec::new(),
-            },
+            Some(problem) if policy::leaves_all_as_it_is(problem) => {
+                let is_stopped = policy.spec.suspend
+                    || options.enforce_existing && problem.reason == policy::NOT_ALLOWED;
+                match is_stopped {
+                    true => objects::stop(&policy, observed),
+                    false => Vec::new(),
+                }
+            }
             problem => objects::of_policy(
                 &policy,
                 observed,
@@ -496,8 +507,10 @@ impl<'o> Decided<'o> {
             ),
         });
         let mut tried = observed.tried.iter();
-        let not_created = |t: &&Tried| !t.what.starts_with(&creates(""));
-        let refusal = tried.find(|t| not_created(t) && t.refusal.is_some());
+        // Of Jobs that are refused, and of tasks that do not go, others tell.
+        let is_of_policy =
+            |t: &&Tried| !t.what.starts_with(&creates("")) && !t.what.starts_with("delete ");
+        let refusal = tried.find(|t| is_of_policy(t) && t.refusal.is_some());
         let refusal = refusal.and_then(|t| t.refusal.as_ref()).map(|r| Problem {
             reason: r.reason.to_owned(),
             message: r.message.clone(),

@@ -21,7 +21,8 @@ const READY: &str = "Ready";
 const BACKUP_READY: &str = "BackupReady";
 const COMPACTION_HEALTHY: &str = "CompactionHealthy";
 const STORE_SHARED: &str = "StoreShared";
-const NOT_ALLOWED: &str = "NotAllowed";
+/// What the controller's flags do not allow.
+pub const NOT_ALLOWED: &str = "NotAllowed";
 /// What no Job could be made of.
 const INVALID: &str = "SpecInvalid";
 const PREFIX_TAKEN: &str = "StorePrefixTaken";
@@ -111,7 +112,8 @@ fn warnings(
         warnings.push((STORE_SHARED, Judgement::warning("SamePlace", said)));
     }
     let not_allowed = options.allowed.problems(policy, &options.settings);
-    if !not_allowed.is_empty() && problem.is_none_or(|p| p.reason != NOT_ALLOWED) {
+    let is_refused = problem.is_some_and(|p| p.reason == NOT_ALLOWED);
+    if !not_allowed.is_empty() && !is_refused && was_carried_out(policy) {
         let said = format!(
             "it goes on as before, and will be refused once it is changed: {}",
             not_allowed.join("; ")
