@@ -24,6 +24,15 @@ const NO_ELECTION: [&str; 2] = ["--leader-elect", "false"];
 const IN_USE: &str = "deltafold.io/in-use";
 /// The policies whose specs need flags today.
 const PRIVILEGED: [&str; 2] = ["host", "rich"];
+/// The flags.
+const ALLOWED: [&str; 6] = [
+    "--allow-host-path",
+    "--allow-host-network",
+    "--allow-service-account",
+    "--allow-tolerations",
+    "--allow-priority-class",
+    "--allowed-image-prefix=registry.example",
+];
 /// The Job of a threshold that runs while the controller is replaced.
 const COMPACTION: &str = "rich-compact-9b6e66e9";
 /// The task that does.
@@ -257,6 +266,24 @@ impl Left {
         }});
         self.write_status(POLICIES, "rich", "deltafold-compaction", compaction)
             .await;
+        // Of another one the last runs have failed. Each part of a status had a field manager of its own.
+        let parts = &rich["status"];
+        let mut restoration = parts["lastVerification"].clone();
+        restoration["revision"] = Value::Null;
+        let conditions = parts["conditions"].as_array().expect("conditions").iter();
+        let unhealthy = conditions.filter(|c| c["type"] == "CompactionHealthy");
+        for (manager, status) in [
+            (
+                "deltafold-compaction",
+                json!({
+                    "lastCompaction": parts["lastCompaction"],
+                    "conditions": unhealthy.collect::<Vec<_>>(),
+                }),
+            ),
+            ("deltafold-task", json!({"lastRestoration": restoration})),
+        ] {
+            self.write_status(POLICIES, "plain", manager, status).await;
+        }
         let tasks = documents(&frozen("resources/tasks.yaml"));
         let task = tasks.iter().find(|t| name(t) == TASK).expect("it");
         let mut status = task["status"].clone();
@@ -416,6 +443,15 @@ async fn what_ran_goes_on_and_no_backup_is_missed() {
     let _controller = Controller::start(space, &args).await;
     for policy in PRIVILEGED {
         wait_refused(space, policy).await;
+        for cron_job in left.names_of("cronjobs") {
+            if cron_job.starts_with(policy) {
+                space
+                    .wait_until("cronjobs", &cron_job, "it is suspended", |c| {
+                        c["spec"]["suspend"] == true
+                    })
+                    .await;
+            }
+        }
     }
     for policy in ["following", "swift", "plain"] {
         space.wait_condition(policy, "Ready", "True").await;
@@ -471,6 +507,54 @@ async fn what_is_upgraded_equals_what_is_new() {
             );
         }
     }
+}
+
+/// Nor in a status: what has failed with 0.1 and succeeds today has no reason left.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_0_1_told_is_not_told_of_what_is_new() {
+    let left = Left::by_0_1().await;
+    left.upgrade().await;
+    let space = &left.space;
+    let kubelet = Kubelet::start(space).await;
+    kubelet.plan(&[], done());
+    let _controller = Controller::start(space, &NO_ELECTION).await;
+    left.wait_until_taken_over().await;
+    let at = moment(0);
+    space
+        .renew("plain-delta-snap", 9_000_000, &at, Value::Null)
+        .await;
+    let restore = json!({
+        "metadata": {"name": "again"},
+        "spec": {
+            "policy": "plain", "type": "Restore", "config": {"restore": {"claimName": "data"}},
+        },
+    });
+    space.create(TASKS, restore).await;
+    space.wait_task("again", "Succeeded").await;
+    let is_done = |run: &Value| run["state"] == "Succeeded" && run["exitCode"] == 0;
+    let policy = space
+        .wait_policy("plain", "both are done", |p| {
+            let status = &p["status"];
+            is_done(&status["lastCompaction"]) && is_done(&status["lastRestoration"])
+        })
+        .await;
+    for part in ["lastCompaction", "lastRestoration"] {
+        let run = &policy["status"][part];
+        for field in ["reason", "message"] {
+            assert!(run[field].is_null(), "{part}: {run}");
+        }
+    }
+    space
+        .wait_condition("plain", "CompactionHealthy", "True")
+        .await;
+    let conditions = policy["status"]["conditions"].as_array().unwrap();
+    let mut types: Vec<&str> = conditions
+        .iter()
+        .map(|c| c["type"].as_str().unwrap())
+        .collect();
+    types.sort();
+    types.dedup();
+    assert_eq!(types.len(), conditions.len());
 }
 
 /// Finalizers of Secrets, and access of each policy, which nobody needs any more.
@@ -561,29 +645,42 @@ async fn the_way_back_to_0_1() {
     }
     lost.sort();
     lost.dedup();
-    eprintln!("0.1 loses: {lost:?}");
-    // 0.1's controller writes over what today's has written: conditions that it does not know are lost, too.
+    // docs/controller.md says so.
+    assert_eq!(lost, ["status.claims"]);
+    // 0.1's controller writes over what today's has written, but for conditions that it does not know.
     for policy in &left.policies {
         space.apply(POLICIES, policy.clone()).await;
     }
     left.create_status().await;
-    let mut stay = Vec::new();
     for policy in space.list(POLICIES, "").await {
-        for condition in policy["status"]["conditions"].as_array().unwrap() {
-            let type_ = condition["type"].as_str().unwrap().to_owned();
-            let known = [
-                "Ready",
-                "BackupReady",
-                "BackupVerified",
-                "CompactionHealthy",
-            ];
-            if !known.contains(&&*type_) {
-                stay.push(format!("{} {type_}", name(&policy)));
-            }
-        }
+        let conditions = policy["status"]["conditions"].as_array().unwrap();
+        let types = conditions.iter().map(|c| c["type"].as_str().unwrap());
+        let known = [
+            "Ready",
+            "BackupReady",
+            "BackupVerified",
+            "CompactionHealthy",
+        ];
+        let mut others = types.filter(|type_| !known.contains(type_));
+        assert!(others.all(|type_| type_ == "NotAllowed"), "{policy}");
     }
-    eprintln!("conditions that stay: {stay:?}");
-    assert_eq!(stay, [""; 0], "0.1 cannot remove these conditions");
+
+    // And here again: what stayed is not taken for the truth.
+    left.upgrade().await;
+    let mut args = NO_ELECTION.to_vec();
+    args.extend(ALLOWED);
+    let _controller = Controller::start(space, &args).await;
+    for policy in &left.policies {
+        let wanted = "it is carried out, and all of it is allowed";
+        space
+            .wait_policy(name(policy), wanted, |p| {
+                let is_true = |type_: &str| {
+                    condition_of(p, type_).is_some_and(|condition| condition["status"] == "True")
+                };
+                !p["status"]["claims"].is_null() && is_true("Ready") && !is_true("NotAllowed")
+            })
+            .await;
+    }
 }
 
 /// What one has and the other has not.
