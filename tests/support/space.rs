@@ -98,15 +98,25 @@ fn guard(kubernetes: &Kubernetes) -> Child {
         .expect("start the guard")
 }
 
+/// The CRDs of today.
+pub fn definitions() -> Vec<Value> {
+    let crds = deltafold::controller::api::crds().into_iter();
+    crds.map(|crd| serde_json::to_value(crd).expect("a CRD"))
+        .collect()
+}
+
+/// Applies CRDs. An API server needs a moment to act on them.
+pub async fn define(api: &Api, crds: &[Value]) {
+    let path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+    for crd in crds {
+        let applied = api.apply(&format!("{path}/{}", name(crd)), crd).await;
+        applied.unwrap_or_else(|err| panic!("{}: {err}", name(crd)));
+    }
+}
+
 /// The CRDs, and the role of the controller.
 async fn install(api: &Api) {
-    let crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
-    for crd in deltafold::controller::api::crds() {
-        let crd = serde_json::to_value(crd).expect("a CRD");
-        let name = crd["metadata"]["name"].as_str().expect("a name");
-        let applied = api.apply(&format!("{crds}/{name}"), &crd).await;
-        applied.unwrap_or_else(|err| panic!("{name}: {err}"));
-    }
+    define(api, &definitions()).await;
     for (_, plural) in OURS {
         let path = format!("/apis/deltafold.io/v1alpha1/{plural}");
         let started = Instant::now();
@@ -224,6 +234,12 @@ impl Recorder {
         all
     }
 
+    /// Every version of every object.
+    pub fn all_versions(&self) -> Versions {
+        let seen = self.seen.lock().expect("nobody panicked");
+        seen.values().flatten().cloned().collect()
+    }
+
     /// All versions of the objects of a name.
     pub fn versions(&self, of: &str) -> Versions {
         let seen = self.seen.lock().expect("nobody panicked");
@@ -235,6 +251,37 @@ impl Recorder {
 impl Drop for Recorder {
     fn drop(&mut self) {
         self.watch.abort();
+    }
+}
+
+/// Watches what runs for the policies of a namespace by schedule or as a follower.
+#[derive(Debug)]
+pub struct Running {
+    pub cron_jobs: Recorder,
+    pub deployments: Recorder,
+}
+
+impl Running {
+    pub async fn watch(space: &Space) -> Self {
+        Self {
+            cron_jobs: space.record("cronjobs").await,
+            deployments: space.record("deployments").await,
+        }
+    }
+
+    /// The names of what was ever stopped or deleted of a policy.
+    pub fn stopped(&self, policy: &str) -> Vec<String> {
+        let is_its = |o: &Value| label(o, "policy") == Some(policy);
+        let is_stopped = |o: &Value| {
+            o["gone"] == true || o["spec"]["suspend"] == true || o["spec"]["replicas"] == 0
+        };
+        let all = [&self.cron_jobs, &self.deployments];
+        let all = all.into_iter().flat_map(Recorder::all_versions);
+        let stopped = all.filter(|o| is_its(o) && is_stopped(o));
+        let mut names: Vec<String> = stopped.map(|o| name(&o).to_owned()).collect();
+        names.sort();
+        names.dedup();
+        names
     }
 }
 
@@ -340,6 +387,11 @@ impl Space {
         let folder = self.folder.path().join(name);
         std::fs::create_dir_all(&folder).expect("a folder");
         folder
+    }
+
+    /// Watches a resource of the namespace from here on, and forgets no version.
+    pub async fn record(&self, resource: &str) -> Recorder {
+        Recorder::start(&self.api, &self.name, resource).await
     }
 
     /// Where the objects of a resource are.
