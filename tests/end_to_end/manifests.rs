@@ -323,7 +323,7 @@ async fn an_api_server_takes_all_of_it() {
     // The columns that kubectl shows.
     let columns = crds().into_iter().flat_map(|crd| crd.spec.versions);
     let columns = columns.map(|v| v.additional_printer_columns.unwrap_or_default().len());
-    assert_eq!(columns.collect::<Vec<_>>(), [8, 5]);
+    assert_eq!(columns.collect::<Vec<_>>(), [11, 5]);
 }
 
 /// What the rights of the printed objects are for somebody: asked of the API server, as `kubectl auth can-i` does it.

@@ -529,7 +529,15 @@ impl<'s> Theirs<'s> {
     async fn delete(&self) {
         let name = name(&self.object);
         self.space.delete(self.resource, name).await;
-        self.space.wait_until_gone(self.resource, name).await;
+        // The controller may make another one by that name at once.
+        let uid = &self.object["metadata"]["uid"];
+        let gone = until(PATIENCE, async || {
+            let there = self.space.get(self.resource, name).await;
+            there
+                .is_none_or(|t| t["metadata"]["uid"] != *uid)
+                .then_some(())
+        });
+        assert!(gone.await.is_some(), "{name} is still there");
     }
 }
 
