@@ -40,7 +40,7 @@ pub(super) struct ControllerArgs {
     /// As many policies more at once; 0 turns tasks off
     #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u16).range(0..=100))]
     task_workers: u16,
-    /// Jobs of thresholds and tasks at once, over all policies; 0 for no limit
+    /// Jobs of thresholds and tasks at once, over all policies; restores have a tenth more, at least one; 0 for no limit
     #[arg(long, value_name = "N", default_value = "20")]
     max_jobs: u32,
     /// As many of one namespace; 0 for half of them, as long as there are policies of other namespaces

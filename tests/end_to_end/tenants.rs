@@ -526,15 +526,15 @@ impl<'s> Theirs<'s> {
         assert!(!writers.contains("\"deltafold"), "{name}: {writers}");
     }
 
+    /// Deletes it, and waits until it is gone. By then one of ours may have its name.
     async fn delete(&self) {
         let name = name(&self.object);
         self.space.delete(self.resource, name).await;
-        // The controller may make another one by that name at once.
         let uid = &self.object["metadata"]["uid"];
         let gone = until(PATIENCE, async || {
             let there = self.space.get(self.resource, name).await;
             there
-                .is_none_or(|t| t["metadata"]["uid"] != *uid)
+                .is_none_or(|there| there["metadata"]["uid"] != *uid)
                 .then_some(())
         });
         assert!(gone.await.is_some(), "{name} is still there");

@@ -73,7 +73,7 @@ pub fn of_policy(tables: &Tables, change: &Change<'_, EtcdBackupPolicy>) -> Vec<
 
 /// A task concerns its policy.
 pub fn of_task(change: &Change<'_, EtcdBackupTask>) -> Vec<Key> {
-    let policies = change.both().map(|task| policy_of_task(task));
+    let policies = change.both().map(policy_of_task);
     policies.collect()
 }
 

@@ -20,7 +20,7 @@ pub use policy::snapshot_ages;
 
 use super::api::{
     EtcdBackupPolicy, EtcdBackupPolicyStatus, EtcdBackupTask, EtcdBackupTaskStatus, LastCompaction,
-    LastRun, TaskState, TaskType,
+    TaskState, TaskType,
 };
 use super::jobs::{self, Allowed, Settings};
 use super::names::{Key, key, label};
@@ -261,15 +261,17 @@ impl<'o> Decided<'o> {
         let may_start = self.problem.is_none();
         let start = self.start.as_ref().ok().filter(|_| may_start);
         let start = start.map(|start| compaction::wanted(self.observed, start));
-        let tasks = self.steps.iter().filter_map(|(task, next)| {
-            matches!(next, Next::Job).then(|| Wanted {
-                asker: Asker::Task {
-                    task: key(&***task),
-                    policy: self.observed.key.clone(),
-                },
-                job: (self.observed.key.0.clone(), jobs::task_job_name(task)),
-                is_restore: task.spec.type_ == TaskType::Restore,
-            })
+        let jobs = self
+            .steps
+            .iter()
+            .filter(|(_, next)| matches!(next, Next::Job));
+        let tasks = jobs.map(|(task, _)| Wanted {
+            asker: Asker::Task {
+                task: key(&***task),
+                policy: self.observed.key.clone(),
+            },
+            job: (self.observed.key.0.clone(), jobs::task_job_name(task)),
+            is_restore: task.spec.type_ == TaskType::Restore,
         });
         let mut wanted: Vec<Wanted> = start.into_iter().chain(tasks).collect();
         wanted.retain(|w| self.tried(&creates(&w.job.1)).is_none());
@@ -396,11 +398,13 @@ impl<'o> Decided<'o> {
                 }
             }
         }
-        let refusals = self.observed.tried.iter().filter_map(|t| {
-            let start = self.start.as_ref().ok()?;
-            (t.what == creates(&start.job.name)).then_some(t.refusal.as_ref()?)
-        });
-        let healthy = match refusals.last() {
+        let job = self
+            .start
+            .as_ref()
+            .ok()
+            .map(|start| creates(&start.job.name));
+        let tried = job.and_then(|job| self.tried(&job));
+        let healthy = match tried.and_then(|tried| tried.refusal.as_ref()) {
             Some(refusal) => conditions::job_refused(&refusal.message),
             None => conditions::compaction_healthy(
                 policy,
@@ -519,18 +523,13 @@ impl<'o> Decided<'o> {
         let restorations = steps
             .iter()
             .filter_map(|(task, step)| task::restoration(task, step));
-        let restorations: Vec<&LastRun> = restorations.collect();
-        let compaction = healthy.as_ref().map(|h| (self.compaction.last.clone(), h));
-        let (status, stale_at) = policy::status(
-            &policy,
-            observed,
-            options,
+        let findings = policy::Findings {
             health,
             problem,
-            compaction,
-            restorations.into_iter(),
-            now,
-        );
+            compaction: healthy.as_ref().map(|h| (self.compaction.last.clone(), h)),
+            restorations: restorations.collect(),
+        };
+        let (status, stale_at) = policy::status(&policy, observed, options, findings, now);
         plan.look_again = sooner(plan.look_again, stale_at);
         let old = policy.status.clone().unwrap_or_default();
         if old == status {

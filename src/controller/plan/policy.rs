@@ -5,8 +5,8 @@
 use super::conditions::{self, Judgement, Problem};
 use super::{Note, Options};
 use crate::controller::api::{
-    Claim, Claimed, Condition, ConditionStatus, EtcdBackupPolicy, EtcdBackupPolicyStatus, LastRun,
-    RestorableWindow, SnapshotStatus, SnapshotsStatus, TaskType,
+    Claim, Claimed, Condition, ConditionStatus, EtcdBackupPolicy, EtcdBackupPolicyStatus,
+    LastCompaction, LastRun, RestorableWindow, SnapshotStatus, SnapshotsStatus, TaskType,
 };
 use crate::controller::jobs::{self, Work};
 use crate::controller::names::label;
@@ -184,18 +184,32 @@ fn last_run(observed: &Observed, work: Work, task: Option<TaskType>) -> Option<L
     Some(outcome::last_run(job, &observed.pods_of(job)))
 }
 
-/// The status of a policy, and until when that holds if nothing else changes. `compaction` is what is known of its
-/// compactions, if thresholds are looked at; `restorations` are those of tasks that end now.
-pub fn status<'r>(
+/// What was found out about a policy.
+pub struct Findings<'f> {
+    /// How its backup is.
+    pub health: Health,
+    /// What keeps it from being carried out.
+    pub problem: Option<&'f Problem>,
+    /// Its last compaction, and how compactions are, if thresholds are looked at.
+    pub compaction: Option<(Option<LastCompaction>, &'f Judgement)>,
+    /// Restorations by tasks that end now.
+    pub restorations: Vec<&'f LastRun>,
+}
+
+/// The status of a policy, and until when that holds if nothing else changes.
+pub fn status(
     policy: &EtcdBackupPolicy,
     observed: &Observed,
     options: &Options,
-    health: Health,
-    problem: Option<&Problem>,
-    compaction: Option<(Option<crate::controller::api::LastCompaction>, &Judgement)>,
-    restorations: impl Iterator<Item = &'r LastRun>,
+    findings: Findings<'_>,
     now: DateTime<Utc>,
 ) -> (EtcdBackupPolicyStatus, Option<DateTime<Utc>>) {
+    let Findings {
+        health,
+        problem,
+        compaction,
+        restorations,
+    } = findings;
     let old = policy.status.clone().unwrap_or_default();
     let ready = conditions::ready(policy, problem);
     let warnings = warnings(policy, observed, options, problem);
@@ -234,7 +248,7 @@ pub fn status<'r>(
             }),
         last_verification: health.last_verification,
         last_defragmentation: health.last_maintenance,
-        last_restoration: restorations.fold(before, |before, run| {
+        last_restoration: restorations.into_iter().fold(before, |before, run| {
             let is_later = before
                 .as_ref()
                 .is_none_or(|b| b.completion_time <= run.completion_time);
