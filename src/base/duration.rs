@@ -15,13 +15,20 @@ const UNITS: [(&str, u64); 6] = [
     ("ms", 1),
 ];
 
-/// Reads a duration such as `90s`, `1h30m` or `7d`; the units are w, d, h, m, s and ms.
+/// A thousand years: no time that is reckoned with a duration overflows.
+const LONGEST: Duration = Duration::from_secs(1000 * 365 * 86_400);
+
+/// Reads a duration such as `90s`, `1h30m` or `7d`, of a thousand years at most; the units are w, d, h, m, s and ms.
 ///
 /// # Errors
 /// How a duration is written.
 pub fn parse(text: &str) -> Result<Duration, String> {
     const HOW: &str = "give a duration such as 90s, 30m, 1h30m or 7d";
-    read(text).ok_or_else(|| HOW.to_owned())
+    match read(text) {
+        Some(long) if long > LONGEST => Err("it is longer than 1000 years (365000d)".to_owned()),
+        Some(duration) => Ok(duration),
+        None => Err(HOW.to_owned()),
+    }
 }
 
 fn read(text: &str) -> Option<Duration> {
@@ -105,6 +112,7 @@ mod tests {
             ("2w", 1_209_600_000),
             ("250ms", 250),
             ("0s", 0),
+            ("365000d", 31_536_000_000_000),
         ] {
             let read: Span = text.parse().unwrap();
             assert_eq!(read.0, Duration::from_millis(millis), "{text}");
@@ -121,6 +129,7 @@ mod tests {
             "1h 2m",
             "99999999999999999999s",
             "99999999999999999d",
+            "365000d1ms",
         ] {
             assert!(parse(bad).is_err(), "{bad}");
         }

@@ -8,6 +8,7 @@ pub mod duration;
 pub mod flag;
 pub mod hash;
 pub mod if_there;
+pub mod mounted;
 pub mod mutex;
 pub mod percent;
 pub mod pieces;

@@ -2,8 +2,8 @@
 
 use crate::base::Cancel;
 use crate::base::flag::yes_or_no;
-use crate::controller::jobs::Settings;
-use crate::controller::{ControllerMetrics, Options, run};
+use crate::controller::jobs::{Allowed, Settings};
+use crate::controller::{ControllerMetrics, Options, plan, run};
 use crate::error::Result;
 use crate::kubernetes::Client;
 use crate::store::lock::identity;
@@ -25,24 +25,27 @@ Examples:
 
 The exit code is 0 where it was stopped, 75 where another replica has taken over: start it again.")]
 pub(super) struct ControllerArgs {
-    /// The namespace that is looked after [default: all]
-    #[arg(long, value_name = "NAMESPACE", value_parser = clap::builder::NonEmptyStringValueParser::new())]
-    namespace: Option<String>,
+    /// A namespace that is looked after; may be given again [default: all]
+    #[arg(long, value_name = "NAMESPACE", value_delimiter = ',', value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    namespace: Vec<String>,
     /// The image of the Jobs, where a policy names none
     #[arg(long, value_name = "IMAGE", default_value = concat!("deltafold:", env!("CARGO_PKG_VERSION")))]
     job_image: String,
-    /// Policies that are looked after at once
+    /// Policies that are looked at at once, with their tasks: this, --compaction-workers and --task-workers together
     #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u16).range(1..=100))]
     policy_workers: u16,
-    /// Policies whose thresholds are looked at at once; 0 turns compaction by threshold off
+    /// As many policies more at once; 0 turns compaction by threshold off
     #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u16).range(0..=100))]
     compaction_workers: u16,
-    /// Tasks that are looked at at once; 0 turns tasks off
+    /// As many policies more at once; 0 turns tasks off
     #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u16).range(0..=100))]
     task_workers: u16,
-    /// Jobs of thresholds and tasks at once, over all policies; 0 for no limit
+    /// Jobs of thresholds and tasks at once, over all policies; restores have a tenth more, at least one; 0 for no limit
     #[arg(long, value_name = "N", default_value = "20")]
     max_jobs: u32,
+    /// As many of one namespace; 0 for half of them, as long as there are policies of other namespaces
+    #[arg(long, value_name = "N", default_value = "0")]
+    max_jobs_per_namespace: u32,
     /// Whether several replicas elect a leader, by a Lease
     #[arg(long, value_name = "BOOL", default_value = "true", action = clap::ArgAction::Set, value_parser = yes_or_no)]
     leader_elect: bool,
@@ -55,6 +58,11 @@ pub(super) struct ControllerArgs {
     /// Serve /metrics (Prometheus), /healthz and /readyz here: 127.0.0.1:8080, or :8080 for all addresses
     #[arg(long, value_name = "ADDRESS")]
     metrics_bind_address: Option<BindAddress>,
+    /// Refuse what is not allowed also if it ran before; without it such policies go on until their spec changes
+    #[arg(long, value_parser = yes_or_no)]
+    enforce_existing: bool,
+    #[command(flatten)]
+    allowed: Allowed,
 }
 
 impl ControllerArgs {
@@ -70,15 +78,25 @@ impl ControllerArgs {
         let leader_lease = self
             .leader_elect
             .then(|| (client.namespace().to_owned(), self.leader_lease.clone()));
+        let workers = [
+            self.policy_workers,
+            self.compaction_workers,
+            self.task_workers,
+        ];
         let options = Options {
-            namespace: self.namespace.clone(),
+            plan: plan::Options {
+                settings: Settings::new(self.job_image.clone()),
+                namespaces: self.namespace.clone(),
+                allowed: self.allowed.clone(),
+                enforce_existing: self.enforce_existing,
+                compactions: self.compaction_workers > 0,
+                tasks: self.task_workers > 0,
+            },
             leader_lease,
             identity: identity(),
-            policy_workers: self.policy_workers,
-            compaction_workers: self.compaction_workers,
-            task_workers: self.task_workers,
+            workers: workers.into_iter().map(usize::from).sum(),
             max_jobs: self.max_jobs,
-            settings: Settings::new(self.job_image.clone()),
+            max_jobs_per_namespace: self.max_jobs_per_namespace,
         };
         run(&client, options, &metrics, server.as_ref(), cancel)
     }

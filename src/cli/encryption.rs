@@ -1,5 +1,6 @@
 //! Encryption: the flags, and the files that they name.
 
+use crate::base::mounted;
 use crate::bucket::trust::{Plaintext, Trust};
 use crate::error::{Reason, Result};
 use crate::mvcc::Revision;
@@ -8,7 +9,7 @@ use crate::store::encryption::{ARMORED, MAGIC, MAX_RECIPIENTS};
 use age::x25519::{Identity, Recipient};
 use clap::Args;
 use std::fs::File;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
@@ -145,7 +146,14 @@ fn lines(file: &Path, place: &str) -> Result<(Vec<String>, u32)> {
             file.take(MAX_FILE + 1).read_to_end(&mut bytes)?;
             Ok(mode)
         })
-        .map_err(|e| wrong(format!("cannot be read: {e}")))?;
+        .map_err(|e| match (e.kind(), file.parent(), file.file_name()) {
+            // So it is if a Secret is not there, or lacks the key.
+            (ErrorKind::NotFound, Some(folder), Some(key)) if mounted::is_one(folder) => {
+                let advice = mounted::advice(folder, &key.to_string_lossy());
+                wrong(format!("is not there: {advice}"))
+            }
+            _ => wrong(format!("cannot be read: {e}")),
+        })?;
     if bytes.starts_with(MAGIC) || bytes.starts_with(ARMORED) {
         let why = "is encrypted itself: give a file that `age --decrypt` made of it";
         return Err(wrong(why.to_owned()));

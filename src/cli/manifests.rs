@@ -1,7 +1,8 @@
-//! `deltafold manifests install|crds|samples`: their arguments, and YAML.
+//! `deltafold manifests install|namespace|cleanup|crds|samples`: their arguments, and YAML.
 
 use super::{Output, print, print_json};
 use crate::controller::manifests;
+use crate::controller::manifests::{CleanupOptions, InstallOptions};
 use crate::error::Result;
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Subcommand};
@@ -16,6 +17,8 @@ Examples:
   The controller and all that it needs:
       deltafold manifests install --image registry.example/deltafold:0.1.0 |
           kubectl apply --server-side -f -
+  The controller with rights in two namespaces alone, and images of one registry:
+      deltafold manifests install --watch-namespace etcd-a,etcd-b --allowed-image-prefix registry.example/etcd
   A policy to begin with:
       deltafold manifests samples > samples.yaml")]
 pub(super) struct ManifestsArgs {
@@ -25,33 +28,23 @@ pub(super) struct ManifestsArgs {
 
 #[derive(Debug, Subcommand)]
 enum ManifestsCommand {
-    Install(InstallArgs),
+    /// The controller: namespace, resource definitions, rights, admission policies, two replicas
+    Install(InstallOptions),
+    /// What Jobs need in a namespace of policies, and a NetworkPolicy for them
+    Namespace(NamespaceArgs),
+    /// A Job that removes once what the controller of version 0.1 made at run time
+    Cleanup(CleanupOptions),
     /// The resource definitions alone
     Crds,
     /// Policies for a local volume, S3, Azure and Google Cloud Storage, and a task of each type
     Samples,
 }
 
-/// The controller: namespace, resource definitions, rights, two replicas
 #[derive(Debug, Args)]
-struct InstallArgs {
-    /// Where the controller runs
-    #[arg(
-        short,
-        long,
-        value_name = "NAMESPACE",
-        default_value = manifests::NAMESPACE,
-        value_parser = NonEmptyStringValueParser::new()
-    )]
-    namespace: String,
-    /// Its image, and that of the Jobs whose policy names none
-    #[arg(
-        long,
-        value_name = "IMAGE",
-        default_value = manifests::IMAGE,
-        value_parser = NonEmptyStringValueParser::new()
-    )]
-    image: String,
+struct NamespaceArgs {
+    /// The namespace
+    #[arg(value_name = "NAMESPACE", value_parser = NonEmptyStringValueParser::new())]
+    name: String,
 }
 
 impl ManifestsArgs {
@@ -60,9 +53,17 @@ impl ManifestsArgs {
             documents.into_iter().map(|d| d.object).collect()
         };
         let (yaml, objects) = match &self.command {
-            ManifestsCommand::Install(args) => (
-                manifests::install_yaml(&args.namespace, &args.image)?,
-                objects(manifests::install(&args.namespace, &args.image)?),
+            ManifestsCommand::Install(options) => (
+                manifests::install_yaml(options)?,
+                objects(manifests::install(options)?),
+            ),
+            ManifestsCommand::Namespace(args) => (
+                manifests::namespace_yaml(&args.name)?,
+                objects(manifests::namespace(&args.name)),
+            ),
+            ManifestsCommand::Cleanup(options) => (
+                manifests::cleanup_yaml(options)?,
+                objects(manifests::cleanup(options)),
             ),
             ManifestsCommand::Crds => (manifests::crds_yaml()?, objects(manifests::definitions()?)),
             ManifestsCommand::Samples => (manifests::samples_yaml(), manifests::samples()?),

@@ -4,6 +4,7 @@
 
 mod apply;
 mod bandwidth;
+mod cleanup;
 mod compact;
 mod completions;
 mod controller;
@@ -113,6 +114,7 @@ enum Command {
     Task(task::TaskArgs),
     Policy(policy::PolicyCommand),
     Manifests(manifests::ManifestsArgs),
+    Cleanup(cleanup::CleanupArgs),
     Completions(completions::CompletionsArgs),
 }
 
@@ -201,8 +203,8 @@ struct MeansArgs {
     store_option: Vec<String>,
     /// A folder with the store's settings and credentials, as a Secret is mounted
     ///
-    /// The names of its files are those of etcd-backup-restore and etcd-druid. What changes in it while
-    /// a Job runs is seen.
+    /// The names of its files are those of etcd-backup-restore and etcd-druid, or the providers' variables
+    /// (AWS_ACCESS_KEY_ID, …). What changes in it while a Job runs is seen.
     #[arg(long, value_name = "DIR")]
     store_secret: Option<PathBuf>,
     /// For what does not fit into memory [default: the system's]
@@ -344,13 +346,19 @@ fn parse_options(given: &[String], flag: &str) -> Result<Vec<(String, String)>> 
 }
 
 /// Flags of which one excludes the other.
-const EXCLUSIVE: [(&str, &str); 11] = [
+const EXCLUSIVE: [(&str, &str); 17] = [
     ("store", "snapshot"),
     ("revision", "time"),
     ("data_dir", "to_snapshot"),
     ("wal_dir", "to_snapshot"),
     ("if_needed", "to_snapshot"),
     ("password", "password_file"),
+    ("tls_secret", "cacert"),
+    ("tls_secret", "cert"),
+    ("tls_secret", "key"),
+    ("auth_secret", "user"),
+    ("auth_secret", "password"),
+    ("auth_secret", "password_file"),
     ("until", "for"),
     ("endpoints", "level"),
     ("endpoints", "all_chains"),
@@ -545,6 +553,7 @@ fn run(cli: Cli) -> Ended {
         Command::Task(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Policy(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Manifests(args) => args.run(output).map(|()| None),
+        Command::Cleanup(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Completions(args) => args.run().map(|()| None),
     };
     // A transfer that hangs must not keep the process.

@@ -165,6 +165,12 @@ fn all(policies: &[PolicyOutcome], with_namespace: bool, now: DateTime<Utc>) -> 
             of(snapshots.and_then(|s| s.last_full.as_ref())),
             of(snapshots.and_then(|s| s.last_delta.as_ref())),
             events.map_or("-".to_owned(), |n| n.to_string()),
+            p.status
+                .restorable_window
+                .as_ref()
+                .map_or("-".to_owned(), |w| {
+                    format!("{} to {}", w.first_revision, w.last_revision)
+                }),
         ]
     });
     let header = [
@@ -176,6 +182,7 @@ fn all(policies: &[PolicyOutcome], with_namespace: bool, now: DateTime<Utc>) -> 
         "LAST FULL",
         "LAST DELTA",
         "EVENTS",
+        "RESTORABLE",
     ];
     table(header, rows.collect())
 }

@@ -4,6 +4,7 @@
 
 use super::task::{TaskOutcome, TasksOutcome};
 use super::{Failure, diff, get, history, policy};
+use crate::controller::cleanup;
 use crate::error::Reason;
 use crate::job::read::entry::{Change, Entry, Recorded};
 use crate::job::report::Report;
@@ -24,6 +25,7 @@ const MOST_TOLD: usize = 20;
 pub fn schemas() -> Vec<(String, Value)> {
     vec![
         of("apply", |g| vec![report::<apply::Outcome>(g)]),
+        of("cleanup", |g| vec![g.subschema_for::<cleanup::Outcome>()]),
         of("compact", |g| vec![report::<compact::Outcome>(g)]),
         of("copy", |g| vec![report::<copy::Outcome>(g)]),
         of("diff", |g| list::<diff::Head, Change>(g, "changes")),

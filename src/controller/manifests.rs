@@ -1,11 +1,15 @@
 //! What is applied to a cluster by hand: the resource definitions, the controller with its rights, and samples.
 //!
-//! Pure: from a namespace and an image to objects and YAML. `cli::manifests` prints them, and `jobs/` holds what it
-//! prints; the Helm chart there makes the same objects.
+//! Pure: from options to objects and YAML. `cli::manifests` prints them, and `jobs/` holds what it prints; the Helm
+//! chart there makes the same objects.
 
 use super::api::{GROUP, crds};
-use super::jobs::{LABEL_NAME, NAME};
+use super::jobs::flags::flags;
+use super::jobs::{Allowed, LABEL_MANAGED_BY, LABEL_NAME, LABEL_WORK, NAME, Validation};
+use crate::base::flag::yes_or_no;
 use crate::error::{Error, Result};
+use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
 use serde_json::{Value, json};
 
 /// The namespace of the controller, if nothing else is said.
@@ -14,6 +18,15 @@ pub const NAMESPACE: &str = "deltafold-system";
 pub const IMAGE: &str = concat!("deltafold:", env!("CARGO_PKG_VERSION"));
 /// The name of the controller's objects.
 pub const CONTROLLER: &str = "deltafold-controller";
+/// The name of the ClusterRole of Jobs, and in each namespace of their ServiceAccount and its RoleBinding.
+pub const JOBS: &str = "deltafold-jobs";
+/// The name of the objects that clean up after version 0.1.
+pub const CLEANUP: &str = "deltafold-cleanup";
+
+const RBAC: &str = "rbac.authorization.k8s.io";
+const METRICS_PORT: u16 = 8080;
+/// A finished cleanup is there so long, for people to look at: a day.
+const CLEANUP_TTL_SECONDS: u32 = 86_400;
 
 /// Sample policies and tasks, each a file of `jobs/samples`.
 pub const SAMPLES: [(&str, &str); 5] = [
@@ -29,14 +42,33 @@ const HOW_TO: &str = "\
 #
 #   deltafold manifests install | kubectl apply --server-side -f -
 #
-# Jobs run in the namespaces of their policies, as a user of their own. To remove it, in this order:
+# With --watch-namespace it has rights in the named namespaces alone. Jobs run in the namespaces of their policies, as a
+# user of their own. To upgrade from version 0.1, apply this, and then clean up once what 0.1 made at run time:
+#   deltafold manifests cleanup | kubectl apply --server-side -f -
+# To go from all namespaces to named ones, apply this, and then:
+#   kubectl delete clusterrolebinding,clusterrole deltafold-controller
+# To remove it, in this order:
 #   1. kubectl delete etcdbackuptasks,etcdbackuppolicies --all --all-namespaces
-#      While the controller runs: it gives back the Secrets that it holds by a finalizer. Backups stay as
-#      they are; CronJobs, followers and Jobs go with their policies.
+#      CronJobs, followers and Jobs go with their policies. Backups stay as they are.
 #   2. deltafold manifests install | kubectl delete -f -
 #      The definitions go, too, and with them what is left of policies and tasks.
-# Secrets that were left with the finalizer deltafold.io/in-use are freed by hand:
-#   kubectl patch secret NAME --type json -p '[{\"op\": \"remove\", \"path\": \"/metadata/finalizers\"}]'
+";
+
+const ABOUT_NAMESPACE: &str = "\
+# What Jobs need in a namespace of policies. A controller of all namespaces makes the first two objects itself.
+#
+#   deltafold manifests namespace NAMESPACE | kubectl apply --server-side -f -
+";
+
+const ABOUT_CLEANUP: &str = "\
+# A Job that removes once what the controller of version 0.1 made at run time: the finalizer deltafold.io/in-use of
+# Secrets, and the Roles, RoleBindings and ServiceAccounts deltafold-POLICY. Apply it after the upgrade of the controller.
+#
+#   deltafold manifests cleanup | kubectl apply --server-side -f -
+#   kubectl logs --namespace deltafold-system job/deltafold-cleanup
+#
+# Its log tells what is left and why. If something is left, delete the Job, and apply it again later. Then:
+#   deltafold manifests cleanup | kubectl delete -f -
 ";
 
 const ABOUT_CRDS: &str = "\
@@ -83,71 +115,222 @@ fn without_nulls(value: Value) -> Value {
     }
 }
 
-/// What the controller may do. It writes to Secrets nothing but its finalizer; it may grant what it has itself, to
-/// service accounts of policies: reading and renewing Leases.
-pub fn rules() -> Value {
-    let rule = |group: &str, resources: &[&str], verbs: &[&str]| json!({"apiGroups": [group], "resources": resources, "verbs": verbs});
-    json!([
-        rule(GROUP, &["etcdbackuppolicies"], &["get", "list", "watch"]),
+/// How the controller is installed.
+#[derive(Debug, Clone, Args)]
+pub struct InstallOptions {
+    /// The controller's own namespace
+    #[arg(
+        short,
+        long,
+        value_name = "NAMESPACE",
+        default_value = NAMESPACE,
+        value_parser = NonEmptyStringValueParser::new()
+    )]
+    pub namespace: String,
+    /// The controller's image, and that of the Jobs whose policy names none
+    #[arg(
+        long,
+        value_name = "IMAGE",
+        default_value = IMAGE,
+        value_parser = NonEmptyStringValueParser::new()
+    )]
+    pub image: String,
+    /// A namespace whose policies the controller looks after; may be given again [default: all]
+    ///
+    /// The controller has rights in these namespaces alone. They must be there.
+    #[arg(
+        long,
+        value_name = "NAMESPACE",
+        value_delimiter = ',',
+        value_parser = NonEmptyStringValueParser::new()
+    )]
+    pub watch_namespace: Vec<String>,
+    /// Let users of a namespace with Kubernetes' roles admin, edit or view use its policies and tasks
+    #[arg(long, value_parser = yes_or_no)]
+    pub aggregate_roles: bool,
+    /// A port of the API server, as the NetworkPolicy of the controller needs it; may be given again
+    #[arg(
+        long,
+        value_name = "PORT",
+        value_delimiter = ',',
+        default_values_t = [443_u16, 6443]
+    )]
+    pub api_server_port: Vec<u16>,
+    /// Stop what ran before and is not allowed, too
+    #[arg(long, value_parser = yes_or_no)]
+    pub enforce_existing: bool,
+    /// What policies and tasks may ask for
+    #[command(flatten)]
+    pub allowed: Allowed,
+}
+
+/// How the Job runs that cleans up after version 0.1.
+#[derive(Debug, Clone, Args)]
+pub struct CleanupOptions {
+    /// The Job's namespace
+    #[arg(
+        short,
+        long,
+        value_name = "NAMESPACE",
+        default_value = NAMESPACE,
+        value_parser = NonEmptyStringValueParser::new()
+    )]
+    pub namespace: String,
+    /// The Job's image
+    #[arg(
+        long,
+        value_name = "IMAGE",
+        default_value = IMAGE,
+        value_parser = NonEmptyStringValueParser::new()
+    )]
+    pub image: String,
+    /// A namespace to clean up; may be given again [default: all]
+    #[arg(
+        long,
+        value_name = "NAMESPACE",
+        value_delimiter = ',',
+        value_parser = NonEmptyStringValueParser::new()
+    )]
+    pub watch_namespace: Vec<String>,
+}
+
+fn rule(group: &str, resources: &[&str], verbs: &[&str]) -> Value {
+    json!({"apiGroups": [group], "resources": resources, "verbs": verbs})
+}
+
+fn rule_of_named(group: &str, resource: &str, names: &[&str], verbs: &[&str]) -> Value {
+    let mut rule = rule(group, &[resource], verbs);
+    rule["resourceNames"] = json!(names);
+    rule
+}
+
+/// What the controller may do in the namespaces of policies. It has no rights on Secrets.
+pub fn rules() -> Vec<Value> {
+    let watch = &["get", "list", "watch"];
+    let write = &["create", "delete", "get", "list", "patch", "watch"];
+    vec![
+        rule(GROUP, &["etcdbackuppolicies"], watch),
         rule(
             GROUP,
             &["etcdbackuptasks"],
-            &["delete", "get", "list", "watch"]
+            &["delete", "get", "list", "watch"],
         ),
         rule(
             GROUP,
             &["etcdbackuppolicies/status", "etcdbackuptasks/status"],
-            &["get", "patch"]
+            &["patch"],
         ),
+        // An owner reference that blocks deletion needs it, if the API server checks that.
         rule(
             GROUP,
             &[
                 "etcdbackuppolicies/finalizers",
-                "etcdbackuptasks/finalizers"
+                "etcdbackuptasks/finalizers",
             ],
-            &["update"]
+            &["update"],
         ),
+        rule("batch", &["cronjobs"], write),
         rule(
             "batch",
-            &["cronjobs", "jobs"],
-            &["create", "delete", "get", "list", "patch", "watch"]
+            &["jobs"],
+            &["create", "delete", "get", "list", "watch"],
         ),
-        rule(
-            "apps",
-            &["deployments"],
-            &["create", "delete", "get", "list", "patch", "watch"]
-        ),
-        rule("", &["pods"], &["get", "list", "watch"]),
-        rule("", &["secrets"], &["get", "list", "patch", "watch"]),
-        rule(
-            "",
-            &["serviceaccounts"],
-            &["create", "delete", "get", "patch"]
-        ),
-        rule(
-            "rbac.authorization.k8s.io",
-            &["rolebindings", "roles"],
-            &["create", "delete", "get", "patch"]
-        ),
+        rule("apps", &["deployments"], write),
+        rule("", &["pods"], watch),
         rule(
             "coordination.k8s.io",
             &["leases"],
-            &["create", "get", "list", "patch", "watch"]
+            &["create", "get", "list", "watch"],
         ),
-        rule(
-            "discovery.k8s.io",
-            &["endpointslices"],
-            &["get", "list", "watch"]
-        ),
+        rule("discovery.k8s.io", &["endpointslices"], watch),
         rule("events.k8s.io", &["events"], &["create", "patch"]),
-    ])
+    ]
+}
+
+/// What the controller of all namespaces may do beyond [`rules`]: make what Jobs need in a namespace, and bind one
+/// ClusterRole.
+pub fn rules_of_all_namespaces() -> Vec<Value> {
+    vec![
+        rule("", &["serviceaccounts"], &["create", "get"]),
+        rule(RBAC, &["rolebindings"], &["create", "get"]),
+        rule_of_named(RBAC, "clusterroles", &[JOBS], &["bind"]),
+    ]
+}
+
+/// What the controller may do in its own namespace: to hold the Lease of the leader.
+pub fn rules_of_leader() -> Vec<Value> {
+    vec![
+        // A name cannot restrict `create`.
+        rule("coordination.k8s.io", &["leases"], &["create"]),
+        rule_of_named(
+            "coordination.k8s.io",
+            "leases",
+            &[CONTROLLER],
+            &["get", "patch"],
+        ),
+    ]
+}
+
+/// What Jobs may do.
+pub fn rules_of_jobs() -> Vec<Value> {
+    vec![rule(
+        "coordination.k8s.io",
+        &["leases"],
+        &["create", "get", "patch"],
+    )]
+}
+
+/// What the cleanup may do.
+pub fn rules_of_cleanup() -> Vec<Value> {
+    vec![
+        rule("", &["secrets"], &["get", "list", "patch"]),
+        rule(
+            "",
+            &["serviceaccounts"],
+            &["delete", "get", "list", "patch"],
+        ),
+        rule(RBAC, &["rolebindings", "roles"], &["delete", "list"]),
+        rule("", &["pods"], &["list"]),
+        rule("batch", &["cronjobs", "jobs"], &["list"]),
+        rule("apps", &["deployments"], &["list"]),
+    ]
+}
+
+fn role(kind: &str, metadata: Value, rules: Vec<Value>) -> Value {
+    json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": kind,
+        "metadata": metadata,
+        "rules": rules,
+    })
+}
+
+/// Binds a role of this kind and name to a ServiceAccount, by name and namespace.
+fn binding(kind: &str, metadata: Value, role: (&str, &str), account: (&str, &str)) -> Value {
+    json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": kind,
+        "metadata": metadata,
+        "roleRef": {"apiGroup": RBAC, "kind": role.0, "name": role.1},
+        "subjects": [{"kind": "ServiceAccount", "name": account.0, "namespace": account.1}],
+    })
+}
+
+fn service_account(metadata: Value) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": metadata,
+        "automountServiceAccountToken": false,
+    })
 }
 
 /// All that the controller needs, with the resource definitions.
 ///
 /// # Errors
 /// `Internal`.
-pub fn install(namespace: &str, image: &str) -> Result<Vec<Document>> {
+pub fn install(options: &InstallOptions) -> Result<Vec<Document>> {
+    let namespace = options.namespace.as_str();
     let mut all = vec![document(
         "",
         json!({
@@ -167,59 +350,96 @@ pub fn install(namespace: &str, image: &str) -> Result<Vec<Document>> {
         LABEL_NAME: NAME,
         "app.kubernetes.io/component": "controller",
     });
-    let metadata =
-        |name: &str| json!({"name": name, "namespace": namespace, "labels": labels.clone()});
-    let of_cluster = |name: &str| json!({"name": name, "labels": labels.clone()});
+    let metadata = |name: &str, namespace: &str| json!({"name": name, "namespace": namespace, "labels": labels});
+    let of_cluster = |name: &str| json!({"name": name, "labels": labels});
+    let account = (CONTROLLER, namespace);
     all.push(document(
         "",
-        json!({
-            "apiVersion": "v1",
-            "kind": "ServiceAccount",
-            "metadata": metadata(CONTROLLER),
-            "automountServiceAccountToken": false,
-        }),
+        service_account(metadata(CONTROLLER, namespace)),
     ));
+    if options.watch_namespace.is_empty() {
+        all.push(document(
+            "In all namespaces: a policy is acted on in its own. No rights on Secrets. The last three rules are for the\n\
+             ServiceAccount of Jobs in each namespace with policies.",
+            role(
+                "ClusterRole",
+                of_cluster(CONTROLLER),
+                [rules(), rules_of_all_namespaces()].concat(),
+            ),
+        ));
+        all.push(document(
+            "",
+            binding(
+                "ClusterRoleBinding",
+                of_cluster(CONTROLLER),
+                ("ClusterRole", CONTROLLER),
+                account,
+            ),
+        ));
+    }
+    for watched in &options.watch_namespace {
+        all.push(document(
+            "In a namespace of policies. No rights on Secrets.",
+            role("Role", metadata(CONTROLLER, watched), rules()),
+        ));
+        all.push(document(
+            "",
+            binding(
+                "RoleBinding",
+                metadata(CONTROLLER, watched),
+                ("Role", CONTROLLER),
+                account,
+            ),
+        ));
+    }
+    let leader = format!("{CONTROLLER}-leader");
     all.push(document(
-        "In all namespaces: a policy is acted on where it is. Of Secrets it writes the finalizer deltafold.io/in-use,\n\
-         and reads which keys they have.",
-        json!({
-            "apiVersion": "rbac.authorization.k8s.io/v1",
-            "kind": "ClusterRole",
-            "metadata": of_cluster(CONTROLLER),
-            "rules": rules(),
-        }),
+        "The Lease of the leader.",
+        role("Role", metadata(&leader, namespace), rules_of_leader()),
     ));
     all.push(document(
         "",
-        json!({
-            "apiVersion": "rbac.authorization.k8s.io/v1",
-            "kind": "ClusterRoleBinding",
-            "metadata": of_cluster(CONTROLLER),
-            "roleRef": {
-                "apiGroup": "rbac.authorization.k8s.io",
-                "kind": "ClusterRole",
-                "name": CONTROLLER,
-            },
-            "subjects": [{
-                "kind": "ServiceAccount",
-                "name": CONTROLLER,
-                "namespace": namespace,
-            }],
-        }),
+        binding(
+            "RoleBinding",
+            metadata(&leader, namespace),
+            ("Role", &leader),
+            account,
+        ),
     ));
-    all.extend(for_users());
+    all.push(document(
+        "For the ServiceAccount deltafold-jobs of a namespace, by a RoleBinding there. It covers all Leases of the\n\
+         namespace in which it is bound, not only those of policies.",
+        role(
+            "ClusterRole",
+            json!({"name": JOBS, "labels": {LABEL_NAME: NAME}}),
+            rules_of_jobs(),
+        ),
+    ));
+    for watched in &options.watch_namespace {
+        all.extend(self::namespace(watched));
+    }
+    all.extend(for_users(options.aggregate_roles));
+    all.extend(admission(options));
+    all.push(document(
+        "In: metrics and probes. Out: DNS and the API server. A cluster's network plugin may ignore NetworkPolicies.",
+        network_policy(
+            metadata(CONTROLLER, namespace),
+            json!({"matchLabels": labels}),
+            Some(&options.api_server_port),
+        ),
+    ));
     all.push(document(
         "One replica leads, by the Lease deltafold-controller; the other stands by.",
         json!({
             "apiVersion": "apps/v1",
             "kind": "Deployment",
-            "metadata": metadata(CONTROLLER),
+            "metadata": metadata(CONTROLLER, namespace),
             "spec": {
                 "replicas": 2,
                 "selector": {"matchLabels": labels},
                 "template": {
                     "metadata": {"labels": labels},
-                    "spec": pod(image, &labels),
+                    "spec": pod(options, &labels),
                 },
             },
         }),
@@ -229,7 +449,7 @@ pub fn install(namespace: &str, image: &str) -> Result<Vec<Document>> {
         json!({
             "apiVersion": "policy/v1",
             "kind": "PodDisruptionBudget",
-            "metadata": metadata(CONTROLLER),
+            "metadata": metadata(CONTROLLER, namespace),
             "spec": {"minAvailable": 1, "selector": {"matchLabels": labels}},
         }),
     ));
@@ -238,39 +458,87 @@ pub fn install(namespace: &str, image: &str) -> Result<Vec<Document>> {
         json!({
             "apiVersion": "v1",
             "kind": "Service",
-            "metadata": metadata(CONTROLLER),
+            "metadata": metadata(CONTROLLER, namespace),
             "spec": {
                 "clusterIP": "None",
                 "selector": labels,
-                "ports": [{"name": "metrics", "port": 8080, "targetPort": "metrics"}],
+                "ports": [{"name": "metrics", "port": METRICS_PORT, "targetPort": "metrics"}],
             },
         }),
     ));
     Ok(all)
 }
 
-/// What users of a namespace may do, who have Kubernetes' own roles there.
-fn for_users() -> [Document; 2] {
+/// What Jobs need in a namespace of policies, and a NetworkPolicy for them.
+pub fn namespace(name: &str) -> Vec<Document> {
+    let metadata = json!({"name": JOBS, "namespace": name, "labels": {LABEL_NAME: NAME}});
+    let selector = json!({
+        "matchLabels": {LABEL_MANAGED_BY: NAME},
+        "matchExpressions": [{"key": LABEL_WORK, "operator": "Exists"}],
+    });
+    vec![
+        document("", service_account(metadata.clone())),
+        document(
+            "",
+            binding(
+                "RoleBinding",
+                metadata.clone(),
+                ("ClusterRole", JOBS),
+                (JOBS, name),
+            ),
+        ),
+        document(
+            "In: metrics and probes. Out: everything, because stores and etcds may be anywhere.",
+            network_policy(metadata, selector, None),
+        ),
+    ]
+}
+
+/// Lets in what asks for metrics; with `api_server_ports` lets out to these and to DNS alone.
+fn network_policy(metadata: Value, selector: Value, api_server_ports: Option<&[u16]>) -> Value {
+    let port = |protocol: &str, port: u16| json!({"port": port, "protocol": protocol});
+    let mut spec = json!({
+        "podSelector": selector,
+        "policyTypes": ["Ingress"],
+        "ingress": [{"ports": [port("TCP", METRICS_PORT)]}],
+    });
+    if let Some(ports) = api_server_ports {
+        let ports = ports.iter().map(|p| port("TCP", *p));
+        let ports: Vec<Value> = ports.collect();
+        spec["policyTypes"] = json!(["Ingress", "Egress"]);
+        spec["egress"] = json!([{"ports": [port("UDP", 53), port("TCP", 53)]}, {"ports": ports}]);
+    }
+    json!({
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": metadata,
+        "spec": spec,
+    })
+}
+
+/// What users of a namespace may do. Without `aggregated` an administrator binds the roles.
+fn for_users(aggregated: bool) -> [Document; 2] {
     let role = |name: &str, to: &[&str], verbs: &[&str]| {
         let mut labels = json!({LABEL_NAME: NAME});
-        for role in to {
-            labels[format!("rbac.authorization.k8s.io/aggregate-to-{role}")] = "true".into();
+        for role in to.iter().filter(|_| aggregated) {
+            labels[format!("{RBAC}/aggregate-to-{role}")] = "true".into();
         }
-        json!({
-            "apiVersion": "rbac.authorization.k8s.io/v1",
-            "kind": "ClusterRole",
-            "metadata": {"name": name, "labels": labels},
-            "rules": [{
-                "apiGroups": [GROUP],
-                "resources": ["etcdbackuppolicies", "etcdbackuptasks"],
-                "verbs": verbs,
-            }],
-        })
+        let rules = vec![rule(
+            GROUP,
+            &["etcdbackuppolicies", "etcdbackuptasks"],
+            verbs,
+        )];
+        role(
+            "ClusterRole",
+            json!({"name": name, "labels": labels}),
+            rules,
+        )
     };
     let write = ["create", "delete", "deletecollection", "patch", "update"];
     [
         document(
-            "Whoever may edit or view a namespace may do so with its policies and tasks.",
+            "For users of a namespace: bind them there. Whoever may write a policy can have any Secret of the namespace\n\
+             mounted into a Job.",
             role("deltafold-edit", &["admin", "edit"], &write),
         ),
         document(
@@ -284,17 +552,187 @@ fn for_users() -> [Document; 2] {
     ]
 }
 
-fn pod(image: &str, labels: &Value) -> Value {
+/// The API server refuses new and changed specs that ask for what is not allowed, as the controller would.
+fn admission(options: &InstallOptions) -> Vec<Document> {
+    let of_policies = options.allowed.policy_validations(&options.image);
+    let of_tasks = options.allowed.task_validations();
+    let mut all = admission_of("policies", "etcdbackuppolicies", &of_policies, options);
+    // There is none without validations.
+    if !of_tasks.is_empty() {
+        all.extend(admission_of("tasks", "etcdbackuptasks", &of_tasks, options));
+    }
+    all
+}
+
+fn admission_of(
+    what: &str,
+    resource: &str,
+    validations: &[Validation],
+    options: &InstallOptions,
+) -> Vec<Document> {
+    // Of the whole cluster, and there may be several installations.
+    let name = format!("{NAME}-{what}-{}", options.namespace);
+    let metadata = json!({"name": name, "labels": {LABEL_NAME: NAME}});
+    let validations = validations
+        .iter()
+        .map(|v| json!({"expression": v.expression, "message": v.message, "reason": "Forbidden"}));
+    let validations: Vec<Value> = validations.collect();
+    let policy = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingAdmissionPolicy",
+        "metadata": metadata,
+        "spec": {
+            "failurePolicy": "Fail",
+            "matchConstraints": {"resourceRules": [{
+                "apiGroups": [GROUP],
+                "apiVersions": ["v1alpha1"],
+                "operations": ["CREATE", "UPDATE"],
+                "resources": [resource],
+            }]},
+            "matchConditions": [{
+                "name": "spec-is-new-or-changed",
+                "expression": "request.operation == 'CREATE' || object.spec != oldObject.spec",
+            }],
+            "validations": validations,
+        },
+    });
+    let mut spec = json!({"policyName": name, "validationActions": ["Deny"]});
+    if !options.watch_namespace.is_empty() {
+        spec["matchResources"] = json!({"namespaceSelector": {"matchExpressions": [{
+            "key": "kubernetes.io/metadata.name",
+            "operator": "In",
+            "values": options.watch_namespace,
+        }]}});
+    }
+    let binding = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingAdmissionPolicyBinding",
+        "metadata": metadata,
+        "spec": spec,
+    });
+    let comment = "What the flags of the controller do not allow is refused when it is written. What is there may stay as it is.";
+    vec![document(comment, policy), document("", binding)]
+}
+
+/// The Job that cleans up after version 0.1, with rights of its own.
+pub fn cleanup(options: &CleanupOptions) -> Vec<Document> {
+    let labels = json!({LABEL_NAME: NAME, "app.kubernetes.io/component": "cleanup"});
+    let metadata =
+        |namespace: &str| json!({"name": CLEANUP, "namespace": namespace, "labels": labels});
+    let of_cluster = json!({"name": CLEANUP, "labels": labels});
+    let account = (CLEANUP, options.namespace.as_str());
+    let mut all = vec![document("", service_account(metadata(&options.namespace)))];
+    let about_rights =
+        "It asks for the metadata of Secrets alone; its rights cannot be restricted to that.";
+    if options.watch_namespace.is_empty() {
+        all.push(document(
+            about_rights,
+            role("ClusterRole", of_cluster.clone(), rules_of_cleanup()),
+        ));
+        all.push(document(
+            "",
+            binding(
+                "ClusterRoleBinding",
+                of_cluster,
+                ("ClusterRole", CLEANUP),
+                account,
+            ),
+        ));
+    }
+    for watched in &options.watch_namespace {
+        all.push(document(
+            about_rights,
+            role("Role", metadata(watched), rules_of_cleanup()),
+        ));
+        all.push(document(
+            "",
+            binding("RoleBinding", metadata(watched), ("Role", CLEANUP), account),
+        ));
+    }
+    let mut args = vec!["cleanup".to_owned()];
+    for watched in &options.watch_namespace {
+        args.extend(["--namespace".to_owned(), watched.clone()]);
+    }
+    all.push(document(
+        "",
+        json!({
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": metadata(&options.namespace),
+            "spec": {
+                "backoffLimit": 4,
+                "activeDeadlineSeconds": 3600,
+                "ttlSecondsAfterFinished": CLEANUP_TTL_SECONDS,
+                "template": {
+                    "metadata": {"labels": labels},
+                    "spec": {
+                        "restartPolicy": "Never",
+                        "serviceAccountName": CLEANUP,
+                        "automountServiceAccountToken": true,
+                        "enableServiceLinks": false,
+                        "securityContext": pod_security(),
+                        "containers": [{
+                            "name": NAME,
+                            "image": options.image,
+                            "command": ["deltafold"],
+                            "args": args,
+                            "resources": {
+                                "requests": {"cpu": "50m", "memory": "64Mi", "ephemeral-storage": "16Mi"},
+                                "limits": {"memory": "512Mi", "ephemeral-storage": "256Mi"},
+                            },
+                            "securityContext": container_security(),
+                        }],
+                    },
+                },
+            },
+        }),
+    ));
+    all
+}
+
+fn pod_security() -> Value {
+    json!({
+        "runAsNonRoot": true,
+        "runAsUser": 65532,
+        "runAsGroup": 65532,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    })
+}
+
+fn container_security() -> Value {
+    json!({
+        "allowPrivilegeEscalation": false,
+        "readOnlyRootFilesystem": true,
+        "capabilities": {"drop": ["ALL"]},
+    })
+}
+
+/// The command line of the controller.
+fn args(options: &InstallOptions) -> Vec<String> {
+    let given = [
+        "controller",
+        "--job-image",
+        &options.image,
+        "--metrics-bind-address",
+        ":8080",
+    ];
+    let mut args: Vec<String> = given.map(str::to_owned).into();
+    for watched in &options.watch_namespace {
+        args.extend(["--namespace".to_owned(), watched.clone()]);
+    }
+    args.extend(flags(&options.allowed));
+    if options.enforce_existing {
+        args.push("--enforce-existing".to_owned());
+    }
+    args
+}
+
+fn pod(options: &InstallOptions, labels: &Value) -> Value {
     json!({
         "serviceAccountName": CONTROLLER,
         "automountServiceAccountToken": true,
         "enableServiceLinks": false,
-        "securityContext": {
-            "runAsNonRoot": true,
-            "runAsUser": 65532,
-            "runAsGroup": 65532,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": pod_security(),
         "affinity": {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{
             "weight": 100,
             "podAffinityTerm": {
@@ -304,27 +742,17 @@ fn pod(image: &str, labels: &Value) -> Value {
         }]}},
         "containers": [{
             "name": NAME,
-            "image": image,
+            "image": options.image,
             "command": ["deltafold"],
-            "args": [
-                "controller",
-                "--job-image",
-                image,
-                "--metrics-bind-address",
-                ":8080",
-            ],
-            "ports": [{"name": "metrics", "containerPort": 8080}],
+            "args": args(options),
+            "ports": [{"name": "metrics", "containerPort": METRICS_PORT}],
             "livenessProbe": {"httpGet": {"path": "/healthz", "port": "metrics"}},
             "readinessProbe": {"httpGet": {"path": "/readyz", "port": "metrics"}},
             "resources": {
                 "requests": {"cpu": "50m", "memory": "64Mi"},
                 "limits": {"memory": "512Mi"},
             },
-            "securityContext": {
-                "allowPrivilegeEscalation": false,
-                "readOnlyRootFilesystem": true,
-                "capabilities": {"drop": ["ALL"]},
-            },
+            "securityContext": container_security(),
         }],
     })
 }
@@ -333,8 +761,24 @@ fn pod(image: &str, labels: &Value) -> Value {
 ///
 /// # Errors
 /// `Internal`.
-pub fn install_yaml(namespace: &str, image: &str) -> Result<String> {
-    yaml(HOW_TO, &install(namespace, image)?)
+pub fn install_yaml(options: &InstallOptions) -> Result<String> {
+    yaml(HOW_TO, &install(options)?)
+}
+
+/// The YAML of `namespace`.
+///
+/// # Errors
+/// `Internal`.
+pub fn namespace_yaml(name: &str) -> Result<String> {
+    yaml(ABOUT_NAMESPACE, &namespace(name))
+}
+
+/// The YAML of `cleanup`.
+///
+/// # Errors
+/// `Internal`.
+pub fn cleanup_yaml(options: &CleanupOptions) -> Result<String> {
+    yaml(ABOUT_CLEANUP, &cleanup(options))
 }
 
 /// The YAML of `crds`.

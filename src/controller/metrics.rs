@@ -2,12 +2,15 @@
 //!
 //! It counts what it is told; ages are computed when somebody looks. `cli::controller` serves them.
 
-use super::Context;
 use super::api::{TaskState, TaskType};
-use super::{outcome, turns};
+use super::names::owner;
+use super::observe::World;
+use super::observe::{outcome, started};
+use super::plan;
 use crate::base::lock;
 use crate::error::Error;
 use crate::telemetry::serve::Exposition;
+use chrono::Utc;
 use kube::ResourceExt;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, text};
@@ -18,10 +21,11 @@ use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
+use strum::VariantArray;
 
 const PREFIX: &str = "deltafold";
 /// From a trivial Job to the default deadline of a compaction.
@@ -41,7 +45,7 @@ type Histograms<const N: usize> = Family<Labels<N>, Histogram, fn() -> Histogram
 #[derive(Clone)]
 pub struct ControllerMetrics {
     registry: Arc<Registry>,
-    shown: Arc<Mutex<Weak<Context>>>,
+    shown: Arc<Mutex<Weak<World>>>,
     leader: Gauge,
     compactions: Family<Labels<1>, Counter>,
     compaction_seconds: Histograms<1>,
@@ -65,23 +69,17 @@ impl Default for ControllerMetrics {
 
 /// What the caches tell at the time of the scrape: how old the newest snapshots are, how policies are, which Jobs run.
 #[derive(Debug)]
-struct Seen(Arc<Mutex<Weak<Context>>>);
-
-impl fmt::Debug for Context {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Context")
-    }
-}
+struct Seen(Arc<Mutex<Weak<World>>>);
 
 impl Collector for Seen {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let shown = lock(&self.0);
-        let Some(ctx) = shown.upgrade() else {
+        let Some(world) = shown.upgrade() else {
             return Ok(());
         };
         drop(shown);
         let gauge = MetricType::Gauge;
-        let policies = ctx.caches.policies.state();
+        let policies = world.policies();
         let mut metric = encoder.encode_descriptor(
             "seconds_since_last_snapshot",
             "How long ago the newest snapshot of a kind was saved, by its Lease; before the first one, how old the policy is",
@@ -90,7 +88,7 @@ impl Collector for Seen {
         )?;
         for policy in &policies {
             let namespace = policy.namespace().unwrap_or_default();
-            for (kind, seconds) in super::policy::snapshot_ages(&ctx, policy) {
+            for (kind, seconds) in plan::snapshot_ages(policy, &world.facts(policy), Utc::now()) {
                 let labels = [
                     ("namespace", namespace.clone()),
                     ("policy", policy.name_any()),
@@ -124,8 +122,10 @@ impl Collector for Seen {
                 .entry(policy.namespace().unwrap_or_default())
                 .or_default();
         }
-        for job in ctx.caches.jobs.state() {
-            if turns::is_of_threshold(&job) && !outcome::is_finished(&job) {
+        let uids: BTreeSet<String> = policies.iter().filter_map(|p| p.uid()).collect();
+        for job in world.jobs() {
+            let is_own = owner(&*job).is_some_and(|uid| uids.contains(uid));
+            if is_own && started::is_of_threshold(&job) && !outcome::is_finished(&job) {
                 *running
                     .entry(job.namespace().unwrap_or_default())
                     .or_default() += 1;
@@ -218,8 +218,8 @@ impl ControllerMetrics {
     }
 
     /// Whose caches are shown.
-    pub(super) fn show(&self, ctx: &Arc<Context>) {
-        *lock(&self.shown) = Arc::downgrade(ctx);
+    pub(super) fn show(&self, world: &Arc<World>) {
+        *lock(&self.shown) = Arc::downgrade(world);
     }
 
     pub(super) fn set_leader(&self, leads: bool) {
@@ -241,6 +241,22 @@ impl ControllerMetrics {
         self.delta_events.get_or_create(&labels).set(events);
     }
 
+    /// A policy is gone, and its tasks: nothing is shown of it any more.
+    pub fn forget(&self, namespace: &str, policy: &str) {
+        let labels = [
+            ("namespace", namespace.to_owned()),
+            ("policy", policy.to_owned()),
+        ];
+        self.delta_events.remove(&labels);
+        for type_ in TaskType::VARIANTS {
+            for state in TaskState::FINAL {
+                let labels = of_tasks(namespace, policy, *type_, state);
+                self.tasks.remove(&labels);
+                self.task_seconds.remove(&labels);
+            }
+        }
+    }
+
     /// A compaction Job has ended.
     pub fn compaction_ended(&self, succeeded: bool, took: Duration) {
         let labels = [("succeeded", succeeded.to_string())];
@@ -258,18 +274,22 @@ impl ControllerMetrics {
         state: TaskState,
         took: Option<Duration>,
     ) {
-        let labels = [
-            ("type", type_.as_str().to_owned()),
-            ("state", state.as_str().to_owned()),
-            ("policy", policy.to_owned()),
-            ("namespace", namespace.to_owned()),
-        ];
+        let labels = of_tasks(namespace, policy, type_, state);
         self.tasks.get_or_create(&labels).inc();
         if let Some(took) = took {
             let seconds = self.task_seconds.get_or_create(&labels);
             seconds.observe(took.as_secs_f64());
         }
     }
+}
+
+fn of_tasks(namespace: &str, policy: &str, type_: TaskType, state: TaskState) -> Labels<4> {
+    [
+        ("type", type_.as_str().to_owned()),
+        ("state", state.as_str().to_owned()),
+        ("policy", policy.to_owned()),
+        ("namespace", namespace.to_owned()),
+    ]
 }
 
 #[cfg(test)]

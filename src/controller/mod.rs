@@ -3,47 +3,38 @@
 //! It never reads a snapshot and never talks to an etcd or a store: Jobs do, and tell by exit code, termination
 //! message and Leases. `cli::controller` runs it.
 //!
-//! What it knows comes from watches alone ([`Caches`]); a change of something is queued for whom it concerns
-//! ([`watch`]); each sub-reconciler (`policy`, `secrets`, `compaction`, `task`) looks at the caches, decides, and
-//! writes what is not so yet: it may end at any line, and the next run goes on. Only the leader runs them.
+//! One loop: **observe → plan → apply**. [`observe`] keeps what the watches tell, and gives of each policy that has
+//! changed one snapshot of all that is known of it and its tasks; [`plan`] makes of that, without asking anybody, what is
+//! to be done; [`apply`] is the only room that writes. It may end at any line, and the next look goes on. Only the leader
+//! looks.
 
-pub mod admission;
 pub mod api;
-mod compaction;
-pub mod conditions;
-mod context;
+mod apply;
+pub mod cleanup;
 pub mod jobs;
-pub mod leases;
 pub mod manifests;
 mod metrics;
-pub mod outcome;
-mod policy;
-pub mod queue;
-mod secrets;
-mod task;
-pub mod threshold;
+mod names;
+pub mod observe;
+pub mod plan;
 pub mod times;
-mod turns;
-mod watch;
+mod work;
 
-pub use context::{Caches, Context, Failure, Options};
 pub use metrics::ControllerMetrics;
 
-use crate::base::Cancel;
+use crate::base::{Cancel, lock};
 use crate::error::{Error, Reason, Result};
 use crate::kubernetes::{self, lease};
 use crate::store::lock::{Attempt, Held};
 use crate::telemetry::serve::Server;
-use futures::channel::mpsc::{UnboundedReceiver, unbounded};
-use futures::stream::{BoxStream, StreamExt};
-use kube::runtime::controller::{Action, Config as Workers, applier};
-use kube::runtime::reflector::{ObjectRef, Store};
-use kube::{Resource, ResourceExt};
-use std::convert::Infallible;
-use std::fmt::Debug;
-use std::hash::Hash;
-use std::sync::Arc;
+use apply::{Events, Failure, Writer};
+use chrono::Utc;
+use names::Key;
+use observe::{Observed, World};
+use plan::limits::Limits;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use tokio::task::JoinSet;
 
 /// A leader that is dead for so long is replaced.
 const LEASE_DURATION: Duration = Duration::from_secs(15);
@@ -51,6 +42,33 @@ const LEASE_DURATION: Duration = Duration::from_secs(15);
 const RETRY_PERIOD: Duration = Duration::from_secs(2);
 /// Between looks at one's own.
 const CHECK_PERIOD: Duration = Duration::from_millis(500);
+
+/// The first pause after a failure, and the longest.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+const LONGEST_RETRY: Duration = Duration::from_secs(60);
+/// After somebody else wrote at the same time.
+const CONFLICT_RETRY: Duration = Duration::from_millis(100);
+/// Between two looks at one policy for which only time has gone on.
+const SHORTEST_WAIT: Duration = Duration::from_millis(500);
+/// In one look, of actions as of statuses of tasks: others have their turn before the rest.
+const MOST_WRITES: usize = 30;
+
+/// How the controller was started.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// What plans depend on.
+    pub plan: plan::Options,
+    /// The Lease of the leader, by namespace and name; `None` where there is no other replica.
+    pub leader_lease: Option<(String, String)>,
+    /// Of this replica.
+    pub identity: String,
+    /// Policies that are looked at at once.
+    pub workers: usize,
+    /// Jobs of thresholds and tasks that there may be at once, over all policies; 0 for no limit.
+    pub max_jobs: u32,
+    /// As many of one namespace; 0 for half of them, as long as there are other namespaces.
+    pub max_jobs_per_namespace: u32,
+}
 
 /// Runs until it is cancelled, or leads no more. Blocks: not for async threads.
 ///
@@ -119,7 +137,17 @@ fn lead(client: &kubernetes::Client, name: &str, identity: &str, cancel: &Cancel
     }
 }
 
-/// Watches and reconciles until leadership is lost.
+/// What the loop has.
+struct Controller {
+    world: Arc<World>,
+    limits: Mutex<Limits>,
+    writer: Arc<Writer>,
+    events: Events,
+    metrics: ControllerMetrics,
+    options: plan::Options,
+}
+
+/// Watches and looks at policies until leadership is lost.
 async fn reconcile_all(
     client: &kubernetes::Client,
     options: Options,
@@ -127,80 +155,49 @@ async fn reconcile_all(
     server: Option<&Server>,
     held: Option<&Held>,
 ) -> Result<()> {
-    let (policies, policy_requests) = unbounded();
-    let (compactions, compaction_requests) = unbounded();
-    let (tasks, task_requests) = unbounded();
-    let (secrets, secret_requests) = unbounded();
-    let queues = context::Queues {
-        policies,
-        compactions,
-        tasks,
-        secrets,
-    };
-    let (caches, writers) = Caches::new();
-    let ctx = Arc::new(Context::new(
-        client.inner(),
-        options,
-        caches,
-        queues,
-        metrics.clone(),
-        held.map(Held::watch),
-    ));
-    metrics.show(&ctx);
-    let watches = watch::all(&ctx, writers);
-    let ready = async {
-        ctx.caches.wait_until_ready().await;
+    let size = |n: u32| usize::try_from(n).unwrap_or(usize::MAX);
+    let workers_at_once = options.workers.max(1);
+    let world = Arc::new(World::new(workers_at_once));
+    metrics.show(&world);
+    let writer = Arc::new(Writer::new(client.inner(), held.map(Held::watch)));
+    let (events, publish) = Events::new(client.inner(), &options.identity, writer.clone());
+    let controller = Arc::new(Controller {
+        world: world.clone(),
+        limits: Mutex::new(Limits::new(
+            size(options.max_jobs),
+            size(options.max_jobs_per_namespace),
+        )),
+        writer,
+        events,
+        metrics: metrics.clone(),
+        options: options.plan,
+    });
+    let mut workers = JoinSet::new();
+    workers.spawn(publish);
+    let (listed, everything) = tokio::sync::oneshot::channel();
+    let api = client.inner();
+    let namespaces = &controller.options.namespaces;
+    let watches = observe::watch_all(&world, &api, namespaces, || {
+        let _ = listed.send(());
+    });
+    let work = async {
+        // The watches, which send it, live as long.
+        let _ = everything.await;
+        controller.count_all();
         tracing::info!(
-            policies = ctx.caches.policies.len(),
-            tasks = ctx.caches.tasks.len(),
+            policies = world.policies().len(),
             "everything has been listed"
         );
         if let Some(server) = server {
             server.set_ready(true);
         }
-        let mut reconcilers = vec![
-            queue(
-                "policy",
-                |o, c| Box::pin(policy::reconcile(o, c)),
-                ctx.caches.policies.clone(),
-                policy_requests,
-                ctx.options.policy_workers,
-                &ctx,
-            ),
-            queue(
-                "secrets",
-                |o, c| Box::pin(secrets::reconcile(o, c)),
-                ctx.caches.secrets.clone(),
-                secret_requests,
-                1,
-                &ctx,
-            ),
-        ];
-        if ctx.options.compaction_workers > 0 {
-            let unanswered = Arc::<compaction::Unanswered>::default();
-            reconcilers.push(queue(
-                "compaction",
-                move |o, c| Box::pin(compaction::reconcile(o, c, unanswered.clone())),
-                ctx.caches.policies.clone(),
-                compaction_requests,
-                ctx.options.compaction_workers,
-                &ctx,
-            ));
+        for _ in 0..workers_at_once {
+            workers.spawn(look_at_policies(controller.clone()));
         }
-        if ctx.options.task_workers > 0 {
-            reconcilers.push(queue(
-                "task",
-                |o, c| Box::pin(task::reconcile(o, c)),
-                ctx.caches.tasks.clone(),
-                task_requests,
-                ctx.options.task_workers,
-                &ctx,
-            ));
+        match workers.join_next().await {
+            Some(Err(e)) => Error::internal(format!("a worker has ended: {e}")),
+            _ => Error::internal("the workers have ended"),
         }
-        let run = reconcilers
-            .into_iter()
-            .map(|stream| stream.for_each(|()| async {}));
-        futures::future::join_all(run).await;
     };
     let leads = async {
         loop {
@@ -214,59 +211,185 @@ async fn reconcile_all(
     };
     tokio::select! {
         ended = watches => ended,
-        () = ready => Err(Error::internal("the reconcilers have ended")),
+        failed = work => Err(failed),
         lost = leads => lost,
     }
 }
 
-/// A sub-reconciler over its queue: no object twice at once, `workers` objects at once.
-fn queue<K, F>(
-    name: &'static str,
-    reconcile: impl Fn(Arc<K>, Arc<Context>) -> F + Send + 'static,
-    store: Store<K>,
-    requests: UnboundedReceiver<ObjectRef<K>>,
-    workers: u16,
-    ctx: &Arc<Context>,
-) -> BoxStream<'static, ()>
-where
-    K: Resource + Clone + Debug + Send + Sync + 'static,
-    K::DynamicType: Default + Debug + Eq + Hash + Clone + Unpin + Send + Sync,
-    F: Future<Output = Result<Action, Failure>> + Unpin + Send + 'static,
-{
-    let failed = move |object: Arc<K>, e: &Failure, ctx: Arc<Context>| {
-        let key = (
-            name,
-            object.namespace().unwrap_or_default(),
-            object.name_any(),
-        );
-        let wait = ctx.retry_after(&key, e);
-        tracing::warn!(
-            reconciler = name,
-            namespace = key.1,
-            name = key.2,
-            again_in = wait.as_secs_f64(),
-            "{e}"
-        );
-        ctx.metrics.reconcile_failed(name);
-        Action::requeue(wait)
-    };
-    let requests = requests.map(Ok::<_, Infallible>);
-    applier(
-        reconcile,
-        failed,
-        ctx.clone(),
-        store,
-        requests,
-        Workers::default().concurrency(workers.max(1)),
-    )
-    .map({
-        let ctx = ctx.clone();
-        move |done| {
-            if let Ok((object, _)) = done {
-                let namespace = object.namespace.clone().unwrap_or_default();
-                ctx.succeeded(&(name, namespace, object.name.clone()));
+/// Looks at one policy after the other.
+async fn look_at_policies(controller: Arc<Controller>) {
+    loop {
+        let this = controller.world.work.next().await;
+        if !controller.world.is_listed(&this.0) {
+            controller.world.work.done(this, None);
+            continue;
+        }
+        let again = match controller.look_at(&this).await {
+            Ok(again) => {
+                controller.world.failed(&this, false);
+                again
+            }
+            Err(failure) => {
+                let count = controller.world.failed(&this, true);
+                let again = retry_after(count, &failure);
+                let (namespace, policy) = &this;
+                let again_in = again.as_secs_f64();
+                tracing::warn!(namespace, policy, again_in, "{failure}");
+                controller.metrics.reconcile_failed("policy");
+                Some(again)
+            }
+        };
+        controller.world.work.done(this, again);
+    }
+}
+
+/// How long to wait after so many failures in a row.
+fn retry_after(count: u32, failure: &Failure) -> Duration {
+    if failure.is_conflict() && count <= 3 {
+        return CONFLICT_RETRY;
+    }
+    let doublings = count.saturating_sub(1).min(6);
+    (FIRST_RETRY * 2_u32.pow(doublings)).min(LONGEST_RETRY)
+}
+
+impl Controller {
+    /// What runs already counts before anything is granted.
+    fn count_all(&self) {
+        let now = Utc::now();
+        for this in self.world.all() {
+            let observed = self.world.observe(&this, &[], now);
+            lock(&self.limits).see(&this, &plan::counted(&observed), now);
+        }
+    }
+
+    /// Observes a policy, plans, and does what was planned, until nothing is left to do; then its statuses are
+    /// written. Gives when to look again.
+    async fn look_at(&self, this: &Key) -> Result<Option<Duration>, Failure> {
+        let mut tried = Vec::new();
+        let mut refused = None;
+        while tried.len() < MOST_WRITES {
+            let now = Utc::now();
+            let observed = self.world.observe(this, &tried, now);
+            let plan = self.plan(&observed);
+            if let Some(policy) = &observed.policy {
+                let notes = plan.notes.iter();
+                notes.for_each(|note| self.events.tell(&**policy, note));
+            }
+            if plan.actions.is_empty() {
+                let is_all = self.write_statuses(plan.policy, plan.tasks).await?;
+                let again = plan.look_again;
+                let again = again.map(|at| (at - now).to_std().unwrap_or_default());
+                return match refused {
+                    // The quota, or whatever else stood in the way, may be another one by then.
+                    Some(failure) => Err(failure),
+                    None if !is_all => Ok(Some(Duration::ZERO)),
+                    None => Ok(again.map(|pause| pause.max(SHORTEST_WAIT))),
+                };
+            }
+            for action in plan.actions.iter().take(MOST_WRITES) {
+                let done = self.act(action, &observed).await;
+                match done.failure {
+                    // Without an answer nothing can be told.
+                    Some(failure) if done.tried.refusal.is_none() => return Err(failure),
+                    failure => refused = refused.or(failure),
+                }
+                tried.push(done.tried);
             }
         }
-    })
-    .boxed()
+        // Others have their turn before the rest.
+        refused.map_or(Ok(Some(Duration::ZERO)), Err)
+    }
+
+    /// The plan, once the limits have said whose turn it is.
+    fn plan(&self, observed: &Observed) -> plan::Plan {
+        let now = Utc::now();
+        let this = &observed.key;
+        let decided = plan::decide(observed, &self.options, now);
+        let wanted = decided.wanted();
+        let (turns, called) = {
+            let mut limits = lock(&self.limits);
+            match observed.policy.is_none() && observed.tasks.is_empty() {
+                true => {
+                    limits.forget(this, now);
+                    self.metrics.forget(&this.0, &this.1);
+                }
+                false => limits.see(this, &plan::counted(observed), now),
+            }
+            (limits.ask(this, &wanted, now), limits.next(now))
+        };
+        for policy in called {
+            self.world.work.add(policy);
+        }
+        decided.plan(&turns)
+    }
+
+    /// Does one thing that was planned, and tells of it.
+    async fn act(&self, action: &plan::Action, observed: &Observed) -> apply::Done {
+        let mut done = self.writer.act(action, observed, &self.world).await;
+        if let Some(job) = &done.not_made {
+            lock(&self.limits).give_back(job, Utc::now());
+        }
+        let (namespace, name) = &observed.key;
+        if let plan::Action::CreateJob { job, start, .. } = action {
+            match start {
+                Some(start) if done.note.is_some() => {
+                    let events = u64::try_from(start.events).unwrap_or_default();
+                    self.metrics.compaction_started(namespace, name, events);
+                }
+                // What a task's Job meets is told by the task, which is looked at again in time.
+                None if done.tried.refusal.is_some() => done.failure = None,
+                _ => {}
+            }
+            let task = observed
+                .tasks
+                .iter()
+                .find(|task| names::is_owned(&**job, &***task));
+            if let (Some(task), Some(note)) = (task, &done.note) {
+                self.events.tell(&**task, note);
+                return done;
+            }
+        }
+        if let (Some(policy), Some(note)) = (&observed.policy, &done.note) {
+            self.events.tell(&**policy, note);
+        }
+        done
+    }
+
+    /// Writes what has become another one, and tells of it once it is there. Whether that was all.
+    async fn write_statuses(
+        &self,
+        policy: Option<plan::PolicyStatus>,
+        tasks: Vec<plan::TaskStatus>,
+    ) -> Result<bool, Failure> {
+        let is_all = tasks.len() <= MOST_WRITES;
+        if let Some(of) = policy {
+            let written = self
+                .writer
+                .write_policy_status(&of.policy, &of.status, &self.world);
+            written.await?;
+            if let Some((succeeded, took)) = of.compaction_ended {
+                self.metrics.compaction_ended(succeeded, took);
+            }
+            of.notes
+                .iter()
+                .for_each(|note| self.events.tell(&*of.policy, note));
+        }
+        for of in tasks.into_iter().take(MOST_WRITES) {
+            let written = self
+                .writer
+                .write_task_status(&of.task, &of.status, &self.world);
+            written.await?;
+            if of.status.state.is_final() {
+                let (namespace, _) = names::key(&*of.task);
+                let spec = &of.task.spec;
+                let state = of.status.state;
+                self.metrics
+                    .task_ended(&namespace, &spec.policy, spec.type_, state, of.took);
+            }
+            of.note
+                .iter()
+                .for_each(|note| self.events.tell(&*of.task, note));
+        }
+        Ok(is_all)
+    }
 }

@@ -4,7 +4,6 @@
 
 use chrono::{DateTime, SecondsFormat, TimeDelta, Utc};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, Time};
-use kube::runtime::controller::Action;
 use std::time::Duration;
 
 /// A time with seconds, as most objects have it.
@@ -31,18 +30,6 @@ pub fn delta(duration: Duration) -> TimeDelta {
 /// The first of two times, where `None` is never.
 pub fn sooner(a: Option<DateTime<Utc>>, b: Option<DateTime<Utc>>) -> Option<DateTime<Utc>> {
     a.into_iter().chain(b).min()
-}
-
-/// When an object is looked at again by itself: then, though not at once; never where nothing is due.
-pub fn requeue(at: Option<DateTime<Utc>>, now: DateTime<Utc>) -> Action {
-    const SHORTEST_WAIT: Duration = Duration::from_millis(500);
-    match at {
-        None => Action::await_change(),
-        Some(at) => {
-            let wait = (at - now).to_std().unwrap_or_default();
-            Action::requeue(wait.max(SHORTEST_WAIT))
-        }
-    }
 }
 
 /// A later time; the last one that there is where there is none.

@@ -3,12 +3,13 @@
 //! It connects to one endpoint and gives every failure its reason; what is asked there, and which endpoint
 //! is tried, it does not decide. The other files of this room call it.
 
-use crate::base::{Cancel, causes, duration};
+use crate::base::{Cancel, causes, duration, mounted};
 use crate::error::{Error, Reason, Result};
 use clap::Args;
 use etcd_client::{Certificate, ConnectOptions, Identity, TlsOptions};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, UnixTime};
+use std::collections::BTreeMap;
 use std::error::Error as _;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -32,9 +33,19 @@ pub struct Endpoints {
     /// PEM of the client's key
     #[arg(long, value_name = "FILE", requires = "cert")]
     pub key: Option<PathBuf>,
+    /// A folder with ca.crt, and with tls.crt and tls.key or neither, as a Secret is mounted
+    ///
+    /// In place of --cacert, --cert and --key. Like them, it is read again for each connection.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["cacert", "cert", "key"])]
+    pub tls_secret: Option<PathBuf>,
     /// Who asks, if etcd has authentication enabled.
     #[arg(skip)]
     pub user: Option<User>,
+    /// A folder with the username and password of a user of etcd, as a Secret is mounted
+    ///
+    /// In place of --user and --password. It is read again for each connection.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["user", "password", "password_file"])]
+    pub auth_secret: Option<PathBuf>,
     /// How long to wait for a connection
     #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = duration::parse_above_zero)]
     pub dial_timeout: Duration,
@@ -123,6 +134,7 @@ impl Connector {
         crate::tls::ensure_provider();
         // What is wrong with the files is said before anything is sent.
         tls(&options)?;
+        user(&options)?;
         Ok(Connector {
             options: Arc::new(options),
             handle,
@@ -231,7 +243,8 @@ impl Connector {
             true => None,
             false => tls(&self.options).map_err(Failed::Final)?,
         };
-        let once = self.dial_once(endpoint, streams, tls);
+        let user = user(&self.options).map_err(Failed::Final)?;
+        let once = self.dial_once(endpoint, streams, tls, user);
         self.answer("connect", endpoint, patience, once).await
     }
 
@@ -240,6 +253,7 @@ impl Connector {
         endpoint: &str,
         streams: Streams,
         tls: Option<TlsOptions>,
+        user: Option<User>,
     ) -> Result<etcd_client::Client, etcd_client::Error> {
         let mut connect = ConnectOptions::new()
             .with_connect_timeout(self.options.dial_timeout)
@@ -249,7 +263,7 @@ impl Connector {
             connect = connect.with_tls(tls);
         }
         let anonymous = connect.clone();
-        if let Some(user) = &self.options.user {
+        if let Some(user) = &user {
             connect = connect
                 .with_user(user.name.as_str(), user.password.as_str())
                 .with_auto_token_refresh(true);
@@ -291,18 +305,19 @@ fn failure(what: &str, endpoint: &str, options: &Endpoints, e: etcd_client::Erro
     .iter()
     .any(|sign| said.contains(sign));
     if crate::tls::says_expired(&said) {
-        let advice = ": renew the server's certificate, or the one of --cert";
+        let advice = ": renew the server's certificate, or the one of --cert or --tls-secret";
         return last(Reason::CertificateExpired, &said, advice);
     }
     if said.contains("UnknownIssuer") {
-        let advice = ": no authority in --cacert has signed the server's certificate";
+        let advice =
+            ": no authority in --cacert or --tls-secret has signed the server's certificate";
         return last(Reason::Configuration, &said, advice);
     }
     let E::GRpcStatus(status) = &e else {
         return match &e {
             _ if certificate => last(Reason::Configuration, &said, CHECK_TLS),
             E::TransportError(_) | E::InvalidArgs(_) | E::InvalidUri(_) => {
-                let advice = ": check --endpoints, --cacert, --cert and --key";
+                let advice = ": check --endpoints, and --cacert, --cert and --key or --tls-secret";
                 last(Reason::Configuration, &said, advice)
             }
             _ => again(Reason::EtcdUnreachable, &said, ""),
@@ -316,9 +331,13 @@ fn failure(what: &str, endpoint: &str, options: &Endpoints, e: etcd_client::Erro
     const FAILED_PRECONDITION: i32 = 9;
     const OUT_OF_RANGE: i32 = 11;
     const UNAUTHENTICATED: i32 = 16;
-    let who = match &options.user {
-        Some(user) => format!(": check --user and --password (user {})", user.name),
-        None => ": it wants a user, give --user and --password".to_owned(),
+    let who = match (&options.user, &options.auth_secret) {
+        (_, Some(folder)) => format!(
+            ": check username and password in --auth-secret {}",
+            folder.display()
+        ),
+        (Some(user), None) => format!(": check --user and --password (user {})", user.name),
+        (None, None) => ": it wants a user, give --user and --password".to_owned(),
     };
     let has = |text: &str| message.contains(text);
     match code {
@@ -370,8 +389,7 @@ fn failure(what: &str, endpoint: &str, options: &Endpoints, e: etcd_client::Erro
     }
 }
 
-const CHECK_TLS: &str =
-    ": check whether --endpoints are https:// or http://, and --cacert, --cert and --key";
+const CHECK_TLS: &str = ": check whether --endpoints are https:// or http://, and --cacert, --cert and --key or --tls-secret";
 
 /// An error with what lies below it. A status by itself tells its code, too.
 fn causes(e: &etcd_client::Error) -> String {
@@ -383,7 +401,7 @@ fn causes(e: &etcd_client::Error) -> String {
 }
 
 fn has_tls_files(options: &Endpoints) -> bool {
-    options.cacert.is_some() || options.cert.is_some()
+    options.cacert.is_some() || options.cert.is_some() || options.tls_secret.is_some()
 }
 
 /// Whether a connection may be made: with TLS, or because the user named this very URL, or asked for TLS nowhere.
@@ -410,7 +428,7 @@ fn check_endpoint(endpoint: &str, has_tls_files: bool) -> Result<()> {
     }
     match scheme {
         Some("http") if has_tls_files => wrong(&format!(
-            "{endpoint} is without TLS, so --cacert, --cert and --key are of no use there"
+            "{endpoint} is without TLS, so --cacert, --cert, --key and --tls-secret are of no use there"
         )),
         Some("http" | "https") | None if !rest.trim_matches('/').is_empty() => Ok(()),
         _ => wrong(&format!("\"{endpoint}\" is no endpoint")),
@@ -428,29 +446,123 @@ fn tls(options: &Endpoints) -> Result<Option<TlsOptions>> {
     if !secure && !has_tls_files(options) {
         return Ok(None);
     }
+    let files = match &options.tls_secret {
+        Some(folder) => TlsFiles::of_secret(folder)?,
+        None => TlsFiles::of_flags(options, read)?,
+    };
     let mut tls = TlsOptions::new();
-    tls = match &options.cacert {
-        Some(path) => tls.ca_certificate(Certificate::from_pem(read("--cacert", path)?)),
+    tls = match files.authorities {
+        Some(pem) => tls.ca_certificate(Certificate::from_pem(pem)),
         None => tls.with_native_roots(),
     };
-    match (&options.cert, &options.key) {
-        (Some(cert), Some(key)) => {
-            let pem = read("--cert", cert)?;
-            check_validity(&pem, cert)?;
-            let identity = Identity::from_pem(pem, read("--key", key)?);
-            tls = tls.identity(identity);
-        }
-        (None, None) => {}
-        _ => {
-            return Err(Reason::Usage.error("--cert and --key belong together: give both"));
-        }
+    if let Some(ClientFiles { what, cert, key }) = files.client {
+        check_validity(&cert, &what)?;
+        tls = tls.identity(Identity::from_pem(cert, key));
     }
     Ok(Some(tls))
 }
 
+/// What TLS needs, in PEM.
+struct TlsFiles {
+    authorities: Option<Vec<u8>>,
+    client: Option<ClientFiles>,
+}
+
+/// A client's certificate and its key.
+struct ClientFiles {
+    /// Where the certificate is, for people
+    what: String,
+    cert: Vec<u8>,
+    key: Vec<u8>,
+}
+
+impl TlsFiles {
+    fn of_flags(
+        options: &Endpoints,
+        read: impl Fn(&str, &Path) -> Result<Vec<u8>>,
+    ) -> Result<Self> {
+        let authorities = options.cacert.as_ref();
+        let authorities = authorities.map(|path| read("--cacert", path)).transpose()?;
+        let client = match (&options.cert, &options.key) {
+            (Some(cert), Some(key)) => Some(ClientFiles {
+                what: format!("--cert, {}", cert.display()),
+                cert: read("--cert", cert)?,
+                key: read("--key", key)?,
+            }),
+            (None, None) => None,
+            _ => {
+                return Err(Reason::Usage.error("--cert and --key belong together: give both"));
+            }
+        };
+        Ok(TlsFiles {
+            authorities,
+            client,
+        })
+    }
+
+    fn of_secret(folder: &Path) -> Result<Self> {
+        const KEYS: &str = "ca.crt, and tls.crt and tls.key or neither";
+        let mut files = secret_files("--tls-secret", folder)?;
+        let mut take = |key| files.remove(key).ok_or(key);
+        let lacks = |key| Err(lacks("--tls-secret", folder, key, KEYS));
+        let authorities = match take("ca.crt") {
+            Ok(pem) => Some(pem),
+            Err(key) => return lacks(key),
+        };
+        let client = match (take("tls.crt"), take("tls.key")) {
+            (Ok(cert), Ok(key)) => Some(ClientFiles {
+                what: format!("--tls-secret, tls.crt in {}", folder.display()),
+                cert,
+                key,
+            }),
+            (Err(_), Err(_)) => None,
+            (Err(key), Ok(_)) | (Ok(_), Err(key)) => return lacks(key),
+        };
+        Ok(TlsFiles {
+            authorities,
+            client,
+        })
+    }
+}
+
+/// Who asks, if etcd has authentication enabled.
+fn user(options: &Endpoints) -> Result<Option<User>> {
+    const FLAG: &str = "--auth-secret";
+    let Some(folder) = &options.auth_secret else {
+        return Ok(options.user.clone());
+    };
+    let mut files = secret_files(FLAG, folder)?;
+    let mut take = |key: &str| {
+        let bytes = files.remove(key);
+        let bytes = bytes.ok_or_else(|| lacks(FLAG, folder, key, "username and password"))?;
+        let text = String::from_utf8(bytes).map_err(|_| {
+            let what = format!("{FLAG} {}: {key} is no text", folder.display());
+            Reason::Configuration.error(what)
+        })?;
+        // Without the line's end that editors leave.
+        Ok::<_, Error>(text.trim_end_matches(['\r', '\n']).to_owned())
+    };
+    let (name, password) = (take("username")?, take("password")?);
+    Ok(Some(User { name, password }))
+}
+
+/// The files of a mounted Secret, without empty ones.
+fn secret_files(flag: &str, folder: &Path) -> Result<BTreeMap<String, Vec<u8>>> {
+    let mut files = mounted::read(folder).map_err(|e| {
+        Reason::Configuration.error(format!("{flag} {} cannot be read: {e}", folder.display()))
+    })?;
+    files.retain(|_, bytes| !bytes.trim_ascii().is_empty());
+    Ok(files)
+}
+
+fn lacks(flag: &str, folder: &Path, key: &str, keys: &str) -> Error {
+    let (place, advice) = (folder.display(), mounted::advice(folder, keys));
+    Reason::Configuration.error(format!("{flag} {place} lacks {key}: {advice}"))
+}
+
 /// Refuses a certificate of our own that the server would refuse: its alert may not come through before the
 /// connection breaks. What cannot be parsed the TLS library judges.
-fn check_validity(pem: &[u8], path: &Path) -> Result<()> {
+fn check_validity(pem: &[u8], place: &str) -> Result<()> {
     let Ok(certificate) = CertificateDer::from_pem_slice(pem) else {
         return Ok(());
     };
@@ -476,10 +588,7 @@ fn check_validity(pem: &[u8], path: &Path) -> Result<()> {
         }
         _ => return Ok(()),
     };
-    Err(Reason::CertificateExpired.error(format!(
-        "the certificate of --cert, {}, {what}: renew it",
-        path.display()
-    )))
+    Err(Reason::CertificateExpired.error(format!("the certificate of {place}, {what}: renew it")))
 }
 
 fn date(time: UnixTime) -> String {
@@ -499,6 +608,8 @@ mod tests {
             cacert: cacert.map(PathBuf::from),
             cert: None,
             key: None,
+            tls_secret: None,
+            auth_secret: None,
             user: Some(User {
                 name: "root".to_owned(),
                 password: "secret".to_owned(),

@@ -275,6 +275,7 @@ impl Drill<'_> {
             cacert: None,
             cert: None,
             key: None,
+            tls_secret: None,
             ..self.options.asked.clone()
         };
         let store = &self.ctx.store;

@@ -56,6 +56,14 @@ impl Person {
         &self.namespace
     }
 
+    /// The same one in another namespace.
+    pub fn in_namespace(&self, namespace: &str) -> Self {
+        Person {
+            namespace: namespace.to_owned(),
+            ..self.clone()
+        }
+    }
+
     /// Objects of a kind in the namespace.
     pub fn api<K>(&self) -> Api<K>
     where

@@ -4,6 +4,7 @@
 //! from `--store-option`. Each provider has a file of its own.
 
 mod azure;
+mod family;
 mod gcs;
 pub mod options;
 #[cfg(feature = "oss")]
@@ -29,6 +30,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Handle;
 use url::Url;
+
+pub use family::Family;
 
 /// Connecting takes no longer than this.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -87,11 +90,6 @@ struct Means {
     options: Vec<(String, String)>,
 }
 
-/// The schemes of stores.
-const SCHEMES: [&str; 10] = [
-    "file", "s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "swift", "oss",
-];
-
 /// Opens `url`: `s3://bucket/prefix`, `gs://…`, `az://…`, `swift://container/prefix`, `oss://…`,
 /// `file:///dir/prefix` or a plain path.
 ///
@@ -103,7 +101,7 @@ pub fn open(url: &str, options: &[(String, String)], handle: Handle) -> Result<S
     crate::tls::ensure_provider();
     let parsed = match Url::parse(url) {
         Ok(u) if url.contains("://") => u,
-        Ok(u) if SCHEMES.contains(&u.scheme()) => {
+        Ok(u) if Family::of_scheme(u.scheme()).is_some() => {
             return Err(Reason::Usage.error(format!(
                 "--store {url} lacks the slashes: use {}://… (a folder of this name is ./{url})",
                 u.scheme()
@@ -136,27 +134,28 @@ pub fn open(url: &str, options: &[(String, String)], handle: Handle) -> Result<S
     };
     // The folder that etcd-backup-restore would look into.
     let means = |variable: &str| Means::new(options, variable);
-    match parsed.scheme() {
-        "file" => {
+    match Family::of_scheme(parsed.scheme()) {
+        Some(Family::Local) => {
             let dir = parsed.to_file_path().map_err(|()| {
                 Reason::Usage.error(format!("--store {url} names no local folder: use file:///folder"))
             })?;
             open_local(&dir.to_string_lossy(), url, options, handle)
         }
-        "s3" | "s3a" => s3::open(&place, means("AWS_APPLICATION_CREDENTIALS")?, handle),
-        "gs" => gcs::open(&place, means("GOOGLE_APPLICATION_CREDENTIALS")?, handle),
-        "az" | "azure" | "abfs" | "abfss" | "adl" => {
+        Some(Family::S3) => s3::open(&place, means("AWS_APPLICATION_CREDENTIALS")?, handle),
+        Some(Family::Gcs) => gcs::open(&place, means("GOOGLE_APPLICATION_CREDENTIALS")?, handle),
+        Some(Family::Azure) => {
             azure::open(&place, means("AZURE_APPLICATION_CREDENTIALS")?, handle)
         }
-        "swift" => swift::open(&place, means("OPENSTACK_APPLICATION_CREDENTIALS")?, handle),
+        Some(Family::Swift) => swift::open(&place, means("OPENSTACK_APPLICATION_CREDENTIALS")?, handle),
         #[cfg(feature = "oss")]
-        "oss" => oss::open(&place, means("ALICLOUD_APPLICATION_CREDENTIALS")?, handle),
+        Some(Family::Oss) => oss::open(&place, means("ALICLOUD_APPLICATION_CREDENTIALS")?, handle),
         #[cfg(not(feature = "oss"))]
-        "oss" => Err(Reason::Usage.error(format!(
+        Some(Family::Oss) => Err(Reason::Usage.error(format!(
             "--store {url}: this build has no support for OSS: build with `--features oss`, or use the image, which has it"
         ))),
-        other => Err(Reason::Usage.error(format!(
-            "--store {url}: \"{other}\" is no store deltafold knows: use s3://, gs://, az://, swift://, oss://, file:/// or a path"
+        None => Err(Reason::Usage.error(format!(
+            "--store {url}: \"{}\" is no store deltafold knows: use s3://, gs://, az://, swift://, oss://, file:/// or a path",
+            parsed.scheme()
         ))),
     }
 }
@@ -216,6 +215,55 @@ impl Means {
             }
         }
         Ok(means)
+    }
+
+    /// Whether the user gives a setting whose name has one of these in it.
+    fn gives(&self, names: &[&str]) -> bool {
+        let has = |key: &str| names.iter().any(|name| key.contains(name));
+        self.options.iter().any(|(key, _)| has(key))
+    }
+
+    /// Whether the user gives the setting that a variable stands for.
+    fn gives_variable<K: FromStr + PartialEq>(&self, name: &str) -> bool {
+        let of = |name: &str| name.parse::<K>().ok();
+        let meant = of(&name.to_ascii_lowercase());
+        meant.is_some() && self.options.iter().any(|(key, _)| of(key) == meant)
+    }
+
+    /// The Secret, if its credentials count: not beside a user's `own`.
+    fn decides<'s>(&self, secret: Option<&'s Secret>, own: &[&str]) -> Option<&'s Secret> {
+        secret.filter(|_| !self.gives(own))
+    }
+
+    /// The settings of the providers' variables: those of the environment, and over them the Secret's. If the Secret
+    /// decides who asks, the environment does not: a Secret that lacks a key must not be made up for in silence.
+    fn variables<K: FromStr>(
+        &self,
+        family: Family,
+        secret: Option<&Secret>,
+        own: &[&str],
+        is_credential: impl Fn(&K) -> bool,
+    ) -> Vec<(K, String)> {
+        let of = |name: &str| name.to_ascii_lowercase().parse::<K>().ok();
+        let prefixes = family.variables();
+        let of_env = |name: &str| {
+            prefixes
+                .iter()
+                .any(|p| name.starts_with(p))
+                .then(|| of(name))?
+        };
+        let replaced = self.decides(secret, own).is_some();
+        let mut settings = Vec::new();
+        for (name, value) in std::env::vars_os() {
+            if let (Some(key), Ok(value)) = (name.to_str().and_then(of_env), value.into_string())
+                && !(replaced && is_credential(&key))
+            {
+                settings.push((key, value));
+            }
+        }
+        let in_secret = secret.into_iter().flat_map(|s| s.variables(family));
+        settings.extend(in_secret.filter_map(|(name, value)| Some((of(name)?, value.to_owned()))));
+        settings
     }
 
     /// The Secret as it is now.
@@ -330,7 +378,7 @@ pub fn make_folder(url: &str, options: &[(String, String)]) -> Result<()> {
             "file" => u.to_file_path().ok(),
             _ => None,
         },
-        Ok(u) if SCHEMES.contains(&u.scheme()) => None,
+        Ok(u) if Family::of_scheme(u.scheme()).is_some() => None,
         _ => Some(std::path::PathBuf::from(url)),
     };
     let Some(dir) = dir.filter(|d| !d.as_os_str().is_empty()) else {

@@ -221,25 +221,6 @@ async fn every_end_has_its_reason() {
     let rejected = space.wait_task("copy", "Rejected").await;
     assert_eq!(errors(&rejected), ["InvalidConfig"]);
 
-    // A Secret that is missing is waited for.
-    let copy = json!({"copyBackups": {"targetStore": {
-        "url": "s3://elsewhere/x", "secretRef": {"name": "target"},
-    }}});
-    task(&space, "copies", "no-etcd", "CopyBackups", copy).await;
-    wait_operation(&space, "copies", "SecretMissing").await;
-    let secret = json!({
-        "metadata": {"name": "target"},
-        "stringData": {"accessKeyID": "a", "secretAccessKey": "b", "region": "c"},
-    });
-    space.create("secrets", secret).await;
-    space.wait_task("copies", "Succeeded").await;
-    // It carried a finalizer while it was used.
-    space
-        .wait_until("secrets", "target", "it is used no more", |s| {
-            s["metadata"]["finalizers"].is_null()
-        })
-        .await;
-
     // Maintenance waits for a backup that is up to date; others do not wait for it.
     policy(&space, "bare").await;
     let defrag = json!({"maintenance": {"defrag": "always"}});

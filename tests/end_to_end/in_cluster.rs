@@ -866,8 +866,7 @@ async fn a_secret_is_rotated() {
     world.apply_policy(json!({}));
     world.snapshot("full", "full");
     let secret = world.get(&["secret", "store"]).unwrap();
-    let finalizers = &secret["metadata"]["finalizers"];
-    assert_eq!(*finalizers, json!(["deltafold.io/in-use"]), "{secret:#}");
+    assert_eq!(secret["metadata"]["finalizers"], Value::Null, "{secret:#}");
 
     world.minio.rotate("another-secret-key");
     world.etcd.write(1000, 50).await;
@@ -889,14 +888,6 @@ async fn a_secret_is_rotated() {
     world.kubectl(&["patch", "secret", "store", "-p", &patch]);
     world.task("with-the-new-one", "OnDemandSnapshot", delta);
     world.succeeded("with-the-new-one");
-
-    // Without the policy nobody uses it.
-    world.kubectl(&["delete", "etcdbackuppolicy", POLICY]);
-    wait("the Secret is let go", || {
-        let secret = world.get(&["secret", "store"])?;
-        let finalizers = secret["metadata"]["finalizers"].as_array();
-        finalizers.is_none_or(Vec::is_empty).then_some(())
-    });
 }
 
 /// What the kernel says of a process.

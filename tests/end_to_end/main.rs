@@ -17,3 +17,5 @@ mod restored_kubernetes;
 mod snapshot_leases;
 mod soak;
 mod task_commands;
+mod tenants;
+mod upgrade;

@@ -471,6 +471,64 @@ fn a_long_job_lives_through_a_change_of_its_key() {
     job.wait().unwrap();
 }
 
+/// The providers' variables as files, as Jobs mount them: for a store, and for each of the two of a copy. Whose
+/// credentials the environment has does not matter.
+#[test]
+fn a_folder_of_variables_is_as_good_as_the_environment() {
+    let rt = runtime();
+    let minio = Minio::start();
+    rt.block_on(minio.create_bucket("folders"));
+    let url = "s3://folders/p";
+    fill(&store::open(url, &credentials(&minio), rt.handle().clone()).unwrap());
+    let files = |secret| {
+        [
+            ("AWS_ACCESS_KEY_ID", minio.access_key()),
+            ("AWS_SECRET_ACCESS_KEY", secret),
+            ("AWS_ENDPOINT_URL", minio.endpoint()),
+            ("AWS_REGION", "us-east-1"),
+        ]
+    };
+    let good = Mounted::new(&files(minio.secret_key()));
+    let wrong = Mounted::new(&files("quite-wrong"));
+    let ambient = [
+        ("AWS_ACCESS_KEY_ID", minio.access_key()),
+        ("AWS_SECRET_ACCESS_KEY", minio.secret_key()),
+        ("AWS_ENDPOINT_URL", minio.endpoint()),
+        ("AWS_REGION", "us-east-1"),
+    ];
+    let nobody = [
+        ("AWS_ACCESS_KEY_ID", "nobody"),
+        ("AWS_SECRET_ACCESS_KEY", "nothing"),
+        ("AWS_SESSION_TOKEN", "nowhere"),
+    ];
+    let list = |secret: &Mounted, env: &[(&str, &str)]| {
+        let mut command = deltafold();
+        command.args(["list", "--output", "json", "--store", url]);
+        command.args(["--store-secret", secret.path()]);
+        run_json(command.envs(env.iter().copied()))
+    };
+    let (code, _, stderr) = list(&good, &nobody);
+    assert_eq!(code, 0, "{stderr}");
+    let (code, result, stderr) = list(&wrong, &ambient);
+    assert_eq!(code, 77, "{stderr}");
+    assert!(!format!("{result}{stderr}").contains("quite-wrong"));
+    let options = options(&[("secret_dir", good.path())]);
+    compacts(url, &options);
+
+    let copy = |from: &Mounted, to: &Mounted| {
+        let mut command = deltafold();
+        let option = |secret: &Mounted| format!("secret_dir={}", secret.path());
+        command
+            .args(["copy", "--output", "json"])
+            .args(["--from", url, "--to", "s3://folders/copy"])
+            .args(["--from-option", &option(from), "--to-option", &option(to)]);
+        run_json(command.envs(ambient)).0
+    };
+    assert_eq!(copy(&wrong, &good), 77);
+    assert_eq!(copy(&good, &wrong), 77);
+    assert_eq!(copy(&good, &good), 0);
+}
+
 #[test]
 fn one_of_several_stores_has_settings_of_its_own() {
     let rt = runtime();

@@ -3,6 +3,7 @@
 
 use crate::support::etcd::{Cluster, Etcd, EtcdOptions, EtcdVersion, Member, Tls, free_port};
 use crate::support::follower::{Ended, snapshot_command};
+use crate::support::mounted::Mounted;
 use crate::support::saved::Prefix;
 use crate::support::scratch;
 use crate::support::{deltafold, run_json, tools};
@@ -236,6 +237,129 @@ fn certificates_and_users_that_are_right() {
             assert_no_secret(&format!("{}{}", got.json, got.log));
         });
     }
+}
+
+/// As Secrets are mounted: whole, and read again for each connection.
+#[test]
+fn folders_of_certificates_and_of_a_user() {
+    in_a_runtime(|runtime| {
+        let here = Here::new();
+        let tls = here.certs();
+        let file = |name: &str| std::fs::read_to_string(tls.folder.join(name)).unwrap();
+        let (ca, other, cert, key) = (
+            file("ca.crt"),
+            file("other-ca.crt"),
+            file("node.crt"),
+            file("node.key"),
+        );
+        let all = [
+            ("ca.crt", ca.as_str()),
+            ("tls.crt", cert.as_str()),
+            ("tls.key", key.as_str()),
+        ];
+        let user = [("username", "root\n"), ("password", SECRET)];
+        let (certificates, auth) = (Mounted::new(&all), Mounted::new(&user));
+        let mut etcd = here.start(EtcdVersion::V3_6, "data", Some(tls.clone()));
+        runtime.block_on(enable_users(&mut etcd));
+        let endpoints = vec![etcd.endpoint().to_owned()];
+        let args = [
+            "--tls-secret",
+            certificates.path(),
+            "--auth-secret",
+            auth.path(),
+        ];
+        let trace = [&args[..], &["--log-level", "trace"]].concat();
+        let got = here.take(&endpoints, &trace).succeeded();
+        assert_no_secret(&format!("{}{}", got.json, got.log));
+        assert_eq!(got.json["revision"], runtime.block_on(etcd.revision()));
+        // A flag wins over the variable of another.
+        let mut command = snapshot_command("delta", &here.prefix, &endpoints);
+        command.args(args).env("DELTAFOLD_CACERT", "/nowhere.crt");
+        command.env("ETCDCTL_USER", "root:wrong-one");
+        ended(&mut command).succeeded();
+        // By variables alone.
+        let mut command = snapshot_command("delta", &here.prefix, &endpoints);
+        command.env("DELTAFOLD_TLS_SECRET", certificates.path());
+        command.env("DELTAFOLD_AUTH_SECRET", auth.path());
+        ended(&mut command).succeeded();
+        // A server that asks for no certificate gets none.
+        let open = Tls {
+            client_auth: false,
+            ..tls.clone()
+        };
+        let open = here.start(EtcdVersion::V3_6, "open", Some(open));
+        let alone = Mounted::new(&all[..1]);
+        let mut command = snapshot_command("full", &here.prefix, &[open.endpoint().to_owned()]);
+        command.args(["--tls-secret", alone.path(), "--take-over"]);
+        ended(&mut command).succeeded();
+
+        // What is wrong is told, with the folder.
+        let here = Here::new();
+        auth.change(&[("username", "root"), ("password", "wrong-one")]);
+        let said = here.refused(&endpoints, &args, 77, "Unauthenticated");
+        assert!(
+            said.contains("--auth-secret") && said.contains(auth.path()),
+            "{said}"
+        );
+        auth.change(&user);
+        certificates.change(&[("ca.crt", &other), all[1], all[2]]);
+        let said = here.refused(&endpoints, &args, 78, "Configuration");
+        assert!(said.contains("--tls-secret"), "{said}");
+    });
+}
+
+#[test]
+fn a_folder_that_lacks_a_key_is_named() {
+    in_a_runtime(|_| {
+        let here = Here::new();
+        let endpoints = vec![format!("https://127.0.0.1:{}", free_port())];
+        let path = here.folder.path().join("etcd-client");
+        std::fs::create_dir(&path).unwrap();
+        let path = path.to_str().unwrap();
+        let file = |name: &str| Path::new(path).join(name);
+        let refused = |flag: &str, lacks: &str| {
+            let said = here.refused(&endpoints, &[flag, path], 78, "Configuration");
+            let lacks = format!("{flag} {path} lacks {lacks}: give");
+            assert!(said.contains(&lacks), "{said}");
+            assert!(
+                said.contains("a Secret etcd-client with this content"),
+                "{said}"
+            );
+            assert!(said.contains("the Job's namespace"), "{said}");
+        };
+        refused("--tls-secret", "ca.crt");
+        refused("--auth-secret", "username");
+        std::fs::write(file("ca.crt"), "-----BEGIN CERTIFICATE-----").unwrap();
+        std::fs::write(file("tls.key"), SECRET).unwrap();
+        std::fs::write(file("username"), "root").unwrap();
+        std::fs::write(file("password"), "\n").unwrap();
+        refused("--tls-secret", "tls.crt");
+        refused("--auth-secret", "password");
+        std::fs::remove_file(file("tls.key")).unwrap();
+        std::fs::write(file("tls.crt"), SECRET).unwrap();
+        refused("--tls-secret", "tls.key");
+        let nowhere = ["--tls-secret", "/nowhere"];
+        let said = here.refused(&endpoints, &nowhere, 78, "Configuration");
+        assert!(
+            said.contains("--tls-secret /nowhere cannot be read"),
+            "{said}"
+        );
+        // An endpoint without TLS has no use for it; and both ways at once are none.
+        let plain = vec!["http://127.0.0.1:9".to_owned()];
+        here.refused(&plain, &["--tls-secret", path], 64, "Usage");
+        for other in [["--cacert", "a"], ["--cert", "a"], ["--key", "a"]] {
+            let both = [&["--tls-secret", path], &other[..]].concat();
+            here.refused(&endpoints, &both, 64, "Usage");
+        }
+        for other in [
+            ["--user", "a"],
+            ["--password", "a"],
+            ["--password-file", "a"],
+        ] {
+            let both = [&["--auth-secret", path], &other[..]].concat();
+            here.refused(&endpoints, &both, 64, "Usage");
+        }
+    });
 }
 
 /// etcdctl's variables count, ours before them, and flags before both.

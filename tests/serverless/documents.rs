@@ -49,7 +49,14 @@ const OWN_SETTINGS: [&str; 5] = [
 fn schemas() -> Vec<&'static str> {
     let commands = COMMANDS.into_iter().filter(|c| *c != "snapshot");
     commands
-        .chain(["snapshot", "follow", "store-check", "task", "policy"])
+        .chain([
+            "snapshot",
+            "follow",
+            "store-check",
+            "task",
+            "policy",
+            "cleanup",
+        ])
         .collect()
 }
 
@@ -860,9 +867,11 @@ fn help() -> String {
 
 /// Of the controller, and the commands that people give it.
 fn help_of_people() -> String {
-    let commands: [&[&str]; 14] = [
+    let commands: [&[&str]; 17] = [
         &["controller"],
         &["manifests", "install"],
+        &["manifests", "namespace"],
+        &["manifests", "cleanup"],
         &["manifests", "crds"],
         &["manifests", "samples"],
         &["task", "create", "snapshot"],
@@ -875,6 +884,7 @@ fn help_of_people() -> String {
         &["task", "wait"],
         &["task", "logs"],
         &["policy", "status"],
+        &["cleanup"],
     ];
     commands
         .map(|command| run(&[command, &["--help"]].concat()).1)

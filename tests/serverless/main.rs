@@ -17,6 +17,7 @@ mod local_stores;
 mod long_chains;
 mod manifests;
 mod metrics;
+mod mounted_secrets;
 mod odd_buckets;
 mod request_counts;
 mod restore_candidates;

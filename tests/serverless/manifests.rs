@@ -1,6 +1,6 @@
 //! What `deltafold manifests` prints stands in `jobs/`.
 
-use crate::support::manifests::{documents, kind, path, printed, read};
+use crate::support::manifests::{documents, kind, name, path, printed, read};
 use deltafold::controller::manifests;
 use serde_json::{Value, json};
 use std::fs;
@@ -27,10 +27,12 @@ fn the_files_are_what_the_program_prints() {
     }
     assert_eq!(files, manifests::SAMPLES.len());
     // The same, for machines.
-    for what in ["install", "crds", "samples"] {
-        let list: Value = serde_json::from_str(&printed(&[what, "--output", "json"])).unwrap();
+    for what in ["install", "namespace a", "cleanup", "crds", "samples"] {
+        let args: Vec<&str> = what.split(' ').collect();
+        let as_json = printed(&[&args[..], &["--output", "json"]].concat());
+        let list: Value = serde_json::from_str(&as_json).unwrap();
         assert_eq!(list["kind"], "List");
-        assert_eq!(list["items"], json!(documents(&printed(&[what]))), "{what}");
+        assert_eq!(list["items"], json!(documents(&printed(&args))), "{what}");
     }
 }
 
@@ -54,6 +56,199 @@ fn the_flags_are_put_in_everywhere() {
     );
     // The real program takes them.
     deltafold::cli::check(&args).unwrap();
+}
+
+fn args_of(objects: &[Value], kind_: &str) -> Vec<String> {
+    let object = objects.iter().find(|o| kind(o) == kind_).unwrap();
+    let container = &object["spec"]["template"]["spec"]["containers"][0];
+    serde_json::from_value(container["args"].clone()).unwrap()
+}
+
+#[test]
+fn what_is_allowed_is_said_to_the_controller_and_to_the_api_server() {
+    let flags = [
+        "--allow-host-path",
+        "--allow-host-network",
+        "--allow-service-account",
+        "--allow-root",
+        "--allow-tolerations",
+        "--allow-priority-class",
+    ];
+    let admission = |objects: &[Value]| -> Vec<Value> {
+        let policies = objects
+            .iter()
+            .filter(|o| kind(o) == "ValidatingAdmissionPolicy");
+        let all = policies.flat_map(|o| o["spec"]["validations"].as_array().unwrap());
+        all.cloned().collect()
+    };
+    let strict = documents(&printed(&["install"]));
+    let all = admission(&strict).len();
+    let mut fewer = 0;
+    for flag in flags {
+        let objects = documents(&printed(&["install", flag]));
+        let args = args_of(&objects, "Deployment");
+        assert_eq!(args.iter().filter(|a| *a == flag).count(), 1);
+        deltafold::cli::check(&args).unwrap();
+        let validations = admission(&objects);
+        // The sentence of a rule names its flag.
+        assert!(!json!(validations).to_string().contains(flag), "{flag}");
+        assert!(
+            json!(admission(&strict)).to_string().contains(flag),
+            "{flag}"
+        );
+        fewer += all - validations.len();
+    }
+    // All but that of the image.
+    assert_eq!(fewer, all - 1);
+    let lax = documents(&printed(&[&["install"], &flags[..]].concat()));
+    assert_eq!(admission(&lax).len(), 1);
+    let objects = documents(&printed(&[
+        "install",
+        "--allowed-image-prefix",
+        "a.example/b,c.example",
+        "--enforce-existing",
+    ]));
+    let args = args_of(&objects, "Deployment").join(" ");
+    let wanted =
+        "--allowed-image-prefix a.example/b --allowed-image-prefix c.example --enforce-existing";
+    assert!(args.ends_with(wanted), "{args}");
+}
+
+/// All verbs that rules give on a resource.
+fn verbs(rules: &Value, resource: &str) -> Vec<String> {
+    let rules = rules.as_array().unwrap().iter();
+    let of_it = rules.filter(|r| {
+        json!(r["resources"])
+            .as_array()
+            .unwrap()
+            .contains(&json!(resource))
+    });
+    let verbs = of_it.flat_map(|r| r["verbs"].as_array().unwrap());
+    verbs.map(|v| v.as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn nobody_has_rights_on_secrets_or_to_escalate() {
+    for args in [
+        vec!["install"],
+        vec!["install", "--watch-namespace", "a,b"],
+        vec!["namespace", "a"],
+    ] {
+        for object in documents(&printed(&args)) {
+            let rules = match &object["rules"] {
+                Value::Null => continue,
+                rules => rules,
+            };
+            for resource in [
+                "secrets",
+                "roles",
+                "*",
+                "pods/exec",
+                "serviceaccounts/token",
+            ] {
+                assert_eq!(verbs(rules, resource), Vec::<String>::new(), "{object:#}");
+            }
+            for rule in rules.as_array().unwrap() {
+                let verbs = rule["verbs"].as_array().unwrap();
+                for verb in ["*", "escalate", "impersonate"] {
+                    assert!(!verbs.contains(&json!(verb)), "{rule}");
+                }
+                if verbs.contains(&json!("bind")) {
+                    assert_eq!(rule["resourceNames"], json!(["deltafold-jobs"]));
+                    assert_eq!(args, ["install"]);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn for_named_namespaces_nothing_is_bound_in_the_whole_cluster() {
+    let args = [
+        "install",
+        "-n",
+        "own",
+        "--watch-namespace",
+        "a",
+        "--watch-namespace",
+        "b",
+    ];
+    let objects = documents(&printed(&args));
+    let of =
+        |wanted: &str| -> Vec<&Value> { objects.iter().filter(|o| kind(o) == wanted).collect() };
+    assert!(of("ClusterRoleBinding").is_empty());
+    let made = |kind_: &str, namespace: &str| -> Vec<&str> {
+        let there = of(kind_)
+            .into_iter()
+            .filter(|o| o["metadata"]["namespace"] == namespace);
+        there.map(name).collect()
+    };
+    for namespace in ["a", "b"] {
+        assert_eq!(made("Role", namespace), ["deltafold-controller"]);
+        assert_eq!(
+            made("RoleBinding", namespace),
+            ["deltafold-controller", "deltafold-jobs"]
+        );
+        assert_eq!(made("ServiceAccount", namespace), ["deltafold-jobs"]);
+        assert_eq!(made("NetworkPolicy", namespace), ["deltafold-jobs"]);
+    }
+    assert_eq!(made("Role", "own"), ["deltafold-controller-leader"]);
+    for role in of("Role") {
+        for resource in ["serviceaccounts", "rolebindings"] {
+            assert!(verbs(&role["rules"], resource).is_empty(), "{role:#}");
+        }
+    }
+    // What `manifests namespace` prints for one of them is the same.
+    for object in documents(&printed(&["namespace", "a"])) {
+        assert!(objects.contains(&object), "{object:#}");
+    }
+    let args = args_of(&objects, "Deployment").join(" ");
+    assert!(args.contains("--namespace a --namespace b"), "{args}");
+    for binding in of("ValidatingAdmissionPolicyBinding") {
+        let selector = &binding["spec"]["matchResources"]["namespaceSelector"];
+        assert_eq!(selector["matchExpressions"][0]["values"], json!(["a", "b"]));
+    }
+}
+
+#[test]
+fn the_cleanup_is_a_job_with_limits_and_rights_of_its_own() {
+    for (args, bindings) in [
+        (
+            vec!["cleanup", "-n", "own", "--image", "registry/x:7"],
+            ["ClusterRoleBinding"; 1].to_vec(),
+        ),
+        (
+            vec![
+                "cleanup",
+                "-n",
+                "own",
+                "--image",
+                "registry/x:7",
+                "--watch-namespace",
+                "a,b",
+            ],
+            vec!["RoleBinding"; 2],
+        ),
+    ] {
+        let objects = documents(&printed(&args));
+        let bound = objects.iter().filter(|o| kind(o).ends_with("Binding"));
+        assert_eq!(bound.clone().map(kind).collect::<Vec<_>>(), bindings);
+        for binding in bound {
+            let subject =
+                json!({"kind": "ServiceAccount", "name": "deltafold-cleanup", "namespace": "own"});
+            assert_eq!(binding["subjects"], json!([subject]));
+        }
+        let job = objects.iter().find(|o| kind(o) == "Job").unwrap();
+        assert_eq!(job["spec"]["ttlSecondsAfterFinished"], 86_400);
+        let pod = &job["spec"]["template"]["spec"];
+        assert_eq!(pod["serviceAccountName"], "deltafold-cleanup");
+        let container = &pod["containers"][0];
+        assert_eq!(container["image"], "registry/x:7");
+        for limit in ["memory", "ephemeral-storage"] {
+            assert!(container["resources"]["limits"][limit].is_string());
+        }
+        deltafold::cli::check(&args_of(&objects, "Job")).unwrap();
+    }
 }
 
 /// All Pods of a manifest.

@@ -22,20 +22,32 @@ impl Controller {
     /// On a namespace, with nothing but its own rights.
     pub async fn start(space: &Space, args: &[&str]) -> Self {
         let url = space.api.url().to_owned();
-        Self::start_at(space, &url, Some(&space.name), args).await
+        Self::start_at(space, &url, &[space], args).await
+    }
+
+    /// On several namespaces, and no others; what is its own is in the first.
+    pub async fn of_several(spaces: &[&Space], args: &[&str]) -> Self {
+        let url = spaces[0].api.url().to_owned();
+        Self::start_at(spaces[0], &url, spaces, args).await
+    }
+
+    /// As `of_several`, through a proxy.
+    pub async fn of_several_through(proxy: &Proxy, spaces: &[&Space], args: &[&str]) -> Self {
+        Self::start_at(spaces[0], &proxy.url(), spaces, args).await
     }
 
     /// One that reaches the API server through a proxy.
     pub async fn through(proxy: &Proxy, space: &Space, args: &[&str]) -> Self {
-        Self::start_at(space, &proxy.url(), Some(&space.name), args).await
+        Self::start_at(space, &proxy.url(), &[space], args).await
     }
 
     /// As `through`, on all namespaces; what is its own is in this one.
     pub async fn of_all(proxy: &Proxy, space: &Space, args: &[&str]) -> Self {
-        Self::start_at(space, &proxy.url(), None, args).await
+        Self::start_at(space, &proxy.url(), &[], args).await
     }
 
-    async fn start_at(space: &Space, url: &str, namespace: Option<&str>, args: &[&str]) -> Self {
+    /// On these namespaces; on all if none is given.
+    async fn start_at(space: &Space, url: &str, on: &[&Space], args: &[&str]) -> Self {
         let folder = tempfile::Builder::new()
             .prefix("controller-")
             .tempdir_in(space.folder.path())
@@ -54,12 +66,11 @@ impl Controller {
             .arg(format!("--metrics-bind-address=127.0.0.1:{port}"))
             .args(args)
             .env("KUBECONFIG", &config);
-        match namespace {
-            Some(namespace) => command
-                .args(["--namespace", namespace])
-                .args(["--log-level", "debug"]),
-            None => command.args(["--log-level", "info"]),
-        };
+        for space in on {
+            command.args(["--namespace", &space.name]);
+        }
+        let level = if on.is_empty() { "info" } else { "debug" };
+        command.args(["--log-level", level]);
         let process = Process::spawn(&mut command, &log).unwrap_or_else(|err| panic!("{err}"));
         Self { process, log, port }
     }

@@ -186,13 +186,17 @@ impl Etcd {
             .args(&options.args);
         if let Some(tls) = &options.tls {
             command
-                .arg("--trusted-ca-file")
-                .arg(tls.file("ca.crt"))
                 .arg("--cert-file")
                 .arg(tls.file(&format!("{}.crt", tls.server)))
                 .arg("--key-file")
-                .arg(tls.file(&format!("{}.key", tls.server)))
-                .arg(format!("--client-cert-auth={}", tls.client_auth));
+                .arg(tls.file(&format!("{}.key", tls.server)));
+            // With authorities, etcd wants a certificate, whatever else is said.
+            if tls.client_auth {
+                command
+                    .arg("--client-cert-auth")
+                    .arg("--trusted-ca-file")
+                    .arg(tls.file("ca.crt"));
+            }
         }
         let process = Process::spawn(&mut command, &log)?;
         Ok(Self {

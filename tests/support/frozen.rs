@@ -65,6 +65,25 @@ pub fn no_fact_is_lost(file: &str, then: &Facts, now: &Facts) {
 /// Whether a value that is made of what a version froze is the one that was made then, but for new fields.
 #[track_caller]
 pub fn is_frozen(version: &Path, file: &str, now: &Value) {
+    is_same(version, file, &then(version, file, now), now);
+}
+
+/// Whether what was promised is so now.
+#[track_caller]
+pub fn is_same(version: &Path, file: &str, then: &Value, now: &Value) {
+    let mut other = Vec::new();
+    differences(then, now, "", &mut other);
+    let (path, other_is) = (version.join(file), other.join("\n  "));
+    assert!(
+        other.is_empty(),
+        "{} differs:\n  {other_is}\n{PROMISE}.",
+        path.display()
+    );
+}
+
+/// The value that a version froze. With DELTAFOLD_TEST_FREEZE=VERSION that of today is frozen first.
+#[track_caller]
+pub fn then(version: &Path, file: &str, now: &Value) -> Value {
     let path = version.join(file);
     if std::env::var("DELTAFOLD_TEST_FREEZE").is_ok_and(|v| version.ends_with(v)) {
         assert!(!path.exists(), "{} is frozen already", path.display());
@@ -72,14 +91,7 @@ pub fn is_frozen(version: &Path, file: &str, now: &Value) {
         fs::write(&path, text + "\n").expect("freeze");
     }
     let text = fs::read_to_string(&path).expect("what is frozen");
-    let then: Value = serde_json::from_str(&text).expect("JSON");
-    let mut other = Vec::new();
-    differences(&then, now, "", &mut other);
-    let (path, other_is) = (path.display(), other.join("\n  "));
-    assert!(
-        other.is_empty(),
-        "{path} differs:\n  {other_is}\n{PROMISE}."
-    );
+    serde_json::from_str(&text).expect("JSON")
 }
 
 /// What a value has that another one has not.

@@ -572,6 +572,8 @@ impl Shared {
             let name = text(&volume["name"]);
             let own = folder.join("volumes").join(&name);
             let there = if let Some(secret) = volume.get("secret") {
+                // As the path in the Pod, it ends in the Secret's name, which messages tell.
+                let own = own.join(text(&secret["secretName"]));
                 self.write_secret(secret, &own).await?;
                 own
             } else if let Some(path) = volume["hostPath"]["path"].as_str() {

@@ -47,6 +47,7 @@ pub mod world;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 
 use serde::Deserialize;
 use tempfile::TempDir;
@@ -128,9 +129,13 @@ fn copy_dir(from: &Path, to: &Path) {
     }
 }
 
+/// Another program under test than the one that was built: a bench compares two.
+pub static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+
 /// The program under test, with nothing of the caller's own settings and credentials.
 pub fn deltafold() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_deltafold"));
+    let built = || env!("CARGO_BIN_EXE_deltafold").into();
+    let mut command = Command::new(PROGRAM.get_or_init(built));
     tools::forget_env(
         &mut command,
         &[

@@ -148,6 +148,11 @@ impl Proxy {
         self.shared.calls.lock().expect("nobody panicked").clone()
     }
 
+    /// Looks at every request so far; cheaper than a copy of them if there are many.
+    pub fn look<T>(&self, at: impl FnOnce(&[Call]) -> T) -> T {
+        at(&self.shared.calls.lock().expect("nobody panicked"))
+    }
+
     /// How many requests there were of each kind: verb and resource.
     pub fn counts(&self) -> BTreeMap<(&'static str, String), usize> {
         let mut counts = BTreeMap::new();

@@ -98,15 +98,25 @@ fn guard(kubernetes: &Kubernetes) -> Child {
         .expect("start the guard")
 }
 
+/// The CRDs of today.
+pub fn definitions() -> Vec<Value> {
+    let crds = deltafold::controller::api::crds().into_iter();
+    crds.map(|crd| serde_json::to_value(crd).expect("a CRD"))
+        .collect()
+}
+
+/// Applies CRDs. An API server needs a moment to act on them.
+pub async fn define(api: &Api, crds: &[Value]) {
+    let path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+    for crd in crds {
+        let applied = api.apply(&format!("{path}/{}", name(crd)), crd).await;
+        applied.unwrap_or_else(|err| panic!("{}: {err}", name(crd)));
+    }
+}
+
 /// The CRDs, and the role of the controller.
 async fn install(api: &Api) {
-    let crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
-    for crd in deltafold::controller::api::crds() {
-        let crd = serde_json::to_value(crd).expect("a CRD");
-        let name = crd["metadata"]["name"].as_str().expect("a name");
-        let applied = api.apply(&format!("{crds}/{name}"), &crd).await;
-        applied.unwrap_or_else(|err| panic!("{name}: {err}"));
-    }
+    define(api, &definitions()).await;
     for (_, plural) in OURS {
         let path = format!("/apis/deltafold.io/v1alpha1/{plural}");
         let started = Instant::now();
@@ -115,20 +125,16 @@ async fn install(api: &Api) {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
-    let rules = rules();
-    let role = json!({
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "ClusterRole",
-        "metadata": {"name": ACCOUNT},
-        "rules": rules,
-    });
-    let path = format!("/apis/rbac.authorization.k8s.io/v1/clusterroles/{ACCOUNT}");
-    let applied = api.apply(&path, &role).await;
-    applied.unwrap_or_else(|err| panic!("the controller's role: {err}"));
+    for role in roles("ClusterRole") {
+        let name = role["metadata"]["name"].as_str().expect("a name");
+        let path = format!("/apis/rbac.authorization.k8s.io/v1/clusterroles/{name}");
+        let applied = api.apply(&path, &role).await;
+        applied.unwrap_or_else(|err| panic!("the role {name}: {err}"));
+    }
 }
 
-/// What the controller may do: exactly what `deltafold manifests install` gives it.
-fn rules() -> Value {
+/// The roles that `deltafold manifests install` has: the controller's rights are exactly these.
+fn roles(kind: &str) -> Vec<Value> {
     let printed = super::deltafold()
         .args(["manifests", "install"])
         .output()
@@ -141,17 +147,9 @@ fn rules() -> Value {
     );
     let documents = text.split("\n---\n");
     let documents = documents.filter_map(|d| yaml_serde::from_str::<Value>(d).ok());
-    let documents: Vec<Value> = documents.collect();
-    let of_kind = |kind: &'static str| documents.iter().filter(move |d| d["kind"] == kind);
-    // There are roles for people, too.
-    let bound: Vec<&Value> = of_kind("ClusterRoleBinding")
-        .map(|binding| &binding["roleRef"]["name"])
-        .collect();
-    let roles = of_kind("ClusterRole").filter(|role| bound.contains(&&role["metadata"]["name"]));
-    let rules = roles.flat_map(|role| role["rules"].as_array().expect("rules"));
-    let rules: Vec<Value> = rules.cloned().collect();
-    assert!(!rules.is_empty(), "no ClusterRole:\n{text}");
-    rules.into()
+    let roles: Vec<Value> = documents.filter(|d| d["kind"] == kind).collect();
+    assert!(!roles.is_empty(), "no {kind}:\n{text}");
+    roles
 }
 
 const OURS: [(&str, &str); 2] = [
@@ -236,6 +234,12 @@ impl Recorder {
         all
     }
 
+    /// Every version of every object.
+    pub fn all_versions(&self) -> Versions {
+        let seen = self.seen.lock().expect("nobody panicked");
+        seen.values().flatten().cloned().collect()
+    }
+
     /// All versions of the objects of a name.
     pub fn versions(&self, of: &str) -> Versions {
         let seen = self.seen.lock().expect("nobody panicked");
@@ -247,6 +251,37 @@ impl Recorder {
 impl Drop for Recorder {
     fn drop(&mut self) {
         self.watch.abort();
+    }
+}
+
+/// Watches what runs for the policies of a namespace by schedule or as a follower.
+#[derive(Debug)]
+pub struct Running {
+    pub cron_jobs: Recorder,
+    pub deployments: Recorder,
+}
+
+impl Running {
+    pub async fn watch(space: &Space) -> Self {
+        Self {
+            cron_jobs: space.record("cronjobs").await,
+            deployments: space.record("deployments").await,
+        }
+    }
+
+    /// The names of what was ever stopped or deleted of a policy.
+    pub fn stopped(&self, policy: &str) -> Vec<String> {
+        let is_its = |o: &Value| label(o, "policy") == Some(policy);
+        let is_stopped = |o: &Value| {
+            o["gone"] == true || o["spec"]["suspend"] == true || o["spec"]["replicas"] == 0
+        };
+        let all = [&self.cron_jobs, &self.deployments];
+        let all = all.into_iter().flat_map(Recorder::all_versions);
+        let stopped = all.filter(|o| is_its(o) && is_stopped(o));
+        let mut names: Vec<String> = stopped.map(|o| name(&o).to_owned()).collect();
+        names.sort();
+        names.dedup();
+        names
     }
 }
 
@@ -304,6 +339,29 @@ impl Space {
         self.api
             .must(Method::POST, path, Some((Body::Json, &binding)))
             .await;
+        // The Lease of its leader is in its own namespace.
+        for role in roles("Role") {
+            let name = &role["metadata"]["name"];
+            self.create(
+                "roles",
+                json!({"metadata": {"name": name}, "rules": role["rules"]}),
+            )
+            .await;
+            let binding = json!({
+                "metadata": {"name": name},
+                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
+                "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT, "namespace": self.name}],
+            });
+            self.create("rolebindings", binding).await;
+        }
+        // What the manifests have for a namespace that the controller is told to look after.
+        for document in deltafold::controller::manifests::namespace(&self.name) {
+            match document.object["kind"].as_str() {
+                Some("ServiceAccount") => self.create("serviceaccounts", document.object).await,
+                Some("RoleBinding") => self.create("rolebindings", document.object).await,
+                _ => continue,
+            };
+        }
     }
 
     /// The controller's token here.
@@ -329,6 +387,11 @@ impl Space {
         let folder = self.folder.path().join(name);
         std::fs::create_dir_all(&folder).expect("a folder");
         folder
+    }
+
+    /// Watches a resource of the namespace from here on, and forgets no version.
+    pub async fn record(&self, resource: &str) -> Recorder {
+        Recorder::start(&self.api, &self.name, resource).await
     }
 
     /// Where the objects of a resource are.

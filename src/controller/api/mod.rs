@@ -72,7 +72,7 @@ pub struct SecretRef {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Condition {
-    /// Ready, BackupReady, BackupVerified or CompactionHealthy
+    /// Ready, BackupReady, BackupVerified, CompactionHealthy, StoreShared or NotAllowed
     #[serde(rename = "type")]
     pub type_: String,
     /// True, False or Unknown

@@ -30,9 +30,12 @@ use std::collections::BTreeMap;
     derive = "PartialEq",
     printcolumn(json_path = ".status.conditions[?(@.type==\"Ready\")].status", name = "Ready", type_ = "string"),
     printcolumn(json_path = ".status.conditions[?(@.type==\"BackupReady\")].status", name = "BackupReady", type_ = "string"),
+    printcolumn(json_path = ".status.conditions[?(@.type==\"BackupVerified\")].status", name = "Verified", type_ = "string"),
     printcolumn(json_path = ".status.snapshots.lastFull.time", name = "LastFull", type_ = "date"),
     printcolumn(json_path = ".status.snapshots.lastDelta.time", name = "LastDelta", type_ = "date"),
     printcolumn(json_path = ".status.snapshots.accumulatedDeltaEvents", name = "Events", type_ = "integer"),
+    printcolumn(json_path = ".status.restorableWindow.firstRevision", name = "RestorableFrom", type_ = "integer"),
+    printcolumn(json_path = ".status.restorableWindow.lastRevision", name = "RestorableTo", type_ = "integer"),
     printcolumn(json_path = ".spec.suspend", name = "Suspended", type_ = "boolean", priority = 1),
     printcolumn(json_path = ".spec.store.url", name = "Store", type_ = "string", priority = 1),
     printcolumn(json_path = ".metadata.creationTimestamp", name = "Age", type_ = "date"),
@@ -291,7 +294,7 @@ pub struct EtcdBackupPolicyStatus {
     /// The generation of the spec that was acted on
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Ready, BackupReady, BackupVerified, CompactionHealthy
+    /// Ready, BackupReady, BackupVerified, CompactionHealthy; StoreShared and NotAllowed if they are so
     #[serde(default)]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
@@ -316,6 +319,40 @@ pub struct EtcdBackupPolicyStatus {
     /// Jobs that are not done
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub active_jobs: Vec<String>,
+    /// What the policy has for itself within its namespace, since when
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub claims: Vec<Claim>,
+}
+
+/// Something that only one policy of a namespace can have: who claimed it first has it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Claim {
+    /// Store or Leases
+    pub what: Claimed,
+    /// The store's place, or the prefix of the Leases
+    pub of: String,
+    /// Since when
+    pub since: DateTime<Utc>,
+}
+
+/// What can be claimed.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Serialize,
+    Deserialize,
+    schemars::JsonSchema,
+    strum::IntoStaticStr,
+)]
+pub enum Claimed {
+    /// Where the backup is
+    Store,
+    /// The snapshot Leases
+    Leases,
 }
 
 /// What the snapshot Leases tell.

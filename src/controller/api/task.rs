@@ -307,12 +307,13 @@ pub enum TaskState {
 }
 
 impl TaskState {
+    /// Those in which nothing happens any more.
+    pub const FINAL: [TaskState; 3] =
+        [TaskState::Succeeded, TaskState::Failed, TaskState::Rejected];
+
     /// Whether nothing happens any more.
     pub fn is_final(self) -> bool {
-        matches!(
-            self,
-            TaskState::Succeeded | TaskState::Failed | TaskState::Rejected
-        )
+        Self::FINAL.contains(&self)
     }
 
     /// As the API has it.

@@ -8,7 +8,7 @@ use serde_json::Value;
 use std::any::TypeId;
 
 /// The command line that gives these options, in the order of their fields. A field is named after its flag.
-pub(super) fn flags<T: Args + Serialize>(options: &T) -> Vec<String> {
+pub(in crate::controller) fn flags<T: Args + Serialize>(options: &T) -> Vec<String> {
     let fields = serde_json::to_value(options).unwrap_or_default();
     let command = T::augment_args(Command::new("options"));
     let mut args = Vec::new();

@@ -1,17 +1,19 @@
-//! What a policy and its tasks become: CronJobs, a follower, Jobs, and what these need (Leases, access).
+//! What a policy and its tasks become: CronJobs, a follower, Jobs, and what these need (Leases, an account).
 //!
-//! Pure: an object is made of a policy, a task, the settings and what keys the Secrets have. When something is made
-//! and who writes it, the reconcilers know; what a Pod looks like is in `pod`.
+//! Pure: an object is made of a policy, a task and the settings. Of Secrets only names are known: a Job says itself
+//! what one lacks. When something is made and who writes it, the reconcilers know; what a Pod looks like is in `pod`.
 
-mod flags;
+mod allowed;
+pub(super) mod flags;
 mod pod;
 mod problems;
-mod secrets;
+mod store_url;
 #[cfg(test)]
 mod tests;
 
+pub use allowed::{Allowed, Validation};
 pub use problems::{problems, task_problems};
-pub use secrets::{Referenced, SecretKeys, same_url, secrets_of, secrets_of_copy, secrets_of_task};
+pub use store_url::plain_url;
 
 use super::api::{
     EtcdBackupPolicy, EtcdBackupTask, OnDemandCompactionConfig, RestoreConfig, SnapshotType,
@@ -24,6 +26,7 @@ use crate::job::compact::History;
 use crate::job::maintain::Upkeep;
 use crate::job::restore;
 use crate::job::verify_store::{Level, Thoroughness};
+use crate::store::open::Family;
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentSpec, DeploymentStrategy};
 use k8s_openapi::api::batch::v1::{
     CronJob, CronJobSpec, Job, JobSpec, JobTemplateSpec, PodFailurePolicy,
@@ -32,11 +35,10 @@ use k8s_openapi::api::batch::v1::{
 };
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::api::core::v1::ServiceAccount;
-use k8s_openapi::api::rbac::v1::{PolicyRule, Role, RoleBinding, RoleRef, Subject};
+use k8s_openapi::api::rbac::v1::{RoleBinding, RoleRef, Subject};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference};
 use kube::Resource;
 use pod::{Pod, Side};
-use secrets::Family;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -60,8 +62,9 @@ pub const CONTAINER: &str = "deltafold";
 pub const CONTAINER_BEFORE: &str = "deltafold-backup";
 /// Where a Job's container leaves its termination message.
 pub const TERMINATION_LOG: &str = "/dev/termination-log";
-/// The finalizer of Secrets that are in use.
-pub const FINALIZER: &str = "deltafold.io/in-use";
+/// The service account of Jobs in each namespace, the RoleBinding that gives it its rights, and the ClusterRole that
+/// has them.
+pub const ACCOUNT: &str = "deltafold-jobs";
 /// Behind a prefix, the Lease that tells of full snapshots.
 pub const FULL_LEASE_SUFFIX: &str = "-full-snap";
 /// Behind a prefix, the Lease that tells of deltas.
@@ -71,6 +74,8 @@ pub const DELTA_LEASE_SUFFIX: &str = "-delta-snap";
 const BACKOFF_LIMIT: i32 = 4;
 /// A run that could not start for so long is left out: the next one does as much.
 const STARTING_DEADLINE_SECONDS: i64 = 3600;
+/// Kubernetes counts deadlines in nanoseconds, of which 64 bits hold 292 years.
+const LONGEST_DEADLINE: Duration = Duration::from_secs(100 * 365 * 86_400);
 /// A threshold's Job is there so long after its end, for people to look at.
 const TTL_SECONDS: i32 = 86_400;
 /// More than `snapshot follow`'s --shutdown-timeout: the last delta is saved after SIGTERM.
@@ -120,6 +125,8 @@ pub struct Deadlines {
     pub restoration: Duration,
     /// A copy, beside the time for which it waits for a final snapshot
     pub copy: Duration,
+    /// How long a copy waits for a final snapshot if its task says nothing
+    pub final_snapshot: Duration,
 }
 
 impl Default for Deadlines {
@@ -133,6 +140,7 @@ impl Default for Deadlines {
             maintenance: 3 * HOUR,
             restoration: 6 * HOUR,
             copy: 24 * HOUR,
+            final_snapshot: 7 * 24 * HOUR,
         }
     }
 }
@@ -179,11 +187,13 @@ pub fn labels(policy: &EtcdBackupPolicy, work: Work) -> BTreeMap<String, String>
 }
 
 fn labels_of_all(policy: &EtcdBackupPolicy) -> BTreeMap<String, String> {
-    let own = [
-        (LABEL_NAME, NAME),
-        (LABEL_MANAGED_BY, NAME),
-        (LABEL_POLICY, name_of(policy)),
-    ];
+    let mut labels = labels_of_ours();
+    labels.insert(LABEL_POLICY.to_owned(), name_of(policy).to_owned());
+    labels
+}
+
+fn labels_of_ours() -> BTreeMap<String, String> {
+    let own = [(LABEL_NAME, NAME), (LABEL_MANAGED_BY, NAME)];
     own.map(|(k, v)| (k.to_owned(), v.to_owned())).into()
 }
 
@@ -257,16 +267,17 @@ fn pod_failure_policy(containers: &[&str]) -> PodFailurePolicy {
 }
 
 fn seconds(d: Duration) -> i64 {
-    i64::try_from(d.as_secs()).unwrap_or(i64::MAX).max(1)
+    let seconds = d.clamp(Duration::from_secs(1), LONGEST_DEADLINE).as_secs();
+    i64::try_from(seconds).unwrap_or(i64::MAX)
 }
 
-fn job_spec(pod: Pod<'_>, deadline: Option<Duration>, labels: BTreeMap<String, String>) -> JobSpec {
+fn job_spec(pod: Pod<'_>, deadline: Duration, labels: BTreeMap<String, String>) -> JobSpec {
     let containers: &[&str] = match pod.has_container_before() {
         true => &[CONTAINER, CONTAINER_BEFORE],
         false => &[CONTAINER],
     };
     JobSpec {
-        active_deadline_seconds: deadline.map(seconds),
+        active_deadline_seconds: Some(seconds(deadline)),
         backoff_limit: Some(BACKOFF_LIMIT),
         pod_failure_policy: Some(pod_failure_policy(containers)),
         template: pod.template(labels),
@@ -287,12 +298,8 @@ fn time_zone(policy: &EtcdBackupPolicy) -> &str {
         .unwrap_or("Etc/UTC")
 }
 
-fn full_snapshot<'a>(
-    policy: &'a EtcdBackupPolicy,
-    settings: &'a Settings,
-    secrets: &'a SecretKeys,
-) -> Pod<'a> {
-    Pod::new(policy, settings, secrets, &["snapshot", "full"])
+fn full_snapshot<'a>(policy: &'a EtcdBackupPolicy, settings: &'a Settings) -> Pod<'a> {
+    Pod::new(policy, settings, &["snapshot", "full"])
         .store(false)
         .live()
         .recipients()
@@ -304,10 +311,9 @@ fn full_snapshot<'a>(
 fn delta_snapshot<'a>(
     policy: &'a EtcdBackupPolicy,
     settings: &'a Settings,
-    secrets: &'a SecretKeys,
     fulls_have_a_schedule: bool,
 ) -> Pod<'a> {
-    let pod = Pod::new(policy, settings, secrets, &["snapshot", "delta"])
+    let pod = Pod::new(policy, settings, &["snapshot", "delta"])
         .store(false)
         .live()
         .recipients()
@@ -324,14 +330,13 @@ fn delta_snapshot<'a>(
 fn compaction<'a>(
     policy: &'a EtcdBackupPolicy,
     settings: &'a Settings,
-    secrets: &'a SecretKeys,
     wanted: Option<&OnDemandCompactionConfig>,
 ) -> Pod<'a> {
     let compaction = &policy.spec.compaction;
     let wanted = wanted.cloned().unwrap_or_default();
     let keep_history = wanted.history.keep_history;
     let keep_history = keep_history.or_else(|| compaction.history.keep_history.clone());
-    Pod::new(policy, settings, secrets, &["compact"])
+    Pod::new(policy, settings, &["compact"])
         .store(false)
         .recipients()
         .compression()
@@ -347,19 +352,18 @@ fn compaction<'a>(
 fn verification<'a>(
     policy: &'a EtcdBackupPolicy,
     settings: &'a Settings,
-    secrets: &'a SecretKeys,
     level: Level,
     against_cluster: bool,
 ) -> Pod<'a> {
     let of_backup = || {
-        Pod::new(policy, settings, secrets, &["verify"])
+        Pod::new(policy, settings, &["verify"])
             .store(true)
             .options(&Thoroughness { level: Some(level) })
     };
     match against_cluster {
         false => of_backup().metrics(),
         // The comparison looks at one state alone, and takes no level: the backup by itself comes first.
-        true => Pod::new(policy, settings, secrets, &["verify"])
+        true => Pod::new(policy, settings, &["verify"])
             .store(true)
             .live()
             .metrics()
@@ -370,11 +374,10 @@ fn verification<'a>(
 fn maintenance<'a>(
     policy: &'a EtcdBackupPolicy,
     settings: &'a Settings,
-    secrets: &'a SecretKeys,
     upkeep: &Upkeep,
 ) -> Pod<'a> {
     // Nothing is compacted that is not saved in the store, and the lock that keeps a second run away is there.
-    Pod::new(policy, settings, secrets, &["maintain"])
+    Pod::new(policy, settings, &["maintain"])
         .store(false)
         .recipients()
         .live()
@@ -383,13 +386,9 @@ fn maintenance<'a>(
         .options(upkeep)
 }
 
-fn retention<'a>(
-    policy: &'a EtcdBackupPolicy,
-    settings: &'a Settings,
-    secrets: &'a SecretKeys,
-) -> Option<Pod<'a>> {
+fn retention<'a>(policy: &'a EtcdBackupPolicy, settings: &'a Settings) -> Option<Pod<'a>> {
     let retention = policy.spec.retention.as_ref()?;
-    let pod = Pod::new(policy, settings, secrets, &["gc"])
+    let pod = Pod::new(policy, settings, &["gc"])
         .store(false)
         .recipients()
         .metrics()
@@ -403,7 +402,6 @@ fn retention<'a>(
 pub fn cron_jobs(
     policy: &EtcdBackupPolicy,
     settings: &Settings,
-    secrets: &SecretKeys,
     postpone_maintenance: bool,
 ) -> Vec<CronJob> {
     let spec = &policy.spec;
@@ -418,24 +416,24 @@ pub fn cron_jobs(
     };
     if let (Some(snapshot), Some(_)) = (&spec.snapshot, &spec.etcd) {
         if let (Some(schedule), None) = (&snapshot.full_schedule, &snapshot.follow) {
-            let pod = full_snapshot(policy, settings, secrets);
+            let pod = full_snapshot(policy, settings);
             let deadline = deadlines.full_snapshot;
             add(Work::FullSnapshot, "full", schedule, deadline, pod);
         }
         if let (Some(schedule), None) = (&snapshot.delta_schedule, &snapshot.follow) {
             let has_fulls = snapshot.full_schedule.is_some();
-            let pod = delta_snapshot(policy, settings, secrets, has_fulls);
+            let pod = delta_snapshot(policy, settings, has_fulls);
             let deadline = deadlines.delta_snapshot;
             add(Work::DeltaSnapshot, "delta", schedule, deadline, pod);
         }
     }
-    if let (Some(wanted), Some(pod)) = (&spec.retention, retention(policy, settings, secrets)) {
+    if let (Some(wanted), Some(pod)) = (&spec.retention, retention(policy, settings)) {
         let deadline = deadlines.retention;
         add(Work::Retention, "gc", &wanted.schedule, deadline, pod);
     }
     if let Some(wanted) = &spec.verify {
         let against = wanted.against_cluster && spec.etcd.is_some();
-        let pod = verification(policy, settings, secrets, wanted.level, against);
+        let pod = verification(policy, settings, wanted.level, against);
         let deadline = deadlines.verification;
         add(
             Work::Verification,
@@ -446,7 +444,7 @@ pub fn cron_jobs(
         );
     }
     if let (Some(wanted), Some(_)) = (&spec.maintenance, &spec.etcd) {
-        let pod = maintenance(policy, settings, secrets, &wanted.upkeep);
+        let pod = maintenance(policy, settings, &wanted.upkeep);
         let deadline = deadlines.maintenance;
         add(
             Work::Maintenance,
@@ -485,7 +483,7 @@ fn cron_job(
                     labels: Some(of_jobs.clone()),
                     ..ObjectMeta::default()
                 }),
-                spec: Some(job_spec(pod, Some(deadline), of_jobs)),
+                spec: Some(job_spec(pod, deadline, of_jobs)),
             },
         },
         status: None,
@@ -493,15 +491,11 @@ fn cron_job(
 }
 
 /// The Deployment that follows the etcd, where the policy wants one. Suspended it has no replica.
-pub fn follower(
-    policy: &EtcdBackupPolicy,
-    settings: &Settings,
-    secrets: &SecretKeys,
-) -> Option<Deployment> {
+pub fn follower(policy: &EtcdBackupPolicy, settings: &Settings) -> Option<Deployment> {
     let snapshot = policy.spec.snapshot.as_ref()?;
     let wanted = snapshot.follow.as_ref()?;
     policy.spec.etcd.as_ref()?;
-    let mut pod = Pod::new(policy, settings, secrets, &["snapshot", "follow"])
+    let mut pod = Pod::new(policy, settings, &["snapshot", "follow"])
         .store(false)
         .live()
         .recipients()
@@ -543,49 +537,39 @@ pub fn follower(
 /// The service account of a policy's Pods.
 pub fn service_account_name(policy: &EtcdBackupPolicy) -> String {
     let given = policy.spec.job_template.service_account_name.clone();
-    given.unwrap_or_else(|| format!("{NAME}-{}", name_of(policy)))
+    given.unwrap_or_else(|| ACCOUNT.to_owned())
 }
 
-/// The service account of a policy's Pods and what it may do, unless the policy names one: read and renew the
-/// policy's Leases, and nothing else.
-pub fn access(policy: &EtcdBackupPolicy) -> Option<(ServiceAccount, Role, RoleBinding)> {
-    if policy.spec.job_template.service_account_name.is_some() {
-        return None;
-    }
-    let name = service_account_name(policy);
-    let metadata = metadata(policy, &name, labels_of_all(policy));
-    let leases = leases(policy).into_iter().chain(lock_leases(policy));
+/// The service account of all Jobs in a namespace, for policies that name none of their own, and the RoleBinding that
+/// lets it renew Leases there. No policy owns them.
+pub fn account(namespace: &str) -> (ServiceAccount, RoleBinding) {
+    let metadata = ObjectMeta {
+        name: Some(ACCOUNT.to_owned()),
+        namespace: Some(namespace.to_owned()),
+        labels: Some(labels_of_ours()),
+        ..ObjectMeta::default()
+    };
     let account = ServiceAccount {
         metadata: metadata.clone(),
         // A Pod that needs the token says so.
         automount_service_account_token: Some(false),
         ..ServiceAccount::default()
     };
-    let role = Role {
-        metadata: metadata.clone(),
-        rules: Some(vec![PolicyRule {
-            api_groups: Some(vec!["coordination.k8s.io".to_owned()]),
-            resources: Some(vec!["leases".to_owned()]),
-            resource_names: Some(leases.filter_map(|l| l.metadata.name).collect()),
-            verbs: vec!["get".to_owned(), "patch".to_owned()],
-            non_resource_urls: None,
-        }]),
-    };
     let binding = RoleBinding {
+        metadata,
         role_ref: RoleRef {
             api_group: Some("rbac.authorization.k8s.io".to_owned()),
-            kind: "Role".to_owned(),
-            name: name.clone(),
+            kind: "ClusterRole".to_owned(),
+            name: ACCOUNT.to_owned(),
         },
         subjects: Some(vec![Subject {
             kind: "ServiceAccount".to_owned(),
-            name,
-            namespace: metadata.namespace.clone(),
+            name: ACCOUNT.to_owned(),
+            namespace: Some(namespace.to_owned()),
             api_group: None,
         }]),
-        metadata,
     };
-    Some((account, role, binding))
+    (account, binding)
 }
 
 /// What the names of the snapshot Leases begin with.
@@ -622,10 +606,9 @@ pub fn lock_leases(policy: &EtcdBackupPolicy) -> Vec<Lease> {
     }
 }
 
-/// Swift and OSS write on no condition.
+/// Whether the store cannot keep a lock.
 fn locks_are_leases(policy: &EtcdBackupPolicy) -> bool {
-    let family = Family::of(&policy.spec.store.url);
-    matches!(family, Some(Family::Swift | Family::Oss))
+    Family::of(&policy.spec.store.url).is_some_and(|family| !family.keeps_locks())
 }
 
 fn lock_lease_name(policy: &EtcdBackupPolicy, what: &str) -> String {
@@ -660,7 +643,6 @@ pub fn compaction_job_name(
 pub fn compaction_job(
     policy: &EtcdBackupPolicy,
     settings: &Settings,
-    secrets: &SecretKeys,
     name: &str,
     full_snapshot_instead: bool,
     annotations: BTreeMap<String, String>,
@@ -668,17 +650,17 @@ pub fn compaction_job(
     let (work, pod, deadline) = match full_snapshot_instead {
         true => (
             Work::FullSnapshot,
-            full_snapshot(policy, settings, secrets),
+            full_snapshot(policy, settings),
             settings.deadlines.full_snapshot,
         ),
         false => (
             Work::Compaction,
-            compaction(policy, settings, secrets, None),
+            compaction(policy, settings, None),
             duration(&policy.spec.compaction.active_deadline),
         ),
     };
     let labels = labels_of_pods(policy, labels(policy, work));
-    let mut spec = job_spec(pod, Some(deadline), labels.clone());
+    let mut spec = job_spec(pod, deadline, labels.clone());
     spec.ttl_seconds_after_finished = Some(TTL_SECONDS);
     Job {
         metadata: ObjectMeta {
@@ -699,15 +681,10 @@ pub fn task_job_name(task: &EtcdBackupTask) -> String {
 }
 
 /// The Job of a task of a policy. It belongs to the task alone, and is deleted with it.
-pub fn task_job(
-    policy: &EtcdBackupPolicy,
-    task: &EtcdBackupTask,
-    settings: &Settings,
-    secrets: &SecretKeys,
-) -> Job {
+pub fn task_job(policy: &EtcdBackupPolicy, task: &EtcdBackupTask, settings: &Settings) -> Job {
     let none = TaskConfig::default();
     let config = task.spec.config.as_ref().unwrap_or(&none);
-    let (pod, deadline) = task_pod(policy, task.spec.type_, config, settings, secrets);
+    let (pod, deadline) = task_pod(policy, task.spec.type_, config, settings);
     let mut ours = labels(policy, Work::Task);
     let name = task.metadata.name.clone().unwrap_or_default();
     ours.insert(LABEL_TASK.to_owned(), name);
@@ -726,8 +703,7 @@ fn task_pod<'a>(
     type_: TaskType,
     config: &'a TaskConfig,
     settings: &'a Settings,
-    secrets: &'a SecretKeys,
-) -> (Pod<'a>, Option<Duration>) {
+) -> (Pod<'a>, Duration) {
     let deadlines = &settings.deadlines;
     match type_ {
         TaskType::OnDemandSnapshot => {
@@ -737,28 +713,22 @@ fn task_pod<'a>(
             marks.is_final &= !is_delta;
             let (pod, deadline) = match is_delta {
                 true => (
-                    delta_snapshot(policy, settings, secrets, true),
+                    delta_snapshot(policy, settings, true),
                     deadlines.delta_snapshot,
                 ),
-                false => (
-                    full_snapshot(policy, settings, secrets),
-                    deadlines.full_snapshot,
-                ),
+                false => (full_snapshot(policy, settings), deadlines.full_snapshot),
             };
-            (pod.options(&marks), Some(deadline))
+            (pod.options(&marks), deadline)
         }
         TaskType::OnDemandCompaction => {
             let wanted = config.on_demand_compaction.as_ref();
             let deadline = duration(&policy.spec.compaction.active_deadline);
-            (
-                compaction(policy, settings, secrets, wanted),
-                Some(deadline),
-            )
+            (compaction(policy, settings, wanted), deadline)
         }
-        TaskType::CopyBackups => copy(policy, config, settings, secrets),
+        TaskType::CopyBackups => copy(policy, config, settings),
         TaskType::Restore => {
-            let pod = restoration(policy, config.restore.as_ref(), settings, secrets);
-            (pod, Some(deadlines.restoration))
+            let pod = restoration(policy, config.restore.as_ref(), settings);
+            (pod, deadlines.restoration)
         }
         TaskType::Verify => {
             let wanted = config.verify.as_ref();
@@ -767,31 +737,30 @@ fn task_pod<'a>(
             let against = wanted.is_some_and(|c| c.against_cluster) && policy.spec.etcd.is_some();
             let level = level.unwrap_or_default();
             (
-                verification(policy, settings, secrets, level, against),
-                Some(deadlines.verification),
+                verification(policy, settings, level, against),
+                deadlines.verification,
             )
         }
         TaskType::Maintenance => {
             let wanted = config.maintenance.clone().unwrap_or_default();
             (
-                maintenance(policy, settings, secrets, &wanted.upkeep),
-                Some(deadlines.maintenance),
+                maintenance(policy, settings, &wanted.upkeep),
+                deadlines.maintenance,
             )
         }
     }
 }
 
-/// From one store to the other. One that waits for a final snapshot for as long as it takes has no deadline.
+/// From one store to the other.
 fn copy<'a>(
     policy: &'a EtcdBackupPolicy,
     config: &'a TaskConfig,
     settings: &'a Settings,
-    secrets: &'a SecretKeys,
-) -> (Pod<'a>, Option<Duration>) {
+) -> (Pod<'a>, Duration) {
     let wanted = config.copy_backups.as_ref();
     let source = wanted.and_then(|c| c.source_store.as_ref());
     let target = wanted.and_then(|c| c.target_store.as_ref());
-    let mut pod = Pod::new(policy, settings, secrets, &["copy"])
+    let mut pod = Pod::new(policy, settings, &["copy"])
         .side(Side::Source, source.unwrap_or(&policy.spec.store))
         .side(Side::Target, target.unwrap_or(&policy.spec.store))
         .identities()
@@ -803,30 +772,28 @@ fn copy<'a>(
     if let Some(wanted) = wanted {
         pod = pod.options(&wanted.most);
     }
-    let deadline = settings.deadlines.copy;
+    let deadlines = &settings.deadlines;
     let waits = wanted.and_then(|c| c.wait_for_final_snapshot.as_ref());
-    match waits.filter(|w| w.enabled) {
-        None => (pod, Some(deadline)),
-        Some(waits) => {
-            pod = pod.switch("--wait-for-final");
-            match &waits.timeout {
-                None => (pod, None),
-                Some(timeout) => (
-                    pod.duration("--wait-timeout", timeout),
-                    Some(deadline.saturating_add(duration(timeout))),
-                ),
-            }
+    let Some(waits) = waits.filter(|w| w.enabled) else {
+        return (pod, deadlines.copy);
+    };
+    pod = pod.switch("--wait-for-final");
+    let timeout = match &waits.timeout {
+        None => deadlines.final_snapshot,
+        Some(timeout) => {
+            pod = pod.duration("--wait-timeout", timeout);
+            duration(timeout)
         }
-    }
+    };
+    (pod, deadlines.copy.saturating_add(timeout))
 }
 
 fn restoration<'a>(
     policy: &'a EtcdBackupPolicy,
     wanted: Option<&'a RestoreConfig>,
     settings: &'a Settings,
-    secrets: &'a SecretKeys,
 ) -> Pod<'a> {
-    let pod = Pod::new(policy, settings, secrets, &["restore"]).store(true);
+    let pod = Pod::new(policy, settings, &["restore"]).store(true);
     let Some(wanted) = wanted else { return pod };
     let path = wanted.sub_path.as_deref().unwrap_or("default.etcd");
     pod.claim(&wanted.claim_name, DATA_VOLUME)

@@ -5,25 +5,26 @@
 
 use super::super::api::{EtcdBackupPolicy, JobTemplate, SecretRef, StoreSpec};
 use super::flags::flags;
-use super::secrets::{Family, SecretKeys, local_path, setting, variables};
+use super::store_url::local_path;
 use super::{
     CONTAINER, CONTAINER_BEFORE, Settings, TERMINATION_LOG, USER, duration, lease_prefix,
     lock_lease_name, locks_are_leases, service_account_name,
 };
 use crate::base::{Size, Span, Written};
 use crate::limits;
+use crate::store::open::OPTION_SECRET_DIR;
 use clap::Args;
 use k8s_openapi::api::core::v1::{
-    Capabilities, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, EnvVarSource,
-    HTTPGetAction, HostPathVolumeSource, PersistentVolumeClaimVolumeSource, PodSecurityContext,
-    PodSpec, PodTemplateSpec, Probe, ResourceRequirements, SeccompProfile, SecretKeySelector,
-    SecretVolumeSource, SecurityContext, Volume, VolumeMount,
+    Capabilities, Container, ContainerPort, EmptyDirVolumeSource, HTTPGetAction,
+    HostPathVolumeSource, PersistentVolumeClaimVolumeSource, PodSecurityContext, PodSpec,
+    PodTemplateSpec, Probe, ResourceRequirements, SeccompProfile, SecretVolumeSource,
+    SecurityContext, Volume, VolumeMount,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde::Serialize;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// Where metrics are served.
 const PORT: i32 = 8080;
@@ -39,9 +40,7 @@ const SECRET_MODE: i32 = 0o440;
 pub(super) struct Pod<'a> {
     policy: &'a EtcdBackupPolicy,
     settings: &'a Settings,
-    secrets: &'a SecretKeys,
     args: Vec<String>,
-    env: Vec<EnvVar>,
     volumes: Vec<Volume>,
     mounts: Vec<VolumeMount>,
     resources: Option<&'a ResourceRequirements>,
@@ -72,7 +71,6 @@ impl<'a> Pod<'a> {
     pub(super) fn new(
         policy: &'a EtcdBackupPolicy,
         settings: &'a Settings,
-        secrets: &'a SecretKeys,
         command: &[&str],
     ) -> Self {
         let common = [
@@ -86,9 +84,7 @@ impl<'a> Pod<'a> {
         let mut pod = Pod {
             policy,
             settings,
-            secrets,
             args: Vec::new(),
-            env: Vec::new(),
             volumes: Vec::new(),
             mounts: Vec::new(),
             resources: policy.spec.job_template.resources.as_ref(),
@@ -157,42 +153,22 @@ impl<'a> Pod<'a> {
         self
     }
 
-    /// Mounts a Secret; gives the path, too.
-    fn secret(self, name: &str, secret: &SecretRef) -> (Self, String) {
-        let path = format!("{SECRETS}/{name}");
+    /// Mounts a Secret, whole; gives the path, too, which ends in the Secret's name. One that is not there leaves an
+    /// empty folder: the program says what it lacks.
+    fn secret(self, what: &str, secret: &SecretRef) -> (Self, String) {
+        let name = &secret.name;
+        let path = format!("{SECRETS}/{what}/{name}");
         let volume = Volume {
             secret: Some(SecretVolumeSource {
-                secret_name: Some(secret.name.clone()),
+                secret_name: Some(name.clone()),
                 default_mode: Some(SECRET_MODE),
+                optional: Some(true),
                 ..SecretVolumeSource::default()
             }),
             ..Volume::default()
         };
-        (
-            self.mount(&format!("secret-{name}"), volume, &path, true),
-            path,
-        )
-    }
-
-    fn variable(mut self, name: &str, secret: &SecretRef, key: &str) -> Self {
-        self.env.push(EnvVar {
-            name: name.to_owned(),
-            value: None,
-            value_from: Some(EnvVarSource {
-                secret_key_ref: Some(SecretKeySelector {
-                    name: secret.name.clone(),
-                    key: key.to_owned(),
-                    optional: None,
-                }),
-                ..EnvVarSource::default()
-            }),
-        });
-        self
-    }
-
-    /// The keys that a Secret has, if that is known.
-    fn keys(&self, secret: &SecretRef) -> Option<&'a BTreeSet<String>> {
-        self.secrets.get(&secret.name)
+        let pod = self.mount(&format!("secret-{what}"), volume, &path, true);
+        (pod, path)
     }
 
     /// A claim of the namespace.
@@ -239,63 +215,28 @@ impl<'a> Pod<'a> {
             pod = pod.flag("--store-option", &format!("{key}={value}"));
         }
         if let Some(secret) = &store.secret_ref {
-            let variables = variables(store, pod.secrets);
-            for name in &variables {
-                pod = pod.variable(name, secret, name);
-            }
-            // A folder without credentials would be refused where the variables have them.
-            if has_files(pod.keys(secret), &variables) {
-                let (with, path) = pod.secret("store", secret);
-                pod = with.flag("--store-secret", &path);
-            }
+            let (with, path) = pod.secret("store", secret);
+            pod = with.flag("--store-secret", &path);
         }
         pod.identities()
     }
 
     /// One of the two stores of a copy.
     pub(super) fn side(self, side: Side, store: &StoreSpec) -> Self {
-        let (name, url, option, variable) = match side {
-            Side::Source => ("source", "--from", "--from-option", "DELTAFOLD_FROM_OPTION"),
-            Side::Target => ("target", "--to", "--to-option", "DELTAFOLD_TO_OPTION"),
+        let (name, url, option) = match side {
+            Side::Source => ("source", "--from", "--from-option"),
+            Side::Target => ("target", "--to", "--to-option"),
         };
         let read_only = side == Side::Source;
         let mut pod = self
             .flag(url, &store.url)
             .store_volume(name, store, read_only);
-        let mut settings: Vec<String> = Vec::new();
-        let mut is_in_env = false;
         if let Some(secret) = &store.secret_ref {
-            let variables = variables(store, pod.secrets);
-            if has_files(pod.keys(secret), &variables) {
-                let (with, path) = pod.secret(name, secret);
-                pod = with;
-                settings.push(format!("secret_dir={path}"));
-            }
-            // Both stores may be of one provider: which variable is whose, the names must tell.
-            for key in &variables {
-                let Some(setting) = setting(key) else {
-                    continue;
-                };
-                let own = format!("{}_{key}", name.to_ascii_uppercase());
-                pod = pod.variable(&own, secret, key);
-                settings.push(format!("{setting}=$({own})"));
-                is_in_env = true;
-            }
+            let (with, path) = pod.secret(name, secret);
+            pod = with.flag(option, &format!("{OPTION_SECRET_DIR}={path}"));
         }
         for (key, value) in &store.options {
-            settings.push(escaped(&format!("{key}={value}")));
-        }
-        if is_in_env {
-            // No secret among the arguments; the variable is not read where there is a flag.
-            pod.env.push(EnvVar {
-                name: variable.to_owned(),
-                value: Some(settings.join("\n")),
-                value_from: None,
-            });
-            return pod;
-        }
-        for setting in settings {
-            pod.args.extend([option.to_owned(), setting]);
+            pod = pod.flag(option, &format!("{key}={value}"));
         }
         pod
     }
@@ -306,22 +247,14 @@ impl<'a> Pod<'a> {
             return self;
         };
         let mut pod = self.flag("--endpoints", &etcd.endpoints.join(","));
-        if let Some(secret) = &etcd.tls_secret_ref {
-            let keys = pod.keys(secret);
-            let has = |key: &str| keys.is_none_or(|k| k.contains(key));
-            let (with, path) = pod.secret("etcd-tls", secret);
-            pod = with.flag("--cacert", &format!("{path}/ca.crt"));
-            if has("tls.crt") && has("tls.key") {
-                pod = pod
-                    .flag("--cert", &format!("{path}/tls.crt"))
-                    .flag("--key", &format!("{path}/tls.key"));
+        for (what, flag, secret) in [
+            ("etcd-tls", "--tls-secret", &etcd.tls_secret_ref),
+            ("etcd-auth", "--auth-secret", &etcd.auth_secret_ref),
+        ] {
+            if let Some(secret) = secret {
+                let (with, path) = pod.secret(what, secret);
+                pod = with.flag(flag, &path);
             }
-        }
-        if let Some(secret) = &etcd.auth_secret_ref {
-            let (with, path) = pod.secret("etcd-auth", secret);
-            pod = with
-                .variable("DELTAFOLD_USER", secret, "username")
-                .flag("--password-file", &format!("{path}/password"));
         }
         pod
     }
@@ -438,11 +371,7 @@ impl<'a> Pod<'a> {
             image_pull_policy: pull.or_else(|| self.settings.image_pull_policy.clone()),
             command: Some(vec!["deltafold".to_owned()]),
             args: Some(args),
-            env: (!self.env.is_empty()).then(|| self.env.clone()),
-            resources: Some(match self.resources {
-                Some(own) => own.clone(),
-                None => usual_resources(template),
-            }),
+            resources: Some(resources(self.resources, template)),
             security_context: Some(SecurityContext {
                 allow_privilege_escalation: Some(false),
                 read_only_root_filesystem: Some(true),
@@ -524,16 +453,6 @@ impl<'a> Pod<'a> {
     }
 }
 
-/// Whether a Secret is to be mounted as files: not one that has nothing but variables.
-fn has_files(keys: Option<&BTreeSet<String>>, variables: &[String]) -> bool {
-    variables.is_empty() || keys.is_none_or(|keys| keys.iter().any(|k| is_druids(k)))
-}
-
-/// Whether a key has the form of etcd-druid's: `accessKeyID`, `credentials.json`.
-fn is_druids(key: &str) -> bool {
-    key.starts_with(|c: char| c.is_ascii_lowercase())
-}
-
 /// Bytes of the scratch volume: for the base's database, the new one, and changes of as much again.
 fn scratch_bytes(template: &JobTemplate) -> u64 {
     let size = |given: &Option<Written<Size>>| Some(given.as_ref()?.value()?.0);
@@ -545,31 +464,54 @@ fn mebibytes(bytes: u64) -> Quantity {
     Quantity(format!("{}Mi", bytes.div_ceil(1 << 20)))
 }
 
-/// Enough to be placed sensibly, and limits that keep a hostile snapshot from taking a whole node. docs/sizing.md says
-/// what fits into them.
-fn usual_resources(template: &JobTemplate) -> ResourceRequirements {
+/// The resources that are given, with what they lack: every Pod has limits of memory and ephemeral storage, which keep a
+/// hostile snapshot from taking a whole node. docs/sizing.md says what fits into them.
+fn resources(given: Option<&ResourceRequirements>, template: &JobTemplate) -> ResourceRequirements {
     const MEMORY: &str = "2Gi";
     /// Beside the scratch volume: logs.
     const LOGS: u64 = 1 << 30;
-    let quantity = |(name, value): (&str, &str)| (name.to_owned(), Quantity(value.to_owned()));
-    let storage = mebibytes(scratch_bytes(template).saturating_add(LOGS));
-    ResourceRequirements {
-        requests: Some(
-            [
-                ("cpu", "100m"),
-                ("memory", "128Mi"),
-                // Without it, the limit would be requested.
-                ("ephemeral-storage", "1Gi"),
-            ]
-            .map(quantity)
-            .into(),
-        ),
-        limits: Some(
-            [("memory", MEMORY), ("ephemeral-storage", &storage.0)]
-                .map(quantity)
-                .into(),
-        ),
-        ..ResourceRequirements::default()
+    let mut resources = given.cloned().unwrap_or_default();
+    let limits = resources.limits.get_or_insert_default();
+    let requests = resources.requests.get_or_insert_default();
+    if given.is_none() {
+        // Enough to be placed sensibly.
+        requests.insert("cpu".to_owned(), Quantity("100m".to_owned()));
+    }
+    let storage = mebibytes(scratch_bytes(template).saturating_add(LOGS)).0;
+    for (name, request, limit) in [
+        ("memory", "128Mi", MEMORY),
+        ("ephemeral-storage", "1Gi", &storage),
+    ] {
+        if limits.contains_key(name) {
+            continue;
+        }
+        // Without a request, the limit would be requested.
+        let requested = requests
+            .entry(name.to_owned())
+            .or_insert_with(|| Quantity(smaller(request, limit).to_owned()));
+        // No request may be above its limit.
+        let limit = larger(limit, &requested.0).to_owned();
+        limits.insert(name.to_owned(), Quantity(limit));
+    }
+    resources
+}
+
+fn bytes(quantity: &str) -> Option<u64> {
+    crate::base::quantity::parse(quantity).ok()
+}
+
+/// `ours`, unless a quantity is larger, or written in a way that only Kubernetes reads.
+fn larger<'q>(ours: &'q str, given: &'q str) -> &'q str {
+    match bytes(given) {
+        Some(given) if Some(given) <= bytes(ours) => ours,
+        _ => given,
+    }
+}
+
+fn smaller<'q>(a: &'q str, b: &'q str) -> &'q str {
+    match bytes(b) < bytes(a) {
+        true => b,
+        false => a,
     }
 }
 
@@ -581,12 +523,5 @@ fn probe(path: &str) -> Probe {
             ..HTTPGetAction::default()
         }),
         ..Probe::default()
-    }
-}
-
-impl Family {
-    /// Whether stores of it are files of a mounted volume.
-    pub(super) fn is_local(self) -> bool {
-        self == Family::Local
     }
 }

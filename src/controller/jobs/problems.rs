@@ -4,14 +4,15 @@
 //! Whatever has a problem is not Ready, or Rejected; nothing is made of it until it is mended.
 
 use super::super::api::{
-    CopyBackupsConfig, EtcdBackupPolicy, EtcdBackupTask, RestoreConfig, StoreSpec, TaskType,
+    CopyBackupsConfig, EtcdBackupPolicy, EtcdBackupTask, RestoreConfig, SecretRef, StoreSpec,
+    TaskType,
 };
-use super::secrets::{Family, local_path};
+use super::store_url::local_path;
 use crate::base::written::Notation;
 use crate::base::{Size, Span, Written};
 use crate::job::maintain::Upkeep;
 use crate::job::schedule::Schedule;
-use crate::store::open::{options::is_plain, refuse_layout};
+use crate::store::open::{Family, options::is_plain, refuse_layout};
 use age::x25519::Recipient;
 
 /// Folders of a Pod that nothing may be mounted in.
@@ -88,7 +89,19 @@ impl Found {
         self.written(&format!("{field}.defrag"), upkeep.defrag.as_ref());
     }
 
+    /// A Secret's name, which ends a path in the Pod.
+    fn secret(&mut self, field: &str, secret: Option<&SecretRef>) {
+        let Some(SecretRef { name }) = secret else {
+            return;
+        };
+        let is_name = is_domain(name) && name.starts_with(alphanumeric) && !name.ends_with('.');
+        if !is_name {
+            self.add(field, format!("\"{name}\" is no Secret's name"));
+        }
+    }
+
     fn store(&mut self, field: &str, store: &StoreSpec) {
+        self.secret(&format!("{field}.secretRef"), store.secret_ref.as_ref());
         let url = format!("{field}.url");
         let Some(family) = Family::of(&store.url) else {
             let text = &store.url;
@@ -155,10 +168,6 @@ impl Found {
             let fits = |c: char| alphanumeric(c) || "-_.".contains(c);
             ends_well(s) && s.chars().all(fits)
         };
-        let is_domain = |s: &str| {
-            let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.".contains(c);
-            !s.is_empty() && s.len() <= 253 && s.chars().all(fits)
-        };
         for (key, value) in &policy.spec.job_template.labels {
             let field = "spec.jobTemplate.labels";
             let (domain, name) = match key.split_once('/') {
@@ -177,6 +186,11 @@ impl Found {
     }
 }
 
+fn is_domain(s: &str) -> bool {
+    let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.".contains(c);
+    !s.is_empty() && s.len() <= 253 && s.chars().all(fits)
+}
+
 fn alphanumeric(c: char) -> bool {
     c.is_ascii_alphanumeric()
 }
@@ -186,7 +200,12 @@ pub fn problems(policy: &EtcdBackupPolicy) -> Vec<String> {
     let spec = &policy.spec;
     let mut found = Found(Vec::new());
     found.store("spec.store", &spec.store);
+    let identity = spec.encryption.as_ref();
+    let identity = identity.and_then(|e| e.identity_secret_ref.as_ref());
+    found.secret("spec.encryption.identitySecretRef", identity);
     if let Some(etcd) = &spec.etcd {
+        found.secret("spec.etcd.tlsSecretRef", etcd.tls_secret_ref.as_ref());
+        found.secret("spec.etcd.authSecretRef", etcd.auth_secret_ref.as_ref());
         for endpoint in &etcd.endpoints {
             let field = "spec.etcd.endpoints";
             let odd = |c: char| c == ',' || c.is_whitespace();

@@ -158,37 +158,19 @@ fn tasks() -> Vec<Value> {
     ]
 }
 
-fn secret(keys: &[&str]) -> BTreeSet<String> {
-    keys.iter().map(|k| (*k).to_owned()).collect()
-}
-
-fn secrets() -> SecretKeys {
-    let all: [(&str, &[&str]); 7] = [
-        ("s3", &["accessKeyID", "secretAccessKey"]),
-        ("swift", &["OS_AUTH_URL", "OS_USERNAME", "OS_PASSWORD"]),
-        ("gcs", &["serviceaccount.json"]),
-        ("none", &[]),
-        ("etcd-client", &["ca.crt", "tls.crt", "tls.key"]),
-        ("etcd-user", &["username", "password"]),
-        ("age", &["identity.txt"]),
-    ];
-    all.map(|(name, keys)| (name.to_owned(), secret(keys)))
-        .into()
-}
-
 fn settings() -> Settings {
     Settings::new("deltafold:test")
 }
 
 /// All Pods that are made for a policy.
 fn pods(policy: &EtcdBackupPolicy) -> Vec<(String, PodTemplateSpec)> {
-    let (settings, secrets) = (settings(), secrets());
+    let settings = settings();
     let mut pods = Vec::new();
-    for job in cron_jobs(policy, &settings, &secrets, false) {
+    for job in cron_jobs(policy, &settings, false) {
         let spec = job.spec.job_template.spec.unwrap();
         pods.push((job.metadata.name.unwrap(), spec.template));
     }
-    if let Some(d) = follower(policy, &settings, &secrets) {
+    if let Some(d) = follower(policy, &settings) {
         pods.push((d.metadata.name.unwrap(), d.spec.template));
     }
     for instead in [false, true] {
@@ -196,7 +178,7 @@ fn pods(policy: &EtcdBackupPolicy) -> Vec<(String, PodTemplateSpec)> {
             continue;
         }
         let none = BTreeMap::new();
-        let job = compaction_job(policy, &settings, &secrets, "job", instead, none);
+        let job = compaction_job(policy, &settings, "job", instead, none);
         pods.push((format!("threshold {instead}"), job.spec.unwrap().template));
     }
     let every = tasks().into_iter().chain([
@@ -213,7 +195,7 @@ fn pods(policy: &EtcdBackupPolicy) -> Vec<(String, PodTemplateSpec)> {
     for spec in every {
         let task = task(&spec);
         if task_problems(policy, &task).is_empty() {
-            let job = task_job(policy, &task, &settings, &secrets);
+            let job = task_job(policy, &task, &settings);
             pods.push((format!("task {spec}"), job.spec.unwrap().template));
         }
     }
@@ -225,17 +207,10 @@ fn containers(pod: &PodSpec) -> Vec<&Container> {
     before.chain(&pod.containers).collect()
 }
 
-/// The arguments as kubelet gives them, with the flags that variables stand for.
+/// The arguments as kubelet gives them.
 fn command_line(container: &Container) -> Vec<String> {
     let args = container.args.iter().flatten();
-    let mut args: Vec<String> = args.map(|a| a.replace("$$", "$")).collect();
-    for variable in container.env.iter().flatten() {
-        if let Some(flag) = variable.name.strip_prefix("DELTAFOLD_") {
-            args.push(format!("--{}", flag.to_lowercase().replace('_', "-")));
-            args.push(variable.value.clone().unwrap_or("value".to_owned()));
-        }
-    }
-    args
+    args.map(|a| a.replace("$$", "$")).collect()
 }
 
 #[test]
@@ -314,8 +289,8 @@ fn the_failure_policy_is_that_of_the_documents() {
     let documented: Value = yaml_serde::from_str(yaml).unwrap();
     for (shape, spec) in SHAPES {
         let policy = policy(&spec());
-        let (settings, secrets) = (settings(), secrets());
-        let job = compaction_job(&policy, &settings, &secrets, "x", false, BTreeMap::new());
+        let settings = settings();
+        let job = compaction_job(&policy, &settings, "x", false, BTreeMap::new());
         let spec = serde_json::to_value(job.spec.unwrap()).unwrap();
         let mut rules = spec["podFailurePolicy"].clone();
         // What Kubernetes takes it for where nothing is said.
@@ -332,19 +307,19 @@ fn the_failure_policy_is_that_of_the_documents() {
 
 /// All that is made for a policy.
 fn made(policy: &EtcdBackupPolicy) -> Value {
-    let (settings, secrets) = (settings(), secrets());
+    let settings = settings();
     let job = |instead| {
         let none = BTreeMap::new();
-        compaction_job(policy, &settings, &secrets, "job", instead, none)
+        compaction_job(policy, &settings, "job", instead, none)
     };
     json!({
-        "cron": cron_jobs(policy, &settings, &secrets, false),
-        "follower": follower(policy, &settings, &secrets),
-        "access": access(policy).map(|(a, r, b)| json!([a, r, b])),
+        "cron": cron_jobs(policy, &settings, false),
+        "follower": follower(policy, &settings),
+        "account": service_account_name(policy),
         "leases": leases(policy),
         "compaction": job(false),
         "instead": job(true),
-        "tasks": tasks().iter().map(|t| task_job(policy, &task(t), &settings, &secrets)).collect::<Vec<_>>(),
+        "tasks": tasks().iter().map(|t| task_job(policy, &task(t), &settings)).collect::<Vec<_>>(),
     })
 }
 
@@ -462,10 +437,10 @@ fn every_field_of_a_policy_has_an_effect() {
 fn no_pod_is_without_limits() {
     let text = |q: Option<&Quantity>| q.map(|q| q.0.clone());
     for (make, memory, scratch, storage) in [
-        (rich as Make, ["1Gi", "2Gi"], "20480Mi", None),
+        (rich as Make, ["1Gi", "2Gi"], "20480Mi", "21504Mi"),
         // Three databases of 16 GiB, and logs.
-        (following, ["2Gi"; 2], "49152Mi", Some("50176Mi")),
-        (local, ["2Gi"; 2], "49152Mi", Some("50176Mi")),
+        (following, ["2Gi"; 2], "49152Mi", "50176Mi"),
+        (local, ["2Gi"; 2], "49152Mi", "50176Mi"),
     ] {
         for (name, pod) in pods(&policy(&make())) {
             let spec = pod.spec.unwrap();
@@ -481,11 +456,11 @@ fn no_pod_is_without_limits() {
                 let limit = text(limits.get("memory")).unwrap();
                 assert!(memory.contains(&limit.as_str()), "{name}: {limit}");
                 let limit = text(limits.get("ephemeral-storage"));
-                assert_eq!(limit.as_deref(), storage, "{name}");
+                assert_eq!(limit.as_deref(), Some(storage), "{name}");
                 // A limit without a request is requested.
-                let requests = resources.requests.unwrap_or_default();
+                let requests = resources.requests.unwrap();
                 let request = text(requests.get("ephemeral-storage"));
-                assert!(storage.is_none() || request.unwrap() == "1Gi", "{name}");
+                assert_eq!(request.as_deref(), Some("1Gi"), "{name}");
             }
         }
     }
@@ -510,6 +485,51 @@ fn no_pod_is_without_limits() {
             "{name}: {pod}"
         );
     }
+}
+
+#[test]
+fn what_a_policy_gives_of_resources_stays_and_the_rest_is_filled_in() {
+    let usual = json!({
+        "requests": {"cpu": "100m", "memory": "128Mi", "ephemeral-storage": "1Gi"},
+        "limits": {"memory": "2Gi", "ephemeral-storage": "50176Mi"},
+    });
+    for (given, made) in [
+        (json!(null), usual),
+        (
+            json!({}),
+            json!({
+                "requests": {"memory": "128Mi", "ephemeral-storage": "1Gi"},
+                "limits": {"memory": "2Gi", "ephemeral-storage": "50176Mi"},
+            }),
+        ),
+        // What is requested stays below the limit, and is not raised to it.
+        (
+            json!({"requests": {"memory": "4Gi", "ephemeral-storage": "100e9"}}),
+            json!({
+                "requests": {"memory": "4Gi", "ephemeral-storage": "100e9"},
+                "limits": {"memory": "4Gi", "ephemeral-storage": "100e9"},
+            }),
+        ),
+        (
+            json!({"limits": {"cpu": "1", "memory": "64Mi", "ephemeral-storage": "512Mi"}}),
+            json!({
+                "requests": {},
+                "limits": {"cpu": "1", "memory": "64Mi", "ephemeral-storage": "512Mi"},
+            }),
+        ),
+    ] {
+        let mut spec = following();
+        spec["jobTemplate"] = json!({"resources": given});
+        for (what, pod) in pods(&policy(&spec)) {
+            for container in containers(&pod.spec.unwrap()) {
+                assert_eq!(json!(container.resources), made, "{what} {given}");
+            }
+        }
+    }
+    let mut spec = following();
+    spec["jobTemplate"] = json!({"scratchSize": "1Mi"});
+    let made = json!(args_of(&policy(&spec)).resources);
+    assert_eq!(made["limits"]["ephemeral-storage"], "1025Mi");
 }
 
 #[test]
@@ -558,9 +578,9 @@ fn every_field_of_a_task_has_an_effect() {
         (5, "maintenance.defrag", json!("0.1")),
     ];
     let policy = policy(&rich());
-    let (settings, secrets) = (settings(), secrets());
+    let settings = settings();
     let made = |spec: &Value| {
-        let job = task_job(&policy, &task(spec), &settings, &secrets);
+        let job = task_job(&policy, &task(spec), &settings);
         serde_json::to_value(job).unwrap()
     };
     // The reconciler's.
@@ -582,8 +602,8 @@ fn every_field_of_a_task_has_an_effect() {
 #[test]
 fn names_and_owners_are_as_agreed() {
     let policy = policy(&rich());
-    let (settings, secrets) = (settings(), secrets());
-    let jobs = cron_jobs(&policy, &settings, &secrets, true);
+    let settings = settings();
+    let jobs = cron_jobs(&policy, &settings, true);
     let told: Vec<(String, bool)> = jobs
         .iter()
         .map(|j| {
@@ -610,7 +630,7 @@ fn names_and_owners_are_as_agreed() {
     assert!(of(0, true).starts_with("main-fullsnap-"));
     let now = task(&tasks()[0]);
     assert_eq!(task_job_name(&now), "now-12345678");
-    let job = task_job(&policy, &now, &settings, &secrets);
+    let job = task_job(&policy, &now, &settings);
     let owners = job.metadata.owner_references.unwrap();
     assert_eq!(
         (owners[0].kind.as_str(), owners.len()),
@@ -641,15 +661,10 @@ fn labels_of_the_template_never_override_ours() {
     }
 }
 
-fn args_of(policy: &EtcdBackupPolicy, secrets: &SecretKeys) -> Container {
-    let job = compaction_job(policy, &settings(), secrets, "job", false, BTreeMap::new());
-    job.spec
-        .unwrap()
-        .template
-        .spec
-        .unwrap()
-        .containers
-        .remove(0)
+fn args_of(policy: &EtcdBackupPolicy) -> Container {
+    let job = compaction_job(policy, &settings(), "job", false, BTreeMap::new());
+    let template = job.spec.unwrap().template;
+    template.spec.unwrap().containers.remove(0)
 }
 
 /// In pairs: a flag's values.
@@ -662,35 +677,50 @@ fn values<'c>(container: &'c Container, flag: &str) -> Vec<&'c str> {
         .collect()
 }
 
+/// Whole, and never in the environment or in an argument. The Job starts without it, and says what it lacks.
 #[test]
-fn a_secret_of_variables_goes_into_the_environment() {
-    let policy = policy(&rich());
-    let druids = args_of(&policy, &secrets());
-    assert_eq!(values(&druids, "--store-secret"), ["/secrets/store"]);
-    assert_eq!(druids.env, None);
-    let mut secrets = secrets();
-    let keys = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "LD_PRELOAD"];
-    secrets.insert("s3".to_owned(), secret(&keys));
-    let theirs = args_of(&policy, &secrets);
-    assert!(values(&theirs, "--store-secret").is_empty());
-    let names: Vec<&str> = theirs
-        .env
-        .iter()
-        .flatten()
-        .map(|e| e.name.as_str())
-        .collect();
-    assert_eq!(names, keys[..2]);
-    // Not there yet: as etcd-druid's, which shows what is missing.
-    secrets.remove("s3");
-    let unknown = args_of(&policy, &secrets);
-    assert_eq!(values(&unknown, "--store-secret"), ["/secrets/store"]);
+fn a_secret_is_mounted_whether_it_is_there_or_not() {
+    let mut names = BTreeSet::new();
+    for (shape, spec) in SHAPES {
+        for (what, template) in pods(&policy(&spec())) {
+            let pod = template.spec.unwrap();
+            for container in containers(&pod) {
+                assert_eq!(container.env, None, "{shape} {what}");
+                assert_eq!(container.env_from, None, "{shape} {what}");
+                let args = command_line(container).join(" ");
+                let mounts = container.volume_mounts.iter().flatten();
+                for mount in mounts.filter(|m| m.name.starts_with("secret-")) {
+                    let mut volumes = pod.volumes.iter().flatten();
+                    let volume = volumes.find(|v| v.name == mount.name).unwrap();
+                    let secret = volume.secret.as_ref().unwrap();
+                    let name = secret.secret_name.clone().unwrap();
+                    assert_eq!(secret.optional, Some(true), "{shape} {what}");
+                    assert_eq!(secret.default_mode, Some(0o440));
+                    assert_eq!(secret.items, None);
+                    // A message that names the path names the Secret.
+                    let path = mount.mount_path.as_str();
+                    assert!(path.ends_with(&format!("/{name}")), "{path}");
+                    let other = container.name == CONTAINER_BEFORE && path.contains("etcd-");
+                    assert!(other || args.contains(path), "{shape} {what} {path}");
+                    names.insert(name);
+                }
+            }
+        }
+    }
+    let all = [
+        "age",
+        "etcd-client",
+        "etcd-user",
+        "gcs",
+        "none",
+        "s3",
+        "swift",
+    ];
+    assert_eq!(names, all.map(str::to_owned).into());
 }
 
 #[test]
-fn a_copy_tells_the_variables_of_its_stores_apart() {
-    let mut secrets = secrets();
-    let keys = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"];
-    secrets.insert("theirs".to_owned(), secret(&keys));
+fn each_store_of_a_copy_has_its_own_secret() {
     let store = json!({
         "url": "s3://old",
         "secretRef": {"name": "theirs"},
@@ -698,28 +728,23 @@ fn a_copy_tells_the_variables_of_its_stores_apart() {
     });
     let spec = json!({"policy": "main", "type": "CopyBackups",
         "config": {"copyBackups": {"sourceStore": store}}});
-    let job = task_job(&policy(&rich()), &task(&spec), &settings(), &secrets);
+    let job = task_job(&policy(&rich()), &task(&spec), &settings());
     let container = &job.spec.unwrap().template.spec.unwrap().containers[0];
-    let env: Vec<_> = container.env.iter().flatten().collect();
-    assert_eq!(env[0].name, "SOURCE_AWS_ACCESS_KEY_ID");
-    assert_eq!(env[2].name, "DELTAFOLD_FROM_OPTION");
-    assert_eq!(
-        env[2].value.as_deref(),
-        Some(
-            "aws_access_key_id=$(SOURCE_AWS_ACCESS_KEY_ID)\n\
-             aws_secret_access_key=$(SOURCE_AWS_SECRET_ACCESS_KEY)\n\
-             endpoint=https://$$(HOME)"
-        )
-    );
+    let from = values(container, "--from-option");
+    let expected = [
+        "secret_dir=/secrets/source/theirs",
+        "endpoint=https://$$(HOME)",
+    ];
+    assert_eq!(from, expected);
     let to = values(container, "--to-option");
-    assert_eq!(to, ["secret_dir=/secrets/target", "region=eu-central-1"]);
+    assert_eq!(to, ["secret_dir=/secrets/target/s3", "region=eu-central-1"]);
 }
 
 #[test]
 fn nothing_that_a_user_wrote_becomes_a_variable() {
     let options = json!({"endpoint": "https://$(AWS_SECRET_ACCESS_KEY)$$"});
     let policy = policy(&with(&rich(), "store.options", &options));
-    let container = args_of(&policy, &secrets());
+    let container = args_of(&policy);
     assert_eq!(
         values(&container, "--store-option"),
         ["endpoint=https://$$(AWS_SECRET_ACCESS_KEY)$$$$"]
@@ -727,18 +752,14 @@ fn nothing_that_a_user_wrote_becomes_a_variable() {
 }
 
 #[test]
-fn a_certificate_is_shown_where_there_is_one() {
-    let policy = policy(&rich());
-    let of = |keys: &[&str]| {
-        let mut secrets = secrets();
-        secrets.insert("etcd-client".to_owned(), secret(keys));
-        let jobs = cron_jobs(&policy, &settings(), &secrets, false);
-        let spec = jobs[0].spec.job_template.spec.clone();
-        let container = spec.unwrap().template.spec.unwrap().containers.remove(0);
-        ["--cacert", "--cert", "--key"].map(|f| values(&container, f).len())
-    };
-    assert_eq!(of(&["ca.crt"]), [1, 0, 0]);
-    assert_eq!(of(&["ca.crt", "tls.crt", "tls.key"]), [1, 1, 1]);
+fn a_live_etcd_is_reached_by_whole_secrets() {
+    let jobs = cron_jobs(&policy(&rich()), &settings(), false);
+    let spec = jobs[0].spec.job_template.spec.clone();
+    let container = spec.unwrap().template.spec.unwrap().containers.remove(0);
+    let tls = values(&container, "--tls-secret");
+    assert_eq!(tls, ["/secrets/etcd-tls/etcd-client"]);
+    let auth = values(&container, "--auth-secret");
+    assert_eq!(auth, ["/secrets/etcd-auth/etcd-user"]);
 }
 
 #[test]
@@ -749,12 +770,10 @@ fn a_store_that_keeps_no_locks_gets_leases_for_them() {
         .map(|l| l.metadata.name.unwrap())
         .collect();
     assert_eq!(names, ["main-follow-lock", "main-maintain-lock"]);
-    let (_, role, _) = access(&policy).unwrap();
-    let allowed = role.rules.unwrap().remove(0).resource_names.unwrap();
     for (what, template) in pods(&policy) {
         let pod = template.spec.unwrap();
         for lease in values(&pod.containers[0], "--lock-lease") {
-            assert!(allowed.iter().any(|a| a == lease), "{what}");
+            assert!(names.iter().any(|n| n == lease), "{what}");
         }
     }
     assert_eq!(lock_leases(&super::tests::policy(&rich())), []);
@@ -764,7 +783,7 @@ fn a_store_that_keeps_no_locks_gets_leases_for_them() {
 fn a_restored_member_is_one_cluster_and_its_users_own() {
     let spec = json!({"policy": "main", "type": "Restore",
         "config": {"restore": {"claimName": "data", "name": "b", "runAsUser": 0}}});
-    let job = task_job(&policy(&rich()), &task(&spec), &settings(), &secrets());
+    let job = task_job(&policy(&rich()), &task(&spec), &settings());
     let pod = job.spec.unwrap().template.spec.unwrap();
     let container = &pod.containers[0];
     assert_eq!(
@@ -780,28 +799,37 @@ fn a_restored_member_is_one_cluster_and_its_users_own() {
 
 #[test]
 fn deadlines_are_what_was_asked_for() {
-    let (settings, secrets) = (settings(), secrets());
+    let settings = settings();
     let policy = policy(&rich());
     let deadline = |job: Job| job.spec.unwrap().active_deadline_seconds;
-    let compaction =
-        |instead| compaction_job(&policy, &settings, &secrets, "x", instead, BTreeMap::new());
+    let compaction = |instead| compaction_job(&policy, &settings, "x", instead, BTreeMap::new());
     assert_eq!(deadline(compaction(false)), Some(7200));
     assert_eq!(deadline(compaction(true)), Some(3 * 3600));
     let job = compaction(false);
     assert_eq!(job.spec.unwrap().ttl_seconds_after_finished, Some(86_400));
-    let of = |spec: &Value| deadline(task_job(&policy, &task(spec), &settings, &secrets));
+    let of = |spec: &Value| deadline(task_job(&policy, &task(spec), &settings));
     assert_eq!(of(&tasks()[2]), Some(25 * 3600));
     let for_ever = with(
         &tasks()[2],
         "config.copyBackups.waitForFinalSnapshot",
         &json!({"enabled": true}),
     );
-    assert_eq!(of(&for_ever), None);
+    // Seven days, and a day to copy.
+    assert_eq!(of(&for_ever), Some(8 * 86_400));
+    // Kubernetes counts nanoseconds.
+    let long = json!({"enabled": true, "timeout": "365000d"});
+    let long = with(
+        &tasks()[2],
+        "config.copyBackups.waitForFinalSnapshot",
+        &long,
+    );
+    assert!(task_problems(&policy, &task(&long)).is_empty());
+    assert_eq!(of(&long), Some(100 * 365 * 86_400));
 }
 
 #[test]
 fn what_the_api_server_cannot_see_is_a_problem() {
-    let table: [(Make, &str, Value, &str); 35] = [
+    let table: [(Make, &str, Value, &str); 40] = [
         (
             rich,
             "snapshot.fullSchedule",
@@ -832,6 +860,12 @@ fn what_the_api_server_cannot_see_is_a_problem() {
             "compaction.ageThreshold",
             json!("99999999999999999999s"),
             "age",
+        ),
+        (
+            rich,
+            "compaction.activeDeadline",
+            json!("365001d"),
+            "1000 years",
         ),
         (
             rich,
@@ -933,6 +967,25 @@ fn what_the_api_server_cannot_see_is_a_problem() {
             json!(["AGE-SECRET-KEY-1"]),
             "X25519",
         ),
+        (
+            rich,
+            "store.secretRef.name",
+            json!("../../bin"),
+            "no Secret's name",
+        ),
+        (rich, "etcd.tlsSecretRef.name", json!(".."), "tlsSecretRef"),
+        (
+            rich,
+            "etcd.authSecretRef.name",
+            json!("a/b"),
+            "authSecretRef",
+        ),
+        (
+            rich,
+            "encryption.identitySecretRef.name",
+            json!("A"),
+            "identitySecretRef",
+        ),
         (local, "store.url", json!("file:///etc"), "mounted"),
         (local, "store.url", json!("/secrets/x"), "mounted"),
         (
@@ -1021,64 +1074,28 @@ fn a_task_that_cannot_be_done_is_told_why() {
 }
 
 #[test]
-fn what_a_secret_lacks_is_said() {
-    let of = |spec: &Value| secrets_of(&policy(spec));
-    let all = of(&rich());
-    let names: Vec<&str> = all.iter().map(|r| r.name.as_str()).collect();
-    assert_eq!(names, ["s3", "etcd-client", "etcd-user", "age"]);
-    let secrets = secrets();
-    for r in &all {
-        assert_eq!(r.problem(secrets.get(&r.name)), None);
-        assert!(r.problem(None).unwrap().contains("is not there"));
-        assert!(r.problem(Some(&secret(&[]))).unwrap().contains("lacks"));
-    }
-    let says = |r: &Referenced, keys: &[&str]| r.problem(Some(&secret(keys)));
-    assert!(
-        says(&all[0], &["accessKeyID"])
-            .unwrap()
-            .contains("credentials")
-    );
-    assert_eq!(says(&all[0], &["credentials.json"]), None);
-    assert_eq!(says(&all[1], &["ca.crt"]), None);
-    assert!(
-        says(&all[1], &["ca.crt", "tls.crt"])
-            .unwrap()
-            .contains("tls.key")
-    );
-    // A copy cannot tell whose an OS_PASSWORD is.
-    let copied = json!({"policy": "main", "type": "CopyBackups", "config": {"copyBackups": {
-        "sourceStore": {"url": "swift://a", "secretRef": {"name": "swift"}}}}});
-    let copied = secrets_of_task(&task(&copied));
-    let variables = ["OS_AUTH_URL", "OS_USERNAME", "OS_PASSWORD"];
-    assert!(says(&copied[0], &variables).is_some());
-    assert_eq!(says(&of(&swift())[0], &variables), None);
-}
-
-#[test]
-fn access_is_no_more_than_the_leases() {
-    let plain = policy(&rich());
-    let (account, role, binding) = access(&plain).unwrap();
-    assert_eq!(account.metadata.name.as_deref(), Some("deltafold-main"));
-    let rules = json!(role.rules.unwrap());
+fn a_namespace_has_one_account() {
+    let (account, binding) = account("backup");
+    let labels = json!({
+        "app.kubernetes.io/name": "deltafold",
+        "app.kubernetes.io/managed-by": "deltafold",
+    });
+    let metadata = json!({"name": "deltafold-jobs", "namespace": "backup", "labels": labels});
+    assert_eq!(json!(account.metadata), metadata);
+    assert_eq!(account.automount_service_account_token, Some(false));
+    assert_eq!(json!(binding.metadata), metadata);
+    let role = json!({
+        "apiGroup": "rbac.authorization.k8s.io",
+        "kind": "ClusterRole",
+        "name": "deltafold-jobs",
+    });
+    assert_eq!(json!(binding.role_ref), role);
     assert_eq!(
-        rules,
-        json!([{
-            "apiGroups": ["coordination.k8s.io"],
-            "resources": ["leases"],
-            "resourceNames": ["main-full-snap", "main-delta-snap"],
-            "verbs": ["get", "patch"],
-        }])
+        json!(binding.subjects),
+        json!([{"kind": "ServiceAccount", "name": "deltafold-jobs", "namespace": "backup"}])
     );
-    assert_eq!(
-        json!(binding.subjects.unwrap()),
-        json!([{"kind": "ServiceAccount", "name": "deltafold-main", "namespace": "backup"}])
-    );
-    let own = policy(&with(
-        &rich(),
-        "jobTemplate.serviceAccountName",
-        &json!("own"),
-    ));
-    assert!(access(&own).is_none());
-    let container = args_of(&own, &secrets());
-    assert_eq!(container.name, CONTAINER);
+    assert_eq!(service_account_name(&policy(&rich())), "deltafold-jobs");
+    let name = json!("own");
+    let own = policy(&with(&rich(), "jobTemplate.serviceAccountName", &name));
+    assert_eq!(service_account_name(&own), "own");
 }

@@ -1,7 +1,7 @@
 //! Opens Azure Blob Storage.
 
 use super::secret::{Provider, Renewed, Secret};
-use super::{Means, Place, config_key, misconfigured};
+use super::{Family, Means, Place, config_key, misconfigured};
 use crate::error::Result;
 use crate::store::Store;
 use crate::store::azure::{self, Azure};
@@ -11,17 +11,20 @@ use object_store::azure::{AzureConfigKey, AzureCredential, MicrosoftAzureBuilder
 use std::sync::Arc;
 use tokio::runtime::Handle;
 
+/// What names of settings have in them that are credentials: with one of these, the Secret's are not asked for.
+const OWN_CREDENTIALS: &[&str] = &["account_key", "sas_"];
+
 pub(super) fn open(place: &Place, means: Means, handle: Handle) -> Result<Store> {
     let secret = means.read_secret()?;
-    let is_given = |name: &str| means.options.iter().any(|(key, _)| key.contains(name));
     let (builder, client) = configure(place, &means, secret.as_ref())?;
     let builder = match (&means.secret, &secret) {
-        (Some(source), Some(secret)) if !is_given("account_key") && !is_given("sas_") => {
+        (Some(source), Some(secret)) if !means.gives(OWN_CREDENTIALS) => {
             let (place, means) = (place.clone(), means.clone());
             let renewed = Renewed::new(source.clone(), secret.clone(), move |secret| {
-                let has = |name| secret.get(name).is_some();
-                if !has("storageAccount") || !(has("storageKey") || has("sasToken")) {
-                    return Err(secret.wrong("it has no storageAccount with its storageKey"));
+                if !secret.has_credentials(Family::Azure, |name| {
+                    means.gives_variable::<AzureConfigKey>(name)
+                }) {
+                    return Err(secret.lacks_credentials(Family::Azure));
                 }
                 let (builder, _) = configure(&place, &means, Some(secret))?;
                 let store = builder.build().map_err(|e| misconfigured(&place.what, e))?;
@@ -57,7 +60,7 @@ fn configure(
     means: &Means,
     secret: Option<&Secret>,
 ) -> Result<(MicrosoftAzureBuilder, ClientOptions)> {
-    let mut builder = MicrosoftAzureBuilder::from_env()
+    let mut builder = from_variables(means, secret)
         .with_url(&place.url)
         .with_retry(means.retry.clone())
         .with_http_connector(means.connector());
@@ -71,6 +74,45 @@ fn configure(
     }
     let client = means.client(|key| builder.get_config_value(&AzureConfigKey::Client(key)));
     Ok((builder.with_client_options(client.clone()), client))
+}
+
+/// A builder with the settings of the providers' variables.
+fn from_variables(means: &Means, secret: Option<&Secret>) -> MicrosoftAzureBuilder {
+    // Without a Secret, the crate reads variables of other names, too.
+    let builder = match means.decides(secret, OWN_CREDENTIALS) {
+        Some(_) => MicrosoftAzureBuilder::new(),
+        None => MicrosoftAzureBuilder::from_env(),
+    };
+    means
+        .variables(Family::Azure, secret, OWN_CREDENTIALS, is_credential)
+        .into_iter()
+        .fold(builder, |builder, (key, value)| {
+            builder.with_config(key, value)
+        })
+}
+
+/// Whether a setting decides who asks.
+fn is_credential(key: &AzureConfigKey) -> bool {
+    use AzureConfigKey as K;
+    matches!(
+        key,
+        K::AccessKey
+            | K::AuthorityId
+            | K::ClientId
+            | K::ClientSecret
+            | K::CredentialType
+            | K::FabricClusterIdentifier
+            | K::FabricSessionToken
+            | K::FabricTokenServiceUrl
+            | K::FabricWorkloadHost
+            | K::FederatedTokenFile
+            | K::MsiEndpoint
+            | K::MsiResourceId
+            | K::ObjectId
+            | K::SasKey
+            | K::Token
+            | K::UseAzureCli
+    )
 }
 
 fn from_secret(secret: &Secret) -> Result<Vec<(String, String)>> {

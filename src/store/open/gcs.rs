@@ -1,7 +1,7 @@
 //! Opens Google Cloud Storage.
 
 use super::secret::{Provider, Renewed, Secret, Source};
-use super::{Means, Place, config_key, misconfigured};
+use super::{Family, Means, Place, config_key, misconfigured};
 use crate::error::Result;
 use crate::store::Store;
 use crate::store::exclude::{ExcludeTags, Kind};
@@ -15,12 +15,10 @@ use tokio::runtime::Handle;
 /// Only keys of service accounts are read here; what else it may hold is the crate's to understand.
 const SERVICE_ACCOUNT: &str = "service_account";
 
+/// What names of settings have in them that are credentials: with one of these, the Secret's are not asked for.
+const OWN_CREDENTIALS: &[&str] = &["service_account", "application_credentials"];
+
 pub(super) fn open(place: &Place, mut means: Means, handle: Handle) -> Result<Store> {
-    let is_given = |name: &str| means.options.iter().any(|(key, _)| key.contains(name));
-    let (own, other) = (
-        is_given("service_account"),
-        is_given("application_credentials"),
-    );
     let mut secret = means.read_secret().or_else(|e| match &means.secret {
         // The variable is Google's own: it may name something else, or nothing that is needed here.
         Some(Source::File(_)) => Ok(None),
@@ -34,7 +32,7 @@ pub(super) fn open(place: &Place, mut means: Means, handle: Handle) -> Result<St
     }
     let (builder, client) = configure(place, &means, secret.as_ref())?;
     let builder = match (&means.secret, &secret) {
-        (Some(source), Some(secret)) if !own && !other => {
+        (Some(source), Some(secret)) if !means.gives(OWN_CREDENTIALS) => {
             if key_of(secret).is_none() && secret.flag("emulatorEnabled")? != Some(true) {
                 return Err(no_key(secret));
             }
@@ -63,6 +61,9 @@ pub(super) fn open(place: &Place, mut means: Means, handle: Handle) -> Result<St
 }
 
 fn no_key(secret: &Secret) -> crate::error::Error {
+    if !secret.has_credentials(Family::Gcs, |_| false) {
+        return secret.lacks_credentials(Family::Gcs);
+    }
     secret.wrong(
         "it has no serviceaccount.json with the key of a service account (external accounts are not supported)",
     )
@@ -74,9 +75,25 @@ fn key_of(secret: &Secret) -> Option<&str> {
     let text = names.iter().find_map(|n| secret.get(n)).or_else(|| {
         // A file that a variable names may have any name; then its lines stand beside it.
         (secret.get("type")? == SERVICE_ACCOUNT).then(|| secret.json())?
-    })?;
+    });
+    let Some(text) = text else {
+        return key_of_variable(secret);
+    };
     let json: Value = serde_json::from_str(text).ok()?;
-    (json["type"] == SERVICE_ACCOUNT).then_some(text)
+    (json["type"] == SERVICE_ACCOUNT && is_key(&json)).then_some(text)
+}
+
+/// The same, as the variable has it: what else it may hold, the crate does not ask for.
+fn key_of_variable(secret: &Secret) -> Option<&str> {
+    let text = secret.get("GOOGLE_SERVICE_ACCOUNT_KEY")?;
+    let json: Value = serde_json::from_str(text).ok()?;
+    is_key(&json).then_some(text)
+}
+
+/// Whether the crate can read a key: it would show what has another type.
+fn is_key(json: &Value) -> bool {
+    let fields = ["private_key", "private_key_id", "client_email"];
+    fields.iter().all(|name| json[name].is_string())
 }
 
 fn configure(
@@ -84,7 +101,7 @@ fn configure(
     means: &Means,
     secret: Option<&Secret>,
 ) -> Result<(GoogleCloudStorageBuilder, ClientOptions)> {
-    let mut builder = GoogleCloudStorageBuilder::from_env()
+    let mut builder = from_variables(means, secret)
         .with_url(&place.url)
         .with_retry(means.retry.clone())
         .with_http_connector(means.connector());
@@ -98,6 +115,30 @@ fn configure(
     }
     let client = means.client(|key| builder.get_config_value(&GoogleConfigKey::Client(key)));
     Ok((builder.with_client_options(client.clone()), client))
+}
+
+/// A builder with the settings of the providers' variables.
+fn from_variables(means: &Means, secret: Option<&Secret>) -> GoogleCloudStorageBuilder {
+    use GoogleConfigKey as K;
+    let is_credential = |key: &K| {
+        matches!(
+            key,
+            K::ApplicationCredentials | K::BearerToken | K::ServiceAccount | K::ServiceAccountKey
+        )
+    };
+    // Without a Secret, the crate reads variables of other names, too.
+    let builder = match means.decides(secret, OWN_CREDENTIALS) {
+        Some(_) => GoogleCloudStorageBuilder::new(),
+        None => GoogleCloudStorageBuilder::from_env(),
+    };
+    means
+        .variables(Family::Gcs, secret, OWN_CREDENTIALS, is_credential)
+        .into_iter()
+        // A Secret's key is added when it has been looked at.
+        .filter(|(key, _)| secret.is_none() || *key != K::ServiceAccountKey)
+        .fold(builder, |builder, (key, value)| {
+            builder.with_config(key, value)
+        })
 }
 
 fn from_secret(secret: &Secret) -> Result<Vec<(String, String)>> {

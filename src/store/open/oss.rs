@@ -1,7 +1,7 @@
 //! Opens Alibaba Cloud OSS, through opendal. No server that we can run speaks it: this is untested.
 
 use super::secret::{Renewed, Secret};
-use super::{Means, Place};
+use super::{Family, Means, Place};
 use crate::base::unpoisoned;
 use crate::error::{Reason, Result};
 use crate::store::Store;
@@ -44,6 +44,19 @@ const KEYS: [&str; 11] = [
     "server_side_encryption_key_id",
 ];
 
+/// The providers' variables, and the settings that they stand for.
+const VARIABLES: [(&str, &str); 7] = [
+    ("endpoint", "ALIBABA_CLOUD_OSS_ENDPOINT"),
+    ("endpoint", "ALICLOUD_ENDPOINT"),
+    ("access_key_id", "ALIBABA_CLOUD_ACCESS_KEY_ID"),
+    ("access_key_secret", "ALIBABA_CLOUD_ACCESS_KEY_SECRET"),
+    ("security_token", "ALIBABA_CLOUD_SECURITY_TOKEN"),
+    ("access_key_id", "ALICLOUD_ACCESS_KEY_ID"),
+    ("access_key_secret", "ALICLOUD_ACCESS_KEY_SECRET"),
+];
+/// What names of settings have in them that are credentials: with one of these, the Secret's are not asked for.
+const OWN_CREDENTIALS: &[&str] = &["access_key", "role_arn", "oidc_"];
+
 pub(super) fn open(place: &Place, means: Means, handle: Handle) -> Result<Store> {
     let requests = means.requests.most();
     let secret = means.read_secret()?;
@@ -65,17 +78,22 @@ pub(super) fn open(place: &Place, means: Means, handle: Handle) -> Result<Store>
 
 fn operator(place: &Place, means: &Means, secret: Option<&Secret>) -> Result<Operator> {
     let (client, options) = means.plain_client()?;
-    let from_env = [
-        ("endpoint", "ALIBABA_CLOUD_OSS_ENDPOINT"),
-        ("endpoint", "ALICLOUD_ENDPOINT"),
-        ("access_key_id", "ALICLOUD_ACCESS_KEY_ID"),
-        ("access_key_secret", "ALICLOUD_ACCESS_KEY_SECRET"),
-    ];
-    let from_env = from_env.into_iter();
-    let mut settings: Vec<(String, String)> = from_env
+    let decides = secret.filter(|_| !means.gives(OWN_CREDENTIALS));
+    if let Some(secret) = decides
+        && !secret.has_credentials(Family::Oss, |_| false)
+    {
+        return Err(secret.lacks_credentials(Family::Oss));
+    }
+    let mut settings: Vec<(String, String)> = VARIABLES
+        .into_iter()
+        // The others opendal reads by itself, if nobody is named.
+        .filter(|(_, variable)| variable.starts_with("ALICLOUD_") || variable.ends_with("ENDPOINT"))
+        .filter(|(key, _)| decides.is_none() || *key == "endpoint")
         .filter_map(|(key, variable)| Some((key.to_owned(), std::env::var(variable).ok()?)))
         .collect();
     if let Some(secret) = secret {
+        let held = |(key, name): (&str, &str)| Some((key.to_owned(), secret.get(name)?.to_owned()));
+        settings.extend(VARIABLES.into_iter().filter_map(held));
         settings.extend(secret.settings([
             ("endpoint", "storageEndpoint"),
             ("access_key_id", "accessKeyID"),

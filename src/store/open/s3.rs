@@ -1,8 +1,8 @@
 //! Opens S3, and servers that speak its protocol.
 
 use super::secret::{Provider, Renewed, Secret};
-use super::{Means, Place, config_key, misconfigured};
-use crate::error::{Error, Reason, Result};
+use super::{Family, Means, Place, config_key, misconfigured};
+use crate::error::{Reason, Result};
 use crate::store::Store;
 use crate::store::direct::Direct;
 use crate::store::exclude::{ExcludeTags, Kind};
@@ -23,6 +23,8 @@ use url::Url;
 const LARGEST_COPY: u64 = 5 << 30;
 /// A setting of ours: `false` puts the bucket into the host name, also into that of `endpoint`.
 const OPTION_PATH_STYLE: &str = "path_style";
+/// What names of settings have in them that are credentials: with one of these, the Secret's are not asked for.
+const OWN_CREDENTIALS: &[&str] = &["access_key_id"];
 /// An SSE-C key has so many bytes.
 const CUSTOMER_KEY_BYTES: usize = 32;
 
@@ -32,24 +34,21 @@ pub(super) fn open(place: &Place, mut means: Means, handle: Handle) -> Result<St
         let own = means.certificates_of(secret, "trustedCaCert")?;
         means.certificates.extend(own);
     }
-    let is_given = |name: &str| means.options.iter().any(|(key, _)| key.contains(name));
+    let has_own = means.gives(OWN_CREDENTIALS);
     let (mut builder, client) = configure(place, &means, secret.as_ref())?;
     if let (Some(source), Some(secret)) = (&means.secret, &secret)
-        && has_credentials(secret)
-        && !is_given("access_key_id")
+        && !has_own
     {
         let (place, means) = (place.clone(), means.clone());
         let renewed = Renewed::new(source.clone(), secret.clone(), move |secret| {
-            if !has_credentials(secret) {
-                return Err(no_credentials(secret));
+            if !secret.has_credentials(Family::S3, |_| false) {
+                return Err(secret.lacks_credentials(Family::S3));
             }
             let (builder, _) = configure(&place, &means, Some(secret))?;
             let store = builder.build().map_err(|e| misconfigured(&place.what, e))?;
             Ok(store.credentials().clone() as Provider<AwsCredential>)
         })?;
         builder = builder.with_credentials(Arc::new(renewed));
-    } else if let (Some(secret), false) = (&secret, is_given("access_key_id")) {
-        return Err(no_credentials(secret));
     }
     let setting = |key| builder.get_config_value(&key);
     let is_set = |key| setting(key).as_deref() == Some("true");
@@ -141,22 +140,13 @@ impl HttpService for Damaging {
     }
 }
 
-fn has_credentials(secret: &Secret) -> bool {
-    let has = |name| secret.get(name).is_some();
-    (has("accessKeyID") && has("secretAccessKey")) || (has("roleARN") && has("token"))
-}
-
-fn no_credentials(secret: &Secret) -> Error {
-    secret.wrong("it has neither accessKeyID and secretAccessKey nor roleARN and token")
-}
-
 /// A store's builder, and how it connects.
 fn configure(
     place: &Place,
     means: &Means,
     secret: Option<&Secret>,
 ) -> Result<(AmazonS3Builder, ClientOptions)> {
-    let mut builder = from_env(means, secret)
+    let mut builder = from_variables(means, secret)
         .with_url(&place.url)
         .with_retry(means.retry.clone())
         .with_http_connector(means.connector())
@@ -205,18 +195,17 @@ fn with_bucket(endpoint: &str, bucket: &str) -> Option<String> {
     Some(url.as_str().trim_end_matches('/').to_owned())
 }
 
-/// The settings of the environment. Its session token belongs to its own access key: beside another one no server
-/// takes it, and it would be shown to that of somebody else.
-fn from_env(means: &Means, secret: Option<&Secret>) -> AmazonS3Builder {
-    let is_key = |key: &str| matches!(key.parse(), Ok(AmazonS3ConfigKey::AccessKeyId));
-    let has_own = means.options.iter().any(|(key, _)| is_key(key))
-        || secret.is_some_and(|s| s.get("accessKeyID").is_some());
-    let set = std::env::vars_os().filter_map(|(name, value)| {
-        let name = name.to_str().filter(|name| name.starts_with("AWS_"))?;
-        let key: AmazonS3ConfigKey = name.to_ascii_lowercase().parse().ok()?;
-        Some((key, value.into_string().ok()?))
-    });
-    set.filter(|(key, _)| !(has_own && *key == AmazonS3ConfigKey::Token))
+/// A builder with the settings of the providers' variables. A session token belongs to its own access key: beside a
+/// user's, no server takes it, and it would be shown to that of somebody else.
+fn from_variables(means: &Means, secret: Option<&Secret>) -> AmazonS3Builder {
+    use AmazonS3ConfigKey::{AccessKeyId, SecretAccessKey, Token};
+    let is_credential =
+        |key: &AmazonS3ConfigKey| matches!(key, AccessKeyId | SecretAccessKey | Token);
+    let has_own = means.gives(OWN_CREDENTIALS);
+    means
+        .variables(Family::S3, secret, OWN_CREDENTIALS, is_credential)
+        .into_iter()
+        .filter(|(key, _)| !(has_own && *key == Token))
         .fold(AmazonS3Builder::new(), |builder, (key, value)| {
             builder.with_config(key, value)
         })

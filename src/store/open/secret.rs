@@ -1,10 +1,11 @@
 //! Settings and credentials from a mounted Secret, with the names that etcd-backup-restore and
-//! etcd-druid give them.
+//! etcd-druid give them, or the names of the providers' variables.
 //!
 //! A Secret is read again when it changes: whoever signs a request asks for the credentials anew. What
 //! else it holds (endpoint, region, certificates) counts from the start of a run to its end.
 
-use crate::base::{if_there, lock};
+use super::family::{Family, Set};
+use crate::base::{lock, mounted};
 use crate::error::{Error, Reason, Result};
 use async_trait::async_trait;
 use object_store::CredentialProvider;
@@ -18,10 +19,6 @@ use std::time::{Duration, Instant};
 
 /// A Secret is not looked at more often. Kubernetes itself takes up to two minutes to bring a change.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(1);
-/// Larger files are no settings; a Secret has at most 1 MiB.
-const LARGEST_FILE: u64 = 1 << 20;
-/// Readings of a folder that changes meanwhile.
-const TRIES: usize = 100;
 
 /// Where a Secret is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -125,6 +122,54 @@ impl Secret {
         self.folder.join(name)
     }
 
+    /// What it holds under the names of the providers' variables: each by its variable, in the order of their names.
+    pub(super) fn variables(&self, family: Family) -> impl Iterator<Item = (&str, &str)> {
+        let prefixes = family.variables();
+        let is_variable = move |name: &str| prefixes.iter().any(|p| name.starts_with(p));
+        let names = self.settings.keys().map(String::as_str);
+        let names = names.filter(move |name| is_variable(name));
+        names.filter_map(|name| Some((name, self.get(name)?)))
+    }
+
+    /// Whether one set of the family's credentials is complete. An option may give one of its keys, too.
+    pub(super) fn has_credentials(&self, family: Family, is_given: impl Fn(&str) -> bool) -> bool {
+        let has = |key: &&str| self.get(key).is_some() || is_given(key);
+        // Options alone are no credentials of the Secret.
+        let is_own = |set: &Set| set.iter().any(|key| self.get(key).is_some());
+        let mut sets = family.credentials().iter();
+        sets.any(|set| is_own(set) && set.iter().all(has))
+    }
+
+    /// What it lacks, none of the sets being complete. Names of keys are shown, and no value.
+    pub(super) fn lacks_credentials(&self, family: Family) -> Error {
+        let sets = family.credentials();
+        let (place, has) = (&self.place, |key: &&&str| self.get(key).is_some());
+        let begun = sets
+            .iter()
+            .rev()
+            .max_by_key(|set| set.iter().filter(has).count());
+        let begun = begun.filter(|set| set.iter().any(|key| has(&key)));
+        let what = match begun {
+            Some(set) => {
+                let there: Vec<&str> = set.iter().filter(has).copied().collect();
+                let missing: Vec<&str> = set.iter().filter(|key| !has(key)).copied().collect();
+                let (there, missing) = (there.join(" and "), missing.join(" and "));
+                format!("lacks {missing} (it has {there})")
+            }
+            None if self.settings.is_empty() => "is empty".to_owned(),
+            None => "lacks credentials".to_owned(),
+        };
+        let sets: Vec<String> = sets.iter().map(|set| set.join(" and ")).collect();
+        let sets = sets.join(", or ");
+        let advice = match self.folder.as_os_str().is_empty() {
+            true => format!("give {sets}"),
+            false => mounted::advice(&self.folder, &sets),
+        };
+        Reason::Configuration.error(format!(
+            "the Secret {place} {what}: {advice}; see docs/stores.md"
+        ))
+    }
+
     /// What is wrong with it.
     pub(super) fn wrong(&self, what: &str) -> Error {
         Reason::Configuration.error(format!(
@@ -134,38 +179,11 @@ impl Secret {
     }
 }
 
-/// Kubernetes mounts a Secret as links into the folder that `..data` names. It changes it by giving that
-/// link another folder and deleting the one before: whoever reads through one folder, and finds it named
-/// still, has seen one whole state.
 fn read_folder(folder: &Path) -> io::Result<BTreeMap<String, String>> {
-    let named = || if_there(fs::canonicalize(folder.join("..data")));
-    let mut tried = 0;
-    loop {
-        let now = named()?;
-        let read = read_files(now.as_deref().unwrap_or(folder));
-        if tried == TRIES || named()? == now {
-            return read;
-        }
-        tried += 1;
-    }
-}
-
-fn read_files(folder: &Path) -> io::Result<BTreeMap<String, String>> {
     let mut settings = BTreeMap::new();
     let mut of_json = BTreeMap::new();
-    for entry in fs::read_dir(folder)? {
-        let entry = entry?;
-        let Ok(name) = entry.file_name().into_string() else {
-            continue;
-        };
-        if name.starts_with('.') {
-            continue;
-        }
-        let meta = fs::metadata(entry.path())?;
-        if !meta.is_file() || meta.len() > LARGEST_FILE {
-            continue;
-        }
-        let Ok(value) = String::from_utf8(fs::read(entry.path())?) else {
+    for (name, value) in mounted::read(folder)? {
+        let Ok(value) = String::from_utf8(value) else {
             continue;
         };
         if name.ends_with(".json") {
@@ -390,6 +408,52 @@ mod tests {
         let e = Source::Folder("/no/such/folder".into()).read().unwrap_err();
         assert_eq!(e.reason(), Reason::Configuration);
         assert!(e.to_string().contains("/no/such/folder"), "{e}");
+    }
+
+    #[test]
+    fn what_a_secret_lacks_is_told_by_names_of_keys_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let source = Source::Folder(folder.path().join("backup-s3"));
+        fs::create_dir(folder.path().join("backup-s3")).unwrap();
+        let file = |name: &str| folder.path().join("backup-s3").join(name);
+        let lacks = |family: Family| {
+            let secret = source.read().unwrap();
+            assert!(!secret.has_credentials(family, |_| false));
+            let e = secret.lacks_credentials(family);
+            assert_eq!(e.reason(), Reason::Configuration);
+            e.to_string()
+        };
+        let said = lacks(Family::S3);
+        assert!(said.contains("/backup-s3 is empty: give accessKeyID and secretAccessKey, or roleARN and token, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY;"), "{said}");
+        assert!(
+            said.contains("a Secret backup-s3 with this content must be in the Job's namespace"),
+            "{said}"
+        );
+        fs::write(file("AWS_ACCESS_KEY_ID"), "QUITE").unwrap();
+        fs::write(file("AWS_SECRET_ACCESS_KEY"), "\n").unwrap();
+        let said = lacks(Family::S3);
+        let part = "lacks AWS_SECRET_ACCESS_KEY (it has AWS_ACCESS_KEY_ID): give";
+        assert!(said.contains(part) && !said.contains("QUITE"), "{said}");
+        assert!(lacks(Family::Azure).contains("lacks credentials: give storageAccount"));
+        // One of each is none.
+        fs::write(file("secretAccessKey"), "SECRET").unwrap();
+        assert!(!lacks(Family::S3).contains("SECRET "));
+        fs::write(file("AWS_SECRET_ACCESS_KEY"), "SECRET").unwrap();
+        let secret = source.read().unwrap();
+        assert!(secret.has_credentials(Family::S3, |_| false));
+        let variables: Vec<_> = secret.variables(Family::S3).collect();
+        let expected = [
+            ("AWS_ACCESS_KEY_ID", "QUITE"),
+            ("AWS_SECRET_ACCESS_KEY", "SECRET"),
+        ];
+        assert_eq!(variables, expected);
+        // An option may give a part, and not all.
+        fs::write(file("AZURE_STORAGE_ACCOUNT_KEY"), "SECRET").unwrap();
+        let secret = source.read().unwrap();
+        let is_given = |name: &str| name == "AZURE_STORAGE_ACCOUNT_NAME";
+        assert!(secret.has_credentials(Family::Azure, is_given));
+        assert!(!secret.has_credentials(Family::Swift, |_| true));
+        assert!(!secret.has_credentials(Family::Local, |_| true));
     }
 
     #[derive(Debug)]

@@ -1,7 +1,7 @@
 //! Opens OpenStack Swift: what its settings, its variables and a Secret say of who logs in where.
 
 use super::secret::{Renewed, Secret};
-use super::{Means, Place, no_such_setting};
+use super::{Family, Means, Place, no_such_setting};
 use crate::error::{Reason, Result};
 use crate::store::Store;
 use crate::store::exclude::ExcludeTags;
@@ -59,6 +59,16 @@ const SETTINGS: [(&str, &[&str], &str); 15] = [
     ("auth_token", &["OS_AUTH_TOKEN"], "authToken"),
 ];
 
+/// Those that say who logs in.
+const IDENTITY: [&str; 6] = [
+    "username",
+    "password",
+    "application_credential_id",
+    "application_credential_name",
+    "application_credential_secret",
+    "auth_token",
+];
+
 pub(super) fn open(place: &Place, means: Means, handle: Handle) -> Result<Store> {
     let (mut client, options) = means.plain_client()?;
     if let Some((key, _)) = options
@@ -73,6 +83,12 @@ pub(super) fn open(place: &Place, means: Means, handle: Handle) -> Result<Store>
         move |secret: Option<&Secret>| {
             let settings = settings(|name| std::env::var(name).ok(), secret, &options);
             login(&settings).map_err(|what| {
+                let is_given = |name: &str| is_given(&options, name);
+                if let Some(secret) = secret
+                    && !secret.has_credentials(Family::Swift, is_given)
+                {
+                    return secret.lacks_credentials(Family::Swift);
+                }
                 let advice = "see docs/stores.md for Swift's settings";
                 Reason::Configuration.error(format!("--store {url}: {what}; {advice}"))
             })
@@ -98,7 +114,17 @@ pub(super) fn open(place: &Place, means: Means, handle: Handle) -> Result<Store>
         .with_largest_copy(LARGEST_OBJECT))
 }
 
-/// Each setting by its key: what is given wins over the Secret, that over the environment.
+/// Whether an option gives the setting that has this name, or this variable.
+fn is_given(options: &[(String, String)], name: &str) -> bool {
+    let is_it = |variables: &[&str], own: &str| own == name || variables.contains(&name);
+    let known = SETTINGS
+        .iter()
+        .find(|(_, variables, own)| is_it(variables, own));
+    known.is_some_and(|(key, ..)| options.iter().any(|(given, _)| given == key))
+}
+
+/// Each setting by its key: what is given wins over the Secret, that over the environment. With a Secret, nobody logs
+/// in as the environment says.
 fn settings(
     variable: impl Fn(&str) -> Option<String>,
     secret: Option<&Secret>,
@@ -110,7 +136,16 @@ fn settings(
         let value = given
             .map(|(_, value)| value.clone())
             .or_else(|| Some(secret?.get(name)?.to_owned()))
-            .or_else(|| variables.iter().find_map(|v| variable(v)));
+            .or_else(|| {
+                variables
+                    .iter()
+                    .find_map(|v| secret?.get(v))
+                    .map(str::to_owned)
+            })
+            .or_else(|| {
+                let counts = secret.is_none() || !IDENTITY.contains(&key);
+                counts.then(|| variables.iter().find_map(|v| variable(v)))?
+            });
         if let Some(value) = value.filter(|v| !v.is_empty()) {
             settings.insert(key, value);
         }
@@ -211,6 +246,25 @@ mod tests {
         assert_eq!(settings["region"], "given");
         assert_eq!(settings["username"], "u");
         assert!(!settings.contains_key("password"));
+    }
+
+    #[test]
+    fn with_a_secret_nobody_logs_in_as_the_environment_says() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str| folder.path().join(name);
+        std::fs::write(file("OS_AUTH_URL"), "https://k.example").unwrap();
+        std::fs::write(file("OS_USERNAME"), "u").unwrap();
+        std::fs::write(file("username"), "own").unwrap();
+        let secret = super::super::secret::Source::Folder(folder.path().to_owned());
+        let secret = secret.read().unwrap();
+        let variable = |name: &str| Some(format!("{name} of the environment"));
+        let settings = settings(variable, Some(&secret), &[]);
+        assert_eq!(settings["auth_url"], "https://k.example");
+        assert_eq!(settings["username"], "own");
+        assert_eq!(settings["region"], "OS_REGION_NAME of the environment");
+        for key in ["password", "application_credential_secret", "auth_token"] {
+            assert!(!settings.contains_key(key), "{key}");
+        }
     }
 
     #[test]

@@ -3,10 +3,12 @@
 //! Pure: what is known and now become a status, a reason, a sentence, and the time at which that is no longer
 //! so. No sentence holds an age: it would be another one at every look. `policy` and `compaction` write them.
 
-use super::api::{Condition, ConditionStatus, EtcdBackupPolicy, LastCompaction, LastRun, RunState};
-use super::leases::{LeaseFacts, SnapshotFact};
-use super::outcome;
-use super::times::{delta as span, later, shown, sooner};
+use crate::controller::api::{
+    Condition, ConditionStatus, EtcdBackupPolicy, LastCompaction, LastRun, RunState,
+};
+use crate::controller::observe::leases::{LeaseFacts, SnapshotFact};
+use crate::controller::observe::outcome;
+use crate::controller::times::{delta as span, later, shown, sooner};
 use crate::job::schedule::Schedule;
 use chrono::{DateTime, TimeDelta, Utc};
 use kube::ResourceExt;
@@ -14,7 +16,6 @@ use kube::ResourceExt;
 /// How often etcd-druid's sidecar takes snapshots, if it was told nothing else: where the policy takes none itself.
 const SIDECAR_FULL: TimeDelta = TimeDelta::hours(24);
 const SIDECAR_DELTA: TimeDelta = TimeDelta::minutes(5);
-/// How often a follower saves a delta, if it was told nothing else.
 /// Whatever the period: Pods take time to start.
 const LEAST_GRACE: TimeDelta = TimeDelta::minutes(2);
 /// After so many periods without news something is broken.
@@ -45,6 +46,11 @@ impl Judgement {
             message: message.into(),
             stale_at: None,
         }
+    }
+
+    /// Something to be known that holds nothing up.
+    pub fn warning(reason: &str, message: impl Into<String>) -> Self {
+        Judgement::new(ConditionStatus::True, reason, message)
     }
 
     fn until(self, stale_at: Option<DateTime<Utc>>) -> Self {
@@ -293,7 +299,7 @@ fn all_news(
     now: DateTime<Utc>,
 ) -> Vec<News> {
     let created = policy.metadata.creation_timestamp.as_ref();
-    let since = created.map(super::times::utc);
+    let since = created.map(crate::controller::times::utc);
     let full_at = facts.full.as_ref().and_then(|f| renewed(f, seen.full, now));
     let of_delta = facts
         .delta
@@ -534,7 +540,7 @@ pub fn job_refused(why: &str) -> Judgement {
 /// Something that keeps a policy from being carried out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    /// A word for machines, such as `SpecInvalid`, `SecretMissing` or `StorePrefixTaken`.
+    /// A word for machines, such as `SpecInvalid`, `NotAllowed` or `StorePrefixTaken`.
     pub reason: String,
     /// A sentence for people.
     pub message: String,
@@ -590,8 +596,8 @@ mod tests {
     use super::*;
     use crate::base::Written;
     use crate::controller::api::{EtcdBackupPolicySpec, EtcdSpec, SnapshotSpec, VerifySpec};
-    use crate::controller::leases::tests::druid;
-    use crate::controller::outcome::tests::time;
+    use crate::controller::observe::leases::tests::druid;
+    use crate::controller::observe::outcome::tests::time;
     use crate::job::snapshot::follow::Pace;
     use crate::job::verify_store::Level;
     use ConditionStatus::{False, True, Unknown};
@@ -907,8 +913,8 @@ mod tests {
             message: "no Secret s".to_owned(),
         };
         let good = ready(&p, None);
-        let bad = ready(&p, Some(&problem("SecretMissing")));
-        assert_eq!((bad.status, bad.reason.as_str()), (False, "SecretMissing"));
+        let bad = ready(&p, Some(&problem("NotAllowed")));
+        assert_eq!((bad.status, bad.reason.as_str()), (False, "NotAllowed"));
         assert_eq!(bad.message, "no Secret s");
         let first = merge(
             &[],

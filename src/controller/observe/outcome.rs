@@ -3,9 +3,9 @@
 //! A Pod leaves a termination message (docs/exit-codes.md), or nothing where it was killed; anything else that may
 //! stand there tells nothing. Pure; the reconcilers and `policy` call it.
 
-use super::api::{LastRun, RunState};
-use super::jobs::{CONTAINER, CONTAINER_BEFORE};
-use super::times::utc;
+use crate::controller::api::{LastRun, RunState};
+use crate::controller::jobs::{CONTAINER, CONTAINER_BEFORE};
+use crate::controller::times::utc;
 use crate::error::Reason;
 use crate::telemetry::termination::Message;
 use chrono::{DateTime, TimeDelta, Utc};
@@ -340,7 +340,7 @@ pub fn why(run: &LastRun) -> String {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(in crate::controller) mod tests {
     use super::*;
     use k8s_openapi::api::batch::v1::{JobCondition, JobStatus};
     use k8s_openapi::api::core::v1::{

@@ -3,11 +3,11 @@
 //! A pure decision on the Leases, the last attempt and now, with its reason in words. It starts nothing:
 //! `compaction` does, and asks it again whenever something has changed.
 
-use super::api::{CompactionSpec, LastCompaction, RunState};
-use super::leases::LeaseFacts;
-use super::outcome::{self, DEADLINE_EXCEEDED};
-use super::times::{delta, later, shown};
 use crate::bucket::Kind;
+use crate::controller::api::{CompactionSpec, LastCompaction, RunState};
+use crate::controller::observe::leases::LeaseFacts;
+use crate::controller::observe::outcome::{self, DEADLINE_EXCEEDED};
+use crate::controller::times::{delta, later, shown};
 use chrono::{DateTime, TimeDelta, Utc};
 
 /// After the first failure; twice as long after each further one.
@@ -43,7 +43,7 @@ pub struct Backoff {
     /// A Job of a threshold, or of a compaction task, that has not ended.
     pub running: Option<String>,
     /// When something that Jobs depend on was last seen to come back or to be mended: an endpoint that became
-    /// ready, a Secret or a policy that was changed.
+    /// ready, a policy that was changed.
     pub recovered_at: Option<DateTime<Utc>>,
 }
 
@@ -337,7 +337,7 @@ mod tests {
     use super::*;
     use crate::base::Written;
     use crate::controller::api::LastRun;
-    use crate::controller::leases::tests::{at, druid, ours};
+    use crate::controller::observe::leases::tests::{at, druid, ours};
 
     const MINUTE: i64 = 60;
 

@@ -1,113 +1,21 @@
-//! Thresholds: where one is crossed, a Job folds the deltas, or takes a full snapshot instead; and how it ended.
+//! Thresholds: whether a Job is to fold the deltas or take a full snapshot instead, and how the last one ended.
 //!
-//! When, `threshold` decides; what the Job looks like, `jobs` knows. Run for each policy of which a Lease, a Job or
-//! the policy itself has changed; again by itself only when a time comes at which something is due.
+//! Pure. When, `threshold` decides; what the Job looks like, `jobs` knows. `plan` calls it.
 
-use super::admission::{Asker, GRANT_LASTS, Key};
-use super::api::{
-    Condition, EtcdBackupPolicy, EtcdBackupPolicyStatus, LastCompaction, LastRun, RunState,
-    TaskType,
-};
-use super::conditions::{self, Judgement};
-use super::context::{Context, Failure, label};
-use super::jobs::{self, Work};
-use super::leases::LeaseFacts;
-use super::outcome::{self, JOB_DELETED, PODS_COME};
-use super::policy;
+use super::limits::{Asker, Wanted};
 use super::threshold::{self, Backoff, Decision};
-use super::times::{later, requeue, sooner, utc};
-use super::turns::{self, TRIGGER, key};
-use crate::base::lock;
+use super::{Action, Note};
+use crate::controller::api::{EtcdBackupPolicy, LastCompaction, LastRun, RunState, TaskType};
+use crate::controller::jobs::{self, Settings, Work};
+use crate::controller::names::{is_owned, label};
+use crate::controller::observe::leases::LeaseFacts;
+use crate::controller::observe::outcome::{self, JOB_DELETED, PODS_COME};
+use crate::controller::observe::started::{Start, Started, is_of_threshold};
+use crate::controller::observe::{JOB_COMES, Observed, WATCH_LAGS};
+use crate::controller::times::{later, sooner};
 use chrono::{DateTime, SubsecRound, Utc};
 use k8s_openapi::api::batch::v1::Job;
 use kube::ResourceExt;
-use kube::runtime::controller::Action;
-use kube::runtime::reflector::ObjectRef;
-use serde_json::json;
-use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex};
-
-/// The owner of what it writes.
-const MANAGER: &str = "deltafold-compaction";
-const HEALTHY: &str = "CompactionHealthy";
-/// On the Job: the status of the Leases that it was made for, so that a lost write loses nothing.
-const FULL_REVISION: &str = "deltafold.io/full-revision";
-const DELTA_REVISION: &str = "deltafold.io/delta-revision";
-/// On the Job: how many have failed before it.
-const ATTEMPT: &str = "deltafold.io/attempt";
-/// On the Job: why it was made.
-const REASON: &str = "deltafold.io/reason";
-
-/// A threshold's Job, by what stands on it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Started {
-    name: String,
-    trigger: String,
-    full_revision: i64,
-    delta_revision: i64,
-    full_snapshot: bool,
-    attempt: i32,
-    created: Option<DateTime<Utc>>,
-    finished: bool,
-}
-
-impl Started {
-    fn read(job: &Job) -> Option<Started> {
-        let annotations = job.metadata.annotations.as_ref()?;
-        let number = |key: &str| annotations.get(key)?.parse::<i64>().ok();
-        Some(Started {
-            name: job.name_any(),
-            trigger: annotations.get(TRIGGER)?.clone(),
-            full_revision: number(FULL_REVISION)?,
-            delta_revision: number(DELTA_REVISION)?,
-            full_snapshot: label(job, jobs::LABEL_WORK) == Some(Work::FullSnapshot.as_str()),
-            attempt: number(ATTEMPT)
-                .and_then(|n| i32::try_from(n).ok())
-                .unwrap_or(0),
-            created: job.metadata.creation_timestamp.as_ref().map(utc),
-            finished: outcome::is_finished(job),
-        })
-    }
-
-    /// Of two that were made in one second, the one that runs is the later one.
-    fn age(&self) -> (Option<DateTime<Utc>>, bool, i32, i64, &str) {
-        (
-            self.created,
-            !self.finished,
-            self.attempt,
-            self.delta_revision,
-            &self.name,
-        )
-    }
-
-    fn annotations(&self, reason: &str) -> BTreeMap<String, String> {
-        let annotations = [
-            (TRIGGER, self.trigger.clone()),
-            (FULL_REVISION, self.full_revision.to_string()),
-            (DELTA_REVISION, self.delta_revision.to_string()),
-            (ATTEMPT, self.attempt.to_string()),
-            (REASON, reason.to_owned()),
-        ];
-        annotations.map(|(k, v)| (k.to_owned(), v)).into()
-    }
-
-    /// As the status has it.
-    fn ran(&self, run: LastRun) -> LastCompaction {
-        LastCompaction {
-            job_name: self.name.clone(),
-            trigger: self.trigger.clone(),
-            full_revision: self.full_revision,
-            delta_revision: self.delta_revision,
-            full_snapshot: self.full_snapshot,
-            failures: match run.state {
-                RunState::Running => self.attempt,
-                RunState::Succeeded => 0,
-                RunState::Failed => self.attempt.saturating_add(1),
-            },
-            run,
-        }
-    }
-}
 
 /// The last compaction, from what the status tells and what the newest Job does: either may be the later one. `pending`
 /// are Jobs that may be there though the cache has not got them yet.
@@ -142,170 +50,31 @@ fn observe(
     }
 }
 
-/// By policy, the Job that may have been created: the create call got no answer.
-#[derive(Default)]
-pub(super) struct Unanswered(Mutex<HashMap<(String, String), Start>>);
-
-impl Unanswered {
-    fn of(&self, policy: &(String, String)) -> Option<Start> {
-        lock(&self.0).get(policy).cloned()
-    }
-
-    fn remember(&self, policy: &(String, String), start: &Start) {
-        lock(&self.0).insert(policy.clone(), start.clone());
-    }
-
-    fn forget(&self, policy: &(String, String)) {
-        lock(&self.0).remove(policy);
-    }
-}
-
-pub(super) async fn reconcile(
-    policy: Arc<EtcdBackupPolicy>,
-    ctx: Arc<Context>,
-    unanswered: Arc<Unanswered>,
-) -> Result<Action, Failure> {
-    let this = key(&*policy);
-    let asker = Asker::Policy(this.clone());
-    if policy.metadata.deletion_timestamp.is_some() {
-        turns::withdraw(&ctx, &asker);
-        unanswered.forget(&this);
-        return Ok(Action::await_change());
-    }
-    let now = ctx.now();
-    let old = policy.status.clone().unwrap_or_default();
-    let look = Look::at(&policy, &old, &ctx, now);
-    let mut last = look.last.clone();
-    let mut look_again = look.look_again;
-
-    let reference = ObjectRef::from_obj(&*policy);
-    let failed = last
-        .as_ref()
-        .is_some_and(|l| l.run.state == RunState::Failed);
-    ctx.saw_dependencies(&reference, failed.then(|| dependencies(&policy, &ctx)));
-    let facts = policy::facts(&policy, &ctx);
-    let spec = &policy.spec;
-    let still_wanted = |start: &Start| {
-        let possible = spec.etcd.is_some() || !start.job.full_snapshot;
-        let is_its = start.policy_uid == policy.metadata.uid;
-        is_its && spec.compaction.enabled && !spec.suspend && possible
-    };
-    let start = match unanswered.of(&this).filter(still_wanted) {
-        // Retry with the same name: a new name could create a second Job.
-        Some(start) => Some(start),
-        None => {
-            let waiting = Backoff {
-                running: look.running.clone(),
-                recovered_at: ctx.recovered_at(&this.0, &this.1),
-            };
-            let decision = threshold::decide(
-                &policy.spec.compaction,
-                policy.spec.suspend,
-                policy.spec.etcd.is_some(),
-                &facts,
-                last.as_ref(),
-                &waiting,
-                now,
-            );
-            unanswered.forget(&this);
-            match start(&policy, decision, &facts, &look) {
-                Ok(start) => Some(start),
-                Err((reason, again)) => {
-                    let (namespace, policy) = &this;
-                    tracing::debug!(namespace, policy, "no compaction: {reason}");
-                    look_again = sooner(look_again, again);
-                    None
-                }
-            }
-        }
-    };
-    let mut wants_a_turn = false;
-    let mut refused = None;
-    if let Some(start) = start {
-        let created = match create(&policy, &asker, &start, &ctx, &unanswered).await {
-            // The status has to tell, which stands below.
-            Err(e) if e.is_refusal() => {
-                let why = e.to_string();
-                refused = Some(e);
-                Created::NotReady(why)
-            }
-            created => created?,
-        };
-        match created {
-            Created::Yes(start_time) => {
-                let run = LastRun {
-                    start_time,
-                    ..LastRun::default()
-                };
-                last = Some(start.job.ran(run));
-                // It was for this attempt: clocks may differ, and none may come without end.
-                ctx.forget_recovery(&this);
-            }
-            Created::NotNow(why) => {
-                wants_a_turn = true;
-                let (namespace, policy) = &this;
-                tracing::info!(namespace, policy, "{}; but {why}", start.reason);
-            }
-            Created::NotReady(why) => {
-                let (namespace, policy) = &this;
-                tracing::debug!(namespace, policy, "{}; but {why}", start.reason);
-            }
-        }
-    }
-    if !wants_a_turn {
-        turns::withdraw(&ctx, &asker);
-    }
-
-    let (full, delta) = jobs::lease_names(&policy);
-    let seen = conditions::Seen {
-        full: ctx.lease_changed_at(&this.0, &full),
-        delta: ctx.lease_changed_at(&this.0, &delta),
-    };
-    let healthy = match &refused {
-        None => conditions::compaction_healthy(&policy, &facts, last.as_ref(), &seen, now),
-        Some(e) => conditions::job_refused(&e.to_string()),
-    };
-    write_status(&policy, &old, last.as_ref(), &healthy, &ctx, now).await?;
-    if let Some(last) = &last {
-        tell_end(&policy, old.last_compaction.as_ref(), last, &ctx).await;
-    }
-    match refused {
-        Some(e) => Err(e),
-        None => Ok(requeue(sooner(look_again, healthy.stale_at), now)),
-    }
-}
-
-/// What the caches tell of a policy's Jobs.
-struct Look {
-    last: Option<LastCompaction>,
-    running: Option<String>,
+/// What the Jobs of a policy tell of its compactions.
+#[derive(Debug, Default)]
+pub struct Look {
+    /// The last one.
+    pub last: Option<LastCompaction>,
+    /// One that runs, of a threshold or a task.
+    pub running: Option<String>,
     full_snapshot_runs: Option<String>,
-    look_again: Option<DateTime<Utc>>,
+    /// When time alone tells more.
+    pub look_again: Option<DateTime<Utc>>,
 }
 
 impl Look {
-    fn at(
-        policy: &EtcdBackupPolicy,
-        old: &EtcdBackupPolicyStatus,
-        ctx: &Context,
-        now: DateTime<Utc>,
-    ) -> Look {
-        let (namespace, name) = key(policy);
-        let jobs = ctx.caches.jobs_of(&namespace, &name);
-        let is_its = |job: &Job| {
-            // Those of a policy of the same name that is gone go, too.
-            let owners = job.metadata.owner_references.iter().flatten();
-            turns::is_of_threshold(job)
-                && owners
-                    .map(|o| Some(&o.uid))
-                    .any(|o| o == policy.metadata.uid.as_ref())
+    /// At a policy.
+    pub fn at(observed: &Observed, now: DateTime<Utc>) -> Look {
+        let Some(policy) = observed.policy.as_deref() else {
+            return Look::default();
         };
-        let started = jobs.iter().filter(|j| is_its(j));
+        let is_its = |job: &Job| is_of_threshold(job) && is_owned(job, policy);
+        let started = observed.jobs.iter().filter(|j| is_its(j));
         let started = started.filter_map(|j| Some((Started::read(j)?, j)));
         let newest = started.max_by(|(a, _), (b, _)| a.age().cmp(&b.age()));
         let mut look_again = None;
         let newest = newest.map(|(started, job)| {
-            let mut run = outcome::last_run(job, &ctx.caches.pods_of(job));
+            let mut run = outcome::last_run(job, &observed.pods_of(job));
             if !outcome::is_settled(&run, now) {
                 look_again = Some(later(now, PODS_COME));
                 run = LastRun {
@@ -315,90 +84,77 @@ impl Look {
             }
             (started, run)
         });
-        let policy_key = (namespace.clone(), name.clone());
-        let mut pending: Vec<String> = {
-            let admission = ctx.admission();
-            let pending = admission.pending(&policy_key, now);
-            let compacts = |asker: &Asker| match asker {
-                Asker::Policy(_) => true,
-                Asker::Task { task, .. } => is_compaction(task, ctx),
-            };
-            let own = pending.filter(|(_, asker)| compacts(asker));
-            let is_seen = |name: &str| jobs.iter().any(|job| job.name_any() == name);
-            let own = own.filter(|((_, job), _)| !is_seen(job));
-            own.map(|((_, job), _)| job.clone()).collect()
-        };
-        let made = old.last_compaction.as_ref();
-        let made = made.filter(|l| l.run.state == RunState::Running);
-        if let Some(young) = made.filter(|l| turns::is_young(l.run.start_time, now))
-            && jobs.iter().all(|job| job.name_any() != young.job_name)
+        let old = policy
+            .status
+            .as_ref()
+            .and_then(|s| s.last_compaction.as_ref());
+        let mut pending = Vec::new();
+        if let Some(start) = &observed.unanswered
+            && observed.job(&start.job.name).is_none()
+        {
+            pending.push(start.job.name.clone());
+            // Should it never come, nothing else would have this looked at.
+            look_again = sooner(look_again, Some(later(now, JOB_COMES)));
+        }
+        let made = old.filter(|l| l.run.state == RunState::Running);
+        if let Some(young) = made.filter(|l| is_young(l.run.start_time, now))
+            && observed.job(&young.job_name).is_none()
         {
             pending.push(young.job_name.clone());
+            look_again = sooner(look_again, Some(later(now, WATCH_LAGS)));
         }
-        if !pending.is_empty() {
-            // Should it never come, nothing else would have this looked at.
-            let lasts = later(now, GRANT_LASTS);
-            let again = match made {
-                Some(_) => turns::look_again(now),
-                None => lasts,
-            };
-            look_again = sooner(look_again, Some(again));
-        }
-        let last = observe(
-            old.last_compaction.as_ref(),
-            newest.as_ref().map(|(started, run)| (started, run.clone())),
-            &pending,
-            now,
-        );
-        let active = || jobs.iter().filter(|j| !outcome::is_finished(j));
+        let newest = newest.as_ref().map(|(started, run)| (started, run.clone()));
+        let last = observe(old, newest, &pending, now);
+        let active = || observed.jobs.iter().filter(|j| !outcome::is_finished(j));
         let compacts = |job: &Job| {
             is_its(job)
                 || label(job, jobs::LABEL_TASK_TYPE) == Some(TaskType::OnDemandCompaction.as_str())
         };
         let takes_full =
             |job: &Job| label(job, jobs::LABEL_WORK) == Some(Work::FullSnapshot.as_str());
-        let named = |job: &Arc<Job>| job.name_any();
         // One that is not in the cache yet runs all the same.
-        let running = active().find(|j| compacts(j)).map(named);
+        let running = active().find(|j| compacts(j)).map(|j| j.name_any());
         Look {
             last,
             running: running.or_else(|| pending.first().cloned()),
-            full_snapshot_runs: active().find(|j| takes_full(j)).map(named),
+            full_snapshot_runs: active().find(|j| takes_full(j)).map(|j| j.name_any()),
             look_again,
         }
     }
-}
 
-/// Whether a task is for a compaction.
-fn is_compaction((namespace, name): &Key, ctx: &Context) -> bool {
-    let task = ctx
-        .caches
-        .tasks
-        .get(&ObjectRef::new(name).within(namespace));
-    task.is_some_and(|t| t.spec.type_ == TaskType::OnDemandCompaction)
-}
-
-/// What was changed where a Job failed for want of it: the policy itself, its Secrets.
-fn dependencies(policy: &EtcdBackupPolicy, ctx: &Context) -> String {
-    let namespace = policy.namespace().unwrap_or_default();
-    let mut versions = format!("{}", policy.metadata.generation.unwrap_or_default());
-    for secret in jobs::secrets_of(policy) {
-        let reference = ObjectRef::new(&secret.name).within(&namespace);
-        let there = ctx.caches.secrets.get(&reference);
-        let version = there.and_then(|s| s.resource_version());
-        versions += &format!(" {}", version.as_deref().unwrap_or("-"));
+    /// The Job to start; or why there is none, and when to look again.
+    pub fn start(&self, observed: &Observed, now: DateTime<Utc>) -> Result<Start, Idle> {
+        let Some(policy) = observed.policy.as_deref() else {
+            return Err(("there is no policy".to_owned(), None));
+        };
+        let spec = &policy.spec;
+        if let Some(start) = &observed.unanswered {
+            // Retry with the same name: a new name could create a second Job.
+            return Ok(start.clone());
+        }
+        let waiting = Backoff {
+            running: self.running.clone(),
+            recovered_at: observed.recovered_at,
+        };
+        let decision = threshold::decide(
+            &spec.compaction,
+            spec.suspend,
+            spec.etcd.is_some(),
+            &observed.facts,
+            self.last.as_ref(),
+            &waiting,
+            now,
+        );
+        start(policy, decision, &observed.facts, self)
     }
-    versions
 }
 
-/// What was decided to start.
-#[derive(Debug, Clone)]
-struct Start {
-    /// Whose: another policy may have the same name later.
-    policy_uid: Option<String>,
-    job: Started,
-    reason: String,
-    events: i64,
+/// Why nothing is started, and when to look again.
+pub type Idle = (String, Option<DateTime<Utc>>);
+
+/// Whether a Job that was made at that time may be there although no watch has told of it: lists differ.
+pub(super) fn is_young(made: Option<DateTime<Utc>>, now: DateTime<Utc>) -> bool {
+    made.is_some_and(|made| (now - made).abs() < WATCH_LAGS)
 }
 
 /// The Job of a decision; or why there is none, and when to look again.
@@ -407,7 +163,7 @@ fn start(
     decision: Decision,
     facts: &LeaseFacts,
     look: &Look,
-) -> Result<Start, (String, Option<DateTime<Utc>>)> {
+) -> Result<Start, Idle> {
     match decision {
         Decision::Nothing { reason, look_again } => Err((reason, look_again)),
         Decision::Start {
@@ -443,148 +199,51 @@ fn start(
     }
 }
 
-/// What became of it.
-enum Created {
-    /// The Job is there, since then by the API server's clock: times of Jobs are compared with it, and ours may be wrong.
-    Yes(Option<DateTime<Utc>>),
-    /// There are too many; the policy is called.
-    NotNow(String),
-    /// Something is wrong with the policy; its condition tells, and whatever mends it has it looked at again.
-    NotReady(String),
+/// The turn that is asked for.
+pub fn wanted(observed: &Observed, start: &Start) -> Wanted {
+    Wanted {
+        asker: Asker::Policy(observed.key.clone()),
+        job: (observed.key.0.clone(), start.job.name.clone()),
+        is_restore: false,
+    }
 }
 
-async fn create(
-    policy: &EtcdBackupPolicy,
-    asker: &Asker,
-    start: &Start,
-    ctx: &Context,
-    unanswered: &Unanswered,
-) -> Result<Created, Failure> {
-    let others = ctx.caches.policies.state();
-    if let Some(problem) = policy::impediment(policy, &others) {
-        return Ok(Created::NotReady(problem.message));
-    }
-    let (keys, problem) = policy::secrets(policy, ctx).await?;
-    if let Some(problem) = problem {
-        return Ok(Created::NotReady(problem.message));
-    }
-    let (namespace, name) = key(policy);
-    let this = (namespace.clone(), name.clone());
-    let job_key: Key = (namespace.clone(), start.job.name.clone());
-    if let Err(why) = turns::ask(ctx, asker, &job_key, policy).await {
-        return Ok(Created::NotNow(why));
-    }
+/// The creation of a threshold's Job.
+pub fn creation(policy: &EtcdBackupPolicy, start: Start, settings: &Settings) -> Action {
     let job = jobs::compaction_job(
         policy,
-        &ctx.options.settings,
-        &keys,
+        settings,
         &start.job.name,
         start.job.full_snapshot,
         start.job.annotations(&start.reason),
     );
-    // Until there is an answer it may be there or not.
-    unanswered.remember(&this, start);
-    let created = ctx.create_new(&job).await;
-    let refused = matches!(
-        created,
-        Err(Failure::Api { code: Some(_), .. } | Failure::NotLeading)
-    );
-    if created.is_ok() || refused {
-        unanswered.forget(&this);
-    }
-    match created {
-        Err(e) => {
-            if refused {
-                turns::give_back(ctx, &job_key);
-            }
-            Err(e)
+    let note = Note {
+        warning: false,
+        reason: match start.job.full_snapshot {
+            true => "FullSnapshotStarted",
+            false => "CompactionStarted",
         }
-        // It is there already: the write that told of it was lost.
-        Ok(None) => {
-            let reference = ObjectRef::new(&start.job.name).within(&namespace);
-            let there = ctx.caches.jobs.get(&reference);
-            let made = there.and_then(|j| Some(utc(j.metadata.creation_timestamp.as_ref()?)));
-            Ok(Created::Yes(made))
-        }
-        Ok(Some(made)) => {
-            let events = u64::try_from(start.events).unwrap_or_default();
-            ctx.metrics.compaction_started(&namespace, &name, events);
-            let note = format!("{}: {}", start.job.name, start.reason);
-            let reason = match start.job.full_snapshot {
-                true => "FullSnapshotStarted",
-                false => "CompactionStarted",
-            };
-            ctx.tell(policy, false, reason, "Compact", &note).await;
-            Ok(Created::Yes(
-                made.metadata.creation_timestamp.as_ref().map(utc),
-            ))
-        }
+        .to_owned(),
+        action: "Compact",
+        text: format!("{}: {}", start.job.name, start.reason),
+    };
+    Action::CreateJob {
+        job: Box::new(job),
+        start: Some(start),
+        note,
     }
 }
 
-/// Writes what is ours of the status, where it is not so yet.
-async fn write_status(
-    policy: &EtcdBackupPolicy,
-    old: &EtcdBackupPolicyStatus,
-    last: Option<&LastCompaction>,
-    healthy: &Judgement,
-    ctx: &Context,
-    now: DateTime<Utc>,
-) -> Result<(), Failure> {
-    let generation = policy.metadata.generation;
-    let conditions = conditions::merge(&old.conditions, &[(HEALTHY, healthy)], generation, now);
-    let mut before = old.conditions.iter().filter(|c| c.type_ == HEALTHY);
-    let is_so = before.next() == conditions.first();
-    if is_so && old.last_compaction.as_ref() == last {
-        return Ok(());
-    }
-    let mut status = json!({ "conditions": conditions });
-    if let Some(last) = last {
-        status["lastCompaction"] = json!(last);
-    }
-    ctx.apply_status(MANAGER, policy, &status).await?;
-    tell_change(policy, &old.conditions, healthy, ctx).await;
-    Ok(())
-}
-
-/// An Event where compactions have become unhealthy for another reason than a Job's end, or healthy again.
-async fn tell_change(
-    policy: &EtcdBackupPolicy,
-    old: &[Condition],
-    healthy: &Judgement,
-    ctx: &Context,
-) {
-    let before = old.iter().find(|c| c.type_ == HEALTHY);
-    if before.is_some_and(|c| c.status != healthy.status) {
-        let note = format!(
-            "{HEALTHY} is {}: {}",
-            healthy.status.as_str(),
-            healthy.message
-        );
-        ctx.tell(policy, false, &healthy.reason, "Observe", &note)
-            .await;
-    }
-}
-
-/// An Event and the metrics of a Job that has ended, once its end is in the status.
-async fn tell_end(
-    policy: &EtcdBackupPolicy,
-    old: Option<&LastCompaction>,
-    last: &LastCompaction,
-    ctx: &Context,
-) {
+/// What is told of a Job that has ended, once its end is in the status.
+pub fn end(old: Option<&LastCompaction>, last: Option<&LastCompaction>) -> Option<Note> {
     let has_ended = |l: &LastCompaction| l.run.state != RunState::Running;
-    let was_told = old.is_some_and(|o| o.job_name == last.job_name && has_ended(o));
-    if !has_ended(last) || was_told || !ctx.tells_once(key(policy), &last.job_name) {
-        return;
+    let last = last.filter(|l| has_ended(l))?;
+    if old.is_some_and(|o| o.job_name == last.job_name && has_ended(o)) {
+        return None;
     }
     let succeeded = last.run.state == RunState::Succeeded;
-    let took = last.run.completion_time.zip(last.run.start_time);
-    let took = took.and_then(|(end, start)| (end - start).to_std().ok());
-    ctx.metrics
-        .compaction_ended(succeeded, took.unwrap_or_default());
     let job = &last.job_name;
-    let (reason, note) = match succeeded {
+    let (reason, text) = match succeeded {
         true => {
             let to = last.run.revision.map(|r| format!(" up to revision {r}"));
             (
@@ -597,15 +256,21 @@ async fn tell_end(
             format!("{job} failed: {}", outcome::why(&last.run)),
         ),
     };
-    ctx.tell(policy, !succeeded, reason, "Compact", &note).await;
+    Some(Note {
+        warning: !succeeded,
+        reason: reason.to_owned(),
+        action: "Compact",
+        text,
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::controller::api::{EtcdBackupPolicySpec, EtcdSpec};
-    use crate::controller::leases::tests::{at, druid, ours};
-    use crate::controller::outcome::DEADLINE_EXCEEDED;
+    use crate::controller::observe::leases::tests::{at, druid, ours};
+    use crate::controller::observe::outcome::DEADLINE_EXCEEDED;
+    use crate::controller::observe::started::is_of_task;
     use chrono::TimeDelta;
     use k8s_openapi::api::coordination::v1::Lease;
 
@@ -643,7 +308,7 @@ mod tests {
 
     #[test]
     fn what_a_job_was_made_for_stands_on_it() {
-        let settings = jobs::Settings::new("image");
+        let settings = Settings::new("image");
         let started = Started {
             created: None,
             ..job("p-fullsnap-1", 0, 3, false)
@@ -653,22 +318,14 @@ mod tests {
             ..started
         };
         let annotations = started.annotations("since it is so");
-        let keys = jobs::SecretKeys::new();
-        let made = jobs::compaction_job(
-            &policy(),
-            &settings,
-            &keys,
-            &started.name,
-            true,
-            annotations,
-        );
+        let made = jobs::compaction_job(&policy(), &settings, &started.name, true, annotations);
         assert_eq!(Started::read(&made), Some(started));
-        assert!(turns::is_of_threshold(&made) && !turns::is_of_task(&made));
+        assert!(is_of_threshold(&made) && !is_of_task(&made));
         // A full snapshot's of a schedule is none.
         let mut scheduled = made;
         scheduled.metadata.annotations = None;
         assert_eq!(Started::read(&scheduled), None);
-        assert!(!turns::is_of_threshold(&scheduled));
+        assert!(!is_of_threshold(&scheduled));
     }
 
     #[test]
@@ -947,12 +604,7 @@ mod tests {
                 running: running.or(self.pending.first().cloned()),
                 recovered_at: self.recovered_at,
             };
-            let look = Look {
-                last: None,
-                running: None,
-                full_snapshot_runs: None,
-                look_again: None,
-            };
+            let look = Look::default();
             let decided = match self.unanswered.clone() {
                 Some(start) => Ok(start),
                 None => {

@@ -3,21 +3,24 @@
 //! Pure, over all tasks of a policy. First in, first out; but one whose pre-condition does not hold yet holds nobody
 //! up, since what it waits for may be behind it. `task` calls it.
 
-use super::api::{EtcdBackupPolicy, EtcdBackupTask, TaskConfig, TaskState, TaskType};
-use super::jobs;
-use super::outcome::PodOutcome;
-use super::times::{later, shown, utc};
+use crate::controller::api::{EtcdBackupPolicy, EtcdBackupTask, TaskConfig, TaskState, TaskType};
+use crate::controller::jobs;
+use crate::controller::observe::outcome::PodOutcome;
+use crate::controller::times::{later, shown, utc};
 use crate::error::Reason;
 use chrono::{DateTime, TimeDelta, Utc};
 use kube::ResourceExt;
+use std::collections::BTreeMap;
 
+/// It waits for another task of its policy.
+pub const QUEUED: &str = "Queued";
 /// A task may be there before its policy is, where both are applied at once.
 const POLICY_GRACE: TimeDelta = TimeDelta::minutes(1);
 
 /// Why a task is refused, or has failed without a Job's doing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
-    /// For machines: `PolicyNotFound`, `DuplicateTask`, `EtcdMissing`, `InvalidConfig`, `NoQuorum`.
+    /// For machines: `PolicyNotFound`, `DuplicateTask`, `EtcdMissing`, `InvalidConfig`, `NotAllowed`, `NoQuorum`.
     pub code: &'static str,
     /// For people.
     pub message: String,
@@ -30,7 +33,7 @@ pub enum Verdict {
     Go,
     /// It stays Pending.
     Wait {
-        /// For machines: `PolicyNotFound`, `Queued`, `SecretMissing`, `MaintenancePostponed`.
+        /// For machines: `PolicyNotFound`, `Queued`, `MaintenancePostponed`.
         reason: &'static str,
         /// For people.
         message: String,
@@ -41,41 +44,66 @@ pub enum Verdict {
     Reject(Refusal),
 }
 
-/// What is known of the policy's surroundings.
-#[derive(Debug, Clone, Default)]
-pub struct Surroundings<'a> {
-    /// Why the snapshots are not in time, where BackupReady is not True: the condition's message.
-    pub backup_not_ready: Option<&'a str>,
-}
-
 /// What waits for its pre-condition, and for which.
 type Held = Option<(&'static str, String)>;
 
-/// What becomes of a task, which is Pending.
-///
-/// `all` are the tasks of the same policy, the task itself or not; `missing_secrets` tells of each what its Secrets
-/// lack, in words.
+/// What is known of a policy beside its tasks.
+pub struct Surroundings<'a> {
+    /// The policy, if it is there.
+    pub policy: Option<&'a EtcdBackupPolicy>,
+    /// Why the snapshots are not in time, where BackupReady is not True: the condition's message.
+    pub backup_not_ready: Option<&'a str>,
+    /// What a task asks for and is not allowed.
+    pub not_allowed: &'a dyn Fn(&EtcdBackupTask) -> Vec<String>,
+}
+
+/// What becomes of the tasks of a policy that are Pending, by name.
 pub fn judge(
-    task: &EtcdBackupTask,
     all: &[impl AsRef<EtcdBackupTask>],
-    policy: Option<&EtcdBackupPolicy>,
     surroundings: &Surroundings<'_>,
-    missing_secrets: impl Fn(&EtcdBackupTask) -> Option<String>,
+    now: DateTime<Utc>,
+) -> BTreeMap<String, Verdict> {
+    let mut open: Vec<&EtcdBackupTask> = all.iter().map(AsRef::as_ref).collect();
+    open.retain(|task| is_open(task));
+    open.sort_by_key(|task| order(task));
+    let mut verdicts = BTreeMap::new();
+    let mut twins: BTreeMap<String, &EtcdBackupTask> = BTreeMap::new();
+    // Who is right before the next one, of those that do not have to wait for something else.
+    let mut ahead: Option<&EtcdBackupTask> = None;
+    for task in open {
+        let verdict = match state(task) {
+            TaskState::Pending => Some(verdict(task, surroundings, &twins, ahead, now)),
+            _ => None,
+        };
+        let waits_elsewhere =
+            matches!(&verdict, Some(Verdict::Wait { reason, .. }) if *reason != QUEUED);
+        if !waits_elsewhere && !matches!(verdict, Some(Verdict::Reject(_))) {
+            ahead = Some(task);
+        }
+        if task.metadata.deletion_timestamp.is_none()
+            && !matches!(verdict, Some(Verdict::Reject(_)))
+        {
+            twins.entry(work(task)).or_insert(task);
+        }
+        verdicts.extend(verdict.map(|verdict| (task.name_any(), verdict)));
+    }
+    verdicts
+}
+
+fn verdict(
+    task: &EtcdBackupTask,
+    surroundings: &Surroundings<'_>,
+    twins: &BTreeMap<String, &EtcdBackupTask>,
+    ahead: Option<&EtcdBackupTask>,
     now: DateTime<Utc>,
 ) -> Verdict {
-    let Some(policy) = policy.filter(|p| p.metadata.deletion_timestamp.is_none()) else {
+    let Some(policy) = surroundings.policy else {
         return no_policy(task, now);
     };
-    if let Some(refusal) = refusal(task, policy) {
+    if let Some(refusal) = refusal(task, policy, surroundings) {
         return Verdict::Reject(refusal);
     }
-    let before = |other: &EtcdBackupTask| is_other(task, other) && order(other) < order(task);
-    let all = all.iter().map(AsRef::as_ref);
-    let earlier: Vec<&EtcdBackupTask> = all.filter(|t| is_open(t) && before(t)).collect();
-    let twin = earlier
-        .iter()
-        .find(|t| t.metadata.deletion_timestamp.is_none() && is_same_work(t, task));
-    if let Some(twin) = twin {
+    if let Some(twin) = twins.get(&work(task)) {
         let how = match state(twin) {
             TaskState::InProgress => "runs",
             _ => "waits",
@@ -85,43 +113,24 @@ pub fn judge(
             message: format!("the task {} is the same, and {how}", twin.name_any()),
         });
     }
-    let held = |t: &EtcdBackupTask| held(t, surroundings, &missing_secrets);
-    if let Some((reason, message)) = held(task) {
+    if let Some((reason, message)) = held(task, surroundings) {
         return Verdict::Wait {
             reason,
             message,
             look_again: None,
         };
     }
-    let ahead = earlier.iter().filter(|t| match state(t) {
-        // Also of one that is being deleted: its Job may not have ended.
-        TaskState::InProgress => true,
-        _ => {
-            t.metadata.deletion_timestamp.is_none()
-                && refusal(t, policy).is_none()
-                && held(t).is_none()
-        }
-    });
-    let mut ahead: Vec<&&EtcdBackupTask> = ahead.collect();
-    ahead.sort_by_key(|t| order(t));
-    match ahead.first() {
-        None => Verdict::Go,
-        Some(first) => Verdict::Wait {
-            reason: "Queued",
-            message: match (state(first), ahead.len()) {
-                (TaskState::InProgress, 1) => format!("the task {} runs", first.name_any()),
-                (TaskState::InProgress, n) => {
-                    format!(
-                        "the task {} runs, and {} wait before it",
-                        first.name_any(),
-                        n - 1
-                    )
-                }
-                (_, 1) => format!("the task {} is before it", first.name_any()),
-                (_, n) => format!("{n} tasks are before it, {} first", first.name_any()),
-            },
-            look_again: None,
+    // It names the one before it alone: a message that counted would be another one whenever a task ends.
+    let Some(ahead) = ahead else {
+        return Verdict::Go;
+    };
+    Verdict::Wait {
+        reason: QUEUED,
+        message: match state(ahead) {
+            TaskState::InProgress => format!("the task {} runs", ahead.name_any()),
+            _ => format!("the task {} is before it", ahead.name_any()),
         },
+        look_again: None,
     }
 }
 
@@ -146,7 +155,11 @@ fn no_policy(task: &EtcdBackupTask, now: DateTime<Utc>) -> Verdict {
 }
 
 /// What a task can never do for this policy.
-fn refusal(task: &EtcdBackupTask, policy: &EtcdBackupPolicy) -> Option<Refusal> {
+fn refusal(
+    task: &EtcdBackupTask,
+    policy: &EtcdBackupPolicy,
+    surroundings: &Surroundings<'_>,
+) -> Option<Refusal> {
     let config = task.spec.config.as_ref();
     let live = match task.spec.type_ {
         TaskType::OnDemandSnapshot | TaskType::Maintenance => true,
@@ -172,18 +185,15 @@ fn refusal(task: &EtcdBackupTask, policy: &EtcdBackupPolicy) -> Option<Refusal> 
             message: problems.join("; "),
         });
     }
-    None
+    let not_allowed = (surroundings.not_allowed)(task);
+    (!not_allowed.is_empty()).then(|| Refusal {
+        code: "NotAllowed",
+        message: not_allowed.join("; "),
+    })
 }
 
 /// Why a task has to wait, whoever is before it.
-fn held(
-    task: &EtcdBackupTask,
-    surroundings: &Surroundings<'_>,
-    missing_secrets: &impl Fn(&EtcdBackupTask) -> Option<String>,
-) -> Held {
-    if let Some(missing) = missing_secrets(task) {
-        return Some(("SecretMissing", missing));
-    }
+fn held(task: &EtcdBackupTask, surroundings: &Surroundings<'_>) -> Held {
     let why = surroundings.backup_not_ready?;
     (task.spec.type_ == TaskType::Maintenance).then(|| {
         let message = format!("maintenance is postponed while BackupReady is not True: {why}");
@@ -204,10 +214,6 @@ fn is_open(task: &EtcdBackupTask) -> bool {
     }
 }
 
-fn is_other(task: &EtcdBackupTask, other: &EtcdBackupTask) -> bool {
-    other.name_any() != task.name_any() && other.namespace() == task.namespace()
-}
-
 /// Those that run come first, then by age, then by name.
 fn order(task: &EtcdBackupTask) -> (bool, Option<DateTime<Utc>>, String) {
     let created = task.metadata.creation_timestamp.as_ref().map(utc);
@@ -218,9 +224,10 @@ fn order(task: &EtcdBackupTask) -> (bool, Option<DateTime<Utc>>, String) {
     )
 }
 
-/// Whether two tasks of one policy do the same.
-fn is_same_work(a: &EtcdBackupTask, b: &EtcdBackupTask) -> bool {
-    a.spec.type_ == b.spec.type_ && config(a) == config(b)
+/// What a task does, as one text: two of one policy with the same do the same.
+fn work(task: &EtcdBackupTask) -> String {
+    let config = serde_json::to_string(&config(task)).unwrap_or_default();
+    format!("{} {config}", task.spec.type_.as_str())
 }
 
 /// The configuration of a task; what is not given is as its defaults are.
@@ -263,8 +270,8 @@ mod tests {
         EtcdSpec, MaintenanceConfig, OnDemandCompactionConfig, OnDemandSnapshotConfig,
         SnapshotType, StoreSpec, VerifyConfig,
     };
-    use crate::controller::leases::tests::at;
-    use crate::controller::outcome::tests::time;
+    use crate::controller::observe::leases::tests::at;
+    use crate::controller::observe::outcome::tests::time;
     use crate::job::copy::plan::Most;
     use crate::job::maintain::Upkeep;
     use crate::job::snapshot::Marks;
@@ -333,54 +340,59 @@ mod tests {
         task
     }
 
-    /// What becomes of each: `Go`, or the word for machines.
-    fn all(
-        tasks: &[EtcdBackupTask],
-        surroundings: &Surroundings<'_>,
-        missing: &[&str],
-    ) -> Vec<&'static str> {
+    /// What becomes of each: `Go`, or the word for machines; of those that do not wait nothing.
+    fn all(tasks: &[EtcdBackupTask], late: Option<&str>) -> Vec<&'static str> {
         let shared: Vec<Arc<EtcdBackupTask>> = tasks.iter().cloned().map(Arc::new).collect();
         let policy = policy();
-        let lacks = |t: &EtcdBackupTask| {
-            missing
-                .contains(&t.name_any().as_str())
-                .then(|| "no Secret".to_owned())
+        let surroundings = Surroundings {
+            policy: Some(&policy),
+            backup_not_ready: late,
+            not_allowed: &|_| Vec::new(),
         };
-        let judged = tasks.iter().map(|t| {
-            match judge(t, &shared, Some(&policy), surroundings, lacks, at(100)) {
-                Verdict::Go => "Go",
-                Verdict::Wait { reason, .. } => reason,
-                Verdict::Reject(refusal) => refusal.code,
-            }
+        let verdicts = judge(&shared, &surroundings, at(100));
+        let judged = tasks.iter().map(|t| match verdicts.get(&t.name_any()) {
+            None => "",
+            Some(Verdict::Go) => "Go",
+            Some(Verdict::Wait { reason, .. }) => reason,
+            Some(Verdict::Reject(refusal)) => refusal.code,
         });
         judged.collect()
     }
 
+    fn judged(task: &EtcdBackupTask, policy: Option<&EtcdBackupPolicy>, seconds: i64) -> Verdict {
+        let surroundings = Surroundings {
+            policy,
+            backup_not_ready: None,
+            not_allowed: &|_| Vec::new(),
+        };
+        let shared = [Arc::new(task.clone())];
+        let mut verdicts = judge(&shared, &surroundings, at(seconds));
+        verdicts.remove(&task.name_any()).unwrap()
+    }
+
     #[test]
     fn first_in_first_out() {
-        let none = Surroundings::default();
         let mut tasks = vec![
             snapshot("b", 1, SnapshotType::Full),
             task("a", 1, TaskType::OnDemandCompaction),
             task("c", 0, TaskType::Verify),
         ];
-        assert_eq!(all(&tasks, &none, &[]), ["Queued", "Queued", "Go"]);
+        assert_eq!(all(&tasks, None), ["Queued", "Queued", "Go"]);
         tasks[2] = is(tasks[2].clone(), TaskState::Succeeded);
-        assert_eq!(all(&tasks[..2], &none, &[]), ["Queued", "Go"]);
+        assert_eq!(all(&tasks[..2], None), ["Queued", "Go"]);
         // One that runs is before all others, whatever its age.
         tasks[0] = is(tasks[0].clone(), TaskState::InProgress);
-        let judged = all(&tasks, &none, &[]);
+        let judged = all(&tasks, None);
         assert_eq!(judged[1], "Queued");
         // One that is being deleted: it holds others up as long as it runs.
         tasks[0].metadata.deletion_timestamp = Some(time(50));
-        assert_eq!(all(&tasks, &none, &[])[1], "Queued");
+        assert_eq!(all(&tasks, None)[1], "Queued");
         tasks[0] = is(tasks[0].clone(), TaskState::Pending);
-        assert_eq!(all(&tasks, &none, &[])[1], "Go");
+        assert_eq!(all(&tasks, None)[1], "Go");
     }
 
     #[test]
     fn the_same_again_is_refused() {
-        let none = Surroundings::default();
         let mut tasks = vec![
             snapshot("a", 0, SnapshotType::Full),
             snapshot("b", 1, SnapshotType::Full),
@@ -395,7 +407,7 @@ mod tests {
             ..TaskConfig::default()
         });
         tasks[4].spec.ttl_seconds_after_finished = Some(5);
-        let judged = all(&tasks, &none, &[]);
+        let judged = all(&tasks, None);
         assert_eq!(
             judged,
             [
@@ -409,91 +421,54 @@ mod tests {
         );
         // What was refused makes no duplicates; what has ended neither.
         tasks[0] = is(tasks[0].clone(), TaskState::Succeeded);
-        assert_eq!(all(&tasks, &none, &[])[1], "Go");
+        assert_eq!(all(&tasks, None)[1], "Go");
         tasks[0] = is(tasks[0].clone(), TaskState::InProgress);
         tasks[1] = is(tasks[1].clone(), TaskState::Rejected);
         tasks.push(snapshot("g", 9, SnapshotType::Full));
-        assert_eq!(all(&tasks, &none, &[])[6], "DuplicateTask");
+        assert_eq!(all(&tasks, None)[6], "DuplicateTask");
         // One that is being deleted.
         tasks[0].metadata.deletion_timestamp = Some(time(50));
-        assert_eq!(all(&tasks, &none, &[])[6], "Queued");
+        assert_eq!(all(&tasks, None)[6], "Queued");
     }
 
     #[test]
     fn who_has_to_wait_holds_nobody_up() {
-        let late = Surroundings {
-            backup_not_ready: Some("late"),
-        };
+        let late = Some("late");
         let tasks = [
             maintenance("a", 0),
             snapshot("b", 1, SnapshotType::Full),
             task("c", 2, TaskType::Verify),
         ];
-        assert_eq!(
-            all(&tasks, &late, &[]),
-            ["MaintenancePostponed", "Go", "Queued"]
-        );
-        assert_eq!(
-            all(&tasks, &late, &["b"]),
-            ["MaintenancePostponed", "SecretMissing", "Go"]
-        );
-        assert_eq!(
-            all(&tasks, &Surroundings::default(), &[]),
-            ["Go", "Queued", "Queued"]
-        );
+        assert_eq!(all(&tasks, late), ["MaintenancePostponed", "Go", "Queued"]);
+        assert_eq!(all(&tasks, None), ["Go", "Queued", "Queued"]);
         // It waits, and another one like it is a duplicate all the same.
         let tasks = [maintenance("a", 0), maintenance("b", 1)];
-        assert_eq!(
-            all(&tasks, &late, &[]),
-            ["MaintenancePostponed", "DuplicateTask"]
-        );
+        assert_eq!(all(&tasks, late), ["MaintenancePostponed", "DuplicateTask"]);
     }
 
     #[test]
     fn without_its_policy_a_task_waits_a_minute() {
         let t = task("a", 100, TaskType::Verify);
-        let judged = |policy: Option<&EtcdBackupPolicy>, seconds: i64| {
-            let none: [Arc<EtcdBackupTask>; 0] = [];
-            judge(
-                &t,
-                &none,
-                policy,
-                &Surroundings::default(),
-                |_| None,
-                at(seconds),
-            )
-        };
         let Verdict::Wait {
             reason, look_again, ..
-        } = judged(None, 159)
+        } = judged(&t, None, 159)
         else {
             panic!()
         };
         assert_eq!((reason, look_again), ("PolicyNotFound", Some(at(160))));
-        let rejected = judged(None, 160);
+        let rejected = judged(&t, None, 160);
         assert!(
             matches!(&rejected, Verdict::Reject(r) if r.code == "PolicyNotFound"),
             "{rejected:?}"
         );
-        let mut gone = policy();
-        assert_eq!(judged(Some(&gone), 160), Verdict::Go);
-        gone.metadata.deletion_timestamp = Some(time(0));
-        assert_eq!(judged(Some(&gone), 160), rejected);
+        assert_eq!(judged(&t, Some(&policy()), 160), Verdict::Go);
     }
 
     #[test]
     fn what_a_policy_cannot_do_is_refused() {
         let mut p = policy();
         p.spec.etcd = None;
-        let none: [Arc<EtcdBackupTask>; 0] = [];
-        let judged = |t: &EtcdBackupTask| match judge(
-            t,
-            &none,
-            Some(&p),
-            &Surroundings::default(),
-            |_| None,
-            at(0),
-        ) {
+        let judged = |t: &EtcdBackupTask| match judged(t, Some(&p), 0) {
             Verdict::Reject(refusal) => refusal.code,
             _ => "Go",
         };
@@ -579,10 +554,8 @@ mod tests {
                 .collect();
             let mut ended = Vec::new();
             for round in 0..100 {
-                let late = Surroundings {
-                    backup_not_ready: Some("late").filter(|_| round < 5 && rng.bool()),
-                };
-                let judged = all(&tasks, &late, &[]);
+                let late = Some("late").filter(|_| round < 5 && rng.bool());
+                let judged = all(&tasks, late);
                 let runs = tasks
                     .iter()
                     .filter(|t| state(t) == TaskState::InProgress)

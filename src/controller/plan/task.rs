@@ -1,34 +1,27 @@
 //! Tasks: each becomes one Job when its turn has come, and tells how that ended.
 //!
-//! Whose turn it is and what is refused, `queue` decides. A task that has ended is deleted some time later. Run for each
-//! task that has changed, or whose Job, policy, Secrets or neighbours have.
+//! Pure. Whose turn it is and what is refused, `queue` decides. A task that has ended is deleted some time later.
+//! `plan` calls it.
 
-use super::admission::Asker;
-use super::api::{
-    ConditionStatus, DEFAULT_TTL_SECONDS, EtcdBackupPolicy, EtcdBackupTask, EtcdBackupTaskStatus,
-    LastOperation, LastRun, RunState, TaskError, TaskState, TaskType,
+use super::queue::{Refusal, rejected_by};
+use super::{Action, Note};
+use crate::controller::api::{
+    DEFAULT_TTL_SECONDS, EtcdBackupPolicy, EtcdBackupTask, EtcdBackupTaskStatus, LastOperation,
+    LastRun, RunState, TaskError, TaskState, TaskType,
 };
-use super::context::{Context, Failure, label};
-use super::jobs::{self, SecretKeys};
-use super::outcome::{self, JOB_DELETED, PODS_COME};
-use super::policy;
-use super::queue::{self, Refusal, Surroundings, Verdict};
-use super::times::{later, requeue, utc};
-use super::turns::{self, key};
+use crate::controller::jobs;
+use crate::controller::names::{is_owned, label};
+use crate::controller::observe::outcome::{self, PODS_COME};
+use crate::controller::observe::started::{is_of_task, is_of_threshold};
+use crate::controller::observe::{Observed, Tried};
+use crate::controller::times::{later, utc};
 use chrono::{DateTime, SubsecRound, TimeDelta, Utc};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
-use kube::runtime::controller::Action;
-use kube::runtime::reflector::ObjectRef;
-use serde_json::json;
 use std::borrow::Borrow;
-use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::time::Duration;
 
-/// The owner of what it writes.
-const MANAGER: &str = "deltafold-task";
 /// So many errors are kept.
 const MOST_ERRORS: usize = 5;
 /// A Pod that should have ended so long ago is on a node that is gone.
@@ -40,94 +33,11 @@ const REFUSED_AGAIN: TimeDelta = TimeDelta::minutes(1);
 const ADMISSION: &str = "Admission";
 const JOB: &str = "Job";
 
-pub(super) async fn reconcile(
-    task: Arc<EtcdBackupTask>,
-    ctx: Arc<Context>,
-) -> Result<Action, Failure> {
-    let (namespace, name) = key(&*task);
-    let asker = Asker::Task {
-        task: (namespace.clone(), name),
-        policy: (namespace.clone(), task.spec.policy.clone()),
-    };
-    if task.metadata.deletion_timestamp.is_some() {
-        // Its Job belongs to it, and goes with it.
-        turns::withdraw(&ctx, &asker);
-        return Ok(Action::await_change());
-    }
-    let now = ctx.now();
-    let policy = ctx.caches.policy(&namespace, &task.spec.policy);
-    let policy = policy.filter(|p| p.metadata.deletion_timestamp.is_none());
-    let old = task.status.clone().unwrap_or_default();
-    let job_name = jobs::task_job_name(&task);
-    let job = ctx
-        .caches
-        .jobs
-        .get(&ObjectRef::new(&job_name).within(&namespace));
-    let job = job.filter(|job| is_owned(job, &task));
-    if old.state.is_final() {
-        turns::withdraw(&ctx, &asker);
-        return ended(&task, &old, job.as_deref(), &ctx, now).await;
-    }
-    let (step, look_again) = match (&job, old.state) {
-        // It is there, even if the write that told so was lost.
-        (Some(job), _) => {
-            turns::withdraw(&ctx, &asker);
-            let pods = ctx.caches.pods_of(job);
-            progress(&task, &old, policy.as_deref(), job, &pods, now)
-        }
-        (None, TaskState::Pending) => admit(&task, policy.as_deref(), &asker, &ctx, now).await?,
-        (None, _) => {
-            let policy_key = (namespace.clone(), task.spec.policy.clone());
-            let is_coming = ctx
-                .admission()
-                .pending(&policy_key, now)
-                .any(|((_, job), _)| *job == job_name);
-            let is_young = turns::is_young(old.initiated_at, now);
-            match (is_coming || is_young, &policy) {
-                (true, _) => return Ok(requeue(Some(turns::look_again(now)), now)),
-                (false, None) => (Step::failed(policy_deleted(&task)), None),
-                (false, Some(_)) => {
-                    let refusal = Refusal {
-                        code: JOB_DELETED,
-                        message: "the Job was deleted before its end was seen".to_owned(),
-                    };
-                    (Step::failed(refusal), None)
-                }
-            }
-        }
-    };
-    let new = status(&task, &old, &step, &job_name, now);
-    if let Some(policy) = policy.as_deref().filter(|_| new.state.is_final()) {
-        write_restoration(policy, &task, &step, &ctx).await?;
-    }
-    if new != old {
-        ctx.apply_status(MANAGER, &*task, &json!(new)).await?;
-        tell(&task, &old, &new, &step, &ctx).await;
-    }
-    if new.state.is_final()
-        && let Some(job) = job.as_deref().filter(|job| !outcome::is_finished(job))
-    {
-        // It was refused after its start: what it began is ended.
-        ctx.delete(job).await?;
-    }
-    Ok(requeue(look_again, now))
-}
-
-/// Whether a Job is this task's, not that of one of the same name that is gone.
-fn is_owned(job: &Job, task: &EtcdBackupTask) -> bool {
-    let owners = job.metadata.owner_references.iter().flatten();
-    owners
-        .map(|o| Some(&o.uid))
-        .any(|o| o == task.metadata.uid.as_ref())
-}
-
 /// What was found out about a task.
 #[derive(Debug, Clone, PartialEq)]
-enum Step {
+pub enum Step {
     /// It waits: a word for machines, a sentence for people.
     Waits(&'static str, String),
-    /// Its Job was created now.
-    Started,
     /// Its Job is there, and has not ended.
     Runs(LastRun, Vec<TaskError>),
     /// Its Job has ended.
@@ -136,14 +46,57 @@ enum Step {
     Refused(Refusal, TaskState),
 }
 
+/// With when time alone makes another one of it.
+pub type Timed = (Step, Option<DateTime<Utc>>);
+
 impl Step {
-    fn failed(refusal: Refusal) -> Step {
+    /// Its Job did not do it.
+    pub fn failed(refusal: Refusal) -> Step {
         Step::Refused(refusal, TaskState::Failed)
     }
 
-    fn rejected(refusal: Refusal) -> Step {
+    /// It was not tried.
+    pub fn rejected(refusal: Refusal) -> Step {
         Step::Refused(refusal, TaskState::Rejected)
     }
+}
+
+/// How a task is, before anything of it was acted on.
+pub fn state(task: &EtcdBackupTask) -> TaskState {
+    task.status.as_ref().map(|s| s.state).unwrap_or_default()
+}
+
+/// The Job of a task, if it is there.
+pub fn job<'o>(observed: &'o Observed, task: &EtcdBackupTask) -> Option<&'o Job> {
+    let job = observed.job(&jobs::task_job_name(task))?;
+    is_owned(&**job, task).then_some(job)
+}
+
+/// A task whose Job is gone.
+pub fn without_job(task: &EtcdBackupTask, policy: Option<&EtcdBackupPolicy>) -> Step {
+    Step::failed(match policy {
+        None => policy_deleted(task),
+        Some(_) => Refusal {
+            code: outcome::JOB_DELETED,
+            message: "the Job was deleted before its end was seen".to_owned(),
+        },
+    })
+}
+
+/// A task whose Job was not taken.
+pub fn refused(tried: &Tried, now: DateTime<Utc>) -> Option<Timed> {
+    let refusal = tried.refusal.as_ref()?;
+    let message = refusal.message.clone();
+    Some(match refusal.is_final {
+        true => {
+            let code = refusal.reason;
+            (Step::rejected(Refusal { code, message }), None)
+        }
+        false => {
+            let again = later(now, REFUSED_AGAIN);
+            (Step::Waits(refusal.reason, message), Some(again))
+        }
+    })
 }
 
 fn policy_deleted(task: &EtcdBackupTask) -> Refusal {
@@ -154,21 +107,21 @@ fn policy_deleted(task: &EtcdBackupTask) -> Refusal {
 }
 
 /// A task whose Job is there.
-fn progress<P: Borrow<Pod>>(
+pub fn progress<P: Borrow<Pod>>(
     task: &EtcdBackupTask,
     old: &EtcdBackupTaskStatus,
     policy: Option<&EtcdBackupPolicy>,
     job: &Job,
     pods: &[P],
     now: DateTime<Utc>,
-) -> (Step, Option<DateTime<Utc>>) {
+) -> Timed {
     let run = outcome::last_run(job, pods);
     let is_over = run.state != RunState::Running;
     if !is_over && policy.is_none() {
         return (Step::failed(policy_deleted(task)), None);
     }
     let refused = outcome::first_ended(pods)
-        .and_then(|first| queue::rejected_by(task.spec.type_, &first))
+        .and_then(|first| rejected_by(task.spec.type_, &first))
         .filter(|_| run.state != RunState::Succeeded);
     if let Some(refusal) = refused {
         return (Step::rejected(refusal), None);
@@ -211,116 +164,17 @@ fn sorted(mut errors: Vec<TaskError>) -> Vec<TaskError> {
     errors
 }
 
-/// A task that has no Job: it gets one, waits, or is refused.
-async fn admit(
-    task: &EtcdBackupTask,
-    policy: Option<&EtcdBackupPolicy>,
-    asker: &Asker,
-    ctx: &Context,
-    now: DateTime<Utc>,
-) -> Result<(Step, Option<DateTime<Utc>>), Failure> {
-    let namespace = task.namespace().unwrap_or_default();
-    let all = ctx.caches.tasks_of(&namespace, &task.spec.policy);
-    let secrets = match policy {
-        None => BTreeMap::new(),
-        Some(policy) => secrets(policy, &all, ctx).await?,
-    };
-    let missing = |task: &EtcdBackupTask| {
-        let of_task = jobs::secrets_of_task(task);
-        let of_copy = policy.and_then(|policy| jobs::secrets_of_copy(policy, task));
-        let referenced = policy
-            .map(jobs::secrets_of)
-            .into_iter()
-            .flatten()
-            .chain(of_task)
-            .chain(of_copy);
-        let problems: Vec<String> = referenced
-            .filter_map(|r| r.problem(secrets.get(&r.name).and_then(Option::as_ref)))
-            .collect();
-        (!problems.is_empty()).then(|| problems.join("; "))
-    };
-    let not_ready = policy.and_then(backup_not_ready);
-    let surroundings = Surroundings {
-        backup_not_ready: not_ready.as_deref(),
-    };
-    let verdict = queue::judge(task, &all, policy, &surroundings, missing, now);
-    let policy = match (verdict, policy) {
-        (Verdict::Go, Some(policy)) => policy,
-        (Verdict::Reject(refusal), _) => {
-            turns::withdraw(ctx, asker);
-            return Ok((Step::rejected(refusal), None));
-        }
-        (
-            Verdict::Wait {
-                reason,
-                message,
-                look_again,
-            },
-            _,
-        ) => {
-            turns::withdraw(ctx, asker);
-            return Ok((Step::Waits(reason, message), look_again));
-        }
-        // Without a policy nothing goes.
-        (Verdict::Go, None) => return Ok((Step::Waits("PolicyNotFound", String::new()), None)),
-    };
-    let others = ctx.caches.policies.state();
-    if let Some(problem) = policy::impediment(policy, &others) {
-        turns::withdraw(ctx, asker);
-        let message = format!("the policy is not ready: {}", problem.message);
-        return Ok((Step::Waits("PolicyNotReady", message), None));
-    }
-    // One that was postponed may come back while one behind it runs.
-    if let Some((other, look_again)) = running(task, ctx, now) {
-        turns::withdraw(ctx, asker);
-        let message = format!("{other} has not ended");
-        return Ok((Step::Waits("Queued", message), look_again));
-    }
-    let job_key = (namespace, jobs::task_job_name(task));
-    if let Err(why) = turns::ask(ctx, asker, &job_key, task).await {
-        return Ok((Step::Waits("TooManyJobs", why), None));
-    }
-    let keys: SecretKeys = secrets
-        .into_iter()
-        .filter_map(|(name, keys)| Some((name, keys?)))
-        .collect();
-    let job = jobs::task_job(policy, task, &ctx.options.settings, &keys);
-    match ctx.create(&job).await {
-        // That it is there already is as good: its name is this task's alone.
-        Ok(_) => Ok((Step::Started, None)),
-        Err(e) => {
-            turns::give_back(ctx, &job_key);
-            match e {
-                e if e.is_invalid() => {
-                    let refusal = Refusal {
-                        code: "JobRefused",
-                        message: e.to_string(),
-                    };
-                    Ok((Step::rejected(refusal), None))
-                }
-                e if e.is_refusal() => {
-                    let again = later(now, REFUSED_AGAIN);
-                    Ok((Step::Waits("JobRefused", e.to_string()), Some(again)))
-                }
-                e => Err(e),
-            }
-        }
-    }
-}
-
 /// A Job or Pod that must end first: of another task of the same policy, and before a compaction that of a threshold.
 /// With it, when to look again where no change of it will tell.
-fn running(
+pub fn running(
     task: &EtcdBackupTask,
-    ctx: &Context,
+    observed: &Observed,
     now: DateTime<Utc>,
 ) -> Option<(String, Option<DateTime<Utc>>)> {
-    let namespace = task.namespace().unwrap_or_default();
     let own = jobs::task_job_name(task);
     let compacts = task.spec.type_ == TaskType::OnDemandCompaction;
-    let jobs = ctx.caches.jobs_of(&namespace, &task.spec.policy);
-    let mut others = jobs.iter().filter(|job| {
-        (turns::is_of_task(job) || compacts && turns::is_of_threshold(job))
+    let mut others = observed.jobs.iter().filter(|job| {
+        (is_of_task(job) || compacts && is_of_threshold(job))
             && job.name_any() != own
             && !outcome::is_finished(job)
     });
@@ -328,12 +182,8 @@ fn running(
         return Some((job.name_any(), None));
     }
     // Of a task that was deleted the Job goes at once, its Pods when they have ended.
-    let pods = ctx.caches.pods.state_filter(|pod| {
-        pod.metadata.namespace.as_deref() == Some(&namespace)
-            && label(pod, jobs::LABEL_POLICY) == Some(&task.spec.policy)
-            && label(pod, jobs::LABEL_TASK).is_some()
-    });
-    for pod in pods {
+    let of_tasks = |pod: &&Pod| label(*pod, jobs::LABEL_TASK).is_some();
+    for pod in observed.pods.iter().map(|p| &**p).filter(of_tasks) {
         let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
         if matches!(phase, Some("Succeeded" | "Failed")) {
             continue;
@@ -341,63 +191,20 @@ fn running(
         // What a lost node does not confirm is not waited for without end.
         let due = pod.metadata.deletion_timestamp.as_ref().map(utc);
         let given_up = due.map(|due| later(due, POD_LOST));
-        let of_job = |job: &Arc<Job>| {
-            let mut owners = pod.metadata.owner_references.iter().flatten();
-            owners.any(|o| Some(&o.uid) == job.metadata.uid.as_ref())
-        };
         let is_waited_for = match given_up {
             Some(given_up) => now < given_up,
             // Its Job, if it is there, has ended.
-            None => !jobs.iter().any(of_job),
+            None => !observed.jobs.iter().any(|job| is_owned(pod, &**job)),
         };
         if is_waited_for {
             return Some((pod.name_any(), given_up));
         }
     }
-    let policy = (namespace, task.spec.policy.clone());
-    let admission = ctx.admission();
-    let mut coming = admission
-        .pending(&policy, now)
-        .filter(|(_, asker)| compacts && matches!(asker, Asker::Policy(_)));
-    let coming = coming.next().map(|((_, job), _)| job.clone())?;
-    Some((coming, Some(turns::look_again(now))))
-}
-
-/// The keys of all Secrets that the tasks of a policy need; `None` of one that is not there.
-async fn secrets(
-    policy: &EtcdBackupPolicy,
-    tasks: &[Arc<EtcdBackupTask>],
-    ctx: &Context,
-) -> Result<BTreeMap<String, Option<BTreeSet<String>>>, Failure> {
-    let namespace = policy.namespace().unwrap_or_default();
-    let open = tasks.iter().filter(|t| {
-        let state = t.status.as_ref().map(|s| s.state).unwrap_or_default();
-        state == TaskState::Pending
-    });
-    let of_tasks = open.flat_map(|t| jobs::secrets_of_task(t));
-    let mut keys = BTreeMap::new();
-    for referenced in jobs::secrets_of(policy).into_iter().chain(of_tasks) {
-        if let Entry::Vacant(unknown) = keys.entry(referenced.name) {
-            let there = ctx.secret_keys(&namespace, unknown.key()).await?;
-            unknown.insert(there);
-        }
-    }
-    Ok(keys)
-}
-
-/// Why BackupReady is not True, if it is not.
-fn backup_not_ready(policy: &EtcdBackupPolicy) -> Option<String> {
-    let conditions = policy.status.iter().flat_map(|s| &s.conditions);
-    let mut conditions = conditions.filter(|c| c.type_ == "BackupReady");
-    match conditions.next() {
-        None => Some("it was not looked at yet".to_owned()),
-        Some(c) if c.status == ConditionStatus::True => None,
-        Some(c) => Some(c.message.clone()),
-    }
+    None
 }
 
 /// The status of a task after a step.
-fn status(
+pub fn status(
     task: &EtcdBackupTask,
     old: &EtcdBackupTaskStatus,
     step: &Step,
@@ -411,10 +218,6 @@ fn status(
         Step::Waits(word, message) => {
             new.state = TaskState::Pending;
             (ADMISSION, "Pending", format!("{word}: {message}"))
-        }
-        Step::Started => {
-            new.state = TaskState::InProgress;
-            (JOB, "InProgress", format!("the Job {job_name} was created"))
         }
         Step::Runs(run, errors) => {
             new.state = TaskState::InProgress;
@@ -482,7 +285,7 @@ fn status(
     if new.state != TaskState::Pending {
         new.initiated_at = new.initiated_at.or(Some(now));
     }
-    if matches!(step, Step::Started | Step::Runs(..) | Step::Ended(..)) {
+    if matches!(step, Step::Runs(..) | Step::Ended(..)) {
         new.job_name = Some(job_name.to_owned());
     }
     let since = old.last_operation.as_ref();
@@ -496,25 +299,22 @@ fn status(
     new
 }
 
-/// A task that has ended: its Job has nothing to do any more, and it goes itself when its time has come.
-async fn ended(
+/// What is done about a task that has ended: its Job has nothing to do any more, and it goes itself when its time has
+/// come, or is looked at again then.
+pub fn ended(
     task: &EtcdBackupTask,
-    status: &EtcdBackupTaskStatus,
     job: Option<&Job>,
-    ctx: &Context,
     now: DateTime<Utc>,
-) -> Result<Action, Failure> {
-    let (namespace, name) = key(task);
-    ctx.forget_told(&(format!("task {namespace}"), name));
-    if let Some(job) = job.filter(|job| !outcome::is_finished(job)) {
-        ctx.delete(job).await?;
-    }
-    let expires = expires_at(task, status);
+) -> (Vec<Action>, Option<DateTime<Utc>>) {
+    let status = task.status.clone().unwrap_or_default();
+    let unfinished = job.filter(|job| !outcome::is_finished(job));
+    let mut actions: Vec<Action> = unfinished.map(Action::delete).into_iter().collect();
+    let expires = expires_at(task, &status);
     if expires > now {
-        return Ok(requeue(Some(expires), now));
+        return (actions, Some(expires));
     }
-    ctx.delete(task).await?;
-    Ok(Action::await_change())
+    actions.push(Action::delete(task));
+    (actions, None)
 }
 
 fn expires_at(task: &EtcdBackupTask, status: &EtcdBackupTaskStatus) -> DateTime<Utc> {
@@ -528,95 +328,66 @@ fn expires_at(task: &EtcdBackupTask, status: &EtcdBackupTaskStatus) -> DateTime<
     later(ended.unwrap_or_default(), ttl)
 }
 
-/// Of a restoration that has ended the policy tells, too.
-async fn write_restoration(
-    policy: &EtcdBackupPolicy,
-    task: &EtcdBackupTask,
-    step: &Step,
-    ctx: &Context,
-) -> Result<(), Failure> {
-    let (TaskType::Restore, Step::Ended(run, _)) = (task.spec.type_, step) else {
-        return Ok(());
-    };
-    let known = policy
-        .status
-        .as_ref()
-        .and_then(|s| s.last_restoration.as_ref());
-    let is_later = known.is_none_or(|k| k.completion_time <= run.completion_time);
-    if known == Some(run) || !is_later {
-        return Ok(());
-    }
-    ctx.apply_status(MANAGER, policy, &json!({ "lastRestoration": run }))
-        .await
-}
-
-/// Events and metrics of what has changed, once it is in the status.
-async fn tell(
+/// What is told of a step, once it is in the status.
+pub fn note(
     task: &EtcdBackupTask,
     old: &EtcdBackupTaskStatus,
     new: &EtcdBackupTaskStatus,
     step: &Step,
-    ctx: &Context,
-) {
-    let (namespace, name) = key(task);
-    let uid = task.metadata.uid.as_deref().unwrap_or_default();
-    let said = new
-        .last_operation
-        .as_ref()
-        .map(|o| o.reason.clone())
-        .unwrap_or_default();
+) -> Option<Note> {
+    let operation = new.last_operation.as_ref();
+    let said = operation.map(|o| o.reason.clone()).unwrap_or_default();
     // As `Queued` in `Queued: …`.
     let word = |status: &EtcdBackupTaskStatus| {
-        let operation = status
-            .last_operation
-            .as_ref()
-            .filter(|o| o.name == ADMISSION);
+        let operation = status.last_operation.as_ref();
+        let operation = operation.filter(|o| o.name == ADMISSION);
         operation.and_then(|o| Some(o.reason.split_once(':')?.0.to_owned()))
     };
-    let (warning, reason, note) = match step {
+    let (warning, reason, text) = match step {
         Step::Waits(reason, message) if word(old) != word(new) => (
             !matches!(*reason, "Queued" | "TooManyJobs"),
             *reason,
             message.clone(),
         ),
-        Step::Waits(..) => return,
-        Step::Started => (false, "TaskStarted", said),
-        // Its start was told, if not by this controller.
-        Step::Runs(..) => return,
+        // The start of its Job is told when that is created.
+        Step::Waits(..) | Step::Runs(..) => return None,
         Step::Ended(..) | Step::Refused(..) => match new.state {
             TaskState::Succeeded => (false, "TaskSucceeded", said),
             TaskState::Rejected => (true, "TaskRejected", said),
             _ => (true, "TaskFailed", said),
         },
     };
-    if new.state.is_final() {
-        // The status may not have come back from the API server before the next look.
-        if !ctx.tells_once((format!("task {namespace}"), name), uid) {
-            return;
-        }
-        let took = match step {
-            Step::Ended(run, _) => run.completion_time.zip(run.start_time),
-            _ => None,
-        };
-        let took = took.and_then(|(end, start)| (end - start).to_std().ok());
-        ctx.metrics.task_ended(
-            &namespace,
-            &task.spec.policy,
-            task.spec.type_,
-            new.state,
-            took,
-        );
+    Some(Note {
+        warning,
+        reason: reason.to_owned(),
+        action: task.spec.type_.as_str(),
+        text,
+    })
+}
+
+/// How long a task took that has ended; `None` if it had no Job.
+pub fn took(step: &Step) -> Option<Duration> {
+    let Step::Ended(run, _) = step else {
+        return None;
+    };
+    let (end, start) = run.completion_time.zip(run.start_time)?;
+    (end - start).to_std().ok()
+}
+
+/// What the policy tells of a restoration that has ended.
+pub fn restoration<'s>(task: &EtcdBackupTask, step: &'s Step) -> Option<&'s LastRun> {
+    match (task.spec.type_, step) {
+        (TaskType::Restore, Step::Ended(run, _)) => Some(run),
+        _ => None,
     }
-    ctx.tell(task, warning, reason, task.spec.type_.as_str(), &note)
-        .await;
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::controller::api::{EtcdBackupPolicySpec, EtcdBackupTaskSpec};
-    use crate::controller::leases::tests::at;
-    use crate::controller::outcome::tests::{failure, job, pod, time};
+    use crate::controller::observe::leases::tests::at;
+    use crate::controller::observe::outcome::tests::{failure, job, pod, time};
     use strum::VariantArray;
 
     fn task(type_: TaskType) -> EtcdBackupTask {
@@ -671,7 +442,7 @@ mod tests {
             9,
         );
         assert_eq!(still, waits);
-        let started = ran(&Step::Started, &waits, 10);
+        let started = ran(&Step::Runs(LastRun::default(), Vec::new()), &waits, 10);
         assert_eq!(started.state, TaskState::InProgress);
         assert_eq!(started.initiated_at, Some(at(10)));
         assert_eq!(started.job_name.as_deref(), Some("t-12345678"));
@@ -820,27 +591,5 @@ mod tests {
         t.spec.ttl_seconds_after_finished = Some(5);
         status.finished_at = None;
         assert_eq!(expires_at(&t, &status), at(5));
-    }
-
-    #[test]
-    fn maintenance_waits_for_a_look_at_the_backup() {
-        let mut p = policy();
-        assert!(backup_not_ready(&p).is_some());
-        let mut condition = crate::controller::api::Condition {
-            type_: "BackupReady".to_owned(),
-            status: ConditionStatus::Unknown,
-            reason: "Stale".to_owned(),
-            message: "late".to_owned(),
-            last_transition_time: at(0),
-            observed_generation: None,
-        };
-        let mut status = crate::controller::api::EtcdBackupPolicyStatus::default();
-        status.conditions.push(condition.clone());
-        p.status = Some(status.clone());
-        assert_eq!(backup_not_ready(&p).as_deref(), Some("late"));
-        condition.status = ConditionStatus::True;
-        status.conditions = vec![condition];
-        p.status = Some(status);
-        assert_eq!(backup_not_ready(&p), None);
     }
 }

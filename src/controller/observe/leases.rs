@@ -3,9 +3,9 @@
 //! Ours have annotations; of etcd-druid's there is a revision and a time, no more. Anything may stand in them:
 //! what is no revision tells nothing. `threshold`, `conditions` and the reconcilers read it.
 
-use super::times::utc_of_micro;
 use crate::bucket::Kind;
 use crate::bucket::name::SnapshotName;
+use crate::controller::times::utc_of_micro;
 use chrono::{DateTime, Utc};
 use k8s_openapi::api::coordination::v1::Lease;
 
@@ -157,7 +157,7 @@ fn fact(lease: Option<&Lease>) -> (Option<SnapshotFact>, Option<String>) {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(in crate::controller) mod tests {
     use super::*;
     use k8s_openapi::api::coordination::v1::LeaseSpec;
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
