@@ -226,12 +226,12 @@ async fn look_at_policies(controller: Arc<Controller>) {
         }
         let again = match controller.look_at(&this).await {
             Ok(again) => {
-                controller.world.failed(&this, false);
+                controller.world.succeeded(&this);
                 again
             }
             Err(failure) => {
-                let count = controller.world.failed(&this, true);
-                let again = retry_after(count, &failure);
+                let pause = |count| retry_after(count, &failure);
+                let again = controller.world.failed(&this, Utc::now(), pause);
                 let (namespace, policy) = &this;
                 let again_in = again.as_secs_f64();
                 tracing::warn!(namespace, policy, again_in, "{failure}");

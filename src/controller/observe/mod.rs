@@ -22,7 +22,7 @@ use super::api::{
 };
 use super::jobs;
 use super::names::{Key, is_owned, key};
-use super::times::later;
+use super::times::{delta, later};
 use super::work::Work;
 use crate::base::lock;
 use chrono::{DateTime, TimeDelta, Utc};
@@ -35,6 +35,7 @@ use leases::LeaseFacts;
 use started::Start;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use table::{Table, by_name};
 
 /// A watch may tell of what was written so much later.
@@ -129,7 +130,8 @@ struct Memory {
     recovered_at: Option<DateTime<Utc>>,
     /// The generation of the spec while the last compaction is a failed one.
     failed_with: Option<i64>,
-    failures: u32,
+    /// How often in a row looks have failed, and until when it is waited for the next one.
+    failures: Option<(u32, DateTime<Utc>)>,
 }
 
 /// Something that was tried in one look, so that it is not tried twice in it.
@@ -374,18 +376,34 @@ impl World {
         lock(&self.accounts).insert(namespace.to_owned());
     }
 
-    /// How often in a row a look at a policy has failed, this time included; 0 begins anew.
-    pub fn failed(&self, this: &Key, has_failed: bool) -> u32 {
+    /// A look at a policy has succeeded.
+    pub fn succeeded(&self, this: &Key) {
+        if let Some(memory) = lock(&self.memory).get_mut(this) {
+            memory.failures = None;
+        }
+    }
+
+    /// A look at a policy has failed; gives how long to wait, by how often in a row it has. What fails before that time is
+    /// over, because something has changed, makes it no longer.
+    pub fn failed(
+        &self,
+        this: &Key,
+        now: DateTime<Utc>,
+        pause: impl FnOnce(u32) -> Duration,
+    ) -> Duration {
         let mut memory = lock(&self.memory);
         // Of one that is gone nothing is remembered.
         let Some(memory) = memory.get_mut(this) else {
-            return u32::from(has_failed);
+            return pause(1);
         };
-        memory.failures = match has_failed {
-            true => memory.failures.saturating_add(1),
-            false => 0,
+        let count = match memory.failures {
+            None => 1,
+            Some((count, until)) if now < until => count,
+            Some((count, _)) => count.saturating_add(1),
         };
-        memory.failures
+        let pause = pause(count);
+        memory.failures = Some((count, later(now, delta(pause))));
+        pause
     }
 }
 
