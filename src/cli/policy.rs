@@ -84,7 +84,7 @@ impl PolicyOutcome {
     }
 
     fn condition(&self, type_: &str) -> Option<&Condition> {
-        self.status.conditions.iter().find(|c| c.type_ == type_)
+        self.status.condition(type_)
     }
 }
 

@@ -324,6 +324,13 @@ pub struct EtcdBackupPolicyStatus {
     pub claims: Vec<Claim>,
 }
 
+impl EtcdBackupPolicyStatus {
+    /// A condition by its type, if it was told.
+    pub fn condition(&self, type_: &str) -> Option<&Condition> {
+        self.conditions.iter().find(|c| c.type_ == type_)
+    }
+}
+
 /// Something that only one policy of a namespace can have: who claimed it first has it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]

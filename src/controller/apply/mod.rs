@@ -1,7 +1,7 @@
 //! The only room that writes: actions, statuses and Events, to the API server.
 //!
 //! It decides nothing. Nothing is taken over from anybody else: what is there and does not belong to the policy is
-//! left, and the refusal is told. A write is refused where this replica leads no more. The loop in `controller` calls
+//! left, and the refusal is told. A write is refused if this replica leads no more. The loop in `controller` calls
 //! it with a plan.
 
 mod events;
@@ -17,7 +17,6 @@ use super::plan::{Action, Desired, Note};
 use crate::base::causes::causes;
 use chrono::Utc;
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy};
 use kube::core::{ApiResource, DynamicObject, NamespaceResourceScope};
 use kube::{Api, Resource, ResourceExt};
@@ -42,7 +41,7 @@ pub enum Failure {
         what: String,
         /// What it said.
         said: String,
-        /// The HTTP status, where there was an answer.
+        /// The HTTP status, if there was an answer.
         code: Option<u16>,
     },
     /// It is there already, and somebody else's.
@@ -94,7 +93,7 @@ impl Failure {
 pub struct Done {
     /// For the next look.
     pub tried: Tried,
-    /// What is told of it.
+    /// The Event that tells of it.
     pub note: Option<Note>,
     /// Why it was not done.
     pub failure: Option<Failure>,
@@ -147,7 +146,8 @@ impl Writer {
         let mut reason = "ApplyRefused";
         let result = match action {
             Action::MakeAccount => self.make_account(namespace, world).await.map(|()| None),
-            Action::CreateLease(lease) => self.create_lease(lease, namespace).await.map(|()| None),
+            // One that is there stays as it is: etcd-druid's are used.
+            Action::CreateLease(lease) => self.create(&**lease, namespace).await.map(|_| None),
             Action::CreateJob { job, start, note } => {
                 reason = "JobRefused";
                 let made = self.create_job(job, start.as_ref(), observed, world).await;
@@ -161,7 +161,6 @@ impl Writer {
                 applied.map(|()| Some(note.clone()))
             }
             Action::Change(resource, name, part) => {
-                // What is gone needs no change.
                 let params = PatchParams {
                     field_manager: Some(MANAGER.to_owned()),
                     ..PatchParams::default()
@@ -169,6 +168,7 @@ impl Writer {
                 let api = self.of(resource, namespace);
                 let patch = Patch::Merge(part);
                 match self.write(&what, api.patch(name, &params, &patch)).await {
+                    // What is gone needs no change.
                     Err(e) if e.code() == Some(404) => Ok(None),
                     written => written.map(|_| None),
                 }
@@ -202,7 +202,8 @@ impl Writer {
         Ok(written)
     }
 
-    async fn create<K>(&self, what: &str, object: &K, namespace: &str) -> Result<Option<K>, Failure>
+    /// Creates an object and gives it; `None` if there is one of that name already.
+    async fn create<K>(&self, object: &K, namespace: &str) -> Result<Option<K>, Failure>
     where
         K: Resource<Scope = NamespaceResourceScope>,
         K: Clone + Serialize + DeserializeOwned + Debug,
@@ -213,7 +214,9 @@ impl Writer {
             field_manager: Some(MANAGER.to_owned()),
             ..PostParams::default()
         };
-        let failure = match self.write(what, api.create(&params, object)).await {
+        let kind = K::kind(&K::DynamicType::default()).into_owned();
+        let what = format!("create {kind} {namespace}/{}", object.name_any());
+        let failure = match self.write(&what, api.create(&params, object)).await {
             Ok(made) => return Ok(Some(made)),
             Err(failure) => failure,
         };
@@ -241,12 +244,6 @@ impl Writer {
         .await
     }
 
-    /// An empty Lease; one that is there is left as it is, whoever's it is.
-    async fn create_lease(&self, lease: &Lease, namespace: &str) -> Result<(), Failure> {
-        let what = format!("create Lease {namespace}/{}", lease.name_any());
-        self.create(&what, lease, namespace).await.map(drop)
-    }
-
     /// The service account of a namespace's Jobs, and what binds it to their rights.
     async fn make_account(&self, namespace: &str, world: &World) -> Result<(), Failure> {
         let (account, binding) = jobs::account(namespace);
@@ -267,15 +264,14 @@ impl Writer {
         K: Clone + Serialize + DeserializeOwned + Debug,
         K::DynamicType: Default,
     {
-        let kind = K::kind(&K::DynamicType::default()).into_owned();
         let name = object.name_any();
         match self.get::<K>(&name, namespace).await? {
             Some(there) if label(&there, jobs::LABEL_NAME) == Some(jobs::NAME) => Ok(Some(there)),
-            Some(_) => Err(taken(&kind, namespace, &name)),
-            None => {
-                let what = format!("create {kind} {namespace}/{name}");
-                self.create(&what, object, namespace).await
+            Some(_) => {
+                let kind = K::kind(&K::DynamicType::default()).into_owned();
+                Err(taken(&kind, namespace, &name))
             }
+            None => self.create(object, namespace).await,
         }
     }
 
@@ -288,11 +284,10 @@ impl Writer {
         world: &World,
     ) -> Result<bool, Failure> {
         let this = &observed.key;
-        let what = format!("create Job {}/{}", this.0, job.name_any());
         if start.is_some() {
             world.unanswered(this, start.cloned());
         }
-        let made = match self.create(&what, job, &this.0).await {
+        let made = match self.create(job, &this.0).await {
             // It is there already: the write that told of it was lost; or it is somebody else's.
             Ok(None) => match self.get::<Job>(&job.name_any(), &this.0).await {
                 Ok(Some(there)) if owner(&there) == owner(job) => Ok(Some((there, false))),
@@ -303,7 +298,8 @@ impl Writer {
             Ok(Some(made)) => Ok(Some((made, true))),
             Err(failure) => Err(failure),
         };
-        if start.is_some() && !made.as_ref().is_err_and(|failure| !failure.is_answered()) {
+        let is_answered = made.as_ref().map_or_else(Failure::is_answered, |_| true);
+        if start.is_some() && is_answered {
             world.unanswered(this, None);
         }
         let Some((made, is_new)) = made? else {
@@ -354,7 +350,7 @@ impl Writer {
             generation: written.metadata.generation,
             at: Utc::now(),
         };
-        world.applied(&observed.key, desired.kind(), name, applied);
+        world.applied(&observed.key, (kind.clone(), name.clone()), applied);
         Ok(())
     }
 

@@ -14,7 +14,7 @@ mod watch;
 
 pub use filters::lease_prefix;
 pub use made::Made;
-pub use places::{claim, place, wanted};
+pub use places::{claim, wanted};
 pub use watch::watch_all;
 
 use super::api::{
@@ -125,7 +125,7 @@ struct Memory {
     /// Jobs that were created, and when.
     made: BTreeMap<String, (Arc<Job>, DateTime<Utc>)>,
     /// By kind and name.
-    applied: BTreeMap<(&'static str, String), Applied>,
+    applied: BTreeMap<(String, String), Applied>,
     unanswered: Option<Start>,
     recovered_at: Option<DateTime<Utc>>,
     /// The generation of the spec while the last compaction is a failed one.
@@ -185,7 +185,7 @@ pub struct Observed {
     /// The followers with its label.
     pub followers: Vec<Arc<Made>>,
     /// What was written of both, by kind and name.
-    pub applied: BTreeMap<(&'static str, String), Applied>,
+    pub applied: BTreeMap<(String, String), Applied>,
     /// What the snapshot Leases tell.
     pub facts: LeaseFacts,
     /// When they were seen to be renewed: that of fulls, and that of deltas.
@@ -319,9 +319,7 @@ impl World {
 
     /// What the snapshot Leases of a policy tell.
     pub fn facts(&self, policy: &EtcdBackupPolicy) -> LeaseFacts {
-        let mut observed = Observed::default();
-        lock(&self.tables).look_at_leases(policy, &mut observed);
-        observed.facts
+        lock(&self.tables).facts(policy)
     }
 
     fn remember<T>(&self, this: &Key, note: impl FnOnce(&mut Memory) -> T) -> T {
@@ -350,9 +348,8 @@ impl World {
     }
 
     /// A CronJob or follower was written.
-    pub fn applied(&self, this: &Key, kind: &'static str, name: &str, applied: Applied) {
-        let name = (kind, name.to_owned());
-        self.remember(this, |memory| memory.applied.insert(name, applied));
+    pub fn applied(&self, this: &Key, kind_and_name: (String, String), applied: Applied) {
+        self.remember(this, |memory| memory.applied.insert(kind_and_name, applied));
     }
 
     /// A Job is there.
@@ -462,21 +459,23 @@ impl Tables {
         made.any(|m| m.uid == applied.uid)
     }
 
-    fn look_at_leases(&self, policy: &EtcdBackupPolicy, observed: &mut Observed) {
+    fn facts(&self, policy: &EtcdBackupPolicy) -> LeaseFacts {
         let namespace = policy.namespace().unwrap_or_default();
-        let lease = |name: &str| self.leases.get(&(namespace.clone(), name.to_owned()));
         let (full, delta) = jobs::lease_names(policy);
-        observed.facts = LeaseFacts::read(lease(&full).map(|l| &**l), lease(&delta).map(|l| &**l));
-        let renewed = |name: &str| {
-            self.renewed
-                .get(&(namespace.clone(), name.to_owned()))
-                .copied()
-        };
-        observed.renewed = [renewed(&full), renewed(&delta)];
-        let locks = jobs::lock_leases(policy);
-        let names = locks.iter().filter_map(|l| l.metadata.name.clone());
-        let names = names.chain([full, delta]);
-        observed.leases = names.filter(|name| lease(name).is_some()).collect();
+        let lease = |name| self.leases.get(&(namespace.clone(), name)).map(|l| &**l);
+        LeaseFacts::read(lease(full), lease(delta))
+    }
+
+    fn look_at_leases(&self, policy: &EtcdBackupPolicy, observed: &mut Observed) {
+        observed.facts = self.facts(policy);
+        let namespace = &observed.key.0;
+        let (full, delta) = jobs::lease_names(policy);
+        let of = |name: &String| (namespace.clone(), name.clone());
+        observed.renewed = [&full, &delta].map(|name| self.renewed.get(&of(name)).copied());
+        let locks = jobs::lock_leases(policy).into_iter();
+        let names = locks.filter_map(|l| l.metadata.name).chain([full, delta]);
+        let there = names.filter(|name| self.leases.get(&of(name)).is_some());
+        observed.leases = there.collect();
     }
 
     fn look_at_rivals(&self, policy: &EtcdBackupPolicy, observed: &mut Observed) {

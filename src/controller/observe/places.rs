@@ -63,10 +63,8 @@ pub fn claim(policy: &EtcdBackupPolicy, what: Claimed) -> Option<Claim> {
         return (claim.of == of).then(|| claim.clone());
     }
     // 0.1 wrote none: what was carried out has it since it was created.
-    let was_ready = status
-        .conditions
-        .iter()
-        .any(|c| c.type_ == "Ready" && c.status == ConditionStatus::True);
+    let ready = status.condition("Ready");
+    let was_ready = ready.is_some_and(|c| c.status == ConditionStatus::True);
     let since = policy.metadata.creation_timestamp.as_ref().map(utc)?;
     let is_so = was_ready && status.observed_generation == policy.metadata.generation;
     is_so.then_some(Claim { what, of, since })

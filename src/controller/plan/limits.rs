@@ -367,19 +367,15 @@ impl Limits {
     }
 
     fn settle(&mut self, now: DateTime<Utc>) {
-        let over = self.granted.iter().filter(|(_, g)| !g.is_valid(now));
-        let over: Vec<Key> = over.map(|(job, _)| job.clone()).collect();
-        for grant in over
-            .iter()
-            .filter_map(|job| self.granted.remove(job))
-            .collect::<Vec<_>>()
-        {
+        let over = self.granted.extract_if(.., |_, g| !g.is_valid(now));
+        let over: Vec<Grant> = over.map(|(_, grant)| grant).collect();
+        for grant in over {
             self.ends(grant.asker.namespace(), Count::of(grant.is_restore));
         }
-        let ordinary = self.total().ordinary;
         if self.cap == 0 {
             return;
         }
+        let ordinary = self.total().ordinary;
         if ordinary > self.cap {
             self.frozen = true;
         } else if self.frozen && ordinary <= self.thawed_at() {

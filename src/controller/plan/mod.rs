@@ -25,7 +25,7 @@ use super::api::{
 use super::jobs::{self, Allowed, Settings};
 use super::names::{Key, key, label};
 use super::observe::started::{Start, is_of_task, is_of_threshold};
-use super::observe::{Applied, Made, Observed, Tried, outcome};
+use super::observe::{Applied, Made, Observed, Tried, WATCH_LAGS, outcome};
 use super::times::{later, sooner, utc};
 use chrono::{DateTime, Utc};
 use conditions::{Judgement, Problem};
@@ -306,14 +306,15 @@ impl<'o> Decided<'o> {
         }
         if old.state != TaskState::Pending {
             return match compaction::is_young(old.initiated_at, now) {
-                true => Next::Unknown(later(now, super::observe::WATCH_LAGS)),
+                true => Next::Unknown(later(now, WATCH_LAGS)),
                 false => Next::Is((task::without_job(task, self.policy()), None)),
             };
         }
         let waits =
             |reason, message: String, again| Next::Is((Step::Waits(reason, message), again));
         match verdict {
-            None => Next::Over,
+            // All that are Pending are judged.
+            None => Next::Unknown(later(now, WATCH_LAGS)),
             Some(Verdict::Reject(refusal)) => Next::Is((Step::rejected(refusal.clone()), None)),
             Some(Verdict::Wait {
                 reason,
@@ -332,11 +333,7 @@ impl<'o> Decided<'o> {
                 let compacts = task.spec.type_ == TaskType::OnDemandCompaction;
                 if let Some(start) = self.start.as_ref().ok().filter(|_| compacts) {
                     let message = format!("{} is about to start", start.job.name);
-                    return waits(
-                        QUEUED,
-                        message,
-                        Some(later(now, super::observe::WATCH_LAGS)),
-                    );
+                    return waits(QUEUED, message, Some(later(now, WATCH_LAGS)));
                 }
                 Next::Job
             }
@@ -430,12 +427,8 @@ impl<'o> Decided<'o> {
                 Next::Is((step, again)) => (Some(step), again),
                 Next::Unknown(again) => (None, Some(again)),
                 Next::Over => {
-                    let over = task::state(task).is_final();
                     let job = task::job(self.observed, task);
-                    let (actions, again) = match over {
-                        true => task::ended(task, job, self.now),
-                        false => (Vec::new(), None),
-                    };
+                    let (actions, again) = task::ended(task, job, self.now);
                     plan.actions.extend(actions);
                     (None, again)
                 }

@@ -75,7 +75,9 @@ impl Desired {
 
     /// Whether what is there is as it should be.
     fn is_so(&self, observed: &Observed, there: Option<&Made>, now: DateTime<Utc>) -> bool {
-        let written = observed.applied.get(&(self.kind(), self.name.clone()));
+        let written = observed
+            .applied
+            .get(&(self.resource.kind.clone(), self.name.clone()));
         let Some(there) = there else {
             // The watch may not have told of it yet.
             return written.is_some_and(|w| w.hash == self.hash && (now - w.at).abs() < WATCH_LAGS);
@@ -89,14 +91,6 @@ impl Desired {
             Some(written) => written.generation.is_none() || there.generation <= written.generation,
             // Nobody may have looked meanwhile.
             None => there.holds(&self.object),
-        }
-    }
-
-    /// The kind, as what was written is remembered.
-    pub fn kind(&self) -> &'static str {
-        match self.resource.kind.as_str() {
-            "CronJob" => "CronJob",
-            _ => "Deployment",
         }
     }
 }

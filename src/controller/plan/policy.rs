@@ -91,12 +91,13 @@ fn was_carried_out(policy: &EtcdBackupPolicy) -> bool {
     let Some(status) = &policy.status else {
         return false;
     };
-    let of = |type_: &str| status.conditions.iter().find(|c| c.type_ == type_);
     let is_true = |c: Option<&Condition>| c.is_some_and(|c| c.status == ConditionStatus::True);
-    let was_refused = of(READY).is_some_and(|c| c.reason == NOT_ALLOWED);
+    let was_refused = status
+        .condition(READY)
+        .is_some_and(|c| c.reason == NOT_ALLOWED);
     status.observed_generation == policy.metadata.generation
         && !was_refused
-        && (is_true(of(READY)) || is_true(of(NOT_ALLOWED)))
+        && (is_true(status.condition(READY)) || is_true(status.condition(NOT_ALLOWED)))
 }
 
 /// What else is to be known of a policy, true or not there.

@@ -61,11 +61,6 @@ impl Step {
     }
 }
 
-/// How a task is, before anything of it was acted on.
-pub fn state(task: &EtcdBackupTask) -> TaskState {
-    task.status.as_ref().map(|s| s.state).unwrap_or_default()
-}
-
 /// The Job of a task, if it is there.
 pub fn job<'o>(observed: &'o Observed, task: &EtcdBackupTask) -> Option<&'o Job> {
     let job = observed.job(&jobs::task_job_name(task))?;
