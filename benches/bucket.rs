@@ -8,7 +8,7 @@
 #[allow(dead_code)]
 mod generate;
 
-use deltafold::bucket::{SnapshotName, codec, frame};
+use deltafold::backup::{SnapshotName, codec, frame};
 use generate::Shape;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};

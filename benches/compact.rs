@@ -11,7 +11,7 @@ mod generate;
 #[path = "../tests/support/mod.rs"]
 mod support;
 
-use deltafold::bucket::{Compression, codec, frame};
+use deltafold::backup::{Compression, codec, frame};
 use generate::Shape;
 use object_store::{ObjectStoreExt, WriteMultipart};
 use sha2::{Digest, Sha256};

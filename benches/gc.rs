@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use support::history::Compression;
 use support::minio::Minio;
 use support::s3::{Kind, S3};
-use support::small::{database, object};
+use support::tiny_backup::{database, object};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 

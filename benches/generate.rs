@@ -1,8 +1,8 @@
 //! Buckets in the real format, made from a seed: what the benches fold.
 
 use chrono::{DateTime, TimeDelta, Utc};
+use deltafold::backup::events::{EventRef, encode_event};
 use deltafold::bolt::{TreeBuilder, Writer, write_file};
-use deltafold::bucket::events::{EventRef, encode_event};
 use deltafold::mvcc::{Change, KeyValue, RecordKey, Revision};
 use flate2::write::GzEncoder;
 use sha2::{Digest, Sha256};

@@ -10,7 +10,7 @@ mod generate;
 #[path = "../tests/support/mod.rs"]
 mod support;
 
-use deltafold::bucket::{Compression, codec};
+use deltafold::backup::{Compression, codec};
 use etcd_client::{Txn, TxnOp};
 use serde_json::Value;
 use std::fs::{self, File};
@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use support::etcd::{Etcd, EtcdVersion};
 use support::follower::{Follower, snapshot_command};
-use support::saved::Prefix;
+use support::restorable::Prefix;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 

@@ -19,9 +19,9 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use support::controller::Controller;
+use support::faulty_proxy::{Call, Proxy};
 use support::kube::{Api, Body, Refused};
-use support::proxy::{Call, Proxy};
-use support::space::{Kubernetes, Space, moment};
+use support::namespace::{Kubernetes, Space, moment};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 

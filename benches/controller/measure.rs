@@ -2,7 +2,7 @@
 
 use crate::Result;
 use crate::support::controller::Controller;
-use crate::support::proxy::{Call, Proxy};
+use crate::support::faulty_proxy::{Call, Proxy};
 use std::collections::BTreeMap;
 use std::fs;
 use std::time::Instant;

@@ -3,11 +3,11 @@
 use crate::measure::{Goal, MIB, Run, resident, row};
 use crate::support::etcd::{Etcd, EtcdVersion};
 use crate::support::follower::Follower;
-use crate::support::line::{Request, Traffic};
-use crate::support::saved::Prefix;
+use crate::support::restorable::Prefix;
+use crate::support::slow_line::{Request, Traffic};
 use crate::{Bench, Result, Server};
 use chrono::DateTime;
-use deltafold::bucket::events::{EventRef, encode_event};
+use deltafold::backup::events::{EventRef, encode_event};
 use deltafold::mvcc::{Change, KeyValue, Revision};
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;

@@ -1,7 +1,7 @@
 //! A run of a program: what it took, and what that is held against.
 
 use crate::Result;
-use crate::support::line::Traffic;
+use crate::support::slow_line::Traffic;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::fs;

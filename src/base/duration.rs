@@ -1,6 +1,6 @@
 //! Durations as people write them: numbers with units, `90s`, `1h30m`, `7d`.
 
-use super::written::Notation;
+use super::text_value::Notation;
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;

@@ -2,27 +2,33 @@
 //!
 //! Nothing here uses anything of ours but [`crate::error`].
 
+pub mod byte_size;
 pub mod cancel;
 pub mod causes;
 pub mod duration;
-pub mod flag;
+pub mod fixed_record;
+pub mod flag_values;
 pub mod hash;
-pub mod if_there;
-pub mod mounted;
+pub mod limits;
+pub mod mounted_secret;
 pub mod mutex;
+pub mod optional_file;
 pub mod percent;
-pub mod pieces;
-pub mod quantity;
+pub(crate) mod printable;
+pub mod protobuf;
 pub mod random;
+pub mod read_all;
 pub mod read_at;
 pub mod retry;
-pub mod words;
-pub mod written;
+pub(crate) mod shorten;
+pub mod temp;
+pub mod text_value;
+pub mod tls;
 
+pub use byte_size::Size;
 pub use cancel::Cancel;
 pub use duration::Span;
-pub use if_there::if_there;
 pub use mutex::{lock, unpoisoned};
-pub use quantity::Size;
+pub use optional_file::none_if_missing;
 pub use read_at::ReadAt;
-pub use written::Written;
+pub use text_value::TextValue;

@@ -1,6 +1,6 @@
 //! bbolt's file format: a reader that trusts nothing and a writer that lays a file out afresh.
 //!
-//! It knows pages, B+trees and buckets, and nothing of etcd. `mvcc` and `job` call it. The format
+//! It knows pages, B+trees and buckets, and nothing of etcd. `mvcc` and `ops` call it. The format
 //! is drawn byte by byte in ARCHITECTURE.md; etcd's `go.etcd.io/bbolt` is its source.
 
 pub mod page;

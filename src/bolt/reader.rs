@@ -4,12 +4,12 @@
 //! It trusts nothing in the file: every page number, count, offset and the order of all keys is
 //! checked, so loops and wild offsets end in an error. A walk never loads more pages than the file
 //! has, so neither its time nor its memory outgrows the file. It does not write, and it does not
-//! look at the freelist. `mvcc` and `job` call it.
+//! look at the freelist. `mvcc` and `ops` call it.
 
 use super::page::*;
 use crate::base::ReadAt;
+use crate::base::limits::Limits;
 use crate::error::{Error, Result};
-use crate::limits::Limits;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

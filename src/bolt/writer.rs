@@ -5,7 +5,7 @@
 //! ([`Writer::writing`]) that can be hashed and compressed while it comes about; or once, where the
 //! metas can be written last ([`Writer::streaming`]). Entries must come
 //! in ascending order of their keys. One leaf page and one branch page per level are held in memory.
-//! It does not modify existing files. `mvcc` and `job` call it.
+//! It does not modify existing files. `mvcc` and `ops` call it.
 
 use super::page::*;
 use crate::error::{Error, Result};

@@ -1,20 +1,20 @@
 //! `deltafold apply`: its arguments, and its outcome in words.
 
 use super::endpoints::EndpointArgs;
-use super::show::Text;
+use super::text::Text;
 use super::{BackupArgs, Ended, Output, print, print_report};
 use crate::base::Cancel;
-use crate::base::flag::yes_or_no;
+use crate::base::flag_values::yes_or_no;
 use crate::error::Reason;
 use crate::etcd::diff::Wanted;
-use crate::job::apply::{
+use crate::mvcc::KeyRange;
+use crate::ops::apply::{
     Difference, KeyName, MAX_REQUEST_BYTES, MAX_TXN_OPS, Options, Outcome, Status, Verb, run,
 };
-use crate::job::options::State;
-use crate::job::read::Keys;
-use crate::job::report::Report;
-use crate::job::tags::without_excluded;
-use crate::mvcc::KeyRange;
+use crate::ops::options::State;
+use crate::ops::read::Keys;
+use crate::ops::report::Report;
+use crate::ops::tags::without_excluded;
 use clap::Args;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -121,7 +121,7 @@ impl ApplyArgs {
 
 fn show(key: &KeyName) -> String {
     match (&key.key, &key.key_base64) {
-        (Some(text), _) => super::show::key(text.as_bytes()).into_owned(),
+        (Some(text), _) => super::text::key(text.as_bytes()).into_owned(),
         (None, base64) => format!("base64:{}", base64.as_deref().unwrap_or_default()),
     }
 }

@@ -1,6 +1,6 @@
 //! How much may be read and written in a second: the flag, and the limits made of it.
 
-use crate::base::quantity;
+use crate::base::byte_size;
 use crate::store::{Bandwidth, Store};
 use clap::Args;
 use std::num::NonZeroU64;
@@ -17,7 +17,7 @@ pub(super) struct BandwidthArgs {
 }
 
 fn parse_bandwidth(s: &str) -> Result<NonZeroU64, String> {
-    NonZeroU64::new(quantity::parse(s)?)
+    NonZeroU64::new(byte_size::parse(s)?)
         .ok_or_else(|| "nothing would ever be done; leave the flag out for no limit".to_owned())
 }
 

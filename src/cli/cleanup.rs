@@ -3,9 +3,9 @@
 use super::kubernetes::wait_for;
 use super::{Ended, Output, print_outcome};
 use crate::base::Cancel;
-use crate::base::flag::yes_or_no;
+use crate::base::flag_values::yes_or_no;
 use crate::controller::cleanup::{Item, Options, Outcome, run};
-use crate::kubernetes::Person;
+use crate::kubernetes::UserClient;
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 
@@ -40,7 +40,7 @@ impl CleanupArgs {
             dry_run: self.dry_run,
         };
         let outcome = wait_for(cancel, async {
-            let person = Person::connect(self.context.as_deref(), None, false).await?;
+            let person = UserClient::connect(self.context.as_deref(), None, false).await?;
             run(&person, &options).await
         })?;
         print_outcome(output, &outcome, in_words)

@@ -2,12 +2,12 @@
 
 use super::leases::LeaseArgs;
 use super::metrics::MetricsArgs;
-use super::show::{self, Text};
+use super::text::{self, Text};
 use super::{Ended, Output, StoreArgs, print_report, size};
 use crate::base::Cancel;
 use crate::error::Result;
-use crate::job::compact::{Options, Outcome, Status, run};
-use crate::job::report::Report;
+use crate::ops::compact::{Options, Outcome, Status, run};
+use crate::ops::report::Report;
 use crate::telemetry::metrics::{Folded, Metrics, SavedSnapshot, SnapshotKind};
 use chrono::Utc;
 use clap::Args;
@@ -117,7 +117,7 @@ fn in_words(o: &Report<Outcome>) -> String {
     );
     text.maybe(
         "holds",
-        show::holds(o.live_keys, o.compact_revision, o.hash_kv),
+        text::holds(o.live_keys, o.compact_revision, o.hash_kv),
     );
     text.line(format_args!(
         "  users, roles, members, alarms and leases are as of revision {}",

@@ -1,13 +1,13 @@
 //! `deltafold controller`: its arguments.
 
 use crate::base::Cancel;
-use crate::base::flag::yes_or_no;
+use crate::base::flag_values::yes_or_no;
 use crate::controller::jobs::{Allowed, Settings};
 use crate::controller::{ControllerMetrics, Options, plan, run};
 use crate::error::Result;
 use crate::kubernetes::Client;
 use crate::store::lock::identity;
-use crate::telemetry::serve::{BindAddress, serve_text};
+use crate::telemetry::endpoint::{BindAddress, serve_text};
 use clap::Args;
 use tokio::runtime::Handle;
 

@@ -2,16 +2,16 @@
 
 use super::bandwidth::BandwidthArgs;
 use super::metrics::MetricsArgs;
-use super::show::Text;
+use super::text::Text;
 use super::{Ended, MeansArgs, Output, parse_options, print_report, size};
-use crate::base::flag::yes_or_no;
+use crate::backup::codec::CompressionChoice;
+use crate::base::flag_values::yes_or_no;
 use crate::base::{Cancel, duration};
-use crate::bucket::codec::CompressionChoice;
 use crate::error::{Reason, Result};
-use crate::job::Context;
-use crate::job::copy::plan::{Encryption, Form, Most, Wanted};
-use crate::job::copy::{Fate, ObjectOutcome, Options, Outcome, Status, WaitForFinal, follow, run};
-use crate::job::report::Report;
+use crate::ops::Context;
+use crate::ops::copy::plan::{Encryption, Form, Most, Wanted};
+use crate::ops::copy::{Fate, ObjectOutcome, Options, Outcome, Status, WaitForFinal, follow, run};
+use crate::ops::report::Report;
 use crate::store;
 use crate::telemetry::metrics::Metrics;
 use clap::Args;

@@ -1,15 +1,15 @@
 //! `deltafold diff`: its arguments, and what changed in words.
 
 use super::stream::Stream;
-use super::{BackupArgs, Ended, Output, show};
-use crate::base::{Cancel, flag};
+use super::{BackupArgs, Ended, Output, text};
+use crate::base::{Cancel, flag_values};
 use crate::error::Result;
-use crate::job::fold::{Request, Source, Target};
-use crate::job::read::diff::Diff;
-use crate::job::read::entry::{Change, Kind};
-use crate::job::read::kubernetes::Object;
-use crate::job::tags::without_excluded;
 use crate::mvcc::{KeyRange, Revision};
+use crate::ops::fold::{Request, Source, Target};
+use crate::ops::read::diff::Diff;
+use crate::ops::read::json::{Change, Kind};
+use crate::ops::read::kubernetes::Object;
+use crate::ops::tags::without_excluded;
 use clap::Args;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -51,7 +51,7 @@ fn parse_point(s: &str) -> Result<Target, String> {
     match s.parse() {
         Ok(r) if r > 0 => Ok(Target::Revision(Revision(r))),
         Ok(r) => Err(format!("{r} is no revision: they begin at 1")),
-        Err(_) => flag::time(s)
+        Err(_) => flag_values::time(s)
             .map(Target::Time)
             .map_err(|e| format!("neither a revision nor a time: {e}")),
     }
@@ -151,8 +151,8 @@ fn print_text(
         let kind = kind.unwrap_or_default();
         let line = format!(
             "{mark} {} ({}revision {revisions})\n",
-            show::key(kv.key),
-            show::key(kind.as_bytes())
+            text::key(kv.key),
+            text::key(kind.as_bytes())
         );
         out.write(line.as_bytes())?;
     }

@@ -1,7 +1,7 @@
 //! Encryption: the flags, and the files that they name.
 
-use crate::base::mounted;
-use crate::bucket::trust::{Plaintext, Trust};
+use crate::backup::trust::{Plaintext, Trust};
+use crate::base::mounted_secret;
 use crate::error::{Reason, Result};
 use crate::mvcc::Revision;
 use crate::store::Keys;
@@ -148,8 +148,8 @@ fn lines(file: &Path, place: &str) -> Result<(Vec<String>, u32)> {
         })
         .map_err(|e| match (e.kind(), file.parent(), file.file_name()) {
             // So it is if a Secret is not there, or lacks the key.
-            (ErrorKind::NotFound, Some(folder), Some(key)) if mounted::is_one(folder) => {
-                let advice = mounted::advice(folder, &key.to_string_lossy());
+            (ErrorKind::NotFound, Some(folder), Some(key)) if mounted_secret::is_one(folder) => {
+                let advice = mounted_secret::advice(folder, &key.to_string_lossy());
                 wrong(format!("is not there: {advice}"))
             }
             _ => wrong(format!("cannot be read: {e}")),

@@ -1,15 +1,15 @@
 //! `deltafold gc`: its arguments, and its outcome as a table.
 
 use super::metrics::MetricsArgs;
-use super::show::Text;
+use super::text::Text;
 use super::{Ended, Output, StoreArgs, print_report, size};
-use crate::base::flag::yes_or_no;
+use crate::backup::retention::Periods;
+use crate::base::flag_values::yes_or_no;
 use crate::base::{Cancel, duration};
-use crate::bucket::retention::Periods;
 use crate::error::Result;
-use crate::job::gc::{Decision, Fate, Object, Options, Outcome, Rules, Status, run};
-use crate::job::report::Report;
-use crate::job::restorable::Restorable;
+use crate::ops::gc::{Decision, Fate, Object, Options, Outcome, Rules, Status, run};
+use crate::ops::report::Report;
+use crate::ops::restorable::Restorable;
 use chrono::TimeDelta;
 use clap::Args;
 use std::collections::BTreeMap;

@@ -1,17 +1,17 @@
 //! `deltafold get`: its arguments, and keys with their values in words.
 
 use super::stream::Stream;
-use super::{BackupArgs, Ended, Output, show};
+use super::{BackupArgs, Ended, Output, text};
 use crate::base::Cancel;
-use crate::base::flag::yes_or_no;
+use crate::base::flag_values::yes_or_no;
 use crate::error::{Reason, Result};
-use crate::job::Context;
-use crate::job::fold::Source;
-use crate::job::options::State;
-use crate::job::read::entry::Entry;
-use crate::job::read::{self, Keys};
-use crate::job::tags::without_excluded;
 use crate::mvcc::{KeyRange, KeyValue, Revision};
+use crate::ops::Context;
+use crate::ops::fold::Source;
+use crate::ops::options::State;
+use crate::ops::read::json::Entry;
+use crate::ops::read::{self, Keys};
+use crate::ops::tags::without_excluded;
 use clap::Args;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -103,7 +103,7 @@ impl GetArgs {
             if !first {
                 out.write(b"---\n")?;
             }
-            out.write(show::entry(kv).as_bytes())
+            out.write(text::entry(kv).as_bytes())
         };
         let head = Head::of(source);
         match (&self.key, &self.prefix) {

@@ -1,13 +1,13 @@
 //! `deltafold history`: its arguments, and a key's versions as a table.
 
 use super::stream::Stream;
-use super::{BackupArgs, Ended, Output, show, size};
+use super::{BackupArgs, Ended, Output, size, text};
+use crate::backup::chain::{Range, show_ranges};
 use crate::base::Cancel;
-use crate::bucket::chain::{Range, show_ranges};
 use crate::error::Result;
-use crate::job::read::entry::{Name, Recorded};
-use crate::job::read::history::{History, Version};
 use crate::mvcc::Revision;
+use crate::ops::read::history::{History, Version};
+use crate::ops::read::json::{Name, Recorded};
 use clap::Args;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -113,7 +113,7 @@ impl HistoryArgs {
         while let Some(Version { revision, time, kv }) = history.next()? {
             cancel.check()?;
             let revision = revision.to_string();
-            let time = show::key(time.unwrap_or("-").as_bytes()).into_owned();
+            let time = text::key(time.unwrap_or("-").as_bytes()).into_owned();
             let line = match kv {
                 Some(kv) => {
                     let bytes = size(kv.value.len() as u64);

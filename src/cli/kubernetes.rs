@@ -2,7 +2,7 @@
 
 use crate::base::{Cancel, duration};
 use crate::error::Result;
-use crate::kubernetes::Person;
+use crate::kubernetes::UserClient;
 use chrono::{DateTime, Utc};
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
@@ -23,8 +23,8 @@ pub(super) struct ClusterArgs {
 
 impl ClusterArgs {
     /// The way there; nothing is sent yet. With `silence` an answer may come as slowly as it likes.
-    pub(super) async fn person(&self, silence: bool) -> Result<Person> {
-        Person::connect(self.context.as_deref(), self.namespace.as_deref(), silence).await
+    pub(super) async fn person(&self, silence: bool) -> Result<UserClient> {
+        UserClient::connect(self.context.as_deref(), self.namespace.as_deref(), silence).await
     }
 }
 

@@ -1,12 +1,12 @@
 //! `deltafold list`: its arguments, a table and a picture.
 
 use super::kubernetes::table;
-use super::show::Text;
+use super::text::Text;
 use super::{Ended, Output, StoreArgs, print_report, size};
-use crate::job::Context;
-use crate::job::list::{Listed, Options, Outcome, Restorable, run};
-use crate::job::report::Report;
-use crate::shorten;
+use crate::base::shorten;
+use crate::ops::Context;
+use crate::ops::list::{Listed, Options, Outcome, Restorable, run};
+use crate::ops::report::Report;
 use clap::Args;
 
 /// List the snapshots of a store, what can be restored from them, and what is wrong with them

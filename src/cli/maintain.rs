@@ -2,14 +2,14 @@
 
 use super::endpoints::EndpointArgs;
 use super::metrics::MetricsArgs;
-use super::show::Text;
+use super::text::Text;
 use super::{Ended, MeansArgs, Output, print_report, size};
-use crate::base::flag::yes_or_no;
-use crate::base::{Cancel, quantity};
-use crate::job::maintain::{
+use crate::base::flag_values::yes_or_no;
+use crate::base::{Cancel, byte_size};
+use crate::ops::maintain::{
     Decision, LockLease, MemberOutcome, Options, Outcome, Status, Upkeep, run,
 };
-use crate::job::report::Report;
+use crate::ops::report::Report;
 use crate::telemetry::metrics::Metrics;
 use clap::Args;
 
@@ -45,7 +45,7 @@ pub(super) struct MaintainArgs {
     /// Their quota, as etcd has it; beyond 80 % of it less waste is enough [default: what they say]
     ///
     /// Servers before 3.6 do not say.
-    #[arg(long, value_name = "SIZE", value_parser = quantity::parse)]
+    #[arg(long, value_name = "SIZE", value_parser = byte_size::parse)]
     quota_backend_bytes: Option<u64>,
     /// Only say what would be done
     #[arg(long, value_parser = yes_or_no)]

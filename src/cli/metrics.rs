@@ -3,8 +3,8 @@
 use super::Ended;
 use crate::base::{Cancel, duration};
 use crate::error::{Error, Result};
+use crate::telemetry::endpoint::{BindAddress, Server, serve};
 use crate::telemetry::metrics::Metrics;
-use crate::telemetry::serve::{BindAddress, Server, serve};
 use crate::telemetry::textfile::{self, Textfile};
 use clap::Args;
 use std::path::PathBuf;

@@ -19,30 +19,30 @@ mod history;
 mod kubernetes;
 mod leases;
 mod list;
-mod lock;
 mod maintain;
 mod manifests;
 mod metrics;
+mod object_lock;
 mod pin;
 mod policy;
 mod restore;
 mod schemas;
-mod show;
 mod snapshot;
 mod store_check;
 mod stream;
 mod task;
 mod termination;
+mod text;
 mod undelete;
 mod verify;
 
-use crate::base::{Cancel, quantity};
+use crate::base::limits::Limits;
+use crate::base::printable;
+use crate::base::{Cancel, byte_size};
 use crate::error::{Error, Reason, Result};
-use crate::job::Context;
-use crate::job::report::Report;
-use crate::job::restore::Backup;
-use crate::limits::Limits;
-use crate::shown;
+use crate::ops::Context;
+use crate::ops::report::Report;
+use crate::ops::restore::Backup;
 use crate::store::{self, Store};
 use crate::telemetry::logs::{self, LogFormat};
 use crate::telemetry::memory;
@@ -105,7 +105,7 @@ enum Command {
     Apply(apply::ApplyArgs),
     Verify(verify::VerifyArgs),
     Maintain(maintain::MaintainArgs),
-    Lock(lock::LockArgs),
+    Lock(object_lock::LockArgs),
     Store(store_check::StoreCommand),
     Gc(gc::GcArgs),
     Undelete(undelete::UndeleteArgs),
@@ -222,10 +222,10 @@ struct MeansArgs {
     #[arg(long, value_name = "MODE")]
     file_mode: Option<store::FileMode>,
     /// The largest database that is read, unpacked; a full snapshot of more is refused as TooLarge
-    #[arg(long, value_name = "SIZE", default_value = "16GiB", value_parser = quantity::parse)]
+    #[arg(long, value_name = "SIZE", default_value = "16GiB", value_parser = byte_size::parse)]
     max_database_bytes: u64,
     /// The largest key and value together; a snapshot with a larger one is refused as TooLarge
-    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = quantity::parse)]
+    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = byte_size::parse)]
     max_value_bytes: u64,
     #[command(flatten)]
     encryption: encryption::EncryptionArgs,
@@ -613,7 +613,7 @@ fn print_outcome<T: Serialize>(
     termination::keep(outcome);
     match output {
         Output::Json => print_json(outcome)?,
-        Output::Text => print(&shown::lines(&in_words(outcome)))?,
+        Output::Text => print(&printable::lines(&in_words(outcome)))?,
     }
     Ok(None)
 }
@@ -668,7 +668,7 @@ fn fail(e: &Error, output: Output, say: bool) -> ExitCode {
         let _ = writeln!(
             std::io::stderr(),
             "error: {} [{}]",
-            shown::line(&e.to_string()),
+            printable::line(&e.to_string()),
             e.reason()
         );
     }

@@ -1,11 +1,11 @@
 //! `deltafold pin`: its arguments, and its outcome in words.
 
-use super::show::Text;
+use super::text::Text;
 use super::{Ended, Output, StoreArgs, print_report};
 use crate::base::Cancel;
-use crate::job::gc::Status;
-use crate::job::gc::pin::{Options, Outcome, run};
-use crate::job::report::Report;
+use crate::ops::gc::Status;
+use crate::ops::gc::pin::{Options, Outcome, run};
+use crate::ops::report::Report;
 use clap::Args;
 
 /// Keep a chain whatever the policy of `deltafold gc`, or let it go again

@@ -1,10 +1,10 @@
 //! `deltafold policy status`: its arguments, and how policies are, in words.
 
 use super::kubernetes::{ClusterArgs, age, table, wait_for};
-use super::show::Text;
+use super::text::Text;
 use super::{Ended, Output, print_outcome, size};
 use crate::base::Cancel;
-use crate::base::flag::yes_or_no;
+use crate::base::flag_values::yes_or_no;
 use crate::controller::api::{
     Condition, EtcdBackupPolicy, EtcdBackupPolicyStatus, LastRun, RunState, SnapshotStatus,
 };

@@ -1,11 +1,11 @@
 //! `deltafold restore`: its arguments, and its outcome in words.
 
-use super::show::{self, Text};
+use super::text::{self, Text};
 use super::{Ended, MeansArgs, Output, print_report, size};
 use crate::base::Cancel;
-use crate::job::report::Report;
-use crate::job::restore::{Action, Fate, Membership, Options, Outcome, Status, run};
-use crate::shorten;
+use crate::base::shorten;
+use crate::ops::report::Report;
+use crate::ops::restore::{Action, Fate, Membership, Options, Outcome, Status, run};
 use clap::Args;
 use std::path::PathBuf;
 
@@ -136,7 +136,7 @@ fn in_words(o: &Report<Outcome>) -> String {
     }
     text.maybe(
         "holds",
-        show::holds(o.live_keys, o.compact_revision, o.hash_kv),
+        text::holds(o.live_keys, o.compact_revision, o.hash_kv),
     );
     if let Some(at) = o.metadata_revision {
         text.line(format_args!(

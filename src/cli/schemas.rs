@@ -6,11 +6,10 @@ use super::task::{TaskOutcome, TasksOutcome};
 use super::{Failure, diff, get, history, policy};
 use crate::controller::cleanup;
 use crate::error::Reason;
-use crate::job::read::entry::{Change, Entry, Recorded};
-use crate::job::report::Report;
-use crate::job::{
-    apply, compact, copy, gc, list, maintain, restore, retain, snapshot, store_check, verify,
-    verify_store,
+use crate::ops::read::json::{Change, Entry, Recorded};
+use crate::ops::report::Report;
+use crate::ops::{
+    apply, compact, copy, gc, list, maintain, object_lock, restore, snapshot, store_check, verify,
 };
 use crate::telemetry::termination::Message;
 use schemars::generate::{SchemaGenerator, SchemaSettings};
@@ -37,7 +36,7 @@ pub fn schemas() -> Vec<(String, Value)> {
             list::<history::Head, Recorded>(g, "versions")
         }),
         of("list", |g| vec![report::<list::Outcome>(g)]),
-        of("lock", |g| vec![report::<retain::Outcome>(g)]),
+        of("lock", |g| vec![report::<object_lock::Outcome>(g)]),
         of("maintain", |g| vec![report::<maintain::Outcome>(g)]),
         of("pin", |g| vec![report::<gc::pin::Outcome>(g)]),
         of("policy", |g| {
@@ -56,8 +55,8 @@ pub fn schemas() -> Vec<(String, Value)> {
         of("undelete", |g| vec![report::<gc::undelete::Outcome>(g)]),
         of("verify", |g| {
             vec![
-                report::<verify_store::Outcome>(g),
-                report::<verify::Outcome>(g),
+                report::<verify::store::Outcome>(g),
+                report::<verify::cluster::Outcome>(g),
             ]
         }),
     ]

@@ -1,10 +1,10 @@
 //! `deltafold store`: its arguments, and what a store does as a table.
 
-use super::show::Text;
+use super::text::Text;
 use super::{Ended, Output, StoreArgs, print_report};
 use crate::base::Cancel;
-use crate::job::report::Report;
-use crate::job::store_check::{Check, Outcome, Status, run};
+use crate::ops::report::Report;
+use crate::ops::store_check::{Check, Outcome, Status, run};
 use crate::store::probe::{Ability, State};
 use clap::{Args, Subcommand};
 

@@ -1,11 +1,11 @@
 //! `deltafold undelete`: its arguments, and its outcome in words.
 
-use super::show::Text;
+use super::text::Text;
 use super::{Ended, Output, StoreArgs, print_report};
 use crate::base::Cancel;
-use crate::base::flag::yes_or_no;
-use crate::job::gc::undelete::{Options, Outcome, Restored, run};
-use crate::job::report::Report;
+use crate::base::flag_values::yes_or_no;
+use crate::ops::gc::undelete::{Options, Outcome, Restored, run};
+use crate::ops::report::Report;
 use clap::Args;
 
 /// Bring back snapshots that `deltafold gc --purge-after` removed

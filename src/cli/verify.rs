@@ -2,16 +2,16 @@
 
 use super::endpoints::EndpointArgs;
 use super::metrics::MetricsArgs;
-use super::show::{self, Text};
+use super::text::{self, Text};
 use super::{Ended, Output, StoreArgs, print_report, size};
-use crate::base::flag::yes_or_no;
+use crate::base::flag_values::yes_or_no;
+use crate::base::shorten::{self, IN_JSON};
 use crate::base::{Cancel, duration};
 use crate::error::{Error, Reason, Result};
-use crate::job::report::Report;
-use crate::job::verify::{Options, Outcome, run};
-use crate::job::{drill, verify_store};
 use crate::mvcc::Revision;
-use crate::shorten::{self, IN_JSON};
+use crate::ops::report::Report;
+use crate::ops::verify::cluster::{Options, Outcome, run};
+use crate::ops::verify::{drill, store};
 use crate::telemetry::metrics::{Metrics, Window};
 use clap::Args;
 use std::collections::BTreeMap;
@@ -50,7 +50,7 @@ pub(super) struct VerifyArgs {
     #[command(flatten)]
     store: StoreArgs,
     #[command(flatten)]
-    depth: verify_store::Thoroughness,
+    depth: store::Thoroughness,
     /// Look at every chain of every timeline, and at what is in none
     ///
     /// Without it, at the chain that a restore of the newest state would use, and at what is needed to tell
@@ -112,8 +112,8 @@ impl VerifyArgs {
         print_report(output, report, in_words)
     }
 
-    fn level(&self) -> Result<verify_store::Level> {
-        use verify_store::Level;
+    fn level(&self) -> Result<store::Level> {
+        use store::Level;
         match (self.depth.level, &self.etcd_binary) {
             (Some(level), Some(_)) if level < Level::Fold => Err(Reason::Usage.error("--etcd-binary compares what etcd holds with what was folded: give --level fold, or leave --level out")),
             (Some(level), _) => Ok(level),
@@ -142,14 +142,14 @@ impl VerifyArgs {
             }
         };
         let ctx = self.store.context(cancel)?;
-        let options = verify_store::Options {
+        let options = store::Options {
             level,
             all_chains: self.all_chains,
             all_tags: self.all_tags,
             timeline: self.timeline.clone(),
             drill,
         };
-        let ended = verify_store::run(&ctx, &options);
+        let ended = store::run(&ctx, &options);
         metrics.store_read(ctx.store.bytes_read());
         let report = ended?;
         metrics.verified(&report.metrics());
@@ -165,8 +165,8 @@ impl VerifyArgs {
     }
 }
 
-fn found_in_words(o: &Report<verify_store::Outcome>) -> String {
-    use verify_store::{Level, Severity, Status};
+fn found_in_words(o: &Report<store::Outcome>) -> String {
+    use store::{Level, Severity, Status};
     let mut text = Text::new();
     let what = match o.level {
         Level::Names => "by names",
@@ -200,7 +200,7 @@ fn found_in_words(o: &Report<verify_store::Outcome>) -> String {
         let more = shorten::more(n - shorten::WHOLE, IN_JSON);
         text.line(format_args!("  [{reason}]: {more}"));
     }
-    let chain = |c: &verify_store::ChainOutcome| {
+    let chain = |c: &store::ChainOutcome| {
         let hash = c.hash_kv.zip(c.live_keys);
         let hash = hash.map(|(hash, keys)| format!(": HashKV {hash}, {keys} live keys"));
         format!(
@@ -247,7 +247,7 @@ fn in_words(o: &Report<Outcome>) -> String {
         "equal: at revision {} the backup holds what the cluster holds",
         o.revision
     ));
-    let compacted = show::compacted(o.compact_revision);
+    let compacted = text::compacted(o.compact_revision);
     let hash = format!("{}, {compacted}, {} live keys", o.hash_kv, o.live_keys);
     text.field("HashKV", hash);
     text.from(&o.base, &o.deltas);

@@ -8,7 +8,7 @@ use super::api::GROUP;
 use super::jobs::{LABEL_MANAGED_BY, NAME};
 use super::manifests::JOBS;
 use crate::error::{Reason, Result};
-use crate::kubernetes::Person;
+use crate::kubernetes::UserClient;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::batch::v1::{CronJob, Job};
@@ -176,7 +176,7 @@ fn item<K: Resource<DynamicType = ()>>(object: &ObjectMeta) -> Item {
 ///
 /// # Errors
 /// Those of the API: `PermissionDenied`, `KubernetesUnreachable` and the like. What was done before is done.
-pub async fn run(person: &Person, options: &Options) -> Result<Outcome> {
+pub async fn run(person: &UserClient, options: &Options) -> Result<Outcome> {
     let cleanup = Cleanup { person, options };
     let mut outcome = Outcome {
         dry_run: options.dry_run,
@@ -198,7 +198,7 @@ pub async fn run(person: &Person, options: &Options) -> Result<Outcome> {
 }
 
 struct Cleanup<'a> {
-    person: &'a Person,
+    person: &'a UserClient,
     options: &'a Options,
 }
 

@@ -6,7 +6,7 @@
 use super::api::{GROUP, crds};
 use super::jobs::flags::flags;
 use super::jobs::{Allowed, LABEL_MANAGED_BY, LABEL_NAME, LABEL_WORK, NAME, Validation};
-use crate::base::flag::yes_or_no;
+use crate::base::flag_values::yes_or_no;
 use crate::error::{Error, Result};
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;

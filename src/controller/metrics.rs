@@ -5,11 +5,11 @@
 use super::api::{TaskState, TaskType};
 use super::names::owner;
 use super::observe::World;
-use super::observe::{outcome, started};
+use super::observe::{outcome, threshold_jobs};
 use super::plan;
 use crate::base::lock;
 use crate::error::Error;
-use crate::telemetry::serve::Exposition;
+use crate::telemetry::endpoint::Exposition;
 use chrono::Utc;
 use kube::ResourceExt;
 use prometheus_client::collector::Collector;
@@ -125,7 +125,7 @@ impl Collector for Seen {
         let uids: BTreeSet<String> = policies.iter().filter_map(|p| p.uid()).collect();
         for job in world.jobs() {
             let is_own = owner(&*job).is_some_and(|uid| uids.contains(uid));
-            if is_own && started::is_of_threshold(&job) && !outcome::is_finished(&job) {
+            if is_own && threshold_jobs::is_of_threshold(&job) && !outcome::is_finished(&job) {
                 *running
                     .entry(job.namespace().unwrap_or_default())
                     .or_default() += 1;

@@ -18,20 +18,20 @@ mod names;
 pub mod observe;
 pub mod plan;
 pub mod times;
-mod work;
+mod work_queue;
 
 pub use metrics::ControllerMetrics;
 
 use crate::base::{Cancel, lock};
 use crate::error::{Error, Reason, Result};
 use crate::kubernetes::{self, lease};
-use crate::store::lock::{Attempt, Held};
-use crate::telemetry::serve::Server;
+use crate::store::lock::{Attempt, LockGuard};
+use crate::telemetry::endpoint::Server;
 use apply::{Events, Failure, Writer};
 use chrono::Utc;
 use names::Key;
 use observe::{Observed, World};
-use plan::limits::Limits;
+use plan::job_limits::Limits;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::task::JoinSet;
@@ -113,7 +113,12 @@ pub fn run(
 }
 
 /// Waits until this replica is the leader.
-fn lead(client: &kubernetes::Client, name: &str, identity: &str, cancel: &Cancel) -> Result<Held> {
+fn lead(
+    client: &kubernetes::Client,
+    name: &str,
+    identity: &str,
+    cancel: &Cancel,
+) -> Result<LockGuard> {
     let mut lock = lease::lock(client, name, identity, LEASE_DURATION);
     let mut told = false;
     loop {
@@ -153,13 +158,13 @@ async fn reconcile_all(
     options: Options,
     metrics: &ControllerMetrics,
     server: Option<&Server>,
-    held: Option<&Held>,
+    held: Option<&LockGuard>,
 ) -> Result<()> {
     let size = |n: u32| usize::try_from(n).unwrap_or(usize::MAX);
     let workers_at_once = options.workers.max(1);
     let world = Arc::new(World::new(workers_at_once));
     metrics.show(&world);
-    let writer = Arc::new(Writer::new(client.inner(), held.map(Held::watch)));
+    let writer = Arc::new(Writer::new(client.inner(), held.map(LockGuard::watch)));
     let (events, publish) = Events::new(client.inner(), &options.identity, writer.clone());
     let controller = Arc::new(Controller {
         world: world.clone(),

@@ -1,11 +1,11 @@
 //! The members of a restored cluster: from the flags to IDs, and to what the database says of them.
 //!
-//! Pure: it opens no file and asks no DNS. `job` and the other files of this room call it.
+//! Pure: it opens no file and asks no DNS. `ops` and the other files of this room call it.
 //! Sources: etcd's `client/pkg/types`, `membership/member.go`, `storage/schema/membership.go`.
 
+use crate::base::protobuf::Value::{Bytes, Varint};
+use crate::base::protobuf::message;
 use crate::error::{Error, Reason, Result};
-use crate::protobuf::Value::{Bytes, Varint};
-use crate::protobuf::message;
 use sha1::{Digest as _, Sha1};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

@@ -1,10 +1,10 @@
 //! A member's data directory beside its database: written as `etcdutl snapshot restore` leaves it.
 //!
 //! [`membership`], [`wal`] and [`snap`] write and read their files and trust nothing they read.
-//! They neither write the database nor know chains; [`place`] puts all of it in place. `job` calls them.
+//! They neither write the database nor know chains; [`place`] puts all of it in place. `ops` calls them.
 
+pub mod install;
 pub mod membership;
-pub mod place;
 pub mod snap;
 pub mod wal;
 
@@ -110,6 +110,6 @@ fn write_new(dir: &Path, name: &str, bytes: &[u8], len: u64) -> Result<PathBuf> 
         file.set_len(len).map_err(failed)?;
     }
     file.sync_all().map_err(failed)?;
-    place::sync_directory(dir)?;
+    install::sync_directory(dir)?;
     Ok(path)
 }

@@ -1,13 +1,13 @@
 //! The `.snap` file: raft's snapshot, which names the members and the index that the log begins after.
 //!
-//! Keys are not in it; etcd keeps them in the database beside it. `job` calls it.
+//! Keys are not in it; etcd keeps them in the database beside it. `ops` calls it.
 //! Sources: etcd's `snap/snapshotter.go`, `snappb/snap.proto`, `v2store`, and raft's `raft.proto`.
 
+use crate::base::protobuf::Value::{Bytes, Varint};
+use crate::base::protobuf::{Value, message, take_field, take_varint};
 use crate::datadir::membership::go_json;
 use crate::datadir::{Cluster, MemberId, TERM, corrupt, wal, write_new};
 use crate::error::{Error, Result};
-use crate::protobuf::Value::{Bytes, Varint};
-use crate::protobuf::{Value, message, take_field, take_varint};
 use crc_fast::crc32_iscsi;
 use std::collections::BTreeMap;
 use std::fs::{self, File};

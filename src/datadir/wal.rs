@@ -1,12 +1,12 @@
 //! The write-ahead log: the first segment of a restored member, and a reader of any member's log.
 //!
-//! It applies no entry; of their requests it knows only which can make a revision. `job` calls it.
+//! It applies no entry; of their requests it knows only which can make a revision. `ops` calls it.
 //! Sources: etcd's `storage/wal` (wal.go, decoder.go, encoder.go, repair.go) and raft's `raft.proto`.
 
+use crate::base::protobuf::Value::{Bytes, Varint};
+use crate::base::protobuf::{message, take_field};
 use crate::datadir::{Cluster, ClusterId, MemberId, TERM, corrupt, write_new};
 use crate::error::{Error, Result};
-use crate::protobuf::Value::{Bytes, Varint};
-use crate::protobuf::{message, take_field};
 use crc_fast::{CrcAlgorithm, Digest};
 use std::fs::{self, File};
 use std::io::{BufReader, ErrorKind, Read};

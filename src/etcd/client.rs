@@ -1,7 +1,7 @@
 //! A blocking client for the keys of a live etcd.
 //!
 //! It takes the endpoints in turn, tries again where that is safe, and gives every failure its
-//! reason; what is read and written it does not decide. `job::apply` calls it.
+//! reason; what is read and written it does not decide. `ops::apply` calls it.
 
 use crate::base::Cancel;
 use crate::base::retry::{BackoffBuilder, backoff};

@@ -1,11 +1,11 @@
 //! A live etcd as a cluster: its members, how they are, their hashes, and what keeps them lean.
 //!
 //! It asks all members at once and compares what they say; what is done about it it does not decide.
-//! `job::snapshot`, `job::maintain` and `job::verify` call it.
+//! `ops::snapshot`, `ops::maintain` and `ops::verify` call it.
 
+use crate::base::printable;
 use crate::error::{Error, Reason, Result};
 use crate::etcd::connect::{Connector, Failed, Streams};
-use crate::shown;
 use etcd_client::{
     AlarmAction, AlarmOptions, AlarmType, Client, CompactionOptions, Error as EtcdError, GetOptions,
 };
@@ -88,7 +88,7 @@ impl fmt::Display for Member {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.name.as_str() {
             "" => write!(f, "member {:x}", self.id),
-            name => f.write_str(&shown::line(name)),
+            name => f.write_str(&printable::line(name)),
         }
     }
 }

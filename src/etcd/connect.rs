@@ -3,7 +3,7 @@
 //! It connects to one endpoint and gives every failure its reason; what is asked there, and which endpoint
 //! is tried, it does not decide. The other files of this room call it.
 
-use crate::base::{Cancel, causes, duration, mounted};
+use crate::base::{Cancel, causes, duration, mounted_secret};
 use crate::error::{Error, Reason, Result};
 use clap::Args;
 use etcd_client::{Certificate, ConnectOptions, Identity, TlsOptions};
@@ -131,7 +131,7 @@ impl Connector {
         for endpoint in &options.endpoints {
             check_endpoint(endpoint, has_tls_files(&options))?;
         }
-        crate::tls::ensure_provider();
+        crate::base::tls::ensure_provider();
         // What is wrong with the files is said before anything is sent.
         tls(&options)?;
         user(&options)?;
@@ -304,7 +304,7 @@ fn failure(what: &str, endpoint: &str, options: &Endpoints, e: etcd_client::Erro
     ]
     .iter()
     .any(|sign| said.contains(sign));
-    if crate::tls::says_expired(&said) {
+    if crate::base::tls::says_expired(&said) {
         let advice = ": renew the server's certificate, or the one of --cert or --tls-secret";
         return last(Reason::CertificateExpired, &said, advice);
     }
@@ -548,7 +548,7 @@ fn user(options: &Endpoints) -> Result<Option<User>> {
 
 /// The files of a mounted Secret, without empty ones.
 fn secret_files(flag: &str, folder: &Path) -> Result<BTreeMap<String, Vec<u8>>> {
-    let mut files = mounted::read(folder).map_err(|e| {
+    let mut files = mounted_secret::read(folder).map_err(|e| {
         Reason::Configuration.error(format!("{flag} {} cannot be read: {e}", folder.display()))
     })?;
     files.retain(|_, bytes| !bytes.trim_ascii().is_empty());
@@ -556,7 +556,7 @@ fn secret_files(flag: &str, folder: &Path) -> Result<BTreeMap<String, Vec<u8>>> 
 }
 
 fn lacks(flag: &str, folder: &Path, key: &str, keys: &str) -> Error {
-    let (place, advice) = (folder.display(), mounted::advice(folder, keys));
+    let (place, advice) = (folder.display(), mounted_secret::advice(folder, keys));
     Reason::Configuration.error(format!("{flag} {place} lacks {key}: {advice}"))
 }
 

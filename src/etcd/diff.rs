@@ -1,6 +1,6 @@
 //! What differs between a backup and a live etcd, and in which transactions it is written.
 //!
-//! Pure functions of two streams in the order of their keys; no I/O. `job::apply` calls it.
+//! Pure functions of two streams in the order of their keys; no I/O. `ops::apply` calls it.
 
 use crate::error::{Error, Result};
 use std::cmp::Ordering;

@@ -2,7 +2,7 @@
 //!
 //! It watches all keys at one member after the other and never splices two histories: every watch begins
 //! at the last revision that is known and not behind it, and what comes there must be what is known of it.
-//! What is done with the changes it does not know. `job::snapshot` calls it.
+//! What is done with the changes it does not know. `ops::snapshot` calls it.
 
 use crate::error::{Error, Reason, Result};
 use crate::etcd::connect::{Connector, Failed, Streams};

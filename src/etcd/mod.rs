@@ -1,6 +1,6 @@
 //! A live etcd: a client for its keys, what differs from a backup, and whether peers have a quorum.
 //!
-//! It knows keys, transactions and members, nothing of snapshots. `job` calls it.
+//! It knows keys, transactions and members, nothing of snapshots. `ops` calls it.
 
 pub mod client;
 pub mod cluster;

@@ -309,7 +309,7 @@ fn client(options: &PeerOptions) -> Result<Client> {
         Reason::Configuration.error(format!("{flag} {} cannot be used: {e}", path.display()))
     };
     let read = |flag: &str, path: &Path| std::fs::read(path).map_err(|e| wrong(flag, path, &e));
-    crate::tls::ensure_provider();
+    crate::base::tls::ensure_provider();
     // Members are asked where they are, not through a proxy, and do not send elsewhere.
     let mut builder = Client::builder()
         .no_proxy()

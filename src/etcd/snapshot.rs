@@ -1,7 +1,7 @@
 //! A member's own snapshot, as a blocking `Read`: the database file, then 32 bytes of SHA-256 over it.
 //!
 //! That is etcd's Maintenance.Snapshot as it comes; what it holds and whether the hash is right, others see
-//! to. `job::snapshot` calls it.
+//! to. `ops::snapshot` calls it.
 
 use crate::error::{Error, Reason};
 use crate::etcd::connect::{Connector, Failed, Streams};

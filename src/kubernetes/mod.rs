@@ -1,14 +1,14 @@
 //! Kubernetes' API: a client with our errors, Leases that tell of snapshots, a lock by Lease.
 //!
-//! It knows Leases and namespaces; of snapshots it knows names and revisions that others give it. `job` and
+//! It knows Leases and namespaces; of snapshots it knows names and revisions that others give it. `ops` and
 //! `cli` call it.
 
 pub mod lease;
-mod person;
 mod snapshot_leases;
+mod user_client;
 
-pub use person::Person;
 pub use snapshot_leases::{Behind, LeaseState, SnapState, SnapshotLeases};
+pub use user_client::UserClient;
 
 use crate::base::Cancel;
 use crate::base::causes::causes;
@@ -159,7 +159,7 @@ fn client(mut config: Config) -> Result<(kube::Client, String)> {
     config.reset_reader_on_write = true;
     let server = config.cluster_url.to_string();
     let server = server.trim_end_matches('/').to_owned();
-    crate::tls::ensure_provider();
+    crate::base::tls::ensure_provider();
     let client =
         kube::Client::try_from(config).map_err(|e| failure(&format!("connect to {server}"), &e))?;
     Ok((client, server))
@@ -233,7 +233,7 @@ fn failure(what: &str, e: &kube::Error) -> Error {
         return reason.error(format!("cannot {what}: {said}{advice}"));
     }
     let said = causes(e);
-    let reason = if crate::tls::says_expired(&said) {
+    let reason = if crate::base::tls::says_expired(&said) {
         Reason::CertificateExpired
     } else {
         match e {

@@ -5,23 +5,23 @@
 //! written waits in the change log (`log`). At the end the base's records and the log are walked in
 //! order and every record that etcd's compaction would keep is handed to the caller. A [`Part`]
 //! folds changes whose turn has not come: several deltas are read at once. It reads no deltas and
-//! writes no file; `job` calls it.
+//! writes no file; `ops` calls it.
 //!
 //! On the way it checks that the changes continue one another and the base: etcd counts versions,
 //! so a delta of another history is found out by its counting.
 
 use super::keys::{Keys, Slot, SlotId, State};
 use crate::base::ReadAt;
+use crate::base::limits::Limits;
+use crate::base::temp;
 use crate::bolt::Database;
 use crate::error::{Error, Reason, Result};
-use crate::limits::Limits;
+use crate::mvcc::change_log::{ChangeLog, Entry};
 use crate::mvcc::hash_kv::{HashKv, Hasher, Tail, is_alive};
 use crate::mvcc::history::{Base, key_bucket};
-use crate::mvcc::log::{ChangeLog, Entry};
-use crate::mvcc::range::KeyRange;
+use crate::mvcc::key_range::KeyRange;
 use crate::mvcc::record::KeyValue;
 use crate::mvcc::revision::{RecordKey, Revision, encode_revision};
-use crate::temp;
 use base64_simd::STANDARD;
 
 /// What a fold shall make.

@@ -3,7 +3,7 @@
 //! `Base` reads what a full snapshot says of itself; `KeepHistory` is the user's wish. Neither
 //! changes anything.
 
-use crate::base::written::Notation;
+use crate::base::text_value::Notation;
 use crate::base::{ReadAt, duration};
 use crate::bolt::{Bucket, Database};
 use crate::error::{Error, Reason, Result};

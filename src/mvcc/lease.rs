@@ -3,7 +3,7 @@
 //! Only what a restore writes: it reads none. Source: etcd's `server/lease/leasepb/lease.proto` and
 //! `server/storage/schema/lease.go`.
 
-use crate::protobuf::put_varint;
+use crate::base::protobuf::put_varint;
 use std::time::Duration;
 
 /// The bucket of leases.
@@ -31,7 +31,7 @@ pub fn record(key: [u8; KEY_SIZE], time_to_live: Duration) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protobuf::take_varint;
+    use crate::base::protobuf::take_varint;
 
     #[test]
     fn a_record_is_as_etcd_writes_it() {

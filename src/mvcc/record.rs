@@ -3,9 +3,9 @@
 //! Written byte for byte as etcd writes it (fields in number order, zero fields left out), since
 //! HashKV runs over these bytes. Source: etcd's `api/mvccpb/kv.proto`.
 
+use crate::base::protobuf::{Value, put_bytes, put_bytes_head, put_varint, take_field, varint_len};
 use crate::error::{Error, Result};
 use crate::mvcc::Revision;
-use crate::protobuf::{Value, put_bytes, put_bytes_head, put_varint, take_field, varint_len};
 
 /// One version of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -2,7 +2,7 @@
 //!
 //! It knows the address of a blob and how a request is signed; `exclude` knows what is asked.
 
-use super::wire::{Answer, Wire, query_string, request};
+use super::retrying_client::{Answer, RetryingClient, query_string, request};
 use crate::error::{Error, Result};
 use http::Method;
 use object_store::azure::{AzureAuthorizer, MicrosoftAzure};
@@ -29,7 +29,7 @@ pub struct Place {
 /// The requests of one container.
 pub struct Azure {
     store: Arc<MicrosoftAzure>,
-    wire: Wire,
+    wire: RetryingClient,
     account: String,
     /// Of the container.
     url: Url,
@@ -37,7 +37,7 @@ pub struct Azure {
 
 impl Azure {
     /// `None` where its address cannot be told.
-    pub fn new(store: Arc<MicrosoftAzure>, wire: Wire, place: &Place) -> Option<Self> {
+    pub fn new(store: Arc<MicrosoftAzure>, wire: RetryingClient, place: &Place) -> Option<Self> {
         // The crate tells them nowhere else.
         let (account, container) = account_and_container(&store.to_string())?;
         let url = container_url(place, &account, &container)?;
@@ -118,7 +118,7 @@ mod tests {
     use object_store::azure::MicrosoftAzureBuilder;
 
     fn build(place: &Place, account: &str) -> String {
-        crate::tls::ensure_provider();
+        crate::base::tls::ensure_provider();
         let mut builder = MicrosoftAzureBuilder::new()
             .with_account(account)
             .with_container_name("backups")

@@ -366,7 +366,7 @@ mod tests {
 
     #[test]
     fn settings_are_read_as_the_crate_reads_its_own() {
-        crate::tls::ensure_provider();
+        crate::base::tls::ensure_provider();
         let with = |key, value: &str| ClientOptions::new().with_config(key, value);
         builder(&ClientOptions::new(), &[])
             .unwrap()

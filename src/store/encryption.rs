@@ -1,7 +1,7 @@
 //! Client-side encryption: age files for X25519 recipients (<https://age-encryption.org/v1>).
 //!
 //! What is encrypted is the object as it would be stored otherwise: compressed, with its checksum
-//! inside. `job` calls it.
+//! inside. `ops` calls it.
 
 use crate::error::{Error, Reason, Result};
 use age::stream::{StreamReader, StreamWriter};

@@ -2,16 +2,16 @@
 //!
 //! On S3 and Azure it is a tag, on Google Cloud Storage custom metadata. The object_store crate writes tags
 //! with an object and does not read or change them, so they are asked for by signed requests. Stores
-//! without tags, or that refuse them, use a `<name>.exclude` object instead; `bucket::catalog` sees to
+//! without tags, or that refuse them, use a `<name>.exclude` object instead; `backup::catalog` sees to
 //! those.
 
 use super::azure::Azure;
 use super::gcs::Gcs;
+use super::retrying_client::Answer;
 use super::s3::S3;
-use super::small::bytes_of;
+use super::small_objects::bytes_of;
 use super::staging::StagingName;
-use super::tagged::Tagged;
-use super::wire::Answer;
+use super::tag_counts::Tagged;
 use super::xml::{Document, Tag, TagSet, Tagging};
 use super::{Store, store_error};
 use crate::error::{Error, Reason, Result};
@@ -22,7 +22,7 @@ use object_store::{Attribute, GetOptions, ObjectStore, ObjectStoreExt, PutOption
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-pub use super::tagged::EXCLUDE_TAG;
+pub use super::tag_counts::EXCLUDE_TAG;
 
 /// What the name of a snapshot and this is that of an object that does the same.
 const EXCLUDE_SUFFIX: &str = ".exclude";

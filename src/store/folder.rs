@@ -6,7 +6,7 @@
 //! and the folders above it may be links, and what is mounted below it is followed. `local` stores objects in it.
 
 use super::{ObjectInfo, listing};
-use crate::base::if_there;
+use crate::base::none_if_missing;
 use crate::error::{Error, Result};
 use chrono::{DateTime, Utc};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -311,7 +311,7 @@ impl Folder {
     /// The file system's.
     pub(super) fn delete(&self, below: &str) -> Result<()> {
         let failed = |e| Error::io(format!("delete {}", self.shown(below).display()), e);
-        if_there(self.remove(below)).map_err(failed)?;
+        none_if_missing(self.remove(below)).map_err(failed)?;
         Ok(())
     }
 
@@ -348,7 +348,7 @@ impl Folder {
             Error::io(format!("list {}", self.shown(below).display()), e)
         };
         let mut objects = Vec::new();
-        if let Some(at) = if_there(self.open(below, FOLDER, 0)).map_err(failed)? {
+        if let Some(at) = none_if_missing(self.open(below, FOLDER, 0)).map_err(failed)? {
             list_in(at, below, depth.min(DEEPEST), &mut objects).map_err(failed)?;
         }
         Ok(objects)

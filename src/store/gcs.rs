@@ -3,7 +3,7 @@
 //! The object_store crate sets it only when an object is written. The JSON API changes one entry of it and
 //! leaves the rest, the content and its time alone. `exclude` calls it.
 
-use super::wire::{Answer, Wire, request};
+use super::retrying_client::{Answer, RetryingClient, request};
 use crate::base::percent::encoded;
 use crate::error::{Error, Result};
 use http::header::AUTHORIZATION;
@@ -20,7 +20,7 @@ const DEFAULT_URL: &str = "https://storage.googleapis.com";
 /// The requests of one bucket.
 pub struct Gcs {
     store: Arc<GoogleCloudStorage>,
-    wire: Wire,
+    wire: RetryingClient,
     bucket: String,
     base: String,
 }
@@ -29,7 +29,7 @@ impl Gcs {
     /// `base` where the settings have another than Google's own.
     pub fn new(
         store: Arc<GoogleCloudStorage>,
-        wire: Wire,
+        wire: RetryingClient,
         bucket: &str,
         base: Option<String>,
     ) -> Self {

@@ -1,12 +1,13 @@
 //! Object stores: opening one by URL, listing a prefix, streaming objects in and out.
 //!
-//! It knows paths and bytes, nothing of snapshots. `job` calls it.
+//! It knows paths and bytes, nothing of snapshots. `ops` calls it.
 
 pub mod azure;
 pub mod bandwidth;
-mod claim;
+mod capability;
+
 mod connect;
-pub mod direct;
+
 pub mod encryption;
 mod errors;
 pub mod exclude;
@@ -16,43 +17,43 @@ pub mod gcs;
 mod listing;
 mod local;
 pub mod lock;
-mod lock_object;
-mod naming;
+pub mod object_lock;
 pub mod open;
 pub mod probe;
 pub mod publish;
 mod read_ahead;
 mod requests;
+pub mod retrying_client;
 pub mod s3;
-mod small;
+mod small_objects;
 pub mod staging;
 mod swift;
-mod tagged;
-mod tried;
-pub mod wire;
+mod tag_counts;
 mod xml;
 
 pub use bandwidth::Bandwidth;
+pub use capability::BackgroundTask;
 pub use encryption::{Keys, Sealed};
 pub use errors::store_error;
 pub use fetch::{ObjectReader, is_large};
 pub use folder::{FileMode, Folder};
-pub use lock_object::LOCKS;
+pub use lock::LOCKS;
+pub use object_lock::{Mode, ObjectLock, Retention};
 pub use open::open;
 pub use publish::{Staged, Upload};
 pub use read_ahead::{Begun, ReadAhead};
 pub use requests::{DEFAULT_REQUESTS, MOST_REQUESTS};
-pub use s3::{Mode, ObjectLock, ObjectVersion, Retention, UnfinishedUpload, Versioning};
-pub use tried::Beside;
+pub use s3::{ObjectVersion, UnfinishedUpload, Versioning};
 
 use crate::base::Cancel;
 use crate::error::{Reason, Result};
+use capability::Capability;
 use chrono::{DateTime, Utc};
-use direct::Direct;
 use exclude::ExcludeTags;
 use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
+use publish::direct::Direct;
 use read_ahead::BegunTransfers;
 use s3::S3;
 use std::sync::Arc;
@@ -60,7 +61,6 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::{OnceCell, Semaphore};
-use tried::Tried;
 
 /// An object as a listing tells it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -111,7 +111,7 @@ pub struct Store {
     /// The most bytes that it copies at once; more are copied by ranges.
     largest_range: Option<u64>,
     /// Of a server that may take conditions and ignore them: whether it does.
-    ignores_conditions: Option<Tried>,
+    ignores_conditions: Option<Capability>,
     /// Requests under way at once.
     requests: usize,
     /// Room for ranges of large objects, if they come by ranges.
@@ -204,7 +204,7 @@ impl Store {
     /// The same store, of a server that may take the conditions of writes and ignore them: before the
     /// first object gets its name this is tried, and where it is so, writers look out for each other.
     pub fn with_doubted_conditions(mut self) -> Self {
-        self.ignores_conditions = Some(Tried::default());
+        self.ignores_conditions = Some(Capability::default());
         self
     }
 

@@ -1,7 +1,7 @@
 //! What a store really does, found out by doing it: documents and answers are not believed.
 //!
 //! It writes a few small objects in the staging folder, lets several writers race, and removes all of it
-//! again, whatever happened. What the findings mean for a backup, `job::store_check` says.
+//! again, whatever happened. What the findings mean for a backup, `ops::store_check` says.
 
 use super::errors::{is_taken, refusal};
 use super::exclude::Untold;

@@ -4,7 +4,7 @@
 //! All requests of a store go through here, those of the object_store crate and ours. What is decided is in
 //! [`Pace`] and [`Latency`], of which time is an argument.
 
-use super::tagged::{self, Tagged};
+use super::tag_counts::{self, Tagged};
 use super::{connect, listing};
 use crate::base::lock;
 use async_trait::async_trait;
@@ -424,7 +424,7 @@ impl HttpService for Client {
         let token = asks_for_page
             .then(|| listing::token_of(request.uri()))
             .flatten();
-        let object = tagged::reads_object(request.method(), request.uri());
+        let object = tag_counts::reads_object(request.method(), request.uri());
         let object = object.then(|| request.uri().clone());
         let answer = match *request.method() == Method::GET && request.body().content_length() == 0
         {

@@ -1,6 +1,6 @@
 //! Logs on standard error: text for people, one JSON object a line for Pods.
 
-use crate::shown;
+use crate::base::printable;
 use std::fmt::Debug;
 use std::io::IsTerminal;
 use tracing::field::Field;
@@ -35,7 +35,7 @@ impl LogFormat {
 /// Writes a field of a text line. What others have named or said must not forge a line or steer the terminal.
 fn write_field(out: &mut Writer<'_>, field: &Field, value: &dyn Debug) -> std::fmt::Result {
     let text = format!("{value:?}");
-    let text = shown::line(&text);
+    let text = printable::line(&text);
     match field.name() {
         "message" => write!(out, "{text}"),
         name => write!(out, "{name}={text}"),

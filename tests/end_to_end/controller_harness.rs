@@ -1,10 +1,10 @@
 //! The tools of the controller's tests themselves: Pods that really run, and ways that fail.
 
 use crate::support::copy_fixture;
+use crate::support::faulty_proxy::{Proxy, Then, When};
 use crate::support::kube::{Api, TOKEN};
 use crate::support::kubelet::{self, Kubelet, Plan, expanded, moved};
-use crate::support::proxy::{Proxy, Then, When};
-use crate::support::space::{Space, ended, until};
+use crate::support::namespace::{Space, ended, until};
 use reqwest::Method;
 use serde_json::{Value, json};
 use std::path::PathBuf;

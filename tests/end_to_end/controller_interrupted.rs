@@ -3,9 +3,9 @@
 
 use crate::support::controller::Controller;
 use crate::support::etcd::Signal;
+use crate::support::faulty_proxy::{Proxy, Then, When};
 use crate::support::kubelet::{Kubelet, Plan, message};
-use crate::support::proxy::{Proxy, Then, When};
-use crate::support::space::{Space, ended, label, moment, name, until};
+use crate::support::namespace::{Space, ended, label, moment, name, until};
 use futures::StreamExt as _;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -205,7 +205,7 @@ async fn failing(part: u64, (when, then): (When, fn() -> Then)) -> usize {
     let story = Story::begin().await;
     let failed: Arc<Mutex<BTreeSet<String>>> = Arc::default();
     let seen = failed.clone();
-    let which = move |call: &crate::support::proxy::Call| {
+    let which = move |call: &crate::support::faulty_proxy::Call| {
         let what = format!("{} {} {}", call.verb, call.resource, call.name);
         let mut hasher = DefaultHasher::new();
         what.hash(&mut hasher);

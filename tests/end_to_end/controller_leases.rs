@@ -4,7 +4,7 @@
 
 use crate::support::controller::Controller;
 use crate::support::kubelet::{Kubelet, Plan, message};
-use crate::support::space::{PATIENCE, Space, condition_of, ended, label, moment, name, until};
+use crate::support::namespace::{PATIENCE, Space, condition_of, ended, label, moment, name, until};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 

@@ -1,12 +1,12 @@
 //! The whole story of a policy on a real Kubernetes: its Pods really run, on a real etcd.
 
-use crate::support::buckets::objects_in;
 use crate::support::controller::Controller;
 use crate::support::etcd::{Etcd, EtcdOptions, EtcdVersion, Tls};
 use crate::support::keys::Key;
 use crate::support::kubelet::{Kubelet, Plan};
-use crate::support::space::{Space, condition_of, ended, label, name, until};
-use crate::support::{space::PATIENCE, tools};
+use crate::support::made_backups::objects_in;
+use crate::support::namespace::{Space, condition_of, ended, label, name, until};
+use crate::support::{namespace::PATIENCE, tools};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -3,9 +3,9 @@
 //! Jobs' Pods end as the tests say.
 
 use crate::support::controller::Controller;
+use crate::support::faulty_proxy::{Proxy, Then, When};
 use crate::support::kubelet::{Kubelet, Plan, message};
-use crate::support::proxy::{Proxy, Then, When};
-use crate::support::space::{PATIENCE, Space, ended, moment, until};
+use crate::support::namespace::{PATIENCE, Space, ended, moment, until};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -274,7 +274,7 @@ async fn what_is_deleted_stops() {
     let job = &space.jobs.ever()[0];
     assert_eq!(ended(job), Some("Complete"));
     space
-        .wait_until_gone("jobs", crate::support::space::name(job))
+        .wait_until_gone("jobs", crate::support::namespace::name(job))
         .await;
 
     // A task that is deleted while it runs.
@@ -344,7 +344,7 @@ async fn what_stands_in_the_way_of_a_job() {
 
     // Not to be taken at any time, and for now.
     let creates = |name: &'static str| {
-        move |call: &crate::support::proxy::Call| {
+        move |call: &crate::support::faulty_proxy::Call| {
             let job = call.json()["metadata"]["name"].as_str().map(str::to_owned);
             call.verb == "create" && job.is_some_and(|job| job.starts_with(name))
         }

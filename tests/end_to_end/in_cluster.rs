@@ -3,9 +3,9 @@
 //!
 //! Plain `cargo test` does not run this module: without the cluster it fails.
 
+use crate::support::doc_commands;
 use crate::support::etcd::Signal;
 use crate::support::minio::Minio;
-use crate::support::page;
 use crate::support::scratch;
 use crate::support::tools;
 use crate::support::{deltafold, run_json};

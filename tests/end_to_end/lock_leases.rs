@@ -2,7 +2,7 @@
 
 use crate::support::etcd::Etcd;
 use crate::support::kube::{Apiserver, TOKEN};
-use crate::support::locks::{self, NAME, Place, SHORT, held, wait_until};
+use crate::support::lock_suite::{self, NAME, Place, SHORT, held, wait_until};
 use crate::support::scratch;
 use crate::support::tools::EtcdVersion;
 use deltafold::Reason;

@@ -3,12 +3,12 @@
 //!
 //! Plain `cargo test` does not run this module: without the servers it fails.
 
-use crate::support::buckets::{BASE, Bucket, LAST};
 use crate::support::conformance::{
     Server, conforms, content, nothing_is_staged, paths, runtime, the_program_works_on,
 };
 use crate::support::gcs::Gcs;
-use crate::support::mounted::Mounted;
+use crate::support::made_backups::{BASE, Bucket, LAST};
+use crate::support::mounted_secret::Mounted;
 use crate::support::{deltafold, run_json};
 use chrono::{DateTime, Utc};
 use deltafold::Reason;

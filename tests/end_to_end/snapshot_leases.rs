@@ -1,11 +1,11 @@
 //! The snapshot Leases on a real API server: renewed as etcd-druid expects it, and never the reason
 //! for a failure.
 
-use crate::support::buckets::{BASE, Bucket, LAST};
 use crate::support::etcd::Etcd;
 use crate::support::follower::{Follower, QUICK, snapshot_command};
 use crate::support::kube::{Apiserver, NOBODY, TOKEN};
-use crate::support::saved::Prefix;
+use crate::support::made_backups::{BASE, Bucket, LAST};
+use crate::support::restorable::Prefix;
 use crate::support::scratch;
 use crate::support::tools::{self, EtcdVersion};
 use crate::support::{copy_fixture, deltafold, run_json};

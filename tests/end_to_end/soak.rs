@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use crate::support::etcd::{Cluster, EtcdOptions, EtcdVersion, Member, Signal};
 use crate::support::follower::Follower;
-use crate::support::load::{Load, LoadOptions};
 use crate::support::minio::Minio;
-use crate::support::saved::Prefix;
+use crate::support::random_load::{Load, LoadOptions};
+use crate::support::restorable::Prefix;
 use crate::support::truth::Truth;
 use crate::support::{deltafold, run_json};
 use fastrand::Rng;

@@ -4,12 +4,13 @@
 //! their own, or in one that is shared. Pods end as the tests say.
 
 use crate::support::controller::Controller;
+use crate::support::faulty_proxy::Proxy;
 use crate::support::kube::Api;
 use crate::support::kubelet::{Kubelet, Plan, message};
 use crate::support::manifests::{documents, read};
-use crate::support::proxy::Proxy;
-use crate::support::space::{
-    Kubernetes, PATIENCE, Running, Space, condition_of, ended, label, moment, name, shown, until,
+use crate::support::namespace::{
+    Kubernetes, PATIENCE, Running, Space, condition_of, ended, label, moment, name, orphan_deltas,
+    until,
 };
 use reqwest::Method;
 use serde_json::{Value, json};

@@ -8,9 +8,9 @@ use crate::support::fixtures_dir;
 use crate::support::kube::{Api, Body, TOKEN, write_kubeconfig};
 use crate::support::kubelet::{Kubelet, Plan, message};
 use crate::support::manifests::{documents, kind};
-use crate::support::space::{
+use crate::support::namespace::{
     Kubernetes, PATIENCE, Running, Space, condition_of, define, definitions, ended, label, moment,
-    name, shown, until,
+    name, orphan_deltas, until,
 };
 use crate::support::tools::forget_env;
 use reqwest::Method;

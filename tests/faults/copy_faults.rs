@@ -2,21 +2,21 @@
 //! two copy at once. At every moment each delta in the target has its base, or in a large plan its full, and a rerun
 //! completes it.
 
-use crate::support::buckets::{Bucket, Objects, objects_in, objects_of};
 use crate::support::conformance::runtime;
 use crate::support::faults::{Call, Fault, FaultStore, Strike};
 use crate::support::history::{Compression, with_checksum};
+use crate::support::kill_times::Moments;
+use crate::support::made_backups::{Bucket, Objects, objects_in, objects_of};
 use crate::support::minio::Minio;
-use crate::support::moments::Moments;
+use crate::support::orphan_deltas::{baseless, catalog, without_full};
 use crate::support::scratch;
-use crate::support::shown::{baseless, catalog, without_full};
 use crate::support::{deltafold, run_json, seed};
 use deltafold::Reason;
-use deltafold::bucket::Catalog;
-use deltafold::job::Context;
-use deltafold::job::copy::plan::{Form, Wanted};
-use deltafold::job::copy::{Fate, Options, Outcome, Status, run};
-use deltafold::job::report::Report;
+use deltafold::backup::Catalog;
+use deltafold::ops::Context;
+use deltafold::ops::copy::plan::{Form, Wanted};
+use deltafold::ops::copy::{Fate, Options, Outcome, Status, run};
+use deltafold::ops::report::Report;
 use deltafold::store::exclude::ExcludeTags;
 use deltafold::store::{Folder, Store};
 use futures::{FutureExt, TryStreamExt};
@@ -420,7 +420,7 @@ fn every_call_of_a_copy_between_folders() {
 #[test]
 fn every_call_of_a_copy_that_compresses_anew() {
     let form = Form {
-        encoding: Some(deltafold::bucket::Compression::Zstd.into()),
+        encoding: Some(deltafold::backup::Compression::Zstd.into()),
         ..Form::default()
     };
     every_call_fails(&small(), Place::memory, form, None, |_, _, _| true);

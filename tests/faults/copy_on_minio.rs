@@ -1,10 +1,10 @@
 //! Copies to a real S3 server, between two of them, and back.
 
-use crate::support::buckets::{LAST, T0, mixed, objects_in, objects_of, paths};
 use crate::support::history::{Compression, with_checksum};
+use crate::support::made_backups::{LAST, T0, mixed, objects_in, objects_of, paths};
 use crate::support::minio::Minio;
+use crate::support::orphan_deltas::{baseless, catalog};
 use crate::support::scratch;
-use crate::support::shown::{baseless, catalog};
 use crate::support::{deltafold, run_json};
 use object_store::ObjectStoreExt;
 use object_store::path::Path as ObjectPath;

@@ -1,13 +1,13 @@
 //! Encryption under damage, kills and several Jobs at once; and that no plain text is left anywhere meanwhile.
 
-use crate::support::buckets::{BASE, Bucket, LAST, objects_in};
 use crate::support::history::{Compression, with_checksum};
 use crate::support::keys::{
     Key, args, holds_mark, marks, object, seal_all, sealed_bucket, sealed_for,
 };
-use crate::support::moments::Moments;
+use crate::support::kill_times::Moments;
+use crate::support::made_backups::{BASE, Bucket, LAST, objects_in};
 use crate::support::scratch;
-use crate::support::small::*;
+use crate::support::tiny_backup::*;
 use crate::support::{deltafold, seed};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;

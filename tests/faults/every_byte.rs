@@ -2,11 +2,11 @@
 //! or of no consequence at all. Nothing is lost, nothing half-written is to be seen.
 
 use crate::support::history::Compression;
-use crate::support::small::*;
+use crate::support::tiny_backup::*;
 use deltafold::bolt::Database;
-use deltafold::job::compact::{Outcome, Status};
-use deltafold::job::report::Report;
 use deltafold::mvcc::{Revision, hash_kv};
+use deltafold::ops::compact::{Outcome, Status};
+use deltafold::ops::report::Report;
 use deltafold::{Reason, Result};
 
 /// Compacts a bucket with one object replaced, and checks that nothing but a result was added. The

@@ -1,7 +1,7 @@
 //! Marks of exclusion go round: set and taken away on real servers, seen by `deltafold list`, and the tags
 //! of others survive.
 
-use crate::support::lying::{Lies, LyingServer};
+use crate::support::lying_s3::{Lies, LyingServer};
 use crate::support::minio::Minio;
 use crate::support::s3::{Kind, S3};
 use crate::support::versitygw::Versitygw;

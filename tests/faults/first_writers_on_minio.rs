@@ -3,8 +3,8 @@
 use crate::support::etcd::EtcdVersion;
 use crate::support::follower::snapshot;
 use crate::support::minio::Minio;
-use crate::support::saved::Prefix;
-use crate::support::world::with_etcd;
+use crate::support::recorded_etcd::with_etcd;
+use crate::support::restorable::Prefix;
 use crate::support::{deltafold, run_json, seed};
 
 /// Which of two clusters gets a prefix that both write to first.

@@ -3,15 +3,15 @@
 
 use crate::support::etcd::{Cluster, EtcdOptions, EtcdVersion, Member, Signal};
 use crate::support::follower::{Follower, QUICK, snapshot_command};
-use crate::support::load::{Load, LoadOptions};
-use crate::support::saved::Prefix;
+use crate::support::random_load::{Load, LoadOptions};
+use crate::support::recorded_etcd::{copy_dir, with_etcd};
+use crate::support::restorable::Prefix;
 use crate::support::scratch;
 use crate::support::truth::Truth;
-use crate::support::world::{copy_dir, with_etcd};
 use chrono::{Timelike as _, Utc};
 use deltafold::Reason;
+use deltafold::backup::Kind;
 use deltafold::base::Cancel;
-use deltafold::bucket::Kind;
 use deltafold::etcd::connect::{Connector, Endpoints};
 use deltafold::etcd::feed::{Ended, Feed, KeyChange, Position, Transaction};
 use etcd_client::TxnOp;
@@ -467,7 +467,7 @@ fn users_and_tokens() {
         args: ["--auth-token-ttl", "2"].map(Into::into).to_vec(),
         ..EtcdOptions::default()
     };
-    crate::support::world::with_options(EtcdVersion::V3_6, &options, |world| {
+    crate::support::recorded_etcd::with_options(EtcdVersion::V3_6, &options, |world| {
         world.put_many("/a/", 5, 100);
         world.truth.wait_for(world.revision());
         world.wait(async {

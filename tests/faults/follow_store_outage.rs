@@ -3,9 +3,9 @@
 use crate::support::etcd::{EtcdVersion, Signal};
 use crate::support::follower::QUICK;
 use crate::support::minio::Minio;
-use crate::support::saved::Prefix;
-use crate::support::world::{copy_dir, with_etcd};
-use deltafold::bucket::Kind;
+use crate::support::recorded_etcd::{copy_dir, with_etcd};
+use crate::support::restorable::Prefix;
+use deltafold::backup::Kind;
 use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,10 +1,10 @@
 //! No room in the temporary directory, in a local store or in the target of a copy: an error, nothing
 //! half-written, and a rerun with room succeeds.
 
-use crate::support::buckets::{BASE, Bucket, LAST, Objects, objects_in};
 use crate::support::disk::{on_a_small_disk, with_small_files};
+use crate::support::made_backups::{BASE, Bucket, LAST, Objects, objects_in};
+use crate::support::orphan_deltas::{baseless, catalog};
 use crate::support::scratch;
-use crate::support::shown::{baseless, catalog};
 use crate::support::{deltafold, run_json};
 use std::fs;
 use std::path::Path;

@@ -1,17 +1,17 @@
 //! Collecting garbage on stores that fail: every call fails in every way, runs are killed, two run at once, the
 //! clock is an hour off. What must be kept is, and the next run mends the rest.
 
-use crate::support::buckets::{Bucket, Objects, objects_of};
 use crate::support::faults::{Call, Fault, FaultStore, Strike};
 use crate::support::history::Compression;
+use crate::support::made_backups::{Bucket, Objects, objects_of};
 use crate::support::scratch;
-use crate::support::small::{database, object};
+use crate::support::tiny_backup::{database, object};
 use crate::support::{deltafold, run_json, seed};
 use chrono::TimeDelta;
-use deltafold::bucket::retention::{self, Periods, Policy};
-use deltafold::job::Context;
-use deltafold::job::gc::{self, Options, pin, undelete};
-use deltafold::job::report::Report;
+use deltafold::backup::retention::{self, Periods, Policy};
+use deltafold::ops::Context;
+use deltafold::ops::gc::{self, Options, pin, undelete};
+use deltafold::ops::report::Report;
 use deltafold::store::Store;
 use deltafold::store::exclude::ExcludeTags;
 use deltafold::{Error, Reason};

@@ -3,15 +3,15 @@
 
 use crate::support::history::Compression;
 use crate::support::scratch;
-use crate::support::small::{database, keep_all, object, put_events};
+use crate::support::tiny_backup::{database, keep_all, object, put_events};
 use async_trait::async_trait;
 use bytes::Bytes;
 use chrono::{TimeDelta, Utc};
-use deltafold::bucket::retention::{self, Periods, Policy};
-use deltafold::bucket::{Kind, SnapshotName};
-use deltafold::job::gc::{self, Options};
-use deltafold::job::{Context, compact};
+use deltafold::backup::retention::{self, Periods, Policy};
+use deltafold::backup::{Kind, SnapshotName};
 use deltafold::mvcc::Revision;
+use deltafold::ops::gc::{self, Options};
+use deltafold::ops::{Context, compact};
 use deltafold::store::Store;
 use deltafold::store::exclude::ExcludeTags;
 use deltafold::{Error, Reason};

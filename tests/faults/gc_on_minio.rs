@@ -1,9 +1,9 @@
 //! Collecting garbage on a real server: by tags, by versions, around locks and refusals.
 
-use crate::support::buckets::{BASE, LAST, Objects, objects_of};
-use crate::support::denying::denying;
+use crate::support::denying_proxy::denying;
+use crate::support::gc_history::{NOTHING, Past, decided, reasons, snapshots};
+use crate::support::made_backups::{BASE, LAST, Objects, objects_of};
 use crate::support::minio::Minio;
-use crate::support::past::{NOTHING, Past, decided, reasons, snapshots};
 use crate::support::s3::Kind;
 use crate::support::{deltafold, run_json};
 use chrono::{TimeDelta, Utc};

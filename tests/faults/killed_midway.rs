@@ -1,9 +1,9 @@
 //! Jobs that are killed at random moments, then a rerun: the inputs stay, the result is right or not
 //! there, and nothing is left behind.
 
-use crate::support::buckets::{BASE, Bucket, LAST, Objects, objects_of};
+use crate::support::kill_times::Moments;
+use crate::support::made_backups::{BASE, Bucket, LAST, Objects, objects_of};
 use crate::support::minio::Minio;
-use crate::support::moments::Moments;
 use crate::support::{deltafold, run_json, seed};
 use object_store::ObjectStoreExt;
 use object_store::aws::AmazonS3;

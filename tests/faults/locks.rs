@@ -1,9 +1,9 @@
 //! Locks that expire, in a folder and on a real S3 server: threads and processes against each other, dead holders,
 //! outages, a store that lies.
 
-use crate::support::buckets::Bucket;
 use crate::support::faults::{Call, Fault, FaultStore, Strike};
-use crate::support::locks::{self, LONG, NAME, Place, SHORT, held, holder, wait_until};
+use crate::support::lock_suite::{self, LONG, NAME, Place, SHORT, held, holder, wait_until};
+use crate::support::made_backups::Bucket;
 use crate::support::minio::Minio;
 use crate::support::scratch;
 use deltafold::Reason;

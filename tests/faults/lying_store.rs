@@ -2,7 +2,7 @@
 //! moment, none loses what it wrote.
 
 use crate::support::faults::{Call, Fault, FaultStore, Strike};
-use crate::support::lying::{Lies, LyingServer};
+use crate::support::lying_s3::{Lies, LyingServer};
 use deltafold::store::exclude::ExcludeTags;
 use deltafold::store::{Published, Staged, Store, Upload};
 use object_store::memory::InMemory;

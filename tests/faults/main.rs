@@ -1,6 +1,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod concurrent_jobs;
 mod copy_faults;
 mod copy_on_minio;
 mod encryption_faults;
@@ -18,15 +19,14 @@ mod killed_midway;
 mod locks;
 mod lying_store;
 mod object_lock;
-mod put_at_once;
 mod restore_faults;
 mod restore_if_needed;
 mod restore_killed_midway;
 mod s3;
+mod single_request_put;
 mod snapshot_faults;
 mod store_check;
 mod store_failures;
 mod stores;
 mod stores_conform;
-mod two_at_once;
 mod versions;

@@ -1,7 +1,7 @@
 //! `deltafold lock` on real servers: what is locked stays, a lock only grows, and who only says that it
 //! locks is not believed.
 
-use crate::support::lying::{Lies, LyingServer};
+use crate::support::lying_s3::{Lies, LyingServer};
 use crate::support::minio::Minio;
 use crate::support::s3::{Kind, S3};
 use crate::support::schema::Schema;

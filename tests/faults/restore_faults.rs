@@ -1,20 +1,20 @@
 //! Restores that fail: stores that fail at every call, targets without room or rights, targets that are
 //! something else or taken. What was there is untouched, and nothing is left.
 
-use crate::support::buckets::{BASE, Bucket, FIXTURE, LAST, Objects};
 use crate::support::disk::{on_a_small_disk, with_small_files, wrapped};
 use crate::support::etcd::{Etcd, EtcdVersion};
 use crate::support::faults::{Call, Fault, FaultStore, Strike};
 use crate::support::history::Compression;
+use crate::support::made_backups::{BASE, Bucket, FIXTURE, LAST, Objects};
 use crate::support::member::{
     Stamp, assert_whole, cut, debris, files, flip, hash_of, segment, stamps, write_files,
 };
-use crate::support::small::small_bucket;
+use crate::support::tiny_backup::small_bucket;
 use crate::support::{copy_fixture, deltafold, expected, restore, run_json, scratch};
-use deltafold::job::Context;
-use deltafold::job::identity::IDENTITY;
-use deltafold::job::report::Report;
-use deltafold::job::restore::{Backup, Options, Outcome, run};
+use deltafold::ops::Context;
+use deltafold::ops::identity::IDENTITY;
+use deltafold::ops::report::Report;
+use deltafold::ops::restore::{Backup, Options, Outcome, run};
 use deltafold::store::Store;
 use deltafold::store::exclude::ExcludeTags;
 use deltafold::{Error, Reason};

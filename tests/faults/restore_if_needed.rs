@@ -1,8 +1,8 @@
 //! Members of real etcds, sound or damaged in many ways: `--if-needed` restores what needs it, keeps it
 //! aside, and leaves the rest alone; etcd starts on what was judged sound and on what was restored.
 
-use crate::support::buckets::{Bucket, FIXTURE, LAST, fixture_events, revision};
 use crate::support::etcd::{Etcd, EtcdOptions, EtcdVersion};
+use crate::support::made_backups::{Bucket, FIXTURE, LAST, fixture_events, revision};
 use crate::support::member::{
     Files, assert_whole, cut, debris, files, flip, segment, stamps, write_files,
 };
@@ -346,7 +346,7 @@ async fn a_member_behind_the_backup_unless_its_wal_makes_up_for_it() {
 async fn a_member_of_another_history() {
     let store = copy_fixture(FIXTURE);
     let other = Bucket::with_base();
-    other.altered_delta(crate::support::buckets::BASE + 1, LAST, 6);
+    other.altered_delta(crate::support::made_backups::BASE + 1, LAST, 6);
     let member = lived(other.path(), &[], 3).await;
     let bench = Bench::new(store.path(), &member);
     bench.decides("sanity", KEEP, "another history");
@@ -372,7 +372,7 @@ async fn a_sound_member_does_not_need_the_backup() {
         flip(&path, fs::metadata(&path).unwrap().len() / 2);
     }
     let other = Bucket::with_base();
-    other.altered_delta(crate::support::buckets::BASE + 1, LAST, 6);
+    other.altered_delta(crate::support::made_backups::BASE + 1, LAST, 6);
     let (nothing, damaged) = (
         nothing.path().to_str().unwrap(),
         damaged.path().to_str().unwrap(),

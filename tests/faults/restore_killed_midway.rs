@@ -1,12 +1,12 @@
 //! Restores that are killed at random moments, then a rerun: what was there is there, or the new member
 //! is, or the rerun makes it so; what was replaced is kept byte for byte, and nothing else is left.
 
-use crate::support::buckets::{BASE, Bucket, LAST};
 use crate::support::disk::{assert_was_mounted, in_a_mount_namespace};
+use crate::support::kill_times::Moments;
+use crate::support::made_backups::{BASE, Bucket, LAST};
 use crate::support::member::{
     Files, assert_whole, debris, files, flip, hash_of, segment, write_files,
 };
-use crate::support::moments::Moments;
 use crate::support::scratch;
 use crate::support::{deltafold, run_json, seed};
 use rustix::process::{Pid, Signal, kill_process};

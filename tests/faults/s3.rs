@@ -1,6 +1,6 @@
 //! The same on a real S3 server: MinIO.
 
-use crate::support::buckets::{Bucket, LAST, T0};
+use crate::support::made_backups::{Bucket, LAST, T0};
 use crate::support::minio::Minio;
 use crate::support::{copy_fixture, deltafold, expected, fixture_names, run_json};
 use futures::TryStreamExt;

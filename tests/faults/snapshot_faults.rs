@@ -1,22 +1,22 @@
 //! A store that fails while a live etcd is saved into it: every call of a run in every way. What is named is
 //! whole, what is said to be saved is, and the next run mends the rest.
 
-use crate::support::buckets::{Objects, objects_of};
 use crate::support::etcd::{Etcd, EtcdVersion};
 use crate::support::faults::{Fault, FaultStore, Strike};
+use crate::support::made_backups::{Objects, objects_of};
 use crate::support::scratch;
+use deltafold::backup::codec::CompressionChoice;
 use deltafold::base::Cancel;
-use deltafold::bucket::codec::CompressionChoice;
 use deltafold::error::Result;
 use deltafold::etcd::connect::{Connector, Endpoints};
-use deltafold::job::Context;
-use deltafold::job::fold::{Request, Source};
-use deltafold::job::identity::IDENTITY;
-use deltafold::job::list;
-use deltafold::job::report::Report;
-use deltafold::job::scan::{Depth, scan};
-use deltafold::job::snapshot::{DeltaOptions, Outcome, Taking, Tell, delta, full};
 use deltafold::mvcc::{KeepHistory, KeyRange};
+use deltafold::ops::Context;
+use deltafold::ops::fold::{Request, Source};
+use deltafold::ops::identity::IDENTITY;
+use deltafold::ops::list;
+use deltafold::ops::report::Report;
+use deltafold::ops::scan::{Depth, scan};
+use deltafold::ops::snapshot::{DeltaOptions, Outcome, Taking, Tell, delta, full};
 use deltafold::store::Store;
 use deltafold::store::exclude::ExcludeTags;
 use deltafold::{Error, Reason};

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::process::Stdio;
 use std::time::Duration;
 
-use crate::support::lying::{Lies, LyingServer};
+use crate::support::lying_s3::{Lies, LyingServer};
 use crate::support::minio::Minio;
 use crate::support::s3::{Kind, S3};
 use crate::support::versitygw::Versitygw;

@@ -1,14 +1,14 @@
 //! Stores that fail: every call of a run fails in every way, objects vanish, conditions are ignored.
 
-use crate::support::buckets::{BASE, Bucket, LAST, Objects, T0, objects_of};
 use crate::support::conformance::runtime;
 use crate::support::faults::{Call, Fault, FaultStore, Strike};
-use crate::support::line::Line;
+use crate::support::made_backups::{BASE, Bucket, LAST, Objects, T0, objects_of};
 use crate::support::minio::Minio;
+use crate::support::slow_line::Line;
 use crate::support::{deltafold, expected, run_json, scratch};
-use deltafold::job::Context;
-use deltafold::job::compact::{Options, Outcome, Status, run};
-use deltafold::job::report::Report;
+use deltafold::ops::Context;
+use deltafold::ops::compact::{Options, Outcome, Status, run};
+use deltafold::ops::report::Report;
 use deltafold::store::exclude::ExcludeTags;
 use deltafold::store::{Folder, Store};
 use deltafold::{Error, Reason};
@@ -52,7 +52,7 @@ impl Sample {
         bucket.delta(BASE + 1, 1499, 6);
         bucket.delta(1500, LAST, 9);
         let sample = Self::new(&bucket, "same");
-        let etcd = expected(crate::support::buckets::FIXTURE);
+        let etcd = expected(crate::support::made_backups::FIXTURE);
         assert_eq!(sample.hash, etcd.compacted_at_last_revision.hash);
         sample
     }

@@ -1,10 +1,10 @@
 //! How a store is reached: certificates, proxies, retries, encryption by the server, Secrets that change.
 
-use crate::support::buckets::{BASE, Bucket, LAST};
 use crate::support::conformance::runtime;
 use crate::support::etcd::http;
+use crate::support::made_backups::{BASE, Bucket, LAST};
 use crate::support::minio::Minio;
-use crate::support::mounted::Mounted;
+use crate::support::mounted_secret::Mounted;
 use crate::support::scratch;
 use crate::support::{deltafold, run_json, tools};
 use deltafold::Reason;

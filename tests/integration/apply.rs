@@ -8,11 +8,11 @@ use deltafold::base::Cancel;
 use deltafold::etcd::client::Client;
 use deltafold::etcd::connect::Endpoints;
 use deltafold::etcd::diff::Wanted;
-use deltafold::job::apply::{
+use deltafold::mvcc::{KeyRange, Revision};
+use deltafold::ops::apply::{
     Difference, MAX_REQUEST_BYTES, MAX_TXN_OPS, Options, Outcome, Status, run,
 };
-use deltafold::job::report::Report;
-use deltafold::mvcc::{KeyRange, Revision};
+use deltafold::ops::report::Report;
 use deltafold::{Error, Reason};
 use etcd_client::{Compare, CompareOp, DeleteOptions, GetOptions, PutOptions, Txn, TxnOp};
 use serde_json::Value;

@@ -1,9 +1,9 @@
 //! Copies of whole buckets: byte for byte, compressed anew, with other keys, waited for, followed.
 
-use crate::support::buckets::{BASE, Bucket, LAST, Objects, T0, mixed, objects_in, paths};
 use crate::support::history::{Compression, with_checksum};
+use crate::support::made_backups::{BASE, Bucket, LAST, Objects, T0, mixed, objects_in, paths};
+use crate::support::orphan_deltas::{baseless, catalog};
 use crate::support::scratch;
-use crate::support::shown::{baseless, catalog};
 use crate::support::{copy_fixture, deltafold, expected, fixture_names, fixtures_dir, run_json};
 use age::secrecy::ExposeSecret;
 use rustix::process::{Pid, Signal, kill_process};

@@ -1,15 +1,15 @@
 //! Encrypted backups: the reference implementation of age reads ours and ours its, only who has the key reads
 //! anything, no plain text is left anywhere, and damage is told from a key that does not fit.
 
-use crate::support::buckets::{BASE, Bucket, LAST, T0, objects_in};
 use crate::support::etcd::{Etcd, EtcdVersion, etcdutl_status};
 use crate::support::follower::Follower;
 use crate::support::history::Compression;
 use crate::support::keys::{
     Key, args, holds_mark, marks, object, plain_bucket, seal_all, sealed_bucket, sealed_for,
 };
+use crate::support::made_backups::{BASE, Bucket, LAST, T0, objects_in};
+use crate::support::recorded_etcd::with_etcd;
 use crate::support::scratch;
-use crate::support::world::with_etcd;
 use crate::support::{deltafold, restore, run_json};
 use serde_json::json;
 use std::fs;

@@ -1,8 +1,8 @@
 //! Collecting garbage, mostly in folders: what must be restorable is restored as before, what goes can be brought back,
 //! and nothing that is not ours is touched.
 
-use crate::support::buckets::{BASE, Bucket, FIXTURE, LAST, T0, objects_of};
-use crate::support::past::{HOUR, NOTHING, Past, decided, reasons, snapshots};
+use crate::support::gc_history::{HOUR, NOTHING, Past, decided, reasons, snapshots};
+use crate::support::made_backups::{BASE, Bucket, FIXTURE, LAST, T0, objects_of};
 use crate::support::s3::Kind;
 use crate::support::scratch;
 use crate::support::versitygw::Versitygw;
@@ -328,7 +328,7 @@ fn an_older_history_is_collected_and_the_newest_is_not() {
     let b = &p.bucket;
     // A restore to 1900, an hour ago: the histories differ from 1901 on.
     let mut other = Bucket::with_base();
-    other.events = crate::support::buckets::fixture_events();
+    other.events = crate::support::made_backups::fixture_events();
     let name = other.altered_delta(1901, 2000, 1);
     let bytes = fs::read(other.path().join("v2").join(&name)).unwrap();
     let newest = format!("v2/Incr-00001901-00002000-{}.gz", p.now + 30);

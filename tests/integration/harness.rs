@@ -10,11 +10,11 @@ use object_store::{ObjectStore as _, ObjectStoreExt as _, WriteMultipart};
 
 use crate::support::etcd::{Cluster, Etcd, Member, Signal, bbolt_check, etcdutl_status};
 use crate::support::history::{Compression, History, HistoryOptions, Recorder};
-use crate::support::line::Line;
-use crate::support::load::{Load, LoadOptions};
-use crate::support::lying::{Lies, LyingServer};
+use crate::support::lying_s3::{Lies, LyingServer};
+use crate::support::random_load::{Load, LoadOptions};
+use crate::support::restorable::Prefix;
 use crate::support::s3::S3;
-use crate::support::saved::Prefix;
+use crate::support::slow_line::Line;
 use crate::support::tools::{self, EtcdVersion};
 use crate::support::truth::Truth;
 

@@ -3,8 +3,8 @@
 
 use crate::support::etcd::{Etcd, EtcdOptions, EtcdVersion, free_port};
 use crate::support::follower::{Ended, Follower, snapshot, snapshot_command};
-use crate::support::saved::Prefix;
-use crate::support::world::{World, with_etcd};
+use crate::support::recorded_etcd::{World, with_etcd};
+use crate::support::restorable::Prefix;
 use crate::support::{deltafold, restore, run_json};
 use serde_json::{Value, json};
 use std::fs;

@@ -3,11 +3,11 @@
 use crate::support::etcd::{Etcd, EtcdVersion};
 use crate::support::history::{Compression, with_checksum};
 use crate::support::scratch;
-use crate::support::small::{SMALL_BASE, small_database, small_events};
+use crate::support::tiny_backup::{SMALL_BASE, small_database, small_events};
 use deltafold::Reason;
-use deltafold::job::Context;
-use deltafold::job::fold::open::Plain;
 use deltafold::mvcc::Revision;
+use deltafold::ops::Context;
+use deltafold::ops::fold::open::Plain;
 use deltafold::store::Store;
 use deltafold::store::exclude::ExcludeTags;
 use object_store::memory::InMemory;

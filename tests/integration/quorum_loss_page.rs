@@ -3,8 +3,8 @@
 //!
 //! `systemctl` is played by the test: it starts and stops what stands for the machines' etcds.
 
+use crate::support::doc_commands::{self, Block};
 use crate::support::etcd::{Cluster, EtcdOptions, Member, Tls, initial_cluster};
-use crate::support::page::{self, Block};
 use crate::support::scratch;
 use crate::support::tools::{self, EtcdVersion};
 use deltafold::controller::api::{EtcdBackupTask, TaskType};
@@ -277,7 +277,7 @@ fn revisions(out: &str) -> Vec<i64> {
 
 async fn recovered(version: EtcdVersion, leads: Leads) {
     let mut machines = Machines::start(version, "before");
-    let mut blocks = page::blocks(PAGE).into_iter();
+    let mut blocks = doc_commands::blocks(PAGE).into_iter();
 
     // The settings: all that the page names have a value here, and no other.
     let settings = blocks.next().unwrap();
@@ -436,7 +436,7 @@ async fn the_page_recovers_what_a_survivor_holds() {
 /// The tasks on the page say what the commands do.
 #[test]
 fn the_tasks_are_some() {
-    let blocks = page::blocks(PAGE);
+    let blocks = doc_commands::blocks(PAGE);
     let (by_tasks, by_hand): (Vec<_>, Vec<_>) =
         blocks.iter().partition(|b| b.heading == "By tasks");
     let lines: Vec<&str> = by_tasks

@@ -1,9 +1,9 @@
 //! What `get`, `history`, `diff` and `export` say of a backup is what etcd itself says of the same
 //! revisions; and what they say of what is not there.
 
-use crate::support::buckets::{BASE, Bucket, LAST, T0, fixture_events, revision};
 use crate::support::etcd::Etcd;
 use crate::support::history::{Compression, Recorder};
+use crate::support::made_backups::{BASE, Bucket, LAST, T0, fixture_events, revision};
 use crate::support::scratch;
 use crate::support::tools::EtcdVersion;
 use crate::support::{copy_fixture, deltafold, rounds, run_json, seed};

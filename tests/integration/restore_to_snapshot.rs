@@ -1,9 +1,9 @@
 //! Plain snapshot files, as etcd's own tools take and leave them, and what becomes of leases: real etcds
 //! of three versions on what was written.
 
-use crate::support::buckets::{BASE, Bucket, FIXTURE, LAST};
 use crate::support::etcd::{Etcd, EtcdVersion, bbolt_check, etcdutl_status};
 use crate::support::history::{Compression, Recorder, Recording};
+use crate::support::made_backups::{BASE, Bucket, FIXTURE, LAST};
 use crate::support::member::{files, hash_of, stamps};
 use crate::support::scratch;
 use crate::support::{copy_fixture, deltafold, expected, restore, run_json};

@@ -3,8 +3,8 @@
 
 use crate::support::etcd::{Cluster, Etcd, EtcdOptions, EtcdVersion, Member, Tls, free_port};
 use crate::support::follower::{Ended, snapshot_command};
-use crate::support::mounted::Mounted;
-use crate::support::saved::Prefix;
+use crate::support::mounted_secret::Mounted;
+use crate::support::restorable::Prefix;
 use crate::support::scratch;
 use crate::support::{deltafold, run_json, tools};
 use etcd_client::Permission;

@@ -4,10 +4,10 @@
 use crate::support::etcd::{Etcd, EtcdOptions, EtcdVersion, free_port};
 use crate::support::follower::snapshot;
 use crate::support::history::Compression;
-use crate::support::load::{Load, LoadOptions};
-use crate::support::saved::Prefix;
+use crate::support::random_load::{Load, LoadOptions};
+use crate::support::recorded_etcd::{World, copy_dir, with_etcd, with_options};
+use crate::support::restorable::Prefix;
 use crate::support::truth::Truth;
-use crate::support::world::{World, copy_dir, with_etcd, with_options};
 use crate::support::{deltafold, rounds, run_json};
 use etcd_client::{PutOptions, TxnOp};
 use serde_json::Value;
@@ -190,7 +190,7 @@ fn it_is_split_at_a_size_but_never_within_a_transaction() {
         let large = world.txn(ops.collect());
         world.put("/behind", "1");
         world.delta(&["--max-delta-bytes", "1K"]);
-        let holds = |d: &&deltafold::bucket::SnapshotName| d.start.0 <= large && d.last.0 >= large;
+        let holds = |d: &&deltafold::backup::SnapshotName| d.start.0 <= large && d.last.0 >= large;
         assert_eq!(world.prefix.deltas().iter().filter(holds).count(), 1);
         world.check_all_is_saved();
     });

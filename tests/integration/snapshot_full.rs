@@ -3,13 +3,13 @@
 
 use crate::support::etcd::{Cluster, EtcdOptions, EtcdVersion, Member, Signal, etcdutl_status};
 use crate::support::follower::{Follower, snapshot, snapshot_command};
-use crate::support::load::{Load, LoadOptions};
+use crate::support::random_load::{Load, LoadOptions};
+use crate::support::recorded_etcd::with_etcd;
+use crate::support::restorable::Prefix;
 use crate::support::rounds;
-use crate::support::saved::Prefix;
 use crate::support::scratch;
 use crate::support::tools;
 use crate::support::truth::Truth;
-use crate::support::world::with_etcd;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs;

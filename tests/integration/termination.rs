@@ -1,8 +1,8 @@
 //! The termination message: one small JSON object that says how a command ended, however it ended, and
 //! that never changes how it ends.
 
-use crate::support::buckets::{BASE, Bucket, LAST, objects_in};
 use crate::support::etcd::Etcd;
+use crate::support::made_backups::{BASE, Bucket, LAST, objects_in};
 use crate::support::schema::Schema;
 use crate::support::scratch;
 use crate::support::tools::EtcdVersion;

@@ -1,11 +1,11 @@
 //! Attacks by whoever can write into an encrypted prefix without a key: what is not encrypted is never an input.
 
-use crate::support::buckets::{BASE, Bucket, LAST, T0, objects_in};
 use crate::support::etcd::EtcdVersion;
 use crate::support::follower::QUICK;
 use crate::support::history::{Compression, with_checksum};
 use crate::support::keys::{Key, args, plain_bucket, seal_all, sealed_bucket, sealed_for};
-use crate::support::world::with_etcd;
+use crate::support::made_backups::{BASE, Bucket, LAST, T0, objects_in};
+use crate::support::recorded_etcd::with_etcd;
 use crate::support::{deltafold, run_json, scratch};
 use serde_json::{Value, json};
 use std::fs;

@@ -1,8 +1,8 @@
 //! A backup against the live etcds that it was taken from: equal, different, or without a common revision.
 
-use crate::support::buckets::alter;
 use crate::support::etcd::{Cluster, Etcd, EtcdVersion, Member};
 use crate::support::history::{Compression, History, Recorder, Recording, with_checksum};
+use crate::support::made_backups::alter;
 use crate::support::schema::Schema;
 use crate::support::scratch;
 use crate::support::{deltafold, run_json, seed};

@@ -1,12 +1,12 @@
 //! `deltafold verify` of a backup by itself: each level finds what it must and reads no more than it needs, all that
 //! is wrong is told, and a restore drill starts a real etcd that leaves nothing behind.
 
-use crate::support::buckets::{BASE, Bucket, FIXTURE, LAST, T0, alter};
 use crate::support::etcd::{Etcd, EtcdVersion, Process, Signal};
 use crate::support::history::{Compression, with_checksum};
+use crate::support::made_backups::{BASE, Bucket, FIXTURE, LAST, T0, alter};
+use crate::support::recorded_etcd::with_etcd;
 use crate::support::schema::Schema;
 use crate::support::scratch;
-use crate::support::world::with_etcd;
 use crate::support::{
     copy_fixture, deltafold, expected, fixture_names, run_json, seed, that_start_on, tools,
 };

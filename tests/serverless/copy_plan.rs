@@ -1,11 +1,11 @@
 //! What `copy` decides, over random buckets: no delta before what it follows, nothing twice, nothing that
 //! is wanted left out.
 
-use crate::support::shown::baseless;
+use crate::support::orphan_deltas::baseless;
 use crate::support::{rounds, seed};
-use deltafold::bucket::catalog::EXCLUDE_SUFFIX;
-use deltafold::bucket::{Catalog, Compression, Kind, Listed, SnapshotName};
-use deltafold::job::copy::plan::{
+use deltafold::backup::catalog::EXCLUDE_SUFFIX;
+use deltafold::backup::{Catalog, Compression, Kind, Listed, SnapshotName};
+use deltafold::ops::copy::plan::{
     Decision, Encryption, Form, Need, Plan, Wanted, Why, plan as make_plan,
 };
 use fastrand::Rng;
@@ -305,7 +305,7 @@ fn check(source: &Listing, target: &Listing, wanted: &Wanted) -> usize {
         .objects
         .iter()
         .any(|p| p.decision == Decision::Conflict);
-    let mut fulls: Vec<&deltafold::bucket::Snapshot> = s
+    let mut fulls: Vec<&deltafold::backup::Snapshot> = s
         .snapshots
         .iter()
         .filter(|x| !x.excluded && x.name.kind == Kind::Full)

@@ -1,15 +1,15 @@
 //! Damaged snapshots: refused with the right code, or of no consequence; never a panic, never a
 //! wrong result. Each kind of damage by the program itself; tests/faults/every_byte.rs goes on from there.
 
-use crate::support::buckets::{BASE, Bucket, LAST};
 use crate::support::history::{Compression, with_checksum};
+use crate::support::made_backups::{BASE, Bucket, LAST};
 use crate::support::scratch;
-use crate::support::small::*;
+use crate::support::tiny_backup::*;
 use crate::support::{copy_fixture, deltafold, expected, fixtures_dir, rounds, run_json, seed};
+use deltafold::backup::SnapshotName;
+use deltafold::backup::delta::DeltaReader;
 use deltafold::bolt::page::{Meta, PAGE_HEADER_SIZE, PageHeader};
 use deltafold::bolt::{Database, PageId};
-use deltafold::bucket::SnapshotName;
-use deltafold::bucket::delta::DeltaReader;
 use deltafold::mvcc::hash_kv;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;

@@ -6,10 +6,10 @@ use std::io::Read;
 
 use crate::support::{fixture_names, fixtures_dir, rounds, seed};
 use chrono::{DateTime, Utc};
-use deltafold::bucket::delta::DeltaReader;
-use deltafold::bucket::events::{EventRef, EventsWriter, encode_event};
-use deltafold::bucket::frame::FrameReader;
-use deltafold::bucket::{Kind, SnapshotName, codec};
+use deltafold::backup::delta::DeltaReader;
+use deltafold::backup::events::{EventRef, EventsWriter, encode_event};
+use deltafold::backup::frame::FrameReader;
+use deltafold::backup::{Kind, SnapshotName, codec};
 use deltafold::mvcc::{Change, KeyValue, Revision};
 
 /// Reads a payload and writes it again: from values as they are, from values in base64, and from events

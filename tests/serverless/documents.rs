@@ -1,6 +1,6 @@
 //! The documents say what the program does: exit codes, schemas, flags, settings, commands.
 
-use crate::support::buckets::{BASE, Bucket, LAST, T0};
+use crate::support::made_backups::{BASE, Bucket, LAST, T0};
 use crate::support::schema::Schema;
 use crate::support::scratch;
 use crate::support::{copy_fixture, deltafold, fixture_names, restore, rounds, run_json};
@@ -581,7 +581,7 @@ fn results_of_collecting_garbage_are_as_documented() {
         .map(|r| r.as_str().unwrap())
         .collect();
     let readme = read("README.md");
-    for &name in deltafold::bucket::retention::Why::NAMES {
+    for &name in deltafold::backup::retention::Why::NAMES {
         assert!(reasons.contains(&name), "{name}");
     }
     for name in reasons {

@@ -1,12 +1,12 @@
 //! Histories that fork: a restore to an older revision, two clusters on one prefix.
 
-use crate::support::buckets::{BASE, Bucket, LAST, alter, revision};
 use crate::support::expected;
+use crate::support::made_backups::{BASE, Bucket, LAST, alter, revision};
 use serde_json::Value;
 
 /// The hash of the fixture's own history, compacted at its end.
 fn own_hash() -> u64 {
-    expected(crate::support::buckets::FIXTURE)
+    expected(crate::support::made_backups::FIXTURE)
         .compacted_at_last_revision
         .hash
         .into()
@@ -224,7 +224,7 @@ fn a_compacted_full_made_late_is_no_second_history() {
     // The usual tool names it when it is done: after deltas that were written meanwhile.
     let late = format!(
         "v2/Full-00000000-00001499-{}.gz",
-        crate::support::buckets::T0 + 15
+        crate::support::made_backups::T0 + 15
     );
     std::fs::rename(b.path().join("v2").join(name), b.path().join(late)).unwrap();
     b.delta(1500, 1800, 9);
@@ -293,7 +293,7 @@ fn a_late_full_of_the_old_branch_is_no_base_of_the_new_one() {
     let v2 = b.path().join("v2");
     let late = format!(
         "Full-00000000-00001499-{}.gz",
-        crate::support::buckets::T0 + 150
+        crate::support::made_backups::T0 + 150
     );
     std::fs::rename(v2.join(made["snapshot"].as_str().unwrap()), v2.join(late)).unwrap();
     b.delta_of(1201, 1230, 100, &events(1201, 1230, "Yg=="));

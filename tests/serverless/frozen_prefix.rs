@@ -1,8 +1,8 @@
 //! Prefixes that version 0.1 wrote, with all its notes and locks, are read as it read them: `fixtures/frozen`.
 
 use crate::support::frozen::{is_frozen, versions};
+use crate::support::recorded_etcd::copy_dir;
 use crate::support::scratch;
-use crate::support::world::copy_dir;
 use crate::support::{deltafold, run_json};
 use deltafold::store::lock::{Attempt, Lock};
 use serde_json::{Map, Value, json};

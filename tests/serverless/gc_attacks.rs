@@ -1,8 +1,8 @@
 //! Somebody who can write, and not delete, has `gc` delete: by rubbish, cut copies, renamed or damaged fulls.
 
-use crate::support::buckets::{BASE, LAST};
+use crate::support::gc_history::{HOUR, NOTHING, Past, decided, reasons, snapshots};
 use crate::support::keys::Key;
-use crate::support::past::{HOUR, NOTHING, Past, decided, reasons, snapshots};
+use crate::support::made_backups::{BASE, LAST};
 use crate::support::schema::Schema;
 use crate::support::{deltafold, run_json};
 use deltafold::store::Keys;

@@ -3,10 +3,10 @@
 
 use std::process::Command;
 
+use crate::support::gc_history::NOTHING;
 use crate::support::history::Compression;
-use crate::support::lying::{Lies, LyingServer};
-use crate::support::past::NOTHING;
-use crate::support::small::{SMALL_BASE, object, put_events, small_database};
+use crate::support::lying_s3::{Lies, LyingServer};
+use crate::support::tiny_backup::{SMALL_BASE, object, put_events, small_database};
 use crate::support::{deltafold, run_json, scratch};
 use serde_json::Value;
 

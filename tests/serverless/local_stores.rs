@@ -1,7 +1,7 @@
 //! A local store on a machine with others: what is created is nobody else's to read, and no symbolic link that
 //! somebody else put below the store's folder leads out of it.
 
-use crate::support::buckets::{BASE, Bucket, FIXTURE, LAST, T0, objects_in};
+use crate::support::made_backups::{BASE, Bucket, FIXTURE, LAST, T0, objects_in};
 use crate::support::{copy_fixture, deltafold, run_json, scratch};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use serde_json::Value;

@@ -1,7 +1,7 @@
 //! Hundreds of deltas: a point in time reads few of them, what is printed for people stays short, and a key's
 //! history does not depend on the number of threads.
 
-use crate::support::buckets::{BASE, Bucket, T0, revision};
+use crate::support::made_backups::{BASE, Bucket, T0, revision};
 use crate::support::{deltafold, run_json};
 use chrono::{DateTime, TimeDelta, Utc};
 use serde_json::Value;

@@ -1,9 +1,9 @@
 #[path = "../support/mod.rs"]
 mod support;
 
-mod bombs;
 mod copy_plan;
 mod corrupted_input;
+mod decompression_bombs;
 mod delta_writer;
 mod documents;
 mod fold_equals_model;
@@ -13,12 +13,12 @@ mod frozen_prefix;
 mod fuzz_corpus;
 mod gc_attacks;
 mod hostile_bucket;
+mod irregular_backups;
 mod local_stores;
 mod long_chains;
 mod manifests;
 mod metrics;
 mod mounted_secrets;
-mod odd_buckets;
 mod request_counts;
 mod restore_candidates;
 mod slow_store;

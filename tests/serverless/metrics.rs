@@ -14,10 +14,10 @@ use crate::support::{copy_fixture, deltafold, expected, run_json};
 use chrono::{DateTime, Utc};
 use deltafold::Reason;
 use deltafold::base::Cancel;
+use deltafold::telemetry::endpoint::serve;
 use deltafold::telemetry::metrics::{
     Folded, Metrics, SavedSnapshot, SnapshotKind, Verified, Window,
 };
-use deltafold::telemetry::serve::serve;
 use serde_json::Value;
 
 /// A metric as it is exposed.

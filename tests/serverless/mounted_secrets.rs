@@ -1,7 +1,7 @@
 //! Folders of Secrets: which names of files a store takes, and what is said of one that lacks a key. Nobody else's
 //! credentials take its place.
 
-use crate::support::mounted::Mounted;
+use crate::support::mounted_secret::Mounted;
 use crate::support::{deltafold, run_json, scratch};
 use serde_json::Value;
 use std::fs;

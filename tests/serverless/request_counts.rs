@@ -4,12 +4,12 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use crate::support::gc_history::NOTHING;
 use crate::support::history::Compression;
-use crate::support::line::{Line, Traffic};
-use crate::support::lying::{Lies, LyingServer};
-use crate::support::past::NOTHING;
+use crate::support::lying_s3::{Lies, LyingServer};
 use crate::support::s3::S3;
-use crate::support::small::{SMALL_BASE, database, object, put_events, small_database};
+use crate::support::slow_line::{Line, Traffic};
+use crate::support::tiny_backup::{SMALL_BASE, database, object, put_events, small_database};
 use crate::support::{deltafold, run_json, scratch};
 use deltafold::store::exclude::EXCLUDE_TAG;
 use serde_json::Value;

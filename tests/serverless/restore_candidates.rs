@@ -1,7 +1,7 @@
 //! Several backups at once: the one that leads farthest is restored, what cannot be read is passed over
 //! and named, histories that disagree are not chosen from.
 
-use crate::support::buckets::{
+use crate::support::made_backups::{
     BASE, Bucket, FIXTURE, LAST, fixture_events, revision as event_revision,
 };
 use crate::support::member::{assert_whole, files, flip};

@@ -1,13 +1,13 @@
 //! A store whose answers come late, out of order, in pieces, not at all, or of another version of the object.
 
 use crate::support::history::Compression;
-use crate::support::small::{self, Objects, SMALL_BASE};
+use crate::support::tiny_backup::{self, Objects, SMALL_BASE};
 use crate::support::{scratch, seed};
 use async_trait::async_trait;
 use bytes::Bytes;
 use deltafold::base::Cancel;
-use deltafold::job::report::Report;
-use deltafold::job::{Context, compact};
+use deltafold::ops::report::Report;
+use deltafold::ops::{Context, compact};
 use deltafold::store::{Keys, Store, Upload, exclude::ExcludeTags};
 use deltafold::{Error, Reason};
 use futures::stream::{self, BoxStream, StreamExt};
@@ -238,15 +238,15 @@ impl ObjectStore for Slow {
 fn bucket() -> Objects {
     let gzip = Compression::Gzip;
     let mut objects = Objects::from([(
-        small::full_name(gzip),
-        small::object(&small::small_database(4096), gzip),
+        tiny_backup::full_name(gzip),
+        tiny_backup::object(&tiny_backup::small_database(4096), gzip),
     )]);
     for nth in 0..DELTAS {
         let first = SMALL_BASE + 1 + nth * EVENTS;
         let last = first + EVENTS - 1;
-        let events = serde_json::to_vec(&small::put_events(first..=last)).unwrap();
+        let events = serde_json::to_vec(&tiny_backup::put_events(first..=last)).unwrap();
         let name = format!("v2/Incr-{first:08}-{last:08}-{}.gz", 1_795_224_690 + nth);
-        objects.insert(name, small::object(&events, gzip));
+        objects.insert(name, tiny_backup::object(&events, gzip));
     }
     objects
 }
@@ -304,7 +304,7 @@ impl World {
             trust: Default::default(),
             limits: Default::default(),
         };
-        compact::run(&context, &small::keep_all())
+        compact::run(&context, &tiny_backup::keep_all())
     }
 
     fn objects(&self) -> Vec<String> {
@@ -332,7 +332,7 @@ fn wait_until(count: &AtomicUsize, is_so: impl Fn(usize) -> bool) -> bool {
 #[test]
 fn answers_out_of_order_fold_to_the_same() {
     let objects = bucket();
-    let (plain, after) = small::InProcess::new().compact(&objects);
+    let (plain, after) = tiny_backup::InProcess::new().compact(&objects);
     let plain = plain.unwrap();
     let world = World::new(Way::OutOfOrder, &objects);
     let slow = world.compact().unwrap();

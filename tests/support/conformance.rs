@@ -1,6 +1,6 @@
 //! What every store must do, and what the program does on each: one suite for all of them.
 
-use super::buckets::{BASE, Bucket, LAST, objects_in};
+use super::made_backups::{BASE, Bucket, LAST, objects_in};
 use super::{copy_fixture, deltafold, expected, fixture_names, run_json, scratch};
 use chrono::{TimeDelta, Utc};
 use deltafold::error::{Error, Reason};

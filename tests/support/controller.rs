@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::etcd::{Process, Signal, free_port, http};
+use super::faulty_proxy::Proxy;
 use super::kube::write_kubeconfig;
-use super::proxy::Proxy;
-use super::space::{PATIENCE, Space, until};
+use super::namespace::{PATIENCE, Space, until};
 use super::tools::{forget_env, tail};
 
 /// A running `deltafold controller`, killed when dropped.

@@ -1,6 +1,6 @@
 //! Commands that find no room: on a small disk, or with a limit on the size of files.
 
-use super::buckets::{Objects, objects_in};
+use super::made_backups::{Objects, objects_in};
 use super::run_json;
 use super::scratch;
 use serde_json::Value;

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use bytes::Bytes;
 use deltafold::base::Cancel;
-use deltafold::store::direct::Direct;
+use deltafold::store::publish::direct::Direct;
 use futures::StreamExt as _;
 use futures::stream::{self, BoxStream};
 use object_store::path::Path;

@@ -10,7 +10,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use super::etcd::{Process, Signal};
-use super::saved::Prefix;
+use super::restorable::Prefix;
 
 /// How long a wait may take: the machine may be busy.
 const PATIENCE: Duration = Duration::from_secs(90);

@@ -3,9 +3,9 @@
 
 use async_trait::async_trait;
 use chrono::{DateTime, TimeDelta, Utc};
-use deltafold::bucket::{Catalog, Listed, retention};
-use deltafold::job::copy::plan::Wanted;
-use deltafold::job::{self, Context, identity};
+use deltafold::backup::{Catalog, Listed, retention};
+use deltafold::ops::copy::plan::Wanted;
+use deltafold::ops::{self, Context, identity};
 use deltafold::store::exclude::ExcludeTags;
 use deltafold::store::lock::Lock;
 use deltafold::store::{Folder, Keys, LOCKS, Store};
@@ -404,22 +404,22 @@ fn names_stay_in_their_folders(objects: &[Told], rest: &[u8]) {
 
 fn list(ctx: &Context, deep: bool) -> Result<()> {
     let all_tags = false;
-    job::list::run(ctx, job::list::Options { deep, all_tags }).map(|_| ())
+    ops::list::run(ctx, ops::list::Options { deep, all_tags }).map(|_| ())
 }
 
 fn verify(ctx: &Context) -> Result<()> {
-    let options = job::verify_store::Options {
-        level: job::verify_store::Level::Checksums,
+    let options = ops::verify::store::Options {
+        level: ops::verify::store::Level::Checksums,
         all_chains: true,
         all_tags: false,
         timeline: None,
         drill: None,
     };
-    job::verify_store::run(ctx, &options).map(|_| ())
+    ops::verify::store::run(ctx, &options).map(|_| ())
 }
 
 fn collect(ctx: &Context, apply: bool) -> Result<()> {
-    let options = job::gc::Options {
+    let options = ops::gc::Options {
         retention: retention::Options {
             policy: retention::Policy::Limit(1),
             delta_retention: Some(TimeDelta::days(1)),
@@ -429,9 +429,9 @@ fn collect(ctx: &Context, apply: bool) -> Result<()> {
         staging_age: TimeDelta::hours(24),
         apply,
         allow_shrink: true,
-        look_again: job::gc::Options::LOOK_AGAIN,
+        look_again: ops::gc::Options::LOOK_AGAIN,
     };
-    job::gc::run(ctx, &options).map(|_| ())
+    ops::gc::run(ctx, &options).map(|_| ())
 }
 
 fn take_lock(store: &Store) -> Result<()> {
@@ -440,7 +440,7 @@ fn take_lock(store: &Store) -> Result<()> {
 }
 
 fn copy_all(from: &Context, to: &Context) -> Result<()> {
-    let options = job::copy::Options {
+    let options = ops::copy::Options {
         wanted: Wanted {
             excluded: true,
             ..Wanted::default()
@@ -451,5 +451,5 @@ fn copy_all(from: &Context, to: &Context) -> Result<()> {
         take_over: false,
         dry_run: false,
     };
-    job::copy::run(from, to, &options).map(|_| ())
+    ops::copy::run(from, to, &options).map(|_| ())
 }

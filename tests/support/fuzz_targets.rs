@@ -5,17 +5,17 @@
 // Each fuzzer uses one target.
 #![allow(dead_code)]
 
+use deltafold::backup::chain::{self, Choice, KnownBases};
+use deltafold::backup::delta::DeltaReader;
+use deltafold::backup::frame::{FrameReader, FrameWriter};
+use deltafold::backup::survey::{Comparison, Continuity};
+use deltafold::backup::timeline::{self, Evidence, NamesOnly, Timeline, Timelines};
+use deltafold::backup::{Catalog, Compression, Kind, Listed, SnapshotName, codec};
 use deltafold::base::ReadAt;
 use deltafold::bolt::page::{Meta, PAGE_HEADER_SIZE};
 use deltafold::bolt::{
     Bucket, BucketValue, Database, PageBudget, PageId, TreeBuilder, Writer, write_file,
 };
-use deltafold::bucket::chain::{self, Choice, KnownBases};
-use deltafold::bucket::delta::DeltaReader;
-use deltafold::bucket::frame::{FrameReader, FrameWriter};
-use deltafold::bucket::survey::{Comparison, Continuity};
-use deltafold::bucket::timeline::{self, Evidence, NamesOnly, Timeline, Timelines};
-use deltafold::bucket::{Catalog, Compression, Kind, Listed, SnapshotName, codec};
 use deltafold::mvcc::{Base, Revision, hash_kv};
 use deltafold::{Error, Reason, Result};
 use std::cell::Cell;

@@ -15,7 +15,7 @@ use deltafold::store::Keys;
 use memchr::memmem;
 use tempfile::TempDir;
 
-use super::buckets::{BASE, Bucket, LAST};
+use super::made_backups::{BASE, Bucket, LAST};
 use super::tools;
 
 /// An identity in a file of its own.

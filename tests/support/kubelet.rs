@@ -23,7 +23,7 @@ use tokio::task::JoinHandle;
 
 use super::etcd::{Process, Signal, free_port};
 use super::kube::{Api, Body, write_kubeconfig};
-use super::space::{Space, name};
+use super::namespace::{Space, name};
 
 /// What the Pods that it runs have in common.
 const OURS: &str = "app.kubernetes.io/name=deltafold";

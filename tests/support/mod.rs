@@ -3,46 +3,46 @@
 // Each test binary uses a part of this.
 #![allow(dead_code)]
 
-pub mod buckets;
 pub mod conformance;
 pub mod controller;
-pub mod denying;
+pub mod denying_proxy;
 pub mod disk;
+pub mod doc_commands;
 pub mod etcd;
 pub mod faults;
+pub mod faulty_proxy;
 pub mod follower;
 pub mod frozen;
 pub mod fuzz_hostile;
 pub mod fuzz_targets;
+pub mod gc_history;
 pub mod gcs;
 pub mod history;
 pub mod keys;
+pub mod kill_times;
 pub mod kube;
 pub mod kubelet;
-pub mod line;
-pub mod load;
-pub mod locks;
-pub mod lying;
+pub mod lock_suite;
+pub mod lying_s3;
+pub mod made_backups;
 pub mod manifests;
 pub mod member;
 pub mod minio;
-pub mod moments;
-pub mod mounted;
-pub mod page;
-pub mod past;
-pub mod proxy;
+pub mod mounted_secret;
+pub mod namespace;
+pub mod orphan_deltas;
 pub mod random;
+pub mod random_load;
+pub mod recorded_etcd;
+pub mod restorable;
 pub mod s3;
-pub mod saved;
 pub mod schema;
 pub mod scratch;
-pub mod shown;
-pub mod small;
-pub mod space;
+pub mod slow_line;
+pub mod tiny_backup;
 pub mod tools;
 pub mod truth;
 pub mod versitygw;
-pub mod world;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -158,7 +158,7 @@ pub fn deltafold() -> Command {
 
 /// A client of the tests' own, which uses no proxy.
 pub fn http_client() -> reqwest::ClientBuilder {
-    deltafold::tls::ensure_provider();
+    deltafold::base::tls::ensure_provider();
     reqwest::Client::builder().no_proxy()
 }
 

@@ -56,7 +56,7 @@ impl S3 {
     }
 
     pub fn store(&self, bucket: &str) -> Arc<AmazonS3> {
-        deltafold::tls::ensure_provider();
+        deltafold::base::tls::ensure_provider();
         let store = AmazonS3Builder::new()
             .with_endpoint(self.endpoint())
             .with_region(REGION)

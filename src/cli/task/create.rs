@@ -3,7 +3,7 @@
 use super::super::kubernetes::{ClusterArgs, wait_for};
 use super::super::{Ended, Output, parse_options, print_outcome};
 use super::{TaskOutcome, ended, tell};
-use crate::base::flag::yes_or_no;
+use crate::base::flag_values::yes_or_no;
 use crate::base::{Cancel, Span, duration};
 use crate::controller::api::{
     CopyBackupsConfig, EtcdBackupPolicy, EtcdBackupTask, EtcdBackupTaskSpec, MaintenanceConfig,
@@ -11,8 +11,8 @@ use crate::controller::api::{
     StoreVolume, TaskConfig, TaskType, VerifyConfig, WaitForFinalSnapshot,
 };
 use crate::error::{Error, Reason, Result};
-use crate::job::copy::plan::Most;
-use crate::kubernetes::Person;
+use crate::kubernetes::UserClient;
+use crate::ops::copy::plan::Most;
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Subcommand};
 use kube::ResourceExt;
@@ -251,7 +251,7 @@ fn is_given<T: Default + PartialEq>(config: &T) -> bool {
 }
 
 /// A name that was mistyped is told at once. The controller would wait for a policy to come.
-async fn check_policy(person: &Person, name: &str) -> Result<()> {
+async fn check_policy(person: &UserClient, name: &str) -> Result<()> {
     let policies = person.api::<EtcdBackupPolicy>();
     let found = person.ask("read the policy", policies.get_opt(name)).await;
     match found {

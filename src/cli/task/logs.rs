@@ -2,12 +2,12 @@
 
 use super::{TaskOutcome, lasting, no_more, no_task};
 use crate::base::Cancel;
-use crate::base::flag::yes_or_no;
+use crate::base::flag_values::yes_or_no;
 use crate::cli::kubernetes::{ClusterArgs, wait_for};
 use crate::controller::api::EtcdBackupTask;
 use crate::controller::jobs::CONTAINER_BEFORE;
 use crate::error::{Error, Reason, Result};
-use crate::kubernetes::Person;
+use crate::kubernetes::UserClient;
 use clap::Args;
 use futures::StreamExt;
 use futures::io::AsyncReadExt;
@@ -46,7 +46,7 @@ impl LogsArgs {
         })
     }
 
-    async fn print_all(&self, person: &Person) -> Result<()> {
+    async fn print_all(&self, person: &UserClient) -> Result<()> {
         let tasks = person.api::<EtcdBackupTask>();
         let task = person
             .ask("read the task", tasks.get_opt(&self.name))
@@ -72,7 +72,12 @@ impl LogsArgs {
     }
 
     /// Prints what is there and was not printed yet.
-    async fn print_rest(&self, person: &Person, job: &str, printed: &mut Printed) -> Result<()> {
+    async fn print_rest(
+        &self,
+        person: &UserClient,
+        job: &str,
+        printed: &mut Printed,
+    ) -> Result<()> {
         let params = ListParams::default().labels(&format!("{JOB_NAME}={job}"));
         let pods = person.api::<Pod>();
         let pods = person.ask("list the Pods", pods.list(&params)).await?.items;
@@ -83,7 +88,7 @@ impl LogsArgs {
     }
 
     /// Prints as Pods come, until the task has ended and all is printed.
-    async fn follow_all(&self, person: &Person) -> Result<()> {
+    async fn follow_all(&self, person: &UserClient) -> Result<()> {
         let watched = person.api::<EtcdBackupTask>();
         let mut states = pin!(watch_object(watched, &self.name).default_backoff());
         let is_done = |t: &EtcdBackupTask| t.status.as_ref().is_some_and(|s| s.state.is_final());
@@ -169,7 +174,7 @@ impl Printed {
     /// Prints a container's log, to its end if it is followed.
     async fn print(
         &mut self,
-        person: &Person,
+        person: &UserClient,
         pod: &str,
         container: String,
         follow: bool,

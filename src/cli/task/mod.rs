@@ -4,13 +4,13 @@ mod create;
 mod logs;
 
 use super::kubernetes::{ClusterArgs, age, table, wait_for};
-use super::show::Text;
+use super::text::Text;
 use super::{Ended, Output, print_outcome};
-use crate::base::flag::yes_or_no;
+use crate::base::flag_values::yes_or_no;
 use crate::base::{Cancel, duration};
 use crate::controller::api::{EtcdBackupTask, TaskState, TaskType};
 use crate::error::{Error, Reason, Result};
-use crate::kubernetes::Person;
+use crate::kubernetes::UserClient;
 use chrono::{DateTime, Utc};
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Subcommand};
@@ -252,7 +252,7 @@ fn no_more() -> Error {
     Error::internal("a watch has ended")
 }
 
-fn no_task(person: &Person, name: &str) -> Error {
+fn no_task(person: &UserClient, name: &str) -> Error {
     let namespace = person.namespace();
     Reason::Usage.error(format!(
         "there is no EtcdBackupTask {name} in the namespace {namespace}"
@@ -260,7 +260,7 @@ fn no_task(person: &Person, name: &str) -> Error {
 }
 
 /// The task when it has ended.
-async fn ended(person: &Person, name: &str, timeout: Duration) -> Result<EtcdBackupTask> {
+async fn ended(person: &UserClient, name: &str, timeout: Duration) -> Result<EtcdBackupTask> {
     let waiting = async {
         let mut states = pin!(watch_object(person.api::<EtcdBackupTask>(), name).default_backoff());
         let mut last: Option<EtcdBackupTask> = None;
@@ -293,7 +293,7 @@ async fn ended(person: &Person, name: &str, timeout: Duration) -> Result<EtcdBac
 }
 
 /// A watch tries again by itself. What that does not mend is a failure.
-fn lasting(person: &Person, what: &str, e: &watcher::Error) -> Result<()> {
+fn lasting(person: &UserClient, what: &str, e: &watcher::Error) -> Result<()> {
     let failure = match e {
         watcher::Error::InitialListFailed(e)
         | watcher::Error::WatchStartFailed(e)

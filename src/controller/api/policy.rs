@@ -1,14 +1,14 @@
 //! EtcdBackupPolicy: one etcd, one store prefix, and what is to be done there and when.
 
 use super::{Condition, SecretRef, StoreSpec};
-use crate::base::{Size, Span, Written};
-use crate::bucket::Compression;
-use crate::bucket::trust::Plaintext;
-use crate::job::compact::History;
-use crate::job::gc::Rules;
-use crate::job::maintain::Upkeep;
-use crate::job::snapshot::follow::Pace;
-use crate::job::verify_store::Level;
+use crate::backup::Compression;
+use crate::backup::trust::Plaintext;
+use crate::base::{Size, Span, TextValue};
+use crate::ops::compact::History;
+use crate::ops::gc::Rules;
+use crate::ops::maintain::Upkeep;
+use crate::ops::snapshot::follow::Pace;
+use crate::ops::verify::store::Level;
 use chrono::{DateTime, Utc};
 use k8s_openapi::api::core::v1::{ResourceRequirements, Toleration};
 use kube::{CustomResource, KubeSchema};
@@ -151,16 +151,16 @@ pub struct CompactionSpec {
     pub events_threshold: i64,
     /// Bytes of deltas in the store since the last full snapshot [default: no threshold]
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub size_threshold: Option<Written<Size>>,
+    pub size_threshold: Option<TextValue<Size>>,
     /// Age of the last full snapshot, where there are deltas after it [default: no threshold]
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub age_threshold: Option<Written<Span>>,
+    pub age_threshold: Option<TextValue<Span>>,
     /// So many events since the last full snapshot are not folded any more: a full snapshot is taken [default: no threshold]
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub full_snapshot_threshold: Option<i64>,
     /// A compaction that takes longer is ended
-    pub active_deadline: Written<Span>,
+    pub active_deadline: TextValue<Span>,
     /// What the new full snapshot keeps
     #[serde(flatten)]
     pub history: History,
@@ -177,7 +177,7 @@ impl Default for CompactionSpec {
             size_threshold: None,
             age_threshold: None,
             full_snapshot_threshold: None,
-            active_deadline: Written::of("3h"),
+            active_deadline: TextValue::of("3h"),
             history: History::default(),
             resources: None,
         }
@@ -259,19 +259,19 @@ pub struct JobTemplate {
     pub labels: BTreeMap<String, String>,
     /// How long a Pod's metrics are there after its work is done
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub metrics_scrape_wait: Option<Written<Span>>,
+    pub metrics_scrape_wait: Option<TextValue<Span>>,
     /// Pods share the node's network, as an etcd that listens there needs it
     #[serde(default)]
     pub host_network: bool,
     /// The size limit of the scratch volume [default: three times maxDatabaseSize]
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub scratch_size: Option<Written<Size>>,
+    pub scratch_size: Option<TextValue<Size>>,
     /// The largest database that Jobs read; a full snapshot of more is refused as TooLarge [default: 16Gi]
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub max_database_size: Option<Written<Size>>,
+    pub max_database_size: Option<TextValue<Size>>,
     /// The largest key and value together that Jobs read [default: 64Mi]
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub max_value_size: Option<Written<Size>>,
+    pub max_value_size: Option<TextValue<Size>>,
 }
 
 /// When images are pulled.

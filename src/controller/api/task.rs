@@ -1,14 +1,14 @@
 //! EtcdBackupTask: something to be done once, now, for a policy.
 
 use super::StoreSpec;
-use crate::base::flag::yes_or_no;
-use crate::base::{Span, Written};
-use crate::job::compact::History;
-use crate::job::copy::plan::Most;
-use crate::job::maintain::Upkeep;
-use crate::job::restore::Wanted;
-use crate::job::snapshot::Marks;
-use crate::job::verify_store::Thoroughness;
+use crate::base::flag_values::yes_or_no;
+use crate::base::{Span, TextValue};
+use crate::ops::compact::History;
+use crate::ops::copy::plan::Most;
+use crate::ops::maintain::Upkeep;
+use crate::ops::restore::Wanted;
+use crate::ops::snapshot::Marks;
+use crate::ops::verify::store::Thoroughness;
 use chrono::{DateTime, Utc};
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, ValueEnum};
@@ -197,7 +197,7 @@ pub struct WaitForFinalSnapshot {
     pub enabled: bool,
     /// For no longer than this [default: as long as it takes]
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub timeout: Option<Written<Span>>,
+    pub timeout: Option<TextValue<Span>>,
 }
 
 /// A member's data directory, restored into a volume.

@@ -11,7 +11,7 @@ pub use events::Events;
 use super::api::{EtcdBackupPolicy, EtcdBackupPolicyStatus, EtcdBackupTask, EtcdBackupTaskStatus};
 use super::jobs;
 use super::names::{Key, key, label, owner};
-use super::observe::started::Start;
+use super::observe::threshold_jobs::Start;
 use super::observe::{Applied, Observed, Refusal, Tried, World};
 use super::plan::{Action, Desired, Note};
 use crate::base::causes::causes;

@@ -6,7 +6,7 @@
 
 use super::super::api::{CopyBackupsConfig, EtcdBackupPolicy, EtcdBackupTask, StoreSpec};
 use super::Settings;
-use crate::base::flag::yes_or_no;
+use crate::base::flag_values::yes_or_no;
 use clap::Args;
 use serde::{Deserialize, Serialize};
 

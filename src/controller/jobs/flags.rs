@@ -1,7 +1,7 @@
 //! Options as arguments of a Job: clap knows the flags, serde their values.
 
-use crate::base::{Span, Written};
-use crate::job::maintain::Keep;
+use crate::base::{Span, TextValue};
+use crate::ops::maintain::Keep;
 use clap::{Arg, ArgAction, Args, Command};
 use serde::Serialize;
 use serde_json::Value;
@@ -44,7 +44,10 @@ fn text(arg: &Arg, value: &Value) -> String {
         return value.to_string();
     };
     let parser = arg.get_value_parser().type_id();
-    let spans = [TypeId::of::<Written<Span>>(), TypeId::of::<Written<Keep>>()];
+    let spans = [
+        TypeId::of::<TextValue<Span>>(),
+        TypeId::of::<TextValue<Keep>>(),
+    ];
     // Flags of older images know no weeks.
     if spans.iter().any(|id| parser == *id)
         && let Ok(span) = text.parse::<Span>()

@@ -20,12 +20,12 @@ use super::api::{
     TaskConfig, TaskType,
 };
 use crate::base::hash::short_hash;
-use crate::base::{Span, Written};
+use crate::base::{Span, TextValue};
 use crate::error::Reason;
-use crate::job::compact::History;
-use crate::job::maintain::Upkeep;
-use crate::job::restore;
-use crate::job::verify_store::{Level, Thoroughness};
+use crate::ops::compact::History;
+use crate::ops::maintain::Upkeep;
+use crate::ops::restore;
+use crate::ops::verify::store::{Level, Thoroughness};
 use crate::store::open::Family;
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentSpec, DeploymentStrategy};
 use k8s_openapi::api::batch::v1::{
@@ -286,7 +286,7 @@ fn job_spec(pod: Pod<'_>, deadline: Duration, labels: BTreeMap<String, String>) 
 }
 
 /// A duration of the API. What cannot be read is told by [`problems`]; until it is mended, nothing is made.
-fn duration(given: &Written<Span>) -> Duration {
+fn duration(given: &TextValue<Span>) -> Duration {
     given.value().unwrap_or_default().0
 }
 

@@ -10,8 +10,8 @@ use super::{
     CONTAINER, CONTAINER_BEFORE, Settings, TERMINATION_LOG, USER, duration, lease_prefix,
     lock_lease_name, locks_are_leases, service_account_name,
 };
-use crate::base::{Size, Span, Written};
-use crate::limits;
+use crate::base::limits;
+use crate::base::{Size, Span, TextValue};
 use crate::store::open::OPTION_SECRET_DIR;
 use clap::Args;
 use k8s_openapi::api::core::v1::{
@@ -135,7 +135,7 @@ impl<'a> Pod<'a> {
     }
 
     /// A flag with a duration.
-    pub(super) fn duration(self, flag: &str, given: &Written<Span>) -> Self {
+    pub(super) fn duration(self, flag: &str, given: &TextValue<Span>) -> Self {
         self.flag(flag, &Span(duration(given)).to_string())
     }
 
@@ -455,7 +455,7 @@ impl<'a> Pod<'a> {
 
 /// Bytes of the scratch volume: for the base's database, the new one, and changes of as much again.
 fn scratch_bytes(template: &JobTemplate) -> u64 {
-    let size = |given: &Option<Written<Size>>| Some(given.as_ref()?.value()?.0);
+    let size = |given: &Option<TextValue<Size>>| Some(given.as_ref()?.value()?.0);
     let database = size(&template.max_database_size).unwrap_or(limits::DATABASE_BYTES);
     size(&template.scratch_size).unwrap_or(database.saturating_mul(3))
 }
@@ -497,7 +497,7 @@ fn resources(given: Option<&ResourceRequirements>, template: &JobTemplate) -> Re
 }
 
 fn bytes(quantity: &str) -> Option<u64> {
-    crate::base::quantity::parse(quantity).ok()
+    crate::base::byte_size::parse(quantity).ok()
 }
 
 /// `ours`, unless a quantity is larger, or written in a way that only Kubernetes reads.

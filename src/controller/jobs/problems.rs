@@ -8,10 +8,10 @@ use super::super::api::{
     TaskType,
 };
 use super::store_url::local_path;
-use crate::base::written::Notation;
-use crate::base::{Size, Span, Written};
-use crate::job::maintain::Upkeep;
-use crate::job::schedule::Schedule;
+use crate::base::text_value::Notation;
+use crate::base::{Size, Span, TextValue};
+use crate::ops::maintain::Upkeep;
+use crate::ops::schedule::Schedule;
 use crate::store::open::{Family, options::is_plain, refuse_layout};
 use age::x25519::Recipient;
 
@@ -34,12 +34,12 @@ impl Found {
         parsed.map_err(|e| self.add(field, e)).ok()
     }
 
-    fn written<T: Notation>(&mut self, field: &str, given: Option<&Written<T>>) -> Option<T> {
+    fn written<T: Notation>(&mut self, field: &str, given: Option<&TextValue<T>>) -> Option<T> {
         self.check(field, given?.check())
     }
 
     /// A duration that would end what it is about before it began, if it were zero.
-    fn duration_above_zero(&mut self, field: &str, given: Option<&Written<Span>>) {
+    fn duration_above_zero(&mut self, field: &str, given: Option<&TextValue<Span>>) {
         if let Some(span) = self.written(field, given)
             && span.0.as_secs() == 0
         {
@@ -47,7 +47,7 @@ impl Found {
         }
     }
 
-    fn size_above_zero(&mut self, field: &str, given: Option<&Written<Size>>) {
+    fn size_above_zero(&mut self, field: &str, given: Option<&TextValue<Size>>) {
         if let Some(Size(0)) = self.written(field, given) {
             self.add(field, "0 is too small");
         }

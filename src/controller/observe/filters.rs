@@ -3,7 +3,7 @@
 //! Each is given the object before and after the change, and gives the policies to look at. Nothing is decided here.
 
 use super::Tables;
-use super::places;
+use super::claims;
 use crate::controller::api::{Claimed, EtcdBackupPolicy, EtcdBackupTask};
 use crate::controller::jobs;
 use crate::controller::names::{Key, key, label};
@@ -45,7 +45,7 @@ pub fn of_policy(tables: &Tables, change: &Change<'_, EtcdBackupPolicy>) -> Vec<
     let mut concerned: Vec<Key> = this.collect();
     let place = |policy: &EtcdBackupPolicy| {
         let claims = [Claimed::Store, Claimed::Leases]
-            .map(|what| (places::rivals(policy, what), places::claim(policy, what)));
+            .map(|what| (claims::rivals(policy, what), claims::claim(policy, what)));
         (claims, policy.metadata.deletion_timestamp.is_some())
     };
     if change.before.map(place) == change.now.map(place) {
@@ -53,9 +53,9 @@ pub fn of_policy(tables: &Tables, change: &Change<'_, EtcdBackupPolicy>) -> Vec<
     }
     for policy in change.both() {
         let groups = [
-            places::rivals(policy, Claimed::Store),
-            places::rivals(policy, Claimed::Leases),
-            places::everywhere(policy),
+            claims::rivals(policy, Claimed::Store),
+            claims::rivals(policy, Claimed::Leases),
+            claims::everywhere(policy),
         ];
         for group in groups {
             concerned.extend(
@@ -109,7 +109,7 @@ pub fn of_lease(tables: &Tables, change: &Change<'_, Lease>) -> Vec<Key> {
         Some(_) => Vec::new(),
     };
     if let Some(prefix) = lease_prefix(lease) {
-        let group = places::with_leases(&lease.namespace().unwrap_or_default(), prefix);
+        let group = claims::with_leases(&lease.namespace().unwrap_or_default(), prefix);
         concerned.extend(
             tables
                 .policies
@@ -177,7 +177,7 @@ pub fn of_slice(
     }
     let service = change.now.and_then(service_of);
     let policies = service.iter().flat_map(|service| {
-        let group = places::behind(service);
+        let group = claims::behind(service);
         let members = tables.policies.members(&group).take(MOST_CONCERNED);
         members.cloned().collect::<Vec<_>>()
     });

@@ -3,8 +3,8 @@
 //! Ours have annotations; of etcd-druid's there is a revision and a time, no more. Anything may stand in them:
 //! what is no revision tells nothing. `threshold`, `conditions` and the reconcilers read it.
 
-use crate::bucket::Kind;
-use crate::bucket::name::SnapshotName;
+use crate::backup::Kind;
+use crate::backup::name::SnapshotName;
 use crate::controller::times::utc_of_micro;
 use chrono::{DateTime, Utc};
 use k8s_openapi::api::coordination::v1::Lease;

@@ -3,19 +3,19 @@
 //! Reading it asks nobody. It decides nothing. The watches fill it; the loop in `controller` has it observed for
 //! each policy that is looked at, and `apply` notes here what it has written.
 
+mod claims;
 mod filters;
 pub mod leases;
-mod made;
 pub mod outcome;
-mod places;
-pub mod started;
 mod table;
+pub mod threshold_jobs;
 mod watch;
+mod workloads;
 
+pub use claims::{claim, wanted};
 pub use filters::lease_prefix;
-pub use made::Made;
-pub use places::{claim, wanted};
 pub use watch::watch_all;
+pub use workloads::Made;
 
 use super::api::{
     Claimed, EtcdBackupPolicy, EtcdBackupPolicyStatus, EtcdBackupTask, EtcdBackupTaskStatus,
@@ -23,7 +23,7 @@ use super::api::{
 use super::jobs;
 use super::names::{Key, is_owned, key};
 use super::times::{delta, later};
-use super::work::Work;
+use super::work_queue::Work;
 use crate::base::lock;
 use chrono::{DateTime, TimeDelta, Utc};
 use k8s_openapi::api::batch::v1::Job;
@@ -32,11 +32,11 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::ResourceExt;
 use leases::LeaseFacts;
-use started::Start;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use table::{Table, by_name};
+use threshold_jobs::Start;
 
 /// A watch may tell of what was written so much later.
 pub const WATCH_LAGS: TimeDelta = TimeDelta::seconds(10);
@@ -60,9 +60,9 @@ pub struct Tables {
 
 impl Default for Tables {
     fn default() -> Self {
-        let made = |made: &Made| made::group(made).map_or_else(Vec::new, by_name);
+        let made = |made: &Made| workloads::group(made).map_or_else(Vec::new, by_name);
         Tables {
-            policies: Table::new(places::groups),
+            policies: Table::new(claims::groups),
             tasks: Table::new(|task| by_name(filters::policy_of_task(task))),
             jobs: Table::new(|job| filters::policy_of(job).map_or_else(Vec::new, by_name)),
             cron_jobs: Table::new(made),
@@ -480,12 +480,12 @@ impl Tables {
 
     fn look_at_rivals(&self, policy: &EtcdBackupPolicy, observed: &mut Observed) {
         for what in [Claimed::Store, Claimed::Leases] {
-            let first = self.policies.members(&places::rivals(policy, what)).next();
+            let first = self.policies.members(&claims::rivals(policy, what)).next();
             if let Some(first) = first.filter(|first| **first != observed.key) {
                 observed.holders.push((what, first.1.clone()));
             }
         }
-        let everywhere = places::everywhere(policy);
+        let everywhere = claims::everywhere(policy);
         let mut everywhere = self.policies.members(&everywhere);
         let (first, last) = (everywhere.next(), everywhere.next_back());
         let others = first.into_iter().chain(last);

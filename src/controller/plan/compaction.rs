@@ -2,7 +2,7 @@
 //!
 //! Pure. When, `threshold` decides; what the Job looks like, `jobs` knows. `plan` calls it.
 
-use super::limits::{Asker, Wanted};
+use super::job_limits::{Asker, Wanted};
 use super::threshold::{self, Backoff, Decision};
 use super::{Action, Note};
 use crate::controller::api::{EtcdBackupPolicy, LastCompaction, LastRun, RunState, TaskType};
@@ -10,7 +10,7 @@ use crate::controller::jobs::{self, Settings, Work};
 use crate::controller::names::{is_owned, label};
 use crate::controller::observe::leases::LeaseFacts;
 use crate::controller::observe::outcome::{self, JOB_DELETED, PODS_COME};
-use crate::controller::observe::started::{Start, Started, is_of_threshold};
+use crate::controller::observe::threshold_jobs::{Start, Started, is_of_threshold};
 use crate::controller::observe::{JOB_COMES, Observed, WATCH_LAGS};
 use crate::controller::times::{later, sooner};
 use chrono::{DateTime, SubsecRound, Utc};
@@ -270,7 +270,7 @@ mod tests {
     use crate::controller::api::{EtcdBackupPolicySpec, EtcdSpec};
     use crate::controller::observe::leases::tests::{at, druid, ours};
     use crate::controller::observe::outcome::DEADLINE_EXCEEDED;
-    use crate::controller::observe::started::is_of_task;
+    use crate::controller::observe::threshold_jobs::is_of_task;
     use chrono::TimeDelta;
     use k8s_openapi::api::coordination::v1::Lease;
 

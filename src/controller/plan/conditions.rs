@@ -9,7 +9,7 @@ use crate::controller::api::{
 use crate::controller::observe::leases::{LeaseFacts, SnapshotFact};
 use crate::controller::observe::outcome;
 use crate::controller::times::{delta as span, later, shown, sooner};
-use crate::job::schedule::Schedule;
+use crate::ops::schedule::Schedule;
 use chrono::{DateTime, TimeDelta, Utc};
 use kube::ResourceExt;
 
@@ -594,12 +594,12 @@ fn whole_seconds(time: DateTime<Utc>) -> DateTime<Utc> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::Written;
+    use crate::base::TextValue;
     use crate::controller::api::{EtcdBackupPolicySpec, EtcdSpec, SnapshotSpec, VerifySpec};
     use crate::controller::observe::leases::tests::druid;
     use crate::controller::observe::outcome::tests::time;
-    use crate::job::snapshot::follow::Pace;
-    use crate::job::verify_store::Level;
+    use crate::ops::snapshot::follow::Pace;
+    use crate::ops::verify::store::Level;
     use ConditionStatus::{False, True, Unknown};
 
     fn at(t: &str) -> DateTime<Utc> {
@@ -719,7 +719,7 @@ mod tests {
         // A follower, without a schedule of fulls: one is enough.
         p.spec.snapshot = Some(SnapshotSpec {
             follow: Some(Pace {
-                delta_period: Some(Written::of("20s")),
+                delta_period: Some(TextValue::of("20s")),
                 delta_bytes: None,
             }),
             ..SnapshotSpec::default()

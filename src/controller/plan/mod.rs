@@ -6,11 +6,11 @@
 
 pub mod compaction;
 pub mod conditions;
-pub mod limits;
+pub mod job_limits;
 mod objects;
 mod policy;
-mod queue;
 mod task;
+mod task_queue;
 #[cfg(test)]
 mod tests;
 pub mod threshold;
@@ -24,22 +24,22 @@ use super::api::{
 };
 use super::jobs::{self, Allowed, Settings};
 use super::names::{Key, key, label};
-use super::observe::started::{Start, is_of_task, is_of_threshold};
+use super::observe::threshold_jobs::{Start, is_of_task, is_of_threshold};
 use super::observe::{Applied, Made, Observed, Tried, WATCH_LAGS, outcome};
 use super::times::{later, sooner, utc};
 use chrono::{DateTime, Utc};
 use conditions::{Judgement, Problem};
+use job_limits::{Answer, Asker, Seen, Wanted};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::core::ApiResource;
 use kube::{Resource, ResourceExt};
-use limits::{Answer, Asker, Seen, Wanted};
-use queue::{QUEUED, Surroundings, Verdict};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use task::{Step, Timed};
+use task_queue::{QUEUED, Surroundings, Verdict};
 
 /// What plans depend on beside what is observed.
 #[derive(Debug, Clone)]
@@ -286,7 +286,7 @@ impl<'o> Decided<'o> {
             backup_not_ready: not_ready,
             not_allowed: &|task| self.options.allowed.task_problems(task),
         };
-        let verdicts = queue::judge(&self.observed.tasks, &surroundings, self.now);
+        let verdicts = task_queue::judge(&self.observed.tasks, &surroundings, self.now);
         let tasks = self.observed.tasks.iter();
         let open = tasks.filter(|t| t.metadata.deletion_timestamp.is_none());
         open.map(|task| (task, self.next(task, verdicts.get(&task.name_any()))))
@@ -564,7 +564,7 @@ fn took(last: &LastCompaction) -> (bool, Duration) {
     (succeeded, took.unwrap_or_default())
 }
 
-fn freeze_note(freeze: &limits::Freeze) -> Note {
+fn freeze_note(freeze: &job_limits::Freeze) -> Note {
     Note {
         warning: true,
         reason: "TooManyJobs".to_owned(),

@@ -3,7 +3,7 @@
 //! Pure. Whose turn it is and what is refused, `queue` decides. A task that has ended is deleted some time later.
 //! `plan` calls it.
 
-use super::queue::{Refusal, rejected_by};
+use super::task_queue::{Refusal, rejected_by};
 use super::{Action, Note};
 use crate::controller::api::{
     DEFAULT_TTL_SECONDS, EtcdBackupPolicy, EtcdBackupTask, EtcdBackupTaskStatus, LastOperation,
@@ -12,7 +12,7 @@ use crate::controller::api::{
 use crate::controller::jobs;
 use crate::controller::names::{is_owned, label};
 use crate::controller::observe::outcome::{self, PODS_COME};
-use crate::controller::observe::started::{is_of_task, is_of_threshold};
+use crate::controller::observe::threshold_jobs::{is_of_task, is_of_threshold};
 use crate::controller::observe::{Observed, Tried};
 use crate::controller::times::{later, utc};
 use chrono::{DateTime, SubsecRound, TimeDelta, Utc};

@@ -3,7 +3,7 @@
 //! A pure decision on the Leases, the last attempt and now, with its reason in words. It starts nothing:
 //! `compaction` does, and asks it again whenever something has changed.
 
-use crate::bucket::Kind;
+use crate::backup::Kind;
 use crate::controller::api::{CompactionSpec, LastCompaction, RunState};
 use crate::controller::observe::leases::LeaseFacts;
 use crate::controller::observe::outcome::{self, DEADLINE_EXCEEDED};
@@ -335,7 +335,7 @@ fn back_off(failures: i32) -> TimeDelta {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::Written;
+    use crate::base::TextValue;
     use crate::controller::api::LastRun;
     use crate::controller::observe::leases::tests::{at, druid, ours};
 
@@ -535,26 +535,26 @@ mod tests {
         );
         let mut w = World::new(0, 0);
         w.facts = LeaseFacts::read(Some(&full), Some(&delta));
-        w.spec.size_threshold = Some(Written::of("2Ki"));
+        w.spec.size_threshold = Some(TextValue::of("2Ki"));
         assert_eq!(w.starts(0), (Trigger::SizeThreshold, false, 0));
-        w.spec.size_threshold = Some(Written::of("2049"));
+        w.spec.size_threshold = Some(TextValue::of("2049"));
         assert_eq!(w.waits(0).1, None);
-        w.spec.age_threshold = Some(Written::of("1h"));
+        w.spec.age_threshold = Some(TextValue::of("1h"));
         assert_eq!(w.waits(0).1, Some(3600));
         assert_eq!(w.waits(3599).1, Some(3600));
         assert_eq!(w.starts(3600), (Trigger::AgeThreshold, false, 0));
         // The full's time is ahead of the clock: it counts as now.
         assert_eq!(w.waits(-500).1, Some(3100));
         // What cannot be read crosses nothing.
-        w.spec.size_threshold = Some(Written::of("much"));
-        w.spec.age_threshold = Some(Written::of("old"));
+        w.spec.size_threshold = Some(TextValue::of("much"));
+        w.spec.age_threshold = Some(TextValue::of("old"));
         assert_eq!(w.waits(9999).1, None);
         // Without deltas after it, no full is too old.
-        w.spec.age_threshold = Some(Written::of("1h"));
+        w.spec.age_threshold = Some(TextValue::of("1h"));
         w.facts = facts(1000, 1000);
         assert_eq!(w.waits(9999).1, None);
         // etcd-druid's: the age by the renewal, no bytes.
-        w.spec.size_threshold = Some(Written::of("1"));
+        w.spec.size_threshold = Some(TextValue::of("1"));
         w.facts = facts(1000, 1001);
         assert_eq!(w.starts(3600), (Trigger::AgeThreshold, false, 0));
     }
@@ -562,8 +562,8 @@ mod tests {
     #[test]
     fn a_full_lease_that_was_not_renewed_gives_no_second_job() {
         let mut w = World::new(1000, 1200);
-        w.spec.size_threshold = Some(Written::of("1"));
-        w.spec.age_threshold = Some(Written::of("1h"));
+        w.spec.size_threshold = Some(TextValue::of("1"));
+        w.spec.age_threshold = Some(TextValue::of("1h"));
         w.ended((1000, 1200), 100, reached(1200));
         assert_eq!(
             w.waits(200).0,
@@ -795,7 +795,7 @@ mod tests {
             last.failures = failures;
             last.full_snapshot = rng.bool();
             w.has_etcd = rng.bool();
-            w.spec.age_threshold = Some(Written::of("1h")).filter(|_| rng.bool());
+            w.spec.age_threshold = Some(TextValue::of("1h")).filter(|_| rng.bool());
             w.spec.full_snapshot_threshold = Some(1).filter(|_| rng.bool());
             let decision = w.decide(0);
             let same = w.facts.status() == Some(status);

@@ -4,8 +4,8 @@ use super::secret::{Provider, Renewed, Secret};
 use super::{Family, Means, Place, config_key, misconfigured};
 use crate::error::{Reason, Result};
 use crate::store::Store;
-use crate::store::direct::Direct;
 use crate::store::exclude::{ExcludeTags, Kind};
+use crate::store::publish::direct::Direct;
 use crate::store::s3::S3;
 use async_trait::async_trait;
 use object_store::aws::{

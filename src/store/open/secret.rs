@@ -5,7 +5,7 @@
 //! else it holds (endpoint, region, certificates) counts from the start of a run to its end.
 
 use super::family::{Family, Set};
-use crate::base::{lock, mounted};
+use crate::base::{lock, mounted_secret};
 use crate::error::{Error, Reason, Result};
 use async_trait::async_trait;
 use object_store::CredentialProvider;
@@ -163,7 +163,7 @@ impl Secret {
         let sets = sets.join(", or ");
         let advice = match self.folder.as_os_str().is_empty() {
             true => format!("give {sets}"),
-            false => mounted::advice(&self.folder, &sets),
+            false => mounted_secret::advice(&self.folder, &sets),
         };
         Reason::Configuration.error(format!(
             "the Secret {place} {what}: {advice}; see docs/stores.md"
@@ -182,7 +182,7 @@ impl Secret {
 fn read_folder(folder: &Path) -> io::Result<BTreeMap<String, String>> {
     let mut settings = BTreeMap::new();
     let mut of_json = BTreeMap::new();
-    for (name, value) in mounted::read(folder)? {
+    for (name, value) in mounted_secret::read(folder)? {
         let Ok(value) = String::from_utf8(value) else {
             continue;
         };

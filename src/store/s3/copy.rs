@@ -5,7 +5,7 @@
 use super::S3;
 use crate::base::percent::encoded_path;
 use crate::error::{Error, Reason, Result};
-use crate::store::wire::Answer;
+use crate::store::retrying_client::Answer;
 use crate::store::xml::Document;
 use crate::store::{Store, store_error};
 use futures::{StreamExt, TryStreamExt};

@@ -3,16 +3,14 @@
 //! Here is how a request is addressed and signed; it is sent the way all others go (`wire`).
 
 mod copy;
-mod object_lock;
 mod versions;
 
 pub(super) use copy::{Copied, Copying, Prepared};
-pub use object_lock::{Mode, ObjectLock, Retention};
 pub use versions::{ObjectVersion, UnfinishedUpload, Versioning};
 
 use super::Store;
 use super::errors::store_error;
-use super::wire::{Answer, Wire, query_string, request};
+use super::retrying_client::{Answer, RetryingClient, query_string, request};
 use crate::error::{Error, Result};
 use http::Method;
 use md5::{Digest, Md5};
@@ -29,7 +27,7 @@ const ADDRESS_LASTS: Duration = Duration::from_secs(60);
 /// The requests of one S3 bucket.
 pub struct S3 {
     store: Arc<AmazonS3>,
-    wire: Wire,
+    wire: RetryingClient,
     region: String,
     request_payer: bool,
 }
@@ -38,7 +36,7 @@ impl S3 {
     /// `region` as the store's builder has it; S3's own default where it has none.
     pub fn new(
         store: Arc<AmazonS3>,
-        wire: Wire,
+        wire: RetryingClient,
         region: Option<String>,
         request_payer: bool,
     ) -> Self {

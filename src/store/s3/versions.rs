@@ -1,10 +1,10 @@
 //! What a plain listing does not show: versions behind others, deletion marks, unfinished uploads.
 //!
-//! S3 only; other stores have none that this could tell. `job::gc` deletes them, `job::retain` locks them.
+//! S3 only; other stores have none that this could tell. `ops::gc` deletes them, `ops::object_lock` locks them.
 
 use crate::error::{Reason, Result};
 use crate::store::listing::{Course, ENDLESS};
-use crate::store::wire::Answer;
+use crate::store::retrying_client::Answer;
 use crate::store::xml::{Document, Entry, Fields};
 use crate::store::{Store, store_error};
 use chrono::{DateTime, Utc};

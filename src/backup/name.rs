@@ -1,0 +1,184 @@
+//! Names of snapshots: read, and written as the de-facto backup tool (etcd-backup-restore) does.
+
+use crate::backup::codec::Compression;
+use crate::mvcc::Revision;
+use chrono::{DateTime, Utc};
+use schemars::JsonSchema;
+use serde::Serialize;
+use std::fmt;
+use std::str::FromStr;
+
+/// The suffix of what is encrypted, the last one of all.
+pub const ENCRYPTED: &str = ".age";
+
+/// Whether a snapshot holds a whole store or the events after another.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    JsonSchema,
+    Serialize,
+    strum::EnumString,
+    strum::IntoStaticStr,
+)]
+pub enum Kind {
+    /// A full snapshot: etcd's database.
+    Full,
+    /// A delta snapshot: the events of a range of revisions.
+    Incr,
+}
+
+impl Kind {
+    /// As in names: `Full` or `Incr`.
+    pub fn as_str(self) -> &'static str {
+        self.into()
+    }
+}
+
+/// `Full|Incr-<start>-<last>-<unix seconds>[.gz|.zlib|.Z|.zst][.final][.age]`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct SnapshotName {
+    /// Full or delta.
+    pub kind: Kind,
+    /// The first revision of a delta; 0 for a full.
+    pub start: Revision,
+    /// The last revision.
+    pub last: Revision,
+    /// When it was taken, in seconds since 1970.
+    pub created: i64,
+    /// Told by the suffix.
+    pub compression: Compression,
+    /// The last snapshot of a cluster that was given up.
+    pub is_final: bool,
+    /// Encrypted with age: deltafold's own addition; the usual tool cannot read it.
+    pub is_encrypted: bool,
+}
+
+impl SnapshotName {
+    /// The time it was taken.
+    pub fn created_at(&self) -> DateTime<Utc> {
+        DateTime::from_timestamp(self.created, 0).unwrap_or_default()
+    }
+
+    /// Whether it is a full's.
+    pub fn is_full(&self) -> bool {
+        self.kind == Kind::Full
+    }
+}
+
+impl fmt::Display for SnapshotName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{}-{:08}-{:08}-{}{}{}{}",
+            self.kind.as_str(),
+            self.start.0,
+            self.last.0,
+            self.created,
+            self.compression.suffix(),
+            if self.is_final { ".final" } else { "" },
+            if self.is_encrypted { ENCRYPTED } else { "" }
+        )
+    }
+}
+
+/// The text is not the name of a snapshot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NotASnapshot;
+
+impl FromStr for SnapshotName {
+    type Err = NotASnapshot;
+
+    fn from_str(s: &str) -> Result<Self, NotASnapshot> {
+        fn cut<'s>(s: &'s str, suffix: &str) -> (&'s str, bool) {
+            s.strip_suffix(suffix).map_or((s, false), |s| (s, true))
+        }
+        let (s, is_encrypted) = cut(s, ENCRYPTED);
+        let (s, is_final) = cut(s, ".final");
+        let (s, suffix) = s.split_at(s.find('.').unwrap_or(s.len()));
+        let compression = Compression::from_suffix(suffix).ok_or(NotASnapshot)?;
+        let mut parts = s.split('-');
+        let kind = parts.next().and_then(|p| p.parse().ok());
+        let kind: Kind = kind.ok_or(NotASnapshot)?;
+        let mut number = || {
+            let digits = parts.next().ok_or(NotASnapshot)?;
+            match digits.bytes().all(|b| b.is_ascii_digit()) {
+                true => digits.parse::<i64>().map_err(|_| NotASnapshot),
+                false => Err(NotASnapshot),
+            }
+        };
+        let (start, last, created) = (Revision(number()?), Revision(number()?), number()?);
+        let ordered = match kind {
+            Kind::Full => start.0 == 0,
+            Kind::Incr => start.0 > 0 && start <= last,
+        };
+        // So that revisions and times can be counted on without an overflow.
+        let sane = last.0 < i64::MAX && DateTime::from_timestamp(created, 0).is_some();
+        if parts.next().is_some() || !ordered || !sane {
+            return Err(NotASnapshot);
+        }
+        Ok(SnapshotName {
+            kind,
+            start,
+            last,
+            created,
+            compression,
+            is_final,
+            is_encrypted,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_come_back_as_they_were() {
+        for s in [
+            "Full-00000000-00000746-1795224681.gz",
+            "Incr-00000747-00001499-1795224687",
+            "Incr-00001502-00002254-1795224740.Z",
+            "Full-00000000-123456789012-1795224740.zlib.final",
+            "Full-00000000-00000001-1.zst",
+            "Incr-00000001-00000001-1.final",
+            "Incr-00000001-00000001-1.age",
+            "Full-00000000-00000001-1.gz.age",
+            "Full-00000000-00000001-1.zst.final.age",
+        ] {
+            assert_eq!(s.parse::<SnapshotName>().unwrap().to_string(), s);
+        }
+    }
+
+    #[test]
+    fn other_objects_are_not_snapshots() {
+        for s in [
+            "",
+            "Full",
+            "README.md",
+            "Full-00000000-00000746-1795224681.bz2",
+            "Full-00000001-00000746-1795224681",
+            "Incr-00000000-00000746-1795224681",
+            "Incr-00000748-00000747-1795224681",
+            "Incr-+0000747-00000748-1795224681",
+            "Full-00000000-00000746-1795224681-1",
+            "Full-00000000-00000746-1795224681.gz.tmp",
+            "Full-00000000-00000746-1795224681.age.gz",
+            "Full-00000000-00000746-1795224681.age.final",
+            "Full-00000000-00000746-1795224681.age.age",
+            "Full-00000000-00000746",
+            "full-00000000-00000746-1795224681",
+            "Full-00000000-99999999999999999999-1795224681",
+            "Full-00000000-9223372036854775807-1795224681",
+            "Full-00000000-00000746-9223372036854775807",
+            "Full-00000000-00000746-1795224681.gz#1",
+        ] {
+            assert!(s.parse::<SnapshotName>().is_err(), "{s}");
+        }
+    }
+}

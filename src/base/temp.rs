@@ -1,0 +1,360 @@
+//! Files of the temporary directory: without names, gone with the process, and where snapshots are encrypted
+//! sealed, so that no plain text reaches the disk.
+//!
+//! What a file holds it does not know. `ops`, `backup` and `mvcc` spill into it.
+
+use crate::base::ReadAt;
+use crate::error::{Error, Result};
+use chacha20::ChaCha20;
+use chacha20::cipher::{KeyIvInit, StreamCipher, StreamCipherSeek};
+use rustix::rand::{GetRandomFlags, getrandom};
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+/// Where the files are made, and whether they are sealed.
+#[derive(Debug, Clone)]
+pub struct Dir {
+    path: PathBuf,
+    sealed: bool,
+}
+
+/// With plain files.
+impl From<PathBuf> for Dir {
+    fn from(path: PathBuf) -> Self {
+        Dir::new(path, false)
+    }
+}
+
+impl Dir {
+    /// Files are made in `path`; sealed ones are not readable by anybody but this process.
+    pub fn new(path: impl Into<PathBuf>, sealed: bool) -> Self {
+        Dir {
+            path: path.into(),
+            sealed,
+        }
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A new, empty file.
+    ///
+    /// # Errors
+    /// `Io`, `NoSpace`, `PermissionDenied`.
+    pub fn file(&self) -> Result<TempFile> {
+        let file = tempfile::tempfile_in(&self.path).map_err(|e| {
+            Error::io(
+                format!(
+                    "create a file in the temporary directory {} (choose another with --temp-dir)",
+                    self.path.display()
+                ),
+                e,
+            )
+        })?;
+        Ok(TempFile {
+            file,
+            end: 0,
+            at: 0,
+            seal: match self.sealed {
+                true => Some(Seal::new()?),
+                false => None,
+            },
+        })
+    }
+}
+
+/// A file that is written at its end alone, and read anywhere: the position of [`Read`] and [`Seek`] does not
+/// move by writing.
+///
+/// Nothing is ever written over, so that no two texts lie under the same part of a sealed file's key stream.
+#[derive(Debug)]
+pub struct TempFile {
+    file: File,
+    end: u64,
+    at: u64,
+    seal: Option<Seal>,
+}
+
+impl TempFile {
+    /// A file of anybody's, which is not sealed.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn plain(file: File) -> io::Result<Self> {
+        let end = file.metadata()?.len();
+        Ok(TempFile {
+            file,
+            end,
+            at: 0,
+            seal: None,
+        })
+    }
+
+    /// Bytes written.
+    pub fn len(&self) -> u64 {
+        self.end
+    }
+
+    /// Whether nothing was written.
+    pub fn is_empty(&self) -> bool {
+        self.end == 0
+    }
+
+    /// Reads from `offset` on; 0 bytes at the end.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        let n = self.file.read_at(buf, offset)?;
+        if let Some(seal) = &self.seal {
+            seal.apply(offset, &mut buf[..n])?;
+        }
+        Ok(n)
+    }
+}
+
+impl ReadAt for TempFile {
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        FileExt::read_exact_at(&self.file, buf, offset)?;
+        match &self.seal {
+            Some(seal) => seal.apply(offset, buf),
+            None => Ok(()),
+        }
+    }
+
+    fn size(&self) -> io::Result<u64> {
+        ReadAt::size(&self.file)
+    }
+}
+
+impl Write for TempFile {
+    fn write(&mut self, b: &[u8]) -> io::Result<usize> {
+        let n = match &mut self.seal {
+            None => self.file.write_at(b, self.end)?,
+            Some(seal) => {
+                let sealed = seal.seal(self.end, b)?;
+                self.file.write_at(sealed, self.end)?
+            }
+        };
+        self.end += n as u64;
+        Ok(n)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Read for TempFile {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let n = self.read_at(out, self.at)?;
+        self.at += n as u64;
+        Ok(n)
+    }
+}
+
+impl Seek for TempFile {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        let at = match to {
+            SeekFrom::Start(at) => Some(at),
+            SeekFrom::Current(by) => self.at.checked_add_signed(by),
+            SeekFrom::End(by) => self.end.checked_add_signed(by),
+        };
+        self.at = at.ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(self.at)
+    }
+}
+
+/// Bytes under one nonce: the cipher counts blocks of 64 bytes by 32 bits.
+const SEGMENT: u64 = 1 << 37;
+/// What is sealed at once.
+const PIECE: usize = 64 << 10;
+
+/// A key of its own for each file, in memory alone. It keeps what is written from being read; it does not tell
+/// whether somebody changed it, who would have to be the same user or root, and could change the process.
+struct Seal {
+    key: [u8; 32],
+    piece: Vec<u8>,
+}
+
+impl fmt::Debug for Seal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Seal")
+    }
+}
+
+impl Seal {
+    fn new() -> Result<Self> {
+        let mut key = [0; 32];
+        let mut have = 0;
+        while have < key.len() {
+            match getrandom(&mut key[have..], GetRandomFlags::empty()) {
+                Ok(n) => have += n,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(e) => return Err(Error::io("get random bytes", e.into())),
+            }
+        }
+        Ok(Seal {
+            key,
+            piece: Vec::new(),
+        })
+    }
+
+    /// Seals what stands at `offset`, or opens it.
+    fn apply(&self, mut offset: u64, mut bytes: &mut [u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            let (segment, within) = (offset / SEGMENT, offset % SEGMENT);
+            let n = (SEGMENT - within).min(bytes.len() as u64) as usize;
+            let (now, later) = bytes.split_at_mut(n);
+            let mut nonce = [0; 12];
+            nonce[..8].copy_from_slice(&segment.to_le_bytes());
+            let mut cipher = ChaCha20::new(&self.key.into(), &nonce.into());
+            cipher
+                .try_seek(within)
+                .and_then(|()| cipher.try_apply_keystream(now))
+                .map_err(io::Error::other)?;
+            bytes = later;
+            offset += n as u64;
+        }
+        Ok(())
+    }
+
+    /// The beginning of `b`, sealed.
+    fn seal(&mut self, offset: u64, b: &[u8]) -> io::Result<&[u8]> {
+        let mut piece = std::mem::take(&mut self.piece);
+        piece.clear();
+        piece.extend_from_slice(&b[..b.len().min(PIECE)]);
+        self.apply(offset, &mut piece)?;
+        self.piece = piece;
+        Ok(&self.piece)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What lies on the disk.
+    fn raw(file: &TempFile) -> Vec<u8> {
+        let mut raw = vec![0; file.file.metadata().unwrap().len() as usize];
+        FileExt::read_exact_at(&file.file, &mut raw, 0).unwrap();
+        raw
+    }
+
+    #[test]
+    fn a_sealed_file_reads_as_a_plain_one_and_shows_nothing() {
+        let seed = crate::seed();
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let dir = tempfile::tempdir().unwrap();
+        let mut plain = Dir::new(dir.path(), false).file().unwrap();
+        let mut sealed = Dir::new(dir.path(), true).file().unwrap();
+        let mut all = Vec::new();
+        for _ in 0..crate::rounds(60, 300) {
+            match rng.u8(..4) {
+                // Also more than is sealed at once, and across the borders of blocks.
+                0 => {
+                    let mut b = vec![0; rng.usize(..3 * PIECE / 2)];
+                    rng.fill(&mut b);
+                    for file in [&mut plain, &mut sealed] {
+                        file.write_all(&b).unwrap();
+                    }
+                    all.extend_from_slice(&b);
+                }
+                1 => {
+                    let at = rng.u64(..=all.len() as u64);
+                    for file in [&mut plain, &mut sealed] {
+                        file.seek(SeekFrom::Start(at)).unwrap();
+                        file.seek(SeekFrom::Current(-(at.min(3) as i64))).unwrap();
+                    }
+                }
+                2 => {
+                    let mut b = [vec![0; rng.usize(..200_000)], Vec::new()];
+                    b[1] = b[0].clone();
+                    let n = plain.read(&mut b[0]).unwrap();
+                    assert_eq!(sealed.read(&mut b[1]).unwrap(), n);
+                    assert!(b[0] == b[1]);
+                }
+                _ => {
+                    let from = rng.usize(..=all.len());
+                    let to = from + rng.usize(..=all.len() - from);
+                    for file in [&plain, &sealed] {
+                        let mut b = vec![0; to - from];
+                        ReadAt::read_exact_at(file, &mut b, from as u64).unwrap();
+                        assert!(b == all[from..to]);
+                    }
+                }
+            }
+            assert_eq!(
+                plain.stream_position().unwrap(),
+                sealed.stream_position().unwrap()
+            );
+        }
+        assert_eq!(
+            (plain.len(), sealed.len()),
+            (all.len() as u64, all.len() as u64)
+        );
+        assert_eq!(ReadAt::size(&sealed).unwrap(), all.len() as u64);
+        assert!(raw(&plain) == all);
+        // No two bytes in a row of what was written stay in their place, but by chance.
+        let raw = raw(&sealed);
+        let same = raw.iter().zip(&all).filter(|(a, b)| a == b).count();
+        assert!(same < all.len() / 100, "{same} of {}", all.len());
+        let mut b = [0; 1];
+        assert_eq!(sealed.read_at(&mut b, all.len() as u64).unwrap(), 0);
+        assert!(ReadAt::read_exact_at(&sealed, &mut b, all.len() as u64).is_err());
+        // The files had no names.
+        assert_eq!(dir.path().read_dir().unwrap().count(), 0);
+    }
+
+    #[test]
+    fn every_file_has_its_own_key_stream() {
+        let dir = Dir::new(std::env::temp_dir(), true);
+        let zeros = vec![0; 100_000];
+        let streams: Vec<Vec<u8>> = (0..3)
+            .map(|_| {
+                let mut file = dir.file().unwrap();
+                file.write_all(&zeros).unwrap();
+                raw(&file)
+            })
+            .collect();
+        for (i, stream) in streams.iter().enumerate() {
+            // Neither another file's, nor the same again within one.
+            assert!(streams[..i].iter().all(|other| other[..64] != stream[..64]));
+            let mut blocks: Vec<&[u8]> = stream.chunks_exact(64).collect();
+            let all = blocks.len();
+            blocks.sort_unstable();
+            blocks.dedup();
+            assert_eq!(blocks.len(), all);
+        }
+    }
+
+    #[test]
+    fn the_key_stream_goes_on_where_a_nonce_is_used_up() {
+        let seal = Seal::new().unwrap();
+        let stream = |offset: u64, n: usize| {
+            let mut zeros = vec![0; n];
+            seal.apply(offset, &mut zeros).unwrap();
+            zeros
+        };
+        let across = stream(SEGMENT - 100, 200);
+        assert_eq!(across[..100], stream(SEGMENT - 100, 100));
+        assert_eq!(across[100..], stream(SEGMENT, 100));
+        assert_ne!(across[100..], stream(0, 100));
+        assert_ne!(across[100..], stream(2 * SEGMENT, 100));
+    }
+
+    #[test]
+    fn a_folder_that_is_not_there_is_named() {
+        let e = Dir::new("/nowhere/at/all", true).file().unwrap_err();
+        let said = e.to_string();
+        assert!(
+            said.contains("/nowhere/at/all") && said.contains("--temp-dir"),
+            "{said}"
+        );
+    }
+}

@@ -1,0 +1,80 @@
+//! Whether the temporary directory has room.
+
+use crate::backup::Compression;
+use crate::error::{Reason, Result};
+use std::path::Path;
+
+/// Bytes that are free for this user; `None` where the system does not tell.
+pub(super) fn free_bytes(dir: &Path) -> Option<u64> {
+    let stat = rustix::fs::statvfs(dir).ok()?;
+    // A tmpfs without a limit has no blocks at all.
+    (stat.f_blocks > 0).then(|| stat.f_bavail.saturating_mul(stat.f_frsize))
+}
+
+/// Fails where `bytes` for `what` will certainly not fit.
+///
+/// # Errors
+/// `NoSpace`.
+pub(super) fn check(dir: &Path, bytes: u64, what: &str) -> Result<()> {
+    match free_bytes(dir) {
+        Some(free) if free < bytes => Err(Reason::NoSpace.error(format!(
+            "{what} needs {bytes} bytes in the temporary directory {}, {free} are free: make room, or choose another with --temp-dir",
+            dir.display()
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Bytes that a fold may need beside the base's database, at most: the new database, as large as the
+/// base and all that the deltas put, and the changes that wait to be laid out.
+///
+/// JSON with base64 in it is compressed to a third or more; a value is three quarters of its base64.
+pub(super) fn estimate<'a>(
+    base_bytes: u64,
+    deltas: impl Iterator<Item = &'a crate::backup::Snapshot>,
+) -> u64 {
+    let values = deltas.map(|d| match d.name.compression {
+        Compression::None => d.bytes / 4 * 3,
+        _ => d.bytes.saturating_mul(9) / 4,
+    });
+    let values = values.fold(0u64, u64::saturating_add);
+    base_bytes.saturating_add(values.saturating_mul(2))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_estimate_covers_base_and_deltas() {
+        let delta = |name: &str, bytes| crate::backup::Snapshot {
+            name: name.parse().unwrap(),
+            path: String::new(),
+            bytes,
+            excluded: false,
+            untrusted: false,
+            begins_timeline: false,
+            pinned: false,
+            removal_noted: false,
+        };
+        let deltas = [
+            delta("Incr-00000002-00000009-1", 400),
+            delta("Incr-00000010-00000011-2.gz", 40),
+        ];
+        assert_eq!(estimate(1000, deltas[..0].iter()), 1000);
+        assert_eq!(estimate(1000, deltas.iter()), 1000 + 2 * (300 + 90));
+        let huge = [delta("Incr-00000002-00000009-1.gz", u64::MAX)];
+        assert!(estimate(1000, huge.iter()) > u64::MAX / 4);
+    }
+
+    #[test]
+    fn what_cannot_fit_is_refused_before_it_is_tried() {
+        let dir = tempfile::tempdir().unwrap();
+        let free = free_bytes(dir.path()).unwrap();
+        assert!(free > 0);
+        check(dir.path(), 1, "a byte").unwrap();
+        let e = check(dir.path(), u64::MAX, "all there is").unwrap_err();
+        assert_eq!(e.reason(), Reason::NoSpace);
+        assert!(e.to_string().contains("--temp-dir"), "{e}");
+    }
+}

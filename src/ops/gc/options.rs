@@ -1,0 +1,85 @@
+//! What garbage collection takes from the command line and from policies.
+
+use crate::backup::retention::{self, Periods, Policy};
+use crate::base::{Span, TextValue};
+use crate::error::{Reason, Result};
+use chrono::TimeDelta;
+use clap::{Args, ValueEnum};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Fulls that the policy "limit" keeps.
+const LIMIT: i64 = 7;
+/// What goes can be brought back for so long.
+const PURGE_AFTER: TimeDelta = TimeDelta::days(7);
+
+/// Which fulls are kept.
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize, JsonSchema,
+)]
+pub enum PolicyName {
+    /// The newest full of each of the last hours, days, weeks and months
+    #[default]
+    Exponential,
+    /// The newest fulls
+    Limit,
+}
+
+/// What is kept, and how long.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Rules {
+    /// Which fulls are kept
+    #[arg(long, value_name = "POLICY")]
+    #[serde(default)]
+    pub policy: PolicyName,
+    /// With the policy "limit": so many of the newest fulls, with their deltas
+    #[arg(long, value_name = "N", default_value = "7", value_parser = clap::value_parser!(i64).range(1..=u32::MAX.into()))]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub limit: Option<i64>,
+    /// Keep deltas that a newer full has superseded for so long, while a full that is kept leads to them
+    /// [default: with "exponential" they go at once, with "limit" they stay with their fulls]
+    #[arg(long, value_name = "DURATION")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delta_retention: Option<TextValue<Span>>,
+    /// All that can be restored of so long a time before now stays restorable
+    #[arg(long, value_name = "DURATION")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restorable_window: Option<TextValue<Span>>,
+    /// First only exclude what goes, so that `deltafold undelete` brings it back, and delete it when it was
+    /// excluded for so long; 0s: delete at once
+    #[arg(long, value_name = "DURATION", default_value = "7d")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub purge_after: Option<TextValue<Span>>,
+}
+
+impl Rules {
+    /// What decides. The policy "exponential" has these periods.
+    ///
+    /// # Errors
+    /// `Usage` for a limit or a duration that is too large.
+    pub fn retention(&self, periods: Periods) -> Result<retention::Options> {
+        let limit = self.limit.unwrap_or(LIMIT);
+        let limit = u32::try_from(limit).map_err(|e| Reason::Usage.error(e.to_string()))?;
+        let purge_after = time(self.purge_after.as_ref())?.unwrap_or(PURGE_AFTER);
+        Ok(retention::Options {
+            policy: match self.policy {
+                PolicyName::Exponential => Policy::Exponential(periods),
+                PolicyName::Limit => Policy::Limit(limit),
+            },
+            delta_retention: time(self.delta_retention.as_ref())?,
+            restorable_window: time(self.restorable_window.as_ref())?,
+            purge_after: Some(purge_after).filter(|age| !age.is_zero()),
+        })
+    }
+}
+
+fn time(given: Option<&TextValue<Span>>) -> Result<Option<TimeDelta>> {
+    let Some(given) = given else { return Ok(None) };
+    let checked = given.check().and_then(|span| {
+        let time = TimeDelta::from_std(span.0);
+        time.map_err(|e| format!("\"{}\": {e}", given.as_str()))
+    });
+    checked.map(Some).map_err(|e| Reason::Usage.error(e))
+}

@@ -1,0 +1,61 @@
+//! Options that several operations have. Each operation's own are with the operation.
+//!
+//! An option is a field of one struct: the command line (clap), the resources (serde, JSON schema) and the arguments
+//! of Jobs (`controller::jobs::flags`) derive from it.
+
+use crate::base::flag_values;
+use crate::mvcc::Revision;
+use crate::ops::fold::{Request, Target};
+use chrono::{DateTime, Utc};
+use clap::Args;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// A point in the history of a backup.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize, JsonSchema)]
+#[command(next_help_heading = "State")]
+#[serde(rename_all = "camelCase")]
+pub struct Point {
+    /// The state at this revision [default: the newest]
+    #[arg(long, value_name = "N", conflicts_with = "time", value_parser = clap::value_parser!(i64).range(1..))]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub revision: Option<i64>,
+    /// The state after the last event whose time is not after this
+    #[arg(long, value_name = "RFC3339", value_parser = flag_values::time)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time: Option<DateTime<Utc>>,
+}
+
+impl Point {
+    /// What is asked for of this timeline; of the newest one if `None`.
+    pub fn of(&self, timeline: Option<&str>) -> Request {
+        Request {
+            target: match (self.revision, self.time) {
+                (Some(r), _) => Target::Revision(Revision(r)),
+                (None, Some(t)) => Target::Time(t),
+                (None, None) => Target::Newest,
+            },
+            timeline: timeline.map(str::to_owned),
+        }
+    }
+}
+
+/// Which state of a backup.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
+#[command(next_help_heading = "State")]
+pub struct State {
+    /// When.
+    #[command(flatten)]
+    pub point: Point,
+    /// Take this timeline, by its ID in `deltafold list --deep` [default: the newest]
+    #[arg(long, value_name = "ID")]
+    pub timeline: Option<String>,
+}
+
+impl State {
+    /// What is asked for.
+    pub fn request(&self) -> Request {
+        self.point.of(self.timeline.as_deref())
+    }
+}

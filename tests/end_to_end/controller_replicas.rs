@@ -1,0 +1,367 @@
+//! Two of a kind: replicas of the controller, policies on one prefix, API servers one after the other.
+
+use crate::support::controller::Controller;
+use crate::support::faulty_proxy::{Proxy, Then, When};
+use crate::support::kubelet::{Kubelet, Plan, message};
+use crate::support::namespace::{Kubernetes, PATIENCE, Space, moment, name, until};
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+
+/// No schedule comes while a test runs.
+const NEVER: &str = "0 0 1 1 *";
+const SILENCE: Duration = Duration::from_secs(2);
+
+fn done() -> Plan {
+    Plan::Exit(0, message("compact", 0, "", ""))
+}
+
+async fn policy(space: &Space, name: &str) {
+    let policy = json!({
+        "metadata": {"name": name},
+        "spec": {
+            "store": {"url": format!("s3://bucket/{name}")},
+            "compaction": {"eventsThreshold": 100},
+        },
+    });
+    space.apply("etcdbackuppolicies", policy).await;
+}
+
+async fn leases(space: &Space, prefix: &str, full: i64, delta: i64) {
+    for (kind, revision) in [("full", full), ("delta", delta)] {
+        let name = format!("{prefix}-{kind}-snap");
+        space.renew(&name, revision, &moment(0), Value::Null).await;
+    }
+}
+
+async fn compacted(space: &Space, policy: &str) {
+    space
+        .wait_policy(policy, "it is compacted", |p| {
+            p["status"]["lastCompaction"]["state"] == "Succeeded"
+        })
+        .await;
+    assert_eq!(space.jobs_for(policy, "compaction").len(), 1, "{policy}");
+}
+
+fn leads(controller: &Controller) -> bool {
+    controller.metric("deltafold_leader") == 1.0
+}
+
+async fn wait_until_leads(controller: &mut Controller) {
+    let leads = until(PATIENCE, async || leads(controller).then_some(()));
+    assert!(
+        leads.await.is_some(),
+        "it does not lead:\n{}",
+        controller.tail()
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_replicas_and_one_leader() {
+    let space = Space::new("replicas").await;
+    let kubelet = Kubelet::start(&space).await;
+    kubelet.plan(&[], done());
+    let ways = [
+        Proxy::start(space.api.url()).await,
+        Proxy::start(space.api.url()).await,
+    ];
+    let works = |way: usize| ways[way].calls().iter().filter(|c| c.works()).count();
+    let mut first = Controller::through(&ways[0], &space, &[]).await;
+    wait_until_leads(&mut first).await;
+    let mut second = Controller::through(&ways[1], &space, &[]).await;
+    second.wait_until_ready().await;
+    policy(&space, "one").await;
+    leases(&space, "one", 100, 300).await;
+    compacted(&space, "one").await;
+    assert!(!leads(&second));
+    assert_eq!(works(1), 0, "one that stands by wrote something");
+
+    // Told to end, it gives the leadership back.
+    let began = Instant::now();
+    assert_eq!(first.stop(), Some(0), "{}", first.tail());
+    wait_until_leads(&mut second).await;
+    assert!(
+        began.elapsed() < Duration::from_secs(12),
+        "{:?}",
+        began.elapsed()
+    );
+    policy(&space, "two").await;
+    leases(&space, "two", 100, 300).await;
+    compacted(&space, "two").await;
+
+    // Cut off, it leads no more; another one does, once its time is over. Then it is there again, and finds that.
+    let mut third = Controller::through(&ways[0], &space, &[]).await;
+    third.wait_until_ready().await;
+    ways[1].cut();
+    policy(&space, "three").await;
+    leases(&space, "three", 100, 300).await;
+    wait_until_leads(&mut third).await;
+    let until_cut = works(1);
+    ways[1].mend();
+    compacted(&space, "three").await;
+    // Its own Pod's end, or a stand-by: in no case a leader.
+    let gives_up = until(PATIENCE, async || {
+        (second.has_ended() || !leads(&second)).then_some(())
+    });
+    assert!(gives_up.await.is_some(), "two lead:\n{}", second.tail());
+    policy(&space, "four").await;
+    leases(&space, "four", 100, 300).await;
+    compacted(&space, "four").await;
+    assert_eq!(works(1), until_cut, "one that was deposed wrote something");
+
+    // Killed, it is replaced.
+    drop(second);
+    let mut fourth = Controller::through(&ways[1], &space, &[]).await;
+    fourth.wait_until_ready().await;
+    third.kill();
+    policy(&space, "five").await;
+    leases(&space, "five", 100, 300).await;
+    wait_until_leads(&mut fourth).await;
+    compacted(&space, "five").await;
+    for policy in ["one", "two", "three", "four", "five"] {
+        assert_eq!(space.jobs_for(policy, "compaction").len(), 1, "{policy}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_policies_on_one_prefix() {
+    let space = Space::new("prefix").await;
+    let kubelet = Kubelet::start(&space).await;
+    kubelet.plan(&[], done());
+    let _controller = Controller::start(&space, &["--leader-elect", "false"]).await;
+    let on = |name: &str, url: &str| {
+        json!({
+            "metadata": {"name": name},
+            "spec": {
+                "etcd": {"endpoints": [format!("http://{name}:2379")]},
+                "store": {"url": url},
+                "snapshot": {"fullSchedule": NEVER},
+                "compaction": {"eventsThreshold": 100},
+            },
+        })
+    };
+    space
+        .apply("etcdbackuppolicies", on("first", "s3://bucket/prefix"))
+        .await;
+    space.wait_condition("first", "Ready", "True").await;
+    // Older by a second: creation times have no more.
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    space
+        .apply("etcdbackuppolicies", on("second", "s3://bucket/prefix/"))
+        .await;
+    space
+        .apply("etcdbackuppolicies", on("beside", "s3://bucket/prefix2"))
+        .await;
+    space.wait_condition("beside", "Ready", "True").await;
+    let not_ready = space.wait_condition("second", "Ready", "False").await;
+    let text = not_ready["message"].as_str().unwrap();
+    assert!(text.contains("first"), "{text}");
+    // Nothing of it runs: not by schedule, not by threshold, not by a task.
+    for cron in space.list("cronjobs", "deltafold.io/policy=second").await {
+        assert_eq!(cron["spec"]["suspend"], true, "{}", name(&cron));
+    }
+    leases(&space, "second", 100, 300).await;
+    let task =
+        json!({"metadata": {"name": "check"}, "spec": {"policy": "second", "type": "Verify"}});
+    space.create("etcdbackuptasks", task).await;
+    tokio::time::sleep(SILENCE).await;
+    assert_eq!(space.jobs.ever().len(), 0);
+    space.wait_condition("first", "Ready", "True").await;
+
+    // With the first one gone the second has the prefix, and what waited goes.
+    space.delete("etcdbackuppolicies", "first").await;
+    space.wait_condition("second", "Ready", "True").await;
+    space
+        .wait_until("cronjobs", "second-full", "it goes", |c| {
+            c["spec"]["suspend"] == false
+        })
+        .await;
+    compacted(&space, "second").await;
+    space.wait_task("check", "Succeeded").await;
+
+    // One that has it moves away.
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    space
+        .apply("etcdbackuppolicies", on("third", "s3a://bucket/prefix"))
+        .await;
+    let not_ready = space.wait_condition("third", "Ready", "False").await;
+    assert_eq!(not_ready["reason"], "StorePrefixTaken");
+    space
+        .apply("etcdbackuppolicies", on("second", "s3://bucket/elsewhere"))
+        .await;
+    space.wait_condition("third", "Ready", "True").await;
+
+    // The same Leases would mix two backups, too.
+    let mut leases_taken = on("fourth", "s3://bucket/fourth");
+    leases_taken["spec"]["snapshot"]["leasePrefix"] = json!("beside");
+    space.apply("etcdbackuppolicies", leases_taken).await;
+    let not_ready = space.wait_condition("fourth", "Ready", "False").await;
+    assert_eq!(not_ready["reason"], "LeasePrefixTaken");
+}
+
+/// What others delete, change or refuse.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_others_do_is_mended_or_told() {
+    let space = Space::new("others").await;
+    let mut controller = Controller::start(&space, &["--leader-elect", "false"]).await;
+    let policy = json!({
+        "metadata": {"name": "main"},
+        "spec": {
+            "etcd": {"endpoints": ["http://etcd:2379"]},
+            "store": {"url": "s3://bucket/main"},
+            "snapshot": {"fullSchedule": NEVER, "deltaSchedule": NEVER},
+        },
+    });
+    space.apply("etcdbackuppolicies", policy).await;
+    space.wait_condition("main", "Ready", "True").await;
+    let lease = space.must_get("leases", "main-full-snap").await;
+    space.delete("leases", "main-full-snap").await;
+    let again = until(PATIENCE, async || {
+        let there = space.get("leases", "main-full-snap").await?;
+        (there["metadata"]["uid"] != lease["metadata"]["uid"]).then_some(())
+    });
+    again.await.expect("another Lease");
+
+    // While nobody looks.
+    controller.kill();
+    let suspended = json!({"spec": {"suspend": true}});
+    space
+        .patch("cronjobs", "main-full", suspended.clone())
+        .await;
+    let _controller = Controller::start(&space, &["--leader-elect", "false"]).await;
+    space
+        .wait_until("cronjobs", "main-full", "it goes", |c| {
+            c["spec"]["suspend"] == false
+        })
+        .await;
+
+    // What the API server does not take is told, and the rest of the status with it.
+    let with = |resources: Value| json!({"spec": {"jobTemplate": {"resources": resources}}});
+    let too_much = json!({"requests": {"cpu": "2"}, "limits": {"cpu": "1"}});
+    space
+        .patch("etcdbackuppolicies", "main", with(too_much))
+        .await;
+    let refused = space.wait_condition("main", "Ready", "False").await;
+    assert_eq!(refused["reason"], "ApplyRefused");
+    let text = refused["message"].as_str().unwrap();
+    assert!(text.contains("main-full") && text.contains("cpu"), "{text}");
+    space
+        .patch("etcdbackuppolicies", "main", with(Value::Null))
+        .await;
+    space.wait_condition("main", "Ready", "True").await;
+
+    // By a slip of the pen nothing ends; suspended with one in it, everything does.
+    let wrong = json!({"spec": {"snapshot": {"fullSchedule": "61 0 * * *"}}});
+    space.patch("etcdbackuppolicies", "main", wrong).await;
+    let invalid = space.wait_condition("main", "Ready", "False").await;
+    assert_eq!(invalid["reason"], "SpecInvalid");
+    let goes_on = space.must_get("cronjobs", "main-full").await;
+    assert_eq!(goes_on["spec"]["suspend"], false);
+    space.patch("etcdbackuppolicies", "main", suspended).await;
+    for name in ["main-full", "main-delta"] {
+        space
+            .wait_until("cronjobs", name, "it is suspended", |c| {
+                c["spec"]["suspend"] == true
+            })
+            .await;
+    }
+}
+
+/// An API server that is replaced while everything goes on.
+#[tokio::test(flavor = "multi_thread")]
+async fn another_api_server() {
+    let mut kubernetes = Kubernetes::start().await;
+    let api = kubernetes.server.api();
+    let space = Space::on(&api, "restarted").await;
+    let kubelet = Kubelet::start(&space).await;
+    kubelet.plan(&[], Plan::Hang);
+    let controller = Controller::start(&space, &[]).await;
+    policy(&space, "before").await;
+    policy(&space, "after").await;
+    leases(&space, "before", 100, 300).await;
+    leases(&space, "after", 100, 100).await;
+    space.wait_for_jobs("before", "compaction", 1).await;
+    kubernetes.server.restart(&kubernetes.etcd).await;
+    kubelet.plan(&[], done());
+    compacted(&space, "before").await;
+    leases(&space, "after", 100, 300).await;
+    compacted(&space, "after").await;
+    for policy in ["before", "after"] {
+        assert_eq!(
+            space.jobs_for(policy, "compaction").len(),
+            1,
+            "{}",
+            controller.tail()
+        );
+    }
+}
+
+/// What the API server refuses is tried again, with fresh state; nobody else has to wait for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_refused_is_tried_again() {
+    let space = Space::new("refused").await;
+    let kubelet = Kubelet::start(&space).await;
+    kubelet.plan(&[], done());
+    let proxy = Proxy::start(space.api.url()).await;
+    let of = |policy: &'static str| {
+        move |call: &crate::support::faulty_proxy::Call| {
+            call.works() && call.name.starts_with(policy)
+        }
+    };
+    proxy.strike(
+        of("denied"),
+        0,
+        6,
+        When::Before,
+        Then::Answer(403, "Forbidden"),
+    );
+    proxy.strike(
+        of("invalid"),
+        0,
+        4,
+        When::Before,
+        Then::Answer(422, "Invalid"),
+    );
+    proxy.strike(
+        of("many"),
+        0,
+        4,
+        When::Before,
+        Then::Answer(429, "TooManyRequests"),
+    );
+    proxy.strike(
+        of("conflict"),
+        0,
+        8,
+        When::Before,
+        Then::Answer(409, "Conflict"),
+    );
+    let creates = |call: &crate::support::faulty_proxy::Call| {
+        call.verb == "create" && call.resource == "jobs"
+    };
+    proxy.strike(
+        creates,
+        0,
+        2,
+        When::Before,
+        Then::Answer(500, "InternalError"),
+    );
+    let controller = Controller::through(&proxy, &space, &["--leader-elect", "false"]).await;
+    let all = ["fine", "denied", "invalid", "many", "conflict"];
+    for name in all {
+        policy(&space, name).await;
+        leases(&space, name, 100, 300).await;
+    }
+    compacted(&space, "fine").await;
+    for name in all {
+        compacted(&space, name).await;
+        space.wait_condition(name, "Ready", "True").await;
+    }
+    assert!(proxy.has_struck(), "{:?}", proxy.counts());
+    // A busy controller may leave a request without an answer.
+    until(PATIENCE, async || {
+        let errors = r#"deltafold_reconcile_errors_total{controller="policy"}"#;
+        (controller.metric(errors) > 0.0).then_some(())
+    })
+    .await
+    .unwrap_or_else(|| panic!("{:?}", controller.asked("/metrics")));
+}

@@ -1,0 +1,204 @@
+//! One etcd, the truth about it, and a prefix to save it into.
+
+use super::scratch;
+use std::path::Path;
+
+use etcd_client::{DeleteOptions, Txn, TxnOp};
+use tempfile::TempDir;
+use tokio::runtime::{Handle, Runtime};
+
+use super::etcd::{Etcd, EtcdOptions, EtcdVersion, free_port};
+use super::follower::{self, Ended, Follower};
+use super::history::{Compression, Recorder, Recording};
+use super::restorable::{Checked, Prefix};
+use super::truth::Truth;
+
+pub struct World {
+    pub seed: u64,
+    pub truth: Truth,
+    pub etcd: Etcd,
+    pub prefix: Prefix,
+    options: EtcdOptions,
+    folder: TempDir,
+    handle: Handle,
+}
+
+/// Runs a test in a runtime, on an etcd of its own.
+pub fn with_etcd(version: EtcdVersion, test: impl FnOnce(&mut World)) {
+    with_options(version, &EtcdOptions::default(), test);
+}
+
+pub fn with_options(version: EtcdVersion, options: &EtcdOptions, test: impl FnOnce(&mut World)) {
+    let runtime = Runtime::new().expect("a runtime");
+    let _within = runtime.enter();
+    let folder = scratch::folder_named("world-").expect("a folder");
+    // It comes back to the same place.
+    let options = EtcdOptions {
+        ports: Some((free_port(), free_port())),
+        ..options.clone()
+    };
+    let etcd = Etcd::start_with(version, &folder.path().join("data"), &options);
+    let mut world = World {
+        seed: super::seed(),
+        truth: Truth::start(&[etcd.endpoint().to_owned()]),
+        prefix: Prefix::local(&folder.path().join("store")),
+        etcd,
+        options,
+        folder,
+        handle: runtime.handle().clone(),
+    };
+    test(&mut world);
+}
+
+impl World {
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    pub fn endpoints(&self) -> Vec<String> {
+        vec![self.etcd.endpoint().to_owned()]
+    }
+
+    /// Waits for an answer.
+    pub fn wait<F: Future>(&self, answer: F) -> F::Output {
+        self.handle.block_on(answer)
+    }
+
+    /// Another etcd of the same version, in a folder of that name.
+    pub fn another(&self, name: &str) -> Etcd {
+        let options = EtcdOptions {
+            name: name.to_owned(),
+            ..EtcdOptions::default()
+        };
+        Etcd::start_with(self.etcd.version(), &self.folder().join(name), &options)
+    }
+
+    /// As etcdctl shows it.
+    pub fn cluster_id(&self, etcd: &Etcd) -> String {
+        let status = self.wait(async { etcd.client().await.status().await });
+        let status = status.expect("a status");
+        format!("{:x}", status.header().expect("a header").cluster_id())
+    }
+
+    pub fn revision(&self) -> i64 {
+        self.wait(self.etcd.revision())
+    }
+
+    /// Gives the revision, as the next ones do.
+    pub fn put(&self, key: impl Into<Vec<u8>>, value: impl Into<Vec<u8>>) -> i64 {
+        let put = async { self.etcd.kv().await.put(key, value, None).await };
+        let done = self.wait(put).expect("a put");
+        done.header().expect("a header").revision()
+    }
+
+    /// Puts `n` keys of that many bytes.
+    pub fn put_many(&self, prefix: &str, n: usize, bytes: usize) -> i64 {
+        let value: Vec<u8> = (0..bytes).map(|i| (i * 7 % 251) as u8).collect();
+        let put = async {
+            let mut kv = self.etcd.kv().await;
+            for i in 0..n {
+                kv.put(format!("{prefix}{i:05}"), value.clone(), None)
+                    .await
+                    .expect("a put");
+            }
+        };
+        self.wait(put);
+        self.revision()
+    }
+
+    pub fn delete(&self, prefix: &str) -> i64 {
+        let options = DeleteOptions::new().with_prefix();
+        let delete = async { self.etcd.kv().await.delete(prefix, Some(options)).await };
+        let done = self.wait(delete).expect("a deletion");
+        assert!(done.deleted() > 0, "{prefix}");
+        done.header().expect("a header").revision()
+    }
+
+    pub fn txn(&self, ops: Vec<TxnOp>) -> i64 {
+        let txn = async { self.etcd.kv().await.txn(Txn::new().and_then(ops)).await };
+        let done = self.wait(txn).expect("a transaction");
+        done.header().expect("a header").revision()
+    }
+
+    /// When the test's own watch has seen everything: it would miss what is compacted away.
+    pub fn compact(&self, revision: i64) {
+        self.truth.wait_for(revision);
+        self.wait(self.etcd.compact(revision));
+    }
+
+    pub fn snapshot(&self, kind: &str, args: &[&str]) -> Ended {
+        follower::snapshot(kind, &self.prefix, &self.endpoints(), args)
+    }
+
+    /// A delta that must succeed.
+    #[track_caller]
+    pub fn delta(&self, args: &[&str]) -> Ended {
+        self.snapshot("delta", args).succeeded()
+    }
+
+    /// A full and three deltas, written as etcd-backup-restore writes them.
+    pub fn saved_by_another_tool(&self) -> Recording {
+        let mut recorder = self.wait(Recorder::start(&self.etcd));
+        self.put_many("/a/", 20, 100);
+        self.wait(recorder.take_full(&self.etcd));
+        let last = self.put_many("/a/", 40, 100);
+        let mut rng = fastrand::Rng::with_seed(self.seed);
+        let recording = self.wait(recorder.finish(last, &mut rng, 3));
+        let folder = self.folder().join("store");
+        recording.write_bucket(&folder, Compression::Gzip, 1_790_000_000);
+        recording
+    }
+
+    /// A follower that has taken its first full.
+    #[track_caller]
+    pub fn follow(&self, args: &[&str]) -> Follower {
+        let mut follower = Follower::start(&self.prefix, &self.endpoints(), args);
+        follower.wait_until("the first full", || !self.prefix.fulls().is_empty());
+        follower
+    }
+
+    /// Two histories: this etcd's up to a revision, and a former one's up to another one. Whatever of them is
+    /// restorable is right, by so many samples.
+    #[track_caller]
+    pub fn check_both_are_saved(
+        &self,
+        former: (&Truth, i64),
+        revision: i64,
+        samples: usize,
+    ) -> Checked {
+        let (first, saved) = former;
+        let truths = [&self.truth, first];
+        let checked = self
+            .prefix
+            .check_every_restorable(&truths, self.seed, samples);
+        assert_eq!(checked.newest_of(0), revision, "{checked:?}");
+        assert_eq!(checked.newest_of(1), saved, "{checked:?}");
+        checked
+    }
+
+    /// Everything that is restorable is right, and that is all there is up to now.
+    #[track_caller]
+    pub fn check_all_is_saved(&self) -> Checked {
+        let revision = self.revision();
+        self.truth.wait_for(revision);
+        let checked = self
+            .prefix
+            .check_every_restorable(&[&self.truth], self.seed, 6);
+        assert_eq!(checked.newest_of(0), revision, "{checked:?}");
+        checked
+    }
+
+    /// Stops etcd and starts it again, at the same place; `between` has its data directory meanwhile.
+    pub fn restart(&mut self, between: impl FnOnce(&Path)) {
+        let data_dir = self.etcd.data_dir().to_owned();
+        self.etcd.end();
+        between(&data_dir);
+        self.etcd = Etcd::start_with(self.etcd.version(), &data_dir, &self.options);
+    }
+}
+
+/// A copy of a folder and all in it.
+pub fn copy_dir(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).expect("create a folder");
+    super::copy_dir(from, to);
+}

@@ -1,0 +1,224 @@
+//! What a prefix says can be restored from it, held against what its source had.
+
+use super::scratch;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use deltafold::backup::{Kind, SnapshotName};
+use deltafold::mvcc::{KeepHistory, KeyRange, Revision};
+use deltafold::ops::fold::{Request, Source, Target};
+use deltafold::ops::scan::{Depth, scan};
+use deltafold::ops::{Context, list};
+use deltafold::store;
+use fastrand::Rng;
+use tokio::runtime::Handle;
+
+use super::minio::Minio;
+use super::s3::S3;
+use super::truth::{State, Truth};
+
+/// A prefix in a store, as `--store` has it.
+#[derive(Clone)]
+pub struct Prefix {
+    pub url: String,
+    /// Of the environment, for the program.
+    pub env: Vec<(String, String)>,
+    options: Vec<(String, String)>,
+    handle: Handle,
+}
+
+/// What was held against the truth.
+#[derive(Debug, Default)]
+pub struct Checked {
+    pub revisions: usize,
+    pub timelines: BTreeMap<String, Line>,
+    /// Reasons of `list --deep`.
+    pub problems: BTreeSet<&'static str>,
+}
+
+/// A timeline.
+#[derive(Debug, Default)]
+pub struct Line {
+    /// What can be restored of it.
+    pub ranges: Vec<(i64, i64)>,
+    /// The newest revision at which it is what a truth was, by the truth's number.
+    pub newest: BTreeMap<usize, i64>,
+}
+
+impl Checked {
+    /// The newest revision that can be restored of a truth.
+    pub fn newest_of(&self, truth: usize) -> i64 {
+        let newest = self.timelines.values().filter_map(|l| l.newest.get(&truth));
+        newest.max().copied().unwrap_or(0)
+    }
+
+    /// Everything that can be restored.
+    pub fn ranges(&self) -> Vec<(i64, i64)> {
+        let ranges = self.timelines.values().flat_map(|l| &l.ranges);
+        ranges.copied().collect()
+    }
+}
+
+impl Prefix {
+    /// A folder, which is made. Within a runtime, as the next.
+    pub fn local(folder: &Path) -> Self {
+        std::fs::create_dir_all(folder).expect("make the prefix's folder");
+        Self {
+            url: folder.to_str().expect("a path in UTF-8").to_owned(),
+            env: Vec::new(),
+            options: Vec::new(),
+            handle: Handle::current(),
+        }
+    }
+
+    /// In a bucket that is there.
+    pub fn s3(s3: &S3, bucket: &str, prefix: &str) -> Self {
+        let env = s3.env();
+        let setting = |(name, value): &(String, String)| (name.to_lowercase(), value.clone());
+        Self {
+            url: format!("s3://{bucket}/{prefix}"),
+            options: env.iter().map(setting).collect(),
+            env,
+            handle: Handle::current(),
+        }
+    }
+
+    /// The same, of MinIO.
+    pub fn minio(minio: &Minio, bucket: &str, prefix: &str) -> Self {
+        Self::s3(&minio.s3(), bucket, prefix)
+    }
+
+    fn context(&self) -> Context {
+        let store = store::open(&self.url, &self.options, self.handle.clone());
+        Context {
+            store: store.unwrap_or_else(|e| panic!("{}: {e}", self.url)),
+            temp_dir: scratch::place(),
+            threads: 1,
+            keys: Default::default(),
+            trust: Default::default(),
+            limits: Default::default(),
+        }
+    }
+
+    /// The names in `v2`, in order of creation. This and what follows: not for async threads.
+    pub fn names(&self) -> Vec<SnapshotName> {
+        let listed = self.context().store.list(&["v2"]);
+        let mut names: Vec<SnapshotName> = listed
+            .unwrap_or_else(|e| panic!("{}: {e}", self.url))
+            .iter()
+            .filter_map(|(path, _)| path.rsplit('/').next()?.parse().ok())
+            .collect();
+        names.sort_by_key(|n| (n.created, n.last, n.kind == Kind::Full));
+        names
+    }
+
+    pub fn fulls(&self) -> Vec<SnapshotName> {
+        let mut names = self.names();
+        names.retain(|n| n.kind == Kind::Full);
+        names
+    }
+
+    pub fn deltas(&self) -> Vec<SnapshotName> {
+        let mut names = self.names();
+        names.retain(|n| n.kind == Kind::Incr);
+        names
+    }
+
+    /// The newest revision that a name tells; 0 where there is none.
+    pub fn last_saved(&self) -> i64 {
+        let lasts = self.names().into_iter().map(|n| n.last.0);
+        lasts.max().unwrap_or(0)
+    }
+
+    /// Folds the prefix at revisions that it says can be restored: both ends of each range, the ends of all
+    /// snapshots, `samples` more of each range. Each must be what one of the truths was. Panics where one is
+    /// not, or nothing can be restored.
+    pub fn check_every_restorable(&self, truths: &[&Truth], seed: u64, samples: usize) -> Checked {
+        let ctx = self.context();
+        let mut rng = Rng::with_seed(seed);
+        let listed = list::run(
+            &ctx,
+            list::Options {
+                deep: true,
+                all_tags: false,
+            },
+        );
+        let listed = listed.unwrap_or_else(|e| panic!("seed {seed}: list --deep: {e}"));
+        assert!(!listed.restorable.is_empty(), "seed {seed}: {listed:#?}");
+        let mut checked = Checked {
+            problems: listed.problems.iter().map(|p| p.reason).collect(),
+            ..Checked::default()
+        };
+        let mut wanted: BTreeMap<String, BTreeSet<i64>> = BTreeMap::new();
+        for r in &listed.restorable {
+            let (first, last) = (r.first_revision.0, r.last_revision.0);
+            let within = |revision: &i64| (first..=last).contains(revision);
+            let revisions = wanted.entry(r.timeline.clone()).or_default();
+            revisions.extend([first, last]);
+            let ends = listed.snapshots.iter().filter(|s| !s.excluded);
+            revisions.extend(ends.map(|s| s.last_revision.0).filter(within));
+            revisions.extend((0..samples).map(|_| rng.i64(first..=last)));
+            let line = checked.timelines.entry(r.timeline.clone()).or_default();
+            line.ranges.push((first, last));
+        }
+        let scan = scan(&ctx, Depth::All).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+        for (timeline, revisions) in wanted {
+            let entry = checked.timelines.entry(timeline.clone()).or_default();
+            for &revision in &revisions {
+                let what = format!("seed {seed}: revision {revision} of timeline {timeline}");
+                let request = Request {
+                    target: Target::Revision(Revision(revision)),
+                    timeline: Some(timeline.clone()),
+                };
+                let source = Source::open(&ctx, &scan, &request)
+                    .unwrap_or_else(|e| panic!("{what} is said to be restorable: {e}"));
+                let (ours, records) = state(&ctx, &source)
+                    .unwrap_or_else(|e| panic!("{what} is said to be restorable: {e}"));
+                let is_of = |truth: &Truth| {
+                    let until = truth.revision();
+                    revision <= until && ours == truth.at(&BTreeSet::from([revision]))[&revision]
+                };
+                let of: BTreeSet<usize> = (0..truths.len()).filter(|&n| is_of(truths[n])).collect();
+                if of.is_empty() {
+                    for (n, truth) in truths.iter().enumerate() {
+                        println!("{what}, against truth {n}:");
+                        for line in truth.differences(revision, &records) {
+                            println!("    {line}");
+                        }
+                    }
+                    panic!(
+                        "{what} is not what the source had, from {}",
+                        source.base_name()
+                    );
+                }
+                for n in of {
+                    let newest = entry.newest.entry(n).or_default();
+                    *newest = revision.max(*newest);
+                }
+                checked.revisions += 1;
+            }
+        }
+        println!("seed {seed}: {checked:?}");
+        checked
+    }
+}
+
+type Records = Vec<(deltafold::mvcc::RecordKey, Vec<u8>)>;
+
+/// The fold at a revision, compacted there: what etcd would say of it, and its live records.
+fn state(ctx: &Context, source: &Source) -> deltafold::Result<(State, Records)> {
+    let compact = source.compact_revision(ctx, KeepHistory::Latest)?;
+    let (fold, _) = source.fold(ctx, compact, KeyRange::All, false)?;
+    let mut records = Vec::new();
+    let hash = fold.finish(&source.db, |r| {
+        if !r.rk.tombstone {
+            records.push((r.rk, r.record.to_vec()));
+        }
+        Ok(())
+    })?;
+    let state = State {
+        hash: hash.hash,
+        live_keys: hash.live_keys,
+    };
+    Ok((state, records))
+}

@@ -1,0 +1,235 @@
+//! A bucket so small that a test can damage every byte of it, compacted inside of the test's own
+//! process.
+
+use super::history::{Compression, with_checksum};
+use super::scratch;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use deltafold::base::TextValue;
+use deltafold::bolt::{TreeBuilder, write_file};
+use deltafold::mvcc::revision::encode_revision;
+use deltafold::mvcc::{KeyValue, RecordKey, Revision};
+use deltafold::ops::compact::History;
+use deltafold::ops::report::Report;
+use deltafold::ops::{Context, compact};
+use deltafold::store::{Keys, Store, exclude::ExcludeTags};
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::io::{Read, Seek};
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+/// The base's newest revision; it was compacted at 10.
+pub const SMALL_BASE: i64 = 40;
+/// The newest revision of the delta.
+pub const SMALL_LAST: i64 = 48;
+const COMPACTED: i64 = 10;
+
+/// A base of three keys that were changed in turn.
+pub fn small_database(page_size: usize) -> Vec<u8> {
+    database(page_size, COMPACTED - 2..=SMALL_BASE, COMPACTED)
+}
+
+/// A database of these [changes](change), compacted at a revision. Its buckets are as etcd has them: some are
+/// inline; `key` has a branch page over its leaves if pages are small.
+pub fn database(page_size: usize, changes: RangeInclusive<i64>, compacted: i64) -> Vec<u8> {
+    let file = tempfile::tempfile().expect("a temporary file");
+    let file = write_file(file, page_size, "", |w| {
+        let mut key = TreeBuilder::new(0);
+        for main in changes.clone() {
+            let rk = RecordKey {
+                main: Revision(main),
+                sub: 0,
+                tombstone: false,
+            };
+            let (mut k, mut v) = (Vec::new(), Vec::new());
+            rk.encode(&mut k);
+            change(main).encode(&mut v);
+            key.push(w, &k, &v)?;
+        }
+        let mut buckets = BTreeMap::new();
+        buckets.insert("key", key);
+        for name in ["alarm", "auth", "cluster", "lease", "members", "meta"] {
+            buckets.insert(name, TreeBuilder::new(0));
+        }
+        let mut put = |bucket: &str, key: &[u8], value: &[u8]| {
+            let tree = buckets.get_mut(bucket).expect("a bucket");
+            tree.push(w, key, value)
+        };
+        put("cluster", b"clusterVersion", b"3.5.0")?;
+        for name in [&b"finishedCompactRev"[..], b"scheduledCompactRev"] {
+            put("meta", name, &encode_revision(Revision(compacted), 0))?;
+        }
+        let mut root = TreeBuilder::new(0);
+        for (name, tree) in buckets {
+            let value = tree.finish(w)?;
+            root.push_bucket(w, name.as_bytes(), &value)?;
+        }
+        Ok(root)
+    });
+    let mut file = file.expect("write the database");
+    let mut bytes = Vec::new();
+    file.rewind()
+        .and_then(|()| file.read_to_end(&mut bytes))
+        .expect("read it back");
+    bytes
+}
+
+/// The change at a revision, by arithmetic alone: keys take turns, the first ones are from 2 to 4.
+pub fn change(main: i64) -> KeyValue<'static> {
+    const KEYS: [&[u8]; 3] = [b"/registry/a", b"/registry/b", b"/registry/c"];
+    KeyValue {
+        key: KEYS[(main % 3) as usize],
+        create_revision: Revision(2 + (main - 2) % 3),
+        mod_revision: Revision(main),
+        version: 1 + (main - 2) / 3,
+        value: b"some value that is not long",
+        lease: if main % 3 == 0 { 7 } else { 0 },
+    }
+}
+
+/// The events behind the base; the last one deletes.
+pub fn small_events() -> Vec<Value> {
+    let mut events = put_events(SMALL_BASE + 1..=SMALL_LAST);
+    let last = events.last_mut().expect("an event");
+    last["etcdEvent"] = json!({"type": 1, "kv": {
+        "key": BASE64.encode(change(SMALL_LAST).key), "mod_revision": SMALL_LAST
+    }});
+    events
+}
+
+/// The [changes](change) as events of a delta, one a second.
+pub fn put_events(changes: RangeInclusive<i64>) -> Vec<Value> {
+    let event = |main: i64| {
+        let kv = change(main);
+        let time = format!("2026-11-21T02:30:{:02}Z", main % 60);
+        json!({"etcdEvent": {"kv": {
+            "key": BASE64.encode(kv.key), "create_revision": kv.create_revision,
+            "mod_revision": main, "version": kv.version, "value": BASE64.encode(kv.value),
+            "lease": kv.lease
+        }}, "time": time})
+    };
+    changes.map(event).collect()
+}
+
+pub fn full_name(compression: Compression) -> String {
+    format!(
+        "v2/Full-00000000-{SMALL_BASE:08}-1795224681{}",
+        compression.suffix()
+    )
+}
+
+pub fn delta_name(compression: Compression) -> String {
+    let suffix = compression.suffix();
+    format!(
+        "v2/Incr-{:08}-{SMALL_LAST:08}-1795224690{suffix}",
+        SMALL_BASE + 1
+    )
+}
+
+/// The object of a payload: with its hash, compressed.
+pub fn object(payload: &[u8], compression: Compression) -> Vec<u8> {
+    compression.pack(&with_checksum(payload))
+}
+
+/// Objects by path, in the order of their names.
+pub type Objects = BTreeMap<String, Vec<u8>>;
+
+/// The small base and its delta.
+pub fn small_bucket(page_size: usize, compression: Compression) -> Objects {
+    let delta = serde_json::to_vec(&small_events()).expect("JSON");
+    Objects::from([
+        (
+            full_name(compression),
+            object(&small_database(page_size), compression),
+        ),
+        (delta_name(compression), object(&delta, compression)),
+    ])
+}
+
+/// A compaction of all that there is, with its whole history.
+pub fn keep_all() -> compact::Options {
+    compact::Options {
+        history: History {
+            keep_history: Some(TextValue::of("all")),
+        },
+        ..compact::Options::default()
+    }
+}
+
+/// Runs compactions on objects in memory.
+pub struct InProcess {
+    runtime: tokio::runtime::Runtime,
+}
+
+impl InProcess {
+    pub fn new() -> Self {
+        let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+        InProcess { runtime }
+    }
+
+    /// The outcome, and all objects after it.
+    pub fn compact(
+        &self,
+        objects: &Objects,
+    ) -> (deltafold::Result<Report<compact::Outcome>>, Objects) {
+        self.compact_with(objects, Keys::default())
+    }
+
+    /// As [`compact`](Self::compact), with keys.
+    pub fn compact_with(
+        &self,
+        objects: &Objects,
+        keys: Keys,
+    ) -> (deltafold::Result<Report<compact::Outcome>>, Objects) {
+        let memory = Arc::new(InMemory::new());
+        self.runtime.block_on(async {
+            for (path, bytes) in objects {
+                let payload = PutPayload::from(bytes.clone());
+                memory
+                    .put(&Path::from(path.as_str()), payload)
+                    .await
+                    .expect("to memory");
+            }
+        });
+        let store = Store::new(
+            Arc::clone(&memory) as Arc<dyn ObjectStore>,
+            Path::default(),
+            "memory:".to_owned(),
+            ExcludeTags::none(),
+            self.runtime.handle().clone(),
+        );
+        let context = Context {
+            store,
+            temp_dir: scratch::place(),
+            threads: 1,
+            keys,
+            trust: Default::default(),
+            limits: Default::default(),
+        };
+        let outcome = compact::run(&context, &keep_all());
+        let after = self.runtime.block_on(async {
+            let listing: Vec<_> = futures::TryStreamExt::try_collect(memory.list(None))
+                .await
+                .expect("a listing");
+            let mut after = Objects::new();
+            for object in listing {
+                let bytes = memory
+                    .get(&object.location)
+                    .await
+                    .expect("an object")
+                    .bytes()
+                    .await;
+                after.insert(
+                    object.location.to_string(),
+                    bytes.expect("its bytes").to_vec(),
+                );
+            }
+            after
+        });
+        (outcome, after)
+    }
+}
