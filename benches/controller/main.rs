@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use support::controller::Controller;
 use support::faulty_proxy::{Call, Proxy};
 use support::kube::{Api, Body, Refused};
-use support::namespace::{Kubernetes, Space, moment};
+use support::namespace::{Kubernetes, TestNamespace, moment};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -156,7 +156,7 @@ struct Bench {
     args: Args,
     api: Api,
     proxy: Proxy,
-    space: Space,
+    space: TestNamespace,
     policies: Vec<Policy>,
     /// Of each policy's newest delta.
     revisions: Vec<AtomicI64>,
@@ -484,7 +484,7 @@ fn main() -> Result<()> {
             server,
             controllers,
         } = Kubernetes::start().await;
-        let space = Space::on(&server.api(), "controller").await;
+        let space = TestNamespace::on(&server.api(), "controller").await;
         drop(controllers);
         let bench = Bench {
             api: server.api(),

@@ -1,10 +1,10 @@
 //! The tools of the controller's tests themselves: Pods that really run, and ways that fail.
 
 use crate::support::copy_fixture;
-use crate::support::faulty_proxy::{Proxy, Then, When};
+use crate::support::faulty_proxy::{Effect, Proxy, Timing};
 use crate::support::kube::{Api, TOKEN};
 use crate::support::kubelet::{self, Kubelet, Plan, expanded, moved};
-use crate::support::namespace::{Space, ended, until};
+use crate::support::namespace::{TestNamespace, ended, until};
 use reqwest::Method;
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -61,7 +61,7 @@ fn terminated(pod: &Value) -> &Value {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn pods_of_jobs_really_run() {
-    let space = Space::new("pods").await;
+    let space = TestNamespace::new("pods").await;
     let kubelet = Kubelet::start(&space).await;
     let store = copy_fixture("kubernetes");
     let store = store.path().to_str().unwrap();
@@ -95,7 +95,7 @@ async fn pods_of_jobs_really_run() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_test_says_what_becomes_of_pods() {
-    let space = Space::new("plans").await;
+    let space = TestNamespace::new("plans").await;
     let kubelet = Kubelet::start(&space).await;
     let said = kubelet::message("compact", 65, "RevisionGap", "a gap");
     kubelet.plan(&[("work", "scripted")], Plan::Exit(65, said.clone()));
@@ -142,7 +142,7 @@ async fn a_test_says_what_becomes_of_pods() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_an_owner_leaves_is_collected() {
-    let space = Space::new("owners").await;
+    let space = TestNamespace::new("owners").await;
     let policy = json!({
         "metadata": {"name": "main"},
         "spec": {"store": {"url": "s3://bucket/main"}},
@@ -160,7 +160,7 @@ async fn what_an_owner_leaves_is_collected() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_way_counts_and_fails_as_it_is_told() {
-    let space = Space::new("way").await;
+    let space = TestNamespace::new("way").await;
     let proxy = Proxy::start(space.api.url()).await;
     let through = Api::new(&proxy.url(), TOKEN);
     let maps = space.path("configmaps");
@@ -177,27 +177,27 @@ async fn a_way_counts_and_fails_as_it_is_told() {
     assert_eq!(seen[0].json()["metadata"]["name"], "one");
 
     // The second from here on is answered by the way, the third is lost after it was done.
-    proxy.strike(
+    proxy.inject(
         |c| c.writes(),
         1,
         1,
-        When::Before,
-        Then::Answer(409, "Conflict"),
+        Timing::Before,
+        Effect::Answer(409, "Conflict"),
     );
     create("two").await.unwrap();
     assert_eq!(create("three").await.unwrap_err().code, 409);
-    assert!(proxy.has_struck());
+    assert!(proxy.all_faults_struck());
     assert_eq!(space.get("configmaps", "three").await, None);
     let done = Arc::new(AtomicUsize::new(0));
     let counts = done.clone();
-    let act = Then::Do(Arc::new(move || {
+    let act = Effect::Do(Arc::new(move || {
         counts.fetch_add(1, Ordering::Relaxed);
     }));
-    proxy.strike(|c| c.writes(), 0, 1, When::After, act);
+    proxy.inject(|c| c.writes(), 0, 1, Timing::After, act);
     assert_eq!(create("four").await.unwrap_err().code, 0);
     assert_eq!(done.load(Ordering::Relaxed), 1);
     space.must_get("configmaps", "four").await;
-    proxy.strike(|c| c.verb == "get", 0, 1, When::Before, Then::Break);
+    proxy.inject(|c| c.verb == "get", 0, 1, Timing::Before, Effect::Break);
     let path = format!("{maps}/one");
     assert_eq!(
         through

@@ -3,9 +3,9 @@
 
 use crate::support::controller::Controller;
 use crate::support::etcd::Signal;
-use crate::support::faulty_proxy::{Proxy, Then, When};
+use crate::support::faulty_proxy::{Effect, Proxy, Timing};
 use crate::support::kubelet::{Kubelet, Plan, message};
-use crate::support::namespace::{Space, ended, label, moment, name, until};
+use crate::support::namespace::{TestNamespace, ended, label, moment, name, until};
 use futures::StreamExt as _;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -22,14 +22,14 @@ const PATIENCE: Duration = Duration::from_secs(90);
 
 /// A policy whose threshold is crossed as soon as its Leases are there, and a task.
 struct Story {
-    space: Space,
+    space: TestNamespace,
     _kubelet: Kubelet,
     proxy: Proxy,
 }
 
 impl Story {
     async fn begin() -> Self {
-        let space = Space::new("interrupted").await;
+        let space = TestNamespace::new("interrupted").await;
         let kubelet = Kubelet::start(&space).await;
         kubelet.plan(&[], Plan::Exit(0, message("compact", 0, "", "")));
         let policy = json!({
@@ -118,7 +118,7 @@ impl Story {
 }
 
 /// The story with a controller that is killed at its `n`th write, and another one. Whether there were so many.
-async fn killed_at(n: usize, when: When) -> bool {
+async fn killed_at(n: usize, when: Timing) -> bool {
     let what = format!("killed at write {n}, {when:?}");
     let story = Story::begin().await;
     // Without the others it decides alone.
@@ -129,10 +129,10 @@ async fn killed_at(n: usize, when: When) -> bool {
         // Not waited for, so the id still is its own.
         let _ = rustix::process::kill_process(pid, Signal::KILL);
     };
-    let then = Then::Do(Arc::new(kill));
+    let then = Effect::Do(Arc::new(kill));
     story
         .proxy
-        .strike(|call| call.works(), n - 1, 1, when, then);
+        .inject(|call| call.works(), n - 1, 1, when, then);
     let ended_alone = until(PATIENCE, async || {
         if first.has_ended() {
             return Some(false);
@@ -151,7 +151,7 @@ async fn killed_at(n: usize, when: When) -> bool {
         return false;
     }
     assert!(
-        story.proxy.has_struck(),
+        story.proxy.all_faults_struck(),
         "{what}: it ended by itself:\n{}",
         first.tail()
     );
@@ -177,7 +177,7 @@ async fn killed_between_any_two_writes() {
     let mut writes = 0;
     let mut more = true;
     while more {
-        let batch = (n..n + AT_ONCE / 2).flat_map(|n| [(n, When::Before), (n, When::After)]);
+        let batch = (n..n + AT_ONCE / 2).flat_map(|n| [(n, Timing::Before), (n, Timing::After)]);
         let stories = batch.map(|(n, when)| killed_at(n, when));
         let results = futures::future::join_all(stories).await;
         writes += results.iter().filter(|struck| **struck).count();
@@ -190,18 +190,18 @@ async fn killed_between_any_two_writes() {
 }
 
 /// The ways in which a write fails.
-const WAYS: [(When, fn() -> Then); 5] = [
-    (When::Before, || Then::Answer(500, "InternalError")),
-    (When::Before, || Then::Answer(409, "Conflict")),
-    (When::Before, || Then::Break),
-    (When::After, || Then::Break),
-    (When::After, || Then::Answer(504, "Timeout")),
+const WAYS: [(Timing, fn() -> Effect); 5] = [
+    (Timing::Before, || Effect::Answer(500, "InternalError")),
+    (Timing::Before, || Effect::Answer(409, "Conflict")),
+    (Timing::Before, || Effect::Break),
+    (Timing::After, || Effect::Break),
+    (Timing::After, || Effect::Answer(504, "Timeout")),
 ];
 /// A part of all kinds of writes fails in one story: the pauses double with each failure, up to a minute.
 const PARTS: u64 = 3;
 
 /// The story where each kind of write to each object of one part fails once.
-async fn failing(part: u64, (when, then): (When, fn() -> Then)) -> usize {
+async fn failing(part: u64, (when, then): (Timing, fn() -> Effect)) -> usize {
     let story = Story::begin().await;
     let failed: Arc<Mutex<BTreeSet<String>>> = Arc::default();
     let seen = failed.clone();
@@ -212,7 +212,7 @@ async fn failing(part: u64, (when, then): (When, fn() -> Then)) -> usize {
         let is_of_part = hasher.finish() % PARTS == part;
         call.works() && is_of_part && seen.lock().unwrap().insert(what)
     };
-    story.proxy.strike(which, 0, usize::MAX, when, then());
+    story.proxy.inject(which, 0, usize::MAX, when, then());
     let controller =
         Controller::through(&story.proxy, &story.space, &["--leader-elect", "false"]).await;
     let done = until(2 * PATIENCE, async || {

@@ -4,7 +4,9 @@
 
 use crate::support::controller::Controller;
 use crate::support::kubelet::{Kubelet, Plan, message};
-use crate::support::namespace::{PATIENCE, Space, condition_of, ended, label, moment, name, until};
+use crate::support::namespace::{
+    PATIENCE, TestNamespace, condition_of, ended, label, moment, name, until,
+};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -14,7 +16,7 @@ const NEVER: &str = "0 0 1 1 *";
 const SILENCE: Duration = Duration::from_secs(3);
 
 /// A policy that takes no snapshots itself: etcd-druid's sidecar does.
-async fn policy(space: &Space, name: &str, compaction: Value) {
+async fn policy(space: &TestNamespace, name: &str, compaction: Value) {
     let policy = json!({
         "metadata": {"name": name},
         "spec": {"store": {"url": format!("s3://bucket/{name}")}, "compaction": compaction},
@@ -23,7 +25,7 @@ async fn policy(space: &Space, name: &str, compaction: Value) {
 }
 
 /// One that could take a full snapshot, too.
-async fn policy_with_etcd(space: &Space, name: &str, compaction: Value) {
+async fn policy_with_etcd(space: &TestNamespace, name: &str, compaction: Value) {
     let policy = json!({
         "metadata": {"name": name},
         "spec": {
@@ -37,14 +39,14 @@ async fn policy_with_etcd(space: &Space, name: &str, compaction: Value) {
 }
 
 /// Renews both Leases as etcd-druid's sidecar does.
-async fn leases(space: &Space, prefix: &str, full: i64, delta: i64) {
+async fn leases(space: &TestNamespace, prefix: &str, full: i64, delta: i64) {
     for (kind, revision) in [("full", full), ("delta", delta)] {
         let name = format!("{prefix}-{kind}-snap");
         space.renew(&name, revision, &moment(0), Value::Null).await;
     }
 }
 
-async fn delta(space: &Space, prefix: &str, revision: i64) {
+async fn delta(space: &TestNamespace, prefix: &str, revision: i64) {
     let name = format!("{prefix}-delta-snap");
     space.renew(&name, revision, &moment(0), Value::Null).await;
 }
@@ -58,7 +60,7 @@ fn fails(code: i32, reason: &str) -> Plan {
 }
 
 /// A Job that is not tried again by Kubernetes: that would take minutes.
-async fn one_try(space: &Space, policy: &str) -> String {
+async fn one_try(space: &TestNamespace, policy: &str) -> String {
     let jobs = space.wait_for_jobs(policy, "compaction", 1).await;
     let job = name(&jobs[0]).to_owned();
     let once = json!({"spec": {"backoffLimit": 0}});
@@ -66,7 +68,7 @@ async fn one_try(space: &Space, policy: &str) -> String {
     job
 }
 
-async fn wait_last(space: &Space, policy: &str, state: &str) -> Value {
+async fn wait_last(space: &TestNamespace, policy: &str, state: &str) -> Value {
     let wanted = format!("the last compaction is {state}");
     let found = space
         .wait_policy(policy, &wanted, |p| {
@@ -78,7 +80,7 @@ async fn wait_last(space: &Space, policy: &str, state: &str) -> Value {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_status_that_does_not_move_starts_no_second_job() {
-    let space = Space::new("druid").await;
+    let space = TestNamespace::new("druid").await;
     let kubelet = Kubelet::start(&space).await;
     kubelet.plan(&[], Plan::Hang);
     // etcd-druid's own, from before the first snapshot.
@@ -170,7 +172,7 @@ async fn a_status_that_does_not_move_starts_no_second_job() {
 /// there again.
 #[tokio::test(flavor = "multi_thread")]
 async fn failures_are_tried_again_or_not_by_their_code() {
-    let space = Space::new("codes").await;
+    let space = TestNamespace::new("codes").await;
     let kubelet = Kubelet::start(&space).await;
     let controller = Controller::start(&space, &["--leader-elect", "false"]).await;
     let threshold = json!({"eventsThreshold": 100});
@@ -299,7 +301,7 @@ async fn failures_are_tried_again_or_not_by_their_code() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn too_late_or_too_much_makes_a_full_snapshot() {
-    let space = Space::new("fulls").await;
+    let space = TestNamespace::new("fulls").await;
     let kubelet = Kubelet::start(&space).await;
     let _controller = Controller::start(&space, &["--leader-elect", "false"]).await;
     let late = json!({"eventsThreshold": 100, "activeDeadline": "2s"});
@@ -395,7 +397,7 @@ async fn too_late_or_too_much_makes_a_full_snapshot() {
 /// Leases are renewed by other machines, whose clocks may be wrong.
 #[tokio::test(flavor = "multi_thread")]
 async fn ages_by_clocks_that_are_wrong() {
-    let space = Space::new("ages").await;
+    let space = TestNamespace::new("ages").await;
     let kubelet = Kubelet::start(&space).await;
     kubelet.plan(&[], done());
     let mut controller = Controller::start(&space, &["--leader-elect", "false"]).await;
@@ -485,7 +487,7 @@ async fn ages_by_clocks_that_are_wrong() {
 /// No more than so many Jobs at once, and all policies get their turn.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cap_is_kept_and_turns_are_fair() {
-    let space = Space::new("cap").await;
+    let space = TestNamespace::new("cap").await;
     let kubelet = Kubelet::start(&space).await;
     kubelet.plan(&[], Plan::Hang);
     let args = ["--leader-elect", "false", "--max-jobs", "2"];

@@ -1,9 +1,9 @@
 //! Two of a kind: replicas of the controller, policies on one prefix, API servers one after the other.
 
 use crate::support::controller::Controller;
-use crate::support::faulty_proxy::{Proxy, Then, When};
+use crate::support::faulty_proxy::{Effect, Proxy, Timing};
 use crate::support::kubelet::{Kubelet, Plan, message};
-use crate::support::namespace::{Kubernetes, PATIENCE, Space, moment, name, until};
+use crate::support::namespace::{Kubernetes, PATIENCE, TestNamespace, moment, name, until};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ fn done() -> Plan {
     Plan::Exit(0, message("compact", 0, "", ""))
 }
 
-async fn policy(space: &Space, name: &str) {
+async fn policy(space: &TestNamespace, name: &str) {
     let policy = json!({
         "metadata": {"name": name},
         "spec": {
@@ -26,14 +26,14 @@ async fn policy(space: &Space, name: &str) {
     space.apply("etcdbackuppolicies", policy).await;
 }
 
-async fn leases(space: &Space, prefix: &str, full: i64, delta: i64) {
+async fn leases(space: &TestNamespace, prefix: &str, full: i64, delta: i64) {
     for (kind, revision) in [("full", full), ("delta", delta)] {
         let name = format!("{prefix}-{kind}-snap");
         space.renew(&name, revision, &moment(0), Value::Null).await;
     }
 }
 
-async fn compacted(space: &Space, policy: &str) {
+async fn compacted(space: &TestNamespace, policy: &str) {
     space
         .wait_policy(policy, "it is compacted", |p| {
             p["status"]["lastCompaction"]["state"] == "Succeeded"
@@ -57,7 +57,7 @@ async fn wait_until_leads(controller: &mut Controller) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_replicas_and_one_leader() {
-    let space = Space::new("replicas").await;
+    let space = TestNamespace::new("replicas").await;
     let kubelet = Kubelet::start(&space).await;
     kubelet.plan(&[], done());
     let ways = [
@@ -124,7 +124,7 @@ async fn two_replicas_and_one_leader() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_policies_on_one_prefix() {
-    let space = Space::new("prefix").await;
+    let space = TestNamespace::new("prefix").await;
     let kubelet = Kubelet::start(&space).await;
     kubelet.plan(&[], done());
     let _controller = Controller::start(&space, &["--leader-elect", "false"]).await;
@@ -201,7 +201,7 @@ async fn two_policies_on_one_prefix() {
 /// What others delete, change or refuse.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_others_do_is_mended_or_told() {
-    let space = Space::new("others").await;
+    let space = TestNamespace::new("others").await;
     let mut controller = Controller::start(&space, &["--leader-elect", "false"]).await;
     let policy = json!({
         "metadata": {"name": "main"},
@@ -271,7 +271,7 @@ async fn what_others_do_is_mended_or_told() {
 async fn another_api_server() {
     let mut kubernetes = Kubernetes::start().await;
     let api = kubernetes.server.api();
-    let space = Space::on(&api, "restarted").await;
+    let space = TestNamespace::on(&api, "restarted").await;
     let kubelet = Kubelet::start(&space).await;
     kubelet.plan(&[], Plan::Hang);
     let controller = Controller::start(&space, &[]).await;
@@ -298,7 +298,7 @@ async fn another_api_server() {
 /// What the API server refuses is tried again, with fresh state; nobody else has to wait for it.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_refused_is_tried_again() {
-    let space = Space::new("refused").await;
+    let space = TestNamespace::new("refused").await;
     let kubelet = Kubelet::start(&space).await;
     kubelet.plan(&[], done());
     let proxy = Proxy::start(space.api.url()).await;
@@ -307,43 +307,43 @@ async fn what_is_refused_is_tried_again() {
             call.works() && call.name.starts_with(policy)
         }
     };
-    proxy.strike(
+    proxy.inject(
         of("denied"),
         0,
         6,
-        When::Before,
-        Then::Answer(403, "Forbidden"),
+        Timing::Before,
+        Effect::Answer(403, "Forbidden"),
     );
-    proxy.strike(
+    proxy.inject(
         of("invalid"),
         0,
         4,
-        When::Before,
-        Then::Answer(422, "Invalid"),
+        Timing::Before,
+        Effect::Answer(422, "Invalid"),
     );
-    proxy.strike(
+    proxy.inject(
         of("many"),
         0,
         4,
-        When::Before,
-        Then::Answer(429, "TooManyRequests"),
+        Timing::Before,
+        Effect::Answer(429, "TooManyRequests"),
     );
-    proxy.strike(
+    proxy.inject(
         of("conflict"),
         0,
         8,
-        When::Before,
-        Then::Answer(409, "Conflict"),
+        Timing::Before,
+        Effect::Answer(409, "Conflict"),
     );
     let creates = |call: &crate::support::faulty_proxy::Call| {
         call.verb == "create" && call.resource == "jobs"
     };
-    proxy.strike(
+    proxy.inject(
         creates,
         0,
         2,
-        When::Before,
-        Then::Answer(500, "InternalError"),
+        Timing::Before,
+        Effect::Answer(500, "InternalError"),
     );
     let controller = Controller::through(&proxy, &space, &["--leader-elect", "false"]).await;
     let all = ["fine", "denied", "invalid", "many", "conflict"];
@@ -356,7 +356,7 @@ async fn what_is_refused_is_tried_again() {
         compacted(&space, name).await;
         space.wait_condition(name, "Ready", "True").await;
     }
-    assert!(proxy.has_struck(), "{:?}", proxy.counts());
+    assert!(proxy.all_faults_struck(), "{:?}", proxy.counts());
     // A busy controller may leave a request without an answer.
     until(PATIENCE, async || {
         let errors = r#"deltafold_reconcile_errors_total{controller="policy"}"#;

@@ -5,7 +5,7 @@ use crate::support::etcd::{Etcd, EtcdOptions, EtcdVersion, Tls};
 use crate::support::keys::Key;
 use crate::support::kubelet::{Kubelet, Plan};
 use crate::support::made_backups::objects_in;
-use crate::support::namespace::{Space, condition_of, ended, label, name, until};
+use crate::support::namespace::{TestNamespace, condition_of, ended, label, name, until};
 use crate::support::{namespace::PATIENCE, tools};
 use serde_json::{Value, json};
 use std::fs;
@@ -72,7 +72,7 @@ fn policy(etcd: &Etcd, store: &Path) -> Value {
     })
 }
 
-async fn run_all(space: &Space, cron_job: &str, kubelet: &Kubelet) {
+async fn run_all(space: &TestNamespace, cron_job: &str, kubelet: &Kubelet) {
     let job = space.fire(cron_job).await;
     let done = space.wait_for_job(&job).await;
     assert_eq!(ended(&done), Some("Complete"), "{job}:\n{}", kubelet.logs());
@@ -80,7 +80,7 @@ async fn run_all(space: &Space, cron_job: &str, kubelet: &Kubelet) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_policy_backs_up_compacts_and_restores() {
-    let space = Space::new("story").await;
+    let space = TestNamespace::new("story").await;
     let kubelet = Kubelet::start(&space).await;
     let etcd = Etcd::start(EtcdVersion::V3_6, &space.folder("etcd").join("data"));
     let store = space.folder("store");
@@ -419,7 +419,7 @@ async fn a_policy_backs_up_compacts_and_restores() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_follower_saves_and_thresholds_act_beside_it() {
-    let space = Space::new("follows").await;
+    let space = TestNamespace::new("follows").await;
     let kubelet = Kubelet::start(&space).await;
     let etcd = Etcd::start(EtcdVersion::V3_6, &space.folder("etcd").join("data"));
     let store = space.folder("store");
@@ -484,7 +484,7 @@ async fn a_follower_saves_and_thresholds_act_beside_it() {
 /// TLS, passwords, encryption: what Secrets hold reaches the program, and nothing else sees it.
 #[tokio::test(flavor = "multi_thread")]
 async fn secrets_of_all_kinds_reach_the_program() {
-    let space = Space::new("secrets").await;
+    let space = TestNamespace::new("secrets").await;
     let kubelet = Kubelet::start(&space).await;
     let certs = space.folder("certs");
     tools::write_certs(&certs);

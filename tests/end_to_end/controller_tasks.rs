@@ -3,9 +3,9 @@
 //! Jobs' Pods end as the tests say.
 
 use crate::support::controller::Controller;
-use crate::support::faulty_proxy::{Proxy, Then, When};
+use crate::support::faulty_proxy::{Effect, Proxy, Timing};
 use crate::support::kubelet::{Kubelet, Plan, message};
-use crate::support::namespace::{PATIENCE, Space, ended, moment, until};
+use crate::support::namespace::{PATIENCE, TestNamespace, ended, moment, until};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 const NEVER: &str = "0 0 1 1 *";
 const SILENCE: Duration = Duration::from_secs(2);
 
-async fn policy(space: &Space, name: &str) {
+async fn policy(space: &TestNamespace, name: &str) {
     let policy = json!({
         "metadata": {"name": name},
         "spec": {
@@ -25,14 +25,20 @@ async fn policy(space: &Space, name: &str) {
     space.apply("etcdbackuppolicies", policy).await;
 }
 
-async fn leases(space: &Space, policy: &str) {
+async fn leases(space: &TestNamespace, policy: &str) {
     for kind in ["full", "delta"] {
         let name = format!("{policy}-{kind}-snap");
         space.renew(&name, 100, &moment(0), Value::Null).await;
     }
 }
 
-async fn task(space: &Space, name: &str, policy: &str, type_: &str, config: Value) -> Value {
+async fn task(
+    space: &TestNamespace,
+    name: &str,
+    policy: &str,
+    type_: &str,
+    config: Value,
+) -> Value {
     let mut spec = json!({"policy": policy, "type": type_});
     if !config.is_null() {
         spec["config"] = config;
@@ -41,7 +47,7 @@ async fn task(space: &Space, name: &str, policy: &str, type_: &str, config: Valu
     space.create("etcdbackuptasks", task).await
 }
 
-async fn verify(space: &Space, name: &str, policy: &str, level: &str) {
+async fn verify(space: &TestNamespace, name: &str, policy: &str, level: &str) {
     let config = json!({"verify": {"level": level}});
     task(space, name, policy, "Verify", config).await;
 }
@@ -68,7 +74,7 @@ fn operation(task: &Value) -> String {
     )
 }
 
-async fn wait_operation(space: &Space, name: &str, text: &str) -> Value {
+async fn wait_operation(space: &TestNamespace, name: &str, text: &str) -> Value {
     space
         .wait_until(
             "etcdbackuptasks",
@@ -81,7 +87,7 @@ async fn wait_operation(space: &Space, name: &str, text: &str) -> Value {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_after_the_other_and_no_duplicates() {
-    let space = Space::new("order").await;
+    let space = TestNamespace::new("order").await;
     let kubelet = Kubelet::start(&space).await;
     kubelet.plan(&[], Plan::Hang);
     let mut controller = Controller::start(&space, &["--leader-elect", "false"]).await;
@@ -140,7 +146,7 @@ async fn one_after_the_other_and_no_duplicates() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_end_has_its_reason() {
-    let space = Space::new("ends").await;
+    let space = TestNamespace::new("ends").await;
     let kubelet = Kubelet::start(&space).await;
     kubelet.plan(&[], done());
     let controller = Controller::start(&space, &["--leader-elect", "false"]).await;
@@ -257,7 +263,7 @@ async fn every_end_has_its_reason() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_deleted_stops() {
-    let space = Space::new("deleted").await;
+    let space = TestNamespace::new("deleted").await;
     let kubelet = Kubelet::start(&space).await;
     kubelet.plan(&[], done());
     let _controller = Controller::start(&space, &["--leader-elect", "false"]).await;
@@ -320,7 +326,7 @@ async fn what_is_deleted_stops() {
 /// holds nobody up.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_stands_in_the_way_of_a_job() {
-    let space = Space::new("way").await;
+    let space = TestNamespace::new("way").await;
     let kubelet = Kubelet::start(&space).await;
     kubelet.plan(&[], done());
     kubelet.plan(&[("work", "compaction")], Plan::Hang);
@@ -349,16 +355,16 @@ async fn what_stands_in_the_way_of_a_job() {
             call.verb == "create" && job.is_some_and(|job| job.starts_with(name))
         }
     };
-    let invalid = Then::Answer(422, "Invalid");
-    proxy.strike(creates("invalid"), 0, 1, When::Before, invalid);
-    let denied = Then::Answer(403, "Forbidden");
-    proxy.strike(creates("denied"), 0, usize::MAX, When::Before, denied);
+    let invalid = Effect::Answer(422, "Invalid");
+    proxy.inject(creates("invalid"), 0, 1, Timing::Before, invalid);
+    let denied = Effect::Answer(403, "Forbidden");
+    proxy.inject(creates("denied"), 0, usize::MAX, Timing::Before, denied);
     verify(&space, "invalid", "main", "names").await;
     let rejected = space.wait_task("invalid", "Rejected").await;
     assert_eq!(errors(&rejected), ["JobRefused"]);
     verify(&space, "denied", "main", "names").await;
     wait_operation(&space, "denied", "JobRefused").await;
-    proxy.spare();
+    proxy.clear_faults();
     // It would be tried again within a minute; any change of it is sooner.
     let touched = json!({"metadata": {"annotations": {"touched": "yes"}}});
     space.patch("etcdbackuptasks", "denied", touched).await;
@@ -367,7 +373,7 @@ async fn what_stands_in_the_way_of_a_job() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_turned_off_is_not_done() {
-    let space = Space::new("off").await;
+    let space = TestNamespace::new("off").await;
     let kubelet = Kubelet::start(&space).await;
     kubelet.plan(&[], done());
     let args = [

@@ -261,14 +261,14 @@ impl Etcd {
 }
 
 /// A namespace with an etcd that speaks TLS, and a bucket on a MinIO of this machine.
-struct World {
+struct ClusterNamespace {
     namespace: String,
     folder: TempDir,
     minio: Minio,
     etcd: Etcd,
 }
 
-impl World {
+impl ClusterNamespace {
     async fn new(namespace: &str) -> Self {
         install();
         apply_all(&[
@@ -327,7 +327,7 @@ impl World {
                 ]),
             ),
         ]);
-        let world = World {
+        let world = ClusterNamespace {
             namespace: namespace.to_owned(),
             minio,
             etcd: Etcd {
@@ -589,7 +589,7 @@ impl World {
     }
 }
 
-impl Drop for World {
+impl Drop for ClusterNamespace {
     fn drop(&mut self) {
         self.go_on();
         if std::thread::panicking() {
@@ -644,7 +644,7 @@ fn last_word(pod: &Value) -> Value {
 /// A task restores it into a volume, and a real etcd serves that.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_policy_backs_an_etcd_up_and_a_task_restores_it() {
-    let world = World::new("story").await;
+    let world = ClusterNamespace::new("story").await;
     world.apply_policy(json!({
         "snapshot": {"deltaSchedule": "* * * * *"},
         "compaction": {"eventsThreshold": EVENTS},
@@ -736,7 +736,7 @@ fn wait_for_ends<P: std::fmt::Display>(pids: impl IntoIterator<Item = P>) {
 
 /// A Pod that ends in the middle of its work is replaced by another one, and that one does it.
 async fn a_pod_ends(namespace: &str, how: End) {
-    let world = World::new(namespace).await;
+    let world = ClusterNamespace::new(namespace).await;
     world.apply_policy(json!({}));
     let pod = world.held_compaction("compact").await;
     match how {
@@ -780,7 +780,7 @@ async fn a_killed_pod_is_replaced() {
 /// The Pod goes on without a kubelet, and ends before there is one again.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_kubelet_restarts_in_the_midst_of_a_job() {
-    let world = World::new("kubelet").await;
+    let world = ClusterNamespace::new("kubelet").await;
     world.apply_policy(json!({}));
     let pod = world.held_compaction("compact").await;
     let pids = processes(&pod);
@@ -797,7 +797,7 @@ async fn the_kubelet_restarts_in_the_midst_of_a_job() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_api_server_restarts_in_the_midst_of_a_job() {
-    let world = World::new("apiserver").await;
+    let world = ClusterNamespace::new("apiserver").await;
     world.apply_policy(json!({}));
     let pod = world.held_compaction("compact").await;
     cluster(&["kill", "apiserver"]);
@@ -814,7 +814,7 @@ async fn the_api_server_restarts_in_the_midst_of_a_job() {
 /// Another one takes over what it has begun, and what it has not seen.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_controller_is_killed() {
-    let world = World::new("controller").await;
+    let world = ClusterNamespace::new("controller").await;
     world.apply_policy(json!({}));
     let kill = || {
         for pod in controller_pods() {
@@ -862,7 +862,7 @@ async fn the_controller_is_killed() {
 /// A Job uses what the Secret holds when it starts; one that is wrong is told, and no loop of crashes.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_secret_is_rotated() {
-    let mut world = World::new("rotated").await;
+    let mut world = ClusterNamespace::new("rotated").await;
     world.apply_policy(json!({}));
     world.snapshot("full", "full");
     let secret = world.get(&["secret", "store"]).unwrap();
@@ -928,7 +928,7 @@ fn is_confined(pod: &Value) {
 /// As the kernel has it, not only as it is asked for.
 #[tokio::test(flavor = "multi_thread")]
 async fn pods_are_confined() {
-    let world = World::new("confined").await;
+    let world = ClusterNamespace::new("confined").await;
     world.apply_policy(json!({"snapshot": {"follow": {"deltaPeriod": "1s"}}}));
     for pod in controller_pods() {
         is_confined(&pod);
@@ -991,7 +991,7 @@ fn name_server(address: Ipv4Addr) {
 /// The program is static and there is nothing else in the image: it resolves names all the same.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_image_resolves_names() {
-    let world = World::new("names").await;
+    let world = ClusterNamespace::new("names").await;
     name_server(host().parse().unwrap());
     let port = world
         .minio
@@ -1052,7 +1052,7 @@ async fn the_image_resolves_names() {
 /// `kubectl deltafold`, where a link of that name to the program is on the PATH.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_program_is_a_plugin_of_kubectl() {
-    let world = World::new("plugin").await;
+    let world = ClusterNamespace::new("plugin").await;
     world.apply_policy(json!({}));
     let bin = world.folder.path().join("bin");
     fs::create_dir(&bin).unwrap();
@@ -1093,7 +1093,7 @@ async fn the_program_is_a_plugin_of_kubectl() {
 // --- the page ---
 
 /// Three members of a StatefulSet, with the names of the page and no DNS.
-fn members(world: &World) -> Vec<Etcd> {
+fn members(world: &ClusterNamespace) -> Vec<Etcd> {
     let names: Vec<String> = (0..3).map(|n| format!("etcd-{n}")).collect();
     let mut aliases = Vec::new();
     let mut members = Vec::new();
@@ -1159,7 +1159,7 @@ fn members(world: &World) -> Vec<Etcd> {
 /// Two of three members are lost for good, and the page's commands make a new cluster of the backup.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_quorum_is_recovered_as_the_page_says() {
-    let world = World::new("quorum").await;
+    let world = ClusterNamespace::new("quorum").await;
     let policy = "etcd-main";
     let etcd = members(&world);
     let delta = json!({"onDemandSnapshot": {"type": "delta"}});
@@ -1206,7 +1206,7 @@ async fn a_lost_quorum_is_recovered_as_the_page_says() {
         "kubectl config set-context --current --namespace {}",
         world.namespace
     ));
-    let blocks = page::blocks("quorum-loss.md").into_iter();
+    let blocks = doc_commands::blocks("quorum-loss.md").into_iter();
     let blocks: Vec<_> = blocks.filter(|b| b.heading == "By tasks").collect();
     assert_eq!(blocks.len(), 4);
     for (at, block) in blocks.iter().enumerate() {

@@ -46,26 +46,26 @@ impl Servers {
 #[test]
 fn threads_take_turns_everywhere() {
     let servers = Servers::start();
-    locks::threads_take_turns(servers.rt.handle(), &servers.place());
+    lock_suite::threads_take_turns(servers.rt.handle(), &servers.place());
 }
 
 #[test]
 fn one_that_is_alive_is_not_waited_for_and_one_that_gives_back_is_followed_at_once() {
     let servers = Servers::start();
-    locks::the_living_are_not_waited_for(servers.rt.handle(), &servers.place());
+    lock_suite::the_living_are_not_waited_for(servers.rt.handle(), &servers.place());
 }
 
 /// A process that a test starts.
 #[test]
 fn a_process_of_its_own() {
-    locks::a_process_of_its_own();
+    lock_suite::a_process_of_its_own();
 }
 
 #[test]
 fn processes_take_turns_and_those_that_are_killed_block_nobody_for_good() {
     let servers = Servers::start();
     let log = servers.folder.path().join("log");
-    locks::processes_take_turns(module_path!(), &servers.place(), &log);
+    lock_suite::processes_take_turns(module_path!(), &servers.place(), &log);
 }
 
 #[test]

@@ -53,7 +53,7 @@ impl Soak {
     }
 
     /// One thing goes wrong, and is over when this returns.
-    fn strike(&mut self) {
+    fn inject(&mut self) {
         for follower in self.followers.iter_mut().flatten() {
             follower.assert_runs();
         }
@@ -190,7 +190,7 @@ fn soak(seed: u64, length: Duration) {
     first.wait_until("the first full", || !prefix.fulls().is_empty());
     let started = Instant::now();
     while started.elapsed() < length {
-        soak.strike();
+        soak.inject();
     }
 
     if soak.followers[0].is_none() {

@@ -9,7 +9,7 @@ use crate::support::kube::Api;
 use crate::support::kubelet::{Kubelet, Plan, message};
 use crate::support::manifests::{documents, read};
 use crate::support::namespace::{
-    Kubernetes, PATIENCE, Running, Space, condition_of, ended, label, moment, name, orphan_deltas,
+    Kubernetes, PATIENCE, Running, TestNamespace, condition_of, ended, label, moment, name, shown,
     until,
 };
 use reqwest::Method;
@@ -63,14 +63,20 @@ async fn a_second_later() {
     tokio::time::sleep(Duration::from_millis(1100)).await;
 }
 
-async fn leases(space: &Space, prefix: &str, full: i64, delta: i64) {
+async fn leases(space: &TestNamespace, prefix: &str, full: i64, delta: i64) {
     for (kind, revision) in [("full", full), ("delta", delta)] {
         let name = format!("{prefix}-{kind}-snap");
         space.renew(&name, revision, &moment(0), Value::Null).await;
     }
 }
 
-async fn task(space: &Space, name: &str, policy: &str, type_: &str, config: Value) -> Value {
+async fn task(
+    space: &TestNamespace,
+    name: &str,
+    policy: &str,
+    type_: &str,
+    config: Value,
+) -> Value {
     let mut spec = json!({"policy": policy, "type": type_});
     if !config.is_null() {
         spec["config"] = config;
@@ -79,12 +85,12 @@ async fn task(space: &Space, name: &str, policy: &str, type_: &str, config: Valu
     space.create(TASKS, task).await
 }
 
-async fn restore(space: &Space, name: &str, policy: &str) {
+async fn restore(space: &TestNamespace, name: &str, policy: &str) {
     let config = json!({"restore": {"claimName": format!("data-{name}")}});
     task(space, name, policy, "Restore", config).await;
 }
 
-async fn move_to(space: &Space, policy: &str, url: &str) {
+async fn move_to(space: &TestNamespace, policy: &str, url: &str) {
     let patch = json!({"spec": {"store": {"url": url}}});
     space.patch(POLICIES, policy, patch).await;
 }
@@ -99,7 +105,7 @@ fn is_seen(policy: &Value) -> bool {
 }
 
 /// Waits until a policy is not Ready for this reason. Returns the message.
-async fn wait_not_ready(space: &Space, policy: &str, reason: &str) -> String {
+async fn wait_not_ready(space: &TestNamespace, policy: &str, reason: &str) -> String {
     let wanted = format!("it is not Ready: {reason}");
     let found = space
         .wait_policy(policy, &wanted, |p| {
@@ -112,7 +118,7 @@ async fn wait_not_ready(space: &Space, policy: &str, reason: &str) -> String {
     message.as_str().unwrap().to_owned()
 }
 
-async fn wait_ready(space: &Space, policy: &str) -> Value {
+async fn wait_ready(space: &TestNamespace, policy: &str) -> Value {
     space
         .wait_policy(policy, "it is Ready", |p| is_seen(p) && is_true(p, "Ready"))
         .await
@@ -121,8 +127,8 @@ async fn wait_ready(space: &Space, policy: &str) -> Value {
 /// Whose policy is older does not matter across namespaces.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_older_policy_elsewhere_moves_to_the_same_store() {
-    let theirs = Space::new("attackers").await;
-    let ours = Space::new("victims").await;
+    let theirs = TestNamespace::new("attackers").await;
+    let ours = TestNamespace::new("victims").await;
     let running = Running::watch(&ours).await;
     let told = ours.record(POLICIES).await;
     let mut controller = Controller::of_several(&[&theirs, &ours], &NO_ELECTION).await;
@@ -185,7 +191,7 @@ async fn an_older_policy_elsewhere_moves_to_the_same_store() {
 /// Within a namespace who claimed a URL first has it, whichever policy is older.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_older_policy_moves_to_the_store_of_one_that_runs() {
-    let space = Space::new("claims").await;
+    let space = TestNamespace::new("claims").await;
     let running = Running::watch(&space).await;
     let mut controller = Controller::start(&space, &NO_ELECTION).await;
     let older = [("older-store", "a"), ("older-leases", "b")];
@@ -305,7 +311,7 @@ fn owner(kind: &str, name: &str, uid: &Value) -> Value {
 }
 
 /// A Restore and a threshold start, whatever there is elsewhere.
-async fn starts_at_once(space: &Space) {
+async fn starts_at_once(space: &TestNamespace) {
     restore(space, "urgent", "main").await;
     leases(space, "main", 100, 300).await;
     space.wait_task("urgent", "InProgress").await;
@@ -317,8 +323,8 @@ async fn starts_at_once(space: &Space) {
 /// Jobs with our labels that nobody of ours owns, or whose owner is forged, count for nobody.
 #[tokio::test(flavor = "multi_thread")]
 async fn forged_jobs_hold_up_nobody() {
-    let theirs = Space::new("forgers").await;
-    let ours = Space::new("victims").await;
+    let theirs = TestNamespace::new("forgers").await;
+    let ours = TestNamespace::new("victims").await;
     let mut uid = Value::Null;
     for policy in ["main", "beside"] {
         let created = ours.apply(POLICIES, idle(policy)).await;
@@ -347,8 +353,8 @@ async fn forged_jobs_hold_up_nobody() {
 /// So it is if they are given to a policy of the forgers' own.
 #[tokio::test(flavor = "multi_thread")]
 async fn forged_jobs_of_a_policy_hold_up_nobody_elsewhere() {
-    let theirs = Space::new("forgers").await;
-    let ours = Space::new("victims").await;
+    let theirs = TestNamespace::new("forgers").await;
+    let ours = TestNamespace::new("victims").await;
     let policy = theirs.apply(POLICIES, idle("own")).await;
     for policy in ["main", "beside"] {
         ours.apply(POLICIES, idle(policy)).await;
@@ -363,7 +369,7 @@ async fn forged_jobs_of_a_policy_hold_up_nobody_elsewhere() {
     starts_at_once(&ours).await;
 }
 
-fn unfinished(space: &Space) -> Vec<Value> {
+fn unfinished(space: &TestNamespace) -> Vec<Value> {
     let jobs = space.jobs.ever().into_iter();
     jobs.filter(|j| ended(j).is_none() && j["gone"] != true)
         .collect()
@@ -371,7 +377,7 @@ fn unfinished(space: &Space) -> Vec<Value> {
 
 /// Lets Jobs of a namespace end, one after the other, until something has come of it. Whether it has.
 async fn end_some(
-    space: &Space,
+    space: &TestNamespace,
     kubelet: &Kubelet,
     most: usize,
     has_come: impl Fn() -> bool,
@@ -399,8 +405,8 @@ async fn end_some(
 /// One tenant has so many crossed thresholds that all Jobs are used up for long.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_tenants_thresholds_do_not_use_up_all_jobs() {
-    let busy = Space::new("busy").await;
-    let ours = Space::new("victims").await;
+    let busy = TestNamespace::new("busy").await;
+    let ours = TestNamespace::new("victims").await;
     let kubelet = Kubelet::start(&busy).await;
     kubelet.plan(&[], Plan::Hang);
     let args = [&NO_ELECTION[..], &["--max-jobs", "4"]].concat();
@@ -447,8 +453,8 @@ async fn one_tenants_thresholds_do_not_use_up_all_jobs() {
 /// The reserve for restorations is nobody's own, either.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_tenants_restorations_do_not_use_up_the_reserve() {
-    let busy = Space::new("busy").await;
-    let ours = Space::new("victims").await;
+    let busy = TestNamespace::new("busy").await;
+    let ours = TestNamespace::new("victims").await;
     let kubelet = Kubelet::start(&busy).await;
     kubelet.plan(&[], Plan::Hang);
     let args = [&NO_ELECTION[..], &["--max-jobs", "4"]].concat();
@@ -499,13 +505,13 @@ fn essence(object: &Value) -> Value {
 
 /// Somebody else's object, which has a name that we would use.
 struct Theirs<'s> {
-    space: &'s Space,
+    space: &'s TestNamespace,
     resource: &'static str,
     object: Value,
 }
 
 impl<'s> Theirs<'s> {
-    async fn create(space: &'s Space, resource: &'static str, object: Value) -> Self {
+    async fn create(space: &'s TestNamespace, resource: &'static str, object: Value) -> Self {
         Theirs {
             space,
             resource,
@@ -555,7 +561,7 @@ fn pod_template() -> Value {
 /// A name of ours is somebody else's object's.
 #[tokio::test(flavor = "multi_thread")]
 async fn objects_of_somebody_else_are_not_taken_over() {
-    let space = Space::new("squatted").await;
+    let space = TestNamespace::new("squatted").await;
     let kubelet = Kubelet::start(&space).await;
     kubelet.plan(&[], done());
     let cron = json!({
@@ -647,7 +653,7 @@ async fn objects_of_somebody_else_are_not_taken_over() {
 /// Snapshot Leases may be etcd-druid's: they are read, and stay as they are.
 #[tokio::test(flavor = "multi_thread")]
 async fn snapshot_leases_of_somebody_else_are_used_as_they_are() {
-    let space = Space::new("druid").await;
+    let space = TestNamespace::new("druid").await;
     let mut all = Vec::new();
     for (kind, revision) in [("full", "100"), ("delta", "300")] {
         let lease = json!({
@@ -677,8 +683,8 @@ async fn snapshot_leases_of_somebody_else_are_used_as_they_are() {
 /// The names of Jobs can be known before these are made.
 #[tokio::test(flavor = "multi_thread")]
 async fn jobs_of_somebody_else_are_not_taken_for_ours() {
-    let space = Space::new("squatted").await;
-    let elsewhere = Space::new("foresight").await;
+    let space = TestNamespace::new("squatted").await;
+    let elsewhere = TestNamespace::new("foresight").await;
     let kubelet = Kubelet::start(&space).await;
     kubelet.plan(&[], done());
     let mut controller = Controller::of_several(&[&space, &elsewhere], &NO_ELECTION).await;
@@ -740,9 +746,9 @@ async fn jobs_of_somebody_else_are_not_taken_for_ours() {
 async fn the_account_of_jobs_is_somebody_elses() {
     let kubernetes = Kubernetes::start().await;
     let api = kubernetes.server.api();
-    let with_account = Space::on(&api, "account").await;
-    let with_binding = Space::on(&api, "binding").await;
-    let fine = Space::on(&api, "fine").await;
+    let with_account = TestNamespace::on(&api, "account").await;
+    let with_binding = TestNamespace::on(&api, "binding").await;
+    let fine = TestNamespace::on(&api, "fine").await;
     // As in an installation for all namespaces, which has none of these before.
     for space in [&with_account, &with_binding, &fine] {
         space.delete("serviceaccounts", "deltafold-jobs").await;
@@ -785,7 +791,7 @@ async fn the_account_of_jobs_is_somebody_elses() {
 /// The Role that jobs/rbac.yaml ships was overwritten by a policy of this name.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_policy_named_as_the_shipped_role() {
-    let space = Space::new("named").await;
+    let space = TestNamespace::new("named").await;
     let mut all = Vec::new();
     for (kind, resource) in [
         ("ServiceAccount", "serviceaccounts"),
@@ -847,7 +853,7 @@ fn privileges() -> [(&'static str, Value, &'static [&'static str]); 6] {
     ]
 }
 
-async fn privileged_tasks(space: &Space, round: usize) -> [String; 2] {
+async fn privileged_tasks(space: &TestNamespace, round: usize) -> [String; 2] {
     let (root, copy) = (format!("root-{round}"), format!("copy-{round}"));
     let as_root = json!({"restore": {"claimName": "data", "runAsUser": 0}});
     task(space, &root, "fine", "Restore", as_root).await;
@@ -861,7 +867,7 @@ async fn privileged_tasks(space: &Space, round: usize) -> [String; 2] {
 /// Who may write a policy is not who may have the node: each privilege needs a flag of the controller.
 #[tokio::test(flavor = "multi_thread")]
 async fn privileges_need_a_flag() {
-    let space = Space::new("privileges").await;
+    let space = TestNamespace::new("privileges").await;
     let running = Running::watch(&space).await;
     let kubelet = Kubelet::start(&space).await;
     kubelet.plan(&[], done());
@@ -1007,7 +1013,7 @@ fn with_secrets(name: &str) -> Value {
     policy
 }
 
-async fn copy(space: &Space, policy: &str) {
+async fn copy(space: &TestNamespace, policy: &str) {
     let config = json!({"copyBackups": {"targetStore": {
         "url": "s3://elsewhere/x", "secretRef": {"name": "target"},
     }}});
@@ -1017,7 +1023,7 @@ async fn copy(space: &Space, policy: &str) {
 /// The controller's token opens no Secret, and no Secret waits for the controller.
 #[tokio::test(flavor = "multi_thread")]
 async fn secrets_are_not_the_controllers_business() {
-    let space = Space::new("secrets").await;
+    let space = TestNamespace::new("secrets").await;
     let kubelet = Kubelet::start(&space).await;
     kubelet.plan(&[], done());
     let mut all = Vec::new();
@@ -1064,7 +1070,7 @@ async fn secrets_are_not_the_controllers_business() {
 /// A namespace does not wait for the controller.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_namespace_goes_while_the_controller_is_down() {
-    let space = Space::new("goes").await;
+    let space = TestNamespace::new("goes").await;
     let kubelet = Kubelet::start(&space).await;
     kubelet.plan(&[], Plan::Hang);
     for name in SECRETS {
@@ -1106,8 +1112,8 @@ async fn a_namespace_goes_while_the_controller_is_down() {
 #[tokio::test(flavor = "multi_thread")]
 async fn changes_of_one_tenant_delay_nobody() {
     const MANY: usize = 300;
-    let busy = Space::new("busy").await;
-    let ours = Space::new("victims").await;
+    let busy = TestNamespace::new("busy").await;
+    let ours = TestNamespace::new("victims").await;
     let proxy = Proxy::start(busy.api.url()).await;
     let controller = Controller::of_several_through(&proxy, &[&busy, &ours], &NO_ELECTION).await;
     ours.apply(POLICIES, idle("main")).await;

@@ -9,8 +9,8 @@ use crate::support::kube::{Api, Body, TOKEN, write_kubeconfig};
 use crate::support::kubelet::{Kubelet, Plan, message};
 use crate::support::manifests::{documents, kind};
 use crate::support::namespace::{
-    Kubernetes, PATIENCE, Running, Space, condition_of, define, definitions, ended, label, moment,
-    name, orphan_deltas, until,
+    Kubernetes, PATIENCE, Running, TestNamespace, condition_of, define, definitions, ended, label,
+    moment, name, shown, until,
 };
 use crate::support::tools::forget_env;
 use reqwest::Method;
@@ -132,7 +132,7 @@ async fn serve(api: &Api, crds: &[Value]) {
 }
 
 /// Applies as a field manager of 0.1's controller did.
-async fn apply_as(space: &Space, manager: &str, path: &str, object: &Value) {
+async fn apply_as(space: &TestNamespace, manager: &str, path: &str, object: &Value) {
     let path = format!("{path}?fieldManager={manager}&force=true&fieldValidation=Strict");
     let body = Some((Body::Apply, object));
     space.api.must(Method::PATCH, &path, body).await;
@@ -142,7 +142,7 @@ async fn apply_as(space: &Space, manager: &str, path: &str, object: &Value) {
 struct Left {
     /// It ends with this.
     _kubernetes: Kubernetes,
-    space: Space,
+    space: TestNamespace,
     /// The policies as they were applied.
     policies: Vec<Value>,
     /// CronJobs, followers and access, by resource and name: the UIDs.
@@ -155,7 +155,7 @@ impl Left {
         let kubernetes = Kubernetes::start().await;
         let api = kubernetes.server.api();
         serve(&api, &documents(&frozen("crds.yaml"))).await;
-        let space = Space::on(&api, "backup").await;
+        let space = TestNamespace::on(&api, "backup").await;
         create_what_is_used(&space).await;
         let (policies, uids) = create_policies_and_task(&space).await;
         let mut left = Left {
@@ -333,7 +333,7 @@ fn image(object: &Value) -> &str {
 }
 
 /// What the administrator has made.
-async fn create_what_is_used(space: &Space) {
+async fn create_what_is_used(space: &TestNamespace) {
     for mut secret in documents(&frozen("resources/secrets.yaml")) {
         secret["metadata"]["namespace"] = space.name.clone().into();
         space.create("secrets", secret).await;
@@ -351,7 +351,7 @@ async fn create_what_is_used(space: &Space) {
 
 /// The policies; by name, the UIDs that the fixtures have and those that the API server gave.
 async fn create_policies_and_task(
-    space: &Space,
+    space: &TestNamespace,
 ) -> (Vec<Value>, BTreeMap<String, (String, String)>) {
     let mut uids = BTreeMap::new();
     let mut policies = Vec::new();
@@ -459,7 +459,7 @@ async fn what_ran_goes_on_and_no_backup_is_missed() {
     }
 }
 
-async fn wait_refused(space: &Space, policy: &str) {
+async fn wait_refused(space: &TestNamespace, policy: &str) {
     space
         .wait_policy(policy, "it is refused", |p| {
             condition_of(p, "Ready")
@@ -473,7 +473,7 @@ async fn wait_refused(space: &Space, policy: &str) {
 async fn what_is_upgraded_equals_what_is_new() {
     let left = Left::by_0_1().await;
     left.upgrade().await;
-    let fresh = Space::on(&left.space.api, "fresh").await;
+    let fresh = TestNamespace::on(&left.space.api, "fresh").await;
     create_what_is_used(&fresh).await;
     for policy in &left.policies {
         if !PRIVILEGED.contains(&name(policy)) {

@@ -1,6 +1,6 @@
 //! Two Jobs at once, a rerun, other numbers of threads: one valid result, always the same bytes.
 
-use crate::support::kill_times::Moments;
+use crate::support::kill_times::KillTimes;
 use crate::support::made_backups::{Bucket, LAST, T0};
 use crate::support::{copy_fixture, deltafold, expected, fixture_names, run_json, seed};
 use rustix::process::{Pid, Signal, kill_process};
@@ -135,7 +135,7 @@ fn jobs_at_once_some_of_which_are_killed() {
     let path = format!("v2/{}", clean["snapshot"].as_str().unwrap());
     let with_result = b.objects();
     let whole = clean["seconds"].as_f64().unwrap();
-    let mut moments = Moments::of(Duration::from_secs_f64(whole));
+    let mut moments = KillTimes::of(Duration::from_secs_f64(whole));
     let mut rng = fastrand::Rng::with_seed(seed());
     let mut debris = 0;
     for round in 0..12 {

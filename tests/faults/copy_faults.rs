@@ -3,9 +3,9 @@
 //! completes it.
 
 use crate::support::conformance::runtime;
-use crate::support::faults::{Call, Fault, FaultStore, Strike};
+use crate::support::faults::{Call, Fault, FaultStore, PlannedFault};
 use crate::support::history::{Compression, with_checksum};
-use crate::support::kill_times::Moments;
+use crate::support::kill_times::KillTimes;
 use crate::support::made_backups::{Bucket, Objects, objects_in, objects_of};
 use crate::support::minio::Minio;
 use crate::support::orphan_deltas::{baseless, catalog, without_full};
@@ -244,7 +244,12 @@ struct Sides<'r> {
 }
 
 impl<'r> Sides<'r> {
-    fn new(rt: &'r Runtime, source: &Place, target: &Place, strikes: [Vec<Strike>; 2]) -> Self {
+    fn new(
+        rt: &'r Runtime,
+        source: &Place,
+        target: &Place,
+        strikes: [Vec<PlannedFault>; 2],
+    ) -> Self {
         let [from, to] = strikes;
         Sides {
             rt,
@@ -344,7 +349,7 @@ fn every_call_fails(
                 if fault == Fault::Gone && !path.starts_with(STAGING) {
                     continue;
                 }
-                let strike = Strike { call, nth, fault };
+                let strike = PlannedFault { call, nth, fault };
                 let what = format!("side {side}, {strike:?} on {path}");
                 let target = place(&Objects::new());
                 let mut strikes = [Vec::new(), Vec::new()];
@@ -453,7 +458,7 @@ fn a_source_that_is_cleared_meanwhile() {
     // Before them it is asked twice whose backup it is.
     for nth in 2..2 + snapshots.len() {
         let (source, target) = (Place::memory(&objects), Place::memory(&Objects::new()));
-        let strike = Strike {
+        let strike = PlannedFault {
             call: Call::Get,
             nth,
             fault: Fault::Meanwhile,
@@ -500,7 +505,7 @@ fn large_plan<T: Clone + Default + Send + 'static>(
     meanwhile: impl Fn(&Place) -> T + Send + 'static,
 ) -> (Report<Outcome>, Place, T) {
     let (source, target) = (Place::memory(&wide()), Place::memory(&Objects::new()));
-    let strike = Strike {
+    let strike = PlannedFault {
         call: Call::Copy,
         nth: named,
         fault,
@@ -603,7 +608,7 @@ fn a_panic_is_a_failure_of_one_snapshot() {
         let rt = runtime();
         let (source, target) = (Place::memory(&small()), Place::memory(&Objects::new()));
         // The first is that of the identity.
-        let strike = Strike {
+        let strike = PlannedFault {
             call: Call::Copy,
             nth: 2,
             fault: Fault::Meanwhile,
@@ -633,7 +638,7 @@ fn another_cluster_was_faster() {
     for ignores_conditions in [false, true] {
         let (source, target) = (Place::memory(&small()), Place::memory(&Objects::new()));
         // What is written first is whose backup it is.
-        let strike = Strike {
+        let strike = PlannedFault {
             call: Call::Put,
             nth: 0,
             fault: Fault::Meanwhile,
@@ -782,7 +787,7 @@ fn killed_copying(
     let source = Bucket::of(objects);
     let rt = runtime();
     let server = minio.then(Minio::start);
-    let mut moments: Option<Moments> = None;
+    let mut moments: Option<KillTimes> = None;
     for round in 0..rounds {
         let folder = scratch::folder_named("killed-").unwrap();
         let bucket = format!("target-{round}");
@@ -838,7 +843,7 @@ fn killed_copying(
             "{round}"
         );
         assert!(now == *objects, "{round}: contents differ");
-        moments.get_or_insert_with(|| Moments::of(started.elapsed()));
+        moments.get_or_insert_with(|| KillTimes::of(started.elapsed()));
     }
     let killed = moments.map_or(0, |m| m.killed());
     assert!(killed > rounds / 4, "{killed} of {rounds} were killed");

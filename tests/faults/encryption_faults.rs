@@ -4,7 +4,7 @@ use crate::support::history::{Compression, with_checksum};
 use crate::support::keys::{
     Key, args, holds_mark, marks, object, seal_all, sealed_bucket, sealed_for,
 };
-use crate::support::kill_times::Moments;
+use crate::support::kill_times::KillTimes;
 use crate::support::made_backups::{BASE, Bucket, LAST, objects_in};
 use crate::support::scratch;
 use crate::support::tiny_backup::*;
@@ -212,7 +212,7 @@ fn what_was_killed_midway_is_done_by_the_next_run() {
     let flags = [&["--compression", "none"], &args(&flags)[..]].concat();
     let started = Instant::now();
     let made = bucket.compact(&flags);
-    let mut moments = Moments::of(started.elapsed());
+    let mut moments = KillTimes::of(started.elapsed());
     let result = made["snapshot"].as_str().unwrap().to_owned();
     let path = bucket.path().join("v2").join(&result);
     // On a busy machine the first ones may be over before their end is due.

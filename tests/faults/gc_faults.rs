@@ -1,7 +1,7 @@
 //! Collecting garbage on stores that fail: every call fails in every way, runs are killed, two run at once, the
 //! clock is an hour off. What must be kept is, and the next run mends the rest.
 
-use crate::support::faults::{Call, Fault, FaultStore, Strike};
+use crate::support::faults::{Call, Fault, FaultStore, PlannedFault};
 use crate::support::history::Compression;
 use crate::support::made_backups::{Bucket, Objects, objects_of};
 use crate::support::scratch;
@@ -111,7 +111,7 @@ type Ran = Result<Report<gc::Outcome>, Error>;
 fn run(
     rt: &Runtime,
     inner: &Arc<InMemory>,
-    strikes: Vec<Strike>,
+    strikes: Vec<PlannedFault>,
     options: &Options,
 ) -> (Ran, FaultStore) {
     let faults = FaultStore::new(inner.clone(), strikes);
@@ -197,7 +197,7 @@ fn every_call_fails(purge_after: Option<i64>, first: impl Fn(&Runtime, &Arc<InMe
                 }
                 let context = format!("{fault:?} at {call:?} {nth}");
                 let inner = prepared();
-                let strike = Strike { call, nth, fault };
+                let strike = PlannedFault { call, nth, fault };
                 let (ran, _) = run(&rt, &inner, vec![strike], &options);
                 struck += 1;
                 match &ran {
@@ -314,7 +314,7 @@ fn every_call_of_undelete_and_pin_fails_and_again_does_it() {
                     }
                     let context = format!("{what}: {fault:?} at {call:?} {nth}");
                     let inner = removed();
-                    let strike = Strike { call, nth, fault };
+                    let strike = PlannedFault { call, nth, fault };
                     let faults = FaultStore::new(inner.clone(), vec![strike]);
                     let first = job(&faults, &[]);
                     if let Err(e) = &first {
@@ -352,7 +352,7 @@ fn what_cannot_be_deleted_holds_only_its_own_chain_back() {
     let (objects, needed) = bucket();
     let inner = fill(&rt, &objects);
     // Two of the nine deltas of the first batch, and their repetition behind it.
-    let deny = |nth| Strike {
+    let deny = |nth| PlannedFault {
         call: Call::Delete,
         nth,
         fault: Fault::Denied,

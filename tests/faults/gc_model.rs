@@ -287,7 +287,7 @@ impl Seen {
     }
 }
 
-struct World {
+struct ModelPrefix {
     /// When each revision was written, from 0 on.
     times: Vec<i64>,
     /// Up to here it is saved.
@@ -295,7 +295,7 @@ struct World {
     now: i64,
 }
 
-impl World {
+impl ModelPrefix {
     fn last(&self) -> i64 {
         self.times.len() as i64 - 1
     }
@@ -322,9 +322,9 @@ impl World {
 const HOUR: i64 = 3600;
 
 /// Five hours of history, in random pieces.
-fn begin(rng: &mut Rng, rt: &Runtime, inner: &InMemory, ahead: TimeDelta) -> World {
+fn begin(rng: &mut Rng, rt: &Runtime, inner: &InMemory, ahead: TimeDelta) -> ModelPrefix {
     let now = (Utc::now() + ahead).timestamp();
-    let mut w = World {
+    let mut w = ModelPrefix {
         times: vec![now - 5 * HOUR; 3],
         saved: 2,
         now: now - 5 * HOUR,
@@ -404,7 +404,7 @@ struct Round<'a> {
     rng: &'a mut Rng,
     rt: &'a Runtime,
     inner: Arc<InMemory>,
-    world: World,
+    world: ModelPrefix,
     /// What the truth is ahead of the machine's clock.
     ahead: TimeDelta,
     window: Option<i64>,

@@ -1,7 +1,7 @@
 //! Collecting garbage on a real server: by tags, by versions, around locks and refusals.
 
 use crate::support::denying_proxy::denying;
-use crate::support::gc_history::{NOTHING, Past, decided, reasons, snapshots};
+use crate::support::gc_history::{GcHistory, NOTHING, decided, reasons, snapshots};
 use crate::support::made_backups::{BASE, LAST, Objects, objects_of};
 use crate::support::minio::Minio;
 use crate::support::s3::Kind;
@@ -21,7 +21,7 @@ use tokio::runtime::Runtime;
 struct Server {
     rt: Runtime,
     minio: Minio,
-    past: Past,
+    past: GcHistory,
 }
 
 impl Server {
@@ -29,7 +29,7 @@ impl Server {
         Server {
             rt: Runtime::new().unwrap(),
             minio: Minio::start(),
-            past: Past::new(),
+            past: GcHistory::new(),
         }
     }
 

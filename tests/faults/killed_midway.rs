@@ -1,7 +1,7 @@
 //! Jobs that are killed at random moments, then a rerun: the inputs stay, the result is right or not
 //! there, and nothing is left behind.
 
-use crate::support::kill_times::Moments;
+use crate::support::kill_times::KillTimes;
 use crate::support::made_backups::{BASE, Bucket, LAST, Objects, objects_of};
 use crate::support::minio::Minio;
 use crate::support::{deltafold, run_json, seed};
@@ -105,7 +105,7 @@ fn killed_and_run_again(site: &Site, rounds: usize, signal: Signal) {
     let inputs = site.objects();
     let started = Instant::now();
     let (code, clean, stderr) = run_json(&mut site.command());
-    let mut moments = Moments::of(started.elapsed());
+    let mut moments = KillTimes::of(started.elapsed());
     assert_eq!(code, 0, "{stderr}");
     let path = format!("v2/{}", clean["snapshot"].as_str().unwrap());
     let with_result = site.objects();

@@ -1,7 +1,7 @@
 //! Locks that expire, in a folder and on a real S3 server: threads and processes against each other, dead holders,
 //! outages, a store that lies.
 
-use crate::support::faults::{Call, Fault, FaultStore, Strike};
+use crate::support::faults::{Call, Fault, FaultStore, PlannedFault};
 use crate::support::lock_suite::{self, LONG, NAME, Place, SHORT, held, holder, wait_until};
 use crate::support::made_backups::Bucket;
 use crate::support::minio::Minio;
@@ -9,7 +9,7 @@ use crate::support::scratch;
 use deltafold::Reason;
 use deltafold::base::Cancel;
 use deltafold::store::exclude::ExcludeTags;
-use deltafold::store::lock::{Attempt, Held, Lock, Wait};
+use deltafold::store::lock::{Attempt, Lock, LockGuard, Wait};
 use deltafold::store::{LOCKS, Store};
 use futures::TryStreamExt;
 use object_store::memory::InMemory;
@@ -50,7 +50,7 @@ impl Servers {
 fn threads_take_turns_everywhere() {
     let servers = Servers::start();
     for place in servers.places() {
-        locks::threads_take_turns(servers.rt.handle(), &place);
+        lock_suite::threads_take_turns(servers.rt.handle(), &place);
     }
 }
 
@@ -58,14 +58,14 @@ fn threads_take_turns_everywhere() {
 fn one_that_is_alive_is_not_waited_for_and_one_that_gives_back_is_followed_at_once() {
     let servers = Servers::start();
     for place in servers.places() {
-        locks::the_living_are_not_waited_for(servers.rt.handle(), &place);
+        lock_suite::the_living_are_not_waited_for(servers.rt.handle(), &place);
     }
 }
 
 /// A process that a test starts.
 #[test]
 fn a_process_of_its_own() {
-    locks::a_process_of_its_own();
+    lock_suite::a_process_of_its_own();
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn processes_take_turns_and_those_that_are_killed_block_nobody_for_good() {
     let servers = Servers::start();
     for (n, place) in servers.places().iter().enumerate() {
         let log = servers.folder.path().join(format!("log-{n}"));
-        locks::processes_take_turns(module_path!(), place, &log);
+        lock_suite::processes_take_turns(module_path!(), place, &log);
     }
 }
 
@@ -86,7 +86,7 @@ fn in_memory(inner: Arc<dyn ObjectStore>, handle: &Handle) -> Store {
 fn a_lock_survives_an_outage_of_the_store() {
     let rt = Runtime::new().unwrap();
     // Two reads acquire it; so many fail that it expires, however fast they are.
-    let strikes = (4..40).map(|nth| Strike {
+    let strikes = (4..40).map(|nth| PlannedFault {
         call: Call::Get,
         nth,
         fault: Fault::ServerError,
@@ -120,7 +120,7 @@ fn answers_that_are_lost_do_no_harm() {
         Fault::LostThenRefused,
         Fault::ServerError,
     ] {
-        let strike = |nth| Strike {
+        let strike = |nth| PlannedFault {
             call: Call::Put,
             nth,
             fault,
@@ -145,7 +145,7 @@ fn answers_that_are_lost_do_no_harm() {
 }
 
 /// Another takes the lock between the look and the write.
-fn raced(faults: &FaultStore, rt: &Runtime) -> (Result<Attempt, deltafold::Error>, Held) {
+fn raced(faults: &FaultStore, rt: &Runtime) -> (Result<Attempt, deltafold::Error>, LockGuard) {
     let store = in_memory(Arc::new(faults.clone()), rt.handle());
     let (send, receive) = std::sync::mpsc::channel();
     let other = store.clone();
@@ -165,7 +165,7 @@ fn raced(faults: &FaultStore, rt: &Runtime) -> (Result<Attempt, deltafold::Error
 #[test]
 fn a_store_that_honours_conditions_lets_one_win_and_one_that_lies_is_found_out() {
     let rt = Runtime::new().unwrap();
-    let strikes = vec![Strike {
+    let strikes = vec![PlannedFault {
         call: Call::Put,
         nth: 0,
         fault: Fault::Meanwhile,

@@ -1,7 +1,7 @@
 //! Servers that take the condition of a write and ignore it: of writers that want one name in the same
 //! moment, none loses what it wrote.
 
-use crate::support::faults::{Call, Fault, FaultStore, Strike};
+use crate::support::faults::{Call, Fault, FaultStore, PlannedFault};
 use crate::support::lying_s3::{Lies, LyingServer};
 use deltafold::store::exclude::ExcludeTags;
 use deltafold::store::{Published, Staged, Store, Upload};
@@ -49,7 +49,7 @@ fn overtaken(doubted: bool) -> (Published, Published, String) {
     let rt = runtime();
     // The store's own trial is two copies.
     let nth = if doubted { 2 } else { 0 };
-    let strike = Strike {
+    let strike = PlannedFault {
         call: Call::Copy,
         nth,
         fault: Fault::Meanwhile,

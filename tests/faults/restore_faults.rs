@@ -3,7 +3,7 @@
 
 use crate::support::disk::{on_a_small_disk, with_small_files, wrapped};
 use crate::support::etcd::{Etcd, EtcdVersion};
-use crate::support::faults::{Call, Fault, FaultStore, Strike};
+use crate::support::faults::{Call, Fault, FaultStore, PlannedFault};
 use crate::support::history::Compression;
 use crate::support::made_backups::{BASE, Bucket, FIXTURE, LAST, Objects};
 use crate::support::member::{
@@ -48,7 +48,7 @@ impl InMemoryBucket {
         InMemoryBucket { rt, inner }
     }
 
-    fn faults(&self, strikes: Vec<Strike>) -> FaultStore {
+    fn faults(&self, strikes: Vec<PlannedFault>) -> FaultStore {
         let inner: Arc<dyn ObjectStore> = self.inner.clone();
         FaultStore::new(inner, strikes)
     }
@@ -124,7 +124,7 @@ fn every_call_of_a_restore_fails_in_every_way() {
         let nth = *seen.entry(call).and_modify(|n| *n += 1).or_insert(0);
         let again = !paths.insert((call, path.clone()));
         for fault in Fault::of(call) {
-            let strike = Strike { call, nth, fault };
+            let strike = PlannedFault { call, nth, fault };
             // All three kinds of target.
             for target in 0..3 {
                 let what = format!("{strike:?} on {path}, target {target}");
@@ -182,7 +182,7 @@ fn a_member_that_appears_while_a_restore_runs() {
         let root = scratch::folder().unwrap();
         let (data, wal) = (root.path().join("data"), root.path().join("wal"));
         let path = root.path().join(name);
-        let faults = bucket.faults(vec![Strike {
+        let faults = bucket.faults(vec![PlannedFault {
             call: Call::Get,
             nth: 1,
             fault: Fault::Meanwhile,
@@ -210,7 +210,7 @@ async fn an_etcd_that_is_started_while_a_restore_runs() {
     let (started, dir) = (etcd.clone(), data.clone());
     tokio::task::spawn_blocking(move || {
         let bucket = InMemoryBucket::new(&small_bucket(4096, Compression::Gzip));
-        let faults = bucket.faults(vec![Strike {
+        let faults = bucket.faults(vec![PlannedFault {
             call: Call::Get,
             nth: 1,
             fault: Fault::Meanwhile,

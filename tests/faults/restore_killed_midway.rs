@@ -2,7 +2,7 @@
 //! is, or the rerun makes it so; what was replaced is kept byte for byte, and nothing else is left.
 
 use crate::support::disk::{assert_was_mounted, in_a_mount_namespace};
-use crate::support::kill_times::Moments;
+use crate::support::kill_times::KillTimes;
 use crate::support::made_backups::{BASE, Bucket, LAST};
 use crate::support::member::{
     Files, assert_whole, debris, files, flip, hash_of, segment, write_files,
@@ -207,7 +207,7 @@ fn killed_and_run_again(site: &Site, rounds: usize, signal: Signal) {
     site.reset();
     let started = Instant::now();
     let (code, clean, stderr) = run_json(&mut site.command());
-    let mut moments = Moments::of(started.elapsed());
+    let mut moments = KillTimes::of(started.elapsed());
     assert_eq!(code, 0, "{stderr}");
     assert_eq!(clean["hash_kv"], site.hash);
     site.assert_new("a clean run");

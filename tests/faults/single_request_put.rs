@@ -3,7 +3,7 @@
 
 use crate::support::conformance::runtime;
 use crate::support::etcd::EtcdVersion;
-use crate::support::faults::{Call, Fault, FaultStore, Strike};
+use crate::support::faults::{Call, Fault, FaultStore, PlannedFault};
 use crate::support::follower::QUICK;
 use crate::support::lying_s3::{Lies, LyingServer};
 use crate::support::minio::Minio;
@@ -93,7 +93,7 @@ fn where_damage_or_a_taken_name_is_not_refused_staging_is_used() {
 fn what_could_not_be_tried_is_tried_again() {
     let rt = runtime();
     // The second of the trial's three.
-    let strike = Strike {
+    let strike = PlannedFault {
         call: Call::Put,
         nth: 1,
         fault: Fault::ServerError,
@@ -212,7 +212,7 @@ fn what_reads_back_differently_does_not_keep_the_name() {
 fn what_is_lost_is_not_taken_for_written() {
     let rt = runtime();
     // Of the result: after the trial's three.
-    let strike = Strike {
+    let strike = PlannedFault {
         call: Call::Get,
         nth: 0,
         fault: Fault::Gone,

@@ -2,7 +2,7 @@
 //! whole, what is said to be saved is, and the next run mends the rest.
 
 use crate::support::etcd::{Etcd, EtcdVersion};
-use crate::support::faults::{Fault, FaultStore, Strike};
+use crate::support::faults::{Fault, FaultStore, PlannedFault};
 use crate::support::made_backups::{Objects, objects_of};
 use crate::support::scratch;
 use deltafold::backup::codec::CompressionChoice;
@@ -200,7 +200,7 @@ fn every_call_fails(kind: Kind, at_once: bool) {
             let what =
                 format!("{kind:?}, at once {at_once}: {fault:?} at {call:?} {nth} of {path}");
             let place = bench.place();
-            let faults = FaultStore::new(place.clone(), vec![Strike { call, nth, fault }]);
+            let faults = FaultStore::new(place.clone(), vec![PlannedFault { call, nth, fault }]);
             let result = bench.run(kind, &faults);
             let left = visible(bench.runtime.block_on(objects_of(&place)));
             for (path, bytes) in &bench.objects {

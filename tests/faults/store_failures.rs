@@ -1,7 +1,7 @@
 //! Stores that fail: every call of a run fails in every way, objects vanish, conditions are ignored.
 
 use crate::support::conformance::runtime;
-use crate::support::faults::{Call, Fault, FaultStore, Strike};
+use crate::support::faults::{Call, Fault, FaultStore, PlannedFault};
 use crate::support::made_backups::{BASE, Bucket, LAST, Objects, T0, objects_of};
 use crate::support::minio::Minio;
 use crate::support::slow_line::Line;
@@ -256,7 +256,7 @@ fn every_call_fails(
             if fault == Fault::Gone && !path.starts_with("deltafold-staging") {
                 continue;
             }
-            let strike = Strike { call, nth, fault };
+            let strike = PlannedFault { call, nth, fault };
             let what = format!("{strike:?} on {path}");
             let place = place(&rt, &sample.objects);
             let faults = FaultStore::new(place.inner(), vec![strike]);
@@ -339,7 +339,7 @@ fn an_upload_that_fails_and_cannot_be_given_up() {
     for fault in Fault::of(Call::Abort) {
         let place = Place::folder(&rt, &sample.objects);
         let strikes = [(Call::Part, 1, Fault::ServerError), (Call::Abort, 0, fault)];
-        let strikes = strikes.map(|(call, nth, fault)| Strike { call, nth, fault });
+        let strikes = strikes.map(|(call, nth, fault)| PlannedFault { call, nth, fault });
         let faults = FaultStore::new(place.inner(), strikes.to_vec());
         let e = place.run(&rt, &faults, &sample.options()).unwrap_err();
         assert_eq!(e.reason(), Reason::StoreUnreachable, "{fault:?}: {e}");
@@ -357,7 +357,7 @@ fn a_snapshot_deleted_while_the_job_runs() {
     ] {
         for nth in 0..inputs.len() {
             let here = place(&rt, &sample.objects);
-            let strike = Strike {
+            let strike = PlannedFault {
                 call: Call::Get,
                 nth,
                 fault: Fault::Gone,

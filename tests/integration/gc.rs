@@ -1,7 +1,7 @@
 //! Collecting garbage, mostly in folders: what must be restorable is restored as before, what goes can be brought back,
 //! and nothing that is not ours is touched.
 
-use crate::support::gc_history::{HOUR, NOTHING, Past, decided, reasons, snapshots};
+use crate::support::gc_history::{GcHistory, HOUR, NOTHING, decided, reasons, snapshots};
 use crate::support::made_backups::{BASE, Bucket, FIXTURE, LAST, T0, objects_of};
 use crate::support::s3::Kind;
 use crate::support::scratch;
@@ -39,7 +39,7 @@ fn keep_nothing<'a>(more: &[&'a str]) -> Vec<&'a str> {
 
 #[test]
 fn points_within_the_window_are_restored_as_before() {
-    let p = Past::new();
+    let p = GcHistory::new();
     let b = &p.bucket;
     let points = [1800, 1801, 1950, 2100, 2101, 2200, LAST];
     let before: Vec<Value> = points.map(|r| state(b.path(), r)).to_vec();
@@ -97,7 +97,7 @@ fn points_within_the_window_are_restored_as_before() {
 
 #[test]
 fn what_goes_can_be_brought_back_until_it_is_purged() {
-    let p = Past::new();
+    let p = GcHistory::new();
     let b = &p.bucket;
     let before = b.objects();
     let states: Vec<Value> = [800, 1499, 1700].map(|r| state(b.path(), r)).to_vec();
@@ -161,7 +161,7 @@ fn what_goes_can_be_brought_back_until_it_is_purged() {
 
 #[test]
 fn a_note_of_an_earlier_removal_does_not_shorten_the_time_to_bring_it_back() {
-    let p = Past::new();
+    let p = GcHistory::new();
     let b = &p.bucket;
     // Somebody took the mark away and left the note.
     let path = p.full(BASE, 10);
@@ -185,7 +185,7 @@ fn a_note_of_an_earlier_removal_does_not_shorten_the_time_to_bring_it_back() {
 
 #[test]
 fn what_others_excluded_is_no_base_and_goes_with_the_policy() {
-    let p = Past::new();
+    let p = GcHistory::new();
     let b = &p.bucket;
     // The newest full is bad: what it has superseded is needed again.
     let bad = p.full(2100, 1);
@@ -200,7 +200,7 @@ fn what_others_excluded_is_no_base_and_goes_with_the_policy() {
 
 #[test]
 fn an_old_layout_is_kept_and_goes_by_folders() {
-    let p = Past::new();
+    let p = GcHistory::new();
     let b = &p.bucket;
     let folder = fixtures_dir().join(FIXTURE).join("v2");
     let mut old = BTreeMap::new();
@@ -243,7 +243,7 @@ fn an_old_layout_is_kept_and_goes_by_folders() {
 
 #[test]
 fn what_is_left_behind_goes_and_what_is_not_ours_stays() {
-    let p = Past::new();
+    let p = GcHistory::new();
     let b = &p.bucket;
     let ours = [
         "deltafold-timelines/Full-00000000-00000001-1700000000.gz",
@@ -298,7 +298,7 @@ fn what_is_left_behind_goes_and_what_is_not_ours_stays() {
 
 #[test]
 fn histories_in_doubt_are_kept() {
-    let p = Past::new();
+    let p = GcHistory::new();
     let b = &p.bucket;
     // Damaged, and of those that would tell the histories apart.
     let t = p.now - 5 * HOUR;
@@ -324,7 +324,7 @@ fn histories_in_doubt_are_kept() {
 
 #[test]
 fn an_older_history_is_collected_and_the_newest_is_not() {
-    let p = Past::new();
+    let p = GcHistory::new();
     let b = &p.bucket;
     // A restore to 1900, an hour ago: the histories differ from 1901 on.
     let mut other = Bucket::with_base();
@@ -393,7 +393,7 @@ fn nothing_to_collect_is_said() {
 #[test]
 fn what_others_deleted_does_not_come_back_where_marks_are_listed_apart() {
     let rt = Runtime::new().unwrap();
-    let past = Past::new();
+    let past = GcHistory::new();
     let versitygw = Versitygw::start();
     let s3 = versitygw.s3();
     rt.block_on(s3.create_bucket("marks", Kind::Versioned));
@@ -447,7 +447,7 @@ fn what_others_deleted_does_not_come_back_where_marks_are_listed_apart() {
 /// A pin says that a chain stays: also those of its deltas that were removed before.
 #[test]
 fn a_pinned_chain_keeps_what_was_removed_of_it() {
-    let past = Past::new();
+    let past = GcHistory::new();
     let b = &past.bucket;
     gc(b, &keep_nothing(&["--purge-after", "1d", "--apply"]));
     let name = past.full(1499, 7);

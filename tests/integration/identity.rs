@@ -3,7 +3,7 @@
 
 use crate::support::etcd::{Etcd, EtcdOptions, EtcdVersion, free_port};
 use crate::support::follower::{Ended, Follower, snapshot, snapshot_command};
-use crate::support::recorded_etcd::{World, with_etcd};
+use crate::support::recorded_etcd::{RecordedEtcd, with_etcd};
 use crate::support::restorable::Prefix;
 use crate::support::{deltafold, restore, run_json};
 use serde_json::{Value, json};
@@ -14,7 +14,7 @@ use std::process::Command;
 const IDENTITY: &str = "deltafold-identity.json";
 const QUICK: [&str; 2] = ["--delta-period", "200ms"];
 
-fn identity_of(world: &World) -> Value {
+fn identity_of(world: &RecordedEtcd) -> Value {
     let content = fs::read(Path::new(&world.prefix.url).join(IDENTITY)).expect("an identity");
     serde_json::from_slice(&content).expect("JSON")
 }
@@ -75,7 +75,7 @@ fn the_first_write_records_whose_backup_it_is() {
     }
 }
 
-fn assert_refused(world: &World, ended: &Ended, theirs: &str, ours: &str) {
+fn assert_refused(world: &RecordedEtcd, ended: &Ended, theirs: &str, ours: &str) {
     assert_eq!(
         (ended.code, ended.reason()),
         (65, "OtherCluster"),
@@ -172,7 +172,7 @@ fn an_object_that_is_no_identity_is_not_overwritten() {
 }
 
 /// A cluster restored elsewhere has the same history and another ID.
-fn restored_elsewhere(world: &mut World, port: Option<u16>) -> (Value, Etcd) {
+fn restored_elsewhere(world: &mut RecordedEtcd, port: Option<u16>) -> (Value, Etcd) {
     let data_dir = world.folder().join("restored");
     let peer = free_port();
     let url = format!("http://127.0.0.1:{peer}");

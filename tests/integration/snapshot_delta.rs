@@ -5,7 +5,7 @@ use crate::support::etcd::{Etcd, EtcdOptions, EtcdVersion, free_port};
 use crate::support::follower::snapshot;
 use crate::support::history::Compression;
 use crate::support::random_load::{Load, LoadOptions};
-use crate::support::recorded_etcd::{World, copy_dir, with_etcd, with_options};
+use crate::support::recorded_etcd::{RecordedEtcd, copy_dir, with_etcd, with_options};
 use crate::support::restorable::Prefix;
 use crate::support::truth::Truth;
 use crate::support::{deltafold, rounds, run_json};
@@ -198,7 +198,7 @@ fn it_is_split_at_a_size_but_never_within_a_transaction() {
 
 /// Another etcd writes as many revisions, and others: what its last has in common with the saved one
 /// decides nothing.
-fn another_history(version: EtcdVersion, last: impl Fn(&World, u8), behind: usize) {
+fn another_history(version: EtcdVersion, last: impl Fn(&RecordedEtcd, u8), behind: usize) {
     with_etcd(version, |world| {
         world.put_many("/a/", 5, 100);
         world.delta(&[]);
@@ -235,7 +235,7 @@ fn another_history(version: EtcdVersion, last: impl Fn(&World, u8), behind: usiz
 #[test]
 fn the_same_revision_with_another_value_is_another_history() {
     for version in EtcdVersion::ALL {
-        let last = |world: &World, n: u8| _ = world.put("/last", vec![n]);
+        let last = |world: &RecordedEtcd, n: u8| _ = world.put("/last", vec![n]);
         another_history(version, last, 0);
         another_history(version, last, 7);
     }
@@ -243,7 +243,7 @@ fn the_same_revision_with_another_value_is_another_history() {
 
 #[test]
 fn the_same_revision_with_another_lease_is_another_history() {
-    let last = |world: &World, n: u8| {
+    let last = |world: &RecordedEtcd, n: u8| {
         world.wait(async {
             let mut client = world.etcd.client().await;
             let options = etcd_client::LeaseGrantOptions::new().with_id(n.into());
@@ -257,7 +257,7 @@ fn the_same_revision_with_another_lease_is_another_history() {
 
 #[test]
 fn the_same_revision_with_one_key_more_is_another_history() {
-    let last = |world: &World, n: u8| {
+    let last = |world: &RecordedEtcd, n: u8| {
         let ops = (0..n).map(|i| TxnOp::put(format!("/last/{i}"), "same", None));
         world.txn(ops.collect());
     };
@@ -266,7 +266,7 @@ fn the_same_revision_with_one_key_more_is_another_history() {
 
 #[test]
 fn a_put_where_a_deletion_was_is_another_history() {
-    let last = |world: &World, n: u8| {
+    let last = |world: &RecordedEtcd, n: u8| {
         _ = match n {
             1 => world.delete("/a/00004"),
             _ => world.put("/a/00004", ""),

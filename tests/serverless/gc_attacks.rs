@@ -1,6 +1,6 @@
 //! Somebody who can write, and not delete, has `gc` delete: by rubbish, cut copies, renamed or damaged fulls.
 
-use crate::support::gc_history::{HOUR, NOTHING, Past, decided, reasons, snapshots};
+use crate::support::gc_history::{GcHistory, HOUR, NOTHING, decided, reasons, snapshots};
 use crate::support::keys::Key;
 use crate::support::made_backups::{BASE, LAST};
 use crate::support::schema::Schema;
@@ -37,7 +37,7 @@ const POLICIES: [&[&str]; 4] = [
     ],
 ];
 
-fn gc(p: &Past, args: &[&str], more: &[&str]) -> Value {
+fn gc(p: &GcHistory, args: &[&str], more: &[&str]) -> Value {
     let (code, result, stderr) = p.bucket.run("gc", &[args, more].concat());
     assert_eq!(code, 0, "{args:?}: {stderr}");
     Schema::of("gc").check(&result);
@@ -56,12 +56,12 @@ fn damaged(result: &Value) -> BTreeSet<String> {
 }
 
 /// What is put into the bucket: of what a real full is made.
-type Forge = dyn Fn(&Past) -> Vec<(String, Vec<u8>)>;
+type Forge = dyn Fn(&GcHistory) -> Vec<(String, Vec<u8>)>;
 
 /// With forged fulls the same goes as without, or less, and each forged one that mattered is reported.
 fn harms_nothing(forge: &Forge) {
     for policy in POLICIES {
-        let p = Past::new();
+        let p = GcHistory::new();
         let real = snapshots(&p.bucket.objects());
         let would = decided(&gc(&p, policy, &[]), "Delete");
         assert!(would.len() > 2, "{policy:?}: nothing is at stake");
@@ -103,7 +103,7 @@ fn seven_objects_of_one_byte() {
 #[test]
 fn marks_of_exclusion_and_notes_of_removal() {
     for spared in [0, 1] {
-        let p = Past::new();
+        let p = GcHistory::new();
         let real = snapshots(&p.bucket.objects());
         let mut fulls: Vec<&String> = real.iter().filter(|p| p.contains("/Full-")).collect();
         fulls.sort_by_key(|f| f.rsplit('-').next().unwrap().to_owned());
@@ -165,7 +165,7 @@ fn a_flipped_bit_in_a_copy() {
 #[test]
 fn damage_in_the_newest_full() {
     for policy in POLICIES {
-        let p = Past::new();
+        let p = GcHistory::new();
         let newest = p.full(2100, 1);
         let mut bytes = p.bucket.objects()[&newest].clone();
         let middle = bytes.len() / 2;
@@ -192,7 +192,7 @@ fn damage_in_the_newest_full() {
 /// A full behind a pinned one would end its chain.
 #[test]
 fn rubbish_that_cuts_a_pinned_chain_short() {
-    let p = Past::new();
+    let p = GcHistory::new();
     let pinned = p.full(BASE, 10).replace("v2/", "");
     assert_eq!(p.bucket.run("pin", &[&pinned]).0, 0);
     let rubbish = name(1100, p.now - 9 * HOUR + 1);
@@ -205,7 +205,7 @@ fn rubbish_that_cuts_a_pinned_chain_short() {
 /// Each full is read once, when a decision first rests on it; the note remembers it.
 #[test]
 fn what_was_read_is_remembered_by_a_note() {
-    let p = Past::new();
+    let p = GcHistory::new();
     let read = |result: &Value| result["fulls_read"].as_u64().unwrap();
     let window = [&NOTHING[..], &["--restorable-window", "5h"]].concat();
     let dry = gc(&p, &window, &[]);
@@ -264,7 +264,7 @@ fn what_was_read_is_remembered_by_a_note() {
 /// One run reads few fulls: rubbish beyond count delays a collection, and makes nothing go.
 #[test]
 fn more_rubbish_than_a_run_reads() {
-    let p = Past::new();
+    let p = GcHistory::new();
     let real = snapshots(&p.bucket.objects());
     for n in 1..60 {
         p.bucket.put(&name(LAST + n, p.now + n), b"x");
@@ -287,7 +287,7 @@ fn more_rubbish_than_a_run_reads() {
 /// Without an identity only the header of what is encrypted can be checked.
 #[test]
 fn rubbish_among_encrypted_fulls() {
-    let p = Past::new();
+    let p = GcHistory::new();
     let key = Key::new();
     let recipient = key.recipient().parse().unwrap();
     let keys = Keys::new(Vec::new(), vec![recipient]);
@@ -330,7 +330,7 @@ fn rubbish_among_encrypted_fulls() {
 /// What goes waits for a week, unless asked for otherwise.
 #[test]
 fn what_goes_can_be_brought_back_for_a_week() {
-    let p = Past::new();
+    let p = GcHistory::new();
     let mut c = deltafold();
     c.args(["gc", "--apply", "--output", "json", "--store"])
         .arg(p.bucket.path())
@@ -347,7 +347,7 @@ fn what_goes_can_be_brought_back_for_a_week() {
 /// What was too large for one run's limits is read again by the next one, which has others.
 #[test]
 fn a_low_limit_of_one_run_is_not_remembered_as_damage() {
-    let p = Past::new();
+    let p = GcHistory::new();
     let policy = POLICIES[0];
     let would = decided(&gc(&p, policy, &[]), "Delete");
     let low = ["--apply", "--max-database-bytes", "1KiB"];

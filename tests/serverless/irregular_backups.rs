@@ -58,7 +58,7 @@ fn a_gap_is_named_and_stops_the_fold() {
 #[test]
 fn a_full_may_hold_more_than_its_name_says() {
     for (says, deltas) in [
-        // Past its name; past the first delta's end; a gap in names that it reaches over.
+        // GcHistory its name; past the first delta's end; a gap in names that it reaches over.
         (1400, &[(1401, 1490), (1491, LAST)][..]),
         (1400, &[(1401, 1450), (1451, 1460), (1461, LAST)]),
         (1400, &[(1440, LAST)]),

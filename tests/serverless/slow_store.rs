@@ -251,13 +251,13 @@ fn bucket() -> Objects {
     objects
 }
 
-struct World {
+struct SlowBucket {
     runtime: Runtime,
     slow: Arc<Slow>,
     cancel: Cancel,
 }
 
-impl World {
+impl SlowBucket {
     fn new(way: Way, objects: &Objects) -> Self {
         let runtime = Runtime::new().unwrap();
         let inner = InMemory::new();
@@ -278,7 +278,7 @@ impl World {
                 gate: Semaphore::new(0),
             }),
         });
-        World {
+        SlowBucket {
             runtime,
             slow,
             cancel: Cancel::default(),
@@ -334,7 +334,7 @@ fn answers_out_of_order_fold_to_the_same() {
     let objects = bucket();
     let (plain, after) = tiny_backup::InProcess::new().compact(&objects);
     let plain = plain.unwrap();
-    let world = World::new(Way::OutOfOrder, &objects);
+    let world = SlowBucket::new(Way::OutOfOrder, &objects);
     let slow = world.compact().unwrap();
     assert_eq!(slow.hash_kv, plain.hash_kv);
     assert_eq!(slow.events, plain.events);
@@ -351,7 +351,7 @@ fn answers_out_of_order_fold_to_the_same() {
 #[test]
 fn a_signal_ends_reads_that_never_end_and_nothing_is_left() {
     let objects = bucket();
-    let world = World::new(Way::Stalled, &objects);
+    let world = SlowBucket::new(Way::Stalled, &objects);
     let ended = std::thread::scope(|scope| {
         let compact = scope.spawn(|| world.compact());
         let reached = world.wait_until_open(|open| open >= REQUESTS);
@@ -370,14 +370,14 @@ const LARGE: usize = (70 << 20) + 17;
 const RANGE: usize = 2 << 20;
 const RANGES: usize = 16;
 
-fn large_object(way: Way) -> (World, Vec<u8>) {
+fn large_object(way: Way) -> (SlowBucket, Vec<u8>) {
     let mut content = vec![0; LARGE];
     fastrand::Rng::with_seed(7).fill(&mut content);
     let objects = Objects::from([("v2/large".to_owned(), content.clone())]);
-    (World::new(way, &objects), content)
+    (SlowBucket::new(way, &objects), content)
 }
 
-fn large(way: Way) -> (World, Vec<u8>, std::result::Result<Vec<u8>, Error>) {
+fn large(way: Way) -> (SlowBucket, Vec<u8>, std::result::Result<Vec<u8>, Error>) {
     let (world, content) = large_object(way);
     let mut got = Vec::new();
     let read = world

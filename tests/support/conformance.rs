@@ -1,4 +1,4 @@
-//! What every store must do, and what the program does on each: one suite for all of them.
+//! The conformance suite: what every store must do, and what the program must do on every store.
 
 use super::made_backups::{BASE, Bucket, LAST, objects_in};
 use super::{copy_fixture, deltafold, expected, fixture_names, run_json, scratch};
@@ -24,7 +24,7 @@ pub fn runtime() -> Runtime {
     builder.worker_threads(2).enable_all().build().unwrap()
 }
 
-/// Asserts what every store must do, on an empty prefix. Gives the abilities that this one lacks, by its own word.
+/// Asserts what every store must do, on an empty prefix. Returns the abilities that this store says it lacks.
 pub fn conforms(store: &Store) -> Vec<(Ability, State)> {
     let findings = store.probe().unwrap();
     assert_eq!(findings.left_behind, [""; 0]);
@@ -94,7 +94,7 @@ fn what_is_written_is_read_and_listed(store: &Store) {
         "v2/folder/deep/inner",
         &long,
     ];
-    // Beside the folder, and above it.
+    // Prefixes beside the folder and above it.
     let others = ["v22/plain", "v1/Backup-1/plain", "plain"];
     for (i, path) in names.iter().chain(&others).enumerate() {
         let bytes = vec![i as u8; [0, 1, 100_000][i % 3]];
@@ -145,7 +145,7 @@ fn a_name_is_given_once(store: &Store, is_versioned: bool) {
     }
     assert_eq!(content(store, path), b"first");
     store.delete(path).unwrap();
-    // versitygw takes the mark of a deletion for an object.
+    // versitygw lists a deletion marker as an object.
     if !is_versioned {
         assert_eq!(create(b"other"), Published::Created);
         store.delete(path).unwrap();
@@ -153,7 +153,7 @@ fn a_name_is_given_once(store: &Store, is_versioned: bool) {
     nothing_is_staged(store);
 }
 
-/// Each of the racers has its object ready before the first one asks for the name.
+/// Every racer has its object ready before the first one asks for the name.
 fn one_of_many_creates(store: &Store, rounds: usize, racers: usize, bytes: usize) {
     for round in 0..rounds {
         let (path, start) = (format!("v2/race-{bytes}-{round}"), &Barrier::new(racers));
@@ -199,7 +199,7 @@ fn a_large_object_is_written_in_parts(store: &Store) {
     assert!(content(store, path) == fetched);
     nothing_is_staged(store);
 
-    // One that is given up leaves nothing.
+    // An upload that is dropped leaves nothing behind.
     let mut upload = Upload::new(store, "given-up", 4);
     upload.write_all(&noise).unwrap();
     drop(upload);
@@ -212,7 +212,7 @@ fn what_is_deleted_is_gone(store: &Store) {
     for path in &many {
         store.create_small(path, b"x").unwrap();
     }
-    // What is not there is deleted.
+    // Deleting an object that does not exist succeeds.
     many.push("v2/none".to_owned());
     let mut deleted = Vec::new();
     let each = |path: &str, result: Result<(), Error>| {
@@ -235,7 +235,7 @@ fn marks_are_set_and_taken_away(store: &Store, has_tags: bool) {
         assert_eq!(store.exists(object).unwrap(), excluded && !has_tags);
         assert_eq!(content(store, path), b"marked");
     }
-    // What another tool left beside it goes, too.
+    // An object that another tool left there is deleted, too.
     store.create_small(object, b"").unwrap();
     store.set_excluded(path, false).unwrap();
     assert!(!store.exists(object).unwrap());
@@ -246,7 +246,7 @@ fn locks_hold_or_are_refused(store: &Store, has_conditions: bool) {
     let lock =
         |identity: &str| Lock::new(store, "test", identity, Duration::from_secs(10)).unwrap();
     if !has_conditions {
-        // Taking it would do; keeping it would not.
+        // A server without conditions may accept the lock or refuse it, but must not pretend to keep it.
         let refused = match lock("a").acquire(Wait::UntilSeenDead) {
             Ok(held) => held.renew().unwrap_err(),
             Err(e) => e,
@@ -286,15 +286,15 @@ fn objects_are_locked_or_that_is_refused(store: &Store, has_lock: bool) {
         assert_eq!(locked.unwrap_err().reason(), Reason::Configuration);
         assert_eq!(store.retention(path, version).unwrap(), None);
     }
-    // By its name it is hidden at least.
+    // A delete by name hides the object at least.
     store.delete(path).unwrap();
     assert!(!store.exists(path).unwrap());
 }
 
-/// A server, and how deltafold comes to it.
+/// A server and how deltafold connects to it.
 pub struct Server {
     pub runtime: Runtime,
-    /// Up to the prefix.
+    /// The store URL without the prefix.
     url: String,
     options: Vec<(String, String)>,
 }
@@ -332,7 +332,7 @@ impl Server {
         run_json(&mut c)
     }
 
-    /// Uploads a local bucket.
+    /// Uploads a local folder to a prefix.
     pub fn fill(&self, prefix: &str, from: &Path) -> Store {
         let store = self.store(prefix);
         for (path, bytes) in objects_in(from) {
@@ -343,7 +343,7 @@ impl Server {
     }
 }
 
-/// Asserts what the program does on every server.
+/// Asserts what the program must do on every server.
 pub fn the_program_works_on(server: &Server) {
     every_fixture_is_compacted(server);
     marks_are_listed(server);
@@ -379,7 +379,7 @@ fn every_fixture_is_compacted(server: &Server) {
         );
         assert_eq!(result["warnings"], json!([]), "{name}");
 
-        // The same bytes as on a local disk.
+        // The result must have the same bytes as on a local disk.
         let mut c = deltafold();
         c.args(["compact", "--output", "json", "--store"])
             .arg(local.path());

@@ -1,4 +1,4 @@
-//! The controller as a process of its own, on a namespace.
+//! The controller as a process of its own.
 
 use std::fs;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::etcd::{Process, Signal, free_port, http};
 use super::faulty_proxy::Proxy;
 use super::kube::write_kubeconfig;
-use super::namespace::{PATIENCE, Space, until};
+use super::namespace::{PATIENCE, TestNamespace, until};
 use super::tools::{forget_env, tail};
 
 /// A running `deltafold controller`, killed when dropped.
@@ -19,35 +19,44 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// On a namespace, with nothing but its own rights.
-    pub async fn start(space: &Space, args: &[&str]) -> Self {
+    /// Starts a controller for one namespace, with the rights of the manifests and no others.
+    pub async fn start(space: &TestNamespace, args: &[&str]) -> Self {
         let url = space.api.url().to_owned();
         Self::start_at(space, &url, &[space], args).await
     }
 
-    /// On several namespaces, and no others; what is its own is in the first.
-    pub async fn of_several(spaces: &[&Space], args: &[&str]) -> Self {
+    /// Starts a controller for these namespaces. Its own objects are in the first one.
+    pub async fn of_several(spaces: &[&TestNamespace], args: &[&str]) -> Self {
         let url = spaces[0].api.url().to_owned();
         Self::start_at(spaces[0], &url, spaces, args).await
     }
 
-    /// As `of_several`, through a proxy.
-    pub async fn of_several_through(proxy: &Proxy, spaces: &[&Space], args: &[&str]) -> Self {
+    /// Like `of_several`, through a proxy.
+    pub async fn of_several_through(
+        proxy: &Proxy,
+        spaces: &[&TestNamespace],
+        args: &[&str],
+    ) -> Self {
         Self::start_at(spaces[0], &proxy.url(), spaces, args).await
     }
 
-    /// One that reaches the API server through a proxy.
-    pub async fn through(proxy: &Proxy, space: &Space, args: &[&str]) -> Self {
+    /// Starts a controller that reaches the API server through a proxy.
+    pub async fn through(proxy: &Proxy, space: &TestNamespace, args: &[&str]) -> Self {
         Self::start_at(space, &proxy.url(), &[space], args).await
     }
 
-    /// As `through`, on all namespaces; what is its own is in this one.
-    pub async fn of_all(proxy: &Proxy, space: &Space, args: &[&str]) -> Self {
+    /// Like `through`, for all namespaces. Its own objects are in `space`.
+    pub async fn of_all(proxy: &Proxy, space: &TestNamespace, args: &[&str]) -> Self {
         Self::start_at(space, &proxy.url(), &[], args).await
     }
 
-    /// On these namespaces; on all if none is given.
-    async fn start_at(space: &Space, url: &str, on: &[&Space], args: &[&str]) -> Self {
+    /// Starts a controller for the namespaces `on`, or for all if `on` is empty.
+    async fn start_at(
+        space: &TestNamespace,
+        url: &str,
+        on: &[&TestNamespace],
+        args: &[&str],
+    ) -> Self {
         let folder = tempfile::Builder::new()
             .prefix("controller-")
             .tempdir_in(space.folder.path())
@@ -83,24 +92,24 @@ impl Controller {
         self.process.signal(signal);
     }
 
-    /// As when its node fails.
+    /// Kills the process, as a failure of its node would.
     pub fn kill(&mut self) {
         self.process.end();
     }
 
-    /// As when its Pod is deleted: how it ended.
+    /// Stops the process, as deleting its Pod would. Returns the exit code.
     pub fn stop(&mut self) -> Option<i32> {
         self.process.signal(Signal::TERM);
         let ended = self.process.ended_within(Duration::from_secs(20));
         ended.and_then(|status| status.code())
     }
 
-    /// Whether it has ended by itself.
+    /// Returns whether the process has ended by itself.
     pub fn has_ended(&mut self) -> bool {
         self.process.runs().is_err()
     }
 
-    /// All that it has logged so far.
+    /// Returns the log so far.
     pub fn log(&self) -> String {
         String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
     }
@@ -109,7 +118,7 @@ impl Controller {
         tail(&self.log)
     }
 
-    /// What one of its endpoints answers: status and body.
+    /// Requests one of the controller's own endpoints. Returns status and body.
     pub fn asked(&self, target: &str) -> Option<(u16, String)> {
         let answer = http(self.port, "GET", target, "")?;
         let status = answer.split(' ').nth(1)?.parse().ok()?;
@@ -127,7 +136,7 @@ impl Controller {
         assert!(ready.await.is_some(), "it is not ready:\n{}", self.tail());
     }
 
-    /// The value of a series as /metrics has it, name and labels; 0 where there is none.
+    /// Returns the value of a series in /metrics (name and labels), or 0 if it is not there.
     pub fn metric(&self, series: &str) -> f64 {
         let (_, body) = self.asked("/metrics").unwrap_or_default();
         let mut lines = body.lines();

@@ -1,12 +1,12 @@
-//! A way to a server on which some requests are refused: what a role may not do.
+//! A proxy that refuses some requests, as a server does if a role lacks a right.
 
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 
 use super::s3::S3;
 
-/// Passes on what is asked of `server` (`http://host:port`), but for the requests of whose first line
-/// `denied` says so: these are answered with 403. It ends with the process.
+/// Starts a proxy in front of `server` (`http://host:port`). It responds with 403 to requests for whose first
+/// line `denied` returns true. It ends with the process.
 pub fn denying(server: &str, denied: fn(&str) -> bool) -> S3 {
     let server = server.trim_start_matches("http://").to_owned();
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -14,14 +14,14 @@ pub fn denying(server: &str, denied: fn(&str) -> bool) -> S3 {
     std::thread::spawn(move || {
         for client in listener.incoming().flatten() {
             let server = server.clone();
-            // A connection that breaks is the client's to tell.
+            // The client reports a broken connection.
             std::thread::spawn(move || pass_on(client, &server, denied));
         }
     });
     S3::new(&format!("http://{address}"))
 }
 
-/// One request of a connection, which is closed behind the answer.
+/// Forwards one request of a connection, then closes it.
 fn pass_on(mut client: TcpStream, server: &str, denied: fn(&str) -> bool) -> io::Result<()> {
     const REFUSAL: &str =
         "<Error><Code>AccessDenied</Code><Message>Access Denied.</Message></Error>";

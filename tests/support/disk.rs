@@ -1,4 +1,4 @@
-//! Commands that find no room: on a small disk, or with a limit on the size of files.
+//! Runs commands on a disk without free space: a small disk, or a limit on the size of files.
 
 use super::made_backups::{Objects, objects_in};
 use super::run_json;
@@ -8,8 +8,8 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Command;
 
-/// Runs a command with a disk of so many KiB in the place of a folder, and copies out what is on
-/// it at the end.
+/// Mounts a disk of a given size in KiB over a folder, runs a command, and copies out what is on the disk at
+/// the end.
 const ON_A_SMALL_DISK: &str = r#"
 folder=$1 kib=$2 kept=$3; shift 3
 mkdir "$kept/before" "$kept/after" && cp -r "$folder/." "$kept/before" || exit 99
@@ -19,8 +19,8 @@ cp -r "$folder/." "$kept/after" || exit 99
 exit $code
 "#;
 
-/// Runs a command where a folder has no more room than this: exit code, JSON, standard error, and
-/// what the folder holds then.
+/// Runs a command with a folder that has only this much space. Returns the exit code, the JSON, standard error,
+/// and what the folder holds at the end.
 pub fn on_a_small_disk(
     folder: &Path,
     kib: u64,
@@ -35,7 +35,7 @@ pub fn on_a_small_disk(
     (code, json, stderr, objects_in(&kept.path().join("after")))
 }
 
-/// Fails if a script of `in_a_mount_namespace` did not come to its command.
+/// Fails if a script of `in_a_mount_namespace` did not reach its command.
 pub fn assert_was_mounted(json: &Value, stderr: &str) {
     assert!(
         !json.is_null(),
@@ -43,7 +43,8 @@ pub fn assert_was_mounted(json: &Value, stderr: &str) {
     );
 }
 
-/// A command that runs a shell script, which may mount, with these arguments and another command's.
+/// Returns a command that runs a shell script in a mount namespace, with these arguments and those of
+/// `command`.
 pub fn in_a_mount_namespace(script: &str, args: &[&OsStr], command: &Command) -> Command {
     let program = [
         "unshare",
@@ -58,7 +59,8 @@ pub fn in_a_mount_namespace(script: &str, args: &[&OsStr], command: &Command) ->
     wrapped(&program, args, command)
 }
 
-/// Runs a command that can write no file of more than this: exit code, JSON, standard error.
+/// Runs a command that can write no file larger than `bytes`. Returns the exit code, the JSON and standard
+/// error.
 pub fn with_small_files(bytes: u64, command: &Command) -> (i32, Value, String) {
     let limit = r#"ulimit -f "$1" && shift && exec "$@""#;
     let blocks = (bytes / 512).to_string();
@@ -69,7 +71,7 @@ pub fn with_small_files(bytes: u64, command: &Command) -> (i32, Value, String) {
     ))
 }
 
-/// A command that runs another one, with the other's environment.
+/// Returns a command that runs `command` below `program`, with the environment of `command`.
 pub fn wrapped(program: &[&str], args: &[&OsStr], command: &Command) -> Command {
     let mut c = Command::new(program[0]);
     c.args(&program[1..]).args(args);

@@ -1,4 +1,4 @@
-//! Real etcd servers of one member or several, and etcd's own tools on snapshot files.
+//! Real etcd servers of one or several members, and etcd's own tools for snapshot files.
 
 use super::scratch;
 use std::ffi::OsString;
@@ -21,15 +21,15 @@ use tempfile::TempDir;
 pub use super::tools::EtcdVersion;
 use super::tools::{self, tail};
 
-/// How long a server may take to serve. Generous: the machine may be busy with a build.
+/// How long a server may take to start. Generous: the machine may be busy with a build.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 const STOP_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// What etcd says of its keyspace at a revision.
+/// The HashKV response of etcd at a revision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HashKv {
     pub hash: u32,
-    /// -1 where nothing was compacted.
+    /// -1 if nothing was compacted.
     pub compact_revision: i64,
     pub revision: i64,
 }
@@ -40,23 +40,23 @@ pub struct EtcdOptions {
     pub max_request_bytes: u64,
     pub max_txn_ops: u32,
     pub quota_backend_bytes: u64,
-    /// Of clients and peers; any that are free where none are given.
+    /// Client port and peer port. Free ports are taken if there is none.
     pub ports: Option<(u16, u16)>,
-    /// As etcd takes it; this member alone where none is given. Etcd ignores it where there is a WAL.
+    /// As for etcd's flag. `None`: this member alone. etcd ignores it if there is a WAL.
     pub initial_cluster: Option<String>,
-    /// Where clients speak TLS.
+    /// TLS for clients, if any.
     pub tls: Option<Tls>,
-    /// Further arguments as etcd takes them.
+    /// Further arguments of etcd.
     pub args: Vec<OsString>,
 }
 
-/// The files of a server that speaks TLS, as `tools::write_certs` leaves them.
+/// The files of a TLS server, as `tools::write_certs` writes them.
 #[derive(Clone, Debug)]
 pub struct Tls {
     pub folder: PathBuf,
-    /// What the server shows: `NAME.crt` with `NAME.key`.
+    /// The server's certificate: `NAME.crt` and `NAME.key`.
     pub server: &'static str,
-    /// Whether it wants a certificate of its clients.
+    /// Whether the server requires client certificates.
     pub client_auth: bool,
 }
 
@@ -73,7 +73,7 @@ impl Tls {
         self.folder.join(name)
     }
 
-    /// As a client that has it all.
+    /// Client options with CA, certificate and key.
     fn options(&self) -> TlsOptions {
         let read = |name: &str| fs::read(self.file(name)).expect("a file of the certificates");
         TlsOptions::new()
@@ -97,24 +97,24 @@ impl Default for EtcdOptions {
     }
 }
 
-/// A running etcd of one member, killed when dropped; `stop` is for those who want its data.
+/// A running etcd of one member. It is killed when dropped; call `stop` to use its data afterwards.
 #[derive(Debug)]
 pub struct Etcd {
     version: EtcdVersion,
     data_dir: PathBuf,
     port: u16,
     endpoint: String,
-    /// Name and password, where it asks for them.
+    /// User name and password, if etcd requires them.
     user: Option<(String, String)>,
     tls: Option<Tls>,
     process: Process,
     log: PathBuf,
-    // After the process: the folders go when it has ended.
+    // Declared after the process: the folders are removed when the process has ended.
     _folders: Vec<TempDir>,
 }
 
 impl Etcd {
-    /// Starts an etcd on that data directory, which is made where it is missing.
+    /// Starts an etcd on a data directory, which is created if it does not exist.
     pub fn start(version: EtcdVersion, data_dir: &Path) -> Self {
         Self::start_with(version, data_dir, &EtcdOptions::default())
     }
@@ -123,13 +123,14 @@ impl Etcd {
         Self::try_start_with(version, data_dir, options).unwrap_or_else(|err| panic!("{err}"))
     }
 
-    /// As `start_with`, for tests in which etcd is to refuse: the error ends with the log's tail.
+    /// Like `start_with`, for tests in which etcd must refuse to start. The error ends with the tail of the
+    /// log.
     pub fn try_start_with(
         version: EtcdVersion,
         data_dir: &Path,
         options: &EtcdOptions,
     ) -> Result<Self, String> {
-        // A port is free when asked for and may be taken a moment later by somebody else's.
+        // Another process may take a free port before etcd binds it.
         for attempt in 1.. {
             let mut etcd = Self::spawn(version, data_dir, options)?;
             match etcd.wait_until_serving() {
@@ -144,7 +145,7 @@ impl Etcd {
         unreachable!("the loop ends by returning")
     }
 
-    /// Starts the process, which may need others of its cluster before it serves.
+    /// Starts the process without waiting: it may need other members before it serves.
     fn spawn(version: EtcdVersion, data_dir: &Path, options: &EtcdOptions) -> Result<Self, String> {
         let program = tools::etcd(version);
         let beside = match data_dir.parent() {
@@ -181,7 +182,7 @@ impl Etcd {
                 "--quota-backend-bytes={}",
                 options.quota_backend_bytes
             ))
-            // The tests read what etcd wrote, they do not pull its plug.
+            // The tests read what etcd wrote; none cuts its power.
             .arg("--unsafe-no-fsync")
             .args(&options.args);
         if let Some(tls) = &options.tls {
@@ -190,7 +191,7 @@ impl Etcd {
                 .arg(tls.file(&format!("{}.crt", tls.server)))
                 .arg("--key-file")
                 .arg(tls.file(&format!("{}.key", tls.server)));
-            // With authorities, etcd wants a certificate, whatever else is said.
+            // With a CA file, etcd requires client certificates whatever else is set.
             if tls.client_auth {
                 command
                     .arg("--client-cert-auth")
@@ -212,15 +213,14 @@ impl Etcd {
         })
     }
 
-    /// Waits for etcd's own word in its own log first: somebody else's server on the port could
-    /// answer the health check.
+    /// Waits for a line in etcd's own log first: another server on the port could respond to the health check.
     fn wait_until_serving(&mut self) -> Result<(), String> {
         let (tls, log, port) = (self.tls.is_some(), &self.log, self.port);
         let serving = self.process.wait_until(START_TIMEOUT, || {
             let text = fs::read(log).unwrap_or_default();
             let text = String::from_utf8_lossy(&text);
             if tls {
-                // Said when there is a leader.
+                // etcd logs this when there is a leader.
                 return text.contains("serving client traffic securely");
             }
             let said = text.contains("serving client traffic insecurely");
@@ -237,7 +237,7 @@ impl Etcd {
         })
     }
 
-    /// Restores a snapshot file with that version's own etcdutl and starts etcd on the result.
+    /// Restores a snapshot file with the etcdutl of that version and starts etcd on the result.
     pub fn restore_and_start(version: EtcdVersion, snapshot: &Path) -> Self {
         Self::try_restore_and_start(version, snapshot).unwrap_or_else(|err| panic!("{err}"))
     }
@@ -267,17 +267,17 @@ impl Etcd {
         self.process.id()
     }
 
-    /// All that etcd has logged so far.
+    /// Returns etcd's log so far.
     pub fn log(&self) -> String {
         String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
     }
 
-    /// The name and password of every client from here on.
+    /// Sets the user name and password of all clients from here on.
     pub fn log_in(&mut self, name: &str, password: &str) {
         self.user = Some((name.to_owned(), password.to_owned()));
     }
 
-    /// Sends a signal to the process alone: `STOP` holds it, `CONT` lets it go on.
+    /// Sends a signal to the process: `STOP` pauses it, `CONT` resumes it.
     pub fn signal(&self, signal: Signal) {
         self.process.signal(signal);
     }
@@ -295,20 +295,20 @@ impl Etcd {
             .unwrap_or_else(|err| panic!("connect to etcd at {}: {err}", self.endpoint))
     }
 
-    /// A client for the keys that takes answers of any size.
+    /// Returns a client for keys that accepts responses of any size.
     pub async fn kv(&self) -> KvClient {
         let client = self.client().await.kv_client();
         client.max_decoding_message_size(usize::MAX)
     }
 
-    /// A client for watches that takes answers of any size.
+    /// Returns a client for watches that accepts responses of any size.
     pub async fn watcher(&self) -> WatchClient {
         let client = self.client().await.watch_client();
         client.max_decoding_message_size(usize::MAX)
     }
 
-    /// A put that waits for a leader: until a cluster that lost its own has another, writes are
-    /// refused or come to nothing, and one that seemed to may yet have been applied.
+    /// Puts a key and waits for a leader. Until a cluster has a new leader, writes are refused or lost, and a
+    /// write that seemed lost may have been applied.
     pub async fn put_when_led(&self, key: &str, value: &str) {
         let started = Instant::now();
         let mut client = self.client().await;
@@ -318,13 +318,13 @@ impl Etcd {
         }
     }
 
-    /// The version that the server itself answers with.
+    /// Returns the version that the server reports.
     pub async fn version_string(&self) -> String {
         let status = self.client().await.status().await.expect("etcd's status");
         status.version().to_owned()
     }
 
-    /// The newest revision. Waits for a leader, which answers it.
+    /// Returns the newest revision. Waits for a leader, which must respond.
     pub async fn revision(&self) -> i64 {
         let options = GetOptions::new().with_count_only();
         let started = Instant::now();
@@ -338,8 +338,8 @@ impl Etcd {
         }
     }
 
-    /// HashKV at a revision. At the newest one etcd is asked for "now" instead: a revision that it
-    /// compacted at is answered from memory with the hash from before that compaction.
+    /// Returns HashKV at a revision. At the newest revision it asks for "now" instead: for a revision at which
+    /// etcd was compacted, etcd responds from memory with the hash from before that compaction.
     pub async fn hash_kv(&self, revision: i64) -> HashKv {
         let mut client = self.client().await;
         let now = client.hash_kv(0).await.expect("HashKV");
@@ -358,7 +358,7 @@ impl Etcd {
         }
     }
 
-    /// How many keys are alive at a revision.
+    /// Returns the number of live keys at a revision.
     pub async fn live_keys_at(&self, revision: i64) -> u64 {
         let options = GetOptions::new()
             .with_range(vec![0])
@@ -381,7 +381,7 @@ impl Etcd {
             .unwrap_or_else(|err| panic!("compact at {revision}: {err}"));
     }
 
-    /// A snapshot as etcd streams it: the database, then the 32 bytes of its SHA-256.
+    /// Returns a snapshot as etcd streams it: the database, then 32 bytes of SHA-256.
     pub async fn snapshot(&self) -> Vec<u8> {
         let mut client = self.client().await;
         let mut stream = client.snapshot().await.expect("start a snapshot");
@@ -398,19 +398,19 @@ impl Etcd {
         bytes
     }
 
-    /// Has etcd end in good order, so that its database holds all and the directory is free. On a
-    /// runtime of one thread this takes 7 seconds, for which etcd waits for clients to hang up.
+    /// Stops etcd cleanly, so that the database holds everything and the directory is free. On a runtime with
+    /// one thread this takes 7 seconds: etcd waits for clients to close their connections.
     pub fn stop(mut self) {
         self.end();
     }
 
-    /// As `stop`, for those who start another in its place.
+    /// Like `stop`, for tests that start another etcd in its place.
     pub fn end(&mut self) {
         self.process.stop();
     }
 }
 
-/// A member of a cluster: where its data lies and where it is to be found.
+/// A member of a cluster: its data directory and its addresses.
 #[derive(Clone, Debug)]
 pub struct Member {
     pub name: String,
@@ -434,7 +434,7 @@ impl Member {
     }
 }
 
-/// As `--initial-cluster` takes it.
+/// Returns the value of `--initial-cluster`.
 pub fn initial_cluster(members: &[Member]) -> String {
     let urls: Vec<String> = members
         .iter()
@@ -443,7 +443,7 @@ pub fn initial_cluster(members: &[Member]) -> String {
     urls.join(",")
 }
 
-/// An etcd cluster whose members stop and come back one by one; killed when dropped.
+/// An etcd cluster whose members stop and start one by one. It is killed when dropped.
 #[derive(Debug)]
 pub struct Cluster {
     version: EtcdVersion,
@@ -459,7 +459,7 @@ impl Cluster {
         Self::start_with(version, members, token, &EtcdOptions::default())
     }
 
-    /// As `start`; name, ports and members are those of each member.
+    /// Like `start`; `options` apply to each member, except its name, ports and members.
     pub fn start_with(
         version: EtcdVersion,
         members: &[Member],
@@ -473,7 +473,7 @@ impl Cluster {
             options: options.clone(),
             running: members.iter().map(|_| None).collect(),
         };
-        // None of them serves alone.
+        // No member serves alone, so start all before waiting.
         for at in 0..members.len() {
             cluster.spawn(at);
         }
@@ -483,17 +483,17 @@ impl Cluster {
         cluster
     }
 
-    /// A member that runs.
+    /// Returns a running member.
     pub fn member(&self, at: usize) -> &Etcd {
         self.running[at].as_ref().expect("a member that runs")
     }
 
-    /// Those that run.
+    /// Returns the running members.
     pub fn running(&self) -> impl Iterator<Item = &Etcd> {
         self.running.iter().flatten()
     }
 
-    /// Where clients find each member, whether it runs or not.
+    /// Returns the client endpoint of each member, running or not.
     pub fn endpoints(&self) -> Vec<String> {
         let scheme = match self.options.tls {
             Some(_) => "https",
@@ -505,7 +505,7 @@ impl Cluster {
             .collect()
     }
 
-    /// The member that leads, once there is one that all who run know of.
+    /// Returns the leader, as soon as all running members agree on one.
     pub async fn leader(&self) -> usize {
         let started = Instant::now();
         loop {
@@ -525,14 +525,14 @@ impl Cluster {
         }
     }
 
-    /// Makes this member lead, if it does not.
+    /// Makes this member the leader.
     pub async fn move_leader_to(&self, to: usize) {
         if self.leader().await != to {
             self.move_leader(to).await;
         }
     }
 
-    /// Makes another member lead.
+    /// Makes another member the leader.
     pub async fn move_leader(&self, to: usize) {
         let status = self.member(to).client().await.status().await;
         let id = status
@@ -546,14 +546,14 @@ impl Cluster {
         assert_eq!(self.leader().await, to);
     }
 
-    /// Ends one in good order; its directory stays.
+    /// Stops one member cleanly; its directory stays.
     pub fn stop_one(&mut self, at: usize) {
         self.running[at].take().expect("a member that runs").stop();
     }
 
-    /// Ends all members in good order; their directories stay.
+    /// Stops all members cleanly; their directories stay.
     pub fn stop(&mut self) {
-        // All at once: one that waits for others that are gone takes its time.
+        // All at once: a member that waits for stopped members takes long to stop.
         for etcd in self.running() {
             etcd.signal(Signal::TERM);
         }
@@ -562,7 +562,7 @@ impl Cluster {
         }
     }
 
-    /// Starts all members again, on what their directories hold.
+    /// Starts all members again on their directories.
     pub fn start_all_again(&mut self) {
         for at in 0..self.members.len() {
             self.spawn(at);
@@ -572,23 +572,23 @@ impl Cluster {
         }
     }
 
-    /// Whether a member runs.
+    /// Returns whether a member is running.
     pub fn runs(&self, at: usize) -> bool {
         self.running[at].is_some()
     }
 
-    /// As when its machine fails.
+    /// Kills a member, as a failure of its machine would.
     pub fn kill(&mut self, at: usize) {
         self.running[at].take().expect("a member that runs");
     }
 
-    /// Starts a member again, on the data directory that it left.
+    /// Starts a member again on its data directory.
     pub fn start_again(&mut self, at: usize) {
         self.spawn(at);
         self.wait(at);
     }
 
-    /// Starts a member, and does not wait until it serves: without a quorum it never does.
+    /// Starts a member without waiting until it serves: without a quorum it never does.
     pub fn spawn(&mut self, at: usize) {
         let member = &self.members[at];
         let token = ["--initial-cluster-token", &self.token].map(OsString::from);
@@ -610,7 +610,7 @@ impl Cluster {
     }
 }
 
-/// `etcdutl snapshot restore` into a new data directory.
+/// Runs `etcdutl snapshot restore` into a new data directory.
 pub fn etcdutl_restore(
     version: EtcdVersion,
     snapshot: &Path,
@@ -626,7 +626,7 @@ pub fn etcdutl_restore(
     tools::run(&tools::etcdutl(version), args).map(drop)
 }
 
-/// `etcdutl snapshot status -w json`.
+/// Runs `etcdutl snapshot status -w json`.
 pub fn etcdutl_status(version: EtcdVersion, file: &Path) -> serde_json::Value {
     let args = [
         "snapshot".as_ref(),
@@ -639,7 +639,7 @@ pub fn etcdutl_status(version: EtcdVersion, file: &Path) -> serde_json::Value {
     serde_json::from_slice(&out).expect("JSON from etcdutl")
 }
 
-/// `bbolt check` of a database file, with or without a snapshot's checksum behind it.
+/// Runs `bbolt check` on a database file, with or without a trailing checksum.
 pub fn bbolt_check(file: &Path) -> Result<(), String> {
     let out = tools::run(&tools::bbolt(), ["check".as_ref(), file.as_os_str()])?;
     match String::from_utf8_lossy(&out).trim() {
@@ -648,8 +648,8 @@ pub fn bbolt_check(file: &Path) -> Result<(), String> {
     }
 }
 
-/// A port of 127.0.0.1 that nobody listens on just now, nor soon: it lies below those that the kernel hands out to
-/// clients, and each call gives another one.
+/// Returns a free port of 127.0.0.1 that stays free for a while: it is below the range that the kernel assigns
+/// to clients, and each call returns another one.
 pub fn free_port() -> u16 {
     const FIRST: u32 = 10_000;
     const COUNT: u32 = 20_000;
@@ -668,18 +668,18 @@ fn url(port: u16) -> String {
     format!("http://127.0.0.1:{port}")
 }
 
-/// One plain HTTP request: the answer, headers and all; `None` where there is none.
+/// Sends one plain HTTP request. Returns the response with its headers, or `None` if there is none.
 pub fn http(port: u16, method: &str, target: &str, body: &str) -> Option<String> {
     http_at("127.0.0.1", port, method, target, body)
 }
 
-/// As `http`, at another address.
+/// Like `http`, at another address.
 pub fn http_at(host: &str, port: u16, method: &str, target: &str, body: &str) -> Option<String> {
     let mut stream = TcpStream::connect((host, port)).ok()?;
     stream
         .set_read_timeout(Some(Duration::from_secs(20)))
         .ok()?;
-    // HTTP/1.0: the answer comes in one piece and ends with the connection.
+    // HTTP/1.0: the response comes in one piece and ends with the connection.
     let request = format!(
         "{method} {target} HTTP/1.0\r\nHost: {host}:{port}\r\nContent-Length: {}\r\n\r\n{body}",
         body.len()
@@ -701,7 +701,7 @@ impl Process {
         Self::spawn_to(command, out, err)
     }
 
-    /// With standard output and standard error in files of their own.
+    /// Starts a process with standard output and standard error in separate files.
     pub fn spawn_to(command: &mut Command, out: File, err: File) -> Result<Self, String> {
         let child = command
             .stdin(Stdio::null())
@@ -716,17 +716,17 @@ impl Process {
         self.0.id()
     }
 
-    /// Sends a signal to this process; it was not waited for, so the id still is its own.
+    /// Sends a signal. The process was not waited for, so the pid is still its own.
     pub fn signal(&self, signal: Signal) {
         let _ = rustix::process::kill_process(rustix::process::Pid::from_child(&self.0), signal);
     }
 
-    /// Kills it and waits for its end.
+    /// Kills the process and waits for its end.
     pub fn end(&mut self) {
         self.kill();
     }
 
-    /// How it ended, if it did within that time.
+    /// Returns the exit status if the process ends within `timeout`.
     pub fn ended_within(&mut self, timeout: Duration) -> Option<std::process::ExitStatus> {
         let started = Instant::now();
         loop {
@@ -740,7 +740,7 @@ impl Process {
         }
     }
 
-    /// An error where it has ended.
+    /// Fails if the process has ended.
     pub fn runs(&mut self) -> Result<(), String> {
         match self.0.try_wait().map_err(|err| err.to_string())? {
             Some(status) => Err(format!("it ended with {status}")),
@@ -766,12 +766,12 @@ impl Process {
         }
     }
 
-    /// Asks it to end and waits; kills it where it does not.
+    /// Asks the process to end and waits; kills it if it does not.
     pub fn stop(&mut self) {
         if matches!(self.0.try_wait(), Ok(Some(_))) {
             return;
         }
-        // Not waited for until now, so the id still is this child's.
+        // Not waited for yet, so the pid is still this child's.
         let _ = rustix::process::kill_process(
             rustix::process::Pid::from_child(&self.0),
             rustix::process::Signal::TERM,

@@ -18,7 +18,7 @@ use object_store::{
     PutOptions, PutPayload, PutResult, Result, UploadPart,
 };
 
-/// A request, or the body of one's answer.
+/// A request, or the body of its response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Call {
     List,
@@ -41,28 +41,28 @@ pub enum Fault {
     Throttled,
     NotFound,
     Denied,
-    /// A local disk has no room left.
+    /// The local disk is full.
     Full,
-    /// The call takes effect and is answered with an error.
+    /// The call takes effect, but returns an error.
     LostAnswer,
-    /// The call takes effect, its answer is lost, and it is refused when it is tried again.
+    /// The call takes effect, its response is lost, and the retry is refused.
     LostThenRefused,
-    /// A stream fails in its middle.
+    /// The stream fails in the middle.
     Midway,
-    /// A stream ends in its middle, as if that were all.
+    /// The stream ends in the middle, as if it were complete.
     Short,
     /// A bit flips in what is read or written.
     Flipped,
-    /// What the call is about is deleted just before.
+    /// The object is deleted just before the call.
     Gone,
-    /// No answer ever; a signal comes.
+    /// The call never returns; the operation is cancelled.
     Hang,
-    /// The call succeeds; something else happens meanwhile.
+    /// The call succeeds, and something else happens at the same time.
     Meanwhile,
 }
 
 impl Fault {
-    /// Those that can befall a call.
+    /// Returns the faults that make sense for a call.
     pub fn of(call: Call) -> Vec<Fault> {
         use Call::*;
         use Fault::*;
@@ -108,15 +108,15 @@ impl Fault {
     }
 }
 
-/// What befalls the `nth` call of a kind, from 0 on.
+/// A fault in the `nth` call of a kind, counted from 0.
 #[derive(Clone, Copy, Debug)]
-pub struct Strike {
+pub struct PlannedFault {
     pub call: Call,
     pub nth: usize,
     pub fault: Fault,
 }
 
-/// Passes everything on to another store, but for the faults.
+/// Forwards every call to another store, except for the faults.
 #[derive(Clone)]
 pub struct FaultStore {
     inner: Arc<dyn ObjectStore>,
@@ -126,18 +126,18 @@ pub struct FaultStore {
 }
 
 struct Plan {
-    strikes: Vec<Strike>,
-    /// What else happens.
+    strikes: Vec<PlannedFault>,
+    /// What happens at the same time for `Fault::Meanwhile`.
     meanwhile: Mutex<Box<dyn FnMut() + Send>>,
-    /// Looks on before each call.
+    /// Called before each call.
     watch: Mutex<Box<dyn FnMut() + Send>>,
     calls: Mutex<Vec<(Call, String)>>,
-    /// Set by a call that hangs, as if somebody had lost patience.
+    /// Cancelled by a call that hangs, as if a signal came.
     cancel: Mutex<Option<Cancel>>,
 }
 
 impl FaultStore {
-    pub fn new(inner: Arc<dyn ObjectStore>, strikes: Vec<Strike>) -> Self {
+    pub fn new(inner: Arc<dyn ObjectStore>, strikes: Vec<PlannedFault>) -> Self {
         FaultStore {
             inner,
             plan: Arc::new(Plan {
@@ -152,7 +152,7 @@ impl FaultStore {
         }
     }
 
-    /// The ways by which small objects are put at once: it refuses what is damaged.
+    /// Settings for putting small objects by one request: this store refuses damaged bodies.
     pub fn direct(&self) -> Direct {
         let refusing = FaultStore {
             refuses_puts: true,
@@ -161,12 +161,12 @@ impl FaultStore {
         Direct::new(Arc::new(self.clone()), Arc::new(refusing))
     }
 
-    /// The same, and it takes what is damaged.
+    /// The same settings, for a store that accepts damaged bodies.
     pub fn careless(&self) -> Direct {
         Direct::new(Arc::new(self.clone()), Arc::new(self.clone()))
     }
 
-    /// It takes conditions on writes, and ignores them.
+    /// A store that accepts conditional writes and ignores the condition.
     pub fn ignoring_conditions(inner: Arc<dyn ObjectStore>) -> Self {
         FaultStore {
             ignores_conditions: true,
@@ -174,7 +174,7 @@ impl FaultStore {
         }
     }
 
-    /// The same, and it ignores conditions.
+    /// Makes this store ignore conditions.
     pub fn that_ignores_conditions(self) -> Self {
         FaultStore {
             ignores_conditions: true,
@@ -182,27 +182,27 @@ impl FaultStore {
         }
     }
 
-    /// What a call that hangs cancels.
+    /// Sets what a call that hangs cancels.
     pub fn cancels(&self, cancel: &Cancel) {
         *self.plan.cancel.lock().expect("a lock") = Some(cancel.clone());
     }
 
-    /// What happens meanwhile, where something does.
+    /// Sets what happens for `Fault::Meanwhile`.
     pub fn meanwhile(&self, what: impl FnMut() + Send + 'static) {
         *self.plan.meanwhile.lock().expect("a lock") = Box::new(what);
     }
 
-    /// What looks on before each call.
+    /// Sets what is called before each call.
     pub fn watch(&self, what: impl FnMut() + Send + 'static) {
         *self.plan.watch.lock().expect("a lock") = Box::new(what);
     }
 
-    /// All calls so far, each with the path that it is about.
+    /// Returns all calls so far, each with its path.
     pub fn calls(&self) -> Vec<(Call, String)> {
         self.plan.calls.lock().expect("a lock").clone()
     }
 
-    /// Counts a call, and says what befalls it.
+    /// Counts a call and returns its fault, if it has one.
     fn count(&self, call: Call, path: &Path) -> Option<Fault> {
         (self.plan.watch.lock().expect("a lock"))();
         let mut calls = self.plan.calls.lock().expect("a lock");
@@ -219,7 +219,7 @@ impl FaultStore {
         std::future::pending().await
     }
 
-    /// Makes a call, or what the fault leaves of it.
+    /// Makes a call with its fault.
     async fn call<T>(
         &self,
         call: Call,
@@ -335,7 +335,7 @@ impl ObjectStore for FaultStore {
             self.inner.put_opts(path, payload, options).await
         };
         match self.call(Call::Put, path, fault, put).await {
-            // Only a condition refuses what the same request did before.
+            // Only a condition makes the same request fail the second time.
             Err(source) if is_create && fault == Some(Fault::LostThenRefused) => {
                 Err(Error::AlreadyExists {
                     path: path.to_string(),

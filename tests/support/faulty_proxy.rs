@@ -1,7 +1,6 @@
-//! A way to an API server on which requests are counted, and some of them fail.
+//! A proxy in front of an API server that counts requests and injects faults.
 //!
-//! It speaks plain HTTP and sends on whatever it is asked, tokens and all. What goes wrong, and when, the test
-//! says.
+//! It speaks plain HTTP and forwards everything, tokens included. The test says which requests fail, and how.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -23,20 +22,20 @@ use tokio::task::{AbortHandle, JoinHandle};
 /// A request to the API.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
-    /// As RBAC has it: get, list, watch, create, update, patch, delete.
+    /// The verb as RBAC names it: get, list, watch, create, update, patch, delete.
     pub verb: &'static str,
-    /// Such as `jobs`, or `etcdbackuppolicies/status`; empty for what is no resource.
+    /// Such as `jobs` or `etcdbackuppolicies/status`. Empty if the path names no resource.
     pub resource: String,
     pub namespace: String,
-    /// Empty of what is created: its name is in the body.
+    /// Empty for a create: the name is in the body.
     pub name: String,
     pub agent: String,
     pub query: String,
     pub body: Bytes,
     pub at: Instant,
-    /// When the answer began.
+    /// When the response began.
     pub answered: Option<Instant>,
-    /// Of the answer; 0 where there was none.
+    /// The status of the response, or 0 if there was none.
     pub status: u16,
 }
 
@@ -45,59 +44,59 @@ impl Call {
         ["create", "update", "patch", "delete"].contains(&self.verb)
     }
 
-    /// A write that is part of the work: not of the leadership, and no Event.
+    /// Whether the call is a write of the controller's work: no leader election, no Event.
     pub fn works(&self) -> bool {
         self.writes() && self.resource != "events" && !self.name.contains("leader")
     }
 
-    /// The body, where it is JSON.
+    /// The body as JSON, or null if it is none.
     pub fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or_default()
     }
 }
 
-/// What befalls a request.
+/// What happens to a request that is hit by a fault.
 #[derive(Clone)]
-pub enum Then {
-    /// An answer of the proxy's own.
+pub enum Effect {
+    /// The proxy responds itself, with this status and body.
     Answer(u16, &'static str),
-    /// The connection breaks.
+    /// The proxy breaks the connection.
     Break,
-    /// Something happens, and the connection breaks.
+    /// The proxy calls the function, then breaks the connection.
     Do(Arc<dyn Fn() + Send + Sync>),
 }
 
-/// Where on its way that happens.
+/// When the fault strikes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum When {
-    /// The API server does not get to see it.
+pub enum Timing {
+    /// Before the API server sees the request.
     Before,
-    /// The API server has done it, and its answer is lost.
+    /// After the API server has carried it out: the response is lost.
     After,
 }
 
-struct Strike {
-    which: Box<dyn Fn(&Call) -> bool + Send + Sync>,
-    /// How many of them go well first.
+struct PlannedFault {
+    matches: Box<dyn Fn(&Call) -> bool + Send + Sync>,
+    /// How many matching requests succeed first.
     spared: usize,
-    /// How many of them it befalls.
+    /// How many matching requests fail after that.
     times: usize,
-    when: When,
-    then: Then,
+    timing: Timing,
+    effect: Effect,
 }
 
 struct Shared {
     server: String,
     client: reqwest::Client,
     calls: Mutex<Vec<Call>>,
-    strikes: Mutex<Vec<Strike>>,
-    /// Every connection that there is, by the port of its inner half.
+    planned: Mutex<Vec<PlannedFault>>,
+    /// Every open connection, by the port of its inner half.
     connections: Mutex<BTreeMap<u16, AbortHandle>>,
     is_cut: watch::Sender<bool>,
     delay_millis: AtomicU64,
 }
 
-/// It ends when it is dropped.
+/// The proxy. It stops when it is dropped.
 pub struct Proxy {
     shared: Arc<Shared>,
     port: u16,
@@ -105,7 +104,7 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// A way to the API server at this URL.
+    /// Starts a proxy in front of the API server at this URL.
     pub async fn start(server: &str) -> Self {
         let shared = Arc::new(Shared {
             server: server.to_owned(),
@@ -114,12 +113,12 @@ impl Proxy {
                 .build()
                 .expect("an HTTPS client"),
             calls: Mutex::default(),
-            strikes: Mutex::default(),
+            planned: Mutex::default(),
             connections: Mutex::default(),
             is_cut: watch::Sender::new(false),
             delay_millis: AtomicU64::new(0),
         });
-        // Two halves: the outer one holds the connections, and can break them.
+        // Two halves: the outer one holds the connections and can break them.
         let inner = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let inside = inner.local_addr().expect("an address");
         let router = axum::Router::new()
@@ -143,17 +142,17 @@ impl Proxy {
         format!("http://127.0.0.1:{}", self.port)
     }
 
-    /// Every request so far, in the order in which they came.
+    /// Returns every request so far, in order of arrival.
     pub fn calls(&self) -> Vec<Call> {
         self.shared.calls.lock().expect("nobody panicked").clone()
     }
 
-    /// Looks at every request so far; cheaper than a copy of them if there are many.
+    /// Passes every request so far to `at`. Cheaper than `calls`, which copies them.
     pub fn look<T>(&self, at: impl FnOnce(&[Call]) -> T) -> T {
         at(&self.shared.calls.lock().expect("nobody panicked"))
     }
 
-    /// How many requests there were of each kind: verb and resource.
+    /// Returns the number of requests of each verb and resource.
     pub fn counts(&self) -> BTreeMap<(&'static str, String), usize> {
         let mut counts = BTreeMap::new();
         for call in self.shared.calls.lock().expect("nobody panicked").iter() {
@@ -169,45 +168,46 @@ impl Proxy {
         self.shared.calls.lock().expect("nobody panicked").clear();
     }
 
-    /// Of the requests from here on that are such, some go well and then this befalls some.
-    pub fn strike(
+    /// Injects a fault: of the requests that match from now on, the first `spared` succeed and the next `times`
+    /// fail.
+    pub fn inject(
         &self,
-        which: impl Fn(&Call) -> bool + Send + Sync + 'static,
+        matches: impl Fn(&Call) -> bool + Send + Sync + 'static,
         spared: usize,
         times: usize,
-        when: When,
-        then: Then,
+        timing: Timing,
+        effect: Effect,
     ) {
-        let strike = Strike {
-            which: Box::new(which),
+        let fault = PlannedFault {
+            matches: Box::new(matches),
             spared,
             times,
-            when,
-            then,
+            timing,
+            effect,
         };
-        let mut strikes = self.shared.strikes.lock().expect("nobody panicked");
-        strikes.push(strike);
+        let mut planned = self.shared.planned.lock().expect("nobody panicked");
+        planned.push(fault);
     }
 
-    /// Whether every strike has befallen all that it was to befall.
-    pub fn has_struck(&self) -> bool {
-        let strikes = self.shared.strikes.lock().expect("nobody panicked");
-        strikes.iter().all(|s| s.times == 0)
+    /// Returns whether every fault has struck as often as it should.
+    pub fn all_faults_struck(&self) -> bool {
+        let planned = self.shared.planned.lock().expect("nobody panicked");
+        planned.iter().all(|s| s.times == 0)
     }
 
-    /// No more strikes.
-    pub fn spare(&self) {
-        let mut strikes = self.shared.strikes.lock().expect("nobody panicked");
-        strikes.clear();
+    /// Removes all faults.
+    pub fn clear_faults(&self) {
+        let mut planned = self.shared.planned.lock().expect("nobody panicked");
+        planned.clear();
     }
 
-    /// Every request waits so long first.
+    /// Delays every request.
     pub fn delay(&self, delay: Duration) {
         let millis = u64::try_from(delay.as_millis()).expect("a short time");
         self.shared.delay_millis.store(millis, Ordering::Relaxed);
     }
 
-    /// Breaks every connection, and takes no new one.
+    /// Breaks every connection and accepts no new one.
     pub fn cut(&self) {
         self.shared.is_cut.send_replace(true);
         let mut connections = self.shared.connections.lock().expect("nobody panicked");
@@ -216,7 +216,7 @@ impl Proxy {
         }
     }
 
-    /// Takes connections again.
+    /// Accepts connections again.
     pub fn mend(&self) {
         self.shared.is_cut.send_replace(false);
     }
@@ -273,13 +273,13 @@ async fn handle(
     if delay > 0 {
         tokio::time::sleep(Duration::from_millis(delay)).await;
     }
-    let strike = shared.strike(&call);
-    if let Some((When::Before, then)) = &strike {
-        return Ok(shared.befall(at, peer, then).await);
+    let fault = shared.next_fault(&call);
+    if let Some((Timing::Before, effect)) = &fault {
+        return Ok(shared.apply(at, peer, effect).await);
     }
     let method = reqwest::Method::from_bytes(parts.method.as_str().as_bytes()).expect("a method");
     let mut headers = parts.headers;
-    // Its own; and bodies are passed on as they are.
+    // The client sets these itself, and bodies are forwarded as they are.
     for name in ["host", "accept-encoding", "connection", "content-length"] {
         headers.remove(name);
     }
@@ -291,7 +291,7 @@ async fn handle(
         .body(body)
         .send();
     let Ok(answer) = sent.await else {
-        return Ok(shared.befall(at, peer, &Then::Break).await);
+        return Ok(shared.apply(at, peer, &Effect::Break).await);
     };
     let status = answer.status().as_u16();
     shared.answered(at, status);
@@ -299,10 +299,10 @@ async fn handle(
     if let Some(headers) = response.headers_mut() {
         *headers = passed_on(answer.headers());
     }
-    if let Some((When::After, then)) = &strike {
-        // All of it has come back: it is done.
+    if let Some((Timing::After, effect)) = &fault {
+        // Read the whole response: only then is the request carried out.
         let _ = answer.bytes().await;
-        return Ok(shared.befall(at, peer, then).await);
+        return Ok(shared.apply(at, peer, effect).await);
     }
     let chunks = stream::unfold(answer, |mut answer| async move {
         match answer.chunk().await {
@@ -323,29 +323,29 @@ fn passed_on(headers: &HeaderMap) -> HeaderMap {
 impl Shared {
     fn answered(&self, at: usize, status: u16) {
         let mut calls = self.calls.lock().expect("nobody panicked");
-        // They may have been forgotten meanwhile.
+        // `forget` may have removed it meanwhile.
         if let Some(call) = calls.get_mut(at) {
             call.status = status;
             call.answered = Some(Instant::now());
         }
     }
 
-    /// What befalls this request, if anything does.
-    fn strike(&self, call: &Call) -> Option<(When, Then)> {
-        let mut strikes = self.strikes.lock().expect("nobody panicked");
-        for strike in strikes.iter_mut().filter(|s| (s.which)(call)) {
-            if strike.spared > 0 {
-                strike.spared -= 1;
-            } else if strike.times > 0 {
-                strike.times -= 1;
-                return Some((strike.when, strike.then.clone()));
+    /// Returns the fault for this request, if there is one.
+    fn next_fault(&self, call: &Call) -> Option<(Timing, Effect)> {
+        let mut planned = self.planned.lock().expect("nobody panicked");
+        for fault in planned.iter_mut().filter(|s| (s.matches)(call)) {
+            if fault.spared > 0 {
+                fault.spared -= 1;
+            } else if fault.times > 0 {
+                fault.times -= 1;
+                return Some((fault.timing, fault.effect.clone()));
             }
         }
         None
     }
 
-    async fn befall(&self, at: usize, peer: SocketAddr, then: &Then) -> Response {
-        if let Then::Answer(status, reason) = then {
+    async fn apply(&self, at: usize, peer: SocketAddr, effect: &Effect) -> Response {
+        if let Effect::Answer(status, reason) = effect {
             self.answered(at, *status);
             let body = json!({
                 "kind": "Status", "apiVersion": "v1", "status": "Failure",
@@ -358,7 +358,7 @@ impl Shared {
                 .body(Body::from(body.to_string()))
                 .expect("an answer");
         }
-        if let Then::Do(act) = then {
+        if let Effect::Do(act) = effect {
             act();
         }
         self.answered(at, 0);
@@ -369,7 +369,7 @@ impl Shared {
         if let Some(connection) = connection {
             connection.abort();
         }
-        // Nobody hears of it any more.
+        // The client gets no response any more.
         std::future::pending().await
     }
 }

@@ -1,4 +1,4 @@
-//! `deltafold snapshot` as a process: run to its end, or followed while it runs.
+//! `deltafold snapshot` as a process, run to its end or observed while it follows.
 
 use super::scratch;
 use std::fs::{self, File};
@@ -12,19 +12,19 @@ use tempfile::TempDir;
 use super::etcd::{Process, Signal};
 use super::restorable::Prefix;
 
-/// How long a wait may take: the machine may be busy.
+/// The longest wait. Generous: the machine may be busy.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// Deltas every second, and no full but the first.
+/// Arguments for a delta every second and no full but the first.
 pub const QUICK: [&str; 4] = ["--delta-period", "1s", "--full-schedule", "0 0 29 2 *"];
 
-/// What a run came to.
+/// The result of a run.
 #[derive(Debug)]
 pub struct Ended {
     pub code: i32,
-    /// Null where it printed nothing.
+    /// Null if nothing was printed.
     pub json: Value,
-    /// Its log, one JSON object a line.
+    /// The log, one JSON object a line.
     pub log: String,
 }
 
@@ -33,7 +33,7 @@ impl Ended {
         self.json["reason"].as_str().unwrap_or_default()
     }
 
-    /// The only snapshot, or the last, that it made.
+    /// Returns the last snapshot of the run.
     pub fn last_snapshot(&self) -> &Value {
         let all = self.json["snapshots"].as_array().expect("snapshots");
         all.last().expect("a snapshot")
@@ -46,7 +46,7 @@ impl Ended {
     }
 }
 
-/// `deltafold snapshot KIND` of an etcd into a prefix.
+/// Returns the command `deltafold snapshot KIND` for an etcd and a prefix.
 pub fn snapshot_command(kind: &str, prefix: &Prefix, endpoints: &[String]) -> Command {
     let mut command = super::deltafold();
     command
@@ -64,12 +64,12 @@ pub fn snapshot(kind: &str, prefix: &Prefix, endpoints: &[String], args: &[&str]
     Ended { code, json, log }
 }
 
-/// `deltafold snapshot follow`, killed when dropped.
+/// A running `deltafold snapshot follow`. It is killed when dropped.
 pub struct Follower {
     process: Process,
     out: PathBuf,
     log: PathBuf,
-    // After the process.
+    // Declared after the process, so removed after it.
     _folder: TempDir,
 }
 
@@ -112,7 +112,7 @@ impl Follower {
         }
     }
 
-    /// Waits until something holds, for as long as the follower runs.
+    /// Waits until `holds` returns true. Fails if the follower ends.
     #[track_caller]
     pub fn wait_until(&mut self, what: &str, mut holds: impl FnMut() -> bool) {
         let started = Instant::now();
@@ -127,14 +127,14 @@ impl Follower {
         }
     }
 
-    /// Waits until the prefix has this revision.
+    /// Waits until the prefix holds this revision.
     #[track_caller]
     pub fn wait_saved(&mut self, prefix: &Prefix, revision: i64) {
         let what = format!("revision {revision} is saved");
         self.wait_until(&what, || prefix.last_saved() >= revision);
     }
 
-    /// Waits until its log has a line with all of these.
+    /// Waits until a line of the log contains all of these parts.
     #[track_caller]
     pub fn wait_log(&mut self, parts: &[&str]) {
         let log = self.log.clone();
@@ -146,19 +146,19 @@ impl Follower {
         });
     }
 
-    /// As when its machine fails.
+    /// Kills the process, as a failure of its machine would.
     pub fn kill(mut self) {
         self.process.end();
     }
 
-    /// Asks it to end, which it does after a last delta.
+    /// Sends SIGTERM. The follower saves a last delta and ends.
     #[track_caller]
     pub fn terminate(mut self) -> Ended {
         self.process.signal(Signal::TERM);
         self.wait()
     }
 
-    /// Waits for its end.
+    /// Waits for the end of the process.
     #[track_caller]
     pub fn wait(&mut self) -> Ended {
         let Some(status) = self.process.ended_within(PATIENCE) else {
@@ -173,7 +173,7 @@ impl Follower {
             code: status.code().unwrap_or(-1),
             json: match out.is_empty() {
                 true => Value::Null,
-                // A line for each thing it did, or one object: the last counts.
+                // Either one object, or a line for each snapshot: the last line counts.
                 false => serde_json::from_slice(out)
                     .or_else(|_| {
                         let last = out.rsplit(|b| *b == b'\n').next().unwrap_or_default();

@@ -1,6 +1,7 @@
-//! What `fixtures/frozen` keeps, one folder a version, and how it is compared with the program of today.
+//! The promises in `fixtures/frozen`, one folder for each released version, and how today's program is compared
+//! with them.
 //!
-//! A promise is a line of text, and a line is never lost.
+//! A promise is one line of text. Lines may be added, never lost.
 
 use super::deltafold;
 use serde_json::Value;
@@ -8,14 +9,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Promises, a line each.
+/// Promises, one per line.
 pub type Facts = BTreeSet<String>;
 
-/// What a failure is about.
+/// The explanation in every failure.
 pub const PROMISE: &str = "Frozen files are a promise to users: what a released program wrote, and what it took, works in \
     every later version. Do not change the files; CONTRIBUTING.md says how a name is replaced";
 
-/// The folders of the versions that were frozen.
+/// Returns the folders of the frozen versions.
 pub fn versions() -> Vec<PathBuf> {
     let folders = fs::read_dir(super::fixtures_dir().join("frozen")).expect("the frozen versions");
     let folders = folders.map(|f| f.expect("a folder").path());
@@ -25,7 +26,7 @@ pub fn versions() -> Vec<PathBuf> {
     folders
 }
 
-/// The files of a version's folder: their paths and their texts.
+/// Returns paths and texts of the files in a folder of a version.
 pub fn files(version: &Path, folder: &str) -> Vec<(PathBuf, String)> {
     let there = fs::read_dir(version.join(folder)).into_iter().flatten();
     let paths = there.map(|f| f.expect("a file").path());
@@ -35,8 +36,8 @@ pub fn files(version: &Path, folder: &str) -> Vec<(PathBuf, String)> {
     files
 }
 
-/// Whether every line of every version's `file` is still a fact. With DELTAFOLD_TEST_FREEZE=VERSION the facts of today
-/// are frozen first.
+/// Asserts that every line of every version's `file` is still true. With DELTAFOLD_TEST_FREEZE=VERSION, freezes
+/// today's facts first.
 #[track_caller]
 pub fn must_hold(file: &str, facts: &Facts) {
     if let Ok(version) = std::env::var("DELTAFOLD_TEST_FREEZE") {
@@ -54,7 +55,7 @@ pub fn must_hold(file: &str, facts: &Facts) {
     }
 }
 
-/// Whether all that was a fact then is one now.
+/// Asserts that every fact of `then` is in `now`.
 #[track_caller]
 pub fn no_fact_is_lost(file: &str, then: &Facts, now: &Facts) {
     let lost: Vec<&str> = then.difference(now).map(String::as_str).collect();
@@ -62,13 +63,13 @@ pub fn no_fact_is_lost(file: &str, then: &Facts, now: &Facts) {
     assert!(lost.is_empty(), "of {file} is lost:\n  {what}\n{PROMISE}.");
 }
 
-/// Whether a value that is made of what a version froze is the one that was made then, but for new fields.
+/// Asserts that `now`, made from frozen input, equals the frozen result except for new fields.
 #[track_caller]
 pub fn is_frozen(version: &Path, file: &str, now: &Value) {
     is_same(version, file, &then(version, file, now), now);
 }
 
-/// Whether what was promised is so now.
+/// Asserts that `now` keeps what `then` promised.
 #[track_caller]
 pub fn is_same(version: &Path, file: &str, then: &Value, now: &Value) {
     let mut other = Vec::new();
@@ -81,7 +82,7 @@ pub fn is_same(version: &Path, file: &str, then: &Value, now: &Value) {
     );
 }
 
-/// The value that a version froze. With DELTAFOLD_TEST_FREEZE=VERSION that of today is frozen first.
+/// Returns the frozen value of a version. With DELTAFOLD_TEST_FREEZE=VERSION, freezes today's value first.
 #[track_caller]
 pub fn then(version: &Path, file: &str, now: &Value) -> Value {
     let path = version.join(file);
@@ -94,7 +95,7 @@ pub fn then(version: &Path, file: &str, now: &Value) -> Value {
     serde_json::from_str(&text).expect("JSON")
 }
 
-/// What a value has that another one has not.
+/// Collects what `then` has and `now` lacks.
 pub fn differences(then: &Value, now: &Value, at: &str, found: &mut Vec<String>) {
     match (then, now) {
         (Value::Object(a), Value::Object(_)) => {
@@ -112,36 +113,36 @@ pub fn differences(then: &Value, now: &Value, at: &str, found: &mut Vec<String>)
     }
 }
 
-/// Whom a schema binds.
+/// Who is bound by a schema.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Side {
-    /// The program writes it: no field goes, none becomes null or another type.
+    /// The program writes it: no field is removed or changes its type or becomes nullable.
     Output,
-    /// Users write it: what was taken is taken, and means the same.
+    /// Users write it: what was accepted is still accepted and means the same.
     Input,
 }
 
-/// What a schema says of a value, however it is laid out.
+/// The meaning of a schema, independent of its layout.
 #[derive(Clone, Default)]
 struct Shape {
-    /// `None`: any.
+    /// `None`: any type.
     types: Option<BTreeSet<String>>,
-    /// Texts that are named.
+    /// The allowed texts.
     values: BTreeSet<String>,
-    /// Of an object; `[]` is what an array holds, `*` any other field.
+    /// Fields of an object. `[]` stands for the elements of an array, `*` for any other field.
     fields: BTreeMap<String, Field>,
-    /// Kubernetes' rules, and the default.
+    /// Validation rules of Kubernetes, and the default.
     rules: BTreeSet<String>,
 }
 
 #[derive(Clone, Default)]
 struct Field {
     shape: Shape,
-    /// It is there wherever it may be.
+    /// Whether the field is always present.
     always: bool,
 }
 
-/// The promises of a JSON schema, with `$ref`, `allOf`, `anyOf` and `oneOf` resolved.
+/// Returns the promises of a JSON schema, with `$ref`, `allOf`, `anyOf` and `oneOf` resolved.
 pub fn of_schema(name: &str, schema: &Value, side: Side) -> Facts {
     let mut facts = Facts::new();
     Shape::of(schema, schema, 0).tell(name, side, &mut facts);
@@ -190,7 +191,7 @@ impl Shape {
         let rules = list("x-kubernetes-validations")
             .iter()
             .map(|r| format!("rule {}", text(&r["rule"])));
-        // Of an object each field has its own.
+        // Each field of an object has its own default.
         let default = schema.get("default").filter(|d| !d.is_object());
         let default = default.map(|d| format!("default {d}"));
         shape.rules = rules.chain(default).collect();
@@ -293,7 +294,7 @@ fn type_of(value: &Value) -> &'static str {
     }
 }
 
-/// The promises of the command line, as `-h` tells them of every command.
+/// Returns the promises of the command line: what `-h` says of every command.
 pub fn of_flags() -> Facts {
     let mut facts = Facts::new();
     of_command(&mut Vec::new(), &mut facts);
@@ -318,7 +319,7 @@ fn of_command(path: &mut Vec<String>, facts: &mut Facts) {
                 usage = words.strip_prefix("Usage: ").unwrap_or(usage);
                 heading = words;
             }
-            // Behind the indent of flags and commands there is what is said of them.
+            // Flags and commands have a small indent, their descriptions a larger one.
             words if indent <= 6 => entries.push((heading, words.to_owned())),
             words => {
                 let (_, entry) = entries.last_mut().expect("an entry");
@@ -338,7 +339,7 @@ fn of_command(path: &mut Vec<String>, facts: &mut Facts) {
                 commands.push(name.to_owned());
             }
             _ => {
-                // `<VALUE>` follows at once, what people are told after more room.
+                // `<VALUE>` follows directly; the description follows after more space.
                 let value = said.strip_prefix('<').and_then(|s| s.split('>').next());
                 facts.insert(match value {
                     Some(value) => format!("{below} <{value}>"),
@@ -349,7 +350,7 @@ fn of_command(path: &mut Vec<String>, facts: &mut Facts) {
                 }
             }
         }
-        // Before the variable is what people are told, which may look alike.
+        // The description comes before the variable and may contain brackets, too.
         let from = said
             .find("[env: ")
             .or_else(|| said.find("[alias"))

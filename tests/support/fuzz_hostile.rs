@@ -1,5 +1,5 @@
-//! What a fuzzer (tests/fuzz) and `cargo test` (tests/serverless/fuzz_corpus.rs) make of any bytes: a bucket that lists
-//! any names, sizes and times in any order, and holds any notes. What reads a prefix is run on it.
+//! A fuzz target: any bytes become a hostile store, with any names, sizes, times, order and notes. Everything
+//! that reads a prefix runs on it. Used by tests/fuzz and tests/serverless/fuzz_corpus.rs.
 
 use async_trait::async_trait;
 use chrono::{DateTime, TimeDelta, Utc};
@@ -24,10 +24,10 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::runtime::Runtime;
 
-/// No bucket makes a command take so long.
+/// A command that takes longer has hung.
 const HANGS: Duration = Duration::from_secs(60);
 
-/// The input, byte by byte; zeros behind its end.
+/// The input, byte by byte, followed by zeros.
 struct Bytes<'a>(&'a [u8]);
 
 impl Bytes<'_> {
@@ -40,7 +40,7 @@ impl Bytes<'_> {
     }
 }
 
-/// A full and a delta that are sound, with their names.
+/// A valid full and a valid delta, with their names.
 const SOUND: [(&str, &[u8]); 2] = [
     (
         "Full-00000000-00000275-1795228239.gz",
@@ -52,7 +52,7 @@ const SOUND: [(&str, &[u8]); 2] = [
     ),
 ];
 
-/// Notes as a forger would write them.
+/// Notes that an attacker might write.
 const NOTES: [&str; 9] = [
     "",
     "{",
@@ -65,15 +65,15 @@ const NOTES: [&str; 9] = [
     r#"{"holderIdentity":"","acquireTime":"2026-01-01T00:00:00Z","renewTime":"+262142-12-31T23:59:59.999999Z","leaseDurationSeconds":0,"leaseTransitions":4294967295,"token":""}"#,
 ];
 
-/// An object as a hostile bucket tells it, and what it gives.
-struct Told {
+/// An object as the store lists it, and its content.
+struct ListedObject {
     meta: ObjectMeta,
     content: Vec<u8>,
 }
 
-/// A bucket that says anything. What is written to it is kept.
+/// A store that lists anything. It keeps what is written to it.
 struct Hostile {
-    objects: Mutex<Vec<Told>>,
+    objects: Mutex<Vec<ListedObject>>,
     calls: AtomicUsize,
 }
 
@@ -91,7 +91,7 @@ impl fmt::Display for Hostile {
 
 impl Hostile {
     /// Counts a call.
-    fn objects(&self) -> MutexGuard<'_, Vec<Told>> {
+    fn objects(&self) -> MutexGuard<'_, Vec<ListedObject>> {
         self.calls.fetch_add(1, Ordering::Relaxed);
         self.objects.lock().expect("a lock")
     }
@@ -123,7 +123,7 @@ impl ObjectStore for Hostile {
         }
         objects.retain(|o| o.meta.location != *path);
         let content: Vec<u8> = payload.iter().flatten().copied().collect();
-        objects.push(Told {
+        objects.push(ListedObject {
             meta: ObjectMeta {
                 location: path.clone(),
                 last_modified: Utc::now(),
@@ -152,7 +152,7 @@ impl ObjectStore for Hostile {
     async fn get_opts(&self, path: &Path, options: GetOptions) -> object_store::Result<GetResult> {
         let objects = self.objects();
         let told = objects.iter().find(|o| o.meta.location == *path);
-        let Told { meta, content } = told.ok_or_else(|| missing(path))?;
+        let ListedObject { meta, content } = told.ok_or_else(|| missing(path))?;
         options.check_preconditions(meta)?;
         let range = match options.range {
             Some(range) => range.as_range(meta.size).map_err(|_| missing(path))?,
@@ -202,8 +202,8 @@ fn missing(path: &Path) -> object_store::Error {
     }
 }
 
-/// The objects of a bucket in numbers, then text: names, sizes, times, order and contents as they may be.
-fn hostile(bytes: &mut Bytes<'_>) -> Vec<Told> {
+/// Decodes the objects of a store: numbers, then text for names, sizes, times, order and contents.
+fn hostile(bytes: &mut Bytes<'_>) -> Vec<ListedObject> {
     const FOLDERS: [&str; 12] = [
         "v2",
         "v2",
@@ -223,7 +223,7 @@ fn hostile(bytes: &mut Bytes<'_>) -> Vec<Told> {
         0,
         1_795_228_239,
         1_795_228_319,
-        // The last time that chrono knows, and one more.
+        // The last millisecond that chrono can represent, and the one after it.
         8_210_266_876_799,
         8_210_266_876_800,
         -8_334_601_228_800,
@@ -274,9 +274,9 @@ fn hostile(bytes: &mut Bytes<'_>) -> Vec<Told> {
         };
         let key = format!("{folder}/{name}");
         let time = SECONDS[usize::from(at) % SECONDS.len()];
-        objects.push(Told {
+        objects.push(ListedObject {
             meta: ObjectMeta {
-                // A server's name that object_store refuses does not come this far.
+                // A name that object_store refuses never reaches the program.
                 location: Path::parse(&key).unwrap_or_else(|_| Path::from(key)),
                 last_modified: DateTime::from_timestamp(time, 0)
                     .unwrap_or(DateTime::<Utc>::MAX_UTC),
@@ -293,14 +293,14 @@ fn hostile(bytes: &mut Bytes<'_>) -> Vec<Told> {
     objects
 }
 
-/// Runs what reads a prefix on a bucket of somebody's who means harm.
+/// Runs every operation that reads a prefix on a hostile store.
 pub fn listings_and_notes(data: &[u8]) {
     static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().expect("a runtime"));
     let mut bytes = Bytes(data);
     let what = bytes.next() % 8;
     let mut objects = hostile(&mut bytes);
     if what == 5 {
-        // It would wait for a holder who is not there, for up to an hour.
+        // A foreign lock would be waited for, up to an hour.
         objects.retain(|o| !o.meta.location.as_ref().starts_with(LOCKS));
     }
     names_stay_in_their_folders(&objects, bytes.0);
@@ -380,8 +380,8 @@ pub fn listings_and_notes(data: &[u8]) {
     }
 }
 
-/// A catalog takes any text, and what it takes for a snapshot has no path but its folder's.
-fn names_stay_in_their_folders(objects: &[Told], rest: &[u8]) {
+/// Asserts that a catalog accepts any text, and that a snapshot's path stays in its folder.
+fn names_stay_in_their_folders(objects: &[ListedObject], rest: &[u8]) {
     let text = String::from_utf8_lossy(rest);
     let raw = ["v2/", "v1/Backup-1/", "v2/../", "../", "/", ""].map(|at| format!("{at}{text}"));
     let told = objects

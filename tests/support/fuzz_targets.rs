@@ -1,6 +1,6 @@
-//! What the fuzzers (tests/fuzz) and `cargo test` (tests/serverless/fuzz_corpus.rs) run on any bytes.
+//! The fuzz targets. Used by tests/fuzz and tests/serverless/fuzz_corpus.rs.
 //!
-//! Each target takes the bytes as they come and asserts what must hold whatever they are.
+//! Each target takes any bytes and asserts what must always hold.
 
 // Each fuzzer uses one target.
 #![allow(dead_code)]
@@ -21,7 +21,7 @@ use deltafold::{Error, Reason, Result};
 use std::cell::Cell;
 use std::io::{self, Read, Write};
 
-/// Pages of the files that the reader gets: the smallest there are, so that inputs stay small.
+/// The page size of the files under test: the smallest one, so that inputs stay small.
 const PAGE: usize = 1024;
 
 /// Bytes that count how many of them were read.
@@ -40,13 +40,14 @@ impl ReadAt for Counted {
     }
 }
 
-/// A byte of switches, then a bbolt file: opens it, reads all that `compact` reads, and rewrites it.
+/// Input: a byte of switches, then a bbolt file. Opens the file, reads everything that `compact` reads, and
+/// rewrites it.
 pub fn bbolt_reader(data: &[u8]) {
     let Some((&switches, file)) = data.split_first() else {
         return;
     };
     let mut bytes = file[..file.len().min(48 * PAGE)].to_vec();
-    // A mutation never hits a checksum, and seldom a page's number: mended, the rest is looked at.
+    // A mutation never hits a checksum and seldom a page number. Repair them, so that the rest is tested.
     if switches & 1 != 0 {
         mend(&mut bytes, switches & 2 != 0, switches & 4 != 0);
     }
@@ -58,14 +59,14 @@ pub fn bbolt_reader(data: &[u8]) {
     };
     let sum = hash_kv(&db, None);
     if let Ok(base) = Base::read(&db) {
-        // A revision within, which is another way through the keys.
+        // A revision in the middle takes another path through the keys.
         let within = (base.first_revision().0 / 2).saturating_add(base.revision.0 / 2);
         let _ = hash_kv(&db, Some(Revision(within)));
     }
     let mut entries = Vec::new();
     let walked = walk(&db, &db.root(), &db.page_budget(), 0, &mut entries);
     let copied = rewrite(&db);
-    // No walk reads a page twice: the sum of those above is a small multiple of the file.
+    // No walk reads a page twice, so the walks above read a small multiple of the file.
     let most = 32 * size + 4096;
     assert!(src.read.get() <= most, "{} of {size}", src.read.get());
     let held: usize = entries.iter().map(Entry::bytes).sum();
@@ -92,7 +93,7 @@ pub fn bbolt_reader(data: &[u8]) {
     }
 }
 
-/// Makes both metas valid; on demand the size that they tell, too, and all pages' numbers.
+/// Makes both meta pages valid. Optionally corrects their size and the numbers of all pages.
 fn mend(bytes: &mut Vec<u8>, size: bool, numbers: bool) {
     bytes.resize(bytes.len().next_multiple_of(PAGE).max(4 * PAGE), 0);
     let pages = bytes.len() / PAGE;
@@ -122,7 +123,7 @@ fn mend(bytes: &mut Vec<u8>, size: bool, numbers: bool) {
 #[derive(PartialEq)]
 enum Entry {
     Value(usize, Vec<u8>, Vec<u8>),
-    /// With its sequence.
+    /// A nested bucket and its sequence.
     Bucket(usize, Vec<u8>, u64),
 }
 
@@ -135,7 +136,7 @@ impl Entry {
     }
 }
 
-/// As deep as `compact` follows buckets within buckets.
+/// `compact` follows nested buckets to this depth.
 const MAX_NESTING: usize = 16;
 
 fn too_deep(depth: usize) -> Result<()> {
@@ -199,8 +200,8 @@ fn fill<R: ReadAt>(
     Ok(())
 }
 
-/// Switches, the name's first revision and how many, a place to damage; then a delta's payload: reads
-/// it as it is, as compressed bytes, and compressed by ourselves, whole and damaged.
+/// Input: switches, the first revision and the number of revisions in the name, a place to damage; then a
+/// delta's payload. Reads the payload as it is, as compressed bytes, and compressed by us, whole and damaged.
 pub fn delta_parser(data: &[u8]) {
     let Some(([switches, start, more, at, bit], payload)) = data.split_first_chunk() else {
         return;
@@ -217,7 +218,7 @@ pub fn delta_parser(data: &[u8]) {
         is_encrypted: false,
     };
     let plain = drain(payload, &name);
-    // The buffer is filled by a few bytes at a time: every boundary is met.
+    // A small buffer crosses every boundary.
     assert_eq!(
         drain(Slow(payload, 1 + usize::from(switches >> 5)), &name),
         plain
@@ -250,7 +251,7 @@ impl Read for Slow<'_> {
     }
 }
 
-/// The number of events, or what is wrong.
+/// Returns the number of events, or the error.
 fn drain(src: impl Read, name: &SnapshotName) -> Result<u64, String> {
     let mut delta = DeltaReader::new(src, name);
     let mut events = 0;
@@ -267,7 +268,7 @@ fn drain(src: impl Read, name: &SnapshotName) -> Result<u64, String> {
     }
 }
 
-/// Takes small numbers from the input; zeros when it is used up.
+/// Reads small numbers from the input, and zeros after its end.
 struct Bytes<'a>(&'a [u8]);
 
 impl Bytes<'_> {
@@ -286,17 +287,17 @@ impl Bytes<'_> {
     }
 }
 
-/// What snapshots say of each other: each tells one of some histories, which fork off one another.
+/// The histories of a catalog: each snapshot belongs to one, and histories fork off one another.
 struct Histories {
-    /// The history before, and the first own revision.
+    /// For each history, its parent and the first revision of its own.
     forks: Vec<(usize, i64)>,
-    /// By index in the catalog: which history, from which revision on all is held, the last one.
+    /// For each snapshot of the catalog: its history, the first revision that it holds, and the last one.
     told: Vec<(usize, i64, i64)>,
     unreadable: Vec<bool>,
 }
 
 impl Histories {
-    /// The history that `h` shares at a revision.
+    /// Returns the history that `h` shares at a revision.
     fn at(&self, mut h: usize, revision: i64) -> usize {
         while h > 0 && revision < self.forks[h].1 {
             h = self.forks[h].0;
@@ -342,7 +343,7 @@ impl Evidence for Histories {
     }
 }
 
-/// A catalog in numbers, then a name: sorts timelines, and builds chains to every revision.
+/// Input: a catalog as numbers, then a name. Sorts timelines and builds chains to every revision.
 pub fn chain_builder(data: &[u8]) {
     let mut bytes = Bytes(data);
     let mut forks = vec![(0, 0)];
@@ -350,7 +351,7 @@ pub fn chain_builder(data: &[u8]) {
         forks.push((usize::from(bytes.below(h as u8)), 1 + bytes.up_to(30)));
     }
     let mut listing = Vec::new();
-    // By path: history, revisions beyond the name, compacted how far before the end, readable.
+    // By path: history, revisions beyond the name, distance of the compaction from the end, readable.
     let mut facts = std::collections::HashMap::new();
     for _ in 0..bytes.below(16) {
         let (switches, last, created) = (bytes.below(64), bytes.up_to(40), bytes.up_to(30));
@@ -400,7 +401,7 @@ pub fn chain_builder(data: &[u8]) {
     let mut bases = KnownBases::new();
     let (mut told, mut unreadable) = (Vec::new(), Vec::new());
     for (i, s) in catalog.snapshots.iter().enumerate() {
-        // The name at the input's end tells the first history.
+        // The name at the end of the input belongs to the first history.
         let (history, beyond, compacted, readable) =
             facts.get(&s.path).copied().unwrap_or((0, 0, 0, true));
         let history = usize::from(history);
@@ -409,7 +410,7 @@ pub fn chain_builder(data: &[u8]) {
             told.push((history, s.name.start.0, s.name.last.0));
             continue;
         }
-        // An empty store is at 1.
+        // An empty etcd is at revision 1.
         let last = s.name.last.0.saturating_add(beyond).max(1);
         let compact = last.saturating_sub(compacted);
         told.push((history, compact.max(1), last));
@@ -421,7 +422,7 @@ pub fn chain_builder(data: &[u8]) {
         };
         bases.insert(i, base);
     }
-    // The numbers are small but for the last name's: nothing counts up to those.
+    // Only the last name can have large numbers, which no loop may count up to.
     let small = told.iter().all(|t| t.2 < 1000);
     let histories = Histories {
         forks,
@@ -477,8 +478,7 @@ fn timelines(catalog: &Catalog, evidence: &dyn Evidence, bases: &KnownBases) {
     }
 }
 
-/// Chooses as `compact` does, and checks the chain link by link; where there is none, that there is
-/// none.
+/// Chooses a chain as `compact` does. Checks it link by link, or checks that there is really none.
 fn choose(catalog: &Catalog, t: &Timeline, target: Option<Revision>, bases: &KnownBases) {
     let name = |i: usize| &catalog.snapshots[i].name;
     let mut known = KnownBases::new();
@@ -506,7 +506,7 @@ fn choose(catalog: &Catalog, t: &Timeline, target: Option<Revision>, bases: &Kno
             if let Some(goal) = target {
                 let all = chain::bases(catalog, t);
                 let reached = all.iter().any(|b| reaches(catalog, t, &bases[b], goal));
-                // Past all names only the newest full is looked into.
+                // Beyond all names, only the newest full is read.
                 let named = |m: &timeline::Member| name(m.snapshot).last.min(m.until);
                 let by_name = t.members.iter().any(|m| goal <= named(m));
                 assert!(
@@ -541,7 +541,7 @@ fn choose(catalog: &Catalog, t: &Timeline, target: Option<Revision>, bases: &Kno
     );
 }
 
-/// Whether some deltas lead from a full to a revision: any that holds the next one, again and again.
+/// Returns whether deltas lead from a full to a revision: any delta that holds the next revision, repeatedly.
 fn reaches(catalog: &Catalog, t: &Timeline, base: &Base, goal: Revision) -> bool {
     let mut at = base.revision;
     while at < goal {

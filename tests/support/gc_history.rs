@@ -1,4 +1,4 @@
-//! A bucket with a past that garbage can be collected of, and what is told of a collection.
+//! A store with ten hours of history for `gc`, and helpers that read the report of a `gc` run.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,7 +10,7 @@ use super::made_backups::{BASE, Bucket, LAST, Objects};
 
 pub const HOUR: i64 = 3600;
 
-/// Arguments of a policy that keeps no full.
+/// Arguments of a retention policy that keeps no full.
 pub const NOTHING: [&str; 8] = [
     "--policy",
     "exponential",
@@ -26,14 +26,15 @@ fn now() -> i64 {
     Utc::now().timestamp()
 }
 
-/// Ten hours of the fixture's history: (name, hours ago).
-pub struct Past {
+/// Ten hours of the fixture's history. Each name comes with its age in hours.
+pub struct GcHistory {
     pub bucket: Bucket,
     pub now: i64,
 }
 
-impl Past {
-    /// Fulls at 746 (10 h), 1499 (7 h), 2100 (1 h), deltas between them, and one to 2252 (now).
+impl GcHistory {
+    /// Fulls at revision 746 (10 h old), 1499 (7 h), 2100 (1 h), deltas between them, and one delta to 2252
+    /// (now).
     pub fn new() -> Self {
         let made = Bucket::with_base();
         made.delta(BASE + 1, 1100, 1);
@@ -48,7 +49,7 @@ impl Past {
             let name = done["snapshot"].as_str().expect("a name");
             fs::read(folded.path().join("v2").join(name)).expect("the full")
         };
-        // Something can still be written after it.
+        // A minute ago, so that tests can write newer snapshots.
         let now = now() - 60;
         let old = made.objects();
         let bytes = |start: i64| {
@@ -78,7 +79,7 @@ impl Past {
             let name = format!("v2/Incr-{start:08}-{last:08}-{created}.gz");
             objects.insert(name, bytes(start));
         }
-        Past {
+        GcHistory {
             bucket: Bucket::of(&objects),
             now,
         }
@@ -93,7 +94,7 @@ impl Past {
     }
 }
 
-/// Reasons by path.
+/// Returns the reasons of a report by path.
 pub fn reasons(result: &Value) -> BTreeMap<String, String> {
     let text = |v: &Value| v.as_str().expect("a text").to_owned();
     let objects = result["objects"].as_array().expect("objects").iter();
@@ -102,7 +103,7 @@ pub fn reasons(result: &Value) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// The paths of which a collection decided so.
+/// Returns the paths with this decision.
 pub fn decided(result: &Value, decision: &str) -> BTreeSet<String> {
     let objects = result["objects"].as_array().expect("objects").iter();
     objects
@@ -111,7 +112,7 @@ pub fn decided(result: &Value, decision: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// What of a listing are snapshots.
+/// Returns the paths of the snapshots among the objects.
 pub fn snapshots(objects: &Objects) -> BTreeSet<String> {
     let is = |p: &&String| p.starts_with("v2/") || p.starts_with("v1/");
     objects.keys().filter(is).cloned().collect()

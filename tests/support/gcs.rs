@@ -1,5 +1,5 @@
-//! Google Cloud Storage, as far as fake-gcs-server goes: it speaks the JSON API, the object_store crate
-//! the XML API. What is in between translates, and holds nothing but the parts of unfinished uploads.
+//! Google Cloud Storage on fake-gcs-server. That server speaks the JSON API, the object_store crate the XML
+//! API: a translator in between converts requests, and holds only the parts of unfinished uploads.
 
 use super::scratch;
 use std::collections::{BTreeMap, HashMap};
@@ -26,7 +26,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(30);
 const IF_GENERATION: &str = "x-goog-if-generation-match";
 const METADATA: &str = "x-goog-meta-";
 
-/// A running server with the translator in front, ended when dropped.
+/// A running server and its translator. Both end when this is dropped.
 pub struct Gcs {
     endpoint: String,
     server: u16,
@@ -39,7 +39,7 @@ struct Shim {
     client: reqwest::Client,
     server: String,
     uploads: Arc<Mutex<HashMap<String, BTreeMap<u32, Bytes>>>>,
-    /// A copy on condition is two requests: one at a time.
+    /// A conditional copy takes two requests of the JSON API, so only one runs at a time.
     copies: Arc<tokio::sync::Mutex<()>>,
 }
 
@@ -102,7 +102,7 @@ impl Gcs {
         );
     }
 
-    /// The key of a service account that logs in nowhere: this server asks nobody who he is.
+    /// Returns the key of a service account that is never checked: this server does not authenticate.
     pub fn service_account(&self) -> String {
         json!({
             "type": "service_account",
@@ -133,7 +133,7 @@ async fn answer(State(shim): State<Shim>, request: Request) -> Response {
         .unwrap_or_default();
     let path = parts.uri.path().trim_start_matches('/');
     let done = if path.starts_with("storage/v1/") {
-        // The JSON API itself.
+        // Requests of the JSON API pass through.
         let url = format!("{}{}", shim.server, parts.uri);
         let sent = shim.client.request(parts.method, url).body(body);
         pass(sent.header("content-type", "application/json")).await
@@ -169,7 +169,7 @@ async fn pass(sent: reqwest::RequestBuilder) -> reqwest::Result<Response> {
     let got = sent.send().await?;
     let status = got.status();
     let body = got.bytes().await?;
-    // What the crate reads of an upload.
+    // The fields of the response that the crate reads.
     let json: Value = serde_json::from_slice(&body).unwrap_or_default();
     let mut response = Response::builder().status(status);
     if let (Some(generation), Some(e_tag)) = (json["generation"].as_str(), json["etag"].as_str()) {
@@ -196,7 +196,7 @@ impl Place<'_> {
         url
     }
 
-    /// Where its content is, not what is told of it.
+    /// Returns the URL of the object's content, not of its metadata.
     fn media(&self) -> Url {
         let mut url = self.url("storage/v1");
         url.query_pairs_mut().append_pair("alt", "media");

@@ -1,4 +1,4 @@
-//! Random histories made on a real etcd, in the form in which a bucket holds them.
+//! Random histories made on a real etcd, in the form in which a backup holds them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -18,7 +18,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::etcd::{Etcd, HashKv};
 
-/// How long the watch may lag behind the last change.
+/// The longest time that the watch may lag behind the last change.
 const WATCH_TIMEOUT: Duration = Duration::from_secs(120);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,18 +67,18 @@ impl Compression {
 /// How to record a history.
 #[derive(Clone, Copy, Debug)]
 pub struct HistoryOptions {
-    /// Operations in all; half of them come before the full snapshot.
+    /// The number of operations. Half of them come before the full snapshot.
     pub steps: usize,
-    /// Delta snapshots to cut the second half into.
+    /// The number of deltas that the second half is cut into.
     pub deltas: usize,
-    /// Operations that the full snapshot holds past the revision in its name.
+    /// Operations that the full holds beyond the revision in its name.
     pub overrun: usize,
-    /// The longest value.
+    /// The longest value, in bytes.
     pub max_value: usize,
 }
 
 impl HistoryOptions {
-    /// The history number `n` of a series, each with another number of deltas; in every other one the full holds
+    /// Options for history number `n` of a series. The number of deltas differs, and every other full holds
     /// more than its name says.
     pub fn nth(n: usize) -> Self {
         Self {
@@ -101,7 +101,7 @@ impl Default for HistoryOptions {
     }
 }
 
-/// A delta snapshot, not compressed and without its checksum.
+/// The payload of a delta, without compression and checksum.
 #[derive(Clone, Debug)]
 pub struct DeltaPart {
     pub start: i64,
@@ -109,23 +109,23 @@ pub struct DeltaPart {
     pub json: Vec<u8>,
 }
 
-/// What a bucket would hold, and what the etcd it came from said of itself.
+/// A backup, and what the etcd it came from reported.
 #[derive(Clone, Debug)]
 pub struct History {
     /// The database and its SHA-256.
     pub full: Vec<u8>,
-    /// The revision in the full snapshot's name.
+    /// The revision in the full's name.
     pub full_revision: i64,
     pub deltas: Vec<DeltaPart>,
-    /// Hash and number of live keys at revisions from the full's on, before the last compaction.
+    /// HashKV and live keys at revisions from the full's on, before the last compaction.
     pub hash_kv: Vec<(i64, HashKv, u64)>,
-    /// The same after the source was compacted at its last revision.
+    /// HashKV and live keys after a compaction at the last revision.
     pub compacted: (HashKv, u64),
     pub last_revision: i64,
 }
 
 impl History {
-    /// Makes a history on an etcd that nobody else writes to. The same seed makes the same changes.
+    /// Makes a history on an etcd without other writers. The same seed makes the same changes.
     pub async fn record(etcd: &Etcd, seed: u64, steps: usize, deltas: usize) -> Self {
         let options = HistoryOptions {
             steps,
@@ -169,7 +169,7 @@ impl History {
 
         let mut hash_kv = Vec::new();
         for revision in revisions_to_ask(&mut writer.rng, full_revision, &deltas) {
-            // Of a revision that it compacted at, etcd gives the hash from before.
+            // At a revision where it was compacted, etcd returns the hash from before.
             if Some(revision) == compacted_at {
                 continue;
             }
@@ -194,26 +194,26 @@ impl History {
         }
     }
 
-    /// Writes `<dir>/v2/…`: the full created at `t0_unix`, each delta a second after the one before.
-    /// Returns the names in that order.
+    /// Writes `<dir>/v2/…`. The full is created at `t0_unix`, each delta a second after the one before. Returns
+    /// the names in that order.
     pub fn write_bucket(&self, dir: &Path, compression: Compression, t0_unix: i64) -> Vec<String> {
         let parts = (&self.full[..], self.full_revision, &self.deltas[..]);
         write_bucket(parts, dir, compression, t0_unix)
     }
 }
 
-/// What a backup tool would have kept of an etcd that others write to.
+/// What a backup tool would have saved of an etcd with other writers.
 #[derive(Clone, Debug)]
 pub struct Recording {
     /// The database and its SHA-256.
     pub full: Vec<u8>,
-    /// The revision in the full snapshot's name.
+    /// The revision in the full's name.
     pub full_revision: i64,
     pub deltas: Vec<DeltaPart>,
 }
 
 impl Recording {
-    /// As `History::write_bucket`.
+    /// Like `History::write_bucket`.
     pub fn write_bucket(&self, dir: &Path, compression: Compression, t0_unix: i64) -> Vec<String> {
         let parts = (&self.full[..], self.full_revision, &self.deltas[..]);
         write_bucket(parts, dir, compression, t0_unix)
@@ -241,16 +241,16 @@ fn write_bucket(
     objects.into_iter().map(|(name, _)| name).collect()
 }
 
-/// Records what an etcd goes through, as a backup tool does: a full snapshot and a watch.
+/// Records an etcd as a backup tool does, with a full snapshot and a watch.
 pub struct Recorder {
     full: Vec<u8>,
     full_revision: i64,
     last_known: tokio::sync::watch::Sender<i64>,
-    watch: tokio::task::JoinHandle<Vec<Seen>>,
+    watch: tokio::task::JoinHandle<Vec<TimedEvent>>,
 }
 
 impl Recorder {
-    /// Starts the watch behind the newest revision, at which the full snapshot will be named.
+    /// Starts the watch after the newest revision, which becomes the full's name.
     pub async fn start(etcd: &Etcd) -> Self {
         let full_revision = etcd.revision().await;
         let (last_known, last) = tokio::sync::watch::channel(0);
@@ -263,12 +263,12 @@ impl Recorder {
         }
     }
 
-    /// Takes the full snapshot, which holds whatever was written since the start as well.
+    /// Takes the full snapshot. It also holds what was written since the start.
     pub async fn take_full(&mut self, etcd: &Etcd) {
         self.full = etcd.snapshot().await;
     }
 
-    /// Cuts what came up to a revision, and may be a little past it, into delta snapshots.
+    /// Cuts the changes up to a revision, or slightly beyond, into deltas.
     pub async fn finish(self, last_revision: i64, rng: &mut Rng, deltas: usize) -> Recording {
         assert!(!self.full.is_empty(), "no full snapshot was taken");
         self.last_known
@@ -283,12 +283,12 @@ impl Recorder {
     }
 }
 
-/// The bytes, then the 32 bytes of their SHA-256.
+/// Appends the SHA-256 to the bytes.
 pub fn with_checksum(bytes: &[u8]) -> Vec<u8> {
     [bytes, &Sha256::digest(bytes)[..]].concat()
 }
 
-/// Writes to etcd at random, and knows what is alive there and under which lease.
+/// Writes to etcd at random, and knows which keys are alive and under which lease.
 struct Writer {
     kv: KvClient,
     client: Client,
@@ -319,7 +319,7 @@ impl Writer {
         }
     }
 
-    /// One operation. Some change nothing, such as the deletion of a key that is not there.
+    /// Runs one operation. Some change nothing, such as deleting a key that does not exist.
     async fn step(&mut self) {
         match self.rng.u32(0..100) {
             0..50 => self.put().await,
@@ -333,7 +333,7 @@ impl Writer {
             }
             64..80 => {
                 let count = if self.rng.u32(0..12) == 0 {
-                    // Past what one byte of the sub revision holds.
+                    // More changes than one byte of the sub revision can count.
                     self.rng.usize(257..400)
                 } else {
                     self.rng.usize(2..40)
@@ -346,8 +346,8 @@ impl Writer {
         }
     }
 
-    /// The end of the history: often a range deletion, now and then one of all there is. Changes
-    /// follow until there are `at_least` that many revisions.
+    /// Ends the history: often with a range deletion, sometimes of all keys. More changes follow until there
+    /// are `at_least` revisions.
     async fn finish(&mut self, at_least: i64) {
         while self.revision < at_least {
             self.put().await;
@@ -362,7 +362,7 @@ impl Writer {
         }
     }
 
-    /// Where to compact: mostly somewhere, and there mostly where tombstones are.
+    /// Chooses a revision to compact at, most often one with tombstones.
     fn choose_compaction(&mut self) -> Option<i64> {
         if self.revision < 2 || self.rng.u32(0..6) == 0 {
             return None;
@@ -385,7 +385,7 @@ impl Writer {
         self.moved_to(done.expect("a put").header());
     }
 
-    /// A put that keeps the value or the lease, or puts the key under another lease or none.
+    /// Puts a key again: with its old value, its old lease, another lease, or none.
     async fn rewrite(&mut self) {
         let Some((key, lease)) = self.any_live() else {
             return;
@@ -424,7 +424,7 @@ impl Writer {
     async fn txn(&mut self, count: usize) {
         let mut ops = Vec::new();
         let mut deleted = 0;
-        // Etcd refuses a put into a range that the same transaction deletes.
+        // etcd refuses a put into a range that the same transaction deletes.
         let range = (self.rng.u32(0..3) == 0).then(|| self.range());
         let mut used = BTreeSet::new();
         let mut puts = Vec::new();
@@ -462,7 +462,7 @@ impl Writer {
     }
 
     async fn grant(&mut self) {
-        // Long enough never to expire while the test runs, with an id that no double can hold.
+        // A lease that does not expire during the test, with an ID that no double can represent.
         let id = self.rng.i64(1..=i64::MAX);
         let options = LeaseGrantOptions::new().with_id(id);
         let done = self.client.lease_grant(100_000, Some(options)).await;
@@ -470,7 +470,7 @@ impl Writer {
         self.moved_to(done.expect("a lease").header());
     }
 
-    /// Deletes the lease's keys with it, in one revision.
+    /// Revokes a lease. Its keys are deleted in one revision.
     async fn revoke(&mut self) {
         if self.leases.is_empty() {
             return;
@@ -495,7 +495,7 @@ impl Writer {
         self.revision = revision;
     }
 
-    /// Takes a range out of what is alive and tells how many keys that were.
+    /// Removes a range from the live keys and returns how many keys it had.
     fn forget(&mut self, start: &[u8], end: &[u8]) -> usize {
         let before = self.live.len();
         self.live
@@ -503,7 +503,7 @@ impl Writer {
         before - self.live.len()
     }
 
-    /// Half the time one of a few, which so are changed often.
+    /// Returns a key; half the time one of a few keys, which therefore change often.
     fn any_key(&mut self) -> Vec<u8> {
         let stride = if self.rng.bool() { 12 } else { 1 };
         let at = self.rng.usize(..self.keys.len() / stride) * stride;
@@ -516,7 +516,7 @@ impl Writer {
         Some((key.clone(), *lease))
     }
 
-    /// Mostly none.
+    /// Returns a lease, or most often none.
     fn any_lease(&mut self) -> i64 {
         if self.rng.u32(0..4) > 0 {
             return 0;
@@ -524,7 +524,7 @@ impl Writer {
         self.rng.choice(&self.leases).copied().unwrap_or(0)
     }
 
-    /// A range of up to a dozen of the known keys, the end excluded.
+    /// Returns a range of up to a dozen known keys, without its end.
     fn range(&mut self) -> (Vec<u8>, Vec<u8>) {
         let start = self.rng.usize(..self.keys.len() - 1);
         let end = (start + self.rng.usize(1..=12)).min(self.keys.len() - 1);
@@ -548,7 +548,7 @@ impl Writer {
         self.bytes(length)
     }
 
-    /// Noise or text: what a compressor finds nothing in, and what it finds much in.
+    /// Returns noise or text: one compresses badly, the other well.
     fn bytes(&mut self, length: usize) -> Vec<u8> {
         if self.rng.bool() {
             let mut bytes = vec![0; length];
@@ -561,9 +561,9 @@ impl Writer {
     }
 }
 
-/// The keys a history uses, sorted.
+/// Returns the keys that a history uses, sorted.
 fn key_set(rng: &mut Rng) -> Vec<Vec<u8>> {
-    // The first and the last of all that etcd takes, as it were.
+    // Includes the first and the last key that etcd accepts.
     let mut keys = BTreeSet::from([vec![0], vec![0, 0], vec![0xff], vec![0xff; 40]]);
     keys.extend(
         [
@@ -587,16 +587,16 @@ fn key_set(rng: &mut Rng) -> Vec<Vec<u8>> {
     keys.into_iter().collect()
 }
 
-/// The end of the range that holds this key alone.
+/// Returns the end of the range that holds only this key.
 fn after(key: &[u8]) -> Vec<u8> {
     [key, &[0]].concat()
 }
 
-/// An event and when it came.
-type Seen = (Event, DateTime<Utc>);
+/// An event and the time at which it arrived.
+type TimedEvent = (Event, DateTime<Utc>);
 
 async fn watch_from(etcd: &Etcd, revision: i64) -> WatchStream {
-    // Answers of any size are taken, so no revision comes in fragments.
+    // Responses of any size are accepted, so no revision comes in fragments.
     let options = WatchOptions::new()
         .with_range(vec![0])
         .with_start_revision(revision);
@@ -607,9 +607,12 @@ async fn watch_from(etcd: &Etcd, revision: i64) -> WatchStream {
         .expect("start a watch")
 }
 
-/// Collects until the last revision is known and seen.
-async fn collect(mut watch: WatchStream, mut last: tokio::sync::watch::Receiver<i64>) -> Vec<Seen> {
-    let mut seen: Vec<Seen> = Vec::new();
+/// Collects events until the last revision is known and has arrived.
+async fn collect(
+    mut watch: WatchStream,
+    mut last: tokio::sync::watch::Receiver<i64>,
+) -> Vec<TimedEvent> {
+    let mut seen: Vec<TimedEvent> = Vec::new();
     loop {
         let known = *last.borrow_and_update();
         let newest = seen.last().map_or(0, |(event, _)| revision_of(event));
@@ -641,9 +644,9 @@ fn revision_of(event: &Event) -> i64 {
     event.kv().expect("an event's key").mod_revision()
 }
 
-/// Cuts between revisions, never within one; each part gets at least one revision.
-fn cut(rng: &mut Rng, events: &[Seen], full_revision: i64, parts: usize) -> Vec<DeltaPart> {
-    let revisions: Vec<&[Seen]> = events
+/// Cuts between revisions, never within one. Each part gets at least one revision.
+fn cut(rng: &mut Rng, events: &[TimedEvent], full_revision: i64, parts: usize) -> Vec<DeltaPart> {
+    let revisions: Vec<&[TimedEvent]> = events
         .chunk_by(|a, b| revision_of(&a.0) == revision_of(&b.0))
         .collect();
     for (group, expected) in revisions.iter().zip(full_revision + 1..) {
@@ -667,7 +670,7 @@ fn cut(rng: &mut Rng, events: &[Seen], full_revision: i64, parts: usize) -> Vec<
     deltas
 }
 
-/// The full's revision, each delta's last, and one within each of the first deltas.
+/// Returns the full's revision, the last revision of each delta, and one inside each of the first deltas.
 fn revisions_to_ask(rng: &mut Rng, full_revision: i64, deltas: &[DeltaPart]) -> BTreeSet<i64> {
     let mut revisions = BTreeSet::from([full_revision]);
     revisions.extend(deltas.last().map(|delta| delta.last));
@@ -677,8 +680,8 @@ fn revisions_to_ask(rng: &mut Rng, full_revision: i64, deltas: &[DeltaPart]) -> 
     revisions
 }
 
-/// The events as Go's encoding/json writes them. No string in it needs an escape.
-fn json<'a>(events: impl Iterator<Item = &'a Seen>) -> Vec<u8> {
+/// Encodes events as Go's encoding/json does. No string in them needs an escape.
+fn json<'a>(events: impl Iterator<Item = &'a TimedEvent>) -> Vec<u8> {
     let mut json = String::from("[");
     for (event, time) in events {
         if json.len() > 1 {
@@ -708,7 +711,7 @@ fn json<'a>(events: impl Iterator<Item = &'a Seen>) -> Vec<u8> {
     json.into_bytes()
 }
 
-/// Go's time.RFC3339Nano: as many digits of the second as it has.
+/// Formats a time as Go's time.RFC3339Nano: with as many digits of the second as needed.
 fn rfc3339_nano(time: &DateTime<Utc>) -> String {
     let text = time.to_rfc3339_opts(SecondsFormat::Nanos, true);
     let digits = text.trim_end_matches('Z').trim_end_matches('0');

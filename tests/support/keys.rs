@@ -1,4 +1,4 @@
-//! Keys of age: made here, and used by its reference implementation, too.
+//! age keys for tests, made by the library and used by age's reference implementation, too.
 
 use super::scratch;
 use std::fs;
@@ -18,7 +18,7 @@ use tempfile::TempDir;
 use super::made_backups::{BASE, Bucket, LAST};
 use super::tools;
 
-/// An identity in a file of its own.
+/// An age identity in a file of its own.
 pub struct Key {
     identity: Identity,
     folder: TempDir,
@@ -51,28 +51,28 @@ impl Key {
         self.folder.path().join("identity")
     }
 
-    /// Flags that read with it.
+    /// Flags that decrypt with this key.
     pub fn reads(&self) -> [String; 2] {
         let file = self.file().to_str().expect("a path in UTF-8").to_owned();
         ["--age-identity".to_owned(), file]
     }
 
-    /// Flags that write for it.
+    /// Flags that encrypt for this key.
     pub fn writes(&self) -> [String; 2] {
         ["--age-recipient".to_owned(), self.recipient()]
     }
 
-    /// Flags for both.
+    /// Flags that decrypt with this key and encrypt for it.
     pub fn both(&self) -> Vec<String> {
         [self.reads(), self.writes()].concat()
     }
 
-    /// Both, for the library.
+    /// The key as the library takes it, for both directions.
     pub fn keys(&self) -> Keys {
         Keys::new(vec![self.identity.clone()], vec![self.identity.to_public()])
     }
 
-    /// What the reference implementation makes of an object with this key.
+    /// Decrypts an object with the reference implementation.
     pub fn opens(&self, sealed: &[u8]) -> Result<Vec<u8>, String> {
         let file = self.file();
         pipe(
@@ -82,7 +82,7 @@ impl Key {
     }
 }
 
-/// What the reference implementation makes of an object for some keys.
+/// Encrypts an object for some keys with the reference implementation.
 pub fn sealed_for(keys: &[&Key], plain: &[u8]) -> Vec<u8> {
     let mut command = Command::new(tools::age());
     for key in keys {
@@ -101,7 +101,7 @@ fn pipe(command: &mut Command, input: &[u8]) -> Result<Vec<u8>, String> {
     let mut stdin = child.stdin.take().expect("its stdin");
     let output = std::thread::scope(|scope| {
         scope.spawn(move || {
-            // It may refuse before it has read all.
+            // The program may refuse the input before it has read all of it.
             let _ = stdin.write_all(input);
         });
         child.wait_with_output().expect("the end of age")
@@ -112,7 +112,7 @@ fn pipe(command: &mut Command, input: &[u8]) -> Result<Vec<u8>, String> {
     }
 }
 
-/// Puts the encrypted form of every snapshot of a folder in its place.
+/// Encrypts every snapshot of a folder in place.
 pub fn seal_all(store: &Path, keys: &[&Key]) {
     for entry in fs::read_dir(store.join("v2")).expect("v2") {
         let path = entry.expect("an entry").path();
@@ -124,12 +124,12 @@ pub fn seal_all(store: &Path, keys: &[&Key]) {
     }
 }
 
-/// As a command takes them.
+/// Borrows the arguments as `&str`.
 pub fn args<S: AsRef<str>>(all: &[S]) -> Vec<&str> {
     all.iter().map(AsRef::as_ref).collect()
 }
 
-/// A base and two deltas.
+/// A store with a base and two deltas.
 pub fn plain_bucket() -> Bucket {
     let bucket = Bucket::with_base();
     bucket.delta(BASE + 1, 1499, 6);
@@ -137,25 +137,25 @@ pub fn plain_bucket() -> Bucket {
     bucket
 }
 
-/// The same, encrypted by the reference implementation.
+/// The same store, encrypted by the reference implementation.
 pub fn sealed_bucket(keys: &[&Key]) -> Bucket {
     let bucket = plain_bucket();
     seal_all(bucket.path(), keys);
     bucket
 }
 
-/// A snapshot as it is stored.
+/// Returns a snapshot's bytes as they are stored.
 pub fn object(bucket: &Bucket, name: &str) -> Vec<u8> {
     fs::read(bucket.path().join("v2").join(name)).expect("an object")
 }
 
-/// What is planted in keys and values, and how it looks in JSON's base64 wherever it begins.
+/// Secrets planted in keys and values, and every form that they can have in JSON's base64.
 pub fn marks() -> Vec<Vec<u8>> {
     let mark = b"PLANTED-SECRET-OF-THE-KEYSPACE";
     let mut all = vec![mark.to_vec()];
     for shift in 0..3 {
         let text = BASE64.encode([&vec![b'.'; shift], &mark[..]].concat());
-        // Without the ends, which depend on what stands beside them.
+        // Cut off both ends: their base64 depends on the neighbouring bytes.
         all.push(text.as_bytes()[4..text.len() - 4].to_vec());
     }
     all

@@ -1,30 +1,31 @@
-//! How long a job may run before it is killed. Its first run tells little: other tests run beside it.
+//! Chooses how long a job may run before it is killed. The first run alone is a bad estimate: other tests run
+//! at the same time.
 
 use std::process::ExitStatus;
 use std::time::Duration;
 
-/// The time that a job takes, as the last ones have shown it, and how many were killed in time.
-pub struct Moments {
+/// The estimated duration of a job, and how many jobs were killed before their end.
+pub struct KillTimes {
     whole: Duration,
     killed: usize,
 }
 
-impl Moments {
-    /// Begins with the time of one whole run.
+impl KillTimes {
+    /// Starts with the duration of one whole run.
     pub fn of(whole: Duration) -> Self {
-        Moments { whole, killed: 0 }
+        KillTimes { whole, killed: 0 }
     }
 
     pub fn whole(&self) -> Duration {
         self.whole
     }
 
-    /// Jobs that did not come to their own end.
+    /// Returns how many jobs were killed before their own end.
     pub fn killed(&self) -> usize {
         self.killed
     }
 
-    /// Notes how a job ended that was to be killed. Over many jobs about four in five are killed.
+    /// Adjusts the estimate after a run. In the long run about four in five jobs are killed.
     pub fn note(&mut self, ended: ExitStatus) {
         let was_killed = !ended.success();
         self.killed += usize::from(was_killed);

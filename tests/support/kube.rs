@@ -1,4 +1,4 @@
-//! A real Kubernetes API server on a real etcd; Kubernetes' own controllers and a real informer on it.
+//! A real Kubernetes API server on a real etcd, with Kubernetes' own controllers and a real informer.
 
 use super::scratch;
 use std::collections::BTreeMap;
@@ -14,19 +14,19 @@ use tempfile::TempDir;
 use super::etcd::{Etcd, Process, free_port};
 use super::tools::{self, tail};
 
-/// Of the user who may do everything.
+/// The token of the user who may do everything.
 pub const TOKEN: &str = "deltafold-test";
-/// Of a user who may do nothing.
+/// The token of a user without rights.
 pub const NOBODY: &str = "deltafold-nobody";
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What a ConfigMap is compared by: `resource_version` and `data`.
+/// ConfigMaps by name, each with `resource_version` and `data`.
 pub type ConfigMaps = BTreeMap<String, Value>;
 
-/// What the API server said no to.
+/// A refusal by the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
-    /// The HTTP status; 0 where there was no answer.
+    /// The HTTP status, or 0 if there was no response.
     pub code: u16,
     pub text: String,
 }
@@ -37,12 +37,12 @@ impl std::fmt::Display for Refused {
     }
 }
 
-/// How a body is to be understood.
+/// The content type of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Body {
     Json,
     MergePatch,
-    /// Of server-side apply.
+    /// Server-side apply.
     Apply,
 }
 
@@ -72,7 +72,7 @@ impl Api {
         &self.url
     }
 
-    /// A client of the library that the program uses.
+    /// Returns a client of the kube crate.
     pub async fn library(&self) -> kube::Client {
         let config = serde_json::from_value(kubeconfig(
             &self.url,
@@ -131,14 +131,14 @@ impl Api {
         }
     }
 
-    /// What must be answered.
+    /// Sends a request that must succeed.
     pub async fn must(&self, method: Method, path: &str, body: Option<(Body, &Value)>) -> Value {
         let what = format!("{method} {path}");
         let answer = self.ask(method, path, body).await;
         answer.unwrap_or_else(|err| panic!("{what}: {err}"))
     }
 
-    /// What is there, if it is.
+    /// Returns an object if it exists.
     pub async fn get(&self, path: &str) -> Option<Value> {
         match self.ask(Method::GET, path, None).await {
             Ok(found) => Some(found),
@@ -147,7 +147,7 @@ impl Api {
         }
     }
 
-    /// As `kubectl apply --server-side` does it.
+    /// Applies an object as `kubectl apply --server-side` does.
     pub async fn apply(&self, path: &str, object: &Value) -> Result<Value, Refused> {
         let path = format!("{path}?fieldManager=kubectl&force=true&fieldValidation=Strict");
         self.ask(Method::PATCH, &path, Some((Body::Apply, object)))
@@ -159,7 +159,7 @@ impl Api {
             .await
     }
 
-    /// What is not there any more is as good as deleted.
+    /// Deletes an object. Succeeds if it does not exist.
     pub async fn delete(&self, path: &str) {
         match self.ask(Method::DELETE, path, None).await {
             Ok(_) => {}
@@ -182,25 +182,25 @@ fn kubeconfig(url: &str, namespace: &str, token: &str, trust: &Value) -> Value {
     })
 }
 
-/// Writes a kubeconfig for a server that is reached in this way, whatever it shows.
+/// Writes a kubeconfig for this URL that trusts any certificate.
 pub fn write_kubeconfig(file: &Path, url: &str, namespace: &str, token: &str) {
     let trust = match url.starts_with("https:") {
         true => json!({"insecure-skip-tls-verify": true}),
         false => json!({}),
     };
-    // JSON is YAML.
+    // JSON is valid YAML.
     let config = kubeconfig(url, namespace, token, &trust);
     fs::write(file, config.to_string()).expect("write a kubeconfig");
 }
 
-/// A running kube-apiserver, killed when dropped.
+/// A running kube-apiserver. It is killed when dropped.
 #[derive(Debug)]
 pub struct Apiserver {
     port: u16,
     api: Api,
     process: Process,
     log: PathBuf,
-    // After the process: the folder goes when it has ended.
+    // Declared after the process, so removed after it.
     _folder: TempDir,
 }
 
@@ -209,13 +209,13 @@ impl Apiserver {
         Self::start_at(free_port(), etcd).await
     }
 
-    /// At the port of one that has ended, so that its clients come back to this one.
+    /// Starts a server at the port of one that has ended, so that its clients reconnect to this one.
     pub async fn start_at(port: u16, etcd: &Etcd) -> Self {
         let folder = scratch::folder_named("apiserver-").expect("a folder for kube-apiserver");
         Self::start_in(folder, port, etcd).await
     }
 
-    /// With everything of its own in this folder.
+    /// Starts a server that keeps its own files in this folder.
     pub async fn start_in(folder: TempDir, port: u16, etcd: &Etcd) -> Self {
         let tokens = format!("{TOKEN},admin,admin,system:masters\n{NOBODY},nobody,nobody\n");
         fs::write(folder.path().join("tokens.csv"), tokens).expect("write the tokens");
@@ -230,7 +230,7 @@ impl Apiserver {
         server
     }
 
-    /// Ends it, as an upgrade does, and starts it again: what was signed holds.
+    /// Restarts the server, as an upgrade does. Tokens that it signed stay valid.
     pub async fn restart(&mut self, etcd: &Etcd) {
         self.process.end();
         self.process = Self::spawn(self._folder.path(), self.port, etcd);
@@ -240,8 +240,7 @@ impl Apiserver {
     fn spawn(folder: &Path, port: u16, etcd: &Etcd) -> Process {
         let program = tools::kube_apiserver();
         let certs = folder.join("certs");
-        // It makes its own certificate there first. The key is good enough for the tokens of service
-        // accounts, too.
+        // The server creates its own certificate there first. Its key also serves for service account tokens.
         let key = certs.join("apiserver.key");
         let mut command = Command::new(&program);
         tools::forget_env(&mut command, &["KUBE"]);
@@ -249,7 +248,7 @@ impl Apiserver {
             .args(["--etcd-servers", etcd.endpoint()])
             .args(["--bind-address", "127.0.0.1"])
             .arg(format!("--secure-port={port}"))
-            // Others would look for an address of this machine for clients elsewhere.
+            // Other addresses of this machine would be published to clients.
             .args(["--advertise-address", "127.0.0.1"])
             .args(["--endpoint-reconciler-type", "none"])
             .args(["--service-cluster-ip-range", "10.96.0.0/16"])
@@ -278,7 +277,7 @@ impl Apiserver {
                     tail(&self.log)
                 );
             }
-            // Only this one knows the token.
+            // Only this server knows the token.
             if self.ask(Method::GET, "/readyz", None).await.is_ok() {
                 return;
             }
@@ -294,7 +293,7 @@ impl Apiserver {
         self.process.id()
     }
 
-    /// The API for a runtime of one's own, as the user who may do everything.
+    /// Returns the API for the current runtime, as the user who may do everything.
     pub fn api(&self) -> Api {
         Api::new(&self.url(), TOKEN)
     }
@@ -303,7 +302,7 @@ impl Apiserver {
         format!("https://127.0.0.1:{}", self.port)
     }
 
-    /// All that it has logged so far.
+    /// Returns the log so far.
     pub fn log(&self) -> String {
         String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
     }
@@ -331,7 +330,7 @@ impl Apiserver {
         self.must(Method::DELETE, &path, None).await;
     }
 
-    /// The ConfigMaps of a namespace and the revision at which they are so.
+    /// Returns the ConfigMaps of a namespace and the revision of the list.
     pub async fn config_maps(&self, namespace: &str) -> (i64, ConfigMaps) {
         let list = self.must(Method::GET, &config_maps(namespace), None).await;
         let revision = list["metadata"]["resourceVersion"].as_str();
@@ -348,7 +347,7 @@ impl Apiserver {
         (revision, maps.collect())
     }
 
-    /// Has it check an object as if it were created, field by field; nothing is.
+    /// Has the server validate an object strictly, without creating it.
     pub async fn would_create(&self, namespace: &str, object: &Value) {
         let kind = object["kind"].as_str().expect("a kind").to_lowercase();
         let version = object["apiVersion"].as_str().expect("a version");
@@ -359,7 +358,7 @@ impl Apiserver {
         self.must(Method::POST, &path, Some(object.clone())).await;
     }
 
-    /// Creates an object; gives it as it is then.
+    /// Creates an object and returns it.
     pub async fn create(&self, namespace: &str, object: &Value) -> Value {
         let kind = object["kind"].as_str().expect("a kind").to_lowercase();
         let version = object["apiVersion"].as_str().expect("a version");
@@ -367,7 +366,7 @@ impl Apiserver {
         self.must(Method::POST, &path, Some(object.clone())).await
     }
 
-    /// A Lease, if it is there.
+    /// Returns a Lease if it exists.
     pub async fn lease(&self, namespace: &str, name: &str) -> Option<Value> {
         let answer = self.ask(Method::GET, &lease(namespace, name), None).await;
         match answer {
@@ -377,7 +376,7 @@ impl Apiserver {
         }
     }
 
-    /// Writes a Lease; fails where its resourceVersion is an old one.
+    /// Replaces a Lease. Fails if the resourceVersion is old.
     pub async fn replace_lease(&self, namespace: &str, lease_: &Value) -> Result<Value, String> {
         let name = lease_["metadata"]["name"].as_str().expect("a name");
         let path = lease(namespace, name);
@@ -385,7 +384,7 @@ impl Apiserver {
         Ok(serde_json::from_str(&text).expect("a Lease"))
     }
 
-    /// A token of a service account.
+    /// Returns a token of a service account.
     pub async fn service_account_token(&self, namespace: &str, name: &str) -> String {
         let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token");
         let request =
@@ -408,7 +407,7 @@ impl Apiserver {
         );
     }
 
-    /// One that still holds when the server was replaced by another at its port.
+    /// Writes a kubeconfig that stays valid if another server takes the port.
     pub fn lasting_kubeconfig(&self, file: &Path, namespace: &str, token: &str) {
         self.write_kubeconfig(
             file,
@@ -420,7 +419,7 @@ impl Apiserver {
 
     fn write_kubeconfig(&self, file: &Path, namespace: &str, token: &str, trust: &Value) {
         let config = kubeconfig(&self.url(), namespace, token, trust);
-        // JSON is YAML.
+        // JSON is valid YAML.
         fs::write(file, config.to_string()).expect("write a kubeconfig");
     }
 
@@ -436,7 +435,7 @@ impl Apiserver {
     }
 }
 
-/// Where the objects of an apiVersion are.
+/// Returns the API path of an apiVersion.
 fn group(version: &str) -> String {
     match version.contains('/') {
         true => format!("/apis/{version}"),
@@ -452,7 +451,7 @@ fn config_maps(namespace: &str) -> String {
     format!("/api/v1/namespaces/{namespace}/configmaps")
 }
 
-/// Those of Kubernetes' own controllers that Jobs, their Pods and owned objects need.
+/// The controllers of Kubernetes that Jobs, their Pods and owned objects need.
 const CONTROLLERS: [&str; 8] = [
     "cronjob-controller",
     "deployment-controller",
@@ -464,13 +463,13 @@ const CONTROLLERS: [&str; 8] = [
     "ttl-after-finished-controller",
 ];
 
-/// A running kube-controller-manager, killed when dropped. Start it when the CRDs are there: its garbage
-/// collector looks for new kinds of objects twice a minute.
+/// A running kube-controller-manager. It is killed when dropped. Start it after the CRDs exist: its garbage
+/// collector looks for new kinds only twice a minute.
 #[derive(Debug)]
 pub struct ControllerManager {
     process: Process,
     log: PathBuf,
-    // After the process: the folder goes when it has ended.
+    // Declared after the process, so removed after it.
     _folder: TempDir,
 }
 
@@ -493,9 +492,9 @@ impl ControllerManager {
             .arg(format!("--controllers={}", CONTROLLERS.join(",")))
             .arg("--leader-elect=false")
             .arg("--use-service-account-credentials=false")
-            // Nobody asks it for anything.
+            // No test connects to it.
             .arg("--secure-port=0")
-            // The tests wait for it, not the other way round.
+            // The default limits would slow the tests down.
             .args(["--kube-api-qps=1000", "--kube-api-burst=2000"]);
         let process = Process::spawn(&mut command, &log).unwrap_or_else(|err| panic!("{err}"));
         Self {
@@ -509,18 +508,18 @@ impl ControllerManager {
         self.process.id()
     }
 
-    /// All that it has logged so far.
+    /// Returns the log so far.
     pub fn log(&self) -> String {
         String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
     }
 }
 
-/// A running informer on the ConfigMaps of a namespace, killed when dropped.
+/// A running informer for the ConfigMaps of a namespace. It is killed when dropped.
 #[derive(Debug)]
 pub struct Informer {
     process: Process,
     log: PathBuf,
-    // After the process: the folder goes when it has ended.
+    // Declared after the process, so removed after it.
     _folder: TempDir,
 }
 
@@ -531,7 +530,7 @@ impl Informer {
         let log = folder.path().join("informer.log");
         let mut command = Command::new(&program);
         command.args([&server.url(), TOKEN, namespace]);
-        // Switches of its library.
+        // client-go reads these variables.
         tools::forget_env(&mut command, &["KUBE"]);
         let process = Process::spawn(&mut command, &log).unwrap_or_else(|err| panic!("{err}"));
         Self {
@@ -541,7 +540,7 @@ impl Informer {
         }
     }
 
-    /// What it has printed so far. Between its own lines client-go may have logged something.
+    /// Returns the JSON lines that it has printed so far. client-go may log between them.
     pub fn said(&self) -> Vec<Value> {
         let text = fs::read(&self.log).unwrap_or_default();
         String::from_utf8_lossy(&text)
@@ -551,7 +550,7 @@ impl Informer {
             .collect()
     }
 
-    /// Waits until what it has printed since some line is as wanted, and returns that.
+    /// Waits until the lines from `since` on satisfy a condition, and returns them.
     pub async fn wait_until(
         &mut self,
         since: usize,
@@ -576,7 +575,7 @@ impl Informer {
     }
 }
 
-/// The newest store among the lines.
+/// Returns the newest store among the lines.
 pub fn store(said: &[Value]) -> Option<ConfigMaps> {
     let last = said.iter().rfind(|line| line["what"] == "store")?;
     serde_json::from_value(last["objects"].clone()).ok()

@@ -1,8 +1,8 @@
-//! A kubelet for tests: it runs the program under test as the Pods of a namespace want it, on this machine.
+//! A kubelet for tests: runs the Pods of a namespace as processes of the program under test, on this machine.
 //!
-//! No containers: volumes are folders of the test, and their mount paths in arguments and variables are
-//! replaced by these. Everything else is as a node does it: Secrets, service accounts, signals, exit codes,
-//! termination messages, the Pods' status. Or a test says what becomes of Pods.
+//! There are no containers: volumes are folders of the test, and their mount paths in arguments and variables
+//! are replaced. Everything else works as on a node: Secrets, service accounts, signals, exit codes,
+//! termination messages, the Pods' status. A test can also decide how Pods end.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -23,41 +23,41 @@ use tokio::task::JoinHandle;
 
 use super::etcd::{Process, Signal, free_port};
 use super::kube::{Api, Body, write_kubeconfig};
-use super::namespace::{Space, name};
+use super::namespace::{TestNamespace, name};
 
-/// What the Pods that it runs have in common.
+/// The label of the Pods that this kubelet runs.
 const OURS: &str = "app.kubernetes.io/name=deltafold";
-/// The longest message that Kubernetes keeps.
+/// The longest termination message that Kubernetes keeps, in bytes.
 const LONGEST_MESSAGE: usize = 4096;
 /// The path of a service account's token.
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-/// A process that was told to end has so long.
+/// The time between SIGTERM and SIGKILL.
 const GRACE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// What becomes of a Pod.
+/// What happens to a Pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Plan {
     /// The program runs.
     Run,
-    /// Its image is pulled, for as long as this is the plan.
+    /// The image is being pulled, as long as this is the plan.
     Hold,
-    /// It runs and does nothing, for as long as this is the plan.
+    /// The Pod runs and does nothing, as long as this is the plan.
     Hang,
-    /// It runs for a moment and ends, with what it left as its termination message.
+    /// The Pod ends soon, with this exit code and termination message.
     Exit(i32, String),
 }
 
-/// A Pod that has begun to run.
+/// A Pod that has started to run.
 #[derive(Clone, Debug)]
 pub struct Ran {
     pub pod: String,
     pub labels: BTreeMap<String, String>,
-    /// As the Pod had them.
+    /// The arguments of the Pod, before replacement.
     pub args: Vec<String>,
     pub began: Instant,
     pub ended: Option<(Instant, i32)>,
-    /// What it has written.
+    /// The file of its output.
     pub log: PathBuf,
 }
 
@@ -67,13 +67,13 @@ impl Ran {
     }
 }
 
-/// What is wanted of a Pod's process.
+/// An order to the process of a Pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Order {
     GoOn,
-    /// It has been deleted, and its process is to end.
+    /// The Pod was deleted: end the process.
     End,
-    /// It is gone.
+    /// The Pod is gone: kill the process.
     Kill,
 }
 
@@ -84,15 +84,15 @@ struct Shared {
     api: Api,
     namespace: String,
     root: PathBuf,
-    /// The last that fits counts.
+    /// The last plan that matches a Pod applies.
     plans: watch::Sender<Vec<(Labels, Plan)>>,
     pods: Mutex<BTreeMap<String, watch::Sender<Order>>>,
     ran: Mutex<Vec<Ran>>,
-    /// Those whose running process is to be killed, and how often that was said.
+    /// Labels of Pods to kill, in the order of the requests.
     kills: watch::Sender<Vec<Labels>>,
 }
 
-/// It ends, and with it all of its processes, when it is dropped.
+/// The kubelet. It ends with all its processes when it is dropped.
 #[derive(Debug)]
 pub struct Kubelet {
     shared: Arc<Shared>,
@@ -100,8 +100,8 @@ pub struct Kubelet {
 }
 
 impl Kubelet {
-    /// Runs the Pods of a namespace from here on.
-    pub async fn start(space: &Space) -> Self {
+    /// Runs the Pods of a namespace from now on.
+    pub async fn start(space: &TestNamespace) -> Self {
         let shared = Arc::new(Shared {
             api: space.api.clone(),
             namespace: space.name.clone(),
@@ -125,7 +125,7 @@ impl Kubelet {
                         of_pods.order(&pod, Order::Kill);
                     }
                     Ok(_) => {}
-                    // The API server may be away for a while.
+                    // The API server may be down for a while.
                     Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
                 }
             }
@@ -133,8 +133,8 @@ impl Kubelet {
         Self { shared, watch }
     }
 
-    /// What becomes of Pods with these of our labels (`[("work", "compaction")]`) from here on: of those that are
-    /// held or hang, too.
+    /// Sets the plan for Pods with these labels (`[("work", "compaction")]`), including those that wait or hang
+    /// now.
     pub fn plan(&self, labels: &[(&str, &str)], plan: Plan) {
         let labels = ours(labels);
         self.shared
@@ -142,20 +142,20 @@ impl Kubelet {
             .send_modify(|plans| plans.push((labels, plan)));
     }
 
-    /// Kills the processes of such Pods, as a node does that is out of memory.
+    /// Kills the processes of matching Pods, as a node does when it is out of memory.
     pub fn kill(&self, labels: &[(&str, &str)]) {
         let labels = ours(labels);
         self.shared.kills.send_modify(|kills| kills.push(labels));
     }
 
-    /// Every Pod with these labels that has begun to run.
+    /// Returns every matching Pod that has started to run.
     pub fn ran(&self, labels: &[(&str, &str)]) -> Vec<Ran> {
         let labels = ours(labels);
         let ran = self.shared.ran.lock().expect("nobody panicked");
         ran.iter().filter(|r| r.has(&labels)).cloned().collect()
     }
 
-    /// How many of such Pods ran at one time, at most.
+    /// Returns the largest number of matching Pods that ran at the same time.
     pub fn most_at_once(&self, labels: &[(&str, &str)]) -> usize {
         let ran = self.ran(labels);
         let runs_at = |at: Instant| {
@@ -165,12 +165,12 @@ impl Kubelet {
         ran.iter().map(|r| runs_at(r.began)).max().unwrap_or(0)
     }
 
-    /// The folder that a PersistentVolumeClaim is here.
+    /// Returns the folder that stands for a PersistentVolumeClaim.
     pub fn claim(&self, name: &str) -> PathBuf {
         self.shared.claim(name)
     }
 
-    /// What the Pods have written, for a test that failed.
+    /// Returns the output of all Pods, for a test that failed.
     pub fn logs(&self) -> String {
         let mut text = String::new();
         for ran in self.ran(&[]) {
@@ -198,7 +198,7 @@ fn ours(labels: &[(&str, &str)]) -> Labels {
         .collect()
 }
 
-/// A termination message as a Job of ours leaves it.
+/// Returns a termination message in the form of our Jobs.
 pub fn message(command: &str, code: i32, reason: &str, text: &str) -> String {
     let failed = code != 0;
     json!({
@@ -268,7 +268,7 @@ impl Shared {
         plan.map_or(Plan::Run, |(_, plan)| plan.clone())
     }
 
-    /// From its binding to its end.
+    /// Handles a Pod from its binding to its end.
     async fn care_for(self: Arc<Self>, pod: Value, mut order: watch::Receiver<Order>) {
         let path = self.path(&pod);
         let binding = json!({
@@ -282,14 +282,14 @@ impl Shared {
         let mut was_away = false;
         while let Err(refused) = self.api.ask(Method::POST, &at, binding).await {
             match refused.code {
-                // The API server may be away for a while.
+                // The API server may be down for a while.
                 0 | 403 | 429 | 500.. => {
                     was_away = true;
                     tokio::time::sleep(5 * PAUSE).await;
                 }
-                // It was bound, and the answer was lost.
+                // The binding succeeded, and its response was lost.
                 409 if was_away => break,
-                // One that was deleted meanwhile is nobody's any more.
+                // The Pod was deleted meanwhile.
                 _ => return,
             }
         }
@@ -303,7 +303,7 @@ impl Shared {
         let restarts = pod["spec"]["restartPolicy"] != "Never";
         for run in 0.. {
             if *order.borrow() != Order::GoOn {
-                // It never ran.
+                // The Pod never ran.
                 self.tell(&pod, run, State::Ended(End::of(143))).await;
                 break;
             }
@@ -318,7 +318,7 @@ impl Shared {
             self.tell(&pod, run, State::Ended(end)).await;
             break;
         }
-        // It is the kubelet that has a deleted Pod go when its process has ended.
+        // The kubelet removes a deleted Pod when its process has ended.
         loop {
             match *order.borrow_and_update() {
                 Order::Kill => return,
@@ -362,7 +362,7 @@ impl Shared {
         end
     }
 
-    /// One after the other; the last one is the one that counts, where those before it end well.
+    /// Runs the containers one after the other. The last one counts if those before it succeed.
     async fn run_containers(
         &self,
         pod: &Value,
@@ -380,7 +380,7 @@ impl Shared {
             kills[known..].iter().any(has)
         };
         let volumes = loop {
-            // As a node does it: for what cannot be had the Pod waits.
+            // As on a node: the Pod waits until its volumes can be mounted.
             match self.volumes(pod, folder).await {
                 Ok(volumes) => break volumes,
                 Err(err) => {
@@ -502,7 +502,7 @@ impl Shared {
         }
     }
 
-    /// The program with what a container wants of it.
+    /// Builds the command for a container.
     async fn command(
         &self,
         pod: &Value,
@@ -524,13 +524,13 @@ impl Shared {
         }
         let message_path = text(&container["terminationMessagePath"]);
         mounts.push((message_path, folder.join("termination-log")));
-        // The longest first: one may lie within another.
+        // The longest path first: one may be inside another.
         mounts.sort_by_key(|(at, _)| std::cmp::Reverse(at.len()));
         let here = |text: &str| moved(text, &mounts);
 
         let mut command = super::deltafold();
         command.env_clear().current_dir(folder);
-        // The root is read-only there, and nothing of it is writable here.
+        // The root file system of these Pods is read-only.
         command.env("TMPDIR", "/nonexistent");
         command.env("HOSTNAME", name(pod));
         let config = folder.join("kubeconfig");
@@ -546,7 +546,7 @@ impl Shared {
         for (variable, value) in &variables {
             command.env(variable, here(value));
         }
-        // The image's own program is the first word, whatever it is called.
+        // The first word is the program of the image, whatever its name.
         let mut args: Vec<String> = texts(&container["command"]).into_iter().skip(1).collect();
         args.extend(texts(&container["args"]));
         if let Some(at) = args.iter().position(|a| a == "--metrics-bind-address") {
@@ -572,7 +572,7 @@ impl Shared {
             let name = text(&volume["name"]);
             let own = folder.join("volumes").join(&name);
             let there = if let Some(secret) = volume.get("secret") {
-                // As the path in the Pod, it ends in the Secret's name, which messages tell.
+                // The path ends in the Secret's name, as in the Pod: messages mention it.
                 let own = own.join(text(&secret["secretName"]));
                 self.write_secret(secret, &own).await?;
                 own
@@ -584,7 +584,7 @@ impl Shared {
                 fs::create_dir_all(&own).expect("a folder for a volume");
                 own
             } else {
-                // The service account's.
+                // The volume of the service account.
                 continue;
             };
             volumes.insert(name, there);
@@ -679,7 +679,7 @@ impl Shared {
         Ok(variables)
     }
 
-    /// Writes the Pod's status. The API server may be away for a while.
+    /// Writes the Pod's status. The API server may be down for a while.
     async fn tell(&self, pod: &Value, run: usize, state: State) {
         let container = &pod["spec"]["containers"][0];
         let now = chrono::Utc::now().to_rfc3339_opts(chrono::SecondsFormat::Secs, true);
@@ -722,7 +722,7 @@ impl Shared {
         let mut before = json!({"terminated": {"exitCode": 0, "reason": "Completed"}});
         let mut own = ended;
         if matches!(&state, State::Ended(end) if end.before) {
-            // Then the container that counts never began.
+            // In this case the container that counts never started.
             before = std::mem::replace(&mut own, json!({"waiting": {"reason": "PodInitializing"}}));
         }
         let befores = list(&pod["spec"]["initContainers"]).iter();
@@ -759,16 +759,16 @@ enum State {
     Ended(End),
 }
 
-/// How a Pod ended.
+/// The end of a Pod.
 struct End {
     code: i32,
     message: String,
-    /// Already in a container before the one that counts.
+    /// Whether an earlier container failed.
     before: bool,
 }
 
 impl End {
-    /// Without a word.
+    /// An end without a termination message.
     fn of(code: i32) -> Self {
         Self {
             code,
@@ -790,7 +790,7 @@ fn texts(value: &Value) -> Vec<String> {
     list(value).iter().map(text).collect()
 }
 
-/// A text with its `$(NAME)` replaced, as Kubernetes does it.
+/// Replaces `$(NAME)` as Kubernetes does.
 pub fn expanded(text: &str, variables: &[(String, String)]) -> String {
     let mut expanded = String::new();
     let mut rest = text;
@@ -822,12 +822,12 @@ pub fn expanded(text: &str, variables: &[(String, String)]) -> String {
     expanded
 }
 
-/// A text with the paths of mounts, the longest first, replaced by where these are here.
+/// Replaces mount paths, the longest first, by the folders on this machine.
 pub fn moved(text: &str, mounts: &[(String, PathBuf)]) -> String {
     let mut moved = String::new();
     let mut rest = text;
     while !rest.is_empty() {
-        // A path begins at the begin, or behind what separates it from what is before.
+        // A path starts at the beginning or after a separator.
         let begins = match moved.chars().last() {
             None => true,
             Some(before) => "=:,\n ".contains(before) || before == '/' && moved.ends_with("://"),

@@ -1,4 +1,4 @@
-//! What is asked of a lock that expires, wherever it is kept: in a folder, on an S3 server, or as a Lease.
+//! The test suite of expiring locks, for every place that can keep one: a folder, an S3 server, a Lease.
 
 use std::fs;
 use std::io::Write as _;
@@ -18,20 +18,20 @@ use tokio::runtime::{Handle, Runtime};
 use super::minio::Minio;
 
 pub const NAME: &str = "test";
-/// The variables that tell a process started by a test what to do.
+/// Variables that tell a process which a test has started what to do.
 const PLACE: &str = "DELTAFOLD_TEST_LOCK_PLACE";
 const LOG: &str = "DELTAFOLD_TEST_LOCK_LOG";
 const ROUNDS: &str = "DELTAFOLD_TEST_LOCK_ROUNDS";
 
-/// The time to live of a lock in most tests.
+/// The lifetime of a lock in most tests.
 pub const SHORT: Duration = Duration::from_secs(2);
-/// The time to live of a lock that nobody waits for.
+/// The lifetime of a lock that nobody waits for.
 pub const LONG: Duration = Duration::from_secs(600);
 
-/// Where a lock is kept, as a text that a process can be given.
+/// Where a lock is kept, as text that a process can be given.
 #[derive(Clone)]
 pub struct Place {
-    /// A folder, a URL or `lease:` and a kubeconfig.
+    /// A folder, a URL, or `lease:` and a kubeconfig.
     url: String,
     pub options: Vec<(String, String)>,
 }
@@ -104,7 +104,7 @@ pub fn holder(attempt: Attempt) -> String {
     }
 }
 
-/// Waits for what must come sooner or later.
+/// Waits until a condition holds.
 #[track_caller]
 pub fn wait_until(what: &str, is_so: impl Fn() -> bool) {
     for _ in 0..6000 {
@@ -143,7 +143,7 @@ pub fn threads_take_turns(handle: &Handle, place: &Place) {
     assert_eq!(turns.into_inner(), THREADS * TURNS, "{}", place.url);
 }
 
-/// A lock that is given back is taken at once.
+/// Asserts that a released lock can be taken at once.
 pub fn the_living_are_not_waited_for(handle: &Handle, place: &Place) {
     let cancel = Cancel::default();
     let mut first = place.lock(handle, &cancel, "first", SHORT);
@@ -155,7 +155,7 @@ pub fn the_living_are_not_waited_for(handle: &Handle, place: &Place) {
     assert_eq!(e.reason(), Reason::LockHeld, "{e}");
     assert!(e.to_string().starts_with("first has the lock"), "{e}");
     assert!(has_it.is_held());
-    // A run that a signal ends gives it back, too.
+    // A run that a signal ends releases its lock, too.
     cancel.cancel();
     drop(has_it);
     let has_it = held(second.try_acquire().expect("an answer"));
@@ -166,7 +166,7 @@ pub fn the_living_are_not_waited_for(handle: &Handle, place: &Place) {
     held(second.try_acquire().expect("an answer"));
 }
 
-/// Takes the lock several times and writes down when, if a test has started this process to do so.
+/// Does nothing unless a test has started this process: then it takes the lock several times and logs when.
 pub fn a_process_of_its_own() {
     let Ok(place) = std::env::var(PLACE) else {
         return;
@@ -176,7 +176,7 @@ pub fn a_process_of_its_own() {
     let rounds: u32 = told(ROUNDS).parse().expect("a number");
     let id = std::process::id();
     let tell = |what: &str| {
-        // One line is one write at the end.
+        // Each line is one write at the end of the file.
         let log = fs::OpenOptions::new().append(true).open(told(LOG));
         let line = format!("{what} {id}\n");
         let written = log.expect("the log").write_all(line.as_bytes());
@@ -193,14 +193,14 @@ pub fn a_process_of_its_own() {
             tell("ends");
         }
         held.release().expect("a release");
-        // Others look now and then: they get their turn.
+        // Other processes poll: leave them time to take the lock.
         std::thread::sleep(Duration::from_millis(500));
     }
 }
 
-/// The test `a_process_of_its_own` of a module of this program, by itself.
+/// Returns the command that runs the test `a_process_of_its_own` of a module in a new process.
 fn process(module: &str, place: &Place, log: &Path, rounds: &str) -> Child {
-    // The harness leaves the program's name out.
+    // The test harness leaves out the program's name.
     let (_, module) = module.split_once("::").expect("a module of a program");
     let program = std::env::current_exe().expect("this program");
     let child = Command::new(program)
@@ -215,7 +215,7 @@ fn process(module: &str, place: &Place, log: &Path, rounds: &str) -> Child {
     child.expect("start a process")
 }
 
-/// Holders that are killed block nobody for good. `module` (its `module_path!()`) has a test
+/// Asserts that killed holders block nobody for good. `module` (`module_path!()` of the caller) has a test
 /// `a_process_of_its_own`, which calls the function above.
 pub fn processes_take_turns(module: &str, place: &Place, log: &Path) {
     fs::write(log, "").expect("write the log");
@@ -232,13 +232,13 @@ pub fn processes_take_turns(module: &str, place: &Place, log: &Path) {
             .filter(|(w, i)| (w.as_str(), *i) == ("begins", id))
             .count()
     };
-    // Two that have it once and die with it, and two that want it to the end.
+    // Two processes that take the lock and are killed, and two that run to the end.
     let mut killed = Vec::new();
     let start = |rounds: &str| [(); 2].map(|()| process(module, place, log, rounds));
     let (to_die, others) = (start("1000"), start("3"));
     for mut child in to_die.into_iter().rev() {
         wait_until("it has its turn", || begins(child.id()) > 0);
-        // In the middle of its turn, or of the next one's.
+        // Kill it while it holds the lock or soon after.
         child.kill().expect("kill it");
         child.wait().expect("its end");
         killed.push(child.id());

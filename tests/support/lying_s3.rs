@@ -1,7 +1,7 @@
-//! An S3 server that lies: it says that it does what it is asked for, and does something else. Or that is hostile: it
-//! lists keys that no client can name, and sends requests elsewhere.
+//! An S3 server that lies or attacks: it claims to do what it was asked and does something else, lists keys
+//! that no client can name, or redirects requests.
 //!
-//! A small S3 in memory that checks no signatures. Without lies it behaves as S3 does, so far as deltafold
+//! A small S3 in memory without checks of signatures. Without lies it behaves like S3, as far as deltafold
 //! needs it: objects, listings, multipart uploads, conditional writes, copies, tags; no versions.
 
 use std::collections::BTreeMap;
@@ -13,52 +13,52 @@ use sha2::{Digest as _, Sha256};
 
 use super::s3::S3;
 
-/// What it lies about.
+/// The lies that the server tells. The default is an honest server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lies {
-    /// It takes conditions on writes, answers 200 and overwrites, as Garage does.
+    /// Accepts conditional writes, responds with 200 and overwrites, like Garage.
     pub ignores_conditions: bool,
-    /// A condition counts only for an object that was there for 10 s: of racers, all win, on a slow machine too.
+    /// Conditions count only if the object is at least 10 s old: of concurrent writers all win.
     pub lets_racers_win: bool,
-    /// It knows no conditional writes: 501.
+    /// Has no conditional writes: 501.
     pub refuses_conditions: bool,
-    /// It does not look at the checksums of what is put.
+    /// Ignores the checksums of uploads.
     pub takes_damaged: bool,
-    /// It knows no checksums: 501.
+    /// Has no checksums: 501.
     pub refuses_checksums: bool,
-    /// It keeps no metadata.
+    /// Keeps no metadata.
     pub forgets_metadata: bool,
-    /// It takes tags and keeps none.
+    /// Accepts tags and keeps none.
     pub forgets_tags: bool,
-    /// Of an object that is read it does not say that it has tags.
+    /// Leaves out the number of tags when an object is read.
     pub hides_tag_counts: bool,
-    /// It knows no tags: 501.
+    /// Has no tags: 501.
     pub refuses_tags: bool,
-    /// It says that the bucket has an object lock, takes retentions and keeps none.
+    /// Claims an object lock for the bucket, accepts retentions and keeps none.
     pub forgets_retention: bool,
-    /// Its bucket has an object lock, and keeps retentions.
+    /// Has an object lock and keeps retentions.
     pub locks: bool,
-    /// The first retention that is set is refused.
+    /// Refuses the first retention that is set.
     pub denies_first_retention: bool,
-    /// It takes a retention and writes it over the object, as Swift's S3 does; its bucket has no lock.
+    /// Accepts a retention and writes it over the object, like Swift's S3. The bucket has no object lock.
     pub retention_overwrites: bool,
-    /// A listing is as it was before the last write.
+    /// Lists the state from before the last write.
     pub lists_late: bool,
-    /// Each page of a listing leads to itself.
+    /// Each page of a listing links to itself.
     pub lists_in_circles: bool,
-    /// Of the answer to what writes it says that it has a terabyte, and it breaks off.
+    /// Announces a terabyte in the response to a write, and breaks off.
     pub announces_terabytes: bool,
-    /// What is read back has another last byte.
+    /// Changes the last byte of what is read.
     pub damages: bool,
-    /// A deletion is answered and not done.
+    /// Confirms deletions without deleting.
     pub keeps_deleted: bool,
-    /// Of an upload of parts the last is lost.
+    /// Loses the last part of a multipart upload.
     pub loses_last_part: bool,
-    /// Its clock is so many seconds ahead.
+    /// Seconds by which its clock is ahead.
     pub clock_ahead: i64,
 }
 
-/// A running server; it ends with the process.
+/// A running server. It ends with the process.
 #[derive(Clone)]
 pub struct LyingServer {
     s3: S3,
@@ -69,13 +69,13 @@ struct State {
     lies: Lies,
     /// By `bucket/key`.
     objects: BTreeMap<String, Object>,
-    /// As they were before the last write.
+    /// The keys before the last write.
     before: Vec<String>,
-    /// By their IDs: what they would become, and the parts.
+    /// By upload ID: the key and the parts.
     uploads: BTreeMap<String, (String, BTreeMap<u32, Vec<u8>>)>,
     count: u64,
     requests: Vec<String>,
-    /// The status of a redirect, and the server that all requests are sent to.
+    /// The status of a redirect and the target of all requests.
     redirect: Option<(u16, String)>,
 }
 
@@ -92,7 +92,7 @@ struct Object {
 
 struct Request {
     method: String,
-    /// As it was sent.
+    /// As the client sent it.
     target: String,
     path: String,
     query: BTreeMap<String, String>,
@@ -123,7 +123,7 @@ impl LyingServer {
         std::thread::spawn(move || {
             for client in listener.incoming().flatten() {
                 let shared = shared.clone();
-                // A connection that breaks is the client's to tell.
+                // The client reports a broken connection.
                 std::thread::spawn(move || serve(client, &shared));
             }
         });
@@ -137,14 +137,14 @@ impl LyingServer {
         &self.s3
     }
 
-    /// All objects: `bucket/key` and content.
+    /// Returns all objects: `bucket/key` and content.
     pub fn objects(&self) -> BTreeMap<String, Vec<u8>> {
         let state = self.state.lock().expect("a lock");
         let objects = state.objects.iter();
         objects.map(|(k, o)| (k.clone(), o.body.clone())).collect()
     }
 
-    /// Has these objects, `bucket/key`, without a request.
+    /// Adds objects (`bucket/key`) without a request.
     pub fn seed(&self, objects: impl IntoIterator<Item = (String, Vec<u8>)>) {
         let mut state = self.state.lock().expect("a lock");
         for (path, body) in objects {
@@ -160,21 +160,21 @@ impl LyingServer {
         }
     }
 
-    /// Makes an object, `bucket/key`, look as old as that.
+    /// Makes an object (`bucket/key`) look this old.
     pub fn set_age(&self, path: &str, age: chrono::TimeDelta) {
         let mut state = self.state.lock().expect("a lock");
         let object = state.objects.get_mut(path).expect("an object");
         object.modified = chrono::Utc::now() - age;
     }
 
-    /// Gives an object, `bucket/key`, these tags, without a request.
+    /// Sets the tags of an object (`bucket/key`) without a request.
     pub fn set_tags(&self, path: &str, tags: &[(&str, &str)]) {
         let mut state = self.state.lock().expect("a lock");
         let object = state.objects.get_mut(path).expect("an object");
         object.tags = tag_set(tags.iter().copied());
     }
 
-    /// Sends all requests from now on to another server.
+    /// Redirects all requests from now on to another server.
     pub fn redirect(&self, status: u16, to: &str) {
         self.state.lock().expect("a lock").redirect = Some((status, to.to_owned()));
     }
@@ -184,12 +184,12 @@ impl LyingServer {
         self.state.lock().expect("a lock").requests.clear();
     }
 
-    /// Uploads that were neither completed nor given up.
+    /// Returns the number of uploads that were neither completed nor aborted.
     pub fn uploads(&self) -> usize {
         self.state.lock().expect("a lock").uploads.len()
     }
 
-    /// What was asked for so far: method, path and query.
+    /// Returns the requests so far: method, path and query.
     pub fn requests(&self) -> Vec<String> {
         self.state.lock().expect("a lock").requests.clone()
     }
@@ -208,7 +208,7 @@ fn serve(client: TcpStream, state: &Mutex<State>) -> io::Result<()> {
         };
         if lies.announces_terabytes && writes {
             writer.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 1099511627776\r\n\r\n")?;
-            // Two pieces, at the least, are what a client puts together.
+            // Send at least two pieces, so that clients have to join them.
             for _ in 0..2 {
                 writer.write_all(b"<Error>")?;
                 std::thread::sleep(std::time::Duration::from_millis(50));
@@ -232,7 +232,7 @@ fn serve(client: TcpStream, state: &Mutex<State>) -> io::Result<()> {
         if request.method != "HEAD" {
             bytes.extend(&answer.body);
         }
-        // At once: the second of two small packets would wait for the first to be acknowledged.
+        // In one write: the second of two small packets would wait for an acknowledgement.
         writer.write_all(&bytes)?;
     }
     Ok(())
@@ -292,7 +292,7 @@ fn refused(status: u16, code: &str) -> Answer {
     }
 }
 
-/// Text as it stands in XML, control characters as AWS writes them.
+/// Escapes text for XML, control characters as AWS does.
 fn xml(text: &str) -> String {
     let escaped = |c: char| match c {
         '<' | '>' | '&' => format!("&#{};", c as u32),
@@ -391,7 +391,7 @@ impl State {
         }
     }
 
-    /// The refusal of a body that is not what its checksum says.
+    /// Returns the refusal of a body that does not match its checksum.
     fn checked(&self, r: &Request) -> Option<Answer> {
         let sum = r.headers.get("x-amz-checksum-sha256")?;
         if self.lies.refuses_checksums {
@@ -518,7 +518,7 @@ impl State {
         }
     }
 
-    /// The tags that are written with an object.
+    /// Returns the tags that are written with an object.
     fn tags_of_header(&self, r: &Request) -> String {
         let Some(tags) = r.headers.get("x-amz-tagging") else {
             return String::new();
@@ -597,7 +597,7 @@ impl State {
     }
 
     fn list(&self, r: &Request) -> Answer {
-        /// As many as S3 lists at once.
+        /// The page size of S3 listings.
         const PAGE: usize = 1000;
         let (mut contents, mut count) = (String::new(), 0);
         let after = r.query.get("continuation-token").cloned();

@@ -1,4 +1,4 @@
-//! Buckets made by hand out of the fixtures' events: cut anew, altered, put under other names.
+//! Backups made from the events of the fixtures: deltas cut anew, altered, or renamed.
 
 use super::history::{Compression, with_checksum};
 use super::scratch;
@@ -12,14 +12,14 @@ use std::fs;
 use std::io::{ErrorKind, Read as _};
 use std::path::{Path, PathBuf};
 
-/// The fixture that most buckets are made of: gzip, base at 746, deltas to 1499 and 2252.
+/// The fixture that most tests start from: gzip, base at revision 746, deltas to 1499 and 2252.
 pub const FIXTURE: &str = "etcd35-gzip";
 pub const BASE: i64 = 746;
 pub const LAST: i64 = 2252;
-/// When the base was taken.
+/// When the base was created, in Unix seconds.
 pub const T0: i64 = 1_795_224_681;
 
-/// Every event of the fixture's deltas, in order.
+/// Returns every event of the fixture's deltas, in order.
 pub fn fixture_events() -> Vec<Value> {
     let mut paths: Vec<PathBuf> = fs::read_dir(super::fixtures_dir().join(FIXTURE).join("v2"))
         .expect("the fixture")
@@ -46,10 +46,10 @@ pub fn revision(event: &Value) -> i64 {
         .expect("a revision")
 }
 
-/// Contents by path.
+/// Contents of objects by path.
 pub type Objects = BTreeMap<String, Vec<u8>>;
 
-/// Every file below a folder. What a job that is under way removes meanwhile is none.
+/// Returns every file below a folder. Skips files that a running job removes meanwhile.
 pub fn objects_in(root: &Path) -> Objects {
     let mut all = Objects::new();
     let mut folders = vec![root.to_owned()];
@@ -76,7 +76,7 @@ pub fn objects_in(root: &Path) -> Objects {
     all
 }
 
-/// Everything in a store.
+/// Returns every object of a store.
 pub async fn objects_of(store: &impl ObjectStore) -> Objects {
     let mut all = Objects::new();
     let listed: Vec<_> = store.list(None).try_collect().await.expect("a listing");
@@ -88,19 +88,19 @@ pub async fn objects_of(store: &impl ObjectStore) -> Objects {
     all
 }
 
-/// The paths alone, in order.
+/// Returns the paths, in order.
 pub fn paths(objects: &Objects) -> Vec<&str> {
     objects.keys().map(String::as_str).collect()
 }
 
-/// A bucket on the local disk.
+/// A store in a local folder.
 pub struct Bucket {
     folder: tempfile::TempDir,
     pub events: Vec<Value>,
 }
 
 impl Bucket {
-    /// Only the fixture's base.
+    /// A store that holds the fixture's base and nothing else.
     pub fn with_base() -> Self {
         let bucket = Bucket {
             folder: scratch::folder_named("bucket-").expect("a folder"),
@@ -112,7 +112,7 @@ impl Bucket {
         bucket
     }
 
-    /// These very objects.
+    /// A store that holds exactly these objects.
     pub fn of(objects: &Objects) -> Self {
         let bucket = Bucket {
             folder: scratch::folder_named("bucket-").expect("a folder"),
@@ -134,18 +134,18 @@ impl Bucket {
         fs::write(path, bytes).expect("write an object");
     }
 
-    /// The events of some revisions.
+    /// Returns the fixture's events from revision `start` to `last`.
     pub fn events(&self, start: i64, last: i64) -> Vec<Value> {
         let within = |e: &&Value| (start..=last).contains(&revision(e));
         self.events.iter().filter(within).cloned().collect()
     }
 
-    /// A delta of the fixture's own events, `after` seconds after the base.
+    /// Writes a delta of the fixture's own events, created `after` seconds after the base.
     pub fn delta(&self, start: i64, last: i64, after: i64) -> String {
         self.delta_of(start, last, after, &self.events(start, last))
     }
 
-    /// A delta of the fixture's events with other values: another history.
+    /// Writes a delta of the fixture's events with other values: a different history.
     pub fn altered_delta(&self, start: i64, last: i64, after: i64) -> String {
         self.delta_of(
             start,
@@ -155,7 +155,7 @@ impl Bucket {
         )
     }
 
-    /// A delta of any events.
+    /// Writes a delta of any events.
     pub fn delta_of(&self, start: i64, last: i64, after: i64, events: &[Value]) -> String {
         let name = format!("Incr-{start:08}-{last:08}-{}.gz", T0 + after);
         let json = serde_json::to_vec(events).expect("JSON");
@@ -164,7 +164,7 @@ impl Bucket {
         name
     }
 
-    /// A delta after the fixture's last that puts keys of half a megabyte of noise, so that the
+    /// Writes a delta after the fixture's last one that puts keys of half a megabyte of noise, so that the
     /// result is uploaded in parts. Returns the last revision.
     pub fn noise_delta(&self, keys: i64) -> i64 {
         let mut rng = fastrand::Rng::with_seed(7);
@@ -183,7 +183,7 @@ impl Bucket {
         LAST + keys
     }
 
-    /// The names in v2, sorted.
+    /// Returns the names below `v2/`, sorted.
     pub fn names(&self) -> Vec<String> {
         let mut names: Vec<String> = fs::read_dir(self.path().join("v2"))
             .expect("v2")
@@ -198,30 +198,30 @@ impl Bucket {
         names
     }
 
-    /// All that is there.
+    /// Returns every object.
     pub fn objects(&self) -> Objects {
         objects_in(self.path())
     }
 
-    /// Runs a command on the bucket: exit code, JSON, standard error.
+    /// Runs a command on the store and returns the exit code, the JSON and standard error.
     pub fn run(&self, command: &str, args: &[&str]) -> (i32, Value, String) {
         let mut c = super::deltafold();
         c.args([command, "--output", "json", "--store"])
             .arg(self.path())
             .args(args)
-            // What goes is gone, unless a test asks for something else.
+            // Purge at once unless the test asks for something else.
             .env("DELTAFOLD_PURGE_AFTER", "0s");
         super::run_json(&mut c)
     }
 
-    /// Compacts, which must succeed.
+    /// Compacts and asserts success.
     pub fn compact(&self, args: &[&str]) -> Value {
         let (code, json, stderr) = self.run("compact", args);
         assert_eq!(code, 0, "{args:?}: {stderr}");
         json
     }
 
-    /// Compacts, which must fail with this code and reason and write nothing. Returns the message.
+    /// Compacts and asserts that it fails with this code and reason and writes nothing. Returns the message.
     pub fn refuses(&self, args: &[&str], code: i32, reason: &str) -> String {
         let before = self.names();
         let (got, json, stderr) = self.run("compact", args);
@@ -245,7 +245,7 @@ impl Bucket {
     }
 }
 
-/// A bucket of both layouts with notes, marks and strangers.
+/// A store with both layouts, notes, exclusion markers and foreign objects.
 pub fn mixed() -> Bucket {
     let bucket = Bucket::with_base();
     bucket.delta(BASE + 1, 1499, 6);
@@ -269,7 +269,7 @@ pub fn mixed() -> Bucket {
     bucket
 }
 
-/// Appends to every value.
+/// Appends `with` to every value.
 pub fn alter(mut events: Vec<Value>, with: &[u8]) -> Vec<Value> {
     for e in &mut events {
         if e["etcdEvent"]["type"].as_i64() == Some(1) {

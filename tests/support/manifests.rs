@@ -1,11 +1,11 @@
-//! What `deltafold manifests` prints, and the files of the repository that it is held against.
+//! The output of `deltafold manifests`, and the files of the repository that it is compared with.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-/// A file of the repository.
+/// Returns the path of a file of the repository.
 pub fn path(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
 }
@@ -14,7 +14,7 @@ pub fn read(name: &str) -> String {
     fs::read_to_string(path(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
 }
 
-/// What the program prints, and nothing on standard error.
+/// Returns what the program prints. Fails if it writes to standard error.
 pub fn printed(args: &[&str]) -> String {
     let out = super::deltafold().arg("manifests").args(args).output();
     let out = out.expect("run the command");
@@ -23,7 +23,7 @@ pub fn printed(args: &[&str]) -> String {
     String::from_utf8(out.stdout).expect("UTF-8")
 }
 
-/// The documents of a YAML text.
+/// Returns the documents of a YAML text.
 pub fn documents(text: &str) -> Vec<Value> {
     let documents = text.split("\n---\n").map(yaml_serde::from_str);
     let documents = documents.map(|d: Result<Value, _>| d.expect("YAML"));

@@ -1,4 +1,4 @@
-//! Data directories as a test sees them: what files are there, and whether a member is whole.
+//! Data directories: which files they hold, and whether a member is complete.
 
 use deltafold::bolt::Database;
 use deltafold::datadir::{snap, wal};
@@ -8,7 +8,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
-/// What is in a file: its length, and its bytes up to the last that is not zero. etcd's WAL segments
+/// The content of a file: its length, and its bytes up to the last one that is not zero. WAL segments of etcd
 /// are 64 MB long and mostly zeros.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Content {
@@ -37,7 +37,7 @@ fn content(path: &Path) -> Content {
     const CHUNK: u64 = 1 << 20;
     let file = File::open(path).expect("a file");
     let length = file.metadata().expect("its length").len();
-    // From the end, since most of it may be zeros.
+    // Read backwards: most of the file may be zeros.
     let mut chunk = vec![0; CHUNK as usize];
     let zeros = chunk.clone();
     let mut end = length;
@@ -60,7 +60,7 @@ fn content(path: &Path) -> Content {
     Content { length, bytes }
 }
 
-/// Every file below a folder; none where it is not there.
+/// Returns every file below a folder, or nothing if the folder does not exist.
 pub fn files(root: &Path) -> Files {
     let mut all = Files::new();
     if root.exists() {
@@ -73,7 +73,7 @@ pub fn files(root: &Path) -> Files {
     all
 }
 
-/// Writes files; the zeros at their ends take no room.
+/// Writes files. Trailing zeros become holes.
 pub fn write_files(root: &Path, files: &Files) {
     fs::create_dir_all(root).expect("create a folder");
     for (name, content) in files {
@@ -88,7 +88,7 @@ pub fn write_files(root: &Path, files: &Files) {
 /// Mode, length, time of modification, inode.
 pub type Stamp = (u32, u64, i64, i64, u64);
 
-/// Everything below a folder, and the folder itself: whether anything was touched.
+/// Returns the stamps of a folder and everything below it, to see whether anything was touched.
 pub fn stamps(root: &Path) -> BTreeMap<String, Stamp> {
     let mut all = BTreeMap::new();
     let stamp = |path: &Path| {
@@ -96,7 +96,7 @@ pub fn stamps(root: &Path) -> BTreeMap<String, Stamp> {
         (m.mode(), m.len(), m.mtime(), m.mtime_nsec(), m.ino())
     };
     if root.exists() {
-        // Reading a folder changes none of this.
+        // Reading a folder changes none of these values.
         all.insert(String::new(), stamp(root));
         walk(root, &mut |name, path| {
             all.insert(name, stamp(path));
@@ -105,7 +105,7 @@ pub fn stamps(root: &Path) -> BTreeMap<String, Stamp> {
     all
 }
 
-/// What a restore leaves only while it runs, or where it was killed.
+/// Returns paths that exist only while a restore runs or after it was killed.
 pub fn debris(root: &Path) -> Vec<String> {
     let mut found = Vec::new();
     if root.exists() {
@@ -119,15 +119,15 @@ pub fn debris(root: &Path) -> Vec<String> {
     found
 }
 
-/// HashKV of a member's database, as read from its file.
+/// Returns the HashKV of a member's database, read from the file.
 pub fn hash_of(data_dir: &Path) -> deltafold::Result<u32> {
     let file = File::open(data_dir.join("member/snap/db"))
         .map_err(|e| deltafold::Error::io("open the database", e))?;
     Ok(mvcc::hash_kv(&Database::open(file)?, None)?.hash)
 }
 
-/// A restored member is whole: its database has this HashKV, its WAL and `.snap` can be read and are of
-/// one cluster. `wal_dir`: where it is not in the member.
+/// Asserts that a restored member is complete: its database has this HashKV, and its WAL and `.snap` are
+/// readable and belong to the same cluster. `wal_dir`: the WAL's directory if it is not inside the member.
 #[track_caller]
 pub fn assert_whole(data_dir: &Path, wal_dir: Option<&Path>, hash: u32, what: &str) {
     assert_eq!(
@@ -144,7 +144,7 @@ pub fn assert_whole(data_dir: &Path, wal_dir: Option<&Path>, hash: u32, what: &s
     assert_eq!(newest.index, log.last_index, "{what}");
 }
 
-/// The only segment of a WAL.
+/// Returns the only segment of a WAL.
 pub fn segment(wal_dir: &Path) -> PathBuf {
     let paths = wal::segment_paths(wal_dir).expect("a WAL");
     assert_eq!(paths.len(), 1, "{paths:?}");

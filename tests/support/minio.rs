@@ -1,4 +1,4 @@
-//! A real S3 server.
+//! MinIO: a real S3 server.
 
 use super::scratch;
 use std::path::PathBuf;
@@ -17,13 +17,13 @@ use super::tools::{self, tail};
 
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A running MinIO with a folder of its own, killed when dropped.
+/// A running MinIO with a folder of its own. It is killed when dropped.
 #[derive(Debug)]
 pub struct Minio {
     endpoint: String,
     process: Process,
     log: PathBuf,
-    // After the process: the folder goes when it has ended.
+    // Declared after the process, so removed after it.
     folder: TempDir,
 }
 
@@ -32,17 +32,17 @@ impl Minio {
         Self::start_with(&[])
     }
 
-    /// With further environment variables, such as MINIO_KMS_SECRET_KEY.
+    /// Starts a server with more environment variables, such as MINIO_KMS_SECRET_KEY.
     pub fn start_with(env: &[(&str, &str)]) -> Self {
         Self::start_on("127.0.0.1", env, None)
     }
 
-    /// At another address of this machine.
+    /// Starts a server at another address of this machine.
     pub fn start_at(host: &str) -> Self {
         Self::start_on(host, &[], None)
     }
 
-    /// With TLS, and the certificate that `tools::write_certs` has written into a folder.
+    /// Starts a server with TLS and a certificate that `tools::write_certs` has written.
     pub fn start_tls(certs: &std::path::Path) -> Self {
         Self::start_on("127.0.0.1", &[], Some(certs))
     }
@@ -58,7 +58,7 @@ impl Minio {
         }
         let scheme = if certs.is_some() { "https" } else { "http" };
         let log = folder.path().join("minio.log");
-        // A port is free when asked for and may be taken a moment later by somebody else's.
+        // Another process may take a free port before the server binds it.
         for attempt in 1.. {
             let address = format!("{host}:{}", free_port());
             let started = Self::process(&address, &folder, &log, env, certs.is_some());
@@ -91,7 +91,7 @@ impl Minio {
             .arg("server")
             .arg(folder.path().join("data"))
             .args(["--address", address])
-            // Certificates must not come from the user's home.
+            // Otherwise it would read certificates from the user's home.
             .arg("--certs-dir")
             .arg(folder.path().join("certs"))
             .env("MINIO_ROOT_USER", ACCESS_KEY)
@@ -103,9 +103,9 @@ impl Minio {
         let (host, port) = address.split_once(':').expect("a port");
         let port = port.parse().expect("a number");
         process.wait_until(START_TIMEOUT, || {
-            // Its own word first: somebody else's server on the port could answer.
+            // Wait for its own log line first: another server on the port could respond.
             let text = std::fs::read_to_string(log).unwrap_or_default();
-            // Over TLS its answer is asked for by whoever has the certificate.
+            // Over TLS the log line is enough: only clients with the certificate can ask.
             text.contains(address) && tls
                 || text.contains(address)
                     && http_at(host, port, "GET", "/minio/health/ready", "")
@@ -114,8 +114,8 @@ impl Minio {
         Ok(process)
     }
 
-    /// From here on it has another secret key, and the old one is none; at the same address, with what is
-    /// in it.
+    /// Restarts the server with another secret key, at the same address and with the same data. The old key is
+    /// invalid from now on.
     pub fn rotate(&mut self, secret: &str) {
         self.process.stop();
         let address = self.endpoint.strip_prefix("http://").expect("no TLS");
@@ -128,7 +128,7 @@ impl Minio {
         &self.endpoint
     }
 
-    /// Holds it or lets it go on: an outage, for its clients.
+    /// Pauses or resumes the server: an outage, for its clients.
     pub fn signal(&self, signal: Signal) {
         self.process.signal(signal);
     }
@@ -141,12 +141,12 @@ impl Minio {
         SECRET_KEY
     }
 
-    /// All that MinIO has logged so far.
+    /// Returns the log so far.
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// What a program that uses the object_store crate needs in its environment to come here.
+    /// Returns the environment variables with which the object_store crate reaches this server.
     pub fn env(&self) -> Vec<(String, String)> {
         self.s3().env()
     }
@@ -155,7 +155,7 @@ impl Minio {
         self.s3().store(bucket)
     }
 
-    /// For buckets with versions and locks, and what only S3 has.
+    /// Returns a client for what only S3 has: versions, object lock.
     pub fn s3(&self) -> S3 {
         S3::new(self.endpoint())
     }
@@ -164,7 +164,7 @@ impl Minio {
         self.signed(Method::PUT, name, "", "", String::new()).await;
     }
 
-    /// The tags of an object.
+    /// Returns the tags of an object.
     pub async fn tags(&self, bucket: &str, key: &str) -> Vec<(String, String)> {
         let xml = self
             .signed(Method::GET, bucket, key, "tagging", String::new())
@@ -180,7 +180,7 @@ impl Minio {
             .collect()
     }
 
-    /// Sets the one tag of an object, in place of all it had.
+    /// Replaces the tags of an object by one tag.
     pub async fn set_tag(&self, bucket: &str, key: &str, tag: &str, value: &str) {
         let xml = format!(
             "<Tagging><TagSet><Tag><Key>{tag}</Key><Value>{value}</Value></Tag></TagSet></Tagging>"
@@ -188,7 +188,7 @@ impl Minio {
         self.signed(Method::PUT, bucket, key, "tagging", xml).await;
     }
 
-    /// For what the object_store crate has no call: it signs the URL, a plain client sends it.
+    /// Sends a request that the object_store crate has no call for, by a URL that the crate signs.
     async fn signed(
         &self,
         method: Method,

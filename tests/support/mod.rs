@@ -1,6 +1,6 @@
-//! What the tests share: real servers, real tools, recorded and random histories.
+//! What the tests share: real servers and tools, recorded and random histories, proxies, runs of the program.
 
-// Each test binary uses a part of this.
+// Each test program uses only a part of this.
 #![allow(dead_code)]
 
 pub mod conformance;
@@ -52,12 +52,12 @@ use std::sync::OnceLock;
 use serde::Deserialize;
 use tempfile::TempDir;
 
-// Not used by every program, as above.
+// Not every program uses these, either.
 #[allow(unused_imports)]
 pub use random::{rounds, seed};
 use tools::EtcdVersion;
 
-/// NAME.expected.json: what the etcd that a fixture comes from said of itself.
+/// NAME.expected.json: what the etcd of a fixture reported about itself.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Expected {
     pub etcd_version: String,
@@ -86,7 +86,7 @@ pub fn fixtures_dir() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures")
 }
 
-/// The fixtures' names, sorted.
+/// Returns the names of the fixtures, sorted.
 pub fn fixture_names() -> Vec<String> {
     let mut names: Vec<String> = fs::read_dir(fixtures_dir())
         .expect("the fixtures")
@@ -108,7 +108,7 @@ pub fn expected(name: &str) -> Expected {
     serde_json::from_slice(&bytes).unwrap_or_else(|err| panic!("{}: {err}", path.display()))
 }
 
-/// A copy of a fixture to work on: the folder is the store's prefix, with `v2` in it.
+/// Copies a fixture to a temporary folder, which is the prefix, with `v2` in it.
 pub fn copy_fixture(name: &str) -> TempDir {
     let copy = scratch::folder_named("fixture-").expect("a folder for the fixture");
     copy_dir(&fixtures_dir().join(name), copy.path());
@@ -123,16 +123,16 @@ fn copy_dir(from: &Path, to: &Path) {
             fs::create_dir(&to).expect("create a folder");
             copy_dir(&from, &to);
         } else {
-            // The content alone: a fixture may be read-only.
+            // Copy the content only: a fixture may be read-only.
             fs::write(&to, fs::read(&from).expect("read a fixture")).expect("write a fixture");
         }
     }
 }
 
-/// Another program under test than the one that was built: a bench compares two.
+/// Overrides the program under test: a bench compares two programs.
 pub static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
 
-/// The program under test, with nothing of the caller's own settings and credentials.
+/// Returns a command of the program under test without settings and credentials of the caller.
 pub fn deltafold() -> Command {
     let built = || env!("CARGO_BIN_EXE_deltafold").into();
     let mut command = Command::new(PROGRAM.get_or_init(built));
@@ -156,13 +156,13 @@ pub fn deltafold() -> Command {
     command
 }
 
-/// A client of the tests' own, which uses no proxy.
+/// Returns an HTTP client for the tests, which uses no proxy.
 pub fn http_client() -> reqwest::ClientBuilder {
     deltafold::base::tls::ensure_provider();
     reqwest::Client::builder().no_proxy()
 }
 
-/// Lets a command find nobody at any `s3://` URL.
+/// Makes every `s3://` URL unreachable for a command.
 pub fn without_servers(command: &mut Command) -> &mut Command {
     command
         .env("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
@@ -172,7 +172,7 @@ pub fn without_servers(command: &mut Command) -> &mut Command {
         .env("AWS_SECRET_ACCESS_KEY", "nothing")
 }
 
-/// `deltafold restore` into a data directory: exit code, result and stderr.
+/// Runs `deltafold restore` into a data directory. Returns the exit code, the JSON and standard error.
 pub fn restore(store: &Path, data_dir: &Path, args: &[&str]) -> (i32, serde_json::Value, String) {
     let mut command = deltafold();
     command
@@ -184,7 +184,7 @@ pub fn restore(store: &Path, data_dir: &Path, args: &[&str]) -> (i32, serde_json
     run_json(&mut command)
 }
 
-/// The versions that start on a database of the given one, as measured with etcd's own snapshots.
+/// Returns the etcd versions that start on a database of this version, as measured with etcd's own snapshots.
 pub fn that_start_on(source: &str) -> &'static [EtcdVersion] {
     match source {
         s if s.starts_with("3.7.") => &[EtcdVersion::V3_7, EtcdVersion::V3_5],
@@ -192,7 +192,8 @@ pub fn that_start_on(source: &str) -> &'static [EtcdVersion] {
     }
 }
 
-/// Runs to the end: the exit code, the JSON on stdout (null where there is none) and stderr.
+/// Runs a command to its end. Returns the exit code, the JSON on standard output (null if there is none) and
+/// standard error.
 pub fn run_json(command: &mut Command) -> (i32, serde_json::Value, String) {
     let output = command.output().expect("run the command");
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -1,11 +1,11 @@
-//! Secrets as Kubernetes mounts them.
+//! Folders in which Kubernetes mounts a Secret.
 
 use super::scratch;
 use std::fs;
 use std::os::unix::fs::symlink;
 use tempfile::TempDir;
 
-/// A Secret as kubelet mounts it.
+/// A Secret as kubelet mounts it: `..data` is a symbolic link that is replaced at each update.
 pub struct Mounted(TempDir);
 
 impl Mounted {

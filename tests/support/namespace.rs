@@ -1,7 +1,7 @@
-//! A namespace for one test, on a Kubernetes that the tests of a program share.
+//! A namespace for one test, on a Kubernetes that all tests of a program share.
 //!
-//! Etcd, API server and Kubernetes' own controllers are started once per program, with our CRDs; nothing is
-//! asserted here. Tests of the controller begin with it.
+//! etcd, the API server and Kubernetes' own controllers start once per program, with our CRDs. Most tests of
+//! the controller start with `TestNamespace::new`.
 
 use super::scratch;
 use std::collections::BTreeMap;
@@ -22,24 +22,24 @@ use tokio::task::JoinHandle;
 use super::etcd::{Etcd, EtcdVersion, free_port};
 use super::kube::{Api, Apiserver, Body, ControllerManager, Refused};
 
-/// How long something may take that takes a second or two on a machine with nothing else to do.
+/// The longest wait for something that takes a second or two on an idle machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Who the controller is in a namespace.
+/// The service account of the controller.
 const ACCOUNT: &str = "deltafold-controller";
 
-/// Etcd, API server, Kubernetes' controllers.
+/// etcd, an API server and Kubernetes' own controllers.
 #[derive(Debug)]
 pub struct Kubernetes {
     pub controllers: ControllerManager,
     pub server: Apiserver,
     pub etcd: Etcd,
-    // After the processes: the folder goes when they have ended.
+    // Declared after the processes, so removed after them.
     pub folder: TempDir,
 }
 
 impl Kubernetes {
-    /// One of a test's own.
+    /// Starts one for a single test.
     pub async fn start() -> Self {
         let folder = scratch::folder_named("kubernetes-").expect("a folder for Kubernetes");
         let within = |name: &str| {
@@ -60,11 +60,11 @@ impl Kubernetes {
         }
     }
 
-    /// That of the program, which ends with it.
+    /// Returns the shared one, which ends with the program.
     pub fn shared() -> &'static Kubernetes {
         static SHARED: OnceLock<(Kubernetes, Child)> = OnceLock::new();
         let (kubernetes, _) = SHARED.get_or_init(|| {
-            // A runtime of its own: whoever asks first may be within one.
+            // In a runtime of its own: the first caller may be inside another one.
             let start = || {
                 let runtime = tokio::runtime::Runtime::new().expect("a runtime");
                 runtime.block_on(Kubernetes::start())
@@ -77,8 +77,8 @@ impl Kubernetes {
     }
 }
 
-/// Nothing drops what is static. A process whose standard input ends with this program ends the servers then,
-/// however the program ended.
+/// Statics are never dropped. So a helper process ends the servers when its standard input closes, however the
+/// program ended.
 fn guard(kubernetes: &Kubernetes) -> Child {
     let ids = [
         kubernetes.controllers.id(),
@@ -98,14 +98,14 @@ fn guard(kubernetes: &Kubernetes) -> Child {
         .expect("start the guard")
 }
 
-/// The CRDs of today.
+/// Returns the current CRDs.
 pub fn definitions() -> Vec<Value> {
     let crds = deltafold::controller::api::crds().into_iter();
     crds.map(|crd| serde_json::to_value(crd).expect("a CRD"))
         .collect()
 }
 
-/// Applies CRDs. An API server needs a moment to act on them.
+/// Applies CRDs and waits until the API server serves them.
 pub async fn define(api: &Api, crds: &[Value]) {
     let path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
     for crd in crds {
@@ -114,7 +114,7 @@ pub async fn define(api: &Api, crds: &[Value]) {
     }
 }
 
-/// The CRDs, and the role of the controller.
+/// Applies the CRDs and the controller's roles.
 async fn install(api: &Api) {
     define(api, &definitions()).await;
     for (_, plural) in OURS {
@@ -133,7 +133,7 @@ async fn install(api: &Api) {
     }
 }
 
-/// The roles that `deltafold manifests install` has: the controller's rights are exactly these.
+/// Returns roles of `deltafold manifests install`: the controller has exactly these rights.
 fn roles(kind: &str) -> Vec<Value> {
     let printed = super::deltafold()
         .args(["manifests", "install"])
@@ -157,7 +157,7 @@ const OURS: [(&str, &str); 2] = [
     ("EtcdBackupTask", "etcdbackuptasks"),
 ];
 
-/// The apiVersion and the kind of a resource.
+/// Returns the apiVersion and the kind of a resource.
 fn kind_of(resource: &str) -> (&'static str, &'static str) {
     match resource {
         "configmaps" => ("v1", "ConfigMap"),
@@ -179,10 +179,10 @@ fn kind_of(resource: &str) -> (&'static str, &'static str) {
     }
 }
 
-/// Every version of an object that was seen.
+/// Every version of an object that the watch has seen.
 pub type Versions = Vec<Value>;
 
-/// Watches the objects of a resource, and forgets none.
+/// Watches the objects of a resource and keeps every version.
 #[derive(Debug)]
 pub struct Recorder {
     seen: Arc<Mutex<BTreeMap<String, Versions>>>,
@@ -222,7 +222,7 @@ impl Recorder {
         Self { seen, watch }
     }
 
-    /// The last version of every object that there ever was, in the order of their creation.
+    /// Returns the last version of every object that ever existed, in order of creation.
     pub fn ever(&self) -> Vec<Value> {
         let seen = self.seen.lock().expect("nobody panicked");
         let mut all: Vec<Value> = seen.values().filter_map(|v| v.last().cloned()).collect();
@@ -234,13 +234,13 @@ impl Recorder {
         all
     }
 
-    /// Every version of every object.
+    /// Returns every version of every object.
     pub fn all_versions(&self) -> Versions {
         let seen = self.seen.lock().expect("nobody panicked");
         seen.values().flatten().cloned().collect()
     }
 
-    /// All versions of the objects of a name.
+    /// Returns every version of the objects with this name.
     pub fn versions(&self, of: &str) -> Versions {
         let seen = self.seen.lock().expect("nobody panicked");
         let all = seen.values().filter(|v| v.iter().any(|o| name(o) == of));
@@ -254,7 +254,7 @@ impl Drop for Recorder {
     }
 }
 
-/// Watches what runs for the policies of a namespace by schedule or as a follower.
+/// Watches the CronJobs and followers of a namespace.
 #[derive(Debug)]
 pub struct Running {
     pub cron_jobs: Recorder,
@@ -262,14 +262,14 @@ pub struct Running {
 }
 
 impl Running {
-    pub async fn watch(space: &Space) -> Self {
+    pub async fn watch(space: &TestNamespace) -> Self {
         Self {
             cron_jobs: space.record("cronjobs").await,
             deployments: space.record("deployments").await,
         }
     }
 
-    /// The names of what was ever stopped or deleted of a policy.
+    /// Returns the names of a policy's workloads that were ever suspended or deleted.
     pub fn stopped(&self, policy: &str) -> Vec<String> {
         let is_its = |o: &Value| label(o, "policy") == Some(policy);
         let is_stopped = |o: &Value| {
@@ -285,24 +285,24 @@ impl Running {
     }
 }
 
-/// A namespace, and everything in it as its administrator sees it.
+/// A namespace, seen by an administrator.
 #[derive(Debug)]
-pub struct Space {
+pub struct TestNamespace {
     pub api: Api,
     pub name: String,
-    /// Every Job that there ever was.
+    /// Every Job that ever existed in the namespace.
     pub jobs: Recorder,
-    /// For whatever the test keeps on disk.
+    /// A folder for the files of the test.
     pub folder: TempDir,
 }
 
-impl Space {
-    /// A new namespace on the program's Kubernetes.
+impl TestNamespace {
+    /// Creates a namespace on the shared Kubernetes.
     pub async fn new(name: &str) -> Self {
         Self::on(&Kubernetes::shared().server.api(), name).await
     }
 
-    /// A new namespace on any.
+    /// Creates a namespace.
     pub async fn on(api: &Api, name: &str) -> Self {
         static NUMBER: AtomicUsize = AtomicUsize::new(1);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -318,7 +318,7 @@ impl Space {
             name,
         };
         space.give_rights().await;
-        // Kubernetes' controllers make it; Pods need it.
+        // Pods need it; Kubernetes' controllers create it.
         space.wait_for("serviceaccounts", "default").await;
         space
     }
@@ -339,7 +339,7 @@ impl Space {
         self.api
             .must(Method::POST, path, Some((Body::Json, &binding)))
             .await;
-        // The Lease of its leader is in its own namespace.
+        // The Lease for leader election is in the controller's own namespace.
         for role in roles("Role") {
             let name = &role["metadata"]["name"];
             self.create(
@@ -354,7 +354,7 @@ impl Space {
             });
             self.create("rolebindings", binding).await;
         }
-        // What the manifests have for a namespace that the controller is told to look after.
+        // What the manifests contain for each namespace that the controller serves.
         for document in deltafold::controller::manifests::namespace(&self.name) {
             match document.object["kind"].as_str() {
                 Some("ServiceAccount") => self.create("serviceaccounts", document.object).await,
@@ -364,12 +364,12 @@ impl Space {
         }
     }
 
-    /// The controller's token here.
+    /// Returns the controller's token.
     pub async fn controllers_token(&self) -> String {
         self.token_of(ACCOUNT).await
     }
 
-    /// A token of a service account.
+    /// Returns a token of a service account.
     pub async fn token_of(&self, account: &str) -> String {
         let path = format!("{}/{account}/token", self.path("serviceaccounts"));
         let request =
@@ -382,19 +382,19 @@ impl Space {
         token.expect("a token").to_owned()
     }
 
-    /// A folder of the test.
+    /// Returns a folder of the test, which is created.
     pub fn folder(&self, name: &str) -> PathBuf {
         let folder = self.folder.path().join(name);
         std::fs::create_dir_all(&folder).expect("a folder");
         folder
     }
 
-    /// Watches a resource of the namespace from here on, and forgets no version.
+    /// Watches a resource of the namespace from now on and keeps every version.
     pub async fn record(&self, resource: &str) -> Recorder {
         Recorder::start(&self.api, &self.name, resource).await
     }
 
-    /// Where the objects of a resource are.
+    /// Returns the API path of a resource.
     pub fn path(&self, resource: &str) -> String {
         let (version, _) = kind_of(resource);
         let root = match version.contains('/') {
@@ -412,13 +412,13 @@ impl Space {
         self.api.get(&self.path_of(resource, name)).await
     }
 
-    /// What must be there.
+    /// Returns an object that must exist.
     pub async fn must_get(&self, resource: &str, name: &str) -> Value {
         let found = self.get(resource, name).await;
         found.unwrap_or_else(|| panic!("no {name} among the {resource} of {}", self.name))
     }
 
-    /// Those with these labels (`a=b,c=d`), by name.
+    /// Returns the objects with these labels (`a=b,c=d`), sorted by name.
     pub async fn list(&self, resource: &str, labels: &str) -> Vec<Value> {
         let labels = labels.replace('=', "%3D").replace(',', "%2C");
         let path = format!("{}?labelSelector={labels}", self.path(resource));
@@ -426,7 +426,7 @@ impl Space {
         list["items"].as_array().expect("the items").clone()
     }
 
-    /// The names of those with these labels.
+    /// Returns the names of the objects with these labels.
     pub async fn names(&self, resource: &str, labels: &str) -> Vec<String> {
         let all = self.list(resource, labels).await;
         all.iter().map(|o| name(o).to_owned()).collect()
@@ -447,7 +447,7 @@ impl Space {
             .await
     }
 
-    /// As `kubectl apply --server-side` does it.
+    /// Applies an object as `kubectl apply --server-side` does.
     pub async fn apply(&self, resource: &str, mut object: Value) -> Value {
         let (version, kind) = kind_of(resource);
         object["apiVersion"] = version.into();
@@ -457,7 +457,7 @@ impl Space {
         applied.unwrap_or_else(|err| panic!("apply {path}: {err}"))
     }
 
-    /// A merge patch.
+    /// Sends a merge patch.
     pub async fn patch(&self, resource: &str, name: &str, patch: Value) -> Value {
         let path = self.path_of(resource, name);
         let patched = self.api.merge(&path, &patch).await;
@@ -471,13 +471,13 @@ impl Space {
             .await;
     }
 
-    /// Waits until an object is there.
+    /// Waits until an object exists.
     pub async fn wait_for(&self, resource: &str, name: &str) -> Value {
         self.wait_until(resource, name, "it is there", |_| true)
             .await
     }
 
-    /// Waits until an object is there and is as wanted.
+    /// Waits until an object exists and satisfies a condition.
     pub async fn wait_until(
         &self,
         resource: &str,
@@ -500,7 +500,7 @@ impl Space {
         }
     }
 
-    /// Waits until an object is not there any more.
+    /// Waits until an object is gone.
     pub async fn wait_until_gone(&self, resource: &str, name: &str) {
         let gone = until(PATIENCE, async || match self.get(resource, name).await {
             None => Some(()),
@@ -513,7 +513,7 @@ impl Space {
         );
     }
 
-    /// Waits until so many have these labels, no fewer and no more.
+    /// Waits until exactly `count` objects have these labels.
     pub async fn wait_for_some(&self, resource: &str, labels: &str, count: usize) -> Vec<Value> {
         let mut last = Vec::new();
         let found = until(PATIENCE, async || {
@@ -531,7 +531,7 @@ impl Space {
         }
     }
 
-    /// As `kubectl create job --from=cronjob/…` does it. Returns the Job's name.
+    /// Creates a Job as `kubectl create job --from=cronjob/…` does. Returns its name.
     pub async fn fire(&self, cron_job: &str) -> String {
         static NUMBER: AtomicUsize = AtomicUsize::new(1);
         let cron = self.must_get("cronjobs", cron_job).await;
@@ -553,20 +553,20 @@ impl Space {
         name
     }
 
-    /// Waits until a Job is done. Returns it.
+    /// Waits until a Job has ended and returns it.
     pub async fn wait_for_job(&self, name: &str) -> Value {
         self.wait_until("jobs", name, "it has ended", |job| ended(job).is_some())
             .await
     }
 
-    /// Every Job that there ever was for a kind of work of a policy: the last that was seen of each.
+    /// Returns the last version of every Job that a policy ever had for a kind of work.
     pub fn jobs_for(&self, policy: &str, work: &str) -> Vec<Value> {
         let all = self.jobs.ever().into_iter();
         all.filter(|job| label(job, "policy") == Some(policy) && label(job, "work") == Some(work))
             .collect()
     }
 
-    /// Waits until there have been so many Jobs for a kind of work of a policy.
+    /// Waits until a policy has had `count` Jobs for a kind of work.
     pub async fn wait_for_jobs(&self, policy: &str, work: &str, count: usize) -> Vec<Value> {
         let found = until(PATIENCE, async || {
             let jobs = self.jobs_for(policy, work);
@@ -588,7 +588,7 @@ impl Space {
         }
     }
 
-    /// Waits until the Jobs that have ended are as many.
+    /// Waits until `count` Jobs of a policy have ended.
     pub async fn wait_until_ended(&self, policy: &str, work: &str, count: usize) -> Vec<Value> {
         let found = until(PATIENCE, async || {
             let jobs = self.jobs_for(policy, work);
@@ -605,7 +605,7 @@ impl Space {
         })
     }
 
-    /// The Events about an object: reason and message.
+    /// Returns reason and message of the Events about an object.
     pub async fn events(&self, about: &str) -> Vec<(String, String)> {
         let all = self.list("events", "").await;
         let text = |v: &Value| v.as_str().unwrap_or_default().to_owned();
@@ -615,7 +615,7 @@ impl Space {
             .collect()
     }
 
-    /// Waits for an Event about an object.
+    /// Waits for an Event about an object and returns its message.
     pub async fn wait_for_event(&self, about: &str, reason: &str) -> String {
         let found = until(PATIENCE, async || {
             let events = self.events(about).await;
@@ -631,7 +631,7 @@ impl Space {
         }
     }
 
-    /// Waits until a policy is as wanted.
+    /// Waits until a policy satisfies a condition.
     pub async fn wait_policy(
         &self,
         name: &str,
@@ -642,7 +642,7 @@ impl Space {
             .await
     }
 
-    /// Waits until a policy's condition has this status.
+    /// Waits until a status condition of a policy has this status.
     pub async fn wait_condition(&self, policy: &str, condition: &str, status: &str) -> Value {
         let wanted = format!("{condition} is {status}");
         let found = self
@@ -653,7 +653,7 @@ impl Space {
         condition_of(&found, condition).expect("it").clone()
     }
 
-    /// Waits until a task is in a state.
+    /// Waits until a task has this state.
     pub async fn wait_task(&self, name: &str, state: &str) -> Value {
         let wanted = format!("it is {state}");
         self.wait_until("etcdbackuptasks", name, &wanted, |t| {
@@ -662,7 +662,7 @@ impl Space {
         .await
     }
 
-    /// A Lease as etcd-druid's sidecar or a Job of ours renews it; made where it is missing.
+    /// Renews a Lease as etcd-druid's sidecar or one of our Jobs does. Creates it if it does not exist.
     pub async fn renew(&self, name: &str, revision: i64, at: &str, annotations: Value) {
         let mut lease = json!({
             "metadata": {"name": name},
@@ -671,7 +671,7 @@ impl Space {
         if !annotations.is_null() {
             lease["metadata"]["annotations"] = annotations;
         }
-        // The controller may make it at this very moment.
+        // The controller may create it at the same moment.
         match self.try_create("leases", lease.clone()).await {
             Err(err) if err.code == 409 => {
                 self.patch("leases", name, lease).await;
@@ -685,17 +685,17 @@ pub fn name(object: &Value) -> &str {
     object["metadata"]["name"].as_str().unwrap_or_default()
 }
 
-/// One of our labels.
+/// Returns one of our labels.
 pub fn label<'o>(object: &'o Value, name: &str) -> Option<&'o str> {
     object["metadata"]["labels"][format!("deltafold.io/{name}")].as_str()
 }
 
-/// One of our annotations.
+/// Returns one of our annotations.
 pub fn annotation<'o>(object: &'o Value, name: &str) -> Option<&'o str> {
     object["metadata"]["annotations"][format!("deltafold.io/{name}")].as_str()
 }
 
-/// Complete or Failed, where a Job is one of them.
+/// Returns `Complete` or `Failed` if the Job has that condition.
 pub fn ended(job: &Value) -> Option<&str> {
     let conditions = job["status"]["conditions"].as_array()?.iter();
     let mut true_ones = conditions.filter(|c| c["status"] == "True");
@@ -706,13 +706,13 @@ pub fn ended(job: &Value) -> Option<&str> {
     })
 }
 
-/// A condition of a policy.
+/// Returns a condition of a policy.
 pub fn condition_of<'p>(policy: &'p Value, type_: &str) -> Option<&'p Value> {
     let conditions = policy["status"]["conditions"].as_array()?;
     conditions.iter().find(|c| c["type"] == type_)
 }
 
-/// An object for people: without what the API server keeps for itself.
+/// Prints an object without the fields that the API server maintains.
 pub fn shown(object: &Value) -> String {
     let mut object = object.clone();
     if let Some(metadata) = object["metadata"].as_object_mut() {
@@ -721,13 +721,13 @@ pub fn shown(object: &Value) -> String {
     serde_json::to_string_pretty(&object).expect("JSON")
 }
 
-/// A moment so many seconds from now, as Leases have it.
+/// Returns the time `seconds` from now in the format of Leases.
 pub fn moment(seconds: i64) -> String {
     let at = chrono::Utc::now() + chrono::TimeDelta::seconds(seconds);
     at.to_rfc3339_opts(chrono::SecondsFormat::Micros, true)
 }
 
-/// Asks again and again, until there is an answer.
+/// Polls until there is a result. Fails after `patience`.
 pub async fn until<T>(patience: Duration, mut ask: impl AsyncFnMut() -> Option<T>) -> Option<T> {
     let started = Instant::now();
     loop {

@@ -1,9 +1,9 @@
-//! What a listing shows that nobody could use: deltas without what they follow.
+//! Finds orphan deltas in a listing: deltas that no full leads to.
 
 use deltafold::backup::{Catalog, Kind, Listed};
 use std::collections::HashSet;
 
-/// The paths of usable deltas behind which no full leads, by names alone.
+/// Returns the paths of usable deltas that no chain reaches, judged by names.
 pub fn baseless(catalog: &Catalog) -> Vec<String> {
     let usable: Vec<_> = catalog.snapshots.iter().filter(|s| !s.excluded).collect();
     let mut has_base = HashSet::new();
@@ -28,7 +28,7 @@ pub fn baseless(catalog: &Catalog) -> Vec<String> {
     without.map(|i| usable[i].path.clone()).collect()
 }
 
-/// The paths of usable deltas that follow no full at all, whatever is between.
+/// Returns the paths of usable deltas that have no full before them, even if deltas are missing in between.
 pub fn without_full(catalog: &Catalog) -> Vec<String> {
     let usable = || catalog.snapshots.iter().filter(|s| !s.excluded);
     let fulls: Vec<_> = usable().filter(|s| s.name.kind == Kind::Full).collect();
@@ -37,7 +37,7 @@ pub fn without_full(catalog: &Catalog) -> Vec<String> {
     lost.map(|d| d.path.clone()).collect()
 }
 
-/// As a store lists it.
+/// Builds a catalog from paths.
 pub fn catalog<'p>(paths: impl IntoIterator<Item = &'p String>) -> Catalog {
     let listing = paths.into_iter().map(|path| Listed {
         path: path.clone(),

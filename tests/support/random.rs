@@ -1,6 +1,6 @@
-//! The seed and the length of random tests. The unit tests of the library use this file, too.
+//! Seed and number of rounds of random tests. The library's unit tests include this file, too.
 
-/// The seed of a random test, printed so that it can be run again.
+/// Returns the seed of a random test and prints it, so that the test can be repeated.
 pub fn seed() -> u64 {
     let given = std::env::var("DELTAFOLD_TEST_SEED").ok();
     let seed = given.map_or_else(|| fastrand::u64(..1 << 48), |s| s.parse().expect("a seed"));
@@ -8,8 +8,8 @@ pub fn seed() -> u64 {
     seed
 }
 
-/// How often a random test goes round: `few` by default; `many` if `DELTAFOLD_TEST_ROUNDS` is `many`, as
-/// `.ci/run` has it; or the number that it is.
+/// Returns the number of rounds: `few` by default, `many` if `DELTAFOLD_TEST_ROUNDS` is `many` (as in
+/// `.ci/run`), or the number in that variable.
 pub fn rounds(few: usize, many: usize) -> usize {
     match std::env::var("DELTAFOLD_TEST_ROUNDS").as_deref() {
         Err(_) => few,

@@ -1,4 +1,4 @@
-//! Load on a live etcd whose members come and go: every kind of write there is, at random.
+//! Random writes of every kind to a live etcd whose members fail and come back.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -13,19 +13,19 @@ use fastrand::Rng;
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
-/// A member that does not answer for so long is left for the next one.
+/// After this time without a response, a writer tries the next member.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Keys of each writer that stay, and those that come and go.
+/// Each writer's number of keys that stay, and of keys that are created and deleted.
 const STEADY_KEYS: usize = 300;
 const CHURNING_KEYS: usize = 40;
 
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
     pub writers: usize,
-    /// Operations a second of all writers together; as many as there can be where `None`.
+    /// Operations per second of all writers together. `None`: no limit.
     pub rate: Option<f64>,
-    /// The longest value, in bytes. Half a percent of the puts have more than 64 KiB where it allows
-    /// that, which the server must, too.
+    /// The longest value, in bytes. If it allows that, half a percent of the puts have more than 64 KiB; the
+    /// server must accept these.
     pub max_value: usize,
 }
 
@@ -39,7 +39,7 @@ impl Default for LoadOptions {
     }
 }
 
-/// Writers that run until they are stopped. They outlive any failure of a member.
+/// Writers that run until they are stopped. They survive every failure of a member.
 pub struct Load {
     stop: Arc<AtomicBool>,
     done: Arc<AtomicU64>,
@@ -49,7 +49,7 @@ pub struct Load {
 }
 
 impl Load {
-    /// Within a runtime. The same seed makes the same operations, in an order of their own.
+    /// Starts the writers; call it inside a runtime. The same seed makes the same operations, in any order.
     pub fn start(endpoints: &[String], seed: u64, options: &LoadOptions) -> Self {
         let handle = Handle::current();
         let (stop, done) = (Arc::new(AtomicBool::new(false)), Arc::default());
@@ -81,12 +81,12 @@ impl Load {
         }
     }
 
-    /// Operations that were answered so far.
+    /// Returns the number of operations so far that got a response.
     pub fn done(&self) -> u64 {
         self.done.load(Ordering::Relaxed)
     }
 
-    /// Waits for so many more operations.
+    /// Waits for this many more operations.
     pub fn wait_for(&self, more: u64) {
         let wanted = self.done() + more;
         while self.done() < wanted {
@@ -97,8 +97,8 @@ impl Load {
         }
     }
 
-    /// Ends all writers and gives the number of operations that were answered. Nothing changes by itself
-    /// after that: all leases are revoked. Not for async threads.
+    /// Stops all writers and returns the number of operations that got a response. Revokes all leases, so that
+    /// nothing changes afterwards. Blocks: do not call it on an async thread.
     pub fn stop(self) -> u64 {
         self.stop.store(true, Ordering::Relaxed);
         let handle = self.handle.clone();
@@ -136,7 +136,7 @@ impl Writer {
             if pause.is_some() {
                 ticks.tick().await;
             }
-            // What fails may yet have been done: only the etcd's own word counts as truth.
+            // A failed operation may have taken effect: only etcd's own watch is the truth.
             match tokio::time::timeout(PATIENCE, self.step()).await {
                 Ok(Ok(())) => _ = done.fetch_add(1, Ordering::Relaxed),
                 Ok(Err(Error::GRpcStatus(status))) if is_refusal(status.code() as i32) => {}
@@ -159,7 +159,7 @@ impl Writer {
         Ok(client)
     }
 
-    /// One operation.
+    /// Runs one operation.
     async fn step(&mut self) -> Result<(), Error> {
         let mut client = self.client().await?;
         match self.rng.u32(0..100) {
@@ -184,7 +184,7 @@ impl Writer {
                 client.delete(key, None).await?;
             }
             77..80 => {
-                // Ten neighbours at most.
+                // At most ten neighbouring keys.
                 let prefix = self.key();
                 let options = DeleteOptions::new().with_prefix();
                 client
@@ -192,7 +192,7 @@ impl Writer {
                     .await?;
             }
             80..90 => {
-                // A key that comes for the first time, and the end of an old one.
+                // A new key is created and an old one deleted.
                 self.churned += 1;
                 let of = |prefix: &str, n: u64| format!("{prefix}/churn/{n:08}");
                 let (new, value) = (of(&self.prefix, self.churned), self.value());
@@ -218,7 +218,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Some expire while the load runs, unless they are kept alive.
+    /// Grants a lease. Some leases expire during the load unless they are kept alive.
     async fn grant(&mut self, mut client: Client) -> Result<(), Error> {
         let seconds = if self.rng.bool() { 2 } else { 3600 };
         let options = LeaseGrantOptions::new().with_id(self.rng.i64(1..));
@@ -252,7 +252,7 @@ impl Writer {
                 }
             });
         }
-        // A range that no put of it lies in: etcd refuses both in one transaction.
+        // A range without keys of this transaction's puts: etcd refuses both in one transaction.
         let from = format!("{}/churn/", self.prefix);
         let to = format!(
             "{}/churn/{:08}",
@@ -271,13 +271,13 @@ impl Writer {
         self.leases.get(at).copied()
     }
 
-    /// Half the time one of a few, which so are changed often.
+    /// Returns a key; half the time one of a few keys, which therefore change often.
     fn key(&mut self) -> Vec<u8> {
         let stride = if self.rng.bool() { 15 } else { 1 };
         let n = self.rng.usize(..STEADY_KEYS / stride) * stride;
         let mut key = format!("{}/steady/{n:03}", self.prefix).into_bytes();
         if n.is_multiple_of(50) {
-            // No text.
+            // Not UTF-8.
             key.extend([0xff, 0x00, n as u8 | 0x80]);
         }
         key
@@ -291,7 +291,7 @@ impl Writer {
             _ => self.rng.usize(10..1000),
         };
         let length = length.min(self.max_value);
-        // Noise, and what compresses well.
+        // Noise and text: one compresses badly, the other well.
         let mut value = vec![b'x'; length];
         let noise = match self.rng.bool() {
             true => length,
@@ -309,7 +309,7 @@ async fn revoke_all(endpoint: &str) -> Result<(), Error> {
     let mut client = Client::connect([endpoint], Some(options)).await?;
     for lease in client.leases().await?.leases() {
         match client.lease_revoke(lease.id()).await {
-            // It has expired meanwhile.
+            // The lease has expired meanwhile.
             Err(Error::GRpcStatus(status)) if is_refusal(status.code() as i32) => {}
             done => _ = done?,
         }
@@ -317,7 +317,7 @@ async fn revoke_all(endpoint: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// The server answers, and does not do it: a lease that has ended, a request that is too large.
+/// Returns whether the server responded with a refusal: an expired lease, a request that is too large.
 fn is_refusal(code: i32) -> bool {
     const INVALID_ARGUMENT: i32 = 3;
     const NOT_FOUND: i32 = 5;

@@ -1,4 +1,4 @@
-//! One etcd, the truth about it, and a prefix to save it into.
+//! One etcd, a complete record of its history, and a prefix to save it into.
 
 use super::scratch;
 use std::path::Path;
@@ -13,7 +13,7 @@ use super::history::{Compression, Recorder, Recording};
 use super::restorable::{Checked, Prefix};
 use super::truth::Truth;
 
-pub struct World {
+pub struct RecordedEtcd {
     pub seed: u64,
     pub truth: Truth,
     pub etcd: Etcd,
@@ -23,22 +23,26 @@ pub struct World {
     handle: Handle,
 }
 
-/// Runs a test in a runtime, on an etcd of its own.
-pub fn with_etcd(version: EtcdVersion, test: impl FnOnce(&mut World)) {
+/// Runs a test inside a runtime with an etcd of its own.
+pub fn with_etcd(version: EtcdVersion, test: impl FnOnce(&mut RecordedEtcd)) {
     with_options(version, &EtcdOptions::default(), test);
 }
 
-pub fn with_options(version: EtcdVersion, options: &EtcdOptions, test: impl FnOnce(&mut World)) {
+pub fn with_options(
+    version: EtcdVersion,
+    options: &EtcdOptions,
+    test: impl FnOnce(&mut RecordedEtcd),
+) {
     let runtime = Runtime::new().expect("a runtime");
     let _within = runtime.enter();
     let folder = scratch::folder_named("world-").expect("a folder");
-    // It comes back to the same place.
+    // A restart uses the same ports.
     let options = EtcdOptions {
         ports: Some((free_port(), free_port())),
         ..options.clone()
     };
     let etcd = Etcd::start_with(version, &folder.path().join("data"), &options);
-    let mut world = World {
+    let mut world = RecordedEtcd {
         seed: super::seed(),
         truth: Truth::start(&[etcd.endpoint().to_owned()]),
         prefix: Prefix::local(&folder.path().join("store")),
@@ -50,7 +54,7 @@ pub fn with_options(version: EtcdVersion, options: &EtcdOptions, test: impl FnOn
     test(&mut world);
 }
 
-impl World {
+impl RecordedEtcd {
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
@@ -59,12 +63,12 @@ impl World {
         vec![self.etcd.endpoint().to_owned()]
     }
 
-    /// Waits for an answer.
+    /// Waits for a future.
     pub fn wait<F: Future>(&self, answer: F) -> F::Output {
         self.handle.block_on(answer)
     }
 
-    /// Another etcd of the same version, in a folder of that name.
+    /// Starts another etcd of the same version in a folder of this name.
     pub fn another(&self, name: &str) -> Etcd {
         let options = EtcdOptions {
             name: name.to_owned(),
@@ -73,7 +77,7 @@ impl World {
         Etcd::start_with(self.etcd.version(), &self.folder().join(name), &options)
     }
 
-    /// As etcdctl shows it.
+    /// Returns the cluster ID in the form of etcdctl.
     pub fn cluster_id(&self, etcd: &Etcd) -> String {
         let status = self.wait(async { etcd.client().await.status().await });
         let status = status.expect("a status");
@@ -84,14 +88,14 @@ impl World {
         self.wait(self.etcd.revision())
     }
 
-    /// Gives the revision, as the next ones do.
+    /// Puts a key and returns the revision.
     pub fn put(&self, key: impl Into<Vec<u8>>, value: impl Into<Vec<u8>>) -> i64 {
         let put = async { self.etcd.kv().await.put(key, value, None).await };
         let done = self.wait(put).expect("a put");
         done.header().expect("a header").revision()
     }
 
-    /// Puts `n` keys of that many bytes.
+    /// Puts `n` keys with values of `bytes` bytes and returns the revision.
     pub fn put_many(&self, prefix: &str, n: usize, bytes: usize) -> i64 {
         let value: Vec<u8> = (0..bytes).map(|i| (i * 7 % 251) as u8).collect();
         let put = async {
@@ -120,7 +124,8 @@ impl World {
         done.header().expect("a header").revision()
     }
 
-    /// When the test's own watch has seen everything: it would miss what is compacted away.
+    /// Compacts, but first waits until the test's own watch has seen everything: it would miss what is
+    /// compacted.
     pub fn compact(&self, revision: i64) {
         self.truth.wait_for(revision);
         self.wait(self.etcd.compact(revision));
@@ -130,13 +135,13 @@ impl World {
         follower::snapshot(kind, &self.prefix, &self.endpoints(), args)
     }
 
-    /// A delta that must succeed.
+    /// Saves a delta, which must succeed.
     #[track_caller]
     pub fn delta(&self, args: &[&str]) -> Ended {
         self.snapshot("delta", args).succeeded()
     }
 
-    /// A full and three deltas, written as etcd-backup-restore writes them.
+    /// Saves a full and three deltas in the form of etcd-backup-restore.
     pub fn saved_by_another_tool(&self) -> Recording {
         let mut recorder = self.wait(Recorder::start(&self.etcd));
         self.put_many("/a/", 20, 100);
@@ -149,7 +154,7 @@ impl World {
         recording
     }
 
-    /// A follower that has taken its first full.
+    /// Starts a follower and waits for its first full.
     #[track_caller]
     pub fn follow(&self, args: &[&str]) -> Follower {
         let mut follower = Follower::start(&self.prefix, &self.endpoints(), args);
@@ -157,8 +162,8 @@ impl World {
         follower
     }
 
-    /// Two histories: this etcd's up to a revision, and a former one's up to another one. Whatever of them is
-    /// restorable is right, by so many samples.
+    /// Asserts that the prefix holds two histories: this etcd's up to one revision, and an earlier one's up to
+    /// another. Compares `samples` restorable revisions of each range with the record.
     #[track_caller]
     pub fn check_both_are_saved(
         &self,
@@ -176,7 +181,7 @@ impl World {
         checked
     }
 
-    /// Everything that is restorable is right, and that is all there is up to now.
+    /// Asserts that everything is restorable up to now, and as recorded.
     #[track_caller]
     pub fn check_all_is_saved(&self) -> Checked {
         let revision = self.revision();
@@ -188,7 +193,7 @@ impl World {
         checked
     }
 
-    /// Stops etcd and starts it again, at the same place; `between` has its data directory meanwhile.
+    /// Restarts etcd at the same place. `between` may change its data directory meanwhile.
     pub fn restart(&mut self, between: impl FnOnce(&Path)) {
         let data_dir = self.etcd.data_dir().to_owned();
         self.etcd.end();
@@ -197,7 +202,7 @@ impl World {
     }
 }
 
-/// A copy of a folder and all in it.
+/// Copies a folder.
 pub fn copy_dir(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).expect("create a folder");
     super::copy_dir(from, to);

@@ -1,4 +1,4 @@
-//! What a prefix says can be restored from it, held against what its source had.
+//! Compares what a prefix says can be restored with what its source had.
 
 use super::scratch;
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,42 +17,42 @@ use super::minio::Minio;
 use super::s3::S3;
 use super::truth::{State, Truth};
 
-/// A prefix in a store, as `--store` has it.
+/// A prefix in a store.
 #[derive(Clone)]
 pub struct Prefix {
     pub url: String,
-    /// Of the environment, for the program.
+    /// Environment variables for the program.
     pub env: Vec<(String, String)>,
     options: Vec<(String, String)>,
     handle: Handle,
 }
 
-/// What was held against the truth.
+/// The result of a comparison.
 #[derive(Debug, Default)]
 pub struct Checked {
     pub revisions: usize,
     pub timelines: BTreeMap<String, Line>,
-    /// Reasons of `list --deep`.
+    /// The reasons of `list --deep`.
     pub problems: BTreeSet<&'static str>,
 }
 
 /// A timeline.
 #[derive(Debug, Default)]
 pub struct Line {
-    /// What can be restored of it.
+    /// The restorable ranges of revisions.
     pub ranges: Vec<(i64, i64)>,
-    /// The newest revision at which it is what a truth was, by the truth's number.
+    /// By the index of a truth: the newest restorable revision whose state is as that truth recorded it.
     pub newest: BTreeMap<usize, i64>,
 }
 
 impl Checked {
-    /// The newest revision that can be restored of a truth.
+    /// Returns the newest restorable revision of a truth.
     pub fn newest_of(&self, truth: usize) -> i64 {
         let newest = self.timelines.values().filter_map(|l| l.newest.get(&truth));
         newest.max().copied().unwrap_or(0)
     }
 
-    /// Everything that can be restored.
+    /// Returns all restorable ranges.
     pub fn ranges(&self) -> Vec<(i64, i64)> {
         let ranges = self.timelines.values().flat_map(|l| &l.ranges);
         ranges.copied().collect()
@@ -60,7 +60,7 @@ impl Checked {
 }
 
 impl Prefix {
-    /// A folder, which is made. Within a runtime, as the next.
+    /// A prefix in a new local folder. Call it inside a runtime, like the next ones.
     pub fn local(folder: &Path) -> Self {
         std::fs::create_dir_all(folder).expect("make the prefix's folder");
         Self {
@@ -71,7 +71,7 @@ impl Prefix {
         }
     }
 
-    /// In a bucket that is there.
+    /// A prefix in an existing S3 bucket.
     pub fn s3(s3: &S3, bucket: &str, prefix: &str) -> Self {
         let env = s3.env();
         let setting = |(name, value): &(String, String)| (name.to_lowercase(), value.clone());
@@ -83,7 +83,7 @@ impl Prefix {
         }
     }
 
-    /// The same, of MinIO.
+    /// A prefix in an existing bucket of MinIO.
     pub fn minio(minio: &Minio, bucket: &str, prefix: &str) -> Self {
         Self::s3(&minio.s3(), bucket, prefix)
     }
@@ -100,7 +100,8 @@ impl Prefix {
         }
     }
 
-    /// The names in `v2`, in order of creation. This and what follows: not for async threads.
+    /// Returns the names in `v2`, in order of creation. Blocks, like the functions below: do not call it on an
+    /// async thread.
     pub fn names(&self) -> Vec<SnapshotName> {
         let listed = self.context().store.list(&["v2"]);
         let mut names: Vec<SnapshotName> = listed
@@ -124,15 +125,15 @@ impl Prefix {
         names
     }
 
-    /// The newest revision that a name tells; 0 where there is none.
+    /// Returns the newest revision among the names, or 0 if there are none.
     pub fn last_saved(&self) -> i64 {
         let lasts = self.names().into_iter().map(|n| n.last.0);
         lasts.max().unwrap_or(0)
     }
 
-    /// Folds the prefix at revisions that it says can be restored: both ends of each range, the ends of all
-    /// snapshots, `samples` more of each range. Each must be what one of the truths was. Panics where one is
-    /// not, or nothing can be restored.
+    /// Folds the prefix at revisions that it lists as restorable: both ends of each range, the ends of all
+    /// snapshots, and `samples` more in each range. Each state must be what one of the truths recorded. Panics
+    /// if one is not, or if nothing is restorable.
     pub fn check_every_restorable(&self, truths: &[&Truth], seed: u64, samples: usize) -> Checked {
         let ctx = self.context();
         let mut rng = Rng::with_seed(seed);
@@ -205,7 +206,7 @@ impl Prefix {
 
 type Records = Vec<(deltafold::mvcc::RecordKey, Vec<u8>)>;
 
-/// The fold at a revision, compacted there: what etcd would say of it, and its live records.
+/// Folds at a revision, compacted there. Returns the HashKV that etcd would give, and the live records.
 fn state(ctx: &Context, source: &Source) -> deltafold::Result<(State, Records)> {
     let compact = source.compact_revision(ctx, KeepHistory::Latest)?;
     let (fold, _) = source.fold(ctx, compact, KeyRange::All, false)?;

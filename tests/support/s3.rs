@@ -1,4 +1,4 @@
-//! What tests ask of an S3 server beside deltafold: buckets with versions and locks, tags, versions.
+//! S3 requests of the tests: buckets with versions and object lock, tags, versions.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -16,13 +16,13 @@ pub const ACCESS_KEY: &str = "deltafold-test";
 pub const SECRET_KEY: &str = "deltafold-test-secret";
 pub const REGION: &str = "us-east-1";
 
-/// A server at an address, with the tests' credentials.
+/// An S3 server at an address, with the tests' credentials.
 #[derive(Clone, Debug)]
 pub struct S3 {
     endpoint: String,
 }
 
-/// How a bucket is made.
+/// The kind of a bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Plain,
@@ -42,7 +42,7 @@ impl S3 {
         &self.endpoint
     }
 
-    /// What a program that uses the object_store crate needs in its environment to come here.
+    /// Returns the environment variables with which the object_store crate reaches this server.
     pub fn env(&self) -> Vec<(String, String)> {
         [
             ("AWS_ENDPOINT_URL", self.endpoint()),
@@ -69,7 +69,7 @@ impl S3 {
         Arc::new(store)
     }
 
-    /// As deltafold opens it.
+    /// Opens a store as deltafold does.
     pub fn open(&self, url: &str, handle: &tokio::runtime::Handle) -> Store {
         let options = [
             ("endpoint", self.endpoint()),
@@ -82,7 +82,7 @@ impl S3 {
         store::open(url, &options, handle.clone()).expect("a store")
     }
 
-    /// Asks, and takes whatever comes: the status and the body.
+    /// Sends a request and returns status and body, whatever they are.
     pub async fn ask(
         &self,
         method: Method,
@@ -126,7 +126,7 @@ impl S3 {
         (status.parse().expect("a status"), body.to_owned())
     }
 
-    /// The same, and it must succeed.
+    /// Sends a request that must succeed.
     pub async fn must(
         &self,
         method: Method,
@@ -143,7 +143,7 @@ impl S3 {
         answer
     }
 
-    /// Puts an object whose key no path can name, percent-encoded, and gives the status.
+    /// Puts an object whose key object_store cannot express, percent-encoded. Returns the status.
     pub async fn put_odd(&self, bucket: &str, encoded_key: &str, body: &str) -> u16 {
         let url = format!("{}/{bucket}/{encoded_key}", self.endpoint);
         let mut request = HttpRequest::new(HttpRequestBody::from(body.to_owned()));
@@ -174,7 +174,7 @@ impl S3 {
         }
     }
 
-    /// `Enabled` or `Suspended`.
+    /// Sets the versioning state: `Enabled` or `Suspended`.
     pub async fn set_versioning(&self, bucket: &str, state: &str) {
         let xml = format!(
             r#"<VersioningConfiguration xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Status>{state}</Status></VersioningConfiguration>"#
@@ -195,7 +195,7 @@ impl S3 {
             .await;
     }
 
-    /// The tags of an object, sorted.
+    /// Returns the tags of an object, sorted.
     pub async fn tags(&self, bucket: &str, key: &str) -> Vec<(String, String)> {
         let query = [("tagging", "")];
         let xml = self.must(Method::GET, (bucket, key), &query, &[], "").await;

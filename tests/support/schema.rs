@@ -1,9 +1,9 @@
-//! The JSON schemas in `docs/`, which everything that a command prints is held against.
+//! Validates what commands print against the JSON schemas in `docs/`.
 
 use boon::{Compiler, SchemaIndex, Schemas};
 use serde_json::Value;
 
-/// A schema, ready to validate. Formats such as `date-time` are checked, too.
+/// A compiled schema. Formats such as `date-time` are checked, too.
 pub struct Schema {
     name: String,
     schemas: Schemas,
@@ -11,24 +11,24 @@ pub struct Schema {
 }
 
 impl Schema {
-    /// The schema of what a command prints.
+    /// Returns the schema of a command's output.
     pub fn of(command: &str) -> Self {
         Self::named(&format!("{command}-result"))
     }
 
-    /// `docs/NAME.schema.json`, which must itself be a valid schema.
+    /// Returns `docs/NAME.schema.json`, which must itself be a valid schema.
     pub fn named(name: &str) -> Self {
         Self::compiled(name, Self::json(name))
     }
 
-    /// As [`named`](Self::named), for what an older version wrote: fields that came later are not in it.
+    /// Like [`named`](Self::named), for output of an older version: newer fields may be missing.
     pub fn of_older(name: &str) -> Self {
         let mut json = Self::json(name);
         relax(&mut json);
         Self::compiled(name, json)
     }
 
-    /// The text of `docs/NAME.schema.json`.
+    /// Reads `docs/NAME.schema.json`.
     pub fn json(name: &str) -> Value {
         let name = format!("docs/{name}.schema.json");
         let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(&name);
@@ -56,7 +56,7 @@ impl Schema {
         self.schemas.validate(value, self.index).is_ok()
     }
 
-    /// Panics if the value is not as documented.
+    /// Panics if the value does not match the schema.
     #[track_caller]
     pub fn check(&self, value: &Value) {
         if let Err(error) = self.schemas.validate(value, self.index) {
@@ -65,7 +65,7 @@ impl Schema {
     }
 }
 
-/// No field is needed; without that, several alternatives may fit.
+/// Makes every field optional. Several alternatives of a `oneOf` may then match.
 fn relax(schema: &mut Value) {
     match schema {
         Value::Object(o) => {

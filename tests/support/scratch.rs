@@ -1,8 +1,7 @@
-//! Where tests keep their files: in memory if there is plenty of it, else in the temporary directory.
+//! Temporary folders of tests: in memory if there is enough of it, otherwise in the temporary directory.
 //!
-//! Most of what tests write is the preallocated logs of hundreds of short-lived etcds. On a disk that is tens
-//! of gigabytes a run, and waiting for it takes longer than all else. `DELTAFOLD_TEST_SCRATCH` names another
-//! folder.
+//! Hundreds of short-lived etcds preallocate logs: tens of gigabytes per run. On a disk, waiting for these
+//! writes takes longer than everything else. `DELTAFOLD_TEST_SCRATCH` names another folder.
 
 use std::env;
 use std::fs;
@@ -13,24 +12,24 @@ use std::sync::OnceLock;
 use rustix::fs::statvfs;
 use tempfile::TempDir;
 
-/// A file system in memory that most Linux machines have.
+/// A file system in memory on most Linux machines.
 const MEMORY: &str = "/dev/shm";
-/// Tests of all tiers have used less than a third of this at once.
+/// All tiers together have used less than a third of this at once.
 const PLENTY: u64 = 12 << 30;
-/// The folder of a program that has ended is removed by the next program.
+/// The next program removes the folder of a program that has ended.
 const PREFIX: &str = "deltafold-tests-";
 
-/// A new folder, removed when dropped.
+/// Creates a folder that is removed when dropped.
 pub fn folder() -> io::Result<TempDir> {
     folder_named("test-")
 }
 
-/// A new folder whose name begins with `prefix`, removed when dropped.
+/// Creates a folder whose name starts with `prefix`. It is removed when dropped.
 pub fn folder_named(prefix: &str) -> io::Result<TempDir> {
     TempDir::with_prefix_in(prefix, place())
 }
 
-/// The folder of this program, in which all its scratch folders are.
+/// Returns the folder of this program, which contains all its scratch folders.
 pub fn place() -> PathBuf {
     static PLACE: OnceLock<PathBuf> = OnceLock::new();
     PLACE.get_or_init(choose).clone()
@@ -45,7 +44,7 @@ fn choose() -> PathBuf {
 }
 
 fn in_memory_or_not() -> PathBuf {
-    // Benches measure disks.
+    // Benches measure real disks.
     let is_test = cfg!(test);
     let is_roomy = statvfs(MEMORY).is_ok_and(|s| s.f_bavail * s.f_frsize >= PLENTY);
     let has_memory = available_memory().is_some_and(|bytes| bytes >= PLENTY);
@@ -56,7 +55,7 @@ fn in_memory_or_not() -> PathBuf {
     }
 }
 
-/// Bytes that new programs can take without swapping, as `/proc/meminfo` has it.
+/// Returns the bytes that are available without swapping, from `/proc/meminfo`.
 fn available_memory() -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find(|l| l.starts_with("MemAvailable:"))?;
@@ -64,7 +63,7 @@ fn available_memory() -> Option<u64> {
     Some(kib << 10)
 }
 
-/// A folder is left over if no process has its number, or if it has the number of this process.
+/// Removes the folders of programs that have ended, and of an earlier process with the same pid.
 fn remove_left_over(root: &Path) {
     for entry in fs::read_dir(root).into_iter().flatten().flatten() {
         let name = entry.file_name();

@@ -1,8 +1,8 @@
-//! A line to an HTTP server, as long as wanted: it delays answers, holds streams to a rate, loses answers, and breaks.
+//! A TCP proxy in front of an HTTP server that delays responses, limits the rate of streams, loses responses,
+//! and breaks.
 //!
-//! It understands as much of HTTP/1.1 as it needs to tell requests apart, and passes every byte on as it is. Requests
-//! on different connections never wait for each other. What a real network does besides (connections take a round
-//! trip, and more with TLS) it does not.
+//! It parses just enough HTTP/1.1 to separate requests, and forwards every byte unchanged. Requests on
+//! different connections never wait for each other. It does not model round trips of connections and TLS.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,12 +16,12 @@ use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncWrite, AsyncWriteExt, BufRea
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-/// Bytes passed on at once; the step in which a stream is held to a rate.
+/// Bytes forwarded at once: the step in which a stream is limited.
 const PIECE: usize = 64 << 10;
-/// A head is not longer.
+/// The longest head of a request or response.
 const LONGEST_HEAD: usize = 64 << 10;
 
-/// Ends with its connections when dropped.
+/// The proxy. It ends with its connections when it is dropped.
 pub struct Line {
     port: u16,
     shared: Arc<Shared>,
@@ -31,7 +31,7 @@ pub struct Line {
 struct Shared {
     server: String,
     delay_micros: AtomicU64,
-    /// Bytes a second of each stream; 0 for all that comes.
+    /// Bytes per second of each stream, or 0 for no limit.
     rate: AtomicU64,
     state: Mutex<State>,
     way: watch::Sender<Way>,
@@ -40,7 +40,7 @@ struct Shared {
 #[derive(Default)]
 struct State {
     requests: Vec<Request>,
-    /// Counts up when the requests are taken: those under way then belong to nobody.
+    /// Incremented when the requests are taken: requests under way then no longer count.
     generation: u64,
     under_way: usize,
     most_under_way: usize,
@@ -54,24 +54,24 @@ enum Way {
     Ended,
 }
 
-/// A request and its answer.
+/// A request and its response.
 #[derive(Clone, Debug)]
 pub struct Request {
     pub method: String,
-    /// The path with the query.
+    /// Path and query.
     pub target: String,
-    /// Whether it names another object to copy from.
+    /// Whether the request copies another object.
     pub copies: bool,
-    /// When its head was there.
+    /// When the head of the request had arrived.
     pub began: Instant,
-    /// When its answer was passed on; `None` if it was not.
+    /// When the response was forwarded; `None` if it was not.
     pub ended: Option<Instant>,
     pub bytes_up: u64,
     pub bytes_down: u64,
 }
 
 impl Request {
-    /// What S3 is asked for: the method, and which of its resources if it is not an object.
+    /// Returns the method, and the S3 subresource if the request is not for an object.
     pub fn kind(&self) -> String {
         let (path, query) = self.target.split_once('?').unwrap_or((&self.target, ""));
         let is_object = path.trim_matches('/').contains('/');
@@ -106,12 +106,12 @@ impl fmt::Display for Request {
     }
 }
 
-/// What went over a line in a while.
+/// The traffic of a period.
 #[derive(Clone, Debug, Default)]
 pub struct Traffic {
-    /// In the order in which they came.
+    /// In order of arrival.
     pub requests: Vec<Request>,
-    /// How many were under way at once, at most.
+    /// The largest number of requests that were under way at once.
     pub most_at_once: usize,
 }
 
@@ -126,7 +126,7 @@ impl Traffic {
 }
 
 impl Line {
-    /// To the server at `address`, at once.
+    /// Starts a proxy without delay in front of the server at `address`.
     pub fn start(address: &str) -> Self {
         let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
         listener.set_nonblocking(true).expect("a socket for tokio");
@@ -139,7 +139,7 @@ impl Line {
             way: watch::Sender::new(Way::Open),
         });
         let of_thread = shared.clone();
-        // A runtime of its own: its users may block theirs.
+        // In a runtime of its own: callers may block theirs.
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
@@ -165,18 +165,18 @@ impl Line {
         format!("http://127.0.0.1:{}", self.port)
     }
 
-    /// From the first byte of the server's answer to when it is passed on.
+    /// Sets the delay from the first byte of a response until it is forwarded.
     pub fn delay(&self, delay: Duration) {
         let micros = u64::try_from(delay.as_micros()).expect("a short time");
         self.shared.delay_micros.store(micros, Ordering::Relaxed);
     }
 
-    /// Bytes a second of each stream, in either direction; 0 for all that comes.
+    /// Sets the bytes per second of each stream in either direction, or 0 for no limit.
     pub fn hold_to(&self, rate: u64) {
         self.shared.rate.store(rate, Ordering::Relaxed);
     }
 
-    /// Breaks all connections, and takes no new one.
+    /// Breaks all connections and accepts no new one.
     pub fn cut(&self) {
         self.shared.way.send_replace(Way::Broken);
     }
@@ -185,7 +185,7 @@ impl Line {
         self.shared.way.send_replace(Way::Open);
     }
 
-    /// What came since the last call; requests that are still under way are not in it.
+    /// Returns the traffic since the last call, without requests that are still under way.
     pub fn take(&self) -> Traffic {
         let mut state = self.shared.state();
         state.generation += 1;
@@ -195,8 +195,8 @@ impl Line {
         }
     }
 
-    /// Loses the answer to this request, counted from now on, from 0: the server has done what it was asked for,
-    /// and the connection breaks. Returns the requests before.
+    /// Loses the response to the `nth` request from now on, counted from 0: the server carries the request out,
+    /// then the connection breaks. Returns the requests before it.
     pub fn lose(&self, nth: Option<usize>) -> Vec<Request> {
         let requests = self.take().requests;
         self.shared.state().lost = nth;
@@ -218,7 +218,7 @@ impl Shared {
         self.state.lock().expect("nobody panicked")
     }
 
-    /// Counts a request; gives its place.
+    /// Counts a request and returns its place.
     fn begin(&self, request: Request) -> Place {
         let mut state = self.state();
         state.requests.push(request);
@@ -230,7 +230,7 @@ impl Shared {
         }
     }
 
-    /// Whether the answer to it is passed on.
+    /// Returns whether the response is forwarded.
     fn answers(&self, place: &Place) -> bool {
         let state = self.state();
         state.generation != place.generation || state.lost != Some(place.number)
@@ -262,7 +262,7 @@ async fn accept(listener: TcpListener, shared: &Arc<Shared>) {
         tokio::spawn(async move {
             let mut way = shared.way.subscribe();
             tokio::select! {
-                // A connection that breaks is the client's to tell.
+                // The client reports a broken connection.
                 _ = pass_on(client, &shared) => {}
                 _ = way.wait_for(|w| *w != Way::Open) => {}
             }
@@ -270,7 +270,7 @@ async fn accept(listener: TcpListener, shared: &Arc<Shared>) {
     }
 }
 
-/// The requests of one connection, one after the other.
+/// Forwards the requests of one connection, one after the other.
 async fn pass_on(client: TcpStream, shared: &Shared) -> io::Result<()> {
     let server = TcpStream::connect(&shared.server).await?;
     client.set_nodelay(true)?;
@@ -310,11 +310,11 @@ async fn pass_on(client: TcpStream, shared: &Shared) -> io::Result<()> {
             place.up = pass_body(&mut from_client, &mut to_server, body, rate).await?;
             to_server.flush().await
         };
-        // A server may answer before it has read all, and close.
+        // A server may respond before it has read the whole body, and close.
         let sent = sent.await;
         let answer = loop {
             let answer = read_head(&mut from_server).await?;
-            // 1xx: another one follows.
+            // A 1xx response is followed by another one.
             if !answer.status().starts_with('1') {
                 break answer;
             }
@@ -343,7 +343,7 @@ async fn pass_on(client: TcpStream, shared: &Shared) -> io::Result<()> {
     }
 }
 
-/// A request that is under way, until dropped.
+/// A request that is under way until this is dropped.
 struct Under<'a> {
     shared: &'a Shared,
     place: Place,
@@ -363,18 +363,18 @@ impl Drop for Under<'_> {
     }
 }
 
-/// The first lines of a request or an answer, with the empty one behind them.
+/// The head of a request or response, including the empty line.
 struct Head {
     bytes: Vec<u8>,
     text: String,
 }
 
-/// Where a body ends.
+/// How the end of a body is recognised.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Framing {
     Length(u64),
     Chunked,
-    /// With the connection.
+    /// The body ends with the connection.
     ToEnd,
 }
 
@@ -423,7 +423,7 @@ async fn read_head(from: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Head> {
     Ok(Head { bytes, text })
 }
 
-/// Passes a body on and counts its bytes, at so many bytes a second unless that is 0.
+/// Forwards a body and counts its bytes, at `rate` bytes per second unless that is 0.
 async fn pass_body(
     from: &mut (impl AsyncBufRead + Unpin),
     to: &mut (impl AsyncWrite + Unpin),
@@ -443,7 +443,7 @@ async fn pass_body(
             let size = line.split(';').next().unwrap_or_default().trim();
             let size = u64::from_str_radix(size, 16).map_err(|_| ErrorKind::InvalidData)?;
             if size == 0 {
-                // Trailers, if there are any, and an empty line.
+                // Trailers, if any, and an empty line.
                 while !pass_line(from, to).await?.trim().is_empty() {}
                 break;
             }
@@ -465,7 +465,7 @@ async fn pass_line(
     Ok(String::from_utf8_lossy(&line).into_owned())
 }
 
-/// A body on its way.
+/// A body being forwarded.
 struct Stream {
     began: tokio::time::Instant,
     bytes: u64,
@@ -488,7 +488,7 @@ impl Stream {
         Ok(())
     }
 
-    /// What is there, of at most so many bytes; 0 at the end.
+    /// Reads what is available, at most `most` bytes; returns 0 at the end.
     async fn piece(
         &mut self,
         from: &mut (impl AsyncBufRead + Unpin),

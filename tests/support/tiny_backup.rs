@@ -1,5 +1,4 @@
-//! A bucket so small that a test can damage every byte of it, compacted inside of the test's own
-//! process.
+//! A backup so small that a test can damage every byte of it, compacted inside the test's own process.
 
 use super::history::{Compression, with_checksum};
 use super::scratch;
@@ -22,19 +21,19 @@ use std::io::{Read, Seek};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-/// The base's newest revision; it was compacted at 10.
+/// The newest revision of the base, which was compacted at 10.
 pub const SMALL_BASE: i64 = 40;
 /// The newest revision of the delta.
 pub const SMALL_LAST: i64 = 48;
 const COMPACTED: i64 = 10;
 
-/// A base of three keys that were changed in turn.
+/// A base with three keys that change in turn.
 pub fn small_database(page_size: usize) -> Vec<u8> {
     database(page_size, COMPACTED - 2..=SMALL_BASE, COMPACTED)
 }
 
-/// A database of these [changes](change), compacted at a revision. Its buckets are as etcd has them: some are
-/// inline; `key` has a branch page over its leaves if pages are small.
+/// A database with these [changes](change), compacted at a revision. Its bbolt buckets are as in etcd: some are
+/// inline, and with small pages `key` has a branch page.
 pub fn database(page_size: usize, changes: RangeInclusive<i64>, compacted: i64) -> Vec<u8> {
     let file = tempfile::tempfile().expect("a temporary file");
     let file = write_file(file, page_size, "", |w| {
@@ -78,7 +77,8 @@ pub fn database(page_size: usize, changes: RangeInclusive<i64>, compacted: i64) 
     bytes
 }
 
-/// The change at a revision, by arithmetic alone: keys take turns, the first ones are from 2 to 4.
+/// The change at a revision, by arithmetic alone: keys take turns, and the first keys appear at revisions 2 to
+/// 4.
 pub fn change(main: i64) -> KeyValue<'static> {
     const KEYS: [&[u8]; 3] = [b"/registry/a", b"/registry/b", b"/registry/c"];
     KeyValue {
@@ -91,7 +91,7 @@ pub fn change(main: i64) -> KeyValue<'static> {
     }
 }
 
-/// The events behind the base; the last one deletes.
+/// The events after the base. The last one deletes a key.
 pub fn small_events() -> Vec<Value> {
     let mut events = put_events(SMALL_BASE + 1..=SMALL_LAST);
     let last = events.last_mut().expect("an event");
@@ -101,7 +101,7 @@ pub fn small_events() -> Vec<Value> {
     events
 }
 
-/// The [changes](change) as events of a delta, one a second.
+/// The [changes](change) as events of a delta, one per second.
 pub fn put_events(changes: RangeInclusive<i64>) -> Vec<Value> {
     let event = |main: i64| {
         let kv = change(main);
@@ -130,7 +130,7 @@ pub fn delta_name(compression: Compression) -> String {
     )
 }
 
-/// The object of a payload: with its hash, compressed.
+/// Encodes a payload as an object: with its SHA-256, then compressed.
 pub fn object(payload: &[u8], compression: Compression) -> Vec<u8> {
     compression.pack(&with_checksum(payload))
 }
@@ -150,7 +150,7 @@ pub fn small_bucket(page_size: usize, compression: Compression) -> Objects {
     ])
 }
 
-/// A compaction of all that there is, with its whole history.
+/// Options of a compaction that keeps the whole history.
 pub fn keep_all() -> compact::Options {
     compact::Options {
         history: History {
@@ -171,7 +171,7 @@ impl InProcess {
         InProcess { runtime }
     }
 
-    /// The outcome, and all objects after it.
+    /// Compacts. Returns the outcome and all objects.
     pub fn compact(
         &self,
         objects: &Objects,
@@ -179,7 +179,7 @@ impl InProcess {
         self.compact_with(objects, Keys::default())
     }
 
-    /// As [`compact`](Self::compact), with keys.
+    /// Like [`compact`](Self::compact), with encryption keys.
     pub fn compact_with(
         &self,
         objects: &Objects,

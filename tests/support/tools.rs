@@ -1,7 +1,7 @@
-//! The servers and tools the tests run against, built by name from the Go module proxy.
+//! Builds the servers and tools of the tests by name from the Go module proxy.
 //!
-//! Each is built once per user into a cache and found there from then on; a file's name carries its
-//! version, so another version is another file.
+//! Each is built once per user into a cache. A file's name contains its version, so a new version is a new
+//! file.
 
 use std::env;
 use std::ffi::OsStr;
@@ -16,7 +16,7 @@ use sha2::{Digest as _, Sha256};
 
 const AGE: &str = "1.3.2";
 const BBOLT: &str = "1.4.3";
-/// Kubernetes 1.36.3. Its libraries (client-go and others) have the version 0.36.3.
+/// Kubernetes 1.36.3. Its libraries, such as client-go, have the version 0.36.3.
 const KUBERNETES: &str = "36.3";
 const FAKE_GCS_SERVER: &str = "1.56.0";
 const HELM: &str = "3.22.0";
@@ -31,7 +31,7 @@ const CERTS_GO: &str = include_str!("go/certs.go");
 const INFORMER_MOD: &str = include_str!("go/informer.mod");
 const INFORMER_GO: &str = include_str!("go/informer.go");
 
-/// The etcd releases the tests run against.
+/// The etcd releases under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum EtcdVersion {
     V3_5,
@@ -57,38 +57,38 @@ impl std::fmt::Display for EtcdVersion {
     }
 }
 
-/// The etcd server of that version.
+/// Returns the etcd server of a version.
 pub fn etcd(version: EtcdVersion) -> PathBuf {
     etcd_module(version, "etcd", "go.etcd.io/etcd/server/v3")
 }
 
-/// The etcdutl of that version.
+/// Returns the etcdutl of a version.
 pub fn etcdutl(version: EtcdVersion) -> PathBuf {
     etcd_module(version, "etcdutl", "go.etcd.io/etcd/etcdutl/v3")
 }
 
-/// The reference implementation of age.
+/// Returns the reference implementation of age.
 pub fn age() -> PathBuf {
     cached(&format!("age-{AGE}"), "some seconds", |build| {
         build.install("filippo.io/age/cmd/age", AGE, "age")
     })
 }
 
-/// bbolt's own command line tool.
+/// Returns bbolt's command line tool.
 pub fn bbolt() -> PathBuf {
     cached(&format!("bbolt-{BBOLT}"), "some seconds", |build| {
         build.install("go.etcd.io/bbolt/cmd/bbolt", BBOLT, "bbolt")
     })
 }
 
-/// The MinIO server.
+/// Returns the MinIO server.
 pub fn minio() -> PathBuf {
     cached(&format!("minio-{MINIO}"), "3 to 10 minutes", |build| {
         build.install("github.com/minio/minio", MINIO, "minio")
     })
 }
 
-/// versitygw: an S3 server that keeps objects as files.
+/// Returns versitygw, an S3 server that stores objects as files.
 pub fn versitygw() -> PathBuf {
     cached(
         &format!("versitygw-{VERSITYGW}"),
@@ -100,7 +100,7 @@ pub fn versitygw() -> PathBuf {
     )
 }
 
-/// A server that speaks Google Cloud Storage's JSON API.
+/// Returns a server that speaks the JSON API of Google Cloud Storage.
 pub fn fake_gcs_server() -> PathBuf {
     let name = format!("fake-gcs-server-{FAKE_GCS_SERVER}");
     cached(&name, "2 to 4 minutes", |build| {
@@ -121,7 +121,7 @@ pub fn kube_apiserver() -> PathBuf {
     kubernetes("kube-apiserver", "3 to 6 minutes")
 }
 
-/// The controllers of Kubernetes itself: Jobs, CronJobs, garbage and others.
+/// Returns kube-controller-manager: Jobs, CronJobs, garbage collection and others.
 pub fn kube_controller_manager() -> PathBuf {
     kubernetes(
         "kube-controller-manager",
@@ -129,7 +129,7 @@ pub fn kube_controller_manager() -> PathBuf {
     )
 }
 
-/// A program of Kubernetes' own repository.
+/// Builds a program of Kubernetes' repository.
 fn kubernetes(name: &str, time: &str) -> PathBuf {
     let version = format!("v1.{KUBERNETES}");
     cached(&format!("{name}-{version}"), time, |build| {
@@ -137,7 +137,7 @@ fn kubernetes(name: &str, time: &str) -> PathBuf {
         let variable =
             |name: &str, value: &str| format!("-X k8s.io/component-base/version.{name}={value}");
         let (minor, _) = KUBERNETES.split_once('.').expect("a minor version");
-        // The version that it tells its clients; elsewhere git says it.
+        // The version that it reports to clients; usually Kubernetes' build scripts set it.
         let flags = [
             variable("gitVersion", &version),
             variable("gitMajor", "1"),
@@ -155,8 +155,8 @@ fn kubernetes(name: &str, time: &str) -> PathBuf {
     })
 }
 
-/// Kubernetes finds its libraries in folders of its own repository, by replacements that count there
-/// alone. Whoever requires it must replace each by the published one; which, its own go.mod tells.
+/// Returns a go.mod. Kubernetes replaces its own libraries by folders of its repository; a module that requires
+/// Kubernetes must replace each by its published version. Kubernetes' go.mod lists them.
 fn kubernetes_mod(build: &Build, version: &str) -> String {
     #[derive(Deserialize)]
     #[serde(rename_all = "PascalCase")]
@@ -195,18 +195,20 @@ fn kubernetes_mod(build: &Build, version: &str) -> String {
     text
 }
 
-/// `unpack gzip|zlib|lzw`: Go's own decompressors from stdin to stdout.
+/// Returns `unpack gzip
+/// zlib
+/// lzw`: Go's own decompressors, from standard input to standard output.
 pub fn unpack() -> PathBuf {
     our_program("unpack", "some seconds", UNPACK_MOD, UNPACK_GO)
 }
 
-/// `informer URL TOKEN NAMESPACE`: what a Kubernetes controller sees of the ConfigMaps there.
+/// Returns `informer URL TOKEN NAMESPACE`: what client-go's informer sees of the ConfigMaps there.
 pub fn informer() -> PathBuf {
     let module = INFORMER_MOD.replace("VERSION", &format!("v0.{KUBERNETES}"));
     our_program("informer", "a minute or two", &module, INFORMER_GO)
 }
 
-/// A program of ours, of one file; the name in the cache carries the content's hash.
+/// Builds a program of this project. Its name in the cache contains the hash of its source.
 fn our_program(name: &str, time: &str, module: &str, source: &str) -> PathBuf {
     let hash = Sha256::digest([module, source].concat());
     let hash: String = hash.iter().take(6).map(|b| format!("{b:02x}")).collect();
@@ -218,13 +220,13 @@ fn our_program(name: &str, time: &str, module: &str, source: &str) -> PathBuf {
     })
 }
 
-/// Writes `ca.crt`, `node.crt` and `node.key` for 127.0.0.1 into a folder; beside them `expired.crt` with
-/// its key, and `other-ca.crt`, which signed none of them.
+/// Writes `ca.crt`, `node.crt` and `node.key` for 127.0.0.1 into a folder, `expired.crt` with its key, and
+/// `other-ca.crt`, which signed none of them.
 pub fn write_certs(dir: &Path) {
     write_certs_for(dir, &[]);
 }
 
-/// The same, for these addresses, too.
+/// Like `write_certs`, for more addresses.
 pub fn write_certs_for(dir: &Path, addresses: &[&str]) {
     let source = Sha256::digest([UNPACK_MOD, CERTS_GO].concat());
     let name: String = source.iter().take(6).map(|b| format!("{b:02x}")).collect();
@@ -239,18 +241,18 @@ pub fn write_certs_for(dir: &Path, addresses: &[&str]) {
     run(&certs, args).unwrap_or_else(|err| panic!("{err}"));
 }
 
-/// Both programs come from one module of ours that requires etcd's, because `go install` refuses a
-/// module with replace directives.
+/// Builds a program of etcd from a module of ours that requires it: `go install` refuses modules with replace
+/// directives.
 fn etcd_module(version: EtcdVersion, name: &str, package: &str) -> PathBuf {
     cached(&format!("{name}-{version}"), "about a minute", |build| {
         build.write("go.mod", &ETCD_MOD.replace("VERSION", version.as_str()));
-        // -mod=mod lets Go fill in the indirect requirements and go.sum.
+        // -mod=mod lets Go add indirect requirements and go.sum.
         build.go(&["build", "-mod=mod", "-o", name, package]);
         build.dir.join(name)
     })
 }
 
-/// The cache's folder.
+/// Returns the folder of the cache.
 pub fn cache_dir() -> PathBuf {
     let set = |name| env::var_os(name).filter(|value| !value.is_empty());
     if let Some(dir) = set("DELTAFOLD_TEST_CACHE") {
@@ -270,13 +272,13 @@ fn cached(name: &str, time: &str, build: impl FnOnce(&Build) -> PathBuf) -> Path
         return path;
     }
     fs::create_dir_all(&cache).unwrap_or_else(|err| panic!("{}: {err}", cache.display()));
-    // One lock for all: a second heavy build at the same time would only slow both down.
+    // One lock for all builds: two heavy builds at once would only slow each other down.
     let lock = File::create(cache.join("lock")).expect("create the cache's lock file");
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("lock the cache");
     if path.exists() {
         return path;
     }
-    // What a killed build left; nobody else builds while the lock is held.
+    // Remove what a killed build left: nobody else builds while the lock is held.
     for left in fs::read_dir(&cache).into_iter().flatten().flatten() {
         if left.file_name().to_string_lossy().starts_with("build-") {
             let _ = fs::remove_dir_all(left.path());
@@ -296,7 +298,7 @@ fn cached(name: &str, time: &str, build: impl FnOnce(&Build) -> PathBuf) -> Path
         log: cache.join(format!("{name}.log")),
         name: name.to_owned(),
     });
-    // Renamed into place: a build that is killed leaves nothing half-made under the final name.
+    // Rename at the end: a killed build leaves nothing under the final name.
     fs::rename(&built, &path).expect("move the built program into the cache");
     say(&format!(
         "built {name} in {} s",
@@ -321,15 +323,15 @@ impl Build {
         self.dir.join(name)
     }
 
-    /// What it prints on stdout; its stderr goes to the log.
+    /// Returns standard output. Standard error goes to the log.
     fn go(&self, args: &[&str]) -> Vec<u8> {
         let log = File::create(&self.log).expect("create the build's log");
         let (verb, rest) = args.split_first().expect("a go command");
         let mut command = Command::new("go");
         command.arg(verb);
         if *verb != "mod" {
-            // The cache may lie in somebody's git repository; this is no build of it. Flags given
-            // here win over the same ones in GOFLAGS and leave the others of it in force.
+            // The cache may be inside a Git repository that has nothing to do with this build. Flags given here
+            // override those in GOFLAGS.
             command.arg("-buildvcs=false");
         }
         let output = command
@@ -337,7 +339,7 @@ impl Build {
             .current_dir(&self.dir)
             .env("GOBIN", &self.dir)
             .env("GOWORK", "off")
-            // What is built runs here, whatever the user cross-compiles for.
+            // The program runs here, whatever the user cross-compiles for.
             .env_remove("GOOS")
             .env_remove("GOARCH")
             .stdin(Stdio::null())
@@ -362,13 +364,12 @@ impl Build {
     }
 }
 
-/// Straight to the process's stderr: the test runner would hold `eprintln!` back for the minutes
-/// that a build takes.
+/// Writes directly to standard error: the test runner would hold `eprintln!` back for the minutes of a build.
 fn say(text: &str) {
     let _ = writeln!(std::io::stderr(), "[deltafold tests] {text}");
 }
 
-/// The last lines of a log.
+/// Returns the last lines of a log.
 pub fn tail(log: &Path) -> String {
     let bytes = fs::read(log).unwrap_or_default();
     let text = String::from_utf8_lossy(&bytes);
@@ -376,7 +377,7 @@ pub fn tail(log: &Path) -> String {
     lines[lines.len().saturating_sub(30)..].join("\n")
 }
 
-/// What Go's own reader (`gzip`, `zlib` or `lzw`) makes of the bytes.
+/// Decompresses bytes with Go's own reader (`gzip`, `zlib` or `lzw`).
 pub fn unpacked(format: &str, packed: &[u8]) -> Result<Vec<u8>, String> {
     let mut child = Command::new(unpack())
         .arg(format)
@@ -387,7 +388,7 @@ pub fn unpacked(format: &str, packed: &[u8]) -> Result<Vec<u8>, String> {
         .expect("start unpack");
     let mut stdin = child.stdin.take().expect("its stdin");
     let output = std::thread::scope(|scope| {
-        // It may refuse before it has read all.
+        // The program may refuse the input before it has read all of it.
         scope.spawn(move || {
             let _ = stdin.write_all(packed);
         });
@@ -399,7 +400,7 @@ pub fn unpacked(format: &str, packed: &[u8]) -> Result<Vec<u8>, String> {
     Err(String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
-/// Hides the variables whose names start so from a command.
+/// Removes the variables with these prefixes from a command's environment.
 pub fn forget_env(command: &mut Command, prefixes: &[&str]) {
     for (name, _) in env::vars_os() {
         let text = name.to_string_lossy();
@@ -409,7 +410,7 @@ pub fn forget_env(command: &mut Command, prefixes: &[&str]) {
     }
 }
 
-/// Runs a tool to its end: its stdout, or what it said on failing.
+/// Runs a tool to its end. Returns its standard output, or its messages if it failed.
 pub fn run<S: AsRef<OsStr>>(
     tool: &Path,
     args: impl IntoIterator<Item = S>,

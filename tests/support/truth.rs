@@ -1,5 +1,5 @@
-//! What an etcd went through, as an independent watch saw it from its first revision on: the state at
-//! any revision, and the HashKV that etcd would give of it.
+//! A complete record of an etcd, made by an independent watch from the first revision on: the state at any
+//! revision, and the HashKV that etcd would give for it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -13,16 +13,16 @@ use tokio::task::JoinHandle;
 use super::etcd::Etcd;
 
 const CRC: CrcAlgorithm = CrcAlgorithm::Crc32Iscsi;
-/// How long the watch may lag behind.
+/// The longest time that the watch may lag behind.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A change, without its bytes.
+/// A change, without key and value bytes.
 #[derive(Clone, Debug)]
-struct Seen {
+struct RecordedChange {
     revision: i64,
     sub: u32,
     key: Arc<[u8]>,
-    /// Of the record as it lies on disk, with its revision; `None` for a deletion.
+    /// Place, checksum and length of the record on disk; `None` for a deletion.
     record: Option<Record>,
 }
 
@@ -47,53 +47,54 @@ impl Record {
     }
 }
 
-/// What etcd, compacted at a revision, says of it.
+/// The state of an etcd that is compacted at a revision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct State {
     pub hash: u32,
     pub live_keys: u64,
 }
 
-/// Watches an etcd for as long as it lives.
+/// A watch that records an etcd as long as it lives.
 pub struct Truth {
-    seen: Arc<Mutex<Vec<Seen>>>,
+    seen: Arc<Mutex<Vec<RecordedChange>>>,
     watch: JoinHandle<()>,
 }
 
 impl Truth {
-    /// Within a runtime, on an etcd that was never compacted.
+    /// Starts the record. Call it inside a runtime, on an etcd that was never compacted.
     pub fn start(endpoints: &[String]) -> Self {
         Self::watch(endpoints, Vec::new())
     }
 
-    /// Of the same etcd after it was set back to a revision: what came until then, and what follows.
+    /// Starts the record of the same etcd after it was set back to a revision: the changes up to there, and
+    /// what follows.
     pub fn forked_at(&self, revision: i64, endpoints: &[String]) -> Self {
         let mut seen = self.seen().clone();
         seen.retain(|s| s.revision <= revision);
         Self::watch(endpoints, seen)
     }
 
-    fn watch(endpoints: &[String], seen: Vec<Seen>) -> Self {
+    fn watch(endpoints: &[String], seen: Vec<RecordedChange>) -> Self {
         let seen = Arc::new(Mutex::new(seen));
         let watch = tokio::spawn(keep_watching(endpoints.to_vec(), Arc::clone(&seen)));
         Self { seen, watch }
     }
 
-    /// Ends the watch: what comes from here on is another history.
+    /// Ends the watch: later changes belong to another history.
     pub fn end(&self) {
         self.watch.abort();
     }
 
-    fn seen(&self) -> MutexGuard<'_, Vec<Seen>> {
+    fn seen(&self) -> MutexGuard<'_, Vec<RecordedChange>> {
         self.seen.lock().expect("the watch did not panic")
     }
 
-    /// The newest revision that was seen; 1 of an etcd that nobody wrote to.
+    /// Returns the newest recorded revision; 1 if nobody has written.
     pub fn revision(&self) -> i64 {
         self.seen().last().map_or(1, |s| s.revision)
     }
 
-    /// Events up to here.
+    /// Returns the number of recorded events.
     pub fn events(&self) -> usize {
         self.seen().len()
     }
@@ -106,7 +107,7 @@ impl Truth {
         }
     }
 
-    /// The states at these revisions, each of which was seen.
+    /// Returns the states at these revisions, which must all have been recorded.
     pub fn at(&self, revisions: &BTreeSet<i64>) -> BTreeMap<i64, State> {
         let seen = self.seen();
         let mut states = BTreeMap::new();
@@ -138,7 +139,7 @@ impl Truth {
         states
     }
 
-    /// The first keys in which other records differ from those alive at a revision.
+    /// Returns the first keys whose records differ from those alive at a revision.
     pub fn differences(&self, revision: i64, ours: &[(RecordKey, Vec<u8>)]) -> Vec<String> {
         let seen = self.seen();
         let mut wanted: BTreeMap<&[u8], Record> = BTreeMap::new();
@@ -167,7 +168,7 @@ impl Truth {
         told
     }
 
-    /// The source itself agrees: it is compacted at its newest revision, which nobody adds to, and asked.
+    /// Asserts that etcd agrees: compacts it at its newest revision and compares. Nobody else may write.
     pub async fn is_that_of(&self, etcd: &Etcd) {
         let revision = etcd.revision().await;
         let started = Instant::now();
@@ -193,16 +194,16 @@ impl Drop for Truth {
     }
 }
 
-/// Goes on at another member whenever one fails.
-async fn keep_watching(endpoints: Vec<String>, seen: Arc<Mutex<Vec<Seen>>>) {
+/// Continues at another member whenever one fails.
+async fn keep_watching(endpoints: Vec<String>, seen: Arc<Mutex<Vec<RecordedChange>>>) {
     for endpoint in endpoints.iter().cycle() {
-        // It only ever ends by failing.
+        // It returns only after a failure.
         let _ = watch_one(endpoint, &seen).await;
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 
-async fn watch_one(endpoint: &str, seen: &Mutex<Vec<Seen>>) -> Result<(), Error> {
+async fn watch_one(endpoint: &str, seen: &Mutex<Vec<RecordedChange>>) -> Result<(), Error> {
     let connect = ConnectOptions::new()
         .with_connect_timeout(Duration::from_secs(1))
         .with_require_leader(true)
@@ -227,7 +228,7 @@ async fn watch_one(endpoint: &str, seen: &Mutex<Vec<Seen>>) -> Result<(), Error>
             return Ok(());
         }
         let mut revision = last();
-        let mut new: Vec<Seen> = Vec::new();
+        let mut new: Vec<RecordedChange> = Vec::new();
         let mut raw = Vec::new();
         for event in answer.events() {
             let kv = event.kv().expect("an event's key");
@@ -266,7 +267,7 @@ async fn watch_one(endpoint: &str, seen: &Mutex<Vec<Seen>>) -> Result<(), Error>
                     &raw,
                 )
             });
-            new.push(Seen {
+            new.push(RecordedChange {
                 revision: main,
                 sub,
                 key: kv.key().into(),

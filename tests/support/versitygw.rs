@@ -1,4 +1,4 @@
-//! A second real S3 server, of other make: versitygw on a folder.
+//! versitygw: a second real S3 server, by other authors, that stores objects as files.
 
 use super::scratch;
 use std::path::{Path, PathBuf};
@@ -14,12 +14,12 @@ use super::tools::{self, tail};
 
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A running versitygw with a folder of its own, killed when dropped.
+/// A running versitygw with a folder of its own. It is killed when dropped.
 #[derive(Debug)]
 pub struct Versitygw {
     s3: S3,
     _process: Process,
-    // After the process: the folder goes when it has ended.
+    // Declared after the process, so removed after it.
     _folder: TempDir,
 }
 
@@ -32,7 +32,7 @@ impl Versitygw {
         for dir in [&root, &versions] {
             std::fs::create_dir(dir).expect("a folder for versitygw");
         }
-        // A port is free when asked for and may be taken a moment later by somebody else's.
+        // Another process may take a free port before the server binds it.
         for attempt in 1.. {
             let port = free_port();
             let address = format!("127.0.0.1:{port}");
@@ -69,8 +69,8 @@ impl Versitygw {
     }
 }
 
-/// It keeps what it knows of an object in extended attributes, which not every file system has: where
-/// temporary files are, or where this is built.
+/// Creates a folder on a file system with extended attributes, which versitygw needs: the temporary directory
+/// or the build directory.
 fn folder_with_attributes() -> TempDir {
     let places = [scratch::place(), PathBuf::from(env!("CARGO_TARGET_TMPDIR"))];
     let has_attributes = |folder: &Path| {
