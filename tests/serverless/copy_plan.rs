@@ -1,5 +1,5 @@
-//! What `copy` decides, over random buckets: no delta before what it follows, nothing twice, nothing that
-//! is wanted left out.
+//! The plan of `copy` over random backups: no delta is copied before its base, nothing twice, and nothing that
+//! is wanted is left out.
 
 use crate::support::orphan_deltas::baseless;
 use crate::support::{rounds, seed};
@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const NOW: i64 = 1_800_000_000;
 const DAY: i64 = 86_400;
 
-/// Paths and sizes.
+/// Sizes by path.
 type Listing = BTreeMap<String, u64>;
 
 fn catalog(listing: &Listing) -> Catalog {
@@ -25,14 +25,14 @@ fn catalog(listing: &Listing) -> Catalog {
     Catalog::from_listing(listing.collect())
 }
 
-/// What a snapshotter or two, compactors, restores, collectors and a clock that jumps leave behind.
+/// The backup that one or two snapshotters, compactors, restores, collectors and a jumping clock leave behind.
 struct Bucket<'r> {
     rng: &'r mut Rng,
     listing: Listing,
     revision: i64,
     time: i64,
     compression: Compression,
-    /// Of the old layout: the folder that is written to.
+    /// In the old layout, the time in the name of the current folder.
     v1: Option<i64>,
 }
 
@@ -69,7 +69,7 @@ impl Bucket<'_> {
                 self.full(false);
             }
             26..29 => self.compact(),
-            // A restore: another history of the same revisions.
+            // A restore: from here on, the same revisions have another history.
             29 | 30 => {
                 self.revision = self.rng.i64(1..=self.revision);
                 let noted = self.rng.bool();
@@ -124,7 +124,7 @@ impl Bucket<'_> {
         name
     }
 
-    /// A full at the end of a delta, or in the middle of it, a second after the newest.
+    /// Adds a full at the end or in the middle of a delta, a second later than the newest name.
     fn compact(&mut self) {
         let (now, at) = (self.time, self.revision);
         self.time = now.max(self.newest()) + 1;
@@ -188,7 +188,7 @@ fn random_wanted(rng: &mut Rng) -> Wanted {
     }
 }
 
-/// What the target lists once an object of the plan is there.
+/// Adds the object that this plan entry copies to the target.
 fn apply(target: &mut Listing, source: &Catalog, wanted: &Wanted, plan: &Plan, i: usize) {
     let p = &plan.objects[i];
     let s = &source.snapshots[p.source];
@@ -209,7 +209,7 @@ fn show(listing: &Listing) -> String {
     listing.keys().map(|p| format!("{p}\n")).collect()
 }
 
-/// A target that is empty, another history, or what an earlier copy and a collector have left.
+/// Returns a target that is empty, holds another history, or has what an earlier copy and a collector left.
 fn random_target(rng: &mut Rng, source: &Listing, wanted: &Wanted) -> Listing {
     let mut target = Listing::new();
     match rng.u8(..4) {
@@ -241,7 +241,7 @@ fn random_target(rng: &mut Rng, source: &Listing, wanted: &Wanted) -> Listing {
     target
 }
 
-/// Whether every delta that may be used in one listing and was not lost before has its base.
+/// Checks the plan step by step. Returns the number of objects to copy.
 fn check(source: &Listing, target: &Listing, wanted: &Wanted) -> usize {
     let (s, t) = (catalog(source), catalog(target));
     let plan = make_plan(&s, &t, wanted, NOW);
@@ -258,7 +258,7 @@ fn check(source: &Listing, target: &Listing, wanted: &Wanted) -> usize {
         )
     };
 
-    // Each snapshot of the source, once; nothing is written over.
+    // Each snapshot of the source appears once, and nothing is overwritten.
     let told: BTreeSet<usize> = plan.objects.iter().map(|p| p.source).collect();
     assert_eq!(told.len(), s.snapshots.len(), "{}", what());
     assert_eq!(plan.objects.len(), s.snapshots.len(), "{}", what());
@@ -272,7 +272,7 @@ fn check(source: &Listing, target: &Listing, wanted: &Wanted) -> usize {
         }
     }
 
-    // At no moment is there a delta without its base that was not there before.
+    // No step adds a delta without its base.
     let before: BTreeSet<String> = baseless(&t).into_iter().collect();
     let mut now = target.clone();
     for (i, p) in plan.objects.iter().enumerate() {
@@ -292,13 +292,13 @@ fn check(source: &Listing, target: &Listing, wanted: &Wanted) -> usize {
         }
     }
 
-    // Nothing is left for a second run.
+    // A second run has nothing to do.
     let again = make_plan(&s, &catalog(&now), wanted, NOW);
     for p in &again.objects {
         assert_ne!(p.decision, Decision::Copy, "{} again\n{}", p.path, what());
     }
 
-    // What is wanted, and of use, is there.
+    // Everything that is wanted and usable is there.
     let useless: BTreeSet<String> = baseless(&s).into_iter().collect();
     let limited = wanted.max_backups.is_some() || wanted.max_backup_age_days.is_some();
     let conflict = plan
@@ -317,7 +317,7 @@ fn check(source: &Listing, target: &Listing, wanted: &Wanted) -> usize {
         if snapshot.excluded {
             continue;
         }
-        // A mark in the target may take a base away.
+        // An exclusion marker in the target may remove a base.
         let useful = !useless.contains(&snapshot.path) && t.snapshots.iter().all(|x| !x.excluded);
         if !limited && useful && !conflict {
             assert!(!left_out, "{} was left out\n{}", snapshot.path, what());
@@ -364,7 +364,7 @@ fn listing(paths: &[&str]) -> Listing {
     paths.iter().map(|p| ((*p).to_owned(), 10)).collect()
 }
 
-/// Decisions by name, in the order of copying.
+/// Returns the decisions by name, in the order of copying.
 fn decided(source: &[&str], target: &[&str], wanted: &Wanted) -> Vec<(String, Decision, Why)> {
     let source = catalog(&listing(source));
     let plan = make_plan(&source, &catalog(&listing(target)), wanted, NOW);
@@ -402,7 +402,7 @@ fn the_newest_backups_are_fulls_with_the_deltas_after_them() {
     assert_eq!((d[2].1, d[2].2), (Decision::Keep, Why::AlreadyThere));
 }
 
-/// The full was folded up to the middle of a delta; what comes behind that delta needs the delta.
+/// The full ends in the middle of a delta, so the deltas after it need that delta.
 #[test]
 fn a_chain_over_the_border_keeps_its_base() {
     const SOURCE: [&str; 5] = [
@@ -441,7 +441,7 @@ fn age_is_that_of_the_full() {
     assert_eq!(copied(&decided(&source, &[], &wanted(8))), source);
 }
 
-/// In the old layout a folder is a backup, wherever its times would put it.
+/// In the old layout a folder is one backup, whatever the times in its names.
 #[test]
 fn the_old_layout_is_counted_by_folder() {
     const SOURCE: [&str; 4] = [
@@ -475,13 +475,13 @@ fn an_orphan_is_left_out_and_a_base_in_the_target_counts() {
         copied(&decided(&SOURCE, &there, &Wanted::default())),
         SOURCE
     );
-    // An excluded one is no base.
+    // An excluded full is no base.
     let excluded = [there[0], "v2/Full-00000000-00000110-1001.exclude"];
     let d = decided(&SOURCE, &excluded, &Wanted::default());
     assert_eq!(copied(&d), SOURCE[1..]);
 }
 
-/// A full of another history that happens to end right before a delta is not taken for its base.
+/// A full of another history that happens to end right before a delta is not its base.
 #[test]
 fn forks_follow_their_own_full() {
     const SOURCE: [&str; 6] = [
@@ -499,7 +499,7 @@ fn forks_follow_their_own_full() {
     assert_eq!(needs[5], [Need::Planned(4)]);
 }
 
-/// The order of names is loosened by what is to be copied, not by what is there already.
+/// What must be copied relaxes the order of names; what is already there does not.
 #[test]
 fn a_plan_is_large_with_33_snapshots_to_copy() {
     let mut source = vec!["v2/Full-00000000-00000100-1000".to_owned()];
@@ -517,7 +517,8 @@ fn a_plan_is_large_with_33_snapshots_to_copy() {
     }
 }
 
-/// Two streams of deltas in the target lost both of their fulls: each delta follows two others, and the fulls count once.
+/// Two streams of deltas in the target have lost both of their fulls. Each delta follows two others, and each
+/// full counts once.
 #[test]
 fn what_deltas_follow_by_many_ways_is_told_once() {
     let fulls = [
@@ -559,7 +560,7 @@ fn another_size_is_a_conflict_and_carries_nothing() {
             (Decision::Skip, Why::NoBase)
         ]
     );
-    // In another form its size says nothing.
+    // The size of a recompressed copy tells nothing.
     let wanted = Wanted {
         form: Form {
             encoding: None,
@@ -573,8 +574,7 @@ fn another_size_is_a_conflict_and_carries_nothing() {
     assert_eq!(plan.objects[1].decision, Decision::Copy);
 }
 
-/// A full that is there twice, and the one that is excluded stands first: the other one is copied, and carries its
-/// deltas.
+/// A full exists twice, and the excluded one comes first: the other one is copied and carries its deltas.
 #[test]
 fn of_two_that_become_one_the_usable_one_is_copied() {
     const SOURCE: [&str; 3] = [
@@ -610,7 +610,8 @@ fn of_two_that_become_one_the_usable_one_is_copied() {
             }
         }
     }
-    // One that has the form already keeps its bytes: compressed anew, the other would be in conflict with it for ever.
+    // A snapshot that has the wanted form already keeps its bytes. Recompressing the other would conflict with
+    // it forever.
     let plan = make_plan(
         &catalog(&listing(&SOURCE)),
         &Catalog::default(),

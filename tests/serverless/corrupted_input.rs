@@ -1,5 +1,6 @@
-//! Damaged snapshots: refused with the right code, or of no consequence; never a panic, never a
-//! wrong result. Each kind of damage by the program itself; tests/faults/every_byte.rs goes on from there.
+//! Damaged snapshots are refused with the right code or make no difference: never a panic, never a wrong
+//! result. Here each kind of damage is run by the program itself; tests/faults/every_byte.rs damages every
+//! byte.
 
 use crate::support::history::{Compression, with_checksum};
 use crate::support::made_backups::{BASE, Bucket, LAST};
@@ -17,7 +18,7 @@ use std::fs;
 use std::io::Read;
 use std::path::Path;
 
-/// The kubernetes fixture's base, unpacked, without its hash.
+/// Returns the base of the kubernetes fixture, decompressed and without its checksum.
 fn kubernetes_database() -> Vec<u8> {
     let path = fixtures_dir().join("kubernetes/v2/Full-00000000-00000275-1795228239.gz");
     let mut db = Vec::new();
@@ -35,7 +36,7 @@ fn damage_anywhere_is_refused_or_of_no_consequence() {
     for compression in Compression::ALL {
         let store = copy_fixture("kubernetes");
         let v2 = store.path().join("v2");
-        // The fixture in this compression.
+        // The fixture with this compression.
         for entry in fs::read_dir(&v2)
             .unwrap()
             .map(|e| e.unwrap().path())
@@ -141,8 +142,8 @@ fn a_database_with_one_bad_meta_is_read_by_the_other() {
         let mut one = good.clone();
         one[at] ^= 1;
         let db = Database::open(one.clone()).unwrap();
-        // The older meta may be a transaction behind; here both see the same keys or the pages of
-        // the older are still whole.
+        // The older meta page may be one transaction behind. Here both see the same keys, or the pages of the
+        // older one are still whole.
         assert!(hash_kv(&db, None).is_ok());
         one[page + 20] ^= 0xff;
         one[20] ^= 0xff;
@@ -151,8 +152,8 @@ fn a_database_with_one_bad_meta_is_read_by_the_other() {
     assert_eq!(want.hash, expected("kubernetes").hash_kv[0].hash);
 }
 
-/// The file is hashed while it is restored: a wrong hash counts before anything has a name, and is what is told
-/// whatever else is wrong because of it.
+/// The file is hashed while it is restored. A wrong hash is reported before anything else that is wrong because
+/// of it, and nothing gets a name.
 #[test]
 fn a_plain_file_with_a_wrong_hash_is_restored_nowhere() {
     let mut rng = fastrand::Rng::with_seed(seed());
@@ -202,7 +203,7 @@ fn a_damaged_database_never_panics_the_reader() {
     for _ in 0..rounds(100, 1000) {
         let mut bad = good.clone();
         for _ in 0..rng.usize(1..4) {
-            // Mostly where structure is: page headers and elements.
+            // Mostly in the structure: page headers and elements.
             let within = if rng.bool() { 64 } else { page };
             let at = rng.usize(..pages) * page + rng.usize(..within);
             match rng.u8(..3) {
@@ -214,7 +215,7 @@ fn a_damaged_database_never_panics_the_reader() {
                 }
             }
         }
-        // Damage in a value is the checksum's to find; here only that it ends, one way or another.
+        // Finding damage in a value is the checksum's job. Here it only matters that reading ends.
         if let Ok(db) = Database::open(bad) {
             let _ = hash_kv(&db, None);
         }
@@ -274,7 +275,7 @@ fn a_damaged_end_is_not_passed_over_where_streams_overlap() {
     );
 }
 
-/// All files below a folder.
+/// Returns all files below a folder.
 fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir(folder).unwrap().map(|e| e.unwrap().path()) {
@@ -287,8 +288,7 @@ fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     found
 }
 
-/// Runs the program on a bucket of these objects: what it answers, and that it changed nothing but
-/// what it says.
+/// Runs the program on a store with these objects. Asserts that it changed nothing except what it reports.
 fn run(objects: &Objects) -> (i32, Value, String) {
     let store = scratch::folder().unwrap();
     for (path, bytes) in objects {
@@ -308,7 +308,7 @@ fn run(objects: &Objects) -> (i32, Value, String) {
     (code, json, stderr)
 }
 
-/// The program refuses a bucket with this reason; the message holds `says`.
+/// Asserts that the program refuses the store with this reason and a message that contains `says`.
 fn refuses(what: &str, objects: &Objects, reason: &str, says: &[&str]) {
     let (code, json, stderr) = run(objects);
     let message = json["message"].as_str().unwrap_or_default();
@@ -328,7 +328,7 @@ fn refuses(what: &str, objects: &Objects, reason: &str, says: &[&str]) {
 
 const GZIP: Compression = Compression::Gzip;
 
-/// The small bucket with another object at a path.
+/// Returns the small backup with another object at a path.
 fn with(path: &str, bytes: Vec<u8>) -> Objects {
     let mut objects = small_bucket(1024, GZIP);
     objects.insert(path.to_owned(), bytes);
@@ -364,7 +364,7 @@ fn objects_that_are_damaged_or_not_what_their_name_says() {
             refuses(what, &with(path, bytes), "CorruptSnapshot", &[path]);
         }
         for compression in Compression::ALL {
-            // Under a suffix of another compression.
+            // Give it the suffix of another compression.
             let renamed = path.replace(".gz", compression.suffix());
             let mut objects = good.clone();
             let bytes = objects.remove(path).unwrap();
@@ -374,7 +374,7 @@ fn objects_that_are_damaged_or_not_what_their_name_says() {
             }
         }
     }
-    // Names that promise other revisions than there are.
+    // Names that promise other revisions than the delta has.
     for (start, last, reason) in [
         (40, 48, "NameMismatch"),
         (42, 48, "NameMismatch"),
@@ -388,7 +388,7 @@ fn objects_that_are_damaged_or_not_what_their_name_says() {
         objects.insert(name.clone(), bytes);
         let says = match (start, reason) {
             (42, _) => {
-                // The gap that the name makes is closed by another one.
+                // Another delta closes the gap that the name makes.
                 let one = serde_json::to_vec(&small_events()[..1]).unwrap();
                 objects.insert(
                     "v2/Incr-00000041-00000041-1795224689.gz".to_owned(),
@@ -570,7 +570,7 @@ fn deltas_that_are_no_array_of_events_in_order() {
         ("HistoryMismatch", history),
     ] {
         for (what, payload) in cases {
-            // What only shows at the end names both sides: the delta is not known there.
+            // Damage that shows only at the end names both objects: which of them is wrong is unknown there.
             let says: &[&str] = if what.starts_with("a version") {
                 &["revision"]
             } else {
@@ -590,12 +590,12 @@ impl Edit {
     fn new() -> Self {
         Edit(small_database(Self::PAGE))
     }
-    /// The first page with these flags.
+    /// Returns the first page with these flags.
     fn find(&self, flags: u8) -> usize {
         let mut pages = self.0.chunks_exact(Self::PAGE);
         pages.position(|p| p[8] == flags).expect("such a page")
     }
-    /// The root bucket's only page: the last one.
+    /// Returns the only page of the root bucket, the last one.
     fn root(&self) -> usize {
         self.0.len() / Self::PAGE - 1
     }
@@ -603,7 +603,7 @@ impl Edit {
         self.0[page * Self::PAGE + at..][..bytes.len()].copy_from_slice(bytes);
         self
     }
-    /// Changes both metas and sums them up again.
+    /// Changes both meta pages and corrects their checksums.
     fn metas(mut self, change: fn(&mut Meta)) -> Self {
         for page in 0..2 {
             let body = &mut self.0[page * Self::PAGE + PAGE_HEADER_SIZE..];
@@ -619,7 +619,7 @@ impl Edit {
 fn databases_that_are_damaged_in_a_right_frame() {
     let new = Edit::new;
     let (leaf, branch, root) = (new().find(2), new().find(1), new().root());
-    // Offsets of elements: the first one stands behind the header.
+    // Offsets of elements. The first one follows the header.
     let element = |i: usize| 16 + 16 * i;
     let max = [0xff; 8];
     let word = |n: usize| (n as u64).to_le_bytes();
@@ -818,7 +818,7 @@ fn databases_that_are_damaged_in_a_right_frame() {
         let objects = with(&path, object(&file.0, GZIP));
         refuses(what, &objects, "CorruptSnapshot", &[&path, says]);
     }
-    // With one meta of the two it goes on, and the result is the very same.
+    // With one valid meta page compaction goes on, and the result is the same.
     let want = run(&small_bucket(1024, GZIP)).1;
     for (meta, at) in [(0, 20), (0, 72), (1, 20), (1, 72)] {
         let file = new().put(meta, at, &[0xaa]);
@@ -830,7 +830,7 @@ fn databases_that_are_damaged_in_a_right_frame() {
     }
 }
 
-/// What one pass loads is bounded by the file, however its pages overlap.
+/// A pass loads no more than the size of the file, however its pages overlap.
 #[test]
 fn pages_that_overlap_cost_no_more_than_the_file() {
     const PAGES: usize = 60;
@@ -862,13 +862,13 @@ fn pages_that_overlap_cost_no_more_than_the_file() {
         while c.next()?.is_some() {}
         Ok::<_, deltafold::Error>(())
     };
-    // A chain of branches; the leaf's key lies behind its element.
+    // A chain of branch pages. The leaf's key follows its element.
     for n in 2..PAGES - 1 {
         page(&mut file, n, 1, 0, [16, n as u64 + 1]);
     }
     page(&mut file, PAGES - 1, 2, 0, [16 << 32, 1]);
     assert!(walk(&file).is_ok());
-    // Each goes on to the end of the file: together they are half its square.
+    // Each page extends to the end of the file: together they are half the square of its size.
     for n in 2..PAGES - 1 {
         page(&mut file, n, 1, PAGES - 1 - n, [16, n as u64 + 1]);
     }
@@ -876,14 +876,14 @@ fn pages_that_overlap_cost_no_more_than_the_file() {
     assert!(e.to_string().contains("one too many"), "{e}");
 }
 
-/// The leaf of each bucket names itself n times as a bucket: without one budget for all, a copy
-/// would follow n^16 of them.
+/// The leaf of each bucket names itself n times as a bucket. Without one budget for all, a copy would follow
+/// n^16 of them.
 #[test]
 fn buckets_that_share_pages_are_refused() {
     let edit = Edit::new();
     let root = edit.root();
     let mut file = edit.0;
-    // Every top-level bucket but `key` and `meta` is the root page again.
+    // Every top-level bucket except `key` and `meta` is the root page again.
     for i in [0, 1, 2, 4, 5] {
         let at = root * 1024 + 16 + 16 * i;
         let pos = u32::from_le_bytes(file[at + 4..at + 8].try_into().unwrap()) as usize;

@@ -1,5 +1,5 @@
-//! Bombs: small objects that unpack to very much. Each command runs with little memory and may write no long file;
-//! one that takes more is ended by the kernel, and the test fails.
+//! Decompression bombs: small objects that unpack to gigabytes. Each command runs with little memory and a
+//! limit on file sizes; the kernel kills a command that takes more, and the test fails.
 
 use crate::support::history::{Compression, with_checksum};
 use crate::support::made_backups::Bucket;
@@ -21,7 +21,7 @@ use std::process::Command;
 const MIB: u64 = 1 << 20;
 const PAGE: usize = 4096;
 
-/// What a command may take: private memory, and the longest file that it writes.
+/// The limits of a command: private memory, and the longest file that it writes.
 #[derive(Clone, Copy)]
 struct Confined {
     memory: u64,
@@ -29,7 +29,7 @@ struct Confined {
 }
 
 impl Confined {
-    /// Exit code, result, standard error.
+    /// Returns the exit code, the JSON and standard error.
     fn run(self, args: &[&str]) -> (i32, Value, String) {
         let plain = deltafold();
         let mut c = Command::new("sh");
@@ -50,7 +50,7 @@ impl Confined {
     }
 }
 
-/// Runs every command that reads a backup: each fails with this reason, but for those in `unhurt`.
+/// Runs every command that reads a backup. Each fails with this reason, except those in `unhurt`.
 #[track_caller]
 fn all_refuse(bucket: &Bucket, confined: Confined, flags: &[&str], reason: &str, unhurt: &[&str]) {
     let folder = scratch::folder().unwrap();
@@ -82,13 +82,13 @@ fn all_refuse(bucket: &Bucket, confined: Confined, flags: &[&str], reason: &str,
     assert_eq!(bucket.names(), before);
 }
 
-/// Bytes that compress to almost nothing, in frames of 4 MiB that are made once.
+/// Returns bytes that compress to almost nothing, in frames of 4 MiB that are compressed once.
 fn many(byte: u8, bytes: u64) -> Vec<u8> {
     let frame = Compression::Zstd.pack(&vec![byte; 4 << 20]);
     frame.repeat(bytes.div_ceil(4 * MIB) as usize)
 }
 
-/// A stream of frames with the right hash behind it: `begin`, `times` MiB of a byte, `end`.
+/// Returns a compressed stream with a valid checksum: `begin`, `times` MiB of one byte, `end`.
 fn framed(begin: &[u8], byte: u8, times: u64, end: &[u8]) -> Vec<u8> {
     let middle = vec![byte; MIB as usize];
     let mut hash = Sha256::new();
@@ -109,7 +109,7 @@ fn only(path: String, object: Vec<u8>) -> Bucket {
     Bucket::of(&Objects::from([(path, object)]))
 }
 
-/// The small base, and a delta of these bytes behind it.
+/// Returns the small base and a delta with these bytes.
 fn with_delta(packed: Vec<u8>) -> Bucket {
     Bucket::of(&Objects::from([
         (
@@ -120,7 +120,8 @@ fn with_delta(packed: Vec<u8>) -> Bucket {
     ]))
 }
 
-/// A database whose only key has a value of so many zeros, and whose bucket `meta` has one of `meta` zeros more.
+/// Returns a database whose only key has a value of `value` zeros, and whose bucket `meta` has `meta` zeros
+/// more.
 fn database_with(value: usize, meta: usize) -> Vec<u8> {
     let file = write_file(tempfile::tempfile().unwrap(), PAGE, "", |w| {
         let rk = RecordKey {
@@ -161,7 +162,7 @@ fn database_with(value: usize, meta: usize) -> Vec<u8> {
     bytes
 }
 
-/// Has both metas, with right checksums, promise so many bytes.
+/// Makes both meta pages promise a size, with valid checksums.
 fn promise(db: &mut [u8], bytes: u64) {
     for page in [0, PAGE] {
         let at = page + PAGE_HEADER_SIZE;
@@ -171,7 +172,7 @@ fn promise(db: &mut [u8], bytes: u64) {
     }
 }
 
-/// A put of a new key, in JSON, with the base64 of its value cut out: what stands before it and behind.
+/// Returns the JSON of a put of a new key, split where the base64 of its value belongs.
 fn put_around(revision: i64) -> (String, String) {
     let event = json!({"etcdEvent": {"kv": {"key": BASE64.encode(format!("new/{revision}")),
         "create_revision": revision, "mod_revision": revision, "version": 1, "value": "@"}},
@@ -181,7 +182,7 @@ fn put_around(revision: i64) -> (String, String) {
     (before.to_owned(), behind.to_owned())
 }
 
-/// 80 KiB that were 2 GiB in the temporary directory before they were refused.
+/// An object of 80 KiB once filled the temporary directory with 2 GiB before it was refused.
 #[test]
 fn a_full_that_unpacks_without_end_is_not_stored() {
     let begin = Compression::Zstd.pack(&small_database(PAGE));
@@ -196,7 +197,7 @@ fn a_full_that_unpacks_without_end_is_not_stored() {
     let (_, json, _) = confined.run(&["compact", "--store", bucket.path().to_str().unwrap()]);
     let said = json["message"].as_str().unwrap();
     assert!(said.contains("meta pages promise"), "{said}");
-    // As a plain file.
+    // The same as a plain snapshot file.
     let folder = scratch::folder().unwrap();
     let file = folder.path().join("bomb");
     fs::write(&file, bomb).unwrap();
@@ -210,7 +211,7 @@ fn a_full_that_unpacks_without_end_is_not_stored() {
     );
 }
 
-/// The metas promise 20 GiB, with right checksums.
+/// The meta pages promise 20 GiB, with valid checksums.
 #[test]
 fn a_full_of_more_than_is_allowed_is_told_by_its_meta_pages() {
     let mut db = small_database(PAGE);
@@ -226,7 +227,7 @@ fn a_full_of_more_than_is_allowed_is_told_by_its_meta_pages() {
     let (_, json, _) = confined.run(&["compact", "--store", store]);
     let said = json["message"].as_str().unwrap();
     assert!(said.contains("21474836480 bytes") && said.contains("--max-database-bytes"));
-    // Allowed, it is not there.
+    // If the size is allowed, the content is missing.
     let (_, json, _) = confined.run(&["compact", "--store", store, "--max-database-bytes", "32Gi"]);
     assert!(
         json["reason"].is_string() && json["reason"] != "TooLarge",
@@ -234,7 +235,7 @@ fn a_full_of_more_than_is_allowed_is_told_by_its_meta_pages() {
     );
 }
 
-/// The metas promise a PiB, which no disk here has: NoSpace would be tried again for ever.
+/// The meta pages promise a PiB, which no disk has. `NoSpace` would be retried forever.
 #[test]
 fn a_promise_that_no_disk_can_hold_is_damage() {
     let mut db = small_database(PAGE);
@@ -287,7 +288,7 @@ fn a_backup_that_is_too_large_is_passed_over_for_another() {
     assert_eq!(json["restored_revision"], SMALL_LAST);
 }
 
-/// An element of 128 MiB where 16 are allowed took 128 MiB of memory and more.
+/// An element of 128 MiB used to take as much memory; 16 MiB are allowed.
 #[test]
 fn an_element_without_end_is_not_held() {
     let db = database_with(128 << 20, 0);
@@ -297,7 +298,7 @@ fn an_element_without_end_is_not_held() {
         memory: 80 * MIB,
         file: 160 * MIB,
     };
-    // Nothing looks at elements when a full is copied.
+    // Copying a full reads no elements.
     all_refuse(
         &bucket,
         confined,
@@ -319,7 +320,7 @@ fn an_element_without_end_is_not_held() {
     );
 }
 
-/// A value of 250 MiB in a delta of some KiB took 828 MiB of memory.
+/// A value of 250 MiB in a delta of a few KiB used to take 828 MiB of memory.
 #[test]
 fn an_event_without_end_is_not_held() {
     let (before, behind) = put_around(SMALL_BASE + 1);
@@ -332,7 +333,7 @@ fn an_event_without_end_is_not_held() {
         file: MIB,
     };
     all_refuse(&bucket, confined, &[], "TooLarge", &["copy", "list"]);
-    // In another spelling, which the general parser reads.
+    // Another spelling takes the general JSON parser.
     let begin = begin.replace("{\"etcdEvent", "{ \"etcdEvent");
     let bomb = framed(begin.as_bytes(), b'A', 333, format!("{behind}]").as_bytes());
     all_refuse(
@@ -344,7 +345,7 @@ fn an_event_without_end_is_not_held() {
     );
 }
 
-/// The longest value that is allowed is read, and costs what ARCHITECTURE.md says.
+/// The longest allowed value is read, with the memory that ARCHITECTURE.md documents.
 #[test]
 fn the_longest_value_costs_what_is_documented() {
     const VALUE: u64 = 24;
@@ -384,7 +385,7 @@ fn the_longest_value_costs_what_is_documented() {
     }
 }
 
-/// White space without end; but small events are no bomb.
+/// Endless white space is a bomb; many small events are none.
 #[test]
 fn a_delta_without_end_is_not_read_on() {
     let confined = Confined {
@@ -412,12 +413,12 @@ fn a_delta_without_end_is_not_read_on() {
             object(&events, Compression::Zstd),
         ),
     ]));
-    // They are more than one for 4 KiB of what is allowed.
+    // There is more than one event for each 4 KiB of the allowed size.
     let (code, json, stderr) = bucket.run("compact", &allowed);
     assert_eq!((code, &json["events"]), (0, &10_000.into()), "{stderr}");
 }
 
-/// A few long keys fill memory as many short ones do.
+/// A few long keys fill the memory like many short ones.
 #[test]
 fn keys_without_end_are_not_held() {
     let key = |n: i64| BASE64.encode([&vec![b'k'; 1 << 20][..], &n.to_be_bytes()].concat());
@@ -440,7 +441,7 @@ fn keys_without_end_are_not_held() {
     assert_eq!(bucket.run("compact", &[]).0, 0);
 }
 
-/// What a result would hold counts, too: it could not be read again.
+/// The size of the result is limited, too: it could not be read again.
 #[test]
 fn a_result_that_is_too_large_is_not_made() {
     let events: Vec<Value> = (SMALL_BASE + 1..=SMALL_LAST)
@@ -458,7 +459,7 @@ fn a_result_that_is_too_large_is_not_made() {
     let bucket = with_delta(delta);
     let folder = scratch::folder().unwrap();
     let data = folder.path().join("data");
-    // The JSON of eight values of a MiB is allowed by the first, and not their sum by the second.
+    // 12 MiB allow the eight values of a MiB, 7 MiB do not allow their sum.
     for (allowed, code) in [("12MiB", 0), ("7MiB", 65)] {
         for keep in ["latest", "all"] {
             let args = ["--keep-history", keep, "--max-database-bytes", allowed];
@@ -478,7 +479,7 @@ fn a_result_that_is_too_large_is_not_made() {
     }
 }
 
-/// A bucket that is read into memory as a whole.
+/// A bbolt bucket that is read into memory as a whole.
 #[test]
 fn a_long_bucket_meta_is_not_held() {
     let db = database_with(10, 8 << 20);
@@ -493,7 +494,7 @@ fn a_long_bucket_meta_is_not_held() {
     assert!(json["message"].as_str().unwrap().contains("meta"), "{json}");
 }
 
-/// The window that a frame asks for is memory, whatever the frame holds.
+/// The window that a zstd frame asks for is memory, whatever the frame contains.
 #[test]
 fn a_zstd_window_of_128_mib_is_not_opened() {
     let mut encoder = zstd::Encoder::new(Vec::new(), 1).unwrap();
@@ -503,7 +504,7 @@ fn a_zstd_window_of_128_mib_is_not_opened() {
     let bucket = only(full_name(Compression::Zstd), packed.clone());
     let said = bucket.refuses(&[], 65, "CorruptSnapshot");
     assert!(said.contains("window is larger than 8 MiB"), "{said}");
-    // A plain file may come from any tool.
+    // Plain snapshot files may come from any tool.
     let folder = scratch::folder().unwrap();
     let file = folder.path().join("plain");
     fs::write(&file, packed).unwrap();

@@ -1,5 +1,5 @@
-//! The writer of deltas: what etcd-backup-restore wrote is written again to the byte, and what is written is
-//! read back as it was.
+//! The writer of deltas: reproduces deltas of etcd-backup-restore byte for byte, and what it writes is read
+//! back unchanged.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -12,7 +12,7 @@ use deltafold::backup::frame::FrameReader;
 use deltafold::backup::{Kind, SnapshotName, codec};
 use deltafold::mvcc::{Change, KeyValue, Revision};
 
-/// Reads a payload and writes it again: from values as they are, from values in base64, and from events
+/// Reads a payload and writes it again in three ways: from plain values, from base64 values, and from events
 /// that were encoded one by one.
 fn written_again(payload: &[u8], name: &SnapshotName) -> [Vec<u8>; 3] {
     let mut reader = DeltaReader::new(payload, name);
@@ -93,7 +93,7 @@ fn random_events_are_read_back_as_they_were() {
             let longest = [0, 3, 1000, 300_000][rng.usize(..4)];
             let numbers = [rng.i64(1..=main), rng.i64(1..), rng.i64(..)];
             let lease = if rng.bool() { 0 } else { numbers[2] };
-            // From a whole second down to every nanosecond.
+            // From whole seconds down to nanoseconds.
             let step = 10u32.pow(rng.u32(..=9));
             let nanoseconds = rng.u32(..1_000_000_000) / step * step;
             let time = DateTime::<Utc>::from_timestamp(rng.i64(0..4_000_000_000), nanoseconds);

@@ -1,4 +1,4 @@
-//! The documents say what the program does: exit codes, schemas, flags, settings, commands.
+//! The documents match the program: exit codes, schemas, flags, settings, commands.
 
 use crate::support::made_backups::{BASE, Bucket, LAST, T0};
 use crate::support::schema::Schema;
@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What people read.
+/// Documents for users.
 const DOCUMENTS: [&str; 12] = [
     "README.md",
     "ARCHITECTURE.md",
@@ -30,13 +30,13 @@ const DOCUMENTS: [&str; 12] = [
     "tests/README.md",
 ];
 
-/// The commands that print JSON, each with a schema.
+/// Commands that print JSON, each with a schema.
 const COMMANDS: [&str; 16] = [
     "snapshot", "compact", "list", "restore", "get", "history", "diff", "export", "apply",
     "verify", "maintain", "lock", "copy", "gc", "undelete", "pin",
 ];
 
-/// Settings of every object store that are deltafold's own.
+/// deltafold's own settings of every object store.
 const OWN_SETTINGS: [&str; 5] = [
     "max_retries",
     "requests",
@@ -45,7 +45,7 @@ const OWN_SETTINGS: [&str; 5] = [
     "secret_dir",
 ];
 
-/// What prints JSON, by the name of its schema.
+/// Returns the names of all schemas.
 fn schemas() -> Vec<&'static str> {
     let commands = COMMANDS.into_iter().filter(|c| *c != "snapshot");
     commands
@@ -60,7 +60,7 @@ fn schemas() -> Vec<&'static str> {
         .collect()
 }
 
-/// Also where the tests run in a Pod.
+/// Text logs, even if the tests run in a Pod.
 const TEXT: (&str, &str) = ("DELTAFOLD_LOG_FORMAT", "text");
 
 fn path(name: &str) -> PathBuf {
@@ -71,7 +71,7 @@ fn read(name: &str) -> String {
     fs::read_to_string(path(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
 }
 
-/// Runs to the end: exit code, standard output, standard error.
+/// Runs a command and returns the exit code, standard output and standard error.
 fn run(args: &[&str]) -> (i32, String, String) {
     let mut c = deltafold();
     let out = c.env(TEXT.0, TEXT.1).args(args).output().unwrap();
@@ -80,7 +80,7 @@ fn run(args: &[&str]) -> (i32, String, String) {
     (code, text(out.stdout), text(out.stderr))
 }
 
-/// The files in `jobs/`: their names and their documents.
+/// Returns the files in `jobs/` by name, with their YAML documents.
 fn jobs() -> Vec<(String, Vec<Value>)> {
     let files = fs::read_dir(path("jobs")).unwrap();
     let mut names: Vec<String> = files
@@ -98,7 +98,7 @@ fn jobs() -> Vec<(String, Vec<Value>)> {
     names.into_iter().map(parse).collect()
 }
 
-/// Every value of this name, wherever one stands.
+/// Returns every value with this name, at any depth.
 fn all_named<'v>(value: &'v Value, name: &str) -> Vec<&'v Value> {
     let mut found = Vec::new();
     match value {
@@ -112,7 +112,7 @@ fn all_named<'v>(value: &'v Value, name: &str) -> Vec<&'v Value> {
     found
 }
 
-/// The cells of a Markdown table's rows, wherever one stands in the text.
+/// Returns the cells of all Markdown tables in a text.
 fn rows(text: &str) -> Vec<Vec<&str>> {
     let lines = text.lines().filter_map(|l| l.strip_prefix('|'));
     lines
@@ -120,7 +120,7 @@ fn rows(text: &str) -> Vec<Vec<&str>> {
         .collect()
 }
 
-/// The commands in a text's blocks of shell.
+/// Returns the commands in the shell blocks of a text.
 fn shell_blocks(text: &str) -> Vec<&str> {
     let blocks = text.split("```sh\n").skip(1);
     blocks
@@ -128,7 +128,7 @@ fn shell_blocks(text: &str) -> Vec<&str> {
         .collect()
 }
 
-/// `DELTAFOLD_TEST_WRITE_SCHEMAS=1` writes them.
+/// `DELTAFOLD_TEST_WRITE_SCHEMAS=1` writes the files instead.
 #[test]
 fn schemas_are_made_from_the_types() {
     for (name, schema) in deltafold::cli::schemas() {
@@ -169,7 +169,7 @@ fn every_reason_is_documented_with_its_code() {
 
 #[test]
 fn jobs_fail_at_once_on_what_a_retry_cannot_mend() {
-    // A process that a signal ended is not judged by its code.
+    // A process that a signal ended has no exit code of its own.
     let real: BTreeSet<u8> = Reason::ALL
         .iter()
         .filter(|r| !r.is_retryable() && **r != Reason::Terminated)
@@ -196,7 +196,7 @@ fn schema(name: &str) -> Value {
     serde_json::from_str(&read(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
 }
 
-/// Every object with named fields describes them all, needs them all and takes no other.
+/// Every object with named fields describes them all, requires them all and allows no other.
 #[test]
 fn schemas_describe_every_field() {
     fn check(value: &Value, at: &str) {
@@ -236,7 +236,7 @@ fn schemas_describe_every_field() {
     }
 }
 
-/// Each reason goes with its own code, and with no other.
+/// Each reason belongs to exactly one exit code.
 #[test]
 fn schemas_know_every_failure() {
     for name in schemas() {
@@ -281,7 +281,7 @@ fn results_of_compact_are_as_documented() {
             assert_eq!(title(&compact(&["--dry-run"])), is("NothingToDo", true));
         }
     }
-    // Warnings, a suffix of our own, a timeline that is not the first.
+    // Warnings, an own suffix, and a timeline that is not the first.
     let b = Bucket::with_base();
     b.delta(BASE + 1, LAST, 6);
     b.altered_delta(1600, 1900, 100);
@@ -388,7 +388,7 @@ fn results_of_restore_are_as_documented() {
         assert_eq!(done["revision"], restored + 1000);
     }
 
-    // One that is behind, and one that is damaged beside its copy; several stores, a WAL elsewhere.
+    // Candidates that are behind or damaged, several stores, and a separate WAL directory.
     let usual = copy_fixture("kubernetes");
     let behind = folder.join("behind");
     of(
@@ -419,7 +419,7 @@ fn results_of_restore_are_as_documented() {
     let new = of(new, "Succeeded", "MemberMissing");
     assert_eq!(new["wal_dir"], wal.to_str().unwrap());
 
-    // A plain file, without its checksum: it is said, and taken.
+    // A plain file without its checksum is accepted with a warning.
     let plain = folder.join("kubernetes.db");
     let mut bytes = fs::read(&plain).unwrap();
     bytes.truncate(bytes.len() - 32);
@@ -446,7 +446,7 @@ fn results_of_list_are_as_documented() {
             schema.check(&result);
         }
     }
-    // Everything that can be wrong at once.
+    // Every problem at once.
     let b = Bucket::with_base();
     b.delta(BASE + 1, 1499, 6);
     b.altered_delta(BASE + 1, 1400, 7);
@@ -465,7 +465,7 @@ fn results_of_list_are_as_documented() {
         let problems = result["problems"].as_array().unwrap();
         assert!(problems.len() >= 2, "{result}");
     }
-    // A gap, and a full without a name's promise.
+    // A gap, and a full that holds more than its name says.
     let b = Bucket::with_base();
     b.delta(1601, LAST, 9);
     let base = fs::read(b.path().join(format!("v2/Full-00000000-{BASE:08}-{T0}.gz")));
@@ -475,7 +475,7 @@ fn results_of_list_are_as_documented() {
     for args in [&[][..], &["--deep"]] {
         schema.check(&b.list(args));
     }
-    // Nothing that can be used.
+    // No usable snapshot.
     let b = Bucket::with_base();
     b.put(&format!("v2/Full-00000000-{BASE:08}-{T0}.gz.exclude"), b"");
     let result = b.list(&[]);
@@ -523,7 +523,7 @@ fn results_of_reading_are_as_documented() {
         assert_eq!(&lines, keys);
         assert!(lines.iter().all(|l| export.is_valid(l)));
     }
-    // The list is not so wide that anything passes; one that breaks off says so.
+    // The schema of lists is strict, and a list that breaks off says so.
     let b = Bucket::with_base();
     let good = b.run("get", &["--prefix", "/registry/"]).1;
     assert!(get.is_valid(&good));
@@ -571,7 +571,7 @@ fn results_of_collecting_garbage_are_as_documented() {
     assert_eq!(told("undelete", &["--all"], &undelete), "NothingToDo");
     assert_eq!(told("gc", &with(&["--apply"]), &gc), "Succeeded");
     assert_eq!(told("gc", &with(&["--apply"]), &gc), "NothingToDo");
-    // Every reason that there is stands in the schema and in the README.
+    // Every reason is in the schema and in the README.
     let reasons =
         &schema("docs/gc-result.schema.json")["$defs"]["Object"]["properties"]["reason"]["enum"];
     let reasons: Vec<&str> = reasons
@@ -727,14 +727,14 @@ fn failures_are_as_documented() {
             let told = stderr.lines().any(|l| l.starts_with("error: "));
             assert!(told, "{args:?}: {stderr}");
         }
-        // Without --output json nothing but the outcome's code and a line for people.
+        // Without --output json there is only the exit code and a line of text.
         let (got, stdout, stderr) = run(args);
         assert_eq!((got, stdout.as_str()), (code, ""), "{args:?}");
         assert!(stderr.contains("error: "), "{args:?}: {stderr}");
     }
 }
 
-/// The schemas are not so wide that anything passes.
+/// The schemas are strict.
 #[test]
 fn schemas_refuse_what_is_not_documented() {
     let schema = Schema::of("compact");
@@ -837,7 +837,7 @@ fn help_and_version_succeed() {
         let version = concat!("deltafold ", env!("CARGO_PKG_VERSION"), "\n");
         assert_eq!((code, stdout.as_str()), (0, version));
     }
-    // No command at all: the help, as an error.
+    // Without a command, the help is an error.
     let (code, stdout, stderr) = run(&[]);
     assert_eq!((code, stdout.as_str()), (64, ""));
     assert!(stderr.contains("Usage: deltafold"));
@@ -865,7 +865,7 @@ fn help() -> String {
     run(&["--help"]).1 + &all + &below.join("\n") + &check + &help_of_people()
 }
 
-/// Of the controller, and the commands that people give it.
+/// Returns the help of the controller and of its user commands.
 fn help_of_people() -> String {
     let commands: [&[&str]; 17] = [
         &["controller"],
@@ -891,7 +891,7 @@ fn help_of_people() -> String {
         .join("\n")
 }
 
-/// The `--flags` in a text.
+/// Returns the `--flags` in a text.
 fn flags(text: &str) -> BTreeSet<&str> {
     let is_flag_char = |c: char| c.is_ascii_lowercase() || c == '-';
     let starts = text.match_indices("--").filter(|(at, _)| {
@@ -910,7 +910,7 @@ fn flags(text: &str) -> BTreeSet<&str> {
 
 #[test]
 fn every_flag_that_is_mentioned_exists() {
-    /// Those of cargo, etcd and its tools, kubectl and aws.
+    /// Flags of cargo, etcd and its tools, kubectl and aws.
     const OTHERS: [&str; 30] = [
         "--all-targets",
         "--duplicates",
@@ -937,7 +937,7 @@ fn every_flag_that_is_mentioned_exists() {
         "--replicas",
         "--timeout",
         "--type",
-        // Of the bench of wide buckets.
+        // A flag of the bench `wide`.
         "--before",
         "--program",
         "--runs",
@@ -949,7 +949,7 @@ fn every_flag_that_is_mentioned_exists() {
     for name in DOCUMENTS {
         let mut text = read(name);
         if name == "docs/migration.md" {
-            // The first column has the other tool's.
+            // The first column has the flags of another tool.
             let ours = |line: &str| match line.strip_prefix('|') {
                 Some(row) => row
                     .replace("\\|", "/")
@@ -1000,7 +1000,7 @@ fn every_variable_that_is_mentioned_exists() {
             let name = &text[at..];
             let end = name.find(|c: char| !c.is_ascii_uppercase() && c != '_');
             let name = &name[..end.unwrap_or(name.len())];
-            // `DELTAFOLD_…` for all of them, and the tests' own.
+            // `DELTAFOLD_…` stands for all variables; the others belong to the tests.
             if name == "DELTAFOLD_" || name.starts_with("DELTAFOLD_TEST_") {
                 continue;
             }
@@ -1060,7 +1060,7 @@ fn every_setting_of_a_store_exists() {
             assert!(!stderr.contains("no such setting"), "{key}: {stderr}");
         }
     }
-    // The program takes them: what it complains of is something else, later.
+    // The program accepts these settings: it fails later, for another reason.
     for key in s3.iter().chain(&every) {
         let setting = format!("{key}=");
         let args = ["list", "--store", "s3://b/p", "--store-option", &setting];
@@ -1102,8 +1102,8 @@ fn the_two_commands_are_what_ci_runs() {
     assert_eq!(mode & 0o111, 0o111, "{mode:o}");
 }
 
-/// Each `cargo test --test TIER MODULE::NAME` in a document runs something: the module is there, and in it a test
-/// whose name begins so. Without a tier there is no name of a test.
+/// Each `cargo test --test TIER MODULE::NAME` in a document names a module and the beginning of a test's name.
+/// Without a tier no test is named.
 #[test]
 fn tests_that_documents_name_exist() {
     let mut named = 0;
@@ -1139,7 +1139,7 @@ fn tests_that_documents_name_exist() {
     }
 }
 
-/// tests/README.md has one line for each module of the tiers, in the order of the folders' names.
+/// tests/README.md has one line for each module of the tiers, sorted.
 #[test]
 fn every_module_of_the_tiers_has_its_danger() {
     let table = read("tests/README.md");
@@ -1161,7 +1161,7 @@ fn every_module_of_the_tiers_has_its_danger() {
     }
 }
 
-/// What the README shows of the main job is what the main job says, but for the time it took.
+/// The README shows the real output of the main job, except for the duration.
 #[test]
 fn the_readme_shows_what_the_main_job_says() {
     let store = copy_fixture("kubernetes");
@@ -1177,7 +1177,7 @@ fn the_readme_shows_what_the_main_job_says() {
     let (code, said, stderr) = run(&["diff", "--from", "275", "--to", "280", "--store", store]);
     assert_eq!(code, 0, "{stderr}");
     assert!(readme.contains(said.trim()), "{said}");
-    // Before the snapshot that was written above there was this one.
+    // Restore the state before the snapshot that was written above.
     let store = copy_fixture("kubernetes");
     let folder = scratch::folder().unwrap();
     let dir = folder.path().join("etcd");
@@ -1190,7 +1190,7 @@ fn the_readme_shows_what_the_main_job_says() {
     assert!(readme.contains(&said), "{said}");
 }
 
-/// The packages that the program and its tests use, and no others, stand in the table with a reason.
+/// ARCHITECTURE's table lists exactly the packages in use, each with a reason.
 #[test]
 fn every_package_is_accounted_for() {
     let manifest = read("Cargo.toml");

@@ -1,5 +1,5 @@
-//! The fold against a plain model of etcd's multi-version store: thousands of random histories,
-//! every record and HashKV compared. No server.
+//! The fold against a plain model of etcd's MVCC: thousands of random histories, every record and HashKV
+//! compared, without any server.
 
 use crate::support::scratch;
 use crate::support::{rounds, seed};
@@ -10,7 +10,7 @@ use deltafold::mvcc::{
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 
-/// A record as the model keeps it: (main, sub), tombstone, key, raw value.
+/// A record of the model: (main, sub), tombstone, key, raw value.
 #[derive(Clone, Debug, PartialEq)]
 struct Record {
     rk: RecordKey,
@@ -18,11 +18,11 @@ struct Record {
     raw: Vec<u8>,
 }
 
-/// Every change that was ever made, and what each key is now.
+/// Every change ever made, and the current state of each key.
 #[derive(Default)]
 struct Model {
     records: Vec<Record>,
-    /// create_revision and version of the keys alive.
+    /// create_revision and version of the live keys.
     alive: BTreeMap<Vec<u8>, (i64, i64)>,
     revision: i64,
 }
@@ -50,7 +50,7 @@ impl Model {
         });
     }
 
-    /// One transaction of puts and deletes of distinct keys.
+    /// Applies one transaction of puts and deletes of distinct keys.
     fn transaction(&mut self, rng: &mut fastrand::Rng, keys: &[Vec<u8>]) {
         let main = self.revision + 1;
         let mut chosen = keys.to_vec();
@@ -84,8 +84,8 @@ impl Model {
         self.revision = main;
     }
 
-    /// What is on disk at `at` after a compaction at `compact`, by the rule in words: above it all;
-    /// of the rest each key's newest, a tombstone only at exactly that revision.
+    /// Returns the records on disk at revision `at` after a compaction at `compact`: everything above
+    /// `compact`, and of the rest each key's newest record, tombstones only at exactly that revision.
     fn on_disk(&self, compact: i64, at: i64) -> Vec<Record> {
         let until = |r: &&Record| r.rk.main.0 <= at;
         let mut newest: BTreeMap<&[u8], RecordKey> = BTreeMap::new();
@@ -113,7 +113,7 @@ impl Model {
         self.records.iter().filter(of).map(|r| r.rk).max()
     }
 
-    /// (HashKV, live keys) of those records.
+    /// Returns HashKV and the number of live keys of those records.
     fn hash(&self, compact: i64, at: i64) -> (u32, u64) {
         let mut newest: BTreeMap<&[u8], RecordKey> = BTreeMap::new();
         for r in self.records.iter().filter(|r| r.rk.main.0 <= at) {
@@ -173,7 +173,7 @@ fn one_history(seed: u64) {
         model.transaction(&mut rng, &keys);
     }
     if rng.u8(..6) == 0 {
-        // The last transaction may leave nothing alive.
+        // The last transaction may delete everything.
         let main = model.revision + 1;
         for (sub, key) in std::mem::take(&mut model.alive).into_keys().enumerate() {
             model.record(main, sub as u32, true, &key, KeyValue::tombstone(&key));
@@ -189,12 +189,12 @@ fn one_history(seed: u64) {
         .max(base_compact.max(1));
     let compact = match rng.u8(..5) {
         0 => target,
-        // As a restore that bumps the revision.
+        // Like a restore that bumps the revision.
         4 => target + rng.i64(1..1_000_000),
         1 => base_compact,
         _ => rng.i64(base_compact.max(1)..=target),
     };
-    // As whoever reads a part of a backup.
+    // Like commands that read a part of a backup.
     let range = match rng.u8(..8) {
         0 => KeyRange::Key(keys[0].clone()),
         1 => KeyRange::Prefix(b"key/1".to_vec()),
@@ -215,17 +215,17 @@ fn one_history(seed: u64) {
         detach_leases,
         base,
         temp_dir: scratch::place().into(),
-        // Small enough that most histories are spilled and thinned out.
+        // So small that most histories are spilled to files.
         buffer_bytes: rng.usize(1..2000),
         limits: Default::default(),
     };
     let mut fold = Fold::new(options.clone(), &db).unwrap();
-    // Deltas that overlap the base, and go on past the target.
+    // Deltas may overlap the base and go beyond the target.
     let from = rng.i64(1..=base_at + 1);
     let parts_seed = rng.u64(..);
     let add_all = |fold: &mut Fold<'_>| {
         let mut rng = fastrand::Rng::with_seed(parts_seed);
-        // As if several deltas were read at once: what comes later is folded by itself.
+        // As if several deltas were read at once: later parts are folded separately.
         let mut parts: Vec<Part> = Vec::new();
         let mut last = 0;
         for r in model.records.iter().filter(|r| r.rk.main.0 >= from) {
@@ -304,7 +304,7 @@ fn one_history(seed: u64) {
         assert_eq!((folded.hash, folded.live_keys), expected, "{what}");
     }
 
-    // The same as a stream, where nothing drops out again.
+    // The same as a stream, if no change can drop out again.
     let fold = Fold::new(options.clone(), &db).unwrap();
     assert_eq!(
         fold.can_stream(),
@@ -333,7 +333,7 @@ fn one_history(seed: u64) {
         }
     }
 
-    // And over finished files, at any revision that they hold.
+    // HashKV of finished files, at any revision that they hold.
     let file = model.database(compact, target, false);
     let at = rng.i64(compact.max(1)..=target.max(compact));
     let hash = hash_kv(&file, Some(Revision(at))).unwrap();

@@ -1,10 +1,10 @@
-//! Histories that fork: a restore to an older revision, two clusters on one prefix.
+//! Histories that fork: a restore to an older revision, or two clusters on one prefix.
 
 use crate::support::expected;
 use crate::support::made_backups::{BASE, Bucket, LAST, alter, revision};
 use serde_json::Value;
 
-/// The hash of the fixture's own history, compacted at its end.
+/// Returns the hash of the fixture's own history, compacted at its end.
 fn own_hash() -> u64 {
     expected(crate::support::made_backups::FIXTURE)
         .compacted_at_last_revision
@@ -12,7 +12,7 @@ fn own_hash() -> u64 {
         .into()
 }
 
-/// The old branch, A: two deltas, 6 and 9 seconds after the base.
+/// Returns the old branch A: two deltas, 6 and 9 seconds after the base.
 fn with_old_branch() -> Bucket {
     let b = Bucket::with_base();
     b.delta(BASE + 1, 1499, 6);
@@ -20,7 +20,7 @@ fn with_old_branch() -> Bucket {
     b
 }
 
-/// A restore to 1599, then two deltas of another history.
+/// Returns a prefix with a restore to 1599, followed by two deltas of another history.
 fn with_fork() -> Bucket {
     let b = with_old_branch();
     b.altered_delta(1600, 1900, 100);
@@ -28,7 +28,7 @@ fn with_fork() -> Bucket {
     b
 }
 
-/// What the new branch is without the old one's tail.
+/// Returns the new branch without the tail of the old one.
 fn new_branch_alone() -> Bucket {
     let b = Bucket::with_base();
     b.delta(BASE + 1, 1599, 6);
@@ -126,7 +126,7 @@ fn points_in_time_are_those_of_the_newest_branch() {
 
 #[test]
 fn a_new_branch_may_begin_with_a_full() {
-    // What a cluster restored to 1600 and gone on to 1700 saves first.
+    // The first snapshot of a cluster that was restored to 1600 and went on to 1700.
     let made = Bucket::with_base();
     made.delta(BASE + 1, 1600, 6);
     made.altered_delta(1601, 1700, 20);
@@ -180,7 +180,7 @@ fn the_same_boundaries_do_not_hide_two_clusters() {
 
 #[test]
 fn a_delta_of_another_history_is_found_out_by_its_versions() {
-    // Names that grow without a doubt: only the events' own counting tells.
+    // The names grow without a doubt; only the events' versions show the fork.
     let b = Bucket::with_base();
     b.delta(BASE + 1, 1499, 6);
     let mut events = b.events(1500, LAST);
@@ -221,7 +221,7 @@ fn a_compacted_full_made_late_is_no_second_history() {
     b.delta(BASE + 1, 1499, 6);
     let full = b.compact(&[]);
     let name = full["snapshot"].as_str().unwrap();
-    // The usual tool names it when it is done: after deltas that were written meanwhile.
+    // etcd-backup-restore names it when it is done: later than deltas that were written meanwhile.
     let late = format!(
         "v2/Full-00000000-00001499-{}.gz",
         crate::support::made_backups::T0 + 15
@@ -276,8 +276,8 @@ fn a_second_restore_may_lie_past_the_end_of_the_first_branch() {
 
 #[test]
 fn a_late_full_of_the_old_branch_is_no_base_of_the_new_one() {
-    // A short new branch, and nothing in the late full that speaks against it: what it holds of
-    // those revisions has been overwritten since.
+    // A short new branch. The late full does not contradict it: its records of those revisions have been
+    // overwritten since.
     let json = |revision: i64, version: i64, value: &str| {
         serde_json::json!({"etcdEvent": {"kv": {
             "key": "aG90", "create_revision": BASE + 1, "mod_revision": revision,

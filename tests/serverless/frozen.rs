@@ -1,4 +1,4 @@
-//! What version 0.1 wrote and took works in every later version: `fixtures/frozen`.
+//! What version 0.1 wrote and accepted works in every later version: `fixtures/frozen`.
 
 use crate::support::frozen::{
     Facts, PROMISE, Side, differences, files, is_frozen, is_same, must_hold, no_fact_is_lost,
@@ -32,7 +32,7 @@ fn reasons_and_exit_codes() {
     must_hold("reasons.txt", &Reason::ALL.iter().map(tell).collect());
 }
 
-/// The names of the schemas in `docs/`.
+/// Returns the names of the schemas in `docs/`.
 fn schemas() -> Vec<String> {
     let docs = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs")).unwrap();
     let names = docs.map(|f| f.unwrap().file_name().into_string().unwrap());
@@ -46,7 +46,7 @@ fn fields_of_results() {
     must_hold("schemas.txt", &schemas().iter().flat_map(of).collect());
 }
 
-/// A folder for each schema.
+/// One folder for each schema.
 #[test]
 fn results_are_still_as_documented() {
     let mut seen = 0;
@@ -69,7 +69,7 @@ fn results_are_still_as_documented() {
     assert!(seen > 150, "{seen}");
 }
 
-/// The controller reads of a message what it read then.
+/// The controller still reads old termination messages in the same way.
 #[test]
 fn termination_messages() {
     for version in versions() {
@@ -122,7 +122,7 @@ fn of_crds(crds: &[Value]) -> Facts {
     facts
 }
 
-/// Objects of a version's file, as they are there and as they are read.
+/// Returns the objects in a version's file, raw and parsed.
 fn resources<T: DeserializeOwned>(version: &Path, file: &str) -> Vec<(Value, T)> {
     let text = fs::read_to_string(version.join("resources").join(file)).unwrap();
     let parse = |then: Value| {
@@ -133,7 +133,7 @@ fn resources<T: DeserializeOwned>(version: &Path, file: &str) -> Vec<(Value, T)>
     documents(&text).into_iter().map(parse).collect()
 }
 
-/// What is read and written again has lost nothing.
+/// Asserts that parsing and serializing again loses nothing.
 fn loses_nothing<T: Serialize>((then, parsed): &(Value, T)) {
     let mut lost = Vec::new();
     differences(then, &serde_json::to_value(parsed).unwrap(), "", &mut lost);
@@ -144,8 +144,8 @@ fn loses_nothing<T: Serialize>((then, parsed): &(Value, T)) {
     );
 }
 
-/// The same objects do the same work at the same times. How a Secret reaches a Pod, and which account it has, are no
-/// promise: new Jobs are made by the program that runs them.
+/// The same objects make the same Jobs with the same schedules. How a Secret reaches a Pod and which account it
+/// has may change: the program that creates a Job also runs it.
 #[test]
 fn policies_and_tasks_make_the_same_jobs() {
     for version in versions() {
@@ -163,7 +163,7 @@ fn policies_and_tasks_make_the_same_jobs() {
         let mut made = Value::from(made);
         in_order(&mut made);
         let mut before = then(&version, "jobs.json", &made);
-        // The account and its rights: all policies of a namespace have one.
+        // The account and its rights: all policies of a namespace now share one.
         for objects in before.as_object_mut().unwrap().values_mut() {
             objects[3] = Value::Null;
         }
@@ -176,7 +176,7 @@ fn policies_and_tasks_make_the_same_jobs() {
     }
 }
 
-/// All that is made for a policy and its tasks.
+/// Returns everything that is made for a policy and its tasks.
 fn made_of<'t>(
     policy: &EtcdBackupPolicy,
     tasks: impl Iterator<Item = &'t EtcdBackupTask>,
@@ -200,7 +200,7 @@ fn made_of<'t>(
     made.into()
 }
 
-/// The command line of each container is one that the program takes: a Job of then may have the image of now.
+/// Asserts that the program accepts the command line of each container: an old Job may have a new image.
 fn is_taken(value: &Value, taken: &mut usize) {
     let below: Vec<&Value> = match value {
         Value::Object(o) => o.values().collect(),
@@ -215,7 +215,7 @@ fn is_taken(value: &Value, taken: &mut usize) {
     };
     let args = args.iter().map(|a| a.as_str().unwrap().replace("$$", "$"));
     let mut args: Vec<String> = args.collect();
-    // Of a policy without an etcd, none was ever made.
+    // None was ever made for a policy without an etcd.
     if args[0] == "snapshot" && !args.contains(&"--endpoints".to_owned()) {
         return;
     }
@@ -231,7 +231,7 @@ fn is_taken(value: &Value, taken: &mut usize) {
     *taken += 1;
 }
 
-/// Takes away what brings a Secret into a Pod, and the account.
+/// Removes Secrets and the account from a Pod.
 fn without_secrets(value: &mut Value) {
     const FLAGS: [&str; 8] = [
         "--store-secret",
@@ -271,7 +271,7 @@ fn without_secrets(value: &mut Value) {
     }
 }
 
-/// Flags and variables by name: their order tells nothing.
+/// Sorts flags and variables by name.
 fn in_order(value: &mut Value) {
     match value {
         Value::Object(o) => {
@@ -284,7 +284,7 @@ fn in_order(value: &mut Value) {
                         _ => flags.push(vec![arg]),
                     }
                 }
-                // The command stands first.
+                // The command comes first.
                 flags[1..].sort_by_key(|flag| flag[0].to_string());
                 *args = flags.concat();
             }

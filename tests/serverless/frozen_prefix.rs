@@ -1,4 +1,4 @@
-//! Prefixes that version 0.1 wrote, with all its notes and locks, are read as it read them: `fixtures/frozen`.
+//! Prefixes that version 0.1 wrote, with notes and locks, are read as 0.1 read them: `fixtures/frozen`.
 
 use crate::support::frozen::{is_frozen, versions};
 use crate::support::recorded_etcd::copy_dir;
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// Of results, what differs from run to run, and sentences, which may change.
+/// Fields that differ from run to run, and sentences, which may change.
 const NOT_KEPT: [&str; 13] = [
     "bytes_written",
     "data_dir",
@@ -29,7 +29,7 @@ const NOT_KEPT: [&str; 13] = [
     "warnings",
 ];
 
-/// A frozen prefix, to work on.
+/// A copy of a frozen prefix.
 struct Prefix {
     folder: TempDir,
     identity: Option<PathBuf>,
@@ -50,7 +50,7 @@ impl Prefix {
         self.folder.path().join("store")
     }
 
-    /// The exit code and what is kept of the result.
+    /// Runs a command. Returns the exit code and the stable part of the result.
     fn run(&self, args: &[&str]) -> Value {
         let mut command = deltafold();
         command.args(args).args(["--output", "json", "--store"]);
@@ -65,7 +65,7 @@ impl Prefix {
         json!({"code": code, "result": result})
     }
 
-    /// All files, by their paths.
+    /// Returns the paths of all files.
     fn files(&self) -> Vec<String> {
         fn walk(at: &Path, root: &Path, found: &mut Vec<String>) {
             for entry in fs::read_dir(at).unwrap() {
@@ -95,7 +95,7 @@ fn keep(value: &mut Value, place: &str) {
     }
 }
 
-/// One full stays with its deltas; what was removed by 0.1 is not deleted, however old these files are.
+/// Keeps one full with its deltas. What 0.1 removed is not purged, however old these files are.
 const COLLECT: [&str; 7] = [
     "gc",
     "--policy",
@@ -105,7 +105,7 @@ const COLLECT: [&str; 7] = [
     "--purge-after",
     "36500d",
 ];
-/// All that was removed is deleted.
+/// Purges everything that was removed.
 const PURGE: [&str; 9] = [
     "gc",
     "--policy",
@@ -138,7 +138,7 @@ fn decided(prefixes: &Path, name: &str) -> Value {
     let restore = ["restore", "--to-snapshot", file.to_str().unwrap()];
     told.insert("restore".to_owned(), prefix.run(&restore));
 
-    // Each of these on a prefix of its own, and what is there after it.
+    // Each command runs on its own copy; then compare what is left.
     let mut changing: Vec<(&str, Vec<&str>)> = vec![
         ("compact", vec!["compact"]),
         ("undelete", vec!["undelete", "--all"]),
@@ -170,7 +170,7 @@ fn what_is_in_them_and_what_goes() {
     }
 }
 
-/// Who was killed with the lock in hand has it until it expires; who gave it back has it no more.
+/// The lock of a killed holder stays until it expires; a released lock is free.
 #[test]
 fn locks() {
     let runtime = tokio::runtime::Runtime::new().unwrap();

@@ -1,15 +1,14 @@
-//! The corpus that the fuzzers kept (tests/fuzz/corpus), through the very functions that they run;
-//! then random mutations of it.
+//! Runs the fuzz targets on the corpus (tests/fuzz/corpus), then on random mutations of it.
 //!
-//! A long random run, at least as many inputs for each target:
-//! `DELTAFOLD_TEST_ROUNDS=1000000 cargo test --release --test serverless fuzz_corpus -- --nocapture`
+//! A long random run, with at least this many inputs for each target: `DELTAFOLD_TEST_ROUNDS=1000000 cargo test
+//! --release --test serverless fuzz_corpus -- --nocapture`
 
 use crate::support::{rounds, seed};
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-/// Names the input that a target failed on.
+/// Runs a target and prints the input if it fails.
 fn run(target: fn(&[u8]), input: &[u8], what: &str) {
     let done = catch_unwind(AssertUnwindSafe(|| target(input)));
     assert!(done.is_ok(), "{what} fails; the message is above");
@@ -46,7 +45,7 @@ fn replay_and_mutate(name: &str, target: fn(&[u8]), rounds: usize) {
     }
 }
 
-/// One of the inputs with some bytes, words or stretches of it changed.
+/// Returns an input with some bytes, words or stretches changed.
 fn mutated(rng: &mut fastrand::Rng, corpus: &[Vec<u8>]) -> Vec<u8> {
     const WORDS: [u64; 8] = [
         0,

@@ -1,4 +1,5 @@
-//! Somebody who can write, and not delete, has `gc` delete: by rubbish, cut copies, renamed or damaged fulls.
+//! An attacker who can write but not delete tries to make `gc` delete: by rubbish, cut copies, and renamed or
+//! damaged fulls.
 
 use crate::support::gc_history::{GcHistory, HOUR, NOTHING, decided, reasons, snapshots};
 use crate::support::keys::Key;
@@ -13,7 +14,7 @@ use std::io::Write;
 
 const NOTE: &str = "deltafold-verified.json";
 
-/// What the controller runs on a schedule, and others: of the fulls that are real each keeps the newest alone.
+/// Retention policies, among them the controller's default. Each keeps only the newest of the real fulls.
 const POLICIES: [&[&str]; 4] = [
     &["--policy", "limit", "--limit", "1"],
     &[
@@ -44,7 +45,7 @@ fn gc(p: &GcHistory, args: &[&str], more: &[&str]) -> Value {
     result
 }
 
-/// The paths that are reported to count for nothing.
+/// Returns the paths that are reported as worthless.
 fn damaged(result: &Value) -> BTreeSet<String> {
     let damaged = result["damaged_fulls"].as_array().unwrap().iter();
     damaged
@@ -55,10 +56,11 @@ fn damaged(result: &Value) -> BTreeSet<String> {
         .collect()
 }
 
-/// What is put into the bucket: of what a real full is made.
+/// Makes forged objects out of a real backup.
 type Forge = dyn Fn(&GcHistory) -> Vec<(String, Vec<u8>)>;
 
-/// With forged fulls the same goes as without, or less, and each forged one that mattered is reported.
+/// Asserts that `gc` removes the same with forged fulls as without them, or less, and reports each one that
+/// mattered.
 fn harms_nothing(forge: &Forge) {
     for policy in POLICIES {
         let p = GcHistory::new();
@@ -99,7 +101,7 @@ fn seven_objects_of_one_byte() {
     });
 }
 
-/// Marks and notes as `gc` leaves them, on snapshots that it did not remove.
+/// Exclusion markers and removal notes that `gc` did not write.
 #[test]
 fn marks_of_exclusion_and_notes_of_removal() {
     for spared in [0, 1] {
@@ -161,7 +163,7 @@ fn a_flipped_bit_in_a_copy() {
     });
 }
 
-/// The newest real full is overwritten: what it has superseded is needed again.
+/// The newest real full is overwritten, so the chain before it is needed again.
 #[test]
 fn damage_in_the_newest_full() {
     for policy in POLICIES {
@@ -189,7 +191,7 @@ fn damage_in_the_newest_full() {
     }
 }
 
-/// A full behind a pinned one would end its chain.
+/// A forged full after a pinned one would end its chain.
 #[test]
 fn rubbish_that_cuts_a_pinned_chain_short() {
     let p = GcHistory::new();
@@ -202,7 +204,7 @@ fn rubbish_that_cuts_a_pinned_chain_short() {
     assert_eq!(reasons(&done)[&p.delta(1101, 1499, 8)], "Pinned");
 }
 
-/// Each full is read once, when a decision first rests on it; the note remembers it.
+/// Each full is read once, when a decision first depends on it; the note remembers the result.
 #[test]
 fn what_was_read_is_remembered_by_a_note() {
     let p = GcHistory::new();
@@ -218,7 +220,7 @@ fn what_was_read_is_remembered_by_a_note() {
     assert_eq!(note["fulls"][&newest]["sha256"].as_str().unwrap().len(), 64);
     assert_eq!(read(&gc(&p, &NOTHING, &[])), 0, "it is known");
 
-    // Another content of the same size and time is another version.
+    // New content of the same size and time is another version.
     let file = p.bucket.path().join(&newest);
     let time = fs::metadata(&file).unwrap().modified().unwrap();
     let mut bytes = fs::read(&file).unwrap();
@@ -236,7 +238,7 @@ fn what_was_read_is_remembered_by_a_note() {
     let done = gc(&p, &NOTHING, &["--apply"]);
     assert_eq!((read(&done), decided(&done, "Delete").len()), (1, 3));
 
-    // What is gone leaves the note when it is written next.
+    // Entries of removed fulls disappear from the note at the next write.
     let rubbish = name(LAST, p.now + 1);
     let superseded = p.delta(1801, 2100, 3);
     p.bucket.put(&rubbish, b"x");
@@ -250,7 +252,7 @@ fn what_was_read_is_remembered_by_a_note() {
     let noted: BTreeSet<&String> = note["fulls"].as_object().unwrap().keys().collect();
     assert_eq!(noted, BTreeSet::from([&newest, &rubbish]));
 
-    // A damaged note is as none.
+    // A damaged note counts as missing.
     p.bucket.put(NOTE, b"{");
     p.bucket.put(&superseded, b"any");
     let done = gc(&p, &NOTHING, &["--apply"]);
@@ -261,7 +263,7 @@ fn what_was_read_is_remembered_by_a_note() {
     assert_eq!((read(&done), decided(&done, "Delete").len()), (2, 1));
 }
 
-/// One run reads few fulls: rubbish beyond count delays a collection, and makes nothing go.
+/// One run reads only a few fulls: masses of rubbish delay a collection, but remove nothing.
 #[test]
 fn more_rubbish_than_a_run_reads() {
     let p = GcHistory::new();
@@ -276,7 +278,7 @@ fn more_rubbish_than_a_run_reads() {
     let warnings = first["warnings"].to_string();
     assert!(warnings.contains("were not read"), "{warnings}");
     assert!(real.is_subset(&snapshots(&p.bucket.objects())));
-    // A later one knows them, and reads the real ones.
+    // A later run knows them and reads the real ones.
     let second = gc(&p, &limit, &["--apply"]);
     assert_eq!(second["fulls_not_read"], 0, "{second:#}");
     let left = snapshots(&p.bucket.objects());
@@ -284,7 +286,7 @@ fn more_rubbish_than_a_run_reads() {
     assert!(!left.contains(&p.full(BASE, 10)));
 }
 
-/// Without an identity only the header of what is encrypted can be checked.
+/// Without an identity only the header of an encrypted full can be checked.
 #[test]
 fn rubbish_among_encrypted_fulls() {
     let p = GcHistory::new();
@@ -327,7 +329,7 @@ fn rubbish_among_encrypted_fulls() {
     }
 }
 
-/// What goes waits for a week, unless asked for otherwise.
+/// By default, removed snapshots are kept for a week.
 #[test]
 fn what_goes_can_be_brought_back_for_a_week() {
     let p = GcHistory::new();
@@ -344,7 +346,7 @@ fn what_goes_can_be_brought_back_for_a_week() {
     assert_eq!(reasons(&until)[&p.full(BASE, 10)], "Removed");
 }
 
-/// What was too large for one run's limits is read again by the next one, which has others.
+/// A full that exceeds one run's limits is read again by a run with other limits.
 #[test]
 fn a_low_limit_of_one_run_is_not_remembered_as_damage() {
     let p = GcHistory::new();

@@ -1,5 +1,6 @@
-//! Who can write into the bucket, or runs the store, disables a prefix by a key that no client can name, has our own
-//! objects deleted in place of such a key, steers the terminal, or is sent credentials that are for another server.
+//! An attacker who can write into the bucket or runs the store tries to disable a prefix with keys that no
+//! client can name, to have our objects deleted instead of such a key, to steer the terminal, or to receive
+//! credentials for another server.
 
 use std::process::Command;
 
@@ -10,7 +11,7 @@ use crate::support::tiny_backup::{SMALL_BASE, object, put_events, small_database
 use crate::support::{deltafold, run_json, scratch};
 use serde_json::Value;
 
-/// Odd keys below the prefix, in the folders of snapshots.
+/// Returns odd keys in the folders of snapshots.
 fn odd_snapshots(full: &str) -> Vec<String> {
     let long = "x".repeat(1000);
     [
@@ -26,7 +27,7 @@ fn odd_snapshots(full: &str) -> Vec<String> {
         "v2/ \u{a0}",
         "v2//",
         "v1/Backup-1//Full-00000000-00000001-1",
-        // What the crate, or we, could take for the full itself.
+        // Keys that the object_store crate, or we, could confuse with the full itself.
         &format!("v2//{full}"),
         &format!("v2/./{full}"),
         &format!("v2/{full}/"),
@@ -37,7 +38,7 @@ fn odd_snapshots(full: &str) -> Vec<String> {
     .to_vec()
 }
 
-/// A full, a delta, and whatever else there is.
+/// A full, a delta, and other objects.
 struct Bucket {
     server: LyingServer,
     full: String,
@@ -94,7 +95,7 @@ impl Bucket {
     }
 }
 
-/// The names that a list of problems or findings calls foreign.
+/// Returns the names that a list of problems or findings calls foreign.
 fn foreign(list: &Value) -> Vec<String> {
     let of = |p: &Value| serde_json::from_value::<Vec<String>>(p["snapshots"].clone()).unwrap();
     let mut problems = list.as_array().unwrap().iter();
@@ -125,7 +126,7 @@ fn who_writes_odd_keys_disables_nothing() {
     let (code, outcome, stderr) = run_json(copy.arg(copies.path()));
     assert_eq!((code, &outcome["copied"]), (0, &3.into()), "{stderr}");
 
-    // Without a signature the listing comes by the same way.
+    // Without a signature, listings take the same way.
     let unsigned = ["--store-option", "skip_signature=true"];
     let list = bucket.succeeds(&[&["list"][..], &unsigned].concat());
     assert_eq!(foreign(&list["problems"]), odd, "{list}");
@@ -137,7 +138,7 @@ fn who_writes_odd_keys_has_nothing_deleted() {
     let full = &bucket.full;
     let mut odd = odd_snapshots(full);
     let snapshots = odd.len();
-    // A staging object that looks abandoned, beside the one of a run that is at work; and notes.
+    // A staging object that looks abandoned next to the one of a running operation, and notes.
     const STAGED: &str = "Full.00000000000000ff.1.1.0000000000000001";
     let abandoned = format!("deltafold-staging//{STAGED}");
     odd.push(abandoned.clone());
@@ -160,7 +161,7 @@ fn who_writes_odd_keys_has_nothing_deleted() {
     let args = [&NOTHING[..], &["--apply"]].concat();
     let collected = bucket.succeeds(&[&["gc"][..], &args].concat());
     assert_eq!(collected["totals"]["deleted"]["objects"], 0, "{collected}");
-    // Those beside snapshots are left alone, too; strangers among the notes are not counted.
+    // Objects beside snapshots are not touched either; foreign objects among the notes are not counted.
     let foreign = collected["foreign_objects"].as_u64().unwrap();
     assert!(foreign >= snapshots as u64, "{collected}");
     bucket.succeeds(&["compact"]);
@@ -188,7 +189,7 @@ fn who_writes_a_thousand_odd_keys_costs_no_request() {
 #[test]
 fn who_names_keys_does_not_steer_the_terminal() {
     let bucket = Bucket::new();
-    // Lines of the output, forged.
+    // Lines of output that are forged.
     let forged = "v2/x\nFORGED: all is well\r";
     bucket.put_rubbish(&[forged.to_owned()]);
     bucket.put_rubbish(&odd_snapshots(&bucket.full)[5..8]);
@@ -211,12 +212,12 @@ fn who_names_keys_does_not_steer_the_terminal() {
             }
         }
     }
-    // JSON has the very names.
+    // JSON has the names unchanged.
     let list = bucket.succeeds(&["list"]);
     assert!(foreign(&list["problems"]).contains(&forged.to_owned()));
 }
 
-/// How a store at an endpoint is asked, with secrets of its kind.
+/// Returns the flags of each kind of store at an endpoint, with secrets.
 fn stores(endpoint: &str) -> Vec<(&'static str, Vec<String>)> {
     let key = "c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0c2U=";
     let account = serde_json::json!({
@@ -300,12 +301,12 @@ fn who_redirects_is_sent_no_credentials() {
                 !(message.to_owned() + &stderr).contains("secret-"),
                 "{stderr}"
             );
-            // It was asked, once for each listing, and nobody else was.
+            // The server was asked once for each listing, and nobody else was.
             assert!((1..=4).contains(&server.requests().len()), "{url}");
             assert_eq!(listener.requests(), [""; 0], "{url} {status}");
         }
     }
-    // What writes is not sent elsewhere, either.
+    // Writes are not redirected either.
     let bucket = Bucket::new();
     bucket.server.redirect(307, elsewhere);
     let args = ["compact", "--output", "json", "--store", "s3://b/p"];
@@ -328,7 +329,7 @@ fn who_lists_in_circles_keeps_nobody() {
     assert_ne!(code, 0);
     let message = outcome["message"].as_str().unwrap();
     assert!(message.contains("listing does not end"), "{message}");
-    // A page, and the one that leads to itself, of each listing.
+    // For each listing, one page and the one that links to itself.
     assert!(server.requests().len() <= 12, "{:?}", server.requests());
 }
 

@@ -1,5 +1,5 @@
-//! Buckets as they are found: gaps, fulls past their names, excluded and foreign objects, the old
-//! layout, final chains, mixed compressions; and the points in time and histories one can ask for.
+//! Backups as they are found: gaps, fulls beyond their names, excluded and foreign objects, the old layout,
+//! final snapshots, mixed compressions; and points in time and history on them.
 
 use crate::support::made_backups::{BASE, Bucket, FIXTURE, LAST, T0, revision};
 use crate::support::scratch;
@@ -19,7 +19,7 @@ fn two_deltas() -> Bucket {
     b
 }
 
-/// A full of the fixture's history at some revision, under a name that says another.
+/// Writes a full of the fixture's history at revision `holds`, under a name that says `says`.
 fn full_named(b: &Bucket, holds: i64, says: i64, after: i64, keep: &str) -> String {
     let source = two_deltas();
     let at = holds.to_string();
@@ -49,7 +49,7 @@ fn a_gap_is_named_and_stops_the_fold() {
     let message = b.refuses(&[], 65, "RevisionGap");
     assert!(message.contains("1500 to 1600"), "{message}");
     assert_eq!(reasons(&b.list(&[])), ["RevisionGap"]);
-    // What lies before it can be folded, and what a later full covers does not need the deltas.
+    // The part before the gap can be folded, and a later full needs none of the deltas.
     assert_eq!(b.compact(&["--revision", "1499"])["revision"], 1499);
     full_named(&b, 1700, 1700, 8, "latest");
     assert_eq!(b.compact(&[])["hash_kv"], own_hash());
@@ -58,7 +58,7 @@ fn a_gap_is_named_and_stops_the_fold() {
 #[test]
 fn a_full_may_hold_more_than_its_name_says() {
     for (says, deltas) in [
-        // GcHistory its name; past the first delta's end; a gap in names that it reaches over.
+        // Beyond its name; beyond the end of the first delta; a gap in names that it covers.
         (1400, &[(1401, 1490), (1491, LAST)][..]),
         (1400, &[(1401, 1450), (1451, 1460), (1461, LAST)]),
         (1400, &[(1440, LAST)]),
@@ -78,7 +78,7 @@ fn a_full_may_hold_more_than_its_name_says() {
         let events = b.events.iter().filter(|e| revision(e) > 1450).count();
         assert_eq!(result["events"], events, "{deltas:?}");
     }
-    // It reaches over a gap behind a first delta, and past all names.
+    // It covers a gap after the first delta, and everything that is named.
     let b = Bucket::with_base();
     let full = full_named(&b, 1600, 1300, 5, "all");
     b.delta(1301, 1400, 6);
@@ -102,7 +102,7 @@ fn a_full_may_hold_more_than_its_name_says() {
         (Some("NothingToDo"), Some(1450))
     );
     assert_eq!(b.list(&["--deep"])["latest_revision"], 1450);
-    // It must never hold less.
+    // A full must never hold less than its name says.
     let b = Bucket::with_base();
     full_named(&b, 1450, 1460, 5, "latest");
     b.refuses(&[], 65, "NameMismatch");
@@ -148,7 +148,7 @@ fn excluded_snapshots_are_counted_and_not_used() {
         (&true.into(), &false.into())
     );
     assert_eq!(b.compact(&[])["hash_kv"], own_hash());
-    // The same by a file's URL.
+    // The same with a file URL.
     let mut c = deltafold();
     c.args([
         "compact",
@@ -158,7 +158,7 @@ fn excluded_snapshots_are_counted_and_not_used() {
         &format!("file://{}", b.path().display()),
     ]);
     assert_eq!(run_json(&mut c).1["status"], "NothingToDo");
-    // Without the mark it is in the way.
+    // Without the marker it is in the way.
     fs::remove_file(b.path().join(format!("v2/{bad}.exclude"))).unwrap();
     assert_eq!(b.compact(&["--timeline", "main"])["status"], "NothingToDo");
     let b = Bucket::with_base();
@@ -191,7 +191,7 @@ fn the_old_layout_is_read_and_the_new_one_written() {
     let result = b.compact(&[]);
     assert_eq!(result["hash_kv"], own_hash());
     assert_eq!(b.names(), [result["snapshot"].as_str().unwrap()]);
-    // Both layouts at once: what stands in both is one snapshot twice.
+    // Both layouts at once: an object in both is the same snapshot twice.
     let b = two_deltas();
     for name in b.names() {
         b.put(
@@ -239,7 +239,7 @@ fn a_final_chain_stays_final_and_compression_stays_the_same() {
         );
         let warned = result["warnings"].as_array().unwrap().len();
         assert_eq!(warned, usize::from(suffix == ".zst"), "{result}");
-        // It is a base like any other.
+        // The result is a base like any other.
         let again = b.compact(&[]);
         assert_eq!(
             (again["status"].as_str(), again["hash_kv"].as_u64()),
@@ -260,7 +260,7 @@ fn a_name_that_is_taken_leads_to_the_next_free_second() {
     .unwrap();
     let b = two_deltas();
     let name = |after: i64| format!("Full-00000000-{LAST:08}-{}.gz", T0 + after);
-    // Another's snapshot stands there, excluded so that it is no base; then the very same one.
+    // First another snapshot has the name, excluded so that it is no base; then the same one.
     for after in [10, 11] {
         b.put(&format!("v2/{}", name(after)), b"another's");
         b.put(&format!("v2/{}.exclude", name(after)), b"");
@@ -296,7 +296,7 @@ fn history_is_kept_as_asked() {
             expected(FIXTURE).compacted_at_last_revision.live_keys
         );
     }
-    // With a revision, the last N are counted from there.
+    // With a revision, the last N revisions are counted from there.
     let result = two_deltas().compact(&["--keep-history", "100", "--revision", "1400"]);
     assert_eq!(
         (
@@ -307,7 +307,7 @@ fn history_is_kept_as_asked() {
     );
 }
 
-/// (revision, running maximum of the times) of every event.
+/// Returns the revision of every event with the latest time so far.
 fn times(b: &Bucket) -> Vec<(i64, DateTime<Utc>)> {
     let mut now = DateTime::<Utc>::MIN_UTC;
     b.events
@@ -337,14 +337,14 @@ fn a_point_in_time_is_the_last_event_not_after_it() {
             assert_eq!(result["dry_run"], true);
         }
     }
-    // Long after the last event, and before anything.
+    // Long after the last event, and before any.
     assert_eq!(
         b.compact(&["--time", "2100-01-01T00:00:00Z", "--dry-run"])["revision"],
         LAST
     );
     let message = b.refuses(&["--time", "2001-01-01T00:00:00+02:00"], 66, "OutOfRange");
     assert!(message.contains("2000-12-31T22:00:00"), "{message}");
-    // The state is the one of that revision.
+    // The state is the one at that revision.
     let (at, by_time) = (times[500].0, times[500].1.to_rfc3339());
     let same = times.iter().rfind(|t| t.1 <= times[500].1).unwrap().0;
     assert!(same >= at);
@@ -360,7 +360,7 @@ fn clocks_that_run_backward_count_as_standing_still() {
     let noon: DateTime<Utc> = "2030-01-01T12:00:00Z".parse().unwrap();
     for e in &mut events {
         let r = revision(e);
-        // An hour back in the middle, for a while.
+        // In the middle, the clock is an hour behind for a while.
         let back = if (1200..1400).contains(&r) { 3600 } else { 0 };
         e["time"] = (noon + chrono::TimeDelta::seconds(r - 1000 - back))
             .to_rfc3339()
@@ -390,7 +390,7 @@ fn clocks_that_run_backward_count_as_standing_still() {
     assert_eq!(kept(&seconds_back(1400)), 1400);
     assert_eq!(kept(&seconds_back(1199)), 1399);
     assert_eq!(kept(&seconds_back(1198)), 1198);
-    // Fulls made since, at times of another clock, change nothing.
+    // Fulls made later, with times of another clock, change nothing.
     b.compact(&["--revision", "1300"]);
     assert_eq!(at("2030-01-01T12:03:18Z"), 1198);
     assert_eq!(at("2030-01-01T12:06:40Z"), 1400);
@@ -526,7 +526,7 @@ fn logs_that_nobody_takes_do_no_harm() {
     assert!(out.status.success(), "{:?}", out.status);
     let json: Value = serde_json::from_slice(&out.stdout).unwrap();
     assert_eq!(json["hash_kv"], own_hash());
-    // An error's exit code and JSON come through as well.
+    // The exit code and JSON of an error arrive, too.
     let full = fs::OpenOptions::new()
         .write(true)
         .open("/dev/full")
@@ -556,7 +556,7 @@ fn a_chain_that_damage_stops_is_none() {
         "{list}"
     );
     b.refuses(&[], 65, "CorruptSnapshot");
-    // What is left out by a mark is said, if it is the newest.
+    // If the newest snapshot is excluded, the report says so.
     b.put(&format!("v2/{last}.exclude"), b"");
     let result = b.compact(&[]);
     assert_eq!(result["revision"], 1499);

@@ -1,5 +1,5 @@
-//! A local store on a machine with others: what is created is nobody else's to read, and no symbolic link that
-//! somebody else put below the store's folder leads out of it.
+//! A local store on a machine with other users: they cannot read what is created, and no symbolic link of
+//! theirs leads out of the store's folder.
 
 use crate::support::made_backups::{BASE, Bucket, FIXTURE, LAST, T0, objects_in};
 use crate::support::{copy_fixture, deltafold, run_json, scratch};
@@ -13,7 +13,7 @@ use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Runs with a umask: exit code, standard output, standard error.
+/// Runs the program with a umask. Returns the exit code, standard output and standard error.
 fn run(umask: &str, args: &[&str]) -> (i32, Value, String) {
     let program = deltafold();
     let mut c = Command::new("sh");
@@ -40,7 +40,7 @@ fn works(umask: &str, args: &[&str]) -> Value {
     result
 }
 
-/// It is refused because of a link.
+/// Asserts that a command is refused because of a link.
 #[track_caller]
 fn refuses_link(args: &[&str]) {
     let (code, result, stderr) = run("022", args);
@@ -54,7 +54,7 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// The modes of all that is below a folder.
+/// Returns the modes of everything below a folder.
 fn modes(folder: &Path) -> BTreeMap<PathBuf, u32> {
     let mut all = BTreeMap::new();
     for entry in fs::read_dir(folder).unwrap() {
@@ -72,7 +72,7 @@ fn set_mode(path: &Path, mode: u32) {
     fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
 }
 
-/// A store of which gc removes something, with modes that somebody chose.
+/// Returns a store from which gc removes something, with modes that a user chose.
 fn with_old_chain() -> Bucket {
     let b = Bucket::with_base();
     b.delta(BASE + 1, 1499, 6);
@@ -80,7 +80,7 @@ fn with_old_chain() -> Bucket {
     b
 }
 
-/// Writes in every way that writes into a local store; gives the folders that this made.
+/// Runs every command that writes into a local store. Returns the stores that were written.
 fn write_all(umask: &str, more: &[&str]) -> (Bucket, tempfile::TempDir, BTreeMap<PathBuf, u32>) {
     let b = with_old_chain();
     let folder = scratch::folder().unwrap();
@@ -116,7 +116,7 @@ fn write_all(umask: &str, more: &[&str]) -> (Bucket, tempfile::TempDir, BTreeMap
     with(&["restore", "--store", store, "--data-dir", text(&data)]);
     let mut made = modes(b.path());
     for (path, mode) in &before {
-        // What exists keeps its mode.
+        // Existing files keep their mode.
         assert_eq!(made.remove(path), Some(*mode), "{}", path.display());
     }
     made.append(&mut modes(folder.path()));
@@ -144,7 +144,7 @@ fn a_shared_folder_gets_the_mode_that_was_asked_for() {
         for (path, mode) in made {
             let is_restored = !path.starts_with(&copied) && !path.starts_with(bucket.path());
             let wanted = match (path.is_dir(), is_restored) {
-                // A database that was restored is for etcd alone.
+                // A restored database is private to etcd's user.
                 (true, true) => 0o700,
                 (false, true) => 0o600,
                 (true, false) => of_folders,
@@ -171,7 +171,7 @@ fn a_shared_folder_gets_the_mode_that_was_asked_for() {
     assert_eq!(run("022", &of_option).0, 78);
 }
 
-/// A store beside the store of somebody else, whose files this user may read.
+/// A store next to the store of another user, whose files this user may read.
 struct Neighbours {
     own: Bucket,
     other: tempfile::TempDir,
@@ -201,7 +201,7 @@ impl Neighbours {
     }
 }
 
-/// The newest full of the other store, by a name of its own.
+/// The newest full of the other store, under a name of its own.
 const STOLEN: &str = "Full-00000000-00009999-1999999999.gz";
 
 #[test]
@@ -216,7 +216,7 @@ fn copy_carries_nobodys_file_away_through_a_link() {
     works("022", &["copy", "--from", store, "--to", text(&target)]);
     let copied = objects_in(&target);
     assert_eq!(copied.len(), 3, "{:?}", copied.keys());
-    // It is told, and is no snapshot.
+    // It is reported, and is no snapshot.
     let list = works("022", &["list", "--store", store]);
     assert_eq!(list["latest_revision"], LAST, "{list}");
     let problems = list["problems"].to_string();
@@ -253,7 +253,7 @@ fn a_folder_of_snapshots_that_is_a_link_is_refused() {
         refuses_link(args);
     }
     n.other_is_untouched();
-    // The store itself may be a link, and the folders above it.
+    // The store itself may be a link, and so may the folders above it.
     let linked = folder.path().join("linked");
     symlink(n.other.path(), &linked).unwrap();
     works("022", &["list", "--store", text(&linked)]);
@@ -266,7 +266,7 @@ fn gc_deletes_nothing_through_a_link() {
     works("022", &["compact", "--store", store]);
     n.link("v2", "v1/Backup-1");
     n.link("v2", "deltafold-staging");
-    // Old enough to be debris, if it were followed.
+    // Old enough to count as debris if the link were followed.
     let old = std::time::SystemTime::UNIX_EPOCH;
     for entry in fs::read_dir(n.other.path().join("v2")).unwrap() {
         let file = fs::File::open(entry.unwrap().path()).unwrap();
@@ -316,14 +316,14 @@ fn staging_and_locks_that_are_links_lead_nowhere() {
             .or_else(|_| fs::remove_file(n.own.path().join("deltafold-locks")))
             .unwrap();
     }
-    // What is written beside the lock takes the place of a link.
+    // The temporary file beside the lock replaces a link.
     let name = lock_name(store, &gc);
     n.link("secret.json", &format!("deltafold-locks/{name}.json.new"));
     works("022", &gc);
     n.other_is_untouched();
 }
 
-/// What the lock of a command is called; none is left.
+/// Returns the name of a command's lock. No lock is left.
 fn lock_name(store: &str, command: &[&str]) -> String {
     works("022", command);
     let locks = Path::new(store).join("deltafold-locks");
@@ -344,7 +344,7 @@ fn folders_that_become_links_while_a_copy_runs_are_not_followed() {
     for made in [&target, &victim, &secret, &target.join("v2")] {
         fs::create_dir(made).unwrap();
     }
-    // The same names, with what nobody may see: a sound full, so that no checksum saves us.
+    // The same names with a valid full that this user must not see: no checksum reveals it.
     let theirs = n
         .other
         .path()
@@ -394,7 +394,7 @@ fn folders_that_become_links_while_a_copy_runs_are_not_followed() {
     });
 }
 
-/// Runs `list` as somebody for whom the rights on files count, even if the tests run as root.
+/// Runs `list` as a user without privileges, even if the tests run as root.
 fn list_without_privileges(store: &str) -> (i32, Value, String) {
     let program = deltafold();
     let wrapper: &[&str] = match rustix::process::geteuid().is_root() {
@@ -413,7 +413,7 @@ fn a_folder_that_may_not_be_read_fails_nothing_unless_it_is_one_of_ours() {
     let within = bucket.path().join("v2/theirs");
     fs::create_dir(&within).unwrap();
     fs::write(within.join("file"), "x").unwrap();
-    // Neither to be opened nor, in the second case, to be looked into.
+    // A folder that cannot be opened, and one that cannot be searched.
     for mode in [0o000, 0o400] {
         set_mode(&within, mode);
         let (code, result, stderr) = list_without_privileges(store);

@@ -1,4 +1,4 @@
-//! Hundreds of deltas: a point in time reads few of them, what is printed for people stays short, and a key's
+//! Chains of hundreds of deltas: a point in time reads few of them, text output stays short, and a key's
 //! history does not depend on the number of threads.
 
 use crate::support::made_backups::{BASE, Bucket, T0, revision};
@@ -12,7 +12,7 @@ const DELTAS: i64 = 300;
 const REVISIONS: i64 = 5;
 const NEWEST: i64 = BASE + DELTAS * REVISIONS;
 
-/// When the event of a revision was seen: a delta of five is taken every five minutes.
+/// Returns the time of a revision's event: every five minutes there is a delta with five events.
 fn seen(revision: i64) -> DateTime<Utc> {
     let base = DateTime::from_timestamp(T0, 0).unwrap();
     base + TimeDelta::minutes(revision - BASE - 1)
@@ -31,14 +31,14 @@ fn long_chain() -> Bucket {
     b
 }
 
-/// Bytes of the largest object of a kind.
+/// Returns the size of the largest object of a kind.
 fn largest(b: &Bucket, kind: &str) -> u64 {
     let of_kind = b.names().into_iter().filter(|n| n.starts_with(kind));
     let bytes = of_kind.map(|n| fs::metadata(b.path().join("v2").join(n)).unwrap().len());
     bytes.max().unwrap()
 }
 
-/// What a command prints for people.
+/// Returns the text output of a command.
 fn printed(args: &[&str], store: &Path) -> String {
     let mut c = deltafold();
     c.args(args).arg(store);
@@ -58,7 +58,7 @@ fn the_plan_of_a_point_in_time_reads_the_deltas_around_it() {
         let read = plan["bytes_read"].as_u64().unwrap();
         assert!(read <= full + 3 * delta, "{read} of {full} and {delta}");
     }
-    // Nobody asks what is far from it.
+    // Deltas far from the point in time are not read.
     for name in b.names().iter().filter(|n| n.starts_with("Incr")) {
         let start: i64 = name[5..13].parse().unwrap();
         if !(BASE + 690..=BASE + 710).contains(&start) {
@@ -121,7 +121,7 @@ fn people_are_shown_the_ends_of_a_long_list_and_json_holds_all() {
             assert!(warning.contains("v2/stranger-49 (46 more: "), "{warning}");
         }
     }
-    // `list` shows every snapshot, and the strangers by the ends.
+    // `list` shows every snapshot, but shortens the list of foreign objects.
     let text = printed(&["list", "--store"], b.path());
     let end = "… v2/stranger-49, 46 more: --output json has all\n";
     assert!(text.contains(end) && text.contains(&first), "{text}");
@@ -132,7 +132,7 @@ fn people_are_shown_the_ends_of_a_long_list_and_json_holds_all() {
     });
     assert!(strangers.is_some(), "{problems}");
 
-    // A newer full makes all deltas go: their number and bytes are told for each reason.
+    // A newer full makes all deltas superfluous: their number and bytes are reported for each reason.
     b.compact(&[]);
     let gc = ["gc", "--policy", "limit", "--limit", "1", "--store"];
     let text = printed(&gc, b.path());
@@ -153,7 +153,7 @@ fn people_are_shown_the_ends_of_a_long_list_and_json_holds_all() {
 #[test]
 fn a_history_does_not_depend_on_threads() {
     let b = long_chain();
-    // A second stream saw the same events at other times: the first one counts.
+    // A second stream has the same events with other times: the first one counts.
     let mut events = b.events(BASE + 1, BASE + 40);
     for e in &mut events {
         e["time"] = "2027-01-01T00:00:00Z".into();
@@ -184,7 +184,7 @@ fn a_history_does_not_depend_on_threads() {
     for _ in 0..3 {
         assert_eq!(history("8"), one);
     }
-    // Of several damaged deltas the first is told, whatever the number of threads.
+    // Of several damaged deltas the first is reported, whatever the number of threads.
     let deltas: Vec<String> = b
         .names()
         .into_iter()
@@ -228,7 +228,7 @@ fn one_key_is_read_from_the_newest_delta_that_changed_it() {
         }
     }
     assert!(there > 10 && gone > 0, "{there} {gone}");
-    // Damage of older deltas does not matter; that of a newer one does.
+    // Damage in older deltas does not matter; damage in a newer one does.
     let mut newest = events.iter().rev().take(200).map(|e| decoded(&key(e)));
     let newest = newest.find(|key| run(&[key], NEWEST).0 == 0).unwrap();
     let deltas: Vec<String> = b

@@ -1,4 +1,4 @@
-//! What `deltafold manifests` prints stands in `jobs/`.
+//! The files in `jobs/` are what `deltafold manifests` prints.
 
 use crate::support::manifests::{documents, kind, name, path, printed, read};
 use deltafold::controller::manifests;
@@ -26,7 +26,7 @@ fn the_files_are_what_the_program_prints() {
         files += 1;
     }
     assert_eq!(files, manifests::SAMPLES.len());
-    // The same, for machines.
+    // The same as JSON.
     for what in ["install", "namespace a", "cleanup", "crds", "samples"] {
         let args: Vec<&str> = what.split(' ').collect();
         let as_json = printed(&[&args[..], &["--output", "json"]].concat());
@@ -54,7 +54,7 @@ fn the_flags_are_put_in_everywhere() {
         args.windows(2)
             .any(|w| w == ["--job-image", "registry/x:7"])
     );
-    // The real program takes them.
+    // The program accepts these arguments.
     deltafold::cli::check(&args).unwrap();
 }
 
@@ -90,7 +90,7 @@ fn what_is_allowed_is_said_to_the_controller_and_to_the_api_server() {
         assert_eq!(args.iter().filter(|a| *a == flag).count(), 1);
         deltafold::cli::check(&args).unwrap();
         let validations = admission(&objects);
-        // The sentence of a rule names its flag.
+        // The message of a rule names its flag.
         assert!(!json!(validations).to_string().contains(flag), "{flag}");
         assert!(
             json!(admission(&strict)).to_string().contains(flag),
@@ -98,7 +98,7 @@ fn what_is_allowed_is_said_to_the_controller_and_to_the_api_server() {
         );
         fewer += all - validations.len();
     }
-    // All but that of the image.
+    // Every rule except the one about images.
     assert_eq!(fewer, all - 1);
     let lax = documents(&printed(&[&["install"], &flags[..]].concat()));
     assert_eq!(admission(&lax).len(), 1);
@@ -114,7 +114,7 @@ fn what_is_allowed_is_said_to_the_controller_and_to_the_api_server() {
     assert!(args.ends_with(wanted), "{args}");
 }
 
-/// All verbs that rules give on a resource.
+/// Returns all verbs that rules grant on a resource.
 fn verbs(rules: &Value, resource: &str) -> Vec<String> {
     let rules = rules.as_array().unwrap().iter();
     let of_it = rules.filter(|r| {
@@ -198,7 +198,7 @@ fn for_named_namespaces_nothing_is_bound_in_the_whole_cluster() {
             assert!(verbs(&role["rules"], resource).is_empty(), "{role:#}");
         }
     }
-    // What `manifests namespace` prints for one of them is the same.
+    // `manifests namespace` prints the same objects for one of them.
     for object in documents(&printed(&["namespace", "a"])) {
         assert!(objects.contains(&object), "{object:#}");
     }
@@ -251,7 +251,7 @@ fn the_cleanup_is_a_job_with_limits_and_rights_of_its_own() {
     }
 }
 
-/// All Pods of a manifest.
+/// Returns all Pods of a manifest.
 fn pods<'v>(value: &'v Value, found: &mut Vec<&'v Value>) {
     match value {
         Value::Object(fields) if fields.contains_key("containers") => found.push(value),
@@ -261,7 +261,7 @@ fn pods<'v>(value: &'v Value, found: &mut Vec<&'v Value>) {
     }
 }
 
-/// A hostile snapshot must not take a node's memory or disk.
+/// A hostile snapshot must not exhaust a node's memory or disk.
 #[test]
 fn no_job_is_without_limits() {
     let gib = |v: &Value| -> u64 {
@@ -280,7 +280,7 @@ fn no_job_is_without_limits() {
             let volumes = pod["volumes"].as_array().into_iter().flatten();
             let empty = volumes.filter(|v| v["emptyDir"].is_object());
             let scratch: u64 = empty.map(|v| gib(&v["emptyDir"]["sizeLimit"])).sum();
-            // The largest database that is allowed fits, and what a follower spools.
+            // The largest allowed database fits, and so does what a follower spools.
             assert!(scratch == 0 || scratch >= 16 + 2, "{file}: {scratch}");
             let containers = ["initContainers", "containers"].map(|c| pod[c].as_array());
             let containers = containers.into_iter().flatten().flatten();
@@ -289,9 +289,9 @@ fn no_job_is_without_limits() {
             for container in ours {
                 let resources = &container["resources"];
                 let limits = &resources["limits"];
-                // The longest value that is allowed takes 384 MiB of it.
+                // The longest allowed value takes 384 MiB of it.
                 assert!(gib(&limits["memory"]) >= 1, "{file}: {container:#}");
-                // The scratch volume counts, too; and what has no request is requested.
+                // The scratch volume counts as ephemeral storage, and requests default to limits.
                 assert_eq!(gib(&limits["ephemeral-storage"]), scratch + 1, "{file}");
                 assert!(resources["requests"]["ephemeral-storage"].is_string());
                 seen += 1;
@@ -301,7 +301,7 @@ fn no_job_is_without_limits() {
     assert!(seen > 9, "{seen}");
 }
 
-/// The version that stands in the chart and its image is the program's.
+/// The chart and its image have the program's version.
 #[test]
 fn the_chart_is_of_this_version() {
     let chart: Value = yaml_serde::from_str(&read("jobs/helm/deltafold/Chart.yaml")).unwrap();
@@ -309,7 +309,7 @@ fn the_chart_is_of_this_version() {
     assert_eq!(chart["appVersion"], env!("CARGO_PKG_VERSION"));
 }
 
-/// Alerts ask for metrics that there are.
+/// Alerts use documented metrics.
 #[test]
 fn alerts_name_metrics_that_are_documented() {
     let rules: Value = yaml_serde::from_str(&read("jobs/alerts.yaml")).unwrap();

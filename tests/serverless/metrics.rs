@@ -1,5 +1,5 @@
-//! Metrics: the document names what is exposed, the exposition is as Prometheus wants it, and a job's endpoint
-//! can be scraped.
+//! Metrics: the document names what is exposed, the exposition is valid for Prometheus, and the endpoint of a
+//! job can be scraped.
 
 use crate::support::scratch;
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,18 +20,19 @@ use deltafold::telemetry::metrics::{
 };
 use serde_json::Value;
 
-/// A metric as it is exposed.
+/// An exposed metric.
 #[derive(Debug, Default, PartialEq)]
 struct Exposed {
     kind: String,
     unit: String,
-    /// Of all samples.
+    /// The labels of all samples.
     labels: BTreeSet<String>,
-    /// Value by sample, labels and all.
+    /// Values by sample, including labels.
     samples: BTreeMap<String, f64>,
 }
 
-/// Parses an exposition, strictly: metadata first, one family after the other, the suffixes of its type, and the end.
+/// Parses an exposition strictly: metadata first, one family after the other, suffixes by type, and the end
+/// mark.
 fn parse(text: &str) -> BTreeMap<String, Exposed> {
     let text = text.strip_suffix("# EOF\n").expect("the end");
     let mut all: BTreeMap<String, Exposed> = BTreeMap::new();
@@ -87,11 +88,11 @@ fn parse(text: &str) -> BTreeMap<String, Exposed> {
     all
 }
 
-/// The rows of the document's table: name as in queries to type, labels, unit.
+/// Returns the table of the document: query name to type, labels and unit.
 fn documented() -> BTreeMap<String, (String, BTreeSet<String>, String)> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/metrics.md");
     let text = fs::read_to_string(path).expect("docs/metrics.md");
-    // What the controller exposes, it tests itself.
+    // The controller's metrics have their own test.
     let (jobs, _) = text
         .split_once("## The controller's")
         .expect("the controller's section");
@@ -111,7 +112,7 @@ fn time(t: &str) -> DateTime<Utc> {
     t.parse().expect("a time")
 }
 
-/// Everything that can be told was told.
+/// Returns metrics in which everything was recorded.
 fn told() -> Metrics {
     let m = Metrics::new();
     for (kind, succeeded) in [(SnapshotKind::Full, true), (SnapshotKind::Delta, false)] {
@@ -164,7 +165,7 @@ fn told() -> Metrics {
     m
 }
 
-/// As node exporter's textfile collector wants it: no OpenMetrics.
+/// Node exporter's textfile collector needs the older text format, not OpenMetrics.
 #[test]
 fn a_file_for_node_exporter_is_the_older_text() {
     let text = told().encode_text().expect("a text");
@@ -300,7 +301,7 @@ fn the_endpoint_answers_and_is_ready_when_told() {
     }
 }
 
-/// A job that waits to be scraped; killed when dropped.
+/// A job that waits to be scraped. It is killed when dropped.
 struct Waiting {
     child: Option<Child>,
     port: u16,
@@ -320,7 +321,7 @@ impl Waiting {
         Waiting { child, port }
     }
 
-    /// What is exposed once the job has ended: the whole body, and its samples.
+    /// Returns what is exposed after the operation: the whole body, and its samples.
     fn scrape(&mut self) -> (String, BTreeMap<String, f64>) {
         const OPEN_METRICS: &str =
             "content-type: application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -343,7 +344,7 @@ impl Waiting {
         panic!("it did not end");
     }
 
-    /// Ends the wait: exit code, result and standard error.
+    /// Ends the wait. Returns the exit code, the JSON and standard error.
     fn end(mut self) -> (i32, Value, String) {
         use rustix::process::{Pid, Signal, kill_process};
         let child = self.child.take().expect("a child");
@@ -366,7 +367,7 @@ impl Drop for Waiting {
 
 const SECRET: &str = "c0rrect-h0rse";
 
-/// `compact` of a folder, with a secret about it.
+/// Returns a `compact` of a folder, with a secret in its environment.
 fn compact(store: &Path) -> Command {
     let mut command = deltafold();
     command
@@ -383,7 +384,7 @@ fn a_compaction_is_seen_after_it_has_ended() {
     let mut job = Waiting::start(&mut compact(store.path()));
     let (text, samples) = job.scrape();
     let (code, result, stderr) = job.end();
-    // The signal ended the wait, not the job.
+    // The signal ended the wait, not the operation.
     assert_eq!(code, 0, "{stderr}");
     assert_eq!(result["status"], "Succeeded");
     let field = |name: &str| result[name].as_f64().expect("a number");
@@ -417,7 +418,7 @@ fn a_compaction_is_seen_after_it_has_ended() {
     let path = store.path().to_str().expect("a path");
     assert!(!text.contains(SECRET) && !text.contains(path), "{text}");
 
-    // Once more: there is nothing to do, and no snapshot that was saved.
+    // A second run has nothing to do and saves no snapshot.
     let mut job = Waiting::start(&mut compact(store.path()));
     let (text, samples) = job.scrape();
     let (code, result, stderr) = job.end();
@@ -441,10 +442,10 @@ fn a_failure_is_seen_too() {
         "deltafold_failures_total{operation=\"compact\",reason=\"NoSnapshots\",code=\"66\"}";
     assert_eq!(samples.get(failure), Some(&1.0), "{text}");
     assert!(!text.contains(SECRET), "{text}");
-    // It was said before the wait, too.
+    // The error was logged before the wait, too.
     assert!(stderr.contains("compact failed"), "{stderr}");
 
-    // A secret on the command line, and a run that never saw the store.
+    // A secret on the command line, and a run that never opened the store.
     let mut command = compact(&store);
     command.args(["--store-option", &format!("secret_access_key={SECRET}")]);
     let mut job = Waiting::start(&mut command);

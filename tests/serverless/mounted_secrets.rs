@@ -1,5 +1,5 @@
-//! Folders of Secrets: which names of files a store takes, and what is said of one that lacks a key. Nobody else's
-//! credentials take its place.
+//! Folders of mounted Secrets: which file names a store reads, and what an error says about a missing key. No
+//! other credentials are used instead.
 
 use crate::support::mounted_secret::Mounted;
 use crate::support::{deltafold, run_json, scratch};
@@ -9,7 +9,7 @@ use std::net::TcpListener;
 
 const HIDDEN: &str = "hidden-from-all";
 
-/// Credentials of the environment that are complete, of all providers.
+/// Complete credentials of all providers in the environment.
 const AMBIENT: [(&str, &str); 14] = [
     ("AWS_ACCESS_KEY_ID", "ambient"),
     ("AWS_SECRET_ACCESS_KEY", HIDDEN),
@@ -51,7 +51,7 @@ fn told((code, result, stderr): (i32, Value, String)) -> (i32, String, String) {
     (code, reason, message)
 }
 
-/// A Secret that is not there is mounted as an empty folder, which must not mean: ask as somebody else.
+/// A Secret that does not exist is mounted as an empty folder. That must not select other credentials.
 #[test]
 fn a_secret_that_is_not_there_or_lacks_a_key_is_named() {
     let folder = scratch::folder().unwrap();
@@ -96,10 +96,10 @@ fn a_secret_that_is_not_there_or_lacks_a_key_is_named() {
     }
 }
 
-/// Each reaches its server, where nobody listens: the credentials were enough.
+/// Each store connects to its server, where nobody listens: the credentials were sufficient.
 #[test]
 fn the_providers_variables_are_names_of_files() {
-    // Nobody else gets this port.
+    // Bound, so that no other process gets this port.
     let closed = TcpListener::bind("127.0.0.1:0").unwrap();
     let server = format!("http://{}", closed.local_addr().unwrap());
     drop(closed);
@@ -157,7 +157,7 @@ fn the_providers_variables_are_names_of_files() {
             (69, "StoreUnreachable"),
             "{url} {said}"
         );
-        // Of the two stores of a copy each has its own.
+        // Each of the two stores of a copy has its own.
         let secret = format!("secret_dir={}", mounted.path());
         let empty = scratch::folder().unwrap();
         let none = format!("secret_dir={}", empty.path().display());
@@ -191,7 +191,7 @@ fn the_providers_variables_are_names_of_files() {
     }
 }
 
-/// What a user gives beside a Secret wins, as it did.
+/// Options given beside a Secret win, as before.
 #[test]
 fn an_option_wins_over_a_secret() {
     let mounted = Mounted::new(&[("region", "nowhere"), ("endpoint", "http://127.0.0.1:9")]);

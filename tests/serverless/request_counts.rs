@@ -1,5 +1,5 @@
-//! A command that asks one request of each object of a wide bucket, for marks that hardly any has; and an excluded
-//! snapshot that is missed since nobody asked for its tags.
+//! The number of requests on a store with many snapshots: no command may ask for the tags of every object, and
+//! none may overlook an excluded snapshot because it did not ask.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,16 +14,16 @@ use crate::support::{deltafold, run_json, scratch};
 use deltafold::store::exclude::EXCLUDE_TAG;
 use serde_json::Value;
 
-/// Deltas of a bucket of two pages of a listing.
+/// Number of deltas that fill two pages of a listing.
 const PAGES: i64 = 1100;
-/// Deltas of a bucket that is just wide enough for tags not to be asked for.
+/// Number of deltas that is just large enough for tags not to be asked for.
 const WIDE: i64 = 150;
 const PREFIX: &str = "b/p";
 
-/// A full and a delta for each revision behind it.
+/// A store with a full and one delta for each revision after it.
 struct Wide {
     server: LyingServer,
-    /// When the full was taken.
+    /// When the full was created, in Unix seconds.
     since: i64,
     /// The newest revision.
     last: i64,
@@ -46,7 +46,7 @@ impl Wide {
         wide
     }
 
-    /// The name of a full that is taken with the delta of this revision.
+    /// Returns the name of a full that is created together with the delta of this revision.
     fn full(&self, revision: i64) -> String {
         let created = self.since + 10 * (revision - SMALL_BASE);
         format!("v2/Full-00000000-{revision:08}-{created}")
@@ -77,7 +77,7 @@ impl Wide {
         self.server.set_tags(&format!("{PREFIX}/{path}"), &tags);
     }
 
-    /// Runs a command: its exit code, outcome, and requests by kind.
+    /// Runs a command. Returns the exit code, the outcome, and the requests by kind.
     fn run(&self, command: &str, args: &[&str]) -> (i32, Value, Requests) {
         self.server.forget_requests();
         let mut run = deltafold();
@@ -97,7 +97,7 @@ impl Wide {
     }
 }
 
-/// How often something was asked for.
+/// The number of requests by kind.
 #[derive(Debug)]
 struct Requests(BTreeMap<&'static str, usize>);
 
@@ -128,13 +128,13 @@ impl Requests {
         self.0.values().sum()
     }
 
-    /// Those beside the reading of snapshots.
+    /// Returns the number of requests other than reads of snapshots.
     fn beside(&self) -> usize {
         self.all() - self.n("get")
     }
 }
 
-/// Both kinds of servers.
+/// A server that reports tag counts in responses to reads, and one that does not.
 fn servers() -> [Lies; 2] {
     let hides = Lies {
         hides_tag_counts: true,
@@ -143,7 +143,7 @@ fn servers() -> [Lies; 2] {
     [Lies::default(), hides]
 }
 
-/// Requests of a plan that do not grow with the bucket: the folders beside the two pages, a few tags.
+/// The most requests of a plan, independent of the number of deltas: folders, two pages, a few tags.
 const BOUND: usize = 50;
 
 #[test]
@@ -160,7 +160,7 @@ fn a_plan_asks_little_of_a_wide_bucket() {
             let (code, outcome, requests) = wide.run(command, args);
             assert_eq!(code, 0, "{outcome}");
             assert!(requests.all() <= BOUND, "{command} {args:?}: {requests:?}");
-            // It is told that not all was looked at.
+            // The report says that not all tags were checked.
             let told = outcome.to_string();
             assert!(told.contains("were not read"), "{command} {args:?}");
         }
@@ -182,7 +182,7 @@ fn a_compaction_reads_each_delta_and_asks_little_else() {
     assert!(requests.n("get") as i64 <= WIDE + 8, "{requests:?}");
     assert!(requests.beside() <= BOUND, "{requests:?}");
 
-    // Silence tells nothing where the server is never heard to tell: all tags are asked for.
+    // If the server never reports tag counts, their absence proves nothing: all tags are asked for.
     let wide = Wide::new(servers()[1], WIDE);
     let (code, outcome, requests) = wide.run("compact", &[]);
     assert_eq!(
@@ -193,7 +193,7 @@ fn a_compaction_reads_each_delta_and_asks_little_else() {
     assert!(requests.n("tags") as i64 >= WIDE, "{requests:?}");
 }
 
-/// The most requests that stood one after the other: none began before the one before it was answered.
+/// Returns the longest sequence of requests that each began after the response to the one before.
 fn one_after_the_other(traffic: &Traffic) -> usize {
     let ended = traffic.requests.iter().filter_map(|r| Some((r.ended?, r)));
     let mut ended: Vec<_> = ended.collect();
@@ -212,7 +212,7 @@ fn one_after_the_other(traffic: &Traffic) -> usize {
 fn few_requests_of_a_compaction_stand_one_after_the_other() {
     let few = Wide::new(Lies::default(), 3);
     let line = Line::start(few.server.s3().endpoint());
-    // So long that what is asked for side by side is seen to be, also on a busy machine.
+    // Long enough to show which requests run concurrently, even on a busy machine.
     line.delay(Duration::from_millis(150));
     let mut run = deltafold();
     run.args(["compact", "--output", "json", "--store", "s3://b/p"])
@@ -221,8 +221,9 @@ fn few_requests_of_a_compaction_stand_one_after_the_other() {
         .envs(S3::new(&line.endpoint()).env());
     let (code, outcome, stderr) = run_json(&mut run);
     assert_eq!(code, 0, "{outcome}: {stderr}");
-    // The lists of snapshots, those of notes beside the tags, five that find out what the server does beside the full and
-    // the deltas, and the result with its reading back. What was tried with goes meanwhile, one more step.
+    // Listing snapshots, listing notes together with tags, five to find out abilities of the server (concurrent
+    // with reading), writing the result and reading it back. Removing probe objects at the same time may add
+    // one.
     assert!(one_after_the_other(&line.take()) <= 10);
 }
 
@@ -241,7 +242,7 @@ fn a_copy_puts_and_reads_each_snapshot_once() {
         "{stderr}"
     );
     let requests = Requests::of(&wide.server.requests());
-    // From the source, and back from the target.
+    // One from the source, and one to read back from the target.
     assert_eq!(requests.n("get") as i64, 2 * (WIDE + 1), "{requests:?}");
     assert_eq!(requests.n("tags") as i64, WIDE + 1, "{requests:?}");
     let puts = requests.n("other") as i64;
@@ -254,7 +255,7 @@ fn a_copy_puts_and_reads_each_snapshot_once() {
 fn what_is_excluded_is_never_used() {
     for lies in servers() {
         let wide = Wide::new(lies, WIDE);
-        // Damaged, and better than the others by their names.
+        // A damaged delta that looks better than the others by its name.
         let delta = wide.delta_name(80, 82, 1);
         let full = wide.full(120);
         for path in [&delta, &full] {
@@ -304,7 +305,8 @@ fn a_chain_goes_with_few_requests_unless_its_successor_is_excluded() {
         let plan = [&NOTHING[..], &["--purge-after", "0s"]].concat();
         let apply = [&plan[..], &["--apply"]].concat();
 
-        // Without it all that it has superseded is needed. It goes itself: the policy keeps nothing so old.
+        // Without the newer full, everything it has superseded is needed. The policy does not keep it
+        // otherwise: it is too old.
         wide.exclude(&newer);
         let (code, outcome, _) = wide.run("gc", &apply);
         assert_eq!(code, 0, "{outcome}");
@@ -320,7 +322,7 @@ fn a_chain_goes_with_few_requests_unless_its_successor_is_excluded() {
         let (code, outcome, requests) = wide.run("gc", &apply);
         assert_eq!(code, 0, "{outcome}");
         assert_eq!(wide.snapshots(), 1);
-        // Two for the deltas, one for their full, and one for the object that told the server's time.
+        // Two for the deltas, one for their full, and one for the probe object that shows the server's clock.
         assert_eq!(requests.n("delete many"), 4, "{requests:?}");
         assert!(requests.all() <= 2 * BOUND, "{requests:?}");
     }

@@ -1,5 +1,5 @@
-//! Several backups at once: the one that leads farthest is restored, what cannot be read is passed over
-//! and named, histories that disagree are not chosen from.
+//! Several backups at once: the one with the highest revision is restored, unreadable ones are skipped and
+//! named, and none is chosen if their histories disagree.
 
 use crate::support::made_backups::{
     BASE, Bucket, FIXTURE, LAST, fixture_events, revision as event_revision,
@@ -11,7 +11,7 @@ use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Restores from several stores: exit code, result, standard error.
+/// Restores from several stores. Returns the exit code, the JSON and standard error.
 fn from(stores: &[&Path], data: &Path, args: &[&str]) -> (i32, Value, String) {
     let mut c = deltafold();
     c.args(["restore", "--output", "json"]);
@@ -28,7 +28,7 @@ fn hash_at(revision: i64) -> u32 {
     row.unwrap_or_else(|| panic!("no hash at {revision}")).hash
 }
 
-/// What is told of the candidates: status and reason, in the order in which they were named.
+/// Returns status and reason of each candidate, in the order of the flags.
 fn told(json: &Value, stores: &[&Path]) -> Vec<(String, String)> {
     let all = json["candidates"].as_array().unwrap();
     let text = |v: &Value| v.as_str().unwrap_or_default().to_owned();
@@ -48,7 +48,7 @@ fn told(json: &Value, stores: &[&Path]) -> Vec<(String, String)> {
 const CHOSEN: (&str, &str) = ("Chosen", "");
 const NOT_CHOSEN: (&str, &str) = ("NotChosen", "");
 
-/// Restores into a new directory: the right state, and this is told of the candidates.
+/// Restores into a new directory. Asserts the state and the report of each candidate.
 #[track_caller]
 fn chooses(stores: &[&Path], args: &[&str], revision: i64, wanted: &[(&str, &str)]) -> Value {
     let folder = scratch::folder().unwrap();
@@ -63,7 +63,7 @@ fn chooses(stores: &[&Path], args: &[&str], revision: i64, wanted: &[(&str, &str
     let got: Vec<_> = got.iter().map(|(a, b)| (a.as_str(), b.as_str())).collect();
     assert_eq!(got, wanted, "{stderr}");
     assert_whole(&data, None, hash_at(revision), &stderr);
-    // A dry run reads no delta to its end unless it has to compare.
+    // A dry run reads no delta to its end unless it must compare.
     told(&dry, stores);
     json
 }
@@ -82,21 +82,21 @@ fn refuses(stores: &[&Path], args: &[&str], code: i32, reason: &str) -> String {
     json["message"].as_str().unwrap().to_owned()
 }
 
-/// To 1499.
+/// A backup to revision 1499.
 fn short() -> Bucket {
     let bucket = Bucket::with_base();
     bucket.delta(BASE + 1, 1499, 6);
     bucket
 }
 
-/// To the end, in two deltas, cut where the fixture's hashes are known.
+/// A backup to the end in two deltas, cut where the fixture's hashes are known.
 fn long() -> Bucket {
     let bucket = short();
     bucket.delta(1500, LAST, 9);
     bucket
 }
 
-/// To the end, with deltas of other names.
+/// A backup to the end, cut into other deltas.
 fn cut_otherwise() -> Bucket {
     let bucket = Bucket::with_base();
     bucket.delta(BASE + 1, 1100, 7);
@@ -104,7 +104,7 @@ fn cut_otherwise() -> Bucket {
     bucket
 }
 
-/// Only a full at the end, folded out of the others.
+/// A backup with only a full at the end, folded from another.
 fn compacted() -> Bucket {
     let bucket = long();
     bucket.compact(&["--keep-history", "all"]);
@@ -117,7 +117,7 @@ fn compacted() -> Bucket {
     bucket
 }
 
-/// Flips a bit in the middle of the objects whose names hold this.
+/// Flips a bit in the middle of the objects with this in their names.
 fn damage(bucket: &Bucket, part: &str) {
     let names: Vec<_> = bucket
         .names()
@@ -160,7 +160,7 @@ fn one_that_holds_only_the_end_wins_over_one_that_ends_before() {
     let (short, compacted) = (short(), compacted());
     let stores = [short.path(), compacted.path()];
     chooses(&stores, &[], LAST, &[NOT_CHOSEN, CHOSEN]);
-    // Without its history there is no revision at which they could be compared.
+    // Without history there is no common revision to compare at.
     let bare = long();
     bare.compact(&["--keep-history", "latest"]);
     for name in bare.names() {
@@ -219,7 +219,7 @@ fn those_that_cannot_be_read_are_passed_over_with_their_reasons() {
     .to_vec();
     wanted.push(CHOSEN);
     chooses(&stores, &[], LAST, &wanted);
-    // A server that does not answer.
+    // A server that does not respond.
     let stores = [closed.as_path(), long.path()];
     let wanted = [excluded("StoreUnreachable"), CHOSEN];
     chooses(&stores, &[], LAST, &wanted);
@@ -236,13 +236,13 @@ fn one_that_fails_only_while_it_is_folded() {
         let json = chooses(&stores, &[], 1499, &wanted);
         let message = json["candidates"][0]["message"].as_str().unwrap();
         assert!(message.contains(part), "{message}");
-        // The others are compared with each other then.
+        // Then the others are compared with each other.
         let foreign = Bucket::with_base();
         foreign.altered_delta(BASE + 1, 1400, 6);
         let stores = [damaged.path(), short.path(), foreign.path()];
         let message = refuses(&stores, &[], 65, "HistoryMismatch");
         let names = [short.path(), foreign.path()].map(|p| p.to_str().unwrap());
-        // The damaged one still holds what came before the damage, and contradicts it as well.
+        // The damaged one still holds what came before the damage, which contradicts the others, too.
         assert!(message.contains(names[1]), "{message}");
         refuses(&[damaged.path()], &[], 65, "CorruptSnapshot");
     }
@@ -257,7 +257,7 @@ fn one_whose_newest_is_damaged() {
     let stores = [damaged.path(), short.path()];
     let wanted = [("Excluded", "CorruptSnapshot"), CHOSEN];
     chooses(&stores, &[], 1499, &wanted);
-    // A state before it needs no part of what is damaged.
+    // An older state needs nothing of the damaged part.
     chooses(
         &stores,
         &["--revision", "1499"],
@@ -293,7 +293,7 @@ fn histories_that_disagree_are_named_and_none_is_chosen() {
         );
         assert!(files(folder.path()).is_empty());
     }
-    // Before they part they agree.
+    // Before the fork they agree.
     let at = ["--revision", &BASE.to_string()];
     let (code, json, stderr) = from(
         &[other.path(), long.path()],
@@ -310,7 +310,7 @@ fn where_all_fail_each_is_named() {
     let (a, b) = (nowhere.path().join("a"), nowhere.path().join("b"));
     let damaged = long();
     damage(&damaged, "Incr-00001500");
-    // What was wrong with the best of them is the reason.
+    // The reason is what was wrong with the best candidate.
     let message = refuses(&[&a, damaged.path(), &b], &[], 65, "CorruptSnapshot");
     for store in [a.as_path(), damaged.path(), b.as_path()] {
         assert!(message.contains(store.to_str().unwrap()), "{message}");
@@ -340,12 +340,12 @@ fn a_revision_or_a_time_that_only_some_cover() {
     for end in ["1499", "2252"] {
         assert!(message.contains(end), "{message}");
     }
-    // Of a time the last event before it counts, wherever it is.
+    // For a time, the last event before it counts, wherever it is.
     let late = ["--time", "2030-01-01T00:00:00Z"];
     chooses(&stores, &late, LAST, &[NOT_CHOSEN, CHOSEN]);
     let early = ["--time", "1999-01-01T00:00:00Z"];
     refuses(&stores, &early, 66, "OutOfRange");
-    // The very time of an event that both hold.
+    // The exact time of an event that both hold.
     let events = fixture_events();
     let event = events.iter().rfind(|e| event_revision(e) == 1499).unwrap();
     let then = ["--time", event["time"].as_str().unwrap()];

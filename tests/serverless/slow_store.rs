@@ -1,4 +1,5 @@
-//! A store whose answers come late, out of order, in pieces, not at all, or of another version of the object.
+//! A store whose responses come late, out of order, in pieces, not at all, or from another version of the
+//! object.
 
 use crate::support::history::Compression;
 use crate::support::tiny_backup::{self, Objects, SMALL_BASE};
@@ -29,23 +30,23 @@ use tokio::sync::Semaphore;
 const DELTAS: i64 = 200;
 const EVENTS: i64 = 5;
 const REQUESTS: usize = 32;
-/// The first delta that never ends, the 101st.
+/// The name of the first delta that never ends, the 101st.
 const STALLED: &str = "Incr-00000541";
 
-/// What happens to reads.
+/// The behaviour of reads.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// Each takes its own time, and comes in pieces.
+    /// Each read takes its own time, and comes in pieces.
     OutOfOrder,
-    /// From some delta on, none ever ends.
+    /// From the delta `STALLED` on, no read ends.
     Stalled,
-    /// The object is written anew after the first answer, and conditions are not heeded.
+    /// The object is overwritten after the first response, and conditions are ignored.
     WrittenAnew,
-    /// What is behind the first so many bytes never ends.
+    /// Nothing after this many bytes ever arrives.
     StalledFrom(u64),
 }
 
-/// Passes everything on to a store in memory; reads come late.
+/// Forwards everything to a store in memory, and delays reads.
 #[derive(Debug)]
 struct Slow {
     inner: InMemory,
@@ -67,7 +68,7 @@ impl fmt::Display for Slow {
     }
 }
 
-/// Reads that are under way, answered or not.
+/// Reads under way, with or without a response yet.
 #[derive(Debug, Default)]
 struct Open {
     now: AtomicUsize,
@@ -75,7 +76,7 @@ struct Open {
     ever: AtomicUsize,
 }
 
-/// Parts that are under way to the store.
+/// Parts that are being uploaded.
 #[derive(Debug)]
 struct Parts {
     now: AtomicUsize,
@@ -85,7 +86,7 @@ struct Parts {
     gate: Semaphore,
 }
 
-/// Passes parts on, through the gate.
+/// Forwards parts through the gate.
 #[derive(Debug)]
 struct SlowUpload {
     inner: Box<dyn MultipartUpload>,
@@ -139,7 +140,7 @@ impl Slow {
         self.random.lock().unwrap().u64(..most)
     }
 
-    /// The same answer, in pieces that take their time.
+    /// Returns the same response in delayed pieces.
     async fn late(&self, got: GetResult, opened: Opened) -> Result<GetResult> {
         let (meta, range, attributes) =
             (got.meta.clone(), got.range.clone(), got.attributes.clone());
@@ -161,7 +162,7 @@ impl Slow {
             }
             _ => pieces.boxed(),
         };
-        // It is open as long as somebody holds the stream.
+        // A read counts as open as long as its stream exists.
         let pieces = pieces.map(move |piece| {
             let _ = &opened;
             piece
@@ -234,7 +235,7 @@ impl ObjectStore for Slow {
     }
 }
 
-/// A base, and many small deltas behind it.
+/// Returns a base and many small deltas.
 fn bucket() -> Objects {
     let gzip = Compression::Gzip;
     let mut objects = Objects::from([(
@@ -314,7 +315,7 @@ impl SlowBucket {
         paths.collect()
     }
 
-    /// Transfers that were given up end a moment later.
+    /// Waits, because cancelled transfers end a moment later.
     fn wait_until_open(&self, is_so: impl Fn(usize) -> bool) -> bool {
         wait_until(&self.slow.open.now, is_so)
     }
@@ -339,7 +340,7 @@ fn answers_out_of_order_fold_to_the_same() {
     assert_eq!(slow.hash_kv, plain.hash_kv);
     assert_eq!(slow.events, plain.events);
     assert_eq!(world.objects(), after.keys().cloned().collect::<Vec<_>>());
-    // Many at once, and no more than are asked for.
+    // Many at once, but not more than allowed.
     let most = world.slow.open.most.load(Ordering::SeqCst);
     assert!(
         (REQUESTS / 2..=REQUESTS + 2).contains(&most),
@@ -364,9 +365,9 @@ fn a_signal_ends_reads_that_never_end_and_nothing_is_left() {
     assert_eq!(world.objects(), objects.keys().cloned().collect::<Vec<_>>());
 }
 
-/// More than one range, and not a whole number of them.
+/// More than one range, and not a multiple of a range.
 const LARGE: usize = (70 << 20) + 17;
-/// Bytes of a range, and ranges under way or unread if one object is read.
+/// Bytes of a range; ranges that are open or unread for one object.
 const RANGE: usize = 2 << 20;
 const RANGES: usize = 16;
 
@@ -403,7 +404,7 @@ fn unread_ranges_are_few_whatever_the_number_of_objects() {
     let store = world.store();
     let read = || store.fetch("v2/large", LARGE as u64);
     let mut readers = [read(), read(), read()];
-    // One for each, and one's others.
+    // One for each object, and the other ranges of one.
     let most = RANGES + 2;
     let ever = || world.slow.open.ever.load(Ordering::SeqCst);
     assert!(wait_until(&world.slow.open.ever, |ever| ever >= most));
@@ -425,7 +426,7 @@ fn room_that_a_reader_frees_is_used_at_once() {
     let mut got = vec![0; READ * RANGE];
     reader.read_exact(&mut got).unwrap();
     assert!(got == content[..READ * RANGE]);
-    // The room of the last one that was read is free when the next is asked for.
+    // The range that was just read makes room for the next.
     let expected = RANGES + READ - 1;
     let ever = &world.slow.open.ever;
     assert!(wait_until(ever, |ever| ever >= expected));
@@ -435,7 +436,7 @@ fn room_that_a_reader_frees_is_used_at_once() {
     assert!(world.wait_until_open(|open| open == 0));
 }
 
-/// Bytes of a part, and parts that all uploads share beside one for each.
+/// Bytes of a part; parts that all uploads share in addition to one each.
 const PART: usize = 5 << 20;
 const SHARED_PARTS: usize = 9;
 

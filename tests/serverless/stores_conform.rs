@@ -9,7 +9,7 @@ use object_store::memory::InMemory;
 use object_store::path::Path;
 use std::sync::Arc;
 
-/// What neither has.
+/// Abilities that neither has.
 const ABSENT: [(Ability, State); 5] = [
     (Ability::Checksum, State::Absent),
     (Ability::ExcludeTag, State::Absent),
