@@ -1,4 +1,4 @@
-//! Applying a part of a backup to real etcds: exactly what differs, and nothing that changed meanwhile.
+//! `apply` on real etcds: it writes exactly what differs, and nothing that changed meanwhile.
 
 use crate::support::etcd::{Etcd, EtcdOptions, EtcdVersion, Process, free_port};
 use crate::support::schema::Schema;
@@ -24,7 +24,7 @@ use tempfile::TempDir;
 
 type Keys = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// An etcd with etcd's own limits, and a folder.
+/// An etcd with its default limits, and a folder.
 struct Here {
     dir: TempDir,
     etcd: Etcd,
@@ -70,7 +70,8 @@ impl Here {
         path
     }
 
-    /// `deltafold apply` of a snapshot file to this etcd: exit code, JSON, standard error.
+    /// Runs `deltafold apply` of a snapshot file to this etcd. Returns the exit code, the JSON and standard
+    /// error.
     fn apply(&self, snapshot: &Path, prefix: &str, args: &[&str]) -> (i32, Value, String) {
         let mut c = deltafold();
         c.args(["apply", "--output", "json", "--log-format", "text"])
@@ -85,7 +86,7 @@ impl Here {
         (code, json, stderr)
     }
 
-    /// The job itself, on keys that a test makes up.
+    /// Runs the operation itself, on keys of the test.
     async fn run(
         &self,
         options: Options,
@@ -151,7 +152,7 @@ fn assert_valid(result: &Value) {
     Schema::of("apply").check(result);
 }
 
-/// A namespace is deleted, another one changed, and put back from a snapshot.
+/// One namespace is deleted, another one changed; both come back from a snapshot.
 async fn a_part_comes_back(version: EtcdVersion) {
     let here = Here::new(version);
     let mut client = here.etcd.client().await;
@@ -181,7 +182,7 @@ async fn a_part_comes_back(version: EtcdVersion) {
     let live = here.keys().await;
     let live_revision = here.etcd.revision().await;
 
-    // Without --execute it only looks.
+    // Without --execute nothing is written.
     let (code, dry, _) = here.apply(&snapshot, "/ns/", &[]);
     assert_eq!(code, 0, "{dry:#}");
     assert_eq!(
@@ -210,7 +211,7 @@ async fn a_part_comes_back(version: EtcdVersion) {
     assert_eq!(here.etcd.revision().await, live_revision);
     assert_eq!(here.keys().await, live);
 
-    // With it, it writes what differs and nothing else, in few transactions.
+    // With --execute it writes the differences and nothing else, in few transactions.
     let (code, done, stderr) = here.apply(&snapshot, "/ns/", &["--execute"]);
     assert_eq!(code, 0, "{done:#}\n{stderr}");
     assert_eq!((&done["put"], &done["deleted"]), (&303.into(), &0.into()));
@@ -230,7 +231,7 @@ async fn a_part_comes_back(version: EtcdVersion) {
     assert_eq!((code, &again["status"]), (0, &"NothingToDo".into()));
     assert_eq!(here.etcd.revision().await, live_revision + 3);
 
-    // All of it, exactly.
+    // The whole prefix, including deletions.
     let exactly = ["--execute", "--delete-extra"];
     let (code, refused, _) = here.apply(&snapshot, "", &exactly);
     let refused = (code, &refused["reason"]);
@@ -241,7 +242,7 @@ async fn a_part_comes_back(version: EtcdVersion) {
     assert_eq!((&exact["put"], &exact["deleted"]), (&1.into(), &1.into()));
     assert_eq!(here.keys().await, before);
 
-    // An older state, of which the snapshot still has the history.
+    // An older state, whose history the snapshot still has.
     let args = ["--execute", "--delete-extra", "--revision", "11"];
     let (code, older, _) = here.apply(&snapshot, "/ns/gone/", &args);
     assert_eq!(code, 0, "{older:#}");
@@ -288,7 +289,7 @@ async fn the_text_shows_the_difference() {
     assert!(text.starts_with(begin), "{text}");
 }
 
-/// Keys that change between the comparison and the write stay as they are; all others are written.
+/// Keys that change between comparison and write stay as they are; all others are written.
 async fn nothing_that_changed_is_overwritten(version: EtcdVersion) {
     let here = Here::new(version);
     for key in ["/k/b", "/k/c", "/k/d", "/k/e"] {
@@ -300,8 +301,8 @@ async fn nothing_that_changed_is_overwritten(version: EtcdVersion) {
     let mut kv = here.etcd.kv().await;
     let mut options = options("/k/");
     options.delete_extra = true;
-    // Between: one comes into being, one is changed, one is deleted, one of the extra ones is changed,
-    // and one becomes what it is to be anyway.
+    // Meanwhile one key is created, one changed, one deleted, one extra key changed, and one gets the desired
+    // value.
     let meddle = move |d: &Difference, _: &Cancel| {
         if d.key.key.as_deref() != Some("/k/g") {
             return;
@@ -340,7 +341,7 @@ async fn nothing_that_changed_is_overwritten(version: EtcdVersion) {
     ];
     let expected: Keys = expected.map(|(k, v)| (k.into(), v.into())).into();
     assert_eq!(here.keys().await, expected);
-    // A new run sees the new state.
+    // A new run compares with the new state.
     let (outcome, error) = here.run(options, wanted, |_, _| {}).await;
     assert!(error.is_none());
     assert_eq!((outcome.put, outcome.deleted), (3, 1));
@@ -361,12 +362,13 @@ async fn nothing_that_changed_is_overwritten_3_7() {
     nothing_that_changed_is_overwritten(EtcdVersion::V3_7).await;
 }
 
-/// Values near the limit go, one above it is named; all others are written.
+/// Values near the limit are written, one above it is named; all others are written.
 #[tokio::test(flavor = "multi_thread")]
 async fn values_near_the_limit() {
     for version in EtcdVersion::ALL {
         let here = Here::new(version);
-        // etcd's limit is on the request: this is what its own client can put with a guard.
+        // etcd's limit applies to the request: this is the largest value that etcd's own client can put with a
+        // guard.
         let near = vec![7; MAX_REQUEST_BYTES - 200];
         let over = vec![7; MAX_REQUEST_BYTES + 1];
         let wanted = vec![
@@ -386,7 +388,7 @@ async fn values_near_the_limit() {
         let keys = here.keys().await;
         assert_eq!(keys.len(), 5);
         assert_eq!(keys[&b"/v/near"[..]], near);
-        // What is there already needs no room in a request, however large pages get.
+        // Keys that already match need no room in a request, however large pages get.
         let again = wanted.into_iter().filter(|w| w.0 != "/v/over").collect();
         let (outcome, _) = here.run(options("/v/"), again, |_, _| {}).await;
         assert_eq!(
@@ -396,8 +398,8 @@ async fn values_near_the_limit() {
     }
 }
 
-/// A server with lower limits than it was said to have.
-/// Pages grow while values are small; the large ones behind them must not come all at once.
+/// The server's limits are lower than the flags say. Pages grow while values are small; the large values after
+/// them must not come all at once.
 #[tokio::test(flavor = "multi_thread")]
 async fn large_values_after_many_small_ones() {
     let here = Here::new(EtcdVersion::V3_6);
@@ -428,7 +430,7 @@ async fn a_server_with_lower_limits() {
     assert_eq!((outcome.put, outcome.transactions), (20, 20));
 }
 
-/// A put keeps the lease that the live key has, and does not invent one.
+/// A put keeps the lease of the live key and creates none.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_live_key_keeps_its_lease() {
     let here = Here::new(EtcdVersion::V3_6);
@@ -448,7 +450,7 @@ async fn a_live_key_keeps_its_lease() {
     }
 }
 
-/// What was written before a signal came is told.
+/// The report has what was written before the signal.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_signal_in_the_middle() {
     let here = Here::new(EtcdVersion::V3_6);
@@ -472,7 +474,7 @@ async fn a_signal_in_the_middle() {
     assert_eq!(here.keys().await.len(), 20);
 }
 
-/// etcd forgets the revision that is being read.
+/// etcd compacts the revision that is being read.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_compaction_in_the_middle() {
     let here = Here::new(EtcdVersion::V3_6);
@@ -507,7 +509,7 @@ async fn users_and_passwords() {
         let snapshot = here.snapshot().await;
         let mut client = here.etcd.client().await;
         client.put("/a/x", "2", None).await.unwrap();
-        // A user is no harm where none is asked for.
+        // A user does no harm if the server requires none.
         let user = ["--user", "root:hidden"];
         let (code, json, _) = here.apply(&snapshot, "/a/", &user);
         assert_eq!((code, &json["to_update"]), (0, &1.into()), "{json:#}");
@@ -585,15 +587,15 @@ async fn an_etcd_that_does_not_answer() {
     let (code, reason, said) = apply(&nobody, &[]);
     assert_eq!((code, reason.as_str()), (69, "EtcdUnreachable"), "{said}");
     assert!(said.contains(&nobody), "{said}");
-    // One who listens and does not answer.
+    // A listener that never responds.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let silent = format!("http://{}", silent.local_addr().unwrap());
     let (code, reason, said) = apply(&silent, &[]);
     assert_eq!((code, reason.as_str()), (69, "EtcdUnreachable"), "{said}");
-    // The next one is tried.
+    // The next endpoint is tried.
     let (code, _, said) = apply(&format!("{nobody}, {}", here.etcd.endpoint()), &[]);
     assert_eq!(code, 0, "{said}");
-    // TLS where there is none.
+    // TLS on an endpoint without TLS.
     let tls = here.etcd.endpoint().replace("http:", "https:");
     let (code, _, said) = apply(&tls, &[]);
     assert!([69, 78].contains(&code), "{said}");
@@ -619,7 +621,7 @@ async fn an_etcd_that_does_not_answer() {
     assert_eq!((code, reason.as_str()), (78, "Configuration"), "{said}");
 }
 
-/// An etcd that wants TLS and a certificate.
+/// An etcd that requires TLS and a client certificate.
 #[tokio::test(flavor = "multi_thread")]
 async fn certificates() {
     let here = Here::new(EtcdVersion::V3_6);
@@ -683,12 +685,12 @@ async fn certificates() {
         (&url, &[][..]),
         (&url, &["--cacert", &ca]),
         (&url, &["--cert", &cert, "--key", &key]),
-        // Neither a certificate nor a key.
+        // Files that are neither a certificate nor a key.
         (&url, &["--cacert", &log.display().to_string()]),
         (&url, &["--cacert", &ca, "--cert", &ca, "--key", &cert]),
     ] {
         let (code, said) = apply(url, args);
-        // Where a client's certificate misses, etcd hangs up, and its reason may be lost with that.
+        // If a client certificate is missing, etcd closes the connection, and its reason may be lost.
         let hangs_up = args.len() == 2 && args[1] == ca;
         assert!(code == 78 || hangs_up && code == 69, "{args:?} {said}");
         assert!(said.contains("--cacert"), "{args:?} {said}");
@@ -696,15 +698,15 @@ async fn certificates() {
     let all = ["--cacert", &ca, "--cert", &cert, "--key", &key];
     let (code, said) = apply(&url, &all);
     assert!(code == 0 && said.contains("\"put\":1"), "{said}");
-    // Without a scheme the files say that it is TLS.
+    // Without a scheme, the certificate files imply TLS.
     let (code, said) = apply(url.strip_prefix("https://").unwrap(), &all);
     assert!(code == 0 && said.contains("NothingToDo"), "{said}");
-    // http where TLS is wanted.
+    // http on an endpoint that requires TLS.
     let (code, said) = apply(&url.replace("https:", "http:"), &[]);
     assert!([69, 78].contains(&code), "{said}");
 }
 
-/// What etcd does with a guard and the lease option, as `apply` relies on it.
+/// How etcd treats a guard together with the lease option, as `apply` relies on it.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_guard_means() {
     for version in EtcdVersion::ALL {

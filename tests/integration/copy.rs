@@ -1,4 +1,4 @@
-//! Copies of whole buckets: byte for byte, compressed anew, with other keys, waited for, followed.
+//! Copies of whole backups: byte for byte, recompressed, with other keys, waiting for a snapshot, followed.
 
 use crate::support::history::{Compression, with_checksum};
 use crate::support::made_backups::{BASE, Bucket, LAST, Objects, T0, mixed, objects_in, paths};
@@ -29,20 +29,20 @@ fn copy(from: &Path, to: &Path, args: &[&str]) -> (i32, Value, String) {
     run_json(&mut command(from, to, args))
 }
 
-/// Copies, which must succeed.
+/// Copies and asserts success.
 fn copies(from: &Path, to: &Path, args: &[&str]) -> Value {
     let (code, json, stderr) = copy(from, to, args);
     assert_eq!(code, 0, "{args:?}: {stderr}");
     json
 }
 
-/// What a copy must refuse: code and reason.
+/// Copies and asserts failure. Returns the exit code and the reason.
 fn refused(from: &Path, to: &Path, args: &[&str]) -> (i32, String) {
     let (code, json, _) = copy(from, to, args);
     (code, json["reason"].as_str().unwrap_or_default().to_owned())
 }
 
-/// What is there after a compaction of a bucket at its newest revision.
+/// Compacts a store at its newest revision. Returns the hash and what is there.
 fn hash_of(store: &Path, args: &[&str]) -> (Value, Value) {
     let copy = Bucket::of(&objects_in(store));
     let done = copy.compact(args);
@@ -95,7 +95,7 @@ fn every_compression_into_every_other() {
             assert_eq!(hash, etcd.hash, "{name} {method}");
             let again = copies(&from, target.path(), &["--compression", method]);
             assert_eq!(again["status"], "NothingToDo", "{name} {method}");
-            // In whatever form it is there, it is there.
+            // A snapshot that is there in any form counts as there.
             let again = copies(&from, target.path(), &[]);
             assert_eq!(again["status"], "NothingToDo", "{name} {method}");
         }
@@ -123,14 +123,14 @@ fn both_layouts_notes_and_marks() {
     assert!(objects_in(target.path()) == expected);
     assert_eq!(done["warnings"].as_array().unwrap().len(), 2, "{done:#}");
 
-    // Excluded ones come with their marks, so that nobody uses them there.
+    // Excluded snapshots are copied with their markers, so that nobody uses them in the target.
     let done = copies(bucket.path(), target.path(), &["--include-excluded"]);
     assert_eq!(done["copied"], 1);
     let mut expected = source;
     expected.retain(|p, _| !p.ends_with("README") && !p.contains("Incr-00000070"));
     assert_eq!(paths(&objects_in(target.path())), paths(&expected));
 
-    // A pin that comes later comes along; one that was taken away there is none of ours to take.
+    // A later pin is copied, too. A pin that was removed in the target stays removed.
     bucket.put("deltafold-pins/Full-00000000-00000050-500.gz", b"{}");
     let again = copies(bucket.path(), target.path(), &[]);
     assert_eq!(again["status"], "NothingToDo");
@@ -253,7 +253,7 @@ fn another_clusters_target_is_refused_unless_told() {
     assert_eq!(now["formerClusterIds"], serde_json::json!(["beef"]));
 }
 
-/// Nobody can restore what two clusters wrote to one place at one time.
+/// What two clusters wrote to one place at the same time cannot be restored.
 #[test]
 fn two_backups_are_not_mixed_where_no_identity_tells() {
     let target = scratch::folder().unwrap();
@@ -269,7 +269,7 @@ fn two_backups_are_not_mixed_where_no_identity_tells() {
     );
     assert_eq!(objects_in(target.path()), before);
     assert_eq!(copies(&ours, target.path(), &["--take-over"])["failed"], 0);
-    // What ended before the source began may be its own past.
+    // A backup that ended before the source began may be the source's own past.
     let target = scratch::folder().unwrap();
     copies(&ours, target.path(), &[]);
     copies(&theirs, target.path(), &[]);
@@ -343,7 +343,7 @@ fn a_damaged_delta_stays_behind_and_so_does_what_follows() {
     assert_eq!(baseless(&catalog(got.keys())), [""; 0]);
 }
 
-/// As `hash_of`, of what is encrypted.
+/// Like `hash_of`, for encrypted backups.
 fn hash_with(store: &Path, (identity, recipient): (&str, &str)) -> Value {
     hash_of(
         store,
@@ -352,7 +352,7 @@ fn hash_with(store: &Path, (identity, recipient): (&str, &str)) -> Value {
     .1
 }
 
-/// A key pair: the identity's file, and the recipient.
+/// Returns a key pair: the identity's file, and the recipient.
 fn key(folder: &Path, name: &str) -> (String, String) {
     let identity = age::x25519::Identity::generate();
     let file = folder.join(name);
@@ -379,7 +379,7 @@ fn keys_are_given_changed_and_taken_away() {
     }
     assert_eq!(hash_with(at(0), (&old, &old_recipient)), hash);
 
-    // Whoever forgets the recipient leaves no plain text beside what is encrypted.
+    // A forgotten recipient flag must not put plain text beside encrypted snapshots.
     let last = paths(&encrypted).pop().unwrap().to_owned();
     fs::remove_file(at(0).join(&last)).unwrap();
     assert_eq!(
@@ -390,7 +390,7 @@ fn keys_are_given_changed_and_taken_away() {
     fs::write(at(0).join(&last), &encrypted[&last]).unwrap();
     copies(source.path(), at(0), &[]);
 
-    // Bytes as they are: with no key unchecked, with the key checked.
+    // Copied byte for byte: unchecked without a key, checked with one.
     let blind = copies(at(0), at(1), &[]);
     assert_eq!(blind["unchecked"], encrypted.len());
     assert!(objects_in(at(1)) == encrypted);
@@ -398,12 +398,12 @@ fn keys_are_given_changed_and_taken_away() {
     let seeing = copies(at(0), at(1), &["--age-identity", &old]);
     assert_eq!(seeing["unchecked"], 0);
     assert!(objects_in(at(1)) == encrypted);
-    // A key that does not fit is as none.
+    // A key that does not fit counts as no key.
     fs::remove_dir_all(at(1).join("v2")).unwrap();
     let wrong = copies(at(0), at(1), &["--age-identity", &new]);
     assert_eq!(wrong["unchecked"], encrypted.len());
 
-    // Other keys: the old ones open nothing any more.
+    // With new keys the old ones open nothing any more.
     let rotate = ["--age-identity", &old, "--age-recipient", &new_recipient];
     copies(at(0), at(2), &rotate);
     assert_eq!(paths(&objects_in(at(2))), paths(&encrypted));
@@ -412,13 +412,13 @@ fn keys_are_given_changed_and_taken_away() {
     assert_eq!((code, &json["reason"]), (77, &"CannotDecrypt".into()));
     let again = copies(at(0), at(2), &rotate);
     assert_eq!(again["status"], "NothingToDo");
-    // Compressed anew on the way.
+    // Recompressed on the way.
     let zstd = [&rotate[..], &["--compression", "zstd"]].concat();
     copies(at(0), at(3), &zstd);
     assert!(objects_in(at(3)).keys().all(|p| p.ends_with(".zst.age")));
     assert_eq!(hash_with(at(3), (&new, &new_recipient)), hash);
 
-    // Plain text only where it is asked for.
+    // Plain text only on request.
     let none = |args: &[&str]| refused(at(0), at(4), args);
     assert_eq!(none(&["--compression", "zstd"]), (64, "Usage".into()));
     assert_eq!(none(&["--decrypt"]), (77, "CannotDecrypt".into()));
@@ -428,7 +428,7 @@ fn keys_are_given_changed_and_taken_away() {
     copies(at(0), at(4), &["--decrypt", "--age-identity", &old]);
     assert!(objects_in(at(4)) == objects_in(source.path()));
 
-    // A damaged one is found inside, too.
+    // Damage inside an encrypted snapshot is found, too.
     let path = encrypted.keys().next().unwrap();
     let mut bytes = encrypted[path].clone();
     let end = bytes.len() - 20;
@@ -467,7 +467,7 @@ fn wait_until(what: &str, mut is: impl FnMut() -> bool) {
 #[test]
 fn a_final_snapshot_is_waited_for() {
     let (bucket, target) = (mixed(), scratch::folder().unwrap());
-    // An older final one is not what is waited for.
+    // An older final snapshot does not end the wait.
     let noise = Compression::Gzip.pack(&with_checksum(b"final"));
     bucket.put("v2/Full-00000000-00000060-600.gz.final", &noise);
     let waiting = ["--wait-for-final", "--interval", "20ms"];
@@ -495,11 +495,11 @@ fn a_final_snapshot_that_does_not_come_is_not_waited_for_for_ever() {
     assert_eq!(done["final_snapshot"], Value::Null);
     assert!(done["waited_seconds"].as_f64().unwrap() >= 0.3);
     assert!(objects_in(target.path()).len() > 5);
-    // Nothing is there at all: it may come.
+    // An empty source may still be filled.
     let empty = scratch::folder().unwrap();
     let (code, _, _) = copy(empty.path(), target.path(), &limit);
     assert_eq!(code, 66);
-    // No time-out is no end.
+    // Without a time-out the wait does not end.
     let mut child = spawn(
         bucket.path(),
         empty.path(),
@@ -522,7 +522,7 @@ fn a_second_store_is_kept_in_step() {
         target.path(),
         &["--follow", "--interval", "20ms"],
     );
-    // What it follows may be empty at first, and go away for a while.
+    // The source of a follower may be empty at first and disappear for a while.
     let put = |from: &Path| {
         for (path, bytes) in objects_in(from) {
             let to = empty.path().join(&path);

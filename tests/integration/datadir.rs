@@ -1,5 +1,5 @@
-//! The WAL and `.snap` that deltafold writes against those of etcdutl 3.5, 3.6 and 3.7, real etcds
-//! started on them, and its readers on what real etcds leave, killed or running.
+//! WAL and `.snap`: what deltafold writes against etcdutl 3.5, 3.6 and 3.7, real etcds started on it, and our
+//! readers on what real etcds leave, killed or running.
 
 use crate::support::etcd::{Etcd, EtcdOptions, free_port};
 use crate::support::scratch;
@@ -13,7 +13,7 @@ use std::ffi::OsString;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-/// The first full of a fixture, uncompressed, as etcdutl takes it.
+/// Writes the first full of a fixture, decompressed, for etcdutl.
 fn full(fixture: &str, into: &Path) -> PathBuf {
     let v2 = fixtures_dir().join(fixture).join("v2");
     let mut names: Vec<_> = fs::read_dir(&v2)
@@ -73,13 +73,13 @@ impl Flags {
         .chain(["snapshot".into(), "restore".into(), full.into()])
         .chain(["--data-dir".into(), data_dir.into()])
         .collect();
-        // The subcommand first.
+        // The subcommand comes first.
         let (flags, command) = args.split_at(8);
         tools::run(&tools::etcdutl(version), command.iter().chain(flags)).unwrap();
     }
 }
 
-/// One member, and each of three of which one has several URLs.
+/// Returns flags for a cluster of one member, and for each of three members, one of which has several URLs.
 fn flags() -> Vec<Flags> {
     let all = "a=http://10.0.0.1:2380,b=https://b.example:2380,c=http://10.0.0.3:2380,\
                b=HTTP://10.0.0.2:2380,b=unix:///run/b.sock:1";
@@ -115,7 +115,7 @@ fn only(dir: &Path, suffix: &str) -> PathBuf {
     path
 }
 
-/// Puts our WAL and `.snap` in the place of etcdutl's.
+/// Replaces etcdutl's WAL and `.snap` by ours.
 fn replace(data_dir: &Path, cluster: &Cluster) {
     let (wal, snap) = (data_dir.join("member/wal"), data_dir.join("member/snap"));
     fs::remove_file(only(&wal, ".wal")).unwrap();
@@ -124,7 +124,7 @@ fn replace(data_dir: &Path, cluster: &Cluster) {
     snap::write(&snap, cluster).unwrap();
 }
 
-/// What a `.snap` has in it of the v2 store.
+/// Returns the v2 store inside a `.snap`.
 fn v2_store(snap: &[u8]) -> String {
     let text = String::from_utf8_lossy(snap);
     let start = text.find("{\"Root\"").unwrap();
@@ -137,7 +137,7 @@ fn files_are_those_of_etcdutl() {
     let folder = scratch::folder().unwrap();
     for version in EtcdVersion::ALL {
         for (n, flags) in flags().iter().enumerate() {
-            // 3.4 wrote neither term nor confState.
+            // etcd 3.4 wrote neither term nor confState.
             let fixture = ["etcd35-gzip", "etcd36-gzip", "etcd34-none", "etcd35-gzip"][n];
             let full = full(fixture, folder.path());
             let dir = folder.path().join(format!("{version}-{n}"));
@@ -183,7 +183,7 @@ fn files_are_those_of_etcdutl() {
                     let theirs = v2_store(&b).replace("\"getsFail\":1", "\"getsFail\":0");
                     assert_eq!(v2_store(&a), theirs, "{what}");
                 }
-                // They add the members in a random order, which their indices tell.
+                // etcdutl adds the members in random order, which changes their indices.
                 _ => assert_eq!(v2_store(&a).len(), v2_store(&b).len(), "{what}"),
             }
 
@@ -203,7 +203,7 @@ fn files_are_those_of_etcdutl() {
                 let kept = bucket(&source, name.as_bytes());
                 assert_eq!(bucket(&db, name.as_bytes()), kept, "{what}");
             }
-            // confState is ours alone: etcdutl leaves the source's.
+            // Only ours has a new confState: etcdutl keeps the source's.
             let is_conf_state = |e: &(Vec<u8>, Vec<u8>)| e.0 == b"confState";
             let mut expected = bucket(&source, b"meta");
             for (key, value) in cluster.meta_entries() {
@@ -267,7 +267,7 @@ async fn three_members_form_one_cluster_and_lose_one() {
             replace(&dir, &flags.cluster());
             let options = EtcdOptions {
                 name: flags.name.clone(),
-                // The last of a flag counts.
+                // The last occurrence of a flag counts.
                 args: [
                     ("--listen-peer-urls", url),
                     ("--initial-advertise-peer-urls", url),
@@ -291,7 +291,7 @@ async fn three_members_form_one_cluster_and_lose_one() {
         drop(etcds.pop());
         let mut written = false;
         for _ in 0..50 {
-            // Where the leader was lost, another has to be elected.
+            // If the leader was lost, another one must be elected first.
             written = etcds[0].client().await.put("x", "2", None).await.is_ok();
             if written {
                 break;
@@ -310,7 +310,7 @@ async fn the_log_of_a_killed_etcd_bounds_what_its_database_lacks() {
         let dir = folder.path().join("data");
         let (member, wal_dir) = (dir.join("member"), dir.join("member/wal"));
         assert!(!datadir::in_use(&member, &wal_dir).unwrap());
-        // The database is written every hour, unless a snapshot is taken: it lags behind.
+        // Without a snapshot, etcd writes its database every hour, so it lags behind the WAL.
         let options = EtcdOptions {
             args: [
                 "--backend-batch-interval=1h",
@@ -351,7 +351,7 @@ async fn the_log_of_a_killed_etcd_bounds_what_its_database_lacks() {
                 ),
             }
         }
-        // A lease makes etcd write its database; these only come after the last one.
+        // A lease makes etcd write its database; these puts come after that.
         for i in 0..3 {
             client.put("last", vec![i], None).await.unwrap();
         }
@@ -386,7 +386,7 @@ async fn the_log_of_a_killed_etcd_bounds_what_its_database_lacks() {
         let end = bytes.iter().rposition(|&b| b != 0).unwrap();
         for n in 0..300 {
             let mut bytes = bytes[..end + 1].to_vec();
-            // etcd never serves where not even the first entry, its member, is committed.
+            // etcd never serves if not even its first entry, the member, is committed.
             let from = if n < 6 { bytes.len() / 2 } else { 0 };
             let i = rng.usize(from..bytes.len());
             let cut_off = rng.bool();
@@ -403,11 +403,11 @@ async fn the_log_of_a_killed_etcd_bounds_what_its_database_lacks() {
                 assert_eq!(e.reason(), deltafold::Reason::CorruptDataDir, "{e}");
             }
             if n < 6 {
-                // Without a database, since the log may have lost what that has.
+                // Without a database: the log may have lost what the database has.
                 let etcd = Etcd::try_start_with(version, cut.path(), &EtcdOptions::default());
                 let (ours, theirs) = (ours.map(drop), etcd.map(drop));
-                // Where a record's fields go on past its end, 3.5 and 3.6 take it for a torn write, wherever
-                // it stands, and cut off all that follows: their decoder says "unexpected EOF" for both. 3.7
+                // If the fields of a record go beyond its end, 3.5 and 3.6 treat it as a torn write, wherever
+                // it is, and cut off all that follows: their decoder reports "unexpected EOF" for both. 3.7
                 // refuses, and so do we.
                 let cut_off_by_some = matches!(&ours, Err(e) if e.to_string().ends_with("a record is none"))
                     && version != EtcdVersion::V3_7;
@@ -437,7 +437,7 @@ async fn a_log_of_several_segments_is_one() {
     let summary = wal::read(&wal_dir).unwrap();
     assert_eq!(summary.first_index, 1);
     assert!(wal::revisions_at_most(&wal_dir, 0).unwrap() >= 10);
-    // Anywhere but in the last one, a torn record is damage.
+    // A torn record anywhere but in the last segment is damage.
     let first = fs::read(&segments[0]).unwrap();
     fs::write(&segments[0], &first[..first.len() / 2]).unwrap();
     let e = wal::read(&wal_dir).unwrap_err();

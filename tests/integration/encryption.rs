@@ -1,5 +1,5 @@
-//! Encrypted backups: the reference implementation of age reads ours and ours its, only who has the key reads
-//! anything, no plain text is left anywhere, and damage is told from a key that does not fit.
+//! Encrypted backups: age's reference implementation and deltafold read each other's files, nobody reads
+//! anything without the key, no plain text is left anywhere, and damage is distinguished from a wrong key.
 
 use crate::support::etcd::{Etcd, EtcdVersion, etcdutl_status};
 use crate::support::follower::Follower;
@@ -37,7 +37,7 @@ fn the_reference_reads_ours_and_we_what_it_wrote() {
     for (method, suffix) in [("none", ""), ("same", ".gz"), ("zstd", ".zst")] {
         let made = plain.compact(&["--compression", method]);
         let expected = object(&plain, made["snapshot"].as_str().unwrap());
-        // Read by one identity, written for two.
+        // Read with one identity, written for two.
         let mut flags = vec!["--compression", method];
         let recipients = [a.reads(), a.writes(), b.writes()].concat();
         flags.extend(args(&recipients));
@@ -47,7 +47,7 @@ fn the_reference_reads_ours_and_we_what_it_wrote() {
         assert_eq!(made_sealed["hash_kv"], made["hash_kv"]);
         let written = object(&sealed, name);
         for key in [&a, &b] {
-            // To the byte what would be there without encryption.
+            // The plain bytes are the same as without encryption.
             assert!(key.opens(&written).unwrap() == expected, "{method}");
         }
         assert!(stranger.opens(&written).is_err());
@@ -116,7 +116,7 @@ fn without_the_key_there_is_nothing_but_names() {
     }
     assert_eq!(nowhere.path().read_dir().unwrap().count(), 0);
 
-    // With it, all of them do what they do without encryption.
+    // With the key, every command does the same as without encryption.
     let plain = plain_bucket();
     for (command, flags) in [
         ("get", &["--prefix", "/registry/"][..]),
@@ -154,7 +154,7 @@ fn no_plain_text_comes_behind_what_is_encrypted() {
             "{said}"
         );
     }
-    // One encrypted delta is enough, and what was plain may become encrypted.
+    // One encrypted delta is enough; a plain backup may become encrypted.
     let mixed = plain_bucket();
     let name = mixed
         .names()
@@ -188,7 +188,7 @@ fn no_plain_text_comes_behind_what_is_encrypted() {
     );
 }
 
-/// As after a change of keys: what is old is for the old one.
+/// After a change of keys, old snapshots need the old key.
 #[test]
 fn every_snapshot_is_opened_by_the_identity_that_fits() {
     let (old, new) = (Key::new(), Key::new());
@@ -221,7 +221,7 @@ fn every_snapshot_is_opened_by_the_identity_that_fits() {
     let name = made["snapshot"].as_str().unwrap();
     assert!(old.opens(&object(&bucket, name)).is_err());
     assert!(new.opens(&object(&bucket, name)).is_ok());
-    // Both in one file, and by the variable.
+    // Both keys in one file, by the variable.
     let folder = scratch::folder().unwrap();
     let file = folder.path().join("both");
     fs::write(
@@ -282,7 +282,7 @@ fn files_are_read_and_written_encrypted() {
         "{expected}"
     );
     for (name, bytes) in packed {
-        // Told by the bytes, but for LZW.
+        // The format is recognised by its bytes, except LZW.
         let file = path(&match name {
             "lzw" => "lzw.Z.age".to_owned(),
             _ => format!("{name}.backup"),
@@ -306,7 +306,7 @@ fn files_are_read_and_written_encrypted() {
         );
     }
 
-    // Written: what its name says, and the recipients.
+    // Written: the compression by the file's name, and the recipients.
     let to = |file: &str, flags: &[&str]| {
         bucket.run("restore", &[&["--to-snapshot", file], flags].concat())
     };
@@ -401,7 +401,7 @@ fn keys_are_judged_and_secrets_never_shown() {
             );
         }
     }
-    // A variable may hold by mistake what belongs into a file.
+    // The variable contains the secret instead of a file name.
     let mut c = deltafold();
     c.env("DELTAFOLD_AGE_IDENTITY", &secret)
         .env("DELTAFOLD_AGE_RECIPIENT", &secret);
@@ -412,7 +412,7 @@ fn keys_are_judged_and_secrets_never_shown() {
         "{help}"
     );
 
-    // Encrypted with a passphrase: by the library, for the reference asks on a terminal.
+    // Encrypted with a passphrase by the library: the reference program asks on a terminal.
     let phrase = age::secrecy::SecretString::from("a phrase".to_owned());
     let mut recipient = age::scrypt::Recipient::new(phrase);
     recipient.set_work_factor(2);
@@ -432,7 +432,7 @@ fn keys_are_judged_and_secrets_never_shown() {
     );
     bucket.put(&format!("v2/{base}"), &right);
 
-    // Whoever may read the file has the key.
+    // Anyone who can read the file has the key.
     for (mode, warns) in [(0o600, false), (0o440, false), (0o644, true)] {
         fs::set_permissions(key.file(), fs::Permissions::from_mode(mode)).unwrap();
         let mut c = deltafold();
@@ -458,7 +458,7 @@ fn an_etcd_is_saved_compacted_and_restored() {
         let mark = marks[0].clone();
         world.put("/a", mark.clone());
         world.put_many("/many/", 200, 2000);
-        // A first full needs no identity; nor does any later one.
+        // A first full needs no identity, nor does any later full.
         let trace = |flags: &[&'static str]| [flags, &["--log-level", "trace"]].concat();
         let first = world.snapshot(
             "full",
@@ -468,7 +468,7 @@ fn an_etcd_is_saved_compacted_and_restored() {
         world.put("/b", mark.clone());
         logs.push(world.snapshot("full", &writes).succeeded().log);
         world.put("/c", mark.clone());
-        // A delta has to compare with what is there.
+        // A delta must compare with what is there.
         let refused = world.snapshot("delta", &writes);
         assert_eq!(
             (refused.code, refused.reason()),
@@ -533,7 +533,7 @@ fn an_etcd_is_saved_compacted_and_restored() {
     });
 }
 
-/// A full that is excluded says nothing about what comes.
+/// An excluded full says nothing about later snapshots.
 #[test]
 fn a_follower_without_its_key_ends_at_once() {
     let key = Key::new();

@@ -1,5 +1,5 @@
-//! The folded snapshot against etcd itself: the hashes that the sources of the fixtures gave, real
-//! etcds of three versions started on the result, and random histories made on real etcds.
+//! The folded snapshot against etcd itself: the hashes of the fixtures' sources, real etcds of three versions
+//! started on the result, and random histories made on real etcds.
 
 use crate::support::etcd::{self, Etcd};
 use crate::support::history::{Compression, History, HistoryOptions};
@@ -14,7 +14,7 @@ use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Compacts, which may find nothing to do.
+/// Compacts. There may be nothing to do.
 fn compact_or_not(store: &Path, args: &[&str]) -> Value {
     let mut command = deltafold();
     command
@@ -32,13 +32,13 @@ fn compact(store: &Path, args: &[&str]) -> Value {
     json
 }
 
-/// With all history, at a revision.
+/// Compacts at a revision and keeps the whole history.
 fn history_at(store: &Path, revision: i64) -> Value {
     let revision = revision.to_string();
     compact_or_not(store, &["--keep-history", "all", "--revision", &revision])
 }
 
-/// The hash, the compacted revision and the number of live keys in a result.
+/// Returns the hash, the compacted revision and the number of live keys in a result.
 fn proof(result: &Value) -> (u64, i64, u64) {
     (
         result["hash_kv"].as_u64().unwrap(),
@@ -47,7 +47,7 @@ fn proof(result: &Value) -> (u64, i64, u64) {
     )
 }
 
-/// The result's payload, unpacked by Go's own readers, as etcdutl takes it.
+/// Writes the payload of a result, unpacked by Go's own readers, for etcdutl.
 fn unpacked(store: &Path, result: &Value, into: &Path) -> PathBuf {
     let name = result["snapshot"].as_str().unwrap();
     let packed = fs::read(store.join("v2").join(name)).unwrap();
@@ -87,7 +87,7 @@ fn every_fixture_at_every_listed_revision() {
             let want = (row.hash.into(), row.compact_revision, row.live_keys);
             assert_eq!(proof(&result), want, "{name} at {revision}");
             assert_eq!(result["revision"], row.revision);
-            // The base alone holds its own revision.
+            // Only the base holds its own revision.
             let is_base = row.revision == e.hash_kv[0].revision;
             let status = if is_base { "NothingToDo" } else { "Succeeded" };
             assert_eq!(result["status"], status, "{name} at {revision}");
@@ -116,7 +116,7 @@ fn etcds_own_tools_accept_every_result() {
     }
 }
 
-/// Starts real etcds on the results and asks them for the hashes of their sources.
+/// Real etcds, started on the results, have the hashes of their sources.
 #[tokio::test(flavor = "multi_thread")]
 async fn real_etcds_serve_every_result() {
     for name in fixture_names() {
@@ -160,7 +160,7 @@ async fn real_etcds_serve_every_result() {
                     last.live_keys,
                     "{what}"
                 );
-                // It can be written to, compacted and defragmented like any other.
+                // It can be written to, compacted and defragmented like any other etcd.
                 let mut client = etcd.client().await;
                 client.put("after", "the fold", None).await.unwrap();
                 etcd.compact(e.last_revision + 1).await;
@@ -175,7 +175,7 @@ async fn real_etcds_serve_every_result() {
     }
 }
 
-/// Random histories recorded on real etcds, folded, and compared with those etcds.
+/// Random histories, recorded on real etcds and folded, have the hashes of those etcds.
 #[tokio::test(flavor = "multi_thread")]
 async fn random_histories_of_real_etcds() {
     let first = crate::support::seed();
@@ -210,7 +210,7 @@ async fn random_histories_of_real_etcds() {
     }
 }
 
-/// Where nothing is alive etcd's hash has a rule of its own; asked of each version.
+/// If no key is alive, etcd computes HashKV by a special rule; every version is asked.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_alive_hashes_as_in_etcd() {
     for version in EtcdVersion::ALL {

@@ -1,5 +1,5 @@
-//! Collecting garbage, mostly in folders: what must be restorable is restored as before, what goes can be brought back,
-//! and nothing that is not ours is touched.
+//! `gc`, mostly on folders: what must stay restorable is restored as before, removed snapshots can be brought
+//! back, and foreign objects are not touched.
 
 use crate::support::gc_history::{GcHistory, HOUR, NOTHING, decided, reasons, snapshots};
 use crate::support::made_backups::{BASE, Bucket, FIXTURE, LAST, T0, objects_of};
@@ -17,7 +17,7 @@ use std::process::Command;
 use std::time::{Duration, SystemTime};
 use tokio::runtime::Runtime;
 
-/// All keys at a revision.
+/// Returns all keys at a revision.
 fn state(store: &Path, revision: i64) -> Value {
     let mut c = deltafold();
     c.args(["get", "--prefix", "", "--output", "json", "--store"]);
@@ -85,7 +85,7 @@ fn points_within_the_window_are_restored_as_before() {
         "NothingToDo"
     );
 
-    // Without a window only the newest chain is sacred.
+    // Without a window only the newest chain must stay.
     gc(b, &keep_nothing(&["--apply"]));
     let left = snapshots(&b.objects());
     assert_eq!(
@@ -113,19 +113,19 @@ fn what_goes_can_be_brought_back_until_it_is_purged() {
         let note: Value = serde_json::from_slice(&objects[&note]).unwrap();
         assert!(note["removedAt"].is_string() && note["reason"].is_string());
     }
-    // The newest is served as before, the others are not restorable.
+    // The newest state is restored as before, the others are not restorable.
     assert!(b.run("get", &["--prefix", "", "--revision", "800"]).0 != 0);
     let again = gc(b, &args);
     assert_eq!(again["status"], "NothingToDo");
     assert_eq!(reasons(&again)[&p.full(BASE, 10)], "Removed");
 
-    // A full with what stands on it.
+    // A full and the deltas after it.
     let name = p.full(BASE, 10).replace("v2/", "");
     let (code, back, stderr) = b.run("undelete", &[&name]);
     assert_eq!(code, 0, "{stderr}");
     assert_eq!(back["snapshots"].as_array().unwrap().len(), 3, "{back}");
     assert!(state(b.path(), 800) == states[0] && state(b.path(), 1499) == states[1]);
-    // A pin keeps it from going again.
+    // A pin keeps it from being removed again.
     assert_eq!(b.run("pin", &[&name, "--reason", "a test"]).0, 0);
     let pinned = gc(b, &args);
     assert_eq!(decided(&pinned, "Remove"), BTreeSet::new());
@@ -139,7 +139,7 @@ fn what_goes_can_be_brought_back_until_it_is_purged() {
     assert!(before.iter().all(|(path, bytes)| objects[path] == *bytes));
     assert!(!objects.keys().any(|k| k.contains("deltafold-removed")));
 
-    // Purged when its time has come, with its notes.
+    // It is purged with its notes when the time has come.
     gc(b, &args);
     let at_once = keep_nothing(&["--purge-after", "0s", "--apply"]);
     let purged = gc(b, &at_once);
@@ -163,7 +163,7 @@ fn what_goes_can_be_brought_back_until_it_is_purged() {
 fn a_note_of_an_earlier_removal_does_not_shorten_the_time_to_bring_it_back() {
     let p = GcHistory::new();
     let b = &p.bucket;
-    // Somebody took the mark away and left the note.
+    // Somebody removed the marker and left the note.
     let path = p.full(BASE, 10);
     let note = path.replace("v2/", "deltafold-removed/");
     b.put(
@@ -187,7 +187,7 @@ fn a_note_of_an_earlier_removal_does_not_shorten_the_time_to_bring_it_back() {
 fn what_others_excluded_is_no_base_and_goes_with_the_policy() {
     let p = GcHistory::new();
     let b = &p.bucket;
-    // The newest full is bad: what it has superseded is needed again.
+    // The newest full is bad, so what it has superseded is needed again.
     let bad = p.full(2100, 1);
     b.put(&format!("{bad}.exclude"), b"");
     let told = reasons(&gc(b, &keep_nothing(&[])));
@@ -228,7 +228,7 @@ fn an_old_layout_is_kept_and_goes_by_folders() {
     }
     let told = reasons(&gc(b, &["--policy", "exponential", "--apply"]));
     let left = snapshots(&b.objects());
-    // One history in both layouts: the fulls of two days ago and of today.
+    // One history in both layouts: fulls of two days ago and of today.
     for path in &old[&2] {
         assert!(left.contains(path), "{path} {}", told[path]);
     }
@@ -251,7 +251,7 @@ fn what_is_left_behind_goes_and_what_is_not_ours_stays() {
         "deltafold-removed/Incr-00000001-00000002-1700000000",
         "v2/Full-00000000-00000001-1700000000.gz.exclude",
         "deltafold-staging/Full-00000000-00000009-100.gz.0000000000000abc.17.99.0000000000000003",
-        // As object_store leaves it where it is killed.
+        // A file that object_store leaves when it is killed.
         "deltafold-staging/Full-00000000-00000009-100.gz.0000000000000abc.17.99.0000000000000004#1",
     ];
     let foreign = [
@@ -300,7 +300,7 @@ fn what_is_left_behind_goes_and_what_is_not_ours_stays() {
 fn histories_in_doubt_are_kept() {
     let p = GcHistory::new();
     let b = &p.bucket;
-    // Damaged, and of those that would tell the histories apart.
+    // Damaged, and one of those that would tell the histories apart.
     let t = p.now - 5 * HOUR;
     let damaged = format!("v2/Incr-00000900-00001000-{t}.gz");
     b.put(&damaged, b"damaged");
@@ -310,7 +310,7 @@ fn histories_in_doubt_are_kept() {
     let left = snapshots(&b.objects());
     assert!(left.contains(&damaged));
     assert!(left.contains(&p.delta(BASE + 1, 1100, 9)), "{left:?}");
-    // Two writers: both chains are whole.
+    // Two writers: both chains are complete.
     let b = Bucket::with_base();
     b.delta(BASE + 1, 1499, 6);
     b.altered_delta(BASE + 1, 1400, 7);
@@ -388,7 +388,7 @@ fn nothing_to_collect_is_said() {
     assert_eq!((code, result["reason"].as_str()), (66, Some("NoSnapshots")));
 }
 
-/// versitygw lists the marks of deletions apart from the versions: a mark that goes alone would bring back
+/// versitygw lists deletion markers separately from versions: a marker that is deleted alone would bring back
 /// what it hides.
 #[test]
 fn what_others_deleted_does_not_come_back_where_marks_are_listed_apart() {
@@ -419,7 +419,7 @@ fn what_others_deleted_does_not_come_back_where_marks_are_listed_apart() {
         assert_eq!(code, 0, "{stderr}");
         result
     };
-    // Too young to go.
+    // Too young to be removed.
     gc(&[]);
     let store = s3.open("s3://marks", rt.handle());
     let is_deleted = |path: &str| deleted.iter().any(|d| d == path);
@@ -434,17 +434,17 @@ fn what_others_deleted_does_not_come_back_where_marks_are_listed_apart() {
     }
     assert_eq!(left(&store), 0, "{done:#}");
     let versions = decided(&done, "Delete");
-    // On a slow machine what the first run left of its own is old enough, too.
+    // On a slow machine the objects of the first run are old enough, too.
     let versions = versions
         .iter()
         .filter_map(|p| p.split_once("?versionId="))
         .filter(|(path, _)| is_deleted(path));
     assert_eq!(versions.count(), 4);
-    // The delta behind them has no base; the rest is as it was.
+    // The delta after them has no base; the rest is as it was.
     assert_eq!(snapshots(&rt.block_on(objects_of(&*raw))).len(), 5);
 }
 
-/// A pin says that a chain stays: also those of its deltas that were removed before.
+/// A pin keeps a chain, including deltas of it that were removed before.
 #[test]
 fn a_pinned_chain_keeps_what_was_removed_of_it() {
     let past = GcHistory::new();

@@ -1,4 +1,4 @@
-//! The tests' own tools: that the servers they need can be had and answer.
+//! The servers and tools of the tests work.
 
 use crate::support::scratch;
 use std::io::Write as _;
@@ -40,7 +40,7 @@ async fn etcd_serves(version: EtcdVersion) {
     assert_eq!(after.compact_revision, 4);
     assert_ne!(after.hash, before.hash);
 
-    // Through a snapshot file, etcd's own tools and another etcd, and through a stop and a start.
+    // Through a snapshot file, etcd's own tools, another etcd, a stop and a start.
     let file = folder.path().join("snapshot.db");
     std::fs::write(&file, etcd.snapshot().await).unwrap();
     etcd.stop();
@@ -52,7 +52,7 @@ async fn etcd_serves(version: EtcdVersion) {
     let again = Etcd::start(version, &folder.path().join("data"));
     assert_eq!(again.hash_kv(4).await, after);
 
-    // All but the two meta pages.
+    // Every page except the two meta pages.
     let mut broken = std::fs::read(&file).unwrap();
     broken[8192..].fill(0xff);
     std::fs::write(&file, broken).unwrap();
@@ -117,7 +117,7 @@ fn tools_answer() {
         let said = String::from_utf8(said).unwrap();
         assert!(said.contains(version.as_str()), "{said}");
     }
-    // Built from a module, it knows no version of its own.
+    // Built from a module, it does not know its version.
     let said = tools::run(&tools::bbolt(), ["version"]).unwrap();
     assert!(String::from_utf8(said).unwrap().contains("bbolt"));
 }
@@ -183,7 +183,7 @@ async fn history_is_recorded(version: EtcdVersion, seed: u64) {
     assert_ne!(before.compact_revision, history.last_revision);
     assert_eq!(live, history.compacted.1);
 
-    // The snapshot is one that etcd itself takes, and holds no less than its name says.
+    // etcd itself accepts the snapshot, which holds at least what its name says.
     for compression in Compression::ALL {
         let dir = folder.path().join(format!("{compression:?}"));
         let names = history.write_bucket(&dir, compression, 1_700_000_000);
@@ -224,8 +224,8 @@ async fn history_is_recorded_3_7() {
     history_is_recorded(EtcdVersion::V3_7, 3).await;
 }
 
-/// Load on a cluster whose members fail; what the test saw of it is what the cluster says; what a
-/// recorder kept of it is found to be right, and anything else is not.
+/// Random load on a cluster whose members fail. The recorded truth matches the cluster; a recording of it is
+/// judged right, and anything else is not.
 fn truth_of_a_cluster(version: EtcdVersion) {
     let seed = crate::support::seed();
     let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -289,7 +289,7 @@ fn the_truth_of_a_cluster_under_load_3_7() {
     truth_of_a_cluster(EtcdVersion::V3_7);
 }
 
-/// What a line passes on, counts and loses; and that requests do not wait for each other.
+/// The slow line forwards, counts and loses requests, and requests do not wait for each other.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_line_passes_all_on_and_counts_it() {
     const DELAY: Duration = Duration::from_millis(300);
@@ -323,7 +323,7 @@ async fn a_line_passes_all_on_and_counts_it() {
     assert_eq!(traffic.requests[1].bytes_down, 3_000_000);
     assert_eq!(traffic.most_at_once, 1);
 
-    // Twenty at once, each of which is delayed.
+    // Twenty at once, each of them delayed.
     line.delay(DELAY);
     let began = Instant::now();
     let heads = (0..20).map(|_| store.head(&one));
@@ -334,7 +334,7 @@ async fn a_line_passes_all_on_and_counts_it() {
     assert!(traffic.most_at_once > 1, "they waited for each other");
     line.delay(Duration::ZERO);
 
-    // A lost answer and an outage are as bad as they say.
+    // A lost response and an outage look like failures to the client.
     line.lose(Some(0));
     store.head(&one).await.unwrap();
     assert_eq!(line.lose(None).len(), 2, "the client asks again");

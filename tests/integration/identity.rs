@@ -1,5 +1,5 @@
-//! Whose backup a prefix is: the first cluster that writes there is recorded, another is refused until it is said
-//! to have taken over.
+//! Whose backup a prefix is: the first cluster that writes there is recorded; another one is refused until
+//! --take-over.
 
 use crate::support::etcd::{Etcd, EtcdOptions, EtcdVersion, free_port};
 use crate::support::follower::{Ended, Follower, snapshot, snapshot_command};
@@ -19,7 +19,7 @@ fn identity_of(world: &RecordedEtcd) -> Value {
     serde_json::from_slice(&content).expect("JSON")
 }
 
-/// Everything below the prefix with its content.
+/// Returns every file below the prefix with its content.
 fn all_files(folder: &Path) -> Vec<(String, Vec<u8>)> {
     let mut files = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
@@ -65,7 +65,7 @@ fn the_first_write_records_whose_backup_it_is() {
                 text.contains(&format!("backup of cluster {id}, members default")),
                 "{text}"
             );
-            // Neither the same cluster, nor one that takes over from itself, changes it.
+            // Neither a snapshot of the same cluster nor its --take-over changes the record.
             for args in [[].as_slice(), &["--take-over"]] {
                 world.put("/a", "2");
                 world.delta(args);
@@ -111,11 +111,11 @@ fn another_cluster_writes_nothing_until_it_has_taken_over() {
             assert_refused(world, &refused, &first, &second);
             assert_eq!(all_files(Path::new(&world.prefix.url)), before);
         }
-        // Nor a lock.
+        // No lock is left, either.
         let refused = Follower::start(&world.prefix, &at, &QUICK).wait();
         assert_refused(world, &refused, &first, &second);
         assert_eq!(all_files(Path::new(&world.prefix.url)), before);
-        // A variable that says no is no.
+        // A variable that says false counts as false.
         let mut command = snapshot_command("full", &world.prefix, &at);
         let (code, _, _) = run_json(command.env("DELTAFOLD_TAKE_OVER", "false"));
         assert_eq!(code, 65);
@@ -125,7 +125,7 @@ fn another_cluster_writes_nothing_until_it_has_taken_over() {
         assert_eq!(identity["clusterId"], second);
         assert_eq!(identity["memberNames"], json!(["intruder"]));
         assert_eq!(identity["formerClusterIds"], json!([first]));
-        // Once is enough, and the first one is the other one now.
+        // Once is enough; now the first cluster is the foreign one.
         snapshot("delta", &world.prefix, &at, &[]).succeeded();
         let refused = world.snapshot("delta", &[]);
         assert_refused(world, &refused, &second, &first);
@@ -171,7 +171,7 @@ fn an_object_that_is_no_identity_is_not_overwritten() {
     });
 }
 
-/// A cluster restored elsewhere has the same history and another ID.
+/// A cluster that was restored elsewhere has the same history and another ID.
 fn restored_elsewhere(world: &mut RecordedEtcd, port: Option<u16>) -> (Value, Etcd) {
     let data_dir = world.folder().join("restored");
     let peer = free_port();
@@ -268,8 +268,8 @@ fn a_cluster_restored_in_its_own_place_needs_no_word() {
     });
 }
 
-/// Behind the same endpoint there is suddenly another cluster, whose history is the same so far: nothing but its
-/// ID tells.
+/// Behind the same endpoint there is suddenly another cluster with the same history so far: only its ID
+/// differs.
 fn endpoints_become_another_cluster(args: &[&str]) -> (Ended, Value, String, String, i64, i64) {
     let mut told = None;
     with_etcd(EtcdVersion::V3_6, |world| {
@@ -336,7 +336,7 @@ fn a_follower_that_may_take_over_goes_on() {
     assert_eq!(identity["formerClusterIds"], json!([first]));
 }
 
-/// Who was taken over from finds out before its next snapshot, not with its next session.
+/// A follower notices a take-over before its next snapshot, not only in its next session.
 #[test]
 fn a_follower_that_was_taken_over_from_ends() {
     with_etcd(EtcdVersion::V3_6, |world| {
@@ -362,7 +362,7 @@ fn a_follower_that_was_taken_over_from_ends() {
     });
 }
 
-/// The flag is of every command that writes as a cluster.
+/// Every command that writes as a cluster has the flag.
 #[test]
 fn help_tells_of_taking_over() {
     for kind in ["full", "delta", "follow"] {

@@ -1,4 +1,4 @@
-//! Maintenance of real etcds: what is compacted, who is defragmented and when, and alarms that go.
+//! `maintain` on real etcds: what is compacted, which members are defragmented and when, and alarms.
 
 use crate::support::etcd::{Cluster, Etcd, EtcdOptions, EtcdVersion, Member};
 use crate::support::schema::Schema;
@@ -14,7 +14,7 @@ use std::process::Command;
 use std::time::Duration;
 
 const MIB: usize = 1 << 20;
-/// Of the etcds whose space is to be used up.
+/// The quota of etcds whose space is to be used up.
 const QUOTA: u64 = 24 << 20;
 
 fn command(endpoints: &str, temp_dir: &Path, args: &[&str]) -> Command {
@@ -26,7 +26,7 @@ fn command(endpoints: &str, temp_dir: &Path, args: &[&str]) -> Command {
     c
 }
 
-/// `deltafold maintain`: exit code and JSON.
+/// Runs `deltafold maintain`. Returns the exit code and the JSON.
 #[track_caller]
 fn maintain(endpoints: &str, temp_dir: &Path, args: &[&str]) -> (i32, Value) {
     let (code, json, stderr) = run_json(&mut command(endpoints, temp_dir, args));
@@ -53,14 +53,14 @@ fn refused(endpoints: &str, temp_dir: &Path, args: &[&str], code: i32, reason: &
     json
 }
 
-/// Overwrites one key: all of it but the last value can be compacted.
+/// Overwrites one key, so that everything but its last value can be compacted.
 async fn waste(etcd: &Etcd, bytes: usize) {
     let value = vec![b'x'; MIB / 2];
     let mut kv = etcd.kv().await;
     for _ in 0..bytes.div_ceil(value.len()) {
         kv.put("/wasted", value.as_slice(), None).await.unwrap();
     }
-    // The database grows with the commit after that.
+    // The database grows with the next commit.
     tokio::time::sleep(Duration::from_millis(500)).await;
 }
 
@@ -68,7 +68,7 @@ async fn db_size(etcd: &Etcd) -> i64 {
     etcd.client().await.status().await.unwrap().db_size()
 }
 
-/// Whether the state at a revision can still be read.
+/// Returns whether the state at a revision can still be read.
 async fn has(etcd: &Etcd, revision: i64) -> bool {
     let options = GetOptions::new().with_revision(revision).with_count_only();
     let mut kv = etcd.kv().await;
@@ -80,7 +80,7 @@ fn three(dir: &Path, version: EtcdVersion, options: &EtcdOptions) -> Cluster {
     Cluster::start_with(version, &members, "maintain", options)
 }
 
-/// When a member says that it began to be defragmented, as its log has it.
+/// Returns when defragmentation began, according to the member's log.
 fn defragmented_at(etcd: &Etcd) -> Option<String> {
     let log = etcd.log();
     let line = log.lines().find(|l| l.contains("defragmenting"))?;
@@ -96,7 +96,7 @@ async fn life_of_a_member(version: EtcdVersion) {
     let revision = etcd.revision().await;
     let size = db_size(&etcd).await;
 
-    // Only a plan.
+    // A dry run.
     let args = ["--compact-keep", "3", "--defrag", "always", "--dry-run"];
     let json = succeeds(&at, dir.path(), &args);
     assert_eq!(json["dry_run"], true);
@@ -120,7 +120,7 @@ async fn life_of_a_member(version: EtcdVersion) {
     assert!(db_size(&etcd).await < size / 2);
     assert!(!has(&etcd, revision - 4).await && has(&etcd, revision - 3).await);
 
-    // Again: it is done already.
+    // A second run has nothing to do.
     let json = succeeds(&at, dir.path(), &args);
     assert_eq!(json["status"], "NothingToDo", "{json:#}");
     assert_eq!(json["compact"]["previous_revision"], revision - 3);
@@ -156,7 +156,7 @@ async fn one_member_at_a_time_and_the_leader_last() {
         .map(|m| m["leader"].as_bool().unwrap())
         .collect();
     assert_eq!(leaders, [false, false, true], "{json:#}");
-    // Each in its turn, as they themselves say.
+    // One after the other, according to their own logs.
     let mut told = Vec::new();
     for m in members {
         assert_eq!(m["done"], true, "{json:#}");
@@ -207,7 +207,7 @@ async fn nothing_is_defragmented_while_a_member_is_down() {
     for etcd in cluster.running() {
         assert_eq!(defragmented_at(etcd), None);
     }
-    // Where nothing is to be defragmented it is only told.
+    // Without anything to defragment it is only reported.
     let json = succeeds(&one, dir.path(), &["--compact-keep", "1"]);
     assert!(
         json["warnings"][0].as_str().unwrap().contains("c: "),
@@ -233,7 +233,7 @@ async fn nothing_is_defragmented_while_a_member_is_down() {
     );
 }
 
-/// Writes until there is no room.
+/// Writes until the space is used up.
 async fn use_up(etcd: &Etcd) {
     let value = vec![b'x'; MIB / 2];
     let mut kv = etcd.kv().await;
@@ -267,7 +267,7 @@ async fn an_alarm_for_want_of_space_goes_when_there_is_room() {
             json["warnings"][0].as_str().unwrap().contains("--defrag"),
             "{json:#}"
         );
-        // Far less than that is wasted, and still.
+        // Much less than that is wasted, and the alarm is disarmed all the same.
         let json = succeeds(at, dir.path(), &["--defrag", "1"]);
         assert_eq!(json["alarms_cleared"][0], "default", "{version}: {json:#}");
         let reason = json["members"][0]["reason"].as_str().unwrap();
@@ -281,7 +281,7 @@ async fn a_cluster_without_space_is_written_to_again() {
     let dir = scratch::folder().unwrap();
     let cluster = three(dir.path(), EtcdVersion::V3_5, &small());
     use_up(cluster.member(1)).await;
-    // 3.5 does not say its quota.
+    // 3.5 does not report its quota.
     let quota = QUOTA.to_string();
     let args = [
         "--compact-keep",
@@ -313,7 +313,7 @@ async fn a_cluster_without_space_is_written_to_again() {
         .unwrap();
 }
 
-/// `deltafold snapshot`: its JSON.
+/// Runs `deltafold snapshot` and returns its JSON.
 #[track_caller]
 fn snapshot(kind: &str, endpoints: &str, store: &Path) -> Value {
     let mut c = deltafold();
@@ -366,7 +366,7 @@ async fn nothing_is_compacted_that_is_not_saved() {
     write(40).await;
     let last = snapshot("delta", at, &store)["revision"].as_i64().unwrap();
     write(30).await;
-    // The last event saved is a deletion: it must stay, so that the next delta is known to go on there.
+    // The last saved event is a deletion. It must stay, so that the next delta can continue there.
     let json = succeeds(at, dir.path(), &with_store("0"));
     assert_eq!(json["last_saved_revision"], last);
     assert_eq!(json["compact"]["revision"], last - 1, "{json:#}");
@@ -387,7 +387,7 @@ async fn nothing_is_compacted_that_is_not_saved() {
     refused(at, dir.path(), &["--compact-keep", "1h"], 64, "Usage");
     refused(at, dir.path(), &[], 64, "Usage");
 
-    // Another cluster's store.
+    // The store of another cluster.
     let other = Etcd::start(EtcdVersion::V3_6, &dir.path().join("other"));
     waste(&other, 100 * MIB).await;
     let json = succeeds(other.endpoint(), dir.path(), &with_store("0"));
@@ -404,7 +404,7 @@ async fn two_runs_never_overlap() {
     let at = etcd.endpoint();
     waste(&etcd, 4 * MIB).await;
     let args = ["--compact-keep", "2", "--defrag", "always"];
-    // The name shows in the folder after the first run.
+    // The first run shows the name in the folder.
     succeeds(at, dir.path(), &args);
     let lock = fs::read_dir(dir.path()).unwrap();
     let mut lock = lock.map(|e| e.unwrap().path());
@@ -414,12 +414,12 @@ async fn two_runs_never_overlap() {
     let file = File::open(&lock).unwrap();
     flock(&file, FlockOperation::LockExclusive).unwrap();
     refused(at, dir.path(), &args, 75, "LockHeld");
-    // Who only looks is in nobody's way.
+    // A dry run is not stopped by the lock.
     succeeds(at, dir.path(), &[&args[..], &["--dry-run"]].concat());
     drop(file);
     succeeds(at, dir.path(), &args);
 
-    // With a store the lock is in it, and works across machines.
+    // With a store, the lock is in the store and works across machines.
     snapshot("full", at, &store);
     let name = lock.file_stem().unwrap().to_str().unwrap();
     let name = name.strip_prefix("deltafold-").unwrap().to_owned();

@@ -1,4 +1,4 @@
-//! Plain snapshot files, in every shape in which etcdctl, k3s, kOps and OpenShift leave them.
+//! Plain snapshot files, in every form that etcdctl, k3s, kOps and OpenShift produce.
 
 use crate::support::etcd::{Etcd, EtcdVersion};
 use crate::support::history::{Compression, with_checksum};
@@ -60,7 +60,7 @@ impl Here {
         self.ctx.plain(&self.put(name, bytes))
     }
 
-    /// Damaged bytes are refused, and the message names the file.
+    /// Asserts that damaged bytes are refused with a message that names the file.
     fn refuses(&self, name: &str, bytes: &[u8], says: &str) {
         let e = match self.open(name, bytes) {
             Ok(_) => panic!("{name} was opened; expected: {says}"),
@@ -87,11 +87,11 @@ fn zipped(files: &[(&str, &[u8])], method: CompressionMethod) -> Vec<u8> {
     zip.finish().unwrap().into_inner()
 }
 
-/// Every shape of a database: file name, bytes, compression.
+/// Returns every form of a database: file name, bytes, compression.
 fn shapes(db: &[u8]) -> Vec<(String, Vec<u8>, &'static str)> {
     let mut shapes: Vec<_> = [
         ("snapshot.db", Compression::None, "none"),
-        // kOps' name; the name tells nothing but where it ends in .Z.
+        // kOps' name. A name matters only if it ends in .Z.
         ("etcd.backup.gz", Compression::Gzip, "gzip"),
         ("gzip-under-another-name.db", Compression::Gzip, "gzip"),
         ("etcd.zlib", Compression::Zlib, "zlib"),
@@ -110,7 +110,7 @@ fn shapes(db: &[u8]) -> Vec<(String, Vec<u8>, &'static str)> {
     .map(|(name, packed, said)| (name.to_owned(), packed.pack(db), said))
     .collect();
     for method in [CompressionMethod::Deflated, CompressionMethod::Stored] {
-        // k3s names the archive's file as the archive.
+        // k3s names the file in the archive like the archive.
         let zip = zipped(&[("on-demand-node-1795224681", db)], method);
         shapes.push((format!("{method:?}.zip"), zip, "zip"));
     }
@@ -152,20 +152,20 @@ fn what_is_cut_or_flipped_is_refused() {
     let db = with_checksum(&small_database(1024));
     for (name, bytes, compression) in shapes(&db) {
         for cut in (1..bytes.len()).step_by(bytes.len() / 40) {
-            // Cut between the pages and the checksum, it is a copied member/snap/db.
+            // Cut between pages and checksum, it is a copied member/snap/db.
             if name.ends_with(".db") && cut == db.len() - 32 {
                 continue;
             }
             here.refuses(&name, &bytes[..cut], "");
         }
         if name.ends_with(".zip") {
-            // A zip has names and times that nothing guards, and may have a comment behind it.
+            // A zip has names and times without a checksum, and may end with a comment.
             continue;
         }
         for at in (0..bytes.len()).step_by(bytes.len() / 97) {
             let mut flipped = bytes.clone();
             flipped[at] ^= 0x10;
-            // Packed bytes have bits of no meaning; then the database is whole, as its hash says.
+            // Some bits of compressed data mean nothing; then the database is complete, as its hash shows.
             match here.open(&name, &flipped) {
                 Ok(plain) => assert!(plain.has_checksum && compression != "none", "{name} {at}"),
                 Err(e) => assert_eq!(e.reason(), Reason::CorruptSnapshot, "{name} {at}: {e}"),
@@ -211,7 +211,7 @@ fn other_files_are_refused_with_what_to_do() {
     let e = here.ctx.plain(here.dir.path()).err().unwrap();
     assert_eq!(e.reason(), Reason::Usage, "{e}");
     assert!(e.to_string().contains("--store"), "{e}");
-    // Nothing waits for a pipe's writer.
+    // Opening a pipe does not wait for a writer.
     let e = here.ctx.plain(Path::new("/dev/null")).err().unwrap();
     assert_eq!(e.reason(), Reason::Usage, "{e}");
 }
@@ -225,8 +225,8 @@ fn a_signal_ends_the_copying() {
     assert_eq!(e.reason(), Reason::Terminated);
 }
 
-/// What unpacks to far more than there is room for ends with the disk's own limit, and what unpacks
-/// to much that is no database is refused.
+/// A file that unpacks to more than fits ends with the disk's limit; one that unpacks to something large that
+/// is no database is refused.
 #[test]
 fn a_small_file_of_much_content_is_no_harm() {
     let here = Here::new();

@@ -1,4 +1,4 @@
-//! Whether other members have a quorum, asked of real clusters.
+//! Whether the other members have a quorum, on real clusters.
 
 use crate::support::etcd::{EtcdVersion, Process, free_port};
 use crate::support::scratch;
@@ -12,7 +12,7 @@ use std::process::Command;
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// A cluster of three; a member ends when it is taken out.
+/// A cluster of three. A member ends when it is taken out.
 struct Cluster {
     dir: TempDir,
     scheme: &'static str,
@@ -85,7 +85,7 @@ impl Cluster {
     }
 }
 
-/// Blocking calls need a runtime around them, and not one of its threads.
+/// Blocking calls need a runtime, but must not run on one of its threads.
 fn in_a_runtime(f: impl FnOnce()) {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -100,7 +100,7 @@ fn a_quorum_is_told_from_none(version: EtcdVersion) {
         let mut cluster = Cluster::start(version, "http", &[]);
         let options = PeerOptions::default();
         cluster.stop(0);
-        // At once: the others may still be electing.
+        // Directly after the loss: the others may still be electing a leader.
         let why = cluster.look(&options).unwrap().expect("a quorum");
         assert!(why.contains("m1, m2"), "{why}");
         let others = cluster.others();
@@ -141,7 +141,7 @@ fn a_quorum_is_told_from_none_3_7() {
     a_quorum_is_told_from_none(EtcdVersion::V3_7);
 }
 
-/// Where TLS keeps the answer back, nothing is guessed.
+/// If TLS hides the answer, the result is unknown.
 #[test]
 fn peers_with_tls_cannot_be_told_without_its_files() {
     in_a_runtime(|| {
@@ -156,7 +156,7 @@ fn peers_with_tls_cannot_be_told_without_its_files() {
         cluster.scheme = "http";
         refused(&cluster, &none, "https://");
         cluster.scheme = "https";
-        // A file of no use.
+        // A file that is no certificate.
         let log = cluster.dir.path().join("m0.log");
         let with = |file: &Path| PeerOptions {
             trusted_ca_file: Some(file.to_owned()),
@@ -171,7 +171,7 @@ fn peers_with_tls_cannot_be_told_without_its_files() {
     });
 }
 
-/// With etcd's own files a cluster of which every member wants a certificate tells.
+/// With etcd's own files, a cluster that requires client certificates can be asked.
 #[test]
 fn peers_that_want_a_certificate() {
     in_a_runtime(|| {
@@ -207,7 +207,7 @@ fn peers_that_want_a_certificate() {
     });
 }
 
-/// Whoever answers at a peer URL and is no etcd leaves it open; so does one that hangs up.
+/// A server at a peer URL that is no etcd, or closes the connection, makes the result unknown.
 #[test]
 fn a_foreign_server_is_no_peer() {
     use std::io::{Read, Write};

@@ -1,7 +1,7 @@
-//! The commands of docs/quorum-loss.md, run as they stand there, on real clusters of three of which two
-//! members are lost for good.
+//! The commands of docs/quorum-loss.md, run as they stand there, on real clusters of three of which two members
+//! are lost for good.
 //!
-//! `systemctl` is played by the test: it starts and stops what stands for the machines' etcds.
+//! The test plays `systemctl`: it starts and stops the etcds that stand for the machines.
 
 use crate::support::doc_commands::{self, Block};
 use crate::support::etcd::{Cluster, EtcdOptions, Member, Tls, initial_cluster};
@@ -18,18 +18,18 @@ use tempfile::TempDir;
 
 const PAGE: &str = "quorum-loss.md";
 const MEMBERS: usize = 3;
-/// The one that is not lost.
+/// The member that is not lost.
 const SURVIVOR: usize = 0;
 const BUMP: i64 = 1_000_000_000;
 
-/// What leads farthest in step 4.
+/// The source with the highest revision in step 4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Leads {
     Backup,
     Survivor,
 }
 
-/// What a block did on a machine.
+/// The result of a block on a machine.
 #[derive(Debug)]
 struct Ran {
     heading: String,
@@ -42,10 +42,10 @@ struct Machines {
     members: Vec<Member>,
     cluster: Cluster,
     writers_run: bool,
-    /// Settings of the page's first block, by machine.
+    /// Settings of the page's first block, for each machine.
     settings: Vec<BTreeMap<String, String>>,
     ran: Vec<Ran>,
-    // After the cluster: the folder goes when its members have ended.
+    // Declared after the cluster, so removed after it.
     _folder: TempDir,
 }
 
@@ -98,7 +98,7 @@ impl Machines {
         &self.settings[0]["STORE"]
     }
 
-    /// `deltafold snapshot` as it went on before the loss.
+    /// Runs `deltafold snapshot`, as it ran before the loss.
     fn snapshot(&self, kind: &str, endpoints: &str) -> i64 {
         let script = format!(
             "deltafold snapshot {kind} --output json --store \"$STORE\" --endpoints {endpoints}"
@@ -111,7 +111,7 @@ impl Machines {
             .unwrap_or_else(|| panic!("{result:#}"))
     }
 
-    /// As a shell of that machine runs it, with the settings of the page.
+    /// Runs a script as a shell of that machine would, with the settings of the page.
     fn bash(&self, at: usize, script: &str) -> Ran {
         let mut settings = String::new();
         for (name, value) in &self.settings[at] {
@@ -139,7 +139,7 @@ impl Machines {
         }
     }
 
-    /// The machines that a block is for; none where it is for the other way.
+    /// Returns the machines that a block is for; none if it is for the other case.
     fn place(&self, block: &Block, leads: Leads) -> Vec<usize> {
         let of = |wanted: Leads, machines: Vec<usize>| match wanted == leads {
             true => machines,
@@ -161,9 +161,9 @@ impl Machines {
             }
             (_, "On every machine") => all,
             (_, "On every machine that has its member still") => vec![SURVIVOR],
-            // By `tests/end-to-end cluster`.
+            // Run by `tests/end-to-end cluster`.
             ("By tasks", "By kubectl") => Vec::new(),
-            // Where a file was copied to, there is something, too.
+            // Copying a file to every machine includes this one.
             (_, "On every machine that had its member still") => vec![SURVIVOR],
             _ => panic!("nobody knows where this is run: {head}: {place}"),
         }
@@ -178,7 +178,7 @@ impl Machines {
                 self.systemctl(what, at);
                 return;
             }
-            // What a person puts in.
+            // What a person fills in.
             let line = match (line.starts_with("REVISION="), revision) {
                 (true, Some(revision)) => format!("REVISION={revision}"),
                 (true, None) => panic!("no revision is known: {block:?}"),
@@ -203,21 +203,21 @@ impl Machines {
             "stop kube-apiserver" => self.writers_run = false,
             "start kube-apiserver" => self.writers_run = true,
             "stop etcd" => self.cluster.stop_one(at),
-            // None of them serves alone.
+            // No member serves alone.
             "start etcd" if at + 1 < MEMBERS => {}
             "start etcd" => self.cluster.start_all_again(),
             _ => panic!("nobody knows how to {what}"),
         }
     }
 
-    /// Whose backup it is.
+    /// Returns the identity of the backup.
     fn identity(&self) -> String {
         let text = fs::read(Path::new(self.store()).join("deltafold-identity.json")).unwrap();
         let json: Value = serde_json::from_slice(&text).unwrap();
         json["clusterId"].as_str().unwrap().to_owned()
     }
 
-    /// What was printed below a heading, by each machine.
+    /// Returns the output below a heading, by machine.
     fn said(&self, heading: &str) -> Vec<&Ran> {
         let found: Vec<_> = self.ran.iter().filter(|r| r.heading == heading).collect();
         assert!(!found.is_empty(), "{heading}");
@@ -225,7 +225,7 @@ impl Machines {
     }
 }
 
-/// All keys and values, as a member has them.
+/// Returns all keys and values of a member.
 async fn content(cluster: &Cluster, at: usize) -> BTreeMap<Vec<u8>, Vec<u8>> {
     let options = etcd_client::GetOptions::new().with_all_keys();
     let got = cluster
@@ -258,7 +258,7 @@ async fn write(cluster: &Cluster, through: usize, from: usize, count: usize) {
         .unwrap();
 }
 
-/// The number behind `revision` in each outcome that was printed as text.
+/// Returns the number after `revision` in each outcome that was printed as text.
 fn revisions(out: &str) -> Vec<i64> {
     let lines = out
         .lines()
@@ -279,7 +279,7 @@ async fn recovered(version: EtcdVersion, leads: Leads) {
     let mut machines = Machines::start(version, "before");
     let mut blocks = doc_commands::blocks(PAGE).into_iter();
 
-    // The settings: all that the page names have a value here, and no other.
+    // Every setting that the page names has a value here, and no other.
     let settings = blocks.next().unwrap();
     assert_eq!(
         settings.place,
@@ -293,7 +293,7 @@ async fn recovered(version: EtcdVersion, leads: Leads) {
     named.sort_unstable();
     assert_eq!(named, machines.settings[0].keys().collect::<Vec<_>>());
 
-    // A life before: a full, deltas, and then two members are lost with what was written since.
+    // Before the loss: a full, deltas; then two members are lost, with what was written since.
     write(&machines.cluster, 1, 0, 50).await;
     let all = machines.settings[0]["ENDPOINTS"].clone();
     machines.snapshot("full", &all);
@@ -304,12 +304,12 @@ async fn recovered(version: EtcdVersion, leads: Leads) {
         Leads::Survivor => {
             saved = machines.cluster.member(1).revision().await;
             write(&machines.cluster, 1, 200, 50).await;
-            // It has seen all of it.
+            // The survivor has seen everything.
             machines.cluster.member(SURVIVOR).revision().await;
             wanted = content(&machines.cluster, SURVIVOR).await;
         }
         Leads::Backup => {
-            // The survivor's machine fails first, and comes back when it is too late.
+            // The survivor's machine fails first and comes back too late.
             machines.cluster.move_leader_to(1).await;
             machines.cluster.kill(SURVIVOR);
             write(&machines.cluster, 1, 200, 50).await;
@@ -366,10 +366,10 @@ async fn recovered(version: EtcdVersion, leads: Leads) {
     }
     assert_eq!(revision, Some(newest), "nothing is lost");
 
-    // What each step says.
+    // The output of each step.
     let lost = machines.said("1. Is it lost?");
     assert_eq!(lost[0].code, 69, "{lost:?}");
-    // One that starts without a quorum answers nobody.
+    // A member that starts without a quorum does not respond.
     let why = match leads {
         Leads::Survivor => "[NoQuorum]",
         Leads::Backup => "[EtcdUnreachable]",
@@ -387,7 +387,7 @@ async fn recovered(version: EtcdVersion, leads: Leads) {
     assert!(machines.writers_run);
     assert!(!Path::new(&machines.settings[SURVIVOR]["ASIDE"]).exists());
 
-    // The new cluster: three members that agree, all content, revisions past all that was seen.
+    // The new cluster: three members that agree, all content, revisions beyond all that clients have seen.
     let mut hashes = Vec::new();
     for at in 0..MEMBERS {
         let member = machines.cluster.member(at);
@@ -433,7 +433,7 @@ async fn the_page_recovers_what_a_survivor_holds() {
     }
 }
 
-/// The tasks on the page say what the commands do.
+/// The tasks on the page do what the commands do.
 #[test]
 fn the_tasks_are_some() {
     let blocks = doc_commands::blocks(PAGE);
@@ -477,7 +477,7 @@ fn the_tasks_are_some() {
     assert!(lines.any(|l| l.contains(&format!("--bump-revision {BUMP} --mark-compacted"))));
 }
 
-/// Whether nothing that was written is passed over.
+/// Returns whether every written field is known.
 fn holds(known: &Value, written: &Value) -> bool {
     match (known, written) {
         (Value::Object(known), Value::Object(written)) => written

@@ -1,5 +1,5 @@
-//! What `get`, `history`, `diff` and `export` say of a backup is what etcd itself says of the same
-//! revisions; and what they say of what is not there.
+//! `get`, `history`, `diff` and `export` report what etcd itself has at the same revisions, and fail properly
+//! on what does not exist.
 
 use crate::support::etcd::Etcd;
 use crate::support::history::{Compression, Recorder};
@@ -31,7 +31,7 @@ struct Kv {
 
 type State = BTreeMap<Vec<u8>, Kv>;
 
-/// `key` or `key_base64`, `value` or `value_base64`: exactly one of the two.
+/// Returns `key` or `key_base64`, `value` or `value_base64`: exactly one of the two is there.
 fn bytes(object: &Value, name: &str) -> Vec<u8> {
     let base64 = &object[format!("{name}_base64")];
     match (object[name].as_str(), base64.as_str()) {
@@ -64,7 +64,7 @@ fn state(keys: &[Value]) -> State {
     state
 }
 
-/// Runs a command with JSON as output, which must succeed.
+/// Runs a command that must succeed and returns its JSON.
 fn json(command: &str, source: [&OsStr; 2], args: &[&OsStr]) -> Value {
     let mut c = deltafold();
     c.args([command, "--output", "json"])
@@ -80,7 +80,7 @@ fn os(s: &str) -> &OsStr {
     OsStr::new(s)
 }
 
-/// The lines of an export.
+/// Returns the lines of an export.
 fn export(source: [&OsStr; 2], args: &[&OsStr]) -> Vec<Value> {
     let out = deltafold()
         .arg("export")
@@ -96,7 +96,7 @@ fn export(source: [&OsStr; 2], args: &[&OsStr]) -> Vec<Value> {
         .collect()
 }
 
-/// What etcd itself has at a revision.
+/// Returns etcd's own state at a revision.
 async fn etcds_state(etcd: &Etcd, revision: i64) -> State {
     let all = GetOptions::new()
         .with_range(vec![0])
@@ -115,7 +115,7 @@ async fn etcds_state(etcd: &Etcd, revision: i64) -> State {
     kvs.collect()
 }
 
-/// Every key's changes from a revision on, in order; `None` where it was deleted.
+/// Returns the changes of every key from a revision on, in order; `None` for a deletion.
 async fn etcds_history(etcd: &Etcd, from: i64) -> BTreeMap<Vec<u8>, Vec<(i64, Option<Kv>)>> {
     let last = etcd.revision().await;
     let options = WatchOptions::new()
@@ -146,7 +146,7 @@ async fn etcds_history(etcd: &Etcd, from: i64) -> BTreeMap<Vec<u8>, Vec<(i64, Op
     all
 }
 
-/// Puts, deletes and transactions on a few keys, so that many are deleted and created again.
+/// Puts, deletes and transactions on a few keys, so that many keys are deleted and created again.
 async fn change(etcd: &Etcd, rng: &mut fastrand::Rng, steps: usize) {
     let mut keys: Vec<Vec<u8>> = [
         &b"plain"[..],
@@ -198,7 +198,7 @@ async fn what_is_read_is_what_etcd_has() {
         let folder = scratch::folder().unwrap();
         let etcd = Etcd::start(version, &folder.path().join("data"));
         change(&etcd, &mut rng, 60).await;
-        // The last change is a put: versions of etcd differ about tombstones at this very revision.
+        // The last change is a put: versions of etcd differ in tombstones at exactly this revision.
         let compacted = etcd.revision().await;
         change(&etcd, &mut rng, 60).await;
         etcd.compact(compacted).await;
@@ -232,7 +232,7 @@ async fn what_is_read_is_what_etcd_has() {
                 assert!(state(keys) == expected, "{what}: {source:?} at {at}");
                 assert_eq!(&export(source, &at_revision), keys, "{what}");
             }
-            // One by one, and only a part.
+            // One by one, for a part of the keys.
             let plain_keys = expected.iter().filter(|(k, _)| !k.contains(&0));
             for (key, kv_expected) in plain_keys.take(rounds(10, 1000)) {
                 if rng.bool() {
@@ -303,7 +303,7 @@ async fn what_is_read_is_what_etcd_has() {
     }
 }
 
-/// The changes between two states of etcd, as `diff` tells them.
+/// Asserts that `diff` reports the changes between two states of etcd.
 fn check_diff(source: [&OsStr; 2], (from, old): (i64, &State), (to, new): (i64, &State)) {
     let (from_text, to_text) = (from.to_string(), to.to_string());
     let args = ["--from", &from_text, "--to", &to_text].map(OsStr::new);
@@ -378,7 +378,7 @@ fn kubernetes_objects_are_told_by_kind() {
             "cluster-admin"
         )
     );
-    // Every object that has a kind is where that kind is kept.
+    // Every object with a kind is stored under that kind's path.
     for e in all.iter().filter(|e| e["kubernetes"]["kind"].is_string()) {
         let object = &e["kubernetes"];
         let key = e["key"].as_str().unwrap();
@@ -388,7 +388,7 @@ fn kubernetes_objects_are_told_by_kind() {
             assert!(key.ends_with(&format!("/{namespace}/{name}")), "{key}");
         }
     }
-    // In words: YAML where the object is JSON, and no bytes of the others.
+    // As text: YAML if the object is JSON, and no raw bytes otherwise.
     let mut c = deltafold();
     c.args(["get", "--prefix", "/registry/"])
         .args(store(bucket.path()));
@@ -433,7 +433,7 @@ fn a_custom_resource_is_shown_as_yaml() {
     assert_eq!(out.stdout, value.as_bytes());
 }
 
-/// The key of the fixture that is changed most often after the base, with its changes.
+/// Returns the key of the fixture that changes most often after the base, with its changes.
 fn busiest() -> (Vec<u8>, Vec<i64>) {
     let mut changes: BTreeMap<Vec<u8>, Vec<i64>> = BTreeMap::new();
     for e in fixture_events() {
@@ -475,7 +475,7 @@ fn history_names_what_is_not_known() {
     let all = revisions(&complete);
     assert!(all.ends_with(&changes), "{all:?} {changes:?}");
 
-    // A gap, with a stream beside it that holds part of it, and repeats.
+    // A gap, with a second stream that holds a part of it and repeats.
     let gap = Bucket::with_base();
     gap.delta(BASE + 1, 1200, 6);
     gap.delta(1100, 1300, 7);
@@ -500,8 +500,8 @@ fn history_names_what_is_not_known() {
     assert!(last.ends_with(", 1301 to 1600"), "{last}");
     assert_eq!(text.lines().count(), expected.len() + 2);
 
-    // A full behind the gap that still holds the history closes it; one that was compacted, to
-    // where it was.
+    // A full after the gap that still has the history closes it; one that was compacted closes it down to its
+    // compacted revision.
     let result = whole.compact(&["--keep-history", "all", "--revision", "1700"]);
     let full = format!("v2/{}", result["snapshot"].as_str().unwrap());
     gap.put(&full, &fs::read(whole.path().join(&full)).unwrap());
@@ -521,7 +521,7 @@ fn history_names_what_is_not_known() {
     assert_eq!(missing(&told), before);
     assert!(revisions(&told).len() >= expected.len());
 
-    // In the gap nothing but a full tells the state.
+    // In the gap only a full knows the state.
     let c = |args: &[&str]| gap.run("get", &[args, &["--prefix", ""]].concat());
     let (code, result, _) = c(&["--revision", "1350"]);
     assert_eq!((code, result["reason"].as_str()), (65, Some("RevisionGap")));
@@ -550,7 +550,7 @@ fn each_timeline_has_its_own_past() {
         let forked = a["revision"].as_i64().unwrap() >= fork && !a["record"].is_null();
         assert_eq!(a["record"] != b["record"], forked, "{a} {b}");
     }
-    // The same of states, at the end and before the fork.
+    // The same for states, at the end and before the fork.
     let at = |timeline: &str, revision: i64| {
         let revision = revision.to_string();
         let args = ["--timeline", timeline, "--revision", &revision].map(OsStr::new);
@@ -611,7 +611,7 @@ fn what_is_not_there_is_told() {
     ] {
         refuses(command, args, 64, "Usage");
     }
-    // No keys are no failure.
+    // A result without keys is no failure.
     for (command, list) in [("get", "keys"), ("diff", "changes")] {
         let args = match command {
             "get" => &["--prefix", "no-such"][..],
@@ -670,7 +670,7 @@ fn damage_is_refused_before_anything_is_printed() {
         );
         assert!(stderr.contains(&name), "{stderr}");
     }
-    // Before the damage all is well.
+    // Before the damage everything works.
     let (code, result, stderr) = b.run("get", &["--prefix", "", "--revision", "1400"]);
     assert_eq!(
         (code, result["status"].as_str()),
@@ -732,7 +732,7 @@ fn an_output_that_breaks_midway_is_told() {
     }
 }
 
-/// A signal while keys are printed: the object is ended, and says that it is not complete.
+/// A signal during output: the JSON object is closed and says that it is incomplete.
 #[test]
 fn a_result_that_a_signal_breaks_off_says_so() {
     use rustix::process::{Pid, Signal, kill_process};
@@ -744,7 +744,7 @@ fn a_result_that_a_signal_breaks_off_says_so() {
         let mut out = BufReader::with_capacity(10, child.stdout.take().unwrap());
         let mut text = String::new();
         out.read_line(&mut text).unwrap();
-        // It waits for its reader, with the most part before it.
+        // It waits for its reader, with most of the output still to come.
         kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
         std::thread::sleep(std::time::Duration::from_millis(300));
         out.read_to_string(&mut text).unwrap();
@@ -757,7 +757,7 @@ fn a_result_that_a_signal_breaks_off_says_so() {
     assert_eq!(told, (&"Failed".into(), &"Terminated".into(), &143.into()));
     let printed = result["keys"].as_array().unwrap().len();
     assert!((1..337).contains(&printed), "{printed}");
-    // Of lines the last one.
+    // For lines, the last line says so.
     let text = breaks(&["export", "--output", "json"]);
     let last: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
     assert_eq!(last["reason"], "Terminated");
@@ -766,7 +766,7 @@ fn a_result_that_a_signal_breaks_off_says_so() {
     assert!(last["key"].is_string(), "{last}");
 }
 
-/// One thread or several, the bytes are the same.
+/// The output has the same bytes with one thread and with several.
 #[test]
 fn threads_do_not_change_what_is_printed() {
     let bucket = copy_fixture("etcd35-zlib");
@@ -780,7 +780,7 @@ fn threads_do_not_change_what_is_printed() {
     assert!(one.len() > 100_000 && print("5") == one);
 }
 
-/// A key that is no text is no reason to panic where the command line is wrong otherwise.
+/// A key that is not UTF-8 on a wrong command line must not cause a panic.
 #[test]
 fn a_wrong_command_line_with_a_key_that_is_no_text() {
     let key = OsStr::from_bytes(b"\xff");

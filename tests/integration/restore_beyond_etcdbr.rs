@@ -1,5 +1,5 @@
-//! What users of etcd-backup-restore ask for, restored and served by real etcds: transactions that are
-//! larger than an etcd takes, a full that holds more than its name says, streams of deltas that overlap.
+//! Restores that users of etcd-backup-restore ask for, served by real etcds: transactions larger than etcd
+//! accepts, a full that holds more than its name says, and overlapping streams of deltas.
 
 use crate::support::etcd::{Etcd, EtcdOptions};
 use crate::support::history::{Compression, Recorder};
@@ -13,7 +13,7 @@ use serde_json::Value;
 use std::path::Path;
 
 const T0: i64 = 1_790_000_000;
-/// Without flags, a server takes requests up to here.
+/// etcd accepts requests up to this size by default.
 const USUAL_LIMIT: u64 = 1_572_864;
 
 fn restored(store: &Path, data_dir: &Path, args: &[&str]) -> Value {
@@ -23,7 +23,7 @@ fn restored(store: &Path, data_dir: &Path, args: &[&str]) -> Value {
     json
 }
 
-/// One transaction and one value of more than 2 MiB each, restored into etcds that would not take them.
+/// A transaction and a value of more than 2 MiB each, restored into etcds that would not accept them.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_transaction_larger_than_an_etcd_takes() {
     for version in EtcdVersion::ALL {
@@ -69,7 +69,7 @@ async fn a_transaction_larger_than_an_etcd_takes() {
     }
 }
 
-/// Restores the newest state without history, and has every version of etcd agree with the source.
+/// Restores the newest state without history. Asserts that every version of etcd agrees with the source.
 async fn is_the_fixture(b: &Bucket, what: &str) {
     let want = expected("etcd35-gzip").compacted_at_last_revision;
     for version in EtcdVersion::ALL {
@@ -87,7 +87,7 @@ async fn is_the_fixture(b: &Bucket, what: &str) {
     }
 }
 
-/// A full under the name of an earlier revision than it holds, as a race with the snapshotter leaves it.
+/// A full under the name of an earlier revision, as a race with the snapshotter leaves it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_past_its_name_and_the_first_deltas_end() {
     let whole = Bucket::with_base();

@@ -1,5 +1,5 @@
-//! Data directories restored from buckets against etcd itself: real etcds of three versions serve
-//! from them and give the hashes of the etcds that the buckets came from.
+//! Restored data directories against etcd itself: real etcds of three versions serve from them and have the
+//! hashes of the etcds that were backed up.
 
 use crate::support::etcd::{Etcd, EtcdOptions, HashKv};
 use crate::support::history::{Compression, History, HistoryOptions, Recorder};
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 const FIXTURE: &str = "etcd35-gzip";
 const T0: i64 = 1_790_000_000;
 
-/// What an etcd has at a revision: HashKV, the compacted revision, the number of live keys.
+/// A revision with its HashKV, compacted revision and number of live keys.
 type Row = (i64, (u32, i64, u64));
 
 fn restored(store: &Path, data_dir: &Path, args: &[&str]) -> Value {
@@ -33,7 +33,7 @@ fn proof(result: &Value) -> (u32, i64, u64) {
     )
 }
 
-/// The listed revisions of a fixture.
+/// Returns the listed revisions of a fixture.
 fn rows(name: &str) -> Vec<Row> {
     let listed = expected(name).hash_kv;
     let rows = listed.iter().map(|row| {
@@ -43,8 +43,8 @@ fn rows(name: &str) -> Vec<Row> {
     rows.collect()
 }
 
-/// The etcd's own answers for the rows up to its newest revision, which is to be the given one; then
-/// it is written to, compacted and defragmented like any other.
+/// Asserts the rows up to etcd's newest revision, which must be `revision`; then writes, compacts and
+/// defragments.
 async fn serves(etcd: &Etcd, revision: i64, rows: &[Row], what: &str) {
     assert_eq!(etcd.revision().await, revision, "{what}");
     for &(at, want) in rows.iter().filter(|(at, _)| *at <= revision) {
@@ -64,13 +64,13 @@ async fn serves(etcd: &Etcd, revision: i64, rows: &[Row], what: &str) {
     assert_eq!(etcd.live_keys_at(revision + 1).await, before + 1, "{what}");
 }
 
-/// At every listed revision, with the history before it, in every version that starts on it.
+/// Every listed revision with the history before it, in every version that starts on it.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_fixture_at_every_listed_revision() {
     for name in fixture_names() {
         let e = expected(&name);
         let rows = rows(&name);
-        // Side by side: an etcd mostly waits while it starts.
+        // Concurrently: an etcd mostly waits while it starts.
         let each = that_start_on(&e.etcd_version).iter().map(|&version| {
             let (name, rows) = (name.clone(), rows.clone());
             tokio::spawn(async move {
@@ -94,7 +94,7 @@ async fn every_fixture_at_every_listed_revision() {
     }
 }
 
-/// Without history a restore is what its source became by being compacted there.
+/// Without history, a restore equals its source after a compaction at that revision.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_fixture_without_its_history() {
     for name in fixture_names() {
@@ -113,7 +113,7 @@ async fn every_fixture_without_its_history() {
     }
 }
 
-/// Random histories made on real etcds, restored at their deltas' ends and inside their deltas.
+/// Random histories made on real etcds, restored at the ends of deltas and inside them.
 #[tokio::test(flavor = "multi_thread")]
 async fn random_histories_of_real_etcds() {
     let first = crate::support::seed();
@@ -158,7 +158,7 @@ async fn random_histories_of_real_etcds() {
     }
 }
 
-/// Names of users with their roles, and of roles with what they permit.
+/// Returns users with their roles, and roles with their permissions.
 async fn users_and_roles(etcd: &Etcd) -> Vec<String> {
     let mut client = etcd.client().await;
     let mut all = Vec::new();
@@ -173,7 +173,7 @@ async fn users_and_roles(etcd: &Etcd) -> Vec<String> {
     all
 }
 
-/// They are in the full snapshot alone: no delta tells of them.
+/// They are only in the full: no delta contains them.
 #[tokio::test(flavor = "multi_thread")]
 async fn users_and_roles_are_those_of_the_base() {
     for version in EtcdVersion::ALL {
@@ -233,7 +233,7 @@ async fn users_and_roles_are_those_of_the_base() {
     }
 }
 
-/// The names of the files whose names end so, in a folder.
+/// Returns the files in a folder whose names end with `end`.
 fn files_ending(folder: &Path, end: &str) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let paths = entries.map(|entry| entry.path());
@@ -242,7 +242,7 @@ fn files_ending(folder: &Path, end: &str) -> Vec<PathBuf> {
         .collect()
 }
 
-/// As for etcd's own flag: a WAL on a disk of its own.
+/// As with etcd's own flag: a WAL on a separate disk.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wal_elsewhere() {
     let rows = rows(FIXTURE);
@@ -266,7 +266,7 @@ async fn a_wal_elsewhere() {
     }
 }
 
-/// A member is who the flags say, or etcd's own defaults.
+/// A member has the name of the flags, or etcd's own defaults.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_member_has_the_name_and_address_that_were_given() {
     let url = "http://127.0.0.1:12345";
@@ -308,8 +308,8 @@ async fn the_member_has_the_name_and_address_that_were_given() {
     }
 }
 
-/// A restore at a revision that clients may have seen newer ones than: the next ones are new to them,
-/// and what they knew is compacted away.
+/// Clients may have seen newer revisions than the restored one: later revisions are new to them, and what they
+/// knew is compacted.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bumped_revision_outdates_every_watch() {
     const BUMP: i64 = 1_000_000_000;
@@ -335,7 +335,7 @@ async fn a_bumped_revision_outdates_every_watch() {
         let etcd = Etcd::start(version, &data_dir);
         assert_eq!(etcd.revision().await, revision + BUMP, "{what}");
         assert_eq!(etcd.live_keys_at(revision + BUMP).await, live, "{what}");
-        // As a client would that had seen the end of the source's history.
+        // Like a client that had seen the end of the source's history.
         let options = etcd_client::WatchOptions::new().with_start_revision(last + 1);
         let mut watcher = etcd.watcher().await;
         let mut watch = watcher.watch("key", Some(options)).await.unwrap();
@@ -349,7 +349,7 @@ async fn a_bumped_revision_outdates_every_watch() {
         let mut client = etcd.client().await;
         client.put("after", "the restore", None).await.unwrap();
         assert_eq!(etcd.revision().await, revision + BUMP + 1, "{what}");
-        // The source's own keys go on as what they were.
+        // The source's own keys continue with their versions.
         etcd.compact(revision + BUMP + 1).await;
         assert_eq!(
             etcd.live_keys_at(revision + BUMP + 1).await,

@@ -1,5 +1,5 @@
-//! Dangers that a review of `restore` found: sound members that were about to be replaced, and backups
-//! that were said to disagree and do not.
+//! Sound members that a restore must not replace, and backups that differ in harmless ways and must not be
+//! called inconsistent.
 
 use crate::support::etcd::{Etcd, EtcdOptions, EtcdVersion};
 use crate::support::history::Compression;
@@ -33,7 +33,7 @@ fn decides(json: &Value, action: &str, reason: &str, says: &str) {
     assert!(message.contains(says), "{message}");
 }
 
-/// Its records differ from the backup's, and nothing is wrong with it.
+/// Its records differ from the backup's, but nothing is wrong with it.
 #[test]
 fn a_member_without_leases_is_no_damaged_one() {
     let store = copy_fixture(FIXTURE);
@@ -52,14 +52,14 @@ fn a_member_without_leases_is_no_damaged_one() {
     }
 }
 
-/// It was away while the backup went on: the others bring it what it lacks, and a restored one would
-/// not fit to their log.
+/// It was down while the backup went on: the others will send it what it lacks, and a restored one would not
+/// fit their log.
 #[test]
 fn one_of_three_that_lags_is_not_restored() {
     let store = copy_fixture(FIXTURE);
     let folder = scratch::folder().unwrap();
     let data = folder.path().join("data");
-    // Nobody listens there: as when all are started at once.
+    // Nobody listens there, as when all members start at once.
     let all = "a=http://127.0.0.1:1,b=http://127.0.0.1:2,c=http://127.0.0.1:3";
     let me = [
         "--name",
@@ -79,19 +79,19 @@ fn one_of_three_that_lags_is_not_restored() {
     let json = restored(store.path(), &data, &args);
     decides(&json, "Keep", "MemberSound", "before the backup's 2252");
     assert!(files(&data) == member);
-    // One that is damaged is restored all the same.
+    // A damaged member is restored all the same.
     fs::remove_file(data.join("member/snap/db")).unwrap();
     let json = restored(store.path(), &data, &args);
     decides(&json, "Restore", "DatabaseMissing", "");
 }
 
-/// A member whose leader has just sent it all: the database that came is not put in place yet.
+/// A member whose leader has just sent a whole database that is not in place yet.
 fn with_sent_database(store: &Path, data: &Path) -> PathBuf {
     restored(store, data, &[]);
     let snap = data.join("member/snap");
     let sent = snap.join("0000000000000001.snap.db");
     fs::rename(snap.join("db"), &sent).unwrap();
-    // An older one, which has applied nothing.
+    // An older database that has applied nothing.
     fs::write(snap.join("db"), small_database(4096)).unwrap();
     sent
 }
@@ -107,7 +107,7 @@ async fn a_database_that_a_leader_has_sent_is_the_members() {
             let json = restored(store.path(), &data, &["--if-needed", look]);
             decides(&json, "Keep", "MemberSound", "2252");
         }
-        // etcd says whether that is right.
+        // etcd itself confirms it.
         let etcd = Etcd::start(version, &data);
         assert_eq!(etcd.revision().await, LAST, "{version}");
     }
@@ -127,7 +127,7 @@ async fn a_database_older_than_its_snap_file() {
     assert_eq!(etcd.revision().await, LAST);
 }
 
-/// A plain file has no timelines, and is compared all the same.
+/// A plain file has no timelines and is compared all the same.
 #[test]
 fn a_plain_snapshot_tells_whether_a_restore_is_needed() {
     let store = copy_fixture(FIXTURE);
@@ -175,7 +175,7 @@ fn an_alarm_in_the_base_is_told() {
     }
 }
 
-/// A link that leads from the data directory leads elsewhere from where it is staged.
+/// A link that leads out of the data directory leads elsewhere from the staging directory.
 #[test]
 fn a_member_behind_a_link_is_kept_aside() {
     let store = copy_fixture(FIXTURE);
@@ -195,8 +195,8 @@ fn a_member_behind_a_link_is_kept_aside() {
     assert!(!data.join("member").is_symlink());
 }
 
-/// A base that was compacted at a revision that deletes, with the tombstone and without: both are what
-/// some version of etcd leaves.
+/// A base that was compacted at a revision with a deletion, with the tombstone and without: versions of etcd
+/// leave either.
 fn base(with_tombstone: bool) -> Vec<u8> {
     base_with(with_tombstone, b"")
 }
@@ -257,7 +257,7 @@ fn a_tombstone_at_the_compacted_revision_is_no_disagreement() {
     let folder = scratch::folder().unwrap();
     let stores = [true, false].map(|with_tombstone| {
         let full = object(&base(with_tombstone), Compression::None);
-        // Made a second apart, so that they are no copies of each other.
+        // Created a second apart, so that they are not copies of each other.
         let name = format!(
             "v2/Full-00000000-00000005-{}",
             1_795_224_681 + i64::from(with_tombstone)

@@ -1,5 +1,5 @@
-//! Plain snapshot files, as etcd's own tools take and leave them, and what becomes of leases: real etcds
-//! of three versions on what was written.
+//! Plain snapshot files, read and written like etcd's own tools do, and leases in them: real etcds of three
+//! versions start on the results.
 
 use crate::support::etcd::{Etcd, EtcdVersion, bbolt_check, etcdutl_status};
 use crate::support::history::{Compression, Recorder, Recording};
@@ -76,7 +76,7 @@ async fn etcdutl_restores_what_is_written() {
             assert_eq!(etcd.hash_kv(revision).await.hash, hash, "{name}, {version}");
             assert_eq!(etcd.live_keys_at(revision).await, live, "{name}, {version}");
         }
-        // And so does deltafold.
+        // deltafold accepts it, too.
         let data = folder.path().join(format!("data-{name}"));
         let (code, json, stderr) = from_snapshot(&file, &data, &[]);
         assert_eq!(code, 0, "{stderr}");
@@ -115,7 +115,7 @@ fn a_file_that_is_there_is_never_overwritten() {
     let (code, _, stderr) = to_snapshot(store.path(), &other, &["--dry-run"]);
     assert_eq!(code, 0, "{stderr}");
     assert_eq!(stamps(folder.path()), before);
-    // Whatever goes wrong, the name stays free.
+    // If anything fails, the name stays free.
     let bucket = Bucket::with_base();
     let delta = bucket.delta(BASE + 1, LAST, 6);
     crate::support::member::flip(&bucket.path().join("v2").join(delta), 5000);
@@ -187,8 +187,8 @@ async fn a_plain_snapshot_of_a_real_etcd_is_restored() {
 const RECORDED: i64 = 11;
 const UNRECORDED: i64 = 22;
 
-/// A backup in whose full one lease is recorded, and in whose delta keys are attached to it and to
-/// another one.
+/// Returns a backup whose full records one lease, and whose delta attaches keys to that lease and to another
+/// one.
 async fn with_leases(source: &Etcd) -> (Recording, i64) {
     let mut client = source.client().await;
     let grant = |id| LeaseGrantOptions::new().with_id(id);
@@ -244,7 +244,7 @@ async fn leases_live_on_expire_or_are_dropped() {
         let store = folder.path().join("store");
         recording.write_bucket(&store, Compression::Zstd, T0);
 
-        // A lease that no snapshot recorded lives as long as it is told to.
+        // A lease that no snapshot recorded lives as long as the flag says.
         let data = folder.path().join("kept");
         let (code, json, stderr) = restore(&store, &data, &["--lease-ttl", "1h"]);
         assert_eq!(code, 0, "{stderr}");
@@ -271,7 +271,7 @@ async fn leases_live_on_expire_or_are_dropped() {
         assert_eq!(keys(&etcd).await, ALL_KEYS, "{version}");
         drop(etcd);
 
-        // A short life: its key goes, the others stay.
+        // A short lifetime: its key expires, the others stay.
         let data = folder.path().join("short");
         let (code, _, stderr) = restore(&store, &data, &["--lease-ttl", "2s"]);
         assert_eq!(code, 0, "{stderr}");
@@ -290,7 +290,7 @@ async fn leases_live_on_expire_or_are_dropped() {
         let data = folder.path().join("dropped");
         let (code, json, stderr) = restore(&store, &data, &["--leases", "drop"]);
         assert_eq!(code, 0, "{stderr}");
-        // The lease is a part of what HashKV sums up.
+        // HashKV includes the lease.
         assert_ne!(json["hash_kv"], hash, "{version}");
         assert_eq!(json["hash_kv"], hash_of(&data).unwrap(), "{version}");
         let etcd = Etcd::start(version, &data);
@@ -299,7 +299,7 @@ async fn leases_live_on_expire_or_are_dropped() {
         assert_eq!(keys(&etcd).await, ALL_KEYS, "{version}");
         drop(etcd);
 
-        // A plain file keeps them as a data directory does.
+        // A plain file keeps leases like a data directory.
         let file = folder.path().join("plain.db");
         let (code, json, stderr) = to_snapshot(&store, &file, &[]);
         assert_eq!(code, 0, "{stderr}");
@@ -313,13 +313,13 @@ async fn leases_live_on_expire_or_are_dropped() {
     }
 }
 
-/// How much history is kept does not change the state.
+/// The amount of history that is kept does not change the state.
 #[tokio::test(flavor = "multi_thread")]
 async fn history_is_kept_as_far_as_was_asked_for() {
     let store = copy_fixture(FIXTURE);
     let e = expected(FIXTURE);
     let live = e.compacted_at_last_revision.live_keys;
-    // Where the full was compacted.
+    // The revision where the full was compacted.
     let base = e.hash_kv[0].compact_revision;
     let cases: [(&str, i64); 5] = [
         ("all", base),
@@ -345,7 +345,7 @@ async fn history_is_kept_as_far_as_was_asked_for() {
     }
 }
 
-/// In a Pod the store is set for every command.
+/// In a Pod the store's variable is set for every command.
 #[test]
 fn a_flag_wins_over_the_variable_of_one_that_it_excludes() {
     let store = copy_fixture("kubernetes");
@@ -367,7 +367,7 @@ fn a_flag_wins_over_the_variable_of_one_that_it_excludes() {
     assert_eq!(code, 0, "{stderr}");
     assert_eq!(json["candidates"][0]["store"], plain);
     assert_eq!(json["data_dir"], data.to_str().unwrap());
-    // Two flags are two wishes.
+    // Two flags contradict each other.
     let (code, _, stderr) = run(&["--snapshot", plain, "--store", plain]);
     assert_eq!(code, 64, "{stderr}");
 }

@@ -1,4 +1,4 @@
-//! Three members, each restored for itself from the same bucket, are one cluster.
+//! Three members, restored one by one from the same backup, form one cluster.
 
 use crate::support::etcd::{Cluster, HashKv, Member, initial_cluster};
 use crate::support::scratch;
@@ -7,7 +7,7 @@ use crate::support::{copy_fixture, expected, restore};
 use serde_json::Value;
 use std::path::Path;
 
-/// One that all versions start on.
+/// A fixture that all versions start on.
 const FIXTURE: &str = "etcd35-gzip";
 const TOKEN: &str = "restored";
 
@@ -18,11 +18,11 @@ fn restored(store: &Path, data_dir: &Path, args: &[&str]) -> Value {
     json
 }
 
-/// What every running member has at a revision; all have the same.
+/// Returns HashKV at a revision, which must be the same for every running member.
 async fn agreed(cluster: &Cluster, revision: i64) -> HashKv {
     let mut all = Vec::new();
     for member in cluster.running() {
-        // It asks the leader, so the member has applied everything when it answers.
+        // It asks the leader, so the member has applied everything when it responds.
         assert!(member.revision().await >= revision);
         all.push(member.hash_kv(revision).await);
     }
@@ -54,7 +54,7 @@ async fn one_cluster(version: EtcdVersion, bump: Option<i64>, if_needed: bool) {
             &url,
         ];
         if if_needed {
-            // Nobody answers yet.
+            // Nobody responds yet.
             args.extend(["--if-needed", "sanity"]);
         }
         let by = bump.unwrap_or_default().to_string();
@@ -91,8 +91,8 @@ async fn one_cluster(version: EtcdVersion, bump: Option<i64>, if_needed: bool) {
     assert_eq!(cluster.member(0).revision().await, last + 3, "{version}");
     agreed(&cluster, last + 3).await;
 
-    // Each is lost once, so the leader is, too. With a bump, or where needed, it was seen
-    // that they are one cluster.
+    // Each member is lost once, including the leader. With --bump-revision or --if-needed they were seen to be
+    // one cluster already.
     let losses = match bump.is_some() || if_needed {
         true => 1,
         false => members.len(),
@@ -144,8 +144,8 @@ async fn restored_where_needed_they_are_one_cluster_too() {
     one_cluster(EtcdVersion::V3_6, None, true).await;
 }
 
-/// The log of a restored member is that with which a cluster of its IDs began: beside members that were
-/// not restored, or at another revision, it would take their entries for its own.
+/// A restored member starts with the first log of a cluster with its IDs. Beside members that were not
+/// restored, or at another revision, it would take their entries for its own.
 #[test]
 fn restored_where_needed_at_another_revision_it_is_of_another_cluster() {
     let store = copy_fixture(FIXTURE);

@@ -1,4 +1,4 @@
-//! Leases after a restore: deltas have no records of them, and keys must expire all the same.
+//! Leases after a restore: deltas do not record them, but their keys must expire all the same.
 
 use crate::support::etcd::Etcd;
 use crate::support::history::{Compression, Recorder};
@@ -10,7 +10,7 @@ use fastrand::Rng;
 use std::time::{Duration, Instant};
 
 const T0: i64 = 1_790_000_000;
-/// How long etcd may take to let a lease of a few seconds expire. Generous: the machine may be busy.
+/// The longest wait for a lease of a few seconds to expire. Generous: the machine may be busy.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 async fn put(client: &mut Client, key: &str, lease: i64) {
@@ -18,13 +18,13 @@ async fn put(client: &mut Client, key: &str, lease: i64) {
     client.put(key, "value", Some(options)).await.unwrap();
 }
 
-/// The lease of a key; `None` where the key is not there.
+/// Returns the lease of a key, or `None` if the key does not exist.
 async fn lease_of(client: &mut Client, key: &str) -> Option<i64> {
     let got = client.get(key, None).await.unwrap();
     got.kvs().first().map(|kv| kv.lease())
 }
 
-/// The time to live that a lease was granted; 0 where there is no such lease.
+/// Returns the granted time to live of a lease, or 0 if there is no such lease.
 async fn granted(client: &mut Client, lease: i64) -> i64 {
     let told = client.lease_time_to_live(lease, None).await.unwrap();
     told.granted_ttl()
@@ -71,7 +71,7 @@ async fn of_etcd(version: EtcdVersion) {
             assert!(started.elapsed() < PATIENCE, "{what}: it stays");
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
-        // Together, as the transaction that ends a lease has it.
+        // Together, as in the transaction that ends a lease.
         assert_eq!(lease_of(&mut client, "late too").await, None, "{what}");
         let stays = lease_of(&mut client, "recorded").await;
         assert_eq!(stays, Some(recorded), "{what}");

@@ -1,5 +1,5 @@
-//! The whole way of a backup through a bucket on a real S3 server (versitygw): saved, compacted, verified, listed,
-//! copied, collected, restored, and served by another etcd with the hash of the first.
+//! A backup on a real S3 server (versitygw) from beginning to end: saved, compacted, verified, listed, copied,
+//! collected, restored, and served by another etcd with the hash of the first.
 
 use crate::support::etcd::{Etcd, EtcdVersion};
 use crate::support::gc_history::{decided, snapshots};
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// Runs what must succeed.
+/// Runs a command that must succeed.
 #[track_caller]
 fn run(env: &[(String, String)], args: &[&str]) -> Value {
     let mut command = deltafold();
@@ -53,7 +53,7 @@ fn from_an_etcd_through_a_bucket_into_another_etcd() {
         assert_eq!(ends, [first, second, last]);
         let source = world.wait(world.etcd.hash_kv(last));
 
-        // With all history the result has the hash of the source, which nobody has compacted.
+        // With the whole history the result has the hash of the source, which was never compacted.
         let made = of_store("compact", &["--keep-history", "all"]);
         assert_eq!(made["deltas"].as_array().unwrap().len(), 2, "{made:#}");
         assert_eq!(
@@ -62,7 +62,7 @@ fn from_an_etcd_through_a_bucket_into_another_etcd() {
         );
         let compacted = format!("v2/{}", made["snapshot"].as_str().unwrap());
 
-        // With all chains the deltas are folded once more, and compared with that result.
+        // With all chains, the deltas are folded again and compared with that result.
         let verified = of_store("verify", &["--level", "fold", "--all-chains"]);
         assert_eq!(verified["status"], "Verified", "{verified:#}");
         assert_eq!(verified["chains"][0]["equals_next"], true, "{verified:#}");
@@ -75,7 +75,7 @@ fn from_an_etcd_through_a_bucket_into_another_etcd() {
         let ranges: Vec<_> = ranges
             .map(|r| (&r["first_revision"], &r["last_revision"]))
             .collect();
-        // The first full has all history, too.
+        // The first full has the whole history, too.
         assert_eq!(ranges, [(&1.into(), &last.into())]);
 
         let folder = world.folder().join("copy");
@@ -88,7 +88,7 @@ fn from_an_etcd_through_a_bucket_into_another_etcd() {
             assert!(copies[&path] == before[&path], "{path}");
         }
 
-        // The result is named a second after the newest delta; before that it supersedes nothing.
+        // The result's name is a second later than the newest delta; until then it supersedes nothing.
         let named = world.prefix.names().iter().map(|n| n.created).max();
         while Utc::now().timestamp() < named.unwrap() {
             std::thread::sleep(Duration::from_millis(50));

@@ -1,5 +1,5 @@
-//! The way to a live etcd as `snapshot` goes it: TLS, users, quorum; each failure has a message and an exit
-//! code of its own, and nobody's secret shows.
+//! How `snapshot` connects to a live etcd: TLS, users, quorum. Each failure has its own message and exit code,
+//! and no secret is printed.
 
 use crate::support::etcd::{Cluster, Etcd, EtcdOptions, EtcdVersion, Member, Tls, free_port};
 use crate::support::follower::{Ended, snapshot_command};
@@ -22,7 +22,7 @@ struct Here {
 }
 
 impl Here {
-    /// Within a runtime.
+    /// Call it inside a runtime.
     fn new() -> Self {
         let folder = scratch::folder().unwrap();
         let prefix = Prefix::local(&folder.path().join("store"));
@@ -44,14 +44,14 @@ impl Here {
         Etcd::start_with(version, &self.folder.path().join(name), &options)
     }
 
-    /// A full snapshot with these flags, quick to give up.
+    /// Takes a full snapshot with these flags and short time-outs.
     fn take(&self, endpoints: &[String], args: &[&str]) -> Ended {
         let mut command = snapshot_command("full", &self.prefix, endpoints);
         command.args(["--dial-timeout", "1s", "--command-timeout", "3s"]);
         ended(command.args(args))
     }
 
-    /// It must fail so, and save nothing; gives what it said.
+    /// Asserts that a snapshot fails with this code and reason and saves nothing. Returns the message.
     #[track_caller]
     fn refused(&self, endpoints: &[String], args: &[&str], code: i32, reason: &str) -> String {
         for kind in ["full", "delta"] {
@@ -161,7 +161,7 @@ fn each_failure_has_its_own_message_and_code() {
         let nobody = vec![format!("http://127.0.0.1:{}", free_port())];
         let said = here.refused(&nobody, &[], 69, "EtcdUnreachable");
         tell(said, &[&nobody[0]]);
-        // One who listens and does not answer.
+        // A listener that never responds.
         let silent = TcpListener::bind("127.0.0.1:0").unwrap();
         let silent = vec![format!("http://{}", silent.local_addr().unwrap())];
         let said = here.refused(&silent, &[], 69, "EtcdUnreachable");
@@ -179,7 +179,7 @@ fn each_failure_has_its_own_message_and_code() {
     });
 }
 
-/// A user without rights, and root; the password of both is the secret.
+/// Creates a user without rights, and root. The password of both is the secret.
 async fn enable_users(etcd: &mut Etcd) {
     let mut client = etcd.client().await;
     client.put("/a", "1", None).await.unwrap();
@@ -227,7 +227,7 @@ fn certificates_and_users_that_are_right() {
             assert_no_secret(&format!("{}{}", got.json, got.log));
             let revision = runtime.block_on(etcd.revision());
             assert_eq!(got.json["revision"], revision, "{version}");
-            // A delta of a user's own watch.
+            // A delta by a user with read permission.
             let mut client = runtime.block_on(etcd.client());
             runtime.block_on(client.put("/a", "2", None)).unwrap();
             let mut command = snapshot_command("delta", &here.prefix, &endpoints);
@@ -239,7 +239,7 @@ fn certificates_and_users_that_are_right() {
     }
 }
 
-/// As Secrets are mounted: whole, and read again for each connection.
+/// Mounted Secrets: whole, and read again for each connection.
 #[test]
 fn folders_of_certificates_and_of_a_user() {
     in_a_runtime(|runtime| {
@@ -272,7 +272,7 @@ fn folders_of_certificates_and_of_a_user() {
         let got = here.take(&endpoints, &trace).succeeded();
         assert_no_secret(&format!("{}{}", got.json, got.log));
         assert_eq!(got.json["revision"], runtime.block_on(etcd.revision()));
-        // A flag wins over the variable of another.
+        // A flag wins over the variable of another flag.
         let mut command = snapshot_command("delta", &here.prefix, &endpoints);
         command.args(args).env("DELTAFOLD_CACERT", "/nowhere.crt");
         command.env("ETCDCTL_USER", "root:wrong-one");
@@ -282,7 +282,7 @@ fn folders_of_certificates_and_of_a_user() {
         command.env("DELTAFOLD_TLS_SECRET", certificates.path());
         command.env("DELTAFOLD_AUTH_SECRET", auth.path());
         ended(&mut command).succeeded();
-        // A server that asks for no certificate gets none.
+        // A server that asks for no client certificate gets none.
         let open = Tls {
             client_auth: false,
             ..tls.clone()
@@ -293,7 +293,7 @@ fn folders_of_certificates_and_of_a_user() {
         command.args(["--tls-secret", alone.path(), "--take-over"]);
         ended(&mut command).succeeded();
 
-        // What is wrong is told, with the folder.
+        // Errors name the folder.
         let here = Here::new();
         auth.change(&[("username", "root"), ("password", "wrong-one")]);
         let said = here.refused(&endpoints, &args, 77, "Unauthenticated");
@@ -344,7 +344,7 @@ fn a_folder_that_lacks_a_key_is_named() {
             said.contains("--tls-secret /nowhere cannot be read"),
             "{said}"
         );
-        // An endpoint without TLS has no use for it; and both ways at once are none.
+        // An endpoint without TLS cannot use it, and both ways at once are refused.
         let plain = vec!["http://127.0.0.1:9".to_owned()];
         here.refused(&plain, &["--tls-secret", path], 64, "Usage");
         for other in [["--cacert", "a"], ["--cert", "a"], ["--key", "a"]] {
@@ -362,7 +362,7 @@ fn a_folder_that_lacks_a_key_is_named() {
     });
 }
 
-/// etcdctl's variables count, ours before them, and flags before both.
+/// etcdctl's variables are used; ours come before them, and flags before both.
 #[test]
 fn variables_of_etcdctl() {
     in_a_runtime(|runtime| {
@@ -419,7 +419,7 @@ fn variables_of_etcdctl() {
             "{}",
             got.log
         );
-        // Without certificates, which are of no use to an endpoint without TLS.
+        // Without certificates, which an endpoint without TLS cannot use.
         let mut command = deltafold();
         command
             .args([

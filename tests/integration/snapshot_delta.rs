@@ -1,5 +1,5 @@
 //! `deltafold snapshot delta`: what it saves, when it takes a full instead, and that two histories are never
-//! spliced. Each test ends with what the prefix says can be restored, held against what etcd had.
+//! spliced. Each test ends by comparing all restorable revisions with what etcd had.
 
 use crate::support::etcd::{Etcd, EtcdOptions, EtcdVersion, free_port};
 use crate::support::follower::snapshot;
@@ -13,7 +13,7 @@ use etcd_client::{PutOptions, TxnOp};
 use serde_json::Value;
 use std::time::Duration;
 
-/// Why a full was taken; null where none was.
+/// Returns why a full was taken, or null if none was.
 fn why(json: &Value) -> &str {
     json["full_reason"].as_str().unwrap_or_default()
 }
@@ -100,14 +100,14 @@ fn a_delta_holds_the_events_since_the_last() {
                 ),
                 (&"Incr".into(), &(full + 1).into(), &last.into())
             );
-            // 10 puts, 10 deletions in one revision, 2 puts: the last key was gone already.
+            // 10 puts, 10 deletions in one revision, 2 puts: the last key had been deleted already.
             assert_eq!(done.json["events"], 22, "{}", done.json);
             world.check_all_is_saved();
         });
     }
 }
 
-/// One object that is too large does not end backups, and is not told as damage.
+/// One object that is too large does not end backups, and is not reported as damage.
 #[test]
 fn a_full_of_more_than_is_allowed_is_replaced_and_the_flag_is_named() {
     with_etcd(EtcdVersion::V3_6, |world| {
@@ -131,7 +131,7 @@ fn a_full_of_more_than_is_allowed_is_replaced_and_the_flag_is_named() {
     });
 }
 
-/// Under load, again and again, beside compactions of what is saved.
+/// Repeatedly under load, with compactions of what is saved.
 #[test]
 fn deltas_under_load() {
     for version in EtcdVersion::ALL {
@@ -178,13 +178,14 @@ fn it_is_split_at_a_size_but_never_within_a_transaction() {
         }
         assert_eq!(next, world.revision() + 1);
         for delta in done.json["snapshots"].as_array().unwrap() {
-            // A transaction of 60 kB of values makes 80 kB of text and more; one may go past the limit.
+            // A transaction with 60 kB of values makes more than 80 kB of text, and one transaction may exceed
+            // the limit.
             let bytes = delta["bytes"].as_u64().unwrap();
             assert!(bytes < 220 << 10, "{delta}");
         }
         world.check_all_is_saved();
 
-        // One that is larger than the limit is a delta of its own.
+        // A transaction larger than the limit becomes a delta of its own.
         world.put("/before", "1");
         let ops = (0..100).map(|i| TxnOp::put(format!("/txn/{i}"), vec![7; 9000], None));
         let large = world.txn(ops.collect());
@@ -196,8 +197,8 @@ fn it_is_split_at_a_size_but_never_within_a_transaction() {
     });
 }
 
-/// Another etcd writes as many revisions, and others: what its last has in common with the saved one
-/// decides nothing.
+/// Another etcd writes the same number of revisions with other content. What its last revision shares with the
+/// saved one decides nothing.
 fn another_history(version: EtcdVersion, last: impl Fn(&RecordedEtcd, u8), behind: usize) {
     with_etcd(version, |world| {
         world.put_many("/a/", 5, 100);
@@ -290,7 +291,7 @@ fn what_was_compacted_before_it_was_saved_is_a_reported_hole() {
             assert_eq!(why(&done.json), "Compacted", "{}", done.json);
             let hole = &done.json["hole"];
             assert_eq!(hole["first_revision"], saved + 1, "{}", done.json);
-            // The full holds what is above its compacted revision, and that revision itself.
+            // The full holds everything above its compacted revision, and that revision itself.
             let last = hole["last_revision"].as_i64().unwrap();
             assert!(
                 (compacted - 1..compacted + 3).contains(&last),
@@ -312,7 +313,7 @@ fn what_was_compacted_before_it_was_saved_is_a_reported_hole() {
     }
 }
 
-/// A compaction at exactly the last saved revision, as `maintain` makes it, takes nothing that is needed.
+/// A compaction at exactly the last saved revision, as by `maintain`, removes nothing that is needed.
 #[test]
 fn a_compaction_at_the_last_saved_revision_is_no_reason() {
     for version in EtcdVersion::ALL {
@@ -346,7 +347,7 @@ fn a_compaction_at_the_last_saved_revision_is_no_reason() {
     }
 }
 
-/// The same where the newest snapshot is a full that was compacted there, ours or etcd's.
+/// The same if the newest snapshot is a full that was compacted there, by deltafold or by etcd.
 #[test]
 fn a_full_that_is_compacted_at_its_own_revision_can_be_gone_on_from() {
     for version in EtcdVersion::ALL {
@@ -378,8 +379,8 @@ fn a_full_that_is_compacted_at_its_own_revision_can_be_gone_on_from() {
     }
 }
 
-/// etcd runs again on what it had some time ago.
-/// What was compacted away cannot disagree: only who saw it knows that another history begins.
+/// etcd runs again on an old state of its data. What was compacted cannot disagree: only somebody who saw it
+/// knows that another history begins.
 #[test]
 fn a_history_that_shares_no_revision_with_what_is_saved() {
     for version in EtcdVersion::ALL {
@@ -398,7 +399,7 @@ fn a_history_that_shares_no_revision_with_what_is_saved() {
             let done = world.delta(&["--take-over"]);
             assert_eq!(why(&done.json), "ClusterBehind", "{}", done.json);
             assert_eq!(done.json["timeline_began"], true, "{}", done.json);
-            // From there on it is the newest, and goes on as any other.
+            // From here on it is the newest timeline and continues like any other.
             for _ in 0..3 {
                 world.put_many("/other/", 4, 100);
                 let done = world.delta(&[]);
@@ -414,7 +415,7 @@ fn a_history_that_shares_no_revision_with_what_is_saved() {
             world.truth.wait_for(revision);
             let checked = world.check_both_are_saved((&first, saved), revision, 100);
             assert_eq!(checked.timelines.len(), 2, "{checked:?}");
-            // What is taken without a word is the new one.
+            // By default the new timeline is taken.
             let mut compact = deltafold();
             compact.args(["compact", "--output", "json", "--store", &world.prefix.url]);
             let (code, json, log) = run_json(&mut compact);
@@ -448,7 +449,7 @@ fn a_cluster_behind_the_bucket_begins_a_new_timeline() {
             assert_eq!(world.revision(), kept);
             let truth = world.truth.forked_at(kept, &world.endpoints());
             let first = std::mem::replace(&mut world.truth, truth);
-            // As long as nothing is written one full of it is enough.
+            // As long as nothing is written, one full of it is enough.
             let done = world.delta(&[]);
             assert_eq!(why(&done.json), "ClusterBehind", "{}", done.json);
             assert_eq!(done.json["timeline_began"], true, "{}", done.json);
@@ -458,7 +459,7 @@ fn a_cluster_behind_the_bucket_begins_a_new_timeline() {
             world.put_many("/c/", 4, 50);
             let done = world.delta(&[]);
             assert_eq!(why(&done.json), "", "{}", done.json);
-            // It grows past what was saved before, and the two never meet.
+            // It grows beyond what was saved before, and the two never meet.
             world.put_many("/c/", 30, 50);
             let done = world.delta(&[]);
             assert_eq!(why(&done.json), "", "{}", done.json);
@@ -470,8 +471,8 @@ fn a_cluster_behind_the_bucket_begins_a_new_timeline() {
     }
 }
 
-/// Who takes fulls alone must not bring back what was undone: the deltas of the history before lead on from
-/// no full of the new one.
+/// A backup with fulls alone must not bring back what was undone: the deltas of the earlier history do not
+/// continue any full of the new one.
 #[test]
 fn a_full_of_another_history_begins_a_new_timeline_too() {
     // The same cluster, set back.
@@ -511,7 +512,7 @@ fn a_full_of_another_history_begins_a_new_timeline_too() {
         assert_eq!(why(&done.json), "Requested", "{}", done.json);
         assert_eq!(done.json["timeline_began"], false, "{}", done.json);
     });
-    // Another one, as far.
+    // Another cluster with the same number of revisions.
     with_etcd(EtcdVersion::V3_6, |world| {
         world.put("/a", "1");
         world.delta(&[]);
@@ -532,7 +533,7 @@ fn an_old_full_is_followed_by_another() {
         world.put_many("/a/", 5, 100);
         world.delta(&[]);
         std::thread::sleep(Duration::from_millis(2100));
-        // Nothing is too old where nothing changed.
+        // Nothing is too old if nothing changed.
         let done = world.delta(&["--max-full-age", "1s"]);
         assert_eq!(done.json["status"], "NothingToDo", "{}", done.json);
         world.put_many("/a/", 5, 100);
@@ -550,7 +551,7 @@ fn an_old_full_is_followed_by_another() {
         world.put_many("/a/", 5, 100);
         world.delta(&[]);
         let checked = world.check_all_is_saved();
-        // Also what came just before the second full.
+        // Including what came just before the second full.
         assert_eq!(checked.timelines.len(), 1, "{checked:?}");
         let ranges = checked.ranges();
         assert_eq!(ranges.len(), 1, "{checked:?}");
@@ -572,8 +573,8 @@ fn the_next_endpoint_is_tried() {
     });
 }
 
-/// As much as etcd takes at all with its largest documented request: it sends that, and what is read a
-/// thousand revisions at a time, as fragments.
+/// The largest documented request of etcd: it sends such transactions, and catch-up responses of a thousand
+/// revisions, as fragments.
 #[test]
 fn messages_of_any_size() {
     for version in EtcdVersion::ALL.into_iter().rev().take(rounds(1, 3)) {
@@ -595,7 +596,7 @@ fn messages_of_any_size() {
             assert_eq!(why(&done.json), "", "{}", done.json);
             let checked = world.check_all_is_saved();
             assert_eq!(checked.timelines.len(), 1);
-            // Bounded by the largest transactions and a part of a delta, not by the 80 MB that came.
+            // Bounded by the largest transactions and a part of a delta, not by the 80 MB of events.
             let peak = done.json["peak_memory_bytes"].as_u64().unwrap();
             println!("{version}: peak of {peak} bytes");
             assert!(peak < 112 << 20, "{version}: {peak} bytes");
@@ -603,21 +604,21 @@ fn messages_of_any_size() {
     }
 }
 
-/// A prefix that etcd-backup-restore wrote, goes on writing, and shares.
+/// A prefix that etcd-backup-restore wrote and still writes to.
 #[test]
 fn beside_the_snapshots_of_another_tool() {
     with_etcd(EtcdVersion::V3_5, |world| {
         let recording = world.saved_by_another_tool();
         let theirs = world.prefix.names();
 
-        // An old full, so that it must not be asked for another.
+        // An old full, which must not lead to another full.
         let never = ["--max-full-age", "0s"];
         world.put_many("/b/", 10, 100);
         let done = world.delta(&never);
         assert_eq!(why(&done.json), "", "{}", done.json);
         let last = recording.deltas[2].last;
         assert_eq!(done.last_snapshot()["start_revision"], last + 1);
-        // As the newest is compressed.
+        // Compressed like the newest snapshot.
         assert!(
             done.last_snapshot()["name"]
                 .as_str()
@@ -626,7 +627,7 @@ fn beside_the_snapshots_of_another_tool() {
         );
         assert_eq!(world.prefix.names().len(), theirs.len() + 1);
 
-        // The other tool saves the same again, cut elsewhere.
+        // The other tool saves the same events again, cut elsewhere.
         let other = Prefix::local(&world.folder().join("other"));
         recording.write_bucket(
             &world.folder().join("other"),

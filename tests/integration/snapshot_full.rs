@@ -1,4 +1,4 @@
-//! `deltafold snapshot full`: what it holds, whom it is taken from, and what it does when members fail or
+//! `deltafold snapshot full`: what it holds, which member it is taken from, and what happens if members fail or
 //! differ.
 
 use crate::support::etcd::{Cluster, EtcdOptions, EtcdVersion, Member, Signal, etcdutl_status};
@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// Of a name with its suffix, the payload with its hash, unpacked by Go's own readers.
+/// Returns the payload and checksum of a snapshot, unpacked by Go's own readers.
 fn unpacked(store: &Path, name: &str) -> Vec<u8> {
     let packed = fs::read(store.join("v2").join(name)).unwrap();
     let unpack = |method| tools::unpacked(method, &packed).unwrap();
@@ -39,7 +39,7 @@ fn unpacked(store: &Path, name: &str) -> Vec<u8> {
     }
 }
 
-/// Under load its revision is known only when it has come.
+/// Under load, the revision is known only after the transfer.
 #[test]
 fn its_name_is_what_it_holds() {
     for version in EtcdVersion::ALL {
@@ -183,7 +183,7 @@ fn memory_is_bounded() {
     });
 }
 
-/// Three members, the truth about them, and a prefix.
+/// Three members, the record of their history, and a prefix.
 struct Three {
     seed: u64,
     truth: Truth,
@@ -204,7 +204,7 @@ impl Three {
         runtime.block_on(put).unwrap();
     }
 
-    /// All that is there is right.
+    /// Asserts that everything in the prefix is right.
     fn check(&self, runtime: &tokio::runtime::Runtime) {
         let revision = self.revision(runtime);
         self.truth.wait_for(revision);
@@ -252,7 +252,7 @@ fn a_follower_is_preferred() {
             for leader in [0, 1, 2] {
                 runtime.block_on(three.cluster.move_leader_to(leader));
                 three.put(runtime, "/a", vec![leader as u8; 1000]);
-                // Given the leader alone, it finds the others.
+                // Given only the leader, it finds the other members.
                 let only = [three.cluster.endpoints()[leader].clone()];
                 let done = snapshot("full", &three.prefix, &only, &[]).succeeded();
                 let of_leader = three.cluster.endpoints()[leader].clone();
@@ -274,7 +274,7 @@ fn a_follower_is_preferred() {
     }
 }
 
-/// Changes a value in a member's database while it is away, which no page of bbolt has a checksum against.
+/// Changes a value in a stopped member's database, which bbolt does not protect by a checksum.
 fn corrupt(three: &mut Three, at: usize, needle: &[u8], by: u8) {
     three.cluster.stop_one(at);
     let db = three.folder.path().join(NAMES[at]).join("member/snap/db");
@@ -300,14 +300,14 @@ fn a_member_that_differs_is_named_and_not_taken_from() {
             let needle = b"a value that can be found again".to_vec();
             three.put(runtime, "/a", needle.clone());
             three.put(runtime, "/b", vec![1; 10]);
-            // A follower, as the others are.
+            // Like the others it is no leader.
             runtime.block_on(three.cluster.move_leader_to(0));
             corrupt(three, 1, &needle, b'X');
             three.put(runtime, "/c", vec![1; 10]);
             for only in [None, Some(1)] {
                 let endpoints = match only {
                     None => three.cluster.endpoints(),
-                    // Even where nobody else is told.
+                    // Even if it is the only endpoint.
                     Some(at) => vec![three.cluster.endpoints()[at].clone()],
                 };
                 let done = snapshot("full", &three.prefix, &endpoints, &[]).succeeded();
@@ -351,7 +351,7 @@ fn where_no_majority_agrees_nothing_is_taken() {
     });
 }
 
-/// Every member answers, but one is held or killed while it sends.
+/// Every member responds, but one is paused or killed while it sends.
 fn fails_midway(signal: Signal) {
     with_three(EtcdVersion::V3_6, |three, runtime| {
         for n in 0..24u8 {
@@ -368,7 +368,7 @@ fn fails_midway(signal: Signal) {
             .position(|e| *e == endpoint);
         let at = at.unwrap();
         three.put(runtime, "/b", vec![1]);
-        // So slow that it is still under way.
+        // So slow that it is still running.
         let mut command = snapshot_command("full", &three.prefix, &three.cluster.endpoints());
         command.args(["--bandwidth", "4MiB", "--log-level", "debug"]);
         command.args(["--keepalive-time", "5s", "--keepalive-timeout", "2s"]);
@@ -403,7 +403,7 @@ fn a_member_that_hangs_midway() {
     fails_midway(Signal::STOP);
 }
 
-/// Passes everything on, but for one bit of what comes back.
+/// Starts a proxy that flips one bit of a response.
 fn flipping_proxy(server: String, at: Arc<AtomicI64>) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -473,7 +473,7 @@ fn a_bit_that_flips_on_the_way_is_found() {
     for _ in 0..4 {
         at.store(rng.i64(1 << 20..7 << 20), Ordering::SeqCst);
         let done = snapshot("full", &prefix, &through, &[]);
-        // Where it hits the frames of HTTP/2 the connection breaks instead.
+        // If it hits the framing of HTTP/2, the connection breaks instead.
         assert!(
             [65, 69].contains(&done.code),
             "seed {seed}: {}\n{}",

@@ -1,5 +1,5 @@
-//! The termination message: one small JSON object that says how a command ended, however it ended, and
-//! that never changes how it ends.
+//! The termination message: one small JSON object that says how a command ended, in every case, and never
+//! changes how it ends.
 
 use crate::support::etcd::Etcd;
 use crate::support::made_backups::{BASE, Bucket, LAST, objects_in};
@@ -16,16 +16,16 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use tempfile::TempDir;
 
-/// What no file may ever show.
+/// A secret that no file may contain.
 const SECRET: &str = "correct-horse-battery";
 
-/// Commands and the file that they leave.
+/// Runs commands with a termination log.
 struct Pod {
     folder: TempDir,
     schema: Schema,
 }
 
-/// How a command ended.
+/// The result of a command.
 struct Ended {
     code: i32,
     outcome: Value,
@@ -40,7 +40,7 @@ impl Pod {
         Pod { folder, schema }
     }
 
-    /// As the kubelet makes it, with something in it.
+    /// Returns a file as the kubelet creates it, with old content.
     fn file(&self) -> PathBuf {
         let file = self.folder.path().join("termination-log");
         fs::write(&file, "what another run has left ".repeat(999)).unwrap();
@@ -54,13 +54,13 @@ impl Pod {
         c
     }
 
-    /// What the file says, which must be as documented.
+    /// Returns the message, validated against its schema.
     fn message(&self) -> Value {
         let text = fs::read_to_string(self.folder.path().join("termination-log")).unwrap();
         assert!(text.len() < 4096, "{}", text.len());
         assert!(!text.contains(SECRET), "{text}");
         let message: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"));
-        // Compact, with nothing around it.
+        // Compact JSON and nothing else.
         assert!(
             text.starts_with("{\"command\":") && text.ends_with('}'),
             "{text}"
@@ -69,7 +69,7 @@ impl Pod {
         message
     }
 
-    /// Runs it; the message tells of the same end as the exit code and standard output.
+    /// Runs a command. Asserts that message, exit code and standard output agree.
     fn run(&self, args: &[&str]) -> Ended {
         self.ends(&mut self.command(args))
     }
@@ -111,10 +111,10 @@ fn outcomes_are_told_whatever_is_printed() {
     let done = pod.run(&["compact", "--output", "json", "--store", place]);
     assert_eq!(done.told(), (0, "Succeeded", None), "{}", done.stderr);
     assert_eq!(done.message["command"], "compact");
-    // It is small enough to be told as it is.
+    // The outcome is small enough to be included unchanged.
     assert_eq!(done.message["result"], done.outcome);
     assert!(done.outcome["hash_kv"].is_u64() && done.outcome["bytes_written"].as_u64() > Some(0));
-    // Nothing of it is JSON on standard output; the message is the same.
+    // Without JSON on standard output the message is the same.
     let mut again = pod.command(&["compact", "--store", place]);
     assert!(again.output().unwrap().status.success());
     let message = pod.message();
@@ -123,7 +123,7 @@ fn outcomes_are_told_whatever_is_printed() {
         (&json!("NothingToDo"), &json!(0))
     );
     assert_eq!(message["result"]["snapshot"], done.outcome["snapshot"]);
-    // A member in place, by flags instead of the variable.
+    // A restored member, with flags instead of the variable.
     let folder = scratch::folder().unwrap();
     let member = folder.path().join("member");
     let file = pod.file();
@@ -218,7 +218,7 @@ async fn jobs_of_a_live_etcd_are_told() {
     assert_eq!(done.told(), (0, "Succeeded", None), "{}", done.stderr);
     assert!(done.outcome["members"][0]["db_size_after"].is_u64());
     assert_eq!(done.message["result"]["members"], done.outcome["members"]);
-    // Stopped in good order; what comes after its first look is a delta.
+    // Stopped cleanly; the changes after its first look become a delta.
     kv.put("k", "followed", None).await.unwrap();
     let mut c = pod.command(&["snapshot", "follow", "--delta-period", "1s"]);
     let mut job = c
@@ -252,7 +252,7 @@ async fn jobs_of_a_live_etcd_are_told() {
     assert_eq!(failed.message["retry"], true);
 }
 
-/// Whoever may see Pods may not see what is in etcd.
+/// Users who may see Pods must not see what is in etcd.
 #[test]
 fn what_is_in_etcd_is_not_told() {
     let pod = Pod::new();
@@ -298,7 +298,7 @@ fn failures_are_told_with_their_reason() {
     let failed = pod.run(&["compact", "--output", "json", "--store", place]);
     assert_eq!(failed.told(), (65, "Failed", Some("CorruptSnapshot")));
     assert!(failed.message["message"].as_str().unwrap().contains(&delta));
-    // An outcome that is itself a failure is told, too.
+    // An outcome that is a failure is included, too.
     let failed = pod.run(&["verify", "--output", "json", "--store", place]);
     assert_eq!(
         failed.told(),
@@ -326,7 +326,7 @@ fn failures_are_told_with_their_reason() {
         (failed.code, &failed.message["result"]["copied"]),
         (65, &json!(1))
     );
-    // Worth a retry.
+    // A failure that is worth a retry.
     let failed = pod.ends(crate::support::without_servers(&mut pod.command(&[
         "list",
         "--output",
@@ -338,7 +338,7 @@ fn failures_are_told_with_their_reason() {
     ])));
     assert_eq!(failed.told(), (69, "Failed", Some("StoreUnreachable")));
     assert_eq!(failed.message["retry"], true);
-    // What was done is told although it could not be printed.
+    // The operation is reported although the output could not be printed.
     let store = copy_fixture("etcd36-gzip");
     let full = fs::OpenOptions::new()
         .write(true)
@@ -419,7 +419,7 @@ fn a_refused_command_line_is_told_without_its_values() {
         };
         assert_eq!(pod.ends(&mut c).told(), (64, "Failed", Some("Usage")));
     }
-    // Who asks for help gets it, and nothing else happens.
+    // --help prints help and does nothing else.
     let file = pod.file();
     let before = fs::read(&file).unwrap();
     for args in [&["--help"][..], &["compact", "--help"], &["--version"]] {
@@ -434,7 +434,7 @@ fn a_refused_command_line_is_told_without_its_values() {
 fn many_findings_are_counted() {
     let pod = Pod::new();
     let bucket = Bucket::with_base();
-    // By names alone: holes between all of them, and objects that are no snapshots.
+    // Judged by names: holes between all of them, and foreign objects.
     for i in 0..1500 {
         let first = LAST + 10 * i;
         bucket.put(
@@ -499,7 +499,7 @@ fn signal(child: &Child, signal: Signal) {
     kill_process(Pid::from_child(child), signal).unwrap();
 }
 
-/// A run that waits for a server which says nothing.
+/// Starts a run that waits for a server which never responds.
 fn hangs(pod: &Pod) -> (Child, TcpListener, std::net::TcpStream) {
     let server = TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = format!("endpoint=http://{}", server.local_addr().unwrap());
@@ -548,7 +548,7 @@ fn signals_are_told_and_a_killed_run_says_nothing() {
     );
 }
 
-/// What goes on until it is stopped tells then what it has done.
+/// A command that runs until it is stopped reports what it has done.
 #[test]
 fn a_follower_that_is_stopped_tells_what_it_did() {
     let pod = Pod::new();

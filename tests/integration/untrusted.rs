@@ -1,4 +1,4 @@
-//! Attacks by whoever can write into an encrypted prefix without a key: what is not encrypted is never an input.
+//! Attacks on an encrypted prefix by somebody without a key: plain snapshots are never used as input.
 
 use crate::support::etcd::EtcdVersion;
 use crate::support::follower::QUICK;
@@ -12,7 +12,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-/// A base and a delta up to 1499 for a key, and a plain delta that somebody has put behind them.
+/// Returns an encrypted base and delta up to 1499, and a plain delta that an attacker has added.
 fn forged(key: &Key) -> (Bucket, String) {
     let bucket = Bucket::with_base();
     bucket.delta(BASE + 1, 1499, 6);
@@ -21,7 +21,7 @@ fn forged(key: &Key) -> (Bucket, String) {
     (bucket, forged)
 }
 
-/// Runs a command that must be refused; gives the message.
+/// Asserts that a command is refused. Returns the message.
 fn refused(bucket: &Bucket, command: &str, flags: &[&str]) -> String {
     let before = bucket.objects();
     let (code, json, stderr) = bucket.run(command, flags);
@@ -65,7 +65,7 @@ fn a_plain_delta_behind_an_encrypted_chain_is_no_input() {
     }
     let said = refused(&bucket, "compact", &both);
     assert!(said.contains(&forged), "{said}");
-    // A flag for what is older than the encryption does not help what is not.
+    // A flag for snapshots older than the encryption does not help newer ones.
     let allows = ["--allow-plaintext-below", "1000000"];
     refused(&bucket, "compact", &[&both[..], &allows].concat());
     assert_eq!(folder.path().read_dir().unwrap().count(), 0);
@@ -82,7 +82,7 @@ fn a_plain_delta_behind_an_encrypted_chain_is_no_input() {
     assert_eq!(untrusted[0]["name"], forged);
     assert_eq!(listed["latest_revision"], 1499);
 
-    // With what is trusted alone they do what they would do if it were not there.
+    // With trusted snapshots alone, the commands do what they would do without the forged one.
     let clean = Bucket::of(&bucket.objects());
     fs::remove_file(clean.path().join("v2").join(&forged)).unwrap();
     for (command, flags) in [
@@ -118,7 +118,7 @@ fn a_plain_delta_behind_an_encrypted_chain_is_no_input() {
     let made = bucket.compact(&[&both[..], &["--ignore-untrusted"]].concat());
     assert_eq!(made["revision"], 1499);
     assert_eq!(made["hash_kv"], clean.compact(&both)["hash_kv"]);
-    // The new full has the time of its inputs, so what somebody put there is still newer; until it is removed.
+    // The new full has the time of its inputs, so the forged delta is still newer until it is removed.
     refused(&bucket, "verify", &reads);
     fs::remove_file(bucket.path().join("v2").join(&forged)).unwrap();
     succeeds(&bucket, "verify", &reads);
@@ -134,7 +134,7 @@ fn a_plain_full_is_no_input_however_it_is_named() {
     let base = plain.names()[0].clone();
     let full = fs::read(plain.path().join("v2").join(base)).unwrap();
     let names = [
-        // The newest by time, with a low revision and a high one, of the future, and a byte.
+        // Newest by time, with a low and a high revision, in the future, and of one byte.
         (
             format!("Full-00000000-00000746-{}.gz", T0 + 100),
             full.clone(),
@@ -163,7 +163,7 @@ fn a_plain_full_is_no_input_however_it_is_named() {
         let made = bucket.compact(&[&both[..], &["--ignore-untrusted"]].concat());
         assert_eq!(made["revision"], LAST, "{name}");
     }
-    // One that is older than the newest encrypted full changes nothing.
+    // A plain snapshot older than the newest encrypted full changes nothing.
     let bucket = Bucket::of(&sealed);
     let old = format!("v2/Full-00000000-00009000-{}", T0 - 1);
     bucket.put(&old, b"x");
@@ -188,7 +188,7 @@ fn a_prefix_that_was_encrypted_later_tells_the_flag_and_needs_it_once() {
         let said = refused(&bucket, command, flags);
         assert!(said.contains("--allow-plaintext-below 1500"), "{said}");
     }
-    // A lower one is not enough.
+    // A lower revision is not enough.
     let mut low = both.clone();
     low.extend(["--allow-plaintext-below", "1499"]);
     refused(&bucket, "compact", &low);
@@ -196,7 +196,7 @@ fn a_prefix_that_was_encrypted_later_tells_the_flag_and_needs_it_once() {
     enough.extend(["--allow-plaintext-below", "1500"]);
     let made = bucket.compact(&enough);
     assert_eq!(made["revision"], LAST);
-    // Its full has superseded them, and no flag is needed; but for a moment that only they hold.
+    // An encrypted full has superseded them, so no flag is needed, except for a state that only they hold.
     assert_eq!(succeeds(&bucket, "get", &all)["revision"], LAST);
     succeeds(&bucket, "verify", &reads);
     let mut past = all.clone();
@@ -241,7 +241,7 @@ fn a_copy_does_not_encrypt_what_somebody_has_put_there() {
             .keys()
             .all(|p| p.ends_with(".age"))
     );
-    // Byte for byte nothing looks better than it was; and a prefix that is plain becomes encrypted.
+    // A byte-for-byte copy looks no better than the source; and a plain prefix may become encrypted.
     let verbatim = scratch::folder().unwrap();
     let (code, json, stderr) = copy(verbatim.path(), &args(&key.reads()));
     assert_eq!((code, &json["copied"]), (0, &json!(3)), "{stderr}");
@@ -287,7 +287,7 @@ fn plain_fulls_make_nothing_go() {
     let full = fs::read(bucket.path().join("v2").join(newest)).unwrap();
     seal_all(bucket.path(), &[&key]);
     let clean = Bucket::of(&bucket.objects());
-    // They are as good as can be, but for the encryption.
+    // Valid in every way except encryption.
     let forged =
         [-5, 8, 30, 40, 50].map(|after| format!("v2/Full-00000000-{LAST:08}-{}.gz", T0 + after));
     for path in &forged {
@@ -329,8 +329,8 @@ fn a_follower_takes_a_new_full_and_goes_on() {
             fs::write(store.join(&name), bytes).unwrap();
             name
         };
-        // Somebody drops an object, and another one with a name of the future. The last full is younger than an hour, so
-        // that there is no other for them: many objects would be as many fulls.
+        // An attacker adds a plain object, and another one with a name in the future. The last full is younger
+        // than an hour, so no new full is taken for them: many objects would cause as many fulls.
         world.put("/b", "2");
         world.delta(&both);
         let last = world.prefix.last_saved();
@@ -355,7 +355,7 @@ fn a_follower_takes_a_new_full_and_goes_on() {
         });
         follower.terminate().succeeded();
         assert_eq!(world.prefix.fulls().len(), fulls);
-        // What is trusted is the whole cluster.
+        // The trusted snapshots hold the whole cluster.
         let mut c = deltafold();
         c.args(["get", "/c", "--output", "json", "--store"])
             .arg(&store);

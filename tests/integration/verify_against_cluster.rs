@@ -1,4 +1,5 @@
-//! A backup against the live etcds that it was taken from: equal, different, or without a common revision.
+//! `verify --endpoints`: a backup against the live etcd it was taken from is equal, different, or without a
+//! common revision.
 
 use crate::support::etcd::{Cluster, Etcd, EtcdVersion, Member};
 use crate::support::history::{Compression, History, Recorder, Recording, with_checksum};
@@ -13,10 +14,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 const T0: i64 = 1_790_000_000;
-/// A value that stands once in a database file.
+/// A value that occurs once in a database file.
 const NEEDLE: &str = "a value that nothing else has: 7e0c";
 
-/// `deltafold verify`: exit code, JSON, standard error.
+/// Runs `deltafold verify`. Returns the exit code, the JSON and standard error.
 fn verify(store: &Path, endpoints: &str, args: &[&str]) -> (i32, Value, String) {
     let mut c = deltafold();
     c.args(["verify", "--output", "json", "--log-format", "text"])
@@ -44,10 +45,10 @@ fn refused(store: &Path, endpoints: &str, args: &[&str], code: i32, reason: &str
     json["message"].as_str().unwrap().to_owned()
 }
 
-/// Writes, overwrites and deletes; some keys hang on a lease.
+/// Writes, overwrites and deletes keys; some keys have a lease.
 async fn write(etcd: &Etcd, tag: &str, n: usize) {
     let mut client = etcd.client().await;
-    // The same in every cluster, so that histories of one tag are equal.
+    // The same in every cluster, so that histories with the same tag are equal.
     let id = tag
         .bytes()
         .fold(1, |id, b| id * 31 % 100_003 + i64::from(b));
@@ -66,7 +67,7 @@ async fn write(etcd: &Etcd, tag: &str, n: usize) {
     }
 }
 
-/// Takes a full and deltas of what is written meanwhile.
+/// Takes a full and deltas while keys are written.
 async fn back_up(etcd: &Etcd, tag: &str, n: usize, deltas: usize) -> (Recording, i64) {
     let mut recorder = Recorder::start(etcd).await;
     recorder.take_full(etcd).await;
@@ -102,20 +103,21 @@ async fn life_of_a_backup(version: EtcdVersion) {
     assert_eq!(json["live_keys"], etcd.live_keys_at(last).await);
     assert_eq!(json["deltas"].as_array().unwrap().len(), 4);
     assert_eq!(json["members"][0]["equal"], true);
-    // At a revision within a delta, and beyond what there is.
+    // At a revision inside a delta, and beyond the end.
     let within = (last - 20).to_string();
     equal(&store, at, &["--revision", &within]);
     let beyond = (last + 1).to_string();
     refused(&store, at, &["--revision", &beyond], 66, "NoCommonRevision");
 
-    // The cluster goes on, and is compacted before, in, and at the end of what is saved.
+    // The cluster continues and is compacted before, inside, and at the end of what is saved.
     write(&etcd, "after", 10).await;
     for compact in [recording.full_revision - 5, last - 30] {
         etcd.compact(compact).await;
         let json = equal(&store, at, &[]);
         assert_eq!(json["compact_revision"], compact, "{json:#}");
     }
-    // A new full without history: the older one is folded again. Without that there is none.
+    // A new full without history: the older one is folded again. Without the older one there is no common
+    // revision.
     let mut c = deltafold();
     c.args(["compact", "--output", "json", "--store"])
         .arg(&store);
@@ -130,12 +132,12 @@ async fn life_of_a_backup(version: EtcdVersion) {
     let said = refused(&store, at, &[], 66, "NoCommonRevision");
     assert!(said.contains("compacted later"), "{said}");
 
-    // Compacted at that very revision etcd answers from memory what was before.
+    // At exactly a compacted revision, etcd responds from memory with the earlier hash.
     etcd.compact(last).await;
     refused(&store, at, &[], 66, "NoCommonRevision");
     fs::rename(&kept_as, &old).unwrap();
     equal(&store, at, &[]);
-    // And remembers it, whatever it compacts at later.
+    // And remembers it, wherever it compacts later.
     etcd.compact(last + 1).await;
     equal(&store, at, &[]);
     let before = (last - 1).to_string();
@@ -158,7 +160,7 @@ async fn equal_until_compacted_away_3_7() {
     life_of_a_backup(EtcdVersion::V3_7).await;
 }
 
-/// What nobody wrote since is equal too, where the newest revision is the compacted one.
+/// An idle cluster is equal, too, although its newest revision is the compacted one.
 #[tokio::test(flavor = "multi_thread")]
 async fn equal_at_rest() {
     let dir = scratch::folder().unwrap();
@@ -175,8 +177,8 @@ async fn equal_at_rest() {
     equal(&store, etcd.endpoint(), &[]);
 }
 
-/// The last change deleted all keys, and etcd compacted there: what it remembers from then is another sum in newer
-/// versions than what it would give without having compacted.
+/// The last change deleted all keys, and etcd compacted there: newer versions remember another hash than they
+/// would compute without the compaction.
 #[tokio::test(flavor = "multi_thread")]
 async fn equal_with_nothing_alive() {
     for version in [EtcdVersion::V3_5, EtcdVersion::V3_6, EtcdVersion::V3_7] {
@@ -223,28 +225,28 @@ async fn a_changed_backup_and_another_cluster_differ() {
     for hash in [ours.hash, theirs.hash] {
         assert!(said.contains(&hash.to_string()), "{said}");
     }
-    // Up to where they fork they are equal.
+    // Up to the fork they are equal.
     let before = recording.full_revision.to_string();
     equal(&store, other.endpoint(), &["--revision", &before]);
 
-    // One that is behind the backup, on its own way: restored, say.
+    // A cluster that is behind the backup, for example after a restore.
     let behind = Etcd::start(EtcdVersion::V3_6, &dir.path().join("behind"));
     write(&behind, "before", 30).await;
     write(&behind, "other", 20).await;
     refused(&store, behind.endpoint(), &[], 65, "BackupDiffers");
 
-    // Two members of different clusters are no cluster.
+    // Two members of different clusters are not one cluster.
     let both = format!("{},{}", etcd.endpoint(), other.endpoint());
     let said = refused(&store, &both, &[], 78, "Configuration");
     assert!(said.contains("different clusters"), "{said}");
 
-    // Compacted past all that is saved.
+    // Compacted beyond everything that is saved.
     write(&other, "more", 10).await;
     other.compact(last + 2).await;
     let said = refused(&store, other.endpoint(), &[], 66, "NoCommonRevision");
     assert!(said.contains("take one"), "{said}");
 
-    // One event of the backup is another.
+    // One event of the backup is altered.
     let delta = full_of(&store, "Incr").remove(0);
     let events: Vec<Value> = serde_json::from_slice(&recording.deltas[0].json).unwrap();
     let altered = serde_json::to_vec(&alter(events, b"changed")).unwrap();
@@ -266,7 +268,7 @@ async fn every_member_is_asked() {
     let (recording, _) = back_up(cluster.member(0), "during", 40, 2).await;
     recording.write_bucket(&store, Compression::Zlib, T0);
 
-    // One endpoint is enough: it knows the others.
+    // One endpoint is enough to find the others.
     let one = cluster.member(1).endpoint().to_owned();
     let json = equal(&store, &one, &[]);
     let names = |json: &Value, equal: Value| -> Vec<String> {
@@ -278,7 +280,7 @@ async fn every_member_is_asked() {
     };
     assert_eq!(names(&json, Value::Bool(true)), ["a", "b", "c"]);
 
-    // A member that is damaged is named; then it is gone; then there is no quorum; then nothing.
+    // A damaged member is named; then it is gone; then there is no quorum; then nobody responds.
     cluster.kill(2);
     let db = members[2].data_dir.join("member/snap/db");
     let mut bytes = fs::read(&db).unwrap();

@@ -1,5 +1,5 @@
-//! `deltafold verify` of a backup by itself: each level finds what it must and reads no more than it needs, all that
-//! is wrong is told, and a restore drill starts a real etcd that leaves nothing behind.
+//! `deltafold verify` without a cluster: each level finds what it must and reads no more than it needs,
+//! everything wrong is reported, and a restore drill starts a real etcd that leaves nothing behind.
 
 use crate::support::etcd::{Etcd, EtcdVersion, Process, Signal};
 use crate::support::history::{Compression, with_checksum};
@@ -27,7 +27,7 @@ fn command(store: &Path, args: &[&str]) -> Command {
     c
 }
 
-/// Exit code and result, which is as documented.
+/// Returns the exit code and the JSON, validated against the schema.
 #[track_caller]
 fn verify(store: &Path, args: &[&str]) -> (i32, Value) {
     let (code, json, stderr) = run_json(&mut command(store, args));
@@ -41,7 +41,7 @@ fn verify(store: &Path, args: &[&str]) -> (i32, Value) {
     (code, json)
 }
 
-/// Reason and snapshots of the errors, or of the notes.
+/// Returns reason and snapshots of the errors, or of the notes.
 fn found(json: &Value, severity: &str) -> Vec<(String, Vec<String>)> {
     let findings = json["findings"].as_array().expect("findings").iter();
     findings
@@ -69,7 +69,7 @@ fn verified(store: &Path, args: &[&str]) -> Value {
     json
 }
 
-/// The errors that it must fail with.
+/// Asserts that verification fails with these errors.
 #[track_caller]
 fn fails(store: &Path, args: &[&str], code: i32, reason: &str) -> Value {
     let (got, json) = verify(store, args);
@@ -95,7 +95,7 @@ fn two_deltas() -> Bucket {
     b
 }
 
-/// A full of another bucket's newest state, so many seconds after the base.
+/// Writes a full of another store's newest state, `after` seconds later than the base.
 fn full_of(source: &Bucket, into: &Bucket, at: i64, after: i64, keep: &str) -> String {
     let made = source.compact(&["--revision", &at.to_string(), "--keep-history", keep]);
     let made = made["snapshot"].as_str().unwrap().to_owned();
@@ -105,7 +105,7 @@ fn full_of(source: &Bucket, into: &Bucket, at: i64, after: i64, keep: &str) -> S
     name
 }
 
-/// Two chains that follow each other: a full, deltas, a full of the same, a delta.
+/// Returns two chains in sequence: a full, deltas, a full of the same state, a delta.
 fn two_chains() -> (Bucket, Vec<String>) {
     let b = Bucket::with_base();
     let mut names = b.names();
@@ -149,7 +149,7 @@ fn good_backups_are_verified_at_each_level() {
                 }
             }
         }
-        // The level where none is said.
+        // The default level.
         assert_eq!(verified(store.path(), &[])["level"], "checksums");
     }
 }
@@ -170,7 +170,7 @@ fn the_fold_is_what_etcd_had() {
     );
 }
 
-/// Without --all-chains no more is read than a restore of the newest state needs, with it everything once.
+/// Without --all-chains it reads only what a restore of the newest state needs; with it, everything once.
 #[test]
 fn no_level_reads_what_it_need_not() {
     let (b, names) = two_chains();
@@ -202,12 +202,12 @@ fn a_flipped_bit_in_any_snapshot_is_found_and_named() {
         let (b, _) = two_chains();
         let path = format!("v2/{name}");
         let mut bytes = fs::read(b.path().join(&path)).unwrap();
-        // Behind gzip's header, whose time and system nobody looks at.
+        // After gzip's header, whose time and system fields are ignored.
         let at = rng.usize(20..bytes.len());
         bytes[at] ^= 1 << rng.u8(..8);
         b.put(&path, &bytes);
         let what = format!("{name} at {at}");
-        // Names tell nothing of it.
+        // Names do not show it.
         verified(b.path(), &["--level", "names", "--all-chains"]);
         for level in ["checksums", "fold"] {
             let json = fails(
@@ -218,10 +218,10 @@ fn a_flipped_bit_in_any_snapshot_is_found_and_named() {
             );
             let wanted = vec![("CorruptSnapshot".to_owned(), vec![path.clone()])];
             assert_eq!(found(&json, "error"), wanted, "{what}");
-            // What can be restored nevertheless.
+            // What can still be restored.
             let newest = json["newest"]["last_revision"].as_i64().unwrap();
             let reaches = match n {
-                // The second full goes; deltas lead past it.
+                // The second full is lost; deltas lead past it.
                 3 => LAST,
                 4 => 1800,
                 _ => LAST,
@@ -267,7 +267,7 @@ fn all_that_is_wrong_is_told() {
 fn a_missing_delta_is_a_gap() {
     let (b, names) = two_chains();
     fs::remove_file(b.path().join("v2").join(&names[1])).unwrap();
-    // Not in the newest chain; the next full's history covers it only where it is read.
+    // Not in the newest chain; the next full's history covers it only if that full is read.
     verified(b.path(), &["--level", "names"]);
     fails(
         b.path(),
@@ -290,14 +290,14 @@ fn a_missing_delta_is_a_gap() {
     }
 }
 
-/// A full with all history closes the gap before it.
+/// A full with the whole history closes the gap before it.
 #[test]
 fn a_gap_that_the_next_full_covers_is_a_note() {
     let (b, names) = two_chains();
     fs::remove_file(b.path().join("v2").join(&names[1])).unwrap();
     let json = verified(b.path(), &["--all-chains"]);
     assert_eq!(reasons(&json, "note"), ["GapIsCovered"], "{json:#}");
-    // One without does not.
+    // A full without history does not.
     let b = Bucket::with_base();
     b.delta(1401, 1800, 7);
     full_of(&two_deltas(), &b, 1800, 8, "latest");
@@ -319,7 +319,7 @@ fn a_missing_base_is_told() {
             "NoSnapshots",
         );
     }
-    // The older chain's: the newest state can be restored, what is before it cannot.
+    // In the older chain: the newest state can be restored, older states cannot.
     let b = Bucket::with_base();
     let base = b.names().remove(0);
     let lost = b.delta(BASE + 1, 1800, 7);
@@ -330,7 +330,7 @@ fn a_missing_base_is_told() {
     assert_eq!(reasons(&json, "note"), ["MissingBase"]);
     let json = fails(b.path(), &["--all-chains"], 65, "RevisionGap");
     assert_eq!(found(&json, "error")[0].1, [format!("v2/{lost}")]);
-    // Nothing at all is a failure without an outcome.
+    // An empty prefix is a failure without an outcome.
     let empty = scratch::folder().unwrap();
     assert_eq!(verify(empty.path(), &[]).0, 66);
 }
@@ -363,7 +363,7 @@ fn a_snapshot_that_is_not_what_its_name_says() {
             "NameMismatch",
         );
     }
-    // Packed otherwise than its name says.
+    // Compressed in another way than its name says.
     let b = two_deltas();
     let name = format!("Full-00000000-{BASE:08}-{T0}");
     fs::rename(
@@ -416,7 +416,7 @@ fn forked_timelines_are_all_looked_at() {
     assert_eq!(ends, [("main", LAST), (forked.as_str(), 1700)]);
     assert_ne!(chains[0]["hash_kv"], chains[1]["hash_kv"]);
     assert_eq!(verify(b.path(), &["--timeline", "r9-00000000"]).0, 66);
-    // Damage on the branch that nobody restores is only in the way of who looks at all.
+    // Damage on a branch that nobody restores matters only with --all-chains.
     let old = format!("Incr-00001500-{LAST:08}-{}.gz", T0 + 9);
     b.put(&format!("v2/{old}"), b"damaged");
     // It is needed to tell the histories apart.
@@ -468,7 +468,7 @@ fn what_is_excluded_is_not_looked_at() {
     }
 }
 
-/// A full that grows by its name, and was made of another history: only folding what leads to it tells.
+/// A full whose name continues the chain but whose content has another history: only folding shows it.
 #[test]
 fn a_full_of_another_history_is_found_by_its_hash() {
     let source = Bucket::with_base();
@@ -494,7 +494,7 @@ fn a_full_of_another_history_is_found_by_its_hash() {
     assert_eq!(json["chains"][0]["equals_next"], false, "{json:#}");
 }
 
-/// A delta that does not continue what is before it: a key's version does not follow.
+/// A delta that does not continue the one before: the version of a key does not follow.
 #[test]
 fn a_delta_that_does_not_follow_is_found_by_the_fold() {
     let b = Bucket::with_base();
@@ -547,7 +547,7 @@ fn without_the_key_nothing_is_called_damaged() {
             "--all-chains",
             "--age-identity",
             file.to_str().unwrap(),
-            // What was folded is plain.
+            // Plain snapshots were folded.
             "--allow-plaintext-below",
             "2253",
         ],
@@ -619,7 +619,7 @@ fn the_metrics_file_tells_of_success_and_failure() {
     let made = value("deltafold_verify_newest_snapshot_timestamp_seconds");
     assert_eq!(made, Some((T0 + 9) as f64));
     assert_eq!(value("deltafold_job_succeeded{job=\"verify\"}"), Some(1.0));
-    // Another user reads it.
+    // Another user can read it.
     let mode = fs::metadata(&file).unwrap().permissions().mode();
     assert_eq!(mode & 0o444, 0o444, "{mode:o}");
     b.put(
@@ -634,7 +634,7 @@ fn the_metrics_file_tells_of_success_and_failure() {
     );
     assert_eq!(value("deltafold_restorable_last_revision"), Some(1499.0));
     assert_eq!(value("deltafold_job_succeeded{job=\"verify\"}"), Some(0.0));
-    // A run that has no outcome, too.
+    // A run without an outcome, too.
     assert_eq!(with(folder.path()), 66);
     assert_eq!(value("deltafold_verify_errors"), None);
     assert_eq!(value("deltafold_job_succeeded{job=\"verify\"}"), Some(0.0));
@@ -647,7 +647,7 @@ fn the_metrics_file_tells_of_success_and_failure() {
     assert_eq!((code, &json["reason"]), (78, &"Configuration".into()));
 }
 
-// Drills.
+// Restore drills.
 
 fn drill(store: &Path, etcd: &Path, temp: &Path, args: &[&str]) -> (i32, Value) {
     let mut all = vec!["--etcd-binary", etcd.to_str().unwrap()];
@@ -660,7 +660,7 @@ fn is_empty(folder: &Path) -> bool {
     fs::read_dir(folder).unwrap().next().is_none()
 }
 
-/// A program that is none of etcd's.
+/// Writes a program that is not etcd.
 fn script(folder: &Path, name: &str, text: &str) -> PathBuf {
     let path = folder.join(name);
     fs::write(&path, text).unwrap();
@@ -757,7 +757,7 @@ fn an_etcd_that_lies_dies_or_hangs_fails_the_drill() {
     let (folder, temp) = (scratch::folder().unwrap(), scratch::folder().unwrap());
     let store = copy_fixture(FIXTURE);
     let etcd = tools::etcd(EtcdVersion::V3_6);
-    // Another's data, with more revisions than are asked for.
+    // The data of another etcd, with more revisions than needed.
     let other = folder.path().join("other");
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
@@ -781,7 +781,7 @@ fn an_etcd_that_lies_dies_or_hangs_fails_the_drill() {
             "exec sleep 1000".to_owned(),
             "not healthy within 2 s",
         ),
-        // A grandchild that outlives its parent unless the whole group is ended.
+        // A grandchild that outlives its parent unless the whole process group is ended.
         (
             "hides",
             "sleep 1000 & wait".to_owned(),
@@ -792,7 +792,7 @@ fn an_etcd_that_lies_dies_or_hangs_fails_the_drill() {
             format!("shift 2; exec {etcd} --data-dir {other} \"$@\""),
             "other data",
         ),
-        // It has a cluster of the right ID, and nothing in it.
+        // It has a cluster with the right ID and no keys.
         (
             "forgets",
             format!("rm -rf \"$2\"; exec {etcd} \"$@\""),
@@ -821,10 +821,10 @@ fn an_etcd_that_lies_dies_or_hangs_fails_the_drill() {
         let message = json["message"].as_str().unwrap();
         assert!(message.contains(said), "{name}: {message}");
         assert_eq!(json["drills"][0]["succeeded"], false);
-        // What was folded is good nevertheless.
+        // The folded state is good nevertheless.
         assert!(json["chains"][0]["hash_kv"].is_u64());
         assert!(is_empty(temp.path()), "{name}");
-        // The grandchild is killed, but it is not ours to wait for its end.
+        // The grandchild is killed, but its end is not ours to wait for.
         wait_until("no etcd is left", || !anybody_uses(temp.path()));
         assert!(begun.elapsed() < Duration::from_secs(120), "{name}");
     }
@@ -838,7 +838,7 @@ fn an_etcd_that_lies_dies_or_hangs_fails_the_drill() {
     assert!(is_empty(temp.path()));
 }
 
-/// Whether a process is about that folder: by its arguments, or where it works.
+/// Returns whether a process uses that folder, by its arguments or its working directory.
 fn anybody_uses(folder: &Path) -> bool {
     let processes = fs::read_dir("/proc").unwrap().flatten();
     processes
@@ -863,7 +863,7 @@ fn wait_until(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
-/// Ended in the middle of a drill, by a signal that can be caught and by one that cannot: no etcd stays.
+/// A drill ended by a signal that can be caught, and by one that cannot: no etcd stays.
 #[test]
 fn a_signal_leaves_no_etcd_behind() {
     let folder = scratch::folder().unwrap();
@@ -874,7 +874,7 @@ fn a_signal_leaves_no_etcd_behind() {
         .enumerate()
     {
         for (kind, start) in [
-            // It serves, and is not the one that was asked for: until it is healthy the drill waits.
+            // It serves, but does not get healthy: the drill waits.
             (
                 "etcd",
                 format!(
@@ -887,7 +887,7 @@ fn a_signal_leaves_no_etcd_behind() {
                 "trap '' TERM; while :; do sleep 1; done".to_owned(),
             ),
         ] {
-            // A shell's own child is not ended with it when we are killed.
+            // A shell's own child does not end with it when we are killed.
             if signal == Signal::KILL && kind == "hangs" {
                 continue;
             }
@@ -916,7 +916,7 @@ fn a_signal_leaves_no_etcd_behind() {
                 assert!(is_empty(temp.path()), "{kind} {signal:?}");
             }
             wait_until("no etcd is left", || !anybody_uses(temp.path()));
-            // What could not be removed by who was killed, the next one removes.
+            // The next run removes what a killed run could not.
             let (code, json) = drill(store.path(), &etcd, temp.path(), &[]);
             assert_eq!(code, 0, "{json:#}");
             assert!(is_empty(temp.path()), "{kind} {signal:?}");
