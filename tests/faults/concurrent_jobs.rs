@@ -1,4 +1,4 @@
-//! Two Jobs at once, a rerun, other numbers of threads: one valid result, always the same bytes.
+//! Concurrent compactions, reruns, and other numbers of threads: one valid result, always with the same bytes.
 
 use crate::support::kill_times::KillTimes;
 use crate::support::made_backups::{Bucket, LAST, T0};
@@ -38,7 +38,7 @@ fn threads_and_reruns_give_the_same_bytes() {
     }
 }
 
-/// What comes first in the chain is what is wrong, though a later delta was read beside it.
+/// The first damage in the chain is reported, even if a later delta was read at the same time.
 #[test]
 fn threads_give_the_same_error() {
     let b = Bucket::with_base();
@@ -60,7 +60,7 @@ fn threads_give_the_same_error() {
     let alone = refused("1");
     assert_eq!(alone.0, "HistoryMismatch");
     assert_eq!(refused("2"), alone);
-    // The same, with something worse behind it, which a part of the fold meets first.
+    // The same with worse damage after it, which another thread of the fold meets first.
     let last = events.len() - 1;
     events[last]["etcdEvent"]["kv"]["key"] = "?".into();
     assert_eq!(b.delta_of(1500, LAST, 9, &events), contradicting);
@@ -90,7 +90,7 @@ fn jobs_at_once_leave_one_valid_result() {
                 .stderr(Stdio::piped());
             c.spawn().unwrap()
         };
-        // Four alike, and two that make something else of the same input.
+        // Four with the same options, and two that make another result of the same input.
         let jobs: Vec<_> = ["latest", "all", "latest", "latest", "all", "latest"]
             .map(start)
             .into_iter()
@@ -105,7 +105,7 @@ fn jobs_at_once_leave_one_valid_result() {
             .into_iter()
             .filter(|n| n.contains(&format!("-{LAST:08}-")) && n.starts_with("Full"))
             .collect();
-        // One of each kind at most (none of the second where the first was already a base).
+        // At most one of each kind, and none of the second kind if the first was already a base.
         assert!((1..=2).contains(&fulls.len()), "round {round}: {fulls:?}");
         assert_eq!(b.names().len(), 3 + fulls.len());
         let last = b.compact(&[]);
@@ -124,7 +124,7 @@ fn jobs_at_once_leave_one_valid_result() {
     }
 }
 
-/// Each Job cleans what killed ones left, while others are alive.
+/// Each run cleans up after killed ones while others are alive.
 #[test]
 fn jobs_at_once_some_of_which_are_killed() {
     let b = Bucket::with_base();
@@ -149,7 +149,7 @@ fn jobs_at_once_some_of_which_are_killed() {
             std::thread::sleep(moments.whole().mul_f64(rng.f64() / 2.0));
         }
         for (job, signal) in jobs.iter().zip([Signal::KILL, Signal::TERM]) {
-            // Not waited for until now, so the ID still is this child's.
+            // Not waited for yet, so the pid is still this child's.
             let _ = kill_process(Pid::from_child(job), signal);
             std::thread::sleep(moments.whole().mul_f64(rng.f64() / 2.0));
         }

@@ -1,6 +1,6 @@
-//! Copies that fail: every call on either side fails in every way, processes are killed, snapshots vanish,
-//! two copy at once. At every moment each delta in the target has its base, or in a large plan its full, and a rerun
-//! completes it.
+//! Copies that fail: every call on either side fails in every way, processes are killed, snapshots vanish, two
+//! copies run at once. At every moment each delta in the target has its base (in a large plan, its full), and a
+//! rerun completes the copy.
 
 use crate::support::conformance::runtime;
 use crate::support::faults::{Call, Fault, FaultStore, PlannedFault};
@@ -35,7 +35,7 @@ use tokio::runtime::Runtime;
 const STAGING: &str = "deltafold-staging/";
 const IDENTITY: &str = "deltafold-identity.json";
 
-/// A snapshot of noise: a copy looks no deeper than the checksum.
+/// A snapshot of noise: `copy` checks only the checksum of its content.
 fn noise(bytes: usize, compression: Compression) -> Vec<u8> {
     let mut payload = vec![0; bytes];
     fastrand::Rng::with_seed(bytes as u64).fill(&mut payload);
@@ -101,7 +101,7 @@ fn wide() -> Objects {
     all
 }
 
-/// Deltas of [`wide`].
+/// The number of deltas in [`wide`].
 const WIDE: usize = 100;
 
 fn wide_delta(n: usize) -> String {
@@ -109,7 +109,7 @@ fn wide_delta(n: usize) -> String {
     format!("v2/Incr-{revision:08}-{revision:08}-{}", 1001 + n)
 }
 
-/// The deltas of [`wide`] that are missing before the last one that is there, and how many are there in all.
+/// Returns how many deltas of [`wide`] are missing before the last one that is there, and how many are there.
 fn gap(paths: &[String]) -> (usize, usize) {
     let there: Vec<usize> = (0..WIDE)
         .filter(|&n| paths.contains(&wide_delta(n)))
@@ -118,20 +118,21 @@ fn gap(paths: &[String]) -> (usize, usize) {
     (before - there.len(), there.len())
 }
 
-/// The first delta of [`wide`] that is missing. Names that are begun in order may reach the store in another one.
+/// Returns the first missing delta of [`wide`]. Names that are requested in order may reach the store in
+/// another order.
 fn first_missing(paths: &[String]) -> usize {
     let is_missing = |n: &usize| !paths.contains(&wide_delta(*n));
     (0..WIDE).find(is_missing).unwrap_or(WIDE)
 }
 
-/// Where a bucket is.
+/// A kind of store.
 #[derive(Clone)]
 enum Place {
     Memory(Arc<InMemory>),
     Folder(Arc<TempDir>),
 }
 
-/// The files below a folder, of which some come and go.
+/// Collects the files below a folder, some of which come and go.
 fn paths_in(folder: &std::path::Path, below: &str, all: &mut Vec<String>) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let path = format!("{below}{}", entry.file_name().to_string_lossy());
@@ -203,7 +204,7 @@ impl Place {
         }
     }
 
-    /// Looks at it before each call, and keeps what was shown without a base.
+    /// Lists the target before each call and keeps every delta that was visible without a base.
     fn watched(
         &self,
         faults: &FaultStore,
@@ -239,7 +240,7 @@ struct Sides<'r> {
     target: Place,
     from: FaultStore,
     to: FaultStore,
-    /// What must not be shown.
+    /// Returns what must not be visible.
     useless: fn(&Catalog) -> Vec<String>,
 }
 
@@ -284,7 +285,7 @@ impl<'r> Sides<'r> {
     }
 }
 
-/// The reasons that a fault may end in; with none of them it must have been overcome.
+/// Returns the reasons with which a fault may end; none: the copy must succeed.
 fn allowed(side: usize, call: Call, fault: Fault) -> Vec<Reason> {
     match fault {
         Fault::Hang => vec![Reason::Terminated],
@@ -293,14 +294,14 @@ fn allowed(side: usize, call: Call, fault: Fault) -> Vec<Reason> {
         Fault::Flipped if side == 0 && call == Call::Body => vec![Reason::CorruptSnapshot],
         Fault::Flipped => vec![Reason::Io, Reason::PartlyDone],
         Fault::NotFound if call == Call::List => vec![Reason::NoSnapshots],
-        // A second look settles it.
+        // A second listing settles it.
         Fault::NotFound | Fault::Gone => vec![Reason::SnapshotVanished, Reason::PartlyDone],
         _ => vec![Reason::StoreUnreachable, Reason::PartlyDone],
     }
 }
 
-/// For each call of a clean run and each fault: what ends is what must end, nothing in the target is other
-/// than the source's, no delta is shown without its base, and a run without faults completes it.
+/// For each call of a clean run and each fault: the result is as expected, the target has only bytes of the
+/// source, no delta is visible without its base, and a run without faults completes the copy.
 fn every_call_fails(
     objects: &Objects,
     place: fn(&Objects) -> Place,
@@ -309,7 +310,7 @@ fn every_call_fails(
     wanted: impl Fn(usize, Call, &str) -> bool,
 ) {
     let rt = runtime();
-    // One after the other, requests as well, so that the n-th call is the same one each time.
+    // One request at a time, so that the n-th call is always the same.
     let options = Options {
         parallel: 1,
         ..options(form)
@@ -336,8 +337,8 @@ fn every_call_fails(
                 continue;
             }
             for fault in Fault::of(call) {
-                // A store that denies that the object is there, or a bit that flips in what has no checksum:
-                // nothing tells.
+                // A store that denies an object's existence, or a flipped bit in an object without checksum,
+                // goes unnoticed.
                 let is_snapshot = path.starts_with('v') || path.starts_with(STAGING);
                 if matches!(fault, Fault::NotFound | Fault::Flipped)
                     && matches!(call, Call::Get | Call::Body)
@@ -345,7 +346,7 @@ fn every_call_fails(
                 {
                     continue;
                 }
-                // What is deleted for good from the source has its own test.
+                // Objects deleted from the source have their own test.
                 if fault == Fault::Gone && !path.starts_with(STAGING) {
                     continue;
                 }
@@ -447,15 +448,15 @@ fn every_call_of_an_upload_in_parts() {
     );
 }
 
-/// A source that is compacted and cleared while it is copied: what is gone is settled by another look, and
-/// what came is copied, too.
+/// The source is compacted and cleared while it is copied. A second listing settles what is gone, and new
+/// snapshots are copied, too.
 #[test]
 fn a_source_that_is_cleared_meanwhile() {
     let rt = runtime();
     let mut objects = small();
     objects.retain(|path, _| path.starts_with('v'));
     let snapshots: Vec<&String> = objects.keys().collect();
-    // Before them it is asked twice whose backup it is.
+    // Two reads of the identity come before them.
     for nth in 2..2 + snapshots.len() {
         let (source, target) = (Place::memory(&objects), Place::memory(&Objects::new()));
         let strike = PlannedFault {
@@ -484,7 +485,7 @@ fn a_source_that_is_cleared_meanwhile() {
     }
 }
 
-/// Waits until something holds, a minute at most; then says whether it does.
+/// Waits up to a minute until a condition holds. Returns whether it does.
 fn comes_true(holds: impl Fn() -> bool) -> bool {
     let since = Instant::now();
     while !holds() && since.elapsed() < Duration::from_secs(60) {
@@ -493,11 +494,11 @@ fn comes_true(holds: impl Fn() -> bool) -> bool {
     holds()
 }
 
-/// Names under way at once in [`large_plan`].
+/// The most names that are being given at once in [`large_plan`].
 const AT_ONCE: usize = 8;
 
-/// Copies [`wide`] while something happens at some naming, the full's being the first. Gives the outcome, the
-/// target, and what was seen meanwhile.
+/// Copies [`wide`], with something happening when a certain name is given (the full's is the first). Returns
+/// the outcome, the target, and what was recorded meanwhile.
 fn large_plan<T: Clone + Default + Send + 'static>(
     rt: &Runtime,
     named: usize,
@@ -542,19 +543,19 @@ fn names_of_a_large_plan_wait_for_their_full() {
     assert!(target.objects(&rt) == wide());
 }
 
-/// One name takes long: others go on beside it, so many at most that the gap stays small.
+/// If one name takes long, others are given meanwhile, but so few that the gap stays small.
 #[test]
 fn names_of_a_large_plan_go_side_by_side() {
     let rt = runtime();
     let (o, target, seen) = large_plan(&rt, 20, Fault::Meanwhile, |place| {
-        // Beside the one that is held up, by how many there are behind it.
+        // Returns how many names follow the one that is held up.
         let beside = || {
             let paths = place.paths();
             let (missing, there) = gap(&paths);
             (missing, there - first_missing(&paths))
         };
         let goes_on = comes_true(|| beside() == (1, AT_ONCE - 1));
-        // More would come now.
+        // More would appear now.
         std::thread::sleep(Duration::from_millis(200));
         (goes_on, beside())
     });
@@ -563,7 +564,7 @@ fn names_of_a_large_plan_go_side_by_side() {
     assert!(target.objects(&rt) == wide());
 }
 
-/// A name cannot be given: what is under way beside it ends, nothing behind it is begun, and a rerun fills the gap.
+/// One name cannot be given: names under way end, none after them is begun, and a rerun fills the gap.
 #[test]
 fn a_failure_in_the_middle_of_a_large_plan() {
     let rt = runtime();
@@ -589,7 +590,7 @@ fn a_failure_in_the_middle_of_a_large_plan() {
     assert!(target.objects(&rt) == wide());
 }
 
-/// A folder keeps the order of a large plan, too: it costs nothing there.
+/// A folder keeps the order even of a large plan: it costs nothing there.
 #[test]
 fn a_large_plan_in_a_folder_is_in_order() {
     let rt = runtime();
@@ -600,14 +601,14 @@ fn a_large_plan_in_a_folder_is_in_order() {
     assert!(target.objects(&rt) == wide());
 }
 
-/// A thread that panics fails its snapshot, and keeps nobody waiting.
+/// A thread that panics fails its snapshot and blocks nobody.
 #[test]
 fn a_panic_is_a_failure_of_one_snapshot() {
     let (send, ended) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         let rt = runtime();
         let (source, target) = (Place::memory(&small()), Place::memory(&Objects::new()));
-        // The first is that of the identity.
+        // The first one is the identity's.
         let strike = PlannedFault {
             call: Call::Copy,
             nth: 2,
@@ -631,13 +632,13 @@ fn a_panic_is_a_failure_of_one_snapshot() {
     assert!(o.copied > 0);
 }
 
-/// Two clusters are copied to one empty place at once: the slower one is refused, and copies nothing.
+/// Two clusters are copied to the same empty place at once: the slower one is refused and copies nothing.
 #[test]
 fn another_cluster_was_faster() {
     let rt = runtime();
     for ignores_conditions in [false, true] {
         let (source, target) = (Place::memory(&small()), Place::memory(&Objects::new()));
-        // What is written first is whose backup it is.
+        // The identity is written first.
         let strike = PlannedFault {
             call: Call::Put,
             nth: 0,
@@ -659,7 +660,8 @@ fn another_cluster_was_faster() {
     }
 }
 
-/// A snapshot of the source is damaged: it and what only it leads to stay behind, the rest is copied.
+/// A snapshot of the source is damaged: it stays behind with everything that depends on it, and the rest is
+/// copied.
 #[test]
 fn a_damaged_source() {
     let rt = runtime();
@@ -690,7 +692,7 @@ fn a_damaged_source() {
     }
 }
 
-/// A large full turns out to be damaged when its whole chain is staged already and waits for it.
+/// A large full turns out to be damaged when its whole chain is staged and waits for it.
 #[test]
 fn a_chain_that_waits_for_a_damaged_full() {
     let mut full = noise(12 << 20, Compression::None);
@@ -717,7 +719,7 @@ fn a_chain_that_waits_for_a_damaged_full() {
     assert_eq!(there, [""; 0]);
 }
 
-/// A store that takes conditions and ignores them: what has a name keeps it.
+/// A store that accepts conditions and ignores them: an existing object keeps its name.
 #[test]
 fn conditions_that_are_ignored() {
     let rt = runtime();
@@ -762,7 +764,7 @@ fn several_copy_at_once() {
     }
 }
 
-/// Kills copies at random moments; then nothing is wrong, and a rerun completes it.
+/// Kills copies at random moments; nothing is wrong afterwards, and a rerun completes the copy.
 fn killed_and_run_again(rounds: usize, signal: Signal, minio: bool) {
     let mut objects = small();
     for (path, bytes) in large() {
@@ -817,13 +819,13 @@ fn killed_copying(
                 .spawn()
                 .unwrap();
             std::thread::sleep(moments.whole().mul_f64(rng.f64() * 1.1));
-            // Not waited for until now, so the ID still is this child's.
+            // Not waited for yet, so the pid is still this child's.
             let _ = kill_process(Pid::from_child(&copy), signal);
             moments.note(copy.wait().unwrap());
         }
         let left = there();
         for (path, bytes) in left.iter().filter(|(p, _)| !p.starts_with(STAGING)) {
-            // A local file that was being written has a name of its own.
+            // A local file that is being written has a temporary name.
             assert!(
                 path.contains('#') || objects.get(path) == Some(bytes),
                 "{round}: {path}"

@@ -48,7 +48,7 @@ fn to_a_server_between_its_buckets_and_back() {
     assert_eq!(paths(&objects_in(back.path())), paths(&expected));
     assert!(objects_in(back.path()) == expected);
 
-    // What carries the tag stays behind.
+    // Tagged snapshots stay behind.
     let tagged = format!("v2/Full-00000000-{:08}-{}.gz", LAST + 18, T0 + 50);
     let store = minio.store("two");
     let noise = Compression::Gzip.pack(&with_checksum(b"tagged"));
@@ -87,10 +87,10 @@ fn two_servers_with_settings_of_their_own() {
         "--parallel",
         "4",
     ]);
-    // A token of another key is neither's.
+    // A token that belongs to neither server.
     c.env("AWS_ACCESS_KEY_ID", "another");
     c.env("AWS_SESSION_TOKEN", "its-token");
-    // The same URL on both: the settings tell them apart.
+    // The same URL twice: the settings distinguish the servers.
     c.args(["--from", "s3://backups", "--to", "s3://backups"]);
     for (flag, minio) in [("--from-option", &one), ("--to-option", &two)] {
         for (key, value) in [

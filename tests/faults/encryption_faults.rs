@@ -1,4 +1,4 @@
-//! Encryption under damage, kills and several Jobs at once; and that no plain text is left anywhere meanwhile.
+//! Encrypted backups under damage, kills and concurrent runs, without plain text anywhere meanwhile.
 
 use crate::support::history::{Compression, with_checksum};
 use crate::support::keys::{
@@ -29,7 +29,7 @@ fn start(bucket: &Bucket, flags: &[&str]) -> Child {
     c.spawn().unwrap()
 }
 
-/// No two encrypted objects are the same bytes, and yet there is one result.
+/// No two encrypted objects have the same bytes, and yet there is only one result.
 #[test]
 fn jobs_at_once_and_reruns_leave_one_result() {
     let key = Key::new();
@@ -51,7 +51,7 @@ fn jobs_at_once_and_reruns_leave_one_result() {
         made.retain(|n| !before.contains(n));
         assert_eq!(made.len(), 1, "{made:?}");
         assert_eq!(bucket.compact(&flags)["status"], "NothingToDo");
-        // A rerun that folds the same again finds it by its content.
+        // A rerun that folds the same again recognises it by its content.
         bucket.put(&format!("v2/{}.exclude", made[0]), b"");
         let again = bucket.compact(&flags);
         assert_eq!(again["snapshot"], *made[0]);
@@ -60,7 +60,7 @@ fn jobs_at_once_and_reruns_leave_one_result() {
         fs::remove_file(bucket.path().join(format!("v2/{}.exclude", made[0]))).unwrap();
         assert_eq!(bucket.names(), before);
     }
-    // Another content under that name keeps it.
+    // Other content under that name stays.
     let made = bucket.compact(&flags);
     let name = made["snapshot"].as_str().unwrap().to_owned();
     let other = sealed_for(&[&key], b"something else");
@@ -71,7 +71,7 @@ fn jobs_at_once_and_reruns_leave_one_result() {
     assert!(object(&bucket, &name) == other);
 }
 
-/// A bucket whose delta has so many large values that they do not fit into memory.
+/// Returns a store whose delta has so many large values that they do not fit into memory.
 fn marked_bucket() -> Bucket {
     let mut rng = fastrand::Rng::with_seed(7);
     let bucket = Bucket::with_base();
@@ -90,13 +90,13 @@ fn marked_bucket() -> Bucket {
             }}, "time": "2026-11-21T00:00:00Z"})
         })
         .collect();
-    // Of the history of the fixture's base these keys are new.
+    // These keys are new in the history of the fixture's base.
     bucket.delta_of(BASE + 1, BASE + 100, 12, &events);
     bucket
 }
 
-/// Runs to the end, and looks meanwhile at all files without a name that the process has open: how many
-/// bytes they had at most, and whether the marks were found in them; and its log.
+/// Runs a command to its end and meanwhile searches all unnamed files that it has open. Returns their largest
+/// total size, whether the secrets were found in them, and the log.
 fn watched(command: &mut std::process::Command, marks: &[Vec<u8>]) -> (u64, bool, Vec<u8>) {
     let log = tempfile::NamedTempFile::new().unwrap();
     command.stdout(Stdio::null()).stderr(log.reopen().unwrap());
@@ -143,7 +143,7 @@ fn no_plain_text_is_left_anywhere() {
             flags = key.both();
         }
         let temp = scratch::folder().unwrap();
-        // The restore goes through the log of changes, the sorter, and the survey of a deep list.
+        // The restore uses the change log, the external sort, and the survey of a deep list.
         let commands: [&[&str]; 4] = [
             &["compact", "--compression", "none", "--output", "json"],
             &["list", "--deep", "--output", "json"],
@@ -160,7 +160,7 @@ fn no_plain_text_is_left_anywhere() {
                 "json",
             ]);
             let (most, found, log) = watched(c.args(&flags), &marks);
-            // Only a search that finds what is there says something by not finding.
+            // The search must find what is there, or finding nothing means nothing.
             if command[0] == "compact" {
                 assert!(
                     most > 30 << 20,
@@ -215,7 +215,7 @@ fn what_was_killed_midway_is_done_by_the_next_run() {
     let mut moments = KillTimes::of(started.elapsed());
     let result = made["snapshot"].as_str().unwrap().to_owned();
     let path = bucket.path().join("v2").join(&result);
-    // On a busy machine the first ones may be over before their end is due.
+    // On a busy machine the first runs may end before they are killed.
     for round in 0..20 {
         if round >= 5 && moments.killed() > 0 {
             break;
@@ -235,8 +235,8 @@ fn what_was_killed_midway_is_done_by_the_next_run() {
     assert!(moments.killed() > 0, "none was killed");
 }
 
-/// Where in an age header the bytes are that wrap the file's key: damage there cannot be told from a key that
-/// does not fit.
+/// Returns the bytes of an age header that wrap the file's key: damage there cannot be distinguished from a
+/// wrong key.
 fn wrapped_key(sealed: &[u8]) -> std::ops::Range<usize> {
     let from = memmem::find(sealed, b"-> X25519 ").unwrap();
     let to = memmem::find(sealed, b"\n--- ").unwrap();
@@ -290,7 +290,7 @@ fn damage_at_every_byte_is_told() {
         let longer = [&bytes[..], b"\n"].concat();
         refused(longer, "something follows", false);
         refused([&bytes[..], &bytes[..]].concat(), "twice", false);
-        // Not even with a right hash inside it is taken for something else.
+        // Even with a valid checksum inside, it is not accepted as anything else.
         refused(with_checksum(b"[]"), "not encrypted", false);
     }
     println!("{told:?}");

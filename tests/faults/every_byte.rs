@@ -1,5 +1,5 @@
-//! Damage at every byte of a small bucket, compacted in this process: refused with the object's name,
-//! or of no consequence at all. Nothing is lost, nothing half-written is to be seen.
+//! Damage at every byte of a small backup, compacted in this process: it is refused with the object's name or
+//! makes no difference. Nothing is lost, and nothing half-written is visible.
 
 use crate::support::history::Compression;
 use crate::support::tiny_backup::*;
@@ -9,8 +9,8 @@ use deltafold::ops::compact::{Outcome, Status};
 use deltafold::ops::report::Report;
 use deltafold::{Reason, Result};
 
-/// Compacts a bucket with one object replaced, and checks that nothing but a result was added. The
-/// error must be bad data's and name the object.
+/// Compacts a backup with one object replaced. Asserts that nothing but a result was added, and that an error
+/// is one of bad data and names the object.
 fn compact(
     runner: &InProcess,
     good: &Objects,
@@ -34,25 +34,25 @@ fn compact(
     );
     if let Err(e) = &outcome {
         assert!(e.reason().is_bad_data(), "{what}: {e} [{}]", e.reason());
-        // Which of the base and the deltas is of another history cannot be told.
+        // Whether the base or the deltas have another history cannot be known.
         let named = e.reason() == Reason::HistoryMismatch || e.to_string().contains(path);
         assert!(named, "{what}: {e}");
     }
     outcome.map(|o| (o, made))
 }
 
-/// What the good bucket gives.
+/// Returns the result of the undamaged backup.
 fn good_result(runner: &InProcess, good: &Objects) -> (Report<Outcome>, Vec<u8>) {
     let (path, bytes) = good.first_key_value().expect("an object");
     let (outcome, made) = compact(runner, good, path, bytes.clone(), "the good bucket").unwrap();
     (outcome, made.expect("a result"))
 }
 
-/// What was done to an object, and its bytes after it.
+/// What was done to an object, and its bytes afterwards.
 type Variant = (String, Vec<u8>);
 
-/// Each variant of each object is refused as corrupt, or gives the same result to the byte: how many
-/// of each.
+/// Asserts that each variant of each object is refused as corrupt or gives the same bytes as a result. Returns
+/// how many of each.
 fn refused_or_identical(variants: fn(&[u8]) -> Vec<Variant>) -> [u32; 2] {
     let runner = InProcess::new();
     let mut counts = [0, 0];
@@ -101,14 +101,14 @@ fn a_flipped_bit_at_every_byte() {
 fn a_cut_at_every_byte() {
     let [refused, same] = refused_or_identical(|good| {
         let cut = |at: usize| (format!("cut to {at} bytes"), good[..at].to_vec());
-        // Of what is not compressed every cut is alike, but for those at the end.
+        // Without compression every cut is alike, except those at the end.
         let step = |at: &usize| good.len() < 4096 || at.is_multiple_of(37) || at + 100 > good.len();
         (0..good.len()).filter(step).map(cut).collect()
     });
     assert_eq!(same, 0, "of {refused} cuts");
 }
 
-/// In a right frame it is the reader of bbolt and of records that must find the damage.
+/// With a valid checksum, the readers of bbolt and of records must find the damage.
 #[test]
 fn a_flipped_bit_at_every_byte_of_a_database_in_a_right_frame() {
     let runner = InProcess::new();
@@ -123,15 +123,15 @@ fn a_flipped_bit_at_every_byte_of_a_database_in_a_right_frame() {
         let what = format!("byte {at} of the database");
         match compact(&runner, &good, &path, object(&bad, none), &what) {
             Err(_) => refused += 1,
-            // A value may be another one, and what is free may hold anything: but what is told of
-            // the result must be so.
+            // A value may differ, and free pages may hold anything, but the report about the result must be
+            // true.
             Ok((outcome, Some(made))) => {
                 let made = made[..made.len() - 32].to_vec();
                 let sum = hash_kv(&Database::open(made).unwrap(), None).unwrap();
                 assert_eq!(outcome.hash_kv, Some(sum.hash), "{what}");
                 assert_eq!(outcome.live_keys, Some(sum.live_keys), "{what}");
             }
-            // The base says that it holds more than the delta.
+            // The base claims to hold more than the delta.
             Ok((outcome, None)) => assert!(outcome.revision > Revision(SMALL_LAST), "{what}"),
         }
     }

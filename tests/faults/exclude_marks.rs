@@ -1,5 +1,5 @@
-//! Marks of exclusion go round: set and taken away on real servers, seen by `deltafold list`, and the tags
-//! of others survive.
+//! Exclusion markers as tags on real servers: they are set and removed, `deltafold list` sees them, and the
+//! tags of others survive.
 
 use crate::support::lying_s3::{Lies, LyingServer};
 use crate::support::minio::Minio;
@@ -54,7 +54,7 @@ async fn goes_round(s3: &S3, bucket: &'static str, kind: Kind) {
     let mut all = others.to_vec();
     all.push(TAG);
     assert_eq!(s3.tags(bucket, &key).await, pairs(&all));
-    // Twice is once, and no object stands in for it.
+    // Setting it twice is the same as once, and no marker object appears.
     set(&store, below, true).await.unwrap();
     assert_eq!(s3.tags(bucket, &key).await, pairs(&all));
     assert!(
@@ -76,7 +76,7 @@ async fn goes_round(s3: &S3, bucket: &'static str, kind: Kind) {
     };
     assert_eq!(listed(s3.env()), [name]);
 
-    // What another tool left beside it goes, too.
+    // The marker object of another tool is removed, too.
     let mark = Path::from(format!("{key}.exclude"));
     raw.put(&mark, "".into()).await.unwrap();
     set(&store, below, false).await.unwrap();
@@ -85,7 +85,7 @@ async fn goes_round(s3: &S3, bucket: &'static str, kind: Kind) {
     assert_eq!(listed(s3.env()), [""; 0]);
     set(&store, below, false).await.unwrap();
 
-    // The last tag goes as well.
+    // The last tag is removed, too.
     let first: &'static str = format!("v2/{}", names[0]).leak();
     set(&store, first, true).await.unwrap();
     assert_eq!(listed(s3.env()), [names[0].as_str()]);
@@ -111,7 +111,7 @@ async fn marks_go_round_on_versitygw() {
     goes_round(server.s3(), "versioned", Kind::Versioned).await;
 }
 
-/// The marks of a store without tags, or with tags that it does not keep, are objects.
+/// Without tags, or with tags that are not kept, the marker is an object.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_tags_an_object_is_the_mark() {
     let refuses = Lies {

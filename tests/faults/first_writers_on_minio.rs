@@ -1,4 +1,4 @@
-//! Two clusters write to a new prefix first: one of them wins, on folders and on MinIO.
+//! Two clusters write to a new prefix first: exactly one of them wins, on folders and on MinIO.
 
 use crate::support::etcd::EtcdVersion;
 use crate::support::follower::snapshot;
@@ -7,7 +7,7 @@ use crate::support::recorded_etcd::with_etcd;
 use crate::support::restorable::Prefix;
 use crate::support::{deltafold, run_json, seed};
 
-/// Which of two clusters gets a prefix that both write to first.
+/// Two different clusters.
 #[test]
 fn of_two_first_writers_exactly_one_wins() {
     with_etcd(EtcdVersion::V3_6, |world| {
@@ -51,7 +51,7 @@ fn of_two_first_writers_exactly_one_wins() {
     });
 }
 
-/// The same cluster twice is no other cluster.
+/// The same cluster twice is not another cluster.
 #[test]
 fn two_first_writers_of_one_cluster_both_write() {
     with_etcd(EtcdVersion::V3_6, |world| {

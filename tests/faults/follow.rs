@@ -1,5 +1,5 @@
-//! `deltafold snapshot follow` through each danger that it is to survive. Each test ends with what the prefix
-//! says can be restored, held against what etcd had.
+//! `deltafold snapshot follow` survives every danger: each test ends by comparing all restorable revisions with
+//! what etcd had.
 
 use crate::support::etcd::{Cluster, EtcdOptions, EtcdVersion, Member, Signal};
 use crate::support::follower::{Follower, QUICK, snapshot_command};
@@ -20,10 +20,11 @@ use std::time::Duration;
 
 /// Deltas every second.
 const PERIOD: [&str; 2] = ["--delta-period", "1s"];
-/// None but those that a test provokes.
+/// No snapshots except those that a test provokes.
 const SLOW: [&str; 4] = ["--delta-period", "1h", "--full-schedule", "0 0 29 2 *"];
 
-/// Load beside a follower of a cluster while `danger` strikes; then all is saved, without a second full.
+/// Runs load and a follower of a cluster during `danger`. Asserts that everything is saved without a second
+/// full.
 fn survives(version: EtcdVersion, danger: impl FnOnce(&mut Cluster, &Load, u64)) {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let _within = runtime.enter();
@@ -97,7 +98,7 @@ fn a_restart_of_the_whole_cluster() {
         std::thread::sleep(Duration::from_secs(2));
         cluster.start_all_again();
         load.wait_for(60);
-        // As when the power fails.
+        // As in a power failure.
         for at in 0..3 {
             cluster.kill(at);
         }
@@ -107,7 +108,7 @@ fn a_restart_of_the_whole_cluster() {
     });
 }
 
-/// What is saved is compacted, again and again, and members are defragmented.
+/// What is saved is compacted repeatedly, and members are defragmented.
 #[test]
 fn compactions_of_what_is_saved() {
     for version in EtcdVersion::ALL {
@@ -130,7 +131,7 @@ fn compactions_of_what_is_saved() {
     }
 }
 
-/// It is held, its connection breaks, and what it has not seen is compacted.
+/// The follower is paused, its connection breaks, and revisions that it has not seen are compacted.
 #[test]
 fn a_compaction_under_its_feet() {
     for version in EtcdVersion::ALL {
@@ -146,7 +147,7 @@ fn a_compaction_under_its_feet() {
             follower.signal(Signal::CONT);
             let revision = world.revision();
             follower.wait_saved(&world.prefix, revision);
-            // Its name is there a moment before it is told of.
+            // The name appears a moment before the log line.
             follower.wait_log(&["Compacted"]);
             assert_eq!(world.prefix.fulls().len(), 2, "{:?}", world.prefix.names());
             world.put_many("/d/", 5, 100);
@@ -179,7 +180,7 @@ fn rolled_back(version: EtcdVersion, ahead: bool) {
         });
         let truth = world.truth.forked_at(kept, &world.endpoints());
         let first = std::mem::replace(&mut world.truth, truth);
-        // Behind the bucket for a while, or past it before the follower looks again.
+        // Behind the backup for a while, or beyond it before the follower looks again.
         world.put_many("/c/", if ahead { 30 } else { 5 }, 50);
         if ahead {
             follower.signal(Signal::CONT);
@@ -214,7 +215,7 @@ fn a_cluster_that_is_set_back_and_runs_ahead() {
     }
 }
 
-/// One saves, the other stands by, and takes over when the first is killed.
+/// One follower saves, the other stands by and takes over when the first is killed.
 #[test]
 fn two_followers_on_one_prefix() {
     with_etcd(EtcdVersion::V3_6, |world| {
@@ -259,7 +260,7 @@ fn sigterm_saves_what_is_not_yet_saved() {
     }
 }
 
-/// What is at hand is saved, though no member answers any more.
+/// What the follower has received is saved, although no member responds any more.
 #[test]
 fn sigterm_where_no_member_answers() {
     with_etcd(EtcdVersion::V3_6, |world| {
@@ -267,7 +268,7 @@ fn sigterm_where_no_member_answers() {
         let args = [&SLOW[..], &["--shutdown-timeout", "4s"]].concat();
         let follower = world.follow(&args);
         let revision = world.put_many("/b/", 30, 100);
-        // So that the watch has it.
+        // So that the watch has received it.
         std::thread::sleep(Duration::from_secs(2));
         world.etcd.signal(Signal::STOP);
         let ended = follower.terminate();
@@ -277,7 +278,7 @@ fn sigterm_where_no_member_answers() {
     });
 }
 
-/// It does not say that all went well.
+/// The exit code must not report success.
 #[test]
 fn a_final_full_that_cannot_be_taken() {
     with_etcd(EtcdVersion::V3_6, |world| {
@@ -292,7 +293,7 @@ fn a_final_full_that_cannot_be_taken() {
     });
 }
 
-/// etcd does not hold what is known of the position, and nobody writes: whoever waits for it is told.
+/// etcd does not have the known position, and nobody writes: a client that waits for it gets an error.
 #[test]
 fn a_watch_that_never_tells_what_it_should() {
     with_etcd(EtcdVersion::V3_6, |world| {
@@ -319,7 +320,7 @@ fn a_watch_that_never_tells_what_it_should() {
         let e = feed.verify().unwrap_err();
         assert_eq!(e.reason(), Reason::EtcdUnreachable, "{e}");
         assert!(e.to_string().contains("nothing came after 1"), "{e}");
-        // It goes on when something comes.
+        // It continues when a revision arrives.
         world.put("/a", "1");
         assert_eq!(feed.verify().unwrap(), Some(Ended::Forked));
     });
@@ -402,7 +403,7 @@ fn fulls_by_a_schedule() {
     });
 }
 
-/// Nobody followed when it was due; the next one takes it, once.
+/// No follower ran when the full was due; the next one takes it, once.
 #[test]
 fn a_full_that_was_missed() {
     with_etcd(EtcdVersion::V3_6, |world| {
@@ -460,7 +461,7 @@ fn the_follower_itself_is_killed() {
     });
 }
 
-/// Users whose tokens end while it follows.
+/// Users whose tokens expire while it follows.
 #[test]
 fn users_and_tokens() {
     let options = EtcdOptions {
@@ -491,7 +492,7 @@ fn users_and_tokens() {
         let ended = follower.terminate().succeeded();
         assert!(!ended.log.contains("hidden"), "{}", ended.log);
         let last = world.revision();
-        // The test's own watch has no user any more: what it saw until then.
+        // The test's own watch has no user any more: compare with what it saw until then.
         assert_eq!(world.prefix.last_saved(), last);
     });
 }

@@ -1,4 +1,4 @@
-//! `deltafold snapshot follow` while its store is away.
+//! `deltafold snapshot follow` while its store is down.
 
 use crate::support::etcd::{EtcdVersion, Signal};
 use crate::support::follower::QUICK;
@@ -10,18 +10,18 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What became of the events that wait while the store is away.
+/// Where the events are that wait for the store.
 #[derive(Clone, Copy, PartialEq)]
 enum Kept {
-    /// Etcd has them still.
+    /// etcd still has them.
     ByEtcd,
-    /// Etcd has compacted them, and the temporary directory has them.
+    /// etcd has compacted them, and the temporary directory has them.
     InTemp,
     /// Nobody has them.
     Nowhere,
 }
 
-/// Bytes in files without names that a process has open.
+/// Returns the bytes in unnamed files that a process has open.
 fn temp_bytes(process: u32) -> u64 {
     let open = fs::read_dir(format!("/proc/{process}/fd")).unwrap();
     let paths = open.map(|fd| fd.unwrap().path());
@@ -33,7 +33,7 @@ fn temp_bytes(process: u32) -> u64 {
     sizes.sum()
 }
 
-/// The store is away; more is written than is buffered, and memory stays bounded.
+/// The store is down; more is written than is buffered, and memory stays bounded.
 fn store_outage(kept: Kept) {
     let minio = Minio::start();
     with_etcd(EtcdVersion::V3_6, |world| {
@@ -64,7 +64,7 @@ fn store_outage(kept: Kept) {
         match kept {
             Kept::ByEtcd => {}
             Kept::InTemp => {
-                // An event has its 100 kB in base64. Memory and the delta that is on its way hold the rest.
+                // Each event has its 100 kB in base64. Memory and the delta being uploaded hold the rest.
                 let most = 600 * 100_000 * 4 / 3 - (4 << 20);
                 let id = follower.id();
                 follower.wait_until("events in the temporary directory", || {
@@ -92,14 +92,14 @@ fn store_outage(kept: Kept) {
             assert!(ended.log.contains("Compacted"), "{}", ended.log);
         } else {
             assert_eq!(fulls, 1, "{:?}", world.prefix.names());
-            // What waited is saved together: an event has its 100 kB in base64, and 7 of them fit into a delta.
+            // Waiting events are saved together: each has its 100 kB in base64, and 7 of them fit into a delta.
             assert!(deltas <= 600 / 7 + 10, "{deltas} deltas");
         }
     });
 }
 
-/// While the store is away etcd is set back and goes on otherwise; when the store is there again, events of
-/// the first history wait, and a full is due.
+/// While the store is down, etcd is set back and continues with another history. When the store is back, events
+/// of the first history wait, and a full is due.
 #[test]
 fn a_full_is_due_while_events_of_another_history_wait() {
     let minio = Minio::start();
@@ -117,7 +117,7 @@ fn a_full_is_due_while_events_of_another_history_wait() {
         follower.wait_saved(&world.prefix, saved);
         minio.signal(Signal::STOP);
         world.put_many("/b/", 1, 100);
-        // The delta is on its way to the store; what comes now waits behind it.
+        // The delta is being uploaded; what comes now waits behind it.
         std::thread::sleep(Duration::from_secs(3));
         let lost = world.put_many("/b/", 60, 100);
         world.truth.wait_for(lost);

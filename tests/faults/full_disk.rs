@@ -1,5 +1,5 @@
-//! No room in the temporary directory, in a local store or in the target of a copy: an error, nothing
-//! half-written, and a rerun with room succeeds.
+//! No space in the temporary directory, in a local store or in the target of a copy: an error, nothing
+//! half-written, and a rerun with space succeeds.
 
 use crate::support::disk::{on_a_small_disk, with_small_files};
 use crate::support::made_backups::{BASE, Bucket, LAST, Objects, objects_in};
@@ -17,7 +17,7 @@ fn command(bucket: &Path, temp: &Path) -> Command {
     c
 }
 
-/// A bucket whose result has 9 MiB or more, and that result: path and size.
+/// Returns a store whose result has at least 9 MiB, and that result's path and size.
 fn bucket() -> (Bucket, String, u64) {
     let bucket = Bucket::with_base();
     bucket.delta(BASE + 1, LAST, 6);
@@ -30,7 +30,7 @@ fn bucket() -> (Bucket, String, u64) {
     (bucket, path, size)
 }
 
-/// With room for it, the same run succeeds and leaves its result alone.
+/// Asserts that the same run succeeds with enough space and adds only its result.
 fn succeeds(bucket: &Bucket, inputs: &Objects, path: &str) {
     let temp = scratch::folder().unwrap();
     let (code, _, stderr) = run_json(&mut command(bucket.path(), temp.path()));
@@ -64,12 +64,12 @@ fn no_room_in_the_store() {
     let inputs = bucket.objects();
     let temp = scratch::folder().unwrap();
     let job = command(bucket.path(), temp.path());
-    // Less than the SHA-256 behind the database is missing.
+    // A part of the trailing SHA-256 does not fit.
     let (code, json, stderr) = with_small_files(size - 1, &job);
     assert_eq!((code, &json["reason"]), (74, &"Io".into()), "{stderr}");
     assert!(bucket.objects() == inputs, "{:?}", bucket.objects().keys());
     let taken: usize = inputs.values().map(Vec::len).sum();
-    // No room at all, for a half, for the first part.
+    // No space at all, for a half, for the first part.
     for room in [64 << 10, size / 2, (8 << 20) + (512 << 10)] {
         let kib = (taken as u64 + room) / 1024;
         let (code, json, stderr, left) = on_a_small_disk(bucket.path(), kib, &job);

@@ -1,5 +1,5 @@
-//! Collecting garbage on stores that fail: every call fails in every way, runs are killed, two run at once, the
-//! clock is an hour off. What must be kept is, and the next run mends the rest.
+//! `gc` on stores that fail: every call fails in every way, runs are killed, two run at once, the clock is an
+//! hour off. What must stay stays, and the next run completes the work.
 
 use crate::support::faults::{Call, Fault, FaultStore, PlannedFault};
 use crate::support::history::Compression;
@@ -31,7 +31,8 @@ fn name(kind: &str, start: i64, last: i64, created: i64) -> String {
     format!("v2/{kind}-{start:08}-{last:08}-{created}")
 }
 
-/// Three chains of a full and three deltas, an hour each, and the newest. What deltas hold is not read.
+/// Returns three chains of a full and three deltas, an hour apart, and the newest full. The content of deltas
+/// is not read.
 fn bucket() -> (Objects, BTreeSet<String>) {
     let now = chrono::Utc::now().timestamp();
     let mut objects = Objects::new();
@@ -121,7 +122,7 @@ fn run(
 
 fn of_v2(objects: &Objects) -> BTreeSet<String> {
     let names = objects.keys().filter(|p| p.starts_with("v2/"));
-    // Marks of nothing go when they are a day old.
+    // Markers of missing snapshots are removed after a day.
     let names = names.filter(|p| {
         let of = p.strip_suffix(".exclude");
         of.is_none_or(|of| objects.contains_key(of))
@@ -129,7 +130,7 @@ fn of_v2(objects: &Objects) -> BTreeSet<String> {
     names.cloned().collect()
 }
 
-/// Of each chain a full is left under the deltas that are left; with `in_order` also without a hole.
+/// Asserts that the remaining deltas of each chain still have their full, and with `in_order` no hole.
 fn is_sound(objects: &Objects, all: &Objects, in_order: bool, context: &str) {
     let mut chains: BTreeMap<String, Vec<(String, bool)>> = BTreeMap::new();
     let mut full = String::new();
@@ -153,7 +154,7 @@ fn is_sound(objects: &Objects, all: &Objects, in_order: bool, context: &str) {
         let usable: Vec<bool> = chain.iter().map(|c| c.1).collect();
         let left = match in_order {
             true => usable.iter().take_while(|u| **u).count(),
-            // What a request deletes has no order.
+            // One bulk request deletes in no order.
             false if usable[0] || !chain[0].0.contains("Full") => continue,
             false => 0,
         };
@@ -161,7 +162,7 @@ fn is_sound(objects: &Objects, all: &Objects, in_order: bool, context: &str) {
     }
 }
 
-/// Reasons that are about the store or a signal, and not about us.
+/// Returns whether an error blames the store or a signal.
 fn is_honest(e: &Error) -> bool {
     ![Reason::Internal, Reason::CorruptSnapshot, Reason::Usage].contains(&e.reason())
 }
@@ -175,7 +176,7 @@ fn every_call_fails(purge_after: Option<i64>, first: impl Fn(&Runtime, &Arc<InMe
         inner
     };
     let options = options(purge_after);
-    // Which calls there are.
+    // Find out which calls there are.
     let inner = prepared();
     let (ran, faults) = run(&rt, &inner, Vec::new(), &options);
     let error = ran.unwrap().failure;
@@ -191,7 +192,7 @@ fn every_call_fails(purge_after: Option<i64>, first: impl Fn(&Runtime, &Arc<InMe
     for (&call, &n) in &counts {
         for nth in 0..n {
             for fault in Fault::of(call) {
-                // What hangs is waited for while it is cleaned up: not each time.
+                // Cleaning up waits for calls that hang: do not try each of them.
                 if fault == Fault::Hang && nth % 7 != 0 {
                     continue;
                 }
@@ -210,7 +211,7 @@ fn every_call_fails(purge_after: Option<i64>, first: impl Fn(&Runtime, &Arc<InMe
                     Err(e) => assert!(is_honest(e), "{context}: {e}"),
                 }
                 let after = rt.block_on(objects_of(&*inner));
-                // A store that says "gone" before it is asked deletes by itself.
+                // With `Gone`, the store deletes the object by itself.
                 if fault != Fault::Gone {
                     for path in &needed {
                         assert!(after.contains_key(path), "{context}: {path}");
@@ -219,7 +220,8 @@ fn every_call_fails(purge_after: Option<i64>, first: impl Fn(&Runtime, &Arc<InMe
                     }
                     is_sound(&after, &objects, false, &context);
                 }
-                // The next run ends it. What has lost its note is noted again first, and purged by a third.
+                // The next run completes the removal. A snapshot that lost its note gets a new one first, and a
+                // third run purges it.
                 let runs = if fault == Fault::Gone { 2 } else { 1 };
                 let mut outcome = None;
                 for _ in 0..runs {
@@ -234,7 +236,7 @@ fn every_call_fails(purge_after: Option<i64>, first: impl Fn(&Runtime, &Arc<InMe
                     outcome = Some(told);
                 }
                 let mended = rt.block_on(objects_of(&*inner));
-                // The store has deleted the full that was to be read, by itself: what it superseded stays.
+                // The store itself deleted the full that was to be read, so what it superseded stays.
                 if fault == Fault::Gone && needed.iter().any(|path| !mended.contains_key(path)) {
                     continue;
                 }
@@ -246,7 +248,7 @@ fn every_call_fails(purge_after: Option<i64>, first: impl Fn(&Runtime, &Arc<InMe
     assert!(struck > 100 && partly > 5);
 }
 
-/// As if the dead one's lock had expired: waiting for that is what `tests/faults/locks.rs` is for.
+/// As if the lock of the dead run had expired; `tests/faults/locks.rs` tests that wait.
 fn unlock(rt: &Runtime, inner: &Arc<InMemory>) {
     let _ = rt.block_on(inner.delete(&Path::from("deltafold-locks/gc.json")));
 }
@@ -270,7 +272,7 @@ fn every_call_of_a_purge_fails_and_the_next_run_mends_it() {
     });
 }
 
-/// `undelete` and `pin`: a fault is told, and the same again does it.
+/// `undelete` and `pin`: a fault is reported, and repeating the command does the work.
 #[test]
 fn every_call_of_undelete_and_pin_fails_and_again_does_it() {
     let rt = Runtime::new().unwrap();
@@ -321,7 +323,7 @@ fn every_call_of_undelete_and_pin_fails_and_again_does_it() {
                         assert!(is_honest(e), "{context}: {e}");
                     }
                     unlock(&rt, &inner);
-                    // What lost its note comes back by its name.
+                    // A snapshot that lost its note is brought back by its name.
                     let excluded = rt.block_on(objects_of(&*inner));
                     let names: Vec<String> = excluded
                         .keys()
@@ -345,19 +347,19 @@ fn every_call_of_undelete_and_pin_fails_and_again_does_it() {
     }
 }
 
-/// Some deletions fail each time: the rest goes, and the exit code says so.
+/// Some deletions always fail: the rest is removed, and the exit code reports it.
 #[test]
 fn what_cannot_be_deleted_holds_only_its_own_chain_back() {
     let rt = Runtime::new().unwrap();
     let (objects, needed) = bucket();
     let inner = fill(&rt, &objects);
-    // Two of the nine deltas of the first batch, and their repetition behind it.
+    // Two of the nine deltas of the first batch, and their retries.
     let deny = |nth| PlannedFault {
         call: Call::Delete,
         nth,
         fault: Fault::Denied,
     };
-    // The clock's object is deleted first.
+    // The object that probes the clock is deleted first.
     let strikes = [1, 2, 10, 11].map(deny).to_vec();
     let (ran, _) = run(&rt, &inner, strikes, &options(None));
     let mut outcome = ran.unwrap();
@@ -378,13 +380,13 @@ fn what_cannot_be_deleted_holds_only_its_own_chain_back() {
     );
 }
 
-/// The store's clock is an hour behind ours, so ours may be an hour ahead: nothing goes early.
+/// The store's clock is an hour behind ours, so ours may be an hour ahead: nothing is removed too early.
 #[test]
 fn a_clock_an_hour_ahead_removes_nothing_early() {
     let (objects, _) = bucket();
     let now = chrono::Utc::now().timestamp();
     let b = Bucket::of(&objects);
-    // What was removed 50 minutes ago by the store's clock, and 110 by ours.
+    // What was removed 50 minutes ago by the store's clock, and 110 minutes ago by ours.
     let before = b.objects();
     let window = |hours: &str| {
         let args = [
@@ -400,10 +402,10 @@ fn a_clock_an_hour_ahead_removes_nothing_early() {
         let goes = result["objects"].as_array().unwrap().iter();
         goes.filter(|o| o["decision"] == "Delete").count()
     };
-    // By the right clock two hours reach one chain farther than one hour.
+    // By the right clock a window of two hours reaches one chain farther than one hour.
     assert!(window("2h") < window("1h"));
     assert_eq!(b.objects(), before);
-    // An object of the future shows that our clock is behind; it is warned of.
+    // An object from the future shows that our clock is behind: there is a warning.
     let path = b.path().join(before.keys().next().unwrap());
     let ahead = std::time::SystemTime::now() + Duration::from_secs(3600);
     let file = std::fs::File::options().write(true).open(&path).unwrap();
@@ -411,7 +413,7 @@ fn a_clock_an_hour_ahead_removes_nothing_early() {
     let (_, result, _) = b.run("gc", &["--policy", "limit"]);
     let warnings = result["warnings"].to_string();
     assert!(warnings.contains("ahead of this one"), "{warnings}");
-    // A snapshot of the future supersedes nothing and stays.
+    // A snapshot from the future supersedes nothing and stays.
     let future = name("Full", 0, 1000, now + HOUR);
     b.put(&future, b"content");
     let (_, result, _) = b.run("gc", &["--policy", "limit", "--limit", "1", "--apply"]);
@@ -426,13 +428,13 @@ fn a_clock_an_hour_ahead_removes_nothing_early() {
     );
 }
 
-/// Killed at random moments, and run again; two at once.
+/// Killed at random moments and run again; two at once.
 #[test]
 fn killed_midway_and_two_at_once_leave_what_is_needed() {
     let mut rng = fastrand::Rng::with_seed(seed());
     let (mut objects, needed) = bucket();
     let now = chrono::Utc::now().timestamp();
-    // Enough to be killed in the middle of.
+    // Enough to be killed in the middle.
     for n in 0..300 {
         let (r, t) = (n * 90 / 300 + 1, now - 100 * HOUR + n);
         objects.insert(name("Full", 0, r, t), b"content".to_vec());
@@ -456,7 +458,7 @@ fn killed_midway_and_two_at_once_leave_what_is_needed() {
         };
         let mut child = command().spawn().unwrap();
         let started = Instant::now();
-        // Some are killed as soon as something has gone.
+        // Some are killed as soon as something has been removed.
         let untouched = || {
             let listed = std::fs::read_dir(b.path().join("v2")).unwrap();
             listed.count() == objects.len()
@@ -482,9 +484,9 @@ fn killed_midway_and_two_at_once_leave_what_is_needed() {
                 "{context}: {path}"
             );
         }
-        // Files are deleted one by one; marks are set many at once.
+        // Files are deleted one by one; markers are set many at once.
         is_sound(&after, &bucket_of_chains(&objects), !purge, &context);
-        // The lock of the dead one is taken over; here as if time had passed.
+        // The next run takes over the dead run's lock, as if time had passed.
         let _ = std::fs::remove_dir_all(b.path().join("deltafold-locks"));
         let codes: Vec<i32> = std::thread::scope(|scope| {
             let both = [(), ()].map(|()| {
@@ -498,7 +500,7 @@ fn killed_midway_and_two_at_once_leave_what_is_needed() {
             });
             both.map(|h| h.join().unwrap()).to_vec()
         });
-        // The lock keeps one of them away, or they take turns.
+        // The lock keeps one of them away, or they run one after the other.
         assert!(
             codes.contains(&0) && codes.iter().all(|c| [0, 75].contains(c)),
             "{codes:?}"
@@ -520,7 +522,7 @@ fn killed_midway_and_two_at_once_leave_what_is_needed() {
     assert!(midway >= 3);
 }
 
-/// The chains of [`bucket`] alone.
+/// Returns only the chains of [`bucket`].
 fn bucket_of_chains(objects: &Objects) -> Objects {
     let mut chains = objects.clone();
     chains.retain(|path, _| {

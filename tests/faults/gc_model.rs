@@ -1,5 +1,5 @@
-//! Two collectors, a compactor, a snapshotter and an operator at once: every step that they make in the store
-//! is made in random order, any of them dies at any step, and after each step what must stay restorable is.
+//! A model of two collectors, a compactor, a snapshotter and an operator at once. Their steps in the store run
+//! in random order, any of them dies at any step, and after each step everything that must be restorable is.
 
 use crate::support::history::Compression;
 use crate::support::scratch;
@@ -50,7 +50,7 @@ fn delta_object(start: i64, last: i64, created: i64) -> (String, Vec<u8>) {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     Run,
-    /// Its process dies: before the step, or after it and before the answer.
+    /// The process dies before the step, or after it and before the response.
     Die {
         takes_effect: bool,
     },
@@ -58,20 +58,20 @@ enum Verdict {
 
 struct Ticket {
     actor: usize,
-    /// It begins a look at the prefix.
+    /// Whether the step begins a listing of the prefix.
     is_look: bool,
     what: String,
     go: oneshot::Sender<Verdict>,
     done: oneshot::Receiver<()>,
 }
 
-/// Asks before each call.
+/// A store that asks before each call.
 #[derive(Clone)]
 struct Stepped {
     inner: Arc<InMemory>,
     actor: usize,
     tickets: mpsc::UnboundedSender<Ticket>,
-    /// What this store's clock is ahead of the truth.
+    /// How far this store's clock is ahead of the real time.
     clock: TimeDelta,
     locks: bool,
 }
@@ -197,7 +197,7 @@ impl ObjectStore for Stepped {
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, object_store::Result<ObjectMeta>> {
         let (store, path) = (self.clone(), prefix.cloned().unwrap_or_default());
         let listing = async move {
-            // Memory is listed when it is asked, and that must be after the step has begun.
+            // The memory store lists when it is called, and that must be after the step has begun.
             let all = async { store.inner.list(Some(&path)).try_collect::<Vec<_>>().await };
             let all = store.step("list", &path, all).await;
             let all = all.map(|all| all.into_iter().map(|m| store.told(m)).collect());
@@ -226,10 +226,10 @@ impl ObjectStore for Stepped {
     }
 }
 
-/// What the prefix holds at a moment, by names: all of one history.
+/// The names in the prefix at a moment: all of one history.
 #[derive(Clone, Default)]
 struct Seen {
-    /// Those that are not excluded.
+    /// Snapshots that are not excluded.
     usable: BTreeMap<String, SnapshotName>,
     all: HashSet<String>,
     excluded: HashSet<String>,
@@ -288,9 +288,9 @@ impl Seen {
 }
 
 struct ModelPrefix {
-    /// When each revision was written, from 0 on.
+    /// The time of each revision, from 0 on.
     times: Vec<i64>,
-    /// Up to here it is saved.
+    /// The last saved revision.
     saved: i64,
     now: i64,
 }
@@ -306,7 +306,7 @@ impl ModelPrefix {
         }
     }
 
-    /// What must be restorable of what is, with such a window.
+    /// Returns the revisions that must be restorable with this window.
     fn must(&self, seen: &Seen, window: Option<i64>) -> BTreeSet<i64> {
         let newest = seen.fulls().map(|s| s.1.last.0).max().unwrap_or(0);
         let start = window.map(|w| self.now - w);
@@ -321,7 +321,7 @@ impl ModelPrefix {
 
 const HOUR: i64 = 3600;
 
-/// Five hours of history, in random pieces.
+/// Creates five hours of history in random pieces.
 fn begin(rng: &mut Rng, rt: &Runtime, inner: &InMemory, ahead: TimeDelta) -> ModelPrefix {
     let now = (Utc::now() + ahead).timestamp();
     let mut w = ModelPrefix {
@@ -405,26 +405,25 @@ struct Round<'a> {
     rt: &'a Runtime,
     inner: Arc<InMemory>,
     world: ModelPrefix,
-    /// What the truth is ahead of the machine's clock.
+    /// How far the real time is ahead of the machine's clock.
     ahead: TimeDelta,
     window: Option<i64>,
-    /// By actor: the step at which it dies.
+    /// For each actor, the step at which it dies.
     deaths: Vec<Option<usize>>,
     steps: Vec<usize>,
     trace: Vec<String>,
-    /// What a pin keeps.
-    /// Fulls, each with the deltas behind it when it was pinned.
+    /// What pins keep: fulls, each with the deltas after it at the time of the pin.
     pinned: BTreeMap<String, Vec<String>>,
     brought_back: BTreeSet<String>,
     snapshots_left: usize,
-    /// The operator waits for nobody.
+    /// Whether the operator ignores locks.
     heedless: bool,
-    /// What is removed is not purged for an hour.
+    /// Whether removed snapshots are purged only after an hour.
     keeps_removed: bool,
 }
 
 impl Round<'_> {
-    /// Lets the actors go on until all have ended.
+    /// Lets the actors run until all have ended.
     fn run(
         &mut self,
         mut tickets: mpsc::UnboundedReceiver<Ticket>,
@@ -434,7 +433,7 @@ impl Round<'_> {
     ) {
         let mut waiting: Vec<Ticket> = Vec::new();
         loop {
-            // Whoever wants to go on says so within a moment.
+            // An actor that wants to continue says so soon.
             let more = self.rt.block_on(async {
                 tokio::time::timeout(Duration::from_micros(250), tickets.recv()).await
             });
@@ -459,8 +458,8 @@ impl Round<'_> {
             if self.snapshots_left > 0 && self.rng.u8(..12) == 0 {
                 self.snapshot();
             }
-            // An operator whom the lock, or luck, keeps out of what is being removed just now.
-            // One that says nothing yet is at work on what it saw.
+            // An operator that a lock, or luck, keeps from what is being removed. A silent actor is working
+            // with its last listing.
             let looks = |actor| waiting.iter().any(|t| t.actor == actor && t.is_look);
             let at_rest =
                 self.heedless || (0..collectors).all(|actor| has_ended(actor) || looks(actor));
@@ -525,7 +524,7 @@ impl Round<'_> {
             tail()
         );
         for (full, deltas) in &self.pinned {
-            // A full that a compactor put into the chain since then ends it.
+            // A full that a compactor has added to the chain since then ends it.
             let next = before.next_full(before.usable[full].last);
             let still = deltas.iter().filter(|path| {
                 let delta = before.usable.get(*path);
@@ -573,7 +572,7 @@ impl Round<'_> {
         };
         match self.rng.u8(..3) {
             0 => {
-                // A pin, and what it keeps.
+                // The pin and what it keeps.
                 let fulls = seen.fulls().map(|s| s.0.clone()).collect();
                 let Some(full) = pick(self.rng, fulls) else {
                     return;
@@ -598,13 +597,13 @@ impl Round<'_> {
                 self.trace.push(format!("operator brings back {path}"));
                 delete(path.replace("v2/", "deltafold-removed/"));
                 delete(format!("{path}.exclude"));
-                // Where all is purged at once, so is this.
+                // If everything is purged at once, so is this.
                 if self.keeps_removed {
                     self.brought_back.insert(path);
                 }
             }
             _ => {
-                // The newest full is bad, say: what it has superseded is needed again.
+                // As if the newest full were bad: what it has superseded is needed again.
                 let Some(full) = seen.fulls().max_by_key(|s| s.1.last).map(|s| s.0.clone()) else {
                     return;
                 };
@@ -646,7 +645,7 @@ fn options(rng: &mut Rng, window: Option<i64>, purge_after: Option<i64>) -> Opti
     }
 }
 
-/// Plays rounds, each with a seed of its own; collectors look again when their look is so old.
+/// Plays rounds, each with its own seed. Collectors list again if their listing is older than `look_again`.
 fn play(seed: u64, rounds: usize, look_again: Duration) -> Counts {
     let heedless = !look_again.is_zero();
     let rt = Runtime::new().unwrap();
@@ -658,7 +657,7 @@ fn play(seed: u64, rounds: usize, look_again: Duration) -> Counts {
             seed.wrapping_add(round)
         );
         let inner = Arc::new(InMemory::new());
-        // The collectors' own clocks are ahead of the truth, and of the store's.
+        // The collectors' own clocks are ahead of the real time and of the store's clock.
         let ahead = TimeDelta::seconds(-[0, HOUR][rng.usize(..2)]);
         let world = begin(&mut rng, &rt, &inner, ahead);
         let window = rng.bool().then(|| rng.i64(0..4 * HOUR));
@@ -668,7 +667,7 @@ fn play(seed: u64, rounds: usize, look_again: Duration) -> Counts {
         let actors = COLLECTORS + 1;
         let handles: Vec<std::thread::JoinHandle<Ended>> = (0..actors)
             .map(|actor| {
-                // A collector whose clock, or whose store's, is behind.
+                // A collector whose clock, or whose store's clock, is behind.
                 let behind = TimeDelta::seconds(-[0, rng.i64(0..HOUR)][rng.usize(..2)]);
                 let store = Stepped {
                     inner: inner.clone(),
@@ -718,15 +717,15 @@ fn play(seed: u64, rounds: usize, look_again: Duration) -> Counts {
                 Ok(()) => counts.ended_well += 1,
                 Err(e) => {
                     let dead = died[actor].is_some_and(|at| steps[actor] >= at);
-                    // What is read may be collected, and names are taken.
+                    // A compactor's input may be removed, and its name may be taken.
                     let compacts = actor == COLLECTORS && e.reason() != Reason::Internal;
-                    // Without the lock another one may be faster at each try.
+                    // Without the lock, another actor may be faster at each attempt.
                     let overtaken = e.reason() == Reason::SnapshotVanished;
                     assert!(dead || compacts || overtaken, "actor {actor}: {e}");
                 }
             }
         }
-        // Whatever is left is whole, and a collector makes its end of it.
+        // What is left is complete, and a collector finishes the work.
         let before = Seen::of(&rt, &inner);
         let (send, mut rest) = mpsc::unbounded_channel::<Ticket>();
         let pass = rt.spawn(async move {
@@ -762,8 +761,8 @@ fn whatever_the_order_of_steps_what_must_be_restorable_is() {
     assert!(counts.deaths * 12 > rounds);
 }
 
-/// The model finds what it is there to find: collectors that do not look again break what an operator has
-/// pinned, brought back or needs again.
+/// The model finds what it should find: collectors that do not list again break what an operator has pinned,
+/// brought back or needs again.
 #[test]
 fn a_collector_that_believes_an_old_look_is_found_out() {
     let seed = crate::support::seed();

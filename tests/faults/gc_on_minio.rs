@@ -1,4 +1,4 @@
-//! Collecting garbage on a real server: by tags, by versions, around locks and refusals.
+//! `gc` on a real S3 server: tags, versions, object locks and refusals.
 
 use crate::support::denying_proxy::denying;
 use crate::support::gc_history::{GcHistory, NOTHING, decided, reasons, snapshots};
@@ -17,7 +17,7 @@ use std::process::Command;
 use std::time::Duration;
 use tokio::runtime::Runtime;
 
-/// A server, and the past on it.
+/// A server with a backup that has some history.
 struct Server {
     rt: Runtime,
     minio: Minio,
@@ -69,7 +69,7 @@ impl Server {
         all.into_iter().filter_map(below).collect()
     }
 
-    /// All versions and marks, by path.
+    /// Returns all versions and deletion markers by path.
     fn versions(&self, bucket: &str) -> Vec<deltafold::store::ObjectVersion> {
         let s3 = self.minio.s3();
         let store = s3.open(&format!("s3://{bucket}/p"), self.rt.handle());
@@ -85,7 +85,7 @@ fn on_a_server_tags_exclude_and_versions_are_purged() {
     let p = &server.past;
     let newest = BTreeSet::from([p.full(2100, 1), p.delta(2101, LAST, 0)]);
 
-    // Plain: by tag, back, and at once.
+    // A plain bucket: removal by tag, back again, and at once.
     server.fill("plain", Kind::Plain);
     let removed = decided(
         &server.gc("plain", &["--purge-after", "1d", "--apply"]),
@@ -121,7 +121,7 @@ fn on_a_server_tags_exclude_and_versions_are_purged() {
             .tags("plain", &format!("p/{}", p.full(1499, 7))),
     );
     assert!(tags.is_empty(), "{tags:?}");
-    // The other tool's tag on the newest full: what it has superseded is needed.
+    // Another tool's tag on the newest full: what that full superseded is needed.
     let bad = format!("p/{}", p.full(2100, 1));
     let set = server
         .minio
@@ -135,7 +135,8 @@ fn on_a_server_tags_exclude_and_versions_are_purged() {
     server.gc("plain", &["--apply"]);
     assert_eq!(snapshots(&server.objects("plain")), newest);
 
-    // With versions: what an earlier plain deletion hid is purged, too, when old enough.
+    // A versioned bucket: objects hidden by an earlier plain deletion are purged, too, when they are old
+    // enough.
     server.fill("versions", Kind::Versioned);
     let hidden = p.delta(BASE + 1, 1100, 9);
     let path = ObjectPath::from(format!("p/{hidden}"));
@@ -182,7 +183,7 @@ fn what_is_locked_is_reported_and_left() {
         until,
     };
     store.retain(&locked, None, &retention).unwrap();
-    // The delta behind it: locked by a hold that somebody has to lift.
+    // The delta after it has a legal hold, which only a person can lift.
     let held = p.delta(1101, 1499, 8);
     let place = format!("p/{held}");
     let hold = |state: &str| {
@@ -219,7 +220,7 @@ fn what_is_locked_is_reported_and_left() {
     let done = server.gc("locked", &["--apply"]);
     assert_eq!(fate(&done, &locked).0, "Locked");
     assert_eq!(fate(&done, &held), ("Locked".to_owned(), Value::Null));
-    // What comes before a locked one in its chain waits: nobody shall take the rest for whole.
+    // Earlier objects of a locked one's chain wait: the rest must not look complete.
     assert_eq!(fate(&done, &p.delta(BASE + 1, 1100, 9)).0, "Waiting");
     assert_eq!(fate(&done, &p.full(BASE, 10)).0, "Waiting");
     assert_eq!(fate(&done, &p.delta(1801, 2100, 3)).0, "Done");
@@ -234,14 +235,14 @@ fn what_is_locked_is_reported_and_left() {
         p.delta(2101, LAST, 0),
     ];
     assert_eq!(left, BTreeSet::from(expected));
-    // When the hold is lifted, its chain goes.
+    // When the hold is lifted, the chain is removed.
     hold("OFF");
     let done = server.gc("locked", &["--apply"]);
     assert_eq!(fate(&done, &held).0, "Done");
     assert_eq!(snapshots(&server.objects("locked")).len(), 3);
 }
 
-/// Who may not list versions, or not ask for them, must not hide what is locked behind a mark.
+/// A user who may not list versions must not hide locked objects behind deletion markers.
 #[test]
 fn what_is_locked_is_left_where_versions_cannot_be_looked_at() {
     let server = Server::start();
@@ -285,7 +286,7 @@ fn what_is_locked_is_left_where_versions_cannot_be_looked_at() {
             };
             assert_eq!(fate(&locked), "Locked", "{bucket} {apply:?}: {result:#}");
             if !apply.is_empty() {
-                // It is there as a version, whatever may be known of it.
+                // It exists as a version, whether or not that can be seen.
                 assert_eq!(fate(&p.delta(1801, 2100, 3)), "Hidden", "{bucket}");
                 assert_eq!(result["totals"]["deleted"]["bytes"], result["hidden_bytes"]);
             }
@@ -299,7 +300,7 @@ fn what_is_locked_is_left_where_versions_cannot_be_looked_at() {
     }
 }
 
-/// A chain that is locked is meant to be used: it is not excluded either.
+/// A locked chain is meant to be used: it is not excluded either.
 #[test]
 fn what_is_locked_is_not_excluded() {
     let server = Server::start();
@@ -332,7 +333,7 @@ fn what_is_locked_is_not_excluded() {
     assert_eq!(tags(&p.delta(1801, 2100, 3)), 1);
 }
 
-/// What somebody excluded for being broken must not make the rest look superfluous.
+/// A snapshot that was excluded because it is broken must not make others look superfluous.
 #[test]
 fn nothing_is_removed_where_tags_must_not_be_read() {
     let server = Server::start();

@@ -1,4 +1,4 @@
-//! The tests' own tools: that MinIO can be had and answers.
+//! The MinIO of the tests works.
 
 use crate::support::minio::Minio;
 use crate::support::tools;

@@ -1,4 +1,4 @@
-//! Jobs that are killed at random moments, then a rerun: the inputs stay, the result is right or not
+//! Compactions that are killed at random moments, then a rerun: the inputs stay, the result is right or not
 //! there, and nothing is left behind.
 
 use crate::support::kill_times::KillTimes;
@@ -19,21 +19,21 @@ use tokio::runtime::Runtime;
 
 const STAGING: &str = "deltafold-staging/";
 
-/// A bucket whose result is uploaded in two parts.
+/// Returns a store whose result is uploaded in two parts.
 fn bucket() -> Bucket {
     let bucket = small();
     bucket.noise_delta(18);
     bucket
 }
 
-/// A bucket whose result is put at once where that can be.
+/// Returns a store whose result is put by one request if possible.
 fn small() -> Bucket {
     let bucket = Bucket::with_base();
     bucket.delta(BASE + 1, LAST, 6);
     bucket
 }
 
-/// Where a bucket is.
+/// The place of a store.
 enum Site {
     Folder(Bucket),
     Server {
@@ -80,7 +80,7 @@ impl Site {
         }
     }
 
-    /// Waits for a moment to kill a job at: any, or one while it uploads where that can be seen.
+    /// Waits for the moment to kill a run: any moment, or one during the upload if that is visible.
     fn moment(&self, job: &mut Child, rng: &mut fastrand::Rng, whole: Duration) {
         let late = rng.bool();
         let mut delay = whole.mul_f64(rng.f64() * 1.1);
@@ -99,7 +99,7 @@ impl Site {
     }
 }
 
-/// Kills jobs, and after each looks at what is there and runs again.
+/// Kills runs; checks after each what is there, and runs again.
 fn killed_and_run_again(site: &Site, rounds: usize, signal: Signal) {
     let mut rng = fastrand::Rng::with_seed(seed());
     let inputs = site.objects();
@@ -118,7 +118,7 @@ fn killed_and_run_again(site: &Site, rounds: usize, signal: Signal) {
         command.stdout(Stdio::null()).stderr(Stdio::piped());
         let mut job = command.spawn().unwrap();
         site.moment(&mut job, &mut rng, moments.whole());
-        // Not waited for until now, so the ID still is this child's.
+        // Not waited for yet, so the pid is still this child's.
         let _ = kill_process(Pid::from_child(&job), signal);
         let ended = job.wait_with_output().unwrap();
         let stderr = String::from_utf8_lossy(&ended.stderr);
@@ -126,10 +126,10 @@ fn killed_and_run_again(site: &Site, rounds: usize, signal: Signal) {
         let by_signal = ended.status.signal() == Some(signal.as_raw());
         moments.note(ended.status);
         match ended.status.code() {
-            // It was done.
+            // It had finished.
             Some(0) => {}
             Some(143) if signal == Signal::TERM => {}
-            // By SIGTERM only as long as it has not begun.
+            // SIGTERM kills it only before it has set up its handler.
             _ => assert!(by_signal, "{what}"),
         }
 
@@ -186,7 +186,7 @@ fn what_the_next_run_removes_and_what_not() {
         names.sort();
         names
     };
-    // Killed as soon as there is something.
+    // Killed as soon as there is an object.
     let mut job = site.command().stderr(Stdio::null()).spawn().unwrap();
     while !staging.exists() || names().is_empty() {
         std::thread::sleep(Duration::from_millis(1));
@@ -195,7 +195,7 @@ fn what_the_next_run_removes_and_what_not() {
     job.wait().unwrap();
     let killed = names();
     assert_eq!(killed.len(), 1, "{killed:?}");
-    // The same of another machine, whose processes cannot be seen.
+    // The same from another machine, whose processes cannot be seen.
     let holder = killed[0].rsplit('.').nth(3).unwrap();
     let elsewhere = killed[0].replace(holder, "0123456789abcdef");
     let (fresh, old) = (elsewhere.clone(), format!("{elsewhere}9"));

@@ -1,5 +1,5 @@
-//! Locks that expire, in a folder and on a real S3 server: threads and processes against each other, dead holders,
-//! outages, a store that lies.
+//! Expiring locks in a folder and on a real S3 server: concurrent threads and processes, dead holders, outages,
+//! a store that lies.
 
 use crate::support::faults::{Call, Fault, FaultStore, PlannedFault};
 use crate::support::lock_suite::{self, LONG, NAME, Place, SHORT, held, holder, wait_until};
@@ -21,7 +21,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use tokio::runtime::{Handle, Runtime};
 
-/// What serves the places; ended when dropped.
+/// The servers of the tests. They end when this is dropped.
 struct Servers {
     rt: Runtime,
     folder: TempDir,
@@ -62,7 +62,7 @@ fn one_that_is_alive_is_not_waited_for_and_one_that_gives_back_is_followed_at_on
     }
 }
 
-/// A process that a test starts.
+/// Run as a process by the tests below.
 #[test]
 fn a_process_of_its_own() {
     lock_suite::a_process_of_its_own();
@@ -85,7 +85,7 @@ fn in_memory(inner: Arc<dyn ObjectStore>, handle: &Handle) -> Store {
 #[test]
 fn a_lock_survives_an_outage_of_the_store() {
     let rt = Runtime::new().unwrap();
-    // Two reads acquire it; so many fail that it expires, however fast they are.
+    // Two reads acquire the lock; then so many fail that it expires, however fast they are.
     let strikes = (4..40).map(|nth| PlannedFault {
         call: Call::Get,
         nth,
@@ -98,7 +98,7 @@ fn a_lock_survives_an_outage_of_the_store() {
     let held = held(lock.try_acquire().unwrap());
     wait_until("it has expired", || !held.is_held());
     wait_until("it goes on", || held.is_held());
-    // A lost answer does not matter: what is there counts.
+    // A lost response does not matter: the record in the store counts.
     let puts = || {
         faults
             .calls()
@@ -144,7 +144,7 @@ fn answers_that_are_lost_do_no_harm() {
     }
 }
 
-/// Another takes the lock between the look and the write.
+/// Another holder takes the lock between read and write.
 fn raced(faults: &FaultStore, rt: &Runtime) -> (Result<Attempt, deltafold::Error>, LockGuard) {
     let store = in_memory(Arc::new(faults.clone()), rt.handle());
     let (send, receive) = std::sync::mpsc::channel();
@@ -180,7 +180,7 @@ fn a_store_that_honours_conditions_lets_one_win_and_one_that_lies_is_found_out()
     let lying = lying.that_ignores_conditions();
     let (slower, faster) = raced(&lying, &rt);
     let slower = held(slower.unwrap());
-    // Both believe it, until the loser looks again.
+    // Both believe that they have it until the loser looks again.
     wait_until("one has lost", || {
         slower.check().is_err() || faster.check().is_err()
     });
@@ -194,7 +194,7 @@ fn a_store_that_honours_conditions_lets_one_win_and_one_that_lies_is_found_out()
         lost[0]
     );
     assert!(slower.is_held() && !faster.is_held());
-    // The loser gives back what is not its own: nothing.
+    // The loser must not release the other's lock.
     drop(faster);
     slower.renew().unwrap();
 }
@@ -210,7 +210,7 @@ fn locks_are_in_no_listing_and_a_damaged_one_is_somebodys() {
     assert_eq!(listed["problems"], serde_json::json!([]));
     assert_eq!(bucket.compact(&[])["warnings"], serde_json::json!([]));
     held.release().unwrap();
-    // Nothing is left but the record, of nobody, and the file for the flock.
+    // Only the record, without a holder, and the file for flock are left.
     let mut left: Vec<_> = fs::read_dir(bucket.path().join(LOCKS)).unwrap().collect();
     left.sort_by_key(|e| e.as_ref().unwrap().file_name());
     let left: Vec<_> = left.into_iter().map(|e| e.unwrap().file_name()).collect();
@@ -244,7 +244,7 @@ fn a_store_without_conditions_and_one_that_is_not_there_say_so() {
     let mut lock = place.lock(handle, &Cancel::default(), "a", SHORT);
     let e = lock.acquire(Wait::Forever).map(drop).unwrap_err();
     assert_eq!(e.reason(), Reason::StoreUnreachable, "{e}");
-    // Nothing was written on the way.
+    // Nothing else was written.
     let store = servers.minio.store("backups");
     let listed: Vec<_> = servers.rt.block_on(store.list(None).try_collect()).unwrap();
     assert!(listed.is_empty(), "{listed:?}");

@@ -1,5 +1,5 @@
-//! Servers that take the condition of a write and ignore it: of writers that want one name in the same
-//! moment, none loses what it wrote.
+//! Servers that accept conditional writes and ignore the condition: of several writers that want the same name
+//! at the same moment, none loses its data.
 
 use crate::support::faults::{Call, Fault, FaultStore, PlannedFault};
 use crate::support::lying_s3::{Lies, LyingServer};
@@ -32,7 +32,7 @@ fn content(store: &Store, path: &str) -> String {
     text
 }
 
-/// As a job gives names: the first that is free. Returns it.
+/// Publishes under the first free name, as an operation does. Returns the name.
 fn give_name(staged: &Staged) -> String {
     for second in 0..100 {
         let name = format!("v2/Full-00000000-00000007-{second}");
@@ -43,11 +43,11 @@ fn give_name(staged: &Staged) -> String {
     panic!("a hundred names are taken");
 }
 
-/// One writer has seen that the name is free; before it takes it, another comes and does all it has to.
-/// Returns what both were told, and what has the name then.
+/// One writer has seen that the name is free; before it takes the name, another one comes and publishes.
+/// Returns what both were told, and the content of the object.
 fn overtaken(doubted: bool) -> (Published, Published, String) {
     let rt = runtime();
-    // The store's own trial is two copies.
+    // The probe of the store takes two copies.
     let nth = if doubted { 2 } else { 0 };
     let strike = PlannedFault {
         call: Call::Copy,
@@ -81,7 +81,8 @@ fn overtaken(doubted: bool) -> (Published, Published, String) {
 
 #[test]
 fn a_writer_that_is_overtaken_is_seen_by_the_other() {
-    // What a store that is believed would do: both are told that it is theirs, and one is lost.
+    // What would happen if the store were believed: both writers think the name is theirs, and one loses its
+    // data.
     let believed = overtaken(false);
     assert_eq!(
         (believed.0, believed.1),
@@ -119,7 +120,7 @@ fn of_racers_on_a_server_that_lies_nobody_loses_anything() {
             let url = format!("s3://bucket/{round}");
             let wrote: BTreeMap<String, String> = std::thread::scope(|s| {
                 let race = |i: usize| {
-                    // Each is a process of its own, that knows nothing of the server yet.
+                    // Each is a process of its own that knows nothing about the server yet.
                     let store = server.s3().open(&url, rt.handle());
                     s.spawn(move || {
                         let text = format!("of racer {i} in round {round}");
@@ -157,7 +158,7 @@ fn a_claim_that_was_left_behind_costs_a_name_and_no_more() {
         staged(&store, "a").publish("v2/a").unwrap(),
         Published::Created
     );
-    // The name of a claim, as the requests show it; of somebody that cannot be asked whether he lives.
+    // The name of a claim, as the requests show it. Its owner cannot be asked whether it is alive.
     let shown = server
         .requests()
         .into_iter()

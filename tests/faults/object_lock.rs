@@ -1,5 +1,5 @@
-//! `deltafold lock` on real servers: what is locked stays, a lock only grows, and who only says that it
-//! locks is not believed.
+//! `deltafold lock` on real servers: locked objects stay, a lock only grows, and a server that only claims to
+//! lock is detected.
 
 use crate::support::lying_s3::{Lies, LyingServer};
 use crate::support::minio::Minio;
@@ -15,7 +15,7 @@ use object_store::path::Path;
 use object_store::signer::Method;
 use serde_json::Value;
 
-/// Uploads a backup to `p/`; gives the paths below it, sorted: a full and its deltas, one history.
+/// Uploads a backup to `p/`. Returns its paths, sorted: a full and its deltas, one history.
 async fn upload(s3: &S3, bucket: &str) -> Vec<String> {
     let fixture = copy_fixture("kubernetes");
     let mut paths = Vec::new();
@@ -37,12 +37,12 @@ fn lock(s3: &S3, bucket: &str, args: &[&str]) -> (i32, Value, String) {
     c.args(["--store", &format!("s3://{bucket}/p")]);
     c.args(["--store-option", "max_retries=1"]).args(args);
     let (code, outcome, stderr) = run_json(&mut c);
-    // Of a command line that is wrong, the JSON says so as well.
+    // Even for a wrong command line, the JSON matches its schema.
     Schema::of("lock").check(&outcome);
     (code, outcome, stderr)
 }
 
-/// What the server itself says: mode and time, if it is locked.
+/// Returns mode and time of an object's lock, according to the server.
 async fn retention(s3: &S3, bucket: &str, path: &str) -> Option<(String, DateTime<Utc>)> {
     let key = format!("p/{path}");
     let query = [("retention", "")];
@@ -68,7 +68,7 @@ async fn keeps_a_chain(s3: &S3) {
     let paths = upload(s3, "locked").await;
     let hour = TimeDelta::hours(1);
 
-    // Dry: nothing is done.
+    // A dry run changes nothing.
     let (code, dry, stderr) = lock(s3, "locked", &["--for", "1h", "--dry-run"]);
     assert_eq!(
         (code, dry["status"].as_str()),
@@ -104,7 +104,7 @@ async fn keeps_a_chain(s3: &S3) {
         assert!(is_about(until, hour), "{until}");
     }
 
-    // No version of it can be deleted; by name it is only hidden, and is got back.
+    // No version of it can be deleted; a delete by name only hides it, and it can be brought back.
     let store = s3.open("s3://locked/p", &handle);
     let (path, version) = {
         let object = &objects[0];
@@ -140,14 +140,14 @@ async fn keeps_a_chain(s3: &S3) {
     let object = s3.store("locked").head(&key).await.unwrap();
     assert_eq!(object.version.as_deref(), Some(version.as_str()));
 
-    // Shorter is no change.
+    // A shorter time changes nothing.
     let (code, same, _) = lock(s3, "locked", &["--for", "30m"]);
     assert_eq!((code, same["status"].as_str()), (0, Some("NothingToDo")));
     assert_eq!(same["kept"].as_u64(), Some(paths.len() as u64), "{same}");
     let (_, until) = retention(s3, "locked", &paths[0]).await.unwrap();
     assert!(is_about(until, hour), "{until}");
 
-    // Longer is one, and so is the stricter mode; the later date stays.
+    // A longer time changes it, and so does the stricter mode; the later date stays.
     let (code, longer, stderr) = lock(s3, "locked", &["--for", "3h"]);
     assert_eq!(code, 0, "{longer} {stderr}");
     let until = (Utc::now() + hour).to_rfc3339();
@@ -159,7 +159,7 @@ async fn keeps_a_chain(s3: &S3) {
         assert_eq!(mode, "COMPLIANCE");
         assert!(is_about(until, hour * 3), "{until}");
     }
-    // Nor is there a way back, or half a way.
+    // There is no way back, not even in part.
     let (code, refused, _) = lock(s3, "locked", &["--for", "5h"]);
     assert_eq!(
         (code, refused["reason"].as_str()),
@@ -169,7 +169,7 @@ async fn keeps_a_chain(s3: &S3) {
     let (_, until) = retention(s3, "locked", &paths[0]).await.unwrap();
     assert!(is_about(until, hour * 3), "{until}");
 
-    // What was locked can be read as ever.
+    // Locked objects can be read.
     let mut c = deltafold();
     c.envs(s3.env())
         .args(["compact", "--output", "json", "--dry-run"]);
@@ -178,7 +178,7 @@ async fn keeps_a_chain(s3: &S3) {
     assert_eq!(code, 0, "{plan} {stderr}");
 }
 
-/// Whoever has no lock is told so, and nothing is written.
+/// Without an object lock the command is refused, and nothing is written.
 async fn refuses_without_a_lock(s3: &S3) {
     for (bucket, kind) in [("plain", Kind::Plain), ("versioned", Kind::Versioned)] {
         s3.create_bucket(bucket, kind).await;
@@ -218,7 +218,7 @@ async fn versitygw_keeps_what_is_locked() {
     refuses_without_a_lock(server.s3()).await;
 }
 
-/// A server that takes the request and keeps nothing, and one that writes it over the object.
+/// A server that accepts the request and keeps nothing, and one that writes it over the object.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_only_says_that_it_locks_is_not_believed() {
     let server = LyingServer::start(Lies {

@@ -1,5 +1,5 @@
-//! Restores that fail: stores that fail at every call, targets without room or rights, targets that are
-//! something else or taken. What was there is untouched, and nothing is left.
+//! Restores that fail: stores that fail at every call, targets without space or permission, targets that are
+//! occupied or something else. What was there is untouched, and nothing is left behind.
 
 use crate::support::disk::{on_a_small_disk, with_small_files, wrapped};
 use crate::support::etcd::{Etcd, EtcdVersion};
@@ -30,7 +30,7 @@ use std::sync::Arc;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
-// Through the library, with a store that fails
+// Through the library, with a store that fails.
 
 struct InMemoryBucket {
     rt: Runtime,
@@ -83,7 +83,7 @@ fn into(data_dir: &Path, wal_dir: Option<&Path>) -> Options {
     }
 }
 
-/// What must come of a fault; `None`: success.
+/// Returns the allowed reasons for a fault; `None`: the restore must succeed.
 fn reasons(call: Call, fault: Fault, again: bool) -> Option<Vec<Reason>> {
     let reason = match (call, fault) {
         (_, Fault::Hang) => Reason::Terminated,
@@ -139,7 +139,7 @@ fn every_call_of_a_restore_fails_in_every_way() {
                 let bucket = InMemoryBucket::new(&objects);
                 let result = bucket.restore(&bucket.faults(vec![strike]), &to);
                 runs += 1;
-                // Whose backup it is, is worth a warning only.
+                // An unreadable identity is only worth a warning.
                 let reasons = match path.as_str() {
                     IDENTITY => None,
                     _ => reasons(call, fault, again),
@@ -153,7 +153,7 @@ fn every_call_of_a_restore_fails_in_every_way() {
                             "{what}: {e} [{}]",
                             e.reason()
                         );
-                        // Not even a folder that it made.
+                        // Not even a folder that it created.
                         let left: Vec<_> = stamps(root.path()).into_keys().collect();
                         assert_eq!(left, [""], "{what}");
                     }
@@ -174,7 +174,7 @@ fn every_call_of_a_restore_fails_in_every_way() {
     assert!(failed > 60, "{failed} of {runs}: hardly a fault struck");
 }
 
-/// Folding takes minutes: what is started or written there meanwhile is not pushed aside.
+/// Folding takes minutes: a member that appears there meanwhile is not replaced.
 #[test]
 fn a_member_that_appears_while_a_restore_runs() {
     let bucket = InMemoryBucket::new(&small_bucket(4096, Compression::Gzip));
@@ -233,9 +233,9 @@ async fn an_etcd_that_is_started_while_a_restore_runs() {
     assert_eq!(debris(&data), [""; 0]);
 }
 
-// Through the program
+// Through the program.
 
-/// The fixture's bucket, and a damaged member of an older state.
+/// The fixture's backup, and a damaged member with an older state.
 struct Bench {
     store: TempDir,
     root: TempDir,
@@ -257,7 +257,7 @@ impl Bench {
         let (code, _, stderr) = restore(bench.store.path(), &bench.data, &["--revision", "1499"]);
         assert_eq!(code, 0, "{stderr}");
         cut(&bench.data.join("member/snap/db"), 100_000);
-        // As short as it is; a segment is mostly zeros.
+        // As short as possible: a segment is mostly zeros.
         cut(&segment(&bench.data.join("member/wal")), 16 << 10);
         fs::write(bench.data.join("notes.txt"), "somebody's").unwrap();
         bench
@@ -276,8 +276,8 @@ impl Bench {
         rows.iter().find(|row| row.revision == LAST).unwrap().hash
     }
 
-    /// Every file with all that is known of it, and every folder's name: what is staged in a folder and
-    /// removed again leaves a trace in the folder's own times.
+    /// Returns every file with all its metadata, and the names of folders: staging in a folder changes the
+    /// folder's own times.
     fn stamps(&self) -> Vec<(String, Option<Stamp>)> {
         let all = stamps(self.root.path()).into_iter();
         let of = |(name, stamp)| {
@@ -287,7 +287,7 @@ impl Bench {
         all.map(of).collect()
     }
 
-    /// Fails so, and touches nothing. Gives the message.
+    /// Asserts that a restore fails and touches nothing. Returns the message.
     #[track_caller]
     fn refuses(&self, args: &[&str], code: i32, reason: &str) -> String {
         let before = self.stamps();
@@ -325,7 +325,7 @@ fn no_room_in_the_target() {
         .keys()
         .map(|name| fs::metadata(bench.root.path().join(name)).unwrap().len())
         .sum();
-    // Hardly any; a half; not quite all of it.
+    // Almost nothing; a half; not quite enough.
     for room in [32 << 10, size / 2, size - (64 << 10)] {
         let kib = (there + room) / 1024 + 16;
         let (code, json, stderr, left) = on_a_small_disk(bench.root.path(), kib, &job);
@@ -341,7 +341,7 @@ fn no_room_in_the_target() {
             assert!(same, "{room}: {name}");
         }
     }
-    // In the database, in its last page, in the WAL, which is as long as etcd's, but takes no room.
+    // Inside the database, in its last page, and in the WAL, which is as long as etcd's but takes no space.
     for limit in [size / 2, size - 512, size + 4096, 60_000_000] {
         let (code, json, stderr) = with_small_files(limit, &job);
         assert_eq!(
@@ -380,7 +380,7 @@ fn no_room_for_a_plain_snapshot() {
     assert_eq!(code, 0, "{stderr}");
 }
 
-/// A command as somebody for whom the rights on files count, even if the tests run as root.
+/// Returns a command of a user without privileges, even if the tests run as root.
 fn without_privileges(command: &Command) -> Command {
     match rustix::process::geteuid().is_root() {
         true => wrapped(
@@ -392,7 +392,7 @@ fn without_privileges(command: &Command) -> Command {
     }
 }
 
-/// Takes rights away, and gives them back when dropped, so that the folder can be removed.
+/// Changes the mode of a path and restores it when dropped, so that the folder can be removed.
 struct Mode(PathBuf, u32);
 
 impl Mode {
@@ -511,7 +511,7 @@ fn a_member_that_is_half_there() {
             assert_eq!(fs::read(kept.join(name)).unwrap(), b"half");
         }
     }
-    // Folders alone are no member.
+    // Empty folders are not a member.
     let bench = Bench::empty();
     for folder in ["member/snap", "member/wal", "lost+found"] {
         fs::create_dir_all(bench.data.join(folder)).unwrap();
@@ -537,7 +537,7 @@ fn a_member_that_is_half_there() {
     );
 }
 
-/// Looks at all that can be refused, with a member there: it stays as it is, to the nanosecond.
+/// Runs every restore that must be refused beside an existing member: it stays as it is, to the nanosecond.
 #[test]
 fn an_existing_member_is_not_touched() {
     let bench = Bench::empty();
@@ -566,7 +566,7 @@ fn an_existing_member_is_not_touched() {
         assert_eq!(json["decision"]["action"], "Restore", "{json}");
         assert_eq!(stamps(damaged.root.path()), before, "{args:?}");
     }
-    // With nothing there a dry run makes nothing.
+    // Without a member, a dry run creates nothing.
     let nothing = Bench::empty();
     let (code, json, _) = run_json(&mut nothing.command(&["--dry-run"]));
     assert_eq!((code, &json["status"]), (0, &"Succeeded".into()));
@@ -597,7 +597,7 @@ async fn a_member_that_a_running_etcd_uses() {
         client.put("still", "serving", None).await.unwrap();
         assert_eq!(etcd.revision().await, LAST + 1, "{version}");
         drop(etcd);
-        // It is nobody's now.
+        // It is not a member any more.
         bench.refuses(&[], 73, "TargetExists");
     }
 }
@@ -619,7 +619,7 @@ fn damaged_snapshots_leave_nothing() {
             let message = bench.refuses(&[], 65, "CorruptSnapshot");
             let file = path.file_name().unwrap().to_str().unwrap();
             assert!(message.contains(file), "{message}");
-            // Something was there before it, and is there after it.
+            // Something was there before, and is there afterwards.
             fs::create_dir(&bench.data).unwrap();
             bench.refuses(&[], 65, "CorruptSnapshot");
             fs::remove_dir(&bench.data).unwrap();
@@ -659,7 +659,7 @@ fn what_the_bucket_does_not_cover() {
     let bench = Bench::empty();
     for revision in ["1", "9999"] {
         let message = bench.refuses(&["--revision", revision], 66, "OutOfRange");
-        // From where the base was compacted.
+        // From the revision at which the base was compacted.
         let ranges = format!("covered are 346 to {LAST}");
         assert!(message.contains(&ranges), "{revision}: {message}");
     }
@@ -703,7 +703,7 @@ fn arguments_that_make_no_sense() {
     for args in cases {
         bench.refuses(args, 64, "Usage");
     }
-    // Without a target, and a plain file in a folder that is not there.
+    // No target, and a plain file in a folder that does not exist.
     for args in [&[][..], &["--to-snapshot", file]] {
         let mut c = deltafold();
         c.args(["restore", "--output", "json", "--store", store])
@@ -718,7 +718,7 @@ fn arguments_that_make_no_sense() {
     assert_eq!(stamps(bench.root.path()).len(), 1);
 }
 
-/// In the same second, too: each is kept under a name of its own.
+/// Even within the same second, each replaced member is kept under its own name.
 #[test]
 fn what_was_kept_is_never_replaced() {
     let bench = Bench::with_damaged_member();

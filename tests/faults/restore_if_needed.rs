@@ -1,5 +1,5 @@
-//! Members of real etcds, sound or damaged in many ways: `--if-needed` restores what needs it, keeps it
-//! aside, and leaves the rest alone; etcd starts on what was judged sound and on what was restored.
+//! Members of real etcds, sound or damaged in many ways: `--if-needed` restores those that need it, keeps the
+//! old member, and leaves sound ones alone. etcd starts on what was judged sound and on what was restored.
 
 use crate::support::etcd::{Etcd, EtcdOptions, EtcdVersion};
 use crate::support::made_backups::{Bucket, FIXTURE, LAST, fixture_events, revision};
@@ -17,7 +17,7 @@ use tempfile::TempDir;
 
 const VERSION: EtcdVersion = EtcdVersion::V3_6;
 
-/// An etcd whose database lags behind its WAL, since it commits to the one hardly ever.
+/// Options of an etcd whose database lags behind its WAL because it hardly ever commits.
 fn lagging() -> EtcdOptions {
     EtcdOptions {
         args: vec![
@@ -28,7 +28,7 @@ fn lagging() -> EtcdOptions {
     }
 }
 
-/// Lets an etcd live on a data directory: so many puts, then it is killed.
+/// Runs an etcd on a data directory for some puts, then kills it.
 async fn live(data_dir: &Path, options: &EtcdOptions, puts: usize, value: &[u8]) {
     let etcd = Etcd::start_with(VERSION, data_dir, options);
     let mut client = etcd.client().await;
@@ -38,7 +38,7 @@ async fn live(data_dir: &Path, options: &EtcdOptions, puts: usize, value: &[u8])
     }
 }
 
-/// A member that was restored from a bucket and lived.
+/// Returns a member that was restored from a backup and then served.
 async fn lived(store: &Path, args: &[&str], puts: usize) -> Files {
     let folder = scratch::folder().unwrap();
     let data = folder.path().join("data");
@@ -53,7 +53,7 @@ fn hash_of_fixture() -> u32 {
     rows.iter().find(|row| row.revision == LAST).unwrap().hash
 }
 
-/// The decision's action and reason.
+/// Returns action and reason of a decision.
 fn decided(json: &Value) -> (&str, &str) {
     let field = |name: &str| json["decision"][name].as_str().unwrap_or_default();
     (field("action"), field("reason"))
@@ -86,7 +86,8 @@ impl Bench {
         json
     }
 
-    /// A dry run decides so and touches nothing; then the run itself decides the same, and does it.
+    /// Asserts that a dry run decides this and touches nothing, and that the real run decides the same and does
+    /// it.
     fn decides(&self, look: &str, wanted: (&str, &str), what: &str) -> Value {
         let what = format!("{what}, {look}");
         let before = stamps(self.folder.path());
@@ -122,7 +123,7 @@ impl Bench {
         json
     }
 
-    /// etcd serves from it, and has at least so many revisions.
+    /// Asserts that etcd serves from it and has at least this revision.
     async fn serves(&self, revision: i64, what: &str) {
         let etcd = Etcd::try_start_with(VERSION, &self.data, &EtcdOptions::default());
         let etcd = etcd.unwrap_or_else(|e| panic!("{what}: {e}"));
@@ -132,7 +133,7 @@ impl Bench {
     }
 }
 
-/// A value that stands in the database as it is.
+/// Returns the offset of a value in a database file.
 fn find(file: &Path, needle: &[u8]) -> u64 {
     let bytes = fs::read(file).unwrap();
     let at = bytes.windows(needle.len()).rposition(|w| w == needle);
@@ -150,7 +151,7 @@ fn value_at(wanted: i64) -> Vec<u8> {
         .unwrap()
 }
 
-/// The bytes of a segment that are written.
+/// Returns the used bytes of a segment.
 fn used(segment: &Path) -> u64 {
     let bytes = fs::read(segment).unwrap();
     bytes.iter().rposition(|&b| b != 0).unwrap() as u64 + 1
@@ -160,7 +161,7 @@ struct Damage {
     name: &'static str,
     sanity: (&'static str, &'static str),
     full: (&'static str, &'static str),
-    /// On the data directory.
+    /// Applied to the data directory.
     done: fn(&Path),
 }
 
@@ -224,7 +225,7 @@ const DAMAGES: [Damage; 14] = [
         },
     },
     Damage {
-        // etcd does not notice either.
+        // etcd does not notice it either.
         name: "a bit of a value flipped",
         sanity: KEEP,
         full: ("Restore", "HashMismatch"),
@@ -249,14 +250,14 @@ const DAMAGES: [Damage; 14] = [
         done: |data| cut(&log(data), 0),
     },
     Damage {
-        // Written at last, and not as a whole: etcd cuts it off.
+        // The last write was cut short: etcd drops it.
         name: "a torn end of the WAL",
         sanity: KEEP,
         full: KEEP,
         done: |data| cut(&log(data), used(&log(data)) - 5),
     },
     Damage {
-        // As long as the WAL reaches back to its beginning.
+        // Without consequences as long as the WAL reaches back to its beginning.
         name: "no .snap",
         sanity: KEEP,
         full: KEEP,
@@ -272,7 +273,7 @@ const DAMAGES: [Damage; 14] = [
         sanity: WAL,
         full: WAL,
         done: |data| {
-            // Its last records are the hard states and the snapshot: up to the first of them.
+            // Its last records are the hard states and the snapshot: cut before the first of them.
             let path = log(data);
             let bytes = fs::read(&path).unwrap();
             let mut at = 0;
@@ -305,9 +306,9 @@ async fn what_needs_it_is_restored_and_what_is_sound_stays() {
             let bench = Bench::new(store.path(), &member);
             (damage.done)(&bench.data);
             bench.decides(look, wanted, damage.name);
-            // Only etcd can say whether the judgement was right.
+            // Only etcd can tell whether the decision was right.
             let revision = match wanted.0 {
-                // A torn end may hold the last put.
+                // The torn end may hold the last put.
                 "Keep" => LAST + 39,
                 _ => LAST,
             };
@@ -325,7 +326,7 @@ async fn a_member_behind_the_backup_unless_its_wal_makes_up_for_it() {
         (to_go, KEEP),
         (to_go + 9, KEEP),
     ] {
-        // Its database stays at 1499; all puts are in the WAL alone.
+        // Its database stays at 1499; all puts are only in the WAL.
         let member = lived(store.path(), &["--revision", "1499"], puts).await;
         let bench = Bench::new(store.path(), &member);
         let what = format!("{puts} puts");
@@ -360,7 +361,7 @@ async fn a_member_of_another_history() {
     bench.serves(LAST, "another history").await;
 }
 
-/// A damaged backup is no reason to replace a member that is in order, nor to keep etcd from starting.
+/// A damaged backup is no reason to replace a sound member, or to keep etcd from starting.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sound_member_does_not_need_the_backup() {
     let store = copy_fixture(FIXTURE);
@@ -422,7 +423,7 @@ async fn a_sound_member_does_not_need_the_backup() {
                 "{stores:?}, {look}"
             );
         }
-        // A damaged member stays, too, where there is nothing to restore from.
+        // A damaged member stays, too, if there is nothing to restore from.
         cut(&db(&bench.data), 100_000);
         let before = files(&bench.data);
         let (code, json, stderr) = run_json(&mut command(&bench, "sanity"));
@@ -436,7 +437,7 @@ async fn a_sound_member_does_not_need_the_backup() {
     }
 }
 
-/// A WAL of several segments, of an etcd that takes snapshots often.
+/// A WAL with several segments, of an etcd that often takes snapshots.
 #[tokio::test(flavor = "multi_thread")]
 async fn segments_that_are_missing() {
     let store = copy_fixture(FIXTURE);
@@ -472,7 +473,7 @@ async fn segments_that_are_missing() {
     look(WAL, "without one in the middle");
     back();
     let back = hide(&segments[0]);
-    // etcd removes old segments itself, once a newer snapshot stands for them.
+    // etcd itself removes old segments after a newer snapshot.
     look(KEEP, "without the first");
     let snap = data.join("member/snap");
     let aside = folder.path().join("snaps");
@@ -494,7 +495,7 @@ async fn segments_that_are_missing() {
     assert_eq!(etcd.revision().await, LAST + 100);
 }
 
-/// The WAL that counts is the one in its own directory.
+/// The WAL in the separate directory counts.
 #[tokio::test(flavor = "multi_thread")]
 async fn with_a_wal_directory() {
     let store = copy_fixture(FIXTURE);
@@ -514,7 +515,7 @@ async fn with_a_wal_directory() {
         json
     };
     assert_eq!(decided(&run(&args)), KEEP);
-    // Without the flag it would not be seen.
+    // Without the flag it is not found.
     assert_eq!(decided(&run(&["--dry-run"])), ("Restore", "WalMissing"));
     let path = segment(&wal);
     flip(&path, find(&path, b"lived/0002"));

@@ -1,5 +1,5 @@
-//! Restores that are killed at random moments, then a rerun: what was there is there, or the new member
-//! is, or the rerun makes it so; what was replaced is kept byte for byte, and nothing else is left.
+//! Restores that are killed at random moments, then a rerun: the old member is there, or the new one, or the
+//! rerun completes it. The replaced member is kept byte for byte, and nothing else is left.
 
 use crate::support::disk::{assert_was_mounted, in_a_mount_namespace};
 use crate::support::kill_times::KillTimes;
@@ -17,14 +17,14 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// What a restore goes into, below a folder of its own: `data`, and `wal` where the WAL is elsewhere.
+/// The target of a restore, in a folder of its own: `data`, and `wal` if the WAL is separate.
 struct Site {
     root: TempDir,
     bucket: Bucket,
     args: Vec<&'static str>,
     wal_dir: bool,
     old: Files,
-    /// HashKV of what is restored.
+    /// HashKV of the restored state.
     hash: u32,
 }
 
@@ -35,7 +35,7 @@ impl Site {
     fn new(args: &[&'static str], wal_dir: bool, is_there: bool) -> Self {
         let bucket = Bucket::with_base();
         bucket.delta(BASE + 1, LAST, 6);
-        // So that writing takes its time.
+        // So that writing takes some time.
         bucket.noise_delta(6);
         let mut site = Site {
             root: scratch::folder_named("restored-").unwrap(),
@@ -50,11 +50,11 @@ impl Site {
         site.hash = clean["hash_kv"].as_u64().unwrap() as u32;
         site.clear();
         if is_there {
-            // An older state, in which a record is damaged.
+            // An older state with a damaged record.
             let (code, _, stderr) = run_json(site.command().args(["--revision", "1499"]));
             assert_eq!(code, 0, "{stderr}");
             damage_a_record(&site.data().join("member/snap/db"));
-            // Another name than the one that a restore gives its segment, and the same.
+            // A segment with another name than a restored one, and one with the same name.
             let wal = segment(&site.wal());
             std::fs::copy(
                 &wal,
@@ -75,7 +75,7 @@ impl Site {
         self.root.path().join("data")
     }
 
-    /// Where the WAL is.
+    /// Returns the WAL directory.
     fn wal(&self) -> PathBuf {
         match self.own_wal() {
             Some(wal) => wal,
@@ -106,20 +106,20 @@ impl Site {
         }
     }
 
-    /// The old state again.
+    /// Creates the old state again.
     fn reset(&self) {
         self.clear();
         write_files(self.root.path(), &self.old);
     }
 
-    /// Waits for a moment to kill a restore at: any, or one after it has begun to write, or one while
-    /// it puts in place what it has written, which SIGTERM does not end.
+    /// Waits for the moment to kill a restore: any moment, after it has begun to write, or while it puts the
+    /// new member in place, which SIGTERM does not interrupt.
     fn moment(&self, job: &mut Child, rng: &mut fastrand::Rng, whole: Duration, signal: Signal) {
         let staging = self.data().join(".deltafold-restore");
         let (awaited, longest) = match rng.usize(..if signal == Signal::TERM { 3 } else { 4 }) {
             0 => (None, whole),
             1 => (Some(staging), whole / 2),
-            // Some syncs take longer than that, all of them together never do.
+            // Single syncs may take longer than that, all of them together never do.
             _ => (
                 Some(staging.join("new/member/.deltafold-new")),
                 Duration::from_millis(10),
@@ -133,7 +133,7 @@ impl Site {
         std::thread::sleep(longest.mul_f64(rng.f64()));
     }
 
-    /// How far a killed restore came, by what it left.
+    /// Returns how far a killed restore came, judged by what it left.
     fn phase(&self) -> &'static str {
         let staging = self.data().join(".deltafold-restore");
         let is_marked = self.data().join("member/.deltafold-new").exists();
@@ -154,8 +154,8 @@ impl Site {
         files(self.root.path()) == self.old
     }
 
-    /// Whether the new member is in place, all else is there byte for byte, and what was replaced is
-    /// kept.
+    /// Returns whether the new member is in place, everything else is there byte for byte, and the replaced
+    /// member is kept.
     fn is_new(&self) -> bool {
         if hash_of(&self.data()).ok() != Some(self.hash) {
             return false;
@@ -190,7 +190,7 @@ impl Site {
     }
 }
 
-/// A bit of a record's value, which only its page's readers see.
+/// Flips a bit of a record's value, which only a reader of its page notices.
 fn damage_a_record(db: &Path) {
     let bytes = std::fs::read(db).unwrap();
     let at = bytes
@@ -200,7 +200,7 @@ fn damage_a_record(db: &Path) {
     flip(db, at as u64);
 }
 
-/// Kills restores, and after each looks at what is there and runs again.
+/// Kills restores; checks after each what is there, and runs again.
 fn killed_and_run_again(site: &Site, rounds: usize, signal: Signal) {
     let mut rng = fastrand::Rng::with_seed(seed());
     let if_needed = site.args.contains(&"--if-needed");
@@ -213,7 +213,7 @@ fn killed_and_run_again(site: &Site, rounds: usize, signal: Signal) {
     site.assert_new("a clean run");
 
     let mut phases = BTreeMap::new();
-    // On a machine that does other things at times it may be over before its end is due.
+    // On a busy machine a restore may end before it is killed.
     for round in 0..4 * rounds {
         if round >= rounds && moments.killed() > 0 {
             break;
@@ -223,7 +223,7 @@ fn killed_and_run_again(site: &Site, rounds: usize, signal: Signal) {
         command.stdout(Stdio::null()).stderr(Stdio::piped());
         let mut job = command.spawn().unwrap();
         site.moment(&mut job, &mut rng, moments.whole(), signal);
-        // Not waited for until now, so the ID still is this child's.
+        // Not waited for yet, so the pid is still this child's.
         let _ = kill_process(Pid::from_child(&job), signal);
         let ended = job.wait_with_output().unwrap();
         let stderr = String::from_utf8_lossy(&ended.stderr);
@@ -234,18 +234,18 @@ fn killed_and_run_again(site: &Site, rounds: usize, signal: Signal) {
         *phases.entry(phase).or_insert(0) += 1;
         match ended.status.code() {
             Some(0) => site.assert_new(&what),
-            // It has tidied up.
+            // It has cleaned up.
             Some(143) if signal == Signal::TERM => {
                 assert!(site.is_old(), "{what}: {phase}");
                 assert_eq!(debris(site.root.path()), [""; 0], "{what}");
             }
-            // By SIGTERM only as long as it has not begun.
+            // SIGTERM kills it only before it has set up its handler.
             _ => {
                 assert!(by_signal, "{what}");
                 match phase {
                     "before it wrote" => assert!(site.is_old(), "{what}"),
                     "done" => site.assert_new(&what),
-                    // What is staged is beside what was there.
+                    // The staging directory is beside the old member.
                     "writing" => {
                         let mut left = files(site.root.path());
                         left.retain(|path, _| !path.contains("/.deltafold-restore/"));
@@ -261,7 +261,7 @@ fn killed_and_run_again(site: &Site, rounds: usize, signal: Signal) {
         match code {
             0 if if_needed && again["status"] == "NotNeeded" => {}
             0 => assert_eq!(again["hash_kv"], site.hash, "{what}"),
-            // The killed run was through with it, or the rerun completed it.
+            // The killed run had finished, or the rerun completed it.
             73 => {
                 let reason = &again["reason"];
                 assert!(!if_needed && reason == "TargetExists", "{what}");
@@ -316,8 +316,8 @@ fn sigterm_over_a_damaged_member_with_a_wal_directory() {
     killed_and_run_again(&Site::new(&FULL, true, true), 12, Signal::TERM);
 }
 
-/// Mounts a file system in the place of `data`, kills a restore there and runs it again, and copies out
-/// what is there at the end.
+/// Mounts a file system over `data`, kills a restore there, runs it again, and copies out what is there at the
+/// end.
 const ON_A_MOUNT_POINT: &str = r#"
 data=$1 delay=$2 kept=$3; shift 3
 mkdir "$kept/data" && cp -r "$data" "$kept/before" || exit 99
@@ -357,7 +357,7 @@ fn a_data_directory_that_is_a_mount_point() {
             std::fs::remove_dir_all(site.root.path().join("before")).unwrap();
             site.assert_new(&what);
             site.root = unmounted;
-            // Nothing went beside the mount.
+            // Nothing was written beside the mount point.
             assert!(site.is_old(), "{what}");
         }
     }

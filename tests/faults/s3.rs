@@ -1,4 +1,4 @@
-//! The same on a real S3 server: MinIO.
+//! `compact` on MinIO: parts, tags, exit codes and signals.
 
 use crate::support::made_backups::{Bucket, LAST, T0};
 use crate::support::minio::Minio;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;
 
-/// Uploads a local bucket to `bucket/prefix`.
+/// Uploads a local folder to `bucket/prefix`.
 async fn upload(minio: &Minio, bucket: &str, prefix: &str, from: &std::path::Path) {
     let store = minio.store(bucket);
     for entry in fs::read_dir(from.join("v2")).unwrap() {
@@ -22,7 +22,7 @@ async fn upload(minio: &Minio, bucket: &str, prefix: &str, from: &std::path::Pat
     }
 }
 
-/// Every object: path and content.
+/// Returns every object: path and content.
 async fn objects(minio: &Minio, bucket: &str) -> BTreeMap<String, Vec<u8>> {
     let store = minio.store(bucket);
     let listed: Vec<_> = store.list(None).try_collect().await.unwrap();
@@ -76,7 +76,7 @@ async fn who_writes_odd_keys_into_minio_disables_nothing() {
     let problems = list["problems"].as_array().unwrap();
     let foreign = problems.iter().find(|p| p["reason"] == "ForeignObject");
     let foreign = foreign.unwrap()["snapshots"].as_array().unwrap();
-    // MinIO lists characters that XML cannot hold as U+FFFD.
+    // MinIO lists characters that XML cannot express as U+FFFD.
     assert_eq!(foreign.len(), odd.len(), "{foreign:?}");
     assert!(foreign.contains(&json!("v2/x\ny")), "{foreign:?}");
     let (code, result, stderr) = run(&minio, "compact", "s3://odd/p", &[]);
@@ -91,7 +91,7 @@ async fn a_large_snapshot_is_uploaded_in_parts_and_named_at_the_end() {
     minio.create_bucket("large").await;
     let local = Bucket::with_base();
     local.delta(747, LAST, 6);
-    // 30 MB of noise, so that it stays large.
+    // 30 MB of noise, which does not compress.
     let mut rng = fastrand::Rng::with_seed(7);
     let events: Vec<Value> = (1..=60)
         .map(|i| {
@@ -109,7 +109,7 @@ async fn a_large_snapshot_is_uploaded_in_parts_and_named_at_the_end() {
         .collect();
     local.delta_of(LAST + 1, LAST + 60, 12, &events);
     upload(&minio, "large", "p", local.path()).await;
-    // The name that it would have is taken by something else.
+    // Another object has the name that it would get.
     let taken = format!("v2/Full-00000000-{:08}-{}.gz", LAST + 60, T0 + 13);
     let store = minio.store("large");
     store
@@ -144,7 +144,7 @@ async fn a_large_snapshot_is_uploaded_in_parts_and_named_at_the_end() {
     let all = objects(&minio, "large").await;
     assert!(all[&format!("p/v2/{snapshot}")] == on_disk);
     assert_eq!(all[&format!("p/{taken}")], b"another's");
-    // Base, two deltas, the taken name with its mark, the result: nothing else is left.
+    // Base, two deltas, the taken name with its marker, the result: nothing else is left.
     assert_eq!(all.len(), 6, "{:?}", all.keys());
     let local_names = fs::read_dir(local.path())
         .unwrap()
@@ -251,7 +251,7 @@ async fn failures_of_the_store_have_their_codes_and_show_no_secret() {
         ),
         reason(69, "StoreUnreachable")
     );
-    // And without any of that it works, all settings given as options.
+    // Without these variables it works, with all settings given as options.
     let mut c = deltafold();
     c.args(["compact", "--output", "json", "--store", "s3://one/p"]);
     c.args(["--store-option", &format!("endpoint={}", minio.endpoint())]);
@@ -301,7 +301,7 @@ async fn a_prefix_may_be_the_whole_bucket_and_the_endpoint_s3s_own() {
 #[test]
 fn a_signal_ends_a_job_whose_store_hangs() {
     use std::io::Read;
-    // It takes connections and never answers.
+    // A server that accepts connections and never responds.
     let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let mut c = deltafold();
     c.args(["compact", "--output", "json", "--store", "s3://bucket/p"]);

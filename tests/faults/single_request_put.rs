@@ -1,5 +1,5 @@
-//! Small objects that are put under their names at once: how many requests it takes, and stores where it
-//! would not be safe.
+//! Small objects that are published by a single conditional PUT: the number of requests, and stores on which
+//! that would not be safe.
 
 use crate::support::conformance::runtime;
 use crate::support::etcd::EtcdVersion;
@@ -44,7 +44,7 @@ fn a_small_object_takes_one_put_and_one_get() {
     let rt = runtime();
     let faults = FaultStore::new(Arc::new(InMemory::new()), Vec::new());
     let store = in_memory(&rt, &faults, faults.direct());
-    // The first one tries the store, and leaves nothing there.
+    // The first object probes the store and leaves nothing else there.
     let created = store.create_small("v2/first", b"first").unwrap();
     assert_eq!(created, Published::Created);
     assert_eq!(store.list(&[STAGING]).unwrap(), []);
@@ -54,7 +54,7 @@ fn a_small_object_takes_one_put_and_one_get() {
     let calls: Vec<_> = faults.calls().split_off(before);
     let on_name = |call| (call, NAME.to_owned());
     assert_eq!(calls, [Call::Put, Call::Get, Call::Body].map(on_name));
-    // What has the name stays.
+    // An existing object keeps its name.
     let again = store.create_small(NAME, b"second").unwrap();
     assert_eq!(again, Published::Identical);
     let other = store.create_small(NAME, b"another").unwrap();
@@ -92,7 +92,7 @@ fn where_damage_or_a_taken_name_is_not_refused_staging_is_used() {
 #[test]
 fn what_could_not_be_tried_is_tried_again() {
     let rt = runtime();
-    // The second of the trial's three.
+    // The second of the three requests of the probe.
     let strike = PlannedFault {
         call: Call::Put,
         nth: 1,
@@ -197,7 +197,7 @@ fn what_reads_back_differently_does_not_keep_the_name() {
         let e = store.create_small(NAME, b"content").unwrap_err();
         assert_eq!(e.reason(), Reason::Io);
         assert!(e.to_string().contains("reads back differently"), "{e}");
-        // Whose it is cannot be told without metadata: then it stays.
+        // Without metadata nobody knows whose object it is, so it stays.
         let left: Vec<_> = server.objects().into_keys().collect();
         let expected: &[&str] = if forgets_metadata {
             &["bucket/p/v2/name"]
@@ -211,7 +211,7 @@ fn what_reads_back_differently_does_not_keep_the_name() {
 #[test]
 fn what_is_lost_is_not_taken_for_written() {
     let rt = runtime();
-    // Of the result: after the trial's three.
+    // The put of the result, after the three requests of the probe.
     let strike = PlannedFault {
         call: Call::Get,
         nth: 0,
@@ -223,7 +223,8 @@ fn what_is_lost_is_not_taken_for_written() {
     assert_eq!(e.reason(), Reason::SnapshotVanished, "{e}");
 }
 
-/// Requests of a follower for each of its deltas, when it has run for a while; those of its lock aside.
+/// Asserts the number of requests for each delta of a follower that has run for a while, without those of its
+/// lock.
 fn requests_of_deltas(server: &S3) {
     const DELTAS: usize = 20;
     with_etcd(EtcdVersion::V3_6, |world| {

@@ -1,5 +1,5 @@
-//! A store that fails while a live etcd is saved into it: every call of a run in every way. What is named is
-//! whole, what is said to be saved is, and the next run mends the rest.
+//! A store that fails while a live etcd is saved into it: every call of a run fails in every way. Every
+//! published object is complete, everything reported as saved is saved, and the next run completes the work.
 
 use crate::support::etcd::{Etcd, EtcdVersion};
 use crate::support::faults::{Fault, FaultStore, PlannedFault};
@@ -37,9 +37,9 @@ enum Kind {
 struct Bench {
     runtime: Runtime,
     endpoint: String,
-    /// Small objects are put at once.
+    /// Whether small objects are put by one request.
     at_once: bool,
-    /// What the store holds before each run.
+    /// The content of the store before each run.
     objects: Objects,
 }
 
@@ -110,7 +110,7 @@ impl Bench {
         }
     }
 
-    /// The newest revision that can be restored, and HashKV there, compacted there; nothing is damaged.
+    /// Returns the newest restorable revision and its HashKV, compacted there. Asserts that nothing is damaged.
     fn state(&self, store: &Arc<InMemory>, after: &str) -> (i64, u32) {
         let faults = FaultStore::new(store.clone(), Vec::new());
         let ctx = self.context(&faults, &Cancel::default());
@@ -160,14 +160,14 @@ fn every_call_fails(kind: Kind, at_once: bool) {
         objects: Objects::new(),
         runtime: Runtime::new().unwrap(),
     };
-    // A full and a delta are there, and there is more than one delta to come.
+    // A full and a delta are there, and more than one delta will follow.
     let prepared = bench.place();
     let none = || FaultStore::new(prepared.clone(), Vec::new());
     bench.run(Kind::Delta, &none()).unwrap();
     put(7);
     bench.run(Kind::Delta, &none()).unwrap();
     bench.objects = bench.runtime.block_on(objects_of(&prepared));
-    // Beside them is whose backup it is.
+    // The identity is beside them.
     let snapshots = bench.objects.keys().filter(|p| p.starts_with("v2/"));
     assert_eq!(snapshots.count(), 2);
     put(40);
@@ -193,7 +193,7 @@ fn every_call_fails(kind: Kind, at_once: bool) {
     for (call, path) in faults.calls() {
         let nth = *seen.entry(call).and_modify(|n| *n += 1).or_insert(0);
         for fault in Fault::of(call) {
-            // To delete what others have saved is no fault of the store's.
+            // Deleting the snapshots of others is not a fault of the store.
             if fault == Fault::Gone && !path.starts_with("deltafold-staging") {
                 continue;
             }
@@ -216,12 +216,12 @@ fn every_call_fails(kind: Kind, at_once: bool) {
                 }
                 Err(e) => {
                     failed += 1;
-                    // Whose backup it is has no checksum: it is read as something else, or as nothing.
+                    // The identity has no checksum: damage makes it another identity, or none.
                     let of_identity = [Reason::Configuration, Reason::OtherCluster];
                     if path != IDENTITY || !of_identity.contains(&e.reason()) {
                         assert_failure(e, &what);
                     }
-                    // What has a name is whole, and ends where a transaction does.
+                    // Every published object is complete and ends with a whole transaction.
                     let (reached, _) = bench.state(&place, &what);
                     assert!(reached <= revision, "{what}");
                 }
@@ -238,7 +238,7 @@ fn every_call_fails(kind: Kind, at_once: bool) {
     assert!(failed > runs / 3, "{failed} of {runs}");
 }
 
-/// A fault of the store is told as one.
+/// A fault of the store is reported as one.
 fn assert_failure(e: &Error, what: &str) {
     let told = [
         Reason::StoreUnreachable,

@@ -1,4 +1,4 @@
-//! How a store is reached: certificates, proxies, retries, encryption by the server, Secrets that change.
+//! Access to a store: certificates, proxies, retries, server-side encryption, Secrets that change.
 
 use crate::support::conformance::runtime;
 use crate::support::etcd::http;
@@ -39,7 +39,7 @@ fn with(minio: &Minio, given: &[(&str, &str)]) -> Vec<(String, String)> {
     [credentials(minio), options(given)].concat()
 }
 
-/// What a Secret of the other tool holds for a MinIO, with this key.
+/// Returns a Secret in the form of etcd-backup-restore for a MinIO, with this key.
 fn secret<'a>(minio: &'a Minio, key: &'a str) -> [(&'static str, &'a str); 4] {
     [
         ("accessKeyID", minio.access_key()),
@@ -49,7 +49,7 @@ fn secret<'a>(minio: &'a Minio, key: &'a str) -> [(&'static str, &'a str); 4] {
     ]
 }
 
-/// Runs a command with these settings alone.
+/// Runs a command with only these settings.
 fn run(command: &str, url: &str, options: &[(String, String)]) -> (i32, Value, String) {
     let mut c = deltafold();
     c.args([command, "--output", "json", "--store", url]);
@@ -59,7 +59,7 @@ fn run(command: &str, url: &str, options: &[(String, String)]) -> (i32, Value, S
     run_json(&mut c)
 }
 
-/// Uploads a small bucket that can be compacted.
+/// Uploads a small backup that can be compacted.
 fn fill(store: &Store) {
     let bucket = Bucket::with_base();
     bucket.delta(BASE + 1, LAST, 6);
@@ -125,7 +125,7 @@ fn a_certificate_authority_of_ones_own_is_given_by_a_file_or_a_secret() {
         (78, Some("Configuration"))
     );
 
-    // All from a Secret; with a key of the user's own that the server encrypts by.
+    // Everything from a Secret, with a customer-provided encryption key.
     let pem = String::from_utf8(pem).unwrap();
     let key = "0123456789abcdef0123456789abcdef";
     let mut settings = secret(&minio, minio.secret_key()).to_vec();
@@ -189,7 +189,7 @@ fn the_server_encrypts_by_kms_and_checks_sums() {
     }
 }
 
-/// Passes requests on to one server, whatever host they are for, and notes what each was.
+/// A proxy that forwards requests for any host to one server and records them.
 struct Proxy {
     url: String,
     seen: Arc<Mutex<Vec<String>>>,
@@ -211,12 +211,12 @@ impl Proxy {
     }
 }
 
-/// The first request on a connection is noted; what comes after it goes the same way.
+/// Records the first request of a connection; the following ones take the same way.
 fn pass(client: TcpStream, server: &str, notes: &Mutex<Vec<String>>) -> std::io::Result<()> {
     let mut reader = BufReader::new(client.try_clone()?);
     let mut head = String::new();
     while !head.ends_with("\r\n\r\n") && reader.read_line(&mut head)? > 0 {}
-    // A connection may be made and not used.
+    // A connection may be opened and not used.
     if head.is_empty() {
         return Ok(());
     }
@@ -240,7 +240,7 @@ fn a_proxy_is_used_and_the_bucket_may_be_part_of_the_host_name() {
     let server = minio.endpoint().trim_start_matches("http://").to_owned();
     let proxy = Proxy::start(server);
     let mut given = credentials(&minio);
-    // A host that only the proxy knows.
+    // A host name that only the proxy knows.
     given[0].1 = "http://s3.test".to_owned();
     given.extend(options(&[("proxy_url", &proxy.url)]));
     let path = |line: &str| line.split(' ').nth(1).unwrap_or_default().to_owned();
@@ -259,7 +259,7 @@ fn a_proxy_is_used_and_the_bucket_may_be_part_of_the_host_name() {
             "{seen:?}"
         );
     }
-    // Who listens on the way to that host would see credentials; a request without them shows none.
+    // Somebody on the way to that host could read credentials; a request without credentials has none.
     let warnings = |given: &[(String, String)]| {
         let (code, _, stderr) = run("list", "s3://virtual/true", given);
         assert!(!stderr.contains(minio.secret_key()), "{stderr}");
@@ -326,7 +326,7 @@ fn requests_are_tried_again_as_often_as_is_said() {
                 (69, Some("StoreUnreachable")),
                 "{stderr}"
             );
-            // Both layouts are listed at once; the first that fails ends the other.
+            // Both layouts are listed at once; the first failure ends the other.
             let times = asked.load(Ordering::SeqCst);
             assert!(
                 (retries + 1..=2 * (retries + 1)).contains(&times),
@@ -355,21 +355,21 @@ fn a_changed_secret_counts_within_a_run() {
     std::thread::sleep(soon);
     fill(&store);
     assert_eq!(store.list(&["v2"]).unwrap().len(), 2);
-    // What makes no sense changes nothing.
+    // A Secret without the needed keys changes nothing.
     mounted.change(&[("somethingElse", "x")]);
     std::thread::sleep(soon);
     assert_eq!(store.list(&["v2"]).unwrap().len(), 2);
     mounted.change(&wrong);
     std::thread::sleep(soon);
     assert!(store.list(&["v2"]).is_err());
-    // Requests of our own are signed with the same.
+    // Requests of our own use the same credentials.
     mounted.change(&right);
     std::thread::sleep(soon);
     let name = store.list(&["v2"]).unwrap()[0].0.clone();
     store.set_excluded(&name, true).unwrap();
     assert_eq!(store.excluded_by_tag(&[name]).unwrap(), [true]);
 
-    // By the other tool's variable, and against it by a setting.
+    // By etcd-backup-restore's variable, and overridden by a setting.
     let mut c = deltafold();
     c.args(["list", "--output", "json", "--store", "s3://secret/p"]);
     c.env("AWS_APPLICATION_CREDENTIALS", mounted.path());
@@ -414,7 +414,7 @@ fn a_changed_secret_counts_within_a_run() {
     assert!(!stderr.contains("SECRET"), "{stderr}");
 }
 
-/// A copier that runs on while its Secret becomes wrong and right again.
+/// A copy that follows lives through wrong credentials in its Secret.
 #[test]
 fn a_long_job_lives_through_a_change_of_its_key() {
     let rt = runtime();
@@ -454,7 +454,7 @@ fn a_long_job_lives_through_a_change_of_its_key() {
         }
     };
     copied(&mut job, &bucket.names()[0]);
-    // Another state of the same Secret: read anew, and good.
+    // The Secret changes again: it is read anew and is valid.
     mounted.change(
         &[
             &secret(&minio, minio.secret_key())[..],
@@ -471,8 +471,8 @@ fn a_long_job_lives_through_a_change_of_its_key() {
     job.wait().unwrap();
 }
 
-/// The providers' variables as files, as Jobs mount them: for a store, and for each of the two of a copy. Whose
-/// credentials the environment has does not matter.
+/// The providers' variables as files, as Jobs mount them: for one store, and for each of the two of a copy.
+/// Credentials in the environment are not used.
 #[test]
 fn a_folder_of_variables_is_as_good_as_the_environment() {
     let rt = runtime();

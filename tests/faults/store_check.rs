@@ -1,4 +1,5 @@
-//! `deltafold store check` on honest stores and on ones that lie: each lie is found, and nothing is left.
+//! `deltafold store check` on honest stores and on ones that lie: each lie is found, and nothing is left
+//! behind.
 
 use crate::support::schema::Schema;
 use crate::support::scratch;
@@ -14,7 +15,7 @@ use crate::support::{deltafold, run_json};
 use object_store::ObjectStore as _;
 use serde_json::Value;
 
-/// All that the check tells of: by ability, the state and whether it is a problem.
+/// The report of a check: for each ability, its state and whether that is a problem.
 type Table = BTreeMap<String, (String, bool)>;
 
 fn table(outcome: &Value) -> Table {
@@ -46,7 +47,7 @@ fn check(url: &str, env: &[(String, String)]) -> (i32, Value, String) {
     (code, outcome, stderr)
 }
 
-/// The names of those that are in this state.
+/// Returns the abilities in this state.
 fn those<'a>(table: &'a Table, state: &str) -> Vec<&'a str> {
     let rows = table.iter().filter(|(_, (s, _))| s == state);
     rows.map(|(name, _)| name.as_str()).collect()
@@ -105,7 +106,7 @@ async fn minio_is_honest() {
     let minio = Minio::start();
     is_honest(&minio.s3()).await;
 
-    // Where all that is written is locked at once, nothing may be written to be tried.
+    // If a bucket locks every new object by default, no probe may be written.
     let (s3, place) = (minio.s3(), ("locked", ""));
     let rule = "<ObjectLockConfiguration><ObjectLockEnabled>Enabled</ObjectLockEnabled><Rule><DefaultRetention><Mode>GOVERNANCE</Mode><Days>1</Days></DefaultRetention></Rule></ObjectLockConfiguration>";
     let query = [("object-lock", "")];
@@ -264,7 +265,7 @@ fn what_is_wrong_with_the_way_there_is_told_as_such() {
     );
 }
 
-/// SIGTERM at many points: what was written is removed.
+/// SIGTERM at many points: everything that was written is removed.
 #[test]
 fn ended_midway_it_cleans_up() {
     let seed = crate::support::seed();

@@ -1,4 +1,4 @@
-//! Stores that fail: every call of a run fails in every way, objects vanish, conditions are ignored.
+//! `compact` on stores that fail: every call fails in every way, objects vanish, conditions are ignored.
 
 use crate::support::conformance::runtime;
 use crate::support::faults::{Call, Fault, FaultStore, PlannedFault};
@@ -22,7 +22,7 @@ use std::io::Read;
 use std::sync::Arc;
 use tokio::runtime::Runtime;
 
-/// A bucket, and what is known of its result.
+/// A backup and what is known about its result.
 struct Sample {
     objects: Objects,
     compression: &'static str,
@@ -46,7 +46,7 @@ impl Sample {
         }
     }
 
-    /// Put at once into an object store.
+    /// The result is put by one request into an object store.
     fn small() -> Self {
         let bucket = Bucket::with_base();
         bucket.delta(BASE + 1, 1499, 6);
@@ -57,7 +57,7 @@ impl Sample {
         sample
     }
 
-    /// Uploaded in two parts.
+    /// The result is uploaded in two parts.
     fn large() -> Self {
         let bucket = Bucket::with_base();
         bucket.delta(BASE + 1, LAST, 6);
@@ -87,10 +87,10 @@ fn put(rt: &Runtime, store: &dyn ObjectStore, path: &str, bytes: &[u8]) {
         .unwrap();
 }
 
-/// Where a bucket is.
+/// A kind of store.
 enum Place {
     Memory(Arc<InMemory>),
-    /// The same, and small objects are put at once.
+    /// The same, and small objects are put by one request.
     Direct(Arc<InMemory>),
     Folder(Bucket),
     Server(Arc<AmazonS3>),
@@ -157,7 +157,7 @@ impl Place {
         compact(store, options)
     }
 
-    /// A run without faults must leave the right result, and nothing else.
+    /// Asserts that a run without faults makes the right result and leaves nothing else.
     fn mends(&self, rt: &Runtime, sample: &Sample, after: &str) {
         let faults = FaultStore::new(self.inner(), Vec::new());
         let outcome = self.run(rt, &faults, &sample.options());
@@ -187,8 +187,8 @@ fn compact(store: Store, options: &Options) -> Result<Report<Outcome>, Error> {
     run(&ctx, options)
 }
 
-/// What must come of a fault: no reason means success. `again`: the same call was made on the same
-/// path before. `at_once`: the result, if it is put at once; then what is in staging only tries the store.
+/// Returns the allowed reasons for a fault; none: the run must succeed. `again`: the same call was made on the
+/// same path before. `at_once`: the result is put by one request, so objects in staging only probe the store.
 fn outcome_of(
     call: Call,
     path: &str,
@@ -204,18 +204,18 @@ fn outcome_of(
         };
     }
     let reason = match (call, fault) {
-        // What is only tidied up fails no run.
+        // A failure of the clean-up fails no run.
         (Call::Delete | Call::Abort, _) => return Vec::new(),
         (_, Fault::Hang) => Reason::Terminated,
         (Call::List, _) if staging => return Vec::new(),
         (_, Fault::Denied) => Reason::PermissionDenied,
         (_, Fault::Full) => Reason::NoSpace,
-        // Only the answer is lost.
+        // Only the response is lost.
         (Call::Put | Call::Complete | Call::Copy, Fault::LostAnswer | Fault::LostThenRefused) => {
             return Vec::new();
         }
         (Call::List, Fault::NotFound) => Reason::NoSnapshots,
-        // No tags, or a name that is free.
+        // No tags, or a free name.
         (Call::Head, Fault::NotFound) if !again => return Vec::new(),
         (_, Fault::NotFound | Fault::Gone) => Reason::SnapshotVanished,
         (Call::Body, Fault::Flipped) if !staging && at_once != Some(path) => {
@@ -231,8 +231,8 @@ fn outcome_of(
     vec![reason]
 }
 
-/// For each call of a clean run that `wanted` takes, and each fault: the outcome is what it must
-/// be, nothing is lost or half-written, and a run without faults mends it.
+/// For each call of a clean run that `wanted` selects, and each fault: the outcome is as expected, nothing is
+/// lost or half-written, and a run without faults completes the work.
 fn every_call_fails(
     sample: &Sample,
     place: fn(&Runtime, &Objects) -> Place,
@@ -365,8 +365,8 @@ fn a_snapshot_deleted_while_the_job_runs() {
             let faults = FaultStore::new(here.inner(), vec![strike]);
             let e = here.run(&rt, &faults, &sample.options()).unwrap_err();
             assert_eq!(e.reason(), Reason::SnapshotVanished, "{e}");
-            // What is in no folder is fetched side by side: which of them is asked for first is not said. Of a folder
-            // the full is.
+            // On object stores, fetches run concurrently, so which one is first is open. In a folder it is the
+            // full.
             let gone = inputs.iter().position(|i| e.to_string().contains(*i));
             let gone = gone.unwrap_or_else(|| panic!("{e}"));
             assert!(!in_order || (gone == 0) == (nth == 0), "{e}");
@@ -374,7 +374,7 @@ fn a_snapshot_deleted_while_the_job_runs() {
             let mut left = sample.objects.clone();
             left.remove(input);
             here.is(&rt, &left, input);
-            // The next run sees what there is: the fold up to the hole, a gap, or no base.
+            // The next run works with what is left: the fold up to the hole, a gap, or no base.
             let faults = FaultStore::new(here.inner(), Vec::new());
             let next = here.run(&rt, &faults, &sample.options());
             let next = next.map(|o| o.revision.0).map_err(|e| e.reason());
@@ -409,12 +409,12 @@ fn a_local_file_that_is_cut_short_while_it_is_read() {
     assert_eq!(Error::io("", e).reason(), Reason::StoreUnreachable);
 }
 
-/// A store that takes conditions and ignores them, as some servers do.
+/// Some servers accept conditional writes and ignore the condition.
 #[test]
 fn conditions_that_are_ignored() {
     let (rt, sample) = (runtime(), Sample::small());
     let here = Place::memory(&rt, &sample.objects);
-    // Something else has the name; it is no snapshot of this history.
+    // Another object has the name; it is not a snapshot of this history.
     let another = b"another's".to_vec();
     let mut expected = sample.objects.clone();
     for (path, bytes) in [
@@ -463,7 +463,7 @@ fn a_result_that_the_store_cannot_copy_is_refused_while_it_is_written() {
     here.is(&rt, &sample.with_result(), "just small enough");
 }
 
-/// The client's own retries, on a real server: what took effect must not stand in its own way.
+/// The client's own retries on a real server: an effect of the first try must not be mistaken for a conflict.
 #[test]
 fn every_answer_of_minio_is_lost_once() {
     let rt = runtime();

@@ -22,7 +22,7 @@ fn minio_does() {
         let store = s3.open(&format!("s3://{bucket}/deep/p q"), runtime.handle());
         assert_eq!(conforms(&store), absent, "{bucket}");
     }
-    // Copies of large objects by ranges, and all names at the top.
+    // Copies of large objects by ranges, and all names at the top of the bucket.
     runtime.block_on(s3.create_bucket("ranges", Kind::Plain));
     let store = s3.open("s3://ranges", runtime.handle());
     assert_eq!(conforms(&store.with_largest_range(5 << 20)), ABSENT);

@@ -1,4 +1,4 @@
-//! What a plain listing hides is told and deleted: older versions, deletion marks, unfinished uploads.
+//! What a plain listing hides is reported and deleted: older versions, deletion markers, unfinished uploads.
 
 use crate::support::minio::Minio;
 use crate::support::s3::{Kind, S3};
@@ -36,7 +36,7 @@ async fn tells_versions(s3: &S3) {
     }
     raw.put(&key("other"), "x".into()).await.unwrap();
     raw.delete(&key("other")).await.unwrap();
-    // Beside the prefix, and beside the folder.
+    // Objects beside the prefix and beside the folder.
     for other in ["p q2/v2/no", "p q/v22/no", "v2/no"] {
         raw.put(&Path::from(other), "x".into()).await.unwrap();
     }
@@ -59,7 +59,7 @@ async fn tells_versions(s3: &S3) {
             store.current_version("v2/a b+c").unwrap().as_deref(),
             Some(versions[0].version.as_str())
         );
-        // In the middle, and one that is not there any more.
+        // An object in the middle, and one that is gone already.
         for _ in 0..2 {
             store
                 .delete_version("v2/a b+c", &versions[1].version)
@@ -77,7 +77,7 @@ async fn tells_versions(s3: &S3) {
     assert_eq!(blocking(&store, state).await, Versioning::Suspended);
 }
 
-/// `by_prefix`: whether it tells of the uploads below a prefix.
+/// `by_prefix`: whether the server lists the uploads below a prefix.
 async fn tells_uploads(s3: &S3, by_prefix: bool) {
     let handle = tokio::runtime::Handle::current();
     s3.create_bucket("uploads", Kind::Plain).await;
@@ -102,7 +102,7 @@ async fn tells_uploads(s3: &S3, by_prefix: bool) {
             let age = chrono::Utc::now() - upload.begun;
             assert!(age.num_seconds().abs() < 600, "{upload:?}");
             store.abort_upload(upload).unwrap();
-            // Twice is once.
+            // Aborting twice succeeds.
             store.abort_upload(upload).unwrap();
         }
         assert_eq!(store.uploads().unwrap(), []);
@@ -110,7 +110,7 @@ async fn tells_uploads(s3: &S3, by_prefix: bool) {
     .await;
 }
 
-/// More than a page of them.
+/// More than one page.
 async fn turns_pages(s3: &S3) {
     use futures::StreamExt as _;
     let handle = tokio::runtime::Handle::current();
@@ -139,7 +139,7 @@ async fn minio_hides_nothing_from_us() {
     let minio = Minio::start();
     let s3 = minio.s3();
     tells_versions(&s3).await;
-    // It tells of those of one object alone, and gives them up by itself.
+    // MinIO lists only the uploads of one object and aborts old ones by itself.
     tells_uploads(&s3, false).await;
     turns_pages(&s3).await;
 }
