@@ -1,4 +1,4 @@
-//! The tools of the controller's tests themselves: Pods that really run, and ways that fail.
+//! The tools of the controller's tests work: the kubelet really runs Pods, and the proxy really injects faults.
 
 use crate::support::copy_fixture;
 use crate::support::faulty_proxy::{Effect, Proxy, Timing};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// A Job as the controller makes them, of `deltafold list`.
+/// Returns a Job in the controller's form that runs `deltafold list`.
 fn job(name: &str, store: &str, deadline: Option<u32>) -> Value {
     json!({
         "metadata": {"name": name},
@@ -66,7 +66,7 @@ async fn pods_of_jobs_really_run() {
     let store = copy_fixture("kubernetes");
     let store = store.path().to_str().unwrap();
     space.create("jobs", job("lists", store, None)).await;
-    // Without its Secret a Pod waits.
+    // A Pod waits for its Secret.
     let waits = space
         .wait_for_some("pods", "deltafold.io/work=lists", 1)
         .await;
@@ -79,7 +79,7 @@ async fn pods_of_jobs_really_run() {
     assert_eq!(ran.len(), 1);
     assert!(kubelet.logs().contains("Full-"), "{}", kubelet.logs());
 
-    // Another exit code, by which the Job fails at once; the end of the log is the message.
+    // Another exit code fails the Job at once; the message is the end of the log.
     let nowhere = space.folder("nowhere");
     let failing = job("fails", nowhere.to_str().unwrap(), None);
     space.create("jobs", failing).await;
@@ -124,7 +124,7 @@ async fn a_test_says_what_becomes_of_pods() {
     let pods = space.list("pods", "deltafold.io/work=killed").await;
     assert_eq!(terminated(&pods[0])["exitCode"], 137);
 
-    // Deleted at its deadline, as every Pod of such a Job.
+    // Deleted at its deadline, like every Pod of such a Job.
     let late = space.wait_for_job("hangs").await;
     let conditions = late["status"]["conditions"].to_string();
     assert!(conditions.contains("DeadlineExceeded"), "{conditions}");
@@ -176,7 +176,7 @@ async fn a_way_counts_and_fails_as_it_is_told() {
     assert_eq!((&seen[0].namespace, seen[0].status), (&space.name, 201));
     assert_eq!(seen[0].json()["metadata"]["name"], "one");
 
-    // The second from here on is answered by the way, the third is lost after it was done.
+    // The proxy responds to the second request itself; the response to the third is lost.
     proxy.inject(
         |c| c.writes(),
         1,
@@ -209,7 +209,7 @@ async fn a_way_counts_and_fails_as_it_is_told() {
     );
     through.ask(Method::GET, &path, None).await.unwrap();
 
-    // A watch goes through as it comes.
+    // A watch is forwarded as it comes.
     let path = format!("{maps}?watch=true&timeoutSeconds=2");
     let watch = through.ask(Method::GET, &path, None);
     let (watched, _) = tokio::join!(watch, async {

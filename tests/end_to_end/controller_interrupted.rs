@@ -1,5 +1,5 @@
-//! The controller is killed at any write, before and after the API server has seen it: another one finishes the
-//! story, and nothing is done twice. So it is where writes fail and the controller lives.
+//! The controller is killed at any write, before and after the API server has carried it out: another
+//! controller finishes the work, and nothing is done twice. The same if writes fail and the controller lives.
 
 use crate::support::controller::Controller;
 use crate::support::etcd::Signal;
@@ -14,13 +14,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// No schedule comes while a test runs.
+/// A schedule that never fires during a test.
 const NEVER: &str = "0 0 1 1 *";
-/// So many stories at once: they mostly wait.
+/// The number of stories that run at once: they mostly wait.
 const AT_ONCE: usize = 6;
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// A policy whose threshold is crossed as soon as its Leases are there, and a task.
+/// A policy whose threshold is crossed as soon as its Leases exist, and a task.
 struct Story {
     space: TestNamespace,
     _kubelet: Kubelet,
@@ -55,7 +55,7 @@ impl Story {
         }
     }
 
-    /// As Jobs and sidecars do: once the Leases are there, they tell of snapshots.
+    /// Renews the Leases once they exist, as Jobs and sidecars do.
     async fn renew(&self) {
         for (kind, revision) in [("full", 100), ("delta", 1000)] {
             let name = format!("main-{kind}-snap");
@@ -69,7 +69,7 @@ impl Story {
         }
     }
 
-    /// What is not so yet of the story's end.
+    /// Returns what is still missing at the end of the story.
     async fn lacks(&self) -> Vec<&'static str> {
         self.renew().await;
         let policy = self.space.must_get("etcdbackuppolicies", "main").await;
@@ -101,7 +101,7 @@ impl Story {
         lacking.map(|(_, what)| what).collect()
     }
 
-    /// Nothing was done twice.
+    /// Asserts that nothing was done twice.
     fn check(&self, what: &str) {
         let jobs = self.space.jobs.ever();
         let of = |work: &str| {
@@ -117,16 +117,17 @@ impl Story {
     }
 }
 
-/// The story with a controller that is killed at its `n`th write, and another one. Whether there were so many.
+/// Plays the story with a controller that is killed at its `n`th write, and another one. Returns whether there
+/// were that many writes.
 async fn killed_at(n: usize, when: Timing) -> bool {
     let what = format!("killed at write {n}, {when:?}");
     let story = Story::begin().await;
-    // Without the others it decides alone.
+    // Without leader election it starts at once.
     let mut first =
         Controller::through(&story.proxy, &story.space, &["--leader-elect", "false"]).await;
     let pid = rustix::process::Pid::from_raw(first.id().try_into().unwrap()).unwrap();
     let kill = move || {
-        // Not waited for, so the id still is its own.
+        // Not waited for, so the pid is still its own.
         let _ = rustix::process::kill_process(pid, Signal::KILL);
     };
     let then = Effect::Do(Arc::new(kill));
@@ -197,10 +198,10 @@ const WAYS: [(Timing, fn() -> Effect); 5] = [
     (Timing::After, || Effect::Break),
     (Timing::After, || Effect::Answer(504, "Timeout")),
 ];
-/// A part of all kinds of writes fails in one story: the pauses double with each failure, up to a minute.
+/// Each story lets a part of all kinds of writes fail: pauses double with each failure, up to a minute.
 const PARTS: u64 = 3;
 
-/// The story where each kind of write to each object of one part fails once.
+/// Plays the story in which each kind of write to each object of one part fails once.
 async fn failing(part: u64, (when, then): (Timing, fn() -> Effect)) -> usize {
     let story = Story::begin().await;
     let failed: Arc<Mutex<BTreeSet<String>>> = Arc::default();
@@ -231,7 +232,7 @@ async fn failing(part: u64, (when, then): (Timing, fn() -> Effect)) -> usize {
     failed.len()
 }
 
-/// Every kind of write fails in every way, each once, and the controller comes through.
+/// Every kind of write fails once in every way, and the controller still completes the work.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_write_fails_in_every_way_and_succeeds_at_last() {
     let stories = WAYS
@@ -246,7 +247,7 @@ async fn every_write_fails_in_every_way_and_succeeds_at_last() {
     assert!(failed >= WAYS.len() * 6, "{failed}");
 }
 
-/// The API server goes away again and again; nothing is lost, and nothing done twice.
+/// The API server goes down repeatedly; nothing is lost, and nothing is done twice.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_api_server_goes_and_comes() {
     let story = Arc::new(Story::begin().await);

@@ -1,6 +1,6 @@
-//! Thresholds, by what the snapshot Leases tell: no compaction too many, none forgotten.
+//! Thresholds by snapshot Leases: no compaction too many, and none forgotten.
 //!
-//! Jobs' Pods end as the tests say; etcd-druid's Leases have no annotations.
+//! The tests decide how Pods end. Leases of etcd-druid have no annotations.
 
 use crate::support::controller::Controller;
 use crate::support::kubelet::{Kubelet, Plan, message};
@@ -10,12 +10,12 @@ use crate::support::namespace::{
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
-/// No schedule comes while a test runs.
+/// A schedule that never fires during a test.
 const NEVER: &str = "0 0 1 1 *";
-/// In which something would have happened that must not happen.
+/// Long enough for something forbidden to happen.
 const SILENCE: Duration = Duration::from_secs(3);
 
-/// A policy that takes no snapshots itself: etcd-druid's sidecar does.
+/// Applies a policy that takes no snapshots itself: etcd-druid's sidecar does.
 async fn policy(space: &TestNamespace, name: &str, compaction: Value) {
     let policy = json!({
         "metadata": {"name": name},
@@ -24,7 +24,7 @@ async fn policy(space: &TestNamespace, name: &str, compaction: Value) {
     space.apply("etcdbackuppolicies", policy).await;
 }
 
-/// One that could take a full snapshot, too.
+/// Applies a policy that can take a full snapshot, too.
 async fn policy_with_etcd(space: &TestNamespace, name: &str, compaction: Value) {
     let policy = json!({
         "metadata": {"name": name},
@@ -59,7 +59,7 @@ fn fails(code: i32, reason: &str) -> Plan {
     Plan::Exit(code, message("compact", code, reason, "the test says so"))
 }
 
-/// A Job that is not tried again by Kubernetes: that would take minutes.
+/// Makes the policy's next Job fail without retries by Kubernetes, which would take minutes. Returns its name.
 async fn one_try(space: &TestNamespace, policy: &str) -> String {
     let jobs = space.wait_for_jobs(policy, "compaction", 1).await;
     let job = name(&jobs[0]).to_owned();
@@ -83,7 +83,7 @@ async fn a_status_that_does_not_move_starts_no_second_job() {
     let space = TestNamespace::new("druid").await;
     let kubelet = Kubelet::start(&space).await;
     kubelet.plan(&[], Plan::Hang);
-    // etcd-druid's own, from before the first snapshot.
+    // etcd-druid's Leases before the first snapshot.
     for kind in ["full", "delta"] {
         let lease = json!({
             "metadata": {
@@ -117,7 +117,7 @@ async fn a_status_that_does_not_move_starts_no_second_job() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(space.jobs.ever().len(), 0);
 
-    // One more crosses it; none more while that one runs.
+    // One more event crosses it; no further Job starts while that one runs.
     delta(&space, "etcd-main", 1100).await;
     let jobs = space.wait_for_jobs("main", "compaction", 1).await;
     let args = jobs[0]["spec"]["template"]["spec"]["containers"][0]["args"].to_string();
@@ -133,7 +133,7 @@ async fn a_status_that_does_not_move_starts_no_second_job() {
         .await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(space.jobs.ever().len(), 1);
-    // What the Job does when it is done.
+    // What the Job does at its end.
     leases(&space, "etcd-main", 5000, 5000).await;
     kubelet.plan(&[], done());
     let last = wait_last(&space, "main", "Succeeded").await;
@@ -143,7 +143,7 @@ async fn a_status_that_does_not_move_starts_no_second_job() {
     );
     assert_eq!(last["trigger"], "EventsThreshold");
 
-    // A Job that ends well and says nothing, while the Leases stay as they are: whatever it did, again would not help.
+    // A Job succeeds without a message while the Leases stay as they are: running it again would not help.
     delta(&space, "etcd-main", 6000).await;
     space.wait_until_ended("main", "compaction", 2).await;
     wait_last(&space, "main", "Succeeded").await;
@@ -159,7 +159,7 @@ async fn a_status_that_does_not_move_starts_no_second_job() {
     delta(&space, "etcd-main", 6001).await;
     space.wait_for_jobs("main", "compaction", 3).await;
 
-    // They are still etcd-druid's.
+    // They still belong to etcd-druid.
     let lease = space.must_get("leases", "etcd-main-full-snap").await;
     assert_eq!(lease["metadata"]["ownerReferences"], Value::Null);
     assert_eq!(
@@ -168,8 +168,8 @@ async fn a_status_that_does_not_move_starts_no_second_job() {
     );
 }
 
-/// What no retry mends is not tried again; what something did not answer is, after a pause, or as soon as that is
-/// there again.
+/// A failure that no retry can fix is not retried. If a service was unreachable, the Job is retried after a
+/// pause, or as soon as that service is back.
 #[tokio::test(flavor = "multi_thread")]
 async fn failures_are_tried_again_or_not_by_their_code() {
     let space = TestNamespace::new("codes").await;
@@ -255,13 +255,13 @@ async fn failures_are_tried_again_or_not_by_their_code() {
     kubelet.plan(&[("policy", killed)], done());
     let failed = Instant::now();
 
-    // Nothing of it is tried again at once.
+    // None of them is retried at once.
     tokio::time::sleep(SILENCE).await;
     for policy_ in all.into_iter().chain(["service"]) {
         let jobs = space.jobs_for(policy_, "compaction");
         assert_eq!(jobs.len(), 1, "{policy_}: {:?}", controller.tail());
     }
-    // A Lease that moves tells that the store is there; an endpoint that becomes ready, that etcd is.
+    // A renewed Lease shows that the store is back; a ready endpoint shows that etcd is.
     delta(&space, "moves", 301).await;
     space.apply("endpointslices", slice(true)).await;
     for policy_ in ["moves", "service"] {
@@ -274,7 +274,7 @@ async fn failures_are_tried_again_or_not_by_their_code() {
     space
         .wait_condition("service", "CompactionHealthy", "True")
         .await;
-    // Others need both: a status that has moved, and the pause.
+    // Others need both: a changed status and the pause.
     kubelet.plan(&[("policy", "gap")], done());
     delta(&space, "gap", 301).await;
     delta(&space, killed, 301).await;
@@ -343,7 +343,7 @@ async fn too_late_or_too_much_makes_a_full_snapshot() {
     assert_eq!(last["trigger"], "FullSnapshotThreshold");
     assert_eq!(last["fullSnapshot"], true);
     assert_eq!(space.jobs_for("many", "compaction").len(), 0);
-    // Of whom no full can be taken, that is folded all the same.
+    // If no full can be taken, the deltas are folded all the same.
     let last = wait_last(&space, "no-etcd", "Succeeded").await;
     assert_eq!(
         (&last["trigger"], &last["fullSnapshot"]),
@@ -362,7 +362,7 @@ async fn too_late_or_too_much_makes_a_full_snapshot() {
         (&"DeadlineExceeded".into(), &true.into())
     );
 
-    // Bytes are told by our own Jobs alone.
+    // Only our own Jobs report bytes.
     let names = |name: &str, more: Value| {
         let mut annotations = json!({"deltafold.io/last-snapshot-name": name});
         for (key, value) in more.as_object().unwrap() {
@@ -406,7 +406,7 @@ async fn ages_by_clocks_that_are_wrong() {
     for policy_ in all {
         policy(&space, policy_, by_age.clone()).await;
     }
-    // So the first look is at both Leases.
+    // So that the controller sees both Leases at its first look.
     for (policy_, full, events) in [
         ("old", -7200, 1),
         ("soon", -3595, 1),
@@ -431,7 +431,7 @@ async fn ages_by_clocks_that_are_wrong() {
         );
     }
 
-    // Whether snapshots are taken in time; the sidecar takes deltas every five minutes.
+    // Whether snapshots are taken in time; the sidecar takes a delta every five minutes.
     policy(&space, "fresh", json!({})).await;
     for (full, delta, status, reason) in [
         (0, 0, "True", "SnapshotsInTime"),
@@ -440,13 +440,14 @@ async fn ages_by_clocks_that_are_wrong() {
         (-30 * 3600, 0, "True", "SnapshotsInTime"),
         (-40 * 3600, 0, "Unknown", "Stale"),
         (-100 * 3600, 0, "False", "Stale"),
-        // Another one's clock is ahead, which tells that it is alive.
+        // A clock that is ahead still shows that the sidecar is alive.
         (600, 600, "True", "SnapshotsInTime"),
         (0, -60 * 60, "False", "Stale"),
     ] {
         for (kind, seconds) in [("full", full), ("delta", delta)] {
             let name = format!("fresh-{kind}-snap");
-            // The controller's own look at a change counts, too: from the second case on the revision stays.
+            // The time at which the controller saw a change counts, too: from the second case on the revision
+            // stays the same.
             space.renew(&name, 100, &moment(seconds), Value::Null).await;
         }
         controller.kill();
@@ -461,7 +462,7 @@ async fn ages_by_clocks_that_are_wrong() {
         let condition = condition_of(&found, "BackupReady").unwrap();
         assert!(condition["message"].as_str().unwrap().len() > 10);
     }
-    // Years ahead tells nothing; that it was seen to change does.
+    // A time years ahead says nothing; an observed change does.
     for kind in ["full", "delta"] {
         let name = format!("fresh-{kind}-snap");
         space
@@ -469,7 +470,7 @@ async fn ages_by_clocks_that_are_wrong() {
             .await;
     }
     space.wait_condition("fresh", "BackupReady", "True").await;
-    // What is no revision is nobody's.
+    // A holder that is no revision belongs to somebody else.
     let foreign = json!({"spec": {"holderIdentity": "etcd-main-0"}});
     space.patch("leases", "fresh-full-snap", foreign).await;
     let found = space
@@ -484,7 +485,7 @@ async fn ages_by_clocks_that_are_wrong() {
     );
 }
 
-/// No more than so many Jobs at once, and all policies get their turn.
+/// At most two Jobs run at once, and every policy gets its turn.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cap_is_kept_and_turns_are_fair() {
     let space = TestNamespace::new("cap").await;
@@ -507,7 +508,7 @@ async fn a_cap_is_kept_and_turns_are_fair() {
         .expect("two Jobs");
     tokio::time::sleep(SILENCE).await;
     assert_eq!(of_all().len(), 2);
-    // Each that ends lets another one go.
+    // Each Job that ends lets another one start.
     let mut went = Vec::new();
     for n in 3..=all.len() {
         let active = of_all();
@@ -522,7 +523,7 @@ async fn a_cap_is_kept_and_turns_are_fair() {
     }
     assert_eq!(kubelet.most_at_once(&[("work", "compaction")]), 2);
 
-    // More than there may be: a controller that allows fewer finds two.
+    // More than allowed: a controller with a lower limit finds two.
     assert_eq!(of_all().iter().filter(|j| ended(j).is_none()).count(), 2);
     controller.kill();
     let args = ["--leader-elect", "false", "--max-jobs", "1"];
@@ -531,7 +532,7 @@ async fn a_cap_is_kept_and_turns_are_fair() {
     leases(&space, "f", 100, 300).await;
     let told = space.wait_for_event("f", "TooManyJobs").await;
     assert!(told.contains('2') && told.contains('1'), "{told}");
-    // Frozen until there is none: so it does not go on at the brink.
+    // Frozen until none is left, so that it does not hover at the limit.
     let running: Vec<String> = of_all()
         .iter()
         .filter(|j| ended(j).is_none())
@@ -557,14 +558,14 @@ async fn a_cap_is_kept_and_turns_are_fair() {
         "{times:?}"
     );
 
-    // One policy's many tasks do not keep others waiting: a turn each.
+    // Many tasks of one policy do not delay others: each policy in turn.
     for (name, level) in [("one", "names"), ("two", "checksums"), ("three", "fold")] {
         let task = json!({
             "metadata": {"name": name},
             "spec": {"policy": "a", "type": "Verify", "config": {"verify": {"level": level}}},
         });
         space.create("etcdbackuptasks", task).await;
-        // Their order is that of their creation, which has seconds.
+        // Their order is that of their creation times, which have whole seconds.
         tokio::time::sleep(Duration::from_millis(1100)).await;
     }
     policy(&space, "g", json!({"eventsThreshold": 100})).await;

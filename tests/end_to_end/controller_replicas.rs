@@ -1,4 +1,5 @@
-//! Two of a kind: replicas of the controller, policies on one prefix, API servers one after the other.
+//! Competing replicas of the controller, policies with the same prefix, and API servers that replace each
+//! other.
 
 use crate::support::controller::Controller;
 use crate::support::faulty_proxy::{Effect, Proxy, Timing};
@@ -7,7 +8,7 @@ use crate::support::namespace::{Kubernetes, PATIENCE, TestNamespace, moment, nam
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
-/// No schedule comes while a test runs.
+/// A schedule that never fires during a test.
 const NEVER: &str = "0 0 1 1 *";
 const SILENCE: Duration = Duration::from_secs(2);
 
@@ -75,7 +76,7 @@ async fn two_replicas_and_one_leader() {
     assert!(!leads(&second));
     assert_eq!(works(1), 0, "one that stands by wrote something");
 
-    // Told to end, it gives the leadership back.
+    // Asked to end, it releases leadership.
     let began = Instant::now();
     assert_eq!(first.stop(), Some(0), "{}", first.tail());
     wait_until_leads(&mut second).await;
@@ -88,7 +89,8 @@ async fn two_replicas_and_one_leader() {
     leases(&space, "two", 100, 300).await;
     compacted(&space, "two").await;
 
-    // Cut off, it leads no more; another one does, once its time is over. Then it is there again, and finds that.
+    // Cut off, it is no longer the leader, and another one takes over when the Lease has expired. Back again,
+    // it notices.
     let mut third = Controller::through(&ways[0], &space, &[]).await;
     third.wait_until_ready().await;
     ways[1].cut();
@@ -98,7 +100,7 @@ async fn two_replicas_and_one_leader() {
     let until_cut = works(1);
     ways[1].mend();
     compacted(&space, "three").await;
-    // Its own Pod's end, or a stand-by: in no case a leader.
+    // Either its Pod ends, or it stands by: in no case it leads.
     let gives_up = until(PATIENCE, async || {
         (second.has_ended() || !leads(&second)).then_some(())
     });
@@ -143,7 +145,7 @@ async fn two_policies_on_one_prefix() {
         .apply("etcdbackuppolicies", on("first", "s3://bucket/prefix"))
         .await;
     space.wait_condition("first", "Ready", "True").await;
-    // Older by a second: creation times have no more.
+    // Older by a second: creation times have whole seconds.
     tokio::time::sleep(Duration::from_millis(1100)).await;
     space
         .apply("etcdbackuppolicies", on("second", "s3://bucket/prefix/"))
@@ -155,7 +157,7 @@ async fn two_policies_on_one_prefix() {
     let not_ready = space.wait_condition("second", "Ready", "False").await;
     let text = not_ready["message"].as_str().unwrap();
     assert!(text.contains("first"), "{text}");
-    // Nothing of it runs: not by schedule, not by threshold, not by a task.
+    // Nothing of it runs: not by schedule, threshold or task.
     for cron in space.list("cronjobs", "deltafold.io/policy=second").await {
         assert_eq!(cron["spec"]["suspend"], true, "{}", name(&cron));
     }
@@ -167,7 +169,7 @@ async fn two_policies_on_one_prefix() {
     assert_eq!(space.jobs.ever().len(), 0);
     space.wait_condition("first", "Ready", "True").await;
 
-    // With the first one gone the second has the prefix, and what waited goes.
+    // When the first policy is gone, the second gets the prefix, and what was waiting starts.
     space.delete("etcdbackuppolicies", "first").await;
     space.wait_condition("second", "Ready", "True").await;
     space
@@ -178,7 +180,7 @@ async fn two_policies_on_one_prefix() {
     compacted(&space, "second").await;
     space.wait_task("check", "Succeeded").await;
 
-    // One that has it moves away.
+    // The policy that has it moves away.
     tokio::time::sleep(Duration::from_millis(1100)).await;
     space
         .apply("etcdbackuppolicies", on("third", "s3a://bucket/prefix"))
@@ -198,7 +200,7 @@ async fn two_policies_on_one_prefix() {
     assert_eq!(not_ready["reason"], "LeasePrefixTaken");
 }
 
-/// What others delete, change or refuse.
+/// What others delete or change is repaired; what they refuse is reported.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_others_do_is_mended_or_told() {
     let space = TestNamespace::new("others").await;
@@ -221,7 +223,7 @@ async fn what_others_do_is_mended_or_told() {
     });
     again.await.expect("another Lease");
 
-    // While nobody looks.
+    // While no controller runs.
     controller.kill();
     let suspended = json!({"spec": {"suspend": true}});
     space
@@ -234,7 +236,7 @@ async fn what_others_do_is_mended_or_told() {
         })
         .await;
 
-    // What the API server does not take is told, and the rest of the status with it.
+    // What the API server refuses is reported, and the rest of the status as well.
     let with = |resources: Value| json!({"spec": {"jobTemplate": {"resources": resources}}});
     let too_much = json!({"requests": {"cpu": "2"}, "limits": {"cpu": "1"}});
     space
@@ -249,7 +251,7 @@ async fn what_others_do_is_mended_or_told() {
         .await;
     space.wait_condition("main", "Ready", "True").await;
 
-    // By a slip of the pen nothing ends; suspended with one in it, everything does.
+    // An invalid field stops nothing; suspending with an invalid field stops everything.
     let wrong = json!({"spec": {"snapshot": {"fullSchedule": "61 0 * * *"}}});
     space.patch("etcdbackuppolicies", "main", wrong).await;
     let invalid = space.wait_condition("main", "Ready", "False").await;
@@ -266,7 +268,7 @@ async fn what_others_do_is_mended_or_told() {
     }
 }
 
-/// An API server that is replaced while everything goes on.
+/// The API server is replaced while everything runs.
 #[tokio::test(flavor = "multi_thread")]
 async fn another_api_server() {
     let mut kubernetes = Kubernetes::start().await;
@@ -295,7 +297,7 @@ async fn another_api_server() {
     }
 }
 
-/// What the API server refuses is tried again, with fresh state; nobody else has to wait for it.
+/// What the API server refuses is retried with fresh state, and nobody else has to wait for it.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_refused_is_tried_again() {
     let space = TestNamespace::new("refused").await;
@@ -357,7 +359,7 @@ async fn what_is_refused_is_tried_again() {
         space.wait_condition(name, "Ready", "True").await;
     }
     assert!(proxy.all_faults_struck(), "{:?}", proxy.counts());
-    // A busy controller may leave a request without an answer.
+    // A busy controller may drop a request.
     until(PATIENCE, async || {
         let errors = r#"deltafold_reconcile_errors_total{controller="policy"}"#;
         (controller.metric(errors) > 0.0).then_some(())

@@ -1,4 +1,4 @@
-//! The whole story of a policy on a real Kubernetes: its Pods really run, on a real etcd.
+//! A policy from beginning to end on a real Kubernetes: its Pods really run, with a real etcd.
 
 use crate::support::controller::Controller;
 use crate::support::etcd::{Etcd, EtcdOptions, EtcdVersion, Tls};
@@ -12,10 +12,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// No schedule comes while a test runs.
+/// A schedule that never fires during a test.
 const NEVER: &str = "0 0 1 1 *";
 
-/// Puts so many keys.
+/// Puts `count` keys and returns the revision.
 async fn put(etcd: &Etcd, count: usize) -> i64 {
     let mut kv = etcd.kv().await;
     for i in 0..count {
@@ -25,7 +25,7 @@ async fn put(etcd: &Etcd, count: usize) -> i64 {
     etcd.revision().await
 }
 
-/// The names of snapshots of a kind, by revision.
+/// Returns the names of snapshots of a kind, by revision.
 fn snapshots(store: &Path, kind: &str) -> Vec<String> {
     let mut names: Vec<String> = fs::read_dir(store.join("v2"))
         .into_iter()
@@ -37,7 +37,7 @@ fn snapshots(store: &Path, kind: &str) -> Vec<String> {
     names
 }
 
-/// A full's database.
+/// Unpacks the database of a full.
 fn database(store: &Path, full: &str, into: &Path) -> PathBuf {
     let packed = fs::read(store.join("v2").join(full)).unwrap();
     let plain = match full.ends_with(".gz") {
@@ -86,7 +86,7 @@ async fn a_policy_backs_up_compacts_and_restores() {
     let store = space.folder("store");
     put(&etcd, 10).await;
 
-    // One policy, and all that belongs to it is there.
+    // The policy is applied, and all its objects appear.
     let mut controller = Controller::start(&space, &["--allow-host-path"]).await;
     let applied = space
         .apply("etcdbackuppolicies", policy(&etcd, &store))
@@ -193,12 +193,12 @@ async fn a_policy_backs_up_compacts_and_restores() {
     assert_eq!(fulls.len(), 2, "{fulls:?}");
     let file = database(&store, &fulls[1], &space.folder("databases"));
     let compacted = Etcd::restore_and_start(EtcdVersion::V3_6, &file);
-    // A fold keeps no history: that etcd is compacted at its last revision as it is.
+    // A fold without history equals an etcd that is compacted at its last revision.
     etcd.compact(second).await;
     assert_eq!(compacted.hash_kv(second).await, etcd.hash_kv(second).await);
     drop(compacted);
 
-    // Every kind of task, all at once: they are done one after the other.
+    // Every kind of task at once: they run one after the other.
     let third = put(&etcd, 20).await;
     let copies = space.folder("copies");
     let tasks = [
@@ -234,7 +234,7 @@ async fn a_policy_backs_up_compacts_and_restores() {
         spec["policy"] = "main".into();
         let task = json!({"metadata": {"name": name}, "spec": spec});
         space.create("etcdbackuptasks", task).await;
-        // Their order is that of their times, which have but seconds.
+        // They run in order of their creation times, which have whole seconds.
         tokio::time::sleep(Duration::from_millis(1100)).await;
     }
     for (name, spec) in &tasks {
@@ -274,7 +274,7 @@ async fn a_policy_backs_up_compacts_and_restores() {
         restored.live_keys_at(third).await,
         etcd.live_keys_at(third).await
     );
-    // It comes from a full that a compaction has made at that very revision.
+    // Restored from a full that a compaction made at exactly this revision.
     etcd.compact(third).await;
     assert_eq!(restored.hash_kv(third).await, etcd.hash_kv(third).await);
     drop(restored);
@@ -308,7 +308,7 @@ async fn a_policy_backs_up_compacts_and_restores() {
     run_all(&space, "main-gc", &kubelet).await;
     space.wait_condition("main", "BackupVerified", "True").await;
 
-    // A changed policy changes its CronJobs, and nothing else.
+    // A changed policy changes its CronJobs and nothing else.
     let before = space.must_get("cronjobs", "main-delta").await;
     let change = json!({"spec": {"snapshot": {"fullSchedule": "30 1 1 1 *"}, "verify": null}});
     space.patch("etcdbackuppolicies", "main", change).await;
@@ -332,7 +332,7 @@ async fn a_policy_backs_up_compacts_and_restores() {
         before["metadata"]["resourceVersion"]
     );
 
-    // Suspended, nothing starts; a threshold that was crossed meanwhile acts afterwards.
+    // A suspended policy starts nothing; a threshold that was crossed meanwhile acts afterwards.
     space
         .patch(
             "etcdbackuppolicies",
@@ -369,7 +369,7 @@ async fn a_policy_backs_up_compacts_and_restores() {
             .await;
     }
 
-    // People are told what was decided, and machines.
+    // Events tell users what was decided, metrics tell machines.
     let events = space.events("main").await;
     assert!(
         events.iter().any(|(_, m)| m.contains("eventsThreshold")),
@@ -387,7 +387,7 @@ async fn a_policy_backs_up_compacts_and_restores() {
         Some(200)
     );
 
-    // A deleted policy leaves the backup and stops what runs.
+    // Deleting a policy keeps the backup and stops what runs.
     kubelet.plan(&[("work", "full-snapshot")], Plan::Hang);
     let job = space.fire("main-full").await;
     until(PATIENCE, async || {
@@ -407,7 +407,7 @@ async fn a_policy_backs_up_compacts_and_restores() {
         "roles",
         "rolebindings",
     ] {
-        // What a task has left goes with the task.
+        // The objects of a task are deleted with the task.
         space
             .wait_for_some(kind, "deltafold.io/policy=main,deltafold.io/work!=task", 0)
             .await;
@@ -450,7 +450,7 @@ async fn a_follower_saves_and_thresholds_act_beside_it() {
     let jobs = space.wait_until_ended("main", "compaction", 1).await;
     assert_eq!(ended(&jobs[0]), Some("Complete"), "{}", kubelet.logs());
 
-    // Another period rolls it, suspension stops it in good order.
+    // Another period rolls out a new follower, suspending stops it cleanly.
     let change = json!({"spec": {"snapshot": {"follow": {"deltaPeriod": "2s"}}}});
     space.patch("etcdbackuppolicies", "main", change).await;
     let ran = until(PATIENCE, async || {
@@ -481,7 +481,7 @@ async fn a_follower_saves_and_thresholds_act_beside_it() {
     );
 }
 
-/// TLS, passwords, encryption: what Secrets hold reaches the program, and nothing else sees it.
+/// TLS, passwords, encryption: the content of Secrets reaches the program and nothing else.
 #[tokio::test(flavor = "multi_thread")]
 async fn secrets_of_all_kinds_reach_the_program() {
     let space = TestNamespace::new("secrets").await;

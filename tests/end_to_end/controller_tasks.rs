@@ -1,6 +1,6 @@
-//! Tasks: each is done once, in its order, or refused with a reason.
+//! Tasks: each is done once, in order, or refused with a reason.
 //!
-//! Jobs' Pods end as the tests say.
+//! The tests decide how Pods end.
 
 use crate::support::controller::Controller;
 use crate::support::faulty_proxy::{Effect, Proxy, Timing};
@@ -9,7 +9,7 @@ use crate::support::namespace::{PATIENCE, TestNamespace, ended, moment, until};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
-/// No schedule comes while a test runs.
+/// A schedule that never fires during a test.
 const NEVER: &str = "0 0 1 1 *";
 const SILENCE: Duration = Duration::from_secs(2);
 
@@ -105,14 +105,14 @@ async fn one_after_the_other_and_no_duplicates() {
             .unwrap()
             .starts_with("a-")
     );
-    // Another policy's do not wait for it.
+    // Tasks of another policy do not wait for it.
     space.wait_task("x", "InProgress").await;
     for waits in ["b", "c"] {
         let task = wait_operation(&space, waits, "Queued").await;
         assert_eq!(task["status"]["state"], "Pending");
         assert_eq!(task["status"]["initiatedAt"], Value::Null);
     }
-    // The same as one that runs, and as one that waits; not the same as one of another policy.
+    // A task equals the running one or a waiting one, but not one of another policy.
     verify(&space, "a-again", "main", "names").await;
     verify(&space, "b-again", "main", "fold").await;
     for again in ["a-again", "b-again"] {
@@ -124,7 +124,7 @@ async fn one_after_the_other_and_no_duplicates() {
     tokio::time::sleep(SILENCE).await;
     assert_eq!(space.jobs.ever().len(), 2);
 
-    // Another controller knows the order as well.
+    // A new controller knows the order, too.
     controller.kill();
     let _controller = Controller::start(&space, &["--leader-elect", "false"]).await;
     for (ends, begins) in [("a", Some("b")), ("b", Some("c")), ("c", None)] {
@@ -138,7 +138,7 @@ async fn one_after_the_other_and_no_duplicates() {
     space.wait_task("x", "Succeeded").await;
     assert_eq!(kubelet.most_at_once(&[("policy", "main")]), 1);
     assert_eq!(space.jobs.ever().len(), 4);
-    // Once it has ended, the same may be done again.
+    // When it has ended, the same may be done again.
     kubelet.plan(&[], done());
     verify(&space, "a-later", "main", "names").await;
     space.wait_task("a-later", "Succeeded").await;
@@ -151,15 +151,15 @@ async fn every_end_has_its_reason() {
     kubelet.plan(&[], done());
     let controller = Controller::start(&space, &["--leader-elect", "false"]).await;
     let began = Instant::now();
-    // Of a policy that never comes.
+    // A task for a policy that never appears.
     verify(&space, "orphan", "nobody", "names").await;
-    // Of one that comes later.
+    // A task for a policy that appears later.
     verify(&space, "early", "later", "names").await;
     wait_operation(&space, "early", "PolicyNotFound").await;
     policy(&space, "later").await;
     space.wait_task("early", "Succeeded").await;
 
-    // What no retry mends fails at once, and tells why.
+    // A failure that no retry can fix ends the task at once, with the reason.
     policy(&space, "gap").await;
     let said = message("verify", 65, "RevisionGap", "revisions 5 to 9 are missing");
     kubelet.plan(&of("gap"), Plan::Exit(65, said));
@@ -182,7 +182,7 @@ async fn every_end_has_its_reason() {
         .await
         .unwrap_or_else(|| panic!("no Event: {}", controller.tail()));
 
-    // What one does, is tried again, and the errors on the way are told.
+    // A failure that a retry can fix is retried, and its errors are reported.
     policy(&space, "slow").await;
     let said = message("verify", 69, "StoreUnreachable", "no answer");
     kubelet.plan(&of("slow"), Plan::Exit(69, said));
@@ -196,7 +196,7 @@ async fn every_end_has_its_reason() {
     assert_eq!(errors(&running), ["StoreUnreachable"]);
     kubelet.plan(&of("slow"), done());
 
-    // Without a quorum no snapshot is tried again: that is for people to decide.
+    // Without a quorum no snapshot is retried: that is a person's decision.
     policy(&space, "quorum").await;
     let said = message(
         "snapshot full",
@@ -213,7 +213,7 @@ async fn every_end_has_its_reason() {
     space.wait_until_gone("jobs", job).await;
     assert_eq!(kubelet.ran(&of("quorum")).len(), 1);
 
-    // What cannot be done for a policy at all.
+    // Work that is impossible for a policy.
     let without = json!({
         "metadata": {"name": "no-etcd"}, "spec": {"store": {"url": "s3://bucket/no-etcd"}},
     });
@@ -227,7 +227,7 @@ async fn every_end_has_its_reason() {
     let rejected = space.wait_task("copy", "Rejected").await;
     assert_eq!(errors(&rejected), ["InvalidConfig"]);
 
-    // Maintenance waits for a backup that is up to date; others do not wait for it.
+    // Maintenance waits for an up-to-date backup; other tasks do not wait for it.
     policy(&space, "bare").await;
     let defrag = json!({"maintenance": {"defrag": "always"}});
     task(&space, "tidy", "bare", "Maintenance", defrag).await;
@@ -247,7 +247,7 @@ async fn every_end_has_its_reason() {
     assert_eq!(errors(&orphan.await.expect("rejected")), ["PolicyNotFound"]);
     assert!(began.elapsed() > Duration::from_secs(55));
 
-    // Machines are told, too.
+    // Metrics report it, too.
     let series = r#"deltafold_tasks_total{type="Verify",state="Failed",policy="gap","#;
     let (_, metrics) = controller.asked("/metrics").unwrap();
     assert!(
@@ -270,7 +270,7 @@ async fn what_is_deleted_stops() {
     for name in ["main", "gone"] {
         policy(&space, name).await;
     }
-    // It goes a second after its end, and its Job with it.
+    // The task and its Job are deleted a second after its end.
     let short = json!({
         "metadata": {"name": "short"},
         "spec": {"policy": "main", "type": "Verify", "ttlSecondsAfterFinished": 1},
@@ -315,15 +315,15 @@ async fn what_is_deleted_stops() {
     let job = failed["status"]["jobName"].as_str().unwrap();
     space.wait_until_gone("jobs", job).await;
 
-    // Suspended, nothing starts by schedule or threshold; tasks are done.
+    // While suspended, schedules and thresholds start nothing, but tasks are done.
     let suspend = json!({"spec": {"suspend": true}});
     space.patch("etcdbackuppolicies", "main", suspend).await;
     verify(&space, "asked", "main", "names").await;
     space.wait_task("asked", "Succeeded").await;
 }
 
-/// A compaction that is asked for waits for that of a threshold; a Job that Kubernetes does not take tells so, and
-/// holds nobody up.
+/// A requested compaction waits for that of a threshold. A Job that Kubernetes refuses is reported and delays
+/// nobody.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_stands_in_the_way_of_a_job() {
     let space = TestNamespace::new("way").await;
@@ -348,7 +348,7 @@ async fn what_stands_in_the_way_of_a_job() {
     kubelet.plan(&[("work", "compaction")], done());
     space.wait_task("asked", "Succeeded").await;
 
-    // Not to be taken at any time, and for now.
+    // Refused forever, and refused for now.
     let creates = |name: &'static str| {
         move |call: &crate::support::faulty_proxy::Call| {
             let job = call.json()["metadata"]["name"].as_str().map(str::to_owned);
@@ -365,7 +365,7 @@ async fn what_stands_in_the_way_of_a_job() {
     verify(&space, "denied", "main", "names").await;
     wait_operation(&space, "denied", "JobRefused").await;
     proxy.clear_faults();
-    // It would be tried again within a minute; any change of it is sooner.
+    // It would be retried within a minute; any change of the task is sooner.
     let touched = json!({"metadata": {"annotations": {"touched": "yes"}}});
     space.patch("etcdbackuptasks", "denied", touched).await;
     space.wait_task("denied", "Succeeded").await;

@@ -1,4 +1,4 @@
-//! The tests' own tools: that the servers of Kubernetes can be had and answer.
+//! The Kubernetes servers of the tests work.
 
 use crate::support::etcd::Etcd;
 use crate::support::kube::{self, Apiserver, Informer};
@@ -25,7 +25,7 @@ async fn kubernetes_serves() {
         .await;
     assert!(said.iter().any(|line| line["what"] == "synced"), "{said:?}");
 
-    // Another server in the first one's place: the informer comes back to it.
+    // Another server takes the first one's place: the informer reconnects to it.
     let port = server.port();
     drop(server);
     let server = Apiserver::start_at(port, &etcd).await;

@@ -1,5 +1,5 @@
-//! The whole story on a real Kubernetes with kubelet and containerd, which `tests/end-to-end` brings up: what
-//! is applied becomes Pods, and the Pods do their work, whatever ends in between.
+//! Everything on a real Kubernetes with kubelet and containerd, which `tests/end-to-end` starts: applied
+//! objects become Pods, and the Pods do their work, whatever is killed meanwhile.
 //!
 //! Plain `cargo test` does not run this module: without the cluster it fails.
 
@@ -25,14 +25,14 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Of everything in the image, and of etcd's data.
+/// The user of everything in the image, and of etcd's data.
 const USER: u32 = 65_532;
 const BUCKET: &str = "backups";
 const POLICY: &str = "main";
-/// Where the controller runs.
+/// The controller's namespace.
 const SYSTEM: &str = "deltafold-system";
 const CONTROLLER: &str = "deltafold-controller";
-/// Of the threshold of the story.
+/// The event threshold of the policy.
 const EVENTS: usize = 3000;
 /// Generous: the machine may be busy, and a CronJob waits for its minute.
 const PATIENCE: Duration = Duration::from_secs(240);
@@ -43,7 +43,7 @@ fn setting(name: &str) -> String {
     env::var(name).unwrap_or_else(|_| panic!("no {name}: run tests/end-to-end"))
 }
 
-/// The address of this machine for Pods.
+/// Returns the address of this machine for Pods.
 fn host() -> String {
     setting("IN_CLUSTER_HOST")
 }
@@ -73,7 +73,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// What it prints; it has to succeed.
+/// Runs kubectl, which must succeed. Returns its output.
 fn kubectl(args: &[&str]) -> String {
     let output = kubectl_with(args, None);
     let err = text(&output.stderr);
@@ -81,7 +81,7 @@ fn kubectl(args: &[&str]) -> String {
     text(&output.stdout)
 }
 
-/// JSON of it, if it is there and the API server answers.
+/// Returns the JSON of `kubectl get` if the object exists and the API server responds.
 fn get(args: &[&str]) -> Option<Value> {
     let output = kubectl_with(&[&["get", "-o", "json"], args].concat(), None);
     let there = output.status.success();
@@ -100,7 +100,7 @@ fn apply_all(objects: &[Value]) {
     apply(&documents.join("\n---\n"));
 }
 
-/// Asks until there is an answer.
+/// Polls until there is a result.
 fn wait<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     let started = Instant::now();
     loop {
@@ -112,7 +112,8 @@ fn wait<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// `deltafold manifests install | kubectl apply`, with the image of the tests.
+/// Runs `deltafold manifests install
+/// kubectl apply` with the image of the tests.
 fn install() {
     static DONE: OnceLock<()> = OnceLock::new();
     DONE.get_or_init(|| {
@@ -142,7 +143,7 @@ fn controller_is_there() {
     ]);
 }
 
-/// The Pods of the controller.
+/// Returns the Pods of the controller.
 fn controller_pods() -> Vec<Value> {
     let selector = "app.kubernetes.io/component=controller";
     let list = get(&["-n", SYSTEM, "pods", "-l", selector]).expect("the controller's Pods");
@@ -155,7 +156,7 @@ fn name(object: &Value) -> &str {
     object["metadata"]["name"].as_str().unwrap()
 }
 
-/// The processes of a Pod's containers, on this machine.
+/// Returns the pids of a Pod's containers on this machine.
 fn processes(pod: &Value) -> Vec<u32> {
     let socket = Path::new(&setting("IN_CLUSTER_SCRATCH")).join("containerd/containerd.sock");
     let mut command = Command::new("ctr");
@@ -185,7 +186,7 @@ fn end(pid: u32, signal: Signal) {
 
 // --- an etcd in a Pod, and its backup ---
 
-/// Keys, and of each value, create revision, mod revision and version.
+/// Keys with value, create revision, mod revision and version.
 type Content = BTreeMap<Vec<u8>, (Vec<u8>, i64, i64, i64)>;
 
 /// A client of an etcd in a Pod.
@@ -219,7 +220,7 @@ impl Etcd {
         }
     }
 
-    /// So many revisions: keys that stay, and one that changes all the time.
+    /// Writes `count` revisions: keys that stay, and one that keeps changing.
     async fn write(&self, from: usize, count: usize) {
         let mut client = self.client().await;
         for n in from..from + count {
@@ -236,7 +237,7 @@ impl Etcd {
         got.header().unwrap().revision()
     }
 
-    /// All keys.
+    /// Returns all keys.
     async fn content(&self) -> Content {
         let options = GetOptions::new().with_all_keys();
         let got = self.client().await.get("", Some(options)).await.unwrap();
@@ -248,7 +249,7 @@ impl Etcd {
         keys.collect()
     }
 
-    /// HashKV at the newest revision, everything before it compacted.
+    /// Compacts everything before the newest revision and returns the HashKV there.
     async fn compacted_hash(&self, revision: i64) -> u32 {
         let mut client = self.client().await;
         let options = CompactionOptions::new().with_physical();
@@ -260,7 +261,7 @@ impl Etcd {
     }
 }
 
-/// A namespace with an etcd that speaks TLS, and a bucket on a MinIO of this machine.
+/// A namespace with an etcd that uses TLS, and a bucket on a MinIO of this machine.
 struct ClusterNamespace {
     namespace: String,
     folder: TempDir,
@@ -274,7 +275,7 @@ impl ClusterNamespace {
         apply_all(&[
             json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}),
         ]);
-        // Kubernetes adds it a moment later; no Pod can be made before.
+        // Kubernetes adds it a moment later; before that, no Pod can be created.
         wait("the service account of a namespace", || {
             get(&["-n", namespace, "serviceaccount", "default"])
         });
@@ -283,7 +284,7 @@ impl ClusterNamespace {
         let folder = scratch::folder().unwrap();
         let metadata = |name: &str| json!({"name": name, "namespace": namespace});
         let secret = |name: &str, data: Value| json!({"apiVersion": "v1", "kind": "Secret", "metadata": metadata(name), "stringData": data});
-        // The certificate needs the address that the Service gets.
+        // The certificate needs the address of the Service.
         apply_all(&[json!({
             "apiVersion": "v1", "kind": "Service", "metadata": metadata("etcd"),
             "spec": {"selector": {"app": "etcd"}, "ports": [{"port": 2379}]},
@@ -348,7 +349,7 @@ impl ClusterNamespace {
         kubectl(&[&["-n", self.namespace.as_str()], args].concat())
     }
 
-    /// A policy of this etcd and bucket, with more in its spec.
+    /// Applies a policy for this etcd and bucket, with `more` in its spec.
     fn apply_policy(&self, more: Value) {
         self.apply_policy_of(POLICY, &[&self.etcd], more);
     }
@@ -416,7 +417,7 @@ impl ClusterNamespace {
         task
     }
 
-    /// A snapshot by a task.
+    /// Takes a snapshot by a task.
     fn snapshot(&self, name: &str, kind: &str) {
         self.task(
             name,
@@ -426,14 +427,14 @@ impl ClusterNamespace {
         self.succeeded(name);
     }
 
-    /// The Pods of a task's Job.
+    /// Returns the Pods of a task's Job.
     fn pods_of(&self, task: &str) -> Vec<Value> {
         let selector = format!("deltafold.io/task={task}");
         let list = self.get(&["pods", "-l", &selector]).unwrap_or_default();
         list["items"].as_array().cloned().unwrap_or_default()
     }
 
-    /// The Pod of a task, once it runs.
+    /// Waits for the running Pod of a task.
     fn running_pod(&self, task: &str) -> Value {
         wait(&format!("a Pod of task {task} runs"), || {
             let pods = self.pods_of(task);
@@ -443,7 +444,7 @@ impl ClusterNamespace {
         })
     }
 
-    /// A full, a delta, and a compaction in the middle of which the store does not answer.
+    /// Takes a full and a delta, and starts a compaction that hangs because the store does not respond.
     async fn held_compaction(&self, task: &str) -> Value {
         self.snapshot(&format!("{task}-full"), "full");
         self.etcd.write(1000, 200).await;
@@ -453,7 +454,7 @@ impl ClusterNamespace {
         self.running_pod(task)
     }
 
-    /// The newest full is as new as the etcd, and right.
+    /// Asserts that the newest full is up to date and right.
     async fn is_compacted(&self) {
         let newest = self.etcd.revision().await;
         assert_eq!(self.fulls().last(), Some(&newest));
@@ -465,7 +466,7 @@ impl ClusterNamespace {
         self.minio.signal(Signal::CONT);
     }
 
-    /// deltafold on this machine, on the same store.
+    /// Runs deltafold on this machine, on the same store.
     fn deltafold(&self, args: &[&str]) -> (i32, Value, String) {
         let mut command = deltafold();
         command.envs(self.minio.env());
@@ -476,7 +477,7 @@ impl ClusterNamespace {
         run_json(&mut command)
     }
 
-    /// The revisions of the fulls, the newest last.
+    /// Returns the revisions of the fulls, the newest last.
     fn fulls(&self) -> Vec<i64> {
         let (code, list, stderr) = self.deltafold(&["list"]);
         assert_eq!(code, 0, "{stderr}");
@@ -489,7 +490,7 @@ impl ClusterNamespace {
         fulls
     }
 
-    /// HashKV of the store's state at a revision, without history, as deltafold computes it here.
+    /// Returns the HashKV of the backup at a revision, without history, computed by deltafold on this machine.
     fn hash_of_store(&self, revision: i64) -> u32 {
         let file = self.folder.path().join(format!("at-{revision}.db"));
         let (code, result, stderr) = self.deltafold(&[
@@ -505,13 +506,13 @@ impl ClusterNamespace {
         u32::try_from(result["hash_kv"].as_u64().unwrap()).unwrap()
     }
 
-    /// Where a claim's volume is.
+    /// Returns the folder of a claim's volume.
     fn volume(&self, claim: &str) -> PathBuf {
         let volumes = Path::new(&setting("IN_CLUSTER_SCRATCH")).join("volumes");
         volumes.join(&self.namespace).join(claim)
     }
 
-    /// A volume of this machine that etcd's user may write to, and a claim of it.
+    /// Creates a volume on this machine that etcd's user may write to, and its claim.
     fn claim(&self, claim: &str) {
         let folder = self.volume(claim);
         fs::create_dir_all(&folder).unwrap();
@@ -539,7 +540,7 @@ impl ClusterNamespace {
         ]);
     }
 
-    /// An etcd in a Pod on a claim.
+    /// Starts an etcd in a Pod on a claim.
     fn etcd_on(&self, claim: &str, data_dir: &str) -> Etcd {
         apply_all(&[etcd_pod(
             &self.namespace,
@@ -561,7 +562,7 @@ impl ClusterNamespace {
         }
     }
 
-    /// What a person would look at.
+    /// Prints what a person would look at.
     fn tell(&self) {
         let show = |args: &[&str]| {
             let output = kubectl_with(args, None);
@@ -603,7 +604,7 @@ impl Drop for ClusterNamespace {
     }
 }
 
-/// An etcd of one member, with volumes that are mounted by their names.
+/// Returns a Pod with a one-member etcd. Volumes are mounted under their names.
 fn etcd_pod(namespace: &str, name: &str, args: &[&str], volumes: Value) -> Value {
     let mounts = volumes.as_array().unwrap().iter().map(|volume| {
         let name = volume["name"].as_str().unwrap();
@@ -628,9 +629,9 @@ fn etcd_pod(namespace: &str, name: &str, args: &[&str], volumes: Value) -> Value
     })
 }
 
-// --- the story ---
+// --- a policy and its tasks ---
 
-/// What a Pod's container left as its last word.
+/// Returns the termination message of a Pod's container.
 fn last_word(pod: &Value) -> Value {
     let ended = &pod["status"]["containerStatuses"][0]["state"]["terminated"];
     let message = ended["message"]
@@ -640,8 +641,8 @@ fn last_word(pod: &Value) -> Value {
     serde_json::from_str(message).unwrap_or_else(|e| panic!("{e}: {message}"))
 }
 
-/// One `kubectl apply` of a policy: the etcd is backed up by schedule, and compacted when a threshold is crossed.
-/// A task restores it into a volume, and a real etcd serves that.
+/// One `kubectl apply` of a policy: the etcd is backed up by schedule and compacted when a threshold is
+/// crossed. A task restores it into a volume, and a real etcd serves the result.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_policy_backs_an_etcd_up_and_a_task_restores_it() {
     let world = ClusterNamespace::new("story").await;
@@ -650,7 +651,7 @@ async fn a_policy_backs_an_etcd_up_and_a_task_restores_it() {
         "compaction": {"eventsThreshold": EVENTS},
     }));
 
-    // Snapshots appear: the first is a full, for there is none.
+    // Snapshots appear. The first is a full, because there is none.
     let policy = wait("the first full snapshot is told", || {
         let policy = world.policy();
         let full = &policy["status"]["snapshots"]["lastFull"]["endRevision"];
@@ -663,7 +664,7 @@ async fn a_policy_backs_an_etcd_up_and_a_task_restores_it() {
     );
     assert_eq!(world.fulls(), [first]);
 
-    // The threshold is crossed when all that is written now is saved, and the Pod of a compaction runs.
+    // When everything written now is saved, the threshold is crossed and a compaction runs.
     world.etcd.write(1000, EVENTS).await;
     let newest = world.etcd.revision().await;
     let policy = wait("a compaction", || {
@@ -685,7 +686,7 @@ async fn a_policy_backs_an_etcd_up_and_a_task_restores_it() {
     assert_eq!(word["status"], "Succeeded", "{word:#}");
     assert_eq!(world.fulls(), [first, newest]);
 
-    // The full's HashKV, as deltafold reads it here, is etcd's own.
+    // The full's HashKV, computed here by deltafold, is etcd's own.
     let of_source = world.etcd.compacted_hash(newest).await;
     assert_eq!(world.hash_of_store(newest), of_source);
     let jobs = world
@@ -712,14 +713,14 @@ async fn a_policy_backs_an_etcd_up_and_a_task_restores_it() {
     assert_eq!(served.revision().await, newest + 3);
 }
 
-// --- what ends in between ---
+// --- kills and restarts ---
 
-/// How a Pod comes to its end.
+/// How a Pod ends.
 #[derive(Clone, Copy, Debug)]
 enum End {
     /// `kubectl delete pod`
     Deleted,
-    /// `kubectl delete pod --force`: the API forgets it before it has ended.
+    /// `kubectl delete pod --force`: the API forgets the Pod before it has ended.
     Forgotten,
     /// Its process is killed.
     Killed,
@@ -734,7 +735,7 @@ fn wait_for_ends<P: std::fmt::Display>(pids: impl IntoIterator<Item = P>) {
     }
 }
 
-/// A Pod that ends in the middle of its work is replaced by another one, and that one does it.
+/// A Pod that ends in the middle of its work is replaced by another one, which does it.
 async fn a_pod_ends(namespace: &str, how: End) {
     let world = ClusterNamespace::new(namespace).await;
     world.apply_policy(json!({}));
@@ -743,7 +744,7 @@ async fn a_pod_ends(namespace: &str, how: End) {
         End::Deleted => {
             let pids = processes(&pod);
             world.kubectl(&["delete", "pod", name(&pod), "--wait=false"]);
-            // With the store back too soon it would have done its work before it is told to end.
+            // If the store came back too soon, the Pod would finish before it is told to end.
             wait_for_ends(pids);
         }
         End::Forgotten => {
@@ -777,7 +778,7 @@ async fn a_killed_pod_is_replaced() {
     a_pod_ends("killed", End::Killed).await;
 }
 
-/// The Pod goes on without a kubelet, and ends before there is one again.
+/// The Pod continues without a kubelet, and ends before the kubelet is back.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_kubelet_restarts_in_the_midst_of_a_job() {
     let world = ClusterNamespace::new("kubelet").await;
@@ -802,7 +803,7 @@ async fn the_api_server_restarts_in_the_midst_of_a_job() {
     let pod = world.held_compaction("compact").await;
     cluster(&["kill", "apiserver"]);
     world.go_on();
-    // For the Pod, nobody tells of its end.
+    // Time in which the Pod ends unobserved.
     std::thread::sleep(Duration::from_secs(5));
     cluster(&["up"]);
     world.succeeded("compact");
@@ -811,7 +812,7 @@ async fn the_api_server_restarts_in_the_midst_of_a_job() {
     world.is_compacted().await;
 }
 
-/// Another one takes over what it has begun, and what it has not seen.
+/// Another controller takes over what the killed one has begun, and what it has not seen.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_controller_is_killed() {
     let world = ClusterNamespace::new("controller").await;
@@ -837,7 +838,7 @@ async fn the_controller_is_killed() {
     let pods = world.pods_of("compact");
     assert_eq!((pods.len(), name(&pods[0])), (1, name(&pod)), "{pods:#?}");
     world.is_compacted().await;
-    // As soon as there is something to do; by its process, too.
+    // As soon as there is something to do; this time by killing its process.
     world.etcd.write(3000, 50).await;
     world.task(
         "delta",
@@ -857,9 +858,9 @@ async fn the_controller_is_killed() {
     controller_is_there();
 }
 
-// --- Secrets, rights, the plugin ---
+// --- Secrets, privileges, the kubectl plugin ---
 
-/// A Job uses what the Secret holds when it starts; one that is wrong is told, and no loop of crashes.
+/// A Job uses the Secret's content at its start; a wrong one is reported, without a crash loop.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_secret_is_rotated() {
     let mut world = ClusterNamespace::new("rotated").await;
@@ -890,7 +891,7 @@ async fn a_secret_is_rotated() {
     world.succeeded("with-the-new-one");
 }
 
-/// What the kernel says of a process.
+/// Returns the kernel's status of a process.
 fn status_of(pid: u32) -> BTreeMap<String, String> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let fields = status.lines().filter_map(|line| line.split_once(":\t"));
@@ -899,7 +900,8 @@ fn status_of(pid: u32) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// A Pod's processes are nobody's, may nothing, and can write nowhere but to their volumes.
+/// Asserts that a Pod's processes run as an unprivileged user without capabilities, and can write only to their
+/// volumes.
 fn is_confined(pod: &Value) {
     let pids = processes(pod);
     assert!(!pids.is_empty(), "{pod:#}");
@@ -925,7 +927,7 @@ fn is_confined(pod: &Value) {
     }
 }
 
-/// As the kernel has it, not only as it is asked for.
+/// According to the kernel, not only to the Pod's spec.
 #[tokio::test(flavor = "multi_thread")]
 async fn pods_are_confined() {
     let world = ClusterNamespace::new("confined").await;
@@ -943,14 +945,14 @@ async fn pods_are_confined() {
         let full = &world.policy()["status"]["snapshots"]["lastFull"];
         full["endRevision"].is_i64().then_some(())
     });
-    // It follows: a delta is saved within moments.
+    // The follower works: a delta is saved within moments.
     world.etcd.write(1000, 200).await;
     let newest = world.etcd.revision().await;
     wait("a delta", || {
         let delta = &world.policy()["status"]["snapshots"]["lastDelta"];
         (delta["endRevision"] == newest).then_some(())
     });
-    // And a Job's, which has the store's secret in no place that others see.
+    // A Job as well, whose store secret is visible nowhere else.
     world.minio.signal(Signal::STOP);
     world.task("compact", "OnDemandCompaction", Value::Null);
     let pod = world.running_pod("compact");
@@ -965,7 +967,7 @@ async fn pods_are_confined() {
     world.succeeded("compact");
 }
 
-/// Answers every question for the address of a name with one address; ends with the test.
+/// Starts a DNS server that responds to every query with one address. It ends with the test.
 fn name_server(address: Ipv4Addr) {
     let socket = UdpSocket::bind((address, 53)).expect("port 53 of the bridge");
     std::thread::spawn(move || {
@@ -975,11 +977,11 @@ fn name_server(address: Ipv4Addr) {
             let name = question.iter().position(|&b| b == 0).unwrap() + 1;
             let is_a = question[name..name + 2] == [0, 1];
             let mut answer = query[..2].to_vec();
-            // An answer without errors, to one question, with one record or none.
+            // No error, one question, one record or none.
             answer.extend([0x81, 0x80, 0, 1, 0, u8::from(is_a), 0, 0, 0, 0]);
             answer.extend(&question[..name + 4]);
             if is_a {
-                // The name of the question; A, IN, a minute, four bytes.
+                // The name of the question; A, IN, 60 seconds, four bytes.
                 answer.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4]);
                 answer.extend(address.octets());
             }
@@ -988,7 +990,7 @@ fn name_server(address: Ipv4Addr) {
     });
 }
 
-/// The program is static and there is nothing else in the image: it resolves names all the same.
+/// The program is static and the image contains nothing else: it resolves names all the same.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_image_resolves_names() {
     let world = ClusterNamespace::new("names").await;
@@ -1049,7 +1051,7 @@ async fn the_image_resolves_names() {
     }
 }
 
-/// `kubectl deltafold`, where a link of that name to the program is on the PATH.
+/// `kubectl deltafold`, with a link of that name to the program on the PATH.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_program_is_a_plugin_of_kubectl() {
     let world = ClusterNamespace::new("plugin").await;
@@ -1090,9 +1092,9 @@ async fn the_program_is_a_plugin_of_kubectl() {
     assert!(plugin(&["policy", "status", POLICY]).contains("Full-"));
 }
 
-// --- the page ---
+// --- docs/quorum-loss.md ---
 
-/// Three members of a StatefulSet, with the names of the page and no DNS.
+/// Starts three members of a StatefulSet, with the names of the page but without DNS.
 fn members(world: &ClusterNamespace) -> Vec<Etcd> {
     let names: Vec<String> = (0..3).map(|n| format!("etcd-{n}")).collect();
     let mut aliases = Vec::new();
@@ -1156,7 +1158,7 @@ fn members(world: &ClusterNamespace) -> Vec<Etcd> {
     members
 }
 
-/// Two of three members are lost for good, and the page's commands make a new cluster of the backup.
+/// Two of three members are lost for good, and the page's commands make a new cluster from the backup.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_quorum_is_recovered_as_the_page_says() {
     let world = ClusterNamespace::new("quorum").await;
@@ -1189,7 +1191,7 @@ async fn a_lost_quorum_is_recovered_as_the_page_says() {
         "{task:#}"
     );
 
-    // The page, in a context of this namespace.
+    // The commands of the page, in a context of this namespace.
     let config = world.folder.path().join("kubeconfig");
     fs::copy(setting("KUBECONFIG"), &config).unwrap();
     let shell = |script: &str| {
@@ -1219,7 +1221,8 @@ async fn a_lost_quorum_is_recovered_as_the_page_says() {
         }
     }
 
-    // One cluster, with all that was saved, past all revisions that were seen; and backed up.
+    // One cluster, with everything that was saved, beyond all revisions that clients have seen; and it is
+    // backed up.
     let bumped = newest + 1_000_000_000;
     let values = |content: &Content| -> Vec<(Vec<u8>, Vec<u8>)> {
         content

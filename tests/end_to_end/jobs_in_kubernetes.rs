@@ -1,4 +1,4 @@
-//! What stands in `jobs/` is what a real API server takes, every field of it.
+//! A real API server accepts every field of the files in `jobs/`.
 
 use crate::support::etcd::Etcd;
 use crate::support::kube::Apiserver;
@@ -15,7 +15,7 @@ async fn an_api_server_takes_every_job() {
     let server = Apiserver::start(&etcd).await;
     server.create_namespace("backup").await;
     let mut objects = 0;
-    // What the program prints is in tests/end_to_end/manifests.rs; rules are for Prometheus.
+    // The first two are tested in tests/end_to_end/manifests.rs; the rules are for Prometheus.
     let others = ["install.yaml", "crds.yaml", "alerts.yaml"];
     for file in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("jobs")).unwrap() {
         let path = file.unwrap().path();

@@ -1,4 +1,4 @@
-//! A lock that is a Lease on a real API server: threads and processes against each other, dead holders, an outage.
+//! A lock that is a Lease on a real API server: concurrent threads and processes, dead holders, an outage.
 
 use crate::support::etcd::Etcd;
 use crate::support::kube::{Apiserver, TOKEN};
@@ -12,7 +12,7 @@ use tokio::runtime::Runtime;
 
 const SPACE: &str = "backup";
 
-/// What serves the Lease; ended when dropped.
+/// The servers of the Lease. They end when this is dropped.
 struct Servers {
     rt: Runtime,
     folder: TempDir,
@@ -55,7 +55,7 @@ fn one_that_is_alive_is_not_waited_for_and_one_that_gives_back_is_followed_at_on
     lock_suite::the_living_are_not_waited_for(servers.rt.handle(), &servers.place());
 }
 
-/// A process that a test starts.
+/// Run as a process by the tests below.
 #[test]
 fn a_process_of_its_own() {
     lock_suite::a_process_of_its_own();
@@ -86,7 +86,7 @@ fn a_lock_survives_an_outage_of_the_api_server() {
         .rt
         .block_on(Apiserver::start_at(port, &servers.etcd));
     wait_until("it goes on", || held.is_held());
-    // The Lease is as client-go's are, and whatever else is in it stays.
+    // The Lease has client-go's fields, and other fields stay as they are.
     let mut lease = servers.rt.block_on(server.lease(SPACE, NAME)).unwrap();
     let spec = &lease["spec"];
     assert!(

@@ -1,4 +1,4 @@
-//! A real API server takes what `deltafold manifests` prints, and the chart makes the same.
+//! A real API server accepts what `deltafold manifests` prints, and the Helm chart renders the same.
 
 use crate::support::etcd::Etcd;
 use crate::support::kube::{Apiserver, TOKEN};
@@ -38,12 +38,12 @@ fn helm(args: &[&str]) -> Vec<Value> {
         .unwrap();
     let said = String::from_utf8_lossy(&out.stderr);
     assert!(out.status.success(), "{said}");
-    // Before each document Helm puts where it is from.
+    // Helm writes the source file before each document.
     let text = String::from_utf8(out.stdout).unwrap();
     documents(text.trim_start_matches("---\n"))
 }
 
-/// By kind, namespace and name.
+/// Returns the objects by kind, namespace and name.
 fn sorted(objects: Vec<Value>) -> BTreeMap<[String; 3], Value> {
     let key = |o: &Value| {
         let namespace = o["metadata"]["namespace"].as_str().unwrap_or_default();
@@ -55,7 +55,7 @@ fn sorted(objects: Vec<Value>) -> BTreeMap<[String; 3], Value> {
     sorted
 }
 
-/// Flags of `manifests install`, and values of the chart that say the same.
+/// Flags of `manifests install`, and the values of the chart with the same effect.
 const CHOICES: [(&[&str], &[&str]); 5] = [
     (&[], &[]),
     (
@@ -119,7 +119,7 @@ const CHOICES: [(&[&str], &[&str]); 5] = [
 fn the_chart_makes_the_same_objects() {
     for (flags, values) in CHOICES {
         let mut wanted = sorted(documents(&printed(&[&["install"], flags].concat())));
-        // Helm makes it with --create-namespace.
+        // Helm creates it with --create-namespace.
         let namespace = ["Namespace", "", manifests::NAMESPACE].map(str::to_owned);
         assert!(wanted.remove(&namespace).is_some());
         let values = values.iter().flat_map(|value| ["--set", value]);
@@ -169,7 +169,7 @@ fn every_value_of_the_chart_has_an_effect() {
         assert_ne!(made, plain, "{change}");
         let key = change.split(['=', '.', '[']).next().unwrap();
         seen.insert(key.to_owned());
-        // What is asked of the program, it takes.
+        // The program accepts these arguments.
         let deployment = made.iter().find(|o| kind(o) == "Deployment").unwrap();
         let args = &deployment["spec"]["template"]["spec"]["containers"][0]["args"];
         let args: Vec<String> = serde_json::from_value(args.clone()).unwrap();
@@ -180,7 +180,7 @@ fn every_value_of_the_chart_has_an_effect() {
     assert_eq!(seen, all);
 }
 
-/// A real API server, and the library's client of it.
+/// A real API server and a client of the kube crate.
 struct Cluster {
     server: Apiserver,
     client: Client,
@@ -207,7 +207,7 @@ impl Cluster {
         api(&self.client, object)
     }
 
-    /// As `kubectl apply --server-side` does it, every field checked.
+    /// Applies an object as `kubectl apply --server-side` does, with strict validation.
     async fn apply(&self, object: &Value) -> Result<DynamicObject, kube::Error> {
         let mut params = PatchParams::apply("kubectl").force();
         params.field_validation = Some(kube::api::ValidationDirective::Strict);
@@ -215,7 +215,7 @@ impl Cluster {
         self.api(object).patch(name(object), &params, &patch).await
     }
 
-    /// Applies all definitions, and waits until they are served.
+    /// Applies all CRDs and waits until they are served.
     async fn define(&self) {
         for crd in documents(&printed(&["crds"])) {
             self.apply(&crd).await.unwrap();
@@ -287,7 +287,7 @@ async fn an_api_server_takes_all_of_it() {
         objects += 1;
     }
     assert_eq!(objects, 19);
-    // Again: nothing is in the way, and nothing changes.
+    // Applying it again succeeds and changes nothing.
     for object in documents(&printed(&args)) {
         let before = cluster.api(&object).get(name(&object)).await.unwrap();
         let after = cluster.apply(&object).await.unwrap();
@@ -301,7 +301,7 @@ async fn an_api_server_takes_all_of_it() {
         let applied = cluster.apply(&object).await;
         let applied = applied.unwrap_or_else(|e| panic!("{}: {e}", name(&object)));
         assert!(applied.metadata.uid.is_some());
-        // Nothing else than the API's own rules is against it, either.
+        // The API's own rules accept it, too.
         if kind(&object) == "EtcdBackupPolicy" {
             let policy = serde_json::from_value(json!(applied)).unwrap();
             let problems = deltafold::controller::jobs::problems(&policy);
@@ -317,19 +317,19 @@ async fn an_api_server_takes_all_of_it() {
         samples += 1;
     }
     assert_eq!(samples, 10);
-    // Users of a namespace, by the roles that come along.
+    // Users of a namespace, by the aggregated roles.
     let view = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SPACE}});
     assert!(cluster.api(&view).get(SPACE).await.is_ok());
-    // The columns that kubectl shows.
+    // The columns of `kubectl get`.
     let columns = crds().into_iter().flat_map(|crd| crd.spec.versions);
     let columns = columns.map(|v| v.additional_printer_columns.unwrap_or_default().len());
     assert_eq!(columns.collect::<Vec<_>>(), [11, 5]);
 }
 
-/// What the rights of the printed objects are for somebody: asked of the API server, as `kubectl auth can-i` does it.
+/// The rights of a user, according to the API server, as `kubectl auth can-i` reports them.
 struct Rights {
     own: Client,
-    // The kubeconfig is in it.
+    // Contains the kubeconfig.
     _folder: TempDir,
 }
 
@@ -347,7 +347,7 @@ impl Rights {
         }
     }
 
-    /// In a namespace; in all of them if it is empty.
+    /// In a namespace, or in all if it is empty.
     async fn may(&self, namespace: &str, verb: &str, group: &str, resource: &str) -> bool {
         let (resource, name) = resource.split_once(':').unwrap_or((resource, ""));
         let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
@@ -366,7 +366,7 @@ impl Rights {
         answer.data["status"]["allowed"] == true
     }
 
-    /// Each verb on each resource, a name behind a colon, is allowed in the namespace, or none.
+    /// Asserts that each verb on each resource (`resource:name`) is allowed in the namespace, or that none is.
     async fn check(&self, namespace: &str, all: &[(&str, &str, &str)], allowed: bool) {
         for (verbs, group, resource) in all {
             for verb in verbs.split(' ') {
@@ -379,7 +379,7 @@ impl Rights {
 
 const RBAC: &str = "rbac.authorization.k8s.io";
 
-/// What the controller does in a namespace of policies.
+/// What the controller does in a namespace with policies.
 const NEEDED: [(&str, &str, &str); 11] = [
     ("get list watch", "deltafold.io", "etcdbackuppolicies"),
     ("get list watch delete", "deltafold.io", "etcdbackuptasks"),
@@ -394,7 +394,7 @@ const NEEDED: [(&str, &str, &str); 11] = [
     ("list watch", "discovery.k8s.io", "endpointslices"),
 ];
 
-/// What it does not.
+/// What it does not do.
 const NOT_NEEDED: [(&str, &str, &str); 17] = [
     (
         "create update patch delete",
@@ -437,7 +437,7 @@ async fn install(cluster: &Cluster, args: &[&str]) {
     }
 }
 
-/// The rights are enough for what the controller does, and for nothing that it does not.
+/// The rights suffice for what the controller does, and allow nothing else.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_controllers_rights_are_what_it_needs() {
     let cluster = Cluster::start().await;
@@ -453,7 +453,7 @@ async fn the_controllers_rights_are_what_it_needs() {
     own.check(SPACE, &others, false).await;
     let events = [("create patch", "events.k8s.io", "events")];
     own.check(SPACE, &events, true).await;
-    // It makes what Jobs need in a namespace, and can bind nothing else.
+    // It creates what Jobs need in a namespace, and can bind no other role.
     let account = json!({"apiVersion": "v1", "kind": "ServiceAccount",
         "metadata": {"name": "deltafold-jobs", "namespace": SPACE}});
     let binding = |role: &str, kind: &str, name: &str| {
@@ -487,7 +487,7 @@ async fn the_controllers_rights_are_what_it_needs() {
         let escalates = "attempting to grant RBAC permissions";
         assert!(refused.contains(escalates), "{kind} {role}: {refused}");
     }
-    // A Job's own rights.
+    // The rights of a Job.
     let of_job = Rights::of(&cluster, SPACE, "deltafold-jobs").await;
     let leases = |verbs| [(verbs, "coordination.k8s.io", "leases")];
     of_job.check(SPACE, &leases("get create patch"), true).await;
@@ -499,7 +499,7 @@ async fn the_controllers_rights_are_what_it_needs() {
     of_job.check(SPACE, &more, false).await;
 }
 
-/// With named namespaces the controller has no right in others.
+/// With named namespaces, the controller has no rights in others.
 #[tokio::test(flavor = "multi_thread")]
 async fn in_named_namespaces_it_has_rights_there_alone() {
     let cluster = Cluster::start().await;
@@ -512,7 +512,7 @@ async fn in_named_namespaces_it_has_rights_there_alone() {
         "second",
     ];
     install(&cluster, &named).await;
-    // Again: nothing is in the way.
+    // Applying it again succeeds.
     install(&cluster, &named).await;
     let own = Rights::of(&cluster, manifests::NAMESPACE, manifests::CONTROLLER).await;
     for namespace in [SPACE, "second"] {
@@ -550,7 +550,8 @@ fn task_in(namespace: &str, type_: &str, config: Value) -> Value {
         "spec": {"policy": "main", "type": type_, "config": config}})
 }
 
-/// The API server refuses what the controller would, with the same sentence, in each of two installations.
+/// The API server refuses what the controller would refuse, with the same sentence, in each of two
+/// installations.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_api_server_refuses_what_the_flags_do_not_allow() {
     let cluster = Cluster::start().await;
@@ -559,7 +560,7 @@ async fn the_api_server_refuses_what_the_flags_do_not_allow() {
         cluster.server.create_namespace(namespace).await;
     }
     let on_node = json!({"url": "/b", "volume": {"hostPath": "/b"}});
-    // It was there before.
+    // It existed before.
     let mut old = policy_in("strict", "old", json!({"store": on_node}));
     cluster.apply(&old).await.unwrap();
     install(
@@ -608,7 +609,7 @@ async fn the_api_server_refuses_what_the_flags_do_not_allow() {
         let (api, patch) = (cluster.api(object), Patch::Apply(object));
         api.patch(name(object), &params, &patch).await
     };
-    // They are in force a moment after they were written.
+    // The policies take effect a moment after they are written.
     for namespace in ["strict", "lax"] {
         let template = json!({"priorityClassName": "x", "image": "x"});
         let spec = json!({"store": {"url": "s3://b"}, "jobTemplate": template});
@@ -708,7 +709,7 @@ async fn the_api_server_refuses_what_the_flags_do_not_allow() {
         }
     }
     assert!(refusals > 25, "{refusals}");
-    // What was there before goes on, whatever else is written to it.
+    // An existing object stays accepted, whatever else is changed.
     old["metadata"]["labels"] = json!({"a": "b"});
     cluster.apply(&old).await.unwrap();
     let status = json!({"apiVersion": old["apiVersion"], "kind": old["kind"], "status": {"activeJobs": ["x"]}});
@@ -719,14 +720,14 @@ async fn the_api_server_refuses_what_the_flags_do_not_allow() {
         let mut changed = old.clone();
         changed["spec"]["suspend"] = more.clone();
         let changed = cluster.apply(&changed).await;
-        // The default is no change.
+        // Setting the default is no change.
         assert_eq!(changed.is_ok(), more == false, "{more}");
     }
     old["spec"]["store"] = json!({"url": "s3://b/p"});
     cluster.apply(&old).await.unwrap();
 }
 
-/// As 0.1 made it for a policy.
+/// Returns an object that 0.1 made for a policy.
 fn made_by_old(kind: &str, namespace: &str, policy: &str) -> Value {
     let version = match kind {
         "ServiceAccount" => "v1",
@@ -750,7 +751,8 @@ fn made_by_old(kind: &str, namespace: &str, policy: &str) -> Value {
     object
 }
 
-/// With the rights of its Job: what 0.1 made goes, what is used stays until it is not, and nothing else is touched.
+/// With the rights of its Job: objects of 0.1 are deleted, those in use stay until they are not, and nothing
+/// else is touched.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_old_controller_made_is_cleaned_up() {
     let cluster = Cluster::start().await;
@@ -830,7 +832,7 @@ async fn what_the_old_controller_made_is_cleaned_up() {
     let plan = clean_up(&["--dry-run"]);
     assert_eq!(count(&plan), [3, 8, 1, 3], "{plan:#}");
     assert!(there(&secrets[2]).await.is_some());
-    // One namespace alone.
+    // One namespace only.
     let first = clean_up(&["--namespace", "elsewhere"]);
     assert_eq!(count(&first), [0, 3, 0, 0], "{first:#}");
     let outcome = clean_up(&[]);
@@ -848,7 +850,7 @@ async fn what_the_old_controller_made_is_cleaned_up() {
             assert!(there(&made_by_old(kind, namespace, "main")).await.is_none());
         }
     }
-    // The ServiceAccount of all Jobs stays when the policy `jobs` goes.
+    // The ServiceAccount of all Jobs stays if the policy named `jobs` is deleted.
     let account = there(&made_by_old("ServiceAccount", SPACE, "jobs"))
         .await
         .unwrap();
@@ -859,7 +861,7 @@ async fn what_the_old_controller_made_is_cleaned_up() {
             .is_none()
     );
     assert!(there(&foreign).await.is_some());
-    // Again; and once the Pod is gone.
+    // Again; and after the Pod is gone.
     assert_eq!(count(&clean_up(&[])), [0, 0, 0, 3]);
     let params = DeleteParams::default().grace_period(0);
     let _ = cluster.api(&pod).delete(name(&pod), &params).await.unwrap();
@@ -867,7 +869,7 @@ async fn what_the_old_controller_made_is_cleaned_up() {
     assert_eq!(count(&clean_up(&[])), [0, 0, 0, 0]);
 }
 
-/// What is refused, and by which of our sentences.
+/// What is refused, and with which of our sentences.
 #[tokio::test(flavor = "multi_thread")]
 async fn wrong_objects_are_refused_in_our_words() {
     let cluster = Cluster::start().await;
@@ -1037,7 +1039,7 @@ async fn wrong_objects_are_refused_in_our_words() {
         seen += 1;
     }
     assert_eq!(seen, 34);
-    // A task is not changed once it is there.
+    // A task cannot be changed.
     let mut task = json!({"apiVersion": "deltafold.io/v1alpha1", "kind": "EtcdBackupTask",
         "metadata": {"name": "good"}, "spec": {"policy": "main", "type": "Verify"}});
     cluster.apply(&task).await.unwrap();

@@ -1,5 +1,5 @@
-//! The same on servers that need more than Rust and Go: Swift and Azurite, which `tests/end-to-end`
-//! starts; and on Google Cloud Storage, as far as there is a server for it.
+//! Stores that need more than Rust and Go: Swift and Azurite, which `tests/end-to-end` starts, and Google Cloud
+//! Storage on an emulator.
 //!
 //! Plain `cargo test` does not run this module: without the servers it fails.
 
@@ -21,7 +21,7 @@ use std::time::Duration;
 use tokio::runtime::Runtime;
 
 const AZURITE_ACCOUNT: &str = "devstoreaccount1";
-/// Azurite's own, which everybody knows.
+/// Azurite's well-known key.
 const AZURITE_KEY: &str =
     "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
 
@@ -29,7 +29,7 @@ fn address(name: &str) -> String {
     env::var(name).unwrap_or_else(|_| panic!("{name} is not set: run tests/end-to-end"))
 }
 
-/// What none of these servers has, and `more`.
+/// Returns the abilities that none of these servers has, and `more`.
 fn absent(more: &[Ability]) -> Vec<(Ability, State)> {
     let beside = [Ability::Versioning, Ability::ObjectLock];
     let all = [&[Ability::Checksum], more, &beside].concat();
@@ -38,7 +38,7 @@ fn absent(more: &[Ability]) -> Vec<(Ability, State)> {
 
 // --- Swift ---
 
-/// A request of the tests' own, as tempauth's user: the answer's status, headers and body.
+/// Sends a request as tempauth's user. Returns status, headers and body.
 fn swift(
     runtime: &Runtime,
     method: &str,
@@ -87,7 +87,7 @@ fn swift_server(container: &str) -> Server {
 fn swift_does_all_of_it() {
     let server = swift_server("cycle");
     let mut lacks = conforms(&server.store("conforms"));
-    // Several of those that race for a name may win.
+    // Of several writers that race for a name, more than one may win.
     lacks.retain(|(ability, _)| *ability != Ability::ConditionalCreate);
     let refused = [
         (Ability::ConditionalUpdate, State::Refused),
@@ -98,8 +98,8 @@ fn swift_does_all_of_it() {
     the_program_works_on(&server);
 }
 
-/// A large object as etcd-backup-restore writes it: segments below its own name, and an empty object
-/// that names them.
+/// A large object as etcd-backup-restore writes it: segments below its own name, and an empty object that names
+/// them.
 #[test]
 fn swift_objects_of_the_other_tool_are_read_copied_and_deleted_whole() {
     let server = swift_server("dynamic");
@@ -143,12 +143,12 @@ fn swift_objects_of_the_other_tool_are_read_copied_and_deleted_whole() {
     assert_eq!(left.len(), 5, "{left:?}");
 }
 
-/// Static large objects: the staging object is one, and goes with its segments.
+/// Static large objects: the staging object is one, and is deleted with its segments.
 #[test]
 fn swift_segments_of_a_run_that_was_killed_are_cleaned_away() {
     let server = swift_server("segments");
     let store = server.store("p");
-    // Parts of a run on this machine that is gone, and of one that is not known.
+    // Parts of a run on this machine that has ended, and of an unknown one.
     for name in ["00000000.Full.0000000000000000.1.1.1", "00000001.Full.x"] {
         let path = format!("segments/p/deltafold-staging/{name}");
         swift(&server.runtime, "PUT", &path, &[], b"part".to_vec());
@@ -211,8 +211,8 @@ fn swift_refuses_a_wrong_password_and_takes_a_changed_one() {
     assert_eq!(store.list(&["v2"]).unwrap().len(), 1);
 }
 
-/// A Keystone that knows one user and one application credential, and gives tempauth's token; the first
-/// is good for nothing.
+/// Starts a Keystone that knows one user and one application credential, and returns tempauth's token; the
+/// first token that it returns is invalid.
 fn keystone(runtime: &Runtime) -> (String, Arc<std::sync::Mutex<Vec<Value>>>) {
     use axum::http::StatusCode;
     let asked = Arc::new(std::sync::Mutex::new(Vec::new()));
@@ -290,7 +290,7 @@ fn swift_is_reached_through_keystone_by_password_and_by_credential() {
         ("OS_PROJECT_NAME", "t"),
         ("OS_USER_DOMAIN_NAME", "d"),
     ];
-    // The token that is refused is not used again.
+    // The refused token is not used again.
     let (code, _, stderr) = run(&user);
     assert_eq!((code, asked.lock().unwrap().len()), (0, 2), "{stderr}");
     let credential = [
@@ -321,7 +321,7 @@ fn swift_is_reached_through_keystone_by_password_and_by_credential() {
 
 // --- Azure ---
 
-/// Makes a container. What signs is Azure's shared key.
+/// Creates a container, signed with Azure's shared key.
 fn azure_container(runtime: &Runtime, name: &str) {
     use base64::Engine as _;
     use base64::engine::general_purpose::STANDARD;
@@ -421,7 +421,7 @@ fn google_does_all_of_it() {
     ];
     let server = Server::new(runtime, "gs://cycle", &options);
     let lacks = conforms(&server.store("conforms"));
-    // The server of the tests does not tell metadata with an object.
+    // The emulator does not return metadata with an object.
     assert_eq!(lacks, absent(&[Ability::TagCount]));
     the_program_works_on(&server);
 }
@@ -442,7 +442,7 @@ fn google_takes_its_key_from_a_secret() {
     let bucket = Bucket::with_base();
     let store = server.fill("p", bucket.path());
     assert_eq!(store.list(&["v2"]).unwrap().len(), 1);
-    // A key that is of another kind is told.
+    // A key of another kind is reported.
     folder.change(&[("serviceaccount.json", r#"{"type": "external_account"}"#)]);
     let (code, result, stderr) = server.run("list", "p", &[]);
     assert_eq!(

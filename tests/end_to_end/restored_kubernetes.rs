@@ -1,5 +1,5 @@
-//! Kubernetes on a restored etcd: a controller that had seen more than what was restored must forget
-//! it, not act on it.
+//! Kubernetes on a restored etcd: a controller that has seen newer objects than the restored ones must forget
+//! them, not act on them.
 
 use crate::support::etcd::Etcd;
 use crate::support::history::{Compression, Recorder};
@@ -16,23 +16,23 @@ const SPACE: &str = "shop";
 const T0: i64 = 1_790_000_000;
 const BUMP: i64 = 1_000_000_000;
 
-/// An API server on a restored etcd, and an informer that came over from the source.
+/// An API server on a restored etcd, and an informer that was connected to the source.
 struct Swapped {
     server: Apiserver,
     informer: Informer,
-    /// How much the informer had said before.
+    /// The number of lines that the informer had printed before.
     said: usize,
-    /// The ConfigMaps at the revision that was restored to.
+    /// The ConfigMaps at the restored revision.
     then: ConfigMaps,
     /// The newest revision that the informer had seen.
     seen: i64,
-    // After the server, which needs it: fields end in order.
+    // Declared after the server, which needs it: fields are dropped in order.
     etcd: Etcd,
     _folder: TempDir,
 }
 
-/// ConfigMaps come and go, an informer follows them to the end; then etcd and the API server are
-/// replaced by others, on what a restore to a point before the end wrote.
+/// ConfigMaps come and go while an informer follows; then etcd and the API server are replaced by others, on a
+/// restore to an earlier revision.
 async fn swapped(version: EtcdVersion, args: &[&str]) -> Swapped {
     let folder = scratch::folder().unwrap();
     let etcd = Etcd::start(version, &folder.path().join("source"));
@@ -107,7 +107,7 @@ fn says_expired(line: &Value) -> bool {
     line["code"] == 410 && line["reason"] == "Expired"
 }
 
-/// A list, or a watch that begins with one.
+/// Returns whether a line is a list, or a watch that begins with one.
 fn is_list(line: &Value) -> bool {
     line["what"] == "list" || line["what"] == "watch" && line["send_initial_events"] == true
 }
@@ -116,7 +116,7 @@ async fn informer_relists(version: EtcdVersion) {
     let bump = BUMP.to_string();
     let args = ["--bump-revision", &bump, "--mark-compacted"];
     let mut s = swapped(version, &args).await;
-    // The very objects, with the versions that they had.
+    // The same objects with the versions that they had.
     let (revision, now) = s.server.config_maps(SPACE).await;
     assert_eq!(now, s.then);
     assert!(revision >= BUMP, "{revision}");
@@ -127,7 +127,8 @@ async fn informer_relists(version: EtcdVersion) {
         })
         .await;
     let expired = said.iter().position(says_expired);
-    // One whose watch met nobody for a moment lists by itself, and is told of nothing that is expired.
+    // An informer whose watch failed to connect lists again by itself, and is never told that its revision
+    // expired.
     let since = expired.unwrap_or(0);
     assert!(said[since..].iter().any(is_list), "no list: {said:#?}");
     // A controller gets all of it as changes.
@@ -141,7 +142,7 @@ async fn informer_relists(version: EtcdVersion) {
         assert!(said.iter().any(told), "{name} not {what}: {said:#?}");
     }
 
-    // And it goes on from there.
+    // And it continues from there.
     let before = s.said + said.len();
     s.server
         .create_config_map(SPACE, "after", "the restore")
@@ -173,7 +174,7 @@ async fn an_informer_that_knew_newer_revisions_relists_3_7() {
     informer_relists(EtcdVersion::V3_7).await;
 }
 
-/// The fixture from a whole cluster: its API server reads each object as etcd has it.
+/// The fixture of a whole cluster: the API server reads every object as etcd has it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_whole_cluster_is_served_again() {
     const NAME: &str = "kubernetes";
@@ -214,8 +215,8 @@ async fn a_whole_cluster_is_served_again() {
     }
 }
 
-/// Why the bump: a plain restore leads the informer astray without a word. Its watch goes on at a
-/// revision that the restored etcd has yet to come to, and whatever happens before that is lost to it.
+/// Why revisions are bumped: a plain restore misleads the informer silently. Its watch continues at a revision
+/// that the restored etcd has not reached yet, and misses everything before that.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_a_bump_it_would_believe_what_it_knew() {
     let mut s = swapped(EtcdVersion::V3_6, &[]).await;

@@ -1,5 +1,4 @@
-//! The snapshot Leases on a real API server: renewed as etcd-druid expects it, and never the reason
-//! for a failure.
+//! Snapshot Leases on a real API server: renewed as etcd-druid expects, and never the reason for a failure.
 
 use crate::support::etcd::Etcd;
 use crate::support::follower::{Follower, QUICK, snapshot_command};
@@ -51,7 +50,7 @@ impl Cluster {
         self.server.lease(SPACE, name).await.unwrap()
     }
 
-    /// A Lease as etcd-druid makes it, with a holder.
+    /// Creates a Lease as etcd-druid does, with a holder.
     async fn create(&self, name: &str, holder: Option<&str>) -> Value {
         let lease = json!({
             "apiVersion": "coordination.k8s.io/v1",
@@ -105,7 +104,7 @@ fn annotation<'l>(lease: &'l Value, name: &str) -> &'l str {
         .unwrap()
 }
 
-/// The Lease tells of this snapshot: its size in the store, and the time in its name.
+/// Asserts that the Lease reports this snapshot: its size in the store, and the time in its name.
 fn assert_last_snapshot(lease: &Value, store: &Path, name: &str) {
     assert_eq!(annotation(lease, "last-snapshot-name"), name);
     let bytes = fs::metadata(store.join("v2").join(name)).unwrap().len();
@@ -115,7 +114,7 @@ fn assert_last_snapshot(lease: &Value, store: &Path, name: &str) {
     assert_eq!(at.unwrap().timestamp().to_string(), created);
 }
 
-/// A Lease without what is ours to change.
+/// Returns a Lease without the fields that we may change.
 fn others(lease: &Value) -> Value {
     let mut lease = lease.clone();
     let metadata = lease["metadata"].as_object_mut().unwrap();
@@ -140,7 +139,7 @@ async fn leases_of_etcd_druid_are_renewed_and_otherwise_untouched() {
     assert_eq!(code, 0, "{stderr}");
     assert_eq!(warnings(&outcome), Vec::<&str>::new());
     assert_eq!(cluster.lease(FULL).await, full);
-    // Half of the way, then all of it.
+    // Half of the deltas, then all of them.
     for (args, revision, events) in [
         (&["--revision", "505"][..], "505", "123"),
         (&[], "628", "0"),
@@ -237,7 +236,7 @@ async fn snapshots_of_a_live_etcd_bring_the_leases_forward() {
             .map(|end| annotation(lease, &format!("restorable-{end}-revision")).to_owned())
     };
     assert_eq!(restorable(&delta), [first, third].map(|r| r.to_string()));
-    // A full begins to count anew.
+    // A full resets the counts.
     let fourth = put(3).await;
     save("full");
     let (full, delta) = (cluster.lease(FULL).await, cluster.lease(DELTA).await);
@@ -249,7 +248,7 @@ async fn snapshots_of_a_live_etcd_bring_the_leases_forward() {
     assert_last_snapshot(&delta, &store, name);
 }
 
-/// A follower does not list its store for each delta; what a compaction did meanwhile it learns from the Lease.
+/// A follower does not list its store for each delta; it learns of a compaction from the Lease.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_follower_sees_by_the_lease_that_somebody_has_compacted() {
     let cluster = Cluster::start().await;
@@ -308,12 +307,12 @@ async fn missing_leases_are_created_where_they_are_wanted() {
         assert_eq!(holder(&lease), "628");
         assert!(lease["spec"]["renewTime"].is_string(), "{lease}");
     }
-    // The next run makes good what one could not do.
+    // The next run updates what one could not.
     let (code, outcome, stderr) = compact(store.path(), &config, &[]);
     assert_eq!((code, warnings(&outcome)), (0, vec![]), "{stderr}");
     assert_eq!(outcome["status"], "NothingToDo");
     assert_eq!(holder(&cluster.lease(FULL).await), "628");
-    // A namespace that is not there.
+    // A namespace that does not exist.
     let (code, outcome, stderr) = compact(store.path(), &config, &["--lease-namespace", "nowhere"]);
     assert_eq!(code, 0, "{stderr}");
     let said = warnings(&outcome);
@@ -384,7 +383,7 @@ async fn conflicting_writers_lose_nothing() {
         assert_eq!(code, 0, "{stderr}");
     }
     assert!(written > 10, "{written}");
-    // Nobody's view was the last one; now one is.
+    // None of the runs saw the final state; this one does.
     let (code, outcome, stderr) = compact(bucket.path(), &config, &[]);
     assert_eq!((code, warnings(&outcome)), (0, vec![]), "{stderr}");
     let (full, delta) = (cluster.lease(FULL).await, cluster.lease(DELTA).await);

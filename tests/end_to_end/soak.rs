@@ -1,6 +1,7 @@
-//! A cluster under random load is followed for two minutes (`DELTAFOLD_TEST_SOAK_SECONDS`) while its members are
-//! killed, held and restarted, its leader changes, its history is compacted, its follower is killed and the
-//! store goes away. In the end everything is saved, and every restorable revision is what the cluster had.
+//! A soak test: a cluster under random load is followed for two minutes (`DELTAFOLD_TEST_SOAK_SECONDS`) while
+//! members are killed, paused and restarted, the leader changes, history is compacted, the follower is killed
+//! and the store goes down. In the end everything is saved, and every restorable revision is what the cluster
+//! had.
 
 use crate::support::scratch;
 use std::process::Command;
@@ -52,7 +53,7 @@ impl Soak {
         std::thread::sleep(Duration::from_millis(self.rng.u64(200..most)));
     }
 
-    /// One thing goes wrong, and is over when this returns.
+    /// Injects one failure, which is over when this returns.
     fn inject(&mut self) {
         for follower in self.followers.iter_mut().flatten() {
             follower.assert_runs();
@@ -88,7 +89,7 @@ impl Soak {
                 self.cluster.start_all_again();
             }
             10..13 => {
-                // Mostly what is saved; what is not is gone for good.
+                // Mostly saved revisions; if an unsaved one is compacted, it is lost.
                 let newest = match self.rng.u32(..4) {
                     0 => self.truth.revision(),
                     _ if away => 0,
@@ -118,7 +119,7 @@ impl Soak {
             _ => {
                 let other = 1;
                 match self.followers[other].take() {
-                    // One that is asked to end would wait for the store.
+                    // A follower that is asked to end would wait for the store.
                     Some(follower) if !away => {
                         self.say("the second follower ends");
                         follower.terminate().succeeded();
@@ -142,7 +143,7 @@ impl Soak {
         self.followers[which] = Some(follower);
     }
 
-    /// Another compaction, or what it was before, is no failure of the test.
+    /// A revision that is compacted already is no failure of the test.
     fn compact(&self, at: usize, revision: i64) {
         let client = self.cluster.member(at).client();
         let compact = async { client.await.compact(revision, None).await };
@@ -196,8 +197,8 @@ fn soak(seed: u64, length: Duration) {
     if soak.followers[0].is_none() {
         soak.start_follower(0);
     }
-    // Where history was compacted under a follower that was behind, it takes a full first: however long that takes on
-    // a busy machine, it catches up.
+    // If history was compacted before a follower saved it, the follower takes a full first, however long that
+    // takes on a busy machine.
     let now = soak.runtime.block_on(soak.cluster.member(0).revision());
     let first = soak.followers[0].as_mut().expect("it was started");
     first.wait_saved(&prefix, now);
@@ -217,7 +218,7 @@ fn soak(seed: u64, length: Duration) {
         "{done} operations, {} events to revision {revision}",
         truth.events()
     );
-    // The last to end saves what is not yet saved.
+    // The last one saves what is not saved yet.
     for mut follower in followers.drain(..).rev().flatten() {
         follower.assert_runs();
         follower.terminate().succeeded();
@@ -231,7 +232,7 @@ fn soak(seed: u64, length: Duration) {
     let checked = prefix.check_every_restorable(&[&truth], seed, samples.min(100));
     assert_eq!(checked.newest_of(0), revision, "seed {seed}: {checked:?}");
 
-    // The cluster's own word, once by the program and once by the test.
+    // Compared with the cluster's own HashKV, once by the program and once by the test.
     let mut verify: Command = deltafold();
     verify
         .args(["verify", "--output", "json", "--store", &prefix.url])

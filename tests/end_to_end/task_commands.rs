@@ -26,7 +26,7 @@ use tempfile::TempDir;
 const SPACE: &str = "backup";
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A real API server that knows our resources.
+/// A real API server with our CRDs.
 struct Cluster {
     server: Apiserver,
     client: Client,
@@ -43,7 +43,7 @@ impl Cluster {
             api.create(&PostParams::default(), &crd).await.unwrap();
         }
         let started = Instant::now();
-        // Served as soon as it is established.
+        // Served as soon as they are established.
         while cluster.tasks().list(&ListParams::default()).await.is_err()
             || cluster
                 .policies()
@@ -57,7 +57,7 @@ impl Cluster {
         cluster
     }
 
-    /// One that does not.
+    /// An API server without our CRDs.
     async fn bare() -> Self {
         let folder = scratch::folder().unwrap();
         let etcd = Etcd::start(EtcdVersion::V3_6, &folder.path().join("etcd"));
@@ -107,7 +107,7 @@ impl Cluster {
         self.tasks().create(&params, &task).await.unwrap();
     }
 
-    /// What the controller would write.
+    /// Writes a status, as the controller would.
     async fn set(&self, name: &str, status: Value) {
         let patch = Patch::Merge(json!({"status": status}));
         let params = PatchParams::default();
@@ -115,7 +115,7 @@ impl Cluster {
         patched.unwrap();
     }
 
-    /// Written once: others may be reading it.
+    /// Written once: other tests may be reading it.
     fn config(&self, token: &str) -> PathBuf {
         let file = self.folder.path().join(format!("config-{token}"));
         if !file.exists() {
@@ -128,7 +128,7 @@ impl Cluster {
         command(&self.config(TOKEN), args)
     }
 
-    /// Exit code, standard output, standard error.
+    /// Returns the exit code, standard output and standard error.
     fn run(&self, args: &[&str]) -> (i32, String, String) {
         run(&mut self.command(args))
     }
@@ -137,7 +137,7 @@ impl Cluster {
         run_json(self.command(args).args(["--output", "json"]))
     }
 
-    /// Begins to wait for a task.
+    /// Starts `task wait`.
     fn wait(&self, args: &[&str]) -> Child {
         let mut command = self.command(&[&["task", "wait"], args].concat());
         let command = command.args(["--output", "json"]).stdin(Stdio::null());
@@ -149,7 +149,7 @@ impl Cluster {
 fn command(config: &Path, args: &[&str]) -> Command {
     let mut command = deltafold();
     command.env("KUBECONFIG", config).args(args);
-    // Also where the tests run in a Pod.
+    // Text logs, even if the tests run in a Pod.
     command.env("DELTAFOLD_LOG_FORMAT", "text");
     command.env_remove("KUBERNETES_SERVICE_HOST");
     command
@@ -305,7 +305,7 @@ async fn tasks_of_each_type_are_created_as_asked_for() {
         assert_eq!(spec["config"], config, "{args:?}");
         assert_eq!(spec["ttlSecondsAfterFinished"], 3600);
     }
-    // For people it is the name alone.
+    // The text output is only the name.
     let named = [
         "task",
         "create",
@@ -319,7 +319,7 @@ async fn tasks_of_each_type_are_created_as_asked_for() {
     let (code, result, _) = cluster.json(&named);
     assert_eq!((code, &result["reason"]), (73, &json!("TargetExists")));
     schema.check(&result);
-    // A long name of a policy leaves room for the rest.
+    // A long policy name leaves room for the rest.
     cluster.policy(&"p".repeat(40)).await;
     let long = ["task", "create", "snapshot", "--policy", &"p".repeat(40)];
     let (code, name, stderr) = cluster.run(&long);
@@ -436,7 +436,7 @@ async fn what_is_wrong_is_told_by_exit_code() {
             schema.check(&result);
         }
     }
-    // Usage that no server has to be asked for.
+    // Wrong usage is detected without any server.
     for args in [
         &["task", "create", "verify"][..],
         &["task", "create", "copy", "--policy", "main"],
@@ -517,14 +517,14 @@ async fn waiting_ends_with_the_task_and_with_its_exit_code() {
         let told = stderr.contains("error: ");
         assert_eq!(told, error.is_some(), "{stderr}");
     }
-    // One that has ended is told at once, in words, too.
+    // A task that has ended is reported at once, as text, too.
     let (code, stdout, _) = cluster.run(&["task", "wait", "t1", "--timeout", "1m"]);
     assert_eq!(code, 74);
     assert!(
         stdout.starts_with("t1 Failed\n") && stdout.contains("[NoSpace]"),
         "{stdout}"
     );
-    // It does not wait for ever, and for nothing that is gone.
+    // It does not wait forever, nor for a deleted task.
     cluster.task("late").await;
     let (code, result, stderr) = cluster.json(&["task", "wait", "late", "--timeout", "200ms"]);
     assert_eq!(
@@ -539,7 +539,7 @@ async fn waiting_ends_with_the_task_and_with_its_exit_code() {
         "{stderr}"
     );
     let child = cluster.wait(&["late"]);
-    // Once it has seen it; before that it would say that there is no such task.
+    // After it has seen the task; before that it would report that there is no such task.
     tokio::time::sleep(Duration::from_secs(2)).await;
     let params = DeleteParams::default();
     cluster.tasks().delete("late", &params).await.unwrap();
@@ -628,7 +628,7 @@ async fn tasks_are_listed_for_people_and_machines() {
     );
     let (_, text, _) = cluster.run(&["task", "list", "-A", "-n", "default"]);
     assert!(text.contains("backup/first"), "{text}");
-    // As kubectl finds it.
+    // As kubectl finds plugins.
     let link = cluster.folder.path().join("kubectl-deltafold");
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_deltafold"), &link).unwrap();
     let mut plugin = Command::new(&link);
@@ -729,7 +729,8 @@ async fn how_policies_are_is_told_for_people_and_machines() {
     assert!(text.contains("backup/main"), "{text}");
 }
 
-/// Plays the API server where kubelet would be needed: a task whose Pod begins, logs, fails, and begins again.
+/// Plays the parts of the API server that need a kubelet: a task whose Pod starts, logs, fails, and starts
+/// again.
 struct Player {
     url: String,
 }
@@ -763,7 +764,7 @@ fn lines(events: Vec<(u64, Value)>) -> Body {
         tokio::time::sleep(Duration::from_millis(millis)).await;
         Ok::<_, std::io::Error>(Bytes::from(format!("{event}\n")))
     });
-    // A watch goes on.
+    // The watch stays open.
     Body::from_stream(events.chain(futures::stream::pending()))
 }
 
@@ -806,7 +807,7 @@ impl Player {
                     "PodList",
                     "v1",
                     match ended || query.contains("limit") {
-                        // The watch's own list.
+                        // The initial list of the watch.
                         true if !ended => vec![],
                         _ => vec![pod("b", 2, "terminated"), pod("a", 1, "terminated")],
                     },

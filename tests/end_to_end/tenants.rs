@@ -1,7 +1,7 @@
 //! Tenants of one controller: nobody can stop, delay, take over or read what belongs to another namespace.
 //!
-//! Each test is an attack by somebody who may write policies, tasks, Jobs and other objects in a namespace of
-//! their own, or in one that is shared. Pods end as the tests say.
+//! Each test is an attack by somebody who may write policies, tasks, Jobs and other objects in their own
+//! namespace, or in a shared one. The tests decide how Pods end.
 
 use crate::support::controller::Controller;
 use crate::support::faulty_proxy::Proxy;
@@ -16,7 +16,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// No schedule comes while a test runs.
+/// A schedule that never fires during a test.
 const NEVER: &str = "0 0 1 1 *";
 const NO_ELECTION: [&str; 2] = ["--leader-elect", "false"];
 const POLICIES: &str = "etcdbackuppolicies";
@@ -26,7 +26,7 @@ fn done() -> Plan {
     Plan::Exit(0, message("compact", 0, "", ""))
 }
 
-/// A policy with two CronJobs and a threshold of 100 events.
+/// Returns a policy with two CronJobs and a threshold of 100 events.
 fn scheduled(name: &str, url: &str) -> Value {
     json!({
         "metadata": {"name": name},
@@ -39,7 +39,7 @@ fn scheduled(name: &str, url: &str) -> Value {
     })
 }
 
-/// A policy with a follower, a CronJob and a threshold of 100 events.
+/// Returns a policy with a follower, a CronJob and a threshold of 100 events.
 fn following(name: &str, url: &str) -> Value {
     let mut policy = scheduled(name, url);
     policy["spec"]["snapshot"] = json!({"follow": {}});
@@ -47,7 +47,7 @@ fn following(name: &str, url: &str) -> Value {
     policy
 }
 
-/// A policy of which nothing runs but what a threshold or a task starts.
+/// Returns a policy that runs nothing but what a threshold or a task starts.
 fn idle(name: &str) -> Value {
     json!({
         "metadata": {"name": name},
@@ -58,7 +58,7 @@ fn idle(name: &str) -> Value {
     })
 }
 
-/// Has the policies of what is made from here on be younger than those before: creation times have seconds.
+/// Waits, so that objects created from now on are younger: creation times have whole seconds.
 async fn a_second_later() {
     tokio::time::sleep(Duration::from_millis(1100)).await;
 }
@@ -99,7 +99,7 @@ fn is_true(policy: &Value, condition: &str) -> bool {
     condition_of(policy, condition).is_some_and(|c| c["status"] == "True")
 }
 
-/// Whether the controller has acted on the newest spec.
+/// Returns whether the controller has acted on the newest spec.
 fn is_seen(policy: &Value) -> bool {
     policy["status"]["observedGeneration"] == policy["metadata"]["generation"]
 }
@@ -124,7 +124,7 @@ async fn wait_ready(space: &TestNamespace, policy: &str) -> Value {
         .await
 }
 
-/// Whose policy is older does not matter across namespaces.
+/// The age of a policy does not matter across namespaces.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_older_policy_elsewhere_moves_to_the_same_store() {
     let theirs = TestNamespace::new("attackers").await;
@@ -160,10 +160,10 @@ async fn an_older_policy_elsewhere_moves_to_the_same_store() {
             .wait_condition("mallory", "StoreShared", "True")
             .await;
         wait_ready(&ours, policy).await;
-        // It is a warning to both: the other one is not stopped, either. Jobs find out whose the prefix is.
+        // Both get a warning, and the other one is not stopped either: Jobs check the identity of the prefix.
         wait_ready(&theirs, "mallory").await;
     }
-    // Another controller sees the same; thresholds go on.
+    // A new controller decides the same, and thresholds still act.
     controller.kill();
     let _controller = Controller::of_several(&[&theirs, &ours], &NO_ELECTION).await;
     leases(&ours, "follows", 100, 300).await;
@@ -188,7 +188,7 @@ async fn an_older_policy_elsewhere_moves_to_the_same_store() {
     }
 }
 
-/// Within a namespace who claimed a URL first has it, whichever policy is older.
+/// Within a namespace, the policy that claimed a URL first has it, whatever their ages.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_older_policy_moves_to_the_store_of_one_that_runs() {
     let space = TestNamespace::new("claims").await;
@@ -212,7 +212,7 @@ async fn an_older_policy_moves_to_the_store_of_one_that_runs() {
     }
 
     move_to(&space, "older-store", "s3://bucket/store/").await;
-    // The other one moves while no controller looks.
+    // The other one moves while no controller runs.
     controller.kill();
     let lease_prefix = json!({"spec": {"snapshot": {"leasePrefix": "leases-of"}}});
     space.patch(POLICIES, "older-leases", lease_prefix).await;
@@ -233,7 +233,7 @@ async fn an_older_policy_moves_to_the_store_of_one_that_runs() {
             assert_eq!(running.stopped(first), [""; 0], "{first} stopped {round}");
             let message = wait_not_ready(&space, policy, reason).await;
             assert!(message.contains(first), "{message}");
-            // Of the one that is refused nothing runs.
+            // Nothing of the refused policy runs.
             let of_it = format!("deltafold.io/policy={policy}");
             for cron in space.list("cronjobs", &of_it).await {
                 let runs = format!("{} stands still", name(&cron));
@@ -247,7 +247,7 @@ async fn an_older_policy_moves_to_the_store_of_one_that_runs() {
         }
         controller.kill();
         controller = Controller::start(&space, &NO_ELECTION).await;
-        // It has looked at all of them when it has acted on a change.
+        // When it has acted on a later change, it has looked at all of them.
         for (policy, ..) in taken {
             let touched = json!({"spec": {"verify": {"schedule": NEVER, "level":
                 if round == "at first" { "names" } else { "fold" }}}});
@@ -263,7 +263,7 @@ async fn an_older_policy_moves_to_the_store_of_one_that_runs() {
     space.wait_for_jobs("store", "compaction", 1).await;
     assert_eq!(space.jobs_for("older-store", "compaction").len(), 0);
 
-    // With those gone, the others have it.
+    // When those are deleted, the others get it.
     for (policy, _, first) in taken {
         space.delete(POLICIES, first).await;
         wait_ready(&space, policy).await;
@@ -276,7 +276,7 @@ async fn an_older_policy_moves_to_the_store_of_one_that_runs() {
     }
 }
 
-/// A Job that looks like one of ours, and never ends; nobody but who wrote it can delete it.
+/// Returns a Job that looks like one of ours and never ends; only its author can delete it.
 fn forged(name: &str, policy: &str, work: &str, owner: Option<Value>) -> Value {
     json!({
         "metadata": {
@@ -310,17 +310,17 @@ fn owner(kind: &str, name: &str, uid: &Value) -> Value {
     })
 }
 
-/// A Restore and a threshold start, whatever there is elsewhere.
+/// Asserts that a Restore and a threshold start, whatever runs elsewhere.
 async fn starts_at_once(space: &TestNamespace) {
     restore(space, "urgent", "main").await;
     leases(space, "main", 100, 300).await;
     space.wait_task("urgent", "InProgress").await;
-    // Of one policy a task and a compaction may not run at one time.
+    // A task and a compaction of the same policy may not run at the same time.
     leases(space, "beside", 100, 300).await;
     space.wait_for_jobs("beside", "compaction", 1).await;
 }
 
-/// Jobs with our labels that nobody of ours owns, or whose owner is forged, count for nobody.
+/// Jobs with our labels but without an owner, or with a forged one, do not count.
 #[tokio::test(flavor = "multi_thread")]
 async fn forged_jobs_hold_up_nobody() {
     let theirs = TestNamespace::new("forgers").await;
@@ -350,7 +350,7 @@ async fn forged_jobs_hold_up_nobody() {
     starts_at_once(&ours).await;
 }
 
-/// So it is if they are given to a policy of the forgers' own.
+/// The same if they are owned by a policy of the attacker.
 #[tokio::test(flavor = "multi_thread")]
 async fn forged_jobs_of_a_policy_hold_up_nobody_elsewhere() {
     let theirs = TestNamespace::new("forgers").await;
@@ -375,7 +375,7 @@ fn unfinished(space: &TestNamespace) -> Vec<Value> {
         .collect()
 }
 
-/// Lets Jobs of a namespace end, one after the other, until something has come of it. Whether it has.
+/// Ends Jobs of a namespace one by one until `done` holds. Returns whether it does.
 async fn end_some(
     space: &TestNamespace,
     kubelet: &Kubelet,
@@ -393,7 +393,7 @@ async fn end_some(
         let policy = label(&job, "policy").unwrap().to_owned();
         leases(space, &policy, 300, 300).await;
         kubelet.plan(&[("policy", &policy)], done());
-        // Its place is somebody else's now.
+        // Its slot belongs to another Job now.
         until(PATIENCE, async || {
             (has_come() || space.jobs.ever().len() > before).then_some(())
         })
@@ -402,7 +402,7 @@ async fn end_some(
     has_come()
 }
 
-/// One tenant has so many crossed thresholds that all Jobs are used up for long.
+/// One tenant has so many crossed thresholds that they could use up all job slots for a long time.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_tenants_thresholds_do_not_use_up_all_jobs() {
     let busy = TestNamespace::new("busy").await;
@@ -431,7 +431,7 @@ async fn one_tenants_thresholds_do_not_use_up_all_jobs() {
     })
     .await
     .expect("a Job");
-    // There is a reserve for a restoration, even if all else is used up.
+    // A slot is reserved for a restore, even if all others are in use.
     restore(&ours, "urgent", "main").await;
     ours.wait_task("urgent", "InProgress").await;
     leases(&ours, "beside", 100, 300).await;
@@ -442,7 +442,7 @@ async fn one_tenants_thresholds_do_not_use_up_all_jobs() {
         "{} Jobs of the busy tenant were made, and none of the other one's",
         busy.jobs.ever().len()
     );
-    // It was not taken from the busy one, either: its turns come, too.
+    // It was not taken from the busy tenant: its Jobs get their turns, too.
     kubelet.plan(&[], done());
     let turns = until(2 * PATIENCE, async || {
         (busy.jobs.ever().len() >= 20).then_some(())
@@ -450,7 +450,7 @@ async fn one_tenants_thresholds_do_not_use_up_all_jobs() {
     turns.await.expect("the busy one's Jobs");
 }
 
-/// The reserve for restorations is nobody's own, either.
+/// The reserve for restores is shared, too.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_tenants_restorations_do_not_use_up_the_reserve() {
     let busy = TestNamespace::new("busy").await;
@@ -483,7 +483,7 @@ async fn one_tenants_restorations_do_not_use_up_the_reserve() {
     ours.wait_task("urgent", "InProgress").await;
 }
 
-/// What an object is, but for what Kubernetes' own controllers tell of it.
+/// Returns an object without what Kubernetes' own controllers write.
 fn essence(object: &Value) -> Value {
     let mut object = object.clone();
     let fields = object.as_object_mut().expect("an object");
@@ -492,7 +492,7 @@ fn essence(object: &Value) -> Value {
     for field in ["managedFields", "resourceVersion"] {
         metadata.remove(field);
     }
-    // The Deployments' controller writes it.
+    // Written by the Deployment controller.
     if let Some(annotations) = metadata.get_mut("annotations") {
         let annotations = annotations.as_object_mut().expect("annotations");
         annotations.remove("deployment.kubernetes.io/revision");
@@ -503,7 +503,7 @@ fn essence(object: &Value) -> Value {
     object
 }
 
-/// Somebody else's object, which has a name that we would use.
+/// An object of somebody else, with a name that we would use.
 struct Theirs<'s> {
     space: &'s TestNamespace,
     resource: &'static str,
@@ -519,7 +519,7 @@ impl<'s> Theirs<'s> {
         }
     }
 
-    /// Nothing of it was changed, and nobody of ours has written to it.
+    /// Asserts that nothing was changed, and that we have not written to it.
     async fn is_untouched(&self) {
         let name = name(&self.object);
         let now = self.space.must_get(self.resource, name).await;
@@ -533,7 +533,7 @@ impl<'s> Theirs<'s> {
         assert!(!writers.contains("\"deltafold"), "{name}: {writers}");
     }
 
-    /// Deletes it, and waits until it is gone. By then one of ours may have its name.
+    /// Deletes it and waits until it is gone. By then ours may have its name.
     async fn delete(&self) {
         let name = name(&self.object);
         self.space.delete(self.resource, name).await;
@@ -558,7 +558,7 @@ fn pod_template() -> Value {
     })
 }
 
-/// A name of ours is somebody else's object's.
+/// An object of somebody else has one of our names.
 #[tokio::test(flavor = "multi_thread")]
 async fn objects_of_somebody_else_are_not_taken_over() {
     let space = TestNamespace::new("squatted").await;
@@ -578,7 +578,7 @@ async fn objects_of_somebody_else_are_not_taken_over() {
         },
     });
     let deployment = Theirs::create(&space, "deployments", deployment).await;
-    // Labels of ours do not make it ours.
+    // Our labels do not make it ours.
     let labelled = json!({
         "metadata": {"name": "labelled-full", "labels": {
             "app.kubernetes.io/managed-by": "deltafold",
@@ -604,7 +604,7 @@ async fn objects_of_somebody_else_are_not_taken_over() {
     ];
     for (theirs, policy, kind) in taken {
         let object = name(&theirs.object);
-        // Ready, too, if it was taken over.
+        // It would become Ready, too, if it were taken over.
         space
             .wait_policy(policy, "it has been acted on", |p| {
                 is_seen(p) && condition_of(p, "Ready").is_some()
@@ -629,7 +629,7 @@ async fn objects_of_somebody_else_are_not_taken_over() {
         let ours = space.wait_for(resource, name(&theirs.object)).await;
         assert_eq!(ours["metadata"]["ownerReferences"][0]["name"], policy);
     }
-    // A policy that goes takes nothing along that is somebody else's.
+    // Deleting the policy deletes nothing of somebody else's.
     let again = json!({
         "metadata": {"name": "other-verify"},
         "spec": {"schedule": NEVER, "jobTemplate": {"spec": {"template": pod_template()}}},
@@ -650,7 +650,7 @@ async fn objects_of_somebody_else_are_not_taken_over() {
     again.is_untouched().await;
 }
 
-/// Snapshot Leases may be etcd-druid's: they are read, and stay as they are.
+/// Snapshot Leases may belong to etcd-druid: they are read, and stay as they are.
 #[tokio::test(flavor = "multi_thread")]
 async fn snapshot_leases_of_somebody_else_are_used_as_they_are() {
     let space = TestNamespace::new("druid").await;
@@ -680,7 +680,7 @@ async fn snapshot_leases_of_somebody_else_are_used_as_they_are() {
     }
 }
 
-/// The names of Jobs can be known before these are made.
+/// The names of Jobs are predictable.
 #[tokio::test(flavor = "multi_thread")]
 async fn jobs_of_somebody_else_are_not_taken_for_ours() {
     let space = TestNamespace::new("squatted").await;
@@ -694,7 +694,7 @@ async fn jobs_of_somebody_else_are_not_taken_for_ours() {
     leases(&elsewhere, "main", 100, 300).await;
     let job = elsewhere.wait_for_jobs("main", "compaction", 1).await;
     let compaction = name(&job[0]).to_owned();
-    // The name of a task's Job is known when the task is there.
+    // The name of a task's Job is known as soon as the task exists.
     space.apply(POLICIES, idle("tasks")).await;
     wait_ready(&space, "tasks").await;
     controller.kill();
@@ -731,7 +731,7 @@ async fn jobs_of_somebody_else_are_not_taken_for_ours() {
         job.is_untouched().await;
         job.delete().await;
     }
-    // What was refused is tried again, each time a little later, and within a minute.
+    // What was refused is retried, each time a little later, but within a minute.
     let heals = until(3 * PATIENCE, async || {
         let policy = space.must_get(POLICIES, "main").await;
         let task = space.must_get(TASKS, "check").await;
@@ -741,7 +741,7 @@ async fn jobs_of_somebody_else_are_not_taken_for_ours() {
     assert!(heals.await.is_some(), "{:?}", kubelet.ran(&[]));
 }
 
-/// The account of Jobs and its binding may be there, and not be ours: then no Job runs with these rights.
+/// If the Jobs' account or its binding belongs to somebody else, no Job runs with these rights.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_account_of_jobs_is_somebody_elses() {
     let kubernetes = Kubernetes::start().await;
@@ -749,7 +749,7 @@ async fn the_account_of_jobs_is_somebody_elses() {
     let with_account = TestNamespace::on(&api, "account").await;
     let with_binding = TestNamespace::on(&api, "binding").await;
     let fine = TestNamespace::on(&api, "fine").await;
-    // As in an installation for all namespaces, which has none of these before.
+    // In an installation for all namespaces, none has these beforehand.
     for space in [&with_account, &with_binding, &fine] {
         space.delete("serviceaccounts", "deltafold-jobs").await;
         space.delete("rolebindings", "deltafold-jobs").await;
@@ -770,7 +770,7 @@ async fn the_account_of_jobs_is_somebody_elses() {
         let url = format!("s3://bucket/{}", space.name);
         space.apply(POLICIES, scheduled("main", &url)).await;
     }
-    // Made for the first policy of a namespace.
+    // Created for the first policy of a namespace.
     wait_ready(&fine, "main").await;
     fine.must_get("serviceaccounts", "deltafold-jobs").await;
     let made = fine.must_get("rolebindings", "deltafold-jobs").await;
@@ -788,7 +788,7 @@ async fn the_account_of_jobs_is_somebody_elses() {
     }
 }
 
-/// The Role that jobs/rbac.yaml ships was overwritten by a policy of this name.
+/// A policy with this name used to overwrite the Role that jobs/rbac.yaml ships.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_policy_named_as_the_shipped_role() {
     let space = TestNamespace::new("named").await;
@@ -816,7 +816,7 @@ async fn a_policy_named_as_the_shipped_role() {
     }
 }
 
-/// What is refused by default, and the flag that allows it.
+/// Returns what is refused by default, and the flag that allows it.
 fn privileges() -> [(&'static str, Value, &'static [&'static str]); 6] {
     let template = |template: Value| json!({"jobTemplate": template});
     [
@@ -864,7 +864,7 @@ async fn privileged_tasks(space: &TestNamespace, round: usize) -> [String; 2] {
     [root, copy]
 }
 
-/// Who may write a policy is not who may have the node: each privilege needs a flag of the controller.
+/// A user who may write policies must not get the node: each privilege needs a flag of the controller.
 #[tokio::test(flavor = "multi_thread")]
 async fn privileges_need_a_flag() {
     let space = TestNamespace::new("privileges").await;
@@ -911,7 +911,7 @@ async fn privileges_need_a_flag() {
     assert_eq!(space.jobs.ever().len(), 0, "a Job was made");
     assert_eq!(running.cron_jobs.ever().len(), 0, "a CronJob was made");
 
-    // One flag after the other. What was refused is refused by another controller, too: it never ran.
+    // One flag after the other. What was refused is refused by the next controller, too: it never ran.
     let mut args = NO_ELECTION.to_vec();
     for (at, (allowed, _, flags)) in privileges().into_iter().enumerate() {
         args.extend(flags);
@@ -935,7 +935,7 @@ async fn privileges_need_a_flag() {
     for task in privileged_tasks(&space, 1).await {
         space.wait_task(&task, "Succeeded").await;
     }
-    // It is the prefix of the image that counts, and each image is looked at.
+    // The prefix of the image counts, and every image is checked.
     for (policy, image) in [
         ("near", "registry.example/team-of-others/deltafold:1"),
         (
@@ -949,7 +949,7 @@ async fn privileges_need_a_flag() {
         wait_not_ready(&space, policy, "NotAllowed").await;
     }
 
-    // Without the flags what ran goes on, until somebody changes it.
+    // Without the flags, what ran continues until it is changed.
     controller.kill();
     let mut controller = Controller::start(&space, &NO_ELECTION).await;
     for (policy, ..) in privileges() {
@@ -999,7 +999,7 @@ fn secret(name: &str) -> Value {
 
 const SECRETS: [&str; 5] = ["store", "tls", "auth", "age", "target"];
 
-/// A policy that uses a Secret for everything.
+/// Returns a policy that uses Secrets for everything.
 fn with_secrets(name: &str) -> Value {
     let mut policy = scheduled(name, &format!("s3://bucket/{name}"));
     let spec = &mut policy["spec"];
@@ -1020,7 +1020,7 @@ async fn copy(space: &TestNamespace, policy: &str) {
     task(space, "copy", policy, "CopyBackups", config).await;
 }
 
-/// The controller's token opens no Secret, and no Secret waits for the controller.
+/// The controller's token opens no Secret, and no Secret has a finalizer of the controller.
 #[tokio::test(flavor = "multi_thread")]
 async fn secrets_are_not_the_controllers_business() {
     let space = TestNamespace::new("secrets").await;
@@ -1045,7 +1045,7 @@ async fn secrets_are_not_the_controllers_business() {
     for secret in &all {
         secret.is_untouched().await;
     }
-    // One that is missing is the Job's to tell.
+    // A missing Secret is reported by the Job.
     for secret in &all {
         secret.delete().await;
     }
@@ -1067,7 +1067,7 @@ async fn secrets_are_not_the_controllers_business() {
     }
 }
 
-/// A namespace does not wait for the controller.
+/// A namespace can be deleted without the controller.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_namespace_goes_while_the_controller_is_down() {
     let space = TestNamespace::new("goes").await;
@@ -1108,7 +1108,7 @@ async fn a_namespace_goes_while_the_controller_is_down() {
     assert!(is_gone, "it is still there:\n{}", shown(&last["status"]));
 }
 
-/// One tenant changes its policies all the time: others do not stand in line behind them.
+/// One tenant changes its policies all the time: others do not queue behind them.
 #[tokio::test(flavor = "multi_thread")]
 async fn changes_of_one_tenant_delay_nobody() {
     const MANY: usize = 300;
@@ -1125,7 +1125,7 @@ async fn changes_of_one_tenant_delay_nobody() {
         wait_ready(&busy, &format!("p{n}")).await;
     }
     wait_ready(&ours, "main").await;
-    // So that the controller is slower than who changes them.
+    // Makes the controller slower than the tenant.
     proxy.delay(Duration::from_millis(20));
     let changes = (0..4).map(|worker| {
         let (api, path) = (busy.api.clone(), busy.path(POLICIES));
@@ -1145,7 +1145,7 @@ async fn changes_of_one_tenant_delay_nobody() {
             .filter(|c| c.works() && c.namespace == busy.name)
             .count()
     };
-    // All of them are in line, and more than once.
+    // All of them are queued, more than once.
     proxy.forget();
     let is_busy = until(2 * PATIENCE, async || (of_busy() >= MANY).then_some(()));
     assert!(is_busy.await.is_some(), "{}", controller.tail());
@@ -1163,7 +1163,7 @@ async fn changes_of_one_tenant_delay_nobody() {
     for task in changes {
         task.abort();
     }
-    // What was under way when the Lease moved, and a few more.
+    // Those under way when the Lease moved, and a few more.
     assert!(
         before < 60,
         "{before} writes for the busy tenant came first"

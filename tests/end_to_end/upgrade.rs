@@ -1,7 +1,8 @@
-//! From 0.1 and back: what ran goes on and no backup is missed; what 0.1 left is cleaned up.
+//! Upgrade from 0.1 and downgrade: what runs continues and no backup is missed; leftovers of 0.1 are cleaned
+//! up.
 //!
-//! The objects are those of `fixtures/frozen/0.1`, written to an API server as 0.1's controller wrote them: by its
-//! field managers, with its annotations and finalizers.
+//! The objects are those of `fixtures/frozen/0.1`, written to an API server as 0.1's controller wrote them,
+//! with its field managers, annotations and finalizers.
 
 use crate::support::controller::Controller;
 use crate::support::fixtures_dir;
@@ -22,9 +23,9 @@ const POLICIES: &str = "etcdbackuppolicies";
 const TASKS: &str = "etcdbackuptasks";
 const NO_ELECTION: [&str; 2] = ["--leader-elect", "false"];
 const IN_USE: &str = "deltafold.io/in-use";
-/// The policies whose specs need flags today.
+/// Policies whose specs need flags today.
 const PRIVILEGED: [&str; 2] = ["host", "rich"];
-/// The flags.
+/// These flags.
 const ALLOWED: [&str; 6] = [
     "--allow-host-path",
     "--allow-host-network",
@@ -33,9 +34,9 @@ const ALLOWED: [&str; 6] = [
     "--allow-priority-class",
     "--allowed-image-prefix=registry.example",
 ];
-/// The Job of a threshold that runs while the controller is replaced.
+/// A threshold's Job that runs while the controller is replaced.
 const COMPACTION: &str = "rich-compact-9b6e66e9";
-/// The task that does.
+/// A task that runs while the controller is replaced.
 const TASK: &str = "delta";
 
 fn done() -> Plan {
@@ -47,7 +48,7 @@ fn frozen(file: &str) -> String {
     fs::read_to_string(path).expect("what is frozen")
 }
 
-/// Every object within, however deep.
+/// Returns every object inside, at any depth.
 fn objects(value: Value) -> Vec<Value> {
     match value {
         Value::Array(all) => all.into_iter().flat_map(objects).collect(),
@@ -72,7 +73,7 @@ fn resource(kind: &str) -> &'static str {
     }
 }
 
-/// The revision that a snapshot Lease tells of.
+/// Returns the revision in a snapshot Lease.
 fn saved(lease: &str) -> Option<i64> {
     match lease {
         _ if lease.ends_with("-full-snap") => Some(100),
@@ -85,8 +86,8 @@ fn uid(object: &Value) -> &str {
     object["metadata"]["uid"].as_str().expect("a UID")
 }
 
-/// What the fixtures show of a policy, as far as a cluster can have it: they were never on one. Of two policies on
-/// one prefix 0.1 had the older one alone run; and no Pod has such a toleration.
+/// Adapts a policy of the fixtures to a real cluster, on which they never were: of two policies with one prefix
+/// 0.1 ran only the older one, and no Pod has such a toleration.
 fn possible(object: Value, policy: &str) -> Value {
     let mut text = object.to_string();
     if policy == "following" {
@@ -96,7 +97,7 @@ fn possible(object: Value, policy: &str) -> Value {
     serde_json::from_str(&text).expect("JSON")
 }
 
-/// The names of all fields of a schema, as far as there are.
+/// Returns the names of all fields of a schema.
 fn fields(schema: &Value) -> String {
     let mut text = String::new();
     for (name, field) in schema["properties"].as_object().into_iter().flatten() {
@@ -108,7 +109,7 @@ fn fields(schema: &Value) -> String {
     }
 }
 
-/// Has the API server serve these CRDs from here on.
+/// Makes the API server serve these CRDs.
 async fn serve(api: &Api, crds: &[Value]) {
     define(api, crds).await;
     let parts = |schema: &Value| ["spec", "status"].map(|p| fields(&schema["properties"][p]));
@@ -121,7 +122,7 @@ async fn serve(api: &Api, crds: &[Value]) {
             let mut of_kind = there.iter().filter(|(name, _)| name.ends_with(kind));
             of_kind.any(|(_, schema)| parts(schema) == parts(wanted))
         });
-        // The storage is another one, too.
+        // The storage is new, too.
         for resource in [POLICIES, TASKS] {
             let path = format!("/apis/deltafold.io/v1alpha1/{resource}");
             api.ask(Method::GET, &path, None).await.ok()?;
@@ -131,21 +132,21 @@ async fn serve(api: &Api, crds: &[Value]) {
     served.await.expect("the API server serves the CRDs");
 }
 
-/// Applies as a field manager of 0.1's controller did.
+/// Applies an object as a field manager of 0.1's controller did.
 async fn apply_as(space: &TestNamespace, manager: &str, path: &str, object: &Value) {
     let path = format!("{path}?fieldManager={manager}&force=true&fieldValidation=Strict");
     let body = Some((Body::Apply, object));
     space.api.must(Method::PATCH, &path, body).await;
 }
 
-/// What 0.1 left in a namespace; its controller is gone.
+/// What 0.1 left in a namespace. Its controller is gone.
 struct Left {
-    /// It ends with this.
+    /// Ends when this is dropped.
     _kubernetes: Kubernetes,
     space: TestNamespace,
     /// The policies as they were applied.
     policies: Vec<Value>,
-    /// CronJobs, followers and access, by resource and name: the UIDs.
+    /// UIDs of CronJobs, followers and access, by resource and name.
     made: BTreeMap<(&'static str, String), String>,
     running_job: String,
 }
@@ -170,7 +171,7 @@ impl Left {
         left
     }
 
-    /// The new CRDs. The controller of before is gone since.
+    /// Applies the new CRDs; the old controller is gone.
     async fn upgrade(&self) {
         serve(&self.space.api, &definitions()).await;
     }
@@ -203,7 +204,7 @@ impl Left {
         object = possible(object, &policy);
         let (resource, name) = (resource(kind(&object)), name(&object).to_owned());
         match resource {
-            // They were created, and not applied. Jobs have renewed them since.
+            // They were created, not applied. Jobs have renewed them since.
             "leases" => {
                 self.space.create(resource, object).await;
                 if let Some(revision) = saved(&name) {
@@ -212,7 +213,7 @@ impl Left {
                 }
             }
             "jobs" => {
-                // The fixture has Jobs of other moments, too: they have ended, and are gone.
+                // The fixture has Jobs of other moments, too: they have ended and are gone.
                 if name == COMPACTION {
                     object["metadata"]["annotations"] = json!({
                         "deltafold.io/trigger": "EventsThreshold",
@@ -266,7 +267,7 @@ impl Left {
         }});
         self.write_status(POLICIES, "rich", "deltafold-compaction", compaction)
             .await;
-        // Of another one the last runs have failed. Each part of a status had a field manager of its own.
+        // The last runs of another policy have failed. Each part of a status had its own field manager.
         let parts = &rich["status"];
         let mut restoration = parts["lastVerification"].clone();
         restoration["revision"] = Value::Null;
@@ -303,7 +304,7 @@ impl Left {
         apply_as(&self.space, manager, &path, &object).await;
     }
 
-    /// Waits until the controller of today has CronJobs and followers as it wants them.
+    /// Waits until today's controller has the CronJobs and followers that it wants.
     async fn wait_until_taken_over(&self) {
         for resource in ["cronjobs", "deployments"] {
             for name in self.names_of(resource) {
@@ -332,7 +333,7 @@ fn image(object: &Value) -> &str {
     containers[0]["image"].as_str().unwrap_or_default()
 }
 
-/// What the administrator has made.
+/// Creates the objects of the administrator.
 async fn create_what_is_used(space: &TestNamespace) {
     for mut secret in documents(&frozen("resources/secrets.yaml")) {
         secret["metadata"]["namespace"] = space.name.clone().into();
@@ -349,7 +350,7 @@ async fn create_what_is_used(space: &TestNamespace) {
     applied.unwrap_or_else(|refused| panic!("the PriorityClass: {refused}"));
 }
 
-/// The policies; by name, the UIDs that the fixtures have and those that the API server gave.
+/// Creates the policies. Returns by name the UIDs of the fixtures and those of the API server.
 async fn create_policies_and_task(
     space: &TestNamespace,
 ) -> (Vec<Value>, BTreeMap<String, (String, String)>) {
@@ -407,7 +408,7 @@ async fn what_ran_goes_on_and_no_backup_is_missed() {
         assert_eq!(running.stopped(policy), [""; 0], "{policy} was stopped");
         space.wait_condition(policy, "Ready", "True").await;
     }
-    // What runs comes to its end, and is told as its end.
+    // Running Jobs end, and their end is reported.
     for job in [COMPACTION, &left.running_job] {
         assert_eq!(ended(&space.must_get("jobs", job).await), None, "{job}");
     }
@@ -421,7 +422,7 @@ async fn what_ran_goes_on_and_no_backup_is_missed() {
         .await;
     let task = space.wait_task(TASK, "Succeeded").await;
     assert_eq!(task["status"]["jobName"], left.running_job.as_str());
-    // Each schedule's next Job runs.
+    // The next Job of each schedule runs.
     kubelet.plan(&[], done());
     for cron_job in left.names_of("cronjobs") {
         let job = space.fire(&cron_job).await;
@@ -432,7 +433,7 @@ async fn what_ran_goes_on_and_no_backup_is_missed() {
         assert_eq!(running.stopped(policy), [""; 0], "{policy} was stopped");
     }
 
-    // What is not allowed any more is refused once it is changed, or if the administrator says so.
+    // What is no longer allowed is refused when it is changed, or if the administrator enforces it.
     let changed = json!({"spec": {"retention": {"policy": "Limit", "limit": 3}}});
     space.patch(POLICIES, "host", changed).await;
     wait_refused(space, "host").await;
@@ -468,7 +469,7 @@ async fn wait_refused(space: &TestNamespace, policy: &str) {
         .await;
 }
 
-/// What 0.1 applied is owned by its field managers: nothing of it stays behind in what is applied today.
+/// 0.1's field managers own what 0.1 applied: nothing of it must stay in what is applied today.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_upgraded_equals_what_is_new() {
     let left = Left::by_0_1().await;
@@ -489,7 +490,7 @@ async fn what_is_upgraded_equals_what_is_new() {
                 continue;
             }
             let new = fresh.wait_for(resource, &name).await;
-            // Status and conditions may postpone what maintenance does.
+            // Status and conditions may delay maintenance.
             let mut last = Value::Null;
             let is_same = until(PATIENCE, async || {
                 last = left.space.must_get(resource, &name).await;
@@ -509,7 +510,7 @@ async fn what_is_upgraded_equals_what_is_new() {
     }
 }
 
-/// Nor in a status: what has failed with 0.1 and succeeds today has no reason left.
+/// The same for a status: after a failure with 0.1 and a success today, no reason is left.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_0_1_told_is_not_told_of_what_is_new() {
     let left = Left::by_0_1().await;
@@ -557,7 +558,7 @@ async fn what_0_1_told_is_not_told_of_what_is_new() {
     assert_eq!(types.len(), conditions.len());
 }
 
-/// Finalizers of Secrets, and access of each policy, which nobody needs any more.
+/// Finalizers of Secrets and access for each policy, which nothing needs any more.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_0_1_left_is_cleaned_up_once() {
     let left = Left::by_0_1().await;
@@ -593,7 +594,7 @@ async fn what_0_1_left_is_cleaned_up_once() {
             assert!(there.is_none(), "{name} of the {resource} is still there");
         }
     }
-    // What is not of 0.1's policies is nobody's to clean up.
+    // Objects that do not belong to 0.1's policies are not cleaned up.
     space.must_get("serviceaccounts", "backups").await;
     for resource in ["cronjobs", "deployments"] {
         for name in left.names_of(resource) {
@@ -602,7 +603,8 @@ async fn what_0_1_left_is_cleaned_up_once() {
     }
 }
 
-/// A downgrade: 0.1's definitions take every object that today's controller has written, and lose no part of a spec.
+/// A downgrade: 0.1's CRDs accept every object that today's controller has written, without losing any part of
+/// a spec.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_way_back_to_0_1() {
     let left = Left::by_0_1().await;
@@ -625,7 +627,7 @@ async fn the_way_back_to_0_1() {
     for (then, now) in before.iter().zip(all().await) {
         assert_eq!(then["spec"], now["spec"], "{}", name(then));
         differences("status", &then["status"], &now["status"], &mut lost);
-        // It is taken as it is.
+        // Accepted unchanged.
         let resource = if kind(&now) == "EtcdBackupPolicy" {
             POLICIES
         } else {
@@ -637,7 +639,7 @@ async fn the_way_back_to_0_1() {
                 .api
                 .ask(Method::PUT, &path, Some((Body::Json, &now)))
                 .await;
-            // Another write of the same is no other version, or a later one.
+            // Writing the same again succeeds, or conflicts with a later version.
             if let Err(refused) = written {
                 assert_eq!(refused.code, 409, "{path}: {refused}");
             }
@@ -645,9 +647,9 @@ async fn the_way_back_to_0_1() {
     }
     lost.sort();
     lost.dedup();
-    // docs/controller.md says so.
+    // docs/controller.md documents it.
     assert_eq!(lost, ["status.claims"]);
-    // 0.1's controller writes over what today's has written, but for conditions that it does not know.
+    // 0.1's controller overwrites what today's has written, except conditions that it does not know.
     for policy in &left.policies {
         space.apply(POLICIES, policy.clone()).await;
     }
@@ -665,7 +667,7 @@ async fn the_way_back_to_0_1() {
         assert!(others.all(|type_| type_ == "NotAllowed"), "{policy}");
     }
 
-    // And here again: what stayed is not taken for the truth.
+    // And an upgrade again: what stayed is not believed.
     left.upgrade().await;
     let mut args = NO_ELECTION.to_vec();
     args.extend(ALLOWED);
@@ -683,7 +685,7 @@ async fn the_way_back_to_0_1() {
     }
 }
 
-/// What one has and the other has not.
+/// Collects what `then` has and `now` lacks.
 fn differences(path: &str, then: &Value, now: &Value, lost: &mut Vec<String>) {
     if then == now {
         return;
