@@ -7,7 +7,8 @@ use crate::support::scratch;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::support::etcd::{Cluster, EtcdOptions, EtcdVersion, Member, Signal};
+use crate::support::etcd::{EtcdOptions, EtcdVersion, Signal};
+use crate::support::etcd_cluster::{Cluster, Member};
 use crate::support::follower::Follower;
 use crate::support::minio::Minio;
 use crate::support::random_load::{Load, LoadOptions};

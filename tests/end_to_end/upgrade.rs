@@ -10,9 +10,10 @@ use crate::support::kube::{Api, Body, TOKEN, write_kubeconfig};
 use crate::support::kubelet::{Kubelet, Plan, message};
 use crate::support::manifests::{documents, kind};
 use crate::support::namespace::{
-    Kubernetes, PATIENCE, Running, TestNamespace, condition_of, define, definitions, ended, label,
-    moment, name, shown, until,
+    Kubernetes, PATIENCE, TestNamespace, condition_of, define, definitions, ended, label, moment,
+    name, shown, until,
 };
+use crate::support::object_recorder::Running;
 use crate::support::tools::forget_env;
 use reqwest::Method;
 use serde_json::{Value, json};

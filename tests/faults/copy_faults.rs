@@ -5,12 +5,9 @@
 use crate::support::conformance::runtime;
 use crate::support::faults::{Call, Fault, FaultStore, PlannedFault};
 use crate::support::history::{Compression, with_checksum};
-use crate::support::kill_times::KillTimes;
-use crate::support::made_backups::{Bucket, Objects, objects_in, objects_of};
-use crate::support::minio::Minio;
-use crate::support::orphan_deltas::{baseless, catalog, without_full};
+use crate::support::made_backups::{Objects, objects_in, objects_of};
+use crate::support::orphan_deltas::{baseless, catalog};
 use crate::support::scratch;
-use crate::support::{deltafold, run_json, seed};
 use deltafold::Reason;
 use deltafold::backup::Catalog;
 use deltafold::ops::Context;
@@ -23,16 +20,14 @@ use futures::{FutureExt, TryStreamExt};
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
-use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeMap;
 use std::fs;
-use std::process::Stdio;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
-const STAGING: &str = "deltafold-staging/";
+pub const STAGING: &str = "deltafold-staging/";
 const IDENTITY: &str = "deltafold-identity.json";
 
 /// A snapshot of noise: `copy` checks only the checksum of its content.
@@ -43,7 +38,7 @@ fn noise(bytes: usize, compression: Compression) -> Vec<u8> {
 }
 
 /// Both layouts, two histories, a pin, an identity.
-fn small() -> Objects {
+pub fn small() -> Objects {
     let mut all = Objects::new();
     let mut put = |path: &str, bytes: &[u8]| drop(all.insert(path.to_owned(), bytes.to_vec()));
     for (n, path) in [
@@ -78,7 +73,7 @@ fn small() -> Objects {
 }
 
 /// A full that is uploaded in two parts, and a delta.
-fn large() -> Objects {
+pub fn large() -> Objects {
     Objects::from([
         (
             "v2/Full-00000000-00000100-1000".to_owned(),
@@ -92,7 +87,7 @@ fn large() -> Objects {
 }
 
 /// A full and its deltas: a large plan.
-fn wide() -> Objects {
+pub fn wide() -> Objects {
     let full = "v2/Full-00000000-00000100-1000".to_owned();
     let mut all = Objects::from([(full, noise(5000, Compression::None))]);
     for n in 0..WIDE {
@@ -102,32 +97,16 @@ fn wide() -> Objects {
 }
 
 /// The number of deltas in [`wide`].
-const WIDE: usize = 100;
+pub const WIDE: usize = 100;
 
-fn wide_delta(n: usize) -> String {
+pub fn wide_delta(n: usize) -> String {
     let revision = 101 + n;
     format!("v2/Incr-{revision:08}-{revision:08}-{}", 1001 + n)
 }
 
-/// Returns how many deltas of [`wide`] are missing before the last one that is there, and how many are there.
-fn gap(paths: &[String]) -> (usize, usize) {
-    let there: Vec<usize> = (0..WIDE)
-        .filter(|&n| paths.contains(&wide_delta(n)))
-        .collect();
-    let before = there.last().map_or(0, |last| last + 1);
-    (before - there.len(), there.len())
-}
-
-/// Returns the first missing delta of [`wide`]. Names that are requested in order may reach the store in
-/// another order.
-fn first_missing(paths: &[String]) -> usize {
-    let is_missing = |n: &usize| !paths.contains(&wide_delta(*n));
-    (0..WIDE).find(is_missing).unwrap_or(WIDE)
-}
-
 /// A kind of store.
 #[derive(Clone)]
-enum Place {
+pub enum Place {
     Memory(Arc<InMemory>),
     Folder(Arc<TempDir>),
 }
@@ -144,7 +123,7 @@ fn paths_in(folder: &std::path::Path, below: &str, all: &mut Vec<String>) {
 }
 
 impl Place {
-    fn memory(objects: &Objects) -> Self {
+    pub fn memory(objects: &Objects) -> Self {
         let store = InMemory::new();
         for (path, bytes) in objects {
             let path = Path::from(path.as_str());
@@ -154,7 +133,7 @@ impl Place {
         Place::Memory(Arc::new(store))
     }
 
-    fn folder(objects: &Objects) -> Self {
+    pub fn folder(objects: &Objects) -> Self {
         let folder = scratch::folder_named("copy-").unwrap();
         for (path, bytes) in objects {
             let path = folder.path().join(path);
@@ -164,14 +143,14 @@ impl Place {
         Place::Folder(Arc::new(folder))
     }
 
-    fn inner(&self) -> Arc<dyn ObjectStore> {
+    pub fn inner(&self) -> Arc<dyn ObjectStore> {
         match self {
             Place::Memory(store) => store.clone(),
             Place::Folder(folder) => Arc::new(Folder::from(folder.path().to_owned())),
         }
     }
 
-    fn paths(&self) -> Vec<String> {
+    pub fn paths(&self) -> Vec<String> {
         match self {
             Place::Memory(store) => {
                 let listed = store.list(None).map_ok(|o| o.location.to_string());
@@ -186,14 +165,14 @@ impl Place {
         }
     }
 
-    fn objects(&self, rt: &Runtime) -> Objects {
+    pub fn objects(&self, rt: &Runtime) -> Objects {
         match self {
             Place::Memory(_) => rt.block_on(objects_of(&self.inner())),
             Place::Folder(folder) => objects_in(folder.path()),
         }
     }
 
-    fn store(&self, rt: &Runtime, faults: &FaultStore) -> Store {
+    pub fn store(&self, rt: &Runtime, faults: &FaultStore) -> Store {
         let inner = Arc::new(faults.clone());
         let url = "test://bucket".to_owned();
         let tags = ExcludeTags::none();
@@ -205,7 +184,7 @@ impl Place {
     }
 
     /// Lists the target before each call and keeps every delta that was visible without a base.
-    fn watched(
+    pub fn watched(
         &self,
         faults: &FaultStore,
         useless: fn(&Catalog) -> Vec<String>,
@@ -220,7 +199,7 @@ impl Place {
     }
 }
 
-fn options(form: Form) -> Options {
+pub fn options(form: Form) -> Options {
     Options {
         wanted: Wanted {
             form,
@@ -234,18 +213,18 @@ fn options(form: Form) -> Options {
     }
 }
 
-struct Sides<'r> {
-    rt: &'r Runtime,
-    source: Place,
-    target: Place,
-    from: FaultStore,
-    to: FaultStore,
+pub struct Sides<'r> {
+    pub rt: &'r Runtime,
+    pub source: Place,
+    pub target: Place,
+    pub from: FaultStore,
+    pub to: FaultStore,
     /// Returns what must not be visible.
-    useless: fn(&Catalog) -> Vec<String>,
+    pub useless: fn(&Catalog) -> Vec<String>,
 }
 
 impl<'r> Sides<'r> {
-    fn new(
+    pub fn new(
         rt: &'r Runtime,
         source: &Place,
         target: &Place,
@@ -262,7 +241,7 @@ impl<'r> Sides<'r> {
         }
     }
 
-    fn run(&self, options: &Options) -> deltafold::Result<Report<Outcome>> {
+    pub fn run(&self, options: &Options) -> deltafold::Result<Report<Outcome>> {
         let shown = self.target.watched(&self.to, self.useless);
         let one = |store: Store| store.with_requests(options.parallel);
         let from = one(self.source.store(self.rt, &self.from));
@@ -485,122 +464,6 @@ fn a_source_that_is_cleared_meanwhile() {
     }
 }
 
-/// Waits up to a minute until a condition holds. Returns whether it does.
-fn comes_true(holds: impl Fn() -> bool) -> bool {
-    let since = Instant::now();
-    while !holds() && since.elapsed() < Duration::from_secs(60) {
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    holds()
-}
-
-/// The most names that are being given at once in [`large_plan`].
-const AT_ONCE: usize = 8;
-
-/// Copies [`wide`], with something happening when a certain name is given (the full's is the first). Returns
-/// the outcome, the target, and what was recorded meanwhile.
-fn large_plan<T: Clone + Default + Send + 'static>(
-    rt: &Runtime,
-    named: usize,
-    fault: Fault,
-    meanwhile: impl Fn(&Place) -> T + Send + 'static,
-) -> (Report<Outcome>, Place, T) {
-    let (source, target) = (Place::memory(&wide()), Place::memory(&Objects::new()));
-    let strike = PlannedFault {
-        call: Call::Copy,
-        nth: named,
-        fault,
-    };
-    let mut sides = Sides::new(rt, &source, &target, [Vec::new(), vec![strike]]);
-    sides.useless = without_full;
-    let seen = Arc::new(Mutex::new(T::default()));
-    let (place, saw) = (target.clone(), seen.clone());
-    sides
-        .to
-        .meanwhile(move || *saw.lock().unwrap() = meanwhile(&place));
-    let options = Options {
-        parallel: AT_ONCE,
-        ..options(Form::default())
-    };
-    let outcome = sides.run(&options).unwrap();
-    let seen = seen.lock().unwrap().clone();
-    (outcome, target, seen)
-}
-
-#[test]
-fn names_of_a_large_plan_wait_for_their_full() {
-    let rt = runtime();
-    let staged = |place: &Place| {
-        let paths = place.paths();
-        paths.iter().filter(|p| p.starts_with(STAGING)).count()
-    };
-    let (o, target, seen) = large_plan(&rt, 0, Fault::Meanwhile, move |place| {
-        let waits = comes_true(|| staged(place) > AT_ONCE);
-        (waits, gap(&place.paths()))
-    });
-    assert_eq!(seen, (true, (0, 0)));
-    assert_eq!(o.error.reason, None, "{:?}", o.error.message);
-    assert!(target.objects(&rt) == wide());
-}
-
-/// If one name takes long, others are given meanwhile, but so few that the gap stays small.
-#[test]
-fn names_of_a_large_plan_go_side_by_side() {
-    let rt = runtime();
-    let (o, target, seen) = large_plan(&rt, 20, Fault::Meanwhile, |place| {
-        // Returns how many names follow the one that is held up.
-        let beside = || {
-            let paths = place.paths();
-            let (missing, there) = gap(&paths);
-            (missing, there - first_missing(&paths))
-        };
-        let goes_on = comes_true(|| beside() == (1, AT_ONCE - 1));
-        // More would appear now.
-        std::thread::sleep(Duration::from_millis(200));
-        (goes_on, beside())
-    });
-    assert_eq!(seen, (true, (1, AT_ONCE - 1)));
-    assert_eq!(o.error.reason, None, "{:?}", o.error.message);
-    assert!(target.objects(&rt) == wide());
-}
-
-/// One name cannot be given: names under way end, none after them is begun, and a rerun fills the gap.
-#[test]
-fn a_failure_in_the_middle_of_a_large_plan() {
-    let rt = runtime();
-    let (o, target, ()) = large_plan(&rt, 20, Fault::Denied, |_| ());
-    assert_eq!(
-        o.error.reason,
-        Some(Reason::PermissionDenied),
-        "{:?}",
-        o.error.message
-    );
-    assert_eq!(o.failed, 1);
-    let (missing, there) = gap(&target.paths());
-    let behind = there - first_missing(&target.paths());
-    assert!(missing <= 1 && behind < AT_ONCE, "{missing}, {behind}");
-    let lost = o.objects.iter().filter(|x| x.reason == "BaseNotCopied");
-    assert_eq!(lost.count(), WIDE - there - 1);
-
-    let source = Place::memory(&wide());
-    let mut again = Sides::new(&rt, &source, &target, Default::default());
-    again.useless = without_full;
-    let o = again.run(&options(Form::default())).unwrap();
-    assert_eq!(o.error.reason, None, "{:?}", o.error.message);
-    assert!(target.objects(&rt) == wide());
-}
-
-/// A folder keeps the order even of a large plan: it costs nothing there.
-#[test]
-fn a_large_plan_in_a_folder_is_in_order() {
-    let rt = runtime();
-    let (source, target) = (Place::folder(&wide()), Place::folder(&Objects::new()));
-    let sides = Sides::new(&rt, &source, &target, Default::default());
-    let o = sides.run(&options(Form::default())).unwrap();
-    assert_eq!((o.error.reason, o.copied), (None, WIDE as u64 + 1));
-    assert!(target.objects(&rt) == wide());
-}
-
 /// A thread that panics fails its snapshot and blocks nobody.
 #[test]
 fn a_panic_is_a_failure_of_one_snapshot() {
@@ -762,123 +625,4 @@ fn several_copy_at_once() {
             assert!(target.objects(&rt) == objects, "{:?}", target.paths());
         }
     }
-}
-
-/// Kills copies at random moments; nothing is wrong afterwards, and a rerun completes the copy.
-fn killed_and_run_again(rounds: usize, signal: Signal, minio: bool) {
-    let mut objects = small();
-    for (path, bytes) in large() {
-        objects.insert(
-            path.replace("-1000", "-2000").replace("-1001", "-2001"),
-            bytes,
-        );
-    }
-    killed_copying(&objects, rounds, signal, minio, |left| {
-        assert_eq!(baseless(&catalog(left)), [""; 0]);
-    });
-}
-
-fn killed_copying(
-    objects: &Objects,
-    rounds: usize,
-    signal: Signal,
-    minio: bool,
-    check: impl Fn(&[String]),
-) {
-    let mut rng = fastrand::Rng::with_seed(seed());
-    let source = Bucket::of(objects);
-    let rt = runtime();
-    let server = minio.then(Minio::start);
-    let mut moments: Option<KillTimes> = None;
-    for round in 0..rounds {
-        let folder = scratch::folder_named("killed-").unwrap();
-        let bucket = format!("target-{round}");
-        let command = || {
-            let mut c = deltafold();
-            c.args(["copy", "--output", "json", "--parallel", "3", "--from"])
-                .arg(source.path())
-                .arg("--to");
-            match &server {
-                Some(minio) => c.arg(format!("s3://{bucket}")).envs(minio.env()),
-                None => c.arg(folder.path()),
-            };
-            c
-        };
-        let there = || match &server {
-            Some(minio) => rt.block_on(objects_of(&minio.store(&bucket))),
-            None => objects_in(folder.path()),
-        };
-        if let Some(minio) = &server {
-            rt.block_on(minio.create_bucket(&bucket));
-        }
-        let started = Instant::now();
-        if let Some(moments) = &mut moments {
-            let mut copy = command()
-                .stdout(Stdio::null())
-                .stderr(Stdio::null())
-                .spawn()
-                .unwrap();
-            std::thread::sleep(moments.whole().mul_f64(rng.f64() * 1.1));
-            // Not waited for yet, so the pid is still this child's.
-            let _ = kill_process(Pid::from_child(&copy), signal);
-            moments.note(copy.wait().unwrap());
-        }
-        let left = there();
-        for (path, bytes) in left.iter().filter(|(p, _)| !p.starts_with(STAGING)) {
-            // A local file that is being written has a temporary name.
-            assert!(
-                path.contains('#') || objects.get(path) == Some(bytes),
-                "{round}: {path}"
-            );
-        }
-        check(&left.keys().cloned().collect::<Vec<_>>());
-        let (code, again, stderr) = run_json(&mut command());
-        assert_eq!(
-            (code, &again["failed"]),
-            (0, &0.into()),
-            "{round}: {stderr}"
-        );
-        let now = there();
-        assert_eq!(
-            now.keys().collect::<Vec<_>>(),
-            objects.keys().collect::<Vec<_>>(),
-            "{round}"
-        );
-        assert!(now == *objects, "{round}: contents differ");
-        moments.get_or_insert_with(|| KillTimes::of(started.elapsed()));
-    }
-    let killed = moments.map_or(0, |m| m.killed());
-    assert!(killed > rounds / 4, "{killed} of {rounds} were killed");
-}
-
-#[test]
-fn sigkill_and_a_rerun() {
-    killed_and_run_again(40, Signal::KILL, false);
-}
-
-#[test]
-fn sigkill_and_a_rerun_on_a_server() {
-    killed_and_run_again(15, Signal::KILL, true);
-}
-
-#[test]
-fn sigterm_and_a_rerun() {
-    killed_and_run_again(15, Signal::TERM, false);
-}
-
-#[test]
-fn sigkill_in_a_large_plan_and_a_rerun() {
-    killed_copying(&wide(), 20, Signal::KILL, false, |left| {
-        assert_eq!(gap(left).0, 0, "a gap in a folder");
-        assert_eq!(without_full(&catalog(left)), [""; 0]);
-    });
-}
-
-#[test]
-fn sigkill_in_a_large_plan_and_a_rerun_on_a_server() {
-    killed_copying(&wide(), 20, Signal::KILL, true, |left| {
-        assert_eq!(without_full(&catalog(left)), [""; 0]);
-        let (missing, _) = gap(left);
-        assert!(missing < 32, "{missing} are missing before the last");
-    });
 }

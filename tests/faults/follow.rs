@@ -1,7 +1,8 @@
 //! `deltafold snapshot follow` survives every danger: each test ends by comparing all restorable revisions with
 //! what etcd had.
 
-use crate::support::etcd::{Cluster, EtcdOptions, EtcdVersion, Member, Signal};
+use crate::support::etcd::{EtcdOptions, EtcdVersion, Signal};
+use crate::support::etcd_cluster::{Cluster, Member};
 use crate::support::follower::{Follower, QUICK, snapshot_command};
 use crate::support::random_load::{Load, LoadOptions};
 use crate::support::recorded_etcd::{copy_dir, with_etcd};

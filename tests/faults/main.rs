@@ -3,6 +3,8 @@ mod support;
 
 mod concurrent_jobs;
 mod copy_faults;
+mod copy_killed;
+mod copy_large_plans;
 mod copy_on_minio;
 mod encryption_faults;
 mod every_byte;

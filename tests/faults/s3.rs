@@ -237,7 +237,7 @@ async fn failures_of_the_store_have_their_codes_and_show_no_secret() {
         reason(64, "Usage")
     );
     assert_eq!(with("ftp://one/p", &[], &[]), reason(64, "Usage"));
-    let nobody = format!("http://127.0.0.1:{}", crate::support::etcd::free_port());
+    let nobody = format!("http://127.0.0.1:{}", crate::support::process::free_port());
     assert_eq!(
         with(
             "s3://one/p",

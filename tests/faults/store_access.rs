@@ -1,10 +1,10 @@
 //! Access to a store: certificates, proxies, retries, server-side encryption, Secrets that change.
 
 use crate::support::conformance::runtime;
-use crate::support::etcd::http;
 use crate::support::made_backups::{BASE, Bucket, LAST};
 use crate::support::minio::Minio;
 use crate::support::mounted_secret::Mounted;
+use crate::support::process::http;
 use crate::support::scratch;
 use crate::support::{deltafold, run_json, tools};
 use deltafold::Reason;

@@ -254,7 +254,7 @@ fn a_lock_that_is_only_said_to_be_there_is_not_tried_on_anything() {
 
 #[test]
 fn what_is_wrong_with_the_way_there_is_told_as_such() {
-    let nobody = format!("http://127.0.0.1:{}", crate::support::etcd::free_port());
+    let nobody = format!("http://127.0.0.1:{}", crate::support::process::free_port());
     let (code, outcome, _) = check("s3://b/p", &S3::new(&nobody).env());
     assert_eq!(code, 69, "{outcome}");
     assert_eq!(outcome["reason"], "StoreUnreachable");

@@ -1,6 +1,7 @@
 //! `apply` on real etcds: it writes exactly what differs, and nothing that changed meanwhile.
 
-use crate::support::etcd::{Etcd, EtcdOptions, EtcdVersion, Process, free_port};
+use crate::support::etcd::{Etcd, EtcdOptions, EtcdVersion};
+use crate::support::process::{Process, free_port};
 use crate::support::schema::Schema;
 use crate::support::scratch;
 use crate::support::{deltafold, run_json, tools};

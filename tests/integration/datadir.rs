@@ -1,7 +1,8 @@
 //! WAL and `.snap`: what deltafold writes against etcdutl 3.5, 3.6 and 3.7, real etcds started on it, and our
 //! readers on what real etcds leave, killed or running.
 
-use crate::support::etcd::{Etcd, EtcdOptions, free_port};
+use crate::support::etcd::{Etcd, EtcdOptions};
+use crate::support::process::free_port;
 use crate::support::scratch;
 use crate::support::tools::{self, EtcdVersion};
 use crate::support::{fixtures_dir, seed};

@@ -8,7 +8,8 @@ use futures::TryStreamExt as _;
 use object_store::path::Path;
 use object_store::{ObjectStore as _, ObjectStoreExt as _, WriteMultipart};
 
-use crate::support::etcd::{Cluster, Etcd, Member, Signal, bbolt_check, etcdutl_status};
+use crate::support::etcd::{Etcd, Signal, bbolt_check, etcdutl_status};
+use crate::support::etcd_cluster::{Cluster, Member};
 use crate::support::history::{Compression, History, HistoryOptions, Recorder};
 use crate::support::lying_s3::{Lies, LyingServer};
 use crate::support::random_load::{Load, LoadOptions};

@@ -1,8 +1,9 @@
 //! Whose backup a prefix is: the first cluster that writes there is recorded; another one is refused until
 //! --take-over.
 
-use crate::support::etcd::{Etcd, EtcdOptions, EtcdVersion, free_port};
+use crate::support::etcd::{Etcd, EtcdOptions, EtcdVersion};
 use crate::support::follower::{Ended, Follower, snapshot, snapshot_command};
+use crate::support::process::free_port;
 use crate::support::recorded_etcd::{RecordedEtcd, with_etcd};
 use crate::support::restorable::Prefix;
 use crate::support::{deltafold, restore, run_json};

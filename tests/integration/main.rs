@@ -15,6 +15,7 @@ mod quorum;
 mod quorum_loss_page;
 mod read_a_backup;
 mod restore_beyond_etcdbr;
+mod restore_drill;
 mod restore_equals_etcd;
 mod restore_leaves_sound_members;
 mod restore_to_snapshot;

@@ -1,6 +1,7 @@
 //! `maintain` on real etcds: what is compacted, which members are defragmented and when, and alarms.
 
-use crate::support::etcd::{Cluster, Etcd, EtcdOptions, EtcdVersion, Member};
+use crate::support::etcd::{Etcd, EtcdOptions, EtcdVersion};
+use crate::support::etcd_cluster::{Cluster, Member};
 use crate::support::schema::Schema;
 use crate::support::scratch;
 use crate::support::{deltafold, run_json};

@@ -1,6 +1,7 @@
 //! Whether the other members have a quorum, on real clusters.
 
-use crate::support::etcd::{EtcdVersion, Process, free_port};
+use crate::support::etcd::EtcdVersion;
+use crate::support::process::{Process, free_port};
 use crate::support::scratch;
 use crate::support::tools;
 use deltafold::base::Cancel;
@@ -54,7 +55,7 @@ impl Cluster {
         for (i, client) in clients.into_iter().enumerate() {
             let process = cluster.running[i].as_mut().unwrap();
             let healthy = || {
-                crate::support::etcd::http(client, "GET", "/health", "")
+                crate::support::process::http(client, "GET", "/health", "")
                     .is_some_and(|body| body.contains(r#""health":"true""#))
             };
             process

@@ -4,7 +4,8 @@
 //! The test plays `systemctl`: it starts and stops the etcds that stand for the machines.
 
 use crate::support::doc_commands::{self, Block};
-use crate::support::etcd::{Cluster, EtcdOptions, Member, Tls, initial_cluster};
+use crate::support::etcd::{EtcdOptions, Tls};
+use crate::support::etcd_cluster::{Cluster, Member, initial_cluster};
 use crate::support::scratch;
 use crate::support::tools::{self, EtcdVersion};
 use deltafold::controller::api::{EtcdBackupTask, TaskType};

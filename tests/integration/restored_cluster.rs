@@ -1,6 +1,7 @@
 //! Three members, restored one by one from the same backup, form one cluster.
 
-use crate::support::etcd::{Cluster, HashKv, Member, initial_cluster};
+use crate::support::etcd::HashKv;
+use crate::support::etcd_cluster::{Cluster, Member, initial_cluster};
 use crate::support::scratch;
 use crate::support::tools::EtcdVersion;
 use crate::support::{copy_fixture, expected, restore};

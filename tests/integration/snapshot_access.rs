@@ -1,9 +1,11 @@
 //! How `snapshot` connects to a live etcd: TLS, users, quorum. Each failure has its own message and exit code,
 //! and no secret is printed.
 
-use crate::support::etcd::{Cluster, Etcd, EtcdOptions, EtcdVersion, Member, Tls, free_port};
+use crate::support::etcd::{Etcd, EtcdOptions, EtcdVersion, Tls};
+use crate::support::etcd_cluster::{Cluster, Member};
 use crate::support::follower::{Ended, snapshot_command};
 use crate::support::mounted_secret::Mounted;
+use crate::support::process::free_port;
 use crate::support::restorable::Prefix;
 use crate::support::scratch;
 use crate::support::{deltafold, run_json, tools};

@@ -1,9 +1,10 @@
 //! `deltafold snapshot delta`: what it saves, when it takes a full instead, and that two histories are never
 //! spliced. Each test ends by comparing all restorable revisions with what etcd had.
 
-use crate::support::etcd::{Etcd, EtcdOptions, EtcdVersion, free_port};
+use crate::support::etcd::{Etcd, EtcdOptions, EtcdVersion};
 use crate::support::follower::snapshot;
 use crate::support::history::Compression;
+use crate::support::process::free_port;
 use crate::support::random_load::{Load, LoadOptions};
 use crate::support::recorded_etcd::{RecordedEtcd, copy_dir, with_etcd, with_options};
 use crate::support::restorable::Prefix;

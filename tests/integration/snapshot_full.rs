@@ -1,7 +1,8 @@
 //! `deltafold snapshot full`: what it holds, which member it is taken from, and what happens if members fail or
 //! differ.
 
-use crate::support::etcd::{Cluster, EtcdOptions, EtcdVersion, Member, Signal, etcdutl_status};
+use crate::support::etcd::{EtcdOptions, EtcdVersion, Signal, etcdutl_status};
+use crate::support::etcd_cluster::{Cluster, Member};
 use crate::support::follower::{Follower, snapshot, snapshot_command};
 use crate::support::random_load::{Load, LoadOptions};
 use crate::support::recorded_etcd::with_etcd;
@@ -444,8 +445,8 @@ fn a_bit_that_flips_on_the_way_is_found() {
     let mut rng = fastrand::Rng::with_seed(seed);
     let folder = scratch::folder().unwrap();
     let ports = (
-        crate::support::etcd::free_port(),
-        crate::support::etcd::free_port(),
+        crate::support::process::free_port(),
+        crate::support::process::free_port(),
     );
     let at = Arc::new(AtomicI64::new(-1));
     let proxy = flipping_proxy(format!("127.0.0.1:{}", ports.0), Arc::clone(&at));

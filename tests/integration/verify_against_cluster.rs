@@ -1,7 +1,8 @@
 //! `verify --endpoints`: a backup against the live etcd it was taken from is equal, different, or without a
 //! common revision.
 
-use crate::support::etcd::{Cluster, Etcd, EtcdVersion, Member};
+use crate::support::etcd::{Etcd, EtcdVersion};
+use crate::support::etcd_cluster::{Cluster, Member};
 use crate::support::history::{Compression, History, Recorder, Recording, with_checksum};
 use crate::support::made_backups::alter;
 use crate::support::schema::Schema;

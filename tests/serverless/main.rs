@@ -2,6 +2,7 @@
 mod support;
 
 mod copy_plan;
+mod corrupted_database;
 mod corrupted_input;
 mod decompression_bombs;
 mod delta_writer;
@@ -21,5 +22,6 @@ mod metrics;
 mod mounted_secrets;
 mod request_counts;
 mod restore_candidates;
+mod schemas;
 mod slow_store;
 mod stores_conform;

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::support::etcd::{free_port, http};
+use crate::support::process::{free_port, http};
 use crate::support::{copy_fixture, deltafold, expected, run_json};
 use chrono::{DateTime, Utc};
 use deltafold::Reason;

@@ -1,13 +1,11 @@
 //! Real etcd servers of one or several members, and etcd's own tools for snapshot files.
 
+use super::process::{Process, free_port, http};
 use super::scratch;
 use std::ffi::OsString;
-use std::fs::{self, File};
-use std::io::{Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
+use std::fs::{self};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use etcd_client::{
@@ -22,8 +20,8 @@ pub use super::tools::EtcdVersion;
 use super::tools::{self, tail};
 
 /// How long a server may take to start. Generous: the machine may be busy with a build.
-const START_TIMEOUT: Duration = Duration::from_secs(60);
-const STOP_TIMEOUT: Duration = Duration::from_secs(20);
+pub const START_TIMEOUT: Duration = Duration::from_secs(60);
+pub const STOP_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The HashKV response of etcd at a revision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,17 +98,17 @@ impl Default for EtcdOptions {
 /// A running etcd of one member. It is killed when dropped; call `stop` to use its data afterwards.
 #[derive(Debug)]
 pub struct Etcd {
-    version: EtcdVersion,
-    data_dir: PathBuf,
-    port: u16,
-    endpoint: String,
+    pub version: EtcdVersion,
+    pub data_dir: PathBuf,
+    pub port: u16,
+    pub endpoint: String,
     /// User name and password, if etcd requires them.
-    user: Option<(String, String)>,
-    tls: Option<Tls>,
-    process: Process,
-    log: PathBuf,
+    pub user: Option<(String, String)>,
+    pub tls: Option<Tls>,
+    pub process: Process,
+    pub log: PathBuf,
     // Declared after the process: the folders are removed when the process has ended.
-    _folders: Vec<TempDir>,
+    pub _folders: Vec<TempDir>,
 }
 
 impl Etcd {
@@ -146,7 +144,11 @@ impl Etcd {
     }
 
     /// Starts the process without waiting: it may need other members before it serves.
-    fn spawn(version: EtcdVersion, data_dir: &Path, options: &EtcdOptions) -> Result<Self, String> {
+    pub fn spawn(
+        version: EtcdVersion,
+        data_dir: &Path,
+        options: &EtcdOptions,
+    ) -> Result<Self, String> {
         let program = tools::etcd(version);
         let beside = match data_dir.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -214,7 +216,7 @@ impl Etcd {
     }
 
     /// Waits for a line in etcd's own log first: another server on the port could respond to the health check.
-    fn wait_until_serving(&mut self) -> Result<(), String> {
+    pub fn wait_until_serving(&mut self) -> Result<(), String> {
         let (tls, log, port) = (self.tls.is_some(), &self.log, self.port);
         let serving = self.process.wait_until(START_TIMEOUT, || {
             let text = fs::read(log).unwrap_or_default();
@@ -410,206 +412,6 @@ impl Etcd {
     }
 }
 
-/// A member of a cluster: its data directory and its addresses.
-#[derive(Clone, Debug)]
-pub struct Member {
-    pub name: String,
-    pub data_dir: PathBuf,
-    client_port: u16,
-    peer_port: u16,
-}
-
-impl Member {
-    pub fn new(name: &str, data_dir: PathBuf) -> Self {
-        Self {
-            name: name.to_owned(),
-            data_dir,
-            client_port: free_port(),
-            peer_port: free_port(),
-        }
-    }
-
-    pub fn peer_url(&self) -> String {
-        url(self.peer_port)
-    }
-}
-
-/// Returns the value of `--initial-cluster`.
-pub fn initial_cluster(members: &[Member]) -> String {
-    let urls: Vec<String> = members
-        .iter()
-        .map(|member| format!("{}={}", member.name, member.peer_url()))
-        .collect();
-    urls.join(",")
-}
-
-/// An etcd cluster whose members stop and start one by one. It is killed when dropped.
-#[derive(Debug)]
-pub struct Cluster {
-    version: EtcdVersion,
-    members: Vec<Member>,
-    token: String,
-    options: EtcdOptions,
-    running: Vec<Option<Etcd>>,
-}
-
-impl Cluster {
-    /// Starts all members on their data directories and waits until each serves.
-    pub fn start(version: EtcdVersion, members: &[Member], token: &str) -> Self {
-        Self::start_with(version, members, token, &EtcdOptions::default())
-    }
-
-    /// Like `start`; `options` apply to each member, except its name, ports and members.
-    pub fn start_with(
-        version: EtcdVersion,
-        members: &[Member],
-        token: &str,
-        options: &EtcdOptions,
-    ) -> Self {
-        let mut cluster = Self {
-            version,
-            members: members.to_vec(),
-            token: token.to_owned(),
-            options: options.clone(),
-            running: members.iter().map(|_| None).collect(),
-        };
-        // No member serves alone, so start all before waiting.
-        for at in 0..members.len() {
-            cluster.spawn(at);
-        }
-        for at in 0..members.len() {
-            cluster.wait(at);
-        }
-        cluster
-    }
-
-    /// Returns a running member.
-    pub fn member(&self, at: usize) -> &Etcd {
-        self.running[at].as_ref().expect("a member that runs")
-    }
-
-    /// Returns the running members.
-    pub fn running(&self) -> impl Iterator<Item = &Etcd> {
-        self.running.iter().flatten()
-    }
-
-    /// Returns the client endpoint of each member, running or not.
-    pub fn endpoints(&self) -> Vec<String> {
-        let scheme = match self.options.tls {
-            Some(_) => "https",
-            None => "http",
-        };
-        let ports = self.members.iter().map(|member| member.client_port);
-        ports
-            .map(|port| format!("{scheme}://127.0.0.1:{port}"))
-            .collect()
-    }
-
-    /// Returns the leader, as soon as all running members agree on one.
-    pub async fn leader(&self) -> usize {
-        let started = Instant::now();
-        loop {
-            let mut leaders = Vec::new();
-            for (at, etcd) in self.running.iter().enumerate() {
-                let Some(etcd) = etcd else { continue };
-                let status = etcd.client().await.status().await.expect("a status");
-                let own = status.header().expect("a header").member_id();
-                leaders.push((status.leader(), status.leader() == own, at));
-            }
-            let agreed = leaders.iter().all(|l| l.0 == leaders[0].0);
-            if let Some(leader) = leaders.iter().find(|l| l.1).filter(|_| agreed) {
-                return leader.2;
-            }
-            assert!(started.elapsed() < START_TIMEOUT, "no leader: {leaders:?}");
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    }
-
-    /// Makes this member the leader.
-    pub async fn move_leader_to(&self, to: usize) {
-        if self.leader().await != to {
-            self.move_leader(to).await;
-        }
-    }
-
-    /// Makes another member the leader.
-    pub async fn move_leader(&self, to: usize) {
-        let status = self.member(to).client().await.status().await;
-        let id = status
-            .expect("a status")
-            .header()
-            .expect("a header")
-            .member_id();
-        let from = self.member(self.leader().await);
-        let moved = from.client().await.move_leader(id).await;
-        moved.expect("another leader");
-        assert_eq!(self.leader().await, to);
-    }
-
-    /// Stops one member cleanly; its directory stays.
-    pub fn stop_one(&mut self, at: usize) {
-        self.running[at].take().expect("a member that runs").stop();
-    }
-
-    /// Stops all members cleanly; their directories stay.
-    pub fn stop(&mut self) {
-        // All at once: a member that waits for stopped members takes long to stop.
-        for etcd in self.running() {
-            etcd.signal(Signal::TERM);
-        }
-        for etcd in self.running.iter_mut().filter_map(Option::take) {
-            etcd.stop();
-        }
-    }
-
-    /// Starts all members again on their directories.
-    pub fn start_all_again(&mut self) {
-        for at in 0..self.members.len() {
-            self.spawn(at);
-        }
-        for at in 0..self.members.len() {
-            self.wait(at);
-        }
-    }
-
-    /// Returns whether a member is running.
-    pub fn runs(&self, at: usize) -> bool {
-        self.running[at].is_some()
-    }
-
-    /// Kills a member, as a failure of its machine would.
-    pub fn kill(&mut self, at: usize) {
-        self.running[at].take().expect("a member that runs");
-    }
-
-    /// Starts a member again on its data directory.
-    pub fn start_again(&mut self, at: usize) {
-        self.spawn(at);
-        self.wait(at);
-    }
-
-    /// Starts a member without waiting until it serves: without a quorum it never does.
-    pub fn spawn(&mut self, at: usize) {
-        let member = &self.members[at];
-        let token = ["--initial-cluster-token", &self.token].map(OsString::from);
-        let options = EtcdOptions {
-            name: member.name.clone(),
-            ports: Some((member.client_port, member.peer_port)),
-            initial_cluster: Some(initial_cluster(&self.members)),
-            args: [&self.options.args[..], &token[..]].concat(),
-            ..self.options.clone()
-        };
-        let etcd = Etcd::spawn(self.version, &member.data_dir, &options);
-        self.running[at] = Some(etcd.unwrap_or_else(|err| panic!("{err}")));
-    }
-
-    fn wait(&mut self, at: usize) {
-        let etcd = self.running[at].as_mut().expect("a member that runs");
-        etcd.wait_until_serving()
-            .unwrap_or_else(|err| panic!("{err}"));
-    }
-}
-
 /// Runs `etcdutl snapshot restore` into a new data directory.
 pub fn etcdutl_restore(
     version: EtcdVersion,
@@ -648,152 +450,6 @@ pub fn bbolt_check(file: &Path) -> Result<(), String> {
     }
 }
 
-/// Returns a free port of 127.0.0.1 that stays free for a while: it is below the range that the kernel assigns
-/// to clients, and each call returns another one.
-pub fn free_port() -> u16 {
-    const FIRST: u32 = 10_000;
-    const COUNT: u32 = 20_000;
-    static CALLS: AtomicU32 = AtomicU32::new(0);
-    let begin = std::process::id().wrapping_mul(7919);
-    std::iter::repeat_with(|| {
-        let call = CALLS.fetch_add(1, Ordering::Relaxed);
-        let port = FIRST + begin.wrapping_add(call) % COUNT;
-        u16::try_from(port).expect("a port")
-    })
-    .find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok())
-    .expect("an endless search")
-}
-
-fn url(port: u16) -> String {
+pub fn url(port: u16) -> String {
     format!("http://127.0.0.1:{port}")
-}
-
-/// Sends one plain HTTP request. Returns the response with its headers, or `None` if there is none.
-pub fn http(port: u16, method: &str, target: &str, body: &str) -> Option<String> {
-    http_at("127.0.0.1", port, method, target, body)
-}
-
-/// Like `http`, at another address.
-pub fn http_at(host: &str, port: u16, method: &str, target: &str, body: &str) -> Option<String> {
-    let mut stream = TcpStream::connect((host, port)).ok()?;
-    stream
-        .set_read_timeout(Some(Duration::from_secs(20)))
-        .ok()?;
-    // HTTP/1.0: the response comes in one piece and ends with the connection.
-    let request = format!(
-        "{method} {target} HTTP/1.0\r\nHost: {host}:{port}\r\nContent-Length: {}\r\n\r\n{body}",
-        body.len()
-    );
-    stream.write_all(request.as_bytes()).ok()?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).ok()?;
-    Some(answer)
-}
-
-/// A child process that is killed when dropped.
-#[derive(Debug)]
-pub struct Process(Child);
-
-impl Process {
-    pub fn spawn(command: &mut Command, log: &Path) -> Result<Self, String> {
-        let out = File::create(log).map_err(|err| format!("{}: {err}", log.display()))?;
-        let err = out.try_clone().map_err(|err| err.to_string())?;
-        Self::spawn_to(command, out, err)
-    }
-
-    /// Starts a process with standard output and standard error in separate files.
-    pub fn spawn_to(command: &mut Command, out: File, err: File) -> Result<Self, String> {
-        let child = command
-            .stdin(Stdio::null())
-            .stdout(out)
-            .stderr(err)
-            .spawn()
-            .map_err(|err| format!("start {}: {err}", command.get_program().display()))?;
-        Ok(Self(child))
-    }
-
-    pub fn id(&self) -> u32 {
-        self.0.id()
-    }
-
-    /// Sends a signal. The process was not waited for, so the pid is still its own.
-    pub fn signal(&self, signal: Signal) {
-        let _ = rustix::process::kill_process(rustix::process::Pid::from_child(&self.0), signal);
-    }
-
-    /// Kills the process and waits for its end.
-    pub fn end(&mut self) {
-        self.kill();
-    }
-
-    /// Returns the exit status if the process ends within `timeout`.
-    pub fn ended_within(&mut self, timeout: Duration) -> Option<std::process::ExitStatus> {
-        let started = Instant::now();
-        loop {
-            if let Some(status) = self.0.try_wait().expect("the state of a child") {
-                return Some(status);
-            }
-            if started.elapsed() > timeout {
-                return None;
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-    }
-
-    /// Fails if the process has ended.
-    pub fn runs(&mut self) -> Result<(), String> {
-        match self.0.try_wait().map_err(|err| err.to_string())? {
-            Some(status) => Err(format!("it ended with {status}")),
-            None => Ok(()),
-        }
-    }
-
-    pub fn wait_until(
-        &mut self,
-        timeout: Duration,
-        mut ready: impl FnMut() -> bool,
-    ) -> Result<(), String> {
-        let started = Instant::now();
-        loop {
-            self.runs()?;
-            if ready() {
-                return Ok(());
-            }
-            if started.elapsed() > timeout {
-                return Err(format!("it did not serve within {} s", timeout.as_secs()));
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
-
-    /// Asks the process to end and waits; kills it if it does not.
-    pub fn stop(&mut self) {
-        if matches!(self.0.try_wait(), Ok(Some(_))) {
-            return;
-        }
-        // Not waited for yet, so the pid is still this child's.
-        let _ = rustix::process::kill_process(
-            rustix::process::Pid::from_child(&self.0),
-            rustix::process::Signal::TERM,
-        );
-        let started = Instant::now();
-        while started.elapsed() < STOP_TIMEOUT {
-            if matches!(self.0.try_wait(), Ok(Some(_))) {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        self.kill();
-    }
-
-    fn kill(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        self.kill();
-    }
 }

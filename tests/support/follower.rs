@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::etcd::{Process, Signal};
+use super::etcd::Signal;
+use super::process::Process;
 use super::restorable::Prefix;
 
 /// The longest wait. Generous: the machine may be busy.

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
-use super::etcd::{Process, free_port, http};
+use super::process::{Process, free_port, http};
 use super::tools;
 
 const LARGEST_BODY: usize = 64 << 20;

@@ -11,7 +11,8 @@ use reqwest::{Client, Method};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::etcd::{Etcd, Process, free_port};
+use super::etcd::Etcd;
+use super::process::{Process, free_port};
 use super::tools::{self, tail};
 
 /// The token of the user who may do everything.

@@ -21,9 +21,10 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use super::etcd::{Process, Signal, free_port};
+use super::etcd::Signal;
 use super::kube::{Api, Body, write_kubeconfig};
 use super::namespace::{TestNamespace, name};
+use super::process::{Process, free_port};
 
 /// The label of the Pods that this kubelet runs.
 const OURS: &str = "app.kubernetes.io/name=deltafold";

@@ -11,7 +11,8 @@ use object_store::path::Path;
 use object_store::signer::{Method, SignedUrlOptions, Signer as _};
 use tempfile::TempDir;
 
-use super::etcd::{Process, Signal, free_port, http_at};
+use super::etcd::Signal;
+use super::process::{Process, free_port, http_at};
 use super::s3::{ACCESS_KEY, S3, SECRET_KEY};
 use super::tools::{self, tail};
 

@@ -7,9 +7,10 @@ use etcd_client::{DeleteOptions, Txn, TxnOp};
 use tempfile::TempDir;
 use tokio::runtime::{Handle, Runtime};
 
-use super::etcd::{Etcd, EtcdOptions, EtcdVersion, free_port};
+use super::etcd::{Etcd, EtcdOptions, EtcdVersion};
 use super::follower::{self, Ended, Follower};
 use super::history::{Compression, Recorder, Recording};
+use super::process::free_port;
 use super::restorable::{Checked, Prefix};
 use super::truth::Truth;
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustix::fs::XattrFlags;
 use tempfile::TempDir;
 
-use super::etcd::{Process, free_port, http};
+use super::process::{Process, free_port, http};
 use super::s3::{ACCESS_KEY, REGION, S3, SECRET_KEY};
 use super::tools::{self, tail};
 
