@@ -1,4 +1,6 @@
 //! `deltafold task` and `deltafold policy` on a real API server. There is no controller: the tests play it.
+//!
+//! One file of more than 700 lines: all tests share one API server that knows the CRDs.
 
 use crate::support::etcd::Etcd;
 use crate::support::kube::{Apiserver, NOBODY, TOKEN};

@@ -3,6 +3,8 @@
 //!
 //! The objects are those of `fixtures/frozen/0.1`, written to an API server as 0.1's controller wrote them,
 //! with its field managers, annotations and finalizers.
+//!
+//! One file of more than 700 lines: all tests start from the same leftovers of 0.1.
 
 use crate::support::controller::Controller;
 use crate::support::fixtures_dir;
