@@ -6,7 +6,7 @@
 use super::{PATIENCE, Writer};
 use crate::base::causes::causes;
 use crate::base::lock;
-use crate::controller::plan::Note;
+use crate::controller::plan::PlannedEvent;
 use futures::stream::StreamExt;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Resource;
@@ -50,7 +50,7 @@ impl Events {
     }
 
     /// Tells what was decided about an object, and why.
-    pub fn tell<K: Resource<DynamicType = ()>>(&self, object: &K, note: &Note) {
+    pub fn tell<K: Resource<DynamicType = ()>>(&self, object: &K, note: &PlannedEvent) {
         let reference = object.object_ref(&());
         let namespace = reference.namespace.as_deref().unwrap_or_default();
         let name = reference.name.as_deref().unwrap_or_default();

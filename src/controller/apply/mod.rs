@@ -13,7 +13,7 @@ use super::jobs;
 use super::names::{Key, key, label, owner};
 use super::observe::threshold_jobs::Start;
 use super::observe::{Applied, Observed, Refusal, Tried, World};
-use super::plan::{Action, Desired, Note};
+use super::plan::{Action, Desired, PlannedEvent};
 use crate::base::causes::causes;
 use chrono::Utc;
 use k8s_openapi::api::batch::v1::Job;
@@ -94,7 +94,7 @@ pub struct Done {
     /// For the next look.
     pub tried: Tried,
     /// The Event that tells of it.
-    pub note: Option<Note>,
+    pub note: Option<PlannedEvent>,
     /// Why it was not done.
     pub failure: Option<Failure>,
     /// A Job that the API server has surely not made.
@@ -132,7 +132,7 @@ impl Writer {
 
     /// Does one thing that was planned.
     pub async fn act(&self, action: &Action, observed: &Observed, world: &World) -> Done {
-        let what = action.what();
+        let what = action.description();
         let mut done = Done {
             tried: Tried {
                 what: what.clone(),
@@ -148,13 +148,13 @@ impl Writer {
             Action::MakeAccount => self.make_account(namespace, world).await.map(|()| None),
             // One that is there stays as it is: etcd-druid's are used.
             Action::CreateLease(lease) => self.create(&**lease, namespace).await.map(|_| None),
-            Action::CreateJob { job, start, note } => {
+            Action::CreateJob { job, start, event } => {
                 reason = "JobRefused";
                 let made = self.create_job(job, start.as_ref(), observed, world).await;
                 if made.as_ref().is_err_and(Failure::is_answered) {
                     done.not_made = Some(key(&**job));
                 }
-                made.map(|is_new| is_new.then(|| note.clone()))
+                made.map(|is_new| is_new.then(|| event.clone()))
             }
             Action::Apply(desired, note) => {
                 let applied = self.apply(desired, observed, world).await;

@@ -22,8 +22,8 @@ use super::api::{
 };
 use super::jobs;
 use super::names::{Key, is_owned, key};
-use super::times::{delta, later};
-use super::work_queue::Work;
+use super::times::{later, time_delta};
+use super::work_queue::WorkQueue;
 use crate::base::lock;
 use chrono::{DateTime, TimeDelta, Utc};
 use k8s_openapi::api::batch::v1::Job;
@@ -137,7 +137,7 @@ struct Memory {
 /// Something that was tried in one look, so that it is not tried twice in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tried {
-    /// What: as [`Action::what`](super::plan::Action::what) names it.
+    /// What: as [`Action::description`](super::plan::Action::description) names it.
     pub what: String,
     /// Why Kubernetes does not take it, or somebody else has it; `None` if it is done, or may be done later.
     pub refusal: Option<Refusal>,
@@ -164,7 +164,7 @@ pub struct World {
     /// Named namespaces of which not everything has been listed: their policies are not looked at.
     unlisted: Mutex<BTreeSet<String>>,
     /// Who is to be looked at.
-    pub work: Work,
+    pub work: WorkQueue,
 }
 
 /// All that is known of one policy and its tasks at one moment.
@@ -225,7 +225,7 @@ impl World {
     /// Nothing is known yet; so many workers look at policies.
     pub fn new(workers: usize) -> Self {
         World {
-            work: Work::new(workers),
+            work: WorkQueue::new(workers),
             ..World::default()
         }
     }
@@ -399,7 +399,7 @@ impl World {
             Some((count, _)) => count.saturating_add(1),
         };
         let pause = pause(count);
-        memory.failures = Some((count, later(now, delta(pause))));
+        memory.failures = Some((count, later(now, time_delta(pause))));
         pause
     }
 }

@@ -59,7 +59,7 @@ impl Made {
             owner: owner(object).map(str::to_owned),
             uid: object.uid(),
             generation: object.meta().generation,
-            hash: object.annotations().get(names::HASH).cloned(),
+            hash: object.annotations().get(names::APPLIED_HASH).cloned(),
             runs,
             packed: zstd::bulk::compress(&json, LEVEL).unwrap_or_default(),
             is_whole: OnceLock::new(),
