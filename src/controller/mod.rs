@@ -1,9 +1,10 @@
 //! The controller: makes CronJobs of policies, and Jobs of crossed thresholds and of tasks.
 //!
-//! It never reads a snapshot and never talks to an etcd or a store: its Jobs do, and report through exit codes,
-//! termination messages and Leases. Called by `cli::controller`.
+//! It never reads a snapshot and never talks to an etcd or a store: its Jobs do, and report through exit
+//! codes, termination messages and Leases. Called by `cli::controller`.
 //!
-//! One loop, **observe → plan → apply**, reconciles a policy together with its tasks. Only the leader runs it.
+//! One loop, **observe → plan → apply**, reconciles a policy together with its tasks. Only the leader runs
+//! it.
 //! 1. [`observe`] keeps the objects that the watches report, and collects all facts about one policy.
 //! 2. [`plan`] decides from these facts, without I/O, what to write: objects, statuses and Events.
 //! 3. [`apply`] is the only module that writes to the API server.
@@ -55,8 +56,8 @@ const LONGEST_BACK_OFF: Duration = Duration::from_secs(60);
 const CONFLICT_BACK_OFF: Duration = Duration::from_millis(100);
 /// The shortest time until a policy is reconciled again only because time has passed.
 const SHORTEST_REQUEUE: Duration = Duration::from_millis(500);
-/// The most actions, and the most task statuses, that one reconciliation writes. A policy with more of them is
-/// requeued behind the others.
+/// The most actions, and the most task statuses, that one reconciliation writes. A policy with more of them
+/// is requeued behind the others.
 const MAX_WRITES: usize = 30;
 
 /// The settings of a controller process.
@@ -76,11 +77,12 @@ pub struct Options {
     pub max_jobs_per_namespace: u32,
 }
 
-/// Runs the controller until it is cancelled or loses its leadership. Blocks: do not call it from an async thread.
+/// Runs the controller until it is cancelled or loses its leadership. Blocks: do not call it from an async
+/// thread.
 ///
 /// # Errors
-/// `LockHeld` if another replica has become the leader: start this one again as a standby. `KubernetesUnreachable`,
-/// `PermissionDenied` and the like if the API cannot be used from the start.
+/// `LockHeld` if another replica has become the leader: start this one again as a standby.
+/// `KubernetesUnreachable`, `PermissionDenied` and the like if the API cannot be used from the start.
 pub fn run(
     client: &kubernetes::Client,
     options: Options,
@@ -210,7 +212,8 @@ async fn reconcile_all(
     }
 }
 
-/// Starts the workers once all objects have been listed. Returns only if a background task ends, which is a bug.
+/// Starts the workers once all objects have been listed. Returns only if a background task ends, which is a
+/// bug.
 async fn run_workers(
     controller: &Arc<Controller>,
     workers: usize,
@@ -320,7 +323,8 @@ impl Controller {
         refused.map_or(Ok(Some(Duration::ZERO)), Err)
     }
 
-    /// Plans for a policy, with the job slots that the limits grant it. Queues the policies whose Jobs are next.
+    /// Plans for a policy, with the job slots that the limits grant it. Queues the policies whose Jobs are
+    /// next.
     fn plan(&self, observed: &Observed) -> Plan {
         let now = Utc::now();
         let decisions = plan::decide(observed, &self.options, now);
@@ -332,8 +336,8 @@ impl Controller {
         decisions.plan(&slots)
     }
 
-    /// Counts the Jobs of a policy and asks for slots for its new ones. Returns the decision for each Job, and the
-    /// policies that may have a slot now.
+    /// Counts the Jobs of a policy and asks for slots for its new ones. Returns the decision for each Job,
+    /// and the policies that may have a slot now.
     fn request_slots(
         &self,
         observed: &Observed,
@@ -354,7 +358,8 @@ impl Controller {
 
     /// Applies actions one after the other, and records each in `tried`. Returns the first refusal.
     ///
-    /// Fails at the first error that is no refusal, such as a request without a response: its effect is unknown.
+    /// Fails at the first error that is no refusal, such as a request without a response: its effect is
+    /// unknown.
     async fn apply(
         &self,
         actions: &[Action],

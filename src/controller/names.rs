@@ -8,8 +8,9 @@ use kube::{Resource, ResourceExt};
 /// A namespace and a name.
 pub type Key = (String, String);
 
-/// The annotation with the hash of an object as this controller applied it. Comparing hashes shows whether the object
-/// must be applied again; comparing the objects would not, because the API server fills in defaults.
+/// The annotation with the hash of an object as this controller applied it. Comparing hashes shows whether
+/// the object must be applied again; comparing the objects would not, because the API server fills in
+/// defaults.
 pub const APPLIED_HASH: &str = "deltafold.io/applied-hash";
 
 /// Returns an object's namespace and name.
@@ -30,7 +31,8 @@ pub fn owner<K: Resource>(object: &K) -> Option<&str> {
     Some(&owner.uid)
 }
 
-/// Whether `owner_object` controls `object`. UIDs are compared: an earlier object of the same name does not count.
+/// Whether `owner_object` controls `object`. UIDs are compared: an earlier object of the same name does not
+/// count.
 pub fn is_owned<K: Resource, O: Resource>(object: &K, owner_object: &O) -> bool {
     let uid = owner_object.meta().uid.as_deref();
     uid.is_some() && owner(object) == uid

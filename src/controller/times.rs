@@ -16,8 +16,8 @@ pub fn utc_of_micro(time: &MicroTime) -> DateTime<Utc> {
     DateTime::from_timestamp_micros(time.0.as_microsecond()).unwrap_or_default()
 }
 
-/// Formats a time for messages. Messages contain times and not ages: an age would change the message each second, and
-/// each change would be a write.
+/// Formats a time for messages. Messages contain times and not ages: an age would change the message each
+/// second, and each change would be a write.
 pub fn rfc3339(time: DateTime<Utc>) -> String {
     time.to_rfc3339_opts(SecondsFormat::Secs, true)
 }

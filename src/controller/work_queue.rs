@@ -1,7 +1,8 @@
 //! The queue of policies to reconcile. A policy is handed to one worker at a time.
 //!
-//! Namespaces take turns: however many policies of one namespace change, a policy of another namespace waits for at
-//! most one reconciliation in each. A policy that changes while it is reconciled is queued again afterwards.
+//! Namespaces take turns: however many policies of one namespace change, a policy of another namespace waits
+//! for at most one reconciliation in each. A policy that changes while it is reconciled is queued again
+//! afterwards.
 //!
 //! `observe` adds policies; the workers in `controller` take them out.
 
@@ -113,7 +114,8 @@ impl Queues {
 }
 
 impl WorkQueue {
-    /// Creates a queue for this many workers. At most two thirds of them reconcile policies of the same namespace.
+    /// Creates a queue for this many workers. At most two thirds of them reconcile policies of the same
+    /// namespace.
     pub fn new(workers: usize) -> Self {
         let queue = WorkQueue::default();
         lock(&queue.queues).max_workers_per_namespace = (workers * 2).div_ceil(3);

@@ -76,7 +76,8 @@ pub(super) fn create_job_description(job: &str) -> String {
     format!("create Job {job}")
 }
 
-/// Whether the description is that of an action for the policy's own objects: not the creation of a Job, and no deletion.
+/// Whether the description is that of an action for the policy's own objects: not the creation of a Job, and
+/// no deletion.
 pub(super) fn is_for_policy_objects(description: &str) -> bool {
     !description.starts_with("create Job ") && !description.starts_with("delete ")
 }

@@ -1,4 +1,5 @@
-//! The Jobs that thresholds start, compactions and full snapshots in their place: the next one and the last one.
+//! The Jobs that thresholds start, compactions and full snapshots in their place: the next one and the last
+//! one.
 //!
 //! Pure. `threshold` decides whether a Job is due, and `jobs` builds it. Called by `plan`.
 
@@ -70,7 +71,8 @@ impl CompactionActivity {
             return Err(NotDue::until_a_change("there is no policy"));
         };
         if let Some(start) = &observed.unanswered {
-            // The create call got no response. Retry with the same name: a new name could create a second Job.
+            // The create call got no response. Retry with the same name: a new name could create a second
+            // Job.
             return Ok(start.clone());
         }
         let inputs = threshold::Inputs {
@@ -95,8 +97,8 @@ impl CompactionActivity {
     }
 }
 
-/// Returns the newest Job of a threshold with its result so far. If its Pods may still report more, the result counts as
-/// running, and the time to observe again is returned too.
+/// Returns the newest Job of a threshold with its result so far. If its Pods may still report more, the
+/// result counts as running, and the time to observe again is returned too.
 fn newest_job(
     policy: &EtcdBackupPolicy,
     observed: &Observed,
@@ -129,8 +131,8 @@ fn newest_job(
     (Some((started, still_running)), Some(later(now, PODS_COME)))
 }
 
-/// Returns the names of the Jobs that may exist although no watch has reported them, and when to observe again if none
-/// ever does.
+/// Returns the names of the Jobs that may exist although no watch has reported them, and when to observe
+/// again if none ever does.
 fn unseen_jobs(
     observed: &Observed,
     in_status: Option<&LastCompaction>,

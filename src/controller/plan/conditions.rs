@@ -1,8 +1,8 @@
 //! The conditions of a policy: Ready, BackupReady, BackupVerified and CompactionHealthy.
 //!
-//! Pure: computes status, reason and message, and the time at which they change if nothing else happens. Messages
-//! contain times and not ages: an age would change the message, and so write the status, all the time. Called by
-//! `policy` and `plan`.
+//! Pure: computes status, reason and message, and the time at which they change if nothing else happens.
+//! Messages contain times and not ages: an age would change the message, and so write the status, all the
+//! time. Called by `policy` and `plan`.
 
 use super::compaction::up_to_revision;
 use super::freshness::{self, Cadence, Freshness, RenewalTimes, last_renewal};
@@ -310,8 +310,8 @@ pub fn ready(policy: &EtcdBackupPolicy, problem: Option<&Problem>) -> Assessment
     }
 }
 
-/// Returns the assessed conditions for the status. A condition keeps its transition time as long as its status stays the
-/// same. Old conditions that were not assessed are left out.
+/// Returns the assessed conditions for the status. A condition keeps its transition time as long as its
+/// status stays the same. Old conditions that were not assessed are left out.
 pub fn merge(
     old: &[Condition],
     assessed: &[(&str, &Assessment)],

@@ -1,6 +1,7 @@
 //! Whether the newest snapshots of a policy are as recent as the policy expects.
 //!
-//! Pure: reads the contents of the snapshot Leases and the policy. Sets no condition: `conditions` does, and calls this.
+//! Pure: reads the contents of the snapshot Leases and the policy. Sets no condition: `conditions` does, and
+//! calls this.
 
 use crate::controller::api::EtcdBackupPolicy;
 use crate::controller::observe::leases::{LeaseFacts, SnapshotFact};
@@ -30,8 +31,8 @@ pub struct RenewalTimes {
     pub delta: Option<DateTime<Utc>>,
 }
 
-/// How recent the newest snapshot of a kind is. The time, if any, is when this changes without a new snapshot. The text
-/// describes the problem.
+/// How recent the newest snapshot of a kind is. The time, if any, is when this changes without a new
+/// snapshot. The text describes the problem.
 pub enum Freshness {
     /// The newest snapshot is recent enough.
     Fresh(Option<DateTime<Utc>>),
@@ -54,7 +55,8 @@ pub enum Cadence {
 }
 
 impl Cadence {
-    /// Parses a schedule in the time zone of the policy. `None` if it is invalid, which the condition Ready reports.
+    /// Parses a schedule in the time zone of the policy. `None` if it is invalid, which the condition Ready
+    /// reports.
     pub fn parse(schedule: &str, policy: &EtcdBackupPolicy) -> Option<Cadence> {
         let snapshot = policy.spec.snapshot.as_ref();
         let time_zone = snapshot.and_then(|s| s.time_zone.as_deref());
@@ -62,11 +64,11 @@ impl Cadence {
         Some(Cadence::Schedule(schedule))
     }
 
-    /// Returns when the `nth` event after the one at `from` is overdue: it is late by more than half a period, and by
-    /// more than two minutes. `None` if the schedule has no such event.
+    /// Returns when the `nth` event after the one at `from` is overdue: it is late by more than half a
+    /// period, and by more than two minutes. `None` if the schedule has no such event.
     ///
-    /// The period of a schedule is the shorter one of those before and after the next event. So the grace period of
-    /// Monday's snapshot is half a day, not half a weekend.
+    /// The period of a schedule is the shorter one of those before and after the next event. So the grace
+    /// period of Monday's snapshot is half a day, not half a weekend.
     pub fn overdue(&self, from: DateTime<Utc>, nth: i32) -> Option<DateTime<Utc>> {
         let (period, expected) = match self {
             Cadence::Period(period) => (*period, from),
@@ -203,8 +205,8 @@ pub fn expects(policy: &EtcdBackupPolicy) -> [bool; 2] {
     expected(policy).map(|e| e.is_some())
 }
 
-/// Returns when a Lease was last renewed: the later one of its own time and of the time at which this controller saw
-/// the renewal. A time in the future counts as now; far in the future it is ignored.
+/// Returns when a Lease was last renewed: the later one of its own time and of the time at which this
+/// controller saw the renewal. A time in the future counts as now; far in the future it is ignored.
 pub fn last_renewal(
     fact: &SnapshotFact,
     seen: Option<DateTime<Utc>>,
@@ -241,8 +243,8 @@ pub fn assess(
         });
     }
     if let Some(expected) = expected_delta {
-        // Before the first delta, the full snapshot counts for both kinds. Later it does not: a compaction makes a full
-        // snapshot of deltas that exist already, and adds no newer events.
+        // Before the first delta, the full snapshot counts for both kinds. Later it does not: a compaction
+        // makes a full snapshot of deltas that exist already, and adds no newer events.
         let is_before_first = delta.is_none() && facts.foreign_delta.is_none();
         kinds.push(SnapshotKind {
             expected,

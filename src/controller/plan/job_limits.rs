@@ -1,7 +1,9 @@
-//! The limits on the number of unfinished Jobs of thresholds and tasks, and the order in which Jobs get slots.
+//! The limits on the number of unfinished Jobs of thresholds and tasks, and the order in which Jobs get
+//! slots.
 //!
-//! No I/O, and the time is an argument. All state is in memory: it is rebuilt from the Jobs of each policy, so a new
-//! controller knows as much as the one before it. Called by the reconciliation in `controller` before it plans.
+//! No I/O, and the time is an argument. All state is in memory: it is rebuilt from the Jobs of each policy,
+//! so a new controller knows as much as the one before it. Called by the reconciliation in `controller`
+//! before it plans.
 
 use crate::controller::names::Key;
 use chrono::{DateTime, TimeDelta, Utc};
@@ -12,7 +14,8 @@ use std::collections::{BTreeMap, HashMap};
 const GRANT_LASTS: TimeDelta = TimeDelta::minutes(2);
 /// A requester that was called and has not asked again after this time has no use for the slot.
 const CALL_LASTS: TimeDelta = TimeDelta::minutes(1);
-/// The most Jobs of a policy that count: one of a threshold and one of a task. The controller never creates more.
+/// The most Jobs of a policy that count: one of a threshold and one of a task. The controller never creates
+/// more.
 const MAX_JOBS_OF_POLICY: usize = 2;
 
 /// The policy or task that needs a Job.
@@ -149,14 +152,14 @@ impl JobCount {
 
 /// The limits, the Jobs that count, and the requesters that wait for a slot.
 ///
-/// - Restores go first. Then the namespace with the fewest Jobs is next; in it the policy whose last grant is the
-///   longest ago; and of one policy the oldest request.
-/// - If several namespaces have policies, each may use half of the slots, and no namespace counts for more, whatever Jobs
-///   somebody else creates there.
+/// - Restores go first. Then the namespace with the fewest Jobs is next; in it the policy whose last grant is
+///   the longest ago; and of one policy the oldest request.
+/// - If several namespaces have policies, each may use half of the slots, and no namespace counts for more,
+///   whatever Jobs somebody else creates there.
 /// - Restores have additional slots: a tenth of the limit, at least one.
-/// - A freeze begins if more Jobs run than the limit allows, for example because it was lowered. Then only restores are
-///   granted, until no more than nine tenths of the limit run and at least one slot is free. The distance keeps the
-///   limiter from freezing again with each Job.
+/// - A freeze begins if more Jobs run than the limit allows, for example because it was lowered. Then only
+///   restores are granted, until no more than nine tenths of the limit run and at least one slot is free. The
+///   distance keeps the limiter from freezing again with each Job.
 #[derive(Debug, Default)]
 pub struct JobLimiter {
     /// The limit over all policies; 0 for none.
@@ -308,7 +311,8 @@ impl JobLimiter {
         self.grants.insert(request.job.clone(), grant);
     }
 
-    /// Returns why a requester waits. Contains no current numbers: they would change the task's status each time.
+    /// Returns why a requester waits. Contains no current numbers: they would change the task's status each
+    /// time.
     fn reason_to_wait(&self, namespace: &str) -> String {
         let cap = self.cap;
         let namespace_cap = self.namespace_cap();
@@ -334,8 +338,8 @@ impl JobLimiter {
         }
     }
 
-    /// Returns the policies whose waiters may have a slot now, so that they request again. A waiter is called only once
-    /// for each request.
+    /// Returns the policies whose waiters may have a slot now, so that they request again. A waiter is called
+    /// only once for each request.
     pub fn call_next(&mut self, now: DateTime<Utc>) -> Vec<Key> {
         if self.waiters.is_empty() {
             return Vec::new();
@@ -464,7 +468,8 @@ impl JobLimiter {
         }
     }
 
-    /// Returns the number of Jobs of a namespace, with `more` that are about to start; `None` if it may have no more.
+    /// Returns the number of Jobs of a namespace, with `more` that are about to start; `None` if it may have
+    /// no more.
     fn jobs_if_below_cap(
         &self,
         namespace: &str,

@@ -5,8 +5,8 @@
 //! 2. The job limiter answers the [slot requests](Decisions::slot_requests) for the Jobs that are due.
 //! 3. [`Decisions::plan`] returns the actions, the statuses, the Events and the time of the requeue.
 //!
-//! A status tells what exists, never what is intended. So the controller does all actions of a plan first, observes
-//! again, and writes the statuses of a plan without actions.
+//! A status tells what exists, never what is intended. So the controller does all actions of a plan first,
+//! observes again, and writes the statuses of a plan without actions.
 
 mod actions;
 pub mod compaction;
@@ -346,7 +346,8 @@ impl<'o> Decisions<'o> {
         slots.get(&(self.observed.key.0.clone(), job.to_owned()))
     }
 
-    /// Plans the Job of a threshold. Returns the condition CompactionHealthy; `None` if no compactions are started.
+    /// Plans the Job of a threshold. Returns the condition CompactionHealthy; `None` if no compactions are
+    /// started.
     fn plan_threshold_job(
         &self,
         slots: &BTreeMap<Key, SlotDecision>,
@@ -529,8 +530,8 @@ impl<'o> Decisions<'o> {
         }
     }
 
-    /// Returns the first refusal of an object of the policy in this reconciliation. Refused Jobs are reported elsewhere:
-    /// by CompactionHealthy and by the statuses of tasks.
+    /// Returns the first refusal of an object of the policy in this reconciliation. Refused Jobs are reported
+    /// elsewhere: by CompactionHealthy and by the statuses of tasks.
     fn apply_refusal(&self) -> Option<&'o Refusal> {
         let mut tried = self.observed.tried.iter();
         tried.find_map(|t| {

@@ -1,6 +1,8 @@
-//! The objects that a policy has all the time: CronJobs, the follower's Deployment, Leases and the Jobs' ServiceAccount.
+//! The objects that a policy has all the time: CronJobs, the follower's Deployment, Leases and the Jobs'
+//! ServiceAccount.
 //!
-//! Pure: compares the wanted objects with those that exist, and returns what to write. Plans no Jobs. Called by `plan`.
+//! Pure: compares the wanted objects with those that exist, and returns what to write. Plans no Jobs. Called
+//! by `plan`.
 
 use super::conditions::Problem;
 use super::{Action, Options, PlannedEvent};

@@ -67,7 +67,8 @@ pub fn impediment(
     })
 }
 
-/// Whether the objects of the last good spec stay as they are, so that a typing error does not end the backups.
+/// Whether the objects of the last good spec stay as they are, so that a typing error does not end the
+/// backups.
 pub fn keeps_objects(problem: &Problem) -> bool {
     problem.reason == INVALID || problem.reason == NOT_ALLOWED
 }
@@ -177,8 +178,8 @@ fn last_run(observed: &Observed, work: Work, task_type: Option<TaskType>) -> Opt
     Some(outcome::last_run(job, &observed.pods_of(job)))
 }
 
-/// Returns the later one of two runs: that in the status, and that of the newest Job. If both are the same run, returns
-/// the one that knows more about it.
+/// Returns the later one of two runs: that in the status, and that of the newest Job. If both are the same
+/// run, returns the one that knows more about it.
 fn latest_run(in_status: Option<LastRun>, newest: Option<LastRun>) -> Option<LastRun> {
     let (Some(old), Some(new)) = (&in_status, &newest) else {
         return newest.or(in_status);
@@ -198,7 +199,8 @@ pub struct PolicyFindings<'f> {
     pub health: BackupHealth,
     /// Why the policy is not Ready.
     pub problem: Option<&'f Problem>,
-    /// The last compaction and the condition CompactionHealthy; `None` if the controller starts no compactions.
+    /// The last compaction and the condition CompactionHealthy; `None` if the controller starts no
+    /// compactions.
     pub compaction: Option<(Option<LastCompaction>, &'f Assessment)>,
     /// The restore tasks that end with this plan.
     pub restorations: Vec<&'f LastRun>,
@@ -329,8 +331,8 @@ fn snapshots(facts: &LeaseFacts) -> Option<SnapshotsStatus> {
     })
 }
 
-/// Returns the age of the newest full and delta snapshot in seconds. Before the first snapshot of an expected kind it is
-/// the age of the policy. A kind without either is left out.
+/// Returns the age of the newest full and delta snapshot in seconds. Before the first snapshot of an expected
+/// kind it is the age of the policy. A kind without either is left out.
 pub fn snapshot_ages(
     policy: &EtcdBackupPolicy,
     facts: &LeaseFacts,

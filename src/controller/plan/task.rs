@@ -1,6 +1,7 @@
 //! The life of a task: it waits, its Job runs, it ends, and some time later it is deleted.
 //!
-//! Pure: computes a task's progress, status and Events. `task_queue` decides which task may start. Called by `plan`.
+//! Pure: computes a task's progress, status and Events. `task_queue` decides which task may start. Called by
+//! `plan`.
 
 use super::compaction::up_to_revision;
 use super::task_queue::{QUEUED, TaskRefusal, failed_precondition};
@@ -191,7 +192,8 @@ fn pod_error(pod: &Pod) -> Option<TaskError> {
     })
 }
 
-/// Returns a Job or Pod that must end before a task may start, and when to check again even if no watch reports a change.
+/// Returns a Job or Pod that must end before a task may start, and when to check again even if no watch
+/// reports a change.
 ///
 /// These are the Jobs and Pods of other tasks of the policy; for a compaction also the Jobs of thresholds.
 pub fn blocker(
@@ -321,8 +323,8 @@ fn add_final_error(errors: &mut Vec<TaskError>, run: &LastRun, ended: DateTime<U
     errors.truncate(MAX_ERRORS);
 }
 
-/// Returns the actions for a task that has ended, and when it expires: an unfinished Job is deleted at once, and the task
-/// itself when its time to live is over.
+/// Returns the actions for a task that has ended, and when it expires: an unfinished Job is deleted at once,
+/// and the task itself when its time to live is over.
 pub fn clean_up(
     task: &EtcdBackupTask,
     job: Option<&Job>,

@@ -1,7 +1,7 @@
 //! The queue of a policy's tasks: which one may start, which ones wait, and which ones are rejected.
 //!
-//! Pure, over all tasks of a policy. First in, first out; but a task that waits for something else than its turn does
-//! not block the tasks behind it, because one of them may be what it waits for. Called by `plan`.
+//! Pure, over all tasks of a policy. First in, first out; but a task that waits for something else than its
+//! turn does not block the tasks behind it, because one of them may be what it waits for. Called by `plan`.
 
 use crate::controller::api::{EtcdBackupPolicy, EtcdBackupTask, TaskConfig, TaskState, TaskType};
 use crate::controller::jobs;
@@ -260,8 +260,8 @@ fn config_with_defaults(task: &EtcdBackupTask) -> TaskConfig {
     config
 }
 
-/// Returns why a task is Rejected after its first Pod: the etcd has no quorum. The controller cannot check this before,
-/// because it has no credentials for the etcd.
+/// Returns why a task is Rejected after its first Pod: the etcd has no quorum. The controller cannot check
+/// this before, because it has no credentials for the etcd.
 pub fn failed_precondition(type_: TaskType, first: &PodOutcome) -> Option<TaskRefusal> {
     let needs_quorum = matches!(type_, TaskType::OnDemandSnapshot | TaskType::Maintenance);
     let has_no_quorum = first.ended && first.reason.as_deref() == Some(Reason::NoQuorum.as_str());
@@ -354,7 +354,8 @@ mod tests {
         task
     }
 
-    /// Returns the admission of each task: `Start`, its reason or its code; nothing for a task that is not Pending.
+    /// Returns the admission of each task: `Start`, its reason or its code; nothing for a task that is not
+    /// Pending.
     fn admissions_of(tasks: &[EtcdBackupTask], late: Option<&str>) -> Vec<&'static str> {
         let shared: Vec<Arc<EtcdBackupTask>> = tasks.iter().cloned().map(Arc::new).collect();
         let policy = policy();
@@ -562,17 +563,16 @@ mod tests {
         let seed = crate::seed();
         let mut rng = fastrand::Rng::with_seed(seed);
         for _ in 0..300 {
-            let mut tasks: Vec<EtcdBackupTask> = (0..rng.usize(1..9))
-                .map(|i| {
-                    let (name, created) = (format!("t{i}"), rng.i64(0..4));
-                    match rng.u8(..4) {
-                        0 => snapshot(&name, created, SnapshotType::Full),
-                        1 => snapshot(&name, created, SnapshotType::Delta),
-                        2 => maintenance(&name, created),
-                        _ => task(&name, created, TaskType::VARIANTS[rng.usize(..6)]),
-                    }
-                })
-                .collect();
+            let mut tasks = Vec::new();
+            for i in 0..rng.usize(1..9) {
+                let (name, created) = (format!("t{i}"), rng.i64(0..4));
+                tasks.push(match rng.u8(..4) {
+                    0 => snapshot(&name, created, SnapshotType::Full),
+                    1 => snapshot(&name, created, SnapshotType::Delta),
+                    2 => maintenance(&name, created),
+                    _ => task(&name, created, TaskType::VARIANTS[rng.usize(..6)]),
+                });
+            }
             let mut ended = Vec::new();
             for round in 0..100 {
                 let late = Some("late").filter(|_| round < 5 && rng.bool());

@@ -295,7 +295,7 @@ fn a_threshold_waits_for_a_slot_and_goes_before_a_task() {
             is_final: false,
         }),
     });
-    let decisions = decide(&observed, &options(), at(60));
+    let decisions = decide(&observed, &usual, at(60));
     assert!(decisions.slot_requests().is_empty());
     let plan = plan_of(&observed, &options());
     assert_eq!(

@@ -1,7 +1,7 @@
 //! When a compaction starts: events, bytes or age since the last full snapshot reach a threshold.
 //!
-//! A pure decision from the snapshot Leases, the last attempt and the time, with its reason in words. Creates no Job.
-//! Called by `compaction` in each reconciliation.
+//! A pure decision from the snapshot Leases, the last attempt and the time, with its reason in words. Creates
+//! no Job. Called by `compaction` in each reconciliation.
 
 use crate::backup::Kind;
 use crate::controller::api::{CompactionSpec, LastCompaction, RunState};
@@ -51,7 +51,8 @@ pub struct Inputs<'a> {
     pub last: Option<&'a LastCompaction>,
     /// An unfinished Job of a threshold or of a compaction task.
     pub running_job: Option<&'a str>,
-    /// When the controller last saw a cause of failures end: an endpoint became ready, or the policy was changed.
+    /// When the controller last saw a cause of failures end: an endpoint became ready, or the policy was
+    /// changed.
     pub recovered_at: Option<DateTime<Utc>>,
 }
 
@@ -64,8 +65,8 @@ pub struct JobStart {
     pub full_snapshot: bool,
     /// Why the Job is due, for Events.
     pub reason: String,
-    /// How many Jobs have failed in a row since the last full snapshot. Together with the revisions of the Leases it
-    /// identifies the Job: the same values give the same name.
+    /// How many Jobs have failed in a row since the last full snapshot. Together with the revisions of the
+    /// Leases it identifies the Job: the same values give the same name.
     pub attempt: i32,
     /// The revisions since the last full snapshot.
     pub events: i64,
@@ -102,9 +103,9 @@ struct BaseSnapshot {
 /// Decides whether a Job is due.
 ///
 /// - While a Job runs, no other one starts.
-/// - Two Jobs never start for the same revisions of the Leases, with one exception: if the first failed because
-///   the store, etcd or Kubernetes did not respond, it is retried after 1, 2, 4 … 60 minutes. It is retried at once if
-///   the Leases move or the cause of the failure ends.
+/// - Two Jobs never start for the same revisions of the Leases, with one exception: if the first failed
+///   because the store, etcd or Kubernetes did not respond, it is retried after 1, 2, 4 … 60 minutes. It is
+///   retried at once if the Leases move or the cause of the failure ends.
 /// - After any other failure the next Job waits for both: the Leases must move, and the back-off must end.
 /// - A new full snapshot ends all back-offs.
 pub fn decide(inputs: &Inputs<'_>, now: DateTime<Utc>) -> Result<JobStart, NotDue> {
@@ -217,7 +218,8 @@ fn check_retry(
         // The Leases moved, so what was unreachable responds again.
         has_moved
     } else {
-        // A full snapshot replaces the compaction that exceeded its deadline: this is no retry of the same work.
+        // A full snapshot replaces the compaction that exceeded its deadline: this is no retry of the same
+        // work.
         inputs.has_etcd && exceeded_deadline(failed) && !failed.full_snapshot
     };
     if skips_back_off {
@@ -239,8 +241,8 @@ fn exceeded_deadline(last: &LastCompaction) -> bool {
     last.run.reason.as_deref() == Some(DEADLINE_EXCEEDED)
 }
 
-/// Returns the newest full snapshot: that of the Leases, or a newer one that the last compaction made and no Lease
-/// reports yet.
+/// Returns the newest full snapshot: that of the Leases, or a newer one that the last compaction made and no
+/// Lease reports yet.
 fn base_snapshot(facts: &LeaseFacts, full: i64, last: Option<&LastCompaction>) -> BaseSnapshot {
     if let Some(last) = last.filter(|l| is_result_valid(l, facts, full))
         && let Some(revision) = last.run.revision
@@ -276,8 +278,8 @@ fn base_snapshot(facts: &LeaseFacts, full: i64, last: Option<&LastCompaction>) -
     }
 }
 
-/// Whether the full snapshot of the last compaction is still part of the history. It is not if the cluster was
-/// restored to an older revision since.
+/// Whether the full snapshot of the last compaction is still part of the history. It is not if the cluster
+/// was restored to an older revision since.
 fn is_result_valid(last: &LastCompaction, facts: &LeaseFacts, full: i64) -> bool {
     let newest = facts.delta.as_ref().map_or(0, |d| d.revision);
     let leases_went_back = full < last.full_revision || newest < last.delta_revision;

@@ -1,4 +1,5 @@
-//! The last compaction by status and Jobs; and a simulated cluster in which Jobs, writes and the controller fail.
+//! The last compaction by status and Jobs; and a simulated cluster in which Jobs, writes and the controller
+//! fail.
 
 use super::*;
 use crate::controller::api::{EtcdBackupPolicySpec, EtcdSpec};
@@ -116,8 +117,8 @@ struct SimJob {
     run: LastRun,
 }
 
-/// A simulated cluster with its store, Leases and Jobs, and a controller with an old cache that restarts at any time.
-/// Times are in seconds.
+/// A simulated cluster with its store, Leases and Jobs, and a controller with an old cache that restarts at
+/// any time. Times are in seconds.
 struct Sim {
     rng: fastrand::Rng,
     policy: EtcdBackupPolicy,
@@ -384,7 +385,8 @@ impl Sim {
         Ok(named_job(&self.policy, start, facts))
     }
 
-    /// Creates a Job. Returns `None` if the request or the response is lost, or the controller stops after it.
+    /// Creates a Job. Returns `None` if the request or the response is lost, or the controller stops after
+    /// it.
     fn create_and_answer(&mut self, start: Start, facts: &LeaseFacts) -> Option<LastCompaction> {
         if !self.unseen.contains(&start.job.name) {
             self.unseen.push(start.job.name.clone());
