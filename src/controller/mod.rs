@@ -3,8 +3,8 @@
 //! It never reads a snapshot and never talks to an etcd or a store: its Jobs do, and report through exit
 //! codes, termination messages and Leases. Called by `cli::controller`.
 //!
-//! One loop, **observe → plan → apply**, reconciles a policy together with its tasks. Only the leader runs
-//! it.
+//! One loop, **observe → plan → apply**, reconciles a policy together with its tasks, on the leader alone:
+//!
 //! 1. [`observe`] keeps the objects that the watches report, and collects all facts about one policy.
 //! 2. [`plan`] decides from these facts, without I/O, what to write: objects, statuses and Events.
 //! 3. [`apply`] is the only module that writes to the API server.
@@ -56,8 +56,8 @@ const LONGEST_BACK_OFF: Duration = Duration::from_secs(60);
 const CONFLICT_BACK_OFF: Duration = Duration::from_millis(100);
 /// The shortest time until a policy is reconciled again only because time has passed.
 const SHORTEST_REQUEUE: Duration = Duration::from_millis(500);
-/// The most actions, and the most task statuses, that one reconciliation writes. A policy with more of them
-/// is requeued behind the others.
+/// A reconciliation ends after this many actions, and writes at most this many task statuses. A policy with
+/// more of them is requeued behind the others.
 const MAX_WRITES: usize = 30;
 
 /// The settings of a controller process.
@@ -77,8 +77,7 @@ pub struct Options {
     pub max_jobs_per_namespace: u32,
 }
 
-/// Runs the controller until it is cancelled or loses its leadership. Blocks: do not call it from an async
-/// thread.
+/// Runs the controller until it is cancelled or loses its leadership. Blocks the calling thread.
 ///
 /// # Errors
 /// `LockHeld` if another replica has become the leader: start this one again as a standby.
@@ -272,15 +271,6 @@ async fn run_worker(controller: Arc<Controller>) {
     }
 }
 
-/// Returns the back-off after this many failures in a row.
-fn back_off(failures: u32, failure: &Failure) -> Duration {
-    if failure.is_conflict() && failures <= 3 {
-        return CONFLICT_BACK_OFF;
-    }
-    let doublings = failures.saturating_sub(1).min(6);
-    (FIRST_BACK_OFF * 2_u32.pow(doublings)).min(LONGEST_BACK_OFF)
-}
-
 impl Controller {
     /// Counts all Jobs that exist, so that a new leader does not exceed the limits with its first Jobs.
     fn count_existing_jobs(&self) {
@@ -292,39 +282,45 @@ impl Controller {
         }
     }
 
-    /// Reconciles a policy and its tasks: applies plans until one has no actions, then writes the statuses.
-    /// Returns the time until the policy is due again; `None` if only a change makes it due.
+    /// Reconciles a policy and its tasks: observes, plans and applies until a plan has no actions left, and
+    /// then writes the statuses. Returns the time until the policy is due again; `None` if only a change
+    /// makes it due.
     async fn reconcile(&self, key: &Key) -> Result<Option<Duration>, Failure> {
         let mut tried = Vec::new();
         let mut refused = None;
-        while tried.len() < MAX_WRITES {
+        let (plan, now) = loop {
             let now = Utc::now();
             let observed = self.world.observe(key, &tried, now);
             let plan = self.plan(&observed);
             self.publish_for_policy(&observed, &plan.events);
             if plan.actions.is_empty() {
-                let is_complete = self.write_statuses(plan.policy, plan.tasks).await?;
-                if let Some(failure) = refused {
-                    // Retry later: the reason of the refusal, such as a quota, may be gone by then.
-                    return Err(failure);
-                }
-                if !is_complete {
-                    return Ok(Some(Duration::ZERO));
-                }
-                return Ok(plan.requeue_at.map(|at| {
-                    let wait = (at - now).to_std().unwrap_or_default();
-                    wait.max(SHORTEST_REQUEUE)
-                }));
+                break (plan, now);
             }
-            let failure = self.apply(&plan.actions, &observed, &mut tried).await?;
+            let failure = self
+                .apply_actions(&plan.actions, &observed, &mut tried)
+                .await?;
             refused = refused.or(failure);
+            if tried.len() >= MAX_WRITES {
+                // Other policies go first before this one writes the rest.
+                return refused.map_or(Ok(Some(Duration::ZERO)), Err);
+            }
+        };
+        let is_complete = self.write_statuses(plan.policy, plan.tasks).await?;
+        if let Some(failure) = refused {
+            // Retry later: the cause of the refusal, such as a quota, may be gone by then.
+            return Err(failure);
         }
-        // Other policies go first before this one writes the rest.
-        refused.map_or(Ok(Some(Duration::ZERO)), Err)
+        if !is_complete {
+            return Ok(Some(Duration::ZERO));
+        }
+        let requeue_after = plan
+            .requeue_at
+            .map(|at| (at - now).to_std().unwrap_or_default());
+        Ok(requeue_after.map(|wait| wait.max(SHORTEST_REQUEUE)))
     }
 
-    /// Plans for a policy, with the job slots that the limits grant it. Queues the policies whose Jobs are
-    /// next.
+    /// Plans for a policy, with the job slots that the limiter grants it. Queues other policies that may have
+    /// a slot.
     fn plan(&self, observed: &Observed) -> Plan {
         let now = Utc::now();
         let decisions = plan::decide(observed, &self.options, now);
@@ -358,9 +354,9 @@ impl Controller {
 
     /// Applies actions one after the other, and records each in `tried`. Returns the first refusal.
     ///
-    /// Fails at the first error that is no refusal, such as a request without a response: its effect is
-    /// unknown.
-    async fn apply(
+    /// Fails at the first error that is not a refusal. Its effect may be unknown: the next reconciliation
+    /// observes it.
+    async fn apply_actions(
         &self,
         actions: &[Action],
         observed: &Observed,
@@ -368,7 +364,7 @@ impl Controller {
     ) -> Result<Option<Failure>, Failure> {
         let mut refused = None;
         for action in actions.iter().take(MAX_WRITES) {
-            let done = self.apply_one(action, observed).await;
+            let done = self.apply_action(action, observed).await;
             match done.failure {
                 Some(failure) if done.tried.refusal.is_none() => return Err(failure),
                 failure => refused = refused.or(failure),
@@ -379,7 +375,7 @@ impl Controller {
     }
 
     /// Applies one action, publishes its Event, and updates limits and metrics.
-    async fn apply_one(&self, action: &Action, observed: &Observed) -> apply::Done {
+    async fn apply_action(&self, action: &Action, observed: &Observed) -> apply::Done {
         let mut done = self.writer.act(action, observed, &self.world).await;
         if let Some(job) = &done.not_made {
             lock(&self.job_limiter).release(job, Utc::now());
@@ -487,6 +483,16 @@ impl Controller {
     }
 }
 
+/// Returns the back-off after this many failures in a row.
+fn back_off(failures: u32, failure: &Failure) -> Duration {
+    if failure.is_conflict() && failures <= 3 {
+        return CONFLICT_BACK_OFF;
+    }
+    let doublings = failures.saturating_sub(1).min(6);
+    (FIRST_BACK_OFF * 2_u32.pow(doublings)).min(LONGEST_BACK_OFF)
+}
+
+/// Whether the API server refused the Job of a task.
 fn is_refused_task_job(action: &Action, done: &apply::Done) -> bool {
     let is_task_job = matches!(action, Action::CreateJob { start: None, .. });
     is_task_job && done.tried.refusal.is_some()
