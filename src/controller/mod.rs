@@ -1,4 +1,4 @@
-//! The controller: makes CronJobs of policies, and Jobs of crossed thresholds and of tasks.
+//! The controller: creates CronJobs for policies, and Jobs for reached thresholds and for tasks.
 //!
 //! It never reads a snapshot and never talks to an etcd or a store: its Jobs do, and report through exit
 //! codes, termination messages and Leases. Called by `cli::controller`.

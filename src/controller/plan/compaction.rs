@@ -195,7 +195,7 @@ fn is_threshold_job(job: &Job, policy: &EtcdBackupPolicy) -> bool {
     is_of_threshold(job) && is_owned(job, policy)
 }
 
-/// Whether a Job compacts, for a threshold or for a task.
+/// Whether a threshold started the Job, or the Job compacts for a task.
 fn is_compaction(job: &Job, policy: &EtcdBackupPolicy) -> bool {
     let task_type = label(job, jobs::LABEL_TASK_TYPE);
     is_threshold_job(job, policy) || task_type == Some(TaskType::OnDemandCompaction.as_str())

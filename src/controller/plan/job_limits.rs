@@ -317,10 +317,8 @@ impl JobLimiter {
         let cap = self.cap;
         let namespace_cap = self.namespace_cap();
         if self.is_frozen {
-            let until = self.thaws_at();
-            format!(
-                "more than {cap} Jobs are running: new ones start when {until} or fewer are left"
-            )
+            let left = or_fewer(self.thaws_at());
+            format!("more than {cap} Jobs are running: new ones start when {left} left")
         } else if self.used_in(namespace) >= namespace_cap {
             format!(
                 "at most {namespace_cap} Jobs of a namespace may run at once: this one starts when another one of the namespace has ended"
@@ -541,6 +539,14 @@ impl JobLimiter {
     fn order(&self, waiter: &Waiter) -> (Option<(DateTime<Utc>, u64)>, u64) {
         let last_grant = self.last_grants.get(waiter.requester.policy()).copied();
         (last_grant, waiter.sequence)
+    }
+}
+
+/// Describes a number of Jobs at which a freeze ends: `3 or fewer are`.
+pub(super) fn or_fewer(jobs: usize) -> String {
+    match jobs {
+        0 => "none is".to_owned(),
+        _ => format!("{jobs} or fewer are"),
     }
 }
 

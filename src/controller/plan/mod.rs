@@ -597,8 +597,10 @@ fn freeze_event(freeze: &Freeze) -> PlannedEvent {
         reason: TOO_MANY_JOBS.to_owned(),
         action: "Freeze",
         text: format!(
-            "{} Jobs of thresholds and tasks are running, but --max-jobs allows {}: new ones start when {} or fewer are left",
-            freeze.active, freeze.cap, freeze.until
+            "{} Jobs of thresholds and tasks are running, but --max-jobs allows {}: new ones start when {} left",
+            freeze.active,
+            freeze.cap,
+            job_limits::or_fewer(freeze.until)
         ),
     }
 }

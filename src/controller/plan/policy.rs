@@ -242,17 +242,11 @@ pub fn status(
         let kept = kept.filter(|c| c.type_ == COMPACTION_HEALTHY);
         conditions.extend(kept.cloned());
     }
-    let restorable_window = observed.facts.restorable;
     let status = EtcdBackupPolicyStatus {
         observed_generation: generation,
         conditions,
         snapshots: snapshots(&observed.facts),
-        restorable_window: restorable_window.map(|(first_revision, last_revision)| {
-            RestorableWindow {
-                first_revision,
-                last_revision,
-            }
-        }),
+        restorable_window: restorable_window(&observed.facts),
         last_verification: health.last_verification,
         last_defragmentation: health.last_maintenance,
         last_restoration: last_restoration(old.last_restoration, restorations),
@@ -309,6 +303,14 @@ fn claims(
         }
     }
     claims
+}
+
+fn restorable_window(facts: &LeaseFacts) -> Option<RestorableWindow> {
+    let (first_revision, last_revision) = facts.restorable?;
+    Some(RestorableWindow {
+        first_revision,
+        last_revision,
+    })
 }
 
 fn snapshots(facts: &LeaseFacts) -> Option<SnapshotsStatus> {

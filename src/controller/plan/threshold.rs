@@ -128,7 +128,7 @@ pub fn decide(inputs: &Inputs<'_>, now: DateTime<Utc>) -> Result<JobStart, NotDu
             base.description
         )));
     }
-    let (trigger, crossed) = reached_threshold(inputs.spec, &base, events, now)?;
+    let (trigger, reached) = reached_threshold(inputs.spec, &base, events, now)?;
 
     let has_moved = last.is_none_or(|l| (l.full_revision, l.delta_revision) != (full, newest));
     let failed = last.filter(|l| l.run.state == RunState::Failed);
@@ -137,19 +137,19 @@ pub fn decide(inputs: &Inputs<'_>, now: DateTime<Utc>) -> Result<JobStart, NotDu
         && !has_moved
     {
         return Err(NotDue::until_a_change(format!(
-            "{crossed}, but the Leases have not moved since the Job {} was started",
+            "{reached}, but the Leases have not moved since the Job {} was started",
             last.job_name
         )));
     }
     // Failures before a new full snapshot do not count.
     let failed = failed.filter(|l| l.full_revision == full);
     if let Some(failed) = failed {
-        check_retry(inputs, failed, has_moved, &crossed, now)?;
+        check_retry(inputs, failed, has_moved, &reached, now)?;
     }
     let mut start = JobStart {
         trigger,
         full_snapshot: false,
-        reason: crossed,
+        reason: reached,
         attempt: failed.map_or(0, |l| l.failures.max(1)),
         events,
     };
@@ -169,14 +169,14 @@ pub fn decide(inputs: &Inputs<'_>, now: DateTime<Utc>) -> Result<JobStart, NotDu
 impl JobStart {
     /// Takes a full snapshot instead of a compaction, if the policy has an etcd.
     fn replace_by_full_snapshot(&mut self, trigger: Trigger, why: &str, has_etcd: bool) {
-        let crossed = &self.reason;
+        let reached = &self.reason;
         if has_etcd {
-            self.reason = format!("{crossed}; {why}, so a full snapshot is taken instead");
+            self.reason = format!("{reached}; {why}, so a full snapshot is taken instead");
             self.trigger = trigger;
             self.full_snapshot = true;
         } else {
             self.reason = format!(
-                "{crossed}; {why}, but the policy has no etcd.endpoints for a full snapshot, so they are compacted"
+                "{reached}; {why}, but the policy has no etcd.endpoints for a full snapshot, so they are compacted"
             );
         }
     }
@@ -203,7 +203,7 @@ fn check_retry(
     inputs: &Inputs<'_>,
     failed: &LastCompaction,
     has_moved: bool,
-    crossed: &str,
+    reached: &str,
     now: DateTime<Utc>,
 ) -> Result<(), NotDue> {
     let job = &failed.job_name;
@@ -211,7 +211,7 @@ fn check_retry(
     let is_unreachable = outcome::is_unreachable(&failed.run);
     if !has_moved && !is_unreachable {
         return Err(NotDue::until_a_change(format!(
-            "{crossed}, but the Job {job} failed ({why}), and the Leases have not moved since it was started"
+            "{reached}, but the Job {job} failed ({why}), and the Leases have not moved since it was started"
         )));
     }
     let skips_back_off = if is_unreachable {
@@ -230,7 +230,7 @@ fn check_retry(
     };
     Err(NotDue {
         reason: format!(
-            "{crossed}, but the Job {job} failed ({why}); the next attempt is at {}",
+            "{reached}, but the Job {job} failed ({why}); the next attempt is at {}",
             rfc3339(retry_at)
         ),
         requeue_at: Some(retry_at),

@@ -233,10 +233,8 @@ fn a_failure_that_no_retry_helps_counts_until_a_snapshot_is_saved() {
         ..LastRun::default()
     };
     let assess = |full: &LastRun, delta: &LastRun| {
-        let runs = LastSnapshotRuns {
-            full: Some(full),
-            delta: Some(delta),
-        };
+        let (full, delta) = (Some(full), Some(delta));
+        let runs = LastSnapshotRuns { full, delta };
         backup_ready(&p, &f, &runs, &RenewalTimes::default(), at("20T10:01:00"))
     };
     let fine = LastRun {
