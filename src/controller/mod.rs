@@ -30,7 +30,7 @@ use crate::telemetry::endpoint::Server;
 use apply::{Events, Failure, Writer};
 use chrono::Utc;
 use names::Key;
-use observe::{Observed, World};
+use observe::{ClusterState, Observed};
 use plan::job_limits::Limits;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -144,7 +144,7 @@ fn lead(
 
 /// What the loop has.
 struct Controller {
-    world: Arc<World>,
+    cluster: Arc<ClusterState>,
     limits: Mutex<Limits>,
     writer: Arc<Writer>,
     events: Events,
@@ -162,12 +162,12 @@ async fn reconcile_all(
 ) -> Result<()> {
     let size = |n: u32| usize::try_from(n).unwrap_or(usize::MAX);
     let workers_at_once = options.workers.max(1);
-    let world = Arc::new(World::new(workers_at_once));
-    metrics.show(&world);
+    let cluster = Arc::new(ClusterState::new(workers_at_once));
+    metrics.show(&cluster);
     let writer = Arc::new(Writer::new(client.inner(), held.map(LockGuard::watch)));
     let (events, publish) = Events::new(client.inner(), &options.identity, writer.clone());
     let controller = Arc::new(Controller {
-        world: world.clone(),
+        cluster: cluster.clone(),
         limits: Mutex::new(Limits::new(
             size(options.max_jobs),
             size(options.max_jobs_per_namespace),
@@ -182,7 +182,7 @@ async fn reconcile_all(
     let (listed, everything) = tokio::sync::oneshot::channel();
     let api = client.inner();
     let namespaces = &controller.options.namespaces;
-    let watches = observe::watch_all(&world, &api, namespaces, || {
+    let watches = observe::watch_all(&cluster, &api, namespaces, || {
         let _ = listed.send(());
     });
     let work = async {
@@ -190,7 +190,7 @@ async fn reconcile_all(
         let _ = everything.await;
         controller.count_all();
         tracing::info!(
-            policies = world.policies().len(),
+            policies = cluster.policies().len(),
             "everything has been listed"
         );
         if let Some(server) = server {
@@ -224,19 +224,21 @@ async fn reconcile_all(
 /// Looks at one policy after the other.
 async fn look_at_policies(controller: Arc<Controller>) {
     loop {
-        let this = controller.world.work.next().await;
-        if !controller.world.is_listed(&this.0) {
-            controller.world.work.done(this, None);
+        let this = controller.cluster.work.next().await;
+        if !controller.cluster.is_listed(&this.0) {
+            controller.cluster.work.done(this, None);
             continue;
         }
         let again = match controller.look_at(&this).await {
             Ok(again) => {
-                controller.world.succeeded(&this);
+                controller.cluster.reconcile_succeeded(&this);
                 again
             }
             Err(failure) => {
                 let pause = |count| retry_after(count, &failure);
-                let again = controller.world.failed(&this, Utc::now(), pause);
+                let again = controller
+                    .cluster
+                    .reconcile_failed(&this, Utc::now(), pause);
                 let (namespace, policy) = &this;
                 let again_in = again.as_secs_f64();
                 tracing::warn!(namespace, policy, again_in, "{failure}");
@@ -244,7 +246,7 @@ async fn look_at_policies(controller: Arc<Controller>) {
                 Some(again)
             }
         };
-        controller.world.work.done(this, again);
+        controller.cluster.work.done(this, again);
     }
 }
 
@@ -261,8 +263,8 @@ impl Controller {
     /// What runs already counts before anything is granted.
     fn count_all(&self) {
         let now = Utc::now();
-        for this in self.world.all() {
-            let observed = self.world.observe(&this, &[], now);
+        for this in self.cluster.policy_keys() {
+            let observed = self.cluster.observe(&this, &[], now);
             lock(&self.limits).see(&this, &plan::counted(&observed), now);
         }
     }
@@ -274,11 +276,11 @@ impl Controller {
         let mut refused = None;
         while tried.len() < MOST_WRITES {
             let now = Utc::now();
-            let observed = self.world.observe(this, &tried, now);
+            let observed = self.cluster.observe(this, &tried, now);
             let plan = self.plan(&observed);
             if let Some(policy) = &observed.policy {
                 let notes = plan.notes.iter();
-                notes.for_each(|note| self.events.tell(&**policy, note));
+                notes.for_each(|note| self.events.publish(&**policy, note));
             }
             if plan.actions.is_empty() {
                 let is_all = self.write_statuses(plan.policy, plan.tasks).await?;
@@ -295,10 +297,10 @@ impl Controller {
                 let done = self.act(action, &observed).await;
                 match done.failure {
                     // Without an answer nothing can be told.
-                    Some(failure) if done.tried.refusal.is_none() => return Err(failure),
+                    Some(failure) if done.attempt.refusal.is_none() => return Err(failure),
                     failure => refused = refused.or(failure),
                 }
-                tried.push(done.tried);
+                tried.push(done.attempt);
             }
         }
         // Others have their turn before the rest.
@@ -323,15 +325,15 @@ impl Controller {
             (limits.ask(this, &wanted, now), limits.next(now))
         };
         for policy in called {
-            self.world.work.add(policy);
+            self.cluster.work.add(policy);
         }
         decided.plan(&turns)
     }
 
     /// Does one thing that was planned, and tells of it.
-    async fn act(&self, action: &plan::Action, observed: &Observed) -> apply::Done {
-        let mut done = self.writer.act(action, observed, &self.world).await;
-        if let Some(job) = &done.not_made {
+    async fn act(&self, action: &plan::Action, observed: &Observed) -> apply::ActionResult {
+        let mut done = self.writer.act(action, observed, &self.cluster).await;
+        if let Some(job) = &done.uncreated_job {
             lock(&self.limits).give_back(job, Utc::now());
         }
         let (namespace, name) = &observed.key;
@@ -342,7 +344,7 @@ impl Controller {
                     self.metrics.compaction_started(namespace, name, events);
                 }
                 // What a task's Job meets is told by the task, which is looked at again in time.
-                None if done.tried.refusal.is_some() => done.failure = None,
+                None if done.attempt.refusal.is_some() => done.failure = None,
                 _ => {}
             }
             let task = observed
@@ -350,12 +352,12 @@ impl Controller {
                 .iter()
                 .find(|task| names::is_owned(&**job, &***task));
             if let (Some(task), Some(note)) = (task, &done.note) {
-                self.events.tell(&**task, note);
+                self.events.publish(&**task, note);
                 return done;
             }
         }
         if let (Some(policy), Some(note)) = (&observed.policy, &done.note) {
-            self.events.tell(&**policy, note);
+            self.events.publish(&**policy, note);
         }
         done
     }
@@ -370,19 +372,19 @@ impl Controller {
         if let Some(of) = policy {
             let written = self
                 .writer
-                .write_policy_status(&of.policy, &of.status, &self.world);
+                .write_policy_status(&of.policy, &of.status, &self.cluster);
             written.await?;
             if let Some((succeeded, took)) = of.compaction_ended {
                 self.metrics.compaction_ended(succeeded, took);
             }
             of.notes
                 .iter()
-                .for_each(|note| self.events.tell(&*of.policy, note));
+                .for_each(|note| self.events.publish(&*of.policy, note));
         }
         for of in tasks.into_iter().take(MOST_WRITES) {
             let written = self
                 .writer
-                .write_task_status(&of.task, &of.status, &self.world);
+                .write_task_status(&of.task, &of.status, &self.cluster);
             written.await?;
             if of.status.state.is_final() {
                 let (namespace, _) = names::key(&*of.task);
@@ -393,7 +395,7 @@ impl Controller {
             }
             of.note
                 .iter()
-                .for_each(|note| self.events.tell(&*of.task, note));
+                .for_each(|note| self.events.publish(&*of.task, note));
         }
         Ok(is_all)
     }

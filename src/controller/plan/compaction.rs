@@ -6,12 +6,12 @@ use super::job_limits::{Asker, Wanted};
 use super::threshold::{self, Backoff, Decision};
 use super::{Action, Note};
 use crate::controller::api::{EtcdBackupPolicy, LastCompaction, LastRun, RunState, TaskType};
-use crate::controller::jobs::{self, Settings, Work};
+use crate::controller::jobs::{self, Settings, WorkKind};
 use crate::controller::names::{is_owned, label};
 use crate::controller::observe::leases::LeaseFacts;
-use crate::controller::observe::outcome::{self, JOB_DELETED, PODS_COME};
-use crate::controller::observe::threshold_jobs::{Start, Started, is_of_threshold};
-use crate::controller::observe::{JOB_COMES, Observed, WATCH_LAGS};
+use crate::controller::observe::outcome::{self, JOB_DELETED, POD_STATUS_DELAY};
+use crate::controller::observe::threshold_jobs::{ThresholdJob, ThresholdStart, is_of_threshold};
+use crate::controller::observe::{Observed, UNSEEN_JOB_LIFETIME, WATCH_DELAY};
 use crate::controller::times::{later, sooner};
 use chrono::{DateTime, SubsecRound, Utc};
 use k8s_openapi::api::batch::v1::Job;
@@ -21,18 +21,18 @@ use kube::ResourceExt;
 /// are Jobs that may be there though the cache has not got them yet.
 fn observe(
     old: Option<&LastCompaction>,
-    newest: Option<(&Started, LastRun)>,
+    newest: Option<(&ThresholdJob, LastRun)>,
     pending: &[String],
     now: DateTime<Utc>,
 ) -> Option<LastCompaction> {
-    let is_later = |job: &Started, old: &LastCompaction| {
+    let is_later = |job: &ThresholdJob, old: &LastCompaction| {
         let began = old.run.start_time.map(|t| t.trunc_subsecs(0));
         job.name == old.job_name || job.created >= began
     };
     match (old, newest) {
         (old, Some((job, run))) if old.is_none_or(|old| is_later(job, old)) => {
             let known = old.filter(|o| o.job_name == job.name);
-            let known = known.filter(|o| outcome::knows_more(&o.run, &run));
+            let known = known.filter(|o| outcome::is_more_complete(&o.run, &run));
             Some(known.cloned().unwrap_or_else(|| job.ran(run)))
         }
         (Some(old), _)
@@ -70,13 +70,13 @@ impl Look {
         };
         let is_its = |job: &Job| is_of_threshold(job) && is_owned(job, policy);
         let started = observed.jobs.iter().filter(|j| is_its(j));
-        let started = started.filter_map(|j| Some((Started::read(j)?, j)));
+        let started = started.filter_map(|j| Some((ThresholdJob::read(j)?, j)));
         let newest = started.max_by(|(a, _), (b, _)| a.age().cmp(&b.age()));
         let mut look_again = None;
         let newest = newest.map(|(started, job)| {
             let mut run = outcome::last_run(job, &observed.pods_of(job));
             if !outcome::is_settled(&run, now) {
-                look_again = Some(later(now, PODS_COME));
+                look_again = Some(later(now, POD_STATUS_DELAY));
                 run = LastRun {
                     start_time: run.start_time,
                     ..LastRun::default()
@@ -89,19 +89,19 @@ impl Look {
             .as_ref()
             .and_then(|s| s.last_compaction.as_ref());
         let mut pending = Vec::new();
-        if let Some(start) = &observed.unanswered
+        if let Some(start) = &observed.unconfirmed_start
             && observed.job(&start.job.name).is_none()
         {
             pending.push(start.job.name.clone());
             // Should it never come, nothing else would have this looked at.
-            look_again = sooner(look_again, Some(later(now, JOB_COMES)));
+            look_again = sooner(look_again, Some(later(now, UNSEEN_JOB_LIFETIME)));
         }
         let made = old.filter(|l| l.run.state == RunState::Running);
         if let Some(young) = made.filter(|l| is_young(l.run.start_time, now))
             && observed.job(&young.job_name).is_none()
         {
             pending.push(young.job_name.clone());
-            look_again = sooner(look_again, Some(later(now, WATCH_LAGS)));
+            look_again = sooner(look_again, Some(later(now, WATCH_DELAY)));
         }
         let newest = newest.as_ref().map(|(started, run)| (started, run.clone()));
         let last = observe(old, newest, &pending, now);
@@ -111,7 +111,7 @@ impl Look {
                 || label(job, jobs::LABEL_TASK_TYPE) == Some(TaskType::OnDemandCompaction.as_str())
         };
         let takes_full =
-            |job: &Job| label(job, jobs::LABEL_WORK) == Some(Work::FullSnapshot.as_str());
+            |job: &Job| label(job, jobs::LABEL_WORK) == Some(WorkKind::FullSnapshot.as_str());
         // One that is not in the cache yet runs all the same.
         let running = active().find(|j| compacts(j)).map(|j| j.name_any());
         Look {
@@ -123,12 +123,12 @@ impl Look {
     }
 
     /// The Job to start; or why there is none, and when to look again.
-    pub fn start(&self, observed: &Observed, now: DateTime<Utc>) -> Result<Start, Idle> {
+    pub fn start(&self, observed: &Observed, now: DateTime<Utc>) -> Result<ThresholdStart, Idle> {
         let Some(policy) = observed.policy.as_deref() else {
             return Err(("there is no policy".to_owned(), None));
         };
         let spec = &policy.spec;
-        if let Some(start) = &observed.unanswered {
+        if let Some(start) = &observed.unconfirmed_start {
             // Retry with the same name: a new name could create a second Job.
             return Ok(start.clone());
         }
@@ -154,7 +154,7 @@ pub type Idle = (String, Option<DateTime<Utc>>);
 
 /// Whether a Job that was made at that time may be there although no watch has told of it: lists differ.
 pub(super) fn is_young(made: Option<DateTime<Utc>>, now: DateTime<Utc>) -> bool {
-    made.is_some_and(|made| (now - made).abs() < WATCH_LAGS)
+    made.is_some_and(|made| (now - made).abs() < WATCH_DELAY)
 }
 
 /// The Job of a decision; or why there is none, and when to look again.
@@ -163,7 +163,7 @@ fn start(
     decision: Decision,
     facts: &LeaseFacts,
     look: &Look,
-) -> Result<Start, Idle> {
+) -> Result<ThresholdStart, Idle> {
     match decision {
         Decision::Nothing { reason, look_again } => Err((reason, look_again)),
         Decision::Start {
@@ -176,10 +176,10 @@ fn start(
             if let Some(job) = look.full_snapshot_runs.as_ref().filter(|_| full_snapshot) {
                 return Err((format!("{reason}; the Job {job} takes one already"), None));
             }
-            let (full, delta) = facts.status().unwrap_or_default();
+            let (full, delta) = facts.revisions().unwrap_or_default();
             let count = u32::try_from(attempt).unwrap_or_default();
             let name = jobs::compaction_job_name(policy, full, delta, count, full_snapshot);
-            let job = Started {
+            let job = ThresholdJob {
                 name,
                 trigger: trigger.as_str().to_owned(),
                 full_revision: full,
@@ -189,7 +189,7 @@ fn start(
                 created: None,
                 finished: false,
             };
-            Ok(Start {
+            Ok(ThresholdStart {
                 policy_uid: policy.metadata.uid.clone(),
                 job,
                 reason,
@@ -200,7 +200,7 @@ fn start(
 }
 
 /// The turn that is asked for.
-pub fn wanted(observed: &Observed, start: &Start) -> Wanted {
+pub fn wanted(observed: &Observed, start: &ThresholdStart) -> Wanted {
     Wanted {
         asker: Asker::Policy(observed.key.clone()),
         job: (observed.key.0.clone(), start.job.name.clone()),
@@ -209,7 +209,7 @@ pub fn wanted(observed: &Observed, start: &Start) -> Wanted {
 }
 
 /// The creation of a threshold's Job.
-pub fn creation(policy: &EtcdBackupPolicy, start: Start, settings: &Settings) -> Action {
+pub fn creation(policy: &EtcdBackupPolicy, start: ThresholdStart, settings: &Settings) -> Action {
     let job = jobs::compaction_job(
         policy,
         settings,
@@ -253,7 +253,7 @@ pub fn end(old: Option<&LastCompaction>, last: Option<&LastCompaction>) -> Optio
         }
         false => (
             "CompactionFailed",
-            format!("{job} failed: {}", outcome::why(&last.run)),
+            format!("{job} failed: {}", outcome::failure_text(&last.run)),
         ),
     };
     Some(Note {
@@ -285,8 +285,8 @@ mod tests {
         EtcdBackupPolicy::new("p", spec)
     }
 
-    fn job(name: &str, created: i64, attempt: i32, finished: bool) -> Started {
-        Started {
+    fn job(name: &str, created: i64, attempt: i32, finished: bool) -> ThresholdJob {
+        ThresholdJob {
             name: name.to_owned(),
             trigger: "EventsThreshold".to_owned(),
             full_revision: 100,
@@ -309,22 +309,22 @@ mod tests {
     #[test]
     fn what_a_job_was_made_for_stands_on_it() {
         let settings = Settings::new("image");
-        let started = Started {
+        let started = ThresholdJob {
             created: None,
             ..job("p-fullsnap-1", 0, 3, false)
         };
-        let started = Started {
+        let started = ThresholdJob {
             full_snapshot: true,
             ..started
         };
         let annotations = started.annotations("since it is so");
         let made = jobs::compaction_job(&policy(), &settings, &started.name, true, annotations);
-        assert_eq!(Started::read(&made), Some(started));
+        assert_eq!(ThresholdJob::read(&made), Some(started));
         assert!(is_of_threshold(&made) && !is_of_task(&made));
         // A full snapshot's of a schedule is none.
         let mut scheduled = made;
         scheduled.metadata.annotations = None;
-        assert_eq!(Started::read(&scheduled), None);
+        assert_eq!(ThresholdJob::read(&scheduled), None);
         assert!(!is_of_threshold(&scheduled));
     }
 
@@ -373,7 +373,7 @@ mod tests {
 
     #[derive(Debug, Clone)]
     struct SimJob {
-        started: Started,
+        started: ThresholdJob,
         run: LastRun,
     }
 
@@ -396,7 +396,7 @@ mod tests {
         seen_status: Option<LastCompaction>,
         seen_jobs: Vec<SimJob>,
         pending: Vec<String>,
-        unanswered: Option<Start>,
+        unanswered: Option<ThresholdStart>,
         recovered_at: Option<DateTime<Utc>>,
         successes: usize,
         made: Vec<String>,
@@ -659,7 +659,7 @@ mod tests {
             again
         }
 
-        fn create(&mut self, start: &Start, facts: &LeaseFacts) {
+        fn create(&mut self, start: &ThresholdStart, facts: &LeaseFacts) {
             if self.jobs.iter().any(|j| j.started.name == start.job.name) {
                 return;
             }
@@ -678,7 +678,7 @@ mod tests {
             }
             self.made.push(start.job.name.clone());
             if self.unanswered.is_none() {
-                assert_eq!(facts.status(), Some(of_status));
+                assert_eq!(facts.revisions(), Some(of_status));
             }
             let mut started = start.job.clone();
             started.created = Some(at(self.now));

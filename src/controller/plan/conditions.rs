@@ -306,15 +306,15 @@ fn all_news(
         .as_ref()
         .and_then(|f| renewed(f, seen.delta, now));
     // A full covers what deltas would: but only the first, since compactions make fulls of what was saved.
-    let never = facts.delta.is_none() && facts.foreign_delta.is_none();
+    let never = facts.delta.is_none() && facts.foreign_delta_holder.is_none();
     let delta_at = of_delta.or(full_at.filter(|_| never));
     let [full, delta] = expected(policy);
     let full = full.map(|e| {
-        let foreign = facts.foreign_full.as_deref();
+        let foreign = facts.foreign_full_holder.as_deref();
         news(&e, facts.full.as_ref(), foreign, full_at, since, now)
     });
     let delta = delta.map(|e| {
-        let foreign = facts.foreign_delta.as_deref();
+        let foreign = facts.foreign_delta_holder.as_deref();
         let fact = facts
             .delta
             .as_ref()
@@ -359,7 +359,7 @@ pub fn backup_ready(
         if at.is_none() || ended.is_none() || ended > at {
             let said = format!(
                 "the last {kind} snapshot failed, and the next one will, too, if nothing is mended: {}",
-                outcome::why(run)
+                outcome::failure_text(run)
             );
             return Judgement::new(False, "SnapshotFailed", said);
         }
@@ -417,7 +417,7 @@ pub fn backup_verified(
     let rhythm = Rhythm::parse(&verify.schedule, policy);
     let stale_at = rhythm.and_then(|r| r.overdue(at, 2));
     if last.state == RunState::Failed {
-        let why = outcome::why(last);
+        let why = outcome::failure_text(last);
         let reason = last.reason.as_deref().unwrap_or("VerificationFailed");
         // Only that data is wrong tells of the backup.
         return match last.exit_code == Some(65) {
@@ -482,7 +482,7 @@ pub fn compaction_healthy(
         match last.run.state {
             RunState::Failed => {
                 let reason = last.run.reason.as_deref().unwrap_or("CompactionFailed");
-                let why = outcome::why(&last.run);
+                let why = outcome::failure_text(&last.run);
                 let said = format!("the {what} {} failed{times}: {why}", last.job_name);
                 return Judgement::new(False, reason, said);
             }

@@ -24,8 +24,10 @@ use super::api::{
 };
 use super::jobs::{self, Allowed, Settings};
 use super::names::{Key, key, label};
-use super::observe::threshold_jobs::{Start, is_of_task, is_of_threshold};
-use super::observe::{Applied, Made, Observed, Tried, WATCH_LAGS, outcome};
+use super::observe::threshold_jobs::{ThresholdStart, is_of_task, is_of_threshold};
+use super::observe::{
+    AppliedObject, AttemptedAction, Observed, PackedObject, WATCH_DELAY, outcome,
+};
 use super::times::{later, sooner, utc};
 use chrono::{DateTime, Utc};
 use conditions::{Judgement, Problem};
@@ -83,7 +85,7 @@ pub enum Action {
         /// The Job.
         job: Box<Job>,
         /// What it is made for, of a threshold.
-        start: Option<Start>,
+        start: Option<ThresholdStart>,
         /// What is told then.
         note: Note,
     },
@@ -99,7 +101,7 @@ impl Action {
     /// In words; two actions of one policy have different ones.
     pub fn what(&self) -> String {
         match self {
-            Action::MakeAccount => format!("make the ServiceAccount {}", jobs::ACCOUNT),
+            Action::MakeAccount => format!("make the ServiceAccount {}", jobs::JOBS_ACCOUNT),
             Action::CreateLease(lease) => format!("create Lease {}", lease.name_any()),
             Action::CreateJob { job, .. } => creates(&job.name_any()),
             Action::Apply(desired, _) => {
@@ -118,12 +120,12 @@ impl Action {
         )
     }
 
-    fn delete_made<K: Resource<DynamicType = ()>>(made: &Made) -> Action {
+    fn delete_made<K: Resource<DynamicType = ()>>(made: &PackedObject) -> Action {
         let resource = ApiResource::erase::<K>(&());
         Action::Delete(resource, made.key.1.clone(), made.uid.clone())
     }
 
-    fn change<K: Resource<DynamicType = ()>>(made: &Made, mut part: Value) -> Action {
+    fn change<K: Resource<DynamicType = ()>>(made: &PackedObject, mut part: Value) -> Action {
         // Not of another one by that name.
         part["metadata"]["uid"] = made.uid.clone().into();
         Action::Change(ApiResource::erase::<K>(&()), made.key.1.clone(), part)
@@ -183,7 +185,7 @@ pub struct Decided<'o> {
     problem: Option<Problem>,
     health: Option<policy::Health>,
     compaction: compaction::Look,
-    start: Result<Start, compaction::Idle>,
+    start: Result<ThresholdStart, compaction::Idle>,
     steps: Vec<(&'o Arc<EtcdBackupTask>, Next)>,
 }
 
@@ -248,8 +250,8 @@ pub fn counted(observed: &Observed) -> Vec<Seen> {
 }
 
 impl<'o> Decided<'o> {
-    fn tried(&self, what: &str) -> Option<&'o Tried> {
-        self.observed.tried.iter().find(|t| t.what == what)
+    fn tried(&self, what: &str) -> Option<&'o AttemptedAction> {
+        self.observed.attempted.iter().find(|t| t.action == what)
     }
 
     fn policy(&self) -> Option<&'o EtcdBackupPolicy> {
@@ -306,7 +308,7 @@ impl<'o> Decided<'o> {
         }
         if old.state != TaskState::Pending {
             return match compaction::is_young(old.initiated_at, now) {
-                true => Next::Unknown(later(now, WATCH_LAGS)),
+                true => Next::Unknown(later(now, WATCH_DELAY)),
                 false => Next::Is((task::without_job(task, self.policy()), None)),
             };
         }
@@ -314,7 +316,7 @@ impl<'o> Decided<'o> {
             |reason, message: String, again| Next::Is((Step::Waits(reason, message), again));
         match verdict {
             // All that are Pending are judged.
-            None => Next::Unknown(later(now, WATCH_LAGS)),
+            None => Next::Unknown(later(now, WATCH_DELAY)),
             Some(Verdict::Reject(refusal)) => Next::Is((Step::rejected(refusal.clone()), None)),
             Some(Verdict::Wait {
                 reason,
@@ -333,7 +335,7 @@ impl<'o> Decided<'o> {
                 let compacts = task.spec.type_ == TaskType::OnDemandCompaction;
                 if let Some(start) = self.start.as_ref().ok().filter(|_| compacts) {
                     let message = format!("{} is about to start", start.job.name);
-                    return waits(QUEUED, message, Some(later(now, WATCH_LAGS)));
+                    return waits(QUEUED, message, Some(later(now, WATCH_DELAY)));
                 }
                 Next::Job
             }
@@ -503,10 +505,11 @@ impl<'o> Decided<'o> {
                 now,
             ),
         });
-        let mut tried = observed.tried.iter();
+        let mut tried = observed.attempted.iter();
         // Of Jobs that are refused, and of tasks that do not go, others tell.
-        let is_of_policy =
-            |t: &&Tried| !t.what.starts_with(&creates("")) && !t.what.starts_with("delete ");
+        let is_of_policy = |t: &&AttemptedAction| {
+            !t.action.starts_with(&creates("")) && !t.action.starts_with("delete ")
+        };
         let refusal = tried.find(|t| is_of_policy(t) && t.refusal.is_some());
         let refusal = refusal.and_then(|t| t.refusal.as_ref()).map(|r| Problem {
             reason: r.reason.to_owned(),

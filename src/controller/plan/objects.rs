@@ -8,7 +8,7 @@ use crate::base::hash::short_hash;
 use crate::controller::api::EtcdBackupPolicy;
 use crate::controller::jobs;
 use crate::controller::names::HASH;
-use crate::controller::observe::{Made, Observed, WATCH_LAGS};
+use crate::controller::observe::{Observed, PackedObject, WATCH_DELAY};
 use chrono::{DateTime, Utc};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::batch::v1::CronJob;
@@ -60,7 +60,7 @@ impl Desired {
     fn action(
         mut self,
         observed: &Observed,
-        made: &[Arc<Made>],
+        made: &[Arc<PackedObject>],
         note: Note,
         now: DateTime<Utc>,
     ) -> Option<Action> {
@@ -74,23 +74,24 @@ impl Desired {
     }
 
     /// Whether what is there is as it should be.
-    fn is_so(&self, observed: &Observed, there: Option<&Made>, now: DateTime<Utc>) -> bool {
+    fn is_so(&self, observed: &Observed, there: Option<&PackedObject>, now: DateTime<Utc>) -> bool {
         let written = observed
             .applied
             .get(&(self.resource.kind.clone(), self.name.clone()));
         let Some(there) = there else {
             // The watch may not have told of it yet.
-            return written.is_some_and(|w| w.hash == self.hash && (now - w.at).abs() < WATCH_LAGS);
+            return written
+                .is_some_and(|w| w.hash == self.hash && (now - w.at).abs() < WATCH_DELAY);
         };
         if there.hash.as_ref() != Some(&self.hash) {
-            let lags = |w: &&super::Applied| w.generation > there.generation;
+            let lags = |w: &&super::AppliedObject| w.generation > there.generation;
             return written.filter(lags).is_some_and(|w| w.hash == self.hash);
         }
         match written.filter(|w| w.uid == there.uid) {
             // Somebody else has changed what we wrote where its generation is another one.
             Some(written) => written.generation.is_none() || there.generation <= written.generation,
             // Nobody may have looked meanwhile.
-            None => there.holds(&self.object),
+            None => there.contains_all(&self.object),
         }
     }
 }
@@ -139,7 +140,8 @@ pub fn of_policy(
         actions.extend(desired.action(observed, &observed.followers, note, now));
     }
     if problem.is_none() {
-        let is_surplus = |made: &&Arc<Made>| is_own(policy, made) && !wanted.contains(&made.key.1);
+        let is_surplus =
+            |made: &&Arc<PackedObject>| is_own(policy, made) && !wanted.contains(&made.key.1);
         let surplus = observed.cron_jobs.iter().filter(is_surplus);
         actions.extend(surplus.map(|c| Action::delete_made::<CronJob>(c)));
         if follower.is_none() {
@@ -153,8 +155,8 @@ pub fn of_policy(
 /// What is to be done so that nothing goes on by schedules or as follower; all else of the objects stays as it was
 /// when the policy was right.
 pub fn stop(policy: &EtcdBackupPolicy, observed: &Observed) -> Vec<Action> {
-    let run = |made: &[Arc<Made>]| -> Vec<Arc<Made>> {
-        let run = made.iter().filter(|m| is_own(policy, m) && m.runs);
+    let run = |made: &[Arc<PackedObject>]| -> Vec<Arc<PackedObject>> {
+        let run = made.iter().filter(|m| is_own(policy, m) && m.is_active);
         run.cloned().collect()
     };
     let cron_jobs = run(&observed.cron_jobs)
@@ -166,7 +168,7 @@ pub fn stop(policy: &EtcdBackupPolicy, observed: &Observed) -> Vec<Action> {
     cron_jobs.chain(followers).collect()
 }
 
-fn is_own(policy: &EtcdBackupPolicy, made: &Made) -> bool {
+fn is_own(policy: &EtcdBackupPolicy, made: &PackedObject) -> bool {
     made.owner.is_some() && made.owner == policy.uid()
 }
 

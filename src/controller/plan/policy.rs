@@ -8,10 +8,10 @@ use crate::controller::api::{
     Claim, Claimed, Condition, ConditionStatus, EtcdBackupPolicy, EtcdBackupPolicyStatus,
     LastCompaction, LastRun, RestorableWindow, SnapshotStatus, SnapshotsStatus, TaskType,
 };
-use crate::controller::jobs::{self, Work};
+use crate::controller::jobs::{self, WorkKind};
 use crate::controller::names::label;
 use crate::controller::observe::leases::{LeaseFacts, SnapshotFact};
-use crate::controller::observe::{Observed, claim, outcome, wanted};
+use crate::controller::observe::{Observed, claim, claimed_value, outcome};
 use crate::controller::times::utc;
 use chrono::{DateTime, SubsecRound, Utc};
 use k8s_openapi::api::batch::v1::Job;
@@ -34,7 +34,7 @@ fn later_run(before: Option<LastRun>, now: Option<LastRun>) -> Option<LastRun> {
         (Some(before), Some(now)) => {
             let is_same = before.start_time == now.start_time;
             let stays = match is_same {
-                true => outcome::knows_more(&before, &now),
+                true => outcome::is_more_complete(&before, &now),
                 // Its Job may have been deleted, and only older ones be left.
                 false => before.start_time > now.start_time,
             };
@@ -62,7 +62,7 @@ pub fn impediment(
     if !not_allowed.is_empty() && (options.enforce_existing || !was_carried_out(policy)) {
         return Some(problem(NOT_ALLOWED, not_allowed.join("; ")));
     }
-    let (what, holder) = observed.holders.first()?;
+    let (what, holder) = observed.claim_holders.first()?;
     Some(match what {
         Claimed::Store => problem(
             PREFIX_TAKEN,
@@ -139,14 +139,14 @@ impl Health {
     pub fn of(policy: &EtcdBackupPolicy, observed: &Observed, now: DateTime<Utc>) -> Health {
         let old = policy.status.as_ref();
         let last = |work, task| last_run(observed, work, task);
-        let verification = last(Work::Verification, Some(TaskType::Verify));
+        let verification = last(WorkKind::Verification, Some(TaskType::Verify));
         let before = old.and_then(|s| s.last_verification.clone());
         let last_verification = later_run(before, verification);
-        let maintenance = last(Work::Maintenance, Some(TaskType::Maintenance));
+        let maintenance = last(WorkKind::Maintenance, Some(TaskType::Maintenance));
         let before = old.and_then(|s| s.last_defragmentation.clone());
         let (full, delta) = (
-            last(Work::FullSnapshot, None),
-            last(Work::DeltaSnapshot, None),
+            last(WorkKind::FullSnapshot, None),
+            last(WorkKind::DeltaSnapshot, None),
         );
         let runs = conditions::SnapshotRuns {
             full: full.as_ref(),
@@ -169,12 +169,12 @@ impl Health {
 
 /// When the Leases were seen to be renewed.
 pub fn seen(observed: &Observed) -> conditions::Seen {
-    let [full, delta] = observed.renewed;
+    let [full, delta] = observed.lease_renewals;
     conditions::Seen { full, delta }
 }
 
 /// The newest Job of some work that has ended, by schedule or for a task.
-fn last_run(observed: &Observed, work: Work, task: Option<TaskType>) -> Option<LastRun> {
+fn last_run(observed: &Observed, work: WorkKind, task: Option<TaskType>) -> Option<LastRun> {
     let is_it = |job: &Job| {
         label(job, jobs::LABEL_WORK) == Some(work.as_str())
             || task.is_some_and(|t| label(job, jobs::LABEL_TASK_TYPE) == Some(t.as_str()))
@@ -286,10 +286,13 @@ fn claims(
     let all = [Claimed::Store, Claimed::Leases]
         .into_iter()
         .filter_map(|what| {
-            let has_holder = observed.holders.iter().any(|(taken, _)| *taken == what);
+            let has_holder = observed
+                .claim_holders
+                .iter()
+                .any(|(taken, _)| *taken == what);
             let new = || Claim {
                 what,
-                of: wanted(policy, what),
+                of: claimed_value(policy, what),
                 since: now.trunc_subsecs(0),
             };
             let may_claim = may_claim && !has_holder;

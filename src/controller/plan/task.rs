@@ -11,9 +11,9 @@ use crate::controller::api::{
 };
 use crate::controller::jobs;
 use crate::controller::names::{is_owned, label};
-use crate::controller::observe::outcome::{self, PODS_COME};
+use crate::controller::observe::outcome::{self, POD_STATUS_DELAY};
 use crate::controller::observe::threshold_jobs::{is_of_task, is_of_threshold};
-use crate::controller::observe::{Observed, Tried};
+use crate::controller::observe::{AttemptedAction, Observed};
 use crate::controller::times::{later, utc};
 use chrono::{DateTime, SubsecRound, TimeDelta, Utc};
 use k8s_openapi::api::batch::v1::Job;
@@ -79,7 +79,7 @@ pub fn without_job(task: &EtcdBackupTask, policy: Option<&EtcdBackupPolicy>) -> 
 }
 
 /// A task whose Job was not taken.
-pub fn refused(tried: &Tried, now: DateTime<Utc>) -> Option<Timed> {
+pub fn refused(tried: &AttemptedAction, now: DateTime<Utc>) -> Option<Timed> {
     let refusal = tried.refusal.as_ref()?;
     let message = refusal.message.clone();
     Some(match refusal.is_final {
@@ -125,13 +125,13 @@ pub fn progress<P: Borrow<Pod>>(
     if is_over && outcome::is_settled(&run, now) {
         return (Step::Ended(run, errors), None);
     }
-    let look_again = is_over.then(|| later(now, PODS_COME));
+    let look_again = is_over.then(|| later(now, POD_STATUS_DELAY));
     (Step::Runs(run, errors), look_again)
 }
 
 /// What the Pods of a Job failed with, and what was known before, the newest first.
 fn errors<P: Borrow<Pod>>(known: &[TaskError], pods: &[P]) -> Vec<TaskError> {
-    let failed = pods.iter().map(|p| outcome::of_pod(p.borrow()));
+    let failed = pods.iter().map(|p| outcome::pod_outcome(p.borrow()));
     let failed = failed.filter(|o| o.ended && o.exit_code != Some(0));
     let failed = failed.filter_map(|o| {
         let code = o
@@ -240,7 +240,10 @@ pub fn status(
                 new.state = TaskState::Failed;
                 let code = run.reason.clone().unwrap_or_else(|| "Failed".to_owned());
                 if new.last_errors.first().is_none_or(|e| e.code != code) {
-                    let description = run.message.clone().unwrap_or_else(|| outcome::why(run));
+                    let description = run
+                        .message
+                        .clone()
+                        .unwrap_or_else(|| outcome::failure_text(run));
                     let error = TaskError {
                         code,
                         description,
@@ -253,7 +256,7 @@ pub fn status(
                     new.last_errors.insert(0, error);
                     new.last_errors.truncate(MOST_ERRORS);
                 }
-                (JOB, "Failed", outcome::why(run))
+                (JOB, "Failed", outcome::failure_text(run))
             }
         }
         Step::Refused(refusal, state) => {

@@ -106,10 +106,12 @@ fn plan_of(observed: &Observed, options: &Options) -> Plan {
 /// The same once everything that was planned has been tried.
 fn planned_again(observed: &mut Observed, options: &Options) -> Plan {
     let tried = plan_of(observed, options).actions.into_iter();
-    observed.tried.extend(tried.map(|action| Tried {
-        what: action.what(),
-        refusal: None,
-    }));
+    observed
+        .attempted
+        .extend(tried.map(|action| AttemptedAction {
+            action: action.what(),
+            refusal: None,
+        }));
     plan_of(observed, options)
 }
 
@@ -157,7 +159,7 @@ fn objects_come_before_the_status() {
         namespaces: Vec::new(),
         ..options()
     };
-    observed.tried.clear();
+    observed.attempted.clear();
     let first = what(&plan_of(&observed, &everywhere)).swap_remove(0);
     assert_eq!(first, "make the ServiceAccount deltafold-jobs");
 }
@@ -246,7 +248,9 @@ fn who_shares_a_place_is_warned_or_waits() {
         is(ConditionStatus::True, "InOrder")
     );
     let mut second = crossed();
-    second.holders.push((Claimed::Store, "first".to_owned()));
+    second
+        .claim_holders
+        .push((Claimed::Store, "first".to_owned()));
     let plan = plan_of(&second, &options());
     let suspended = plan.actions.iter().any(
         |a| matches!(a, Action::Apply(desired, _) if desired.object["spec"]["suspend"] == true),
@@ -292,8 +296,8 @@ fn a_crossed_threshold_waits_for_its_turn_and_goes_before_a_task() {
     );
 
     // It is not taken: the condition tells, and it is not tried twice in one look.
-    observed.tried.push(Tried {
-        what: creates(&job),
+    observed.attempted.push(AttemptedAction {
+        action: creates(&job),
         refusal: Some(Refusal {
             reason: "JobRefused",
             message: "over the quota".to_owned(),
@@ -325,8 +329,8 @@ fn a_task_has_its_reasons() {
         (true, TaskState::Rejected, "JobRefused"),
         (false, TaskState::Pending, "JobRefused"),
     ] {
-        observed.tried = vec![Tried {
-            what: job.clone(),
+        observed.attempted = vec![AttemptedAction {
+            action: job.clone(),
             refusal: Some(Refusal {
                 reason: "JobRefused",
                 message: "no".to_owned(),
@@ -347,7 +351,7 @@ fn a_task_has_its_reasons() {
     }
     // Without a policy it waits, and is refused later.
     observed.policy = None;
-    observed.tried.clear();
+    observed.attempted.clear();
     let plan = plan_of(&observed, &options());
     assert!(plan.actions.is_empty() && plan.policy.is_none());
     assert_eq!(plan.tasks[0].status.state, TaskState::Rejected);

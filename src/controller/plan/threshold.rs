@@ -118,7 +118,7 @@ pub fn decide(
     if let Some(last) = last.filter(|l| l.run.state == RunState::Running) {
         return nothing(format!("the Job {} runs", last.job_name));
     }
-    let Some((full, newest)) = facts.status() else {
+    let Some((full, newest)) = facts.revisions() else {
         let missing = match facts.full {
             None => "no full snapshot",
             Some(_) => "no delta snapshot",
@@ -154,7 +154,7 @@ pub fn decide(
     if let Some(last) = failed {
         let unreachable = outcome::is_unreachable(&last.run);
         let has_moved = same.is_none();
-        let why = outcome::why(&last.run);
+        let why = outcome::failure_text(&last.run);
         let job = &last.job_name;
         if !has_moved && !unreachable {
             return nothing(format!(
@@ -210,7 +210,7 @@ pub fn decide(
 
 /// Which full to count from: that of the Leases, or what the last compaction made of it where no Lease tells so.
 fn base(facts: &LeaseFacts, full: i64, last: Option<&LastCompaction>) -> Base {
-    let told = facts.told_base.unwrap_or(0);
+    let told = facts.annotated_base.unwrap_or(0);
     let by_lease = match &facts.full {
         Some(fact) if full >= told => Base {
             revision: full,
@@ -798,7 +798,7 @@ mod tests {
             w.spec.age_threshold = Some(TextValue::of("1h")).filter(|_| rng.bool());
             w.spec.full_snapshot_threshold = Some(1).filter(|_| rng.bool());
             let decision = w.decide(0);
-            let same = w.facts.status() == Some(status);
+            let same = w.facts.revisions() == Some(status);
             if let Decision::Start {
                 attempt,
                 full_snapshot,
