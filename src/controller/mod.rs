@@ -33,7 +33,7 @@ use crate::telemetry::endpoint::Server;
 use apply::{Events, Failure, Writer};
 use chrono::{DateTime, Utc};
 use names::Key;
-use observe::{Observed, Tried, World};
+use observe::{AttemptedAction, ClusterState, Observed};
 use plan::job_limits::{JobLimiter, SlotDecision, SlotRequest};
 use plan::{Action, Plan, PlannedEvent};
 use std::collections::BTreeMap;
@@ -158,7 +158,7 @@ fn become_leader(
 
 /// What all workers of the leader share.
 struct Controller {
-    world: Arc<World>,
+    cluster: Arc<ClusterState>,
     job_limiter: Mutex<JobLimiter>,
     writer: Arc<Writer>,
     events: Events,
@@ -180,15 +180,15 @@ async fn reconcile_all(
         limit(options.max_jobs_per_namespace),
     );
     let workers = options.workers.max(1);
-    let world = Arc::new(World::new(workers));
-    metrics.show(&world);
+    let cluster = Arc::new(ClusterState::new(workers));
+    metrics.show(&cluster);
     let writer = Arc::new(Writer::new(
         client.inner(),
         leadership.map(LockGuard::watch),
     ));
     let (events, publish_events) = Events::new(client.inner(), &options.identity, writer.clone());
     let controller = Arc::new(Controller {
-        world: world.clone(),
+        cluster: cluster.clone(),
         job_limiter: Mutex::new(job_limiter),
         writer,
         events,
@@ -201,7 +201,7 @@ async fn reconcile_all(
     let (send_listed, listed) = oneshot::channel();
     let api = client.inner();
     let namespaces = &controller.options.namespaces;
-    let watches = observe::watch_all(&world, &api, namespaces, || {
+    let watches = observe::watch_all(&cluster, &api, namespaces, || {
         let _ = send_listed.send(());
     });
     tokio::select! {
@@ -224,7 +224,7 @@ async fn run_workers(
     let _ = listed.await;
     controller.count_existing_jobs();
     tracing::info!(
-        policies = controller.world.policies().len(),
+        policies = controller.cluster.policies().len(),
         "all objects have been listed"
     );
     if let Some(server) = server {
@@ -253,21 +253,21 @@ async fn leadership_loss(leadership: Option<&LockGuard>) -> Result<()> {
 
 /// Reconciles one policy after the other.
 async fn run_worker(controller: Arc<Controller>) {
-    let world = &controller.world;
+    let cluster = &controller.cluster;
     loop {
-        let key = world.work.next().await;
-        if !world.is_listed(&key.0) {
-            world.work.done(key, None);
+        let key = cluster.work.next().await;
+        if !cluster.is_listed(&key.0) {
+            cluster.work.done(key, None);
             continue;
         }
         let requeue_after = match controller.reconcile(&key).await {
             Ok(requeue_after) => {
-                world.succeeded(&key);
+                cluster.reconcile_succeeded(&key);
                 requeue_after
             }
             Err(failure) => Some(controller.back_off_after(&key, &failure)),
         };
-        world.work.done(key, requeue_after);
+        cluster.work.done(key, requeue_after);
     }
 }
 
@@ -275,8 +275,8 @@ impl Controller {
     /// Counts all Jobs that exist, so that a new leader does not exceed the limits with its first Jobs.
     fn count_existing_jobs(&self) {
         let now = Utc::now();
-        for key in self.world.all() {
-            let observed = self.world.observe(&key, &[], now);
+        for key in self.cluster.policy_keys() {
+            let observed = self.cluster.observe(&key, &[], now);
             let jobs = plan::limited_jobs(&observed);
             lock(&self.job_limiter).set_jobs(&key, &jobs, now);
         }
@@ -290,7 +290,7 @@ impl Controller {
         let mut refused = None;
         let (plan, now) = loop {
             let now = Utc::now();
-            let observed = self.world.observe(key, &tried, now);
+            let observed = self.cluster.observe(key, &tried, now);
             let plan = self.plan(&observed);
             self.publish_for_policy(&observed, &plan.events);
             if plan.actions.is_empty() {
@@ -327,7 +327,7 @@ impl Controller {
         let requests = decisions.slot_requests();
         let (slots, next_policies) = self.request_slots(observed, &requests, now);
         for policy in next_policies {
-            self.world.work.add(policy);
+            self.cluster.work.add(policy);
         }
         decisions.plan(&slots)
     }
@@ -360,27 +360,27 @@ impl Controller {
         &self,
         actions: &[Action],
         observed: &Observed,
-        tried: &mut Vec<Tried>,
+        tried: &mut Vec<AttemptedAction>,
     ) -> Result<Option<Failure>, Failure> {
         let mut refused = None;
         for action in actions.iter().take(MAX_WRITES) {
             let done = self.apply_action(action, observed).await;
             match done.failure {
-                Some(failure) if done.tried.refusal.is_none() => return Err(failure),
+                Some(failure) if done.attempt.refusal.is_none() => return Err(failure),
                 failure => refused = refused.or(failure),
             }
-            tried.push(done.tried);
+            tried.push(done.attempt);
         }
         Ok(refused)
     }
 
     /// Applies one action, publishes its Event, and updates limits and metrics.
-    async fn apply_action(&self, action: &Action, observed: &Observed) -> apply::Done {
-        let mut done = self.writer.act(action, observed, &self.world).await;
-        if let Some(job) = &done.not_made {
+    async fn apply_action(&self, action: &Action, observed: &Observed) -> apply::ActionResult {
+        let mut done = self.writer.act(action, observed, &self.cluster).await;
+        if let Some(job) = &done.uncreated_job {
             lock(&self.job_limiter).release(job, Utc::now());
         }
-        let Some(event) = &done.note else {
+        let Some(event) = &done.event else {
             if is_refused_task_job(action, &done) {
                 // The task's status reports the refusal and requeues the task.
                 done.failure = None;
@@ -398,8 +398,8 @@ impl Controller {
             owning_task = tasks.find(|task| names::is_owned(&**job, &***task));
         }
         match (owning_task, &observed.policy) {
-            (Some(task), _) => self.events.tell(&**task, event),
-            (None, Some(policy)) => self.events.tell(&**policy, event),
+            (Some(task), _) => self.events.publish(&**task, event),
+            (None, Some(policy)) => self.events.publish(&**policy, event),
             (None, None) => {}
         }
         done
@@ -429,13 +429,13 @@ impl Controller {
             compaction_ended,
         } = planned;
         self.writer
-            .write_policy_status(&policy, &status, &self.world)
+            .write_policy_status(&policy, &status, &self.cluster)
             .await?;
         if let Some((succeeded, duration)) = compaction_ended {
             self.metrics.compaction_ended(succeeded, duration);
         }
         for event in &events {
-            self.events.tell(&*policy, event);
+            self.events.publish(&*policy, event);
         }
         Ok(())
     }
@@ -448,7 +448,7 @@ impl Controller {
             duration,
         } = planned;
         self.writer
-            .write_task_status(&task, &status, &self.world)
+            .write_task_status(&task, &status, &self.cluster)
             .await?;
         if status.state.is_final() {
             let (namespace, _) = names::key(&*task);
@@ -457,7 +457,7 @@ impl Controller {
                 .task_ended(&namespace, &spec.policy, spec.type_, status.state, duration);
         }
         if let Some(event) = &event {
-            self.events.tell(&*task, event);
+            self.events.publish(&*task, event);
         }
         Ok(())
     }
@@ -467,14 +467,14 @@ impl Controller {
             return;
         };
         for event in events {
-            self.events.tell(&**policy, event);
+            self.events.publish(&**policy, event);
         }
     }
 
     /// Logs and counts a failed reconciliation. Returns the time until the next attempt.
     fn back_off_after(&self, key: &Key, failure: &Failure) -> Duration {
         let pause = |failures| back_off(failures, failure);
-        let requeue_after = self.world.failed(key, Utc::now(), pause);
+        let requeue_after = self.cluster.reconcile_failed(key, Utc::now(), pause);
         let (namespace, policy) = key;
         let again_in = requeue_after.as_secs_f64();
         tracing::warn!(namespace, policy, again_in, "{failure}");
@@ -493,7 +493,7 @@ fn back_off(failures: u32, failure: &Failure) -> Duration {
 }
 
 /// Whether the API server refused the Job of a task.
-fn is_refused_task_job(action: &Action, done: &apply::Done) -> bool {
+fn is_refused_task_job(action: &Action, done: &apply::ActionResult) -> bool {
     let is_task_job = matches!(action, Action::CreateJob { start: None, .. });
-    is_task_job && done.tried.refusal.is_some()
+    is_task_job && done.attempt.refusal.is_some()
 }

@@ -4,8 +4,8 @@
 
 use super::{Desired, PlannedEvent};
 use crate::controller::jobs;
-use crate::controller::observe::Made;
-use crate::controller::observe::threshold_jobs::Start;
+use crate::controller::observe::PackedObject;
+use crate::controller::observe::threshold_jobs::ThresholdStart;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::core::ApiResource;
@@ -24,7 +24,7 @@ pub enum Action {
         /// The Job.
         job: Box<Job>,
         /// What a threshold starts the Job for; `None` for the Job of a task.
-        start: Option<Start>,
+        start: Option<ThresholdStart>,
         /// The Event to publish when the Job is created.
         event: PlannedEvent,
     },
@@ -40,7 +40,7 @@ impl Action {
     /// Describes the action. The actions of a plan have different descriptions.
     pub fn description(&self) -> String {
         match self {
-            Action::MakeAccount => format!("make the ServiceAccount {}", jobs::ACCOUNT),
+            Action::MakeAccount => format!("make the ServiceAccount {}", jobs::JOBS_ACCOUNT),
             Action::CreateLease(lease) => format!("create Lease {}", lease.name_any()),
             Action::CreateJob { job, .. } => create_job_description(&job.name_any()),
             Action::Apply(desired, _) => {
@@ -59,12 +59,15 @@ impl Action {
         )
     }
 
-    pub(super) fn delete_made<K: Resource<DynamicType = ()>>(made: &Made) -> Action {
+    pub(super) fn delete_made<K: Resource<DynamicType = ()>>(made: &PackedObject) -> Action {
         let resource = ApiResource::erase::<K>(&());
         Action::Delete(resource, made.key.1.clone(), made.uid.clone())
     }
 
-    pub(super) fn change<K: Resource<DynamicType = ()>>(made: &Made, mut patch: Value) -> Action {
+    pub(super) fn change<K: Resource<DynamicType = ()>>(
+        made: &PackedObject,
+        mut patch: Value,
+    ) -> Action {
         // With the UID the API server refuses to change another object of the same name.
         patch["metadata"]["uid"] = made.uid.clone().into();
         Action::Change(ApiResource::erase::<K>(&()), made.key.1.clone(), patch)

@@ -7,12 +7,12 @@ use super::job_limits::{Requester, SlotRequest};
 use super::threshold::{self, JobStart, NotDue};
 use super::{Action, PlannedEvent};
 use crate::controller::api::{EtcdBackupPolicy, LastCompaction, LastRun, RunState, TaskType};
-use crate::controller::jobs::{self, Settings, Work};
+use crate::controller::jobs::{self, Settings, WorkKind};
 use crate::controller::names::{is_owned, label};
 use crate::controller::observe::leases::LeaseFacts;
-use crate::controller::observe::outcome::{self, JOB_DELETED, PODS_COME};
-use crate::controller::observe::threshold_jobs::{Start, Started, is_of_threshold};
-use crate::controller::observe::{JOB_COMES, Observed, WATCH_LAGS};
+use crate::controller::observe::outcome::{self, JOB_DELETED, POD_STATUS_DELAY};
+use crate::controller::observe::threshold_jobs::{ThresholdJob, ThresholdStart, is_of_threshold};
+use crate::controller::observe::{Observed, UNSEEN_JOB_LIFETIME, WATCH_DELAY};
 use crate::controller::times::{later, sooner};
 use chrono::{DateTime, SubsecRound, Utc};
 use k8s_openapi::api::batch::v1::Job;
@@ -52,7 +52,8 @@ impl CompactionActivity {
             if running_job.is_none() && is_compaction(job, policy) {
                 running_job = Some(job.name_any());
             }
-            let takes_full = label(&**job, jobs::LABEL_WORK) == Some(Work::FullSnapshot.as_str());
+            let takes_full =
+                label(&**job, jobs::LABEL_WORK) == Some(WorkKind::FullSnapshot.as_str());
             if running_full_snapshot.is_none() && takes_full {
                 running_full_snapshot = Some(job.name_any());
             }
@@ -66,11 +67,15 @@ impl CompactionActivity {
     }
 
     /// Returns the Job to create, or why none is due.
-    pub fn next_job(&self, observed: &Observed, now: DateTime<Utc>) -> Result<Start, NotDue> {
+    pub fn next_job(
+        &self,
+        observed: &Observed,
+        now: DateTime<Utc>,
+    ) -> Result<ThresholdStart, NotDue> {
         let Some(policy) = observed.policy.as_deref() else {
             return Err(NotDue::until_a_change("there is no policy"));
         };
-        if let Some(start) = &observed.unanswered {
+        if let Some(start) = &observed.unconfirmed_start {
             // The create call got no response. Retry with the same name: a new name could create a second
             // Job.
             return Ok(start.clone());
@@ -103,13 +108,13 @@ fn newest_job(
     policy: &EtcdBackupPolicy,
     observed: &Observed,
     now: DateTime<Utc>,
-) -> (Option<(Started, LastRun)>, Option<DateTime<Utc>>) {
-    let mut newest: Option<(Started, &Job)> = None;
+) -> (Option<(ThresholdJob, LastRun)>, Option<DateTime<Utc>>) {
+    let mut newest: Option<(ThresholdJob, &Job)> = None;
     for job in &observed.jobs {
         if !is_threshold_job(job, policy) {
             continue;
         }
-        if let Some(started) = Started::read(job)
+        if let Some(started) = ThresholdJob::read(job)
             && newest
                 .as_ref()
                 .is_none_or(|(other, _)| started.age() >= other.age())
@@ -128,7 +133,10 @@ fn newest_job(
         start_time: run.start_time,
         ..LastRun::default()
     };
-    (Some((started, still_running)), Some(later(now, PODS_COME)))
+    (
+        Some((started, still_running)),
+        Some(later(now, POD_STATUS_DELAY)),
+    )
 }
 
 /// Returns the names of the Jobs that may exist although no watch has reported them, and when to observe
@@ -140,11 +148,11 @@ fn unseen_jobs(
 ) -> (Vec<String>, Option<DateTime<Utc>>) {
     let mut unseen = Vec::new();
     let mut requeue_at = None;
-    if let Some(start) = &observed.unanswered
+    if let Some(start) = &observed.unconfirmed_start
         && observed.job(&start.job.name).is_none()
     {
         unseen.push(start.job.name.clone());
-        requeue_at = Some(later(now, JOB_COMES));
+        requeue_at = Some(later(now, UNSEEN_JOB_LIFETIME));
     }
     if let Some(last) = in_status
         && last.run.state == RunState::Running
@@ -152,7 +160,7 @@ fn unseen_jobs(
         && observed.job(&last.job_name).is_none()
     {
         unseen.push(last.job_name.clone());
-        requeue_at = sooner(requeue_at, Some(later(now, WATCH_LAGS)));
+        requeue_at = sooner(requeue_at, Some(later(now, WATCH_DELAY)));
     }
     (unseen, requeue_at)
 }
@@ -162,7 +170,7 @@ fn unseen_jobs(
 /// A compaction that runs by the status and has no Job has failed, unless its Job is among the `unseen` ones.
 fn last_compaction(
     in_status: Option<&LastCompaction>,
-    newest: Option<(Started, LastRun)>,
+    newest: Option<(ThresholdJob, LastRun)>,
     unseen: &[String],
     now: DateTime<Utc>,
 ) -> Option<LastCompaction> {
@@ -172,7 +180,7 @@ fn last_compaction(
     if let Some((job, run)) = newest {
         let is_same = job.name == old.job_name;
         let old_start = old.run.start_time.map(|t| t.trunc_subsecs(0));
-        if is_same && outcome::knows_more(&old.run, &run) {
+        if is_same && outcome::is_more_complete(&old.run, &run) {
             // The status was written before the Pods were deleted.
             return Some(old.clone());
         }
@@ -203,14 +211,14 @@ fn is_compaction(job: &Job, policy: &EtcdBackupPolicy) -> bool {
 
 /// Whether a Job was created so recently that the watch may not have reported it.
 pub(super) fn is_recent(created: Option<DateTime<Utc>>, now: DateTime<Utc>) -> bool {
-    created.is_some_and(|created| (now - created).abs() < WATCH_LAGS)
+    created.is_some_and(|created| (now - created).abs() < WATCH_DELAY)
 }
 
 /// Names a Job that is due. The same revisions and the same attempt give the same name.
-fn named_job(policy: &EtcdBackupPolicy, start: JobStart, facts: &LeaseFacts) -> Start {
-    let (full, delta) = facts.status().unwrap_or_default();
+fn named_job(policy: &EtcdBackupPolicy, start: JobStart, facts: &LeaseFacts) -> ThresholdStart {
+    let (full, delta) = facts.revisions().unwrap_or_default();
     let attempt = u32::try_from(start.attempt).unwrap_or_default();
-    let job = Started {
+    let job = ThresholdJob {
         name: jobs::compaction_job_name(policy, full, delta, attempt, start.full_snapshot),
         trigger: start.trigger.as_str().to_owned(),
         full_revision: full,
@@ -220,7 +228,7 @@ fn named_job(policy: &EtcdBackupPolicy, start: JobStart, facts: &LeaseFacts) -> 
         created: None,
         finished: false,
     };
-    Start {
+    ThresholdStart {
         policy_uid: policy.metadata.uid.clone(),
         job,
         reason: start.reason,
@@ -229,7 +237,7 @@ fn named_job(policy: &EtcdBackupPolicy, start: JobStart, facts: &LeaseFacts) -> 
 }
 
 /// Returns the request for a job slot.
-pub fn slot_request(observed: &Observed, start: &Start) -> SlotRequest {
+pub fn slot_request(observed: &Observed, start: &ThresholdStart) -> SlotRequest {
     SlotRequest {
         requester: Requester::Policy(observed.key.clone()),
         job: (observed.key.0.clone(), start.job.name.clone()),
@@ -238,7 +246,7 @@ pub fn slot_request(observed: &Observed, start: &Start) -> SlotRequest {
 }
 
 /// Returns the action that creates the Job.
-pub fn create_job(policy: &EtcdBackupPolicy, start: Start, settings: &Settings) -> Action {
+pub fn create_job(policy: &EtcdBackupPolicy, start: ThresholdStart, settings: &Settings) -> Action {
     let job = jobs::compaction_job(
         policy,
         settings,
@@ -285,7 +293,7 @@ pub fn end_event(
             format!("the Job {job} succeeded{up_to}"),
         )
     } else {
-        let why = outcome::why(&last.run);
+        let why = outcome::failure_text(&last.run);
         ("CompactionFailed", format!("the Job {job} failed: {why}"))
     };
     Some(PlannedEvent {

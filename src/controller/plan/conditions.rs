@@ -135,7 +135,7 @@ fn permanent_failure(
     }
     let message = format!(
         "the last {kind} snapshot failed, and no retry can help until the cause is removed: {}",
-        outcome::why(run)
+        outcome::failure_text(run)
     );
     Some(Assessment::new(False, "SnapshotFailed", message))
 }
@@ -182,7 +182,7 @@ pub fn backup_verified(
 }
 
 fn failed_verification(last: &LastRun) -> Assessment {
-    let why = outcome::why(last);
+    let why = outcome::failure_text(last);
     let reason = last.reason.as_deref().unwrap_or("VerificationFailed");
     if last.exit_code == Some(EXIT_WRONG_DATA) {
         let message = format!("the last verification found damage in the backup: {why}");
@@ -256,7 +256,7 @@ fn failed_compaction(last: &LastCompaction) -> Option<Assessment> {
     match last.run.state {
         RunState::Failed => {
             let reason = last.run.reason.as_deref().unwrap_or("CompactionFailed");
-            let why = outcome::why(&last.run);
+            let why = outcome::failure_text(&last.run);
             let in_a_row = match failures {
                 ..=1 => String::new(),
                 _ => format!(" ({failures} failures in a row)"),

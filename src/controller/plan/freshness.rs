@@ -237,7 +237,7 @@ pub fn assess(
         kinds.push(SnapshotKind {
             expected,
             fact: full,
-            foreign_holder: facts.foreign_full.as_deref(),
+            foreign_holder: facts.foreign_full_holder.as_deref(),
             renewed: full_renewal,
             policy_created: created,
         });
@@ -245,11 +245,11 @@ pub fn assess(
     if let Some(expected) = expected_delta {
         // Before the first delta, the full snapshot counts for both kinds. Later it does not: a compaction
         // makes a full snapshot of deltas that exist already, and adds no newer events.
-        let is_before_first = delta.is_none() && facts.foreign_delta.is_none();
+        let is_before_first = delta.is_none() && facts.foreign_delta_holder.is_none();
         kinds.push(SnapshotKind {
             expected,
             fact: delta.or(full.filter(|_| is_before_first)),
-            foreign_holder: facts.foreign_delta.as_deref(),
+            foreign_holder: facts.foreign_delta_holder.as_deref(),
             renewed: delta_renewal.or(full_renewal.filter(|_| is_before_first)),
             policy_created: created,
         });

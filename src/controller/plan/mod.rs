@@ -31,8 +31,8 @@ use super::api::{
 };
 use super::jobs::{self, Allowed, Settings};
 use super::names::{Key, key, label};
-use super::observe::threshold_jobs::{Start, is_of_task, is_of_threshold};
-use super::observe::{Observed, Refusal, Tried, WATCH_LAGS, outcome};
+use super::observe::threshold_jobs::{ThresholdStart, is_of_task, is_of_threshold};
+use super::observe::{AttemptedAction, Observed, Refusal, WATCH_DELAY, outcome};
 use super::times::{later, sooner, utc};
 use actions::{create_job_description, is_for_policy_objects};
 use chrono::{DateTime, Utc};
@@ -137,7 +137,7 @@ pub struct Decisions<'o> {
     health: Option<BackupHealth>,
     compaction: CompactionActivity,
     /// The Job that a threshold starts, or why none is due.
-    threshold_job: Result<Start, NotDue>,
+    threshold_job: Result<ThresholdStart, NotDue>,
     task_steps: Vec<(&'o Arc<EtcdBackupTask>, TaskStep)>,
 }
 
@@ -214,9 +214,9 @@ impl<'o> Decisions<'o> {
     }
 
     /// Returns the earlier attempt at an action in this reconciliation.
-    fn tried(&self, description: &str) -> Option<&'o Tried> {
-        let mut tried = self.observed.tried.iter();
-        tried.find(|t| t.what == description)
+    fn tried(&self, description: &str) -> Option<&'o AttemptedAction> {
+        let mut tried = self.observed.attempted.iter();
+        tried.find(|t| t.action == description)
     }
 
     /// Returns the requests for the Jobs that are due and were not tried to create in this reconciliation.
@@ -277,13 +277,13 @@ impl<'o> Decisions<'o> {
         }
         if old.state != TaskState::Pending {
             if compaction::is_recent(old.initiated_at, now) {
-                return TaskStep::WaitUntil(later(now, WATCH_LAGS));
+                return TaskStep::WaitUntil(later(now, WATCH_DELAY));
             }
             return TaskStep::Report((task::without_job(task, self.policy()), None));
         }
         match admission {
             // Cannot happen: every Pending task is decided on.
-            None => TaskStep::WaitUntil(later(now, WATCH_LAGS)),
+            None => TaskStep::WaitUntil(later(now, WATCH_DELAY)),
             Some(Admission::Reject(refusal)) => {
                 TaskStep::Report((TaskProgress::rejected(refusal), None))
             }
@@ -315,7 +315,7 @@ impl<'o> Decisions<'o> {
             && let Ok(start) = &self.threshold_job
         {
             let message = format!("the Job {} is about to start", start.job.name);
-            let requeue_at = Some(later(self.now, WATCH_LAGS));
+            let requeue_at = Some(later(self.now, WATCH_DELAY));
             return Some((waiting(QUEUED, message), requeue_at));
         }
         None
@@ -324,7 +324,7 @@ impl<'o> Decisions<'o> {
     /// Returns the plan with the limiter's decision for each requested Job.
     pub fn plan(mut self, slots: &BTreeMap<Key, SlotDecision>) -> Plan {
         let mut plan = Plan {
-            requeue_at: self.observed.look_again,
+            requeue_at: self.observed.requeue_at,
             ..Plan::default()
         };
         let compaction_healthy = self.plan_threshold_job(slots, &mut plan);
@@ -390,7 +390,7 @@ impl<'o> Decisions<'o> {
     fn create_threshold_job(
         &self,
         policy: &EtcdBackupPolicy,
-        start: &Start,
+        start: &ThresholdStart,
         slots: &BTreeMap<Key, SlotDecision>,
         plan: &mut Plan,
     ) -> Option<String> {
@@ -533,10 +533,10 @@ impl<'o> Decisions<'o> {
     /// Returns the first refusal of an object of the policy in this reconciliation. Refused Jobs are reported
     /// elsewhere: by CompactionHealthy and by the statuses of tasks.
     fn apply_refusal(&self) -> Option<&'o Refusal> {
-        let mut tried = self.observed.tried.iter();
+        let mut tried = self.observed.attempted.iter();
         tried.find_map(|t| {
             let refusal = t.refusal.as_ref()?;
-            is_for_policy_objects(&t.what).then_some(refusal)
+            is_for_policy_objects(&t.action).then_some(refusal)
         })
     }
 

@@ -10,7 +10,7 @@ use crate::base::hash::short_hash;
 use crate::controller::api::EtcdBackupPolicy;
 use crate::controller::jobs;
 use crate::controller::names::APPLIED_HASH;
-use crate::controller::observe::{Made, Observed, WATCH_LAGS};
+use crate::controller::observe::{Observed, PackedObject, WATCH_DELAY};
 use chrono::{DateTime, Utc};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::batch::v1::CronJob;
@@ -62,7 +62,7 @@ impl Desired {
     fn action(
         mut self,
         observed: &Observed,
-        existing: &[Arc<Made>],
+        existing: &[Arc<PackedObject>],
         event: PlannedEvent,
         now: DateTime<Utc>,
     ) -> Option<Action> {
@@ -76,12 +76,18 @@ impl Desired {
     }
 
     /// Whether the existing object is as it should be.
-    fn is_applied(&self, observed: &Observed, existing: Option<&Made>, now: DateTime<Utc>) -> bool {
+    fn is_applied(
+        &self,
+        observed: &Observed,
+        existing: Option<&PackedObject>,
+        now: DateTime<Utc>,
+    ) -> bool {
         let id = (self.resource.kind.clone(), self.name.clone());
         let written = observed.applied.get(&id);
         let Some(existing) = existing else {
             // The watch may not have reported what was just written.
-            return written.is_some_and(|w| w.hash == self.hash && (now - w.at).abs() < WATCH_LAGS);
+            return written
+                .is_some_and(|w| w.hash == self.hash && (now - w.at).abs() < WATCH_DELAY);
         };
         if existing.hash.as_ref() != Some(&self.hash) {
             // The watch may report an older generation than the one that was written.
@@ -94,7 +100,7 @@ impl Desired {
                 written.generation.is_none() || existing.generation <= written.generation
             }
             // Written by an earlier controller: somebody may have changed the object since.
-            None => existing.holds(&self.object),
+            None => existing.contains_all(&self.object),
         }
     }
 }
@@ -168,13 +174,13 @@ pub fn apply_all(
 pub fn stop_all(policy: &EtcdBackupPolicy, observed: &Observed) -> Vec<Action> {
     let mut actions = Vec::new();
     for cron_job in &observed.cron_jobs {
-        if is_owned_by(cron_job, policy) && cron_job.runs {
+        if is_owned_by(cron_job, policy) && cron_job.is_active {
             let suspend = json!({"spec": {"suspend": true}});
             actions.push(Action::change::<CronJob>(cron_job, suspend));
         }
     }
     for follower in &observed.followers {
-        if is_owned_by(follower, policy) && follower.runs {
+        if is_owned_by(follower, policy) && follower.is_active {
             let stop = json!({"spec": {"replicas": 0}});
             actions.push(Action::change::<Deployment>(follower, stop));
         }
@@ -182,7 +188,7 @@ pub fn stop_all(policy: &EtcdBackupPolicy, observed: &Observed) -> Vec<Action> {
     actions
 }
 
-fn is_owned_by(made: &Made, policy: &EtcdBackupPolicy) -> bool {
+fn is_owned_by(made: &PackedObject, policy: &EtcdBackupPolicy) -> bool {
     made.owner.is_some() && made.owner == policy.uid()
 }
 

@@ -9,10 +9,10 @@ use crate::controller::api::{
     Claim, Claimed, Condition, ConditionStatus, EtcdBackupPolicy, EtcdBackupPolicyStatus,
     LastCompaction, LastRun, RestorableWindow, SnapshotStatus, SnapshotsStatus, TaskType,
 };
-use crate::controller::jobs::{self, Work};
+use crate::controller::jobs::{self, WorkKind};
 use crate::controller::names::label;
 use crate::controller::observe::leases::{LeaseFacts, SnapshotFact};
-use crate::controller::observe::{Observed, claim, outcome, wanted};
+use crate::controller::observe::{Observed, claim, claimed_value, outcome};
 use crate::controller::times::utc;
 use chrono::{DateTime, SubsecRound, Utc};
 use k8s_openapi::api::batch::v1::Job;
@@ -48,7 +48,7 @@ pub fn impediment(
     if !not_allowed.is_empty() && (options.enforce_existing || !was_carried_out(policy)) {
         return Some(problem(NOT_ALLOWED, not_allowed.join("; ")));
     }
-    let (claimed, holder) = observed.holders.first()?;
+    let (claimed, holder) = observed.claim_holders.first()?;
     Some(match claimed {
         Claimed::Store => problem(
             PREFIX_TAKEN,
@@ -133,14 +133,14 @@ impl BackupHealth {
         let status = policy.status.as_ref();
         let last_verification = latest_run(
             status.and_then(|s| s.last_verification.clone()),
-            last_run(observed, Work::Verification, Some(TaskType::Verify)),
+            last_run(observed, WorkKind::Verification, Some(TaskType::Verify)),
         );
         let last_maintenance = latest_run(
             status.and_then(|s| s.last_defragmentation.clone()),
-            last_run(observed, Work::Maintenance, Some(TaskType::Maintenance)),
+            last_run(observed, WorkKind::Maintenance, Some(TaskType::Maintenance)),
         );
-        let full = last_run(observed, Work::FullSnapshot, None);
-        let delta = last_run(observed, Work::DeltaSnapshot, None);
+        let full = last_run(observed, WorkKind::FullSnapshot, None);
+        let delta = last_run(observed, WorkKind::DeltaSnapshot, None);
         let runs = conditions::LastSnapshotRuns {
             full: full.as_ref(),
             delta: delta.as_ref(),
@@ -162,12 +162,12 @@ impl BackupHealth {
 
 /// Returns when this controller saw the Leases renewed.
 pub fn renewal_times(observed: &Observed) -> RenewalTimes {
-    let [full, delta] = observed.renewed;
+    let [full, delta] = observed.lease_renewals;
     RenewalTimes { full, delta }
 }
 
 /// Returns the result of the newest Job that did this work and has ended, by a schedule or for a task.
-fn last_run(observed: &Observed, work: Work, task_type: Option<TaskType>) -> Option<LastRun> {
+fn last_run(observed: &Observed, work: WorkKind, task_type: Option<TaskType>) -> Option<LastRun> {
     let does_work = |job: &Job| {
         label(job, jobs::LABEL_WORK) == Some(work.as_str())
             || task_type.is_some_and(|t| label(job, jobs::LABEL_TASK_TYPE) == Some(t.as_str()))
@@ -185,7 +185,7 @@ fn latest_run(in_status: Option<LastRun>, newest: Option<LastRun>) -> Option<Las
         return newest.or(in_status);
     };
     let keeps_old = if old.start_time == new.start_time {
-        outcome::knows_more(old, new)
+        outcome::is_more_complete(old, new)
     } else {
         // The Job of the run in the status may have been deleted, so that only older Jobs are left.
         old.start_time > new.start_time
@@ -291,13 +291,16 @@ fn claims(
     let may_claim = problem.is_none_or(|p| !keeps_objects(p));
     let mut claims = Vec::new();
     for what in [Claimed::Store, Claimed::Leases] {
-        let has_holder = observed.holders.iter().any(|(taken, _)| *taken == what);
+        let has_holder = observed
+            .claim_holders
+            .iter()
+            .any(|(taken, _)| *taken == what);
         if let Some(claim) = claim(policy, what) {
             claims.push(claim);
         } else if may_claim && !has_holder {
             claims.push(Claim {
                 what,
-                of: wanted(policy, what),
+                of: claimed_value(policy, what),
                 since: now.trunc_subsecs(0),
             });
         }

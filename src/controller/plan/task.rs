@@ -12,9 +12,9 @@ use crate::controller::api::{
 };
 use crate::controller::jobs;
 use crate::controller::names::{is_owned, label};
-use crate::controller::observe::outcome::{self, PODS_COME};
+use crate::controller::observe::outcome::{self, POD_STATUS_DELAY};
 use crate::controller::observe::threshold_jobs::{is_of_task, is_of_threshold};
-use crate::controller::observe::{Observed, Tried};
+use crate::controller::observe::{AttemptedAction, Observed};
 use crate::controller::times::{later, utc};
 use chrono::{DateTime, SubsecRound, TimeDelta, Utc};
 use k8s_openapi::api::batch::v1::Job;
@@ -109,7 +109,7 @@ pub fn without_job(task: &EtcdBackupTask, policy: Option<&EtcdBackupPolicy>) -> 
 }
 
 /// Returns the progress of a task whose Job was tried to create; `None` if it was not refused.
-pub fn refused(tried: &Tried, now: DateTime<Utc>) -> Option<TimedProgress> {
+pub fn refused(tried: &AttemptedAction, now: DateTime<Utc>) -> Option<TimedProgress> {
     let refusal = tried.refusal.as_ref()?;
     let message = refusal.message.clone();
     if refusal.is_final {
@@ -154,7 +154,7 @@ pub fn progress<P: Borrow<Pod>>(
         return (TaskProgress::Ended { run, errors }, None);
     }
     // The Job has ended, but its Pods may report more.
-    let requeue_at = has_ended.then(|| later(now, PODS_COME));
+    let requeue_at = has_ended.then(|| later(now, POD_STATUS_DELAY));
     (TaskProgress::Running { run, errors }, requeue_at)
 }
 
@@ -173,7 +173,7 @@ fn errors<P: Borrow<Pod>>(known: &[TaskError], pods: &[P]) -> Vec<TaskError> {
 
 /// Returns the error that a Pod ended with.
 fn pod_error(pod: &Pod) -> Option<TaskError> {
-    let outcome = outcome::of_pod(pod);
+    let outcome = outcome::pod_outcome(pod);
     if !outcome.ended || outcome.exit_code == Some(0) {
         return None;
     }
@@ -267,7 +267,7 @@ pub fn status(
             } else {
                 new.state = TaskState::Failed;
                 add_final_error(&mut new.last_errors, run, ended);
-                (JOB, "Failed", outcome::why(run))
+                (JOB, "Failed", outcome::failure_text(run))
             }
         }
         TaskProgress::Refused { refusal, state } => {
@@ -315,7 +315,10 @@ fn add_final_error(errors: &mut Vec<TaskError>, run: &LastRun, ended: DateTime<U
     }
     let error = TaskError {
         code,
-        description: run.message.clone().unwrap_or_else(|| outcome::why(run)),
+        description: run
+            .message
+            .clone()
+            .unwrap_or_else(|| outcome::failure_text(run)),
         // Never before the errors of the Pods.
         observed_at: newest.map_or(ended, |e| ended.max(e.observed_at)),
     };

@@ -106,10 +106,12 @@ fn plan_of(observed: &Observed, options: &Options) -> Plan {
 /// Returns the plan after all actions of the first one were tried.
 fn planned_again(observed: &mut Observed, options: &Options) -> Plan {
     let tried = plan_of(observed, options).actions.into_iter();
-    observed.tried.extend(tried.map(|action| Tried {
-        what: action.description(),
-        refusal: None,
-    }));
+    observed
+        .attempted
+        .extend(tried.map(|action| AttemptedAction {
+            action: action.description(),
+            refusal: None,
+        }));
     plan_of(observed, options)
 }
 
@@ -157,7 +159,7 @@ fn objects_come_before_the_status() {
         namespaces: Vec::new(),
         ..options()
     };
-    observed.tried.clear();
+    observed.attempted.clear();
     let first = actions(&plan_of(&observed, &everywhere)).swap_remove(0);
     assert_eq!(first, "make the ServiceAccount deltafold-jobs");
 }
@@ -246,7 +248,9 @@ fn a_policy_with_a_shared_store_is_warned_or_waits() {
         is(ConditionStatus::True, "InOrder")
     );
     let mut second = with_threshold_reached();
-    second.holders.push((Claimed::Store, "first".to_owned()));
+    second
+        .claim_holders
+        .push((Claimed::Store, "first".to_owned()));
     let plan = plan_of(&second, &options());
     let suspended = plan.actions.iter().any(
         |a| matches!(a, Action::Apply(desired, _) if desired.object["spec"]["suspend"] == true),
@@ -287,8 +291,8 @@ fn a_threshold_waits_for_a_slot_and_goes_before_a_task() {
     assert!(operation.reason.starts_with("Queued"));
 
     // The Job is refused: the condition reports it, and the reconciliation does not try again.
-    observed.tried.push(Tried {
-        what: created,
+    observed.attempted.push(AttemptedAction {
+        action: created,
         refusal: Some(Refusal {
             reason: "JobRefused",
             message: "over the quota".to_owned(),
@@ -322,8 +326,8 @@ fn a_refused_job_makes_its_task_wait_or_end() {
         (true, TaskState::Rejected, "JobRefused"),
         (false, TaskState::Pending, "JobRefused"),
     ] {
-        observed.tried = vec![Tried {
-            what: job.clone(),
+        observed.attempted = vec![AttemptedAction {
+            action: job.clone(),
             refusal: Some(Refusal {
                 reason: "JobRefused",
                 message: "no".to_owned(),
@@ -344,7 +348,7 @@ fn a_refused_job_makes_its_task_wait_or_end() {
     }
     // Without its policy the task is rejected after a minute.
     observed.policy = None;
-    observed.tried.clear();
+    observed.attempted.clear();
     let plan = plan_of(&observed, &options());
     assert!(plan.actions.is_empty() && plan.policy.is_none());
     assert_eq!(plan.tasks[0].status.state, TaskState::Rejected);

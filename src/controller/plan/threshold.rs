@@ -111,7 +111,7 @@ struct BaseSnapshot {
 pub fn decide(inputs: &Inputs<'_>, now: DateTime<Utc>) -> Result<JobStart, NotDue> {
     check_idle(inputs)?;
     let Inputs { facts, last, .. } = *inputs;
-    let Some((full, newest)) = facts.status() else {
+    let Some((full, newest)) = facts.revisions() else {
         let missing = match facts.full {
             None => "no full snapshot",
             Some(_) => "no delta snapshot",
@@ -207,7 +207,7 @@ fn check_retry(
     now: DateTime<Utc>,
 ) -> Result<(), NotDue> {
     let job = &failed.job_name;
-    let why = outcome::why(&failed.run);
+    let why = outcome::failure_text(&failed.run);
     let is_unreachable = outcome::is_unreachable(&failed.run);
     if !has_moved && !is_unreachable {
         return Err(NotDue::until_a_change(format!(
@@ -246,7 +246,7 @@ fn exceeded_deadline(last: &LastCompaction) -> bool {
 fn base_snapshot(facts: &LeaseFacts, full: i64, last: Option<&LastCompaction>) -> BaseSnapshot {
     if let Some(last) = last.filter(|l| is_result_valid(l, facts, full))
         && let Some(revision) = last.run.revision
-        && revision > full.max(facts.told_base.unwrap_or(0))
+        && revision > full.max(facts.annotated_base.unwrap_or(0))
     {
         return BaseSnapshot {
             revision,
@@ -259,7 +259,7 @@ fn base_snapshot(facts: &LeaseFacts, full: i64, last: Option<&LastCompaction>) -
             ),
         };
     }
-    let base_of_deltas = facts.told_base.unwrap_or(0);
+    let base_of_deltas = facts.annotated_base.unwrap_or(0);
     let revision = full.max(base_of_deltas);
     let full_time = match &facts.full {
         Some(fact) if full >= base_of_deltas => fact.time.or(fact.renewed),

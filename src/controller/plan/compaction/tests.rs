@@ -20,8 +20,8 @@ fn policy() -> EtcdBackupPolicy {
     EtcdBackupPolicy::new("p", spec)
 }
 
-fn job(name: &str, created: i64, attempt: i32, finished: bool) -> Started {
-    Started {
+fn job(name: &str, created: i64, attempt: i32, finished: bool) -> ThresholdJob {
+    ThresholdJob {
         name: name.to_owned(),
         trigger: "EventsThreshold".to_owned(),
         full_revision: 100,
@@ -44,22 +44,22 @@ fn run(state: RunState, started: i64) -> LastRun {
 #[test]
 fn the_annotations_of_a_job_tell_why_it_was_created() {
     let settings = Settings::new("image");
-    let started = Started {
+    let started = ThresholdJob {
         created: None,
         ..job("p-fullsnap-1", 0, 3, false)
     };
-    let started = Started {
+    let started = ThresholdJob {
         full_snapshot: true,
         ..started
     };
     let annotations = started.annotations("so many events");
     let made = jobs::compaction_job(&policy(), &settings, &started.name, true, annotations);
-    assert_eq!(Started::read(&made), Some(started));
+    assert_eq!(ThresholdJob::read(&made), Some(started));
     assert!(is_of_threshold(&made) && !is_of_task(&made));
     // The Job of a scheduled full snapshot belongs to no threshold.
     let mut scheduled = made;
     scheduled.metadata.annotations = None;
-    assert_eq!(Started::read(&scheduled), None);
+    assert_eq!(ThresholdJob::read(&scheduled), None);
     assert!(!is_of_threshold(&scheduled));
 }
 
@@ -69,7 +69,7 @@ fn the_newest_job_replaces_a_status_that_was_not_written() {
     let first = job("a", 10, 0, true);
     let second = job("b", 20, 1, false);
     let last = |in_status: Option<&LastCompaction>,
-                newest: Option<(&Started, LastRun)>,
+                newest: Option<(&ThresholdJob, LastRun)>,
                 unseen: &[String]| {
         let newest = newest.map(|(job, run)| (job.clone(), run));
         last_compaction(in_status, newest, unseen, at(99))
@@ -113,7 +113,7 @@ fn the_newest_job_replaces_a_status_that_was_not_written() {
 
 #[derive(Debug, Clone)]
 struct SimJob {
-    started: Started,
+    started: ThresholdJob,
     run: LastRun,
 }
 
@@ -145,7 +145,7 @@ struct Sim {
     cached_status: Option<LastCompaction>,
     cached_jobs: Vec<SimJob>,
     unseen: Vec<String>,
-    unanswered: Option<Start>,
+    unanswered: Option<ThresholdStart>,
     recovered_at: Option<DateTime<Utc>>,
 }
 
@@ -366,7 +366,7 @@ impl Sim {
         facts: &LeaseFacts,
         last: Option<&LastCompaction>,
         now: DateTime<Utc>,
-    ) -> Result<Start, NotDue> {
+    ) -> Result<ThresholdStart, NotDue> {
         if let Some(start) = &self.unanswered {
             return Ok(start.clone());
         }
@@ -387,7 +387,11 @@ impl Sim {
 
     /// Creates a Job. Returns `None` if the request or the response is lost, or the controller stops after
     /// it.
-    fn create_and_answer(&mut self, start: Start, facts: &LeaseFacts) -> Option<LastCompaction> {
+    fn create_and_answer(
+        &mut self,
+        start: ThresholdStart,
+        facts: &LeaseFacts,
+    ) -> Option<LastCompaction> {
         if !self.unseen.contains(&start.job.name) {
             self.unseen.push(start.job.name.clone());
         }
@@ -424,7 +428,7 @@ impl Sim {
     }
 
     /// Creates a Job, unless there is one of that name. Asserts the rules for Jobs.
-    fn create(&mut self, start: &Start, facts: &LeaseFacts) {
+    fn create(&mut self, start: &ThresholdStart, facts: &LeaseFacts) {
         if self.jobs.iter().any(|j| j.started.name == start.job.name) {
             return;
         }
@@ -440,7 +444,7 @@ impl Sim {
         }
         self.created.push(start.job.name.clone());
         if self.unanswered.is_none() {
-            assert_eq!(facts.status(), Some(revisions));
+            assert_eq!(facts.revisions(), Some(revisions));
         }
         let mut started = start.job.clone();
         started.created = Some(at(self.now));

@@ -455,7 +455,7 @@ fn decisions_keep_the_rules_for_any_leases_and_any_last_job() {
         case.has_etcd = rng.bool();
         case.spec.age_threshold = Some(TextValue::of("1h")).filter(|_| rng.bool());
         case.spec.full_snapshot_threshold = Some(1).filter(|_| rng.bool());
-        let has_moved = case.facts.status() != Some(revisions);
+        let has_moved = case.facts.revisions() != Some(revisions);
         match case.decide(0) {
             Ok(start) => {
                 assert_ne!(state, RunState::Running);
