@@ -286,21 +286,21 @@ impl Controller {
     /// then writes the statuses. Returns the time until the policy is due again; `None` if only a change
     /// makes it due.
     async fn reconcile(&self, key: &Key) -> Result<Option<Duration>, Failure> {
-        let mut tried = Vec::new();
+        let mut attempted = Vec::new();
         let mut refused = None;
         let (plan, now) = loop {
             let now = Utc::now();
-            let observed = self.cluster.observe(key, &tried, now);
+            let observed = self.cluster.observe(key, &attempted, now);
             let plan = self.plan(&observed);
             self.publish_for_policy(&observed, &plan.events);
             if plan.actions.is_empty() {
                 break (plan, now);
             }
             let failure = self
-                .apply_actions(&plan.actions, &observed, &mut tried)
+                .apply_actions(&plan.actions, &observed, &mut attempted)
                 .await?;
             refused = refused.or(failure);
-            if tried.len() >= MAX_WRITES {
+            if attempted.len() >= MAX_WRITES {
                 // Other policies go first before this one writes the rest.
                 return refused.map_or(Ok(Some(Duration::ZERO)), Err);
             }
@@ -352,7 +352,7 @@ impl Controller {
         (slots, limiter.call_next(now))
     }
 
-    /// Applies actions one after the other, and records each in `tried`. Returns the first refusal.
+    /// Applies actions one after the other, and records each in `attempted`. Returns the first refusal.
     ///
     /// Fails at the first error that is not a refusal. Its effect may be unknown: the next reconciliation
     /// observes it.
@@ -360,7 +360,7 @@ impl Controller {
         &self,
         actions: &[Action],
         observed: &Observed,
-        tried: &mut Vec<AttemptedAction>,
+        attempted: &mut Vec<AttemptedAction>,
     ) -> Result<Option<Failure>, Failure> {
         let mut refused = None;
         for action in actions.iter().take(MAX_WRITES) {
@@ -369,7 +369,7 @@ impl Controller {
                 Some(failure) if done.attempt.refusal.is_none() => return Err(failure),
                 failure => refused = refused.or(failure),
             }
-            tried.push(done.attempt);
+            attempted.push(done.attempt);
         }
         Ok(refused)
     }

@@ -335,7 +335,8 @@ pub fn merge(
     conditions
 }
 
-/// Cuts off fractions of a second, as Kubernetes does: otherwise a status would differ from what was written.
+/// Cuts off fractions of a second, as Kubernetes does. Otherwise the API server would return a different
+/// status than the controller has written.
 fn whole_seconds(time: DateTime<Utc>) -> DateTime<Utc> {
     DateTime::from_timestamp(time.timestamp(), 0).unwrap_or(time)
 }

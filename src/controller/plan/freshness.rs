@@ -257,7 +257,7 @@ pub fn assess(
     kinds.iter().map(|kind| kind.freshness(now)).collect()
 }
 
-/// What is expected and what is known of the snapshots of one kind.
+/// The snapshots of one kind: the expected ones, and the newest one that exists.
 struct SnapshotKind<'a> {
     expected: ExpectedSnapshots,
     fact: Option<&'a SnapshotFact>,

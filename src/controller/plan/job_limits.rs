@@ -10,7 +10,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 
-/// A granted Job that nobody has seen after this time was never created.
+/// A granted Job that the watch has not reported after this time was never created.
 const GRANT_LASTS: TimeDelta = TimeDelta::minutes(2);
 /// A requester that was called and has not asked again after this time has no use for the slot.
 const CALL_LASTS: TimeDelta = TimeDelta::minutes(1);
@@ -89,7 +89,7 @@ pub enum SlotDecision {
     Wait {
         /// Why, for the task's status.
         reason: String,
-        /// A freeze that nobody has been told of yet.
+        /// The freeze, if no Event has reported it yet.
         freeze: Option<Freeze>,
     },
 }
@@ -171,7 +171,7 @@ pub struct JobLimiter {
     policies_by_namespace: BTreeMap<String, usize>,
     /// The unfinished and the granted Jobs of each namespace.
     used: BTreeMap<String, JobCount>,
-    /// The grants whose Jobs have not been seen yet, by Job.
+    /// The grants whose Jobs the watch has not reported yet, by Job.
     grants: BTreeMap<Key, Grant>,
     /// The waiters by namespace and policy.
     waiters: BTreeMap<String, BTreeMap<Key, Vec<Waiter>>>,
@@ -490,7 +490,8 @@ impl JobLimiter {
             }
             let mut queues = self.queues(is_restore, now);
             while self.has_free_slot(is_restore, next.len()) {
-                // The namespace with the fewest Jobs is next; among equals, the one whose first waiter is.
+                // Next is the namespace with the fewest Jobs. If several have as few, the order of their
+                // first waiters decides.
                 let mut first = None;
                 for (namespace, queue) in &queues {
                     let more = about_to_start.get(namespace).copied().unwrap_or_default();
@@ -535,7 +536,7 @@ impl JobLimiter {
         queues
     }
 
-    /// The order of waiters: the last grant of the policy, then the request.
+    /// The order of waiters: by the last grant of the policy, then by the first request.
     fn order(&self, waiter: &Waiter) -> (Option<(DateTime<Utc>, u64)>, u64) {
         let last_grant = self.last_grants.get(waiter.requester.policy()).copied();
         (last_grant, waiter.sequence)

@@ -1,4 +1,4 @@
-//! Decides what to write for a policy and its tasks, from what is observed.
+//! Computes what to write for a policy and its tasks from an observation of both.
 //!
 //! Pure: no I/O, and the time is an argument. Called by the reconciliation in `controller`, in three steps:
 //! 1. [`decide`] computes everything that does not depend on other policies.
@@ -126,7 +126,7 @@ impl Plan {
     }
 }
 
-/// What [`decide`] has decided: a plan but for the job slots.
+/// The result of [`decide`]: a plan that still lacks the job slots.
 pub struct Decisions<'o> {
     observed: &'o Observed,
     options: &'o Options,
@@ -214,9 +214,9 @@ impl<'o> Decisions<'o> {
     }
 
     /// Returns the earlier attempt at an action in this reconciliation.
-    fn tried(&self, description: &str) -> Option<&'o AttemptedAction> {
-        let mut tried = self.observed.attempted.iter();
-        tried.find(|t| t.action == description)
+    fn attempt(&self, description: &str) -> Option<&'o AttemptedAction> {
+        let mut attempted = self.observed.attempted.iter();
+        attempted.find(|t| t.action == description)
     }
 
     /// Returns the requests for the Jobs that are due and were not tried to create in this reconciliation.
@@ -240,7 +240,7 @@ impl<'o> Decisions<'o> {
                 is_restore: task.spec.type_ == TaskType::Restore,
             });
         }
-        requests.retain(|r| self.tried(&create_job_description(&r.job.1)).is_none());
+        requests.retain(|r| self.attempt(&create_job_description(&r.job.1)).is_none());
         requests
     }
 
@@ -334,7 +334,7 @@ impl<'o> Decisions<'o> {
             plan.tasks.extend(self.task_status(task, progress));
         }
         plan.actions
-            .retain(|action| self.tried(&action.description()).is_none());
+            .retain(|action| self.attempt(&action.description()).is_none());
         plan
     }
 
@@ -368,8 +368,8 @@ impl<'o> Decisions<'o> {
                 if let Some(why) = reason_to_wait {
                     tracing::debug!(namespace, policy = name, "{}; but {why}", start.reason);
                 }
-                let tried = self.tried(&create_job_description(&start.job.name));
-                refusal = tried.and_then(|tried| tried.refusal.as_ref());
+                let attempt = self.attempt(&create_job_description(&start.job.name));
+                refusal = attempt.and_then(|attempt| attempt.refusal.as_ref());
             }
         }
         let healthy = match refusal {
@@ -450,8 +450,8 @@ impl<'o> Decisions<'o> {
         plan: &mut Plan,
     ) -> Option<TimedProgress> {
         let name = jobs::task_job_name(task);
-        if let Some(tried) = self.tried(&create_job_description(&name)) {
-            return task::refused(tried, self.now);
+        if let Some(attempt) = self.attempt(&create_job_description(&name)) {
+            return task::refused(attempt, self.now);
         }
         match self.slot(slots, &name)? {
             SlotDecision::Granted => {
@@ -533,8 +533,8 @@ impl<'o> Decisions<'o> {
     /// Returns the first refusal of an object of the policy in this reconciliation. Refused Jobs are reported
     /// elsewhere: by CompactionHealthy and by the statuses of tasks.
     fn apply_refusal(&self) -> Option<&'o Refusal> {
-        let mut tried = self.observed.attempted.iter();
-        tried.find_map(|t| {
+        let mut attempted = self.observed.attempted.iter();
+        attempted.find_map(|t| {
             let refusal = t.refusal.as_ref()?;
             is_for_policy_objects(&t.action).then_some(refusal)
         })

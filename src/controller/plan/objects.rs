@@ -1,4 +1,4 @@
-//! The objects that a policy has all the time: CronJobs, the follower's Deployment, Leases and the Jobs'
+//! The permanent objects of a policy: CronJobs, the follower's Deployment, Leases and the Jobs'
 //! ServiceAccount.
 //!
 //! Pure: compares the wanted objects with those that exist, and returns what to write. Plans no Jobs. Called
@@ -20,7 +20,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// An object as it should be.
+/// The desired state of an object.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Desired {
     /// The kind of the object.

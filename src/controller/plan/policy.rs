@@ -30,7 +30,7 @@ const INVALID: &str = "SpecInvalid";
 const PREFIX_TAKEN: &str = "StorePrefixTaken";
 const LEASES_TAKEN: &str = "LeasePrefixTaken";
 
-/// Returns what keeps the controller from carrying out a policy.
+/// Returns why the controller must not carry out a policy, if there is a reason.
 pub fn impediment(
     policy: &EtcdBackupPolicy,
     observed: &Observed,
@@ -193,7 +193,7 @@ fn latest_run(in_status: Option<LastRun>, newest: Option<LastRun>) -> Option<Las
     if keeps_old { in_status } else { newest }
 }
 
-/// Everything that the status of a policy is computed from, beside what is observed.
+/// The decisions that the status of a policy depends on, in addition to the observation.
 pub struct PolicyFindings<'f> {
     /// The conditions of the backup.
     pub health: BackupHealth,

@@ -65,7 +65,7 @@ pub enum TaskProgress {
     Refused {
         /// Why.
         refusal: TaskRefusal,
-        /// `Rejected`, or `Failed` if it had begun.
+        /// `Rejected`, or `Failed` if the task had begun.
         state: TaskState,
     },
 }
@@ -97,7 +97,7 @@ pub fn job<'o>(observed: &'o Observed, task: &EtcdBackupTask) -> Option<&'o Job>
     is_owned(&**job, task).then_some(job)
 }
 
-/// Returns the progress of a task that had begun and whose Job is gone.
+/// Returns the progress of a task that has begun and whose Job is gone.
 pub fn without_job(task: &EtcdBackupTask, policy: Option<&EtcdBackupPolicy>) -> TaskProgress {
     TaskProgress::failed(match policy {
         None => policy_deleted(task),
@@ -108,9 +108,9 @@ pub fn without_job(task: &EtcdBackupTask, policy: Option<&EtcdBackupPolicy>) -> 
     })
 }
 
-/// Returns the progress of a task whose Job was tried to create; `None` if it was not refused.
-pub fn refused(tried: &AttemptedAction, now: DateTime<Utc>) -> Option<TimedProgress> {
-    let refusal = tried.refusal.as_ref()?;
+/// Returns the progress of a task after an attempt to create its Job; `None` if the Job was not refused.
+pub fn refused(attempt: &AttemptedAction, now: DateTime<Utc>) -> Option<TimedProgress> {
+    let refusal = attempt.refusal.as_ref()?;
     let message = refusal.message.clone();
     if refusal.is_final {
         let code = refusal.reason;
