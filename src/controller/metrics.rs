@@ -1,10 +1,11 @@
-//! The controller's own metrics.
+//! Metrics of the controller.
 //!
-//! It counts what it is told; ages are computed when somebody looks. `cli::controller` serves them.
+//! Counters are incremented by the loop in `controller`; ages, conditions and running Jobs are computed from the caches
+//! at each scrape. It does not serve them: `cli::controller` does.
 
-use super::api::{TaskState, TaskType};
+use super::api::{EtcdBackupPolicy, TaskState, TaskType};
 use super::names::owner;
-use super::observe::World;
+use super::observe::ClusterState;
 use super::observe::{outcome, threshold_jobs};
 use super::plan;
 use crate::base::lock;
@@ -28,7 +29,7 @@ use std::time::Duration;
 use strum::VariantArray;
 
 const PREFIX: &str = "deltafold";
-/// From a trivial Job to the default deadline of a compaction.
+/// The buckets of the histograms, in seconds: from a trivial Job to the default deadline of a compaction.
 const DURATIONS: [f64; 10] = [
     2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 1800.0, 3600.0, 10_800.0,
 ];
@@ -41,11 +42,12 @@ fn durations() -> Histogram {
 
 type Histograms<const N: usize> = Family<Labels<N>, Histogram, fn() -> Histogram>;
 
-/// What is shown at `/metrics`. Clones are the same metrics.
+/// The metrics of a controller. Clones share them.
 #[derive(Clone)]
 pub struct ControllerMetrics {
     registry: Arc<Registry>,
-    shown: Arc<Mutex<Weak<World>>>,
+    /// The caches to compute metrics from, once there are any.
+    cluster: SharedCluster,
     leader: Gauge,
     compactions: Family<Labels<1>, Counter>,
     compaction_seconds: Histograms<1>,
@@ -67,135 +69,155 @@ impl Default for ControllerMetrics {
     }
 }
 
-/// What the caches tell at the time of the scrape: how old the newest snapshots are, how policies are, which Jobs run.
-#[derive(Debug)]
-struct Seen(Arc<Mutex<Weak<World>>>);
+type SharedCluster = Arc<Mutex<Weak<ClusterState>>>;
 
-impl Collector for Seen {
+/// The metrics that are computed from the caches at each scrape.
+#[derive(Debug)]
+struct CacheCollector(SharedCluster);
+
+impl Collector for CacheCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let shown = lock(&self.0);
-        let Some(world) = shown.upgrade() else {
+        let cluster = lock(&self.0).upgrade();
+        let Some(cluster) = cluster else {
             return Ok(());
         };
-        drop(shown);
-        let gauge = MetricType::Gauge;
-        let policies = world.policies();
-        let mut metric = encoder.encode_descriptor(
-            "seconds_since_last_snapshot",
-            "How long ago the newest snapshot of a kind was saved, by its Lease; before the first one, how old the policy is",
-            None,
-            gauge,
-        )?;
-        for policy in &policies {
-            let namespace = policy.namespace().unwrap_or_default();
-            for (kind, seconds) in plan::snapshot_ages(policy, &world.facts(policy), Utc::now()) {
-                let labels = [
-                    ("namespace", namespace.clone()),
-                    ("policy", policy.name_any()),
-                    ("kind", kind.to_owned()),
-                ];
-                ConstGauge::new(seconds).encode(metric.encode_family(&labels)?)?;
-            }
-        }
-        let mut metric = encoder.encode_descriptor(
-            "policy_condition",
-            "1 for what each condition of a policy is, and why",
-            None,
-            gauge,
-        )?;
-        for policy in &policies {
-            let conditions = policy.status.iter().flat_map(|s| &s.conditions);
-            for condition in conditions {
-                let labels = [
-                    ("namespace", policy.namespace().unwrap_or_default()),
-                    ("policy", policy.name_any()),
-                    ("type", condition.type_.clone()),
-                    ("status", condition.status.as_str().to_owned()),
-                    ("reason", condition.reason.clone()),
-                ];
-                ConstGauge::new(1).encode(metric.encode_family(&labels)?)?;
-            }
-        }
-        let mut running: BTreeMap<String, i64> = BTreeMap::new();
-        for policy in &policies {
-            running
-                .entry(policy.namespace().unwrap_or_default())
-                .or_default();
-        }
-        let uids: BTreeSet<String> = policies.iter().filter_map(|p| p.uid()).collect();
-        for job in world.jobs() {
-            let is_own = owner(&*job).is_some_and(|uid| uids.contains(uid));
-            if is_own && threshold_jobs::is_of_threshold(&job) && !outcome::is_finished(&job) {
-                *running
-                    .entry(job.namespace().unwrap_or_default())
-                    .or_default() += 1;
-            }
-        }
-        let mut metric = encoder.encode_descriptor(
-            "compaction_jobs_current",
-            "Compaction Jobs started by a threshold that run now",
-            None,
-            gauge,
-        )?;
-        for (namespace, count) in running {
-            let labels = [("namespace", namespace)];
-            ConstGauge::new(count).encode(metric.encode_family(&labels)?)?;
-        }
-        Ok(())
+        let policies = cluster.policies();
+        encode_snapshot_ages(&mut encoder, &cluster, &policies)?;
+        encode_conditions(&mut encoder, &policies)?;
+        encode_running_jobs(&mut encoder, &cluster, &policies)
     }
 }
 
+fn encode_snapshot_ages(
+    encoder: &mut DescriptorEncoder<'_>,
+    cluster: &ClusterState,
+    policies: &[Arc<EtcdBackupPolicy>],
+) -> fmt::Result {
+    let mut metric = encoder.encode_descriptor(
+        "seconds_since_last_snapshot",
+        "Time since the newest snapshot of a kind was saved, by its Lease; before the first one, the age of the policy",
+        None,
+        MetricType::Gauge,
+    )?;
+    for policy in policies {
+        let ages = plan::snapshot_ages(policy, &cluster.facts(policy), Utc::now());
+        for (kind, seconds) in ages {
+            let labels = [
+                ("namespace", policy.namespace().unwrap_or_default()),
+                ("policy", policy.name_any()),
+                ("kind", kind.to_owned()),
+            ];
+            ConstGauge::new(seconds).encode(metric.encode_family(&labels)?)?;
+        }
+    }
+    Ok(())
+}
+
+fn encode_conditions(
+    encoder: &mut DescriptorEncoder<'_>,
+    policies: &[Arc<EtcdBackupPolicy>],
+) -> fmt::Result {
+    let mut metric = encoder.encode_descriptor(
+        "policy_condition",
+        "1 for the current status and reason of each condition of a policy",
+        None,
+        MetricType::Gauge,
+    )?;
+    for policy in policies {
+        let conditions = policy.status.iter().flat_map(|s| &s.conditions);
+        for condition in conditions {
+            let labels = [
+                ("namespace", policy.namespace().unwrap_or_default()),
+                ("policy", policy.name_any()),
+                ("type", condition.type_.clone()),
+                ("status", condition.status.as_str().to_owned()),
+                ("reason", condition.reason.clone()),
+            ];
+            ConstGauge::new(1).encode(metric.encode_family(&labels)?)?;
+        }
+    }
+    Ok(())
+}
+
+/// Encodes the number of running threshold Jobs of each namespace that has policies.
+fn encode_running_jobs(
+    encoder: &mut DescriptorEncoder<'_>,
+    cluster: &ClusterState,
+    policies: &[Arc<EtcdBackupPolicy>],
+) -> fmt::Result {
+    let mut running: BTreeMap<String, i64> = BTreeMap::new();
+    for policy in policies {
+        let namespace = policy.namespace().unwrap_or_default();
+        running.entry(namespace).or_default();
+    }
+    let uids: BTreeSet<String> = policies.iter().filter_map(|p| p.uid()).collect();
+    for job in cluster.jobs() {
+        let is_own = owner(&*job).is_some_and(|uid| uids.contains(uid));
+        if is_own && threshold_jobs::is_of_threshold(&job) && !outcome::is_finished(&job) {
+            let namespace = job.namespace().unwrap_or_default();
+            *running.entry(namespace).or_default() += 1;
+        }
+    }
+    let mut metric = encoder.encode_descriptor(
+        "compaction_jobs_current",
+        "Running compaction Jobs that were started by a threshold",
+        None,
+        MetricType::Gauge,
+    )?;
+    for (namespace, count) in running {
+        let labels = [("namespace", namespace)];
+        ConstGauge::new(count).encode(metric.encode_family(&labels)?)?;
+    }
+    Ok(())
+}
+
 impl ControllerMetrics {
-    /// Metrics of which nothing is known yet.
+    /// Returns new metrics, all zero.
     pub fn new() -> Self {
         let mut registry = Registry::with_prefix(PREFIX);
         let version = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
-        registry.register("build", "The program that is running", version);
+        registry.register("build", "The version of the program", version);
         let leader = Gauge::default();
-        registry.register(
-            "leader",
-            "1 where this replica is the leader",
-            leader.clone(),
-        );
+        registry.register("leader", "1 if this replica is the leader", leader.clone());
         let compactions = Family::default();
         registry.register(
             "compaction_jobs",
-            "Compaction Jobs started by a threshold that have ended",
+            "Finished compaction Jobs that were started by a threshold",
             compactions.clone(),
         );
         let compaction_seconds: Histograms<1> = Family::new_with_constructor(durations);
         registry.register_with_unit(
             "compaction_job_duration",
-            "How long compaction Jobs took",
+            "The duration of compaction Jobs",
             Unit::Seconds,
             compaction_seconds.clone(),
         );
         let delta_events = Family::default();
         registry.register(
             "compaction_num_delta_events",
-            "Events that the last compaction Job of a policy was started for",
+            "Events since the last full when the last compaction Job of a policy was started",
             delta_events.clone(),
         );
         let tasks = Family::default();
-        registry.register("tasks", "Tasks that have ended", tasks.clone());
+        registry.register("tasks", "Finished tasks", tasks.clone());
         let task_seconds: Histograms<4> = Family::new_with_constructor(durations);
         registry.register_with_unit(
             "task_duration",
-            "How long tasks took, from the start of their Job",
+            "The duration of tasks, from the start of their Job",
             Unit::Seconds,
             task_seconds.clone(),
         );
         let errors = Family::default();
         registry.register(
             "reconcile_errors",
-            "Reconciliations that failed and are tried again",
+            "Failed reconciles, each of which is retried",
             errors.clone(),
         );
-        let shown = Arc::new(Mutex::new(Weak::new()));
-        registry.register_collector(Box::new(Seen(shown.clone())));
+        let cluster = Arc::new(Mutex::new(Weak::new()));
+        registry.register_collector(Box::new(CacheCollector(cluster.clone())));
         ControllerMetrics {
             registry: Arc::new(registry),
-            shown,
+            cluster,
             leader,
             compactions,
             compaction_seconds,
@@ -206,20 +228,20 @@ impl ControllerMetrics {
         }
     }
 
-    /// As OpenMetrics text, for the endpoint.
+    /// Returns a function that renders the metrics as OpenMetrics text.
     pub fn exposition(&self) -> Exposition {
         let registry = self.registry.clone();
         Arc::new(move || {
             let mut text = String::new();
             text::encode(&mut text, &registry)
-                .map_err(|_| Error::internal("metrics that cannot be written down"))?;
+                .map_err(|_| Error::internal("the metrics cannot be encoded"))?;
             Ok(text)
         })
     }
 
-    /// Whose caches are shown.
-    pub(super) fn show(&self, world: &Arc<World>) {
-        *lock(&self.shown) = Arc::downgrade(world);
+    /// Sets the caches to compute metrics from.
+    pub(super) fn show(&self, cluster: &Arc<ClusterState>) {
+        *lock(&self.cluster) = Arc::downgrade(cluster);
     }
 
     pub(super) fn set_leader(&self, leads: bool) {
@@ -231,7 +253,7 @@ impl ControllerMetrics {
         self.errors.get_or_create(&labels).inc();
     }
 
-    /// A compaction Job was started, for so many events.
+    /// Records the start of a threshold's Job: the number of events since the last full.
     pub fn compaction_started(&self, namespace: &str, policy: &str, events: u64) {
         let labels = [
             ("namespace", namespace.to_owned()),
@@ -241,7 +263,7 @@ impl ControllerMetrics {
         self.delta_events.get_or_create(&labels).set(events);
     }
 
-    /// A policy is gone, and its tasks: nothing is shown of it any more.
+    /// Removes the metrics of a policy that is gone.
     pub fn forget(&self, namespace: &str, policy: &str) {
         let labels = [
             ("namespace", namespace.to_owned()),
@@ -250,14 +272,14 @@ impl ControllerMetrics {
         self.delta_events.remove(&labels);
         for type_ in TaskType::VARIANTS {
             for state in TaskState::FINAL {
-                let labels = of_tasks(namespace, policy, *type_, state);
+                let labels = task_labels(namespace, policy, *type_, state);
                 self.tasks.remove(&labels);
                 self.task_seconds.remove(&labels);
             }
         }
     }
 
-    /// A compaction Job has ended.
+    /// Counts a compaction Job that has ended, and its duration.
     pub fn compaction_ended(&self, succeeded: bool, took: Duration) {
         let labels = [("succeeded", succeeded.to_string())];
         self.compactions.get_or_create(&labels).inc();
@@ -265,7 +287,7 @@ impl ControllerMetrics {
         seconds.observe(took.as_secs_f64());
     }
 
-    /// A task has ended; `took` where it had a Job.
+    /// Counts a task that has ended. `took` is the duration of its Job, if it had one.
     pub fn task_ended(
         &self,
         namespace: &str,
@@ -274,7 +296,7 @@ impl ControllerMetrics {
         state: TaskState,
         took: Option<Duration>,
     ) {
-        let labels = of_tasks(namespace, policy, type_, state);
+        let labels = task_labels(namespace, policy, type_, state);
         self.tasks.get_or_create(&labels).inc();
         if let Some(took) = took {
             let seconds = self.task_seconds.get_or_create(&labels);
@@ -283,7 +305,7 @@ impl ControllerMetrics {
     }
 }
 
-fn of_tasks(namespace: &str, policy: &str, type_: TaskType, state: TaskState) -> Labels<4> {
+fn task_labels(namespace: &str, policy: &str, type_: TaskType, state: TaskState) -> Labels<4> {
     [
         ("type", type_.as_str().to_owned()),
         ("state", state.as_str().to_owned()),

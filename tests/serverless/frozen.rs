@@ -11,7 +11,7 @@ use deltafold::cli;
 use deltafold::controller::api::{EtcdBackupPolicy, EtcdBackupTask, crds};
 use deltafold::controller::jobs::{self, Settings};
 use deltafold::controller::observe::leases::{LeaseFacts, SnapshotFact};
-use deltafold::controller::observe::outcome::Told;
+use deltafold::controller::observe::outcome::TerminationSummary;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Secret;
 use serde::Serialize;
@@ -75,7 +75,8 @@ fn termination_messages() {
     for version in versions() {
         let mut told = BTreeMap::new();
         for (path, text) in files(&version, "termination-message") {
-            let t = Told::read(&text).unwrap_or_else(|| panic!("{}\n{PROMISE}.", path.display()));
+            let t = TerminationSummary::read(&text)
+                .unwrap_or_else(|| panic!("{}\n{PROMISE}.", path.display()));
             let name = path.file_name().unwrap().to_str().unwrap().to_owned();
             let t = json!({
                 "exit_code": t.exit_code, "reason": t.reason, "message": t.message,
@@ -155,7 +156,7 @@ fn policies_and_tasks_make_the_same_jobs() {
         tasks.iter().for_each(loses_nothing);
         let mut made = Map::new();
         for (_, policy) in &policies {
-            let name = jobs::name_of(policy).to_owned();
+            let name = jobs::policy_name(policy).to_owned();
             let own = tasks.iter().map(|(_, task)| task);
             let own = own.filter(|task| task.spec.policy == name);
             made.insert(name.clone(), made_of(policy, own));
@@ -314,7 +315,7 @@ fn leases_and_finalizers() {
             json!({
                 "full": facts.full.as_ref().map(tell), "delta": facts.delta.as_ref().map(tell),
                 "accumulated_events": facts.accumulated_events, "accumulated_bytes": facts.accumulated_bytes,
-                "told_base": facts.told_base, "restorable": facts.restorable, "status": facts.status(),
+                "told_base": facts.annotated_base, "restorable": facts.restorable, "status": facts.revisions(),
             })
         });
         is_frozen(&version, "leases.json", &told.collect());

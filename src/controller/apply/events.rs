@@ -1,12 +1,12 @@
-//! Events: what people are told of policies and tasks, beside their statuses. They may get lost.
+//! Kubernetes Events about policies and tasks. Each is also logged.
 //!
-//! They are written in the background, a few at a time: nothing waits for them. If too many of a namespace are waiting,
-//! new ones of it are only logged.
+//! They are written in the background, a few at a time, and no reconcile waits for them. They may be lost: if too many
+//! of a namespace are waiting, a new one is only logged. Called by the loop in `controller`.
 
-use super::{PATIENCE, Writer};
+use super::{API_TIMEOUT, Writer, timeout_text};
 use crate::base::causes::causes;
 use crate::base::lock;
-use crate::controller::plan::Note;
+use crate::controller::plan::PlannedEvent;
 use futures::stream::StreamExt;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Resource;
@@ -16,23 +16,23 @@ use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-/// So many of one namespace wait at most.
-const WAITING: usize = 100;
-/// So many are written at once.
-const AT_ONCE: usize = 4;
+/// The most waiting Events of one namespace.
+const MAX_WAITING: usize = 100;
+/// The most Events that are written concurrently.
+const MAX_CONCURRENT: usize = 4;
 
-/// Where to tell people.
+/// The queue of Events.
 #[derive(Debug)]
 pub struct Events {
-    waiting: UnboundedSender<(Event, ObjectReference)>,
+    queue: UnboundedSender<(Event, ObjectReference)>,
     counts: Arc<Counts>,
 }
 
-/// How many wait, by namespace.
+/// The number of waiting Events, by namespace.
 type Counts = Mutex<HashMap<String, usize>>;
 
 impl Events {
-    /// With what writes them, which has to be run.
+    /// Returns a queue, and the future that writes its Events, which the caller must run.
     pub fn new(
         client: kube::Client,
         identity: &str,
@@ -42,15 +42,18 @@ impl Events {
             controller: "deltafold".to_owned(),
             instance: Some(identity.to_owned()),
         };
-        let (waiting, events) = unbounded_channel();
-        let recorder = Recorder::new(client, reporter);
-        let counts = Arc::<Counts>::default();
-        let publish = publish(recorder, events, writer, counts.clone());
-        (Events { waiting, counts }, publish)
+        let (queue, events) = unbounded_channel();
+        let publisher = Publisher {
+            recorder: Recorder::new(client, reporter),
+            writer,
+            counts: Arc::default(),
+        };
+        let counts = publisher.counts.clone();
+        (Events { queue, counts }, publisher.publish_all(events))
     }
 
-    /// Tells what was decided about an object, and why.
-    pub fn tell<K: Resource<DynamicType = ()>>(&self, object: &K, note: &Note) {
+    /// Logs a note about an object, and queues it as an Event.
+    pub fn publish<K: Resource<DynamicType = ()>>(&self, object: &K, note: &PlannedEvent) {
         let reference = object.object_ref(&());
         let namespace = reference.namespace.as_deref().unwrap_or_default();
         let name = reference.name.as_deref().unwrap_or_default();
@@ -66,62 +69,72 @@ impl Events {
                 false => EventType::Normal,
             },
             reason: note.reason.clone(),
-            note: Some(short(text)),
+            note: Some(shortened(text)),
             action: note.action.to_owned(),
             secondary: None,
         };
         {
             let mut counts = lock(&self.counts);
             let count = counts.entry(namespace.to_owned()).or_default();
-            if *count >= WAITING {
-                tracing::warn!(namespace, name, "an Event is left out: too many wait");
+            if *count >= MAX_WAITING {
+                tracing::warn!(namespace, name, "an Event is dropped: too many are waiting");
                 return;
             }
             *count += 1;
         }
-        // Without a receiver all has ended.
-        let _ = self.waiting.send((event, reference));
+        // This fails only after the publisher has ended, with the controller.
+        let _ = self.queue.send((event, reference));
     }
 }
 
-async fn publish(
+/// The writer of queued Events.
+struct Publisher {
     recorder: Recorder,
-    mut events: UnboundedReceiver<(Event, ObjectReference)>,
     writer: Arc<Writer>,
     counts: Arc<Counts>,
-) {
-    let events = futures::stream::poll_fn(|cx| events.poll_recv(cx));
-    let published = events.for_each_concurrent(AT_ONCE, |(event, reference)| {
-        let (recorder, writer, counts) = (&recorder, &writer, &counts);
-        async move {
-            let namespace = reference.namespace.clone().unwrap_or_default();
-            if let Entry::Occupied(mut count) = lock(counts).entry(namespace.clone()) {
-                *count.get_mut() -= 1;
-                if *count.get() == 0 {
-                    count.remove();
-                }
-            }
-            if !writer.leads() {
-                return;
-            }
-            let published = recorder.publish(&event, &reference);
-            let why = match tokio::time::timeout(PATIENCE, published).await {
-                Ok(Ok(())) => return,
-                Ok(Err(e)) => causes(&e),
-                Err(_) => format!("no answer within {} s", PATIENCE.as_secs()),
-            };
-            let name = reference.name.unwrap_or_default();
-            tracing::warn!(namespace, name, "an Event could not be written: {why}");
-        }
-    });
-    published.await;
 }
 
-/// As long as the API takes it for a note.
-fn short(note: &str) -> String {
+impl Publisher {
+    async fn publish_all(self, mut events: UnboundedReceiver<(Event, ObjectReference)>) {
+        let events = futures::stream::poll_fn(|cx| events.poll_recv(cx));
+        let published = events.for_each_concurrent(MAX_CONCURRENT, |(event, reference)| {
+            self.publish(event, reference)
+        });
+        published.await;
+    }
+
+    /// Writes an Event, if this replica is the leader. A failure is only logged.
+    async fn publish(&self, event: Event, reference: ObjectReference) {
+        let namespace = reference.namespace.clone().unwrap_or_default();
+        self.uncount(&namespace);
+        if !self.writer.leads() {
+            return;
+        }
+        let published = self.recorder.publish(&event, &reference);
+        let cause = match tokio::time::timeout(API_TIMEOUT, published).await {
+            Ok(Ok(())) => return,
+            Ok(Err(e)) => causes(&e),
+            Err(_) => timeout_text(),
+        };
+        let name = reference.name.unwrap_or_default();
+        tracing::warn!(namespace, name, "cannot write an Event: {cause}");
+    }
+
+    fn uncount(&self, namespace: &str) {
+        if let Entry::Occupied(mut count) = lock(&self.counts).entry(namespace.to_owned()) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
+    }
+}
+
+/// Returns a note that is not longer than the API server accepts.
+fn shortened(note: &str) -> String {
     const LONGEST: usize = 1000;
     match note.char_indices().nth(LONGEST) {
         None => note.to_owned(),
-        Some((at, _)) => format!("{}…", &note[..at]),
+        Some((end, _)) => format!("{}…", &note[..end]),
     }
 }

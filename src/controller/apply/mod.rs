@@ -1,8 +1,7 @@
-//! The only room that writes: actions, statuses and Events, to the API server.
+//! The only module that writes to the API server: actions of a plan, statuses and Events.
 //!
-//! It decides nothing. Nothing is taken over from anybody else: what is there and does not belong to the policy is
-//! left, and the refusal is told. A write is refused if this replica leads no more. The loop in `controller` calls
-//! it with a plan.
+//! It decides nothing. An object of the same name that belongs to somebody else is left as it is, and the action counts
+//! as refused. It writes only while this replica is the leader. Called by the loop in `controller` with a plan.
 
 mod events;
 
@@ -11,9 +10,9 @@ pub use events::Events;
 use super::api::{EtcdBackupPolicy, EtcdBackupPolicyStatus, EtcdBackupTask, EtcdBackupTaskStatus};
 use super::jobs;
 use super::names::{Key, key, label, owner};
-use super::observe::threshold_jobs::Start;
-use super::observe::{Applied, Observed, Refusal, Tried, World};
-use super::plan::{Action, Desired, Note};
+use super::observe::threshold_jobs::ThresholdStart;
+use super::observe::{AppliedObject, AttemptedAction, ClusterState, Observed, Refusal};
+use super::plan::{Action, Desired, PlannedEvent};
 use crate::base::causes::causes;
 use chrono::Utc;
 use k8s_openapi::api::batch::v1::Job;
@@ -26,29 +25,29 @@ use serde_json::{Value, json};
 use std::fmt::Debug;
 use std::time::Duration;
 
-/// The owner of what is written.
-const MANAGER: &str = "deltafold-policy";
-/// For one answer of the API.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// The field manager of all writes.
+const FIELD_MANAGER: &str = "deltafold-policy";
+/// The timeout of a request.
+const API_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Why something was not written. It is tried again, with fresh state.
+/// Why a write failed. The controller retries with a new observation.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// The API refused, or did not answer.
-    #[error("cannot {what}: {said}")]
+    /// The API server refused the request or did not respond.
+    #[error("cannot {request}: {cause}")]
     Api {
-        /// What was asked.
-        what: String,
-        /// What it said.
-        said: String,
-        /// The HTTP status, if there was an answer.
+        /// The request, as in "cannot {request}".
+        request: String,
+        /// The message of the API server, or the error of the connection.
+        cause: String,
+        /// The HTTP status of the response, if there was one.
         code: Option<u16>,
     },
-    /// It is there already, and somebody else's.
+    /// An object of this name exists and belongs to somebody else.
     #[error("{0}")]
-    Taken(String),
-    /// Another replica may lead by now: nothing was written.
-    #[error("this replica leads no more")]
+    NameTaken(String),
+    /// Nothing was written, because another replica may be the leader by now.
+    #[error("this replica is not the leader any more")]
     NotLeading,
 }
 
@@ -60,21 +59,22 @@ impl Failure {
         }
     }
 
-    /// Somebody else wrote meanwhile.
+    /// Returns whether another client wrote to the object at the same time.
     pub fn is_conflict(&self) -> bool {
         self.code() == Some(409)
     }
 
-    /// Whether the API server has surely not done it.
-    fn is_answered(&self) -> bool {
-        self.code().is_some() || matches!(self, Failure::NotLeading | Failure::Taken(_))
+    /// Returns whether the request certainly had no effect. Without a response it may have had one.
+    fn is_refused(&self) -> bool {
+        self.code().is_some() || matches!(self, Failure::NotLeading | Failure::NameTaken(_))
     }
 
-    /// What is to be told of it: not taken as it is, by its fields, a quota, a webhook or a right.
+    /// Returns the refusal to report to the user, if the API server refused the object for its fields, a quota, a
+    /// webhook or missing permissions, or if its name is taken.
     fn refusal(&self, reason: &'static str) -> Option<Refusal> {
         let message = self.to_string();
         match self {
-            Failure::Taken(_) => Some(Refusal {
+            Failure::NameTaken(_) => Some(Refusal {
                 reason: "NameTaken",
                 message,
                 is_final: false,
@@ -88,34 +88,37 @@ impl Failure {
     }
 }
 
-/// What became of an attempt.
+/// The result of an action.
 #[derive(Debug)]
-pub struct Done {
-    /// For the next look.
-    pub tried: Tried,
-    /// The Event that tells of it.
-    pub note: Option<Note>,
-    /// Why it was not done.
+pub struct ActionResult {
+    /// The action and its refusal, for the next observation.
+    pub attempt: AttemptedAction,
+    /// The Event to publish, if the action changed something.
+    pub event: Option<PlannedEvent>,
+    /// Why the action failed.
     pub failure: Option<Failure>,
-    /// A Job that the API server has surely not made.
-    pub not_made: Option<Key>,
+    /// The Job of the action, if the API server certainly did not create it.
+    pub uncreated_job: Option<Key>,
 }
 
-/// The API server, as long as this replica leads.
+/// A client that writes only while this replica is the leader.
 pub struct Writer {
     client: kube::Client,
-    leads: Option<Box<dyn Fn() -> bool + Send + Sync>>,
+    is_leader: Option<Box<dyn Fn() -> bool + Send + Sync>>,
 }
 
 impl Writer {
-    /// Writes with this client, as long as `leads` says so.
-    pub fn new(client: kube::Client, leads: Option<Box<dyn Fn() -> bool + Send + Sync>>) -> Self {
-        Writer { client, leads }
+    /// Returns a writer that writes while `is_leader` returns true; always, if it is `None`.
+    pub fn new(
+        client: kube::Client,
+        is_leader: Option<Box<dyn Fn() -> bool + Send + Sync>>,
+    ) -> Self {
+        Writer { client, is_leader }
     }
 
-    /// Whether writes are allowed.
+    /// Returns whether this replica is the leader, and may write.
     pub fn leads(&self) -> bool {
-        self.leads.as_ref().is_none_or(|leads| leads())
+        self.is_leader.as_ref().is_none_or(|is_leader| is_leader())
     }
 
     fn api<K>(&self, namespace: &str) -> Api<K>
@@ -126,83 +129,100 @@ impl Writer {
         Api::namespaced(self.client.clone(), namespace)
     }
 
-    fn of(&self, resource: &ApiResource, namespace: &str) -> Api<DynamicObject> {
+    fn dynamic_api(&self, resource: &ApiResource, namespace: &str) -> Api<DynamicObject> {
         Api::namespaced_with(self.client.clone(), namespace, resource)
     }
 
-    /// Does one thing that was planned.
-    pub async fn act(&self, action: &Action, observed: &Observed, world: &World) -> Done {
-        let what = action.what();
-        let mut done = Done {
-            tried: Tried {
-                what: what.clone(),
+    /// Carries out an action of a plan, and records it in `cluster`.
+    pub async fn act(
+        &self,
+        action: &Action,
+        observed: &Observed,
+        cluster: &ClusterState,
+    ) -> ActionResult {
+        let mut result = ActionResult {
+            attempt: AttemptedAction {
+                action: action.description(),
                 refusal: None,
             },
-            note: None,
+            event: None,
             failure: None,
-            not_made: None,
+            uncreated_job: None,
         };
-        let namespace = &observed.key.0;
-        let mut reason = "ApplyRefused";
-        let result = match action {
-            Action::MakeAccount => self.make_account(namespace, world).await.map(|()| None),
-            // One that is there stays as it is: etcd-druid's are used.
-            Action::CreateLease(lease) => self.create(&**lease, namespace).await.map(|_| None),
-            Action::CreateJob { job, start, note } => {
-                reason = "JobRefused";
-                let made = self.create_job(job, start.as_ref(), observed, world).await;
-                if made.as_ref().is_err_and(Failure::is_answered) {
-                    done.not_made = Some(key(&**job));
-                }
-                made.map(|is_new| is_new.then(|| note.clone()))
-            }
-            Action::Apply(desired, note) => {
-                let applied = self.apply(desired, observed, world).await;
-                applied.map(|()| Some(note.clone()))
-            }
-            Action::Change(resource, name, part) => {
-                let params = PatchParams {
-                    field_manager: Some(MANAGER.to_owned()),
-                    ..PatchParams::default()
-                };
-                let api = self.of(resource, namespace);
-                let patch = Patch::Merge(part);
-                match self.write(&what, api.patch(name, &params, &patch)).await {
-                    // What is gone needs no change.
-                    Err(e) if e.code() == Some(404) => Ok(None),
-                    written => written.map(|_| None),
-                }
-            }
-            Action::Delete(resource, name, uid) => self
-                .delete(&what, resource, namespace, name, uid.clone())
-                .await
-                .map(|()| None),
-        };
-        match result {
-            Ok(note) => done.note = note,
+        match self.carry_out(action, observed, cluster).await {
+            Ok(event) => result.event = event,
             Err(failure) => {
-                done.tried.refusal = failure.refusal(reason);
-                done.failure = Some(failure);
+                let mut reason = "ApplyRefused";
+                if let Action::CreateJob { job, .. } = action {
+                    reason = "JobRefused";
+                    result.uncreated_job = failure.is_refused().then(|| key(&**job));
+                }
+                result.attempt.refusal = failure.refusal(reason);
+                result.failure = Some(failure);
             }
         }
-        done
+        result
     }
 
-    /// Asks for something that is written, and does not wait for an answer without end.
+    /// Carries out an action; returns the Event to publish.
+    async fn carry_out(
+        &self,
+        action: &Action,
+        observed: &Observed,
+        cluster: &ClusterState,
+    ) -> Result<Option<PlannedEvent>, Failure> {
+        let request = action.description();
+        let namespace = &observed.key.0;
+        match action {
+            Action::MakeAccount => {
+                self.make_account(namespace, cluster).await?;
+                Ok(None)
+            }
+            Action::CreateLease(lease) => {
+                // A Lease that exists is used as it is: etcd-druid may have created it.
+                self.create(&**lease, namespace).await?;
+                Ok(None)
+            }
+            Action::CreateJob { job, start, event } => {
+                let is_new = self.create_job(job, start.as_ref(), observed, cluster);
+                Ok(is_new.await?.then(|| event.clone()))
+            }
+            Action::Apply(desired, event) => {
+                self.apply(desired, observed, cluster).await?;
+                Ok(Some(event.clone()))
+            }
+            Action::Change(resource, name, part) => {
+                let api = self.dynamic_api(resource, namespace);
+                let (params, patch) = (patch_params(), Patch::Merge(part));
+                match self.write(&request, api.patch(name, &params, &patch)).await {
+                    // An object that is gone needs no change.
+                    Err(e) if e.code() == Some(404) => Ok(None),
+                    patched => patched.map(|_| None),
+                }
+            }
+            Action::Delete(resource, name, uid) => {
+                self.delete(&request, resource, namespace, name, uid.clone())
+                    .await?;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Sends a request that writes, if this replica is the leader.
     async fn write<T>(
         &self,
-        what: &str,
-        asked: impl Future<Output = Result<T, kube::Error>>,
+        request: &str,
+        response: impl Future<Output = Result<T, kube::Error>>,
     ) -> Result<T, Failure> {
         if !self.leads() {
             return Err(Failure::NotLeading);
         }
-        let written = answered(what, asked).await?;
-        tracing::info!("did {what}");
+        let written = with_timeout(request, response).await?;
+        tracing::info!("done: {request}");
         Ok(written)
     }
 
-    /// Creates an object and gives it; `None` if there is one of that name already.
+    /// Creates an object and returns it, or `None` if one of that name exists.
     async fn create<K>(&self, object: &K, namespace: &str) -> Result<Option<K>, Failure>
     where
         K: Resource<Scope = NamespaceResourceScope>,
@@ -211,22 +231,19 @@ impl Writer {
     {
         let api = self.api::<K>(namespace);
         let params = PostParams {
-            field_manager: Some(MANAGER.to_owned()),
+            field_manager: Some(FIELD_MANAGER.to_owned()),
             ..PostParams::default()
         };
         let kind = K::kind(&K::DynamicType::default()).into_owned();
-        let what = format!("create {kind} {namespace}/{}", object.name_any());
-        let failure = match self.write(&what, api.create(&params, object)).await {
-            Ok(made) => return Ok(Some(made)),
-            Err(failure) => failure,
-        };
-        match &failure {
-            Failure::Api { said, .. }
-                if failure.is_conflict() && said.contains("already exists") =>
+        let request = format!("create {kind} {namespace}/{}", object.name_any());
+        match self.write(&request, api.create(&params, object)).await {
+            Ok(created) => Ok(Some(created)),
+            Err(Failure::Api { cause, code, .. })
+                if code == Some(409) && cause.contains("already exists") =>
             {
                 Ok(None)
             }
-            _ => Err(failure),
+            Err(failure) => Err(failure),
         }
     }
 
@@ -237,28 +254,26 @@ impl Writer {
     {
         let kind = K::kind(&K::DynamicType::default()).into_owned();
         let api = self.api::<K>(namespace);
-        answered(
-            &format!("read {kind} {namespace}/{name}"),
-            api.get_opt(name),
-        )
-        .await
+        let request = format!("read {kind} {namespace}/{name}");
+        with_timeout(&request, api.get_opt(name)).await
     }
 
-    /// The service account of a namespace's Jobs, and what binds it to their rights.
-    async fn make_account(&self, namespace: &str, world: &World) -> Result<(), Failure> {
+    /// Creates the Jobs' ServiceAccount of a namespace and its RoleBinding, if they do not exist.
+    async fn make_account(&self, namespace: &str, cluster: &ClusterState) -> Result<(), Failure> {
         let (account, binding) = jobs::account(namespace);
-        self.make_ours(&account, namespace).await?;
-        let bound = self.make_ours(&binding, namespace).await?;
-        // As that of a policy of 0.1 with the name `jobs`, until the cleanup.
-        if bound.is_some_and(|there| there.role_ref != binding.role_ref) {
-            return Err(taken("RoleBinding", namespace, jobs::ACCOUNT));
+        self.get_or_create(&account, namespace).await?;
+        let existing = self.get_or_create(&binding, namespace).await?;
+        // Version 0.1 gave a policy named `jobs` a RoleBinding of this name, which stays until the cleanup.
+        if existing.is_some_and(|existing| existing.role_ref != binding.role_ref) {
+            return Err(name_taken("RoleBinding", namespace, jobs::JOBS_ACCOUNT));
         }
-        world.has_account(namespace);
+        cluster.has_account(namespace);
         Ok(())
     }
 
-    /// Creates an object that belongs to no policy; gives the one that is there and ours.
-    async fn make_ours<K>(&self, object: &K, namespace: &str) -> Result<Option<K>, Failure>
+    /// Returns the object of this name, or creates it. Fails with `NameTaken` if the existing one is not deltafold's.
+    /// Returns `None` if another client creates it at the same time.
+    async fn get_or_create<K>(&self, object: &K, namespace: &str) -> Result<Option<K>, Failure>
     where
         K: Resource<Scope = NamespaceResourceScope>,
         K: Clone + Serialize + DeserializeOwned + Debug,
@@ -266,98 +281,111 @@ impl Writer {
     {
         let name = object.name_any();
         match self.get::<K>(&name, namespace).await? {
-            Some(there) if label(&there, jobs::LABEL_NAME) == Some(jobs::NAME) => Ok(Some(there)),
+            Some(object) if label(&object, jobs::LABEL_NAME) == Some(jobs::NAME) => {
+                Ok(Some(object))
+            }
             Some(_) => {
                 let kind = K::kind(&K::DynamicType::default()).into_owned();
-                Err(taken(&kind, namespace, &name))
+                Err(name_taken(&kind, namespace, &name))
             }
             None => self.create(object, namespace).await,
         }
     }
 
-    /// Creates a Job; says whether it is new.
+    /// Creates a Job; returns whether it is new. A Job of this name with the same owner is not an error: an earlier
+    /// request may have created it without a response.
     async fn create_job(
         &self,
         job: &Job,
-        start: Option<&Start>,
+        start: Option<&ThresholdStart>,
         observed: &Observed,
-        world: &World,
+        cluster: &ClusterState,
     ) -> Result<bool, Failure> {
-        let this = &observed.key;
+        let policy = &observed.key;
         if start.is_some() {
-            world.unanswered(this, start.cloned());
+            cluster.set_unconfirmed_start(policy, start.cloned());
         }
-        let made = match self.create(job, &this.0).await {
-            // It is there already: the write that told of it was lost; or it is somebody else's.
-            Ok(None) => match self.get::<Job>(&job.name_any(), &this.0).await {
-                Ok(Some(there)) if owner(&there) == owner(job) => Ok(Some((there, false))),
-                Ok(Some(_)) => Err(taken("Job", &this.0, &job.name_any())),
-                Ok(None) => Ok(None),
-                Err(failure) => Err(failure),
-            },
-            Ok(Some(made)) => Ok(Some((made, true))),
-            Err(failure) => Err(failure),
-        };
-        let is_answered = made.as_ref().map_or_else(Failure::is_answered, |_| true);
+        let created = self.create_or_get_job(job, &policy.0).await;
+        let is_answered = created.as_ref().map_or_else(Failure::is_refused, |_| true);
         if start.is_some() && is_answered {
-            world.unanswered(this, None);
+            cluster.set_unconfirmed_start(policy, None);
         }
-        let Some((made, is_new)) = made? else {
+        let Some((created, is_new)) = created? else {
             return Ok(false);
         };
-        world.made(this, made, Utc::now());
+        cluster.job_created(policy, created, Utc::now());
         if start.is_some() {
-            world.forget_recovery(this);
+            cluster.forget_recovery(policy);
         }
         Ok(is_new)
     }
 
-    /// Has an object be as it should be, by server-side apply.
+    /// Returns the Job and whether it is new; `None` if it existed and was deleted meanwhile.
+    async fn create_or_get_job(
+        &self,
+        job: &Job,
+        namespace: &str,
+    ) -> Result<Option<(Job, bool)>, Failure> {
+        if let Some(created) = self.create(job, namespace).await? {
+            return Ok(Some((created, true)));
+        }
+        let name = job.name_any();
+        match self.get::<Job>(&name, namespace).await? {
+            Some(existing) if owner(&existing) == owner(job) => Ok(Some((existing, false))),
+            Some(_) => Err(name_taken("Job", namespace, &name)),
+            None => Ok(None),
+        }
+    }
+
+    /// Applies an object by server-side apply.
     async fn apply(
         &self,
         desired: &Desired,
         observed: &Observed,
-        world: &World,
+        cluster: &ClusterState,
     ) -> Result<(), Failure> {
         let namespace = &observed.key.0;
         let kind = &desired.resource.kind;
         let name = &desired.name;
-        let what = format!("apply {kind} {namespace}/{name}");
-        let api = self.of(&desired.resource, namespace);
+        let request = format!("apply {kind} {namespace}/{name}");
+        let api = self.dynamic_api(&desired.resource, namespace);
         let mut uid = desired.there.clone();
         if uid.is_none() {
-            // One that no watch has told of may be somebody else's.
+            // An object that no watch has reported may belong to somebody else.
             let read = format!("read {kind} {namespace}/{name}");
-            if let Some(there) = answered(&read, api.get_opt(name)).await? {
-                if owner(&there) != Some(desired.owner.as_str()) {
-                    return Err(taken(kind, namespace, name));
+            if let Some(existing) = with_timeout(&read, api.get_opt(name)).await? {
+                if owner(&existing) != Some(desired.owner.as_str()) {
+                    return Err(name_taken(kind, namespace, name));
                 }
-                uid = there.uid();
+                uid = existing.uid();
             }
         }
         let mut object = desired.object.clone();
-        let mut params = PatchParams::apply(MANAGER);
+        let mut params = PatchParams::apply(FIELD_MANAGER);
         params.force = uid.is_some();
         if let Some(uid) = uid {
-            // Not of another one by that name.
+            // With the UID, the API server refuses to change another object of the same name.
             object["metadata"]["uid"] = uid.into();
         }
         let patch = Patch::Apply(&object);
-        let written = self.write(&what, api.patch(name, &params, &patch)).await?;
-        let applied = Applied {
+        let written = self
+            .write(&request, api.patch(name, &params, &patch))
+            .await?;
+        let applied = AppliedObject {
             hash: desired.hash.clone(),
             uid: written.uid(),
             generation: written.metadata.generation,
             at: Utc::now(),
         };
-        world.applied(&observed.key, (kind.clone(), name.clone()), applied);
+        cluster.object_applied(&observed.key, (kind.clone(), name.clone()), applied);
         Ok(())
     }
 
-    /// Deletes an object, what it owns after it. That it is gone, or another one by that name, is no failure.
+    /// Deletes an object; Kubernetes deletes what it owns afterwards. It is not a failure if the object is gone, or if
+    /// another object has its name.
     async fn delete(
         &self,
-        what: &str,
+        request: &str,
         resource: &ApiResource,
         namespace: &str,
         name: &str,
@@ -371,72 +399,76 @@ impl Writer {
             }),
             ..DeleteParams::default()
         };
-        let api = self.of(resource, namespace);
-        match self.write(what, api.delete(name, &params)).await {
+        let api = self.dynamic_api(resource, namespace);
+        match self.write(request, api.delete(name, &params)).await {
             Err(e) if matches!(e.code(), Some(404 | 409)) => Ok(()),
             other => other.map(drop),
         }
     }
 
-    /// Writes what is another one in an object's status: all of it is ours. By a merge, because versions before this one
-    /// had several owners of its parts, and what one of those owns as well would stay.
+    /// Writes the changed fields of an object's status. It uses a merge patch and not server-side apply, because older
+    /// versions wrote the status under several field managers, and apply would leave fields that those own.
     async fn write_status<K>(&self, object: &K, old: Value, new: Value) -> Result<K, Failure>
     where
         K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
         K: Clone + DeserializeOwned + Debug,
     {
         let (namespace, name) = key(object);
-        let what = format!("write the status of {} {namespace}/{name}", K::kind(&()));
+        let kind = K::kind(&());
+        let request = format!("write the status of {kind} {namespace}/{name}");
         let patch = json!({
-            // One that was deleted and made again is another one.
+            // With the UID, the API server refuses to change another object of the same name.
             "metadata": {"uid": object.uid()},
-            "status": changes(&old, new),
+            "status": merge_patch(&old, new),
         });
-        let params = PatchParams {
-            field_manager: Some(MANAGER.to_owned()),
-            ..PatchParams::default()
-        };
         let api = self.api::<K>(&namespace);
-        let patch = Patch::Merge(&patch);
-        self.write(&what, api.patch_status(&name, &params, &patch))
+        let (params, patch) = (patch_params(), Patch::Merge(&patch));
+        self.write(&request, api.patch_status(&name, &params, &patch))
             .await
     }
 
     /// Writes the status of a policy.
     ///
     /// # Errors
-    /// `Api`, `NotLeading`.
+    /// `Api` if the request fails, `NotLeading` if this replica is not the leader any more.
     pub async fn write_policy_status(
         &self,
         policy: &EtcdBackupPolicy,
         status: &EtcdBackupPolicyStatus,
-        world: &World,
+        cluster: &ClusterState,
     ) -> Result<(), Failure> {
-        let old = json_of(&policy.status);
-        let written = self.write_status(policy, old, json_of(status)).await?;
-        world.wrote_status(&written, status);
+        let old = to_json(&policy.status);
+        let written = self.write_status(policy, old, to_json(status)).await?;
+        cluster.policy_status_written(&written, status);
         Ok(())
     }
 
     /// Writes the status of a task.
     ///
     /// # Errors
-    /// `Api`, `NotLeading`.
+    /// `Api` if the request fails, `NotLeading` if this replica is not the leader any more.
     pub async fn write_task_status(
         &self,
         task: &EtcdBackupTask,
         status: &EtcdBackupTaskStatus,
-        world: &World,
+        cluster: &ClusterState,
     ) -> Result<(), Failure> {
-        let old = json_of(&task.status);
-        let written = self.write_status(task, old, json_of(status)).await?;
-        world.wrote_task(&written, status);
+        let old = to_json(&task.status);
+        let written = self.write_status(task, old, to_json(status)).await?;
+        cluster.task_status_written(&written, status);
         Ok(())
     }
 }
 
-/// The merge patch (RFC 7386) that makes `new` of `old`.
-fn changes(old: &Value, new: Value) -> Value {
+fn patch_params() -> PatchParams {
+    PatchParams {
+        field_manager: Some(FIELD_MANAGER.to_owned()),
+        ..PatchParams::default()
+    }
+}
+
+/// Returns the merge patch (RFC 7386) that turns `old` into `new`.
+fn merge_patch(old: &Value, new: Value) -> Value {
     let (old, mut new) = match (old, new) {
         (Value::Object(old), Value::Object(new)) => (old, new),
         (_, new) => return new,
@@ -445,43 +477,42 @@ fn changes(old: &Value, new: Value) -> Value {
         match new.remove(field) {
             None => new.insert(field.clone(), Value::Null),
             Some(now) if now == *before => None,
-            Some(now) => new.insert(field.clone(), changes(before, now)),
+            Some(now) => new.insert(field.clone(), merge_patch(before, now)),
         };
     }
     Value::Object(new)
 }
 
-/// What the API server answers, which is not waited for without end.
-async fn answered<T>(
-    what: &str,
-    asked: impl Future<Output = Result<T, kube::Error>>,
+/// Returns the response of the API server, or a failure if there is none in time.
+async fn with_timeout<T>(
+    request: &str,
+    response: impl Future<Output = Result<T, kube::Error>>,
 ) -> Result<T, Failure> {
-    let failure = |said: String, code| Failure::Api {
-        what: what.to_owned(),
-        said,
-        code,
+    let (cause, code) = match tokio::time::timeout(API_TIMEOUT, response).await {
+        Ok(Ok(value)) => return Ok(value),
+        Ok(Err(kube::Error::Api(status))) => (status.message.clone(), Some(status.code)),
+        Ok(Err(e)) => (causes(&e), None),
+        Err(_) => (timeout_text(), None),
     };
-    match tokio::time::timeout(PATIENCE, asked).await {
-        Ok(Ok(done)) => Ok(done),
-        Ok(Err(kube::Error::Api(status))) => {
-            Err(failure(status.message.clone(), Some(status.code)))
-        }
-        Ok(Err(e)) => Err(failure(causes(&e), None)),
-        Err(_) => {
-            let said = format!("no answer within {} s", PATIENCE.as_secs());
-            Err(failure(said, None))
-        }
-    }
+    Err(Failure::Api {
+        request: request.to_owned(),
+        cause,
+        code,
+    })
 }
 
-fn taken(kind: &str, namespace: &str, name: &str) -> Failure {
-    Failure::Taken(format!(
-        "{kind} {namespace}/{name} is there and is somebody else's: delete it, or give the policy or task another name"
+fn timeout_text() -> String {
+    format!("no response within {} s", API_TIMEOUT.as_secs())
+}
+
+fn name_taken(kind: &str, namespace: &str, name: &str) -> Failure {
+    Failure::NameTaken(format!(
+        "{kind} {namespace}/{name} exists and belongs to somebody else: delete it, or give the policy or task another name"
     ))
 }
 
-/// A status is always JSON.
-fn json_of<S: Serialize>(status: &S) -> Value {
+/// Returns a status as JSON. The conversion cannot fail.
+fn to_json<S: Serialize>(status: &S) -> Value {
     serde_json::to_value(status).unwrap_or_default()
 }
 
@@ -490,12 +521,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_change_takes_away_what_is_no_more() {
+    fn a_merge_patch_deletes_missing_fields() {
         let old = json!({"a": 1, "b": {"c": 2, "d": 3}, "e": [1, 2], "f": "x"});
         let new = json!({"a": 1, "b": {"c": 4}, "e": [2], "g": {"h": 5}});
         let patch = json!({"b": {"c": 4, "d": null}, "e": [2], "f": null, "g": {"h": 5}});
-        assert_eq!(changes(&old, new.clone()), patch);
-        assert_eq!(changes(&Value::Null, new.clone()), new);
-        assert_eq!(changes(&new, new.clone()), json!({}));
+        assert_eq!(merge_patch(&old, new.clone()), patch);
+        assert_eq!(merge_patch(&Value::Null, new.clone()), new);
+        assert_eq!(merge_patch(&new, new.clone()), json!({}));
     }
 }

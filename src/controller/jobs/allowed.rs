@@ -1,8 +1,8 @@
-//! What policies and tasks may ask for beyond their own namespace: folders and networks of nodes, foreign images, root.
+//! Permissions for requests that reach beyond a namespace: folders and the network of nodes, other images, root.
 //!
-//! Pure: flags and an object to sentences. The controller refuses with them, and `manifests` makes the expressions of
-//! the admission policies from the same rules. Each rule is written twice, in Rust and in CEL; a test on a real API
-//! server holds both against the same objects.
+//! Checks a policy or a task against the controller's flags and returns a sentence for each violation. `plan` refuses
+//! such objects, and `manifests` turns the same rules into admission policies. So each rule is written twice, in Rust
+//! and in CEL; a test on a real API server compares both.
 
 use super::super::api::{CopyBackupsConfig, EtcdBackupPolicy, EtcdBackupTask, StoreSpec};
 use super::Settings;
@@ -43,21 +43,21 @@ pub struct Allowed {
     pub allowed_image_prefix: Vec<String>,
 }
 
-/// Reads a prefix of images.
+/// Parses a value of `--allowed-image-prefix`.
 fn image_prefix(s: &str) -> Result<String, String> {
     let fits = |b: u8| b.is_ascii_alphanumeric() || b"._-/:@".contains(&b);
     let ends_well = s.ends_with(|c: char| c.is_ascii_alphanumeric() || c == '/');
     match s.bytes().all(fits) && ends_well && !s.starts_with('/') {
         true => Ok(s.to_owned()),
         false => Err(
-            "not the beginning of an image's name: give a registry and a path, such as registry.example/team"
+            "invalid image prefix: give a registry and a path, such as registry.example/team"
                 .to_owned(),
         ),
     }
 }
 
-/// Whether an image is below a prefix: the prefix is all of it, or ends before a `/`, or before the `:` or `@` of its
-/// tag or digest. The `:` of a port is no end: another port is another registry.
+/// Returns whether a prefix covers an image: it is the whole image, or ends before a `/`, or before the `:` or `@` of
+/// the tag or digest. It must not end before the `:` of a port, because another port is another registry.
 fn is_below(image: &str, prefix: &str) -> bool {
     let Some(rest) = image.strip_prefix(prefix) else {
         return false;
@@ -70,79 +70,79 @@ fn is_below(image: &str, prefix: &str) -> bool {
     }
 }
 
-/// [`is_below`] for any of `prefixes`, a list.
+/// [`is_below`] in CEL, for any element of the list `prefixes`.
 const IS_BELOW: &str = "prefixes.exists(p, image == p || image.startsWith(p + '/') || \
     p.endsWith('/') && image.startsWith(p) || \
     (image.startsWith(p + ':') || image.startsWith(p + '@')) && !image.substring(size(p)).contains('/'))";
 
-/// Something that an object may not do unless a flag allows it.
+/// A request that is refused unless a flag allows it.
 struct Rule<K> {
     is_allowed: fn(&Allowed) -> bool,
-    /// Whether an object does it
-    does: fn(&K) -> bool,
-    /// The same in CEL
+    /// Whether the object makes the request
+    is_requested: fn(&K) -> bool,
+    /// `is_requested` in CEL
     cel: &'static str,
-    /// The field, and the flag that would allow it
+    /// The refusal, with the field and the flag
     message: &'static str,
 }
 
 const POLICY_RULES: [Rule<EtcdBackupPolicy>; 5] = [
     Rule {
         is_allowed: |a| a.allow_host_path,
-        does: |p| has_host_path(&p.spec.store),
+        is_requested: |p| has_host_path(&p.spec.store),
         cel: "object.spec.?store.?volume.?hostPath.hasValue()",
-        message: "spec.store.volume.hostPath: folders of nodes are not allowed; --allow-host-path of the controller would allow them",
+        message: "spec.store.volume.hostPath: folders of nodes are not allowed; to allow them, start the controller with --allow-host-path",
     },
     Rule {
         is_allowed: |a| a.allow_host_network,
-        does: |p| p.spec.job_template.host_network,
+        is_requested: |p| p.spec.job_template.host_network,
         cel: "object.spec.?jobTemplate.?hostNetwork.orValue(false)",
-        message: "spec.jobTemplate.hostNetwork: the network of nodes is not allowed; --allow-host-network of the controller would allow it",
+        message: "spec.jobTemplate.hostNetwork: the network of nodes is not allowed; to allow it, start the controller with --allow-host-network",
     },
     Rule {
         is_allowed: |a| a.allow_service_account,
-        does: |p| p.spec.job_template.service_account_name.is_some(),
+        is_requested: |p| p.spec.job_template.service_account_name.is_some(),
         cel: "object.spec.?jobTemplate.?serviceAccountName.hasValue()",
-        message: "spec.jobTemplate.serviceAccountName: other ServiceAccounts are not allowed; --allow-service-account of the controller would allow them",
+        message: "spec.jobTemplate.serviceAccountName: other ServiceAccounts are not allowed; to allow them, start the controller with --allow-service-account",
     },
     Rule {
         is_allowed: |a| a.allow_tolerations,
-        does: |p| !p.spec.job_template.tolerations.is_empty(),
+        is_requested: |p| !p.spec.job_template.tolerations.is_empty(),
         cel: "size(object.spec.?jobTemplate.?tolerations.orValue([])) > 0",
-        message: "spec.jobTemplate.tolerations: tolerations are not allowed; --allow-tolerations of the controller would allow them",
+        message: "spec.jobTemplate.tolerations: tolerations are not allowed; to allow them, start the controller with --allow-tolerations",
     },
     Rule {
         is_allowed: |a| a.allow_priority_class,
-        does: |p| p.spec.job_template.priority_class_name.is_some(),
+        is_requested: |p| p.spec.job_template.priority_class_name.is_some(),
         cel: "object.spec.?jobTemplate.?priorityClassName.hasValue()",
-        message: "spec.jobTemplate.priorityClassName: PriorityClasses are not allowed; --allow-priority-class of the controller would allow them",
+        message: "spec.jobTemplate.priorityClassName: PriorityClasses are not allowed; to allow them, start the controller with --allow-priority-class",
     },
 ];
 
-const FOREIGN_IMAGE: &str = "spec.jobTemplate.image: no other image is allowed than that of --job-image; --allowed-image-prefix of the controller would allow it";
+const OTHER_IMAGE: &str = "spec.jobTemplate.image: images other than the controller's --job-image are not allowed; to allow them, start the controller with --allowed-image-prefix";
 
 const TASK_RULES: [Rule<EtcdBackupTask>; 3] = [
     Rule {
         is_allowed: |a| a.allow_host_path,
-        does: |t| copy_of(t).is_some_and(|c| c.source_store.iter().any(has_host_path)),
+        is_requested: |t| copy_config(t).is_some_and(|c| c.source_store.iter().any(has_host_path)),
         cel: "object.spec.?config.?copyBackups.?sourceStore.?volume.?hostPath.hasValue()",
-        message: "spec.config.copyBackups.sourceStore.volume.hostPath: folders of nodes are not allowed; --allow-host-path of the controller would allow them",
+        message: "spec.config.copyBackups.sourceStore.volume.hostPath: folders of nodes are not allowed; to allow them, start the controller with --allow-host-path",
     },
     Rule {
         is_allowed: |a| a.allow_host_path,
-        does: |t| copy_of(t).is_some_and(|c| c.target_store.iter().any(has_host_path)),
+        is_requested: |t| copy_config(t).is_some_and(|c| c.target_store.iter().any(has_host_path)),
         cel: "object.spec.?config.?copyBackups.?targetStore.?volume.?hostPath.hasValue()",
-        message: "spec.config.copyBackups.targetStore.volume.hostPath: folders of nodes are not allowed; --allow-host-path of the controller would allow them",
+        message: "spec.config.copyBackups.targetStore.volume.hostPath: folders of nodes are not allowed; to allow them, start the controller with --allow-host-path",
     },
     Rule {
         is_allowed: |a| a.allow_root,
-        does: |t| {
+        is_requested: |t| {
             let config = t.spec.config.as_ref();
             let restore = config.and_then(|c| c.restore.as_ref());
             restore.is_some_and(|r| r.run_as_user == Some(0))
         },
         cel: "object.spec.?config.?restore.?runAsUser.orValue(1) == 0",
-        message: "spec.config.restore.runAsUser: user 0 is not allowed; --allow-root of the controller would allow it",
+        message: "spec.config.restore.runAsUser: user 0 is not allowed; to allow it, start the controller with --allow-root",
     },
 ];
 
@@ -151,75 +151,77 @@ fn has_host_path(store: &StoreSpec) -> bool {
     volume.is_some_and(|v| v.host_path.is_some())
 }
 
-fn copy_of(task: &EtcdBackupTask) -> Option<&CopyBackupsConfig> {
+fn copy_config(task: &EtcdBackupTask) -> Option<&CopyBackupsConfig> {
     task.spec.config.as_ref()?.copy_backups.as_ref()
 }
 
-/// A rule as an admission policy has it.
+/// A rule in the form of an admission policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Validation {
-    /// A CEL expression on `object`: true if the object is allowed
+    /// A CEL expression on `object` that is true if the object is allowed
     pub expression: String,
-    /// The sentence that refuses it otherwise
+    /// The refusal if the expression is false
     pub message: &'static str,
 }
 
 impl Allowed {
-    /// What a policy asks for and is not allowed: a sentence for each, with the field and the flag.
+    /// Returns the requests of a policy that are not allowed: a sentence for each, with the field and the flag.
     pub fn problems(&self, policy: &EtcdBackupPolicy, settings: &Settings) -> Vec<String> {
-        let mut found = self.broken(&POLICY_RULES, policy);
+        let mut problems = self.violations(&POLICY_RULES, policy);
         let image = policy.spec.job_template.image.as_deref();
         let prefixes = &self.allowed_image_prefix;
         if let Some(image) = image
             && image != settings.image
             && !prefixes.iter().any(|prefix| is_below(image, prefix))
         {
-            found.push(FOREIGN_IMAGE.to_owned());
+            problems.push(OTHER_IMAGE.to_owned());
         }
-        found
+        problems
     }
 
-    /// What a task asks for and is not allowed: a sentence for each, with the field and the flag.
+    /// Returns the requests of a task that are not allowed: a sentence for each, with the field and the flag.
     pub fn task_problems(&self, task: &EtcdBackupTask) -> Vec<String> {
-        self.broken(&TASK_RULES, task)
+        self.violations(&TASK_RULES, task)
     }
 
-    fn broken<K>(&self, rules: &[Rule<K>], object: &K) -> Vec<String> {
-        let forbidden = rules.iter().filter(|rule| !(rule.is_allowed)(self));
-        let broken = forbidden.filter(|rule| (rule.does)(object));
-        broken.map(|rule| rule.message.to_owned()).collect()
+    fn violations<K>(&self, rules: &[Rule<K>], object: &K) -> Vec<String> {
+        let violated = self
+            .active(rules)
+            .filter(|rule| (rule.is_requested)(object));
+        violated.map(|rule| rule.message.to_owned()).collect()
     }
 
-    /// The rules of [`problems`](Self::problems) for the API server, if Jobs have this image.
+    /// Returns the rules that no flag turns off.
+    fn active<'r, K>(&self, rules: &'r [Rule<K>]) -> impl Iterator<Item = &'r Rule<K>> {
+        rules.iter().filter(|rule| !(rule.is_allowed)(self))
+    }
+
+    /// Returns the rules of [`problems`](Self::problems) for the API server. `job_image` is the image of the Jobs.
     pub fn policy_validations(&self, job_image: &str) -> Vec<Validation> {
         let mut all = self.validations(&POLICY_RULES);
-        let own = quoted(job_image);
+        let own = cel_string(job_image);
         let mut expression = format!("object.spec.?jobTemplate.?image.orValue({own}) == {own}");
         if !self.allowed_image_prefix.is_empty() {
-            let prefixes: Vec<String> = self
-                .allowed_image_prefix
-                .iter()
-                .map(|p| quoted(p))
-                .collect();
-            // CEL has no `let`: a list of one names a value.
-            let named = IS_BELOW.replace("prefixes", &format!("[{}]", prefixes.join(",")));
-            expression += &format!(" || [object.spec.jobTemplate.image].exists(image, {named})");
+            let prefixes = self.allowed_image_prefix.iter();
+            let prefixes: Vec<String> = prefixes.map(|p| cel_string(p)).collect();
+            let is_below = IS_BELOW.replace("prefixes", &format!("[{}]", prefixes.join(",")));
+            // CEL has no `let`: `exists` on a list of one element gives the value a name.
+            expression += &format!(" || [object.spec.jobTemplate.image].exists(image, {is_below})");
         }
         all.push(Validation {
             expression,
-            message: FOREIGN_IMAGE,
+            message: OTHER_IMAGE,
         });
         all
     }
 
-    /// The rules of [`task_problems`](Self::task_problems) for the API server; none if all is allowed.
+    /// Returns the rules of [`task_problems`](Self::task_problems) for the API server; none if all is allowed.
     pub fn task_validations(&self) -> Vec<Validation> {
         self.validations(&TASK_RULES)
     }
 
     fn validations<K>(&self, rules: &[Rule<K>]) -> Vec<Validation> {
-        let forbidden = rules.iter().filter(|rule| !(rule.is_allowed)(self));
-        let validations = forbidden.map(|rule| Validation {
+        let validations = self.active(rules).map(|rule| Validation {
             expression: format!("!({})", rule.cel),
             message: rule.message,
         });
@@ -227,8 +229,8 @@ impl Allowed {
     }
 }
 
-/// A string literal of CEL, which has JSON's escapes.
-fn quoted(text: &str) -> String {
+/// Returns a string literal of CEL, which has the escapes of JSON.
+fn cel_string(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
 
@@ -267,13 +269,35 @@ mod tests {
         .unwrap()
     }
 
-    /// A sentence names its field, and a flag that there is; the flag alone allows it.
+    /// Asserts that without flags an object has exactly one problem, which starts with the field and names a flag;
+    /// and that this flag alone, but not all others together, removes the problem.
+    fn assert_only_its_flag_allows(field: &str, problems: impl Fn(&Allowed) -> Vec<String>) {
+        let refused = problems(&Allowed::default());
+        assert_eq!(refused.len(), 1, "{field}: {refused:?}");
+        let message = &refused[0];
+        assert!(message.starts_with(&format!("{field}: ")), "{message}");
+        let flag = message.split([' ', ';']).rfind(|w| w.starts_with("--"));
+        let flag = flag.unwrap();
+        let with_value = format!("{flag}=a");
+        let only_it = match flag.contains("prefix") {
+            true => parsed(&[&with_value]),
+            false => parsed(&[flag]),
+        };
+        assert_eq!(problems(&only_it.unwrap()), Vec::<String>::new(), "{flag}");
+        let all_flags = flags(&all());
+        let others = all_flags
+            .iter()
+            .filter(|f| f.starts_with("--allow-") && *f != flag);
+        let others: Vec<&str> = others.map(String::as_str).collect();
+        assert_eq!(problems(&parsed(&others).unwrap()).len(), 1, "{flag}");
+    }
+
     #[test]
-    fn each_thing_is_refused_until_its_flag_is_given() {
+    fn each_request_is_refused_until_its_flag_is_given() {
         let settings = Settings::new("deltafold:1");
         let spec = |name: &str, value: Value| policy(json!({"jobTemplate": {name: value}}));
         let on_node = json!({"volume": {"hostPath": "/"}});
-        let of_copy = |side: &str| json!({"copyBackups": {side: {"url": "/c", "volume": {"hostPath": "/c"}}}});
+        let copy = |side: &str| json!({"copyBackups": {side: {"url": "/c", "volume": {"hostPath": "/c"}}}});
         let policies = [
             (
                 policy(json!({"store": on_node})),
@@ -299,11 +323,11 @@ mod tests {
         ];
         let tasks = [
             (
-                task(of_copy("sourceStore")),
+                task(copy("sourceStore")),
                 "spec.config.copyBackups.sourceStore.volume.hostPath",
             ),
             (
-                task(of_copy("targetStore")),
+                task(copy("targetStore")),
                 "spec.config.copyBackups.targetStore.volume.hostPath",
             ),
             (
@@ -311,44 +335,16 @@ mod tests {
                 "spec.config.restore.runAsUser",
             ),
         ];
-        let policies = policies.iter().map(|(policy, field)| {
-            let found = |a: &Allowed| a.problems(policy, &settings);
-            (
-                Box::new(found) as Box<dyn Fn(&Allowed) -> Vec<String>>,
-                *field,
-            )
-        });
-        let tasks = tasks.iter().map(|(task, field)| {
-            let found = |a: &Allowed| a.task_problems(task);
-            (
-                Box::new(found) as Box<dyn Fn(&Allowed) -> Vec<String>>,
-                *field,
-            )
-        });
-        let flags_of_all = flags(&all());
-        for (found, field) in policies.chain(tasks) {
-            let said = found(&Allowed::default());
-            assert_eq!(said.len(), 1, "{field}: {said:?}");
-            assert!(said[0].starts_with(&format!("{field}: ")), "{}", said[0]);
-            let flag = said[0].split([' ', ';']).rfind(|w| w.starts_with("--"));
-            let flag = flag.unwrap();
-            let with_value = format!("{flag}=a");
-            let only = match flag.contains("prefix") {
-                true => parsed(&[&with_value]),
-                false => parsed(&[flag]),
-            };
-            assert_eq!(found(&only.unwrap()), Vec::<String>::new(), "{flag}");
-            let others: Vec<&str> = flags_of_all
-                .iter()
-                .map(String::as_str)
-                .filter(|f| f.starts_with("--allow-") && *f != flag)
-                .collect();
-            assert_eq!(found(&parsed(&others).unwrap()).len(), 1, "{flag}");
+        for (policy, field) in &policies {
+            assert_only_its_flag_allows(field, |a| a.problems(policy, &settings));
+        }
+        for (task, field) in &tasks {
+            assert_only_its_flag_allows(field, |a| a.task_problems(task));
         }
     }
 
     #[test]
-    fn what_is_usual_is_allowed() {
+    fn requests_within_the_namespace_are_allowed() {
         let settings = Settings::new("deltafold:1");
         for spec in [
             json!({}),
@@ -356,21 +352,21 @@ mod tests {
             json!({"jobTemplate": {"image": "deltafold:1", "hostNetwork": false, "tolerations": [],
                 "nodeSelector": {"a": "b"}, "imagePullPolicy": "Always"}}),
         ] {
-            let found = Allowed::default().problems(&policy(spec), &settings);
-            assert_eq!(found, Vec::<String>::new());
+            let problems = Allowed::default().problems(&policy(spec), &settings);
+            assert_eq!(problems, Vec::<String>::new());
         }
         for config in [
             json!({}),
             json!({"restore": {"claimName": "c", "runAsUser": 1}}),
             json!({"copyBackups": {"targetStore": {"url": "/c", "volume": {"persistentVolumeClaim": "c"}}}}),
         ] {
-            let found = Allowed::default().task_problems(&task(config));
-            assert_eq!(found, Vec::<String>::new());
+            let problems = Allowed::default().task_problems(&task(config));
+            assert_eq!(problems, Vec::<String>::new());
         }
     }
 
     #[test]
-    fn a_prefix_of_images_ends_where_a_name_ends() {
+    fn an_image_prefix_covers_whole_path_components() {
         for (image, prefix) in [
             ("registry.example/team", "registry.example/team"),
             ("registry.example/team/x", "registry.example/team"),
@@ -410,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_and_fields_are_the_same() {
+    fn flags_and_fields_round_trip() {
         let args = flags(&all());
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
         assert_eq!(parsed(&args).unwrap(), all());
@@ -426,23 +422,16 @@ mod tests {
     }
 
     #[test]
-    fn the_api_server_is_given_the_rules_that_no_flag_allows() {
+    fn the_api_server_gets_the_rules_that_no_flag_turns_off() {
         let none = Allowed::default();
         assert_eq!(none.policy_validations("i").len(), 6);
         assert_eq!(none.task_validations().len(), 3);
-        // The image always has a rule: any would be allowed otherwise.
-        let of_all = all().policy_validations("own\"");
-        assert_eq!(of_all.len(), 1);
-        assert!(
-            of_all[0]
-                .expression
-                .contains(r#"orValue("own\"") == "own\"""#)
-        );
-        assert!(
-            of_all[0]
-                .expression
-                .contains(r#"["a","registry.example/team"].exists(p, "#)
-        );
+        // The rule for images is always there: without it, any image would be allowed.
+        let validations = all().policy_validations("own\"");
+        assert_eq!(validations.len(), 1);
+        let expression = &validations[0].expression;
+        assert!(expression.contains(r#"orValue("own\"") == "own\"""#));
+        assert!(expression.contains(r#"["a","registry.example/team"].exists(p, "#));
         assert_eq!(all().task_validations(), []);
     }
 }

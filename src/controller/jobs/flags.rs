@@ -1,4 +1,7 @@
-//! Options as arguments of a Job: clap knows the flags, serde their values.
+//! Command lines from the options of an operation: clap knows the flags, serde their values.
+//!
+//! It works for every type that derives both; options that are not in such a type are added by `pod`. Called by `pod`
+//! and `manifests`.
 
 use crate::base::{Span, TextValue};
 use crate::ops::maintain::Keep;
@@ -7,7 +10,8 @@ use serde::Serialize;
 use serde_json::Value;
 use std::any::TypeId;
 
-/// The command line that gives these options, in the order of their fields. A field is named after its flag.
+/// Returns the arguments that set these options, in the order of their fields. The name of a field must be that of its
+/// flag in camel case. Options that are null or false are left out.
 pub(in crate::controller) fn flags<T: Args + Serialize>(options: &T) -> Vec<String> {
     let fields = serde_json::to_value(options).unwrap_or_default();
     let command = T::augment_args(Command::new("options"));
@@ -16,8 +20,8 @@ pub(in crate::controller) fn flags<T: Args + Serialize>(options: &T) -> Vec<Stri
         let flag = arg.get_long().unwrap_or_default();
         let values = match &fields[camel_case(flag)] {
             Value::Null | Value::Bool(false) => continue,
-            Value::Array(several) => several.clone(),
-            one => vec![one.clone()],
+            Value::Array(values) => values.clone(),
+            value => vec![value.clone()],
         };
         for value in values {
             args.push(format!("--{flag}"));
@@ -38,7 +42,7 @@ fn camel_case(flag: &str) -> String {
     })
 }
 
-/// A value as its flag takes it.
+/// Returns a value in the notation of its flag.
 fn text(arg: &Arg, value: &Value) -> String {
     let Value::String(text) = value else {
         return value.to_string();
@@ -48,14 +52,14 @@ fn text(arg: &Arg, value: &Value) -> String {
         TypeId::of::<TextValue<Span>>(),
         TypeId::of::<TextValue<Keep>>(),
     ];
-    // Flags of older images know no weeks.
+    // Images of older versions do not accept weeks.
     if spans.iter().any(|id| parser == *id)
         && let Ok(span) = text.parse::<Span>()
     {
         return span.to_string();
     }
-    // Kubernetes' names begin with a capital letter.
+    // In Kubernetes, values begin with a capital letter; those of flags do not.
     let possible = arg.get_possible_values();
-    let named = possible.iter().find(|v| v.matches(text, true));
-    named.map_or(text.as_str(), |v| v.get_name()).to_owned()
+    let same = possible.iter().find(|v| v.matches(text, true));
+    same.map_or(text.as_str(), |v| v.get_name()).to_owned()
 }

@@ -1,14 +1,15 @@
-//! A Pod that does one thing for a policy: its arguments, and what is mounted for them.
+//! A builder of Pods that run one command of deltafold for a policy.
 //!
-//! Each part of it adds its flags and its volumes together, so that none is without the other. `jobs` puts the parts
-//! together.
+//! Each method adds flags together with the volumes that they refer to, so that neither is forgotten. It does not know
+//! which command needs what: `commands`, which calls it, does.
 
 use super::super::api::{EtcdBackupPolicy, JobTemplate, SecretRef, StoreSpec};
 use super::flags::flags;
+use super::leases::{lock_lease_name, needs_lock_leases};
 use super::store_url::local_path;
 use super::{
-    CONTAINER, CONTAINER_BEFORE, Settings, TERMINATION_LOG, USER, duration, lease_prefix,
-    lock_lease_name, locks_are_leases, service_account_name,
+    CONTAINER, CONTAINER_BEFORE, DEFAULT_USER, Settings, TERMINATION_LOG, duration, lease_prefix,
+    service_account_name,
 };
 use crate::base::limits;
 use crate::base::{Size, Span, TextValue};
@@ -26,18 +27,18 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// Where metrics are served.
+/// The port of the metrics.
 const PORT: i32 = 8080;
 const PORT_NAME: &str = "metrics";
-/// For what does not fit into memory.
+/// The mount path of the volume for temporary files.
 const SCRATCH: &str = "/scratch";
-/// Secrets are mounted below.
+/// The directory in which Secrets are mounted.
 const SECRETS: &str = "/secrets";
-/// Its owner and its group may read a Secret, and nobody else.
+/// Files of a Secret are readable by owner and group only.
 const SECRET_MODE: i32 = 0o440;
 
-/// A Pod in the making.
-pub(super) struct Pod<'a> {
+/// A Pod under construction.
+pub(super) struct PodBuilder<'a> {
     policy: &'a EtcdBackupPolicy,
     settings: &'a Settings,
     args: Vec<String>,
@@ -45,29 +46,29 @@ pub(super) struct Pod<'a> {
     mounts: Vec<VolumeMount>,
     resources: Option<&'a ResourceRequirements>,
     user: i64,
-    /// Whether it talks to the API.
-    token: bool,
+    /// Whether the Pod uses the Kubernetes API.
+    needs_token: bool,
     serves_metrics: bool,
-    /// Of one that goes on until it is stopped: how long it may take then.
-    grace: Option<i64>,
-    /// The arguments of the container before it.
-    before: Option<Vec<String>>,
+    /// For a Pod that runs until it is stopped: the seconds between SIGTERM and SIGKILL.
+    stop_grace: Option<i64>,
+    /// The arguments of the init container.
+    init_args: Option<Vec<String>>,
 }
 
-/// Of a copy.
+/// One of the two stores of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Side {
+pub(super) enum CopySide {
     Source,
     Target,
 }
 
-/// A text that Kubernetes leaves as it is: `$(NAME)` would become a variable's value.
+/// Returns a text escaped for a container's arguments, in which Kubernetes replaces `$(NAME)` by a variable's value.
 fn escaped(text: &str) -> String {
     text.replace('$', "$$")
 }
 
-impl<'a> Pod<'a> {
-    /// One that runs this command of deltafold's.
+impl<'a> PodBuilder<'a> {
+    /// Starts a Pod that runs a command of deltafold, with the flags that all commands have.
     pub(super) fn new(
         policy: &'a EtcdBackupPolicy,
         settings: &'a Settings,
@@ -81,18 +82,18 @@ impl<'a> Pod<'a> {
             "--temp-dir",
             SCRATCH,
         ];
-        let mut pod = Pod {
+        let mut pod = PodBuilder {
             policy,
             settings,
             args: Vec::new(),
             volumes: Vec::new(),
             mounts: Vec::new(),
             resources: policy.spec.job_template.resources.as_ref(),
-            user: USER,
-            token: false,
+            user: DEFAULT_USER,
+            needs_token: false,
             serves_metrics: false,
-            grace: None,
-            before: None,
+            stop_grace: None,
+            init_args: None,
         };
         pod.args
             .extend(command.iter().chain(&common).map(|a| (*a).to_owned()));
@@ -115,28 +116,28 @@ impl<'a> Pod<'a> {
         pod.mount("scratch", scratch, SCRATCH, false)
     }
 
-    /// A flag that has a value.
+    /// Adds a flag and its value.
     pub(super) fn flag(mut self, flag: &str, value: &str) -> Self {
         self.args.push(flag.to_owned());
         self.args.push(escaped(value));
         self
     }
 
-    /// A flag that has none.
+    /// Adds a flag without a value.
     pub(super) fn switch(mut self, flag: &str) -> Self {
         self.args.push(flag.to_owned());
         self
     }
 
-    /// The flags of an operation's options.
+    /// Adds the flags for the options of an operation.
     pub(super) fn options<T: Args + Serialize>(mut self, options: &T) -> Self {
         self.args.extend(flags(options).iter().map(|a| escaped(a)));
         self
     }
 
-    /// A flag with a duration.
-    pub(super) fn duration(self, flag: &str, given: &TextValue<Span>) -> Self {
-        self.flag(flag, &Span(duration(given)).to_string())
+    /// Adds a flag and its value, a duration.
+    pub(super) fn duration(self, flag: &str, value: &TextValue<Span>) -> Self {
+        self.flag(flag, &Span(duration(value)).to_string())
     }
 
     fn mount(mut self, name: &str, volume: Volume, path: &str, read_only: bool) -> Self {
@@ -153,11 +154,11 @@ impl<'a> Pod<'a> {
         self
     }
 
-    /// Mounts a Secret, whole; gives the path, too, which ends in the Secret's name. One that is not there leaves an
-    /// empty folder: the program says what it lacks.
-    fn secret(self, what: &str, secret: &SecretRef) -> (Self, String) {
+    /// Mounts a whole Secret. Also returns the mount path, which ends in the Secret's name so that error messages
+    /// name the Secret. If the Secret does not exist, the directory is empty, and the program reports what is missing.
+    fn secret(self, use_: &str, secret: &SecretRef) -> (Self, String) {
         let name = &secret.name;
-        let path = format!("{SECRETS}/{what}/{name}");
+        let path = format!("{SECRETS}/{use_}/{name}");
         let volume = Volume {
             secret: Some(SecretVolumeSource {
                 secret_name: Some(name.clone()),
@@ -167,11 +168,11 @@ impl<'a> Pod<'a> {
             }),
             ..Volume::default()
         };
-        let pod = self.mount(&format!("secret-{what}"), volume, &path, true);
+        let pod = self.mount(&format!("secret-{use_}"), volume, &path, true);
         (pod, path)
     }
 
-    /// A claim of the namespace.
+    /// Mounts a PersistentVolumeClaim of the namespace.
     pub(super) fn claim(self, claim: &str, path: &str) -> Self {
         let volume = Volume {
             persistent_volume_claim: Some(PersistentVolumeClaimVolumeSource {
@@ -183,7 +184,7 @@ impl<'a> Pod<'a> {
         self.mount("data", volume, path, false)
     }
 
-    /// The volume of a store of local files.
+    /// Mounts the volume of a store that is a folder.
     fn store_volume(self, name: &str, store: &StoreSpec, read_only: bool) -> Self {
         let (Some(path), Some(volume)) = (local_path(&store.url), &store.volume) else {
             return self;
@@ -195,7 +196,7 @@ impl<'a> Pod<'a> {
                 claim_name,
                 read_only: None,
             }),
-            // It has to be there, and the Pod's user must be able to write to it: kubelet would make it root's.
+            // The directory must exist and be writable for the Pod's user: the kubelet would create it for root.
             host_path: folder.map(|path| HostPathVolumeSource {
                 path,
                 type_: Some("Directory".to_owned()),
@@ -205,7 +206,7 @@ impl<'a> Pod<'a> {
         self.mount(name, volume, &path, read_only)
     }
 
-    /// The policy's store, to read alone or to write, too, and the identity that opens what is encrypted there.
+    /// Adds the policy's store, and the identity that decrypts its snapshots.
     pub(super) fn store(self, read_only: bool) -> Self {
         let store = &self.policy.spec.store;
         let mut pod = self
@@ -215,25 +216,25 @@ impl<'a> Pod<'a> {
             pod = pod.flag("--store-option", &format!("{key}={value}"));
         }
         if let Some(secret) = &store.secret_ref {
-            let (with, path) = pod.secret("store", secret);
-            pod = with.flag("--store-secret", &path);
+            let (mounted, path) = pod.secret("store", secret);
+            pod = mounted.flag("--store-secret", &path);
         }
         pod.identities()
     }
 
-    /// One of the two stores of a copy.
-    pub(super) fn side(self, side: Side, store: &StoreSpec) -> Self {
+    /// Adds one of the two stores of a copy.
+    pub(super) fn copy_store(self, side: CopySide, store: &StoreSpec) -> Self {
         let (name, url, option) = match side {
-            Side::Source => ("source", "--from", "--from-option"),
-            Side::Target => ("target", "--to", "--to-option"),
+            CopySide::Source => ("source", "--from", "--from-option"),
+            CopySide::Target => ("target", "--to", "--to-option"),
         };
-        let read_only = side == Side::Source;
+        let read_only = side == CopySide::Source;
         let mut pod = self
             .flag(url, &store.url)
             .store_volume(name, store, read_only);
         if let Some(secret) = &store.secret_ref {
-            let (with, path) = pod.secret(name, secret);
-            pod = with.flag(option, &format!("{OPTION_SECRET_DIR}={path}"));
+            let (mounted, path) = pod.secret(name, secret);
+            pod = mounted.flag(option, &format!("{OPTION_SECRET_DIR}={path}"));
         }
         for (key, value) in &store.options {
             pod = pod.flag(option, &format!("{key}={value}"));
@@ -241,45 +242,46 @@ impl<'a> Pod<'a> {
         pod
     }
 
-    /// The live etcd.
-    pub(super) fn live(self) -> Self {
+    /// Adds the endpoints of the live etcd and its credentials.
+    pub(super) fn live_etcd(self) -> Self {
         let Some(etcd) = &self.policy.spec.etcd else {
             return self;
         };
         let mut pod = self.flag("--endpoints", &etcd.endpoints.join(","));
-        for (what, flag, secret) in [
+        for (use_, flag, secret) in [
             ("etcd-tls", "--tls-secret", &etcd.tls_secret_ref),
             ("etcd-auth", "--auth-secret", &etcd.auth_secret_ref),
         ] {
             if let Some(secret) = secret {
-                let (with, path) = pod.secret(what, secret);
-                pod = with.flag(flag, &path);
+                let (mounted, path) = pod.secret(use_, secret);
+                pod = mounted.flag(flag, &path);
             }
         }
         pod
     }
 
-    /// The identity that opens snapshots, and what is made of those that need none.
+    /// Adds the identity that decrypts snapshots, and the rules for snapshots that are not encrypted.
     pub(super) fn identities(self) -> Self {
         let Some(encryption) = &self.policy.spec.encryption else {
             return self;
         };
         let mut pod = self;
         if let Some(secret) = &encryption.identity_secret_ref {
-            let (with, path) = pod.secret("age", secret);
-            pod = with.flag("--age-identity", &format!("{path}/identity.txt"));
+            let (mounted, path) = pod.secret("age", secret);
+            pod = mounted.flag("--age-identity", &format!("{path}/identity.txt"));
         }
         pod.options(&encryption.plaintext)
     }
 
-    /// Who can read what is written. With recipients alone, too, plain snapshots are not trusted.
+    /// Adds the recipients of new snapshots. Commands that only read get them, too: with recipients, a snapshot that is
+    /// not encrypted is untrusted.
     pub(super) fn recipients(self) -> Self {
         let encryption = self.policy.spec.encryption.iter();
         let recipients = encryption.flat_map(|e| &e.recipients);
         recipients.fold(self, |pod, r| pod.flag("--age-recipient", r))
     }
 
-    /// How new snapshots are compressed.
+    /// Adds the compression of new snapshots.
     pub(super) fn compression(self) -> Self {
         let snapshot = self.policy.spec.snapshot.as_ref();
         match snapshot.and_then(|s| s.compression) {
@@ -288,25 +290,25 @@ impl<'a> Pod<'a> {
         }
     }
 
-    /// The Leases that tell how far the backup is.
+    /// Has the command renew the snapshot Leases.
     pub(super) fn snapshot_leases(mut self) -> Self {
-        self.token = true;
+        self.needs_token = true;
         let prefix = lease_prefix(self.policy);
         self.flag("--snapshot-lease-prefix", prefix)
     }
 
-    /// A Lease as the lock, where the store cannot keep one.
-    pub(super) fn lock(mut self, what: &str) -> Self {
-        if !locks_are_leases(self.policy) {
+    /// Has the operation use a Lease as its lock if the store cannot keep one.
+    pub(super) fn lock(mut self, operation: &str) -> Self {
+        if !needs_lock_leases(self.policy) {
             return self;
         }
-        self.token = true;
-        let name = lock_lease_name(self.policy, what);
+        self.needs_token = true;
+        let name = lock_lease_name(self.policy, operation);
         self.flag("--lock-lease", &name)
     }
 
-    /// What it has measured is there for a while after its end, where the policy wants it. On the node's own network
-    /// no port is opened: Pods would get into each other's way.
+    /// Serves the metrics of a command for a while after its end, if the policy sets `metricsScrapeWait`. On the
+    /// host network no port is opened, because Pods of one node would compete for it.
     pub(super) fn metrics(mut self) -> Self {
         let template = &self.policy.spec.job_template;
         match &template.metrics_scrape_wait {
@@ -319,9 +321,9 @@ impl<'a> Pod<'a> {
         }
     }
 
-    /// It goes on until it is stopped, and serves metrics all the time.
-    pub(super) fn following(mut self, grace: i64) -> Self {
-        self.grace = Some(grace);
+    /// Makes a Pod that runs until it is stopped, and that serves metrics all the time.
+    pub(super) fn long_running(mut self, grace: i64) -> Self {
+        self.stop_grace = Some(grace);
         match self.policy.spec.job_template.host_network {
             true => self,
             false => {
@@ -331,34 +333,36 @@ impl<'a> Pod<'a> {
         }
     }
 
-    /// What waits for the store must leave room for a full, and for two deltas.
+    /// Limits the events that wait for the store to a quarter of the scratch volume, and to 1 GiB: the volume must
+    /// also hold a full and two deltas.
     pub(super) fn spool(self) -> Self {
-        const MOST: u64 = 1 << 30;
-        let bytes = MOST.min(scratch_bytes(&self.policy.spec.job_template) / 4);
+        const MAX_SPOOL: u64 = 1 << 30;
+        let bytes = MAX_SPOOL.min(scratch_bytes(&self.policy.spec.job_template) / 4);
         self.flag("--spool-bytes", &bytes.to_string())
     }
 
-    /// Other resources than those of the policy's template.
+    /// Replaces the resources of the policy's Job template.
     pub(super) fn resources(mut self, resources: Option<&'a ResourceRequirements>) -> Self {
         self.resources = resources.or(self.resources);
         self
     }
 
-    /// Who runs it.
+    /// Sets the user and group of the Pod.
     pub(super) fn user(mut self, user: i64) -> Self {
         self.user = user;
         self
     }
 
-    /// Runs what another Pod would in a container before this one's. All that is mounted there must be here, too.
-    pub(super) fn after(mut self, first: Pod<'a>) -> Self {
-        self.before = Some(first.args);
+    /// Runs the command of another Pod first, in an init container of this one. This Pod must mount all that the other
+    /// one mounts.
+    pub(super) fn run_first(mut self, first: PodBuilder<'a>) -> Self {
+        self.init_args = Some(first.args);
         self
     }
 
-    /// Whether there is a container before the one that does the work.
-    pub(super) fn has_container_before(&self) -> bool {
-        self.before.is_some()
+    /// Returns whether the Pod has an init container.
+    pub(super) fn has_init_container(&self) -> bool {
+        self.init_args.is_some()
     }
 
     fn container(&self, name: &str, args: Vec<String>) -> Container {
@@ -381,7 +385,7 @@ impl<'a> Pod<'a> {
                 }),
                 ..SecurityContext::default()
             }),
-            // What a process left that was killed is no message of ours: its log is not to pass for one.
+            // Not FallbackToLogsOnError: the log of a killed process could be taken for a termination message.
             termination_message_path: Some(TERMINATION_LOG.to_owned()),
             termination_message_policy: Some("File".to_owned()),
             volume_mounts: Some(self.mounts.clone()),
@@ -389,27 +393,27 @@ impl<'a> Pod<'a> {
         }
     }
 
-    /// The finished Pod, with these labels.
+    /// Returns the finished Pod, with these labels.
     pub(super) fn template(mut self, labels: BTreeMap<String, String>) -> PodTemplateSpec {
         let args = std::mem::take(&mut self.args);
         let mut main = self.container(CONTAINER, args);
-        let before = self.before.take();
-        let before = before.map(|args| vec![self.container(CONTAINER_BEFORE, args)]);
-        let follows = self.grace.is_some();
+        let init_args = self.init_args.take();
+        let init_containers = init_args.map(|args| vec![self.container(CONTAINER_BEFORE, args)]);
+        let is_long_running = self.stop_grace.is_some();
         if self.serves_metrics {
             main.ports = Some(vec![ContainerPort {
                 name: Some(PORT_NAME.to_owned()),
                 container_port: PORT,
                 ..ContainerPort::default()
             }]);
-            if follows {
+            if is_long_running {
                 main.liveness_probe = Some(probe("/healthz"));
                 main.readiness_probe = Some(probe("/readyz"));
             }
         }
         let template = &self.policy.spec.job_template;
-        let nodes = &template.node_selector;
-        let host = template.host_network;
+        let node_selector = &template.node_selector;
+        let host_network = template.host_network;
         PodTemplateSpec {
             metadata: Some(ObjectMeta {
                 labels: Some(labels),
@@ -417,18 +421,18 @@ impl<'a> Pod<'a> {
             }),
             spec: Some(PodSpec {
                 containers: vec![main],
-                init_containers: before,
-                restart_policy: Some(match follows {
+                init_containers,
+                restart_policy: Some(match is_long_running {
                     true => "Always".to_owned(),
                     false => "Never".to_owned(),
                 }),
-                termination_grace_period_seconds: self.grace,
+                termination_grace_period_seconds: self.stop_grace,
                 service_account_name: Some(service_account_name(self.policy)),
-                automount_service_account_token: Some(self.token),
+                automount_service_account_token: Some(self.needs_token),
                 enable_service_links: Some(false),
-                host_network: host.then_some(true),
-                dns_policy: host.then(|| "ClusterFirstWithHostNet".to_owned()),
-                node_selector: (!nodes.is_empty()).then(|| nodes.clone()),
+                host_network: host_network.then_some(true),
+                dns_policy: host_network.then(|| "ClusterFirstWithHostNet".to_owned()),
+                node_selector: (!node_selector.is_empty()).then(|| node_selector.clone()),
                 tolerations: (!template.tolerations.is_empty())
                     .then(|| template.tolerations.clone()),
                 priority_class_name: template.priority_class_name.clone(),
@@ -436,9 +440,9 @@ impl<'a> Pod<'a> {
                     run_as_non_root: Some(self.user != 0),
                     run_as_user: Some(self.user),
                     run_as_group: Some(self.user),
-                    // So that volumes can be written to and Secrets read.
+                    // With it the user can write to volumes and read Secrets.
                     fs_group: Some(self.user),
-                    // A store of many files would be walked through before each run.
+                    // The default would change every file of a local store before each run.
                     fs_group_change_policy: Some("OnRootMismatch".to_owned()),
                     seccomp_profile: Some(SeccompProfile {
                         type_: "RuntimeDefault".to_owned(),
@@ -453,9 +457,10 @@ impl<'a> Pod<'a> {
     }
 }
 
-/// Bytes of the scratch volume: for the base's database, the new one, and changes of as much again.
+/// Returns the size of the scratch volume in bytes: by default three times the largest database, for the database of
+/// the base, the new one, and the changes.
 fn scratch_bytes(template: &JobTemplate) -> u64 {
-    let size = |given: &Option<TextValue<Size>>| Some(given.as_ref()?.value()?.0);
+    let size = |field: &Option<TextValue<Size>>| Some(field.as_ref()?.value()?.0);
     let database = size(&template.max_database_size).unwrap_or(limits::DATABASE_BYTES);
     size(&template.scratch_size).unwrap_or(database.saturating_mul(3))
 }
@@ -464,17 +469,20 @@ fn mebibytes(bytes: u64) -> Quantity {
     Quantity(format!("{}Mi", bytes.div_ceil(1 << 20)))
 }
 
-/// The resources that are given, with what they lack: every Pod has limits of memory and ephemeral storage, which keep a
-/// hostile snapshot from taking a whole node. docs/sizing.md says what fits into them.
-fn resources(given: Option<&ResourceRequirements>, template: &JobTemplate) -> ResourceRequirements {
+/// Returns the configured resources, completed with default limits of memory and ephemeral storage. The limits keep a
+/// hostile snapshot from using up a node. docs/sizing.md says which databases fit into them.
+fn resources(
+    configured: Option<&ResourceRequirements>,
+    template: &JobTemplate,
+) -> ResourceRequirements {
     const MEMORY: &str = "2Gi";
-    /// Beside the scratch volume: logs.
+    /// Ephemeral storage for logs, in bytes, in addition to the scratch volume.
     const LOGS: u64 = 1 << 30;
-    let mut resources = given.cloned().unwrap_or_default();
+    let mut resources = configured.cloned().unwrap_or_default();
     let limits = resources.limits.get_or_insert_default();
     let requests = resources.requests.get_or_insert_default();
-    if given.is_none() {
-        // Enough to be placed sensibly.
+    if configured.is_none() {
+        // A small request, so that the scheduler does not put all Jobs on one node.
         requests.insert("cpu".to_owned(), Quantity("100m".to_owned()));
     }
     let storage = mebibytes(scratch_bytes(template).saturating_add(LOGS)).0;
@@ -485,11 +493,11 @@ fn resources(given: Option<&ResourceRequirements>, template: &JobTemplate) -> Re
         if limits.contains_key(name) {
             continue;
         }
-        // Without a request, the limit would be requested.
+        // Without a request, Kubernetes would request as much as the limit.
         let requested = requests
             .entry(name.to_owned())
             .or_insert_with(|| Quantity(smaller(request, limit).to_owned()));
-        // No request may be above its limit.
+        // A request must not exceed its limit.
         let limit = larger(limit, &requested.0).to_owned();
         limits.insert(name.to_owned(), Quantity(limit));
     }
@@ -500,11 +508,11 @@ fn bytes(quantity: &str) -> Option<u64> {
     crate::base::byte_size::parse(quantity).ok()
 }
 
-/// `ours`, unless a quantity is larger, or written in a way that only Kubernetes reads.
-fn larger<'q>(ours: &'q str, given: &'q str) -> &'q str {
-    match bytes(given) {
-        Some(given) if Some(given) <= bytes(ours) => ours,
-        _ => given,
+/// Returns the larger of a default and a configured quantity; the configured one if only Kubernetes can parse it.
+fn larger<'q>(default: &'q str, configured: &'q str) -> &'q str {
+    match bytes(configured) {
+        Some(size) if Some(size) <= bytes(default) => default,
+        _ => configured,
     }
 }
 

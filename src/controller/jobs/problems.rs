@@ -1,11 +1,12 @@
-//! What is wrong with a policy or a task that the API server could not see: schedules, times, sizes, URLs, and what
-//! two fields mean together.
+//! Checks of policies and tasks that the schema cannot express: schedules, durations, sizes, URLs, and fields that
+//! depend on each other.
 //!
-//! Whatever has a problem is not Ready, or Rejected; nothing is made of it until it is mended.
+//! Pure functions that return a sentence for each problem. They do not check permissions: `allowed` does. Called by
+//! `plan`: a policy with a problem is not Ready, a task with one is Rejected, and nothing is created for either.
 
 use super::super::api::{
-    CopyBackupsConfig, EtcdBackupPolicy, EtcdBackupTask, RestoreConfig, SecretRef, StoreSpec,
-    TaskType,
+    CopyBackupsConfig, EncryptionSpec, EtcdBackupPolicy, EtcdBackupTask, EtcdSpec, JobTemplate,
+    RestoreConfig, SecretRef, SnapshotSpec, StoreSpec, TaskType,
 };
 use super::store_url::local_path;
 use crate::base::text_value::Notation;
@@ -15,136 +16,226 @@ use crate::ops::schedule::Schedule;
 use crate::store::open::{Family, options::is_plain, refuse_layout};
 use age::x25519::Recipient;
 
-/// Folders of a Pod that nothing may be mounted in.
-const OURS: [&str; 6] = ["/scratch", "/secrets", "/restore", "/dev", "/proc", "/sys"];
-/// Folders that nothing may be mounted over.
-const SYSTEM: [&str; 5] = ["/", "/bin", "/etc", "/usr", "/var"];
-/// Of 253, the longer suffix of a Lease left out.
-const LONGEST_PREFIX: usize = 242;
+/// Directories of a Pod below which no store may be mounted.
+const RESERVED_DIRS: [&str; 6] = ["/scratch", "/secrets", "/restore", "/dev", "/proc", "/sys"];
+/// Directories of a Pod that a store must not hide. A store may be mounted below them.
+const SYSTEM_DIRS: [&str; 5] = ["/", "/bin", "/etc", "/usr", "/var"];
+/// The longest prefix of Lease names: Kubernetes allows 253 characters, and the longer suffix has 11.
+const LONGEST_LEASE_PREFIX: usize = 242;
 
-/// What was found, each with the field.
-struct Found(Vec<String>);
+/// Returns the problems of a policy, each with its field.
+pub fn problems(policy: &EtcdBackupPolicy) -> Vec<String> {
+    let spec = &policy.spec;
+    let mut problems = Problems(Vec::new());
+    problems.check_store("spec.store", &spec.store);
+    if let Some(encryption) = &spec.encryption {
+        let identity = encryption.identity_secret_ref.as_ref();
+        problems.check_secret("spec.encryption.identitySecretRef", identity);
+    }
+    if let Some(etcd) = &spec.etcd {
+        problems.check_etcd(etcd);
+    }
+    if let Some(encryption) = &spec.encryption {
+        problems.check_recipients(encryption);
+    }
+    let zone = problems.check_time_zone(super::time_zone(policy));
+    if let Some(snapshot) = &spec.snapshot {
+        problems.check_snapshot(snapshot, zone);
+    }
+    let compaction = &spec.compaction;
+    let deadline = Some(&compaction.active_deadline);
+    problems.check_duration_above_zero("spec.compaction.activeDeadline", deadline);
+    let age = compaction.age_threshold.as_ref();
+    problems.check_duration_above_zero("spec.compaction.ageThreshold", age);
+    let size = compaction.size_threshold.as_ref();
+    problems.check_size_above_zero("spec.compaction.sizeThreshold", size);
+    if let Some(retention) = &spec.retention {
+        problems.check_cron("spec.retention.schedule", Some(&retention.schedule), zone);
+        let rules = &retention.rules;
+        problems.check_count("spec.retention.limit", rules.limit);
+        for (field, duration) in [
+            ("spec.retention.deltaRetention", &rules.delta_retention),
+            ("spec.retention.restorableWindow", &rules.restorable_window),
+            ("spec.retention.purgeAfter", &rules.purge_after),
+        ] {
+            problems.check_notation(field, duration.as_ref());
+        }
+    }
+    if let Some(verify) = &spec.verify {
+        problems.check_cron("spec.verify.schedule", Some(&verify.schedule), zone);
+    }
+    if let Some(maintenance) = &spec.maintenance {
+        let schedule = Some(&maintenance.schedule);
+        problems.check_cron("spec.maintenance.schedule", schedule, zone);
+        problems.check_upkeep("spec.maintenance", &maintenance.upkeep);
+    }
+    problems.check_job_template(&spec.job_template);
+    problems.0
+}
 
-impl Found {
-    fn add(&mut self, field: &str, what: impl std::fmt::Display) {
-        self.0.push(format!("{field}: {what}"));
+/// Returns the problems of a task of this policy, each with its field. Other tasks of the policy are not considered.
+pub fn task_problems(policy: &EtcdBackupPolicy, task: &EtcdBackupTask) -> Vec<String> {
+    let mut problems = Problems(Vec::new());
+    let config = task.spec.config.clone().unwrap_or_default();
+    let verify = config.verify.as_ref();
+    let needs_etcd = match task.spec.type_ {
+        TaskType::OnDemandSnapshot | TaskType::Maintenance => true,
+        TaskType::Verify => verify.is_some_and(|v| v.against_cluster),
+        TaskType::OnDemandCompaction | TaskType::CopyBackups | TaskType::Restore => false,
+    };
+    if needs_etcd && policy.spec.etcd.is_none() {
+        let name = super::policy_name(policy);
+        let problem = format!("{name} has no etcd.endpoints, and the task needs a live etcd");
+        problems.add("spec.policy", problem);
+    }
+    if let Some(copy) = &config.copy_backups {
+        problems.check_copy(policy, copy);
+    }
+    if let Some(restore) = &config.restore {
+        problems.check_restore(restore);
+    }
+    if let Some(maintenance) = &config.maintenance {
+        problems.check_upkeep("spec.config.maintenance", &maintenance.upkeep);
+    }
+    problems.0
+}
+
+/// The problems found so far, each beginning with its field.
+struct Problems(Vec<String>);
+
+impl Problems {
+    fn add(&mut self, field: &str, problem: impl std::fmt::Display) {
+        self.0.push(format!("{field}: {problem}"));
     }
 
     fn check<T>(&mut self, field: &str, parsed: Result<T, impl std::fmt::Display>) -> Option<T> {
         parsed.map_err(|e| self.add(field, e)).ok()
     }
 
-    fn written<T: Notation>(&mut self, field: &str, given: Option<&TextValue<T>>) -> Option<T> {
-        self.check(field, given?.check())
+    fn check_notation<T: Notation>(
+        &mut self,
+        field: &str,
+        value: Option<&TextValue<T>>,
+    ) -> Option<T> {
+        self.check(field, value?.check())
     }
 
-    /// A duration that would end what it is about before it began, if it were zero.
-    fn duration_above_zero(&mut self, field: &str, given: Option<&TextValue<Span>>) {
-        if let Some(span) = self.written(field, given)
+    fn check_duration_above_zero(&mut self, field: &str, value: Option<&TextValue<Span>>) {
+        if let Some(span) = self.check_notation(field, value)
             && span.0.as_secs() == 0
         {
             self.add(field, format!("{span} is too short: give 1s or more"));
         }
     }
 
-    fn size_above_zero(&mut self, field: &str, given: Option<&TextValue<Size>>) {
-        if let Some(Size(0)) = self.written(field, given) {
-            self.add(field, "0 is too small");
+    fn check_size_above_zero(&mut self, field: &str, value: Option<&TextValue<Size>>) {
+        if let Some(Size(0)) = self.check_notation(field, value) {
+            self.add(field, "0 is too small: give 1 byte or more");
         }
     }
 
-    fn count(&mut self, field: &str, n: Option<i64>) {
-        if let Some(n) = n.filter(|&n| u32::try_from(n).is_err()) {
-            self.add(field, format!("{n} is too large"));
+    fn check_count(&mut self, field: &str, count: Option<i64>) {
+        if let Some(n) = count.filter(|&n| u32::try_from(n).is_err()) {
+            let problem = format!("{n} is out of range: give 0 to {}", u32::MAX);
+            self.add(field, problem);
         }
     }
 
-    /// The schedule of a CronJob, of which Kubernetes takes less than we do.
-    fn cron(&mut self, field: &str, schedule: Option<&String>, zone: &str) {
+    /// Returns the zone if it is known, and UTC otherwise, so that schedules can be checked in any case.
+    fn check_time_zone<'a>(&mut self, zone: &'a str) -> &'a str {
+        match self.check("spec.snapshot.timeZone", Schedule::parse("@daily", zone)) {
+            Some(_) => zone,
+            None => "Etc/UTC",
+        }
+    }
+
+    /// Checks the schedule of a CronJob. Kubernetes accepts less than deltafold's own schedules do.
+    fn check_cron(&mut self, field: &str, schedule: Option<&String>, zone: &str) {
         let Some(schedule) = schedule else { return };
         if self.check(field, Schedule::parse(schedule, zone)).is_none() {
             return;
         }
         let fields: Vec<&str> = schedule.split_whitespace().collect();
         if !schedule.starts_with('@') && fields.len() != 5 {
-            let n = fields.len();
-            self.add(
-                field,
-                format!("a CronJob's schedule has five fields, and here are {n}"),
+            let count = fields.len();
+            let problem = format!(
+                "the schedule of a CronJob must have five fields, and this one has {count}"
             );
+            self.add(field, problem);
         }
         if fields.get(4).is_some_and(|f| f.contains('7')) {
             self.add(
                 field,
-                "Sunday is 0 in a CronJob's schedule: 7 is not taken there",
+                "the schedule of a CronJob cannot have 7 for Sunday: use 0",
             );
         }
     }
 
-    fn upkeep(&mut self, field: &str, upkeep: &Upkeep) {
-        self.written(
-            &format!("{field}.compactKeep"),
-            upkeep.compact_keep.as_ref(),
-        );
-        self.written(&format!("{field}.defrag"), upkeep.defrag.as_ref());
+    fn check_upkeep(&mut self, field: &str, upkeep: &Upkeep) {
+        let compact_keep = upkeep.compact_keep.as_ref();
+        self.check_notation(&format!("{field}.compactKeep"), compact_keep);
+        self.check_notation(&format!("{field}.defrag"), upkeep.defrag.as_ref());
     }
 
-    /// A Secret's name, which ends a path in the Pod.
-    fn secret(&mut self, field: &str, secret: Option<&SecretRef>) {
+    /// Checks the name of a Secret, which becomes the end of a path in the Pod.
+    fn check_secret(&mut self, field: &str, secret: Option<&SecretRef>) {
         let Some(SecretRef { name }) = secret else {
             return;
         };
-        let is_name = is_domain(name) && name.starts_with(alphanumeric) && !name.ends_with('.');
-        if !is_name {
-            self.add(field, format!("\"{name}\" is no Secret's name"));
+        let is_valid = is_domain(name) && name.starts_with(alphanumeric) && !name.ends_with('.');
+        if !is_valid {
+            self.add(field, format!("\"{name}\" is not a valid name of a Secret"));
         }
     }
 
-    fn store(&mut self, field: &str, store: &StoreSpec) {
-        self.secret(&format!("{field}.secretRef"), store.secret_ref.as_ref());
-        let url = format!("{field}.url");
-        let Some(family) = Family::of(&store.url) else {
-            let text = &store.url;
+    fn check_store(&mut self, field: &str, store: &StoreSpec) {
+        self.check_secret(&format!("{field}.secretRef"), store.secret_ref.as_ref());
+        let url_field = format!("{field}.url");
+        let url = &store.url;
+        let Some(family) = Family::of(url) else {
             let known = "s3://, gs://, az://, swift://, oss://, file:/// or an absolute path";
-            self.add(
-                &url,
-                format!("\"{text}\" is no store deltafold knows: use {known}"),
-            );
+            self.add(&url_field, format!("unknown store \"{url}\": use {known}"));
             return;
         };
-        self.check(&url, refuse_layout(&store.url, "the URL"));
-        for (key, value) in &store.options {
-            let options = format!("{field}.options");
-            let fits = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
-            if key.is_empty() || !key.bytes().all(fits) {
-                self.add(&options, format!("\"{key}\" is no setting's name"));
-            } else if value.contains('\n') {
-                self.add(&options, format!("{key} has more than one line"));
-            } else if !is_plain(key, value) {
-                let what = "whoever reads this object would read the secret: put it into the Secret of secretRef, or mend the name";
-                self.add(
-                    &options,
-                    format!("{key} may hold a secret, or is no known setting; {what}"),
-                );
-            }
-        }
+        self.check(&url_field, refuse_layout(url, "the URL"));
+        self.check_store_options(&format!("{field}.options"), store);
         if family.is_local() {
-            self.local(field, &url, store);
-        } else if store.url.split_once("://").is_none_or(|(_, rest)| {
-            let bucket = rest.split('/').next().unwrap_or_default();
-            bucket.is_empty() || bucket.contains(':') || rest.contains('?')
-        }) {
-            self.add(&url, "use scheme://bucket/prefix, without a port or query");
+            self.check_local_store(field, store);
+        } else if !is_bucket_url(url) {
+            let problem = "use the form scheme://bucket/prefix, without a port or a query";
+            self.add(&url_field, problem);
         }
     }
 
-    fn local(&mut self, field: &str, url: &str, store: &StoreSpec) {
+    fn check_store_options(&mut self, field: &str, store: &StoreSpec) {
+        let is_name = |key: &str| {
+            let fits = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
+            !key.is_empty() && key.bytes().all(fits)
+        };
+        for (key, value) in &store.options {
+            if !is_name(key) {
+                let problem = format!("\"{key}\" is not a valid name of a setting");
+                self.add(field, problem);
+            } else if value.contains('\n') {
+                self.add(field, format!("{key} has more than one line"));
+            } else if !is_plain(key, value) {
+                let problem = format!(
+                    "{key} is not a known setting, or may hold a secret, which everyone who can read this object \
+                     would see: correct the name, or put the setting into the Secret of secretRef"
+                );
+                self.add(field, problem);
+            }
+        }
+    }
+
+    fn check_local_store(&mut self, field: &str, store: &StoreSpec) {
         if !store.options.is_empty() {
             let options = format!("{field}.options");
-            self.add(&options, "a store of local files has no settings");
+            self.add(&options, "a local folder has no settings: remove them");
         }
+        let url_field = format!("{field}.url");
         let Some(path) = local_path(&store.url) else {
-            self.add(url, "it names no folder: use file:///folder");
+            self.add(&url_field, "not a path of a folder: use file:///folder");
             return;
         };
         let path = path.trim_end_matches('/');
@@ -152,38 +243,173 @@ impl Found {
             let rest = path.strip_prefix(dir);
             rest.is_some_and(|r| r.is_empty() || r.starts_with('/'))
         };
-        let odd = path.contains(':') || path.split('/').any(|part| part == "..");
-        if path.is_empty() || SYSTEM.contains(&path) || OURS.iter().any(|d| is_in(d)) || odd {
-            self.add(
-                url,
-                format!("nothing can be mounted at \"{path}\": use another path, such as /backups"),
+        let is_odd = path.contains(':') || path.split('/').any(|part| part == "..");
+        let is_reserved = SYSTEM_DIRS.contains(&path) || RESERVED_DIRS.iter().any(|d| is_in(d));
+        if path.is_empty() || is_reserved || is_odd {
+            let problem = format!(
+                "a volume cannot be mounted at \"{path}\": use another path, such as /backups"
             );
+            self.add(&url_field, problem);
         }
     }
 
-    fn labels(&mut self, policy: &EtcdBackupPolicy) {
-        let ends_well =
-            |s: &str| s.starts_with(alphanumeric) && s.ends_with(alphanumeric) && s.len() <= 63;
-        let is_name = |s: &str| {
-            let fits = |c: char| alphanumeric(c) || "-_.".contains(c);
-            ends_well(s) && s.chars().all(fits)
-        };
-        for (key, value) in &policy.spec.job_template.labels {
+    fn check_etcd(&mut self, etcd: &EtcdSpec) {
+        self.check_secret("spec.etcd.tlsSecretRef", etcd.tls_secret_ref.as_ref());
+        self.check_secret("spec.etcd.authSecretRef", etcd.auth_secret_ref.as_ref());
+        for endpoint in &etcd.endpoints {
+            let is_separator = |c: char| c == ',' || c.is_whitespace();
+            let scheme = endpoint.split_once("://").map(|(scheme, _)| scheme);
+            let problem = if endpoint.is_empty() || endpoint.contains(is_separator) {
+                "is not the URL of one member: give each member an entry of its own"
+            } else if scheme.is_some_and(|s| s != "http" && s != "https") {
+                "is neither http nor https"
+            } else if scheme == Some("http") && etcd.tls_secret_ref.is_some() {
+                "is without TLS, but tlsSecretRef is set: use https, or remove tlsSecretRef"
+            } else {
+                continue;
+            };
+            self.add("spec.etcd.endpoints", format!("\"{endpoint}\" {problem}"));
+        }
+    }
+
+    fn check_recipients(&mut self, encryption: &EncryptionSpec) {
+        for recipient in &encryption.recipients {
+            let parsed: Result<Recipient, _> = recipient.parse();
+            if let Err(e) = parsed {
+                // The text is not shown: it may be an identity, which is secret.
+                let problem = format!("an entry is not an X25519 recipient (age1…): {e}");
+                self.add("spec.encryption.recipients", problem);
+            }
+        }
+    }
+
+    fn check_snapshot(&mut self, snapshot: &SnapshotSpec, zone: &str) {
+        let full_field = "spec.snapshot.fullSchedule";
+        match (&snapshot.follow, &snapshot.full_schedule) {
+            // The follower reads the schedule itself; there is no CronJob.
+            (Some(_), Some(schedule)) => {
+                self.check(full_field, Schedule::parse(schedule, zone));
+            }
+            (_, schedule) => self.check_cron(full_field, schedule.as_ref(), zone),
+        }
+        let delta_schedule = snapshot.delta_schedule.as_ref();
+        self.check_cron("spec.snapshot.deltaSchedule", delta_schedule, zone);
+        if let Some(follow) = &snapshot.follow {
+            let period = follow.delta_period.as_ref();
+            self.check_duration_above_zero("spec.snapshot.follow.deltaPeriod", period);
+            let bytes = follow.delta_bytes.as_ref();
+            self.check_size_above_zero("spec.snapshot.follow.deltaBytes", bytes);
+        }
+        if let Some(prefix) = &snapshot.lease_prefix
+            && !is_lease_prefix(prefix)
+        {
+            let problem = format!(
+                "\"{prefix}\" cannot begin the name of a Lease: use up to {LONGEST_LEASE_PREFIX} lower-case letters, \
+                 digits, - and ., with a letter or digit first and no . at the end"
+            );
+            self.add("spec.snapshot.leasePrefix", problem);
+        }
+    }
+
+    fn check_job_template(&mut self, template: &JobTemplate) {
+        let wait = template.metrics_scrape_wait.as_ref();
+        self.check_notation("spec.jobTemplate.metricsScrapeWait", wait);
+        for (field, size) in [
+            ("spec.jobTemplate.scratchSize", &template.scratch_size),
+            (
+                "spec.jobTemplate.maxDatabaseSize",
+                &template.max_database_size,
+            ),
+            ("spec.jobTemplate.maxValueSize", &template.max_value_size),
+        ] {
+            self.check_size_above_zero(field, size.as_ref());
+        }
+        for (key, value) in &template.labels {
             let field = "spec.jobTemplate.labels";
             let (domain, name) = match key.split_once('/') {
                 Some((domain, name)) => (Some(domain), name),
                 None => (None, key.as_str()),
             };
-            if !is_name(name) || !domain.is_none_or(is_domain) {
-                self.add(field, format!("\"{key}\" is no label's key"));
-            } else if !value.is_empty() && !is_name(value) {
-                self.add(
-                    field,
-                    format!("\"{value}\" of {key} is no value of a label"),
-                );
+            if !is_label_name(name) || !domain.is_none_or(is_domain) {
+                self.add(field, format!("\"{key}\" is not a valid key of a label"));
+            } else if !value.is_empty() && !is_label_name(value) {
+                let problem = format!("\"{value}\" is not a valid value of the label {key}");
+                self.add(field, problem);
             }
         }
     }
+
+    fn check_copy(&mut self, policy: &EtcdBackupPolicy, copy: &CopyBackupsConfig) {
+        let field = "spec.config.copyBackups";
+        if let Some(store) = &copy.source_store {
+            self.check_store(&format!("{field}.sourceStore"), store);
+        }
+        if let Some(store) = &copy.target_store {
+            self.check_store(&format!("{field}.targetStore"), store);
+        }
+        let source = copy.source_store.as_ref().unwrap_or(&policy.spec.store);
+        let target = copy.target_store.as_ref().unwrap_or(&policy.spec.store);
+        if copy.source_store.is_none() && copy.target_store.is_none() {
+            self.add(field, "give sourceStore, targetStore, or both");
+        } else if let (Some(a), Some(b)) = (local_path(&source.url), local_path(&target.url)) {
+            let (a, b) = (a.trim_end_matches('/'), b.trim_end_matches('/'));
+            if is_at_or_below(a, b) || is_at_or_below(b, a) {
+                let problem =
+                    "both stores would be mounted at the same path: change the path of one of them";
+                self.add(field, problem);
+            }
+        } else if source.url.trim_end_matches('/') == target.url.trim_end_matches('/')
+            && source.options == target.options
+        {
+            self.add(field, "the source and the target are the same store");
+        }
+        self.check_count(&format!("{field}.maxBackups"), copy.most.max_backups);
+        self.check_count(&format!("{field}.maxBackupAge"), copy.most.max_backup_age);
+        let wait = copy.wait_for_final_snapshot.as_ref();
+        let timeout = wait.and_then(|w| w.timeout.as_ref());
+        let timeout_field = format!("{field}.waitForFinalSnapshot.timeout");
+        self.check_duration_above_zero(&timeout_field, timeout);
+    }
+
+    fn check_restore(&mut self, restore: &RestoreConfig) {
+        let field = "spec.config.restore";
+        if restore.wanted.bump_revision.is_some() != restore.wanted.mark_compacted {
+            let problem = "bumpRevision and markCompacted belong together: give both, or neither";
+            self.add(field, problem);
+        }
+        let mut parts = restore.sub_path.iter().flat_map(|p| p.split('/'));
+        if parts.any(|part| part == "." || part == "..") {
+            let problem = "must be a path below the root of the volume, without . and ..";
+            self.add(&format!("{field}.subPath"), problem);
+        }
+    }
+}
+
+/// Returns whether a URL has a bucket, and neither a port nor a query. A URL without `://` has no bucket.
+fn is_bucket_url(url: &str) -> bool {
+    let Some((_, rest)) = url.split_once("://") else {
+        return false;
+    };
+    let bucket = rest.split('/').next().unwrap_or_default();
+    !bucket.is_empty() && !bucket.contains(':') && !rest.contains('?')
+}
+
+fn is_at_or_below(path: &str, dir: &str) -> bool {
+    path == dir || path.starts_with(&format!("{dir}/"))
+}
+
+fn is_lease_prefix(prefix: &str) -> bool {
+    let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.".contains(c);
+    prefix.starts_with(alphanumeric)
+        && prefix.len() <= LONGEST_LEASE_PREFIX
+        && prefix.chars().all(fits)
+        && !prefix.ends_with('.')
+}
+
+/// Returns whether a text can be the value of a label, or the part of its key after the domain.
+fn is_label_name(s: &str) -> bool {
+    let fits = |c: char| alphanumeric(c) || "-_.".contains(c);
+    s.starts_with(alphanumeric) && s.ends_with(alphanumeric) && s.len() <= 63 && s.chars().all(fits)
 }
 
 fn is_domain(s: &str) -> bool {
@@ -193,199 +419,4 @@ fn is_domain(s: &str) -> bool {
 
 fn alphanumeric(c: char) -> bool {
     c.is_ascii_alphanumeric()
-}
-
-/// What is wrong with a policy: nothing is made of one that has a problem.
-pub fn problems(policy: &EtcdBackupPolicy) -> Vec<String> {
-    let spec = &policy.spec;
-    let mut found = Found(Vec::new());
-    found.store("spec.store", &spec.store);
-    let identity = spec.encryption.as_ref();
-    let identity = identity.and_then(|e| e.identity_secret_ref.as_ref());
-    found.secret("spec.encryption.identitySecretRef", identity);
-    if let Some(etcd) = &spec.etcd {
-        found.secret("spec.etcd.tlsSecretRef", etcd.tls_secret_ref.as_ref());
-        found.secret("spec.etcd.authSecretRef", etcd.auth_secret_ref.as_ref());
-        for endpoint in &etcd.endpoints {
-            let field = "spec.etcd.endpoints";
-            let odd = |c: char| c == ',' || c.is_whitespace();
-            let scheme = endpoint.split_once("://").map(|(scheme, _)| scheme);
-            if endpoint.is_empty() || endpoint.contains(odd) {
-                found.add(field, format!("\"{endpoint}\" is no URL of one member"));
-            } else if scheme.is_some_and(|s| s != "http" && s != "https") {
-                found.add(field, format!("\"{endpoint}\" is neither http nor https"));
-            } else if scheme == Some("http") && etcd.tls_secret_ref.is_some() {
-                let what = "is without TLS, and tlsSecretRef is of no use there";
-                found.add(field, format!("\"{endpoint}\" {what}"));
-            }
-        }
-    }
-    let recipients = spec.encryption.iter().flat_map(|e| &e.recipients);
-    for recipient in recipients {
-        let field = "spec.encryption.recipients";
-        let parsed: Result<Recipient, _> = recipient.parse();
-        if let Err(e) = parsed {
-            // Somebody may have given the identity instead: it is not shown.
-            found.add(field, format!("one is no X25519 recipient (age1…): {e}"));
-        }
-    }
-    let snapshot = spec.snapshot.as_ref();
-    let zone = super::time_zone(policy);
-    let zone = match Schedule::parse("@daily", zone) {
-        Ok(_) => zone,
-        Err(e) => {
-            found.add("spec.snapshot.timeZone", e);
-            "Etc/UTC"
-        }
-    };
-    if let Some(snapshot) = snapshot {
-        let full = "spec.snapshot.fullSchedule";
-        match (&snapshot.follow, &snapshot.full_schedule) {
-            (Some(_), Some(schedule)) => {
-                found.check(full, Schedule::parse(schedule, zone));
-            }
-            (_, schedule) => found.cron(full, schedule.as_ref(), zone),
-        }
-        let delta = snapshot.delta_schedule.as_ref();
-        found.cron("spec.snapshot.deltaSchedule", delta, zone);
-        if let Some(follow) = &snapshot.follow {
-            let at = "spec.snapshot.follow";
-            let period = follow.delta_period.as_ref();
-            found.duration_above_zero(&format!("{at}.deltaPeriod"), period);
-            found.size_above_zero(&format!("{at}.deltaBytes"), follow.delta_bytes.as_ref());
-        }
-        let begins_well = |s: &str| s.starts_with(|c: char| alphanumeric(c));
-        let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.".contains(c);
-        if let Some(prefix) = &snapshot.lease_prefix
-            && (!begins_well(prefix)
-                || prefix.len() > LONGEST_PREFIX
-                || !prefix.chars().all(fits)
-                || prefix.ends_with('.'))
-        {
-            let what = "is not the begin of a Lease's name: lower-case letters, digits, - and .";
-            found.add("spec.snapshot.leasePrefix", format!("\"{prefix}\" {what}"));
-        }
-    }
-    let compaction = &spec.compaction;
-    let deadline = Some(&compaction.active_deadline);
-    found.duration_above_zero("spec.compaction.activeDeadline", deadline);
-    let age = compaction.age_threshold.as_ref();
-    found.duration_above_zero("spec.compaction.ageThreshold", age);
-    let size = compaction.size_threshold.as_ref();
-    found.size_above_zero("spec.compaction.sizeThreshold", size);
-    if let Some(retention) = &spec.retention {
-        found.cron("spec.retention.schedule", Some(&retention.schedule), zone);
-        let rules = &retention.rules;
-        found.count("spec.retention.limit", rules.limit);
-        for (field, time) in [
-            ("spec.retention.deltaRetention", &rules.delta_retention),
-            ("spec.retention.restorableWindow", &rules.restorable_window),
-            ("spec.retention.purgeAfter", &rules.purge_after),
-        ] {
-            found.written(field, time.as_ref());
-        }
-    }
-    if let Some(verify) = &spec.verify {
-        found.cron("spec.verify.schedule", Some(&verify.schedule), zone);
-    }
-    if let Some(maintenance) = &spec.maintenance {
-        let schedule = Some(&maintenance.schedule);
-        found.cron("spec.maintenance.schedule", schedule, zone);
-        found.upkeep("spec.maintenance", &maintenance.upkeep);
-    }
-    let template = &spec.job_template;
-    let wait = template.metrics_scrape_wait.as_ref();
-    found.written("spec.jobTemplate.metricsScrapeWait", wait);
-    for (field, size) in [
-        ("spec.jobTemplate.scratchSize", &template.scratch_size),
-        (
-            "spec.jobTemplate.maxDatabaseSize",
-            &template.max_database_size,
-        ),
-        ("spec.jobTemplate.maxValueSize", &template.max_value_size),
-    ] {
-        found.size_above_zero(field, size.as_ref());
-    }
-    found.labels(policy);
-    found.0
-}
-
-/// What is wrong with a task of this policy: one that has a problem is Rejected. Whether another task stands in its
-/// way is not looked at here.
-pub fn task_problems(policy: &EtcdBackupPolicy, task: &EtcdBackupTask) -> Vec<String> {
-    let mut found = Found(Vec::new());
-    let config = task.spec.config.clone().unwrap_or_default();
-    let verify = config.verify.as_ref();
-    let needs_etcd = match task.spec.type_ {
-        TaskType::OnDemandSnapshot | TaskType::Maintenance => true,
-        TaskType::Verify => verify.is_some_and(|v| v.against_cluster),
-        TaskType::OnDemandCompaction | TaskType::CopyBackups | TaskType::Restore => false,
-    };
-    if needs_etcd && policy.spec.etcd.is_none() {
-        let name = super::name_of(policy);
-        found.add(
-            "spec.policy",
-            format!("{name} has no etcd.endpoints, and the task needs a live etcd"),
-        );
-    }
-    if let Some(copy) = &config.copy_backups {
-        copy_problems(&mut found, policy, copy);
-    }
-    if let Some(restore) = &config.restore {
-        restore_problems(&mut found, restore);
-    }
-    if let Some(maintenance) = &config.maintenance {
-        found.upkeep("spec.config.maintenance", &maintenance.upkeep);
-    }
-    found.0
-}
-
-fn copy_problems(found: &mut Found, policy: &EtcdBackupPolicy, copy: &CopyBackupsConfig) {
-    let at = "spec.config.copyBackups";
-    let of_policy = &policy.spec.store;
-    if let Some(store) = &copy.source_store {
-        found.store(&format!("{at}.sourceStore"), store);
-    }
-    if let Some(store) = &copy.target_store {
-        found.store(&format!("{at}.targetStore"), store);
-    }
-    let source = copy.source_store.as_ref().unwrap_or(of_policy);
-    let target = copy.target_store.as_ref().unwrap_or(of_policy);
-    let place = |store: &StoreSpec| store.url.trim_end_matches('/').to_owned();
-    let is_same = place(source) == place(target) && source.options == target.options;
-    if copy.source_store.is_none() && copy.target_store.is_none() {
-        found.add(at, "give sourceStore, targetStore, or both");
-    } else if let (Some(a), Some(b)) = (local_path(&source.url), local_path(&target.url)) {
-        let (a, b) = (a.trim_end_matches('/'), b.trim_end_matches('/'));
-        let lies_in = |a: &str, b: &str| a == b || a.starts_with(&format!("{b}/"));
-        if lies_in(a, b) || lies_in(b, a) {
-            let what = "both stores would be mounted at one path: give one of them another";
-            found.add(at, what);
-        }
-    } else if is_same {
-        found.add(at, "source and target are the same");
-    }
-    found.count(&format!("{at}.maxBackups"), copy.most.max_backups);
-    found.count(&format!("{at}.maxBackupAge"), copy.most.max_backup_age);
-    let waits = copy.wait_for_final_snapshot.as_ref();
-    let timeout = waits.and_then(|w| w.timeout.as_ref());
-    let field = format!("{at}.waitForFinalSnapshot.timeout");
-    found.duration_above_zero(&field, timeout);
-}
-
-fn restore_problems(found: &mut Found, restore: &RestoreConfig) {
-    let at = "spec.config.restore";
-    if restore.wanted.bump_revision.is_some() != restore.wanted.mark_compacted {
-        found.add(
-            at,
-            "bumpRevision and markCompacted belong together: give both, or neither",
-        );
-    }
-    let mut parts = restore.sub_path.iter().flat_map(|p| p.split('/'));
-    if parts.any(|part| part == "." || part == "..") {
-        found.add(
-            &format!("{at}.subPath"),
-            "it is a path below the volume, without . and ..",
-        );
-    }
 }

@@ -1,9 +1,11 @@
-//! What a store's URL tells without a connection: whether two mean the same, and which folder one names.
+//! Store URLs without a connection: a canonical form, and the folder of a local store.
+//!
+//! It does not check URLs: `problems` does. Called by `problems`, `pod` and `observe::claims`.
 
 use crate::store::open::Family;
 use url::Url;
 
-/// A store's URL as one text for all ways in which the same place is written.
+/// Returns the canonical form of a store's URL, equal for all spellings of the same prefix.
 pub fn plain_url(url: &str) -> String {
     let url = url.trim_end_matches('/');
     match (url.split_once("://"), Family::of(url)) {
@@ -12,7 +14,7 @@ pub fn plain_url(url: &str) -> String {
     }
 }
 
-/// The folder of a store of local files.
+/// Returns the folder of a local store, or `None` for any other URL.
 pub(super) fn local_path(url: &str) -> Option<String> {
     if url.starts_with('/') {
         return Some(url.to_owned());

@@ -1,7 +1,8 @@
-//! What a policy must have for itself: the place of its backup, and its snapshot Leases. And who has it.
+//! Claims: the location of a backup and the snapshot Leases, each of which only one policy may use.
 //!
-//! Within a namespace the policy that claimed it first has it; a claim is in the status, and ends when the policy
-//! wants another place. Other namespaces are others' business: only that there is one is told.
+//! Within a namespace, the policy that claimed it first has it. The claim is recorded in the status, and ends when the
+//! spec names another location. Between namespaces there are no claims; a shared location is only reported. This
+//! module sorts policies into groups of contenders, and does not write claims: `plan::policy`, which calls it, does.
 
 use super::table::{Groups, Rank};
 use crate::controller::api::{
@@ -13,9 +14,9 @@ use crate::controller::times::utc;
 use chrono::{DateTime, SecondsFormat, Utc};
 use kube::ResourceExt;
 
-/// Where a policy's backup is, as one text: by URL, and the server and account that the options name. What only a
-/// Secret tells is not known here. A local volume is mounted whole, whatever the URL says.
-pub fn place(policy: &EtcdBackupPolicy) -> String {
+/// Returns the location of a policy's backup: the URL, with the server and account of the options. Settings in a
+/// Secret are unknown here. For a local store, the whole volume is the location, because every Pod mounts all of it.
+pub fn location(policy: &EtcdBackupPolicy) -> String {
     let store = &policy.spec.store;
     let volume = store.volume.clone().unwrap_or_default();
     match volume {
@@ -28,115 +29,116 @@ pub fn place(policy: &EtcdBackupPolicy) -> String {
             ..
         } => format!("folder {}", path.trim_end_matches('/')),
         StoreVolume { .. } => {
-            let mut place = jobs::plain_url(&store.url);
-            for (what, value) in server(store) {
-                place += &format!(" {what}={value}");
+            let mut location = jobs::plain_url(&store.url);
+            for (name, value) in server_options(store) {
+                location += &format!(" {name}={value}");
             }
-            place
+            location
         }
     }
 }
 
-/// What the options tell of where a store is.
-fn server(store: &StoreSpec) -> impl Iterator<Item = (&str, &str)> {
+/// Returns the options that name the server or the account of a store, without the prefixes of the providers.
+fn server_options(store: &StoreSpec) -> impl Iterator<Item = (&str, &str)> {
+    const NAMES: [&str; 3] = ["endpoint", "endpoint_url", "account_name"];
     store.options.iter().filter_map(|(key, value)| {
-        let whats = ["endpoint", "endpoint_url", "account_name"];
-        let what = whats.into_iter().find(|what| key.ends_with(what))?;
-        Some((what.trim_end_matches("_url"), value.trim_end_matches('/')))
+        let name = NAMES.into_iter().find(|name| key.ends_with(name))?;
+        Some((name.trim_end_matches("_url"), value.trim_end_matches('/')))
     })
 }
 
-/// What a policy wants to have for itself.
-pub fn wanted(policy: &EtcdBackupPolicy, what: Claimed) -> String {
+/// Returns the text that identifies what a policy claims: the location of its backup, or its Lease prefix.
+pub fn claimed_value(policy: &EtcdBackupPolicy, what: Claimed) -> String {
     match what {
-        Claimed::Store => place(policy),
+        Claimed::Store => location(policy),
         Claimed::Leases => jobs::lease_prefix(policy).to_owned(),
     }
 }
 
-/// The claim of a policy on what it wants, if it has one.
+/// Returns the claim of a policy on what its spec names, if it has one.
 pub fn claim(policy: &EtcdBackupPolicy, what: Claimed) -> Option<Claim> {
     let status = policy.status.as_ref()?;
-    let of = wanted(policy, what);
+    let of = claimed_value(policy, what);
     let mut claims = status.claims.iter();
     if let Some(claim) = claims.find(|c| c.what == what) {
         return (claim.of == of).then(|| claim.clone());
     }
-    // 0.1 wrote none: what was carried out has it since it was created.
+    // Version 0.1 wrote no claims. A policy that was Ready then has its claim since its creation.
     let ready = status.condition("Ready");
-    let was_ready = ready.is_some_and(|c| c.status == ConditionStatus::True);
+    let is_ready = ready.is_some_and(|c| c.status == ConditionStatus::True);
+    let is_current = status.observed_generation == policy.metadata.generation;
     let since = policy.metadata.creation_timestamp.as_ref().map(utc)?;
-    let is_so = was_ready && status.observed_generation == policy.metadata.generation;
-    is_so.then_some(Claim { what, of, since })
+    (is_ready && is_current).then_some(Claim { what, of, since })
 }
 
-/// First those with a claim, the oldest claim first; then by age, then by name.
+/// Returns the rank of a policy among the contenders. Those with a claim come first, by the age of the claim; then the
+/// others, by the age of the policy. The table sorts equal ranks by name.
 fn rank(policy: &EtcdBackupPolicy, what: Claimed) -> Rank {
     let claim = claim(policy, what);
     let created = policy.metadata.creation_timestamp.as_ref().map(utc);
-    let text = |t: Option<DateTime<Utc>>| {
-        t.map_or(String::new(), |t| {
-            t.to_rfc3339_opts(SecondsFormat::Secs, true)
-        })
+    let text = |time: Option<DateTime<Utc>>| match time {
+        Some(time) => time.to_rfc3339_opts(SecondsFormat::Secs, true),
+        None => String::new(),
     };
-    let has_none = u8::from(claim.is_none()).to_string();
-    vec![has_none, text(claim.map(|c| c.since)), text(created)]
+    let has_no_claim = u8::from(claim.is_none()).to_string();
+    vec![has_no_claim, text(claim.map(|c| c.since)), text(created)]
 }
 
-/// The policies of a namespace that want the same.
-pub fn rivals(policy: &EtcdBackupPolicy, what: Claimed) -> Key {
+/// Returns the group of a namespace's policies that compete with this one for a location or for Leases.
+pub fn contenders(policy: &EtcdBackupPolicy, what: Claimed) -> Key {
     let namespace = policy.namespace().unwrap_or_default();
     let group: &str = what.into();
-    (format!("{group} {namespace}"), wanted(policy, what))
+    (format!("{group} {namespace}"), claimed_value(policy, what))
 }
 
-/// The policies of all namespaces whose backups are in one place, in the order of their namespaces.
-pub fn everywhere(policy: &EtcdBackupPolicy) -> Key {
-    ("everywhere".to_owned(), place(policy))
+/// Returns the group of all namespaces' policies with this one's location, sorted by namespace.
+pub fn same_location(policy: &EtcdBackupPolicy) -> Key {
+    ("everywhere".to_owned(), location(policy))
 }
 
-/// The policies of a namespace with this prefix of snapshot Leases.
-pub fn with_leases(namespace: &str, prefix: &str) -> Key {
+/// Returns the group of a namespace's policies with this Lease prefix.
+pub fn lease_users(namespace: &str, prefix: &str) -> Key {
     let group: &str = Claimed::Leases.into();
     (format!("{group} {namespace}"), prefix.to_owned())
 }
 
-/// The policies whose etcd is behind a Service.
-pub fn behind((namespace, service): &Key) -> Key {
+/// Returns the group of the policies whose etcd is behind a Service.
+pub fn behind_service((namespace, service): &Key) -> Key {
     (format!("Service {namespace}"), service.clone())
 }
 
-/// The groups of a policy.
+/// Returns the groups of a policy.
 pub(super) fn groups(policy: &EtcdBackupPolicy) -> Groups {
     let mut groups: Groups = services(policy)
         .iter()
-        .map(|service| (behind(service), Rank::new()))
+        .map(|service| (behind_service(service), Rank::new()))
         .collect();
     if policy.metadata.deletion_timestamp.is_none() {
         for what in [Claimed::Store, Claimed::Leases] {
-            groups.push((rivals(policy, what), rank(policy, what)));
+            groups.push((contenders(policy, what), rank(policy, what)));
         }
-        groups.push((everywhere(policy), vec![key(policy).0]));
+        groups.push((same_location(policy), vec![key(policy).0]));
     }
     groups
 }
 
-/// The Services that a policy's endpoints name, by namespace and name.
+/// Returns the Services of a policy's endpoints, by namespace and name.
 fn services(policy: &EtcdBackupPolicy) -> Vec<Key> {
-    let own = policy.namespace().unwrap_or_default();
+    let own_namespace = policy.namespace().unwrap_or_default();
     let endpoints = policy.spec.etcd.iter().flat_map(|etcd| &etcd.endpoints);
-    let services = endpoints.filter_map(|endpoint| service(endpoint, &own));
+    let services = endpoints.filter_map(|endpoint| service(endpoint, &own_namespace));
     services.collect()
 }
 
+/// Returns the Service of an endpoint; `None` if its host is an IP address or a name outside of the cluster.
 fn service(endpoint: &str, own_namespace: &str) -> Option<Key> {
     let host = endpoint.split("://").last()?.split(['/', ':']).next()?;
     if host.is_empty() || host.parse::<std::net::IpAddr>().is_ok() {
         return None;
     }
     let parts: Vec<&str> = host.split('.').collect();
-    let found = match parts.iter().position(|p| *p == "svc") {
-        // SERVICE.NAMESPACE.svc, or POD.SERVICE.NAMESPACE.svc of a headless one.
+    let (namespace, service) = match parts.iter().position(|p| *p == "svc") {
+        // SERVICE.NAMESPACE.svc, or POD.SERVICE.NAMESPACE.svc if the Service is headless.
         Some(at) if at >= 2 => (parts[at - 1], parts[at - 2]),
         Some(_) => return None,
         None => match parts.as_slice() {
@@ -145,7 +147,7 @@ fn service(endpoint: &str, own_namespace: &str) -> Option<Key> {
             _ => return None,
         },
     };
-    Some((found.0.to_owned(), found.1.to_owned()))
+    Some((namespace.to_owned(), service.to_owned()))
 }
 
 #[cfg(test)]
@@ -155,13 +157,13 @@ mod tests {
 
     #[test]
     fn an_endpoint_names_its_service() {
-        let found = |endpoint: &str| service(endpoint, "own");
+        let parsed = |endpoint: &str| service(endpoint, "own");
         let named = |namespace: &str, name: &str| Some((namespace.to_owned(), name.to_owned()));
-        assert_eq!(found("https://etcd:2379"), named("own", "etcd"));
-        assert_eq!(found("https://etcd.kube:2379"), named("kube", "etcd"));
-        assert_eq!(found("http://etcd.kube.svc:2379"), named("kube", "etcd"));
+        assert_eq!(parsed("https://etcd:2379"), named("own", "etcd"));
+        assert_eq!(parsed("https://etcd.kube:2379"), named("kube", "etcd"));
+        assert_eq!(parsed("http://etcd.kube.svc:2379"), named("kube", "etcd"));
         assert_eq!(
-            found("https://etcd-0.etcd-peer.kube.svc.cluster.local:2379"),
+            parsed("https://etcd-0.etcd-peer.kube.svc.cluster.local:2379"),
             named("kube", "etcd-peer")
         );
         for none in [
@@ -170,7 +172,7 @@ mod tests {
             "https://a.b.example.com:2379",
             "",
         ] {
-            assert_eq!(found(none), None, "{none}");
+            assert_eq!(parsed(none), None, "{none}");
         }
     }
 
@@ -197,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn one_place_by_several_names() {
+    fn equal_locations_have_equal_texts() {
         let claim = |name: &str| {
             Some(StoreVolume {
                 persistent_volume_claim: Some(name.to_owned()),
@@ -218,7 +220,7 @@ mod tests {
             (here("s3://b/p"), here("s3a://b/p")),
             (here("az://b/p"), here("abfss://b/p")),
             (server("http://a:1"), server("http://a:1/")),
-            // The whole volume is the store.
+            // For a local store, the volume counts, not the URL.
             (
                 at("file:///one", &[], folder("/data/")),
                 at("file:///two", &[], folder("/data")),
@@ -227,7 +229,7 @@ mod tests {
         for (a, b) in same {
             let (a, b) = (policy("x", a), policy("y", b));
             assert!(
-                place(&a) == place(&b),
+                location(&a) == location(&b),
                 "{:?} {:?}",
                 a.spec.store,
                 b.spec.store
@@ -242,7 +244,7 @@ mod tests {
                 at("file:///one", &[], folder("/data/a")),
                 at("file:///one", &[], folder("/data/b")),
             ),
-            // A claim is one of its namespace.
+            // The policies have different namespaces, so these are two PersistentVolumeClaims.
             (
                 at("file:///one", &[], claim("c")),
                 at("file:///one", &[], claim("c")),
@@ -251,7 +253,7 @@ mod tests {
         for (a, b) in others {
             let (a, b) = (policy("x", a), policy("y", b));
             assert!(
-                place(&a) != place(&b),
+                location(&a) != location(&b),
                 "{:?} {:?}",
                 a.spec.store,
                 b.spec.store
@@ -259,6 +261,6 @@ mod tests {
         }
         let one = policy("x", at("file:///one", &[], claim("c")));
         let two = policy("x", at("file:///two", &[], claim("c")));
-        assert_eq!(place(&one), place(&two));
+        assert_eq!(location(&one), location(&two));
     }
 }

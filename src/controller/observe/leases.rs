@@ -1,7 +1,7 @@
-//! What the two snapshot Leases tell: how far the backup is, and what has accumulated since the last full.
+//! The two snapshot Leases of a policy: the newest snapshots, and the size of the deltas since the last full.
 //!
-//! Ours have annotations; of etcd-druid's there is a revision and a time, no more. Anything may stand in them:
-//! what is no revision tells nothing. `threshold`, `conditions` and the reconcilers read it.
+//! Leases of deltafold have annotations; those of etcd-druid only a revision and a time. Anyone may have written them,
+//! so an invalid value counts as missing. No decision is made here. Read by `plan` and by the metrics.
 
 use crate::backup::Kind;
 use crate::backup::name::SnapshotName;
@@ -17,91 +17,93 @@ const ACCUMULATED_EVENTS: &str = "deltafold.io/accumulated-delta-events";
 const RESTORABLE_FIRST: &str = "deltafold.io/restorable-first-revision";
 const RESTORABLE_LAST: &str = "deltafold.io/restorable-last-revision";
 
-/// The newest snapshot that one Lease tells of.
+/// The newest snapshot that one Lease reports.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SnapshotFact {
     /// Its last revision.
     pub revision: i64,
-    /// Its first revision, by its name; 0 of a full.
+    /// Its first revision, from its name; 0 for a full. `None` for etcd-druid's Leases.
     pub start_revision: Option<i64>,
-    /// Its name; not known of etcd-druid's Leases.
+    /// Its name. `None` for etcd-druid's Leases.
     pub name: Option<String>,
-    /// Bytes in the store.
+    /// Its size in the store, in bytes.
     pub bytes: Option<i64>,
-    /// When it was made; not known of etcd-druid's Leases.
+    /// When the snapshot was taken. `None` for etcd-druid's Leases.
     pub time: Option<DateTime<Utc>>,
-    /// When the Lease was renewed, by the clock of whoever did.
+    /// When the Lease was last renewed, by the clock of the Pod that renewed it.
     pub renewed: Option<DateTime<Utc>>,
-    /// What it is, by its name: the delta Lease names a full where none came after that.
+    /// Whether it is a full or a delta, from its name. The delta Lease names the newest full if no delta follows it.
     pub kind: Option<Kind>,
 }
 
-/// What both Leases tell.
+/// The contents of both Leases.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LeaseFacts {
     /// The newest full.
     pub full: Option<SnapshotFact>,
-    /// The newest snapshot of all, as the delta Lease has it.
+    /// The newest snapshot of either kind, from the delta Lease.
     pub delta: Option<SnapshotFact>,
     /// Revisions since the newest full.
     pub accumulated_events: Option<i64>,
-    /// Bytes, in the store, of the deltas after the newest full.
+    /// The size in the store of the deltas after the newest full, in bytes.
     pub accumulated_bytes: Option<i64>,
-    /// The revision of the full that the delta Lease's annotations count from: higher than the full Lease's where
-    /// that could not be renewed.
-    pub told_base: Option<i64>,
+    /// The revision of the full from which the annotations of the delta Lease count. It is above the revision of the
+    /// full Lease if the renewal of that one failed.
+    pub annotated_base: Option<i64>,
     /// The first and the last revision that can be restored.
     pub restorable: Option<(i64, i64)>,
-    /// Who holds the full Lease, where that is no revision.
-    pub foreign_full: Option<String>,
-    /// Who holds the delta Lease, where that is no revision.
-    pub foreign_delta: Option<String>,
+    /// The holder of the full Lease if it is not a revision.
+    pub foreign_full_holder: Option<String>,
+    /// The holder of the delta Lease if it is not a revision.
+    pub foreign_delta_holder: Option<String>,
 }
 
 impl LeaseFacts {
     /// Reads both Leases.
     pub fn read(full: Option<&Lease>, delta: Option<&Lease>) -> LeaseFacts {
-        let (of_full, foreign_full) = fact(full);
-        let (of_delta, foreign_delta) = fact(delta);
+        let (full_fact, foreign_full_holder) = fact(full);
+        let (delta_fact, foreign_delta_holder) = fact(delta);
         let mut facts = LeaseFacts {
-            full: of_full,
-            delta: of_delta,
-            foreign_full,
-            foreign_delta,
+            full: full_fact,
+            delta: delta_fact,
+            foreign_full_holder,
+            foreign_delta_holder,
             ..LeaseFacts::default()
         };
-        let (Some(of_delta), Some(lease)) = (&facts.delta, delta) else {
+        let (Some(newest), Some(lease)) = (&facts.delta, delta) else {
             return facts;
         };
-        let at = of_delta.revision;
+        let newest_revision = newest.revision;
         let full = facts.full.as_ref().map(|f| f.revision);
-        // Annotations that are older than the revision tell nothing.
-        let is_ours = of_delta.name.is_some();
-        let told = |key| number(lease, key).filter(|_| is_ours);
-        let told_events = told(ACCUMULATED_EVENTS).filter(|&events| events <= at);
-        let told_base = told_events.map(|events| at - events);
-        // Whichever full is the later one counts: either Lease may not have been renewed.
-        facts.accumulated_events = full.max(told_base).map(|base| (at - base).max(0));
+        // Without a name, the annotations belong to an older snapshot, or there are none.
+        let is_annotated = newest.name.is_some();
+        let annotated = |key| number(lease, key).filter(|_| is_annotated);
+        let events = annotated(ACCUMULATED_EVENTS).filter(|&events| events <= newest_revision);
+        let annotated_base = events.map(|events| newest_revision - events);
+        // The later of both fulls counts: the renewal of either Lease may have failed.
+        let base = full.max(annotated_base);
+        facts.accumulated_events = base.map(|base| (newest_revision - base).max(0));
         facts.accumulated_bytes = match full {
-            Some(full) if full >= at => Some(0),
-            Some(full) if told_base.is_some_and(|base| base < full) => None,
-            _ => told(ACCUMULATED_BYTES),
+            Some(full) if full >= newest_revision => Some(0),
+            Some(full) if annotated_base.is_some_and(|base| base < full) => None,
+            _ => annotated(ACCUMULATED_BYTES),
         };
-        facts.told_base = told_base.filter(|&base| base > 0);
-        facts.restorable = told(RESTORABLE_FIRST)
-            .zip(told(RESTORABLE_LAST))
+        facts.annotated_base = annotated_base.filter(|&base| base > 0);
+        facts.restorable = annotated(RESTORABLE_FIRST)
+            .zip(annotated(RESTORABLE_LAST))
             .filter(|(first, last)| first <= last);
         facts
     }
 
-    /// The revisions of both Leases: what has to move before a threshold acts again. `None` as long as there is
-    /// no full, or no delta Lease that tells of a snapshot.
-    pub fn status(&self) -> Option<(i64, i64)> {
-        let full = self.full.as_ref().map(|f| f.revision).or(self.told_base)?;
+    /// Returns the revisions of both Leases. They must change before a threshold acts again. `None` if there is no
+    /// full, or if the delta Lease reports no snapshot.
+    pub fn revisions(&self) -> Option<(i64, i64)> {
+        let full = self.full.as_ref().map(|f| f.revision);
+        let full = full.or(self.annotated_base)?;
         Some((full, self.delta.as_ref()?.revision))
     }
 
-    /// The newest delta, where one came after the newest full.
+    /// Returns the newest delta, if there is one after the newest full.
     pub fn last_delta(&self) -> Option<&SnapshotFact> {
         let delta = self.delta.as_ref()?;
         let full = self.full.as_ref().map_or(0, |f| f.revision);
@@ -122,7 +124,7 @@ fn number(lease: &Lease, key: &str) -> Option<i64> {
         .filter(|&n: &i64| n >= 0)
 }
 
-/// What a Lease tells, or who holds it instead.
+/// Returns the snapshot that a Lease reports, or the holder of the Lease if it is not a revision.
 fn fact(lease: Option<&Lease>) -> (Option<SnapshotFact>, Option<String>) {
     let Some((lease, spec)) = lease.and_then(|l| Some((l, l.spec.as_ref()?))) else {
         return (None, None);
@@ -131,24 +133,27 @@ fn fact(lease: Option<&Lease>) -> (Option<SnapshotFact>, Option<String>) {
         return (None, None);
     };
     let revision = match holder.parse::<i64>() {
-        // Before the first snapshot; every etcd begins with revision 1.
+        // No snapshot yet: an etcd begins with revision 1.
         Ok(0) => return (None, None),
         Ok(revision) if revision > 0 && revision < i64::MAX => revision,
         _ => return (None, Some(holder.chars().take(100).collect())),
     };
     let name = annotation(lease, LAST_NAME).and_then(|n| n.parse::<SnapshotName>().ok());
-    // Where somebody else has moved the Lease since, the annotations are of an older snapshot. A delta may reach
-    // beyond where its timeline was left.
+    // If another program has renewed the Lease since, the annotations belong to an older snapshot. The name of a delta
+    // may end above the revision of the Lease: a restore may have left its timeline before the end.
     let name = name.filter(|name| match name.kind {
         Kind::Full => name.last.0 == revision,
         Kind::Incr => name.last.0 >= revision && name.start.0 <= revision,
     });
-    let told_time = annotation(lease, LAST_TIME).and_then(|t| t.parse::<DateTime<Utc>>().ok());
+    let annotated_time = annotation(lease, LAST_TIME);
+    let annotated_time = annotated_time.and_then(|t| t.parse::<DateTime<Utc>>().ok());
     let fact = SnapshotFact {
         revision,
         start_revision: name.as_ref().map(|n| n.start.0),
         bytes: name.as_ref().and_then(|_| number(lease, LAST_BYTES)),
-        time: name.as_ref().map(|n| told_time.unwrap_or(n.created_at())),
+        time: name
+            .as_ref()
+            .map(|n| annotated_time.unwrap_or(n.created_at())),
         renewed: spec.renew_time.as_ref().map(utc_of_micro),
         kind: name.as_ref().map(|n| n.kind),
         name: name.map(|n| n.to_string()),
@@ -167,7 +172,7 @@ pub(in crate::controller) mod tests {
         DateTime::from_timestamp(1_790_000_000 + seconds, 0).unwrap()
     }
 
-    /// A Lease as etcd-druid's sidecar has it.
+    /// Returns a Lease in the form of etcd-druid's sidecar.
     pub fn druid(holder: &str, renewed: Option<DateTime<Utc>>) -> Lease {
         let micro = |t: DateTime<Utc>| Timestamp::from_microsecond(t.timestamp_micros()).unwrap();
         Lease {
@@ -180,7 +185,7 @@ pub(in crate::controller) mod tests {
         }
     }
 
-    /// A Lease as deltafold has it.
+    /// Returns a Lease in the form of deltafold.
     pub fn ours(holder: &str, renewed: DateTime<Utc>, annotations: &[(&str, &str)]) -> Lease {
         let mut lease = druid(holder, Some(renewed));
         let annotations = annotations
@@ -219,9 +224,9 @@ pub(in crate::controller) mod tests {
     }
 
     #[test]
-    fn ours_tell_all() {
+    fn leases_of_deltafold_have_all_facts() {
         let facts = LeaseFacts::read(Some(&full(100)), Some(&delta(151, 200, 100, 5000)));
-        assert_eq!(facts.status(), Some((100, 200)));
+        assert_eq!(facts.revisions(), Some((100, 200)));
         assert_eq!(facts.accumulated_events, Some(100));
         assert_eq!(facts.accumulated_bytes, Some(5000));
         assert_eq!(facts.restorable, Some((10, 200)));
@@ -234,14 +239,14 @@ pub(in crate::controller) mod tests {
     }
 
     #[test]
-    fn etcd_druids_tell_revisions() {
+    fn leases_of_etcd_druid_have_revisions() {
         let (f, d) = (druid("100", Some(at(5))), druid("260", Some(at(9))));
         let facts = LeaseFacts::read(Some(&f), Some(&d));
         assert_eq!(facts.accumulated_events, Some(160));
         assert_eq!(facts.accumulated_bytes, None);
         assert_eq!(facts.last_delta().unwrap().name, None);
         assert_eq!(facts.full.unwrap().renewed, Some(at(5)));
-        // A full that is newer than the deltas.
+        // The full is newer than the deltas.
         let facts = LeaseFacts::read(Some(&druid("300", None)), Some(&d));
         assert_eq!(facts.accumulated_events, Some(0));
         assert_eq!(facts.accumulated_bytes, Some(0));
@@ -249,40 +254,40 @@ pub(in crate::controller) mod tests {
     }
 
     #[test]
-    fn a_lease_that_was_not_renewed_is_made_up_for_by_the_other() {
-        // The full has moved, the deltas' annotations are older.
+    fn the_later_full_of_both_leases_counts() {
+        // The full Lease was renewed after the annotations of the delta Lease were written.
         let facts = LeaseFacts::read(Some(&full(180)), Some(&delta(151, 200, 100, 5000)));
         assert_eq!(facts.accumulated_events, Some(20));
         assert_eq!(facts.accumulated_bytes, None);
-        // The full was made, and its Lease could not be renewed.
+        // The renewal of the full Lease failed.
         let facts = LeaseFacts::read(Some(&full(100)), Some(&delta(181, 200, 20, 9)));
         assert_eq!(facts.accumulated_events, Some(20));
         assert_eq!(facts.accumulated_bytes, Some(9));
-        assert_eq!(facts.told_base, Some(180));
-        // There is no full Lease at all.
+        assert_eq!(facts.annotated_base, Some(180));
+        // There is no full Lease.
         let facts = LeaseFacts::read(None, Some(&delta(181, 200, 20, 9)));
-        assert_eq!(facts.status(), Some((180, 200)));
+        assert_eq!(facts.revisions(), Some((180, 200)));
         assert_eq!(facts.accumulated_events, Some(20));
-        // Deltas alone count from nothing.
+        // Deltas without a full.
         let facts = LeaseFacts::read(None, Some(&delta(181, 200, 200, 9)));
-        assert_eq!(facts.status(), None);
+        assert_eq!(facts.revisions(), None);
     }
 
     #[test]
-    fn annotations_of_a_lease_that_a_sidecar_has_moved_since_tell_nothing() {
+    fn annotations_are_ignored_after_a_sidecar_has_renewed_the_lease() {
         let mut moved = delta(151, 200, 100, 5000);
         moved.spec.as_mut().unwrap().holder_identity = Some("900".to_owned());
         let facts = LeaseFacts::read(Some(&full(100)), Some(&moved));
         assert_eq!(facts.accumulated_events, Some(800));
         assert_eq!(facts.accumulated_bytes, None);
-        assert_eq!(facts.told_base, None);
+        assert_eq!(facts.annotated_base, None);
         assert_eq!(facts.restorable, None);
         let last = facts.last_delta().unwrap();
         assert_eq!((&last.name, last.bytes, last.time), (&None, None, None));
     }
 
     #[test]
-    fn what_is_no_revision_tells_nothing() {
+    fn invalid_values_count_as_missing() {
         for holder in ["", "0"] {
             let facts = LeaseFacts::read(Some(&druid(holder, None)), Some(&druid(holder, None)));
             assert_eq!(facts, LeaseFacts::default(), "{holder}");
@@ -300,12 +305,12 @@ pub(in crate::controller) mod tests {
         ] {
             let facts = LeaseFacts::read(Some(&druid(holder, None)), Some(&druid("7", None)));
             assert_eq!(facts.full, None, "{holder}");
-            assert_eq!(facts.status(), None);
-            assert!(facts.foreign_full.unwrap().len() <= 100);
+            assert_eq!(facts.revisions(), None);
+            assert!(facts.foreign_full_holder.unwrap().len() <= 100);
         }
         let none = Lease::default();
         assert_eq!(LeaseFacts::read(Some(&none), None), LeaseFacts::default());
-        // Garbage in annotations.
+        // Invalid annotations.
         let odd = ours(
             "50",
             at(0),

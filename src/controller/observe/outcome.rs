@@ -1,7 +1,7 @@
-//! How a Job ended, and why: from its conditions, and from what its Pods left behind.
+//! Results of Jobs: whether a Job has ended, and why it failed, from its conditions and its Pods.
 //!
-//! A Pod leaves a termination message (docs/exit-codes.md), or nothing where it was killed; anything else that may
-//! stand there tells nothing. Pure; the reconcilers and `policy` call it.
+//! A Pod leaves a termination message (docs/exit-codes.md), or none if it was killed. Any other text there is ignored.
+//! Pure functions that decide nothing. Called by `plan`, `threshold_jobs` and the metrics.
 
 use crate::controller::api::{LastRun, RunState};
 use crate::controller::jobs::{CONTAINER, CONTAINER_BEFORE};
@@ -10,176 +10,194 @@ use crate::error::Reason;
 use crate::telemetry::termination::Message;
 use chrono::{DateTime, TimeDelta, Utc};
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
+use k8s_openapi::api::core::v1::{
+    ContainerStateTerminated, ContainerStateWaiting, ContainerStatus, Pod,
+};
 use std::borrow::Borrow;
 
-/// A Job may be known to have ended a little sooner than its Pod is.
-const PODS_ARE_LATE: TimeDelta = TimeDelta::seconds(5);
-/// When to look again for what a Pod that has ended has to say.
-pub const PODS_COME: TimeDelta = TimeDelta::seconds(2);
-/// Of a message, in characters: a status is no log.
+/// How long after the end of a Job the status of its Pods may still be missing.
+const POD_STATUS_TIMEOUT: TimeDelta = TimeDelta::seconds(5);
+/// How long to wait for the status of a Pod before looking again.
+pub const POD_STATUS_DELAY: TimeDelta = TimeDelta::seconds(2);
+/// The longest message in a status, in characters.
 const LONGEST_MESSAGE: usize = 1024;
-/// A Job's own reason where its time was up.
+/// Kubernetes' reason for a Job that exceeded its deadline.
 pub const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
-/// A Job that is gone before its end was seen.
+/// The reason for a Job that was deleted before the controller saw its end.
 pub const JOB_DELETED: &str = "JobDeleted";
 
-/// What a termination message tells, as far as the controller needs it.
+/// The parts of a termination message that the controller uses.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Told {
+pub struct TerminationSummary {
     /// The exit code.
     pub exit_code: Option<i32>,
-    /// The reason of docs/exit-codes.md.
+    /// The reason, one of docs/exit-codes.md.
     pub reason: Option<String>,
-    /// For people.
+    /// The error message.
     pub message: Option<String>,
-    /// The newest revision that was dealt with.
+    /// The newest revision that the command processed.
     pub revision: Option<i64>,
     /// When the command ended.
     pub finished_at: Option<DateTime<Utc>>,
 }
 
-impl Told {
-    /// Reads a termination message. `None` where it is none of ours.
-    pub fn read(text: &str) -> Option<Told> {
+impl TerminationSummary {
+    /// Parses a termination message. Returns `None` if deltafold did not write it.
+    pub fn read(text: &str) -> Option<TerminationSummary> {
         let message: Message = serde_json::from_str(text).ok()?;
-        let text = |t: Option<String>| t.filter(|t| !t.is_empty());
-        Some(Told {
+        let not_empty = |text: Option<String>| text.filter(|t| !t.is_empty());
+        Some(TerminationSummary {
             exit_code: Some(i32::from(message.code)),
             revision: message.revision(),
-            reason: text(message.reason).map(|r| r.chars().take(64).collect()),
-            message: text(message.message).map(|m| cut(&m)),
+            reason: not_empty(message.reason).map(|r| r.chars().take(64).collect()),
+            message: not_empty(message.message).map(|m| shortened(&m)),
             finished_at: message.finished_at,
         })
     }
 }
 
-fn cut(text: &str) -> String {
+fn shortened(text: &str) -> String {
     match text.char_indices().nth(LONGEST_MESSAGE) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text.to_owned(),
     }
 }
 
-/// How a Pod of a Job is.
+/// Returns a text, shortened, or `None` if it is empty.
+fn not_empty(text: Option<&str>) -> Option<String> {
+    text.filter(|t| !t.is_empty()).map(shortened)
+}
+
+/// The state of a Job's Pod, or its result.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PodOutcome {
-    /// Whether its work has ended, one way or another.
+    /// Whether the command has ended.
     pub ended: bool,
-    /// The exit code; `None` of one that never ran.
+    /// The exit code; `None` if the command never ran.
     pub exit_code: Option<i32>,
-    /// The reason of docs/exit-codes.md, or Kubernetes' (`OOMKilled`, `Evicted`, …).
+    /// The reason, one of docs/exit-codes.md or Kubernetes' (`OOMKilled`, `Evicted`, …).
     pub reason: Option<String>,
-    /// For people.
+    /// The error message.
     pub message: Option<String>,
-    /// The newest revision that it dealt with.
+    /// The newest revision that the command processed.
     pub revision: Option<i64>,
-    /// When it ended.
+    /// When the command ended.
     pub finished_at: Option<DateTime<Utc>>,
-    /// What it waits for, if it has not begun.
-    pub waits: Option<String>,
+    /// Why the Pod has not started, if Kubernetes reports a reason.
+    pub waiting_reason: Option<String>,
 }
 
-/// The status of the container that does the work; of one before it, if that one has failed.
-fn container(pod: &Pod) -> Option<&ContainerStatus> {
+/// Returns the status of the main container, or of the init container if that one has failed.
+fn relevant_container(pod: &Pod) -> Option<&ContainerStatus> {
     let status = pod.status.as_ref()?;
     let has_failed = |c: &&ContainerStatus| {
-        let ended = c.state.as_ref().and_then(|s| s.terminated.as_ref());
-        c.name == CONTAINER_BEFORE && ended.is_some_and(|t| t.exit_code != 0)
+        let terminated = c.state.as_ref().and_then(|s| s.terminated.as_ref());
+        c.name == CONTAINER_BEFORE && terminated.is_some_and(|t| t.exit_code != 0)
     };
-    let before = status.init_container_statuses.iter().flatten();
+    let mut init_statuses = status.init_container_statuses.iter().flatten();
     let mut statuses = status.container_statuses.iter().flatten();
-    let own = statuses.find(|c| c.name == CONTAINER);
-    before.into_iter().find(has_failed).or(own)
+    init_statuses
+        .find(has_failed)
+        .or_else(|| statuses.find(|c| c.name == CONTAINER))
 }
 
-/// How a Pod is.
-pub fn of_pod(pod: &Pod) -> PodOutcome {
+/// Returns the state of a Pod, or its result.
+pub fn pod_outcome(pod: &Pod) -> PodOutcome {
     let status = pod.status.as_ref();
     let phase = status.and_then(|s| s.phase.as_deref()).unwrap_or_default();
-    let text = |t: Option<&String>| t.filter(|t| !t.is_empty()).map(|t| cut(t));
     let mut outcome = PodOutcome {
         ended: matches!(phase, "Succeeded" | "Failed"),
-        // As of one that was evicted.
-        reason: text(status.and_then(|s| s.reason.as_ref())),
-        message: text(status.and_then(|s| s.message.as_ref())),
+        // An evicted Pod has these.
+        reason: not_empty(status.and_then(|s| s.reason.as_deref())),
+        message: not_empty(status.and_then(|s| s.message.as_deref())),
         ..PodOutcome::default()
     };
     let conditions = status.and_then(|s| s.conditions.as_ref());
     let mut conditions = conditions.into_iter().flatten();
+    let disrupted = conditions.find(|c| c.type_ == "DisruptionTarget" && c.status == "True");
     if outcome.reason.is_none()
-        && let Some(disrupted) =
-            conditions.find(|c| c.type_ == "DisruptionTarget" && c.status == "True")
+        && let Some(disrupted) = disrupted
     {
-        outcome.reason = text(disrupted.reason.as_ref()).or(Some("DisruptionTarget".to_owned()));
-        outcome.message = outcome.message.or(text(disrupted.message.as_ref()));
+        let reason = not_empty(disrupted.reason.as_deref());
+        outcome.reason = reason.or(Some("DisruptionTarget".to_owned()));
+        outcome.message = outcome
+            .message
+            .or_else(|| not_empty(disrupted.message.as_deref()));
     }
-    let Some(state) = container(pod).and_then(|c| c.state.as_ref()) else {
-        return outcome;
-    };
-    if let Some(waiting) = &state.waiting {
-        let reason = waiting.reason.as_deref().unwrap_or_default();
-        if !matches!(reason, "" | "ContainerCreating" | "PodInitializing") {
-            let more = waiting.message.as_deref().unwrap_or_default();
-            outcome.waits = Some(cut(format!("{reason}: {more}").trim_end_matches([':', ' '])));
-        }
-    }
-    if let Some(ended) = &state.terminated {
-        outcome.ended = true;
-        outcome.exit_code = Some(ended.exit_code);
-        outcome.finished_at = ended.finished_at.as_ref().map(utc);
-        match ended.message.as_deref().and_then(Told::read) {
-            Some(told) => {
-                outcome.revision = told.revision;
-                outcome.finished_at = outcome.finished_at.or(told.finished_at);
-                // A message of an earlier run tells nothing of this one.
-                if ended.exit_code != 0 && told.exit_code == Some(ended.exit_code) {
-                    outcome.reason = outcome.reason.or(told.reason);
-                    outcome.message = outcome.message.or(told.message);
-                }
-            }
-            None if ended.exit_code != 0 => {
-                // `Error` says no more than the exit code does.
-                let named = ended.reason.as_ref().filter(|r| *r != "Error");
-                outcome.reason = outcome.reason.or(text(named));
-            }
-            None => {}
+    if let Some(state) = relevant_container(pod).and_then(|c| c.state.as_ref()) {
+        outcome.waiting_reason = state.waiting.as_ref().and_then(waiting_reason);
+        if let Some(terminated) = &state.terminated {
+            outcome.add_termination(terminated);
         }
     }
     outcome
 }
 
-/// The Pod of a Job that tells how it ended: the one that ended last; else the one that was made last.
+/// Returns why a container waits, unless it is about to start.
+fn waiting_reason(waiting: &ContainerStateWaiting) -> Option<String> {
+    let reason = waiting.reason.as_deref().unwrap_or_default();
+    if matches!(reason, "" | "ContainerCreating" | "PodInitializing") {
+        return None;
+    }
+    let message = waiting.message.as_deref().unwrap_or_default();
+    let text = format!("{reason}: {message}");
+    Some(shortened(text.trim_end_matches([':', ' '])))
+}
+
+impl PodOutcome {
+    fn add_termination(&mut self, terminated: &ContainerStateTerminated) {
+        let has_failed = terminated.exit_code != 0;
+        self.ended = true;
+        self.exit_code = Some(terminated.exit_code);
+        self.finished_at = terminated.finished_at.as_ref().map(utc);
+        let summary = terminated.message.as_deref();
+        let Some(summary) = summary.and_then(TerminationSummary::read) else {
+            // The reason `Error` says no more than the exit code does.
+            let reason = terminated.reason.as_deref().filter(|r| *r != "Error");
+            if has_failed && self.reason.is_none() {
+                self.reason = not_empty(reason);
+            }
+            return;
+        };
+        self.revision = summary.revision;
+        self.finished_at = self.finished_at.or(summary.finished_at);
+        // A message with another exit code was left by an earlier process.
+        if has_failed && summary.exit_code == self.exit_code {
+            self.reason = self.reason.take().or(summary.reason);
+            self.message = self.message.take().or(summary.message);
+        }
+    }
+}
+
+/// Returns the outcome of the Pod that decides a Job's result: the last one that ended, or else the newest one.
 pub fn newest<P: Borrow<Pod>>(pods: &[P]) -> Option<PodOutcome> {
     let outcomes = pods.iter().map(|pod| {
         let pod: &Pod = pod.borrow();
-        let outcome = of_pod(pod);
-        let created = pod.metadata.creation_timestamp.as_ref().map(utc);
-        let key = (
-            outcome.ended,
-            outcome.finished_at.max(created),
-            pod.metadata.name.clone(),
-        );
-        (key, outcome)
+        (pod, pod_outcome(pod))
     });
-    outcomes
-        .max_by(|a, b| a.0.cmp(&b.0))
-        .map(|(_, outcome)| outcome)
+    let age = |(pod, outcome): &(&Pod, PodOutcome)| {
+        let created = pod.metadata.creation_timestamp.as_ref().map(utc);
+        let changed = outcome.finished_at.max(created);
+        (outcome.ended, changed, pod.metadata.name.clone())
+    };
+    let newest = outcomes.max_by_key(age)?;
+    Some(newest.1)
 }
 
-/// The Pod of a Job that ended first: by it pre-conditions are told that hold no more later.
+/// Returns the outcome of the Pod that ended first. It tells whether the Job's preconditions held: they may no longer
+/// hold for later Pods.
 pub fn first_ended<P: Borrow<Pod>>(pods: &[P]) -> Option<PodOutcome> {
-    let outcomes = pods.iter().map(|pod| of_pod(pod.borrow()));
+    let outcomes = pods.iter().map(|pod| pod_outcome(pod.borrow()));
     let ended = outcomes.filter(|o| o.ended);
     ended.min_by_key(|o| o.finished_at)
 }
 
-/// Whether a Job has ended: done, or not to be done any more.
+/// Returns whether a Job has succeeded or failed.
 pub fn is_finished(job: &Job) -> bool {
     state(job).0 != RunState::Running
 }
 
-/// How a Job is; of a failed one Kubernetes' reason and message.
+/// Returns the state of a Job; if it has failed, also Kubernetes' reason and message.
 fn state(job: &Job) -> (RunState, Option<&str>, Option<&str>) {
     let conditions = job.status.as_ref().and_then(|s| s.conditions.as_ref());
     let conditions = conditions.into_iter().flatten();
@@ -196,107 +214,120 @@ fn state(job: &Job) -> (RunState, Option<&str>, Option<&str>) {
     (RunState::Running, None, None)
 }
 
-/// The code in Kubernetes' own sentence, where the Pod itself is gone: "… failed with exit code 65 matching …".
-fn code_in(message: &str) -> Option<i32> {
-    let (_, behind) = message.split_once("exit code ")?;
-    let end = behind
+/// Returns the exit code in Kubernetes' message "… failed with exit code 65 matching …", which remains after the Pod
+/// is gone.
+fn exit_code_in(message: &str) -> Option<i32> {
+    let (_, after) = message.split_once("exit code ")?;
+    let end = after
         .find(|c: char| !c.is_ascii_digit())
-        .unwrap_or(behind.len());
-    behind[..end].parse().ok()
+        .unwrap_or(after.len());
+    after[..end].parse().ok()
 }
 
-/// How a Job is, or how and why it ended.
+/// Returns the state of a Job, or its result.
 pub fn last_run<P: Borrow<Pod>>(job: &Job, pods: &[P]) -> LastRun {
     let (state, job_reason, job_message) = state(job);
-    let status = job.status.as_ref();
-    let created = job.metadata.creation_timestamp.as_ref().map(utc);
-    let mut run = LastRun {
-        start_time: created,
+    let pod = newest(pods);
+    let run = LastRun {
+        start_time: job.metadata.creation_timestamp.as_ref().map(utc),
         state,
         ..LastRun::default()
     };
-    let pod = newest(pods);
     match state {
-        RunState::Running => {
-            run.message = pod
-                .and_then(|p| p.waits)
-                .map(|w| format!("its Pod waits: {w}"));
-        }
-        RunState::Succeeded => {
-            let done = pod.filter(|p| p.exit_code == Some(0));
-            let ended = status.and_then(|s| s.completion_time.as_ref()).map(utc);
-            run.completion_time = ended.or(done.as_ref().and_then(|p| p.finished_at));
-            run.exit_code = Some(0);
-            run.revision = done.and_then(|p| p.revision);
-        }
-        RunState::Failed => {
-            let conditions = status.and_then(|s| s.conditions.as_ref());
-            let failed = conditions
-                .into_iter()
-                .flatten()
-                .find(|c| c.type_ == "Failed");
-            run.completion_time = failed
-                .and_then(|c| c.last_transition_time.as_ref())
-                .map(utc);
-            let pod = pod.unwrap_or_default();
-            let own = |t: Option<&str>| t.filter(|t| !t.is_empty()).map(cut);
-            if job_reason == Some(DEADLINE_EXCEEDED) {
-                // Its Pod was ended, whatever it says itself.
-                run.reason = Some(DEADLINE_EXCEEDED.to_owned());
-                run.message = match pod.waits {
-                    Some(waits) => Some(format!(
-                        "its time was up, and its Pod had not begun: {waits}"
-                    )),
-                    None => own(job_message),
-                };
-                return run;
-            }
-            run.exit_code = pod
-                .exit_code
-                .or_else(|| code_in(job_message?))
-                .filter(|&c| c != 0);
-            let by_code = || only_reason(run.exit_code?);
-            run.reason = pod.reason.or_else(by_code).or_else(|| own(job_reason));
-            run.message = pod.message.or_else(|| own(job_message));
-            run.revision = pod.revision;
-        }
+        RunState::Running => LastRun {
+            message: pod
+                .and_then(|p| p.waiting_reason)
+                .map(|reason| format!("the Pod has not started: {reason}")),
+            ..run
+        },
+        RunState::Succeeded => succeeded(run, job, pod),
+        RunState::Failed => failed(run, job, pod.unwrap_or_default(), job_reason, job_message),
     }
+}
+
+fn succeeded(run: LastRun, job: &Job, pod: Option<PodOutcome>) -> LastRun {
+    let pod = pod.filter(|p| p.exit_code == Some(0));
+    let completion_time = job.status.as_ref().and_then(|s| s.completion_time.as_ref());
+    LastRun {
+        completion_time: completion_time
+            .map(utc)
+            .or_else(|| pod.as_ref()?.finished_at),
+        exit_code: Some(0),
+        revision: pod.and_then(|p| p.revision),
+        ..run
+    }
+}
+
+fn failed(
+    mut run: LastRun,
+    job: &Job,
+    pod: PodOutcome,
+    job_reason: Option<&str>,
+    job_message: Option<&str>,
+) -> LastRun {
+    let conditions = job.status.as_ref().and_then(|s| s.conditions.as_ref());
+    let mut conditions = conditions.into_iter().flatten();
+    let condition = conditions.find(|c| c.type_ == "Failed");
+    let failed_at = condition.and_then(|c| c.last_transition_time.as_ref());
+    run.completion_time = failed_at.map(utc);
+    if job_reason == Some(DEADLINE_EXCEEDED) {
+        // Kubernetes ended the Pod, so its own result does not count.
+        run.reason = Some(DEADLINE_EXCEEDED.to_owned());
+        run.message = match pod.waiting_reason {
+            Some(reason) => Some(format!(
+                "the Job reached its deadline before the Pod started: {reason}"
+            )),
+            None => not_empty(job_message),
+        };
+        return run;
+    }
+    let exit_code = pod.exit_code.or_else(|| exit_code_in(job_message?));
+    run.exit_code = exit_code.filter(|&c| c != 0);
+    let reason_of_code = || only_reason(run.exit_code?);
+    let reason = pod.reason.or_else(reason_of_code);
+    run.reason = reason.or_else(|| not_empty(job_reason));
+    run.message = pod.message.or_else(|| not_empty(job_message));
+    run.revision = pod.revision;
     run
 }
 
-/// Whether all that there may be to know of an ended run is known: a Pod's end can be told later than its Job's. What
-/// is still missing after a few seconds does not come.
+/// Returns whether the result of a run is complete. The status of a Pod can arrive a few seconds after that of its
+/// Job; what is missing after that does not arrive any more.
 pub fn is_settled(run: &LastRun, now: DateTime<Utc>) -> bool {
-    let knows = match run.state {
+    let is_complete = match run.state {
         RunState::Running => true,
         RunState::Succeeded => run.revision.is_some(),
         RunState::Failed => {
             run.exit_code.is_some() || run.reason.as_deref() == Some(DEADLINE_EXCEEDED)
         }
     };
-    let ended = run.completion_time;
-    // Where the other clock is far off, nothing is waited for.
-    knows || ended.is_none_or(|ended| (now - ended).abs() >= PODS_ARE_LATE)
+    // A time far in the future, from a wrong clock, must not delay the result.
+    let is_over = |ended: DateTime<Utc>| (now - ended).abs() >= POD_STATUS_TIMEOUT;
+    is_complete || run.completion_time.is_none_or(is_over)
 }
 
-/// Which of two looks at the same run tells more: its Pods may be gone by the second one.
-pub fn knows_more(before: &LastRun, now: &LastRun) -> bool {
+/// Returns whether an earlier observation of a run is at least as complete as the current one. The Pods may be gone
+/// by now.
+pub fn is_more_complete(before: &LastRun, now: &LastRun) -> bool {
     before.state != RunState::Running
         && before.state == now.state
         && (before.exit_code.is_some() || now.exit_code.is_none())
         && (before.revision.is_some() || now.revision.is_none())
 }
 
-/// The reason of a code that has but one.
+/// Returns the reason of an exit code, if it has exactly one.
 fn only_reason(code: i32) -> Option<String> {
-    let mut reasons = Reason::ALL
-        .iter()
-        .filter(|r| i32::from(r.exit_code()) == code);
+    let mut reasons = reasons_of(code);
     let reason = reasons.next()?;
     reasons.next().is_none().then(|| reason.as_str().to_owned())
 }
 
-/// Whether a run failed because something did not answer.
+fn reasons_of(code: i32) -> impl Iterator<Item = &'static Reason> {
+    let has_code = move |r: &&Reason| i32::from(r.exit_code()) == code;
+    Reason::ALL.iter().filter(has_code)
+}
+
+/// Returns whether a run failed because the store, the etcd or the Kubernetes API did not respond.
 pub fn is_unreachable(run: &LastRun) -> bool {
     const UNREACHABLE: [Reason; 4] = [
         Reason::StoreUnreachable,
@@ -311,31 +342,30 @@ pub fn is_unreachable(run: &LastRun) -> bool {
         })
 }
 
-/// Whether the same can succeed later without anyone mending anything: by docs/exit-codes.md; and where it was
-/// killed, evicted, or its time was up.
+/// Returns whether the same command can succeed later without a correction: by the table of docs/exit-codes.md, and
+/// after a kill, an eviction, or an exceeded deadline.
 pub fn is_worth_retrying(run: &LastRun) -> bool {
     let Some(code) = run.exit_code else {
         return true;
     };
-    let reasons = Reason::ALL.iter();
-    let mut of_code = reasons.filter(|r| i32::from(r.exit_code()) == code);
-    // Who was told to end was not at fault.
-    let can_help = |r: &Reason| r.is_retryable() || *r == Reason::Terminated;
-    of_code.next().is_none_or(can_help)
+    match reasons_of(code).next() {
+        Some(reason) => reason.is_retryable() || *reason == Reason::Terminated,
+        None => true,
+    }
 }
 
-/// In words, why a run failed.
-pub fn why(run: &LastRun) -> String {
+/// Returns a sentence on why a run failed.
+pub fn failure_text(run: &LastRun) -> String {
     let code = run.exit_code.map(|c| format!("exit code {c}"));
-    let said = match (code, &run.reason) {
+    let cause = match (code, &run.reason) {
         (Some(code), Some(reason)) => format!("{code}, {reason}"),
         (Some(code), None) => code,
         (None, Some(reason)) => reason.clone(),
         (None, None) => "for an unknown reason".to_owned(),
     };
     match &run.message {
-        Some(message) => format!("{said}: {message}"),
-        None => said,
+        Some(message) => format!("{cause}: {message}"),
+        None => cause,
     }
 }
 
@@ -357,7 +387,7 @@ pub(in crate::controller) mod tests {
         Some(utc(&time(seconds)))
     }
 
-    /// A Job that has this condition.
+    /// Returns a Job with this condition: type, reason and message.
     pub fn job(condition: Option<(&str, &str, &str)>) -> Job {
         let condition = condition.map(|(type_, reason, message)| JobCondition {
             type_: type_.to_owned(),
@@ -378,7 +408,7 @@ pub(in crate::controller) mod tests {
         job
     }
 
-    /// A Pod whose container ended so.
+    /// Returns a Pod whose main container ended at this second, with this exit code and termination message.
     pub fn pod(name: &str, ended: i64, code: i32, message: &str) -> Pod {
         let mut pod = Pod::default();
         pod.metadata.name = Some(name.to_owned());
@@ -418,7 +448,7 @@ pub(in crate::controller) mod tests {
         pod
     }
 
-    /// A termination message of a failure.
+    /// Returns the termination message of a failure.
     pub fn failure(code: i32, reason: &str) -> String {
         format!(
             r#"{{"command":"compact","status":"Failed","code":{code},"reason":"{reason}","retry":true,"message":"it is so","seconds":1.5,"finished_at":"2026-09-21T14:13:30Z","result":null}}"#
@@ -426,7 +456,7 @@ pub(in crate::controller) mod tests {
     }
 
     #[test]
-    fn a_done_job_tells_its_revision() {
+    fn a_succeeded_job_has_the_revision_of_its_last_pod() {
         let done = r#"{"command":"compact","status":"Succeeded","code":0,"reason":null,"retry":null,"message":null,"seconds":2,"finished_at":"2026-09-21T14:13:30Z","result":{"status":"Compacted","revision":1499,"base":"Full-1"}}"#;
         let mut j = job(Some(("Complete", "", "")));
         j.status.as_mut().unwrap().completion_time = Some(time(40));
@@ -441,7 +471,7 @@ pub(in crate::controller) mod tests {
         assert_eq!((run.revision, run.exit_code), (Some(1499), Some(0)));
         assert_eq!((run.start_time, run.completion_time), (at(0), at(40)));
         assert_eq!((&run.reason, &run.message), (&None, &None));
-        // Without its Pod.
+        // The Pod is gone.
         let run = last_run::<Pod>(&j, &[]);
         assert_eq!((run.state, run.revision), (RunState::Succeeded, None));
         for (result, revision) in [
@@ -453,12 +483,16 @@ pub(in crate::controller) mod tests {
             ("null", None),
         ] {
             let text = format!(r#"{{"status":"Verified","code":0,"result":{result}}}"#);
-            assert_eq!(Told::read(&text).unwrap().revision, revision, "{text}");
+            assert_eq!(
+                TerminationSummary::read(&text).unwrap().revision,
+                revision,
+                "{text}"
+            );
         }
     }
 
     #[test]
-    fn a_failed_job_tells_why_its_newest_pod_failed() {
+    fn a_failed_job_has_the_reason_of_its_last_pod() {
         let failed = job(Some((
             "Failed",
             "BackoffLimitExceeded",
@@ -477,12 +511,12 @@ pub(in crate::controller) mod tests {
         );
         assert_eq!(run.message.as_deref(), Some("it is so"));
         assert_eq!(run.completion_time, at(50));
-        assert_eq!(why(&run), "exit code 74, NoSpace: it is so");
+        assert_eq!(failure_text(&run), "exit code 74, NoSpace: it is so");
         assert_eq!(
             first_ended(&pods).unwrap().reason.as_deref(),
             Some("EtcdUnreachable")
         );
-        // The Pod is gone: Kubernetes' own words.
+        // The Pod is gone: the exit code is in Kubernetes' message.
         let by_policy = job(Some((
             "Failed",
             "PodFailurePolicy",
@@ -503,7 +537,7 @@ pub(in crate::controller) mod tests {
     }
 
     #[test]
-    fn a_deadline_counts_for_more_than_what_the_ended_pod_says() {
+    fn an_exceeded_deadline_overrides_the_result_of_the_pod() {
         let late = job(Some((
             "Failed",
             "DeadlineExceeded",
@@ -533,7 +567,7 @@ pub(in crate::controller) mod tests {
     }
 
     #[test]
-    fn killed_and_evicted_pods_leave_no_message() {
+    fn killed_and_evicted_pods_have_the_reason_of_kubernetes() {
         let failed = job(Some(("Failed", "BackoffLimitExceeded", "")));
         let mut killed = pod("a", 40, 137, "");
         let state = killed
@@ -569,7 +603,7 @@ pub(in crate::controller) mod tests {
     }
 
     #[test]
-    fn a_container_before_the_other_can_fail() {
+    fn a_failed_init_container_decides_the_result() {
         let mut p = pod("a", 40, 0, "");
         let status = p.status.as_mut().unwrap();
         let mut before = status.container_statuses.as_ref().unwrap()[1].clone();
@@ -588,7 +622,7 @@ pub(in crate::controller) mod tests {
     }
 
     #[test]
-    fn a_pod_may_be_known_to_have_ended_later_than_its_job_or_be_gone() {
+    fn a_result_is_settled_when_the_pods_status_has_arrived_or_is_overdue() {
         let failed = job(Some(("Failed", "BackoffLimitExceeded", "")));
         let late = last_run::<Pod>(&failed, &[]);
         let ended = late.completion_time.unwrap();
@@ -600,14 +634,14 @@ pub(in crate::controller) mod tests {
             &[pod("a", 40, 69, &failure(69, "StoreUnreachable"))],
         );
         assert!(is_settled(&whole, ended));
-        assert!(knows_more(&whole, &late) && !knows_more(&late, &whole));
+        assert!(is_more_complete(&whole, &late) && !is_more_complete(&late, &whole));
         assert!(is_settled(&last_run::<Pod>(&job(None), &[]), ended));
         let deadline = job(Some(("Failed", DEADLINE_EXCEEDED, "")));
         assert!(is_settled(&last_run::<Pod>(&deadline, &[]), ended));
     }
 
     #[test]
-    fn anything_may_stand_in_a_message() {
+    fn any_termination_message_is_tolerated() {
         let failed = job(Some(("Failed", "BackoffLimitExceeded", "")));
         let long = format!(
             r#"{{"status":"Failed","code":65,"message":"{}"}}"#,
@@ -636,7 +670,7 @@ pub(in crate::controller) mod tests {
             );
             assert!(run.message.unwrap_or_default().chars().count() <= LONGEST_MESSAGE + 1);
         }
-        // A message that is of another exit is not this one's.
+        // The message of another exit code is ignored.
         let run = last_run(
             &failed,
             &[pod("a", 40, 137, &failure(69, "StoreUnreachable"))],
@@ -648,7 +682,7 @@ pub(in crate::controller) mod tests {
     }
 
     #[test]
-    fn whether_a_retry_can_help_is_told_by_the_table() {
+    fn retries_follow_the_table_of_reasons() {
         for &reason in Reason::ALL {
             let run = LastRun {
                 state: RunState::Failed,

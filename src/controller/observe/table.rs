@@ -1,18 +1,19 @@
-//! Objects of one kind as a watch has told them: by name, and by what they have in common.
+//! An index of objects of one kind: by name, and by groups that the kind defines.
 //!
-//! Everything that is asked for each change is found without a walk over all objects. It knows no Kubernetes.
+//! Every lookup that is made for each event avoids a walk over all objects. It knows nothing of Kubernetes. Called by
+//! `watch`, which fills the tables, and by the rest of `observe`.
 
 use crate::controller::names::Key;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-/// An order within a group.
+/// The sort key of an object within a group.
 pub type Rank = Vec<String>;
 
-/// The groups that an object is in, each with its rank there.
+/// The groups of an object, each with the object's rank in it.
 pub type Groups = Vec<(Key, Rank)>;
 
-/// Objects of one kind.
+/// The objects of one kind.
 #[derive(Debug)]
 pub struct Table<T> {
     objects: HashMap<Key, Arc<T>>,
@@ -21,7 +22,7 @@ pub struct Table<T> {
 }
 
 impl<T> Table<T> {
-    /// Without objects yet.
+    /// Returns an empty table.
     pub fn new(groups_of: fn(&T) -> Groups) -> Self {
         Table {
             objects: HashMap::new(),
@@ -30,21 +31,21 @@ impl<T> Table<T> {
         }
     }
 
-    /// Takes an object in; gives the one that was there by that name.
-    pub fn put(&mut self, key: Key, object: Arc<T>) -> Option<Arc<T>> {
-        let before = self.remove(&key);
+    /// Inserts an object; returns the one that had its name before.
+    pub fn insert(&mut self, key: Key, object: Arc<T>) -> Option<Arc<T>> {
+        let replaced = self.remove(&key);
         for (group, rank) in (self.groups_of)(&object) {
             let members = self.groups.entry(group).or_default();
             members.insert((rank, key.clone()));
         }
         self.objects.insert(key, object);
-        before
+        replaced
     }
 
-    /// Gives up an object.
+    /// Removes an object and returns it.
     pub fn remove(&mut self, key: &Key) -> Option<Arc<T>> {
-        let before = self.objects.remove(key)?;
-        for (group, rank) in (self.groups_of)(&before) {
+        let removed = self.objects.remove(key)?;
+        for (group, rank) in (self.groups_of)(&removed) {
             if let Some(members) = self.groups.get_mut(&group) {
                 members.remove(&(rank, key.clone()));
                 if members.is_empty() {
@@ -52,40 +53,40 @@ impl<T> Table<T> {
                 }
             }
         }
-        Some(before)
+        Some(removed)
     }
 
-    /// An object by namespace and name.
+    /// Returns the object of this namespace and name.
     pub fn get(&self, key: &Key) -> Option<&Arc<T>> {
         self.objects.get(key)
     }
 
-    /// The members of a group, in the order of their ranks.
+    /// Returns the names of a group's members, in the order of their ranks.
     pub fn members(&self, group: &Key) -> impl DoubleEndedIterator<Item = &Key> {
         let members = self.groups.get(group).into_iter().flatten();
         members.map(|(_, key)| key)
     }
 
-    /// The objects of a group.
-    pub fn of(&self, group: &Key) -> Vec<Arc<T>> {
+    /// Returns a group's members, in the order of their ranks.
+    pub fn in_group(&self, group: &Key) -> Vec<Arc<T>> {
         let objects = self.members(group).filter_map(|key| self.get(key));
         objects.cloned().collect()
     }
 
-    /// All objects, in no order.
+    /// Returns all objects, in no particular order.
     pub fn all(&self) -> impl Iterator<Item = (&Key, &Arc<T>)> {
         self.objects.iter()
     }
 
-    /// The names that are not among these.
-    pub fn others(&self, than: &BTreeMap<Key, Arc<T>>) -> Vec<Key> {
-        let gone = self.objects.keys().filter(|key| !than.contains_key(*key));
+    /// Returns the names of the objects that a list lacks.
+    pub fn missing_from(&self, list: &BTreeMap<Key, Arc<T>>) -> Vec<Key> {
+        let gone = self.objects.keys().filter(|key| !list.contains_key(*key));
         gone.cloned().collect()
     }
 }
 
-/// A group by the name that its members have in common.
-pub fn by_name(group: Key) -> Groups {
+/// Returns the groups of an object that is in one group, without a rank.
+pub fn one_group(group: Key) -> Groups {
     vec![(group, Rank::new())]
 }
 
@@ -101,16 +102,16 @@ mod tests {
     fn groups_follow_their_objects() {
         let mut table: Table<(&str, &str)> =
             Table::new(|(group, rank)| vec![(key(group), vec![(*rank).to_owned()])]);
-        table.put(key("a"), Arc::new(("one", "2")));
-        table.put(key("b"), Arc::new(("one", "1")));
+        table.insert(key("a"), Arc::new(("one", "2")));
+        table.insert(key("b"), Arc::new(("one", "1")));
         let names = |table: &Table<_>, group: &str| -> Vec<String> {
             let group = key(group);
             let members = table.members(&group);
             members.map(|k| k.1.clone()).collect()
         };
         assert_eq!(names(&table, "one"), ["b", "a"]);
-        let before = table.put(key("b"), Arc::new(("two", "1")));
-        assert_eq!(before.as_deref(), Some(&("one", "1")));
+        let replaced = table.insert(key("b"), Arc::new(("two", "1")));
+        assert_eq!(replaced.as_deref(), Some(&("one", "1")));
         assert_eq!(names(&table, "one"), ["a"]);
         assert_eq!(names(&table, "two"), ["b"]);
         table.remove(&key("a"));

@@ -1,8 +1,11 @@
-//! The Jobs of thresholds: what each was made for stands on it, so that a lost status write loses nothing.
+//! Threshold Jobs, whose annotations record what they were created for.
+//!
+//! The annotations are the truth, so that a lost write of the status loses nothing. It does not decide when a Job is
+//! created: `plan::compaction`, which calls it, does.
 
 use super::outcome;
 use crate::controller::api::{EtcdBackupPolicy, LastCompaction, LastRun, RunState};
-use crate::controller::jobs::{self, Work};
+use crate::controller::jobs::{self, WorkKind};
 use crate::controller::names::label;
 use crate::controller::times::utc;
 use chrono::{DateTime, Utc};
@@ -10,60 +13,61 @@ use k8s_openapi::api::batch::v1::Job;
 use kube::ResourceExt;
 use std::collections::BTreeMap;
 
-/// On a threshold's Job: what crossed.
+/// The annotation for the threshold that was crossed.
 const TRIGGER: &str = "deltafold.io/trigger";
-/// On the Job: the status of the Leases that it was made for.
+/// The annotations for the revisions of the two snapshot Leases at the decision.
 const FULL_REVISION: &str = "deltafold.io/full-revision";
 const DELTA_REVISION: &str = "deltafold.io/delta-revision";
-/// On the Job: how many have failed before it.
+/// The annotation for the number of failed Jobs before this one.
 const ATTEMPT: &str = "deltafold.io/attempt";
-/// On the Job: why it was made.
+/// The annotation for the reason, a sentence.
 const REASON: &str = "deltafold.io/reason";
 
-/// Whether a Job was made by a threshold: the full snapshots among them are labelled as those of schedules are.
+/// Returns whether a threshold created the Job. The annotation decides, because a threshold's full snapshots have the
+/// same label as scheduled ones.
 pub fn is_of_threshold(job: &Job) -> bool {
     let annotations = job.metadata.annotations.as_ref();
     annotations.is_some_and(|a| a.contains_key(TRIGGER))
-        || label(job, jobs::LABEL_WORK) == Some(Work::Compaction.as_str())
+        || label(job, jobs::LABEL_WORK) == Some(WorkKind::Compaction.as_str())
 }
 
-/// Whether a Job was made for a task.
+/// Returns whether the Job belongs to a task.
 pub fn is_of_task(job: &Job) -> bool {
-    label(job, jobs::LABEL_WORK) == Some(Work::Task.as_str())
+    label(job, jobs::LABEL_WORK) == Some(WorkKind::Task.as_str())
 }
 
-/// A threshold's Job, by what stands on it.
+/// A threshold Job, as its annotations describe it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Started {
-    /// The Job's name.
+pub struct ThresholdJob {
+    /// The name of the Job.
     pub name: String,
-    /// What crossed.
+    /// The threshold that was crossed.
     pub trigger: String,
-    /// The revision of the newest full then.
+    /// The revision of the newest full at the decision.
     pub full_revision: i64,
-    /// The newest revision of all then.
+    /// The newest revision of the backup at the decision.
     pub delta_revision: i64,
-    /// Whether it is a full snapshot in place of a compaction.
+    /// Whether it takes a full snapshot instead of a compaction.
     pub full_snapshot: bool,
-    /// How many have failed before it.
+    /// The number of failed Jobs before this one.
     pub attempt: i32,
-    /// When it was created.
+    /// The time of its creation.
     pub created: Option<DateTime<Utc>>,
     /// Whether it has ended.
     pub finished: bool,
 }
 
-impl Started {
-    /// Reads it off a Job; `None` if that is none of a threshold's.
-    pub fn read(job: &Job) -> Option<Started> {
+impl ThresholdJob {
+    /// Reads the annotations of a Job. Returns `None` if no threshold created the Job.
+    pub fn read(job: &Job) -> Option<ThresholdJob> {
         let annotations = job.metadata.annotations.as_ref()?;
         let number = |key: &str| annotations.get(key)?.parse::<i64>().ok();
-        Some(Started {
+        Some(ThresholdJob {
             name: job.name_any(),
             trigger: annotations.get(TRIGGER)?.clone(),
             full_revision: number(FULL_REVISION)?,
             delta_revision: number(DELTA_REVISION)?,
-            full_snapshot: label(job, jobs::LABEL_WORK) == Some(Work::FullSnapshot.as_str()),
+            full_snapshot: label(job, jobs::LABEL_WORK) == Some(WorkKind::FullSnapshot.as_str()),
             attempt: number(ATTEMPT)
                 .and_then(|n| i32::try_from(n).ok())
                 .unwrap_or(0),
@@ -72,7 +76,8 @@ impl Started {
         })
     }
 
-    /// Of two that were made in one second, the one that runs is the later one.
+    /// Returns a sort key that is highest for the newest Job. Creation times have whole seconds; of two Jobs created
+    /// in the same second, the running one is newer.
     pub fn age(&self) -> (Option<DateTime<Utc>>, bool, i32, i64, &str) {
         (
             self.created,
@@ -83,7 +88,7 @@ impl Started {
         )
     }
 
-    /// What stands on the Job.
+    /// Returns the annotations of the Job.
     pub fn annotations(&self, reason: &str) -> BTreeMap<String, String> {
         let annotations = [
             (TRIGGER, self.trigger.clone()),
@@ -95,7 +100,7 @@ impl Started {
         annotations.map(|(k, v)| (k.to_owned(), v)).into()
     }
 
-    /// As the status has it.
+    /// Returns the status of the Job, which has run like this.
     pub fn ran(&self, run: LastRun) -> LastCompaction {
         LastCompaction {
             job_name: self.name.clone(),
@@ -113,25 +118,25 @@ impl Started {
     }
 }
 
-/// What was decided to start.
+/// The decision to start a threshold Job.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Start {
-    /// Whose: another policy may have the same name later.
+pub struct ThresholdStart {
+    /// The UID of the policy, because another policy can have the same name later.
     pub policy_uid: Option<String>,
     /// The Job.
-    pub job: Started,
-    /// Why.
+    pub job: ThresholdJob,
+    /// The reason, a sentence.
     pub reason: String,
     /// Revisions since the last full.
     pub events: i64,
 }
 
-impl Start {
-    /// Whether a policy still wants it: it may be another one of the same name, or have changed.
+impl ThresholdStart {
+    /// Returns whether the decision still stands: the policy is the same object, and its spec still permits the Job.
     pub fn is_wanted_by(&self, policy: &EtcdBackupPolicy) -> bool {
         let spec = &policy.spec;
         let is_possible = spec.etcd.is_some() || !self.job.full_snapshot;
-        let is_its = self.policy_uid == policy.metadata.uid;
-        is_its && is_possible && spec.compaction.enabled && !spec.suspend
+        let is_same_policy = self.policy_uid == policy.metadata.uid;
+        is_same_policy && is_possible && spec.compaction.enabled && !spec.suspend
     }
 }

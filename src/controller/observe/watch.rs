@@ -1,11 +1,11 @@
-//! The watches: what changed is put into a table, and the policies that it concerns are looked at.
+//! The watches of the API server: each event goes into a table, and the policies that it affects are queued.
 //!
-//! Nothing is decided and nothing written here. A watch that ends begins again by itself, from where it was
-//! or with a new list.
+//! Nothing is decided or written here. A watch that ends starts again by itself, from where it was or with a new list.
+//! Called by the loop in `controller`.
 
 use super::filters::{self, Change};
 use super::table::Table;
-use super::{Made, Tables, World};
+use super::{ClusterState, PackedObject, Tables};
 use crate::base::lock;
 use crate::controller::api::{EtcdBackupPolicy, EtcdBackupTask};
 use crate::controller::jobs;
@@ -30,29 +30,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::sync::Semaphore;
 
-/// kubectl keeps the whole object in it once more.
+/// An annotation in which kubectl keeps a copy of the whole object.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
-/// What our annotations begin with.
-const OURS: &str = "deltafold.io/";
+/// The prefix of deltafold's annotations.
+const ANNOTATION_PREFIX: &str = "deltafold.io/";
+/// The number of watched kinds.
+const KINDS: usize = 8;
 
-/// How objects of a kind are kept.
-struct Kind<K, T> {
-    /// What is kept of one; nothing of those that are no concern of ours.
-    keep: fn(K) -> Option<T>,
-    table: fn(&mut Tables) -> &mut Table<T>,
-    concerned: fn(&mut Tables, &Key, &Change<'_, T>) -> Vec<Key>,
-    /// Whether such a change tells that something has come back.
-    is_recovery: bool,
-}
-
-/// Runs all watches on these namespaces, or on all if none is named; they do not end. `ready` is called once
-/// everything has been listed: decisions on half of it would be wrong ones. A named namespace in which something cannot
-/// be listed holds up itself alone.
+/// Runs the watches on these namespaces, or on all namespaces if there are none. Calls `ready` once every list has
+/// arrived, because a decision on half of the objects could be wrong. A named namespace that cannot be listed delays
+/// only its own policies.
 ///
 /// # Errors
-/// `Internal`: they have ended all the same.
+/// `Internal` if the watches end, which they should never do.
 pub async fn watch_all(
-    world: &World,
+    cluster: &ClusterState,
     client: &kube::Client,
     namespaces: &[String],
     ready: impl FnOnce(),
@@ -62,176 +54,120 @@ pub async fn watch_all(
         true => vec![None],
         false => named.iter().map(|namespace| Some(*namespace)).collect(),
     };
-    lock(&world.unlisted).extend(named.iter().map(|namespace| (*namespace).to_owned()));
-    let tried = Semaphore::new(0);
-    let listed: Vec<AtomicUsize> = scopes.iter().map(|_| AtomicUsize::new(0)).collect();
-    let watches: Vec<BoxFuture<'_, ()>> = scopes
-        .into_iter()
-        .zip(&listed)
-        .flat_map(|(scope, listed)| {
-            of_namespace(Watch {
-                world,
-                client,
-                scope,
-                listed,
-                tried: &tried,
-            })
-        })
-        .collect();
+    lock(&cluster.unlisted).extend(named.iter().map(|namespace| (*namespace).to_owned()));
+    let first_lists = Semaphore::new(0);
+    let listed_kinds: Vec<AtomicUsize> = scopes.iter().map(|_| AtomicUsize::new(0)).collect();
+    let mut watches = Vec::new();
+    for (scope, listed_kinds) in scopes.into_iter().zip(&listed_kinds) {
+        let scope_watch = ScopeWatch {
+            cluster,
+            client,
+            scope,
+            listed_kinds,
+            first_lists: &first_lists,
+        };
+        watches.extend(scope_watch.all_kinds());
+    }
     let count = u32::try_from(watches.len()).unwrap_or(u32::MAX);
-    let all_tried = async {
-        // It is never closed.
-        let _ = tried.acquire_many(count).await;
+    let call_ready = async {
+        // The semaphore is never closed, so this cannot fail.
+        let _ = first_lists.acquire_many(count).await;
         ready();
     };
-    tokio::join!(join_all(watches), all_tried);
+    tokio::join!(join_all(watches), call_ready);
     Err(Error::internal("the watches have ended"))
 }
 
-/// So many kinds are watched.
-const KINDS: usize = 8;
-
-fn of_namespace(of: Watch<'_>) -> [BoxFuture<'_, ()>; KINDS] {
-    let ours = format!("{}={}", jobs::LABEL_MANAGED_BY, jobs::NAME);
-    let ours = || watcher::Config::default().labels(&ours);
-    let any = watcher::Config::default;
-    [
-        Box::pin(of.run(
-            any(),
-            Kind {
-                keep: |mut policy: EtcdBackupPolicy| {
-                    policy.annotations_mut().remove(LAST_APPLIED);
-                    Some(policy)
-                },
-                table: |t| &mut t.policies,
-                concerned: |tables, _, change| filters::of_policy(tables, change),
-                is_recovery: false,
-            },
-        )),
-        Box::pin(of.run(
-            any(),
-            Kind {
-                keep: |task: EtcdBackupTask| Some(task),
-                table: |t| &mut t.tasks,
-                concerned: |_, _, change| filters::of_task(change),
-                is_recovery: false,
-            },
-        )),
-        Box::pin(of.run(
-            ours(),
-            Kind {
-                keep: |job: Job| Some(job),
-                table: |t| &mut t.jobs,
-                concerned: |_, _, change| filters::of_made(change),
-                is_recovery: false,
-            },
-        )),
-        Box::pin(of.run(
-            ours(),
-            Kind {
-                keep: |cron_job: CronJob| Some(Made::cron_job(cron_job)),
-                table: |t| &mut t.cron_jobs,
-                concerned: |_, _, change| Made::concerned(change),
-                is_recovery: false,
-            },
-        )),
-        Box::pin(of.run(
-            ours(),
-            Kind {
-                keep: |follower: Deployment| Some(Made::follower(follower)),
-                table: |t| &mut t.followers,
-                concerned: |_, _, change| Made::concerned(change),
-                is_recovery: false,
-            },
-        )),
-        Box::pin(of.run(
-            ours(),
-            Kind {
-                keep: |mut pod: Pod| {
-                    pod.spec = None;
-                    Some(pod)
-                },
-                table: |t| &mut t.pods,
-                concerned: |_, _, change| filters::of_made(change),
-                is_recovery: false,
-            },
-        )),
-        Box::pin(of.run(
-            any(),
-            Kind {
-                keep: kept_lease,
-                table: |t| &mut t.leases,
-                concerned: |tables, key, change| {
-                    match (change.now, filters::was_renewed(change)) {
-                        (None, _) => drop(tables.renewed.remove(key)),
-                        (_, true) => drop(tables.renewed.insert(key.clone(), Utc::now())),
-                        (_, false) => {}
-                    }
-                    filters::of_lease(tables, change)
-                },
-                is_recovery: false,
-            },
-        )),
-        Box::pin(of.run(
-            any(),
-            Kind {
-                keep: kept_slice,
-                table: |t| &mut t.slices,
-                concerned: |tables, this, change| {
-                    let slice = change.now.or(change.before);
-                    let service = slice.and_then(filters::service_of);
-                    let all = service.map_or_else(Vec::new, |s| tables.slices.of(&s));
-                    let others = all.iter().filter(|slice| key(&***slice) != *this);
-                    let others = others.map(|slice| filters::is_ready(slice)).collect();
-                    filters::of_slice(tables, change, &others)
-                },
-                is_recovery: true,
-            },
-        )),
-    ]
+/// How the objects of a kind are stored, and which policies they affect.
+struct WatchedKind<K, T> {
+    /// Returns the part of an object that is stored; `None` if the controller does not need the object.
+    keep: fn(K) -> Option<T>,
+    table: fn(&mut Tables) -> &mut Table<T>,
+    affected: fn(&mut Tables, &Key, &Change<'_, T>) -> Vec<Key>,
+    /// Whether an affected policy may retry, because something that its Jobs need has come back.
+    is_recovery: bool,
 }
 
-/// Snapshot Leases, and locks of ours, which are missed once they are gone.
-fn kept_lease(mut lease: Lease) -> Option<Lease> {
-    let is_ours = label(&lease, jobs::LABEL_MANAGED_BY) == Some(jobs::NAME);
-    if !is_ours && super::lease_prefix(&lease).is_none() {
-        return None;
-    }
-    lease
-        .labels_mut()
-        .retain(|key, _| key == jobs::LABEL_POLICY);
-    lease
-        .annotations_mut()
-        .retain(|key, _| key.starts_with(OURS));
-    lease.metadata.owner_references = None;
-    Some(lease)
-}
-
-/// Of a Service's endpoints, whether they are ready.
-fn kept_slice(mut slice: EndpointSlice) -> Option<EndpointSlice> {
-    for endpoint in slice.endpoints.iter_mut().flatten() {
-        let conditions = endpoint.conditions.take();
-        *endpoint = Default::default();
-        endpoint.conditions = conditions;
-    }
-    Some(slice)
-}
-
-/// A watch on a namespace, or on all.
+/// The watches on one namespace, or on all.
 #[derive(Clone, Copy)]
-struct Watch<'a> {
-    world: &'a World,
+struct ScopeWatch<'a> {
+    cluster: &'a ClusterState,
     client: &'a kube::Client,
+    /// The namespace; `None` for all.
     scope: Option<&'a str>,
-    /// How many kinds of the scope have been listed.
-    listed: &'a AtomicUsize,
-    /// A permit for each watch that has listed, or that cannot in a named namespace.
-    tried: &'a Semaphore,
+    /// The number of kinds of this scope that have been listed.
+    listed_kinds: &'a AtomicUsize,
+    /// Gets a permit from each watch after its first list. In a named namespace, a failed list counts, too.
+    first_lists: &'a Semaphore,
 }
 
-impl Watch<'_> {
-    /// Keeps a table up to date, and has those looked at whom a change concerns once it is in there.
-    async fn run<K, T>(self, config: watcher::Config, kind: Kind<K, T>)
+impl<'a> ScopeWatch<'a> {
+    fn all_kinds(self) -> [BoxFuture<'a, ()>; KINDS] {
+        let own_label = format!("{}={}", jobs::LABEL_MANAGED_BY, jobs::NAME);
+        let own = || watcher::Config::default().labels(&own_label);
+        let any = watcher::Config::default;
+        let policies = WatchedKind {
+            keep: kept_policy,
+            table: |t| &mut t.policies,
+            affected: |tables, _, change| filters::affected_by_policy(tables, change),
+            is_recovery: false,
+        };
+        let tasks = WatchedKind {
+            keep: |task: EtcdBackupTask| Some(task),
+            table: |t| &mut t.tasks,
+            affected: |_, _, change| filters::affected_by_task(change),
+            is_recovery: false,
+        };
+        let jobs = WatchedKind {
+            keep: |job: Job| Some(job),
+            table: |t| &mut t.jobs,
+            affected: |_, _, change| filters::affected_by_created(change),
+            is_recovery: false,
+        };
+        let cron_jobs = WatchedKind {
+            keep: |cron_job: CronJob| Some(PackedObject::cron_job(cron_job)),
+            table: |t| &mut t.cron_jobs,
+            affected: |_, _, change| PackedObject::affected(change),
+            is_recovery: false,
+        };
+        let followers = WatchedKind {
+            keep: |follower: Deployment| Some(PackedObject::follower(follower)),
+            table: |t| &mut t.followers,
+            affected: |_, _, change| PackedObject::affected(change),
+            is_recovery: false,
+        };
+        let pods = WatchedKind {
+            keep: kept_pod,
+            table: |t| &mut t.pods,
+            affected: |_, _, change| filters::affected_by_created(change),
+            is_recovery: false,
+        };
+        let leases = WatchedKind {
+            keep: kept_lease,
+            table: |t| &mut t.leases,
+            affected: lease_changed,
+            is_recovery: false,
+        };
+        let slices = WatchedKind {
+            keep: kept_slice,
+            table: |t| &mut t.slices,
+            affected: slice_changed,
+            is_recovery: true,
+        };
+        [
+            Box::pin(self.run(any(), policies)),
+            Box::pin(self.run(any(), tasks)),
+            Box::pin(self.run(own(), jobs)),
+            Box::pin(self.run(own(), cron_jobs)),
+            Box::pin(self.run(own(), followers)),
+            Box::pin(self.run(own(), pods)),
+            Box::pin(self.run(any(), leases)),
+            Box::pin(self.run(any(), slices)),
+        ]
+    }
+
+    /// Keeps the table of a kind up to date, and queues the affected policies after each change.
+    async fn run<K, T>(self, config: watcher::Config, kind: WatchedKind<K, T>)
     where
         K: Resource<Scope = NamespaceResourceScope>,
         K: Clone + Debug + DeserializeOwned + Send + 'static,
@@ -241,11 +177,11 @@ impl Watch<'_> {
             Some(namespace) => Api::namespaced(self.client.clone(), namespace),
             None => Api::all(self.client.clone()),
         };
-        let name = K::kind(&K::DynamicType::default()).into_owned();
+        let kind_name = K::kind(&K::DynamicType::default()).into_owned();
         let events = watcher(api, config).default_backoff();
         let mut events = std::pin::pin!(events);
         let mut list: BTreeMap<Key, Arc<T>> = BTreeMap::new();
-        let (mut failing, mut has_listed, mut has_tried) = (false, false, false);
+        let (mut is_failing, mut has_listed, mut has_permit) = (false, false, false);
         while let Some(event) = events.next().await {
             match event {
                 Ok(Event::Init) => list.clear(),
@@ -253,10 +189,10 @@ impl Watch<'_> {
                 Ok(Event::InitDone) => {
                     self.replace(&kind, std::mem::take(&mut list));
                     if !std::mem::replace(&mut has_listed, true) {
-                        self.has_listed();
+                        self.kind_listed();
                     }
-                    if !std::mem::replace(&mut has_tried, true) {
-                        self.tried.add_permits(1);
+                    if !std::mem::replace(&mut has_permit, true) {
+                        self.first_lists.add_permits(1);
                     }
                 }
                 Ok(Event::Apply(object)) => {
@@ -266,79 +202,138 @@ impl Watch<'_> {
                 }
                 Ok(Event::Delete(object)) => self.change(&kind, key(&object), None),
                 Err(e) => {
-                    if self.scope.is_some() && !std::mem::replace(&mut has_tried, true) {
-                        self.tried.add_permits(1);
+                    if self.scope.is_some() && !std::mem::replace(&mut has_permit, true) {
+                        self.first_lists.add_permits(1);
                     }
-                    // A watch that comes to its end is nothing; one that cannot begin is.
-                    match failing {
-                        false => tracing::warn!(kind = name, "watching failed, trying again: {e}"),
-                        true => tracing::debug!(kind = name, "watching failed, trying again: {e}"),
-                    }
-                    failing = true;
+                    log_failure(&kind_name, &e, is_failing);
+                    is_failing = true;
                     continue;
                 }
             }
-            failing = false;
+            is_failing = false;
         }
     }
 
-    /// One more kind of the scope is known. With the last one its policies are looked at.
-    fn has_listed(self) {
-        let listed = self.listed.fetch_add(1, Ordering::Relaxed) + 1;
-        if let Some(namespace) = self.scope.filter(|_| listed == KINDS) {
-            lock(&self.world.unlisted).remove(namespace);
-            self.all_look_again();
+    /// Counts a listed kind of the scope. With the last one, the policies of the scope are queued.
+    fn kind_listed(self) {
+        let count = self.listed_kinds.fetch_add(1, Ordering::Relaxed) + 1;
+        if let Some(namespace) = self.scope.filter(|_| count == KINDS) {
+            lock(&self.cluster.unlisted).remove(namespace);
+            self.queue_all();
         }
     }
 
-    fn all_look_again(self) {
-        for policy in self.world.all() {
+    fn queue_all(self) {
+        for policy in self.cluster.policy_keys() {
             if self.scope.is_none_or(|scope| policy.0 == scope) {
-                self.world.work.add(policy);
+                self.cluster.work.add(policy);
             }
         }
     }
 
-    fn change<K, T>(self, kind: &Kind<K, T>, this: Key, object: Option<Arc<T>>) {
-        let mut tables = lock(&self.world.tables);
+    fn change<K, T>(self, kind: &WatchedKind<K, T>, name: Key, object: Option<Arc<T>>) {
+        let mut tables = lock(&self.cluster.tables);
         let table = (kind.table)(&mut tables);
         let before = match &object {
-            Some(object) => table.put(this.clone(), object.clone()),
-            None => table.remove(&this),
+            Some(object) => table.insert(name.clone(), object.clone()),
+            None => table.remove(&name),
         };
         let change = Change {
             before: before.as_deref(),
             now: object.as_deref(),
         };
-        let concerned = (kind.concerned)(&mut tables, &this, &change);
+        let affected = (kind.affected)(&mut tables, &name, &change);
         drop(tables);
-        for policy in concerned {
+        for policy in affected {
             if kind.is_recovery {
-                let now = Utc::now();
-                self.world
-                    .remember(&policy, |memory| memory.recovered_at = Some(now));
+                self.cluster.recovered(&policy, Utc::now());
             }
-            self.world.work.add(policy);
+            self.cluster.work.add(policy);
         }
     }
 
-    /// A new list may lack what was there before: all look again.
-    fn replace<K, T>(self, kind: &Kind<K, T>, list: BTreeMap<Key, Arc<T>>) {
-        let mut gone = (kind.table)(&mut lock(&self.world.tables)).others(&list);
-        gone.retain(|key| self.scope.is_none_or(|scope| key.0 == scope));
-        let gone = gone.into_iter().map(|key| (key, None));
-        let there = list.into_iter().map(|(key, object)| (key, Some(object)));
-        for (key, object) in gone.chain(there) {
-            self.change(kind, key, object);
+    /// Replaces the objects of the scope by a new list, and queues all its policies.
+    fn replace<K, T>(self, kind: &WatchedKind<K, T>, list: BTreeMap<Key, Arc<T>>) {
+        let mut gone = (kind.table)(&mut lock(&self.cluster.tables)).missing_from(&list);
+        gone.retain(|name| self.scope.is_none_or(|scope| name.0 == scope));
+        for name in gone {
+            self.change(kind, name, None);
         }
-        self.all_look_again();
+        for (name, object) in list {
+            self.change(kind, name, Some(object));
+        }
+        self.queue_all();
     }
 }
 
-impl<K: Resource, T> Kind<K, T> {
+/// Logs the failure of a watch. Only the first one in a row is a warning.
+fn log_failure(kind: &str, error: &watcher::Error, is_failing: bool) {
+    match is_failing {
+        false => tracing::warn!(kind, "the watch failed and is started again: {error}"),
+        true => tracing::debug!(kind, "the watch failed and is started again: {error}"),
+    }
+}
+
+impl<K: Resource, T> WatchedKind<K, T> {
     fn kept(&self, mut object: K) -> Option<(Key, Arc<T>)> {
         object.meta_mut().managed_fields = None;
         let key = key(&object);
         Some((key, Arc::new((self.keep)(object)?)))
     }
+}
+
+fn kept_policy(mut policy: EtcdBackupPolicy) -> Option<EtcdBackupPolicy> {
+    policy.annotations_mut().remove(LAST_APPLIED);
+    Some(policy)
+}
+
+/// Keeps a Pod without its spec.
+fn kept_pod(mut pod: Pod) -> Option<Pod> {
+    pod.spec = None;
+    Some(pod)
+}
+
+/// Keeps snapshot Leases, and deltafold's lock Leases, which the controller creates again if they are deleted.
+fn kept_lease(mut lease: Lease) -> Option<Lease> {
+    let is_own = label(&lease, jobs::LABEL_MANAGED_BY) == Some(jobs::NAME);
+    if !is_own && super::lease_prefix(&lease).is_none() {
+        return None;
+    }
+    lease
+        .labels_mut()
+        .retain(|key, _| key == jobs::LABEL_POLICY);
+    lease
+        .annotations_mut()
+        .retain(|key, _| key.starts_with(ANNOTATION_PREFIX));
+    lease.metadata.owner_references = None;
+    Some(lease)
+}
+
+/// Keeps only the conditions of the endpoints.
+fn kept_slice(mut slice: EndpointSlice) -> Option<EndpointSlice> {
+    for endpoint in slice.endpoints.iter_mut().flatten() {
+        let conditions = endpoint.conditions.take();
+        *endpoint = Default::default();
+        endpoint.conditions = conditions;
+    }
+    Some(slice)
+}
+
+/// Records when a Lease was renewed, and returns the policies that it affects.
+fn lease_changed(tables: &mut Tables, name: &Key, change: &Change<'_, Lease>) -> Vec<Key> {
+    if change.now.is_none() {
+        tables.renewed.remove(name);
+    } else if filters::was_renewed(change) {
+        tables.renewed.insert(name.clone(), Utc::now());
+    }
+    filters::affected_by_lease(tables, change)
+}
+
+fn slice_changed(tables: &mut Tables, name: &Key, change: &Change<'_, EndpointSlice>) -> Vec<Key> {
+    let slice = change.now.or(change.before);
+    let service = slice.and_then(filters::service_of);
+    let slices = service.map_or_else(Vec::new, |s| tables.slices.in_group(&s));
+    let others = slices.iter().filter(|slice| key(&***slice) != *name);
+    let others: Vec<bool> = others.map(|slice| filters::is_ready(slice)).collect();
+    filters::affected_by_slice(tables, change, &others)
 }

@@ -1,4 +1,7 @@
-//! CronJobs and followers as the watches tell them, in a form that ten thousand policies can afford.
+//! CronJobs and followers in the watch caches, compressed so that ten thousand policies fit into memory.
+//!
+//! It compares an object with the desired one, and does not decide what to do about a difference. Called by `watch`
+//! and by `plan::objects`.
 
 use super::filters::Change;
 use crate::controller::names::{Key, key, label, owner};
@@ -10,106 +13,111 @@ use serde::Serialize;
 use serde_json::Value;
 use std::sync::OnceLock;
 
-/// Of the compression: as fast as it goes.
+/// The zstd level: the fastest one.
 const LEVEL: i32 = 1;
 
-/// What was made for a policy and is there.
+/// A CronJob or a follower in the cluster.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Made {
+pub struct PackedObject {
     /// Its namespace and name.
     pub key: Key,
-    /// The policy of its label.
+    /// The name of the policy, from the label.
     pub policy: Option<String>,
-    /// The UID of its owner.
+    /// The UID of the owner.
     pub owner: Option<String>,
-    /// Its own.
+    /// The UID of the object.
     pub uid: Option<String>,
-    /// How often its spec has changed.
+    /// The generation, which Kubernetes increments whenever the spec changes.
     pub generation: Option<i64>,
-    /// Of what it was made, by our annotation.
+    /// The hash of the object that was applied, from the annotation [`names::APPLIED_HASH`].
     pub hash: Option<String>,
-    /// Whether it is neither suspended nor without replicas.
-    pub runs: bool,
-    /// The whole object as JSON, compressed.
+    /// Whether it is a CronJob that is not suspended, or a follower with a replica.
+    pub is_active: bool,
+    /// The object as JSON, compressed.
     packed: Vec<u8>,
-    /// Whether all of what it was made from stands in it, once somebody has asked.
-    is_whole: OnceLock<bool>,
+    /// The result of [`contains_all`](Self::contains_all), after its first call.
+    contains_all: OnceLock<bool>,
 }
 
-impl Made {
-    /// Keeps a CronJob.
-    pub fn cron_job(object: CronJob) -> Made {
-        let runs = object.spec.suspend != Some(true);
-        Made::new(&object, runs)
+impl PackedObject {
+    /// Packs a CronJob.
+    pub fn cron_job(object: CronJob) -> PackedObject {
+        let is_active = object.spec.suspend != Some(true);
+        PackedObject::new(&object, is_active)
     }
 
-    /// Keeps a follower.
-    pub fn follower(mut object: Deployment) -> Made {
+    /// Packs a follower.
+    pub fn follower(mut object: Deployment) -> PackedObject {
         object.status = None;
-        let runs = object.spec.replicas != Some(0);
-        Made::new(&object, runs)
+        let is_active = object.spec.replicas != Some(0);
+        PackedObject::new(&object, is_active)
     }
 
-    fn new<K: Resource + Serialize>(object: &K, runs: bool) -> Made {
-        // What cannot be read again counts as changed by somebody, and is written anew.
+    fn new<K: Resource + Serialize>(object: &K, is_active: bool) -> PackedObject {
+        // An object that cannot be packed counts as changed by somebody else, and is applied again.
         let json = serde_json::to_vec(object).unwrap_or_default();
-        Made {
+        PackedObject {
             key: key(object),
             policy: label(object, jobs::LABEL_POLICY).map(str::to_owned),
             owner: owner(object).map(str::to_owned),
             uid: object.uid(),
             generation: object.meta().generation,
-            hash: object.annotations().get(names::HASH).cloned(),
-            runs,
+            hash: object.annotations().get(names::APPLIED_HASH).cloned(),
+            is_active,
             packed: zstd::bulk::compress(&json, LEVEL).unwrap_or_default(),
-            is_whole: OnceLock::new(),
+            contains_all: OnceLock::new(),
         }
     }
 
-    /// It concerns the policy of its label.
-    pub(super) fn concerned(change: &Change<'_, Made>) -> Vec<Key> {
-        let both = change.before.into_iter().chain(change.now);
-        both.filter_map(group).collect()
+    /// Returns the policies that a change affects: those of the labels before and after it.
+    pub(super) fn affected(change: &Change<'_, PackedObject>) -> Vec<Key> {
+        change.both().filter_map(policy_of).collect()
     }
 
-    /// Whether all that is wanted stands in it. Its hash is that of what is wanted: so one answer is enough.
-    pub fn holds(&self, wanted: &Value) -> bool {
-        let is_whole = || {
+    /// Returns whether the object contains every field of the desired one. It may be called only if `hash` is the
+    /// hash of `desired`: the first result is kept.
+    pub fn contains_all(&self, desired: &Value) -> bool {
+        let unpacked = || -> Option<Value> {
             let json = zstd::stream::decode_all(&self.packed[..]).ok()?;
-            let there = serde_json::from_slice(&json).ok()?;
-            Some(holds(&there, wanted))
+            serde_json::from_slice(&json).ok()
         };
-        *self.is_whole.get_or_init(|| is_whole().unwrap_or(false))
+        *self
+            .contains_all
+            .get_or_init(|| unpacked().is_some_and(|actual| contains_all(&actual, desired)))
     }
 }
 
-/// The label's group.
-pub(super) fn group(made: &Made) -> Option<Key> {
-    Some((made.key.0.clone(), made.policy.clone()?))
+/// Returns the policy of the object's label.
+pub(super) fn policy_of(object: &PackedObject) -> Option<Key> {
+    Some((object.key.0.clone(), object.policy.clone()?))
 }
 
-/// Whether all that is wanted stands in what is there, which may have more: defaults, others' fields.
-fn holds(there: &Value, wanted: &Value) -> bool {
-    match (there, wanted) {
-        (Value::Object(there), Value::Object(wanted)) => wanted.iter().all(|(key, wanted)| {
-            let nothing = wanted.is_null();
-            there.get(key).map_or(nothing, |there| holds(there, wanted))
-        }),
-        (Value::Array(there), Value::Array(wanted)) => {
-            there.len() == wanted.len() && there.iter().zip(wanted).all(|(t, w)| holds(t, w))
+/// Returns whether every desired field is in the actual object, which may have more: defaults, and fields of other
+/// owners.
+fn contains_all(actual: &Value, desired: &Value) -> bool {
+    match (actual, desired) {
+        (Value::Object(actual), Value::Object(desired)) => {
+            desired.iter().all(|(key, desired)| match actual.get(key) {
+                Some(actual) => contains_all(actual, desired),
+                None => desired.is_null(),
+            })
         }
-        // The API server writes 48Gi for 49152Mi.
-        (Value::String(there), Value::String(wanted)) => {
-            there == wanted || amount(there).is_some_and(|there| amount(wanted) == Some(there))
+        (Value::Array(actual), Value::Array(desired)) => {
+            let mut pairs = actual.iter().zip(desired);
+            actual.len() == desired.len() && pairs.all(|(a, d)| contains_all(a, d))
         }
-        (there, wanted) => there == wanted,
+        // The API server may write a quantity in another unit: 48Gi for 49152Mi.
+        (Value::String(actual), Value::String(desired)) => {
+            actual == desired || quantity(actual).is_some_and(|n| quantity(desired) == Some(n))
+        }
+        (actual, desired) => actual == desired,
     }
 }
 
-/// What a quantity of Kubernetes amounts to; `None` if a text is none.
+/// Returns the value of a Kubernetes quantity, or `None` if the text is not one.
 ///
 /// Source: Kubernetes' API conventions, "Quantity".
-fn amount(text: &str) -> Option<f64> {
+fn quantity(text: &str) -> Option<f64> {
     let end = text
         .find(|c: char| c.is_ascii_alphabetic())
         .unwrap_or(text.len());
@@ -139,23 +147,23 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn more_may_be_there_than_is_wanted_but_nothing_else() {
-        let wanted = json!({"a": 1, "b": [{"c": 2}], "d": {"e": null}});
-        let there = json!({"a": 1, "b": [{"c": 2, "x": 3}], "d": {}, "y": 4});
-        assert!(holds(&there, &wanted));
-        let canonical = |written: &str, there: &str| holds(&json!(there), &json!(written));
-        assert!(canonical("49152Mi", "48Gi") && canonical("0.5", "500m"));
-        assert!(canonical("1024Ki", "1Mi") && canonical("2000k", "2M"));
-        assert!(!canonical("1Gi", "1G") && !canonical("main", "m") && !canonical("a", "b"));
-        for (at, other) in [
+    fn an_object_may_have_more_fields_but_no_other_values_than_desired() {
+        let desired = json!({"a": 1, "b": [{"c": 2}], "d": {"e": null}});
+        let actual = json!({"a": 1, "b": [{"c": 2, "x": 3}], "d": {}, "y": 4});
+        assert!(contains_all(&actual, &desired));
+        let is_same = |desired: &str, actual: &str| contains_all(&json!(actual), &json!(desired));
+        assert!(is_same("49152Mi", "48Gi") && is_same("0.5", "500m"));
+        assert!(is_same("1024Ki", "1Mi") && is_same("2000k", "2M"));
+        assert!(!is_same("1Gi", "1G") && !is_same("main", "m") && !is_same("a", "b"));
+        for (path, value) in [
             ("/a", json!(2)),
             ("/b", json!([])),
             ("/b/0/c", json!("2")),
             ("/d", json!({"e": 1})),
         ] {
-            let mut changed = there.clone();
-            *changed.pointer_mut(at).unwrap() = other;
-            assert!(!holds(&changed, &wanted), "{at}");
+            let mut changed = actual.clone();
+            *changed.pointer_mut(path).unwrap() = value;
+            assert!(!contains_all(&changed, &desired), "{path}");
         }
     }
 }

@@ -1,0 +1,188 @@
+//! Tests that every field of a policy and of a task changes some object: none is forgotten.
+
+use super::*;
+
+/// Returns all objects of a policy and its tasks as JSON.
+fn all_objects(policy: &EtcdBackupPolicy) -> Value {
+    let settings = settings();
+    let job = |instead| {
+        let none = BTreeMap::new();
+        compaction_job(policy, &settings, "job", instead, none)
+    };
+    json!({
+        "cron": cron_jobs(policy, &settings, false),
+        "follower": follower(policy, &settings),
+        "account": service_account_name(policy),
+        "leases": leases(policy),
+        "compaction": job(false),
+        "instead": job(true),
+        "tasks": tasks().iter().map(|t| task_job(policy, &task(t), &settings)).collect::<Vec<_>>(),
+    })
+}
+
+/// Adds the paths of all fields of a schema that have no fields of their own. Kubernetes' own objects count as one
+/// field.
+fn leaves(schema: &Value, at: &str, paths: &mut BTreeSet<String>) {
+    const KUBERNETES: [&str; 2] = ["resources", "tolerations"];
+    let name = at.rsplit('.').next().unwrap();
+    match schema["properties"].as_object() {
+        Some(properties) if !KUBERNETES.contains(&name) => {
+            for (key, value) in properties {
+                let dot = if at.is_empty() { "" } else { "." };
+                leaves(value, &format!("{at}{dot}{key}"), paths);
+            }
+        }
+        _ => {
+            paths.insert(at.to_owned());
+        }
+    }
+}
+
+fn all_leaves(crd: usize) -> BTreeSet<String> {
+    let crd = serde_json::to_value(&crds()[crd]).unwrap();
+    let schema = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+    let mut paths = BTreeSet::new();
+    leaves(&schema["properties"]["spec"], "", &mut paths);
+    paths
+}
+
+#[test]
+fn every_policy_field_changes_an_object() {
+    let changes: [(MakeSpec, &str, Value); 52] = [
+        (rich, "etcd.endpoints", json!(["https://etcd-0:2379"])),
+        (rich, "etcd.tlsSecretRef.name", json!("other")),
+        (rich, "etcd.authSecretRef.name", json!("other")),
+        (rich, "store.url", json!("s3://backups/other")),
+        (rich, "store.secretRef.name", json!("other")),
+        (rich, "store.options", json!({"region": "us-east-1"})),
+        (local, "store.volume.persistentVolumeClaim", json!("other")),
+        (local, "store.volume.hostPath", json!("/srv")),
+        (rich, "encryption.recipients", json!([])),
+        (rich, "encryption.identitySecretRef.name", json!("other")),
+        (rich, "encryption.allowPlaintextBelow", json!(700)),
+        (rich, "encryption.ignoreUntrusted", json!(true)),
+        (rich, "snapshot.fullSchedule", json!("1 3 * * *")),
+        (rich, "snapshot.deltaSchedule", json!("*/6 * * * *")),
+        (following, "snapshot.follow.deltaPeriod", json!("2m")),
+        (following, "snapshot.follow.deltaBytes", json!("65Mi")),
+        (following, "snapshot.fullSchedule", json!("0 3 * * *")),
+        (rich, "snapshot.timeZone", json!("Europe/Paris")),
+        (rich, "snapshot.compression", json!("none")),
+        (rich, "snapshot.leasePrefix", json!("other")),
+        (rich, "compaction.activeDeadline", json!("4h")),
+        (rich, "compaction.keepHistory", json!("all")),
+        (rich, "compaction.resources", json!({})),
+        (rich, "retention.policy", json!("Exponential")),
+        (rich, "retention.limit", json!(6)),
+        (rich, "retention.deltaRetention", json!("1w")),
+        (rich, "retention.restorableWindow", json!("4d")),
+        (rich, "retention.purgeAfter", json!("3d")),
+        (rich, "retention.schedule", json!("12 */6 * * *")),
+        (rich, "verify.schedule", json!("1 5 * * *")),
+        (rich, "verify.level", json!("names")),
+        (rich, "verify.againstCluster", json!(false)),
+        (rich, "maintenance.schedule", json!("1 4 * * 0")),
+        (rich, "maintenance.compactKeep", json!("500")),
+        (rich, "maintenance.defrag", json!("always")),
+        (rich, "jobTemplate.image", json!("other")),
+        (rich, "jobTemplate.imagePullPolicy", json!("Never")),
+        (rich, "jobTemplate.resources", json!({})),
+        (rich, "jobTemplate.serviceAccountName", json!("own")),
+        (rich, "jobTemplate.nodeSelector", json!({})),
+        (rich, "jobTemplate.tolerations", json!([])),
+        (rich, "jobTemplate.priorityClassName", json!("other")),
+        (rich, "jobTemplate.labels", json!({"team": "other"})),
+        (rich, "jobTemplate.metricsScrapeWait", json!("91s")),
+        (rich, "jobTemplate.hostNetwork", json!(true)),
+        (rich, "jobTemplate.scratchSize", json!("21Gi")),
+        (rich, "jobTemplate.maxDatabaseSize", json!("7Gi")),
+        (following, "jobTemplate.maxDatabaseSize", json!("7Gi")),
+        (rich, "jobTemplate.maxValueSize", json!("8Mi")),
+        (rich, "suspend", json!(true)),
+        (following, "suspend", json!(true)),
+        (following, "jobTemplate.hostNetwork", json!(true)),
+    ];
+    // These decide when a Job is created, not its contents.
+    let threshold_fields = [
+        "compaction.enabled",
+        "compaction.eventsThreshold",
+        "compaction.sizeThreshold",
+        "compaction.ageThreshold",
+        "compaction.fullSnapshotThreshold",
+    ];
+    let mut tested: BTreeSet<String> = threshold_fields.map(str::to_owned).into();
+    for (base, path, value) in changes {
+        let before = all_objects(&policy(&base()));
+        let after = all_objects(&policy(&with(&base(), path, &value)));
+        assert_ne!(before, after, "{path}");
+        tested.insert(path.to_owned());
+    }
+    assert_eq!(tested, all_leaves(0));
+}
+
+#[test]
+fn every_task_field_changes_its_job() {
+    let changes = [
+        (0, "onDemandSnapshot.type", json!("delta")),
+        (0, "onDemandSnapshot.final", json!(false)),
+        (0, "onDemandSnapshot.takeOver", json!(false)),
+        (1, "onDemandCompaction.revision", json!(78)),
+        (1, "onDemandCompaction.keepHistory", json!("all")),
+        (2, "copyBackups.sourceStore.url", json!("gs://other")),
+        (2, "copyBackups.sourceStore.secretRef.name", json!("other")),
+        (2, "copyBackups.sourceStore.options", json!({})),
+        (2, "copyBackups.targetStore.url", json!("file:///other")),
+        (2, "copyBackups.targetStore.secretRef.name", json!("other")),
+        (2, "copyBackups.targetStore.options", json!({"k": "v"})),
+        (2, "copyBackups.targetStore.volume.hostPath", json!("/srv")),
+        (
+            2,
+            "copyBackups.targetStore.volume.persistentVolumeClaim",
+            json!("claim"),
+        ),
+        (2, "copyBackups.maxBackups", json!(4)),
+        (2, "copyBackups.maxBackupAge", json!(31)),
+        (2, "copyBackups.waitForFinalSnapshot.enabled", json!(false)),
+        (2, "copyBackups.waitForFinalSnapshot.timeout", json!("2h")),
+        (3, "restore.claimName", json!("other")),
+        (3, "restore.subPath", json!("other")),
+        (3, "restore.revision", json!(42)),
+        (3, "restore.time", json!("2026-11-20T12:00:00Z")),
+        (3, "restore.name", json!("other")),
+        (3, "restore.initialCluster", json!("a=http://other:2380")),
+        (3, "restore.initialClusterToken", json!("other")),
+        (
+            3,
+            "restore.initialAdvertisePeerUrls",
+            json!("http://o:2380"),
+        ),
+        (3, "restore.bumpRevision", json!(1001)),
+        (3, "restore.markCompacted", json!(false)),
+        (3, "restore.ifNeeded", json!("sanity")),
+        (3, "restore.runAsUser", json!(1001)),
+        (4, "verify.level", json!("fold")),
+        (4, "verify.againstCluster", json!(false)),
+        (5, "maintenance.compactKeep", json!("1h")),
+        (5, "maintenance.defrag", json!("0.1")),
+    ];
+    let policy = policy(&rich());
+    let settings = settings();
+    let job_of = |spec: &Value| {
+        let job = task_job(&policy, &task(spec), &settings);
+        serde_json::to_value(job).unwrap()
+    };
+    // These are read by the controller only.
+    let other_fields = ["policy", "type", "ttlSecondsAfterFinished"];
+    // Tested with the target store.
+    let source_volume = ["hostPath", "persistentVolumeClaim"];
+    let source_volume = source_volume.map(|v| format!("config.copyBackups.sourceStore.volume.{v}"));
+    let mut tested: BTreeSet<String> = other_fields.map(str::to_owned).into();
+    tested.extend(source_volume);
+    for (base, path, value) in changes {
+        let base = &tasks()[base];
+        let path = format!("config.{path}");
+        assert_ne!(job_of(base), job_of(&with(base, &path, &value)), "{path}");
+        tested.insert(path);
+    }
+    assert_eq!(tested, all_leaves(1));
+}

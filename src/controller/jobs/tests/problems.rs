@@ -1,0 +1,246 @@
+//! Tests of the problems that are reported for policies and tasks.
+
+use super::*;
+
+#[test]
+fn problems_of_policies() {
+    let table: [(MakeSpec, &str, Value, &str); 40] = [
+        (
+            rich,
+            "snapshot.fullSchedule",
+            json!("0 3 * *"),
+            "it has 4 fields",
+        ),
+        (
+            rich,
+            "snapshot.fullSchedule",
+            json!("0 0 3 * * *"),
+            "this one has 6",
+        ),
+        (rich, "snapshot.deltaSchedule", json!("0 3 * * 7"), "Sunday"),
+        (rich, "snapshot.timeZone", json!("Mars"), "no time zone"),
+        (rich, "snapshot.leasePrefix", json!("Main"), "leasePrefix"),
+        (
+            rich,
+            "retention.schedule",
+            json!("@never"),
+            "retention.schedule",
+        ),
+        (rich, "verify.schedule", json!("0 0 30 2 *"), "never comes"),
+        (rich, "maintenance.schedule", json!("x"), "maintenance"),
+        (
+            rich,
+            "maintenance.compactKeep",
+            json!("99999999999999999999"),
+            "compactKeep",
+        ),
+        (rich, "compaction.activeDeadline", json!("0s"), "too short"),
+        (
+            rich,
+            "compaction.ageThreshold",
+            json!("99999999999999999999s"),
+            "age",
+        ),
+        (
+            rich,
+            "compaction.activeDeadline",
+            json!("365001d"),
+            "1000 years",
+        ),
+        (
+            rich,
+            "compaction.sizeThreshold",
+            json!("99999999999Ti"),
+            "sizeThreshold",
+        ),
+        (
+            rich,
+            "retention.limit",
+            json!(9_999_999_999_i64),
+            "out of range",
+        ),
+        (
+            rich,
+            "retention.deltaRetention",
+            json!("99999999999999999999d"),
+            "deltaRetention",
+        ),
+        (
+            rich,
+            "retention.restorableWindow",
+            json!("5y"),
+            "restorableWindow",
+        ),
+        (rich, "retention.purgeAfter", json!("a week"), "purgeAfter"),
+        (
+            rich,
+            "jobTemplate.metricsScrapeWait",
+            json!("5"),
+            "metricsScrapeWait",
+        ),
+        (rich, "jobTemplate.scratchSize", json!("0"), "too small"),
+        (
+            rich,
+            "jobTemplate.labels",
+            json!({"a b": "c"}),
+            "key of a label",
+        ),
+        (
+            rich,
+            "jobTemplate.labels",
+            json!({"a": "-"}),
+            "value of the label",
+        ),
+        (rich, "store.url", json!("ftp://x"), "unknown store"),
+        (rich, "store.url", json!("s3://"), "scheme://bucket"),
+        (
+            rich,
+            "store.url",
+            json!("s3://backups/main/v2"),
+            "ends in v2",
+        ),
+        (
+            rich,
+            "store.options",
+            json!({"2:region": "x"}),
+            "name of a setting",
+        ),
+        (
+            rich,
+            "store.options",
+            json!({"region": "x\ny"}),
+            "more than one line",
+        ),
+        (
+            rich,
+            "store.options",
+            json!({"secret_access_key": "x"}),
+            "into the Secret of secretRef",
+        ),
+        (
+            rich,
+            "store.options",
+            json!({"proxy_url": "http://user:password@proxy"}),
+            "into the Secret of secretRef",
+        ),
+        (
+            rich,
+            "etcd.endpoints",
+            json!(["http://etcd:2379"]),
+            "without TLS",
+        ),
+        (
+            rich,
+            "etcd.endpoints",
+            json!(["https://a:1,https://b:1"]),
+            "one member",
+        ),
+        (rich, "etcd.endpoints", json!(["ftp://a:1"]), "neither http"),
+        (
+            rich,
+            "encryption.recipients",
+            json!(["AGE-SECRET-KEY-1"]),
+            "X25519",
+        ),
+        (
+            rich,
+            "store.secretRef.name",
+            json!("../../bin"),
+            "name of a Secret",
+        ),
+        (rich, "etcd.tlsSecretRef.name", json!(".."), "tlsSecretRef"),
+        (
+            rich,
+            "etcd.authSecretRef.name",
+            json!("a/b"),
+            "authSecretRef",
+        ),
+        (
+            rich,
+            "encryption.identitySecretRef.name",
+            json!("A"),
+            "identitySecretRef",
+        ),
+        (local, "store.url", json!("file:///etc"), "mounted"),
+        (local, "store.url", json!("/secrets/x"), "mounted"),
+        (
+            local,
+            "store.options",
+            json!({"region": "x"}),
+            "no settings",
+        ),
+        (
+            following,
+            "snapshot.follow.deltaPeriod",
+            json!("0s"),
+            "too short",
+        ),
+    ];
+    for (base, path, value, expected) in table {
+        let problems_found = problems(&policy(&with(&base(), path, &value)));
+        assert!(
+            problems_found.len() == 1 && problems_found[0].contains(expected),
+            "{path} {value}: {problems_found:?}"
+        );
+        assert!(
+            !problems_found[0].contains("AGE-SECRET"),
+            "{problems_found:?}"
+        );
+    }
+    // The follower accepts schedules with seconds, which a CronJob does not.
+    let seconds = with(&following(), "snapshot.fullSchedule", &json!("0 0 3 * * 7"));
+    assert_eq!(problems(&policy(&seconds)), Vec::<String>::new());
+}
+
+#[test]
+fn problems_of_tasks() {
+    let (rich, local) = (policy(&rich()), policy(&local()));
+    let copy = |config: Value| json!({"policy": "main", "type": "CopyBackups", "config": {"copyBackups": config}});
+    let restore =
+        |config: Value| json!({"policy": "main", "type": "Restore", "config": {"restore": config}});
+    let claim = json!({"url": "/backups", "volume": {"persistentVolumeClaim": "x"}});
+    let table = [
+        (&local, tasks()[0].clone(), "live etcd"),
+        (&local, tasks()[4].clone(), "live etcd"),
+        (&local, tasks()[5].clone(), "live etcd"),
+        (&rich, copy(json!({})), "give sourceStore"),
+        (
+            &rich,
+            copy(json!({"targetStore": rich.spec.store})),
+            "the same store",
+        ),
+        (&local, copy(json!({"targetStore": claim})), "the same path"),
+        (
+            &rich,
+            copy(json!({"targetStore": {"url": "x://y"}})),
+            "unknown store",
+        ),
+        (
+            &rich,
+            copy(json!({"targetStore": {"url": "s3://y"}, "maxBackups": 9_999_999_999_i64})),
+            "out of range",
+        ),
+        (
+            &rich,
+            restore(json!({"claimName": "x", "bumpRevision": 1})),
+            "belong together",
+        ),
+        (
+            &rich,
+            restore(json!({"claimName": "x", "markCompacted": true})),
+            "belong together",
+        ),
+        (
+            &rich,
+            restore(json!({"claimName": "x", "subPath": "a/../.."})),
+            "subPath",
+        ),
+    ];
+    for (policy, spec, expected) in table {
+        let problems_found = task_problems(policy, &task(&spec));
+        assert!(
+            problems_found.len() == 1 && problems_found[0].contains(expected),
+            "{spec}: {problems_found:?}"
+        );
+    }
+}
