@@ -1,12 +1,15 @@
-//! The controller: policies become CronJobs, crossed thresholds and tasks become Jobs.
+//! The controller: creates CronJobs for policies, and Jobs for reached thresholds and for tasks.
 //!
-//! It never reads a snapshot and never talks to an etcd or a store: Jobs do, and tell by exit code, termination
-//! message and Leases. `cli::controller` runs it.
+//! It never reads a snapshot and never talks to an etcd or a store: its Jobs do, and report through exit
+//! codes, termination messages and Leases. Called by `cli::controller`.
 //!
-//! One loop: **observe → plan → apply**. [`observe`] keeps what the watches tell, and gives of each policy that has
-//! changed one snapshot of all that is known of it and its tasks; [`plan`] makes of that, without asking anybody, what is
-//! to be done; [`apply`] is the only room that writes. It may end at any line, and the next look goes on. Only the leader
-//! looks.
+//! One loop, **observe → plan → apply**, reconciles a policy together with its tasks, on the leader alone:
+//!
+//! 1. [`observe`] keeps the objects that the watches report, and collects all facts about one policy.
+//! 2. [`plan`] decides from these facts, without I/O, what to write: objects, statuses and Events.
+//! 3. [`apply`] is the only module that writes to the API server.
+//!
+//! The loop may be interrupted at any line: the next reconciliation observes what was written and goes on.
 
 pub mod api;
 mod apply;
@@ -28,53 +31,57 @@ use crate::kubernetes::{self, lease};
 use crate::store::lock::{Attempt, LockGuard};
 use crate::telemetry::endpoint::Server;
 use apply::{Events, Failure, Writer};
-use chrono::Utc;
+use chrono::{DateTime, Utc};
 use names::Key;
-use observe::{ClusterState, Observed};
-use plan::job_limits::Limits;
+use observe::{AttemptedAction, ClusterState, Observed};
+use plan::job_limits::{JobLimiter, SlotDecision, SlotRequest};
+use plan::{Action, Plan, PlannedEvent};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
-/// A leader that is dead for so long is replaced.
+/// A standby takes over when the leader has not renewed its Lease for this long.
 const LEASE_DURATION: Duration = Duration::from_secs(15);
-/// Between looks at the Lease of another leader.
-const RETRY_PERIOD: Duration = Duration::from_secs(2);
-/// Between looks at one's own.
-const CHECK_PERIOD: Duration = Duration::from_millis(500);
+/// How often a standby tries to become the leader.
+const ACQUIRE_PERIOD: Duration = Duration::from_secs(2);
+/// How often the leader checks that it still holds its Lease.
+const LEADERSHIP_CHECK_PERIOD: Duration = Duration::from_millis(500);
 
-/// The first pause after a failure, and the longest.
-const FIRST_RETRY: Duration = Duration::from_secs(1);
-const LONGEST_RETRY: Duration = Duration::from_secs(60);
-/// After somebody else wrote at the same time.
-const CONFLICT_RETRY: Duration = Duration::from_millis(100);
-/// Between two looks at one policy for which only time has gone on.
-const SHORTEST_WAIT: Duration = Duration::from_millis(500);
-/// In one look, of actions as of statuses of tasks: others have their turn before the rest.
-const MOST_WRITES: usize = 30;
+/// The back-off after the first failure of a reconciliation. It doubles with each further failure.
+const FIRST_BACK_OFF: Duration = Duration::from_secs(1);
+const LONGEST_BACK_OFF: Duration = Duration::from_secs(60);
+/// The back-off after a conflict with another writer.
+const CONFLICT_BACK_OFF: Duration = Duration::from_millis(100);
+/// The shortest time until a policy is reconciled again only because time has passed.
+const SHORTEST_REQUEUE: Duration = Duration::from_millis(500);
+/// A reconciliation ends after this many actions, and writes at most this many task statuses. A policy with
+/// more of them is requeued behind the others.
+const MAX_WRITES: usize = 30;
 
-/// How the controller was started.
+/// The settings of a controller process.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// What plans depend on.
+    /// Settings that the plans depend on.
     pub plan: plan::Options,
-    /// The Lease of the leader, by namespace and name; `None` where there is no other replica.
+    /// The namespace and name of the leader's Lease; `None` if there is only one replica.
     pub leader_lease: Option<(String, String)>,
-    /// Of this replica.
+    /// The identity of this replica, as lease holder and in Events.
     pub identity: String,
-    /// Policies that are looked at at once.
+    /// How many policies are reconciled at the same time; 0 counts as 1.
     pub workers: usize,
-    /// Jobs of thresholds and tasks that there may be at once, over all policies; 0 for no limit.
+    /// The most unfinished Jobs of thresholds and tasks, over all policies; 0 for no limit.
     pub max_jobs: u32,
-    /// As many of one namespace; 0 for half of them, as long as there are other namespaces.
+    /// The same limit for each namespace; 0 for half of `max_jobs`, if several namespaces have policies.
     pub max_jobs_per_namespace: u32,
 }
 
-/// Runs until it is cancelled, or leads no more. Blocks: not for async threads.
+/// Runs the controller until it is cancelled or loses its leadership. Blocks the calling thread.
 ///
 /// # Errors
-/// `LockHeld` where another replica has taken over: start again, as its standby. `KubernetesUnreachable`,
-/// `PermissionDenied` and the like where the API cannot be used from the beginning.
+/// `LockHeld` if another replica has become the leader: start this one again as a standby.
+/// `KubernetesUnreachable`, `PermissionDenied` and the like if the API cannot be used from the start.
 pub fn run(
     client: &kubernetes::Client,
     options: Options,
@@ -82,321 +89,411 @@ pub fn run(
     server: Option<&Server>,
     cancel: &Cancel,
 ) -> Result<()> {
-    let held = match &options.leader_lease {
+    let leadership = match &options.leader_lease {
         None => None,
         Some((namespace, name)) => {
-            let there = client.in_namespace(namespace);
-            // A standby is ready, too: it is there to take over.
+            let lease_client = client.in_namespace(namespace);
+            // A standby counts as ready: it is there to take over.
             if let Some(server) = server {
                 server.set_ready(true);
             }
-            Some(lead(&there, name, &options.identity, cancel)?)
+            let identity = &options.identity;
+            Some(become_leader(&lease_client, name, identity, cancel)?)
         }
     };
     metrics.set_leader(true);
     let result = client.handle().block_on(async {
-        let reconciling = reconcile_all(client, options, metrics, server, held.as_ref());
+        let reconciling = reconcile_all(client, options, metrics, server, leadership.as_ref());
         cancel.or(reconciling).await
     });
     metrics.set_leader(false);
-    if let Some(held) = held
-        && let Err(e) = held.release()
+    if let Some(leadership) = leadership
+        && let Err(e) = leadership.release()
     {
-        tracing::warn!("the leader's Lease was not given back, the next one has to wait: {e}");
+        tracing::warn!(
+            "cannot release the leader's Lease: a standby takes over when it expires, after {} s: {e}",
+            LEASE_DURATION.as_secs()
+        );
     }
     match result {
-        // A signal is how it ends.
+        // A signal is the normal end.
         Err(e) if e.reason() == Reason::Terminated => Ok(()),
         Err(e) => Err(e),
         Ok(result) => result,
     }
 }
 
-/// Waits until this replica is the leader.
-fn lead(
+/// Waits until this replica holds the leader's Lease.
+fn become_leader(
     client: &kubernetes::Client,
-    name: &str,
+    lease_name: &str,
     identity: &str,
     cancel: &Cancel,
 ) -> Result<LockGuard> {
-    let mut lock = lease::lock(client, name, identity, LEASE_DURATION);
-    let mut told = false;
+    let mut lock = lease::lock(client, lease_name, identity, LEASE_DURATION);
+    let mut is_standby_logged = false;
     loop {
         match lock.try_acquire() {
-            Ok(Attempt::Acquired(held)) => return Ok(held),
+            Ok(Attempt::Acquired(leadership)) => return Ok(leadership),
             Ok(Attempt::HeldBy(holder)) => {
-                if !std::mem::replace(&mut told, true) {
+                if !is_standby_logged {
                     tracing::info!(
                         leader = holder.identity,
-                        "another replica leads; standing by"
+                        "another replica is the leader; this one stands by"
                     );
+                    is_standby_logged = true;
                 }
             }
             Err(e) if e.reason().is_retryable() => {
-                tracing::warn!("cannot look who leads: {e}");
+                tracing::warn!(
+                    "cannot read or write the Lease {lease_name} of the leader, retrying: {e}"
+                );
             }
             Err(e) => return Err(e),
         }
-        let pause = async { tokio::time::sleep(RETRY_PERIOD).await };
+        let pause = async { tokio::time::sleep(ACQUIRE_PERIOD).await };
         client.handle().block_on(cancel.or(pause))?;
     }
 }
 
-/// What the loop has.
+/// What all workers of the leader share.
 struct Controller {
     cluster: Arc<ClusterState>,
-    limits: Mutex<Limits>,
+    job_limiter: Mutex<JobLimiter>,
     writer: Arc<Writer>,
     events: Events,
     metrics: ControllerMetrics,
     options: plan::Options,
 }
 
-/// Watches and looks at policies until leadership is lost.
+/// Watches and reconciles all policies until leadership is lost.
 async fn reconcile_all(
     client: &kubernetes::Client,
     options: Options,
     metrics: &ControllerMetrics,
     server: Option<&Server>,
-    held: Option<&LockGuard>,
+    leadership: Option<&LockGuard>,
 ) -> Result<()> {
-    let size = |n: u32| usize::try_from(n).unwrap_or(usize::MAX);
-    let workers_at_once = options.workers.max(1);
-    let cluster = Arc::new(ClusterState::new(workers_at_once));
+    let limit = |n: u32| usize::try_from(n).unwrap_or(usize::MAX);
+    let job_limiter = JobLimiter::new(
+        limit(options.max_jobs),
+        limit(options.max_jobs_per_namespace),
+    );
+    let workers = options.workers.max(1);
+    let cluster = Arc::new(ClusterState::new(workers));
     metrics.show(&cluster);
-    let writer = Arc::new(Writer::new(client.inner(), held.map(LockGuard::watch)));
-    let (events, publish) = Events::new(client.inner(), &options.identity, writer.clone());
+    let writer = Arc::new(Writer::new(
+        client.inner(),
+        leadership.map(LockGuard::watch),
+    ));
+    let (events, publish_events) = Events::new(client.inner(), &options.identity, writer.clone());
     let controller = Arc::new(Controller {
         cluster: cluster.clone(),
-        limits: Mutex::new(Limits::new(
-            size(options.max_jobs),
-            size(options.max_jobs_per_namespace),
-        )),
+        job_limiter: Mutex::new(job_limiter),
         writer,
         events,
         metrics: metrics.clone(),
         options: options.plan,
     });
-    let mut workers = JoinSet::new();
-    workers.spawn(publish);
-    let (listed, everything) = tokio::sync::oneshot::channel();
+    let mut background = JoinSet::new();
+    background.spawn(publish_events);
+
+    let (send_listed, listed) = oneshot::channel();
     let api = client.inner();
     let namespaces = &controller.options.namespaces;
     let watches = observe::watch_all(&cluster, &api, namespaces, || {
-        let _ = listed.send(());
+        let _ = send_listed.send(());
     });
-    let work = async {
-        // The watches, which send it, live as long.
-        let _ = everything.await;
-        controller.count_all();
-        tracing::info!(
-            policies = cluster.policies().len(),
-            "everything has been listed"
-        );
-        if let Some(server) = server {
-            server.set_ready(true);
-        }
-        for _ in 0..workers_at_once {
-            workers.spawn(look_at_policies(controller.clone()));
-        }
-        match workers.join_next().await {
-            Some(Err(e)) => Error::internal(format!("a worker has ended: {e}")),
-            _ => Error::internal("the workers have ended"),
-        }
-    };
-    let leads = async {
-        loop {
-            tokio::time::sleep(CHECK_PERIOD).await;
-            if let Some(held) = held
-                && !held.is_held()
-            {
-                return held.check();
-            }
-        }
-    };
     tokio::select! {
         ended = watches => ended,
-        failed = work => Err(failed),
-        lost = leads => lost,
+        failed = run_workers(&controller, workers, listed, background, server) => Err(failed),
+        lost = leadership_loss(leadership) => lost,
     }
 }
 
-/// Looks at one policy after the other.
-async fn look_at_policies(controller: Arc<Controller>) {
+/// Starts the workers once all objects have been listed. Returns only if a background task ends, which is a
+/// bug.
+async fn run_workers(
+    controller: &Arc<Controller>,
+    workers: usize,
+    listed: oneshot::Receiver<()>,
+    mut background: JoinSet<()>,
+    server: Option<&Server>,
+) -> Error {
+    // The sender cannot be dropped before: the caller polls the watches, which own it, beside this function.
+    let _ = listed.await;
+    controller.count_existing_jobs();
+    tracing::info!(
+        policies = controller.cluster.policies().len(),
+        "all objects have been listed"
+    );
+    if let Some(server) = server {
+        server.set_ready(true);
+    }
+    for _ in 0..workers {
+        background.spawn(run_worker(controller.clone()));
+    }
+    match background.join_next().await {
+        Some(Err(e)) => Error::internal(format!("a worker of the controller has ended: {e}")),
+        _ => Error::internal("a worker of the controller has ended"),
+    }
+}
+
+/// Waits until this replica has lost its leadership; forever if it needs none.
+async fn leadership_loss(leadership: Option<&LockGuard>) -> Result<()> {
     loop {
-        let this = controller.cluster.work.next().await;
-        if !controller.cluster.is_listed(&this.0) {
-            controller.cluster.work.done(this, None);
+        tokio::time::sleep(LEADERSHIP_CHECK_PERIOD).await;
+        if let Some(leadership) = leadership
+            && !leadership.is_held()
+        {
+            return leadership.check();
+        }
+    }
+}
+
+/// Reconciles one policy after the other.
+async fn run_worker(controller: Arc<Controller>) {
+    let cluster = &controller.cluster;
+    loop {
+        let key = cluster.work.next().await;
+        if !cluster.is_listed(&key.0) {
+            cluster.work.done(key, None);
             continue;
         }
-        let again = match controller.look_at(&this).await {
-            Ok(again) => {
-                controller.cluster.reconcile_succeeded(&this);
-                again
+        let requeue_after = match controller.reconcile(&key).await {
+            Ok(requeue_after) => {
+                cluster.reconcile_succeeded(&key);
+                requeue_after
             }
-            Err(failure) => {
-                let pause = |count| retry_after(count, &failure);
-                let again = controller
-                    .cluster
-                    .reconcile_failed(&this, Utc::now(), pause);
-                let (namespace, policy) = &this;
-                let again_in = again.as_secs_f64();
-                tracing::warn!(namespace, policy, again_in, "{failure}");
-                controller.metrics.reconcile_failed("policy");
-                Some(again)
-            }
+            Err(failure) => Some(controller.back_off_after(&key, &failure)),
         };
-        controller.cluster.work.done(this, again);
+        cluster.work.done(key, requeue_after);
     }
-}
-
-/// How long to wait after so many failures in a row.
-fn retry_after(count: u32, failure: &Failure) -> Duration {
-    if failure.is_conflict() && count <= 3 {
-        return CONFLICT_RETRY;
-    }
-    let doublings = count.saturating_sub(1).min(6);
-    (FIRST_RETRY * 2_u32.pow(doublings)).min(LONGEST_RETRY)
 }
 
 impl Controller {
-    /// What runs already counts before anything is granted.
-    fn count_all(&self) {
+    /// Counts all Jobs that exist, so that a new leader does not exceed the limits with its first Jobs.
+    fn count_existing_jobs(&self) {
         let now = Utc::now();
-        for this in self.cluster.policy_keys() {
-            let observed = self.cluster.observe(&this, &[], now);
-            lock(&self.limits).see(&this, &plan::counted(&observed), now);
+        for key in self.cluster.policy_keys() {
+            let observed = self.cluster.observe(&key, &[], now);
+            let jobs = plan::limited_jobs(&observed);
+            lock(&self.job_limiter).set_jobs(&key, &jobs, now);
         }
     }
 
-    /// Observes a policy, plans, and does what was planned, until nothing is left to do; then its statuses are
-    /// written. Gives when to look again.
-    async fn look_at(&self, this: &Key) -> Result<Option<Duration>, Failure> {
-        let mut tried = Vec::new();
+    /// Reconciles a policy and its tasks: observes, plans and applies until a plan has no actions left, and
+    /// then writes the statuses. Returns the time until the policy is due again; `None` if only a change
+    /// makes it due.
+    async fn reconcile(&self, key: &Key) -> Result<Option<Duration>, Failure> {
+        let mut attempted = Vec::new();
         let mut refused = None;
-        while tried.len() < MOST_WRITES {
+        let (plan, now) = loop {
             let now = Utc::now();
-            let observed = self.cluster.observe(this, &tried, now);
+            let observed = self.cluster.observe(key, &attempted, now);
             let plan = self.plan(&observed);
-            if let Some(policy) = &observed.policy {
-                let notes = plan.notes.iter();
-                notes.for_each(|note| self.events.publish(&**policy, note));
-            }
+            self.publish_for_policy(&observed, &plan.events);
             if plan.actions.is_empty() {
-                let is_all = self.write_statuses(plan.policy, plan.tasks).await?;
-                let again = plan.look_again;
-                let again = again.map(|at| (at - now).to_std().unwrap_or_default());
-                return match refused {
-                    // The quota, or whatever else stood in the way, may be another one by then.
-                    Some(failure) => Err(failure),
-                    None if !is_all => Ok(Some(Duration::ZERO)),
-                    None => Ok(again.map(|pause| pause.max(SHORTEST_WAIT))),
-                };
+                break (plan, now);
             }
-            for action in plan.actions.iter().take(MOST_WRITES) {
-                let done = self.act(action, &observed).await;
-                match done.failure {
-                    // Without an answer nothing can be told.
-                    Some(failure) if done.attempt.refusal.is_none() => return Err(failure),
-                    failure => refused = refused.or(failure),
-                }
-                tried.push(done.attempt);
+            let failure = self
+                .apply_actions(&plan.actions, &observed, &mut attempted)
+                .await?;
+            refused = refused.or(failure);
+            if attempted.len() >= MAX_WRITES {
+                // Other policies go first before this one writes the rest.
+                return refused.map_or(Ok(Some(Duration::ZERO)), Err);
             }
+        };
+        let is_complete = self.write_statuses(plan.policy, plan.tasks).await?;
+        if let Some(failure) = refused {
+            // Retry later: the cause of the refusal, such as a quota, may be gone by then.
+            return Err(failure);
         }
-        // Others have their turn before the rest.
-        refused.map_or(Ok(Some(Duration::ZERO)), Err)
+        if !is_complete {
+            return Ok(Some(Duration::ZERO));
+        }
+        let requeue_after = plan
+            .requeue_at
+            .map(|at| (at - now).to_std().unwrap_or_default());
+        Ok(requeue_after.map(|wait| wait.max(SHORTEST_REQUEUE)))
     }
 
-    /// The plan, once the limits have said whose turn it is.
-    fn plan(&self, observed: &Observed) -> plan::Plan {
+    /// Plans for a policy, with the job slots that the limiter grants it. Queues other policies that may have
+    /// a slot.
+    fn plan(&self, observed: &Observed) -> Plan {
         let now = Utc::now();
-        let this = &observed.key;
-        let decided = plan::decide(observed, &self.options, now);
-        let wanted = decided.wanted();
-        let (turns, called) = {
-            let mut limits = lock(&self.limits);
-            match observed.policy.is_none() && observed.tasks.is_empty() {
-                true => {
-                    limits.forget(this, now);
-                    self.metrics.forget(&this.0, &this.1);
-                }
-                false => limits.see(this, &plan::counted(observed), now),
-            }
-            (limits.ask(this, &wanted, now), limits.next(now))
-        };
-        for policy in called {
+        let decisions = plan::decide(observed, &self.options, now);
+        let requests = decisions.slot_requests();
+        let (slots, next_policies) = self.request_slots(observed, &requests, now);
+        for policy in next_policies {
             self.cluster.work.add(policy);
         }
-        decided.plan(&turns)
+        decisions.plan(&slots)
     }
 
-    /// Does one thing that was planned, and tells of it.
-    async fn act(&self, action: &plan::Action, observed: &Observed) -> apply::ActionResult {
+    /// Counts the Jobs of a policy and asks for slots for its new ones. Returns the decision for each Job,
+    /// and the policies that may have a slot now.
+    fn request_slots(
+        &self,
+        observed: &Observed,
+        requests: &[SlotRequest],
+        now: DateTime<Utc>,
+    ) -> (BTreeMap<Key, SlotDecision>, Vec<Key>) {
+        let key = &observed.key;
+        let mut limiter = lock(&self.job_limiter);
+        if observed.policy.is_none() && observed.tasks.is_empty() {
+            limiter.forget_policy(key, now);
+            self.metrics.forget(&key.0, &key.1);
+        } else {
+            limiter.set_jobs(key, &plan::limited_jobs(observed), now);
+        }
+        let slots = limiter.request(key, requests, now);
+        (slots, limiter.call_next(now))
+    }
+
+    /// Applies actions one after the other, and records each in `attempted`. Returns the first refusal.
+    ///
+    /// Fails at the first error that is not a refusal. Its effect may be unknown: the next reconciliation
+    /// observes it.
+    async fn apply_actions(
+        &self,
+        actions: &[Action],
+        observed: &Observed,
+        attempted: &mut Vec<AttemptedAction>,
+    ) -> Result<Option<Failure>, Failure> {
+        let mut refused = None;
+        for action in actions.iter().take(MAX_WRITES) {
+            let done = self.apply_action(action, observed).await;
+            match done.failure {
+                Some(failure) if done.attempt.refusal.is_none() => return Err(failure),
+                failure => refused = refused.or(failure),
+            }
+            attempted.push(done.attempt);
+        }
+        Ok(refused)
+    }
+
+    /// Applies one action, publishes its Event, and updates limits and metrics.
+    async fn apply_action(&self, action: &Action, observed: &Observed) -> apply::ActionResult {
         let mut done = self.writer.act(action, observed, &self.cluster).await;
         if let Some(job) = &done.uncreated_job {
-            lock(&self.limits).give_back(job, Utc::now());
+            lock(&self.job_limiter).release(job, Utc::now());
         }
-        let (namespace, name) = &observed.key;
-        if let plan::Action::CreateJob { job, start, .. } = action {
-            match start {
-                Some(start) if done.note.is_some() => {
-                    let events = u64::try_from(start.events).unwrap_or_default();
-                    self.metrics.compaction_started(namespace, name, events);
-                }
-                // What a task's Job meets is told by the task, which is looked at again in time.
-                None if done.attempt.refusal.is_some() => done.failure = None,
-                _ => {}
+        let Some(event) = &done.event else {
+            if is_refused_task_job(action, &done) {
+                // The task's status reports the refusal and requeues the task.
+                done.failure = None;
             }
-            let task = observed
-                .tasks
-                .iter()
-                .find(|task| names::is_owned(&**job, &***task));
-            if let (Some(task), Some(note)) = (task, &done.note) {
-                self.events.publish(&**task, note);
-                return done;
+            return done;
+        };
+        let mut owning_task = None;
+        if let Action::CreateJob { job, start, .. } = action {
+            if let Some(start) = start {
+                let (namespace, name) = &observed.key;
+                let events = u64::try_from(start.events).unwrap_or_default();
+                self.metrics.compaction_started(namespace, name, events);
             }
+            let mut tasks = observed.tasks.iter();
+            owning_task = tasks.find(|task| names::is_owned(&**job, &***task));
         }
-        if let (Some(policy), Some(note)) = (&observed.policy, &done.note) {
-            self.events.publish(&**policy, note);
+        match (owning_task, &observed.policy) {
+            (Some(task), _) => self.events.publish(&**task, event),
+            (None, Some(policy)) => self.events.publish(&**policy, event),
+            (None, None) => {}
         }
         done
     }
 
-    /// Writes what has become another one, and tells of it once it is there. Whether that was all.
+    /// Writes the changed statuses and publishes their Events. Returns false if some are left to write.
     async fn write_statuses(
         &self,
         policy: Option<plan::PolicyStatus>,
         tasks: Vec<plan::TaskStatus>,
     ) -> Result<bool, Failure> {
-        let is_all = tasks.len() <= MOST_WRITES;
-        if let Some(of) = policy {
-            let written = self
-                .writer
-                .write_policy_status(&of.policy, &of.status, &self.cluster);
-            written.await?;
-            if let Some((succeeded, took)) = of.compaction_ended {
-                self.metrics.compaction_ended(succeeded, took);
-            }
-            of.notes
-                .iter()
-                .for_each(|note| self.events.publish(&*of.policy, note));
+        let is_complete = tasks.len() <= MAX_WRITES;
+        if let Some(planned) = policy {
+            self.write_policy_status(planned).await?;
         }
-        for of in tasks.into_iter().take(MOST_WRITES) {
-            let written = self
-                .writer
-                .write_task_status(&of.task, &of.status, &self.cluster);
-            written.await?;
-            if of.status.state.is_final() {
-                let (namespace, _) = names::key(&*of.task);
-                let spec = &of.task.spec;
-                let state = of.status.state;
-                self.metrics
-                    .task_ended(&namespace, &spec.policy, spec.type_, state, of.took);
-            }
-            of.note
-                .iter()
-                .for_each(|note| self.events.publish(&*of.task, note));
+        for planned in tasks.into_iter().take(MAX_WRITES) {
+            self.write_task_status(planned).await?;
         }
-        Ok(is_all)
+        Ok(is_complete)
     }
+
+    async fn write_policy_status(&self, planned: plan::PolicyStatus) -> Result<(), Failure> {
+        let plan::PolicyStatus {
+            policy,
+            status,
+            events,
+            compaction_ended,
+        } = planned;
+        self.writer
+            .write_policy_status(&policy, &status, &self.cluster)
+            .await?;
+        if let Some((succeeded, duration)) = compaction_ended {
+            self.metrics.compaction_ended(succeeded, duration);
+        }
+        for event in &events {
+            self.events.publish(&*policy, event);
+        }
+        Ok(())
+    }
+
+    async fn write_task_status(&self, planned: plan::TaskStatus) -> Result<(), Failure> {
+        let plan::TaskStatus {
+            task,
+            status,
+            event,
+            duration,
+        } = planned;
+        self.writer
+            .write_task_status(&task, &status, &self.cluster)
+            .await?;
+        if status.state.is_final() {
+            let (namespace, _) = names::key(&*task);
+            let spec = &task.spec;
+            self.metrics
+                .task_ended(&namespace, &spec.policy, spec.type_, status.state, duration);
+        }
+        if let Some(event) = &event {
+            self.events.publish(&*task, event);
+        }
+        Ok(())
+    }
+
+    fn publish_for_policy(&self, observed: &Observed, events: &[PlannedEvent]) {
+        let Some(policy) = &observed.policy else {
+            return;
+        };
+        for event in events {
+            self.events.publish(&**policy, event);
+        }
+    }
+
+    /// Logs and counts a failed reconciliation. Returns the time until the next attempt.
+    fn back_off_after(&self, key: &Key, failure: &Failure) -> Duration {
+        let pause = |failures| back_off(failures, failure);
+        let requeue_after = self.cluster.reconcile_failed(key, Utc::now(), pause);
+        let (namespace, policy) = key;
+        let again_in = requeue_after.as_secs_f64();
+        tracing::warn!(namespace, policy, again_in, "{failure}");
+        self.metrics.reconcile_failed("policy");
+        requeue_after
+    }
+}
+
+/// Returns the back-off after this many failures in a row.
+fn back_off(failures: u32, failure: &Failure) -> Duration {
+    if failure.is_conflict() && failures <= 3 {
+        return CONFLICT_BACK_OFF;
+    }
+    let doublings = failures.saturating_sub(1).min(6);
+    (FIRST_BACK_OFF * 2_u32.pow(doublings)).min(LONGEST_BACK_OFF)
+}
+
+/// Whether the API server refused the Job of a task.
+fn is_refused_task_job(action: &Action, done: &apply::ActionResult) -> bool {
+    let is_task_job = matches!(action, Action::CreateJob { start: None, .. });
+    is_task_job && done.attempt.refusal.is_some()
 }

@@ -1,38 +1,39 @@
-//! Times of Kubernetes' objects, and how times are shown to people.
+//! Conversions and arithmetic of times in Kubernetes objects.
 //!
-//! It looks at no clock. Every decision of `controller` that reads an object's times calls it.
+//! Reads no clock. Called by all decisions of the controller that depend on an object's times.
 
 use chrono::{DateTime, SecondsFormat, TimeDelta, Utc};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, Time};
 use std::time::Duration;
 
-/// A time with seconds, as most objects have it.
+/// Converts the time type of most Kubernetes objects, which has whole seconds.
 pub fn utc(time: &Time) -> DateTime<Utc> {
     DateTime::from_timestamp_micros(time.0.as_microsecond()).unwrap_or_default()
 }
 
-/// A time with microseconds, as Leases have it.
+/// Converts the time type of Leases, which has microseconds.
 pub fn utc_of_micro(time: &MicroTime) -> DateTime<Utc> {
     DateTime::from_timestamp_micros(time.0.as_microsecond()).unwrap_or_default()
 }
 
-/// For people: a message that counted seconds would be another one at every look.
-pub fn shown(time: DateTime<Utc>) -> String {
+/// Formats a time for messages. Messages contain times and not ages: an age would change the message each
+/// second, and each change would be a write.
+pub fn rfc3339(time: DateTime<Utc>) -> String {
     time.to_rfc3339_opts(SecondsFormat::Secs, true)
 }
 
-/// A duration that can be added to times. What no calendar holds is a hundred years.
-pub fn delta(duration: Duration) -> TimeDelta {
+/// Converts a duration, cut to 100 years, so that it can be added to times.
+pub fn time_delta(duration: Duration) -> TimeDelta {
     let longest = TimeDelta::days(36_500);
     TimeDelta::from_std(duration).map_or(longest, |d| d.min(longest))
 }
 
-/// The first of two times, where `None` is never.
+/// Returns the earlier of two times; `None` means never.
 pub fn sooner(a: Option<DateTime<Utc>>, b: Option<DateTime<Utc>>) -> Option<DateTime<Utc>> {
     a.into_iter().chain(b).min()
 }
 
-/// A later time; the last one that there is where there is none.
+/// Adds to a time; returns the last representable time if the sum is beyond it.
 pub fn later(time: DateTime<Utc>, by: TimeDelta) -> DateTime<Utc> {
     time.checked_add_signed(by)
         .unwrap_or(DateTime::<Utc>::MAX_UTC)
@@ -44,12 +45,12 @@ mod tests {
 
     #[test]
     fn nothing_overflows() {
-        let all = delta(Duration::MAX);
+        let all = time_delta(Duration::MAX);
         assert_eq!(
             later(DateTime::<Utc>::MAX_UTC, all),
             DateTime::<Utc>::MAX_UTC
         );
         assert!(later(DateTime::UNIX_EPOCH, all) > DateTime::UNIX_EPOCH);
-        assert_eq!(shown(DateTime::UNIX_EPOCH), "1970-01-01T00:00:00Z");
+        assert_eq!(rfc3339(DateTime::UNIX_EPOCH), "1970-01-01T00:00:00Z");
     }
 }

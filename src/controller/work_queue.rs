@@ -1,8 +1,10 @@
-//! What is to be looked at: policies by namespace and name, each by one worker at a time.
+//! The queue of policies to reconcile. A policy is handed to one worker at a time.
 //!
-//! Namespaces take turns: however much changes in one of them, another one's policy waits for one look in each at
-//! most. A policy that changes while it is looked at is looked at again. `observe` puts policies in, the loop in `mod`
-//! takes them out.
+//! Namespaces take turns: however many policies of one namespace change, a policy of another namespace waits
+//! for at most one reconciliation in each. A policy that changes while it is reconciled is queued again
+//! afterwards.
+//!
+//! `observe` adds policies; the workers in `controller` take them out.
 
 use super::names::Key;
 use crate::base::lock;
@@ -12,112 +14,127 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// The policies to look at.
+/// The policies to reconcile, shared by all workers.
 #[derive(Debug, Default)]
-pub struct Work {
-    state: Mutex<State>,
+pub struct WorkQueue {
+    queues: Mutex<Queues>,
     changed: Notify,
 }
 
+/// Each policy is in at most one of `queued`, `in_progress` and `due`.
 #[derive(Debug, Default)]
-struct State {
-    /// Those that can be looked at, by namespace, in their order.
-    ready: HashMap<String, VecDeque<Key>>,
-    /// The namespaces that have some, in the order of their turns.
-    turns: VecDeque<String>,
-    waiting: HashSet<Key>,
-    busy: HashSet<Key>,
-    /// How many of one namespace are looked at, and how many may be, so that some workers are left for others.
-    of_namespace: HashMap<String, usize>,
-    most_of_namespace: usize,
-    /// Those that have changed while they are looked at.
-    again: HashSet<Key>,
-    later: BTreeSet<(Instant, Key)>,
+struct Queues {
+    /// The queued policies of each namespace, first in, first out.
+    by_namespace: HashMap<String, VecDeque<Key>>,
+    /// The namespaces with queued policies, in the order of their turns.
+    namespaces: VecDeque<String>,
+    /// All policies in `by_namespace`.
+    queued: HashSet<Key>,
+    in_progress: HashSet<Key>,
+    /// The policies that changed while in progress.
+    changed_in_progress: HashSet<Key>,
+    workers_by_namespace: HashMap<String, usize>,
+    /// The most workers for one namespace, so that some are left for the others.
+    max_workers_per_namespace: usize,
+    /// When to queue policies again that have not changed until then: by policy, and in the order of time.
     due: BTreeMap<Key, Instant>,
+    due_in_order: BTreeSet<(Instant, Key)>,
 }
 
-impl State {
+impl Queues {
     fn add(&mut self, key: Key) {
         if let Some(due) = self.due.remove(&key) {
-            self.later.remove(&(due, key.clone()));
+            self.due_in_order.remove(&(due, key.clone()));
         }
-        if self.busy.contains(&key) {
-            self.again.insert(key);
-        } else if self.waiting.insert(key.clone()) {
-            let ready = self.ready.entry(key.0.clone()).or_default();
-            if ready.is_empty() {
-                self.turns.push_back(key.0.clone());
+        if self.in_progress.contains(&key) {
+            self.changed_in_progress.insert(key);
+        } else if self.queued.insert(key.clone()) {
+            let policies = self.by_namespace.entry(key.0.clone()).or_default();
+            if policies.is_empty() {
+                self.namespaces.push_back(key.0.clone());
             }
-            ready.push_back(key);
+            policies.push_back(key);
         }
     }
 
-    /// The next one; or when there will be one.
+    /// Takes the next policy. If there is none, returns the time at which one is due.
     fn take(&mut self, now: Instant) -> Result<Key, Option<Instant>> {
-        while let Some((_, key)) = self.later.first().filter(|(due, _)| *due <= now).cloned() {
-            self.add(key);
-        }
-        let (busy, most) = (&self.of_namespace, self.most_of_namespace);
-        let may = |namespace: &String| busy.get(namespace).is_none_or(|count| *count < most);
-        let namespace = self.turns.iter().position(may);
-        let namespace = namespace.and_then(|at| self.turns.remove(at));
-        let ready = namespace.as_ref().and_then(|n| self.ready.get_mut(n));
-        let Some(key) = ready.and_then(VecDeque::pop_front) else {
-            return Err(self.later.first().map(|(due, _)| *due));
+        self.queue_due(now);
+        let Some(key) = self.take_queued() else {
+            return Err(self.due_in_order.first().map(|(due, _)| *due));
         };
-        if self
-            .ready
-            .get(&key.0)
-            .is_some_and(|ready| !ready.is_empty())
-        {
-            self.turns.push_back(key.0.clone());
-        } else {
-            self.ready.remove(&key.0);
-        }
-        *self.of_namespace.entry(key.0.clone()).or_default() += 1;
-        self.waiting.remove(&key);
-        self.busy.insert(key.clone());
+        *self.workers_by_namespace.entry(key.0.clone()).or_default() += 1;
+        self.in_progress.insert(key.clone());
         Ok(key)
     }
 
-    fn done(&mut self, key: Key, again_at: Option<Instant>) {
-        self.busy.remove(&key);
-        if let Some(count) = self.of_namespace.get_mut(&key.0) {
-            *count -= 1;
-            if *count == 0 {
-                self.of_namespace.remove(&key.0);
+    fn queue_due(&mut self, now: Instant) {
+        while let Some((due, key)) = self.due_in_order.first()
+            && *due <= now
+        {
+            let key = key.clone();
+            self.add(key);
+        }
+    }
+
+    /// Takes the first policy of the first namespace that may have one more worker.
+    fn take_queued(&mut self) -> Option<Key> {
+        let may_have_worker = |namespace: &String| {
+            let workers = self.workers_by_namespace.get(namespace).copied();
+            workers.unwrap_or_default() < self.max_workers_per_namespace
+        };
+        let turn = self.namespaces.iter().position(may_have_worker)?;
+        let namespace = self.namespaces.remove(turn)?;
+        let policies = self.by_namespace.get_mut(&namespace)?;
+        let key = policies.pop_front()?;
+        if policies.is_empty() {
+            self.by_namespace.remove(&namespace);
+        } else {
+            self.namespaces.push_back(namespace);
+        }
+        self.queued.remove(&key);
+        Some(key)
+    }
+
+    fn done(&mut self, key: Key, requeue_at: Option<Instant>) {
+        self.in_progress.remove(&key);
+        if let Some(workers) = self.workers_by_namespace.get_mut(&key.0) {
+            *workers -= 1;
+            if *workers == 0 {
+                self.workers_by_namespace.remove(&key.0);
             }
         }
-        if self.again.remove(&key) {
+        if self.changed_in_progress.remove(&key) {
             self.add(key);
-        } else if let Some(due) = again_at {
+        } else if let Some(due) = requeue_at {
             self.due.insert(key.clone(), due);
-            self.later.insert((due, key));
+            self.due_in_order.insert((due, key));
         }
     }
 }
 
-impl Work {
-    /// For so many workers: two thirds of them look at policies of one namespace at most.
+impl WorkQueue {
+    /// Creates a queue for this many workers. At most two thirds of them reconcile policies of the same
+    /// namespace.
     pub fn new(workers: usize) -> Self {
-        let work = Work::default();
-        lock(&work.state).most_of_namespace = (workers * 2).div_ceil(3);
-        work
+        let queue = WorkQueue::default();
+        lock(&queue.queues).max_workers_per_namespace = (workers * 2).div_ceil(3);
+        queue
     }
 
-    /// Has a policy looked at, as soon as it is its turn.
+    /// Queues a policy, unless it is queued already.
     pub fn add(&self, key: Key) {
-        lock(&self.state).add(key);
+        lock(&self.queues).add(key);
         self.changed.notify_one();
     }
 
-    /// Waits for a policy to look at. [`done`](Self::done) has to be called for it.
+    /// Waits for the next policy. The caller must call [`done`](Self::done) for it afterwards.
     pub async fn next(&self) -> Key {
         loop {
-            let taken = lock(&self.state).take(Instant::now());
+            let taken = lock(&self.queues).take(Instant::now());
             match taken {
                 Ok(key) => {
-                    // There may be one for another worker, too.
+                    // Wake another worker: there may be one more policy.
                     self.changed.notify_one();
                     return key;
                 }
@@ -129,10 +146,10 @@ impl Work {
         }
     }
 
-    /// A policy was looked at; it is looked at again after so long, if nothing changes before.
-    pub fn done(&self, key: Key, again: Option<Duration>) {
-        let at = again.map(|pause| Instant::now() + pause);
-        lock(&self.state).done(key, at);
+    /// Marks a policy as reconciled. It is queued again after `requeue_after`, or earlier if it changes.
+    pub fn done(&self, key: Key, requeue_after: Option<Duration>) {
+        let requeue_at = requeue_after.map(|pause| Instant::now() + pause);
+        lock(&self.queues).done(key, requeue_at);
         self.changed.notify_one();
     }
 }
@@ -147,52 +164,52 @@ mod tests {
 
     #[test]
     fn namespaces_take_turns() {
-        let mut state = State {
-            most_of_namespace: 3,
-            ..State::default()
+        let mut queues = Queues {
+            max_workers_per_namespace: 3,
+            ..Queues::default()
         };
         let now = Instant::now();
         for i in 0..1000 {
-            state.add(key("large", &i.to_string()));
+            queues.add(key("large", &i.to_string()));
         }
-        state.add(key("small", "a"));
-        state.add(key("small", "b"));
-        let order: Vec<Key> = (0..5).map(|_| state.take(now).unwrap()).collect();
+        queues.add(key("small", "a"));
+        queues.add(key("small", "b"));
+        let order: Vec<Key> = (0..5).map(|_| queues.take(now).unwrap()).collect();
         let namespaces: Vec<&str> = order.iter().map(|k| k.0.as_str()).collect();
         assert_eq!(namespaces, ["large", "small", "large", "small", "large"]);
-        // It has as many workers as it may; the others are left for other namespaces.
-        assert_eq!(state.take(now), Err(None));
-        state.add(key("third", "c"));
-        assert_eq!(state.take(now), Ok(key("third", "c")));
-        state.done(key("large", "0"), None);
-        assert_eq!(state.take(now), Ok(key("large", "3")));
+        // It has its share of the workers; the others are left for other namespaces.
+        assert_eq!(queues.take(now), Err(None));
+        queues.add(key("third", "c"));
+        assert_eq!(queues.take(now), Ok(key("third", "c")));
+        queues.done(key("large", "0"), None);
+        assert_eq!(queues.take(now), Ok(key("large", "3")));
     }
 
     #[test]
     fn one_worker_at_a_time_and_no_change_is_lost() {
-        let mut state = State {
-            most_of_namespace: 3,
-            ..State::default()
+        let mut queues = Queues {
+            max_workers_per_namespace: 3,
+            ..Queues::default()
         };
         let now = Instant::now();
         let a = key("n", "a");
-        state.add(a.clone());
-        state.add(a.clone());
-        assert_eq!(state.take(now), Ok(a.clone()));
-        assert_eq!(state.take(now), Err(None));
-        state.add(a.clone());
-        assert_eq!(state.take(now), Err(None), "it is being looked at");
-        state.done(a.clone(), None);
-        assert_eq!(state.take(now), Ok(a.clone()));
-        // Later, or sooner if it changes.
+        queues.add(a.clone());
+        queues.add(a.clone());
+        assert_eq!(queues.take(now), Ok(a.clone()));
+        assert_eq!(queues.take(now), Err(None));
+        queues.add(a.clone());
+        assert_eq!(queues.take(now), Err(None), "a worker has it");
+        queues.done(a.clone(), None);
+        assert_eq!(queues.take(now), Ok(a.clone()));
+        // It is taken when it is due, or earlier if it changes.
         let due = now + Duration::from_secs(60);
-        state.done(a.clone(), Some(due));
-        assert_eq!(state.take(now), Err(Some(due)));
-        assert_eq!(state.take(due), Ok(a.clone()));
-        state.done(a.clone(), Some(due));
-        state.add(a.clone());
-        assert_eq!(state.take(now), Ok(a.clone()));
-        state.done(a, None);
-        assert_eq!(state.take(due), Err(None));
+        queues.done(a.clone(), Some(due));
+        assert_eq!(queues.take(now), Err(Some(due)));
+        assert_eq!(queues.take(due), Ok(a.clone()));
+        queues.done(a.clone(), Some(due));
+        queues.add(a.clone());
+        assert_eq!(queues.take(now), Ok(a.clone()));
+        queues.done(a, None);
+        assert_eq!(queues.take(due), Err(None));
     }
 }

@@ -6,7 +6,7 @@
 use super::{API_TIMEOUT, Writer, timeout_text};
 use crate::base::causes::causes;
 use crate::base::lock;
-use crate::controller::plan::Note;
+use crate::controller::plan::PlannedEvent;
 use futures::stream::StreamExt;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Resource;
@@ -53,7 +53,7 @@ impl Events {
     }
 
     /// Logs a note about an object, and queues it as an Event.
-    pub fn publish<K: Resource<DynamicType = ()>>(&self, object: &K, note: &Note) {
+    pub fn publish<K: Resource<DynamicType = ()>>(&self, object: &K, note: &PlannedEvent) {
         let reference = object.object_ref(&());
         let namespace = reference.namespace.as_deref().unwrap_or_default();
         let name = reference.name.as_deref().unwrap_or_default();

@@ -12,7 +12,7 @@ use super::jobs;
 use super::names::{Key, key, label, owner};
 use super::observe::threshold_jobs::ThresholdStart;
 use super::observe::{AppliedObject, AttemptedAction, ClusterState, Observed, Refusal};
-use super::plan::{Action, Desired, Note};
+use super::plan::{Action, Desired, PlannedEvent};
 use crate::base::causes::causes;
 use chrono::Utc;
 use k8s_openapi::api::batch::v1::Job;
@@ -94,7 +94,7 @@ pub struct ActionResult {
     /// The action and its refusal, for the next observation.
     pub attempt: AttemptedAction,
     /// The Event to publish, if the action changed something.
-    pub note: Option<Note>,
+    pub event: Option<PlannedEvent>,
     /// Why the action failed.
     pub failure: Option<Failure>,
     /// The Job of the action, if the API server certainly did not create it.
@@ -142,15 +142,15 @@ impl Writer {
     ) -> ActionResult {
         let mut result = ActionResult {
             attempt: AttemptedAction {
-                action: action.what(),
+                action: action.description(),
                 refusal: None,
             },
-            note: None,
+            event: None,
             failure: None,
             uncreated_job: None,
         };
         match self.carry_out(action, observed, cluster).await {
-            Ok(note) => result.note = note,
+            Ok(event) => result.event = event,
             Err(failure) => {
                 let mut reason = "ApplyRefused";
                 if let Action::CreateJob { job, .. } = action {
@@ -170,8 +170,8 @@ impl Writer {
         action: &Action,
         observed: &Observed,
         cluster: &ClusterState,
-    ) -> Result<Option<Note>, Failure> {
-        let request = action.what();
+    ) -> Result<Option<PlannedEvent>, Failure> {
+        let request = action.description();
         let namespace = &observed.key.0;
         match action {
             Action::MakeAccount => {
@@ -183,13 +183,13 @@ impl Writer {
                 self.create(&**lease, namespace).await?;
                 Ok(None)
             }
-            Action::CreateJob { job, start, note } => {
+            Action::CreateJob { job, start, event } => {
                 let is_new = self.create_job(job, start.as_ref(), observed, cluster);
-                Ok(is_new.await?.then(|| note.clone()))
+                Ok(is_new.await?.then(|| event.clone()))
             }
-            Action::Apply(desired, note) => {
+            Action::Apply(desired, event) => {
                 self.apply(desired, observed, cluster).await?;
-                Ok(Some(note.clone()))
+                Ok(Some(event.clone()))
             }
             Action::Change(resource, name, part) => {
                 let api = self.dynamic_api(resource, namespace);

@@ -9,7 +9,7 @@ use crate::controller::api::{
     EtcdBackupPolicy, EtcdBackupPolicyStatus, EtcdBackupTask, EtcdBackupTaskStatus, RunState,
 };
 use crate::controller::names::{Key, owner};
-use crate::controller::times::{delta, later};
+use crate::controller::times::{later, time_delta};
 use chrono::{DateTime, TimeDelta, Utc};
 use k8s_openapi::api::batch::v1::Job;
 use kube::ResourceExt;
@@ -213,7 +213,7 @@ impl PolicyMemory {
             Some(failures) => failures.count.saturating_add(1),
         };
         let pause = back_off(count);
-        let until = later(now, delta(pause));
+        let until = later(now, time_delta(pause));
         self.failures = Some(Failures { count, until });
         pause
     }

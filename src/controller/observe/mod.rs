@@ -24,7 +24,7 @@ use super::api::{
 };
 use super::jobs;
 use super::names::{Key, is_owned, key, owner};
-use super::work_queue::Work;
+use super::work_queue::WorkQueue;
 use crate::base::lock;
 use chrono::{DateTime, Utc};
 use k8s_openapi::api::batch::v1::Job;
@@ -76,7 +76,7 @@ impl Default for Tables {
 /// An action that was attempted in this reconcile, so that it is not attempted again in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AttemptedAction {
-    /// The action, as [`Action::what`](super::plan::Action::what) names it.
+    /// The action, as [`Action::description`](super::plan::Action::description) names it.
     pub action: String,
     /// Why it was refused; `None` if it was done, or may succeed later.
     pub refusal: Option<Refusal>,
@@ -103,7 +103,7 @@ pub struct ClusterState {
     /// Named namespaces whose first lists are not complete. Their policies are not reconciled.
     unlisted: Mutex<BTreeSet<String>>,
     /// The queue of policies to reconcile.
-    pub work: Work,
+    pub work: WorkQueue,
 }
 
 /// All that is known of one policy and its tasks at one moment.
@@ -144,7 +144,7 @@ pub struct Observed {
     /// The actions that were attempted in this reconcile.
     pub attempted: Vec<AttemptedAction>,
     /// When a write that no watch has reported counts as lost.
-    pub look_again: Option<DateTime<Utc>>,
+    pub requeue_at: Option<DateTime<Utc>>,
 }
 
 impl Observed {
@@ -164,7 +164,7 @@ impl ClusterState {
     /// Returns an empty state, with a queue for this number of workers.
     pub fn new(workers: usize) -> Self {
         ClusterState {
-            work: Work::new(workers),
+            work: WorkQueue::new(workers),
             ..ClusterState::default()
         }
     }
@@ -207,7 +207,7 @@ impl ClusterState {
         observed.applied = memory.applied.clone();
         observed.has_account = lock(&self.accounts).contains(&policy_key.0);
         observed.unconfirmed_start = memory.unconfirmed_start.clone();
-        observed.look_again = memory.next_expiry(&tables, policy_key);
+        observed.requeue_at = memory.next_expiry(&tables, policy_key);
         if let Some(policy) = &policy {
             tables.observe_leases(policy, &mut observed);
             tables.observe_contenders(policy, &mut observed);

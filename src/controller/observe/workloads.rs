@@ -29,7 +29,7 @@ pub struct PackedObject {
     pub uid: Option<String>,
     /// The generation, which Kubernetes increments whenever the spec changes.
     pub generation: Option<i64>,
-    /// The hash of the object that was applied, from the annotation [`names::HASH`].
+    /// The hash of the object that was applied, from the annotation [`names::APPLIED_HASH`].
     pub hash: Option<String>,
     /// Whether it is a CronJob that is not suspended, or a follower with a replica.
     pub is_active: bool,
@@ -62,7 +62,7 @@ impl PackedObject {
             owner: owner(object).map(str::to_owned),
             uid: object.uid(),
             generation: object.meta().generation,
-            hash: object.annotations().get(names::HASH).cloned(),
+            hash: object.annotations().get(names::APPLIED_HASH).cloned(),
             is_active,
             packed: zstd::bulk::compress(&json, LEVEL).unwrap_or_default(),
             contains_all: OnceLock::new(),

@@ -1,38 +1,42 @@
-//! How many Jobs of thresholds and tasks there may be at once, and whose turn it is.
+//! The limits on the number of unfinished Jobs of thresholds and tasks, and the order in which Jobs get
+//! slots.
 //!
-//! In memory alone: what counts is told anew of each policy that is looked at, so a controller that starts knows as much
-//! as the one before it. No I/O, and the time is given. The loop in `controller` asks before Jobs are planned.
+//! No I/O, and the time is an argument. All state is in memory: it is rebuilt from the Jobs of each policy,
+//! so a new controller knows as much as the one before it. Called by the reconciliation in `controller`
+//! before it plans.
 
 use crate::controller::names::Key;
 use chrono::{DateTime, TimeDelta, Utc};
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 
-/// A Job that was granted and that nobody has seen after that time was never made.
+/// A granted Job that the watch has not reported after this time was never created.
 const GRANT_LASTS: TimeDelta = TimeDelta::minutes(2);
-/// Who was called and does not ask by then has no use for it any more.
+/// A requester that was called and has not asked again after this time has no use for the slot.
 const CALL_LASTS: TimeDelta = TimeDelta::minutes(1);
-/// A policy has no more Jobs at once: one of a threshold, one of a task. More than that the controller did not make.
-const MOST_OF_POLICY: usize = 2;
+/// The most Jobs of a policy that count: one of a threshold and one of a task. The controller never creates
+/// more.
+const MAX_JOBS_OF_POLICY: usize = 2;
 
-/// What a Job is made for.
+/// The policy or task that needs a Job.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Asker {
-    /// A policy whose threshold is crossed.
+pub enum Requester {
+    /// A policy that has reached a threshold.
     Policy(Key),
-    /// A task, and the policy that it is for.
+    /// A task.
     Task {
         /// The task.
         task: Key,
-        /// Its policy: tasks and thresholds of one take turns with those of others.
+        /// The policy of the task. The order of slots is by policy.
         policy: Key,
     },
 }
 
-impl Asker {
-    /// The policy, by which it is looked at.
+impl Requester {
+    /// Returns the policy whose reconciliation creates the Job.
     pub fn policy(&self) -> &Key {
         match self {
-            Asker::Policy(policy) | Asker::Task { policy, .. } => policy,
+            Requester::Policy(policy) | Requester::Task { policy, .. } => policy,
         }
     }
 
@@ -41,757 +45,521 @@ impl Asker {
     }
 }
 
-/// A turn that is asked for.
+/// A request for a job slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wanted {
-    /// For whom.
-    pub asker: Asker,
-    /// The Job.
+pub struct SlotRequest {
+    /// The policy or task that needs the Job.
+    pub requester: Requester,
+    /// The namespace and name of the Job.
     pub job: Key,
-    /// Restores go before all else, and have places of their own.
+    /// Whether the Job restores. Restores go first and have slots of their own.
     pub is_restore: bool,
 }
 
-/// A Job of a policy that counts.
+/// A Job of a threshold or a task.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Seen {
-    /// The Job.
+pub struct CountedJob {
+    /// The namespace and name of the Job.
     pub job: Key,
-    /// Whether it has ended.
+    /// Whether the Job has ended, so that it needs no slot.
     pub finished: bool,
-    /// Whether it is a restore's.
+    /// Whether the Job restores.
     pub is_restore: bool,
-    /// When it was created.
+    /// When the Job was created.
     pub created: Option<DateTime<Utc>>,
 }
 
-/// What to tell people, once.
+/// The numbers of a freeze: more Jobs run than the limit allows, because it was lowered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Freeze {
-    /// How many Jobs there are.
+    /// How many Jobs run.
     pub active: usize,
-    /// How many there may be.
+    /// How many may run.
     pub cap: usize,
-    /// Down to how many they have to fall.
+    /// New Jobs start when this many run, or fewer.
     pub until: usize,
 }
 
-/// Whether a Job may be created.
+/// The decision on a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Answer {
-    /// At once; it counts from now on.
+pub enum SlotDecision {
+    /// The Job may be created now. It counts from now on.
     Granted,
-    /// Not now: the asker is called when its turn has come.
+    /// The Job must wait. [`JobLimiter::call_next`] returns its policy when a slot is free.
     Wait {
-        /// Why.
+        /// Why, for the task's status.
         reason: String,
-        /// There are more than there may be, which was not told yet.
+        /// The freeze, if no Event has reported it yet.
         freeze: Option<Freeze>,
     },
 }
 
 #[derive(Debug, Clone)]
-struct Waiting {
-    asker: Asker,
+struct Waiter {
+    requester: Requester,
     is_restore: bool,
-    since: u64,
-    called: Option<DateTime<Utc>>,
+    /// The number of the first request: waiters of one policy go in this order.
+    sequence: u64,
+    called_at: Option<DateTime<Utc>>,
 }
 
+impl Waiter {
+    /// Whether the waiter was called and has not asked again for too long.
+    fn has_missed_call(&self, now: DateTime<Utc>) -> bool {
+        self.called_at
+            .is_some_and(|at| now - at >= CALL_LASTS || at > now)
+    }
+}
+
+/// A slot for a Job that is about to be created.
 #[derive(Debug, Clone)]
 struct Grant {
-    asker: Asker,
+    requester: Requester,
     is_restore: bool,
-    at: DateTime<Utc>,
+    granted_at: DateTime<Utc>,
 }
 
 impl Grant {
     fn is_valid(&self, now: DateTime<Utc>) -> bool {
-        (now - self.at).abs() < GRANT_LASTS
+        (now - self.granted_at).abs() < GRANT_LASTS
     }
 }
 
-/// Jobs that run or were granted.
+/// A number of unfinished or granted Jobs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Count {
+struct JobCount {
     ordinary: usize,
     restores: usize,
 }
 
-impl Count {
-    fn of(is_restore: bool) -> Count {
-        Count {
+impl JobCount {
+    fn one(is_restore: bool) -> JobCount {
+        JobCount {
             ordinary: usize::from(!is_restore),
             restores: usize::from(is_restore),
         }
     }
 
-    fn all(self) -> usize {
+    fn total(self) -> usize {
         self.ordinary + self.restores
     }
 
-    fn add(&mut self, more: Count) {
+    fn add(&mut self, more: JobCount) {
         self.ordinary += more.ordinary;
         self.restores += more.restores;
     }
 }
 
-/// The cap and those who wait for it.
+/// The limits, the Jobs that count, and the requesters that wait for a slot.
 ///
-/// Turns are fair: restores go first; then the namespace with the fewest Jobs is next, in it the policy that was granted
-/// one longest ago, and what waits for one policy goes first in, first out. If there is more than one namespace, none
-/// has more than half of the places, and none counts for more, whatever Jobs somebody else makes there. Restores have
-/// places beyond the cap: a tenth of it, at least one.
-///
-/// Where there are more Jobs than the cap, as after it was lowered, nothing but restores is granted until no more than
-/// nine tenths of it are left, and at least one is free: so it does not go on at the brink.
+/// - Restores go first. Then the namespace with the fewest Jobs is next; in it the policy whose last grant is
+///   the longest ago; and of one policy the oldest request.
+/// - If several namespaces have policies, each may use half of the slots, and no namespace counts for more,
+///   whatever Jobs somebody else creates there.
+/// - Restores have additional slots: a tenth of the limit, at least one.
+/// - A freeze begins if more Jobs run than the limit allows, for example because it was lowered. Then only
+///   restores are granted, until no more than nine tenths of the limit run and at least one slot is free. The
+///   distance keeps the limiter from freezing again with each Job.
 #[derive(Debug, Default)]
-pub struct Limits {
+pub struct JobLimiter {
+    /// The limit over all policies; 0 for none.
     cap: usize,
-    /// Of one namespace; 0 for half of the cap, as long as there are others.
-    share: usize,
-    /// Jobs that run, by policy; and whether each is a restore.
+    /// The limit for each namespace; 0 for half of `cap`, if several namespaces have policies.
+    namespace_cap: usize,
+    /// The unfinished Jobs of each policy, and whether each is a restore.
     running: HashMap<Key, BTreeMap<Key, bool>>,
-    /// Policies, by namespace.
-    policies: BTreeMap<String, usize>,
-    /// Jobs that run or were granted, by namespace.
-    active: BTreeMap<String, Count>,
-    granted: BTreeMap<Key, Grant>,
-    /// Those who wait, by namespace and policy.
-    waiting: BTreeMap<String, BTreeMap<Key, Vec<Waiting>>>,
-    /// When a policy was granted a Job last: a clock would not tell two of one second apart.
-    last_grant: BTreeMap<Key, (DateTime<Utc>, u64)>,
-    count: u64,
-    frozen: bool,
-    told: bool,
+    policies_by_namespace: BTreeMap<String, usize>,
+    /// The unfinished and the granted Jobs of each namespace.
+    used: BTreeMap<String, JobCount>,
+    /// The grants whose Jobs the watch has not reported yet, by Job.
+    grants: BTreeMap<Key, Grant>,
+    /// The waiters by namespace and policy.
+    waiters: BTreeMap<String, BTreeMap<Key, Vec<Waiter>>>,
+    /// When each policy was granted a Job last. The sequence number orders grants of the same second.
+    last_grants: BTreeMap<Key, (DateTime<Utc>, u64)>,
+    sequence: u64,
+    is_frozen: bool,
+    is_freeze_reported: bool,
 }
 
-impl Limits {
-    /// So many at once, 0 for any number; and so many of one namespace, 0 for half of them.
-    pub fn new(cap: usize, share: usize) -> Self {
-        Limits {
+impl JobLimiter {
+    /// Creates a limiter. For `cap` 0 is no limit; for `namespace_cap` it is half of `cap`.
+    pub fn new(cap: usize, namespace_cap: usize) -> Self {
+        JobLimiter {
             cap,
-            share,
-            ..Limits::default()
+            namespace_cap,
+            ..JobLimiter::default()
         }
     }
 
-    /// Takes note of all Jobs of a policy that count.
-    pub fn see(&mut self, policy: &Key, jobs: &[Seen], now: DateTime<Utc>) {
-        let running = jobs.iter().filter(|j| !j.finished);
-        let running: BTreeMap<Key, bool> = running.map(|j| (j.job.clone(), j.is_restore)).collect();
-        for seen in jobs {
-            if let Some(grant) = self.granted.remove(&seen.job) {
-                self.ends(grant.asker.namespace(), Count::of(grant.is_restore));
+    /// Replaces the known Jobs of a policy.
+    pub fn set_jobs(&mut self, policy: &Key, jobs: &[CountedJob], now: DateTime<Utc>) {
+        for job in jobs {
+            if let Some(grant) = self.grants.remove(&job.job) {
+                self.subtract_used(grant.requester.namespace(), JobCount::one(grant.is_restore));
             }
-            if let Some(created) = seen.created {
-                let last = self.last_grant.entry(policy.clone()).or_default();
+            if let Some(created) = job.created {
+                let last = self.last_grants.entry(policy.clone()).or_default();
                 *last = (*last).max((created.min(now), 0));
             }
         }
-        self.begins(&policy.0, counted(&running));
+        let running: BTreeMap<Key, bool> = jobs
+            .iter()
+            .filter(|j| !j.finished)
+            .map(|j| (j.job.clone(), j.is_restore))
+            .collect();
+        self.add_used(&policy.0, count_of_policy(&running));
         match self.running.insert(policy.clone(), running) {
-            None => *self.policies.entry(policy.0.clone()).or_default() += 1,
-            Some(before) => self.ends(&policy.0, counted(&before)),
+            Some(before) => self.subtract_used(&policy.0, count_of_policy(&before)),
+            None => {
+                *self
+                    .policies_by_namespace
+                    .entry(policy.0.clone())
+                    .or_default() += 1;
+            }
         }
-        self.settle(now);
+        self.update(now);
     }
 
-    /// A policy is gone, and its tasks.
-    pub fn forget(&mut self, policy: &Key, now: DateTime<Utc>) {
-        self.see(policy, &[], now);
+    /// Forgets a policy that was deleted together with its tasks.
+    pub fn forget_policy(&mut self, policy: &Key, now: DateTime<Utc>) {
+        self.set_jobs(policy, &[], now);
         self.running.remove(policy);
-        self.last_grant.remove(policy);
-        self.keep(policy, |_| false);
-        if let Some(count) = self.policies.get_mut(&policy.0) {
-            *count -= 1;
-            if *count == 0 {
-                self.policies.remove(&policy.0);
+        self.last_grants.remove(policy);
+        self.retain_waiters(policy, |_| false);
+        if let Some(policies) = self.policies_by_namespace.get_mut(&policy.0) {
+            *policies -= 1;
+            if *policies == 0 {
+                self.policies_by_namespace.remove(&policy.0);
             }
         }
     }
 
-    /// Answers all that a policy wants at this moment. What of it waited and is wanted no more is forgotten.
-    pub fn ask(
+    /// Decides on all requests of a policy, by Job. Forgets waiters of the policy that are not among them.
+    pub fn request(
         &mut self,
         policy: &Key,
-        wanted: &[Wanted],
+        requests: &[SlotRequest],
         now: DateTime<Utc>,
-    ) -> BTreeMap<Key, Answer> {
-        self.keep(policy, |asker| wanted.iter().any(|w| w.asker == *asker));
-        let answers = wanted.iter().map(|w| (w.job.clone(), self.answer(w, now)));
-        answers.collect()
+    ) -> BTreeMap<Key, SlotDecision> {
+        self.retain_waiters(policy, |waiter| {
+            requests.iter().any(|r| r.requester == *waiter)
+        });
+        let mut decisions = BTreeMap::new();
+        for request in requests {
+            decisions.insert(request.job.clone(), self.request_one(request, now));
+        }
+        decisions
     }
 
-    fn answer(&mut self, wanted: &Wanted, now: DateTime<Utc>) -> Answer {
-        let Wanted {
-            asker,
-            job,
-            is_restore,
-        } = wanted;
-        let is_there = |jobs: &BTreeMap<Key, bool>| jobs.contains_key(job);
-        // It is there, or granted: then it is no other one that counts.
-        if self.running.get(asker.policy()).is_some_and(is_there) || self.granted.contains_key(job)
-        {
-            self.keep(asker.policy(), |other| other != asker);
-            return Answer::Granted;
+    fn request_one(&mut self, request: &SlotRequest, now: DateTime<Utc>) -> SlotDecision {
+        let requester = &request.requester;
+        let policy = requester.policy();
+        let running = self.running.get(policy);
+        let is_counted = running.is_some_and(|jobs| jobs.contains_key(&request.job))
+            || self.grants.contains_key(&request.job);
+        if is_counted {
+            self.retain_waiters(policy, |waiter| waiter != requester);
+            return SlotDecision::Granted;
         }
-        self.count += 1;
-        let (since, policy) = (self.count, asker.policy());
-        let of_namespace = self.waiting.entry(policy.0.clone()).or_default();
-        let waiting = of_namespace.entry(policy.clone()).or_default();
-        match waiting.iter_mut().find(|w| w.asker == *asker) {
-            Some(waiting) => waiting.called = None,
-            None => waiting.push(Waiting {
-                asker: asker.clone(),
-                is_restore: *is_restore,
-                since,
-                called: None,
+        self.add_waiter(request);
+        if self.next_requesters(now).contains(requester) {
+            self.retain_waiters(policy, |waiter| waiter != requester);
+            self.grant(request, now);
+            return SlotDecision::Granted;
+        }
+        let freeze = (self.is_frozen && !self.is_freeze_reported).then(|| Freeze {
+            active: self.used_in_all().total(),
+            cap: self.cap,
+            until: self.thaws_at(),
+        });
+        self.is_freeze_reported |= freeze.is_some();
+        SlotDecision::Wait {
+            reason: self.reason_to_wait(requester.namespace()),
+            freeze,
+        }
+    }
+
+    fn add_waiter(&mut self, request: &SlotRequest) {
+        self.sequence += 1;
+        let requester = &request.requester;
+        let policy = requester.policy();
+        let by_policy = self.waiters.entry(policy.0.clone()).or_default();
+        let waiters = by_policy.entry(policy.clone()).or_default();
+        match waiters.iter_mut().find(|w| w.requester == *requester) {
+            Some(waiter) => waiter.called_at = None,
+            None => waiters.push(Waiter {
+                requester: requester.clone(),
+                is_restore: request.is_restore,
+                sequence: self.sequence,
+                called_at: None,
             }),
         }
-        if self.turns(now).contains(asker) {
-            self.keep(asker.policy(), |other| other != asker);
-            self.count += 1;
-            let policy = asker.policy().clone();
-            self.last_grant.insert(policy, (now, self.count));
-            self.begins(asker.namespace(), Count::of(*is_restore));
-            let grant = Grant {
-                asker: asker.clone(),
-                is_restore: *is_restore,
-                at: now,
-            };
-            self.granted.insert(job.clone(), grant);
-            return Answer::Granted;
-        }
-        let freeze = (self.frozen && !self.told).then(|| Freeze {
-            active: self.total().all(),
-            cap: self.cap,
-            until: self.thawed_at(),
-        });
-        self.told |= freeze.is_some();
-        // Without the numbers of the moment: it would be another one at every look.
-        let cap = self.cap;
-        let share = self.share();
-        let reason = match self.frozen {
-            true => format!(
-                "more than {cap} Jobs run: none is started until there are {} or fewer",
-                self.thawed_at()
-            ),
-            false if self.active_in(asker.namespace()) >= share => {
-                format!("no more than {share} Jobs of a namespace may run at once")
-            }
-            false => format!("no more than {cap} Jobs may run at once, and others are first"),
+    }
+
+    fn grant(&mut self, request: &SlotRequest, now: DateTime<Utc>) {
+        self.sequence += 1;
+        let requester = &request.requester;
+        self.last_grants
+            .insert(requester.policy().clone(), (now, self.sequence));
+        self.add_used(requester.namespace(), JobCount::one(request.is_restore));
+        let grant = Grant {
+            requester: requester.clone(),
+            is_restore: request.is_restore,
+            granted_at: now,
         };
-        Answer::Wait { reason, freeze }
+        self.grants.insert(request.job.clone(), grant);
     }
 
-    /// A Job that was granted could not be made.
-    pub fn give_back(&mut self, job: &Key, now: DateTime<Utc>) {
-        if let Some(grant) = self.granted.remove(job) {
-            self.ends(grant.asker.namespace(), Count::of(grant.is_restore));
-            self.settle(now);
+    /// Returns why a requester waits. Contains no current numbers: they would change the task's status each
+    /// time.
+    fn reason_to_wait(&self, namespace: &str) -> String {
+        let cap = self.cap;
+        let namespace_cap = self.namespace_cap();
+        if self.is_frozen {
+            let left = or_fewer(self.thaws_at());
+            format!("more than {cap} Jobs are running: new ones start when {left} left")
+        } else if self.used_in(namespace) >= namespace_cap {
+            format!(
+                "at most {namespace_cap} Jobs of a namespace may run at once: this one starts when another one of the namespace has ended"
+            )
+        } else {
+            format!("at most {cap} Jobs may run at once, and other Jobs are first")
         }
     }
 
-    /// The policies of those whose turn has come: they are to ask again. Nobody is called twice within a minute.
-    pub fn next(&mut self, now: DateTime<Utc>) -> Vec<Key> {
-        if self.waiting.is_empty() {
+    /// Takes back the grant of a Job that could not be created.
+    pub fn release(&mut self, job: &Key, now: DateTime<Utc>) {
+        if let Some(grant) = self.grants.remove(job) {
+            self.subtract_used(grant.requester.namespace(), JobCount::one(grant.is_restore));
+            self.update(now);
+        }
+    }
+
+    /// Returns the policies whose waiters may have a slot now, so that they request again. A waiter is called
+    /// only once for each request.
+    pub fn call_next(&mut self, now: DateTime<Utc>) -> Vec<Key> {
+        if self.waiters.is_empty() {
             return Vec::new();
         }
-        self.settle(now);
-        let turns = self.turns(now);
+        self.update(now);
         let mut called = Vec::new();
-        for asker in turns {
-            let policy = asker.policy();
-            let waiting = self
-                .waiting
-                .get_mut(&policy.0)
-                .and_then(|w| w.get_mut(policy));
-            let mut waiting = waiting.into_iter().flatten();
-            if let Some(waiting) = waiting.find(|w| w.asker == asker && w.called.is_none()) {
-                waiting.called = Some(now);
+        for requester in self.next_requesters(now) {
+            let policy = requester.policy();
+            let by_policy = self.waiters.get_mut(&policy.0);
+            let waiters = by_policy.and_then(|w| w.get_mut(policy));
+            let mut waiters = waiters.into_iter().flatten();
+            if let Some(waiter) = waiters.find(|w| w.requester == requester)
+                && waiter.called_at.is_none()
+            {
+                waiter.called_at = Some(now);
                 called.push(policy.clone());
             }
         }
         called
     }
 
-    /// Of those who wait for a policy, keeps these.
-    fn keep(&mut self, policy: &Key, is_kept: impl Fn(&Asker) -> bool) {
-        let Some(policies) = self.waiting.get_mut(&policy.0) else {
+    /// Keeps those waiters of a policy for which `is_kept` returns true.
+    fn retain_waiters(&mut self, policy: &Key, is_kept: impl Fn(&Requester) -> bool) {
+        let Some(by_policy) = self.waiters.get_mut(&policy.0) else {
             return;
         };
-        if let Some(waiting) = policies.get_mut(policy) {
-            waiting.retain(|w| is_kept(&w.asker));
-            if waiting.is_empty() {
-                policies.remove(policy);
+        if let Some(waiters) = by_policy.get_mut(policy) {
+            waiters.retain(|w| is_kept(&w.requester));
+            if waiters.is_empty() {
+                by_policy.remove(policy);
             }
         }
-        if policies.is_empty() {
-            self.waiting.remove(&policy.0);
+        if by_policy.is_empty() {
+            self.waiters.remove(&policy.0);
         }
     }
 
-    fn begins(&mut self, namespace: &str, more: Count) {
-        self.active
-            .entry(namespace.to_owned())
-            .or_default()
-            .add(more);
+    fn add_used(&mut self, namespace: &str, more: JobCount) {
+        let used = self.used.entry(namespace.to_owned()).or_default();
+        used.add(more);
     }
 
-    fn ends(&mut self, namespace: &str, less: Count) {
-        if let Some(count) = self.active.get_mut(namespace) {
-            count.ordinary -= less.ordinary;
-            count.restores -= less.restores;
-            if *count == Count::default() {
-                self.active.remove(namespace);
+    fn subtract_used(&mut self, namespace: &str, less: JobCount) {
+        if let Some(used) = self.used.get_mut(namespace) {
+            used.ordinary -= less.ordinary;
+            used.restores -= less.restores;
+            if *used == JobCount::default() {
+                self.used.remove(namespace);
             }
         }
     }
 
-    fn active_in(&self, namespace: &str) -> usize {
-        self.active.get(namespace).map_or(0, |count| count.all())
+    fn used_in(&self, namespace: &str) -> usize {
+        self.used.get(namespace).map_or(0, |used| used.total())
     }
 
-    /// All that counts: of no namespace more than its share.
-    fn total(&self) -> Count {
-        let share = self.share();
-        let mut total = Count::default();
-        for count in self.active.values() {
-            let ordinary = count.ordinary.min(share);
+    /// Counts the Jobs of all namespaces, of none more than it may have.
+    fn used_in_all(&self) -> JobCount {
+        let namespace_cap = self.namespace_cap();
+        let mut total = JobCount::default();
+        for used in self.used.values() {
+            let ordinary = used.ordinary.min(namespace_cap);
             total.ordinary += ordinary;
-            let restores = (share - ordinary).max(self.restores_beyond_share());
-            total.restores += count.restores.min(restores);
+            let restores = (namespace_cap - ordinary).max(self.restores_beyond_namespace_cap());
+            total.restores += used.restores.min(restores);
         }
         total
     }
 
-    fn settle(&mut self, now: DateTime<Utc>) {
-        let over = self.granted.extract_if(.., |_, g| !g.is_valid(now));
-        let over: Vec<Grant> = over.map(|(_, grant)| grant).collect();
-        for grant in over {
-            self.ends(grant.asker.namespace(), Count::of(grant.is_restore));
+    /// Drops expired grants, and begins or ends a freeze.
+    fn update(&mut self, now: DateTime<Utc>) {
+        let expired: Vec<(Key, Grant)> = self
+            .grants
+            .extract_if(.., |_, grant| !grant.is_valid(now))
+            .collect();
+        for (_, grant) in expired {
+            self.subtract_used(grant.requester.namespace(), JobCount::one(grant.is_restore));
         }
         if self.cap == 0 {
             return;
         }
-        let ordinary = self.total().ordinary;
+        let ordinary = self.used_in_all().ordinary;
         if ordinary > self.cap {
-            self.frozen = true;
-        } else if self.frozen && ordinary <= self.thawed_at() {
-            self.frozen = false;
-            self.told = false;
+            self.is_frozen = true;
+        } else if self.is_frozen && ordinary <= self.thaws_at() {
+            self.is_frozen = false;
+            self.is_freeze_reported = false;
         }
     }
 
-    fn thawed_at(&self) -> usize {
+    /// The number of Jobs at which a freeze ends.
+    fn thaws_at(&self) -> usize {
         self.cap - (self.cap / 10).max(1)
     }
 
-    /// Places beyond the cap, for restores alone.
-    fn reserve(&self) -> usize {
+    /// The number of slots beyond the cap that only restores may use.
+    fn restore_slots(&self) -> usize {
         (self.cap / 10).max(1)
     }
 
-    /// The restores of a namespace that may run though it has its share.
-    fn restores_beyond_share(&self) -> usize {
-        self.reserve().div_ceil(2)
+    /// The number of restores that may run in a namespace that has used up its own limit.
+    fn restores_beyond_namespace_cap(&self) -> usize {
+        self.restore_slots().div_ceil(2)
     }
 
-    /// The places of one namespace.
-    fn share(&self) -> usize {
-        match (self.share, self.policies.len()) {
-            (0, ..=1) => usize::MAX,
-            (0, _) if self.cap == 0 => usize::MAX,
-            (0, _) => self.cap.div_ceil(2),
-            (share, _) => share,
+    /// The limit for each namespace.
+    fn namespace_cap(&self) -> usize {
+        let namespaces = self.policies_by_namespace.len();
+        match self.namespace_cap {
+            0 if namespaces <= 1 || self.cap == 0 => usize::MAX,
+            0 => self.cap.div_ceil(2),
+            namespace_cap => namespace_cap,
         }
     }
 
-    /// Whether there is a place, with so many more that are about to run.
-    fn is_free(&self, is_restore: bool, more: usize) -> bool {
-        let total = self.total();
+    /// Whether a slot is free, if `more` Jobs are about to start.
+    fn has_free_slot(&self, is_restore: bool, more: usize) -> bool {
+        let used = self.used_in_all();
         match (self.cap, is_restore) {
             (0, _) => true,
-            (cap, true) => total.ordinary.min(cap) + total.restores + more < cap + self.reserve(),
-            (cap, false) => !self.frozen && total.all() + more < cap,
+            (cap, true) => {
+                let ordinary = used.ordinary.min(cap);
+                ordinary + used.restores + more < cap + self.restore_slots()
+            }
+            (cap, false) => !self.is_frozen && used.total() + more < cap,
         }
     }
 
-    /// How many a namespace has, with those that are about to run; `None` if it may have no more.
-    fn open(&self, namespace: &str, is_restore: bool, more: Count) -> Option<usize> {
-        let count = self.active.get(namespace).copied().unwrap_or_default();
-        let all = count.all() + more.all();
-        let restores = count.restores + more.restores;
-        let is_reserved = is_restore && restores < self.restores_beyond_share();
-        (all < self.share() || is_reserved).then_some(all)
+    /// Returns the number of Jobs of a namespace, with `more` that are about to start; `None` if it may have
+    /// no more.
+    fn jobs_if_below_cap(
+        &self,
+        namespace: &str,
+        is_restore: bool,
+        more: JobCount,
+    ) -> Option<usize> {
+        let mut used = self.used.get(namespace).copied().unwrap_or_default();
+        used.add(more);
+        let has_restore_slot = is_restore && used.restores < self.restores_beyond_namespace_cap();
+        (used.total() < self.namespace_cap() || has_restore_slot).then_some(used.total())
     }
 
-    /// Those who may have a Job now, if nobody else asks.
-    fn turns(&self, now: DateTime<Utc>) -> Vec<Asker> {
-        let mut turns = Vec::new();
-        let mut picked: BTreeMap<&str, Count> = BTreeMap::new();
+    /// Returns the waiters that may have a slot now, in order.
+    fn next_requesters(&self, now: DateTime<Utc>) -> Vec<Requester> {
+        let mut next = Vec::new();
+        let mut about_to_start: BTreeMap<&str, JobCount> = BTreeMap::new();
         for is_restore in [true, false] {
-            if !self.is_free(is_restore, turns.len()) {
+            if !self.has_free_slot(is_restore, next.len()) {
                 continue;
             }
-            // The policy that was granted one longest ago is next, and stands last.
-            let turn = |w: &Waiting| (self.last_grant.get(w.asker.policy()).copied(), w.since);
-            let queues = self.waiting.iter().filter_map(|(namespace, waiting)| {
-                self.open(namespace, is_restore, Count::default())?;
-                let waits = |w: &&Waiting| w.is_restore == is_restore && !is_over(w.called, now);
-                let mut queue: Vec<&Waiting> = waiting.values().flatten().filter(waits).collect();
-                queue.sort_by_key(|w| std::cmp::Reverse(turn(w)));
-                Some((namespace.as_str(), queue))
-            });
-            let mut queues: Vec<(&str, Vec<&Waiting>)> = queues.collect();
-            while self.is_free(is_restore, turns.len()) {
-                let open = queues.iter_mut().filter_map(|(namespace, queue)| {
-                    let more = picked.get(namespace).copied().unwrap_or_default();
-                    let count = self.open(namespace, is_restore, more)?;
-                    Some(((count, turn(queue.last()?)), *namespace, queue))
-                });
-                let Some((_, namespace, queue)) = open.min_by_key(|(turn, ..)| *turn) else {
+            let mut queues = self.queues(is_restore, now);
+            while self.has_free_slot(is_restore, next.len()) {
+                // Next is the namespace with the fewest Jobs. If several have as few, the order of their
+                // first waiters decides.
+                let mut first = None;
+                for (namespace, queue) in &queues {
+                    let more = about_to_start.get(namespace).copied().unwrap_or_default();
+                    if let Some(jobs) = self.jobs_if_below_cap(namespace, is_restore, more)
+                        && let Some(waiter) = queue.last()
+                    {
+                        let order = (jobs, self.order(waiter));
+                        if first.is_none_or(|(least, _)| order < least) {
+                            first = Some((order, *namespace));
+                        }
+                    }
+                }
+                let Some((_, namespace)) = first else {
                     break;
                 };
-                turns.extend(queue.pop().map(|w| w.asker.clone()));
-                picked
-                    .entry(namespace)
-                    .or_default()
-                    .add(Count::of(is_restore));
+                let queue = queues.get_mut(namespace);
+                let waiter = queue.and_then(Vec::pop);
+                next.extend(waiter.map(|w| w.requester.clone()));
+                let more = about_to_start.entry(namespace).or_default();
+                more.add(JobCount::one(is_restore));
             }
         }
-        turns
+        next
+    }
+
+    /// Returns the waiters of each namespace that is below its limit, the next one last.
+    fn queues(&self, is_restore: bool, now: DateTime<Utc>) -> BTreeMap<&str, Vec<&Waiter>> {
+        let mut queues = BTreeMap::new();
+        for (namespace, by_policy) in &self.waiters {
+            let jobs = self.jobs_if_below_cap(namespace, is_restore, JobCount::default());
+            if jobs.is_none() {
+                continue;
+            }
+            let mut queue: Vec<&Waiter> = by_policy
+                .values()
+                .flatten()
+                .filter(|w| w.is_restore == is_restore && !w.has_missed_call(now))
+                .collect();
+            queue.sort_by_key(|w| Reverse(self.order(w)));
+            queues.insert(namespace.as_str(), queue);
+        }
+        queues
+    }
+
+    /// The order of waiters: by the last grant of the policy, then by the first request.
+    fn order(&self, waiter: &Waiter) -> (Option<(DateTime<Utc>, u64)>, u64) {
+        let last_grant = self.last_grants.get(waiter.requester.policy()).copied();
+        (last_grant, waiter.sequence)
     }
 }
 
-/// What counts of a policy's Jobs.
-fn counted(running: &BTreeMap<Key, bool>) -> Count {
+/// Describes a number of Jobs at which a freeze ends: `3 or fewer are`.
+pub(super) fn or_fewer(jobs: usize) -> String {
+    match jobs {
+        0 => "none is".to_owned(),
+        _ => format!("{jobs} or fewer are"),
+    }
+}
+
+/// Counts the Jobs of a policy, up to those that the controller itself creates.
+fn count_of_policy(running: &BTreeMap<Key, bool>) -> JobCount {
     let restores = running.values().filter(|is_restore| **is_restore).count();
     let restores = restores.min(1);
-    Count {
-        ordinary: (running.len() - restores).min(MOST_OF_POLICY - restores),
+    JobCount {
+        ordinary: (running.len() - restores).min(MAX_JOBS_OF_POLICY - restores),
         restores,
     }
 }
 
-/// Whether who was called then has not asked for too long.
-fn is_over(called: Option<DateTime<Utc>>, now: DateTime<Utc>) -> bool {
-    called.is_some_and(|at| now - at >= CALL_LASTS || at > now)
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::controller::observe::leases::tests::at;
-    use std::collections::BTreeSet;
-
-    fn key(name: &str) -> Key {
-        ("ns".to_owned(), name.to_owned())
-    }
-
-    /// Jobs, each of a policy.
-    type Jobs = Vec<(Key, Seen)>;
-
-    fn seen(job: &str, policy: &str, finished: bool) -> (Key, Seen) {
-        let seen = Seen {
-            job: key(job),
-            finished,
-            is_restore: false,
-            created: Some(at(0)),
-        };
-        (key(policy), seen)
-    }
-
-    impl Limits {
-        /// These Jobs are there, and no others.
-        fn observe(&mut self, jobs: impl IntoIterator<Item = (Key, Seen)>, now: DateTime<Utc>) {
-            let mut all: BTreeMap<Key, Vec<Seen>> = BTreeMap::new();
-            all.extend(
-                self.running
-                    .keys()
-                    .map(|policy| (policy.clone(), Vec::new())),
-            );
-            for (policy, seen) in jobs {
-                all.entry(policy).or_default().push(seen);
-            }
-            for (policy, jobs) in all {
-                self.see(&policy, &jobs, now);
-            }
-        }
-
-        /// A policy's threshold wants a Job.
-        fn wants(&mut self, policy: &Key, job: &str, now: DateTime<Utc>) -> Answer {
-            self.wants_one(policy, job, false, now)
-        }
-
-        fn wants_one(
-            &mut self,
-            policy: &Key,
-            job: &str,
-            restore: bool,
-            now: DateTime<Utc>,
-        ) -> Answer {
-            let wanted = Wanted {
-                asker: Asker::Policy(policy.clone()),
-                job: (policy.0.clone(), job.to_owned()),
-                is_restore: restore,
-            };
-            let job = wanted.job.clone();
-            self.ask(policy, &[wanted], now).remove(&job).unwrap()
-        }
-    }
-
-    fn waits(answer: &Answer) -> Option<Freeze> {
-        match answer {
-            Answer::Wait { freeze, .. } => freeze.clone(),
-            Answer::Granted => panic!("it was granted"),
-        }
-    }
-
-    #[test]
-    fn no_more_are_granted_than_may_be() {
-        let mut a = Limits::new(2, 0);
-        assert_eq!(a.wants(&key("a"), "ja", at(0)), Answer::Granted);
-        // The same once more is the same Job.
-        assert_eq!(a.wants(&key("a"), "ja", at(0)), Answer::Granted);
-        assert_eq!(a.wants(&key("b"), "jb", at(0)), Answer::Granted);
-        assert_eq!(waits(&a.wants(&key("c"), "jc", at(1))), None);
-        assert_eq!(a.next(at(2)), []);
-        a.observe([seen("ja", "a", false), seen("jb", "b", false)], at(3));
-        assert_eq!((a.total().all(), a.next(at(3))), (2, vec![]));
-        a.observe([seen("ja", "a", true), seen("jb", "b", false)], at(4));
-        assert_eq!(a.next(at(4)), [key("c")]);
-        // It is called once, and another one does not get ahead of it.
-        assert_eq!(a.next(at(5)), []);
-        waits(&a.wants(&key("d"), "jd", at(5)));
-        assert_eq!(a.wants(&key("c"), "jc", at(6)), Answer::Granted);
-        waits(&a.wants(&key("d"), "jd", at(6)));
-        // What could not be made is given back; what never came is forgotten.
-        a.give_back(&key("jc"), at(7));
-        assert_eq!(a.next(at(7)), [key("d")]);
-        assert_eq!(a.wants(&key("d"), "jd", at(8)), Answer::Granted);
-        a.observe([seen("jb", "b", false)], at(9));
-        assert_eq!(a.total().all(), 2);
-        a.observe([seen("jb", "b", false)], at(8 + 120));
-        assert_eq!(a.total().all(), 1);
-        a.forget(&key("b"), at(130));
-        assert_eq!((a.total().all(), a.active.len()), (0, 0));
-    }
-
-    #[test]
-    fn without_a_cap_all_go() {
-        let mut a = Limits::new(0, 0);
-        a.see(&("elsewhere".to_owned(), "p".to_owned()), &[], at(0));
-        for i in 0..100 {
-            let answer = a.wants(&key("a"), &i.to_string(), at(0));
-            assert_eq!(answer, Answer::Granted);
-        }
-    }
-
-    #[test]
-    fn policies_take_turns() {
-        let mut a = Limits::new(1, 0);
-        assert_eq!(a.wants(&key("a"), "a0", at(0)), Answer::Granted);
-        for policy in ["a", "b", "c"] {
-            waits(&a.wants(&key(policy), &format!("{policy}1"), at(1)));
-        }
-        let mut order = Vec::new();
-        for second in 2..8 {
-            let now = at(second * 200);
-            a.observe([], now);
-            let next = a.next(now);
-            assert_eq!(next.len(), 1);
-            let job = format!("{}{second}", next[0].1);
-            assert_eq!(a.wants(&next[0], &job, now), Answer::Granted);
-            order.push(next[0].1.clone());
-            waits(&a.wants(&next[0], "again", now));
-        }
-        assert_eq!(order, ["b", "c", "a", "b", "c", "a"]);
-    }
-
-    #[test]
-    fn a_namespace_has_its_share_and_restores_go_first() {
-        let mut a = Limits::new(4, 0);
-        let of = |namespace: &str, name: &str| (namespace.to_owned(), name.to_owned());
-        for namespace in ["small", "large"] {
-            a.see(&of(namespace, "p"), &[], at(0));
-        }
-        for (i, policy) in ["1", "2"].iter().enumerate() {
-            let answer = a.wants(&of("large", policy), &format!("l{i}"), at(0));
-            assert_eq!(answer, Answer::Granted);
-        }
-        // Half of the places, though others are free.
-        waits(&a.wants(&of("large", "3"), "l3", at(0)));
-        assert_eq!(a.wants(&of("small", "s"), "s1", at(1)), Answer::Granted);
-        assert_eq!(a.wants(&of("third", "t"), "t1", at(1)), Answer::Granted);
-        waits(&a.wants(&of("third", "u"), "u1", at(1)));
-        // A place beyond the cap, for restores alone; also for one of a namespace that has its share.
-        let restore = a.wants_one(&of("large", "r"), "r1", true, at(2));
-        assert_eq!(restore, Answer::Granted);
-        waits(&a.wants_one(&of("third", "r"), "r2", true, at(2)));
-        // The next one that is free is a restore's.
-        a.give_back(&of("small", "s1"), at(3));
-        assert_eq!(a.next(at(3)), [of("third", "r")]);
-        // Whoever is alone has all places.
-        let mut a = Limits::new(4, 0);
-        for i in 0..4 {
-            let answer = a.wants(&key(&i.to_string()), &i.to_string(), at(0));
-            assert_eq!(answer, Answer::Granted);
-        }
-        // Or as many as were said.
-        let mut a = Limits::new(4, 1);
-        assert_eq!(a.wants(&key("1"), "1", at(0)), Answer::Granted);
-        waits(&a.wants(&key("2"), "2", at(0)));
-    }
-
-    #[test]
-    fn jobs_that_somebody_else_makes_take_nobodys_places() {
-        let mut a = Limits::new(4, 0);
-        let of = |namespace: &str, name: &str| (namespace.to_owned(), name.to_owned());
-        a.see(&of("fine", "p"), &[], at(0));
-        for policy in 0..20 {
-            let (_, seen) = seen("job", "p", false);
-            let jobs: Vec<Seen> = (0..20)
-                .map(|i| Seen {
-                    job: of("forger", &i.to_string()),
-                    ..seen.clone()
-                })
-                .collect();
-            a.see(&of("forger", &policy.to_string()), &jobs, at(0));
-        }
-        assert_eq!(a.total().all(), 2);
-        waits(&a.wants(&of("forger", "x"), "x", at(1)));
-        assert_eq!(a.wants(&of("fine", "p"), "1", at(1)), Answer::Granted);
-        assert_eq!(a.wants(&of("fine", "q"), "2", at(1)), Answer::Granted);
-    }
-
-    #[test]
-    fn who_was_called_and_does_not_come_is_passed_over() {
-        let mut a = Limits::new(1, 0);
-        a.observe([seen("x", "x", false)], at(0));
-        waits(&a.wants(&key("a"), "a", at(0)));
-        waits(&a.wants(&key("b"), "b", at(0)));
-        a.observe([], at(10));
-        assert_eq!(a.next(at(10)), [key("a")]);
-        waits(&a.wants(&key("b"), "b", at(11)));
-        assert_eq!(a.next(at(69)), []);
-        assert_eq!(a.next(at(70)), [key("b")]);
-        // One that needs none any more says so.
-        a.ask(&key("b"), &[], at(70));
-        assert_eq!(a.wants(&key("c"), "c", at(71)), Answer::Granted);
-    }
-
-    #[test]
-    fn too_many_freeze_it_and_that_is_told_once() {
-        let mut a = Limits::new(10, 0);
-        let jobs = |n: usize| -> Jobs {
-            (0..n)
-                .map(|i| seen("job", &format!("other{i}"), false))
-                .collect()
-        };
-        a.observe(jobs(12), at(0));
-        let freeze = waits(&a.wants(&key("a"), "a", at(0)));
-        let told = Freeze {
-            active: 12,
-            cap: 10,
-            until: 9,
-        };
-        assert_eq!(freeze, Some(told));
-        assert_eq!(waits(&a.wants(&key("b"), "b", at(0))), None);
-        a.observe(jobs(10), at(1));
-        assert_eq!(a.next(at(1)), []);
-        assert_eq!(waits(&a.wants(&key("a"), "a", at(1))), None);
-        a.observe(jobs(9), at(2));
-        assert_eq!(a.next(at(2)), [key("a")]);
-        // The next freeze is told again.
-        a.observe(jobs(11), at(3));
-        assert!(waits(&a.wants(&key("a"), "a", at(3))).is_some());
-        // A restore is not held up by it.
-        let mut a = Limits::new(1, 0);
-        a.observe(jobs(2), at(0));
-        assert!(waits(&a.wants(&key("a"), "a", at(0))).is_some());
-        let restore = a.wants_one(&key("r"), "r", true, at(0));
-        assert_eq!(restore, Answer::Granted);
-        a.give_back(&key("r"), at(1));
-        a.observe(jobs(1), at(1));
-        assert_eq!(a.next(at(1)), []);
-        // A cap of one thaws when none is left.
-        a.observe(jobs(0), at(2));
-        assert_eq!(a.next(at(2)), [key("a")]);
-    }
-
-    #[test]
-    fn a_controller_that_starts_knows_whose_turn_it_is() {
-        let mut a = Limits::new(1, 0);
-        let job = |job: &str, policy: &str, created: i64| {
-            let (policy, mut seen) = seen(job, policy, true);
-            seen.created = Some(at(created));
-            (policy, seen)
-        };
-        let ended = [job("1", "a", 10), job("2", "b", 5), job("3", "a", 1)];
-        a.observe(ended.into_iter().chain([seen("4", "c", false)]), at(20));
-        waits(&a.wants(&key("a"), "a", at(20)));
-        waits(&a.wants(&key("b"), "b", at(21)));
-        a.observe([job("1", "a", 10), job("2", "b", 5)], at(22));
-        assert_eq!(a.next(at(22)), [key("b")]);
-    }
-
-    #[test]
-    fn whatever_happens_the_cap_holds_and_all_get_their_turn() {
-        let seed = crate::seed();
-        let mut rng = fastrand::Rng::with_seed(seed);
-        for _ in 0..crate::rounds(10, 50) {
-            let cap = rng.usize(1..6);
-            let mut a = Limits::new(cap, 0);
-            let names: Vec<String> = (0..8).map(|i| format!("p{i}")).collect();
-            let mut wants: BTreeSet<usize> = BTreeSet::new();
-            let mut jobs: Jobs = Vec::new();
-            let mut got = [0; 8];
-            let mut foreign = false;
-            let mut now = 0;
-            for step in 0..2000 {
-                now += rng.i64(0..20);
-                if rng.u8(..) < 3 {
-                    // The controller starts anew.
-                    a = Limits::new(cap, 0);
-                }
-                if rng.u8(..) < 2 {
-                    let policy = format!("foreign{step}");
-                    jobs.push(seen(&policy, &policy, false));
-                    foreign = true;
-                }
-                let i = rng.usize(..8);
-                // It has one at a time.
-                if jobs.iter().all(|(policy, _)| *policy != key(&names[i])) {
-                    wants.insert(i);
-                }
-                let mut asks = vec![key(&names[i])];
-                if !jobs.is_empty() && rng.bool() {
-                    jobs.swap_remove(rng.usize(..jobs.len()));
-                }
-                a.observe(jobs.iter().cloned(), at(now));
-                asks.extend(a.next(at(now)));
-                // All ask again when the controller has started.
-                asks.extend(wants.iter().map(|&i| key(&names[i])));
-                for policy in asks {
-                    let i = names.iter().position(|n| *n == policy.1).unwrap();
-                    if !wants.contains(&i) {
-                        a.ask(&policy, &[], at(now));
-                        continue;
-                    }
-                    let job = format!("{}-{}", names[i], got[i]);
-                    if a.wants(&policy, &job, at(now)) == Answer::Granted {
-                        wants.remove(&i);
-                        got[i] += 1;
-                        jobs.push(seen(&job, &names[i], false));
-                    }
-                }
-                foreign &= jobs.len() > cap;
-                assert!(foreign || jobs.len() <= cap, "{} of {cap}", jobs.len());
-            }
-            let (least, most) = (got.iter().min().unwrap(), got.iter().max().unwrap());
-            assert!(*least > 10 && *most < 4 * *least, "{got:?}");
-        }
-    }
-}
+mod tests;

@@ -1,11 +1,17 @@
-//! From what is known of a policy to what is to be done: pure, with the time given.
+//! Computes what to write for a policy and its tasks from an observation of both.
 //!
-//! First [`decide`] tells which Jobs are wanted; the limits answer whose turn it is; then [`Decided::plan`] gives the
-//! actions, the statuses, what people are told, and when to look again. A status tells what is there, never what is
-//! intended: as long as there are actions, they are done first, and all is observed again.
+//! Pure: no I/O, and the time is an argument. Called by the reconciliation in `controller`, in three steps:
+//! 1. [`decide`] computes everything that does not depend on other policies.
+//! 2. The job limiter answers the [slot requests](Decisions::slot_requests) for the Jobs that are due.
+//! 3. [`Decisions::plan`] returns the actions, the statuses, the Events and the time of the requeue.
+//!
+//! A status tells what exists, never what is intended. So the controller does all actions of a plan first,
+//! observes again, and writes the statuses of a plan without actions.
 
+mod actions;
 pub mod compaction;
 pub mod conditions;
+mod freshness;
 pub mod job_limits;
 mod objects;
 mod policy;
@@ -15,566 +21,586 @@ mod task_queue;
 mod tests;
 pub mod threshold;
 
+pub use actions::Action;
 pub use objects::Desired;
 pub use policy::snapshot_ages;
 
 use super::api::{
     EtcdBackupPolicy, EtcdBackupPolicyStatus, EtcdBackupTask, EtcdBackupTaskStatus, LastCompaction,
-    TaskState, TaskType,
+    RunState, TaskState, TaskType,
 };
 use super::jobs::{self, Allowed, Settings};
 use super::names::{Key, key, label};
 use super::observe::threshold_jobs::{ThresholdStart, is_of_task, is_of_threshold};
-use super::observe::{
-    AppliedObject, AttemptedAction, Observed, PackedObject, WATCH_DELAY, outcome,
-};
+use super::observe::{AttemptedAction, Observed, Refusal, WATCH_DELAY, outcome};
 use super::times::{later, sooner, utc};
+use actions::{create_job_description, is_for_policy_objects};
 use chrono::{DateTime, Utc};
-use conditions::{Judgement, Problem};
-use job_limits::{Answer, Asker, Seen, Wanted};
-use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::coordination::v1::Lease;
-use kube::core::ApiResource;
-use kube::{Resource, ResourceExt};
-use serde_json::Value;
+use compaction::CompactionActivity;
+use conditions::{Assessment, Problem};
+use job_limits::{CountedJob, Freeze, Requester, SlotDecision, SlotRequest};
+use kube::ResourceExt;
+use policy::{BackupHealth, PolicyFindings};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
-use task::{Step, Timed};
-use task_queue::{QUEUED, Surroundings, Verdict};
+use task::{TOO_MANY_JOBS, TaskProgress, TimedProgress};
+use task_queue::{Admission, AdmissionContext, QUEUED};
+use threshold::NotDue;
 
-/// What plans depend on beside what is observed.
+/// The settings that plans depend on.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Of the Jobs.
+    /// The settings of all Jobs.
     pub settings: Settings,
-    /// The namespaces that are looked after; empty for all.
+    /// The namespaces that the controller watches; empty for all.
     pub namespaces: Vec<String>,
     /// What policies and tasks may ask for.
     pub allowed: Allowed,
-    /// Whether what was carried out before, and is not allowed, is refused.
+    /// Whether to stop policies that ran before and ask for something that is not allowed.
     pub enforce_existing: bool,
-    /// Whether thresholds are looked at.
+    /// Whether thresholds start compactions.
     pub compactions: bool,
-    /// Whether tasks are.
+    /// Whether tasks are carried out.
     pub tasks: bool,
 }
 
-/// Something that people are told of an object: an Event, and a line of the log.
+/// An Event to publish about a policy or a task. It is logged, too.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Note {
-    /// Whether it is a warning.
+pub struct PlannedEvent {
+    /// Whether the Event is a Warning; else it is Normal.
     pub warning: bool,
-    /// A word for machines.
+    /// The reason of the Event: one word, for programs.
     pub reason: String,
-    /// What the controller was at, a word.
+    /// The action of the Event: one word for what the controller does.
     pub action: &'static str,
-    /// For people.
+    /// The note of the Event: a sentence, for users.
     pub text: String,
 }
 
-/// Something to be written. Each may be done twice.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Action {
-    /// The Jobs' service account of the namespace, and what binds it to their rights.
-    MakeAccount,
-    /// An empty Lease, if it is not there.
-    CreateLease(Box<Lease>),
-    /// A Job of a threshold or a task.
-    CreateJob {
-        /// The Job.
-        job: Box<Job>,
-        /// What it is made for, of a threshold.
-        start: Option<ThresholdStart>,
-        /// What is told then.
-        note: Note,
-    },
-    /// An object is to be as it should be; what is told if it was not.
-    Apply(Box<Desired>, Note),
-    /// A part of an object is to be another one.
-    Change(ApiResource, String, Value),
-    /// An object of this UID is to go.
-    Delete(ApiResource, String, Option<String>),
-}
-
-impl Action {
-    /// In words; two actions of one policy have different ones.
-    pub fn what(&self) -> String {
-        match self {
-            Action::MakeAccount => format!("make the ServiceAccount {}", jobs::JOBS_ACCOUNT),
-            Action::CreateLease(lease) => format!("create Lease {}", lease.name_any()),
-            Action::CreateJob { job, .. } => creates(&job.name_any()),
-            Action::Apply(desired, _) => {
-                format!("apply {} {}", desired.resource.kind, desired.name)
-            }
-            Action::Change(resource, name, _) => format!("change {} {name}", resource.kind),
-            Action::Delete(resource, name, _) => format!("delete {} {name}", resource.kind),
-        }
-    }
-
-    fn delete<K: Resource<DynamicType = ()>>(object: &K) -> Action {
-        Action::Delete(
-            ApiResource::erase::<K>(&()),
-            object.name_any(),
-            object.uid(),
-        )
-    }
-
-    fn delete_made<K: Resource<DynamicType = ()>>(made: &PackedObject) -> Action {
-        let resource = ApiResource::erase::<K>(&());
-        Action::Delete(resource, made.key.1.clone(), made.uid.clone())
-    }
-
-    fn change<K: Resource<DynamicType = ()>>(made: &PackedObject, mut part: Value) -> Action {
-        // Not of another one by that name.
-        part["metadata"]["uid"] = made.uid.clone().into();
-        Action::Change(ApiResource::erase::<K>(&()), made.key.1.clone(), part)
-    }
-}
-
-fn creates(job: &str) -> String {
-    format!("create Job {job}")
-}
-
-/// The status of a policy that is to be written.
+/// A policy's status to write.
 #[derive(Debug)]
 pub struct PolicyStatus {
-    /// Of this policy.
+    /// The policy.
     pub policy: Arc<EtcdBackupPolicy>,
-    /// The status.
+    /// The new status.
     pub status: EtcdBackupPolicyStatus,
-    /// What is told then.
-    pub notes: Vec<Note>,
-    /// A compaction that has ended: whether it succeeded, and how long it took.
+    /// The Events to publish when the status is written.
+    pub events: Vec<PlannedEvent>,
+    /// Whether a compaction succeeded and how long it took, if the status is the first that has its end.
     pub compaction_ended: Option<(bool, Duration)>,
 }
 
-/// The status of a task that is to be written.
+/// A task's status to write.
 #[derive(Debug)]
 pub struct TaskStatus {
-    /// Of this task.
+    /// The task.
     pub task: Arc<EtcdBackupTask>,
-    /// The status.
+    /// The new status.
     pub status: EtcdBackupTaskStatus,
-    /// What is told then.
-    pub note: Option<Note>,
-    /// How long it took, if it ends with that.
-    pub took: Option<Duration>,
+    /// The Event to publish when the status is written.
+    pub event: Option<PlannedEvent>,
+    /// How long the task's Job took, if it has ended.
+    pub duration: Option<Duration>,
 }
 
-/// What is to be done for a policy.
+/// Everything to do for a policy and its tasks.
 #[derive(Debug, Default)]
 pub struct Plan {
-    /// What is to be written before any status.
+    /// What to write before any status.
     pub actions: Vec<Action>,
-    /// The policy's status, if it is another one.
+    /// The policy's status, if it has changed.
     pub policy: Option<PolicyStatus>,
-    /// The statuses of tasks that are others.
+    /// The statuses of tasks that have changed.
     pub tasks: Vec<TaskStatus>,
-    /// What is told of the policy apart from its status.
-    pub notes: Vec<Note>,
-    /// When time alone makes another plan of it.
-    pub look_again: Option<DateTime<Utc>>,
+    /// The Events about the policy that do not depend on its status.
+    pub events: Vec<PlannedEvent>,
+    /// When to plan again even if nothing has changed.
+    pub requeue_at: Option<DateTime<Utc>>,
 }
 
-/// What was decided on what is known: all but whose turn it is.
-pub struct Decided<'o> {
+impl Plan {
+    /// Brings the requeue forward to this time.
+    fn requeue_by(&mut self, at: Option<DateTime<Utc>>) {
+        self.requeue_at = sooner(self.requeue_at, at);
+    }
+}
+
+/// The result of [`decide`]: a plan that still lacks the job slots.
+pub struct Decisions<'o> {
     observed: &'o Observed,
     options: &'o Options,
     now: DateTime<Utc>,
+    /// Why the policy is not carried out.
     problem: Option<Problem>,
-    health: Option<policy::Health>,
-    compaction: compaction::Look,
-    start: Result<ThresholdStart, compaction::Idle>,
-    steps: Vec<(&'o Arc<EtcdBackupTask>, Next)>,
+    /// `None` if the policy does not exist.
+    health: Option<BackupHealth>,
+    compaction: CompactionActivity,
+    /// The Job that a threshold starts, or why none is due.
+    threshold_job: Result<ThresholdStart, NotDue>,
+    task_steps: Vec<(&'o Arc<EtcdBackupTask>, TaskStep)>,
 }
 
-/// What is next for a task.
-enum Next {
-    /// It is so, or waits so.
-    Is(Timed),
-    /// It is its turn within the policy.
-    Job,
-    /// It has ended before.
-    Over,
-    /// Nothing can be told yet; look again then.
-    Unknown(DateTime<Utc>),
+/// The next step of a task.
+enum TaskStep {
+    /// Write this progress into its status.
+    Report(TimedProgress),
+    /// Create its Job, if there is a job slot.
+    CreateJob,
+    /// Clean up: the task has ended.
+    CleanUp,
+    /// Do nothing before this time: the watches have not reported enough yet.
+    WaitUntil(DateTime<Utc>),
 }
 
-/// Decides on what is known of a policy and its tasks.
-pub fn decide<'o>(observed: &'o Observed, options: &'o Options, now: DateTime<Utc>) -> Decided<'o> {
+/// Decides everything about a policy and its tasks that does not depend on other policies.
+pub fn decide<'o>(
+    observed: &'o Observed,
+    options: &'o Options,
+    now: DateTime<Utc>,
+) -> Decisions<'o> {
     let policy = observed.policy.as_deref();
     let problem = policy.and_then(|p| policy::impediment(p, observed, options));
-    let health = policy.map(|p| policy::Health::of(p, observed, now));
-    let (compaction, start) = match options.compactions {
-        true => {
-            let look = compaction::Look::at(observed, now);
-            let start = look.start(observed, now);
-            (look, start)
-        }
-        false => (
-            compaction::Look::default(),
-            Err(("compactions are turned off".to_owned(), None)),
-        ),
+    let health = policy.map(|p| BackupHealth::assess(p, observed, now));
+    let (compaction, threshold_job) = if options.compactions {
+        let activity = CompactionActivity::new(observed, now);
+        let next_job = activity.next_job(observed, now);
+        (activity, next_job)
+    } else {
+        (
+            CompactionActivity::default(),
+            Err(NotDue::until_a_change("compactions are turned off")),
+        )
     };
-    let mut decided = Decided {
+    let mut decisions = Decisions {
         observed,
         options,
         now,
         problem,
         health,
         compaction,
-        start,
-        steps: Vec::new(),
+        threshold_job,
+        task_steps: Vec::new(),
     };
     if options.tasks {
-        decided.steps = decided.steps_of_tasks();
+        decisions.task_steps = decisions.decide_tasks();
     }
-    decided
+    decisions
 }
 
-/// The Jobs of a policy that count for the limits.
-pub fn counted(observed: &Observed) -> Vec<Seen> {
-    let counts = |job: &&Arc<Job>| is_of_threshold(job) || is_of_task(job);
-    let counted = observed.jobs.iter().filter(counts);
-    let restore = TaskType::Restore.as_str();
-    // One that somebody has suspended has no Pods, and no end.
-    let is_suspended = |job: &Job| job.spec.as_ref().is_some_and(|s| s.suspend == Some(true));
-    let counted = counted.map(|job| Seen {
-        job: key(&**job),
-        finished: outcome::is_finished(job) || is_suspended(job),
-        is_restore: label(&**job, jobs::LABEL_TASK_TYPE) == Some(restore),
-        created: job.metadata.creation_timestamp.as_ref().map(utc),
-    });
-    counted.collect()
+/// Returns the Jobs of a policy that count for the limits.
+pub fn limited_jobs(observed: &Observed) -> Vec<CountedJob> {
+    let mut counted = Vec::new();
+    for job in &observed.jobs {
+        if !is_of_threshold(job) && !is_of_task(job) {
+            continue;
+        }
+        // A Job that a user has suspended has no Pods, and may never end.
+        let is_suspended = job.spec.as_ref().is_some_and(|s| s.suspend == Some(true));
+        let task_type = label(&**job, jobs::LABEL_TASK_TYPE);
+        counted.push(CountedJob {
+            job: key(&**job),
+            finished: outcome::is_finished(job) || is_suspended,
+            is_restore: task_type == Some(TaskType::Restore.as_str()),
+            created: job.metadata.creation_timestamp.as_ref().map(utc),
+        });
+    }
+    counted
 }
 
-impl<'o> Decided<'o> {
-    fn tried(&self, what: &str) -> Option<&'o AttemptedAction> {
-        self.observed.attempted.iter().find(|t| t.action == what)
-    }
-
+impl<'o> Decisions<'o> {
     fn policy(&self) -> Option<&'o EtcdBackupPolicy> {
         self.observed.policy.as_deref()
     }
 
-    /// The Jobs that are to be created, if it is their turn.
-    pub fn wanted(&self) -> Vec<Wanted> {
-        let may_start = self.problem.is_none();
-        let start = self.start.as_ref().ok().filter(|_| may_start);
-        let start = start.map(|start| compaction::wanted(self.observed, start));
-        let jobs = self
-            .steps
-            .iter()
-            .filter(|(_, next)| matches!(next, Next::Job));
-        let tasks = jobs.map(|(task, _)| Wanted {
-            asker: Asker::Task {
-                task: key(&***task),
-                policy: self.observed.key.clone(),
-            },
-            job: (self.observed.key.0.clone(), jobs::task_job_name(task)),
-            is_restore: task.spec.type_ == TaskType::Restore,
-        });
-        let mut wanted: Vec<Wanted> = start.into_iter().chain(tasks).collect();
-        wanted.retain(|w| self.tried(&creates(&w.job.1)).is_none());
-        wanted
+    /// Returns the earlier attempt at an action in this reconciliation.
+    fn attempt(&self, description: &str) -> Option<&'o AttemptedAction> {
+        let mut attempted = self.observed.attempted.iter();
+        attempted.find(|t| t.action == description)
     }
 
-    fn steps_of_tasks(&self) -> Vec<(&'o Arc<EtcdBackupTask>, Next)> {
-        let not_ready = self.health.as_ref().filter(|h| !h.is_backed_up());
-        let not_ready = not_ready.map(|h| h.backup_ready.message.as_str());
-        let surroundings = Surroundings {
+    /// Returns the requests for the Jobs that are due and were not tried to create in this reconciliation.
+    pub fn slot_requests(&self) -> Vec<SlotRequest> {
+        let mut requests = Vec::new();
+        if self.problem.is_none()
+            && let Ok(start) = &self.threshold_job
+        {
+            requests.push(compaction::slot_request(self.observed, start));
+        }
+        for (task, step) in &self.task_steps {
+            if !matches!(step, TaskStep::CreateJob) {
+                continue;
+            }
+            requests.push(SlotRequest {
+                requester: Requester::Task {
+                    task: key(&***task),
+                    policy: self.observed.key.clone(),
+                },
+                job: (self.observed.key.0.clone(), jobs::task_job_name(task)),
+                is_restore: task.spec.type_ == TaskType::Restore,
+            });
+        }
+        requests.retain(|r| self.attempt(&create_job_description(&r.job.1)).is_none());
+        requests
+    }
+
+    /// Decides on the next step of each task that is not being deleted.
+    fn decide_tasks(&self) -> Vec<(&'o Arc<EtcdBackupTask>, TaskStep)> {
+        let health = self.health.as_ref().filter(|h| !h.is_backed_up());
+        let context = AdmissionContext {
             policy: self.policy(),
-            backup_not_ready: not_ready,
+            backup_not_ready: health.map(|h| h.backup_ready.message.as_str()),
             not_allowed: &|task| self.options.allowed.task_problems(task),
         };
-        let verdicts = task_queue::judge(&self.observed.tasks, &surroundings, self.now);
-        let tasks = self.observed.tasks.iter();
-        let open = tasks.filter(|t| t.metadata.deletion_timestamp.is_none());
-        open.map(|task| (task, self.next(task, verdicts.get(&task.name_any()))))
-            .collect()
+        let mut admissions = task_queue::admit(&self.observed.tasks, &context, self.now);
+        let mut steps = Vec::new();
+        for task in &self.observed.tasks {
+            if task.metadata.deletion_timestamp.is_none() {
+                let admission = admissions.remove(&task.name_any());
+                steps.push((task, self.decide_task(task, admission)));
+            }
+        }
+        steps
     }
 
-    fn next(&self, task: &EtcdBackupTask, verdict: Option<&Verdict>) -> Next {
+    fn decide_task(&self, task: &EtcdBackupTask, admission: Option<Admission>) -> TaskStep {
         let (observed, now) = (self.observed, self.now);
         let old = task.status.clone().unwrap_or_default();
         if old.state.is_final() {
-            return Next::Over;
+            return TaskStep::CleanUp;
         }
         if let Some(job) = task::job(observed, task) {
-            // It is there, even if the write that told so was lost.
+            // The Job counts even if the status does not mention it: that write may have failed.
             let pods = observed.pods_of(job);
-            return Next::Is(task::progress(task, &old, self.policy(), job, &pods, now));
+            let progress = task::progress(task, &old, self.policy(), job, &pods, now);
+            return TaskStep::Report(progress);
         }
         if old.state != TaskState::Pending {
-            return match compaction::is_young(old.initiated_at, now) {
-                true => Next::Unknown(later(now, WATCH_DELAY)),
-                false => Next::Is((task::without_job(task, self.policy()), None)),
-            };
+            if compaction::is_recent(old.initiated_at, now) {
+                return TaskStep::WaitUntil(later(now, WATCH_DELAY));
+            }
+            return TaskStep::Report((task::without_job(task, self.policy()), None));
         }
-        let waits =
-            |reason, message: String, again| Next::Is((Step::Waits(reason, message), again));
-        match verdict {
-            // All that are Pending are judged.
-            None => Next::Unknown(later(now, WATCH_DELAY)),
-            Some(Verdict::Reject(refusal)) => Next::Is((Step::rejected(refusal.clone()), None)),
-            Some(Verdict::Wait {
+        match admission {
+            // Cannot happen: every Pending task is decided on.
+            None => TaskStep::WaitUntil(later(now, WATCH_DELAY)),
+            Some(Admission::Reject(refusal)) => {
+                TaskStep::Report((TaskProgress::rejected(refusal), None))
+            }
+            Some(Admission::Wait {
                 reason,
                 message,
-                look_again,
-            }) => waits(reason, message.clone(), *look_again),
-            Some(Verdict::Go) => {
-                if let Some(problem) = &self.problem {
-                    let message = format!("the policy is not ready: {}", problem.message);
-                    return waits("PolicyNotReady", message, None);
-                }
-                // One that was postponed may come back while one behind it runs.
-                if let Some((other, again)) = task::running(task, observed, now) {
-                    return waits(QUEUED, format!("{other} has not ended"), again);
-                }
-                let compacts = task.spec.type_ == TaskType::OnDemandCompaction;
-                if let Some(start) = self.start.as_ref().ok().filter(|_| compacts) {
-                    let message = format!("{} is about to start", start.job.name);
-                    return waits(QUEUED, message, Some(later(now, WATCH_DELAY)));
-                }
-                Next::Job
-            }
+                requeue_at,
+            }) => TaskStep::Report((TaskProgress::Waiting { reason, message }, requeue_at)),
+            Some(Admission::Start) => match self.wait_before_start(task) {
+                Some(waiting) => TaskStep::Report(waiting),
+                None => TaskStep::CreateJob,
+            },
         }
     }
 
-    /// The plan, with the answers of the limits by Job.
-    pub fn plan(mut self, turns: &BTreeMap<Key, Answer>) -> Plan {
+    /// Returns why the next task of the policy must wait for something other than a task.
+    fn wait_before_start(&self, task: &EtcdBackupTask) -> Option<TimedProgress> {
+        let waiting = |reason, message| TaskProgress::Waiting { reason, message };
+        if let Some(problem) = &self.problem {
+            let message = format!("the policy is not Ready: {}", problem.message);
+            return Some((waiting("PolicyNotReady", message), None));
+        }
+        // Another task may have started while this one was postponed.
+        if let Some((blocker, requeue_at)) = task::blocker(task, self.observed, self.now) {
+            let message = format!("{blocker} has not ended");
+            return Some((waiting(QUEUED, message), requeue_at));
+        }
+        if task.spec.type_ == TaskType::OnDemandCompaction
+            && let Ok(start) = &self.threshold_job
+        {
+            let message = format!("the Job {} is about to start", start.job.name);
+            let requeue_at = Some(later(self.now, WATCH_DELAY));
+            return Some((waiting(QUEUED, message), requeue_at));
+        }
+        None
+    }
+
+    /// Returns the plan with the limiter's decision for each requested Job.
+    pub fn plan(mut self, slots: &BTreeMap<Key, SlotDecision>) -> Plan {
         let mut plan = Plan {
-            look_again: self.observed.look_again,
+            requeue_at: self.observed.requeue_at,
             ..Plan::default()
         };
-        let healthy = self.plan_compaction(turns, &mut plan);
-        let steps = self.plan_tasks(turns, &mut plan);
-        self.plan_policy(healthy, &steps, &mut plan);
-        for (task, step) in &steps {
-            plan.tasks.extend(self.task_status(task, step));
+        let compaction_healthy = self.plan_threshold_job(slots, &mut plan);
+        let task_progress = self.plan_tasks(slots, &mut plan);
+        self.plan_policy(compaction_healthy, &task_progress, &mut plan);
+        for (task, progress) in &task_progress {
+            plan.tasks.extend(self.task_status(task, progress));
         }
         plan.actions
-            .retain(|action| self.tried(&action.what()).is_none());
+            .retain(|action| self.attempt(&action.description()).is_none());
         plan
     }
 
-    fn answer<'t>(&self, turns: &'t BTreeMap<Key, Answer>, job: &str) -> Option<&'t Answer> {
-        turns.get(&(self.observed.key.0.clone(), job.to_owned()))
+    fn slot<'s>(
+        &self,
+        slots: &'s BTreeMap<Key, SlotDecision>,
+        job: &str,
+    ) -> Option<&'s SlotDecision> {
+        slots.get(&(self.observed.key.0.clone(), job.to_owned()))
     }
 
-    /// Plans the Job of a threshold; gives how compactions are.
-    fn plan_compaction(
-        &mut self,
-        turns: &BTreeMap<Key, Answer>,
+    /// Plans the Job of a threshold. Returns the condition CompactionHealthy; `None` if no compactions are
+    /// started.
+    fn plan_threshold_job(
+        &self,
+        slots: &BTreeMap<Key, SlotDecision>,
         plan: &mut Plan,
-    ) -> Option<Judgement> {
+    ) -> Option<Assessment> {
         let policy = self.policy().filter(|_| self.options.compactions)?;
         let (namespace, name) = &self.observed.key;
-        plan.look_again = sooner(plan.look_again, self.compaction.look_again);
-        match &self.start {
-            Err((reason, again)) => {
+        plan.requeue_by(self.compaction.requeue_at);
+        let mut refusal = None;
+        match &self.threshold_job {
+            Err(not_due) => {
+                let reason = &not_due.reason;
                 tracing::debug!(namespace, policy = name, "no compaction: {reason}");
-                plan.look_again = sooner(plan.look_again, *again);
+                plan.requeue_by(not_due.requeue_at);
             }
             Ok(start) => {
-                let why = match (&self.problem, self.answer(turns, &start.job.name)) {
-                    (Some(problem), _) => Some(problem.message.clone()),
-                    (None, Some(Answer::Wait { reason, freeze })) => {
-                        plan.notes.extend(freeze.as_ref().map(freeze_note));
-                        Some(reason.clone())
-                    }
-                    (None, None) => None,
-                    (None, Some(Answer::Granted)) => {
-                        let settings = &self.options.settings;
-                        let action = compaction::creation(policy, start.clone(), settings);
-                        plan.actions.push(action);
-                        None
-                    }
-                };
-                if let Some(why) = why {
+                let reason_to_wait = self.create_threshold_job(policy, start, slots, plan);
+                if let Some(why) = reason_to_wait {
                     tracing::debug!(namespace, policy = name, "{}; but {why}", start.reason);
                 }
+                let attempt = self.attempt(&create_job_description(&start.job.name));
+                refusal = attempt.and_then(|attempt| attempt.refusal.as_ref());
             }
         }
-        let job = self
-            .start
-            .as_ref()
-            .ok()
-            .map(|start| creates(&start.job.name));
-        let tried = job.and_then(|job| self.tried(&job));
-        let healthy = match tried.and_then(|tried| tried.refusal.as_ref()) {
+        let healthy = match refusal {
             Some(refusal) => conditions::job_refused(&refusal.message),
             None => conditions::compaction_healthy(
                 policy,
                 &self.observed.facts,
                 self.compaction.last.as_ref(),
-                &policy::seen(self.observed),
+                &policy::renewal_times(self.observed),
                 self.now,
             ),
         };
-        plan.look_again = sooner(plan.look_again, healthy.stale_at);
+        plan.requeue_by(healthy.stale_at);
         Some(healthy)
     }
 
-    /// Plans the Jobs of tasks, and what goes; gives how each task is.
-    fn plan_tasks(
-        &mut self,
-        turns: &BTreeMap<Key, Answer>,
+    /// Plans a Job that is due, or returns why it has to wait.
+    fn create_threshold_job(
+        &self,
+        policy: &EtcdBackupPolicy,
+        start: &ThresholdStart,
+        slots: &BTreeMap<Key, SlotDecision>,
         plan: &mut Plan,
-    ) -> Vec<(Arc<EtcdBackupTask>, Step)> {
-        let mut steps = Vec::new();
-        for (task, next) in std::mem::take(&mut self.steps) {
-            let (step, again) = match next {
-                Next::Is((step, again)) => (Some(step), again),
-                Next::Unknown(again) => (None, Some(again)),
-                Next::Over => {
-                    let job = task::job(self.observed, task);
-                    let (actions, again) = task::ended(task, job, self.now);
-                    plan.actions.extend(actions);
-                    (None, again)
-                }
-                Next::Job => self.plan_job(task, turns, plan),
-            };
-            plan.look_again = sooner(plan.look_again, again);
-            steps.extend(step.map(|step| (task.clone(), step)));
+    ) -> Option<String> {
+        if let Some(problem) = &self.problem {
+            return Some(problem.message.clone());
         }
-        steps
+        match self.slot(slots, &start.job.name)? {
+            SlotDecision::Wait { reason, freeze } => {
+                plan.events.extend(freeze.as_ref().map(freeze_event));
+                Some(reason.clone())
+            }
+            SlotDecision::Granted => {
+                let settings = &self.options.settings;
+                let action = compaction::create_job(policy, start.clone(), settings);
+                plan.actions.push(action);
+                None
+            }
+        }
     }
 
-    fn plan_job(
+    /// Plans the Jobs of tasks, and the cleanup of those that have ended. Returns the progress of the others.
+    fn plan_tasks(
+        &mut self,
+        slots: &BTreeMap<Key, SlotDecision>,
+        plan: &mut Plan,
+    ) -> Vec<(Arc<EtcdBackupTask>, TaskProgress)> {
+        let mut all_progress = Vec::new();
+        for (task, step) in std::mem::take(&mut self.task_steps) {
+            let progress = match step {
+                TaskStep::Report(progress) => Some(progress),
+                TaskStep::CreateJob => self.plan_task_job(task, slots, plan),
+                TaskStep::WaitUntil(at) => {
+                    plan.requeue_by(Some(at));
+                    None
+                }
+                TaskStep::CleanUp => {
+                    let job = task::job(self.observed, task);
+                    let (actions, expires_at) = task::clean_up(task, job, self.now);
+                    plan.actions.extend(actions);
+                    plan.requeue_by(expires_at);
+                    None
+                }
+            };
+            if let Some((progress, requeue_at)) = progress {
+                plan.requeue_by(requeue_at);
+                all_progress.push((task.clone(), progress));
+            }
+        }
+        all_progress
+    }
+
+    /// Plans the Job of a task, or returns why it has to wait.
+    fn plan_task_job(
         &self,
         task: &EtcdBackupTask,
-        turns: &BTreeMap<Key, Answer>,
+        slots: &BTreeMap<Key, SlotDecision>,
         plan: &mut Plan,
-    ) -> (Option<Step>, Option<DateTime<Utc>>) {
+    ) -> Option<TimedProgress> {
         let name = jobs::task_job_name(task);
-        if let Some(tried) = self.tried(&creates(&name)) {
-            let refused = task::refused(tried, self.now);
-            return refused.map_or((None, None), |(step, again)| (Some(step), again));
+        if let Some(attempt) = self.attempt(&create_job_description(&name)) {
+            return task::refused(attempt, self.now);
         }
-        match (self.answer(turns, &name), self.policy()) {
-            (Some(Answer::Granted), Some(policy)) => {
+        match self.slot(slots, &name)? {
+            SlotDecision::Granted => {
+                let job = jobs::task_job(self.policy()?, task, &self.options.settings);
                 plan.actions.push(Action::CreateJob {
-                    job: Box::new(jobs::task_job(policy, task, &self.options.settings)),
+                    job: Box::new(job),
                     start: None,
-                    note: Note {
+                    event: PlannedEvent {
                         warning: false,
                         reason: "TaskStarted".to_owned(),
                         action: task.spec.type_.as_str(),
-                        text: format!("the Job {name} was created"),
+                        text: format!("created the Job {name}"),
                     },
                 });
-                (None, None)
+                None
             }
-            (Some(Answer::Wait { reason, freeze }), _) => {
-                plan.notes.extend(freeze.as_ref().map(freeze_note));
-                (Some(Step::Waits("TooManyJobs", reason.clone())), None)
+            SlotDecision::Wait { reason, freeze } => {
+                plan.events.extend(freeze.as_ref().map(freeze_event));
+                let waiting = TaskProgress::Waiting {
+                    reason: TOO_MANY_JOBS,
+                    message: reason.clone(),
+                };
+                Some((waiting, None))
             }
-            _ => (None, None),
         }
     }
 
     /// Plans the objects of the policy, and its status.
     fn plan_policy(
         &mut self,
-        healthy: Option<Judgement>,
-        steps: &[(Arc<EtcdBackupTask>, Step)],
+        compaction_healthy: Option<Assessment>,
+        task_progress: &[(Arc<EtcdBackupTask>, TaskProgress)],
         plan: &mut Plan,
     ) {
         let (Some(health), Some(policy)) = (self.health.take(), self.observed.policy.clone())
         else {
             return;
         };
-        let (observed, options, now) = (self.observed, self.options, self.now);
-        plan.actions.extend(match &self.problem {
-            Some(problem) if policy::leaves_all_as_it_is(problem) => {
-                let is_stopped = policy.spec.suspend
-                    || options.enforce_existing && problem.reason == policy::NOT_ALLOWED;
-                match is_stopped {
-                    true => objects::stop(&policy, observed),
-                    false => Vec::new(),
-                }
-            }
-            problem => objects::of_policy(
-                &policy,
-                observed,
-                options,
-                problem.as_ref(),
-                health.is_backed_up(),
-                now,
-            ),
+        let objects = self.plan_objects(&policy, health.is_backed_up());
+        plan.actions.extend(objects);
+
+        let apply_problem = self.apply_refusal().map(|refusal| Problem {
+            reason: refusal.reason.to_owned(),
+            message: refusal.message.clone(),
         });
-        let mut tried = observed.attempted.iter();
-        // Of Jobs that are refused, and of tasks that do not go, others tell.
-        let is_of_policy = |t: &&AttemptedAction| {
-            !t.action.starts_with(&creates("")) && !t.action.starts_with("delete ")
-        };
-        let refusal = tried.find(|t| is_of_policy(t) && t.refusal.is_some());
-        let refusal = refusal.and_then(|t| t.refusal.as_ref()).map(|r| Problem {
-            reason: r.reason.to_owned(),
-            message: r.message.clone(),
-        });
-        let problem = self.problem.as_ref().or(refusal.as_ref());
-        let restorations = steps
+        let restorations = task_progress
             .iter()
-            .filter_map(|(task, step)| task::restoration(task, step));
-        let findings = policy::Findings {
+            .filter_map(|(task, progress)| task::restoration(task, progress))
+            .collect();
+        let findings = PolicyFindings {
             health,
-            problem,
-            compaction: healthy.as_ref().map(|h| (self.compaction.last.clone(), h)),
-            restorations: restorations.collect(),
+            problem: self.problem.as_ref().or(apply_problem.as_ref()),
+            compaction: compaction_healthy
+                .as_ref()
+                .map(|healthy| (self.compaction.last.clone(), healthy)),
+            restorations,
         };
-        let (status, stale_at) = policy::status(&policy, observed, options, findings, now);
-        plan.look_again = sooner(plan.look_again, stale_at);
-        let old = policy.status.clone().unwrap_or_default();
-        if old == status {
-            return;
-        }
-        let mut notes = policy::notes(&old.conditions, &status.conditions);
-        let end = compaction::end(
-            old.last_compaction.as_ref(),
-            status.last_compaction.as_ref(),
-        );
-        let compaction_ended = end.as_ref().and(status.last_compaction.as_ref()).map(took);
-        notes.extend(end);
-        plan.policy = Some(PolicyStatus {
-            policy,
-            status,
-            notes,
-            compaction_ended,
-        });
+        let (status, stale_at) =
+            policy::status(&policy, self.observed, self.options, findings, self.now);
+        plan.requeue_by(stale_at);
+        plan.policy = changed_status(policy, status);
     }
 
-    fn task_status(&self, task: &Arc<EtcdBackupTask>, step: &Step) -> Option<TaskStatus> {
+    /// Plans the CronJobs, the follower and the Leases of the policy.
+    fn plan_objects(&self, policy: &EtcdBackupPolicy, is_backed_up: bool) -> Vec<Action> {
+        let (observed, options) = (self.observed, self.options);
+        let problem = self.problem.as_ref();
+        let Some(problem) = problem.filter(|p| policy::keeps_objects(p)) else {
+            return objects::apply_all(policy, observed, options, problem, is_backed_up, self.now);
+        };
+        let is_refused = options.enforce_existing && problem.reason == policy::NOT_ALLOWED;
+        if policy.spec.suspend || is_refused {
+            objects::stop_all(policy, observed)
+        } else {
+            Vec::new()
+        }
+    }
+
+    /// Returns the first refusal of an object of the policy in this reconciliation. Refused Jobs are reported
+    /// elsewhere: by CompactionHealthy and by the statuses of tasks.
+    fn apply_refusal(&self) -> Option<&'o Refusal> {
+        let mut attempted = self.observed.attempted.iter();
+        attempted.find_map(|t| {
+            let refusal = t.refusal.as_ref()?;
+            is_for_policy_objects(&t.action).then_some(refusal)
+        })
+    }
+
+    /// Returns the status of a task, if it has changed.
+    fn task_status(
+        &self,
+        task: &Arc<EtcdBackupTask>,
+        progress: &TaskProgress,
+    ) -> Option<TaskStatus> {
         let old = task.status.clone().unwrap_or_default();
-        let name = jobs::task_job_name(task);
-        let status = task::status(task, &old, step, &name, self.now);
-        (status != old).then(|| TaskStatus {
-            note: task::note(task, &old, &status, step),
-            took: task::took(step),
+        let job_name = jobs::task_job_name(task);
+        let status = task::status(task, &old, progress, &job_name, self.now);
+        if status == old {
+            return None;
+        }
+        Some(TaskStatus {
+            event: task::event(task, &old, &status, progress),
+            duration: task::duration(progress),
             task: task.clone(),
             status,
         })
     }
 }
 
-/// Whether a compaction succeeded, and how long it took.
-fn took(last: &LastCompaction) -> (bool, Duration) {
-    let took = last.run.completion_time.zip(last.run.start_time);
-    let took = took.and_then(|(end, start)| (end - start).to_std().ok());
-    let succeeded = last.run.state == super::api::RunState::Succeeded;
-    (succeeded, took.unwrap_or_default())
+/// Returns the policy's status with its Events, if it has changed.
+fn changed_status(
+    policy: Arc<EtcdBackupPolicy>,
+    status: EtcdBackupPolicyStatus,
+) -> Option<PolicyStatus> {
+    let old = policy.status.clone().unwrap_or_default();
+    if old == status {
+        return None;
+    }
+    let mut events = policy::condition_events(&old.conditions, &status.conditions);
+    let last = status.last_compaction.as_ref();
+    let end_event = compaction::end_event(old.last_compaction.as_ref(), last);
+    let compaction_ended = last.filter(|_| end_event.is_some()).map(compaction_result);
+    events.extend(end_event);
+    Some(PolicyStatus {
+        policy,
+        status,
+        events,
+        compaction_ended,
+    })
 }
 
-fn freeze_note(freeze: &job_limits::Freeze) -> Note {
-    Note {
+/// Returns whether a compaction succeeded, and how long it took.
+fn compaction_result(last: &LastCompaction) -> (bool, Duration) {
+    let times = last.run.completion_time.zip(last.run.start_time);
+    let duration = times.and_then(|(end, start)| (end - start).to_std().ok());
+    let succeeded = last.run.state == RunState::Succeeded;
+    (succeeded, duration.unwrap_or_default())
+}
+
+fn freeze_event(freeze: &Freeze) -> PlannedEvent {
+    PlannedEvent {
         warning: true,
-        reason: "TooManyJobs".to_owned(),
+        reason: TOO_MANY_JOBS.to_owned(),
         action: "Freeze",
         text: format!(
-            "{} Jobs of thresholds and tasks run, and no more than {} may: none is started until there are {} or fewer",
-            freeze.active, freeze.cap, freeze.until
+            "{} Jobs of thresholds and tasks are running, but --max-jobs allows {}: new ones start when {} left",
+            freeze.active,
+            freeze.cap,
+            job_limits::or_fewer(freeze.until)
         ),
     }
 }

@@ -1,13 +1,15 @@
-//! The objects of a policy that are there all the time: CronJobs, the follower, Leases, the Jobs' account.
+//! The permanent objects of a policy: CronJobs, the follower's Deployment, Leases and the Jobs'
+//! ServiceAccount.
 //!
-//! Pure: what is wanted, beside what is there, gives what is to be written. `plan` calls it.
+//! Pure: compares the wanted objects with those that exist, and returns what to write. Plans no Jobs. Called
+//! by `plan`.
 
 use super::conditions::Problem;
-use super::{Action, Note, Options};
+use super::{Action, Options, PlannedEvent};
 use crate::base::hash::short_hash;
 use crate::controller::api::EtcdBackupPolicy;
 use crate::controller::jobs;
-use crate::controller::names::HASH;
+use crate::controller::names::APPLIED_HASH;
 use crate::controller::observe::{Observed, PackedObject, WATCH_DELAY};
 use chrono::{DateTime, Utc};
 use k8s_openapi::api::apps::v1::Deployment;
@@ -18,34 +20,34 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// An object as it should be.
+/// The desired state of an object.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Desired {
-    /// What it is.
+    /// The kind of the object.
     pub resource: ApiResource,
-    /// Its name.
+    /// The name of the object.
     pub name: String,
-    /// The whole of it, with the annotation [`HASH`].
+    /// The whole object, with the annotation [`APPLIED_HASH`].
     pub object: Value,
-    /// Of what it is made.
+    /// The hash of the object without that annotation.
     pub hash: String,
-    /// The UID of the policy that it belongs to.
+    /// The UID of the policy that owns the object.
     pub owner: String,
-    /// The UID of the one that is there and belongs to that policy, if a watch has told of it.
+    /// The UID of the existing object, if the policy owns it and a watch has reported it.
     pub there: Option<String>,
 }
 
 impl Desired {
-    fn of<K: Resource<DynamicType = ()> + Serialize>(
+    fn new<K: Resource<DynamicType = ()> + Serialize>(
         object: &K,
         policy: &EtcdBackupPolicy,
     ) -> Self {
-        // Of these types it is always JSON.
+        // Serializing these types cannot fail.
         let mut json = serde_json::to_value(object).unwrap_or_default();
         json["apiVersion"] = K::api_version(&()).into();
         json["kind"] = K::kind(&()).into();
         let hash = short_hash(json.to_string(), 8);
-        json["metadata"]["annotations"][HASH] = hash.clone().into();
+        json["metadata"]["annotations"][APPLIED_HASH] = hash.clone().into();
         Desired {
             resource: ApiResource::erase::<K>(&()),
             name: object.name_any(),
@@ -56,49 +58,57 @@ impl Desired {
         }
     }
 
-    /// The action that makes it so, if what is there is not as it should be.
+    /// Returns the action that applies the object; `None` if the existing one is as it should be.
     fn action(
         mut self,
         observed: &Observed,
-        made: &[Arc<PackedObject>],
-        note: Note,
+        existing: &[Arc<PackedObject>],
+        event: PlannedEvent,
         now: DateTime<Utc>,
     ) -> Option<Action> {
-        let there = made.iter().find(|made| made.key.1 == self.name);
-        if self.is_so(observed, there.map(|t| &**t), now) {
+        let existing = existing.iter().find(|made| made.key.1 == self.name);
+        if self.is_applied(observed, existing.map(|made| &**made), now) {
             return None;
         }
-        let own = there.filter(|t| t.owner.as_ref() == Some(&self.owner));
-        self.there = own.and_then(|t| t.uid.clone());
-        Some(Action::Apply(Box::new(self), note))
+        let own = existing.filter(|made| made.owner.as_ref() == Some(&self.owner));
+        self.there = own.and_then(|made| made.uid.clone());
+        Some(Action::Apply(Box::new(self), event))
     }
 
-    /// Whether what is there is as it should be.
-    fn is_so(&self, observed: &Observed, there: Option<&PackedObject>, now: DateTime<Utc>) -> bool {
-        let written = observed
-            .applied
-            .get(&(self.resource.kind.clone(), self.name.clone()));
-        let Some(there) = there else {
-            // The watch may not have told of it yet.
+    /// Whether the existing object is as it should be.
+    fn is_applied(
+        &self,
+        observed: &Observed,
+        existing: Option<&PackedObject>,
+        now: DateTime<Utc>,
+    ) -> bool {
+        let id = (self.resource.kind.clone(), self.name.clone());
+        let written = observed.applied.get(&id);
+        let Some(existing) = existing else {
+            // The watch may not have reported what was just written.
             return written
                 .is_some_and(|w| w.hash == self.hash && (now - w.at).abs() < WATCH_DELAY);
         };
-        if there.hash.as_ref() != Some(&self.hash) {
-            let lags = |w: &&super::AppliedObject| w.generation > there.generation;
-            return written.filter(lags).is_some_and(|w| w.hash == self.hash);
+        if existing.hash.as_ref() != Some(&self.hash) {
+            // The watch may report an older generation than the one that was written.
+            let written = written.filter(|w| w.generation > existing.generation);
+            return written.is_some_and(|w| w.hash == self.hash);
         }
-        match written.filter(|w| w.uid == there.uid) {
-            // Somebody else has changed what we wrote where its generation is another one.
-            Some(written) => written.generation.is_none() || there.generation <= written.generation,
-            // Nobody may have looked meanwhile.
-            None => there.contains_all(&self.object),
+        match written.filter(|w| w.uid == existing.uid) {
+            // A newer generation than ours means that somebody else has changed the object.
+            Some(written) => {
+                written.generation.is_none() || existing.generation <= written.generation
+            }
+            // Written by an earlier controller: somebody may have changed the object since.
+            None => existing.contains_all(&self.object),
         }
     }
 }
 
-/// What is to be done so that all objects of a policy are as it says. Of one with a problem nothing goes on by
-/// schedules, and nothing is deleted.
-pub fn of_policy(
+/// Returns the actions that make all objects of a policy as its spec says.
+///
+/// If the policy has a problem, CronJobs are suspended, the follower has no replica, and nothing is deleted.
+pub fn apply_all(
     policy: &EtcdBackupPolicy,
     observed: &Observed,
     options: &Options,
@@ -106,83 +116,93 @@ pub fn of_policy(
     is_backed_up: bool,
     now: DateTime<Utc>,
 ) -> Vec<Action> {
-    let mut acted_on = policy.clone();
-    acted_on.spec.suspend |= problem.is_some();
-    let policy = &acted_on;
+    let mut effective = policy.clone();
+    effective.spec.suspend |= problem.is_some();
+    let policy = &effective;
     let mut actions = Vec::new();
     if options.namespaces.is_empty() && !observed.has_account {
         actions.push(Action::MakeAccount);
     }
+    // A Lease only has to exist: the Jobs write it.
     let leases = jobs::leases(policy)
         .into_iter()
         .chain(jobs::lock_leases(policy));
-    let missing = leases.filter(|lease| !observed.leases.contains(&lease.name_any()));
-    // Whoever saves snapshots writes it; it only has to be there.
-    actions.extend(missing.map(|lease| Action::CreateLease(Box::new(lease))));
+    for lease in leases {
+        if !observed.leases.contains(&lease.name_any()) {
+            actions.push(Action::CreateLease(Box::new(lease)));
+        }
+    }
 
     let cron_jobs = jobs::cron_jobs(policy, &options.settings, !is_backed_up);
-    let mut wanted = Vec::new();
+    let mut cron_job_names = Vec::new();
     for cron_job in &cron_jobs {
-        let desired = Desired::of(cron_job, policy);
-        wanted.push(desired.name.clone());
-        let note = cron_job_note(cron_job);
-        actions.extend(desired.action(observed, &observed.cron_jobs, note, now));
+        let desired = Desired::new(cron_job, policy);
+        cron_job_names.push(desired.name.clone());
+        let event = cron_job_event(cron_job);
+        actions.extend(desired.action(observed, &observed.cron_jobs, event, now));
     }
     let follower = jobs::follower(policy, &options.settings);
     if let Some(follower) = &follower {
-        let desired = Desired::of(follower, policy);
-        let note = Note {
+        let desired = Desired::new(follower, policy);
+        let event = PlannedEvent {
             warning: false,
             reason: "FollowerApplied".to_owned(),
             action: "Apply",
-            text: format!("Deployment {} follows the etcd", desired.name),
+            text: format!(
+                "applied the Deployment {}, which follows the etcd",
+                desired.name
+            ),
         };
-        actions.extend(desired.action(observed, &observed.followers, note, now));
+        actions.extend(desired.action(observed, &observed.followers, event, now));
     }
-    if problem.is_none() {
-        let is_surplus =
-            |made: &&Arc<PackedObject>| is_own(policy, made) && !wanted.contains(&made.key.1);
-        let surplus = observed.cron_jobs.iter().filter(is_surplus);
-        actions.extend(surplus.map(|c| Action::delete_made::<CronJob>(c)));
-        if follower.is_none() {
-            let surplus = observed.followers.iter().filter(|f| is_own(policy, f));
-            actions.extend(surplus.map(|f| Action::delete_made::<Deployment>(f)));
+    if problem.is_some() {
+        return actions;
+    }
+    for cron_job in &observed.cron_jobs {
+        if is_owned_by(cron_job, policy) && !cron_job_names.contains(&cron_job.key.1) {
+            actions.push(Action::delete_made::<CronJob>(cron_job));
+        }
+    }
+    if follower.is_none() {
+        let surplus = observed.followers.iter().filter(|f| is_owned_by(f, policy));
+        actions.extend(surplus.map(|f| Action::delete_made::<Deployment>(f)));
+    }
+    actions
+}
+
+/// Returns the actions that suspend all CronJobs of a policy and stop its follower, and change nothing else.
+pub fn stop_all(policy: &EtcdBackupPolicy, observed: &Observed) -> Vec<Action> {
+    let mut actions = Vec::new();
+    for cron_job in &observed.cron_jobs {
+        if is_owned_by(cron_job, policy) && cron_job.is_active {
+            let suspend = json!({"spec": {"suspend": true}});
+            actions.push(Action::change::<CronJob>(cron_job, suspend));
+        }
+    }
+    for follower in &observed.followers {
+        if is_owned_by(follower, policy) && follower.is_active {
+            let stop = json!({"spec": {"replicas": 0}});
+            actions.push(Action::change::<Deployment>(follower, stop));
         }
     }
     actions
 }
 
-/// What is to be done so that nothing goes on by schedules or as follower; all else of the objects stays as it was
-/// when the policy was right.
-pub fn stop(policy: &EtcdBackupPolicy, observed: &Observed) -> Vec<Action> {
-    let run = |made: &[Arc<PackedObject>]| -> Vec<Arc<PackedObject>> {
-        let run = made.iter().filter(|m| is_own(policy, m) && m.is_active);
-        run.cloned().collect()
-    };
-    let cron_jobs = run(&observed.cron_jobs)
-        .into_iter()
-        .map(|made| Action::change::<CronJob>(&made, json!({"spec": {"suspend": true}})));
-    let followers = run(&observed.followers)
-        .into_iter()
-        .map(|made| Action::change::<Deployment>(&made, json!({"spec": {"replicas": 0}})));
-    cron_jobs.chain(followers).collect()
-}
-
-fn is_own(policy: &EtcdBackupPolicy, made: &PackedObject) -> bool {
+fn is_owned_by(made: &PackedObject, policy: &EtcdBackupPolicy) -> bool {
     made.owner.is_some() && made.owner == policy.uid()
 }
 
-fn cron_job_note(cron_job: &CronJob) -> Note {
+fn cron_job_event(cron_job: &CronJob) -> PlannedEvent {
     let suspended = match cron_job.spec.suspend {
-        Some(true) => ", suspended",
+        Some(true) => " and is suspended",
         _ => "",
     };
-    Note {
+    PlannedEvent {
         warning: false,
         reason: "CronJobApplied".to_owned(),
         action: "Apply",
         text: format!(
-            "CronJob {} runs at \"{}\"{suspended}",
+            "applied the CronJob {}, which has the schedule \"{}\"{suspended}",
             cron_job.name_any(),
             cron_job.spec.schedule
         ),

@@ -1,9 +1,10 @@
-//! A policy: whether it is carried out, and its status as things are.
+//! The status of a policy, its Events, and whether the policy can be carried out.
 //!
-//! Pure. Thresholds and tasks have rooms of their own (`compaction`, `task`). `plan` calls it.
+//! Pure. Thresholds and tasks are planned elsewhere (`compaction`, `task`). Called by `plan`.
 
-use super::conditions::{self, Judgement, Problem};
-use super::{Note, Options};
+use super::conditions::{self, Assessment, Problem};
+use super::freshness::{self, RenewalTimes};
+use super::{Options, PlannedEvent};
 use crate::controller::api::{
     Claim, Claimed, Condition, ConditionStatus, EtcdBackupPolicy, EtcdBackupPolicyStatus,
     LastCompaction, LastRun, RestorableWindow, SnapshotStatus, SnapshotsStatus, TaskType,
@@ -19,32 +20,17 @@ use kube::ResourceExt;
 
 const READY: &str = "Ready";
 const BACKUP_READY: &str = "BackupReady";
+const BACKUP_VERIFIED: &str = "BackupVerified";
 const COMPACTION_HEALTHY: &str = "CompactionHealthy";
 const STORE_SHARED: &str = "StoreShared";
-/// What the controller's flags do not allow.
+/// The reason, and the condition, of a policy that needs a flag of the controller which is not given.
 pub const NOT_ALLOWED: &str = "NotAllowed";
-/// What no Job could be made of.
+/// The reason of a policy whose spec makes no sense, so that no Jobs can be built.
 const INVALID: &str = "SpecInvalid";
 const PREFIX_TAKEN: &str = "StorePrefixTaken";
 const LEASES_TAKEN: &str = "LeasePrefixTaken";
 
-/// The later one of two looks at the last run of some work; of two at the same run the one that tells more.
-fn later_run(before: Option<LastRun>, now: Option<LastRun>) -> Option<LastRun> {
-    match (before, now) {
-        (Some(before), Some(now)) => {
-            let is_same = before.start_time == now.start_time;
-            let stays = match is_same {
-                true => outcome::is_more_complete(&before, &now),
-                // Its Job may have been deleted, and only older ones be left.
-                false => before.start_time > now.start_time,
-            };
-            Some(if stays { before } else { now })
-        }
-        (before, now) => now.or(before),
-    }
-}
-
-/// What keeps a policy from being acted on at all.
+/// Returns why the controller must not carry out a policy, if there is a reason.
 pub fn impediment(
     policy: &EtcdBackupPolicy,
     observed: &Observed,
@@ -62,102 +48,109 @@ pub fn impediment(
     if !not_allowed.is_empty() && (options.enforce_existing || !was_carried_out(policy)) {
         return Some(problem(NOT_ALLOWED, not_allowed.join("; ")));
     }
-    let (what, holder) = observed.claim_holders.first()?;
-    Some(match what {
+    let (claimed, holder) = observed.claim_holders.first()?;
+    Some(match claimed {
         Claimed::Store => problem(
             PREFIX_TAKEN,
             format!(
-                "policy {holder} has the same store, {}, and had it first: give each etcd a prefix of its own, or delete one of the two; where they are different servers or accounts, let store.options tell the endpoint or the account_name of each",
+                "the policy {holder} has the same store, {}, and claimed it first: give each etcd a prefix of its own, or delete one of the two policies; if the stores are on different servers or accounts, set the endpoint or the account_name of each in store.options",
                 policy.spec.store.url
             ),
         ),
         Claimed::Leases => problem(
             LEASES_TAKEN,
             format!(
-                "policy {holder} has the same snapshot Leases, {}-…, and had them first: give each a snapshot.leasePrefix of its own",
+                "the policy {holder} has the same snapshot Leases, {}-…, and claimed them first: give each policy a snapshot.leasePrefix of its own",
                 jobs::lease_prefix(policy)
             ),
         ),
     })
 }
 
-/// Whether what was right once goes on as it was: a slip of the pen must not end the backups.
-pub fn leaves_all_as_it_is(problem: &Problem) -> bool {
+/// Whether the objects of the last good spec stay as they are, so that a typing error does not end the
+/// backups.
+pub fn keeps_objects(problem: &Problem) -> bool {
     problem.reason == INVALID || problem.reason == NOT_ALLOWED
 }
 
-/// Whether this very spec was carried out before: by a controller that allowed it.
+/// Whether exactly this spec was carried out before, by a controller that allowed it.
 fn was_carried_out(policy: &EtcdBackupPolicy) -> bool {
     let Some(status) = &policy.status else {
         return false;
     };
-    let is_true = |c: Option<&Condition>| c.is_some_and(|c| c.status == ConditionStatus::True);
-    let was_refused = status
-        .condition(READY)
-        .is_some_and(|c| c.reason == NOT_ALLOWED);
+    let is_true = |condition: Option<&Condition>| {
+        condition.is_some_and(|c| c.status == ConditionStatus::True)
+    };
+    let ready = status.condition(READY);
+    let was_refused = ready.is_some_and(|c| c.reason == NOT_ALLOWED);
     status.observed_generation == policy.metadata.generation
         && !was_refused
-        && (is_true(status.condition(READY)) || is_true(status.condition(NOT_ALLOWED)))
+        && (is_true(ready) || is_true(status.condition(NOT_ALLOWED)))
 }
 
-/// What else is to be known of a policy, true or not there.
+/// Returns the conditions that warn, which do not keep a policy from being carried out.
 fn warnings(
     policy: &EtcdBackupPolicy,
     observed: &Observed,
     options: &Options,
     problem: Option<&Problem>,
-) -> Vec<(&'static str, Judgement)> {
+) -> Vec<(&'static str, Assessment)> {
     let mut warnings = Vec::new();
     if observed.is_shared {
-        let said = "a policy of another namespace has its backup in the same place, by its URL: give each etcd a prefix of its own; Jobs of the one whose cluster the store does not belong to end with OtherCluster";
-        warnings.push((STORE_SHARED, Judgement::warning("SamePlace", said)));
+        let message = "by its URL, a policy of another namespace backs up to the same store: give each etcd a prefix of its own; the Jobs for the cluster that the store does not belong to fail with OtherCluster";
+        warnings.push((STORE_SHARED, Assessment::warning("SamePlace", message)));
     }
     let not_allowed = options.allowed.problems(policy, &options.settings);
     let is_refused = problem.is_some_and(|p| p.reason == NOT_ALLOWED);
     if !not_allowed.is_empty() && !is_refused && was_carried_out(policy) {
-        let said = format!(
-            "it goes on as before, and will be refused once it is changed: {}",
+        let message = format!(
+            "the policy is carried out as before, but will be refused when its spec changes: {}",
             not_allowed.join("; ")
         );
-        warnings.push((NOT_ALLOWED, Judgement::warning("CarriedOutBefore", said)));
+        let warning = Assessment::warning("CarriedOutBefore", message);
+        warnings.push((NOT_ALLOWED, warning));
     }
     warnings
 }
 
-/// The conditions that snapshots and verifications tell, and what they are judged by.
+/// The conditions of the backup itself, and the runs that they are assessed by.
 #[derive(Debug)]
-pub struct Health {
-    /// Whether snapshots are taken in time.
-    pub backup_ready: Judgement,
-    verified: Judgement,
+pub struct BackupHealth {
+    /// The condition BackupReady.
+    pub backup_ready: Assessment,
+    verified: Assessment,
     last_verification: Option<LastRun>,
     last_maintenance: Option<LastRun>,
 }
 
-impl Health {
-    /// How the backup of a policy is.
-    pub fn of(policy: &EtcdBackupPolicy, observed: &Observed, now: DateTime<Utc>) -> Health {
-        let old = policy.status.as_ref();
-        let last = |work, task| last_run(observed, work, task);
-        let verification = last(WorkKind::Verification, Some(TaskType::Verify));
-        let before = old.and_then(|s| s.last_verification.clone());
-        let last_verification = later_run(before, verification);
-        let maintenance = last(WorkKind::Maintenance, Some(TaskType::Maintenance));
-        let before = old.and_then(|s| s.last_defragmentation.clone());
-        let (full, delta) = (
-            last(WorkKind::FullSnapshot, None),
-            last(WorkKind::DeltaSnapshot, None),
+impl BackupHealth {
+    /// Assesses the backup of a policy.
+    pub fn assess(
+        policy: &EtcdBackupPolicy,
+        observed: &Observed,
+        now: DateTime<Utc>,
+    ) -> BackupHealth {
+        let status = policy.status.as_ref();
+        let last_verification = latest_run(
+            status.and_then(|s| s.last_verification.clone()),
+            last_run(observed, WorkKind::Verification, Some(TaskType::Verify)),
         );
-        let runs = conditions::SnapshotRuns {
+        let last_maintenance = latest_run(
+            status.and_then(|s| s.last_defragmentation.clone()),
+            last_run(observed, WorkKind::Maintenance, Some(TaskType::Maintenance)),
+        );
+        let full = last_run(observed, WorkKind::FullSnapshot, None);
+        let delta = last_run(observed, WorkKind::DeltaSnapshot, None);
+        let runs = conditions::LastSnapshotRuns {
             full: full.as_ref(),
             delta: delta.as_ref(),
         };
-        let facts = &observed.facts;
-        Health {
-            backup_ready: conditions::backup_ready(policy, facts, &runs, &seen(observed), now),
+        let seen = renewal_times(observed);
+        BackupHealth {
+            backup_ready: conditions::backup_ready(policy, &observed.facts, &runs, &seen, now),
             verified: conditions::backup_verified(policy, last_verification.as_ref(), now),
             last_verification,
-            last_maintenance: later_run(before, maintenance),
+            last_maintenance,
         }
     }
 
@@ -167,45 +160,61 @@ impl Health {
     }
 }
 
-/// When the Leases were seen to be renewed.
-pub fn seen(observed: &Observed) -> conditions::Seen {
+/// Returns when this controller saw the Leases renewed.
+pub fn renewal_times(observed: &Observed) -> RenewalTimes {
     let [full, delta] = observed.lease_renewals;
-    conditions::Seen { full, delta }
+    RenewalTimes { full, delta }
 }
 
-/// The newest Job of some work that has ended, by schedule or for a task.
-fn last_run(observed: &Observed, work: WorkKind, task: Option<TaskType>) -> Option<LastRun> {
-    let is_it = |job: &Job| {
+/// Returns the result of the newest Job that did this work and has ended, by a schedule or for a task.
+fn last_run(observed: &Observed, work: WorkKind, task_type: Option<TaskType>) -> Option<LastRun> {
+    let does_work = |job: &Job| {
         label(job, jobs::LABEL_WORK) == Some(work.as_str())
-            || task.is_some_and(|t| label(job, jobs::LABEL_TASK_TYPE) == Some(t.as_str()))
+            || task_type.is_some_and(|t| label(job, jobs::LABEL_TASK_TYPE) == Some(t.as_str()))
     };
     let jobs = observed.jobs.iter();
-    let ended = jobs.filter(|job| is_it(job) && outcome::is_finished(job));
+    let ended = jobs.filter(|job| does_work(job) && outcome::is_finished(job));
     let job = ended.max_by_key(|job| (job.creation_timestamp().map(|t| t.0), job.name_any()))?;
     Some(outcome::last_run(job, &observed.pods_of(job)))
 }
 
-/// What was found out about a policy.
-pub struct Findings<'f> {
-    /// How its backup is.
-    pub health: Health,
-    /// What keeps it from being carried out.
+/// Returns the later one of two runs: that in the status, and that of the newest Job. If both are the same
+/// run, returns the one that knows more about it.
+fn latest_run(in_status: Option<LastRun>, newest: Option<LastRun>) -> Option<LastRun> {
+    let (Some(old), Some(new)) = (&in_status, &newest) else {
+        return newest.or(in_status);
+    };
+    let keeps_old = if old.start_time == new.start_time {
+        outcome::is_more_complete(old, new)
+    } else {
+        // The Job of the run in the status may have been deleted, so that only older Jobs are left.
+        old.start_time > new.start_time
+    };
+    if keeps_old { in_status } else { newest }
+}
+
+/// The decisions that the status of a policy depends on, in addition to the observation.
+pub struct PolicyFindings<'f> {
+    /// The conditions of the backup.
+    pub health: BackupHealth,
+    /// Why the policy is not Ready.
     pub problem: Option<&'f Problem>,
-    /// Its last compaction, and how compactions are, if thresholds are looked at.
-    pub compaction: Option<(Option<LastCompaction>, &'f Judgement)>,
-    /// Restorations by tasks that end now.
+    /// The last compaction and the condition CompactionHealthy; `None` if the controller starts no
+    /// compactions.
+    pub compaction: Option<(Option<LastCompaction>, &'f Assessment)>,
+    /// The restore tasks that end with this plan.
     pub restorations: Vec<&'f LastRun>,
 }
 
-/// The status of a policy, and until when that holds if nothing else changes.
+/// Returns the status of a policy, and when it changes if nothing else does.
 pub fn status(
     policy: &EtcdBackupPolicy,
     observed: &Observed,
     options: &Options,
-    findings: Findings<'_>,
+    findings: PolicyFindings<'_>,
     now: DateTime<Utc>,
 ) -> (EtcdBackupPolicyStatus, Option<DateTime<Utc>>) {
-    let Findings {
+    let PolicyFindings {
         health,
         problem,
         compaction,
@@ -214,47 +223,33 @@ pub fn status(
     let old = policy.status.clone().unwrap_or_default();
     let ready = conditions::ready(policy, problem);
     let warnings = warnings(policy, observed, options, problem);
-    let mut judged = vec![
+    let mut assessed = vec![
         (READY, &ready),
         (BACKUP_READY, &health.backup_ready),
-        ("BackupVerified", &health.verified),
+        (BACKUP_VERIFIED, &health.verified),
     ];
-    judged.extend(
-        compaction
-            .iter()
-            .map(|(_, healthy)| (COMPACTION_HEALTHY, *healthy)),
-    );
-    judged.extend(warnings.iter().map(|(type_, judged)| (*type_, judged)));
-    let stale_at = judged.iter().filter_map(|(_, j)| j.stale_at).min();
+    if let Some((_, healthy)) = compaction {
+        assessed.push((COMPACTION_HEALTHY, healthy));
+    }
+    for (type_, warning) in &warnings {
+        assessed.push((*type_, warning));
+    }
+    let stale_at = assessed.iter().filter_map(|(_, a)| a.stale_at).min();
     let generation = policy.metadata.generation;
-    let mut conditions = conditions::merge(&old.conditions, &judged, generation, now);
+    let mut conditions = conditions::merge(&old.conditions, &assessed, generation, now);
     if compaction.is_none() {
-        let kept = old
-            .conditions
-            .iter()
-            .filter(|c| c.type_ == COMPACTION_HEALTHY);
+        let kept = old.conditions.iter();
+        let kept = kept.filter(|c| c.type_ == COMPACTION_HEALTHY);
         conditions.extend(kept.cloned());
     }
-    let before = old.last_restoration.clone();
     let status = EtcdBackupPolicyStatus {
         observed_generation: generation,
         conditions,
         snapshots: snapshots(&observed.facts),
-        restorable_window: observed
-            .facts
-            .restorable
-            .map(|(first_revision, last_revision)| RestorableWindow {
-                first_revision,
-                last_revision,
-            }),
+        restorable_window: restorable_window(&observed.facts),
         last_verification: health.last_verification,
         last_defragmentation: health.last_maintenance,
-        last_restoration: restorations.into_iter().fold(before, |before, run| {
-            let is_later = before
-                .as_ref()
-                .is_none_or(|b| b.completion_time <= run.completion_time);
-            if is_later { Some(run.clone()) } else { before }
-        }),
+        last_restoration: last_restoration(old.last_restoration, restorations),
         active_jobs: active_jobs(observed),
         claims: claims(policy, observed, problem, now),
         last_compaction: match compaction {
@@ -265,117 +260,144 @@ pub fn status(
     (status, stale_at)
 }
 
+fn last_restoration(in_status: Option<LastRun>, ended: Vec<&LastRun>) -> Option<LastRun> {
+    let mut last = in_status;
+    for run in ended {
+        let is_later = last
+            .as_ref()
+            .is_none_or(|l| l.completion_time <= run.completion_time);
+        if is_later {
+            last = Some(run.clone());
+        }
+    }
+    last
+}
+
 fn active_jobs(observed: &Observed) -> Vec<String> {
-    let active = observed
-        .jobs
-        .iter()
-        .filter(|job| !outcome::is_finished(job));
+    let jobs = observed.jobs.iter();
+    let active = jobs.filter(|job| !outcome::is_finished(job));
     let mut names: Vec<String> = active.map(|job| job.name_any()).collect();
     names.sort();
     names
 }
 
-/// What the policy has for itself: what it had, and what nobody else has.
+/// Returns the claims of a policy: those that it has already, and new ones for what no other policy holds.
 fn claims(
     policy: &EtcdBackupPolicy,
     observed: &Observed,
     problem: Option<&Problem>,
     now: DateTime<Utc>,
 ) -> Vec<Claim> {
-    let may_claim = problem.is_none_or(|p| !leaves_all_as_it_is(p));
-    let all = [Claimed::Store, Claimed::Leases]
-        .into_iter()
-        .filter_map(|what| {
-            let has_holder = observed
-                .claim_holders
-                .iter()
-                .any(|(taken, _)| *taken == what);
-            let new = || Claim {
+    let may_claim = problem.is_none_or(|p| !keeps_objects(p));
+    let mut claims = Vec::new();
+    for what in [Claimed::Store, Claimed::Leases] {
+        let has_holder = observed
+            .claim_holders
+            .iter()
+            .any(|(taken, _)| *taken == what);
+        if let Some(claim) = claim(policy, what) {
+            claims.push(claim);
+        } else if may_claim && !has_holder {
+            claims.push(Claim {
                 what,
                 of: claimed_value(policy, what),
                 since: now.trunc_subsecs(0),
-            };
-            let may_claim = may_claim && !has_holder;
-            claim(policy, what).or_else(|| may_claim.then(new))
-        });
-    all.collect()
+            });
+        }
+    }
+    claims
+}
+
+fn restorable_window(facts: &LeaseFacts) -> Option<RestorableWindow> {
+    let (first_revision, last_revision) = facts.restorable?;
+    Some(RestorableWindow {
+        first_revision,
+        last_revision,
+    })
 }
 
 fn snapshots(facts: &LeaseFacts) -> Option<SnapshotsStatus> {
     let full = facts.full.as_ref()?;
-    let shown = |s: &SnapshotFact| SnapshotStatus {
-        name: s.name.clone(),
-        start_revision: s.start_revision,
-        end_revision: s.revision,
-        time: s.time,
-        size: s.bytes,
+    let snapshot_status = |fact: &SnapshotFact| SnapshotStatus {
+        name: fact.name.clone(),
+        start_revision: fact.start_revision,
+        end_revision: fact.revision,
+        time: fact.time,
+        size: fact.bytes,
     };
+    // The delta Lease reports the full snapshot if no delta came after it.
+    let delta = facts.delta.as_ref();
+    let delta = delta.filter(|d| d.revision > full.revision);
     Some(SnapshotsStatus {
-        last_full: Some(shown(full)),
-        // Where nothing came after the full, the other Lease tells of the same.
-        last_delta: facts
-            .delta
-            .as_ref()
-            .filter(|d| d.revision > full.revision)
-            .map(shown),
+        last_full: Some(snapshot_status(full)),
+        last_delta: delta.map(snapshot_status),
         accumulated_delta_size: facts.accumulated_bytes,
         accumulated_delta_events: facts.accumulated_events,
     })
 }
 
-/// How long ago the newest snapshots were saved, in seconds, by kind.
+/// Returns the age of the newest full and delta snapshot in seconds. Before the first snapshot of an expected
+/// kind it is the age of the policy. A kind without either is left out.
 pub fn snapshot_ages(
     policy: &EtcdBackupPolicy,
     facts: &LeaseFacts,
     now: DateTime<Utc>,
 ) -> Vec<(&'static str, f64)> {
-    let age = |renewed: Option<DateTime<Utc>>| {
-        renewed.map(|t| ((now - t).num_milliseconds() as f64 / 1000.0).max(0.0))
-    };
-    // Where there never was one, since there is somebody to take it.
     let created = policy.metadata.creation_timestamp.as_ref().map(utc);
-    let [wants_full, wants_delta] = conditions::expects(policy);
-    let since = |renewed: Option<DateTime<Utc>>, wanted: bool| {
-        renewed.or(created.filter(|_| wanted && !policy.spec.suspend))
-    };
-    let full = since(facts.full.as_ref().and_then(|s| s.renewed), wants_full);
-    // A full covers what the first deltas would.
-    let first = facts.full.as_ref().filter(|_| wants_delta);
-    let newest = facts.delta.as_ref().or(first);
-    let delta = since(newest.and_then(|s| s.renewed), wants_delta);
-    [("full", age(full)), ("delta", age(delta))]
-        .into_iter()
-        .filter_map(|(kind, age)| Some((kind, age?)))
-        .collect()
+    let [expects_full, expects_delta] = freshness::expects(policy);
+    // A full snapshot counts as a delta until there is one.
+    let full = facts.full.as_ref();
+    let delta = facts.delta.as_ref().or(full.filter(|_| expects_delta));
+    let mut ages = Vec::new();
+    for (kind, fact, is_expected) in [
+        ("full", full, expects_full),
+        ("delta", delta, expects_delta),
+    ] {
+        let waits_for_first = is_expected && !policy.spec.suspend;
+        let renewed = fact.and_then(|f| f.renewed);
+        if let Some(since) = renewed.or(created.filter(|_| waits_for_first)) {
+            let seconds = (now - since).num_milliseconds() as f64 / 1000.0;
+            ages.push((kind, seconds.max(0.0)));
+        }
+    }
+    ages
 }
 
-/// What is told of conditions that have become others, once they are in the status.
-pub fn notes(old: &[Condition], new: &[Condition]) -> Vec<Note> {
-    let changed = new.iter().filter_map(|condition| {
+/// Returns the Events about conditions that have changed.
+pub fn condition_events(old: &[Condition], new: &[Condition]) -> Vec<PlannedEvent> {
+    let mut events = Vec::new();
+    for condition in new {
         let before = old.iter().find(|c| c.type_ == condition.type_);
-        // Of compactions each end is told, and whether they have become healthy again.
-        let is_new = match condition.type_ == COMPACTION_HEALTHY {
-            true => before.is_some_and(|c| c.status != condition.status),
-            false => {
-                before.is_none_or(|c| c.status != condition.status || c.reason != condition.reason)
-            }
-        };
-        let is_first = before.is_none() && condition.status == ConditionStatus::Unknown;
-        (is_new && !is_first).then(|| Note {
-            warning: condition.status == ConditionStatus::False
-                && condition.type_ != COMPACTION_HEALTHY
-                || [STORE_SHARED, NOT_ALLOWED].contains(&condition.type_.as_str()),
-            reason: condition.reason.clone(),
-            action: "Observe",
-            text: format!(
-                "{} is {}: {}",
-                condition.type_,
-                condition.status.as_str(),
-                condition.message
-            ),
-        })
-    });
-    changed.collect()
+        if is_news(before, condition) {
+            let is_bad =
+                condition.status == ConditionStatus::False && condition.type_ != COMPACTION_HEALTHY;
+            let is_warning = [STORE_SHARED, NOT_ALLOWED].contains(&condition.type_.as_str());
+            events.push(PlannedEvent {
+                warning: is_bad || is_warning,
+                reason: condition.reason.clone(),
+                action: "Observe",
+                text: format!(
+                    "{} is {}: {}",
+                    condition.type_,
+                    condition.status.as_str(),
+                    condition.message
+                ),
+            });
+        }
+    }
+    events
+}
+
+/// Whether a condition has changed so that an Event should report it.
+fn is_news(before: Option<&Condition>, condition: &Condition) -> bool {
+    if condition.type_ == COMPACTION_HEALTHY {
+        // The end of each compaction has an Event of its own.
+        return before.is_some_and(|c| c.status != condition.status);
+    }
+    match before {
+        None => condition.status != ConditionStatus::Unknown,
+        Some(c) => c.status != condition.status || c.reason != condition.reason,
+    }
 }
 
 #[cfg(test)]
@@ -385,7 +407,7 @@ mod tests {
     use chrono::TimeDelta;
 
     #[test]
-    fn what_was_known_of_a_run_stays_known() {
+    fn the_result_of_a_run_outlives_its_pod_and_its_job() {
         let start = DateTime::UNIX_EPOCH;
         let run = |hours: i64, exit_code: Option<i32>| LastRun {
             state: RunState::Failed,
@@ -394,12 +416,12 @@ mod tests {
             ..LastRun::default()
         };
         let known = Some(run(2, Some(65)));
-        // Its Pod is gone; its Job is gone and an older one is left; there is none.
-        for now in [Some(run(2, None)), Some(run(1, Some(69))), None] {
-            assert_eq!(later_run(known.clone(), now), known);
+        // The Pod was deleted; the Job was deleted and an older one is left; no Job is left.
+        for newest in [Some(run(2, None)), Some(run(1, Some(69))), None] {
+            assert_eq!(latest_run(known.clone(), newest), known);
         }
         let newer = Some(run(3, None));
-        assert_eq!(later_run(known, newer.clone()), newer);
-        assert_eq!(later_run(None, newer.clone()), newer);
+        assert_eq!(latest_run(known, newer.clone()), newer);
+        assert_eq!(latest_run(None, newer.clone()), newer);
     }
 }

@@ -1,10 +1,11 @@
-//! Tasks: each becomes one Job when its turn has come, and tells how that ended.
+//! The life of a task: it waits, its Job runs, it ends, and some time later it is deleted.
 //!
-//! Pure. Whose turn it is and what is refused, `queue` decides. A task that has ended is deleted some time later.
-//! `plan` calls it.
+//! Pure: computes a task's progress, status and Events. `task_queue` decides which task may start. Called by
+//! `plan`.
 
-use super::task_queue::{Refusal, rejected_by};
-use super::{Action, Note};
+use super::compaction::up_to_revision;
+use super::task_queue::{QUEUED, TaskRefusal, failed_precondition};
+use super::{Action, PlannedEvent};
 use crate::controller::api::{
     DEFAULT_TTL_SECONDS, EtcdBackupPolicy, EtcdBackupTask, EtcdBackupTaskStatus, LastOperation,
     LastRun, RunState, TaskError, TaskState, TaskType,
@@ -22,86 +23,113 @@ use kube::ResourceExt;
 use std::borrow::Borrow;
 use std::time::Duration;
 
-/// So many errors are kept.
-const MOST_ERRORS: usize = 5;
-/// A Pod that should have ended so long ago is on a node that is gone.
+/// The reason of a task that waits for a job slot.
+pub const TOO_MANY_JOBS: &str = "TooManyJobs";
+/// The most errors that a status keeps.
+const MAX_ERRORS: usize = 5;
+/// A Pod that should have ended this long ago is on a node that is gone: do not wait for it.
 const POD_LOST: TimeDelta = TimeDelta::minutes(1);
-/// When to try again what Kubernetes does not take: a quota, say, may be another one by then.
-const REFUSED_AGAIN: TimeDelta = TimeDelta::minutes(1);
+/// When to retry a Job that the API server refused, for example because of a quota.
+const REFUSED_RETRY: TimeDelta = TimeDelta::minutes(1);
 
-/// The operations of a task's status.
+/// The operation of a task's status before its Job exists.
 const ADMISSION: &str = "Admission";
+/// The operation of a task's status with its Job.
 const JOB: &str = "Job";
 
-/// What was found out about a task.
+/// How far a task has come.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Step {
-    /// It waits: a word for machines, a sentence for people.
-    Waits(&'static str, String),
-    /// Its Job is there, and has not ended.
-    Runs(LastRun, Vec<TaskError>),
-    /// Its Job has ended.
-    Ended(LastRun, Vec<TaskError>),
-    /// It is not tried, or no longer.
-    Refused(Refusal, TaskState),
+pub enum TaskProgress {
+    /// The task waits.
+    Waiting {
+        /// One word, for programs.
+        reason: &'static str,
+        /// A sentence, for users.
+        message: String,
+    },
+    /// The Job of the task exists and has not ended.
+    Running {
+        /// The Job so far.
+        run: LastRun,
+        /// The errors of its Pods.
+        errors: Vec<TaskError>,
+    },
+    /// The Job of the task has ended.
+    Ended {
+        /// The result of the Job.
+        run: LastRun,
+        /// The errors of its Pods.
+        errors: Vec<TaskError>,
+    },
+    /// The task ends without a result of a Job.
+    Refused {
+        /// Why.
+        refusal: TaskRefusal,
+        /// `Rejected`, or `Failed` if the task had begun.
+        state: TaskState,
+    },
 }
 
-/// With when time alone makes another one of it.
-pub type Timed = (Step, Option<DateTime<Utc>>);
+/// The progress of a task, and when it changes if nothing else happens.
+pub type TimedProgress = (TaskProgress, Option<DateTime<Utc>>);
 
-impl Step {
-    /// Its Job did not do it.
-    pub fn failed(refusal: Refusal) -> Step {
-        Step::Refused(refusal, TaskState::Failed)
+impl TaskProgress {
+    /// The task had begun and cannot be completed.
+    pub fn failed(refusal: TaskRefusal) -> TaskProgress {
+        TaskProgress::Refused {
+            refusal,
+            state: TaskState::Failed,
+        }
     }
 
-    /// It was not tried.
-    pub fn rejected(refusal: Refusal) -> Step {
-        Step::Refused(refusal, TaskState::Rejected)
+    /// The task is not begun.
+    pub fn rejected(refusal: TaskRefusal) -> TaskProgress {
+        TaskProgress::Refused {
+            refusal,
+            state: TaskState::Rejected,
+        }
     }
 }
 
-/// The Job of a task, if it is there.
+/// Returns the Job of a task, if it exists.
 pub fn job<'o>(observed: &'o Observed, task: &EtcdBackupTask) -> Option<&'o Job> {
     let job = observed.job(&jobs::task_job_name(task))?;
     is_owned(&**job, task).then_some(job)
 }
 
-/// A task whose Job is gone.
-pub fn without_job(task: &EtcdBackupTask, policy: Option<&EtcdBackupPolicy>) -> Step {
-    Step::failed(match policy {
+/// Returns the progress of a task that has begun and whose Job is gone.
+pub fn without_job(task: &EtcdBackupTask, policy: Option<&EtcdBackupPolicy>) -> TaskProgress {
+    TaskProgress::failed(match policy {
         None => policy_deleted(task),
-        Some(_) => Refusal {
+        Some(_) => TaskRefusal {
             code: outcome::JOB_DELETED,
-            message: "the Job was deleted before its end was seen".to_owned(),
+            message: "the Job was deleted before the controller saw its end".to_owned(),
         },
     })
 }
 
-/// A task whose Job was not taken.
-pub fn refused(tried: &AttemptedAction, now: DateTime<Utc>) -> Option<Timed> {
-    let refusal = tried.refusal.as_ref()?;
+/// Returns the progress of a task after an attempt to create its Job; `None` if the Job was not refused.
+pub fn refused(attempt: &AttemptedAction, now: DateTime<Utc>) -> Option<TimedProgress> {
+    let refusal = attempt.refusal.as_ref()?;
     let message = refusal.message.clone();
-    Some(match refusal.is_final {
-        true => {
-            let code = refusal.reason;
-            (Step::rejected(Refusal { code, message }), None)
-        }
-        false => {
-            let again = later(now, REFUSED_AGAIN);
-            (Step::Waits(refusal.reason, message), Some(again))
-        }
-    })
+    if refusal.is_final {
+        let code = refusal.reason;
+        let progress = TaskProgress::rejected(TaskRefusal { code, message });
+        return Some((progress, None));
+    }
+    let reason = refusal.reason;
+    let progress = TaskProgress::Waiting { reason, message };
+    Some((progress, Some(later(now, REFUSED_RETRY))))
 }
 
-fn policy_deleted(task: &EtcdBackupTask) -> Refusal {
-    Refusal {
+fn policy_deleted(task: &EtcdBackupTask) -> TaskRefusal {
+    TaskRefusal {
         code: "PolicyDeleted",
         message: format!("the policy {} was deleted", task.spec.policy),
     }
 }
 
-/// A task whose Job is there.
+/// Returns the progress of a task whose Job exists.
 pub fn progress<P: Borrow<Pod>>(
     task: &EtcdBackupTask,
     old: &EtcdBackupTaskStatus,
@@ -109,157 +137,140 @@ pub fn progress<P: Borrow<Pod>>(
     job: &Job,
     pods: &[P],
     now: DateTime<Utc>,
-) -> Timed {
+) -> TimedProgress {
     let run = outcome::last_run(job, pods);
-    let is_over = run.state != RunState::Running;
-    if !is_over && policy.is_none() {
-        return (Step::failed(policy_deleted(task)), None);
+    let has_ended = run.state != RunState::Running;
+    if !has_ended && policy.is_none() {
+        return (TaskProgress::failed(policy_deleted(task)), None);
     }
-    let refused = outcome::first_ended(pods)
-        .and_then(|first| rejected_by(task.spec.type_, &first))
-        .filter(|_| run.state != RunState::Succeeded);
-    if let Some(refusal) = refused {
-        return (Step::rejected(refusal), None);
+    if run.state != RunState::Succeeded
+        && let Some(first) = outcome::first_ended(pods)
+        && let Some(refusal) = failed_precondition(task.spec.type_, &first)
+    {
+        return (TaskProgress::rejected(refusal), None);
     }
     let errors = errors(&old.last_errors, pods);
-    if is_over && outcome::is_settled(&run, now) {
-        return (Step::Ended(run, errors), None);
+    if has_ended && outcome::is_settled(&run, now) {
+        return (TaskProgress::Ended { run, errors }, None);
     }
-    let look_again = is_over.then(|| later(now, POD_STATUS_DELAY));
-    (Step::Runs(run, errors), look_again)
+    // The Job has ended, but its Pods may report more.
+    let requeue_at = has_ended.then(|| later(now, POD_STATUS_DELAY));
+    (TaskProgress::Running { run, errors }, requeue_at)
 }
 
-/// What the Pods of a Job failed with, and what was known before, the newest first.
+/// Returns the errors of a Job's Pods and those known before, newest first.
 fn errors<P: Borrow<Pod>>(known: &[TaskError], pods: &[P]) -> Vec<TaskError> {
-    let failed = pods.iter().map(|p| outcome::pod_outcome(p.borrow()));
-    let failed = failed.filter(|o| o.ended && o.exit_code != Some(0));
-    let failed = failed.filter_map(|o| {
-        let code = o
-            .reason
-            .or_else(|| o.exit_code.map(|c| format!("ExitCode{c}")))?;
-        let description = o.message.unwrap_or_else(|| match o.exit_code {
-            Some(code) => format!("the Pod ended with exit code {code}"),
-            None => "the Pod was ended".to_owned(),
-        });
-        Some(TaskError {
-            code,
-            description,
-            observed_at: o.finished_at?,
-        })
-    });
-    let mut all: Vec<TaskError> = failed.collect();
-    all.extend(known.iter().cloned());
-    sorted(all)
-}
-
-fn sorted(mut errors: Vec<TaskError>) -> Vec<TaskError> {
+    let mut errors: Vec<TaskError> = pods
+        .iter()
+        .filter_map(|pod| pod_error(pod.borrow()))
+        .collect();
+    errors.extend(known.iter().cloned());
     errors.sort_by(|a, b| (b.observed_at, &a.code).cmp(&(a.observed_at, &b.code)));
     errors.dedup_by(|a, b| a.code == b.code && a.observed_at == b.observed_at);
-    errors.truncate(MOST_ERRORS);
+    errors.truncate(MAX_ERRORS);
     errors
 }
 
-/// A Job or Pod that must end first: of another task of the same policy, and before a compaction that of a threshold.
-/// With it, when to look again where no change of it will tell.
-pub fn running(
+/// Returns the error that a Pod ended with.
+fn pod_error(pod: &Pod) -> Option<TaskError> {
+    let outcome = outcome::pod_outcome(pod);
+    if !outcome.ended || outcome.exit_code == Some(0) {
+        return None;
+    }
+    let exit_code = outcome.exit_code;
+    let code = outcome
+        .reason
+        .or_else(|| exit_code.map(|c| format!("ExitCode{c}")))?;
+    let description = outcome.message.unwrap_or_else(|| match exit_code {
+        Some(code) => format!("the Pod ended with exit code {code}"),
+        None => "the Pod ended without an exit code".to_owned(),
+    });
+    Some(TaskError {
+        code,
+        description,
+        observed_at: outcome.finished_at?,
+    })
+}
+
+/// Returns a Job or Pod that must end before a task may start, and when to check again even if no watch
+/// reports a change.
+///
+/// These are the Jobs and Pods of other tasks of the policy; for a compaction also the Jobs of thresholds.
+pub fn blocker(
     task: &EtcdBackupTask,
     observed: &Observed,
     now: DateTime<Utc>,
 ) -> Option<(String, Option<DateTime<Utc>>)> {
     let own = jobs::task_job_name(task);
     let compacts = task.spec.type_ == TaskType::OnDemandCompaction;
-    let mut others = observed.jobs.iter().filter(|job| {
-        (is_of_task(job) || compacts && is_of_threshold(job))
-            && job.name_any() != own
-            && !outcome::is_finished(job)
-    });
-    if let Some(job) = others.next() {
-        return Some((job.name_any(), None));
+    for job in &observed.jobs {
+        let blocks = is_of_task(job) || compacts && is_of_threshold(job);
+        if blocks && job.name_any() != own && !outcome::is_finished(job) {
+            return Some((format!("the Job {}", job.name_any()), None));
+        }
     }
-    // Of a task that was deleted the Job goes at once, its Pods when they have ended.
-    let of_tasks = |pod: &&Pod| label(*pod, jobs::LABEL_TASK).is_some();
-    for pod in observed.pods.iter().map(|p| &**p).filter(of_tasks) {
+    // If a task is deleted, its Job is gone at once, but its Pods only when they have ended.
+    for pod in &observed.pods {
+        let is_of_task = label(&**pod, jobs::LABEL_TASK).is_some();
         let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
-        if matches!(phase, Some("Succeeded" | "Failed")) {
+        if !is_of_task || matches!(phase, Some("Succeeded" | "Failed")) {
             continue;
         }
-        // What a lost node does not confirm is not waited for without end.
-        let due = pod.metadata.deletion_timestamp.as_ref().map(utc);
-        let given_up = due.map(|due| later(due, POD_LOST));
-        let is_waited_for = match given_up {
-            Some(given_up) => now < given_up,
-            // Its Job, if it is there, has ended.
-            None => !observed.jobs.iter().any(|job| is_owned(pod, &**job)),
+        let delete_by = pod.metadata.deletion_timestamp.as_ref().map(utc);
+        let lost_at = delete_by.map(|delete_by| later(delete_by, POD_LOST));
+        let blocks = match lost_at {
+            Some(lost_at) => now < lost_at,
+            // If the Job of the Pod exists, it has ended: see above.
+            None => !observed.jobs.iter().any(|job| is_owned(&**pod, &**job)),
         };
-        if is_waited_for {
-            return Some((pod.name_any(), given_up));
+        if blocks {
+            return Some((format!("the Pod {}", pod.name_any()), lost_at));
         }
     }
     None
 }
 
-/// The status of a task after a step.
+/// Returns the status of a task with this progress.
 pub fn status(
     task: &EtcdBackupTask,
     old: &EtcdBackupTaskStatus,
-    step: &Step,
+    progress: &TaskProgress,
     job_name: &str,
     now: DateTime<Utc>,
 ) -> EtcdBackupTaskStatus {
     let now = now.trunc_subsecs(0);
     let mut new = old.clone();
     new.observed_generation = task.metadata.generation;
-    let (operation, state, reason) = match step {
-        Step::Waits(word, message) => {
+    let (operation, operation_state, reason) = match progress {
+        TaskProgress::Waiting { reason, message } => {
             new.state = TaskState::Pending;
-            (ADMISSION, "Pending", format!("{word}: {message}"))
+            (ADMISSION, "Pending", format!("{reason}: {message}"))
         }
-        Step::Runs(run, errors) => {
+        TaskProgress::Running { run, errors } => {
             new.state = TaskState::InProgress;
             new.last_errors = errors.clone();
-            let more = run.message.as_ref().map(|m| format!(": {m}"));
-            (
-                JOB,
-                "InProgress",
-                format!("the Job {job_name} runs{}", more.unwrap_or_default()),
-            )
+            let reason = match &run.message {
+                Some(message) => format!("the Job {job_name} is running: {message}"),
+                None => format!("the Job {job_name} is running"),
+            };
+            (JOB, "InProgress", reason)
         }
-        Step::Ended(run, errors) => {
+        TaskProgress::Ended { run, errors } => {
             new.last_errors = errors.clone();
             let ended = run.completion_time.unwrap_or(now);
             new.finished_at = Some(ended);
             if run.state == RunState::Succeeded {
                 new.state = TaskState::Succeeded;
-                let to = run.revision.map(|r| format!(" up to revision {r}"));
-                (
-                    JOB,
-                    "Completed",
-                    format!("it is done{}", to.unwrap_or_default()),
-                )
+                let up_to = up_to_revision(run);
+                let reason = format!("the Job {job_name} succeeded{up_to}");
+                (JOB, "Completed", reason)
             } else {
                 new.state = TaskState::Failed;
-                let code = run.reason.clone().unwrap_or_else(|| "Failed".to_owned());
-                if new.last_errors.first().is_none_or(|e| e.code != code) {
-                    let description = run
-                        .message
-                        .clone()
-                        .unwrap_or_else(|| outcome::failure_text(run));
-                    let error = TaskError {
-                        code,
-                        description,
-                        // It is what all ended with.
-                        observed_at: new
-                            .last_errors
-                            .first()
-                            .map_or(ended, |e| ended.max(e.observed_at)),
-                    };
-                    new.last_errors.insert(0, error);
-                    new.last_errors.truncate(MOST_ERRORS);
-                }
+                add_final_error(&mut new.last_errors, run, ended);
                 (JOB, "Failed", outcome::failure_text(run))
             }
         }
-        Step::Refused(refusal, state) => {
+        TaskProgress::Refused { refusal, state } => {
             new.state = *state;
             new.finished_at = Some(now);
             let error = TaskError {
@@ -268,38 +279,56 @@ pub fn status(
                 observed_at: now,
             };
             new.last_errors.insert(0, error);
-            new.last_errors.truncate(MOST_ERRORS);
-            let operation = match old.state {
-                TaskState::Pending if old.job_name.is_none() => ADMISSION,
-                _ => JOB,
-            };
-            (
-                operation,
-                "Failed",
-                format!("{}: {}", refusal.code, refusal.message),
-            )
+            new.last_errors.truncate(MAX_ERRORS);
+            let had_job = old.state != TaskState::Pending || old.job_name.is_some();
+            let operation = if had_job { JOB } else { ADMISSION };
+            let reason = format!("{}: {}", refusal.code, refusal.message);
+            (operation, "Failed", reason)
         }
     };
     if new.state != TaskState::Pending {
         new.initiated_at = new.initiated_at.or(Some(now));
     }
-    if matches!(step, Step::Runs(..) | Step::Ended(..)) {
+    if matches!(
+        progress,
+        TaskProgress::Running { .. } | TaskProgress::Ended { .. }
+    ) {
         new.job_name = Some(job_name.to_owned());
     }
-    let since = old.last_operation.as_ref();
-    let since = since.filter(|o| o.name == operation && o.state == state);
+    let old_operation = old.last_operation.as_ref();
+    let unchanged = old_operation.filter(|o| o.name == operation && o.state == operation_state);
     new.last_operation = Some(LastOperation {
         name: operation.to_owned(),
-        state: state.to_owned(),
-        last_transition_time: since.map_or(now, |o| o.last_transition_time),
+        state: operation_state.to_owned(),
+        last_transition_time: unchanged.map_or(now, |o| o.last_transition_time),
         reason,
     });
     new
 }
 
-/// What is done about a task that has ended: its Job has nothing to do any more, and it goes itself when its time has
-/// come, or is looked at again then.
-pub fn ended(
+/// Puts the error of a failed Job in front of those of its Pods, unless the newest of them has the same code.
+fn add_final_error(errors: &mut Vec<TaskError>, run: &LastRun, ended: DateTime<Utc>) {
+    let code = run.reason.clone().unwrap_or_else(|| "Failed".to_owned());
+    let newest = errors.first();
+    if newest.is_some_and(|e| e.code == code) {
+        return;
+    }
+    let error = TaskError {
+        code,
+        description: run
+            .message
+            .clone()
+            .unwrap_or_else(|| outcome::failure_text(run)),
+        // Never before the errors of the Pods.
+        observed_at: newest.map_or(ended, |e| ended.max(e.observed_at)),
+    };
+    errors.insert(0, error);
+    errors.truncate(MAX_ERRORS);
+}
+
+/// Returns the actions for a task that has ended, and when it expires: an unfinished Job is deleted at once,
+/// and the task itself when its time to live is over.
+pub fn clean_up(
     task: &EtcdBackupTask,
     job: Option<&Job>,
     now: DateTime<Utc>,
@@ -307,9 +336,9 @@ pub fn ended(
     let status = task.status.clone().unwrap_or_default();
     let unfinished = job.filter(|job| !outcome::is_finished(job));
     let mut actions: Vec<Action> = unfinished.map(Action::delete).into_iter().collect();
-    let expires = expires_at(task, &status);
-    if expires > now {
-        return (actions, Some(expires));
+    let expires_at = expires_at(task, &status);
+    if expires_at > now {
+        return (actions, Some(expires_at));
     }
     actions.push(Action::delete(task));
     (actions, None)
@@ -318,44 +347,42 @@ pub fn ended(
 fn expires_at(task: &EtcdBackupTask, status: &EtcdBackupTaskStatus) -> DateTime<Utc> {
     let created = task.metadata.creation_timestamp.as_ref().map(utc);
     let ended = status.finished_at.or(status.initiated_at).or(created);
-    let ttl = task
+    let ttl_seconds = task
         .spec
         .ttl_seconds_after_finished
         .unwrap_or(DEFAULT_TTL_SECONDS);
-    let ttl = TimeDelta::try_seconds(ttl.max(0)).unwrap_or(TimeDelta::MAX);
+    let ttl = TimeDelta::try_seconds(ttl_seconds.max(0)).unwrap_or(TimeDelta::MAX);
     later(ended.unwrap_or_default(), ttl)
 }
 
-/// What is told of a step, once it is in the status.
-pub fn note(
+/// Returns the Event about a changed status, if it deserves one.
+pub fn event(
     task: &EtcdBackupTask,
     old: &EtcdBackupTaskStatus,
     new: &EtcdBackupTaskStatus,
-    step: &Step,
-) -> Option<Note> {
-    let operation = new.last_operation.as_ref();
-    let said = operation.map(|o| o.reason.clone()).unwrap_or_default();
-    // As `Queued` in `Queued: …`.
-    let word = |status: &EtcdBackupTaskStatus| {
-        let operation = status.last_operation.as_ref();
-        let operation = operation.filter(|o| o.name == ADMISSION);
-        operation.and_then(|o| Some(o.reason.split_once(':')?.0.to_owned()))
+    progress: &TaskProgress,
+) -> Option<PlannedEvent> {
+    let (warning, reason, text) = match progress {
+        TaskProgress::Waiting { reason, message } => {
+            if waiting_reason(old) == waiting_reason(new) {
+                return None;
+            }
+            let is_warning = ![QUEUED, TOO_MANY_JOBS].contains(reason);
+            (is_warning, *reason, message.clone())
+        }
+        // The creation of the Job has an Event of its own.
+        TaskProgress::Running { .. } => return None,
+        TaskProgress::Ended { .. } | TaskProgress::Refused { .. } => {
+            let operation = new.last_operation.as_ref();
+            let text = operation.map(|o| o.reason.clone()).unwrap_or_default();
+            match new.state {
+                TaskState::Succeeded => (false, "TaskSucceeded", text),
+                TaskState::Rejected => (true, "TaskRejected", text),
+                _ => (true, "TaskFailed", text),
+            }
+        }
     };
-    let (warning, reason, text) = match step {
-        Step::Waits(reason, message) if word(old) != word(new) => (
-            !matches!(*reason, "Queued" | "TooManyJobs"),
-            *reason,
-            message.clone(),
-        ),
-        // The start of its Job is told when that is created.
-        Step::Waits(..) | Step::Runs(..) => return None,
-        Step::Ended(..) | Step::Refused(..) => match new.state {
-            TaskState::Succeeded => (false, "TaskSucceeded", said),
-            TaskState::Rejected => (true, "TaskRejected", said),
-            _ => (true, "TaskFailed", said),
-        },
-    };
-    Some(Note {
+    Some(PlannedEvent {
         warning,
         reason: reason.to_owned(),
         action: task.spec.type_.as_str(),
@@ -363,19 +390,29 @@ pub fn note(
     })
 }
 
-/// How long a task took that has ended; `None` if it had no Job.
-pub fn took(step: &Step) -> Option<Duration> {
-    let Step::Ended(run, _) = step else {
+/// Returns why a task waits, by its status: `Queued` of `Queued: the task a is running`.
+fn waiting_reason(status: &EtcdBackupTaskStatus) -> Option<&str> {
+    let operation = status.last_operation.as_ref()?;
+    if operation.name != ADMISSION {
+        return None;
+    }
+    let (reason, _) = operation.reason.split_once(':')?;
+    Some(reason)
+}
+
+/// Returns how long the Job of a task took; `None` if it has not ended.
+pub fn duration(progress: &TaskProgress) -> Option<Duration> {
+    let TaskProgress::Ended { run, .. } = progress else {
         return None;
     };
     let (end, start) = run.completion_time.zip(run.start_time)?;
     (end - start).to_std().ok()
 }
 
-/// What the policy tells of a restoration that has ended.
-pub fn restoration<'s>(task: &EtcdBackupTask, step: &'s Step) -> Option<&'s LastRun> {
-    match (task.spec.type_, step) {
-        (TaskType::Restore, Step::Ended(run, _)) => Some(run),
+/// Returns the result of a restore that has ended, for the status of the policy.
+pub fn restoration<'p>(task: &EtcdBackupTask, progress: &'p TaskProgress) -> Option<&'p LastRun> {
+    match (task.spec.type_, progress) {
+        (TaskType::Restore, TaskProgress::Ended { run, .. }) => Some(run),
         _ => None,
     }
 }
@@ -408,11 +445,30 @@ mod tests {
         EtcdBackupPolicy::new("p", EtcdBackupPolicySpec::default())
     }
 
-    fn ran(step: &Step, old: &EtcdBackupTaskStatus, seconds: i64) -> EtcdBackupTaskStatus {
+    fn waiting() -> TaskProgress {
+        TaskProgress::Waiting {
+            reason: "Queued",
+            message: "the task a is running".to_owned(),
+        }
+    }
+
+    fn running() -> TaskProgress {
+        TaskProgress::Running {
+            run: LastRun::default(),
+            errors: Vec::new(),
+        }
+    }
+
+    /// The next status of a task.
+    fn after(
+        progress: &TaskProgress,
+        old: &EtcdBackupTaskStatus,
+        seconds: i64,
+    ) -> EtcdBackupTaskStatus {
         status(
             &task(TaskType::Verify),
             old,
-            step,
+            progress,
             "t-12345678",
             at(seconds),
         )
@@ -421,26 +477,18 @@ mod tests {
     #[test]
     fn a_task_waits_runs_and_ends() {
         let none = EtcdBackupTaskStatus::default();
-        let waits = ran(
-            &Step::Waits("Queued", "the task a runs".to_owned()),
-            &none,
-            1,
-        );
+        let waits = after(&waiting(), &none, 1);
         assert_eq!(waits.state, TaskState::Pending);
         assert_eq!(
             (waits.initiated_at, waits.observed_generation),
             (None, Some(1))
         );
         let operation = waits.last_operation.clone().unwrap();
-        assert_eq!(operation.reason, "Queued: the task a runs");
-        // The same later is the same.
-        let still = ran(
-            &Step::Waits("Queued", "the task a runs".to_owned()),
-            &waits,
-            9,
-        );
+        assert_eq!(operation.reason, "Queued: the task a is running");
+        // The status stays the same while the task waits.
+        let still = after(&waiting(), &waits, 9);
         assert_eq!(still, waits);
-        let started = ran(&Step::Runs(LastRun::default(), Vec::new()), &waits, 10);
+        let started = after(&running(), &waits, 10);
         assert_eq!(started.state, TaskState::InProgress);
         assert_eq!(started.initiated_at, Some(at(10)));
         assert_eq!(started.job_name.as_deref(), Some("t-12345678"));
@@ -452,12 +500,12 @@ mod tests {
                 .last_transition_time,
             at(10)
         );
-        let runs = ran(&Step::Runs(LastRun::default(), Vec::new()), &started, 20);
+        let runs = after(&running(), &started, 20);
         assert_eq!(
             runs.last_operation.as_ref().unwrap().last_transition_time,
             at(10)
         );
-        let again = ran(&Step::Runs(LastRun::default(), Vec::new()), &runs, 30);
+        let again = after(&running(), &runs, 30);
         assert_eq!(again, runs);
         let done = LastRun {
             state: RunState::Succeeded,
@@ -465,17 +513,21 @@ mod tests {
             revision: Some(7),
             ..LastRun::default()
         };
-        let done = ran(&Step::Ended(done, Vec::new()), &runs, 50);
+        let ended = TaskProgress::Ended {
+            run: done,
+            errors: Vec::new(),
+        };
+        let done = after(&ended, &runs, 50);
         assert_eq!(
             (done.state, done.finished_at),
             (TaskState::Succeeded, Some(at(40)))
         );
         assert!(done.last_operation.unwrap().reason.contains("revision 7"));
-        let refusal = Refusal {
+        let refusal = TaskRefusal {
             code: "DuplicateTask",
             message: "the task a is the same".to_owned(),
         };
-        let rejected = ran(&Step::rejected(refusal), &waits, 5);
+        let rejected = after(&TaskProgress::rejected(refusal), &waits, 5);
         assert_eq!(
             (rejected.state, rejected.finished_at),
             (TaskState::Rejected, Some(at(5)))
@@ -486,7 +538,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_task_tells_all_that_its_pods_failed_with() {
+    fn a_failed_task_reports_the_errors_of_all_its_pods() {
         let pods = [
             pod("a", 20, 69, &failure(69, "StoreUnreachable")),
             pod("b", 40, 74, &failure(74, "NoSpace")),
@@ -494,9 +546,9 @@ mod tests {
         let failed = job(Some(("Failed", "BackoffLimitExceeded", "too often")));
         let old = EtcdBackupTaskStatus::default();
         let (t, p) = (task(TaskType::Verify), policy());
-        let (step, again) = progress(&t, &old, Some(&p), &failed, &pods, at(50));
-        assert_eq!(again, None);
-        let failed_with = ran(&step, &old, 50);
+        let (progressed, requeue_at) = progress(&t, &old, Some(&p), &failed, &pods, at(50));
+        assert_eq!(requeue_at, None);
+        let failed_with = after(&progressed, &old, 50);
         assert_eq!(failed_with.state, TaskState::Failed);
         let codes: Vec<&str> = failed_with
             .last_errors
@@ -505,34 +557,34 @@ mod tests {
             .collect();
         assert_eq!(codes, ["NoSpace", "StoreUnreachable"]);
         assert_eq!(failed_with.last_errors[0].observed_at, at(40));
-        // While it runs they are told, too, and once.
-        let (step, _) = progress(&t, &old, Some(&p), &job(None), &pods[..1], at(25));
-        let runs = ran(&step, &old, 25);
+        // While the Job runs, each error is reported once, too.
+        let (progressed, _) = progress(&t, &old, Some(&p), &job(None), &pods[..1], at(25));
+        let runs = after(&progressed, &old, 25);
         assert_eq!(
             (runs.state, runs.last_errors.len()),
             (TaskState::InProgress, 1)
         );
-        let (step, _) = progress(&t, &runs, Some(&p), &job(None), &pods[..1], at(30));
-        assert_eq!(ran(&step, &runs, 30), runs);
-        // Its time was up: that comes first.
+        let (progressed, _) = progress(&t, &runs, Some(&p), &job(None), &pods[..1], at(30));
+        assert_eq!(after(&progressed, &runs, 30), runs);
+        // An exceeded deadline comes first.
         let late = job(Some(("Failed", "DeadlineExceeded", "")));
-        let (step, _) = progress(&t, &runs, Some(&p), &late, &pods[..1], at(60));
-        let late = ran(&step, &runs, 60);
+        let (progressed, _) = progress(&t, &runs, Some(&p), &late, &pods[..1], at(60));
+        let late = after(&progressed, &runs, 60);
         let codes: Vec<&str> = late.last_errors.iter().map(|e| e.code.as_str()).collect();
         assert_eq!(codes, ["DeadlineExceeded", "StoreUnreachable"]);
-        // The Job is known to have ended, its Pods are not yet.
-        let (step, again) = progress::<Pod>(&t, &old, Some(&p), &failed, &[], at(50));
+        // The Job is known to have ended, but its Pods are not yet.
+        let (progressed, requeue_at) = progress::<Pod>(&t, &old, Some(&p), &failed, &[], at(50));
         assert!(
-            matches!(step, Step::Runs(..)) && again == Some(at(52)),
-            "{step:?}"
+            matches!(progressed, TaskProgress::Running { .. }) && requeue_at == Some(at(52)),
+            "{progressed:?}"
         );
-        let (step, _) = progress::<Pod>(&t, &old, Some(&p), &failed, &[], at(55));
-        let codes = ran(&step, &old, 55).last_errors;
+        let (progressed, _) = progress::<Pod>(&t, &old, Some(&p), &failed, &[], at(55));
+        let codes = after(&progressed, &old, 55).last_errors;
         assert_eq!(codes[0].code, "BackoffLimitExceeded");
     }
 
     #[test]
-    fn without_quorum_or_policy_it_is_ended() {
+    fn a_task_ends_without_quorum_or_policy() {
         let pods = [
             pod("a", 20, 69, &failure(69, "NoQuorum")),
             pod("b", 40, 69, &failure(69, "EtcdUnreachable")),
@@ -542,25 +594,25 @@ mod tests {
         for &type_ in TaskType::VARIANTS {
             let needs = matches!(type_, TaskType::OnDemandSnapshot | TaskType::Maintenance);
             for condition in [None, Some(("Failed", "BackoffLimitExceeded", ""))] {
-                let (step, _) =
+                let (progressed, _) =
                     progress(&task(type_), &old, Some(&p), &job(condition), &pods, at(60));
-                let state = ran(&step, &old, 60).state;
+                let state = after(&progressed, &old, 60).state;
                 assert_eq!(state == TaskState::Rejected, needs, "{type_:?}");
             }
         }
-        // The policy is gone: what runs is ended, what is done is done.
+        // The policy was deleted: a running task fails, one that has succeeded stays so.
         let t = task(TaskType::Verify);
-        let (step, _) = progress::<Pod>(&t, &old, None, &job(None), &[], at(60));
-        let gone = ran(&step, &old, 60);
+        let (progressed, _) = progress::<Pod>(&t, &old, None, &job(None), &[], at(60));
+        let gone = after(&progressed, &old, 60);
         assert_eq!(gone.state, TaskState::Failed);
         assert_eq!(gone.last_errors[0].code, "PolicyDeleted");
         let done = job(Some(("Complete", "", "")));
-        let (step, _) = progress::<Pod>(&t, &old, None, &done, &[], at(600));
-        assert_eq!(ran(&step, &old, 600).state, TaskState::Succeeded);
+        let (progressed, _) = progress::<Pod>(&t, &old, None, &done, &[], at(600));
+        assert_eq!(after(&progressed, &old, 600).state, TaskState::Succeeded);
     }
 
     #[test]
-    fn no_more_than_a_few_errors_are_kept() {
+    fn a_status_keeps_only_the_newest_errors() {
         let known: Vec<TaskError> = (0..9)
             .map(|i| TaskError {
                 code: "NoSpace".to_owned(),
@@ -569,13 +621,13 @@ mod tests {
             })
             .collect();
         let kept = errors(&known, &[pod("a", 50, 65, &failure(65, "CorruptSnapshot"))]);
-        assert_eq!(kept.len(), MOST_ERRORS);
+        assert_eq!(kept.len(), MAX_ERRORS);
         assert_eq!(kept[0].code, "CorruptSnapshot");
         assert_eq!(kept[1].observed_at, at(8));
     }
 
     #[test]
-    fn a_task_is_deleted_when_its_time_has_come() {
+    fn a_task_expires_after_its_time_to_live() {
         let mut t = task(TaskType::Verify);
         let mut status = EtcdBackupTaskStatus {
             finished_at: Some(at(100)),

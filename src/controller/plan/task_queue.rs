@@ -1,211 +1,224 @@
-//! The rules of tasks: which one is next, which wait, and which are refused.
+//! The queue of a policy's tasks: which one may start, which ones wait, and which ones are rejected.
 //!
-//! Pure, over all tasks of a policy. First in, first out; but one whose pre-condition does not hold yet holds nobody
-//! up, since what it waits for may be behind it. `task` calls it.
+//! Pure, over all tasks of a policy. First in, first out; but a task that waits for something else than its
+//! turn does not block the tasks behind it, because one of them may be what it waits for. Called by `plan`.
 
 use crate::controller::api::{EtcdBackupPolicy, EtcdBackupTask, TaskConfig, TaskState, TaskType};
 use crate::controller::jobs;
 use crate::controller::observe::outcome::PodOutcome;
-use crate::controller::times::{later, shown, utc};
+use crate::controller::times::{later, rfc3339, utc};
 use crate::error::Reason;
 use chrono::{DateTime, TimeDelta, Utc};
 use kube::ResourceExt;
 use std::collections::BTreeMap;
 
-/// It waits for another task of its policy.
+/// The reason of a task that waits for another task or a compaction of its policy.
 pub const QUEUED: &str = "Queued";
-/// A task may be there before its policy is, where both are applied at once.
+/// How long a task waits for its policy to exist: both may be applied at once, in any order.
 const POLICY_GRACE: TimeDelta = TimeDelta::minutes(1);
 
-/// Why a task is refused, or has failed without a Job's doing.
+/// Why a task ends without a result of its Job.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refusal {
-    /// For machines: `PolicyNotFound`, `DuplicateTask`, `EtcdMissing`, `InvalidConfig`, `NotAllowed`, `NoQuorum`.
+pub struct TaskRefusal {
+    /// One word, for programs, such as `DuplicateTask` or `InvalidConfig`.
     pub code: &'static str,
-    /// For people.
+    /// A sentence, for users.
     pub message: String,
 }
 
-/// What becomes of a task that is Pending.
+/// The decision on a task that is Pending.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
-    /// It is its turn.
-    Go,
-    /// It stays Pending.
+pub enum Admission {
+    /// The task is the next one of its policy.
+    Start,
+    /// The task stays Pending.
     Wait {
-        /// For machines: `PolicyNotFound`, `Queued`, `MaintenancePostponed`.
+        /// `PolicyNotFound`, `Queued` or `MaintenancePostponed`.
         reason: &'static str,
-        /// For people.
+        /// A sentence, for users.
         message: String,
-        /// When time alone changes that.
-        look_again: Option<DateTime<Utc>>,
+        /// When to decide again even if nothing has changed.
+        requeue_at: Option<DateTime<Utc>>,
     },
-    /// It is Rejected.
-    Reject(Refusal),
+    /// The task is Rejected.
+    Reject(TaskRefusal),
 }
 
-/// What waits for its pre-condition, and for which.
-type Held = Option<(&'static str, String)>;
-
-/// What is known of a policy beside its tasks.
-pub struct Surroundings<'a> {
-    /// The policy, if it is there.
+/// What the admission depends on beside the tasks.
+pub struct AdmissionContext<'a> {
+    /// The policy of the tasks, if it exists.
     pub policy: Option<&'a EtcdBackupPolicy>,
-    /// Why the snapshots are not in time, where BackupReady is not True: the condition's message.
+    /// The message of the condition BackupReady, unless that is True.
     pub backup_not_ready: Option<&'a str>,
-    /// What a task asks for and is not allowed.
+    /// Returns which settings of a task need a flag of the controller that is not given.
     pub not_allowed: &'a dyn Fn(&EtcdBackupTask) -> Vec<String>,
 }
 
-/// What becomes of the tasks of a policy that are Pending, by name.
-pub fn judge(
-    all: &[impl AsRef<EtcdBackupTask>],
-    surroundings: &Surroundings<'_>,
+/// Decides on all Pending tasks of a policy, by name.
+pub fn admit(
+    tasks: &[impl AsRef<EtcdBackupTask>],
+    context: &AdmissionContext<'_>,
     now: DateTime<Utc>,
-) -> BTreeMap<String, Verdict> {
-    let mut open: Vec<&EtcdBackupTask> = all.iter().map(AsRef::as_ref).collect();
+) -> BTreeMap<String, Admission> {
+    let mut open: Vec<&EtcdBackupTask> = tasks.iter().map(AsRef::as_ref).collect();
     open.retain(|task| is_open(task));
-    open.sort_by_key(|task| order(task));
-    let mut verdicts = BTreeMap::new();
-    let mut twins: BTreeMap<String, &EtcdBackupTask> = BTreeMap::new();
-    // Who is right before the next one, of those that do not have to wait for something else.
-    let mut ahead: Option<&EtcdBackupTask> = None;
+    open.sort_by_key(|task| queue_order(task));
+    let mut admissions = BTreeMap::new();
+    let mut queue = Queue::default();
     for task in open {
-        let verdict = match state(task) {
-            TaskState::Pending => Some(verdict(task, surroundings, &twins, ahead, now)),
-            _ => None,
+        if state(task) != TaskState::Pending {
+            queue.push(task, true);
+            continue;
+        }
+        let admission = admit_one(task, context, &queue, now);
+        let blocks_others = match &admission {
+            Admission::Reject(_) => None,
+            Admission::Wait { reason, .. } => Some(*reason == QUEUED),
+            Admission::Start => Some(true),
         };
-        let waits_elsewhere =
-            matches!(&verdict, Some(Verdict::Wait { reason, .. }) if *reason != QUEUED);
-        if !waits_elsewhere && !matches!(verdict, Some(Verdict::Reject(_))) {
-            ahead = Some(task);
+        if let Some(blocks_others) = blocks_others {
+            queue.push(task, blocks_others);
         }
-        if task.metadata.deletion_timestamp.is_none()
-            && !matches!(verdict, Some(Verdict::Reject(_)))
-        {
-            twins.entry(work(task)).or_insert(task);
-        }
-        verdicts.extend(verdict.map(|verdict| (task.name_any(), verdict)));
+        admissions.insert(task.name_any(), admission);
     }
-    verdicts
+    admissions
 }
 
-fn verdict(
-    task: &EtcdBackupTask,
-    surroundings: &Surroundings<'_>,
-    twins: &BTreeMap<String, &EtcdBackupTask>,
-    ahead: Option<&EtcdBackupTask>,
-    now: DateTime<Utc>,
-) -> Verdict {
-    let Some(policy) = surroundings.policy else {
-        return no_policy(task, now);
-    };
-    if let Some(refusal) = refusal(task, policy, surroundings) {
-        return Verdict::Reject(refusal);
+/// The tasks in front of the one that is decided on.
+#[derive(Default)]
+struct Queue<'t> {
+    /// The last task that blocks those behind it.
+    last: Option<&'t EtcdBackupTask>,
+    /// The first task that does each work.
+    by_work: BTreeMap<String, &'t EtcdBackupTask>,
+}
+
+impl<'t> Queue<'t> {
+    fn push(&mut self, task: &'t EtcdBackupTask, blocks_others: bool) {
+        if blocks_others {
+            self.last = Some(task);
+        }
+        if task.metadata.deletion_timestamp.is_none() {
+            self.by_work.entry(work(task)).or_insert(task);
+        }
     }
-    if let Some(twin) = twins.get(&work(task)) {
-        let how = match state(twin) {
-            TaskState::InProgress => "runs",
-            _ => "waits",
+}
+
+fn admit_one(
+    task: &EtcdBackupTask,
+    context: &AdmissionContext<'_>,
+    queue: &Queue<'_>,
+    now: DateTime<Utc>,
+) -> Admission {
+    let Some(policy) = context.policy else {
+        return without_policy(task, now);
+    };
+    if let Some(refusal) = permanent_refusal(task, policy, context) {
+        return Admission::Reject(refusal);
+    }
+    if let Some(duplicate) = queue.by_work.get(&work(task)) {
+        let name = duplicate.name_any();
+        let message = match state(duplicate) {
+            TaskState::InProgress => format!("the task {name} does the same and is running"),
+            _ => format!("the task {name} does the same and is waiting"),
         };
-        return Verdict::Reject(Refusal {
+        return Admission::Reject(TaskRefusal {
             code: "DuplicateTask",
-            message: format!("the task {} is the same, and {how}", twin.name_any()),
+            message,
         });
     }
-    if let Some((reason, message)) = held(task, surroundings) {
-        return Verdict::Wait {
-            reason,
-            message,
-            look_again: None,
+    if task.spec.type_ == TaskType::Maintenance
+        && let Some(why) = context.backup_not_ready
+    {
+        return Admission::Wait {
+            reason: "MaintenancePostponed",
+            message: format!("maintenance waits until BackupReady is True: {why}"),
+            requeue_at: None,
         };
     }
-    // It names the one before it alone: a message that counted would be another one whenever a task ends.
-    let Some(ahead) = ahead else {
-        return Verdict::Go;
+    // The message names only the task in front: with a number it would change whenever a task ends.
+    let Some(in_front) = queue.last else {
+        return Admission::Start;
     };
-    Verdict::Wait {
+    let name = in_front.name_any();
+    Admission::Wait {
         reason: QUEUED,
-        message: match state(ahead) {
-            TaskState::InProgress => format!("the task {} runs", ahead.name_any()),
-            _ => format!("the task {} is before it", ahead.name_any()),
+        message: match state(in_front) {
+            TaskState::InProgress => format!("the task {name} is running"),
+            _ => format!("the task {name} goes first"),
         },
-        look_again: None,
+        requeue_at: None,
     }
 }
 
-fn no_policy(task: &EtcdBackupTask, now: DateTime<Utc>) -> Verdict {
-    let message = format!(
-        "there is no EtcdBackupPolicy {} in this namespace",
-        task.spec.policy
-    );
+fn without_policy(task: &EtcdBackupTask, now: DateTime<Utc>) -> Admission {
+    let policy = &task.spec.policy;
+    let problem = format!("there is no EtcdBackupPolicy {policy} in this namespace");
     let created = task.metadata.creation_timestamp.as_ref().map(utc);
-    let until = created.map(|created| later(created, POLICY_GRACE));
-    match until.filter(|&until| until > now) {
-        Some(until) => Verdict::Wait {
+    let grace_ends = created.map(|created| later(created, POLICY_GRACE));
+    match grace_ends.filter(|&at| at > now) {
+        Some(grace_ends) => Admission::Wait {
             reason: "PolicyNotFound",
-            message: format!("{message}: it is waited for until {}", shown(until)),
-            look_again: Some(until),
+            message: format!(
+                "{problem}: the task waits for it until {}",
+                rfc3339(grace_ends)
+            ),
+            requeue_at: Some(grace_ends),
         },
-        None => Verdict::Reject(Refusal {
+        None => Admission::Reject(TaskRefusal {
             code: "PolicyNotFound",
-            message,
+            message: format!("{problem}: create the policy first, and then a new task"),
         }),
     }
 }
 
-/// What a task can never do for this policy.
-fn refusal(
+/// Returns why a task can never run for this policy.
+fn permanent_refusal(
     task: &EtcdBackupTask,
     policy: &EtcdBackupPolicy,
-    surroundings: &Surroundings<'_>,
-) -> Option<Refusal> {
-    let config = task.spec.config.as_ref();
-    let live = match task.spec.type_ {
-        TaskType::OnDemandSnapshot | TaskType::Maintenance => true,
-        TaskType::Verify => config
-            .and_then(|c| c.verify.as_ref())
-            .is_some_and(|v| v.against_cluster),
-        TaskType::OnDemandCompaction | TaskType::CopyBackups | TaskType::Restore => false,
-    };
-    if live && policy.spec.etcd.is_none() {
-        return Some(Refusal {
+    context: &AdmissionContext<'_>,
+) -> Option<TaskRefusal> {
+    if needs_etcd(task) && policy.spec.etcd.is_none() {
+        return Some(TaskRefusal {
             code: "EtcdMissing",
             message: format!(
-                "the policy {} has no etcd.endpoints, and {} needs a live etcd",
-                policy.name_any(),
-                task.spec.type_.as_str()
+                "{} needs a live etcd, but the policy {} has no etcd.endpoints",
+                task.spec.type_.as_str(),
+                policy.name_any()
             ),
         });
     }
     let problems = jobs::task_problems(policy, task);
     if !problems.is_empty() {
-        return Some(Refusal {
+        return Some(TaskRefusal {
             code: "InvalidConfig",
             message: problems.join("; "),
         });
     }
-    let not_allowed = (surroundings.not_allowed)(task);
-    (!not_allowed.is_empty()).then(|| Refusal {
+    let not_allowed = (context.not_allowed)(task);
+    (!not_allowed.is_empty()).then(|| TaskRefusal {
         code: "NotAllowed",
         message: not_allowed.join("; "),
     })
 }
 
-/// Why a task has to wait, whoever is before it.
-fn held(task: &EtcdBackupTask, surroundings: &Surroundings<'_>) -> Held {
-    let why = surroundings.backup_not_ready?;
-    (task.spec.type_ == TaskType::Maintenance).then(|| {
-        let message = format!("maintenance is postponed while BackupReady is not True: {why}");
-        ("MaintenancePostponed", message)
-    })
+fn needs_etcd(task: &EtcdBackupTask) -> bool {
+    match task.spec.type_ {
+        TaskType::OnDemandSnapshot | TaskType::Maintenance => true,
+        TaskType::Verify => {
+            let config = task.spec.config.as_ref();
+            let verify = config.and_then(|c| c.verify.as_ref());
+            verify.is_some_and(|v| v.against_cluster)
+        }
+        TaskType::OnDemandCompaction | TaskType::CopyBackups | TaskType::Restore => false,
+    }
 }
 
 fn state(task: &EtcdBackupTask) -> TaskState {
     task.status.as_ref().map(|s| s.state).unwrap_or_default()
 }
 
-/// Whether it runs or waits. One that was deleted before it began is gone.
+/// Whether a task runs or waits. A task that was deleted before it began does neither.
 fn is_open(task: &EtcdBackupTask) -> bool {
     match state(task) {
         TaskState::InProgress => true,
@@ -214,8 +227,8 @@ fn is_open(task: &EtcdBackupTask) -> bool {
     }
 }
 
-/// Those that run come first, then by age, then by name.
-fn order(task: &EtcdBackupTask) -> (bool, Option<DateTime<Utc>>, String) {
+/// The order of tasks: those that run first, then by age, then by name.
+fn queue_order(task: &EtcdBackupTask) -> (bool, Option<DateTime<Utc>>, String) {
     let created = task.metadata.creation_timestamp.as_ref().map(utc);
     (
         state(task) != TaskState::InProgress,
@@ -224,14 +237,14 @@ fn order(task: &EtcdBackupTask) -> (bool, Option<DateTime<Utc>>, String) {
     )
 }
 
-/// What a task does, as one text: two of one policy with the same do the same.
+/// Returns the work of a task as a text: tasks of one policy with the same text are duplicates.
 fn work(task: &EtcdBackupTask) -> String {
-    let config = serde_json::to_string(&config(task)).unwrap_or_default();
+    let config = serde_json::to_string(&config_with_defaults(task)).unwrap_or_default();
     format!("{} {config}", task.spec.type_.as_str())
 }
 
-/// The configuration of a task; what is not given is as its defaults are.
-fn config(task: &EtcdBackupTask) -> TaskConfig {
+/// Returns the configuration that belongs to a task's type, with its defaults filled in.
+fn config_with_defaults(task: &EtcdBackupTask) -> TaskConfig {
     let given = task.spec.config.clone().unwrap_or_default();
     let mut config = TaskConfig::default();
     match task.spec.type_ {
@@ -247,17 +260,18 @@ fn config(task: &EtcdBackupTask) -> TaskConfig {
     config
 }
 
-/// Whether what the first Pod of a task's Job found is a pre-condition that does not hold: the Job has the
-/// credentials to look whether there is a quorum, the controller has not.
-pub fn rejected_by(type_: TaskType, first: &PodOutcome) -> Option<Refusal> {
+/// Returns why a task is Rejected after its first Pod: the etcd has no quorum. The controller cannot check
+/// this before, because it has no credentials for the etcd.
+pub fn failed_precondition(type_: TaskType, first: &PodOutcome) -> Option<TaskRefusal> {
     let needs_quorum = matches!(type_, TaskType::OnDemandSnapshot | TaskType::Maintenance);
-    let none = first.ended && first.reason.as_deref() == Some(Reason::NoQuorum.as_str());
-    (needs_quorum && none).then(|| Refusal {
+    let has_no_quorum = first.ended && first.reason.as_deref() == Some(Reason::NoQuorum.as_str());
+    if !needs_quorum || !has_no_quorum {
+        return None;
+    }
+    let message = first.message.clone();
+    Some(TaskRefusal {
         code: Reason::NoQuorum.as_str(),
-        message: first
-            .message
-            .clone()
-            .unwrap_or_else(|| "the etcd has no quorum".to_owned()),
+        message: message.unwrap_or_else(|| "the etcd has no quorum".to_owned()),
     })
 }
 
@@ -340,34 +354,39 @@ mod tests {
         task
     }
 
-    /// What becomes of each: `Go`, or the word for machines; of those that do not wait nothing.
-    fn all(tasks: &[EtcdBackupTask], late: Option<&str>) -> Vec<&'static str> {
+    /// Returns the admission of each task: `Start`, its reason or its code; nothing for a task that is not
+    /// Pending.
+    fn admissions_of(tasks: &[EtcdBackupTask], late: Option<&str>) -> Vec<&'static str> {
         let shared: Vec<Arc<EtcdBackupTask>> = tasks.iter().cloned().map(Arc::new).collect();
         let policy = policy();
-        let surroundings = Surroundings {
+        let context = AdmissionContext {
             policy: Some(&policy),
             backup_not_ready: late,
             not_allowed: &|_| Vec::new(),
         };
-        let verdicts = judge(&shared, &surroundings, at(100));
-        let judged = tasks.iter().map(|t| match verdicts.get(&t.name_any()) {
+        let admissions = admit(&shared, &context, at(100));
+        let words = tasks.iter().map(|t| match admissions.get(&t.name_any()) {
             None => "",
-            Some(Verdict::Go) => "Go",
-            Some(Verdict::Wait { reason, .. }) => reason,
-            Some(Verdict::Reject(refusal)) => refusal.code,
+            Some(Admission::Start) => "Start",
+            Some(Admission::Wait { reason, .. }) => reason,
+            Some(Admission::Reject(refusal)) => refusal.code,
         });
-        judged.collect()
+        words.collect()
     }
 
-    fn judged(task: &EtcdBackupTask, policy: Option<&EtcdBackupPolicy>, seconds: i64) -> Verdict {
-        let surroundings = Surroundings {
+    fn admission(
+        task: &EtcdBackupTask,
+        policy: Option<&EtcdBackupPolicy>,
+        seconds: i64,
+    ) -> Admission {
+        let context = AdmissionContext {
             policy,
             backup_not_ready: None,
             not_allowed: &|_| Vec::new(),
         };
         let shared = [Arc::new(task.clone())];
-        let mut verdicts = judge(&shared, &surroundings, at(seconds));
-        verdicts.remove(&task.name_any()).unwrap()
+        let mut admissions = admit(&shared, &context, at(seconds));
+        admissions.remove(&task.name_any()).unwrap()
     }
 
     #[test]
@@ -377,22 +396,22 @@ mod tests {
             task("a", 1, TaskType::OnDemandCompaction),
             task("c", 0, TaskType::Verify),
         ];
-        assert_eq!(all(&tasks, None), ["Queued", "Queued", "Go"]);
+        assert_eq!(admissions_of(&tasks, None), ["Queued", "Queued", "Start"]);
         tasks[2] = is(tasks[2].clone(), TaskState::Succeeded);
-        assert_eq!(all(&tasks[..2], None), ["Queued", "Go"]);
-        // One that runs is before all others, whatever its age.
+        assert_eq!(admissions_of(&tasks[..2], None), ["Queued", "Start"]);
+        // A task that runs is before all others, whatever its age.
         tasks[0] = is(tasks[0].clone(), TaskState::InProgress);
-        let judged = all(&tasks, None);
-        assert_eq!(judged[1], "Queued");
-        // One that is being deleted: it holds others up as long as it runs.
+        let admissions = admissions_of(&tasks, None);
+        assert_eq!(admissions[1], "Queued");
+        // A task that is being deleted blocks the others as long as it runs.
         tasks[0].metadata.deletion_timestamp = Some(time(50));
-        assert_eq!(all(&tasks, None)[1], "Queued");
+        assert_eq!(admissions_of(&tasks, None)[1], "Queued");
         tasks[0] = is(tasks[0].clone(), TaskState::Pending);
-        assert_eq!(all(&tasks, None)[1], "Go");
+        assert_eq!(admissions_of(&tasks, None)[1], "Start");
     }
 
     #[test]
-    fn the_same_again_is_refused() {
+    fn a_duplicate_is_rejected() {
         let mut tasks = vec![
             snapshot("a", 0, SnapshotType::Full),
             snapshot("b", 1, SnapshotType::Full),
@@ -401,17 +420,17 @@ mod tests {
             task("e", 3, TaskType::OnDemandCompaction),
             task("f", 4, TaskType::Verify),
         ];
-        // Given as the defaults are.
+        // The defaults, given explicitly.
         tasks[4].spec.config = Some(TaskConfig {
             on_demand_compaction: Some(OnDemandCompactionConfig::default()),
             ..TaskConfig::default()
         });
         tasks[4].spec.ttl_seconds_after_finished = Some(5);
-        let judged = all(&tasks, None);
+        let admissions = admissions_of(&tasks, None);
         assert_eq!(
-            judged,
+            admissions,
             [
-                "Go",
+                "Start",
                 "DuplicateTask",
                 "Queued",
                 "Queued",
@@ -419,67 +438,70 @@ mod tests {
                 "Queued"
             ]
         );
-        // What was refused makes no duplicates; what has ended neither.
+        // A rejected task makes no duplicates, and neither does one that has ended.
         tasks[0] = is(tasks[0].clone(), TaskState::Succeeded);
-        assert_eq!(all(&tasks, None)[1], "Go");
+        assert_eq!(admissions_of(&tasks, None)[1], "Start");
         tasks[0] = is(tasks[0].clone(), TaskState::InProgress);
         tasks[1] = is(tasks[1].clone(), TaskState::Rejected);
         tasks.push(snapshot("g", 9, SnapshotType::Full));
-        assert_eq!(all(&tasks, None)[6], "DuplicateTask");
-        // One that is being deleted.
+        assert_eq!(admissions_of(&tasks, None)[6], "DuplicateTask");
+        // A running task that is being deleted makes no duplicates.
         tasks[0].metadata.deletion_timestamp = Some(time(50));
-        assert_eq!(all(&tasks, None)[6], "Queued");
+        assert_eq!(admissions_of(&tasks, None)[6], "Queued");
     }
 
     #[test]
-    fn who_has_to_wait_holds_nobody_up() {
+    fn a_postponed_task_blocks_no_others() {
         let late = Some("late");
         let tasks = [
             maintenance("a", 0),
             snapshot("b", 1, SnapshotType::Full),
             task("c", 2, TaskType::Verify),
         ];
-        assert_eq!(all(&tasks, late), ["MaintenancePostponed", "Go", "Queued"]);
-        assert_eq!(all(&tasks, None), ["Go", "Queued", "Queued"]);
-        // It waits, and another one like it is a duplicate all the same.
+        assert_eq!(
+            admissions_of(&tasks, late),
+            ["MaintenancePostponed", "Start", "Queued"]
+        );
+        assert_eq!(admissions_of(&tasks, None), ["Start", "Queued", "Queued"]);
+        // A second one is a duplicate even while the first is postponed.
         let tasks = [maintenance("a", 0), maintenance("b", 1)];
-        assert_eq!(all(&tasks, late), ["MaintenancePostponed", "DuplicateTask"]);
+        assert_eq!(
+            admissions_of(&tasks, late),
+            ["MaintenancePostponed", "DuplicateTask"]
+        );
     }
 
     #[test]
-    fn without_its_policy_a_task_waits_a_minute() {
+    fn a_task_waits_a_minute_for_its_policy() {
         let t = task("a", 100, TaskType::Verify);
-        let Verdict::Wait {
-            reason, look_again, ..
-        } = judged(&t, None, 159)
+        let Admission::Wait {
+            reason, requeue_at, ..
+        } = admission(&t, None, 159)
         else {
             panic!()
         };
-        assert_eq!((reason, look_again), ("PolicyNotFound", Some(at(160))));
-        let rejected = judged(&t, None, 160);
+        assert_eq!((reason, requeue_at), ("PolicyNotFound", Some(at(160))));
+        let rejected = admission(&t, None, 160);
         assert!(
-            matches!(&rejected, Verdict::Reject(r) if r.code == "PolicyNotFound"),
+            matches!(&rejected, Admission::Reject(r) if r.code == "PolicyNotFound"),
             "{rejected:?}"
         );
-        assert_eq!(judged(&t, Some(&policy()), 160), Verdict::Go);
+        assert_eq!(admission(&t, Some(&policy()), 160), Admission::Start);
     }
 
     #[test]
-    fn what_a_policy_cannot_do_is_refused() {
+    fn a_task_that_its_policy_cannot_do_is_rejected() {
         let mut p = policy();
         p.spec.etcd = None;
-        let judged = |t: &EtcdBackupTask| match judged(t, Some(&p), 0) {
-            Verdict::Reject(refusal) => refusal.code,
-            _ => "Go",
+        let code = |t: &EtcdBackupTask| match admission(t, Some(&p), 0) {
+            Admission::Reject(refusal) => refusal.code,
+            _ => "Start",
         };
-        assert_eq!(
-            judged(&snapshot("a", 0, SnapshotType::Delta)),
-            "EtcdMissing"
-        );
-        assert_eq!(judged(&maintenance("a", 0)), "EtcdMissing");
-        assert_eq!(judged(&task("a", 0, TaskType::OnDemandCompaction)), "Go");
+        assert_eq!(code(&snapshot("a", 0, SnapshotType::Delta)), "EtcdMissing");
+        assert_eq!(code(&maintenance("a", 0)), "EtcdMissing");
+        assert_eq!(code(&task("a", 0, TaskType::OnDemandCompaction)), "Start");
         let mut verify = task("a", 0, TaskType::Verify);
-        assert_eq!(judged(&verify), "Go");
+        assert_eq!(code(&verify), "Start");
         verify.spec.config = Some(TaskConfig {
             verify: Some(VerifyConfig {
                 against_cluster: true,
@@ -487,7 +509,7 @@ mod tests {
             }),
             ..TaskConfig::default()
         });
-        assert_eq!(judged(&verify), "EtcdMissing");
+        assert_eq!(code(&verify), "EtcdMissing");
         let store = |url: &str| {
             Some(StoreSpec {
                 url: url.to_owned(),
@@ -499,9 +521,9 @@ mod tests {
             (None, store("s3://b/p"), "InvalidConfig"),
             (store("s3://x/y"), store("s3://x/y"), "InvalidConfig"),
             (store("s3://b/p/"), None, "InvalidConfig"),
-            (store("s3://b/q"), None, "Go"),
-            (None, store("s3://b/q"), "Go"),
-            (store("s3://x/y"), store("s3://b/q"), "Go"),
+            (store("s3://b/q"), None, "Start"),
+            (None, store("s3://b/q"), "Start"),
+            (store("s3://x/y"), store("s3://b/q"), "Start"),
         ] {
             let mut copy = task("a", 0, TaskType::CopyBackups);
             copy.spec.config = Some(TaskConfig {
@@ -513,12 +535,12 @@ mod tests {
                 }),
                 ..TaskConfig::default()
             });
-            assert_eq!(judged(&copy), expected, "{source:?} {target:?}");
+            assert_eq!(code(&copy), expected, "{source:?} {target:?}");
         }
     }
 
     #[test]
-    fn no_quorum_refuses_what_needs_one() {
+    fn a_task_that_needs_a_quorum_is_rejected_without_one() {
         let first = PodOutcome {
             ended: true,
             exit_code: Some(69),
@@ -528,46 +550,45 @@ mod tests {
         };
         for &type_ in TaskType::VARIANTS {
             let needs = matches!(type_, TaskType::OnDemandSnapshot | TaskType::Maintenance);
-            let refusal = rejected_by(type_, &first);
+            let refusal = failed_precondition(type_, &first);
             assert_eq!(refusal.is_some(), needs, "{type_:?}");
             let mut other = first.clone();
             other.reason = Some("EtcdUnreachable".to_owned());
-            assert_eq!(rejected_by(type_, &other), None);
+            assert_eq!(failed_precondition(type_, &other), None);
         }
     }
 
     #[test]
-    fn exactly_one_is_next_and_all_get_there() {
+    fn one_task_runs_at_a_time_and_all_of_them_run() {
         let seed = crate::seed();
         let mut rng = fastrand::Rng::with_seed(seed);
         for _ in 0..300 {
-            let mut tasks: Vec<EtcdBackupTask> = (0..rng.usize(1..9))
-                .map(|i| {
-                    let (name, created) = (format!("t{i}"), rng.i64(0..4));
-                    match rng.u8(..4) {
-                        0 => snapshot(&name, created, SnapshotType::Full),
-                        1 => snapshot(&name, created, SnapshotType::Delta),
-                        2 => maintenance(&name, created),
-                        _ => task(&name, created, TaskType::VARIANTS[rng.usize(..6)]),
-                    }
-                })
-                .collect();
+            let mut tasks = Vec::new();
+            for i in 0..rng.usize(1..9) {
+                let (name, created) = (format!("t{i}"), rng.i64(0..4));
+                tasks.push(match rng.u8(..4) {
+                    0 => snapshot(&name, created, SnapshotType::Full),
+                    1 => snapshot(&name, created, SnapshotType::Delta),
+                    2 => maintenance(&name, created),
+                    _ => task(&name, created, TaskType::VARIANTS[rng.usize(..6)]),
+                });
+            }
             let mut ended = Vec::new();
             for round in 0..100 {
                 let late = Some("late").filter(|_| round < 5 && rng.bool());
-                let judged = all(&tasks, late);
+                let admissions = admissions_of(&tasks, late);
                 let runs = tasks
                     .iter()
                     .filter(|t| state(t) == TaskState::InProgress)
                     .count();
                 let go: Vec<usize> = (0..tasks.len())
-                    .filter(|&i| state(&tasks[i]) == TaskState::Pending && judged[i] == "Go")
+                    .filter(|&i| state(&tasks[i]) == TaskState::Pending && admissions[i] == "Start")
                     .collect();
-                assert!(go.len() + runs <= 1, "{judged:?}");
-                // Each reconciles in its own time.
+                assert!(go.len() + runs <= 1, "{admissions:?}");
+                // Any task may be the next one to change.
                 let i = rng.usize(..tasks.len());
-                let next = match (state(&tasks[i]), judged[i]) {
-                    (TaskState::Pending, "Go") => TaskState::InProgress,
+                let next = match (state(&tasks[i]), admissions[i]) {
+                    (TaskState::Pending, "Start") => TaskState::InProgress,
                     (TaskState::Pending, "DuplicateTask" | "InvalidConfig") => TaskState::Rejected,
                     (TaskState::InProgress, _) => {
                         ended.push(tasks[i].name_any());

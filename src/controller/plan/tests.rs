@@ -1,4 +1,4 @@
-//! Plans of what is observed, without any server.
+//! Plans of observed policies and tasks, without a server.
 
 use super::*;
 use crate::controller::api::{
@@ -67,8 +67,8 @@ fn observed(policy: EtcdBackupPolicy) -> Observed {
     }
 }
 
-/// One whose deltas cross the threshold.
-fn crossed() -> Observed {
+/// A policy whose deltas reach the threshold.
+fn with_threshold_reached() -> Observed {
     Observed {
         facts: LeaseFacts::read(
             Some(&druid("100", Some(at(50)))),
@@ -95,31 +95,31 @@ fn task(name: &str, type_: TaskType) -> Arc<EtcdBackupTask> {
     Arc::new(task)
 }
 
-/// The plan if every turn is granted.
+/// Returns the plan if every slot is granted.
 fn plan_of(observed: &Observed, options: &Options) -> Plan {
-    let decided = decide(observed, options, at(60));
-    let wanted = decided.wanted().into_iter();
-    let turns = wanted.map(|w| (w.job, Answer::Granted)).collect();
-    decided.plan(&turns)
+    let decisions = decide(observed, options, at(60));
+    let requests = decisions.slot_requests().into_iter();
+    let slots = requests.map(|r| (r.job, SlotDecision::Granted)).collect();
+    decisions.plan(&slots)
 }
 
-/// The same once everything that was planned has been tried.
+/// Returns the plan after all actions of the first one were tried.
 fn planned_again(observed: &mut Observed, options: &Options) -> Plan {
     let tried = plan_of(observed, options).actions.into_iter();
     observed
         .attempted
         .extend(tried.map(|action| AttemptedAction {
-            action: action.what(),
+            action: action.description(),
             refusal: None,
         }));
     plan_of(observed, options)
 }
 
-fn what(plan: &Plan) -> Vec<String> {
-    plan.actions.iter().map(Action::what).collect()
+fn actions(plan: &Plan) -> Vec<String> {
+    plan.actions.iter().map(Action::description).collect()
 }
 
-/// A condition's status and reason.
+/// Returns the status and the reason of a condition.
 fn condition(plan: &Plan, type_: &str) -> Option<(ConditionStatus, String)> {
     let status = &plan.policy.as_ref()?.status;
     let condition = status.conditions.iter().find(|c| c.type_ == type_)?;
@@ -135,7 +135,7 @@ fn objects_come_before_the_status() {
     let mut observed = observed(policy());
     let plan = plan_of(&observed, &options());
     assert_eq!(
-        what(&plan),
+        actions(&plan),
         [
             "create Lease p-full-snap",
             "create Lease p-delta-snap",
@@ -143,7 +143,7 @@ fn objects_come_before_the_status() {
         ]
     );
     let plan = planned_again(&mut observed, &options());
-    assert_eq!(what(&plan), Vec::<String>::new());
+    assert_eq!(actions(&plan), Vec::<String>::new());
     assert_eq!(
         condition(&plan, "Ready"),
         is(ConditionStatus::True, "InOrder")
@@ -154,32 +154,32 @@ fn objects_come_before_the_status() {
         claimed,
         [(Claimed::Store, "S3://bucket/p"), (Claimed::Leases, "p")]
     );
-    // The account of all namespaces is the controller's to make.
+    // If the controller watches all namespaces, it makes the ServiceAccount of the Jobs.
     let everywhere = Options {
         namespaces: Vec::new(),
         ..options()
     };
     observed.attempted.clear();
-    let first = what(&plan_of(&observed, &everywhere)).swap_remove(0);
+    let first = actions(&plan_of(&observed, &everywhere)).swap_remove(0);
     assert_eq!(first, "make the ServiceAccount deltafold-jobs");
 }
 
 #[test]
-fn what_is_not_allowed_is_not_begun_and_not_ended() {
+fn a_policy_that_is_not_allowed_is_not_started_and_not_stopped() {
     let mut new = observed(on_a_node(policy()));
     let plan = plan_of(&new, &options());
-    assert_eq!(what(&plan), Vec::<String>::new());
+    assert_eq!(actions(&plan), Vec::<String>::new());
     assert_eq!(
         condition(&plan, "Ready"),
         is(ConditionStatus::False, "NotAllowed")
     );
-    // That the same was looked at before makes it no better.
+    // A second reconciliation refuses it as well.
     let mut refused = on_a_node(policy());
     refused.status = plan.policy.map(|p| p.status);
     new.policy = Some(Arc::new(refused));
-    assert_eq!(what(&plan_of(&new, &options())), Vec::<String>::new());
+    assert_eq!(actions(&plan_of(&new, &options())), Vec::<String>::new());
 
-    // 0.1 carried it out.
+    // Version 0.1 carried it out.
     let mut before = on_a_node(policy());
     before.status = Some(EtcdBackupPolicyStatus {
         observed_generation: Some(1),
@@ -194,7 +194,7 @@ fn what_is_not_allowed_is_not_begun_and_not_ended() {
         ..EtcdBackupPolicyStatus::default()
     });
     let mut goes_on = observed(before.clone());
-    assert!(what(&plan_of(&goes_on, &options())).contains(&"apply CronJob p-full".to_owned()));
+    assert!(actions(&plan_of(&goes_on, &options())).contains(&"apply CronJob p-full".to_owned()));
     let plan = planned_again(&mut goes_on, &options());
     assert_eq!(
         condition(&plan, "Ready"),
@@ -212,7 +212,7 @@ fn what_is_not_allowed_is_not_begun_and_not_ended() {
     changed.metadata.generation = Some(2);
     for (policy, options) in [(before, strict), (changed, options())] {
         let plan = plan_of(&observed(policy), &options);
-        assert_eq!(what(&plan), Vec::<String>::new());
+        assert_eq!(actions(&plan), Vec::<String>::new());
         assert_eq!(
             condition(&plan, "Ready"),
             is(ConditionStatus::False, "NotAllowed")
@@ -235,7 +235,7 @@ fn what_is_not_allowed_is_not_begun_and_not_ended() {
 }
 
 #[test]
-fn who_shares_a_place_is_warned_or_waits() {
+fn a_policy_with_a_shared_store_is_warned_or_waits() {
     let mut shared = observed(policy());
     shared.is_shared = true;
     let plan = planned_again(&mut shared, &options());
@@ -247,7 +247,7 @@ fn who_shares_a_place_is_warned_or_waits() {
         condition(&plan, "Ready"),
         is(ConditionStatus::True, "InOrder")
     );
-    let mut second = crossed();
+    let mut second = with_threshold_reached();
     second
         .claim_holders
         .push((Claimed::Store, "first".to_owned()));
@@ -255,8 +255,8 @@ fn who_shares_a_place_is_warned_or_waits() {
     let suspended = plan.actions.iter().any(
         |a| matches!(a, Action::Apply(desired, _) if desired.object["spec"]["suspend"] == true),
     );
-    assert!(suspended, "{:?}", what(&plan));
-    assert!(!what(&plan).iter().any(|w| w.starts_with("create Job")));
+    assert!(suspended, "{:?}", actions(&plan));
+    assert!(!actions(&plan).iter().any(|w| w.starts_with("create Job")));
     let plan = planned_again(&mut second, &options());
     assert_eq!(
         condition(&plan, "Ready"),
@@ -267,50 +267,46 @@ fn who_shares_a_place_is_warned_or_waits() {
 }
 
 #[test]
-fn a_crossed_threshold_waits_for_its_turn_and_goes_before_a_task() {
-    let mut observed = crossed();
+fn a_threshold_waits_for_a_slot_and_goes_before_a_task() {
+    let mut observed = with_threshold_reached();
     observed.tasks = vec![task("fold", TaskType::OnDemandCompaction)];
     let usual = options();
-    let decided = decide(&observed, &usual, at(60));
-    let wanted = decided.wanted();
-    assert_eq!(wanted.len(), 1, "{wanted:?}");
-    let job = wanted[0].job.1.clone();
-    assert!(job.starts_with("p-compact-"), "{job}");
-    let waits = Answer::Wait {
+    let decisions = decide(&observed, &usual, at(60));
+    let requests = decisions.slot_requests();
+    assert_eq!(requests.len(), 1, "{requests:?}");
+    let job = requests[0].job.clone();
+    assert!(job.1.starts_with("p-compact-"), "{job:?}");
+    let created = create_job_description(&job.1);
+    let wait = SlotDecision::Wait {
         reason: "others are first".to_owned(),
         freeze: None,
     };
-    let plan = decided.plan(&[(wanted[0].job.clone(), waits)].into());
-    assert!(!what(&plan).contains(&creates(&job)));
+    let plan = decisions.plan(&[(job, wait)].into());
+    assert!(!actions(&plan).contains(&created));
     let plan = plan_of(&observed, &options());
-    assert!(what(&plan).contains(&creates(&job)));
-    let waits = &plan.tasks[0].status;
-    assert_eq!(waits.state, TaskState::Pending);
-    assert!(
-        waits
-            .last_operation
-            .as_ref()
-            .unwrap()
-            .reason
-            .starts_with("Queued")
-    );
+    assert!(actions(&plan).contains(&created));
+    let status = &plan.tasks[0].status;
+    assert_eq!(status.state, TaskState::Pending);
+    let operation = status.last_operation.as_ref().unwrap();
+    assert!(operation.reason.starts_with("Queued"));
 
-    // It is not taken: the condition tells, and it is not tried twice in one look.
+    // The Job is refused: the condition reports it, and the reconciliation does not try again.
     observed.attempted.push(AttemptedAction {
-        action: creates(&job),
+        action: created,
         refusal: Some(Refusal {
             reason: "JobRefused",
             message: "over the quota".to_owned(),
             is_final: false,
         }),
     });
-    assert!(decide(&observed, &options(), at(60)).wanted().is_empty());
+    let decisions = decide(&observed, &usual, at(60));
+    assert!(decisions.slot_requests().is_empty());
     let plan = plan_of(&observed, &options());
     assert_eq!(
         condition(&plan, "CompactionHealthy"),
         is(ConditionStatus::False, "JobRefused")
     );
-    // The rest of the policy is in order.
+    // The policy itself is Ready.
     assert_eq!(
         condition(&plan, "Ready"),
         is(ConditionStatus::True, "InOrder")
@@ -318,13 +314,14 @@ fn a_crossed_threshold_waits_for_its_turn_and_goes_before_a_task() {
 }
 
 #[test]
-fn a_task_has_its_reasons() {
+fn a_refused_job_makes_its_task_wait_or_end() {
     let mut observed = observed(policy());
     observed.tasks = vec![task("check", TaskType::Verify)];
-    let wanted = decide(&observed, &options(), at(60)).wanted();
-    assert_eq!(wanted[0].job.1, "check-uid-of-c");
-    let job = creates(&wanted[0].job.1);
-    assert!(what(&plan_of(&observed, &options())).contains(&job));
+    let usual = options();
+    let requests = decide(&observed, &usual, at(60)).slot_requests();
+    assert_eq!(requests[0].job.1, "check-uid-of-c");
+    let job = create_job_description(&requests[0].job.1);
+    assert!(actions(&plan_of(&observed, &options())).contains(&job));
     for (is_final, state, word) in [
         (true, TaskState::Rejected, "JobRefused"),
         (false, TaskState::Pending, "JobRefused"),
@@ -349,7 +346,7 @@ fn a_task_has_its_reasons() {
                 .starts_with(word)
         );
     }
-    // Without a policy it waits, and is refused later.
+    // Without its policy the task is rejected after a minute.
     observed.policy = None;
     observed.attempted.clear();
     let plan = plan_of(&observed, &options());

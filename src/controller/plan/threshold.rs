@@ -1,826 +1,379 @@
-//! When the deltas are folded: events, bytes or age since the last full cross a threshold.
+//! When a compaction starts: events, bytes or age since the last full snapshot reach a threshold.
 //!
-//! A pure decision on the Leases, the last attempt and now, with its reason in words. It starts nothing:
-//! `compaction` does, and asks it again whenever something has changed.
+//! A pure decision from the snapshot Leases, the last attempt and the time, with its reason in words. Creates
+//! no Job. Called by `compaction` in each reconciliation.
 
 use crate::backup::Kind;
 use crate::controller::api::{CompactionSpec, LastCompaction, RunState};
 use crate::controller::observe::leases::LeaseFacts;
 use crate::controller::observe::outcome::{self, DEADLINE_EXCEEDED};
-use crate::controller::times::{delta, later, shown};
+use crate::controller::times::{later, rfc3339, time_delta};
 use chrono::{DateTime, TimeDelta, Utc};
 
-/// After the first failure; twice as long after each further one.
+/// The back-off after the first failure. It doubles with each further failure.
 const FIRST_BACK_OFF: TimeDelta = TimeDelta::minutes(1);
-/// No longer than this.
 const LONGEST_BACK_OFF: TimeDelta = TimeDelta::hours(1);
 
 /// What starts a compaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
 pub enum Trigger {
-    /// Revisions since the last full.
+    /// The number of revisions since the last full snapshot.
     EventsThreshold,
-    /// Bytes of deltas since the last full.
+    /// The bytes of the deltas since the last full snapshot.
     SizeThreshold,
-    /// The age of the last full.
+    /// The age of the last full snapshot.
     AgeThreshold,
-    /// So many revisions that they are not folded any more.
+    /// So many revisions that a full snapshot of the live etcd costs less than a compaction.
     FullSnapshotThreshold,
-    /// A compaction before took too long.
+    /// An earlier compaction of the same chain exceeded its deadline.
     DeadlineExceeded,
 }
 
 impl Trigger {
-    /// As the API has it.
+    /// Returns the name that statuses and annotations have.
     pub fn as_str(self) -> &'static str {
         self.into()
     }
 }
 
-/// What else is known of a policy at this moment.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Backoff {
-    /// A Job of a threshold, or of a compaction task, that has not ended.
-    pub running: Option<String>,
-    /// When something that Jobs depend on was last seen to come back or to be mended: an endpoint that became
-    /// ready, a policy that was changed.
+/// The facts that decide whether a Job starts.
+#[derive(Debug, Clone, Copy)]
+pub struct Inputs<'a> {
+    /// The thresholds of the policy.
+    pub spec: &'a CompactionSpec,
+    /// Whether the policy is suspended.
+    pub is_suspended: bool,
+    /// Whether the policy names an etcd, so that a full snapshot is possible.
+    pub has_etcd: bool,
+    /// The contents of the snapshot Leases.
+    pub facts: &'a LeaseFacts,
+    /// The last compaction, or full snapshot in its place, that a threshold started.
+    pub last: Option<&'a LastCompaction>,
+    /// An unfinished Job of a threshold or of a compaction task.
+    pub running_job: Option<&'a str>,
+    /// When the controller last saw a cause of failures end: an endpoint became ready, or the policy was
+    /// changed.
     pub recovered_at: Option<DateTime<Utc>>,
 }
 
-/// What is to be done.
+/// A Job that is due.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Decision {
-    /// Nothing, until something changes.
-    Nothing {
-        /// Why.
-        reason: String,
-        /// When time alone can change that.
-        look_again: Option<DateTime<Utc>>,
-    },
-    /// A Job.
-    Start {
-        /// What crossed.
-        trigger: Trigger,
-        /// A full snapshot of the live etcd instead of a compaction.
-        full_snapshot: bool,
-        /// Why.
-        reason: String,
-        /// How many Jobs since the last full have failed in a row before this one. The same status and the same
-        /// attempt are the same Job.
-        attempt: i32,
-        /// Revisions since the last full.
-        events: i64,
-    },
+pub struct JobStart {
+    /// The threshold that is reached.
+    pub trigger: Trigger,
+    /// Whether the Job takes a full snapshot of the live etcd instead of a compaction.
+    pub full_snapshot: bool,
+    /// Why the Job is due, for Events.
+    pub reason: String,
+    /// How many Jobs have failed in a row since the last full snapshot. Together with the revisions of the
+    /// Leases it identifies the Job: the same values give the same name.
+    pub attempt: i32,
+    /// The revisions since the last full snapshot.
+    pub events: i64,
 }
 
-/// The full that events, bytes and age are counted from.
-struct Base {
+/// Why no Job is due.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotDue {
+    /// The reason, for the log.
+    pub reason: String,
+    /// When a Job may be due without any change; `None` if only a change can make one due.
+    pub requeue_at: Option<DateTime<Utc>>,
+}
+
+impl NotDue {
+    /// No Job is due before something changes.
+    pub fn until_a_change(reason: impl Into<String>) -> NotDue {
+        NotDue {
+            reason: reason.into(),
+            requeue_at: None,
+        }
+    }
+}
+
+/// The full snapshot that events, bytes and age are counted from.
+struct BaseSnapshot {
     revision: i64,
     time: Option<DateTime<Utc>>,
-    bytes: Option<i64>,
-    what: String,
+    /// The bytes of the deltas after it, if known.
+    delta_bytes: Option<i64>,
+    description: String,
 }
 
-/// What crossed a threshold, or when the age can.
-enum Crossing {
-    Crossed(Trigger, String),
-    Not(String, Option<DateTime<Utc>>),
-}
-
-/// Whether a Job is to be started, and which.
+/// Decides whether a Job is due.
 ///
-/// Never while one runs, and never again on a status of the Leases that has not moved since the last attempt:
-/// but for one that failed because something did not answer. That one is tried again after 1, 2, 4 minutes and so on
-/// up to an hour, and at once when the status moves or what it depends on comes back. After other failures both are
-/// needed, a status that has moved and that pause, unless there is a new full.
-pub fn decide(
-    spec: &CompactionSpec,
-    suspended: bool,
-    has_etcd: bool,
-    facts: &LeaseFacts,
-    last: Option<&LastCompaction>,
-    waiting: &Backoff,
-    now: DateTime<Utc>,
-) -> Decision {
-    let nothing = |reason: String| Decision::Nothing {
-        reason,
-        look_again: None,
-    };
-    if suspended {
-        return nothing("the policy is suspended".to_owned());
-    }
-    if !spec.enabled {
-        return nothing("compaction is not enabled".to_owned());
-    }
-    if let Some(job) = &waiting.running {
-        return nothing(format!("the Job {job} runs"));
-    }
-    if let Some(last) = last.filter(|l| l.run.state == RunState::Running) {
-        return nothing(format!("the Job {} runs", last.job_name));
-    }
+/// - While a Job runs, no other one starts.
+/// - Two Jobs never start for the same revisions of the Leases, with one exception: if the first failed
+///   because the store, etcd or Kubernetes did not respond, it is retried after 1, 2, 4 … 60 minutes. It is
+///   retried at once if the Leases move or the cause of the failure ends.
+/// - After any other failure the next Job waits for both: the Leases must move, and the back-off must end.
+/// - A new full snapshot ends all back-offs.
+pub fn decide(inputs: &Inputs<'_>, now: DateTime<Utc>) -> Result<JobStart, NotDue> {
+    check_idle(inputs)?;
+    let Inputs { facts, last, .. } = *inputs;
     let Some((full, newest)) = facts.revisions() else {
         let missing = match facts.full {
             None => "no full snapshot",
             Some(_) => "no delta snapshot",
         };
-        return nothing(format!("the Leases tell of {missing} yet"));
+        return Err(NotDue::until_a_change(format!(
+            "the snapshot Leases report {missing} yet"
+        )));
     };
-    let base = base(facts, full, last);
+    let base = base_snapshot(facts, full, last);
     let events = (newest - base.revision).max(0);
     if events == 0 {
-        return nothing(format!("nothing has come after {}", base.what));
+        return Err(NotDue::until_a_change(format!(
+            "there are no events after {}",
+            base.description
+        )));
     }
-    let (trigger, crossed) = match crossing(spec, &base, events, now) {
-        Crossing::Crossed(trigger, crossed) => (trigger, crossed),
-        Crossing::Not(reason, look_again) => return Decision::Nothing { reason, look_again },
-    };
-    let same = last.filter(|l| (l.full_revision, l.delta_revision) == (full, newest));
+    let (trigger, reached) = reached_threshold(inputs.spec, &base, events, now)?;
+
+    let has_moved = last.is_none_or(|l| (l.full_revision, l.delta_revision) != (full, newest));
     let failed = last.filter(|l| l.run.state == RunState::Failed);
-    if let Some(last) = same.filter(|_| failed.is_none()) {
-        return nothing(format!(
-            "{crossed}, but the Leases have not moved since {} was started",
+    if let Some(last) = last
+        && failed.is_none()
+        && !has_moved
+    {
+        return Err(NotDue::until_a_change(format!(
+            "{reached}, but the Leases have not moved since the Job {} was started",
             last.job_name
-        ));
+        )));
     }
-    // A new full makes another beginning.
+    // Failures before a new full snapshot do not count.
     let failed = failed.filter(|l| l.full_revision == full);
-    let attempt = failed.map_or(0, |l| l.failures.max(1));
-    let late = |l: &LastCompaction| l.run.reason.as_deref() == Some(DEADLINE_EXCEEDED);
-    let was_late = failed.is_some_and(|l| {
-        late(l) || l.full_snapshot && l.trigger == Trigger::DeadlineExceeded.as_str()
-    });
-    // A full snapshot in its place is another thing to try: no pause is needed before it.
-    let other_way = has_etcd && failed.is_some_and(|l| late(l) && !l.full_snapshot);
-    if let Some(last) = failed {
-        let unreachable = outcome::is_unreachable(&last.run);
-        let has_moved = same.is_none();
-        let why = outcome::failure_text(&last.run);
-        let job = &last.job_name;
-        if !has_moved && !unreachable {
-            return nothing(format!(
-                "{crossed}, but {job} failed ({why}), and the Leases have not moved since it was started"
-            ));
-        }
-        let waits = match unreachable {
-            true => !has_moved,
-            false => !other_way,
-        };
-        if let Some(due) = due(last, waiting, now).filter(|_| waits) {
-            return Decision::Nothing {
-                reason: format!(
-                    "{crossed}, but {job} failed ({why}): the next attempt is at {}",
-                    shown(due)
-                ),
-                look_again: Some(due),
-            };
-        }
+    if let Some(failed) = failed {
+        check_retry(inputs, failed, has_moved, &reached, now)?;
     }
-    let too_late = match was_late {
-        true => "a compaction before was ended by its deadline",
-        false => "too many to be folded",
-    };
-    let wants_full = was_late || trigger == Trigger::FullSnapshotThreshold;
-    let (trigger, reason) = match (wants_full, has_etcd) {
-        (false, _) => (trigger, crossed),
-        (true, true) => {
-            let trigger = match was_late {
-                true => Trigger::DeadlineExceeded,
-                false => trigger,
-            };
-            (
-                trigger,
-                format!("{crossed}; {too_late}: a full snapshot is taken instead"),
-            )
-        }
-        (true, false) => (
-            trigger,
-            format!(
-                "{crossed}; {too_late}, and the policy has no etcd to take a full snapshot of: they are folded all the same"
-            ),
-        ),
-    };
-    Decision::Start {
+    let mut start = JobStart {
         trigger,
-        full_snapshot: wants_full && has_etcd,
-        reason,
-        attempt,
+        full_snapshot: false,
+        reason: reached,
+        attempt: failed.map_or(0, |l| l.failures.max(1)),
         events,
+    };
+    let deadline_was_exceeded = failed.is_some_and(|l| {
+        exceeded_deadline(l) || l.full_snapshot && l.trigger == Trigger::DeadlineExceeded.as_str()
+    });
+    if deadline_was_exceeded {
+        let why = "the compaction before exceeded its deadline";
+        start.replace_by_full_snapshot(Trigger::DeadlineExceeded, why, inputs.has_etcd);
+    } else if trigger == Trigger::FullSnapshotThreshold {
+        let why = "these are too many to compact";
+        start.replace_by_full_snapshot(trigger, why, inputs.has_etcd);
+    }
+    Ok(start)
+}
+
+impl JobStart {
+    /// Takes a full snapshot instead of a compaction, if the policy has an etcd.
+    fn replace_by_full_snapshot(&mut self, trigger: Trigger, why: &str, has_etcd: bool) {
+        let reached = &self.reason;
+        if has_etcd {
+            self.reason = format!("{reached}; {why}, so a full snapshot is taken instead");
+            self.trigger = trigger;
+            self.full_snapshot = true;
+        } else {
+            self.reason = format!(
+                "{reached}; {why}, but the policy has no etcd.endpoints for a full snapshot, so they are compacted"
+            );
+        }
     }
 }
 
-/// Which full to count from: that of the Leases, or what the last compaction made of it where no Lease tells so.
-fn base(facts: &LeaseFacts, full: i64, last: Option<&LastCompaction>) -> Base {
-    let told = facts.annotated_base.unwrap_or(0);
-    let by_lease = match &facts.full {
-        Some(fact) if full >= told => Base {
-            revision: full,
-            time: fact.time.or(fact.renewed),
-            bytes: facts.accumulated_bytes,
-            what: format!("the full snapshot at revision {full}"),
-        },
-        _ => Base {
-            revision: full.max(told),
-            time: facts
-                .delta
-                .as_ref()
-                .filter(|d| d.kind == Some(Kind::Full))
-                .and_then(|d| d.time),
-            bytes: facts.accumulated_bytes,
-            what: format!("the full snapshot at revision {}", full.max(told)),
-        },
+/// Fails if the policy wants no compaction or a Job runs.
+fn check_idle(inputs: &Inputs<'_>) -> Result<(), NotDue> {
+    if inputs.is_suspended {
+        return Err(NotDue::until_a_change("the policy is suspended"));
+    }
+    if !inputs.spec.enabled {
+        return Err(NotDue::until_a_change("compaction is not enabled"));
+    }
+    let last = inputs.last.filter(|l| l.run.state == RunState::Running);
+    let running_job = inputs.running_job.or(last.map(|l| l.job_name.as_str()));
+    match running_job {
+        Some(job) => Err(NotDue::until_a_change(format!("the Job {job} is running"))),
+        None => Ok(()),
+    }
+}
+
+/// Fails if the next attempt after a failed Job is not allowed yet.
+fn check_retry(
+    inputs: &Inputs<'_>,
+    failed: &LastCompaction,
+    has_moved: bool,
+    reached: &str,
+    now: DateTime<Utc>,
+) -> Result<(), NotDue> {
+    let job = &failed.job_name;
+    let why = outcome::failure_text(&failed.run);
+    let is_unreachable = outcome::is_unreachable(&failed.run);
+    if !has_moved && !is_unreachable {
+        return Err(NotDue::until_a_change(format!(
+            "{reached}, but the Job {job} failed ({why}), and the Leases have not moved since it was started"
+        )));
+    }
+    let skips_back_off = if is_unreachable {
+        // The Leases moved, so what was unreachable responds again.
+        has_moved
+    } else {
+        // A full snapshot replaces the compaction that exceeded its deadline: this is no retry of the same
+        // work.
+        inputs.has_etcd && exceeded_deadline(failed) && !failed.full_snapshot
     };
-    let reached = last.filter(|l| counts(l, facts, full)).and_then(|l| {
-        let revision = l.run.revision?;
-        Some((revision, l)).filter(|_| revision > by_lease.revision)
-    });
-    match reached {
-        None => by_lease,
-        Some((revision, last)) => Base {
+    if skips_back_off {
+        return Ok(());
+    }
+    let Some(retry_at) = retry_at(failed, inputs.recovered_at, now) else {
+        return Ok(());
+    };
+    Err(NotDue {
+        reason: format!(
+            "{reached}, but the Job {job} failed ({why}); the next attempt is at {}",
+            rfc3339(retry_at)
+        ),
+        requeue_at: Some(retry_at),
+    })
+}
+
+fn exceeded_deadline(last: &LastCompaction) -> bool {
+    last.run.reason.as_deref() == Some(DEADLINE_EXCEEDED)
+}
+
+/// Returns the newest full snapshot: that of the Leases, or a newer one that the last compaction made and no
+/// Lease reports yet.
+fn base_snapshot(facts: &LeaseFacts, full: i64, last: Option<&LastCompaction>) -> BaseSnapshot {
+    if let Some(last) = last.filter(|l| is_result_valid(l, facts, full))
+        && let Some(revision) = last.run.revision
+        && revision > full.max(facts.annotated_base.unwrap_or(0))
+    {
+        return BaseSnapshot {
             revision,
             time: last.run.completion_time,
-            // Those of the Leases count from an older full.
-            bytes: None,
-            what: format!(
-                "the full snapshot at revision {revision} that {} made",
+            // The Leases count from an older full snapshot.
+            delta_bytes: None,
+            description: format!(
+                "the full snapshot at revision {revision} of the Job {}",
                 last.job_name
             ),
-        },
+        };
+    }
+    let base_of_deltas = facts.annotated_base.unwrap_or(0);
+    let revision = full.max(base_of_deltas);
+    let full_time = match &facts.full {
+        Some(fact) if full >= base_of_deltas => fact.time.or(fact.renewed),
+        // Only the delta Lease reports the newest full snapshot; it has its time if no delta came after it.
+        _ => {
+            let newest = facts.delta.as_ref();
+            let newest_full = newest.filter(|d| d.kind == Some(Kind::Full));
+            newest_full.and_then(|d| d.time)
+        }
+    };
+    BaseSnapshot {
+        revision,
+        time: full_time,
+        delta_bytes: facts.accumulated_bytes,
+        description: format!("the full snapshot at revision {revision}"),
     }
 }
 
-/// Whether what the last compaction reached still counts: not where the cluster was set back since.
-fn counts(last: &LastCompaction, facts: &LeaseFacts, full: i64) -> bool {
+/// Whether the full snapshot of the last compaction is still part of the history. It is not if the cluster
+/// was restored to an older revision since.
+fn is_result_valid(last: &LastCompaction, facts: &LeaseFacts, full: i64) -> bool {
     let newest = facts.delta.as_ref().map_or(0, |d| d.revision);
-    let reached = last.run.revision.unwrap_or(0);
-    let went_back = full < last.full_revision || newest < last.delta_revision;
-    // A full that was made later, and is at less.
+    let leases_went_back = full < last.full_revision || newest < last.delta_revision;
+    // A full snapshot that was taken after the compaction and is at a lower revision.
+    let result_revision = last.run.revision.unwrap_or(0);
     let ended = last.run.completion_time;
     let renewed = facts.full.as_ref().and_then(|f| f.renewed);
-    let began_anew = full != last.full_revision && full < reached && renewed > ended;
-    last.run.state == RunState::Succeeded && !went_back && !(ended.is_some() && began_anew)
+    let has_later_lower_full =
+        ended.is_some() && full != last.full_revision && full < result_revision && renewed > ended;
+    last.run.state == RunState::Succeeded && !leases_went_back && !has_later_lower_full
 }
 
-fn crossing(spec: &CompactionSpec, base: &Base, events: i64, now: DateTime<Utc>) -> Crossing {
-    let since = &base.what;
-    if let Some(limit) = spec
-        .full_snapshot_threshold
-        .filter(|&limit| events >= limit)
+/// Returns the first threshold that is reached, and a sentence about it.
+fn reached_threshold(
+    spec: &CompactionSpec,
+    base: &BaseSnapshot,
+    events: i64,
+    now: DateTime<Utc>,
+) -> Result<(Trigger, String), NotDue> {
+    let since = &base.description;
+    if let Some(limit) = spec.full_snapshot_threshold
+        && events >= limit
     {
-        return Crossing::Crossed(
+        return Ok((
             Trigger::FullSnapshotThreshold,
-            format!("{events} events since {since} reach fullSnapshotThreshold, {limit}"),
-        );
+            format!("{events} events since {since} reach fullSnapshotThreshold ({limit})"),
+        ));
     }
-    if events >= spec.events_threshold {
-        let limit = spec.events_threshold;
-        return Crossing::Crossed(
+    let limit = spec.events_threshold;
+    if events >= limit {
+        return Ok((
             Trigger::EventsThreshold,
-            format!("{events} events since {since} reach eventsThreshold, {limit}"),
-        );
+            format!("{events} events since {since} reach eventsThreshold ({limit})"),
+        ));
     }
-    // What cannot be read is told by the policy's condition.
-    let limit = spec
-        .size_threshold
-        .as_ref()
-        .and_then(|size| Some(size.value()?.0));
-    if let (Some(limit), Some(bytes)) = (limit, base.bytes)
-        && bytes.unsigned_abs() >= limit
+    // The condition Ready reports a size or an age that cannot be parsed.
+    let size_limit = spec.size_threshold.as_ref().and_then(|size| size.value());
+    if let (Some(limit), Some(bytes)) = (size_limit, base.delta_bytes)
+        && bytes.unsigned_abs() >= limit.0
     {
-        return Crossing::Crossed(
+        let limit = limit.0;
+        return Ok((
             Trigger::SizeThreshold,
-            format!("{bytes} bytes of deltas since {since} reach sizeThreshold, {limit}"),
-        );
+            format!("{bytes} bytes of deltas since {since} reach sizeThreshold ({limit})"),
+        ));
     }
-    let few = format!("{events} events since {since} cross no threshold");
-    let text = spec.age_threshold.as_ref();
-    let limit = text.and_then(|age| Some(delta(age.value()?.0)));
-    let (Some(text), Some(limit), Some(made)) = (text, limit, base.time) else {
-        return Crossing::Not(few, None);
+    let none_reached = |requeue_at| NotDue {
+        reason: format!("{events} events since {since} reach no threshold"),
+        requeue_at,
     };
-    // Another machine's clock may be ahead.
-    let made = made.min(now);
-    let crosses_at = later(made, limit);
-    if crosses_at > now {
-        return Crossing::Not(few, Some(crosses_at));
+    let Some(age_threshold) = &spec.age_threshold else {
+        return Err(none_reached(None));
+    };
+    let (Some(limit), Some(taken)) = (age_threshold.value(), base.time) else {
+        return Err(none_reached(None));
+    };
+    // The clock of the machine that took the snapshot may be ahead.
+    let taken = taken.min(now);
+    let reached_at = later(taken, time_delta(limit.0));
+    if reached_at > now {
+        return Err(none_reached(Some(reached_at)));
     }
-    Crossing::Crossed(
+    Ok((
         Trigger::AgeThreshold,
         format!(
-            "{since} is of {}, and so older than ageThreshold, {}, with {events} events after it",
-            shown(made),
-            text.as_str()
+            "{since} was taken at {}, longer ago than ageThreshold ({}), and {events} events came after it",
+            rfc3339(taken),
+            age_threshold.as_str()
         ),
-    )
+    ))
 }
 
-/// When the next attempt is due after failures; `None` where it is.
-fn due(last: &LastCompaction, waiting: &Backoff, now: DateTime<Utc>) -> Option<DateTime<Utc>> {
-    let ended = last.run.completion_time.or(last.run.start_time)?;
-    if waiting.recovered_at.is_some_and(|at| at > ended) {
+/// Returns when the back-off after a failure ends; `None` if it has ended.
+fn retry_at(
+    failed: &LastCompaction,
+    recovered_at: Option<DateTime<Utc>>,
+    now: DateTime<Utc>,
+) -> Option<DateTime<Utc>> {
+    let ended = failed.run.completion_time.or(failed.run.start_time)?;
+    if recovered_at.is_some_and(|at| at > ended) {
         return None;
     }
-    let pause = back_off(last.failures);
-    let due = later(ended, pause);
-    // A clock that was far ahead then must not hold it up until that time comes.
-    let plausible = ended <= later(now, pause);
-    (due > now && plausible).then_some(due)
+    let pause = back_off(failed.failures);
+    let retry_at = later(ended, pause);
+    // An end far in the future comes from a wrong clock: do not wait for it.
+    let is_plausible = ended <= later(now, pause);
+    (retry_at > now && is_plausible).then_some(retry_at)
 }
 
-/// How long to wait after so many failures in a row.
+/// Returns the back-off after this many failures in a row.
 fn back_off(failures: i32) -> TimeDelta {
     let doublings = failures.saturating_sub(1).clamp(0, 6);
     (FIRST_BACK_OFF * (1 << doublings)).min(LONGEST_BACK_OFF)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::base::TextValue;
-    use crate::controller::api::LastRun;
-    use crate::controller::observe::leases::tests::{at, druid, ours};
-
-    const MINUTE: i64 = 60;
-
-    /// A world in which thresholds are looked at.
-    #[derive(Clone)]
-    struct World {
-        spec: CompactionSpec,
-        suspended: bool,
-        has_etcd: bool,
-        facts: LeaseFacts,
-        last: Option<LastCompaction>,
-        waiting: Backoff,
-    }
-
-    impl World {
-        /// Leases as etcd-druid's, with a threshold of 100 events.
-        fn new(full: i64, newest: i64) -> Self {
-            World {
-                spec: CompactionSpec {
-                    events_threshold: 100,
-                    ..CompactionSpec::default()
-                },
-                suspended: false,
-                has_etcd: true,
-                facts: facts(full, newest),
-                last: None,
-                waiting: Backoff::default(),
-            }
-        }
-
-        fn decide(&self, seconds: i64) -> Decision {
-            decide(
-                &self.spec,
-                self.suspended,
-                self.has_etcd,
-                &self.facts,
-                self.last.as_ref(),
-                &self.waiting,
-                at(seconds),
-            )
-        }
-
-        /// The trigger, whether a full snapshot is taken, and the attempt.
-        fn starts(&self, seconds: i64) -> (Trigger, bool, i32) {
-            match self.decide(seconds) {
-                Decision::Start {
-                    trigger,
-                    full_snapshot,
-                    attempt,
-                    ..
-                } => (trigger, full_snapshot, attempt),
-                Decision::Nothing { reason, .. } => panic!("{reason}"),
-            }
-        }
-
-        /// The reason and the time to look again, in seconds.
-        fn waits(&self, seconds: i64) -> (String, Option<i64>) {
-            match self.decide(seconds) {
-                Decision::Nothing { reason, look_again } => {
-                    (reason, look_again.map(|t| (t - at(0)).num_seconds()))
-                }
-                Decision::Start { reason, .. } => panic!("{reason}"),
-            }
-        }
-
-        /// The last attempt was on this status, and ended at this second.
-        fn ended(&mut self, status: (i64, i64), seconds: i64, run: LastRun) {
-            let failed = run.state == RunState::Failed;
-            self.last = Some(LastCompaction {
-                job_name: "p-compact-1".to_owned(),
-                trigger: "EventsThreshold".to_owned(),
-                full_revision: status.0,
-                delta_revision: status.1,
-                full_snapshot: false,
-                failures: i32::from(failed),
-                run: LastRun {
-                    start_time: Some(at(seconds - 10)),
-                    completion_time: Some(at(seconds)),
-                    ..run
-                },
-            });
-        }
-    }
-
-    fn facts(full: i64, newest: i64) -> LeaseFacts {
-        LeaseFacts::read(
-            Some(&druid(&full.to_string(), Some(at(0)))),
-            Some(&druid(&newest.to_string(), Some(at(0)))),
-        )
-    }
-
-    fn failed(code: i32, reason: &str) -> LastRun {
-        LastRun {
-            state: RunState::Failed,
-            exit_code: Some(code).filter(|c| *c != 0),
-            reason: Some(reason.to_owned()),
-            ..LastRun::default()
-        }
-    }
-
-    fn reached(revision: i64) -> LastRun {
-        LastRun {
-            state: RunState::Succeeded,
-            revision: Some(revision),
-            ..LastRun::default()
-        }
-    }
-
-    #[test]
-    fn events_cross_their_threshold_exactly() {
-        let w = World::new(1000, 1099);
-        let (reason, again) = w.waits(0);
-        assert_eq!(
-            reason,
-            "99 events since the full snapshot at revision 1000 cross no threshold"
-        );
-        assert_eq!(again, None);
-        let w = World::new(1000, 1100);
-        assert_eq!(w.starts(0), (Trigger::EventsThreshold, false, 0));
-        for (w, says) in [
-            (
-                World {
-                    suspended: true,
-                    ..w.clone()
-                },
-                "suspended",
-            ),
-            (
-                World {
-                    spec: CompactionSpec {
-                        enabled: false,
-                        ..w.spec.clone()
-                    },
-                    ..w.clone()
-                },
-                "not enabled",
-            ),
-            (
-                World {
-                    waiting: Backoff {
-                        running: Some("j".to_owned()),
-                        ..Backoff::default()
-                    },
-                    ..w.clone()
-                },
-                "the Job j runs",
-            ),
-            (
-                World {
-                    facts: LeaseFacts::default(),
-                    ..w.clone()
-                },
-                "no full snapshot",
-            ),
-            (
-                World {
-                    facts: LeaseFacts::read(Some(&druid("5", None)), None),
-                    ..w.clone()
-                },
-                "no delta snapshot",
-            ),
-            (
-                World {
-                    facts: facts(1100, 1100),
-                    ..w.clone()
-                },
-                "nothing has come after",
-            ),
-            (
-                World {
-                    facts: facts(1200, 1100),
-                    ..w.clone()
-                },
-                "nothing has come after",
-            ),
-        ] {
-            let (reason, again) = w.waits(0);
-            assert!(reason.contains(says), "{reason}");
-            assert_eq!(again, None);
-        }
-    }
-
-    #[test]
-    fn bytes_and_age_cross_theirs() {
-        let name = ("last-snapshot-name", "Full-00000000-00001000-1790000000");
-        let full = ours("1000", at(0), &[name]);
-        let delta = ours(
-            "1010",
-            at(0),
-            &[
-                ("last-snapshot-name", "Incr-00001001-00001010-1790000060"),
-                ("accumulated-delta-events", "10"),
-                ("accumulated-delta-bytes", "2048"),
-            ],
-        );
-        let mut w = World::new(0, 0);
-        w.facts = LeaseFacts::read(Some(&full), Some(&delta));
-        w.spec.size_threshold = Some(TextValue::of("2Ki"));
-        assert_eq!(w.starts(0), (Trigger::SizeThreshold, false, 0));
-        w.spec.size_threshold = Some(TextValue::of("2049"));
-        assert_eq!(w.waits(0).1, None);
-        w.spec.age_threshold = Some(TextValue::of("1h"));
-        assert_eq!(w.waits(0).1, Some(3600));
-        assert_eq!(w.waits(3599).1, Some(3600));
-        assert_eq!(w.starts(3600), (Trigger::AgeThreshold, false, 0));
-        // The full's time is ahead of the clock: it counts as now.
-        assert_eq!(w.waits(-500).1, Some(3100));
-        // What cannot be read crosses nothing.
-        w.spec.size_threshold = Some(TextValue::of("much"));
-        w.spec.age_threshold = Some(TextValue::of("old"));
-        assert_eq!(w.waits(9999).1, None);
-        // Without deltas after it, no full is too old.
-        w.spec.age_threshold = Some(TextValue::of("1h"));
-        w.facts = facts(1000, 1000);
-        assert_eq!(w.waits(9999).1, None);
-        // etcd-druid's: the age by the renewal, no bytes.
-        w.spec.size_threshold = Some(TextValue::of("1"));
-        w.facts = facts(1000, 1001);
-        assert_eq!(w.starts(3600), (Trigger::AgeThreshold, false, 0));
-    }
-
-    #[test]
-    fn a_full_lease_that_was_not_renewed_gives_no_second_job() {
-        let mut w = World::new(1000, 1200);
-        w.spec.size_threshold = Some(TextValue::of("1"));
-        w.spec.age_threshold = Some(TextValue::of("1h"));
-        w.ended((1000, 1200), 100, reached(1200));
-        assert_eq!(
-            w.waits(200).0,
-            "nothing has come after the full snapshot at revision 1200 that p-compact-1 made"
-        );
-        w.facts = facts(1000, 1250);
-        assert_eq!(w.waits(200).1, Some(3700));
-        assert_eq!(w.starts(3700).0, Trigger::AgeThreshold);
-        w.spec.age_threshold = None;
-        w.facts = facts(1000, 1300);
-        assert_eq!(w.starts(200), (Trigger::EventsThreshold, false, 0));
-        // A full snapshot in its place is ahead of the delta Lease.
-        w.ended((1000, 1200), 100, reached(1290));
-        w.facts = facts(1000, 1280);
-        assert!(w.waits(200).0.contains("nothing has come after"));
-        w.facts = facts(1000, 1389);
-        assert!(w.waits(200).0.contains("cross no threshold"));
-        w.facts = facts(1000, 1390);
-        assert_eq!(w.starts(200).0, Trigger::EventsThreshold);
-    }
-
-    #[test]
-    fn a_cluster_that_was_set_back_counts_from_where_it_is() {
-        let mut w = World::new(1000, 1200);
-        w.ended((1000, 1200), 100, reached(1200));
-        // Both Leases went back, and on again.
-        for (full, newest, crosses) in [
-            (900, 999, false),
-            (900, 1000, true),
-            (900, 1250, true),
-            (1100, 1150, false),
-        ] {
-            w.facts = facts(full, newest);
-            assert_eq!(
-                matches!(w.decide(0), Decision::Start { .. }),
-                crosses,
-                "{full} {newest}"
-            );
-        }
-        // A later full that is at less.
-        w.facts = LeaseFacts::read(
-            Some(&druid("1100", Some(at(500)))),
-            Some(&druid("1210", Some(at(500)))),
-        );
-        assert_eq!(w.starts(600).0, Trigger::EventsThreshold);
-        // One that was begun before the compaction ended.
-        w.facts = LeaseFacts::read(
-            Some(&druid("1100", Some(at(50)))),
-            Some(&druid("1210", Some(at(500)))),
-        );
-        assert!(w.waits(600).0.contains("cross no threshold"));
-    }
-
-    #[test]
-    fn a_status_that_has_not_moved_is_not_tried_again() {
-        let mut w = World::new(1000, 1200);
-        w.ended((1000, 1200), 100, reached(1050));
-        assert!(
-            w.waits(9999)
-                .0
-                .contains("have not moved since p-compact-1 was started")
-        );
-        for run in [
-            failed(65, "CorruptSnapshot"),
-            failed(74, "NoSpace"),
-            failed(75, "LockHeld"),
-            failed(137, "OOMKilled"),
-            failed(0, "Evicted"),
-            failed(0, DEADLINE_EXCEEDED),
-            failed(0, outcome::JOB_DELETED),
-        ] {
-            w.facts = facts(1000, 1200);
-            w.ended((1000, 1200), 100, run.clone());
-            w.waiting.recovered_at = Some(at(5000));
-            let (reason, again) = w.waits(999_999);
-            assert!(reason.contains("have not moved"), "{reason}");
-            assert_eq!(again, None);
-            // It moves: after the pause, or at once where there is a new full.
-            w.waiting.recovered_at = None;
-            w.facts = facts(1000, 1201);
-            if run.reason.as_deref() != Some(DEADLINE_EXCEEDED) {
-                assert_eq!(w.waits(110).1, Some(160), "{run:?}");
-                w.waiting.recovered_at = Some(at(105));
-                assert_eq!(w.starts(110).2, 1);
-                w.waiting.recovered_at = None;
-                assert_eq!(w.starts(160).2, 1);
-            }
-            w.facts = facts(1001, 1201);
-            assert_eq!(
-                w.starts(110),
-                (Trigger::EventsThreshold, false, 0),
-                "{run:?}"
-            );
-        }
-    }
-
-    #[test]
-    fn what_did_not_answer_is_tried_again_later_and_at_once_when_it_is_back() {
-        let mut w = World::new(1000, 1200);
-        for (failures, pause) in [
-            (1, 1),
-            (2, 2),
-            (3, 4),
-            (4, 8),
-            (5, 16),
-            (6, 32),
-            (7, 60),
-            (8, 60),
-            (i32::MAX, 60),
-        ] {
-            w.ended((1000, 1200), 100, failed(69, "StoreUnreachable"));
-            w.last.as_mut().unwrap().failures = failures;
-            let due = 100 + pause * MINUTE;
-            let (reason, again) = w.waits(due - 1);
-            assert_eq!(again, Some(due), "{failures}");
-            assert!(reason.contains("StoreUnreachable"), "{reason}");
-            assert_eq!(w.starts(due), (Trigger::EventsThreshold, false, failures));
-            // A Lease moves.
-            let moved = World {
-                facts: facts(1000, 1201),
-                ..w.clone()
-            };
-            assert_eq!(moved.starts(101).2, failures);
-            // An endpoint becomes ready; that it was so before the Job failed tells nothing.
-            w.waiting.recovered_at = Some(at(99));
-            assert_eq!(w.waits(101).1, Some(due));
-            w.waiting.recovered_at = Some(at(101));
-            assert_eq!(w.starts(101).2, failures);
-            w.waiting.recovered_at = None;
-        }
-        // Also of a Pod whose code is not known.
-        w.ended((1000, 1200), 100, failed(0, "KubernetesUnreachable"));
-        assert_eq!(w.waits(101).1, Some(160));
-        assert_eq!(w.starts(160).2, 1);
-        // A clock that was a year ahead, or is a little behind.
-        w.ended((1000, 1200), 365 * 86_400, failed(69, "StoreUnreachable"));
-        assert_eq!(w.starts(0).2, 1);
-        w.ended((1000, 1200), 30, failed(69, "StoreUnreachable"));
-        assert_eq!(w.waits(0).1, Some(90));
-    }
-
-    #[test]
-    fn a_full_snapshot_is_taken_instead_where_folding_took_too_long_or_would() {
-        let mut w = World::new(1000, 1200);
-        w.spec.full_snapshot_threshold = Some(200);
-        assert_eq!(w.starts(0), (Trigger::FullSnapshotThreshold, true, 0));
-        w.has_etcd = false;
-        assert_eq!(w.starts(0), (Trigger::FullSnapshotThreshold, false, 0));
-        let Decision::Start { reason, .. } = w.decide(0) else {
-            unreachable!()
-        };
-        assert!(reason.contains("has no etcd"), "{reason}");
-        // After a deadline: at once, when the status has moved.
-        w.has_etcd = true;
-        w.spec.full_snapshot_threshold = None;
-        w.ended((1000, 1200), 100, failed(0, DEADLINE_EXCEEDED));
-        w.facts = facts(1000, 1201);
-        assert_eq!(w.starts(101), (Trigger::DeadlineExceeded, true, 1));
-        w.has_etcd = false;
-        assert_eq!(w.waits(101).1, Some(160));
-        assert_eq!(w.starts(160), (Trigger::EventsThreshold, false, 1));
-        // The full snapshot fails: it is tried again, after the pause.
-        w.has_etcd = true;
-        for run in [failed(74, "NoSpace"), failed(0, DEADLINE_EXCEEDED)] {
-            w.ended((1000, 1201), 200, run);
-            let last = w.last.as_mut().unwrap();
-            (last.full_snapshot, last.failures) = (true, 2);
-            last.trigger = "DeadlineExceeded".to_owned();
-            w.facts = facts(1000, 1202);
-            assert_eq!(w.waits(201).1, Some(320));
-            assert_eq!(w.starts(320), (Trigger::DeadlineExceeded, true, 2));
-        }
-        // It succeeded: the next crossing is a compaction's again.
-        w.ended((1000, 1202), 400, reached(1300));
-        w.facts = facts(1300, 1400);
-        assert_eq!(w.starts(401), (Trigger::EventsThreshold, false, 0));
-    }
-
-    #[test]
-    fn a_job_that_runs_is_waited_for() {
-        let mut w = World::new(1000, 1200);
-        w.ended((1000, 1200), 100, LastRun::default());
-        w.facts = facts(1000, 2000);
-        assert_eq!(
-            w.waits(999_999),
-            ("the Job p-compact-1 runs".to_owned(), None)
-        );
-    }
-
-    #[test]
-    fn any_lease_and_any_past_gives_a_decision_that_holds_the_rules() {
-        let seed = crate::seed();
-        let mut rng = fastrand::Rng::with_seed(seed);
-        let odd = [
-            i64::MIN,
-            -1,
-            0,
-            1,
-            5,
-            1000,
-            1100,
-            1200,
-            i64::MAX - 1,
-            i64::MAX,
-        ];
-        for _ in 0..20_000 {
-            let mut number = || odd[rng.usize(..odd.len())];
-            let holders = [number(), number()];
-            let status = (number(), number());
-            let run_revision = number();
-            let failures = number() as i32;
-            let mut w = World::new(1, 1);
-            let time = |n: i64| DateTime::from_timestamp(n % 200_000_000_000, 0);
-            w.facts = LeaseFacts::read(
-                Some(&druid(&holders[0].to_string(), time(number() / 1000))),
-                Some(&druid(&holders[1].to_string(), None)),
-            );
-            let states = [RunState::Running, RunState::Succeeded, RunState::Failed];
-            let state = states[rng.usize(..3)];
-            let run = LastRun {
-                state,
-                exit_code: [None, Some(65), Some(69), Some(74)][rng.usize(..4)],
-                revision: Some(run_revision).filter(|_| rng.bool()),
-                reason: Some(DEADLINE_EXCEEDED.to_owned()).filter(|_| rng.bool()),
-                ..LastRun::default()
-            };
-            w.ended(status, rng.i64(-1_000_000_000..1_000_000_000), run);
-            let last = w.last.as_mut().unwrap();
-            last.failures = failures;
-            last.full_snapshot = rng.bool();
-            w.has_etcd = rng.bool();
-            w.spec.age_threshold = Some(TextValue::of("1h")).filter(|_| rng.bool());
-            w.spec.full_snapshot_threshold = Some(1).filter(|_| rng.bool());
-            let decision = w.decide(0);
-            let same = w.facts.revisions() == Some(status);
-            if let Decision::Start {
-                attempt,
-                full_snapshot,
-                events,
-                ..
-            } = &decision
-            {
-                assert_ne!(state, RunState::Running);
-                assert!(*attempt >= 0 && *events > 0);
-                assert!(w.has_etcd || !full_snapshot);
-                let last = w.last.as_ref().unwrap();
-                assert!(!same || outcome::is_unreachable(&last.run), "{decision:?}");
-                // Another name than the one before it.
-                assert!(!same || *attempt > 0, "{decision:?}");
-            }
-            if let Decision::Nothing {
-                look_again: Some(again),
-                ..
-            } = &decision
-            {
-                assert!(*again > at(0), "{decision:?}");
-            }
-        }
-    }
-}
+mod tests;
